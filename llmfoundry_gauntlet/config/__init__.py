@@ -1,0 +1,1 @@
+"""Tasks, gauntlets and settings from YAML into frozen dataclasses."""

@@ -1,0 +1,226 @@
+"""YAML files of tasks and gauntlets, read as llm-foundry reads them but strictly: all errors at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from llmfoundry_gauntlet.config.decode import Problems, decode, describe, suggestion
+from llmfoundry_gauntlet.config.specs import (
+    TASK_TYPE_ALIASES,
+    TASK_TYPES,
+    GauntletSpec,
+    TaskSpec,
+    task_key,
+)
+from llmfoundry_gauntlet.errors import ConfigError
+
+TASKS_KEY = 'icl_tasks'
+GAUNTLET_KEY = 'eval_gauntlet'
+UPSTREAM_YAML_FOLDERS = ('eval/yamls/', 'scripts/eval/yamls/')
+MAX_REDIRECTS = 5
+
+TasksSource = str | Path | Sequence[Any]
+GauntletSource = str | Path | Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suite:
+    """What an evaluation asks: checked tasks, each at one number of shots, and the gauntlet over them, if any."""
+
+    tasks: tuple[TaskSpec, ...]
+    gauntlet: GauntletSpec | None
+    warnings: tuple[str, ...]
+
+
+def load_suite(tasks: TasksSource | None, gauntlet: GauntletSource | None = None) -> Suite:
+    """Tasks and gauntlet from YAML files or plain values; raises one ConfigError with every problem of both.
+
+    `tasks` is a path, a list of paths, or the list of tasks itself; `gauntlet` a path or the mapping itself. A
+    benchmark that no task provides is a problem when both are given; an average over an unknown category a warning.
+    """
+    problems: list[str] = []
+    specs = None if tasks is None else read_tasks(tasks, problems)
+    spec = None if gauntlet is None else read_gauntlet(gauntlet, problems)
+    if specs and spec:
+        problems.extend(missing_benchmarks(specs, spec, source_name(gauntlet, GAUNTLET_KEY)))
+    if problems:
+        raise ConfigError(problems)
+    warnings = () if spec is None else unknown_averages(spec, source_name(gauntlet, GAUNTLET_KEY))
+    each = tuple(task.at(num_shots) for task in specs or () for num_shots in task.num_fewshot)
+    return Suite(tasks=each, gauntlet=spec, warnings=warnings)
+
+
+def read_tasks(source: TasksSource, found: list[str]) -> tuple[TaskSpec, ...]:
+    """The tasks of one or several sources; problems are appended to `found`."""
+    if isinstance(source, (str, Path)):
+        parts = [source]
+    elif source and all(isinstance(item, (str, Path)) for item in source):
+        parts = list(source)
+    else:
+        parts = [source]
+    tasks: list[TaskSpec] = []
+    seen: dict[str, str] = {}
+    for part in parts:
+        problems = Problems(source_name(part, TASKS_KEY))
+        node = part if not isinstance(part, (str, Path)) else read_key(Path(part), TASKS_KEY, problems)
+        if node is not None:
+            tasks.extend(decode_tasks(node, problems, seen))
+        found.extend(problems.found)
+    return tuple(tasks)
+
+
+def decode_tasks(node: Any, problems: Problems, seen: dict[str, str]) -> list[TaskSpec]:
+    """Tasks of one list; `seen` maps every '{label}/{n}-shot' met so far to where it stands."""
+    if not isinstance(node, (list, tuple)):
+        problems.add(TASKS_KEY, f'is {describe(node)}; allowed: a list of tasks, or a path to a file with one')
+        return []
+    if not node:
+        problems.add(TASKS_KEY, 'is an empty list; give at least one task')
+    tasks = []
+    for index, entry in enumerate(node):
+        path = f'{TASKS_KEY}[{index}]'
+        task = decode_task(entry, path, problems)
+        if task is None:
+            continue
+        tasks.append(task)
+        for num_shots in task.num_fewshot:
+            key = task_key(task.label, num_shots)
+            if key in seen:
+                problems.add(path, f'{key} stands already at {seen[key]}; a label may have each number of shots once')
+            seen.setdefault(key, f'{problems.source}: {path}')
+    return tasks
+
+
+def decode_task(entry: Any, path: str, problems: Problems) -> TaskSpec | None:
+    """One task; older names of keys and task types are accepted."""
+    if not isinstance(entry, Mapping):
+        problems.add(path, f'is {describe(entry)}; allowed: a mapping')
+        return None
+    entry = dict(entry)
+    if 'question_prelimiter' in entry:
+        if 'prelimiter' in entry:
+            problems.add(path, "'question_prelimiter' is the old name of 'prelimiter': give one of them")
+        entry['prelimiter'] = entry.pop('question_prelimiter')
+    if isinstance(entry.get('num_fewshot'), int) and not isinstance(entry['num_fewshot'], bool):
+        entry['num_fewshot'] = [entry['num_fewshot']]
+    task_type = entry.get('icl_task_type')
+    if isinstance(task_type, str):
+        task_type = entry['icl_task_type'] = TASK_TYPE_ALIASES.get(task_type, task_type)
+        if task_type not in TASK_TYPES:
+            problems.add(f'{path}.icl_task_type', f'unknown task type {task_type!r}{suggestion(task_type, TASK_TYPES)}')
+            return None
+        for item in fields(TaskSpec):
+            allowed = item.metadata.get('task_types')
+            if allowed and item.name in entry and task_type not in allowed:
+                owners = ', '.join(allowed)
+                problems.add(f'{path}.{item.name}', f'has no meaning in {task_type}; it belongs to {owners}')
+    return decode(TaskSpec, entry, path, problems)
+
+
+def read_gauntlet(source: GauntletSource, found: list[str]) -> GauntletSpec | None:
+    """The gauntlet of a source; problems are appended to `found`."""
+    problems = Problems(source_name(source, GAUNTLET_KEY))
+    node = read_key(Path(source), GAUNTLET_KEY, problems) if isinstance(source, (str, Path)) else source
+    spec = None if node is None else decode(GauntletSpec, node, GAUNTLET_KEY, problems)
+    found.extend(problems.found)
+    return spec
+
+
+def missing_benchmarks(tasks: Sequence[TaskSpec], gauntlet: GauntletSpec, source: str) -> list[str]:
+    """One problem for each benchmark that no task provides at its number of shots."""
+    shots: dict[str, list[int]] = {}
+    for task in tasks:
+        shots.setdefault(task.label, []).extend(task.num_fewshot)
+    problems = []
+    for c, category in enumerate(gauntlet.categories):
+        for b, benchmark in enumerate(category.benchmarks):
+            if benchmark.num_fewshot in shots.get(benchmark.name, []):
+                continue
+            if benchmark.name in shots:
+                have = ', '.join(map(str, shots[benchmark.name]))
+                hint = f'the task {benchmark.name} has {have} shots'
+            else:
+                hint = 'no task has that label' + suggestion(benchmark.name, shots).partition(';')[0]
+            path = f'{GAUNTLET_KEY}.categories[{c}].benchmarks[{b}]'
+            problems.append(f'{source}: {path}: no task provides {benchmark.key} ({category.name}): {hint}')
+    return problems
+
+
+def unknown_averages(gauntlet: GauntletSpec, source: str) -> tuple[str, ...]:
+    """One warning for each category that an average names and the gauntlet lacks."""
+    names = [category.name for category in gauntlet.categories]
+    return tuple(
+        f'{source}: {GAUNTLET_KEY}.averages.{average}: the gauntlet has no category {member!r}; the average is absent'
+        for average, members in gauntlet.named_averages.items()
+        for member in members
+        if member not in names
+    )
+
+
+def source_name(source: Any, key: str) -> str:
+    """How a source is called in messages: its path, or the key's name for plain values."""
+    return str(source) if isinstance(source, (str, Path)) else f'<{key}>'
+
+
+def read_key(path: Path, key: str, problems: Problems) -> Any:
+    """The value of a top-level key as plain Python; where it is a path, the value of that file's key."""
+    for _ in range(MAX_REDIRECTS):
+        node = read_mapping(path, key, problems)
+        if not isinstance(node, str):
+            return node
+        target = find_yaml(node, path)
+        if target is None:
+            problems.add(key, f'there is no file {node!r} (looked in the working directory and beside {path.name})')
+            return None
+        path = target
+        problems.source = str(path)
+    problems.add(key, f'paths lead on from file to file more than {MAX_REDIRECTS} times')
+    return None
+
+
+def read_mapping(path: Path, key: str, problems: Problems) -> Any:
+    """The value of `key` in one YAML file, interpolations resolved; None and a problem where that fails."""
+    from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    try:
+        content = OmegaConf.load(path)
+    except FileNotFoundError:
+        problems.add('', 'there is no such file')
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        problems.add('', f'cannot be read: {error}')
+        return None
+    except (YAMLError, OmegaConfBaseException) as error:
+        problems.add('', f'is not valid YAML: {" ".join(str(error).split())}')
+        return None
+    if not isinstance(content, DictConfig):
+        problems.add('', f"is a list at its top; allowed: a mapping with the key '{key}'")
+        return None
+    if key not in content:
+        keys = [str(name) for name in content]
+        if not keys:
+            problems.add('', f"is empty; allowed: a mapping with the key '{key}'")
+        else:
+            problems.add('', f"the key '{key}' is missing; found: {', '.join(keys)}")
+        return None
+    try:
+        node = content[key]
+        return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+    except OmegaConfBaseException as error:
+        problems.add(key, f'an interpolation cannot be resolved: {str(error).splitlines()[0]}')
+        return None
+
+
+def find_yaml(name: str, referrer: Path) -> Path | None:
+    """A YAML file named inside another: from the working directory, or beside the file that names it.
+
+    Upstream's files name each other from llm-foundry's `scripts` folder; that prefix is dropped where needed.
+    """
+    names = [name, *(name[len(prefix) :] for prefix in UPSTREAM_YAML_FOLDERS if name.startswith(prefix))]
+    candidates = [Path(name), *(referrer.parent / PurePosixPath(candidate) for candidate in names)]
+    return next((candidate for candidate in candidates if candidate.is_file()), None)

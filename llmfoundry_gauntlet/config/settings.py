@@ -1,0 +1,76 @@
+"""The settings of an evaluation: the keys of the `eval_gauntlet` callback block, `scripts/eval.py` and `evaluate`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from llmfoundry_gauntlet.config.decode import Problems, decode
+from llmfoundry_gauntlet.errors import ConfigError
+
+INTERVAL_WORDS = ('first', 'checkpoint', 'last')
+COMPOSER_TIME = re.compile(r'\d*\.?\d+(ba|ep|sp|tok|dur|iter|sec)')
+SEMANTICS = ('corrected', 'reference')
+TRUNCATIONS = ('drop_shots', 'reference')
+AUTO = 'auto'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationSettings:
+    """What is evaluated, when, and how.
+
+    `tasks` is a path, a list of paths or the list itself; `gauntlet` a path or the mapping itself. `interval` holds
+    'first', 'checkpoint', 'last' and Composer times such as '500ba'. `semantics: reference` restores llm-foundry's
+    scores, faults included. `save_folder` may hold {run_name}; None keeps no records.
+    """
+
+    tasks: Any
+    gauntlet: Any = None
+    data_root: str = 'eval_data'
+    interval: tuple[str, ...] = INTERVAL_WORDS
+    max_seq_len: int | None = None  # None: the model's
+    tokens_per_batch: Any = AUTO
+    semantics: str = 'corrected'
+    truncation: str | None = None  # None: as semantics says
+    save_folder: str | None = 'runs/{run_name}/gauntlet'
+
+    def __post_init__(self) -> None:
+        if not self.tasks:
+            raise ValueError('tasks: is empty; give a path, a list of paths or a list of tasks')
+        for entry in self.interval:
+            if entry not in INTERVAL_WORDS and not COMPOSER_TIME.fullmatch(entry):
+                words = ', '.join(INTERVAL_WORDS)
+                raise ValueError(f'interval: is {entry!r}; allowed: {words} and Composer times (500ba, 1ep, 0.1dur)')
+        if self.max_seq_len is not None and self.max_seq_len < 2:
+            raise ValueError(f'max_seq_len: is {self.max_seq_len}; allowed: 2 or more')
+        tokens = self.tokens_per_batch
+        if tokens != AUTO and (not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1):
+            raise ValueError(f'tokens_per_batch: is {tokens!r}; allowed: auto, or 1 or more')
+        if self.semantics not in SEMANTICS:
+            raise ValueError(f'semantics: is {self.semantics!r}; allowed: {", ".join(SEMANTICS)}')
+        if self.truncation is not None and self.truncation not in TRUNCATIONS:
+            raise ValueError(f'truncation: is {self.truncation!r}; allowed: {", ".join(TRUNCATIONS)}')
+
+    @property
+    def reference(self) -> bool:
+        """Whether llm-foundry's scores are wanted, faults included."""
+        return self.semantics == 'reference'
+
+    @property
+    def cut(self) -> str:
+        """'drop_shots' or 'reference': what goes first from a prompt that is too long."""
+        return self.truncation or ('reference' if self.reference else 'drop_shots')
+
+
+def decode_settings(values: Mapping[str, Any], source: str = 'eval_gauntlet') -> EvaluationSettings:
+    """Settings from plain values; a single interval may stand without a list. Raises ConfigError."""
+    values = dict(values)
+    if isinstance(values.get('interval'), str):
+        values['interval'] = [values['interval']]
+    problems = Problems(source)
+    settings = decode(EvaluationSettings, values, '', problems)
+    if problems.found:
+        raise ConfigError(problems.found)
+    return settings

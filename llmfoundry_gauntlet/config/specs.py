@@ -1,0 +1,174 @@
+"""What to evaluate, as frozen dataclasses: tasks, gauntlets and the settings of an evaluation.
+
+Keys and defaults are llm-foundry 0.22's (`llmfoundry/utils/builders.py`, `callbacks/eval_gauntlet_callback.py`), so
+its YAML files mean the same here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+LIKELIHOOD = ('language_modeling', 'multiple_choice', 'schema')
+GENERATION = 'generation_task_with_answers'
+CODE = 'code_evaluation'
+TASK_TYPES = (*LIKELIHOOD, GENERATION, CODE)
+TASK_TYPE_ALIASES = {'question_answering': GENERATION}
+
+METRIC_NAMES = {
+    'language_modeling': ('InContextLearningLMAccuracy', 'InContextLearningLMExpectedCalibrationError'),
+    'multiple_choice': ('InContextLearningMultipleChoiceAccuracy', 'InContextLearningMCExpectedCalibrationError'),
+    'schema': ('InContextLearningMultipleChoiceAccuracy', 'InContextLearningMCExpectedCalibrationError'),
+    GENERATION: ('InContextLearningGenerationExactMatchAccuracy', 'InContextLearningQAAccuracy'),
+    CODE: ('InContextLearningCodeEvalAccuracy',),
+}
+WEIGHTINGS = ('EQUAL', 'SAMPLE_SZ', 'LOG_SAMPLE_SZ')
+LABEL_PATTERN = re.compile(r'(?!\.{1,2}$)[A-Za-z0-9_.-]+')
+
+
+def only(*task_types: str, default: Any = None) -> Any:
+    """A TaskSpec field that only these task types take."""
+    return field(default=default, metadata={'task_types': task_types})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSpec:
+    """One entry of `icl_tasks`. `num_fewshot` is never empty; each number is evaluated by itself."""
+
+    label: str
+    dataset_uri: str
+    icl_task_type: str
+    num_fewshot: tuple[int, ...]
+    metric_names: tuple[str, ...] | None = None
+    prompt_string: str = ''
+    example_delimiter: str = '\n'
+    continuation_delimiter: str = ' '
+    prelimiter: str = ''
+    has_categories: bool = False
+    strip_dataset: bool = True
+    fewshot_random_seed: int = 1234
+    max_seq_len: int | None = None
+    batch_size: int | None = None  # accepted and without effect: batches are made by tokens
+    pad_tok_id: int | None = None
+    context_key: str | None = None
+    answer_key: str | None = None
+    hf_loading_vars: dict[str, Any] | None = None
+    hf_parsing_map: dict[str, Any] | None = None
+    choices_key: str | None = only('multiple_choice', 'schema')
+    cot_delimiter: str = only(GENERATION, default='')
+    early_stopping_criteria: tuple[str, ...] | None = only(GENERATION)
+    do_normalization: bool = only(GENERATION, default=True)
+    generation_kwargs: dict[str, Any] | None = None
+    pass_at_k: Any = only(CODE)
+    num_beams: int | None = only(CODE)
+    generations_per_sample: int | None = only(CODE)
+    temperature: float | None = only(CODE)
+    top_p: float | None = only(CODE)
+    top_k: int | None = only(CODE)
+    rule: str | None = only(CODE)
+
+    def __post_init__(self) -> None:
+        if not LABEL_PATTERN.fullmatch(self.label):
+            raise ValueError(f"label: {self.label!r} cannot be a file name; allowed: letters, digits and '_', '-', '.'")
+        if not self.dataset_uri.strip():
+            raise ValueError('dataset_uri: is empty; give the path of a data file')
+        if not self.num_fewshot:
+            raise ValueError('num_fewshot: is empty; give at least one number of shots')
+        for shots in self.num_fewshot:
+            if shots < 0:
+                raise ValueError(f'num_fewshot: is {shots}; allowed: 0 or more')
+        if len(set(self.num_fewshot)) < len(self.num_fewshot):
+            raise ValueError(f'num_fewshot: {list(self.num_fewshot)} names a number of shots twice')
+        for name in ('max_seq_len', 'batch_size', 'generations_per_sample', 'num_beams'):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f'{name}: is {value}; allowed: 1 or more')
+        allowed = METRIC_NAMES[self.icl_task_type]
+        for name in self.metric_names or ():
+            if name not in allowed:
+                raise ValueError(f'metric_names: {name!r} is no metric of {self.icl_task_type}: {", ".join(allowed)}')
+
+    def at(self, num_shots: int) -> TaskSpec:
+        """The same task at one number of shots alone."""
+        return replace(self, num_fewshot=(num_shots,))
+
+    @property
+    def key(self) -> str:
+        """'{label}/{n}-shot', the name of the task in metric keys; for a task at one number of shots."""
+        (num_shots,) = self.num_fewshot
+        return task_key(self.label, num_shots)
+
+
+def task_key(label: str, num_shots: int) -> str:
+    """The name of a task at one number of shots in metric keys."""
+    return f'{label}/{num_shots}-shot'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchmarkSpec:
+    """A task's place in a category. `random_baseline` is the accuracy of guessing."""
+
+    name: str
+    num_fewshot: int
+    random_baseline: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.random_baseline < 1:
+            raise ValueError(f'random_baseline: is {self.random_baseline:g}; allowed: 0 up to, not including, 1')
+        if self.num_fewshot < 0:
+            raise ValueError(f'num_fewshot: is {self.num_fewshot}; allowed: 0 or more')
+
+    @property
+    def key(self) -> str:
+        """'{label}/{n}-shot', as TaskSpec.key."""
+        return task_key(self.name, self.num_fewshot)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CategorySpec:
+    """A category and its benchmarks, never none."""
+
+    name: str
+    benchmarks: tuple[BenchmarkSpec, ...]
+
+    def __post_init__(self) -> None:
+        if not self.benchmarks:
+            raise ValueError('benchmarks: is empty; a category needs at least one benchmark')
+        keys = [benchmark.key for benchmark in self.benchmarks]
+        for key in sorted({key for key in keys if keys.count(key) > 1}):
+            raise ValueError(f'benchmarks: {key} stands there twice')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GauntletSpec:
+    """The `eval_gauntlet` block: categories, their weighting, and named averages over categories."""
+
+    categories: tuple[CategorySpec, ...]
+    weighting: str = 'EQUAL'
+    subtract_random_baseline: bool = True
+    rescale_accuracy: bool = True
+    averages: dict[str, tuple[str, ...]] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.categories:
+            raise ValueError('categories: is empty; a gauntlet needs at least one category')
+        if self.weighting not in WEIGHTINGS:
+            raise ValueError(f'weighting: unknown weighting {self.weighting!r}; allowed: {", ".join(WEIGHTINGS)}')
+        if self.rescale_accuracy and not self.subtract_random_baseline:
+            raise ValueError('rescale_accuracy: needs subtract_random_baseline: true')
+        names = [category.name for category in self.categories]
+        for name in sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f'categories: the category {name!r} stands there twice')
+        for name, members in (self.averages or {}).items():
+            if name in names:
+                raise ValueError(f'averages.{name}: is also the name of a category; names must differ')
+            if not members:
+                raise ValueError(f'averages.{name}: is empty; name at least one category')
+
+    @property
+    def named_averages(self) -> dict[str, tuple[str, ...]]:
+        """The averages; without any in the file, one over all categories, as upstream."""
+        if self.averages is not None:
+            return self.averages
+        return {'default_average': tuple(category.name for category in self.categories)}
