@@ -1,0 +1,1 @@
+"""Data files as checked examples; generators of our own rows."""

@@ -1,0 +1,55 @@
+"""Rows of a data file, checked one by one, as Examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from llmfoundry_gauntlet.config.specs import TaskSpec
+from llmfoundry_gauntlet.data.fields import RowError, text_field
+from llmfoundry_gauntlet.data.files import read_task_rows
+from llmfoundry_gauntlet.errors import DataError
+from llmfoundry_gauntlet.values import Example
+
+RowParser = Callable[[Mapping[str, Any], TaskSpec], Any]
+
+
+def read_examples(task: TaskSpec, data_root: str | Path, parse: RowParser) -> list[Example]:
+    """All examples of a task in the order of its file. Raises DataError with every wrong row.
+
+    Top-level strings are stripped unless the task says `strip_dataset: false`; strings in lists are not
+    (llm-foundry 0.22, `eval/datasets/utils.py:strip_data`).
+    """
+    source, rows = read_task_rows(task, data_root)
+    problems: list[str] = []
+    examples = []
+    for number, row in rows:
+        try:
+            examples.append(parse_row(number, row, task, parse))
+        except RowError as error:
+            problems.append(f'{source}:{number + 1}: {error}')
+    problems.extend(uneven_choices(source, examples))
+    if problems:
+        raise DataError(problems)
+    return examples
+
+
+def parse_row(number: int, row: Any, task: TaskSpec, parse: RowParser) -> Example:
+    """One row as an Example of the task's row type."""
+    if not isinstance(row, Mapping):
+        raise RowError(f'is {type(row).__name__}; allowed: a JSON object')
+    if task.strip_dataset:
+        row = {key: value.strip() if isinstance(value, str) else value for key, value in row.items()}
+    category = text_field(row, 'category', allow_empty=False) if task.has_categories else None
+    return Example(row=number, category=category, content=parse(row, task))
+
+
+def uneven_choices(source: str, examples: list[Example]) -> list[str]:
+    """A problem for each row whose number of choices differs from the first row's."""
+    counts = [(example.row, getattr(example.content, 'num_choices', 1)) for example in examples]
+    return [
+        f'{source}:{row + 1}: has {count} choices; allowed: {counts[0][1]}, as in line {counts[0][0] + 1}'
+        for row, count in counts
+        if count != counts[0][1]
+    ]

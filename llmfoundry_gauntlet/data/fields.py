@@ -1,0 +1,50 @@
+"""Checked access to the fields of one row; every problem is a RowError that says what was found and is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from llmfoundry_gauntlet.config.decode import describe, suggestion
+
+
+class RowError(ValueError):
+    """What is wrong with one row, without the file and line, which the reader adds."""
+
+
+def text_field(row: Mapping[str, Any], key: str, *, allow_empty: bool = True) -> str:
+    """The string at `key`."""
+    value = field_value(row, key)
+    if not isinstance(value, str):
+        raise RowError(f'{key} is {describe(value)}; allowed: text')
+    if not value and not allow_empty:
+        raise RowError(f'{key} is empty; allowed: text')
+    return value
+
+
+def texts_field(row: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """The list of non-empty strings at `key`, two or more."""
+    value = field_value(row, key)
+    if not isinstance(value, list) or len(value) < 2:
+        raise RowError(f'{key} is {describe(value)}; allowed: a list of two or more texts')
+    for index, item in enumerate(value):
+        if not isinstance(item, str) or not item:
+            raise RowError(f'{key}[{index}] is {describe(item)}; allowed: a text that is not empty')
+    return tuple(value)
+
+
+def gold_field(row: Mapping[str, Any], num_choices: int) -> int:
+    """The index of the right choice at `gold`."""
+    value = field_value(row, 'gold')
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise RowError(f'gold is {describe(value)}; allowed: a whole number 0..{num_choices - 1}')
+    if not 0 <= value < num_choices:
+        raise RowError(f'gold is {value} but there are {num_choices} choices (0..{num_choices - 1})')
+    return value
+
+
+def field_value(row: Mapping[str, Any], key: str) -> Any:
+    """The value at `key`, whatever it is."""
+    if key not in row:
+        raise RowError(f"the key '{key}' is missing{suggestion(key, row).replace('; allowed:', '; found:')}")
+    return row[key]

@@ -1,0 +1,1 @@
+"""From an output and a gold to a credit."""

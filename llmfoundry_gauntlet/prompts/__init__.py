@@ -1,0 +1,1 @@
+"""Shots, text and token ids of a prompt."""

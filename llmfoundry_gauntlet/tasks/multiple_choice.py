@@ -1,0 +1,60 @@
+"""Multiple choice: the choice with the highest mean log-probability per token after the query."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from llmfoundry_gauntlet.config.specs import TaskSpec
+from llmfoundry_gauntlet.data.fields import gold_field, text_field, texts_field
+from llmfoundry_gauntlet.judging.likelihood import judge_choice
+from llmfoundry_gauntlet.tasks.base import TaskType, part, strip_end
+from llmfoundry_gauntlet.values import Judgement, Question, ScoreOutput
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """A row: `{"query": ..., "choices": [...], "gold": index}`."""
+
+    query: str
+    choices: tuple[str, ...]
+    gold: int
+
+    @property
+    def num_choices(self) -> int:
+        """The same in every row of a file."""
+        return len(self.choices)
+
+
+def parse(row: Mapping[str, Any], task: TaskSpec) -> Choices:
+    """A checked row."""
+    choices = texts_field(row, task.choices_key or 'choices')
+    query = text_field(row, task.context_key or 'query')
+    return Choices(query=query, choices=choices, gold=gold_field(row, len(choices)))
+
+
+def shot(content: Choices, task: TaskSpec, first: bool) -> str:
+    """The query and its right choice."""
+    return part(task, content.query, first) + content.choices[content.gold]
+
+
+def ask(content: Choices, task: TaskSpec, first: bool) -> Question:
+    """The query alone; every choice is to be scored."""
+    context = strip_end(part(task, content.query, first), task)
+    return Question(contexts=(context,), continuations=content.choices)
+
+
+def judge(output: ScoreOutput, content: Choices, reference: bool) -> Judgement:
+    """The preferred choice against the gold one."""
+    return judge_choice(output, content.gold, reference=reference)
+
+
+TASK_TYPE = TaskType(
+    name='multiple_choice',
+    metric='InContextLearningMultipleChoiceAccuracy',
+    parse=parse,
+    shot=shot,
+    ask=ask,
+    judge=judge,
+)

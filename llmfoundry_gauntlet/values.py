@@ -1,0 +1,160 @@
+"""The values that pass from stage to stage, in the order in which an item meets them.
+
+A data file's row becomes an Example; an Example with its shots a Prompt; a Prompt in token ids a Request; the
+engine turns Requests into Outputs; an Output is judged into an ItemResult; item results are averaged into
+TaskScores and composites. All are frozen, printable and free of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ItemKey:
+    """Names one item of an evaluation, whatever the batch, the rank or the run it was computed in."""
+
+    task: str  # '{label}/{n}-shot'
+    row: int  # 0-based line of the data file
+    file: str | None = None  # the file's stem where a task has several
+    variant: str | None = None  # a perturbation, such as 'option_order:B'
+    sample: int = 0  # counts generations of one prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """One checked row of a data file. `content` is the row type of its task type (see `tasks/`)."""
+
+    row: int
+    content: Any
+    category: str | None = None
+    file: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """How a task type asks one example: the texts to score, without shots.
+
+    `contexts` has one entry for all continuations, or one per continuation.
+    """
+
+    contexts: tuple[str, ...]
+    continuations: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """The text of an item as sent: instruction and shots, then the item's own context(s)."""
+
+    preamble: str
+    question: Question
+    num_shots: int
+
+    @property
+    def text(self) -> str:
+        """The whole prompt; several contexts follow each other with a NUL between them."""
+        return '\0'.join(self.preamble + context for context in self.question.contexts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ScoreRequest:
+    """Token ids whose log-probabilities are wanted: `continuations[i]` after `contexts[i]`, int32 arrays.
+
+    Contexts that are equal are the same array. `unscorable` says why nothing can be scored, else None.
+    """
+
+    key: ItemKey
+    contexts: tuple[np.ndarray, ...]
+    continuations: tuple[np.ndarray, ...]
+    truncated: bool = False
+    unscorable: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Item:
+    """One item of a task, ready to be asked: its row, and the request made of its prompt."""
+
+    task: str  # '{label}/{n}-shot'
+    content: Any
+    category: str | None
+    prompt_sha256: str
+    request: ScoreRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ScoreOutput:
+    """What the model says of a ScoreRequest, one array per continuation, one entry per continuation token.
+
+    `logprobs` are natural logarithms in float64. `is_argmax` is whether the token is the first of the most
+    probable ones. `num_top` counts the vocabulary entries that share the highest logit, 0 where the token is
+    not among them; it is over 1 only in a tie.
+    """
+
+    key: ItemKey
+    logprobs: tuple[np.ndarray, ...]
+    is_argmax: tuple[np.ndarray, ...]
+    num_top: tuple[np.ndarray, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """What a task type says of one output. `credit` is in [0, 1], None where the item could not be scored."""
+
+    credit: float | None
+    predicted: int | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemResult:
+    """One line of a samples file. `status` is 'scored' or 'unscored'; an unscored item has credit None and a reason."""
+
+    key: ItemKey
+    category: str | None
+    gold: int | None
+    predicted: int | None
+    credit: float | None
+    logprobs: tuple[float, ...] | None  # sums in nats, one per choice
+    num_tokens: tuple[int, ...] | None
+    status: str
+    reason: str | None
+    prompt_sha256: str
+    truncated: bool
+    text: str | None = None
+    answer: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """A number, or the reason why there is none."""
+
+    value: float | None
+    reason: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.value is None) != (self.reason is not None):
+            raise ValueError('a Measure has either a value or a reason')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskScore:
+    """The metrics of one task at one number of shots. `categories` holds the same per category, in sorted order."""
+
+    task: str
+    metrics: Mapping[str, Measure]
+    num_items: int
+    num_unscored: int
+    num_truncated: int
+    categories: Mapping[str, TaskScore] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Composites:
+    """Category scores and named averages of a gauntlet, in the order of its file."""
+
+    categories: Mapping[str, Measure]
+    averages: Mapping[str, Measure]
