@@ -1,0 +1,195 @@
+"""An evaluation from its settings to its scores, whatever runs the model: data, plan, results.
+
+data = load_data(settings)                                     before any model is there
+planned = plan_evaluation(data, encoder, max_seq_len=..., ...)  once the tokenizer is
+results = planned.results(outputs)                             any share of the batches, on any rank
+evaluation = conclude(planned, results, seconds)               all items, exactly once
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from llmfoundry_gauntlet.config.load import Suite, load_suite
+from llmfoundry_gauntlet.config.settings import EvaluationSettings
+from llmfoundry_gauntlet.config.specs import TaskSpec
+from llmfoundry_gauntlet.data.examples import read_examples
+from llmfoundry_gauntlet.engine.plan import Batch, plan
+from llmfoundry_gauntlet.errors import ConfigError, DataError
+from llmfoundry_gauntlet.prompts.encode import Encoder
+from llmfoundry_gauntlet.scores.composites import compute_composites
+from llmfoundry_gauntlet.scores.metrics import task_score
+from llmfoundry_gauntlet.tasks import task_types
+from llmfoundry_gauntlet.tasks.items import Fitting, item_result, prepare_items
+from llmfoundry_gauntlet.values import (
+    Composites,
+    Example,
+    Item,
+    ItemKey,
+    ItemResult,
+    Measure,
+    ScoreOutput,
+    TaskScore,
+)
+
+NOT_SUPPORTED = 'task type {} is not supported by this version'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationData:
+    """Checked settings, tasks and rows. `unsupported` maps tasks that cannot be run to the reason."""
+
+    settings: EvaluationSettings
+    suite: Suite
+    examples: Mapping[str, list[Example]]
+    unsupported: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedEvaluation:
+    """Every item of every task, and the batches that compute them."""
+
+    data: EvaluationData
+    tasks: Mapping[str, TaskSpec]
+    items: Mapping[ItemKey, Item]
+    batches: tuple[Batch, ...]
+    max_seq_len: int
+    tokens_per_batch: int
+
+    def __deepcopy__(self, memo: object) -> PlannedEvaluation:
+        """Itself, as it never changes; Composer copies metrics that hold a plan."""
+        return self
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the model is given, without padding."""
+        return sum(batch.num_tokens for batch in self.batches)
+
+    def results(self, outputs: Iterable[ScoreOutput]) -> dict[ItemKey, ItemResult]:
+        """The outputs as marked items; an item that came twice counts once."""
+        marked: dict[ItemKey, ItemResult] = {}
+        for output in outputs:
+            if output.key not in marked:
+                marked[output.key] = self._result(self.items[output.key], output)
+        return marked
+
+    def unscorable(self) -> dict[ItemKey, ItemResult]:
+        """The items that are in no batch, each with its reason."""
+        return {
+            key: self._result(item, None) for key, item in self.items.items() if item.request.unscorable is not None
+        }
+
+    def _result(self, item: Item, output: ScoreOutput | None) -> ItemResult:
+        task_type = task_types()[self.tasks[item.task].icl_task_type]
+        return item_result(item, output, task_type, reference=self.data.settings.reference)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """What an evaluation found. `seconds` is wall time by task, adding up to the whole."""
+
+    planned: PlannedEvaluation
+    results: Mapping[str, tuple[ItemResult, ...]]
+    scores: Mapping[str, TaskScore]
+    composites: Composites | None
+    seconds: Mapping[str, float]
+
+
+def load_data(settings: EvaluationSettings) -> EvaluationData:
+    """Tasks, gauntlet and rows, checked. Raises ConfigError or DataError with every problem found."""
+    suite = load_suite(settings.tasks, settings.gauntlet)
+    examples, unsupported = read_data(suite, settings.data_root)
+    if not examples:
+        raise ConfigError([f'{key}: {reason}' for key, reason in unsupported.items()] + ['nothing is left to run'])
+    return EvaluationData(settings=settings, suite=suite, examples=examples, unsupported=unsupported)
+
+
+def read_data(suite: Suite, data_root: str) -> tuple[dict[str, list[Example]], dict[str, str]]:
+    """Rows by task, and the reason for each task that cannot be run. Raises DataError with every problem found."""
+    examples: dict[str, list[Example]] = {}
+    unsupported: dict[str, str] = {}
+    problems: list[str] = []
+    for task in suite.tasks:
+        task_type = task_types().get(task.icl_task_type)
+        if task_type is None:
+            unsupported[task.key] = NOT_SUPPORTED.format(task.icl_task_type)
+            continue
+        try:
+            examples[task.key] = read_examples(task, data_root, task_type.parse)
+        except DataError as error:
+            problems.extend(error.problems)
+    if problems:
+        raise DataError(list(dict.fromkeys(problems)))
+    return examples, unsupported
+
+
+def one_task(data: EvaluationData, key: str) -> EvaluationData:
+    """The same data with a single task in it."""
+    return replace(data, examples={key: data.examples[key]}, unsupported={})
+
+
+def plan_evaluation(
+    data: EvaluationData, encoder: Encoder, *, max_seq_len: int, tokens_per_batch: int
+) -> PlannedEvaluation:
+    """All items in token ids and the batches over all tasks together. A task's own max_seq_len may only be shorter."""
+    tasks = {task.key: task for task in data.suite.tasks if task.key in data.examples}
+    items: dict[ItemKey, Item] = {}
+    for key, task in tasks.items():
+        fitting = Fitting(max_seq_len=min(task.max_seq_len or max_seq_len, max_seq_len), truncation=data.settings.cut)
+        prepared = prepare_items(task, task_types()[task.icl_task_type], data.examples[key], encoder, fitting)
+        items.update((item.request.key, item) for item in prepared)
+    batches = plan([item.request for item in items.values()], tokens_per_batch=tokens_per_batch)
+    return PlannedEvaluation(
+        data=data,
+        tasks=tasks,
+        items=items,
+        batches=tuple(batches),
+        max_seq_len=max_seq_len,
+        tokens_per_batch=tokens_per_batch,
+    )
+
+
+def conclude(
+    planned: PlannedEvaluation, results: Mapping[ItemKey, ItemResult], seconds: Mapping[str, float]
+) -> Evaluation:
+    """Scores and composites of all items. Raises RuntimeError where an item is missing or unknown."""
+    results = {**planned.unscorable(), **results}
+    missing = planned.items.keys() - results.keys()
+    unknown = results.keys() - planned.items.keys()
+    if missing or unknown:
+        examples = ', '.join(map(str, sorted([*missing, *unknown])[:5]))
+        raise RuntimeError(f'{len(missing)} items are missing and {len(unknown)} unknown after gathering: {examples}')
+    by_task: dict[str, list[ItemResult]] = {key: [] for key in planned.tasks}
+    for key in planned.items:  # the items' own order: row order
+        by_task[key.task].append(results[key])
+    scores = {
+        key: task_score(key, task_types()[planned.tasks[key].icl_task_type].metric, task_results)
+        for key, task_results in by_task.items()
+    }
+    return Evaluation(
+        planned=planned,
+        results={key: tuple(task_results) for key, task_results in by_task.items()},
+        scores=scores,
+        composites=composites_of(planned.data, scores),
+        seconds=dict(seconds),
+    )
+
+
+def composites_of(data: EvaluationData, scores: Mapping[str, TaskScore]) -> Composites | None:
+    """The gauntlet's composites, None where there is no gauntlet."""
+    if data.suite.gauntlet is None:
+        return None
+    accuracies: dict[str, Measure] = {key: Measure(value=None, reason=why) for key, why in data.unsupported.items()}
+    for key, score in scores.items():
+        (accuracies[key],) = score.metrics.values()
+    sizes = {key: score.num_items for key, score in scores.items()}
+    return compute_composites(data.suite.gauntlet, accuracies, sizes, reference=data.settings.reference)
+
+
+def share_seconds(wall_seconds: float, busy_seconds: Mapping[str, float]) -> dict[str, float]:
+    """Wall time spread over the tasks in proportion to the time that batches took for them."""
+    busy = sum(busy_seconds.values())
+    if busy == 0:
+        return dict.fromkeys(busy_seconds, 0.0)
+    return {task: wall_seconds * seconds / busy for task, seconds in busy_seconds.items()}

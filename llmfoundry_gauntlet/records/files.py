@@ -1,0 +1,27 @@
+"""Files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from llmfoundry_gauntlet.errors import RecordError
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Writes text lines under a temporary name beside `path`, then renames. Raises RecordError."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f'.{path.name}.')
+        try:
+            with os.fdopen(handle, 'w', encoding='utf-8') as file:
+                file.writelines(f'{line}\n' for line in lines)
+            os.chmod(name, 0o644)
+            os.replace(name, path)
+        except OSError:
+            os.unlink(name)
+            raise
+    except OSError as error:
+        raise RecordError(f'{path}: cannot be written: {error.strerror or error}') from error

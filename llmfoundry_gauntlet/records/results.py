@@ -1,0 +1,153 @@
+"""`results.json` and `samples/` of one evaluation, written whole and read back."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from llmfoundry_gauntlet.errors import RecordError
+from llmfoundry_gauntlet.evaluation import Evaluation
+from llmfoundry_gauntlet.records.files import write_lines
+from llmfoundry_gauntlet.scores.keys import metric_stream
+from llmfoundry_gauntlet.values import ItemResult, Measure, TaskScore
+
+FORMAT_VERSION = 1
+RESULTS = 'results.json'
+SAMPLES = 'samples'
+
+
+def write_records(
+    folder: Path,
+    evaluation: Evaluation,
+    *,
+    model: Mapping[str, Any],
+    environment: Mapping[str, Any],
+    training: Mapping[str, Any] | None,
+) -> None:
+    """Writes samples, then results.json, in place of what an earlier evaluation left in `folder`."""
+    if (folder / SAMPLES).is_dir():
+        shutil.rmtree(folder / SAMPLES)
+    for task, results in evaluation.results.items():
+        write_lines(folder / SAMPLES / f'{task.replace("/", "_")}.jsonl', map(sample_line, results))
+    record = results_record(evaluation)
+    record.update(model=dict(model), environment=dict(environment), training=training and dict(training))
+    write_json(folder / RESULTS, record)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Writes indented JSON; a number that is not finite is our own error."""
+    write_lines(path, [json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)])
+
+
+def results_record(evaluation: Evaluation) -> dict[str, Any]:
+    """The content of results.json that the evaluation itself knows."""
+    planned = evaluation.planned
+    settings = asdict(planned.data.settings)
+    settings.update(max_seq_len=planned.max_seq_len, tokens_per_batch=planned.tokens_per_batch)
+    composites = evaluation.composites
+    tasks = {key: score_record(score) | task_record(evaluation, key) for key, score in evaluation.scores.items()}
+    tasks.update({key: {'reason': reason} for key, reason in planned.data.unsupported.items()})
+    return {
+        'format_version': FORMAT_VERSION,
+        'package_version': version('llmfoundry-gauntlet'),
+        'semantics': planned.data.settings.semantics,
+        'model': None,
+        'training': None,
+        'tasks': tasks,
+        'composites': composites
+        and {
+            'categories': {name: measure_record(measure) for name, measure in composites.categories.items()},
+            'averages': {name: measure_record(measure) for name, measure in composites.averages.items()},
+        },
+        'score': None,
+        'metrics': metric_stream(evaluation.scores, composites, evaluation.seconds),
+        'timing': {
+            'seconds': sum(evaluation.seconds.values()),
+            'tasks': dict(evaluation.seconds),
+            'model_tokens': planned.num_tokens,
+            'batches': len(planned.batches),
+        },
+        'environment': None,
+        'config': settings,
+    }
+
+
+def task_record(evaluation: Evaluation, key: str) -> dict[str, Any]:
+    """What was asked under a task's key."""
+    task = evaluation.planned.tasks[key]
+    return {'icl_task_type': task.icl_task_type, 'dataset_uri': task.dataset_uri}
+
+
+def score_record(score: TaskScore) -> dict[str, Any]:
+    """A task's metrics and counts, categories below."""
+    record: dict[str, Any] = {
+        'metrics': {name: measure_record(measure) for name, measure in score.metrics.items()},
+        'num_items': score.num_items,
+        'num_unscored': score.num_unscored,
+        'num_truncated': score.num_truncated,
+    }
+    if score.categories:
+        record['categories'] = {name: score_record(part) for name, part in score.categories.items()}
+    return record
+
+
+def measure_record(measure: Measure) -> dict[str, Any]:
+    """`{"value": ...}`, or `{"reason": ...}` where there is no value."""
+    return {'reason': measure.reason} if measure.value is None else {'value': measure.value}
+
+
+def sample_line(result: ItemResult) -> str:
+    """One line of a samples file."""
+    key = result.key
+    logprobs = result.logprobs and [value if math.isfinite(value) else None for value in result.logprobs]
+    sample = {
+        'file': key.file,
+        'row': key.row,
+        'category': result.category,
+        'variant': key.variant,
+        'sample': key.sample,
+        'gold': result.gold,
+        'predicted': result.predicted,
+        'credit': result.credit,
+        'logprobs': logprobs,
+        'num_tokens': result.num_tokens,
+        'text': result.text,
+        'answer': result.answer,
+        'status': result.status,
+        'reason': result.reason,
+        'prompt_sha256': result.prompt_sha256,
+    }
+    return json.dumps(sample, ensure_ascii=False, allow_nan=False)
+
+
+def note_checkpoint(folder: Path, checkpoint: str) -> None:
+    """Writes the name of the checkpoint that an evaluation in training belongs to into its results.json."""
+    record = read_results(folder)
+    write_json(folder / RESULTS, {**record, 'training': {**record['training'], 'checkpoint': checkpoint}})
+
+
+def read_results(folder: Path) -> dict[str, Any]:
+    """The content of a folder's results.json. Raises RecordError."""
+    path = folder / RESULTS
+    try:
+        record = json.loads(path.read_text(encoding='utf-8'))
+    except (OSError, json.JSONDecodeError) as error:
+        raise RecordError(f'{path}: cannot be read: {error}') from error
+    if not isinstance(record, dict) or record.get('format_version') != FORMAT_VERSION:
+        raise RecordError(f'{path}: is not a results file of format {FORMAT_VERSION}')
+    return record
+
+
+def find_results(run: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """Every results.json at or below `run`, ordered by training batch, then by path."""
+    paths = sorted(run.rglob(RESULTS))
+    if not paths:
+        raise RecordError(f'{run}: there is no {RESULTS} at or below it')
+    found = [(path.parent, read_results(path.parent)) for path in paths]
+    return sorted(found, key=lambda pair: ((pair[1]['training'] or {}).get('batch', -1), str(pair[0])))

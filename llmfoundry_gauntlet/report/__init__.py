@@ -1,0 +1,1 @@
+"""Tables from the records of runs."""

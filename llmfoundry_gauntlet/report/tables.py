@@ -1,0 +1,82 @@
+"""Scores of one or several evaluations as a table in the terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from llmfoundry_gauntlet.records.results import RESULTS, find_results
+
+ABSENT = '-'
+
+Found = list[tuple[Path, dict[str, Any]]]
+
+
+def print_runs(run: Path, console: Console | None = None) -> None:
+    """Prints the scores of every evaluation at or below `run`, and where its files are."""
+    console = console or Console(width=None if Console().is_terminal else 110)
+    found = find_results(run)
+    console.print(scores_table(found))
+    for line in absences(found[-1][1]):
+        console.print(line, style='dim', highlight=False)
+    for folder, _ in found:
+        console.print(f'{folder / RESULTS}', highlight=False)
+
+
+def scores_table(found: Found) -> Table:
+    """A row per task and composite, a column per evaluation."""
+    table = Table(title='Eval Gauntlet', title_justify='left')
+    table.add_column('')
+    for folder, record in found:
+        table.add_column(column_name(folder, record), justify='right')
+    records = [record for _, record in found]
+    for task in dict.fromkeys(task for record in records for task in record['tasks']):
+        table.add_row(task, *(task_cell(record['tasks'].get(task, {})) for record in records))
+    for kind in ('categories', 'averages'):
+        table.add_section()
+        groups = [(record['composites'] or {}).get(kind, {}) for record in records]
+        for name in dict.fromkeys(name for group in groups for name in group):
+            table.add_row(f'[bold]{name}[/bold]', *(cell(group.get(name, {})) for group in groups))
+    table.add_section()
+    table.add_row('seconds', *(f'{record["timing"]["seconds"]:.1f}' for record in records))
+    return table
+
+
+def column_name(folder: Path, record: dict[str, Any]) -> str:
+    """The training batch of an evaluation, else the name of its folder."""
+    training = record['training']
+    return f'ba{training["batch"]}' if training else folder.name
+
+
+def task_cell(task: dict[str, Any]) -> str:
+    """A task's accuracy."""
+    return next((cell(measure) for measure in task.get('metrics', {}).values()), ABSENT)
+
+
+def cell(measure: dict[str, Any]) -> str:
+    """A measure's value to three places."""
+    return f'{measure["value"]:.3f}' if 'value' in measure else ABSENT
+
+
+def absences(record: dict[str, Any]) -> list[str]:
+    """Why scores are absent, a line per reason for tasks and a line per composite."""
+    by_reason: dict[str, list[str]] = {}
+    for task, entry in record['tasks'].items():
+        reasons = [entry['reason']] if 'reason' in entry else []
+        reasons += [measure['reason'] for measure in entry.get('metrics', {}).values() if 'reason' in measure]
+        for reason in reasons:
+            by_reason.setdefault(reason, []).append(task)
+    lines = [f'{ABSENT} {reason}: {", ".join(tasks)}' for reason, tasks in by_reason.items()]
+    composites = record['composites'] or {}
+    names = [
+        name
+        for kind in ('categories', 'averages')
+        for name, measure in composites.get(kind, {}).items()
+        if 'reason' in measure
+    ]
+    if names:
+        lines.append(f'{ABSENT} composites over tasks without a score are absent: {", ".join(names)}')
+    return lines

@@ -1,0 +1,88 @@
+"""Category scores and averages of a gauntlet (llm-foundry 0.22, `callbacks/eval_gauntlet_callback.py`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from llmfoundry_gauntlet.config.specs import BenchmarkSpec, CategorySpec, GauntletSpec
+from llmfoundry_gauntlet.values import Composites, Measure
+
+
+def compute_composites(
+    gauntlet: GauntletSpec,
+    accuracies: Mapping[str, Measure],
+    num_items: Mapping[str, int],
+    *,
+    reference: bool,
+) -> Composites:
+    """Composites from the accuracy and size of each task, keyed by '{label}/{n}-shot'.
+
+    What cannot be computed is absent with the reason. With `reference`, averages are taken over the categories that
+    are left, and an average over none is 0, as upstream.
+    """
+    categories = {
+        category.name: category_score(gauntlet, category, accuracies, num_items) for category in gauntlet.categories
+    }
+    average = average_reference if reference else average_corrected
+    averages = {name: average(members, categories) for name, members in gauntlet.named_averages.items()}
+    return Composites(categories=categories, averages=averages)
+
+
+def category_score(
+    gauntlet: GauntletSpec,
+    category: CategorySpec,
+    accuracies: Mapping[str, Measure],
+    num_items: Mapping[str, int],
+) -> Measure:
+    """The weighted mean of the category's rescaled accuracies."""
+    missing = []
+    scores, weights = [], []
+    for benchmark in category.benchmarks:
+        accuracy = accuracies.get(benchmark.key, Measure(value=None, reason='did not run'))
+        if accuracy.value is None:
+            missing.append(f'{benchmark.key} ({accuracy.reason})')
+            continue
+        scores.append(rescale(gauntlet, benchmark, accuracy.value))
+        weights.append(weight(gauntlet.weighting, num_items[benchmark.key]))
+    if missing:
+        return Measure(value=None, reason='benchmarks without a score: ' + ', '.join(missing))
+    return Measure(value=sum(s * w for s, w in zip(scores, weights, strict=True)) / sum(weights))
+
+
+def rescale(gauntlet: GauntletSpec, benchmark: BenchmarkSpec, accuracy: float) -> float:
+    """The accuracy above chance, as a share of what can be had above chance."""
+    if not gauntlet.subtract_random_baseline:
+        return accuracy
+    above = accuracy - benchmark.random_baseline
+    return above / (1 - benchmark.random_baseline) if gauntlet.rescale_accuracy else above
+
+
+def weight(weighting: str, num_items: int) -> float:
+    """A benchmark's weight in its category."""
+    if weighting == 'SAMPLE_SZ':
+        return max(num_items, 1)
+    if weighting == 'LOG_SAMPLE_SZ':
+        return max(math.log2(max(num_items, 1)), 1)
+    return 1
+
+
+def average_corrected(members: tuple[str, ...], categories: Mapping[str, Measure]) -> Measure:
+    """The plain mean over the named categories; absent where any of them is."""
+    missing = [name for name in members if name not in categories or categories[name].value is None]
+    if missing:
+        unknown = [name for name in missing if name not in categories]
+        absent = [name for name in missing if name in categories]
+        parts = []
+        if unknown:
+            parts.append(f'the gauntlet has no category {", ".join(unknown)}')
+        if absent:
+            parts.append(f'categories without a score: {", ".join(absent)}')
+        return Measure(value=None, reason='; '.join(parts))
+    return Measure(value=sum(categories[name].value for name in members) / len(members))
+
+
+def average_reference(members: tuple[str, ...], categories: Mapping[str, Measure]) -> Measure:
+    """Upstream's average: over the categories that have a score, 0 where none has."""
+    left = [measure.value for name, measure in categories.items() if name in members and measure.value is not None]
+    return Measure(value=sum(left) / len(left) if left else 0.0)
