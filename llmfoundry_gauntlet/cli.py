@@ -1,0 +1,129 @@
+"""`gauntlet`: one function per sub-command."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llmfoundry_gauntlet.errors import ConfigError, DataError, GauntletError
+
+MISTAKE = 2  # exit status of what the user can mend
+BROKEN = 3
+
+app = typer.Typer(
+    name='gauntlet',
+    help='The Mosaic Eval Gauntlet: tasks from YAML files, scores from Hugging Face models and Composer checkpoints.',
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode='rich',
+)
+
+Tasks = Annotated[Path | None, typer.Option('--tasks', help='YAML file with the key icl_tasks.')]
+Gauntlet = Annotated[Path | None, typer.Option('--gauntlet', help='YAML file with the key eval_gauntlet.')]
+DataRoot = Annotated[str, typer.Option('--data-root', help='Folder that the paths of data files are relative to.')]
+
+
+@app.callback()
+def root(
+    traceback: Annotated[bool, typer.Option('--traceback', help='Show where an error comes from.')] = False,
+) -> None:
+    """Shared options."""
+
+
+@app.command()
+def run(
+    model: Annotated[str, typer.Option('--model', help='Hugging Face folder or name, or a Composer checkpoint file.')],
+    tasks: Annotated[Path, typer.Option('--tasks', help='YAML file with the key icl_tasks.')],
+    out: Annotated[Path, typer.Option('--out', help='Folder for results.json and samples/.')],
+    gauntlet: Gauntlet = None,
+    data_root: DataRoot = 'eval_data',
+    tokenizer: Annotated[str | None, typer.Option(help="In place of the model's own.")] = None,
+    model_config: Annotated[str | None, typer.Option(help="In place of the model's own.")] = None,
+    max_seq_len: Annotated[int | None, typer.Option(help="Longest prompt in tokens. Default: the model's.")] = None,
+    tokens_per_batch: Annotated[str, typer.Option(help='auto, or padded tokens of a batch.')] = 'auto',
+    device: Annotated[str | None, typer.Option(help='cpu or gpu. Default: a GPU where there is one.')] = None,
+    precision: Annotated[str | None, typer.Option(help='fp32, amp_bf16 or amp_fp16.')] = None,
+    semantics: Annotated[str, typer.Option(help="corrected, or reference: llm-foundry's scores.")] = 'corrected',
+    truncation: Annotated[str | None, typer.Option(help='drop_shots or reference.')] = None,
+    overwrite: Annotated[bool, typer.Option('--overwrite', help='Replace what is in --out.')] = False,
+) -> None:
+    """Evaluates a model and prints its scores.
+
+    gauntlet run --model runs/demo/checkpoints/latest-rank0.pt --tasks yamls/tasks/gauntlet_v0.1.yaml
+    --gauntlet yamls/gauntlets/eval_gauntlet_v0.1.yaml --out runs/demo/eval
+    """
+    from llmfoundry_gauntlet.composer import evaluate
+    from llmfoundry_gauntlet.report.tables import print_runs
+
+    evaluate(
+        model,
+        out=out,
+        tokenizer=tokenizer,
+        model_config=model_config,
+        device=device,
+        precision=precision,
+        overwrite=overwrite,
+        tasks=str(tasks),
+        gauntlet=None if gauntlet is None else str(gauntlet),
+        data_root=data_root,
+        max_seq_len=max_seq_len,
+        tokens_per_batch=int(tokens_per_batch) if tokens_per_batch.isdecimal() else tokens_per_batch,
+        semantics=semantics,
+        truncation=truncation,
+    )
+    print_runs(out)
+
+
+@app.command()
+def validate(
+    tasks: Tasks = None,
+    gauntlet: Gauntlet = None,
+    data_root: DataRoot = 'eval_data',
+    no_data: Annotated[bool, typer.Option('--no-data', help='Check the YAML files alone.')] = False,
+) -> None:
+    """Checks YAML files, and the data that the tasks name; lists all errors at once.
+
+    gauntlet validate --tasks yamls/tasks/gauntlet_v0.1.yaml --gauntlet yamls/gauntlets/eval_gauntlet_v0.1.yaml
+    """
+    from llmfoundry_gauntlet.config.load import load_suite
+    from llmfoundry_gauntlet.evaluation import read_data
+
+    if tasks is None and gauntlet is None:
+        raise ConfigError(['nothing to check: give --tasks, --gauntlet or both'])
+    suite = load_suite(tasks, gauntlet)
+    for warning in suite.warnings:
+        typer.echo(f'warning: {warning}')
+    if tasks is not None:
+        typer.echo(f'{tasks}: {len(suite.tasks)} tasks')
+    if suite.gauntlet is not None:
+        typer.echo(f'{gauntlet}: {len(suite.gauntlet.categories)} categories')
+    if tasks is not None and not no_data:
+        examples, unsupported = read_data(suite, data_root)
+        typer.echo(f'{data_root}: {sum(map(len, examples.values()))} rows of {len(examples)} tasks')
+        for task, reason in unsupported.items():
+            typer.echo(f'warning: {task}: {reason}')
+    typer.echo('no errors')
+
+
+def main() -> None:
+    """The console script: errors without tracebacks, status 2 for what a user can mend, 3 for what broke."""
+    show_traceback = '--traceback' in sys.argv
+    try:
+        app()
+    except GauntletError as error:
+        if show_traceback:
+            raise
+        lines = error.problems if isinstance(error, (ConfigError, DataError)) else [str(error)]
+        for line in lines:
+            print(f'error: {line}', file=sys.stderr)
+        raise SystemExit(MISTAKE) from None
+    except Exception as error:
+        if show_traceback:
+            raise
+        print(f'error: {type(error).__name__}: {error}', file=sys.stderr)
+        print('This is a fault of the program; --traceback shows where.', file=sys.stderr)
+        raise SystemExit(BROKEN) from None

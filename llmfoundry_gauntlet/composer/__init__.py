@@ -1,0 +1,7 @@
+"""The only room that knows Composer: callback, evaluators, checkpoints, evaluation alone."""
+
+from llmfoundry_gauntlet.composer.callback import EvalGauntlet
+from llmfoundry_gauntlet.composer.evaluate import evaluate
+from llmfoundry_gauntlet.composer.task_evaluators import build_icl_evaluators
+
+__all__ = ['EvalGauntlet', 'build_icl_evaluators', 'evaluate']

@@ -1,0 +1,207 @@
+"""The callback that evaluates a model while Composer trains it."""
+
+from __future__ import annotations
+
+import logging
+import platform
+from pathlib import Path
+from typing import Any
+
+import composer
+import torch
+import transformers
+from composer.core import Callback, State, get_precision_context
+from composer.loggers import Logger
+from composer.utils import dist, model_eval_mode
+
+from llmfoundry_gauntlet.composer.evaluators import (
+    EvaluationRun,
+    language_model,
+    make_evaluator,
+    plan_for_model,
+    unwrapped,
+)
+from llmfoundry_gauntlet.composer.interval import EvaluationSchedule, checkpoint_of_batch
+from llmfoundry_gauntlet.config.settings import decode_settings
+from llmfoundry_gauntlet.evaluation import Evaluation, PlannedEvaluation, load_data
+from llmfoundry_gauntlet.records.results import note_checkpoint, write_records
+from llmfoundry_gauntlet.scores.keys import BATCH, metric_stream
+
+log = logging.getLogger(__name__)
+
+LABEL = 'gauntlet'  # of the one evaluator that holds all tasks
+
+
+class EvalGauntlet(Callback):
+    """Evaluates all tasks at the chosen times, logs scores and composites, and keeps records.
+
+    The settings are the fields of EvaluationSettings, the same keys as in a training YAML:
+
+        EvalGauntlet(tasks='yamls/tasks/gauntlet_v0.1.yaml', gauntlet='yamls/gauntlets/eval_gauntlet_v0.1.yaml')
+
+    Tasks and data are read and checked at once (ConfigError, DataError); the model and its tokenizer when the Trainer
+    is made (ModelError). Training is left as it was, bit by bit. The latest result is `evaluation`.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        self.data = load_data(decode_settings(settings))
+        self.settings = self.data.settings
+        self.schedule = EvaluationSchedule(self.settings.interval)
+        self.planned: PlannedEvaluation | None = None
+        self.evaluation: Evaluation | None = None
+        self.training_origin: dict[str, Any] | None = None  # eval-only: where a checkpoint's training stood
+        self.model_name: str | None = None
+        self._evaluator: Any = None
+        self._run: EvaluationRun | None = None
+        self._original_forward: Any = None
+        self._awaiting_checkpoint: tuple[int, Path] | None = None
+        for warning in self.data.suite.warnings:
+            log.warning(warning)
+        for reason in dict.fromkeys(self.data.unsupported.values()):
+            tasks = [task for task, why in self.data.unsupported.items() if why == reason]
+            log.warning('%s; left out: %s', reason, ', '.join(tasks))
+
+    # Composer's events, in the order in which they come.
+
+    def before_load(self, state: State, logger: Logger) -> None:
+        """Plans the evaluation and attaches its evaluator. At `init` the Trainer would wipe it."""
+        model = unwrapped(state.model)
+        self.planned = plan_for_model(self.data, model, state.device._device)
+        self._evaluator = make_evaluator(LABEL, self.planned, self.schedule)
+        self._attach(state)
+        log.info(
+            'gauntlet: %d tasks, %d items, %d tokens in %d batches; max_seq_len %d',
+            len(self.planned.tasks),
+            len(self.planned.items),
+            self.planned.num_tokens,
+            len(self.planned.batches),
+            self.planned.max_seq_len,
+        )
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        """Evaluates before the first step where that is wanted: Composer's own loop has no such moment."""
+        self._attach(state)  # again: `fit(eval_dataloader=...)` replaces the evaluators
+        if not self.schedule.first or state.timestamp.batch.value > 0:
+            return
+        self._begin(state)
+        try:
+            with (
+                torch.no_grad(),
+                model_eval_mode(state.model),
+                get_precision_context(state.precision, state.precision_config),
+            ):
+                for batch in self._evaluator.dataloader.dataloader:
+                    self._run.run(batch)
+            self._finish(state, logger)
+        finally:
+            self._restore(state)
+
+    def eval_start(self, state: State, logger: Logger) -> None:
+        """Gives the model's `eval_forward` to the engine, for our evaluator alone."""
+        if state.dataloader_label == LABEL:
+            self._begin(state)
+
+    def eval_end(self, state: State, logger: Logger) -> None:
+        """Gathers, scores, logs and records; gives `eval_forward` back whatever happens."""
+        if state.dataloader_label == LABEL:
+            try:
+                self._finish(state, logger)
+            finally:
+                self._restore(state)
+
+    def batch_start(self, state: State, logger: Logger) -> None:
+        """The checkpoint of an evaluated batch is known once the next batch starts."""
+        self._note_checkpoint(state)
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        """The checkpoint of the last batch is known."""
+        self._note_checkpoint(state)
+
+    def close(self, state: State, logger: Logger) -> None:
+        """Leaves the model as it was, also after an evaluation that failed."""
+        self._restore(state)
+
+    # What they do.
+
+    def _attach(self, state: State) -> None:
+        if all(evaluator is not self._evaluator for evaluator in state.evaluators):
+            state.evaluators.append(self._evaluator)
+        state.eval_metrics[LABEL] = {}
+
+    def _begin(self, state: State) -> None:
+        model = unwrapped(state.model)
+        self._run = EvaluationRun(self.planned, language_model(self.planned, model))
+        self._original_forward = model.__dict__.get('eval_forward')
+        model.eval_forward = self._run.run
+
+    def _restore(self, state: State) -> None:
+        if self._run is None:
+            return
+        self._run = None
+        model = unwrapped(state.model)
+        if self._original_forward is None:
+            del model.eval_forward
+        else:
+            model.eval_forward = self._original_forward
+
+    def _finish(self, state: State, logger: Logger) -> None:
+        evaluation = self._run.finish()
+        batch = state.timestamp.batch.value
+        self.evaluation = evaluation
+        self.schedule.evaluated_batch = batch
+        origin = self.training_origin
+        metrics = metric_stream(evaluation.scores, evaluation.composites, evaluation.seconds)
+        logger.log_metrics({**metrics, BATCH: batch if origin is None else origin['batch']})
+        if self.settings.save_folder is not None and dist.get_global_rank() == 0:
+            self._write(state, evaluation, batch)
+
+    def _write(self, state: State, evaluation: Evaluation, batch: int) -> None:
+        folder = Path(self.settings.save_folder.replace('{run_name}', state.run_name))
+        training = self.training_origin
+        if state.max_duration is not None:  # a Trainer that trains
+            folder /= f'ba{batch}'
+            training = {
+                'batch': batch,
+                'epoch': state.timestamp.epoch.value,
+                'token': state.timestamp.token.value,
+                'checkpoint': checkpoint_of_batch(state, batch),
+            }
+            if training['checkpoint'] is None:
+                self._awaiting_checkpoint = (batch, folder)
+        model = unwrapped(state.model)
+        write_records(
+            folder,
+            evaluation,
+            model={
+                'name': self.model_name or state.run_name,
+                'class': type(model.model).__name__,
+                'num_parameters': sum(parameter.numel() for parameter in model.model.parameters()),
+            },
+            environment=environment(state),
+            training=training,
+        )
+
+    def _note_checkpoint(self, state: State) -> None:
+        if self._awaiting_checkpoint is None:
+            return
+        batch, folder = self._awaiting_checkpoint
+        checkpoint = checkpoint_of_batch(state, batch)
+        if checkpoint is not None:
+            note_checkpoint(folder, checkpoint)
+        if checkpoint is not None or state.timestamp.batch.value > batch:
+            self._awaiting_checkpoint = None
+
+
+def environment(state: State) -> dict[str, Any]:
+    """What the numbers were computed with."""
+    device = state.device._device
+    return {
+        'python': platform.python_version(),
+        'torch': torch.__version__,
+        'transformers': transformers.__version__,
+        'composer': composer.__version__,
+        'device': torch.cuda.get_device_name(device) if device.type == 'cuda' else 'cpu',
+        'precision': state.precision.value,
+        'num_ranks': dist.get_world_size(),
+        'num_threads': torch.get_num_threads(),
+    }

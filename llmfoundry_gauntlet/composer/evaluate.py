@@ -1,0 +1,85 @@
+"""Evaluation alone: a Trainer that never trains, with the same callback."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from composer import Trainer
+from composer.core import Precision
+from composer.utils import dist
+
+from llmfoundry_gauntlet.composer.callback import EvalGauntlet
+from llmfoundry_gauntlet.composer.models import ModelSource, composer_model, open_model, resolve_max_seq_len
+from llmfoundry_gauntlet.errors import ConfigError, RecordError
+from llmfoundry_gauntlet.evaluation import Evaluation
+from llmfoundry_gauntlet.prompts.encode import Encoder
+
+DEVICES = ('cpu', 'gpu')
+MODEL_KEYS = ('tokenizer', 'model_config')
+
+
+def evaluate(
+    model: str,
+    *,
+    out: str | Path | None = None,
+    tokenizer: str | None = None,
+    model_config: str | None = None,
+    device: str | None = None,
+    precision: str | None = None,
+    overwrite: bool = False,
+    **settings: Any,
+) -> Evaluation:
+    """Evaluates a Hugging Face folder or name, or a Composer checkpoint; writes results.json and samples to `out`.
+
+    `settings` are the fields of EvaluationSettings but `interval` and `save_folder`. `device` is 'cpu' or 'gpu', by
+    default a GPU where there is one; `precision` one of Composer's, by default fp32 on a CPU and amp_bf16 on a GPU.
+    Works on all ranks of the `composer` launcher. Raises GauntletError.
+    """
+    device = device or ('gpu' if torch.cuda.is_available() else 'cpu')
+    precision = precision or ('fp32' if device == 'cpu' else 'amp_bf16')
+    check_choice('device', device, DEVICES)
+    check_choice('precision', precision, [value.value for value in Precision])
+    if out is not None:
+        check_out(Path(out), overwrite=overwrite)
+    callback = EvalGauntlet(**settings, save_folder=None if out is None else str(out))
+    source = open_model(model, tokenizer=tokenizer, model_config=model_config)
+    check_fit(callback, source)
+    callback.training_origin = source.training and dict(source.training)
+    callback.model_name = source.name
+    dist.initialize_dist(device, timeout=300.0)
+    with warnings.catch_warnings():
+        warnings.filterwarnings('ignore', message='No optimizer was specified')
+        trainer = Trainer(
+            model=composer_model(source.load(), source.tokenizer),
+            callbacks=[callback],
+            device=device,
+            precision=precision,
+            progress_bar=False,
+        )
+    trainer.eval()
+    trainer.close()
+    return callback.evaluation
+
+
+def check_out(out: Path, *, overwrite: bool) -> None:
+    """Raises RecordError where `out` holds something that must not be lost."""
+    if out.exists() and not out.is_dir():
+        raise RecordError(f'{out}: is a file; give a folder')
+    if out.is_dir() and any(out.iterdir()) and not overwrite:
+        raise RecordError(f'{out}: is not empty; give another folder, or --overwrite to replace what is there')
+
+
+def check_fit(callback: EvalGauntlet, source: ModelSource) -> None:
+    """Raises ModelError where tokenizer or length do not fit, before any weights are loaded."""
+    Encoder(source.tokenizer)
+    limits = {task.key: task.max_seq_len for task in callback.data.suite.tasks if task.max_seq_len is not None}
+    resolve_max_seq_len(callback.settings.max_seq_len, source.config, limits)
+
+
+def check_choice(name: str, value: str, allowed: list[str] | tuple[str, ...]) -> None:
+    """Raises ConfigError unless the value is allowed."""
+    if value not in allowed:
+        raise ConfigError([f'{name} is {value!r}; allowed: {", ".join(allowed)}'])

@@ -1,0 +1,107 @@
+"""One Composer evaluator per task, for people who drive the Trainer themselves."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from composer.core import Evaluator
+from composer.models import HuggingFaceModel
+from composer.utils import dist
+from torchmetrics import Metric
+
+from llmfoundry_gauntlet.composer.evaluators import (
+    PlannedBatch,
+    language_model,
+    make_evaluator,
+    plan_for_model,
+    unwrapped,
+)
+from llmfoundry_gauntlet.config.settings import decode_settings
+from llmfoundry_gauntlet.evaluation import PlannedEvaluation, conclude, load_data, one_task
+from llmfoundry_gauntlet.tasks import task_types
+from llmfoundry_gauntlet.values import ItemKey, ItemResult, ScoreOutput
+
+
+class TaskAccuracy(Metric):
+    """The accuracy of the task whose batches it sees, or of one of its categories, as a torchmetrics metric.
+
+    `compute` gathers all ranks' items and is nan where the accuracy is absent: torchmetrics knows no reason.
+    """
+
+    full_state_update = False
+
+    def __init__(self, category: str | None = None) -> None:
+        super().__init__()
+        self.category = category
+        self.planned: PlannedEvaluation | None = None
+        self.results: dict[ItemKey, ItemResult] = {}
+
+    def update(self, planned: PlannedEvaluation, outputs: list[ScoreOutput]) -> None:
+        """Keeps the outputs of a batch as item results."""
+        self.planned = planned
+        self.results.update(planned.results(outputs))
+
+    def reset(self) -> None:
+        """Forgets all items."""
+        super().reset()
+        self.results = {}
+
+    def compute(self) -> torch.Tensor:
+        """The accuracy, from 0 to 1."""
+        results = {key: result for part in dist.all_gather_object(self.results) for key, result in part.items()}
+        if self.planned is None:
+            return torch.tensor(torch.nan)
+        (score,) = conclude(self.planned, results, {}).scores.values()
+        part = score if self.category is None else score.categories[self.category]
+        (measure,) = part.metrics.values()
+        return torch.tensor(torch.nan if measure.value is None else measure.value)
+
+
+def build_icl_evaluators(tasks: Any, model: HuggingFaceModel, **settings: Any) -> list[Evaluator]:
+    """Evaluators for `Trainer(eval_dataloader=...)`, one per task and number of shots, labelled '{label}/{n}-shot'.
+
+    `tasks` is a path, a list of paths or the list of tasks itself; `settings` are those of EvaluationSettings that
+    concern single tasks (data_root, max_seq_len, tokens_per_batch, semantics, truncation). `model` learns to run the
+    evaluators' batches and reports their metrics among its own, so evaluators of other data should name theirs
+    (`metric_names`). Task types that this version cannot run are left out. Raises ConfigError, DataError, ModelError.
+    """
+    data = load_data(decode_settings({**settings, 'tasks': tasks, 'save_folder': None}, 'build_icl_evaluators'))
+    device = next(unwrapped(model).parameters()).device
+    evaluators = []
+    metrics: dict[str, TaskAccuracy] = {}
+    for key, examples in data.examples.items():
+        planned = plan_for_model(one_task(data, key), model, device)
+        accuracy = task_types()[planned.tasks[key].icl_task_type].metric
+        categories = sorted({example.category for example in examples if example.category is not None})
+        own = {f'{category}/{accuracy}': TaskAccuracy(category) for category in categories}
+        own[accuracy] = TaskAccuracy()
+        metrics.update(own)
+        evaluators.append(make_evaluator(key, planned, None, [f'^{re.escape(name)}$' for name in own]))
+    teach(model, metrics)
+    return evaluators
+
+
+def teach(model: HuggingFaceModel, metrics: dict[str, TaskAccuracy]) -> None:
+    """Makes a model run planned batches and report these metrics; all else it does as before."""
+    eval_forward, update_metric, get_metrics = model.eval_forward, model.update_metric, model.get_metrics
+
+    def eval_forward_or_score(batch: Any, outputs: Any = None) -> Any:
+        if isinstance(batch, PlannedBatch):
+            return language_model(batch.planned, model).run(batch.batch)
+        return eval_forward(batch, outputs)
+
+    def update_metric_or_accuracy(batch: Any, outputs: Any, metric: Metric) -> Any:
+        if isinstance(batch, PlannedBatch):
+            return metric.update(batch.planned, outputs)
+        if isinstance(metric, TaskAccuracy):
+            return None
+        return update_metric(batch, outputs, metric)
+
+    def get_all_metrics(is_train: bool = False) -> dict[str, Metric]:
+        return get_metrics(is_train) if is_train else {**get_metrics(is_train), **metrics}
+
+    model.eval_forward = eval_forward_or_score
+    model.update_metric = update_metric_or_accuracy
+    model.get_metrics = get_all_metrics
