@@ -15,6 +15,7 @@ from llmfoundry_gauntlet.config.specs import (
     TaskSpec,
     task_key,
 )
+from llmfoundry_gauntlet.config.yaml_files import open_yaml, resolved
 from llmfoundry_gauntlet.errors import ConfigError
 
 TASKS_KEY = 'icl_tasks'
@@ -183,37 +184,16 @@ def read_key(path: Path, key: str, problems: Problems) -> Any:
 
 def read_mapping(path: Path, key: str, problems: Problems) -> Any:
     """The value of `key` in one YAML file, interpolations resolved; None and a problem where that fails."""
-    from omegaconf import DictConfig, OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
-
     try:
-        content = OmegaConf.load(path)
-    except FileNotFoundError:
-        problems.add('', 'there is no such file')
+        content = open_yaml(path)
+        if key in content:
+            return resolved(content[key], f'{path}: {key}')
+    except ConfigError as error:
+        problems.found.extend(error.problems)
         return None
-    except (OSError, UnicodeDecodeError) as error:
-        problems.add('', f'cannot be read: {error}')
-        return None
-    except (YAMLError, OmegaConfBaseException) as error:
-        problems.add('', f'is not valid YAML: {" ".join(str(error).split())}')
-        return None
-    if not isinstance(content, DictConfig):
-        problems.add('', f"is a list at its top; allowed: a mapping with the key '{key}'")
-        return None
-    if key not in content:
-        keys = [str(name) for name in content]
-        if not keys:
-            problems.add('', f"is empty; allowed: a mapping with the key '{key}'")
-        else:
-            problems.add('', f"the key '{key}' is missing; found: {', '.join(keys)}")
-        return None
-    try:
-        node = content[key]
-        return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
-    except OmegaConfBaseException as error:
-        problems.add(key, f'an interpolation cannot be resolved: {str(error).splitlines()[0]}')
-        return None
+    found = f'found: {", ".join(map(str, content))}' if content else 'the file is empty'
+    problems.add('', f"the key '{key}' is missing; {found}")
+    return None
 
 
 def find_yaml(name: str, referrer: Path) -> Path | None:

@@ -61,7 +61,7 @@ def json_lines(lines: Iterator[str], source: str) -> Iterator[NumberedRow]:
         if not line.strip():
             continue
         try:
-            yield number, json.loads(line)
+            yield number, json.loads(line.rstrip())
         except json.JSONDecodeError as error:
             problems.append(f'{source}:{number + 1}: malformed JSON: {error.msg} at column {error.colno}')
     if problems:

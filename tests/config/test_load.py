@@ -1,0 +1,166 @@
+from pathlib import Path
+
+import pytest
+
+from llmfoundry_gauntlet.config.load import load_suite
+from llmfoundry_gauntlet.errors import ConfigError
+
+TASK = {'label': 'copa', 'dataset_uri': 'copa.jsonl', 'num_fewshot': [0], 'icl_task_type': 'multiple_choice'}
+BENCHMARK = {'name': 'copa', 'num_fewshot': 0, 'random_baseline': 0.5}
+
+
+def gauntlet(**changes):
+    return {'categories': [{'name': 'commonsense', 'benchmarks': [BENCHMARK]}], **changes}
+
+
+def problems_of(tasks, gauntlet=None) -> list[str]:
+    with pytest.raises(ConfigError) as raised:
+        load_suite(tasks, gauntlet)
+    return list(raised.value.problems)
+
+
+def test_every_upstream_yaml_with_tasks_or_a_gauntlet_loads_unchanged(upstream_yamls: Path):
+    loaded = {}
+    for path in sorted(upstream_yamls.iterdir()):
+        text = path.read_text()
+        tasks = path if 'icl_tasks:' in text else None
+        suite = load_suite(tasks, path if 'eval_gauntlet:' in text else None)
+        loaded[path.name] = (len(suite.tasks), len(suite.gauntlet.categories) if suite.gauntlet else 0)
+    assert len(loaded) == 25
+    assert loaded['tasks_v0.1.yaml'] == (49, 0)
+    assert loaded['eval_gauntlet_v0.1.yaml'] == (0, 6)
+    assert loaded['hf_eval.yaml'] == (34, 5)  # both keys are paths to other files
+    assert loaded['hf_lora_eval.yml'] == (38, 5)
+    assert loaded['long_context_tasks.yaml'] == (39, 0)
+
+
+def test_old_names_of_keys_and_task_types_are_read(upstream_yamls: Path):
+    (task,) = load_suite(
+        [{**TASK, 'icl_task_type': 'question_answering', 'question_prelimiter': 'Q: ', 'cot_delimiter': ' #### '}]
+    ).tasks
+    assert (task.icl_task_type, task.prelimiter) == ('generation_task_with_answers', 'Q: ')
+    suite = load_suite(upstream_yamls / 'tasks_v0.1.yaml')
+    assert next(task for task in suite.tasks if task.label == 'gsm8k').prelimiter == 'Q: '
+
+
+def test_each_number_of_shots_becomes_a_task_of_its_own():
+    suite = load_suite([{**TASK, 'num_fewshot': [0, 10]}])
+    assert [task.key for task in suite.tasks] == ['copa/0-shot', 'copa/10-shot']
+
+
+def test_an_average_over_an_unknown_category_is_a_warning_with_its_place(upstream_yamls: Path):
+    suite = load_suite(None, upstream_yamls / 'eval_gauntlet.yaml')
+    assert len(suite.warnings) == 3
+    assert 'eval_gauntlet.averages.core_average' in suite.warnings[0] and "'programming'" in suite.warnings[0]
+
+
+def test_all_errors_are_listed_at_once_with_file_and_dotted_path(tmp_path: Path):
+    path = tmp_path / 'tasks.yaml'
+    path.write_text(
+        """
+icl_tasks:
+- {label: a b, dataset_uri: x.jsonl, num_fewshot: [0], icl_task_type: multiple_choice}
+- {label: b, num_fewshot: [0], icl_task_type: schema}
+- {label: c, dataset_uri: x.jsonl, num_fewshot: ten, icl_task_type: language_modeling}
+- {label: d, dataset_uri: x.jsonl, num_fewshot: [0], icl_task_type: language_modelling}
+- {label: e, dataset_uri: x.jsonl, num_fewshot: [0, 0], icl_task_type: schema}
+- {label: f, dataset_uri: x.jsonl, num_fewshot: [1], icl_task_type: schema, prelimiterr: x}
+- {label: f, dataset_uri: x.jsonl, num_fewshot: [-1], icl_task_type: schema}
+- {label: g, dataset_uri: x.jsonl, num_fewshot: [1], icl_task_type: schema, cot_delimiter: x}
+- {label: h, dataset_uri: x.jsonl, num_fewshot: [1], icl_task_type: schema}
+- {label: h, dataset_uri: x.jsonl, num_fewshot: [0, 1], icl_task_type: schema}
+"""
+    )
+    gauntlet_path = tmp_path / 'gauntlet.yaml'
+    gauntlet_path.write_text(
+        """
+eval_gauntlet:
+  weighting: EVEN
+  categories:
+  - {name: one, benchmarks: []}
+  - {name: two, benchmarks: [{name: h, num_fewshot: 1, random_baseline: 1.0}]}
+"""
+    )
+    found = problems_of(path, gauntlet_path)
+    expected = [
+        "icl_tasks[0]: label: 'a b' cannot be a file name; allowed: letters, digits and '_', '-', '.'",
+        "icl_tasks[1]: the key 'dataset_uri' is missing",
+        "icl_tasks[2].num_fewshot: is 'ten'; allowed: a list",
+        "icl_tasks[3].icl_task_type: unknown task type 'language_modelling', did you mean 'language_modeling'?",
+        'icl_tasks[4]: num_fewshot: [0, 0] names a number of shots twice',
+        "icl_tasks[5].prelimiterr: unknown key 'prelimiterr', did you mean 'prelimiter'?",
+        'icl_tasks[6]: num_fewshot: is -1; allowed: 0 or more',
+        'icl_tasks[7].cot_delimiter: has no meaning in schema; it belongs to generation_task_with_answers',
+        f'icl_tasks[9]: h/1-shot stands already at {path}: icl_tasks[8]; a label may have each number of shots once',
+    ]
+    assert [line.removeprefix(f'{path}: ') for line in found[: len(expected)]] == expected
+    assert [line.removeprefix(f'{gauntlet_path}: ') for line in found[len(expected) :]] == [
+        'eval_gauntlet.categories[0]: benchmarks: is empty; a category needs at least one benchmark',
+        'eval_gauntlet.categories[1].benchmarks[0]: random_baseline: is 1; allowed: 0 up to, not including, 1',
+    ]
+
+
+@pytest.mark.parametrize('label', ['..', '.', '', 'a/b', 'ü', 'a b'])
+def test_a_label_that_cannot_be_a_file_name_is_refused(label: str):
+    (problem,) = problems_of([{**TASK, 'label': label}])
+    assert 'cannot be a file name' in problem
+
+
+@pytest.mark.parametrize(
+    ('changes', 'expected'),
+    [
+        ({'weighting': 'EQUALL'}, 'unknown weighting'),
+        ({'categories': []}, 'is empty; a gauntlet needs at least one category'),
+        ({'averages': {'commonsense': ['commonsense']}}, 'is also the name of a category'),
+        ({'averages': {'core': []}}, 'averages.core: is empty'),
+        ({'subtract_random_baseline': False}, 'rescale_accuracy: needs subtract_random_baseline'),
+        ({'rescale_accuracy': 'yes'}, "rescale_accuracy: is 'yes'; allowed: true or false"),
+        ({'average': {}}, "unknown key 'average', did you mean 'averages'?"),
+        ({'categories': [{'name': 'a', 'benchmarks': [{**BENCHMARK, 'random_baseline': -0.1}]}]}, 'random_baseline'),
+        ({'categories': [{'name': 'a', 'benchmarks': [BENCHMARK, BENCHMARK]}]}, 'copa/0-shot stands there twice'),
+    ],
+)
+def test_a_wrong_gauntlet_is_refused(changes: dict, expected: str):
+    (problem,) = problems_of([TASK], gauntlet(**changes))
+    assert expected in problem
+
+
+def test_a_benchmark_that_no_task_provides_is_an_error_that_says_what_there_is():
+    wrong_shots = gauntlet(categories=[{'name': 'a', 'benchmarks': [{**BENCHMARK, 'num_fewshot': 10}]}])
+    assert 'no task provides copa/10-shot (a): the task copa has 0 shots' in problems_of([TASK], wrong_shots)[0]
+    wrong_name = gauntlet(categories=[{'name': 'a', 'benchmarks': [{**BENCHMARK, 'name': 'coppa'}]}])
+    assert "no task has that label, did you mean 'copa'?" in problems_of([TASK], wrong_name)[0]
+
+
+@pytest.mark.parametrize(
+    ('content', 'expected'),
+    [
+        ('', "the key 'icl_tasks' is missing; the file is empty"),
+        ('- label: a\n', 'is a list at its top; allowed: a mapping'),
+        ('icl_tasks: []\n', 'is an empty list; give at least one task'),
+        ('icl_task: []\n', "the key 'icl_tasks' is missing; found: icl_task"),
+        ('icl_tasks: {a: 1}\n', 'is a mapping; allowed: a list of tasks'),
+        ('icl_tasks: [\n', 'is not valid YAML'),
+        ('icl_tasks: nowhere.yaml\n', "there is no file 'nowhere.yaml'"),
+        ('icl_tasks: [{label: "${nowhere}"}]\n', 'an interpolation cannot be resolved'),
+        ('icl_tasks: [1]\n', 'icl_tasks[0]: is 1; allowed: a mapping'),
+    ],
+)
+def test_a_file_that_holds_no_tasks_says_so(tmp_path: Path, content: str, expected: str):
+    path = tmp_path / 'tasks.yaml'
+    path.write_text(content)
+    (problem,) = problems_of(path)
+    assert problem.startswith(str(path)) and expected in problem
+
+
+def test_a_missing_file_is_named():
+    assert problems_of('nowhere/tasks.yaml') == ['nowhere/tasks.yaml: there is no such file']
+
+
+def test_tasks_of_several_files_may_not_share_label_and_shots(tmp_path: Path):
+    for name in ('a.yaml', 'b.yaml'):
+        (tmp_path / name).write_text(
+            'icl_tasks: [{label: x, dataset_uri: x.jsonl, num_fewshot: [0], icl_task_type: schema}]'
+        )
+    (problem,) = problems_of([str(tmp_path / 'a.yaml'), str(tmp_path / 'b.yaml')])
+    assert problem.startswith(str(tmp_path / 'b.yaml')) and str(tmp_path / 'a.yaml') in problem

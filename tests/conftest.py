@@ -1,0 +1,68 @@
+"""Paths and small helpers that all tests share."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ.setdefault('HF_HUB_OFFLINE', '1')
+os.environ.setdefault('TOKENIZERS_PARALLELISM', 'false')
+
+ROOT = Path(__file__).parent.parent
+SHARED_DATA = ROOT.parent / 'shared' / 'data'
+FIXTURES = Path(__file__).parent / 'fixtures'
+
+
+class CharacterTokenizer:
+    """A tokenizer for tests: a token per character, its code point; bos 1 in front when special tokens are wanted."""
+
+    eos_token_id = 2
+    pad_token_id = 0
+
+    def __init__(self, *, bos: bool = True) -> None:
+        self.special = [1] if bos else []
+
+    def __call__(self, texts: Sequence[str], *, add_special_tokens: bool, **_: Any) -> dict[str, list[list[int]]]:
+        special = self.special if add_special_tokens else []
+        return {'input_ids': [special + [ord(character) for character in text] for text in texts]}
+
+
+@pytest.fixture
+def character_tokenizer() -> CharacterTokenizer:
+    return CharacterTokenizer()
+
+
+@pytest.fixture
+def real_data() -> Path:
+    """The real evaluation files, which are other people's and not part of the project."""
+    folder = SHARED_DATA / 'local_data'
+    if not folder.is_dir():
+        pytest.skip('the real evaluation files (../shared/data/local_data) are not here')
+    return folder
+
+
+@pytest.fixture
+def upstream_yamls() -> Path:
+    """llm-foundry's own YAML files."""
+    folder = SHARED_DATA / 'upstream_yamls'
+    if not folder.is_dir():
+        pytest.skip("llm-foundry's YAML files (../shared/data/upstream_yamls) are not here")
+    return folder
+
+
+@pytest.fixture
+def write_jsonl(tmp_path: Path) -> Callable[..., Path]:
+    """Writes rows as JSON lines below the test's folder; a string is written as it is."""
+
+    def write(name: str, rows: Sequence[Any]) -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(''.join(f'{row if isinstance(row, str) else json.dumps(row)}\n' for row in rows))
+        return path
+
+    return write

@@ -1,0 +1,106 @@
+import pytest
+
+from llmfoundry_gauntlet.config.load import load_suite
+from llmfoundry_gauntlet.data.examples import read_examples
+from llmfoundry_gauntlet.errors import DataError
+from llmfoundry_gauntlet.tasks import task_types
+
+ROW = {'query': 'Sky?', 'choices': ['blue', 'green'], 'gold': 0}
+PASSAGE = {'context': 'two and two are', 'continuation': 'four'}
+SCHEMA = {'context_options': ['a', 'b'], 'continuation': 'c', 'gold': 1}
+
+
+def task(kind: str, uri: str = 'rows.jsonl', **keys):
+    entry = {'label': 't', 'dataset_uri': uri, 'num_fewshot': [0], 'icl_task_type': kind, **keys}
+    return load_suite([entry]).tasks[0]
+
+
+def read(folder, kind: str, **keys):
+    spec = task(kind, **keys)
+    return read_examples(spec, folder, task_types()[kind].parse)
+
+
+def problems(folder, kind: str, **keys) -> list[str]:
+    with pytest.raises(DataError) as raised:
+        read(folder, kind, **keys)
+    return [line.replace(f'{folder}/', '') for line in raised.value.problems]
+
+
+def test_rows_keep_their_line_numbers_and_strings_are_stripped_but_not_those_in_lists(write_jsonl, tmp_path):
+    write_jsonl('rows.jsonl', [{**ROW, 'query': ' Sky? '}, '', {**ROW, 'choices': [' blue', 'green']}])
+    first, second = read(tmp_path, 'multiple_choice')
+    assert (first.row, second.row) == (0, 2)
+    assert first.content.query == 'Sky?'
+    assert second.content.choices == (' blue', 'green')
+    assert read(tmp_path, 'multiple_choice', strip_dataset=False)[0].content.query == ' Sky? '
+
+
+def test_every_wrong_row_is_listed_with_file_and_line(write_jsonl, tmp_path):
+    rows = [
+        ROW,
+        {**ROW, 'gold': 2},
+        {**ROW, 'gold': True},
+        {**ROW, 'gold': '0'},
+        {**ROW, 'choices': 'blue'},
+        {**ROW, 'choices': ['blue', '']},
+        {**ROW, 'query': 7},
+        {'querry': 'Sky?', 'choices': ['a', 'b'], 'gold': 0},
+        {**ROW, 'choices': ['a', 'b', 'c']},
+        [1],
+    ]
+    write_jsonl('rows.jsonl', rows)
+    assert problems(tmp_path, 'multiple_choice') == [
+        'rows.jsonl:2: gold is 2 but there are 2 choices (0..1)',
+        'rows.jsonl:3: gold is True; allowed: a whole number 0..1',
+        "rows.jsonl:4: gold is '0'; allowed: a whole number 0..1",
+        "rows.jsonl:5: choices is 'blue'; allowed: a list of two or more texts",
+        "rows.jsonl:6: choices[1] is ''; allowed: a text that is not empty",
+        'rows.jsonl:7: query is 7; allowed: text',
+        "rows.jsonl:8: the key 'query' is missing, did you mean 'querry'?",
+        'rows.jsonl:10: is list; allowed: a JSON object',
+        'rows.jsonl:9: has 3 choices; allowed: 2, as in line 1',
+    ]
+
+
+def test_malformed_json_names_line_and_column(write_jsonl, tmp_path):
+    write_jsonl('rows.jsonl', [ROW, '{"query": '])
+    assert problems(tmp_path, 'multiple_choice') == ['rows.jsonl:2: malformed JSON: Expecting value at column 10']
+
+
+def test_an_empty_file_and_a_missing_file_are_errors(write_jsonl, tmp_path):
+    assert 'there is no such data file' in problems(tmp_path, 'schema')[0]
+    write_jsonl('rows.jsonl', [])
+    assert problems(tmp_path, 'schema') == ['rows.jsonl: has no rows; allowed: one JSON object a line']
+
+
+def test_bytes_that_are_no_utf8_are_an_error(tmp_path):
+    (tmp_path / 'rows.jsonl').write_bytes(b'{"query": "\xff"}\n')
+    assert 'cannot be read as UTF-8' in problems(tmp_path, 'schema')[0]
+
+
+def test_an_empty_continuation_is_an_error(write_jsonl, tmp_path):
+    write_jsonl('rows.jsonl', [{**PASSAGE, 'continuation': ' '}])
+    assert problems(tmp_path, 'language_modeling') == ['rows.jsonl:1: continuation is empty; allowed: text']
+    write_jsonl('rows.jsonl', [{**SCHEMA, 'gold': -1}])
+    assert problems(tmp_path, 'schema') == ['rows.jsonl:1: gold is -1 but there are 2 choices (0..1)']
+
+
+def test_categories_are_wanted_where_the_task_has_them_and_ignored_elsewhere(write_jsonl, tmp_path):
+    write_jsonl('rows.jsonl', [{**PASSAGE, 'category': 'sums'}, PASSAGE])
+    assert problems(tmp_path, 'language_modeling', has_categories=True) == [
+        "rows.jsonl:2: the key 'category' is missing; found: context, continuation"
+    ]
+    assert [example.category for example in read(tmp_path, 'language_modeling')] == [None, None]
+
+
+@pytest.mark.parametrize('prefix', ['', 'eval/local_data/', 'scripts/eval/local_data/'])
+def test_upstreams_folders_are_dropped_from_paths(write_jsonl, tmp_path, prefix: str):
+    write_jsonl('world/rows.jsonl', [PASSAGE])
+    spec = task('language_modeling', uri=f'{prefix}world/rows.jsonl')
+    assert len(read_examples(spec, tmp_path, task_types()['language_modeling'].parse)) == 1
+
+
+def test_other_names_of_the_keys_of_a_row_are_taken_from_the_task(write_jsonl, tmp_path):
+    write_jsonl('rows.jsonl', [{'q': 'Sky?', 'answers': ['blue', 'green'], 'gold': 0}])
+    (example,) = read(tmp_path, 'multiple_choice', context_key='q', choices_key='answers')
+    assert example.content.choices == ('blue', 'green')

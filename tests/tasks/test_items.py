@@ -1,0 +1,105 @@
+"""The text of prompts, written out by hand from the rules in foundry's `construct_context`."""
+
+import pytest
+
+from llmfoundry_gauntlet.config.load import load_suite
+from llmfoundry_gauntlet.prompts.encode import Encoder
+from llmfoundry_gauntlet.tasks import task_types
+from llmfoundry_gauntlet.tasks.items import Fitting, build_prompt, prepare_items
+from llmfoundry_gauntlet.tasks.language_modeling import Passage
+from llmfoundry_gauntlet.tasks.multiple_choice import Choices
+from llmfoundry_gauntlet.tasks.schema import Schema
+from llmfoundry_gauntlet.values import Example
+
+PASSAGES = [Passage('1+1=', '2'), Passage('2+2=', '4'), Passage('3+3=', '6')]
+CHOICES = [Choices('Sky?', ('blue', 'green'), 0), Choices('Grass?', ('blue', 'green'), 1)]
+SCHEMAS = [Schema(('the cup', 'the bag'), 'was full.', 1), Schema(('he', 'she'), 'sang.', 0)]
+
+
+def task(kind: str, num_shots: int = 0, **keys):
+    entry = {'label': 't', 'dataset_uri': 'x', 'num_fewshot': [num_shots], 'icl_task_type': kind, **keys}
+    return load_suite([entry]).tasks[0]
+
+
+def prompt(kind: str, contents, num_shots: int, **keys):
+    """The prompt of the first content after the next ones as shots."""
+    first, *shots = [Example(row=i, content=content) for i, content in enumerate(contents)]
+    return build_prompt(task(kind, **keys), task_types()[kind], first, shots[:num_shots])
+
+
+@pytest.mark.parametrize(
+    ('num_shots', 'keys', 'preamble', 'context'),
+    [
+        (0, {}, '', '1+1='),
+        (2, {}, '2+2= 4\n3+3= 6', '\n1+1='),
+        (0, {'continuation_delimiter': '\nAnswer: '}, '', '1+1=\nAnswer:'),
+        (1, {'continuation_delimiter': '\nAnswer: '}, '2+2=\nAnswer: 4', '\n1+1=\nAnswer:'),
+        (1, {'prelimiter': 'Q: '}, 'Q: 2+2= 4', '\nQ: 1+1='),
+        (0, {'prompt_string': 'Add.'}, 'Add.', '\n1+1='),
+        (2, {'prompt_string': 'Add.'}, 'Add.\n2+2= 4\n3+3= 6', '\n1+1='),
+        (2, {'example_delimiter': '###'}, '2+2= 4###3+3= 6', '###1+1='),
+        (0, {'strip_dataset': False}, '', '1+1= '),
+    ],
+)
+def test_language_modelling_prompts(num_shots: int, keys: dict, preamble: str, context: str):
+    made = prompt('language_modeling', PASSAGES, num_shots, **keys)
+    assert (made.preamble, made.question.contexts, made.question.continuations) == (preamble, (context,), ('2',))
+
+
+def test_multiple_choice_shots_show_the_right_choice_and_the_question_asks_for_all():
+    made = prompt('multiple_choice', CHOICES, 1)
+    assert made.preamble == 'Grass? green'
+    assert made.question.contexts == ('\nSky?',)
+    assert made.question.continuations == ('blue', 'green')
+    assert made.text == 'Grass? green\nSky?'
+
+
+@pytest.mark.parametrize(
+    ('num_shots', 'keys', 'preamble', 'contexts'),
+    [
+        (0, {}, '', ('the cup', 'the bag')),  # nothing precedes: no continuation delimiter
+        (0, {'prelimiter': 'P: '}, '', ('P: the cup', 'P: the bag')),
+        (1, {}, 'he sang.', ('\nthe cup', '\nthe bag')),
+        # upstream puts the prelimiter before the example delimiter
+        (1, {'prelimiter': 'P: '}, 'P: he sang.', ('P: \nthe cup', 'P: \nthe bag')),
+        (1, {'strip_dataset': False}, 'he sang.', ('\nthe cup ', '\nthe bag ')),
+        (0, {'prompt_string': 'Go.', 'continuation_delimiter': ' - '}, 'Go.', ('\nthe cup -', '\nthe bag -')),
+    ],
+)
+def test_schema_prompts(num_shots: int, keys: dict, preamble: str, contexts: tuple):
+    made = prompt('schema', SCHEMAS, num_shots, **keys)
+    assert (made.preamble, made.question.contexts) == (preamble, contexts)
+    assert made.question.continuations == ('was full.', 'was full.')
+
+
+def items(character_tokenizer, *, max_seq_len: int, truncation: str = 'drop_shots'):
+    spec = task('language_modeling', 2)
+    examples = [Example(row=i, content=content) for i, content in enumerate(PASSAGES)]
+    fitting = Fitting(max_seq_len=max_seq_len, truncation=truncation)
+    return prepare_items(spec, task_types()['language_modeling'], examples, Encoder(character_tokenizer), fitting)
+
+
+def text(item) -> str:
+    return ''.join(map(chr, item.request.contexts[0])).replace('\1', '^')
+
+
+def test_whole_shots_go_first_and_are_counted(character_tokenizer):
+    """Fix 4: the reference cuts tokens from the left, through the first shot and the special tokens."""
+    whole = [text(item) for item in items(character_tokenizer, max_seq_len=100)]
+    assert whole[0] == '^2+2= 4\n3+3= 6\n1+1='
+    assert not any(item.request.truncated for item in items(character_tokenizer, max_seq_len=100))
+    short = items(character_tokenizer, max_seq_len=19)
+    assert text(short[0]) == '^3+3= 6\n1+1='
+    assert all(item.request.truncated for item in short)
+    reference = items(character_tokenizer, max_seq_len=18, truncation='reference')
+    assert text(reference[0]) == '+2= 4\n3+3= 6\n1+1='
+    assert all(item.request.truncated for item in reference)
+
+
+def test_the_hash_is_of_the_prompt_as_sent(character_tokenizer):
+    import hashlib
+
+    whole = items(character_tokenizer, max_seq_len=100)[0]
+    assert whole.prompt_sha256 == hashlib.sha256(b'2+2= 4\n3+3= 6\n1+1=').hexdigest()
+    short = items(character_tokenizer, max_seq_len=19)[0]
+    assert short.prompt_sha256 == hashlib.sha256(b'3+3= 6\n1+1=').hexdigest()

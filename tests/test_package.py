@@ -1,0 +1,93 @@
+"""Policies: what is public, what an import may load, which way imports go, and that every shipped YAML is right."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+import llmfoundry_gauntlet
+from llmfoundry_gauntlet.config.load import load_suite
+from llmfoundry_gauntlet.evaluation import read_data
+
+HEAVY = ('torch', 'composer', 'transformers', 'datasets')
+
+
+def test_all_is_sorted_and_every_name_is_there():
+    names = llmfoundry_gauntlet.__all__
+    assert names == sorted(names)
+    assert set(names) == set(llmfoundry_gauntlet._HOMES)
+    for name in names:
+        assert getattr(llmfoundry_gauntlet, name).__name__ == name
+    with pytest.raises(AttributeError, match='nothing'):
+        _ = llmfoundry_gauntlet.nothing
+
+
+@pytest.mark.parametrize(
+    'statement',
+    [
+        'import llmfoundry_gauntlet',
+        'import llmfoundry_gauntlet.cli',
+        'import llmfoundry_gauntlet.evaluation',
+        'import llmfoundry_gauntlet.report.tables',
+    ],
+)
+def test_importing_loads_none_of_the_heavy_libraries(statement: str):
+    code = f'{statement}; import sys; print([name for name in {HEAVY} if name in sys.modules])'
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == '[]'
+
+
+def test_imports_go_one_way():
+    tool = Path(sys.executable).parent / 'lint-imports'
+    done = subprocess.run([tool, '--no-cache'], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_shipped_gauntlet_has_the_tasks_of_the_specification_and_all_data_are_there():
+    suite = load_suite(
+        ROOT / 'yamls/tasks/gauntlet_v0.1.yaml', ROOT / 'yamls/gauntlets/eval_gauntlet_v0.1.yaml'
+    )
+    assert len(suite.tasks) == 57
+    assert suite.warnings == ()
+    assert [category.name for category in suite.gauntlet.categories] == [
+        'world_knowledge',
+        'commonsense_reasoning',
+        'language_understanding',
+        'symbolic_problem_solving',
+        'reading_comprehension',
+        'safety',
+        'programming',
+    ]
+    assert [len(category.benchmarks) for category in suite.gauntlet.categories] == [7, 8, 7, 15, 8, 4, 8]
+    assert {name: len(members) for name, members in suite.gauntlet.averages.items()} == {
+        'core_average': 5,
+        'gauntlet_average': 7,
+    }
+    examples, unsupported = read_data(suite, str(ROOT / 'eval_data'))
+    assert len(examples) == 44 and len(unsupported) == 13
+    assert min(map(len, examples.values())) >= 12
+
+
+def test_shots_and_baselines_differ_from_upstream_only_where_the_specification_does(upstream_yamls: Path):
+    ours = load_suite(ROOT / 'yamls/tasks/gauntlet_v0.1.yaml', ROOT / 'yamls/gauntlets/eval_gauntlet_v0.1.yaml')
+    theirs = load_suite(upstream_yamls / 'tasks_v0.1.yaml', upstream_yamls / 'eval_gauntlet_v0.1.yaml')
+    shots = {task.label: task.num_fewshot for task in ours.tasks}
+    different = {task.label for task in theirs.tasks if shots[task.label] != task.num_fewshot}
+    assert different == {'enterprise_pii_classification', 'winogender_mc_male', 'winogender_mc_female'}
+    assert len(shots) - len(theirs.tasks) == 8  # the code tasks, which upstream keeps elsewhere
+
+    def baselines(suite):
+        return {b.name: b.random_baseline for category in suite.gauntlet.categories for b in category.benchmarks}
+
+    assert baselines(ours).items() >= baselines(theirs).items()
+
+
+def test_golds_of_our_own_rows_are_spread():
+    """Upstream has two files whose gold is always 0, which rewards a broken scorer."""
+    examples, _ = read_data(load_suite(ROOT / 'yamls/tasks/gauntlet_v0.1.yaml'), str(ROOT / 'eval_data'))
+    for task, rows in examples.items():
+        num_choices = getattr(rows[0].content, 'num_choices', 1)
+        golds = [row.content.gold for row in rows]
+        assert max(golds.count(gold) for gold in range(num_choices)) <= 0.7 * len(golds) or num_choices == 1, task
