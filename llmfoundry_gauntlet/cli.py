@@ -113,7 +113,7 @@ def main() -> None:
     """The console script: errors without tracebacks, status 2 for what a user can mend, 3 for what broke."""
     show_traceback = '--traceback' in sys.argv
     try:
-        app()
+        app([word for word in sys.argv[1:] if word != '--traceback'])
     except GauntletError as error:
         if show_traceback:
             raise

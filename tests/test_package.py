@@ -46,9 +46,7 @@ def test_imports_go_one_way():
 
 
 def test_the_shipped_gauntlet_has_the_tasks_of_the_specification_and_all_data_are_there():
-    suite = load_suite(
-        ROOT / 'yamls/tasks/gauntlet_v0.1.yaml', ROOT / 'yamls/gauntlets/eval_gauntlet_v0.1.yaml'
-    )
+    suite = load_suite(ROOT / 'yamls/tasks/gauntlet_v0.1.yaml', ROOT / 'yamls/gauntlets/eval_gauntlet_v0.1.yaml')
     assert len(suite.tasks) == 57
     assert suite.warnings == ()
     assert [category.name for category in suite.gauntlet.categories] == [

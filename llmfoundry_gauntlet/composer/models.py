@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import pickle
 import tempfile
 import warnings
@@ -19,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Pretra
 from llmfoundry_gauntlet.errors import ModelError
 
 LENGTH_KEYS = ('max_position_embeddings', 'n_positions', 'max_seq_len', 'max_sequence_length', 'seq_length')
+MAX_MESSAGE = 300
 ALIBI_MODELS = ('bloom', 'mpt')  # any length can be run, whatever the configuration names
 
 
@@ -111,22 +111,15 @@ def stored_config(stored: Mapping[str, Any]) -> PretrainedConfig:
 
 
 def stored_tokenizer(path: Path, stored: Mapping[str, Any]) -> PreTrainedTokenizerBase:
-    """The tokenizer that Composer keeps in a checkpoint, written out and read back."""
+    """The tokenizer that Composer keeps in a checkpoint."""
     if not stored.get('tokenizer'):
         raise ModelError(f'{path}: holds no tokenizer; give one with --tokenizer')
     with tempfile.TemporaryDirectory() as folder:
-        for name, part in stored['tokenizer'].items():
-            target = Path(folder) / f'{name}{part["file_extension"]}'
-            content = part['content']
-            if part['file_extension'] == '.json':
-                content = json.dumps(content)
-            elif part['file_extension'] == '.txt':
-                content = '\n'.join(content)
-            if isinstance(content, bytes):
-                target.write_bytes(content)
-            else:
-                target.write_text(content, encoding='utf-8')
-        return load_tokenizer(folder)
+        try:
+            return HuggingFaceModel.load_huggingface_tokenizer_from_saved_state(stored, False, folder)
+        except (OSError, ValueError) as error:
+            message = f'{path}: the tokenizer in it cannot be loaded; give one with --tokenizer: {first_line(error)}'
+            raise ModelError(message) from error
 
 
 def load_state(path: Path, config: PretrainedConfig, state: Mapping[str, torch.Tensor]) -> Any:
@@ -192,5 +185,6 @@ def resolve_max_seq_len(wanted: int | None, config: PretrainedConfig, task_limit
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an error's message that is not empty, or its type."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    """The first line of an error's message, cut where it is very long, or the error's type."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return lines[0] if len(lines[0]) <= MAX_MESSAGE else f'{lines[0][:MAX_MESSAGE]}...'

@@ -63,9 +63,7 @@ class Encoder:
             )['input_ids']
         except Exception as error:  # the tokenizers library raises plain Exception
             name = type(self.tokenizer).__name__
-            raise ModelError(
-                f'the tokenizer ({name}) cannot encode {texts[0][:60]!r}: {error}'
-            ) from error
+            raise ModelError(f'the tokenizer ({name}) cannot encode {texts[0][:60]!r}: {error}') from error
         return [list(ids) for ids in encoded]
 
     def preambles(self, texts: Iterable[str]) -> dict[str, Ids]:

@@ -11,7 +11,8 @@ def test_one_interval_may_stand_without_a_list():
 def test_truncation_follows_the_semantics_unless_it_is_given():
     assert decode_settings({'tasks': 't.yaml'}).cut == 'drop_shots'
     assert decode_settings({'tasks': 't.yaml', 'semantics': 'reference'}).cut == 'reference'
-    assert decode_settings({'tasks': 't.yaml', 'semantics': 'reference', 'truncation': 'drop_shots'}).cut == 'drop_shots'
+    both = {'tasks': 't.yaml', 'semantics': 'reference', 'truncation': 'drop_shots'}
+    assert decode_settings(both).cut == 'drop_shots'
 
 
 @pytest.mark.parametrize(
@@ -29,6 +30,6 @@ def test_truncation_follows_the_semantics_unless_it_is_given():
     ],
 )
 def test_a_wrong_setting_is_refused(changes: dict, expected: str):
-    with pytest.raises(ConfigError, match='.') as raised:
+    with pytest.raises(ConfigError) as raised:
         decode_settings({'tasks': 't.yaml', **changes})
     assert expected in str(raised.value)

@@ -3,7 +3,6 @@ import pytest
 from llmfoundry_gauntlet.prompts.fewshot import fewshot_indices, with_shots
 from llmfoundry_gauntlet.values import Example
 
-
 # llm-foundry 0.22.0's get_fewshot_sample_idxs with one Random(1234), 12 rows, 3 shots; the order is the set's.
 RECORDED = [
     (1, 9, 7), (0, 10, 5), (0, 10, 3), (0, 9, 5), (9, 11, 7), (1, 2, 11),

@@ -86,7 +86,7 @@ def test_runs_are_found_in_the_order_of_training(evaluation, tmp_path):
 
 
 def test_a_folder_without_results_and_a_damaged_file_are_errors(tmp_path):
-    with pytest.raises(RecordError, match='no results.json at or below'):
+    with pytest.raises(RecordError, match=r'no results\.json at or below'):
         find_results(tmp_path)
     (tmp_path / 'results.json').write_text('{')
     with pytest.raises(RecordError, match='cannot be read'):

@@ -1,0 +1,83 @@
+"""Launched on one and several ranks: the same items and numbers, and training as if nothing had been evaluated."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+HERE = Path(__file__).parent
+
+
+def launch(num_ranks: int, *arguments: str) -> None:
+    """Runs a script under the `composer` launcher, one thread a rank."""
+    composer = Path(sys.executable).parent / 'composer'
+    environment = {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': str(HERE)}
+    done = subprocess.run(
+        [composer, '-n', str(num_ranks), *arguments], capture_output=True, text=True, cwd=ROOT, env=environment
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tasks, data and a saved model."""
+    sys.path.insert(0, str(HERE))
+    import tiny
+
+    folder = tmp_path_factory.mktemp('ranks')
+    tiny.write_tasks(folder)
+    tiny.model().save_pretrained(folder / 'model')
+    tiny.tokenizer().save_pretrained(folder / 'model')
+    return folder
+
+
+def evaluate(folder: Path, num_ranks: int) -> tuple[dict[str, float], dict[str, bytes]]:
+    """Metrics without timings, and every samples file, of `scripts/eval.py` on so many ranks."""
+    out = folder / f'out_{num_ranks}'
+    config = folder / f'eval_{num_ranks}.yaml'
+    config.write_text(
+        json.dumps(
+            {
+                'model': str(folder / 'model'),
+                'tasks': str(folder / 'tasks.yaml'),
+                'gauntlet': str(folder / 'gauntlet.yaml'),
+                'data_root': str(folder),
+                'out': str(out),
+                'tokens_per_batch': 120,
+                'device': 'cpu',
+            }
+        )
+    )
+    launch(num_ranks, 'scripts/eval.py', str(config))
+    record = json.loads((out / 'results.json').read_text())
+    assert record['environment']['num_ranks'] == num_ranks
+    metrics = {key: value for key, value in record['metrics'].items() if not key.startswith('gauntlet/seconds')}
+    return metrics, {path.name: path.read_bytes() for path in sorted((out / 'samples').iterdir())}
+
+
+def test_one_two_and_three_ranks_give_identical_items_and_metrics(folder: Path):
+    """Fails when a rank's last batch is dropped, or when results are averaged per rank."""
+    one = evaluate(folder, 1)
+    assert one[0]['gauntlet/items'] == 2 * (7 + 5 + 2)
+    assert len(one[1]) == 6
+    assert evaluate(folder, 2) == one
+    assert evaluate(folder, 3) == one
+
+
+@pytest.mark.parametrize('num_ranks', [1, 2])
+def test_training_with_evaluation_is_bitwise_training_without(folder: Path, num_ranks: int):
+    """Weights, optimizer and random states; fails when the evaluator's loader is a torch DataLoader."""
+    for mode in ('without', 'with'):
+        launch(num_ranks, str(HERE / 'train_worker.py'), str(folder), mode)
+    assert sorted(path.name for path in (folder / 'records').iterdir()) == ['ba0', 'ba2', 'ba4', 'ba5']
+    for rank in range(num_ranks):
+        without, with_evaluation = (
+            (folder / f'{mode}_{num_ranks}_{rank}.txt').read_text() for mode in ('without', 'with')
+        )
+        assert with_evaluation == without

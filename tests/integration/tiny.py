@@ -1,0 +1,98 @@
+"""A tiny model, tokenizer, tasks and training run that the integration tests and their launched workers share."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from composer import Trainer
+from composer.core import DataSpec
+from composer.models import HuggingFaceModel
+from composer.utils import dist
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from torch.utils.data import DataLoader
+
+# 7, 5 and 2 items: no number of ranks divides them, and 3 ranks are more than the last has.
+TASKS = {
+    'sums': ('language_modeling', [{'context': f'{i}+{i}=', 'continuation': f'{2 * i}'} for i in range(7)]),
+    'colours': (
+        'multiple_choice',
+        [{'query': f'Colour {i}?', 'choices': ['red', 'deep blue', 'green'], 'gold': i % 3} for i in range(5)],
+    ),
+    'pronouns': (
+        'schema',
+        [{'context_options': ['the cup', 'the jug'], 'continuation': f'held {i}.', 'gold': i} for i in range(2)],
+    ),
+}
+
+
+def tokenizer() -> transformers.PreTrainedTokenizerFast:
+    """A token per byte, and a bos in front."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: index for index, token in enumerate(['<s>', '</s>', '<pad>', *alphabet])}
+    tokens = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokens.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokens.decoder = decoders.ByteLevel()
+    tokens.post_processor = processors.TemplateProcessing(single='<s> $A', special_tokens=[('<s>', 0)])
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokens, bos_token='<s>', eos_token='</s>', pad_token='<pad>'
+    )
+
+
+def model(seed: int = 0) -> transformers.GPT2LMHeadModel:
+    """Two layers with dropout, so that training draws random numbers."""
+    torch.manual_seed(seed)
+    config = transformers.GPT2Config(
+        vocab_size=259,
+        n_positions=128,
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        resid_pdrop=0.2,
+        embd_pdrop=0.2,
+        attn_pdrop=0.2,
+        initializer_range=0.3,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    return transformers.GPT2LMHeadModel(config)
+
+
+def write_tasks(folder: Path) -> dict[str, str]:
+    """Data, task and gauntlet files below `folder`; the settings that name them."""
+    entries, benchmarks = [], []
+    for label, (kind, rows) in TASKS.items():
+        (folder / f'{label}.jsonl').write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
+        entries.append({'label': label, 'dataset_uri': f'{label}.jsonl', 'num_fewshot': [0, 2], 'icl_task_type': kind})
+        benchmarks += [{'name': label, 'num_fewshot': shots, 'random_baseline': 0.0} for shots in (0, 2)]
+    gauntlet = {'categories': [{'name': 'all', 'benchmarks': benchmarks}]}
+    (folder / 'tasks.yaml').write_text(json.dumps({'icl_tasks': entries}))  # JSON is YAML
+    (folder / 'gauntlet.yaml').write_text(json.dumps({'eval_gauntlet': gauntlet}))
+    return {
+        'tasks': str(folder / 'tasks.yaml'),
+        'gauntlet': str(folder / 'gauntlet.yaml'),
+        'data_root': str(folder),
+    }
+
+
+def trainer(callbacks: list[Any], *, max_duration: str = '6ba', **arguments: Any) -> Trainer:
+    """A training run of two rows a rank and batch, shuffled."""
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(3, 259, (16, 16), generator=generator)
+    rows = [{'input_ids': row, 'labels': row} for row in ids]
+    sampler = dist.get_sampler(rows, shuffle=True)
+    network = model()
+    return Trainer(
+        model=HuggingFaceModel(network, tokenizer=tokenizer()),
+        train_dataloader=DataSpec(DataLoader(rows, batch_size=2, sampler=sampler)),
+        optimizers=torch.optim.AdamW(network.parameters(), lr=1e-3),
+        max_duration=max_duration,
+        device='cpu',
+        seed=3,
+        callbacks=callbacks,
+        progress_bar=False,
+        **arguments,
+    )

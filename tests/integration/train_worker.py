@@ -1,0 +1,58 @@
+"""Trains the tiny model with or without evaluations and writes a digest of everything training depends on.
+
+composer -n N train_worker.py FOLDER with|without
+"""
+
+import hashlib
+import pickle
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+import tiny
+import torch
+from composer.utils import dist
+
+from llmfoundry_gauntlet import EvalGauntlet
+
+
+def digest(trainer) -> str:
+    """Of weights, optimizer, scheduler and the random state of Python, NumPy and torch."""
+    parts = [
+        [(name, value.numpy().tobytes()) for name, value in trainer.state.model.state_dict().items()],
+        [
+            value.numpy().tobytes() if torch.is_tensor(value) else value
+            for state in trainer.state.optimizers[0].state_dict()['state'].values()
+            for value in state.values()
+        ],
+        torch.get_rng_state().numpy().tobytes(),
+        random.getstate(),
+        [np.asarray(part).tobytes() for part in np.random.get_state()[1:]],
+        trainer.state.model.training,
+    ]
+    return hashlib.sha256(pickle.dumps(parts)).hexdigest()
+
+
+def main(folder: Path, mode: str) -> None:
+    dist.initialize_dist('cpu')
+    callbacks = []
+    if mode == 'with':
+        callbacks.append(
+            EvalGauntlet(
+                tasks=str(folder / 'tasks.yaml'),
+                gauntlet=str(folder / 'gauntlet.yaml'),
+                data_root=str(folder),
+                interval=['first', '2ba', 'last'],
+                save_folder=str(folder / 'records'),
+            )
+        )
+    trainer = tiny.trainer(callbacks, max_duration='5ba')
+    trainer.fit()
+    name = f'{mode}_{dist.get_world_size()}_{dist.get_global_rank()}.txt'
+    (folder / name).write_text(digest(trainer))
+    trainer.close()
+
+
+if __name__ == '__main__':
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,144 @@
+"""The console script in this process: what it prints and its exit status."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import FIXTURES, ROOT
+
+from llmfoundry_gauntlet import cli
+
+TASKS = str(ROOT / 'yamls/tasks/gauntlet_v0.1.yaml')
+GAUNTLET = str(ROOT / 'yamls/gauntlets/eval_gauntlet_v0.1.yaml')
+DATA = str(ROOT / 'eval_data')
+
+
+@pytest.fixture
+def gauntlet(monkeypatch, capsys):
+    """Runs `gauntlet` with these words; status, standard output, standard error."""
+
+    def call(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, 'argv', ['gauntlet', *words])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        printed = capsys.readouterr()
+        return stopped.value.code or 0, printed.out, printed.err
+
+    return call
+
+
+def test_validate_checks_yaml_and_data(gauntlet):
+    status, out, _ = gauntlet('validate', '--tasks', TASKS, '--gauntlet', GAUNTLET, '--data-root', DATA)
+    assert status == 0
+    assert '57 tasks' in out and '7 categories' in out and 'rows of 44 tasks' in out and 'no errors' in out
+    assert 'human_eval/0-shot: task type code_evaluation is not supported by this version' in out
+
+
+@pytest.mark.parametrize('words', [('--tasks', TASKS, '--no-data'), ('--gauntlet', GAUNTLET)])
+def test_each_option_of_validate_may_stand_alone(gauntlet, words):
+    assert gauntlet('validate', *words)[0] == 0
+
+
+def test_validate_lists_all_errors_of_both_files_without_traceback(gauntlet, tmp_path):
+    tasks = tmp_path / 'tasks.yaml'
+    tasks.write_text('icl_tasks: [{label: a, num_fewshot: [0], icl_task_type: schema, lable: x}]')
+    status, _, err = gauntlet('validate', '--tasks', str(tasks), '--gauntlet', str(tmp_path / 'none.yaml'))
+    assert status == 2
+    assert err.splitlines() == [
+        f"error: {tasks}: icl_tasks[0].lable: unknown key 'lable', did you mean 'label'?",
+        f"error: {tasks}: icl_tasks[0]: the key 'dataset_uri' is missing",
+        f'error: {tmp_path / "none.yaml"}: there is no such file',
+    ]
+
+
+def test_validate_names_every_wrong_row(gauntlet, tmp_path):
+    (tmp_path / 'rows.jsonl').write_text('{"query": "a", "choices": ["a", "b"], "gold": 4}\n{\n')
+    tasks = tmp_path / 'tasks.yaml'
+    tasks.write_text(
+        'icl_tasks: [{label: a, dataset_uri: rows.jsonl, num_fewshot: [0], icl_task_type: multiple_choice}]'
+    )
+    status, _, err = gauntlet('validate', '--tasks', str(tasks), '--data-root', str(tmp_path))
+    assert status == 2 and f'error: {tmp_path}/rows.jsonl:2: malformed JSON' in err
+    assert gauntlet('validate')[0] == 2
+
+
+@pytest.mark.parametrize(
+    ('words', 'expected'),
+    [
+        (('--model', '/nowhere/model'), '/nowhere/model: there is no such file or folder'),
+        (
+            ('--model', 'MODEL', '--max-seq-len', '99999'),
+            'max_seq_len is 99999, but the model (llama)',
+        ),
+        (
+            ('--model', 'MODEL', '--tokens-per-batch', 'many'),
+            "tokens_per_batch: is 'many'; allowed: auto",
+        ),
+        (('--model', 'MODEL', '--semantics', 'upstream'), "semantics: is 'upstream'; allowed: corrected, reference"),
+        (('--model', 'MODEL', '--precision', 'fp7'), "precision is 'fp7'; allowed:"),
+        (('--model', 'MODEL', '--device', 'tpu'), "device is 'tpu'; allowed: cpu, gpu"),
+        (('--model', 'MODEL', '--data-root', '/nowhere'), 'there is no such data file'),
+        (('--model', 'EMPTY'), 'has no config.json'),
+        (('--model', 'DAMAGED'), 'is not a Composer checkpoint'),
+        (('--model', 'MODEL', '--tokenizer', '/nowhere/at/all'), 'the tokenizer cannot be loaded'),
+    ],
+)
+def test_a_users_mistake_is_one_line_and_status_2(gauntlet, tmp_path, words, expected):
+    (tmp_path / 'empty').mkdir()
+    (tmp_path / 'damaged.pt').write_bytes(b'not a checkpoint')
+    names = {
+        'MODEL': str(FIXTURES / 'models' / 'rotary_bos'),
+        'EMPTY': str(tmp_path / 'empty'),
+        'DAMAGED': str(tmp_path / 'damaged.pt'),
+    }
+    words = [names.get(word, word) for word in words]
+    if '--data-root' not in words:
+        words += ['--data-root', DATA]
+    out = tmp_path / 'out'
+    status, _, err = gauntlet('run', '--tasks', TASKS, '--out', str(out), *words)
+    assert status == 2
+    assert expected in err and 'Traceback' not in err
+    assert not out.exists()
+
+
+def test_a_folder_that_is_not_empty_is_not_overwritten(gauntlet, tmp_path):
+    (tmp_path / 'mine.txt').write_text('keep')
+    status, _, err = gauntlet('run', '--model', 'x', '--tasks', TASKS, '--out', str(tmp_path), '--data-root', DATA)
+    assert status == 2 and f'{tmp_path}: is not empty' in err and '--overwrite' in err
+    assert (tmp_path / 'mine.txt').read_text() == 'keep'
+
+
+def test_run_writes_results_and_prints_the_scores(gauntlet, tmp_path):
+    tasks = tmp_path / 'tasks.yaml'
+    tasks.write_text(
+        'icl_tasks: [{label: copa, dataset_uri: commonsense_reasoning/copa.jsonl, num_fewshot: [0],'
+        ' icl_task_type: multiple_choice}]'
+    )
+    out = tmp_path / 'out'
+    model = str(FIXTURES / 'models' / 'rotary_bos')
+    status, printed, _ = gauntlet(
+        'run', '--model', model, '--tasks', str(tasks), '--data-root', DATA, '--out', str(out), '--device', 'cpu'
+    )
+    assert status == 0
+    record = json.loads((out / 'results.json').read_text())
+    copa = record['tasks']['copa/0-shot']
+    (accuracy,) = copa['metrics'].values()
+    assert 'copa/0-shot' in printed and f'{accuracy["value"]:.3f}' in printed
+    assert len((out / 'samples' / 'copa_0-shot.jsonl').read_text().splitlines()) == copa['num_items']
+
+
+def test_a_fault_of_ours_is_status_3(gauntlet, monkeypatch, tmp_path):
+    def broken(*_, **__):
+        raise ZeroDivisionError('oops')
+
+    monkeypatch.setattr('llmfoundry_gauntlet.config.load.load_suite', broken)
+    status, _, err = gauntlet('validate', '--tasks', str(Path(TASKS)))
+    assert status == 3 and 'ZeroDivisionError: oops' in err and 'Traceback' not in err
+
+
+def test_help_needs_no_model(gauntlet):
+    status, out, _ = gauntlet('--help')
+    assert status == 0 and 'validate' in out and 'run' in out
