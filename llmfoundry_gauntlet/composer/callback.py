@@ -49,6 +49,7 @@ class EvalGauntlet(Callback):
         self.schedule = EvaluationSchedule(self.settings.interval)
         self.planned: PlannedEvaluation | None = None
         self.evaluation: Evaluation | None = None
+        self.folder: Path | None = None  # of the records, once the run has its name
         self.training_origin: dict[str, Any] | None = None  # eval-only: where a checkpoint's training stood
         self.model_name: str | None = None
         self._evaluator: Any = None
@@ -69,6 +70,8 @@ class EvalGauntlet(Callback):
         self.planned = plan_for_model(self.data, model, state.device._device)
         self._evaluator = make_evaluator(LABEL, self.planned, self.schedule)
         self._attach(state)
+        if self.settings.save_folder is not None:
+            self.folder = Path(self.settings.save_folder.replace('{run_name}', state.run_name))
         log.info(
             'gauntlet: %d tasks, %d items, %d tokens in %d batches; max_seq_len %d',
             len(self.planned.tasks),
@@ -152,11 +155,11 @@ class EvalGauntlet(Callback):
         origin = self.training_origin
         metrics = metric_stream(evaluation.scores, evaluation.composites, evaluation.seconds)
         logger.log_metrics({**metrics, BATCH: batch if origin is None else origin['batch']})
-        if self.settings.save_folder is not None and dist.get_global_rank() == 0:
-            self._write(state, evaluation, batch)
+        log.info('gauntlet ba%d: %s', batch, summary(evaluation))
+        if self.folder is not None and dist.get_global_rank() == 0:
+            self._write(state, self.folder, evaluation, batch)
 
-    def _write(self, state: State, evaluation: Evaluation, batch: int) -> None:
-        folder = Path(self.settings.save_folder.replace('{run_name}', state.run_name))
+    def _write(self, state: State, folder: Path, evaluation: Evaluation, batch: int) -> None:
         training = self.training_origin
         if state.max_duration is not None:  # a Trainer that trains
             folder /= f'ba{batch}'
@@ -190,6 +193,16 @@ class EvalGauntlet(Callback):
             note_checkpoint(folder, checkpoint)
         if checkpoint is not None or state.timestamp.batch.value > batch:
             self._awaiting_checkpoint = None
+
+
+def summary(evaluation: Evaluation) -> str:
+    """An evaluation's cost and composites in one line."""
+    num_items = sum(score.num_items for score in evaluation.scores.values())
+    parts = [f'{num_items} items in {sum(evaluation.seconds.values()):.1f} s']
+    if evaluation.composites is not None:
+        composites = {**evaluation.composites.categories, **evaluation.composites.averages}
+        parts += [f'{name} {measure.value:.3f}' for name, measure in composites.items() if measure.value is not None]
+    return ', '.join(parts)
 
 
 def environment(state: State) -> dict[str, Any]:

@@ -1,0 +1,52 @@
+# Everything runs in one environment, .venv, made by the first target that needs it and again when the pins change.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+REFERENCE := .venv-reference
+REFERENCE_READY := $(REFERENCE)/.ready
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
+
+.PHONY: help demo test test-all lint bench reference clean
+
+help:
+	@echo 'make demo       train a tiny model on two ranks, evaluated by the gauntlet at every checkpoint'
+	@echo 'make test       run the tests'
+	@echo 'make test-all   the long ones too'
+	@echo 'make lint       style and the direction of imports'
+	@echo 'make bench      time our evaluation, llm-foundry and lm-eval side by side'
+	@echo 'make reference  the environment with llm-foundry and lm-eval that bench and the recorder use'
+
+$(READY): pyproject.toml requirements/constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements/constraints.txt -e '.[dev]'
+	touch $@
+
+demo: $(READY)
+	$(BIN)/python scripts/make_demo_data.py
+	$(BIN)/composer -n 2 scripts/train.py yamls/train/demo.yaml
+
+test: $(READY)
+	$(PYTEST) -m 'not slow'
+
+test-all: $(READY)
+	$(PYTEST)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
+
+$(REFERENCE_READY): pyproject.toml requirements/reference.txt
+	test -x $(REFERENCE)/bin/python || $(PYTHON) -m venv $(REFERENCE)
+	$(REFERENCE)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/reference.txt
+	$(REFERENCE)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	touch $@
+
+reference: $(REFERENCE_READY)
+
+bench: $(REFERENCE_READY)
+	$(REFERENCE)/bin/python scripts/bench/run.py
+
+clean:
+	rm -rf $(VENV) $(REFERENCE) runs build *.egg-info

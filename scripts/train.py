@@ -1,0 +1,218 @@
+"""Trains a causal language model with Composer, from a YAML file with llm-foundry's names of keys where it has them.
+
+    composer -n 2 scripts/train.py yamls/train/demo.yaml [key=value ...]
+
+The loss is next-token cross-entropy over the text. The gauntlet is one entry of `callbacks`. A wrong file ends with
+exit status 2 and the list of what is wrong with it; paths in it are relative to the working directory.
+"""
+
+import inspect
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from composer import Trainer
+from composer.algorithms import GradientClipping
+from composer.callbacks import (
+    CheckpointSaver,
+    LRMonitor,
+    MemoryMonitor,
+    NaNMonitor,
+    OptimizerMonitor,
+    RuntimeEstimator,
+    SpeedMonitor,
+)
+from composer.core import State
+from composer.loggers import FileLogger, MLFlowLogger, TensorboardLogger, WandBLogger
+from composer.models import HuggingFaceModel
+from composer.optim import (
+    ComposerScheduler,
+    ConstantWithWarmupScheduler,
+    CosineAnnealingWithWarmupScheduler,
+    LinearWithWarmupScheduler,
+)
+from composer.utils import dist, reproducibility
+from text_data import build_dataloader
+from train_config import ModelConfig, OptimizerConfig, SchedulerConfig, TrainConfig, read_config
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from llmfoundry_gauntlet import ConfigError, EvalGauntlet, GauntletError
+from llmfoundry_gauntlet.config.decode import suggestion
+from llmfoundry_gauntlet.report.tables import print_runs
+
+Builders = Mapping[str, Callable[..., Any]]
+
+
+class WarmupStableDecayScheduler(ComposerScheduler):
+    """Linear warm-up, then constant, then linear decay to `alpha_f` over the last `decay_share` of the training."""
+
+    def __init__(self, *, t_warmup: str, alpha_f: float = 0.0, decay_share: float = 0.4) -> None:
+        self.warmup = ConstantWithWarmupScheduler(t_warmup=t_warmup)
+        self.alpha_f = alpha_f
+        self.decay_share = decay_share
+
+    def __call__(self, state: State, ssr: float = 1.0) -> float:
+        """The factor of the learning rate at this point of the training."""
+        left = 1.0 - state.get_elapsed_duration().value
+        share_left = min(1.0, left / self.decay_share)
+        return self.warmup(state, ssr) * (self.alpha_f + (1.0 - self.alpha_f) * share_left)
+
+
+SCHEDULERS: Builders = {
+    'constant_with_warmup': ConstantWithWarmupScheduler,
+    'cosine_with_warmup': CosineAnnealingWithWarmupScheduler,
+    'linear_decay_with_warmup': LinearWithWarmupScheduler,
+    'warmup_stable_decay': WarmupStableDecayScheduler,
+}
+ALGORITHMS: Builders = {'gradient_clipping': GradientClipping}
+LOGGERS: Builders = {'file': FileLogger, 'mlflow': MLFlowLogger, 'tensorboard': TensorboardLogger, 'wandb': WandBLogger}
+CALLBACKS: Builders = {
+    'eval_gauntlet': EvalGauntlet,
+    'lr_monitor': LRMonitor,
+    'memory_monitor': MemoryMonitor,
+    'nan_monitor': NaNMonitor,
+    'optimizer_monitor': OptimizerMonitor,
+    'runtime_estimator': RuntimeEstimator,
+    'speed_monitor': SpeedMonitor,
+}
+
+
+def build_model(config: ModelConfig, *, tokenizer: PreTrainedTokenizerBase, max_seq_len: int) -> PreTrainedModel:
+    """The Hugging Face model with its pretrained weights, or with fresh ones drawn from torch's generator."""
+    if config.pretrained is not None:
+        return AutoModelForCausalLM.from_pretrained(config.pretrained)
+    defaults = {
+        'vocab_size': len(tokenizer),
+        'max_position_embeddings': max_seq_len,
+        'bos_token_id': tokenizer.bos_token_id,
+        'eos_token_id': tokenizer.eos_token_id,
+        'pad_token_id': tokenizer.pad_token_id,
+    }
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(**{**defaults, **config.config}))
+
+
+def mark_blocks_for_fsdp(model: PreTrainedModel) -> None:
+    """Makes each transformer block a unit of Composer's FSDP, as llm-foundry does for Hugging Face models."""
+    for module in model.modules():
+        if type(module).__name__ in (model._no_split_modules or ()):
+            module._fsdp_wrap = True
+
+
+def build_optimizer(config: OptimizerConfig, model: torch.nn.Module) -> torch.optim.Optimizer:
+    """AdamW over all parameters."""
+    return torch.optim.AdamW(
+        model.parameters(), lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay
+    )
+
+
+def build_scheduler(config: SchedulerConfig) -> ComposerScheduler:
+    """The scheduler of that name, with the values that the file gives."""
+    values = {'t_warmup': config.t_warmup, 'alpha_f': config.alpha_f, 'decay_share': config.decay_share}
+    given = {name: value for name, value in values.items() if value is not None}
+    return build_each('scheduler', SCHEDULERS, {config.name: given})[0]
+
+
+def build_each(part: str, known: Builders, chosen: Mapping[str, dict[str, Any]]) -> list[Any]:
+    """One object for each entry of a part such as `loggers`, in the order of the file; unknown keys are errors."""
+    problems = []
+    for name, arguments in chosen.items():
+        if name not in known:
+            problems.append(f"{part}: unknown key '{name}'{suggestion(name, known)}")
+            continue
+        parameters = inspect.signature(known[name]).parameters
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            continue  # checks its own keys
+        for key in arguments:
+            if key not in parameters:
+                problems.append(f"{part}.{name}: unknown key '{key}'{suggestion(key, parameters)}")
+    if problems:
+        raise ConfigError(problems)
+    return [known[name](**arguments) for name, arguments in chosen.items()]
+
+
+def rows_per_rank(config: TrainConfig) -> int:
+    """The share of a batch that one rank draws."""
+    rows, rest = divmod(config.global_train_batch_size, dist.get_world_size())
+    if rest or not rows:
+        found = f'{config.global_train_batch_size} rows for {dist.get_world_size()} ranks'
+        raise ConfigError([f'global_train_batch_size: {found}; allowed: a multiple of the number of ranks'])
+    return rows
+
+
+def build_trainer(config: TrainConfig) -> Trainer:
+    """The Trainer with all its parts; the weights of a fresh model depend on the seed alone."""
+    if config.cpu_threads is not None:
+        torch.set_num_threads(config.cpu_threads)
+    callbacks = build_each('callbacks', CALLBACKS, config.callbacks)  # first: they check tasks and data
+    reproducibility.seed_all(config.seed)
+    tokenizer = AutoTokenizer.from_pretrained(config.tokenizer.name)
+    model = build_model(config.model, tokenizer=tokenizer, max_seq_len=config.max_seq_len)
+    if config.fsdp_config is not None:
+        mark_blocks_for_fsdp(model)
+    return Trainer(
+        model=HuggingFaceModel(model, tokenizer=tokenizer),
+        train_dataloader=build_dataloader(
+            config.train_data,
+            tokenizer=tokenizer,
+            max_seq_len=config.max_seq_len,
+            rows_per_rank=rows_per_rank(config),
+            seed=config.seed,
+        ),
+        max_duration=config.max_duration,
+        optimizers=build_optimizer(config.optimizer, model),
+        schedulers=build_scheduler(config.scheduler),
+        algorithms=build_each('algorithms', ALGORITHMS, config.algorithms),
+        callbacks=callbacks,
+        loggers=build_each('loggers', LOGGERS, config.loggers),
+        run_name=config.run_name,
+        seed=config.seed,
+        device=config.device,
+        device_train_microbatch_size=config.device_train_microbatch_size,
+        precision=config.precision,
+        parallelism_config=None if config.fsdp_config is None else {'fsdp': config.fsdp_config},
+        dist_timeout=config.dist_timeout,
+        eval_interval=config.eval_interval,
+        save_folder=config.save_folder,
+        save_interval=config.save_interval,
+        save_num_checkpoints_to_keep=config.save_num_checkpoints_to_keep,
+        save_overwrite=config.save_overwrite,
+        load_path=config.load_path,
+        autoresume=config.autoresume,
+        progress_bar=config.progress_bar,
+        log_to_console=config.log_to_console,
+        console_log_interval=config.console_log_interval,
+    )
+
+
+def print_evaluations(trainer: Trainer) -> None:
+    """The scores over the training, and where the files are."""
+    for callback in trainer.state.callbacks:
+        if isinstance(callback, EvalGauntlet) and callback.folder is not None:
+            print_runs(callback.folder)
+        if isinstance(callback, CheckpointSaver):
+            print(f'checkpoints: {callback.folder}')
+
+
+def main(arguments: list[str]) -> int:
+    """Trains; the exit status."""
+    if not arguments or '=' in arguments[0]:
+        print('usage: composer -n RANKS scripts/train.py CONFIG.yaml [key=value ...]', file=sys.stderr)
+        return 2
+    logging.basicConfig(format='%(message)s')
+    logging.getLogger('llmfoundry_gauntlet').setLevel(logging.INFO)
+    try:
+        trainer = build_trainer(read_config(arguments[0], arguments[1:]))
+    except GauntletError as error:
+        print(error, file=sys.stderr)
+        return 2
+    trainer.fit()
+    trainer.close()
+    if dist.get_global_rank() == 0:
+        print_evaluations(trainer)
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main(sys.argv[1:]))

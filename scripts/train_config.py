@@ -1,0 +1,121 @@
+"""What a training YAML may hold: llm-foundry's names of keys where it has them, and nothing that is not used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from llmfoundry_gauntlet.config.decode import Problems, decode, suggestion
+from llmfoundry_gauntlet.config.yaml_files import read_yaml
+from llmfoundry_gauntlet.errors import ConfigError
+
+SCHEDULERS = ('constant_with_warmup', 'cosine_with_warmup', 'linear_decay_with_warmup', 'warmup_stable_decay')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerConfig:
+    """A tokenizer's folder, or its name on the Hugging Face hub."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Either weights to start from (a folder or a name on the hub), or the values of a Hugging Face configuration.
+
+    `config` needs `model_type`; without `vocab_size` and `max_position_embeddings` the tokenizer's size and
+    `max_seq_len` are taken.
+    """
+
+    pretrained: str | None = None
+    config: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.pretrained is None) == (self.config is None):
+            raise ValueError("give one of 'pretrained' and 'config'")
+        if self.config is not None and 'model_type' not in self.config:
+            raise ValueError("'config' lacks the key 'model_type', such as llama")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainDataConfig:
+    """JSON lines with the key `text`, or text files that are one document each."""
+
+    path: tuple[str, ...]
+    packed: bool = True  # documents and eos in one stream, cut into blocks; false: a row each, cut at max_seq_len
+    shuffle: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW, the only one known here."""
+
+    name: str = 'adamw'
+    lr: float
+    betas: tuple[float, ...] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.name != 'adamw':
+            raise ValueError(f'there is no optimizer {self.name!r}; allowed: adamw')
+        if len(self.betas) != 2:
+            raise ValueError(f'betas has {len(self.betas)} values; allowed: 2')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """One of `SCHEDULERS`; times are Composer's (100ba, 0.1dur), `alpha_f` is the last share of the learning rate."""
+
+    name: str = 'constant_with_warmup'
+    t_warmup: str = '0ba'
+    alpha_f: float | None = None
+    decay_share: float | None = None  # of the training, for warmup_stable_decay
+
+    def __post_init__(self) -> None:
+        if self.name not in SCHEDULERS:
+            raise ValueError(f'there is no scheduler {self.name!r}{suggestion(self.name, SCHEDULERS)}')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """A training YAML. What is not explained goes to the argument of Composer's Trainer of the same name."""
+
+    tokenizer: TokenizerConfig
+    model: ModelConfig
+    train_data: TrainDataConfig
+    optimizer: OptimizerConfig
+    max_duration: str
+    max_seq_len: int
+    global_train_batch_size: int  # rows of all ranks together
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    algorithms: dict[str, dict[str, Any]] = field(default_factory=dict)  # by name, as the next two: see train.py
+    callbacks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    loggers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    run_name: str | None = None
+    seed: int = 17
+    device: str | None = None
+    device_train_microbatch_size: Any = None  # a number, auto, or null for the whole batch of a rank
+    precision: str | None = None
+    cpu_threads: int | None = None  # of torch in each rank; null: what the launcher gives it
+    fsdp_config: dict[str, Any] | None = None
+    dist_timeout: float = 600.0
+    eval_interval: Any = 1  # of evaluators that do not bring their own; the gauntlet does
+    save_folder: str | None = None
+    save_interval: str = '1ep'
+    save_num_checkpoints_to_keep: int = -1
+    save_overwrite: bool = False
+    load_path: str | None = None
+    autoresume: bool = False
+    progress_bar: bool = False
+    log_to_console: bool = True
+    console_log_interval: str = '1ba'
+
+
+def read_config(path: str, overrides: list[str]) -> TrainConfig:
+    """The checked settings of a YAML file, after overrides such as `optimizer.lr=1e-3`."""
+    problems = Problems(path)
+    config = decode(TrainConfig, read_yaml(path, overrides), '', problems)
+    if problems.found:
+        raise ConfigError(problems.found)
+    return config
