@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paths import SHARED_DATA
 
 os.environ.setdefault('HF_HUB_OFFLINE', '1')
+os.environ.setdefault('OMP_NUM_THREADS', '1')
 os.environ.setdefault('TOKENIZERS_PARALLELISM', 'false')
-
-ROOT = Path(__file__).parent.parent
-SHARED_DATA = ROOT.parent / 'shared' / 'data'
-FIXTURES = Path(__file__).parent / 'fixtures'
 
 
 class CharacterTokenizer:

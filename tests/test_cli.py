@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import FIXTURES, ROOT
+from paths import FIXTURES, ROOT
 
 from llmfoundry_gauntlet import cli
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from paths import ROOT
 
 import llmfoundry_gauntlet
 from llmfoundry_gauntlet.config.load import load_suite

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+import tiny
+from paths import ROOT
 
 HERE = Path(__file__).parent
 
@@ -27,9 +28,6 @@ def launch(num_ranks: int, *arguments: str) -> None:
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Tasks, data and a saved model."""
-    sys.path.insert(0, str(HERE))
-    import tiny
-
     folder = tmp_path_factory.mktemp('ranks')
     tiny.write_tasks(folder)
     tiny.model().save_pretrained(folder / 'model')

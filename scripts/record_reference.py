@@ -1,0 +1,322 @@
+"""Record what llm-foundry 0.22.0 computes for the fixture models, item by item, for the parity tests.
+
+    .venv-reference/bin/python scripts/record_reference.py [--data-root ../shared/data/local_data] [--models NAME ...]
+
+Runs in the environment of `requirements/reference.txt`. Every case of `tests/fixtures/reference_cases.yaml` goes
+through llm-foundry's own task builder, data set, collation, metrics and EvalGauntlet under Composer's Trainer; this
+script only looks at the batches and outputs. One file per model, `tests/fixtures/reference/{model}.json`, holds numbers
+and row numbers and no text of the data:
+
+    model, model_sha256, versions
+    tokenizer       pad_tok_id (as llm-foundry derives it), bos_token_id, eos_token_id, prefix_space, empty_ids
+    cases[]
+        name        unique
+        path        data file below the data root
+        rows        0-based line numbers in it; llm-foundry got these lines alone, in this order
+        task        the task's YAML keys (num_fewshot is a list of one), without dataset_uri
+        metrics     what Composer logged, key to value
+        items[]     row; category where the task has them; losses and num_tokens (an entry per choice); prediction, and
+                    gold for multiple_choice and schema (both are indices of choices), or
+                    matches and margin for language_modeling (prediction is 1 where right; matches has a 0 or 1 per
+                    continuation token; margin is the least, over these, of the right token's logit less the best other)
+        prompts[]   for the first items: row, category, and choices[] of {shared, ids, start}. The sequence is the first
+                    `shared` tokens of the first choice's sequence, then `ids`; the continuation is what lies at index
+                    `start` and after
+    gauntlet        categories, averages and runs[]: the keys a run adds or changes, and the composites it gives
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from copy import deepcopy
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import datasets
+import torch
+import yaml
+from composer import Callback, Logger, State, Trainer
+from composer.loggers import InMemoryLogger
+from llmfoundry.callbacks.eval_gauntlet_callback import EvalGauntlet
+from llmfoundry.utils.builders import build_composer_model, build_icl_evaluators, build_tokenizer
+from torch.nn import functional
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+NUM_ROWS = 60
+ROWS_PER_CATEGORY = 12
+NUM_CATEGORIES = 5
+NUM_PROMPTS = 3
+NUM_PROMPTS_PER_CATEGORY = 2
+BATCH_SIZE = 8
+ATTENTION = {'rotary_bos': 'sdpa', 'alibi_pad_eos': 'eager'}  # MPT of transformers has no other
+
+Row = dict[str, Any]
+
+
+def first_rows(rows: list[Row]) -> list[int]:
+    return list(range(min(NUM_ROWS, len(rows))))
+
+
+def rows_by_category(rows: list[Row]) -> list[int]:
+    """The first rows of each of the first categories, in the order of the file."""
+    members: dict[str, list[int]] = defaultdict(list)
+    for index, row in enumerate(rows):
+        members[row['category']].append(index)
+    chosen = sorted(members)[:NUM_CATEGORIES]
+    return sorted(index for category in chosen for index in members[category][:ROWS_PER_CATEGORY])
+
+
+def rows_with_leading_spaces(rows: list[Row]) -> list[int]:
+    return [index for index, row in enumerate(rows) if any(choice[0] == ' ' for choice in row['choices'])][:NUM_ROWS]
+
+
+def rows_with_equal_choices(rows: list[Row]) -> list[int]:
+    """All rows that offer one text twice, so that two choices tie exactly, and the file's first 12 rows."""
+    twice = {index for index, row in enumerate(rows) if len(set(row['choices'])) < len(row['choices'])}
+    return sorted(twice | set(range(12)))
+
+
+def choose_rows(case: dict[str, Any], rows: list[Row]) -> list[int]:
+    return ROW_CHOICES[case.get('rows', 'first')](rows)
+
+
+ROW_CHOICES: dict[str, Callable[[list[Row]], list[int]]] = {
+    'first': first_rows,
+    'per_category': rows_by_category,
+    'leading_spaces': rows_with_leading_spaces,
+    'equal_choices': rows_with_equal_choices,
+}
+
+
+def read_cases(path: Path) -> dict[str, Any]:
+    """The mapping of the cases file; each case with its name, label/N-shot."""
+    config = yaml.safe_load(path.read_text('utf-8'))
+    for case in config['cases']:
+        case['name'] = f'{case["task"]["label"]}/{case["task"]["num_fewshot"][0]}-shot'
+    return config
+
+
+def short(value: float) -> float:
+    """The value to 9 significant digits: more than float32 holds."""
+    return float(f'{value:.9g}')
+
+
+class BatchRecorder(Callback):
+    """Keeps, per evaluator, what each item's sequences gave. Reads batches as llm-foundry's own metrics do."""
+
+    def __init__(self) -> None:
+        self.items: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        self.sequences: dict[str, list[list[tuple[list[int], int]]]] = defaultdict(list)
+
+    def eval_batch_end(self, state: State, logger: Logger) -> None:
+        """Take the items of state.batch, which is still the whole batch: nothing splits it on a CPU."""
+        del logger
+        label = state.dataloader_label
+        assert label is not None
+        batch, results = state.batch, state.metric_outputs
+        scores = [
+            score_sequence(state.outputs[index], state.model.labels[index], span)
+            for index, span in enumerate(batch['continuation_indices'])
+        ]
+        is_choice = 'choice_groupings' in batch
+        groups = batch['choice_groupings'] if is_choice else [(index, index + 1) for index in range(len(scores))]
+        for index, (start, end) in enumerate(groups):
+            item: dict[str, Any] = {}
+            if is_choice:
+                item['gold'] = int(batch['gold_indices'][index])
+                item['prediction'] = int(results['selected_choice_idx'][index])
+            else:
+                item['prediction'] = int(results['result'][index])
+                item['matches'], item['margin'] = scores[start]['matches'], scores[start]['margin']
+            item['losses'] = [score['loss'] for score in scores[start:end]]
+            item['num_tokens'] = [len(score['matches']) for score in scores[start:end]]
+            self.items[label].append(item)
+            spans = batch['continuation_indices'][start:end]
+            self.sequences[label].append(
+                [
+                    (ids[: int(span[-1]) + 1].tolist(), int(span[0]))
+                    for ids, span in zip(batch['input_ids'][start:end], spans, strict=True)
+                ]
+            )
+
+
+def score_sequence(logits: torch.Tensor, labels: torch.Tensor, span: torch.Tensor) -> dict[str, Any]:
+    """Loss, argmax matches and margin over one continuation. labels are shifted left by one, as by Composer."""
+    logits, targets = logits[span - 1], labels[span - 1]
+    chosen = logits.gather(1, targets[:, None])[:, 0]
+    others = logits.scatter(1, targets[:, None], -torch.inf).amax(dim=-1)
+    return {
+        'loss': short(functional.cross_entropy(logits, targets).item()),
+        'matches': (logits.argmax(dim=-1) == targets).int().tolist(),
+        'margin': float(f'{(chosen - others).min().item():.4g}'),
+    }
+
+
+def shared_length(first: list[int], second: list[int]) -> int:
+    pairs = zip(first, second, strict=False)
+    return next((index for index, (left, right) in enumerate(pairs) if left != right), min(len(first), len(second)))
+
+
+def prompt_record(sequences: list[tuple[list[int], int]]) -> list[dict[str, Any]]:
+    """The choices' sequences, each but the first without the tokens it has in common with the first."""
+    first = sequences[0][0]
+    records = [{'shared': 0, 'ids': first, 'start': sequences[0][1]}]
+    for ids, start in sequences[1:]:
+        shared = shared_length(first, ids)
+        records.append({'shared': shared, 'ids': ids[shared:], 'start': start})
+    return records
+
+
+def write_subset(case: dict[str, Any], data_root: Path, folder: Path) -> tuple[dict[str, Any], list[int], list[Row]]:
+    """The task as llm-foundry takes it, over a file of the case's rows alone; the row numbers; and the rows."""
+    lines = (data_root / case['path']).read_text('utf-8').removesuffix('\n').split('\n')
+    rows = [json.loads(line) for line in lines]
+    chosen = choose_rows(case, rows)
+    subset = folder / f'{case["name"].replace("/", "-")}.source.jsonl'
+    subset.write_text(''.join(lines[index] + '\n' for index in chosen), 'utf-8')
+    return {**deepcopy(case['task']), 'dataset_uri': str(subset)}, chosen, [rows[index] for index in chosen]
+
+
+def case_record(case: dict[str, Any], chosen: list[int], rows: list[Row], recorder: BatchRecorder) -> dict[str, Any]:
+    """The fixture's entry of one case, without its metrics."""
+    has_categories = case['task'].get('has_categories', False)
+    items, prompts = [], []
+    groups: dict[str | None, list[int]] = defaultdict(list)
+    for index, row in zip(chosen, rows, strict=True):
+        groups[row['category'] if has_categories else None].append(index)
+    for category in sorted(groups, key=str):
+        label = case['name'] if category is None else f'{case["name"]}/{category}'
+        group = {} if category is None else {'category': category}
+        num_prompts = NUM_PROMPTS if category is None else NUM_PROMPTS_PER_CATEGORY
+        recorded = zip(groups[category], recorder.items[label], recorder.sequences[label], strict=True)
+        for position, (index, item, sequences) in enumerate(recorded):
+            items.append({'row': index, **group, **item})
+            if position < num_prompts:
+                prompts.append({'row': index, **group, 'choices': prompt_record(sequences)})
+    return {
+        'name': case['name'],
+        'path': case['path'],
+        'rows': chosen,
+        'task': case['task'],
+        'items': items,
+        'prompts': prompts,
+    }
+
+
+def print_summary(record: dict[str, Any], sequences: list[list[tuple[list[int], int]]]) -> None:
+    """One line per case: accuracy, least gap that a prediction rests on, longest sequence, items that fill it."""
+    gaps = []
+    for item in record['items']:
+        ordered = sorted(item['losses'])
+        gaps.append(ordered[1] - ordered[0] if len(ordered) > 1 else abs(item['margin']))
+    lengths = [max(len(ids) for ids, _ in choices) for choices in sequences]
+    num_full = sum(length == record['task']['max_seq_len'] for length in lengths)
+    accuracy = sum(record['metrics'].values()) / len(record['metrics'])
+    print(
+        f'{record["name"]:40} {len(record["items"]):3} items  accuracy {accuracy:.4f}  least gap {min(gaps):.2g}  '
+        f'longest {max(lengths):4}  full {num_full:2}',
+        flush=True,
+    )
+
+
+def run_gauntlets(
+    config: dict[str, Any], trainer: Trainer, logger_keys: list[str], benchmark_sizes: dict[str, int]
+) -> list[dict[str, Any]]:
+    """The composites of each run of the gauntlet over the metrics that the trainer has just computed."""
+    runs = []
+    for keys in config['gauntlet_runs']:
+        arguments = {**deepcopy(config['gauntlet']), **keys}
+        gauntlet = EvalGauntlet(logger_keys=logger_keys, benchmark_sizes=benchmark_sizes, **arguments)
+        composites = gauntlet.eval_after_all(trainer.state, trainer.logger)
+        runs.append({**keys, 'composites': {key: short(value) for key, value in composites.items()}})
+    return runs
+
+
+def record_model(config: dict[str, Any], model_folder: Path, data_root: Path, temporary: Path) -> dict[str, Any]:
+    """Run every case with one model. Files are written below the temporary folder only."""
+    weights_digest = hashlib.sha256((model_folder / 'model.safetensors').read_bytes()).hexdigest()
+    subsets = [write_subset(case, data_root, temporary) for case in config['cases']]
+    tokenizer = build_tokenizer(str(model_folder), {})
+    model_config = {
+        'pretrained_model_name_or_path': str(model_folder),
+        'pretrained': True,
+        'attn_implementation': ATTENTION[model_folder.name],
+    }
+    model = build_composer_model(name='hf_causal_lm', tokenizer=tokenizer, cfg=model_config)
+    evaluators, logger_keys = build_icl_evaluators(
+        [task for task, _, _ in subsets],
+        tokenizer=tokenizer,
+        default_max_seq_len=2048,
+        default_batch_size=BATCH_SIZE,
+        destination_dir=str(temporary),
+    )
+    recorder, logger = BatchRecorder(), InMemoryLogger()
+    trainer = Trainer(
+        model=model, callbacks=[recorder], loggers=[logger], device='cpu', precision='fp32', progress_bar=False
+    )
+    trainer.eval(eval_dataloader=evaluators)
+    logged = {key: short(float(logger.data[key][-1][1])) for key in logger_keys}
+    records = []
+    for case, (_, chosen, rows) in zip(config['cases'], subsets, strict=True):
+        record = case_record(case, chosen, rows, recorder)
+        record['metrics'] = {key: value for key, value in logged.items() if key.startswith(f'metrics/{case["name"]}/')}
+        labels = [
+            label for label in recorder.sequences if label == case['name'] or label.startswith(f'{case["name"]}/')
+        ]
+        print_summary(record, [sequences for label in labels for sequences in recorder.sequences[label]])
+        records.append(record)
+    sizes = {evaluator.label: evaluator.dataloader.num_samples for evaluator in evaluators}
+    gauntlet = {**config['gauntlet'], 'runs': run_gauntlets(config, trainer, logger_keys, sizes)}
+    data_set = evaluators[0].dataloader.dataloader.dataset
+    trainer.close()
+    packages = ('llm-foundry', 'mosaicml', 'torch', 'transformers', 'tokenizers', 'datasets')
+    return {
+        'model': model_folder.name,
+        'model_sha256': weights_digest,
+        'versions': {name: version(name) for name in packages},
+        'tokenizer': {
+            'pad_tok_id': data_set.pad_tok_id,
+            'bos_token_id': tokenizer.bos_token_id,
+            'eos_token_id': tokenizer.eos_token_id,
+            'prefix_space': data_set.prefix_space,
+            'empty_ids': tokenizer('')['input_ids'],
+        },
+        'cases': records,
+        'gauntlet': gauntlet,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--data-root', type=Path, default=REPOSITORY.parent / 'shared' / 'data' / 'local_data')
+    parser.add_argument('--model-root', type=Path, default=REPOSITORY / 'tests' / 'fixtures' / 'models')
+    parser.add_argument('--cases', type=Path, default=REPOSITORY / 'tests' / 'fixtures' / 'reference_cases.yaml')
+    parser.add_argument('--out', type=Path, default=REPOSITORY / 'tests' / 'fixtures' / 'reference')
+    parser.add_argument('--models', nargs='*', default=['rotary_bos', 'alibi_pad_eos'])
+    parser.add_argument('--threads', type=int, default=2)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    datasets.disable_progress_bars()
+    config = read_cases(options.cases)
+    options.out.mkdir(parents=True, exist_ok=True)
+    for name in options.models:
+        started = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            datasets.config.HF_DATASETS_CACHE = os.path.join(folder, 'cache')
+            fixture = record_model(config, options.model_root / name, options.data_root, Path(folder))
+        text = json.dumps(fixture, separators=(',', ':')) + '\n'
+        assert len(text) < 1_000_000, f'{name}.json takes {len(text)} bytes, 999,999 at most may be kept'
+        (options.out / f'{name}.json').write_text(text, 'utf-8')
+        print(
+            f'{name}: {len(fixture["cases"])} cases, {len(text)} bytes, {time.monotonic() - started:.0f} s', flush=True
+        )
+
+
+if __name__ == '__main__':
+    main()

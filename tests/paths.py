@@ -1,0 +1,7 @@
+"""Where things are, for tests."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+FIXTURES = ROOT / 'tests' / 'fixtures'
+SHARED_DATA = ROOT.parent / 'shared' / 'data'

@@ -1,0 +1,141 @@
+"""Item by item against llm-foundry 0.22.0, as recorded by scripts/record_reference.py on the two fixture models.
+
+The real rows are read from ../shared/data; the fixtures hold numbers and row numbers alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from paths import FIXTURES
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from llmfoundry_gauntlet.config.load import load_suite
+from llmfoundry_gauntlet.config.settings import decode_settings
+from llmfoundry_gauntlet.config.specs import task_key
+from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
+from llmfoundry_gauntlet.evaluation import PlannedEvaluation, conclude, load_data, plan_evaluation
+from llmfoundry_gauntlet.prompts.encode import Encoder
+from llmfoundry_gauntlet.scores.composites import compute_composites
+from llmfoundry_gauntlet.scores.keys import composite_measures, task_measures
+from llmfoundry_gauntlet.values import ItemKey, ItemResult, Measure, ScoreOutput
+
+MODELS = ('rotary_bos', 'alibi_pad_eos')
+
+
+@functools.cache
+def recorded(model: str) -> dict[str, Any]:
+    return json.loads((FIXTURES / 'reference' / f'{model}.json').read_text())
+
+
+CASES = [(model, index) for model in MODELS for index in range(len(recorded(model)['cases']))]
+NAMES = [f'{model}-{recorded(model)["cases"][index]["name"]}' for model, index in CASES]
+
+
+@functools.cache
+def language_model(model: str) -> CausalLanguageModel:
+    network = AutoModelForCausalLM.from_pretrained(FIXTURES / 'models' / model).eval()
+    return CausalLanguageModel(network, device=torch.device('cpu'))
+
+
+@functools.cache
+def encoder(model: str) -> Encoder:
+    return Encoder(AutoTokenizer.from_pretrained(FIXTURES / 'models' / model))
+
+
+def plan_case(
+    model: str, case: dict[str, Any], data_root: Path, folder: Path, semantics: str = 'corrected'
+) -> PlannedEvaluation:
+    """A recorded case as we plan it, with the reference's way of cutting prompts that are too long."""
+    lines = (data_root / case['path']).read_text(encoding='utf-8').split('\n')
+    subset = folder / 'rows.jsonl'
+    subset.write_text(''.join(f'{lines[row]}\n' for row in case['rows']), encoding='utf-8')
+    settings = decode_settings(
+        {
+            'tasks': [{**case['task'], 'dataset_uri': str(subset)}],
+            'data_root': str(folder),
+            'semantics': semantics,
+            'truncation': 'reference',
+        }
+    )
+    max_seq_len = case['task']['max_seq_len']
+    return plan_evaluation(load_data(settings), encoder(model), max_seq_len=max_seq_len, tokens_per_batch=4096)
+
+
+def check_prompts(planned: PlannedEvaluation, case: dict[str, Any]) -> None:
+    """Token ids of the recorded prompts, and where their continuations start."""
+    requests = {case['rows'][key.row]: item.request for key, item in planned.items.items()}
+    for prompt in case['prompts']:
+        request = requests[prompt['row']]
+        first = prompt['choices'][0]['ids']
+        pairs = zip(request.contexts, request.continuations, strict=True)
+        for (context, continuation), choice in zip(pairs, prompt['choices'], strict=True):
+            assert [*context.tolist(), *continuation.tolist()] == first[: choice['shared']] + choice['ids']
+            assert len(context) == choice['start']
+
+
+def check_item(item: dict[str, Any], output: ScoreOutput, result: ItemResult) -> None:
+    """Mean losses within 1e-4, the rest equal."""
+    losses = [float(-values.mean()) for values in output.logprobs]
+    np.testing.assert_allclose(losses, item['losses'], atol=1e-4, rtol=0)
+    assert list(result.num_tokens) == item['num_tokens']
+    if 'matches' in item:
+        (flags,) = output.is_argmax
+        assert flags.astype(int).tolist() == item['matches']
+        assert (result.predicted is not None) == bool(item['prediction'])
+    else:
+        assert (result.gold, result.predicted) == (item['gold'], item['prediction'])
+
+
+@pytest.mark.parametrize(('model', 'index'), CASES, ids=NAMES)
+def test_items_and_metrics_agree_with_the_reference(model: str, index: int, real_data: Path, tmp_path: Path):
+    """Token ids and predictions equal, mean losses within 1e-4, metrics within 1e-6; ties differ on purpose."""
+    case = recorded(model)['cases'][index]
+    planned = plan_case(model, case, real_data, tmp_path)
+    check_prompts(planned, case)
+    outputs = {output.key: output for batch in planned.batches for output in language_model(model).run(batch)}
+    results = {case['rows'][key.row]: result for key, result in planned.results(outputs.values()).items()}
+    assert len(results) == len(case['items'])
+    for item in case['items']:
+        check_item(item, outputs[results[item['row']].key], results[item['row']])
+
+    as_reference = plan_case(model, case, real_data, tmp_path, 'reference')
+    metrics = metrics_of(as_reference, outputs)
+    for key, value in case['metrics'].items():
+        assert metrics[key] == pytest.approx(value, abs=1e-6), key
+    if not any(result.reason for result in results.values()):
+        assert metrics_of(planned, outputs) == metrics
+
+
+def metrics_of(planned: PlannedEvaluation, outputs: dict[ItemKey, ScoreOutput]) -> dict[str, float]:
+    """Every accuracy by its key in the metric stream."""
+    scores = conclude(planned, planned.results(outputs.values()), {}).scores
+    return {key: measure.value for score in scores.values() for key, measure in task_measures(score)}
+
+
+@pytest.mark.parametrize('model', MODELS)
+def test_composites_are_those_of_the_reference(model: str):
+    """Under all weightings, with and without baseline and rescaling, from the recorded accuracies."""
+    content = recorded(model)
+    accuracies, sizes = {}, {}
+    for case in content['cases']:
+        task = task_key(case['task']['label'], case['task']['num_fewshot'][0])
+        values = list(case['metrics'].values())
+        accuracies[task] = Measure(value=sum(values) / len(values))
+        sizes[task] = len(case['items'])
+    gauntlet = content['gauntlet']
+    assert {run['weighting'] for run in gauntlet['runs']} == {'EQUAL', 'SAMPLE_SZ', 'LOG_SAMPLE_SZ'}
+    for run in gauntlet['runs']:
+        block = {'categories': gauntlet['categories'], 'averages': gauntlet['averages'], **run}
+        spec = load_suite(None, {key: value for key, value in block.items() if key != 'composites'}).gauntlet
+        for reference in (False, True):
+            found = dict(composite_measures(compute_composites(spec, accuracies, sizes, reference=reference)))
+            assert found.keys() == run['composites'].keys()
+            for key, value in run['composites'].items():
+                assert found[key].value == pytest.approx(value, abs=1e-6), key
