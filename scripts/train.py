@@ -180,7 +180,7 @@ def build_trainer(config: TrainConfig) -> Trainer:
         save_overwrite=config.save_overwrite,
         load_path=config.load_path,
         autoresume=config.autoresume,
-        progress_bar=config.progress_bar,
+        progress_bar=config.progress_bar and sys.stderr.isatty(),  # elsewhere it is thousands of lines
         log_to_console=config.log_to_console,
         console_log_interval=config.console_log_interval,
     )
