@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from llmfoundry_gauntlet.errors import ConfigError, DataError, GauntletError
+from llmfoundry_gauntlet.errors import ConfigError, GauntletError, print_problems
 
 MISTAKE = 2  # exit status of what the user can mend
 BROKEN = 3
@@ -93,7 +93,7 @@ def validate(
     from llmfoundry_gauntlet.evaluation import read_data
 
     if tasks is None and gauntlet is None:
-        raise ConfigError(['nothing to check: give --tasks, --gauntlet or both'])
+        raise ConfigError('nothing to check: give --tasks, --gauntlet or both')
     suite = load_suite(tasks, gauntlet)
     for warning in suite.warnings:
         typer.echo(f'warning: {warning}')
@@ -117,9 +117,7 @@ def main() -> None:
     except GauntletError as error:
         if show_traceback:
             raise
-        lines = error.problems if isinstance(error, (ConfigError, DataError)) else [str(error)]
-        for line in lines:
-            print(f'error: {line}', file=sys.stderr)
+        print_problems(error)
         raise SystemExit(MISTAKE) from None
     except Exception as error:
         if show_traceback:

@@ -11,31 +11,31 @@ A caller's mistake in Python is a ValueError or TypeError as usual.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 MAX_LISTED = 20
 
 
 class GauntletError(Exception):
-    """Base of all errors that a user can mend. The message says where, what was found and what is allowed."""
+    """Base of all errors that a user can mend: one problem, or every problem found.
 
+    A problem says where, what was found and what is allowed. The message holds the first 20, `problems` all.
+    """
 
-class ProblemList(GauntletError):
-    """One error that lists every problem found. `problems` holds them all, the message the first 20."""
-
-    def __init__(self, problems: Sequence[str]) -> None:
-        self.problems = tuple(problems)
+    def __init__(self, problems: str | Sequence[str]) -> None:
+        self.problems = (problems,) if isinstance(problems, str) else tuple(problems)
         shown = list(self.problems[:MAX_LISTED])
         if len(self.problems) > MAX_LISTED:
             shown.append(f'... and {len(self.problems) - MAX_LISTED} more')
         super().__init__('\n'.join(shown))
 
 
-class ConfigError(ProblemList):
+class ConfigError(GauntletError):
     """Wrong task, gauntlet or run settings; each problem is `file: dotted.path: what is wrong`."""
 
 
-class DataError(ProblemList):
+class DataError(GauntletError):
     """Wrong evaluation data; each problem is `file:line: what is wrong`."""
 
 
@@ -45,3 +45,9 @@ class ModelError(GauntletError):
 
 class RecordError(GauntletError):
     """An output folder or a record that cannot be written or read."""
+
+
+def print_problems(error: GauntletError) -> None:
+    """Prints every problem on standard error, a line each."""
+    for problem in error.problems:
+        print(f'error: {problem}', file=sys.stderr)

@@ -15,7 +15,7 @@ from composer.utils import dist
 from llmfoundry_gauntlet import EvaluationSettings, evaluate
 from llmfoundry_gauntlet.config.decode import suggestion
 from llmfoundry_gauntlet.config.yaml_files import read_yaml
-from llmfoundry_gauntlet.errors import ConfigError, GauntletError
+from llmfoundry_gauntlet.errors import ConfigError, GauntletError, print_problems
 from llmfoundry_gauntlet.report.tables import print_runs
 
 TRAINING_KEYS = ('interval', 'save_folder')
@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
         values = read_config(arguments[0], arguments[1:])
         evaluate(values.pop('model'), **values)
     except GauntletError as error:
-        print(error, file=sys.stderr)
+        print_problems(error)
         return 2
     if dist.get_global_rank() == 0:
         print_runs(Path(values['out']))

@@ -22,7 +22,7 @@ def read_documents(path: Path) -> list[str]:
     try:
         text = path.read_text(encoding='utf-8')
     except OSError as error:
-        raise ConfigError([f'train_data.path: {path} cannot be read: {error.strerror}']) from error
+        raise ConfigError(f'train_data.path: {path} cannot be read: {error.strerror}') from error
     return [json.loads(line)['text'] for line in text.splitlines()] if path.suffix == '.jsonl' else [text]
 
 
@@ -53,7 +53,7 @@ def build_dataloader(
     rows = encode_documents([text for path in config.path for text in read_documents(Path(path))], tokenizer)
     rows = pack(rows, length=max_seq_len) if config.packed else [row[:max_seq_len] for row in rows]
     if len(rows) < rows_per_rank * dist.get_world_size():
-        raise ConfigError([f'train_data: {len(rows)} rows of {max_seq_len} tokens do not fill one batch'])
+        raise ConfigError(f'train_data: {len(rows)} rows of {max_seq_len} tokens do not fill one batch')
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     loader = DataLoader(
         rows,

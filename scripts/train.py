@@ -36,10 +36,12 @@ from composer.optim import (
 from composer.utils import dist, reproducibility
 from text_data import build_dataloader
 from train_config import ModelConfig, OptimizerConfig, SchedulerConfig, TrainConfig, read_config
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from llmfoundry_gauntlet import ConfigError, EvalGauntlet, GauntletError
+from llmfoundry_gauntlet.composer.models import load_tokenizer
 from llmfoundry_gauntlet.config.decode import suggestion
+from llmfoundry_gauntlet.errors import print_problems
 from llmfoundry_gauntlet.report.tables import print_runs
 
 Builders = Mapping[str, Callable[..., Any]]
@@ -137,7 +139,7 @@ def rows_per_rank(config: TrainConfig) -> int:
     rows, rest = divmod(config.global_train_batch_size, dist.get_world_size())
     if rest or not rows:
         found = f'{config.global_train_batch_size} rows for {dist.get_world_size()} ranks'
-        raise ConfigError([f'global_train_batch_size: {found}; allowed: a multiple of the number of ranks'])
+        raise ConfigError(f'global_train_batch_size: {found}; allowed: a multiple of the number of ranks')
     return rows
 
 
@@ -147,7 +149,7 @@ def build_trainer(config: TrainConfig) -> Trainer:
         torch.set_num_threads(config.cpu_threads)
     callbacks = build_each('callbacks', CALLBACKS, config.callbacks)  # first: they check tasks and data
     reproducibility.seed_all(config.seed)
-    tokenizer = AutoTokenizer.from_pretrained(config.tokenizer.name)
+    tokenizer = load_tokenizer(config.tokenizer.name)
     model = build_model(config.model, tokenizer=tokenizer, max_seq_len=config.max_seq_len)
     if config.fsdp_config is not None:
         mark_blocks_for_fsdp(model)
@@ -204,10 +206,10 @@ def main(arguments: list[str]) -> int:
     logging.getLogger('llmfoundry_gauntlet').setLevel(logging.INFO)
     try:
         trainer = build_trainer(read_config(arguments[0], arguments[1:]))
+        trainer.fit()
     except GauntletError as error:
-        print(error, file=sys.stderr)
+        print_problems(error)
         return 2
-    trainer.fit()
     trainer.close()
     if dist.get_global_rank() == 0:
         print_evaluations(trainer)

@@ -82,4 +82,4 @@ def check_fit(callback: EvalGauntlet, source: ModelSource) -> None:
 def check_choice(name: str, value: str, allowed: list[str] | tuple[str, ...]) -> None:
     """Raises ConfigError unless the value is allowed."""
     if value not in allowed:
-        raise ConfigError([f'{name} is {value!r}; allowed: {", ".join(allowed)}'])
+        raise ConfigError(f'{name} is {value!r}; allowed: {", ".join(allowed)}')

@@ -21,18 +21,18 @@ def open_yaml(path: str | Path, overrides: Sequence[str] = ()) -> DictConfig:
     try:
         content = OmegaConf.load(path)
     except FileNotFoundError as error:
-        raise ConfigError([f'{path}: there is no such file']) from error
+        raise ConfigError(f'{path}: there is no such file') from error
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError([f'{path}: cannot be read: {error}']) from error
+        raise ConfigError(f'{path}: cannot be read: {error}') from error
     except (YAMLError, OmegaConfBaseException) as error:
-        raise ConfigError([f'{path}: is not valid YAML: {" ".join(str(error).split())}']) from error
+        raise ConfigError(f'{path}: is not valid YAML: {" ".join(str(error).split())}') from error
     if not isinstance(content, DictConfig):
         kind = 'a list' if OmegaConf.is_list(content) else 'a plain text'
-        raise ConfigError([f'{path}: is {kind} at its top; allowed: a mapping'])
+        raise ConfigError(f'{path}: is {kind} at its top; allowed: a mapping')
     try:
         return OmegaConf.merge(content, OmegaConf.from_dotlist(list(overrides)))
     except (YAMLError, OmegaConfBaseException) as error:
-        raise ConfigError([f'{path}: {" ".join(overrides)}: {" ".join(str(error).split())}']) from error
+        raise ConfigError(f'{path}: {" ".join(overrides)}: {" ".join(str(error).split())}') from error
 
 
 def resolved(node: Any, where: str) -> Any:
@@ -44,7 +44,7 @@ def resolved(node: Any, where: str) -> Any:
         return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
     except OmegaConfBaseException as error:
         message = str(error).splitlines()[0]
-        raise ConfigError([f'{where}: an interpolation cannot be resolved: {message}']) from error
+        raise ConfigError(f'{where}: an interpolation cannot be resolved: {message}') from error
 
 
 def read_yaml(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:

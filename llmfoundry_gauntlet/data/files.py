@@ -27,31 +27,31 @@ def locate(uri: str, data_root: str | Path) -> Path:
         if candidate.is_file():
             return candidate
     looked = ', '.join(dict.fromkeys(str(candidate) for candidate in candidates))
-    raise DataError([f'{uri}: there is no such data file (looked for {looked}); set data_root to its folder'])
+    raise DataError(f'{uri}: there is no such data file (looked for {looked}); set data_root to its folder')
 
 
 def read_task_rows(task: TaskSpec, data_root: str | Path) -> tuple[str, list[NumberedRow]]:
     """How the task's data are called in messages, and all rows with their 0-based line numbers."""
     uri = task.dataset_uri
     if uri.startswith(HUGGING_FACE):
-        return uri, list(enumerate(hugging_face_rows(task)))
-    if '://' in uri:
-        import fsspec
-
-        try:
-            with fsspec.open(uri, 'rt', encoding='utf-8') as lines:
-                return uri, list(json_lines(lines, uri))
-        except (OSError, ImportError, ValueError) as error:
-            raise DataError([f'{uri}: cannot be fetched: {error}']) from error
-    path = locate(uri, data_root)
-    try:
-        with path.open(encoding='utf-8') as lines:
-            rows = list(json_lines(lines, str(path)))
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError([f'{path}: cannot be read as UTF-8 text: {error}']) from error
+        source, rows = uri, list(enumerate(hugging_face_rows(task)))
+    else:
+        source = uri if '://' in uri else str(locate(uri, data_root))
+        rows = read_rows(source)
     if not rows:
-        raise DataError([f'{path}: has no rows; allowed: one JSON object a line'])
-    return str(path), rows
+        raise DataError(f'{source}: has no rows; allowed: one JSON object a line')
+    return source, rows
+
+
+def read_rows(source: str) -> list[NumberedRow]:
+    """All rows of a JSON lines file: a path, or a URL of a file system that fsspec knows (https, s3, gs, oci)."""
+    import fsspec
+
+    try:
+        with fsspec.open(source, 'rt', encoding='utf-8') as lines:
+            return list(json_lines(lines, source))
+    except (OSError, ImportError, ValueError) as error:
+        raise DataError(f'{source}: cannot be read as UTF-8 text: {error}') from error
 
 
 def json_lines(lines: Iterator[str], source: str) -> Iterator[NumberedRow]:
@@ -76,9 +76,9 @@ def hugging_face_rows(task: TaskSpec) -> list[Mapping[str, Any]]:
     try:
         data = datasets.load_dataset(name, **(task.hf_loading_vars or {}))
     except (OSError, ValueError, ImportError) as error:
-        raise DataError([f'{task.dataset_uri}: cannot be loaded: {error}']) from error
+        raise DataError(f'{task.dataset_uri}: cannot be loaded: {error}') from error
     if isinstance(data, dict):
-        raise DataError([f'{task.dataset_uri}: has the splits {", ".join(data)}; name one in hf_loading_vars.split'])
+        raise DataError(f'{task.dataset_uri}: has the splits {", ".join(data)}; name one in hf_loading_vars.split')
     if not task.hf_parsing_map:
         return list(data)
     return [

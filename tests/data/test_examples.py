@@ -1,3 +1,7 @@
+import functools
+import http.server
+import threading
+
 import pytest
 
 from llmfoundry_gauntlet.config.load import load_suite
@@ -104,3 +108,34 @@ def test_other_names_of_the_keys_of_a_row_are_taken_from_the_task(write_jsonl, t
     write_jsonl('rows.jsonl', [{'q': 'Sky?', 'answers': ['blue', 'green'], 'gold': 0}])
     (example,) = read(tmp_path, 'multiple_choice', context_key='q', choices_key='answers')
     assert example.content.choices == ('blue', 'green')
+
+
+def test_rows_can_come_from_a_server(write_jsonl, tmp_path):
+    write_jsonl('rows.jsonl', [PASSAGE])
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(('127.0.0.1', 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f'http://127.0.0.1:{server.server_port}'
+        assert read(tmp_path, 'language_modeling', uri=f'{address}/rows.jsonl')[0].content.continuation == 'four'
+        assert 'cannot be read' in problems(tmp_path, 'language_modeling', uri=f'{address}/none.jsonl')[0]
+        server.shutdown()
+
+
+def test_rows_of_the_hugging_face_hub_are_joined_as_the_parsing_map_says(tmp_path, monkeypatch):
+    import datasets
+
+    loaded = datasets.Dataset.from_list([{'a': 'two and', 'b': 'two are', 'c': 'four'}])
+    asked = {}
+
+    def load_dataset(name: str, **keys: str):
+        asked.update(keys, name=name)
+        return loaded
+
+    monkeypatch.setattr(datasets, 'load_dataset', load_dataset)
+    keys = {
+        'hf_loading_vars': {'split': 'test'},
+        'hf_parsing_map': {'context': ['a', 'b'], 'continuation': ['c']},
+    }
+    (example,) = read(tmp_path, 'language_modeling', uri='hf://org/sums', **keys)
+    assert asked == {'name': 'org/sums', 'split': 'test'}
+    assert (example.row, example.content.context, example.content.continuation) == (0, 'two and two are', 'four')

@@ -85,3 +85,9 @@ def test_a_tied_token_earns_its_share_and_the_references_only_when_it_is_the_fir
     assert judge_argmax(tied_second, reference=False).credit == 1 / 2
     assert judge_argmax(tied_first, reference=True).credit == 1
     assert judge_argmax(tied_second, reference=True).credit == 0
+
+
+def test_very_unlikely_choices_are_told_apart_and_the_references_perplexities_overflow():
+    output = choices([-95.0], [-90.0])  # exp(89) is beyond float32
+    assert judge_choice(output, 1, reference=False).credit == 1
+    assert judge_choice(output, 1, reference=True).credit == 0
