@@ -16,7 +16,6 @@ import numpy as np
 from llmfoundry_gauntlet.errors import ModelError
 from llmfoundry_gauntlet.values import ItemKey, Prompt, ScoreRequest
 
-CHUNK = 1000  # texts per call of the tokenizer
 Ids = list[int]
 
 
@@ -46,16 +45,9 @@ class Encoder:
     def encode(self, texts: Iterable[str], *, special: bool) -> dict[str, Ids]:
         """Token ids by text, each distinct text tokenised once."""
         distinct = list(dict.fromkeys(texts))
-        ids: dict[str, Ids] = {}
-        for start in range(0, len(distinct), CHUNK):
-            chunk = distinct[start : start + CHUNK]
-            ids.update(zip(chunk, self._call(chunk, special), strict=True))
-        return ids
-
-    def _call(self, texts: list[str], special: bool) -> list[Ids]:
         try:
             encoded = self.tokenizer(
-                texts,
+                distinct,
                 add_special_tokens=special,
                 return_attention_mask=False,
                 return_token_type_ids=False,
@@ -63,8 +55,8 @@ class Encoder:
             )['input_ids']
         except Exception as error:  # the tokenizers library raises plain Exception
             name = type(self.tokenizer).__name__
-            raise ModelError(f'the tokenizer ({name}) cannot encode {texts[0][:60]!r}: {error}') from error
-        return [list(ids) for ids in encoded]
+            raise ModelError(f'the tokenizer ({name}) cannot encode {distinct[0][:60]!r}: {error}') from error
+        return dict(zip(distinct, encoded, strict=True))
 
     def preambles(self, texts: Iterable[str]) -> dict[str, Ids]:
         """Instructions and shots with special tokens, without an eos at the end (OPT's tokenizer adds one)."""

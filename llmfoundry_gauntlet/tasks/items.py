@@ -6,12 +6,15 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 
 from llmfoundry_gauntlet.config.specs import TaskSpec
 from llmfoundry_gauntlet.prompts.encode import EncodedPrompt, Encoder, drop_shots, score_request
 from llmfoundry_gauntlet.prompts.fewshot import with_shots
 from llmfoundry_gauntlet.tasks.base import TaskType
 from llmfoundry_gauntlet.values import Example, Item, ItemKey, ItemResult, Judgement, Prompt, ScoreOutput
+
+CHUNK = 1000  # items whose text is in memory at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +42,14 @@ def prepare_items(
 ) -> list[Item]:
     """All items of a task at one number of shots, in row order."""
     (num_shots,) = task.num_fewshot
-    pairs = list(with_shots(examples, num_shots, seed=task.fewshot_random_seed))
-    prompts = [build_prompt(task, task_type, example, shots) for example, shots in pairs]
-    items = [
-        make_item(task, task_type, pair, prompt, encoded, encoder, fitting)
-        for pair, prompt, encoded in zip(pairs, prompts, encoder.prompts(prompts), strict=True)
-    ]
+    pairs = with_shots(examples, num_shots, seed=task.fewshot_random_seed)
+    items: list[Item] = []
+    while chunk := list(islice(pairs, CHUNK)):
+        prompts = [build_prompt(task, task_type, example, shots) for example, shots in chunk]
+        items += [
+            make_item(task, task_type, pair, prompt, encoded, encoder, fitting)
+            for pair, prompt, encoded in zip(chunk, prompts, encoder.prompts(prompts), strict=True)
+        ]
     return sorted(items, key=lambda item: item.request.key.row)
 
 
