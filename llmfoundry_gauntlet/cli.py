@@ -10,8 +10,7 @@ import typer
 
 from llmfoundry_gauntlet.errors import ConfigError, GauntletError, print_problems
 
-MISTAKE = 2  # exit status of what the user can mend
-BROKEN = 3
+CHECK_FAILED, MISTAKE, BROKEN = 1, 2, 3  # exit statuses
 
 app = typer.Typer(
     name='gauntlet',
@@ -85,15 +84,25 @@ def validate(
     data_root: DataRoot = 'eval_data',
     no_data: Annotated[bool, typer.Option('--no-data', help='Check the YAML files alone.')] = False,
 ) -> None:
-    """Checks YAML files, and the data that the tasks name; lists all errors at once.
+    """Checks YAML files, and the data that the tasks name; lists all errors at once. Status 1 if there are any.
 
     gauntlet validate --tasks yamls/tasks/gauntlet_v0.1.yaml --gauntlet yamls/gauntlets/eval_gauntlet_v0.1.yaml
     """
+    if tasks is None and gauntlet is None:
+        raise ConfigError('nothing to check: give --tasks, --gauntlet or both')
+    try:
+        check(tasks, gauntlet, None if no_data else data_root)
+    except GauntletError as error:
+        print_problems(error)
+        raise typer.Exit(CHECK_FAILED) from error
+    typer.echo('no errors')
+
+
+def check(tasks: Path | None, gauntlet: Path | None, data_root: str | None) -> None:
+    """Prints what is there and all warnings; without `data_root` no rows are read. Raises ConfigError, DataError."""
     from llmfoundry_gauntlet.config.load import load_suite
     from llmfoundry_gauntlet.evaluation import read_data
 
-    if tasks is None and gauntlet is None:
-        raise ConfigError('nothing to check: give --tasks, --gauntlet or both')
     suite = load_suite(tasks, gauntlet)
     for warning in suite.warnings:
         typer.echo(f'warning: {warning}')
@@ -101,16 +110,18 @@ def validate(
         typer.echo(f'{tasks}: {len(suite.tasks)} tasks')
     if suite.gauntlet is not None:
         typer.echo(f'{gauntlet}: {len(suite.gauntlet.categories)} categories')
-    if tasks is not None and not no_data:
+    if tasks is not None and data_root is not None:
         examples, unsupported = read_data(suite, data_root)
         typer.echo(f'{data_root}: {sum(map(len, examples.values()))} rows of {len(examples)} tasks')
         for task, reason in unsupported.items():
             typer.echo(f'warning: {task}: {reason}')
-    typer.echo('no errors')
 
 
 def main() -> None:
-    """The console script: errors without tracebacks, status 2 for what a user can mend, 3 for what broke."""
+    """The console script: errors without tracebacks.
+
+    Status 0 done, 1 a check failed, 2 a mistake that the user can mend, 3 something broke.
+    """
     show_traceback = '--traceback' in sys.argv
     try:
         app([word for word in sys.argv[1:] if word != '--traceback'])

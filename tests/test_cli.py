@@ -46,7 +46,7 @@ def test_validate_lists_all_errors_of_both_files_without_traceback(gauntlet, tmp
     tasks = tmp_path / 'tasks.yaml'
     tasks.write_text('icl_tasks: [{label: a, num_fewshot: [0], icl_task_type: schema, lable: x}]')
     status, _, err = gauntlet('validate', '--tasks', str(tasks), '--gauntlet', str(tmp_path / 'none.yaml'))
-    assert status == 2
+    assert status == 1
     assert err.splitlines() == [
         f"error: {tasks}: icl_tasks[0].lable: unknown key 'lable', did you mean 'label'?",
         f"error: {tasks}: icl_tasks[0]: the key 'dataset_uri' is missing",
@@ -61,7 +61,7 @@ def test_validate_names_every_wrong_row(gauntlet, tmp_path):
         'icl_tasks: [{label: a, dataset_uri: rows.jsonl, num_fewshot: [0], icl_task_type: multiple_choice}]'
     )
     status, _, err = gauntlet('validate', '--tasks', str(tasks), '--data-root', str(tmp_path))
-    assert status == 2 and f'error: {tmp_path}/rows.jsonl:2: malformed JSON' in err
+    assert status == 1 and f'error: {tmp_path}/rows.jsonl:2: malformed JSON' in err
     assert gauntlet('validate')[0] == 2
 
 

@@ -67,7 +67,7 @@ class EvalGauntlet(Callback):
     def before_load(self, state: State, logger: Logger) -> None:
         """Plans the evaluation and attaches its evaluator. At `init` the Trainer would wipe it."""
         model = unwrapped(state.model)
-        self.planned = plan_for_model(self.data, model, state.device._device)
+        self.planned = plan_for_model(self.data, model, device_type(state))
         self._evaluator = make_evaluator(LABEL, self.planned, self.schedule)
         self._attach(state)
         if self.settings.save_folder is not None:
@@ -205,15 +205,19 @@ def summary(evaluation: Evaluation) -> str:
     return ', '.join(parts)
 
 
+def device_type(state: State) -> str:
+    """torch's word for the device: cpu or cuda."""
+    return 'cuda' if state.device.name == 'gpu' else state.device.name
+
+
 def environment(state: State) -> dict[str, Any]:
     """What the numbers were computed with."""
-    device = state.device._device
     return {
         'python': platform.python_version(),
         'torch': torch.__version__,
         'transformers': transformers.__version__,
         'composer': composer.__version__,
-        'device': torch.cuda.get_device_name(device) if device.type == 'cuda' else 'cpu',
+        'device': torch.cuda.get_device_name() if device_type(state) == 'cuda' else state.device.name,
         'precision': state.precision.value,
         'num_ranks': dist.get_world_size(),
         'num_threads': torch.get_num_threads(),

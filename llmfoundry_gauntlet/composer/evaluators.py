@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from composer.core import DataSpec, Evaluator, State
 from composer.models import HuggingFaceModel
 from composer.utils import dist
@@ -80,11 +79,11 @@ def make_evaluator(
     )
 
 
-def plan_for_model(data: EvaluationData, model: HuggingFaceModel, device: torch.device) -> PlannedEvaluation:
+def plan_for_model(data: EvaluationData, model: HuggingFaceModel, device_type: str) -> PlannedEvaluation:
     """The evaluation in the model's tokens, no longer than it can run. Raises ModelError."""
     settings = data.settings
     own_limits = {task.key: task.max_seq_len for task in data.suite.tasks if task.max_seq_len is not None}
-    tokens = default_tokens_per_batch(device) if settings.tokens_per_batch == AUTO else settings.tokens_per_batch
+    tokens = default_tokens_per_batch(device_type) if settings.tokens_per_batch == AUTO else settings.tokens_per_batch
     return plan_evaluation(
         data,
         Encoder(model.tokenizer),

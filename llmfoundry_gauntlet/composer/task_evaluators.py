@@ -68,11 +68,11 @@ def build_icl_evaluators(tasks: Any, model: HuggingFaceModel, **settings: Any) -
     (`metric_names`). Task types that this version cannot run are left out. Raises ConfigError, DataError, ModelError.
     """
     data = load_data(decode_settings({**settings, 'tasks': tasks, 'save_folder': None}, 'build_icl_evaluators'))
-    device = next(unwrapped(model).parameters()).device
+    device_type = next(unwrapped(model).parameters()).device.type
     evaluators = []
     metrics: dict[str, TaskAccuracy] = {}
     for key, examples in data.examples.items():
-        planned = plan_for_model(one_task(data, key), model, device)
+        planned = plan_for_model(one_task(data, key), model, device_type)
         accuracy = task_types()[planned.tasks[key].icl_task_type].metric
         categories = sorted({example.category for example in examples if example.category is not None})
         own = {f'{category}/{accuracy}': TaskAccuracy(category) for category in categories}

@@ -126,6 +126,6 @@ def split_outputs(batch: Batch, logprobs: np.ndarray, is_argmax: np.ndarray, num
     return outputs
 
 
-def default_tokens_per_batch(device: torch.device) -> int:
-    """Padded tokens of a batch where the user names no number."""
-    return TOKENS_PER_BATCH.get(device.type, TOKENS_PER_BATCH['cpu'])
+def default_tokens_per_batch(device_type: str) -> int:
+    """Padded tokens of a batch on 'cpu' or 'cuda' where the user names no number."""
+    return TOKENS_PER_BATCH.get(device_type, TOKENS_PER_BATCH['cpu'])

@@ -17,6 +17,7 @@ from llmfoundry_gauntlet.errors import ModelError
 from llmfoundry_gauntlet.values import ItemKey, Prompt, ScoreRequest
 
 Ids = list[int]
+MAX_SHOWN = 200  # characters of a text in an error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,18 +46,24 @@ class Encoder:
     def encode(self, texts: Iterable[str], *, special: bool) -> dict[str, Ids]:
         """Token ids by text, each distinct text tokenised once."""
         distinct = list(dict.fromkeys(texts))
+        return dict(zip(distinct, self._ids(distinct, special), strict=True)) if distinct else {}
+
+    def _ids(self, texts: list[str], special: bool) -> list[Ids]:
         try:
-            encoded = self.tokenizer(
-                distinct,
+            return self.tokenizer(
+                texts,
                 add_special_tokens=special,
                 return_attention_mask=False,
                 return_token_type_ids=False,
                 verbose=False,
             )['input_ids']
         except Exception as error:  # the tokenizers library raises plain Exception
+            if len(texts) > 1:  # which of them was it?
+                half = len(texts) // 2
+                return self._ids(texts[:half], special) + self._ids(texts[half:], special)
             name = type(self.tokenizer).__name__
-            raise ModelError(f'the tokenizer ({name}) cannot encode {distinct[0][:60]!r}: {error}') from error
-        return dict(zip(distinct, encoded, strict=True))
+            shown = texts[0] if len(texts[0]) <= MAX_SHOWN else f'{texts[0][:MAX_SHOWN]}...'
+            raise ModelError(f'the tokenizer ({name}) cannot encode {shown!r}: {error}') from error
 
     def preambles(self, texts: Iterable[str]) -> dict[str, Ids]:
         """Instructions and shots with special tokens, without an eos at the end (OPT's tokenizer adds one)."""

@@ -69,7 +69,7 @@ def time_ours(data: EvaluationData, model_folder: Path, *, max_seq_len: int) -> 
 
     def evaluate() -> list[int]:
         planned = plan_evaluation(
-            data, encoder, max_seq_len=max_seq_len, tokens_per_batch=default_tokens_per_batch(device)
+            data, encoder, max_seq_len=max_seq_len, tokens_per_batch=default_tokens_per_batch(device.type)
         )
         outputs = [output for batch in planned.batches for output in language_model.run(batch)]
         (results,) = conclude(planned, planned.results(outputs), {}).results.values()

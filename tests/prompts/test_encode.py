@@ -58,9 +58,11 @@ def test_an_eos_at_the_end_of_the_preamble_is_dropped_but_not_when_it_is_alone(c
 def test_a_tokenizer_that_cannot_encode_is_a_model_error():
     tokenizers = pytest.importorskip('tokenizers')
     transformers = pytest.importorskip('transformers')
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({'hello': 0}, unk_token='?'))
-    with pytest.raises(ModelError, match=r'the tokenizer \(PreTrainedTokenizerFast\) cannot encode'):
-        Encoder(transformers.PreTrainedTokenizerFast(tokenizer_object=words))
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({' a': 0, 'yes': 1, 'no': 2}, unk_token='?'))
+    encoder = Encoder(transformers.PreTrainedTokenizerFast(tokenizer_object=words))
+    assert encoder.encode(['yes', 'no'], special=False) == {'yes': [1], 'no': [2]}
+    with pytest.raises(ModelError, match=r"the tokenizer \(PreTrainedTokenizerFast\) cannot encode 'maybe'"):
+        encoder.encode(['yes', 'no', 'maybe'], special=False)
 
 
 def test_the_reference_cuts_each_choice_by_itself_through_special_tokens():
