@@ -14,6 +14,12 @@ import numpy as np
 from llmfoundry_gauntlet.values import ScoreRequest
 
 
+# A batch is closed early, once it holds this share of its tokens, where rows become shorter than this share of its
+# longest: padding costs more than a further forward.
+LEAST_SHARE = 1 / 16
+SHORTEST_SHARE = 0.9
+
+
 @dataclass(frozen=True, slots=True)
 class Read:
     """Where a continuation is scored: the logits at `start`, `start` + 1, ... of a row predict its tokens."""
@@ -42,9 +48,10 @@ class Batch:
 
 
 def plan(requests: Sequence[ScoreRequest], *, tokens_per_batch: int) -> list[Batch]:
-    """Batches of at most `tokens_per_batch` padded tokens, longest first; one item alone may be larger.
+    """Batches of rows of like length and at most `tokens_per_batch` padded tokens, longest first.
 
-    All choices of a request are in one batch. Requests that cannot be scored are left out.
+    All choices of a request are in one batch, so one item alone may be larger. Requests that cannot be scored are left
+    out.
     """
     if tokens_per_batch < 1:
         raise ValueError(f'tokens_per_batch is {tokens_per_batch}; allowed: 1 or more')
@@ -58,7 +65,9 @@ def plan(requests: Sequence[ScoreRequest], *, tokens_per_batch: int) -> list[Bat
     group: list[ScoreRequest] = []
     width = num_rows = 0
     for request, length, rows in costs:
-        if group and (num_rows + rows) * width > tokens_per_batch:
+        full = (num_rows + rows) * width > tokens_per_batch
+        wasteful = length < SHORTEST_SHARE * width and num_rows * width > LEAST_SHARE * tokens_per_batch
+        if group and (full or wasteful):
             batches.append(make_batch(group))
             group, num_rows = [], 0
         if not group:

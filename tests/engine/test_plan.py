@@ -90,3 +90,11 @@ def test_a_budget_of_nothing_is_refused():
         plan([], tokens_per_batch=0)
     with pytest.raises(ValueError, match='num_ranks is 0'):
         assign([], num_ranks=0)
+
+
+def test_short_rows_are_not_padded_to_long_ones():
+    """Fails when a batch is closed by its budget alone: 7,600 padded tokens then hold the 5,050."""
+    requests = make_requests([([1] * length, [[0]]) for length in range(1, 101)])
+    batches = plan(requests, tokens_per_batch=4096)
+    assert sum(batch.num_tokens for batch in batches) == 5050
+    assert sum(batch.num_padded_tokens for batch in batches) < 1.1 * 5050
