@@ -84,7 +84,7 @@ class EvalGauntlet(Callback):
     def fit_start(self, state: State, logger: Logger) -> None:
         """Evaluates before the first step where that is wanted: Composer's own loop has no such moment."""
         self._attach(state)  # again: `fit(eval_dataloader=...)` replaces the evaluators
-        if not self.schedule.first or state.timestamp.batch.value > 0:
+        if not self.schedule.first or state.timestamp.batch.value > 0 or self.schedule.evaluated_batch == 0:
             return
         self._begin(state)
         try:
@@ -101,12 +101,12 @@ class EvalGauntlet(Callback):
 
     def eval_start(self, state: State, logger: Logger) -> None:
         """Gives the model's `eval_forward` to the engine, for our evaluator alone."""
-        if state.dataloader_label == LABEL:
+        if self._is_ours(state):
             self._begin(state)
 
     def eval_end(self, state: State, logger: Logger) -> None:
         """Gathers, scores, logs and records; gives `eval_forward` back whatever happens."""
-        if state.dataloader_label == LABEL:
+        if self._is_ours(state):
             try:
                 self._finish(state, logger)
             finally:
@@ -130,6 +130,10 @@ class EvalGauntlet(Callback):
         if all(evaluator is not self._evaluator for evaluator in state.evaluators):
             state.evaluators.append(self._evaluator)
         state.eval_metrics[LABEL] = {}
+
+    def _is_ours(self, state: State) -> bool:
+        """Whether it is our evaluator's turn; the label does not tell, as there may be a second callback."""
+        return state.dataloader is self._evaluator.dataloader.dataloader
 
     def _begin(self, state: State) -> None:
         model = unwrapped(state.model)

@@ -13,7 +13,6 @@ import numpy as np
 
 from llmfoundry_gauntlet.values import ScoreRequest
 
-
 # A batch is closed early, once it holds this share of its tokens, where rows become shorter than this share of its
 # longest: padding costs more than a further forward.
 LEAST_SHARE = 1 / 16

@@ -15,6 +15,7 @@ from composer.loggers import InMemoryLogger
 from composer.models import HuggingFaceModel
 
 from llmfoundry_gauntlet import EvalGauntlet, ModelError, build_icl_evaluators, evaluate
+from llmfoundry_gauntlet.config.yaml_files import read_yaml
 from llmfoundry_gauntlet.records.results import find_results
 
 ACCURACY = 'InContextLearningMultipleChoiceAccuracy'
@@ -51,6 +52,36 @@ def test_evaluations_come_when_they_are_wanted_and_never_twice(tmp_path, tiny_se
     assert batches(tmp_path / 'records') == expected
     assert trainer.state.model.eval_forward == forward
     trainer.close()
+
+
+def test_two_callbacks_evaluate_different_tasks_at_different_times(tmp_path, tiny_settings):
+    (sums,) = [task for task in read_yaml(tiny_settings['tasks'])['icl_tasks'] if task['label'] == 'sums']
+    often = EvalGauntlet(
+        tasks=[sums], data_root=tiny_settings['data_root'], interval='1ba', save_folder=str(tmp_path / 'often')
+    )
+    rarely = EvalGauntlet(**tiny_settings, interval=['first', '2ba'], save_folder=str(tmp_path / 'rarely'))
+    trainer = tiny.trainer([often, rarely], max_duration='3ba')
+    trainer.fit()
+    trainer.close()
+    assert batches(tmp_path / 'often') == [1, 2, 3]
+    assert batches(tmp_path / 'rarely') == [0, 2]
+    tasks = [list(record['tasks']) for _, record in find_results(tmp_path / 'often')]
+    assert tasks == [['sums/0-shot', 'sums/2-shot']] * 3
+    both = {}
+    for name in ('often', 'rarely'):
+        both[name] = json.loads((tmp_path / name / 'ba2' / 'results.json').read_text())['tasks']
+    assert both['rarely'].items() >= both['often'].items()
+
+
+def test_an_evaluation_before_training_is_not_repeated_at_its_start(tmp_path, tiny_settings):
+    callback = EvalGauntlet(**tiny_settings, interval='first', save_folder=str(tmp_path / 'records'))
+    trainer = tiny.trainer([callback], max_duration='1ba')
+    trainer.eval()
+    before = callback.evaluation
+    trainer.fit()
+    trainer.close()
+    assert callback.evaluation is before
+    assert batches(tmp_path / 'records') == [0]
 
 
 def test_scores_are_logged_at_their_training_batch_under_upstreams_keys(tmp_path, tiny_settings):
