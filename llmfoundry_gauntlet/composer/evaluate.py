@@ -22,7 +22,7 @@ MODEL_KEYS = ('tokenizer', 'model_config')
 
 
 def evaluate(
-    model: str,
+    model: str | Path,
     *,
     out: str | Path | None = None,
     tokenizer: str | None = None,
@@ -45,7 +45,7 @@ def evaluate(
     if out is not None:
         check_out(Path(out), overwrite=overwrite)
     callback = EvalGauntlet(**settings, save_folder=None if out is None else str(out))
-    source = open_model(model, tokenizer=tokenizer, model_config=model_config)
+    source = open_model(str(model), tokenizer=tokenizer, model_config=model_config)
     check_fit(callback, source)
     callback.training_origin = source.training and dict(source.training)
     callback.model_name = source.name

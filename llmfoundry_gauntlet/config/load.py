@@ -43,19 +43,21 @@ def load_suite(tasks: TasksSource | None, gauntlet: GauntletSource | None = None
     benchmark that no task provides is a problem when both are given; an average over an unknown category a warning.
     """
     problems: list[str] = []
-    specs = None if tasks is None else read_tasks(tasks, problems)
+    broken: set[str] = set()
+    specs = () if tasks is None else read_tasks(tasks, problems, broken)
     spec = None if gauntlet is None else read_gauntlet(gauntlet, problems)
     if specs and spec:
-        problems.extend(missing_benchmarks(specs, spec, source_name(gauntlet, GAUNTLET_KEY)))
+        missing = missing_benchmarks(specs, spec, source_name(gauntlet, GAUNTLET_KEY))
+        problems.extend(text for label, text in missing if label not in broken)
     if problems:
         raise ConfigError(problems)
     warnings = () if spec is None else unknown_averages(spec, source_name(gauntlet, GAUNTLET_KEY))
-    each = tuple(task.at(num_shots) for task in specs or () for num_shots in task.num_fewshot)
+    each = tuple(task.at(num_shots) for task in specs for num_shots in task.num_fewshot)
     return Suite(tasks=each, gauntlet=spec, warnings=warnings)
 
 
-def read_tasks(source: TasksSource, found: list[str]) -> tuple[TaskSpec, ...]:
-    """The tasks of one or several sources; problems are appended to `found`."""
+def read_tasks(source: TasksSource, found: list[str], broken: set[str]) -> tuple[TaskSpec, ...]:
+    """The tasks of one or several sources; problems are added to `found`, labels of wrong tasks to `broken`."""
     if isinstance(source, (str, Path)):
         parts = [source]
     elif source and all(isinstance(item, (str, Path)) for item in source):
@@ -68,12 +70,12 @@ def read_tasks(source: TasksSource, found: list[str]) -> tuple[TaskSpec, ...]:
         problems = Problems(source_name(part, TASKS_KEY))
         node = part if not isinstance(part, (str, Path)) else read_key(Path(part), TASKS_KEY, problems)
         if node is not None:
-            tasks.extend(decode_tasks(node, problems, seen))
+            tasks.extend(decode_tasks(node, problems, seen, broken))
         found.extend(problems.found)
     return tuple(tasks)
 
 
-def decode_tasks(node: Any, problems: Problems, seen: dict[str, str]) -> list[TaskSpec]:
+def decode_tasks(node: Any, problems: Problems, seen: dict[str, str], broken: set[str]) -> list[TaskSpec]:
     """Tasks of one list; `seen` maps every '{label}/{n}-shot' met so far to where it stands."""
     if not isinstance(node, (list, tuple)):
         problems.add(TASKS_KEY, f'is {describe(node)}; allowed: a list of tasks, or a path to a file with one')
@@ -85,6 +87,8 @@ def decode_tasks(node: Any, problems: Problems, seen: dict[str, str]) -> list[Ta
         path = f'{TASKS_KEY}[{index}]'
         task = decode_task(entry, path, problems)
         if task is None:
+            if isinstance(entry, Mapping):
+                broken.add(str(entry.get('label')))
             continue
         tasks.append(task)
         for num_shots in task.num_fewshot:
@@ -130,8 +134,8 @@ def read_gauntlet(source: GauntletSource, found: list[str]) -> GauntletSpec | No
     return spec
 
 
-def missing_benchmarks(tasks: Sequence[TaskSpec], gauntlet: GauntletSpec, source: str) -> list[str]:
-    """One problem for each benchmark that no task provides at its number of shots."""
+def missing_benchmarks(tasks: Sequence[TaskSpec], gauntlet: GauntletSpec, source: str) -> list[tuple[str, str]]:
+    """Label and problem of each benchmark that no task provides at its number of shots."""
     shots: dict[str, list[int]] = {}
     for task in tasks:
         shots.setdefault(task.label, []).extend(task.num_fewshot)
@@ -146,7 +150,8 @@ def missing_benchmarks(tasks: Sequence[TaskSpec], gauntlet: GauntletSpec, source
             else:
                 hint = 'no task has that label' + suggestion(benchmark.name, shots).partition(';')[0]
             path = f'{GAUNTLET_KEY}.categories[{c}].benchmarks[{b}]'
-            problems.append(f'{source}: {path}: no task provides {benchmark.key} ({category.name}): {hint}')
+            text = f'{source}: {path}: no task provides {benchmark.key} ({category.name}): {hint}'
+            problems.append((benchmark.name, text))
     return problems
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from llmfoundry_gauntlet.config.decode import Problems, decode
@@ -65,8 +66,8 @@ class EvaluationSettings:
 
 
 def decode_settings(values: Mapping[str, Any], source: str = 'eval_gauntlet') -> EvaluationSettings:
-    """Settings from plain values; a single interval may stand without a list. Raises ConfigError."""
-    values = dict(values)
+    """Settings from plain values and paths; a single interval may stand without a list. Raises ConfigError."""
+    values = {key: plain(value) for key, value in values.items()}
     if isinstance(values.get('interval'), str):
         values['interval'] = [values['interval']]
     problems = Problems(source)
@@ -74,3 +75,10 @@ def decode_settings(values: Mapping[str, Any], source: str = 'eval_gauntlet') ->
     if problems.found:
         raise ConfigError(problems.found)
     return settings
+
+
+def plain(value: Any) -> Any:
+    """A path as text, also inside a list; anything else as it is."""
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value

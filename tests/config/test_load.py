@@ -132,6 +132,12 @@ def test_a_benchmark_that_no_task_provides_is_an_error_that_says_what_there_is()
     assert "no task has that label, did you mean 'copa'?" in problems_of([TASK], wrong_name)[0]
 
 
+def test_a_benchmark_of_a_task_that_is_itself_wrong_is_no_second_error():
+    other = {**TASK, 'label': 'piqa'}
+    (problem,) = problems_of([{**TASK, 'num_fewshot': []}, other], gauntlet())
+    assert 'num_fewshot: is empty' in problem
+
+
 @pytest.mark.parametrize(
     ('content', 'expected'),
     [

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from llmfoundry_gauntlet.config.settings import decode_settings
@@ -6,6 +8,11 @@ from llmfoundry_gauntlet.errors import ConfigError
 
 def test_one_interval_may_stand_without_a_list():
     assert decode_settings({'tasks': 't.yaml', 'interval': '500ba'}).interval == ('500ba',)
+
+
+def test_paths_are_kept_as_text_so_that_records_can_hold_them():
+    settings = decode_settings({'tasks': [Path('a.yaml'), 'b.yaml'], 'data_root': Path('data'), 'gauntlet': Path('g')})
+    assert (settings.tasks, settings.data_root, settings.gauntlet) == (['a.yaml', 'b.yaml'], 'data', 'g')
 
 
 def test_truncation_follows_the_semantics_unless_it_is_given():
