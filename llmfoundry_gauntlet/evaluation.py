@@ -21,7 +21,7 @@ from llmfoundry_gauntlet.prompts.encode import Encoder
 from llmfoundry_gauntlet.scores.composites import compute_composites
 from llmfoundry_gauntlet.scores.metrics import task_score
 from llmfoundry_gauntlet.tasks import task_types
-from llmfoundry_gauntlet.tasks.items import Fitting, item_result, prepare_items
+from llmfoundry_gauntlet.tasks.items import Preparation, item_result, prepare_items
 from llmfoundry_gauntlet.values import (
     Composites,
     Example,
@@ -136,8 +136,14 @@ def plan_evaluation(
     tasks = {task.key: task for task in data.suite.tasks if task.key in data.examples}
     items: dict[ItemKey, Item] = {}
     for key, task in tasks.items():
-        fitting = Fitting(max_seq_len=min(task.max_seq_len or max_seq_len, max_seq_len), truncation=data.settings.cut)
-        prepared = prepare_items(task, task_types()[task.icl_task_type], data.examples[key], encoder, fitting)
+        preparation = Preparation(
+            task=task,
+            task_type=task_types()[task.icl_task_type],
+            encoder=encoder,
+            max_seq_len=min(task.max_seq_len or max_seq_len, max_seq_len),
+            truncation=data.settings.cut,
+        )
+        prepared = prepare_items(preparation, data.examples[key])
         items.update((item.request.key, item) for item in prepared)
     batches = plan([item.request for item in items.values()], tokens_per_batch=tokens_per_batch)
     return PlannedEvaluation(

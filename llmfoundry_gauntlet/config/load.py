@@ -9,6 +9,7 @@ from typing import Any
 
 from llmfoundry_gauntlet.config.decode import Problems, decode, describe, suggestion
 from llmfoundry_gauntlet.config.specs import (
+    METRIC_NAMES,
     TASK_TYPE_ALIASES,
     TASK_TYPES,
     GauntletSpec,
@@ -51,9 +52,11 @@ def load_suite(tasks: TasksSource | None, gauntlet: GauntletSource | None = None
         problems.extend(text for label, text in missing if label not in broken)
     if problems:
         raise ConfigError(problems)
-    warnings = () if spec is None else unknown_averages(spec, source_name(gauntlet, GAUNTLET_KEY))
+    warnings = metrics_left_out(specs)
+    if spec is not None:
+        warnings += unknown_averages(spec, source_name(gauntlet, GAUNTLET_KEY))
     each = tuple(task.at(num_shots) for task in specs for num_shots in task.num_fewshot)
-    return Suite(tasks=each, gauntlet=spec, warnings=warnings)
+    return Suite(tasks=each, gauntlet=spec, warnings=tuple(warnings))
 
 
 def read_tasks(source: TasksSource, found: list[str], broken: set[str]) -> tuple[TaskSpec, ...]:
@@ -155,15 +158,25 @@ def missing_benchmarks(tasks: Sequence[TaskSpec], gauntlet: GauntletSpec, source
     return problems
 
 
-def unknown_averages(gauntlet: GauntletSpec, source: str) -> tuple[str, ...]:
+def metrics_left_out(tasks: Sequence[TaskSpec]) -> list[str]:
+    """One warning for each metric that a task names and this version does not compute."""
+    return [
+        f'{task.label}: metric_names: {name} is not supported by this version; it is left out'
+        for task in tasks
+        for name in task.metric_names or ()
+        if name != METRIC_NAMES[task.icl_task_type][0]
+    ]
+
+
+def unknown_averages(gauntlet: GauntletSpec, source: str) -> list[str]:
     """One warning for each category that an average names and the gauntlet lacks."""
     names = [category.name for category in gauntlet.categories]
-    return tuple(
+    return [
         f'{source}: {GAUNTLET_KEY}.averages.{average}: the gauntlet has no category {member!r}; the average is absent'
         for average, members in gauntlet.named_averages.items()
         for member in members
         if member not in names
-    )
+    ]
 
 
 def source_name(source: Any, key: str) -> str:

@@ -16,6 +16,7 @@ CODE = 'code_evaluation'
 TASK_TYPES = (*LIKELIHOOD, GENERATION, CODE)
 TASK_TYPE_ALIASES = {'question_answering': GENERATION}
 
+# The accuracy of a task type first, then older metrics that its YAML may name.
 METRIC_NAMES = {
     'language_modeling': ('InContextLearningLMAccuracy', 'InContextLearningLMExpectedCalibrationError'),
     'multiple_choice': ('InContextLearningMultipleChoiceAccuracy', 'InContextLearningMCExpectedCalibrationError'),
@@ -84,6 +85,8 @@ class TaskSpec:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f'{name}: is {value}; allowed: 1 or more')
+        if self.metric_names == ():
+            raise ValueError('metric_names: is empty; leave it out for the metric of the task type')
         allowed = METRIC_NAMES[self.icl_task_type]
         for name in self.metric_names or ():
             if name not in allowed:

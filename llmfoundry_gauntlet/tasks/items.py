@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 
 from llmfoundry_gauntlet.config.specs import TaskSpec
@@ -18,12 +17,16 @@ CHUNK = 1000  # items whose text is in memory at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fitting:
-    """How long prompts may be, in tokens with the continuation, and what goes first where they are longer.
+class Preparation:
+    """A task at one number of shots, and how its prompts become requests.
 
-    `truncation` is 'drop_shots' or 'reference' (llm-foundry: tokens from the left, each choice by itself).
+    Prompts have at most `max_seq_len` tokens with the continuation. Where they would have more, `truncation` says what
+    goes: 'drop_shots', or 'reference' (llm-foundry: tokens from the left, each choice by itself).
     """
 
+    task: TaskSpec
+    task_type: TaskType
+    encoder: Encoder
     max_seq_len: int
     truncation: str = 'drop_shots'
 
@@ -37,38 +40,33 @@ def build_prompt(task: TaskSpec, task_type: TaskType, example: Example, shots: S
     return Prompt(preamble=preamble, question=question, num_shots=len(shots))
 
 
-def prepare_items(
-    task: TaskSpec, task_type: TaskType, examples: Sequence[Example], encoder: Encoder, fitting: Fitting
-) -> list[Item]:
-    """All items of a task at one number of shots, in row order."""
+def prepare_items(preparation: Preparation, examples: Sequence[Example]) -> list[Item]:
+    """All items of a task, in row order."""
+    task = preparation.task
     (num_shots,) = task.num_fewshot
     pairs = with_shots(examples, num_shots, seed=task.fewshot_random_seed)
     items: list[Item] = []
     while chunk := list(islice(pairs, CHUNK)):
-        prompts = [build_prompt(task, task_type, example, shots) for example, shots in chunk]
-        items += [
-            make_item(task, task_type, pair, prompt, encoded, encoder, fitting)
-            for pair, prompt, encoded in zip(chunk, prompts, encoder.prompts(prompts), strict=True)
-        ]
+        prompts = [build_prompt(task, preparation.task_type, example, shots) for example, shots in chunk]
+        encoded_prompts = preparation.encoder.prompts(prompts)
+        for (example, shots), prompt, encoded in zip(chunk, prompts, encoded_prompts, strict=True):
+            items.append(make_item(preparation, example, shots, prompt, encoded))
     return sorted(items, key=lambda item: item.request.key.row)
 
 
 def make_item(
-    task: TaskSpec,
-    task_type: TaskType,
-    pair: tuple[Example, tuple[Example, ...]],
-    prompt: Prompt,
-    encoded: EncodedPrompt,
-    encoder: Encoder,
-    fitting: Fitting,
+    preparation: Preparation, example: Example, shots: tuple[Example, ...], prompt: Prompt, encoded: EncodedPrompt
 ) -> Item:
     """One item, with fewer shots or a shorter context where it would be too long."""
-    example, shots = pair
-    reference = fitting.truncation == 'reference'
-    too_long = encoded.length > fitting.max_seq_len
+    task, max_seq_len = preparation.task, preparation.max_seq_len
+    reference = preparation.truncation == 'reference'
+    too_long = encoded.length > max_seq_len
     if too_long and shots and not reference:
-        build = partial(last_shots, task, task_type, example, shots)
-        prompt, encoded = drop_shots(prompt, build, encoder, fitting.max_seq_len)
+
+        def with_last(num_shots: int) -> Prompt:
+            return build_prompt(task, preparation.task_type, example, shots[len(shots) - num_shots :])
+
+        prompt, encoded = drop_shots(prompt, with_last, preparation.encoder, max_seq_len)
     return Item(
         task=task.key,
         content=example.content,
@@ -77,18 +75,11 @@ def make_item(
         request=score_request(
             ItemKey(task=task.key, row=example.row, file=example.file),
             encoded,
-            max_seq_len=fitting.max_seq_len,
+            max_seq_len=max_seq_len,
             truncated=too_long and not reference,
             reference=reference,
         ),
     )
-
-
-def last_shots(
-    task: TaskSpec, task_type: TaskType, example: Example, shots: tuple[Example, ...], num_shots: int
-) -> Prompt:
-    """The prompt with its last `num_shots` shots alone."""
-    return build_prompt(task, task_type, example, shots[len(shots) - num_shots :])
 
 
 def item_result(item: Item, output: ScoreOutput | None, task_type: TaskType, *, reference: bool) -> ItemResult:

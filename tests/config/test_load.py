@@ -54,6 +54,14 @@ def test_an_average_over_an_unknown_category_is_a_warning_with_its_place(upstrea
     assert 'eval_gauntlet.averages.core_average' in suite.warnings[0] and "'programming'" in suite.warnings[0]
 
 
+def test_a_metric_that_is_not_computed_is_a_warning_and_an_unknown_one_an_error():
+    names = ['InContextLearningMultipleChoiceAccuracy', 'InContextLearningMCExpectedCalibrationError']
+    (warning,) = load_suite([{**TASK, 'metric_names': names}]).warnings
+    assert warning.startswith('copa: metric_names: InContextLearningMCExpectedCalibrationError is not supported')
+    assert "'Accuracy' is no metric of multiple_choice" in problems_of([{**TASK, 'metric_names': ['Accuracy']}])[0]
+    assert 'metric_names: is empty' in problems_of([{**TASK, 'metric_names': []}])[0]
+
+
 def test_all_errors_are_listed_at_once_with_file_and_dotted_path(tmp_path: Path):
     path = tmp_path / 'tasks.yaml'
     path.write_text(

@@ -5,7 +5,7 @@ import pytest
 from llmfoundry_gauntlet.config.load import load_suite
 from llmfoundry_gauntlet.prompts.encode import Encoder
 from llmfoundry_gauntlet.tasks import task_types
-from llmfoundry_gauntlet.tasks.items import Fitting, build_prompt, prepare_items
+from llmfoundry_gauntlet.tasks.items import Preparation, build_prompt, prepare_items
 from llmfoundry_gauntlet.tasks.language_modeling import Passage
 from llmfoundry_gauntlet.tasks.multiple_choice import Choices
 from llmfoundry_gauntlet.tasks.schema import Schema
@@ -75,8 +75,14 @@ def test_schema_prompts(num_shots: int, keys: dict, preamble: str, contexts: tup
 def items(character_tokenizer, *, max_seq_len: int, truncation: str = 'drop_shots'):
     spec = task('language_modeling', 2)
     examples = [Example(row=i, content=content) for i, content in enumerate(PASSAGES)]
-    fitting = Fitting(max_seq_len=max_seq_len, truncation=truncation)
-    return prepare_items(spec, task_types()['language_modeling'], examples, Encoder(character_tokenizer), fitting)
+    preparation = Preparation(
+        task=spec,
+        task_type=task_types()['language_modeling'],
+        encoder=Encoder(character_tokenizer),
+        max_seq_len=max_seq_len,
+        truncation=truncation,
+    )
+    return prepare_items(preparation, examples)
 
 
 def text(item) -> str:
