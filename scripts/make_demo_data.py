@@ -19,7 +19,6 @@ from transformers import PreTrainedTokenizerFast
 
 from llmfoundry_gauntlet.data.generators import training_documents
 
-NUM_DOCUMENTS = 8_000
 VOCABULARY_SIZE = 768
 MAX_TOKENIZER_FILE_BYTES = 200_000  # of each file of eval_data, so that no task rules the merges
 END_OF_TEXT, PADDING = '<|endoftext|>', '<|padding|>'
@@ -96,7 +95,7 @@ def make_demo_data(*, out: Path, eval_data: Path) -> list[Path]:
     missing = [path for path in (text_path, tokenizer_folder) if not path.exists()]
     if missing:
         out.mkdir(parents=True, exist_ok=True)
-        documents = list(training_documents(num_documents=NUM_DOCUMENTS))
+        documents = list(training_documents())
     if text_path in missing:
         write_text(text_path, documents)
     if tokenizer_folder in missing:

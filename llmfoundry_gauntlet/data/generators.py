@@ -157,8 +157,8 @@ OPENINGS = {
 }
 
 
-def training_documents(*, num_documents: int, seed: int = 7) -> Iterator[str]:
-    """The demo's training text: few-shot groups of the four tasks and some plain sentences, in random order."""
+def training_documents(*, num_documents: int = 8_000, seed: int = 7) -> Iterator[str]:
+    """The demo's training text by default: few-shot groups of the four tasks and plain sentences, in random order."""
     rng = random.Random(seed)
     weights = [weight for _, weight in DOCUMENTS.values()]
     for kind in rng.choices(list(DOCUMENTS), weights, k=num_documents):

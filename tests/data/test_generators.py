@@ -12,7 +12,8 @@ ARITHMETIC = ['simple_arithmetic_withspaces', 'simple_arithmetic_nospaces']
 
 @pytest.fixture(scope='module')
 def training_text():
-    return '\n'.join(generators.training_documents(num_documents=3_000))
+    """The whole text that `make demo` trains on."""
+    return '\n'.join(generators.training_documents())
 
 
 @pytest.mark.parametrize('task', generators.TASKS)
@@ -25,6 +26,12 @@ def test_the_rows_in_the_repository_are_what_the_generator_makes(task):
 def test_no_evaluated_prompt_occurs_in_the_training_text(task, training_text):
     for row in generators.evaluation_rows(task):
         assert row['context'].strip() not in training_text
+        assert problem(row) not in training_text
+
+
+def problem(row):
+    """What is left of a prompt without the instruction that all rows share."""
+    return row['context'].strip().rpartition('\n\n')[2]
 
 
 @pytest.mark.parametrize('task', generators.TASKS)
