@@ -30,7 +30,7 @@ demo: $(READY)
 test: $(READY)
 	$(PYTEST) -m 'not slow'
 
-test-all: $(READY)
+test-all: $(READY) $(REFERENCE_READY)
 	$(PYTEST)
 
 lint: $(READY)
