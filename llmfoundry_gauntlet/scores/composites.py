@@ -36,17 +36,18 @@ def category_score(
     num_items: Mapping[str, int],
 ) -> Measure:
     """The weighted mean of the category's rescaled accuracies."""
-    missing = []
+    missing: dict[str, list[str]] = {}
     scores, weights = [], []
     for benchmark in category.benchmarks:
         accuracy = accuracies.get(benchmark.key, Measure(value=None, reason='did not run'))
         if accuracy.value is None:
-            missing.append(f'{benchmark.key} ({accuracy.reason})')
+            missing.setdefault(accuracy.reason, []).append(benchmark.key)
             continue
         scores.append(rescale(gauntlet, benchmark, accuracy.value))
         weights.append(weight(gauntlet.weighting, num_items[benchmark.key]))
     if missing:
-        return Measure(value=None, reason='benchmarks without a score: ' + ', '.join(missing))
+        groups = [f'{", ".join(keys)} ({reason})' for reason, keys in missing.items()]
+        return Measure(value=None, reason='benchmarks without a score: ' + ', '.join(groups))
     return Measure(value=sum(s * w for s, w in zip(scores, weights, strict=True)) / sum(weights))
 
 

@@ -90,3 +90,8 @@ def test_an_average_over_a_category_that_the_gauntlet_lacks():
     corrected = compute_composites(spec, accuracies, SIZES, reference=False).averages['core']
     assert corrected.reason == 'the gauntlet has no category programming'
     assert compute_composites(spec, accuracies, SIZES, reference=True).averages['core'].value == pytest.approx(0.15)
+
+
+def test_benchmarks_that_are_absent_for_one_reason_are_named_together():
+    found = compute_composites(gauntlet(), values(c=0.4), SIZES, reference=False)
+    assert found.categories['knowledge'].reason == 'benchmarks without a score: a/0-shot, b/3-shot (did not run)'
