@@ -95,6 +95,7 @@ class EvalGauntlet(Callback):
             ):
                 for batch in self._evaluator.dataloader.dataloader:
                     self._run.run(batch)
+                    dist.barrier()  # as Composer's loop: ranks that drift apart run into the collectives' timeout
             self._finish(state, logger)
         finally:
             self._restore(state)
