@@ -1,0 +1,53 @@
+"""`make demo`'s two commands on two ranks, cut to four batches: everything but the learning."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from paths import ROOT
+
+BIN = Path(sys.executable).parent
+
+
+def run(*words: str) -> str:
+    environment = {**os.environ, 'OMP_NUM_THREADS': '1', 'HF_HUB_OFFLINE': '1'}
+    done = subprocess.run([*map(str, words)], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def test_the_demo_trains_evaluates_saves_and_prints_its_scores(tmp_path: Path):
+    run(sys.executable, 'scripts/make_demo_data.py', '--out', tmp_path / 'data')
+    printed = run(
+        BIN / 'composer',
+        '-n',
+        '2',
+        'scripts/train.py',
+        'yamls/train/demo.yaml',
+        'max_duration=4ba',
+        'save_interval=2ba',
+        f'tokenizer.name={tmp_path}/data/tokenizer',
+        f'train_data.path=[{tmp_path}/data/train.jsonl]',
+        f'save_folder={tmp_path}/checkpoints',
+        f'callbacks.eval_gauntlet.save_folder={tmp_path}/gauntlet',
+    )
+    records = {}
+    for batch in (0, 2, 4):
+        records[batch] = json.loads((tmp_path / 'gauntlet' / f'ba{batch}' / 'results.json').read_text())
+    assert sorted(path.name for path in (tmp_path / 'gauntlet').iterdir()) == ['ba0', 'ba2', 'ba4']
+    for record in records.values():
+        scored = [task for task, entry in record['tasks'].items() if 'metrics' in entry]
+        assert len(scored) == 44 and len(record['tasks']) == 57
+        composites = {name for name, entry in record['composites']['categories'].items() if 'value' in entry}
+        assert composites == {'commonsense_reasoning', 'language_understanding', 'reading_comprehension', 'safety'}
+        assert record['metrics']['gauntlet/unscored_items'] == 0
+        assert record['environment']['num_ranks'] == 2
+    assert [records[batch]['training']['checkpoint'] for batch in (0, 2, 4)] == [
+        None,
+        f'{tmp_path}/checkpoints/ep0-ba2-rank0.pt',
+        f'{tmp_path}/checkpoints/ep0-ba4-rank0.pt',
+    ]
+    for text in ('simple_arithmetic_nospaces/10-shot', 'ba0', 'ba2', 'ba4', 'commonsense_reasoning', 'checkpoints: '):
+        assert text in printed
