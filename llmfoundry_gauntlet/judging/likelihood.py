@@ -23,7 +23,8 @@ def judge_choice(output: ScoreOutput, gold: int, *, reference: bool) -> Judgemen
     """
     means = [float(logprobs.mean()) for logprobs in output.logprobs]
     if reference:
-        predicted = first_lowest([float(np.exp(np.float32(-mean))) for mean in means])
+        with np.errstate(over='ignore'):  # beyond float32 they are all infinite, as there
+            predicted = first_lowest([float(np.exp(np.float32(-mean))) for mean in means])
         return Judgement(credit=float(predicted == gold), predicted=predicted)
     if not all(map(math.isfinite, means)):
         return Judgement(credit=None, reason=NON_FINITE)
