@@ -26,7 +26,6 @@ from composer.callbacks import (
 )
 from composer.core import State
 from composer.loggers import FileLogger, MLFlowLogger, TensorboardLogger, WandBLogger
-from composer.models import HuggingFaceModel
 from composer.optim import (
     ComposerScheduler,
     ConstantWithWarmupScheduler,
@@ -39,7 +38,7 @@ from train_config import ModelConfig, OptimizerConfig, SchedulerConfig, TrainCon
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from llmfoundry_gauntlet import ConfigError, EvalGauntlet, GauntletError
-from llmfoundry_gauntlet.composer.models import load_tokenizer
+from llmfoundry_gauntlet.composer.models import composer_model, load_tokenizer
 from llmfoundry_gauntlet.config.decode import suggestion
 from llmfoundry_gauntlet.errors import print_problems
 from llmfoundry_gauntlet.report.tables import print_runs
@@ -154,7 +153,7 @@ def build_trainer(config: TrainConfig) -> Trainer:
     if config.fsdp_config is not None:
         mark_blocks_for_fsdp(model)
     return Trainer(
-        model=HuggingFaceModel(model, tokenizer=tokenizer),
+        model=composer_model(model, tokenizer),
         train_dataloader=build_dataloader(
             config.train_data,
             tokenizer=tokenizer,

@@ -156,10 +156,13 @@ def training_of(state: Mapping[str, Any], path: Path) -> dict[str, Any] | None:
 
 
 def composer_model(model: Any, tokenizer: PreTrainedTokenizerBase) -> HuggingFaceModel:
-    """The Hugging Face model as Composer wants it."""
+    """The Hugging Face model as Composer wants it. Raises ModelError where the tokenizer does not fit."""
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # about embeddings larger than the vocabulary, which is common and harmless
-        return HuggingFaceModel(model, tokenizer=tokenizer, shift_labels=True)
+        try:
+            return HuggingFaceModel(model, tokenizer=tokenizer, shift_labels=True)
+        except ValueError as error:
+            raise ModelError(f'tokenizer and model do not fit: {first_line(error)}') from error
 
 
 def length_limit(config: PretrainedConfig) -> int | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
+import transformers
 from composer import Trainer
 from composer.core import Evaluator
 from composer.loggers import InMemoryLogger
@@ -222,6 +223,14 @@ def test_a_model_without_a_tokenizer_and_positions_too_few_are_errors(tmp_path, 
     callback = EvalGauntlet(**tiny_settings, max_seq_len=129)
     with pytest.raises(ModelError, match=r'max_seq_len is 129, but the model \(gpt2\) has positions for 128 tokens'):
         tiny.trainer([callback])
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_an_error(tmp_path, tiny_settings):
+    config = transformers.GPT2Config(vocab_size=100, n_positions=64, n_embd=8, n_layer=1, n_head=1)
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / 'small')
+    tiny.tokenizer().save_pretrained(tmp_path / 'small')
+    with pytest.raises(ModelError, match='tokenizer and model do not fit'):
+        evaluate(tmp_path / 'small', device='cpu', **tiny_settings)
 
 
 def test_tasks_that_cannot_be_run_are_named_once(tmp_path, tiny_settings, caplog):
