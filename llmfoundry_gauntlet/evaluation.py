@@ -81,7 +81,7 @@ class PlannedEvaluation:
         }
 
     def _result(self, item: Item, output: ScoreOutput | None) -> ItemResult:
-        task_type = task_types()[self.tasks[item.task].icl_task_type]
+        task_type = task_types()[self.tasks[item.request.key.task].icl_task_type]
         return item_result(item, output, task_type, reference=self.data.settings.reference)
 
 

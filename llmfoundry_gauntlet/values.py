@@ -78,7 +78,6 @@ class ScoreRequest:
 class Item:
     """One item of a task, ready to be asked: its row, and the request made of its prompt."""
 
-    task: str  # '{label}/{n}-shot'
     content: Any
     category: str | None
     prompt_sha256: str

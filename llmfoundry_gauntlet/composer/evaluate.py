@@ -12,13 +12,13 @@ from composer.core import Precision
 from composer.utils import dist
 
 from llmfoundry_gauntlet.composer.callback import EvalGauntlet
-from llmfoundry_gauntlet.composer.models import ModelSource, composer_model, open_model, resolve_max_seq_len
+from llmfoundry_gauntlet.composer.evaluators import longest_prompt
+from llmfoundry_gauntlet.composer.models import ModelSource, composer_model, open_model
 from llmfoundry_gauntlet.errors import ConfigError, RecordError
 from llmfoundry_gauntlet.evaluation import Evaluation
 from llmfoundry_gauntlet.prompts.encode import Encoder
 
 DEVICES = ('cpu', 'gpu')
-MODEL_KEYS = ('tokenizer', 'model_config')
 
 
 def evaluate(
@@ -75,8 +75,7 @@ def check_out(out: Path, *, overwrite: bool) -> None:
 def check_fit(callback: EvalGauntlet, source: ModelSource) -> None:
     """Raises ModelError where tokenizer or length do not fit, before any weights are loaded."""
     Encoder(source.tokenizer)
-    limits = {task.key: task.max_seq_len for task in callback.data.suite.tasks if task.max_seq_len is not None}
-    resolve_max_seq_len(callback.settings.max_seq_len, source.config, limits)
+    longest_prompt(callback.data, source.config)
 
 
 def check_choice(name: str, value: str, allowed: list[str] | tuple[str, ...]) -> None:

@@ -16,6 +16,7 @@ from composer.core import DataSpec, Evaluator, State
 from composer.models import HuggingFaceModel
 from composer.utils import dist
 from torch.nn.parallel import DistributedDataParallel
+from transformers import PretrainedConfig
 
 from llmfoundry_gauntlet.composer.models import resolve_max_seq_len
 from llmfoundry_gauntlet.config.settings import AUTO
@@ -82,14 +83,19 @@ def make_evaluator(
 def plan_for_model(data: EvaluationData, model: HuggingFaceModel, device_type: str) -> PlannedEvaluation:
     """The evaluation in the model's tokens, no longer than it can run. Raises ModelError."""
     settings = data.settings
-    own_limits = {task.key: task.max_seq_len for task in data.suite.tasks if task.max_seq_len is not None}
     tokens = default_tokens_per_batch(device_type) if settings.tokens_per_batch == AUTO else settings.tokens_per_batch
     return plan_evaluation(
         data,
         Encoder(model.tokenizer),
-        max_seq_len=resolve_max_seq_len(settings.max_seq_len, model.config, own_limits),
+        max_seq_len=longest_prompt(data, model.config),
         tokens_per_batch=tokens,
     )
+
+
+def longest_prompt(data: EvaluationData, config: PretrainedConfig) -> int:
+    """The max_seq_len of an evaluation: what is wanted, else the model's. Raises ModelError where it is too long."""
+    own_limits = {task.key: task.max_seq_len for task in data.suite.tasks if task.max_seq_len is not None}
+    return resolve_max_seq_len(data.settings.max_seq_len, config, own_limits)
 
 
 class EvaluationRun:

@@ -21,7 +21,7 @@ from llmfoundry_gauntlet.composer.evaluators import (
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.evaluation import PlannedEvaluation, conclude, load_data, one_task
 from llmfoundry_gauntlet.tasks import task_types
-from llmfoundry_gauntlet.values import ItemKey, ItemResult, ScoreOutput
+from llmfoundry_gauntlet.values import ItemKey, ItemResult
 
 
 class TaskAccuracy(Metric):
@@ -38,10 +38,10 @@ class TaskAccuracy(Metric):
         self.planned: PlannedEvaluation | None = None
         self.results: dict[ItemKey, ItemResult] = {}
 
-    def update(self, planned: PlannedEvaluation, outputs: list[ScoreOutput]) -> None:
-        """Keeps the outputs of a batch as item results."""
+    def update(self, planned: PlannedEvaluation, results: dict[ItemKey, ItemResult]) -> None:
+        """Keeps the item results of a batch."""
         self.planned = planned
-        self.results.update(planned.results(outputs))
+        self.results.update(results)
 
     def reset(self) -> None:
         """Forgets all items."""
@@ -89,7 +89,7 @@ def teach(model: HuggingFaceModel, metrics: dict[str, TaskAccuracy]) -> None:
 
     def eval_forward_or_score(batch: Any, outputs: Any = None) -> Any:
         if isinstance(batch, PlannedBatch):
-            return language_model(batch.planned, model).run(batch.batch)
+            return batch.planned.results(language_model(batch.planned, model).run(batch.batch))
         return eval_forward(batch, outputs)
 
     def update_metric_or_accuracy(batch: Any, outputs: Any, metric: Metric) -> Any:

@@ -40,7 +40,6 @@ class Encoder:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self.eos_token_id: int | None = tokenizer.eos_token_id
-        self.pad_token_id: int | None = tokenizer.pad_token_id
         self.prefix_space = len(self.encode([' a'], special=False)[' a']) == 1
 
     def encode(self, texts: Iterable[str], *, special: bool) -> dict[str, Ids]:
@@ -120,22 +119,24 @@ def score_request(
     Cut from the left: with `reference` each choice by itself, through special tokens and instruction; else all
     choices alike, the preamble (special tokens and instruction) staying while there is room for it.
     """
-    cut = cut_reference if reference else cut_question
-    pairs = [
-        (context, continuation, cut(encoded, context, continuation, max_seq_len))
-        for context, continuation in zip(aligned(encoded), encoded.continuations, strict=True)
-    ]
-    arrays: dict[tuple[int, ...], np.ndarray] = {}
-    contexts = []
-    for _, _, kept in pairs:
-        contexts.append(arrays.setdefault(tuple(kept), np.asarray(kept, dtype=np.int32)))
-    short = any(len(kept) < len(encoded.preamble) + len(context) for context, _, kept in pairs)
+    contexts = aligned(encoded)
+    if reference:
+        lengths = map(len, encoded.continuations)
+        kept = [
+            cut_reference(encoded.preamble + context, length, max_seq_len)
+            for context, length in zip(contexts, lengths, strict=True)
+        ]
+    else:
+        room = max_seq_len - max(map(len, encoded.continuations))
+        kept = [cut_question(encoded.preamble, context, room) for context in contexts]
+    whole_lengths = [len(encoded.preamble) + len(context) for context in contexts]
+    arrays = {ids: np.asarray(ids, dtype=np.int32) for ids in set(map(tuple, kept))}
     return ScoreRequest(
         key=key,
-        contexts=tuple(contexts),
+        contexts=tuple(arrays[tuple(ids)] for ids in kept),
         continuations=tuple(np.asarray(ids, dtype=np.int32) for ids in encoded.continuations),
-        truncated=truncated or short,
-        unscorable=unscorable(encoded, contexts, max_seq_len),
+        truncated=truncated or any(len(ids) < length for ids, length in zip(kept, whole_lengths, strict=True)),
+        unscorable=unscorable(encoded, kept, max_seq_len),
     )
 
 
@@ -146,26 +147,22 @@ def aligned(encoded: EncodedPrompt) -> Sequence[Ids]:
     return encoded.contexts
 
 
-def cut_question(encoded: EncodedPrompt, context: Ids, continuation: Ids, max_seq_len: int) -> Ids:
-    """The preamble and the end of the context that fit beside the item's longest continuation."""
-    room = max(max_seq_len - max(map(len, encoded.continuations)), 0)
-    if len(encoded.preamble) + len(context) <= room:
-        return encoded.preamble + context
-    left = room - len(encoded.preamble)
+def cut_question(preamble: Ids, context: Ids, room: int) -> Ids:
+    """At most `room` tokens: the preamble and the end of the context, or the end of both where that leaves nothing."""
+    left = room - len(preamble)
     if left > 0:
-        return encoded.preamble + context[-left:]
-    return (encoded.preamble + context)[-room:] if room else []
+        return preamble + context[-left:]
+    return (preamble + context)[-room:] if room > 0 else []
 
 
-def cut_reference(encoded: EncodedPrompt, context: Ids, continuation: Ids, max_seq_len: int) -> Ids:
+def cut_reference(whole: Ids, num_continuation: int, max_seq_len: int) -> Ids:
     """llm-foundry 0.22's `trim_context`, whose `[-0:]` keeps everything when the continuation fills the length."""
-    whole = encoded.preamble + context
-    if len(whole) + len(continuation) <= max_seq_len:
+    if len(whole) + num_continuation <= max_seq_len:
         return whole
-    return whole[-(max_seq_len - len(continuation)) :]
+    return whole[-(max_seq_len - num_continuation) :]
 
 
-def unscorable(encoded: EncodedPrompt, contexts: Sequence[np.ndarray], max_seq_len: int) -> str | None:
+def unscorable(encoded: EncodedPrompt, contexts: Sequence[Ids], max_seq_len: int) -> str | None:
     """Why a request cannot be scored, if it cannot."""
     longest = max(map(len, encoded.continuations))
     if longest > max_seq_len:

@@ -68,7 +68,6 @@ def make_item(
 
         prompt, encoded = drop_shots(prompt, with_last, preparation.encoder, max_seq_len)
     return Item(
-        task=task.key,
         content=example.content,
         category=example.category,
         prompt_sha256=hashlib.sha256(prompt.text.encode()).hexdigest(),
