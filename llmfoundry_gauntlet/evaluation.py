@@ -1,13 +1,15 @@
 """An evaluation from its settings to its scores, whatever runs the model: data, plan, results.
 
-data = load_data(settings)                                     before any model is there
-planned = plan_evaluation(data, encoder, max_seq_len=..., ...)  once the tokenizer is
-results = planned.results(outputs)                             any share of the batches, on any rank
-evaluation = conclude(planned, results, seconds)               all items, exactly once
+data = load_data(settings)                                      before any model is there
+prepared = prepare_evaluation(data, encoder, max_seq_len=...)   once the tokenizer is
+planned = plan_evaluation(prepared, layout=..., ...)            once it is known what the model can run
+results = planned.results(outputs)                              any share of the batches, on any rank
+evaluation = conclude(planned, results, seconds)                all items, exactly once
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -15,7 +17,7 @@ from llmfoundry_gauntlet.config.load import Suite, load_suite
 from llmfoundry_gauntlet.config.settings import EvaluationSettings
 from llmfoundry_gauntlet.config.specs import TaskSpec
 from llmfoundry_gauntlet.data.examples import read_examples
-from llmfoundry_gauntlet.engine.plan import Batch, plan
+from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, STREAM, Batch, longest_row, plan
 from llmfoundry_gauntlet.errors import ConfigError, DataError
 from llmfoundry_gauntlet.prompts.encode import Encoder
 from llmfoundry_gauntlet.scores.composites import compute_composites
@@ -30,8 +32,11 @@ from llmfoundry_gauntlet.values import (
     ItemResult,
     Measure,
     ScoreOutput,
+    ScoreRequest,
     TaskScore,
 )
+
+log = logging.getLogger(__name__)
 
 NOT_SUPPORTED = 'task type {} is not supported by this version'
 
@@ -47,24 +52,28 @@ class EvaluationData:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedEvaluation:
-    """Every item of every task, and the batches that compute them."""
+class PreparedEvaluation:
+    """Every item of every task, in token ids."""
 
     data: EvaluationData
     tasks: Mapping[str, TaskSpec]
     items: Mapping[ItemKey, Item]
-    batches: tuple[Batch, ...]
     max_seq_len: int
-    tokens_per_batch: int
 
-    def __deepcopy__(self, memo: object) -> PlannedEvaluation:
-        """Itself, as it never changes; Composer copies metrics that hold a plan."""
-        return self
+    @property
+    def requests(self) -> list[ScoreRequest]:
+        """What the model is asked, in the items' order."""
+        return [item.request for item in self.items.values()]
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the model is given, without padding."""
-        return sum(batch.num_tokens for batch in self.batches)
+        """Tokens of all contexts, each counted once an item."""
+        return sum(len(request.contexts[0]) for request in self.requests)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row that the model is given."""
+        return max((longest_row(request) for request in self.requests if request.unscorable is None), default=1)
 
     def results(self, outputs: Iterable[ScoreOutput]) -> dict[ItemKey, ItemResult]:
         """The outputs as marked items; an item that came twice counts once."""
@@ -83,6 +92,25 @@ class PlannedEvaluation:
     def _result(self, item: Item, output: ScoreOutput | None) -> ItemResult:
         task_type = task_types()[self.tasks[item.request.key.task].icl_task_type]
         return item_result(item, output, task_type, reference=self.data.settings.reference)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedEvaluation(PreparedEvaluation):
+    """A prepared evaluation and the batches that compute it. `way` says how they are run, and why."""
+
+    batches: tuple[Batch, ...]
+    layout: str
+    way: str
+    tokens_per_batch: int
+
+    def __deepcopy__(self, memo: object) -> PlannedEvaluation:
+        """Itself, as it never changes; Composer copies metrics that hold a plan."""
+        return self
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the model is given: distinct prefixes, or padded rows."""
+        return sum(batch.num_tokens for batch in self.batches)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,10 +157,8 @@ def one_task(data: EvaluationData, key: str) -> EvaluationData:
     return replace(data, examples={key: data.examples[key]}, unsupported={})
 
 
-def plan_evaluation(
-    data: EvaluationData, encoder: Encoder, *, max_seq_len: int, tokens_per_batch: int
-) -> PlannedEvaluation:
-    """All items in token ids and the batches over all tasks together. A task's own max_seq_len may only be shorter."""
+def prepare_evaluation(data: EvaluationData, encoder: Encoder, *, max_seq_len: int) -> PreparedEvaluation:
+    """All items in token ids. A task's own max_seq_len may only be shorter."""
     tasks = {task.key: task for task in data.suite.tasks if task.key in data.examples}
     items: dict[ItemKey, Item] = {}
     for key, task in tasks.items():
@@ -145,14 +171,55 @@ def plan_evaluation(
         )
         prepared = prepare_items(preparation, data.examples[key])
         items.update((item.request.key, item) for item in prepared)
-    batches = plan([item.request for item in items.values()], tokens_per_batch=tokens_per_batch)
+    return PreparedEvaluation(data=data, tasks=tasks, items=items, max_seq_len=max_seq_len)
+
+
+def plan_evaluation(
+    prepared: PreparedEvaluation,
+    *,
+    tokens_per_batch: int,
+    layout: str = STREAM,
+    way: str = '',
+    hidden_token_id: int | None = None,
+) -> PlannedEvaluation:
+    """The batches over all tasks together.
+
+    Requests with a token that is to be hidden run in padded rows whatever the layout. A budget below the largest
+    request is raised to it.
+    """
+    others: list[ScoreRequest] = []
+    hidden: list[ScoreRequest] = []
+    for request in prepared.requests:
+        (hidden if hidden_token_id is not None and holds(request, hidden_token_id) else others).append(request)
+
+    def batches_of(tokens: int) -> list[Batch]:
+        return [
+            *plan(others, tokens_per_batch=tokens, layout=layout),
+            *plan(hidden, tokens_per_batch=tokens, layout=PADDED_ROWS),
+        ]
+
+    batches = batches_of(tokens_per_batch)
+    largest = max((batch.num_tokens for batch in batches), default=0)
+    if largest > tokens_per_batch:
+        log.warning('tokens_per_batch is %d, but a request has %d tokens: it is raised', tokens_per_batch, largest)
+        batches = batches_of(largest)
     return PlannedEvaluation(
-        data=data,
-        tasks=tasks,
-        items=items,
+        data=prepared.data,
+        tasks=prepared.tasks,
+        items=prepared.items,
+        max_seq_len=prepared.max_seq_len,
         batches=tuple(batches),
-        max_seq_len=max_seq_len,
-        tokens_per_batch=tokens_per_batch,
+        layout=layout,
+        way=way,
+        tokens_per_batch=max(tokens_per_batch, largest),
+    )
+
+
+def holds(request: ScoreRequest, token: int) -> bool:
+    """Whether a token stands in what the model is given."""
+    return any(
+        (context == token).any() or (continuation[:-1] == token).any()
+        for context, continuation in zip(request.contexts, request.continuations, strict=True)
     )
 
 

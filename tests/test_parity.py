@@ -20,7 +20,9 @@ from llmfoundry_gauntlet.config.load import load_suite
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.config.specs import task_key
 from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
-from llmfoundry_gauntlet.evaluation import PlannedEvaluation, conclude, load_data, plan_evaluation
+from llmfoundry_gauntlet.engine.plan import LAYOUTS, PADDED_ROWS
+from llmfoundry_gauntlet.engine.probe import probe
+from llmfoundry_gauntlet.evaluation import PlannedEvaluation, conclude, load_data, plan_evaluation, prepare_evaluation
 from llmfoundry_gauntlet.prompts.encode import Encoder
 from llmfoundry_gauntlet.scores.composites import compute_composites
 from llmfoundry_gauntlet.scores.keys import composite_measures, task_measures
@@ -34,8 +36,14 @@ def recorded(model: str) -> dict[str, Any]:
     return json.loads((FIXTURES / 'reference' / f'{model}.json').read_text())
 
 
-CASES = [(model, index) for model in MODELS for index in range(len(recorded(model)['cases']))]
-NAMES = [f'{model}-{recorded(model)["cases"][index]["name"]}' for model, index in CASES]
+LAYOUTS_OF = {'rotary_bos': LAYOUTS, 'alibi_pad_eos': (PADDED_ROWS,)}  # what the probe finds, and what is below it
+CASES = [
+    (model, index, layout)
+    for model in MODELS
+    for index in range(len(recorded(model)['cases']))
+    for layout in LAYOUTS_OF[model]
+]
+NAMES = [f'{model}-{recorded(model)["cases"][index]["name"]}-{layout}' for model, index, layout in CASES]
 
 
 @functools.cache
@@ -50,7 +58,7 @@ def encoder(model: str) -> Encoder:
 
 
 def plan_case(
-    model: str, case: dict[str, Any], data_root: Path, folder: Path, semantics: str = 'corrected'
+    model: str, case: dict[str, Any], data_root: Path, folder: Path, layout: str, semantics: str = 'corrected'
 ) -> PlannedEvaluation:
     """A recorded case as we plan it, with the reference's way of cutting prompts that are too long."""
     lines = (data_root / case['path']).read_text(encoding='utf-8').split('\n')
@@ -65,7 +73,8 @@ def plan_case(
         }
     )
     max_seq_len = case['task']['max_seq_len']
-    return plan_evaluation(load_data(settings), encoder(model), max_seq_len=max_seq_len, tokens_per_batch=4096)
+    prepared = prepare_evaluation(load_data(settings), encoder(model), max_seq_len=max_seq_len)
+    return plan_evaluation(prepared, tokens_per_batch=4096, layout=layout)
 
 
 def check_prompts(planned: PlannedEvaluation, case: dict[str, Any]) -> None:
@@ -93,11 +102,19 @@ def check_item(item: dict[str, Any], output: ScoreOutput, result: ItemResult) ->
         assert (result.gold, result.predicted) == (item['gold'], item['prediction'])
 
 
-@pytest.mark.parametrize(('model', 'index'), CASES, ids=NAMES)
-def test_items_and_metrics_agree_with_the_reference(model: str, index: int, real_data: Path, tmp_path: Path):
+@pytest.mark.parametrize('model', MODELS)
+def test_the_probe_finds_the_layouts_that_are_compared(model: str):
+    found = probe(language_model(model), vocabulary=len(encoder(model).tokenizer), longest=200)
+    assert found.layout == LAYOUTS_OF[model][0]
+
+
+@pytest.mark.parametrize(('model', 'index', 'layout'), CASES, ids=NAMES)
+def test_items_and_metrics_agree_with_the_reference(
+    model: str, index: int, layout: str, real_data: Path, tmp_path: Path
+):
     """Token ids and predictions equal, mean losses within 1e-4, metrics within 1e-6; ties differ on purpose."""
     case = recorded(model)['cases'][index]
-    planned = plan_case(model, case, real_data, tmp_path)
+    planned = plan_case(model, case, real_data, tmp_path, layout)
     check_prompts(planned, case)
     outputs = {output.key: output for batch in planned.batches for output in language_model(model).run(batch)}
     results = {case['rows'][key.row]: result for key, result in planned.results(outputs.values()).items()}
@@ -105,7 +122,7 @@ def test_items_and_metrics_agree_with_the_reference(model: str, index: int, real
     for item in case['items']:
         check_item(item, outputs[results[item['row']].key], results[item['row']])
 
-    as_reference = plan_case(model, case, real_data, tmp_path, 'reference')
+    as_reference = plan_case(model, case, real_data, tmp_path, layout, 'reference')
     metrics = metrics_of(as_reference, outputs)
     for key, value in case['metrics'].items():
         assert metrics[key] == pytest.approx(value, abs=1e-6), key

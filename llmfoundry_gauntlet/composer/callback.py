@@ -18,12 +18,13 @@ from llmfoundry_gauntlet.composer.evaluators import (
     EvaluationRun,
     language_model,
     make_evaluator,
-    plan_for_model,
+    prepare_for_model,
     unwrapped,
 )
 from llmfoundry_gauntlet.composer.interval import EvaluationSchedule, checkpoint_of_batch
+from llmfoundry_gauntlet.composer.loader import EvaluationLoader
 from llmfoundry_gauntlet.config.settings import decode_settings
-from llmfoundry_gauntlet.evaluation import Evaluation, PlannedEvaluation, load_data
+from llmfoundry_gauntlet.evaluation import Evaluation, load_data
 from llmfoundry_gauntlet.records.results import note_checkpoint, write_records
 from llmfoundry_gauntlet.scores.keys import BATCH, metric_stream
 
@@ -47,7 +48,7 @@ class EvalGauntlet(Callback):
         self.data = load_data(decode_settings(settings))
         self.settings = self.data.settings
         self.schedule = EvaluationSchedule(self.settings.interval)
-        self.planned: PlannedEvaluation | None = None
+        self.loader: EvaluationLoader | None = None
         self.evaluation: Evaluation | None = None
         self.folder: Path | None = None  # of the records, once the run has its name
         self.training_origin: dict[str, Any] | None = None  # eval-only: where a checkpoint's training stood
@@ -65,20 +66,19 @@ class EvalGauntlet(Callback):
     # Composer's events, in the order in which they come.
 
     def before_load(self, state: State, logger: Logger) -> None:
-        """Plans the evaluation and attaches its evaluator. At `init` the Trainer would wipe it."""
+        """Prepares the items and attaches the evaluator. At `init` the Trainer would wipe it."""
         model = unwrapped(state.model)
-        self.planned = plan_for_model(self.data, model, device_type(state))
-        self._evaluator = make_evaluator(LABEL, self.planned, self.schedule)
+        prepared = prepare_for_model(self.data, model)
+        self.loader = EvaluationLoader(prepared, model.tokenizer)
+        self._evaluator = make_evaluator(LABEL, self.loader, self.schedule)
         self._attach(state)
         if self.settings.save_folder is not None:
             self.folder = Path(self.settings.save_folder.replace('{run_name}', state.run_name))
         log.info(
-            'gauntlet: %d tasks, %d items, %d tokens in %d batches; max_seq_len %d',
-            len(self.planned.tasks),
-            len(self.planned.items),
-            self.planned.num_tokens,
-            len(self.planned.batches),
-            self.planned.max_seq_len,
+            'gauntlet: %d tasks, %d items; max_seq_len %d',
+            len(prepared.tasks),
+            len(prepared.items),
+            prepared.max_seq_len,
         )
 
     def fit_start(self, state: State, logger: Logger) -> None:
@@ -93,8 +93,8 @@ class EvalGauntlet(Callback):
                 model_eval_mode(state.model),
                 get_precision_context(state.precision, state.precision_config),
             ):
-                for batch in self._evaluator.dataloader.dataloader:
-                    self._run.run(batch)
+                for step in self.loader:
+                    self._run.run(step)
                     dist.barrier()  # as Composer's loop: ranks that drift apart run into the collectives' timeout
             self._finish(state, logger)
         finally:
@@ -134,11 +134,11 @@ class EvalGauntlet(Callback):
 
     def _is_ours(self, state: State) -> bool:
         """Whether it is our evaluator's turn; the label does not tell, as there may be a second callback."""
-        return state.dataloader is self._evaluator.dataloader.dataloader
+        return state.dataloader is self.loader
 
     def _begin(self, state: State) -> None:
         model = unwrapped(state.model)
-        self._run = EvaluationRun(self.planned, language_model(self.planned, model))
+        self._run = EvaluationRun(self.loader, language_model(self.loader.prepared, model))
         self._original_forward = model.__dict__.get('eval_forward')
         model.eval_forward = self._run.run
 

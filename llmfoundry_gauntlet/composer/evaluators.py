@@ -8,8 +8,7 @@ all ranks get equally many, and the gathered items are checked against the plan.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from composer.core import DataSpec, Evaluator, State
@@ -18,60 +17,34 @@ from composer.utils import dist
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PretrainedConfig
 
-from llmfoundry_gauntlet.composer.models import resolve_max_seq_len
-from llmfoundry_gauntlet.config.settings import AUTO
-from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel, default_tokens_per_batch
-from llmfoundry_gauntlet.engine.plan import Batch, assign
+from llmfoundry_gauntlet.composer.loader import EvaluationLoader, Results, Step
+from llmfoundry_gauntlet.composer.models import resolve_max_seq_len, rotary_length_matters
+from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
 from llmfoundry_gauntlet.errors import ModelError
 from llmfoundry_gauntlet.evaluation import (
     Evaluation,
     EvaluationData,
-    PlannedEvaluation,
+    PreparedEvaluation,
     conclude,
-    plan_evaluation,
+    prepare_evaluation,
     share_seconds,
 )
 from llmfoundry_gauntlet.prompts.encode import Encoder
-from llmfoundry_gauntlet.values import ItemKey, ItemResult, ScoreOutput
 
 EvalInterval = Callable[[State, Any], bool]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PlannedBatch:
-    """A batch as Composer carries it, with the evaluation that it belongs to."""
-
-    planned: PlannedEvaluation
-    batch: Batch
-
-
-class PlannedLoader:
-    """This rank's batches, again at each evaluation. Not a torch DataLoader, whose iteration draws random numbers."""
-
-    batch_size = 1  # Composer asks for it
-
-    def __init__(self, planned: PlannedEvaluation) -> None:
-        share = assign(planned.batches, num_ranks=dist.get_world_size())[dist.get_global_rank()]
-        self.batches = [PlannedBatch(planned, batch) for batch in share]
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self) -> Iterator[PlannedBatch]:
-        return iter(self.batches)
-
-
 def make_evaluator(
-    label: str, planned: PlannedEvaluation, eval_interval: EvalInterval | None, metric_names: Sequence[str] = ()
+    label: str, loader: EvaluationLoader, eval_interval: EvalInterval | None, metric_names: Sequence[str] = ()
 ) -> Evaluator:
-    """An evaluator of this rank's share of the batches."""
+    """An evaluator of this rank's steps."""
     return Evaluator(
         label=label,
         dataloader=DataSpec(
-            PlannedLoader(planned),
-            split_batch=lambda batch, _: [batch],
-            get_num_samples_in_batch=lambda batch: len(batch.batch.requests),
-            get_num_tokens_in_batch=lambda batch: batch.batch.num_tokens,
+            loader,
+            split_batch=lambda step, _: [step],
+            get_num_samples_in_batch=lambda step: step.num_items,
+            get_num_tokens_in_batch=lambda step: step.num_tokens,
         ),
         metric_names=list(metric_names),
         eval_interval=eval_interval,
@@ -80,16 +53,9 @@ def make_evaluator(
     )
 
 
-def plan_for_model(data: EvaluationData, model: HuggingFaceModel, device_type: str) -> PlannedEvaluation:
+def prepare_for_model(data: EvaluationData, model: HuggingFaceModel) -> PreparedEvaluation:
     """The evaluation in the model's tokens, no longer than it can run. Raises ModelError."""
-    settings = data.settings
-    tokens = default_tokens_per_batch(device_type) if settings.tokens_per_batch == AUTO else settings.tokens_per_batch
-    return plan_evaluation(
-        data,
-        Encoder(model.tokenizer),
-        max_seq_len=longest_prompt(data, model.config),
-        tokens_per_batch=tokens,
-    )
+    return prepare_evaluation(data, Encoder(model.tokenizer), max_seq_len=longest_prompt(data, model.config))
 
 
 def longest_prompt(data: EvaluationData, config: PretrainedConfig) -> int:
@@ -99,39 +65,41 @@ def longest_prompt(data: EvaluationData, config: PretrainedConfig) -> int:
 
 
 class EvaluationRun:
-    """One pass over a planned evaluation on this rank: runs batches, keeps item results, gathers them at the end."""
+    """One pass over an evaluation on this rank: runs steps, keeps item results, gathers them at the end."""
 
-    def __init__(self, planned: PlannedEvaluation, language_model: CausalLanguageModel) -> None:
-        self.planned = planned
+    def __init__(self, loader: EvaluationLoader, language_model: CausalLanguageModel) -> None:
+        self.loader = loader
         self.language_model = language_model
         self.started = time.perf_counter()
-        self.results: dict[ItemKey, ItemResult] = {}
-        self.busy_seconds = dict.fromkeys(planned.tasks, 0.0)
+        self.results: Results = {}
+        self.busy_seconds = dict.fromkeys(loader.prepared.tasks, 0.0)
 
-    def run(self, planned_batch: PlannedBatch, outputs: Any = None) -> list[ScoreOutput]:
-        """Scores a batch; takes the place of `eval_forward`, whose second argument it ignores."""
-        batch = planned_batch.batch
+    def run(self, step: Step, outputs: Any = None) -> Results:
+        """Runs a step; takes the place of `eval_forward`, whose second argument it ignores."""
         start = time.perf_counter()
-        scored = self.language_model.run(batch)
-        self.results.update(self.planned.results(scored))
+        found = step.run(self.language_model)
+        self.results.update(found)
         seconds = time.perf_counter() - start
-        sizes = [sum(len(ids) for ids in (*r.contexts, *r.continuations)) for r in batch.requests]
-        for request, size in zip(batch.requests, sizes, strict=True):
+        requests = step.batch.requests if step.batch else ()
+        sizes = [sum(len(ids) for ids in (*r.contexts, *r.continuations)) for r in requests]
+        for request, size in zip(requests, sizes, strict=True):
             self.busy_seconds[request.key.task] += seconds * size / sum(sizes)
-        return scored
+        return found
 
     def finish(self) -> Evaluation:
         """Gathers all ranks' items by key and computes the scores, the same on every rank."""
+        self.language_model.forget()
+        planned = self.loader.planned
         gathered = dist.all_gather_object((list(self.results.values()), self.busy_seconds))
-        results: dict[ItemKey, ItemResult] = {}
-        busy = dict.fromkeys(self.planned.tasks, 0.0)
+        results: Results = {}
+        busy = dict.fromkeys(planned.tasks, 0.0)
         for part, seconds in gathered:
             for result in part:
                 results.setdefault(result.key, result)
             for task, value in seconds.items():
                 busy[task] += value
         wall = time.perf_counter() - self.started
-        return conclude(self.planned, results, share_seconds(wall, busy))
+        return conclude(planned, results, share_seconds(wall, busy))
 
 
 def unwrapped(model: Any) -> HuggingFaceModel:
@@ -145,13 +113,18 @@ def unwrapped(model: Any) -> HuggingFaceModel:
     return model
 
 
-def language_model(planned: PlannedEvaluation, model: HuggingFaceModel) -> CausalLanguageModel:
+def language_model(prepared: PreparedEvaluation, model: HuggingFaceModel) -> CausalLanguageModel:
     """The engine's view of the model where it is now; under FSDP `model.model` is its root.
 
     With the reference's semantics real tokens that are equal to the padding token are masked as well.
     """
     tokenizer = model.tokenizer
     hidden = None
-    if planned.data.settings.reference:
+    if prepared.data.settings.reference:
         hidden = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    return CausalLanguageModel(model.model, device=next(model.parameters()).device, hidden_token_id=hidden)
+    return CausalLanguageModel(
+        model.model,
+        device=next(model.parameters()).device,
+        hidden_token_id=hidden,
+        last_position=prepared.max_seq_len - 1 if rotary_length_matters(model.config) else None,
+    )

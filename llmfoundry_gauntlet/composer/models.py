@@ -187,6 +187,15 @@ def resolve_max_seq_len(wanted: int | None, config: PretrainedConfig, task_limit
     return limit
 
 
+def rotary_length_matters(config: PretrainedConfig) -> bool:
+    """Whether a model's rotary embedding depends on the longest row of a batch (dynamic NTK, LongRoPE).
+
+    Then every forward is given the last position, as llm-foundry's padding does: no score may depend on its batch.
+    """
+    scaling = getattr(config.get_text_config(), 'rope_scaling', None) or {}
+    return scaling.get('rope_type', scaling.get('type')) in ('dynamic', 'longrope')
+
+
 def first_line(error: Exception) -> str:
     """The first line of an error's message, cut where it is very long, or the error's type."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]

@@ -12,13 +12,14 @@ from composer.utils import dist
 from torchmetrics import Metric
 
 from llmfoundry_gauntlet.composer.evaluators import (
-    PlannedBatch,
     language_model,
     make_evaluator,
-    plan_for_model,
+    prepare_for_model,
     unwrapped,
 )
+from llmfoundry_gauntlet.composer.loader import EvaluationLoader, Step
 from llmfoundry_gauntlet.config.settings import decode_settings
+from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
 from llmfoundry_gauntlet.evaluation import PlannedEvaluation, conclude, load_data, one_task
 from llmfoundry_gauntlet.tasks import task_types
 from llmfoundry_gauntlet.values import ItemKey, ItemResult
@@ -39,7 +40,7 @@ class TaskAccuracy(Metric):
         self.results: dict[ItemKey, ItemResult] = {}
 
     def update(self, planned: PlannedEvaluation, results: dict[ItemKey, ItemResult]) -> None:
-        """Keeps the item results of a batch."""
+        """Keeps the item results of a step."""
         self.planned = planned
         self.results.update(results)
 
@@ -68,17 +69,20 @@ def build_icl_evaluators(tasks: Any, model: HuggingFaceModel, **settings: Any) -
     (`metric_names`). Task types that this version cannot run are left out. Raises ConfigError, DataError, ModelError.
     """
     data = load_data(decode_settings({**settings, 'tasks': tasks, 'save_folder': None}, 'build_icl_evaluators'))
-    device_type = next(unwrapped(model).parameters()).device.type
     evaluators = []
     metrics: dict[str, TaskAccuracy] = {}
     for key, examples in data.examples.items():
-        planned = plan_for_model(one_task(data, key), model, device_type)
-        accuracy = task_types()[planned.tasks[key].icl_task_type].metric
+        prepared = prepare_for_model(one_task(data, key), unwrapped(model))
+        accuracy = task_types()[prepared.tasks[key].icl_task_type].metric
         categories = sorted({example.category for example in examples if example.category is not None})
         own = {f'{category}/{accuracy}': TaskAccuracy(category) for category in categories}
         own[accuracy] = TaskAccuracy()
         metrics.update(own)
-        evaluators.append(make_evaluator(key, planned, None, [f'^{re.escape(name)}$' for name in own]))
+        evaluators.append(
+            make_evaluator(
+                key, EvaluationLoader(prepared, model.tokenizer), None, [f'^{re.escape(name)}$' for name in own]
+            )
+        )
     teach(model, metrics)
     return evaluators
 
@@ -86,15 +90,19 @@ def build_icl_evaluators(tasks: Any, model: HuggingFaceModel, **settings: Any) -
 def teach(model: HuggingFaceModel, metrics: dict[str, TaskAccuracy]) -> None:
     """Makes a model run planned batches and report these metrics; all else it does as before."""
     eval_forward, update_metric, get_metrics = model.eval_forward, model.update_metric, model.get_metrics
+    engine: CausalLanguageModel | None = None  # of the evaluation that runs: what it keeps belongs to these weights
 
     def eval_forward_or_score(batch: Any, outputs: Any = None) -> Any:
-        if isinstance(batch, PlannedBatch):
-            return batch.planned.results(language_model(batch.planned, model).run(batch.batch))
+        nonlocal engine
+        if isinstance(batch, Step):
+            if batch.planned is None or engine is None:
+                engine = language_model(batch.loader.prepared, model)
+            return batch.run(engine)
         return eval_forward(batch, outputs)
 
     def update_metric_or_accuracy(batch: Any, outputs: Any, metric: Metric) -> Any:
-        if isinstance(batch, PlannedBatch):
-            return metric.update(batch.planned, outputs)
+        if isinstance(batch, Step):
+            return None if batch.planned is None else metric.update(batch.planned, outputs)
         if isinstance(metric, TaskAccuracy):
             return None
         return update_metric(batch, outputs, metric)

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from llmfoundry_gauntlet.engine.plan import Batch
+from llmfoundry_gauntlet.engine.layout import lay_out_rows, lay_out_stream
+from llmfoundry_gauntlet.engine.outputs import split_outputs
+from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, Batch
 from llmfoundry_gauntlet.values import ScoreOutput, ScoreRequest
 
 
@@ -31,30 +33,37 @@ class FakeLanguageModel:
 
     def score(self, request: ScoreRequest) -> ScoreOutput:
         """The output of one request."""
-        pairs = list(zip(request.contexts, request.continuations, strict=True))
-        return self._output(request, [(context.tolist(), continuation.tolist()) for context, continuation in pairs])
+        prefixes, targets = [], []
+        for context, continuation in zip(request.contexts, request.continuations, strict=True):
+            for place, token in enumerate(continuation.tolist()):
+                prefixes.append([*context.tolist(), *continuation[:place].tolist()])
+                targets.append(token)
+        return self._outputs((request,), prefixes, targets)[0]
 
     def run(self, batch: Batch) -> list[ScoreOutput]:
-        """The outputs of a planned batch, read from its rows."""
-        outputs = []
-        for request, reads in zip(batch.requests, batch.reads, strict=True):
-            pairs = []
-            for read, continuation in zip(reads, request.continuations, strict=True):
-                row = batch.rows[read.row].tolist()
-                tail = row[read.start + 1 : read.start + len(continuation)]
-                pairs.append((row[: read.start + 1], [*tail, int(continuation[-1])]))
-            outputs.append(self._output(request, pairs))
-        return outputs
+        """The outputs of a planned batch, read from its layout."""
+        if not batch.trees:
+            return []
+        prefixes = []
+        if batch.layout == PADDED_ROWS:
+            rows = lay_out_rows(batch.requests)
+            for place in rows.reads.tolist():
+                row, column = divmod(place, rows.tokens.shape[1])
+                prefixes.append(rows.tokens[row, : column + 1].tolist())
+            return self._outputs(batch.requests, prefixes, rows.targets.tolist())
+        kept = [] if batch.prefix is None else batch.prefix.tolist()
+        stream = lay_out_stream(batch.trees, len(kept))
+        for place in stream.reads.tolist():
+            ancestors = np.flatnonzero(stream.ends[: place + 1] > place)
+            if stream.depths[ancestors].tolist() != list(range(len(kept), len(kept) + len(ancestors))):
+                raise AssertionError('the ancestors of a token are not a sequence')
+            prefixes.append([*kept, *stream.tokens[ancestors].tolist()])
+        return self._outputs(batch.requests, prefixes, stream.targets.tolist())
 
-    def _output(self, request: ScoreRequest, pairs: Sequence[tuple[list[int], list[int]]]) -> ScoreOutput:
-        logprobs, tops = [], []
-        for context, continuation in pairs:
-            prefixes = [(context + continuation[:i], token) for i, token in enumerate(continuation)]
-            logprobs.append(np.array([self.logprob(prefix, token) for prefix, token in prefixes]))
-            tops.append(np.array([self.is_top(prefix, token) for prefix, token in prefixes]))
-        return ScoreOutput(
-            key=request.key,
-            logprobs=tuple(logprobs),
-            is_argmax=tuple(tops),
-            num_top=tuple(top.astype(np.int64) for top in tops),
-        )
+    def _outputs(
+        self, requests: Sequence[ScoreRequest], prefixes: Sequence[list[int]], targets: Sequence[int]
+    ) -> list[ScoreOutput]:
+        pairs = list(zip(prefixes, targets, strict=True))
+        tops = np.array([self.is_top(prefix, token) for prefix, token in pairs])
+        logprobs = np.array([self.logprob(prefix, token) for prefix, token in pairs])
+        return split_outputs(requests, logprobs, tops, tops.astype(np.int64))

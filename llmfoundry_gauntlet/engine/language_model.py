@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import logging
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from llmfoundry_gauntlet.engine.plan import Batch
+from llmfoundry_gauntlet.engine.layout import (
+    Stream,
+    lay_out_rows,
+    lay_out_stream,
+    lay_out_tokens,
+    lay_out_tree_rows,
+    with_token_at,
+)
+from llmfoundry_gauntlet.engine.logits import LogitReader, Tail, TokenScores, output_layer, reading, same, tail_of
+from llmfoundry_gauntlet.engine.outputs import split_outputs
+from llmfoundry_gauntlet.engine.plan import MASKED_ROWS, PADDED_ROWS, Batch
+from llmfoundry_gauntlet.engine.tree_attention import KeyValue, tree_attention, tree_layout
+from llmfoundry_gauntlet.errors import ModelError
 from llmfoundry_gauntlet.values import ScoreOutput
 
-TOKENS_PER_BATCH = {'cpu': 4096, 'cuda': 32768}
-CHUNK = 512  # logit positions reduced at a time in float32
+log = logging.getLogger(__name__)
 
 
 class LanguageModel(Protocol):
@@ -27,105 +38,188 @@ class LanguageModel(Protocol):
 class CausalLanguageModel:
     """A Hugging Face causal language model, also wrapped by FSDP: `model` is what is called.
 
-    Rows are padded to the longest of the batch. Logits are made at the scored positions alone: the inputs of the
-    model's output layer are picked before it, so that its own scaling and soft caps still apply after it.
-    `hidden_token_id` names a token that is masked wherever it stands, as llm-foundry does with real eos tokens
-    where pad is eos; None masks padding alone.
+    `hidden_token_id` names a token that is masked wherever it stands in padded rows, as llm-foundry does with real
+    eos tokens where pad is eos; None masks padding alone. `tail` is what the model does to its output layer's logits,
+    None where that is not known: then the model makes the logits of all positions. `last_position` is given a token in
+    every forward, for models whose rotary embedding depends on the longest row; None where it does not.
     """
 
-    def __init__(self, model: Any, *, device: torch.device, hidden_token_id: int | None = None) -> None:
-        self.model = model
+    def __init__(
+        self,
+        model: Any,
+        *,
+        device: torch.device,
+        hidden_token_id: int | None = None,
+        last_position: int | None = None,
+    ) -> None:
+        self.model = getattr(model, '_orig_mod', model)  # below torch.compile: each batch has a shape of its own
         self.device = device
         self.hidden_token_id = hidden_token_id
+        self.last_position = last_position
+        self.tail: Tail | None = same
+        self.most_tokens: int | None = None  # of a batch, once the device's memory was found too small for more
+        self._prefix: tuple[np.ndarray, dict[int, KeyValue]] | None = None
+
+    @property
+    def vocabulary(self) -> int:
+        """Tokens that the model knows."""
+        return self.model.config.get_text_config().vocab_size
 
     @torch.no_grad()
     def run(self, batch: Batch) -> list[ScoreOutput]:
-        """The outputs of a batch, in the order of its requests."""
-        # R = rows, L = longest row, N = scored positions, V = vocabulary
-        ids, mask = self._pad(batch.rows)  # [R, L] each
-        rows, columns, targets = self._positions(batch)  # [N] each
-        unique, inverse = torch.unique(torch.stack([rows, columns]), dim=1, return_inverse=True)
-        with self._picked(unique[0], unique[1]):
-            logits = self.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
-        if logits.shape[:2] == ids.shape:  # a model without an output layer of its own
-            logits = logits[unique[0], unique[1]]
-        logits = logits.reshape(-1, logits.shape[-1])  # [unique positions, V]
-        return split_outputs(batch, *self._read(logits, inverse, targets))
+        """The outputs of a batch, in the order of its requests.
 
-    def _pad(self, rows: Sequence[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
-        length = max(len(row) for row in rows)
-        ids = torch.zeros(len(rows), length, dtype=torch.long)
-        mask = torch.zeros(len(rows), length, dtype=torch.long)
-        for index, row in enumerate(rows):
-            ids[index, : len(row)] = torch.from_numpy(row)
-            mask[index, : len(row)] = 1
-        if self.hidden_token_id is not None:
-            mask[ids == self.hidden_token_id] = 0
-        return ids.to(self.device), mask.to(self.device)
-
-    def _positions(self, batch: Batch) -> torch.Tensor:
-        """Row, column and target token of every scored token, shape [3, N]."""
-        found = [
-            (read.row, read.start + offset, token)
-            for request, reads in zip(batch.requests, batch.reads, strict=True)
-            for read, continuation in zip(reads, request.continuations, strict=True)
-            for offset, token in enumerate(continuation.tolist())
-        ]
-        return torch.tensor(found, dtype=torch.long, device=self.device).T
-
-    @contextmanager
-    def _picked(self, rows: torch.Tensor, columns: torch.Tensor) -> Iterator[None]:
-        """Within it the output layer sees the hidden states at these positions alone, as one row."""
-        layer = getattr(self.model, 'get_output_embeddings', lambda: None)()
-        if layer is None:
-            yield
-            return
-        handle = layer.register_forward_pre_hook(lambda _, inputs: (inputs[0][rows, columns].unsqueeze(0), *inputs[1:]))
+        Where the device's memory is too small, the batch is run in halves, and larger ones from then on as well.
+        Raises ModelError where a single request does not fit.
+        """
+        if self.most_tokens is not None and batch.num_tokens > self.most_tokens and batch.trees:
+            halves = batch.halves()
+            if len(halves) > 1:
+                return [output for half in halves for output in self.run(half)]
         try:
-            yield
+            return self._run(batch)
+        except torch.OutOfMemoryError as error:
+            failure = str(error)
+        # Here the exception is gone, and with it the tensors that its frames held.
+        self._make_room(batch, failure)
+        return [output for half in batch.halves() for output in self.run(half)]
+
+    def _make_room(self, batch: Batch, failure: str) -> None:
+        if len(batch.halves()) == 1:
+            what = f'{batch.requests[0].key}: ' if batch.trees else 'a kept prefix: '
+            raise ModelError(f'{what}{batch.num_tokens} tokens do not fit into the memory of the device: {failure}')
+        if self.device.type == 'cuda':
+            torch.cuda.empty_cache()
+        self.most_tokens = batch.num_tokens // 2
+        log.warning(
+            'out of memory with %d tokens: batches of more than %d are split; tokens_per_batch: %d avoids it',
+            batch.num_tokens,
+            self.most_tokens,
+            self.most_tokens,
+        )
+
+    def _run(self, batch: Batch) -> list[ScoreOutput]:
+        if batch.layout == PADDED_ROWS:
+            scores = self._padded_rows(batch)
+        elif batch.layout == MASKED_ROWS:
+            scores = self._masked_rows(lay_out_stream(batch.trees))
+        else:
+            prefix = None if batch.prefix is None else self._kept(batch.prefix)
+            if not batch.trees:
+                return []
+            scores = self._stream(lay_out_stream(batch.trees, 0 if prefix is None else len(batch.prefix)), prefix)
+        return split_outputs(batch.requests, scores.logprobs, scores.is_argmax, scores.num_top)
+
+    def _kept(self, prefix: np.ndarray) -> dict[int, KeyValue]:
+        """Keys and values of a prefix by layer. One is kept at a time."""
+        if self._prefix is None or self._prefix[0] is not prefix:
+            self._prefix = None  # frees its memory first
+            found: dict[int, KeyValue] = {}
+            self._stream(lay_out_tokens(prefix), found, keep=len(prefix))
+            self._prefix = (prefix, found)
+        return self._prefix[1]
+
+    @torch.no_grad()
+    def learn_tail(self, batch: Batch) -> tuple[float, float]:
+        """Learns from a batch of padded rows what the model does to its output layer's logits.
+
+        Returns the largest of them and the relative rounding of their precision, 0 for float32.
+        """
+        layer = output_layer(self.model)
+        raw: list[torch.Tensor] = []
+        handle = layer and layer.register_forward_hook(lambda _, inputs, output: raw.append(output))
+        rows = lay_out_rows(batch.requests)
+        try:
+            final = self.model(
+                input_ids=torch.from_numpy(rows.tokens.astype(np.int64)).to(self.device), use_cache=False
+            ).logits
         finally:
-            handle.remove()
+            if handle is not None:
+                handle.remove()
+        self.tail = tail_of(self.model.config, raw[0], final) if len(raw) == 1 else None
+        precision = raw[0].dtype if raw else final.dtype
+        coarse = precision != torch.float32 or (self.device.type == 'cuda' and torch.backends.cuda.matmul.allow_tf32)
+        if precision == torch.float32:
+            precision = torch.float16  # TF32 has as many digits
+        return float(final.abs().max()), torch.finfo(precision).eps if coarse else 0.0
 
-    def _read(
-        self, logits: torch.Tensor, inverse: torch.Tensor, targets: torch.Tensor
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Log-probability, argmax flag and number of equally probable tokens of every scored token, shape [N]."""
-        logprobs, is_argmax, num_top = [], [], []
-        for start in range(0, len(targets), CHUNK):
-            target = targets[start : start + CHUNK, None]
-            chunk = logits[inverse[start : start + CHUNK]].float()  # [chunk, V]
-            of_target = chunk.gather(1, target)
-            top = chunk.amax(1, keepdim=True)
-            logprobs.append((of_target - chunk.logsumexp(1, keepdim=True)).squeeze(1))
-            is_argmax.append((chunk.argmax(1, keepdim=True) == target).squeeze(1))
-            num_top.append(torch.where(of_target == top, (chunk == top).sum(1, keepdim=True), 0).squeeze(1))
-        return (
-            torch.cat(logprobs).double().cpu().numpy(),
-            torch.cat(is_argmax).cpu().numpy(),
-            torch.cat(num_top).cpu().numpy(),
-        )
+    def forget(self) -> None:
+        """Frees a kept prefix; the weights may change after it."""
+        self._prefix = None
 
-
-def split_outputs(batch: Batch, logprobs: np.ndarray, is_argmax: np.ndarray, num_top: np.ndarray) -> list[ScoreOutput]:
-    """Per-token values of a whole batch, shape [N], as one output a request."""
-    outputs = []
-    start = 0
-    for request in batch.requests:
-        spans = []
-        for continuation in request.continuations:
-            spans.append(slice(start, start + len(continuation)))
-            start += len(continuation)
-        outputs.append(
-            ScoreOutput(
-                key=request.key,
-                logprobs=tuple(logprobs[span] for span in spans),
-                is_argmax=tuple(is_argmax[span] for span in spans),
-                num_top=tuple(num_top[span] for span in spans),
+    def _stream(self, stream: Stream, prefix: dict[int, KeyValue] | None = None, *, keep: int = 0) -> TokenScores:
+        """One row of trees. An attention mask of one element is handed through to the attention, which ignores it."""
+        stream = self._with_last_position(stream)
+        layout = tree_layout(stream, self.device, prefix, keep=keep)
+        with tree_attention(self.model.config, layout):
+            return self._forward(
+                stream.tokens[None],
+                stream.reads,
+                stream.targets,
+                position_ids=stream.depths[None],
+                attention_mask=torch.zeros(1, 1, 1, 1, device=self.device),
             )
+
+    def _with_last_position(self, stream: Stream) -> Stream:
+        return stream if self.last_position is None else with_token_at(stream, self.last_position)
+
+    def _masked_rows(self, stream: Stream) -> TokenScores:
+        stream = self._with_last_position(stream)
+        rows = lay_out_tree_rows(stream)
+        shape = (rows.num_rows, rows.width)
+        tokens, depths = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+        ends = np.zeros(rows.num_rows * rows.width, np.int64)
+        tokens.reshape(-1)[rows.places] = stream.tokens
+        depths.reshape(-1)[rows.places] = stream.depths
+        ends[rows.places] = rows.places + stream.ends - np.arange(len(stream.ends))
+        columns = torch.arange(rows.width, device=self.device)
+        closed = torch.from_numpy(ends.reshape(shape) - np.arange(rows.num_rows)[:, None] * rows.width).to(self.device)
+        seen = (columns[None, :, None] >= columns[None, None]) & (closed[:, None, :] > columns[None, :, None])
+        seen |= torch.eye(
+            rows.width, dtype=torch.bool, device=self.device
+        )  # padding sees itself: softmax of nothing is nan
+        dtype = next(self.model.parameters()).dtype
+        mask = torch.zeros(seen.shape, dtype=dtype, device=self.device).masked_fill_(~seen, torch.finfo(dtype).min)
+        return self._forward(
+            tokens, rows.places[stream.reads], stream.targets, position_ids=depths, attention_mask=mask[:, None]
         )
-    return outputs
 
+    def _padded_rows(self, batch: Batch) -> TokenScores:
+        rows = lay_out_rows(batch.requests)
+        tokens, reads = rows.tokens, rows.reads
+        width = tokens.shape[1]
+        positions = None
+        if self.last_position is not None:  # in a column of its own
+            tokens = np.pad(tokens, ((0, 0), (0, 1)), mode='edge')
+            reads = reads + reads // width
+            positions = np.broadcast_to(np.append(np.arange(width), self.last_position), tokens.shape)
+        mask = np.arange(tokens.shape[1])[None] < rows.lengths[:, None]
+        if self.hidden_token_id is not None:
+            mask &= tokens != self.hidden_token_id
+        mask_ids = torch.from_numpy(mask.astype(np.int64)).to(self.device)
+        return self._forward(tokens, reads, rows.targets, attention_mask=mask_ids, position_ids=positions)
 
-def default_tokens_per_batch(device_type: str) -> int:
-    """Padded tokens of a batch on 'cpu' or 'cuda' where the user names no number."""
-    return TOKENS_PER_BATCH.get(device_type, TOKENS_PER_BATCH['cpu'])
+    def _forward(
+        self,
+        tokens: np.ndarray,
+        reads: np.ndarray,
+        targets: np.ndarray,
+        *,
+        attention_mask: torch.Tensor,
+        position_ids: np.ndarray | None = None,
+    ) -> TokenScores:
+        """Runs the model on tokens [R, L] and reads logits at positions of [R * L]."""
+        arguments: dict[str, Any] = {
+            'input_ids': torch.from_numpy(tokens.astype(np.int64)).to(self.device),
+            'attention_mask': attention_mask,
+            'use_cache': False,
+        }
+        if position_ids is not None:
+            arguments['position_ids'] = torch.from_numpy(position_ids.astype(np.int64)).to(self.device)
+        reader = LogitReader(reads, targets, self.device)
+        layer = None if self.tail is None else output_layer(self.model)
+        with nullcontext() if layer is None else reading(layer, reader, self.tail):
+            logits = self.model(**arguments).logits
+        if layer is None:
+            reader.take_all(logits.reshape(-1, logits.shape[-1]))
+        return reader.scores()

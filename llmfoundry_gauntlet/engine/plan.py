@@ -1,103 +1,297 @@
 """What is computed with what: requests into batches, batches onto ranks. Pure, and free of torch.
 
-The batches are a function of the whole set of requests and `tokens_per_batch` alone. Equal sequences of one batch
-run once: a continuation's last token is never an input, so single-token choices cost nothing beyond their context.
+The batches are a function of the whole set of requests, `tokens_per_batch` and the layout alone. Requests whose
+prompts begin alike are joined into trees in which each distinct prefix stands once, where that is less work than
+running them apart; a continuation's last token is never an input, so single-token choices cost nothing beyond their
+context. Where many trees begin alike, that beginning is a prefix, run once and kept.
+
+Work is measured in tokens: PAIRS_PER_TOKEN pairs of a query and a key in attention count as one token in the linear
+layers. The true figure depends on the model (about 2,000 for a width of 512 on a CPU, more for wider models).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import heapq
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
+from llmfoundry_gauntlet.engine.layout import Tree, count_prefixes, input_row
 from llmfoundry_gauntlet.values import ScoreRequest
 
-# A batch is closed early, once it holds this share of its tokens, where rows become shorter than this share of its
-# longest: padding costs more than a further forward.
+STREAM = 'stream'  # trees one after the other, attention by tree
+MASKED_ROWS = 'masked_rows'  # trees in rows, attention by a dense mask
+PADDED_ROWS = 'padded_rows'  # one row a sequence: runs with every model
+LAYOUTS = (STREAM, MASKED_ROWS, PADDED_ROWS)  # the least work first
+
+PAIRS_PER_TOKEN = 2048
+MAX_TREE_TOKENS = {STREAM: 4096, MASKED_ROWS: 1024}  # attention in a tree grows with its square
+MAX_TREE_TOKENS_AFTER_PREFIX = 256
+LEAST_PREFIX = 64  # tokens
+LEAST_SAVED_BY_PREFIX = 1 / 4  # of tokens_per_batch: a forward of its own must be worth it
+
+# A batch of padded rows is closed early, once it holds this share of its tokens, where rows become shorter than this
+# share of its longest: padding costs more than a further forward.
 LEAST_SHARE = 1 / 16
 SHORTEST_SHARE = 0.9
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
-    """Where a continuation is scored: the logits at `start`, `start` + 1, ... of a row predict its tokens."""
-
-    row: int
-    start: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Batch:
-    """Requests that are run together. `reads[i][j]` belongs to continuation j of request i."""
+    """Requests that are run together. `trees` holds them by tree; padded rows need none.
 
-    requests: tuple[ScoreRequest, ...]
-    rows: tuple[np.ndarray, ...]
-    reads: tuple[tuple[Read, ...], ...]
+    `num_tokens` is what the model is given, without padding, a kept `prefix` left out. `cost` is the estimated work
+    in tokens. A batch without requests runs its prefix.
+    """
+
+    layout: str
+    trees: tuple[Tree, ...]
+    num_tokens: int
+    cost: float
+    prefix: np.ndarray | None = None
 
     @property
-    def num_tokens(self) -> int:
-        """Tokens without padding."""
-        return sum(len(row) for row in self.rows)
+    def requests(self) -> tuple[ScoreRequest, ...]:
+        """All requests, in the order of their outputs."""
+        return tuple(request for tree in self.trees for request in tree.requests)
+
+    def halves(self) -> tuple[Batch, ...]:
+        """The batch in two of about equal tokens, each running what is its own; itself where it cannot be split."""
+        if len(self.trees) > 1:
+            middle = int(np.searchsorted(np.cumsum([tree.num_tokens for tree in self.trees]), self.num_tokens / 2)) + 1
+            middle = min(middle, len(self.trees) - 1)
+            parts = [self.trees[:middle], self.trees[middle:]]
+        elif self.trees and len(self.trees[0].requests) > 1:
+            requests = self.trees[0].requests
+            middle = len(requests) // 2
+            parts = [(self._tree(requests[:middle]),), (self._tree(requests[middle:]),)]
+        else:
+            return (self,)
+        return tuple(make_batch(part, self.layout, self.prefix) for part in parts)
+
+    def _tree(self, requests: tuple[ScoreRequest, ...]) -> Tree:
+        num_kept = 0 if self.prefix is None else len(self.prefix)
+        return Tree(requests=requests, num_tokens=count_prefixes(requests) - num_kept)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Shape:
+    """A request in the order of planning: `lead` is its first context, `trunk` what all its contexts begin with."""
+
+    request: ScoreRequest
+    spelled: bytes  # of the lead, in an order that compares token by token
+    trunk: int
+    num_tokens: int
+    nested: bool  # its own sequences are not simply trunk and choices
+    shared: int = 0  # tokens that its lead begins with like the lead before
 
     @property
-    def num_padded_tokens(self) -> int:
-        """Tokens once every row is as long as the longest."""
-        return len(self.rows) * max(len(row) for row in self.rows)
+    def lead_length(self) -> int:
+        return len(self.spelled) // 4
 
 
-def plan(requests: Sequence[ScoreRequest], *, tokens_per_batch: int) -> list[Batch]:
-    """Batches of rows of like length and at most `tokens_per_batch` padded tokens, longest first.
+def plan(requests: Sequence[ScoreRequest], *, tokens_per_batch: int, layout: str = STREAM) -> list[Batch]:
+    """Batches of at most `tokens_per_batch` tokens, those of the longest trees or rows first.
 
-    All choices of a request are in one batch, so one item alone may be larger. Requests that cannot be scored are left
-    out.
+    All choices of a request are in one batch, so one item alone may be larger. Requests that cannot be scored are
+    left out. Padded rows count with their padding.
     """
     if tokens_per_batch < 1:
         raise ValueError(f'tokens_per_batch is {tokens_per_batch}; allowed: 1 or more')
-    costs = [
-        (request, longest_row(request), num_distinct_rows(request))
-        for request in requests
-        if request.unscorable is None
+    scorable = [request for request in requests if request.unscorable is None]
+    if layout == PADDED_ROWS:
+        return pack_rows(scorable, tokens_per_batch)
+    shapes = in_order(scorable)
+    batches: list[Batch] = []
+    loose: list[Tree] = []
+    cap = min(MAX_TREE_TOKENS[layout], tokens_per_batch)
+    least_saved = LEAST_SAVED_BY_PREFIX * tokens_per_batch if layout == STREAM else math.inf
+    for family, prefix in families(grow_trees(shapes, cap), least_saved):
+        if prefix == 0:
+            loose.extend(map(make_tree, family))
+            continue
+        cap_after = prefix + min(MAX_TREE_TOKENS_AFTER_PREFIX, tokens_per_batch)
+        members = [shape for group in family for shape in group]
+        trees = [make_tree(group, prefix) for group in grow_trees(members, cap_after, prefix)]
+        kept = np.ascontiguousarray(members[0].request.contexts[0][:prefix])
+        batches.extend(pack_trees(trees, layout, tokens_per_batch, kept))
+    return [*pack_trees(loose, layout, tokens_per_batch, None), *batches]
+
+
+def in_order(requests: Iterable[ScoreRequest]) -> list[_Shape]:
+    """The requests sorted by their tokens, so that those that begin alike are neighbours."""
+    shapes = sorted(
+        map(shape_of, requests), key=lambda shape: (shape.spelled, shape.request.key.task, shape.request.key)
+    )
+    return [
+        shape if index == 0 else replace(shape, shared=num_shared(shapes[index - 1].spelled, shape.spelled))
+        for index, shape in enumerate(shapes)
     ]
-    costs.sort(key=lambda cost: (-cost[1], cost[0].key.task, cost[0].key))
+
+
+def shape_of(request: ScoreRequest) -> _Shape:
+    """A request's measures."""
+    lead = request.contexts[0]
+    spelled = lead.astype('>i4').tobytes()
+    if all(context is lead for context in request.contexts):
+        beyond, nested = 0, False
+        longer = [continuation for continuation in request.continuations if len(continuation) > 1]
+        if len(longer) == 1:
+            beyond = len(longer[0]) - 1
+        elif longer:
+            beyond = num_distinct_prefixes(sorted(ids[:-1].astype('>i4').tobytes() for ids in longer))
+        return _Shape(request, spelled, len(lead), len(lead) + beyond, nested)
+    leads = sorted({context.astype('>i4').tobytes() for context in request.contexts})
+    trunk = num_shared(leads[0], leads[-1])
+    return _Shape(request, leads[0], trunk, count_prefixes((request,)), True)
+
+
+def num_distinct_prefixes(rows: Sequence[bytes]) -> int:
+    """Nodes of the trie of sorted rows of four bytes a token."""
+    total, before = 0, b''
+    for row in rows:
+        total += len(row) // 4 - num_shared(before, row)
+        before = row
+    return total
+
+
+def num_shared(first: bytes, second: bytes) -> int:
+    """Tokens that two rows of four bytes a token begin with alike."""
+    length = min(len(first), len(second))
+    if first[:32] != second[:32]:  # most neighbours: cheaper than a whole comparison
+        length = min(length, 32)
+    if first[:length] == second[:length]:
+        return length // 4
+    differ = np.frombuffer(first, np.int32, length // 4) != np.frombuffer(second, np.int32, length // 4)
+    return int(differ.argmax())
+
+
+def grow_trees(shapes: Sequence[_Shape], cap: int, prefix: int = 0) -> list[list[_Shape]]:
+    """Neighbours joined where one tree is less work than two, up to `cap` tokens.
+
+    After a kept prefix they are joined anyway, as each tree reads all of it again.
+    """
+    groups: list[list[_Shape]] = []
+    num_tokens = 0
+    for shape in shapes:
+        added = shape.num_tokens - shape.shared
+        if groups and num_tokens + added <= cap and (prefix or is_less_work(shape, num_tokens, added)):
+            groups[-1].append(shape)
+            num_tokens += added
+        else:
+            groups.append([shape])
+            num_tokens = shape.num_tokens
+    return groups
+
+
+def is_less_work(shape: _Shape, num_tokens: int, added: int) -> bool:
+    """Whether a request's `added` tokens after a tree of `num_tokens` are less work than the request by itself."""
+    joined = added * (PAIRS_PER_TOKEN + num_tokens + added)
+    return joined <= shape.num_tokens * PAIRS_PER_TOKEN + pairs(shape.trunk, shape.num_tokens)
+
+
+def pairs(trunk: int, num_tokens: int) -> float:
+    """Pairs of query and key in a tree whose first `trunk` tokens are a chain."""
+    return trunk * trunk / 2 + (num_tokens - trunk) * num_tokens
+
+
+def families(groups: Sequence[list[_Shape]], least_saved: float) -> list[tuple[list[list[_Shape]], int]]:
+    """Neighbouring trees that begin alike, with the length of the beginning where keeping it saves enough, else 0."""
+    found: list[tuple[list[list[_Shape]], int]] = []
+    for group in groups:
+        alike = common(group)
+        if found:
+            family, prefix = found[-1]
+            joined = min(prefix, alike, group[0].shared)
+            before = prefix * (len(family) - 1)
+            if joined >= LEAST_PREFIX and joined * len(family) > before:
+                family.append(group)
+                found[-1] = (family, joined)
+                continue
+        found.append(([group], alike))
+    return [
+        (family, prefix if len(family) > 1 and prefix * (len(family) - 1) >= least_saved else 0)
+        for family, prefix in found
+    ]
+
+
+def common(group: Sequence[_Shape]) -> int:
+    """Tokens that all contexts of a tree begin with, one left for each to be read from."""
+    return min([*(shape.shared for shape in group[1:]), *(min(shape.trunk, shape.lead_length - 1) for shape in group)])
+
+
+def make_tree(group: Sequence[_Shape], prefix: int = 0) -> Tree:
+    """The tree of neighbours, its tokens counted exactly, those of a kept prefix left out."""
+    requests = tuple(shape.request for shape in group)
+    # A context that another begins with may go on with the same tokens as its continuations: only a count tells.
+    nested = any(shape.nested for shape in group) or any(
+        shape.shared == min(shape.lead_length, before.lead_length) for before, shape in pairwise(group)
+    )
+    if nested and len(requests) > 1:
+        num_tokens = count_prefixes(requests)
+    else:
+        num_tokens = group[0].num_tokens + sum(shape.num_tokens - shape.shared for shape in group[1:])
+    return Tree(requests=requests, num_tokens=num_tokens - prefix)
+
+
+def make_batch(trees: Sequence[Tree], layout: str, prefix: np.ndarray | None) -> Batch:
+    """The batch of these trees."""
+    num_kept = 0 if prefix is None else len(prefix)
+    num_tokens = sum(tree.num_tokens for tree in trees)
+    in_attention = sum(
+        pairs(min(tree.longest_context - num_kept, tree.num_tokens), tree.num_tokens) + tree.num_tokens * num_kept
+        for tree in trees
+    )
+    cost = num_tokens + in_attention / PAIRS_PER_TOKEN
+    return Batch(layout=layout, trees=tuple(trees), num_tokens=num_tokens, cost=cost, prefix=prefix)
+
+
+def pack_trees(trees: list[Tree], layout: str, tokens_per_batch: int, prefix: np.ndarray | None) -> list[Batch]:
+    """Trees of like size together, the largest first."""
+    batches = []
+    group: list[Tree] = []
+    num_tokens = 0
+    for tree in sorted(trees, key=lambda tree: (-tree.num_tokens, tree.requests[0].key.task, tree.requests[0].key)):
+        if group and num_tokens + tree.num_tokens > tokens_per_batch:
+            batches.append(make_batch(group, layout, prefix))
+            group, num_tokens = [], 0
+        group.append(tree)
+        num_tokens += tree.num_tokens
+    if group:
+        batches.append(make_batch(group, layout, prefix))
+    return batches
+
+
+def pack_rows(requests: Sequence[ScoreRequest], tokens_per_batch: int) -> list[Batch]:
+    """Rows of like length together, the longest first, within the tokens that they have once padded."""
+    measured = [(request, longest_row(request), num_distinct_rows(request)) for request in requests]
+    measured.sort(key=lambda entry: (-entry[1], entry[0].key.task, entry[0].key))
     batches: list[Batch] = []
     group: list[ScoreRequest] = []
     width = num_rows = 0
-    for request, length, rows in costs:
+    for request, length, rows in measured:
         full = (num_rows + rows) * width > tokens_per_batch
         wasteful = length < SHORTEST_SHARE * width and num_rows * width > LEAST_SHARE * tokens_per_batch
         if group and (full or wasteful):
-            batches.append(make_batch(group))
+            batches.append(batch_of_rows(group, width, num_rows))
             group, num_rows = [], 0
         if not group:
             width = length
         group.append(request)
         num_rows += rows
     if group:
-        batches.append(make_batch(group))
+        batches.append(batch_of_rows(group, width, num_rows))
     return batches
 
 
-def make_batch(requests: Sequence[ScoreRequest]) -> Batch:
-    """The batch of these requests, equal rows merged."""
-    rows: list[np.ndarray] = []
-    index_of: dict[bytes, int] = {}
-    reads = []
-    for request in requests:
-        places = []
-        for context, continuation in zip(request.contexts, request.continuations, strict=True):
-            row = input_row(context, continuation)
-            index = index_of.setdefault(row.tobytes(), len(rows))
-            if index == len(rows):
-                rows.append(row)
-            places.append(Read(row=index, start=len(context) - 1))
-        reads.append(tuple(places))
-    return Batch(requests=tuple(requests), rows=tuple(rows), reads=tuple(reads))
-
-
-def input_row(context: np.ndarray, continuation: np.ndarray) -> np.ndarray:
-    """What the model is given: context and continuation without the last token, which nothing follows."""
-    return np.concatenate([context, continuation[:-1]])
+def batch_of_rows(requests: Sequence[ScoreRequest], width: int, num_rows: int) -> Batch:
+    """A batch of padded rows. Each request stands for a tree, though its rows are run one by one."""
+    trees = tuple(Tree(requests=(request,), num_tokens=longest_row(request)) for request in requests)
+    cost = num_rows * width + num_rows * width * width / 2 / PAIRS_PER_TOKEN
+    return Batch(layout=PADDED_ROWS, trees=trees, num_tokens=num_rows * width, cost=cost)
 
 
 def longest_row(request: ScoreRequest) -> int:
@@ -107,26 +301,70 @@ def longest_row(request: ScoreRequest) -> int:
 
 def num_distinct_rows(request: ScoreRequest) -> int:
     """Input rows of the request, equal ones counted once."""
-    pairs = zip(request.contexts, request.continuations, strict=True)
-    return len({(context.tobytes(), continuation[:-1].tobytes()) for context, continuation in pairs})
+    pairs_of_parts = zip(request.contexts, request.continuations, strict=True)
+    return len({input_row(context, continuation).tobytes() for context, continuation in pairs_of_parts})
 
 
 def assign(batches: Sequence[Batch], *, num_ranks: int) -> list[list[Batch]]:
-    """The batches of each rank, spread by padded tokens, the same number for every rank.
+    """The forwards of each rank: spread by cost, the same number for every rank, the dearest batches first.
 
-    Ranks that would have fewer repeat the smallest batch, so that all take part in every collective; what it gives
-    a second time is the same by key.
+    Batches after the same kept prefix stay together, in shares of at most a quarter of a rank's work, and follow a
+    batch that runs the prefix. Ranks that would have fewer forwards repeat a small one, so that all take part in every
+    collective; what it gives a second time is the same by key.
     """
     if num_ranks < 1:
         raise ValueError(f'num_ranks is {num_ranks}; allowed: 1 or more')
-    ranks: list[list[Batch]] = [[] for _ in range(num_ranks)]
     if not batches:
-        return ranks
-    loads = [0] * num_ranks
-    for batch in sorted(batches, key=lambda batch: -batch.num_padded_tokens):
-        rank = min(range(num_ranks), key=lambda r: (loads[r], r))
-        ranks[rank].append(batch)
-        loads[rank] += batch.num_padded_tokens
-    filler = min(batches, key=lambda batch: batch.num_padded_tokens)
+        return [[] for _ in range(num_ranks)]
+    share = sum(batch.cost for batch in batches) / num_ranks / 4
+    units = sorted(units_of(batches, share), key=lambda unit: -cost_of(unit))
+    loads = [(0.0, rank) for rank in range(num_ranks)]
+    chosen: list[list[list[Batch]]] = [[] for _ in range(num_ranks)]
+    for unit in units:
+        load, rank = heapq.heappop(loads)
+        chosen[rank].append(unit)
+        heapq.heappush(loads, (load + cost_of(unit), rank))
+    ranks = [
+        [batch for unit in sorted(merged(mine), key=lambda unit: -max(batch.cost for batch in unit)) for batch in unit]
+        for mine in chosen
+    ]
+    fillers = [batch for unit in units for batch in unit if batch.prefix is None or not batch.trees]
+    filler = min(fillers, key=lambda batch: batch.cost)
     longest = max(map(len, ranks))
     return [rank + [filler] * (longest - len(rank)) for rank in ranks]
+
+
+def units_of(batches: Sequence[Batch], share: float) -> list[list[Batch]]:
+    """Batches that a rank runs one after the other: single ones, or some after the same prefix, run first."""
+    units: list[list[Batch]] = []
+    for batch in batches:
+        if batch.prefix is None:
+            units.append([batch])
+        elif units and units[-1][0].prefix is batch.prefix and cost_of(units[-1]) + batch.cost <= share:
+            units[-1].append(batch)
+        else:
+            units.append([prefix_batch(batch.prefix), batch])
+    return units
+
+
+def merged(units: Sequence[list[Batch]]) -> list[list[Batch]]:
+    """A rank's units, those after the same prefix as one, which runs it once."""
+    after: dict[int, list[Batch]] = {}
+    for unit in units:
+        prefix = unit[0].prefix
+        if prefix is not None and id(prefix) in after:
+            after[id(prefix)].extend(unit[1:])
+        else:
+            after[id(unit[0] if prefix is None else prefix)] = list(unit)
+    return list(after.values())
+
+
+def prefix_batch(prefix: np.ndarray) -> Batch:
+    """The batch that runs a prefix, to be kept for those after it."""
+    cost = len(prefix) + pairs(len(prefix), len(prefix)) / PAIRS_PER_TOKEN
+    return Batch(layout=STREAM, trees=(), num_tokens=len(prefix), cost=cost, prefix=prefix)
+
+
+def cost_of(unit: Sequence[Batch]) -> float:
+    """Tokens' worth of work."""
+    return sum(batch.cost for batch in unit)

@@ -5,7 +5,7 @@ import pytest
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.engine.fake import FakeLanguageModel
 from llmfoundry_gauntlet.errors import RecordError
-from llmfoundry_gauntlet.evaluation import conclude, load_data, plan_evaluation
+from llmfoundry_gauntlet.evaluation import conclude, load_data, plan_evaluation, prepare_evaluation
 from llmfoundry_gauntlet.prompts.encode import Encoder
 from llmfoundry_gauntlet.records.results import find_results, note_checkpoint, read_results, write_records
 
@@ -29,7 +29,8 @@ def evaluation(write_jsonl, tmp_path, character_tokenizer):
         ]
     }
     data = load_data(decode_settings({'tasks': tasks, 'gauntlet': gauntlet, 'data_root': str(tmp_path)}))
-    planned = plan_evaluation(data, Encoder(character_tokenizer), max_seq_len=64, tokens_per_batch=50)
+    prepared = prepare_evaluation(data, Encoder(character_tokenizer), max_seq_len=64)
+    planned = plan_evaluation(prepared, tokens_per_batch=50)
     outputs = [output for batch in planned.batches for output in FakeLanguageModel().run(batch)]
     return conclude(planned, planned.results(outputs), {'mc/0-shot': 2.5})
 

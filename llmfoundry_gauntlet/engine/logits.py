@@ -1,0 +1,127 @@
+"""Log-probabilities from a model's output layer, made where they are read alone and a chunk at a time.
+
+Within `reading` the layer that makes a model's logits is given the hidden states of the positions that are read,
+CHUNK of them at once, and each chunk of logits is reduced before the next is made: no tensor of [batch, length,
+vocabulary] exists. What a model does with its logits after that layer, a scale or a cap, is found out by the probe
+(`tail_of`) and applied to each chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+CHUNK = 512  # positions at a time, fewer where the vocabulary is large
+CHUNK_ELEMENTS = 512 * 32768  # logits at a time
+
+Tail = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenScores:
+    """Values of the scored tokens, in their order. N = scored tokens."""
+
+    logprobs: np.ndarray  # [N] float64, natural logarithms
+    is_argmax: np.ndarray  # [N] bool
+    num_top: np.ndarray  # [N] int64: entries that share the highest logit, 0 where the token is not among them
+
+
+class LogitReader:
+    """Reduces logits at positions to values of the tokens that follow. `reads` may repeat positions."""
+
+    def __init__(self, reads: np.ndarray, targets: np.ndarray, device: torch.device) -> None:
+        places, inverse = np.unique(reads, return_inverse=True)
+        self.order = np.argsort(inverse, kind='stable')  # tokens of one position follow each other
+        self.places = torch.from_numpy(places).to(device)
+        self.of_place = inverse[self.order]
+        self.targets = torch.from_numpy(targets[self.order].astype(np.int64)).to(device)
+        self.done = 0  # positions
+        self.parts: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+
+    def take(self, logits: torch.Tensor) -> None:
+        """Reduces the logits of the next positions, shape [positions, V]; float32 ones are overwritten."""
+        first, last = np.searchsorted(self.of_place, [self.done, self.done + len(logits)])
+        rows = torch.from_numpy(self.of_place[first:last] - self.done).to(logits.device)
+        targets = self.targets[first:last]
+        self.done += len(logits)
+        logits = logits.float()
+        top, argmax = logits.max(dim=1)
+        of_target = logits[rows, targets]
+        ties = (logits == top[:, None]).sum(dim=1)
+        logsumexp = logits.sub_(top[:, None]).exp_().sum(dim=1).log_().add_(top)
+        is_top = of_target == top[rows]
+        self.parts.append((of_target - logsumexp[rows], argmax[rows] == targets, torch.where(is_top, ties[rows], 0)))
+
+    def take_all(self, logits: torch.Tensor) -> None:
+        """Reduces the positions that are read out of all logits, shape [all positions, V]."""
+        for places in self.places.split(CHUNK):
+            self.take(logits[places])
+
+    def scores(self) -> TokenScores:
+        """The values of all scored tokens. Raises RuntimeError unless every position was taken."""
+        if self.done != len(self.places):
+            raise RuntimeError(f'logits of {self.done} positions were made, {len(self.places)} are read')
+        logprobs, is_argmax, num_top = (torch.cat(parts).cpu().numpy() for parts in zip(*self.parts, strict=True))
+        back = np.empty_like(self.order)
+        back[self.order] = np.arange(len(self.order))
+        return TokenScores(logprobs[back].astype(np.float64), is_argmax[back], num_top[back])
+
+
+def output_layer(model: Any) -> torch.nn.Module | None:
+    """The layer whose output the model's logits are, below any FSDP wrapper; None where there is none of its own."""
+    layer = getattr(model, 'get_output_embeddings', lambda: None)()
+    while hasattr(layer, '_fsdp_wrapped_module'):
+        layer = layer._fsdp_wrapped_module
+    return layer if isinstance(layer, torch.nn.Linear) else None
+
+
+@contextmanager
+def reading(layer: torch.nn.Module, reader: LogitReader, tail: Tail) -> Iterator[None]:
+    """Within it the output layer hands its logits to the reader and returns next to nothing."""
+    own_forward = layer.__dict__.get('forward')
+    forward = layer.forward
+
+    def read(hidden: torch.Tensor) -> torch.Tensor:
+        picked = hidden.reshape(-1, hidden.shape[-1])[reader.places]
+        size = max(1, min(CHUNK, CHUNK_ELEMENTS // layer.out_features))
+        for start in range(0, len(picked), size):
+            reader.take(tail(forward(picked[start : start + size])))
+        return hidden.new_zeros(1, 1, 1)
+
+    layer.forward = read
+    try:
+        yield
+    finally:
+        if own_forward is None:
+            del layer.forward
+        else:
+            layer.forward = own_forward
+
+
+def tail_of(config: Any, raw: torch.Tensor, final: torch.Tensor) -> Tail | None:
+    """What the model does to its output layer's `raw` logits to get its `final` ones; None where that is not known."""
+    for tail in (same, *tails(config)):
+        if torch.equal(tail(raw), final) or torch.allclose(tail(raw), final, rtol=1e-5, atol=1e-6):
+            return tail
+    return None
+
+
+def same(logits: torch.Tensor) -> torch.Tensor:
+    """The logits as the output layer makes them."""
+    return logits
+
+
+def tails(config: Any) -> Iterator[Tail]:
+    """Scales and caps by the names that transformers has for them."""
+    config = config.get_text_config() if hasattr(config, 'get_text_config') else config
+    if scale := getattr(config, 'logit_scale', None):  # Cohere
+        yield lambda logits: logits * scale
+    if divisor := getattr(config, 'logits_scaling', None):  # Granite
+        yield lambda logits: logits / divisor
+    if cap := getattr(config, 'final_logit_softcapping', None):  # Gemma
+        yield lambda logits: torch.tanh(logits / cap) * cap

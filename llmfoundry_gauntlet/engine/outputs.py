@@ -1,0 +1,31 @@
+"""Values of scored tokens as the outputs of their requests. Free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from llmfoundry_gauntlet.values import ScoreOutput, ScoreRequest
+
+
+def split_outputs(
+    requests: Sequence[ScoreRequest], logprobs: np.ndarray, is_argmax: np.ndarray, num_top: np.ndarray
+) -> list[ScoreOutput]:
+    """Per-token values of all requests in order, shape [N], as one output a request."""
+    outputs = []
+    start = 0
+    for request in requests:
+        spans = []
+        for continuation in request.continuations:
+            spans.append(slice(start, start + len(continuation)))
+            start += len(continuation)
+        outputs.append(
+            ScoreOutput(
+                key=request.key,
+                logprobs=tuple(logprobs[span] for span in spans),
+                is_argmax=tuple(is_argmax[span] for span in spans),
+                num_top=tuple(num_top[span] for span in spans),
+            )
+        )
+    return outputs

@@ -1,0 +1,128 @@
+"""Which layout a model allows: a few rows are scored in each way, and only a way that agrees is trusted.
+
+Some models take tree masks, positions or windows without a word and give wrong numbers. So padded rows, which every
+model can run, are the measure, and a way of running is taken where it agrees with them. A model whose numbers hardly
+depend on the context, such as one at its first step, would agree whatever it does: it runs padded rows for now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
+from llmfoundry_gauntlet.engine.layout import Tree, count_prefixes
+from llmfoundry_gauntlet.engine.plan import LAYOUTS, MASKED_ROWS, PADDED_ROWS, STREAM, Batch, make_batch, plan
+from llmfoundry_gauntlet.values import ItemKey, ScoreRequest
+
+TOLERANCE = 1e-4  # nats between summed log-probabilities, where the model computes in float32
+HALF_TOLERANCE = 2  # roundings of the largest logit, where it computes in less
+LEAST_CONTRAST = 3  # times the tolerance: what other contexts must change
+NUM_SHARED = 8  # tokens that the probe's contexts begin with
+NAMES = {STREAM: 'token stream', MASKED_ROWS: 'masked rows', PADDED_ROWS: 'padded rows'}
+CANNOT = (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError, AssertionError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """The layout to run a model with, and why."""
+
+    layout: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f'{NAMES[self.layout]} ({self.reason})'
+
+
+def probe(language_model: CausalLanguageModel, *, vocabulary: int, longest: int) -> Probe:
+    """Finds the layout for a model, with the same forwards on every rank, and teaches it the tail of its logits.
+
+    `vocabulary` counts the tokens that may occur, `longest` the tokens of the longest row to come, so that attention
+    windows that are shorter show.
+    """
+    requests = rows_to_score(vocabulary, longest, language_model.hidden_token_id)
+    floor = plan(requests, tokens_per_batch=longest, layout=PADDED_ROWS)
+    largest, rounding = language_model.learn_tail(floor[-1])
+    measure = sums(language_model, floor)
+    if not np.isfinite(measure).all():
+        return Probe(layout=PADDED_ROWS, reason="probe: the model's numbers are not finite")
+    tolerance = max(TOLERANCE, HALF_TOLERANCE * largest * rounding)
+    others = plan(with_other_contexts(requests, vocabulary), tokens_per_batch=longest, layout=PADDED_ROWS)
+    contrast = np.median(np.abs(sums(language_model, others) - measure))
+    if not contrast >= LEAST_CONTRAST * tolerance:
+        return Probe(
+            layout=PADDED_ROWS, reason=f'probe: other contexts change {contrast:.1g} nats only, too little to tell'
+        )
+    failures: list[str] = []
+    for layout in LAYOUTS[:-1]:
+        try:
+            off = max(np.abs(sums(language_model, batches) - measure).max() for batches in ways(requests, layout))
+        except torch.OutOfMemoryError:
+            raise
+        except CANNOT as error:
+            failures.append(f'{NAMES[layout]}: {type(error).__name__}')
+            continue
+        if off <= tolerance:
+            return Probe(layout=layout, reason='; '.join([f'probe: {len(measure)} rows within {off:.0e}', *failures]))
+        failures.append(f'{NAMES[layout]} {off:.1g} nats off')
+    return Probe(layout=PADDED_ROWS, reason=f'probe: {"; ".join(failures)}')
+
+
+def rows_to_score(vocabulary: int, longest: int, hidden_token_id: int | None) -> list[ScoreRequest]:
+    """Requests of twelve rows in three trees and one as long as can be; random tokens, the same each time."""
+    rng = np.random.default_rng(0)
+
+    def draw(count: int) -> np.ndarray:
+        tokens = rng.integers(0, vocabulary, size=count, dtype=np.int32)
+        return np.where(tokens == hidden_token_id, (tokens + 1) % vocabulary, tokens).astype(np.int32)
+
+    shared = draw(longest)
+    contexts = [  # all begin alike; the second goes on from the first, the third leaves it early
+        shared[: NUM_SHARED + 12],
+        np.concatenate([shared[: NUM_SHARED + 12], draw(7)]),
+        np.concatenate([shared[: NUM_SHARED + 1], draw(9)]),
+        shared[: longest - 4],
+    ]
+    requests = []
+    for row, context in enumerate(contexts):
+        cut = context[: max(1, longest - 4)]
+        choices = tuple(draw(count) for count in ((1, 3, 4, 2) if row == 0 else (3, 4, 1)))
+        requests.append(ScoreRequest(key=ItemKey('probe', row), contexts=(cut,) * len(choices), continuations=choices))
+    return requests
+
+
+def with_other_contexts(requests: Sequence[ScoreRequest], vocabulary: int) -> list[ScoreRequest]:
+    """The same choices after contexts of the same length in which all tokens but the last are others."""
+    changed = []
+    for request in requests:
+        context = request.contexts[0]
+        other = np.append((context[:-1] + 1) % vocabulary, context[-1]).astype(np.int32)
+        changed.append(replace(request, contexts=(other,) * len(request.contexts)))
+    return changed
+
+
+def ways(requests: Sequence[ScoreRequest], layout: str) -> Iterator[list[Batch]]:
+    """The batches of a layout to be tried: in trees of the planner's and in one tree; a stream also after a prefix."""
+    yield plan(requests, tokens_per_batch=sum(map(longest_sequences, requests)), layout=layout)
+    tree = Tree(requests=tuple(requests), num_tokens=count_prefixes(requests))
+    yield [make_batch([tree], layout, None)]
+    kept = min(NUM_SHARED, min(len(request.contexts[0]) for request in requests) - 1)
+    if layout == STREAM and kept > 0:
+        prefix = requests[0].contexts[0][:kept].copy()
+        trees = [Tree(requests=(request,), num_tokens=count_prefixes((request,)) - kept) for request in requests]
+        yield [make_batch(trees, layout, prefix)]
+
+
+def longest_sequences(request: ScoreRequest) -> int:
+    """Tokens of all sequences together."""
+    return sum(len(a) + len(b) for a, b in zip(request.contexts, request.continuations, strict=True))
+
+
+def sums(language_model: CausalLanguageModel, batches: Sequence[Batch]) -> np.ndarray:
+    """Summed log-probability of each row, in the order of the requests."""
+    outputs = {output.key: output for batch in batches for output in language_model.run(batch)}
+    language_model.forget()
+    return np.array([float(values.sum()) for _, output in sorted(outputs.items()) for values in output.logprobs])

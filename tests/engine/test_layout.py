@@ -1,0 +1,80 @@
+import numpy as np
+
+from llmfoundry_gauntlet.engine.layout import (
+    Tree,
+    lay_out_rows,
+    lay_out_stream,
+    lay_out_tokens,
+    lay_out_tree_rows,
+    with_token_at,
+)
+from llmfoundry_gauntlet.values import ItemKey, ScoreRequest
+
+
+def request(row: int, context: list[int], *continuations: list[int]) -> ScoreRequest:
+    shared = np.array(context, dtype=np.int32)
+    return ScoreRequest(
+        key=ItemKey('t/0-shot', row),
+        contexts=(shared,) * len(continuations),
+        continuations=tuple(np.array(ids, dtype=np.int32) for ids in continuations),
+    )
+
+
+def tree(*requests: ScoreRequest) -> Tree:
+    return Tree(requests=requests, num_tokens=0)
+
+
+def test_a_tree_is_laid_out_depth_first_with_its_longest_branch_first():
+    """7 8 then a branch of one token and one of three: the longer comes first, so that the chain is long."""
+    stream = lay_out_stream([tree(request(0, [7, 8], [1, 5], [9, 4, 3, 6]))])
+    assert stream.tokens.tolist() == [7, 8, 9, 4, 3, 1]
+    assert stream.depths.tolist() == [0, 1, 2, 3, 4, 2]
+    assert stream.ends.tolist() == [6, 6, 5, 5, 5, 6]
+    assert stream.reads.tolist() == [1, 5, 1, 2, 3, 4]
+    assert stream.targets.tolist() == [1, 5, 9, 4, 3, 6]
+    assert stream.tree_starts.tolist() == [0, 6]
+
+
+def test_nested_contexts_continue_each_other():
+    """As questions about one passage do: the second context is the first with its answer and more."""
+    first, second = request(0, [1, 2], [3, 4]), request(1, [1, 2, 3, 4, 5], [6])
+    stream = lay_out_stream([tree(first, second)])
+    assert stream.tokens.tolist() == [1, 2, 3, 4, 5]
+    assert stream.reads.tolist() == [1, 2, 4]
+
+
+def test_sequences_that_begin_differently_are_trees_of_their_own():
+    stream = lay_out_stream([tree(request(0, [1], [2]), request(1, [3], [2]))])
+    assert stream.tree_starts.tolist() == [0, 1, 2]
+    assert stream.ends.tolist() == [1, 2]
+
+
+def test_a_kept_prefix_is_left_out_and_counts_in_the_positions():
+    stream = lay_out_stream([tree(request(0, [5, 6, 7], [1, 2], [3]))], 2)
+    assert stream.tokens.tolist() == [7, 1]
+    assert stream.depths.tolist() == [2, 3]
+    assert stream.reads.tolist() == [0, 1, 0]
+
+
+def test_equal_rows_are_one_and_short_ones_repeat_their_last_token():
+    rows = lay_out_rows([request(0, [1, 2], [3], [4]), request(1, [5], [6, 7, 8])])
+    assert rows.tokens.tolist() == [[1, 2, 2], [5, 6, 7]]
+    assert rows.lengths.tolist() == [2, 3]
+    assert rows.reads.tolist() == [1, 1, 3, 4, 5]
+    assert rows.targets.tolist() == [3, 4, 6, 7, 8]
+
+
+def test_trees_fill_rows_as_long_as_the_largest():
+    """Trees of 2, 4, 1 and 1 tokens: the largest alone, the others together."""
+    trees = [tree(request(row, list(range(10 * row, 10 * row + size)), [99])) for row, size in enumerate((2, 4, 1, 1))]
+    rows = lay_out_tree_rows(lay_out_stream(trees))
+    assert (rows.num_rows, rows.width) == (2, 4)
+    assert rows.places.tolist() == [4, 5, 0, 1, 2, 3, 6, 7]
+
+
+def test_a_token_at_the_last_position_is_a_tree_that_nothing_reads():
+    stream = with_token_at(lay_out_tokens(np.array([4, 5], dtype=np.int32)), 63)
+    assert stream.tokens.tolist() == [4, 5, 5]
+    assert stream.depths.tolist() == [0, 1, 63]
+    assert stream.tree_starts.tolist() == [0, 2, 3]
+    assert stream.reads.tolist() == [1]
