@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -48,6 +49,7 @@ def run(
     precision: Annotated[str | None, typer.Option(help='fp32, amp_bf16 or amp_fp16.')] = None,
     semantics: Annotated[str, typer.Option(help="corrected, or reference: llm-foundry's scores.")] = 'corrected',
     truncation: Annotated[str | None, typer.Option(help='drop_shots or reference.')] = None,
+    fewshot: Annotated[str, typer.Option(help='reference, or fixed: the same shots for all items.')] = 'reference',
     overwrite: Annotated[bool, typer.Option('--overwrite', help='Replace what is in --out.')] = False,
 ) -> None:
     """Evaluates a model and prints its scores.
@@ -58,6 +60,8 @@ def run(
     from llmfoundry_gauntlet.composer import evaluate
     from llmfoundry_gauntlet.report.tables import print_runs
 
+    logging.basicConfig(format='%(message)s')
+    logging.getLogger('llmfoundry_gauntlet').setLevel(logging.INFO)
     evaluate(
         model,
         out=out,
@@ -73,6 +77,7 @@ def run(
         tokens_per_batch=int(tokens_per_batch) if tokens_per_batch.isdecimal() else tokens_per_batch,
         semantics=semantics,
         truncation=truncation,
+        fewshot=fewshot,
     )
     print_runs(out)
 

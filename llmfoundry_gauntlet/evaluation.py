@@ -19,11 +19,13 @@ from llmfoundry_gauntlet.config.specs import TaskSpec
 from llmfoundry_gauntlet.data.examples import read_examples
 from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, STREAM, Batch, longest_row, plan
 from llmfoundry_gauntlet.errors import ConfigError, DataError
+from llmfoundry_gauntlet.prompts.cache import NO_CACHE, TokenCache
 from llmfoundry_gauntlet.prompts.encode import Encoder
 from llmfoundry_gauntlet.scores.composites import compute_composites
 from llmfoundry_gauntlet.scores.metrics import task_score
 from llmfoundry_gauntlet.tasks import task_types
-from llmfoundry_gauntlet.tasks.items import Preparation, item_result, prepare_items
+from llmfoundry_gauntlet.tasks.items import Preparation, item_result
+from llmfoundry_gauntlet.tasks.prepare import prepare_tasks
 from llmfoundry_gauntlet.values import (
     Composites,
     Example,
@@ -157,20 +159,24 @@ def one_task(data: EvaluationData, key: str) -> EvaluationData:
     return replace(data, examples={key: data.examples[key]}, unsupported={})
 
 
-def prepare_evaluation(data: EvaluationData, encoder: Encoder, *, max_seq_len: int) -> PreparedEvaluation:
+def prepare_evaluation(
+    data: EvaluationData, encoder: Encoder, *, max_seq_len: int, cache: TokenCache = NO_CACHE
+) -> PreparedEvaluation:
     """All items in token ids. A task's own max_seq_len may only be shorter."""
     tasks = {task.key: task for task in data.suite.tasks if task.key in data.examples}
-    items: dict[ItemKey, Item] = {}
-    for key, task in tasks.items():
-        preparation = Preparation(
+    preparations = {
+        key: Preparation(
             task=task,
             task_type=task_types()[task.icl_task_type],
             encoder=encoder,
             max_seq_len=min(task.max_seq_len or max_seq_len, max_seq_len),
             truncation=data.settings.cut,
+            fewshot=data.settings.fewshot,
         )
-        prepared = prepare_items(preparation, data.examples[key])
-        items.update((item.request.key, item) for item in prepared)
+        for key, task in tasks.items()
+    }
+    prepared = prepare_tasks(preparations, data.examples, cache)
+    items = {item.request.key: item for task_items in prepared.values() for item in task_items}
     return PreparedEvaluation(data=data, tasks=tasks, items=items, max_seq_len=max_seq_len)
 
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from paths import SHARED_DATA
+
+hypothesis.settings.register_profile(
+    'busy machines', deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile('busy machines')
 
 os.environ.setdefault('HF_HUB_OFFLINE', '1')
 os.environ.setdefault('OMP_NUM_THREADS', '1')
@@ -28,6 +34,15 @@ class CharacterTokenizer:
     def __call__(self, texts: Sequence[str], *, add_special_tokens: bool, **_: Any) -> dict[str, list[list[int]]]:
         special = self.special if add_special_tokens else []
         return {'input_ids': [special + [ord(character) for character in text] for text in texts]}
+
+
+@pytest.fixture(autouse=True, scope='session')
+def token_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder of the tests' own for token ids, for the processes that they start too."""
+    folder = tmp_path_factory.mktemp('tokens')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv('LLMFOUNDRY_GAUNTLET_CACHE', str(folder))
+        yield folder
 
 
 @pytest.fixture

@@ -138,7 +138,7 @@ class EvalGauntlet(Callback):
 
     def _begin(self, state: State) -> None:
         model = unwrapped(state.model)
-        self._run = EvaluationRun(self.loader, language_model(self.loader.prepared, model))
+        self._run = EvaluationRun(self.loader, language_model(self.loader, model))
         self._original_forward = model.__dict__.get('eval_forward')
         model.eval_forward = self._run.run
 

@@ -29,6 +29,7 @@ from llmfoundry_gauntlet.evaluation import (
     prepare_evaluation,
     share_seconds,
 )
+from llmfoundry_gauntlet.prompts.cache import TokenCache, cache_folder
 from llmfoundry_gauntlet.prompts.encode import Encoder
 
 EvalInterval = Callable[[State, Any], bool]
@@ -55,7 +56,12 @@ def make_evaluator(
 
 def prepare_for_model(data: EvaluationData, model: HuggingFaceModel) -> PreparedEvaluation:
     """The evaluation in the model's tokens, no longer than it can run. Raises ModelError."""
-    return prepare_evaluation(data, Encoder(model.tokenizer), max_seq_len=longest_prompt(data, model.config))
+    return prepare_evaluation(
+        data,
+        Encoder(model.tokenizer),
+        max_seq_len=longest_prompt(data, model.config),
+        cache=TokenCache(cache_folder()),
+    )
 
 
 def longest_prompt(data: EvaluationData, config: PretrainedConfig) -> int:
@@ -113,18 +119,21 @@ def unwrapped(model: Any) -> HuggingFaceModel:
     return model
 
 
-def language_model(prepared: PreparedEvaluation, model: HuggingFaceModel) -> CausalLanguageModel:
-    """The engine's view of the model where it is now; under FSDP `model.model` is its root.
+def language_model(loader: EvaluationLoader, model: HuggingFaceModel) -> CausalLanguageModel:
+    """The engine's view of the model, at the start of an evaluation; under FSDP `model.model` is its root.
 
     With the reference's semantics real tokens that are equal to the padding token are masked as well.
     """
-    tokenizer = model.tokenizer
-    hidden = None
-    if prepared.data.settings.reference:
-        hidden = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    return CausalLanguageModel(
-        model.model,
-        device=next(model.parameters()).device,
-        hidden_token_id=hidden,
-        last_position=prepared.max_seq_len - 1 if rotary_length_matters(model.config) else None,
-    )
+    if loader.language_model is None:
+        tokenizer = model.tokenizer
+        hidden = None
+        if loader.prepared.data.settings.reference:
+            hidden = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        loader.language_model = CausalLanguageModel(
+            model.model,
+            device=next(model.parameters()).device,
+            hidden_token_id=hidden,
+            last_position=loader.prepared.max_seq_len - 1 if rotary_length_matters(model.config) else None,
+        )
+    loader.language_model.forget()  # what was kept before belongs to other weights
+    return loader.language_model

@@ -50,9 +50,9 @@ class Step:
 class EvaluationLoader:
     """This rank's steps, again at each evaluation. Not a torch DataLoader, whose iteration draws random numbers.
 
-    The first step probes the model; the batches follow from what it allows. Items whose numbers are not finite, some
-    of which may have been spoilt by others of their batch, are run once more by themselves at the end. `planned` is
-    the latest plan, and stays while the probe finds the same.
+    The first step finds out what the model allows; the batches follow from that. Items whose numbers are not finite,
+    some of which may have been spoilt by others of their batch, are run once more by themselves at the end. `planned`
+    is the latest plan, and stays while the layout is the same.
     """
 
     batch_size = 1  # Composer asks for it
@@ -60,7 +60,10 @@ class EvaluationLoader:
     def __init__(self, prepared: PreparedEvaluation, tokenizer: Any) -> None:
         self.prepared = prepared
         self.num_tokenizer_tokens = len(tokenizer)
+        self.longest = prepared.longest
         self.planned: PlannedEvaluation | None = None
+        self.found: Probe | None = None
+        self.language_model: CausalLanguageModel | None = None  # once there is a model to run
         self.budget: int | None = None  # stays as it was first found, so that evaluations can be compared
 
     def __iter__(self) -> Iterator[Step]:
@@ -85,20 +88,21 @@ class EvaluationLoader:
         return assign(batches, num_ranks=dist.get_world_size())[dist.get_global_rank()]
 
     def _plan(self, language_model: CausalLanguageModel) -> Results:
-        """Probes the model and plans for what every rank can run."""
-        vocabulary = min(self.num_tokenizer_tokens, language_model.vocabulary)
-        found = probe(language_model, vocabulary=vocabulary, longest=self.prepared.longest)
-        budget = self.budget or self._budget(language_model)
-        found, self.budget = agreed(dist.all_gather_object((found, budget)))
-        if self.planned is None or self.planned.layout != found.layout:
+        """Plans for what every rank can run, after a probe unless the model is known for certain."""
+        if self.found is None or not self.found.certain:
+            vocabulary = min(self.num_tokenizer_tokens, language_model.vocabulary)
+            found = probe(language_model, vocabulary=vocabulary, longest=self.longest)
+            budget = self.budget or self._budget(language_model)
+            self.found, self.budget = agreed(dist.all_gather_object((found, budget)))
+        if self.planned is None or self.planned.layout != self.found.layout:
             self.planned = plan_evaluation(
                 self.prepared,
                 tokens_per_batch=self.budget,
-                layout=found.layout,
-                way=str(found),
+                layout=self.found.layout,
+                way=str(self.found),
                 hidden_token_id=language_model.hidden_token_id,
             )
-            log.info('scoring: %s; %d tokens per batch', found, self.planned.tokens_per_batch)
+            log.info('scoring: %s; %d tokens per batch', self.found, self.planned.tokens_per_batch)
         return {}
 
     def _budget(self, language_model: CausalLanguageModel) -> int:

@@ -19,7 +19,6 @@ from llmfoundry_gauntlet.composer.evaluators import (
 )
 from llmfoundry_gauntlet.composer.loader import EvaluationLoader, Step
 from llmfoundry_gauntlet.config.settings import decode_settings
-from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
 from llmfoundry_gauntlet.evaluation import PlannedEvaluation, conclude, load_data, one_task
 from llmfoundry_gauntlet.tasks import task_types
 from llmfoundry_gauntlet.values import ItemKey, ItemResult
@@ -90,14 +89,12 @@ def build_icl_evaluators(tasks: Any, model: HuggingFaceModel, **settings: Any) -
 def teach(model: HuggingFaceModel, metrics: dict[str, TaskAccuracy]) -> None:
     """Makes a model run planned batches and report these metrics; all else it does as before."""
     eval_forward, update_metric, get_metrics = model.eval_forward, model.update_metric, model.get_metrics
-    engine: CausalLanguageModel | None = None  # of the evaluation that runs: what it keeps belongs to these weights
 
     def eval_forward_or_score(batch: Any, outputs: Any = None) -> Any:
-        nonlocal engine
         if isinstance(batch, Step):
-            if batch.planned is None or engine is None:
-                engine = language_model(batch.loader.prepared, model)
-            return batch.run(engine)
+            if batch.planned is None:
+                language_model(batch.loader, model)
+            return batch.run(batch.loader.language_model)
         return eval_forward(batch, outputs)
 
     def update_metric_or_accuracy(batch: Any, outputs: Any, metric: Metric) -> Any:

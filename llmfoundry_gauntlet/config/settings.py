@@ -15,6 +15,7 @@ INTERVAL_WORDS = ('first', 'checkpoint', 'last')
 COMPOSER_TIME = re.compile(r'\d*\.?\d+(ba|ep|sp|tok|dur|iter|sec)')
 SEMANTICS = ('corrected', 'reference')
 TRUNCATIONS = ('drop_shots', 'reference')
+FEWSHOTS = ('reference', 'fixed')
 AUTO = 'auto'
 
 
@@ -24,7 +25,8 @@ class EvaluationSettings:
 
     `tasks` is a path, a list of paths or the list itself; `gauntlet` a path or the mapping itself. `interval` holds
     'first', 'checkpoint', 'last' and Composer times such as '500ba'. `semantics: reference` restores llm-foundry's
-    scores, faults included. `save_folder` may hold {run_name}; None keeps no records.
+    scores, faults included. `fewshot: fixed` shows the same shots to all items of a task, or of its category;
+    'reference' draws them for each item as llm-foundry does. `save_folder` may hold {run_name}; None keeps no records.
     """
 
     tasks: Any
@@ -35,6 +37,7 @@ class EvaluationSettings:
     tokens_per_batch: Any = AUTO
     semantics: str = 'corrected'
     truncation: str | None = None  # None: as semantics says
+    fewshot: str = 'reference'
     save_folder: str | None = 'runs/{run_name}/gauntlet'
 
     def __post_init__(self) -> None:
@@ -53,6 +56,8 @@ class EvaluationSettings:
             raise ValueError(f'semantics: is {self.semantics!r}; allowed: {", ".join(SEMANTICS)}')
         if self.truncation is not None and self.truncation not in TRUNCATIONS:
             raise ValueError(f'truncation: is {self.truncation!r}; allowed: {", ".join(TRUNCATIONS)}')
+        if self.fewshot not in FEWSHOTS:
+            raise ValueError(f'fewshot: is {self.fewshot!r}; allowed: {", ".join(FEWSHOTS)}')
 
     @property
     def reference(self) -> bool:

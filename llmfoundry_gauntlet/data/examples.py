@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from llmfoundry_gauntlet.config.specs import TaskSpec
+from llmfoundry_gauntlet.data.collection import paused_collection
 from llmfoundry_gauntlet.data.fields import RowError, text_field
 from llmfoundry_gauntlet.data.files import read_task_rows
 from llmfoundry_gauntlet.errors import DataError
@@ -15,6 +16,7 @@ from llmfoundry_gauntlet.values import Example
 RowParser = Callable[[Mapping[str, Any], TaskSpec], Any]
 
 
+@paused_collection()
 def read_examples(task: TaskSpec, data_root: str | Path, parse: RowParser) -> list[Example]:
     """All examples of a task in the order of its file. Raises DataError with every wrong row.
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
 from llmfoundry_gauntlet.values import Example
+
+FIXED_VERSION = 1  # of the draw of fixed shots; results carry it
 
 
 def fewshot_indices(num_examples: int, num_shots: int, *, seed: int) -> Iterator[tuple[int, ...]]:
@@ -30,14 +32,40 @@ def fewshot_indices(num_examples: int, num_shots: int, *, seed: int) -> Iterator
         yield tuple(chosen)
 
 
+def fixed_indices(questions: Sequence[Hashable], num_shots: int, *, seed: int) -> Iterator[tuple[int, ...]]:
+    """For each question in order, the same `num_shots` indices, drawn once; fewer where there are too few others.
+
+    They are drawn from the different questions, and a spare with them: where a shot asks an item's own question, the
+    spare stands in its place. So no item is shown an answer to its own question, however often that comes.
+    """
+    first_of: dict[Hashable, int] = {}
+    for index, question in enumerate(questions):
+        first_of.setdefault(question, index)
+    rng = random.Random(seed)
+    *shots, spare = rng.sample(list(first_of.values()), min(num_shots + 1, len(first_of)))
+    for question in questions:
+        yield tuple(spare if questions[shot] == question else shot for shot in shots)
+
+
 def with_shots(
-    examples: Sequence[Example], num_shots: int, *, seed: int
+    examples: Sequence[Example],
+    num_shots: int,
+    *,
+    seed: int,
+    question_of: Callable[[Example], Hashable] | None = None,
 ) -> Iterator[tuple[Example, tuple[Example, ...]]]:
-    """Each example with its shots, drawn within its category; categories in sorted order, each with a fresh seed."""
+    """Each example with its shots, drawn within its category; categories in sorted order, each with a fresh seed.
+
+    With `question_of`, all examples of a category see the same shots, but for those that ask their own question.
+    """
     categories: dict[str | None, list[Example]] = {}
     for example in examples:
         categories.setdefault(example.category, []).append(example)
     for category in sorted(categories, key=lambda name: name or ''):
         members = categories[category]
-        for example, indices in zip(members, fewshot_indices(len(members), num_shots, seed=seed), strict=True):
+        if question_of is None:
+            drawn = fewshot_indices(len(members), num_shots, seed=seed)
+        else:
+            drawn = fixed_indices([question_of(member) for member in members], num_shots, seed=seed)
+        for example, indices in zip(members, drawn, strict=True):
             yield example, tuple(members[index] for index in indices)

@@ -13,6 +13,7 @@ from typing import Any
 
 from llmfoundry_gauntlet.errors import RecordError
 from llmfoundry_gauntlet.evaluation import Evaluation
+from llmfoundry_gauntlet.prompts.fewshot import FIXED_VERSION
 from llmfoundry_gauntlet.records.files import write_lines
 from llmfoundry_gauntlet.scores.keys import metric_stream
 from llmfoundry_gauntlet.values import ItemResult, Measure, TaskScore
@@ -50,6 +51,8 @@ def results_record(evaluation: Evaluation) -> dict[str, Any]:
     planned = evaluation.planned
     settings = asdict(planned.data.settings)
     settings.update(max_seq_len=planned.max_seq_len, tokens_per_batch=planned.tokens_per_batch)
+    if planned.data.settings.fewshot == 'fixed':
+        settings['fewshot_version'] = FIXED_VERSION
     composites = evaluation.composites
     tasks = {key: score_record(score) | task_record(evaluation, key) for key, score in evaluation.scores.items()}
     tasks.update({key: {'reason': reason} for key, reason in planned.data.unsupported.items()})
@@ -72,6 +75,7 @@ def results_record(evaluation: Evaluation) -> dict[str, Any]:
             'tasks': dict(evaluation.seconds),
             'model_tokens': planned.num_tokens,
             'batches': len(planned.batches),
+            'scoring': planned.way,
         },
         'environment': None,
         'config': settings,

@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from itertools import islice
 
 from llmfoundry_gauntlet.config.specs import TaskSpec
-from llmfoundry_gauntlet.prompts.encode import EncodedPrompt, Encoder, drop_shots, score_request
+from llmfoundry_gauntlet.prompts.encode import Encoder, score_request
 from llmfoundry_gauntlet.prompts.fewshot import with_shots
+from llmfoundry_gauntlet.prompts.fit import FittedPrompt, Shortenable, ShotFitter
 from llmfoundry_gauntlet.tasks.base import TaskType
 from llmfoundry_gauntlet.values import Example, Item, ItemKey, ItemResult, Judgement, Prompt, ScoreOutput
 
 CHUNK = 1000  # items whose text is in memory at a time
+
+ExampleWithShots = tuple[Example, tuple[Example, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +24,8 @@ class Preparation:
     """A task at one number of shots, and how its prompts become requests.
 
     Prompts have at most `max_seq_len` tokens with the continuation. Where they would have more, `truncation` says what
-    goes: 'drop_shots', or 'reference' (llm-foundry: tokens from the left, each choice by itself).
+    goes: 'drop_shots', or 'reference' (llm-foundry: tokens from the left, each choice by itself). `fewshot` says how
+    shots are drawn: 'reference' (llm-foundry: anew for each item), or 'fixed', the same for all.
     """
 
     task: TaskSpec
@@ -29,6 +33,11 @@ class Preparation:
     encoder: Encoder
     max_seq_len: int
     truncation: str = 'drop_shots'
+    fewshot: str = 'reference'
+
+    def question_of(self, example: Example) -> tuple[str, ...]:
+        """What an example asks, its answer aside."""
+        return self.task_type.ask(example.content, self.task, False).contexts
 
 
 def build_prompt(task: TaskSpec, task_type: TaskType, example: Example, shots: Sequence[Example]) -> Prompt:
@@ -42,43 +51,63 @@ def build_prompt(task: TaskSpec, task_type: TaskType, example: Example, shots: S
 
 def prepare_items(preparation: Preparation, examples: Sequence[Example]) -> list[Item]:
     """All items of a task, in row order."""
-    task = preparation.task
-    (num_shots,) = task.num_fewshot
-    pairs = with_shots(examples, num_shots, seed=task.fewshot_random_seed)
+    (num_shots,) = preparation.task.num_fewshot
+    pairs = with_shots(
+        examples,
+        num_shots,
+        seed=preparation.task.fewshot_random_seed,
+        question_of=preparation.question_of if preparation.fewshot == 'fixed' else None,
+    )
+    fitter = ShotFitter(preparation.encoder, preparation.max_seq_len)
     items: list[Item] = []
     while chunk := list(islice(pairs, CHUNK)):
-        prompts = [build_prompt(task, preparation.task_type, example, shots) for example, shots in chunk]
-        encoded_prompts = preparation.encoder.prompts(prompts)
-        for (example, shots), prompt, encoded in zip(chunk, prompts, encoded_prompts, strict=True):
-            items.append(make_item(preparation, example, shots, prompt, encoded))
+        if preparation.truncation == 'reference':
+            fitted = whole_prompts(preparation, chunk)
+        else:
+            fitted = fitter.fit([shortenable(preparation, *pair) for pair in chunk])
+        items += [make_item(preparation, example, prompt) for (example, _), prompt in zip(chunk, fitted, strict=True)]
     return sorted(items, key=lambda item: item.request.key.row)
 
 
-def make_item(
-    preparation: Preparation, example: Example, shots: tuple[Example, ...], prompt: Prompt, encoded: EncodedPrompt
-) -> Item:
-    """One item, with fewer shots or a shorter context where it would be too long."""
-    task, max_seq_len = preparation.task, preparation.max_seq_len
-    reference = preparation.truncation == 'reference'
-    too_long = encoded.length > max_seq_len
-    if too_long and shots and not reference:
+def whole_prompts(preparation: Preparation, chunk: Sequence[ExampleWithShots]) -> list[FittedPrompt]:
+    """Prompts with all their shots, however long they are."""
+    prompts = [build_prompt(preparation.task, preparation.task_type, example, shots) for example, shots in chunk]
+    encoded = preparation.encoder.prompts(prompts)
+    return [
+        FittedPrompt(prompt=prompt, encoded=parts, too_long=False)
+        for prompt, parts in zip(prompts, encoded, strict=True)
+    ]
 
-        def with_last(num_shots: int) -> Prompt:
-            return build_prompt(task, preparation.task_type, example, shots[len(shots) - num_shots :])
 
-        prompt, encoded = drop_shots(prompt, with_last, preparation.encoder, max_seq_len)
+def shortenable(preparation: Preparation, example: Example, shots: Sequence[Example]) -> Shortenable:
+    """The prompt of an example after the last of these shots, however many."""
+    task, task_type = preparation.task, preparation.task_type
+    return Shortenable(
+        instruction=task.prompt_string,
+        shots=tuple(task_type.shot(shot.content, task, False) for shot in shots),
+        build=lambda num_shots: build_prompt(task, task_type, example, shots[len(shots) - num_shots :]),
+    )
+
+
+def make_item(preparation: Preparation, example: Example, fitted: FittedPrompt) -> Item:
+    """One item; its context is cut where even without shots it is too long."""
     return Item(
         content=example.content,
         category=example.category,
-        prompt_sha256=hashlib.sha256(prompt.text.encode()).hexdigest(),
+        prompt_sha256=hashlib.sha256(fitted.prompt.text.encode()).hexdigest(),
         request=score_request(
-            ItemKey(task=task.key, row=example.row, file=example.file),
-            encoded,
-            max_seq_len=max_seq_len,
-            truncated=too_long and not reference,
-            reference=reference,
+            item_key(preparation.task, example),
+            fitted.encoded,
+            max_seq_len=preparation.max_seq_len,
+            truncated=fitted.too_long,
+            reference=preparation.truncation == 'reference',
         ),
     )
+
+
+def item_key(task: TaskSpec, example: Example) -> ItemKey:
+    """The name of the item that a task makes of an example."""
+    return ItemKey(task=task.key, row=example.row, file=example.file)
 
 
 def item_result(item: Item, output: ScoreOutput | None, task_type: TaskType, *, reference: bool) -> ItemResult:

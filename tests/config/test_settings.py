@@ -33,6 +33,7 @@ def test_truncation_follows_the_semantics_unless_it_is_given():
         ({'max_seq_len': 'long'}, "max_seq_len: is 'long'; allowed: a whole number"),
         ({'semantics': 'upstream'}, "semantics: is 'upstream'; allowed: corrected, reference"),
         ({'truncation': 'left'}, "truncation: is 'left'; allowed: drop_shots, reference"),
+        ({'fewshot': 'same'}, "fewshot: is 'same'; allowed: reference, fixed"),
         ({'tasks': []}, 'tasks: is empty'),
     ],
 )

@@ -13,8 +13,8 @@ ROWS = [{'query': f'{i}?', 'choices': ['yes', 'no'], 'gold': i % 2} for i in ran
 
 
 @pytest.fixture
-def evaluation(write_jsonl, tmp_path, character_tokenizer):
-    """A whole evaluation over five rows and a task that cannot be run, by the fake model."""
+def evaluate(write_jsonl, tmp_path, character_tokenizer):
+    """Makes a whole evaluation over five rows and a task that cannot be run, by the fake model."""
     write_jsonl('rows.jsonl', ROWS)
     common = {'dataset_uri': 'rows.jsonl', 'num_fewshot': [0]}
     tasks = [
@@ -28,11 +28,21 @@ def evaluation(write_jsonl, tmp_path, character_tokenizer):
             {'name': 'two', 'benchmarks': [*benchmarks, {'name': 'code', 'num_fewshot': 0}]},
         ]
     }
-    data = load_data(decode_settings({'tasks': tasks, 'gauntlet': gauntlet, 'data_root': str(tmp_path)}))
-    prepared = prepare_evaluation(data, Encoder(character_tokenizer), max_seq_len=64)
-    planned = plan_evaluation(prepared, tokens_per_batch=50)
-    outputs = [output for batch in planned.batches for output in FakeLanguageModel().run(batch)]
-    return conclude(planned, planned.results(outputs), {'mc/0-shot': 2.5})
+
+    def evaluate(**settings):
+        values = {'tasks': tasks, 'gauntlet': gauntlet, 'data_root': str(tmp_path), **settings}
+        prepared = prepare_evaluation(load_data(decode_settings(values)), Encoder(character_tokenizer), max_seq_len=64)
+        planned = plan_evaluation(prepared, tokens_per_batch=50)
+        outputs = [output for batch in planned.batches for output in FakeLanguageModel().run(batch)]
+        return conclude(planned, planned.results(outputs), {'mc/0-shot': 2.5})
+
+    return evaluate
+
+
+@pytest.fixture
+def evaluation(evaluate):
+    """The same with the settings as they are by default."""
+    return evaluate()
 
 
 def write(folder, evaluation, training=None):
@@ -51,6 +61,15 @@ def test_results_hold_metrics_composites_and_reasons(evaluation, tmp_path):
     assert 'icl/metrics/eval_gauntlet/two' not in record['metrics']
     assert record['timing']['seconds'] == 2.5
     assert record['training'] is None and record['semantics'] == 'corrected'
+
+
+def test_fixed_shots_are_named_with_their_version(evaluate, tmp_path):
+    configs = {}
+    for fewshot in ('reference', 'fixed'):
+        write(tmp_path / fewshot, evaluate(fewshot=fewshot))
+        configs[fewshot] = read_results(tmp_path / fewshot)['config']
+    assert configs['reference']['fewshot'] == 'reference' and 'fewshot_version' not in configs['reference']
+    assert configs['fixed']['fewshot'] == 'fixed' and configs['fixed']['fewshot_version'] == 1
 
 
 def test_samples_have_one_line_per_row_in_order_with_all_keys(evaluation, tmp_path):

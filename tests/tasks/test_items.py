@@ -1,5 +1,7 @@
 """The text of prompts, written out by hand from the rules in foundry's `construct_context`."""
 
+import random
+
 import pytest
 
 from llmfoundry_gauntlet.config.load import load_suite
@@ -109,3 +111,25 @@ def test_the_hash_is_of_the_prompt_as_sent(character_tokenizer):
     assert whole.prompt_sha256 == hashlib.sha256(b'2+2= 4\n3+3= 6\n1+1=').hexdigest()
     short = items(character_tokenizer, max_seq_len=19)[0]
     assert short.prompt_sha256 == hashlib.sha256(b'3+3= 6\n1+1=').hexdigest()
+
+
+def test_fixed_shots_give_all_items_the_same_prefix_but_those_that_it_would_tell(character_tokenizer):
+    """Rows 1 and 4 ask the same. Of the rows that first ask something 3 and 0 are drawn, and 5 as the spare."""
+    assert random.Random(1234).sample([0, 1, 2, 3, 5], 3) == [3, 0, 5]
+    contents = [Passage(f'{number}+{number}=', f'{2 * number}') for number in (1, 2, 3, 4, 2, 6)]
+    preparation = Preparation(
+        task=task('language_modeling', 2),
+        task_type=task_types()['language_modeling'],
+        encoder=Encoder(character_tokenizer),
+        max_seq_len=100,
+        fewshot='fixed',
+    )
+    made = prepare_items(preparation, [Example(row=i, content=content) for i, content in enumerate(contents)])
+    assert [text(item) for item in made] == [
+        '^4+4= 8\n6+6= 12\n1+1=',
+        '^4+4= 8\n1+1= 2\n2+2=',
+        '^4+4= 8\n1+1= 2\n3+3=',
+        '^6+6= 12\n1+1= 2\n4+4=',
+        '^4+4= 8\n1+1= 2\n2+2=',
+        '^4+4= 8\n1+1= 2\n6+6=',
+    ]

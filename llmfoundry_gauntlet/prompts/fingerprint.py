@@ -1,0 +1,111 @@
+"""A digest of everything in a tokenizer that its token ids depend on."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import tempfile
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+# Encoded for the digest, with special tokens and without: what a setting changes shows here, whatever it is called.
+PROBES = (
+    '',
+    ' ',
+    'a',
+    ' a',
+    'Two and two are 4.\n\nHello\tWORLD!  ',
+    '  3.14159\r\n- "x" = {y};',
+    'Stra\u00dfe, \ufb01n, \u6771\u4eac \U0001f642e\u0301',
+)
+LIBRARIES = ('tokenizers', 'transformers', 'sentencepiece', 'tiktoken')
+
+# Of a tokenizer's plain attributes and arguments, those that no token id depends on, and that vary between runs.
+IRRELEVANT = {
+    'name_or_path',
+    'vocab_file',
+    'merges_file',
+    'tokenizer_file',
+    'tokenizer_config_file',
+    'special_tokens_map_file',
+    'added_tokens_file',
+    'chat_template',
+    'model_max_length',
+    'max_len',
+    'verbose',
+    '_in_target_context_manager',
+    '_decode_use_source_tokenizer',
+    '_pad_token_type_id',
+    'clean_up_tokenization_spaces',
+}
+
+
+def tokenizer_fingerprint(tokenizer: Any, encode: Callable[[str, bool], Any]) -> str | None:
+    """The digest of a Hugging Face tokenizer, None where it cannot be known what its ids depend on.
+
+    `encode(text, special)` is how it is used. The probes come first: they take off a truncation or padding that an
+    earlier use has left.
+    """
+    probed = [[repr(encode(text, special)) for special in (True, False)] for text in (*PROBES, special_text(tokenizer))]
+    vocabulary = vocabulary_of(tokenizer)
+    sources = foreign_sources(type(tokenizer))
+    if vocabulary is None or sources is None:
+        return None
+    kind = type(tokenizer)
+    described = [f'{kind.__module__}.{kind.__qualname__}', probed, plain_settings(tokenizer), library_versions()]
+    digest = hashlib.sha256(repr(described).encode('utf-8', 'surrogatepass'))
+    for content in (*vocabulary, *sources):
+        digest.update(hashlib.sha256(content).digest())
+    return digest.hexdigest()
+
+
+def special_text(tokenizer: Any) -> str:
+    """A text with all special tokens in it, which some settings leave whole and others take apart."""
+    return ' a'.join(map(str, getattr(tokenizer, 'all_special_tokens', ())))
+
+
+def vocabulary_of(tokenizer: Any) -> list[bytes] | None:
+    """All that a tokenizer was made from: the Rust tokenizer's whole state, or a slow one's files and arguments."""
+    backend = getattr(tokenizer, 'backend_tokenizer', None)
+    if hasattr(backend, 'to_str'):
+        return [backend.to_str().encode('utf-8', 'surrogatepass')]
+    try:
+        added = sorted((index, repr(token)) for index, token in tokenizer.added_tokens_decoder.items())
+        arguments = sorted((key, repr(value)) for key, value in tokenizer.init_kwargs.items() if key not in IRRELEVANT)
+        with tempfile.TemporaryDirectory() as folder:
+            paths = [Path(path) for path in tokenizer.save_vocabulary(folder)]
+            files = [path.name.encode() + b'\0' + path.read_bytes() for path in paths]
+    except (AttributeError, NotImplementedError, OSError, TypeError, ValueError):
+        return None
+    return [repr([added, arguments]).encode('utf-8', 'surrogatepass'), *files]
+
+
+def foreign_sources(kind: type) -> list[bytes] | None:
+    """The source files of a tokenizer's classes outside transformers, whose version says it for its own."""
+    foreign = [base for base in kind.__mro__ if base is not object and not base.__module__.startswith('transformers.')]
+    try:
+        return [Path(inspect.getfile(base)).read_bytes() for base in foreign]
+    except (OSError, TypeError):
+        return None
+
+
+def plain_settings(tokenizer: Any) -> list[tuple[str, Any]]:
+    """The tokenizer's own switches and numbers, such as `add_bos_token`."""
+    return sorted(
+        (name, value)
+        for name, value in getattr(tokenizer, '__dict__', {}).items()
+        if isinstance(value, (bool, int, float)) and name not in IRRELEVANT
+    )
+
+
+def library_versions() -> list[tuple[str, str]]:
+    """The tokenizer libraries that are installed."""
+    found = []
+    for name in LIBRARIES:
+        try:
+            found.append((name, version(name)))
+        except PackageNotFoundError:
+            continue
+    return found

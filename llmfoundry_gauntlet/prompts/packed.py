@@ -1,0 +1,133 @@
+"""The items of a task as a few flat arrays, and as bytes."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from itertools import accumulate, pairwise
+
+import numpy as np
+
+from llmfoundry_gauntlet.values import Example, Item, ItemKey, ScoreRequest
+
+FORMAT_VERSION = 1
+MAGIC = b'gauntlet'
+START = len(MAGIC) + 4  # bytes before what the checksum is of: the word, and the checksum
+ALIGNMENT = 64  # bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PackedItems:
+    """What items hold beyond their examples.
+
+    N = items, C = choices of all items, P = pieces: an item's different contexts, then its continuations
+    """
+
+    tokens: np.ndarray  # int32 [tokens], piece after piece
+    piece_ends: np.ndarray  # int64 [P], where a piece ends in `tokens`
+    num_contexts: np.ndarray  # int32 [N], different ones of an item
+    num_choices: np.ndarray  # int32 [N]
+    context_of: np.ndarray  # int32 [C], which of its item's contexts a choice follows
+    truncated: np.ndarray  # bool [N]
+    unscorable: np.ndarray  # int32 [N], which of `reasons`, or -1
+    prompt_sha256: np.ndarray  # uint8 [N, 32]
+    reasons: tuple[str, ...]
+
+
+ARRAYS = tuple(field.name for field in fields(PackedItems) if field.name != 'reasons')
+
+
+def pack(items: Sequence[Item]) -> PackedItems:
+    """The items' arrays, in their order."""
+    pieces: list[np.ndarray] = []
+    num_contexts: list[int] = []
+    context_of: list[int] = []
+    reasons: dict[str | None, int] = {None: -1}
+    for item in items:
+        contexts: dict[int, int] = {}  # equal contexts are the same array
+        for context in item.request.contexts:
+            if id(context) not in contexts:
+                contexts[id(context)] = len(contexts)
+                pieces.append(context)
+            context_of.append(contexts[id(context)])
+        num_contexts.append(len(contexts))
+        pieces.extend(item.request.continuations)
+        if item.request.unscorable not in reasons:
+            reasons[item.request.unscorable] = len(reasons) - 1
+    hashes = bytes.fromhex(''.join(item.prompt_sha256 for item in items))
+    return PackedItems(
+        tokens=np.concatenate(pieces) if pieces else np.zeros(0, np.int32),
+        piece_ends=np.cumsum([len(piece) for piece in pieces], dtype=np.int64),
+        num_contexts=np.array(num_contexts, np.int32),
+        num_choices=np.array([len(item.request.continuations) for item in items], np.int32),
+        context_of=np.array(context_of, np.int32),
+        truncated=np.array([item.request.truncated for item in items], np.bool_),
+        unscorable=np.array([reasons[item.request.unscorable] for item in items], np.int32),
+        prompt_sha256=np.frombuffer(hashes, np.uint8).reshape(len(items), 32),
+        reasons=tuple(reason for reason in reasons if reason is not None),
+    )
+
+
+def unpack(packed: PackedItems, task: str, examples: Sequence[Example]) -> Iterator[Item]:
+    """The items of these examples, whose token ids are views of the packed ones."""
+    ends = packed.piece_ends.tolist()
+    pieces = iter([packed.tokens[start:end] for start, end in pairwise([0, *ends])])
+    places = pairwise(accumulate(packed.num_choices.tolist(), initial=0))
+    context_of = packed.context_of.tolist()
+    hashes = packed.prompt_sha256.tobytes().hex()
+    reasons = (*packed.reasons, None)  # -1 is the last
+    columns = (packed.num_contexts, packed.truncated, packed.unscorable)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    for index, (example, (start, end), (num_contexts, truncated, reason)) in enumerate(
+        zip(examples, places, rows, strict=True)
+    ):
+        contexts = [next(pieces) for _ in range(num_contexts)]
+        yield Item(
+            content=example.content,
+            category=example.category,
+            prompt_sha256=hashes[64 * index : 64 * index + 64],
+            request=ScoreRequest(
+                key=ItemKey(task=task, row=example.row, file=example.file),
+                contexts=tuple([contexts[place] for place in context_of[start:end]]),
+                continuations=tuple([next(pieces) for _ in range(end - start)]),
+                truncated=truncated,
+                unscorable=reasons[reason],
+            ),
+        )
+
+
+def to_bytes(packed: PackedItems) -> list[memoryview]:
+    """The parts of a file that `from_bytes` reads: a word, a checksum, the length of a header, the header, arrays."""
+    arrays = {name: np.ascontiguousarray(getattr(packed, name)) for name in ARRAYS}
+    layout = {name: [array.dtype.str, list(array.shape)] for name, array in arrays.items()}
+    header = json.dumps({'arrays': layout, 'reasons': packed.reasons}).encode()
+    parts = [len(header).to_bytes(4, 'little'), header]
+    size = START + sum(map(len, parts))
+    for array in arrays.values():
+        padding = -size % ALIGNMENT
+        parts += [bytes(padding), array.data.cast('B') if array.size else b'']
+        size += padding + array.nbytes
+    checksum = 0
+    for part in parts:
+        checksum = zlib.crc32(part, checksum)
+    return [memoryview(part) for part in (MAGIC, checksum.to_bytes(4, 'little'), *parts)]
+
+
+def from_bytes(content: np.ndarray) -> PackedItems | None:
+    """The arrays in a file's content (uint8), as views of it; None where it is damaged or something else."""
+    start = content[:START].tobytes()
+    if len(content) < START + 4 or not start.startswith(MAGIC):
+        return None
+    if zlib.crc32(content[START:]) != int.from_bytes(start[len(MAGIC) :], 'little'):
+        return None
+    place = START + 4
+    end = place + int.from_bytes(content[START:place].tobytes(), 'little')
+    header = json.loads(content[place:end].tobytes())
+    arrays = {}
+    for name, (dtype, shape) in header['arrays'].items():
+        place = end + -end % ALIGNMENT
+        end = place + int(np.prod(shape)) * np.dtype(dtype).itemsize
+        arrays[name] = content[place:end].view(dtype).reshape(shape)
+    return PackedItems(**arrays, reasons=tuple(header['reasons']))

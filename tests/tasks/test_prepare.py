@@ -1,0 +1,292 @@
+import dataclasses
+import hashlib
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from characters import Characters
+
+from llmfoundry_gauntlet.config.load import load_suite
+from llmfoundry_gauntlet.prompts.cache import NO_CACHE, TokenCache
+from llmfoundry_gauntlet.prompts.encode import PROMPTS_VERSION, Encoder
+from llmfoundry_gauntlet.tasks import prepare, task_types
+from llmfoundry_gauntlet.tasks.items import Preparation, prepare_items
+from llmfoundry_gauntlet.tasks.language_modeling import Passage
+from llmfoundry_gauntlet.tasks.multiple_choice import Choices
+from llmfoundry_gauntlet.tasks.prepare import describe, prepare_tasks
+from llmfoundry_gauntlet.tasks.schema import Schema
+from llmfoundry_gauntlet.values import Example, Item
+
+HERE = Path(__file__).parent
+
+TASK = {
+    'label': 't',
+    'dataset_uri': 'x',
+    'num_fewshot': [2],
+    'icl_task_type': 'multiple_choice',
+    'has_categories': True,
+}
+
+
+def preparation_of(tokenizer=None, **changes) -> Preparation:
+    """A small task; `changes` are of the preparation or, where it has no such field, of the task."""
+    own = {name: changes.pop(name) for name in ('max_seq_len', 'truncation', 'fewshot') if name in changes}
+    (task,) = load_suite([{**TASK, **changes}]).tasks
+    return Preparation(
+        task=task,
+        task_type=task_types()[task.icl_task_type],
+        encoder=Encoder(tokenizer or Characters()),
+        **{'max_seq_len': 60, **own},
+    )
+
+
+def examples_of(name: str, num_rows: int = 12) -> list[Example]:
+    """Multiple choice, a few rows too long for their shots."""
+    return [
+        Example(
+            row=2 * row, category='ab'[row % 2], content=Choices(f'{name} {row}?' + '!' * row, ('yes', 'no'), row % 2)
+        )
+        for row in range(num_rows)
+    ]
+
+
+def digest_of(items: list[Item]) -> str:
+    """Of everything in the items, which contexts are one array included."""
+    digest = hashlib.sha256()
+    for item in items:
+        request = item.request
+        places = [[a is b for b in request.contexts] for a in request.contexts]
+        arrays = [ids.tolist() for ids in (*request.contexts, *request.continuations)]
+        plain = (item.content, item.category, item.prompt_sha256, request.key, request.truncated, request.unscorable)
+        digest.update(repr((plain, places, arrays)).encode())
+    return digest.hexdigest()
+
+
+def prepared(preparation: Preparation, examples: list[Example], cache: TokenCache) -> list[Item]:
+    (items,) = prepare_tasks({'t': preparation}, {'t': examples}, cache).values()
+    return items
+
+
+def notes_of(path: Path) -> list[tuple[str, str]]:
+    return [tuple(line.split()) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+KINDS = {
+    'multiple_choice': examples_of('q'),
+    'language_modeling': [Example(row=i, content=Passage(f'{i}+{i}=', f'{2 * i}' * 30 ** (i % 2))) for i in range(6)],
+    'schema': [Example(row=i, content=Schema((f'the cup{i}', f'a bag{i}'), f'was {i}.', i % 2)) for i in range(6)],
+}
+
+
+@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('truncation', ['drop_shots', 'reference'])
+@pytest.mark.parametrize('max_seq_len', [8, 30, 1000])
+def test_items_out_of_the_cache_are_those_that_were_made(tmp_path, kind: str, truncation: str, max_seq_len: int):
+    keys = {'icl_task_type': kind, 'has_categories': kind == 'multiple_choice', 'truncation': truncation}
+    preparation = preparation_of(max_seq_len=max_seq_len, **keys)
+    made = prepare_items(preparation, KINDS[kind])
+    first = prepared(preparation, KINDS[kind], TokenCache(tmp_path))
+    again = prepared(preparation, KINDS[kind], TokenCache(tmp_path))
+    assert len(made) == len(KINDS[kind])
+    assert digest_of(made) == digest_of(first) == digest_of(again)
+    arrays = [ids for item in again for ids in (*item.request.contexts, *item.request.continuations)]
+    assert {(type(ids), ids.dtype, ids.ndim) for ids in arrays} == {(np.ndarray, np.dtype(np.int32), 1)}
+
+
+def test_a_task_is_tokenised_once_and_then_read(tmp_path):
+    notes = tmp_path / 'notes'
+    for expected in (True, False):
+        notes.unlink(missing_ok=True)
+        prepared(preparation_of(Characters(notes=notes)), examples_of('task1'), TokenCache(tmp_path / 'cache'))
+        assert bool(notes_of(notes)) == expected
+
+
+CHANGES = [
+    {'num_fewshot': [1]},
+    {'max_seq_len': 59},
+    {'truncation': 'reference'},
+    {'fewshot': 'fixed'},
+    {'prompt_string': 'Choose.'},
+    {'example_delimiter': '\n\n'},
+    {'continuation_delimiter': '\nAnswer: '},
+    {'prelimiter': 'Q: '},
+    {'fewshot_random_seed': 7},
+    {'strip_dataset': False},
+    {'label': 'other'},
+]
+
+
+@pytest.mark.parametrize('changes', CHANGES, ids=str)
+def test_a_change_of_task_or_settings_is_another_entry(changes: dict):
+    examples = examples_of('q')
+    assert describe(preparation_of(), examples).name == describe(preparation_of(), examples_of('q')).name
+    assert describe(preparation_of(**changes), examples).name != describe(preparation_of(), examples).name
+
+
+@pytest.mark.parametrize(
+    'changed',
+    [
+        {'row': 99},
+        {'category': 'b'},
+        {'file': 'subset'},
+        {'content': Choices('q 0.', ('yes', 'no'), 0)},
+        {'content': Choices('q 0?', ('yes', 'now'), 0)},
+        {'content': Choices('q 0?', ('yesn', 'o'), 0)},
+        {'content': Choices('q 0?', ('yes', 'no'), 1)},
+        {'content': Choices('q 0?', ('yes', 'no', 'no'), 0)},
+    ],
+    ids=str,
+)
+def test_a_change_of_a_row_is_another_entry(changed: dict):
+    first, *others = examples_of('q')
+    names = [
+        describe(preparation_of(), [example, *others]).name
+        for example in (first, dataclasses.replace(first, **changed))
+    ]
+    assert names[0] != names[1]
+    assert describe(preparation_of(), others).name not in names
+
+
+def test_the_same_letters_in_other_choices_are_another_entry():
+    names = {
+        describe(preparation_of(), [Example(row=0, category='a', content=Choices('q', (*others, 'z'), 2))]).name
+        for others in (('ab', 'c'), ('a', 'bc'), ('abc', ''))
+    }
+    assert len(names) == 3
+
+
+def test_a_change_of_the_tokenizer_or_the_encoder_is_another_entry():
+    encoder = Encoder(Characters())
+    encoder.prefix_space = True
+    preparations = [
+        preparation_of(),
+        preparation_of(Characters(bos=3)),
+        dataclasses.replace(preparation_of(), encoder=encoder),
+    ]
+    assert len({describe(preparation, examples_of('q')).name for preparation in preparations}) == 3
+
+
+def test_a_change_of_a_task_types_code_is_another_entry():
+    """Also of one that is installed: its texts are in the digest."""
+    preparation = preparation_of()
+    shouting = dataclasses.replace(
+        preparation.task_type,
+        shot=lambda content, task, first: preparation.task_type.shot(content, task, first).upper(),
+    )
+    changed = dataclasses.replace(preparation, task_type=shouting)
+    assert describe(changed, examples_of('q')).name != describe(preparation, examples_of('q')).name
+
+
+def test_what_was_cached_with_one_setting_is_never_read_with_another(tmp_path):
+    cache = TokenCache(tmp_path)
+    for changes in ({}, *CHANGES, {}):
+        preparation = preparation_of(**changes)
+        assert digest_of(prepared(preparation, examples_of('q'), cache)) == digest_of(
+            prepare_items(preparation, examples_of('q'))
+        )
+
+
+@pytest.mark.parametrize('damage', ['flipped', 'cut', 'empty', 'other'])
+def test_a_damaged_file_is_made_anew(tmp_path, caplog, damage: str):
+    preparation, examples, cache = preparation_of(), examples_of('q'), TokenCache(tmp_path)
+    expected = digest_of(prepared(preparation, examples, cache))
+    (path,) = tmp_path.glob('*.tokens')
+    content = path.read_bytes()
+    flipped = bytearray(content)
+    flipped[len(content) // 2] ^= 1
+    path.write_bytes({'flipped': bytes(flipped), 'cut': content[:-1], 'empty': b'', 'other': b'x' * 500}[damage])
+    assert digest_of(prepared(preparation, examples, cache)) == expected
+    assert 'made anew' in caplog.text
+    assert path.read_bytes() == content
+
+
+def test_without_a_folder_that_can_be_written_items_are_made_and_one_line_says_so(tmp_path, caplog):
+    (tmp_path / 'file').write_text('')
+    cache = TokenCache(tmp_path / 'file' / 'folder')
+    preparations = {name: preparation_of(label=name) for name in 'abc'}
+    items = prepare_tasks(preparations, dict.fromkeys('abc', examples_of('q')), cache)
+    assert [digest_of(items[name]) for name in 'abc'] == [
+        digest_of(prepare_items(preparation, examples_of('q'))) for preparation in preparations.values()
+    ]
+    assert len(caplog.records) == 1 and 'cannot be used' in caplog.text
+
+
+def test_a_tokenizer_that_nothing_is_known_of_is_not_cached(tmp_path, character_tokenizer):
+    assert Encoder(character_tokenizer).fingerprint is None
+    items = prepared(preparation_of(character_tokenizer), examples_of('q'), TokenCache(tmp_path))
+    assert len(items) == 12 and not list(tmp_path.iterdir())
+
+
+def test_nothing_is_written_without_a_cache(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert len(prepared(preparation_of(), examples_of('q'), NO_CACHE)) == 12
+    assert not list(tmp_path.iterdir())
+
+
+def test_several_processes_share_the_tasks_and_each_is_tokenised_by_one(tmp_path):
+    command = [sys.executable, HERE / 'prepare_worker.py', tmp_path / 'cache', tmp_path / 'notes']
+    workers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    printed = {worker.communicate(timeout=100)[0] for worker in workers}
+    assert [worker.returncode for worker in workers] == [0, 0, 0]
+    assert len(printed) == 1
+    notes = set(notes_of(tmp_path / 'notes'))
+    assert sorted(task for task, _ in notes) == [f'task{number}' for number in range(6)]
+    assert len({process for _, process in notes}) > 1
+
+
+def test_a_task_that_another_process_is_at_is_waited_for_and_others_are_done_meanwhile(tmp_path):
+    cache, notes = TokenCache(tmp_path / 'cache'), tmp_path / 'notes'
+    tokenizer = Characters(notes=notes)
+    preparations = {name: preparation_of(tokenizer, label=name) for name in ('task0', 'task1')}
+    examples = {name: examples_of(name) for name in preparations}
+    busy = describe(preparations['task0'], examples['task0'])
+    found: dict[str, list[Item]] = {}
+    thread = threading.Thread(target=lambda: found.update(prepare_tasks(preparations, examples, cache)))
+    with TokenCache(tmp_path / 'cache').claim(busy.name) as is_mine:
+        assert is_mine
+        thread.start()
+        while not notes_of(notes):
+            thread.join(0.01)
+        thread.join(0.3)
+        assert thread.is_alive() and {task for task, _ in notes_of(notes)} == {'task1'}
+        made = busy.make(cache)
+    thread.join(20)
+    assert digest_of(found['task0']) == digest_of(made)
+    assert list(found) == ['task0', 'task1']
+
+
+def test_what_another_process_finished_between_looking_and_claiming_is_read(tmp_path):
+    preparation, examples, notes = preparation_of(), examples_of('task1'), tmp_path / 'notes'
+    work = describe(preparation, examples)
+
+    class Late(TokenCache):
+        def claim(self, name: str):
+            work.make(TokenCache(tmp_path))
+            return super().claim(name)
+
+    assert len(prepared(preparation_of(Characters(notes=notes)), examples, Late(tmp_path))) == 12
+    assert not notes_of(notes)
+
+
+def test_a_process_that_hangs_is_not_waited_for_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr(prepare, 'PATIENCE_SECONDS', 0.2)
+    cache, preparation = TokenCache(tmp_path), preparation_of()
+    with cache.claim(describe(preparation, examples_of('q')).name):
+        assert len(prepared(preparation, examples_of('q'), TokenCache(tmp_path))) == 12
+
+
+# Of the items below; each version of the prompts has its own.
+ITEMS = {1: 'a66267ec603b789fa8fe843a44565d5188d3e645cfc12fa62647069928901447'}
+
+
+def test_prompts_do_not_change_without_a_new_version():
+    """Where this fails, raise PROMPTS_VERSION and note the new digest here: cached token ids are then made anew."""
+    digests = [
+        digest_of(prepare_items(preparation_of(icl_task_type=kind, has_categories=False, **keys), examples))
+        for kind, examples in KINDS.items()
+        for keys in ({}, {'truncation': 'reference'}, {'fewshot': 'fixed'}, {'max_seq_len': 20})
+    ]
+    assert hashlib.sha256(''.join(digests).encode()).hexdigest() == ITEMS[PROMPTS_VERSION]
