@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -35,13 +36,25 @@ class LanguageModel(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What a forward shows of a model.
+
+    `tail` is what it does to its output layer's logits, None where that is not known: then the model makes the logits
+    of all positions. `dtype` is what it computes in.
+    """
+
+    tail: Tail | None
+    dtype: torch.dtype | None
+
+
 class CausalLanguageModel:
     """A Hugging Face causal language model, also wrapped by FSDP: `model` is what is called.
 
     `hidden_token_id` names a token that is masked wherever it stands in padded rows, as llm-foundry does with real
-    eos tokens where pad is eos; None masks padding alone. `tail` is what the model does to its output layer's logits,
-    None where that is not known: then the model makes the logits of all positions. `last_position` is given a token in
-    every forward, for models whose rotary embedding depends on the longest row; None where it does not.
+    eos tokens where pad is eos; None masks padding alone. `last_position` is given a token in every forward, for
+    models whose rotary embedding depends on the longest row; None where it does not. `learned` is what the probe found
+    out of the model.
     """
 
     def __init__(
@@ -56,7 +69,7 @@ class CausalLanguageModel:
         self.device = device
         self.hidden_token_id = hidden_token_id
         self.last_position = last_position
-        self.tail: Tail | None = same
+        self.learned = Learned(tail=same, dtype=None)
         self.most_tokens: int | None = None  # of a batch, once the device's memory was found too small for more
         self._prefix: tuple[np.ndarray, dict[int, KeyValue]] | None = None
 
@@ -120,7 +133,7 @@ class CausalLanguageModel:
         return self._prefix[1]
 
     @torch.no_grad()
-    def learn_tail(self, batch: Batch) -> tuple[float, float]:
+    def learn(self, batch: Batch) -> tuple[float, float]:
         """Learns from a batch of padded rows what the model does to its output layer's logits.
 
         Returns the largest of them and the relative rounding of their precision, 0 for float32.
@@ -136,12 +149,15 @@ class CausalLanguageModel:
         finally:
             if handle is not None:
                 handle.remove()
-        self.tail = tail_of(self.model.config, raw[0], final) if len(raw) == 1 else None
-        precision = raw[0].dtype if raw else final.dtype
-        coarse = precision != torch.float32 or (self.device.type == 'cuda' and torch.backends.cuda.matmul.allow_tf32)
-        if precision == torch.float32:
-            precision = torch.float16  # TF32 has as many digits
-        return float(final.abs().max()), torch.finfo(precision).eps if coarse else 0.0
+        tail = tail_of(self.model.config, raw[0], final) if len(raw) == 1 else None
+        dtype = raw[0].dtype if raw else final.dtype
+        self.learned = Learned(tail=tail, dtype=dtype)
+        rounding = 0.0
+        if dtype != torch.float32:
+            rounding = torch.finfo(dtype).eps
+        elif self.device.type == 'cuda' and torch.backends.cuda.matmul.allow_tf32:
+            rounding = torch.finfo(torch.float16).eps  # TF32 has as many digits
+        return float(final.abs().max()), rounding
 
     def forget(self) -> None:
         """Frees a kept prefix; the weights may change after it."""
@@ -178,7 +194,7 @@ class CausalLanguageModel:
         seen |= torch.eye(
             rows.width, dtype=torch.bool, device=self.device
         )  # padding sees itself: softmax of nothing is nan
-        dtype = next(self.model.parameters()).dtype
+        dtype = self.learned.dtype or next(self.model.parameters()).dtype
         mask = torch.zeros(seen.shape, dtype=dtype, device=self.device).masked_fill_(~seen, torch.finfo(dtype).min)
         return self._forward(
             tokens, rows.places[stream.reads], stream.targets, position_ids=depths, attention_mask=mask[:, None]
@@ -217,8 +233,9 @@ class CausalLanguageModel:
         if position_ids is not None:
             arguments['position_ids'] = torch.from_numpy(position_ids.astype(np.int64)).to(self.device)
         reader = LogitReader(reads, targets, self.device)
-        layer = None if self.tail is None else output_layer(self.model)
-        with nullcontext() if layer is None else reading(layer, reader, self.tail):
+        tail = self.learned.tail
+        layer = None if tail is None else output_layer(self.model)
+        with nullcontext() if layer is None else reading(layer, reader, tail):
             logits = self.model(**arguments).logits
         if layer is None:
             reader.take_all(logits.reshape(-1, logits.shape[-1]))

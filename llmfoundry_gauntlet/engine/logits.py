@@ -18,6 +18,7 @@ import torch
 
 CHUNK = 512  # positions at a time, fewer where the vocabulary is large
 CHUNK_ELEMENTS = 512 * 32768  # logits at a time
+BLOCK = {'cpu': 32, 'cuda': 128}  # positions reduced at a time: on a CPU their logits stay in its cache
 
 Tail = Callable[[torch.Tensor], torch.Tensor]
 
@@ -43,19 +44,14 @@ class LogitReader:
         self.done = 0  # positions
         self.parts: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
 
+    @torch.no_grad()
     def take(self, logits: torch.Tensor) -> None:
         """Reduces the logits of the next positions, shape [positions, V]; float32 ones are overwritten."""
-        first, last = np.searchsorted(self.of_place, [self.done, self.done + len(logits)])
-        rows = torch.from_numpy(self.of_place[first:last] - self.done).to(logits.device)
-        targets = self.targets[first:last]
-        self.done += len(logits)
-        logits = logits.float()
-        top, argmax = logits.max(dim=1)
-        of_target = logits[rows, targets]
-        ties = (logits == top[:, None]).sum(dim=1)
-        logsumexp = logits.sub_(top[:, None]).exp_().sum(dim=1).log_().add_(top)
-        is_top = of_target == top[rows]
-        self.parts.append((of_target - logsumexp[rows], argmax[rows] == targets, torch.where(is_top, ties[rows], 0)))
+        for block in logits.split(BLOCK.get(logits.device.type, BLOCK['cpu'])):
+            first, last = np.searchsorted(self.of_place, [self.done, self.done + len(block)])
+            rows = torch.from_numpy(self.of_place[first:last] - self.done).to(block.device)
+            self.parts.append(reduce_logits(block.float(), rows, self.targets[first:last]))
+            self.done += len(block)
 
     def take_all(self, logits: torch.Tensor) -> None:
         """Reduces the positions that are read out of all logits, shape [all positions, V]."""
@@ -70,6 +66,22 @@ class LogitReader:
         back = np.empty_like(self.order)
         back[self.order] = np.arange(len(self.order))
         return TokenScores(logprobs[back].astype(np.float64), is_argmax[back], num_top[back])
+
+
+def reduce_logits(
+    logits: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Log-probability, argmax flag and number of entries at the top of targets in rows of logits, all [tokens].
+
+    The logits are float32, [positions, V], and are overwritten.
+    """
+    top, argmax = logits.max(dim=1)
+    below_top = logits[rows, targets] - top[rows]
+    is_top = below_top == 0
+    num_top = torch.zeros_like(rows)
+    num_top[is_top] = (logits[rows[is_top]] == top[rows[is_top], None]).sum(dim=1)
+    logsumexp = logits.sub_(top[:, None]).exp_().sum(dim=1).log_()  # beyond the top: adding it would round twice
+    return below_top - logsumexp[rows], argmax[rows] == targets, num_top
 
 
 def output_layer(model: Any) -> torch.nn.Module | None:
@@ -105,8 +117,8 @@ def reading(layer: torch.nn.Module, reader: LogitReader, tail: Tail) -> Iterator
 
 def tail_of(config: Any, raw: torch.Tensor, final: torch.Tensor) -> Tail | None:
     """What the model does to its output layer's `raw` logits to get its `final` ones; None where that is not known."""
-    for tail in (same, *tails(config)):
-        if torch.equal(tail(raw), final) or torch.allclose(tail(raw), final, rtol=1e-5, atol=1e-6):
+    for tail in (*tails(config), same):  # a cap first: small logits do not show it
+        if raw.shape == final.shape and torch.allclose(tail(raw).float(), final.float(), rtol=1e-5, atol=1e-6):
             return tail
     return None
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -70,6 +70,8 @@ class Batch:
             parts = [(self._tree(requests[:middle]),), (self._tree(requests[middle:]),)]
         else:
             return (self,)
+        if self.layout == PADDED_ROWS:
+            return tuple(batch_of_rows([tree.requests[0] for tree in part]) for part in parts)
         return tuple(make_batch(part, self.layout, self.prefix) for part in parts)
 
     def _tree(self, requests: tuple[ScoreRequest, ...]) -> Tree:
@@ -77,7 +79,7 @@ class Batch:
         return Tree(requests=requests, num_tokens=count_prefixes(requests) - num_kept)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Shape:
     """A request in the order of planning: `lead` is its first context, `trunk` what all its contexts begin with."""
 
@@ -123,13 +125,12 @@ def plan(requests: Sequence[ScoreRequest], *, tokens_per_batch: int, layout: str
 
 def in_order(requests: Iterable[ScoreRequest]) -> list[_Shape]:
     """The requests sorted by their tokens, so that those that begin alike are neighbours."""
-    shapes = sorted(
-        map(shape_of, requests), key=lambda shape: (shape.spelled, shape.request.key.task, shape.request.key)
-    )
-    return [
-        shape if index == 0 else replace(shape, shared=num_shared(shapes[index - 1].spelled, shape.spelled))
-        for index, shape in enumerate(shapes)
-    ]
+    shapes = sorted(map(shape_of, requests), key=lambda shape: (shape.spelled, shape.request.key))
+    before = b''
+    for shape in shapes:
+        shape.shared = num_shared(before, shape.spelled)
+        before = shape.spelled
+    return shapes
 
 
 def shape_of(request: ScoreRequest) -> _Shape:
@@ -254,7 +255,7 @@ def pack_trees(trees: list[Tree], layout: str, tokens_per_batch: int, prefix: np
     batches = []
     group: list[Tree] = []
     num_tokens = 0
-    for tree in sorted(trees, key=lambda tree: (-tree.num_tokens, tree.requests[0].key.task, tree.requests[0].key)):
+    for tree in sorted(trees, key=lambda tree: (-tree.num_tokens, tree.requests[0].key)):
         if group and num_tokens + tree.num_tokens > tokens_per_batch:
             batches.append(make_batch(group, layout, prefix))
             group, num_tokens = [], 0
@@ -268,7 +269,7 @@ def pack_trees(trees: list[Tree], layout: str, tokens_per_batch: int, prefix: np
 def pack_rows(requests: Sequence[ScoreRequest], tokens_per_batch: int) -> list[Batch]:
     """Rows of like length together, the longest first, within the tokens that they have once padded."""
     measured = [(request, longest_row(request), num_distinct_rows(request)) for request in requests]
-    measured.sort(key=lambda entry: (-entry[1], entry[0].key.task, entry[0].key))
+    measured.sort(key=lambda entry: (-entry[1], entry[0].key))
     batches: list[Batch] = []
     group: list[ScoreRequest] = []
     width = num_rows = 0
@@ -276,20 +277,22 @@ def pack_rows(requests: Sequence[ScoreRequest], tokens_per_batch: int) -> list[B
         full = (num_rows + rows) * width > tokens_per_batch
         wasteful = length < SHORTEST_SHARE * width and num_rows * width > LEAST_SHARE * tokens_per_batch
         if group and (full or wasteful):
-            batches.append(batch_of_rows(group, width, num_rows))
+            batches.append(batch_of_rows(group))
             group, num_rows = [], 0
         if not group:
             width = length
         group.append(request)
         num_rows += rows
     if group:
-        batches.append(batch_of_rows(group, width, num_rows))
+        batches.append(batch_of_rows(group))
     return batches
 
 
-def batch_of_rows(requests: Sequence[ScoreRequest], width: int, num_rows: int) -> Batch:
+def batch_of_rows(requests: Sequence[ScoreRequest]) -> Batch:
     """A batch of padded rows. Each request stands for a tree, though its rows are run one by one."""
     trees = tuple(Tree(requests=(request,), num_tokens=longest_row(request)) for request in requests)
+    width = max(tree.num_tokens for tree in trees)
+    num_rows = sum(map(num_distinct_rows, requests))
     cost = num_rows * width + num_rows * width * width / 2 / PAIRS_PER_TOKEN
     return Batch(layout=PADDED_ROWS, trees=trees, num_tokens=num_rows * width, cost=cost)
 

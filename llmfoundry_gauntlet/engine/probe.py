@@ -2,7 +2,8 @@
 
 Some models take tree masks, positions or windows without a word and give wrong numbers. So padded rows, which every
 model can run, are the measure, and a way of running is taken where it agrees with them. A model whose numbers hardly
-depend on the context, such as one at its first step, would agree whatever it does: it runs padded rows for now.
+depend on the context, as some do at their first step, would agree whatever it does: it runs padded rows for now, and
+is probed again at the next evaluation.
 """
 
 from __future__ import annotations
@@ -22,76 +23,84 @@ TOLERANCE = 1e-4  # nats between summed log-probabilities, where the model compu
 HALF_TOLERANCE = 2  # roundings of the largest logit, where it computes in less
 LEAST_CONTRAST = 3  # times the tolerance: what other contexts must change
 NUM_SHARED = 8  # tokens that the probe's contexts begin with
+MAX_SHORT = 128  # tokens of a request's short rows together
 NAMES = {STREAM: 'token stream', MASKED_ROWS: 'masked rows', PADDED_ROWS: 'padded rows'}
 CANNOT = (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError, AssertionError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """The layout to run a model with, and why."""
+    """The layout to run a model with, and why. It holds for later weights as well where it is `certain`."""
 
     layout: str
     reason: str
+    certain: bool = True
 
     def __str__(self) -> str:
         return f'{NAMES[self.layout]} ({self.reason})'
 
 
 def probe(language_model: CausalLanguageModel, *, vocabulary: int, longest: int) -> Probe:
-    """Finds the layout for a model, with the same forwards on every rank, and teaches it the tail of its logits.
+    """Finds the layout for a model, with the same forwards on every rank, and lets it learn from its first forward.
 
-    `vocabulary` counts the tokens that may occur, `longest` the tokens of the longest row to come, so that attention
-    windows that are shorter show.
+    `vocabulary` counts the tokens that may occur, `longest` the tokens of the longest row to come: one row is as long,
+    so that attention windows show that are shorter.
     """
-    requests = rows_to_score(vocabulary, longest, language_model.hidden_token_id)
-    floor = plan(requests, tokens_per_batch=longest, layout=PADDED_ROWS)
-    largest, rounding = language_model.learn_tail(floor[-1])
+    short, long = rows_to_score(vocabulary, longest, language_model.hidden_token_id)
+    floor = plan(short, tokens_per_batch=MAX_SHORT * len(short), layout=PADDED_ROWS)
+    largest, rounding = language_model.learn(floor[-1])
     measure = sums(language_model, floor)
     if not np.isfinite(measure).all():
-        return Probe(layout=PADDED_ROWS, reason="probe: the model's numbers are not finite")
+        return Probe(layout=PADDED_ROWS, reason="probe: the model's numbers are not finite", certain=False)
     tolerance = max(TOLERANCE, HALF_TOLERANCE * largest * rounding)
-    others = plan(with_other_contexts(requests, vocabulary), tokens_per_batch=longest, layout=PADDED_ROWS)
+    others = plan(with_other_contexts(short, vocabulary), tokens_per_batch=longest, layout=PADDED_ROWS)
     contrast = np.median(np.abs(sums(language_model, others) - measure))
     if not contrast >= LEAST_CONTRAST * tolerance:
-        return Probe(
-            layout=PADDED_ROWS, reason=f'probe: other contexts change {contrast:.1g} nats only, too little to tell'
-        )
+        reason = f'probe: other contexts change {contrast:.1g} nats only, too little to tell'
+        return Probe(layout=PADDED_ROWS, reason=reason, certain=False)
+    measure_of_long = sums(language_model, plan(long, tokens_per_batch=longest, layout=PADDED_ROWS))
+    num_rows = len(measure) + len(measure_of_long)
     failures: list[str] = []
     for layout in LAYOUTS[:-1]:
         try:
-            off = max(np.abs(sums(language_model, batches) - measure).max() for batches in ways(requests, layout))
+            off = max(np.abs(sums(language_model, batches) - measure).max() for batches in ways(short, layout))
+            if off <= tolerance:
+                found = sums(language_model, plan(long, tokens_per_batch=longest, layout=layout))
+                off = max(off, np.abs(found - measure_of_long).max())
         except torch.OutOfMemoryError:
             raise
         except CANNOT as error:
             failures.append(f'{NAMES[layout]}: {type(error).__name__}')
             continue
         if off <= tolerance:
-            return Probe(layout=layout, reason='; '.join([f'probe: {len(measure)} rows within {off:.0e}', *failures]))
+            agreement = f'probe: {num_rows} rows within {off:.0e}'.replace('e-0', 'e-')
+            return Probe(layout=layout, reason='; '.join([agreement, *failures]))
         failures.append(f'{NAMES[layout]} {off:.1g} nats off')
     return Probe(layout=PADDED_ROWS, reason=f'probe: {"; ".join(failures)}')
 
 
-def rows_to_score(vocabulary: int, longest: int, hidden_token_id: int | None) -> list[ScoreRequest]:
-    """Requests of twelve rows in three trees and one as long as can be; random tokens, the same each time."""
+def rows_to_score(
+    vocabulary: int, longest: int, hidden_token_id: int | None
+) -> tuple[list[ScoreRequest], list[ScoreRequest]]:
+    """Requests of eleven short rows in three trees, and of one as long as can be; random tokens, the same each time."""
     rng = np.random.default_rng(0)
 
     def draw(count: int) -> np.ndarray:
         tokens = rng.integers(0, vocabulary, size=count, dtype=np.int32)
         return np.where(tokens == hidden_token_id, (tokens + 1) % vocabulary, tokens).astype(np.int32)
 
-    shared = draw(longest)
-    contexts = [  # all begin alike; the second goes on from the first, the third leaves it early
-        shared[: NUM_SHARED + 12],
-        np.concatenate([shared[: NUM_SHARED + 12], draw(7)]),
-        np.concatenate([shared[: NUM_SHARED + 1], draw(9)]),
-        shared[: longest - 4],
+    def request(row: int, context: np.ndarray, *lengths: int) -> ScoreRequest:
+        cut = context[: max(1, longest - max(lengths) + 1)]
+        choices = tuple(map(draw, lengths))
+        return ScoreRequest(key=ItemKey('probe', row), contexts=(cut,) * len(choices), continuations=choices)
+
+    shared = draw(NUM_SHARED + 12)
+    short = [  # all begin alike; the second goes on from the first, the third leaves it early
+        request(0, shared, 1, 3, 4, 2, 2),
+        request(1, np.concatenate([shared, draw(7)]), 3, 4, 1),
+        request(2, np.concatenate([shared[: NUM_SHARED + 1], draw(9)]), 3, 4, 1),
     ]
-    requests = []
-    for row, context in enumerate(contexts):
-        cut = context[: max(1, longest - 4)]
-        choices = tuple(draw(count) for count in ((1, 3, 4, 2) if row == 0 else (3, 4, 1)))
-        requests.append(ScoreRequest(key=ItemKey('probe', row), contexts=(cut,) * len(choices), continuations=choices))
-    return requests
+    return short, [request(3, draw(longest), 4)]
 
 
 def with_other_contexts(requests: Sequence[ScoreRequest], vocabulary: int) -> list[ScoreRequest]:

@@ -4,6 +4,9 @@ A tree's first path from the root is a chain: plain causal attention. The tokens
 mask. Nothing is computed across trees. A kept prefix is seen by all tokens of the stream. Sliding windows count by
 depth in the tree. Caps on attention scores are applied where a model's own attention applies them: transformers'
 sdpa leaves them out.
+
+On a GPU in half precision all chains go through one call of flash-attn's kernel for sequences of many lengths, where
+that library is installed. Otherwise each has a call of torch's own, which is a flash kernel there as well.
 """
 
 from __future__ import annotations
@@ -18,12 +21,15 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
+from transformers.utils import is_flash_attn_2_available
 
 from llmfoundry_gauntlet.engine.layout import Stream
 
 NAME = 'gauntlet_trees'  # what a model's configuration calls it while a stream runs
 MAX_QUERIES = 512  # under one mask
 BLOCK = {'cpu': 1, 'cuda': 512}  # neighbouring trees up to this many tokens share a call: a GPU is bound by launches
+
+MAX_FLASH_WIDTH = 256  # of a head
 
 KeyValue = tuple[torch.Tensor, torch.Tensor]
 
@@ -54,6 +60,7 @@ class TreeLayout:
     keep: int = 0
     caps: bool = True  # whether the model's own attention caps its scores
     masks: dict[tuple[int, int | None], torch.Tensor] = field(default_factory=dict)
+    packed: tuple[torch.Tensor, torch.Tensor, int] | None = None
 
     def mask(self, index: int, window: int | None) -> torch.Tensor:
         """Which keys the queries of a span see, the kept prefix first. Boolean, [queries, keys]."""
@@ -73,6 +80,17 @@ class TreeLayout:
         if window is not None:
             seen &= self.depths[span.start : span.stop][:, None] - depths[None] < window
         return seen
+
+    def chains(self) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """Where all chains' tokens stand, the bounds of each among them, and the length of the longest."""
+        if self.packed is None:
+            chains = [span for span in self.spans if span.chain]
+            sizes = torch.tensor([0, *(span.stop - span.start for span in chains)], dtype=torch.int32)
+            places = torch.cat([torch.arange(span.start, span.stop) for span in chains])
+            device = self.ends.device
+            bounds = sizes.cumsum(0, dtype=torch.int32)
+            self.packed = places.to(device), bounds.to(device), int(sizes.max())
+        return self.packed
 
 
 _layout: ContextVar[TreeLayout | None] = ContextVar('_layout', default=None)
@@ -162,19 +180,24 @@ def attend(
         layout.prefix[module.layer_idx] = (key[:, :, : layout.keep].clone(), value[:, :, : layout.keep].clone())
     groups = query.shape[1] // key.shape[1]
     kept = layout.prefix[module.layer_idx] if layout.num_kept else None
+    softcap = softcap if layout.caps else None
+    window = sliding_window if sliding_window is not None and sliding_window < layout.longest else None
+    plain = window is None and kept is None and not softcap  # a chain needs no mask
+    output = torch.empty_like(query.transpose(1, 2))
+    packed = plain and can_pack(query) and any(span.chain for span in layout.spans)
+    if packed:
+        attend_chains(query, key, value, output, layout, scaling)
     if groups > 1:
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
         kept = kept and (kept[0].repeat_interleave(groups, dim=1), kept[1].repeat_interleave(groups, dim=1))
-    softcap = softcap if layout.caps else None
-    window = sliding_window if sliding_window is not None and sliding_window < layout.longest else None
-    output = torch.empty_like(query.transpose(1, 2))
     for index, span in enumerate(layout.spans):
+        if packed and span.chain:
+            continue
         keys, values = key[:, :, span.first : span.stop], value[:, :, span.first : span.stop]
         if kept is not None:
             keys, values = torch.cat([kept[0], keys], dim=2), torch.cat([kept[1], values], dim=2)
         queries = query[:, :, span.start : span.stop]
-        plain = span.chain and window is None and kept is None and not softcap
-        if plain:
+        if plain and span.chain:
             found = scaled_dot_product_attention(queries, keys, values, is_causal=True, scale=scaling)
         elif softcap:
             found = capped(queries, keys, values, layout.mask(index, window), scaling, softcap)
@@ -183,6 +206,39 @@ def attend(
             found = scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scaling)
         output[:, span.start : span.stop] = found.transpose(1, 2)
     return output, None
+
+
+def can_pack(query: torch.Tensor) -> bool:
+    """Whether flash-attn's kernel takes these tensors."""
+    fits = query.is_cuda and query.dtype in (torch.float16, torch.bfloat16) and query.shape[-1] <= MAX_FLASH_WIDTH
+    return fits and is_flash_attn_2_available()
+
+
+def attend_chains(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    output: torch.Tensor,
+    layout: TreeLayout,
+    scaling: float | None,
+) -> None:
+    """Writes the causal attention of all chains into the output, in one call."""
+    from flash_attn import flash_attn_varlen_func
+
+    places, bounds, longest = layout.chains()
+    queries, keys, values = (part[0].transpose(0, 1)[places] for part in (query, key, value))  # [tokens, heads, width]
+    found = flash_attn_varlen_func(
+        queries,
+        keys,
+        values,
+        cu_seqlens_q=bounds,
+        cu_seqlens_k=bounds,
+        max_seqlen_q=longest,
+        max_seqlen_k=longest,
+        softmax_scale=scaling,
+        causal=True,
+    )
+    output[0, places] = found.to(output.dtype)
 
 
 def capped(

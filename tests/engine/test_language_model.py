@@ -1,112 +1,336 @@
+"""How a model is run: numbers, memory, and what is left of it afterwards. Families are tests/engine/test_probe.py's."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import networks
 import numpy as np
 import pytest
+import torch
+from networks import CPU, PREFIX_BUDGET, draw, request
+from torch._dynamo.testing import CompileCounter
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
+from torch.profiler import ProfilerActivity, profile
+from transformers import LlamaConfig, LlamaForCausalLM
 
-torch = pytest.importorskip('torch')
-import transformers as hf  # noqa: E402
-
-from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel  # noqa: E402
-from llmfoundry_gauntlet.engine.plan import plan  # noqa: E402
-from llmfoundry_gauntlet.values import ItemKey, ScoreRequest  # noqa: E402
-
-SMALL = {'hidden_size': 32, 'num_hidden_layers': 2, 'num_attention_heads': 4, 'vocab_size': 100}
-MODELS = {
-    'llama': lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**SMALL, intermediate_size=64)),
-    'gpt2': lambda: hf.GPT2LMHeadModel(hf.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=100)),
-    'bloom': lambda: hf.BloomForCausalLM(hf.BloomConfig(hidden_size=32, n_layer=2, n_head=4, vocab_size=100)),
-    'mpt': lambda: hf.MptForCausalLM(hf.MptConfig(d_model=32, n_layers=2, n_heads=4, vocab_size=100)),
-    'opt': lambda: hf.OPTForCausalLM(hf.OPTConfig(**SMALL, ffn_dim=64, word_embed_proj_dim=32)),
-    # these two scale their logits or cap them after the output layer
-    'gemma2': lambda: hf.Gemma2ForCausalLM(
-        hf.Gemma2Config(**SMALL, intermediate_size=64, num_key_value_heads=2, head_dim=8, final_logit_softcapping=2.0)
-    ),
-    'cohere': lambda: hf.CohereForCausalLM(hf.CohereConfig(**SMALL, intermediate_size=64, logit_scale=0.3)),
-}
+from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
+from llmfoundry_gauntlet.engine.layout import lay_out_rows, lay_out_stream
+from llmfoundry_gauntlet.engine.plan import LAYOUTS, PADDED_ROWS, STREAM, plan
+from llmfoundry_gauntlet.errors import ModelError
 
 
-@pytest.fixture(params=MODELS)
-def model(request):
-    torch.manual_seed(0)
-    return MODELS[request.param]().eval()
+def all_requests():
+    return [*networks.mixed_requests(), *networks.requests_after_a_prefix()]
 
 
-def make_requests(count: int) -> list[ScoreRequest]:
-    rng = np.random.default_rng(0)
-    requests = []
-    for row in range(count):
-        context = rng.integers(0, 90, size=rng.integers(1, 40)).astype(np.int32)
-        continuations = tuple(rng.integers(0, 90, size=rng.integers(1, 5)).astype(np.int32) for _ in range(3))
-        requests.append(
-            ScoreRequest(key=ItemKey('t/0-shot', row), contexts=(context,) * 3, continuations=continuations)
-        )
-    return requests
+@pytest.mark.parametrize('layout', LAYOUTS)
+def test_no_budget_changes_a_score(layout: str):
+    """Batches of one item, of a few, and of all; a stream with a kept prefix, and without.
+
+    Mutations: `ends` left out of a mask; reads of padded rows counted in another width.
+    """
+    model, requests = networks.network(), all_requests()
+    for tokens_per_batch in (50, PREFIX_BUDGET, 300, 5000):
+        batches = plan(requests, tokens_per_batch=tokens_per_batch, layout=layout)
+        outputs = networks.run(CausalLanguageModel(model, device=CPU), batches)
+        networks.check_against_bare_forwards(model, requests, outputs)
 
 
-def alone(model, context: np.ndarray, continuation: np.ndarray):
-    """Log-probabilities and argmax flags of one choice by a bare forward of the whole sequence."""
-    ids = torch.from_numpy(np.concatenate([context, continuation])).long()[None]
+@pytest.mark.parametrize('layout', LAYOUTS)
+def test_the_same_batches_give_bitwise_the_same_numbers_again(layout: str):
+    """Mutation: `new_empty` for the zeros that stand for an attention mask, or weights that dropout touches."""
+    language_model = CausalLanguageModel(networks.network(), device=CPU)
+    batches = plan(all_requests(), tokens_per_batch=PREFIX_BUDGET, layout=layout)
+    first, second = networks.run(language_model, batches), networks.run(language_model, batches)
+    for key, output in first.items():
+        for one, other in zip(output.logprobs, second[key].logprobs, strict=True):
+            assert one.tobytes() == other.tobytes()
+
+
+def test_a_kept_prefix_is_run_once_and_not_kept_beyond_an_evaluation():
+    """Its keys and values belong to the weights that made them. Mutation: `forget` does nothing."""
+    model, requests = networks.network(), networks.requests_after_a_prefix()
+    language_model = CausalLanguageModel(model, device=CPU)
+    batches = plan(requests, tokens_per_batch=PREFIX_BUDGET)
+    lengths = []
+    model.register_forward_pre_hook(
+        lambda _, args, kwargs: lengths.append(kwargs['input_ids'].numel()), with_kwargs=True
+    )
+    networks.run(language_model, batches)
+    assert lengths == [len(batches[0].prefix), *(batch.num_tokens for batch in batches)]
     with torch.no_grad():
-        logits = model(input_ids=ids).logits[0, len(context) - 1 : -1].float()
-    target = torch.from_numpy(continuation).long()[:, None]
-    logprobs = logits.log_softmax(-1).gather(1, target).squeeze(1)
-    return logprobs.numpy(), (logits.argmax(-1) == target.squeeze(1)).numpy()
+        model.model.layers[0].self_attn.v_proj.weight.mul_(-1)
+    language_model.forget()
+    networks.check_against_bare_forwards(model, requests, networks.run(language_model, batches))
 
 
-def test_batches_agree_with_one_forward_per_choice(model):
-    language_model = CausalLanguageModel(model, device=torch.device('cpu'))
-    requests = make_requests(20)
-    for batch in plan(requests, tokens_per_batch=256):
-        for request, output in zip(batch.requests, language_model.run(batch), strict=True):
-            for j, (context, continuation) in enumerate(zip(request.contexts, request.continuations, strict=True)):
-                logprobs, is_argmax = alone(model, context, continuation)
-                np.testing.assert_allclose(output.logprobs[j], logprobs, atol=5e-6)
-                assert output.is_argmax[j].tolist() == is_argmax.tolist()
-                assert (output.num_top[j] > 0).tolist() == is_argmax.tolist()
+@pytest.mark.parametrize('layout', LAYOUTS)
+def test_the_output_layer_makes_the_scored_positions_alone(layout: str):
+    """No tensor of [batch, length, vocabulary] exists. Mutation: the places that are read left out in `reading`."""
+    model, requests = networks.network(), networks.mixed_requests()
+    (batch,) = plan(requests, tokens_per_batch=10_000, layout=layout)
+    made = []
+    forward = model.lm_head.forward
 
+    def seen(hidden: torch.Tensor) -> torch.Tensor:
+        made.append(len(hidden))
+        return forward(hidden)
 
-def test_the_output_layer_sees_the_scored_positions_alone(model):
-    """No [batch, length, vocabulary] tensor exists."""
-    seen = []
-    handle = model.get_output_embeddings().register_forward_hook(lambda _, inputs, out: seen.append(out.shape))
-    (batch,) = plan(make_requests(3), tokens_per_batch=10_000)
-    CausalLanguageModel(model, device=torch.device('cpu')).run(batch)
-    handle.remove()
-    scored = {
-        (read.row, read.start + i)
-        for request, reads in zip(batch.requests, batch.reads, strict=True)
-        for read, ids in zip(reads, request.continuations, strict=True)
-        for i in range(len(ids))
-    }
-    assert seen == [(1, len(scored), 100)]
-    assert len(scored) < batch.num_padded_tokens
-    assert not model.get_output_embeddings()._forward_pre_hooks
+    model.lm_head.forward = seen
+    CausalLanguageModel(model, device=CPU).run(batch)
+    reads = (lay_out_rows(batch.requests) if layout == PADDED_ROWS else lay_out_stream(batch.trees)).reads
+    assert made == [len(np.unique(reads))]
+    assert model.lm_head.forward is seen
 
 
 def test_real_tokens_equal_to_padding_are_seen_unless_the_reference_is_wanted():
     """Fix 2: the reference hides real eos tokens where pad is eos."""
-    torch.manual_seed(0)
-    model = MODELS['llama']().eval()
-    context = np.array([5, 7, 9], dtype=np.int32)
-    request = ScoreRequest(
-        key=ItemKey('t/0-shot', 0), contexts=(context,), continuations=(np.array([3], dtype=np.int32),)
-    )
-    (batch,) = plan([request], tokens_per_batch=100)
-    device = torch.device('cpu')
-    (seen,) = CausalLanguageModel(model, device=device).run(batch)
-    (hidden,) = CausalLanguageModel(model, device=device, hidden_token_id=7).run(batch)
-    np.testing.assert_allclose(seen.logprobs[0], alone(model, context, request.continuations[0])[0], atol=5e-6)
-    assert abs(seen.logprobs[0] - hidden.logprobs[0]).max() > 1e-4
+    model = networks.network()
+    (batch,) = plan([request(0, [5, 7, 9], [[3]])], tokens_per_batch=100, layout=PADDED_ROWS)
+    (seen,) = CausalLanguageModel(model, device=CPU).run(batch)
+    (hidden,) = CausalLanguageModel(model, device=CPU, hidden_token_id=7).run(batch)
+    networks.check_against_bare_forwards(model, batch.requests, {seen.key: seen})
+    assert abs(seen.logprobs[0] - hidden.logprobs[0]).max() > 0.01
 
 
-def test_tied_logits_are_counted():
+# Memory.
+
+
+def peak_bytes(run: Callable[[], object], path: Path) -> int:
+    """The most memory held at once of what `run` allocates on the CPU, by the profiler's record of the allocator."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        run()
+    recorded.export_chrome_trace(str(path))
+    events = [event for event in json.loads(path.read_text())['traceEvents'] if event['name'] == '[memory]']
+    held = np.cumsum([event['args']['Bytes'] for event in sorted(events, key=lambda event: event['ts'])])
+    return int(held.max())
+
+
+@pytest.mark.parametrize('vocabulary', [32_768, 131_072])
+@pytest.mark.parametrize('layout', [STREAM, PADDED_ROWS])
+def test_memory_is_that_of_the_model_without_logits_and_a_chunk_of_them(tmp_path, layout: str, vocabulary: int):
+    """Within 10 %, for 4,096 tokens of which 1,088 are read, in the vocabulary of Llama 3 as well.
+
+    Mutations: `reading` without chunks; all logits made; a chunk's ties counted as a sum of booleans, which torch
+    turns into 64-bit numbers first.
+    """
     torch.manual_seed(0)
-    model = MODELS['llama']().eval()
-    torch.nn.init.zeros_(model.get_output_embeddings().weight)
-    request = ScoreRequest(
-        key=ItemKey('t/0-shot', 0),
-        contexts=(np.array([5], dtype=np.int32),),
-        continuations=(np.array([0, 3], dtype=np.int32),),
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=128,
+        intermediate_size=512,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        tie_word_embeddings=True,
     )
-    (batch,) = plan([request], tokens_per_batch=100)
-    (output,) = CausalLanguageModel(model, device=torch.device('cpu')).run(batch)
-    assert output.num_top[0].tolist() == [100, 100]
-    assert output.is_argmax[0].tolist() == [True, False]
+    model = LlamaForCausalLM(config).eval()
+    rng = np.random.default_rng(0)
+    requests = [request(row, draw(rng, 48), [draw(rng, 17)]) for row in range(64)]
+    (batch,) = plan(requests, tokens_per_batch=4096, layout=layout)
+    assert batch.num_tokens == 4096
+    tokens = lay_out_rows(requests).tokens if layout == PADDED_ROWS else lay_out_stream(batch.trees).tokens[None]
+    with torch.no_grad():
+        ids = torch.from_numpy(tokens).long()
+        bare = peak_bytes(lambda: model.model(input_ids=ids, use_cache=False), tmp_path / 'bare.json')
+    language_model = CausalLanguageModel(model, device=CPU)
+    ours = peak_bytes(lambda: language_model.run(batch), tmp_path / 'ours.json')
+    assert bare > 4096 * 512 * 4  # the inner width of a layer, at least
+    assert ours <= 1.1 * bare + 512 * vocabulary * 4
+
+
+def limit_tokens(model, most: int) -> list[int]:
+    """Makes a model run out of memory above so many tokens; returns the sizes that it was then given."""
+    sizes: list[int] = []
+
+    def fail(_, args, kwargs):
+        sizes.append(kwargs['input_ids'].numel())
+        if sizes[-1] > most:
+            raise torch.OutOfMemoryError(f'{sizes[-1]} tokens')
+
+    model.register_forward_pre_hook(fail, with_kwargs=True)
+    return sizes
+
+
+@pytest.mark.parametrize('layout', LAYOUTS)
+def test_batches_that_do_not_fit_are_run_in_halves_and_later_ones_without_trying(layout: str, caplog):
+    """One warning, which says what fits. Mutations: `most_tokens` not kept; a half's tokens counted without its rows.
+
+    The model fails above 300 tokens; batches of 500 follow, in halves of 250 or less.
+    """
+    rng = np.random.default_rng(0)
+    requests = [request(row, draw(rng, 20), [draw(rng, 6) for _ in range(4)]) for row in range(37)]
+    batches = plan(requests, tokens_per_batch=500, layout=layout)
+    assert all(batch.num_tokens > 450 for batch in batches[:3])
+    model = networks.network()
+    expected = networks.run(CausalLanguageModel(model, device=CPU), batches)
+    sizes = limit_tokens(model, 300)
+    language_model = CausalLanguageModel(model, device=CPU)
+    with caplog.at_level(logging.WARNING):
+        outputs = networks.run(language_model, batches)
+    assert outputs.keys() == expected.keys()
+    for key, output in outputs.items():
+        np.testing.assert_allclose(np.concatenate(output.logprobs), np.concatenate(expected[key].logprobs), atol=1e-5)
+    assert [size > 300 for size in sizes] == [True] + [False] * (len(sizes) - 1)
+    (message,) = caplog.messages
+    assert f'out of memory with {batches[0].num_tokens} tokens' in message
+    assert f'tokens_per_batch: {batches[0].num_tokens // 2} avoids it' in message
+
+
+def test_a_kept_prefix_survives_a_batch_that_does_not_fit():
+    model, requests = networks.network(), networks.requests_after_a_prefix(12)
+    batches = plan(requests, tokens_per_batch=PREFIX_BUDGET)
+    assert max(batch.num_tokens for batch in batches) > 80 and batches[0].prefix is not None
+    expected = networks.run(CausalLanguageModel(model, device=CPU), batches)
+    limit_tokens(model, 80)
+    outputs = networks.run(CausalLanguageModel(model, device=CPU), batches)
+    np.testing.assert_allclose(networks.sums_of(outputs, requests), networks.sums_of(expected, requests), atol=1e-5)
+
+
+@pytest.mark.parametrize('layout', LAYOUTS)
+def test_a_single_item_that_does_not_fit_is_an_error_that_names_it(layout: str):
+    """Mutation: halving goes on for ever."""
+    model = networks.network()
+    limit_tokens(model, 30)
+    short, long = request(0, [5] * 10, [[3]]), request(1, [6] * 50, [[3]])
+    batches = plan([short, long], tokens_per_batch=100, layout=layout)
+    with pytest.raises(ModelError, match=r'row=1.*50 tokens do not fit into the memory of the device: 50 tokens'):
+        networks.run(CausalLanguageModel(model, device=CPU), batches)
+
+
+def test_a_kept_prefix_that_does_not_fit_is_an_error():
+    model = networks.network()
+    limit_tokens(model, 60)
+    batches = plan(networks.requests_after_a_prefix(), tokens_per_batch=PREFIX_BUDGET)
+    with pytest.raises(ModelError, match='tokens do not fit into the memory of the device'):
+        networks.run(CausalLanguageModel(model, device=CPU), batches)
+
+
+# Wrapped models, and what is left of them.
+
+
+def test_a_compiled_model_is_run_below_its_compilation_and_needs_no_other_afterwards():
+    """Every batch has a shape of its own. Mutation: `_orig_mod` not taken, or `lm_head.forward` not removed."""
+    model, requests = networks.network(), all_requests()
+    counter = CompileCounter()
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=counter)
+    ids = torch.tensor([draw(np.random.default_rng(0), 9)])
+
+    def train_step() -> torch.Tensor:
+        return compiled(input_ids=ids, labels=ids, use_cache=False).loss
+
+    before = train_step()
+    num_graphs = counter.frame_count
+    assert num_graphs > 0
+    batches = plan(requests, tokens_per_batch=PREFIX_BUDGET)
+    outputs = networks.run(CausalLanguageModel(compiled, device=CPU), batches)
+    after = train_step()
+    assert counter.frame_count == num_graphs
+    assert torch.equal(before, after)
+    networks.check_against_bare_forwards(model, requests, outputs)
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize('layout', LAYOUTS)
+def test_a_model_with_activation_checkpointing_gives_the_same_numbers(layout: str):
+    """As Composer wraps it, layer by layer."""
+    model, requests = networks.network(), all_requests()
+    expected = networks.sums_alone(model, requests)
+    apply_activation_checkpointing(model, check_fn=lambda module: module in set(model.model.layers))
+    assert '_checkpoint_wrapped_module' in dict(model.model.layers[0].named_children())
+    batches = plan(requests, tokens_per_batch=PREFIX_BUDGET, layout=layout)
+    outputs = networks.run(CausalLanguageModel(model, device=CPU), batches)
+    np.testing.assert_allclose(networks.sums_of(outputs, requests), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize('layout', LAYOUTS)
+@pytest.mark.parametrize('name', ['llama', 'gemma2, eager'])
+def test_a_model_is_left_as_it_was_after_a_run_and_after_an_error_in_the_middle(name: str, layout: str):
+    """Mutation: no `finally` in `tree_attention` or `reading`."""
+    model = networks.network(name)
+    attention, layer, state = model.config._attn_implementation, dict(model.lm_head.__dict__), model.state_dict()
+    state = {key: value.clone() for key, value in state.items()}
+    language_model = CausalLanguageModel(model, device=CPU)
+    (batch, *_) = plan(networks.mixed_requests(), tokens_per_batch=99, layout=layout)
+    language_model.run(batch)
+    handle = model.model.layers[1].mlp.register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        language_model.run(batch)
+    handle.remove()
+    assert model.config._attn_implementation == attention
+    assert dict(model.lm_head.__dict__) == layer
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+    assert not any(parameter.grad is not None for parameter in model.parameters())
+
+
+# Rotary embeddings that depend on the longest row of a batch.
+
+LAST = 63
+STRETCHED = {
+    'dynamic': lambda: networks.network(
+        max_position_embeddings=32, rope_scaling={'rope_type': 'dynamic', 'factor': 4.0}
+    ),
+    'longrope': lambda: networks.network(
+        'phi3',
+        original_max_position_embeddings=32,
+        max_position_embeddings=64,
+        rope_scaling={'type': 'longrope', 'short_factor': [1.0] * 4, 'long_factor': [1.5, 2.0, 4.0, 8.0]},
+    ),
+}
+
+
+def short_and_long() -> list:
+    rng = np.random.default_rng(0)
+    return [request(0, draw(rng, 12), [draw(rng, 3), draw(rng, 2)]), request(1, draw(rng, 40), [draw(rng, 3)])]
+
+
+@pytest.mark.parametrize('layout', LAYOUTS)
+@pytest.mark.parametrize('name', STRETCHED)
+def test_a_long_row_in_the_batch_changes_no_score_where_every_forward_has_the_last_position(name: str, layout: str):
+    """The numbers are those of a forward that goes on to that position, as llm-foundry's padding does.
+
+    Mutations: the token at the last position left out of one layout; its column shifts what is read.
+    """
+    requests = short_and_long()
+    for chosen in (requests, requests[:1], requests[::-1]):
+        model = STRETCHED[name]()
+        language_model = CausalLanguageModel(model, device=CPU, last_position=LAST)
+        batches = plan(chosen, tokens_per_batch=1000, layout=layout)
+        outputs = networks.run(language_model, batches)
+        for wanted in chosen:
+            for j, (context, ids) in enumerate(zip(wanted.contexts, wanted.continuations, strict=True)):
+                after = LAST + 1 - len(context) - len(ids)
+                logprobs, is_argmax = networks.alone(STRETCHED[name](), context, ids, after)
+                np.testing.assert_allclose(outputs[wanted.key].logprobs[j], logprobs, rtol=0, atol=1e-5)
+                assert outputs[wanted.key].is_argmax[j].tolist() == is_argmax.tolist()
+
+
+@pytest.mark.parametrize('layout', [STREAM, PADDED_ROWS])
+@pytest.mark.parametrize('name', STRETCHED)
+def test_a_long_row_in_the_batch_changes_scores_otherwise(name: str, layout: str):
+    """What the last position is for."""
+    requests = short_and_long()
+    found = []
+    for chosen in (requests, requests[:1]):
+        language_model = CausalLanguageModel(STRETCHED[name](), device=CPU)
+        (batch,) = plan(chosen, tokens_per_batch=1000, layout=layout)
+        found.append(networks.sums_of(networks.run(language_model, [batch]), requests[:1]))
+    assert np.abs(found[0] - found[1]).max() > 0.01
+
+
+@pytest.mark.parametrize('name', STRETCHED)
+def test_the_last_position_counts_behind_a_kept_prefix_as_well(name: str):
+    rng = np.random.default_rng(0)
+    prefix = draw(rng, 65)
+    requests = [request(row, [*prefix, *draw(rng, 22)], [draw(rng, 3)]) for row in range(8)]
+    batches = plan(requests, tokens_per_batch=PREFIX_BUDGET)
+    assert all(batch.prefix is not None for batch in batches)
+    language_model = CausalLanguageModel(STRETCHED[name](), device=CPU, last_position=127)
+    outputs = networks.run(language_model, batches)
+    after = 128 - len(prefix) - 22 - 3
+    expected = networks.sums_alone(STRETCHED[name](), requests, after)
+    np.testing.assert_allclose(networks.sums_of(outputs, requests), expected, rtol=0, atol=1e-5)

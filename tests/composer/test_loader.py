@@ -1,0 +1,254 @@
+"""An evaluation step by step, as Composer's loop takes them, on one rank."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import networks
+import numpy as np
+import pytest
+import tiny
+import torch
+from composer import Trainer
+from composer.models import HuggingFaceModel
+
+from llmfoundry_gauntlet import EvalGauntlet
+from llmfoundry_gauntlet.composer.evaluators import language_model, prepare_for_model
+from llmfoundry_gauntlet.composer.loader import EvaluationLoader, Step, agreed
+from llmfoundry_gauntlet.config.settings import decode_settings
+from llmfoundry_gauntlet.config.yaml_files import read_yaml
+from llmfoundry_gauntlet.engine.plan import MASKED_ROWS, PADDED_ROWS, STREAM
+from llmfoundry_gauntlet.engine.probe import Probe
+from llmfoundry_gauntlet.evaluation import load_data
+from llmfoundry_gauntlet.judging.likelihood import NON_FINITE
+from llmfoundry_gauntlet.values import ItemKey, ItemResult
+
+
+@pytest.fixture
+def settings(tmp_path) -> dict[str, Any]:
+    """The tiny tasks, in several batches."""
+    return {**tiny.write_tasks(tmp_path), 'tokens_per_batch': 200}
+
+
+def composer_model(network: Any = None) -> HuggingFaceModel:
+    """A tiny Llama, or what is given, with a token for each byte."""
+    network = network or networks.network(vocab_size=259, max_position_embeddings=128)
+    return HuggingFaceModel(network, tokenizer=tiny.tokenizer())
+
+
+def loader_of(model: HuggingFaceModel, settings: dict[str, Any]) -> EvaluationLoader:
+    return EvaluationLoader(prepare_for_model(load_data(decode_settings(settings)), model), model.tokenizer)
+
+
+def drive(loader: EvaluationLoader, model: HuggingFaceModel) -> tuple[dict[ItemKey, ItemResult], list[Step]]:
+    """All results and steps of an evaluation."""
+    engine = language_model(loader, model)
+    results, steps = {}, []
+    for step in loader:
+        found = step.run(engine)
+        assert not results.keys() & found.keys(), 'an item was scored twice'
+        results.update(found)
+        steps.append(step)
+    return results, steps
+
+
+def count_forwards(network: Any) -> list[int]:
+    """A list that grows by the number of tokens of each forward."""
+    sizes: list[int] = []
+    network.register_forward_pre_hook(
+        lambda _, args, kwargs: sizes.append(kwargs['input_ids'].numel()), with_kwargs=True
+    )
+    return sizes
+
+
+def check(results: dict[ItemKey, ItemResult], expected: dict[ItemKey, ItemResult], unscored: set[ItemKey]) -> None:
+    """These are without a score, for the reason; all others as they should be."""
+    assert results.keys() == expected.keys()
+    assert {key for key, result in results.items() if result.status == 'unscored'} == unscored
+    for key, result in results.items():
+        if key in unscored:
+            assert (result.credit, result.reason) == (None, NON_FINITE)
+        else:
+            assert (result.credit, result.predicted) == (expected[key].credit, expected[key].predicted)
+            np.testing.assert_allclose(result.logprobs, expected[key].logprobs, rtol=0, atol=1e-5)
+
+
+def test_the_steps_score_every_item_once_as_bare_forwards_do(settings):
+    model = composer_model()
+    loader = loader_of(model, settings)
+    results, steps = drive(loader, model)
+    assert results.keys() == loader.prepared.items.keys() and len(results) == 28
+    assert sum(step.num_items for step in steps) == 28
+    assert steps[0].planned is None and all(step.planned is loader.planned for step in steps[1:])
+    assert len(steps) > 3 and max(step.num_tokens for step in steps) <= 200
+    for key, result in results.items():
+        expected = networks.sums_alone(model.model, [loader.prepared.items[key].request])
+        np.testing.assert_allclose(result.logprobs, expected, rtol=0, atol=1e-5)
+
+
+def test_a_second_evaluation_plans_and_probes_no_more_and_sees_the_new_weights(settings):
+    """Mutations: what was kept of the first evaluation used in the second; the plan made again each time."""
+    model = composer_model()
+    loader = loader_of(model, settings)
+    first, _ = drive(loader, model)
+    planned = loader.planned
+    with torch.no_grad():
+        model.model.model.layers[0].self_attn.v_proj.weight.mul_(-1)
+    sizes = count_forwards(model.model)
+    second, steps = drive(loader, model)
+    assert loader.planned is planned
+    assert len(sizes) == len(steps) - 1
+    for key, result in second.items():
+        expected = networks.sums_alone(model.model, [loader.prepared.items[key].request])
+        np.testing.assert_allclose(result.logprobs, expected, rtol=0, atol=1e-5)
+    assert any(abs(first[key].logprobs[0] - second[key].logprobs[0]) > 0.1 for key in first)
+
+
+def tokens_of_the_probe(settings: dict[str, Any]) -> set[int]:
+    """Those that the first step gives a model; they are always the same."""
+    model = composer_model()
+    seen: set[int] = set()
+    model.model.register_forward_pre_hook(
+        lambda _, args, kwargs: seen.update(kwargs['input_ids'].unique().tolist()), with_kwargs=True
+    )
+    loader = loader_of(model, settings)
+    next(iter(loader)).run(language_model(loader, model))
+    return seen
+
+
+def add_task(settings: dict[str, Any], character: str) -> dict[str, Any]:
+    """A task of eight items that begin alike, two of them with a character that no other item has."""
+    rows = [{'context': f'A: {character * (row in (2, 5))}{row}=', 'continuation': f'{row}'} for row in range(8)]
+    lines = ''.join(f'{json.dumps(row)}\n' for row in rows)
+    (Path(settings['data_root']) / 'broken.jsonl').write_text(lines)
+    task = {'label': 'broken', 'dataset_uri': 'broken.jsonl', 'num_fewshot': [0], 'icl_task_type': 'language_modeling'}
+    return {**settings, 'tasks': [*read_yaml(settings['tasks'])['icl_tasks'], task]}
+
+
+@pytest.mark.parametrize('in_probe', [False, True])
+@pytest.mark.parametrize('whole', [False, True], ids=['loader', 'trainer'])
+def test_a_token_that_is_broken_costs_the_items_that_it_stands_in_and_no_others(settings, in_probe: bool, whole: bool):
+    """Its embedding is NaN. In the stream all eight items of its tree are spoilt at first.
+
+    Mutation: no second look at what may have been spoilt by others.
+    """
+    given = tokens_of_the_probe(settings)
+    model = composer_model()
+    tokens = {character: model.tokenizer.convert_tokens_to_ids(character) for character in '@#$%&*<>~^{}|'}
+    character, token = next((text, token) for text, token in tokens.items() if (token in given) == in_probe)
+    settings = add_task(settings, character)
+    loader = loader_of(model, settings)
+    expected, _ = drive(loader, model)
+    assert loader.planned.layout == STREAM
+    broken = {key for key, item in loader.prepared.items.items() if is_given(item.request, token)}
+    assert broken == {ItemKey('broken/0-shot', 2), ItemKey('broken/0-shot', 5)} and len(expected) == 36
+    with torch.no_grad():
+        model.model.get_input_embeddings().weight[token] = torch.nan
+    layout = PADDED_ROWS if in_probe else STREAM
+    if whole:
+        callback = EvalGauntlet(**settings, save_folder=None)
+        trainer = Trainer(model=model, callbacks=[callback], device='cpu', progress_bar=False)
+        trainer.eval()
+        trainer.close()
+        evaluation = callback.evaluation
+        assert evaluation.planned.layout == layout
+        score = evaluation.scores['broken/0-shot']
+        assert (score.num_items, score.num_unscored) == (8, 2)
+        check({result.key: result for results in evaluation.results.values() for result in results}, expected, broken)
+    else:
+        loader = loader_of(model, settings)
+        sizes = count_forwards(model.model)
+        steps = iter(loader)
+        next(steps).run(language_model(loader, model))
+        del sizes[:]
+        results = {}
+        for step in steps:
+            results.update(step.run(loader.language_model))
+        assert loader.planned.layout == layout
+        if not in_probe:
+            assert len(sizes) > len(loader.planned.batches)  # those that were spoilt, again
+        check(results, expected, broken)
+
+
+def test_a_broken_token_in_the_only_batch_costs_its_items_alone(settings):
+    """All eight are spoilt, and yet the model is not broken."""
+    model = composer_model()
+    settings = add_task(settings, '~')
+    settings = {**settings, 'tasks': settings['tasks'][-1:], 'gauntlet': None}
+    expected, _ = drive(loader_of(model, settings), model)
+    token = model.tokenizer.convert_tokens_to_ids('~')
+    with torch.no_grad():
+        model.model.get_input_embeddings().weight[token] = torch.nan
+    loader = loader_of(model, settings)
+    results, _ = drive(loader, model)
+    assert loader.planned.layout == STREAM and len(loader.planned.batches) == 1
+    check(results, expected, {ItemKey('broken/0-shot', 2), ItemKey('broken/0-shot', 5)})
+
+
+def is_given(request, token: int) -> bool:
+    """Whether the model is given a token to read, not just to predict."""
+    parts = zip(request.contexts, request.continuations, strict=True)
+    return any(token in context or token in continuation[:-1] for context, continuation in parts)
+
+
+def test_a_model_of_nan_gets_no_score_and_no_second_look(settings):
+    """Mutation: every item of a broken model run again by itself."""
+    model = composer_model()
+    with torch.no_grad():
+        model.model.model.norm.weight.fill_(torch.nan)
+    loader = loader_of(model, settings)
+    engine = language_model(loader, model)
+    steps = iter(loader)
+    next(steps).run(engine)
+    sizes = count_forwards(model.model)
+    results = {}
+    for step in steps:
+        results.update(step.run(engine))
+    assert len(sizes) == len(loader.planned.batches)
+    assert len(results) == 28
+    assert all((result.credit, result.reason) == (None, NON_FINITE) for result in results.values())
+
+
+def test_a_model_that_was_broken_once_is_probed_again(settings):
+    """Mutation: the layout of the first evaluation kept whatever it was found from."""
+    model = composer_model()
+    loader = loader_of(model, settings)
+    weight = model.model.model.norm.weight
+    whole = weight.detach().clone()
+    with torch.no_grad():
+        weight.fill_(torch.nan)
+    drive(loader, model)
+    assert loader.planned.layout == PADDED_ROWS
+    with torch.no_grad():
+        weight.copy_(whole)
+    results, _ = drive(loader, model)
+    assert loader.planned.layout == STREAM
+    assert all(result.status == 'scored' for result in results.values())
+
+
+def test_memory_that_is_too_small_changes_no_score(settings, caplog):
+    """The probe fits; the batches do not. Mutation: the plan's items dropped with the batch that failed."""
+    settings |= {'tokens_per_batch': 2000}
+    model = composer_model()
+    expected, _ = drive(loader_of(model, settings), model)
+
+    def fail(_, args, kwargs):
+        if kwargs['input_ids'].numel() > 400:
+            raise torch.OutOfMemoryError('too many tokens')
+
+    model.model.register_forward_pre_hook(fail, with_kwargs=True)
+    with caplog.at_level(logging.WARNING):
+        results, _ = drive(loader_of(model, settings), model)
+    check(results, expected, set())
+    assert len([message for message in caplog.messages if 'out of memory' in message]) == 1
+
+
+def test_ranks_agree_on_what_all_of_them_can_run():
+    """The most careful layout and the smallest budget, whatever the order of the ranks."""
+    ways = [Probe(layout=layout, reason=f'of {layout}') for layout in (STREAM, PADDED_ROWS, MASKED_ROWS)]
+    found, budget = agreed([(ways[0], 4096), (ways[1], 2048), (ways[2], 1024)])
+    assert (found, budget) == (ways[1], 1024)
+    assert agreed([(ways[0], 5), (ways[2], 7)]) == (ways[2], 5)

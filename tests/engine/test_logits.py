@@ -1,0 +1,265 @@
+"""Log-probabilities from logits, by hand."""
+
+from __future__ import annotations
+
+import math
+
+import networks
+import numpy as np
+import pytest
+import torch
+from networks import CPU, PREFIX_BUDGET
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from llmfoundry_gauntlet.engine import logits as reducing
+from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
+from llmfoundry_gauntlet.engine.layout import lay_out_rows
+from llmfoundry_gauntlet.engine.logits import LogitReader, output_layer, reading, same
+from llmfoundry_gauntlet.engine.plan import LAYOUTS, PADDED_ROWS, plan
+
+
+def reader(reads: list[int], targets: list[int]) -> LogitReader:
+    return LogitReader(np.array(reads), np.array(targets, dtype=np.int32), CPU)
+
+
+def test_log_probabilities_flags_and_ties_are_those_computed_by_hand():
+    """Position 0: probabilities 1/8, 1/8, 2/8, 4/8; position 1: two of four share the top; position 2: all do.
+
+    Position 0 is read three times and positions out of order. Mutations: no `back`; `argmax` of the last in a tie;
+    ties counted for tokens that are not at the top.
+    """
+    logits = torch.tensor([[0.0, 0.0, math.log(2), math.log(4)], [5.0, 1.0, 5.0, 1.0], [-3.0] * 4])
+    found = reader([2, 0, 1, 0, 1, 0, 2], [3, 3, 2, 0, 0, 2, 0])
+    found.take(logits.clone())
+    scores = found.scores()
+    half = 1 / (2 + 2 * math.exp(-4))
+    expected = [1 / 4, 1 / 2, half, 1 / 8, half, 1 / 4, 1 / 4]
+    np.testing.assert_allclose(scores.logprobs, np.log(expected), atol=1e-6)
+    assert scores.logprobs.dtype == np.float64
+    assert scores.is_argmax.tolist() == [False, True, False, False, True, False, True]
+    assert scores.num_top.tolist() == [4, 1, 2, 0, 2, 0, 4]
+
+
+def random_case() -> tuple[torch.Tensor, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Logits of 50 positions; 80 reads, some positions often and some never; what they should give."""
+    rng = np.random.default_rng(0)
+    logits = rng.normal(0, 5, (50, 30)).astype(np.float32)
+    reads, targets = rng.integers(0, 40, 80), rng.integers(0, 30, 80)
+    exact = logits.astype(np.float64)
+    logprobs = exact[reads, targets] - np.log(np.exp(exact).sum(axis=1))[reads]
+    return torch.from_numpy(logits), reads, targets, logprobs, exact.argmax(axis=1)[reads] == targets
+
+
+@pytest.mark.parametrize('size', [1, 7, 40, 512])
+def test_chunks_of_any_size_give_the_same_values(size: int):
+    """Mutations: `done` not advanced; `side='right'` in the search for a chunk's reads."""
+    logits, reads, targets, logprobs, is_argmax = random_case()
+    found = LogitReader(reads, targets, CPU)
+    for part in logits[found.places].split(size):
+        found.take(part)
+    np.testing.assert_allclose(found.scores().logprobs, logprobs, atol=1e-5)
+    assert found.scores().is_argmax.tolist() == is_argmax.tolist()
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float16])
+def test_all_logits_are_left_as_they_are(monkeypatch, dtype: torch.dtype):
+    """A model may hand out its own. Mutation: `logits` for `logits[places]` in `take_all`."""
+    monkeypatch.setattr(reducing, 'CHUNK', 7)
+    logits, reads, targets, logprobs, _ = random_case()
+    logits = logits.to(dtype)
+    before = logits.clone()
+    found = LogitReader(reads, targets, CPU)
+    found.take_all(logits)
+    assert torch.equal(logits, before)
+    np.testing.assert_allclose(found.scores().logprobs, logprobs, atol=1e-5 if dtype == torch.float32 else 0.05)
+
+
+@pytest.mark.parametrize('offset', [0.0, -100.0, 1000.0])
+def test_an_offset_that_all_logits_share_costs_no_digits(offset: float):
+    """GPT-2's stand about -100. Mutation: the offset added back to the logarithm of the sum, then taken away."""
+    logits, reads, targets, _, _ = random_case()
+    logits += offset
+    found = LogitReader(reads, targets, CPU)
+    found.take_all(logits)
+    exact = logits.double().log_softmax(-1)[reads, targets].numpy()
+    np.testing.assert_allclose(found.scores().logprobs, exact, rtol=0, atol=5e-6)
+
+
+def test_huge_logits_do_not_overflow():
+    found = reader([0, 0], [0, 1])
+    found.take(torch.tensor([[1e30, 0.0, 1e30]]))
+    assert found.scores().logprobs.tolist() == pytest.approx([-math.log(2), -1e30])
+
+
+def test_positions_that_were_not_made_are_an_error():
+    found = reader([0, 3], [1, 1])
+    found.take(torch.zeros(1, 4))
+    with pytest.raises(RuntimeError, match='logits of 1 positions were made, 2 are read'):
+        found.scores()
+
+
+@pytest.mark.parametrize('size', [3, 512])
+def test_an_output_layer_gives_its_logits_to_the_reader_alone(monkeypatch, size: int):
+    """Never more than a chunk of them, at the positions that are read alone. Mutation: `reader.places` left out."""
+    monkeypatch.setattr(reducing, 'CHUNK', size)
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(8, 30)
+    hidden = torch.randn(2, 25, 8)
+    _, reads, targets, _, _ = random_case()
+    exact = torch.nn.functional.linear(hidden.double(), layer.weight.double(), layer.bias.double())
+    logprobs = exact.reshape(50, 30).log_softmax(-1)[reads, targets]
+    made = []
+    found = LogitReader(reads, targets, CPU)
+
+    def seen(logits: torch.Tensor) -> torch.Tensor:
+        made.append(len(logits))
+        return logits
+
+    with torch.no_grad(), reading(layer, found, seen):
+        assert layer(hidden).numel() == 1
+    np.testing.assert_allclose(found.scores().logprobs, logprobs.detach().numpy(), atol=1e-5)
+    assert sum(made) == len(set(reads.tolist())) and max(made) <= size
+
+
+def test_chunks_are_smaller_where_the_vocabulary_is_large(monkeypatch):
+    monkeypatch.setattr(reducing, 'CHUNK_ELEMENTS', 100)
+    layer, made = torch.nn.Linear(8, 30), []
+    found = reader(list(range(10)), [0] * 10)
+    with torch.no_grad(), reading(layer, found, lambda logits: made.append(len(logits)) or logits):
+        layer(torch.randn(1, 10, 8))
+    assert made == [3, 3, 3, 1]
+
+
+@pytest.mark.parametrize('own', [False, True])
+def test_an_output_layer_is_given_back_its_forward_after_an_error_too(own: bool):
+    """Also one that stood on the instance, as accelerate's hooks do. Mutations: no `finally`; always `del`."""
+    layer = torch.nn.Linear(4, 4)
+    if own:
+        layer.forward = lambda hidden: hidden + 1
+    before = dict(layer.__dict__)
+    hidden = torch.zeros(1, 4)
+    expected = layer(hidden)
+    for fails in (False, True):
+        with pytest.raises(ZeroDivisionError) if fails else torch.no_grad(), reading(layer, reader([0], [0]), same):
+            layer(hidden)
+            if fails:
+                raise ZeroDivisionError
+        assert dict(layer.__dict__) == before
+        assert torch.equal(layer(hidden), expected)
+
+
+class ScaledAndShifted(LlamaForCausalLM):
+    """Does to its logits what no configuration names."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(config)
+        self.shift = torch.nn.Parameter(torch.randn(config.vocab_size))
+
+    def forward(self, *args, **kwargs):
+        outputs = super().forward(*args, **kwargs)
+        outputs.logits = outputs.logits * 1.7 + self.shift
+        return outputs
+
+
+class CutLogits(LlamaForCausalLM):
+    """Has more rows in its output layer than tokens, for speed, and leaves them out of its logits."""
+
+    def forward(self, *args, **kwargs):
+        outputs = super().forward(*args, **kwargs)
+        outputs.logits = outputs.logits[..., : networks.VOCABULARY - 1]
+        return outputs
+
+
+class ByEmbedding(LlamaForCausalLM):
+    """Makes its logits from an embedding: there is no output layer to read from."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(config)
+        self.lm_head = None
+        self.embedding = torch.nn.Embedding(config.vocab_size, config.hidden_size)
+        torch.nn.init.normal_(self.embedding.weight, std=0.3)
+
+    def get_output_embeddings(self):
+        return self.embedding
+
+    def forward(self, input_ids, **kwargs):
+        kwargs.pop('use_cache', None)
+        outputs = self.model(input_ids=input_ids, use_cache=False, **kwargs)
+        outputs.logits = outputs.last_hidden_state @ self.embedding.weight.T
+        return outputs
+
+
+def of_class(model: type[LlamaForCausalLM]):
+    torch.manual_seed(0)
+    return model(LlamaConfig(**networks.GROUPED)).eval()
+
+
+def check_all_layouts(model, *, learns: bool) -> CausalLanguageModel:
+    language_model = CausalLanguageModel(model, device=CPU)
+    requests = [*networks.mixed_requests(), *networks.requests_after_a_prefix(4)]
+    (batch, *_) = plan(requests, tokens_per_batch=PREFIX_BUDGET, layout=PADDED_ROWS)
+    largest, rounding = language_model.learn(batch)
+    rows = lay_out_rows(batch.requests).tokens
+    assert largest == pytest.approx(max(networks.logits_of(model, row).abs().max().item() for row in rows), rel=1e-4)
+    assert rounding == 0
+    assert (language_model.learned.tail is not None) == learns
+    for layout in LAYOUTS:
+        batches = plan(requests, tokens_per_batch=PREFIX_BUDGET, layout=layout)
+        networks.check_against_bare_forwards(model, requests, networks.run(language_model, batches))
+    return language_model
+
+
+@pytest.mark.parametrize(
+    ('name', 'tail'),
+    [
+        ('llama', lambda logits: logits),
+        ('cohere', lambda logits: logits * 0.3),
+        ('granite', lambda logits: logits / 3),
+        ('gemma2, eager', lambda logits: 2 * torch.tanh(logits / 2)),
+    ],
+)
+def test_scales_and_caps_behind_the_output_layer_are_learned(name: str, tail):
+    """Mutation: `same` kept for all."""
+    more = {'sliding_window': 1000} if name.startswith('gemma2') else {}  # masked rows know no windows
+    language_model = check_all_layouts(networks.network(name, **more), learns=True)
+    logits = torch.linspace(-5, 5, 50)
+    torch.testing.assert_close(language_model.learned.tail(logits), tail(logits))
+
+
+def test_a_cap_is_learned_from_logits_too_small_to_show_it():
+    """As at the first step of a small model; what is learned then holds later. Mutation: `same` tried first."""
+    model = networks.network('gemma2, eager', final_logit_softcapping=30.0, initializer_range=0.003)
+    (batch,) = plan([networks.request(0, [5, 6, 7], [[8, 9]])], tokens_per_batch=99, layout=PADDED_ROWS)
+    language_model = CausalLanguageModel(model, device=CPU)
+    language_model.learn(batch)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(1000)
+    networks.check_against_bare_forwards(model, batch.requests, networks.run(language_model, [batch]))
+
+
+def test_what_a_model_does_to_its_logits_unknown_to_us_is_left_to_the_model():
+    """Mutation: the last of the known ones taken where none fits."""
+    model = of_class(ScaledAndShifted)
+    check_all_layouts(model, learns=False)
+    assert output_layer(model) is model.lm_head
+
+
+@pytest.mark.parametrize('model', [CutLogits, ScaledAndShifted])
+def test_logits_of_another_shape_or_precision_than_the_layers_are_left_to_the_model(model):
+    """Under autocast the layer's are bfloat16, and a parameter added to them makes float32."""
+    network = of_class(model)
+    language_model = CausalLanguageModel(network, device=CPU)
+    (batch,) = plan([networks.request(0, [5, 6, 7], [[8, 9]])], tokens_per_batch=99, layout=PADDED_ROWS)
+    with torch.autocast('cpu', torch.bfloat16, enabled=model is ScaledAndShifted):
+        language_model.learn(batch)
+        assert language_model.learned.tail is None
+        (output,) = language_model.run(batch)
+        logprobs, _ = networks.alone(network, batch.requests[0].contexts[0], batch.requests[0].continuations[0])
+    np.testing.assert_allclose(output.logprobs[0], logprobs, atol=1e-5)
+
+
+def test_a_model_without_an_output_layer_of_its_own_makes_its_logits_itself():
+    """Mutation: any module that `get_output_embeddings` returns is taken for a layer."""
+    model = of_class(ByEmbedding)
+    assert output_layer(model) is None
+    check_all_layouts(model, learns=False)

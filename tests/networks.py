@@ -1,0 +1,241 @@
+"""Tiny random networks of many families, mixed requests, and their answer one sequence at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import transformers as hf
+
+from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel, Learned
+from llmfoundry_gauntlet.engine.plan import MASKED_ROWS, PADDED_ROWS, STREAM, Batch
+from llmfoundry_gauntlet.values import ItemKey, ScoreOutput, ScoreRequest
+
+VOCABULARY = 100
+WINDOW = 8
+CPU = torch.device('cpu')
+
+# Weights so large that every token depends on its context.
+SIZES = {
+    'hidden_size': 32,
+    'num_hidden_layers': 2,
+    'num_attention_heads': 4,
+    'vocab_size': VOCABULARY,
+    'initializer_range': 0.3,
+}
+GROUPED = {**SIZES, 'intermediate_size': 64, 'num_key_value_heads': 2}
+GPT = {'n_embd': 32, 'n_layer': 2, 'n_head': 4, 'vocab_size': VOCABULARY, 'initializer_range': 0.3}
+WINDOWED = {**GROUPED, 'sliding_window': WINDOW}
+
+
+def maker(model: str, config: str, **sizes: Any) -> Callable[..., Any]:
+    """Makes a network from the names of its classes in transformers; more settings may be given each time."""
+    return lambda **more: getattr(hf, model)(getattr(hf, config)(**{**sizes, **more}))
+
+
+def family(name: str, **sizes: Any) -> Callable[..., Any]:
+    """A maker of a family whose classes are named alike."""
+    return maker(f'{name}ForCausalLM', f'{name}Config', **sizes)
+
+
+IN_STREAM = {
+    'llama': family('Llama', **GROUPED),
+    'mistral': family('Mistral', **GROUPED, sliding_window=None),
+    'mistral, windows': family('Mistral', **WINDOWED),
+    'qwen2': family('Qwen2', **GROUPED),
+    'qwen2, windows on some layers': family('Qwen2', **WINDOWED, use_sliding_window=True, max_window_layers=1),
+    'qwen3': family('Qwen3', **GROUPED, head_dim=8),
+    'qwen3_moe': family(
+        'Qwen3Moe', **GROUPED, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16
+    ),
+    'gemma': family('Gemma', **GROUPED, head_dim=8),
+    'gemma2, eager': family(
+        'Gemma2',
+        **WINDOWED,
+        head_dim=8,
+        final_logit_softcapping=2.0,
+        attn_logit_softcapping=3.0,
+        attn_implementation='eager',
+    ),
+    'gemma2, sdpa': family(
+        'Gemma2',
+        **WINDOWED,
+        head_dim=8,
+        final_logit_softcapping=2.0,
+        attn_logit_softcapping=3.0,
+        attn_implementation='sdpa',
+    ),
+    'gemma3': maker('Gemma3ForCausalLM', 'Gemma3TextConfig', **WINDOWED, head_dim=8, sliding_window_pattern=2),
+    'phi': family('Phi', **SIZES, intermediate_size=64),
+    'phi3': family('Phi3', **GROUPED, pad_token_id=0),
+    'phi3, windows': family('Phi3', **WINDOWED, pad_token_id=0),
+    'olmo': family('Olmo', **GROUPED),
+    'olmo2': family('Olmo2', **GROUPED),
+    'cohere': family('Cohere', **GROUPED, logit_scale=0.3),
+    'cohere2': family('Cohere2', **WINDOWED, logit_scale=0.3),
+    'granite': family(
+        'Granite',
+        **GROUPED,
+        logits_scaling=3.0,
+        attention_multiplier=0.2,
+        residual_multiplier=0.7,
+        embedding_multiplier=2.0,
+    ),
+    'starcoder2': family('Starcoder2', **WINDOWED),
+    'mixtral': family('Mixtral', **GROUPED, num_local_experts=4),
+    'gpt_neox': family('GPTNeoX', **SIZES, intermediate_size=64),
+    'gpt2': maker('GPT2LMHeadModel', 'GPT2Config', **GPT),
+    'opt': family(
+        'OPT',
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        vocab_size=VOCABULARY,
+        ffn_dim=64,
+        word_embed_proj_dim=32,
+        init_std=0.3,
+    ),
+}
+IN_MASKED_ROWS = {
+    'stablelm': family('StableLm', **GROUPED),
+    'falcon': family('Falcon', **SIZES),
+    'gptj': family('GPTJ', **GPT, rotary_dim=4),
+}
+IN_PADDED_ROWS = {
+    'gpt_neo': family(
+        'GPTNeo',
+        hidden_size=32,
+        num_layers=2,
+        attention_types=[[['global', 'local'], 1]],
+        num_heads=4,
+        vocab_size=VOCABULARY,
+        window_size=WINDOW,
+        initializer_range=0.3,
+    ),
+    'mpt': family('Mpt', d_model=32, n_layers=2, n_heads=4, vocab_size=VOCABULARY, initializer_range=0.3),
+    'bloom': family('Bloom', hidden_size=32, n_layer=2, n_head=4, vocab_size=VOCABULARY, initializer_range=0.3),
+    'gpt_bigcode': family('GPTBigCode', **GPT),
+    'mamba': family(
+        'Mamba', hidden_size=32, num_hidden_layers=2, vocab_size=VOCABULARY, state_size=4, initializer_range=0.3
+    ),
+}
+FAMILIES = {**IN_STREAM, **IN_MASKED_ROWS, **IN_PADDED_ROWS}
+LAYOUT_OF = {
+    **dict.fromkeys(IN_STREAM, STREAM),
+    **dict.fromkeys(IN_MASKED_ROWS, MASKED_ROWS),
+    **dict.fromkeys(IN_PADDED_ROWS, PADDED_ROWS),
+}
+
+
+def network(name: str = 'llama', *, seed: int = 0, **more: Any) -> Any:
+    """A network of a family, in eval mode."""
+    torch.manual_seed(seed)
+    return FAMILIES[name](**more).eval()
+
+
+def request(
+    row: int, contexts: Sequence[int] | Sequence[Sequence[int]], continuations: Iterable[Sequence[int]]
+) -> ScoreRequest:
+    """A request of plain numbers; a single context is that of all continuations."""
+    choices = tuple(np.array(ids, dtype=np.int32) for ids in continuations)
+    if np.ndim(contexts[0]) == 0:
+        shared = (np.array(contexts, dtype=np.int32),) * len(choices)
+    else:
+        shared = tuple(np.array(ids, dtype=np.int32) for ids in contexts)
+    return ScoreRequest(key=ItemKey('t/0-shot', row), contexts=shared, continuations=choices)
+
+
+def draw(rng: np.random.Generator, count: int) -> list[int]:
+    """Random tokens."""
+    return rng.integers(3, VOCABULARY, count).tolist()
+
+
+def mixed_requests() -> list[ScoreRequest]:
+    """Nested contexts, choices that all share, single tokens, contexts of a choice's own, rows of 1 to 40 tokens."""
+    rng = np.random.default_rng(1)
+    passage, answer = draw(rng, 15), draw(rng, 3)
+    choices = [draw(rng, 1), draw(rng, 4), draw(rng, 2)]
+    parts = [
+        (passage, [answer, draw(rng, 2)]),
+        ([*passage, *answer, *draw(rng, 6)], choices),  # goes on where the first one's answer ends
+        ([*passage[:4], *draw(rng, 9)], choices),
+        (draw(rng, 39), [draw(rng, 1), draw(rng, 1), draw(rng, 1), draw(rng, 1)]),
+        (draw(rng, 1), [draw(rng, 5)]),
+        ([passage[:6], [*passage[:3], *draw(rng, 5)]], [answer, answer]),
+        (draw(rng, 20), [[*choices[1], *draw(rng, 4)], choices[1], choices[1][:2]]),
+        ([7] * 12, [[7, 7, 7], [7]]),
+    ]
+    return [request(row, *part) for row, part in enumerate(parts)]
+
+
+def requests_after_a_prefix(count: int = 8) -> list[ScoreRequest]:
+    """Prompts that begin with the same 70 tokens: with 160 tokens a batch they are run after a kept prefix."""
+    rng = np.random.default_rng(2)
+    prefix = draw(rng, 70)
+    return [
+        request(100 + row, [*prefix, *draw(rng, 22)], [draw(rng, 3), draw(rng, 1), draw(rng, 2)])
+        for row in range(count)
+    ]
+
+
+PREFIX_BUDGET = 160
+
+
+@torch.no_grad()
+def logits_of(model: Any, ids: Sequence[int]) -> torch.Tensor:
+    """The logits [T, V] of a bare forward of one sequence."""
+    return model(input_ids=torch.tensor([list(ids)])).logits[0].float()
+
+
+def alone(model: Any, context: np.ndarray, continuation: np.ndarray, after: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Log-probabilities and argmax flags of a continuation by a bare forward, `after` more tokens behind it."""
+    logits = logits_of(model, [*context.tolist(), *continuation.tolist(), *[0] * after])
+    logits = logits[len(context) - 1 : len(context) - 1 + len(continuation)]
+    target = torch.from_numpy(continuation).long()
+    logprobs = logits.log_softmax(-1).gather(1, target[:, None]).squeeze(1)
+    return logprobs.numpy(), (logits.argmax(-1) == target).numpy()
+
+
+def untaught(model: Any) -> CausalLanguageModel:
+    """The engine's view of a network that the probe has not seen: the network makes its logits itself."""
+    language_model = CausalLanguageModel(model, device=CPU)
+    language_model.learned = Learned(tail=None, dtype=None)
+    return language_model
+
+
+def run(language_model: Any, batches: Iterable[Batch]) -> dict[ItemKey, ScoreOutput]:
+    """The outputs of batches, by key."""
+    return {output.key: output for batch in batches for output in language_model.run(batch)}
+
+
+def sums_of(outputs: dict[ItemKey, ScoreOutput], requests: Sequence[ScoreRequest]) -> np.ndarray:
+    """Summed log-probability of each continuation, in the order of the requests."""
+    return np.array([values.sum() for request in requests for values in outputs[request.key].logprobs])
+
+
+def sums_alone(model: Any, requests: Sequence[ScoreRequest], after: int = 0) -> np.ndarray:
+    """The same by bare forwards of one sequence."""
+    return np.array(
+        [
+            alone(model, context, continuation, after)[0].sum(dtype=np.float64)
+            for request in requests
+            for context, continuation in zip(request.contexts, request.continuations, strict=True)
+        ]
+    )
+
+
+def check_against_bare_forwards(
+    model: Any, requests: Sequence[ScoreRequest], outputs: dict[ItemKey, ScoreOutput], tolerance: float = 1e-5
+) -> None:
+    """Every log-probability and flag of every request, one sequence at a time."""
+    assert outputs.keys() == {request.key for request in requests}
+    for request in requests:
+        output = outputs[request.key]
+        for j, (context, continuation) in enumerate(zip(request.contexts, request.continuations, strict=True)):
+            logprobs, is_argmax = alone(model, context, continuation)
+            np.testing.assert_allclose(output.logprobs[j], logprobs, rtol=0, atol=tolerance)
+            assert abs(output.logprobs[j].sum() - logprobs.sum(dtype=np.float64)) <= tolerance
+            assert output.is_argmax[j].tolist() == is_argmax.tolist()
+            assert (output.num_top[j] > 0).tolist() == is_argmax.tolist()
