@@ -14,7 +14,8 @@ help:
 	@echo 'make test       run the tests'
 	@echo 'make test-all   the long ones too'
 	@echo 'make lint       style and the direction of imports'
-	@echo 'make bench      time our evaluation, llm-foundry and lm-eval side by side'
+	@echo 'make bench      time our evaluation, llm-foundry and lm-eval side by side; QUICK=1 in ten minutes,'
+	@echo '                PART=planning what comes before the model'
 	@echo 'make reference  the environment with llm-foundry and lm-eval that bench and the recorder use'
 
 $(READY): pyproject.toml requirements/constraints.txt
@@ -46,8 +47,8 @@ $(REFERENCE_READY): pyproject.toml requirements/reference.txt
 
 reference: $(REFERENCE_READY)
 
-bench: $(REFERENCE_READY)
-	$(REFERENCE)/bin/python scripts/bench/run.py
+bench: $(READY) $(if $(PART),,$(REFERENCE_READY))
+	$(BIN)/python scripts/bench/$(or $(PART),run).py $(if $(QUICK),--quick)
 
 clean:
 	rm -rf $(VENV) $(REFERENCE) runs build *.egg-info

@@ -1,0 +1,109 @@
+"""The controller's side of the contenders: one process each, kept over the whole run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+WORKER = Path(__file__).with_name('worker.py')
+GRACE_SECONDS = 10
+LOG_LINES = 20  # of a process that ended, in an error
+
+
+class ContenderError(Exception):
+    """A contender failed, with what it said."""
+
+
+class Contender:
+    """A process that answers requests one at a time, and waits without work in between."""
+
+    def __init__(self, command: list[str], log: Path, environment: Mapping[str, str]) -> None:
+        self.log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open('w') as errors:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env={**os.environ, **environment},
+            )
+
+    def send(self, method: str, **arguments: Any) -> None:
+        """Asks for a method of the contender's class; `receive` waits for the answer."""
+        try:
+            print(json.dumps({'method': method, 'arguments': arguments}), file=self.process.stdin, flush=True)
+        except BrokenPipeError as error:
+            raise self.ended() from error
+
+    def receive(self) -> Any:
+        """The answer to the request sent last. Raises ContenderError where there is none."""
+        line = self.process.stdout.readline()
+        if not line:
+            raise self.ended()
+        answer = json.loads(line)
+        if 'error' in answer:
+            raise ContenderError(f'{answer["error"].rstrip()}\n(more in {self.log})')
+        return answer['answer']
+
+    def ask(self, method: str, **arguments: Any) -> Any:
+        """The answer to a request."""
+        self.send(method, **arguments)
+        return self.receive()
+
+    def ended(self) -> ContenderError:
+        """What to raise when the process is gone."""
+        status = self.process.wait()
+        tail = '\n'.join(self.log.read_text(errors='replace').splitlines()[-LOG_LINES:])
+        return ContenderError(f'the process ended with status {status}; the end of {self.log}:\n{tail}')
+
+    def close(self) -> None:
+        """Ends the process, by force where it does not end with its input."""
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+
+
+@contextmanager
+def running(commands: Mapping[str, tuple[str, str]], folder: Path, num_threads: int) -> Iterator[dict[str, Contender]]:
+    """Contenders by name, each of an interpreter and a MODULE:CLASS. They end with the context."""
+    threads = str(num_threads)
+    scratch = (folder / 'scratch').resolve()
+    scratch.mkdir(parents=True, exist_ok=True)
+    environment = {
+        'OMP_NUM_THREADS': threads,
+        'MKL_NUM_THREADS': threads,
+        'RAYON_NUM_THREADS': threads,
+        'TOKENIZERS_PARALLELISM': 'false',
+        'CUDA_VISIBLE_DEVICES': '',
+        'HF_HUB_OFFLINE': '1',
+        'HF_DATASETS_CACHE': str(scratch / 'datasets'),
+        'TMPDIR': str(scratch),
+    }
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, scratch, ignore_errors=True)
+        contenders = {}
+        for name, (python, of_class) in commands.items():
+            command = [python, str(WORKER), of_class, '--threads', threads]
+            contenders[name] = Contender(command, folder / 'logs' / f'{name}.log', environment)
+            stack.callback(contenders[name].close)
+        yield contenders
+
+
+def load_all(contenders: Mapping[str, Contender], model_folder: Path) -> dict[str, Any]:
+    """All contenders take the same model, side by side. What they say of it, by name."""
+    for contender in contenders.values():
+        contender.send('load', model_folder=str(model_folder))
+    return {name: contender.receive() for name, contender in contenders.items()}

@@ -1,0 +1,116 @@
+"""What all contenders share: the rows, a tokenizer trained on them, and a Llama with random weights.
+
+All is kept below one folder, named by a hash of what it was made from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from suite import POOL_ROWS, Row
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from llmfoundry_gauntlet.config.yaml_files import read_yaml
+from llmfoundry_gauntlet.data.files import locate
+
+TASKS_YAML = 'yamls/tasks/gauntlet_v0.1.yaml'
+CHARACTERS_PER_FILE = 1_000_000  # of the tokenizer's training text
+BOS, EOS, PAD = '<s>', '</s>', '<pad>'
+TRUNK = {'hidden_size': 512, 'intermediate_size': 1376, 'num_hidden_layers': 8, 'num_attention_heads': 8}  # 25.3M
+MAX_POSITIONS = 2048
+
+
+def task_entry(row: Row) -> dict[str, Any]:
+    """The YAML keys of a row's task, at its number of shots and without categories."""
+    entries = {entry['label']: entry for entry in read_yaml(TASKS_YAML)['icl_tasks']}
+    return {**entries[row.label], 'num_fewshot': [row.num_shots], 'has_categories': False}
+
+
+def write_rows(row: Row, num_items: int, data_root: str, folder: Path) -> Path:
+    """A file with the rows of the task, or of its category, that are asked or shown as shots."""
+    source = locate(task_entry(row)['dataset_uri'], data_root)
+    lines = [line for line in source.read_text('utf-8').split('\n') if line.strip()]
+    if row.category is not None:
+        lines = [line for line in lines if json.loads(line)['category'] == row.category]
+    path = folder / f'{row.label}-{row.num_shots}.jsonl'
+    path.parent.mkdir(parents=True, exist_ok=True)
+    chosen = lines[: max(num_items, POOL_ROWS) if row.num_shots else num_items]
+    path.write_text('\n'.join(chosen) + '\n', 'utf-8')
+    return path
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """Every string in a JSON value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for inner in value.values():
+            yield from texts_in(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from texts_in(inner)
+
+
+def training_text(data_root: str) -> list[str]:
+    """The strings of all data files below the root, of each as many as CHARACTERS_PER_FILE allows."""
+    chosen = []
+    for path in sorted(Path(data_root).rglob('*.jsonl')):
+        left = CHARACTERS_PER_FILE
+        with path.open(encoding='utf-8') as lines:
+            for line in lines:
+                texts = list(texts_in(json.loads(line))) if line.strip() else []
+                chosen.extend(texts)
+                left -= sum(map(len, texts))
+                if left <= 0:
+                    break
+    return chosen
+
+
+def model_folder(vocabulary: int, data_root: str, folder: Path) -> Path:
+    """A Hugging Face folder with the model and the tokenizer of this vocabulary, made where it is not there yet."""
+    text = training_text(data_root)
+    recipe = json.dumps([vocabulary, TRUNK, MAX_POSITIONS, torch.__version__, text]).encode()
+    path = folder / f'llama-{vocabulary}-{hashlib.sha256(recipe).hexdigest()[:12]}'
+    if not (path / 'complete').exists():
+        make_tokenizer(text, vocabulary).save_pretrained(path)
+        make_model(vocabulary).save_pretrained(path)
+        (path / 'complete').touch()
+    return path
+
+
+def make_tokenizer(text: list[str], vocabulary: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer of at most `vocabulary` entries that puts a bos before every text."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[BOS, EOS, PAD],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(text, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f'{BOS} $A', pair=f'{BOS} $A {BOS} $B', special_tokens=[(BOS, tokenizer.token_to_id(BOS))]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=BOS, eos_token=EOS, pad_token=PAD)
+
+
+def make_model(vocabulary: int) -> LlamaForCausalLM:
+    """A Llama of 25M parameters, embeddings not counted; its weights are random and always the same."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        max_position_embeddings=MAX_POSITIONS,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=2,
+        **TRUNK,
+    )
+    return LlamaForCausalLM(config)
