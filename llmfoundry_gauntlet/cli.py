@@ -44,7 +44,7 @@ def run(
     tokenizer: Annotated[str | None, typer.Option(help="In place of the model's own.")] = None,
     model_config: Annotated[str | None, typer.Option(help="In place of the model's own.")] = None,
     max_seq_len: Annotated[int | None, typer.Option(help="Longest prompt in tokens. Default: the model's.")] = None,
-    tokens_per_batch: Annotated[str, typer.Option(help='auto, or padded tokens of a batch.')] = 'auto',
+    tokens_per_batch: Annotated[str, typer.Option(help='auto, or the tokens of a batch.')] = 'auto',
     device: Annotated[str | None, typer.Option(help='cpu or gpu. Default: a GPU where there is one.')] = None,
     precision: Annotated[str | None, typer.Option(help='fp32, amp_bf16 or amp_fp16.')] = None,
     semantics: Annotated[str, typer.Option(help="corrected, or reference: llm-foundry's scores.")] = 'corrected',

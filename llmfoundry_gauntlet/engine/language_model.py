@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from llmfoundry_gauntlet.engine.layout import (
     Stream,
@@ -83,7 +84,7 @@ class CausalLanguageModel:
         """The outputs of a batch, in the order of its requests.
 
         Where the device's memory is too small, the batch is run in halves, and larger ones from then on as well.
-        Raises ModelError where a single request does not fit.
+        Raises ModelError where a single request does not fit, or where the model is sharded.
         """
         if self.most_tokens is not None and batch.num_tokens > self.most_tokens and batch.trees:
             halves = batch.halves()
@@ -98,9 +99,13 @@ class CausalLanguageModel:
         return [output for half in batch.halves() for output in self.run(half)]
 
     def _make_room(self, batch: Batch, failure: str) -> None:
+        too_large = f'{batch.num_tokens} tokens do not fit into the memory of the device'
+        if is_sharded(self.model):
+            advice = 'all ranks of a sharded model must make the same forwards, so a batch cannot be split here'
+            raise ModelError(f'{too_large}; {advice}; give tokens_per_batch: {batch.num_tokens // 2}: {failure}')
         if len(batch.halves()) == 1:
             what = f'{batch.requests[0].key}: ' if batch.trees else 'a kept prefix: '
-            raise ModelError(f'{what}{batch.num_tokens} tokens do not fit into the memory of the device: {failure}')
+            raise ModelError(f'{what}{too_large}: {failure}')
         if self.device.type == 'cuda':
             torch.cuda.empty_cache()
         self.most_tokens = batch.num_tokens // 2
@@ -117,6 +122,8 @@ class CausalLanguageModel:
         elif batch.layout == MASKED_ROWS:
             scores = self._masked_rows(lay_out_stream(batch.trees))
         else:
+            if not batch.trees:  # a forward whatever is kept: sharded ranks must make equally many
+                self.forget()
             prefix = None if batch.prefix is None else self._kept(batch.prefix)
             if not batch.trees:
                 return []
@@ -240,3 +247,8 @@ class CausalLanguageModel:
         if layer is None:
             reader.take_all(logits.reshape(-1, logits.shape[-1]))
         return reader.scores()
+
+
+def is_sharded(model: Any) -> bool:
+    """Whether FSDP holds the model's weights, so that all ranks must make the same forwards."""
+    return any(isinstance(module, (FullyShardedDataParallel, FSDPModule)) for module in model.modules())

@@ -31,14 +31,17 @@ LEFTOVER_SECONDS = 24 * 3600  # then a lock, or a file that was never finished, 
 
 
 def cache_folder() -> Path | None:
-    """The folder that the environment names, by default one in the user's cache folder; None where it is off."""
+    """The folder that the environment names, by default one in the user's cache folder.
+
+    None where it is off, and for a user who has no home.
+    """
     named = os.environ.get(VARIABLE, '')
-    if named == OFF:
-        return None
     if named:
-        return Path(named).expanduser()
+        return None if named.lower() == OFF else Path(os.path.expanduser(named))
     base = os.environ.get('XDG_CACHE_HOME', '')
-    return (Path(base) if os.path.isabs(base) else Path('~/.cache').expanduser()) / FOLDER
+    if not os.path.isabs(base):
+        base = os.path.expanduser('~/.cache')
+    return Path(base) / FOLDER if os.path.isabs(base) else None
 
 
 class TokenCache:

@@ -7,6 +7,7 @@ largest first, and reads what the others have made.
 from __future__ import annotations
 
 import hashlib
+import logging
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,8 @@ from llmfoundry_gauntlet.prompts.fewshot import FIXED_VERSION
 from llmfoundry_gauntlet.prompts.packed import FORMAT_VERSION, PackedItems, pack, unpack
 from llmfoundry_gauntlet.tasks.items import Preparation, prepare_items
 from llmfoundry_gauntlet.values import Example, Item
+
+log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.05
 PATIENCE_SECONDS = 1800  # without any progress; then what others are at is made here as well
@@ -39,6 +42,7 @@ class Work:
         """The items, which are kept for others too."""
         packed = pack(prepare_items(self.preparation, self.examples))
         cache.store(self.name, packed)
+        log.debug('%s: %d items tokenised', self.preparation.task.key, len(self.examples))
         return self.load(cache) or self.unpack(packed)  # as others read it, so that all share its memory
 
     def load(self, cache: TokenCache) -> list[Item] | None:

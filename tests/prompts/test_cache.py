@@ -23,7 +23,15 @@ def test_the_folder_is_the_users_unless_the_environment_names_one(monkeypatch, t
     assert cache_folder() == tmp_path / '.cache/llmfoundry_gauntlet/tokens'
     monkeypatch.setenv('LLMFOUNDRY_GAUNTLET_CACHE', '~/tokens')
     assert cache_folder() == tmp_path / 'tokens'
-    monkeypatch.setenv('LLMFOUNDRY_GAUNTLET_CACHE', 'off')
+    for off in ('off', 'OFF'):
+        monkeypatch.setenv('LLMFOUNDRY_GAUNTLET_CACHE', off)
+        assert cache_folder() is None
+
+
+def test_a_user_without_a_home_has_no_cache(monkeypatch):
+    for name in ('LLMFOUNDRY_GAUNTLET_CACHE', 'XDG_CACHE_HOME'):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os.path, 'expanduser', lambda path: path)  # as where the user is in no list
     assert cache_folder() is None
 
 

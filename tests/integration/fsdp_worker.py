@@ -1,0 +1,113 @@
+"""Scores of unsharded networks and of sharded ones, and what training with and without evaluations makes of those.
+
+composer -n 2 fsdp_worker.py FOLDER FAMILY...
+"""
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import networks
+import tiny
+import torch
+from composer import Trainer
+from composer.core import DataSpec
+from composer.models import HuggingFaceModel
+from composer.utils import dist
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.utils.data import DataLoader
+
+from llmfoundry_gauntlet import EvalGauntlet
+from llmfoundry_gauntlet.engine.plan import assign
+
+# Composer 0.32 asks for the current GPU where it shards, whatever the device.
+torch.cuda.current_device = lambda: torch.device('cpu')
+torch.cuda.synchronize = lambda *_: None
+
+
+def make_trainer(family: str, callbacks: list, *, sharded: bool) -> Trainer:
+    network = networks.network(family, vocab_size=259).train()
+    blocks = next(part for part in network.modules() if isinstance(part, torch.nn.ModuleList))
+    parts = [*blocks] if network.config.tie_word_embeddings else [*blocks, network.get_output_embeddings()]
+    for part in parts:  # as llm-foundry shards Hugging Face models
+        part._fsdp_wrap = True
+    rows = [{'input_ids': row, 'labels': row} for row in torch.randint(3, 259, (16, 16))]
+    sharding = {'fsdp': {'sharding_strategy': 'FULL_SHARD', 'state_dict_type': 'full'}}
+    return Trainer(
+        model=HuggingFaceModel(network, tokenizer=tiny.tokenizer()),
+        train_dataloader=DataSpec(DataLoader(rows, batch_size=2, sampler=dist.get_sampler(rows, shuffle=True))),
+        optimizers=torch.optim.AdamW(network.parameters(), lr=1e-3),
+        max_duration='3ba',
+        device='cpu',
+        seed=3,
+        callbacks=callbacks,
+        progress_bar=False,
+        parallelism_config=sharding if sharded else None,
+    )
+
+
+def make_evaluator(folder: Path, tasks: str) -> EvalGauntlet:
+    return EvalGauntlet(
+        tasks=str(folder / f'{tasks}.yaml'),
+        data_root=str(folder),
+        interval=['first', '2ba', 'last'],
+        tokens_per_batch=160,
+        max_seq_len=128,
+        fewshot='fixed',
+        save_folder=None,
+    )
+
+
+def scores(callback: EvalGauntlet) -> dict:
+    """What the callback's latest evaluation found, and what this rank ran for it."""
+    planned = callback.evaluation.planned
+    mine = assign(planned.batches, num_ranks=dist.get_world_size())[dist.get_global_rank()]
+    prefixes = [id(batch.prefix) for batch in mine if not batch.trees]
+    return {
+        'layout': planned.layout,
+        'num_prefixes': len(prefixes),
+        'repeats_a_prefix': len(set(prefixes)) < len(prefixes),
+        'items': {
+            str(result.key): [result.predicted, result.credit, result.logprobs]
+            for results in callback.evaluation.results.values()
+            for result in results
+        },
+    }
+
+
+def weights(trainer: Trainer) -> str:
+    """A digest of this rank's shards; gathering whole weights on a CPU crashes in torch 2.7."""
+    parts = [(name, value.detach().numpy().tobytes()) for name, value in trainer.state.model.named_parameters()]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def run(folder: Path, family: str) -> dict:
+    found = {}
+    evaluators = {tasks: make_evaluator(folder, tasks) for tasks in ('mixed', 'long')}
+    trainer = make_trainer(family, [*evaluators.values()], sharded=False)
+    trainer.eval()
+    found['unsharded'] = {tasks: scores(evaluator) for tasks, evaluator in evaluators.items()}
+    trainer.close()
+    for mode in ('without', 'with'):
+        evaluators = {tasks: make_evaluator(folder, tasks) for tasks in ('mixed', 'long')}
+        trainer = make_trainer(family, [*evaluators.values()] if mode == 'with' else [], sharded=True)
+        parts = [part for part in trainer.state.model.modules() if isinstance(part, FullyShardedDataParallel)]
+        assert trainer.state.model.model is parts[0] and len(parts) >= 3
+        if mode == 'with':
+            trainer.eval()
+            found['sharded'] = {tasks: scores(evaluator) for tasks, evaluator in evaluators.items()}
+        trainer.fit()
+        found[mode] = weights(trainer)
+        trainer.close()
+    return found
+
+
+def main(folder: Path, families: list[str]) -> None:
+    dist.initialize_dist('cpu', timeout=60.0)  # ranks out of step would wait for each other
+    found = {family: run(folder, family) for family in families}
+    (folder / f'rank{dist.get_global_rank()}.json').write_text(json.dumps(found))
+
+
+if __name__ == '__main__':
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,74 @@
+"""Sharded by FSDP on two ranks of a CPU, which Composer does not do by itself: a smoke test, see fsdp_worker.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+from paths import ROOT
+
+HERE = Path(__file__).parent
+INSTRUCTION = 'The same long instruction stands before each one of all of these questions. '
+# The first runs in a stream; the second has no stream and no masked rows, and says so in the middle of a forward.
+FAMILIES = {'llama': 'stream', 'gpt_bigcode': 'padded_rows'}
+
+
+@pytest.fixture(scope='module')
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of two ranks found, by family."""
+    folder = tmp_path_factory.mktemp('fsdp')
+    mixed = Path(tiny.write_tasks(folder)['tasks'])
+    mixed.rename(folder / 'mixed.yaml')
+    rows = [{'context': f'{i}+{i}=', 'continuation': f'{2 * i}!'} for i in range(55)]
+    (folder / 'rows.jsonl').write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
+    task = {'label': 'long', 'dataset_uri': 'rows.jsonl', 'num_fewshot': [0], 'icl_task_type': 'language_modeling'}
+    (folder / 'long.yaml').write_text(json.dumps({'icl_tasks': [{**task, 'prompt_string': INSTRUCTION}]}))
+    composer = Path(sys.executable).parent / 'composer'
+    paths = os.pathsep.join(map(str, (HERE, HERE.parent, ROOT)))
+    environment = {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': paths}
+    done = subprocess.run(
+        [composer, '-n', '2', HERE / 'fsdp_worker.py', folder, *FAMILIES],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env=environment,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return [json.loads((folder / f'rank{rank}.json').read_text()) for rank in range(2)]
+
+
+@pytest.mark.parametrize('family', FAMILIES)
+@pytest.mark.parametrize(('tasks', 'num_items'), [('mixed', 28), ('long', 55)])
+def test_a_sharded_model_has_the_scores_of_the_whole_one(ranks, family: str, tasks: str, num_items: int):
+    for found in ranks:
+        whole, sharded = (found[family][state][tasks] for state in ('unsharded', 'sharded'))
+        assert whole['layout'] == sharded['layout'] == FAMILIES[family]
+        assert whole['items'].keys() == sharded['items'].keys() and len(whole['items']) == num_items
+        for key, (predicted, credit, logprobs) in whole['items'].items():
+            assert sharded['items'][key][:2] == [predicted, credit]
+            np.testing.assert_allclose(sharded['items'][key][2], logprobs, rtol=0, atol=1e-5)
+
+
+def test_ranks_keep_step_where_one_has_nothing_left_but_a_prefix_that_it_kept(ranks):
+    """A repeated prefix must be a forward as well: the shards are gathered by all ranks together.
+
+    Mutation: a prefix that is kept already is not run again, and the ranks wait for each other until the timeout.
+    """
+    shares = [found['llama']['sharded']['long'] for found in ranks]
+    assert all(share['num_prefixes'] > 0 for share in shares)
+    assert any(share['repeats_a_prefix'] for share in shares), 'choose another number of rows'
+
+
+@pytest.mark.parametrize('family', FAMILIES)
+def test_training_a_sharded_model_with_evaluations_is_bitwise_training_without(ranks, family: str):
+    for found in ranks:
+        assert found[family]['with'] == found[family]['without']
+    assert ranks[0][family]['with'] != ranks[1][family]['with']  # shards of their own
