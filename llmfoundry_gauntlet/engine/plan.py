@@ -29,7 +29,7 @@ LAYOUTS = (STREAM, MASKED_ROWS, PADDED_ROWS)  # the least work first
 
 PAIRS_PER_TOKEN = 2048
 MAX_TREE_TOKENS = {STREAM: 4096, MASKED_ROWS: 1024}  # attention in a tree grows with its square
-MAX_TREE_TOKENS_AFTER_PREFIX = 256
+MAX_TREE_TOKENS_AFTER_PREFIX = 512
 LEAST_PREFIX = 64  # tokens
 LEAST_SAVED_BY_PREFIX = 1 / 4  # of tokens_per_batch: a forward of its own must be worth it
 
@@ -93,6 +93,11 @@ class _Shape:
     @property
     def lead_length(self) -> int:
         return len(self.spelled) // 4
+
+    @property
+    def kept(self) -> int:
+        """Tokens that could be a kept prefix of all contexts, one left for each to be read from."""
+        return min(self.trunk, self.lead_length - 1)
 
 
 def plan(requests: Sequence[ScoreRequest], *, tokens_per_batch: int, layout: str = STREAM) -> list[Batch]:
@@ -176,16 +181,23 @@ def grow_trees(shapes: Sequence[_Shape], cap: int, prefix: int = 0) -> list[list
     After a kept prefix they are joined anyway, as each tree reads all of it again.
     """
     groups: list[list[_Shape]] = []
-    num_tokens = 0
+    num_tokens = alike = 0
     for shape in shapes:
         added = shape.num_tokens - shape.shared
-        if groups and num_tokens + added <= cap and (prefix or is_less_work(shape, num_tokens, added)):
+        fits = bool(groups) and num_tokens + added <= cap and not leaves_early(shape.shared, groups[-1], alike)
+        if fits and (prefix or is_less_work(shape, num_tokens, added)):
             groups[-1].append(shape)
             num_tokens += added
+            alike = min(alike, shape.shared, shape.kept)
         else:
             groups.append([shape])
-            num_tokens = shape.num_tokens
+            num_tokens, alike = shape.num_tokens, shape.kept
     return groups
+
+
+def leaves_early(shared: int, group: Sequence[_Shape], alike: int) -> bool:
+    """Whether joining what shares so few tokens would keep a beginning of `alike` tokens from being run once."""
+    return len(group) > 1 and alike >= LEAST_PREFIX and 2 * shared < alike
 
 
 def is_less_work(shape: _Shape, num_tokens: int, added: int) -> bool:
@@ -207,21 +219,36 @@ def families(groups: Sequence[list[_Shape]], least_saved: float) -> list[tuple[l
         if found:
             family, prefix = found[-1]
             joined = min(prefix, alike, group[0].shared)
-            before = prefix * (len(family) - 1)
-            if joined >= LEAST_PREFIX and joined * len(family) > before:
+            members = [shape for part in family for shape in part]
+            if (
+                joined >= LEAST_PREFIX
+                and not leaves_early(joined, members, prefix)
+                and not leaves_early(joined, group, alike)
+            ):
                 family.append(group)
                 found[-1] = (family, joined)
                 continue
         found.append(([group], alike))
-    return [
-        (family, prefix if len(family) > 1 and prefix * (len(family) - 1) >= least_saved else 0)
-        for family, prefix in found
-    ]
+    return [(family, prefix if is_worth_keeping(family, prefix, least_saved) else 0) for family, prefix in found]
+
+
+def is_worth_keeping(family: Sequence[list[_Shape]], prefix: int, least_saved: float) -> bool:
+    """Whether a prefix saves enough: it runs once instead of in each tree, and large trees fall into small ones."""
+    saved = float(prefix * (len(family) - 1))
+    for group in family:
+        after = num_tokens_of(group) - prefix
+        saved += max(0, after * (after - MAX_TREE_TOKENS_AFTER_PREFIX)) / PAIRS_PER_TOKEN
+    return prefix >= LEAST_PREFIX and saved >= least_saved
+
+
+def num_tokens_of(group: Sequence[_Shape]) -> int:
+    """Tokens of a tree, at most: what a context goes on with like the continuations before is counted twice."""
+    return group[0].num_tokens + sum(shape.num_tokens - shape.shared for shape in group[1:])
 
 
 def common(group: Sequence[_Shape]) -> int:
-    """Tokens that all contexts of a tree begin with, one left for each to be read from."""
-    return min([*(shape.shared for shape in group[1:]), *(min(shape.trunk, shape.lead_length - 1) for shape in group)])
+    """Tokens that all contexts of a tree begin with and that can be kept."""
+    return min([*(shape.shared for shape in group[1:]), *(shape.kept for shape in group)])
 
 
 def make_tree(group: Sequence[_Shape], prefix: int = 0) -> Tree:
@@ -231,10 +258,7 @@ def make_tree(group: Sequence[_Shape], prefix: int = 0) -> Tree:
     nested = any(shape.nested for shape in group) or any(
         shape.shared == min(shape.lead_length, before.lead_length) for before, shape in pairwise(group)
     )
-    if nested and len(requests) > 1:
-        num_tokens = count_prefixes(requests)
-    else:
-        num_tokens = group[0].num_tokens + sum(shape.num_tokens - shape.shared for shape in group[1:])
+    num_tokens = count_prefixes(requests) if nested and len(requests) > 1 else num_tokens_of(group)
     return Tree(requests=requests, num_tokens=num_tokens - prefix)
 
 

@@ -133,3 +133,19 @@ def test_half_precision_is_compared_within_its_own_rounding(dtype: torch.dtype):
     assert tolerance < 0.5
     np.testing.assert_allclose(stream, padded, rtol=0, atol=tolerance)
     assert probed(networks.network('stablelm').to(dtype))[0].layout == MASKED_ROWS
+
+
+@pytest.mark.parametrize('name', ['llama', 'gemma2, eager', 'stablelm', 'bloom'])
+def test_mixed_precision_is_that_of_the_run(name: str):
+    """Under autocast the numbers are those of bare forwards under autocast. Mutation: the forward outside of it."""
+    model = networks.network(name)
+    requests = [*networks.mixed_requests(), *networks.requests_after_a_prefix(4)]
+    with torch.no_grad(), torch.autocast('cpu', torch.bfloat16):
+        found, language_model = probed(model)
+        batches = plan(requests, tokens_per_batch=PREFIX_BUDGET, layout=found.layout)
+        scores = networks.sums_of(networks.run(language_model, batches), requests)
+        expected = networks.sums_alone(model, requests)
+        largest = max(networks.logits_of(model, request.contexts[0]).abs().max().item() for request in requests)
+    assert found.layout == LAYOUT_OF[name], found.reason
+    np.testing.assert_allclose(scores, expected, rtol=0, atol=2 * largest * torch.finfo(torch.bfloat16).eps)
+    assert np.abs(scores - networks.sums_alone(model, requests)).max() > 1e-3  # of float32
