@@ -94,7 +94,6 @@ class EvaluationRun:
 
     def finish(self) -> Evaluation:
         """Gathers all ranks' items by key and computes the scores, the same on every rank."""
-        self.language_model.forget()
         planned = self.loader.planned
         gathered = dist.all_gather_object((list(self.results.values()), self.busy_seconds))
         results: Results = {}

@@ -72,13 +72,14 @@ class EvaluationLoader:
         for batch in self._share(self.planned.batches):
             yield self._step(partial(self._score, batch, suspects), batch)
         found = [key for keys in dist.all_gather_object(list(suspects)) for key in keys]
-        if len(set(found)) == sum(request.unscorable is None for request in self.prepared.requests):
-            yield self._step(lambda _: suspects)  # the model is broken: nothing is to be saved
-            return
-        again = [self.prepared.items[key].request for key in dict.fromkeys(sorted(found))]
-        alone = plan(again, tokens_per_batch=self.planned.tokens_per_batch, layout=PADDED_ROWS)
-        for batch in self._share(alone):
-            yield self._step(partial(self._score, batch, None), batch)
+        if self.planned.layout == PADDED_ROWS:  # where nothing spoils another row
+            yield self._step(lambda _: suspects)
+        else:
+            again = [self.prepared.items[key].request for key in dict.fromkeys(sorted(found))]
+            alone = plan(again, tokens_per_batch=self.planned.tokens_per_batch, layout=PADDED_ROWS)
+            for batch in self._share(alone):
+                yield self._step(partial(self._score, batch, None), batch)
+        self.language_model.forget()
 
     def _step(self, run: Callable[[CausalLanguageModel], Results], batch: Batch | None = None) -> Step:
         return Step(loader=self, run=run, planned=self.planned, batch=batch)

@@ -19,7 +19,7 @@ from llmfoundry_gauntlet.engine.layout import (
     lay_out_tree_rows,
     with_token_at,
 )
-from llmfoundry_gauntlet.engine.logits import LogitReader, Tail, TokenScores, output_layer, reading, same, tail_of
+from llmfoundry_gauntlet.engine.logits import LogitReader, Tail, TokenScores, output_layer, reading, tail_of
 from llmfoundry_gauntlet.engine.outputs import split_outputs
 from llmfoundry_gauntlet.engine.plan import MASKED_ROWS, PADDED_ROWS, Batch
 from llmfoundry_gauntlet.engine.tree_attention import KeyValue, tree_attention, tree_layout
@@ -70,7 +70,7 @@ class CausalLanguageModel:
         self.device = device
         self.hidden_token_id = hidden_token_id
         self.last_position = last_position
-        self.learned = Learned(tail=same, dtype=None)
+        self.learned = Learned(tail=None, dtype=None)
         self.most_tokens: int | None = None  # of a batch, once the device's memory was found too small for more
         self._prefix: tuple[np.ndarray, dict[int, KeyValue]] | None = None
 

@@ -48,7 +48,8 @@ def probe(language_model: CausalLanguageModel, *, vocabulary: int, longest: int)
     """
     short, long = rows_to_score(vocabulary, longest, language_model.hidden_token_id)
     floor = plan(short, tokens_per_batch=MAX_SHORT * len(short), layout=PADDED_ROWS)
-    largest, rounding = language_model.learn(floor[-1])
+    single = replace(short[0], contexts=short[0].contexts[:1], continuations=short[0].continuations[:1])
+    largest, rounding = language_model.learn(make_batch([Tree(requests=(single,), num_tokens=0)], PADDED_ROWS, None))
     measure = sums(language_model, floor)
     if not np.isfinite(measure).all():
         return Probe(layout=PADDED_ROWS, reason="probe: the model's numbers are not finite", certain=False)
@@ -59,14 +60,16 @@ def probe(language_model: CausalLanguageModel, *, vocabulary: int, longest: int)
         reason = f'probe: other contexts change {contrast:.1g} nats only, too little to tell'
         return Probe(layout=PADDED_ROWS, reason=reason, certain=False)
     measure_of_long = sums(language_model, plan(long, tokens_per_batch=longest, layout=PADDED_ROWS))
+    if not np.isfinite(measure_of_long).all():
+        return Probe(layout=PADDED_ROWS, reason="probe: the model's numbers are not finite", certain=False)
     num_rows = len(measure) + len(measure_of_long)
     failures: list[str] = []
     for layout in LAYOUTS[:-1]:
         try:
-            off = max(np.abs(sums(language_model, batches) - measure).max() for batches in ways(short, layout))
+            off = np.max([np.abs(sums(language_model, batches) - measure) for batches in ways(short, layout)])
             if off <= tolerance:
                 found = sums(language_model, plan(long, tokens_per_batch=longest, layout=layout))
-                off = max(off, np.abs(found - measure_of_long).max())
+                off = np.max([off, *np.abs(found - measure_of_long)])
         except torch.OutOfMemoryError:
             raise
         except CANNOT as error:

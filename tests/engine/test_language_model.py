@@ -17,10 +17,18 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_ac
 from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
+from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel, Learned
 from llmfoundry_gauntlet.engine.layout import lay_out_rows, lay_out_stream
+from llmfoundry_gauntlet.engine.logits import same
 from llmfoundry_gauntlet.engine.plan import LAYOUTS, PADDED_ROWS, STREAM, plan
 from llmfoundry_gauntlet.errors import ModelError
+
+
+def probed(model) -> CausalLanguageModel:
+    """As the probe leaves a model whose logits are its output layer's."""
+    language_model = CausalLanguageModel(model, device=CPU)
+    language_model.learned = Learned(tail=same, dtype=torch.float32)
+    return language_model
 
 
 def all_requests():
@@ -81,7 +89,7 @@ def test_the_output_layer_makes_the_scored_positions_alone(layout: str):
         return forward(hidden)
 
     model.lm_head.forward = seen
-    CausalLanguageModel(model, device=CPU).run(batch)
+    probed(model).run(batch)
     reads = (lay_out_rows(batch.requests) if layout == PADDED_ROWS else lay_out_stream(batch.trees)).reads
     assert made == [len(np.unique(reads))]
     assert model.lm_head.forward is seen
@@ -136,7 +144,7 @@ def test_memory_is_that_of_the_model_without_logits_and_a_chunk_of_them(tmp_path
         ids = torch.from_numpy(tokens).long()
         inputs = {'input_ids': ids, 'attention_mask': torch.ones_like(ids), 'use_cache': False}  # no mask is made then
         bare = peak_bytes(lambda: model.model(**inputs), tmp_path / 'bare.json')
-    language_model = CausalLanguageModel(model, device=CPU)
+    language_model = probed(model)
     ours = peak_bytes(lambda: language_model.run(batch), tmp_path / 'ours.json')
     assert bare > 4096 * 512 * 4  # the inner width of a layer, at least
     assert ours <= 1.1 * bare + 512 * vocabulary * 4
