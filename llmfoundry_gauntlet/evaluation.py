@@ -154,11 +154,6 @@ def read_data(suite: Suite, data_root: str) -> tuple[dict[str, list[Example]], d
     return examples, unsupported
 
 
-def one_task(data: EvaluationData, key: str) -> EvaluationData:
-    """The same data with a single task in it."""
-    return replace(data, examples={key: data.examples[key]}, unsupported={})
-
-
 def prepare_evaluation(
     data: EvaluationData, encoder: Encoder, *, max_seq_len: int, cache: TokenCache = NO_CACHE
 ) -> PreparedEvaluation:
@@ -178,6 +173,16 @@ def prepare_evaluation(
     prepared = prepare_tasks(preparations, data.examples, cache)
     items = {item.request.key: item for task_items in prepared.values() for item in task_items}
     return PreparedEvaluation(data=data, tasks=tasks, items=items, max_seq_len=max_seq_len)
+
+
+def one_task(prepared: PreparedEvaluation, key: str) -> PreparedEvaluation:
+    """The same evaluation with a single task in it."""
+    return replace(
+        prepared,
+        data=replace(prepared.data, examples={key: prepared.data.examples[key]}, unsupported={}),
+        tasks={key: prepared.tasks[key]},
+        items={item_key: item for item_key, item in prepared.items.items() if item_key.task == key},
+    )
 
 
 def plan_evaluation(

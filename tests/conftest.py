@@ -10,6 +10,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+from character_tokenizer import CharacterTokenizer
 from paths import SHARED_DATA
 
 hypothesis.settings.register_profile(
@@ -20,20 +21,6 @@ hypothesis.settings.load_profile('busy machines')
 os.environ.setdefault('HF_HUB_OFFLINE', '1')
 os.environ.setdefault('OMP_NUM_THREADS', '1')
 os.environ.setdefault('TOKENIZERS_PARALLELISM', 'false')
-
-
-class CharacterTokenizer:
-    """A tokenizer for tests: a token per character, its code point; bos 1 in front when special tokens are wanted."""
-
-    eos_token_id = 2
-    pad_token_id = 0
-
-    def __init__(self, *, bos: bool = True) -> None:
-        self.special = [1] if bos else []
-
-    def __call__(self, texts: Sequence[str], *, add_special_tokens: bool, **_: Any) -> dict[str, list[list[int]]]:
-        special = self.special if add_special_tokens else []
-        return {'input_ids': [special + [ord(character) for character in text] for text in texts]}
 
 
 @pytest.fixture(autouse=True, scope='session')

@@ -68,10 +68,11 @@ def build_icl_evaluators(tasks: Any, model: HuggingFaceModel, **settings: Any) -
     (`metric_names`). Task types that this version cannot run are left out. Raises ConfigError, DataError, ModelError.
     """
     data = load_data(decode_settings({**settings, 'tasks': tasks, 'save_folder': None}, 'build_icl_evaluators'))
+    prepared_tasks = prepare_for_model(data, unwrapped(model))
     evaluators = []
     metrics: dict[str, TaskAccuracy] = {}
     for key, examples in data.examples.items():
-        prepared = prepare_for_model(one_task(data, key), unwrapped(model))
+        prepared = one_task(prepared_tasks, key)
         accuracy = task_types()[prepared.tasks[key].icl_task_type].metric
         categories = sorted({example.category for example in examples if example.category is not None})
         own = {f'{category}/{accuracy}': TaskAccuracy(category) for category in categories}

@@ -1,7 +1,6 @@
-"""Time llm-foundry and lm-eval on the rows of one language_modeling, multiple_choice or schema task.
+"""llm-foundry and lm-eval as contenders (see worker.py) on a language_modeling, multiple_choice or schema task.
 
-To be imported in the environment of `requirements/reference.txt`. `time_foundry` and `time_lm_eval` take the same
-arguments and return a Timing:
+To be imported in the environment of `requirements/reference.txt`. `measure` of both takes
 
     task            the task's YAML keys: label, icl_task_type, num_fewshot (a list of one), delimiters, ...; a
                     dataset_uri in it is ignored
@@ -14,8 +13,6 @@ Timed is what a user waits for once the model is loaded and a first row was scor
 evaluation with its few-shot prompting and tokenisation, for lm-eval the tokenisation and scoring of ready (context,
 continuation) texts, taken from llm-foundry's own data set. Reading the files is not timed. Each measurement has a
 tokenizer that has met no word yet, and finds nothing that an earlier one has left on disk.
-
-`LLMFoundry` and `LMEval` are the same as contenders of the benchmark (see worker.py), which keep their model.
 """
 
 from __future__ import annotations
@@ -155,23 +152,6 @@ class LLMFoundry:
         self.trainer.close()
 
 
-def time_foundry(
-    task: dict[str, Any],
-    rows_file: Path,
-    model_folder: Path,
-    *,
-    max_seq_len: int,
-    batch_size: int = 8,
-    device: str = 'cpu',
-) -> Timing:
-    """Time Composer's evaluation of llm-foundry's task. device is cpu or cuda; fp32 on either."""
-    foundry = LLMFoundry()
-    foundry.load(str(model_folder), device)
-    fields = foundry.measure(task=task, rows_file=str(rows_file), max_seq_len=max_seq_len, batch_size=batch_size)
-    foundry.close()
-    return Timing(**fields)
-
-
 def text_pairs(data_set: Any, icl_task_type: str, num_items: int | None = None) -> TextPairs:
     """The texts that llm-foundry's data set tokenises for its first `num_items` rows, by default all."""
     pairs = []
@@ -247,19 +227,3 @@ def predictions_of(
             means = [total / length for (total, _), length in zip(scored, lengths, strict=True)]
             predictions.append(means.index(max(means)))
     return predictions
-
-
-def time_lm_eval(
-    task: dict[str, Any],
-    rows_file: Path,
-    model_folder: Path,
-    *,
-    max_seq_len: int,
-    batch_size: int = 8,
-    device: str = 'cpu',
-) -> Timing:
-    """Time lm-eval's HFLM.loglikelihood on the task's texts. device is cpu or cuda; fp32 on either."""
-    lm_eval = LMEval()
-    lm_eval.load(str(model_folder), device)
-    fields = lm_eval.measure(task=task, rows_file=str(rows_file), max_seq_len=max_seq_len, batch_size=batch_size)
-    return Timing(**fields)

@@ -66,13 +66,13 @@ ROWS = (
     Row(label='piqa', num_shots=0, group=ZERO_SHOT, items=(96, 32), foundry_items=(4, 2)),
     Row(label='hellaswag', num_shots=0, group=ZERO_SHOT, items=(48, 16), foundry_items=(2, 1)),
     Row(label='winograd', num_shots=0, group=ZERO_SHOT, items=(273, 64), foundry_items=(4, 2)),
-    Row(label='arc_challenge', num_shots=3, group=FOUR_TEXTS, items=(16, 8), foundry_items=(2, 1)),
+    Row(label='arc_challenge', num_shots=3, group=FOUR_TEXTS, items=(16, 6), foundry_items=(2, 1)),
     Row(label='arc_challenge', num_shots=10, group=FOUR_TEXTS, items=(10, 6), foundry_items=(2, 1)),
     Row(label='piqa', num_shots=10, group=TWO_CHOICES, items=(12, 6), foundry_items=(4, 2)),
     Row(label='winograd', num_shots=3, group=TWO_CHOICES, items=(96, 32), foundry_items=(4, 2)),
-    Row(label='mmlu', num_shots=5, group=LETTERS, items=(16, 8), foundry_items=(2, 1), category='nutrition'),
+    Row(label='mmlu', num_shots=5, group=LETTERS, items=(16, 6), foundry_items=(2, 1), category='nutrition'),
     Row(label='lambada_openai', num_shots=0, group=OWN_CONTEXTS, items=(128, 32), foundry_items=(4, 4)),
-    Row(label='squad', num_shots=10, group=FULL_CONTEXTS, items=(8, 3), foundry_items=(2, 2), max_seq_len=2048),
+    Row(label='squad', num_shots=10, group=FULL_CONTEXTS, items=(8, 3), foundry_items=(2, 1), max_seq_len=2048),
     Row(label='coqa', num_shots=0, group=SHARED_PASSAGES, items=(48, 24), foundry_items=(2, 2), max_seq_len=2048),
 )
 

@@ -1,4 +1,5 @@
 import pytest
+from character_tokenizer import CharacterTokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 from paths import FIXTURES
@@ -45,8 +46,6 @@ def test_the_most_shots_that_fit_are_kept_and_the_first_go_first(character_token
 )
 def test_every_prompt_of_a_batch_keeps_the_most_shots_that_fit(lengths: list[list[int]], max_seq_len: int):
     """A token a character: bos, the instruction, the last shots, 'q' and 'a' are counted by hand."""
-    from conftest import CharacterTokenizer
-
     sources = [source(['x' * length for length in shots], instruction=INSTRUCTION) for shots in lengths]
     for shots, fitted in zip(lengths, fit(CharacterTokenizer(), max_seq_len, *sources), strict=True):
         totals = [3 + len(INSTRUCTION) + sum(shots[len(shots) - kept :]) for kept in range(len(shots) + 1)]
