@@ -31,6 +31,7 @@ PAIRS_PER_TOKEN = 2048
 MAX_TREE_TOKENS = {STREAM: 4096, MASKED_ROWS: 1024}  # attention in a tree grows with its square
 MAX_TREE_TOKENS_AFTER_PREFIX = 512
 LEAST_PREFIX = 64  # tokens
+FAMILY = 8  # requests that make it worth starting a tree anew
 LEAST_SAVED_BY_PREFIX = 1 / 4  # of tokens_per_batch: a forward of its own must be worth it
 
 # A batch of padded rows is closed early, once it holds this share of its tokens, where rows become shorter than this
@@ -182,10 +183,13 @@ def grow_trees(shapes: Sequence[_Shape], cap: int, prefix: int = 0) -> list[list
     """
     groups: list[list[_Shape]] = []
     num_tokens = alike = 0
-    for shape in shapes:
+    for index, shape in enumerate(shapes):
         added = shape.num_tokens - shape.shared
-        fits = bool(groups) and num_tokens + added <= cap and not leaves_early(shape.shared, groups[-1], alike)
-        if fits and (prefix or is_less_work(shape, num_tokens, added)):
+        joins = bool(groups) and num_tokens + added <= cap
+        if joins and not prefix:
+            joins = is_less_work(shape, num_tokens, added)
+            joins = joins and not leaves_early(shape.shared, groups[-1], alike) and not begins_family(shapes, index)
+        if joins:
             groups[-1].append(shape)
             num_tokens += added
             alike = min(alike, shape.shared, shape.kept)
@@ -193,6 +197,13 @@ def grow_trees(shapes: Sequence[_Shape], cap: int, prefix: int = 0) -> list[list
             groups.append([shape])
             num_tokens, alike = shape.num_tokens, shape.kept
     return groups
+
+
+def begins_family(shapes: Sequence[_Shape], index: int) -> bool:
+    """Whether many requests from this one on share far more with each other than it does with the one before."""
+    least = max(LEAST_PREFIX, 2 * shapes[index].shared + 1)
+    following = shapes[index + 1 : index + 1 + FAMILY]
+    return len(following) == FAMILY and all(shape.shared >= least for shape in following)
 
 
 def leaves_early(shared: int, group: Sequence[_Shape], alike: int) -> bool:

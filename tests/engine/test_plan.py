@@ -233,13 +233,17 @@ def test_short_rows_are_not_padded_to_long_ones():
     assert sum(batch.num_tokens for batch in batches) < 1.1 * 5050
 
 
-def test_an_item_that_leaves_early_does_not_shorten_what_the_others_keep(monkeypatch):
-    """With fixed shots the item that is a shot itself sees a spare there. Fails without `leaves_early`."""
+@pytest.mark.parametrize('first', [0, 1000], ids=['sorted before', 'sorted after'])
+def test_an_item_that_leaves_early_does_not_shorten_what_the_others_keep(monkeypatch, first: int):
+    """With fixed shots the item that is a shot itself sees a spare there.
+
+    Fails without `leaves_early`, and without `begins_family` where that item is the first in order.
+    """
     monkeypatch.undo()
     rng = np.random.default_rng(1)
-    shots = rng.integers(0, 1000, 400).tolist()
+    shots = rng.integers(500, 1000, 400).tolist()
     own = [[*shots, *rng.integers(0, 1000, 20).tolist()] for _ in range(150)]
-    own[7] = [*shots[:90], *rng.integers(1000, 2000, 330).tolist()]
+    own[7] = [*shots[:90], *rng.integers(first, first + 400, 330).tolist()]
     batches = plan(make_requests([([context], [[1, 2]]) for context in own]), tokens_per_batch=4096)
     assert {len(batch.prefix) for batch in batches if batch.prefix is not None} <= {400, 401}
     assert sum(batch.num_tokens for batch in batches) <= 149 * 21 + 421
