@@ -12,9 +12,10 @@ from typing import Any
 from composer.utils import dist
 
 from llmfoundry_gauntlet.config.settings import AUTO
+from llmfoundry_gauntlet.engine.assign import assign
 from llmfoundry_gauntlet.engine.budget import automatic_budget
 from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
-from llmfoundry_gauntlet.engine.plan import LAYOUTS, PADDED_ROWS, Batch, assign, plan
+from llmfoundry_gauntlet.engine.plan import LAYOUTS, PADDED_ROWS, Batch, plan
 from llmfoundry_gauntlet.engine.probe import Probe, probe
 from llmfoundry_gauntlet.evaluation import PlannedEvaluation, PreparedEvaluation, plan_evaluation
 from llmfoundry_gauntlet.values import ItemKey, ItemResult

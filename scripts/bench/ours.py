@@ -13,9 +13,10 @@ from timing import measure
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from llmfoundry_gauntlet.config.settings import decode_settings
+from llmfoundry_gauntlet.engine.assign import assign
 from llmfoundry_gauntlet.engine.budget import automatic_budget
 from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
-from llmfoundry_gauntlet.engine.plan import Batch, assign
+from llmfoundry_gauntlet.engine.plan import Batch
 from llmfoundry_gauntlet.engine.probe import probe
 from llmfoundry_gauntlet.evaluation import (
     EvaluationData,

@@ -110,7 +110,7 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
 
 def start_again(planned: Any) -> float:
     """Seconds that a later evaluation takes until it has its first batch: the plan is there, and is shared out."""
-    from llmfoundry_gauntlet.engine.plan import assign
+    from llmfoundry_gauntlet.engine.assign import assign
 
     start = time.perf_counter()
     assign(planned.batches, num_ranks=1)
