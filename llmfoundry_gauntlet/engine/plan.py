@@ -18,7 +18,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from llmfoundry_gauntlet.engine.layout import Tree, count_prefixes, input_row
+from llmfoundry_gauntlet.engine.layout import Tree, count_prefixes, input_row, num_distinct_prefixes, num_shared
 from llmfoundry_gauntlet.values import ScoreRequest
 
 STREAM = 'stream'  # trees one after the other, attention by tree
@@ -153,26 +153,6 @@ def shape_of(request: ScoreRequest) -> _Shape:
     leads = sorted({context.astype('>i4').tobytes() for context in request.contexts})
     trunk = num_shared(leads[0], leads[-1])
     return _Shape(request, leads[0], trunk, count_prefixes((request,)), True)
-
-
-def num_distinct_prefixes(rows: Sequence[bytes]) -> int:
-    """Nodes of the trie of sorted rows of four bytes a token."""
-    total, before = 0, b''
-    for row in rows:
-        total += len(row) // 4 - num_shared(before, row)
-        before = row
-    return total
-
-
-def num_shared(first: bytes, second: bytes) -> int:
-    """Tokens that two rows of four bytes a token begin with alike."""
-    length = min(len(first), len(second))
-    if first[:32] != second[:32]:  # most neighbours: cheaper than a whole comparison
-        length = min(length, 32)
-    if first[:length] == second[:length]:
-        return length // 4
-    differ = np.frombuffer(first, np.int32, length // 4) != np.frombuffer(second, np.int32, length // 4)
-    return int(differ.argmax())
 
 
 def grow_trees(shapes: Sequence[_Shape], cap: int, prefix: int = 0) -> list[list[_Shape]]:
