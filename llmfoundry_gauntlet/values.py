@@ -39,7 +39,8 @@ class Example:
 class Question:
     """How a task type asks one example: the texts to score, without shots.
 
-    `contexts` has one entry for all continuations, or one per continuation.
+    `contexts` has one entry for all continuations, or one per continuation. Without continuations the model is to
+    write one.
     """
 
     contexts: tuple[str, ...]
@@ -74,6 +75,56 @@ class ScoreRequest:
     unscorable: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRule:
+    """Where a reply ends: before the first of `strings`, or where its answer does.
+
+    The answer ends before the first `answer_end` after `answer_delimiter` (which may be empty) and something that is
+    not white space; without an `answer_end` it has no end of its own. Nothing in a prompt counts. With `as_pattern`
+    the strings are one regular expression, as llm-foundry reads them when it marks.
+    """
+
+    strings: tuple[str, ...] = ()
+    answer_delimiter: str = ''
+    answer_end: str = ''
+    as_pattern: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How tokens are drawn: the most probable at temperature 0, else by probability.
+
+    Of the `top_k` most probable tokens (0: all), as many count as make up `top_p` of the probability. Draws depend on
+    the seed and the item alone.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GenerateRequest:
+    """Token ids after which a reply of at most `max_new_tokens` tokens is wanted. `context` is an int32 array."""
+
+    key: ItemKey
+    context: np.ndarray
+    max_new_tokens: int
+    stops: StopRule = StopRule()
+    sampling: Sampling = Sampling()
+    truncated: bool = False
+    unscorable: str | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens of the longest row that can come of it."""
+        return len(self.context) + self.max_new_tokens
+
+
+Request = ScoreRequest | GenerateRequest
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Item:
     """One item of a task, ready to be asked: its row, and the request made of its prompt."""
@@ -81,7 +132,7 @@ class Item:
     content: Any
     category: str | None
     prompt_sha256: str
-    request: ScoreRequest
+    request: Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -100,31 +151,75 @@ class ScoreOutput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """What the model wrote, as decoded; what completed a stop is still in it.
+
+    `is_cut` says that the token limit ended it, `is_finite` that every logit a token was chosen by was a number.
+    `num_tokens` and `is_cut` are None where they are not known.
+    """
+
+    key: ItemKey
+    text: str
+    num_tokens: int | None = None
+    is_cut: bool | None = None
+    is_finite: bool = True
+
+
+Output = ScoreOutput | Generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What somebody else's model said of an item, and where that stands (`file:line`).
+
+    Either a reply's `text`, or sums of log-probabilities in nats, one per choice; beside these the number of tokens of
+    each choice, and for language modelling whether all were the most probable ones, as far as they are known.
+    """
+
+    place: str
+    key: ItemKey
+    text: str | None = None
+    logprobs: tuple[float, ...] | None = None
+    num_tokens: tuple[int, ...] | None = None
+    is_argmax: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What a task type says of one output. `credit` is in [0, 1], None where the item could not be scored."""
+    """What a task type says of one output. `credit` is in [0, 1], None where the item could not be scored.
+
+    `answer` is what was taken from a reply. `marks` are further metrics of the item by name, the same names for every
+    item of a task; a task's metric is their mean.
+    """
 
     credit: float | None
     predicted: int | None = None
     reason: str | None = None
+    answer: str | None = None
+    marks: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemResult:
-    """One line of a samples file. `status` is 'scored' or 'unscored'; an unscored item has credit None and a reason."""
+    """One line of a samples file. `status` is 'scored' or 'unscored'; an unscored item has credit None and a reason.
+
+    `gold` is the index of the right choice, or the right answer's text.
+    """
 
     key: ItemKey
     category: str | None
-    gold: int | None
+    gold: int | str | None
     predicted: int | None
     credit: float | None
     logprobs: tuple[float, ...] | None  # sums in nats, one per choice
-    num_tokens: tuple[int, ...] | None
+    num_tokens: tuple[int, ...] | None  # one per choice, or those of the reply
     status: str
     reason: str | None
     prompt_sha256: str
     truncated: bool
-    text: str | None = None
+    text: str | None = None  # of a reply, up to its stop
     answer: str | None = None
+    marks: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +236,10 @@ class Measure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskScore:
-    """The metrics of one task at one number of shots. `categories` holds the same per category, in sorted order."""
+    """The metrics of one task at one number of shots, its accuracy first.
+
+    `categories` holds the same per category, in sorted order.
+    """
 
     task: str
     metrics: Mapping[str, Measure]
@@ -149,6 +247,11 @@ class TaskScore:
     num_unscored: int
     num_truncated: int
     categories: Mapping[str, TaskScore] = field(default_factory=dict)
+
+    @property
+    def accuracy(self) -> Measure:
+        """The metric that goes into composites."""
+        return next(iter(self.metrics.values()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

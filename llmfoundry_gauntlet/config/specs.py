@@ -7,6 +7,7 @@ its YAML files mean the same here.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,6 +26,15 @@ METRIC_NAMES = {
     CODE: ('InContextLearningCodeEvalAccuracy',),
 }
 WEIGHTINGS = ('EQUAL', 'SAMPLE_SZ', 'LOG_SAMPLE_SZ')
+# What generation_kwargs may hold: the type, a test and its description.
+REPLY_KEYS: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
+    'max_new_tokens': (int, lambda value: value >= 1, 'a whole number, 1 or more'),
+    'do_sample': (bool, lambda value: True, 'true or false'),
+    'temperature': ((int, float), lambda value: value > 0, 'a number above 0'),
+    'top_p': ((int, float), lambda value: 0 < value <= 1, 'a number above 0, 1 at most'),
+    'top_k': (int, lambda value: value >= 0, 'a whole number; 0: all tokens'),
+    'seed': (int, lambda value: value >= 0, 'a whole number, 0 or more'),
+}
 LABEL_PATTERN = re.compile(r'(?!\.{1,2}$)[A-Za-z0-9_.-]+')
 
 
@@ -85,6 +95,7 @@ class TaskSpec:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f'{name}: is {value}; allowed: 1 or more')
+        check_reply_keys(self)
         if self.metric_names == ():
             raise ValueError('metric_names: is empty; leave it out for the metric of the task type')
         allowed = METRIC_NAMES[self.icl_task_type]
@@ -101,6 +112,24 @@ class TaskSpec:
         """'{label}/{n}-shot', the name of the task in metric keys; for a task at one number of shots."""
         (num_shots,) = self.num_fewshot
         return task_key(self.label, num_shots)
+
+
+def check_reply_keys(task: TaskSpec) -> None:
+    """Raises ValueError where a task says wrongly how replies end or are drawn."""
+    for index, text in enumerate(task.early_stopping_criteria or ()):
+        if not text:
+            raise ValueError(f'early_stopping_criteria[{index}]: is empty; allowed: a text that ends a reply')
+    for key, value in (task.generation_kwargs or {}).items():
+        if key not in REPLY_KEYS:
+            raise ValueError(f'generation_kwargs.{key}: is not supported; allowed: {", ".join(REPLY_KEYS)}')
+        kind, holds, allowed = REPLY_KEYS[key]
+        is_right_kind = isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
+        if not is_right_kind or not holds(value):
+            raise ValueError(f'generation_kwargs.{key}: is {value!r}; allowed: {allowed}')
+    given = task.generation_kwargs or {}
+    alone = [key for key in ('temperature', 'top_p', 'top_k', 'seed') if key in given]
+    if alone and not given.get('do_sample', False):
+        raise ValueError(f'generation_kwargs.{alone[0]}: has no effect without do_sample: true; replies are greedy')
 
 
 def task_key(label: str, num_shots: int) -> str:

@@ -33,6 +33,24 @@ def texts_field(row: Mapping[str, Any], key: str) -> tuple[str, ...]:
     return tuple(value)
 
 
+def optional_text_field(row: Mapping[str, Any], key: str) -> str | None:
+    """The string at `key`, None where there is none."""
+    return None if row.get(key) is None else text_field(row, key)
+
+
+def optional_texts_field(row: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """The list of strings at `key`, nothing where there is none."""
+    value = row.get(key)
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise RowError(f'{key} is {describe(value)}; allowed: a list of texts')
+    for index, item in enumerate(value):
+        if not isinstance(item, str):
+            raise RowError(f'{key}[{index}] is {describe(item)}; allowed: text')
+    return tuple(value)
+
+
 def gold_field(row: Mapping[str, Any], num_choices: int) -> int:
     """The index of the right choice at `gold`."""
     value = field_value(row, 'gold')

@@ -16,7 +16,7 @@ import numpy as np
 
 from llmfoundry_gauntlet.errors import ModelError
 from llmfoundry_gauntlet.prompts.fingerprint import tokenizer_fingerprint
-from llmfoundry_gauntlet.values import ItemKey, Prompt, Question, ScoreRequest
+from llmfoundry_gauntlet.values import GenerateRequest, ItemKey, Prompt, Question, Sampling, ScoreRequest, StopRule
 
 # Raise it where texts or token ids of prompts change: requests that were kept on disk are then made anew.
 PROMPTS_VERSION = 1
@@ -25,6 +25,18 @@ Ids = np.ndarray  # int32, one dimension
 Parts = tuple[Ids, ...]
 MAX_SHOWN = 200  # characters of a text in an error
 CALL_METHODS = ('__call__', '_call_one', 'batch_encode_plus', '_batch_encode_plus', 'set_truncation_and_padding')
+
+
+NO_CONTEXT = 'no context token is left to predict the continuation from'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyTerms:
+    """What all replies of a task are held to."""
+
+    max_new_tokens: int
+    stops: StopRule
+    sampling: Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +50,7 @@ class EncodedPrompt:
     @property
     def length(self) -> int:
         """Tokens of the longest context and the longest continuation together."""
-        return len(self.preamble) + max(map(len, self.contexts)) + max(map(len, self.continuations))
+        return len(self.preamble) + max(map(len, self.contexts)) + max(map(len, self.continuations), default=0)
 
 
 class Encoder:
@@ -116,9 +128,13 @@ class Encoder:
         ends = self.eos_token_id is not None and len(ids) > 1 and ids[-1] == self.eos_token_id
         return ids[:-1] if ends else ids
 
+    def longest(self, texts: Iterable[str]) -> int:
+        """Tokens of the longest of these texts, each with special tokens."""
+        return max((len(ids) for ids in self.encode(texts, special=True).values()), default=0)
+
     def continuation_text(self, text: str) -> str:
         """The continuation with the leading space that byte-pair tokenizers want, if it has none."""
-        return f' {text}' if self.prefix_space and not text.startswith(' ') else text
+        return spaced(text) if self.prefix_space else text
 
     def questions(self, questions: Sequence[Question], known: dict[str, Ids]) -> list[tuple[Parts, Parts]]:
         """Contexts and continuations of each question. `known` holds those of earlier calls, and gets the new ones."""
@@ -140,6 +156,11 @@ class Encoder:
             EncodedPrompt(preamble=preambles[prompt.preamble], contexts=contexts, continuations=continuations)
             for prompt, (contexts, continuations) in zip(prompts, questions, strict=True)
         ]
+
+
+def spaced(text: str) -> str:
+    """The text with a space before it, if it has none."""
+    return text if text.startswith(' ') else f' {text}'
 
 
 def as_ids(ids: Sequence[int]) -> Ids:
@@ -183,6 +204,31 @@ def score_request(
     )
 
 
+def generate_request(
+    key: ItemKey, encoded: EncodedPrompt, terms: ReplyTerms, *, max_seq_len: int, truncated: bool, reference: bool
+) -> GenerateRequest:
+    """The request of a prompt to which a reply is wanted, cut from the left to leave room for the reply.
+
+    With `reference` through special tokens and instruction; else these stay while there is room for them.
+    """
+    room = max_seq_len - terms.max_new_tokens
+    (context,) = encoded.contexts
+    whole_length = len(encoded.preamble) + len(context)
+    if reference:
+        kept = np.concatenate([encoded.preamble, context])[-room:]
+    else:
+        kept = cut_question(encoded.preamble, context, room)
+    return GenerateRequest(
+        key=key,
+        context=kept,
+        max_new_tokens=terms.max_new_tokens,
+        stops=terms.stops,
+        sampling=terms.sampling,
+        truncated=truncated or len(kept) < whole_length,
+        unscorable=None if len(kept) else NO_CONTEXT,
+    )
+
+
 def aligned(contexts: Sequence[Ids], num_continuations: int) -> Sequence[Ids]:
     """One context per continuation."""
     return [contexts[0]] * num_continuations if len(contexts) == 1 else contexts
@@ -211,5 +257,5 @@ def unscorable(continuations: Sequence[Ids], contexts: Sequence[Ids], max_seq_le
     if min(map(len, continuations)) == 0:
         return 'the tokenizer gives no tokens for a continuation'
     if min(map(len, contexts)) == 0:
-        return 'no context token is left to predict the continuation from'
+        return NO_CONTEXT
     return None

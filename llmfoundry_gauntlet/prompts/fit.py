@@ -114,6 +114,6 @@ class ShotFitter:
         self._num_tokens.update((text, len(ids)) for text, ids in counted.items())
         questions = self.encoder.questions([search.source.build(1).question for search in searches], known)
         for search, parts in zip(searches, questions, strict=True):
-            own = self._num_tokens[search.source.instruction] + sum(max(map(len, part)) for part in parts)
+            own = self._num_tokens[search.source.instruction] + sum(max(map(len, part), default=0) for part in parts)
             shots = [self._num_tokens[text] for text in reversed(search.source.shots)]
             search.lengths = [own + length for length in accumulate(shots, initial=0)]

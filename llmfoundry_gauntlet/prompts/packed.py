@@ -10,9 +10,10 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from llmfoundry_gauntlet.values import Example, Item, ItemKey, ScoreRequest
+from llmfoundry_gauntlet.prompts.encode import ReplyTerms
+from llmfoundry_gauntlet.values import Example, GenerateRequest, Item, ItemKey, Request, ScoreRequest
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MAGIC = b'gauntlet'
 START = len(MAGIC) + 4  # bytes before what the checksum is of: the word, and the checksum
 ALIGNMENT = 64  # bytes
@@ -20,9 +21,10 @@ ALIGNMENT = 64  # bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackedItems:
-    """What items hold beyond their examples.
+    """What items hold beyond their examples and their task's terms of reply.
 
-    N = items, C = choices of all items, P = pieces: an item's different contexts, then its continuations
+    N = items, C = choices of all items, P = pieces: an item's different contexts, then its continuations.
+    `max_new_tokens` is 0 where no replies are wanted.
     """
 
     tokens: np.ndarray  # int32 [tokens], piece after piece
@@ -34,26 +36,30 @@ class PackedItems:
     unscorable: np.ndarray  # int32 [N], which of `reasons`, or -1
     prompt_sha256: np.ndarray  # uint8 [N, 32]
     reasons: tuple[str, ...]
+    max_new_tokens: int = 0
 
 
-ARRAYS = tuple(field.name for field in fields(PackedItems) if field.name != 'reasons')
+ARRAYS = tuple(field.name for field in fields(PackedItems) if field.name not in ('reasons', 'max_new_tokens'))
 
 
 def pack(items: Sequence[Item]) -> PackedItems:
     """The items' arrays, in their order."""
     pieces: list[np.ndarray] = []
     num_contexts: list[int] = []
+    num_choices: list[int] = []
     context_of: list[int] = []
     reasons: dict[str | None, int] = {None: -1}
     for item in items:
+        wanted, continuations = texts_of(item.request)
         contexts: dict[int, int] = {}  # equal contexts are the same array
-        for context in item.request.contexts:
+        for context in wanted:
             if id(context) not in contexts:
                 contexts[id(context)] = len(contexts)
                 pieces.append(context)
-            context_of.append(contexts[id(context)])
+        context_of.extend(contexts[id(context)] for context, _ in zip(wanted, continuations, strict=False))
         num_contexts.append(len(contexts))
-        pieces.extend(item.request.continuations)
+        num_choices.append(len(continuations))
+        pieces.extend(continuations)
         if item.request.unscorable not in reasons:
             reasons[item.request.unscorable] = len(reasons) - 1
     hashes = bytes.fromhex(''.join(item.prompt_sha256 for item in items))
@@ -61,17 +67,27 @@ def pack(items: Sequence[Item]) -> PackedItems:
         tokens=np.concatenate(pieces) if pieces else np.zeros(0, np.int32),
         piece_ends=np.cumsum([len(piece) for piece in pieces], dtype=np.int64),
         num_contexts=np.array(num_contexts, np.int32),
-        num_choices=np.array([len(item.request.continuations) for item in items], np.int32),
+        num_choices=np.array(num_choices, np.int32),
         context_of=np.array(context_of, np.int32),
         truncated=np.array([item.request.truncated for item in items], np.bool_),
         unscorable=np.array([reasons[item.request.unscorable] for item in items], np.int32),
         prompt_sha256=np.frombuffer(hashes, np.uint8).reshape(len(items), 32),
         reasons=tuple(reason for reason in reasons if reason is not None),
+        max_new_tokens=max((getattr(item.request, 'max_new_tokens', 0) for item in items), default=0),
     )
 
 
-def unpack(packed: PackedItems, task: str, examples: Sequence[Example]) -> Iterator[Item]:
-    """The items of these examples, whose token ids are views of the packed ones."""
+def texts_of(request: Request) -> tuple[Sequence[np.ndarray], Sequence[np.ndarray]]:
+    """A request's contexts and continuations."""
+    if isinstance(request, ScoreRequest):
+        return request.contexts, request.continuations
+    return (request.context,), ()
+
+
+def unpack(
+    packed: PackedItems, task: str, examples: Sequence[Example], terms: ReplyTerms | None = None
+) -> Iterator[Item]:
+    """The items of these examples, whose token ids are views of the packed ones; with `terms` they want replies."""
     ends = packed.piece_ends.tolist()
     pieces = iter([packed.tokens[start:end] for start, end in pairwise([0, *ends])])
     places = pairwise(accumulate(packed.num_choices.tolist(), initial=0))
@@ -84,17 +100,30 @@ def unpack(packed: PackedItems, task: str, examples: Sequence[Example]) -> Itera
         zip(examples, places, rows, strict=True)
     ):
         contexts = [next(pieces) for _ in range(num_contexts)]
-        yield Item(
-            content=example.content,
-            category=example.category,
-            prompt_sha256=hashes[64 * index : 64 * index + 64],
-            request=ScoreRequest(
-                key=ItemKey(task=task, row=example.row, file=example.file),
+        key = ItemKey(task=task, row=example.row, file=example.file)
+        if terms is None:
+            request: Request = ScoreRequest(
+                key=key,
                 contexts=tuple([contexts[place] for place in context_of[start:end]]),
                 continuations=tuple([next(pieces) for _ in range(end - start)]),
                 truncated=truncated,
                 unscorable=reasons[reason],
-            ),
+            )
+        else:
+            request = GenerateRequest(
+                key=key,
+                context=contexts[0],
+                max_new_tokens=terms.max_new_tokens,
+                stops=terms.stops,
+                sampling=terms.sampling,
+                truncated=truncated,
+                unscorable=reasons[reason],
+            )
+        yield Item(
+            content=example.content,
+            category=example.category,
+            prompt_sha256=hashes[64 * index : 64 * index + 64],
+            request=request,
         )
 
 
@@ -102,7 +131,7 @@ def to_bytes(packed: PackedItems) -> list[memoryview]:
     """The parts of a file that `from_bytes` reads: a word, a checksum, the length of a header, the header, arrays."""
     arrays = {name: np.ascontiguousarray(getattr(packed, name)) for name in ARRAYS}
     layout = {name: [array.dtype.str, list(array.shape)] for name, array in arrays.items()}
-    header = json.dumps({'arrays': layout, 'reasons': packed.reasons}).encode()
+    header = json.dumps({'arrays': layout, 'reasons': packed.reasons, 'max_new_tokens': packed.max_new_tokens}).encode()
     parts = [len(header).to_bytes(4, 'little'), header]
     size = START + sum(map(len, parts))
     for array in arrays.values():
@@ -130,4 +159,4 @@ def from_bytes(content: np.ndarray) -> PackedItems | None:
         place = end + -end % ALIGNMENT
         end = place + int(np.prod(shape)) * np.dtype(dtype).itemsize
         arrays[name] = content[place:end].view(dtype).reshape(shape)
-    return PackedItems(**arrays, reasons=tuple(header['reasons']))
+    return PackedItems(**arrays, reasons=tuple(header['reasons']), max_new_tokens=header['max_new_tokens'])

@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from llmfoundry_gauntlet.values import ItemResult, Measure, TaskScore
 
 MAX_REASONS = 3
 
 
-def task_score(task: str, metric: str, results: Sequence[ItemResult]) -> TaskScore:
-    """Accuracy of a task under the name `metric`.
+def task_score(
+    task: str, metrics: Sequence[str], results: Sequence[ItemResult], *, allow_missing: bool = False
+) -> TaskScore:
+    """The metrics of a task: the accuracy first, then marks.
 
-    A task with categories has the plain mean over its categories. Where any item is unscored there is no accuracy,
-    only the reason.
+    A task with categories has the plain mean over its categories. Where any item is unscored there are no metrics,
+    only the reason; with `allow_missing` they are taken over the items that are scored, if there are any.
     """
     names = sorted({result.category for result in results if result.category is not None})
     if not names:
-        return plain_score(task, metric, results)
+        return plain_score(task, metrics, results, allow_missing=allow_missing)
     categories = {
-        name: plain_score(task, metric, [result for result in results if result.category == name]) for name in names
+        name: plain_score(
+            task, metrics, [result for result in results if result.category == name], allow_missing=allow_missing
+        )
+        for name in names
     }
-    absent = [name for name in names if categories[name].metrics[metric].value is None]
-    if absent:
-        overall = Measure(value=None, reason=unscored_reason(results))
-    else:
-        overall = Measure(value=mean([categories[name].metrics[metric].value for name in names]))
     return TaskScore(
         task=task,
-        metrics={metric: overall},
+        metrics={metric: mean_over(categories, metric, results) for metric in metrics},
         num_items=len(results),
         num_unscored=sum(score.num_unscored for score in categories.values()),
         num_truncated=sum(score.num_truncated for score in categories.values()),
@@ -36,21 +36,46 @@ def task_score(task: str, metric: str, results: Sequence[ItemResult]) -> TaskSco
     )
 
 
-def plain_score(task: str, metric: str, results: Sequence[ItemResult]) -> TaskScore:
-    """Mean credit of items that are not told apart by category."""
+def mean_over(categories: Mapping[str, TaskScore], metric: str, results: Sequence[ItemResult]) -> Measure:
+    """A metric's plain mean over categories, absent where it is in any of them."""
+    values = [score.metrics[metric].value for score in categories.values()]
+    if None in values:
+        reasons = dict.fromkeys(score.metrics[metric].reason for score in categories.values())
+        return Measure(value=None, reason=unscored_reason(results) or '; '.join(filter(None, reasons)))
+    return Measure(value=mean(values))
+
+
+def plain_score(task: str, metrics: Sequence[str], results: Sequence[ItemResult], *, allow_missing: bool) -> TaskScore:
+    """Means over items that are not told apart by category."""
     reason = unscored_reason(results)
-    accuracy = (
-        Measure(value=mean([result.credit for result in results]))
-        if reason is None
-        else Measure(value=None, reason=reason)
-    )
+    scored = [result for result in results if result.credit is not None]
+    if allow_missing and scored:
+        reason = None
+    accuracy, *marks = metrics
+    measures: dict[str, Measure] = {}
+    if reason is not None:
+        measures = dict.fromkeys(metrics, Measure(value=None, reason=reason))
+    else:
+        measures[accuracy] = Measure(value=mean([result.credit for result in scored]))
+        for mark in marks:
+            measures[mark] = mean_mark(mark, scored)
     return TaskScore(
         task=task,
-        metrics={metric: accuracy},
+        metrics=measures,
         num_items=len(results),
         num_unscored=sum(result.credit is None for result in results),
         num_truncated=sum(result.truncated for result in results),
     )
+
+
+def mean_mark(mark: str, results: Sequence[ItemResult]) -> Measure:
+    """The mean of a mark, absent where some items lack it."""
+    values = [result.marks[mark] for result in results if mark in result.marks]
+    if len(values) < len(results):
+        return Measure(
+            value=None, reason=f'{mark} is not known of {len(results) - len(values)} of {len(results)} items'
+        )
+    return Measure(value=mean(values))
 
 
 def unscored_reason(results: Sequence[ItemResult]) -> str | None:

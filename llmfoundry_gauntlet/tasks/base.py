@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from llmfoundry_gauntlet.config.specs import TaskSpec
-from llmfoundry_gauntlet.values import Judgement, Question, ScoreOutput
+from llmfoundry_gauntlet.values import Judgement, Question, StopRule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskType:
-    """One type of task, as four functions over its own row type.
+    """One type of task, as a few functions over its own row type.
 
-    * `parse(row, task)` checks a data row and returns its content, or raises RowError.
+    Its accuracy is called `metric`; `marks` are the names of further metrics that `judge` gives with every item.
+
+    * `parse(row, task)` checks a data row and returns its content, or raises RowError. A content has `gold`.
     * `shot(content, task, first)` is the text of a shot; `first` where nothing precedes it.
     * `ask(content, task, first)` is the Question; `first` where no instruction or shot precedes it.
-    * `judge(output, content, reference)` marks an output; `reference` asks for llm-foundry's rule.
+    * `judge(output, content, task, reference)` marks an output, a reply up to its stop; `reference` asks for
+      llm-foundry's rule.
+
+    Types whose questions have no continuations, so that the model writes a reply, have two more:
+
+    * `responses(content, task)` are all the replies that would be right, in full; the longest sets how long a reply
+      may be.
+    * `stops(task, contents, reference)` says where the replies to all these rows end.
+
+    A type with continuations may have one more, for replies that somebody else's model wrote in place of scoring them:
+
+    * `judge_text(text, content)` marks such a reply.
     """
 
     name: str
@@ -25,7 +38,21 @@ class TaskType:
     parse: Callable[[Mapping[str, Any], TaskSpec], Any]
     shot: Callable[[Any, TaskSpec, bool], str]
     ask: Callable[[Any, TaskSpec, bool], Question]
-    judge: Callable[[ScoreOutput, Any, bool], Judgement]
+    judge: Callable[[Any, Any, TaskSpec, bool], Judgement]
+    marks: tuple[str, ...] = ()
+    responses: Callable[[Any, TaskSpec], tuple[str, ...]] | None = None
+    stops: Callable[[TaskSpec, Sequence[Any], bool], StopRule] | None = None
+    judge_text: Callable[[str, Any], Judgement] | None = None
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The names of all metrics, the accuracy first."""
+        return (self.metric, *self.marks)
+
+    @property
+    def wants_reply(self) -> bool:
+        """Whether the model is to write a reply."""
+        return self.responses is not None
 
 
 def part(task: TaskSpec, context: str, first: bool) -> str:

@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Any
 
 from llmfoundry_gauntlet.config.specs import TaskSpec
-from llmfoundry_gauntlet.prompts.encode import Encoder, score_request
+from llmfoundry_gauntlet.errors import ModelError
+from llmfoundry_gauntlet.judging.text import cut_at_stops
+from llmfoundry_gauntlet.prompts.encode import Encoder, ReplyTerms, generate_request, score_request
 from llmfoundry_gauntlet.prompts.fewshot import with_shots
 from llmfoundry_gauntlet.prompts.fit import FittedPrompt, Shortenable, ShotFitter
 from llmfoundry_gauntlet.tasks.base import TaskType
-from llmfoundry_gauntlet.values import Example, Item, ItemKey, ItemResult, Judgement, Prompt, ScoreOutput
+from llmfoundry_gauntlet.values import (
+    Example,
+    Generation,
+    Item,
+    ItemKey,
+    ItemResult,
+    Judgement,
+    Output,
+    Prompt,
+    Request,
+    Sampling,
+    ScoreOutput,
+    ScoreRequest,
+)
 
 CHUNK = 1000  # items whose text is in memory at a time
+MARGIN_AFTER_THOUGHT = 10  # tokens
+TRANSFORMERS_TOP_K = 50  # its default where it samples
 
 ExampleWithShots = tuple[Example, tuple[Example, ...]]
 
@@ -25,7 +43,8 @@ class Preparation:
 
     Prompts have at most `max_seq_len` tokens with the continuation. Where they would have more, `truncation` says what
     goes: 'drop_shots', or 'reference' (llm-foundry: tokens from the left, each choice by itself). `fewshot` says how
-    shots are drawn: 'reference' (llm-foundry: anew for each item), or 'fixed', the same for all.
+    shots are drawn: 'reference' (llm-foundry: anew for each item), or 'fixed', the same for all. `reference` asks for
+    llm-foundry's rule of where replies end.
     """
 
     task: TaskSpec
@@ -34,10 +53,58 @@ class Preparation:
     max_seq_len: int
     truncation: str = 'drop_shots'
     fewshot: str = 'reference'
+    reference: bool = False
 
     def question_of(self, example: Example) -> tuple[str, ...]:
         """What an example asks, its answer aside."""
         return self.task_type.ask(example.content, self.task, False).contexts
+
+    def reply_terms(self, examples: Sequence[Example], max_new_tokens: int) -> ReplyTerms:
+        """What all replies are held to, for a task type that wants them."""
+        contents = [example.content for example in examples]
+        return ReplyTerms(
+            max_new_tokens=max_new_tokens,
+            stops=self.task_type.stops(self.task, contents, self.reference),
+            sampling=sampling_of(self.task),
+        )
+
+    def longest_reply(self, examples: Sequence[Example]) -> int:
+        """Tokens that a reply may have. Raises ModelError where that leaves no room for a prompt."""
+        right = {text for example in examples for text in self.task_type.responses(example.content, self.task)}
+        wanted = reply_limit(self.task, lambda: self.encoder.longest(right))
+        if wanted >= self.max_seq_len:
+            is_given = 'max_new_tokens' in (self.task.generation_kwargs or {})
+            source = 'generation_kwargs.max_new_tokens' if is_given else 'the longest right reply has about as many'
+            raise ModelError(
+                f'{self.task.key}: a reply may have {wanted} tokens ({source}), but max_seq_len is {self.max_seq_len}: '
+                'no room is left for the prompt; give a smaller generation_kwargs.max_new_tokens or a larger '
+                'max_seq_len, or leave the task out'
+            )
+        return wanted
+
+
+def reply_limit(task: TaskSpec, longest: Callable[[], int]) -> int:
+    """Tokens that a reply may have: what the task says, else `longest`, those of the longest right one, and some more.
+
+    As in llm-foundry 0.22 (`_get_max_answer_length`): special tokens counted, and 10 more after a chain of thought.
+    """
+    given = (task.generation_kwargs or {}).get('max_new_tokens')
+    if given is not None:
+        return given
+    return max(longest() + (MARGIN_AFTER_THOUGHT if task.cot_delimiter else 0), 1)
+
+
+def sampling_of(task: TaskSpec) -> Sampling:
+    """How a task's replies are drawn. What it does not say is as in transformers."""
+    given = task.generation_kwargs or {}
+    if not given.get('do_sample', False):
+        return Sampling()
+    return Sampling(
+        temperature=float(given.get('temperature', 1.0)),
+        top_p=float(given.get('top_p', 1.0)),
+        top_k=given.get('top_k', TRANSFORMERS_TOP_K),
+        seed=given.get('seed', task.fewshot_random_seed),
+    )
 
 
 def build_prompt(task: TaskSpec, task_type: TaskType, example: Example, shots: Sequence[Example]) -> Prompt:
@@ -58,14 +125,19 @@ def prepare_items(preparation: Preparation, examples: Sequence[Example]) -> list
         seed=preparation.task.fewshot_random_seed,
         question_of=preparation.question_of if preparation.fewshot == 'fixed' else None,
     )
-    fitter = ShotFitter(preparation.encoder, preparation.max_seq_len)
+    terms = None
+    if preparation.task_type.wants_reply:
+        terms = preparation.reply_terms(examples, preparation.longest_reply(examples))
+    fitter = ShotFitter(preparation.encoder, preparation.max_seq_len - (terms.max_new_tokens if terms else 0))
     items: list[Item] = []
     while chunk := list(islice(pairs, CHUNK)):
         if preparation.truncation == 'reference':
             fitted = whole_prompts(preparation, chunk)
         else:
             fitted = fitter.fit([shortenable(preparation, *pair) for pair in chunk])
-        items += [make_item(preparation, example, prompt) for (example, _), prompt in zip(chunk, fitted, strict=True)]
+        items += [
+            make_item(preparation, example, prompt, terms) for (example, _), prompt in zip(chunk, fitted, strict=True)
+        ]
     return sorted(items, key=lambda item: item.request.key.row)
 
 
@@ -89,20 +161,29 @@ def shortenable(preparation: Preparation, example: Example, shots: Sequence[Exam
     )
 
 
-def make_item(preparation: Preparation, example: Example, fitted: FittedPrompt) -> Item:
-    """One item; its context is cut where even without shots it is too long."""
+def make_item(preparation: Preparation, example: Example, fitted: FittedPrompt, terms: ReplyTerms | None) -> Item:
+    """One item; its context is cut where even without shots it is too long. `terms` are those of a reply, if wanted."""
+    key = item_key(preparation.task, example)
+    cut: dict[str, Any] = {
+        'max_seq_len': preparation.max_seq_len,
+        'truncated': fitted.too_long,
+        'reference': preparation.truncation == 'reference',
+    }
+    if terms is None:
+        request: Request = score_request(key, fitted.encoded, **cut)
+    else:
+        request = generate_request(key, fitted.encoded, terms, **cut)
     return Item(
         content=example.content,
         category=example.category,
-        prompt_sha256=hashlib.sha256(fitted.prompt.text.encode()).hexdigest(),
-        request=score_request(
-            item_key(preparation.task, example),
-            fitted.encoded,
-            max_seq_len=preparation.max_seq_len,
-            truncated=fitted.too_long,
-            reference=preparation.truncation == 'reference',
-        ),
+        prompt_sha256=prompt_digest(fitted.prompt),
+        request=request,
     )
+
+
+def prompt_digest(prompt: Prompt) -> str:
+    """The SHA-256 of a prompt's text."""
+    return hashlib.sha256(prompt.text.encode()).hexdigest()
 
 
 def item_key(task: TaskSpec, example: Example) -> ItemKey:
@@ -110,23 +191,47 @@ def item_key(task: TaskSpec, example: Example) -> ItemKey:
     return ItemKey(task=task.key, row=example.row, file=example.file)
 
 
-def item_result(item: Item, output: ScoreOutput | None, task_type: TaskType, *, reference: bool) -> ItemResult:
+def item_result(
+    item: Item, output: Output | None, task: TaskSpec, task_type: TaskType, *, reference: bool
+) -> ItemResult:
     """The item as marked; without an output it is unscored, for the reason its request gives."""
     request = item.request
+    if isinstance(output, Generation):
+        output = replace(output, text=cut_at_stops(output.text, request.stops))
     if output is None:
         judgement = Judgement(credit=None, reason=request.unscorable)
     else:
-        judgement = task_type.judge(output, item.content, reference)
+        judgement = task_type.judge(output, item.content, task, reference)
+    return result_of(item, output, judgement)
+
+
+def result_of(item: Item, output: Output | None, judgement: Judgement) -> ItemResult:
+    """The item, its output and what was said of it, in one line."""
     return ItemResult(
-        key=request.key,
+        key=item.request.key,
         category=item.category,
         gold=item.content.gold,
         predicted=judgement.predicted,
         credit=judgement.credit,
-        logprobs=None if output is None else tuple(float(values.sum()) for values in output.logprobs),
-        num_tokens=tuple(len(ids) for ids in request.continuations),
+        logprobs=logprob_sums(output),
+        num_tokens=num_tokens(item.request, output),
         status='unscored' if judgement.credit is None else 'scored',
         reason=judgement.reason,
         prompt_sha256=item.prompt_sha256,
-        truncated=request.truncated,
+        truncated=item.request.truncated,
+        text=output.text if isinstance(output, Generation) else None,
+        answer=judgement.answer,
+        marks=judgement.marks,
     )
+
+
+def logprob_sums(output: Output | None) -> tuple[float, ...] | None:
+    """Summed log-probabilities of the continuations, if they were scored."""
+    return tuple(float(values.sum()) for values in output.logprobs) if isinstance(output, ScoreOutput) else None
+
+
+def num_tokens(request: Request, output: Output | None) -> tuple[int, ...] | None:
+    """Tokens of each continuation, or of the reply."""
+    if isinstance(request, ScoreRequest):
+        return tuple(len(ids) for ids in request.continuations)
+    return (output.num_tokens,) if isinstance(output, Generation) and output.num_tokens is not None else None

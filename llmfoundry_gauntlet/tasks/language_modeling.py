@@ -42,9 +42,15 @@ def ask(content: Passage, task: TaskSpec, first: bool) -> Question:
     return Question(contexts=(context,), continuations=(content.continuation,))
 
 
-def judge(output: ScoreOutput, content: Passage, reference: bool) -> Judgement:
+def judge(output: ScoreOutput, content: Passage, task: TaskSpec, reference: bool) -> Judgement:
     """All tokens the most probable ones, or not."""
     return judge_argmax(output, reference=reference)
+
+
+def judge_text(text: str, content: Passage) -> Judgement:
+    """Whether a reply, which must have been written greedily, begins with the continuation."""
+    right = text.lstrip().startswith(content.continuation.strip())
+    return Judgement(credit=float(right), predicted=0 if right else None, answer=text.strip())
 
 
 TASK_TYPE = TaskType(
@@ -54,4 +60,5 @@ TASK_TYPE = TaskType(
     shot=shot,
     ask=ask,
     judge=judge,
+    judge_text=judge_text,
 )

@@ -9,6 +9,7 @@ from typing import Any
 from llmfoundry_gauntlet.config.specs import TaskSpec
 from llmfoundry_gauntlet.data.fields import gold_field, text_field, texts_field
 from llmfoundry_gauntlet.judging.likelihood import judge_choice
+from llmfoundry_gauntlet.judging.text import judge_named
 from llmfoundry_gauntlet.tasks.base import TaskType, part, strip_end
 from llmfoundry_gauntlet.values import Judgement, Question, ScoreOutput
 
@@ -45,9 +46,14 @@ def ask(content: Choices, task: TaskSpec, first: bool) -> Question:
     return Question(contexts=(context,), continuations=content.choices)
 
 
-def judge(output: ScoreOutput, content: Choices, reference: bool) -> Judgement:
+def judge(output: ScoreOutput, content: Choices, task: TaskSpec, reference: bool) -> Judgement:
     """The preferred choice against the gold one."""
     return judge_choice(output, content.gold, reference=reference)
+
+
+def judge_text(text: str, content: Choices) -> Judgement:
+    """The choice that a reply begins with."""
+    return judge_named(text, content.choices, content.gold)
 
 
 TASK_TYPE = TaskType(
@@ -57,4 +63,5 @@ TASK_TYPE = TaskType(
     shot=shot,
     ask=ask,
     judge=judge,
+    judge_text=judge_text,
 )

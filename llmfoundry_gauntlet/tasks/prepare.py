@@ -52,7 +52,10 @@ class Work:
 
     def unpack(self, packed: PackedItems) -> list[Item]:
         """The items as they are used."""
-        return list(unpack(packed, self.preparation.task.key, self.examples))
+        terms = None
+        if self.preparation.task_type.wants_reply:
+            terms = self.preparation.reply_terms(self.examples, packed.max_new_tokens)
+        return list(unpack(packed, self.preparation.task.key, self.examples, terms))
 
 
 @paused_collection()
@@ -97,7 +100,8 @@ def describe(preparation: Preparation, examples: Sequence[Example]) -> Work:
     cost = 0
     for example in examples:
         shots, questions = possible_texts(preparation, example)
-        texts = [*shots, *(text for question in questions for text in question)]
+        replies = preparation.task_type.responses(example.content, task) if preparation.task_type.wants_reply else ()
+        texts = [*shots, *(text for question in questions for text in question), *replies]
         places = (example.row, example.file, example.category, list(map(len, texts)), list(map(len, questions)))
         digest.update(repr(places).encode('utf-8', 'surrogatepass'))
         digest.update(''.join(texts).encode('utf-8', 'surrogatepass'))

@@ -52,7 +52,7 @@ def ask(content: Schema, task: TaskSpec, first: bool) -> Question:
     return Question(contexts=contexts, continuations=(content.continuation,) * len(contexts))
 
 
-def judge(output: ScoreOutput, content: Schema, reference: bool) -> Judgement:
+def judge(output: ScoreOutput, content: Schema, task: TaskSpec, reference: bool) -> Judgement:
     """The preferred context against the gold one."""
     return judge_choice(output, content.gold, reference=reference)
 
