@@ -10,7 +10,7 @@ evaluation = conclude(planned, results, seconds)                all items, exact
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from llmfoundry_gauntlet.config.load import Suite, load_suite
@@ -18,6 +18,7 @@ from llmfoundry_gauntlet.config.settings import EvaluationSettings
 from llmfoundry_gauntlet.config.specs import TaskSpec
 from llmfoundry_gauntlet.data.examples import read_examples
 from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, STREAM, Batch, longest_row, plan
+from llmfoundry_gauntlet.engine.pools import Pool, plan_pools
 from llmfoundry_gauntlet.errors import ConfigError, DataError
 from llmfoundry_gauntlet.prompts.cache import NO_CACHE, TokenCache
 from llmfoundry_gauntlet.prompts.encode import Encoder
@@ -26,14 +27,16 @@ from llmfoundry_gauntlet.scores.metrics import task_score
 from llmfoundry_gauntlet.tasks import task_types
 from llmfoundry_gauntlet.tasks.items import Preparation, item_result
 from llmfoundry_gauntlet.tasks.prepare import prepare_tasks
+from llmfoundry_gauntlet.tasks.texts import TextTask
 from llmfoundry_gauntlet.values import (
     Composites,
     Example,
+    GenerateRequest,
     Item,
     ItemKey,
     ItemResult,
     Measure,
-    ScoreOutput,
+    Output,
     ScoreRequest,
     TaskScore,
 )
@@ -63,21 +66,33 @@ class PreparedEvaluation:
     max_seq_len: int
 
     @property
-    def requests(self) -> list[ScoreRequest]:
-        """What the model is asked, in the items' order."""
-        return [item.request for item in self.items.values()]
+    def score_requests(self) -> list[ScoreRequest]:
+        """What the model is to score, in the items' order."""
+        return [item.request for item in self.items.values() if isinstance(item.request, ScoreRequest)]
+
+    @property
+    def generate_requests(self) -> list[GenerateRequest]:
+        """What the model is to reply to, in the items' order."""
+        return [item.request for item in self.items.values() if isinstance(item.request, GenerateRequest)]
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all contexts, each counted once an item."""
-        return sum(len(request.contexts[0]) for request in self.requests)
+        """Tokens of all contexts, each counted once an item, and of the longest replies."""
+        scored = sum(len(request.contexts[0]) for request in self.score_requests)
+        return scored + sum(request.length for request in self.generate_requests)
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest row that the model is given."""
-        return max((longest_row(request) for request in self.requests if request.unscorable is None), default=1)
+        """Tokens of the longest row that the model scores."""
+        return max((longest_row(request) for request in self.score_requests if request.unscorable is None), default=1)
 
-    def results(self, outputs: Iterable[ScoreOutput]) -> dict[ItemKey, ItemResult]:
+    @property
+    def longest_reply(self) -> int:
+        """Tokens of the longest row that a reply can make, prompt and all; 0 where none is wanted."""
+        wanted = [request for request in self.generate_requests if request.unscorable is None]
+        return max((request.length for request in wanted), default=0)
+
+    def results(self, outputs: Iterable[Output]) -> dict[ItemKey, ItemResult]:
         """The outputs as marked items; an item that came twice counts once."""
         marked: dict[ItemKey, ItemResult] = {}
         for output in outputs:
@@ -91,18 +106,20 @@ class PreparedEvaluation:
             key: self._result(item, None) for key, item in self.items.items() if item.request.unscorable is not None
         }
 
-    def _result(self, item: Item, output: ScoreOutput | None) -> ItemResult:
-        task_type = task_types()[self.tasks[item.request.key.task].icl_task_type]
-        return item_result(item, output, task_type, reference=self.data.settings.reference)
+    def _result(self, item: Item, output: Output | None) -> ItemResult:
+        task = self.tasks[item.request.key.task]
+        return item_result(item, output, task, task_types()[task.icl_task_type], reference=self.data.settings.reference)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedEvaluation(PreparedEvaluation):
-    """A prepared evaluation and the batches that compute it. `way` says how they are run, and why."""
+    """A prepared evaluation, the batches and pools that compute it; `way` and `reply_way` say how, and why."""
 
     batches: tuple[Batch, ...]
+    pools: tuple[Pool, ...]
     layout: str
     way: str
+    reply_way: str
     tokens_per_batch: int
 
     def __deepcopy__(self, memo: object) -> PlannedEvaluation:
@@ -111,15 +128,20 @@ class PlannedEvaluation(PreparedEvaluation):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the model is given: distinct prefixes, or padded rows."""
+        """Tokens that the model is given to score: distinct prefixes, or padded rows."""
         return sum(batch.num_tokens for batch in self.batches)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What an evaluation found. `seconds` is wall time by task, adding up to the whole."""
+    """What an evaluation found. `seconds` is wall time by task, adding up to the whole.
 
-    planned: PlannedEvaluation
+    `planned` is None where somebody else's answers were marked.
+    """
+
+    data: EvaluationData
+    tasks: Mapping[str, TaskSpec]
+    planned: PlannedEvaluation | None
     results: Mapping[str, tuple[ItemResult, ...]]
     scores: Mapping[str, TaskScore]
     composites: Composites | None
@@ -158,7 +180,7 @@ def prepare_evaluation(
     data: EvaluationData, encoder: Encoder, *, max_seq_len: int, cache: TokenCache = NO_CACHE
 ) -> PreparedEvaluation:
     """All items in token ids. A task's own max_seq_len may only be shorter."""
-    tasks = {task.key: task for task in data.suite.tasks if task.key in data.examples}
+    tasks = tasks_with_data(data)
     preparations = {
         key: Preparation(
             task=task,
@@ -167,12 +189,32 @@ def prepare_evaluation(
             max_seq_len=min(task.max_seq_len or max_seq_len, max_seq_len),
             truncation=data.settings.cut,
             fewshot=data.settings.fewshot,
+            reference=data.settings.reference,
         )
         for key, task in tasks.items()
     }
     prepared = prepare_tasks(preparations, data.examples, cache)
     items = {item.request.key: item for task_items in prepared.values() for item in task_items}
     return PreparedEvaluation(data=data, tasks=tasks, items=items, max_seq_len=max_seq_len)
+
+
+def tasks_with_data(data: EvaluationData) -> dict[str, TaskSpec]:
+    """The tasks that can be run, by key."""
+    return {task.key: task for task in data.suite.tasks if task.key in data.examples}
+
+
+def text_tasks(data: EvaluationData) -> dict[str, TextTask]:
+    """The tasks that can be run as texts alone, by key."""
+    return {
+        key: TextTask(
+            task=task,
+            task_type=task_types()[task.icl_task_type],
+            examples=data.examples[key],
+            fewshot=data.settings.fewshot,
+            reference=data.settings.reference,
+        )
+        for key, task in tasks_with_data(data).items()
+    }
 
 
 def one_task(prepared: PreparedEvaluation, key: str) -> PreparedEvaluation:
@@ -191,16 +233,17 @@ def plan_evaluation(
     tokens_per_batch: int,
     layout: str = STREAM,
     way: str = '',
+    reply_way: str = '',
     hidden_token_id: int | None = None,
 ) -> PlannedEvaluation:
-    """The batches over all tasks together.
+    """The batches and pools over all tasks together.
 
     Requests with a token that is to be hidden run in padded rows whatever the layout. A budget below the largest
     request is raised to it.
     """
     others: list[ScoreRequest] = []
     hidden: list[ScoreRequest] = []
-    for request in prepared.requests:
+    for request in prepared.score_requests:
         (hidden if hidden_token_id is not None and holds(request, hidden_token_id) else others).append(request)
 
     def batches_of(tokens: int) -> list[Batch]:
@@ -220,8 +263,10 @@ def plan_evaluation(
         items=prepared.items,
         max_seq_len=prepared.max_seq_len,
         batches=tuple(batches),
+        pools=tuple(plan_pools(prepared.generate_requests, tokens_per_batch=tokens_per_batch)),
         layout=layout,
         way=way,
+        reply_way=reply_way,
         tokens_per_batch=max(tokens_per_batch, largest),
     )
 
@@ -247,15 +292,30 @@ def conclude(
     by_task: dict[str, list[ItemResult]] = {key: [] for key in planned.tasks}
     for key in planned.items:  # the items' own order: row order
         by_task[key.task].append(results[key])
+    return summarize(planned.data, planned.tasks, by_task, seconds, planned=planned)
+
+
+def summarize(
+    data: EvaluationData,
+    tasks: Mapping[str, TaskSpec],
+    results: Mapping[str, Sequence[ItemResult]],
+    seconds: Mapping[str, float],
+    *,
+    planned: PlannedEvaluation | None = None,
+    allow_missing: bool = False,
+) -> Evaluation:
+    """Scores and composites of all items by task. With `allow_missing` tasks are scored over the items that are."""
     scores = {
-        key: task_score(key, task_types()[planned.tasks[key].icl_task_type].metric, task_results)
-        for key, task_results in by_task.items()
+        key: task_score(key, task_types()[tasks[key].icl_task_type].metrics, task_results, allow_missing=allow_missing)
+        for key, task_results in results.items()
     }
     return Evaluation(
+        data=data,
+        tasks=tasks,
         planned=planned,
-        results={key: tuple(task_results) for key, task_results in by_task.items()},
+        results={key: tuple(task_results) for key, task_results in results.items()},
         scores=scores,
-        composites=composites_of(planned.data, scores),
+        composites=composites_of(data, scores),
         seconds=dict(seconds),
     )
 
@@ -266,7 +326,10 @@ def composites_of(data: EvaluationData, scores: Mapping[str, TaskScore]) -> Comp
         return None
     accuracies: dict[str, Measure] = {key: Measure(value=None, reason=why) for key, why in data.unsupported.items()}
     for key, score in scores.items():
-        (accuracies[key],) = score.metrics.values()
+        accuracies[key] = score.accuracy
+        if score.num_unscored and score.accuracy.value is not None:
+            reason = f'{score.num_unscored} of {score.num_items} items unscored'
+            accuracies[key] = Measure(value=None, reason=reason)
     sizes = {key: score.num_items for key, score in scores.items()}
     return compute_composites(data.suite.gauntlet, accuracies, sizes, reference=data.settings.reference)
 

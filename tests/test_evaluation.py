@@ -43,7 +43,7 @@ def test_requests_with_a_token_that_is_to_be_hidden_run_in_padded_rows(prepared,
 def test_a_prepared_evaluation_knows_its_longest_row(prepared):
     rows = [
         len(context) + len(continuation) - 1
-        for request in prepared.requests
+        for request in prepared.score_requests
         for context, continuation in zip(request.contexts, request.continuations, strict=True)
     ]
     assert prepared.longest == max(rows)

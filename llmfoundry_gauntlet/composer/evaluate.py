@@ -14,9 +14,10 @@ from composer.utils import dist
 from llmfoundry_gauntlet.composer.callback import EvalGauntlet
 from llmfoundry_gauntlet.composer.evaluators import longest_prompt
 from llmfoundry_gauntlet.composer.models import ModelSource, composer_model, open_model
-from llmfoundry_gauntlet.errors import ConfigError, RecordError
+from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.evaluation import Evaluation
 from llmfoundry_gauntlet.prompts.encode import Encoder
+from llmfoundry_gauntlet.records.results import check_out
 
 DEVICES = ('cpu', 'gpu')
 
@@ -62,14 +63,6 @@ def evaluate(
     trainer.eval()
     trainer.close()
     return callback.evaluation
-
-
-def check_out(out: Path, *, overwrite: bool) -> None:
-    """Raises RecordError where `out` holds something that must not be lost."""
-    if out.exists() and not out.is_dir():
-        raise RecordError(f'{out}: is a file; give a folder')
-    if out.is_dir() and any(out.iterdir()) and not overwrite:
-        raise RecordError(f'{out}: is not empty; give another folder, or --overwrite to replace what is there')
 
 
 def check_fit(callback: EvalGauntlet, source: ModelSource) -> None:

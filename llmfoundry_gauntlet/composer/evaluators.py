@@ -31,6 +31,7 @@ from llmfoundry_gauntlet.evaluation import (
 )
 from llmfoundry_gauntlet.prompts.cache import TokenCache, cache_folder
 from llmfoundry_gauntlet.prompts.encode import Encoder
+from llmfoundry_gauntlet.values import Request, ScoreRequest
 
 EvalInterval = Callable[[State, Any], bool]
 
@@ -86,9 +87,8 @@ class EvaluationRun:
         found = step.run(self.language_model)
         self.results.update(found)
         seconds = time.perf_counter() - start
-        requests = step.batch.requests if step.batch else ()
-        sizes = [sum(len(ids) for ids in (*r.contexts, *r.continuations)) for r in requests]
-        for request, size in zip(requests, sizes, strict=True):
+        sizes = list(map(size_of, step.requests))
+        for request, size in zip(step.requests, sizes, strict=True):
             self.busy_seconds[request.key.task] += seconds * size / sum(sizes)
         return found
 
@@ -105,6 +105,13 @@ class EvaluationRun:
                 busy[task] += value
         wall = time.perf_counter() - self.started
         return conclude(planned, results, share_seconds(wall, busy))
+
+
+def size_of(request: Request) -> int:
+    """Tokens that a request's work goes with."""
+    if isinstance(request, ScoreRequest):
+        return sum(len(ids) for ids in (*request.contexts, *request.continuations))
+    return request.length
 
 
 def unwrapped(model: Any) -> HuggingFaceModel:

@@ -14,11 +14,15 @@ from composer.utils import dist
 from llmfoundry_gauntlet.config.settings import AUTO
 from llmfoundry_gauntlet.engine.assign import assign
 from llmfoundry_gauntlet.engine.budget import automatic_budget
+from llmfoundry_gauntlet.engine.generation import WAYS, ReplyWriter
+from llmfoundry_gauntlet.engine.generation_probe import ReplyProbe, probe_replies
 from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.plan import LAYOUTS, PADDED_ROWS, Batch, plan
+from llmfoundry_gauntlet.engine.pools import Pool, assign_pools
 from llmfoundry_gauntlet.engine.probe import Probe, probe
+from llmfoundry_gauntlet.engine.reply import ReplyDecoder
 from llmfoundry_gauntlet.evaluation import PlannedEvaluation, PreparedEvaluation, plan_evaluation
-from llmfoundry_gauntlet.values import ItemKey, ItemResult
+from llmfoundry_gauntlet.values import ItemKey, ItemResult, Request
 
 log = logging.getLogger(__name__)
 
@@ -35,43 +39,67 @@ class Step:
     loader: EvaluationLoader
     run: Callable[[CausalLanguageModel], Results]
     planned: PlannedEvaluation | None = None
-    batch: Batch | None = None
+    requests: tuple[Request, ...] = ()
+    num_tokens: int = 0
 
     @property
     def num_items(self) -> int:
-        """How many items the step scores."""
-        return 0 if self.batch is None else len(self.batch.requests)
+        """How many items the step computes."""
+        return len(self.requests)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What the probes found of a model, and the tokens of a batch, which stay so that evaluations can be compared."""
+
+    scoring: Probe | None
+    replies: ReplyProbe | None
+    budget: int
 
     @property
-    def num_tokens(self) -> int:
-        """How many tokens the step runs."""
-        return 0 if self.batch is None else self.batch.num_tokens
+    def certain(self) -> bool:
+        """Whether it holds for later weights as well."""
+        return all(probe is None or probe.certain for probe in (self.scoring, self.replies))
+
+    @property
+    def layout(self) -> str:
+        """The layout of batches."""
+        return LAYOUTS[0] if self.scoring is None else self.scoring.layout
 
 
 class EvaluationLoader:
     """This rank's steps, again at each evaluation. Not a torch DataLoader, whose iteration draws random numbers.
 
-    The first step finds out what the model allows; the batches follow from that. Items whose numbers are not finite,
-    some of which may have been spoilt by others of their batch, are run once more by themselves at the end. `planned`
-    is the latest plan, and stays while the layout is the same.
+    The first step finds out what the model allows; the batches follow from that, and after them the pools of replies.
+    Items whose numbers are not finite, some of which may have been spoilt by others of their batch, are run once more
+    by themselves at the end. `planned` is the latest plan, and stays while the layout is the same.
     """
 
     batch_size = 1  # Composer asks for it
 
     def __init__(self, prepared: PreparedEvaluation, tokenizer: Any) -> None:
         self.prepared = prepared
-        self.num_tokenizer_tokens = len(tokenizer)
+        self.tokenizer = tokenizer
         self.longest = prepared.longest
+        self.longest_reply = prepared.longest_reply
         self.planned: PlannedEvaluation | None = None
-        self.found: Probe | None = None
+        self.found: Found | None = None
+        self.writer: ReplyWriter | None = None  # once replies are wanted of a model
         self.language_model: CausalLanguageModel | None = None  # once there is a model to run
-        self.budget: int | None = None  # stays as it was first found, so that evaluations can be compared
 
     def __iter__(self) -> Iterator[Step]:
         yield Step(loader=self, run=self._plan)
         suspects: Results = {}
         for batch in self._share(self.planned.batches):
             yield self._step(partial(self._score, batch, suspects), batch)
+        for pool in assign_pools(self.planned.pools, num_ranks=dist.get_world_size())[dist.get_global_rank()]:
+            yield Step(
+                loader=self,
+                run=partial(self._write, pool),
+                planned=self.planned,
+                requests=pool.requests,
+                num_tokens=sum(request.length for request in pool.requests),
+            )
         found = [key for keys in dist.all_gather_object(list(suspects)) for key in keys]
         if self.planned.layout == PADDED_ROWS:  # where nothing spoils another row
             yield self._step(lambda _: suspects)
@@ -83,7 +111,9 @@ class EvaluationLoader:
         self.language_model.forget()
 
     def _step(self, run: Callable[[CausalLanguageModel], Results], batch: Batch | None = None) -> Step:
-        return Step(loader=self, run=run, planned=self.planned, batch=batch)
+        requests = () if batch is None else batch.requests
+        num_tokens = 0 if batch is None else batch.num_tokens
+        return Step(loader=self, run=run, planned=self.planned, requests=requests, num_tokens=num_tokens)
 
     @staticmethod
     def _share(batches: Sequence[Batch]) -> list[Batch]:
@@ -92,20 +122,46 @@ class EvaluationLoader:
     def _plan(self, language_model: CausalLanguageModel) -> Results:
         """Plans for what every rank can run, after a probe unless the model is known for certain."""
         if self.found is None or not self.found.certain:
-            vocabulary = min(self.num_tokenizer_tokens, language_model.vocabulary)
-            found = probe(language_model, vocabulary=vocabulary, longest=self.longest)
-            budget = self.budget or self._budget(language_model)
-            self.found, self.budget = agreed(dist.all_gather_object((found, budget)))
+            budget = self._budget(language_model) if self.found is None else self.found.budget
+            found = Found(
+                scoring=self._probe(language_model), replies=self._probe_replies(language_model), budget=budget
+            )
+            self.found = agreed(dist.all_gather_object(found))
+        if self.found.replies is not None:
+            self.writer.way = self.found.replies.way
         if self.planned is None or self.planned.layout != self.found.layout:
             self.planned = plan_evaluation(
                 self.prepared,
-                tokens_per_batch=self.budget,
+                tokens_per_batch=self.found.budget,
                 layout=self.found.layout,
-                way=str(self.found),
+                way=str(self.found.scoring or ''),
+                reply_way=str(self.found.replies or ''),
                 hidden_token_id=language_model.hidden_token_id,
             )
-            log.info('scoring: %s; %d tokens per batch', self.found, self.planned.tokens_per_batch)
+            tokens = f'{self.planned.tokens_per_batch} tokens per batch'
+            if self.found.scoring is not None:
+                log.info('scoring: %s; %s', self.found.scoring, tokens)
+            if self.found.replies is not None:
+                log.info('replies: %s; %s', self.found.replies, tokens)
         return {}
+
+    def _probe(self, language_model: CausalLanguageModel) -> Probe | None:
+        """What the model can score with, where anything is to be scored."""
+        if not self.prepared.score_requests:
+            return None
+        return probe(language_model, vocabulary=self._vocabulary(language_model), longest=self.longest)
+
+    def _probe_replies(self, language_model: CausalLanguageModel) -> ReplyProbe | None:
+        """How the model can write, where any reply is wanted."""
+        if not self.longest_reply:
+            return None
+        if self.writer is None:
+            ends = end_ids(self.tokenizer, language_model.model, reference=self.prepared.data.settings.reference)
+            self.writer = ReplyWriter(language_model, ReplyDecoder(self.tokenizer, ends))
+        return probe_replies(self.writer, vocabulary=self._vocabulary(language_model), longest=self.longest_reply)
+
+    def _vocabulary(self, language_model: CausalLanguageModel) -> int:
+        return min(len(self.tokenizer), language_model.vocabulary)
 
     def _budget(self, language_model: CausalLanguageModel) -> int:
         """The tokens of a batch that are wanted, or that suit this rank's device."""
@@ -117,6 +173,7 @@ class EvaluationLoader:
             language_model.device,
             num_tokens=self.prepared.num_tokens,
             num_ranks=dist.get_world_size(),
+            writes=self.longest_reply > 0,
         )
 
     def _score(self, batch: Batch, suspects: Results | None, language_model: CausalLanguageModel) -> Results:
@@ -127,11 +184,34 @@ class EvaluationLoader:
                 suspects[key] = results.pop(key)
         return results
 
+    def _write(self, pool: Pool, language_model: CausalLanguageModel) -> Results:
+        """The results of a pool. Ranks wait for each other: replies take longer than can be foreseen."""
+        results = self.planned.results(self.writer.run(pool))
+        dist.barrier()
+        return results
 
-def agreed(found: Sequence[tuple[Probe, int]]) -> tuple[Probe, int]:
-    """What every rank can run: the most careful layout and the smallest budget of all ranks."""
-    probes, budgets = zip(*found, strict=True)
-    return max(probes, key=lambda probe: LAYOUTS.index(probe.layout)), min(budgets)
+
+def end_ids(tokenizer: Any, model: Any, *, reference: bool) -> set[int]:
+    """The tokens that end a reply: the tokenizer's eos, and those of the model's own generation settings.
+
+    With `reference` the tokenizer's alone, as llm-foundry gives to transformers.
+    """
+    ends = {tokenizer.eos_token_id}
+    if not reference:
+        own = getattr(getattr(model, 'generation_config', None), 'eos_token_id', None)
+        ends.update(own if isinstance(own, (list, tuple)) else [own])
+    return {end for end in ends if end is not None}
+
+
+def agreed(found: Sequence[Found]) -> Found:
+    """What every rank can run: the most careful ways and the smallest budget of all ranks."""
+    scoring = [one.scoring for one in found if one.scoring is not None]
+    replies = [one.replies for one in found if one.replies is not None]
+    return Found(
+        scoring=max(scoring, key=lambda probe: LAYOUTS.index(probe.layout), default=None),
+        replies=max(replies, key=lambda probe: WAYS.index(probe.way), default=None),
+        budget=min(one.budget for one in found),
+    )
 
 
 def is_finite(result: ItemResult) -> bool:

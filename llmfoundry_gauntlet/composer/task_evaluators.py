@@ -24,16 +24,17 @@ from llmfoundry_gauntlet.tasks import task_types
 from llmfoundry_gauntlet.values import ItemKey, ItemResult
 
 
-class TaskAccuracy(Metric):
-    """The accuracy of the task whose batches it sees, or of one of its categories, as a torchmetrics metric.
+class TaskMetric(Metric):
+    """A metric of the task whose batches it sees, or of one of its categories, for torchmetrics.
 
-    `compute` gathers all ranks' items and is nan where the accuracy is absent: torchmetrics knows no reason.
+    `compute` gathers all ranks' items and is nan where the metric is absent: torchmetrics knows no reason.
     """
 
     full_state_update = False
 
-    def __init__(self, category: str | None = None) -> None:
+    def __init__(self, name: str, category: str | None = None) -> None:
         super().__init__()
+        self.name = name
         self.category = category
         self.planned: PlannedEvaluation | None = None
         self.results: dict[ItemKey, ItemResult] = {}
@@ -49,13 +50,13 @@ class TaskAccuracy(Metric):
         self.results = {}
 
     def compute(self) -> torch.Tensor:
-        """The accuracy, from 0 to 1."""
+        """Its value, from 0 to 1."""
         results = {key: result for part in dist.all_gather_object(self.results) for key, result in part.items()}
         if self.planned is None:
             return torch.tensor(torch.nan)
         (score,) = conclude(self.planned, results, {}).scores.values()
         part = score if self.category is None else score.categories[self.category]
-        (measure,) = part.metrics.values()
+        measure = part.metrics[self.name]
         return torch.tensor(torch.nan if measure.value is None else measure.value)
 
 
@@ -70,13 +71,14 @@ def build_icl_evaluators(tasks: Any, model: HuggingFaceModel, **settings: Any) -
     data = load_data(decode_settings({**settings, 'tasks': tasks, 'save_folder': None}, 'build_icl_evaluators'))
     prepared_tasks = prepare_for_model(data, unwrapped(model))
     evaluators = []
-    metrics: dict[str, TaskAccuracy] = {}
+    metrics: dict[str, TaskMetric] = {}
     for key, examples in data.examples.items():
         prepared = one_task(prepared_tasks, key)
-        accuracy = task_types()[prepared.tasks[key].icl_task_type].metric
-        categories = sorted({example.category for example in examples if example.category is not None})
-        own = {f'{category}/{accuracy}': TaskAccuracy(category) for category in categories}
-        own[accuracy] = TaskAccuracy()
+        own = {}
+        for name in task_types()[prepared.tasks[key].icl_task_type].metrics:
+            categories = sorted({example.category for example in examples if example.category is not None})
+            own.update((f'{category}/{name}', TaskMetric(name, category)) for category in categories)
+            own[name] = TaskMetric(name)
         metrics.update(own)
         evaluators.append(
             make_evaluator(
@@ -87,7 +89,7 @@ def build_icl_evaluators(tasks: Any, model: HuggingFaceModel, **settings: Any) -
     return evaluators
 
 
-def teach(model: HuggingFaceModel, metrics: dict[str, TaskAccuracy]) -> None:
+def teach(model: HuggingFaceModel, metrics: dict[str, TaskMetric]) -> None:
     """Makes a model run planned batches and report these metrics; all else it does as before."""
     eval_forward, update_metric, get_metrics = model.eval_forward, model.update_metric, model.get_metrics
 
@@ -101,7 +103,7 @@ def teach(model: HuggingFaceModel, metrics: dict[str, TaskAccuracy]) -> None:
     def update_metric_or_accuracy(batch: Any, outputs: Any, metric: Metric) -> Any:
         if isinstance(batch, Step):
             return None if batch.planned is None else metric.update(batch.planned, outputs)
-        if isinstance(metric, TaskAccuracy):
+        if isinstance(metric, TaskMetric):
             return None
         return update_metric(batch, outputs, metric)
 

@@ -102,7 +102,7 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
         'peak_gigabytes': peak_gigabytes(),
         'imports_gigabytes': imports,
         'items': len(prepared.items),
-        'tokens': num_tokens(prepared.requests),
+        'tokens': num_tokens(prepared.score_requests),
         'planned_tokens': planned.num_tokens,
         'batches': len(planned.batches),
     }

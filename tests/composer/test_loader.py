@@ -17,9 +17,11 @@ from composer.models import HuggingFaceModel
 
 from llmfoundry_gauntlet import EvalGauntlet
 from llmfoundry_gauntlet.composer.evaluators import language_model, prepare_for_model
-from llmfoundry_gauntlet.composer.loader import EvaluationLoader, Step, agreed
+from llmfoundry_gauntlet.composer.loader import EvaluationLoader, Found, Step, agreed
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.config.yaml_files import read_yaml
+from llmfoundry_gauntlet.engine.generation import CACHE, NO_CACHE, TUPLES
+from llmfoundry_gauntlet.engine.generation_probe import ReplyProbe
 from llmfoundry_gauntlet.engine.plan import MASKED_ROWS, PADDED_ROWS, STREAM
 from llmfoundry_gauntlet.engine.probe import Probe
 from llmfoundry_gauntlet.evaluation import load_data
@@ -249,6 +251,12 @@ def test_memory_that_is_too_small_changes_no_score(settings, caplog):
 def test_ranks_agree_on_what_all_of_them_can_run():
     """The most careful layout and the smallest budget, whatever the order of the ranks."""
     ways = [Probe(layout=layout, reason=f'of {layout}') for layout in (STREAM, PADDED_ROWS, MASKED_ROWS)]
-    found, budget = agreed([(ways[0], 4096), (ways[1], 2048), (ways[2], 1024)])
-    assert (found, budget) == (ways[1], 1024)
-    assert agreed([(ways[0], 5), (ways[2], 7)]) == (ways[2], 5)
+    replies = [ReplyProbe(way=way, reason=f'by {way}') for way in (TUPLES, CACHE, NO_CACHE)]
+    found = [
+        Found(scoring=way, replies=reply, budget=budget)
+        for way, reply, budget in zip(ways, replies, (4096, 2048, 1024), strict=True)
+    ]
+    assert agreed(found) == Found(scoring=ways[1], replies=replies[2], budget=1024)
+    assert agreed(found[:2]) == Found(scoring=ways[1], replies=replies[0], budget=2048)
+    nothing = Found(scoring=None, replies=None, budget=7)
+    assert agreed([nothing, nothing]) == nothing

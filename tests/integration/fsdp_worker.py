@@ -26,6 +26,9 @@ torch.cuda.current_device = lambda: torch.device('cpu')
 torch.cuda.synchronize = lambda *_: None
 
 
+TASKS = ('mixed', 'long', 'replies')
+
+
 def make_trainer(family: str, callbacks: list, *, sharded: bool) -> Trainer:
     network = networks.network(family, vocab_size=259).train()
     blocks = next(part for part in network.modules() if isinstance(part, torch.nn.ModuleList))
@@ -66,10 +69,11 @@ def scores(callback: EvalGauntlet) -> dict:
     prefixes = [id(batch.prefix) for batch in mine if not batch.trees]
     return {
         'layout': planned.layout,
+        'num_pools': len(planned.pools),
         'num_prefixes': len(prefixes),
         'repeats_a_prefix': len(set(prefixes)) < len(prefixes),
         'items': {
-            str(result.key): [result.predicted, result.credit, result.logprobs]
+            str(result.key): [result.predicted, result.credit, result.logprobs, result.text]
             for results in callback.evaluation.results.values()
             for result in results
         },
@@ -84,13 +88,13 @@ def weights(trainer: Trainer) -> str:
 
 def run(folder: Path, family: str) -> dict:
     found = {}
-    evaluators = {tasks: make_evaluator(folder, tasks) for tasks in ('mixed', 'long')}
+    evaluators = {tasks: make_evaluator(folder, tasks) for tasks in TASKS}
     trainer = make_trainer(family, [*evaluators.values()], sharded=False)
     trainer.eval()
     found['unsharded'] = {tasks: scores(evaluator) for tasks, evaluator in evaluators.items()}
     trainer.close()
     for mode in ('without', 'with'):
-        evaluators = {tasks: make_evaluator(folder, tasks) for tasks in ('mixed', 'long')}
+        evaluators = {tasks: make_evaluator(folder, tasks) for tasks in TASKS}
         trainer = make_trainer(family, [*evaluators.values()] if mode == 'with' else [], sharded=True)
         parts = [part for part in trainer.state.model.modules() if isinstance(part, FullyShardedDataParallel)]
         assert trainer.state.model.model is parts[0] and len(parts) >= 3

@@ -30,6 +30,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     (folder / 'rows.jsonl').write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
     task = {'label': 'long', 'dataset_uri': 'rows.jsonl', 'num_fewshot': [0], 'icl_task_type': 'language_modeling'}
     (folder / 'long.yaml').write_text(json.dumps({'icl_tasks': [{**task, 'prompt_string': INSTRUCTION}]}))
+    (folder / 'replies.yaml').write_text(json.dumps({'icl_tasks': tiny.write_replies(folder)}))
     composer = Path(sys.executable).parent / 'composer'
     paths = os.pathsep.join(map(str, (HERE, HERE.parent, ROOT)))
     environment = {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': paths}
@@ -52,9 +53,23 @@ def test_a_sharded_model_has_the_scores_of_the_whole_one(ranks, family: str, tas
         whole, sharded = (found[family][state][tasks] for state in ('unsharded', 'sharded'))
         assert whole['layout'] == sharded['layout'] == FAMILIES[family]
         assert whole['items'].keys() == sharded['items'].keys() and len(whole['items']) == num_items
-        for key, (predicted, credit, logprobs) in whole['items'].items():
+        for key, (predicted, credit, logprobs, _) in whole['items'].items():
             assert sharded['items'][key][:2] == [predicted, credit]
             np.testing.assert_allclose(sharded['items'][key][2], logprobs, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize('family', FAMILIES)
+def test_a_sharded_model_writes_the_replies_of_the_whole_one(ranks, family: str):
+    """Ranks have pools of different lengths: those that are done take part in the forwards of the others.
+
+    Mutation: without `take_part` the ranks wait for each other until the timeout.
+    """
+    for found in ranks:
+        whole, sharded = (found[family][state]['replies'] for state in ('unsharded', 'sharded'))
+        assert sharded['num_pools'] >= 3
+        texts = {key: text for key, (*_, text) in whole['items'].items()}
+        assert len(texts) == 80 and len(set(texts.values())) > 20
+        assert {key: text for key, (*_, text) in sharded['items'].items()} == texts
 
 
 def test_ranks_keep_step_where_one_has_nothing_left_but_a_prefix_that_it_kept(ranks):

@@ -1,4 +1,4 @@
-"""Launched on one and several ranks: the same items and numbers, and training as if nothing had been evaluated."""
+"""Launched on one and several ranks: the same items, replies and numbers, and training as if nothing was evaluated."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def launch(num_ranks: int, *arguments: str) -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Tasks, data and a saved model."""
     folder = tmp_path_factory.mktemp('ranks')
-    tiny.write_tasks(folder)
+    tiny.write_tasks(folder, replies=True)
     tiny.model().save_pretrained(folder / 'model')
     tiny.tokenizer().save_pretrained(folder / 'model')
     return folder
@@ -62,8 +62,10 @@ def evaluate(folder: Path, num_ranks: int) -> tuple[dict[str, float], dict[str, 
 def test_one_two_and_three_ranks_give_identical_items_and_metrics(folder: Path):
     """Fails when a rank's last batch is dropped, or when results are averaged per rank."""
     one = evaluate(folder, 1)
-    assert one[0]['gauntlet/items'] == 2 * (7 + 5 + 2)
-    assert len(one[1]) == 6
+    assert one[0]['gauntlet/items'] == 2 * (7 + 5 + 2) + 2 * 40
+    assert len(one[1]) == 6 + 2
+    lengths = {json.loads(line)['num_tokens'][0] for line in one[1]['drawn_1-shot.jsonl'].splitlines()}
+    assert len(lengths) > 3
     assert evaluate(folder, 2) == one
     assert evaluate(folder, 3) == one
 

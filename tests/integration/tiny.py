@@ -61,13 +61,37 @@ def model(seed: int = 0) -> transformers.GPT2LMHeadModel:
     return transformers.GPT2LMHeadModel(config)
 
 
-def write_tasks(folder: Path) -> dict[str, str]:
-    """Data, task and gauntlet files below `folder`; the settings that name them."""
+def write_replies(folder: Path, num_rows: int = 40) -> list[dict[str, Any]]:
+    """Tasks that want replies, greedy and drawn, of several pools each; prompts and lengths differ."""
+    rows = [
+        {'context': f'{"So " * (i % 5)}what is {i}?', 'answer': str(i), 'chain_of_thought': 'hm' * (i % 3)}
+        for i in range(num_rows)
+    ]
+    (folder / 'replies.jsonl').write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
+    task = {
+        'dataset_uri': 'replies.jsonl',
+        'num_fewshot': [1],
+        'icl_task_type': 'generation_task_with_answers',
+        'cot_delimiter': ' # ',
+        'prelimiter': 'Q: ',
+        'early_stopping_criteria': [*'aeiou', *'AEIOU', 'Q: '],
+    }
+    greedy = {'max_new_tokens': 9}
+    return [
+        {**task, 'label': 'greedy', 'generation_kwargs': greedy},
+        {**task, 'label': 'drawn', 'generation_kwargs': {**greedy, 'do_sample': True, 'temperature': 1.5, 'seed': 4}},
+    ]
+
+
+def write_tasks(folder: Path, *, replies: bool = False) -> dict[str, str]:
+    """Data, task and gauntlet files below `folder`; the settings that name them. With `replies`, tasks that want any."""
     entries, benchmarks = [], []
     for label, (kind, rows) in TASKS.items():
         (folder / f'{label}.jsonl').write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
         entries.append({'label': label, 'dataset_uri': f'{label}.jsonl', 'num_fewshot': [0, 2], 'icl_task_type': kind})
         benchmarks += [{'name': label, 'num_fewshot': shots, 'random_baseline': 0.0} for shots in (0, 2)]
+    if replies:
+        entries += write_replies(folder)
     gauntlet = {'categories': [{'name': 'all', 'benchmarks': benchmarks}]}
     (folder / 'tasks.yaml').write_text(json.dumps({'icl_tasks': entries}))  # JSON is YAML
     (folder / 'gauntlet.yaml').write_text(json.dumps({'eval_gauntlet': gauntlet}))

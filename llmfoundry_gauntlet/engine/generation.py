@@ -1,0 +1,180 @@
+"""Replies: pools of requests in, texts out.
+
+Own code and not transformers' `generate` (4.53), which runs a batch at full width until its last row is done, looks for
+stop strings in prompt and reply together, and draws from the global random state. Here a row leaves as soon as it is
+done and a waiting one takes its place, a prompt is run once for all replies that are wanted to it, and a draw depends
+on its request alone. The model's own forward, attention and masks are used as they are.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import distributed
+
+from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel, is_sharded
+from llmfoundry_gauntlet.engine.logits import output_layer
+from llmfoundry_gauntlet.engine.pool_run import PoolRun, Row, Usage, choose
+from llmfoundry_gauntlet.engine.pools import Pool
+from llmfoundry_gauntlet.engine.reply import ReplyDecoder
+from llmfoundry_gauntlet.engine.row_cache import RowCache
+from llmfoundry_gauntlet.errors import ModelError
+from llmfoundry_gauntlet.values import Generation, ItemKey
+
+log = logging.getLogger(__name__)
+
+CACHE = 'cache'  # keys and values in our buffers, through transformers' cache interface
+TUPLES = 'tuples'  # the same for models that take and give them as tuples
+NO_CACHE = 'no cache'  # every step runs whole rows: for every model
+WAYS = (CACHE, TUPLES, NO_CACHE)
+
+Choice = Callable[[Sequence[Row], torch.Tensor], list[int]]
+
+
+class ReplyWriter:
+    """Writes the replies to pools with a language model. `way` is what the model can do (see `WAYS`)."""
+
+    def __init__(self, language_model: CausalLanguageModel, decoder: ReplyDecoder, way: str = NO_CACHE) -> None:
+        self.language_model = language_model
+        self.decoder = decoder
+        self.way = way
+        self.usage = Usage()
+        self.rounding = 0.0  # relative, of the model's precision; 0 for float32
+        self.choose: Choice = choose
+        self.most_rows: int | None = None  # at a time, once the device's memory was found too small for more
+        self.is_sharded = is_sharded(language_model.model)
+        self.takes_positions = 'position_ids' in inspect.signature(unwrapped(language_model.model).forward).parameters
+
+    @property
+    def keeps(self) -> bool:
+        """Whether keys and values are kept from token to token."""
+        return self.way != NO_CACHE
+
+    @contextmanager
+    def trying(self, way: str, choice: Choice) -> Iterator[None]:
+        """Within it replies are written in a given way, with tokens chosen otherwise, to their full length."""
+        before = self.way, self.choose, self.decoder, self.usage
+        self.way, self.choose, self.usage = way, choice, Usage()
+        self.decoder = ReplyDecoder(self.decoder.tokenizer)
+        try:
+            yield
+        finally:
+            self.way, self.choose, self.decoder, self.usage = before
+
+    @torch.no_grad()
+    def run(self, pool: Pool) -> list[Generation]:
+        """The replies to a pool's requests, in their order.
+
+        Where the device's memory is too small, fewer rows are written at a time, from then on as well. Raises
+        ModelError where a single row does not fit, or where the model is sharded.
+        """
+        done: dict[ItemKey, Generation] = {}
+        while True:
+            num_rows = min(pool.num_rows, self.most_rows or pool.num_rows)
+            try:
+                PoolRun(self, pool, num_rows, done).run()
+                return [done[request.key] for request in pool.requests]
+            except torch.OutOfMemoryError as error:
+                failure = str(error)
+            self._make_room(num_rows, pool, failure)
+
+    def _make_room(self, num_rows: int, pool: Pool, failure: str) -> None:
+        too_large = f'{num_rows} rows of up to {pool.longest} tokens do not fit into the memory of the device'
+        if self.is_sharded:
+            raise ModelError(
+                f'{too_large}, and ranks of a sharded model cannot try again alone; '
+                f'give tokens_per_batch: {pool.tokens_per_batch // 2}: {failure}'
+            )
+        if num_rows == 1:
+            raise ModelError(f'{too_large}: {failure}')
+        if self.language_model.device.type == 'cuda':
+            torch.cuda.empty_cache()
+        self.most_rows = num_rows // 2
+        log.warning('out of memory with %d replies at a time: %d from now on', num_rows, self.most_rows)
+
+    def is_any(self, active: bool) -> bool:
+        """Whether this rank has work, or any rank where all must make the same forwards."""
+        if not self.is_sharded or not distributed.is_initialized():
+            return active
+        flag = torch.tensor(int(active), device=self.language_model.device)
+        distributed.all_reduce(flag, op=distributed.ReduceOp.MAX)
+        return bool(flag)
+
+    def take_part(self) -> None:
+        """A forward for the sake of other ranks."""
+        self.language_model.model(input_ids=self.ids([[0]]), use_cache=False)
+
+    def ids(self, tokens: Any) -> torch.Tensor:
+        """Token ids or positions as a tensor."""
+        return torch.as_tensor(np.asarray(tokens, dtype=np.int64), device=self.language_model.device)
+
+    def forward(
+        self,
+        tokens: np.ndarray,
+        seen: torch.Tensor,
+        positions: torch.Tensor | None,
+        ends: torch.Tensor | None = None,
+        cache: RowCache | None = None,
+        *,
+        has_past: bool = False,
+    ) -> torch.Tensor:
+        """Logits after the last token of each row, or after those at `ends`: float32 [rows, V]."""
+        arguments: dict[str, Any] = {'input_ids': self.ids(tokens), 'attention_mask': seen.long()}
+        arguments['use_cache'] = cache is not None
+        if self.takes_positions and positions is not None:
+            arguments['position_ids'] = positions
+        if cache is not None and self.way == CACHE:
+            arguments['past_key_values'] = cache
+        elif cache is not None and has_past:
+            arguments['past_key_values'] = cache.as_tuples()
+        model = self.language_model.model
+        layer = output_layer(model)
+        with picking(layer, ends):
+            output = model(**arguments)
+        if cache is not None and self.way == TUPLES:
+            cache.take_tuples(output.past_key_values)
+        logits = output.logits
+        self.rounding = rounding_of(logits)
+        return (picked(logits, ends) if layer is None else logits)[:, -1].float()
+
+
+def rounding_of(logits: torch.Tensor) -> float:
+    """The relative rounding of the precision that logits were computed in, 0 for float32."""
+    if logits.dtype != torch.float32:
+        return torch.finfo(logits.dtype).eps
+    if logits.device.type == 'cuda' and torch.backends.cuda.matmul.allow_tf32:
+        return torch.finfo(torch.float16).eps  # TF32 has as many digits
+    return 0.0
+
+
+@contextmanager
+def picking(layer: torch.nn.Module | None, ends: torch.Tensor | None) -> Iterator[None]:
+    """Within it a model's output layer makes a single place's logits a row: the last, or that at `ends`."""
+    if layer is None:
+        yield
+        return
+    handle = layer.register_forward_pre_hook(lambda _, inputs: (picked(inputs[0], ends),))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def picked(states: torch.Tensor, ends: torch.Tensor | None) -> torch.Tensor:
+    """The last place of each row, or that at `ends`: [rows, 1, ...] of [rows, places, ...]."""
+    if ends is None:
+        return states[:, -1:]
+    return states[torch.arange(len(ends), device=states.device), ends][:, None]
+
+
+def unwrapped(model: Any) -> Any:
+    """The model below FSDP."""
+    while hasattr(model, '_fsdp_wrapped_module'):
+        model = model._fsdp_wrapped_module
+    return model

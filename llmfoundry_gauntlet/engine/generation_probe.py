@@ -1,0 +1,113 @@
+"""How a model can write replies: a few are written in each way, and only a way that agrees is trusted.
+
+Whole rows, which every model can run, are the measure: logits of every step are compared, of prompts of different
+lengths that enter and leave while others are written, and of one as long as can be, so that windows show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from llmfoundry_gauntlet.engine.generation import CACHE, NO_CACHE, TUPLES, WAYS, ReplyWriter
+from llmfoundry_gauntlet.engine.pool_run import Row
+from llmfoundry_gauntlet.engine.pools import Pool
+from llmfoundry_gauntlet.engine.probe import CANNOT, LEAST_CONTRAST, TOLERANCE
+from llmfoundry_gauntlet.values import GenerateRequest, ItemKey
+
+HALF_TOLERANCE = 8  # roundings of the largest logit, where the model computes in less than float32
+LENGTHS = (14, 3, 11, 3, 20, 1)  # tokens of the prompts, the second and the fourth the same
+NEW_TOKENS = (4, 6, 2, 5, 7, 3)
+LONG_NEW_TOKENS = 2
+NUM_ROWS = 3
+NAMES = {CACHE: 'key-value cache', TUPLES: 'key-value tuples', NO_CACHE: 'no cache, whole rows at every token'}
+
+Steps = dict[ItemKey, dict[int, np.ndarray]]  # logits by request and step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyProbe:
+    """The way to write replies with a model, and why. It holds for later weights as well where it is `certain`."""
+
+    way: str
+    reason: str
+    certain: bool = True
+
+    def __str__(self) -> str:
+        return f'{NAMES[self.way]} ({self.reason})'
+
+
+def probe_replies(writer: ReplyWriter, *, vocabulary: int, longest: int) -> ReplyProbe:
+    """Finds the way for a model, with the same forwards on every rank.
+
+    `vocabulary` counts the tokens that may occur, `longest` the tokens of the longest row to come.
+    """
+    pool = pool_to_write(vocabulary, longest)
+    measure = logits_of(writer, NO_CACHE, pool, vocabulary)
+    largest = max(float(np.abs(logits).max()) for steps in measure.values() for logits in steps.values())
+    if not np.isfinite(largest):
+        return ReplyProbe(way=NO_CACHE, reason="probe: the model's numbers are not finite", certain=False)
+    tolerance = max(TOLERANCE, HALF_TOLERANCE * largest * writer.rounding)
+    one, other = measure[pool.requests[1].key][0], measure[pool.requests[-1].key][0]
+    certain = bool(np.abs(one - other).max() >= LEAST_CONTRAST * tolerance)
+    failures: list[str] = []
+    for way in WAYS[:-1]:
+        try:
+            off = furthest(measure, logits_of(writer, way, pool, vocabulary), writer.rounding)
+        except torch.OutOfMemoryError:
+            raise
+        except CANNOT as error:
+            failures.append(f'{NAMES[way]}: {type(error).__name__}')
+            continue
+        if off <= tolerance:
+            agreement = f'probe: {len(pool.requests)} replies within {off:.0e}'.replace('e-0', 'e-')
+            return ReplyProbe(way=way, reason='; '.join([agreement, *failures]), certain=certain)
+        failures.append(f'{NAMES[way]} {off:.1g} off')
+    return ReplyProbe(way=NO_CACHE, reason=f'probe: {"; ".join(failures)}', certain=certain)
+
+
+def pool_to_write(vocabulary: int, longest: int) -> Pool:
+    """A few short prompts, two of them equal, and a long one; random tokens, the same each time."""
+    rng = np.random.default_rng(0)
+    shapes = [*zip(LENGTHS, NEW_TOKENS, strict=True), (longest - LONG_NEW_TOKENS, LONG_NEW_TOKENS)]
+    requests: list[GenerateRequest] = []
+    for row, (length, num_new) in enumerate(shapes):
+        num_new = max(1, min(num_new, longest - 1))
+        length = max(1, min(length, longest - num_new))
+        context = rng.integers(0, vocabulary, size=length, dtype=np.int32)
+        requests.append(GenerateRequest(key=ItemKey('probe', row), context=context, max_new_tokens=num_new))
+    twin = GenerateRequest(key=ItemKey('probe', len(shapes)), context=requests[1].context, max_new_tokens=5)
+    ordered = [requests[-1], *requests[:2], twin, *requests[2:-1]]
+    return Pool(requests=tuple(ordered), num_rows=NUM_ROWS, tokens_per_batch=max(longest, 64))
+
+
+def logits_of(writer: ReplyWriter, way: str, pool: Pool, vocabulary: int) -> Steps:
+    """The logits after each token of a pool's replies, written in a way; the tokens are the same in every way."""
+    found: Steps = {}
+
+    def choose(rows: Sequence[Row], logits: torch.Tensor) -> list[int]:
+        tokens = []
+        for row, values in zip(rows, logits, strict=True):
+            key, step = row.reply.request.key, len(row.reply.ids)
+            found.setdefault(key, {})[step] = values.cpu().numpy()
+            tokens.append((31 * key.row + 17 * step + 7) % vocabulary)
+        return tokens
+
+    with writer.trying(way, choose):
+        writer.run(pool)
+    return found
+
+
+def furthest(measure: Steps, found: Steps, rounding: float) -> float:
+    """The largest difference of two ways' logits.
+
+    In half precision the largest of the replies' medians: rounding may send single tokens to other experts.
+    """
+    worst = 0.0
+    for key, steps in measure.items():
+        off = sorted(float(np.abs(logits - found[key][step]).max()) for step, logits in steps.items())
+        worst = max(worst, off[(len(off) - 1) // 2] if rounding else off[-1])
+    return worst

@@ -1,0 +1,315 @@
+"""One pool of requests while its replies are written: which rows there are, and what each forward is of."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
+from llmfoundry_gauntlet.engine.pools import Pool
+from llmfoundry_gauntlet.engine.reply import Reply, ReplyDecoder, uniform_draws
+from llmfoundry_gauntlet.engine.row_cache import RowCache
+from llmfoundry_gauntlet.engine.sampling import next_tokens
+from llmfoundry_gauntlet.values import GenerateRequest, Generation, ItemKey
+
+ENTERING_SHARE = 8  # prompts are run once this share of the rows is free
+
+
+@dataclass(slots=True)
+class Usage:
+    """What the forwards of replies were made of."""
+
+    steps: int = 0
+    written: int = 0  # tokens, one a row and step
+    places: int = 0  # rows that could have been written in these steps
+    prompt_tokens: int = 0
+    padding_tokens: int = 0  # beside them
+
+    @property
+    def wasted(self) -> float:
+        """The share of computed tokens that was padding."""
+        computed = self.written + self.prompt_tokens + self.padding_tokens
+        return self.padding_tokens / computed if computed else 0.0
+
+    @property
+    def idle(self) -> float:
+        """The share of places in which no row was written, for want of further requests."""
+        return 1 - self.written / self.places if self.places else 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Prompt:
+    """A prompt and the requests for replies to it that wait. `logits` [V] are those after it, once it was run."""
+
+    context: np.ndarray
+    waiting: deque[GenerateRequest]
+    logits: torch.Tensor | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """A reply that is being written. `end` is the column after its prompt, `position` that of its next token."""
+
+    prompt: Prompt
+    reply: Reply
+    draws: Iterator[float] | None
+    end: int = 0
+    position: int = 0
+
+
+class Forwards(Protocol):
+    """What a pool's run asks of the model and of the job it runs in."""
+
+    language_model: CausalLanguageModel
+    decoder: ReplyDecoder
+    usage: Usage
+    keeps: bool  # keys and values
+
+    def forward(
+        self,
+        tokens: np.ndarray,
+        seen: torch.Tensor,
+        positions: torch.Tensor | None,
+        ends: torch.Tensor | None = None,
+        cache: RowCache | None = None,
+        *,
+        has_past: bool = False,
+    ) -> torch.Tensor:
+        """Logits after the last token of each row, or after those at `ends`: float32 [rows, V]."""
+        ...
+
+    def choose(self, rows: Sequence[Row], logits: torch.Tensor) -> list[int]:
+        """The next token of each row."""
+        ...
+
+    def is_any(self, active: bool) -> bool:
+        """Whether this rank has work, or any rank where all must make the same forwards."""
+        ...
+
+    def take_part(self) -> None:
+        """A forward for the sake of other ranks."""
+        ...
+
+    def ids(self, tokens: object) -> torch.Tensor:
+        """Token ids or positions as a tensor."""
+        ...
+
+
+def choose(rows: Sequence[Row], logits: torch.Tensor) -> list[int]:
+    """The next token of each row, as its request wants it."""
+    draws = [None if row.draws is None else next(row.draws) for row in rows]
+    return next_tokens(logits, [row.reply.request.sampling for row in rows], draws)
+
+
+class PoolRun:
+    """One pool while its replies are written, at most `num_rows` at a time. Finished ones go to `done`.
+
+    Every turn of its loop makes one forward, so that ranks of a sharded model can take part in each other's.
+    """
+
+    def __init__(self, writer: Forwards, pool: Pool, num_rows: int, done: dict[ItemKey, Generation]) -> None:
+        self.writer = writer
+        self.pool = pool
+        self.done = done
+        self.last_position = writer.language_model.last_position
+        self.num_rows = num_rows
+        if not writer.keeps and pool.requests:
+            self.num_rows = max(1, min(num_rows, pool.tokens_per_batch // pool.longest))
+        left = [request for request in pool.requests if request.key not in done]
+        self.prompts = deque(
+            Prompt(context=same[0].context, waiting=deque(same))
+            for same in (list(group) for _, group in groupby(left, key=lambda request: request.context.tobytes()))
+        )
+        self.rows: list[Row] = []
+        self.cache: RowCache | None = None
+        if writer.keeps and left:
+            further = int(self.last_position is not None)
+            self.cache = RowCache(
+                self.num_rows + further,
+                longest_context=max(len(request.context) for request in left) + further,
+                longest_row=max(request.length for request in left) + further,
+                device=writer.language_model.device,
+            )
+
+    def run(self) -> None:
+        """Writes all replies."""
+        while self.writer.is_any(bool(self.prompts or self.rows)):
+            free = self.num_rows - len(self.rows)
+            if self.prompts and (not self.rows or free >= max(1, self.num_rows // ENTERING_SHARE)):
+                self.enter(free)
+            elif self.rows:
+                self.step()
+            else:
+                self.writer.take_part()
+
+    def enter(self, free: int) -> None:
+        """Runs the next prompts, and starts a reply to each, further ones to the same prompt while there is room."""
+        if self.cache is None:
+            while self.prompts and len(self.rows) < self.num_rows:
+                prompt = self.prompts[0]
+                self.rows.append(self.row(prompt, prompt.waiting.popleft()))
+                if not prompt.waiting:
+                    self.prompts.popleft()
+            self.step()
+            return
+        prompts = self.next_prompts(free)
+        logits = self.run_prompts(prompts)
+        first_slot = len(self.rows)
+        new = [self.row(prompt, prompt.waiting.popleft()) for prompt in prompts]
+        sources = list(range(len(new)))
+        for index, prompt in enumerate(prompts):
+            while prompt.waiting and first_slot + len(new) < self.num_rows:
+                new.append(self.row(prompt, prompt.waiting.popleft()))
+                sources.append(index)
+                self.cache.copy_prompt(
+                    first_slot + index, new[index].end, len(prompt.context), first_slot + len(new) - 1
+                )
+            if prompt.waiting:
+                prompt.logits = logits[index].clone()
+        self.rows += new
+        self.write(new, logits[sources])
+
+    def next_prompts(self, free: int) -> list[Prompt]:
+        """As many waiting prompts as there are free rows and a batch has tokens for."""
+        chosen: list[Prompt] = []
+        width = 0
+        while self.prompts and len(chosen) < free:
+            width = max(width, len(self.prompts[0].context))
+            if chosen and width * (len(chosen) + 1) > self.pool.tokens_per_batch:
+                break
+            chosen.append(self.prompts.popleft())
+        return chosen
+
+    def run_prompts(self, prompts: Sequence[Prompt]) -> torch.Tensor:
+        """Keys, values and last logits of prompts, which end in the same column."""
+        lengths = [len(prompt.context) for prompt in prompts]
+        width = max(lengths) + int(self.last_position is not None)
+        tokens = np.zeros((len(prompts), width), np.int64)
+        seen = np.zeros((len(prompts), width), np.bool_)
+        for row, prompt in enumerate(prompts):
+            tokens[row, width - lengths[row] :] = prompt.context
+            seen[row, width - lengths[row] :] = self.is_seen(prompt.context)
+        positions = np.maximum(seen.cumsum(axis=1) - 1, 0)
+        if self.last_position is not None:
+            positions[:, 0] = self.last_position
+        mask = torch.from_numpy(seen).to(self.writer.language_model.device)
+        self.cache.enter(lengths, mask)
+        self.writer.usage.prompt_tokens += sum(lengths)
+        self.writer.usage.padding_tokens += tokens.size - sum(lengths)
+        return self.writer.forward(tokens, mask, self.writer.ids(positions), cache=self.cache)
+
+    def is_seen(self, context: np.ndarray) -> np.ndarray:
+        """Which tokens of a prompt are seen: all but those that the reference hides."""
+        hidden = self.writer.language_model.hidden_token_id
+        return np.ones(len(context), np.bool_) if hidden is None else context != hidden
+
+    def row(self, prompt: Prompt, request: GenerateRequest) -> Row:
+        """A new row, its prompt at the end of the columns."""
+        sampling = request.sampling
+        return Row(
+            prompt=prompt,
+            reply=Reply(request, self.writer.decoder),
+            draws=uniform_draws(request) if sampling.temperature > 0 else None,
+            end=0 if self.cache is None else self.cache.column + self.cache.moved,
+            position=int(self.is_seen(prompt.context).sum()),
+        )
+
+    def step(self) -> None:
+        """Writes one more token of every row."""
+        usage = self.writer.usage
+        usage.steps += 1
+        usage.written += len(self.rows)
+        usage.places += self.num_rows
+        if self.cache is None:
+            self.write(self.rows, self.run_whole_rows())
+            return
+        tokens = [[row.reply.ids[-1]] for row in self.rows]
+        positions = [[row.position] for row in self.rows]
+        further = int(self.last_position is not None)
+        if further:
+            tokens.append([0])
+            positions.append([self.last_position])
+        self.cache.step(further)
+        for row in self.rows:
+            row.position += 1
+        logits = self.writer.forward(
+            np.array(tokens), self.cache.seen(), self.writer.ids(positions), cache=self.cache, has_past=True
+        )
+        self.write(self.rows, logits[: len(self.rows)])
+
+    def run_whole_rows(self) -> torch.Tensor:
+        """Logits after all rows, without a cache."""
+        whole = [np.append(row.prompt.context, row.reply.ids).astype(np.int64) for row in self.rows]
+        further = int(self.last_position is not None)
+        width = max(map(len, whole)) + further
+        tokens = np.zeros((len(whole), width), np.int64)
+        seen = np.zeros((len(whole), width), np.bool_)
+        for index, (row, ids) in enumerate(zip(self.rows, whole, strict=True)):
+            tokens[index, : len(ids)] = ids
+            seen[index, : len(ids)] = True
+            seen[index, : len(row.prompt.context)] = self.is_seen(row.prompt.context)
+        positions = None
+        if further or self.writer.language_model.hidden_token_id is not None:
+            positions = np.maximum(seen.cumsum(axis=1) - 1, 0)
+            if further:
+                positions[:, -1] = self.last_position
+            positions = self.writer.ids(positions)
+        self.writer.usage.padding_tokens += tokens.size - len(whole)
+        ends = self.writer.ids([len(ids) - 1 for ids in whole])
+        return self.writer.forward(
+            tokens, torch.from_numpy(seen).to(self.writer.language_model.device), positions, ends
+        )
+
+    def write(self, rows: Sequence[Row], logits: torch.Tensor) -> None:
+        """The next token of each of these rows from its logits; rows that are done make room."""
+        finite = torch.isfinite(logits.amax(dim=-1)).tolist()
+        tokens = self.writer.choose(rows, logits)
+        for row, token, is_finite in zip(rows, tokens, finite, strict=True):
+            if is_finite:
+                row.reply.add(token)
+            else:
+                row.reply.spoil()
+        if any(row.reply.is_done for row in rows):
+            self.make_room()
+
+    def make_room(self) -> None:
+        """Takes the rows that are done out, and starts further replies to their prompts in their places."""
+        leaving = []
+        for slot, row in enumerate(self.rows):
+            while row.reply.is_done:
+                self.done[row.reply.request.key] = row.reply.result()
+                following = self.following(slot, row)
+                if following is None:
+                    leaving.append(slot)
+                    break
+                row = self.rows[slot] = following
+        if not leaving:
+            return
+        if self.cache is None:
+            self.rows = [row for row in self.rows if not row.reply.is_done]
+            return
+        for slot in leaving:
+            if not self.rows[slot].reply.is_finite:
+                self.cache.clear(slot)
+        self.rows = [self.rows[slot] for slot in self.cache.leave(leaving)]
+
+    def following(self, slot: int, row: Row) -> Row | None:
+        """The next reply to the same prompt, its first token written; None where there is none to be had here."""
+        prompt = row.prompt
+        if not prompt.waiting or prompt.logits is None:
+            return None
+        if not row.reply.is_finite:  # what is kept of the prompt is spoilt
+            self.prompts.appendleft(Prompt(context=prompt.context, waiting=prompt.waiting))
+            prompt.waiting = deque()
+            return None
+        following = self.row(prompt, prompt.waiting.popleft())
+        self.cache.copy_prompt(slot, row.end, len(prompt.context), slot)
+        (token,) = self.writer.choose([following], prompt.logits[None])
+        following.reply.add(token)
+        return following

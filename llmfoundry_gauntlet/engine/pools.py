@@ -1,0 +1,108 @@
+"""Which replies are written together: requests into pools. Pure, and free of torch.
+
+A pool is written by one rank. Its rows are written side by side, one token each at every step; a row that is done
+makes room for the next of the pool. Pools are a function of the requests and `tokens_per_batch` alone, so that no
+reply depends on the number of ranks, not even by rounding.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from llmfoundry_gauntlet.values import GenerateRequest
+
+CACHED_PER_TOKEN = 8  # tokens whose keys and values may be kept, for each token of a batch
+TOKENS_PER_ROW = 128  # of a batch, that make a row at most
+MOST_POOLS = 32  # are enough to share out
+LEAST_POOL = 16  # requests
+WAITING = 4  # requests of a pool for each of its rows
+
+# The work of a step for one row, in tokens of a prompt (about 4 at 16 rows on a CPU), and the share of the longest
+# reply that is expected to be written.
+STEP_COST = 4
+WRITTEN_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pool:
+    """Requests whose replies are written together, at most `num_rows` at a time. `cost` is in tokens of a prompt.
+
+    Requests with the same prompt follow each other. A prompt is run with others in batches of `tokens_per_batch`.
+    """
+
+    requests: tuple[GenerateRequest, ...]
+    num_rows: int
+    tokens_per_batch: int
+    cost: float = 0.0
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row."""
+        return max((request.length for request in self.requests), default=0)
+
+
+def plan_pools(requests: Sequence[GenerateRequest], *, tokens_per_batch: int) -> list[Pool]:
+    """Pools of rows of about the same length, the longest first. Requests that cannot be asked are left out."""
+    if tokens_per_batch < 1:
+        raise ValueError(f'tokens_per_batch is {tokens_per_batch}; allowed: 1 or more')
+    waiting = sorted(
+        (request for request in requests if request.unscorable is None),
+        key=lambda request: (-request.length, -len(request.context), request.context.tobytes(), request.key),
+    )
+    groups: dict[bytes, list[GenerateRequest]] = {}  # in the order of their longest requests
+    for request in waiting:
+        groups.setdefault(request.context.tobytes(), []).append(request)
+    share = max(LEAST_POOL, math.ceil(len(waiting) / MOST_POOLS))
+    gathered = gather(groups.values(), share, tokens_per_batch)
+    return [make_pool(members, num_rows, tokens_per_batch) for members, num_rows in gathered]
+
+
+def gather(
+    groups: Iterable[Sequence[GenerateRequest]], share: int, tokens_per_batch: int
+) -> Iterator[tuple[list[GenerateRequest], int]]:
+    """Requests of each pool and how many rows it has: whole groups with the same prompt, up to a pool's size."""
+    members: list[GenerateRequest] = []
+    num_rows = size = 0
+    for group in groups:
+        if members and len(members) + len(group) > size:
+            yield members, num_rows
+            members = []
+        if not members:
+            num_rows = rows_at_once(group[0].length, tokens_per_batch)
+            size = min(share, WAITING * num_rows)
+        members.extend(group)
+    if members:
+        yield members, num_rows
+
+
+def rows_at_once(length: int, tokens_per_batch: int) -> int:
+    """How many rows of this length are written side by side."""
+    return max(1, min(CACHED_PER_TOKEN * tokens_per_batch // length, tokens_per_batch // TOKENS_PER_ROW))
+
+
+def make_pool(requests: Sequence[GenerateRequest], num_rows: int, tokens_per_batch: int) -> Pool:
+    """A pool, its cost estimated."""
+    prompts = {request.context.tobytes(): len(request.context) for request in requests}
+    written = sum(request.max_new_tokens for request in requests)
+    return Pool(
+        requests=tuple(requests),
+        num_rows=min(num_rows, len(requests)),
+        tokens_per_batch=tokens_per_batch,
+        cost=sum(prompts.values()) + STEP_COST * WRITTEN_SHARE * written,
+    )
+
+
+def assign_pools(pools: Sequence[Pool], *, num_ranks: int) -> list[list[Pool]]:
+    """The pools of each rank, spread by cost, the dearest first; empty ones make their numbers equal."""
+    loads = [(0.0, rank) for rank in range(num_ranks)]
+    ranks: list[list[Pool]] = [[] for _ in range(num_ranks)]
+    for pool in sorted(pools, key=lambda pool: -pool.cost):
+        load, rank = heapq.heappop(loads)
+        ranks[rank].append(pool)
+        heapq.heappush(loads, (load + pool.cost, rank))
+    empty = Pool(requests=(), num_rows=1, tokens_per_batch=1)
+    longest = max(map(len, ranks))
+    return [mine + [empty] * (longest - len(mine)) for mine in ranks]

@@ -1,0 +1,102 @@
+"""A reply while it is written: its tokens, its text as far as it is known, and whether it is done. Free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import numpy as np
+
+from llmfoundry_gauntlet.judging.text import stop_position
+from llmfoundry_gauntlet.prompts.seeds import draw_seed
+from llmfoundry_gauntlet.values import GenerateRequest, Generation
+
+UNFINISHED = '\ufffd'  # what a tokenizer makes of a part of a character
+LONGEST_CHARACTER = 4  # bytes, and so tokens at most
+
+
+class ReplyDecoder:
+    """A tokenizer as replies need it. `end_ids` end a reply; they are left out of its text where they are special.
+
+    Where a tokenizer drops a text's leading space, a reply gets one, as in Composer 0.32
+    (`models/huggingface.py:eval_forward`): a delimiter that begins with a space may open it.
+    """
+
+    def __init__(self, tokenizer: Any, end_ids: Collection[int] = ()) -> None:
+        self.tokenizer = tokenizer
+        self.end_ids = frozenset(end_ids)
+        keeps_space = len(tokenizer(' a', add_special_tokens=False)['input_ids']) == 1
+        self.before = '' if keeps_space else ' '
+
+    def text(self, ids: list[int]) -> str:
+        """The text of a whole reply."""
+        return self.before + self.tokenizer.decode(ids, skip_special_tokens=True)
+
+    def piece(self, ids: list[int]) -> str:
+        """The text of some tokens, exactly as they are written."""
+        return self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+class Reply:
+    """The reply to one request while it is written.
+
+    Text is decoded a few tokens at a time, each time with the token before, whose text tells how a tokenizer joins
+    them; a stop that this finds is looked for again in the whole text, which is decoded at the end.
+    """
+
+    def __init__(self, request: GenerateRequest, decoder: ReplyDecoder) -> None:
+        self.request = request
+        self.decoder = decoder
+        self.ids: list[int] = []
+        self.is_done = False
+        self.is_cut = False
+        self.is_finite = True
+        self._watches = bool(request.stops.strings or request.stops.answer_end)
+        self._lookback = max(map(len, request.stops.strings), default=0)
+        self._written = decoder.before  # the text up to token `_read`
+        self._start = self._read = 0  # tokens [_start, _read) are decoded with those that follow
+
+    def add(self, token: int) -> None:
+        """Takes the next token."""
+        self.ids.append(token)
+        if token in self.decoder.end_ids or (self._watches and self._stops()):
+            self.is_done = True
+        elif len(self.ids) == self.request.max_new_tokens:
+            self.is_done = self.is_cut = True
+
+    def spoil(self) -> None:
+        """Ends it, as the model's logits are not finite numbers."""
+        self.is_finite = False
+        self.is_done = True
+
+    def result(self) -> Generation:
+        """What was written."""
+        return Generation(
+            key=self.request.key,
+            text=self.decoder.text(self.ids) if self.ids else '',
+            num_tokens=len(self.ids),
+            is_cut=self.is_cut,
+            is_finite=self.is_finite,
+        )
+
+    def _stops(self) -> bool:
+        """Whether the latest token completes a stop."""
+        before = self.decoder.piece(self.ids[self._start : self._read]) if self._read else ''
+        piece = self.decoder.piece(self.ids[self._start :])[len(before) :]
+        if not piece:  # a special token, or a space that a text's first word loses
+            self._read = len(self.ids)
+            return False
+        rule, known, text = self.request.stops, len(self._written), self._written + piece
+        if not piece.endswith(UNFINISHED) or len(self.ids) - self._read >= LONGEST_CHARACTER:
+            self._written = text
+            self._start, self._read = self._read, len(self.ids)
+        if stop_position(text, rule, max(0, known - self._lookback)) is None:
+            return False
+        return stop_position(self.decoder.text(self.ids), rule) is not None
+
+
+def uniform_draws(request: GenerateRequest) -> Iterator[float]:
+    """Numbers from 0 to 1, one for each token of a reply that is drawn."""
+    rng = np.random.Generator(np.random.Philox(key=draw_seed(request.sampling, request.key)))
+    while True:
+        yield rng.random()
