@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import platform
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from llmfoundry_gauntlet.errors import ConfigError, GauntletError, print_problems
+from llmfoundry_gauntlet.errors import ConfigError, GauntletError, RecordError, print_problems
 
 CHECK_FAILED, MISTAKE, BROKEN = 1, 2, 3  # exit statuses
 
@@ -24,6 +25,8 @@ app = typer.Typer(
 
 Tasks = Annotated[Path | None, typer.Option('--tasks', help='YAML file with the key icl_tasks.')]
 Gauntlet = Annotated[Path | None, typer.Option('--gauntlet', help='YAML file with the key eval_gauntlet.')]
+Semantics = Annotated[str, typer.Option(help="corrected, or reference: llm-foundry's scores.")]
+Fewshot = Annotated[str, typer.Option(help='reference, or fixed: the same shots for all items.')]
 DataRoot = Annotated[str, typer.Option('--data-root', help='Folder that the paths of data files are relative to.')]
 
 
@@ -36,9 +39,10 @@ def root(
 
 @app.command()
 def run(
-    model: Annotated[str, typer.Option('--model', help='Hugging Face folder or name, or a Composer checkpoint file.')],
     tasks: Annotated[Path, typer.Option('--tasks', help='YAML file with the key icl_tasks.')],
     out: Annotated[Path, typer.Option('--out', help='Folder for results.json and samples/.')],
+    model: Annotated[str | None, typer.Option(help='Hugging Face folder or name, or a Composer checkpoint.')] = None,
+    outputs: Annotated[Path | None, typer.Option(help="JSON lines with somebody else's answers, to be marked.")] = None,
     gauntlet: Gauntlet = None,
     data_root: DataRoot = 'eval_data',
     tokenizer: Annotated[str | None, typer.Option(help="In place of the model's own.")] = None,
@@ -47,39 +51,105 @@ def run(
     tokens_per_batch: Annotated[str, typer.Option(help='auto, or the tokens of a batch.')] = 'auto',
     device: Annotated[str | None, typer.Option(help='cpu or gpu. Default: a GPU where there is one.')] = None,
     precision: Annotated[str | None, typer.Option(help='fp32, amp_bf16 or amp_fp16.')] = None,
-    semantics: Annotated[str, typer.Option(help="corrected, or reference: llm-foundry's scores.")] = 'corrected',
+    semantics: Semantics = 'corrected',
     truncation: Annotated[str | None, typer.Option(help='drop_shots or reference.')] = None,
-    fewshot: Annotated[str, typer.Option(help='reference, or fixed: the same shots for all items.')] = 'reference',
+    fewshot: Fewshot = 'reference',
+    allow_missing: Annotated[
+        bool, typer.Option('--allow-missing', help='With --outputs: score tasks over the items that have an answer.')
+    ] = False,
     overwrite: Annotated[bool, typer.Option('--overwrite', help='Replace what is in --out.')] = False,
 ) -> None:
-    """Evaluates a model and prints its scores.
+    """Evaluates a model, or marks answers that came from elsewhere, and prints the scores.
 
     gauntlet run --model runs/demo/checkpoints/latest-rank0.pt --tasks yamls/tasks/gauntlet_v0.1.yaml
     --gauntlet yamls/gauntlets/eval_gauntlet_v0.1.yaml --out runs/demo/eval
     """
-    from llmfoundry_gauntlet.composer import evaluate
     from llmfoundry_gauntlet.report.tables import print_runs
 
     logging.basicConfig(format='%(message)s')
     logging.getLogger('llmfoundry_gauntlet').setLevel(logging.INFO)
-    evaluate(
-        model,
-        out=out,
-        tokenizer=tokenizer,
-        model_config=model_config,
-        device=device,
-        precision=precision,
-        overwrite=overwrite,
-        tasks=tasks,
-        gauntlet=gauntlet,
-        data_root=data_root,
-        max_seq_len=max_seq_len,
-        tokens_per_batch=int(tokens_per_batch) if tokens_per_batch.isdecimal() else tokens_per_batch,
-        semantics=semantics,
-        truncation=truncation,
-        fewshot=fewshot,
-    )
+    if (model is None) == (outputs is None):
+        raise ConfigError('give either --model, or --outputs with answers from elsewhere')
+    shared = {
+        'tasks': tasks,
+        'gauntlet': gauntlet,
+        'data_root': data_root,
+        'semantics': semantics,
+        'fewshot': fewshot,
+    }
+    if outputs is not None:
+        mark(outputs, out, shared, allow_missing=allow_missing, overwrite=overwrite)
+    else:
+        from llmfoundry_gauntlet.composer import evaluate
+
+        if allow_missing:
+            raise ConfigError('--allow-missing belongs to --outputs: a model answers every item')
+        evaluate(
+            model,
+            out=out,
+            tokenizer=tokenizer,
+            model_config=model_config,
+            device=device,
+            precision=precision,
+            overwrite=overwrite,
+            max_seq_len=max_seq_len,
+            tokens_per_batch=int(tokens_per_batch) if tokens_per_batch.isdecimal() else tokens_per_batch,
+            truncation=truncation,
+            **shared,
+        )
     print_runs(out)
+
+
+def mark(outputs: Path, out: Path, settings: dict[str, Any], *, allow_missing: bool, overwrite: bool) -> None:
+    """Marks the answers of a file and writes the records. Raises GauntletError."""
+    from llmfoundry_gauntlet.config.settings import decode_settings
+    from llmfoundry_gauntlet.evaluation import load_data
+    from llmfoundry_gauntlet.marking import mark_answers
+    from llmfoundry_gauntlet.records.answers import read_answers
+    from llmfoundry_gauntlet.records.results import check_out, write_records
+
+    check_out(out, overwrite=overwrite)
+    data = load_data(decode_settings({**settings, 'save_folder': str(out)}, 'run'))
+    evaluation = mark_answers(data, read_answers(outputs), allow_missing=allow_missing)
+    model = {'name': str(outputs), 'class': None, 'num_parameters': None}
+    write_records(out, evaluation, model=model, environment={'python': platform.python_version()}, training=None)
+
+
+@app.command()
+def export(
+    tasks: Annotated[Path, typer.Option('--tasks', help='YAML file with the key icl_tasks.')],
+    out: Annotated[Path, typer.Option('--out', help='File for the requests, a JSON line each.')],
+    data_root: DataRoot = 'eval_data',
+    tokenizer: Annotated[
+        str | None, typer.Option(help='Folder or name: counts max_new_tokens, which is an estimate without it.')
+    ] = None,
+    semantics: Semantics = 'corrected',
+    fewshot: Fewshot = 'reference',
+    overwrite: Annotated[bool, typer.Option('--overwrite', help='Replace the file.')] = False,
+) -> None:
+    """Writes the requests of all tasks for a server or an API; `gauntlet run --outputs` marks what it answers.
+
+    gauntlet export --tasks yamls/tasks/gauntlet_v0.1.yaml --out requests.jsonl
+    """
+    from llmfoundry_gauntlet.config.settings import decode_settings
+    from llmfoundry_gauntlet.evaluation import load_data
+    from llmfoundry_gauntlet.records.files import write_lines
+    from llmfoundry_gauntlet.records.requests import request_lines
+
+    if out.is_dir() or (out.exists() and not overwrite):
+        raise RecordError(f'{out}: is there already; give another file, or --overwrite to replace it')
+    settings = {'tasks': tasks, 'data_root': data_root, 'semantics': semantics, 'fewshot': fewshot}
+    data = load_data(decode_settings(settings, 'export'))
+    for task, reason in data.unsupported.items():
+        typer.echo(f'warning: {task}: {reason}')
+    encoder = None
+    if tokenizer is not None:
+        from llmfoundry_gauntlet.composer.models import load_tokenizer
+        from llmfoundry_gauntlet.prompts.encode import Encoder
+
+        encoder = Encoder(load_tokenizer(tokenizer))
+    write_lines(out, request_lines(data, encoder))
+    typer.echo(f'{out}: requests of {len(data.examples)} tasks')
 
 
 @app.command()

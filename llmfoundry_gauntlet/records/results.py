@@ -41,6 +41,14 @@ def write_records(
     write_json(folder / RESULTS, record)
 
 
+def check_out(out: Path, *, overwrite: bool) -> None:
+    """Raises RecordError where `out` holds something that must not be lost."""
+    if out.exists() and not out.is_dir():
+        raise RecordError(f'{out}: is a file; give a folder')
+    if out.is_dir() and any(out.iterdir()) and not overwrite:
+        raise RecordError(f'{out}: is not empty; give another folder, or --overwrite to replace what is there')
+
+
 def write_json(path: Path, content: Any) -> None:
     """Writes indented JSON; a number that is not finite is our own error."""
     write_lines(path, [json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)])
@@ -48,18 +56,13 @@ def write_json(path: Path, content: Any) -> None:
 
 def results_record(evaluation: Evaluation) -> dict[str, Any]:
     """The content of results.json that the evaluation itself knows."""
-    planned = evaluation.planned
-    settings = asdict(planned.data.settings)
-    settings.update(max_seq_len=planned.max_seq_len, tokens_per_batch=planned.tokens_per_batch)
-    if planned.data.settings.fewshot == 'fixed':
-        settings['fewshot_version'] = FIXED_VERSION
     composites = evaluation.composites
     tasks = {key: score_record(score) | task_record(evaluation, key) for key, score in evaluation.scores.items()}
-    tasks.update({key: {'reason': reason} for key, reason in planned.data.unsupported.items()})
+    tasks.update({key: {'reason': reason} for key, reason in evaluation.data.unsupported.items()})
     return {
         'format_version': FORMAT_VERSION,
         'package_version': version('llmfoundry-gauntlet'),
-        'semantics': planned.data.settings.semantics,
+        'semantics': evaluation.data.settings.semantics,
         'model': None,
         'training': None,
         'tasks': tasks,
@@ -70,21 +73,41 @@ def results_record(evaluation: Evaluation) -> dict[str, Any]:
         },
         'score': None,
         'metrics': metric_stream(evaluation.scores, composites, evaluation.seconds),
-        'timing': {
-            'seconds': sum(evaluation.seconds.values()),
-            'tasks': dict(evaluation.seconds),
-            'model_tokens': planned.num_tokens,
-            'batches': len(planned.batches),
-            'scoring': planned.way,
-        },
+        'timing': timing_record(evaluation),
         'environment': None,
-        'config': settings,
+        'config': config_record(evaluation),
     }
+
+
+def timing_record(evaluation: Evaluation) -> dict[str, Any]:
+    """What the evaluation took, and how the model was run, if one was."""
+    record: dict[str, Any] = {'seconds': sum(evaluation.seconds.values()), 'tasks': dict(evaluation.seconds)}
+    planned = evaluation.planned
+    if planned is not None:
+        record.update(
+            model_tokens=planned.num_tokens,
+            batches=len(planned.batches),
+            scoring=planned.way or None,
+            replies=planned.reply_way or None,
+        )
+    return record
+
+
+def config_record(evaluation: Evaluation) -> dict[str, Any]:
+    """The settings, with what was found for those that were left open."""
+    settings = asdict(evaluation.data.settings)
+    if evaluation.planned is not None:
+        settings.update(
+            max_seq_len=evaluation.planned.max_seq_len, tokens_per_batch=evaluation.planned.tokens_per_batch
+        )
+    if evaluation.data.settings.fewshot == 'fixed':
+        settings['fewshot_version'] = FIXED_VERSION
+    return settings
 
 
 def task_record(evaluation: Evaluation, key: str) -> dict[str, Any]:
     """What was asked under a task's key."""
-    task = evaluation.planned.tasks[key]
+    task = evaluation.tasks[key]
     return {'icl_task_type': task.icl_task_type, 'dataset_uri': task.dataset_uri}
 
 
@@ -127,6 +150,8 @@ def sample_line(result: ItemResult) -> str:
         'reason': result.reason,
         'prompt_sha256': result.prompt_sha256,
     }
+    if result.marks:
+        sample['marks'] = dict(result.marks)
     return json.dumps(sample, ensure_ascii=False, allow_nan=False)
 
 

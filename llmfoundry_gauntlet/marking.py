@@ -1,0 +1,191 @@
+"""Marks answers from elsewhere, a server or an API, by the code that marks our own. Free of torch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from llmfoundry_gauntlet.errors import DataError
+from llmfoundry_gauntlet.evaluation import Evaluation, EvaluationData, summarize, tasks_with_data, text_tasks
+from llmfoundry_gauntlet.tasks.items import item_result, prompt_digest, result_of
+from llmfoundry_gauntlet.tasks.texts import TextTask
+from llmfoundry_gauntlet.values import (
+    Answer,
+    Example,
+    GenerateRequest,
+    Generation,
+    Item,
+    ItemKey,
+    ItemResult,
+    Judgement,
+    ScoreOutput,
+    ScoreRequest,
+    StopRule,
+)
+
+MISSING = 'there is no answer'
+NOTHING = np.zeros(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """An item whose answer is awaited."""
+
+    example: Example
+    prompt_sha256: str
+
+
+class AnswerError(ValueError):
+    """Why an answer cannot be marked."""
+
+
+@dataclass(slots=True)
+class Marked:
+    """What was made of the answers so far, where each stood, and what is wrong with others."""
+
+    results: dict[ItemKey, ItemResult] = field(default_factory=dict)
+    places: dict[ItemKey, str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def take(
+        self,
+        answer: Answer,
+        asked: Mapping[ItemKey, Asked],
+        tasks: Mapping[str, TextTask],
+        stops: Mapping[str, StopRule],
+    ) -> None:
+        """Marks the next answer."""
+        key = answer.key
+        if key not in asked:
+            self.problems.append(f'{answer.place}: {name(key)} is not an item of these tasks')
+        elif key in self.places:
+            self.problems.append(f'{answer.place}: {name(key)} was answered already at {self.places[key]}')
+        else:
+            self.places[key] = answer.place
+            try:
+                self.results[key] = mark(
+                    bare_item(asked[key], key, tasks[key.task], stops[key.task]), answer, tasks[key.task]
+                )
+            except AnswerError as error:
+                self.problems.append(f'{answer.place}: {name(key)}: {error}')
+
+
+def mark_answers(data: EvaluationData, answers: Iterable[Answer], *, allow_missing: bool = False) -> Evaluation:
+    """The evaluation that these answers make, each taken as it comes.
+
+    Raises DataError with every answer that is unknown, doubled or of the wrong form, and unless `allow_missing` with
+    every item that has none.
+    """
+    started = time.perf_counter()
+    tasks = text_tasks(data)
+    stops = {key: task.stops() if task.task_type.wants_reply else StopRule() for key, task in tasks.items()}
+    asked = {
+        item.key: Asked(item.example, prompt_digest(item.prompt)) for task in tasks.values() for item in task.items()
+    }
+    marked = Marked()
+    try:
+        for answer in answers:
+            marked.take(answer, asked, tasks, stops)
+    except DataError as error:  # lines that are no answers, once all were read
+        marked.problems.extend(error.problems)
+    missing = sorted(asked.keys() - marked.places.keys(), key=order)
+    if not allow_missing:
+        marked.problems += unanswered(missing)
+    if marked.problems:
+        raise DataError(marked.problems)
+    for key in missing:
+        item = bare_item(asked[key], key, tasks[key.task], stops[key.task])
+        marked.results[key] = result_of(item, None, Judgement(credit=None, reason=MISSING))
+    by_task: dict[str, list[ItemResult]] = {key: [] for key in tasks}
+    for key in sorted(asked, key=order):
+        by_task[key.task].append(marked.results[key])
+    seconds = time.perf_counter() - started
+    shares = {key: seconds * len(task_results) / len(asked) for key, task_results in by_task.items()}
+    return summarize(data, tasks_with_data(data), by_task, shares, allow_missing=allow_missing)
+
+
+def bare_item(asked: Asked, key: ItemKey, task: TextTask, stops: StopRule) -> Item:
+    """An item without token ids, as no model is to see it."""
+    if task.task_type.wants_reply:
+        request = GenerateRequest(key=key, context=NOTHING, max_new_tokens=0, stops=stops)
+    else:
+        request = ScoreRequest(key=key, contexts=(), continuations=())
+    example = asked.example
+    return Item(content=example.content, category=example.category, prompt_sha256=asked.prompt_sha256, request=request)
+
+
+def mark(item: Item, answer: Answer, task: TextTask) -> ItemResult:
+    """The item as marked by an answer. Raises AnswerError where the answer is not of the item's kind."""
+    task_type = task.task_type
+    if task_type.wants_reply:
+        if answer.text is None:
+            raise AnswerError('has no text; a reply is wanted')
+        output = Generation(key=answer.key, text=answer.text)
+        return item_result(item, output, task.task, task_type, reference=task.reference)
+    if answer.logprobs is None:
+        if task_type.judge_text is None:
+            raise AnswerError('has no logprobs; a text cannot be marked here')
+        judgement = task_type.judge_text(answer.text, item.content)
+        return result_of(item, Generation(key=answer.key, text=answer.text), judgement)
+    result = item_result(item, score_output(item, answer), task.task, task_type, reference=task.reference)
+    return replace(result, logprobs=answer.logprobs, num_tokens=answer.num_tokens)
+
+
+def score_output(item: Item, answer: Answer) -> ScoreOutput:
+    """Sums of log-probabilities as the engine would give them, spread evenly over a choice's tokens.
+
+    Without a number of tokens each choice counts as one token, so that sums are compared.
+    """
+    num_choices = getattr(item.content, 'num_choices', 1)
+    if len(answer.logprobs) != num_choices:
+        raise AnswerError(f'has {len(answer.logprobs)} logprobs; allowed: {num_choices}, one per choice')
+    counts = answer.num_tokens or (1,) * num_choices
+    if len(counts) != num_choices or min(counts) < 1:
+        raise AnswerError(f'num_tokens is {list(counts)}; allowed: {num_choices} numbers of 1 or more')
+    if num_choices == 1 and answer.is_argmax is None and np.isfinite(answer.logprobs[0]):
+        raise AnswerError(
+            'has logprobs without is_argmax (whether every token is the most probable one); give that too, or a text '
+            'written greedily'
+        )
+    is_argmax = bool(answer.is_argmax)
+    return ScoreOutput(
+        key=answer.key,
+        logprobs=tuple(np.full(count, total / count) for total, count in zip(answer.logprobs, counts, strict=True)),
+        is_argmax=tuple(np.full(count, is_argmax) for count in counts),
+        num_top=tuple(np.full(count, int(is_argmax)) for count in counts),
+    )
+
+
+def order(key: ItemKey) -> tuple[str, str, int, str, int]:
+    """Items in the order of their data."""
+    return key.task, key.file or '', key.row, key.variant or '', key.sample
+
+
+def name(key: ItemKey) -> str:
+    """An item in messages."""
+    parts = [key.task, *([key.file] if key.file else []), f'row {key.row}']
+    parts += [key.variant] if key.variant else []
+    parts += [f'sample {key.sample}'] if key.sample else []
+    return ', '.join(parts)
+
+
+def unanswered(keys: Sequence[ItemKey]) -> list[str]:
+    """Names items without an answer, given in order: a line for each task, its neighbouring rows together."""
+    groups: dict[str, list[int]] = {}
+    for key in keys:
+        groups.setdefault(name(replace(key, row=0)).replace(', row 0', ''), []).append(key.row)
+    return [f'{group}: {MISSING} to row {ranges(rows)}' for group, rows in groups.items()]
+
+
+def ranges(rows: Sequence[int]) -> str:
+    """Rows in ascending order, such as '0-3, 7'."""
+    runs: list[list[int]] = []
+    for row in rows:
+        if runs and row == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], row]
+        else:
+            runs.append([row])
+    return ', '.join('-'.join(map(str, run)) for run in runs)
