@@ -18,21 +18,28 @@ import numpy as np
 import torch
 from torch import distributed
 
+from llmfoundry_gauntlet.engine import plan
 from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel, is_sharded
+from llmfoundry_gauntlet.engine.layout import Stream, lay_out_stream, with_token_at
 from llmfoundry_gauntlet.engine.logits import output_layer
+from llmfoundry_gauntlet.engine.plan import MAX_TREE_TOKENS, grow_trees, in_order, make_tree
 from llmfoundry_gauntlet.engine.pool_run import PoolRun, Row, Usage, choose
 from llmfoundry_gauntlet.engine.pools import Pool
 from llmfoundry_gauntlet.engine.reply import ReplyDecoder
 from llmfoundry_gauntlet.engine.row_cache import RowCache
+from llmfoundry_gauntlet.engine.tree_attention import KeyValue, tree_attention, tree_layout
 from llmfoundry_gauntlet.errors import ModelError
-from llmfoundry_gauntlet.values import Generation, ItemKey
+from llmfoundry_gauntlet.values import Generation, ItemKey, ScoreRequest
 
 log = logging.getLogger(__name__)
 
 CACHE = 'cache'  # keys and values in our buffers, through transformers' cache interface
+STREAM = 'stream'  # the same, and prompts run as a token stream: no padding, shared beginnings once
 TUPLES = 'tuples'  # the same for models that take and give them as tuples
 NO_CACHE = 'no cache'  # every step runs whole rows: for every model
-WAYS = (CACHE, TUPLES, NO_CACHE)
+WAYS = (STREAM, CACHE, TUPLES, NO_CACHE)
+
+NEXT = np.zeros(1, np.int32)  # stands for the first token of a reply
 
 Choice = Callable[[Sequence[Row], torch.Tensor], list[int]]
 
@@ -50,6 +57,11 @@ class ReplyWriter:
         self.most_rows: int | None = None  # at a time, once the device's memory was found too small for more
         self.is_sharded = is_sharded(language_model.model)
         self.takes_positions = 'position_ids' in inspect.signature(unwrapped(language_model.model).forward).parameters
+
+    @property
+    def streams(self) -> bool:
+        """Whether prompts run as a token stream."""
+        return self.way == STREAM
 
     @property
     def keeps(self) -> bool:
@@ -129,19 +141,47 @@ class ReplyWriter:
         arguments['use_cache'] = cache is not None
         if self.takes_positions and positions is not None:
             arguments['position_ids'] = positions
-        if cache is not None and self.way == CACHE:
+        if cache is not None and self.way in (STREAM, CACHE):
             arguments['past_key_values'] = cache
         elif cache is not None and has_past:
             arguments['past_key_values'] = cache.as_tuples()
+            arguments['attention_mask'] = cache.seen_by_tuples().long()
         model = self.language_model.model
         layer = output_layer(model)
-        with picking(layer, ends):
+
+        def pick(states: torch.Tensor) -> torch.Tensor:
+            return states[:, -1:] if ends is None else states[torch.arange(len(ends)), ends][:, None]
+
+        with picking(layer, pick):
             output = model(**arguments)
         if cache is not None and self.way == TUPLES:
             cache.take_tuples(output.past_key_values)
         logits = output.logits
         self.rounding = rounding_of(logits)
-        return (picked(logits, ends) if layer is None else logits)[:, -1].float()
+        return (pick(logits) if layer is None else logits)[:, -1].float()
+
+    def run_stream(self, contexts: Sequence[np.ndarray], cache: RowCache) -> torch.Tensor:
+        """Runs prompts as a token stream and keeps their keys and values. Logits after each, float32 [prompts, V]."""
+        language_model = self.language_model
+        stream, ends = stream_of(contexts)
+        self.usage.prompt_tokens += len(stream.tokens)
+        if language_model.last_position is not None:
+            stream = with_token_at(stream, language_model.last_position)
+        found: dict[int, KeyValue] = {}
+        layout = tree_layout(stream, language_model.device, found, keep=len(stream.tokens))
+        model = language_model.model
+        layer = output_layer(model)
+        last = self.ids(ends)
+        with tree_attention(model.config, layout), picking(layer, lambda states: states[:, last]):
+            logits = model(
+                input_ids=self.ids(stream.tokens[None]),
+                position_ids=self.ids(stream.depths[None]),
+                attention_mask=torch.zeros(1, 1, 1, 1, device=language_model.device),
+                use_cache=False,
+            ).logits
+        places = [np.flatnonzero(stream.ends[: end + 1] > end) for end in ends]  # a token and those before it
+        cache.take_stream(found, [self.ids(place) for place in places])
+        return (logits[:, last] if layer is None else logits)[0].float()
 
 
 def rounding_of(logits: torch.Tensor) -> float:
@@ -154,23 +194,29 @@ def rounding_of(logits: torch.Tensor) -> float:
 
 
 @contextmanager
-def picking(layer: torch.nn.Module | None, ends: torch.Tensor | None) -> Iterator[None]:
-    """Within it a model's output layer makes a single place's logits a row: the last, or that at `ends`."""
+def picking(layer: torch.nn.Module | None, pick: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """Within it a model's output layer makes logits of the hidden states that `pick` takes of all."""
     if layer is None:
         yield
         return
-    handle = layer.register_forward_pre_hook(lambda _, inputs: (picked(inputs[0], ends),))
+    handle = layer.register_forward_pre_hook(lambda _, inputs: (pick(inputs[0]),))
     try:
         yield
     finally:
         handle.remove()
 
 
-def picked(states: torch.Tensor, ends: torch.Tensor | None) -> torch.Tensor:
-    """The last place of each row, or that at `ends`: [rows, 1, ...] of [rows, places, ...]."""
-    if ends is None:
-        return states[:, -1:]
-    return states[torch.arange(len(ends), device=states.device), ends][:, None]
+def stream_of(contexts: Sequence[np.ndarray]) -> tuple[Stream, np.ndarray]:
+    """Different prompts as a stream of trees, and where each of them ends."""
+    requests = [
+        ScoreRequest(key=ItemKey('prompt', row), contexts=(context,), continuations=(NEXT,))
+        for row, context in enumerate(contexts)
+    ]
+    trees = [make_tree(group) for group in grow_trees(in_order(requests), MAX_TREE_TOKENS[plan.STREAM])]
+    stream = lay_out_stream(trees)
+    ends = np.zeros(len(contexts), np.int64)
+    ends[[request.key.row for tree in trees for request in tree.requests]] = stream.reads
+    return stream, ends
 
 
 def unwrapped(model: Any) -> Any:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from llmfoundry_gauntlet.engine.generation import CACHE, NO_CACHE, TUPLES, WAYS, ReplyWriter
+from llmfoundry_gauntlet.engine.generation import CACHE, NO_CACHE, STREAM, TUPLES, WAYS, ReplyWriter
 from llmfoundry_gauntlet.engine.pool_run import Row
 from llmfoundry_gauntlet.engine.pools import Pool
 from llmfoundry_gauntlet.engine.probe import CANNOT, LEAST_CONTRAST, TOLERANCE
@@ -23,7 +23,13 @@ LENGTHS = (14, 3, 11, 3, 20, 1)  # tokens of the prompts, the second and the fou
 NEW_TOKENS = (4, 6, 2, 5, 7, 3)
 LONG_NEW_TOKENS = 2
 NUM_ROWS = 3
-NAMES = {CACHE: 'key-value cache', TUPLES: 'key-value tuples', NO_CACHE: 'no cache, whole rows at every token'}
+NUM_SHARED = 8  # tokens
+NAMES = {
+    STREAM: 'key-value cache, prompts in a token stream',
+    CACHE: 'key-value cache',
+    TUPLES: 'key-value tuples',
+    NO_CACHE: 'no cache, whole rows at every token',
+}
 
 Steps = dict[ItemKey, dict[int, np.ndarray]]  # logits by request and step
 
@@ -78,9 +84,12 @@ def pool_to_write(vocabulary: int, longest: int) -> Pool:
         num_new = max(1, min(num_new, longest - 1))
         length = max(1, min(length, longest - num_new))
         context = rng.integers(0, vocabulary, size=length, dtype=np.int32)
+        if row == 2:  # runs together with the first, and begins like it
+            shared = min(NUM_SHARED, length - 1, len(requests[0].context) - 1)
+            context[:shared] = requests[0].context[:shared]
         requests.append(GenerateRequest(key=ItemKey('probe', row), context=context, max_new_tokens=num_new))
     twin = GenerateRequest(key=ItemKey('probe', len(shapes)), context=requests[1].context, max_new_tokens=5)
-    ordered = [requests[-1], *requests[:2], twin, *requests[2:-1]]
+    ordered = [requests[-1], requests[0], requests[2], requests[1], twin, *requests[3:-1]]
     return Pool(requests=tuple(ordered), num_rows=NUM_ROWS, tokens_per_batch=max(longest, 64))
 
 

@@ -70,6 +70,11 @@ class Forwards(Protocol):
     decoder: ReplyDecoder
     usage: Usage
     keeps: bool  # keys and values
+    streams: bool  # prompts, without padding
+
+    def run_stream(self, contexts: Sequence[np.ndarray], cache: RowCache) -> torch.Tensor:
+        """Logits after each of these prompts, which have just entered the cache: float32 [prompts, V]."""
+        ...
 
     def forward(
         self,
@@ -133,7 +138,6 @@ class PoolRun:
             self.cache = RowCache(
                 self.num_rows + further,
                 longest_context=max(len(request.context) for request in left) + further,
-                longest_row=max(request.length for request in left) + further,
                 device=writer.language_model.device,
             )
 
@@ -178,10 +182,12 @@ class PoolRun:
     def next_prompts(self, free: int) -> list[Prompt]:
         """As many waiting prompts as there are free rows and a batch has tokens for."""
         chosen: list[Prompt] = []
-        width = 0
+        width = total = 0
         while self.prompts and len(chosen) < free:
-            width = max(width, len(self.prompts[0].context))
-            if chosen and width * (len(chosen) + 1) > self.pool.tokens_per_batch:
+            length = len(self.prompts[0].context)
+            width, total = max(width, length), total + length
+            num_tokens = total if self.writer.streams else width * (len(chosen) + 1)
+            if chosen and num_tokens > self.pool.tokens_per_batch:
                 break
             chosen.append(self.prompts.popleft())
         return chosen
@@ -200,6 +206,8 @@ class PoolRun:
             positions[:, 0] = self.last_position
         mask = torch.from_numpy(seen).to(self.writer.language_model.device)
         self.cache.enter(lengths, mask)
+        if self.writer.streams and seen.sum() == sum(lengths):  # no token is hidden
+            return self.writer.run_stream([prompt.context for prompt in prompts], self.cache)
         self.writer.usage.prompt_tokens += sum(lengths)
         self.writer.usage.padding_tokens += tokens.size - sum(lengths)
         return self.writer.forward(tokens, mask, self.writer.ids(positions), cache=self.cache)

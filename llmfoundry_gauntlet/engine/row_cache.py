@@ -1,20 +1,21 @@
 """Keys and values of rows that are written side by side, in buffers that are written in place.
 
 Own code and not a cache class of transformers 4.53: its DynamicCache copies all keys and values at every step and has
-all rows end and begin together; its StaticCache attends over the whole buffer whatever is in it. Here a step writes one
-column, rows leave and enter between steps, and attention sees the columns that some row uses.
+all rows end and begin together; its StaticCache attends over as many columns as there can ever be. Here a step writes
+one column, rows leave and enter between steps, and every GROWTH columns the buffers are made anew, as wide as the rows
+that are there. Attention is given whole buffers, whose unused columns are masked: a part of their columns would not be
+contiguous, and transformers' sdpa would copy it at every step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from transformers.cache_utils import Cache
 
-SPARE = 8  # a longest row's share of further columns, so that rows are seldom moved
-LEAST_SPARE = 16
+GROWTH = 32  # columns
 
 KeyValues = list[tuple[torch.Tensor, torch.Tensor]]
 
@@ -23,29 +24,23 @@ class RowCache(Cache):
     """Buffers [slots, heads, columns, width] a layer. Rows end in the same column, whatever their length.
 
     The rows in use are the first `num_rows` slots. `mask` [slots, columns] says which columns a row sees. `column` is
-    the next to be written, `first` the first that any row in use has.
+    the next to be written. A prompt of `longest_context` tokens fits before it at any time.
     """
 
     is_compileable = False
 
-    def __init__(self, num_slots: int, *, longest_context: int, longest_row: int, device: torch.device) -> None:
+    def __init__(self, num_slots: int, *, longest_context: int, device: torch.device) -> None:
         super().__init__()
         self.longest_context = longest_context
-        num_columns = longest_row + max(LEAST_SPARE, longest_row // SPARE)
-        self.mask = torch.zeros(num_slots, num_columns, dtype=torch.bool, device=device)
+        self.mask = torch.zeros(num_slots, longest_context + GROWTH, dtype=torch.bool, device=device)
         self.column = longest_context
         self.num_rows = 0
         self.starts: list[int] = []  # of the rows in use, the first column of each
-        self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.moved = 0  # columns that all rows were moved to the left so far
+        self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._rows = slice(0, 0)  # what a forward writes: slots, and columns
         self._columns = slice(0, 0)
         self._is_prompt = False
-
-    @property
-    def first(self) -> int:
-        """The first column in use."""
-        return min(self.starts, default=self.column)
 
     # What transformers' models ask of a cache.
 
@@ -58,21 +53,36 @@ class RowCache(Cache):
         values[self._rows, :, self._columns] = value_states
         if self._is_prompt:
             return key_states, value_states
-        seen = slice(self.first, self._columns.stop)
-        return keys[self._rows, :, seen], values[self._rows, :, seen]
+        return keys[self._rows], values[self._rows]
 
     def get_seq_length(self, layer_idx: int | None = 0) -> int:
-        """Columns that were there before the forward."""
-        return 0 if self._is_prompt else self._columns.start - self.first
+        """Columns before those that the forward writes."""
+        return 0 if self._is_prompt else self._columns.start
+
+    def get_mask_sizes(self, cache_position: torch.Tensor, layer_idx: int) -> tuple[int, int]:
+        """Columns that attention is given, and where they begin."""
+        return (len(cache_position) if self._is_prompt else self.mask.shape[1]), 0
 
     def get_max_cache_shape(self) -> int | None:
-        """No limit: rows are moved where columns end."""
+        """No limit: buffers grow."""
         return None
 
     def __len__(self) -> int:
         return len(self._layers)
 
     # What the engine does between forwards.
+
+    def take_stream(
+        self, found: Mapping[int, tuple[torch.Tensor, torch.Tensor]], places: Sequence[torch.Tensor]
+    ) -> None:
+        """Writes the prompts that have just entered, out of a stream.
+
+        `found` has keys and values [1, heads, tokens, width] by layer, `places` where each prompt's tokens stand.
+        """
+        for layer, states in found.items():
+            for buffer, tokens in zip(self._buffers(layer, *states), states, strict=True):
+                for slot, place in zip(range(self._rows.start, self._rows.stop), places, strict=True):
+                    buffer[slot, :, self.column - len(place) : self.column] = tokens[0][:, place]
 
     def enter(self, lengths: Sequence[int], seen: torch.Tensor) -> None:
         """Takes rows whose prompts the next forward runs: `seen` [rows, width] has them at the end of their columns."""
@@ -88,7 +98,7 @@ class RowCache(Cache):
     def step(self, num_further: int = 0) -> None:
         """Takes one more column, which the next forward writes; `num_further` rows more see that column alone."""
         if self.column == self.mask.shape[1]:
-            self._move_left()
+            self._grow()
         self._is_prompt = False
         self._rows = slice(0, self.num_rows + num_further)
         self._columns = slice(self.column, self.column + 1)
@@ -97,8 +107,8 @@ class RowCache(Cache):
         self.column += 1
 
     def seen(self) -> torch.Tensor:
-        """The mask of the forward of a step, [rows, columns in use]."""
-        return self.mask[self._rows, self.first : self.column]
+        """The mask of the forward of a step, [rows, columns]."""
+        return self.mask[self._rows]
 
     def copy_prompt(self, source: int, end: int, length: int, target: int) -> None:
         """Makes `target` a row that has only the prompt which ended before column `end` of `source`.
@@ -128,7 +138,7 @@ class RowCache(Cache):
         if moving:
             for buffers in self._layers.values():
                 for buffer in buffers:
-                    buffer[free, :, self.first : self.column] = buffer[moving, :, self.first : self.column]
+                    buffer[free] = buffer[moving]
             self.mask[free] = self.mask[moving]
         order = list(range(len(kept)))
         for target, source in zip(free, moving, strict=True):
@@ -143,18 +153,24 @@ class RowCache(Cache):
             for buffer in buffers:
                 buffer[slot] = 0
 
-    def _move_left(self) -> None:
-        """Moves all rows as far as it goes; the longest prompt must still fit before the next column."""
-        by = min(self.first, self.column - self.longest_context)
-        rows = slice(0, self.num_rows)
-        for buffers in self._layers.values():
-            for buffer in buffers:
-                buffer[rows, :, self.first - by : self.column - by] = buffer[rows, :, self.first : self.column].clone()
-        self.mask[rows] = torch.roll(self.mask[rows], -by, dims=1)
-        self.mask[rows, self.column - by :] = False
+    def _grow(self) -> None:
+        """Makes buffers for GROWTH columns more, without the first columns that no row uses any more."""
+        by = min(min(self.starts, default=self.column), self.column - self.longest_context)
+        used = self.column - by
+        for layer, buffers in self._layers.items():
+            self._layers[layer] = tuple(self._grown(buffer, by, used) for buffer in buffers)
+        mask = self.mask.new_zeros(len(self.mask), used + GROWTH)
+        mask[:, :used] = self.mask[:, by : self.column]
+        self.mask = mask
         self.starts = [start - by for start in self.starts]
         self.column -= by
         self.moved += by
+
+    def _grown(self, buffer: torch.Tensor, by: int, used: int) -> torch.Tensor:
+        slots, heads, _, width = buffer.shape
+        grown = buffer.new_zeros(slots, heads, used + GROWTH, width)
+        grown[: self.num_rows, :, :used] = buffer[: self.num_rows, :, by : self.column]
+        return grown
 
     def _buffers(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if layer not in self._layers:
@@ -168,11 +184,15 @@ class RowCache(Cache):
 
     def as_tuples(self) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
         """What the rows of the next step see before it."""
-        seen = slice(self.first, self._columns.start)
+        past = slice(0, self._columns.start)
         return tuple(
-            (keys[self._rows, :, seen], values[self._rows, :, seen])
+            (keys[self._rows, :, past], values[self._rows, :, past])
             for _, (keys, values) in sorted(self._layers.items())
         )
+
+    def seen_by_tuples(self) -> torch.Tensor:
+        """The mask of the forward of a step, [rows, columns up to the new one]."""
+        return self.mask[self._rows, : self.column]
 
     def take_tuples(self, given: KeyValues) -> None:
         """Writes what a forward gave: all keys and values, of which the last columns are new."""

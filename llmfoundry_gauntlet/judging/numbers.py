@@ -56,6 +56,7 @@ MEASURES = (
 UNITS = {name: names.split()[0] for names in (*MONEY, *MEASURES) for name in names.split()}
 CURRENCIES = {names.split()[0] for names in MONEY}
 
+MAX_CHARACTERS = 1000  # of a number; Python reads no more than 4,300 digits
 DIGITS = r'(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+'
 NUMBER = re.compile(
     r'(?<![\w.,])(?P<sign>[-+]?)(?P<gap>\s?)(?:(?P<money>[$€£]|(?i:rs\b\.?|usd\b|eur\b))\s?)?(?P<inner>-?)'
@@ -66,9 +67,9 @@ UNIT = re.compile(r'\s*(?P<unit>[%$€£]|°\s?[CF]?(?![^\W_])|[^\W\d_]{2,}(?:(?
 
 # What makes a number part of a formula, or of another number.
 LETTER = r'[^\W\d_](?![^\W_])'
-FORMULA_BEFORE = re.compile(r'(?:[\^*/√+<>≤≥≠±×·÷|{_-]|\w\(|\b(?:sqrt|log|ln|sin|cos|tan))\s*\Z')
+FORMULA_BEFORE = re.compile(r'(?:[\^*/√+<>≤≥≠±\xd7·÷|{_-]|\w\(|\b(?:sqrt|log|ln|sin|cos|tan))\s*\Z')
 FORMULA_AFTER = re.compile(
-    rf"\s*(?:[\^*!√π<>≤≥≠±×·÷|{{_\\]|[-+/]\s*\(?{LETTER}|['’]s\b|(?![mghCFK]|(?:a|I)\s+\w\w){LETTER}"
+    rf"\s*(?:[\^*!√π<>≤≥≠±\xd7·÷|{{_\\]|[-+/]\s*\(?{LETTER}|['\u2019]s\b|(?![mghCFK]|(?:a|I)\s+\w\w){LETTER}"
     r'|(?i:pi|sqrt|log|ln|sin|cos|tan|squared|cubed|and (?:a|one|two|three))\b)'
 )
 JOINS = ('=', ':', '(')  # a sign that stands apart belongs to the number after these
@@ -102,7 +103,7 @@ def number_in(text: str) -> Quantity | None:
     """The number of a text that has just one; None where it has none, several, or one that is part of a formula."""
     text = plain(text)
     found = NUMBER.search(text)
-    if found is None or (found['divisor'] is not None and int(found['divisor']) == 0):
+    if found is None or len(found[0]) > MAX_CHARACTERS or int(found['divisor'] or 1) == 0:
         return None
     before, after = text[: found.start()], text[found.end() :]
     if any(character.isnumeric() for character in before + after) or not has_own_sign(found, before):
@@ -151,7 +152,7 @@ def plain(text: str) -> str:
 
 
 def unit_called(name: str) -> str:
-    """The unit of a name: one spelling for all of one unit, else the name in lower case and singular."""
+    """The unit of a name: one spelling for all names of one of ours, else the name in lower case."""
     parts = [one_unit(part) for part in re.split(r'/| per ', name)]
     if parts[0] in CURRENCIES:
         return parts[0]

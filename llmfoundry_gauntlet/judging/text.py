@@ -16,9 +16,7 @@ PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation + '\u2018\u2019\u00
 ARTICLES = re.compile(r'\b(a|an|the)\b')
 # Signs that normalisation drops and a formula depends on; what tells a formula from 'F-16' and 'War + Peace'.
 SIGN = re.compile(r'[-+<>=^*/!≤≥≠±]|(?<=\d)\.(?=\d)')
-FORMULA = re.compile(
-    r'\\|\$.*\$|[<>=^√≤≥≠±]|\(.*[-+*/].*\)|[\d)]\s?[!*/]|[*/]\s?[\d(]|[\d)]\s[-+]\s|\s[-+]\s[\d(]'
-)
+FORMULA = re.compile(r'\\|\$.*\$|[<>=^√≤≥≠±]|\(.*[-+*/].*\)|[\d)]\s?[!*/]|[*/]\s?[\d(]|[\d)]\s[-+]\s|\s[-+]\s[\d(]')
 
 
 def stop_position(text: str, rule: StopRule, start: int = 0) -> int | None:

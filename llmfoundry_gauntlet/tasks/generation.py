@@ -93,9 +93,7 @@ def stops(task: TaskSpec, contents: Sequence[Problem], reference: bool) -> StopR
     ends_answer = bool(delimiter) and not any(delimiter in gold for content in contents for gold in content.golds)
     return StopRule(
         strings=(next_problem,) if task.prelimiter.strip() else (),
-        answer_delimiter=task.cot_delimiter
-        if any(content.chain_of_thought is not None for content in contents)
-        else '',
+        answer_delimiter=task.cot_delimiter,
         answer_end=delimiter if ends_answer else '',
     )
 
