@@ -178,3 +178,69 @@ def test_tasks_of_several_files_may_not_share_label_and_shots(tmp_path: Path):
         )
     (problem,) = problems_of([str(tmp_path / 'a.yaml'), str(tmp_path / 'b.yaml')])
     assert problem.startswith(str(tmp_path / 'b.yaml')) and str(tmp_path / 'a.yaml') in problem
+
+
+REPLY_TASK = {**TASK, 'icl_task_type': 'generation_task_with_answers'}
+
+
+@pytest.mark.parametrize(
+    ('given', 'expected'),
+    [
+        (
+            {'max_new_token': 5},
+            'max_new_token: is not supported; allowed: max_new_tokens, do_sample, temperature, top_p, top_k, seed',
+        ),
+        ({'num_beams': 4}, 'num_beams: is not supported; allowed: max_new_tokens'),
+        ({'max_new_tokens': 0}, 'max_new_tokens: is 0; allowed: a whole number, 1 or more'),
+        ({'max_new_tokens': 5.0}, 'max_new_tokens: is 5.0; allowed: a whole number, 1 or more'),
+        ({'max_new_tokens': '5'}, "max_new_tokens: is '5'; allowed: a whole number, 1 or more"),
+        ({'max_new_tokens': True}, 'max_new_tokens: is True; allowed: a whole number, 1 or more'),
+        ({'max_new_tokens': None}, 'max_new_tokens: is None; allowed: a whole number, 1 or more'),
+        ({'do_sample': 1}, 'do_sample: is 1; allowed: true or false'),
+        ({'do_sample': True, 'temperature': 0}, 'temperature: is 0; allowed: a number above 0'),
+        ({'do_sample': True, 'temperature': True}, 'temperature: is True; allowed: a number above 0'),
+        ({'do_sample': True, 'temperature': float('nan')}, 'temperature: is nan; allowed: a number above 0'),
+        ({'do_sample': True, 'top_p': 1.1}, 'top_p: is 1.1; allowed: a number above 0, 1 at most'),
+        ({'do_sample': True, 'top_p': 0}, 'top_p: is 0; allowed: a number above 0, 1 at most'),
+        ({'do_sample': True, 'top_k': -1}, 'top_k: is -1; allowed: a whole number; 0: all tokens'),
+        ({'do_sample': True, 'top_k': 1.5}, 'top_k: is 1.5; allowed: a whole number; 0: all tokens'),
+        ({'do_sample': True, 'seed': -1}, 'seed: is -1; allowed: a whole number, 0 or more'),
+        ({'temperature': 0.7}, 'temperature: has no effect without do_sample: true; replies are greedy'),
+        ({'do_sample': False, 'top_p': 0.9}, 'top_p: has no effect without do_sample: true; replies are greedy'),
+        ({'top_k': 5}, 'top_k: has no effect without do_sample: true; replies are greedy'),
+        ({'seed': 5}, 'seed: has no effect without do_sample: true; replies are greedy'),
+    ],
+)
+def test_wrong_generation_kwargs_are_refused_with_what_is_allowed(given: dict, expected: str):
+    (problem,) = problems_of([{**REPLY_TASK, 'generation_kwargs': given}])
+    assert f'icl_tasks[0]: generation_kwargs.{expected}' in problem
+
+
+def test_right_generation_kwargs_are_kept_as_they_are():
+    given = {'max_new_tokens': 5, 'do_sample': True, 'temperature': 1, 'top_p': 1.0, 'top_k': 0, 'seed': 0}
+    (task,) = load_suite([{**REPLY_TASK, 'generation_kwargs': given}]).tasks
+    assert task.generation_kwargs == given
+    assert load_suite([{**REPLY_TASK, 'generation_kwargs': {}}]).tasks[0].generation_kwargs == {}
+    assert load_suite([{**REPLY_TASK, 'generation_kwargs': {'do_sample': False}}]).warnings == ()
+
+
+def test_an_empty_stop_is_refused_as_it_would_end_every_reply_at_once():
+    (problem,) = problems_of([{**REPLY_TASK, 'early_stopping_criteria': ['\n', '']}])
+    assert 'early_stopping_criteria[1]: is empty; allowed: a text that ends a reply' in problem
+    (task,) = load_suite([{**REPLY_TASK, 'early_stopping_criteria': ['\n', ' ']}]).tasks
+    assert task.early_stopping_criteria == ('\n', ' ')
+    assert load_suite([REPLY_TASK]).tasks[0].early_stopping_criteria is None
+
+
+def test_keys_of_replies_have_no_meaning_in_other_tasks():
+    for key, value in (('early_stopping_criteria', ['\n']), ('do_normalization', False), ('cot_delimiter', '#')):
+        (problem,) = problems_of([{**TASK, key: value}])
+        assert f'{key}: has no meaning in multiple_choice; it belongs to generation_task_with_answers' in problem
+
+
+def test_upstreams_generation_tasks_have_their_stops_and_delimiters(upstream_yamls: Path):
+    suite = load_suite(upstream_yamls / 'tasks_v0.3.yaml')
+    gsm8k = next(task for task in suite.tasks if task.label == 'gsm8k')
+    assert gsm8k.icl_task_type == 'generation_task_with_answers'
+    assert (gsm8k.early_stopping_criteria, gsm8k.do_normalization) == (('\n\n', 'Question:'), False)
+    assert (gsm8k.cot_delimiter, gsm8k.continuation_delimiter, gsm8k.num_fewshot) == ('The answer is ', '\n\nA:', (0,))

@@ -13,12 +13,13 @@ from llmfoundry_gauntlet.config.load import load_suite
 from llmfoundry_gauntlet.prompts.cache import NO_CACHE, TokenCache
 from llmfoundry_gauntlet.prompts.encode import PROMPTS_VERSION, Encoder
 from llmfoundry_gauntlet.tasks import prepare, task_types
+from llmfoundry_gauntlet.tasks.generation import Problem
 from llmfoundry_gauntlet.tasks.items import Preparation, prepare_items
 from llmfoundry_gauntlet.tasks.language_modeling import Passage
 from llmfoundry_gauntlet.tasks.multiple_choice import Choices
 from llmfoundry_gauntlet.tasks.prepare import describe, prepare_tasks
 from llmfoundry_gauntlet.tasks.schema import Schema
-from llmfoundry_gauntlet.values import Example, Item
+from llmfoundry_gauntlet.values import Example, GenerateRequest, Item, Request, StopRule
 
 HERE = Path(__file__).parent
 
@@ -53,16 +54,30 @@ def examples_of(name: str, num_rows: int = 12) -> list[Example]:
     ]
 
 
+def arrays_of(request: Request) -> list[np.ndarray]:
+    if isinstance(request, GenerateRequest):
+        return [request.context]
+    return [*request.contexts, *request.continuations]
+
+
 def digest_of(items: list[Item]) -> str:
-    """Of everything in the items, which contexts are one array included."""
+    """Of everything in the items but the terms of replies, which contexts are one array included."""
     digest = hashlib.sha256()
     for item in items:
         request = item.request
-        places = [[a is b for b in request.contexts] for a in request.contexts]
-        arrays = [ids.tolist() for ids in (*request.contexts, *request.continuations)]
         plain = (item.content, item.category, item.prompt_sha256, request.key, request.truncated, request.unscorable)
-        digest.update(repr((plain, places, arrays)).encode())
+        arrays = [ids.tolist() for ids in arrays_of(request)]
+        if isinstance(request, GenerateRequest):
+            others = request.max_new_tokens
+        else:
+            others = [[a is b for b in request.contexts] for a in request.contexts]
+        digest.update(repr((plain, others, arrays)).encode())
     return digest.hexdigest()
+
+
+def terms_of(items: list[Item]) -> list[tuple]:
+    requests = [item.request for item in items if isinstance(item.request, GenerateRequest)]
+    return [(request.max_new_tokens, request.stops, request.sampling) for request in requests]
 
 
 def prepared(preparation: Preparation, examples: list[Example], cache: TokenCache) -> list[Item]:
@@ -79,20 +94,27 @@ KINDS = {
     'language_modeling': [Example(row=i, content=Passage(f'{i}+{i}=', f'{2 * i}' * 30 ** (i % 2))) for i in range(6)],
     'schema': [Example(row=i, content=Schema((f'the cup{i}', f'a bag{i}'), f'was {i}.', i % 2)) for i in range(6)],
 }
+REPLIES = {
+    'generation_task_with_answers': [
+        Example(row=i, content=Problem(f'{i}+{i}=' + '?' * 5 * i, (f'{2 * i}', f'{2 * i}.0'), None)) for i in range(6)
+    ],
+}
 
 
-@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('kind', [*KINDS, *REPLIES])
 @pytest.mark.parametrize('truncation', ['drop_shots', 'reference'])
 @pytest.mark.parametrize('max_seq_len', [8, 30, 1000])
 def test_items_out_of_the_cache_are_those_that_were_made(tmp_path, kind: str, truncation: str, max_seq_len: int):
+    examples = {**KINDS, **REPLIES}[kind]
     keys = {'icl_task_type': kind, 'has_categories': kind == 'multiple_choice', 'truncation': truncation}
     preparation = preparation_of(max_seq_len=max_seq_len, **keys)
-    made = prepare_items(preparation, KINDS[kind])
-    first = prepared(preparation, KINDS[kind], TokenCache(tmp_path))
-    again = prepared(preparation, KINDS[kind], TokenCache(tmp_path))
-    assert len(made) == len(KINDS[kind])
+    made = prepare_items(preparation, examples)
+    first = prepared(preparation, examples, TokenCache(tmp_path))
+    again = prepared(preparation, examples, TokenCache(tmp_path))
+    assert len(made) == len(examples)
     assert digest_of(made) == digest_of(first) == digest_of(again)
-    arrays = [ids for item in again for ids in (*item.request.contexts, *item.request.continuations)]
+    assert terms_of(made) == terms_of(first) == terms_of(again)
+    arrays = [ids for item in again for ids in arrays_of(item.request)]
     assert {(type(ids), ids.dtype, ids.ndim) for ids in arrays} == {(np.ndarray, np.dtype(np.int32), 1)}
 
 
@@ -278,15 +300,32 @@ def test_a_process_that_hangs_is_not_waited_for_for_ever(tmp_path, monkeypatch):
         assert len(prepared(preparation, examples_of('q'), TokenCache(tmp_path))) == 12
 
 
-# Of the items below; each version of the prompts has its own.
-ITEMS = {1: 'a66267ec603b789fa8fe843a44565d5188d3e645cfc12fa62647069928901447'}
+def test_the_rule_of_where_replies_end_is_not_cached(tmp_path):
+    """The same token ids do for both rules."""
+    (examples,) = REPLIES.values()
+    keys = {'icl_task_type': 'generation_task_with_answers', 'has_categories': False}
+    for reference, stops in ((False, StopRule(answer_end='\n')), (True, StopRule(as_pattern=True))):
+        preparation = dataclasses.replace(preparation_of(**keys), reference=reference)
+        items = prepared(preparation, examples, TokenCache(tmp_path))
+        assert {item.request.stops for item in items} == {stops}
+    assert len(list(tmp_path.glob('*.tokens'))) == 1
 
 
-def test_prompts_do_not_change_without_a_new_version():
+# Of the items of KINDS and of REPLIES; each version of the prompts has its own.
+ITEMS = {
+    1: (
+        'a66267ec603b789fa8fe843a44565d5188d3e645cfc12fa62647069928901447',
+        '1222fbf5ad20fc7b12683090136d4af0d26f6d948e4e8519bba44411f389e643',
+    )
+}
+
+
+@pytest.mark.parametrize('place', [0, 1])
+def test_prompts_do_not_change_without_a_new_version(place: int):
     """Where this fails, raise PROMPTS_VERSION and note the new digest here: cached token ids are then made anew."""
     digests = [
         digest_of(prepare_items(preparation_of(icl_task_type=kind, has_categories=False, **keys), examples))
-        for kind, examples in KINDS.items()
+        for kind, examples in (KINDS, REPLIES)[place].items()
         for keys in ({}, {'truncation': 'reference'}, {'fewshot': 'fixed'}, {'max_seq_len': 20})
     ]
-    assert hashlib.sha256(''.join(digests).encode()).hexdigest() == ITEMS[PROMPTS_VERSION]
+    assert hashlib.sha256(''.join(digests).encode()).hexdigest() == ITEMS[PROMPTS_VERSION][place]
