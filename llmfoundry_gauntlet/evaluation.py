@@ -10,6 +10,7 @@ evaluation = conclude(planned, results, seconds)                all items, exact
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -151,10 +152,28 @@ class Evaluation:
 def load_data(settings: EvaluationSettings) -> EvaluationData:
     """Tasks, gauntlet and rows, checked. Raises ConfigError or DataError with every problem found."""
     suite = load_suite(settings.tasks, settings.gauntlet)
+    if settings.reference:
+        check_patterns(suite)
     examples, unsupported = read_data(suite, settings.data_root)
     if not examples:
         raise ConfigError([f'{key}: {reason}' for key, reason in unsupported.items()] + ['nothing is left to run'])
     return EvaluationData(settings=settings, suite=suite, examples=examples, unsupported=unsupported)
+
+
+def check_patterns(suite: Suite) -> None:
+    """Raises ConfigError where llm-foundry's semantics make regular expressions of stop strings that are none."""
+    problems = []
+    for task in suite.tasks:
+        try:
+            re.compile('|'.join(task.early_stopping_criteria or ()))
+        except re.error as error:
+            stops = list(task.early_stopping_criteria)
+            problems.append(
+                f'{task.key}: early_stopping_criteria: {stops} is no regular expression, as which semantics: reference '
+                f'reads it ({error}); escape it, or leave semantics: corrected'
+            )
+    if problems:
+        raise ConfigError(problems)
 
 
 def read_data(suite: Suite, data_root: str) -> tuple[dict[str, list[Example]], dict[str, str]]:

@@ -34,6 +34,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -41,11 +42,12 @@ from typing import Any
 import datasets
 import torch
 import yaml
-from composer import Callback, Logger, State, Trainer
+from composer import Callback, Evaluator, Logger, State, Trainer
 from composer.loggers import InMemoryLogger
 from llmfoundry.callbacks.eval_gauntlet_callback import EvalGauntlet
 from llmfoundry.utils.builders import build_composer_model, build_icl_evaluators, build_tokenizer
 from torch.nn import functional
+from transformers import PreTrainedTokenizerBase
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 NUM_ROWS = 60
@@ -83,7 +85,11 @@ def rows_with_equal_choices(rows: list[Row]) -> list[int]:
 
 
 def choose_rows(case: dict[str, Any], rows: list[Row]) -> list[int]:
-    return ROW_CHOICES[case.get('rows', 'first')](rows)
+    """Row numbers by the case's `rows`: the name of a choice, or {first: how many, also: [further row numbers]}."""
+    choice = case.get('rows', 'first')
+    if isinstance(choice, str):
+        return ROW_CHOICES[choice](rows)
+    return [*range(choice['first']), *choice.get('also', [])]
 
 
 ROW_CHOICES: dict[str, Callable[[list[Row]], list[int]]] = {
@@ -238,10 +244,20 @@ def run_gauntlets(
     return runs
 
 
-def record_model(config: dict[str, Any], model_folder: Path, data_root: Path, temporary: Path) -> dict[str, Any]:
-    """Run every case with one model. Files are written below the temporary folder only."""
-    weights_digest = hashlib.sha256((model_folder / 'model.safetensors').read_bytes()).hexdigest()
-    subsets = [write_subset(case, data_root, temporary) for case in config['cases']]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation:
+    """A model's evaluation by llm-foundry that has ended; logged is what Composer logged, key to value."""
+
+    trainer: Trainer
+    tokenizer: PreTrainedTokenizerBase
+    evaluators: list[Evaluator]
+    logged: dict[str, float]
+
+
+def evaluate(
+    tasks: list[dict[str, Any]], model_folder: Path, *, recorder: Callback, temporary: Path, batch_size: int
+) -> Evaluation:
+    """Run every task with one model. Files are written below the temporary folder only."""
     tokenizer = build_tokenizer(str(model_folder), {})
     model_config = {
         'pretrained_model_name_or_path': str(model_folder),
@@ -250,35 +266,32 @@ def record_model(config: dict[str, Any], model_folder: Path, data_root: Path, te
     }
     model = build_composer_model(name='hf_causal_lm', tokenizer=tokenizer, cfg=model_config)
     evaluators, logger_keys = build_icl_evaluators(
-        [task for task, _, _ in subsets],
+        tasks,
         tokenizer=tokenizer,
         default_max_seq_len=2048,
-        default_batch_size=BATCH_SIZE,
+        default_batch_size=batch_size,
         destination_dir=str(temporary),
     )
-    recorder, logger = BatchRecorder(), InMemoryLogger()
+    logger = InMemoryLogger()
     trainer = Trainer(
         model=model, callbacks=[recorder], loggers=[logger], device='cpu', precision='fp32', progress_bar=False
     )
     trainer.eval(eval_dataloader=evaluators)
     logged = {key: short(float(logger.data[key][-1][1])) for key in logger_keys}
-    records = []
-    for case, (_, chosen, rows) in zip(config['cases'], subsets, strict=True):
-        record = case_record(case, chosen, rows, recorder)
-        record['metrics'] = {key: value for key, value in logged.items() if key.startswith(f'metrics/{case["name"]}/')}
-        labels = [
-            label for label in recorder.sequences if label == case['name'] or label.startswith(f'{case["name"]}/')
-        ]
-        print_summary(record, [sequences for label in labels for sequences in recorder.sequences[label]])
-        records.append(record)
-    sizes = {evaluator.label: evaluator.dataloader.num_samples for evaluator in evaluators}
-    gauntlet = {**config['gauntlet'], 'runs': run_gauntlets(config, trainer, logger_keys, sizes)}
-    data_set = evaluators[0].dataloader.dataloader.dataset
-    trainer.close()
+    return Evaluation(trainer=trainer, tokenizer=tokenizer, evaluators=evaluators, logged=logged)
+
+
+def case_metrics(case: dict[str, Any], logged: dict[str, float]) -> dict[str, float]:
+    return {key: value for key, value in logged.items() if key.startswith(f'metrics/{case["name"]}/')}
+
+
+def model_record(model_folder: Path, evaluation: Evaluation) -> dict[str, Any]:
+    """The head of a fixture: the model, the versions and the tokenizer."""
     packages = ('llm-foundry', 'mosaicml', 'torch', 'transformers', 'tokenizers', 'datasets')
+    data_set, tokenizer = evaluation.evaluators[0].dataloader.dataloader.dataset, evaluation.tokenizer
     return {
         'model': model_folder.name,
-        'model_sha256': weights_digest,
+        'model_sha256': hashlib.sha256((model_folder / 'model.safetensors').read_bytes()).hexdigest(),
         'versions': {name: version(name) for name in packages},
         'tokenizer': {
             'pad_tok_id': data_set.pad_tok_id,
@@ -287,18 +300,53 @@ def record_model(config: dict[str, Any], model_folder: Path, data_root: Path, te
             'prefix_space': data_set.prefix_space,
             'empty_ids': tokenizer('')['input_ids'],
         },
-        'cases': records,
-        'gauntlet': gauntlet,
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def record_model(
+    config: dict[str, Any], model_folder: Path, *, data_root: Path, temporary: Path, batch_size: int
+) -> dict[str, Any]:
+    """The fixture of one model: every case, and the gauntlets over them."""
+    subsets = [write_subset(case, data_root, temporary) for case in config['cases']]
+    recorder = BatchRecorder()
+    evaluation = evaluate(
+        [task for task, _, _ in subsets],
+        model_folder,
+        recorder=recorder,
+        temporary=temporary,
+        batch_size=batch_size,
+    )
+    records = []
+    for case, (_, chosen, rows) in zip(config['cases'], subsets, strict=True):
+        record = case_record(case, chosen, rows, recorder)
+        record['metrics'] = case_metrics(case, evaluation.logged)
+        labels = [
+            label for label in recorder.sequences if label == case['name'] or label.startswith(f'{case["name"]}/')
+        ]
+        print_summary(record, [sequences for label in labels for sequences in recorder.sequences[label]])
+        records.append(record)
+    sizes = {evaluator.label: evaluator.dataloader.num_samples for evaluator in evaluation.evaluators}
+    runs = run_gauntlets(config, evaluation.trainer, list(evaluation.logged), sizes)
+    evaluation.trainer.close()
+    return {
+        **model_record(model_folder, evaluation),
+        'cases': records,
+        'gauntlet': {**config['gauntlet'], 'runs': runs},
+    }
+
+
+def record_models(
+    record: Callable[..., dict[str, Any]], *, description: str | None, cases: str, prefix: str, limit: int
+) -> None:
+    """A recorder's command line. Writes {prefix}{model}.json, shorter than limit, for each model from record(...)."""
+    fixtures = REPOSITORY / 'tests' / 'fixtures'
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--data-root', type=Path, default=REPOSITORY.parent / 'shared' / 'data' / 'local_data')
-    parser.add_argument('--model-root', type=Path, default=REPOSITORY / 'tests' / 'fixtures' / 'models')
-    parser.add_argument('--cases', type=Path, default=REPOSITORY / 'tests' / 'fixtures' / 'reference_cases.yaml')
-    parser.add_argument('--out', type=Path, default=REPOSITORY / 'tests' / 'fixtures' / 'reference')
+    parser.add_argument('--model-root', type=Path, default=fixtures / 'models')
+    parser.add_argument('--cases', type=Path, default=fixtures / cases)
+    parser.add_argument('--out', type=Path, default=fixtures / 'reference')
     parser.add_argument('--models', nargs='*', default=['rotary_bos', 'alibi_pad_eos'])
+    parser.add_argument('--batch-size', type=int, default=BATCH_SIZE)
     parser.add_argument('--threads', type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -309,14 +357,19 @@ def main() -> None:
         started = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
             datasets.config.HF_DATASETS_CACHE = os.path.join(folder, 'cache')
-            fixture = record_model(config, options.model_root / name, options.data_root, Path(folder))
+            fixture = record(
+                config,
+                options.model_root / name,
+                data_root=options.data_root,
+                temporary=Path(folder),
+                batch_size=options.batch_size,
+            )
         text = json.dumps(fixture, separators=(',', ':')) + '\n'
-        assert len(text) < 1_000_000, f'{name}.json takes {len(text)} bytes, 999,999 at most may be kept'
-        (options.out / f'{name}.json').write_text(text, 'utf-8')
-        print(
-            f'{name}: {len(fixture["cases"])} cases, {len(text)} bytes, {time.monotonic() - started:.0f} s', flush=True
-        )
+        assert len(text) < limit, f'{prefix}{name}.json takes {len(text)} bytes, {limit - 1} at most may be kept'
+        (options.out / f'{prefix}{name}.json').write_text(text, 'utf-8')
+        num_cases, seconds = len(fixture['cases']), time.monotonic() - started
+        print(f'{prefix}{name}: {num_cases} cases, {len(text)} bytes, {seconds:.0f} s', flush=True)
 
 
 if __name__ == '__main__':
-    main()
+    record_models(record_model, description=__doc__, cases='reference_cases.yaml', prefix='', limit=1_000_000)

@@ -6,6 +6,7 @@ its YAML files mean the same here.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -30,7 +31,7 @@ WEIGHTINGS = ('EQUAL', 'SAMPLE_SZ', 'LOG_SAMPLE_SZ')
 REPLY_KEYS: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
     'max_new_tokens': (int, lambda value: value >= 1, 'a whole number, 1 or more'),
     'do_sample': (bool, lambda value: True, 'true or false'),
-    'temperature': ((int, float), lambda value: value > 0, 'a number above 0'),
+    'temperature': ((int, float), lambda value: 0 < value < math.inf, 'a number above 0'),
     'top_p': ((int, float), lambda value: 0 < value <= 1, 'a number above 0, 1 at most'),
     'top_k': (int, lambda value: value >= 0, 'a whole number; 0: all tokens'),
     'seed': (int, lambda value: value >= 0, 'a whole number, 0 or more'),

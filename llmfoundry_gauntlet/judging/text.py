@@ -128,7 +128,7 @@ def judge_named(text: str, choices: Sequence[str], gold: int) -> Judgement:
     named = [
         index
         for index, choice in enumerate(choices)
-        if (name := choice.strip().lower()) and re.match(rf'{re.escape(name)}(?!\w)', given)
+        if (name := choice.strip().lower()) and re.match(rf'{re.escape(name)}(?!\w|[.,]\d)', given)
     ]
     if not named:
         return Judgement(credit=0.0, answer=text.strip(), reason='the reply begins with none of the choices')

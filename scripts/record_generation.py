@@ -1,0 +1,194 @@
+"""Record what llm-foundry 0.22.0 generates with the fixture models, item by item, for the parity tests.
+
+    .venv-reference/bin/python scripts/record_generation.py [--data-root ../shared/data/local_data] [--models NAME ...]
+
+As `record_reference.py`, for the cases of `tests/fixtures/generation_cases.yaml`, all generation_task_with_answers. One
+file per model, `tests/fixtures/reference/generation_{model}.json`, holds numbers, row numbers and digests, and no text
+of the data:
+
+    model, model_sha256, versions, tokenizer, batch_size
+    cases[]
+        name, path, rows, task, metrics     as in record_reference.py
+        max_new_tokens                      as llm-foundry gives it to generate()
+        padding_size                        tokens that every prompt is padded to, or cut to, from the left
+        items[]
+            row
+            mark            1 where right, else 0
+            num_tokens      generated tokens up to and including the first eos, or all of the row where there is none
+            eos             1 where there is one
+            margin          the least, over these tokens, of the chosen token's logit less the next best
+            first_ids       the first 12 of them
+            output          sha256 of the text, as eval_forward returned it
+            before_stop     sha256 of that text up to the first stop as re.split finds it; in cases with stops only
+            cut             1 where re.split found one; in cases with stops only
+            cleaned         sha256 of what the metric compared with the cleaned labels
+            prompt_length   tokens, left padding removed
+            prompt          sha256 of these tokens as little-endian int32
+
+How long a row's output is. generate() steps a whole batch until every row has met eos or has max_new_tokens. A row
+that has met eos is filled with the pad token; the text leaves out both (skip_special_tokens). So neither the text nor
+num_tokens depends on the other rows, without stops.
+
+With stops they do. Each stop string has a criterion of its own, which ends the batch at the step where that string has
+come up in every row, those that have met eos included. Until then a row runs on past its own stop, maybe to eos, and
+different strings in different rows end nothing. The string is looked for in the text of the last tokens, one more than
+it has itself: at the first step all of them but one are the prompt's. So `num_tokens`, `eos`, `margin` and `output`
+belong to a batch of `batch_size` consecutive rows there. `before_stop` and `cleaned` do not, unless a stop reads
+otherwise as a regular expression than as a string: re.split gets the stops joined by "|", not escaped.
+
+Every text starts with a space that eval_forward puts there, unless the tokenizer makes " a" one token.
+"""
+
+import hashlib
+import re
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from composer import Callback, Logger, State
+from record_reference import Row, case_metrics, evaluate, model_record, record_models, write_subset
+from transformers import LogitsProcessor, LogitsProcessorList
+
+NUM_FIRST_IDS = 12
+
+
+def digest(data: str | bytes) -> str:
+    return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()
+
+
+class MarginProcessor(LogitsProcessor):
+    """Keeps, per step, every row's best logit less its second best. Leaves the logits as they are."""
+
+    def __init__(self) -> None:
+        self.margins: list[list[float]] = []
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        """The scores themselves, of shape [rows, vocabulary]."""
+        del input_ids
+        best = scores.topk(2, dim=-1).values
+        self.margins.append((best[:, 0] - best[:, 1]).tolist())
+        return scores
+
+
+class GenerationRecorder(Callback):
+    """Keeps each evaluator's items. Reads the tokens where generate() returns them, as eval_forward gives text only."""
+
+    def __init__(self) -> None:
+        self.items: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        self.sequences = torch.empty(0, 0)
+        self.margins: list[list[float]] = []
+
+    def init(self, state: State, logger: Logger) -> None:
+        """Stand between eval_forward and the model's generate."""
+        del logger
+        state.model.generate = self.watch(state.model.generate)
+
+    def watch(self, generate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        """The function generate, with its tokens and their margins kept here."""
+
+        def generate_and_keep(input_ids: torch.Tensor, **arguments: Any) -> torch.Tensor:
+            processor = MarginProcessor()
+            self.sequences = generate(input_ids, logits_processor=LogitsProcessorList([processor]), **arguments)
+            self.margins = processor.margins
+            return self.sequences
+
+        return generate_and_keep
+
+    def eval_batch_end(self, state: State, logger: Logger) -> None:
+        """Take the items of state.batch, which is still the whole batch: nothing splits it on a CPU."""
+        del logger
+        label = state.dataloader_label
+        assert label is not None
+        batch, results = state.batch, state.metric_outputs
+        width = batch['input_ids'].shape[1]
+        for index, text in enumerate(state.outputs):
+            self.items[label].append(
+                {
+                    'mark': results['result'][index],
+                    **self.tokens_record(index, width, batch['generation_kwargs']['eos_token_id']),
+                    'output': digest(text),
+                    **stop_record(text, batch['stopping_criteria']),
+                    'cleaned': digest(results['cleaned_output'][index]),
+                    **prompt_record(batch['input_ids'][index], batch['attention_mask'][index]),
+                }
+            )
+
+    def tokens_record(self, index: int, width: int, eos_token_id: int) -> dict[str, Any]:
+        """What the row at index of the batch just generated after the width of the padded prompts."""
+        ids = self.sequences[index, width:].tolist()
+        met_eos = eos_token_id in ids
+        num_tokens = ids.index(eos_token_id) + 1 if met_eos else len(ids)
+        margin = min(margins[index] for margins in self.margins[:num_tokens])
+        return {
+            'num_tokens': num_tokens,
+            'eos': int(met_eos),
+            'margin': float(f'{margin:.4g}'),
+            'first_ids': ids[: min(num_tokens, NUM_FIRST_IDS)],
+        }
+
+
+def stop_record(text: str, stops: list[str] | None) -> dict[str, Any]:
+    """Where the metric cuts the text. The expression is the metric's own; it keeps no copy of what it cuts."""
+    if not stops:
+        return {}
+    before, *others = re.split('|'.join(stops), text)
+    return {'before_stop': digest(before), 'cut': int(len(others) > 0)}
+
+
+def prompt_record(input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, Any]:
+    """Length and digest of one prompt. Only the padding on the left goes; masked tokens after it stay."""
+    start = int(attention_mask.int().argmax())
+    ids = input_ids[start:].numpy().astype('<i4')
+    return {'prompt_length': len(ids), 'prompt': digest(ids.tobytes())}
+
+
+def print_summary(record: dict[str, Any]) -> None:
+    """One line per case: items, right ones, output lengths, rows with eos or a stop, prompts, the least margin."""
+    items = record['items']
+    lengths = [item['num_tokens'] for item in items]
+    prompts = [item['prompt_length'] for item in items]
+    print(
+        f'{record["name"]:32} {len(items):2} items  right {sum(item["mark"] for item in items):2}  '
+        f'tokens {min(lengths):3} {sum(lengths) / len(lengths):6.1f} {max(lengths):4} of {record["max_new_tokens"]:4}  '
+        f'eos {sum(item["eos"] for item in items):2}  stop {sum(item.get("cut", 0) for item in items):2}  '
+        f'longest prompt {max(prompts):4} of {record["padding_size"]:4}  '
+        f'full {prompts.count(record["padding_size"]):2}  least margin {min(item["margin"] for item in items):.2g}',
+        flush=True,
+    )
+
+
+def record_model(
+    config: dict[str, Any], model_folder: Path, *, data_root: Path, temporary: Path, batch_size: int
+) -> dict[str, Any]:
+    """The fixture of one model."""
+    subsets: list[tuple[dict[str, Any], list[int], list[Row]]] = [
+        write_subset(case, data_root, temporary) for case in config['cases']
+    ]
+    recorder = GenerationRecorder()
+    tasks = [task for task, _, _ in subsets]
+    evaluation = evaluate(tasks, model_folder, recorder=recorder, temporary=temporary, batch_size=batch_size)
+    records = []
+    for case, (_, chosen, _), evaluator in zip(config['cases'], subsets, evaluation.evaluators, strict=True):
+        data_set = evaluator.dataloader.dataloader.dataset
+        items = zip(chosen, recorder.items[case['name']], strict=True)
+        records.append(
+            {
+                'name': case['name'],
+                'path': case['path'],
+                'rows': chosen,
+                'task': case['task'],
+                'metrics': case_metrics(case, evaluation.logged),
+                'max_new_tokens': data_set.base_batch['generation_kwargs']['max_new_tokens'],
+                'padding_size': data_set.padding_size,
+                'items': [{'row': row, **item} for row, item in items],
+            }
+        )
+        print_summary(records[-1])
+    evaluation.trainer.close()
+    return {**model_record(model_folder, evaluation), 'batch_size': batch_size, 'cases': records}
+
+
+if __name__ == '__main__':
+    record_models(record_model, description=__doc__, cases='generation_cases.yaml', prefix='generation_', limit=400_000)

@@ -1,0 +1,134 @@
+"""Replies against llm-foundry 0.22.0, as recorded by scripts/record_generation.py on the two fixture models.
+
+The real rows are read from ../shared/data; the fixtures hold numbers, row numbers and digests alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from paths import FIXTURES
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from llmfoundry_gauntlet.composer.loader import end_ids
+from llmfoundry_gauntlet.config.settings import decode_settings
+from llmfoundry_gauntlet.engine.generation import STREAM, TUPLES, ReplyWriter
+from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
+from llmfoundry_gauntlet.engine.pools import Pool
+from llmfoundry_gauntlet.engine.reply import ReplyDecoder
+from llmfoundry_gauntlet.evaluation import PlannedEvaluation, conclude, load_data, plan_evaluation, prepare_evaluation
+from llmfoundry_gauntlet.judging.text import normalize_answer
+from llmfoundry_gauntlet.prompts.encode import Encoder
+from llmfoundry_gauntlet.scores.keys import task_measures
+from llmfoundry_gauntlet.values import Generation, ItemKey, ItemResult
+
+LONG = 100  # tokens of a reply
+NUM_OF_LONG = 6
+WAYS = {'rotary_bos': STREAM, 'alibi_pad_eos': TUPLES}
+
+
+@functools.cache
+def recorded(model: str) -> dict[str, Any]:
+    return json.loads((FIXTURES / 'reference' / f'generation_{model}.json').read_text())
+
+
+CASES = [(model, index) for model in WAYS for index in range(len(recorded(model)['cases']))]
+NAMES = [f'{model}-{recorded(model)["cases"][index]["name"]}' for model, index in CASES]
+
+
+@functools.cache
+def tokenizer(model: str) -> Any:
+    return AutoTokenizer.from_pretrained(FIXTURES / 'models' / model)
+
+
+def writer(model: str) -> ReplyWriter:
+    """As an evaluation with `semantics: reference` makes it: real tokens that are equal to padding are hidden."""
+    network = AutoModelForCausalLM.from_pretrained(FIXTURES / 'models' / model).eval()
+    padding = recorded(model)['tokenizer']['pad_tok_id']
+    engine = CausalLanguageModel(network, device=torch.device('cpu'), hidden_token_id=padding)
+    return ReplyWriter(
+        engine, ReplyDecoder(tokenizer(model), end_ids(tokenizer(model), network, reference=True)), WAYS[model]
+    )
+
+
+def plan_case(case: dict[str, Any], model: str, data_root: Path, folder: Path) -> PlannedEvaluation:
+    """A recorded case as we plan it with the reference's semantics."""
+    lines = (data_root / case['path']).read_text(encoding='utf-8').split('\n')
+    (folder / 'rows.jsonl').write_text(''.join(f'{lines[row]}\n' for row in case['rows']), encoding='utf-8')
+    settings = decode_settings(
+        {'tasks': [{**case['task'], 'dataset_uri': 'rows.jsonl'}], 'data_root': str(folder), 'semantics': 'reference'}
+    )
+    prepared = prepare_evaluation(
+        load_data(settings), Encoder(tokenizer(model)), max_seq_len=case['task']['max_seq_len']
+    )
+    return plan_evaluation(prepared, tokens_per_batch=4096)
+
+
+def digest(data: str | bytes) -> str:
+    return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()
+
+
+def check_item(item: dict[str, Any], reply: Generation, result: ItemResult, normalized: bool) -> None:
+    """The reply character by character, and its mark."""
+    if 'before_stop' in item:
+        assert digest(result.text) == item['before_stop']
+    else:
+        assert digest(reply.text) == item['output']
+        assert (reply.num_tokens, reply.is_cut) == (item['num_tokens'], not item['eos'])
+    assert digest(normalize_answer(result.answer) if normalized else result.answer) == item['cleaned']
+    assert result.credit == item['mark']
+
+
+def check_prompts(planned: PlannedEvaluation, case: dict[str, Any], items: dict[int, dict[str, Any]]) -> None:
+    """Token ids and limits of all requests."""
+    for key, planned_item in planned.items.items():
+        request, item = planned_item.request, items[case['rows'][key.row]]
+        assert request.max_new_tokens == case['max_new_tokens']
+        assert len(request.context) == item['prompt_length']
+        assert digest(request.context.astype('<i4').tobytes()) == item['prompt']
+
+
+def check_replies(
+    planned: PlannedEvaluation, case: dict[str, Any], items: dict[int, dict[str, Any]], model: str, pools: list[Pool]
+) -> dict[ItemKey, ItemResult]:
+    """Writes the replies to some pools and checks each."""
+    run = writer(model)
+    replies = {reply.key: reply for pool in pools for reply in run.run(pool)}
+    results = planned.results(replies.values())
+    assert len(results) == sum(len(pool.requests) for pool in pools)
+    for key, result in results.items():
+        check_item(items[case['rows'][key.row]], replies[key], result, case['task'].get('do_normalization', True))
+    return results
+
+
+@pytest.mark.parametrize(('model', 'index'), CASES, ids=NAMES)
+def test_prompts_replies_and_marks_are_those_of_the_reference(model: str, index: int, real_data: Path, tmp_path: Path):
+    """Prompts in token ids, texts and marks equal; where replies are long, of the first items alone."""
+    case = recorded(model)['cases'][index]
+    items = {item['row']: item for item in case['items']}
+    planned = plan_case(case, model, real_data, tmp_path)
+    check_prompts(planned, case, items)
+    pools = list(planned.pools)
+    if case['max_new_tokens'] > LONG:
+        pools = [replace(pools[0], requests=pools[0].requests[:NUM_OF_LONG])]
+    check_replies(planned, case, items, model, pools)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(('model', 'index'), CASES, ids=NAMES)
+def test_all_replies_and_metrics_are_those_of_the_reference(model: str, index: int, real_data: Path, tmp_path: Path):
+    """60 rows of each of the four files with the task's keys."""
+    case = recorded(model)['cases'][index]
+    planned = plan_case(case, model, real_data, tmp_path)
+    results = check_replies(planned, case, {item['row']: item for item in case['items']}, model, list(planned.pools))
+    (score,) = conclude(planned, results, {}).scores.values()
+    metrics = {key: measure.value for key, measure in task_measures(score)}
+    for key, value in case['metrics'].items():
+        assert metrics[key] == pytest.approx(value, abs=1e-6), key

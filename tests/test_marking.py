@@ -1,0 +1,330 @@
+"""Requests for other engines, and their answers marked by the code that marks our own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmfoundry_gauntlet.cli import main
+from llmfoundry_gauntlet.config.settings import decode_settings
+from llmfoundry_gauntlet.engine.fake import FakeLanguageModel
+from llmfoundry_gauntlet.errors import DataError
+from llmfoundry_gauntlet.evaluation import conclude, load_data, plan_evaluation, prepare_evaluation
+from llmfoundry_gauntlet.marking import mark_answers, ranges
+from llmfoundry_gauntlet.prompts.encode import Encoder
+from llmfoundry_gauntlet.records.answers import read_answers
+from llmfoundry_gauntlet.records.requests import request_lines
+
+ROWS = {
+    'sums': ('language_modeling', [{'context': f'{i}+{i}=', 'continuation': f'{2 * i}'} for i in range(4)]),
+    'colours': (
+        'multiple_choice',
+        [{'query': f'Colour {i}?', 'choices': ['red', 'deep blue'], 'gold': i % 2} for i in range(4)],
+    ),
+    'pronouns': (
+        'schema',
+        [{'context_options': ['the cup', 'the jug'], 'continuation': f'held {i}.', 'gold': i % 2} for i in range(2)],
+    ),
+    'riddles': (
+        'generation_task_with_answers',
+        [{'context': f'Twice {i}?', 'answer': str(2 * i), 'chain_of_thought': f'{i} and {i}'} for i in range(4)],
+    ),
+}
+SAME = ('task', 'num_shots', 'file', 'row', 'variant', 'sample')
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> dict[str, Any]:
+    """A task of each type, with one shot, and a gauntlet over them."""
+    tasks = []
+    for label, (kind, rows) in ROWS.items():
+        (tmp_path / f'{label}.jsonl').write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
+        task = {'label': label, 'dataset_uri': f'{label}.jsonl', 'num_fewshot': [1], 'icl_task_type': kind}
+        tasks.append(task | ({'cot_delimiter': ' # '} if label == 'riddles' else {}))
+    (tmp_path / 'tasks.yaml').write_text(json.dumps({'icl_tasks': tasks}))
+    benchmarks = [{'name': label, 'num_fewshot': 1} for label in ROWS]
+    gauntlet = {'categories': [{'name': 'all', 'benchmarks': benchmarks}]}
+    (tmp_path / 'gauntlet.yaml').write_text(json.dumps({'eval_gauntlet': gauntlet}))
+    return {
+        'tasks': str(tmp_path / 'tasks.yaml'),
+        'gauntlet': str(tmp_path / 'gauntlet.yaml'),
+        'data_root': str(tmp_path),
+    }
+
+
+def data_of(settings: dict[str, Any]) -> Any:
+    return load_data(decode_settings(settings))
+
+
+def requests_of(settings: dict[str, Any], encoder: Encoder | None = None) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in request_lines(data_of(settings), encoder)]
+
+
+def write_answers(folder: Path, lines: list[dict[str, Any] | str]) -> Path:
+    path = folder / 'answers.jsonl'
+    path.write_text(''.join(f'{line if isinstance(line, str) else json.dumps(line)}\n' for line in lines))
+    return path
+
+
+def right_answers(settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """One for each request: a text where a reply is wanted, else log-probabilities that favour the gold choice."""
+    answers = []
+    for request in requests_of(settings):
+        name = {key: request[key] for key in SAME}
+        row = ROWS[request['task']][1][request['row']]
+        if request['choices'] is None:
+            answers.append(name | {'text': f'some thought # {row["answer"]} apples\nTwice 9? # 18'})
+        elif len(request['choices']) == 1:
+            answers.append(name | {'logprobs': [-0.5], 'is_argmax': True})
+        else:
+            answers.append(name | {'logprobs': [-1.0 if i == row['gold'] else -9.0 for i in range(2)]})
+    return answers
+
+
+def marked(settings: dict[str, Any], path: Path, **options: Any) -> Any:
+    return mark_answers(data_of(settings), read_answers(path), **options)
+
+
+def problems_of(settings: dict[str, Any], path: Path, **options: Any) -> list[str]:
+    with pytest.raises(DataError) as caught:
+        marked(settings, path, **options)
+    return [problem.replace(f'{path}:', 'line ') for problem in caught.value.problems]
+
+
+def test_requests_name_items_and_say_all_that_an_engine_needs(settings: dict[str, Any]):
+    requests = {(request['task'], request['row']): request for request in requests_of(settings)}
+    assert len(requests) == 14
+    keys = [*SAME, 'prompt', 'choices', 'stop', 'max_new_tokens', 'temperature', 'top_p', 'top_k', 'seed']
+    assert all(list(request) == keys for request in requests.values())
+    nothing = dict.fromkeys(keys[8:])
+    name = {'num_shots': 1, 'file': None, 'row': 0, 'variant': None, 'sample': 0}
+    prompt = requests['sums', 0]['prompt']
+    assert prompt in [f'{i}+{i}= {2 * i}\n0+0=' for i in (1, 2, 3)]
+    expected = {'task': 'sums', **name, 'prompt': prompt, 'choices': [' 0'], **nothing}
+    assert requests['sums', 0] == expected
+    assert requests['colours', 0]['choices'] == [' red', ' deep blue']
+    assert [text[-7:] for text in requests['pronouns', 0]['prompt']] == ['the cup', 'the jug']
+    assert requests['pronouns', 1]['choices'] == [' held 1.', ' held 1.']
+    reply = requests['riddles', 0]
+    assert reply['choices'] is None and reply['stop'] == [] and reply['seed'] is None
+    assert (reply['temperature'], reply['top_p'], reply['top_k']) == (0.0, 1.0, 0)
+    assert reply['max_new_tokens'] == len('3 and 3 # 6') // 2 + 1 + 10
+    assert reply['prompt'] in [f'Twice {i}? {i} and {i} # {2 * i}\nTwice 0?' for i in (1, 2, 3)]
+
+
+def test_a_tokenizer_counts_the_tokens_of_replies(settings: dict[str, Any], character_tokenizer):
+    """Special tokens and ten more after a chain of thought, as llm-foundry."""
+    limits = {r['max_new_tokens'] for r in requests_of(settings, Encoder(character_tokenizer)) if r['choices'] is None}
+    assert limits == {len(character_tokenizer('3 and 3 # 6', add_special_tokens=True)['input_ids']) + 10}
+
+
+def test_exported_prompts_are_those_that_a_model_is_asked(
+    settings: dict[str, Any], tmp_path: Path, character_tokenizer
+):
+    """By the digest in the records, for every type of task, also with fixed shots."""
+    for fewshot in ('reference', 'fixed'):
+        own = {**settings, 'fewshot': fewshot}
+        prepared = prepare_evaluation(data_of(own), Encoder(character_tokenizer), max_seq_len=4096)
+        answers = write_answers(tmp_path, right_answers(own))
+        digests = {r.key: r.prompt_sha256 for results in marked(own, answers).results.values() for r in results}
+        assert digests == {key: item.prompt_sha256 for key, item in prepared.items.items()}
+
+
+def test_right_answers_are_marked_right_and_wrong_ones_wrong(settings: dict[str, Any], tmp_path: Path):
+    answers = right_answers(settings)
+    evaluation = marked(settings, write_answers(tmp_path, answers[::-1]))
+    assert [score.accuracy.value for score in evaluation.scores.values()] == [1, 1, 1, 1]
+    assert evaluation.composites.categories['all'].value == 1
+    reply = evaluation.results['riddles/1-shot'][3]
+    assert (reply.text, reply.answer, reply.num_tokens) == ('some thought # 6 apples', '6 apples', None)
+    marks = evaluation.scores['riddles/1-shot'].metrics
+    assert marks['StrictMatch'].value == 0 and marks['NumericMatch'].value == 1
+    assert marks['CutShare'].reason == 'CutShare is not known of 4 of 4 items'
+    for answer in answers:
+        answer.update({'text': 'no # idea'} if 'text' in answer else {'logprobs': answer['logprobs'][::-1]})
+        answer.update({'is_argmax': False})
+    evaluation = marked(settings, write_answers(tmp_path, answers))
+    assert [score.accuracy.value for score in evaluation.scores.values()] == [0, 0, 0, 0]
+
+
+def test_answers_of_our_own_engine_get_the_marks_that_it_gave(settings: dict[str, Any], tmp_path: Path):
+    """Sums of log-probabilities with the number of tokens decide as the mean over tokens does."""
+
+    class Characters:
+        eos_token_id = None
+
+        def __call__(self, texts, **_):
+            return {'input_ids': [[ord(c) for c in text] for text in texts]}
+
+    own = {**settings, 'tasks': json.loads(Path(settings['tasks']).read_text())['icl_tasks'][:3], 'gauntlet': None}
+    prepared = prepare_evaluation(data_of(own), Encoder(Characters()), max_seq_len=512)
+    planned = plan_evaluation(prepared, tokens_per_batch=500)
+    outputs = [output for batch in planned.batches for output in FakeLanguageModel().run(batch)]
+    expected = conclude(planned, planned.results(outputs), {})
+    answers = []
+    for results in expected.results.values():
+        for result in results:
+            label, _, _ = result.key.task.rpartition('/')
+            answer = {'task': label, 'num_shots': 1, 'row': result.key.row, 'logprobs': result.logprobs}
+            answer['num_tokens'] = result.num_tokens
+            answers.append(answer | ({'is_argmax': result.predicted == 0} if label == 'sums' else {}))
+    found = marked(own, write_answers(tmp_path, answers))
+    assert {key: [r.predicted for r in results] for key, results in found.results.items()} == {
+        key: [r.predicted for r in results] for key, results in expected.results.items()
+    }
+    assert {key: score.accuracy for key, score in found.scores.items()} == {
+        key: score.accuracy for key, score in expected.scores.items()
+    }
+
+
+def test_texts_answer_choices_and_continuations_too(settings: dict[str, Any], tmp_path: Path):
+    answers = {(answer['task'], answer['row']): answer for answer in right_answers(settings)}
+    for row, text in enumerate([' Red.', 'deep blue', 'reddish', 'I do not know']):
+        name = {key: answers['colours', row][key] for key in SAME}
+        answers['colours', row] = name | {'text': text}
+    for row, text in enumerate([' 0 and so on', '2', '6', '']):
+        name = {key: answers['sums', row][key] for key in SAME}
+        answers['sums', row] = name | {'text': text}
+    evaluation = marked(settings, write_answers(tmp_path, list(answers.values())))
+    colours = evaluation.results['colours/1-shot']
+    assert [(r.predicted, r.credit) for r in colours] == [(0, 1.0), (1, 1.0), (None, 0.0), (None, 0.0)]
+    assert colours[2].reason == 'the reply begins with none of the choices' and colours[2].text == 'reddish'
+    assert [r.credit for r in evaluation.results['sums/1-shot']] == [1.0, 1.0, 0.0, 0.0]
+
+
+def test_log_probabilities_that_are_no_numbers_leave_an_item_unscored(settings: dict[str, Any], tmp_path: Path):
+    answers = right_answers(settings)
+    for answer in answers:
+        if answer['task'] == 'colours' and answer['row'] == 1:
+            answer['logprobs'] = [None, -1.0]
+    evaluation = marked(settings, write_answers(tmp_path, answers))
+    assert evaluation.results['colours/1-shot'][1].status == 'unscored'
+    assert evaluation.scores['colours/1-shot'].accuracy.value is None
+    assert 'colours/1-shot' in evaluation.composites.categories['all'].reason
+
+
+def test_every_wrong_line_is_named(settings: dict[str, Any], tmp_path: Path):
+    answers = right_answers(settings)
+    name = {'task': 'colours', 'num_shots': 1, 'row': 0}
+    bad = [
+        '{oops',
+        '[1]',
+        name,
+        name | {'text': 7},
+        name | {'logprobs': 'x'},
+        name | {'logprobs': [True, 1]},
+        {'num_shots': 1, 'row': 0, 'text': ''},
+        name | {'row': 1.5, 'text': ''},
+        name | {'row': 99, 'text': ''},
+        name | {'num_shots': 2, 'text': ''},
+        answers[0],
+    ]
+    rest = [answer for answer in answers if answer['task'] != 'colours' or answer['row'] > 0]
+    found = problems_of(settings, write_answers(tmp_path, [*rest, *bad, name | {'logprobs': [-1.0]}]))
+    assert found == [
+        'line 22: colours/1-shot, row 99 is not an item of these tasks',
+        'line 23: colours/2-shot, row 0 is not an item of these tasks',
+        f'line 24: {rest[0]["task"]}/1-shot, row 0 was answered already at line 1',
+        'line 25: colours/1-shot, row 0: has 1 logprobs; allowed: 2, one per choice',
+        'line 14: malformed JSON: Expecting property name enclosed in double quotes at column 2',
+        'line 15: is a list; allowed: a JSON object',
+        'line 16: has neither text nor logprobs',
+        'line 17: text is 7; allowed: text',
+        "line 18: logprobs is 'x'; allowed: a list of numbers",
+        'line 19: logprobs[0] is True; allowed: a number',
+        "line 20: the key 'task' is missing",
+        'line 21: row is 1.5; allowed: a whole number',
+    ]
+
+
+def test_answers_of_the_wrong_kind_are_named(settings: dict[str, Any], tmp_path: Path):
+    answers = right_answers(settings)
+    for answer in answers:
+        kind = {key: answer[key] for key in SAME}
+        if answer['row'] == 0 and answer['task'] in ('pronouns', 'riddles', 'sums'):
+            wrong = {'pronouns': {'text': 'x'}, 'riddles': {'logprobs': [-1.0]}, 'sums': {'logprobs': [-1.0]}}
+            answer.clear()
+            answer.update(kind | wrong[kind['task']])
+    found = [problem.partition(': ')[2] for problem in problems_of(settings, write_answers(tmp_path, answers))]
+    assert found[0].startswith('sums/1-shot, row 0: has logprobs without is_argmax')
+    assert found[1:] == [
+        'pronouns/1-shot, row 0: has no logprobs; a text cannot be marked here',
+        'riddles/1-shot, row 0: has no text; a reply is wanted',
+    ]
+
+
+def test_missing_answers_are_errors_or_unscored_where_that_is_allowed(settings: dict[str, Any], tmp_path: Path):
+    answers = [a for a in right_answers(settings) if a['task'] != 'riddles' or a['row'] == 2]
+    answers = [a for a in answers if a['task'] != 'pronouns']
+    path = write_answers(tmp_path, answers)
+    assert problems_of(settings, path) == [
+        'pronouns/1-shot: there is no answer to row 0-1',
+        'riddles/1-shot: there is no answer to row 0-1, 3',
+    ]
+    evaluation = marked(settings, path, allow_missing=True)
+    scores = evaluation.scores
+    assert scores['riddles/1-shot'].accuracy.value == 1 and scores['riddles/1-shot'].num_unscored == 3
+    assert scores['pronouns/1-shot'].accuracy.reason == '2 of 2 items unscored: there is no answer'
+    assert scores['sums/1-shot'].accuracy.value == 1
+    reason = evaluation.composites.categories['all'].reason
+    assert 'riddles/1-shot (3 of 4 items unscored)' in reason
+
+
+def test_rows_are_named_in_ranges():
+    assert ranges([0, 1, 2, 5, 7, 8]) == '0-2, 5, 7-8'
+
+
+def run_cli(*arguments: Any) -> int:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, 'argv', ['gauntlet', *map(str, arguments)])
+        try:
+            main()
+        except SystemExit as end:
+            return int(end.code or 0)
+    return 0
+
+
+def test_the_command_line_exports_and_marks(settings: dict[str, Any], tmp_path: Path, capsys):
+    common = ['--tasks', settings['tasks'], '--data-root', settings['data_root']]
+    requests, out = tmp_path / 'requests.jsonl', tmp_path / 'out'
+    assert run_cli('export', *common, '--out', requests) == 0
+    assert len(requests.read_text().splitlines()) == 14
+    assert run_cli('export', *common, '--out', requests) == 2
+    assert '--overwrite' in capsys.readouterr().err
+    answers = write_answers(tmp_path, right_answers(settings))
+    assert run_cli('run', '--outputs', answers, *common, '--out', out) == 0
+    record = json.loads((out / 'results.json').read_text())
+    assert record['metrics']['metrics/riddles/1-shot/InContextLearningGenerationExactMatchAccuracy'] == 1
+    assert record['model']['name'] == str(answers) and 'scoring' not in record['timing']
+    assert len((out / 'samples' / 'riddles_1-shot.jsonl').read_text().splitlines()) == 4
+    assert run_cli('run', '--outputs', answers, *common, '--out', out) == 2
+    assert 'is not empty' in capsys.readouterr().err
+    assert run_cli('run', '--outputs', answers, '--model', 'x', *common, '--out', tmp_path / 'other') == 2
+    assert run_cli('run', *common, '--out', tmp_path / 'other') == 2
+    few = write_answers(tmp_path, right_answers(settings)[:3])
+    assert run_cli('run', '--outputs', few, *common, '--out', tmp_path / 'few') == 2
+    assert not (tmp_path / 'few').exists()
+    assert run_cli('run', '--outputs', few, *common, '--out', tmp_path / 'few', '--allow-missing') == 0
+
+
+def test_neither_torch_nor_composer_is_loaded(settings: dict[str, Any], tmp_path: Path):
+    answers = write_answers(tmp_path, right_answers(settings))
+    script = (
+        'import sys\n'
+        'from llmfoundry_gauntlet.cli import main\n'
+        'main()\n'
+        'loaded = [name for name in ("torch", "composer", "transformers", "datasets") if name in sys.modules]\n'
+        'sys.exit(f"loaded: {loaded}" if loaded else 0)\n'
+    )
+    common = ['--tasks', settings['tasks'], '--data-root', settings['data_root']]
+    for arguments in (
+        ['export', *common, '--out', str(tmp_path / 'requests.jsonl')],
+        ['run', '--outputs', str(answers), *common, '--out', str(tmp_path / 'out')],
+    ):
+        done = subprocess.run([sys.executable, '-c', script, *arguments], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
