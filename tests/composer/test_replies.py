@@ -1,0 +1,99 @@
+"""Tasks that want replies in Composer's loop, on one rank."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import networks
+import pytest
+import tiny
+from composer import Trainer
+from composer.loggers import InMemoryLogger
+from composer.models import HuggingFaceModel
+
+from llmfoundry_gauntlet import EvalGauntlet, build_icl_evaluators
+from llmfoundry_gauntlet.composer.loader import end_ids
+from llmfoundry_gauntlet.errors import ModelError
+
+METRICS = ('InContextLearningGenerationExactMatchAccuracy', 'StrictMatch', 'NumericMatch', 'CutShare')
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> dict[str, Any]:
+    """The two tasks that want replies, and no other."""
+    (tmp_path / 'tasks.yaml').write_text(json.dumps({'icl_tasks': tiny.write_replies(tmp_path, num_rows=20)}))
+    return {'tasks': str(tmp_path / 'tasks.yaml'), 'data_root': str(tmp_path)}
+
+
+def composer_model(family: str = 'llama') -> HuggingFaceModel:
+    network = networks.network(family, vocab_size=259, max_position_embeddings=128)
+    return HuggingFaceModel(network, tokenizer=tiny.tokenizer())
+
+
+def evaluate(settings: dict[str, Any], family: str = 'llama') -> tuple[EvalGauntlet, dict[str, float]]:
+    """The callback after `Trainer.eval`, and what was logged."""
+    logger = InMemoryLogger()
+    callback = EvalGauntlet(**settings, max_seq_len=128, save_folder=None)
+    trainer = Trainer(
+        model=composer_model(family), callbacks=[callback], loggers=[logger], device='cpu', progress_bar=False
+    )
+    trainer.eval()
+    trainer.close()
+    return callback, {key: float(values[-1][1]) for key, values in logger.data.items()}
+
+
+def test_an_evaluation_of_replies_alone_is_probed_planned_and_logged(settings, caplog):
+    with caplog.at_level(logging.INFO, 'llmfoundry_gauntlet'):
+        callback, logged = evaluate(settings)
+    said = [record.message for record in caplog.records if 'probe' in record.message]
+    assert len(said) == 1
+    assert said[0].startswith('replies: key-value cache, prompts in a token stream (probe: 8 replies within ')
+    for task in ('greedy/1-shot', 'drawn/1-shot'):
+        assert all(0 <= logged[f'metrics/{task}/{metric}'] <= 1 for metric in METRICS)
+    results = [result for results in callback.evaluation.results.values() for result in results]
+    assert len(results) == 40 == logged['gauntlet/items']
+    assert all(result.text is not None and result.status == 'scored' for result in results)
+    assert not any(stop in result.text for result in results for stop in 'aeiou')
+    cut = sum(result.marks['CutShare'] for result in callback.evaluation.results['greedy/1-shot'])
+    assert logged['metrics/greedy/1-shot/CutShare'] == pytest.approx(cut / 20)
+    assert logged['gauntlet/seconds/drawn/1-shot'] > 0
+
+
+def test_a_model_without_a_cache_gives_replies_and_says_so(settings, caplog):
+    with caplog.at_level(logging.INFO, 'llmfoundry_gauntlet'):
+        callback, _ = evaluate(settings, 'gpt_bigcode')
+    assert any('no cache, whole rows at every token' in record.message for record in caplog.records)
+    assert len(callback.evaluation.results['greedy/1-shot']) == 20
+
+
+def test_evaluators_of_single_tasks_report_all_metrics(settings):
+    model = composer_model()
+    logger = InMemoryLogger()
+    evaluators = build_icl_evaluators(settings['tasks'], model, data_root=settings['data_root'], max_seq_len=128)
+    trainer = Trainer(model=model, loggers=[logger], device='cpu', progress_bar=False)
+    trainer.eval(eval_dataloader=evaluators)
+    trainer.close()
+    _, expected = evaluate(settings)
+    for task in ('greedy/1-shot', 'drawn/1-shot'):
+        for metric in METRICS:
+            key = f'metrics/{task}/{metric}'
+            assert float(logger.data[key][-1][1]) == pytest.approx(expected[key], abs=1e-6)
+
+
+def test_a_reply_as_long_as_the_model_is_refused_before_the_run(settings, tmp_path: Path):
+    tasks = json.loads(Path(settings['tasks']).read_text())['icl_tasks']
+    tasks[0]['generation_kwargs'] = {'max_new_tokens': 128}
+    with pytest.raises(ModelError, match=r'greedy/1-shot: a reply may have 128 tokens .* max_seq_len is 128'):
+        evaluate({**settings, 'tasks': tasks})
+
+
+@pytest.mark.parametrize(('own', 'expected'), [(None, {7}), (9, {7, 9}), ([8, 9], {7, 8, 9})])
+def test_the_models_own_settings_name_further_tokens_that_end_a_reply(own, expected):
+    model = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=own))
+    assert end_ids(SimpleNamespace(eos_token_id=7), model, reference=False) == expected
+    assert end_ids(SimpleNamespace(eos_token_id=7), model, reference=True) == {7}
+    assert end_ids(SimpleNamespace(eos_token_id=None), model, reference=True) == set()
