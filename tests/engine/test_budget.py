@@ -49,3 +49,19 @@ def test_a_model_of_text_and_images_counts_by_its_text_part():
 )
 def test_a_cpu_takes_fewer_tokens_where_each_rank_would_have_less_than_four_batches(num_tokens, num_ranks, tokens):
     assert automatic_budget(LlamaConfig(), CPU, num_tokens=num_tokens, num_ranks=num_ranks) == tokens
+
+
+@pytest.mark.parametrize(
+    ('config', 'tokens'),
+    [
+        # 32 layers keep 2 * 4096 values of a token, 4 bytes each, for 8 tokens: 8,388,608 bytes beside the 230,400
+        # above. Half of 80 GiB less half a GiB holds 4,920.
+        (LlamaConfig(hidden_size=4096, intermediate_size=11008, num_hidden_layers=32, num_attention_heads=32), 2**12),
+        # A quarter of the heads: 2,327,552 bytes, 18,222 tokens.
+        (LlamaConfig(hidden_size=4096, intermediate_size=11008, num_hidden_layers=32, num_key_value_heads=8), 2**14),
+        # MPT: 147,456 and 8 * 4 * 2 * 24 * 2048 = 3,145,728 bytes; 12,879 tokens.
+        (MptConfig(d_model=2048, n_layers=24, n_heads=16), 2**13),
+    ],
+)
+def test_replies_count_with_the_keys_and_values_that_are_kept_for_them(config, tokens: int):
+    assert tokens_in_memory(config, 80 * GIB, writes=True) == tokens
