@@ -152,13 +152,13 @@ class ReplyWriter:
         def pick(states: torch.Tensor) -> torch.Tensor:
             return states[:, -1:] if ends is None else states[torch.arange(len(ends)), ends][:, None]
 
-        with picking(layer, pick):
+        with picking(layer, pick) as made:
             output = model(**arguments)
         if cache is not None and self.way == TUPLES:
             cache.take_tuples(output.past_key_values)
         logits = output.logits
-        self.rounding = rounding_of(logits)
-        return (pick(logits) if layer is None else logits)[:, -1].float()
+        self.rounding = rounding_of(made[0] if made else logits)
+        return (logits if made else pick(logits))[:, -1].float()
 
     def run_stream(self, contexts: Sequence[np.ndarray], cache: RowCache) -> torch.Tensor:
         """Runs prompts as a token stream and keeps their keys and values. Logits after each, float32 [prompts, V]."""
@@ -172,7 +172,7 @@ class ReplyWriter:
         model = language_model.model
         layer = output_layer(model)
         last = self.ids(ends)
-        with tree_attention(model.config, layout), picking(layer, lambda states: states[:, last]):
+        with tree_attention(model.config, layout), picking(layer, lambda states: states[:, last]) as made:
             logits = model(
                 input_ids=self.ids(stream.tokens[None]),
                 position_ids=self.ids(stream.depths[None]),
@@ -181,7 +181,7 @@ class ReplyWriter:
             ).logits
         places = [np.flatnonzero(stream.ends[: end + 1] > end) for end in ends]  # a token and those before it
         cache.take_stream(found, [self.ids(place) for place in places])
-        return (logits[:, last] if layer is None else logits)[0].float()
+        return (logits if made else logits[:, last])[0].float()
 
 
 def rounding_of(logits: torch.Tensor) -> float:
@@ -194,16 +194,21 @@ def rounding_of(logits: torch.Tensor) -> float:
 
 
 @contextmanager
-def picking(layer: torch.nn.Module | None, pick: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
-    """Within it a model's output layer makes logits of the hidden states that `pick` takes of all."""
+def picking(
+    layer: torch.nn.Module | None, pick: Callable[[torch.Tensor], torch.Tensor]
+) -> Iterator[list[torch.Tensor]]:
+    """Within it the output layer makes logits of the hidden states that `pick` takes of all. Gives what it made."""
+    made: list[torch.Tensor] = []
     if layer is None:
-        yield
+        yield made
         return
-    handle = layer.register_forward_pre_hook(lambda _, inputs: (pick(inputs[0]),))
+    before = layer.register_forward_pre_hook(lambda _, inputs: (pick(inputs[0]),))
+    after = layer.register_forward_hook(lambda _, inputs, logits: made.append(logits))
     try:
-        yield
+        yield made
     finally:
-        handle.remove()
+        before.remove()
+        after.remove()
 
 
 def stream_of(contexts: Sequence[np.ndarray]) -> tuple[Stream, np.ndarray]:

@@ -19,9 +19,9 @@ from llmfoundry_gauntlet.engine.probe import CANNOT, LEAST_CONTRAST, TOLERANCE
 from llmfoundry_gauntlet.values import GenerateRequest, ItemKey
 
 HALF_TOLERANCE = 8  # roundings of the largest logit, where the model computes in less than float32
-LENGTHS = (14, 3, 11, 3, 20, 1)  # tokens of the prompts, the second and the fourth the same
+LENGTHS = (14, 3, 11, 3, 20, 1)  # tokens of the prompts; the second and the fourth end with the same
 NEW_TOKENS = (4, 6, 2, 5, 7, 3)
-LONG_NEW_TOKENS = 2
+LONG_NEW_TOKENS = 3  # so that most of its logits are those of steps
 NUM_ROWS = 3
 NUM_SHARED = 8  # tokens
 NAMES = {
@@ -53,12 +53,12 @@ def probe_replies(writer: ReplyWriter, *, vocabulary: int, longest: int) -> Repl
     """
     pool = pool_to_write(vocabulary, longest)
     measure = logits_of(writer, NO_CACHE, pool, vocabulary)
-    largest = max(float(np.abs(logits).max()) for steps in measure.values() for logits in steps.values())
+    largest = largest_of(measure)
     if not np.isfinite(largest):
         return ReplyProbe(way=NO_CACHE, reason="probe: the model's numbers are not finite", certain=False)
     tolerance = max(TOLERANCE, HALF_TOLERANCE * largest * writer.rounding)
-    one, other = measure[pool.requests[1].key][0], measure[pool.requests[-1].key][0]
-    certain = bool(np.abs(one - other).max() >= LEAST_CONTRAST * tolerance)
+    contrast = np.abs(measure[ItemKey('probe', 1)][0] - measure[ItemKey('probe', 3)][0]).max()
+    certain = bool(contrast >= LEAST_CONTRAST * tolerance)
     failures: list[str] = []
     for way in WAYS[:-1]:
         try:
@@ -87,6 +87,8 @@ def pool_to_write(vocabulary: int, longest: int) -> Pool:
         if row == 2:  # runs together with the first, and begins like it
             shared = min(NUM_SHARED, length - 1, len(requests[0].context) - 1)
             context[:shared] = requests[0].context[:shared]
+        if row == 3:
+            context[-1] = requests[1].context[-1]
         requests.append(GenerateRequest(key=ItemKey('probe', row), context=context, max_new_tokens=num_new))
     twin = GenerateRequest(key=ItemKey('probe', len(shapes)), context=requests[1].context, max_new_tokens=5)
     ordered = [requests[-1], requests[0], requests[2], requests[1], twin, *requests[3:-1]]
@@ -110,11 +112,18 @@ def logits_of(writer: ReplyWriter, way: str, pool: Pool, vocabulary: int) -> Ste
     return found
 
 
+def largest_of(steps: Steps) -> float:
+    """The largest logit, NaN where one is."""
+    return float(np.max([np.abs(logits).max() for of_reply in steps.values() for logits in of_reply.values()]))
+
+
 def furthest(measure: Steps, found: Steps, rounding: float) -> float:
-    """The largest difference of two ways' logits.
+    """The largest difference of two ways' logits, NaN where one of those found is.
 
     In half precision the largest of the replies' medians: rounding may send single tokens to other experts.
     """
+    if not np.isfinite(largest_of(found)):
+        return np.nan
     worst = 0.0
     for key, steps in measure.items():
         off = sorted(float(np.abs(logits - found[key][step]).max()) for step, logits in steps.items())

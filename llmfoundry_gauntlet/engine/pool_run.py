@@ -124,6 +124,7 @@ class PoolRun:
         self.done = done
         self.last_position = writer.language_model.last_position
         self.num_rows = num_rows
+        self.streams = writer.streams
         if not writer.keeps and pool.requests:
             self.num_rows = max(1, min(num_rows, pool.tokens_per_batch // pool.longest))
         left = [request for request in pool.requests if request.key not in done]
@@ -164,6 +165,9 @@ class PoolRun:
             return
         prompts = self.next_prompts(free)
         logits = self.run_prompts(prompts)
+        if self.streams and len(prompts) > 1 and not torch.isfinite(logits.amax(dim=-1)).all():
+            self.take_back(prompts)
+            return
         first_slot = len(self.rows)
         new = [self.row(prompt, prompt.waiting.popleft()) for prompt in prompts]
         sources = list(range(len(new)))
@@ -179,6 +183,15 @@ class PoolRun:
         self.rows += new
         self.write(new, logits[sources])
 
+    def take_back(self, prompts: Sequence[Prompt]) -> None:
+        """Has prompts wait again, for padded rows: in a stream one without numbers spoils those that begin like it."""
+        self.streams = False
+        slots = range(len(self.rows), len(self.rows) + len(prompts))
+        for slot in slots:
+            self.cache.clear(slot)
+        self.cache.leave(slots)
+        self.prompts.extendleft(reversed(prompts))
+
     def next_prompts(self, free: int) -> list[Prompt]:
         """As many waiting prompts as there are free rows and a batch has tokens for."""
         chosen: list[Prompt] = []
@@ -186,7 +199,7 @@ class PoolRun:
         while self.prompts and len(chosen) < free:
             length = len(self.prompts[0].context)
             width, total = max(width, length), total + length
-            num_tokens = total if self.writer.streams else width * (len(chosen) + 1)
+            num_tokens = total if self.streams else width * (len(chosen) + 1)
             if chosen and num_tokens > self.pool.tokens_per_batch:
                 break
             chosen.append(self.prompts.popleft())
@@ -206,7 +219,7 @@ class PoolRun:
             positions[:, 0] = self.last_position
         mask = torch.from_numpy(seen).to(self.writer.language_model.device)
         self.cache.enter(lengths, mask)
-        if self.writer.streams and seen.sum() == sum(lengths):  # no token is hidden
+        if self.streams and seen.sum() == sum(lengths):  # no token is hidden
             return self.writer.run_stream([prompt.context for prompt in prompts], self.cache)
         self.writer.usage.prompt_tokens += sum(lengths)
         self.writer.usage.padding_tokens += tokens.size - sum(lengths)

@@ -155,7 +155,7 @@ class RowCache(Cache):
 
     def _grow(self) -> None:
         """Makes buffers for GROWTH columns more, without the first columns that no row uses any more."""
-        by = min(min(self.starts, default=self.column), self.column - self.longest_context)
+        by = min(self._first, self.column - self.longest_context)
         used = self.column - by
         for layer, buffers in self._layers.items():
             self._layers[layer] = tuple(self._grown(buffer, by, used) for buffer in buffers)
@@ -184,15 +184,19 @@ class RowCache(Cache):
 
     def as_tuples(self) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
         """What the rows of the next step see before it."""
-        past = slice(0, self._columns.start)
+        past = slice(self._first, self._columns.start)
         return tuple(
             (keys[self._rows, :, past], values[self._rows, :, past])
             for _, (keys, values) in sorted(self._layers.items())
         )
 
     def seen_by_tuples(self) -> torch.Tensor:
-        """The mask of the forward of a step, [rows, columns up to the new one]."""
-        return self.mask[self._rows, : self.column]
+        """The mask of the forward of a step, [rows, columns that some row has]."""
+        return self.mask[self._rows, self._first : self.column]
+
+    @property
+    def _first(self) -> int:
+        return min(self.starts, default=self.column)
 
     def take_tuples(self, given: KeyValues) -> None:
         """Writes what a forward gave: all keys and values, of which the last columns are new."""

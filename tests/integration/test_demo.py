@@ -9,6 +9,14 @@ from pathlib import Path
 from paths import ROOT
 
 BIN = Path(sys.executable).parent
+CATEGORIES = {
+    'world_knowledge',
+    'commonsense_reasoning',
+    'language_understanding',
+    'symbolic_problem_solving',
+    'reading_comprehension',
+    'safety',
+}
 
 
 def run(*words: str) -> str:
@@ -39,9 +47,11 @@ def test_the_demo_trains_evaluates_saves_and_prints_its_scores(tmp_path: Path):
     assert sorted(path.name for path in (tmp_path / 'gauntlet').iterdir()) == ['ba0', 'ba2', 'ba4']
     for record in records.values():
         scored = [task for task, entry in record['tasks'].items() if 'metrics' in entry]
-        assert len(scored) == 44 and len(record['tasks']) == 57
+        assert len(scored) == 49 and len(record['tasks']) == 57
         composites = {name for name, entry in record['composites']['categories'].items() if 'value' in entry}
-        assert composites == {'commonsense_reasoning', 'language_understanding', 'reading_comprehension', 'safety'}
+        assert composites == CATEGORIES
+        averages = {name for name, entry in record['composites']['averages'].items() if 'value' in entry}
+        assert averages == {'core_average'}
         assert record['metrics']['gauntlet/unscored_items'] == 0
         assert record['environment']['num_ranks'] == 2
     assert [records[batch]['training']['checkpoint'] for batch in (0, 2, 4)] == [

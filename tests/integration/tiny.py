@@ -84,7 +84,7 @@ def write_replies(folder: Path, num_rows: int = 40) -> list[dict[str, Any]]:
 
 
 def write_tasks(folder: Path, *, replies: bool = False) -> dict[str, str]:
-    """Data, task and gauntlet files below `folder`; the settings that name them. With `replies`, tasks that want any."""
+    """Data, task and gauntlet files below `folder`, also of tasks that want `replies`; the settings that name them."""
     entries, benchmarks = [], []
     for label, (kind, rows) in TASKS.items():
         (folder / f'{label}.jsonl').write_text(''.join(f'{json.dumps(row)}\n' for row in rows))

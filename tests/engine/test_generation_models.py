@@ -1,0 +1,214 @@
+"""Replies of models that need something of their own: hidden tokens, long rotary embeddings, half precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import networks
+import numpy as np
+import pytest
+import replies
+import torch
+from networks import CPU, draw
+from replies import letters, request, tokens, writer_of
+from torch._dynamo.testing import CompileCounter
+
+from llmfoundry_gauntlet.engine.generation import CACHE, NO_CACHE, STREAM, TUPLES
+from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
+from llmfoundry_gauntlet.values import GenerateRequest
+
+HIDDEN = 7
+LAST = 63
+# All that are written to in several prompts and rows of one model; windows and caps are those of the probe's tests.
+FAMILIES = [
+    ('llama', STREAM),
+    ('llama', CACHE),
+    ('llama', NO_CACHE),
+    ('gpt2', CACHE),
+    ('opt', STREAM),
+    ('opt', CACHE),
+    ('mpt', TUPLES),
+    ('bloom', CACHE),
+]
+
+
+def bare(logits: Callable[[list[int]], torch.Tensor], one: GenerateRequest) -> list[int]:
+    """The most probable tokens by bare forwards of the whole row."""
+    ids = one.context.tolist()
+    for _ in range(one.max_new_tokens):
+        ids.append(int(logits(ids).argmax()))
+    return ids[len(one.context) :]
+
+
+@pytest.mark.parametrize(('name', 'way'), FAMILIES)
+def test_hidden_tokens_of_prompts_are_not_seen_and_those_of_replies_are(name: str, way: str):
+    """As `generate` has them with an attention mask; prompts without any are among them.
+
+    Mutations: hidden tokens that are seen, that count as positions, or that are hidden in replies.
+    """
+    rng = np.random.default_rng(5)
+    contexts = [draw(rng, 9), [HIDDEN, *draw(rng, 4)], [*draw(rng, 8), HIDDEN, HIDDEN, 99], draw(rng, 2)]
+    contexts[0][4] = HIDDEN
+    requests = [request(row, context, 8 - row) for row, context in enumerate(contexts)]
+    requests.append(request(2, contexts[2], 5, sample=1))
+    model = networks.network(name)
+    expected = replies.written_alone(model, requests, HIDDEN)
+    assert expected[:3] != replies.written_alone(model, requests[:3])
+    written = replies.common_token(expected)
+    assert all(context[-1] != written for context in contexts)
+    for hidden, wanted in ((HIDDEN, expected), (written, replies.written_alone(model, requests, written))):
+        for num_rows in (1, 2, 5):
+            writer = writer_of(model, way, hidden_token_id=hidden)
+            assert replies.texts(writer, requests, num_rows) == [letters(ids) for ids in wanted]
+
+
+STRETCHED = {
+    'dynamic': lambda: networks.network(
+        max_position_embeddings=32, rope_scaling={'rope_type': 'dynamic', 'factor': 4.0}
+    ),
+    'longrope': lambda: networks.network(
+        'phi3',
+        original_max_position_embeddings=32,
+        max_position_embeddings=64,
+        rope_scaling={'type': 'longrope', 'short_factor': [1.0] * 4, 'long_factor': [1.5, 2.0, 4.0, 8.0]},
+    ),
+}
+
+
+def with_the_last_position(model: Any) -> Callable[[list[int]], torch.Tensor]:
+    """Logits of a bare forward that goes on to the last position."""
+    return lambda ids: networks.logits_of(model, [*ids, *[0] * (LAST + 1 - len(ids))])[len(ids) - 1]
+
+
+@pytest.mark.parametrize('way', [STREAM, CACHE, NO_CACHE])
+@pytest.mark.parametrize('name', STRETCHED)
+def test_long_rows_change_no_reply_where_every_forward_has_the_last_position(name: str, way: str):
+    """Prompts and rows below and above what the model was trained to. Mutations: no further row in a step, no further
+    column before prompts, or no further token behind whole rows."""
+    rng = np.random.default_rng(6)
+    requests = [request(row, draw(rng, length), 6) for row, length in enumerate((3, 41, 12, 28))]
+    requests.append(request(4, requests[2].context, 4))
+    expected = [letters(bare(with_the_last_position(STRETCHED[name]()), one)) for one in requests]
+    for chosen, num_rows in ((slice(0, 5), 1), (slice(0, 5), 3), (slice(0, 1), 1), (slice(2, 5), 3)):
+        writer = writer_of(STRETCHED[name](), way, last_position=LAST)
+        assert replies.texts(writer, requests[chosen], num_rows, tokens_per_batch=1000) == expected[chosen]
+
+
+@pytest.mark.parametrize('way', [STREAM, CACHE, NO_CACHE])
+def test_long_rows_change_replies_otherwise(way: str):
+    """What the last position is for."""
+    rng = np.random.default_rng(6)
+    requests = [request(0, draw(rng, 8), 12), request(1, draw(rng, 41), 12)]
+    together, alone = (
+        replies.texts(writer_of(STRETCHED['dynamic'](), way), chosen, 2, tokens_per_batch=1000)
+        for chosen in (requests, requests[:1])
+    )
+    assert together[0] != alone[0]
+
+
+def test_a_compiled_model_writes_below_its_compilation_and_needs_no_other_afterwards():
+    """Every step has a shape of its own. Mutation: `_orig_mod` not taken."""
+    model, requests = networks.network(), replies.mixed_requests()
+    expected = [letters(ids) for ids in replies.written_alone(model, requests)]
+    counter = CompileCounter()
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=counter)
+    ids = torch.tensor([draw(np.random.default_rng(0), 9)])
+
+    def train_step() -> torch.Tensor:
+        return compiled(input_ids=ids, labels=ids, use_cache=False).loss
+
+    before = train_step()
+    num_graphs = counter.frame_count
+    assert num_graphs > 0
+    for way in (STREAM, CACHE, NO_CACHE):
+        assert replies.texts(writer_of(compiled, way), requests) == expected
+    assert torch.equal(before, train_step())
+    assert counter.frame_count == num_graphs
+    torch._dynamo.reset()
+
+
+def check_within_rounding(model: Any, requests: list[GenerateRequest], texts: list[str], eps: float) -> None:
+    """Every token is, by a bare forward of all before it, within a few roundings of the most probable one."""
+    for one, text in zip(requests, texts, strict=True):
+        assert len(text) == one.max_new_tokens
+        ids = one.context.tolist()
+        logits = networks.logits_of(model, [*ids, *tokens(text)])[len(ids) - 1 : -1]
+        chosen = logits.gather(1, torch.tensor(tokens(text))[:, None]).squeeze(1)
+        assert (logits.amax(dim=1) - chosen).max() <= 4 * eps * logits.abs().max()
+
+
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(('name', 'way'), FAMILIES)
+def test_half_precision_writes_the_most_probable_tokens_within_its_rounding(name: str, way: str, dtype: torch.dtype):
+    """Mutation: keys and values in float32, which the model does not take."""
+    model, requests = networks.network(name).to(dtype), replies.mixed_requests()
+    writer = writer_of(model, way)
+    for num_rows in (4,):
+        check_within_rounding(model, requests, replies.texts(writer, requests, num_rows), torch.finfo(dtype).eps)
+    assert writer.rounding == torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize(('name', 'way'), FAMILIES)
+def test_mixed_precision_is_that_of_the_run(name: str, way: str):
+    """Mutation: the forward outside of autocast."""
+    model, requests = networks.network(name), replies.mixed_requests()
+    writer = writer_of(model, way)
+    with torch.no_grad(), torch.autocast('cpu', torch.bfloat16):
+        texts = replies.texts(writer, requests)
+        check_within_rounding(model, requests, texts, torch.finfo(torch.bfloat16).eps)
+    assert writer.rounding == torch.finfo(torch.bfloat16).eps
+
+
+@pytest.mark.parametrize('way', [CACHE, NO_CACHE])
+def test_the_rounding_is_that_of_the_output_layer_where_the_model_rounds_up_its_logits(way: str):
+    """GPT-J makes float32 of them. Mutation: the rounding of the logits that it returns."""
+    writer = writer_of(networks.network('gptj').to(torch.bfloat16), way)
+    replies.texts(writer, replies.mixed_requests())
+    assert writer.rounding == torch.finfo(torch.bfloat16).eps
+
+
+# Prompts in a stream.
+
+
+def test_what_prompts_of_a_stream_begin_with_is_run_once():
+    """A beginning of 20 tokens, and 3 of each of four prompts; a fifth is on its own."""
+    model = networks.network()
+    requests = [request(row, [5] * 20 + [30 + row] * 3, 3) for row in range(4)]
+    requests += [request(4, [9] * 6, 4), request(4, [9] * 6, 4, sample=1)]
+    writer = writer_of(model, STREAM)
+    expected = [letters(ids) for ids in replies.written_alone(model, requests)]
+    assert replies.texts(writer, requests, 6, tokens_per_batch=1000) == expected
+    assert (writer.usage.prompt_tokens, writer.usage.padding_tokens) == (20 + 4 * 3 + 6, 0)
+
+
+@pytest.mark.parametrize('num_rows', [1, 2, 4, 6])
+def test_a_prompt_that_gives_no_numbers_does_not_spoil_those_that_begin_like_it(num_rows: int):
+    """In the stream they share a tree, where what a token does not see is a number times zero. Mutation: as it was."""
+    model, poison = networks.network(), 50
+    contexts = [[5] * 20 + [last] * 3 for last in (30, poison, 31, 32)]
+    requests = [request(row, context, 4) for row, context in enumerate(contexts)]
+    requests[2:2] = [request(1, contexts[1], 4, sample=1)]
+    expected = [(letters(ids), True) for ids in replies.written_alone(model, requests)]
+    assert all(letters([poison]) not in text for text, _ in expected)
+    expected[1] = expected[2] = ('', False)
+
+    def spoil(_: Any, inputs: tuple, embedded: torch.Tensor) -> torch.Tensor:
+        return embedded.masked_fill((inputs[0] == poison)[..., None], torch.nan)
+
+    model.get_input_embeddings().register_forward_hook(spoil)
+    found = replies.run(writer_of(model, STREAM), requests, num_rows, tokens_per_batch=1000)
+    assert [(one.text, one.is_finite) for one in found] == expected
+
+
+def test_the_writer_names_what_it_can_do():
+    model = CausalLanguageModel(networks.network(), device=CPU)
+    for way, keeps, streams in (
+        (STREAM, True, True),
+        (CACHE, True, False),
+        (TUPLES, True, False),
+        (NO_CACHE, False, False),
+    ):
+        writer = writer_of(model.model, way)
+        assert (writer.keeps, writer.streams) == (keeps, streams)

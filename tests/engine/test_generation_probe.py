@@ -1,0 +1,229 @@
+"""A way to write replies is trusted where its logits are those of whole rows. For families see test_generation.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import networks
+import pytest
+import torch
+from networks import CPU
+from replies import LONGEST, Letters
+
+from llmfoundry_gauntlet.engine.generation import CACHE, NO_CACHE, STREAM, TUPLES, ReplyWriter
+from llmfoundry_gauntlet.engine.generation_probe import ReplyProbe, probe_replies
+from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
+from llmfoundry_gauntlet.engine.reply import ReplyDecoder
+from llmfoundry_gauntlet.errors import ModelError
+
+LONG_WINDOW = 40
+
+
+def probed(model: Any, longest: int = LONGEST) -> ReplyProbe:
+    writer = ReplyWriter(CausalLanguageModel(model, device=CPU), ReplyDecoder(Letters(), [5]))
+    return probe_replies(writer, vocabulary=networks.VOCABULARY, longest=longest)
+
+
+def change(model: Any, how: Callable[[dict[str, Any]], None]) -> Any:
+    """The model, its arguments changed before each forward."""
+
+    def hook(_: Any, args: tuple, kwargs: dict[str, Any]) -> tuple:
+        how(kwargs)
+        return args, kwargs
+
+    model.register_forward_pre_hook(hook, with_kwargs=True)
+    return model
+
+
+def is_step(kwargs: dict[str, Any]) -> bool:
+    return kwargs.get('past_key_values') is not None and kwargs['input_ids'].shape[1] == 1
+
+
+def drop_mask(kwargs: dict[str, Any]) -> None:
+    if is_step(kwargs):
+        kwargs['attention_mask'] = torch.ones_like(kwargs['attention_mask'])
+
+
+def drop_positions(kwargs: dict[str, Any]) -> None:
+    if is_step(kwargs):
+        del kwargs['position_ids']
+
+
+def one_position_late(kwargs: dict[str, Any]) -> None:
+    if is_step(kwargs):
+        kwargs['position_ids'] = kwargs['position_ids'] + 1
+
+
+def drop_keys(kwargs: dict[str, Any]) -> None:
+    if is_step(kwargs):
+        kwargs['past_key_values'] = None
+        kwargs['attention_mask'] = kwargs['attention_mask'][:, -1:]
+
+
+def drop_mask_of_prompts(kwargs: dict[str, Any]) -> None:
+    if kwargs['use_cache'] and not is_step(kwargs):
+        kwargs['attention_mask'] = torch.ones_like(kwargs['attention_mask'])
+
+
+@pytest.mark.parametrize('how', [drop_mask, drop_positions, one_position_late, drop_keys], ids=lambda how: how.__name__)
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+def test_a_model_whose_steps_are_wrong_runs_whole_rows(how: Callable, dtype: torch.dtype):
+    """It says nothing of it. Mutations: the first way taken; the first step of each reply compared alone."""
+    assert probed(networks.network().to(dtype)).way == STREAM
+    found = probed(change(networks.network().to(dtype), how))
+    assert found.way == NO_CACHE, found.reason
+    assert found.certain
+    assert 'key-value cache, prompts in a token stream' in found.reason and ' off' in found.reason
+
+
+@pytest.mark.parametrize('how', [drop_mask_of_prompts, drop_mask], ids=lambda how: how.__name__)
+def test_a_model_of_masked_rows_whose_cache_is_wrong_runs_whole_rows(how: Callable):
+    """Prompts in padded rows, of different lengths in one batch. Mutation: prompts of one length."""
+    assert probed(networks.network('falcon')).way == CACHE
+    found = probed(change(networks.network('falcon'), how))
+    assert found.way == NO_CACHE, found.reason
+
+
+def test_tuples_that_are_wrong_are_not_taken():
+    """MPT has no positions: its mask says where a row begins."""
+    assert probed(networks.network('mpt')).way == TUPLES
+    found = probed(change(networks.network('mpt'), drop_mask))
+    assert found.way == NO_CACHE
+    assert 'key-value tuples' in found.reason and ' off' in found.reason
+
+
+def test_a_stream_that_is_wrong_leaves_the_cache():
+    """Prompts at the positions of the stream instead of their own. Mutation: no two prompts run together."""
+
+    def by_place(kwargs: dict[str, Any]) -> None:
+        if kwargs['attention_mask'].dim() == 4:
+            kwargs['position_ids'] = torch.arange(kwargs['input_ids'].shape[1])[None]
+
+    found = probed(change(networks.network(), by_place))
+    assert found.way == CACHE
+    assert 'key-value cache, prompts in a token stream' in found.reason and ' off' in found.reason
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+def test_a_window_that_steps_forget_is_found_out_where_rows_are_longer(dtype: torch.dtype):
+    """It is longer than the probe's short rows. Mutations: no long row; a long row of two tokens, of which half
+    precision lets one be off."""
+
+    def forgetful() -> Any:
+        model = networks.network('mistral, windows', sliding_window=LONG_WINDOW).to(dtype)
+
+        def forget(kwargs: dict[str, Any]) -> None:
+            model.config.sliding_window = None if is_step(kwargs) else LONG_WINDOW
+
+        return change(model, forget)
+
+    assert probed(networks.network('mistral, windows', sliding_window=LONG_WINDOW).to(dtype)).way == STREAM
+    assert probed(forgetful(), LONG_WINDOW).way == STREAM
+    found = probed(forgetful(), 3 * LONG_WINDOW)
+    assert found.way == NO_CACHE, found.reason
+
+
+def no_numbers_where(model: Any, spoilt: Callable[[dict[str, Any]], torch.Tensor | bool]) -> Any:
+    """The model, NaN in the rows that are named."""
+
+    def hook(_: Any, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
+        rows = torch.as_tensor(spoilt(kwargs)).expand(len(output.logits))
+        output.logits[rows] = torch.nan
+
+    model.register_forward_hook(hook, with_kwargs=True)
+    return model
+
+
+@pytest.mark.parametrize(
+    'spoilt',
+    [
+        lambda kwargs: True,
+        lambda kwargs: kwargs['attention_mask'].dim() == 2 and kwargs['attention_mask'].sum(1) < 3,
+        lambda kwargs: kwargs['attention_mask'].dim() == 2 and kwargs['attention_mask'].sum(1) > LONGEST - 3,
+    ],
+    ids=['all', 'short', 'long'],
+)
+def test_a_model_of_nan_runs_whole_rows_and_is_probed_again(spoilt: Callable):
+    """Also where a single prompt shows it. Mutation: Python's `max`, which passes NaN."""
+    found = probed(no_numbers_where(networks.network(), spoilt))
+    assert (found.way, found.certain) == (NO_CACHE, False)
+    assert found.reason == "probe: the model's numbers are not finite"
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize('last', [True, False])
+def test_a_way_that_gives_nan_is_not_taken(last: bool, dtype: torch.dtype):
+    """In the last step of the long row, or in steps after single tokens. Mutation: Python's `max` in `furthest`."""
+
+    def in_steps(kwargs: dict[str, Any]) -> torch.Tensor | bool:
+        if not is_step(kwargs):
+            return False
+        positions = kwargs['position_ids'][:, 0]
+        return positions == LONGEST - 2 if last else positions < 3
+
+    found = probed(no_numbers_where(networks.network().to(dtype), in_steps))
+    assert found.way == NO_CACHE, found.reason
+
+
+@pytest.mark.parametrize('name', ['llama', 'gpt2'])
+def test_weights_that_ignore_their_context_are_probed_again(name: str):
+    """They agree in whatever way they are run. Fails without the contrast, and where that is of another last token or
+    another position."""
+    model = networks.network(name)
+    for layer in model.model.layers if name == 'llama' else model.transformer.h:
+        output = layer.self_attn.o_proj if name == 'llama' else layer.attn.c_proj
+        torch.nn.init.zeros_(output.weight)
+    assert not probed(model).certain
+    assert probed(networks.network(name)).certain
+
+
+@pytest.mark.parametrize('longest', [1, 2, 3, 7, 30, 200])
+def test_rows_of_any_length_are_probed(longest: int):
+    """No row is longer. Mutation: prompts not cut."""
+    widths = []
+
+    def measure(kwargs: dict[str, Any]) -> None:
+        if not kwargs['use_cache']:
+            widths.append(kwargs['input_ids'].shape[1])
+
+    model = change(networks.network(), measure)
+    found = probed(model, longest)
+    assert found.way == STREAM
+    assert max(widths) <= max(longest - 1, 1) or found.reason.startswith('probe: 8 replies')
+
+
+def test_the_probe_says_what_it_found_and_leaves_the_writer_as_it_was():
+    writer = ReplyWriter(CausalLanguageModel(networks.network('bloom'), device=CPU), ReplyDecoder(Letters(), [5]))
+    before = dict(writer.__dict__)
+    found = probe_replies(writer, vocabulary=networks.VOCABULARY, longest=LONGEST)
+    assert {**writer.__dict__, 'rounding': 0.0} == before
+    assert str(found).startswith('key-value cache (probe: 8 replies within ')
+    assert 'key-value cache, prompts in a token stream' in found.reason
+
+
+def test_every_rank_makes_the_same_forwards():
+    """As ranks of a sharded model must. Mutation: prompts without a seed of their own."""
+    made = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        shapes: list[tuple] = []
+        model = networks.network(seed=seed)
+        torch.manual_seed(7 + seed)
+        probed(
+            change(model, lambda kwargs, shapes=shapes: shapes.append(tuple(kwargs['input_ids'].flatten().tolist())))
+        )
+        made.append(shapes)
+    assert made[0] == made[1]
+    assert len(made[0]) > 20
+
+
+def test_a_model_that_does_not_fit_is_an_error():
+    """Not a reason to step down. Mutation: the error taken for one of a way."""
+    model = networks.network()
+
+    def fail(kwargs: dict[str, Any]) -> None:
+        raise torch.OutOfMemoryError('no memory')
+
+    with pytest.raises(ModelError, match='do not fit into the memory of the device: no memory'):
+        probed(change(model, fail))

@@ -1,0 +1,383 @@
+"""Replies token by token: where they end, and what they say. The measure is the whole text, decoded at every step."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from paths import FIXTURES
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from llmfoundry_gauntlet.engine.reply import Reply, ReplyDecoder, draw_seed, uniform_draws
+from llmfoundry_gauntlet.values import GenerateRequest, ItemKey, Sampling, StopRule
+
+EOS = '</s>'
+MIXED = 'Hé said: “漢字!” 😀!😀 — naïve\n\nQ: 12\nA: 3 = 👩‍👧.\n'
+
+
+def rotary_bos(**more: Any) -> Any:
+    return AutoTokenizer.from_pretrained(FIXTURES / 'models' / 'rotary_bos', **more)
+
+
+def alibi_pad_eos() -> Any:
+    return AutoTokenizer.from_pretrained(FIXTURES / 'models' / 'alibi_pad_eos')
+
+
+def bytes_and_parts() -> Any:
+    """A token for each byte, and some that end in the middle of a character or span two."""
+    symbols = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pairs = [
+        '!\xf0',
+        ' \xe2',
+        '\xf0\x9f',
+        '\x98\x80',
+        '\xe6\xbc',
+        '\xa2\xe5',
+        '\n\n',
+        'Q:',
+        '\xc3\xa9',
+        '\xe2\x80',
+        ': ',
+    ]
+    coded = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    letter = dict(zip(byte_order(), coded_bytes(coded), strict=True))
+    merges = [tuple(letter[ord(byte)] for byte in pair) for pair in pairs]
+    words = [EOS, *symbols, *(left + right for left, right in merges)]
+    model = models.BPE(vocab={word: number for number, word in enumerate(words)}, merges=merges)
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = coded
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS, clean_up_tokenization_spaces=False)
+
+
+def byte_order() -> list[int]:
+    """Bytes in the order in which GPT-2's alphabet of bytes has them: first those that can be seen."""
+    seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    return seen + [byte for byte in range(256) if byte not in seen]
+
+
+def coded_bytes(coded: Any) -> list[str]:
+    """The letters of that alphabet: of bytes that can be seen their own, of others those from 256 on."""
+    seen = [chr(byte) for byte in byte_order()[:188]]
+    assert set(seen) | {chr(256 + n) for n in range(68)} == set(coded.alphabet())
+    return seen + [chr(256 + n) for n in range(68)]
+
+
+def sentence_pieces() -> Any:
+    """As of Llama 2: words begin with a mark for their space, which a text's first loses; other characters in bytes."""
+    words = [
+        '<unk>',
+        '<s>',
+        EOS,
+        *(f'<0x{byte:02X}>' for byte in range(256)),
+        *'▁:.!Q=Aadeins123',
+        '▁a',
+        '▁s',
+        '▁A',
+        'A:',
+    ]
+    merges = [('▁', 'a'), ('▁', 's'), ('▁', 'A'), ('A', ':')]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token='<unk>', byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend('▁'), normalizers.Replace(' ', '▁')])
+    steps = [decoders.Replace('▁', ' '), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(' ', 1, 0)]
+    tokenizer.decoder = decoders.Sequence(steps)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=EOS, bos_token='<s>', clean_up_tokenization_spaces=False
+    )
+
+
+TOKENIZERS = {make.__name__: make() for make in (rotary_bos, alibi_pad_eos, bytes_and_parts, sentence_pieces)}
+every_tokenizer = pytest.mark.parametrize('name', TOKENIZERS)
+
+
+def encode(tokenizer: Any, text: str) -> list[int]:
+    return tokenizer(text, add_special_tokens=False)['input_ids']
+
+
+def wanted(stops: StopRule | Sequence[str] = (), *, max_new_tokens: int = 1000, context=(5,)) -> GenerateRequest:
+    return GenerateRequest(
+        key=ItemKey('t/0-shot', 3),
+        context=np.array(context, dtype=np.int32),
+        max_new_tokens=max_new_tokens,
+        stops=stops if isinstance(stops, StopRule) else StopRule(strings=tuple(stops)),
+    )
+
+
+def written(ids: Sequence[int], decoder: ReplyDecoder, request: GenerateRequest) -> Reply:
+    """The reply once it is done, or has all ids."""
+    reply = Reply(request, decoder)
+    for token in ids:
+        reply.add(token)
+        if reply.is_done:
+            break
+    return reply
+
+
+def first_with(ids: list[int], decoder: ReplyDecoder, stops: Sequence[str]) -> int | None:
+    """How many of the ids make a text that has a stop, and something of their own."""
+    for count in range(1, len(ids) + 1):
+        text = decoder.text(ids[:count])
+        if text != decoder.before and any(stop in text for stop in stops):
+            return count
+    return None
+
+
+def check(ids: list[int], decoder: ReplyDecoder, stops: Sequence[str]) -> None:
+    """The reply ends where the whole text first has a stop, and says what its ids say."""
+    expected = first_with(ids, decoder, stops)
+    reply = written(ids, decoder, wanted(stops))
+    assert (len(reply.ids), reply.is_done) == ((expected, True) if expected else (len(ids), False))
+    assert not reply.is_cut
+    text = decoder.tokenizer.decode(reply.ids, skip_special_tokens=True)
+    assert reply.result().text == (decoder.before + text if reply.ids else '')
+
+
+letters = st.sampled_from('aQ: .!\nééü漢字😀👧—“”\u200d')
+texts = st.text(letters, max_size=30)
+stop_lists = st.lists(st.text(letters, min_size=1, max_size=4), min_size=1, max_size=3)
+
+
+@every_tokenizer
+@given(texts, stop_lists, st.data())
+def test_a_reply_ends_with_the_first_token_that_completes_a_stop(name: str, text: str, stops: list[str], data):
+    """Of random texts, with stops of their own or others, over the bounds of tokens and within characters.
+
+    Mutations: pieces decoded without the token before; `_lookback` of 0; parts of characters taken as text; stops
+    looked for in whole characters alone.
+    """
+    if text:
+        start = data.draw(st.integers(0, len(text) - 1))
+        stops = [*stops, text[start : start + data.draw(st.integers(1, 5))]]
+    check(encode(TOKENIZERS[name], text), ReplyDecoder(TOKENIZERS[name]), stops)
+
+
+@every_tokenizer
+@given(st.data())
+def test_a_stop_is_found_among_tokens_that_are_no_text(name: str, data):
+    """Models at their first steps write bytes that are no characters, and special tokens."""
+    tokenizer = TOKENIZERS[name]
+    ids = data.draw(st.lists(st.integers(0, len(tokenizer) - 1), max_size=25))
+    after = encode(tokenizer, data.draw(st.sampled_from(['Q:', 'a\n\n', '!', ' a'])))
+    check(ids + after, ReplyDecoder(tokenizer), ['Q:', '\n\n', '!', ' a'])
+
+
+@every_tokenizer
+def test_every_part_of_a_text_stops_it_where_it_ends(name: str):
+    """Also those that end within a token. Mutation: a stop must end with its token."""
+    tokenizer = TOKENIZERS[name]
+    decoder, ids = ReplyDecoder(tokenizer), encode(tokenizer, MIXED)
+    assert decoder.text(ids).lstrip() == MIXED
+    for start in range(0, len(MIXED), 3):
+        for length in (1, 2, 5, 11):
+            check(ids, decoder, [MIXED[start : start + length]])
+
+
+def test_stops_by_hand():
+    """He-ll-o is three tokens, a blank line two."""
+    tokenizer = TOKENIZERS['rotary_bos']
+    decoder, ids = ReplyDecoder(tokenizer), encode(tokenizer, 'Hello world\n\nQuestion: 12')
+    assert [tokenizer.decode([token]) for token in ids] == [
+        'H',
+        'ell',
+        'o',
+        ' wor',
+        'ld',
+        '\n',
+        '\n',
+        'Question',
+        ':',
+        ' 12',
+    ]
+    cases = {'\n\n': 7, '\n': 6, 'lo w': 4, 'wor': 4, 'o ': 4, 'd\n\nQ': 8, '12': 10, ' 12': 10, 'Hell': 2, '13': 10}
+    assert {stop: len(written(ids, decoder, wanted([stop])).ids) for stop in cases} == cases
+    assert len(written(ids, decoder, wanted(['12', 'ld', '\n'])).ids) == 5
+
+
+def test_a_character_in_parts_is_waited_for_and_what_stands_before_it_is_not():
+    """A mark and the first byte of a face are one token: the mark stops at once, the face with its last byte."""
+    tokenizer = TOKENIZERS['bytes_and_parts']
+    ids = encode(tokenizer, 'a!😀b')
+    assert [tokenizer.decode([token]) for token in ids] == ['a', '!\ufffd', '\ufffd', '\ufffd\ufffd', 'b']
+    decoder = ReplyDecoder(tokenizer)
+    assert [len(written(ids, decoder, wanted([stop])).ids) for stop in ('!', '😀', '!😀', 'b')] == [2, 4, 4, 5]
+    cut = written(ids, decoder, wanted(['!'], max_new_tokens=2))
+    assert not cut.is_cut
+
+
+def test_what_stands_in_the_prompt_stops_nothing():
+    """Not even where prompt and reply make a stop together."""
+    tokenizer = TOKENIZERS['rotary_bos']
+    context = encode(tokenizer, 'Q: 1\n\nA: 2\n')
+    reply = written(encode(tokenizer, '\nA: 3\n\nQ'), ReplyDecoder(tokenizer), wanted(['\n\n'], context=context))
+    assert reply.result().text == '\nA: 3\n\n'
+
+
+@pytest.mark.parametrize(
+    ('text', 'delimiter', 'up_to'),
+    [
+        ('1 + 1 #### 2\nQ: 3', '####', '1 + 1 #### 2\n'),
+        ('1\n2\n3 ####\n\n 4\n5', '####', '1\n2\n3 ####\n\n 4\n'),
+        ('1\n2\n3', '####', None),
+        ('1 ####\n', '####', None),
+        ('\n \n1\n2', '', '\n \n1\n'),
+        ('1 #### 2\nQ: 漢', '####', '1 #### 2\n'),
+    ],
+)
+@every_tokenizer
+def test_an_answer_ends_a_reply_with_what_follows_it(name: str, text: str, delimiter: str, up_to: str | None):
+    """Mutations: only strings are watched for; the end of the line looked for in the latest piece alone."""
+    tokenizer = TOKENIZERS[name]
+    decoder, ids = ReplyDecoder(tokenizer), encode(tokenizer, text)
+    reply = written(ids, decoder, wanted(StopRule(answer_delimiter=delimiter, answer_end='\n')))
+    if up_to is None:
+        assert (reply.is_done, reply.ids) == (False, ids)
+    else:
+        assert reply.is_done
+        assert len(reply.ids) == next(n for n in range(len(ids)) if up_to in decoder.text(ids[:n]))
+
+
+def test_the_token_limit_cuts_unless_a_stop_or_the_end_comes_with_the_last_token():
+    """Mutation: the limit looked at first."""
+    tokenizer = TOKENIZERS['rotary_bos']
+    decoder = ReplyDecoder(tokenizer, [tokenizer.eos_token_id])
+    ids = [*encode(tokenizer, 'Hello world\n\nQuestion'), tokenizer.eos_token_id, 7]
+
+    def outcome(limit: int, *stops: str) -> tuple[int, bool]:
+        reply = written(ids, decoder, wanted(stops, max_new_tokens=limit))
+        assert reply.is_done
+        return len(reply.ids), reply.is_cut
+
+    assert [outcome(limit) for limit in (1, 8, 9, 10)] == [(1, True), (8, True), (9, False), (9, False)]
+    assert [outcome(limit, '\n\n') for limit in (6, 7, 8)] == [(6, True), (7, False), (7, False)]
+
+
+def test_the_end_token_counts_and_is_left_out_of_the_text_where_it_is_special():
+    tokenizer = TOKENIZERS['rotary_bos']
+    (newline,) = encode(tokenizer, '\n')
+    decoder = ReplyDecoder(tokenizer, {tokenizer.eos_token_id, newline})
+    ids = encode(tokenizer, 'Hello')
+    special = written([*ids, tokenizer.eos_token_id, 8], decoder, wanted()).result()
+    assert (special.text, special.num_tokens, special.is_cut, special.is_finite) == ('Hello', 4, False, True)
+    assert written([*ids, newline, 8], decoder, wanted()).result().text == 'Hello\n'
+    assert not written([*ids, tokenizer.eos_token_id], ReplyDecoder(tokenizer), wanted()).is_done
+
+
+@pytest.mark.parametrize(
+    ('name', 'text'),
+    [
+        ('rotary_bos', 'Hello'),
+        ('alibi_pad_eos', ' Hello'),
+        ('bytes_and_parts', ' Hello'),
+        ('sentence_pieces', ' Hello'),
+    ],
+)
+def test_a_reply_begins_with_a_space_where_the_tokenizer_drops_one(name: str, text: str):
+    """Or has a token of its own for it: Composer asks for the tokens of ' a'. A stop may begin with it.
+
+    Mutations: `before` left out of the text, or of what stops are looked for in.
+    """
+    decoder = ReplyDecoder(TOKENIZERS[name])
+    reply = written(encode(TOKENIZERS[name], 'Hello'), decoder, wanted([' H']))
+    assert decoder.text(encode(TOKENIZERS[name], 'Hello')) == text
+    assert reply.is_done == (text[0] == ' ')
+
+
+def test_a_reply_of_no_tokens_is_empty_and_a_spoilt_one_says_so():
+    decoder = ReplyDecoder(TOKENIZERS['alibi_pad_eos'])
+    reply = Reply(wanted(), decoder)
+    assert reply.result().text == ''
+    reply.add(encode(decoder.tokenizer, 'H')[0])
+    reply.spoil()
+    result = reply.result()
+    assert (reply.is_done, result.text, result.num_tokens) == (True, ' H', 1)
+    assert (result.is_finite, result.is_cut) == (False, False)
+
+
+def test_a_stop_that_the_tokenizer_cleans_away_stops_nothing():
+    """The text that is marked counts. Mutation: no second look at the whole text."""
+    tokenizer = rotary_bos(clean_up_tokenization_spaces=True)
+    ids = encode(tokenizer, 'a . b\n')
+    assert tokenizer.decode(ids) == 'a. b\n'
+    assert written(ids, ReplyDecoder(tokenizer), wanted([' .', '\n'])).result().text == 'a. b\n'
+
+
+class Counting:
+    """A tokenizer that counts the tokens it decodes."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.decoded = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.tokenizer(*args, **kwargs)
+
+    def decode(self, ids: list[int], **kwargs: Any) -> str:
+        self.decoded += len(ids)
+        return self.tokenizer.decode(ids, **kwargs)
+
+
+@every_tokenizer
+@pytest.mark.parametrize(('text', 'most'), [('Q: a dead end 123 ', 4), ('漢字', 12), ('😀', 12), (MIXED, 8)])
+def test_decoding_is_linear_in_the_length_of_a_reply(name: str, text: str, most: int):
+    """Tokens decoded for each that is written: more where a character has several. Mutation: `_start` stays 0."""
+    tokenizer = Counting(TOKENIZERS[name])
+    ids = [token for _ in range(500) for token in encode(tokenizer, text)][:500]
+    reply = written(ids, ReplyDecoder(tokenizer), wanted(['never', '\n\n\n'], max_new_tokens=500))
+    assert reply.is_cut and len(reply.result().text) > 100
+    assert tokenizer.decoded <= most * 500
+
+
+def test_without_stops_nothing_is_decoded_before_the_end():
+    tokenizer = Counting(TOKENIZERS['rotary_bos'])
+    reply = written([7] * 500, ReplyDecoder(tokenizer), wanted(max_new_tokens=500))
+    assert tokenizer.decoded == 0
+    reply.result()
+    assert tokenizer.decoded == 500
+
+
+# What draws depend on.
+
+KEY = ItemKey('t/0-shot', 3)
+OTHER_KEYS = [
+    replace(KEY, task='t/1-shot'),
+    replace(KEY, row=4),
+    replace(KEY, file='part'),
+    replace(KEY, variant='order:B'),
+    replace(KEY, sample=1),
+    replace(KEY, file='None'),
+]
+
+
+def test_a_seed_is_of_31_bits_by_the_settings_seed_and_all_of_the_items_name():
+    """Mutation: any field left out."""
+    text = b"(5, 't/0-shot', None, 3, None, 0)"
+    assert draw_seed(Sampling(seed=5), KEY) == int.from_bytes(hashlib.sha256(text).digest()[:4], 'big') // 2
+    seeds = [draw_seed(Sampling(seed=5), key) for key in (KEY, *OTHER_KEYS)] + [draw_seed(Sampling(seed=6), KEY)]
+    assert len(set(seeds)) == len(seeds)
+    many = [draw_seed(Sampling(), replace(KEY, sample=sample)) for sample in range(2000)]
+    assert len(set(many)) == 2000
+    assert min(many) >= 0 and 2**30 < max(many) < 2**31
+
+
+def test_draws_depend_on_the_request_alone():
+    """Other settings but the seed leave them as they are. Mutation: numpy's global generator."""
+
+    def draws(key: ItemKey = KEY, **sampling: Any) -> list[float]:
+        np.random.seed(len(sampling))
+        request = replace(wanted(), key=key, sampling=Sampling(**sampling))
+        return list(islice(uniform_draws(request), 500))
+
+    first = draws()
+    assert min(first) >= 0 and max(first) < 1 and abs(np.mean(first) - 0.5) < 0.05
+    assert draws(temperature=2.0, top_p=0.5, top_k=3) == first
+    assert draws(seed=1)[0] != first[0]
+    assert len({draws(key)[0] for key in (KEY, *OTHER_KEYS)}) == 1 + len(OTHER_KEYS)

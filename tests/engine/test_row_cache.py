@@ -1,0 +1,233 @@
+"""What rows see of the buffers, against lists of their own tokens, whatever enters, leaves and moves meanwhile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from networks import CPU
+
+from llmfoundry_gauntlet.engine import row_cache
+from llmfoundry_gauntlet.engine.row_cache import RowCache
+
+LONGEST_CONTEXT = 5
+LONGEST_ROW = 9
+NUM_SLOTS = 4
+NUM_LAYERS = 2
+PADDING = -7.0
+MOST_COLUMNS = LONGEST_ROW + 2 * 2
+
+WAYS = ('cache', 'stream', 'tuples')
+
+
+@pytest.fixture(autouse=True, scope='module')
+def columns_that_soon_end():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_cache, 'GROWTH', 2)
+        yield
+
+
+@dataclass
+class Row:
+    """A row as it should be: the token of each of its columns, and whether it is seen."""
+
+    context: list[tuple[float, bool]]
+    end: int  # of its prompt, in columns from before any move
+    written: list[float] = field(default_factory=list)
+
+    @property
+    def seen(self) -> list[float]:
+        return [token for token, is_seen in self.context if is_seen] + self.written
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.context) + len(self.written) == LONGEST_ROW - 1
+
+
+class Model:
+    """Makes each token its own key, and its negative the value, in two layers, and compares what comes back."""
+
+    def __init__(self, way: str, *, further: int = 0) -> None:
+        self.way = way
+        self.further = further
+        self.cache = RowCache(NUM_SLOTS + further, longest_context=LONGEST_CONTEXT + further, device=CPU)
+        self.rows: list[Row] = []
+        self.last = 0.0
+
+    def token(self) -> float:
+        self.last += 1
+        return self.last
+
+    def states(self, tokens: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The keys and values of tokens [rows, columns], by layer."""
+        tokens = tokens[:, None, :, None]
+        return [(100 * layer + tokens, -tokens) for layer in range(NUM_LAYERS)]
+
+    def forward(self, tokens: torch.Tensor, *, is_step: bool) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Tokens by the keys and by the values that each layer's attention is given, [rows, columns]."""
+        new = self.states(tokens)
+        if self.way == 'tuples':
+            past = self.cache.as_tuples() if is_step else None
+            found = new if past is None else [joined(*layers) for layers in zip(past, new, strict=True)]
+            self.cache.take_tuples(found)
+        else:
+            found = [self.cache.update(*states, layer) for layer, states in enumerate(new)]
+            width, first = self.cache.get_mask_sizes(torch.arange(tokens.shape[1]), 0)
+            assert (width, first) == (found[0][0].shape[2], 0)
+            assert self.cache.get_seq_length() == (self.cache.column - 1 if is_step else 0)
+        return [(keys[:, 0, :, 0] - 100 * layer, -values[:, 0, :, 0]) for layer, (keys, values) in enumerate(found)]
+
+    def stream(self, contexts: list[list[float]]) -> None:
+        """Runs prompts as a stream, in which their tokens stand in any order between others."""
+        order = np.random.default_rng(len(contexts)).permutation(3 + sum(map(len, contexts)))
+        tokens = torch.full((1, len(order)), PADDING)
+        places, done = [], 0
+        for context in contexts:
+            places.append(torch.from_numpy(order[done : done + len(context)]))
+            tokens[0, places[-1]] = torch.tensor(context)
+            done += len(context)
+        self.cache.take_stream(dict(enumerate(self.states(tokens))), places)
+
+    # What may happen, each with a number that decides on its details.
+
+    def enter(self, choice: int) -> None:
+        rng = np.random.default_rng(choice)
+        free = NUM_SLOTS - len(self.rows)
+        if not free:
+            return
+        lengths = rng.integers(1, LONGEST_CONTEXT + 1, rng.integers(1, free + 1)).tolist()
+        width = max(lengths) + self.further
+        tokens = torch.full((len(lengths), width), PADDING)
+        seen = torch.zeros(tokens.shape, dtype=torch.bool)
+        contexts = []
+        for row, length in enumerate(lengths):
+            context = [(self.token(), self.way == 'stream' or bool(rng.integers(4))) for _ in range(length)]
+            contexts.append([token for token, _ in context])
+            tokens[row, width - length :] = torch.tensor(contexts[-1])
+            seen[row, width - length :] = torch.tensor([is_seen for _, is_seen in context])
+            self.rows.append(Row(context, self.cache.column + self.cache.moved))
+        self.cache.enter(lengths, seen)
+        if self.way == 'stream':
+            self.stream(contexts)
+            return
+        for keys, values in self.forward(tokens, is_step=False):
+            assert torch.equal(keys, tokens) and torch.equal(values, tokens)
+
+    def step(self, _: int = 0) -> None:
+        full = [slot for slot, row in enumerate(self.rows) if row.is_full]
+        if full:
+            self.leave_all(full)
+        if not self.rows:
+            return
+        for row in self.rows:
+            row.written.append(self.token())
+        self.cache.step(self.further)
+        tokens = [row.written[-1] for row in self.rows] + [PADDING] * self.further
+        longest = max(len(row.context) + len(row.written) for row in self.rows)
+        seen = self.cache.seen_by_tuples() if self.way == 'tuples' else self.cache.seen()
+        assert seen.shape[1] == longest if self.way == 'tuples' else seen.shape[1] <= MOST_COLUMNS + self.further
+        for keys, values in self.forward(torch.tensor(tokens)[:, None], is_step=True):
+            assert keys.shape == values.shape == seen.shape
+            assert keys.isfinite().all() and values.isfinite().all()
+            for slot, row in enumerate(self.rows):
+                assert keys[slot, seen[slot]].tolist() == row.seen
+                assert values[slot, seen[slot]].tolist() == row.seen
+            if self.further:
+                assert keys[-1, seen[-1]].tolist() == [PADDING]
+
+    def leave(self, choice: int) -> None:
+        self.leave_all([slot for slot in range(len(self.rows)) if choice >> slot & 1])
+
+    def leave_all(self, slots: list[int]) -> None:
+        order = self.cache.leave(slots)
+        assert sorted(order) == [slot for slot in range(len(self.rows)) if slot not in slots]
+        self.rows = [self.rows[slot] for slot in order]
+        assert self.cache.num_rows == len(self.rows)
+
+    def spoil(self, choice: int) -> None:
+        if self.rows:
+            slot = choice % len(self.rows)
+            for buffer in (buffer for buffers in self.cache._layers.values() for buffer in buffers):
+                buffer[slot] = torch.nan
+            self.cache.clear(slot)
+            self.leave_all([slot])
+
+    def copy(self, choice: int) -> None:
+        """A further row with the prompt of one."""
+        if 0 < len(self.rows) < NUM_SLOTS:
+            slot = choice % len(self.rows)
+            row = self.rows[slot]
+            self.rows.append(Row(row.context, self.cache.column + self.cache.moved))
+            self.cache.copy_prompt(slot, row.end, len(row.context), len(self.rows) - 1)
+
+    def restart(self, choice: int) -> None:
+        """A row's prompt again, without what followed it."""
+        if self.rows:
+            slot = choice % len(self.rows)
+            row = self.rows[slot]
+            self.rows[slot] = Row(row.context, self.cache.column + self.cache.moved)
+            self.cache.copy_prompt(slot, row.end, len(row.context), slot)
+
+
+def joined(past: tuple[torch.Tensor, ...], new: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Keys and values with those of the new columns behind them."""
+    return tuple(torch.cat(pair, dim=2) for pair in zip(past, new, strict=True))
+
+
+EVENTS = ['step', 'step', 'step', 'step', 'enter', 'enter', 'copy', 'restart', 'leave', 'spoil']
+events = st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 1000)), max_size=40)
+
+
+@given(events, st.sampled_from(WAYS), st.integers(0, 1))
+def test_a_row_sees_its_own_tokens_in_order_whatever_happens_to_others(happening, way: str, further: int):
+    """Mutations: any of the masks not written; `starts` not in the new order; `moved` not taken from `end`; columns not
+    moved with their mask; values written as keys; the places of a stream taken in order; no `clear`."""
+    model = Model(way, further=further)
+    model.enter(len(happening))
+    for event, choice in happening:
+        getattr(model, event)(choice)
+        model.step()
+    while model.rows:
+        model.step()
+
+
+@pytest.mark.parametrize('further', [0, 1])
+@pytest.mark.parametrize('way', WAYS)
+def test_rows_are_right_through_hundreds_of_columns_in_a_few(way: str, further: int):
+    """Buffers are made anew at every other step."""
+    rng = np.random.default_rng(0)
+    model = Model(way, further=further)
+    for _ in range(300):
+        getattr(model, rng.choice(EVENTS))(int(rng.integers(1000)))
+        model.enter(int(rng.integers(1000)))
+        model.step()
+    assert model.cache.moved > 300
+
+
+def test_buffers_are_as_wide_as_the_longest_prompt_and_grow_a_few_columns_at_a_time(monkeypatch):
+    """By hand: prompts of 10 and 4, and 3 columns more; the first leaves at step 5, and its columns at step 6."""
+    monkeypatch.setattr(row_cache, 'GROWTH', 3)
+    cache = RowCache(2, longest_context=10, device=CPU)
+    seen = torch.arange(10)[None] >= torch.tensor([[0], [6]])
+    cache.enter([10, 4], seen)
+    widths = []
+    for step in range(14):
+        if step == 5:
+            assert cache.leave([0]) == [1]
+        cache.step()
+        widths.append(cache.seen().shape[1])
+        assert int(cache.seen()[-1].sum()) == 4 + step + 1
+    assert widths == [13] * 3 + [16] * 3 + [13] * 3 + [16] * 3 + [19] * 2
+    assert (cache.moved, cache.column) == (6, 18)
+
+
+def test_an_empty_cache_has_no_columns():
+    """As models ask of one."""
+    cache = RowCache(2, longest_context=4, device=CPU)
+    assert (len(cache), cache.column, cache.get_max_cache_shape()) == (0, 4, None)
+    cache.enter([3], torch.tensor([[True, True, True]]))
+    assert (cache.get_seq_length(), cache.seen().tolist()) == (0, [[False, True, True, True, False, False]])

@@ -1,0 +1,168 @@
+"""Tokens chosen by probability: against transformers' processors, by a fine grid of draws."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from llmfoundry_gauntlet.engine.sampling import draw_tokens, next_tokens
+from llmfoundry_gauntlet.values import Sampling
+
+VOCABULARY = 50
+GRID = 4000
+SETTINGS = [
+    Sampling(temperature=1.0),
+    Sampling(temperature=0.3),
+    Sampling(temperature=7.0),
+    Sampling(temperature=1.0, top_k=5),
+    Sampling(temperature=0.7, top_k=1),
+    Sampling(temperature=1.5, top_k=VOCABULARY),
+    Sampling(temperature=1.5, top_k=1000),
+    Sampling(temperature=1.0, top_p=0.9),
+    Sampling(temperature=2.0, top_p=0.5),
+    Sampling(temperature=1.0, top_p=0.0),
+    Sampling(temperature=0.8, top_k=9, top_p=0.8),
+    Sampling(temperature=3.0, top_k=20, top_p=0.3),
+]
+
+
+def random_logits(rows: int = 1) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return 3 * torch.randn(rows, VOCABULARY, generator=generator)
+
+
+def probabilities(logits: torch.Tensor, sampling: Sampling) -> np.ndarray:
+    """What transformers would draw from, in the order in which its `generate` sets up the processors."""
+    scores = TemperatureLogitsWarper(sampling.temperature)(None, logits.double())
+    if sampling.top_k > 0:
+        scores = TopKLogitsWarper(sampling.top_k)(None, scores)
+    if sampling.top_p < 1:
+        scores = TopPLogitsWarper(sampling.top_p)(None, scores)
+    return scores.softmax(dim=-1).numpy()
+
+
+def shares(logits: torch.Tensor, sampling: Sampling) -> np.ndarray:
+    """How much of the numbers from 0 to 1 each token gets."""
+    draws = ((np.arange(GRID) + 0.5) / GRID).tolist()
+    tokens = draw_tokens(logits.expand(GRID, -1), sampling, draws)
+    return np.bincount(tokens, minlength=logits.shape[-1]) / GRID
+
+
+@pytest.mark.parametrize('sampling', SETTINGS, ids=str)
+def test_every_token_gets_its_probability_of_the_draws(sampling: Sampling):
+    """The grid is as fine as the tolerance: nothing is left to chance.
+
+    Mutations: the temperature after `top_p`; `top_p` before `top_k`; a token too few in `top_p`; no `gather`.
+    """
+    for logits in random_logits(3):
+        expected = probabilities(logits[None], sampling)[0]
+        found = shares(logits[None], sampling)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1.001 / GRID)
+        assert (found[expected == 0] == 0).all()
+
+
+def test_without_limits_a_draw_picks_by_place_in_the_vocabulary():
+    """Four equal tokens, and the numbers at their bounds, each of which belongs to the token after; then 5/8, 1/8, 2/8.
+
+    Mutation: `right=False`.
+    """
+    draws = [0.0, 0.2499, 0.25, 0.4999, 0.5, 0.75, 1 - 2**-53]
+    assert draw_tokens(torch.zeros(7, 4), Sampling(temperature=1.0), draws) == [0, 0, 1, 1, 2, 3, 3]
+    logits = torch.tensor([[5.0, 1.0, 2.0]]).log().expand(4, -1)
+    assert draw_tokens(logits, Sampling(temperature=1.0), [0.624, 0.626, 0.749, 0.751]) == [0, 1, 1, 2]
+
+
+@pytest.mark.parametrize('sampling', SETTINGS, ids=str)
+def test_the_lowest_and_the_highest_draw_pick_tokens_that_count(sampling: Sampling):
+    """Tokens of no probability stand first, last and in between.
+
+    Mutation: `right=False`, which gives the first token at 0.
+    """
+    logits = random_logits(20)
+    logits[:, [0, 1, 7, VOCABULARY - 2, VOCABULARY - 1]] = -torch.inf
+    expected = probabilities(logits, sampling)
+    for draw in (0.0, 2**-53, 1 - 2**-53):
+        tokens = draw_tokens(logits, sampling, [draw] * len(logits))
+        assert (expected[np.arange(len(logits)), tokens] > 0).all()
+
+
+def test_as_many_tokens_count_as_top_k_says_also_where_they_tie():
+    """Logits in half precision tie often; transformers counts all that tie with the last."""
+    logits = torch.tensor([[1.0, 3.0, 2.0, 2.0, 2.0, 0.0]])
+    found = shares(logits, Sampling(temperature=1.0, top_k=3))
+    assert (found > 0).sum() == 3
+    top, tied = np.exp([3.0, 2.0]) / (np.exp(3) + 2 * np.exp(2))
+    np.testing.assert_allclose(np.sort(found)[-3:], [tied, tied, top], atol=1.001 / GRID)
+
+
+def test_of_equal_tokens_at_the_end_of_top_p_the_first_count():
+    """1/8 four times and 1/2: the half and the first two of the equal ones make up 0.75, three are needed for 0.76."""
+    logits = torch.tensor([[1.0, 1.0, 4.0, 1.0, 1.0]]).log()
+    found = shares(logits, Sampling(temperature=1.0, top_p=0.74))
+    np.testing.assert_allclose(found, np.array([1, 1, 4, 0, 0]) / 6, atol=1.001 / GRID)
+    found = shares(logits, Sampling(temperature=1.0, top_p=0.76))
+    np.testing.assert_allclose(found, np.array([1, 1, 4, 1, 0]) / 7, atol=1.001 / GRID)
+
+
+def test_the_most_probable_token_is_the_first_of_equal_ones():
+    """At temperature 0, whatever the other settings."""
+    logits = torch.tensor([[1.0, 5.0, 5.0], [7.0, 7.0, 7.0], [0.0, 1.0, 2.0]])
+    samplings = [Sampling(), Sampling(top_k=2), Sampling(top_p=0.1)]
+    assert next_tokens(logits, samplings, [None, None, None]) == [1, 0, 2]
+
+
+def test_rows_give_the_same_tokens_whatever_other_rows_want():
+    """Mutations: draws by their place in the group; the first row's settings for all."""
+    samplings = [Sampling(), *SETTINGS] * 4
+    logits = random_logits(len(samplings))
+    rng = np.random.default_rng(0)
+    draws = [None if one.temperature == 0 else rng.random() for one in samplings]
+    together = next_tokens(logits, samplings, draws)
+    alone = [
+        next_tokens(logits[row : row + 1], [sampling], [draw])[0]
+        for row, (sampling, draw) in enumerate(zip(samplings, draws, strict=True))
+    ]
+    assert together == alone
+    order = rng.permutation(len(samplings)).tolist()
+    mixed = next_tokens(logits[order], [samplings[row] for row in order], [draws[row] for row in order])
+    assert mixed == [alone[row] for row in order]
+    assert len(set(together)) > 10
+
+
+def test_rounding_of_the_logits_hardly_ever_moves_a_token():
+    """As batches of other sizes round otherwise. Mutation: probabilities that are added up in half precision."""
+    logits = random_logits(GRID)
+    draws = np.random.default_rng(0).random(GRID).tolist()
+    noise = 1e-6 * torch.randn(logits.shape, generator=torch.Generator().manual_seed(1))
+    for sampling in (Sampling(temperature=1.0), Sampling(temperature=1.0, top_k=9, top_p=0.9)):
+        one, other = draw_tokens(logits, sampling, draws), draw_tokens(logits + noise, sampling, draws)
+        assert sum(a != b for a, b in zip(one, other, strict=True)) <= 2
+
+
+def test_the_random_state_of_the_process_is_neither_used_nor_touched():
+    """Mutation: `multinomial`."""
+    logits, sampling = random_logits(8), Sampling(temperature=1.0, top_k=30, top_p=0.95)
+    draws = np.random.default_rng(0).random(8).tolist()
+    found = []
+    for seed in (0, 1):
+        torch.manual_seed(seed), np.random.seed(seed), random.seed(seed)
+        before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
+        found.append(next_tokens(logits, [sampling] * 8, draws))
+        assert torch.equal(before[0], torch.get_rng_state())
+        assert (before[1] == np.random.get_state()[1]).all()
+        assert before[2] == random.getstate()
+    assert found[0] == found[1]
+
+
+def test_logits_that_are_no_numbers_break_nothing():
+    """The row is marked elsewhere; others beside it are right. Mutation: no `minimum`."""
+    logits = random_logits(3)
+    expected = next_tokens(logits, [SETTINGS[10]] * 3, [0.3, 0.4, 0.5])
+    logits[1] = torch.nan
+    found = next_tokens(logits, [SETTINGS[10]] * 3, [0.3, 0.4, 0.5])
+    assert (found[0], found[2]) == (expected[0], expected[2])
+    assert 0 <= found[1] < VOCABULARY

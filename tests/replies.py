@@ -1,0 +1,122 @@
+"""Requests for replies, writers of them, and what a network writes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import networks
+import numpy as np
+import torch
+from networks import CPU
+
+from llmfoundry_gauntlet.engine.generation import CACHE, NO_CACHE, STREAM, TUPLES, ReplyWriter
+from llmfoundry_gauntlet.engine.generation_probe import probe_replies
+from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
+from llmfoundry_gauntlet.engine.pools import Pool
+from llmfoundry_gauntlet.engine.reply import ReplyDecoder
+from llmfoundry_gauntlet.values import GenerateRequest, Generation, ItemKey
+
+FIRST_LETTER = 0x4E00
+LONGEST = 60
+WAY_OF = {
+    **dict.fromkeys(networks.IN_STREAM, STREAM),
+    **dict.fromkeys(('stablelm', 'falcon', 'gptj', 'bloom'), CACHE),
+    **dict.fromkeys(('mpt', 'gpt_neo'), TUPLES),
+    **dict.fromkeys(('gpt_bigcode', 'mamba'), NO_CACHE),
+}
+
+
+class Letters:
+    """A tokenizer with a letter for each token."""
+
+    def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
+        return {'input_ids': [1]}
+
+    def decode(self, ids: Sequence[int], **_: Any) -> str:
+        return ''.join(chr(FIRST_LETTER + token) for token in ids)
+
+
+def letters(ids: Sequence[int]) -> str:
+    """The text of some tokens."""
+    return Letters().decode(ids)
+
+
+def tokens(text: str) -> list[int]:
+    """The tokens of a text."""
+    return [ord(letter) - FIRST_LETTER for letter in text]
+
+
+def request(row: int, context: Sequence[int], max_new_tokens: int, *, sample: int = 0, **more: Any) -> GenerateRequest:
+    """A request of plain numbers."""
+    return GenerateRequest(
+        key=ItemKey('t/0-shot', row, sample=sample),
+        context=np.array(context, dtype=np.int32),
+        max_new_tokens=max_new_tokens,
+        **more,
+    )
+
+
+def mixed_requests(**more: Any) -> list[GenerateRequest]:
+    """Prompts of 1 to 39 tokens and replies of 1 to 12, one prompt four times and one twice."""
+    rng = np.random.default_rng(1)
+    shapes = [(39, 5), (1, 12), (17, 1), (6, 9), (23, 4), (3, 7), (12, 10), (30, 2)]
+    found = [request(row, networks.draw(rng, length), count, **more) for row, (length, count) in enumerate(shapes)]
+    found[4:4] = [request(3, found[3].context, count, sample=n, **more) for n, count in ((1, 9), (2, 3), (3, 6))]
+    return [*found, request(7, found[-1].context, 8, sample=1, **more)]
+
+
+def pool_of(requests: Sequence[GenerateRequest], num_rows: int = 4, tokens_per_batch: int = 100) -> Pool:
+    """All requests in one pool."""
+    return Pool(requests=tuple(requests), num_rows=num_rows, tokens_per_batch=tokens_per_batch)
+
+
+def writer_of(model: Any, way: str | None = None, *, end_ids: Sequence[int] = (), **more: Any) -> ReplyWriter:
+    """A writer with the way that the probe finds, or with a given one."""
+    writer = ReplyWriter(CausalLanguageModel(model, device=CPU, **more), ReplyDecoder(Letters(), end_ids))
+    writer.way = way or probe_replies(writer, vocabulary=networks.VOCABULARY, longest=LONGEST).way
+    return writer
+
+
+def run(writer: ReplyWriter, requests: Sequence[GenerateRequest], num_rows: int = 4, **more: Any) -> list[Generation]:
+    """The replies, written in one pool."""
+    found = writer.run(pool_of(requests, num_rows, **more))
+    assert [one.key for one in found] == [one.key for one in requests]
+    return found
+
+
+def texts(writer: ReplyWriter, requests: Sequence[GenerateRequest], num_rows: int = 4, **more: Any) -> list[str]:
+    """The texts of replies that are all of finite numbers."""
+    found = run(writer, requests, num_rows, **more)
+    assert all(one.is_finite for one in found)
+    return [one.text for one in found]
+
+
+def written_alone(model: Any, requests: Sequence[GenerateRequest], hidden: int = -1) -> list[list[int]]:
+    """What transformers' own `generate` writes to each request, one at a time, the most probable token at each step.
+
+    A hidden token is masked in prompts.
+    """
+    model.generation_config.eos_token_id = None
+    model.generation_config.use_cache = model.config.model_type != 'mamba'  # whose cache is wrong after a single token
+    longest: dict[bytes, list[int]] = {}
+    for one in sorted(requests, key=lambda one: -one.max_new_tokens):
+        if one.context.tobytes() not in longest:
+            ids = torch.from_numpy(one.context).long()[None]
+            settings = {'max_new_tokens': one.max_new_tokens, 'do_sample': False, 'pad_token_id': 0}
+            output = model.generate(ids, attention_mask=(ids != hidden).long(), **settings)
+            longest[one.context.tobytes()] = output[0, ids.shape[1] :].tolist()
+    return [longest[one.context.tobytes()][: one.max_new_tokens] for one in requests]
+
+
+def until(ids: Sequence[int], end: int) -> list[int]:
+    """The tokens up to the first end."""
+    ids = list(ids)
+    return ids[: ids.index(end) + 1] if end in ids else ids
+
+
+def common_token(written: Sequence[Sequence[int]]) -> int:
+    """A token that ends some of the replies early if it ends them, but not all."""
+    inner = [set(ids[:-1]) for ids in written]
+    counts = {token: sum(token in ids for ids in inner) for token in set().union(*inner)}
+    return min(counts, key=lambda token: (abs(counts[token] - len(written) // 3), token))
