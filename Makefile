@@ -47,7 +47,7 @@ $(REFERENCE_READY): pyproject.toml requirements/reference.txt
 
 reference: $(REFERENCE_READY)
 
-bench: $(READY) $(if $(PART),,$(REFERENCE_READY))
+bench: $(READY) $(if $(filter planning fixed_shots,$(PART)),,$(REFERENCE_READY))
 	$(BIN)/python scripts/bench/$(or $(PART),run).py $(if $(QUICK),--quick)
 
 clean:

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import datasets
 from composer import Callback, Evaluator, Logger, State, Trainer
@@ -42,7 +42,7 @@ class PredictionRecorder(Callback):
     """Keeps what the metrics say of each item."""
 
     def __init__(self) -> None:
-        self.predictions: list[int] = []
+        self.predictions: list[Any] = []
 
     def eval_batch_end(self, state: State, logger: Logger) -> None:
         """Take the last metric's outputs; state.batch is the whole batch where nothing splits it."""
@@ -95,12 +95,16 @@ def prepare_first(data_set: Any, num_items: int) -> None:
 class LLMFoundry:
     """Composer's evaluation of llm-foundry's tasks; fp32."""
 
+    recorder_type: ClassVar[type[PredictionRecorder]] = PredictionRecorder
+    warm_up_keys: ClassVar[dict[str, Any]] = {}  # of the task, while the model is warmed up
+    warm_up_length: ClassVar[int] = WARM_UP_LENGTH
+
     def load(self, model_folder: str, device: str = 'cpu') -> None:
         """Takes the model into memory; the next measurement warms it up."""
         self.model_folder, self.device = model_folder, device
         config = {'pretrained_model_name_or_path': model_folder, 'pretrained': True}
         model = build_composer_model(name='hf_causal_lm', tokenizer=self.tokenizer(), cfg=config)
-        self.recorder = PredictionRecorder()
+        self.recorder = self.recorder_type()
         self.trainer = Trainer(
             model=model,
             callbacks=[self.recorder],
@@ -125,7 +129,8 @@ class LLMFoundry:
     ) -> dict[str, Any]:
         """The fields of Timing for the first `num_items` rows, by default all."""
         if not self.warm:
-            self.evaluate(task, Path(rows_file), min(max_seq_len, WARM_UP_LENGTH), batch_size, NUM_WARM_UP_ROWS)
+            length = min(max_seq_len, self.warm_up_length)
+            self.evaluate({**task, **self.warm_up_keys}, Path(rows_file), length, batch_size, NUM_WARM_UP_ROWS)
             self.warm = True
         return self.evaluate(task, Path(rows_file), max_seq_len, batch_size, num_items)._asdict()
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from statistics import mean
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from timing import measure
@@ -41,15 +41,21 @@ class Ours:
     Reading the file is not timed, nor is the probe for the model's layout, which is made once for a model.
     """
 
+    warm_up_keys: ClassVar[dict[str, Any]] = {}  # of the task, while the model is warmed up
+
     def load(self, model_folder: str) -> dict[str, str]:
         """Takes the model into memory; the next measurement warms it up. Returns how the model is run."""
         self.model_folder = model_folder
         model = AutoModelForCausalLM.from_pretrained(model_folder, torch_dtype=torch.float32).eval()
         self.language_model = CausalLanguageModel(model, device=torch.device('cpu'))
         vocabulary = min(len(self.tokenizer()), self.language_model.vocabulary)
-        self.found = probe(self.language_model, vocabulary=vocabulary, longest=PROBE_LENGTH)
+        self.found = self.find_way(vocabulary)
         self.warm = False
         return {'way': str(self.found)}
+
+    def find_way(self, vocabulary: int) -> Any:
+        """What the model's probe says, of tokens below `vocabulary`."""
+        return probe(self.language_model, vocabulary=vocabulary, longest=PROBE_LENGTH)
 
     def measure(
         self,
@@ -61,19 +67,21 @@ class Ours:
         fewshot: str = 'reference',
     ) -> dict[str, Any]:
         """Seconds and predictions for the first `num_items` rows, by default all, and the shape of what was planned."""
-        settings = {'tasks': [{**task, 'dataset_uri': rows_file}], 'truncation': 'reference', 'fewshot': fewshot}
-        data = load_data(decode_settings(settings))
+        data = task_data(task, rows_file, fewshot)
         if not self.warm:
             with first_items(WARM_UP_ROWS):
-                self.evaluate(data, self.tokenizer(), max_seq_len)
+                few = task_data({**task, **self.warm_up_keys}, rows_file, fewshot)
+                self.evaluate(few, self.tokenizer(), max_seq_len)
             self.warm = True
         tokenizer = self.tokenizer()
         self.language_model.forget()
         with first_items(num_items):
             wall, cpu, (planned, results) = measure(lambda: self.evaluate(data, tokenizer, max_seq_len))
+        return {'wall_seconds': wall, 'cpu_seconds': cpu, **self.found_out(planned, results)}
+
+    def found_out(self, planned: PlannedEvaluation, results: tuple[ItemResult, ...]) -> dict[str, Any]:
+        """All of an answer but the seconds."""
         return {
-            'wall_seconds': wall,
-            'cpu_seconds': cpu,
             'predictions': predictions(planned, results),
             'shape': plan_shape(planned)._asdict(),
             'sequences': {'count': len(input_rows(planned)), 'longest': max(map(len, input_rows(planned)))},
@@ -94,6 +102,12 @@ class Ours:
         outputs = [output for batch in forwards(planned) for output in self.language_model.run(batch)]
         (results,) = conclude(planned, planned.results(outputs), {}).results.values()
         return planned, results
+
+
+def task_data(task: dict[str, Any], rows_file: str, fewshot: str = 'reference') -> EvaluationData:
+    """The rows of a task, out of a file that takes the place of its own."""
+    settings = {'tasks': [{**task, 'dataset_uri': rows_file}], 'truncation': 'reference', 'fewshot': fewshot}
+    return load_data(decode_settings(settings))
 
 
 def forwards(planned: PlannedEvaluation) -> list[Batch]:

@@ -33,7 +33,7 @@ from typing import Any
 import torch
 from contenders import Contender, load_all, running
 from materials import model_folder, task_entry, write_rows
-from suite import CONTENDERS, FULL, LM_EVAL_BATCH_SIZES, QUICK, ROWS, Effort, Row
+from suite import FULL, LM_EVAL_BATCH_SIZES, QUICK, ROWS, Effort, Row
 from summary import Measurement, RowResult, group_lines, group_means, head_line, row_line
 
 OUT = Path('runs/bench')
@@ -65,15 +65,18 @@ class Bench:
             'batch_size': row.foundry_batch_size,
             'num_items': self.effort.num_items(row, 'llm_foundry'),
         }
-        rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in CONTENDERS}
-        for number in range(max(self.effort.rounds.values())):
-            for name in CONTENDERS:
+        jobs = {'ours': job, 'bare_forward': {}, 'llm_foundry': foundry_job, 'lm_eval': job}
+        return row_result(row, vocabulary, self.run_rounds(jobs, vocabulary))
+
+    def run_rounds(self, jobs: dict[str, dict[str, Any]], vocabulary: int) -> dict[str, list[dict[str, Any]]]:
+        """The answers of all rounds to the jobs of the contenders, which run one after the other in each."""
+        rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in jobs}
+        for number in range(max(self.effort.rounds[name] for name in jobs)):
+            for name, job in jobs.items():
                 if number >= self.effort.rounds[name]:
                     continue
                 if name == 'bare_forward':
                     answer = self.ask(name, {'shape': rounds['ours'][0]['shape']})
-                elif name == 'llm_foundry':
-                    answer = self.ask(name, foundry_job)
                 elif name == 'lm_eval' and number == 0:
                     answer = self.best_of_lm_eval(job, batch_sizes(rounds['ours'][0]['sequences'], vocabulary))
                 elif name == 'lm_eval':
@@ -81,7 +84,7 @@ class Bench:
                 else:
                     answer = self.ask(name, job)
                 rounds[name].append(answer)
-        return row_result(row, vocabulary, rounds)
+        return rounds
 
     def ask(self, name: str, job: dict[str, Any]) -> dict[str, Any]:
         """A contender's answer to one measurement."""
@@ -161,8 +164,9 @@ def proc_lines(name: str) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def parse_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def parse_options(description: str | None = __doc__) -> argparse.Namespace:
+    """The options of a benchmark, described by the first line of its module's docstring."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument('--quick', action='store_true', help='every row with fewer items, one vocabulary')
     parser.add_argument('--rounds', type=int, help='of ours and bare forward; at most as many of the others')
     parser.add_argument('--rows', help='comma-separated names such as copa/0-shot; default: all')
@@ -174,12 +178,15 @@ def parse_options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def chosen_effort(options: argparse.Namespace) -> Effort:
+def chosen_effort(options: argparse.Namespace, full: Effort = FULL, quick: Effort = QUICK) -> Effort:
     """How much is to be run."""
-    effort = QUICK if options.quick else FULL
+    effort = quick if options.quick else full
     if options.rounds:
-        rounds = {name: min(options.rounds, effort.rounds[name]) for name in effort.rounds}
-        effort = replace(effort, rounds={**rounds, 'ours': options.rounds, 'bare_forward': options.rounds})
+        own = ('ours', 'bare_forward')
+        rounds = {
+            name: options.rounds if name in own else min(options.rounds, effort.rounds[name]) for name in effort.rounds
+        }
+        effort = replace(effort, rounds=rounds)
     if options.vocabularies:
         effort = replace(effort, vocabularies=tuple(map(int, options.vocabularies.split(','))))
     return effort

@@ -39,6 +39,11 @@ class Measurement:
     details: dict[str, Any]
 
 
+def median_seconds(rounds: Iterable[Measurement], clock: str = 'cpu_seconds') -> float:
+    """Seconds per item by one of a measurement's clocks, the median over rounds."""
+    return median(getattr(measured, clock) / measured.num_items for measured in rounds)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowResult:
     """A row with one vocabulary: its rounds by contender, those of lm-eval at its best batch size."""
@@ -52,7 +57,7 @@ class RowResult:
 
     def seconds_per_item(self, contender: str, clock: str = 'cpu_seconds') -> float:
         """The median over rounds."""
-        return median(getattr(measured, clock) / measured.num_items for measured in self.rounds[contender])
+        return median_seconds(self.rounds[contender], clock)
 
     @property
     def ratios(self) -> tuple[float, float, float]:
@@ -114,8 +119,13 @@ def reached(means: Sequence[float], targets: Sequence[float]) -> list[bool]:
     return [means[0] >= targets[0], means[1] >= targets[1], means[2] <= targets[2]]
 
 
+def table_line(name: str, cells: Iterable[str], widths: Iterable[int]) -> str:
+    """A name and cells of these widths."""
+    return f'{name:<{NAME_WIDTH}}' + ''.join(f'{cell:>{width}}' for cell, width in zip(cells, widths, strict=True))
+
+
 def head_line() -> str:
-    return f'{"":<{NAME_WIDTH}}' + ''.join(f'{head:>{width}}' for head, width in COLUMNS.items())
+    return table_line('', COLUMNS, COLUMNS.values())
 
 
 def row_line(result: RowResult) -> str:
@@ -132,8 +142,7 @@ def row_line(result: RowResult) -> str:
         f'{result.num_same}/{result.num_compared}',
         'YES' if result.slower_than_lm_eval else 'no',
     ]
-    widths = COLUMNS.values()
-    return f'{result.row.name:<{NAME_WIDTH}}' + ''.join(f'{cell:>{w}}' for cell, w in zip(cells, widths, strict=True))
+    return table_line(result.row.name, cells, COLUMNS.values())
 
 
 def group_lines(results: Sequence[RowResult]) -> list[str]:

@@ -9,11 +9,14 @@ from typing import Any, NamedTuple
 
 
 class Timing(NamedTuple):
-    """Seconds of one run, and what it predicts: the chosen index, or for language_modeling 1 where right, per row."""
+    """Seconds of one run, and what it predicts per row.
+
+    That is the chosen index, for language_modeling 1 where right, and the text where a reply is written.
+    """
 
     wall_seconds: float
     cpu_seconds: float
-    predictions: list[int]
+    predictions: list[Any]
 
 
 def measure(run: Callable[[], Any], device: str = 'cpu') -> tuple[float, float, Any]:
