@@ -321,16 +321,26 @@ class PoolRun:
         self.rows = [self.rows[slot] for slot in self.cache.leave(leaving)]
 
     def following(self, slot: int, row: Row) -> Row | None:
-        """The next reply to the same prompt, its first token written; None where there is none to be had here."""
-        prompt = row.prompt
-        if not prompt.waiting or prompt.logits is None:
-            return None
+        """A further reply in a slot, its first token written; None where there is none to be had here.
+
+        One to the same prompt, or to that of another row, the one for which most wait.
+        """
         if not row.reply.is_finite:  # what is kept of the prompt is spoilt
-            self.prompts.appendleft(Prompt(context=prompt.context, waiting=prompt.waiting))
-            prompt.waiting = deque()
+            if row.prompt.waiting and row.prompt.logits is not None:
+                self.prompts.appendleft(Prompt(context=row.prompt.context, waiting=row.prompt.waiting))
+                row.prompt.waiting = deque()
             return None
+        sources = [
+            place
+            for place, other in enumerate(self.rows)
+            if other.reply.is_finite and other.prompt.logits is not None and other.prompt.waiting
+        ]
+        if not sources:
+            return None
+        source = max(sources, key=lambda place: (place == slot, len(self.rows[place].prompt.waiting)))
+        prompt, end = self.rows[source].prompt, self.rows[source].end
         following = self.row(prompt, prompt.waiting.popleft())
-        self.cache.copy_prompt(slot, row.end, len(prompt.context), slot)
+        self.cache.copy_prompt(source, end, len(prompt.context), slot)
         (token,) = self.writer.choose([following], prompt.logits[None])
         following.reply.add(token)
         return following

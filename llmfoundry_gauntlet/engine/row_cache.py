@@ -113,7 +113,7 @@ class RowCache(Cache):
     def copy_prompt(self, source: int, end: int, length: int, target: int) -> None:
         """Makes `target` a row that has only the prompt which ended before column `end` of `source`.
 
-        `end` counts from before the rows were moved. `target` is `source`, or the first slot that is not in use.
+        `end` counts from before the rows were moved. `target` is any slot in use, or the first that is not.
         """
         end -= self.moved
         start = self.column - length

@@ -63,22 +63,22 @@ ROWS = (
         num_shots=3,
         lengths=VARY,
         end_scale=0.4,
-        items=(32, 16),
+        items=(24, 12),
         foundry_items=(8, 8),
         targets=(1, 1.5),
     ),
-    ReplyRow(label='gsm8k', num_shots=3, lengths=LIMIT, max_new_tokens=64, items=(32, 16), foundry_items=(8, 8)),
+    ReplyRow(label='gsm8k', num_shots=3, lengths=LIMIT, max_new_tokens=64, items=(24, 8), foundry_items=(8, 8)),
     ReplyRow(
         label='triviaqa_sm_sub',
         num_shots=3,
         lengths=STOP,
         stops=('m',),
-        items=(64, 32),
+        items=(48, 16),
         foundry_items=(8, 8),
         targets=(5, 1),
     ),
 )
-SAMPLED = SampleRow(label='gsm8k', num_shots=3, lengths=SAMPLES, max_new_tokens=64, items=(4, 2), foundry_items=(0, 0))
+SAMPLED = SampleRow(label='gsm8k', num_shots=3, lengths=SAMPLES, max_new_tokens=64, items=(3, 2), foundry_items=(0, 0))
 
 FULL = Effort(quick=False, vocabularies=VOCABULARIES[:1], rounds={'ours': 3, 'llm_foundry': 1, 'lm_eval': 2})
 QUICK = Effort(quick=True, vocabularies=VOCABULARIES[:1], rounds={'ours': 1, 'llm_foundry': 1, 'lm_eval': 1})

@@ -70,6 +70,24 @@ def test_a_model_without_a_cache_gives_replies_and_says_so(settings, caplog):
     assert len(callback.evaluation.results['greedy/1-shot']) == 20
 
 
+def test_a_tokenizer_without_eos_and_padding_gives_replies_to_their_limit(settings, tmp_path: Path):
+    tasks = json.loads(Path(settings['tasks']).read_text())['icl_tasks'][:1]
+    del tasks[0]['early_stopping_criteria']
+    bare = tiny.tokenizer()
+    bare.eos_token = bare.pad_token = None
+    network = networks.network(vocab_size=259, max_position_embeddings=128)
+    network.generation_config.eos_token_id = None
+    callback = EvalGauntlet(**{**settings, 'tasks': tasks}, max_seq_len=128, save_folder=None)
+    trainer = Trainer(
+        model=HuggingFaceModel(network, tokenizer=bare), callbacks=[callback], device='cpu', progress_bar=False
+    )
+    trainer.eval()
+    trainer.close()
+    results = callback.evaluation.results['greedy/1-shot']
+    assert {result.num_tokens for result in results} == {(9,)}
+    assert {result.marks['CutShare'] for result in results} == {1.0}
+
+
 def test_evaluators_of_single_tasks_report_all_metrics(settings):
     model = composer_model()
     logger = InMemoryLogger()

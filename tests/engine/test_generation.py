@@ -136,6 +136,22 @@ def test_padding_is_what_shorter_prompts_lack_and_whole_rows_run_again():
 
 
 @every_way
+@pytest.mark.parametrize('tokens_per_batch', [1, 50, 130])
+def test_no_forward_has_more_tokens_than_a_batch_but_for_a_single_prompt(way: str, tokens_per_batch: int):
+    """Mutations: prompts as many as there are rows; whole rows as many as a cache has."""
+    model, forwards = networks.network(FAMILY_OF[way]), []
+
+    def count(_: Any, args: tuple, kwargs: dict) -> None:
+        forwards.append((kwargs['input_ids'].numel(), len(kwargs['input_ids'])))
+
+    model.register_forward_pre_hook(count, with_kwargs=True)
+    replies.run(writer_of(model, way), replies.mixed_requests(), 8, tokens_per_batch=tokens_per_batch)
+    shared = [num_tokens for num_tokens, rows in forwards if rows > 1 or way == STREAM]
+    assert max(shared, default=0) <= max(tokens_per_batch, 44)
+    assert max(shared, default=0) > 44 or tokens_per_batch < 130
+
+
+@every_way
 def test_the_output_layer_makes_one_place_of_each_row_alone(way: str):
     """No tensor of [rows, length, vocabulary] exists. Mutation: no `picking`."""
     model, places = networks.network(FAMILY_OF[way]), []
@@ -180,7 +196,7 @@ def sampled_requests(seed: int = 0, temperature: float = 1.0) -> list[GenerateRe
 
 @every_way
 def test_a_drawn_reply_depends_on_its_request_alone(way: str):
-    """Mutations: one generator for all; a generator's number drawn for rows that are full; seeds without the sample."""
+    """Mutations: one generator for all; seeds without the sample."""
     model, requests = networks.network(FAMILY_OF[way]), sampled_requests()
     writer = writer_of(model, way)
     expected = replies.texts(writer, requests, 50)
@@ -319,13 +335,13 @@ def test_a_model_is_left_as_it_was_after_a_run_and_after_an_error_in_the_middle(
             raise ZeroDivisionError
 
     handle = layer.register_forward_hook(fail)
-    with pytest.raises(ZeroDivisionError), writer.trying(CACHE, writer.choose):
-        writer.way = way
+    settings = dict(writer.__dict__)
+    with pytest.raises(ZeroDivisionError), writer.trying(way, lambda rows, logits: [3] * len(rows)):
         replies.run(writer, replies.mixed_requests())
     handle.remove()
+    assert writer.__dict__ == settings
     assert len(layer._forward_pre_hooks) == len(layer._forward_hooks) == 0
     assert dict(layer.__dict__) == attributes
     assert model.config.to_dict() == config and not model.training
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
-    assert writer.way == way
     assert replies.texts(writer, replies.mixed_requests()) == expected

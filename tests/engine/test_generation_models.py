@@ -16,6 +16,7 @@ from torch._dynamo.testing import CompileCounter
 
 from llmfoundry_gauntlet.engine.generation import CACHE, NO_CACHE, STREAM, TUPLES
 from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
+from llmfoundry_gauntlet.engine.pool_run import PoolRun, Prompt
 from llmfoundry_gauntlet.values import GenerateRequest
 
 HIDDEN = 7
@@ -184,8 +185,20 @@ def test_what_prompts_of_a_stream_begin_with_is_run_once():
 
 
 @pytest.mark.parametrize('num_rows', [1, 2, 4, 6])
-def test_a_prompt_that_gives_no_numbers_does_not_spoil_those_that_begin_like_it(num_rows: int):
-    """In the stream they share a tree, where what a token does not see is a number times zero. Mutation: as it was."""
+def test_a_prompt_that_gives_no_numbers_does_not_spoil_those_that_begin_like_it(num_rows: int, monkeypatch):
+    """In a stream they share a tree, where what a token does not see is a number times zero.
+
+    Mutations: no `take_back`, or one that clears nothing.
+    """
+    taken_back = []
+
+    def take_back(run: PoolRun, prompts: list[Prompt]) -> None:
+        right(run, prompts)
+        taken_back.extend(prompts)
+        assert all(buffer.isfinite().all() for buffers in run.cache._layers.values() for buffer in buffers)
+
+    right = PoolRun.take_back
+    monkeypatch.setattr(PoolRun, 'take_back', take_back)
     model, poison = networks.network(), 50
     contexts = [[5] * 20 + [last] * 3 for last in (30, poison, 31, 32)]
     requests = [request(row, context, 4) for row, context in enumerate(contexts)]
@@ -200,6 +213,7 @@ def test_a_prompt_that_gives_no_numbers_does_not_spoil_those_that_begin_like_it(
     model.get_input_embeddings().register_forward_hook(spoil)
     found = replies.run(writer_of(model, STREAM), requests, num_rows, tokens_per_batch=1000)
     assert [(one.text, one.is_finite) for one in found] == expected
+    assert len(taken_back) == (0 if num_rows == 1 else min(num_rows, 4))
 
 
 def test_the_writer_names_what_it_can_do():

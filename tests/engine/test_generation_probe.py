@@ -21,7 +21,8 @@ LONG_WINDOW = 40
 
 
 def probed(model: Any, longest: int = LONGEST) -> ReplyProbe:
-    writer = ReplyWriter(CausalLanguageModel(model, device=CPU), ReplyDecoder(Letters(), [5]))
+    """Every token ends a reply, which the probe must not heed."""
+    writer = ReplyWriter(CausalLanguageModel(model, device=CPU), ReplyDecoder(Letters(), range(networks.VOCABULARY)))
     return probe_replies(writer, vocabulary=networks.VOCABULARY, longest=longest)
 
 
@@ -69,7 +70,7 @@ def drop_mask_of_prompts(kwargs: dict[str, Any]) -> None:
 @pytest.mark.parametrize('how', [drop_mask, drop_positions, one_position_late, drop_keys], ids=lambda how: how.__name__)
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
 def test_a_model_whose_steps_are_wrong_runs_whole_rows(how: Callable, dtype: torch.dtype):
-    """It says nothing of it. Mutations: the first way taken; the first step of each reply compared alone."""
+    """It says nothing of it. Mutations: the first way taken; replies that end, or are compared, at the first token."""
     assert probed(networks.network().to(dtype)).way == STREAM
     found = probed(change(networks.network().to(dtype), how))
     assert found.way == NO_CACHE, found.reason
@@ -103,6 +104,37 @@ def test_a_stream_that_is_wrong_leaves_the_cache():
     found = probed(change(networks.network(), by_place))
     assert found.way == CACHE
     assert 'key-value cache, prompts in a token stream' in found.reason and ' off' in found.reason
+
+
+def test_a_stream_that_is_wrong_where_prompts_begin_alike_leaves_the_cache():
+    """There it goes back to a position that is not the first. Mutation: no two prompts begin alike."""
+
+    def spoil_branches(kwargs: dict[str, Any]) -> None:
+        if kwargs['attention_mask'].dim() == 4:
+            positions = kwargs['position_ids'][0]
+            if ((positions.diff() <= 0) & (positions[1:] > 0)).any():
+                kwargs['position_ids'] = torch.arange(len(positions))[None]
+
+    found = probed(change(networks.network(), spoil_branches))
+    assert found.way == CACHE
+
+
+@pytest.mark.parametrize(('name', 'way'), [('llama', STREAM), ('gptj', CACHE)])
+def test_half_precision_is_compared_within_its_own_rounding(name: str, way: str):
+    """Steps that are twice the spacing of the largest logit off, as other kernels may be.
+
+    Mutations: the tolerance of float32; the rounding of the logits that GPT-J returns, which are float32.
+    """
+
+    def rounded(_: Any, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
+        if is_step(kwargs):
+            output.logits.add_(2 * output.logits.abs().max() * torch.finfo(torch.bfloat16).eps)
+
+    for dtype, expected in ((torch.bfloat16, way), (torch.float32, NO_CACHE)):
+        model = networks.network(name).to(dtype)
+        model.register_forward_hook(rounded, with_kwargs=True)
+        found = probed(model)
+        assert found.way == expected, found.reason
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])

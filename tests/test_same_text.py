@@ -1,0 +1,110 @@
+"""The greedy replies of an evaluation against transformers' own `generate`, one prompt at a time, on rows of tasks.
+
+Three architectures: rotary positions, ALiBi and learned positions.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from paths import FIXTURES, ROOT
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
+
+from llmfoundry_gauntlet.config.settings import decode_settings
+from llmfoundry_gauntlet.config.yaml_files import read_yaml
+from llmfoundry_gauntlet.engine.generation import STREAM, TUPLES, ReplyWriter
+from llmfoundry_gauntlet.engine.generation_probe import probe_replies
+from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
+from llmfoundry_gauntlet.engine.reply import ReplyDecoder
+from llmfoundry_gauntlet.evaluation import PlannedEvaluation, load_data, plan_evaluation, prepare_evaluation
+from llmfoundry_gauntlet.prompts.encode import Encoder
+
+LABELS = ('triviaqa_sm_sub', 'agi_eval_sat_math', 'aqua', 'gsm8k', 'svamp')
+REAL = LABELS[:4]  # svamp's file is not at hand
+WAYS = {'rotary': STREAM, 'alibi': TUPLES, 'learned': STREAM}
+FOLDERS = {'rotary': 'rotary_bos', 'alibi': 'alibi_pad_eos', 'learned': 'rotary_bos'}
+MAX_SEQ_LEN = 2048
+
+
+@functools.cache
+def tokenizer(model: str) -> Any:
+    return AutoTokenizer.from_pretrained(FIXTURES / 'models' / FOLDERS[model])
+
+
+@functools.cache
+def writer(model: str) -> ReplyWriter:
+    if model == 'learned':
+        torch.manual_seed(3)
+        config = GPT2Config(
+            vocab_size=len(tokenizer(model)),
+            n_positions=MAX_SEQ_LEN,
+            n_embd=32,
+            n_layer=2,
+            n_head=4,
+            initializer_range=0.3,
+            bos_token_id=0,
+            eos_token_id=1,
+        )
+        network = GPT2LMHeadModel(config).eval()
+    else:
+        network = AutoModelForCausalLM.from_pretrained(FIXTURES / 'models' / FOLDERS[model]).eval()
+    engine = CausalLanguageModel(network, device=torch.device('cpu'))
+    made = ReplyWriter(engine, ReplyDecoder(tokenizer(model), [tokenizer(model).eos_token_id]))
+    made.way = probe_replies(made, vocabulary=len(tokenizer(model)), longest=300).way
+    assert made.way == WAYS[model]
+    return made
+
+
+def planned_task(model: str, label: str, data_root: Path, folder: Path, rows: int, tokens: int) -> PlannedEvaluation:
+    """The first rows of a task of the shipped YAML, its replies without stops and of so many tokens at most."""
+    tasks = {task['label']: task for task in read_yaml(ROOT / 'yamls/tasks/gauntlet_v0.1.yaml')['icl_tasks']}
+    task = {**tasks[label], 'early_stopping_criteria': [], 'generation_kwargs': {'max_new_tokens': tokens}}
+    lines = (data_root / task['dataset_uri']).read_text(encoding='utf-8').splitlines()[:rows]
+    (folder / 'rows.jsonl').write_text('\n'.join(lines) + '\n', encoding='utf-8')
+    settings = decode_settings({'tasks': [{**task, 'dataset_uri': 'rows.jsonl'}], 'data_root': str(folder)})
+    prepared = prepare_evaluation(load_data(settings), Encoder(tokenizer(model)), max_seq_len=MAX_SEQ_LEN)
+    return plan_evaluation(prepared, tokens_per_batch=2048)
+
+
+def check(model: str, planned: PlannedEvaluation) -> None:
+    """Every reply, character by character."""
+    run, network = writer(model), writer(model).language_model.model
+    requests = [request for pool in planned.pools for request in pool.requests]
+    texts = {reply.key: reply.text for pool in planned.pools for reply in run.run(pool)}
+    assert len(texts) == len(planned.items) == len(requests)
+    space = '' if len(tokenizer(model)(' a', add_special_tokens=False)['input_ids']) == 1 else ' '
+    for request in requests:
+        ids = torch.from_numpy(request.context).long()[None]
+        written = network.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=request.max_new_tokens,
+            do_sample=False,
+            pad_token_id=0,
+            eos_token_id=tokenizer(model).eos_token_id,
+        )
+        expected = tokenizer(model).decode(written[0, ids.shape[1] :], skip_special_tokens=True)
+        assert texts[request.key] == space + expected, request.key
+
+
+@pytest.mark.parametrize('label', LABELS)
+@pytest.mark.parametrize('model', WAYS)
+def test_our_own_rows_get_the_text_of_generate(model: str, label: str, tmp_path: Path):
+    check(model, planned_task(model, label, ROOT / 'eval_data', tmp_path, rows=60, tokens=24))
+
+
+@pytest.mark.parametrize('label', REAL)
+@pytest.mark.parametrize('model', WAYS)
+def test_real_rows_get_the_text_of_generate(model: str, label: str, real_data: Path, tmp_path: Path):
+    check(model, planned_task(model, label, real_data, tmp_path, rows=6, tokens=24))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('label', REAL)
+@pytest.mark.parametrize('model', WAYS)
+def test_sixty_real_rows_get_the_text_of_generate(model: str, label: str, real_data: Path, tmp_path: Path):
+    check(model, planned_task(model, label, real_data, tmp_path, rows=60, tokens=96))
