@@ -51,7 +51,7 @@ def probe_replies(writer: ReplyWriter, *, vocabulary: int, longest: int) -> Repl
 
     `vocabulary` counts the tokens that may occur, `longest` the tokens of the longest row to come.
     """
-    pool = pool_to_write(vocabulary, longest)
+    pool = pool_to_write(vocabulary, longest, writer.language_model.hidden_token_id)
     measure = logits_of(writer, NO_CACHE, pool, vocabulary)
     largest = largest_of(measure)
     if not np.isfinite(largest):
@@ -75,8 +75,8 @@ def probe_replies(writer: ReplyWriter, *, vocabulary: int, longest: int) -> Repl
     return ReplyProbe(way=NO_CACHE, reason=f'probe: {"; ".join(failures)}', certain=certain)
 
 
-def pool_to_write(vocabulary: int, longest: int) -> Pool:
-    """A few short prompts, two of them equal, and a long one; random tokens, the same each time."""
+def pool_to_write(vocabulary: int, longest: int, hidden: int | None = None) -> Pool:
+    """A few short prompts, two of them equal, and a long one; random tokens, the same each time, none hidden."""
     rng = np.random.default_rng(0)
     shapes = [*zip(LENGTHS, NEW_TOKENS, strict=True), (longest - LONG_NEW_TOKENS, LONG_NEW_TOKENS)]
     requests: list[GenerateRequest] = []
@@ -84,6 +84,8 @@ def pool_to_write(vocabulary: int, longest: int) -> Pool:
         num_new = max(1, min(num_new, longest - 1))
         length = max(1, min(length, longest - num_new))
         context = rng.integers(0, vocabulary, size=length, dtype=np.int32)
+        if hidden is not None:
+            context[context == hidden] = (hidden + 1) % vocabulary
         if row == 2:  # runs together with the first, and begins like it
             shared = min(NUM_SHARED, length - 1, len(requests[0].context) - 1)
             context[:shared] = requests[0].context[:shared]

@@ -6,17 +6,19 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.pools import Pool
-from llmfoundry_gauntlet.engine.reply import Reply, ReplyDecoder, uniform_draws
+from llmfoundry_gauntlet.engine.reply import Reply, uniform_draws
 from llmfoundry_gauntlet.engine.row_cache import RowCache
 from llmfoundry_gauntlet.engine.sampling import next_tokens
 from llmfoundry_gauntlet.values import GenerateRequest, Generation, ItemKey
+
+if TYPE_CHECKING:
+    from llmfoundry_gauntlet.engine.generation import ReplyWriter
 
 ENTERING_SHARE = 8  # prompts are run once this share of the rows is free
 
@@ -63,49 +65,6 @@ class Row:
     position: int = 0
 
 
-class Forwards(Protocol):
-    """What a pool's run asks of the model and of the job it runs in."""
-
-    language_model: CausalLanguageModel
-    decoder: ReplyDecoder
-    usage: Usage
-    keeps: bool  # keys and values
-    streams: bool  # prompts, without padding
-
-    def run_stream(self, contexts: Sequence[np.ndarray], cache: RowCache) -> torch.Tensor:
-        """Logits after each of these prompts, which have just entered the cache: float32 [prompts, V]."""
-        ...
-
-    def forward(
-        self,
-        tokens: np.ndarray,
-        seen: torch.Tensor,
-        positions: torch.Tensor | None,
-        ends: torch.Tensor | None = None,
-        cache: RowCache | None = None,
-        *,
-        has_past: bool = False,
-    ) -> torch.Tensor:
-        """Logits after the last token of each row, or after those at `ends`: float32 [rows, V]."""
-        ...
-
-    def choose(self, rows: Sequence[Row], logits: torch.Tensor) -> list[int]:
-        """The next token of each row."""
-        ...
-
-    def is_any(self, active: bool) -> bool:
-        """Whether this rank has work, or any rank where all must make the same forwards."""
-        ...
-
-    def take_part(self) -> None:
-        """A forward for the sake of other ranks."""
-        ...
-
-    def ids(self, tokens: object) -> torch.Tensor:
-        """Token ids or positions as a tensor."""
-        ...
-
-
 def choose(rows: Sequence[Row], logits: torch.Tensor) -> list[int]:
     """The next token of each row, as its request wants it."""
     draws = [None if row.draws is None else next(row.draws) for row in rows]
@@ -118,7 +77,7 @@ class PoolRun:
     Every turn of its loop makes one forward, so that ranks of a sharded model can take part in each other's.
     """
 
-    def __init__(self, writer: Forwards, pool: Pool, num_rows: int, done: dict[ItemKey, Generation]) -> None:
+    def __init__(self, writer: ReplyWriter, pool: Pool, num_rows: int, done: dict[ItemKey, Generation]) -> None:
         self.writer = writer
         self.pool = pool
         self.done = done
