@@ -107,4 +107,4 @@ def test_real_rows_get_the_text_of_generate(model: str, label: str, real_data: P
 @pytest.mark.parametrize('label', REAL)
 @pytest.mark.parametrize('model', WAYS)
 def test_sixty_real_rows_get_the_text_of_generate(model: str, label: str, real_data: Path, tmp_path: Path):
-    check(model, planned_task(model, label, real_data, tmp_path, rows=60, tokens=96))
+    check(model, planned_task(model, label, real_data, tmp_path, rows=60, tokens=32))
