@@ -15,7 +15,7 @@ help:
 	@echo 'make test-all   the long ones too'
 	@echo 'make lint       style and the direction of imports'
 	@echo 'make bench      time our evaluation, llm-foundry and lm-eval side by side; QUICK=1 in ten minutes,'
-	@echo '                PART=planning what comes before the model, PART=generation replies'
+	@echo '                PART=planning what comes before the model, PART=generation replies, PART=programs programs'
 	@echo 'make reference  the environment with llm-foundry and lm-eval that bench and the recorder use'
 
 $(READY): pyproject.toml requirements/constraints.txt
@@ -47,7 +47,7 @@ $(REFERENCE_READY): pyproject.toml requirements/reference.txt
 
 reference: $(REFERENCE_READY)
 
-bench: $(READY) $(if $(filter planning fixed_shots,$(PART)),,$(REFERENCE_READY))
+bench: $(READY) $(if $(filter planning fixed_shots programs,$(PART)),,$(REFERENCE_READY))
 	$(BIN)/python scripts/bench/$(or $(PART),run).py $(if $(QUICK),--quick)
 
 clean:

@@ -23,10 +23,16 @@ app = typer.Typer(
     rich_markup_mode='rich',
 )
 
+data_commands = typer.Typer(help='The evaluation files.', no_args_is_help=True)
+app.add_typer(data_commands, name='data')
+
 Tasks = Annotated[Path | None, typer.Option('--tasks', help='YAML file with the key icl_tasks.')]
 Gauntlet = Annotated[Path | None, typer.Option('--gauntlet', help='YAML file with the key eval_gauntlet.')]
 Semantics = Annotated[str, typer.Option(help="corrected, or reference: llm-foundry's scores.")]
 Fewshot = Annotated[str, typer.Option(help='reference, or fixed: the same shots for all items.')]
+Confinement = Annotated[
+    str, typer.Option('--sandbox', help='Of programs: auto is isolation; rlimits and none do with less.')
+]
 DataRoot = Annotated[str, typer.Option('--data-root', help='Folder that the paths of data files are relative to.')]
 
 
@@ -54,6 +60,7 @@ def run(
     semantics: Semantics = 'corrected',
     truncation: Annotated[str | None, typer.Option(help='drop_shots or reference.')] = None,
     fewshot: Fewshot = 'reference',
+    sandbox: Confinement = 'auto',
     allow_missing: Annotated[
         bool, typer.Option('--allow-missing', help='With --outputs: score tasks over the items that have an answer.')
     ] = False,
@@ -76,6 +83,7 @@ def run(
         'data_root': data_root,
         'semantics': semantics,
         'fewshot': fewshot,
+        'sandbox': sandbox,
     }
     if outputs is not None:
         mark(outputs, out, shared, allow_missing=allow_missing, overwrite=overwrite)
@@ -139,7 +147,7 @@ def export(
     if out.is_dir() or (out.exists() and not overwrite):
         raise RecordError(f'{out}: is there already; give another file, or --overwrite to replace it')
     settings = {'tasks': tasks, 'data_root': data_root, 'semantics': semantics, 'fewshot': fewshot}
-    data = load_data(decode_settings(settings, 'export'))
+    data = load_data(decode_settings(settings, 'export'), runs_programs=False)
     for task, reason in data.unsupported.items():
         typer.echo(f'warning: {task}: {reason}')
     encoder = None
@@ -176,7 +184,8 @@ def validate(
 def check(tasks: Path | None, gauntlet: Path | None, data_root: str | None) -> None:
     """Prints what is there and all warnings; without `data_root` no rows are read. Raises ConfigError, DataError."""
     from llmfoundry_gauntlet.config.load import load_suite
-    from llmfoundry_gauntlet.evaluation import read_data
+    from llmfoundry_gauntlet.config.settings import AUTO
+    from llmfoundry_gauntlet.evaluation import find_means, read_data
 
     suite = load_suite(tasks, gauntlet)
     for warning in suite.warnings:
@@ -186,10 +195,37 @@ def check(tasks: Path | None, gauntlet: Path | None, data_root: str | None) -> N
     if suite.gauntlet is not None:
         typer.echo(f'{gauntlet}: {len(suite.gauntlet.categories)} categories')
     if tasks is not None and data_root is not None:
-        examples, unsupported = read_data(suite, data_root)
+        examples = read_data(suite, data_root)
         typer.echo(f'{data_root}: {sum(map(len, examples.values()))} rows of {len(examples)} tasks')
-        for task, reason in unsupported.items():
-            typer.echo(f'warning: {task}: {reason}')
+        for task, reason in find_means(suite, examples, AUTO)[1].items():
+            typer.echo(f'warning: {task}: cannot be run here: {reason}')
+
+
+@data_commands.command('check')
+def check_solutions(
+    tasks: Annotated[Path, typer.Option('--tasks', help='YAML file with the key icl_tasks.')],
+    data_root: DataRoot = 'eval_data',
+    sandbox: Confinement = 'auto',
+) -> None:
+    """Runs the canonical solutions of code tasks against their tests. Status 1 if one fails.
+
+    gauntlet data check --tasks yamls/tasks/gauntlet_v0.1.yaml
+    """
+    from llmfoundry_gauntlet.config.settings import decode_settings
+    from llmfoundry_gauntlet.evaluation import load_data
+    from llmfoundry_gauntlet.report.tables import print_solutions
+    from llmfoundry_gauntlet.solutions import check_solutions
+
+    settings = {'tasks': tasks, 'data_root': data_root, 'sandbox': sandbox}
+    data = load_data(decode_settings(settings, 'data check'))
+    for task, reason in data.unsupported.items():
+        typer.echo(f'warning: {task}: {reason}')
+    checked = check_solutions(data)
+    if not checked:
+        raise ConfigError(f'{tasks}: none of the tasks runs programs here')
+    print_solutions(checked)
+    if any(task.failures for task in checked):
+        raise typer.Exit(CHECK_FAILED)
 
 
 def main() -> None:

@@ -9,9 +9,11 @@ evaluation = conclude(planned, results, seconds)                all items, exact
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 from llmfoundry_gauntlet.config.load import Suite, load_suite
@@ -20,13 +22,17 @@ from llmfoundry_gauntlet.config.specs import TaskSpec
 from llmfoundry_gauntlet.data.examples import read_examples
 from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, STREAM, Batch, longest_row, plan
 from llmfoundry_gauntlet.engine.pools import Pool, plan_pools
-from llmfoundry_gauntlet.errors import ConfigError, DataError
+from llmfoundry_gauntlet.errors import ConfigError, DataError, SandboxError
+from llmfoundry_gauntlet.judging.code.judge import self_test
+from llmfoundry_gauntlet.judging.code.sandbox import Sandbox, find_sandbox
+from llmfoundry_gauntlet.judging.code.tools import missing_tool
+from llmfoundry_gauntlet.judging.code.workers import workers
 from llmfoundry_gauntlet.prompts.cache import NO_CACHE, TokenCache
 from llmfoundry_gauntlet.prompts.encode import Encoder
 from llmfoundry_gauntlet.scores.composites import compute_composites
-from llmfoundry_gauntlet.scores.metrics import task_score
+from llmfoundry_gauntlet.scores.metrics import pass_names, task_score
 from llmfoundry_gauntlet.tasks import task_types
-from llmfoundry_gauntlet.tasks.items import Preparation, item_result
+from llmfoundry_gauntlet.tasks.items import Preparation, item_result, with_samples
 from llmfoundry_gauntlet.tasks.prepare import prepare_tasks
 from llmfoundry_gauntlet.tasks.texts import TextTask
 from llmfoundry_gauntlet.values import (
@@ -44,17 +50,19 @@ from llmfoundry_gauntlet.values import (
 
 log = logging.getLogger(__name__)
 
-NOT_SUPPORTED = 'task type {} is not supported by this version'
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationData:
-    """Checked settings, tasks and rows. `unsupported` maps tasks that cannot be run to the reason."""
+    """Checked settings, tasks and rows. `unsupported` maps tasks that cannot be run to the reason.
+
+    `sandbox` is where programs are run, where any are to be.
+    """
 
     settings: EvaluationSettings
     suite: Suite
     examples: Mapping[str, list[Example]]
     unsupported: Mapping[str, str]
+    sandbox: Sandbox | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,12 +102,16 @@ class PreparedEvaluation:
         return max((request.length for request in wanted), default=0)
 
     def results(self, outputs: Iterable[Output]) -> dict[ItemKey, ItemResult]:
-        """The outputs as marked items; an item that came twice counts once."""
-        marked: dict[ItemKey, ItemResult] = {}
+        """The outputs as marked items; an item that came twice counts once. Programs are run, several at a time."""
+        marked: dict[ItemKey, ItemResult | Future[ItemResult]] = {}
         for output in outputs:
             if output.key not in marked:
-                marked[output.key] = self._result(self.items[output.key], output)
-        return marked
+                item = self.items[output.key]
+                if task_types()[self.tasks[output.key.task].icl_task_type].runs_programs:
+                    marked[output.key] = workers().submit(self._result, item, output)
+                else:
+                    marked[output.key] = self._result(item, output)
+        return {key: found.result() if isinstance(found, Future) else found for key, found in marked.items()}
 
     def unscorable(self) -> dict[ItemKey, ItemResult]:
         """The items that are in no batch, each with its reason."""
@@ -109,7 +121,14 @@ class PreparedEvaluation:
 
     def _result(self, item: Item, output: Output | None) -> ItemResult:
         task = self.tasks[item.request.key.task]
-        return item_result(item, output, task, task_types()[task.icl_task_type], reference=self.data.settings.reference)
+        return item_result(
+            item,
+            output,
+            task,
+            task_types()[task.icl_task_type],
+            reference=self.data.settings.reference,
+            sandbox=self.data.sandbox,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,15 +168,46 @@ class Evaluation:
     seconds: Mapping[str, float]
 
 
-def load_data(settings: EvaluationSettings) -> EvaluationData:
-    """Tasks, gauntlet and rows, checked. Raises ConfigError or DataError with every problem found."""
+def load_data(settings: EvaluationSettings, *, runs_programs: bool = True) -> EvaluationData:
+    """Tasks, gauntlet and rows, checked; and with `runs_programs` a sandbox, where there are programs to be run.
+
+    Tasks whose programs cannot be run here are left out. Raises ConfigError or DataError with every problem found.
+    """
     suite = load_suite(settings.tasks, settings.gauntlet)
     if settings.reference:
         check_patterns(suite)
-    examples, unsupported = read_data(suite, settings.data_root)
+    examples = read_data(suite, settings.data_root)
+    sandbox, unsupported = find_means(suite, examples, settings.sandbox) if runs_programs else (None, {})
+    examples = {key: rows for key, rows in examples.items() if key not in unsupported}
     if not examples:
         raise ConfigError([f'{key}: {reason}' for key, reason in unsupported.items()] + ['nothing is left to run'])
-    return EvaluationData(settings=settings, suite=suite, examples=examples, unsupported=unsupported)
+    return EvaluationData(settings=settings, suite=suite, examples=examples, unsupported=unsupported, sandbox=sandbox)
+
+
+def find_means(
+    suite: Suite, examples: Mapping[str, list[Example]], asked: str
+) -> tuple[Sandbox | None, dict[str, str]]:
+    """The sandbox for the suite's programs, None where there are none, and why tasks with programs cannot be run."""
+    tasks = [task for task in suite.tasks if task_types()[task.icl_task_type].runs_programs]
+    if not tasks:
+        return None, {}
+    try:
+        sandbox = find_sandbox(asked)
+    except SandboxError as error:
+        return None, {task.key: str(error) for task in tasks}
+    reasons = {}
+    for task in tasks:
+        language_of = task_types()[task.icl_task_type].language
+        languages = sorted({language_of(example.content) for example in examples[task.key]})
+        if missing := [reason for language in languages if (reason := why_not(language, sandbox))]:
+            reasons[task.key] = '; '.join(missing)
+    return sandbox, reasons
+
+
+@functools.cache
+def why_not(language: str, sandbox: Sandbox) -> str | None:
+    """Why programs of a language cannot be run on this machine, None where they can."""
+    return missing_tool(language) or self_test(language, sandbox)
 
 
 def check_patterns(suite: Suite) -> None:
@@ -176,23 +226,18 @@ def check_patterns(suite: Suite) -> None:
         raise ConfigError(problems)
 
 
-def read_data(suite: Suite, data_root: str) -> tuple[dict[str, list[Example]], dict[str, str]]:
-    """Rows by task, and the reason for each task that cannot be run. Raises DataError with every problem found."""
+def read_data(suite: Suite, data_root: str) -> dict[str, list[Example]]:
+    """Rows by task. Raises DataError with every problem found."""
     examples: dict[str, list[Example]] = {}
-    unsupported: dict[str, str] = {}
     problems: list[str] = []
     for task in suite.tasks:
-        task_type = task_types().get(task.icl_task_type)
-        if task_type is None:
-            unsupported[task.key] = NOT_SUPPORTED.format(task.icl_task_type)
-            continue
         try:
-            examples[task.key] = read_examples(task, data_root, task_type.parse)
+            examples[task.key] = read_examples(task, data_root, task_types()[task.icl_task_type].parse)
         except DataError as error:
             problems.extend(error.problems)
     if problems:
         raise DataError(list(dict.fromkeys(problems)))
-    return examples, unsupported
+    return examples
 
 
 def prepare_evaluation(
@@ -213,7 +258,11 @@ def prepare_evaluation(
         for key, task in tasks.items()
     }
     prepared = prepare_tasks(preparations, data.examples, cache)
-    items = {item.request.key: item for task_items in prepared.values() for item in task_items}
+    items = {
+        item.request.key: item
+        for key, task_items in prepared.items()
+        for item in with_samples(task_items, tasks[key].num_samples)
+    }
     return PreparedEvaluation(data=data, tasks=tasks, items=items, max_seq_len=max_seq_len)
 
 
@@ -314,6 +363,12 @@ def conclude(
     return summarize(planned.data, planned.tasks, by_task, seconds, planned=planned)
 
 
+def metric_names(task: TaskSpec) -> tuple[str, ...]:
+    """The names of a task's metrics, the accuracy first."""
+    task_type = task_types()[task.icl_task_type]
+    return (*task_type.metrics, *(pass_names(task.passes_at) if task_type.runs_programs else ()))
+
+
 def summarize(
     data: EvaluationData,
     tasks: Mapping[str, TaskSpec],
@@ -325,7 +380,13 @@ def summarize(
 ) -> Evaluation:
     """Scores and composites of all items by task. With `allow_missing` tasks are scored over the items that are."""
     scores = {
-        key: task_score(key, task_types()[tasks[key].icl_task_type].metrics, task_results, allow_missing=allow_missing)
+        key: task_score(
+            key,
+            task_types()[tasks[key].icl_task_type].metrics,
+            task_results,
+            passes_at=tasks[key].passes_at if task_types()[tasks[key].icl_task_type].runs_programs else (),
+            allow_missing=allow_missing,
+        )
         for key, task_results in results.items()
     }
     return Evaluation(

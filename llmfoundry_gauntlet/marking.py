@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from llmfoundry_gauntlet.errors import DataError
 from llmfoundry_gauntlet.evaluation import Evaluation, EvaluationData, summarize, tasks_with_data, text_tasks
+from llmfoundry_gauntlet.judging.code.sandbox import Sandbox
+from llmfoundry_gauntlet.judging.code.workers import workers
 from llmfoundry_gauntlet.tasks.items import item_result, prompt_digest, result_of
 from llmfoundry_gauntlet.tasks.texts import TextTask
 from llmfoundry_gauntlet.values import (
@@ -46,7 +49,9 @@ class AnswerError(ValueError):
 class Marked:
     """What was made of the answers so far, where each stood, and what is wrong with others."""
 
+    sandbox: Sandbox | None
     results: dict[ItemKey, ItemResult] = field(default_factory=dict)
+    programs: dict[ItemKey, Future[ItemResult]] = field(default_factory=dict)  # that are being run
     places: dict[ItemKey, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
@@ -65,12 +70,18 @@ class Marked:
             self.problems.append(f'{answer.place}: {name(key)} was answered already at {self.places[key]}')
         else:
             self.places[key] = answer.place
+            item = bare_item(asked[key], key, tasks[key.task], stops[key.task])
             try:
-                self.results[key] = mark(
-                    bare_item(asked[key], key, tasks[key.task], stops[key.task]), answer, tasks[key.task]
-                )
+                if tasks[key.task].task_type.runs_programs and answer.text is not None:
+                    self.programs[key] = workers().submit(mark, item, answer, tasks[key.task], self.sandbox)
+                else:
+                    self.results[key] = mark(item, answer, tasks[key.task], self.sandbox)
             except AnswerError as error:
                 self.problems.append(f'{answer.place}: {name(key)}: {error}')
+
+    def finish(self) -> None:
+        """Waits for the programs that are still being run."""
+        self.results.update({key: program.result() for key, program in self.programs.items()})
 
 
 def mark_answers(data: EvaluationData, answers: Iterable[Answer], *, allow_missing: bool = False) -> Evaluation:
@@ -85,7 +96,7 @@ def mark_answers(data: EvaluationData, answers: Iterable[Answer], *, allow_missi
     asked = {
         item.key: Asked(item.example, prompt_digest(item.prompt)) for task in tasks.values() for item in task.items()
     }
-    marked = Marked()
+    marked = Marked(data.sandbox)
     try:
         for answer in answers:
             marked.take(answer, asked, tasks, stops)
@@ -95,7 +106,10 @@ def mark_answers(data: EvaluationData, answers: Iterable[Answer], *, allow_missi
     if not allow_missing:
         marked.problems += unanswered(missing)
     if marked.problems:
+        for program in marked.programs.values():
+            program.cancel()
         raise DataError(marked.problems)
+    marked.finish()
     for key in missing:
         item = bare_item(asked[key], key, tasks[key.task], stops[key.task])
         marked.results[key] = result_of(item, None, Judgement(credit=None, reason=MISSING))
@@ -117,14 +131,17 @@ def bare_item(asked: Asked, key: ItemKey, task: TextTask, stops: StopRule) -> It
     return Item(content=example.content, category=example.category, prompt_sha256=asked.prompt_sha256, request=request)
 
 
-def mark(item: Item, answer: Answer, task: TextTask) -> ItemResult:
-    """The item as marked by an answer. Raises AnswerError where the answer is not of the item's kind."""
+def mark(item: Item, answer: Answer, task: TextTask, sandbox: Sandbox | None) -> ItemResult:
+    """The item as marked by an answer, a program run in the sandbox.
+
+    Raises AnswerError where the answer is not of the item's kind.
+    """
     task_type = task.task_type
     if task_type.wants_reply:
         if answer.text is None:
             raise AnswerError('has no text; a reply is wanted')
         output = Generation(key=answer.key, text=answer.text)
-        return item_result(item, output, task.task, task_type, reference=task.reference)
+        return item_result(item, output, task.task, task_type, reference=task.reference, sandbox=sandbox)
     if answer.logprobs is None:
         if task_type.judge_text is None:
             raise AnswerError('has no logprobs; a text cannot be marked here')

@@ -80,13 +80,15 @@ class StopRule:
     """Where a reply ends: before the first of `strings`, or where its answer does.
 
     The answer ends before the first `answer_end` after `answer_delimiter` (which may be empty) and something that is
-    not white space; without an `answer_end` it has no end of its own. Nothing in a prompt counts. With `as_pattern`
-    the strings are one regular expression, as llm-foundry reads them when it marks.
+    not white space; without an `answer_end` it has no end of its own. With `closes_block` a reply also ends after the
+    first closing brace of code that it did not open. Nothing in a prompt counts. With `as_pattern` the strings are one
+    regular expression, as llm-foundry reads them when it marks.
     """
 
     strings: tuple[str, ...] = ()
     answer_delimiter: str = ''
     answer_end: str = ''
+    closes_block: bool = False
     as_pattern: bool = False
 
 
@@ -106,13 +108,17 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GenerateRequest:
-    """Token ids after which a reply of at most `max_new_tokens` tokens is wanted. `context` is an int32 array."""
+    """Token ids after which a reply of at most `max_new_tokens` tokens is wanted. `context` is an int32 array.
+
+    `verbatim` wants its text as it is written, where a tokenizer would tidy up spaces.
+    """
 
     key: ItemKey
     context: np.ndarray
     max_new_tokens: int
     stops: StopRule = StopRule()
     sampling: Sampling = Sampling()
+    verbatim: bool = False
     truncated: bool = False
     unscorable: str | None = None
 

@@ -62,6 +62,8 @@ class EvalGauntlet(Callback):
         for reason in dict.fromkeys(self.data.unsupported.values()):
             tasks = [task for task, why in self.data.unsupported.items() if why == reason]
             log.warning('%s; left out: %s', reason, ', '.join(tasks))
+        if self.data.sandbox is not None:
+            log.info('programs: %s', self.data.sandbox)
 
     # Composer's events, in the order in which they come.
 

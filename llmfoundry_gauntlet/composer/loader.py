@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,11 +23,14 @@ from llmfoundry_gauntlet.engine.pools import Pool, assign_pools
 from llmfoundry_gauntlet.engine.probe import Probe, probe
 from llmfoundry_gauntlet.engine.reply import ReplyDecoder
 from llmfoundry_gauntlet.evaluation import PlannedEvaluation, PreparedEvaluation, plan_evaluation
+from llmfoundry_gauntlet.tasks import task_types
 from llmfoundry_gauntlet.values import ItemKey, ItemResult, Request
 
 log = logging.getLogger(__name__)
 
 Results = dict[ItemKey, ItemResult]
+
+COLLECT_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -86,6 +90,8 @@ class EvaluationLoader:
         self.found: Found | None = None
         self.writer: ReplyWriter | None = None  # once replies are wanted of a model
         self.language_model: CausalLanguageModel | None = None  # once there is a model to run
+        self.background = ThreadPoolExecutor(max_workers=1, thread_name_prefix='marking')
+        self.running: list[Future[Results]] = []  # programs of finished pools
 
     def __iter__(self) -> Iterator[Step]:
         yield Step(loader=self, run=self._plan)
@@ -100,6 +106,7 @@ class EvaluationLoader:
                 requests=pool.requests,
                 num_tokens=sum(request.length for request in pool.requests),
             )
+        yield self._step(self._collect)
         found = [key for keys in dist.all_gather_object(list(suspects)) for key in keys]
         if self.planned.layout == PADDED_ROWS:  # where nothing spoils another row
             yield self._step(lambda _: suspects)
@@ -185,10 +192,31 @@ class EvaluationLoader:
         return results
 
     def _write(self, pool: Pool, language_model: CausalLanguageModel) -> Results:
-        """The results of a pool. Ranks wait for each other: replies take longer than can be foreseen."""
-        results = self.planned.results(self.writer.run(pool))
+        """The results of a pool. Ranks wait for each other: replies take longer than can be foreseen.
+
+        Programs are run while the model goes on; their results are collected after the last pool.
+        """
+        outputs = self.writer.run(pool)
+        tasks = self.prepared.tasks
+        programs = [one for one in outputs if task_types()[tasks[one.key.task].icl_task_type].runs_programs]
+        if programs:
+            self.running.append(self.background.submit(self.planned.results, programs))
+        keys = {output.key for output in programs}
+        results = self.planned.results(output for output in outputs if output.key not in keys)
         dist.barrier()
         return results
+
+    def _collect(self, _: CausalLanguageModel) -> Results:
+        """The results of the programs that are still being run.
+
+        Ranks ask each other now and then whether all are done, so that none waits longer than that in a collective.
+        """
+        waiting: set[Future[Results]] = set(self.running)
+        while any(dist.all_gather_object(len(waiting))):
+            waiting = wait(waiting, timeout=COLLECT_SECONDS).not_done
+        found = {key: result for running in self.running for key, result in running.result().items()}
+        self.running = []
+        return found
 
 
 def end_ids(tokenizer: Any, model: Any, *, reference: bool) -> set[int]:

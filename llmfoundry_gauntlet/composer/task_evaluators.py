@@ -19,8 +19,7 @@ from llmfoundry_gauntlet.composer.evaluators import (
 )
 from llmfoundry_gauntlet.composer.loader import EvaluationLoader, Step
 from llmfoundry_gauntlet.config.settings import decode_settings
-from llmfoundry_gauntlet.evaluation import PlannedEvaluation, conclude, load_data, one_task
-from llmfoundry_gauntlet.tasks import task_types
+from llmfoundry_gauntlet.evaluation import PlannedEvaluation, conclude, load_data, metric_names, one_task
 from llmfoundry_gauntlet.values import ItemKey, ItemResult
 
 
@@ -66,7 +65,7 @@ def build_icl_evaluators(tasks: Any, model: HuggingFaceModel, **settings: Any) -
     `tasks` is a path, a list of paths or the list of tasks itself; `settings` are those of EvaluationSettings that
     concern single tasks (data_root, max_seq_len, tokens_per_batch, semantics, truncation). `model` learns to run the
     evaluators' batches and reports their metrics among its own, so evaluators of other data should name theirs
-    (`metric_names`). Task types that this version cannot run are left out. Raises ConfigError, DataError, ModelError.
+    (`metric_names`). Tasks whose programs cannot be run here are left out. Raises ConfigError, DataError, ModelError.
     """
     data = load_data(decode_settings({**settings, 'tasks': tasks, 'save_folder': None}, 'build_icl_evaluators'))
     prepared_tasks = prepare_for_model(data, unwrapped(model))
@@ -75,7 +74,7 @@ def build_icl_evaluators(tasks: Any, model: HuggingFaceModel, **settings: Any) -
     for key, examples in data.examples.items():
         prepared = one_task(prepared_tasks, key)
         own = {}
-        for name in task_types()[prepared.tasks[key].icl_task_type].metrics:
+        for name in metric_names(prepared.tasks[key]):
             categories = sorted({example.category for example in examples if example.category is not None})
             own.update((f'{category}/{name}', TaskMetric(name, category)) for category in categories)
             own[name] = TaskMetric(name)

@@ -17,6 +17,7 @@ SEMANTICS = ('corrected', 'reference')
 TRUNCATIONS = ('drop_shots', 'reference')
 FEWSHOTS = ('reference', 'fixed')
 AUTO = 'auto'
+SANDBOXES = (AUTO, 'rlimits', 'none')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +27,8 @@ class EvaluationSettings:
     `tasks` is a path, a list of paths or the list itself; `gauntlet` a path or the mapping itself. `interval` holds
     'first', 'checkpoint', 'last' and Composer times such as '500ba'. `semantics: reference` restores llm-foundry's
     scores, faults included. `fewshot: fixed` shows the same shots to all items of a task, or of its category;
-    'reference' draws them for each item as llm-foundry does. `save_folder` may hold {run_name}; None keeps no records.
+    'reference' draws them for each item as llm-foundry does. `sandbox` is what confines programs: 'auto' is isolation
+    or nothing, 'rlimits' and 'none' do with less. `save_folder` may hold {run_name}; None keeps no records.
     """
 
     tasks: Any
@@ -38,6 +40,7 @@ class EvaluationSettings:
     semantics: str = 'corrected'
     truncation: str | None = None  # None: as semantics says
     fewshot: str = 'reference'
+    sandbox: str = AUTO
     save_folder: str | None = 'runs/{run_name}/gauntlet'
 
     def __post_init__(self) -> None:
@@ -58,6 +61,8 @@ class EvaluationSettings:
             raise ValueError(f'truncation: is {self.truncation!r}; allowed: {", ".join(TRUNCATIONS)}')
         if self.fewshot not in FEWSHOTS:
             raise ValueError(f'fewshot: is {self.fewshot!r}; allowed: {", ".join(FEWSHOTS)}')
+        if self.sandbox not in SANDBOXES:
+            raise ValueError(f'sandbox: is {self.sandbox!r}; allowed: {", ".join(SANDBOXES)}')
 
     @property
     def reference(self) -> bool:

@@ -26,6 +26,7 @@ METRIC_NAMES = {
     GENERATION: ('InContextLearningGenerationExactMatchAccuracy', 'InContextLearningQAAccuracy'),
     CODE: ('InContextLearningCodeEvalAccuracy',),
 }
+RULES = ('test', 'io_pairs')
 WEIGHTINGS = ('EQUAL', 'SAMPLE_SZ', 'LOG_SAMPLE_SZ')
 # What generation_kwargs may hold: the type, a test and its description.
 REPLY_KEYS: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
@@ -97,12 +98,25 @@ class TaskSpec:
             if value is not None and value < 1:
                 raise ValueError(f'{name}: is {value}; allowed: 1 or more')
         check_reply_keys(self)
+        check_code_keys(self)
         if self.metric_names == ():
             raise ValueError('metric_names: is empty; leave it out for the metric of the task type')
         allowed = METRIC_NAMES[self.icl_task_type]
         for name in self.metric_names or ():
             if name not in allowed:
                 raise ValueError(f'metric_names: {name!r} is no metric of {self.icl_task_type}: {", ".join(allowed)}')
+
+    @property
+    def num_samples(self) -> int:
+        """Replies to each prompt."""
+        return self.generations_per_sample or self.num_beams or 1
+
+    @property
+    def passes_at(self) -> tuple[int, ...]:
+        """The k of every pass@k that is wanted."""
+        if self.pass_at_k is None:
+            return (1,)
+        return tuple(self.pass_at_k) if isinstance(self.pass_at_k, (list, tuple)) else (self.pass_at_k,)
 
     def at(self, num_shots: int) -> TaskSpec:
         """The same task at one number of shots alone."""
@@ -129,8 +143,36 @@ def check_reply_keys(task: TaskSpec) -> None:
             raise ValueError(f'generation_kwargs.{key}: is {value!r}; allowed: {allowed}')
     given = task.generation_kwargs or {}
     alone = [key for key in ('temperature', 'top_p', 'top_k', 'seed') if key in given]
-    if alone and not given.get('do_sample', False):
+    if alone and task.icl_task_type != CODE and not given.get('do_sample', False):
         raise ValueError(f'generation_kwargs.{alone[0]}: has no effect without do_sample: true; replies are greedy')
+
+
+def check_code_keys(task: TaskSpec) -> None:
+    """Raises ValueError where a task says wrongly how many programs are drawn, and how."""
+    for k in task.passes_at:
+        if not isinstance(k, int) or isinstance(k, bool) or k < 1:
+            raise ValueError(
+                f'pass_at_k: is {task.pass_at_k!r}; allowed: a whole number of 1 or more, or a list of them'
+            )
+        if k > task.num_samples:
+            raise ValueError(
+                f'pass_at_k: is {k}, but generations_per_sample is {task.num_samples}; '
+                f'allowed: {task.num_samples} or less'
+            )
+    if len(set(task.passes_at)) < len(task.passes_at) or not task.passes_at:
+        raise ValueError(f'pass_at_k: is {task.pass_at_k!r}; allowed: different numbers, one at least')
+    if task.rule is not None and task.rule not in RULES:
+        raise ValueError(f'rule: is {task.rule!r}; allowed: {", ".join(RULES)}')
+    if task.temperature is not None and not 0 <= task.temperature < math.inf:
+        raise ValueError(f'temperature: is {task.temperature:g}; allowed: 0 (the most probable tokens) or more')
+    if task.top_p is not None and not 0 < task.top_p <= 1:
+        raise ValueError(f'top_p: is {task.top_p:g}; allowed: a number above 0, 1 at most')
+    if task.top_k is not None and task.top_k < 0:
+        raise ValueError(f'top_k: is {task.top_k}; allowed: 0 (all tokens) or more')
+    if task.icl_task_type == CODE:
+        for key in task.generation_kwargs or {}:
+            if key not in ('max_new_tokens', 'seed'):
+                raise ValueError(f'generation_kwargs.{key}: belongs into the task itself: {key}')
 
 
 def task_key(label: str, num_shots: int) -> str:

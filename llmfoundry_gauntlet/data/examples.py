@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from llmfoundry_gauntlet.config.specs import TaskSpec
+from llmfoundry_gauntlet.config.specs import CODE, TaskSpec
 from llmfoundry_gauntlet.data.collection import paused_collection
 from llmfoundry_gauntlet.data.fields import RowError, text_field
 from llmfoundry_gauntlet.data.files import read_task_rows
@@ -41,7 +41,7 @@ def parse_row(number: int, row: Any, task: TaskSpec, parse: RowParser) -> Exampl
     """One row as an Example of the task's row type."""
     if not isinstance(row, Mapping):
         raise RowError(f'is {type(row).__name__}; allowed: a JSON object')
-    if task.strip_dataset:
+    if task.strip_dataset and task.icl_task_type != CODE:  # white space is a part of programs
         row = {key: value.strip() if isinstance(value, str) else value for key, value in row.items()}
     category = text_field(row, 'category', allow_empty=False) if task.has_categories else None
     return Example(row=number, category=category, content=parse(row, task))

@@ -21,7 +21,7 @@ from torch import distributed
 from llmfoundry_gauntlet.engine import plan
 from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel, is_sharded
 from llmfoundry_gauntlet.engine.layout import Stream, lay_out_stream, with_token_at
-from llmfoundry_gauntlet.engine.logits import output_layer
+from llmfoundry_gauntlet.engine.logits import output_layer, rounding_of
 from llmfoundry_gauntlet.engine.plan import MAX_TREE_TOKENS, grow_trees, in_order, make_tree
 from llmfoundry_gauntlet.engine.pool_run import PoolRun, Row, Usage, choose
 from llmfoundry_gauntlet.engine.pools import Pool
@@ -182,15 +182,6 @@ class ReplyWriter:
         places = [np.flatnonzero(stream.ends[: end + 1] > end) for end in ends]  # a token and those before it
         cache.take_stream(found, [self.ids(place) for place in places])
         return (logits if made else logits[:, last])[0].float()
-
-
-def rounding_of(logits: torch.Tensor) -> float:
-    """The relative rounding of the precision that logits were computed in, 0 for float32."""
-    if logits.dtype != torch.float32:
-        return torch.finfo(logits.dtype).eps
-    if logits.device.type == 'cuda' and torch.backends.cuda.matmul.allow_tf32:
-        return torch.finfo(torch.float16).eps  # TF32 has as many digits
-    return 0.0
 
 
 @contextmanager

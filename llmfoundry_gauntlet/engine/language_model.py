@@ -19,7 +19,15 @@ from llmfoundry_gauntlet.engine.layout import (
     lay_out_tree_rows,
     with_token_at,
 )
-from llmfoundry_gauntlet.engine.logits import LogitReader, Tail, TokenScores, output_layer, reading, tail_of
+from llmfoundry_gauntlet.engine.logits import (
+    LogitReader,
+    Tail,
+    TokenScores,
+    output_layer,
+    reading,
+    rounding_of,
+    tail_of,
+)
 from llmfoundry_gauntlet.engine.outputs import split_outputs
 from llmfoundry_gauntlet.engine.plan import MASKED_ROWS, PADDED_ROWS, Batch
 from llmfoundry_gauntlet.engine.tree_attention import KeyValue, tree_attention, tree_layout
@@ -157,14 +165,9 @@ class CausalLanguageModel:
             if handle is not None:
                 handle.remove()
         tail = tail_of(self.model.config, raw[0], final) if len(raw) == 1 else None
-        dtype = raw[0].dtype if raw else final.dtype
-        self.learned = Learned(tail=tail, dtype=dtype)
-        rounding = 0.0
-        if dtype != torch.float32:
-            rounding = torch.finfo(dtype).eps
-        elif self.device.type == 'cuda' and torch.backends.cuda.matmul.allow_tf32:
-            rounding = torch.finfo(torch.float16).eps  # TF32 has as many digits
-        return float(final.abs().max()), rounding
+        logits = raw[0] if raw else final
+        self.learned = Learned(tail=tail, dtype=logits.dtype)
+        return float(final.abs().max()), rounding_of(logits)
 
     def forget(self) -> None:
         """Frees a kept prefix; the weights may change after it."""

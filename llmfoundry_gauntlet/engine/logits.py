@@ -123,6 +123,15 @@ def tail_of(config: Any, raw: torch.Tensor, final: torch.Tensor) -> Tail | None:
     return None
 
 
+def rounding_of(logits: torch.Tensor) -> float:
+    """The relative rounding of the precision that logits were computed in, 0 for float32."""
+    if logits.dtype != torch.float32:
+        return torch.finfo(logits.dtype).eps
+    if logits.device.type == 'cuda' and torch.backends.cuda.matmul.allow_tf32:
+        return torch.finfo(torch.float16).eps  # TF32 has as many digits
+    return 0.0
+
+
 def same(logits: torch.Tensor) -> torch.Tensor:
     """The logits as the output layer makes them."""
     return logits

@@ -28,9 +28,10 @@ class ReplyDecoder:
         keeps_space = len(tokenizer(' a', add_special_tokens=False)['input_ids']) == 1
         self.before = '' if keeps_space else ' '
 
-    def text(self, ids: list[int]) -> str:
-        """The text of a whole reply."""
-        return self.before + self.tokenizer.decode(ids, skip_special_tokens=True)
+    def text(self, ids: list[int], *, verbatim: bool = False) -> str:
+        """The text of a whole reply, its spaces tidied up where the tokenizer does that, unless it is `verbatim`."""
+        options = {'clean_up_tokenization_spaces': False} if verbatim else {}
+        return self.before + self.tokenizer.decode(ids, skip_special_tokens=True, **options)
 
     def piece(self, ids: list[int]) -> str:
         """The text of some tokens, exactly as they are written."""
@@ -51,7 +52,8 @@ class Reply:
         self.is_done = False
         self.is_cut = False
         self.is_finite = True
-        self._watches = bool(request.stops.strings or request.stops.answer_end)
+        stops = request.stops
+        self._watches = bool(stops.strings or stops.answer_end or stops.closes_block)
         self._lookback = max(map(len, request.stops.strings), default=0)
         self._written = decoder.before  # the text up to token `_read`
         self._start = self._read = 0  # tokens [_start, _read) are decoded with those that follow
@@ -73,7 +75,7 @@ class Reply:
         """What was written."""
         return Generation(
             key=self.request.key,
-            text=self.decoder.text(self.ids) if self.ids else '',
+            text=self._text() if self.ids else '',
             num_tokens=len(self.ids),
             is_cut=self.is_cut,
             is_finite=self.is_finite,
@@ -92,7 +94,10 @@ class Reply:
             self._start, self._read = self._read, len(self.ids)
         if stop_position(text, rule, max(0, known - self._lookback)) is None:
             return False
-        return stop_position(self.decoder.text(self.ids), rule) is not None
+        return stop_position(self._text(), rule) is not None
+
+    def _text(self) -> str:
+        return self.decoder.text(self.ids, verbatim=self.request.verbatim)
 
 
 def uniform_draws(request: GenerateRequest) -> Iterator[float]:

@@ -16,6 +16,10 @@ PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation + '\u2018\u2019\u00
 ARTICLES = re.compile(r'\b(a|an|the)\b')
 # Signs that normalisation drops and a formula depends on; what tells a formula from 'F-16' and 'War + Peace'.
 SIGN = re.compile(r'[-+<>=^*/!≤≥≠±]|(?<=\d)\.(?=\d)')
+# What has braces that count for nothing, in C++ and JavaScript, and braces.
+BRACES = re.compile(
+    r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|' r"'(?:\\.|[^'\\\n])*'" r'|`(?:\\.|[^`\\])*`|[{}]', re.DOTALL
+)
 FORMULA = re.compile(r'\\|\$.*\$|[<>=^√≤≥≠±]|\(.*[-+*/].*\)|[\d)]\s?[!*/]|[*/]\s?[\d(]|[\d)]\s[-+]\s|\s[-+]\s[\d(]')
 
 
@@ -24,6 +28,8 @@ def stop_position(text: str, rule: StopRule, start: int = 0) -> int | None:
     found = [place for word in rule.strings if (place := text.find(word, start)) >= 0]
     if rule.answer_end:
         found += answer_position(text, rule)
+    if rule.closes_block and '}' in text[start:]:
+        found += block_end(text)
     return min(found, default=None)
 
 
@@ -37,6 +43,16 @@ def answer_position(text: str, rule: StopRule) -> list[int]:
     begin += len(rest) - len(rest.lstrip())
     end = text.find(rule.answer_end, begin)
     return [end] if end >= 0 else []
+
+
+def block_end(text: str) -> list[int]:
+    """Where the first closing brace ends that text did not open, comments and strings aside, or nothing."""
+    depth = 0
+    for found in BRACES.finditer(text):
+        depth += {'{': 1, '}': -1}.get(found[0], 0)
+        if depth < 0:
+            return [found.end()]
+    return []
 
 
 def cut_at_stops(text: str, rule: StopRule) -> str:
@@ -61,8 +77,8 @@ def normalize_answer(text: str) -> str:
 
     Minus signs and decimal points go as well.
     """
-    plain = text.replace('_', ' ').lower().translate(PUNCTUATION)
-    return ' '.join(ARTICLES.sub(' ', plain).split())
+    words = text.replace('_', ' ').lower().translate(PUNCTUATION)
+    return ' '.join(ARTICLES.sub(' ', words).split())
 
 
 def has_prefix_of(answer: str, golds: Iterable[str], *, normalize: bool, reference: bool) -> bool:

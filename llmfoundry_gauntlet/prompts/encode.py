@@ -37,6 +37,7 @@ class ReplyTerms:
     max_new_tokens: int
     stops: StopRule
     sampling: Sampling
+    verbatim: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +225,7 @@ def generate_request(
         max_new_tokens=terms.max_new_tokens,
         stops=terms.stops,
         sampling=terms.sampling,
+        verbatim=terms.verbatim,
         truncated=truncated or len(kept) < whole_length,
         unscorable=None if len(kept) else NO_CONTEXT,
     )

@@ -116,6 +116,7 @@ def unpack(
                 max_new_tokens=terms.max_new_tokens,
                 stops=terms.stops,
                 sampling=terms.sampling,
+                verbatim=terms.verbatim,
                 truncated=truncated,
                 unscorable=reasons[reason],
             )

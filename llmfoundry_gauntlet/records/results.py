@@ -100,6 +100,8 @@ def config_record(evaluation: Evaluation) -> dict[str, Any]:
         settings.update(
             max_seq_len=evaluation.planned.max_seq_len, tokens_per_batch=evaluation.planned.tokens_per_batch
         )
+    if evaluation.data.sandbox is not None:
+        settings['sandbox'] = str(evaluation.data.sandbox)
     if evaluation.data.settings.fewshot == 'fixed':
         settings['fewshot_version'] = FIXED_VERSION
     return settings

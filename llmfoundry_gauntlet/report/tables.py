@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from llmfoundry_gauntlet.records.results import RESULTS, find_results
+from llmfoundry_gauntlet.solutions import CheckedTask
 
 ABSENT = '-'
 
@@ -43,6 +45,21 @@ def scores_table(found: Found) -> Table:
     table.add_section()
     table.add_row('seconds', *(f'{record["timing"]["seconds"]:.1f}' for record in records))
     return table
+
+
+def print_solutions(checked: Sequence[CheckedTask], console: Console | None = None) -> None:
+    """Prints how many solutions of each task pass, and why others do not."""
+    console = console or Console(width=None if Console().is_terminal else 110)
+    table = Table(title='Canonical solutions', title_justify='left')
+    for name in ('', 'pass', 'of', 'seconds'):
+        table.add_column(name, justify='right' if name else 'left')
+    for task in checked:
+        passed = task.num_solutions - len(task.failures)
+        table.add_row(task.task, str(passed), str(task.num_solutions), f'{task.seconds:.1f}')
+    console.print(table)
+    for task in checked:
+        for row, reason in task.failures.items():
+            console.print(f'{task.task} row {row}: {reason}', highlight=False, markup=False)
 
 
 def column_name(folder: Path, record: dict[str, Any]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Mapping, Sequence
 
 from llmfoundry_gauntlet.values import ItemResult, Measure, TaskScore
@@ -10,25 +12,34 @@ MAX_REASONS = 3
 
 
 def task_score(
-    task: str, metrics: Sequence[str], results: Sequence[ItemResult], *, allow_missing: bool = False
+    task: str,
+    metrics: Sequence[str],
+    results: Sequence[ItemResult],
+    *,
+    passes_at: Sequence[int] = (),
+    allow_missing: bool = False,
 ) -> TaskScore:
-    """The metrics of a task: the accuracy first, then marks.
+    """The metrics of a task: the accuracy first, then marks, and pass@k for each k of `passes_at`.
 
     A task with categories has the plain mean over its categories. Where any item is unscored there are no metrics,
     only the reason; with `allow_missing` they are taken over the items that are scored, if there are any.
     """
     names = sorted({result.category for result in results if result.category is not None})
     if not names:
-        return plain_score(task, metrics, results, allow_missing=allow_missing)
+        return plain_score(task, metrics, results, passes_at=passes_at, allow_missing=allow_missing)
     categories = {
         name: plain_score(
-            task, metrics, [result for result in results if result.category == name], allow_missing=allow_missing
+            task,
+            metrics,
+            [result for result in results if result.category == name],
+            passes_at=passes_at,
+            allow_missing=allow_missing,
         )
         for name in names
     }
     return TaskScore(
         task=task,
-        metrics={metric: mean_over(categories, metric, results) for metric in metrics},
+        metrics={metric: mean_over(categories, metric, results) for metric in (*metrics, *pass_names(passes_at))},
         num_items=len(results),
         num_unscored=sum(score.num_unscored for score in categories.values()),
         num_truncated=sum(score.num_truncated for score in categories.values()),
@@ -45,7 +56,14 @@ def mean_over(categories: Mapping[str, TaskScore], metric: str, results: Sequenc
     return Measure(value=mean(values))
 
 
-def plain_score(task: str, metrics: Sequence[str], results: Sequence[ItemResult], *, allow_missing: bool) -> TaskScore:
+def plain_score(
+    task: str,
+    metrics: Sequence[str],
+    results: Sequence[ItemResult],
+    *,
+    passes_at: Sequence[int],
+    allow_missing: bool,
+) -> TaskScore:
     """Means over items that are not told apart by category."""
     reason = unscored_reason(results)
     scored = [result for result in results if result.credit is not None]
@@ -54,11 +72,14 @@ def plain_score(task: str, metrics: Sequence[str], results: Sequence[ItemResult]
     accuracy, *marks = metrics
     measures: dict[str, Measure] = {}
     if reason is not None:
-        measures = dict.fromkeys(metrics, Measure(value=None, reason=reason))
+        measures = dict.fromkeys((*metrics, *pass_names(passes_at)), Measure(value=None, reason=reason))
     else:
         measures[accuracy] = Measure(value=mean([result.credit for result in scored]))
         for mark in marks:
             measures[mark] = mean_mark(mark, scored)
+        for k in passes_at:
+            value, error = pass_at(k, scored)
+            measures[f'PassAt{k}'], measures[f'PassAt{k}StandardError'] = value, error
     return TaskScore(
         task=task,
         metrics=measures,
@@ -76,6 +97,32 @@ def mean_mark(mark: str, results: Sequence[ItemResult]) -> Measure:
             value=None, reason=f'{mark} is not known of {len(results) - len(values)} of {len(results)} items'
         )
     return Measure(value=mean(values))
+
+
+def pass_names(passes_at: Sequence[int]) -> list[str]:
+    """The metrics of pass@k for each k."""
+    return [name for k in passes_at for name in (f'PassAt{k}', f'PassAt{k}StandardError')]
+
+
+def pass_at(k: int, results: Sequence[ItemResult]) -> tuple[Measure, Measure]:
+    """The probability that one of k programs passes, as a mean over problems, and its standard error over problems.
+
+    Unbiased, from n programs of which c pass: 1 - C(n - c, k) / C(n, k) (arXiv 2107.03374).
+    """
+    credits: dict[tuple[str | None, int, str | None], list[float]] = {}
+    for result in results:
+        credits.setdefault((result.key.file, result.key.row, result.key.variant), []).append(result.credit)
+    if fewest := [len(values) for values in credits.values() if len(values) < k]:
+        short = Measure(value=None, reason=f'{len(fewest)} problems have less than {k} programs')
+        return short, short
+    chances = []
+    for values in credits.values():
+        n, c = len(values), sum(value == 1 for value in values)
+        chances.append(1 - math.comb(n - c, k) / math.comb(n, k))
+    value = Measure(value=mean(chances))
+    if len(chances) < 2:
+        return value, Measure(value=None, reason='a single problem has no standard error')
+    return value, Measure(value=statistics.stdev(chances) / math.sqrt(len(chances)))
 
 
 def unscored_reason(results: Sequence[ItemResult]) -> str | None:

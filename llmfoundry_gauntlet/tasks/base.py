@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmfoundry_gauntlet.config.specs import TaskSpec
+from llmfoundry_gauntlet.judging.code.sandbox import Sandbox
 from llmfoundry_gauntlet.values import Judgement, Question, StopRule
 
 
@@ -31,6 +32,11 @@ class TaskType:
     A type with continuations may have one more, for replies that somebody else's model wrote in place of scoring them:
 
     * `judge_text(text, content)` marks such a reply.
+
+    A type whose replies are programs has two more:
+
+    * `language(content)` says what a program is written in.
+    * `judge_program(output, content, task, reference, sandbox)` takes the place of `judge`.
     """
 
     name: str
@@ -38,11 +44,13 @@ class TaskType:
     parse: Callable[[Mapping[str, Any], TaskSpec], Any]
     shot: Callable[[Any, TaskSpec, bool], str]
     ask: Callable[[Any, TaskSpec, bool], Question]
-    judge: Callable[[Any, Any, TaskSpec, bool], Judgement]
+    judge: Callable[[Any, Any, TaskSpec, bool], Judgement] | None = None
     marks: tuple[str, ...] = ()
     responses: Callable[[Any, TaskSpec], tuple[str, ...]] | None = None
     stops: Callable[[TaskSpec, Sequence[Any], bool], StopRule] | None = None
     judge_text: Callable[[str, Any], Judgement] | None = None
+    language: Callable[[Any], str] | None = None
+    judge_program: Callable[[Any, Any, TaskSpec, bool, Sandbox], Judgement] | None = None
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -53,6 +61,11 @@ class TaskType:
     def wants_reply(self) -> bool:
         """Whether the model is to write a reply."""
         return self.responses is not None
+
+    @property
+    def runs_programs(self) -> bool:
+        """Whether a reply is a program, which is run to be marked."""
+        return self.judge_program is not None
 
 
 def part(task: TaskSpec, context: str, first: bool) -> str:

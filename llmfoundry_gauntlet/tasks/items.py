@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from llmfoundry_gauntlet.config.specs import TaskSpec
+from llmfoundry_gauntlet.config.specs import CODE, TaskSpec
 from llmfoundry_gauntlet.errors import ModelError
+from llmfoundry_gauntlet.judging.code.sandbox import Sandbox
 from llmfoundry_gauntlet.judging.text import cut_at_stops
 from llmfoundry_gauntlet.prompts.encode import Encoder, ReplyTerms, generate_request, score_request
 from llmfoundry_gauntlet.prompts.fewshot import with_shots
@@ -32,6 +33,8 @@ from llmfoundry_gauntlet.values import (
 
 CHUNK = 1000  # items whose text is in memory at a time
 MARGIN_AFTER_THOUGHT = 10  # tokens
+PROGRAM_TOKENS = 1024  # of a program at most, where the task does not say
+PROGRAM_TOP_P, PROGRAM_TOP_K = 0.95, 40
 TRANSFORMERS_TOP_K = 50  # its default where it samples
 
 ExampleWithShots = tuple[Example, tuple[Example, ...]]
@@ -55,10 +58,6 @@ class Preparation:
     fewshot: str = 'reference'
     reference: bool = False
 
-    def question_of(self, example: Example) -> tuple[str, ...]:
-        """What an example asks, its answer aside."""
-        return self.task_type.ask(example.content, self.task, False).contexts
-
     def reply_terms(self, examples: Sequence[Example], max_new_tokens: int) -> ReplyTerms:
         """What all replies are held to, for a task type that wants them."""
         contents = [example.content for example in examples]
@@ -66,10 +65,13 @@ class Preparation:
             max_new_tokens=max_new_tokens,
             stops=self.task_type.stops(self.task, contents, self.reference),
             sampling=sampling_of(self.task),
+            verbatim=self.task_type.runs_programs,
         )
 
     def longest_reply(self, examples: Sequence[Example]) -> int:
         """Tokens that a reply may have. Raises ModelError where that leaves no room for a prompt."""
+        if self.task_type.runs_programs and 'max_new_tokens' not in (self.task.generation_kwargs or {}):
+            return max(1, min(PROGRAM_TOKENS, self.max_seq_len // 2))
         right = {text for example in examples for text in self.task_type.responses(example.content, self.task)}
         wanted = reply_limit(self.task, lambda: self.encoder.longest(right))
         if wanted >= self.max_seq_len:
@@ -87,16 +89,21 @@ def reply_limit(task: TaskSpec, longest: Callable[[], int]) -> int:
     """Tokens that a reply may have: what the task says, else `longest`, those of the longest right one, and some more.
 
     As in llm-foundry 0.22 (`_get_max_answer_length`): special tokens counted, and 10 more after a chain of thought.
+    Programs have a limit of their own.
     """
     given = (task.generation_kwargs or {}).get('max_new_tokens')
     if given is not None:
         return given
+    if task.icl_task_type == CODE:
+        return PROGRAM_TOKENS
     return max(longest() + (MARGIN_AFTER_THOUGHT if task.cot_delimiter else 0), 1)
 
 
 def sampling_of(task: TaskSpec) -> Sampling:
     """How a task's replies are drawn. What it does not say is as in transformers."""
     given = task.generation_kwargs or {}
+    if task.icl_task_type == CODE:
+        return program_sampling(task)
     if not given.get('do_sample', False):
         return Sampling()
     return Sampling(
@@ -104,6 +111,18 @@ def sampling_of(task: TaskSpec) -> Sampling:
         top_p=float(given.get('top_p', 1.0)),
         top_k=given.get('top_k', TRANSFORMERS_TOP_K),
         seed=given.get('seed', task.fewshot_random_seed),
+    )
+
+
+def program_sampling(task: TaskSpec) -> Sampling:
+    """How a task's programs are drawn. What it does not say is as in Composer 0.17; temperature 0 draws nothing."""
+    if task.temperature == 0:
+        return Sampling()
+    return Sampling(
+        temperature=1.0 if task.temperature is None else task.temperature,
+        top_p=PROGRAM_TOP_P if task.top_p is None else task.top_p,
+        top_k=PROGRAM_TOP_K if task.top_k is None else task.top_k,
+        seed=(task.generation_kwargs or {}).get('seed', task.fewshot_random_seed),
     )
 
 
@@ -116,15 +135,22 @@ def build_prompt(task: TaskSpec, task_type: TaskType, example: Example, shots: S
     return Prompt(preamble=preamble, question=question, num_shots=len(shots))
 
 
+def examples_with_shots(
+    task: TaskSpec, task_type: TaskType, examples: Sequence[Example], fewshot: str
+) -> Iterator[ExampleWithShots]:
+    """Every example with its shots, by category where there are any. `fewshot` is as for Preparation."""
+
+    def question_of(example: Example) -> tuple[str, ...]:
+        return task_type.ask(example.content, task, False).contexts
+
+    (num_shots,) = task.num_fewshot
+    seed = task.fewshot_random_seed
+    return with_shots(examples, num_shots, seed=seed, question_of=question_of if fewshot == 'fixed' else None)
+
+
 def prepare_items(preparation: Preparation, examples: Sequence[Example]) -> list[Item]:
     """All items of a task, in row order."""
-    (num_shots,) = preparation.task.num_fewshot
-    pairs = with_shots(
-        examples,
-        num_shots,
-        seed=preparation.task.fewshot_random_seed,
-        question_of=preparation.question_of if preparation.fewshot == 'fixed' else None,
-    )
+    pairs = examples_with_shots(preparation.task, preparation.task_type, examples, preparation.fewshot)
     terms = None
     if preparation.task_type.wants_reply:
         terms = preparation.reply_terms(examples, preparation.longest_reply(examples))
@@ -186,20 +212,42 @@ def prompt_digest(prompt: Prompt) -> str:
     return hashlib.sha256(prompt.text.encode()).hexdigest()
 
 
-def item_key(task: TaskSpec, example: Example) -> ItemKey:
+def item_key(task: TaskSpec, example: Example, sample: int = 0) -> ItemKey:
     """The name of the item that a task makes of an example."""
-    return ItemKey(task=task.key, row=example.row, file=example.file)
+    return ItemKey(task=task.key, row=example.row, file=example.file, sample=sample)
+
+
+def with_samples(items: Sequence[Item], num_samples: int) -> list[Item]:
+    """Each item as often as replies are wanted to it."""
+    if num_samples == 1:
+        return list(items)
+    return [
+        replace(item, request=replace(item.request, key=replace(item.request.key, sample=sample)))
+        for item in items
+        for sample in range(num_samples)
+    ]
 
 
 def item_result(
-    item: Item, output: Output | None, task: TaskSpec, task_type: TaskType, *, reference: bool
+    item: Item,
+    output: Output | None,
+    task: TaskSpec,
+    task_type: TaskType,
+    *,
+    reference: bool,
+    sandbox: Sandbox | None = None,
 ) -> ItemResult:
-    """The item as marked; without an output it is unscored, for the reason its request gives."""
+    """The item as marked; without an output it is unscored, for the reason its request gives.
+
+    Programs are run in the `sandbox`.
+    """
     request = item.request
     if isinstance(output, Generation):
         output = replace(output, text=cut_at_stops(output.text, request.stops))
     if output is None:
         judgement = Judgement(credit=None, reason=request.unscorable)
+    elif task_type.runs_programs:
+        judgement = task_type.judge_program(output, item.content, task, reference, sandbox)
     else:
         judgement = task_type.judge(output, item.content, task, reference)
     return result_of(item, output, judgement)

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from llmfoundry_gauntlet.config.specs import TaskSpec
-from llmfoundry_gauntlet.prompts.fewshot import with_shots
 from llmfoundry_gauntlet.tasks.base import TaskType
-from llmfoundry_gauntlet.tasks.items import build_prompt, item_key, sampling_of
+from llmfoundry_gauntlet.tasks.items import build_prompt, examples_with_shots, item_key, sampling_of
 from llmfoundry_gauntlet.values import Example, ItemKey, Prompt, Sampling, StopRule
 
 
@@ -36,16 +35,11 @@ class TextTask:
 
     def items(self) -> Iterator[TextItem]:
         """All items, one at a time: by category where there are any, and in row order."""
-        (num_shots,) = self.task.num_fewshot
-        pairs = with_shots(
-            self.examples,
-            num_shots,
-            seed=self.task.fewshot_random_seed,
-            question_of=self._question_of if self.fewshot == 'fixed' else None,
-        )
+        pairs = examples_with_shots(self.task, self.task_type, self.examples, self.fewshot)
         for example, shots in pairs:
             prompt = build_prompt(self.task, self.task_type, example, shots)
-            yield TextItem(key=item_key(self.task, example), example=example, prompt=prompt)
+            for sample in range(self.task.num_samples):
+                yield TextItem(key=item_key(self.task, example, sample), example=example, prompt=prompt)
 
     def stops(self) -> StopRule:
         """Where replies end, for a type that wants them."""
@@ -59,6 +53,3 @@ class TextTask:
         """Every right reply, in full."""
         for example in self.examples:
             yield from self.task_type.responses(example.content, self.task)
-
-    def _question_of(self, example: Example) -> tuple[str, ...]:
-        return self.task_type.ask(example.content, self.task, False).contexts

@@ -17,6 +17,7 @@ from composer.models import HuggingFaceModel
 
 from llmfoundry_gauntlet import EvalGauntlet, ModelError, build_icl_evaluators, evaluate
 from llmfoundry_gauntlet.config.yaml_files import read_yaml
+from llmfoundry_gauntlet.judging.code.sandbox import find_sandbox
 from llmfoundry_gauntlet.records.results import find_results
 
 ACCURACY = 'InContextLearningMultipleChoiceAccuracy'
@@ -233,11 +234,17 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_an_error(tmp_path, tiny_
         evaluate(tmp_path / 'small', device='cpu', **tiny_settings)
 
 
-def test_tasks_that_cannot_be_run_are_named_once(tmp_path, tiny_settings, caplog):
+def test_tasks_that_cannot_be_run_are_named_once(tmp_path, tiny_settings, caplog, monkeypatch):
+    monkeypatch.setattr('shutil.which', lambda tool: None)
+    find_sandbox.cache_clear()
+    row = {'prompt': 'def f():\n', 'entry_point': 'f', 'test': 'def check(f): f()'}
+    (Path(tiny_settings['data_root']) / 'programs.jsonl').write_text(json.dumps(row))
     tasks = [
-        {'label': 'code', 'dataset_uri': 'x', 'num_fewshot': [0], 'icl_task_type': 'code_evaluation'},
+        {'label': 'code', 'dataset_uri': 'programs.jsonl', 'num_fewshot': [0], 'icl_task_type': 'code_evaluation'},
         {'label': 'sums', 'dataset_uri': 'sums.jsonl', 'num_fewshot': [0], 'icl_task_type': 'language_modeling'},
     ]
     with caplog.at_level(logging.WARNING):
         EvalGauntlet(tasks=tasks, data_root=tiny_settings['data_root'])
-    assert caplog.messages == ['task type code_evaluation is not supported by this version; left out: code/0-shot']
+    find_sandbox.cache_clear()
+    (message,) = caplog.messages
+    assert message.startswith('code tasks: prlimit is missing') and message.endswith('left out: code/0-shot')

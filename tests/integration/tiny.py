@@ -83,6 +83,30 @@ def write_replies(folder: Path, num_rows: int = 40) -> list[dict[str, Any]]:
     ]
 
 
+def write_programs(folder: Path) -> dict[str, Any]:
+    """A task whose programs end in a comment that the model writes; most are right, whatever it says."""
+    rows = [
+        {
+            'prompt': f'def f(x):\n    return x + {i}  #',
+            'entry_point': 'f',
+            'test': f'def check(candidate):\n    assert candidate(1) == {i + 1}\n',
+        }
+        for i in range(6)
+    ]
+    (folder / 'programs.jsonl').write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
+    return {
+        'label': 'programs',
+        'dataset_uri': 'programs.jsonl',
+        'num_fewshot': [0],
+        'icl_task_type': 'code_evaluation',
+        'generations_per_sample': 3,
+        'pass_at_k': [1, 3],
+        'top_k': 0,
+        'temperature': 2.0,
+        'generation_kwargs': {'max_new_tokens': 40},
+    }
+
+
 def write_tasks(folder: Path, *, replies: bool = False) -> dict[str, str]:
     """Data, task and gauntlet files below `folder`, also of tasks that want `replies`; the settings that name them."""
     entries, benchmarks = [], []
@@ -91,7 +115,7 @@ def write_tasks(folder: Path, *, replies: bool = False) -> dict[str, str]:
         entries.append({'label': label, 'dataset_uri': f'{label}.jsonl', 'num_fewshot': [0, 2], 'icl_task_type': kind})
         benchmarks += [{'name': label, 'num_fewshot': shots, 'random_baseline': 0.0} for shots in (0, 2)]
     if replies:
-        entries += write_replies(folder)
+        entries += [*write_replies(folder), write_programs(folder)]
     gauntlet = {'categories': [{'name': 'all', 'benchmarks': benchmarks}]}
     (folder / 'tasks.yaml').write_text(json.dumps({'icl_tasks': entries}))  # JSON is YAML
     (folder / 'gauntlet.yaml').write_text(json.dumps({'eval_gauntlet': gauntlet}))

@@ -6,6 +6,7 @@ from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.engine.fake import FakeLanguageModel
 from llmfoundry_gauntlet.errors import RecordError
 from llmfoundry_gauntlet.evaluation import conclude, load_data, plan_evaluation, prepare_evaluation
+from llmfoundry_gauntlet.judging.code.sandbox import find_sandbox
 from llmfoundry_gauntlet.prompts.encode import Encoder
 from llmfoundry_gauntlet.records.results import find_results, note_checkpoint, read_results, write_records
 
@@ -13,13 +14,16 @@ ROWS = [{'query': f'{i}?', 'choices': ['yes', 'no'], 'gold': i % 2} for i in ran
 
 
 @pytest.fixture
-def evaluate(write_jsonl, tmp_path, character_tokenizer):
+def evaluate(write_jsonl, tmp_path, character_tokenizer, monkeypatch):
     """Makes a whole evaluation over five rows and a task that cannot be run, by the fake model."""
     write_jsonl('rows.jsonl', ROWS)
+    write_jsonl('programs.jsonl', [{'prompt': 'def f():\n', 'entry_point': 'f', 'test': 'def check(f): f()'}])
+    monkeypatch.setattr('shutil.which', lambda tool: None)
+    find_sandbox.cache_clear()
     common = {'dataset_uri': 'rows.jsonl', 'num_fewshot': [0]}
     tasks = [
         {**common, 'label': 'mc', 'icl_task_type': 'multiple_choice'},
-        {**common, 'label': 'code', 'icl_task_type': 'code_evaluation'},
+        {**common, 'label': 'code', 'icl_task_type': 'code_evaluation', 'dataset_uri': 'programs.jsonl'},
     ]
     benchmarks = [{'name': 'mc', 'num_fewshot': 0, 'random_baseline': 0.5}]
     gauntlet = {
@@ -36,7 +40,8 @@ def evaluate(write_jsonl, tmp_path, character_tokenizer):
         outputs = [output for batch in planned.batches for output in FakeLanguageModel().run(batch)]
         return conclude(planned, planned.results(outputs), {'mc/0-shot': 2.5})
 
-    return evaluate
+    yield evaluate
+    find_sandbox.cache_clear()
 
 
 @pytest.fixture
@@ -56,8 +61,8 @@ def test_results_hold_metrics_composites_and_reasons(evaluation, tmp_path):
     accuracy = evaluation.scores['mc/0-shot'].metrics['InContextLearningMultipleChoiceAccuracy'].value
     assert record['metrics']['metrics/mc/0-shot/InContextLearningMultipleChoiceAccuracy'] == accuracy
     assert record['metrics']['icl/metrics/eval_gauntlet/one'] == pytest.approx((accuracy - 0.5) / 0.5)
-    assert record['tasks']['code/0-shot'] == {'reason': 'task type code_evaluation is not supported by this version'}
-    assert 'not supported' in record['composites']['categories']['two']['reason']
+    assert 'prlimit is missing' in record['tasks']['code/0-shot']['reason']
+    assert 'prlimit is missing' in record['composites']['categories']['two']['reason']
     assert 'icl/metrics/eval_gauntlet/two' not in record['metrics']
     assert record['timing']['seconds'] == 2.5
     assert record['training'] is None and record['semantics'] == 'corrected'

@@ -1,0 +1,209 @@
+"""Runs in the sandbox, on its own: a completion that answers calls, or the test that makes them.
+
+    python -I -S python_runner.py completion CALLS RESULTS
+    python -I -S python_runner.py test CALLS RESULTS VERDICT
+
+CALLS, RESULTS and VERDICT are descriptors; the program is JSON on standard input. Calls and results are lines of JSON
+with plain values alone: what the test compares are its own objects of built-in types, whatever the completion returned.
+"""
+
+import json
+import os
+import re
+import sys
+import types
+
+MAX_LINE = 64 * 2**20
+MAX_ITEMS = 10**6  # of an iterator
+SMALL = 2**53
+FAILURES = re.compile(r'[A-Za-z]{1,40} (in a call|before the first call)|the result of a call is no plain value')
+
+
+class NotPlain(Exception):
+    """A value that is not one of the built-in ones."""
+
+
+class CompletionFailed(Exception):
+    """Why the completion has no result for a call."""
+
+
+def encode(value):
+    """A plain value as JSON has it; subclasses as what they are made of."""
+    if value is None or value is True or value is False:
+        return value
+    if isinstance(value, int):
+        value = int.__index__(value)
+        return value if -SMALL < value < SMALL else {'int': hex(value)}
+    if isinstance(value, float):
+        value = float.__add__(value, 0.0) if value != 0 else float(value)
+        return value if value - value == 0 else {'float': repr(value)}
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, list):
+        return [encode(item) for item in list.__iter__(value)]
+    if isinstance(value, dict):
+        return {'dict': [[encode(key), encode(item)] for key, item in dict.items(value)]}
+    for kind in (tuple, set, frozenset):
+        if isinstance(value, kind):
+            return {kind.__name__: [encode(item) for item in kind.__iter__(value)]}
+    if isinstance(value, (bytes, bytearray)):
+        return {type(value).__name__: bytes(value).hex()}
+    if isinstance(value, complex):
+        return {'complex': [encode(value.real), encode(value.imag)]}
+    if isinstance(value, range):
+        return {'range': [value.start, value.stop, value.step]}
+    if hasattr(type(value), '__next__'):
+        items = []
+        for item in value:
+            items.append(encode(item))
+            if len(items) > MAX_ITEMS:
+                raise NotPlain('an endless iterator')
+        return {'iterator': items}
+    raise NotPlain(type(value).__name__)
+
+
+def decode(value):
+    """The built-in value that `encode` had, or ValueError."""
+    if isinstance(value, list):
+        return [decode(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == 'int':
+        return int(content, 16)
+    if kind == 'float':
+        return {'nan': float('nan'), 'inf': float('inf'), '-inf': -float('inf')}[content]
+    if kind == 'dict':
+        return {decode(key): decode(item) for key, item in content}
+    if kind in ('bytes', 'bytearray'):
+        return {'bytes': bytes, 'bytearray': bytearray}[kind].fromhex(content)
+    items = [decode(item) for item in content]
+    if kind == 'complex':
+        return complex(*items)
+    return {'tuple': tuple, 'set': set, 'frozenset': frozenset, 'range': range, 'iterator': iter}[kind](
+        *(items if kind == 'range' else [items])
+    )
+
+
+def send(stream, message):
+    """One line."""
+    stream.write(json.dumps(message).encode() + b'\n')
+    stream.flush()
+
+
+def builtin_name(error):
+    """The name of an exception's nearest built-in class, which carries no text of the program's."""
+    return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == 'builtins')
+
+
+def new_module():
+    """An empty module that the code of a program runs in, known by its name as dataclasses want it."""
+    module = types.ModuleType('program')
+    sys.modules['program'] = module
+    return module.__dict__
+
+
+def serve(program, calls, results):
+    """Defines the completion's functions, then answers calls to the one that is asked for."""
+    namespace = new_module()
+    try:
+        exec(compile(program['code'], 'program', 'exec'), namespace)
+        function = namespace[program['target']]
+    except BaseException as error:
+        send(results, {'failed': f'{builtin_name(error)} before the first call'})
+        return
+    send(results, {'ready': True})
+    while line := calls.readline():
+        try:
+            message = json.loads(line)
+            value = function(*decode(message['args']), **decode(message['kwargs']))
+            answer = {'value': encode(value)}
+        except NotPlain:
+            answer = {'failed': 'the result of a call is no plain value'}
+        except BaseException as error:
+            answer = {'failed': f'{builtin_name(error)} in a call'}
+        send(results, answer)
+
+
+class Candidate:
+    """The completion's function, as the test sees it."""
+
+    def __init__(self, calls, results):
+        self._calls, self._results = calls, results
+        self.num_calls = 0
+
+    def answer(self):
+        """What the completion says next."""
+        line = self._results.readline(MAX_LINE)
+        if not line:
+            raise CompletionFailed('the program ended before its test did')
+        try:
+            message = json.loads(line)
+            failed = message.get('failed')
+            value = None if 'value' not in message else decode(message['value'])
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, MemoryError, OverflowError):
+            raise CompletionFailed('the result of a call is no plain value') from None
+        if failed is not None:
+            known = isinstance(failed, str) and FAILURES.fullmatch(failed)
+            raise CompletionFailed(failed if known else 'a call failed')
+        return value
+
+    def __call__(self, *args, **kwargs):
+        """The result of a call."""
+        self.num_calls += 1
+        try:
+            send(self._calls, {'args': encode(list(args)), 'kwargs': encode(kwargs)})
+        except BrokenPipeError:
+            raise CompletionFailed('the program ended before its test did') from None
+        return self.answer()
+
+
+def run_test(program, candidate):
+    """None where the completion passes, else why not."""
+    try:
+        candidate.answer()  # that it is ready
+        namespace = new_module()
+        exec(compile(program['prelude'], 'prelude', 'exec'), namespace)
+        namespace[program['target']] = candidate
+        if program['pairs'] is not None:
+            return run_pairs(program['pairs'], candidate)
+        exec(compile(program['test'], 'test', 'exec'), namespace)
+        namespace['check'](candidate)
+    except CompletionFailed as error:
+        return str(error)
+    except AssertionError:
+        return f'call {candidate.num_calls}: the result is not the expected one'
+    except BaseException as error:
+        return f'{builtin_name(error)} in the test, after call {candidate.num_calls}'
+    return None if candidate.num_calls else 'the test makes no call'
+
+
+def run_pairs(pairs, candidate):
+    """Composer 0.17's rule: an output that is no expression stands for itself."""
+    for given, wanted in pairs:
+        arguments = eval(given, {})
+        try:
+            expected = eval(wanted, {})
+        except BaseException:
+            expected = wanted
+        if candidate(*arguments) != expected:
+            return f'call {candidate.num_calls}: the result is not the expected one'
+    return None if pairs else 'there are no pairs of input and output'
+
+
+def main(role, calls, results, *verdict):
+    """Runs a program in its role."""
+    program = json.loads(sys.stdin.buffer.read())
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    if role == 'completion':
+        serve(program, os.fdopen(int(calls), 'rb'), os.fdopen(int(results), 'wb'))
+        return
+    candidate = Candidate(os.fdopen(int(calls), 'wb'), os.fdopen(int(results), 'rb'))
+    reason = run_test(program, candidate)
+    with os.fdopen(int(verdict[0]), 'wb') as stream:
+        send(stream, {'passed': reason is None, 'reason': reason})
+
+
+if __name__ == '__main__':
+    main(*sys.argv[1:])
+    os._exit(0)

@@ -1,0 +1,16 @@
+"""What is said of a completion."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Verdict(NamedTuple):
+    """Whether a completion passed, and why not. The reason has no text of the completion's, nor of any file."""
+
+    passed: bool
+    reason: str | None
+
+
+class Undecided(Exception):
+    """Why a completion could not be judged; it counts as wrong."""

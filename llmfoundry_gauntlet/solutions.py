@@ -1,0 +1,44 @@
+"""Whether the solutions that come with code tasks pass their tests. Free of torch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from llmfoundry_gauntlet.evaluation import EvaluationData, tasks_with_data
+from llmfoundry_gauntlet.judging.code.workers import workers
+from llmfoundry_gauntlet.tasks import task_types
+from llmfoundry_gauntlet.values import Generation, ItemKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedTask:
+    """A task's solutions: how many there are, why some fail, by row, and what all took in seconds."""
+
+    task: str
+    num_solutions: int
+    failures: Mapping[int, str]
+    seconds: float
+
+
+def check_solutions(data: EvaluationData) -> list[CheckedTask]:
+    """Every code task's solutions, each run as if a model had written it."""
+    checked = []
+    for key, task in tasks_with_data(data).items():
+        task_type = task_types()[task.icl_task_type]
+        if not task_type.runs_programs:
+            continue
+        started = time.perf_counter()
+        running = {}
+        for example in data.examples[key]:
+            (text,) = task_type.responses(example.content, task)
+            output = Generation(key=ItemKey(key, example.row), text=text)
+            running[example.row] = workers().submit(
+                task_type.judge_program, output, example.content, task, data.settings.reference, data.sandbox
+            )
+        judged = {row: program.result() for row, program in running.items()}
+        failures = {row: found.reason or '' for row, found in judged.items() if found.credit != 1}
+        seconds = time.perf_counter() - started
+        checked.append(CheckedTask(task=key, num_solutions=len(judged), failures=failures, seconds=seconds))
+    return checked

@@ -1,0 +1,109 @@
+"""Times the judging of programs in each language, in the sandbox and as bare processes.
+
+    make bench PART=programs [QUICK=1]      (or: .venv/bin/python scripts/bench/programs.py [--quick])
+
+Programs are the solutions that come with HumanEval's files where these are at hand, else our own. Each is judged whole:
+its test and it in two processes, in C++ compiled first. `alone` is the median of one program after another, `pool` the
+time of all over their number with as many at a time as there are processors; `bare` is alone without a sandbox. In C++
+a problem's test is built once for all programs of the problem: `first` are programs with their test built, `alone` is
+of further programs of the same problems.
+
+Results are in runs/bench/code.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from llmfoundry_gauntlet.judging.code.judge import judge
+from llmfoundry_gauntlet.judging.code.programs import LANGUAGES, Program, make_program
+from llmfoundry_gauntlet.judging.code.sandbox import NONE, Sandbox, find_sandbox
+from llmfoundry_gauntlet.judging.code.tools import missing_tool
+
+OUT = Path('runs/bench')
+DATA_ROOTS = ('../shared/data/local_data', 'eval_data')
+FILES = {
+    'python': 'human_eval.jsonl',
+    'c++': 'processed_human_eval_cpp.jsonl',
+    'javascript': 'processed_human_eval_js.jsonl',
+}
+COUNTS = {'python': (160, 30), 'c++': (24, 5), 'javascript': (160, 30)}  # in full, and quickly
+HEAD = f'{"":12}{"programs":>9}{"passed":>8}{"first":>9}{"alone":>9}{"bare":>9}{"pool":>9}{"a minute":>10}'
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--quick', action='store_true', help='fewer programs')
+    parser.add_argument('--data-root', default=next(root for root in DATA_ROOTS if Path(root).is_dir()))
+    arguments = parser.parse_args()
+    sandbox = find_sandbox()
+    print(f'{sandbox}; milliseconds a program, {os.cpu_count()} processors')
+    print(HEAD)
+    results = []
+    for language in LANGUAGES:
+        if missing := missing_tool(language):
+            print(f'{language:12}{missing}')
+            continue
+        rows = read(arguments.data_root, language, COUNTS[language][arguments.quick])
+        results.append(result := measure(language, rows, sandbox))
+        print(line(result), flush=True)
+    OUT.mkdir(parents=True, exist_ok=True)
+    (OUT / 'code.json').write_text(json.dumps({'sandbox': str(sandbox), 'languages': results}, indent=2) + '\n')
+    print(f'{OUT / "code.json"}')
+
+
+def read(data_root: str, language: str, count: int) -> list[tuple[Program, str]]:
+    """Problems and their solutions."""
+    lines = (Path(data_root) / 'programming' / FILES[language]).read_text(encoding='utf-8').splitlines()[:count]
+    rows = [json.loads(text) for text in lines]
+    keys = ('language', 'prompt', 'entry_point', 'test')
+    return [(make_program(**{key: row[key] for key in keys}), row['canonical_solution']) for row in rows]
+
+
+def measure(language: str, rows: list[tuple[Program, str]], sandbox: Sandbox) -> dict[str, Any]:
+    """All figures of a language, in seconds."""
+    first = [timed(*row, sandbox) for row in rows]
+    alone = [timed(*row, sandbox) for row in rows]
+    bare_sandbox = Sandbox(NONE)
+    for row in rows[:1] if language != 'c++' else rows:  # builds their tests
+        timed(*row, bare_sandbox)
+    bare = [timed(*row, bare_sandbox) for row in rows]
+    started = time.perf_counter()
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        verdicts = list(pool.map(lambda row: judge(*row, sandbox), rows))
+    wall = time.perf_counter() - started
+    return {
+        'language': language,
+        'programs': len(rows),
+        'passed': sum(verdict.passed for verdict in verdicts),
+        'first': statistics.median(first),
+        'alone': statistics.median(alone),
+        'bare': statistics.median(bare),
+        'pool': wall / len(rows),
+        'programs_per_minute': 60 * len(rows) / wall,
+    }
+
+
+def timed(program: Program, solution: str, sandbox: Sandbox) -> float:
+    """Wall seconds of one program."""
+    started = time.perf_counter()
+    judge(program, solution, sandbox)
+    return time.perf_counter() - started
+
+
+def line(result: dict[str, Any]) -> str:
+    """A row of the table."""
+    times = ''.join(f'{1000 * result[name]:9.1f}' for name in ('first', 'alone', 'bare', 'pool'))
+    minute = result['programs_per_minute']
+    return f'{result["language"]:12}{result["programs"]:9}{result["passed"]:8}{times}{minute:10.0f}'
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,82 @@
+"""Writes the programming files that follow from human_eval.jsonl: shares of the solution moved into the prompt.
+
+    python scripts/build_programming_variants.py [--folder eval_data/programming]
+
+human_eval-0.25, -0.5 and -0.75 move that share of the solution's lines, and their line ends, to the end of the prompt.
+human_eval_return_simple and human_eval_return_complex leave only the last `return` line to be written, a bare name or
+anything else; as in llm-foundry's files the line end before it is in neither the prompt nor the solution.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+SHARES = (0.25, 0.5, 0.75)
+
+
+def with_share(row: Row, share: float) -> Row:
+    """The row with the first share of its solution's lines in the prompt."""
+    lines = row['canonical_solution'].splitlines(keepends=True)
+    moved = math.floor(len(lines) * share)
+    return {**row, 'prompt': row['prompt'] + ''.join(lines[:moved]), 'canonical_solution': ''.join(lines[moved:])}
+
+
+def return_line(row: Row) -> str | None:
+    """The last line of the solution with its line end if the function ends with this `return`, else None."""
+    line = row['canonical_solution'].splitlines(keepends=True)[-1]
+    last = ast.parse(row['prompt'] + row['canonical_solution']).body[-1].body[-1]
+    return line if isinstance(last, ast.Return) and last.lineno == last.end_lineno else None
+
+
+def with_return_only(row: Row, line: str) -> Row:
+    """The row with all of its solution but the return line in the prompt."""
+    before = row['canonical_solution'].removesuffix(line)
+    return {**row, 'prompt': (row['prompt'] + before).removesuffix('\n'), 'canonical_solution': line}
+
+
+def returns_name(line: str) -> bool:
+    """Whether a return line returns a bare name, which None, True and False are not."""
+    statement = ast.parse(f'def function():\n {line.strip()}').body[0].body[0]
+    return isinstance(statement.value, ast.Name)
+
+
+def derived_files(rows: list[Row]) -> dict[str, str]:
+    """The text of every derived file by its name."""
+    files = {f'human_eval-{share}.jsonl': [with_share(row, share) for row in rows] for share in SHARES}
+    lines = [(row, line) for row in rows if (line := return_line(row)) is not None]
+    for kind, bare in (('simple', True), ('complex', False)):
+        chosen = [with_return_only(row, line) for row, line in lines if returns_name(line) is bare]
+        files[f'human_eval_return_{kind}.jsonl'] = chosen
+    return {name: json_lines(chosen) for name, chosen in files.items()}
+
+
+def json_lines(rows: Iterable[Row]) -> str:
+    """One JSON object per line."""
+    return ''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in rows)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The objects of a file of JSON lines."""
+    with path.open(encoding='utf-8') as lines:
+        return [json.loads(line) for line in lines]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--folder', type=Path, default=Path('eval_data/programming'))
+    folder = parser.parse_args().folder
+    for name, text in derived_files(read_rows(folder / 'human_eval.jsonl')).items():
+        (folder / name).write_text(text, encoding='utf-8')
+        print(f'wrote {folder / name}')
+
+
+if __name__ == '__main__':
+    main()

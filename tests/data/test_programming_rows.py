@@ -1,0 +1,114 @@
+import ast
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / 'scripts'))
+
+import build_programming_variants  # noqa: E402
+
+FOLDER = ROOT / 'eval_data' / 'programming'
+PARTS = ['human_eval-0.25', 'human_eval-0.5', 'human_eval-0.75']
+RETURNS = ['human_eval_return_simple', 'human_eval_return_complex']
+LANGUAGES = {
+    **dict.fromkeys(['human_eval', *PARTS, *RETURNS], 'python'),
+    'processed_human_eval_cpp': 'c++',
+    'processed_human_eval_js': 'javascript',
+}
+KEYS = [
+    'task_id',
+    'prompt',
+    'entry_point',
+    'canonical_solution',
+    'test',
+    'test_inputs',
+    'test_outputs',
+    'language',
+]
+
+
+def rows_of(name: str) -> list[dict]:
+    return build_programming_variants.read_rows(FOLDER / f'{name}.jsonl')
+
+
+def test_the_folder_has_rows_in_these_files_only():
+    assert sorted(path.name for path in FOLDER.glob('*.jsonl')) == sorted(f'{name}.jsonl' for name in LANGUAGES)
+
+
+def test_the_derived_files_are_what_the_script_makes_of_human_eval():
+    files = build_programming_variants.derived_files(rows_of('human_eval'))
+    assert sorted(files) == sorted(f'{name}.jsonl' for name in PARTS + RETURNS)
+    for name, text in files.items():
+        assert (FOLDER / name).read_text(encoding='utf-8') == text, name
+
+
+@pytest.mark.parametrize('name', LANGUAGES)
+def test_every_file_has_eight_rows_or_more_with_the_same_keys(name: str):
+    rows = rows_of(name)
+    assert len(rows) >= 8
+    assert len({row['task_id'] for row in rows}) == len(rows)
+    for row in rows:
+        assert list(row) == KEYS
+        assert row['language'] == LANGUAGES[name]
+        assert row['entry_point'] in row['prompt']
+        assert len(row['test_inputs']) == len(row['test_outputs']) >= 5
+        assert all(isinstance(text, str) for text in row['test_inputs'] + row['test_outputs'])
+
+
+@pytest.mark.parametrize('name', ['human_eval', *PARTS])
+def test_prompt_and_solution_pass_their_test(name: str):
+    for row in rows_of(name):
+        run_test(row, row['prompt'] + row['canonical_solution'])
+
+
+@pytest.mark.parametrize('name', RETURNS)
+def test_prompt_line_end_and_return_line_pass_their_test(name: str):
+    for row in rows_of(name):
+        assert not row['prompt'].endswith('\n')
+        run_test(row, row['prompt'] + '\n' + row['canonical_solution'])
+
+
+def run_test(row: dict, program: str) -> None:
+    """Runs `check` and every pair of input and output on the program's function."""
+    names = {}
+    exec(program + '\n\n' + row['test'], names)
+    function = names[row['entry_point']]
+    names['check'](function)
+    for given, wanted in zip(row['test_inputs'], row['test_outputs'], strict=True):
+        output, expected = function(*ast.literal_eval(given)), ast.literal_eval(wanted)
+        assert (output, type(output)) == (expected, type(expected)), (row['task_id'], given)
+        assert repr(expected) == wanted
+
+
+def test_a_function_that_always_returns_minus_one_fails_every_test():
+    for row in rows_of('human_eval'):
+        with pytest.raises(AssertionError):
+            run_test(row, f'{row["prompt"]}    return -1\n')
+
+
+def test_the_shares_move_whole_lines_and_the_rest_is_to_be_written():
+    row = {'prompt': 'def f(a):\n', 'canonical_solution': '    b = 1\n\n    b += a\n    b *= 2\n    return b\n'}
+    moved = {share: build_programming_variants.with_share(row, share) for share in (0.25, 0.5, 0.75)}
+    assert moved[0.25]['prompt'] == 'def f(a):\n    b = 1\n'
+    assert moved[0.5]['prompt'] == 'def f(a):\n    b = 1\n\n'
+    assert moved[0.75]['canonical_solution'] == '    b *= 2\n    return b\n'
+
+
+def test_only_a_last_return_of_one_line_is_left_to_write_and_a_bare_name_is_simple():
+    bodies = [
+        '    a += 1\n    return a\n',
+        '    a += 1\n    return a + 1\n',
+        '    a += 1\n    return None\n',
+        '    while True:\n        return a\n',
+        '    return (\n        a\n    )\n',
+    ]
+    rows = [{'prompt': 'def f(a):\n', 'canonical_solution': body} for body in bodies]
+    files = build_programming_variants.derived_files(rows)
+    solutions = [
+        [json.loads(line)['canonical_solution'] for line in files[f'{name}.jsonl'].splitlines()] for name in RETURNS
+    ]
+    assert solutions == [['    return a\n'], ['    return a + 1\n', '    return None\n']]
+    assert json.loads(files['human_eval_return_simple.jsonl'])['prompt'] == 'def f(a):\n    a += 1'

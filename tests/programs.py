@@ -1,0 +1,59 @@
+"""Problems for programs that are run, and what they are run in."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from llmfoundry_gauntlet.errors import SandboxError
+from llmfoundry_gauntlet.judging.code.programs import CPP, JAVASCRIPT, PYTHON, Program, make_program
+from llmfoundry_gauntlet.judging.code.sandbox import Sandbox, find_sandbox
+
+PROMPTS = {
+    PYTHON: 'def answer(n: int) -> str:\n    """The answer."""\n',
+    CPP: '#include <string>\nusing namespace std;\nstring answer(int n) {\n',
+    JAVASCRIPT: 'const answer = (n) => {\n',
+}
+TESTS = {
+    PYTHON: 'def check(candidate):\n    assert candidate(0) == {secret!r}\n    assert candidate(1) == {secret!r}\n',
+    CPP: '#undef NDEBUG\n#include <assert.h>\nint main() {{\n  assert(answer(0) == "{secret}");\n'
+    '  assert(answer(1) == "{secret}");\n}}\n',
+    JAVASCRIPT: "console.assert(answer(0) === '{secret}')\nconsole.assert(answer(1) === '{secret}')\n",
+}
+RIGHT = {
+    PYTHON: '    return {secret!r}\n',
+    CPP: '  return "{secret}";\n}}\n',
+    JAVASCRIPT: "  return '{secret}'\n}}\n",
+}
+SECRET = 'the-word-9157'  # what a program must return, and cannot know
+
+
+def problem(language: str, secret: str = SECRET) -> Program:
+    """A problem whose right answer is a word that only the test has."""
+    return make_program(
+        language=language,
+        prompt=PROMPTS[language],
+        entry_point='answer',
+        test=TESTS[language].format(secret=secret),
+    )
+
+
+def right(language: str, secret: str = SECRET) -> str:
+    """The completion that has it."""
+    return RIGHT[language].format(secret=secret)
+
+
+def sandbox() -> Sandbox:
+    """The machine's sandbox; the test is skipped where it has none."""
+    try:
+        return find_sandbox()
+    except SandboxError as error:
+        pytest.skip(str(error))
+
+
+def need(*tools: str) -> None:
+    """Skips the test where a tool is absent."""
+    for tool in tools:
+        if shutil.which(tool) is None:
+            pytest.skip(f'{tool} is not installed')

@@ -1,0 +1,263 @@
+"""Code evaluation: rows, prompts, where programs end, how they are drawn."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+from programs import SECRET, problem, right, sandbox
+
+from llmfoundry_gauntlet.config.load import load_suite
+from llmfoundry_gauntlet.config.settings import decode_settings
+from llmfoundry_gauntlet.data.examples import read_examples
+from llmfoundry_gauntlet.engine.reply import Reply, ReplyDecoder
+from llmfoundry_gauntlet.errors import ConfigError, DataError
+from llmfoundry_gauntlet.evaluation import load_data, prepare_evaluation
+from llmfoundry_gauntlet.judging.code.programs import CPP, JAVASCRIPT, PYTHON
+from llmfoundry_gauntlet.judging.text import cut_at_stops
+from llmfoundry_gauntlet.prompts.encode import Encoder
+from llmfoundry_gauntlet.scores.metrics import pass_at
+from llmfoundry_gauntlet.tasks.code import TASK_TYPE
+from llmfoundry_gauntlet.tasks.items import build_prompt, sampling_of
+from llmfoundry_gauntlet.values import Generation, ItemKey, ItemResult, Sampling, StopRule
+
+ROW = {
+    'task_id': 'T/0',
+    'prompt': '\ndef f(x):\n    """Next."""\n',
+    'entry_point': 'f',
+    'canonical_solution': '    return x + 1\n\n',
+    'test': 'def check(candidate):\n    assert candidate(1) == 2\n',
+    'test_inputs': ['(1,)'],
+    'test_outputs': ['2'],
+    'language': 'python',
+}
+RULES = {PYTHON: StopRule(strings=tuple(f'\n{x}' for x in map(chr, range(33, 127)) if x.isalnum() or x in '#`'))}
+
+
+def task(**keys):
+    entry = {'label': 't', 'dataset_uri': 'rows.jsonl', 'num_fewshot': [0], 'icl_task_type': 'code_evaluation'}
+    return load_suite([{**entry, **keys}]).tasks[0]
+
+
+def read(write_jsonl, tmp_path, *rows, **keys):
+    write_jsonl('rows.jsonl', rows)
+    return read_examples(task(**keys), tmp_path, TASK_TYPE.parse)
+
+
+def test_white_space_of_programs_stays(write_jsonl, tmp_path):
+    (example,) = read(write_jsonl, tmp_path, ROW)
+    assert (example.content.prompt, example.content.solution) == (ROW['prompt'], ROW['canonical_solution'])
+    assert example.content.pairs == (('(1,)', '2'),) and example.content.language == PYTHON
+    assert build_prompt(task(), TASK_TYPE, example, []).text == ROW['prompt']
+
+
+@pytest.mark.parametrize(
+    ('changed', 'problem'),
+    [
+        ({'language': 'rust'}, "language is 'rust'; allowed: python, c\\+\\+, javascript"),
+        ({'test_inputs': []}, 'there are 0 test_inputs and 1 test_outputs; allowed: equally many'),
+        ({'prompt': ''}, 'prompt is empty'),
+        ({'test': 3}, 'test is 3; allowed: text'),
+        ({'test': ''}, 'test is empty'),
+        ({'entry_point': None}, 'entry_point is'),
+        ({'test_inputs': '(1,)'}, 'test_inputs is'),
+    ],
+)
+def test_a_wrong_row_says_what_is_wrong(changed, problem, write_jsonl, tmp_path):
+    with pytest.raises(DataError, match=f'rows.jsonl:1: {problem}'):
+        read(write_jsonl, tmp_path, {**ROW, **changed})
+
+
+def test_pairs_must_be_there_where_they_are_the_rule(write_jsonl, tmp_path):
+    row = {key: value for key, value in ROW.items() if not key.startswith('test_')}
+    read(write_jsonl, tmp_path, row)
+    with pytest.raises(DataError, match='there are no test_inputs'):
+        read(write_jsonl, tmp_path, row, rule='io_pairs')
+
+
+@pytest.mark.parametrize(
+    ('keys', 'problem'),
+    [
+        ({'pass_at_k': 2}, 'pass_at_k: is 2, but generations_per_sample is 1; allowed: 1 or less'),
+        ({'pass_at_k': [1, 30], 'generations_per_sample': 20}, 'pass_at_k: is 30, but generations_per_sample is 20'),
+        ({'pass_at_k': 0}, 'pass_at_k: is 0; allowed: a whole number of 1 or more, or a list'),
+        ({'pass_at_k': [1, 1]}, r'pass_at_k: is \[1, 1\]; allowed: different numbers'),
+        ({'pass_at_k': []}, r'pass_at_k: is \[\]; allowed: different numbers, one at least'),
+        ({'pass_at_k': 'all'}, "pass_at_k: is 'all'"),
+        ({'rule': 'luck'}, "rule: is 'luck'; allowed: test, io_pairs"),
+        ({'temperature': -1.0}, 'temperature: is -1; allowed: 0'),
+        ({'top_p': 0.0}, 'top_p: is 0; allowed'),
+        ({'top_k': -1}, 'top_k: is -1; allowed'),
+        ({'generation_kwargs': {'top_p': 0.5}}, 'generation_kwargs.top_p: belongs into the task itself'),
+        ({'generations_per_sample': 0}, 'generations_per_sample: is 0'),
+        ({'cot_delimiter': ' # '}, 'cot_delimiter: has no meaning in code_evaluation'),
+    ],
+)
+def test_wrong_keys_say_what_is_wrong(keys, problem):
+    with pytest.raises(ConfigError, match=problem):
+        task(**keys)
+
+
+def test_programs_are_drawn_as_in_composer_unless_a_task_says_otherwise():
+    assert sampling_of(task()) == Sampling(temperature=1.0, top_p=0.95, top_k=40, seed=1234)
+    assert sampling_of(task(temperature=0.2, top_p=1.0, top_k=0, generation_kwargs={'seed': 7})) == Sampling(
+        temperature=0.2, top_p=1.0, top_k=0, seed=7
+    )
+    assert sampling_of(task(temperature=0)) == Sampling()  # the most probable tokens
+    assert task(num_beams=5).num_samples == 5 and task(num_beams=5, generations_per_sample=3).num_samples == 3
+
+
+def test_each_sample_is_an_item_of_its_own(write_jsonl, tmp_path, character_tokenizer):
+    sandbox()
+    write_jsonl('rows.jsonl', [ROW, ROW])
+    keys = {'label': 't', 'dataset_uri': 'rows.jsonl', 'num_fewshot': [0], 'icl_task_type': 'code_evaluation'}
+    tasks = [{**keys, 'generations_per_sample': 3}]
+    data = load_data(decode_settings({'tasks': tasks, 'data_root': str(tmp_path)}))
+    prepared = prepare_evaluation(data, Encoder(character_tokenizer), max_seq_len=200)
+    assert [(key.row, key.sample) for key in prepared.items] == list(itertools.product(range(2), range(3)))
+    requests = prepared.generate_requests
+    assert {request.max_new_tokens for request in requests} == {100}  # half of what there is
+    assert all(request.verbatim and request.stops == RULES[PYTHON] for request in requests)
+    wrong, good = ('    return x\n', '    return x + 1\n')
+    outputs = [Generation(key=key, text=good if key.sample == key.row else wrong) for key in prepared.items]
+    results = prepared.results(outputs)
+    assert [result.credit for result in results.values()] == [1, 0, 0, 0, 1, 0]
+    assert {result.reason for result in results.values()} == {None, 'call 1: the result is not the expected one'}
+
+
+@pytest.mark.parametrize(
+    ('language', 'text', 'kept'),
+    [
+        (PYTHON, '    return 1\n\nprint(f())\n', '    return 1\n'),
+        (PYTHON, '    return 1\n# done', '    return 1'),
+        (PYTHON, '    return 1\n```\n', '    return 1'),
+        (PYTHON, '    x = [\n]\n    return x\n9', '    x = [\n]\n    return x'),
+        (PYTHON, '\n    return 1', '\n    return 1'),
+        (CPP, '  return 1;\n}\n\nint main() {\n}\n', '  return 1;\n}'),
+        (CPP, '  if (a) {\nreturn 1;\n}\nreturn 2;\n}\nint g() {}', '  if (a) {\nreturn 1;\n}\nreturn 2;\n}'),
+        (
+            CPP,
+            '  // }\n  /* } */ char c = \'}\'; string s = "}\\"}";\n}\n//',
+            '  // }\n  /* } */ char c = \'}\'; string s = "}\\"}";\n}',
+        ),
+        (JAVASCRIPT, '  return `}${a}`\n}\n\nconst g', '  return `}${a}`\n}'),
+        (JAVASCRIPT, '  return {a: {}}', '  return {a: {}}'),
+    ],
+)
+def test_where_programs_end(language, text, kept):
+    example = TASK_TYPE.parse({**ROW, 'language': language}, task())
+    rule = TASK_TYPE.stops(task(), [example], False)
+    assert cut_at_stops(text, rule) == kept
+    assert TASK_TYPE.stops(task(), [example], True) == RULES[PYTHON]  # Composer's, for all languages
+    assert written(text, rule) == (kept, len(kept) < len(text))
+
+
+class Letters:
+    """A token for each letter; it tidies up spaces before a full stop, unless told not to."""
+
+    def __call__(self, text, **_):
+        return {'input_ids': list(map(ord, text))}
+
+    def decode(self, ids, clean_up_tokenization_spaces=True, **_):
+        text = ''.join(map(chr, ids))
+        return text.replace(' .', '.') if clean_up_tokenization_spaces else text
+
+
+def written(text: str, rule: StopRule) -> tuple[str, bool]:
+    """What a reply keeps of a text that a model goes on with, letter by letter, and whether it ends early."""
+    import numpy as np
+
+    from llmfoundry_gauntlet.values import GenerateRequest
+
+    request = GenerateRequest(
+        key=ItemKey('t', 0), context=np.zeros(1, np.int32), max_new_tokens=1000, stops=rule, verbatim=True
+    )
+    reply = Reply(request, ReplyDecoder(Letters()))
+    for letter in text:
+        reply.add(ord(letter))
+        if reply.is_done:
+            break
+    return cut_at_stops(reply.result().text, rule), reply.is_done
+
+
+def test_programs_are_taken_as_they_are_written():
+    assert written('  x = a .b\n', StopRule())[0] == '  x = a .b\n'
+
+
+def results_of(*passed: list[int]) -> list[ItemResult]:
+    return [
+        ItemResult(
+            key=ItemKey('t', row, sample=sample),
+            category=None,
+            gold=None,
+            predicted=None,
+            credit=float(credit),
+            logprobs=None,
+            num_tokens=None,
+            status='scored',
+            reason=None,
+            prompt_sha256='',
+            truncated=False,
+        )
+        for row, credits in enumerate(passed)
+        for sample, credit in enumerate(credits)
+    ]
+
+
+@pytest.mark.parametrize('k', [1, 2, 3, 5])
+def test_pass_at_k_is_the_share_of_all_choices_of_k_programs(k: int):
+    passed = [[1, 0, 0, 1, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1], [0, 0, 1, 0, 0]]
+    shares = [
+        sum(any(chosen) for chosen in itertools.combinations(credits, k))
+        / len(list(itertools.combinations(credits, k)))
+        for credits in passed
+    ]
+    value, error = pass_at(k, results_of(*passed))
+    assert value.value == pytest.approx(sum(shares) / 4, abs=1e-12)
+    centre = sum(shares) / 4
+    assert error.value == pytest.approx((sum((share - centre) ** 2 for share in shares) / 3 / 4) ** 0.5, abs=1e-12)
+
+
+def test_pass_at_k_where_there_is_none():
+    value, error = pass_at(2, results_of([1, 0], [1]))
+    assert value.value is None and value.reason == '1 problems have less than 2 programs' == error.reason
+    value, error = pass_at(1, results_of([1, 0]))
+    assert value.value == 0.5 and error.reason == 'a single problem has no standard error'
+
+
+def test_the_whole_way_by_answers_from_elsewhere(write_jsonl, tmp_path, monkeypatch, capsys):
+    from llmfoundry_gauntlet import cli
+
+    sandbox()
+    made = problem(PYTHON)
+    row = {'prompt': made.prompt, 'entry_point': 'answer', 'test': made.test, 'language': PYTHON}
+    write_jsonl('rows.jsonl', [row, row])
+    keys = {'label': 't', 'dataset_uri': 'rows.jsonl', 'num_fewshot': [0], 'icl_task_type': 'code_evaluation'}
+    (tmp_path / 'tasks.yaml').write_text(
+        json.dumps({'icl_tasks': [{**keys, 'generations_per_sample': 4, 'pass_at_k': [1, 2]}]})
+    )
+    lines = [
+        {'task': 't', 'num_shots': 0, 'file': None, 'row': row, 'variant': None, 'sample': sample, 'text': text}
+        for row, texts in enumerate([[right(PYTHON), right(PYTHON, 'x'), '', right(PYTHON) + '\nprint(1)'], [''] * 4])
+        for sample, text in enumerate(texts)
+    ]
+    write_jsonl('answers.jsonl', lines)
+    words = ['--tasks', 'tasks.yaml', '--outputs', 'answers.jsonl', '--data-root', '.', '--out', 'out']
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr('sys.argv', ['gauntlet', 'run', *words])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert not stopped.value.code, capsys.readouterr().err
+    record = json.loads((tmp_path / 'out/results.json').read_text())
+    metrics = {key.split('/')[-1]: value for key, value in record['metrics'].items() if key.startswith('metrics/t/')}
+    assert metrics['InContextLearningCodeEvalAccuracy'] == metrics['PassAt1'] == 0.25
+    assert metrics['PassAt2'] == pytest.approx((1 - 1 / 6) / 2)
+    assert metrics['PassAt1StandardError'] == pytest.approx(0.25) and 'CutShare' not in metrics
+    assert record['config']['sandbox'].startswith('bubblewrap')
+    samples = [json.loads(line) for line in (tmp_path / 'out/samples/t_0-shot.jsonl').read_text().splitlines()]
+    assert [(line['row'], line['sample'], line['credit']) for line in samples] == [
+        *((0, sample, credit) for sample, credit in enumerate([1.0, 0.0, 0.0, 1.0])),
+        *((1, sample, 0.0) for sample in range(4)),
+    ]
+    assert SECRET not in ''.join(str(line['reason']) for line in samples)
