@@ -52,6 +52,15 @@ def sandbox() -> Sandbox:
         pytest.skip(str(error))
 
 
+def can_confine() -> bool:
+    """Whether this machine has a sandbox."""
+    try:
+        find_sandbox()
+    except SandboxError:
+        return False
+    return True
+
+
 def need(*tools: str) -> None:
     """Skips the test where a tool is absent."""
     for tool in tools:

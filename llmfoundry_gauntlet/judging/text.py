@@ -16,9 +16,11 @@ PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation + '\u2018\u2019\u00
 ARTICLES = re.compile(r'\b(a|an|the)\b')
 # Signs that normalisation drops and a formula depends on; what tells a formula from 'F-16' and 'War + Peace'.
 SIGN = re.compile(r'[-+<>=^*/!≤≥≠±]|(?<=\d)\.(?=\d)')
-# What has braces that count for nothing, in C++ and JavaScript, and braces.
+# What has braces that count for nothing, in C++ and JavaScript, also while it is not finished; and braces.
 BRACES = re.compile(
-    r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|' r"'(?:\\.|[^'\\\n])*'" r'|`(?:\\.|[^`\\])*`|[{}]', re.DOTALL
+    r'//[^\n]*|/\*.*?(?:\*/|\Z)|"(?:\\.|[^"\\\n])*(?:"|\\?\Z|(?=\n))|'
+    r"'(?:\\.|[^'\\\n])*(?:'|\\?\Z|(?=\n))|`(?:\\.|[^`\\])*(?:`|\\?\Z)|[{}]",
+    re.DOTALL,
 )
 FORMULA = re.compile(r'\\|\$.*\$|[<>=^√≤≥≠±]|\(.*[-+*/].*\)|[\d)]\s?[!*/]|[*/]\s?[\d(]|[\d)]\s[-+]\s|\s[-+]\s[\d(]')
 

@@ -16,6 +16,7 @@ from llmfoundry_gauntlet.data.fields import RowError, optional_text_field, optio
 from llmfoundry_gauntlet.judging.code.judge import judge as run_program
 from llmfoundry_gauntlet.judging.code.programs import LANGUAGES, PYTHON, Program, make_program
 from llmfoundry_gauntlet.judging.code.sandbox import Sandbox
+from llmfoundry_gauntlet.judging.code.verdicts import CannotJudge
 from llmfoundry_gauntlet.judging.text import NON_FINITE_REPLY
 from llmfoundry_gauntlet.tasks.base import TaskType, part
 from llmfoundry_gauntlet.values import Generation, Judgement, Question, StopRule
@@ -106,7 +107,7 @@ def judge_program(
         return Judgement(credit=None, reason=NON_FINITE_REPLY)
     try:
         verdict = run_program(content.program(task, reference), output.text, sandbox)
-    except OSError as error:
+    except (CannotJudge, OSError) as error:
         return Judgement(credit=None, reason=f'the program could not be run: {error}')
     reasons = [verdict.reason] if verdict.reason else []
     if output.is_cut:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import tiny
 from paths import ROOT
+from programs import can_confine
 
 HERE = Path(__file__).parent
 
@@ -62,8 +63,9 @@ def evaluate(folder: Path, num_ranks: int) -> tuple[dict[str, float], dict[str, 
 def test_one_two_and_three_ranks_give_identical_items_and_metrics(folder: Path):
     """Fails when a rank's last batch is dropped, or when results are averaged per rank."""
     one = evaluate(folder, 1)
-    assert one[0]['gauntlet/items'] == 2 * (7 + 5 + 2) + 2 * 40
-    assert len(one[1]) == 6 + 2
+    num_programs = 6 * 3 if can_confine() else 0
+    assert one[0]['gauntlet/items'] == 2 * (7 + 5 + 2) + 2 * 40 + num_programs
+    assert len(one[1]) == 6 + 2 + bool(num_programs)
     lengths = {json.loads(line)['num_tokens'][0] for line in one[1]['drawn_1-shot.jsonl'].splitlines()}
     assert len(lengths) > 3
     assert evaluate(folder, 2) == one

@@ -22,7 +22,7 @@ def test_the_folder_is_the_users_unless_the_environment_names_one(monkeypatch, t
     monkeypatch.setenv('XDG_CACHE_HOME', 'relative')  # is to be ignored, says its specification
     assert cache_folder() == tmp_path / '.cache/llmfoundry_gauntlet/tokens'
     monkeypatch.setenv('LLMFOUNDRY_GAUNTLET_CACHE', '~/tokens')
-    assert cache_folder() == tmp_path / 'tokens'
+    assert cache_folder() == tmp_path / 'tokens/tokens' and cache_folder('headers') == tmp_path / 'tokens/headers'
     for off in ('off', 'OFF'):
         monkeypatch.setenv('LLMFOUNDRY_GAUNTLET_CACHE', off)
         assert cache_folder() is None

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import logging
 import os
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from llmfoundry_gauntlet.judging.code.programs import Begun, Program, signature_of
+from llmfoundry_gauntlet.judging.code.programs import Program, signature_of
 from llmfoundry_gauntlet.judging.code.sandbox import INSIDE, MIB, Command, Limits, Mount, Sandbox, in_memory, started
 from llmfoundry_gauntlet.judging.code.tools import COMPILER, runner
-from llmfoundry_gauntlet.judging.code.verdicts import Undecided
+from llmfoundry_gauntlet.judging.code.verdicts import CannotJudge, Undecided
 from llmfoundry_gauntlet.prompts.cache import cache_folder
 
 log = logging.getLogger(__name__)
 
+_building = threading.Lock()
+
 FLAGS = '-std=c++17 -w'
-INCLUDE = f'{FLAGS} -include $FILES/remote.hpp'
+COMMON = f'{FLAGS} -include "$FILES/common.hpp"'
+WITH_CALLS = '-include "$FILES/remote.hpp"'
 BUILD_LIMITS = Limits(threads=32, file_bytes=64 * MIB, tmp_bytes=256 * MIB)
 HEADER_LIMITS = Limits(cpu_seconds=60, threads=32, file_bytes=512 * MIB, tmp_bytes=600 * MIB, memory_bytes=2048 * MIB)
 BUILD_SECONDS = 60.0  # for what is ours
@@ -30,7 +36,8 @@ NOT_BUILT = 'does not compile'
 
 TEST = """{prelude}
 static gauntlet::Asked gauntlet_asked;
-{returns} {name}({parameters}) {{ return gauntlet::call<{returns}>({names}); }}
+std::decay_t<{returns}> gauntlet_{name}({parameters}) {{ return gauntlet::call<{returns}>({names}); }}
+#define {name} gauntlet_{name}
 {test}
 """
 SERVER = """using namespace std;
@@ -48,6 +55,8 @@ int main() {{
 }}
 """
 SAME = 'inline bool issame({type} a, {type} b) {{ return {test}; }}'
+KNOWN_CHECK = '  if (!issame({call}, {wanted})) std::abort();'
+EQUAL_CHECK = '  {{ {returns} expected = {wanted}; if (!({call} == expected)) std::abort(); }}'
 CLOSE = 'std::abs(a - b) < 1e-4'
 ALL_CLOSE = (
     'a.size() == b.size() && '
@@ -61,59 +70,78 @@ CLOSE_TYPES = {'double': CLOSE, 'std::vector<float>': ALL_CLOSE}
 COMPLETION = '#define main gauntlet_unused_main\n'  # a completion's own main is not run
 
 
-def build_cpp(program: Program, code: str, sandbox: Sandbox, deadline: float) -> tuple[bytes, bytes]:
-    """The programs of the test and of the completion. Raises Undecided where one is not built."""
-    try:
-        signature = signature_of(program)
-        names = ', '.join(signature.names)
-    except ValueError as error:
-        raise Undecided(f'the problem cannot be run: {error}') from None
-    test, server = build_problem(program, signature, names, sandbox)
-    if test is None or server is None:
-        raise Undecided('the test does not compile')
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What all completions of a problem share: the test's program, and the object that serves calls."""
+
+    test: bytes
+    server: bytes
+
+
+def build_completion(problem: Problem, code: str, sandbox: Sandbox, deadline: float) -> bytes:
+    """The program that a completion makes. Raises Undecided where it is not built."""
     built = build(
-        f'{COMPILER} {INCLUDE} $FILES/completion.cpp $FILES/server.o -o $TMPDIR/program && cat $TMPDIR/program',
+        f'{COMPILER} {COMMON} "$FILES/completion.cpp" "$FILES/server.o" -o "$TMPDIR/program" && cat "$TMPDIR/program"',
         header_mounts(sandbox),
-        {'completion.cpp': (COMPLETION + code).encode(), 'server.o': server},
+        {'completion.cpp': (COMPLETION + code).encode(errors='replace'), 'server.o': problem.server},
         sandbox,
         deadline,
     )
     if built is None:
         raise Undecided(NOT_BUILT)
-    return test, built
+    return built
 
 
 @functools.lru_cache(maxsize=KEPT)
-def build_problem(
-    program: Program, signature: Begun, names: str, sandbox: Sandbox
-) -> tuple[bytes | None, bytes | None]:
-    """The test's program, and the object that serves calls to a completion: the same for all completions."""
-    deadline = time.monotonic() + BUILD_SECONDS
+def build_problem(program: Program, sandbox: Sandbox) -> Problem:
+    """Builds what is the problem's own.
+
+    Raises CannotJudge where that fails, Undecided where it is by pairs, of which some are wrong in the data.
+    """
+    failure = CannotJudge if program.pairs is None else Undecided
+    try:
+        signature = signature_of(program)
+        names = ', '.join(signature.names)
+    except ValueError as error:
+        raise failure(f'the problem cannot be run: {error}') from None
     parts = {'returns': signature.returns, 'name': signature.name, 'parameters': signature.parameters, 'names': names}
-    test = build(
-        f'{COMPILER} {INCLUDE} $FILES/test.cpp -o $TMPDIR/program && cat $TMPDIR/program',
-        header_mounts(sandbox),
-        {'test.cpp': TEST.format(prelude=program.prelude, test=test_of(program), **parts).encode()},
-        sandbox,
-        deadline,
-    )
-    server = build(
-        f'{COMPILER} {INCLUDE} -c $FILES/server.cpp -o $TMPDIR/server.o && cat $TMPDIR/server.o',
-        header_mounts(sandbox),
-        {'server.cpp': SERVER.format(**parts).encode()},
-        sandbox,
-        deadline,
-    )
-    return test, server
+    test = TEST.format(prelude=program.prelude, test=test_of(program, signature.returns), **parts)
+    server = SERVER.format(prelude=program.prelude, **parts)
+    deadline = time.monotonic() + BUILD_SECONDS
+    try:
+        built = [
+            build(
+                f'{COMPILER} {COMMON} {options} "$FILES/{name}.cpp" -o "$TMPDIR/built" && cat "$TMPDIR/built"',
+                (*header_mounts(sandbox), runner('remote.hpp')),
+                {f'{name}.cpp': source.encode(errors='replace')},
+                sandbox,
+                deadline,
+            )
+            for name, source, options in (('test', test, WITH_CALLS), ('server', server, f'{WITH_CALLS} -c'))
+        ]
+    except Undecided as reason:
+        raise CannotJudge(f'the test: {reason}') from None
+    if None in built:
+        raise failure('the test does not compile')
+    return Problem(*built)
 
 
-def test_of(program: Program) -> str:
-    """The test's source; of pairs one that compares every result, floats within 1e-4, as Composer 0.17 did."""
+def test_of(program: Program, returns: str) -> str:
+    """The test's source; of pairs one that compares every result.
+
+    As Composer 0.17 did, floats within 1e-4; results of types that it did not know must be equal.
+    """
     if program.pairs is None:
         return program.test
     overloads = [SAME.format(type=kind, test='a == b') for kind in EQUAL_TYPES]
     overloads += [SAME.format(type=kind, test=test) for kind, test in CLOSE_TYPES.items()]
-    checks = [f'  if (!issame({program.target}({given}), {wanted})) std::abort();' for given, wanted in program.pairs]
+    bare = returns.replace(' ', '').replace('std::', '')
+    known = bare in {kind.replace(' ', '').replace('std::', '') for kind in (*EQUAL_TYPES, *CLOSE_TYPES, 'float')}
+    check = KNOWN_CHECK if known else EQUAL_CHECK
+    checks = [
+        check.format(call=f'{program.target}({given})', wanted=wanted, returns=returns)
+        for given, wanted in program.pairs
+    ]
     return PAIRS.format(overloads='\n'.join(overloads), checks='\n'.join(checks))
 
 
@@ -143,27 +171,39 @@ def build(
             os.close(descriptor)
 
 
-@functools.lru_cache(maxsize=1)
 def header_mounts(sandbox: Sandbox) -> tuple[Mount, ...]:
-    """Our header, and the same compiled, which is kept in the user's cache folder; built once for a compiler."""
-    header = runner('remote.hpp')
+    """The header of all programs, and the same compiled, if it can be kept in the user's cache folder."""
+    with _building:
+        return compiled_header(sandbox)
+
+
+@functools.lru_cache(maxsize=1)
+def compiled_header(sandbox: Sandbox) -> tuple[Mount, ...]:
+    """As `header_mounts`; built once for a compiler."""
+    header = runner('common.hpp')
     folder = cache_folder('headers')
     if folder is None:
         return (header,)
-    version = subprocess.run([COMPILER, '--version'], capture_output=True, check=True).stdout
+    try:
+        version = subprocess.run([COMPILER, '--version'], capture_output=True, check=True).stdout
+    except subprocess.CalledProcessError as error:
+        raise CannotJudge(f'{COMPILER} --version: {error}') from None
     content = Path(header.source).read_bytes()
     digest = hashlib.sha256(b'\0'.join([version, FLAGS.encode(), content])).hexdigest()[:16]
     compiled = folder / f'{digest}.gch'
-    if not compiled.exists():
-        built = build(
-            f'cp $FILES/remote.hpp $TMPDIR && {COMPILER} {FLAGS} -x c++-header $TMPDIR/remote.hpp '
-            '-o $TMPDIR/remote.hpp.gch && cat $TMPDIR/remote.hpp.gch',
-            (header,),
-            {},
-            sandbox,
-            time.monotonic() + BUILD_SECONDS,
-            HEADER_LIMITS,
-        )
+    if not os.path.exists(compiled):
+        try:
+            built = build(
+                f'cp "$FILES/common.hpp" "$TMPDIR" && {COMPILER} {FLAGS} -x c++-header "$TMPDIR/common.hpp" '
+                '-o "$TMPDIR/common.hpp.gch" && cat "$TMPDIR/common.hpp.gch"',
+                (header,),
+                {},
+                sandbox,
+                time.monotonic() + BUILD_SECONDS,
+                HEADER_LIMITS,
+            )
+        except Undecided:
+            built = None
         if built is None or not keep(compiled, built):
             return (header,)
     return (header, Mount(str(compiled), f'{header.target}.gch'))
@@ -178,6 +218,8 @@ def keep(path: Path, content: bytes) -> bool:
         os.chmod(stream.name, 0o644)
         os.replace(stream.name, path)
     except OSError as error:
+        with contextlib.suppress(OSError, UnboundLocalError):
+            os.unlink(stream.name)
         log.warning('%s: the compiled header is not kept, programs take longer to build: %s', path, error)
         return False
     return True

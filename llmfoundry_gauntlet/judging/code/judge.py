@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from llmfoundry_gauntlet.judging.code.cpp import build_cpp
+from llmfoundry_gauntlet.judging.code.cpp import build_completion, build_problem
 from llmfoundry_gauntlet.judging.code.programs import CPP, JAVASCRIPT, PYTHON, Program, make_program, whole_text
 from llmfoundry_gauntlet.judging.code.sandbox import Running, Sandbox, in_memory
 from llmfoundry_gauntlet.judging.code.tools import cpp_command, node_command, python_command
-from llmfoundry_gauntlet.judging.code.verdicts import Undecided, Verdict
+from llmfoundry_gauntlet.judging.code.verdicts import CannotJudge, Undecided, Verdict
 
 SELF_TEST_SECONDS = 60.0
 SECONDS = 10.0  # of wall time, for a completion and all that is done for it
@@ -38,17 +38,27 @@ LATE = 'not done in time'
 ENDED = 'the program ended before its test did'
 NOT_PLAIN = 'the result of a call is no plain value'
 UNEXPECTED = 'the result of a call is not the expected one'
-STATUSES = {90: ENDED, 91: NOT_PLAIN, 92: 'the test makes no call', 134: UNEXPECTED, 6: UNEXPECTED}
+STATUSES = {
+    90: ENDED,
+    141: ENDED,
+    13: ENDED,
+    91: NOT_PLAIN,
+    92: 'the test makes no call',
+    134: UNEXPECTED,
+    6: UNEXPECTED,
+}
 
 
 def judge(program: Program, completion: str, sandbox: Sandbox, *, seconds: float = SECONDS) -> Verdict:
-    """Runs a completion against its problem's test. Raises OSError where that could not be done, by no fault of its."""
-    deadline = time.monotonic() + seconds
+    """Runs a completion against its problem's test.
+
+    Raises CannotJudge or OSError where that could not be done, by no fault of the completion's.
+    """
     code = whole_text(program, completion)
     try:
         if program.language == CPP:
-            return judge_cpp(program, code, sandbox, deadline)
-        return judge_script(program, code, sandbox, deadline)
+            return judge_cpp(program, code, sandbox, seconds)
+        return judge_script(program, code, sandbox, time.monotonic() + seconds)
     except Undecided as reason:
         return Verdict(False, str(reason))
 
@@ -59,7 +69,7 @@ def self_test(language: str, sandbox: Sandbox) -> str | None:
     program = make_program(language=language, prompt=prompt, entry_point='f', test=test)
     try:
         verdict = judge(program, solution, sandbox, seconds=SELF_TEST_SECONDS)
-    except OSError as error:
+    except (CannotJudge, OSError) as error:
         return f'{language} programs cannot be run here: {error}'
     return None if verdict.passed else f'{language} programs cannot be run here: {verdict.reason}'
 
@@ -90,12 +100,14 @@ def judge_script(program: Program, code: str, sandbox: Sandbox, deadline: float)
             return pipes.verdict_of(False, 'the test ended without a verdict')
 
 
-def judge_cpp(program: Program, code: str, sandbox: Sandbox, deadline: float) -> Verdict:
+def judge_cpp(program: Program, code: str, sandbox: Sandbox, seconds: float) -> Verdict:
     """A C++ program: its verdict is the exit status of the test's process, in which none of its code is."""
-    test, completion = build_cpp(program, code, sandbox, deadline)
+    problem = build_problem(program, sandbox)  # whose time is not the completion's
+    deadline = time.monotonic() + seconds
+    completion = build_completion(problem, code, sandbox, deadline)
     with Pipes() as pipes:
         pipes.start_binary(sandbox, completion, pipes.calls[0], pipes.results[1])
-        running = pipes.start_binary(sandbox, test, pipes.calls[1], pipes.results[0], pipes.verdict[1])
+        running = pipes.start_binary(sandbox, problem.test, pipes.calls[1], pipes.results[0], pipes.verdict[1])
         pipes.wait(deadline)
         try:
             status = running.wait(max(0.1, deadline - time.monotonic()))
@@ -151,15 +163,22 @@ class Pipes(ExitStack):
     def wait(self, deadline: float) -> bytes:
         """What the test says, once it has ended. Raises Undecided where it has not in time."""
         said = b''
+        ended = os.pidfd_open(self.running[-1].process.pid)
+        self.callback(os.close, ended)
         poll = select.poll()
-        poll.register(self.verdict[0], select.POLLIN | select.POLLHUP)
-        while True:
+        poll.register(self.verdict[0], select.POLLIN)
+        poll.register(ended, select.POLLIN)  # for a child that another thread forked may hold the pipe open
+        while not said.endswith(b'\n'):
             left = deadline - time.monotonic()
-            if left <= 0 or not poll.poll(left * 1000):
+            ready = dict(poll.poll(left * 1000)) if left > 0 else {}
+            if not ready:
                 raise Undecided(LATE)
-            piece = os.read(self.verdict[0], MAX_VERDICT)
-            if not piece:
-                return said
-            said += piece
+            if ready.get(self.verdict[0], 0) & select.POLLIN:
+                said += os.read(self.verdict[0], MAX_VERDICT)
+            elif ended in ready:
+                break
             if len(said) > MAX_VERDICT:
                 raise Undecided('the test said too much')
+            if ready.get(self.verdict[0]) == select.POLLHUP:
+                poll.unregister(self.verdict[0])
+        return said

@@ -80,7 +80,7 @@ def functions(language: str, text: str) -> list[Begun]:
     found = BEGINS[language].finditer(text)
     if language == CPP:
         return [
-            Begun(match.start(), match['name'], match['returns'].strip(), match['parameters'].strip())
+            Begun(match.start(), match['name'], bare_type(match['returns']), match['parameters'].strip())
             for match in found
         ]
     return [Begun(match.start(), next(filter(None, match.groups()))) for match in found]
@@ -92,6 +92,11 @@ def signature_of(program: Program) -> Begun:
     if not begun:
         raise ValueError(f'the prompt does not begin {program.target}')
     return begun[-1]
+
+
+def bare_type(text: str) -> str:
+    """A type without what says how a function is linked."""
+    return ' '.join(word for word in text.split() if word not in ('inline', 'static', 'constexpr', 'extern'))
 
 
 def split_parameters(text: str) -> list[str]:

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import os
+import platform
+import secrets
 import shutil
 import signal
 import subprocess
@@ -31,7 +32,11 @@ AUTO, BUBBLEWRAP, RLIMITS, NONE = 'auto', 'bubblewrap', 'rlimits', 'none'
 MIB = 2**20
 INSIDE = '/gauntlet'  # our files in a sandbox; a shell script finds them by the variable FILES
 SYSTEM = ('/bin', '/sbin', '/lib', '/lib32', '/lib64', '/etc/alternatives', '/etc/ld.so.cache', '/nix/store')
-FIRST_UID, NUM_UIDS = 60_000, 5_000  # nobody's, below what a container usually has
+FIRST_UID, NUM_UIDS = 20_000, 45_000  # below what a container usually has
+NOT_THE_SYSTEMS = (  # what lies under /usr and may be a user's, or differs from machine to machine
+    *('/usr/src', '/usr/local/src', '/usr/lib/python3/dist-packages'),
+    *('/usr/local/lib/python3*/dist-packages', '/usr/local/lib/python3*/site-packages'),
+)
 PROBE_SECONDS = 20
 MAX_SAID = 2000  # bytes of what a sandbox says of itself
 INSTALL = 'install bubblewrap (Debian: apt-get install bubblewrap)'
@@ -114,10 +119,22 @@ class Running:
         """The exit status, negative for a signal. Raises subprocess.TimeoutExpired."""
         return self.process.wait(max(0.0, seconds))
 
+    def _kill_children(self) -> None:
+        """Kills what bubblewrap may have started before it asked to die with its parent."""
+        pid = self.process.pid
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGSTOP)  # it starts no more
+            os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+            for child in Path(f'/proc/{pid}/task/{pid}/children').read_text().split():
+                os.kill(int(child), signal.SIGKILL)
+
     def stop(self) -> None:
         """Kills the program and whatever belongs to it, and waits until it is gone."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        if self.process.returncode is None:
+            self._kill_children()
+        if self.process.returncode is None or self._folder is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         os.close(self._errors)
         if self._folder is not None:
@@ -180,7 +197,7 @@ class Sandbox:
         quiet = ['sh', '-c', 'exec "$@" 2>/dev/null', 'sh', *arguments]
         if self.level == NONE:
             return quiet
-        limited = [*prlimit(command.limits, self.level), *quiet]
+        limited = [*prlimit(command.limits, counts_threads=self.level == BUBBLEWRAP and self._has_threads()), *quiet]
         if self.level == RLIMITS:
             return limited
         opened.append(in_memory(seccomp_filter(may_fork=command.may_fork)))
@@ -197,7 +214,8 @@ class Sandbox:
             yield from ('--unshare-user', '--uid', str(FIRST_UID), '--gid', str(FIRST_UID))
         yield from ('--perms', '0755', '--dir', '/etc')
         yield from system_mounts()
-        yield from ('--proc', '/proc', '--dev', '/dev', '--remount-ro', '/dev')
+        yield from ('--proc', '/proc', '--size', '4096', '--tmpfs', '/proc/1', '--remount-ro', '/proc/1')
+        yield from ('--remount-ro', '/proc', '--dev', '/dev', '--remount-ro', '/dev')
         yield from ('--perms', '1777', '--size', str(command.limits.tmp_bytes), '--tmpfs', '/tmp')
         for folder in sorted({parent for mount in command.mounts for parent in parents(mount.target)}):
             yield from ('--perms', '0755', '--dir', folder)
@@ -211,23 +229,25 @@ class Sandbox:
             yield from ('--size', '4096', '--tmpfs', folder, '--remount-ro', folder)
         yield from ('--remount-ro', '/', '--chdir', '/tmp')
 
+    def _has_threads(self) -> bool:
+        """Whether threads are counted for a program alone: its own user's, or since Linux 5.14 its namespace's."""
+        version = tuple(int(number) for number in platform.release().split('-')[0].split('.')[:2])
+        return self.as_root or version >= (5, 14)
+
     def _user(self) -> list[str]:
         """As root: a user of this program's own, so that its limit of threads is its own, and no privileges."""
         if not self.as_root:
             return []
-        user = FIRST_UID + next(_users) % NUM_UIDS
+        user = FIRST_UID + secrets.randbelow(NUM_UIDS)
         return ['setpriv', f'--reuid={user}', f'--regid={user}', '--clear-groups', '--inh-caps=-all', '--']
 
 
-_users = itertools.count(os.getpid())
-
-
-def prlimit(limits: Limits, level: str) -> list[str]:
-    """The command that sets limits. Threads are counted with all of a user's where nothing sets programs apart."""
+def prlimit(limits: Limits, *, counts_threads: bool) -> list[str]:
+    """The command that sets limits."""
     memory = 'as' if limits.counts_reserved else 'data'
     line = ['prlimit', f'--{memory}={limits.memory_bytes}', f'--cpu={limits.cpu_seconds}', '--core=0']
     line += [f'--fsize={limits.file_bytes}', f'--nofile={limits.open_files}']
-    if level == BUBBLEWRAP:
+    if counts_threads:
         line.append(f'--nproc={limits.threads}')
     return [*line, '--']
 
@@ -242,6 +262,10 @@ def system_mounts() -> tuple[str, ...]:
             options += ['--symlink', os.readlink(path), name]
         elif path.exists():
             options += ['--ro-bind', name, name]
+    for pattern in NOT_THE_SYSTEMS:
+        for folder in Path('/').glob(pattern.lstrip('/')):
+            if folder.is_dir() and not folder.is_symlink():
+                options += ['--size', '4096', '--tmpfs', str(folder), '--remount-ro', str(folder)]
     return tuple(options)
 
 
@@ -260,7 +284,12 @@ def environment(folder: str | None) -> dict[str, str]:
 def in_memory(content: bytes) -> int:
     """A descriptor from which this can be read, of a file that is in memory alone."""
     descriptor = os.memfd_create('gauntlet', os.MFD_CLOEXEC)
-    os.write(descriptor, content)
+    try:
+        with open(descriptor, 'wb', closefd=False) as stream:
+            stream.write(content)
+    except OSError:
+        os.close(descriptor)
+        raise
     os.lseek(descriptor, 0, os.SEEK_SET)
     return descriptor
 

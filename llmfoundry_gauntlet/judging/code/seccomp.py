@@ -21,7 +21,7 @@ DENIED = {
         *(101, 310, 311, 312),  # ptrace, process_vm_readv, process_vm_writev, kcmp
         *(155, 161, 165, 166, 272, 308, 428, 429, 430, 431, 432, 433, 442),  # mounts, roots, namespaces
         *(248, 249, 250, 298, 319, 321, 323, 425, 426, 427, 447),  # keys, perf, memfd, bpf, userfaultfd, io_uring
-        *(134, 139, 153, 163, 167, 168, 169, 172, 173, 175, 176, 179, 246, 304, 313, 320),  # the machine itself
+        *(103, 134, 139, 153, 163, 167, 168, 169, 172, 173, 175, 176, 179, 246, 304, 313, 320),  # the machine itself
         *(424, 434, 438),  # pidfd_send_signal, pidfd_open, pidfd_getfd
     ),
     'aarch64': (
@@ -29,13 +29,15 @@ DENIED = {
         *(117, 270, 271, 272),
         *(39, 40, 41, 51, 97, 268, 428, 429, 430, 431, 432, 433, 442),
         *(217, 218, 219, 241, 279, 280, 282, 425, 426, 427, 447),
-        *(60, 89, 104, 105, 106, 142, 224, 225, 265, 273, 294),
+        *(60, 89, 116, 104, 105, 106, 142, 224, 225, 265, 273, 294),
         *(424, 434, 438),
     ),
 }
 FORKS = {'x86_64': (57, 58), 'aarch64': ()}
 CLONE = {'x86_64': 56, 'aarch64': 220}
 CLONE3 = 435
+SOCKET = {'x86_64': 41, 'aarch64': 198}
+AF_UNIX = 1  # others reach beyond network namespaces (vsock), or hold memory that is nobody's
 AUDIT_ARCH = {'x86_64': 0xC000003E, 'aarch64': 0xC00000B7}
 X32_BIT = 0x40000000
 CLONE_THREAD = 0x00010000
@@ -70,5 +72,12 @@ def seccomp_filter(*, may_fork: bool, machine: str | None = None) -> bytes:
     code.append((LOAD, 0, 0, FIRST_ARGUMENT))
     code.append((JUMP_SET, 0, 1, NEW_NAMESPACES) if may_fork else (JUMP_SET, 1, 0, CLONE_THREAD))
     code.append((RETURN, 0, 0, DENY | errno.EPERM))
+    code += [
+        (LOAD, 0, 0, NUMBER),
+        (JUMP_EQUAL, 0, 3, SOCKET[machine]),
+        (LOAD, 0, 0, FIRST_ARGUMENT),
+        (JUMP_EQUAL, 1, 0, AF_UNIX),
+        (RETURN, 0, 0, DENY | errno.EAFNOSUPPORT),
+    ]
     code.append((RETURN, 0, 0, ALLOW))
     return b''.join(struct.pack('<HBBI', *instruction) for instruction in code)

@@ -69,7 +69,7 @@ def node_command(role: str, *descriptors: int) -> Command:
     program, mounts = node_mounts()
     script = runner('node_runner.js')
     return Command(
-        arguments=(program, '--max-old-space-size=512', script, role, *map(str, descriptors)),
+        arguments=(program, '--max-old-space-size=512', '--no-addons', script, role, *map(str, descriptors)),
         mounts=(*mounts, script),
         limits=Limits(counts_reserved=False),
     )

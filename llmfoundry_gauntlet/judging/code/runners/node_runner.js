@@ -12,6 +12,9 @@ const vm = require('vm')
 
 const MAX_LINE = 64 * 2 ** 20
 const PIECE = 65536
+const MAX_ITEMS = 10 ** 6 // of an iterator
+const TYPED = ['Int8', 'Uint8', 'Uint8Clamped', 'Int16', 'Uint16', 'Int32', 'Uint32', 'Float32', 'Float64', 'BigInt64',
+  'BigUint64'].map((name) => `${name}Array`)
 const FAILURES = /^([A-Za-z ]{1,40} (in a call|before the first call)|the result of a call is no plain value)$/
 
 class NotPlain extends Error {}
@@ -32,6 +35,15 @@ function encode(value) {
   if (own.isArray(value)) return Array.from(value, encode)
   if (value instanceof Map) return { map: Array.from(value, ([key, item]) => [encode(key), encode(item)]) }
   if (value instanceof Set) return { set: Array.from(value, encode) }
+  if (ArrayBuffer.isView(value) && !(value instanceof DataView)) {
+    return { typed: [value.constructor.name, Array.from(value, encode)] }
+  }
+  if (value instanceof Date || value instanceof Promise || typeof value.then === 'function') throw new NotPlain()
+  if (typeof value.next === 'function' && typeof value[Symbol.iterator] === 'function') {
+    const items = []
+    for (const item of value) if (items.push(encode(item)) > MAX_ITEMS) throw new NotPlain()
+    return { iterator: items }
+  }
   return { object: own.entries(value).map(([key, item]) => [key, encode(item)]) }
 }
 
@@ -46,6 +58,11 @@ function decode(value) {
     case 'number': return Number(content)
     case 'map': return new Map(content.map(([key, item]) => [decode(key), decode(item)]))
     case 'set': return new Set(content.map(decode))
+    case 'iterator': return content.map(decode)[Symbol.iterator]()
+    case 'typed': {
+      if (!TYPED.includes(content[0])) throw new NotPlain()
+      return globalThis[content[0]].from(content[1].map(decode))
+    }
     case 'object': {
       const made = {}
       for (const [key, item] of content) {
@@ -125,7 +142,8 @@ function serve(program, calls, results) {
   }
 }
 
-function runTest(program, calls, results) {
+// Runs a test and says what came of it, after all that it may have left to be done later.
+function runTest(program, calls, results, say) {
   const lines = new Lines(results)
   let numCalls = 0
   let numFailed = 0
@@ -162,6 +180,16 @@ function runTest(program, calls, results) {
     numFailed += 1
     if (numFailed === 1) firstFailed = numCalls
   }
+  const verdict = (error) => {
+    if (failure !== null) return failure
+    if (error instanceof CompletionFailed) return error.message
+    if (error !== null) return `${kindOf(error)} in the test, after call ${numCalls}`
+    if (numFailed) return `call ${firstFailed}: the result is not the expected one`
+    return numCalls ? null : 'the test makes no call'
+  }
+  process.on('unhandledRejection', (error) => say(verdict(error)))
+  process.on('uncaughtException', (error) => say(verdict(error)))
+  process.on('beforeExit', () => say(verdict(null)))
   try {
     answer() // that it is ready
     console.assert = check
@@ -177,12 +205,8 @@ function runTest(program, calls, results) {
       }
     }
   } catch (error) {
-    if (error instanceof CompletionFailed) return error.message
-    return `${kindOf(error)} in the test, after call ${numCalls}`
+    say(verdict(error))
   }
-  if (failure !== null) return failure
-  if (numFailed) return `call ${firstFailed}: the result is not the expected one`
-  return numCalls ? null : 'the test makes no call'
 }
 
 function main(role, calls, results, verdict) {
@@ -190,11 +214,12 @@ function main(role, calls, results, verdict) {
   globalThis.require = require
   if (role === 'completion') {
     serve(program, Number(calls), Number(results))
-  } else {
-    const reason = runTest(program, Number(calls), Number(results))
-    send(Number(verdict), { passed: reason === null, reason })
+    process.exit(0)
   }
-  process.exit(0)
+  runTest(program, Number(calls), Number(results), (reason) => {
+    send(Number(verdict), { passed: reason === null, reason })
+    process.exit(0)
+  })
 }
 
 main(...process.argv.slice(2))

@@ -7,6 +7,8 @@ CALLS, RESULTS and VERDICT are descriptors; the program is JSON on standard inpu
 with plain values alone: what the test compares are its own objects of built-in types, whatever the completion returned.
 """
 
+import builtins
+import importlib
 import json
 import os
 import re
@@ -16,6 +18,9 @@ import types
 MAX_LINE = 64 * 2**20
 MAX_ITEMS = 10**6  # of an iterator
 SMALL = 2**53
+DICT_KEYS, DICT_VALUES, DICT_ITEMS = type({}.keys()), type({}.values()), type({}.items())
+MODULES = {'Fraction': 'fractions', 'Decimal': 'decimal'}
+EXACT = {(module, kind) for kind, module in MODULES.items()}
 FAILURES = re.compile(r'[A-Za-z]{1,40} (in a call|before the first call)|the result of a call is no plain value')
 
 
@@ -24,7 +29,11 @@ class NotPlain(Exception):
 
 
 class CompletionFailed(Exception):
-    """Why the completion has no result for a call."""
+    """Why the completion has no result for a call, nor will it for another."""
+
+
+class Raised:
+    """Marks an exception that a call raised."""
 
 
 def encode(value):
@@ -43,6 +52,9 @@ def encode(value):
         return [encode(item) for item in list.__iter__(value)]
     if isinstance(value, dict):
         return {'dict': [[encode(key), encode(item)] for key, item in dict.items(value)]}
+    for kind, view in (('keys', DICT_KEYS), ('values', DICT_VALUES), ('items', DICT_ITEMS)):
+        if type(value) is view:
+            return {kind: [encode(item) for item in value]}
     for kind in (tuple, set, frozenset):
         if isinstance(value, kind):
             return {kind.__name__: [encode(item) for item in kind.__iter__(value)]}
@@ -50,6 +62,8 @@ def encode(value):
         return {type(value).__name__: bytes(value).hex()}
     if isinstance(value, complex):
         return {'complex': [encode(value.real), encode(value.imag)]}
+    if (type(value).__module__, type(value).__name__) in EXACT:
+        return {type(value).__name__: str(value)}
     if isinstance(value, range):
         return {'range': [value.start, value.stop, value.step]}
     if hasattr(type(value), '__next__'):
@@ -77,7 +91,15 @@ def decode(value):
         return {decode(key): decode(item) for key, item in content}
     if kind in ('bytes', 'bytearray'):
         return {'bytes': bytes, 'bytearray': bytearray}[kind].fromhex(content)
+    if kind in MODULES:
+        return getattr(importlib.import_module(MODULES[kind]), kind)(content)
     items = [decode(item) for item in content]
+    if kind == 'items':
+        return dict(items).items()
+    if kind == 'keys':
+        return dict.fromkeys(items).keys()
+    if kind == 'values':
+        return dict(enumerate(items)).values()
     if kind == 'complex':
         return complex(*items)
     return {'tuple': tuple, 'set': set, 'frozenset': frozenset, 'range': range, 'iterator': iter}[kind](
@@ -117,6 +139,8 @@ def serve(program, calls, results):
         try:
             message = json.loads(line)
             value = function(*decode(message['args']), **decode(message['kwargs']))
+            if isinstance(value, types.CoroutineType):
+                value = importlib.import_module('asyncio').run(value)
             answer = {'value': encode(value)}
         except NotPlain:
             answer = {'failed': 'the result of a call is no plain value'}
@@ -131,21 +155,40 @@ class Candidate:
     def __init__(self, calls, results):
         self._calls, self._results = calls, results
         self.num_calls = 0
+        self.failure = None  # kept beside the exception, which a test might catch
+
+    def give_up(self, reason):
+        """Ends the test, whatever it catches."""
+        self.failure = self.failure or reason
+        raise CompletionFailed(reason) from None
+
+    def fail(self, failed):
+        """Raises in the test what a call raised, if that is a built-in exception."""
+        if not isinstance(failed, str) or not FAILURES.fullmatch(failed):
+            self.give_up('a call failed')
+        kind = getattr(builtins, failed.split(' ')[0], None)
+        if not failed.endswith(' in a call') or not (isinstance(kind, type) and issubclass(kind, Exception)):
+            self.give_up(failed)
+        try:
+            error = type(kind.__name__, (kind, Raised), {})()
+        except TypeError:  # of those that want arguments
+            self.give_up(failed)
+        error.reason = failed
+        raise error
 
     def answer(self):
         """What the completion says next."""
         line = self._results.readline(MAX_LINE)
         if not line:
-            raise CompletionFailed('the program ended before its test did')
+            self.give_up('the program ended before its test did')
         try:
             message = json.loads(line)
             failed = message.get('failed')
             value = None if 'value' not in message else decode(message['value'])
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, MemoryError, OverflowError):
-            raise CompletionFailed('the result of a call is no plain value') from None
+            self.give_up('the result of a call is no plain value')
         if failed is not None:
-            known = isinstance(failed, str) and FAILURES.fullmatch(failed)
-            raise CompletionFailed(failed if known else 'a call failed')
+            self.fail(failed)
         return value
 
     def __call__(self, *args, **kwargs):
@@ -154,7 +197,7 @@ class Candidate:
         try:
             send(self._calls, {'args': encode(list(args)), 'kwargs': encode(kwargs)})
         except BrokenPipeError:
-            raise CompletionFailed('the program ended before its test did') from None
+            self.give_up('the program ended before its test did')
         return self.answer()
 
 
@@ -174,8 +217,10 @@ def run_test(program, candidate):
     except AssertionError:
         return f'call {candidate.num_calls}: the result is not the expected one'
     except BaseException as error:
+        if isinstance(error, Raised):
+            return error.reason
         return f'{builtin_name(error)} in the test, after call {candidate.num_calls}'
-    return None if candidate.num_calls else 'the test makes no call'
+    return candidate.failure or (None if candidate.num_calls else 'the test makes no call')
 
 
 def run_pairs(pairs, candidate):
