@@ -61,6 +61,11 @@ def can_confine() -> bool:
     return True
 
 
+def can_run_all() -> bool:
+    """Whether programs of every language can be run here."""
+    return can_confine() and all(map(shutil.which, ('g++', 'node')))
+
+
 def need(*tools: str) -> None:
     """Skips the test where a tool is absent."""
     for tool in tools:

@@ -90,6 +90,7 @@ class EvaluationLoader:
         self.found: Found | None = None
         self.writer: ReplyWriter | None = None  # once replies are wanted of a model
         self.language_model: CausalLanguageModel | None = None  # once there is a model to run
+        self.runs_programs = any(task_types()[task.icl_task_type].runs_programs for task in prepared.tasks.values())
         self.background = ThreadPoolExecutor(max_workers=1, thread_name_prefix='marking')
         self.running: list[Future[Results]] = []  # programs of finished pools
 
@@ -106,7 +107,8 @@ class EvaluationLoader:
                 requests=pool.requests,
                 num_tokens=sum(request.length for request in pool.requests),
             )
-        yield self._step(self._collect)
+        if self.runs_programs:
+            yield self._step(self._collect)
         found = [key for keys in dist.all_gather_object(list(suspects)) for key in keys]
         if self.planned.layout == PADDED_ROWS:  # where nothing spoils another row
             yield self._step(lambda _: suspects)

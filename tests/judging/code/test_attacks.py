@@ -12,12 +12,14 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from programs import CPP, JAVASCRIPT, PYTHON, SECRET, need, problem, right, sandbox
 
 from llmfoundry_gauntlet.judging.code.judge import judge
+from llmfoundry_gauntlet.judging.code.sandbox import Command, try_out
 
 SECONDS = 4.0  # for each, so that the endless ones end
 MARK = 'gauntlet_attack_5521'  # in the names of processes and files that attacks make
@@ -230,6 +232,55 @@ def test_a_program_reaches_no_socket_of_this_machine(kind: str, tmp_path: Path):
         listening.listen()
         code = f"import socket\nline = socket.socket(socket.AF_UNIX)\nline.connect({address!r})\nreturn 'DONE'"
         assert not judge(problem(PYTHON, 'DONE'), body(code), sandbox(), seconds=SECONDS).passed
+
+
+@pytest.mark.parametrize('family', ['socket.AF_INET', 'socket.AF_INET6', 'socket.AF_NETLINK', '40'])
+def test_there_are_no_sockets_but_those_of_files(family: str):
+    """Number 40 is vsock, which network namespaces do not hold back."""
+    code = f"import socket\nsocket.socket({family}, socket.SOCK_STREAM)\nreturn 'DONE'"
+    verdict = judge(problem(PYTHON, 'DONE'), body(code), sandbox(), seconds=SECONDS)
+    assert verdict.reason == 'OSError in a call'
+
+
+@pytest.mark.parametrize('path', ['/proc/1/fd/2', '/proc/1/mem', '/proc/sys/kernel/core_pattern', '/proc/self/oom_adj'])
+@pytest.mark.parametrize('as_root', [True, False])
+def test_nothing_of_proc_can_be_written(path: str, as_root: bool):
+    """Also where bubblewrap's own process has the program's user, so that no item is made unscored."""
+    way = sandbox()
+    if as_root != way.as_root and try_out(replace(way, as_root=as_root)) is not None:
+        pytest.skip('bubblewrap cannot be called in this way here')
+    code = f"open({path!r}, 'r+').write('x')\nreturn 'DONE'"
+    assert not judge(problem(PYTHON, 'DONE'), body(code), replace(way, as_root=as_root), seconds=SECONDS).passed
+
+
+def test_node_loads_no_machine_code():
+    need('node')
+    code = (
+        "  require('fs').writeFileSync('/tmp/x.node', 'x')\n"
+        "  process.dlopen({exports: {}}, '/tmp/x.node')\n  return ''\n}\n"
+    )
+    verdict = judge(problem(JAVASCRIPT, ''), code, sandbox(), seconds=SECONDS)
+    assert not verdict.passed and 'in a call' in verdict.reason
+
+
+def test_nothing_is_left_of_a_program_that_is_stopped_while_its_sandbox_is_set_up():
+    """Its parent has not asked yet that it die with it."""
+    command = Command(arguments=('sleep', '61.5521'))
+    for pause in range(40):
+        running = sandbox().start(command)
+        time.sleep(pause / 8000)
+        running.stop()
+    time.sleep(0.2)
+    assert not [line for line in command_lines() if '61.5521' in line]
+
+
+def command_lines() -> Iterator[str]:
+    """Of all processes of this machine that can be seen."""
+    for path in Path('/proc').glob('[0-9]*/cmdline'):
+        try:
+            yield path.read_text(errors='replace')
+        except OSError:
+            continue
 
 
 @pytest.mark.parametrize('target', ['os.getppid()', '1', '-1', '0', 'os.getpid()', '{judge}', '{parent}'])

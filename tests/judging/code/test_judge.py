@@ -11,7 +11,7 @@ from programs import CPP, JAVASCRIPT, PYTHON, need, problem, right, sandbox
 from llmfoundry_gauntlet.judging.code.judge import judge
 from llmfoundry_gauntlet.judging.code.programs import make_program
 from llmfoundry_gauntlet.judging.code.sandbox import find_sandbox
-from llmfoundry_gauntlet.judging.code.verdicts import Verdict
+from llmfoundry_gauntlet.judging.code.verdicts import CannotJudge, Verdict
 
 TOOLS = {PYTHON: (), CPP: ('g++',), JAVASCRIPT: ('node',)}
 
@@ -256,3 +256,71 @@ def test_a_cpp_function_with_the_name_of_one_of_the_library():
 def test_reasons_of_cpp(solution: str, reason: str):
     test = '#undef NDEBUG\n#include <assert.h>\nint main() { assert(f(1) == 1); }\n'
     assert cpp(test, solution, 'int f(int a) {\n') == Verdict(False, reason)
+
+
+def test_nan_is_no_result_in_cpp():
+    """Some tests ask whether results differ by more than a bound, which NaN never does."""
+    test = '#include <cstdlib>\nint main() { if (f(1) - 1 > 1e-4 || 1 - f(1) > 1e-4) abort(); }\n'
+    prompt = '#include <cmath>\nusing namespace std;\ndouble f(double x) {\n'
+    assert cpp(test, '  return x;\n}\n', prompt).passed
+    assert cpp(test, '  return NAN;\n}\n', prompt) == Verdict(False, 'the result of a call is no plain value')
+
+
+@pytest.mark.parametrize('returned', ['2', '1'])
+def test_an_asynchronous_javascript_test_is_waited_for(returned: str):
+    test = '(async () => { await null; console.assert(await f(1) === 2) })()'
+    assert javascript(test, f'  return {returned}\n}}\n').passed == (returned == '2')
+    later = 'setTimeout(() => { console.assert(f(1) === 2) }, 20)'
+    assert javascript(later, f'  return {returned}\n}}\n').passed == (returned == '2')
+
+
+@pytest.mark.parametrize(
+    ('solution', 'passes'),
+    [
+        ('    raise ValueError("no")\n', True),
+        ('    raise KeyError("no")\n', False),
+        ('    return 1\n', False),
+        ('    import os\n    os._exit(0)\n', False),
+        ('    return object()\n', False),
+    ],
+)
+def test_a_python_test_may_expect_an_exception(solution: str, passes: bool):
+    test = (
+        'def check(candidate):\n    try:\n        candidate(1)\n    except ValueError:\n        return\n'
+        '    except BaseException:\n        assert False\n    assert False\n'
+    )
+    assert python(test, solution).passed == passes
+
+
+@pytest.mark.parametrize('solution', ['    import os\n    os._exit(0)\n', '    return object()\n'])
+def test_a_test_that_catches_everything_does_not_pass_what_gave_no_result(solution: str):
+    test = 'def check(candidate):\n    try:\n        candidate(1)\n    except BaseException:\n        pass\n'
+    assert not python(test, solution).passed
+
+
+@pytest.mark.parametrize(
+    ('prompt', 'solution', 'expected'),
+    [
+        ('def f(x):\n', '    from fractions import Fraction\n    return Fraction(1, 2)\n', '== 0.5'),
+        ('def f(x):\n', '    from decimal import Decimal\n    return Decimal("1.5")\n', '== 1.5'),
+        ('def f(x):\n', '    return {1: 2}.keys()\n', '== {1}'),
+        ('async def f(x):\n', '    return x\n', '== 1'),
+    ],
+)
+def test_further_plain_values(prompt: str, solution: str, expected: str):
+    assert python(f'def check(candidate):\n    assert candidate(1) {expected}\n', solution, prompt) == Verdict(
+        True, None
+    )
+
+
+@pytest.mark.parametrize('language', TOOLS)
+def test_text_that_cannot_be_written_is_wrong_and_no_error(language: str):
+    need(*TOOLS[language])
+    assert not judge(problem(language), '\ud800', sandbox()).passed
+
+
+def test_a_problem_whose_own_test_does_not_compile_leaves_programs_unmarked():
+    with pytest.raises(CannotJudge, match='the test does not compile'):
+        cpp('int main() { return nothing; }', '  return 1;\n}\n', 'int f(int a) {\n')
+    with pytest.raises(CannotJudge, match='does not begin f'):
+        cpp('int main() {}', '  return 1;\n}\n', 'int f = [](int a) {\n')
