@@ -487,6 +487,7 @@ def test_a_source_includes_nothing_from_outside(code: str, tmp_path: Path):
     need('g++')
     path = tmp_path / 'secret'
     path.write_text(f'"{SECRET}"')
+    assert_unharmed(CPP)  # which builds what is ours
     started = time.monotonic()
     verdict = judge(problem(CPP), code.format(path=path), sandbox(), seconds=10)
     assert not verdict.passed and SECRET not in verdict.reason
@@ -509,6 +510,7 @@ def test_a_source_includes_nothing_from_outside(code: str, tmp_path: Path):
 )
 def test_compiling_costs_little(code: str):
     need('g++')
+    assert_unharmed(CPP)  # which builds what is ours
     started = time.monotonic()
     assert not judge(problem(CPP), code, sandbox(), seconds=SECONDS).passed
     assert time.monotonic() - started < SECONDS + 2
