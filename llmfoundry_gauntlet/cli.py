@@ -185,7 +185,8 @@ def check(tasks: Path | None, gauntlet: Path | None, data_root: str | None) -> N
     """Prints what is there and all warnings; without `data_root` no rows are read. Raises ConfigError, DataError."""
     from llmfoundry_gauntlet.config.load import load_suite
     from llmfoundry_gauntlet.config.settings import AUTO
-    from llmfoundry_gauntlet.evaluation import find_means, read_data
+    from llmfoundry_gauntlet.evaluation import read_data
+    from llmfoundry_gauntlet.tasks.means import find_means
 
     suite = load_suite(tasks, gauntlet)
     for warning in suite.warnings:
@@ -197,7 +198,7 @@ def check(tasks: Path | None, gauntlet: Path | None, data_root: str | None) -> N
     if tasks is not None and data_root is not None:
         examples = read_data(suite, data_root)
         typer.echo(f'{data_root}: {sum(map(len, examples.values()))} rows of {len(examples)} tasks')
-        for task, reason in find_means(suite, examples, AUTO)[1].items():
+        for task, reason in find_means(suite.tasks, examples, AUTO)[1].items():
             typer.echo(f'warning: {task}: cannot be run here: {reason}')
 
 

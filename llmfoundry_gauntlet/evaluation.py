@@ -9,7 +9,6 @@ evaluation = conclude(planned, results, seconds)                all items, exact
 
 from __future__ import annotations
 
-import functools
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,10 +21,8 @@ from llmfoundry_gauntlet.config.specs import TaskSpec
 from llmfoundry_gauntlet.data.examples import read_examples
 from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, STREAM, Batch, longest_row, plan
 from llmfoundry_gauntlet.engine.pools import Pool, plan_pools
-from llmfoundry_gauntlet.errors import ConfigError, DataError, SandboxError
-from llmfoundry_gauntlet.judging.code.judge import self_test
-from llmfoundry_gauntlet.judging.code.sandbox import Sandbox, find_sandbox
-from llmfoundry_gauntlet.judging.code.tools import missing_tool
+from llmfoundry_gauntlet.errors import ConfigError, DataError
+from llmfoundry_gauntlet.judging.code.sandbox import Sandbox
 from llmfoundry_gauntlet.judging.code.workers import workers
 from llmfoundry_gauntlet.prompts.cache import NO_CACHE, TokenCache
 from llmfoundry_gauntlet.prompts.encode import Encoder
@@ -33,6 +30,7 @@ from llmfoundry_gauntlet.scores.composites import compute_composites
 from llmfoundry_gauntlet.scores.metrics import pass_names, task_score
 from llmfoundry_gauntlet.tasks import task_types
 from llmfoundry_gauntlet.tasks.items import Preparation, item_result, with_samples
+from llmfoundry_gauntlet.tasks.means import find_means
 from llmfoundry_gauntlet.tasks.prepare import prepare_tasks
 from llmfoundry_gauntlet.tasks.texts import TextTask
 from llmfoundry_gauntlet.values import (
@@ -177,37 +175,11 @@ def load_data(settings: EvaluationSettings, *, runs_programs: bool = True) -> Ev
     if settings.reference:
         check_patterns(suite)
     examples = read_data(suite, settings.data_root)
-    sandbox, unsupported = find_means(suite, examples, settings.sandbox) if runs_programs else (None, {})
+    sandbox, unsupported = find_means(suite.tasks, examples, settings.sandbox) if runs_programs else (None, {})
     examples = {key: rows for key, rows in examples.items() if key not in unsupported}
     if not examples:
         raise ConfigError([f'{key}: {reason}' for key, reason in unsupported.items()] + ['nothing is left to run'])
     return EvaluationData(settings=settings, suite=suite, examples=examples, unsupported=unsupported, sandbox=sandbox)
-
-
-def find_means(
-    suite: Suite, examples: Mapping[str, list[Example]], asked: str
-) -> tuple[Sandbox | None, dict[str, str]]:
-    """The sandbox for the suite's programs, None where there are none, and why tasks with programs cannot be run."""
-    tasks = [task for task in suite.tasks if task_types()[task.icl_task_type].runs_programs]
-    if not tasks:
-        return None, {}
-    try:
-        sandbox = find_sandbox(asked)
-    except SandboxError as error:
-        return None, {task.key: str(error) for task in tasks}
-    reasons = {}
-    for task in tasks:
-        language_of = task_types()[task.icl_task_type].language
-        languages = sorted({language_of(example.content) for example in examples[task.key]})
-        if missing := [reason for language in languages if (reason := why_not(language, sandbox))]:
-            reasons[task.key] = '; '.join(missing)
-    return sandbox, reasons
-
-
-@functools.cache
-def why_not(language: str, sandbox: Sandbox) -> str | None:
-    """Why programs of a language cannot be run on this machine, None where they can."""
-    return missing_tool(language) or self_test(language, sandbox)
 
 
 def check_patterns(suite: Suite) -> None:

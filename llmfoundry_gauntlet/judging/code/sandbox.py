@@ -164,10 +164,15 @@ class Sandbox:
         pass_fds: Sequence[int] = (),
     ) -> Running:
         """Starts a program in a process group of its own; descriptors keep their numbers inside."""
-        opened: list[int] = []
-        errors = in_memory(b'')
-        folder = None if self.level == BUBBLEWRAP else tempfile.mkdtemp(prefix='gauntlet-')
-        try:
+        with contextlib.ExitStack() as after_failure, contextlib.ExitStack() as always:
+            errors = in_memory(b'')
+            after_failure.callback(os.close, errors)
+            folder = None
+            if self.level != BUBBLEWRAP:
+                folder = tempfile.mkdtemp(prefix='gauntlet-')
+                after_failure.callback(shutil.rmtree, folder, ignore_errors=True)
+            opened: list[int] = []
+            always.callback(lambda: [os.close(descriptor) for descriptor in opened])
             process = subprocess.Popen(
                 self._line(command, folder, opened),
                 stdin=stdin,
@@ -178,14 +183,7 @@ class Sandbox:
                 pass_fds=[*pass_fds, *opened, *command.descriptors],
                 start_new_session=True,
             )
-        except BaseException:
-            os.close(errors)
-            if folder is not None:
-                shutil.rmtree(folder, ignore_errors=True)
-            raise
-        finally:
-            for descriptor in opened:
-                os.close(descriptor)
+            after_failure.pop_all()
         return Running(process, errors, folder)
 
     def _line(self, command: Command, folder: str | None, opened: list[int]) -> list[str]:

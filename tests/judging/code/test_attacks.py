@@ -120,7 +120,7 @@ READS = {
     'a symbolic link': "import os\nos.symlink({path!r}, '/tmp/link')\nreturn open('/tmp/link').read()",
     'a hard link': "import os\nos.link({path!r}, '/tmp/link')\nreturn open('/tmp/link').read()",
     'the root of process 1': "return open('/proc/1/root' + {path!r}).read()",
-    'its own root': "return open('/proc/self/root/..' + {path!r}).read()",
+    'its own root': "return open('/proc/self/root' + '/..' + {path!r}).read()",
     'a working directory': "return open('/proc/1/cwd/' + '../' * 9 + {path!r}).read()",
     'the environment': "import os\nreturn os.environ['GAUNTLET_TEST_SECRET']",
     "process 1's environment": (
