@@ -76,7 +76,7 @@ VALUES = [
 ]
 
 
-@pytest.mark.parametrize('value', VALUES, ids=repr)
+@pytest.mark.parametrize('value', VALUES)
 def test_plain_values_cross_to_the_last_bit(value):
     test = (
         f'def check(candidate):\n    value = {value!r}\n'.replace('inf', 'float("inf")')
