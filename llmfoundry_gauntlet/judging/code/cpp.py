@@ -16,7 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmfoundry_gauntlet.judging.code.programs import Program, signature_of
-from llmfoundry_gauntlet.judging.code.sandbox import INSIDE, MIB, Command, Limits, Mount, Sandbox, in_memory, started
+from llmfoundry_gauntlet.judging.code.sandbox import (
+    INSIDE,
+    MIB,
+    Command,
+    Limits,
+    Mount,
+    Sandbox,
+    file_in_memory,
+    started,
+)
 from llmfoundry_gauntlet.judging.code.tools import COMPILER, runner
 from llmfoundry_gauntlet.judging.code.verdicts import CannotJudge, Undecided
 from llmfoundry_gauntlet.prompts.cache import cache_folder
@@ -154,10 +163,11 @@ def build(
     limits: Limits = BUILD_LIMITS,
 ) -> bytes | None:
     """What a shell script in the sandbox writes, given these files; None where it fails. Raises Undecided in time."""
-    descriptors = {name: in_memory(content) for name, content in files.items()}
-    output = os.memfd_create('gauntlet', os.MFD_CLOEXEC)
-    try:
-        ours = [Mount(descriptor, f'{INSIDE}/{name}') for name, descriptor in descriptors.items()]
+    with contextlib.ExitStack() as stack:
+        ours = [
+            Mount(stack.enter_context(file_in_memory(content)), f'{INSIDE}/{name}') for name, content in files.items()
+        ]
+        output = stack.enter_context(file_in_memory(b''))
         command = Command(arguments=('sh', '-c', script), mounts=(*mounts, *ours), limits=limits, may_fork=True)
         with started(sandbox, command, stdout=output) as running:
             try:
@@ -166,9 +176,6 @@ def build(
                 raise Undecided('not compiled in time') from None
             running.check_started()
         return os.pread(output, os.fstat(output).st_size, 0) if status == 0 else None
-    finally:
-        for descriptor in (output, *descriptors.values()):
-            os.close(descriptor)
 
 
 def header_mounts(sandbox: Sandbox) -> tuple[Mount, ...]:

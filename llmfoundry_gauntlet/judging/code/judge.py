@@ -6,24 +6,21 @@ consequence; it can only answer calls, wrongly or rightly. What cannot be decide
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
-import select
 import subprocess
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
-from typing import Any
+from collections.abc import Iterator
 
 from llmfoundry_gauntlet.judging.code.cpp import build_completion, build_problem
 from llmfoundry_gauntlet.judging.code.programs import CPP, JAVASCRIPT, PYTHON, Program, make_program, whole_text
-from llmfoundry_gauntlet.judging.code.sandbox import Running, Sandbox, in_memory
-from llmfoundry_gauntlet.judging.code.tools import cpp_command, node_command, python_command
-from llmfoundry_gauntlet.judging.code.verdicts import CannotJudge, Undecided, Verdict
+from llmfoundry_gauntlet.judging.code.sandbox import Running, Sandbox, file_in_memory, started
+from llmfoundry_gauntlet.judging.code.servers import COMMANDS, Pipes, TestServer, server_for
+from llmfoundry_gauntlet.judging.code.tools import COMPLETION, cpp_command
+from llmfoundry_gauntlet.judging.code.verdicts import LATE, CannotJudge, Undecided, Verdict
 
 SELF_TEST_SECONDS = 60.0
 SECONDS = 10.0  # of wall time, for a completion and all that is done for it
-MAX_VERDICT = 65536  # bytes
 SIMPLE = {  # a problem of each language and its solution
     PYTHON: ('def f(x):\n', 'def check(candidate):\n    assert candidate(1) == 2\n', '    return x + 1\n'),
     CPP: (
@@ -34,7 +31,6 @@ SIMPLE = {  # a problem of each language and its solution
     JAVASCRIPT: ('const f = (x) => {\n', 'console.assert(f(1) === 2)\n', '  return x + 1\n}\n'),
 }
 
-LATE = 'not done in time'
 ENDED = 'the program ended before its test did'
 NOT_PLAIN = 'the result of a call is no plain value'
 UNEXPECTED = 'the result of a call is not the expected one'
@@ -76,28 +72,34 @@ def self_test(language: str, sandbox: Sandbox) -> str | None:
 
 def judge_script(program: Program, code: str, sandbox: Sandbox, deadline: float) -> Verdict:
     """A program of an interpreted language."""
-    command = {PYTHON: python_command, JAVASCRIPT: node_command}[program.language]
-    test: dict[str, Any] = {'prelude': program.prelude, 'target': program.target, 'test': program.test}
-    test['pairs'] = program.pairs
-    with Pipes() as pipes:
-        pipes.start(
-            sandbox,
-            command('completion', pipes.calls[0], pipes.results[1]),
-            {'code': code, 'target': program.target},
-            (pipes.calls[0], pipes.results[1]),
-        )
-        pipes.start(
-            sandbox,
-            command('test', pipes.calls[1], pipes.results[0], pipes.verdict[1]),
-            test,
-            (pipes.calls[1], pipes.results[0], pipes.verdict[1]),
-        )
-        said = pipes.wait(deadline)
+    test = {'prelude': program.prelude, 'target': program.target, 'test': program.test, 'pairs': program.pairs}
+    while True:
+        server = server_for(program.language, sandbox)
+        is_fresh = server.num_run == 0
         try:
-            found = json.loads(said)
-            return pipes.verdict_of(found['passed'] is True, found['reason'])
-        except (ValueError, KeyError, TypeError):
-            return pipes.verdict_of(False, 'the test ended without a verdict')
+            with completion_answering(server, program, code, sandbox) as running:
+                said = server.run(test, deadline)
+                running.check_started()
+        except (Undecided, OSError):
+            server.close()
+            raise
+        if said:
+            verdict = json.loads(said)
+            return Verdict(verdict['passed'], verdict['reason'])
+        server.close()
+        if is_fresh:  # else it may have ended for what another test had done
+            raise Undecided('the test ended without a verdict')
+
+
+@contextlib.contextmanager
+def completion_answering(server: TestServer, program: Program, code: str, sandbox: Sandbox) -> Iterator[Running]:
+    """A completion's process while it answers the calls of the server's next test."""
+    ends = server.next_ends()
+    command = COMMANDS[program.language](COMPLETION, *ends)
+    code = json.dumps({'code': code, 'target': program.target})
+    with file_in_memory(code.encode()) as stdin, started(sandbox, command, stdin=stdin, pass_fds=ends) as running:
+        server.close_ends(ends)
+        yield running
 
 
 def judge_cpp(program: Program, code: str, sandbox: Sandbox, seconds: float) -> Verdict:
@@ -105,80 +107,20 @@ def judge_cpp(program: Program, code: str, sandbox: Sandbox, seconds: float) -> 
     problem = build_problem(program, sandbox)  # whose time is not the completion's
     deadline = time.monotonic() + seconds
     completion = build_completion(problem, code, sandbox, deadline)
-    with Pipes() as pipes:
-        pipes.start_binary(sandbox, completion, pipes.calls[0], pipes.results[1])
-        running = pipes.start_binary(sandbox, problem.test, pipes.calls[1], pipes.results[0], pipes.verdict[1])
-        pipes.wait(deadline)
+    with contextlib.ExitStack() as stack:
+        pipes = Pipes()
+        stack.callback(pipes.close_all)
+        (calls, their_calls), (their_results, results) = pipes.make(), pipes.make()
+        both = []
+        for image, *ends in ((completion, calls, results), (problem.test, their_calls, their_results)):
+            command = cpp_command(stack.enter_context(file_in_memory(image)), *ends)
+            both.append(stack.enter_context(started(sandbox, command, pass_fds=ends)))
+            pipes.close(*ends)
         try:
-            status = running.wait(max(0.1, deadline - time.monotonic()))
+            status = both[-1].wait(deadline - time.monotonic())
         except subprocess.TimeoutExpired:
             raise Undecided(LATE) from None
-        reason = STATUSES.get(abs(status), f'the test ended with status {status}')
-        return pipes.verdict_of(status == 0, reason if status else None)
-
-
-class Pipes(ExitStack):
-    """The two processes of a run and what joins them; on leaving both are gone."""
-
-    def __enter__(self) -> Pipes:
-        super().__enter__()
-        self.calls, self.results, self.verdict = os.pipe(), os.pipe(), os.pipe()
-        self.open = {*self.calls, *self.results, *self.verdict}
-        self.callback(self._close, self.open)
-        self.running: list[Running] = []
-        return self
-
-    def _close(self, descriptors: Sequence[int]) -> None:
-        for descriptor in tuple(descriptors):
-            os.close(descriptor)
-            self.open.discard(descriptor)
-
-    def start(self, sandbox: Sandbox, command: Any, program: Any, descriptors: Sequence[int]) -> Running:
-        """Starts one of the two; its ends of the pipes are closed here."""
-        stdin = subprocess.DEVNULL if program is None else in_memory(json.dumps(program).encode())
-        try:
-            running = sandbox.start(command, stdin=stdin, pass_fds=descriptors)
-        finally:
-            if program is not None:
-                os.close(stdin)
-        self.callback(running.stop)
-        self.running.append(running)
-        self._close(descriptors)
-        return running
-
-    def start_binary(self, sandbox: Sandbox, binary: bytes, calls: int, results: int, *more: int) -> Running:
-        """Starts a compiled program."""
-        image = in_memory(binary)
-        try:
-            return self.start(sandbox, cpp_command(image, calls, results), None, (calls, results, *more))
-        finally:
-            os.close(image)
-
-    def verdict_of(self, passed: bool, reason: str | None) -> Verdict:
-        """The verdict, if both processes did begin. Raises OSError where one did not."""
-        for running in self.running:
+        for running in both:
             running.check_started()
-        return Verdict(passed, reason)
-
-    def wait(self, deadline: float) -> bytes:
-        """What the test says, once it has ended. Raises Undecided where it has not in time."""
-        said = b''
-        ended = os.pidfd_open(self.running[-1].process.pid)
-        self.callback(os.close, ended)
-        poll = select.poll()
-        poll.register(self.verdict[0], select.POLLIN)
-        poll.register(ended, select.POLLIN)  # for a child that another thread forked may hold the pipe open
-        while not said.endswith(b'\n'):
-            left = deadline - time.monotonic()
-            ready = dict(poll.poll(left * 1000)) if left > 0 else {}
-            if not ready:
-                raise Undecided(LATE)
-            if ready.get(self.verdict[0], 0) & select.POLLIN:
-                said += os.read(self.verdict[0], MAX_VERDICT)
-            elif ended in ready:
-                break
-            if len(said) > MAX_VERDICT:
-                raise Undecided('the test said too much')
-            if ready.get(self.verdict[0]) == select.POLLHUP:
-                poll.unregister(self.verdict[0])
-        return said
+        reason = STATUSES.get(abs(status), f'the test ended with status {status}')
+        return Verdict(status == 0, reason if status else None)

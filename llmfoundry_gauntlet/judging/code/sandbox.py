@@ -16,6 +16,7 @@ import functools
 import os
 import platform
 import secrets
+import select
 import shutil
 import signal
 import subprocess
@@ -24,6 +25,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from llmfoundry_gauntlet.errors import SandboxError
 from llmfoundry_gauntlet.judging.code.seccomp import seccomp_filter
@@ -117,7 +119,13 @@ class Running:
 
     def wait(self, seconds: float) -> int:
         """The exit status, negative for a signal. Raises subprocess.TimeoutExpired."""
-        return self.process.wait(max(0.0, seconds))
+        ended = os.pidfd_open(self.process.pid)
+        try:
+            if not select.select([ended], [], [], max(0.0, seconds))[0]:
+                raise subprocess.TimeoutExpired(self.process.args, seconds)
+        finally:
+            os.close(ended)
+        return self.process.wait()
 
     def _kill_children(self) -> None:
         """Kills what bubblewrap may have started before it asked to die with its parent."""
@@ -293,9 +301,19 @@ def in_memory(content: bytes) -> int:
 
 
 @contextlib.contextmanager
-def started(sandbox: Sandbox, command: Command, *, stdout: int = subprocess.DEVNULL) -> Iterator[Running]:
-    """A program while it runs; nothing is left of it afterwards."""
-    running = sandbox.start(command, stdout=stdout)
+def file_in_memory(content: bytes) -> Iterator[int]:
+    """Its descriptor, for as long as it is wanted here."""
+    descriptor = in_memory(content)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def started(sandbox: Sandbox, command: Command, **descriptors: Any) -> Iterator[Running]:
+    """A program while it runs, with descriptors as `start` has them; nothing is left of it afterwards."""
+    running = sandbox.start(command, **descriptors)
     try:
         yield running
     finally:

@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import sysconfig
+from dataclasses import replace
 from pathlib import Path
 
 from llmfoundry_gauntlet.judging.code.programs import CPP, JAVASCRIPT
@@ -15,6 +16,8 @@ from llmfoundry_gauntlet.judging.code.sandbox import INSIDE, Command, Limits, Mo
 RUNNERS = Path(__file__).parent / 'runners'
 COMPILER = 'g++'
 NODE = 'node'
+COMPLETION, TESTS = 'completion', 'tests'  # roles
+OPEN_FILES = 64  # besides the pipes
 PACKAGES = {CPP: 'g++', JAVASCRIPT: 'nodejs'}  # Debian's
 
 
@@ -46,14 +49,16 @@ def python_mounts() -> tuple[str, tuple[Mount, ...], tuple[str, ...]]:
     return program, tuple(mounts), tuple(hidden)
 
 
-def python_command(role: str, *descriptors: int) -> Command:
-    """A Python process in a role, without any installed package."""
+def python_command(role: str, *descriptors: int, num_tests: int = 1) -> Command:
+    """A Python process in a role, without any installed package. Each test is a process of its own."""
     program, mounts, hidden = python_mounts()
     script = runner('python_runner.py')
     return Command(
         arguments=(program, '-I', '-S', '-B', script, role, *map(str, descriptors)),
         mounts=(*mounts, script),
         hidden=hidden,
+        limits=Limits(open_files=OPEN_FILES + len(descriptors)),
+        may_fork=role == TESTS,
     )
 
 
@@ -64,14 +69,15 @@ def node_mounts() -> tuple[str, tuple[Mount, ...]]:
     return program, () if Path(program).is_relative_to('/usr') else (Mount(program, program),)
 
 
-def node_command(role: str, *descriptors: int) -> Command:
+def node_command(role: str, *descriptors: int, num_tests: int = 1) -> Command:
     """A Node process in a role. It reserves more address space than it uses, so that does not count."""
     program, mounts = node_mounts()
     script = runner('node_runner.js')
+    limits = Limits(counts_reserved=False, open_files=OPEN_FILES + len(descriptors))
     return Command(
         arguments=(program, '--max-old-space-size=512', '--no-addons', script, role, *map(str, descriptors)),
-        mounts=(*mounts, script),
-        limits=Limits(counts_reserved=False),
+        mounts=(*mounts, script, runner('node_calls.js')),
+        limits=replace(limits, cpu_seconds=limits.cpu_seconds * num_tests),
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+LATE = 'not done in time'
+
 
 class Verdict(NamedTuple):
     """Whether a completion passed, and why not. The reason has no text of the completion's, nor of any file."""

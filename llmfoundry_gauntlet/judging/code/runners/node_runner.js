@@ -1,225 +1,91 @@
-// Runs in the sandbox, on its own: a completion that answers calls, or the test that makes them.
+// Runs in the sandbox, on its own: a completion that answers calls, or the tests that make them.
 //
 //     node node_runner.js completion CALLS RESULTS
-//     node node_runner.js test CALLS RESULTS VERDICT
+//     node node_runner.js tests VERDICTS CALLS RESULTS [CALLS RESULTS ...]
 //
-// CALLS, RESULTS and VERDICT are descriptors; the program is JSON on standard input. Calls and results are lines of
-// JSON with plain values alone: what the test compares are its own objects, whatever the completion returned.
+// CALLS, RESULTS and VERDICTS are descriptors. Standard input has the completion's program as JSON, or a line of JSON
+// for each test, which is run in a context of its own with the next pair of descriptors. Calls and results are lines of
+// JSON with plain values alone: what a test compares are its own objects, whatever the completion returned.
 'use strict'
 
 const fs = require('fs')
+const path = require('path')
 const vm = require('vm')
 
-const MAX_LINE = 64 * 2 ** 20
-const PIECE = 65536
-const MAX_ITEMS = 10 ** 6 // of an iterator
-const TYPED = ['Int8', 'Uint8', 'Uint8Clamped', 'Int16', 'Uint16', 'Int32', 'Uint32', 'Float32', 'Float64', 'BigInt64',
-  'BigUint64'].map((name) => `${name}Array`)
-const FAILURES = /^([A-Za-z ]{1,40} (in a call|before the first call)|the result of a call is no plain value)$/
+const IDLE_MILLISECONDS = 30000
+const calls = new vm.Script(fs.readFileSync(path.join(__dirname, 'node_calls.js')), { filename: 'node_calls.js' })
 
-class NotPlain extends Error {}
-class CompletionFailed extends Error {}
-
-const own = { isArray: Array.isArray, entries: Object.entries, stringify: JSON.stringify, parse: JSON.parse }
-
-// A plain value as JSON has it.
-function encode(value) {
-  if (value === undefined) return { undefined: 0 }
-  if (typeof value === 'bigint') return { bigint: value.toString() }
-  if (typeof value === 'number' && (!Number.isFinite(value) || Object.is(value, -0))) {
-    return { number: Object.is(value, -0) ? '-0' : String(value) }
-  }
-  if (value === null || ['number', 'string', 'boolean'].includes(typeof value)) return value
-  if (typeof value !== 'object') throw new NotPlain()
-  if (value instanceof Number || value instanceof String || value instanceof Boolean) return encode(value.valueOf())
-  if (own.isArray(value)) return Array.from(value, encode)
-  if (value instanceof Map) return { map: Array.from(value, ([key, item]) => [encode(key), encode(item)]) }
-  if (value instanceof Set) return { set: Array.from(value, encode) }
-  if (ArrayBuffer.isView(value) && !(value instanceof DataView)) {
-    return { typed: [value.constructor.name, Array.from(value, encode)] }
-  }
-  if (value instanceof Date || value instanceof Promise || typeof value.then === 'function') throw new NotPlain()
-  if (typeof value.next === 'function' && typeof value[Symbol.iterator] === 'function') {
-    const items = []
-    for (const item of value) if (items.push(encode(item)) > MAX_ITEMS) throw new NotPlain()
-    return { iterator: items }
-  }
-  return { object: own.entries(value).map(([key, item]) => [key, encode(item)]) }
+function runCompletion(callsEnd, resultsEnd) {
+  const run = vm.runInThisContext
+  const program = JSON.parse(fs.readFileSync(0))
+  globalThis.require = require
+  calls.runInThisContext()(fs, run, console).serve(program, callsEnd, resultsEnd)
+  process.exit(0)
 }
 
-// The value that `encode` had, of this program's own kinds.
-function decode(value) {
-  if (own.isArray(value)) return value.map(decode)
-  if (value === null || typeof value !== 'object') return value
-  const [[kind, content]] = own.entries(value)
-  switch (kind) {
-    case 'undefined': return undefined
-    case 'bigint': return BigInt(content)
-    case 'number': return Number(content)
-    case 'map': return new Map(content.map(([key, item]) => [decode(key), decode(item)]))
-    case 'set': return new Set(content.map(decode))
-    case 'iterator': return content.map(decode)[Symbol.iterator]()
-    case 'typed': {
-      if (!TYPED.includes(content[0])) throw new NotPlain()
-      return globalThis[content[0]].from(content[1].map(decode))
-    }
-    case 'object': {
-      const made = {}
-      for (const [key, item] of content) {
-        Object.defineProperty(made, String(key), {
-          value: decode(item), writable: true, enumerable: true, configurable: true,
-        })
-      }
-      return made
-    }
-    default: throw new NotPlain()
+// A context that has what Node has, and nothing of other tests.
+function newContext() {
+  const context = vm.createContext()
+  const run = (text, options) => vm.runInContext(text, context, options)
+  const there = new Set(run('Object.getOwnPropertyNames(globalThis)'))
+  for (const name of Object.getOwnPropertyNames(globalThis).filter((name) => !there.has(name))) {
+    const get = () => globalThis[name]
+    const set = (value) => Object.defineProperty(context, name, { value, writable: true })
+    Object.defineProperty(context, name, { get, set, configurable: true })
   }
+  context.global = run('globalThis')
+  context.console = Object.create(console)
+  context.require = require
+  return calls.runInContext(context)(fs, run, context.console)
 }
 
-class Lines {
-  constructor(descriptor) {
-    this.descriptor = descriptor
-    this.pieces = []
-    this.size = 0
+// Runs each test once the one before has nothing left to do, until there is none for a while.
+function runTests(verdicts, pairs) {
+  let context
+  let verdict
+  let text = ''
+  let idle
+  const files = fs.readdirSync('.').length
+  const next = () => {
+    context = newContext()
+    idle = setTimeout(() => process.exit(0), IDLE_MILLISECONDS)
+    process.stdin.ref()
   }
-
-  // The next line, null at the end.
-  read() {
-    for (;;) {
-      const last = this.pieces.length - 1
-      const end = last < 0 ? -1 : this.pieces[last].indexOf(10)
-      if (end >= 0) {
-        const whole = Buffer.concat(this.pieces)
-        const stop = whole.length - this.pieces[last].length + end
-        this.pieces = [whole.subarray(stop + 1)]
-        this.size = this.pieces[0].length
-        return whole.subarray(0, stop).toString()
-      }
-      const piece = Buffer.alloc(PIECE)
-      const count = fs.readSync(this.descriptor, piece, 0, PIECE, null)
-      if (count === 0 || this.size > MAX_LINE) return null
-      this.pieces.push(piece.subarray(0, count))
-      this.size += count
-    }
+  const say = (error) => {
+    const [callsEnd, resultsEnd] = pairs.shift()
+    const reason = verdict(error)
+    fs.closeSync(callsEnd)
+    fs.closeSync(resultsEnd)
+    context.send(verdicts, { passed: reason === null, reason })
+    const leavesFiles = fs.readdirSync('.').length !== files // which the next test shall not find
+    if (error !== null || leavesFiles || pairs.length === 0) process.exit(0)
+    next()
   }
+  process.on('unhandledRejection', say)
+  process.on('uncaughtException', say)
+  process.on('beforeExit', () => say(null))
+  process.stdin.on('end', () => process.exit(0))
+  process.stdin.on('data', (piece) => {
+    text += piece
+    if (!text.endsWith('\n')) return
+    clearTimeout(idle)
+    process.stdin.unref()
+    const program = JSON.parse(text)
+    text = ''
+    verdict = context.runTest(program, ...pairs[0])
+  })
+  next()
 }
 
-function send(descriptor, message) {
-  const bytes = Buffer.from(own.stringify(message) + '\n')
-  for (let done = 0; done < bytes.length;) done += fs.writeSync(descriptor, bytes, done)
-}
-
-// The name of an exception's kind, which carries no text of the program's.
-function kindOf(error) {
-  for (const kind of [RangeError, ReferenceError, SyntaxError, TypeError, EvalError, URIError]) {
-    if (error instanceof kind) return kind.name
-  }
-  return 'an exception'
-}
-
-function serve(program, calls, results) {
-  let target
-  try {
-    vm.runInThisContext(program.code, { filename: 'program.js' })
-    target = vm.runInThisContext(program.target)
-    if (typeof target !== 'function') throw new TypeError()
-  } catch (error) {
-    send(results, { failed: `${kindOf(error)} before the first call` })
+function main(role, ...descriptors) {
+  const numbers = descriptors.map(Number)
+  if (role === 'completion') {
+    runCompletion(...numbers)
     return
   }
-  send(results, { ready: true })
-  const lines = new Lines(calls)
-  for (let line = lines.read(); line !== null; line = lines.read()) {
-    let answer
-    try {
-      answer = { value: encode(target(...decode(own.parse(line).args))) }
-    } catch (error) {
-      answer = {
-        failed: error instanceof NotPlain ? 'the result of a call is no plain value' : `${kindOf(error)} in a call`,
-      }
-    }
-    send(results, answer)
-  }
-}
-
-// Runs a test and says what came of it, after all that it may have left to be done later.
-function runTest(program, calls, results, say) {
-  const lines = new Lines(results)
-  let numCalls = 0
-  let numFailed = 0
-  let firstFailed = 0
-  const answer = () => {
-    const line = lines.read()
-    if (line === null) throw new CompletionFailed('the program ended before its test did')
-    let message
-    try {
-      message = own.parse(line)
-      if ('value' in message) return decode(message.value)
-    } catch (error) {
-      throw new CompletionFailed('the result of a call is no plain value')
-    }
-    if (message.ready !== true) {
-      throw new CompletionFailed(FAILURES.test(message.failed) ? message.failed : 'a call failed')
-    }
-    return undefined
-  }
-  let failure = null // kept beside the exception, which a test might catch
-  const candidate = (...args) => {
-    numCalls += 1
-    try {
-      send(calls, { args: encode(args) })
-      return answer()
-    } catch (error) {
-      if (error.code === 'EPIPE') error = new CompletionFailed('the program ended before its test did')
-      if (error instanceof CompletionFailed && failure === null) failure = error.message
-      throw error
-    }
-  }
-  const check = (holds) => {
-    if (holds) return
-    numFailed += 1
-    if (numFailed === 1) firstFailed = numCalls
-  }
-  const verdict = (error) => {
-    if (failure !== null) return failure
-    if (error instanceof CompletionFailed) return error.message
-    if (error !== null) return `${kindOf(error)} in the test, after call ${numCalls}`
-    if (numFailed) return `call ${firstFailed}: the result is not the expected one`
-    return numCalls ? null : 'the test makes no call'
-  }
-  process.on('unhandledRejection', (error) => say(verdict(error)))
-  process.on('uncaughtException', (error) => say(verdict(error)))
-  process.on('beforeExit', () => say(verdict(null)))
-  try {
-    answer() // that it is ready
-    console.assert = check
-    globalThis.gauntletCandidate = candidate
-    const named = `${program.prelude}\n;const ${program.target} = gauntletCandidate;\n`
-    if (program.pairs === null) {
-      vm.runInThisContext(named + program.test, { filename: 'test.js' })
-    } else {
-      vm.runInThisContext(named)
-      for (const [given, wanted] of program.pairs) {
-        const results = vm.runInThisContext(`[${program.target}(${given})]`)
-        check(own.stringify(results[0]) === own.stringify(vm.runInThisContext(`[${wanted}]`)[0]))
-      }
-    }
-  } catch (error) {
-    say(verdict(error))
-  }
-}
-
-function main(role, calls, results, verdict) {
-  const program = own.parse(fs.readFileSync(0).toString())
-  globalThis.require = require
-  if (role === 'completion') {
-    serve(program, Number(calls), Number(results))
-    process.exit(0)
-  }
-  runTest(program, Number(calls), Number(results), (reason) => {
-    send(Number(verdict), { passed: reason === null, reason })
-    process.exit(0)
-  })
+  const pairs = []
+  for (let place = 1; place < numbers.length; place += 2) pairs.push(numbers.slice(place, place + 2))
+  runTests(numbers[0], pairs)
 }
 
 main(...process.argv.slice(2))

@@ -1,0 +1,144 @@
+"""Processes that run the tests of many programs, one after another, so that an interpreter starts once for a program.
+
+A program has a process and a sandbox to itself. Its test, which is not the model's, shares these with other tests: it
+has a process of its own in Python, and a context of its own in JavaScript.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import threading
+import time
+import weakref
+from contextlib import ExitStack
+from typing import Any
+
+from llmfoundry_gauntlet.judging.code.programs import JAVASCRIPT, PYTHON
+from llmfoundry_gauntlet.judging.code.sandbox import Running, Sandbox
+from llmfoundry_gauntlet.judging.code.tools import TESTS, node_command, python_command
+from llmfoundry_gauntlet.judging.code.verdicts import LATE, Undecided
+
+NUM_TESTS = 16  # of one process
+IDLE_SECONDS = 10.0  # after which one is not used again; by itself it ends after three times as long
+MAX_VERDICT = 65536  # bytes
+COMMANDS = {PYTHON: python_command, JAVASCRIPT: node_command}
+
+_of_thread = threading.local()  # a sandbox dies with the thread that started it
+
+
+class Pipes:
+    """Pipes whose ends are closed with them, or one by one."""
+
+    def __init__(self) -> None:
+        self._open: set[int] = set()
+
+    def make(self) -> tuple[int, int]:
+        """The end to read from, and the end to write to."""
+        ends = os.pipe()
+        self._open.update(ends)
+        return ends
+
+    def close(self, *ends: int) -> None:
+        """Closes these."""
+        for end in ends:
+            self._open.discard(end)
+            os.close(end)
+
+    def close_all(self) -> None:
+        """Closes those that are open."""
+        self.close(*self._open)
+
+
+class TestServer:
+    """A process that runs tests, each with pipes of its own to its program. With the object goes the process."""
+
+    __test__ = False  # pytest, it is no test
+
+    def __init__(self, language: str, sandbox: Sandbox) -> None:
+        self.num_run = 0
+        self._pipes = Pipes()
+        self._last_used = time.monotonic()
+        with ExitStack() as after_failure:
+            after_failure.callback(self._pipes.close_all)
+            tests, self._tests = self._pipes.make()
+            self._verdicts, verdicts = self._pipes.make()
+            pairs = [(*self._pipes.make(), *self._pipes.make()) for _ in range(NUM_TESTS)]
+            self._ends = [(calls, results) for calls, _, _, results in pairs]
+            theirs = [verdicts, *(end for _, calls, results, _ in pairs for end in (calls, results))]
+            command = COMMANDS[language](TESTS, *theirs, num_tests=NUM_TESTS)
+            self._running = sandbox.start(command, stdin=tests, pass_fds=theirs)
+            after_failure.pop_all()
+        self.close = weakref.finalize(self, end_process, self._running, self._pipes)
+        self._pipes.close(tests, *theirs)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it is alive and takes another test."""
+        is_idle = time.monotonic() - self._last_used > IDLE_SECONDS
+        return self.close.alive and bool(self._ends) and not is_idle and self._running.process.poll() is None
+
+    def next_ends(self) -> tuple[int, int]:
+        """A program's ends of the pipes for calls and results, to be closed here once the program has them."""
+        return self._ends.pop(0)
+
+    def close_ends(self, ends: tuple[int, int]) -> None:
+        """Closes them here."""
+        self._pipes.close(*ends)
+
+    def run(self, test: dict[str, Any], deadline: float) -> bytes:
+        """What the next test says, as a line; none where its process ended first. Raises Undecided, OSError."""
+        self.num_run += 1
+        try:
+            with open(self._tests, 'wb', closefd=False) as stream:
+                stream.write(json.dumps(test).encode() + b'\n')
+        except BrokenPipeError:
+            return b''
+        said = wait_for_line(self._verdicts, self._running, deadline)
+        self._running.check_started()
+        self._last_used = time.monotonic()
+        return said
+
+
+def end_process(running: Running, pipes: Pipes) -> None:
+    """Leaves nothing of a process and its pipes."""
+    pipes.close_all()
+    running.stop()
+
+
+def server_for(language: str, sandbox: Sandbox) -> TestServer:
+    """This thread's process for tests of a language."""
+    servers = _of_thread.__dict__.setdefault('servers', {})
+    server = servers.get((language, sandbox))
+    if server is None or not server.is_usable:
+        if server is not None:
+            server.close()
+        server = servers[language, sandbox] = TestServer(language, sandbox)
+    return server
+
+
+def wait_for_line(descriptor: int, running: Running, deadline: float) -> bytes:
+    """What a process writes until it ends a line or itself. Raises Undecided where it does neither in time."""
+    said = b''
+    ended = os.pidfd_open(running.process.pid)
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        poll.register(ended, select.POLLIN)  # for a child that another thread forked may hold the pipe open
+        while not said.endswith(b'\n'):
+            left = deadline - time.monotonic()
+            ready = dict(poll.poll(left * 1000)) if left > 0 else {}
+            if not ready:
+                raise Undecided(LATE)
+            if ready.get(descriptor, 0) & select.POLLIN:
+                said += os.read(descriptor, MAX_VERDICT)
+            elif ended in ready:
+                break
+            if len(said) > MAX_VERDICT:
+                raise Undecided('the test said too much')
+            if ready.get(descriptor) == select.POLLHUP:
+                poll.unregister(descriptor)
+    finally:
+        os.close(ended)
+    return said
