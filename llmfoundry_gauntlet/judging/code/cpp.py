@@ -37,7 +37,7 @@ _building = threading.Lock()
 FLAGS = '-std=c++17 -w'
 COMMON = f'{FLAGS} -include "$FILES/common.hpp"'
 WITH_CALLS = '-include "$FILES/remote.hpp"'
-BUILD_LIMITS = Limits(threads=32, file_bytes=64 * MIB, tmp_bytes=256 * MIB)
+BUILD_LIMITS = Limits(cpu_seconds=8, threads=32, file_bytes=64 * MIB, tmp_bytes=256 * MIB)
 HEADER_LIMITS = Limits(cpu_seconds=60, threads=32, file_bytes=512 * MIB, tmp_bytes=600 * MIB, memory_bytes=2048 * MIB)
 BUILD_SECONDS = 60.0  # for what is ours
 KEPT = 32  # problems whose test is kept built

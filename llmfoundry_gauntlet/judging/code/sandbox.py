@@ -4,9 +4,10 @@ Inside there is no network, no file of the user's, no environment, no other proc
 memory. The program can make threads but no process, so that killing it leaves nothing, and the limits of one process
 are the limits of all that it does.
 
-bubblewrap is called in one of two ways. As root the program is given a user id of its own, which owns nothing. A plain
-user gets a user namespace. Where neither works nothing is run, unless the caller asks for `rlimits` (limits alone: the
-program sees the user's files and the network) or `none`.
+Where bubblewrap is absent, util-linux' `unshare` and a launcher of ours do the same from the same options. Either is
+called in one of two ways. As root the program is given a user id of its own, which owns nothing. A plain user gets a
+user namespace. Where neither works nothing is run, unless the caller asks for `rlimits` (limits alone: the program sees
+the user's files and the network) or `none`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from typing import Any
 from llmfoundry_gauntlet.errors import SandboxError
 from llmfoundry_gauntlet.judging.code.seccomp import seccomp_filter
 
-AUTO, BUBBLEWRAP, RLIMITS, NONE = 'auto', 'bubblewrap', 'rlimits', 'none'
+AUTO, BUBBLEWRAP, NAMESPACES, RLIMITS, NONE = 'auto', 'bubblewrap', 'namespaces', 'rlimits', 'none'
+CONFINE = Path(__file__).parent / 'runners' / 'confine.py'
 MIB = 2**20
 INSIDE = '/gauntlet'  # our files in a sandbox; a shell script finds them by the variable FILES
 SYSTEM = ('/bin', '/sbin', '/lib', '/lib32', '/lib64', '/etc/alternatives', '/etc/ld.so.cache', '/nix/store')
@@ -49,7 +51,7 @@ ALLOW = 'or allow programs without isolation: sandbox: rlimits (limits alone), s
 class Limits:
     """What one program may use. `counts_reserved` is whether address space counts, or only what can be written to."""
 
-    cpu_seconds: int = 8
+    cpu_seconds: int = 5
     memory_bytes: int = 1024 * MIB
     counts_reserved: bool = True
     file_bytes: int = 32 * MIB
@@ -151,14 +153,20 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """A way to run programs: `level` is what confines them, `as_root` how bubblewrap is called."""
+    """A way to run programs: `level` is what confines them, `as_root` how they come to a user of their own."""
 
     level: str
     as_root: bool = False
 
+    @property
+    def is_isolated(self) -> bool:
+        """Whether programs see nothing of the user's."""
+        return self.level in (BUBBLEWRAP, NAMESPACES)
+
     def __str__(self) -> str:
         return {
             BUBBLEWRAP: 'bubblewrap, no network, no files of yours',
+            NAMESPACES: 'namespaces, no network, no files of yours',
             RLIMITS: 'limits alone: programs see your files and the network',
             NONE: 'none: programs run as you',
         }[self.level]
@@ -176,7 +184,7 @@ class Sandbox:
             errors = in_memory(b'')
             after_failure.callback(os.close, errors)
             folder = None
-            if self.level != BUBBLEWRAP:
+            if not self.is_isolated:
                 folder = tempfile.mkdtemp(prefix='gauntlet-')
                 after_failure.callback(shutil.rmtree, folder, ignore_errors=True)
             opened: list[int] = []
@@ -203,13 +211,25 @@ class Sandbox:
         quiet = ['sh', '-c', 'exec "$@" 2>/dev/null', 'sh', *arguments]
         if self.level == NONE:
             return quiet
-        limited = [*prlimit(command.limits, counts_threads=self.level == BUBBLEWRAP and self._has_threads()), *quiet]
+        limited = [*prlimit(command.limits, counts_threads=self.is_isolated and self._has_threads()), *quiet]
         if self.level == RLIMITS:
             return limited
         opened.append(in_memory(seccomp_filter(may_fork=command.may_fork)))
         options = [*self._options(command), '--seccomp', str(opened[0])]
         opened.append(in_memory(b''.join(option.encode() + b'\0' for option in options)))
-        return ['bwrap', '--args', str(opened[1]), '--', *self._user(), *limited]
+        options_from = ['--args', str(opened[1])]
+        if self.level == BUBBLEWRAP:
+            return ['bwrap', *options_from, '--', *self._user(), *limited]
+        return [*self._unshare(), *options_from, '--starter', str(os.getpid()), '--', *self._user(), *limited]
+
+    def _unshare(self) -> list[str]:
+        """Our launcher in new namespaces, where it does what bubblewrap would."""
+        line = ['setpriv', '--pdeathsig', 'KILL', '--', 'unshare']
+        if not self.as_root:
+            line += ['--user', f'--map-user={FIRST_UID}', f'--map-group={FIRST_UID}', '--keep-caps']
+        line += ['--mount', '--pid', '--net', '--ipc', '--uts', '--fork', '--kill-child=KILL', '--']
+        python = os.path.realpath(sys.executable)
+        return [*line, python, '-I', '-S', '-B', str(CONFINE)]
 
     def _options(self, command: Command) -> Iterator[str]:
         yield from ('--die-with-parent', '--new-session', '--unshare-ipc', '--unshare-pid', '--unshare-net')
@@ -329,17 +349,21 @@ def find_sandbox(asked: str = AUTO) -> Sandbox:
         raise SandboxError('code tasks: prlimit is missing; install util-linux, or allow sandbox: none')
     if asked == RLIMITS:
         return Sandbox(RLIMITS)
-    if not sys.platform.startswith('linux') or not shutil.which('bwrap'):
-        raise SandboxError(f'code tasks: bwrap is missing, without which programs are not confined; {INSTALL}, {ALLOW}')
-    ways = [Sandbox(BUBBLEWRAP, as_root=as_root) for as_root in ((True, False) if os.geteuid() == 0 else (False,))]
+    if not sys.platform.startswith('linux'):
+        raise SandboxError(f'code tasks: programs are confined on Linux alone; {ALLOW}')
+    tools = {BUBBLEWRAP: ('bwrap',), NAMESPACES: ('unshare', 'setpriv')}
     failures = []
-    for way in ways:
-        failure = try_out(way)
-        if failure is None:
-            return way
-        failures.append(failure)
+    for level, needed in tools.items():
+        if missing := [tool for tool in needed if not shutil.which(tool)]:
+            failures.append(f'{level}: {missing[0]} is missing')
+            continue
+        for as_root in (True, False) if os.geteuid() == 0 else (False,):
+            failure = try_out(Sandbox(level, as_root=as_root))
+            if failure is None:
+                return Sandbox(level, as_root=as_root)
+            failures.append(f'{level}: {failure}')
     raise SandboxError(
-        f'code tasks: bwrap is there but cannot confine programs ({"; ".join(failures)}); allow user namespaces '
+        f'code tasks: programs cannot be confined here ({"; ".join(failures)}); {INSTALL}, allow namespaces '
         f'(sysctl kernel.unprivileged_userns_clone=1, or a container with CAP_SYS_ADMIN), {ALLOW}'
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,10 +20,26 @@ import pytest
 from programs import CPP, JAVASCRIPT, PYTHON, SECRET, need, problem, right, sandbox
 
 from llmfoundry_gauntlet.judging.code.judge import judge
-from llmfoundry_gauntlet.judging.code.sandbox import Command, try_out
+from llmfoundry_gauntlet.judging.code.sandbox import Command, Sandbox, try_out
 
 SECONDS = 4.0  # for each, so that the endless ones end
 MARK = 'gauntlet_attack_5521'  # in the names of processes and files that attacks make
+WAYS = [  # the one that is in force here, then others
+    pytest.param(None, id='default'),
+    pytest.param(Sandbox('bubblewrap'), id='bubblewrap-user', marks=pytest.mark.slow),
+    pytest.param(Sandbox('namespaces', as_root=True), id='namespaces-root', marks=pytest.mark.slow),
+    pytest.param(Sandbox('namespaces'), id='namespaces-user', marks=pytest.mark.slow),
+]
+
+
+@pytest.fixture(autouse=True, params=WAYS)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
+    """Every attack in every way of confining that this machine has; the first is part of each run."""
+    if request.param is None:
+        return
+    if request.param == sandbox() or (reason := try_out(request.param)) is not None:
+        pytest.skip('is the default' if request.param == sandbox() else f'cannot be used here: {reason}')
+    monkeypatch.setattr(sys.modules[__name__], 'sandbox', lambda: request.param)
 
 
 def body(text: str) -> str:
@@ -127,8 +144,9 @@ READS = {
         "text = open('/proc/1/environ').read()\nreturn text.split('GAUNTLET_TEST_SECRET=')[1].split('\\0')[0]"
     ),
     "every process's memory of files": (
-        "import glob\nfor name in glob.glob('/proc/[0-9]*/fd/*'):\n    try:\n"
-        "        text = open(name, 'rb').read(10**6).decode(errors='replace')\n    except OSError:\n        continue\n"
+        "import glob, os\nfor name in glob.glob('/proc/[0-9]*/fd/*'):\n    try:\n"
+        '        text = os.read(os.open(name, os.O_RDONLY | os.O_NONBLOCK), 10**6).decode(errors="replace")\n'
+        '    except OSError:\n        continue\n'
         '    if {secret_head!r} + "9" in text:\n'
         '        return {secret_head!r} + text.split({secret_head!r})[1][:4]\nreturn None'
     ),

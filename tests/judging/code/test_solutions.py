@@ -11,7 +11,7 @@ from paths import ROOT
 from programs import need, sandbox
 
 from llmfoundry_gauntlet.config.settings import decode_settings
-from llmfoundry_gauntlet.evaluation import load_data
+from llmfoundry_gauntlet.inputs import load_data
 from llmfoundry_gauntlet.solutions import CheckedTask, check_solutions
 
 FILES = {
