@@ -1,0 +1,263 @@
+"""The hand-written rows and prompts of SCORE: upstream's formats, and none of upstream's sentences."""
+
+import functools
+import itertools
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from paths import ROOT, SHARED_DATA
+
+FOLDER = ROOT / 'eval_data' / 'score'
+UPSTREAM = SHARED_DATA / 'score'
+LETTERS = 'ABCDEFGHIJ'
+SHINGLE_WORDS = 8
+MAX_PROMPT_CHARACTERS = 512  # the demo's model reads 256 tokens of two characters or so
+
+CATEGORIES = [
+    'biology',
+    'business',
+    'chemistry',
+    'computer science',
+    'economics',
+    'engineering',
+    'health',
+    'history',
+    'law',
+    'math',
+    'other',
+    'philosophy',
+    'physics',
+    'psychology',
+]
+MMLU_PRO_KEYS = [
+    'question_id',
+    'question',
+    'options',
+    'answer',
+    'answer_index',
+    'cot_content',
+    'category',
+    'src',
+]
+NUM_OPTIONS = {'aqua-rat': 5, 'logiqa-en': 4, 'lsat-ar': 5, 'lsat-lr': 5, 'lsat-rc': 5, 'sat-en': 4, 'sat-math': 4}
+SUBJECTS = {
+    'algebra': 'Algebra',
+    'counting_and_probability': 'Counting & Probability',
+    'geometry': 'Geometry',
+    'intermediate_algebra': 'Intermediate Algebra',
+    'number_theory': 'Number Theory',
+    'prealgebra': 'Prealgebra',
+    'precalculus': 'Precalculus',
+}
+ENDINGS = {
+    'mmlu_pro': 'The best answer is',
+    'agieval': 'The best answer is',
+    'math': r'The final answer is: $\boxed{answer}$',
+}
+
+
+@functools.cache
+def rows_of(name: str, folder: Path = FOLDER) -> list[dict]:
+    return [json.loads(line) for line in (folder / f'{name}.jsonl').read_text(encoding='utf-8').splitlines()]
+
+
+@functools.cache
+def templates(name: str) -> dict:
+    return json.loads((FOLDER / 'prompts' / f'{name}.json').read_text(encoding='utf-8'))
+
+
+def agieval_rows() -> list[dict]:
+    return [row for subset in NUM_OPTIONS for row in rows_of(f'agieval_v1/{subset}')]
+
+
+def math_rows() -> list[dict]:
+    return [row for subject in SUBJECTS for row in rows_of(f'hendrycks_math/{subject}')]
+
+
+def test_the_folder_has_these_files_only():
+    expected = ['mmlu_pro_test.jsonl', *(f'prompts/{name}.json' for name in ENDINGS)]
+    expected += [f'agieval_v1/{subset}.jsonl' for subset in NUM_OPTIONS]
+    expected += [f'hendrycks_math/{subject}.jsonl' for subject in SUBJECTS]
+    assert sorted(str(path.relative_to(FOLDER)) for path in FOLDER.rglob('*.json*')) == sorted(expected)
+
+
+def test_every_line_is_json_as_the_other_files_have_it():
+    for path in FOLDER.rglob('*.jsonl'):
+        lines = path.read_bytes().decode('utf-8').splitlines(keepends=True)
+        assert lines == [json.dumps(json.loads(line), ensure_ascii=False) + '\n' for line in lines], path.name
+
+
+def test_mmlu_pro_has_three_rows_for_each_of_fourteen_categories():
+    rows = rows_of('mmlu_pro_test')
+    assert all(list(row) == MMLU_PRO_KEYS for row in rows)
+    assert [row['question_id'] for row in rows] == list(range(1, len(rows) + 1))
+    assert Counter(row['category'] for row in rows) == dict.fromkeys(CATEGORIES, 3)
+    assert all((row['cot_content'], row['src']) == ('', 'hand-written') for row in rows)
+
+
+def test_mmlu_pro_letters_agree_with_positions_in_three_to_ten_options():
+    rows = rows_of('mmlu_pro_test')
+    for row in rows:
+        assert row['answer'] == LETTERS[: len(row['options'])][row['answer_index']]
+        assert isinstance(row['answer_index'], int)
+    sizes = Counter(len(row['options']) for row in rows)
+    assert sorted(sizes) == list(range(3, 11))
+    assert sizes[10] > len(rows) / 2
+
+
+def test_mmlu_pro_golds_are_spread_over_the_ten_letters():
+    golds = Counter(row['answer'] for row in rows_of('mmlu_pro_test'))
+    assert sorted(golds) == list(LETTERS)
+    assert max(golds.values()) - min(golds.values()) <= 1
+
+
+@pytest.mark.parametrize('subset', NUM_OPTIONS)
+def test_agieval_subsets_have_six_rows_with_the_keys_of_the_original(subset: str):
+    rows = rows_of(f'agieval_v1/{subset}')
+    with_solution = subset in ('aqua-rat', 'sat-en', 'sat-math')
+    keys = ['passage', 'question', 'options', 'label', *([] if subset.startswith('sat-') else ['answer']), 'other']
+    assert len(rows) == 6
+    for row in rows:
+        assert list(row) == keys
+        assert row.get('answer') is None
+        assert list(row['other'] or {}) == (['solution'] if with_solution else [])
+        if subset == 'aqua-rat':
+            assert row['passage'] is None
+        else:
+            assert bool(row['passage']) == (subset != 'sat-math')
+            assert len(row['passage'].split()) < 120
+
+
+@pytest.mark.parametrize('subset', NUM_OPTIONS)
+def test_agieval_options_carry_their_letters_and_every_letter_is_a_label(subset: str):
+    letters = LETTERS[: NUM_OPTIONS[subset]]
+    labels = Counter(row['label'] for row in rows_of(f'agieval_v1/{subset}'))
+    assert sorted(labels) == list(letters)
+    assert max(labels.values()) == 2
+    for row in rows_of(f'agieval_v1/{subset}'):
+        assert [option[:3] for option in row['options']] == [f'({letter})' for letter in letters]
+        assert all(option[3:].strip() == option[3:] != '' for option in row['options'])
+
+
+def test_no_option_is_repeated_and_no_question_asked_twice():
+    asked = []
+    for options, *question in (
+        *((row['options'], row['question']) for row in rows_of('mmlu_pro_test')),
+        *(([option[3:] for option in row['options']], row['passage'], row['question']) for row in agieval_rows()),
+    ):
+        assert len({option.casefold() for option in options}) == len(options), question
+        asked.append(tuple(question))
+    asked += [(row['problem'],) for row in math_rows()]
+    assert len(set(asked)) == len(asked) == 3 * 42
+
+
+@pytest.mark.parametrize('subject', SUBJECTS)
+def test_math_subjects_have_six_boxed_solutions_of_all_levels(subject: str):
+    rows = rows_of(f'hendrycks_math/{subject}')
+    assert len(rows) == 6
+    assert {row['level'] for row in rows} == {f'Level {level}' for level in range(1, 6)}
+    for row in rows:
+        assert list(row) == ['problem', 'level', 'type', 'solution']
+        assert row['type'] == SUBJECTS[subject]
+        assert row['solution'].count(r'\boxed{') >= 1
+        assert row['solution'].count('{') == row['solution'].count('}')
+        assert row['solution'].replace(r'\$', '').count('$') % 2 == 0
+        assert 'boxed' not in row['problem']
+
+
+def test_one_math_solution_has_two_boxes():
+    assert Counter(row['solution'].count(r'\boxed{') for row in math_rows()) == {1: 41, 2: 1}
+
+
+@pytest.mark.parametrize('name', ENDINGS)
+def test_each_file_has_ten_distinct_prompts_and_the_other_perturbations_use_one_of_them(name: str):
+    single = ['non_greedy_robustness'] if name == 'math' else ['option_order_robustness', 'non_greedy_robustness']
+    assert list(templates(name)) == [*single, 'prompt_robustness']
+    prompts = templates(name)['prompt_robustness']
+    assert len({' '.join(words(prompt['prompt'])) for prompt in prompts}) == len(prompts) == 10
+    assert all(templates(name)[key] in prompts for key in single)
+    if name != 'math':
+        assert {prompt.get('options_format') for prompt in prompts} == {'\n{letter}: {option}'}
+
+
+@pytest.mark.parametrize('name', ENDINGS)
+def test_each_prompt_holds_the_question_and_asks_for_the_ending_that_is_looked_for(name: str):
+    places = set()
+    for prompt in templates(name)['prompt_robustness']:
+        text = prompt['prompt']
+        assert text.count('{question}' if name == 'math' else '{question}{options}') == 1
+        assert set(re.findall(r'(?<!\{)\{(\w+)\}', text)) <= {'question', 'options', 'category'}
+        assert ('{category}' not in text) or name == 'mmlu_pro'
+        assert text.format(question='Q', options='O', category='C').count(ENDINGS[name]) == 1
+        assert len(text.split()) < 30
+        places.add(text.index('{question}') < text.index(ENDINGS[name][:15]))
+    assert places == {True, False}
+
+
+def test_some_mmlu_pro_prompts_name_the_category():
+    named = ['{category}' in prompt['prompt'] for prompt in templates('mmlu_pro')['prompt_robustness']]
+    assert 0 < sum(named) < 10
+
+
+def test_agieval_prompts_name_no_letters_since_questions_have_four_or_five():
+    for prompt in templates('agieval')['prompt_robustness']:
+        assert not re.search(r'\b[B-E]\b', prompt['prompt'])
+
+
+def test_whole_prompts_are_short_enough_for_a_tiny_model():
+    asked = {
+        'mmlu_pro': [(row['question'], row['options'], row['category']) for row in rows_of('mmlu_pro_test')],
+        'agieval': [(f'{row["passage"] or ""}\n{row["question"]}', row['options'], '') for row in agieval_rows()],
+        'math': [(row['problem'], [], '') for row in math_rows()],
+    }
+    for name, rows in asked.items():
+        for prompt, (question, options, category) in itertools.product(templates(name)['prompt_robustness'], rows):
+            shown = ''.join(f'\nA: {option}' for option in options)
+            text = prompt['prompt'].format(question=question, options=shown, category=category)
+            assert len(text) <= MAX_PROMPT_CHARACTERS, question
+
+
+def words(text: str) -> list[str]:
+    return re.findall(r'\w+', re.sub(r'\{(question|options|category)\}', ' ', text).casefold())
+
+
+def shingles(text: str) -> Iterator[str]:
+    """All runs of so many words; a text that is shorter has none."""
+    found = words(text)
+    return (' '.join(found[start : start + SHINGLE_WORDS]) for start in range(len(found) - SHINGLE_WORDS + 1))
+
+
+def strings(value: object) -> Iterator[str]:
+    """The strings anywhere inside a JSON value, but not the keys of mappings."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from strings(inner)
+
+
+def texts_below(folder: Path) -> Iterator[str]:
+    for path in folder.rglob('*.jsonl'):
+        for line in path.read_text(encoding='utf-8').split('\n')[:-1]:
+            yield from strings(json.loads(line))
+    for path in folder.rglob('*.json'):
+        yield from strings(json.loads(path.read_text(encoding='utf-8')))
+
+
+def test_no_eight_words_in_a_row_are_upstreams():
+    if not UPSTREAM.is_dir():
+        pytest.skip("upstream's SCORE rows and prompts (../shared/data/score) are not here")
+    ours = {shingle for text in texts_below(FOLDER) for shingle in shingles(text)}
+    theirs = {shingle for text in texts_below(UPSTREAM) for shingle in shingles(text) if shingle in ours}
+    assert len(ours) > 1000
+    assert theirs == set()
+
+
+def test_shingles_see_a_copied_sentence_in_another_dress():
+    text = 'One two three four five six seven eight.'
+    assert list(shingles(text)) == ['one two three four five six seven eight']
+    assert set(shingles(text)) < set(shingles('{question}Zero, ONE two\nthree four: five six "seven" eight!'))
