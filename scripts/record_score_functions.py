@@ -1,0 +1,327 @@
+"""Record what the functions of lm-eval 0.4.13's SCORE tasks return for made-up replies, for the tests of ours.
+
+    .venv-reference/bin/python scripts/record_score_functions.py [--check LETTERS CASES]
+
+Runs in the environment of `requirements/reference.txt`; no data are read. lm-eval's own functions make the variants of
+made-up questions, take the answers from made-up replies and aggregate them; a reply is a function of the options as
+asked, so that the same prompt has the same reply. `--check` draws anew, that many replies and cases, compares them with
+our own functions and writes nothing.
+
+`tests/fixtures/score/functions.json`:
+
+    lm_eval         version
+    letters[]       reply, what is taken from it
+    math_equal[]    earlier, later, 1 where equal; for all pairs of answers in the cases, of which null is none
+    cases[]
+        data_set, perturbation
+        questions[]     file, row, category, own (the gold's label), answers by variant; MATH: credits by variant too
+        consistency_rate    of all files: mean over them weighted by number of prompts; non_greedy: the summariser's
+        by_file, overall    accuracy by variant as a file's task and the group log it
+        micro               non_greedy: the share of right answers by variant, as the summariser has it
+"""
+
+import argparse
+import json
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import datasets
+from lm_eval.api.metrics import aggregate_subtask_metrics
+from lm_eval.tasks.score import non_greedy_summarizer, utils
+from lm_eval.tasks.score.agi_eval import utils_agieval
+from lm_eval.tasks.score.math import utils_math
+from lm_eval.tasks.score.math.math_grader import math_equal
+from lm_eval.tasks.score.mmlu_pro import utils_mmlu_pro
+
+ROOT = Path(__file__).parent.parent
+FIXTURE = ROOT / 'tests' / 'fixtures' / 'score' / 'functions.json'
+LETTERS = 'ABCDEFGHIJ'
+SEEDS = range(1, 6)
+MODULES = {'mmlu_pro': utils_mmlu_pro, 'agieval': utils_agieval, 'math': utils_math}
+LABELS = {'mmlu_pro': LETTERS, 'agieval': 'ABCD'}
+CONSISTENCY = {'prompt': 'consistency_rate', 'option_order': 'options_consistency_rate'}
+MATH_ANSWERS = (None, '', '5', '5.0', '500', '0.05', '\\frac12', '0.5', '50\\%', 'x', 'x=4', '4', '(1,2)', '1,2', '2,1')
+PIECES = (
+    *'ABCDEJabi',
+    *('the best answer is', 'The best answer is ', 'THE BEST ANSWER IS ', 'the best answer is  '),
+    *(
+        ' ',
+        '\n',
+        '\t',
+        '\r',
+        '\xa0',
+        '.',
+        ':',
+        '(',
+        ')',
+        '[',
+        ']',
+        '**',
+        '$',
+        '\\boxed{',
+        '}',
+        "'",
+        '"',
+        '_',
+        '-',
+        '\\n',
+    ),
+    *(
+        'option',
+        'and',
+        'or',
+        'man',
+        '12',
+        '\u00e9',
+        '\u00df',
+        '\u0130',
+        '\u212a',
+        '\ufb01',
+        '\uff22',
+        '\u0412',
+        '\u2019',
+    ),
+    *('Best answer is B', ' is ', 'The', 'best answer is A', '(the_answer_letter)'),
+)
+
+
+def extract(reply: str) -> str:
+    """A reply's answer, as every lettered task takes it."""
+    taken = getattr(utils, '__postprocess_pred')(reply)
+    return utils.translate_model_answer_to_labels(taken, labels=list(LETTERS), option_format='\n{letter}: {option}')
+
+
+def made_up_reply(draw: random.Random) -> str:
+    return ''.join(draw.choices(PIECES, k=draw.randint(0, 9)))
+
+
+def made_up_questions(data_set: str, draw: random.Random, case: int) -> list[dict[str, Any]]:
+    files = {'mmlu_pro': [None], 'agieval': ['aqua-rat', 'sat-en', 'lsat-ar'], 'math': ['algebra', 'geometry']}[
+        data_set
+    ]
+    questions = []
+    for file in files:
+        for row in range(draw.randint(1, 5)):
+            sizes = {'mmlu_pro': (3, 4, 4, 9, 10), 'agieval': (4,) if file == 'sat-en' else (5,), 'math': (4,)}[
+                data_set
+            ]
+            size = draw.choice(sizes)
+            gold = draw.randrange(size)
+            questions.append({
+                'case': case,
+                'file': file or '',
+                'row': row,
+                'question': 'q',
+                'question_id': case * 1000 + row,
+                'category': draw.choice(('law', 'physics', 'math')),
+                'options': [f'{place}' for place in range(size)],
+                'answer_index': gold,
+                'answer': LETTERS[gold],
+                'skill': draw.choice((0.1, 0.5, 0.95)),
+                'number': draw.choice(MATH_ANSWERS[2:]),
+            })  # fmt: skip
+    return questions
+
+
+def reply_to(doc: Mapping[str, Any], seed: int) -> str:
+    """Depends on the question as asked and the seed alone."""
+    asked = (doc['case'], doc['file'], doc['row'], doc['options'], doc.get('prompt_id'), seed)
+    draw = random.Random(repr(asked))
+    right = draw.random() < doc['skill']
+    if doc['number_asked']:
+        answer = doc['number'] if right else draw.choice(MATH_ANSWERS)
+        return 'no idea' if answer is None else f'so \\boxed{{{answer}}}'
+    letter = LETTERS[doc['answer_index']] if right else draw.choice(LETTERS[: len(doc['options']) + 1])
+    form = draw.choice(
+        ('{}', 'The best answer is {}', 'The best answer is ({}).', 'The best answer is {}') * 2 + ('', '?')
+    )
+    return form.format(letter)
+
+
+def variants_of(data_set: str, perturbation: str, questions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """lm-eval's documents of all questions, in its order."""
+    module = MODULES[data_set]
+    columns = {key: [question[key] for question in questions] for key in questions[0]}
+    rows = datasets.Dataset.from_dict(columns)
+    if data_set == 'math':
+        rows = rows.map(lambda row: {'problem': row['question'], 'solution': f'\\boxed{{{row["number"]}}}'})
+    make = getattr(module, f'{perturbation}_robustness_process_docs')
+    docs = make(rows).to_list()
+    return [{**doc, 'number_asked': data_set == 'math'} for doc in docs]
+
+
+def run_case(data_set: str, perturbation: str, docs: list[dict[str, Any]]) -> dict[str, Any]:
+    """A case of the fixture: its questions with the answers, and what lm-eval makes of these."""
+    files: dict[str, list[dict[str, Any]]] = {}
+    for doc in docs:
+        files.setdefault(doc['file'], []).append(doc)
+    case = {'data_set': data_set, 'perturbation': perturbation, 'questions': [], 'by_file': {}}
+    rates, sizes, responses, correct = [], [], [], {}
+    for file, own in files.items():
+        logged, accuracies, answers = run_file(data_set, perturbation, own)
+        case['by_file'][file] = accuracies
+        case['questions'] += questions_of(data_set, perturbation, own, answers)
+        sizes.append(len(own))
+        if perturbation == 'non_greedy':
+            for seed in SEEDS:
+                correct.setdefault(f'non_greedy:{seed}', []).extend(right(data_set, given) for given in logged[seed])
+            responses += [[logged[seed][place][1] for seed in SEEDS] for place in range(len(own))]
+        else:
+            rates.append(logged['consistency'])
+    names = next(iter(case['by_file'].values()))
+    case['overall'] = {
+        name: aggregate_subtask_metrics([of[name] for of in case['by_file'].values()], sizes) for name in names
+    }
+    if perturbation == 'non_greedy':
+        rate = 'calculate_math_consistency_rate' if data_set == 'math' else 'calculate_consistency_rate'
+        case['consistency_rate'] = getattr(non_greedy_summarizer, rate)(responses)
+        case['micro'] = {name: sum(values) / len(values) for name, values in correct.items()}
+    else:
+        case['consistency_rate'] = aggregate_subtask_metrics(rates, sizes)
+    return case
+
+
+def right(data_set: str, given: tuple[Any, ...]) -> bool:
+    """As the summariser compares."""
+    _, answer, gold, _ = given
+    return bool(math_equal(answer, gold)) if data_set == 'math' else answer == gold
+
+
+def run_file(data_set: str, perturbation: str, docs: list[dict[str, Any]]) -> tuple[Any, dict[str, float], dict]:
+    """What a task logs of one file: consistency or the entries by seed, accuracy by variant; and answers by place."""
+    module = MODULES[data_set]
+    if perturbation == 'non_greedy':
+        entries, accuracies, answers = {}, {}, {}
+        name = 'non_greedy_macro_accuracy' if data_set == 'mmlu_pro' else 'non_greedy_accuracy'
+        for seed in SEEDS:
+            replies = [reply_to(doc, seed) for doc in docs]
+            process = module.non_greedy_robustness_process_results
+            entries[seed] = [process(doc, [reply])[name] for doc, reply in zip(docs, replies, strict=True)]
+            accuracies[f'non_greedy:{seed}'] = float(getattr(module, name)(entries[seed]))
+            answers |= {(place, f'non_greedy:{seed}'): entry[1] for place, entry in enumerate(entries[seed])}
+        return entries, accuracies, answers
+    logged: dict[str, list[Any]] = {}
+    answers = {}
+    process = getattr(module, 'process_results', None) or getattr(module, f'{perturbation}_robustness_process_results')
+    for place, doc in enumerate(docs):
+        entries = process(doc, [reply_to(doc, 0)])
+        for key, entry in entries.items():
+            logged.setdefault(key, []).append(entry)
+        entry = entries[CONSISTENCY[perturbation]]
+        answers[place, variant_of(perturbation, doc)] = entry[1] if data_set == 'math' else entry[2]
+    rate = {'prompt': 'prompt_consistency_rate', 'option_order': 'options_consistency_rate'}[perturbation]
+    rate = 'math_prompt_consistency_rate' if data_set == 'math' else rate
+    accuracies = {
+        variant: float(accuracy(logged[key])) for variant, key, accuracy in accuracies_of(data_set, perturbation)
+    }
+    return {'consistency': getattr(module, rate)(logged[CONSISTENCY[perturbation]])}, accuracies, answers
+
+
+def accuracies_of(data_set: str, perturbation: str) -> Iterator[tuple[str, str, Callable[[list], float]]]:
+    """Variant, the metric's key and its function."""
+    module, macro = MODULES[data_set], 'macro_' if data_set == 'mmlu_pro' else ''
+    if perturbation == 'prompt':
+        for number in range(10):
+            yield f'prompt:{number}', f'{number}_{macro}accuracy', getattr(module, f'per_prompt_accuracy_{number}')
+    else:
+        for label in LABELS[data_set]:
+            function = getattr(module, f'per_option_{macro}accuracy_{label.lower()}')
+            yield f'option_order:{label}', f'per_option_{macro}accuracy_{label}', function
+
+
+def variant_of(perturbation: str, doc: Mapping[str, Any]) -> str:
+    return f'{perturbation}:{doc["prompt_id"] if perturbation == "prompt" else doc["always_same_option"]}'
+
+
+def questions_of(data_set: str, perturbation: str, docs: list[dict[str, Any]], answers: dict) -> list[dict[str, Any]]:
+    """Our items: option order without the labels that a question does not have, and with an answer to E."""
+    found: dict[int, dict[str, Any]] = {}
+    for (place, variant), answer in answers.items():
+        doc = docs[place]
+        entry = found.setdefault(doc.get('row', 0) if 'row' in doc else doc['question_id'], {
+            'file': doc['file'] or None,
+            'row': doc['row'],
+            'category': doc['category'],
+            'own': LETTERS[doc.get('original_answer_index', doc['answer_index'])],
+            'answers': {},
+        })  # fmt: skip
+        label = variant.partition(':')[2]
+        if perturbation == 'option_order' and LETTERS.index(label) >= len(doc['options']):
+            continue
+        entry['answers'][variant] = answer
+        if perturbation == 'option_order' and len(doc['options']) == 5 and data_set == 'agieval':
+            entry['answers']['option_order:E'] = 'E'
+        if data_set == 'math':
+            entry.setdefault('credits', {})[variant] = int(math_equal(answer, doc['answer']))
+    return list(found.values())
+
+
+def cases(count: int, seed: int) -> Iterator[dict[str, Any]]:
+    """That many cases of each data set and perturbation."""
+    for data_set, module in MODULES.items():
+        for perturbation in ('option_order', 'prompt', 'non_greedy'):
+            if not hasattr(module, f'{perturbation}_robustness_process_docs'):
+                continue
+            draw = random.Random(f'{data_set} {perturbation} {seed}')
+            questions = [question for case in range(count) for question in made_up_questions(data_set, draw, case)]
+            docs: dict[int, list[dict[str, Any]]] = {}
+            for doc in variants_of(data_set, perturbation, questions):
+                docs.setdefault(doc['case'], []).append(doc)
+            for group in docs.values():
+                yield run_case(data_set, perturbation, group)
+
+
+def record() -> None:
+    draw = random.Random(0)
+    pairs = [(one, other) for one in MATH_ANSWERS[1:] for other in MATH_ANSWERS[1:]]
+    fixture = {
+        'lm_eval': version('lm_eval'),
+        'letters': [[reply, extract(reply)] for reply in (made_up_reply(draw) for _ in range(500))],
+        'math_equal': [[one, other, int(math_equal(one, other))] for one, other in pairs],
+        'cases': list(cases(12, 0)),
+    }
+    FIXTURE.parent.mkdir(parents=True, exist_ok=True)
+    lines = json.dumps(fixture, separators=(',', ':')).replace('{"data_set"', '\n{"data_set"')
+    FIXTURE.write_text(lines + '\n', encoding='utf-8')
+    print(f'{FIXTURE}: {FIXTURE.stat().st_size} bytes')
+
+
+def check(num_letters: int, num_cases: int) -> int:
+    sys.path[:0] = [str(ROOT), str(ROOT / 'tests')]
+    from scores.score_cases import differences
+
+    from llmfoundry_gauntlet.judging.letters import reference_letter
+
+    draw = random.Random(1)
+    replies = (made_up_reply(draw) for _ in range(num_letters))
+    wrong = [reply for reply in replies if extract(reply) != reference_letter(reply)]
+    print(f'letters: {num_letters - len(wrong)} of {num_letters} agree', *map(repr, wrong[:5]))
+    equal = {(one, other): bool(math_equal(one, other)) for one in MATH_ANSWERS[1:] for other in MATH_ANSWERS[1:]}
+    agreeing: dict[str, list[int]] = {}
+    for case in cases(num_cases, 1):
+        different = differences(case, lambda one, other: equal[one, other])
+        if different:
+            print(case['data_set'], case['perturbation'], different[:3])
+        agreeing.setdefault(f'{case["data_set"]} {case["perturbation"]}', []).append(not different)
+    for name, values in agreeing.items():
+        print(f'{name}: {sum(values)} of {len(values)} cases agree')
+    return int(bool(wrong) or not all(map(all, agreeing.values())))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+    parser.add_argument('--check', nargs=2, type=int, metavar=('LETTERS', 'CASES'))
+    arguments = parser.parse_args()
+    datasets.disable_progress_bars()
+    if arguments.check:
+        return check(*arguments.check)
+    record()
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())
