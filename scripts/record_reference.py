@@ -23,6 +23,9 @@ and row numbers and no text of the data:
                     `shared` tokens of the first choice's sequence, then `ids`; the continuation is what lies at index
                     `start` and after
     gauntlet        categories, averages and runs[]: the keys a run adds or changes, and the composites it gives
+
+After the models it records lm-eval's SCORE tasks with canned replies, as `record_score.py` alone does, whose docstring
+describes these fixtures: from {data root}/../score to {out}/../score.
 """
 
 import argparse
@@ -337,7 +340,7 @@ def record_model(
 
 def record_models(
     record: Callable[..., dict[str, Any]], *, description: str | None, cases: str, prefix: str, limit: int
-) -> None:
+) -> argparse.Namespace:
     """A recorder's command line. Writes {prefix}{model}.json, shorter than limit, for each model from record(...)."""
     fixtures = REPOSITORY / 'tests' / 'fixtures'
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -369,7 +372,11 @@ def record_models(
         (options.out / f'{prefix}{name}.json').write_text(text, 'utf-8')
         num_cases, seconds = len(fixture['cases']), time.monotonic() - started
         print(f'{prefix}{name}: {num_cases} cases, {len(text)} bytes, {seconds:.0f} s', flush=True)
+    return options
 
 
 if __name__ == '__main__':
-    record_models(record_model, description=__doc__, cases='reference_cases.yaml', prefix='', limit=1_000_000)
+    made = record_models(record_model, description=__doc__, cases='reference_cases.yaml', prefix='', limit=1_000_000)
+    from record_score import record_score  # lm-eval, which the other recorders do without
+
+    record_score(made.data_root.parent / 'score', made.out.parent / 'score')

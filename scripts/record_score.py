@@ -1,0 +1,385 @@
+"""Record what lm-eval 0.4.13 computes in its eight SCORE tasks on real questions with canned replies.
+
+    .venv-reference/bin/python scripts/record_score.py [--score-root ../shared/data/score] [--datasets NAME] [--check]
+
+Runs in the environment of `requirements/reference.txt`; `record_reference.py` runs it too, after the models. The tasks
+are lm-eval's own, with its prompt files, 0-shot and without a chat template. Two things alone are put in their place:
+`datasets.load_dataset` returns the chosen rows of the files below the SCORE root (`score_sample.py`), and the model's
+replies are those of `tests/score_replies.py`, a function of the prompt and the seed. `--check` records anew, compares
+with what is there and writes nothing.
+
+One file per data set, `tests/fixtures/score/{mmlu_pro,agieval,math}.json`, holds numbers, row numbers and digests, and
+no text of the data. A sha256 is of the UTF-8 text, in hex; a digest is its first 16 digits:
+
+    dataset, versions
+    sources         sha256 of the data files and of lm-eval's prompt templates and fix table
+    rows            file below the SCORE root to 0-based line numbers; lm-eval got these lines alone, in this order
+    tasks[]         option_order, prompt and non_greedy; the first is not there for MATH
+        name        lm-eval's
+        variants    option_order: the labels that the gold option is moved to; prompt: numbers of the ten prompts;
+                    non_greedy: the seeds 1 to 5
+        generation_kwargs   as lm-eval gives them to the model
+        chat        messages that the model's chat template gets, {role, content}; 'prompt' is the item's, unchanged
+        items[]     in the order of files and rows
+            file, row
+            gold        the gold letter, by the row's index; MATH: digest of what lm-eval takes for gold
+            golds       option_order: the letter that is right in each variant
+            prompts     sha256, one per variant; non_greedy: one
+            replies     digests, one per variant
+            answers     what lm-eval extracts from each: itself where it is '' or one to three of A-Z and 0-9, else
+                        'sha256:' and a digest. MATH: null where there is no box, '' for an empty one, else a digest
+            correct     1 or 0, one per variant
+        runs[]      one, or one per seed
+            seed        0 where replies are greedy
+            metrics     task or group to {metric: value}, as lm-eval reports them: accuracies are rounded to 4 places
+                        in each task, and a group's are means of these weighted by the number of prompts
+            unrounded   the accuracies before rounding, a group's made of unrounded ones
+            num_docs    task to its number of prompts
+        summary     non_greedy: what non_greedy_summarizer.py reports, over all rows and not rounded: consistency_rate
+                    and seed_N_accuracy, which is not by category in MMLU-Pro either
+
+Rows. MMLU-Pro and MATH are as in their files. AGIEval's files are upstream's v1 and lm-eval reads the form of
+hails/agieval-*, which is derived from them: query is the passage, then `Q: `, the question, ` Answer Choices: `, the
+options joined by spaces and a last line `A: Among A through {D or E}, the answer is`; choices are the options with
+their labels; gold is [the label's index]. logiqa-en is not at hand: groups are without it, and the summariser gets an
+empty log of it. MMLU-Pro's validation split is not at hand either; at 0 shots nothing reads it, and lm-eval gets the
+rows in its place.
+
+Prompts, to make them from the rows: question is MMLU-Pro's `question`, MATH's `problem`, AGIEval's passage + 'Q: ' +
+question, or the question alone where the passage is empty or null. Options are MMLU-Pro's as they are, and AGIEval's
+without the three characters of `(A)`; nothing is stripped. The prompt is str.format of the template in lm-eval's
+prompt_templates.json (the same files are in {SCORE root}/upstream_prompts) with question, options (a
+'\\n{letter}: {option}' each) and category (MMLU-Pro's). option_order swaps the gold option with the one at each label,
+A to J in MMLU-Pro and A to D in AGIEval, also where there is an E; where the question has fewer options than there are
+labels, a variant of an absent label is the unswapped question with its own gold.
+"""
+
+import argparse
+import contextlib
+import hashlib
+import io
+import json
+import logging
+import os
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+os.environ['HF_HUB_OFFLINE'] = os.environ['HF_DATASETS_OFFLINE'] = os.environ['TQDM_DISABLE'] = '1'
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / 'tests'))
+
+import datasets
+import numpy as np
+import yaml
+from lm_eval.api.group import Group
+from lm_eval.api.instance import Instance
+from lm_eval.api.metrics import aggregate_subtask_metrics
+from lm_eval.api.model import LM
+from lm_eval.config.group import GroupConfig
+from lm_eval.evaluator import evaluate
+from lm_eval.loggers import EvaluationTracker
+from lm_eval.tasks import TaskManager
+from lm_eval.tasks.score import non_greedy_summarizer
+from lm_eval.tasks.score.math import math_grader
+from score_replies import CannedReplies
+from score_sample import ABSENT_TASKS, DATA_SETS, SCORE_TASKS, DataSet, Rows
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+NAMES = tuple(data_set.name for data_set in DATA_SETS)
+SEEDS = (1, 2, 3, 4, 5)
+LONGEST_SECONDS = 4.0  # of a symbolic comparison, which lm-eval gives up after 10
+LIMIT = 300_000
+
+
+def digest(text: str | bytes) -> str:
+    return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()
+
+
+class CannedModel(LM):
+    """A model that gives the canned replies to one seed. Its chat template shows the messages as JSON."""
+
+    def __init__(self, replies: CannedReplies, seed: int) -> None:
+        super().__init__()
+        self.replies, self.seed = replies, seed
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """A reply per request; its stops are ignored, as there are none."""
+        del disable_tqdm
+        assert all(request.args[1]['until'] == [] for request in requests)
+        return [self.replies.reply(request.args[0], self.seed) for request in requests]
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """The messages themselves."""
+        del add_generation_prompt
+        return json.dumps(chat_history)
+
+    def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
+        """Not asked for."""
+        raise NotImplementedError
+
+    def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
+        """Not asked for."""
+        raise NotImplementedError
+
+
+def load_tasks(data_set: DataSet, name: str) -> dict[str, Any]:
+    """lm-eval's task, or its group without the tasks whose data are absent, as `evaluate` takes it. 0-shot."""
+    manager = TaskManager(include_path=str(SCORE_TASKS), include_defaults=False)
+    if data_set.name == 'mmlu_pro':
+        loaded = manager.load([name])
+    else:
+        config = yaml.safe_load((SCORE_TASKS / data_set.folder / f'{name}.yaml').read_text('utf-8'))
+        config['task'] = [task for task in config['task'] if not task.endswith(ABSENT_TASKS)]
+        group = Group.from_config(GroupConfig(**config))
+        for task in manager.load(config['task'])['tasks'].values():
+            group.add(task)
+        loaded = manager.load([group])
+    for task in loaded['tasks'].values():
+        task.set_config(key='num_fewshot', value=0)
+        task.set_fewshot_seed(seed=0)
+    return loaded
+
+
+def chat_record(loaded: dict[str, Any], model: CannedModel, prompts: dict[str, list[str]]) -> list[dict[str, str]]:
+    """The messages of a request with a chat template. Those of all requests must be alike but for the prompt."""
+    found = set()
+    for name, task in loaded['tasks'].items():
+        task.build_all_requests(apply_chat_template=True, chat_template=model.apply_chat_template)
+        for request, prompt in zip(task.instances, prompts[name], strict=True):
+            messages = json.loads(request.args[0])
+            assert [message['content'] for message in messages] == [prompt]
+            found.add(tuple(message['role'] for message in messages))
+    (roles,) = found
+    return [{'role': role, 'content': 'prompt'} for role in roles]
+
+
+def outcome(sample: dict[str, Any]) -> tuple[str | None, str, int]:
+    """What lm-eval extracted from a reply, what is right, and whether it took it for right."""
+    first = sample[sample['metrics'][0]]
+    if len(first) == 2:  # MATH, prompts: (prompt number, whether right), then (question, answer)
+        return sample['consistency_rate'][1], sample['doc']['answer'], first[1]
+    if sample['metrics'][0].startswith('non_greedy'):
+        _, answer, gold, _ = first
+    else:
+        _, _, answer, gold, *_ = first
+    is_math = 'solution' in sample['doc']
+    return answer, gold, int(math_grader.math_equal(answer, gold) if is_math else answer == gold)
+
+
+def answer_record(answer: str | None, is_math: bool) -> str | None:
+    """The answer, or its digest where it may be somebody's text."""
+    if not answer or (not is_math and re.fullmatch('[A-Z0-9]{1,3}', answer)):
+        return answer
+    return ('' if is_math else 'sha256:') + digest(answer)[:16]
+
+
+def item_record(perturbation: str, runs: list[list[dict[str, Any]]], is_math: bool) -> dict[str, Any]:
+    """What one row gave: a list per run of the samples of its prompts."""
+    samples = [sample for run in runs for sample in run]
+    outcomes = [outcome(sample) for sample in samples]
+    doc = samples[0]['doc']
+    golds = {}
+    if perturbation == 'option_order':
+        golds = {'golds': ''.join(gold for _, gold, _ in outcomes)}
+    original = doc.get('original_answer_index', doc.get('answer_index'))
+    return {
+        'gold': digest(doc['answer'])[:16] if is_math else 'ABCDEFGHIJ'[original],
+        **golds,
+        'prompts': [digest(sample['arguments'][0][0]) for sample in runs[0]],
+        'replies': [digest(sample['filtered_resps'][0])[:16] for sample in samples],
+        'answers': [answer_record(answer, is_math) for answer, _, _ in outcomes],
+        'correct': [correct for _, _, correct in outcomes],
+    }
+
+
+def unrounded_accuracies(loaded: dict[str, Any], results: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """The accuracies of all tasks and of the group, by lm-eval's own functions without their last step."""
+    found: dict[str, dict[str, float]] = {}
+    with mock.patch.object(np, 'round', lambda value, _: value):
+        for name, task in loaded['tasks'].items():
+            samples = results['samples'][name]
+            found[name] = {
+                metric: float(function([sample[metric] for sample in samples if metric in sample]))
+                for metric, function in task.aggregation().items()
+                if 'accuracy' in metric
+            }
+    sizes = [len(results['samples'][name]) for name in loaded['tasks']]
+    for group in loaded['groups']:
+        metrics = next(iter(found.values()))
+        found[group] = {
+            metric: aggregate_subtask_metrics([found[name][metric] for name in loaded['tasks']], sizes)
+            for metric in metrics
+        }
+    return found
+
+
+def run_record(loaded: dict[str, Any], results: dict[str, Any], seed: int) -> dict[str, Any]:
+    """The metrics of one evaluation."""
+    return {
+        'seed': seed,
+        'metrics': {
+            name: {
+                key.removesuffix(',none'): float(value)
+                for key, value in metrics.items()
+                if key.endswith(',none') and not key.endswith('_stderr,none')
+            }
+            for name, metrics in results['results'].items()
+        },
+        'unrounded': unrounded_accuracies(loaded, results),
+        'num_docs': {name: len(samples) for name, samples in results['samples'].items()},
+    }
+
+
+def summarize(data_set: DataSet, samples: list[dict[str, Any]]) -> dict[str, float]:
+    """What lm-eval's summariser makes of the five runs' logs."""
+    with tempfile.TemporaryDirectory() as folder:
+        for seed, tasks in zip(SEEDS, samples, strict=True):
+            tracker = EvaluationTracker(output_path=str(Path(folder, f'seed_{seed}')))
+            tracker.general_config_tracker.model_name_sanitized, tracker.date_id = 'canned', 'now'
+            for name, logged in tasks.items():
+                tracker.save_results_samples(name, json.loads(json.dumps(logged)))
+            if data_set.name == 'agieval':
+                for name in ABSENT_TASKS:
+                    tracker.save_results_samples(f'non_greedy_robustness_agieval_{name}', [])
+        arguments = ['non_greedy_summarizer', '--log_dir', folder, '--dataset', data_set.name]
+        with mock.patch.object(sys, 'argv', arguments), contextlib.redirect_stdout(io.StringIO()):
+            non_greedy_summarizer.main()
+        (path,) = Path(folder).glob('*_results_*.json')
+        (results,) = json.loads(path.read_text('utf-8'))['results'].values()
+    return {
+        key.removesuffix(',none'): value
+        for key, value in results.items()
+        if key.endswith(',none') and not key.endswith('_stderr,none')
+    }
+
+
+def task_record(data_set: DataSet, perturbation: str, rows: Rows, replies: CannedReplies) -> dict[str, Any]:
+    """One of the eight tasks: one evaluation, or one per seed."""
+    name = f'score_{perturbation}_robustness_{data_set.name}'
+    seeds = SEEDS if perturbation == 'non_greedy' else (0,)
+    evaluations, runs = [], []
+    for seed in seeds:
+        loaded = load_tasks(data_set, name)
+        results = evaluate(CannedModel(replies, seed), loaded, bootstrap_iters=0)
+        evaluations.append(results['samples'])
+        runs.append(run_record(loaded, results, seed))
+    (kwargs,) = {json.dumps(task.config.generation_kwargs) for task in loaded['tasks'].values()}
+    prompts = {task: [sample['arguments'][0][0] for sample in evaluations[0][task]] for task in loaded['tasks']}
+    chat = chat_record(loaded, CannedModel(replies, 0), prompts)
+    items, variants = [], list(SEEDS)
+    for task, file in zip(loaded['tasks'], files_of(loaded, data_set), strict=True):
+        count = len(evaluations[0][task]) // len(rows.numbers[file])
+        if perturbation != 'non_greedy':
+            key = 'prompt_id' if perturbation == 'prompt' else 'always_same_option'
+            variants = [sample['doc'][key] for sample in evaluations[0][task][:count]]
+        for index, number in enumerate(rows.numbers[file]):
+            samples = [run[task][index * count : (index + 1) * count] for run in evaluations]
+            item = item_record(perturbation, samples, data_set.name == 'math')
+            items.append({'file': file, 'row': number, **item})
+    record = {'name': name, 'variants': variants, 'generation_kwargs': json.loads(kwargs), 'chat': chat}
+    record |= {'items': items, 'runs': runs}
+    if perturbation == 'non_greedy':
+        record['summary'] = summarize(data_set, evaluations)
+    print_summary(record)
+    return record
+
+
+def files_of(loaded: dict[str, Any], data_set: DataSet) -> list[str]:
+    """The data file of each task."""
+    configs = [task.config for task in loaded['tasks'].values()]
+    return [data_set.files[config.dataset_path, config.dataset_name or 'default'] for config in configs]
+
+
+def print_summary(record: dict[str, Any]) -> None:
+    """One line per task: rows, prompts, right answers, and the metrics of the task or group."""
+    replies = [mark for item in record['items'] for mark in item['correct']]
+    metrics = record.get('summary') or list(record['runs'][0]['metrics'].values())[-1]
+    values = '  '.join(f'{key} {value:.4f}' for key, value in metrics.items())
+    print(f'{record["name"]}: {len(record["items"])} rows, {len(replies)} replies, {sum(replies)} right\n    {values}')
+
+
+def data_set_record(data_set: DataSet, root: Path) -> dict[str, Any]:
+    """The fixture of one data set."""
+    rows = Rows(data_set, root)
+    replies = CannedReplies(rows.questions())
+    assets = {path.name: digest(path.read_bytes()) for path in sorted((SCORE_TASKS / data_set.folder).glob('*.json'))}
+    packages = ('lm_eval', 'datasets', 'sympy', 'antlr4-python3-runtime')
+    with mock.patch.object(datasets, 'load_dataset', rows.load_dataset), watched_time():
+        tasks = [task_record(data_set, perturbation, rows, replies) for perturbation in data_set.perturbations]
+    return {
+        'dataset': data_set.name,
+        'versions': {name: version(name) for name in packages},
+        'sources': {**{file: digest((root / file).read_bytes()) for file in rows.numbers}, **assets},
+        'rows': rows.numbers,
+        'tasks': tasks,
+    }
+
+
+@contextlib.contextmanager
+def watched_time() -> Iterator[None]:
+    """Fail where a symbolic comparison takes so long that a slower machine might give it up."""
+    symbolic_equal = math_grader.symbolic_equal
+
+    def timed(prediction: Any, reference: Any, *arguments: Any) -> bool:
+        started = time.monotonic()
+        equal = symbolic_equal(prediction, reference, *arguments)
+        seconds = time.monotonic() - started
+        assert seconds < LONGEST_SECONDS, f'{prediction!r} and {reference!r} took {seconds:.1f} s to compare'
+        return equal
+
+    with mock.patch.object(math_grader, 'symbolic_equal', timed):
+        yield
+
+
+def differences(found: Any, expected: Any, where: str = '') -> Iterator[str]:
+    """Where two recordings differ."""
+    if isinstance(found, dict) and isinstance(expected, dict):
+        for key in sorted(found.keys() | expected.keys()):
+            yield from differences(found.get(key), expected.get(key), f'{where}.{key}')
+    elif isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
+        for index, pair in enumerate(zip(found, expected, strict=True)):
+            yield from differences(*pair, f'{where}[{index}]')
+    elif found != expected:
+        yield f'{where}: {str(found)[:80]}, but recorded {str(expected)[:80]}'
+
+
+def record_score(root: Path, out: Path, *, names: Sequence[str] = NAMES, check: bool = False) -> bool:
+    """Write, or check, the fixtures of some data sets. False where a check fails."""
+    datasets.disable_progress_bars()
+    logging.disable(logging.WARNING)
+    out.mkdir(parents=True, exist_ok=True)
+    is_same = True
+    for data_set in (data_set for data_set in DATA_SETS if data_set.name in names):
+        started = time.monotonic()
+        record = json.loads(json.dumps(data_set_record(data_set, root)))
+        text, path = json.dumps(record, separators=(',', ':')) + '\n', out / f'{data_set.name}.json'
+        assert len(text) < LIMIT, f'{path.name} takes {len(text)} bytes, {LIMIT - 1} at most may be kept'
+        if check:
+            found = list(differences(record, json.loads(path.read_text('utf-8')), data_set.name))
+            print('\n'.join([*found[:20], f'{path.name}: {len(found)} differences']))
+            is_same = is_same and not found
+        else:
+            path.write_text(text, 'utf-8')
+        print(f'{path.name}: {len(text)} bytes, {time.monotonic() - started:.0f} s', flush=True)
+    return is_same
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--score-root', type=Path, default=REPOSITORY.parent / 'shared' / 'data' / 'score')
+    parser.add_argument('--out', type=Path, default=REPOSITORY / 'tests' / 'fixtures' / 'score')
+    parser.add_argument('--datasets', nargs='*', choices=NAMES, default=NAMES)
+    parser.add_argument('--check', action='store_true', help='compare with what is there and write nothing')
+    options = parser.parse_args()
+    if not record_score(options.score_root, options.out, names=options.datasets, check=options.check):
+        sys.exit(1)
+
+
+if __name__ == '__main__':
+    main()
