@@ -1,0 +1,246 @@
+"""What SCORE's reference makes of MATH answers, its faults included, so that its numbers can be told beside ours.
+
+Follows lm-eval 0.4.13, `lm_eval/tasks/score/math/{utils_math,math_grader}.py`, as it behaves; the code is our own.
+Where the reference raises, the answers are not equal here. What it leaves to sympy is a function that the caller hands
+in: sympy is never imported by this file, and evaluates what a model wrote, so it belongs into a process of its own.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+MAX_CHARACTERS = 1000  # of an answer; the rest is not looked at
+TOLERANCE = 1e-4
+BOX = '\\boxed{'
+WRITTEN_AS_EQUATION = (
+    'Find the equation',
+    'Enter the equation',
+    'What is the equation',
+    'described by the equation',
+    'Find an equation',
+)
+WEEKDAYS = ('Monday', 'Tuesday', 'Wednesday', 'Thursday', 'Friday', 'Saturday', 'Sunday')
+UNITS = (  # in the order in which they are removed, each as a regular expression, inside words too
+    *('degree', 'cm', 'centimeter', 'meter', 'mile', 'second', 'minute', 'hour', 'week', 'month', 'year'),
+    *('foot', 'feet', 'inch', 'yard', 'p.m.', 'PM'),
+)
+WRAPPERS = ('text', 'mathrm', 'mathcal', 'textbf', 'textit')
+REPLACED = (
+    *(('\\!', ''), ('\\%', '%'), ('\\$', '$'), ('$', ''), ('%', ''), ('^{\\circ}', '')),
+    *((' or ', ' , '), (' and ', ' , ')),
+    *(('million', '*10^6'), ('billion', '*10^9'), ('trillion', '*10^12')),
+)
+INTERVALS = {'Interval': '[]', 'Interval.Ropen': '[)', 'Interval.Lopen': '(]', 'Interval.open': '()'}
+
+Question = Literal['expressions', 'no_entries']
+# Asks sympy: whether two texts are equal as expressions, or whether the first is a matrix without entries.
+Sympy = Callable[[Question, str, str], bool]
+
+
+def reference_answer_of(reply: str) -> str | None:
+    """What is in a reply's last \\boxed, as it stands; None where there is none, or it has no braces or no end."""
+    begin = reply.rfind('\\boxed')
+    if begin < 0 or not reply.startswith(BOX, begin):
+        return None
+    end = closing_brace(reply, begin + len(BOX))
+    return None if end is None else reply[begin + len(BOX) : end]
+
+
+def closing_brace(text: str, begin: int) -> int | None:
+    """Where the brace closes that was opened just before `begin`, escaped ones counted as well."""
+    depth = 1
+    for found in re.compile('[{}]').finditer(text, begin):
+        depth += 1 if found[0] == '{' else -1
+        if depth == 0:
+            return found.start()
+    return None
+
+
+def reference_gold_of(problem: str, solution: str, fixes: Mapping[str, str] | None) -> str:
+    """The right answer of a solution, or of the fix table where its boxes differ. Raises ValueError without a box."""
+    entries = [normalized(entry) for entry in outer_boxes(solution)]
+    if not entries:
+        raise ValueError('the solution has no \\boxed{...}')
+    joined = ', '.join(entries)
+    gold = entries[0] if len(set(entries)) == 1 else (fixes or {}).get(problem, joined)
+    if gold.count('=') == 1 and not any(words in problem for words in WRITTEN_AS_EQUATION):
+        gold = gold.partition('=')[2]
+    return gold
+
+
+def outer_boxes(text: str) -> list[str]:
+    """The contents of all boxes that are in no other box."""
+    found, begin = [], text.find(BOX)
+    while begin >= 0:
+        begin += len(BOX)
+        end = closing_brace(text, begin)
+        if end is None:
+            break
+        found.append(text[begin:end])
+        begin = text.find(BOX, end)
+    return found
+
+
+def normalized(text: str) -> str:
+    """An answer without units, spaces and much of its LaTeX. Raises ValueError for two \\mbox in an answer."""
+    text = text.replace('\\left', '').replace('\\right', '')
+    text = re.sub(r',\s*,', ',', re.sub(r'\s*\\text\{\s*(?:or|and)\s*\}\s*', ',', text))
+    text = without_unit_after(text)
+    if '\\in ' in text:
+        text = text.split('\\in ')[1].strip()
+    for name in WRAPPERS:
+        text = text.replace(f'\\\\{name}', '')
+        if whole := re.search(rf'^\\{name}\{{(.+?)\}}$', text):
+            text = whole[1]
+    for old, new in REPLACED:
+        text = text.replace(old, new)
+    for unit in UNITS:
+        text = re.sub(rf'{unit}(?:es)?s? *(?:\^[0-9]+)?', '', text)
+    if 'day' in text and not any(day in text for day in WEEKDAYS):
+        text = re.sub('days?', '', text)
+    text = re.sub(r'\^ *\\circ', '', text)
+    if text.startswith('{') and text.endswith('}'):
+        text = text[1:-1]
+    text = with_braced_fractions(re.sub(r'\\sqrt(\s*\w+)', r'\\sqrt{\1}', text))
+    text = re.sub(r'([0-9]) +([0-9])', r'\1+\2', re.sub('- *', '-', text))
+    text = re.sub(r'(\d+) *\\frac\{(\d+)\}\{(\d+)\}', r'\1+\2/\3', text)
+    return as_integer(text.replace(' ', ''))
+
+
+def without_unit_after(text: str) -> str:
+    """An answer up to its only \\text or its \\mbox; several \\text are replaced by what is in them."""
+    pieces = re.split(r'\\text\s*\{\s*', text) if '\\text' in text else []
+    if len(pieces) == 2 and pieces[0] not in ('', '('):
+        return pieces[0]
+    if '\\text{' in text:
+        return re.sub(r'\\text\{([^}]+)\}', r'\1', text)
+    pieces = text.split('\\mbox{')
+    if len(pieces) > 2:
+        raise ValueError('the answer has several \\mbox')
+    return pieces[0]
+
+
+def with_braced_fractions(text: str) -> str:
+    """\\frac12 and \\frac1{2} as \\frac{1}{2}; the text without spaces after \\frac where one of these is cut short."""
+    text = re.sub(r'\\frac +', r'\\frac', text)
+    first, *others = text.split('\\frac')
+    built = [first]
+    for piece in others:
+        if not piece.startswith('{'):
+            if len(piece) < 2:
+                return text
+            below = piece[1:] if piece[1] == '{' else f'{{{piece[1]}}}{piece[2:]}'
+            piece = f'{{{piece[0]}}}{below}'
+        built.append(piece)
+    return '\\frac'.join(built)
+
+
+def as_integer(text: str) -> str:
+    """A number within 1e-7 of an integer as that, cut towards zero; a base after it is lost. Other texts unchanged."""
+    plain, before = text, None
+    while plain != before:
+        before, plain = plain, re.sub(r'(\d),(\d\d\d)($|\D)', r'\1\2\3', plain)
+    try:
+        value = float(plain)
+        if abs(value - round(value)) > 1e-7:
+            return text
+    except (ValueError, OverflowError):
+        return text
+    return str(int(float(text.replace(',', '').split('_')[0])))
+
+
+def as_number(text: str) -> float | None:
+    """A text as a number, commas aside."""
+    try:
+        return float(text.replace('{,}' if '{,}' in text else ',', ''))
+    except ValueError:
+        return None
+
+
+def without_sign(text: str) -> str:
+    """An answer without the dollar before a number, or the percent sign after one."""
+    if re.match(r'\$\d+(\.\d+)?', text):
+        return text[1:]
+    if re.match(r'\d+(\.\d+)?\\?%$', text):
+        return text.replace('\\%', '').replace('%', '')
+    return text
+
+
+def reference_equal_with(sympy: Sympy, answer: str | None, gold: str | None) -> bool:
+    """The reference's comparison, which is not symmetric and takes 0.5, 50 and 5000 for one.
+
+    No answer equals nothing, but a later one is compared as the word None."""
+    if answer is None:
+        return False
+    try:
+        answer = normalized(without_sign(answer))[:MAX_CHARACTERS]
+        wanted_text = None if gold is None else normalized(without_sign(gold))
+    except ValueError:
+        return False
+    gold = 'None' if wanted_text is None else wanted_text
+    if wanted_text is not None and answer.strip().lower() == gold.strip().lower():
+        return True
+    if answer.replace(' ', '') == gold.replace(' ', ''):
+        return True
+    given, wanted = as_number(answer), as_number(gold)
+    if given is not None and wanted is not None:
+        near = (wanted / 100, wanted, wanted * 100)
+        return any(math.isclose(value, given, rel_tol=TOLERANCE) for value in near)
+    if not answer:
+        return False
+    answer, gold = as_brackets(answer.strip()), gold.strip()
+    if without_brackets(answer, gold) == without_brackets(gold, gold, like=answer):
+        return True
+    verdict = equal_by_parts(sympy, answer, gold)
+    return sympy('expressions', answer, gold) if verdict is None else verdict
+
+
+def as_brackets(text: str) -> str:
+    """sympy's notation of an interval as ours."""
+    for name, (opening, closing) in INTERVALS.items():
+        if whole := re.match(rf'{re.escape(name)}\((.*)\)$', text):
+            return f'{opening}{whole[1]}{closing}'
+    return text
+
+
+def without_brackets(text: str, gold: str, *, like: str | None = None) -> str:
+    """A text without braces and parentheses, nor square brackets at its ends where the answer `like` may lose them."""
+    answer = text if like is None else like
+    square = answer.startswith('[') and answer.endswith(']') and not gold.startswith('(')
+    round_ = answer.startswith('(') and answer.endswith(')') and not gold.startswith('[')
+    if square or round_:
+        text = text.strip('[]()')
+    return re.sub('[{}()]', '', text)
+
+
+def equal_by_parts(sympy: Sympy, answer: str, gold: str) -> bool | None:
+    """Whether two lists are equal part by part; None where that is no answer."""
+
+    def all_equal(answers: list[str], golds: list[str]) -> bool:
+        pairs = zip(answers, golds, strict=True)
+        return len(answers) == len(golds) and all(reference_equal_with(sympy, *pair) for pair in pairs)
+
+    same_ends = bool(answer and gold) and answer[0] == gold[0] and answer[-1] == gold[-1]
+    if same_ends and answer[0] in '([' and answer[-1] in ')]' and all_equal(answer[1:-1].split(','), inner(gold)):
+        return True
+    if ',' in answer and ',' in gold:
+        answers, golds = ([part.strip() for part in text.split(',')] for text in (answer, gold))
+        if len(answers) == len(golds):
+            return all_equal(answers, golds)
+    if answer.startswith('Point'):
+        if not gold:
+            return False
+        within = answer[answer.find('(') + 1 : -1].split(',')
+        if gold[0] == '(' and gold[-1] == ')' and all_equal(within, inner(gold)):
+            return True
+    if gold.startswith('\\begin{pmatrix}') and answer.startswith('Matrix') and len(gold.split()) < 3:
+        return sympy('no_entries', answer, gold) or None
+    return None
+
+
+def inner(text: str) -> list[str]:
+    """What stands between the first and the last character, at commas."""
+    return text[1:-1].split(',')
