@@ -27,6 +27,7 @@ data_commands = typer.Typer(help='The evaluation files.', no_args_is_help=True)
 app.add_typer(data_commands, name='data')
 
 Tasks = Annotated[Path | None, typer.Option('--tasks', help='YAML file with the key icl_tasks.')]
+Score = Annotated[Path | None, typer.Option('--score', help='YAML file with the key score.')]
 Gauntlet = Annotated[Path | None, typer.Option('--gauntlet', help='YAML file with the key eval_gauntlet.')]
 Semantics = Annotated[str, typer.Option(help="corrected, or reference: llm-foundry's scores.")]
 Fewshot = Annotated[str, typer.Option(help='reference, or fixed: the same shots for all items.')]
@@ -45,8 +46,9 @@ def root(
 
 @app.command()
 def run(
-    tasks: Annotated[Path, typer.Option('--tasks', help='YAML file with the key icl_tasks.')],
     out: Annotated[Path, typer.Option('--out', help='Folder for results.json and samples/.')],
+    tasks: Tasks = None,
+    score: Score = None,
     model: Annotated[str | None, typer.Option(help='Hugging Face folder or name, or a Composer checkpoint.')] = None,
     outputs: Annotated[Path | None, typer.Option(help="JSON lines with somebody else's answers, to be marked.")] = None,
     gauntlet: Gauntlet = None,
@@ -70,6 +72,8 @@ def run(
 
     gauntlet run --model runs/demo/checkpoints/latest-rank0.pt --tasks yamls/tasks/gauntlet_v0.1.yaml
     --gauntlet yamls/gauntlets/eval_gauntlet_v0.1.yaml --out runs/demo/eval
+
+    gauntlet run --model MODEL --score yamls/score/mmlu_pro.yaml --out runs/mmlu_pro
     """
     from llmfoundry_gauntlet.report.tables import print_runs
 
@@ -77,9 +81,12 @@ def run(
     logging.getLogger('llmfoundry_gauntlet').setLevel(logging.INFO)
     if (model is None) == (outputs is None):
         raise ConfigError('give either --model, or --outputs with answers from elsewhere')
+    if tasks is None and score is None:
+        raise ConfigError('nothing to evaluate: give --tasks, --score or both')
     shared = {
         'tasks': tasks,
         'gauntlet': gauntlet,
+        'score': score,
         'data_root': data_root,
         'semantics': semantics,
         'fewshot': fewshot,
@@ -111,13 +118,15 @@ def run(
 def mark(outputs: Path, out: Path, settings: dict[str, Any], *, allow_missing: bool, overwrite: bool) -> None:
     """Marks the answers of a file and writes the records. Raises GauntletError."""
     from llmfoundry_gauntlet.config.settings import decode_settings
-    from llmfoundry_gauntlet.evaluation import load_data
+    from llmfoundry_gauntlet.inputs import load_data
     from llmfoundry_gauntlet.marking import mark_answers
     from llmfoundry_gauntlet.records.answers import read_answers
     from llmfoundry_gauntlet.records.results import check_out, write_records
 
     check_out(out, overwrite=overwrite)
     data = load_data(decode_settings({**settings, 'save_folder': str(out)}, 'run'))
+    for warning in data.warnings:
+        typer.echo(f'warning: {warning}')
     evaluation = mark_answers(data, read_answers(outputs), allow_missing=allow_missing)
     model = {'name': str(outputs), 'class': None, 'num_parameters': None}
     write_records(out, evaluation, model=model, environment={'python': platform.python_version()}, training=None)
@@ -125,11 +134,15 @@ def mark(outputs: Path, out: Path, settings: dict[str, Any], *, allow_missing: b
 
 @app.command()
 def export(
-    tasks: Annotated[Path, typer.Option('--tasks', help='YAML file with the key icl_tasks.')],
     out: Annotated[Path, typer.Option('--out', help='File for the requests, a JSON line each.')],
+    tasks: Tasks = None,
+    score: Score = None,
     data_root: DataRoot = 'eval_data',
     tokenizer: Annotated[
-        str | None, typer.Option(help='Folder or name: counts max_new_tokens, which is an estimate without it.')
+        str | None,
+        typer.Option(
+            help='Folder or name: counts max_new_tokens, which is an estimate without it; has a chat template.'
+        ),
     ] = None,
     semantics: Semantics = 'corrected',
     fewshot: Fewshot = 'reference',
@@ -140,14 +153,18 @@ def export(
     gauntlet export --tasks yamls/tasks/gauntlet_v0.1.yaml --out requests.jsonl
     """
     from llmfoundry_gauntlet.config.settings import decode_settings
-    from llmfoundry_gauntlet.evaluation import load_data
+    from llmfoundry_gauntlet.inputs import load_data
     from llmfoundry_gauntlet.records.files import write_lines
     from llmfoundry_gauntlet.records.requests import request_lines
 
     if out.is_dir() or (out.exists() and not overwrite):
         raise RecordError(f'{out}: is there already; give another file, or --overwrite to replace it')
-    settings = {'tasks': tasks, 'data_root': data_root, 'semantics': semantics, 'fewshot': fewshot}
+    if tasks is None and score is None:
+        raise ConfigError('nothing to export: give --tasks, --score or both')
+    settings = {'tasks': tasks, 'score': score, 'data_root': data_root, 'semantics': semantics, 'fewshot': fewshot}
     data = load_data(decode_settings(settings, 'export'), runs_programs=False)
+    for warning in data.warnings:
+        typer.echo(f'warning: {warning}')
     for task, reason in data.unsupported.items():
         typer.echo(f'warning: {task}: {reason}')
     encoder = None
@@ -164,6 +181,7 @@ def export(
 def validate(
     tasks: Tasks = None,
     gauntlet: Gauntlet = None,
+    score: Score = None,
     data_root: DataRoot = 'eval_data',
     no_data: Annotated[bool, typer.Option('--no-data', help='Check the YAML files alone.')] = False,
 ) -> None:
@@ -171,32 +189,39 @@ def validate(
 
     gauntlet validate --tasks yamls/tasks/gauntlet_v0.1.yaml --gauntlet yamls/gauntlets/eval_gauntlet_v0.1.yaml
     """
-    if tasks is None and gauntlet is None:
-        raise ConfigError('nothing to check: give --tasks, --gauntlet or both')
+    if tasks is None and gauntlet is None and score is None:
+        raise ConfigError('nothing to check: give --tasks, --gauntlet, --score, or several of them')
     try:
-        check(tasks, gauntlet, None if no_data else data_root)
+        check(tasks, gauntlet, score, None if no_data else data_root)
     except GauntletError as error:
         print_problems(error)
         raise typer.Exit(CHECK_FAILED) from error
     typer.echo('no errors')
 
 
-def check(tasks: Path | None, gauntlet: Path | None, data_root: str | None) -> None:
+def check(tasks: Path | None, gauntlet: Path | None, score: Path | None, data_root: str | None) -> None:
     """Prints what is there and all warnings; without `data_root` no rows are read. Raises ConfigError, DataError."""
     from llmfoundry_gauntlet.config.load import load_suite
+    from llmfoundry_gauntlet.config.score import ScoreTask
     from llmfoundry_gauntlet.config.settings import AUTO
-    from llmfoundry_gauntlet.evaluation import read_data
+    from llmfoundry_gauntlet.inputs import read_data
     from llmfoundry_gauntlet.tasks.means import find_means
 
-    suite = load_suite(tasks, gauntlet)
+    suite = load_suite(tasks, gauntlet, score)
     for warning in suite.warnings:
         typer.echo(f'warning: {warning}')
+    num_score = sum(isinstance(task, ScoreTask) for task in suite.tasks)
     if tasks is not None:
-        typer.echo(f'{tasks}: {len(suite.tasks)} tasks')
+        typer.echo(f'{tasks}: {len(suite.tasks) - num_score} tasks')
+    if score is not None:
+        typer.echo(f'{score}: {num_score} data sets of SCORE')
     if suite.gauntlet is not None:
         typer.echo(f'{gauntlet}: {len(suite.gauntlet.categories)} categories')
-    if tasks is not None and data_root is not None:
-        examples = read_data(suite, data_root)
+    if suite.tasks and data_root is not None:
+        rows = read_data(suite, data_root)
+        for warning in rows.warnings:
+            typer.echo(f'warning: {warning}')
+        examples = rows.examples
         typer.echo(f'{data_root}: {sum(map(len, examples.values()))} rows of {len(examples)} tasks')
         for task, reason in find_means(suite.tasks, examples, AUTO)[1].items():
             typer.echo(f'warning: {task}: cannot be run here: {reason}')
@@ -213,7 +238,7 @@ def check_solutions(
     gauntlet data check --tasks yamls/tasks/gauntlet_v0.1.yaml
     """
     from llmfoundry_gauntlet.config.settings import decode_settings
-    from llmfoundry_gauntlet.evaluation import load_data
+    from llmfoundry_gauntlet.inputs import load_data
     from llmfoundry_gauntlet.report.tables import print_solutions
     from llmfoundry_gauntlet.solutions import check_solutions
 

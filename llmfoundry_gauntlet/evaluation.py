@@ -1,6 +1,6 @@
 """An evaluation from its settings to its scores, whatever runs the model: data, plan, results.
 
-data = load_data(settings)                                      before any model is there
+data = load_data(settings)                                      before any model is there (inputs.py)
 prepared = prepare_evaluation(data, encoder, max_seq_len=...)   once the tokenizer is
 planned = plan_evaluation(prepared, layout=..., ...)            once it is known what the model can run
 results = planned.results(outputs)                              any share of the batches, on any rank
@@ -10,32 +10,28 @@ evaluation = conclude(planned, results, seconds)                all items, exact
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
-from llmfoundry_gauntlet.config.load import Suite, load_suite
-from llmfoundry_gauntlet.config.settings import EvaluationSettings
+from llmfoundry_gauntlet.config.score import GENERATE, ScoreTask
 from llmfoundry_gauntlet.config.specs import TaskSpec
-from llmfoundry_gauntlet.data.examples import read_examples
 from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, STREAM, Batch, longest_row, plan
 from llmfoundry_gauntlet.engine.pools import Pool, plan_pools
-from llmfoundry_gauntlet.errors import ConfigError, DataError
-from llmfoundry_gauntlet.judging.code.sandbox import Sandbox
+from llmfoundry_gauntlet.inputs import EvaluationData, tasks_with_data
 from llmfoundry_gauntlet.judging.code.workers import workers
 from llmfoundry_gauntlet.prompts.cache import NO_CACHE, TokenCache
 from llmfoundry_gauntlet.prompts.encode import Encoder
+from llmfoundry_gauntlet.robustness import robustness
 from llmfoundry_gauntlet.scores.composites import compute_composites
+from llmfoundry_gauntlet.scores.consistency import PerturbationScore
+from llmfoundry_gauntlet.scores.keys import metric_stream
 from llmfoundry_gauntlet.scores.metrics import pass_names, task_score
 from llmfoundry_gauntlet.tasks import task_types
 from llmfoundry_gauntlet.tasks.items import Preparation, item_result, with_samples
-from llmfoundry_gauntlet.tasks.means import find_means
 from llmfoundry_gauntlet.tasks.prepare import prepare_tasks
-from llmfoundry_gauntlet.tasks.texts import TextTask
 from llmfoundry_gauntlet.values import (
     Composites,
-    Example,
     GenerateRequest,
     Item,
     ItemKey,
@@ -47,20 +43,6 @@ from llmfoundry_gauntlet.values import (
 )
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationData:
-    """Checked settings, tasks and rows. `unsupported` maps tasks that cannot be run to the reason.
-
-    `sandbox` is where programs are run, where any are to be.
-    """
-
-    settings: EvaluationSettings
-    suite: Suite
-    examples: Mapping[str, list[Example]]
-    unsupported: Mapping[str, str]
-    sandbox: Sandbox | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +136,8 @@ class PlannedEvaluation(PreparedEvaluation):
 class Evaluation:
     """What an evaluation found. `seconds` is wall time by task, adding up to the whole.
 
-    `planned` is None where somebody else's answers were marked.
+    `robustness` has SCORE's numbers, by data set and perturbation. `planned` is None where somebody else's answers were
+    marked.
     """
 
     data: EvaluationData
@@ -163,53 +146,13 @@ class Evaluation:
     results: Mapping[str, tuple[ItemResult, ...]]
     scores: Mapping[str, TaskScore]
     composites: Composites | None
+    robustness: Mapping[str, Mapping[str, PerturbationScore]]
     seconds: Mapping[str, float]
 
-
-def load_data(settings: EvaluationSettings, *, runs_programs: bool = True) -> EvaluationData:
-    """Tasks, gauntlet and rows, checked; and with `runs_programs` a sandbox, where there are programs to be run.
-
-    Tasks whose programs cannot be run here are left out. Raises ConfigError or DataError with every problem found.
-    """
-    suite = load_suite(settings.tasks, settings.gauntlet)
-    if settings.reference:
-        check_patterns(suite)
-    examples = read_data(suite, settings.data_root)
-    sandbox, unsupported = find_means(suite.tasks, examples, settings.sandbox) if runs_programs else (None, {})
-    examples = {key: rows for key, rows in examples.items() if key not in unsupported}
-    if not examples:
-        raise ConfigError([f'{key}: {reason}' for key, reason in unsupported.items()] + ['nothing is left to run'])
-    return EvaluationData(settings=settings, suite=suite, examples=examples, unsupported=unsupported, sandbox=sandbox)
-
-
-def check_patterns(suite: Suite) -> None:
-    """Raises ConfigError where llm-foundry's semantics make regular expressions of stop strings that are none."""
-    problems = []
-    for task in suite.tasks:
-        try:
-            re.compile('|'.join(task.early_stopping_criteria or ()))
-        except re.error as error:
-            stops = list(task.early_stopping_criteria)
-            problems.append(
-                f'{task.key}: early_stopping_criteria: {stops} is no regular expression, as which semantics: reference '
-                f'reads it ({error}); escape it, or leave semantics: corrected'
-            )
-    if problems:
-        raise ConfigError(problems)
-
-
-def read_data(suite: Suite, data_root: str) -> dict[str, list[Example]]:
-    """Rows by task. Raises DataError with every problem found."""
-    examples: dict[str, list[Example]] = {}
-    problems: list[str] = []
-    for task in suite.tasks:
-        try:
-            examples[task.key] = read_examples(task, data_root, task_types()[task.icl_task_type].parse)
-        except DataError as error:
-            problems.extend(error.problems)
-    if problems:
-        raise DataError(list(dict.fromkeys(problems)))
-    return examples
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Everything that has a value, under the keys of the metric stream."""
+        return metric_stream(self.scores, self.composites, self.robustness, self.seconds)
 
 
 def prepare_evaluation(
@@ -229,6 +172,18 @@ def prepare_evaluation(
         )
         for key, task in tasks.items()
     }
+    for task in tasks.values():
+        if (
+            isinstance(task, ScoreTask)
+            and task.score.answers == GENERATE
+            and task.score.max_new_tokens > max_seq_len // 2
+        ):
+            log.warning(
+                '%s: max_new_tokens is %d, more than half of max_seq_len %d, which replies get',
+                task.label,
+                task.score.max_new_tokens,
+                max_seq_len,
+            )
     prepared = prepare_tasks(preparations, data.examples, cache)
     items = {
         item.request.key: item
@@ -236,25 +191,6 @@ def prepare_evaluation(
         for item in with_samples(task_items, tasks[key].num_samples)
     }
     return PreparedEvaluation(data=data, tasks=tasks, items=items, max_seq_len=max_seq_len)
-
-
-def tasks_with_data(data: EvaluationData) -> dict[str, TaskSpec]:
-    """The tasks that can be run, by key."""
-    return {task.key: task for task in data.suite.tasks if task.key in data.examples}
-
-
-def text_tasks(data: EvaluationData) -> dict[str, TextTask]:
-    """The tasks that can be run as texts alone, by key."""
-    return {
-        key: TextTask(
-            task=task,
-            task_type=task_types()[task.icl_task_type],
-            examples=data.examples[key],
-            fewshot=data.settings.fewshot,
-            reference=data.settings.reference,
-        )
-        for key, task in tasks_with_data(data).items()
-    }
 
 
 def one_task(prepared: PreparedEvaluation, key: str) -> PreparedEvaluation:
@@ -335,10 +271,15 @@ def conclude(
     return summarize(planned.data, planned.tasks, by_task, seconds, planned=planned)
 
 
+def metrics_of(task: TaskSpec) -> tuple[str, ...]:
+    """The metrics that are means over a task's items, the accuracy first. SCORE's are of another kind."""
+    return () if isinstance(task, ScoreTask) else task_types()[task.icl_task_type].metrics
+
+
 def metric_names(task: TaskSpec) -> tuple[str, ...]:
     """The names of a task's metrics, the accuracy first."""
     task_type = task_types()[task.icl_task_type]
-    return (*task_type.metrics, *(pass_names(task.passes_at) if task_type.runs_programs else ()))
+    return (*metrics_of(task), *(pass_names(task.passes_at) if task_type.runs_programs else ()))
 
 
 def summarize(
@@ -354,7 +295,7 @@ def summarize(
     scores = {
         key: task_score(
             key,
-            task_types()[tasks[key].icl_task_type].metrics,
+            metrics_of(tasks[key]),
             task_results,
             passes_at=tasks[key].passes_at if task_types()[tasks[key].icl_task_type].runs_programs else (),
             allow_missing=allow_missing,
@@ -368,6 +309,13 @@ def summarize(
         results={key: tuple(task_results) for key, task_results in results.items()},
         scores=scores,
         composites=composites_of(data, scores),
+        robustness={
+            tasks[key].score.dataset: robustness(
+                tasks[key], data.examples[key], task_results, allow_missing=allow_missing
+            )
+            for key, task_results in results.items()
+            if isinstance(tasks[key], ScoreTask)
+        },
         seconds=dict(seconds),
     )
 
@@ -378,6 +326,8 @@ def composites_of(data: EvaluationData, scores: Mapping[str, TaskScore]) -> Comp
         return None
     accuracies: dict[str, Measure] = {key: Measure(value=None, reason=why) for key, why in data.unsupported.items()}
     for key, score in scores.items():
+        if not score.metrics:
+            continue
         accuracies[key] = score.accuracy
         if score.num_unscored and score.accuracy.value is not None:
             reason = f'{score.num_unscored} of {score.num_items} items unscored'

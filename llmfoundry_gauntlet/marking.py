@@ -10,10 +10,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from llmfoundry_gauntlet.errors import DataError
-from llmfoundry_gauntlet.evaluation import Evaluation, EvaluationData, summarize, tasks_with_data, text_tasks
+from llmfoundry_gauntlet.evaluation import Evaluation, summarize
+from llmfoundry_gauntlet.inputs import EvaluationData, tasks_with_data, text_tasks
 from llmfoundry_gauntlet.judging.code.sandbox import Sandbox
 from llmfoundry_gauntlet.judging.code.workers import workers
-from llmfoundry_gauntlet.tasks.items import item_result, prompt_digest, result_of
+from llmfoundry_gauntlet.tasks.items import item_key, item_result, prompt_digest, result_of
 from llmfoundry_gauntlet.tasks.texts import TextTask
 from llmfoundry_gauntlet.values import (
     Answer,
@@ -114,11 +115,21 @@ def mark_answers(data: EvaluationData, answers: Iterable[Answer], *, allow_missi
         item = bare_item(asked[key], key, tasks[key.task], stops[key.task])
         marked.results[key] = result_of(item, None, Judgement(credit=None, reason=MISSING))
     by_task: dict[str, list[ItemResult]] = {key: [] for key in tasks}
-    for key in sorted(asked, key=order):
+    for key in in_row_order(asked, tasks):
         by_task[key.task].append(marked.results[key])
     seconds = time.perf_counter() - started
     shares = {key: seconds * len(task_results) / len(asked) for key, task_results in by_task.items()}
     return summarize(data, tasks_with_data(data), by_task, shares, allow_missing=allow_missing)
+
+
+def in_row_order(keys: Iterable[ItemKey], tasks: Mapping[str, TextTask]) -> list[ItemKey]:
+    """Items in the order of their data, as a model's are, each question's variants in the order they are asked in."""
+    places = {
+        item_key(task.task, example): (number, place)
+        for number, task in enumerate(tasks.values())
+        for place, example in enumerate(task.examples)
+    }
+    return sorted(keys, key=lambda key: (places[replace(key, sample=0)], key.sample))
 
 
 def bare_item(asked: Asked, key: ItemKey, task: TextTask, stops: StopRule) -> Item:
@@ -177,7 +188,7 @@ def score_output(item: Item, answer: Answer) -> ScoreOutput:
 
 
 def order(key: ItemKey) -> tuple[str, str, int, str, int]:
-    """Items in the order of their data."""
+    """Items in messages: by name."""
     return key.task, key.file or '', key.row, key.variant or '', key.sample
 
 

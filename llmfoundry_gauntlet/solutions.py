@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from llmfoundry_gauntlet.evaluation import EvaluationData, tasks_with_data
+from llmfoundry_gauntlet.inputs import EvaluationData, tasks_with_data
 from llmfoundry_gauntlet.judging.code.workers import workers
 from llmfoundry_gauntlet.tasks import task_types
 from llmfoundry_gauntlet.values import Generation, ItemKey

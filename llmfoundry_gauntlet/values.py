@@ -27,12 +27,16 @@ class ItemKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """One checked row of a data file. `content` is the row type of its task type (see `tasks/`)."""
+    """One checked row of a data file. `content` is the row type of its task type (see `tasks/`).
+
+    `variant` names the way in which it is asked, where there are several.
+    """
 
     row: int
     content: Any
     category: str | None = None
     file: str | None = None
+    variant: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +44,19 @@ class Question:
     """How a task type asks one example: the texts to score, without shots.
 
     `contexts` has one entry for all continuations, or one per continuation. Without continuations the model is to
-    write one.
+    write one. With `chat_template` (True, or 'auto': if the tokenizer has one) the context is a user's message;
+    `lead` is what the answer to it begins with, before what is scored.
     """
 
     contexts: tuple[str, ...]
     continuations: tuple[str, ...]
+    chat_template: bool | str = False
+    lead: str = ''
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The contexts with what the answer begins with, for a model without a chat template."""
+        return tuple(f'{context}\n{self.lead}' for context in self.contexts) if self.lead else self.contexts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +70,7 @@ class Prompt:
     @property
     def text(self) -> str:
         """The whole prompt; several contexts follow each other with a NUL between them."""
-        return '\0'.join(self.preamble + context for context in self.question.contexts)
+        return '\0'.join(self.preamble + text for text in self.question.texts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

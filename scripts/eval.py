@@ -20,7 +20,7 @@ from llmfoundry_gauntlet.report.tables import print_runs
 
 TRAINING_KEYS = ('interval', 'save_folder')
 MODEL_KEYS = ('model', 'tokenizer', 'model_config', 'device', 'precision', 'out', 'overwrite')
-REQUIRED_KEYS = ('model', 'tasks', 'out')
+REQUIRED_KEYS = ('model', 'out')
 
 
 def read_config(path: str, overrides: list[str]) -> dict[str, Any]:

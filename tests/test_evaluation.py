@@ -4,7 +4,8 @@ import pytest
 
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, STREAM
-from llmfoundry_gauntlet.evaluation import load_data, plan_evaluation, prepare_evaluation
+from llmfoundry_gauntlet.evaluation import plan_evaluation, prepare_evaluation
+from llmfoundry_gauntlet.inputs import load_data
 from llmfoundry_gauntlet.prompts.encode import Encoder
 
 

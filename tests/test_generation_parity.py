@@ -23,7 +23,8 @@ from llmfoundry_gauntlet.engine.generation import STREAM, TUPLES, ReplyWriter
 from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.pools import Pool
 from llmfoundry_gauntlet.engine.reply import ReplyDecoder
-from llmfoundry_gauntlet.evaluation import PlannedEvaluation, conclude, load_data, plan_evaluation, prepare_evaluation
+from llmfoundry_gauntlet.evaluation import PlannedEvaluation, conclude, plan_evaluation, prepare_evaluation
+from llmfoundry_gauntlet.inputs import load_data
 from llmfoundry_gauntlet.judging.text import normalize_answer
 from llmfoundry_gauntlet.prompts.encode import Encoder
 from llmfoundry_gauntlet.scores.keys import task_measures

@@ -14,7 +14,8 @@ from llmfoundry_gauntlet.cli import main
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.engine.fake import FakeLanguageModel
 from llmfoundry_gauntlet.errors import DataError
-from llmfoundry_gauntlet.evaluation import conclude, load_data, plan_evaluation, prepare_evaluation
+from llmfoundry_gauntlet.evaluation import conclude, plan_evaluation, prepare_evaluation
+from llmfoundry_gauntlet.inputs import load_data
 from llmfoundry_gauntlet.marking import mark_answers, ranges
 from llmfoundry_gauntlet.prompts.encode import Encoder
 from llmfoundry_gauntlet.records.answers import read_answers

@@ -9,7 +9,7 @@ from paths import ROOT
 
 import llmfoundry_gauntlet
 from llmfoundry_gauntlet.config.load import load_suite
-from llmfoundry_gauntlet.evaluation import read_data
+from llmfoundry_gauntlet.inputs import read_data
 
 HEAVY = ('torch', 'composer', 'transformers', 'datasets')
 
@@ -63,7 +63,7 @@ def test_the_shipped_gauntlet_has_the_tasks_of_the_specification_and_all_data_ar
         'core_average': 5,
         'gauntlet_average': 7,
     }
-    examples = read_data(suite, str(ROOT / 'eval_data'))
+    examples = read_data(suite, str(ROOT / 'eval_data')).examples
     assert len(examples) == 57
     programs = {key for key in examples if key.startswith('human_eval')}
     assert len(programs) == 8 and min(len(examples[key]) for key in programs) >= 8
@@ -86,7 +86,7 @@ def test_shots_and_baselines_differ_from_upstream_only_where_the_specification_d
 
 def test_golds_of_our_own_rows_are_spread():
     """Upstream has two files whose gold is always 0, which rewards a broken scorer."""
-    examples = read_data(load_suite(ROOT / 'yamls/tasks/gauntlet_v0.1.yaml'), str(ROOT / 'eval_data'))
+    examples = read_data(load_suite(ROOT / 'yamls/tasks/gauntlet_v0.1.yaml'), str(ROOT / 'eval_data')).examples
     for task, rows in examples.items():
         num_choices = getattr(rows[0].content, 'num_choices', 1)
         golds = [row.content.gold for row in rows]

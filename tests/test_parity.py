@@ -22,7 +22,8 @@ from llmfoundry_gauntlet.config.specs import task_key
 from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.plan import LAYOUTS, PADDED_ROWS
 from llmfoundry_gauntlet.engine.probe import probe
-from llmfoundry_gauntlet.evaluation import PlannedEvaluation, conclude, load_data, plan_evaluation, prepare_evaluation
+from llmfoundry_gauntlet.evaluation import PlannedEvaluation, conclude, plan_evaluation, prepare_evaluation
+from llmfoundry_gauntlet.inputs import load_data
 from llmfoundry_gauntlet.prompts.encode import Encoder
 from llmfoundry_gauntlet.scores.composites import compute_composites
 from llmfoundry_gauntlet.scores.keys import composite_measures, task_measures

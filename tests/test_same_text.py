@@ -20,7 +20,8 @@ from llmfoundry_gauntlet.engine.generation import STREAM, TUPLES, ReplyWriter
 from llmfoundry_gauntlet.engine.generation_probe import probe_replies
 from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.reply import ReplyDecoder
-from llmfoundry_gauntlet.evaluation import PlannedEvaluation, load_data, plan_evaluation, prepare_evaluation
+from llmfoundry_gauntlet.evaluation import PlannedEvaluation, plan_evaluation, prepare_evaluation
+from llmfoundry_gauntlet.inputs import load_data
 from llmfoundry_gauntlet.prompts.encode import Encoder
 
 LABELS = ('triviaqa_sm_sub', 'agi_eval_sat_math', 'aqua', 'gsm8k', 'svamp')

@@ -24,9 +24,10 @@ from llmfoundry_gauntlet.composer.evaluators import (
 from llmfoundry_gauntlet.composer.interval import EvaluationSchedule, checkpoint_of_batch
 from llmfoundry_gauntlet.composer.loader import EvaluationLoader
 from llmfoundry_gauntlet.config.settings import decode_settings
-from llmfoundry_gauntlet.evaluation import Evaluation, load_data
+from llmfoundry_gauntlet.evaluation import Evaluation
+from llmfoundry_gauntlet.inputs import load_data
 from llmfoundry_gauntlet.records.results import note_checkpoint, write_records
-from llmfoundry_gauntlet.scores.keys import BATCH, metric_stream
+from llmfoundry_gauntlet.scores.keys import BATCH
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ class EvalGauntlet(Callback):
         self._run: EvaluationRun | None = None
         self._original_forward: Any = None
         self._awaiting_checkpoint: tuple[int, Path] | None = None
-        for warning in self.data.suite.warnings:
+        for warning in self.data.warnings:
             log.warning(warning)
         for reason in dict.fromkeys(self.data.unsupported.values()):
             tasks = [task for task, why in self.data.unsupported.items() if why == reason]
@@ -160,8 +161,7 @@ class EvalGauntlet(Callback):
         self.evaluation = evaluation
         self.schedule.evaluated_batch = batch
         origin = self.training_origin
-        metrics = metric_stream(evaluation.scores, evaluation.composites, evaluation.seconds)
-        logger.log_metrics({**metrics, BATCH: batch if origin is None else origin['batch']})
+        logger.log_metrics({**evaluation.metrics, BATCH: batch if origin is None else origin['batch']})
         log.info('gauntlet ba%d: %s', batch, summary(evaluation))
         if self.folder is not None and dist.get_global_rank() == 0:
             self._write(state, self.folder, evaluation, batch)

@@ -21,14 +21,8 @@ from llmfoundry_gauntlet.composer.loader import EvaluationLoader, Results, Step
 from llmfoundry_gauntlet.composer.models import resolve_max_seq_len, rotary_length_matters
 from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
 from llmfoundry_gauntlet.errors import ModelError
-from llmfoundry_gauntlet.evaluation import (
-    Evaluation,
-    EvaluationData,
-    PreparedEvaluation,
-    conclude,
-    prepare_evaluation,
-    share_seconds,
-)
+from llmfoundry_gauntlet.evaluation import Evaluation, PreparedEvaluation, conclude, prepare_evaluation, share_seconds
+from llmfoundry_gauntlet.inputs import EvaluationData
 from llmfoundry_gauntlet.prompts.cache import TokenCache, cache_folder
 from llmfoundry_gauntlet.prompts.encode import Encoder
 from llmfoundry_gauntlet.values import Request, ScoreRequest

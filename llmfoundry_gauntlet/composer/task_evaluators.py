@@ -19,7 +19,9 @@ from llmfoundry_gauntlet.composer.evaluators import (
 )
 from llmfoundry_gauntlet.composer.loader import EvaluationLoader, Step
 from llmfoundry_gauntlet.config.settings import decode_settings
-from llmfoundry_gauntlet.evaluation import PlannedEvaluation, conclude, load_data, metric_names, one_task
+from llmfoundry_gauntlet.errors import ConfigError
+from llmfoundry_gauntlet.evaluation import PlannedEvaluation, conclude, metric_names, one_task
+from llmfoundry_gauntlet.inputs import load_data
 from llmfoundry_gauntlet.values import ItemKey, ItemResult
 
 
@@ -67,6 +69,8 @@ def build_icl_evaluators(tasks: Any, model: HuggingFaceModel, **settings: Any) -
     evaluators' batches and reports their metrics among its own, so evaluators of other data should name theirs
     (`metric_names`). Tasks whose programs cannot be run here are left out. Raises ConfigError, DataError, ModelError.
     """
+    if settings.get('score') is not None:
+        raise ConfigError('score: a data set of SCORE is no single evaluator; use the callback EvalGauntlet(score=...)')
     data = load_data(decode_settings({**settings, 'tasks': tasks, 'save_folder': None}, 'build_icl_evaluators'))
     prepared_tasks = prepare_for_model(data, unwrapped(model))
     evaluators = []

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from llmfoundry_gauntlet.config.decode import Problems, decode, describe, suggestion
+from llmfoundry_gauntlet.config.score import check_labels, read_score
+from llmfoundry_gauntlet.config.sources import read_key, source_name
 from llmfoundry_gauntlet.config.specs import (
     METRIC_NAMES,
     TASK_TYPE_ALIASES,
@@ -16,37 +18,44 @@ from llmfoundry_gauntlet.config.specs import (
     TaskSpec,
     task_key,
 )
-from llmfoundry_gauntlet.config.yaml_files import open_yaml, resolved
 from llmfoundry_gauntlet.errors import ConfigError
 
 TASKS_KEY = 'icl_tasks'
 GAUNTLET_KEY = 'eval_gauntlet'
-UPSTREAM_YAML_FOLDERS = ('eval/yamls/', 'scripts/eval/yamls/')
-MAX_REDIRECTS = 5
 
 TasksSource = str | Path | Sequence[Any]
 GauntletSource = str | Path | Mapping[str, Any]
+ScoreSource = str | Path | Mapping[str, Any] | Sequence[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suite:
-    """What an evaluation asks: checked tasks, each at one number of shots, and the gauntlet over them, if any."""
+    """What an evaluation asks: checked tasks, each at one number of shots, and the gauntlet over them, if any.
+
+    Those of SCORE stand last.
+    """
 
     tasks: tuple[TaskSpec, ...]
     gauntlet: GauntletSpec | None
     warnings: tuple[str, ...]
 
 
-def load_suite(tasks: TasksSource | None, gauntlet: GauntletSource | None = None) -> Suite:
-    """Tasks and gauntlet from YAML files or plain values; raises one ConfigError with every problem of both.
+def load_suite(
+    tasks: TasksSource | None, gauntlet: GauntletSource | None = None, score: ScoreSource | None = None
+) -> Suite:
+    """Tasks, gauntlet and SCORE from YAML files or plain values; raises one ConfigError with every problem of all.
 
-    `tasks` is a path, a list of paths, or the list of tasks itself; `gauntlet` a path or the mapping itself. A
-    benchmark that no task provides is a problem when both are given; an average over an unknown category a warning.
+    `tasks` is a path, a list of paths, or the list of tasks itself; `gauntlet` a path or the mapping itself; `score` a
+    path, a mapping or a list of them. A benchmark that no task provides is a problem when both are given; an average
+    over an unknown category a warning.
     """
     problems: list[str] = []
     broken: set[str] = set()
     specs = () if tasks is None else read_tasks(tasks, problems, broken)
     spec = None if gauntlet is None else read_gauntlet(gauntlet, problems)
+    score_specs = {} if score is None else read_score(score, problems)
+    if not broken:
+        problems.extend(check_labels(score_specs, specs, score))
     if specs and spec:
         missing = missing_benchmarks(specs, spec, source_name(gauntlet, GAUNTLET_KEY))
         problems.extend(text for label, text in missing if label not in broken)
@@ -56,7 +65,8 @@ def load_suite(tasks: TasksSource | None, gauntlet: GauntletSource | None = None
     if spec is not None:
         warnings += unknown_averages(spec, source_name(gauntlet, GAUNTLET_KEY))
     each = tuple(task.at(num_shots) for task in specs for num_shots in task.num_fewshot)
-    return Suite(tasks=each, gauntlet=spec, warnings=tuple(warnings))
+    score_tasks = tuple(score_spec.task(specs) for score_spec in score_specs.values())
+    return Suite(tasks=(*each, *score_tasks), gauntlet=spec, warnings=tuple(warnings))
 
 
 def read_tasks(source: TasksSource, found: list[str], broken: set[str]) -> tuple[TaskSpec, ...]:
@@ -177,48 +187,3 @@ def unknown_averages(gauntlet: GauntletSpec, source: str) -> list[str]:
         for member in members
         if member not in names
     ]
-
-
-def source_name(source: Any, key: str) -> str:
-    """How a source is called in messages: its path, or the key's name for plain values."""
-    return str(source) if isinstance(source, (str, Path)) else f'<{key}>'
-
-
-def read_key(path: Path, key: str, problems: Problems) -> Any:
-    """The value of a top-level key as plain Python; where it is a path, the value of that file's key."""
-    for _ in range(MAX_REDIRECTS):
-        node = read_mapping(path, key, problems)
-        if not isinstance(node, str):
-            return node
-        target = find_yaml(node, path)
-        if target is None:
-            problems.add(key, f'there is no file {node!r} (looked in the working directory and beside {path.name})')
-            return None
-        path = target
-        problems.source = str(path)
-    problems.add(key, f'paths lead on from file to file more than {MAX_REDIRECTS} times')
-    return None
-
-
-def read_mapping(path: Path, key: str, problems: Problems) -> Any:
-    """The value of `key` in one YAML file, interpolations resolved; None and a problem where that fails."""
-    try:
-        content = open_yaml(path)
-        if key in content:
-            return resolved(content[key], f'{path}: {key}')
-    except ConfigError as error:
-        problems.found.extend(error.problems)
-        return None
-    found = f'found: {", ".join(map(str, content))}' if content else 'the file is empty'
-    problems.add('', f"the key '{key}' is missing; {found}")
-    return None
-
-
-def find_yaml(name: str, referrer: Path) -> Path | None:
-    """A YAML file named inside another: from the working directory, or beside the file that names it.
-
-    Upstream's files name each other from llm-foundry's `scripts` folder; that prefix is dropped where needed.
-    """
-    names = [name, *(name[len(prefix) :] for prefix in UPSTREAM_YAML_FOLDERS if name.startswith(prefix))]
-    candidates = [Path(name), *(referrer.parent / PurePosixPath(candidate) for candidate in names)]
-    return next((candidate for candidate in candidates if candidate.is_file()), None)

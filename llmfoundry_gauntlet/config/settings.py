@@ -24,15 +24,17 @@ SANDBOXES = (AUTO, 'rlimits', 'none')
 class EvaluationSettings:
     """What is evaluated, when, and how.
 
-    `tasks` is a path, a list of paths or the list itself; `gauntlet` a path or the mapping itself. `interval` holds
-    'first', 'checkpoint', 'last' and Composer times such as '500ba'. `semantics: reference` restores llm-foundry's
-    scores, faults included. `fewshot: fixed` shows the same shots to all items of a task, or of its category;
-    'reference' draws them for each item as llm-foundry does. `sandbox` is what confines programs: 'auto' is isolation
-    or nothing, 'rlimits' and 'none' do with less. `save_folder` may hold {run_name}; None keeps no records.
+    `tasks` is a path, a list of paths or the list itself; `gauntlet` a path or the mapping itself; `score` a path or
+    the list of SCORE's data sets. Either tasks or score may be left out. `interval` holds 'first', 'checkpoint', 'last'
+    and Composer times such as '500ba'. `semantics: reference` restores llm-foundry's scores, faults included.
+    `fewshot: fixed` shows the same shots to all items of a task, or of its category; 'reference' draws them for each
+    item as llm-foundry does. `sandbox` is what confines programs: 'auto' is isolation or nothing, 'rlimits' and 'none'
+    do with less. `save_folder` may hold {run_name}; None keeps no records.
     """
 
-    tasks: Any
+    tasks: Any = None
     gauntlet: Any = None
+    score: Any = None
     data_root: str = 'eval_data'
     interval: tuple[str, ...] = INTERVAL_WORDS
     max_seq_len: int | None = None  # None: the model's
@@ -44,8 +46,8 @@ class EvaluationSettings:
     save_folder: str | None = 'runs/{run_name}/gauntlet'
 
     def __post_init__(self) -> None:
-        if not self.tasks:
-            raise ValueError('tasks: is empty; give a path, a list of paths or a list of tasks')
+        if not self.tasks and not self.score:
+            raise ValueError('tasks: is empty; give a path, a list of paths or a list of tasks, or give score')
         for entry in self.interval:
             if entry not in INTERVAL_WORDS and not COMPOSER_TIME.fullmatch(entry):
                 words = ', '.join(INTERVAL_WORDS)

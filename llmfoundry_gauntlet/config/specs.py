@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-LIKELIHOOD = ('language_modeling', 'multiple_choice', 'schema')
+MULTIPLE_CHOICE = 'multiple_choice'
+LIKELIHOOD = ('language_modeling', MULTIPLE_CHOICE, 'schema')
 GENERATION = 'generation_task_with_answers'
 CODE = 'code_evaluation'
 TASK_TYPES = (*LIKELIHOOD, GENERATION, CODE)
@@ -21,7 +22,7 @@ TASK_TYPE_ALIASES = {'question_answering': GENERATION}
 # The accuracy of a task type first, then older metrics that its YAML may name.
 METRIC_NAMES = {
     'language_modeling': ('InContextLearningLMAccuracy', 'InContextLearningLMExpectedCalibrationError'),
-    'multiple_choice': ('InContextLearningMultipleChoiceAccuracy', 'InContextLearningMCExpectedCalibrationError'),
+    MULTIPLE_CHOICE: ('InContextLearningMultipleChoiceAccuracy', 'InContextLearningMCExpectedCalibrationError'),
     'schema': ('InContextLearningMultipleChoiceAccuracy', 'InContextLearningMCExpectedCalibrationError'),
     GENERATION: ('InContextLearningGenerationExactMatchAccuracy', 'InContextLearningQAAccuracy'),
     CODE: ('InContextLearningCodeEvalAccuracy',),
@@ -68,7 +69,7 @@ class TaskSpec:
     answer_key: str | None = None
     hf_loading_vars: dict[str, Any] | None = None
     hf_parsing_map: dict[str, Any] | None = None
-    choices_key: str | None = only('multiple_choice', 'schema')
+    choices_key: str | None = only(MULTIPLE_CHOICE, 'schema')
     cot_delimiter: str = only(GENERATION, default='')
     early_stopping_criteria: tuple[str, ...] | None = only(GENERATION)
     do_normalization: bool = only(GENERATION, default=True)
@@ -101,7 +102,7 @@ class TaskSpec:
         check_code_keys(self)
         if self.metric_names == ():
             raise ValueError('metric_names: is empty; leave it out for the metric of the task type')
-        allowed = METRIC_NAMES[self.icl_task_type]
+        allowed = METRIC_NAMES.get(self.icl_task_type, ())
         for name in self.metric_names or ():
             if name not in allowed:
                 raise ValueError(f'metric_names: {name!r} is no metric of {self.icl_task_type}: {", ".join(allowed)}')

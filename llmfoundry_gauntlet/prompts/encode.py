@@ -7,7 +7,7 @@ tokenizer's special tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -24,6 +24,7 @@ PROMPTS_VERSION = 1
 Ids = np.ndarray  # int32, one dimension
 Parts = tuple[Ids, ...]
 MAX_SHOWN = 200  # characters of a text in an error
+NO_IDS = np.zeros(0, np.int32)
 CALL_METHODS = ('__call__', '_call_one', 'batch_encode_plus', '_batch_encode_plus', 'set_truncation_and_padding')
 
 
@@ -32,11 +33,11 @@ NO_CONTEXT = 'no context token is left to predict the continuation from'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyTerms:
-    """What all replies of a task are held to."""
+    """What all replies of a task are held to. `sampling` says how those to a variant are drawn."""
 
     max_new_tokens: int
     stops: StopRule
-    sampling: Sampling
+    sampling: Callable[[str | None], Sampling]
     verbatim: bool = False
 
 
@@ -137,10 +138,39 @@ class Encoder:
         """The continuation with the leading space that byte-pair tokenizers want, if it has none."""
         return spaced(text) if self.prefix_space else text
 
+    @property
+    def chat_template(self) -> str | None:
+        """The tokenizer's, if it has one."""
+        template = getattr(self.tokenizer, 'chat_template', None)
+        return None if template is None else repr(template)
+
+    def in_chat(self, question: Question) -> bool:
+        """Whether a question is put as a user's message. Raises ModelError where it must be and cannot."""
+        if question.chat_template is True and self.chat_template is None:
+            name = type(self.tokenizer).__name__
+            raise ModelError(
+                f'chat_template: true, but the tokenizer ({name}) has no chat template; allowed: false, or auto'
+            )
+        return bool(question.chat_template) and self.chat_template is not None
+
+    def contexts(self, question: Question) -> tuple[str, ...]:
+        """The contexts as the model reads them; a chat template has its own special tokens in it."""
+        if not self.in_chat(question):
+            return question.texts
+        return tuple(self._message(context) + question.lead for context in question.contexts)
+
+    def _message(self, text: str) -> str:
+        message = [{'role': 'user', 'content': text}]
+        try:
+            return self.tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # templates are programs of their own
+            raise ModelError(f"the tokenizer's chat template cannot be applied: {error}") from error
+
     def questions(self, questions: Sequence[Question], known: dict[str, Ids]) -> list[tuple[Parts, Parts]]:
         """Contexts and continuations of each question. `known` holds those of earlier calls, and gets the new ones."""
         texts = [
-            (question.contexts, tuple(map(self.continuation_text, question.continuations))) for question in questions
+            (self.contexts(question), tuple(map(self.continuation_text, question.continuations)))
+            for question in questions
         ]
         needed = (text for parts in texts for part in parts for text in part)
         known.update(self.encode((text for text in needed if text not in known), special=False))
@@ -154,7 +184,11 @@ class Encoder:
         preambles = self.preambles(prompt.preamble for prompt in prompts)
         questions = self.questions([prompt.question for prompt in prompts], {} if known is None else known)
         return [
-            EncodedPrompt(preamble=preambles[prompt.preamble], contexts=contexts, continuations=continuations)
+            EncodedPrompt(
+                preamble=NO_IDS if self.in_chat(prompt.question) else preambles[prompt.preamble],
+                contexts=contexts,
+                continuations=continuations,
+            )
             for prompt, (contexts, continuations) in zip(prompts, questions, strict=True)
         ]
 
@@ -224,7 +258,7 @@ def generate_request(
         context=kept,
         max_new_tokens=terms.max_new_tokens,
         stops=terms.stops,
-        sampling=terms.sampling,
+        sampling=terms.sampling(key.variant),
         verbatim=terms.verbatim,
         truncated=truncated or len(kept) < whole_length,
         unscorable=None if len(kept) else NO_CONTEXT,

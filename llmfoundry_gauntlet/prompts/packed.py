@@ -100,7 +100,7 @@ def unpack(
         zip(examples, places, rows, strict=True)
     ):
         contexts = [next(pieces) for _ in range(num_contexts)]
-        key = ItemKey(task=task, row=example.row, file=example.file)
+        key = ItemKey(task=task, row=example.row, file=example.file, variant=example.variant)
         if terms is None:
             request: Request = ScoreRequest(
                 key=key,
@@ -115,7 +115,7 @@ def unpack(
                 context=contexts[0],
                 max_new_tokens=terms.max_new_tokens,
                 stops=terms.stops,
-                sampling=terms.sampling,
+                sampling=terms.sampling(key.variant),
                 verbatim=terms.verbatim,
                 truncated=truncated,
                 unscorable=reasons[reason],

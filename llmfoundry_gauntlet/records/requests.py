@@ -7,12 +7,12 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from llmfoundry_gauntlet.evaluation import EvaluationData, text_tasks
+from llmfoundry_gauntlet.inputs import EvaluationData, text_tasks
 from llmfoundry_gauntlet.prompts.encode import Encoder, spaced
 from llmfoundry_gauntlet.prompts.seeds import draw_seed
 from llmfoundry_gauntlet.tasks.items import reply_limit
 from llmfoundry_gauntlet.tasks.texts import TextItem, TextTask
-from llmfoundry_gauntlet.values import ItemKey
+from llmfoundry_gauntlet.values import ItemKey, Prompt, Sampling
 
 CHARACTERS_PER_TOKEN = 2  # of right replies, where there is no tokenizer to ask: few, so that none is cut short
 
@@ -26,15 +26,16 @@ def request_lines(data: EvaluationData, encoder: Encoder | None = None) -> Itera
     for task in text_tasks(data).values():
         terms = reply_fields(task, encoder) if task.task_type.wants_reply else SCORED
         for item in task.items():
-            yield json.dumps(request(item, terms, encoder), ensure_ascii=False)
+            drawn = draw_fields(task.sampling(item.key.variant), item.key) if task.task_type.wants_reply else {}
+            yield json.dumps(request(item, {**terms, **drawn}, encoder), ensure_ascii=False)
 
 
-SCORED = dict.fromkeys(('stop', 'max_new_tokens', 'temperature', 'top_p', 'top_k', 'seed'))
+DRAWN = ('temperature', 'top_p', 'top_k', 'seed')
+SCORED = dict.fromkeys(('stop', 'max_new_tokens', *DRAWN))
 
 
 def reply_fields(task: TextTask, encoder: Encoder | None) -> dict[str, Any]:
     """What all requests of a task say of the reply."""
-    sampling = task.sampling()
 
     def longest() -> int:
         if encoder is not None:
@@ -44,28 +45,38 @@ def reply_fields(task: TextTask, encoder: Encoder | None) -> dict[str, Any]:
     return {
         'stop': list(task.stops().strings),
         'max_new_tokens': reply_limit(task.task, longest),
+    }
+
+
+def draw_fields(sampling: Sampling, key: ItemKey) -> dict[str, Any]:
+    """How the reply to an item is to be drawn."""
+    return {
         'temperature': sampling.temperature,
         'top_p': sampling.top_p,
         'top_k': sampling.top_k,
-        'seed': sampling,
+        'seed': draw_seed(sampling, key) if sampling.temperature > 0 else None,
     }
 
 
 def request(item: TextItem, terms: dict[str, Any], encoder: Encoder | None) -> dict[str, Any]:
-    """One line. `prompt` is a list where each choice has a prompt of its own (schema tasks)."""
+    """One line."""
     question = item.prompt.question
-    prompts = [item.prompt.preamble + context for context in question.contexts]
     choices = [spaced(text) if encoder is None else encoder.continuation_text(text) for text in question.continuations]
-    fields = dict(terms)
-    if fields['seed'] is not None:
-        sampling = fields['seed']
-        fields['seed'] = draw_seed(sampling, item.key) if sampling.temperature > 0 else None
-    return {
-        **name_fields(item.key),
-        'prompt': prompts[0] if len(prompts) == 1 else prompts,
-        'choices': choices or None,
-        **fields,
-    }
+    return {**name_fields(item.key), **asked(item.prompt, encoder), 'choices': choices or None, **terms}
+
+
+def asked(prompt: Prompt, encoder: Encoder | None) -> dict[str, Any]:
+    """The text: `messages` where the server has a chat template to apply, else `prompt`.
+
+    `prompt` is a list where each choice has a prompt of its own (schema tasks).
+    """
+    question = prompt.question
+    if question.chat_template is True or (encoder is not None and encoder.in_chat(question)):
+        (text,) = question.contexts
+        begun = [{'role': 'assistant', 'content': question.lead}] if question.lead else []
+        return {'messages': [{'role': 'user', 'content': text}, *begun]}
+    texts = [prompt.preamble + text for text in question.texts]
+    return {'prompt': texts[0] if len(texts) == 1 else texts}
 
 
 def name_fields(key: ItemKey) -> dict[str, Any]:

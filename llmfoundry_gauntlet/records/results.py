@@ -6,16 +6,17 @@ import json
 import math
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from llmfoundry_gauntlet.config.score import PERTURBATIONS, ScoreTask
 from llmfoundry_gauntlet.errors import RecordError
 from llmfoundry_gauntlet.evaluation import Evaluation
 from llmfoundry_gauntlet.prompts.fewshot import FIXED_VERSION
 from llmfoundry_gauntlet.records.files import write_lines
-from llmfoundry_gauntlet.scores.keys import metric_stream
+from llmfoundry_gauntlet.scores.consistency import PerturbationScore
 from llmfoundry_gauntlet.values import ItemResult, Measure, TaskScore
 
 FORMAT_VERSION = 1
@@ -57,7 +58,11 @@ def write_json(path: Path, content: Any) -> None:
 def results_record(evaluation: Evaluation) -> dict[str, Any]:
     """The content of results.json that the evaluation itself knows."""
     composites = evaluation.composites
-    tasks = {key: score_record(score) | task_record(evaluation, key) for key, score in evaluation.scores.items()}
+    tasks = {
+        key: score_record(score) | task_record(evaluation, key)
+        for key, score in evaluation.scores.items()
+        if not isinstance(evaluation.tasks[key], ScoreTask)
+    }
     tasks.update({key: {'reason': reason} for key, reason in evaluation.data.unsupported.items()})
     return {
         'format_version': FORMAT_VERSION,
@@ -71,8 +76,8 @@ def results_record(evaluation: Evaluation) -> dict[str, Any]:
             'categories': {name: measure_record(measure) for name, measure in composites.categories.items()},
             'averages': {name: measure_record(measure) for name, measure in composites.averages.items()},
         },
-        'score': None,
-        'metrics': metric_stream(evaluation.scores, composites, evaluation.seconds),
+        'score': robustness_record(evaluation),
+        'metrics': evaluation.metrics,
         'timing': timing_record(evaluation),
         'environment': None,
         'config': config_record(evaluation),
@@ -123,6 +128,37 @@ def score_record(score: TaskScore) -> dict[str, Any]:
     }
     if score.categories:
         record['categories'] = {name: score_record(part) for name, part in score.categories.items()}
+    return record
+
+
+def robustness_record(evaluation: Evaluation) -> dict[str, Any] | None:
+    """SCORE's data sets: the files that were absent, and each perturbation, or why it does not apply."""
+    record: dict[str, Any] = {}
+    for key, task in evaluation.tasks.items():
+        if not isinstance(task, ScoreTask):
+            continue
+        scores = evaluation.robustness[task.score.dataset]
+        perturbations = {name: perturbation_record(score) for name, score in scores.items()}
+        wanted = task.score.perturbations or PERTURBATIONS
+        perturbations.update({n: {'reason': why} for n, why in task.score.does_not_apply.items() if n in wanted})
+        counts = score_record(evaluation.scores[key])
+        del counts['metrics']
+        absent = list(evaluation.data.absent.get(key, ()))
+        record[task.score.dataset] = {'task': key, **counts, 'absent_files': absent, 'perturbations': perturbations}
+    return record or None
+
+
+def perturbation_record(score: PerturbationScore) -> dict[str, Any]:
+    """All of a perturbation's measures, those by variant and by gold label below."""
+    record: dict[str, Any] = {}
+    for field in fields(score):
+        value = getattr(score, field.name)
+        if isinstance(value, Measure):
+            record[field.name] = measure_record(value)
+        elif isinstance(value, Mapping):
+            record[field.name] = {name: measure_record(measure) for name, measure in value.items()}
+        elif value is not None:
+            record[field.name] = value
     return record
 
 

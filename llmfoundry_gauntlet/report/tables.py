@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,8 @@ def scores_table(found: Found) -> Table:
         groups = [(record['composites'] or {}).get(kind, {}) for record in records]
         for name in dict.fromkeys(name for group in groups for name in group):
             table.add_row(f'[bold]{name}[/bold]', *(cell(group.get(name, {})) for group in groups))
+    for name, cells in score_rows(records):
+        table.add_row(name, *cells)
     table.add_section()
     table.add_row('seconds', *(f'{record["timing"]["seconds"]:.1f}' for record in records))
     return table
@@ -68,6 +70,21 @@ def column_name(folder: Path, record: dict[str, Any]) -> str:
     return f'ba{training["batch"]}' if training else folder.name
 
 
+def score_rows(records: Sequence[dict[str, Any]]) -> Iterator[tuple[str, list[str]]]:
+    """SCORE's accuracy and consistency, a row each for a data set and a perturbation."""
+    names = dict.fromkeys(
+        (dataset, perturbation)
+        for record in records
+        for dataset, entry in (record['score'] or {}).items()
+        for perturbation in entry['perturbations']
+    )
+    for dataset, perturbation in names:
+        for metric in ('accuracy', 'consistency_rate'):
+            entries = [(record['score'] or {}).get(dataset, {}) for record in records]
+            found = [entry.get('perturbations', {}).get(perturbation, {}).get(metric, {}) for entry in entries]
+            yield f'score {dataset} {perturbation} {metric}', [cell(measure) for measure in found]
+
+
 def task_cell(task: dict[str, Any]) -> str:
     """A task's accuracy."""
     return next((cell(measure) for measure in task.get('metrics', {}).values()), ABSENT)
@@ -87,6 +104,10 @@ def absences(record: dict[str, Any]) -> list[str]:
         for reason in reasons:
             by_reason.setdefault(reason, []).append(task)
     lines = [f'{ABSENT} {reason}: {", ".join(tasks)}' for reason, tasks in by_reason.items()]
+    for dataset, entry in (record['score'] or {}).items():
+        for perturbation, found in entry['perturbations'].items():
+            reason = found.get('reason') or found.get('accuracy', {}).get('reason')
+            lines += [f'{ABSENT} {reason}: score {dataset} {perturbation}'] if reason else []
     composites = record['composites'] or {}
     names = [
         name

@@ -19,12 +19,12 @@ def task_score(
     passes_at: Sequence[int] = (),
     allow_missing: bool = False,
 ) -> TaskScore:
-    """The metrics of a task: the accuracy first, then marks, and pass@k for each k of `passes_at`.
+    """The metrics of a task: the accuracy first, then marks, and pass@k for each k of `passes_at`; without any, counts.
 
     A task with categories has the plain mean over its categories. Where any item is unscored there are no metrics,
     only the reason; with `allow_missing` they are taken over the items that are scored, if there are any.
     """
-    names = sorted({result.category for result in results if result.category is not None})
+    names = sorted({result.category for result in results if result.category is not None}) if metrics else []
     if not names:
         return plain_score(task, metrics, results, passes_at=passes_at, allow_missing=allow_missing)
     categories = {
@@ -69,13 +69,12 @@ def plain_score(
     scored = [result for result in results if result.credit is not None]
     if allow_missing and scored:
         reason = None
-    accuracy, *marks = metrics
     measures: dict[str, Measure] = {}
     if reason is not None:
         measures = dict.fromkeys((*metrics, *pass_names(passes_at)), Measure(value=None, reason=reason))
-    else:
-        measures[accuracy] = Measure(value=mean([result.credit for result in scored]))
-        for mark in marks:
+    elif metrics:
+        measures[metrics[0]] = Measure(value=mean([result.credit for result in scored]))
+        for mark in metrics[1:]:
             measures[mark] = mean_mark(mark, scored)
         for k in passes_at:
             value, error = pass_at(k, scored)

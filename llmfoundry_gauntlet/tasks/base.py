@@ -23,11 +23,12 @@ class TaskType:
     * `judge(output, content, task, reference)` marks an output, a reply up to its stop; `reference` asks for
       llm-foundry's rule.
 
-    Types whose questions have no continuations, so that the model writes a reply, have two more:
+    Types whose questions have no continuations, so that the model writes a reply, have three more:
 
     * `responses(content, task)` are all the replies that would be right, in full; the longest sets how long a reply
       may be.
     * `stops(task, contents, reference)` says where the replies to all these rows end.
+    * `is_verbatim` asks for replies to the last space.
 
     A type with continuations may have one more, for replies that somebody else's model wrote in place of scoring them:
 
@@ -51,6 +52,7 @@ class TaskType:
     judge_text: Callable[[str, Any], Judgement] | None = None
     language: Callable[[Any], str] | None = None
     judge_program: Callable[[Any, Any, TaskSpec, bool, Sandbox], Judgement] | None = None
+    is_verbatim: bool = False
 
     @property
     def metrics(self) -> tuple[str, ...]:

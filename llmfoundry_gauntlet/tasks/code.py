@@ -127,4 +127,5 @@ TASK_TYPE = TaskType(
     stops=stops,
     language=lambda content: content.language,
     judge_program=judge_program,
+    is_verbatim=True,
 )

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
+from llmfoundry_gauntlet.config.score import ScoreTask
 from llmfoundry_gauntlet.config.specs import CODE, TaskSpec
 from llmfoundry_gauntlet.errors import ModelError
 from llmfoundry_gauntlet.judging.code.sandbox import Sandbox
@@ -15,6 +17,7 @@ from llmfoundry_gauntlet.judging.text import cut_at_stops
 from llmfoundry_gauntlet.prompts.encode import Encoder, ReplyTerms, generate_request, score_request
 from llmfoundry_gauntlet.prompts.fewshot import with_shots
 from llmfoundry_gauntlet.prompts.fit import FittedPrompt, Shortenable, ShotFitter
+from llmfoundry_gauntlet.prompts.perturbations import seed_of
 from llmfoundry_gauntlet.tasks.base import TaskType
 from llmfoundry_gauntlet.values import (
     Example,
@@ -64,12 +67,14 @@ class Preparation:
         return ReplyTerms(
             max_new_tokens=max_new_tokens,
             stops=self.task_type.stops(self.task, contents, self.reference),
-            sampling=sampling_of(self.task),
-            verbatim=self.task_type.runs_programs,
+            sampling=partial(sampling_of, self.task),
+            verbatim=self.task_type.is_verbatim,
         )
 
     def longest_reply(self, examples: Sequence[Example]) -> int:
         """Tokens that a reply may have. Raises ModelError where that leaves no room for a prompt."""
+        if isinstance(self.task, ScoreTask):
+            return max(1, min(self.task.score.max_new_tokens, self.max_seq_len // 2))
         if self.task_type.runs_programs and 'max_new_tokens' not in (self.task.generation_kwargs or {}):
             return max(1, min(PROGRAM_TOKENS, self.max_seq_len // 2))
         right = {text for example in examples for text in self.task_type.responses(example.content, self.task)}
@@ -96,11 +101,19 @@ def reply_limit(task: TaskSpec, longest: Callable[[], int]) -> int:
         return given
     if task.icl_task_type == CODE:
         return PROGRAM_TOKENS
+    if isinstance(task, ScoreTask):
+        return task.score.max_new_tokens
     return max(longest() + (MARGIN_AFTER_THOUGHT if task.cot_delimiter else 0), 1)
 
 
-def sampling_of(task: TaskSpec) -> Sampling:
-    """How a task's replies are drawn. What it does not say is as in transformers."""
+def sampling_of(task: TaskSpec, variant: str | None = None) -> Sampling:
+    """How a task's replies are drawn, those to a variant of SCORE by its seed.
+
+    What a task does not say is as in transformers.
+    """
+    if isinstance(task, ScoreTask):
+        seed = seed_of(variant)
+        return Sampling() if seed is None else Sampling(temperature=task.score.temperature, seed=seed)
     given = task.generation_kwargs or {}
     if task.icl_task_type == CODE:
         return program_sampling(task)
@@ -149,7 +162,7 @@ def examples_with_shots(
 
 
 def prepare_items(preparation: Preparation, examples: Sequence[Example]) -> list[Item]:
-    """All items of a task, in row order."""
+    """All items of a task, in the examples' order."""
     pairs = examples_with_shots(preparation.task, preparation.task_type, examples, preparation.fewshot)
     terms = None
     if preparation.task_type.wants_reply:
@@ -164,7 +177,8 @@ def prepare_items(preparation: Preparation, examples: Sequence[Example]) -> list
         items += [
             make_item(preparation, example, prompt, terms) for (example, _), prompt in zip(chunk, fitted, strict=True)
         ]
-    return sorted(items, key=lambda item: item.request.key.row)
+    places = {item_key(preparation.task, example): place for place, example in enumerate(examples)}
+    return sorted(items, key=lambda item: places[item.request.key])
 
 
 def whole_prompts(preparation: Preparation, chunk: Sequence[ExampleWithShots]) -> list[FittedPrompt]:
@@ -214,7 +228,7 @@ def prompt_digest(prompt: Prompt) -> str:
 
 def item_key(task: TaskSpec, example: Example, sample: int = 0) -> ItemKey:
     """The name of the item that a task makes of an example."""
-    return ItemKey(task=task.key, row=example.row, file=example.file, sample=sample)
+    return ItemKey(task=task.key, row=example.row, file=example.file, variant=example.variant, sample=sample)
 
 
 def with_samples(items: Sequence[Item], num_samples: int) -> list[Item]:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 
+from llmfoundry_gauntlet.config.score import ScoreTask
 from llmfoundry_gauntlet.data.collection import paused_collection
 from llmfoundry_gauntlet.prompts.cache import TokenCache
 from llmfoundry_gauntlet.prompts.encode import PROMPTS_VERSION
@@ -102,7 +103,14 @@ def describe(preparation: Preparation, examples: Sequence[Example]) -> Work:
         shots, questions = possible_texts(preparation, example)
         replies = preparation.task_type.responses(example.content, task) if preparation.task_type.wants_reply else ()
         texts = [*shots, *(text for question in questions for text in question), *replies]
-        places = (example.row, example.file, example.category, list(map(len, texts)), list(map(len, questions)))
+        places = (
+            example.row,
+            example.file,
+            example.variant,
+            example.category,
+            list(map(len, texts)),
+            list(map(len, questions)),
+        )
         digest.update(repr(places).encode('utf-8', 'surrogatepass'))
         digest.update(''.join(texts).encode('utf-8', 'surrogatepass'))
         cost += sum(map(len, questions[0])) + num_shots * sum(map(len, shots[:1]))
@@ -112,6 +120,7 @@ def describe(preparation: Preparation, examples: Sequence[Example]) -> Work:
         'package': version('llmfoundry-gauntlet'),
         'python': sys.version_info[:2],  # the order of a set of shots is Python's
         'tokenizer': preparation.encoder.fingerprint,
+        'chat_template': preparation.encoder.chat_template if isinstance(task, ScoreTask) else None,
         'task': asdict(task),
         'max_seq_len': preparation.max_seq_len,
         'truncation': preparation.truncation,
@@ -131,4 +140,4 @@ def possible_texts(preparation: Preparation, example: Example) -> tuple[list[str
     if task.num_fewshot != (0,):
         shots = [task_type.shot(content, task, first) for first in firsts]
     asked = [task_type.ask(content, task, first) for first in firsts]
-    return shots, [texts for question in asked for texts in (question.contexts, question.continuations)]
+    return shots, [texts for question in asked for texts in (question.texts, question.continuations)]

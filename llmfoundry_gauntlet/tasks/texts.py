@@ -45,9 +45,9 @@ class TextTask:
         """Where replies end, for a type that wants them."""
         return self.task_type.stops(self.task, [example.content for example in self.examples], self.reference)
 
-    def sampling(self) -> Sampling:
-        """How replies are to be drawn."""
-        return sampling_of(self.task)
+    def sampling(self, variant: str | None) -> Sampling:
+        """How replies to a variant are to be drawn."""
+        return sampling_of(self.task, variant)
 
     def responses(self) -> Iterator[str]:
         """Every right reply, in full."""

@@ -18,14 +18,8 @@ from llmfoundry_gauntlet.engine.budget import automatic_budget
 from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.plan import Batch
 from llmfoundry_gauntlet.engine.probe import probe
-from llmfoundry_gauntlet.evaluation import (
-    EvaluationData,
-    PlannedEvaluation,
-    conclude,
-    load_data,
-    plan_evaluation,
-    prepare_evaluation,
-)
+from llmfoundry_gauntlet.evaluation import PlannedEvaluation, conclude, plan_evaluation, prepare_evaluation
+from llmfoundry_gauntlet.inputs import EvaluationData, load_data
 from llmfoundry_gauntlet.prompts.encode import Encoder
 from llmfoundry_gauntlet.tasks import items
 from llmfoundry_gauntlet.values import ItemResult

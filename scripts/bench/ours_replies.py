@@ -18,13 +18,13 @@ from llmfoundry_gauntlet.engine.pool_run import Row, choose
 from llmfoundry_gauntlet.engine.pools import Pool, assign_pools, plan_pools
 from llmfoundry_gauntlet.engine.reply import ReplyDecoder
 from llmfoundry_gauntlet.evaluation import (
-    EvaluationData,
     PlannedEvaluation,
     PreparedEvaluation,
     conclude,
     plan_evaluation,
     prepare_evaluation,
 )
+from llmfoundry_gauntlet.inputs import EvaluationData
 from llmfoundry_gauntlet.prompts.encode import Encoder
 from llmfoundry_gauntlet.values import GenerateRequest, Generation, ItemKey, ItemResult, Sampling
 

@@ -82,7 +82,8 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
 
     import llmfoundry_gauntlet.composer.evaluators  # noqa: F401  (what a rank has in memory)
     from llmfoundry_gauntlet.config.settings import decode_settings
-    from llmfoundry_gauntlet.evaluation import load_data, plan_evaluation, prepare_evaluation
+    from llmfoundry_gauntlet.evaluation import plan_evaluation, prepare_evaluation
+    from llmfoundry_gauntlet.inputs import load_data
     from llmfoundry_gauntlet.prompts.cache import TokenCache, cache_folder
     from llmfoundry_gauntlet.prompts.encode import Encoder
 

@@ -24,7 +24,7 @@ from llmfoundry_gauntlet.engine.generation import CACHE, NO_CACHE, TUPLES
 from llmfoundry_gauntlet.engine.generation_probe import ReplyProbe
 from llmfoundry_gauntlet.engine.plan import MASKED_ROWS, PADDED_ROWS, STREAM
 from llmfoundry_gauntlet.engine.probe import Probe
-from llmfoundry_gauntlet.evaluation import load_data
+from llmfoundry_gauntlet.inputs import load_data
 from llmfoundry_gauntlet.judging.likelihood import NON_FINITE
 from llmfoundry_gauntlet.values import ItemKey, ItemResult
 

@@ -54,6 +54,8 @@ def test_the_demo_trains_evaluates_saves_and_prints_its_scores(tmp_path: Path):
         averages = {name for name, entry in record['composites']['averages'].items() if 'value' in entry}
         assert averages == {'core_average'} | ({'gauntlet_average'} if can_run_all() else set())
         assert record['metrics']['gauntlet/unscored_items'] == 0
+        for name in ('mmlu_pro/option_order', 'mmlu_pro/prompt', 'agieval/prompt', 'math/prompt'):
+            assert 0 <= record['metrics'][f'icl/metrics/score/{name}/consistency_rate'] <= 1
         assert record['environment']['num_ranks'] == 2
     assert [records[batch]['training']['checkpoint'] for batch in (0, 2, 4)] == [
         None,

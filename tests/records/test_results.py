@@ -5,7 +5,8 @@ import pytest
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.engine.fake import FakeLanguageModel
 from llmfoundry_gauntlet.errors import RecordError
-from llmfoundry_gauntlet.evaluation import conclude, load_data, plan_evaluation, prepare_evaluation
+from llmfoundry_gauntlet.evaluation import conclude, plan_evaluation, prepare_evaluation
+from llmfoundry_gauntlet.inputs import load_data
 from llmfoundry_gauntlet.judging.code.sandbox import find_sandbox
 from llmfoundry_gauntlet.prompts.encode import Encoder
 from llmfoundry_gauntlet.records.results import find_results, note_checkpoint, read_results, write_records

@@ -45,7 +45,7 @@ def test_an_unscored_item_leaves_no_accuracy():
 
 def test_the_metric_stream_has_upstreams_keys_and_no_key_for_what_is_absent():
     scores = {'t/3-shot': task_score('t/3-shot', [METRIC], [item(0, 1.0, 'a'), item(1, None, 'b')])}
-    assert metric_stream(scores, None, {'t/3-shot': 1.5}) == {
+    assert metric_stream(scores, None, {}, {'t/3-shot': 1.5}) == {
         f'metrics/t/3-shot/a/{METRIC}': 1.0,
         'gauntlet/seconds': 1.5,
         'gauntlet/seconds/t/3-shot': 1.5,

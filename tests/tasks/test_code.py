@@ -13,7 +13,8 @@ from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.data.examples import read_examples
 from llmfoundry_gauntlet.engine.reply import Reply, ReplyDecoder
 from llmfoundry_gauntlet.errors import ConfigError, DataError
-from llmfoundry_gauntlet.evaluation import load_data, prepare_evaluation
+from llmfoundry_gauntlet.evaluation import prepare_evaluation
+from llmfoundry_gauntlet.inputs import load_data
 from llmfoundry_gauntlet.judging.code.programs import CPP, JAVASCRIPT, PYTHON
 from llmfoundry_gauntlet.judging.text import cut_at_stops
 from llmfoundry_gauntlet.prompts.encode import Encoder

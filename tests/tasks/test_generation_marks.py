@@ -168,7 +168,7 @@ def test_a_task_has_its_accuracy_and_the_means_of_its_marks(character_tokenizer)
         'CutShare': 1 / 4,
     }
     assert score.accuracy.value == 3 / 4
-    stream = metric_stream({'t/0-shot': score}, None, {})
+    stream = metric_stream({'t/0-shot': score}, None, {}, {})
     assert stream['metrics/t/0-shot/StrictMatch'] == 1 / 4
     assert [key for key in stream if 'Accuracy' in key] == [f'metrics/t/0-shot/{ACCURACY}']
 
@@ -182,7 +182,7 @@ def test_with_categories_every_metric_is_the_plain_mean_over_them(character_toke
         'CutShare': pytest.approx((0 + 1) / 2),
     }
     assert score.categories['a'].metrics['NumericMatch'].value == pytest.approx(2 / 3)
-    stream = metric_stream({'t/0-shot': score}, None, {})
+    stream = metric_stream({'t/0-shot': score}, None, {}, {})
     assert stream['metrics/t/0-shot/b/CutShare'] == 1
 
 

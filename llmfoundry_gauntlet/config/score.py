@@ -1,0 +1,226 @@
+"""The `score` block: which data sets are asked in which ways, for SCORE's consistency and robustness.
+
+One entry is one data set with all its perturbations. Defaults are those of the paper's reference (lm-eval 0.4.13,
+`tasks/score`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from llmfoundry_gauntlet.config.decode import Problems, decode, describe
+from llmfoundry_gauntlet.config.sources import read_key, source_name
+from llmfoundry_gauntlet.config.specs import LABEL_PATTERN, MULTIPLE_CHOICE, TaskSpec, task_key
+
+SCORE_KEY = 'score'
+MMLU_PRO, AGIEVAL, MATH = 'mmlu_pro', 'agieval', 'math'
+DATASETS = (MMLU_PRO, AGIEVAL, MATH)
+OPTION_ORDER, PROMPT, NON_GREEDY = 'option_order', 'prompt', 'non_greedy'
+PERTURBATIONS = (OPTION_ORDER, PROMPT, NON_GREEDY)
+GENERATE, LIKELIHOOD = 'generate', 'likelihood'
+TOLERANT, REFERENCE = 'tolerant', 'reference'
+AUTO = 'auto'
+SCORE_TASK_TYPES = {  # what the pipeline runs them as
+    (GENERATE, False): 'score_choices',
+    (LIKELIHOOD, False): 'score_likelihood',
+    (GENERATE, True): 'score_math',
+}
+
+SPEC_NAMES = {  # groups and tasks as the spec calls them: a data set, and a perturbation or all
+    **{f'score_robustness_{dataset}': (dataset, None) for dataset in DATASETS},
+    **{
+        f'score_{perturbation}_robustness_{dataset}': (dataset, perturbation)
+        for dataset in DATASETS
+        for perturbation in PERTURBATIONS
+        if (dataset, perturbation) != (MATH, OPTION_ORDER)
+    },
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreSpec:
+    """One entry of `score`.
+
+    `dataset` is mmlu_pro, agieval, math, one of the spec's group and task names, or a multiple_choice task's label.
+    `answers: likelihood` chooses by log-probability. `chat_template` is auto (the tokenizer's, if it has one), true or
+    false. `answer_extraction: reference` reads replies as the paper's reference does. `subset_items` asks that many
+    questions, the same at every evaluation, each in all its variants.
+    """
+
+    dataset: str
+    perturbations: tuple[str, ...] | None = None
+    subsets: tuple[str, ...] | None = None
+    answers: str = GENERATE
+    seeds: tuple[int, ...] = (1, 2, 3, 4, 5)
+    temperature: float = 0.7
+    max_new_tokens: int = 1024
+    prompts: str | None = None
+    chat_template: Any = AUTO
+    answer_extraction: str = TOLERANT
+    fix_table: str | None = None
+    subset_items: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.dataset in SPEC_NAMES:
+            dataset, perturbation = SPEC_NAMES[self.dataset]
+            if perturbation is not None and self.perturbations not in (None, (perturbation,)):
+                raise ValueError(f'perturbations: {self.dataset} is {perturbation} alone; leave perturbations out')
+            object.__setattr__(self, 'dataset', dataset)
+            if perturbation is not None:
+                object.__setattr__(self, 'perturbations', (perturbation,))
+        if not LABEL_PATTERN.fullmatch(self.dataset):
+            raise ValueError(f'dataset: is {self.dataset!r}; allowed: {", ".join(DATASETS)}, or the label of a task')
+        check_choices(self)
+        check_numbers(self)
+
+    @property
+    def is_math(self) -> bool:
+        """Whether answers are expressions in place of letters."""
+        return self.dataset == MATH
+
+    @property
+    def does_not_apply(self) -> dict[str, str]:
+        """The perturbations of the paper that have no meaning here, with the reason."""
+        if self.is_math:
+            return {OPTION_ORDER: 'math has no options'}
+        if self.answers == LIKELIHOOD:
+            return {NON_GREEDY: 'nothing is drawn with answers: likelihood'}
+        return {}
+
+    @property
+    def applied(self) -> tuple[str, ...]:
+        """The perturbations that are run, in the paper's order."""
+        wanted = self.perturbations or PERTURBATIONS
+        return tuple(name for name in PERTURBATIONS if name in wanted and name not in self.does_not_apply)
+
+    @property
+    def label(self) -> str:
+        """The name of its task."""
+        return f'score_{self.dataset}'
+
+    def task(self, tasks: Sequence[TaskSpec]) -> ScoreTask:
+        """The task that the pipeline runs. `tasks` has the one whose label `dataset` is, where it is one."""
+        return ScoreTask(
+            label=self.label,
+            dataset_uri=self.dataset,
+            icl_task_type=SCORE_TASK_TYPES[self.answers, self.is_math],
+            num_fewshot=(0,),
+            score=self,
+            source=next((task for task in tasks if task.label == self.dataset), None),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreTask(TaskSpec):
+    """A data set of SCORE as a task. `source` is the multiple_choice task whose rows are perturbed, if it is one's."""
+
+    score: ScoreSpec
+    source: TaskSpec | None
+
+
+def check_choices(spec: ScoreSpec) -> None:
+    """Raises ValueError where a word is not one of those allowed."""
+    words = {'answers': (GENERATE, LIKELIHOOD), 'answer_extraction': (TOLERANT, REFERENCE)}
+    for name, allowed in words.items():
+        if getattr(spec, name) not in allowed:
+            raise ValueError(f'{name}: is {getattr(spec, name)!r}; allowed: {", ".join(allowed)}')
+    if spec.chat_template != AUTO and not isinstance(spec.chat_template, bool):
+        raise ValueError(f'chat_template: is {spec.chat_template!r}; allowed: auto, true, false')
+    if spec.is_math and spec.answers == LIKELIHOOD:
+        raise ValueError('answers: likelihood needs options to choose from, which math has not; allowed: generate')
+    for name in spec.perturbations or ():
+        if name not in PERTURBATIONS:
+            raise ValueError(f'perturbations: {name!r} is unknown; allowed: {", ".join(PERTURBATIONS)}')
+    for name in ('perturbations', 'subsets', 'seeds'):
+        values = getattr(spec, name)
+        if values is not None and (not values or len(set(values)) < len(values)):
+            raise ValueError(f'{name}: is {list(values)}; allowed: different values, one at least')
+    if not spec.applied:
+        reasons = '; '.join(f'{name}: {reason}' for name, reason in spec.does_not_apply.items())
+        raise ValueError(f'perturbations: nothing is left to run ({reasons})')
+    if spec.subsets is not None and spec.dataset not in (AGIEVAL, MATH):
+        raise ValueError(f'subsets: {spec.dataset} has none; allowed with {AGIEVAL} and {MATH}')
+    if spec.fix_table is not None and not spec.is_math:
+        raise ValueError(f'fix_table: has no meaning in {spec.dataset}; it belongs to {MATH}')
+
+
+def check_numbers(spec: ScoreSpec) -> None:
+    """Raises ValueError where a number is out of range."""
+    if not 0 < spec.temperature < math.inf:
+        raise ValueError(f'temperature: is {spec.temperature:g}; allowed: a number above 0')
+    if min(spec.seeds) < 0:
+        raise ValueError(f'seeds: is {list(spec.seeds)}; allowed: 0 or more')
+    for name in ('max_new_tokens', 'subset_items'):
+        value = getattr(spec, name)
+        if value is not None and value < 1:
+            raise ValueError(f'{name}: is {value}; allowed: 1 or more')
+
+
+def read_score(source: Any, found: list[str]) -> dict[int, ScoreSpec]:
+    """The entries of a path, a list or a single mapping, those of one data set as one, by where the first stands.
+
+    Problems go to `found`.
+    """
+    problems = Problems(source_name(source, SCORE_KEY))
+    node = read_key(Path(source), SCORE_KEY, problems) if isinstance(source, (str, Path)) else source
+    if isinstance(node, Mapping):
+        node = [node]
+    specs: dict[int, ScoreSpec] = {}
+    if isinstance(node, (list, tuple)) and node:
+        decoded = {index: decode_entry(entry, index, problems) for index, entry in enumerate(node)}
+        specs = {index: spec for index, spec in decoded.items() if spec is not None}
+    elif not problems.found:
+        problems.add(SCORE_KEY, f'is {describe(node) if node else "empty"}; allowed: a list with a mapping a data set')
+    merged = merge(specs, problems)
+    found.extend(problems.found)
+    return merged
+
+
+def decode_entry(entry: Any, index: int, problems: Problems) -> ScoreSpec | None:
+    """One entry; a single word or number may stand where a list is allowed."""
+    if isinstance(entry, Mapping):
+        entry = dict(entry)
+        for name in ('perturbations', 'subsets', 'seeds'):
+            if isinstance(entry.get(name), (str, int)) and not isinstance(entry[name], bool):
+                entry[name] = [entry[name]]
+    return decode(ScoreSpec, entry, f'{SCORE_KEY}[{index}]', problems)
+
+
+def merge(specs: Mapping[int, ScoreSpec], problems: Problems) -> dict[int, ScoreSpec]:
+    """Entries of the same data set as one that has the perturbations of all; they may not differ in anything else."""
+    merged: dict[int, ScoreSpec] = {}
+    places: dict[str, int] = {}
+    for index, spec in specs.items():
+        place = places.setdefault(spec.dataset, index)
+        other = merged.setdefault(place, spec)
+        if place == index:
+            continue
+        if replace(spec, perturbations=None) != replace(other, perturbations=None):
+            problems.add(f'{SCORE_KEY}[{index}]', f'{spec.dataset} stands there twice, with different settings')
+        names = {*(spec.perturbations or PERTURBATIONS), *(other.perturbations or PERTURBATIONS)}
+        merged[place] = replace(other, perturbations=tuple(name for name in PERTURBATIONS if name in names))
+    return merged
+
+
+def check_labels(specs: Mapping[int, ScoreSpec], tasks: Sequence[TaskSpec], source: Any) -> list[str]:
+    """A problem for each data set that is neither one of SCORE's nor a multiple_choice task, or has a task's name."""
+    kinds: dict[str, str] = {task.label: task.icl_task_type for task in tasks}
+    names = {task_key(task.label, num_shots) for task in tasks for num_shots in task.num_fewshot}
+    problems = []
+    for index, spec in specs.items():
+        where = f'{source_name(source, SCORE_KEY)}: {SCORE_KEY}[{index}].dataset'
+        if (name := task_key(spec.label, 0)) in names:
+            problems.append(f'{where}: {spec.dataset} is asked as {name}, which is one of the tasks; rename that')
+        if spec.dataset in DATASETS or kinds.get(spec.dataset) == MULTIPLE_CHOICE:
+            continue
+        if spec.dataset in kinds:
+            why = f'{spec.dataset} is a {kinds[spec.dataset]} task; only {MULTIPLE_CHOICE} has options to perturb'
+        else:
+            known = ', '.join((*DATASETS, *SPEC_NAMES))
+            why = f'is {spec.dataset!r}; allowed: {known}, or the label of a {MULTIPLE_CHOICE} task among the tasks'
+        problems.append(f'{where}: {why}')
+    return problems

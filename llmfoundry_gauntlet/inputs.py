@@ -1,0 +1,126 @@
+"""What an evaluation is made of before any model is there: checked settings, tasks and rows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from llmfoundry_gauntlet.config.load import Suite, load_suite
+from llmfoundry_gauntlet.config.score import ScoreTask
+from llmfoundry_gauntlet.config.settings import EvaluationSettings
+from llmfoundry_gauntlet.config.specs import TaskSpec
+from llmfoundry_gauntlet.data.examples import read_examples
+from llmfoundry_gauntlet.errors import ConfigError, DataError, GauntletError
+from llmfoundry_gauntlet.judging.code.sandbox import Sandbox
+from llmfoundry_gauntlet.tasks import task_types
+from llmfoundry_gauntlet.tasks.means import find_means
+from llmfoundry_gauntlet.tasks.score import read_variants
+from llmfoundry_gauntlet.tasks.texts import TextTask
+from llmfoundry_gauntlet.values import Example
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationData:
+    """Checked settings, tasks and rows. `unsupported` maps tasks that cannot be run to the reason.
+
+    `sandbox` is where programs are run, where any are to be; `absent` names data files by task that may be absent, and
+    are; `warnings` say what is odd in YAML files and data.
+    """
+
+    settings: EvaluationSettings
+    suite: Suite
+    examples: Mapping[str, list[Example]]
+    unsupported: Mapping[str, str]
+    sandbox: Sandbox | None = None
+    absent: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+def load_data(settings: EvaluationSettings, *, runs_programs: bool = True) -> EvaluationData:
+    """Tasks, gauntlet and rows, checked; and with `runs_programs` a sandbox, where there are programs to be run.
+
+    Tasks whose programs cannot be run here are left out. Raises ConfigError or DataError with every problem found.
+    """
+    suite = load_suite(settings.tasks, settings.gauntlet, settings.score)
+    if settings.reference:
+        check_patterns(suite)
+    rows = read_data(suite, settings.data_root)
+    sandbox, unsupported = find_means(suite.tasks, rows.examples, settings.sandbox) if runs_programs else (None, {})
+    examples = {key: found for key, found in rows.examples.items() if key not in unsupported}
+    if not examples:
+        raise ConfigError([f'{key}: {reason}' for key, reason in unsupported.items()] + ['nothing is left to run'])
+    return EvaluationData(
+        settings=settings,
+        suite=suite,
+        examples=examples,
+        unsupported=unsupported,
+        sandbox=sandbox,
+        absent=rows.absent,
+        warnings=(*suite.warnings, *rows.warnings),
+    )
+
+
+def check_patterns(suite: Suite) -> None:
+    """Raises ConfigError where llm-foundry's semantics make regular expressions of stop strings that are none."""
+    problems = []
+    for task in suite.tasks:
+        try:
+            re.compile('|'.join(task.early_stopping_criteria or ()))
+        except re.error as error:
+            stops = list(task.early_stopping_criteria)
+            problems.append(
+                f'{task.key}: early_stopping_criteria: {stops} is no regular expression, as which semantics: reference '
+                f'reads it ({error}); escape it, or leave semantics: corrected'
+            )
+    if problems:
+        raise ConfigError(problems)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """The rows of all tasks, as EvaluationData has them."""
+
+    examples: Mapping[str, list[Example]]
+    absent: Mapping[str, tuple[str, ...]]
+    warnings: tuple[str, ...]
+
+
+def read_data(suite: Suite, data_root: str) -> Rows:
+    """Rows by task. Raises DataError or ConfigError with every problem found."""
+    examples: dict[str, list[Example]] = {}
+    absent: dict[str, tuple[str, ...]] = {}
+    warnings: list[str] = []
+    errors: list[GauntletError] = []
+    for task in suite.tasks:
+        try:
+            if isinstance(task, ScoreTask):
+                found = read_variants(task, data_root)
+                examples[task.key], absent[task.key] = list(found.examples), found.absent
+                warnings.extend(found.warnings)
+            else:
+                examples[task.key] = read_examples(task, data_root, task_types()[task.icl_task_type].parse)
+        except (ConfigError, DataError) as error:
+            errors.append(error)
+    if errors:
+        raise type(errors[0])(list(dict.fromkeys(problem for error in errors for problem in error.problems)))
+    return Rows(examples=examples, absent=absent, warnings=tuple(warnings))
+
+
+def tasks_with_data(data: EvaluationData) -> dict[str, TaskSpec]:
+    """The tasks that can be run, by key."""
+    return {task.key: task for task in data.suite.tasks if task.key in data.examples}
+
+
+def text_tasks(data: EvaluationData) -> dict[str, TextTask]:
+    """The tasks that can be run as texts alone, by key."""
+    return {
+        key: TextTask(
+            task=task,
+            task_type=task_types()[task.icl_task_type],
+            examples=data.examples[key],
+            fewshot=data.settings.fewshot,
+            reference=data.settings.reference,
+        )
+        for key, task in tasks_with_data(data).items()
+    }

@@ -1,0 +1,125 @@
+"""SCORE's numbers: item results of a data set in several variants as accuracy and consistency. Free of torch."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+from llmfoundry_gauntlet.config.score import AGIEVAL, MMLU_PRO, REFERENCE, ScoreTask
+from llmfoundry_gauntlet.data.score_rows import LETTERS
+from llmfoundry_gauntlet.judging.letters import reference_letter
+from llmfoundry_gauntlet.judging.mathematics import reference_answer_of, shared_comparer
+from llmfoundry_gauntlet.prompts.perturbations import Posed, perturbation_of
+from llmfoundry_gauntlet.scores.consistency import (
+    PerturbationScore,
+    QuestionKey,
+    VariantResult,
+    by_question,
+    perturbation_score,
+    variant_order,
+)
+from llmfoundry_gauntlet.scores.reference_consistency import reference_consistency_rate
+from llmfoundry_gauntlet.values import Example, ItemKey, ItemResult
+
+REFERENCE_LABELS = {MMLU_PRO: 'ABCDEFGHIJ', AGIEVAL: 'ABCD'}  # that the paper's reference moves the right option to
+
+
+def robustness(
+    task: ScoreTask, examples: Sequence[Example], results: Sequence[ItemResult], *, allow_missing: bool = False
+) -> dict[str, PerturbationScore]:
+    """The metrics of each perturbation of a data set, from the results of all its variants."""
+    contents = {(example.file, example.row, example.variant): example.content for example in examples}
+    by_perturbation: dict[str, list[ItemResult]] = {name: [] for name in task.score.applied}
+    for result in results:
+        by_perturbation[perturbation_of(result.key.variant)].append(result)
+    return {
+        name: score_of(task, found, contents, allow_missing=allow_missing) for name, found in by_perturbation.items()
+    }
+
+
+def score_of(
+    task: ScoreTask,
+    results: Sequence[ItemResult],
+    contents: Mapping[tuple[str | None, int, str | None], Posed],
+    *,
+    allow_missing: bool,
+) -> PerturbationScore:
+    """The metrics of one perturbation."""
+    own_labels: dict[QuestionKey, str] = {}
+    variants = []
+    for result in results:
+        posed = contents[place(result.key)]
+        if not task.score.is_math:
+            own_labels[result.key.file, result.key.row] = LETTERS[posed.own_gold]
+        variants.append(variant_result(task, result, posed))
+    if task.score.is_math:
+        compare_all(task, variants)
+    spec = task.score
+    longest = max((posed.num_choices for posed in contents.values()), default=0)
+    reference = reference_consistency_rate(
+        variants,
+        labels=REFERENCE_LABELS.get(spec.dataset, LETTERS[:longest]),
+        own_labels=own_labels,
+        equal=equality(task, reference=spec.answer_extraction == REFERENCE),
+    )
+    return perturbation_score(
+        variants,
+        macro=spec.dataset == MMLU_PRO,
+        equal=equality(task, reference=False),
+        reference_consistency=reference,
+        allow_missing=allow_missing,
+    )
+
+
+def compare_all(task: ScoreTask, variants: Sequence[VariantResult]) -> None:
+    """Has all answers to a question compared that will be; many at once take less time than one by one."""
+    pairs: dict[tuple[str, str], None] = {}
+    earlier_and_later: dict[tuple[str | None, str | None], None] = {}
+    for group in by_question(variants).values():
+        answers = sorted({result.answer for result in group if result.answer is not None})
+        pairs.update(dict.fromkeys(combinations(answers, 2)))
+        in_order = sorted(group, key=lambda result: variant_order(result.variant))
+        earlier_and_later.update(dict.fromkeys(combinations([result.reference_answer for result in in_order], 2)))
+    shared_comparer().equal_many(pairs)
+    if task.score.answer_extraction == REFERENCE:
+        shared_comparer().equal_reference_many(earlier_and_later)
+    else:
+        shared_comparer().equal_many(pair for pair in earlier_and_later if None not in pair)
+
+
+def variant_result(task: ScoreTask, result: ItemResult, posed: Posed) -> VariantResult:
+    """What is compared of one item."""
+    shared: dict[str, Any] = {
+        'question': (result.key.file, result.key.row),
+        'category': result.category,
+        'variant': result.key.variant,
+        'credit': result.credit,
+    }
+    if task.score.is_math:
+        reference = None if result.text is None else reference_answer_of(result.text)
+        answer = result.answer or None  # an empty box is none
+        return VariantResult(**shared, gold='', answer=answer, reference_answer=reference)
+    chosen = None if result.predicted is None else posed.question.options[result.predicted]
+    letter = None if result.predicted is None else LETTERS[result.predicted]
+    return VariantResult(
+        **shared,
+        gold=LETTERS[posed.gold],
+        answer=chosen,
+        reference_answer=letter if result.text is None else reference_letter(result.text),
+    )
+
+
+def equality(task: ScoreTask, *, reference: bool) -> Callable[[str, str | None], bool]:
+    """Whether an earlier answer and a later one are the same; the later one may be absent."""
+    if not task.score.is_math:
+        return operator.eq
+    if reference:
+        return shared_comparer().equal_reference
+    return lambda one, other: one == other or (other is not None and shared_comparer().equal(one, other))
+
+
+def place(key: ItemKey) -> tuple[str | None, int, str | None]:
+    """The row of an item, and how it is asked."""
+    return key.file, key.row, key.variant

@@ -1,0 +1,203 @@
+"""SCORE's task types: a lettered question answered in words or by likelihood, and a problem with a boxed answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from llmfoundry_gauntlet.config.decode import describe
+from llmfoundry_gauntlet.config.score import DATASETS, GENERATE, LIKELIHOOD, REFERENCE, SCORE_TASK_TYPES, ScoreTask
+from llmfoundry_gauntlet.data.examples import read_examples
+from llmfoundry_gauntlet.data.fields import RowError
+from llmfoundry_gauntlet.data.score_rows import (
+    LETTERS,
+    MathQuestion,
+    Oddities,
+    ScoreRows,
+    as_lettered,
+    note_repeats,
+    read_score_rows,
+)
+from llmfoundry_gauntlet.data.subsets import subset
+from llmfoundry_gauntlet.errors import ConfigError, DataError
+from llmfoundry_gauntlet.judging.letters import reference_letter, tolerant_letter
+from llmfoundry_gauntlet.judging.likelihood import judge_choice
+from llmfoundry_gauntlet.judging.mathematics import (
+    answer_of,
+    gold_of,
+    reference_answer_of,
+    reference_gold_of,
+    shared_comparer,
+)
+from llmfoundry_gauntlet.judging.text import NON_FINITE_REPLY
+from llmfoundry_gauntlet.prompts.perturbations import Posed, variants
+from llmfoundry_gauntlet.prompts.templates import prompts_file, read_json, read_templates
+from llmfoundry_gauntlet.tasks import multiple_choice
+from llmfoundry_gauntlet.tasks.base import TaskType
+from llmfoundry_gauntlet.values import Example, Generation, Judgement, Question, ScoreOutput, StopRule
+
+LEAD = 'The best answer is'
+UNPARSED = 'no answer found in the reply'
+CUT = 'cut at the token limit'
+FIX_TABLE = 'to_be_fixed_questions.json'
+
+
+def read_variants(task: ScoreTask, data_root: str | Path) -> ScoreRows:
+    """All questions of a data set in all the ways in which they are asked. Raises ConfigError, DataError."""
+    templates = read_templates(task, data_root)
+    rows = read_score_rows(task, data_root) if task.score.dataset in DATASETS else read_source(task, data_root)
+    examples = subset(rows.examples, task.score.subset_items)
+    if task.score.is_math:
+        examples = with_golds(task, examples, data_root)
+    return replace(rows, examples=[way for example in examples for way in variants(example, task.score, templates)])
+
+
+def read_source(task: ScoreTask, data_root: str | Path) -> ScoreRows:
+    """The questions of a multiple_choice task."""
+    oddities, problems, examples = Oddities(), [], []
+    uri = task.source.dataset_uri
+    for example in read_examples(task.source, data_root, multiple_choice.parse):
+        content: multiple_choice.Choices = example.content
+        place = f'{uri}:{example.row + 1}'
+        try:
+            question = as_lettered(content.query, content.choices, content.gold, example.category or '')
+        except RowError as error:
+            problems.append(f'{task.label}: {place}: {error}')
+            continue
+        note_repeats(question, place, oddities)
+        examples.append(replace(example, content=question))
+    if problems:
+        raise DataError(problems)
+    return ScoreRows(examples=examples, warnings=oddities.lines())
+
+
+def with_golds(task: ScoreTask, examples: list[Example], data_root: str | Path) -> list[Example]:
+    """The problems with their right answers. Raises DataError where a solution has none."""
+    fixes = read_fixes(task, data_root)
+    of = reference_gold_of if task.score.answer_extraction == REFERENCE else gold_of
+    problems, found = [], []
+    for example in examples:
+        question: MathQuestion = example.content
+        try:
+            gold = of(question.text, question.solution, fixes)
+        except ValueError as error:
+            problems.append(f'{task.label}: {example.file}, row {example.row}: {error}')
+            continue
+        found.append(replace(example, content=replace(question, gold=gold)))
+    if problems:
+        raise DataError(problems)
+    return found
+
+
+def read_fixes(task: ScoreTask, data_root: str | Path) -> Mapping[str, str] | None:
+    """Right answers by problem, for those whose solutions do not say them well; None where there is no table."""
+    path = prompts_file(task, data_root).parent / FIX_TABLE
+    if task.score.fix_table is not None:
+        path = Path(task.score.fix_table)
+    elif not path.is_file():
+        return None
+    entries = read_json(path)
+    is_table = isinstance(entries, list) and all(
+        isinstance(entry, Mapping) and isinstance(entry.get('problem'), str) and isinstance(entry.get('answer'), str)
+        for entry in entries
+    )
+    if not is_table:
+        raise ConfigError(f"{path}: is {describe(entries)}; allowed: a list of mappings with 'problem' and 'answer'")
+    return {entry['problem']: entry['answer'] for entry in entries}
+
+
+def parse(row: Mapping[str, Any], task: ScoreTask) -> Any:
+    """Rows are read by `read_variants`, as a data set has several files and formats."""
+    raise NotImplementedError(f'{task.key}: see read_variants')
+
+
+def shot(content: Posed, task: ScoreTask, first: bool) -> str:
+    """SCORE has no shots."""
+    raise NotImplementedError(f'{task.key} is asked without shots')
+
+
+def ask(content: Posed, task: ScoreTask, first: bool) -> Question:
+    """The prompt, to be answered in words."""
+    return Question(contexts=(content.text,), continuations=(), chat_template=task.score.chat_template)
+
+
+def ask_letters(content: Posed, task: ScoreTask, first: bool) -> Question:
+    """The prompt and the beginning of its answer; every letter is to be scored."""
+    letters = tuple(f' {letter}' for letter in LETTERS[: content.num_choices])
+    return Question(contexts=(content.text,), continuations=letters, chat_template=task.score.chat_template, lead=LEAD)
+
+
+def judge_letter(output: Generation, content: Posed, task: ScoreTask, reference: bool) -> Judgement:
+    """The letter that a reply chooses against the right one."""
+    if not output.is_finite:
+        return Judgement(credit=None, reason=NON_FINITE_REPLY)
+    letters = LETTERS[: content.num_choices]
+    if task.score.answer_extraction == REFERENCE:
+        letter = reference_letter(output.text)
+        letter = letter if len(letter) == 1 and letter in letters else None
+    else:
+        letter = tolerant_letter(output.text, content.question.options)
+    predicted = None if letter is None else letters.index(letter)
+    return Judgement(
+        credit=float(predicted == content.gold), predicted=predicted, answer=letter, reason=reason(output, letter)
+    )
+
+
+def judge_likelihood(output: ScoreOutput, content: Posed, task: ScoreTask, reference: bool) -> Judgement:
+    """The most probable letter against the right one."""
+    judgement = judge_choice(output, content.gold, reference=False)
+    if judgement.predicted is None:
+        return judgement
+    return replace(judgement, answer=LETTERS[judgement.predicted])
+
+
+def judge_expression(output: Generation, content: Posed, task: ScoreTask, reference: bool) -> Judgement:
+    """The boxed answer of a reply against the right one, as mathematics."""
+    if not output.is_finite:
+        return Judgement(credit=None, reason=NON_FINITE_REPLY)
+    if task.score.answer_extraction == REFERENCE:
+        answer = reference_answer_of(output.text)
+        right = answer is not None and shared_comparer().equal_reference(answer, content.gold)
+    else:
+        answer = answer_of(output.text)
+        right = answer is not None and shared_comparer().equal(answer, content.gold)
+    return Judgement(credit=float(right), answer=answer, reason=reason(output, answer or None))
+
+
+def reason(output: Generation, answer: str | None) -> str | None:
+    """What is to be said of a reply besides its answer."""
+    reasons = [UNPARSED] if answer is None else []
+    if output.is_cut:
+        reasons.append(CUT)
+    return '; '.join(reasons) or None
+
+
+def judge_text(text: str, content: Posed) -> Judgement:
+    """The letter of a reply that somebody else's model wrote in place of scoring letters."""
+    letter = tolerant_letter(text, content.question.options)
+    predicted = None if letter is None else LETTERS.index(letter)
+    why = UNPARSED if letter is None else None
+    return Judgement(credit=float(predicted == content.gold), predicted=predicted, answer=letter, reason=why)
+
+
+SHARED: dict[str, Any] = {'metric': 'accuracy', 'parse': parse, 'shot': shot}
+WRITTEN: dict[str, Any] = {
+    'ask': ask,
+    'responses': lambda content, task: (),
+    'stops': lambda task, contents, reference: StopRule(),
+    'is_verbatim': True,
+}
+
+TASK_TYPES = (
+    TaskType(name=SCORE_TASK_TYPES[GENERATE, False], judge=judge_letter, **SHARED, **WRITTEN),
+    TaskType(
+        name=SCORE_TASK_TYPES[LIKELIHOOD, False],
+        judge=judge_likelihood,
+        ask=ask_letters,
+        judge_text=judge_text,
+        **SHARED,
+    ),
+    TaskType(name=SCORE_TASK_TYPES[GENERATE, True], judge=judge_expression, **SHARED, **WRITTEN),
+)

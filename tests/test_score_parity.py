@@ -1,0 +1,175 @@
+"""Our SCORE against lm-eval 0.4.13's on real questions with canned replies, recorded by `scripts/record_score.py`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paths import FIXTURES, SHARED_DATA
+from score_replies import CannedReplies, agieval_question, math_question, mmlu_pro_question
+
+from llmfoundry_gauntlet.config.settings import EvaluationSettings
+from llmfoundry_gauntlet.evaluation import Evaluation
+from llmfoundry_gauntlet.inputs import load_data, text_tasks
+from llmfoundry_gauntlet.judging.letters import reference_letter
+from llmfoundry_gauntlet.marking import mark_answers
+from llmfoundry_gauntlet.prompts.perturbations import perturbation_of, seed_of
+from llmfoundry_gauntlet.robustness import REFERENCE_LABELS, variant_result
+from llmfoundry_gauntlet.scores.reference_consistency import ReferenceAccuracy, reference_accuracy
+from llmfoundry_gauntlet.values import Answer, ItemKey
+
+SCORE = SHARED_DATA / 'score'
+PROMPTS = {'mmlu_pro': 'mmlu_pro', 'agieval': 'agi_eval', 'math': 'math'}
+RATES = {'option_order': 'options_consistency_rate', 'prompt': 'consistency_rate'}
+ACCURACIES = {
+    'option_order': ('per_option_macro_accuracy_{}', 'per_option_accuracy_{}'),
+    'prompt': ('{}_macro_accuracy', '{}_accuracy'),
+    'non_greedy': ('non_greedy_macro_accuracy', 'non_greedy_accuracy'),
+}
+pytestmark = pytest.mark.skipif(not SCORE.is_dir(), reason=f'{SCORE} is absent: the real questions of SCORE')
+
+
+@dataclass(frozen=True)
+class Marked:
+    """A data set of the recording, and what we make of its rows and replies."""
+
+    recorded: dict[str, Any]
+    evaluation: Evaluation
+    prompts: dict[ItemKey, str]
+
+    def tasks(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Perturbation and recording."""
+        for task in self.recorded['tasks']:
+            yield next(name for name in ACCURACIES if name in task['name']), task
+
+    def key(self, item: dict[str, Any], variant: str) -> ItemKey:
+        """The name that we have for one of lm-eval's."""
+        (task,) = self.evaluation.results
+        file = Path(item['file']).stem if 'mmlu' not in item['file'] else None
+        return ItemKey(task=task, row=item['row'], file=file, variant=variant)
+
+
+@pytest.fixture(scope='module', params=PROMPTS)
+def marked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Marked:
+    """All rows of a data set's recording, asked and marked."""
+    return mark(request.param, tmp_path_factory.mktemp('data'))
+
+
+@cache
+def mark(dataset: str, data_root: Path) -> Marked:
+    recorded = json.loads((FIXTURES / 'score' / f'{dataset}.json').read_text())
+    fixes = {
+        entry['problem']: entry['answer']
+        for entry in json.loads((SCORE / 'upstream_prompts' / 'to_be_fixed_questions.json').read_text())
+    }
+    questions = []
+    for name, numbers in recorded['rows'].items():
+        lines = (SCORE / name).read_text(encoding='utf-8').split('\n')
+        kept = [line if number in numbers else '' for number, line in enumerate(lines)]
+        (data_root / 'score' / name).parent.mkdir(parents=True, exist_ok=True)
+        (data_root / 'score' / name).write_text('\n'.join(kept) + '\n', encoding='utf-8')
+        for row in (json.loads(lines[number]) for number in numbers):
+            make = {'mmlu_pro': mmlu_pro_question, 'agieval': agieval_question}.get(dataset)
+            questions.append(make(row) if make else math_question(row, fixes))
+    entry = {
+        'dataset': dataset,
+        'prompts': str(SCORE / 'upstream_prompts' / f'{PROMPTS[dataset]}_prompt_templates.json'),
+        'answer_extraction': 'reference',
+    }
+    data = load_data(EvaluationSettings(score=[entry], data_root=str(data_root), save_folder=None))
+    canned = CannedReplies(questions)
+    (task,) = text_tasks(data).values()
+    prompts = {item.key: item.prompt.text for item in task.items()}
+    answers = (
+        Answer(place='canned', key=key, text=canned.reply(text, seed_of(key.variant) or 0))
+        for key, text in prompts.items()
+    )
+    return Marked(recorded, mark_answers(data, answers), prompts)
+
+
+def test_prompts_are_equal_character_by_character(marked: Marked):
+    seen = set()
+    for perturbation, task in marked.tasks():
+        for item in task['items']:
+            digests = item['prompts'] * (5 if perturbation == 'non_greedy' else 1)
+            for variant, wanted in zip(task['variants'], digests, strict=True):
+                key = marked.key(item, f'{perturbation}:{variant}')
+                if key not in marked.prompts:  # a label that the question lacks: lm-eval asks it unswapped
+                    key = marked.key(item, f'{perturbation}:{item["gold"]}')
+                assert hashlib.sha256(marked.prompts[key].encode()).hexdigest() == wanted
+                seen.add(key)
+    others = {key.variant for key in marked.prompts.keys() - seen}
+    assert others <= {'option_order:E'}  # which lm-eval does not ask of AGIEval
+
+
+def test_every_reply_is_read_and_marked_alike(marked: Marked):
+    (results,) = marked.evaluation.results.values()
+    ours = {result.key: result for result in results}
+    num_compared = 0
+    for perturbation, task in marked.tasks():
+        for item in task['items']:
+            for variant, correct, answer in zip(task['variants'], item['correct'], item['answers'], strict=True):
+                result = ours.get(marked.key(item, f'{perturbation}:{variant}'))
+                if result is None:
+                    continue
+                assert result.credit == correct
+                if marked.recorded['dataset'] != 'math':
+                    letter = reference_letter(result.text)
+                    assert answer == letter or answer == f'sha256:{digest(letter)}'
+                else:
+                    assert answer == (digest(result.answer) if result.answer else result.answer)
+                num_compared += 1
+    assert num_compared >= len(ours) - sum(key.variant == 'option_order:E' for key in ours)
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def test_accuracies_are_equal(marked: Marked):
+    is_macro = marked.recorded['dataset'] == 'mmlu_pro'
+    for perturbation, task in marked.tasks():
+        ours = reference_accuracies(marked, perturbation)
+        by_variant = marked.evaluation.robustness[marked.recorded['dataset']][perturbation].accuracy_by_variant
+        for run in task['runs']:
+            reported, unrounded = run['metrics'][task['name']], run['unrounded'][task['name']]
+            variants = [run['seed']] if perturbation == 'non_greedy' else task['variants']
+            for variant in variants:
+                name = ACCURACIES[perturbation][0 if is_macro else 1].format(variant)
+                assert ours.overall[f'{perturbation}:{variant}'] == pytest.approx(reported[name], abs=1e-9)
+                if perturbation != 'option_order' or not is_macro:  # where every question has every label
+                    assert by_variant[f'{perturbation}:{variant}'].value == pytest.approx(unrounded[name], abs=1e-9)
+        for name, value in task.get('summary', {}).items():
+            if name.startswith('seed_'):
+                assert ours.micro[f'non_greedy:{name.split("_")[1]}'] == pytest.approx(value, abs=1e-9)
+
+
+def reference_accuracies(marked: Marked, perturbation: str) -> ReferenceAccuracy:
+    (key, task), (results,) = *marked.evaluation.tasks.items(), marked.evaluation.results.values()
+    contents = {(row.file, row.row, row.variant): row.content for row in marked.evaluation.data.examples[key]}
+    variants, own_labels = [], {}
+    for result in results:
+        if perturbation_of(result.key.variant) == perturbation:
+            posed = contents[result.key.file, result.key.row, result.key.variant]
+            variants.append(variant_result(task, result, posed))
+            if task.score.dataset != 'math':
+                own_labels[result.key.file, result.key.row] = 'ABCDEFGHIJ'[posed.own_gold]
+    labels = REFERENCE_LABELS.get(task.score.dataset, '')
+    return reference_accuracy(variants, macro=task.score.dataset == 'mmlu_pro', labels=labels, own_labels=own_labels)
+
+
+def test_consistency_rates_are_equal(marked: Marked):
+    for perturbation, task in marked.tasks():
+        score = marked.evaluation.robustness[marked.recorded['dataset']][perturbation]
+        if perturbation == 'non_greedy':
+            recorded = task['summary']['consistency_rate']
+        else:
+            recorded = task['runs'][0]['metrics'][task['name']][RATES[perturbation]]
+        assert score.consistency_rate_reference.value == pytest.approx(recorded, abs=1e-9)
+        assert 0.1 < score.consistency_rate.value < 0.9
