@@ -15,7 +15,8 @@ help:
 	@echo 'make test-all   the long ones too'
 	@echo 'make lint       style and the direction of imports'
 	@echo 'make bench      time our evaluation, llm-foundry and lm-eval side by side; QUICK=1 in ten minutes,'
-	@echo '                PART=planning what comes before the model, PART=generation replies, PART=programs programs'
+	@echo '                PART=planning what comes before the model, PART=generation replies, PART=programs programs,'
+	@echo '                PART=score the variants of SCORE together and apart, and against lm-eval'
 	@echo 'make reference  the environment with llm-foundry and lm-eval that bench and the recorder use'
 
 $(READY): pyproject.toml requirements/constraints.txt

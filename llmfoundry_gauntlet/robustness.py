@@ -34,9 +34,12 @@ def robustness(
     by_perturbation: dict[str, list[ItemResult]] = {name: [] for name in task.score.applied}
     for result in results:
         by_perturbation[perturbation_of(result.key.variant)].append(result)
-    return {
+    scores = {
         name: score_of(task, found, contents, allow_missing=allow_missing) for name, found in by_perturbation.items()
     }
+    if task.score.is_math:
+        shared_comparer().close()  # nothing is left running between evaluations
+    return scores
 
 
 def score_of(

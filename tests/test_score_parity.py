@@ -123,7 +123,7 @@ def test_every_reply_is_read_and_marked_alike(marked: Marked):
                     letter = reference_letter(result.text)
                     assert answer == letter or answer == f'sha256:{digest(letter)}'
                 else:
-                    assert answer == (digest(result.answer) if result.answer else result.answer)
+                    assert (answer or None) == (result.answer and digest(result.answer))
                 num_compared += 1
     assert num_compared >= len(ours) - sum(key.variant == 'option_order:E' for key in ours)
 

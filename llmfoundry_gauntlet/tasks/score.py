@@ -163,7 +163,8 @@ def judge_expression(output: Generation, content: Posed, task: ScoreTask, refere
     else:
         answer = answer_of(output.text)
         right = answer is not None and shared_comparer().equal(answer, content.gold)
-    return Judgement(credit=float(right), answer=answer, reason=reason(output, answer or None))
+    answer = answer or None  # an empty box is no answer, though the reference may take it for right
+    return Judgement(credit=float(right), answer=answer, reason=reason(output, answer))
 
 
 def reason(output: Generation, answer: str | None) -> str | None:
