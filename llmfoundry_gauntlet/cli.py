@@ -201,13 +201,15 @@ def validate(
 
 def check(tasks: Path | None, gauntlet: Path | None, score: Path | None, data_root: str | None) -> None:
     """Prints what is there and all warnings; without `data_root` no rows are read. Raises ConfigError, DataError."""
+    from dataclasses import replace
+
     from llmfoundry_gauntlet.config.load import load_suite
     from llmfoundry_gauntlet.config.score import ScoreTask
     from llmfoundry_gauntlet.config.settings import AUTO
     from llmfoundry_gauntlet.inputs import read_data
     from llmfoundry_gauntlet.tasks.means import find_means
 
-    suite = load_suite(tasks, gauntlet, score)
+    suite = load_suite(tasks, gauntlet, score, is_partial=tasks is None)
     for warning in suite.warnings:
         typer.echo(f'warning: {warning}')
     num_score = sum(isinstance(task, ScoreTask) for task in suite.tasks)
@@ -217,13 +219,14 @@ def check(tasks: Path | None, gauntlet: Path | None, score: Path | None, data_ro
         typer.echo(f'{score}: {num_score} data sets of SCORE')
     if suite.gauntlet is not None:
         typer.echo(f'{gauntlet}: {len(suite.gauntlet.categories)} categories')
-    if suite.tasks and data_root is not None:
-        rows = read_data(suite, data_root)
+    complete = [task for task in suite.tasks if not isinstance(task, ScoreTask) or task.has_rows]
+    if complete and data_root is not None:
+        rows = read_data(replace(suite, tasks=tuple(complete)), data_root)
         for warning in rows.warnings:
             typer.echo(f'warning: {warning}')
         examples = rows.examples
         typer.echo(f'{data_root}: {sum(map(len, examples.values()))} rows of {len(examples)} tasks')
-        for task, reason in find_means(suite.tasks, examples, AUTO)[1].items():
+        for task, reason in find_means(complete, examples, AUTO)[1].items():
             typer.echo(f'warning: {task}: cannot be run here: {reason}')
 
 

@@ -166,7 +166,7 @@ def prepare_evaluation(
             task_type=task_types()[task.icl_task_type],
             encoder=encoder,
             max_seq_len=min(task.max_seq_len or max_seq_len, max_seq_len),
-            truncation=data.settings.cut,
+            truncation=data.settings.truncation or 'drop_shots' if isinstance(task, ScoreTask) else data.settings.cut,
             fewshot=data.settings.fewshot,
             reference=data.settings.reference,
         )
@@ -220,7 +220,12 @@ def plan_evaluation(
     others: list[ScoreRequest] = []
     hidden: list[ScoreRequest] = []
     for request in prepared.score_requests:
-        (hidden if hidden_token_id is not None and holds(request, hidden_token_id) else others).append(request)
+        is_hidden = (
+            hidden_token_id is not None
+            and not isinstance(prepared.tasks[request.key.task], ScoreTask)  # llm-foundry has no SCORE to follow
+            and holds(request, hidden_token_id)
+        )
+        (hidden if is_hidden else others).append(request)
 
     def batches_of(tokens: int) -> list[Batch]:
         return [

@@ -122,7 +122,8 @@ class Sampling:
 class GenerateRequest:
     """Token ids after which a reply of at most `max_new_tokens` tokens is wanted. `context` is an int32 array.
 
-    `verbatim` wants its text as it is written, where a tokenizer would tidy up spaces.
+    `verbatim` wants its text as it is written, where a tokenizer would tidy up spaces. `restores_space` puts back the
+    leading space that some tokenizers drop.
     """
 
     key: ItemKey
@@ -131,6 +132,7 @@ class GenerateRequest:
     stops: StopRule = StopRule()
     sampling: Sampling = Sampling()
     verbatim: bool = False
+    restores_space: bool = True
     truncated: bool = False
     unscorable: str | None = None
 

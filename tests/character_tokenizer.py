@@ -18,3 +18,7 @@ class CharacterTokenizer:
     def __call__(self, texts: Sequence[str], *, add_special_tokens: bool, **_: Any) -> dict[str, list[list[int]]]:
         special = self.special if add_special_tokens else []
         return {'input_ids': [special + [ord(character) for character in text] for text in texts]}
+
+    def decode(self, ids: Sequence[int], **_: Any) -> str:
+        """Their characters."""
+        return ''.join(map(chr, ids))

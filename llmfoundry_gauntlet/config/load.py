@@ -41,27 +41,31 @@ class Suite:
 
 
 def load_suite(
-    tasks: TasksSource | None, gauntlet: GauntletSource | None = None, score: ScoreSource | None = None
+    tasks: TasksSource | None,
+    gauntlet: GauntletSource | None = None,
+    score: ScoreSource | None = None,
+    *,
+    is_partial: bool = False,
 ) -> Suite:
     """Tasks, gauntlet and SCORE from YAML files or plain values; raises one ConfigError with every problem of all.
 
     `tasks` is a path, a list of paths, or the list of tasks itself; `gauntlet` a path or the mapping itself; `score` a
     path, a mapping or a list of them. A benchmark that no task provides is a problem when both are given; an average
-    over an unknown category a warning.
+    over an unknown category a warning; so is, where it `is_partial`, SCORE on a task that is not among these.
     """
     problems: list[str] = []
     broken: set[str] = set()
     specs = () if tasks is None else read_tasks(tasks, problems, broken)
     spec = None if gauntlet is None else read_gauntlet(gauntlet, problems)
     score_specs = {} if score is None else read_score(score, problems)
-    if not broken:
-        problems.extend(check_labels(score_specs, specs, score))
+    unknown_labels = [] if broken else check_labels(score_specs, specs, score)
+    problems.extend([] if is_partial else unknown_labels)
     if specs and spec:
         missing = missing_benchmarks(specs, spec, source_name(gauntlet, GAUNTLET_KEY))
         problems.extend(text for label, text in missing if label not in broken)
     if problems:
         raise ConfigError(problems)
-    warnings = metrics_left_out(specs)
+    warnings = metrics_left_out(specs) + unknown_labels
     if spec is not None:
         warnings += unknown_averages(spec, source_name(gauntlet, GAUNTLET_KEY))
     each = tuple(task.at(num_shots) for task in specs for num_shots in task.num_fewshot)

@@ -121,6 +121,11 @@ class ScoreTask(TaskSpec):
     score: ScoreSpec
     source: TaskSpec | None
 
+    @property
+    def has_rows(self) -> bool:
+        """Whether it is known where its rows are."""
+        return self.source is not None or self.score.dataset in DATASETS
+
 
 def check_choices(spec: ScoreSpec) -> None:
     """Raises ValueError where a word is not one of those allowed."""

@@ -39,7 +39,10 @@ def read_mapping(path: Path, key: str, problems: Problems) -> Any:
     try:
         content = open_yaml(path)
         if key in content:
-            return resolved(content[key], f'{path}: {key}')
+            node = resolved(content[key], f'{path}: {key}')
+            if node is None:
+                problems.add(key, 'is empty')
+            return node
     except ConfigError as error:
         problems.found.extend(error.problems)
         return None

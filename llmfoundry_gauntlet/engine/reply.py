@@ -28,10 +28,11 @@ class ReplyDecoder:
         keeps_space = len(tokenizer(' a', add_special_tokens=False)['input_ids']) == 1
         self.before = '' if keeps_space else ' '
 
-    def text(self, ids: list[int], *, verbatim: bool = False) -> str:
+    def text(self, ids: list[int], *, verbatim: bool = False, restores_space: bool = True) -> str:
         """The text of a whole reply, its spaces tidied up where the tokenizer does that, unless it is `verbatim`."""
         options = {'clean_up_tokenization_spaces': False} if verbatim else {}
-        return self.before + self.tokenizer.decode(ids, skip_special_tokens=True, **options)
+        before = self.before if restores_space else ''
+        return before + self.tokenizer.decode(ids, skip_special_tokens=True, **options)
 
     def piece(self, ids: list[int]) -> str:
         """The text of some tokens, exactly as they are written."""
@@ -55,7 +56,7 @@ class Reply:
         stops = request.stops
         self._watches = bool(stops.strings or stops.answer_end or stops.closes_block)
         self._lookback = max(map(len, request.stops.strings), default=0)
-        self._written = decoder.before  # the text up to token `_read`
+        self._written = decoder.before if request.restores_space else ''  # the text up to token `_read`
         self._start = self._read = 0  # tokens [_start, _read) are decoded with those that follow
 
     def add(self, token: int) -> None:
@@ -97,7 +98,8 @@ class Reply:
         return stop_position(self._text(), rule) is not None
 
     def _text(self) -> str:
-        return self.decoder.text(self.ids, verbatim=self.request.verbatim)
+        request = self.request
+        return self.decoder.text(self.ids, verbatim=request.verbatim, restores_space=request.restores_space)
 
 
 def uniform_draws(request: GenerateRequest) -> Iterator[float]:

@@ -39,6 +39,7 @@ class ReplyTerms:
     stops: StopRule
     sampling: Callable[[str | None], Sampling]
     verbatim: bool = False
+    restores_space: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +139,16 @@ class Encoder:
         """The continuation with the leading space that byte-pair tokenizers want, if it has none."""
         return spaced(text) if self.prefix_space else text
 
+    @cached_property
+    def adds_space(self) -> bool:
+        """Whether texts that are tokenised apart have a space between them, as with SentencePiece."""
+        (ids,) = self.encode(['a'], special=False).values()
+        return self.tokenizer.decode([*ids, *ids]) == 'a a'
+
+    def word_after(self, text: str) -> str:
+        """A word that follows another, with its space, unless the tokenizer puts that there by itself."""
+        return text.lstrip(' ') if self.adds_space else spaced(text)
+
     @property
     def chat_template(self) -> str | None:
         """The tokenizer's, if it has one."""
@@ -169,7 +180,10 @@ class Encoder:
     def questions(self, questions: Sequence[Question], known: dict[str, Ids]) -> list[tuple[Parts, Parts]]:
         """Contexts and continuations of each question. `known` holds those of earlier calls, and gets the new ones."""
         texts = [
-            (self.contexts(question), tuple(map(self.continuation_text, question.continuations)))
+            (
+                self.contexts(question),
+                tuple(map(self.word_after if question.lead else self.continuation_text, question.continuations)),
+            )
             for question in questions
         ]
         needed = (text for parts in texts for part in parts for text in part)
@@ -260,6 +274,7 @@ def generate_request(
         stops=terms.stops,
         sampling=terms.sampling(key.variant),
         verbatim=terms.verbatim,
+        restores_space=terms.restores_space,
         truncated=truncated or len(kept) < whole_length,
         unscorable=None if len(kept) else NO_CONTEXT,
     )

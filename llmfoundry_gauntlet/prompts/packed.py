@@ -117,6 +117,7 @@ def unpack(
                 stops=terms.stops,
                 sampling=terms.sampling(key.variant),
                 verbatim=terms.verbatim,
+                restores_space=terms.restores_space,
                 truncated=truncated,
                 unscorable=reasons[reason],
             )

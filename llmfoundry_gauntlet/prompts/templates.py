@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmfoundry_gauntlet.config.decode import Problems, describe
+from llmfoundry_gauntlet.config.decode import Problems, describe, suggestion
 from llmfoundry_gauntlet.config.score import AGIEVAL, MATH, MMLU_PRO, NON_GREEDY, OPTION_ORDER, PROMPT, ScoreTask
 from llmfoundry_gauntlet.data.score_rows import LETTERS
 from llmfoundry_gauntlet.errors import ConfigError
@@ -106,6 +106,8 @@ def template(value: Any, path: str, is_math: bool, problems: Problems) -> Templa
         problems.add(f'{path}.options_format', f'is {describe(options_format)}; allowed: text')
         return None
     before = len(problems.found)
+    for key in value.keys() - {'prompt', 'options_format'}:
+        problems.add(path, f"unknown key '{key}'{suggestion(str(key), ('prompt', 'options_format'))}")
     check_places(value['prompt'], f'{path}.prompt', NEEDED[is_math], ALLOWED[is_math], problems)
     if not is_math:
         check_places(options_format, f'{path}.options_format', {'letter', 'option'}, {'letter', 'option'}, problems)

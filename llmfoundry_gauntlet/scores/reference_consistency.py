@@ -53,9 +53,9 @@ def reference_consistency_rate(
 ) -> Measure:
     """Pairs of variants with equal answers over all pairs, both summed over questions. `equal` gets (earlier, later).
 
-    An earlier reply without an answer (None) equals nothing; a later one is `equal`'s to judge. Of option order it wants the labels that the reference puts
-    the gold option at, and the gold's label in the question as it is; see `unswapped`. Questions with an unscored
-    variant are left out.
+    An earlier reply without an answer (None) equals nothing; a later one is `equal`'s to judge. Of option order it
+    wants the labels that the reference puts the gold option at, and the gold's label in the question as it is; see
+    `unswapped`. Questions with an unscored variant are left out.
     """
     agreeing = pairs = 0
     for question, group in by_question(results).items():

@@ -69,6 +69,7 @@ class Preparation:
             stops=self.task_type.stops(self.task, contents, self.reference),
             sampling=partial(sampling_of, self.task),
             verbatim=self.task_type.is_verbatim,
+            restores_space=not isinstance(self.task, ScoreTask),
         )
 
     def longest_reply(self, examples: Sequence[Example]) -> int:

@@ -1,8 +1,11 @@
 import numpy as np
 import pytest
+from character_tokenizer import CharacterTokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 from paths import FIXTURES
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from llmfoundry_gauntlet.errors import ModelError
 from llmfoundry_gauntlet.prompts.encode import EncodedPrompt, Encoder, as_ids, score_request
@@ -190,3 +193,15 @@ def test_a_slow_tokenizer_gives_its_own_ids():
     found = encoder.encode(['ab', ' '], special=False)
     assert {text: ids.tolist() for text, ids in found.items()} == {'ab': [100, 101], ' ': [35]}
     assert encoder.preambles(['a'])['a'].tolist() == [100]  # without the eos that it adds
+
+
+def test_a_word_has_one_space_before_it_whatever_the_tokenizer():
+    """Some split a space off (one would come twice), some have it in every first token, some leave it as it is."""
+    metaspace = Tokenizer(models.WordLevel({'▁': 0, '▁a': 1, '▁A': 2, '<unk>': 3}, unk_token='<unk>'))
+    metaspace.pre_tokenizer = pre_tokenizers.Metaspace()
+    metaspace.decoder = decoders.Metaspace()
+    encoder = Encoder(PreTrainedTokenizerFast(tokenizer_object=metaspace, unk_token='<unk>'))
+    assert encoder.adds_space and encoder.word_after(' A') == 'A'
+    assert encoder.encode(['A', ' A'], special=False)['A'].tolist() == [2]
+    characters = Encoder(CharacterTokenizer())
+    assert not characters.adds_space and characters.word_after(' A') == characters.word_after('A') == ' A'

@@ -1,0 +1,344 @@
+"""The `score` block: what it may say, and what is said where it may not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paths import ROOT
+
+from llmfoundry_gauntlet.config.load import load_suite
+from llmfoundry_gauntlet.config.score import DATASETS, PERTURBATIONS, ScoreSpec, ScoreTask
+from llmfoundry_gauntlet.config.settings import decode_settings
+from llmfoundry_gauntlet.errors import ConfigError
+
+ARC = {'label': 'arc', 'dataset_uri': 'arc.jsonl', 'num_fewshot': [0, 5], 'icl_task_type': 'multiple_choice'}
+SUMS = {'label': 'sums', 'dataset_uri': 'sums.jsonl', 'num_fewshot': [0], 'icl_task_type': 'language_modeling'}
+NAMES = (
+    'mmlu_pro, agieval, math, score_robustness_mmlu_pro, score_robustness_agieval, score_robustness_math, '
+    'score_option_order_robustness_mmlu_pro, score_prompt_robustness_mmlu_pro, score_non_greedy_robustness_mmlu_pro, '
+    'score_option_order_robustness_agieval, score_prompt_robustness_agieval, score_non_greedy_robustness_agieval, '
+    'score_prompt_robustness_math, score_non_greedy_robustness_math'
+)
+
+
+def specs_of(score: Any, tasks: Any = None) -> list[ScoreSpec]:
+    return [task.score for task in load_suite(tasks, None, score).tasks if isinstance(task, ScoreTask)]
+
+
+def problems_of(score: Any, tasks: Any = None) -> list[str]:
+    with pytest.raises(ConfigError) as raised:
+        load_suite(tasks, None, score)
+    return list(raised.value.problems)
+
+
+def test_what_is_left_out_is_as_in_the_papers_reference():
+    (spec,) = specs_of([{'dataset': 'agieval'}])
+    assert (spec.perturbations, spec.applied) == (None, ('option_order', 'prompt', 'non_greedy'))
+    assert (spec.subsets, spec.answers, spec.seeds, spec.temperature) == (None, 'generate', (1, 2, 3, 4, 5), 0.7)
+    assert (spec.max_new_tokens, spec.prompts, spec.chat_template) == (1024, None, 'auto')
+    assert (spec.answer_extraction, spec.fix_table, spec.subset_items) == ('tolerant', None, None)
+
+
+def test_everything_may_be_said():
+    entry = {
+        'dataset': 'math',
+        'perturbations': ['non_greedy', 'prompt'],
+        'subsets': ['algebra', 'geometry'],
+        'answers': 'generate',
+        'seeds': [0, 7],
+        'temperature': 1,
+        'max_new_tokens': 1,
+        'prompts': 'mine.json',
+        'chat_template': False,
+        'answer_extraction': 'reference',
+        'fix_table': 'fixes.json',
+        'subset_items': 1,
+    }
+    (spec,) = specs_of([entry])
+    assert spec == ScoreSpec(
+        **{**entry, **{name: tuple(entry[name]) for name in ('perturbations', 'subsets', 'seeds')}}
+    )
+    assert spec.applied == ('prompt', 'non_greedy')  # in the paper's order
+    assert isinstance(spec.temperature, float)
+
+
+@pytest.mark.parametrize(
+    ('entry', 'problem'),
+    [
+        ({}, "score[0]: the key 'dataset' is missing"),
+        ({'dataset': 7}, 'score[0].dataset: is 7; allowed: text'),
+        ({'dataset': None}, 'score[0].dataset: is empty; allowed: text'),
+        (
+            {'dataset': 'a b'},
+            "score[0]: dataset: is 'a b'; allowed: mmlu_pro, agieval, math, or the label of a task",
+        ),
+        (
+            {'dataset': 'mmlu_pr'},
+            f"score[0].dataset: is 'mmlu_pr'; allowed: {NAMES}, or the label of a multiple_choice task among the tasks",
+        ),
+        (
+            {'dataset': 'score_option_order_robustness_math'},
+            f"score[0].dataset: is 'score_option_order_robustness_math'; allowed: {NAMES}, or the label of a "
+            'multiple_choice task among the tasks',
+        ),
+        (
+            {'dataset': 'sums'},
+            'score[0].dataset: sums is a language_modeling task; only multiple_choice has options to perturb',
+        ),
+        ({'dataset': 'math', 'seed': 1}, "score[0].seed: unknown key 'seed', did you mean 'seeds'?"),
+        (
+            {'dataset': 'mmlu_pro', 'perturbations': ['option_order', 'prompts']},
+            "score[0]: perturbations: 'prompts' is unknown; allowed: option_order, prompt, non_greedy",
+        ),
+        (
+            {'dataset': 'mmlu_pro', 'perturbations': ['prompt', 'prompt']},
+            "score[0]: perturbations: is ['prompt', 'prompt']; allowed: different values, one at least",
+        ),
+        (
+            {'dataset': 'mmlu_pro', 'perturbations': []},
+            'score[0]: perturbations: is []; allowed: different values, one at least',
+        ),
+        (
+            {'dataset': 'score_robustness_mmlu_pro', 'perturbations': []},
+            'score[0]: perturbations: is []; allowed: different values, one at least',
+        ),
+        (
+            {'dataset': 'score_prompt_robustness_agieval', 'perturbations': ['option_order']},
+            'score[0]: perturbations: score_prompt_robustness_agieval is prompt alone; leave perturbations out',
+        ),
+        (
+            {'dataset': 'math', 'perturbations': 'option_order'},
+            'score[0]: perturbations: nothing is left to run (option_order: math has no options)',
+        ),
+        (
+            {'dataset': 'mmlu_pro', 'perturbations': ['non_greedy'], 'answers': 'likelihood'},
+            'score[0]: perturbations: nothing is left to run (non_greedy: nothing is drawn with answers: likelihood)',
+        ),
+        (
+            {'dataset': 'mmlu_pro', 'perturbations': {'prompt': True}},
+            'score[0].perturbations: is a mapping; allowed: a list',
+        ),
+        (
+            {'dataset': 'mmlu_pro', 'subsets': ['law']},
+            'score[0]: subsets: mmlu_pro has none; allowed with agieval and math',
+        ),
+        ({'dataset': 'arc', 'subsets': ['law']}, 'score[0]: subsets: arc has none; allowed with agieval and math'),
+        (
+            {'dataset': 'agieval', 'subsets': ['sat-en', 'sat-en']},
+            "score[0]: subsets: is ['sat-en', 'sat-en']; allowed: different values, one at least",
+        ),
+        (
+            {'dataset': 'mmlu_pro', 'answers': 'generation'},
+            "score[0]: answers: is 'generation'; allowed: generate, likelihood",
+        ),
+        (
+            {'dataset': 'math', 'answers': 'likelihood'},
+            'score[0]: answers: likelihood needs options to choose from, which math has not; allowed: generate',
+        ),
+        ({'dataset': 'math', 'seeds': []}, 'score[0]: seeds: is []; allowed: different values, one at least'),
+        ({'dataset': 'math', 'seeds': [1, 1]}, 'score[0]: seeds: is [1, 1]; allowed: different values, one at least'),
+        ({'dataset': 'math', 'seeds': [0, -1]}, 'score[0]: seeds: is [0, -1]; allowed: 0 or more'),
+        ({'dataset': 'math', 'seeds': [1.5]}, 'score[0].seeds[0]: is 1.5; allowed: a whole number'),
+        ({'dataset': 'math', 'seeds': True}, 'score[0].seeds: is True; allowed: a list'),
+        ({'dataset': 'math', 'temperature': 0}, 'score[0]: temperature: is 0; allowed: a number above 0'),
+        ({'dataset': 'math', 'temperature': float('inf')}, 'score[0]: temperature: is inf; allowed: a number above 0'),
+        ({'dataset': 'math', 'temperature': float('nan')}, 'score[0]: temperature: is nan; allowed: a number above 0'),
+        ({'dataset': 'math', 'temperature': '0.7'}, "score[0].temperature: is '0.7'; allowed: a number"),
+        ({'dataset': 'math', 'max_new_tokens': 0}, 'score[0]: max_new_tokens: is 0; allowed: 1 or more'),
+        ({'dataset': 'math', 'max_new_tokens': None}, 'score[0].max_new_tokens: is empty; allowed: a whole number'),
+        ({'dataset': 'math', 'subset_items': 0}, 'score[0]: subset_items: is 0; allowed: 1 or more'),
+        ({'dataset': 'math', 'subset_items': True}, 'score[0].subset_items: is True; allowed: a whole number'),
+        (
+            {'dataset': 'math', 'chat_template': 'chatml'},
+            "score[0]: chat_template: is 'chatml'; allowed: auto, true, false",
+        ),
+        ({'dataset': 'math', 'chat_template': 1}, 'score[0]: chat_template: is 1; allowed: auto, true, false'),
+        ({'dataset': 'math', 'chat_template': None}, 'score[0]: chat_template: is None; allowed: auto, true, false'),
+        (
+            {'dataset': 'math', 'answer_extraction': 'strict'},
+            "score[0]: answer_extraction: is 'strict'; allowed: tolerant, reference",
+        ),
+        (
+            {'dataset': 'agieval', 'fix_table': 'f.json'},
+            'score[0]: fix_table: has no meaning in agieval; it belongs to math',
+        ),
+        ({'dataset': 'math', 'prompts': ['a.json']}, 'score[0].prompts: is a list; allowed: text'),
+    ],
+)
+def test_a_wrong_entry_is_refused_with_what_is_allowed(entry: dict[str, Any], problem: str):
+    assert problems_of([entry], [ARC, SUMS]) == [f'<score>: {problem}']
+
+
+def test_all_wrong_entries_are_listed_with_their_own_places(tmp_path: Path):
+    """Mutation: places counted after wrong and merged entries are gone."""
+    path = tmp_path / 'score.yaml'
+    path.write_text(
+        """
+score:
+- {dataset: mmlu_pro, seeds: []}
+- {dataset: score_prompt_robustness_agieval}
+- {dataset: agieval, perturbations: option_order}
+- math
+- {dataset: agieval, perturbations: non_greedy, temperature: 1.0}
+- {dataset: agieva}
+"""
+    )
+    assert [problem.removeprefix(f'{path}: ') for problem in problems_of(path)] == [
+        'score[0]: seeds: is []; allowed: different values, one at least',
+        "score[3]: is 'math'; allowed: a mapping",
+        'score[4]: agieval stands there twice, with different settings',
+        f"score[5].dataset: is 'agieva'; allowed: {NAMES}, or the label of a multiple_choice task among the tasks",
+    ]
+
+
+def test_a_label_is_not_looked_for_among_tasks_that_are_themselves_wrong():
+    (problem,) = problems_of([{'dataset': 'arc'}], [{**ARC, 'num_fewshot': []}])
+    assert 'num_fewshot: is empty' in problem
+
+
+@pytest.mark.parametrize('perturbation', PERTURBATIONS)
+@pytest.mark.parametrize('dataset', DATASETS)
+def test_each_task_of_the_spec_is_one_perturbation_of_its_data_set(dataset: str, perturbation: str):
+    name = f'score_{perturbation}_robustness_{dataset}'
+    if (dataset, perturbation) == ('math', 'option_order'):
+        return  # the spec has no such task, see above
+    for entry in ({'dataset': name}, {'dataset': name, 'perturbations': [perturbation]}):
+        assert specs_of([entry]) == [ScoreSpec(dataset=dataset, perturbations=(perturbation,))]
+
+
+@pytest.mark.parametrize('dataset', DATASETS)
+def test_each_group_of_the_spec_is_all_perturbations_that_have_a_meaning(dataset: str):
+    (spec,) = specs_of([{'dataset': f'score_robustness_{dataset}'}])
+    assert spec == ScoreSpec(dataset=dataset)
+    assert spec.applied == (('prompt', 'non_greedy') if dataset == 'math' else PERTURBATIONS)
+    (spec,) = specs_of([{'dataset': f'score_robustness_{dataset}', 'perturbations': ['non_greedy']}])
+    assert (spec.dataset, spec.applied) == (dataset, ('non_greedy',))
+
+
+def test_what_does_not_apply_says_why():
+    (spec,) = specs_of([{'dataset': 'math'}])
+    assert spec.does_not_apply == {'option_order': 'math has no options'}
+    (spec,) = specs_of([{'dataset': 'mmlu_pro', 'answers': 'likelihood'}])
+    assert spec.does_not_apply == {'non_greedy': 'nothing is drawn with answers: likelihood'}
+    assert spec.applied == ('option_order', 'prompt')
+    assert specs_of([{'dataset': 'agieval'}])[0].does_not_apply == {}
+
+
+def test_tasks_of_one_data_set_become_one_with_the_perturbations_of_all():
+    names = [
+        'score_non_greedy_robustness_agieval',
+        'score_prompt_robustness_math',
+        'score_option_order_robustness_agieval',
+    ]
+    specs = specs_of([{'dataset': name, 'subset_items': 9} for name in names])
+    assert [(spec.dataset, spec.perturbations) for spec in specs] == [
+        ('agieval', ('option_order', 'non_greedy')),
+        ('math', ('prompt',)),
+    ]
+    (spec,) = specs_of([{'dataset': 'score_prompt_robustness_mmlu_pro'}, {'dataset': 'mmlu_pro'}])
+    assert spec.applied == PERTURBATIONS
+
+
+@pytest.mark.parametrize('change', [{'temperature': 1.0}, {'seeds': [1]}, {'answers': 'likelihood'}, {'prompts': 'x'}])
+def test_entries_of_one_data_set_may_not_differ_in_anything_else(change: dict[str, Any]):
+    first = {'dataset': 'mmlu_pro', 'perturbations': ['prompt']}
+    second = {'dataset': 'mmlu_pro', 'perturbations': ['option_order'], **change}
+    expected = ['<score>: score[1]: mmlu_pro stands there twice, with different settings']
+    assert problems_of([first, second]) == expected
+
+
+def test_a_single_word_or_number_may_stand_for_a_list():
+    entry = {'dataset': 'agieval', 'perturbations': 'prompt', 'subsets': 'sat-en', 'seeds': 3}
+    (spec,) = specs_of([entry])
+    assert (spec.perturbations, spec.subsets, spec.seeds) == (('prompt',), ('sat-en',), (3,))
+
+
+def test_a_list_a_mapping_a_path_and_a_path_to_a_path_say_the_same(tmp_path: Path):
+    entry = {'dataset': 'agieval', 'seeds': [3]}
+    expected = specs_of([entry])
+    (tmp_path / 'list.yaml').write_text(json.dumps({'score': [entry]}))
+    (tmp_path / 'mapping.yaml').write_text(json.dumps({'score': entry}))
+    (tmp_path / 'path.yaml').write_text('score: list.yaml')
+    for source in (entry, *(tmp_path / name for name in ('list.yaml', 'mapping.yaml', 'path.yaml'))):
+        assert specs_of(source) == expected
+    assert specs_of(str(tmp_path / 'list.yaml')) == expected
+
+
+@pytest.mark.parametrize(
+    ('content', 'expected'),
+    [
+        ('', "the key 'score' is missing; the file is empty"),
+        ('scores: []\n', "the key 'score' is missing; found: scores"),
+        ('score:\n', 'score: is empty'),
+        ('score: []\n', 'score: is empty; allowed: a list with a mapping a data set'),
+        ('score: 7\n', 'score: is 7; allowed: a list with a mapping a data set'),
+        ('score: {}\n', "score[0]: the key 'dataset' is missing"),
+        ('score: mmlu_pro\n', "score: there is no file 'mmlu_pro' (looked in the working directory and beside s.yaml)"),
+        ('score: [1]\n', 'score[0]: is 1; allowed: a mapping'),
+        ('- dataset: math\n', 'is a list at its top; allowed: a mapping'),
+        ('score: ["${nowhere}"]\n', 'score: an interpolation cannot be resolved: '),
+    ],
+)
+def test_a_file_without_data_sets_says_so_also_where_there_are_tasks(tmp_path: Path, content: str, expected: str):
+    path = tmp_path / 's.yaml'
+    path.write_text(content)
+    for tasks in (None, [ARC]):
+        (problem,) = problems_of(path, tasks)
+        assert problem.startswith(f'{path}: {expected}')
+
+
+def test_errors_of_tasks_and_score_come_together(tmp_path: Path):
+    found = problems_of([{'dataset': 'math', 'seeds': []}, {'dataset': 'copa'}], [{**SUMS, 'num_fewshot': [-1]}])
+    assert len(found) == 2  # the label may be the wrong task's
+    assert 'num_fewshot' in found[0] and 'seeds' in found[1]
+    assert problems_of(tmp_path / 'no.yaml') == [f'{tmp_path / "no.yaml"}: there is no such file']
+
+
+def test_a_data_set_is_a_task_without_shots_after_all_others():
+    suite = load_suite([ARC, SUMS], None, [{'dataset': 'arc'}, {'dataset': 'math'}, {'dataset': 'mmlu_pro'}])
+    assert [task.key for task in suite.tasks] == [
+        *('arc/0-shot', 'arc/5-shot', 'sums/0-shot'),
+        *('score_arc/0-shot', 'score_math/0-shot', 'score_mmlu_pro/0-shot'),
+    ]
+    arc, math, mmlu_pro = suite.tasks[3:]
+    assert [task.icl_task_type for task in (arc, math, mmlu_pro)] == ['score_choices', 'score_math', 'score_choices']
+    assert (arc.source.label, math.source, mmlu_pro.source) == ('arc', None, None)
+    (likely,) = load_suite(None, None, {'dataset': 'mmlu_pro', 'answers': 'likelihood'}).tasks
+    assert likely.icl_task_type == 'score_likelihood'
+
+
+def test_a_data_set_whose_task_would_have_another_tasks_name_is_refused():
+    """Mutation: both under one key, so that one is lost without a word."""
+    expected = 'arc is asked as score_arc/0-shot, which is one of the tasks; rename that'
+    assert problems_of([{'dataset': 'arc'}], [ARC, {**ARC, 'label': 'score_arc'}]) == [
+        f'<score>: score[0].dataset: {expected}'
+    ]
+    tasks = [ARC, {**ARC, 'label': 'score_arc', 'num_fewshot': [5]}]
+    assert len(load_suite(tasks, None, [{'dataset': 'arc'}]).tasks) == 4
+
+
+def test_either_tasks_or_score_may_be_left_out_of_the_settings():
+    assert decode_settings({'score': [{'dataset': 'math'}]}).tasks is None
+    with pytest.raises(ConfigError) as raised:
+        decode_settings({})
+    assert list(raised.value.problems) == [
+        'eval_gauntlet: tasks: is empty; give a path, a list of paths or a list of tasks, or give score'
+    ]
+
+
+def test_our_own_files_load():
+    folder = ROOT / 'yamls' / 'score'
+    assert all(load_suite(None, None, path).tasks for path in folder.iterdir())
+    names = ('agieval', 'base_models', 'math', 'mmlu_pro')
+    found = {name: load_suite(None, None, folder / f'{name}.yaml').tasks for name in names}
+    assert {name: [task.key for task in tasks] for name, tasks in found.items()} == {
+        'agieval': ['score_agieval/0-shot'],
+        'base_models': ['score_mmlu_pro/0-shot', 'score_agieval/0-shot'],
+        'math': ['score_math/0-shot'],
+        'mmlu_pro': ['score_mmlu_pro/0-shot'],
+    }
+    assert all(task.score.subset_items == 200 for tasks in found.values() for task in tasks)
+    assert {task.score.answers for task in found['base_models']} == {'likelihood'}

@@ -1,0 +1,400 @@
+"""SCORE's questions out of their files, and out of the rows of any multiple_choice task."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paths import ROOT, SHARED_DATA
+
+from llmfoundry_gauntlet.config.load import load_suite
+from llmfoundry_gauntlet.config.score import ScoreTask
+from llmfoundry_gauntlet.config.specs import MULTIPLE_CHOICE, TaskSpec
+from llmfoundry_gauntlet.data.examples import read_examples
+from llmfoundry_gauntlet.data.fields import RowError
+from llmfoundry_gauntlet.data.score_rows import (
+    LetteredQuestion,
+    MathQuestion,
+    ScoreRows,
+    as_lettered,
+    read_score_rows,
+    split_list,
+)
+from llmfoundry_gauntlet.errors import DataError
+from llmfoundry_gauntlet.tasks import multiple_choice
+from llmfoundry_gauntlet.tasks.score import read_source
+
+LAW = {'question': 'Who?', 'options': ['he', 'she', ' it'], 'answer': 'B', 'answer_index': 1, 'category': 'law'}
+SAT = {'passage': '', 'question': 'How many?', 'options': ['(A)1', '(B) 2', '(C)3', '(D)4'], 'label': 'C'}
+SUM = {'problem': '1+1?', 'level': 'Level 1', 'type': 'Algebra', 'solution': r'It is $\boxed{2}$.'}
+REAL = SHARED_DATA / 'score'
+SUBSETS = ('sat-math', 'lsat-lr', 'lsat-rc', 'logiqa-en', 'aqua-rat', 'sat-en', 'lsat-ar')
+real = pytest.mark.skipif(not REAL.is_dir(), reason=f'{REAL} is absent: the real questions of SCORE')
+
+
+def task_of(dataset: str, tasks: Any = None, **keys: Any) -> ScoreTask:
+    return load_suite(tasks, None, {'dataset': dataset, **keys}).tasks[-1]
+
+
+def problems_of(dataset: str, folder: Path, **keys: Any) -> list[str]:
+    with pytest.raises(DataError) as raised:
+        read_score_rows(task_of(dataset, **keys), folder)
+    return [problem.replace(f'{folder}/', '') for problem in raised.value.problems]
+
+
+def test_mmlu_pro_rows_have_their_category_as_topic_and_the_index_as_gold(write_jsonl, tmp_path):
+    write_jsonl('score/mmlu_pro_test.jsonl', [LAW, '', {**LAW, 'category': 'math', 'answer_index': 0, 'answer': 'A'}])
+    rows = read_score_rows(task_of('mmlu_pro'), tmp_path)
+    assert [(row.row, row.file, row.category, row.variant) for row in rows.examples] == [
+        (0, None, 'law', None),
+        (2, None, 'math', None),
+    ]
+    assert rows.examples[0].content == LetteredQuestion('Who?', ('he', 'she', ' it'), 1, 'law')
+    assert (rows.absent, rows.warnings) == ((), ())
+
+
+def test_agieval_rows_lose_the_letters_of_their_options_as_in_the_reference(write_jsonl, tmp_path):
+    """lm-eval 0.4.13 cuts 3 characters of '(A)', 2 of 'A ' and 3 of 'A? ' and keeps all else, a space too."""
+    options = ['(A)one', '(C) two', 'C three', 'D? four']
+    passage = {**SAT, 'passage': 'Once.\n', 'options': [*options, 'E.five'], 'label': 'E'}
+    write_jsonl('score/agieval_v1/sat-en.jsonl', [SAT, passage, {**SAT, 'passage': None}])
+    rows = read_score_rows(task_of('agieval', subsets='sat-en'), tmp_path)
+    assert [(row.row, row.file, row.category) for row in rows.examples] == [(n, 'sat-en', 'sat-en') for n in range(3)]
+    assert [row.content for row in rows.examples] == [
+        LetteredQuestion('How many?', ('1', ' 2', '3', '4'), 2),
+        LetteredQuestion('Once.\nQ: How many?', ('one', ' two', 'three', 'four', 'E.five'), 4),
+        LetteredQuestion('How many?', ('1', ' 2', '3', '4'), 2),
+    ]
+
+
+def test_math_rows_have_their_subject_as_category(write_jsonl, tmp_path):
+    write_jsonl('score/hendrycks_math/algebra.jsonl', [SUM])
+    write_jsonl('score/hendrycks_math/geometry.jsonl', [{**SUM, 'problem': '2+2?'}])
+    rows = read_score_rows(task_of('math'), tmp_path)
+    assert [(row.row, row.file, row.category) for row in rows.examples] == [
+        (0, 'algebra', 'algebra'),
+        (0, 'geometry', 'geometry'),
+    ]
+    assert rows.examples[0].content == MathQuestion('1+1?', r'It is $\boxed{2}$.')
+    assert rows.absent == (
+        *('counting_and_probability', 'intermediate_algebra', 'number_theory', 'prealgebra', 'precalculus'),
+    )
+
+
+@pytest.mark.parametrize(
+    ('dataset', 'name', 'row', 'problem'),
+    [
+        ('mmlu_pro', 'mmlu_pro_test', 'oops', 'malformed JSON: Expecting value at column 1'),
+        ('mmlu_pro', 'mmlu_pro_test', [1], 'is list; allowed: a JSON object'),
+        ('mmlu_pro', 'mmlu_pro_test', {'question': 'x'}, "the key 'options' is missing; found: question"),
+        ('mmlu_pro', 'mmlu_pro_test', {**LAW, 'question': None}, 'question is empty; allowed: text'),
+        (
+            'mmlu_pro',
+            'mmlu_pro_test',
+            {**LAW, 'options': ['he']},
+            'options is a list; allowed: a list of two or more texts',
+        ),
+        (
+            'mmlu_pro',
+            'mmlu_pro_test',
+            {**LAW, 'options': ['he', '']},
+            "options[1] is ''; allowed: a text that is not empty",
+        ),
+        (
+            'mmlu_pro',
+            'mmlu_pro_test',
+            {**LAW, 'options': list('abcdefghijk')},
+            'there are 11 options; allowed: 10, one a letter from A to J',
+        ),
+        ('mmlu_pro', 'mmlu_pro_test', {**LAW, 'answer_index': 3}, 'answer_index is 3; allowed: 0..2'),
+        ('mmlu_pro', 'mmlu_pro_test', {**LAW, 'answer_index': -1}, 'answer_index is -1; allowed: 0..2'),
+        ('mmlu_pro', 'mmlu_pro_test', {**LAW, 'answer_index': True}, 'answer_index is True; allowed: 0..2'),
+        ('mmlu_pro', 'mmlu_pro_test', {**LAW, 'answer_index': 'B'}, "answer_index is 'B'; allowed: 0..2"),
+        ('mmlu_pro', 'mmlu_pro_test', {**LAW, 'category': ''}, 'category is empty; allowed: text'),
+        ('agieval', 'agieval_v1/sat-en', {**SAT, 'label': 'E'}, "label is 'E'; allowed: one letter of ABCD"),
+        ('agieval', 'agieval_v1/sat-en', {**SAT, 'label': 'AB'}, "label is 'AB'; allowed: one letter of ABCD"),
+        ('agieval', 'agieval_v1/sat-en', {**SAT, 'label': None}, 'label is empty; allowed: text'),
+        ('agieval', 'agieval_v1/sat-en', {**SAT, 'passage': 7}, 'passage is 7; allowed: text'),
+        ('agieval', 'agieval_v1/sat-en', {**SAT, 'question': ['x']}, 'question is a list; allowed: text'),
+        (
+            'agieval',
+            'agieval_v1/sat-en',
+            {**SAT, 'options': ['(A)1'] * 6},
+            'there are 6 options; allowed: 5, one a letter from A to E',
+        ),
+        ('math', 'hendrycks_math/algebra', {**SUM, 'problem': ''}, 'problem is empty; allowed: text'),
+        ('math', 'hendrycks_math/algebra', {'problem': 'x'}, "the key 'solution' is missing; found: problem"),
+    ],
+)
+def test_a_wrong_row_is_named_with_file_and_line(
+    write_jsonl, tmp_path, dataset: str, name: str, row: Any, problem: str
+):
+    good = {'mmlu_pro': LAW, 'agieval': SAT, 'math': SUM}[dataset]
+    write_jsonl(f'score/{name}.jsonl', [good, row, good])
+    assert problems_of(dataset, tmp_path) == [f'score/{name}.jsonl:2: {problem}']
+
+
+def test_all_wrong_rows_of_all_files_come_together(write_jsonl, tmp_path):
+    write_jsonl('score/agieval_v1/sat-en.jsonl', [{**SAT, 'label': 'X'}, SAT, {**SAT, 'options': []}])
+    write_jsonl('score/agieval_v1/sat-math.jsonl', [])
+    write_jsonl('score/agieval_v1/lsat-ar.jsonl', [{**SAT, 'label': 'x'}])
+    assert problems_of('agieval', tmp_path) == [
+        'score/agieval_v1/sat-math.jsonl: has no rows; allowed: one JSON object a line',
+        "score/agieval_v1/sat-en.jsonl:1: label is 'X'; allowed: one letter of ABCD",
+        'score/agieval_v1/sat-en.jsonl:3: options is a list; allowed: a list of two or more texts',
+        "score/agieval_v1/lsat-ar.jsonl:1: label is 'x'; allowed: one letter of ABCD",
+    ]
+
+
+def test_absent_subsets_are_warned_of_and_named_ones_are_errors(write_jsonl, tmp_path):
+    write_jsonl('score/agieval_v1/sat-en.jsonl', [SAT])
+    write_jsonl('score/agieval_v1/lsat-ar.jsonl', [SAT])
+    rows = read_score_rows(task_of('agieval'), tmp_path)
+    absent = ('sat-math', 'lsat-lr', 'lsat-rc', 'logiqa-en', 'aqua-rat')
+    assert rows.absent == absent
+    assert rows.warnings == tuple(f'score_agieval: there is no file of {name}; it is left out' for name in absent)
+    assert [row.file for row in rows.examples] == ['sat-en', 'lsat-ar']
+    assert [row.file for row in read_score_rows(task_of('agieval', subsets='lsat-ar'), tmp_path).examples] == [
+        'lsat-ar'
+    ]
+    found = problems_of('agieval', tmp_path, subsets=['sat-en', 'aqua-rat', 'sat_en', 'logiqa-en'])
+    assert found[0] == "score_agieval: subsets: 'sat_en' is unknown, did you mean 'sat-en'?"
+    assert [problem.partition(' (looked')[0] for problem in found[1:]] == [
+        'score/agieval_v1/logiqa-en.jsonl: there is no such data file',
+        'score/agieval_v1/aqua-rat.jsonl: there is no such data file',
+    ]
+
+
+@pytest.mark.parametrize(('dataset', 'name'), [('agieval', 'agieval_v1/sat-math'), ('mmlu_pro', 'mmlu_pro_test')])
+def test_no_file_at_all_is_an_error(tmp_path, monkeypatch, dataset: str, name: str):
+    monkeypatch.chdir(tmp_path)
+    (problem,) = problems_of(dataset, tmp_path)
+    assert problem.startswith(f'score_{dataset}: none of its files is there: score/{name}.jsonl')
+    assert problem.endswith('; set data_root to their folder')
+
+
+def test_oddities_are_warnings_with_the_first_place_and_a_count(write_jsonl, tmp_path):
+    rows = [
+        LAW,
+        {**LAW, 'answer': 'C'},
+        {key: value for key, value in LAW.items() if key != 'answer'},  # says nothing, contradicts nothing
+        {**LAW, 'options': ['he', 'she', 'he']},
+        {**LAW, 'options': ['he', 'she', 'she']},
+        {**LAW, 'options': ['he', 'he', 'she'], 'answer': None},
+    ]
+    path = write_jsonl('score/mmlu_pro_test.jsonl', rows)
+    assert read_score_rows(task_of('mmlu_pro'), tmp_path).warnings == (
+        f'{path}:2: answer names another option than answer_index, which is taken (2 such rows)',
+        f'{path}:4: an option stands there twice (1 such rows)',
+        f'{path}:5: an option stands there twice, the right one (2 such rows)',
+    )
+
+
+@real
+def test_the_real_mmlu_pro_has_the_oddities_that_are_known():
+    rows = read_score_rows(task_of('mmlu_pro'), SHARED_DATA)
+    assert Counter(len(row.content.options) for row in rows.examples) == {
+        **{3: 20, 4: 607, 5: 52, 6: 92, 7: 158, 8: 320, 9: 801, 10: 9982}
+    }
+    assert len({row.category for row in rows.examples}) == 14
+    counts = [re.sub(r'^\S+?:\d+: ', '', warning) for warning in rows.warnings]
+    assert counts[0] == 'answer names another option than answer_index, which is taken (1 such rows)'
+    assert sum('stands there twice' in line for line in counts) == len(counts) - 1 > 0
+    odd = next(warning for warning in rows.warnings if 'answer names' in warning)
+    line = (REAL / 'mmlu_pro_test.jsonl').read_text(encoding='utf-8').split('\n')[int(odd.split(':')[1]) - 1]
+    assert (json.loads(line)['question_id'], json.loads(line)['answer_index']) == (3983, 1)
+
+
+@real
+def test_the_real_agieval_has_its_rows_options_and_oddities():
+    rows = read_score_rows(task_of('agieval'), SHARED_DATA)
+    sizes = Counter(row.file for row in rows.examples)
+    known = {'sat-math': 220, 'lsat-lr': 510, 'lsat-rc': 269, 'aqua-rat': 254, 'sat-en': 206, 'lsat-ar': 230}
+    expected = {**known, 'logiqa-en': 651}
+    assert sizes == {name: expected[name] for name in SUBSETS if name not in rows.absent}
+    for row in rows.examples:
+        assert len(row.content.options) == (4 if row.file in ('sat-math', 'sat-en', 'logiqa-en') else 5)
+    assert all('stands there twice' in warning or 'no file of' in warning for warning in rows.warnings)
+
+
+@real
+def test_the_real_math_has_its_5000_problems():
+    rows = read_score_rows(task_of('math'), SHARED_DATA)
+    assert Counter(row.file for row in rows.examples) == {
+        **{'algebra': 1187, 'counting_and_probability': 474, 'geometry': 479, 'intermediate_algebra': 903},
+        **{'number_theory': 540, 'prealgebra': 871, 'precalculus': 546},
+    }
+    assert rows.warnings == ()
+
+
+# Rows of other tasks.
+
+
+@pytest.mark.parametrize(
+    ('query', 'choices', 'text', 'options'),
+    [
+        ('Sky?', ('blue', 'green'), 'Sky?', ('blue', 'green')),
+        ('Sky?\nAnswer:', ('blue', 'green'), 'Sky?', ('blue', 'green')),
+        ('Sky?\nA:', ('blue', 'green'), 'Sky?', ('blue', 'green')),
+        ('Who is she? A:', ('a', 'b'), 'Who is she?', ('a', 'b')),
+        ('Say the Answer', ('blue', 'green'), 'Say the Answer', ('blue', 'green')),
+        ('Type DNA:', ('blue', 'green'), 'Type DNA:', ('blue', 'green')),
+        ('Sky?\nA. blue\nB. green\nAnswer:', ('A', 'B'), 'Sky?', ('blue', 'green')),
+        ('Sky?\nChoices\nA. blue\nB. green', ('A', 'B'), 'Sky?', ('blue', 'green')),
+        ('Sky?\nChoices:\nA. blue\nB. green\nAnswer:', ('(A)', '(B)'), 'Sky?', ('blue', 'green')),
+        ('Sky?\nChoices: A. blue\nB. green', ('A', 'B'), 'Sky?', ('blue', 'green')),
+        ('Sky?\nChoices:\nA.) blue\nB.) green\nAnswer:', ('A', 'B'), 'Sky?', ('blue', 'green')),
+        ('Sky?\nChoices:\na.) blue\nb.) green\nAnswer:', ('blue', 'green'), 'Sky?', ('blue', 'green')),
+        ('Sky?\nA. blue\nB. green', ('blue', 'green'), 'Sky?', ('blue', 'green')),
+        # names, and what looks like a list before it: from mmlu and logi_qa
+        ('Who?\nA. Jung\nB. B. F. Skinner', ('A', 'B'), 'Who?', ('Jung', 'B. F. Skinner')),
+        ('Is it A. or\nB. by?\nA. in A. now\nB. no', ('A', 'B'), 'Is it A. or\nB. by?', ('in A. now', 'no')),
+        ('Sky?\nA. blue\nand red\nB. green', ('A', 'B'), 'Sky?', ('blue\nand red', 'green')),
+        # from math_qa
+        ('How many?\nA. \nB. 2\nAnswer:', ('A', 'B'), 'How many?', ('', '2')),
+        ('How many?\nA. 1\nB. \nAnswer:', ('A', 'B'), 'How many?', ('1', '')),
+        # lists that say something else than the choices stay: the order of the choices counts
+        ('Sky?\nA. blue\nB. green', ('green', 'blue'), 'Sky?\nA. blue\nB. green', ('green', 'blue')),
+        ('Sky?\nA. blue\nB. green', ('x', 'y'), 'Sky?\nA. blue\nB. green', ('x', 'y')),
+    ],
+)
+def test_options_that_a_query_lists_are_taken_out_of_it(query: str, choices: tuple, text: str, options: tuple):
+    assert as_lettered(query, choices, 1, 'law') == LetteredQuestion(text, options, 1, 'law')
+
+
+@pytest.mark.parametrize(
+    'query', ['Which?', 'A. one\nB. two\nC. three', 'B. two\nA. one', 'A. one\nAnswer:', 'Which?\nA one\nB two']
+)
+def test_letters_that_stand_for_nothing_are_an_error(query: str):
+    with pytest.raises(RowError, match='the choices are letters, and the query does not end in a list of options'):
+        as_lettered(query, ('A', 'B'), 0, '')
+
+
+def test_there_are_26_letters():
+    options = tuple(f'option {number}' for number in range(26))
+    assert as_lettered('Which?', options, 25, '').options == options
+    with pytest.raises(RowError, match='there are 27 options; allowed: 26, one a letter from A to Z'):
+        as_lettered('Which?', (*options, 'one more'), 0, '')
+
+
+ARC = {'label': 'arc', 'dataset_uri': 'arc.jsonl', 'num_fewshot': [0], 'icl_task_type': 'multiple_choice'}
+
+
+def source_rows(tmp_path: Path, **keys: Any) -> ScoreRows:
+    return read_source(task_of('arc', [{**ARC, **keys}]), tmp_path)
+
+
+def test_rows_of_a_task_keep_their_number_and_category(write_jsonl, tmp_path):
+    rows = [
+        {'query': ' Sky?', 'choices': ['blue', 'green'], 'gold': 0, 'category': 'nature'},
+        {'query': 'Who?\nA. he\nB. she\nAnswer:', 'choices': ['A', 'B'], 'gold': 1, 'category': 'law'},
+        {'query': 'Who?', 'choices': ['he', 'he'], 'gold': 1, 'category': 'law'},
+        {'query': 'How many?\nA. 1\nB. \nAnswer:', 'choices': ['A', 'B'], 'gold': 1, 'category': 'math'},
+    ]
+    write_jsonl('arc.jsonl', rows)
+    found = source_rows(tmp_path, has_categories=True)
+    assert [(row.row, row.category, row.content) for row in found.examples[:2]] == [
+        (0, 'nature', LetteredQuestion('Sky?', ('blue', 'green'), 0, 'nature')),
+        (1, 'law', LetteredQuestion('Who?', ('he', 'she'), 1, 'law')),
+    ]
+    assert found.warnings == (
+        'arc.jsonl:3: an option stands there twice, the right one (1 such rows)',
+        'arc.jsonl:4: an option is empty (1 such rows)',
+    )
+    assert found.absent == ()
+    assert source_rows(tmp_path).examples[0].content.topic == ''
+
+
+def test_wrong_rows_of_a_task_are_named(write_jsonl, tmp_path):
+    write_jsonl('arc.jsonl', [{'query': 'Who?', 'choices': ['A', 'B'], 'gold': 1}] * 2)
+    with pytest.raises(DataError) as raised:
+        source_rows(tmp_path)
+    problem = "the choices are letters, and the query does not end in a list of options: lines 'A. ...'"
+    assert list(raised.value.problems) == [f'score_arc: arc.jsonl:{line}: {problem}' for line in (1, 2)]
+
+
+def multiple_choice_tasks(*paths: Path) -> Iterator[TaskSpec]:
+    seen = set()
+    for path in paths:
+        if 'icl_tasks:' not in path.read_text():
+            continue
+        for task in load_suite(path).tasks:
+            name = task.dataset_uri.rpartition('local_data/')[2]
+            if task.icl_task_type == MULTIPLE_CHOICE and name not in seen:
+                seen.add(name)
+                yield task
+
+
+def check_rows(tasks: Iterator[TaskSpec], folder: Path) -> dict[str, Counter[str]]:
+    """Every row of every file that is there, by a second way to read lists: line by line."""
+    found: dict[str, Counter[str]] = {}
+    for task in tasks:
+        try:
+            examples = read_examples(task, folder, multiple_choice.parse)
+        except DataError:
+            continue  # not here
+        counts = found.setdefault(task.dataset_uri.rpartition('local_data/')[2], Counter())
+        for example in examples:
+            content: multiple_choice.Choices = example.content
+            question = as_lettered(content.query, content.choices, content.gold, '')
+            counts['rows'] += 1
+            counts['listed'] += split_list(content.query, len(content.choices))[1] is not None
+            counts['empty'] += '' in question.options
+            assert question.gold == content.gold and question.text
+            lines = listed_lines(content.query, len(content.choices))
+            if lines is None:
+                assert question.options == content.choices
+                assert content.query.startswith(question.text)
+                continue
+            assert question.options == lines
+            if not all(map(re.compile(r'[A-Z]').fullmatch, content.choices)):
+                assert question.options == tuple(map(str.strip, content.choices))
+            assert not re.search(r'^[A-Da-d]\.', question.text.rpartition('\n')[2])
+    return found
+
+
+def listed_lines(query: str, num_options: int) -> tuple[str, ...] | None:
+    """The last lines of a query, without their letters, where they begin with the first letters of the alphabet."""
+    lines = re.sub(r'\n(Answer:?|A:)\s*$', '', query).replace('\nChoices: A. ', '\nA. ').split('\n')
+    starts = [number for number, line in enumerate(lines) if re.match(r'[A-Za-z]\.(\)|\s|$)', line)][-num_options:]
+    if ''.join(lines[start][0] for start in starts).upper() != 'ABCDEFGHIJ'[:num_options]:
+        return None
+    ends = [*starts[1:], len(lines)]
+    parts = ['\n'.join(lines[start:end]) for start, end in zip(starts, ends, strict=True)]
+    return tuple(re.sub(r'^[A-Za-z]\.\)?', '', part).strip() for part in parts)
+
+
+def test_every_row_of_every_real_multiple_choice_file_gives_its_options(real_data, upstream_yamls):
+    """mmlu, math_qa and logi_qa have names, formulas and empty options that were once taken for letters."""
+    names = ('tasks.yaml', 'tasks_v0.1.yaml')
+    found = check_rows(multiple_choice_tasks(*(upstream_yamls / name for name in names)), real_data)
+    listed = {
+        'commonsense_qa': 1221,
+        'bigbench_conceptual_combinations': 103,
+        'bigbench_language_identification': 10000,
+        'agi_eval_lsat_rc': 268,
+        'agi_eval_sat_en': 206,
+        'bigbench_understanding_fables': 189,
+        'enterprise_pii_classification': 3395,
+        'agi_eval_lsat_ar': 230,
+        'bigbench_logical_deduction': 1500,
+        'logi_qa': 651,
+        'math_qa': 2983,
+        'mmlu': 14042,
+    }
+    assert {Path(name).stem: counts['listed'] for name, counts in found.items() if counts['listed']} == listed
+    assert all(counts['listed'] in (0, counts['rows']) for counts in found.values())
+    assert {Path(name).stem: counts['empty'] for name, counts in found.items() if counts['empty']} == {'math_qa': 62}
+    assert len(found) == 24
+
+
+def test_every_row_of_our_own_multiple_choice_files_gives_its_options():
+    tasks = multiple_choice_tasks(ROOT / 'yamls' / 'tasks' / 'gauntlet_v0.1.yaml')
+    found = check_rows(tasks, ROOT / 'eval_data')
+    assert len(found) > 25
+    assert sum(bool(counts['listed']) for counts in found.values()) > 12

@@ -1,0 +1,82 @@
+"""Fewer items: the same always, a smaller number's among a larger one's, every category in proportion."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmfoundry_gauntlet.data.subsets import subset
+from llmfoundry_gauntlet.values import Example
+
+CATEGORIES = st.lists(st.sampled_from([None, 'a', 'b', 'c', 'd']), max_size=60)
+SHARES = st.floats(0, 1)  # of all items
+
+
+def number(share: float, categories: list[str | None]) -> int:
+    """So many of all items, one at least."""
+    return max(1, round(share * len(categories)))
+
+
+def examples(categories: list[str | None]) -> list[Example]:
+    return [Example(row=row, content=row, category=category) for row, category in enumerate(categories)]
+
+
+@given(categories=CATEGORIES, count=st.integers(1, 70))
+def test_so_many_are_taken_in_their_own_order(categories, count):
+    every = examples(categories)
+    taken = subset(every, count)
+    assert len(taken) == min(count, len(every))
+    assert taken == [example for example in every if example in taken]
+    assert subset(every, None) == every
+
+
+@given(categories=CATEGORIES, shares=st.tuples(SHARES, SHARES))
+def test_those_of_a_smaller_number_are_among_those_of_a_larger_one(categories, shares):
+    every = examples(categories)
+    few, more = sorted(number(share, categories) for share in shares)
+    rows = {example.row for example in subset(every, more)}
+    assert {example.row for example in subset(every, few)} <= rows
+
+
+@given(categories=CATEGORIES, share=SHARES)
+def test_every_category_has_the_same_share_rounded(categories, share):
+    """There is one share of which the number from each category differs by half an item at most."""
+    taken = Counter(example.category for example in subset(examples(categories), number(share, categories)))
+    sizes = Counter(categories)
+    lowest = max(((taken[category] - 0.5) / size for category, size in sizes.items()), default=0)
+    highest = min(((taken[category] + 0.5) / size for category, size in sizes.items()), default=0)
+    assert lowest <= highest + 1e-12
+
+
+@given(categories=CATEGORIES, share=SHARES, seed=st.integers(0, 5))
+def test_the_order_of_the_rows_does_not_matter(categories, share, seed):
+    every, count = examples(categories), number(share, categories)
+    shuffled = random.Random(seed).sample(every, len(every))
+    assert {example.row for example in subset(shuffled, count)} == {example.row for example in subset(every, count)}
+
+
+def test_fourteen_categories_have_one_of_each_among_fourteen():
+    every = examples([f'c{row % 14}' for row in range(14 * 9)])
+    assert Counter(example.category for example in subset(every, 14)) == {f'c{i}': 1 for i in range(14)}
+
+
+def test_which_ones_are_taken_never_changes():
+    """By SHA-256 of file and row: a change here breaks curves over checkpoints. Computed by sha256sum."""
+    every = [Example(row=row, content=None, file='f') for row in range(20)]
+    assert [example.row for example in subset(every, 4)] == FIXED
+
+
+FIXED = [2, 8, 9, 16]
+
+
+@pytest.mark.parametrize('same', ['row', 'file'])
+def test_rows_of_several_files_are_told_apart(same: str):
+    every = [Example(row=row, content=None, file=file) for file in 'ab' for row in range(30)]
+    taken = subset(every, 20)
+    rows = {file: {example.row for example in taken if example.file == file} for file in 'ab'}
+    assert rows['a'] != rows['b']
+    assert len(taken) == 20

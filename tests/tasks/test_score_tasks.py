@@ -1,0 +1,317 @@
+"""SCORE's task types: what is asked, how replies are drawn, how outputs are marked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmfoundry_gauntlet.config.load import load_suite
+from llmfoundry_gauntlet.config.score import SCORE_TASK_TYPES, ScoreTask
+from llmfoundry_gauntlet.data.score_rows import LetteredQuestion, MathQuestion
+from llmfoundry_gauntlet.errors import ConfigError, DataError
+from llmfoundry_gauntlet.judging.likelihood import NON_FINITE
+from llmfoundry_gauntlet.judging.text import NON_FINITE_REPLY
+from llmfoundry_gauntlet.prompts.encode import Encoder
+from llmfoundry_gauntlet.prompts.perturbations import Posed
+from llmfoundry_gauntlet.prompts.seeds import draw_seed
+from llmfoundry_gauntlet.prompts.templates import Template
+from llmfoundry_gauntlet.tasks import task_types
+from llmfoundry_gauntlet.tasks.items import Preparation, item_result, prepare_items
+from llmfoundry_gauntlet.tasks.score import CUT, UNPARSED, read_variants
+from llmfoundry_gauntlet.tasks.texts import TextTask
+from llmfoundry_gauntlet.values import Generation, ItemKey, Judgement, Sampling, ScoreOutput, StopRule
+
+KEY = ItemKey('score_mmlu_pro/0-shot', 0, variant='prompt:0')
+QUESTION = LetteredQuestion('Which?', ('red', 'deep blue', 'green'), 1)
+POSED = Posed(QUESTION, Template('{question}{options}'), 1)
+LAW = {'question': 'Who?', 'options': ['he', 'she', 'it'], 'answer': 'B', 'answer_index': 1, 'category': 'law'}
+ASK = {'prompt': 'Say: {question}{options}'}
+FILE = {
+    'option_order_robustness': ASK,
+    'non_greedy_robustness': ASK,
+    'prompt_robustness': [{'prompt': f'{number}. {{question}}{{options}}'} for number in range(10)],
+}
+
+
+def task_of(dataset: str = 'mmlu_pro', **keys: Any) -> ScoreTask:
+    return load_suite(None, None, {'dataset': dataset, **keys}).tasks[0]
+
+
+def type_of(task: ScoreTask) -> Any:
+    return task_types()[task.icl_task_type]
+
+
+def judge(text: str, content: Posed = POSED, dataset: str = 'mmlu_pro', **more: Any) -> Judgement:
+    keys = {name: more.pop(name) for name in ('answer_extraction',) if name in more}
+    task = task_of(dataset, **keys)
+    return type_of(task).judge(Generation(key=KEY, text=text, **more), content, task, False)
+
+
+def test_the_types_are_known_by_their_names_and_have_no_metric_that_is_a_mean_over_items():
+    assert set(SCORE_TASK_TYPES.values()) <= set(task_types())
+    wants = {name: task_types()[name].wants_reply for name in SCORE_TASK_TYPES.values()}
+    assert wants == {'score_choices': True, 'score_likelihood': False, 'score_math': True}
+    for name in ('score_choices', 'score_math'):
+        assert task_types()[name].is_verbatim and not task_types()[name].runs_programs
+
+
+@pytest.mark.parametrize(
+    ('text', 'tolerant', 'reference'),
+    [
+        ('The best answer is B', 'B', 'B'),
+        ('the best answer is (b).', 'B', 'B'),
+        ('B', 'B', 'B'),
+        ('The best answer is: B', 'B', None),
+        ('B\n', 'B', None),  # replies are not stripped first
+        (' B', 'B', None),
+        (r'The best answer is $\boxed{B}$', 'B', None),
+        ('deep blue', 'B', None),
+        ('The best answer is C', 'C', 'C'),
+        ('The best answer is D', None, None),  # there are three options
+        ('D', None, None),
+        ('I do not know.', None, None),
+        ('', None, None),
+        ('The best answer is BA', None, None),
+    ],
+)
+def test_a_letter_of_an_option_is_right_wrong_or_not_there(text: str, tolerant: str | None, reference: str | None):
+    for extraction, letter in (('tolerant', tolerant), ('reference', reference)):
+        assert judge(text, answer_extraction=extraction) == Judgement(
+            credit=float(letter == 'B'),
+            predicted=None if letter is None else 'ABC'.index(letter),
+            answer=letter,
+            reason=UNPARSED if letter is None else None,
+        )
+
+
+def test_marking_is_by_letter_also_where_another_option_has_the_golds_text():
+    twice = Posed(LetteredQuestion('Which?', ('red', 'blue', 'blue'), 1), Template('{question}{options}'), 1)
+    assert judge('The best answer is C', twice).credit == 0
+    assert judge('The best answer is B', twice).credit == 1
+    assert judge('The best answer is blue', twice).answer is None  # it may be either
+
+
+@pytest.mark.parametrize(
+    ('text', 'expected'),
+    [
+        ('The best answer is B', Judgement(credit=1.0, predicted=1, answer='B', reason=CUT)),
+        ('Let me see', Judgement(credit=0.0, reason=f'{UNPARSED}; {CUT}')),
+    ],
+)
+def test_a_reply_that_was_cut_is_marked_and_says_so(text: str, expected: Judgement):
+    assert judge(text, is_cut=True) == expected
+
+
+@pytest.mark.parametrize('extraction', ['tolerant', 'reference'])
+@pytest.mark.parametrize('dataset', ['mmlu_pro', 'math'])
+def test_a_reply_from_numbers_that_are_not_finite_is_unscored(dataset: str, extraction: str):
+    found = judge('The best answer is B', POSED, dataset, answer_extraction=extraction, is_finite=False)
+    assert found == Judgement(credit=None, reason=NON_FINITE_REPLY)
+
+
+SUM = Posed(MathQuestion('1/4+1/4?', '', r'\frac{1}{2}'), Template('{question}'), r'\frac{1}{2}')
+
+
+@pytest.mark.parametrize(
+    ('text', 'answer', 'credit', 'reason'),
+    [
+        (r'So it is $\boxed{\frac{1}{2}}$.', r'\frac{1}{2}', 1.0, None),
+        (r'So it is $\boxed{0.5}$.', '0.5', 1.0, None),
+        (r'$\boxed{1}$, no: $\boxed{0.5}$', '0.5', 1.0, None),
+        (r'$\boxed{0.25}$', '0.25', 0.0, None),
+        ('It is 1/2', None, 0.0, UNPARSED),
+        ('', None, 0.0, UNPARSED),
+    ],
+)
+@pytest.mark.parametrize('extraction', ['tolerant', 'reference'])
+def test_a_boxed_answer_is_right_where_it_is_equal(extraction: str, text: str, answer: str | None, credit, reason):
+    found = judge(text, SUM, 'math', answer_extraction=extraction)
+    assert found == Judgement(credit=credit, answer=answer, reason=reason)
+
+
+@pytest.mark.parametrize('extraction', ['tolerant', 'reference'])
+def test_an_empty_box_is_no_answer(extraction: str):
+    """DESIGN: unparsed is, for MATH, no box or an empty one."""
+    found = judge(r'So: $\boxed{}$', SUM, 'math', answer_extraction=extraction)
+    assert (found.credit, found.reason) == (0, UNPARSED)
+
+
+def scored(*means: float) -> ScoreOutput:
+    one = np.ones(1, np.int64)
+    return ScoreOutput(
+        key=KEY,
+        logprobs=tuple(np.array([mean]) for mean in means),
+        is_argmax=(one.astype(bool),) * len(means),
+        num_top=(one,) * len(means),
+    )
+
+
+def test_the_most_probable_letter_is_chosen():
+    task = task_of(answers='likelihood')
+    judge = type_of(task).judge
+    assert judge(scored(-3, -1, -2), POSED, task, False) == Judgement(credit=1.0, predicted=1, answer='B')
+    assert judge(scored(-1, -3, -2), POSED, task, False) == Judgement(credit=0.0, predicted=0, answer='A')
+    tie = judge(scored(-3, -1, -1), POSED, task, False)
+    assert (tie.credit, tie.predicted, tie.answer) == (0.5, 1, 'B') and 'tie' in tie.reason
+    for value in (float('nan'), float('-inf')):
+        assert judge(scored(value, -1, -2), POSED, task, False) == Judgement(credit=None, reason=NON_FINITE)
+
+
+def test_semantics_of_llm_foundry_change_no_mark():
+    """SCORE has its own `answer_extraction`. Mutation: ties and NaN fall to the first letter."""
+    task = task_of(answers='likelihood')
+    for output in (scored(-3, -1, -1), scored(float('nan'), -1, -2)):
+        assert type_of(task).judge(output, POSED, task, True) == type_of(task).judge(output, POSED, task, False)
+
+
+def test_somebody_elses_text_answers_a_question_by_likelihood_too():
+    judge_text = task_types()['score_likelihood'].judge_text
+    assert judge_text(' B.', POSED) == Judgement(credit=1.0, predicted=1, answer='B')
+    assert judge_text('no idea', POSED) == Judgement(credit=0.0, reason=UNPARSED)
+
+
+# What is asked.
+
+
+@pytest.fixture
+def data_root(write_jsonl, tmp_path) -> Path:
+    """Two rows of MMLU-Pro, one of AGIEval and one of MATH, and prompts of a few characters."""
+    write_jsonl('score/mmlu_pro_test.jsonl', [LAW, {**LAW, 'question': 'Why?', 'category': 'math'}])
+    sat = {'passage': None, 'question': 'How?', 'options': ['(A)x', '(B)y'], 'label': 'A'}
+    write_jsonl('score/agieval_v1/sat-en.jsonl', [sat])
+    write_jsonl('score/hendrycks_math/algebra.jsonl', [{'problem': '1+1?', 'solution': r'$\boxed{2}$'}])
+    (tmp_path / 'score' / 'prompts').mkdir()
+    for name in ('mmlu_pro', 'agieval'):
+        (tmp_path / 'score' / 'prompts' / f'{name}.json').write_text(json.dumps(FILE))
+    solve = {'prompt': '{question}'}
+    prompts = {'non_greedy_robustness': solve, 'prompt_robustness': [solve] * 10}
+    (tmp_path / 'score' / 'prompts' / 'math.json').write_text(json.dumps(prompts))
+    return tmp_path
+
+
+def items_of(task: ScoreTask, data_root: Path, tokenizer: Any, *, max_seq_len: int = 200, **more: Any) -> list[Any]:
+    prepared = Preparation(
+        task=task, task_type=type_of(task), encoder=Encoder(tokenizer), max_seq_len=max_seq_len, **more
+    )
+    return prepare_items(prepared, read_variants(task, data_root).examples)
+
+
+def text(ids) -> str:
+    return ''.join(map(chr, ids)).replace('\1', '^')
+
+
+def test_letters_are_scored_after_the_beginning_of_an_answer(data_root, character_tokenizer):
+    items = items_of(task_of(answers='likelihood'), data_root, character_tokenizer)
+    assert len(items) == 2 * (3 + 10)
+    first = items[0].request
+    assert text(first.contexts[0]) == '^Say: Who?\nA: she\nB: he\nC: it\nThe best answer is'
+    assert [text(ids) for ids in first.continuations] == [' A', ' B', ' C']
+    assert all(context is first.contexts[0] for context in first.contexts)
+    assert not any(item.request.truncated or item.request.unscorable for item in items)
+
+
+def test_a_reply_follows_the_prompt_alone_and_is_taken_to_the_last_space(data_root, character_tokenizer):
+    items = items_of(task_of(), data_root, character_tokenizer)
+    assert text(items[0].request.context) == '^Say: Who?\nA: she\nB: he\nC: it'
+    assert all(item.request.stops == StopRule() and item.request.verbatim for item in items)
+    task = task_of()
+    result = item_result(
+        items[0], Generation(key=items[0].request.key, text=' B\n\n \t'), task, type_of(task), reference=False
+    )
+    assert result.text == ' B\n\n \t'
+
+
+def test_items_are_in_row_order_with_all_variants_of_a_question_together(data_root, character_tokenizer):
+    keys = [item.request.key for item in items_of(task_of(), data_root, character_tokenizer)]
+    variants = [f'option_order:{letter}' for letter in 'ABC'] + [f'prompt:{number}' for number in range(10)]
+    variants += [f'non_greedy:{seed}' for seed in range(1, 6)]
+    assert [(key.row, key.variant) for key in keys] == [(row, name) for row in (0, 1) for name in variants]
+
+
+@pytest.mark.parametrize(
+    ('max_new_tokens', 'max_seq_len', 'expected'), [(1024, 200, 100), (1024, 201, 100), (7, 200, 7), (1024, 3, 1)]
+)
+@pytest.mark.parametrize('dataset', ['mmlu_pro', 'math'])
+def test_a_reply_has_half_of_the_length_at_most(
+    data_root, character_tokenizer, dataset: str, max_new_tokens: int, max_seq_len: int, expected: int
+):
+    task = task_of(dataset, max_new_tokens=max_new_tokens)
+    for item in items_of(task, data_root, character_tokenizer, max_seq_len=max_seq_len):
+        assert item.request.max_new_tokens == expected
+        assert item.request.length <= max_seq_len
+
+
+def test_prompts_that_are_too_long_lose_their_beginning_and_are_counted(data_root, character_tokenizer):
+    items = items_of(task_of(max_new_tokens=10), data_root, character_tokenizer, max_seq_len=30)
+    assert text(items[0].request.context) == '^' + 'Say: Who?\nA: she\nB: he\nC: it'[-19:]
+    assert all(item.request.truncated for item in items)
+
+
+def test_only_non_greedy_variants_are_drawn_each_by_its_seed(data_root, character_tokenizer):
+    """Mutation: one seed for all, or prompts drawn as well."""
+    task = task_of(seeds=[0, 12], temperature=0.5)
+    for item in items_of(task, data_root, character_tokenizer):
+        perturbation, _, name = item.request.key.variant.partition(':')
+        drawn = Sampling(temperature=0.5, top_p=1.0, top_k=0, seed=int(name)) if perturbation == 'non_greedy' else None
+        assert item.request.sampling == (drawn or Sampling())
+
+
+def test_every_drawn_reply_has_a_seed_of_its_own(data_root, character_tokenizer):
+    items = items_of(task_of(), data_root, character_tokenizer)
+    requests = [item.request for item in items if item.request.sampling.temperature > 0]
+    assert len(requests) == 10
+    assert len({draw_seed(request.sampling, request.key) for request in requests}) == 10
+    texts = TextTask(
+        task=task_of(), task_type=type_of(task_of()), examples=read_variants(task_of(), data_root).examples
+    )
+    for item in texts.items():
+        assert texts.sampling(item.key.variant) == next(
+            one.request.sampling for one in items if one.request.key == item.key
+        )
+
+
+def test_subset_items_counts_questions_and_keeps_all_their_variants(data_root):
+    assert len(read_variants(task_of(), data_root).examples) == 2 * 18
+    found = read_variants(task_of(subset_items=1), data_root).examples
+    assert len(found) == 18 and len({example.row for example in found}) == 1
+    assert len(read_variants(task_of(subset_items=99), data_root).examples) == 2 * 18
+
+
+def test_a_solution_without_an_answer_is_named(write_jsonl, data_root):
+    write_jsonl('score/hendrycks_math/algebra.jsonl', [{'problem': '1+1?', 'solution': 'two'}])
+    with pytest.raises(DataError) as raised:
+        read_variants(task_of('math'), data_root)
+    (problem,) = raised.value.problems
+    assert problem.startswith('score_math: algebra, row 0: the solution has no')
+
+
+def test_a_fix_table_says_other_answers_beside_the_prompts_or_where_it_is_named(write_jsonl, data_root, tmp_path):
+    two_boxes = {
+        'problem': '1+1?',
+        'solution': r'$\boxed{2}$ and $\boxed{1+1}$',
+    }  # with one the reference asks no table
+    write_jsonl('score/hendrycks_math/algebra.jsonl', [two_boxes])
+
+    def golds(**keys: Any) -> set[str]:
+        return {example.content.gold for example in read_variants(task_of('math', **keys), data_root).examples}
+
+    def write(path: Path, content: Any) -> str:
+        path.write_text(json.dumps(content))
+        return str(path)
+
+    assert golds() == {'2, 1+1'}
+    write(data_root / 'score' / 'prompts' / 'to_be_fixed_questions.json', [{'problem': '1+1?', 'answer': '3'}])
+    for extraction in ('tolerant', 'reference'):
+        assert golds(answer_extraction=extraction) == {'3'}
+    other = write(tmp_path / 'fixes.json', [{'problem': '1+1?', 'answer': '4'}, {'problem': 'x', 'answer': '5'}])
+    assert golds(fix_table=other) == {'4'}
+    for content in ({'1+1?': '4'}, [{'problem': '1+1?'}], [{'problem': '1+1?', 'answer': 4}], ['x']):
+        other = write(tmp_path / 'fixes.json', content)
+        with pytest.raises(ConfigError, match="allowed: a list of mappings with 'problem' and 'answer'"):
+            golds(fix_table=other)
+    with pytest.raises(ConfigError, match=r'nowhere\.json: cannot be read'):
+        golds(fix_table=str(tmp_path / 'nowhere.json'))
