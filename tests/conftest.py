@@ -32,6 +32,13 @@ def token_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
+@pytest.fixture(scope='session')
+def tiny_llamas(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from score_runs import save_tiny_llamas  # which loads torch
+
+    return save_tiny_llamas(tmp_path_factory.mktemp('models'))
+
+
 @pytest.fixture
 def character_tokenizer() -> CharacterTokenizer:
     return CharacterTokenizer()

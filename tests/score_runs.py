@@ -1,0 +1,124 @@
+"""What tests of SCORE have in common: settings, runs, and metrics averaged a second time."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterable
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import networks
+import numpy as np
+import pytest
+import tiny
+from paths import ROOT
+
+from llmfoundry_gauntlet.cli import main
+from llmfoundry_gauntlet.config.settings import decode_settings
+from llmfoundry_gauntlet.evaluation import PreparedEvaluation, prepare_evaluation
+from llmfoundry_gauntlet.inputs import load_data
+from llmfoundry_gauntlet.prompts.cache import NO_CACHE, TokenCache
+from llmfoundry_gauntlet.prompts.encode import Encoder
+
+DATA = ROOT / 'eval_data'
+LETTERS = 'ABCDEFGHIJ'
+LEAD = 'The best answer is'
+CHAT = (
+    "{{ bos_token }}{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}{{ eos_token }}"
+    '{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}'
+)
+NAMES = ('task', 'num_shots', 'file', 'row', 'variant', 'sample')
+ORDER, PROMPT, DRAWN = 'option_order', 'prompt', 'non_greedy'
+
+
+def tokenizer(template: str | None = None) -> Any:
+    """A token per byte, a bos in front, and perhaps a chat template."""
+    made = tiny.tokenizer()
+    made.chat_template = template
+    return made
+
+
+def settings_of(*entries: dict[str, Any], data_root: Path = DATA, **more: Any) -> dict[str, Any]:
+    return {'score': list(entries), 'data_root': str(data_root), **more}
+
+
+def data_of(*entries: dict[str, Any], **more: Any) -> Any:
+    return load_data(decode_settings(settings_of(*entries, **more)))
+
+
+def prepared_of(
+    *entries: dict[str, Any], template: str | None = None, cache: TokenCache = NO_CACHE, **more: Any
+) -> PreparedEvaluation:
+    return prepare_evaluation(data_of(*entries, **more), Encoder(tokenizer(template)), max_seq_len=1024, cache=cache)
+
+
+def run_cli(*arguments: Any) -> int:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, 'argv', ['gauntlet', *map(str, arguments)])
+        try:
+            main()
+        except SystemExit as end:
+            return int(end.code or 0)
+    return 0
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding='utf-8').splitlines()]
+
+
+def mean(values: Iterable[float]) -> float:
+    values = list(values)
+    return math.fsum(values) / len(values)
+
+
+# The samples of a run are marked and averaged here a second time, from DESIGN alone.
+
+
+def options_of(sample: dict[str, Any]) -> tuple[list[str], int]:
+    """A row of our own MMLU-Pro as its variant shows it: options, and the place of the right one."""
+    row = read_lines(DATA / 'score' / 'mmlu_pro_test.jsonl')[sample['row']]
+    options, gold = list(row['options']), row['answer_index']
+    perturbation, _, name = sample['variant'].partition(':')
+    if perturbation == ORDER:
+        place = LETTERS.index(name)
+        options[gold], options[place] = options[place], options[gold]
+        gold = place
+    return options, gold
+
+
+def check_metrics(record: dict[str, Any], samples: list[dict[str, Any]], perturbation: str) -> None:
+    """Accuracy by category, consistency of the chosen texts, and what else there is."""
+    groups: dict[int, list[dict[str, Any]]] = {}
+    for sample in samples:
+        if sample['variant'].startswith(f'{perturbation}:'):
+            groups.setdefault(sample['row'], []).append(sample)
+    by_category: dict[str, list[float]] = {}
+    for group in groups.values():
+        by_category.setdefault(group[0]['category'], []).append(mean(sample['credit'] for sample in group))
+    rates = []
+    for group in groups.values():
+        texts = [None if s['predicted'] is None else options_of(s)[0][s['predicted']] for s in group]
+        pairs = list(combinations(texts, 2))
+        rates.append(mean(one is not None and one == other for one, other in pairs))
+    wanted = {
+        'accuracy': mean(mean(values) for values in by_category.values()),
+        'consistency_rate': mean(rates),
+        'consistency_rate/standard_error': np.std(rates, ddof=1) / math.sqrt(len(rates)),
+        'unparsed_rate': mean(sample['predicted'] is None for group in groups.values() for sample in group),
+        'all_variants_right': mean(all(sample['credit'] == 1 for sample in group) for group in groups.values()),
+    }
+    for name, value in wanted.items():
+        found = record['metrics'][f'icl/metrics/score/mmlu_pro/{perturbation}/{name}']
+        assert found == pytest.approx(value, abs=1e-12), name
+
+
+def save_tiny_llamas(folder: Path) -> Path:
+    """A tiny Llama without and with a chat template, in `plain` and `chat`."""
+    network = networks.network(vocab_size=259, max_position_embeddings=1024, eos_token_id=1)
+    for name, template in (('plain', None), ('chat', CHAT)):
+        network.save_pretrained(folder / name)
+        tokenizer(template).save_pretrained(folder / name)
+    return folder

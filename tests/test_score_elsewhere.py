@@ -1,0 +1,344 @@
+"""SCORE of a few rows: asked and answered elsewhere, what is wrong with answers, and in training."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+from composer.loggers import InMemoryLogger
+from score_runs import (
+    DRAWN,
+    LEAD,
+    NAMES,
+    ORDER,
+    PROMPT,
+    data_of,
+    mean,
+    read_lines,
+    run_cli,
+    settings_of,
+)
+
+from llmfoundry_gauntlet import EvalGauntlet, evaluate
+from llmfoundry_gauntlet.errors import DataError
+from llmfoundry_gauntlet.marking import mark_answers
+from llmfoundry_gauntlet.prompts.seeds import draw_seed
+from llmfoundry_gauntlet.records.answers import read_answers
+from llmfoundry_gauntlet.tasks.items import sampling_of
+from llmfoundry_gauntlet.values import ItemKey
+
+
+@pytest.fixture
+def rows(write_jsonl, tmp_path: Path) -> Path:
+    """One question of each data set, and two short prompts."""
+    folder = tmp_path / 'data'
+    law = {'question': 'Who?', 'options': ['he', 'she', 'it'], 'answer': 'B', 'answer_index': 1, 'category': 'law'}
+    write_jsonl('data/score/mmlu_pro_test.jsonl', [law])
+    sat = {'passage': None, 'question': 'How?', 'options': ['(A)x', '(B)y'], 'label': 'A'}
+    write_jsonl('data/score/agieval_v1/sat-en.jsonl', [sat])
+    write_jsonl('data/score/hendrycks_math/algebra.jsonl', [{'problem': '1+1?', 'solution': r'$\boxed{2}$'}])
+    ask = {'prompt': '{question}{options}'}
+    prompts = {'option_order_robustness': ask, 'non_greedy_robustness': ask}
+    numbered = [{'prompt': f'{number}. {{question}}{{options}}'} for number in range(10)]
+    (folder / 'score' / 'prompts').mkdir(parents=True)
+    for name in ('mmlu_pro', 'agieval'):
+        content = {**prompts, 'prompt_robustness': numbered}
+        (folder / 'score' / 'prompts' / f'{name}.json').write_text(json.dumps(content))
+    solve = {'prompt': '{question}'}
+    content = {'non_greedy_robustness': solve, 'prompt_robustness': [solve] * 10}
+    (folder / 'score' / 'prompts' / 'math.json').write_text(json.dumps(content))
+    return folder
+
+
+def exported(rows: Path, *entries: dict[str, Any], words: Iterable[Any] = ()) -> list[dict[str, Any]]:
+    """The lines that `gauntlet export --score` writes."""
+    path, out = rows / 'score.yaml', rows / 'requests.jsonl'
+    path.write_text(json.dumps({'score': list(entries)}))
+    assert run_cli('export', '--score', path, '--data-root', rows, '--out', out, '--overwrite', *words) == 0
+    return read_lines(out)
+
+
+def test_an_exported_line_says_all_that_a_server_needs(rows: Path):
+    lines = exported(rows, {'dataset': 'mmlu_pro', 'temperature': 0.5, 'seeds': [7], 'max_new_tokens': 9})
+    name = {'task': 'score_mmlu_pro', 'num_shots': 0, 'file': None, 'row': 0}
+    greedy = {'stop': [], 'max_new_tokens': 9, 'temperature': 0.0, 'top_p': 1.0, 'top_k': 0, 'seed': None}
+    swapped = 'Who?\nA: she\nB: he\nC: it'
+    whole = {**name, 'variant': 'option_order:A', 'sample': 0, 'prompt': swapped, 'choices': None, **greedy}
+    assert lines[0] == whole and list(lines[0]) == list(whole)
+    assert [line['variant'] for line in lines] == [
+        *(f'option_order:{letter}' for letter in 'ABC'),
+        *(f'prompt:{number}' for number in range(10)),
+        'non_greedy:7',
+    ]
+    (drawn,) = [line for line in lines if line['temperature'] > 0]
+    key = ItemKey('score_mmlu_pro/0-shot', 0, variant='non_greedy:7')
+    (task,) = data_of({'dataset': 'mmlu_pro', 'temperature': 0.5, 'seeds': [7]}, data_root=rows).suite.tasks
+    assert drawn['variant'] == 'non_greedy:7' and drawn['temperature'] == 0.5
+    assert drawn['seed'] == draw_seed(sampling_of(task, 'non_greedy:7'), key)
+    assert (drawn['top_p'], drawn['top_k']) == (1.0, 0)
+
+
+def test_five_seeds_are_five_seeds(rows: Path):
+    lines = exported(rows, {'dataset': 'math', 'perturbations': [DRAWN]})
+    assert len({line['seed'] for line in lines}) == len(lines) == 5
+    assert {line['prompt'] for line in lines} == {'1+1?'} and {line['file'] for line in lines} == {'algebra'}
+
+
+@pytest.mark.parametrize(
+    ('given', 'words', 'in_chat'),
+    [
+        ('auto', (), False),
+        (True, (), True),
+        (False, (), False),
+        ('auto', ('--tokenizer', 'chat'), True),
+        (True, ('--tokenizer', 'chat'), True),
+        (False, ('--tokenizer', 'chat'), False),
+        ('auto', ('--tokenizer', 'plain'), False),
+    ],
+)
+def test_messages_are_for_servers_that_apply_a_chat_template(
+    rows: Path, tiny_llamas: Path, given: Any, words: tuple[str, ...], in_chat: bool
+):
+    words = [tiny_llamas / word if word in ('plain', 'chat') else word for word in words]
+    lines = exported(rows, {'dataset': 'mmlu_pro', 'chat_template': given, 'perturbations': [PROMPT]}, words=words)
+    text = '0. Who?\nA: he\nB: she\nC: it'
+    if in_chat:
+        assert 'prompt' not in lines[0] and lines[0]['messages'] == [{'role': 'user', 'content': text}]
+    else:
+        assert 'messages' not in lines[0] and lines[0]['prompt'] == text
+
+
+def test_letters_to_be_scored_are_exported_as_choices(rows: Path, tiny_llamas: Path):
+    entry = {'dataset': 'mmlu_pro', 'answers': 'likelihood', 'perturbations': [PROMPT]}
+    nothing = dict.fromkeys(('stop', 'max_new_tokens', 'temperature', 'top_p', 'top_k', 'seed'))
+    line = exported(rows, entry)[0]
+    assert line['prompt'] == f'0. Who?\nA: he\nB: she\nC: it\n{LEAD}'
+    assert line['choices'] == [' A', ' B', ' C'] and line.items() >= nothing.items()
+    line = exported(rows, entry, words=['--tokenizer', tiny_llamas / 'chat'])[0]
+    assert line['messages'] == [
+        {'role': 'user', 'content': '0. Who?\nA: he\nB: she\nC: it'},
+        {'role': 'assistant', 'content': LEAD},
+    ]
+    assert line['choices'] == [' A', ' B', ' C']
+
+
+def answers_to(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Right ones: the right option is 'she', 'x' or 2; letters are found in the text that was asked."""
+    found = []
+    for line in lines:
+        text = line['messages'][0]['content'] if 'messages' in line else line['prompt']
+        place = {'score_mmlu_pro': ': she', 'score_agieval': ': x', 'score_math': ''}[line['task']]
+        letter = text[text.index(place) - 1]
+        name = {key: line[key] for key in NAMES}
+        if line['choices'] is not None:
+            found.append({**name, 'logprobs': [-0.5 if choice == f' {letter}' else -2.0 for choice in line['choices']]})
+        elif line['task'] == 'score_math':
+            found.append({**name, 'text': r'It is $\boxed{2}$'})
+        else:
+            found.append({**name, 'text': f'The best answer is {letter}.\n'})
+    return found
+
+
+ENTRIES = (
+    {'dataset': 'mmlu_pro', 'chat_template': True},
+    {'dataset': 'agieval', 'answers': 'likelihood'},
+    {'dataset': 'math', 'seeds': [1, 2]},
+)
+
+
+def write_answers(rows: Path, answers: list[Any]) -> Path:
+    path = rows / 'answers.jsonl'
+    path.write_text(''.join(f'{json.dumps(answer)}\n' for answer in answers))
+    return path
+
+
+def test_requests_answered_elsewhere_come_back_through_the_command_line(rows: Path, tmp_path: Path, capsys):
+    lines = exported(rows, *ENTRIES)
+    assert len(lines) == (3 + 10 + 5) + (2 + 10) + (10 + 2)
+    path = write_answers(rows, answers_to(lines)[::-1])
+    common = ['--score', rows / 'score.yaml', '--data-root', rows]
+    assert run_cli('run', '--outputs', path, *common, '--out', tmp_path / 'out') == 0
+    record = json.loads((tmp_path / 'out' / 'results.json').read_text())
+    perturbations = {'mmlu_pro': (ORDER, PROMPT, DRAWN), 'agieval': (ORDER, PROMPT), 'math': (PROMPT, DRAWN)}
+    for dataset, names in perturbations.items():
+        for name in names:
+            found = record['score'][dataset]['perturbations'][name]
+            assert found['accuracy'] == found['consistency_rate'] == found['all_variants_right'] == {'value': 1.0}
+            assert found['unparsed_rate'] == {'value': 0.0}
+            prefix = f'icl/metrics/score/{dataset}/{name}'
+            assert record['metrics'][f'{prefix}/consistency_rate_reference'] >= 0
+            assert record['metrics'][f'{prefix}/accuracy'] == 1
+    assert set(record['metrics']) >= {
+        f'icl/metrics/score/math/non_greedy/non_greedy_{seed}/accuracy' for seed in (1, 2)
+    }
+    assert record['score']['math']['perturbations'][ORDER] == {'reason': 'math has no options'}
+    samples = read_lines(tmp_path / 'out' / 'samples' / 'score_math_0-shot.jsonl')
+    assert {sample['answer'] for sample in samples} == {'2'}
+    assert 'score math prompt consistency_rate' in capsys.readouterr().out
+
+
+def test_samples_have_their_lines_in_one_order_whoever_answers(tiny_llamas: Path, tmp_path: Path):
+    """DESIGN: one line per item and variant, in row order. Mutation: variants and files sorted by their names."""
+    entry = {'dataset': 'agieval', 'answers': 'likelihood', 'subset_items': 7, 'perturbations': [ORDER, PROMPT]}
+    ours = evaluate(tiny_llamas / 'plain', device='cpu', **settings_of(entry)).results['score_agieval/0-shot']
+    lines = [
+        {**dict(zip(NAMES, ('score_agieval', 0, key.file, key.row, key.variant, 0), strict=True)), 'logprobs': values}
+        for key, values in ((result.key, result.logprobs) for result in ours)
+    ]
+    theirs = mark_answers(data_of(entry), read_answers(write_answers(tmp_path, lines)))
+    assert [result.key for result in theirs.results['score_agieval/0-shot']] == [result.key for result in ours]
+    assert [result.credit for result in theirs.results['score_agieval/0-shot']] == [result.credit for result in ours]
+
+
+@pytest.mark.parametrize('dataset', ['mmlu_pro', 'agieval'])
+def test_accuracy_is_by_category_in_mmlu_pro_and_over_all_questions_elsewhere(tmp_path: Path, dataset: str):
+    """20 of our questions with answers drawn at random: 14 categories of one or two, 7 files of two or three."""
+    entry = {'dataset': dataset, 'subset_items': 20, 'perturbations': [ORDER], 'answers': 'likelihood'}
+    data, draws = data_of(entry), np.random.default_rng(3)
+    (examples,) = data.examples.values()
+    lines, credits = [], {}
+    for example in examples:
+        values = (-draws.random(example.content.num_choices)).tolist()
+        names = (f'score_{dataset}', 0, example.file, example.row, example.variant, 0)
+        lines.append({**dict(zip(NAMES, names, strict=True)), 'logprobs': values})
+        question = credits.setdefault(example.category, {}).setdefault((example.file, example.row), [])
+        question.append(float(np.argmax(values) == example.content.gold))
+    marked = mark_answers(data, read_answers(write_answers(tmp_path, lines)))
+    score = marked.robustness[dataset][ORDER]
+    micro = mean(mean(group) for questions in credits.values() for group in questions.values())
+    macro = mean(mean(map(mean, questions.values())) for questions in credits.values())
+    assert (score.accuracy_micro.value, score.accuracy_macro.value) == (pytest.approx(micro), pytest.approx(macro))
+    assert abs(micro - macro) > 1e-5
+    assert score.accuracy == (score.accuracy_macro if dataset == 'mmlu_pro' else score.accuracy_micro)
+    assert score.consistency_rate.value < 0.6
+
+
+def problems_of(rows: Path, answers: list[Any], **options: Any) -> list[str]:
+    path = write_answers(rows, answers)
+    with pytest.raises(DataError) as raised:
+        mark_answers(data_of(*ENTRIES, data_root=rows), read_answers(path), **options)
+    return [problem.replace(f'{path}:', 'line ') for problem in raised.value.problems]
+
+
+def test_missing_doubled_and_unknown_variants_are_named(rows: Path, tmp_path: Path):
+    answers = answers_to(exported(rows, *ENTRIES))
+    names = {(one['task'], one['variant']): one for one in answers}
+    kept = [
+        one
+        for name, one in names.items()
+        if name not in (('score_mmlu_pro', 'option_order:B'), ('score_math', 'prompt:3'), ('score_math', 'prompt:4'))
+    ]
+    wrong = [
+        names['score_agieval', 'prompt:0'],
+        {**names['score_math', 'prompt:0'], 'variant': 'prompt:10'},
+        {**names['score_math', 'prompt:0'], 'file': 'geometry'},
+        {**names['score_mmlu_pro', 'prompt:0'], 'variant': None},
+        {**names['score_mmlu_pro', 'prompt:0'], 'variant': 3},
+    ]
+    first = kept.index(names['score_agieval', 'prompt:0']) + 1
+    place = len(kept) + 1
+    assert problems_of(rows, [*kept, *wrong]) == [
+        f'line {place}: score_agieval/0-shot, sat-en, row 0, prompt:0 was answered already at line {first}',
+        f'line {place + 1}: score_math/0-shot, algebra, row 0, prompt:10 is not an item of these tasks',
+        f'line {place + 2}: score_math/0-shot, geometry, row 0, prompt:0 is not an item of these tasks',
+        f'line {place + 3}: score_mmlu_pro/0-shot, row 0 is not an item of these tasks',
+        f'line {place + 4}: variant is 3; allowed: text',
+        'score_math/0-shot, algebra, prompt:3: there is no answer to row 0',
+        'score_math/0-shot, algebra, prompt:4: there is no answer to row 0',
+        'score_mmlu_pro/0-shot, option_order:B: there is no answer to row 0',
+    ]
+
+
+def test_answers_of_the_wrong_kind_are_named(rows: Path):
+    answers = answers_to(exported(rows, *ENTRIES))
+    for answer in answers:
+        if answer['variant'] == 'prompt:0':
+            answer.pop('text', None)
+            answer['logprobs'] = [-1.0, -1.0, -1.0]
+    assert [problem.partition(': ')[2] for problem in problems_of(rows, answers)] == [
+        'score_mmlu_pro/0-shot, row 0, prompt:0: has no text; a reply is wanted',
+        'score_agieval/0-shot, sat-en, row 0, prompt:0: has 3 logprobs; allowed: 2, one per choice',
+        'score_math/0-shot, algebra, row 0, prompt:0: has no text; a reply is wanted',
+    ]
+
+
+def test_allowed_missing_answers_leave_the_others_with_a_score(rows: Path, tmp_path: Path, capsys):
+    answers = answers_to(exported(rows, *ENTRIES))
+    few = [one for one in answers if one['variant'] not in ('option_order:C', 'non_greedy:2') or one['file']]
+    path = write_answers(rows, few)
+    common = ['--score', rows / 'score.yaml', '--data-root', rows, '--outputs', path]
+    assert run_cli('run', *common, '--out', tmp_path / 'no') == 2
+    error = capsys.readouterr().err
+    assert 'score_mmlu_pro/0-shot, option_order:C: there is no answer to row 0' in error
+    assert run_cli('run', *common, '--out', tmp_path / 'out', '--allow-missing') == 0
+    record = json.loads((tmp_path / 'out' / 'results.json').read_text())
+    order = record['score']['mmlu_pro']['perturbations'][ORDER]
+    assert order['accuracy'] == {'value': 1.0}
+    assert (order['num_questions'], order['num_incomplete']) == (1, 1)
+    assert order['consistency_rate'] == {'reason': '1 of 3 items unscored'}
+    assert order['accuracy_by_variant']['option_order:C'] == {'reason': '1 of 1 items unscored'}
+    assert record['metrics']['gauntlet/unscored_items'] == 2
+    assert record['score']['mmlu_pro']['perturbations'][PROMPT]['consistency_rate'] == {'value': 1.0}
+    sample = read_lines(tmp_path / 'out' / 'samples' / 'score_mmlu_pro_0-shot.jsonl')
+    unscored = [one['variant'] for one in sample if one['status'] == 'unscored']
+    assert sorted(unscored) == ['non_greedy:2', 'option_order:C']
+
+
+def test_tasks_and_score_may_be_run_together_and_neither_is_an_error(rows: Path, tmp_path: Path, capsys):
+    (rows / 'arc.jsonl').write_text(json.dumps({'query': 'Sky?', 'choices': ['blue', 'green'], 'gold': 0}) + '\n')
+    task = {'label': 'arc', 'dataset_uri': 'arc.jsonl', 'num_fewshot': [0], 'icl_task_type': 'multiple_choice'}
+    (rows / 'tasks.yaml').write_text(json.dumps({'icl_tasks': [task]}))
+    (rows / 'score.yaml').write_text(json.dumps({'score': {'dataset': 'arc', 'perturbations': [ORDER]}}))
+    common = ['--data-root', rows, '--out', tmp_path / 'requests.jsonl']
+    assert run_cli('export', '--tasks', rows / 'tasks.yaml', '--score', rows / 'score.yaml', *common) == 0
+    lines = read_lines(tmp_path / 'requests.jsonl')
+    assert [(line['task'], line['variant']) for line in lines] == [
+        ('arc', None),
+        ('score_arc', 'option_order:A'),
+        ('score_arc', 'option_order:B'),
+    ]
+    assert run_cli('export', '--score', rows / 'score.yaml', *common, '--overwrite') == 2
+    assert "is 'arc'; allowed: mmlu_pro, agieval, math" in capsys.readouterr().err
+    assert run_cli('export', *common, '--overwrite') == 2
+    assert 'nothing to export: give --tasks, --score or both' in capsys.readouterr().err
+    assert run_cli('validate', '--score', rows / 'none.yaml') == 1
+
+
+# Any multiple_choice task of the Gauntlet.
+
+
+def test_each_evaluation_in_training_logs_scores_keys_at_its_batch(rows: Path, tmp_path: Path):
+    """Prompts of a few characters, as the model reads 128 tokens."""
+    logger = InMemoryLogger()
+    entries = [
+        {'dataset': 'mmlu_pro', 'answers': 'likelihood'},
+        {'dataset': 'agieval', 'max_new_tokens': 4, 'perturbations': [PROMPT, DRAWN]},
+        {'dataset': 'math', 'max_new_tokens': 4, 'perturbations': [DRAWN], 'seeds': [1, 2]},
+    ]
+    callback = EvalGauntlet(
+        score=entries, data_root=str(rows), interval=['first', '2ba', 'last'], save_folder=str(tmp_path / 'records')
+    )
+    trainer = tiny.trainer([callback], max_duration='3ba', loggers=[logger])
+    trainer.fit()
+    trainer.close()
+    prefix = 'icl/metrics/score'
+    keys = [
+        *(f'{prefix}/mmlu_pro/option_order/{name}' for name in ('accuracy', 'consistency_rate', 'unparsed_rate')),
+        *(f'{prefix}/mmlu_pro/prompt/{name}' for name in ('accuracy_worst', 'accuracy_best', 'all_variants_right')),
+        f'{prefix}/mmlu_pro/prompt/consistency_rate_reference',
+        f'{prefix}/mmlu_pro/option_order/option_order_C/accuracy',
+        f'{prefix}/agieval/prompt/prompt_9/accuracy',
+        f'{prefix}/agieval/non_greedy/non_greedy_5/accuracy',
+        f'{prefix}/math/non_greedy/unparsed_rate',
+        'gauntlet/seconds/score_math/0-shot',
+    ]
+    for key in keys:
+        assert [timestamp.batch.value for timestamp, _ in logger.data[key]] == [0, 2, 3], key
+    record = json.loads((tmp_path / 'records' / 'ba3' / 'results.json').read_text())
+    assert record['metrics'].items() >= {key: logger.data[key][-1][1] for key in keys}.items()
+    assert record['training']['batch'] == 3 and list(record['score']) == ['mmlu_pro', 'agieval', 'math']
