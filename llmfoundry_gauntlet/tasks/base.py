@@ -18,7 +18,8 @@ class TaskType:
     Its accuracy is called `metric`; `marks` are the names of further metrics that `judge` gives with every item.
 
     * `parse(row, task)` checks a data row and returns its content, or raises RowError. A content has `gold`.
-    * `shot(content, task, first)` is the text of a shot; `first` where nothing precedes it.
+    * `shot(content, task, first)` is the text of a shot; `first` where nothing precedes it. SCORE, which has its own
+      files and no shots, has neither of these two.
     * `ask(content, task, first)` is the Question; `first` where no instruction or shot precedes it.
     * `judge(output, content, task, reference)` marks an output, a reply up to its stop; `reference` asks for
       llm-foundry's rule.
@@ -42,9 +43,9 @@ class TaskType:
 
     name: str
     metric: str
-    parse: Callable[[Mapping[str, Any], TaskSpec], Any]
-    shot: Callable[[Any, TaskSpec, bool], str]
     ask: Callable[[Any, TaskSpec, bool], Question]
+    parse: Callable[[Mapping[str, Any], TaskSpec], Any] | None = None
+    shot: Callable[[Any, TaskSpec, bool], str] | None = None
     judge: Callable[[Any, Any, TaskSpec, bool], Judgement] | None = None
     marks: tuple[str, ...] = ()
     responses: Callable[[Any, TaskSpec], tuple[str, ...]] | None = None

@@ -108,16 +108,6 @@ def read_fixes(task: ScoreTask, data_root: str | Path) -> Mapping[str, str] | No
     return {entry['problem']: entry['answer'] for entry in entries}
 
 
-def parse(row: Mapping[str, Any], task: ScoreTask) -> Any:
-    """Rows are read by `read_variants`, as a data set has several files and formats."""
-    raise NotImplementedError(f'{task.key}: see read_variants')
-
-
-def shot(content: Posed, task: ScoreTask, first: bool) -> str:
-    """SCORE has no shots."""
-    raise NotImplementedError(f'{task.key} is asked without shots')
-
-
 def ask(content: Posed, task: ScoreTask, first: bool) -> Question:
     """The prompt, to be answered in words."""
     return Question(contexts=(content.text,), continuations=(), chat_template=task.score.chat_template)
@@ -139,10 +129,19 @@ def judge_letter(output: Generation, content: Posed, task: ScoreTask, reference:
         letter = letter if len(letter) == 1 and letter in letters else None
     else:
         letter = tolerant_letter(output.text, content.question.options)
-    predicted = None if letter is None else letters.index(letter)
-    return Judgement(
-        credit=float(predicted == content.gold), predicted=predicted, answer=letter, reason=reason(output, letter)
-    )
+    return chosen(letter, content, reason(output, letter))
+
+
+def judge_text(text: str, content: Posed) -> Judgement:
+    """The letter of a reply that somebody else's model wrote in place of scoring letters."""
+    letter = tolerant_letter(text, content.question.options)
+    return chosen(letter, content, UNPARSED if letter is None else None)
+
+
+def chosen(letter: str | None, content: Posed, why: str | None) -> Judgement:
+    """A letter against the right one."""
+    predicted = None if letter is None else LETTERS.index(letter)
+    return Judgement(credit=float(predicted == content.gold), predicted=predicted, answer=letter, reason=why)
 
 
 def judge_likelihood(output: ScoreOutput, content: Posed, task: ScoreTask, reference: bool) -> Judgement:
@@ -175,15 +174,7 @@ def reason(output: Generation, answer: str | None) -> str | None:
     return '; '.join(reasons) or None
 
 
-def judge_text(text: str, content: Posed) -> Judgement:
-    """The letter of a reply that somebody else's model wrote in place of scoring letters."""
-    letter = tolerant_letter(text, content.question.options)
-    predicted = None if letter is None else LETTERS.index(letter)
-    why = UNPARSED if letter is None else None
-    return Judgement(credit=float(predicted == content.gold), predicted=predicted, answer=letter, reason=why)
-
-
-SHARED: dict[str, Any] = {'metric': 'accuracy', 'parse': parse, 'shot': shot}
+METRIC = 'accuracy'
 WRITTEN: dict[str, Any] = {
     'ask': ask,
     'responses': lambda content, task: (),
@@ -192,13 +183,13 @@ WRITTEN: dict[str, Any] = {
 }
 
 TASK_TYPES = (
-    TaskType(name=SCORE_TASK_TYPES[GENERATE, False], judge=judge_letter, **SHARED, **WRITTEN),
+    TaskType(name=SCORE_TASK_TYPES[GENERATE, False], judge=judge_letter, metric=METRIC, **WRITTEN),
     TaskType(
         name=SCORE_TASK_TYPES[LIKELIHOOD, False],
         judge=judge_likelihood,
         ask=ask_letters,
         judge_text=judge_text,
-        **SHARED,
+        metric=METRIC,
     ),
-    TaskType(name=SCORE_TASK_TYPES[GENERATE, True], judge=judge_expression, **SHARED, **WRITTEN),
+    TaskType(name=SCORE_TASK_TYPES[GENERATE, True], judge=judge_expression, metric=METRIC, **WRITTEN),
 )
