@@ -198,7 +198,7 @@ class EvaluationLoader:
 
         Programs are run while the model goes on; their results are collected after the last pool.
         """
-        outputs = self.writer.run(pool)
+        outputs = self.writer.write(pool)
         tasks = self.prepared.tasks
         programs = [one for one in outputs if task_types()[tasks[one.key.task].icl_task_type].runs_programs]
         if programs:

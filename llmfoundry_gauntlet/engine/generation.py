@@ -12,6 +12,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from llmfoundry_gauntlet.engine.reply import ReplyDecoder
 from llmfoundry_gauntlet.engine.row_cache import RowCache
 from llmfoundry_gauntlet.engine.tree_attention import KeyValue, tree_attention, tree_layout
 from llmfoundry_gauntlet.errors import ModelError
-from llmfoundry_gauntlet.values import Generation, ItemKey, ScoreRequest
+from llmfoundry_gauntlet.values import GenerateRequest, Generation, ItemKey, ScoreRequest
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +79,13 @@ class ReplyWriter:
             yield
         finally:
             self.way, self.choose, self.decoder, self.usage = before
+
+    def write(self, pool: Pool) -> list[Generation]:
+        """As `run`, but equal requests from which nothing is drawn share a reply."""
+        written_as = first_of_equal(pool.requests)
+        wanted = [request for request in pool.requests if written_as[request.key] == request.key]
+        done = {reply.key: reply for reply in self.run(replace(pool, requests=tuple(wanted)))}
+        return [replace(done[first], key=key) for key, first in written_as.items()]
 
     @torch.no_grad()
     def run(self, pool: Pool) -> list[Generation]:
@@ -182,6 +190,18 @@ class ReplyWriter:
         places = [np.flatnonzero(stream.ends[: end + 1] > end) for end in ends]  # a token and those before it
         cache.take_stream(found, [self.ids(place) for place in places])
         return (logits if made else logits[:, last])[0].float()
+
+
+def first_of_equal(requests: Sequence[GenerateRequest]) -> dict[ItemKey, ItemKey]:
+    """By each request's name, in their order, that of the first which must have the same reply."""
+    first: dict[tuple[object, ...], ItemKey] = {}
+    names: dict[ItemKey, ItemKey] = {}
+    for request in requests:
+        wanted = (request.context.tobytes(), request.max_new_tokens, request.stops)
+        wanted += (request.verbatim, request.restores_space)
+        is_drawn = request.sampling.temperature > 0
+        names[request.key] = request.key if is_drawn else first.setdefault(wanted, request.key)
+    return names
 
 
 @contextmanager

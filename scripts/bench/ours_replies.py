@@ -73,7 +73,7 @@ class OurReplies(Ours):
     def write(self, writer: ReplyWriter, pools: Sequence[Pool]) -> list[Generation]:
         """The replies of pools in the order in which a single rank writes them."""
         writer.way = self.found.way
-        return [generation for pool in assign_pools(pools, num_ranks=1)[0] for generation in writer.run(pool)]
+        return [generation for pool in assign_pools(pools, num_ranks=1)[0] for generation in writer.write(pool)]
 
     def found_out(self, planned: PlannedEvaluation, results: tuple[ItemResult, ...]) -> dict[str, Any]:
         """All of an answer but the seconds. `predictions` are the replies' texts up to their stops."""

@@ -345,3 +345,21 @@ def test_a_model_is_left_as_it_was_after_a_run_and_after_an_error_in_the_middle(
     assert model.config.to_dict() == config and not model.training
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
     assert replies.texts(writer, replies.mixed_requests()) == expected
+
+
+def test_equal_requests_from_which_nothing_is_drawn_are_written_once():
+    prompt, other = networks.draw(np.random.default_rng(3), 9), networks.draw(np.random.default_rng(4), 9)
+    drawn = Sampling(temperature=2.0, seed=1)
+    wanted = [
+        request(0, prompt, 6),
+        request(1, other, 6),
+        request(2, prompt, 6),
+        request(3, prompt, 4),
+        request(4, prompt, 6, sampling=drawn),
+        request(5, prompt, 6, sampling=drawn),
+    ]
+    writer = writer_of(untied('llama'))
+    texts = [reply.text for reply in writer.write(replies.pool_of(wanted))]
+    assert texts == replies.texts(writer_of(untied('llama')), wanted, 4)
+    assert texts[0] == texts[2] and texts[3] == texts[0][:4] and len({texts[0], texts[1], texts[4], texts[5]}) == 4
+    assert writer.usage.written == 5 + 5 + 3 + 5 + 5  # a reply's last token is never run
