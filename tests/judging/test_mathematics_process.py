@@ -248,7 +248,7 @@ def test_a_text_that_broke_a_limit_twice_is_not_compared_again(monkeypatch: pyte
     monkeypatch.setattr(math_worker.os, 'fork', lambda: forks.append(1) or fork())
     said: list[bytes] = []
     results = type('Results', (), {'write': staticmethod(said.append)})
-    limits = {'seconds': 1, 'reference_seconds': 1, 'step_seconds': 0.5, 'wall_seconds': 20, 'memory_bytes': 2**30}
+    limits = {'seconds': 1, 'reference_seconds': 1, 'step_seconds': 0.5, 'wall_seconds': 20, 'memory_bytes': 2**44}
     server = math_worker.Server({**limits, 'processes': 1}, os.getppid(), results)
     monster = r'\sum_{n=1}^{10^{9}} \frac{\sin(n)}{n^{0}}'
     texts = [*((monster, str(number)) for number in range(6)), ('x+1', '1+x')]
