@@ -261,7 +261,7 @@ def test_tmp_has_a_limit_of_bytes_and_one_of_files(way: Way):
 
 def test_process_1_is_out_of_reach(way: Way):
     assert said(way, 'for n in 1 2 9 15 19; do kill -$n 1; done 2> /dev/null; sleep 0.1; echo here') == 'here\n'
-    assert said(way, 'cat /proc/1/mem /proc/1/environ /proc/1/root/etc/passwd 2> /dev/null || echo none') == 'none\n'
+    assert said(way, 'cd /proc/1; cat mem environ root/etc/passwd 2> /dev/null || echo none') == 'none\n'
 
 
 @pytest.mark.skipif(not os.path.exists('/usr/bin/python3'), reason='there is no Python below /usr')

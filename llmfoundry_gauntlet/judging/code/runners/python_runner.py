@@ -34,6 +34,7 @@ UNREADABLE = (
     OverflowError,
     SystemError,
 )
+NO_EXPRESSION = (SyntaxError, NameError, TypeError, AttributeError, ValueError, ArithmeticError, LookupError)
 WHEN, MAX_NAME = ('in a call', 'before the first call'), 40
 NOT_PLAIN = 'the result of a call is no plain value'
 
@@ -284,7 +285,7 @@ def run_pairs(pairs, candidate):
         arguments = eval(given, {})
         try:
             expected = eval(wanted, {})
-        except Exception:
+        except NO_EXPRESSION:
             expected = wanted
         if candidate(*arguments) != expected:
             return f'call {candidate.num_calls}: the result is not the expected one'
