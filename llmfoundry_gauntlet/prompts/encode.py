@@ -171,10 +171,12 @@ class Encoder:
         return tuple(self._message(context) + question.lead for context in question.contexts)
 
     def _message(self, text: str) -> str:
+        from jinja2 import TemplateError
+
         message = [{'role': 'user', 'content': text}]
         try:
             return self.tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
-        except Exception as error:  # templates are programs of their own
+        except (TemplateError, ValueError, TypeError, LookupError, AttributeError) as error:
             raise ModelError(f"the tokenizer's chat template cannot be applied: {error}") from error
 
     def questions(self, questions: Sequence[Question], known: dict[str, Ids]) -> list[tuple[Parts, Parts]]:
