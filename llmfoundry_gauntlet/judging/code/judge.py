@@ -10,13 +10,12 @@ import contextlib
 import json
 import subprocess
 import time
-from collections.abc import Iterator
 
 from llmfoundry_gauntlet.judging.code.cpp import build_completion, build_problem
 from llmfoundry_gauntlet.judging.code.programs import CPP, JAVASCRIPT, PYTHON, Program, make_program, whole_text
-from llmfoundry_gauntlet.judging.code.sandbox import Running, Sandbox, file_in_memory, started
-from llmfoundry_gauntlet.judging.code.servers import COMMANDS, Pipes, TestServer, server_for
-from llmfoundry_gauntlet.judging.code.tools import COMPLETION, cpp_command
+from llmfoundry_gauntlet.judging.code.sandbox import Sandbox, file_in_memory, started
+from llmfoundry_gauntlet.judging.code.servers import Pipes, server_for
+from llmfoundry_gauntlet.judging.code.tools import cpp_command
 from llmfoundry_gauntlet.judging.code.verdicts import LATE, CannotJudge, Undecided, Verdict
 
 SELF_TEST_SECONDS = 60.0
@@ -77,9 +76,12 @@ def judge_script(program: Program, code: str, sandbox: Sandbox, deadline: float)
         server = server_for(program.language, sandbox)
         is_fresh = server.num_run == 0
         try:
-            with completion_answering(server, program, code, sandbox) as running:
+            running = server.start_completion({'code': code, 'target': program.target})
+            try:
                 said = server.run(test, deadline)
                 running.check_started()
+            finally:
+                running.stop()
         except (Undecided, OSError):
             server.close()
             raise
@@ -89,17 +91,6 @@ def judge_script(program: Program, code: str, sandbox: Sandbox, deadline: float)
         server.close()
         if is_fresh:  # else it may have ended for what another test had done
             raise Undecided('the test ended without a verdict')
-
-
-@contextlib.contextmanager
-def completion_answering(server: TestServer, program: Program, code: str, sandbox: Sandbox) -> Iterator[Running]:
-    """A completion's process while it answers the calls of the server's next test."""
-    ends = server.next_ends()
-    command = COMMANDS[program.language](COMPLETION, *ends)
-    code = json.dumps({'code': code, 'target': program.target})
-    with file_in_memory(code.encode()) as stdin, started(sandbox, command, stdin=stdin, pass_fds=ends) as running:
-        server.close_ends(ends)
-        yield running
 
 
 def judge_cpp(program: Program, code: str, sandbox: Sandbox, seconds: float) -> Verdict:

@@ -1,7 +1,7 @@
-"""Processes that run the tests of many programs, one after another, so that an interpreter starts once for a program.
+"""Processes that run the tests of many programs, one after another, and those that wait for the programs.
 
-A program has a process and a sandbox to itself. Its test, which is not the model's, shares these with other tests: it
-has a process of its own in Python, and a context of its own in JavaScript.
+A program has a process and a sandbox to itself, started while the ones before it are judged. Its test, which is not the
+model's, shares these with other tests: it has a process of its own in Python, and a context of its own in JavaScript.
 """
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ import select
 import threading
 import time
 import weakref
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from typing import Any
 
 from llmfoundry_gauntlet.judging.code.programs import JAVASCRIPT, PYTHON
 from llmfoundry_gauntlet.judging.code.sandbox import Running, Sandbox
-from llmfoundry_gauntlet.judging.code.tools import TESTS, node_command, python_command
+from llmfoundry_gauntlet.judging.code.tools import COMPLETION, TESTS, node_command, python_command
 from llmfoundry_gauntlet.judging.code.verdicts import LATE, Undecided
 
 NUM_TESTS = 16  # of one process
-IDLE_SECONDS = 10.0  # after which one is not used again; by itself it ends after three times as long
+NUM_WAITING = 2  # processes started ahead of their programs
+IDLE_SECONDS = 10.0  # after which no process is used again; by itself it ends after three times as long
 MAX_VERDICT = 65536  # bytes
 COMMANDS = {PYTHON: python_command, JAVASCRIPT: node_command}
 
@@ -51,14 +53,31 @@ class Pipes:
         self.close(*self._open)
 
 
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A process of a completion's that has started, and is told its program through a pipe."""
+
+    running: Running
+    program: int
+    since: float
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it is alive, and will be for a while."""
+        return time.monotonic() - self.since <= IDLE_SECONDS and self.running.process.poll() is None
+
+
 class TestServer:
-    """A process that runs tests, each with pipes of its own to its program. With the object goes the process."""
+    """A process that runs tests, and the ones ahead of it that run their completions. With the object all end."""
 
     __test__ = False  # pytest, it is no test
 
     def __init__(self, language: str, sandbox: Sandbox) -> None:
         self.num_run = 0
+        self._sandbox = sandbox
+        self._command = COMMANDS[language]
         self._pipes = Pipes()
+        self._waiting: list[Waiting] = []
         self._last_used = time.monotonic()
         with ExitStack() as after_failure:
             after_failure.callback(self._pipes.close_all)
@@ -67,44 +86,64 @@ class TestServer:
             pairs = [(*self._pipes.make(), *self._pipes.make()) for _ in range(NUM_TESTS)]
             self._ends = [(calls, results) for calls, _, _, results in pairs]
             theirs = [verdicts, *(end for _, calls, results, _ in pairs for end in (calls, results))]
-            command = COMMANDS[language](TESTS, *theirs, num_tests=NUM_TESTS)
+            command = self._command(TESTS, *theirs, num_tests=NUM_TESTS)
             self._running = sandbox.start(command, stdin=tests, pass_fds=theirs)
             after_failure.pop_all()
-        self.close = weakref.finalize(self, end_process, self._running, self._pipes)
+        self.close = weakref.finalize(self, end_processes, self._running, self._waiting, self._pipes)
         self._pipes.close(tests, *theirs)
 
     @property
     def is_usable(self) -> bool:
         """Whether it is alive and takes another test."""
         is_idle = time.monotonic() - self._last_used > IDLE_SECONDS
-        return self.close.alive and bool(self._ends) and not is_idle and self._running.process.poll() is None
+        is_alive = self.close.alive and not is_idle and self._running.process.poll() is None
+        return is_alive and (self._waiting[0].is_usable if self._waiting else bool(self._ends))
 
-    def next_ends(self) -> tuple[int, int]:
-        """A program's ends of the pipes for calls and results, to be closed here once the program has them."""
-        return self._ends.pop(0)
-
-    def close_ends(self, ends: tuple[int, int]) -> None:
-        """Closes them here."""
-        self._pipes.close(*ends)
+    def start_completion(self, program: dict[str, Any]) -> Running:
+        """The process of the next test's completion, told its program. The caller stops it. Raises OSError."""
+        if not self._waiting:
+            self._start_waiting()
+        waiting = self._waiting.pop(0)
+        with suppress(BrokenPipeError):  # where it has ended, which its test will say
+            write_line(waiting.program, program)
+        self._pipes.close(waiting.program)
+        return waiting.running
 
     def run(self, test: dict[str, Any], deadline: float) -> bytes:
         """What the next test says, as a line; none where its process ended first. Raises Undecided, OSError."""
         self.num_run += 1
         try:
-            with open(self._tests, 'wb', closefd=False) as stream:
-                stream.write(json.dumps(test).encode() + b'\n')
+            write_line(self._tests, test)
         except BrokenPipeError:
             return b''
+        if self.num_run > 1:  # so there is more than one program
+            while self._ends and len(self._waiting) < NUM_WAITING:
+                self._start_waiting()
         said = wait_for_line(self._verdicts, self._running, deadline)
         self._running.check_started()
         self._last_used = time.monotonic()
         return said
 
+    def _start_waiting(self) -> None:
+        """Starts a process for the next completion that has none."""
+        ends = self._ends.pop(0)
+        stdin, program = self._pipes.make()
+        running = self._sandbox.start(self._command(COMPLETION, *ends), stdin=stdin, pass_fds=ends)
+        self._waiting.append(Waiting(running, program, time.monotonic()))
+        self._pipes.close(stdin, *ends)
 
-def end_process(running: Running, pipes: Pipes) -> None:
-    """Leaves nothing of a process and its pipes."""
+
+def write_line(descriptor: int, message: dict[str, Any]) -> None:
+    """Writes a message to a pipe. Raises BrokenPipeError."""
+    with open(descriptor, 'wb', closefd=False) as stream:
+        stream.write(json.dumps(message).encode() + b'\n')
+
+
+def end_processes(tests: Running, waiting: list[Waiting], pipes: Pipes) -> None:
+    """Leaves nothing of the processes and their pipes."""
     pipes.close_all()
-    running.stop()
+    for running in (tests, *(one.running for one in waiting)):
+        running.stop()
 
 
 def server_for(language: str, sandbox: Sandbox) -> TestServer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import threading
@@ -13,7 +14,7 @@ from llmfoundry_gauntlet.judging.code import servers
 from llmfoundry_gauntlet.judging.code.judge import judge
 from llmfoundry_gauntlet.judging.code.programs import JAVASCRIPT, PYTHON, Program, make_program
 from llmfoundry_gauntlet.judging.code.sandbox import Sandbox
-from llmfoundry_gauntlet.judging.code.servers import NUM_TESTS, TestServer, server_for
+from llmfoundry_gauntlet.judging.code.servers import NUM_TESTS, NUM_WAITING, TestServer, Waiting, server_for
 from llmfoundry_gauntlet.judging.code.verdicts import Verdict
 from tests.programs import need, problem, right, sandbox
 
@@ -109,10 +110,59 @@ def test_one_that_was_idle_is_not_used_again(monkeypatch: pytest.MonkeyPatch):
     assert server_for(PYTHON, sandbox()) is not server
 
 
+def waiting_of(language: str) -> list[Waiting]:
+    """The processes that wait for a program after two were judged."""
+    need(*{JAVASCRIPT: ['node']}.get(language, []))
+    server_for(language, sandbox()).close()
+    assert judge(problem(language), right(language), sandbox()).passed
+    assert not server_for(language, sandbox())._waiting
+    assert judge(problem(language), right(language), sandbox()).passed
+    waiting = list(server_for(language, sandbox())._waiting)
+    assert len(waiting) == NUM_WAITING
+    return waiting
+
+
+@pytest.mark.parametrize('language', [PYTHON, JAVASCRIPT])
+def test_a_process_is_started_ahead_and_judges_one_program(language: str):
+    first, second = waiting_of(language)
+    assert judge(problem(language), right(language), sandbox()).passed
+    assert first.running.process.returncode is not None
+    assert second.running.process.poll() is None
+    assert server_for(language, sandbox())._waiting[0] is second
+    server_for(language, sandbox()).close()
+    assert second.running.process.returncode is not None
+
+
+@pytest.mark.parametrize('language', [PYTHON, JAVASCRIPT])
+def test_one_that_ended_while_it_waited_costs_nobody_a_verdict(language: str):
+    first, second = waiting_of(language)
+    os.kill(first.running.process.pid, signal.SIGKILL)
+    first.running.process.wait()
+    assert judge(problem(language), right(language), sandbox()).passed
+    assert second.running.process.returncode is not None
+
+
+@pytest.mark.parametrize('language', [PYTHON, JAVASCRIPT])
+def test_a_program_may_be_longer_than_a_pipe_holds(language: str):
+    waiting_of(language)
+    comment = {PYTHON: '#', JAVASCRIPT: '//'}[language] + 'x' * 300_000
+    assert judge(problem(language), f'{right(language)}\n{comment}\n', sandbox()).passed
+
+
+def test_one_that_waited_long_is_not_used(monkeypatch: pytest.MonkeyPatch):
+    waiting_of(PYTHON)
+    server = server_for(PYTHON, sandbox())
+    server._waiting[0] = dataclasses.replace(server._waiting[0], since=time.monotonic() - servers.IDLE_SECONDS - 1)
+    assert server_for(PYTHON, sandbox()) is not server
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('level', ['bubblewrap', 'none'])
 @pytest.mark.parametrize('language', [PYTHON, JAVASCRIPT])
-def test_one_that_is_idle_ends_by_itself(language: str, level: str):
+def test_those_that_are_idle_end_by_themselves(language: str, level: str):
     need(*{JAVASCRIPT: ['node']}.get(language, []))
     server = TestServer(language, sandbox() if level == 'bubblewrap' else Sandbox(level))
-    assert server._running.wait(45) == 0
+    server._start_waiting()
+    for running in (server._running, server._waiting[0].running):
+        running.wait(45)
+        running.check_started()

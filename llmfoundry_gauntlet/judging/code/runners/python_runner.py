@@ -3,7 +3,7 @@
     python -I -S python_runner.py completion CALLS RESULTS
     python -I -S python_runner.py tests VERDICTS CALLS RESULTS [CALLS RESULTS ...]
 
-CALLS, RESULTS and VERDICTS are descriptors. Standard input has the completion's program as JSON, or a line of JSON for
+CALLS, RESULTS and VERDICTS are descriptors. Standard input has a line of JSON with the completion's program, or one for
 each test, which is run in a process of its own with the next pair of descriptors. Calls and results are lines of JSON
 with plain values alone: what a test compares are its own objects of built-in types, whatever the completion returned.
 """
@@ -299,15 +299,20 @@ def judge(program, calls, results, verdicts):
         send(stream, {'passed': reason is None, 'reason': reason})
 
 
+def next_line():
+    """The next line of standard input; none at its end, or if there is none for a while."""
+    waiting = select.poll()
+    waiting.register(0, select.POLLIN)
+    return sys.stdin.buffer.readline() if waiting.poll(IDLE_MILLISECONDS) else b''
+
+
 def run_tests(verdicts, pairs):
     """Runs each test in a fork of this process, until there is none for a while."""
     for name in LOADED_ONCE:
         importlib.import_module(name)
     files = os.listdir('.')
-    waiting = select.poll()
-    waiting.register(0, select.POLLIN)
     for calls, results in pairs:
-        if not waiting.poll(IDLE_MILLISECONDS) or not (line := sys.stdin.buffer.readline()):
+        if not (line := next_line()):
             return
         if child := os.fork():
             os.close(calls)
@@ -326,10 +331,11 @@ def main(role, *descriptors):
     if role == 'tests':
         run_tests(descriptors[0], list(zip(descriptors[1::2], descriptors[2::2], strict=True)))
         return
-    program = loads(sys.stdin.buffer.read().decode())
+    if not (line := next_line()):
+        return
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     calls, results = descriptors
-    serve(program, os.fdopen(calls, 'rb'), os.fdopen(results, 'wb'))
+    serve(loads(line.decode()), os.fdopen(calls, 'rb'), os.fdopen(results, 'wb'))
 
 
 if __name__ == '__main__':
