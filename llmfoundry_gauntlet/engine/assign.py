@@ -66,7 +66,7 @@ def merged(units: Sequence[list[Batch]]) -> list[list[Batch]]:
 
 def prefix_batch(prefix: np.ndarray) -> Batch:
     """The batch that runs a prefix, to be kept for those after it."""
-    cost = len(prefix) + pairs(len(prefix), len(prefix)) / PAIRS_PER_TOKEN
+    cost = len(prefix) + pairs(len(prefix), len(prefix), STREAM) / PAIRS_PER_TOKEN
     return Batch(layout=STREAM, trees=(), num_tokens=len(prefix), cost=cost, prefix=prefix)
 
 

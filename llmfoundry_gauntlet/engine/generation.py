@@ -228,7 +228,7 @@ def stream_of(contexts: Sequence[np.ndarray]) -> tuple[Stream, np.ndarray]:
         ScoreRequest(key=ItemKey('prompt', row), contexts=(context,), continuations=(NEXT,))
         for row, context in enumerate(contexts)
     ]
-    trees = [make_tree(group) for group in grow_trees(in_order(requests), MAX_TREE_TOKENS[plan.STREAM])]
+    trees = [make_tree(group) for group in grow_trees(in_order(requests), MAX_TREE_TOKENS[plan.STREAM], plan.STREAM)]
     stream = lay_out_stream(trees)
     ends = np.zeros(len(contexts), np.int64)
     ends[[request.key.row for tree in trees for request in tree.requests]] = stream.reads

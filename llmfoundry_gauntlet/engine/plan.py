@@ -27,8 +27,8 @@ PADDED_ROWS = 'padded_rows'  # one row a sequence: runs with every model
 LAYOUTS = (STREAM, MASKED_ROWS, PADDED_ROWS)  # the least work first
 
 PAIRS_PER_TOKEN = 2048
-MAX_TREE_TOKENS = {STREAM: 4096, MASKED_ROWS: 1024}  # attention in a tree grows with its square
-MAX_TREE_TOKENS_AFTER_PREFIX = 512
+MAX_TREE_TOKENS = {STREAM: 4096, MASKED_ROWS: 1024}  # attention under a dense mask grows with its square
+BRANCHES = 128  # tokens of a stream that share a call of attention, about
 LEAST_PREFIX = 64  # tokens
 FAMILY = 8  # requests that make it worth starting a tree anew
 LEAST_SAVED_BY_PREFIX = 1 / 4  # of tokens_per_batch: a forward of its own must be worth it
@@ -116,13 +116,12 @@ def plan(requests: Sequence[ScoreRequest], *, tokens_per_batch: int, layout: str
     loose: list[Tree] = []
     cap = min(MAX_TREE_TOKENS[layout], tokens_per_batch)
     least_saved = LEAST_SAVED_BY_PREFIX * tokens_per_batch if layout == STREAM else math.inf
-    for family, prefix in families(grow_trees(shapes, cap), least_saved):
+    for family, prefix in families(grow_trees(shapes, cap, layout), least_saved):
         if prefix == 0:
             loose.extend(map(make_tree, family))
             continue
-        cap_after = prefix + min(MAX_TREE_TOKENS_AFTER_PREFIX, tokens_per_batch)
         members = [shape for group in family for shape in group]
-        trees = [make_tree(group, prefix) for group in grow_trees(members, cap_after, prefix)]
+        trees = [make_tree(group, prefix) for group in grow_trees(members, prefix + cap, layout, prefix)]
         kept = np.ascontiguousarray(members[0].request.contexts[0][:prefix])
         batches.extend(pack_trees(trees, layout, tokens_per_batch, kept))
     return [*pack_trees(loose, layout, tokens_per_batch, None), *batches]
@@ -155,7 +154,7 @@ def shape_of(request: ScoreRequest) -> _Shape:
     return _Shape(request, leads[0], trunk, count_prefixes((request,)), True)
 
 
-def grow_trees(shapes: Sequence[_Shape], cap: int, prefix: int = 0) -> list[list[_Shape]]:
+def grow_trees(shapes: Sequence[_Shape], cap: int, layout: str, prefix: int = 0) -> list[list[_Shape]]:
     """Neighbours joined where one tree is less work than two, up to `cap` tokens.
 
     After a kept prefix they are joined anyway, as each tree reads all of it again.
@@ -166,7 +165,7 @@ def grow_trees(shapes: Sequence[_Shape], cap: int, prefix: int = 0) -> list[list
         added = shape.num_tokens - shape.shared
         joins = bool(groups) and num_tokens + added <= cap
         if joins and not prefix:
-            joins = is_less_work(shape, num_tokens, added)
+            joins = is_less_work(shape, num_tokens, added, layout)
             joins = joins and not leaves_early(shape.shared, groups[-1], alike) and not begins_family(shapes, index)
         if joins:
             groups[-1].append(shape)
@@ -190,15 +189,21 @@ def leaves_early(shared: int, group: Sequence[_Shape], alike: int) -> bool:
     return len(group) > 1 and alike >= LEAST_PREFIX and 2 * shared < alike
 
 
-def is_less_work(shape: _Shape, num_tokens: int, added: int) -> bool:
+def is_less_work(shape: _Shape, num_tokens: int, added: int, layout: str) -> bool:
     """Whether a request's `added` tokens after a tree of `num_tokens` are less work than the request by itself."""
-    joined = added * (PAIRS_PER_TOKEN + num_tokens + added)
-    return joined <= shape.num_tokens * PAIRS_PER_TOKEN + pairs(shape.trunk, shape.num_tokens)
+    seen = seen_by_branch(shape.shared, num_tokens, layout)
+    joined = added * (PAIRS_PER_TOKEN + seen + added)
+    return joined <= shape.num_tokens * PAIRS_PER_TOKEN + pairs(shape.trunk, shape.num_tokens, layout)
 
 
-def pairs(trunk: int, num_tokens: int) -> float:
+def seen_by_branch(depth: int, num_tokens: int, layout: str) -> int:
+    """Keys of attention for tokens that leave the first path of a tree so deep: under a dense mask all of the tree."""
+    return min(num_tokens, depth + BRANCHES) if layout == STREAM else num_tokens
+
+
+def pairs(trunk: int, num_tokens: int, layout: str) -> float:
     """Pairs of query and key in a tree whose first `trunk` tokens are a chain."""
-    return trunk * trunk / 2 + (num_tokens - trunk) * num_tokens
+    return trunk * trunk / 2 + (num_tokens - trunk) * seen_by_branch(trunk, num_tokens, layout)
 
 
 def families(groups: Sequence[list[_Shape]], least_saved: float) -> list[tuple[list[list[_Shape]], int]]:
@@ -223,12 +228,8 @@ def families(groups: Sequence[list[_Shape]], least_saved: float) -> list[tuple[l
 
 
 def is_worth_keeping(family: Sequence[list[_Shape]], prefix: int, least_saved: float) -> bool:
-    """Whether a prefix saves enough: it runs once instead of in each tree, and large trees fall into small ones."""
-    saved = float(prefix * (len(family) - 1))
-    for group in family:
-        after = num_tokens_of(group) - prefix
-        saved += max(0, after * (after - MAX_TREE_TOKENS_AFTER_PREFIX)) / PAIRS_PER_TOKEN
-    return prefix >= LEAST_PREFIX and saved >= least_saved
+    """Whether a prefix saves enough by running once instead of in each tree."""
+    return prefix >= LEAST_PREFIX and prefix * (len(family) - 1) >= least_saved
 
 
 def num_tokens_of(group: Sequence[_Shape]) -> int:
@@ -257,7 +258,8 @@ def make_batch(trees: Sequence[Tree], layout: str, prefix: np.ndarray | None) ->
     num_kept = 0 if prefix is None else len(prefix)
     num_tokens = sum(tree.num_tokens for tree in trees)
     in_attention = sum(
-        pairs(min(tree.longest_context - num_kept, tree.num_tokens), tree.num_tokens) + tree.num_tokens * num_kept
+        pairs(min(tree.longest_context - num_kept, tree.num_tokens), tree.num_tokens, layout)
+        + tree.num_tokens * num_kept
         for tree in trees
     )
     cost = num_tokens + in_attention / PAIRS_PER_TOKEN

@@ -1,12 +1,14 @@
 """Attention inside the trees of a token stream, as an attention function of transformers.
 
-A tree's first path from the root is a chain: plain causal attention. The tokens after it see their ancestors, by a
-mask. Nothing is computed across trees. A kept prefix is seen by all tokens of the stream. Sliding windows count by
-depth in the tree. Caps on attention scores are applied where a model's own attention applies them: transformers'
-sdpa leaves them out.
+A call of attention takes neighbouring tokens of a tree as queries, and as keys their ancestors and themselves, with a
+mask where these are no chain. How many tokens a call takes is a balance: what is computed under a mask for nothing
+against the cost of a call. Nothing is computed across trees but small ones. A kept prefix is seen by all tokens of the
+stream. Sliding windows count by depth in the tree. Caps on attention scores are applied where a model's own attention
+applies them: transformers' sdpa leaves them out.
 
-On a GPU in half precision all chains go through one call of flash-attn's kernel for sequences of many lengths, where
-that library is installed. Otherwise each has a call of torch's own, which is a flash kernel there as well.
+On a GPU in half precision each tree's first path from the root, which is a chain, goes with all others through one call
+of flash-attn's kernel for sequences of many lengths, where that library is installed. Otherwise each has a call of
+torch's own, which is a flash kernel there as well.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
@@ -27,6 +30,10 @@ from llmfoundry_gauntlet.engine.layout import Stream
 
 NAME = 'gauntlet_trees'  # what a model's configuration calls it while a stream runs
 MAX_QUERIES = 512  # under one mask
+PIECE = 64  # tokens between places where a path may be cut
+CALL = {'cpu': 6000, 'cuda': 250_000}  # the cost of a call, in pairs of a query and a key
+CUTS_CHAINS = {'cpu': True, 'cuda': False}  # where flash kernels leave out what a chain does not see
+COPY = 6  # the same of a key, which is copied
 BLOCK = {'cpu': 1, 'cuda': 512}  # neighbouring trees up to this many tokens share a call: a GPU is bound by launches
 
 MAX_FLASH_WIDTH = 256  # of a head
@@ -34,14 +41,23 @@ MAX_FLASH_WIDTH = 256  # of a head
 KeyValue = tuple[torch.Tensor, torch.Tensor]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Span:
-    """Queries `start` to `stop` over the keys from `first` on. A chain sees itself causally and needs no mask."""
+    """Queries `start` to `stop`, and the keys that they see at most: tokens of the stream, the kept prefix before it.
 
-    first: int
+    Keys are a tensor of their places where they are not neighbours. A chain sees itself causally and needs no mask.
+    """
+
     start: int
     stop: int
+    keys: slice | torch.Tensor
     chain: bool
+
+    def of(self, part: torch.Tensor, dim: int) -> torch.Tensor:
+        """The keys' part of what has an entry for each token."""
+        if isinstance(self.keys, slice):
+            return part.narrow(dim, self.keys.start, self.keys.stop - self.keys.start)
+        return part.index_select(dim, self.keys)
 
 
 @dataclass(slots=True, eq=False)
@@ -52,8 +68,8 @@ class TreeLayout:
     """
 
     spans: list[Span]
-    depths: torch.Tensor  # [T] int32
-    ends: torch.Tensor  # [T] int32
+    depths: torch.Tensor  # [P + T] int32, of the kept prefix and the stream
+    ends: torch.Tensor  # [P + T] int32: where a token's subtree ends
     longest: int  # sequence
     num_kept: int = 0
     prefix: dict[int, KeyValue] = field(default_factory=dict)
@@ -70,15 +86,11 @@ class TreeLayout:
         return found
 
     def _mask(self, span: Span, window: int | None) -> torch.Tensor:
-        queries = torch.arange(span.start, span.stop, device=self.ends.device)[:, None]
-        keys = torch.arange(span.first, span.stop, device=self.ends.device)[None]
-        seen = (keys <= queries) & (self.ends[span.first : span.stop][None] > queries)
-        depths = self.depths[span.first : span.stop]
-        if self.num_kept:
-            seen = torch.cat([seen.new_ones(len(queries), self.num_kept), seen], dim=1)
-            depths = torch.cat([torch.arange(self.num_kept, device=depths.device, dtype=depths.dtype), depths])
+        places = torch.arange(len(self.ends), device=self.ends.device)
+        queries = slice(self.num_kept + span.start, self.num_kept + span.stop)
+        seen = (span.of(places, 0) <= places[queries, None]) & (span.of(self.ends, 0) > places[queries, None])
         if window is not None:
-            seen &= self.depths[span.start : span.stop][:, None] - depths[None] < window
+            seen &= self.depths[queries, None] - span.of(self.depths, 0) < window
         return seen
 
     def chains(self) -> tuple[torch.Tensor, torch.Tensor, int]:
@@ -96,23 +108,58 @@ class TreeLayout:
 _layout: ContextVar[TreeLayout | None] = ContextVar('_layout', default=None)
 
 
-def spans_of(stream: Stream, block: int) -> list[Span]:
-    """The calls that the attention of a stream takes: chains, the rest of each tree, small trees together."""
+def spans_of(stream: Stream, device: torch.device) -> list[Span]:
+    """The calls that the attention of a stream takes."""
+    kind = device.type if device.type in CALL else 'cpu'
     spans: list[Span] = []
     bounds = stream.tree_starts.tolist()
     first = 0
     while first < len(bounds) - 1:
         last = first + 1
-        while last < len(bounds) - 1 and bounds[last + 1] - bounds[first] <= block:
+        while last < len(bounds) - 1 and bounds[last + 1] - bounds[first] <= BLOCK[kind]:
             last += 1
         start, stop = bounds[first], bounds[last]
-        chain = 0 if last > first + 1 else num_in_chain(stream, start, stop)
-        if chain:
-            spans.append(Span(start, start, start + chain, True))
-        cuts = [*range(start + chain, stop, MAX_QUERIES), stop]
-        spans.extend(Span(start, low, high, False) for low, high in pairwise(cuts))
+        chain = start if last > first + 1 else start + num_in_chain(stream, start, stop)
+        if last > first + 1:
+            cuts = [start, stop]
+        elif CUTS_CHAINS[kind]:
+            cuts = cuts_of(stream, start, stop, CALL[kind])
+        else:
+            cuts = [start, *cuts_of(stream, chain, stop, CALL[kind])]
+        spans.extend(
+            Span(low, high, keys_of(stream, start, low, high, device), low == start and high <= chain)
+            for low, high in pairwise(cuts)
+        )
         first = last
     return spans
+
+
+def cuts_of(stream: Stream, start: int, stop: int, call: int) -> list[int]:
+    """Where tokens of a tree are cut for calls of attention: where one call more costs less than a longer one."""
+    if start == stop:
+        return [stop]
+    depths = stream.depths[start:stop]
+    breaks = [0, *((depths[1:] != depths[:-1] + 1).nonzero()[0] + 1).tolist(), stop - start]
+    pieces = [(low, min(low + PIECE, high)) for first, high in pairwise(breaks) for low in range(first, high, PIECE)]
+    cuts = [start]
+    begin = 0
+    for low, high in pieces[1:]:
+        before, added, depth = low - begin, high - low, int(depths[low])
+        longer = added * (int(depths[begin]) + 2 * before + added)
+        if longer > added * (depth + added) + call + COPY * depth or high - begin > MAX_QUERIES:
+            cuts.append(start + low)
+            begin = low
+    return [*cuts, stop]
+
+
+def keys_of(stream: Stream, first: int, start: int, stop: int, device: torch.device) -> slice | torch.Tensor:
+    """What tokens `start` to `stop` of a tree, which begins at `first`, see of the kept prefix and the stream."""
+    num_kept = int(stream.depths[0])
+    above = first + (stream.ends[first:start] > start).nonzero()[0]
+    if len(above) == start - first and (num_kept == 0 or first == 0):  # they are neighbours
+        return slice(first, num_kept + stop)
+    places = [np.arange(num_kept), num_kept + above, np.arange(num_kept + start, num_kept + stop)]
+    return torch.from_numpy(np.concatenate(places)).to(device)
 
 
 def num_in_chain(stream: Stream, start: int, stop: int) -> int:
@@ -126,12 +173,15 @@ def tree_layout(
     stream: Stream, device: torch.device, prefix: dict[int, KeyValue] | None = None, *, keep: int = 0
 ) -> TreeLayout:
     """A stream's layout on a device, after a kept prefix if there is one, or for one to be kept."""
+    num_kept = int(stream.depths[0])
+    depths = np.concatenate([np.arange(num_kept, dtype=np.int32), stream.depths])
+    ends = np.concatenate([np.full(num_kept, len(depths), np.int32), num_kept + stream.ends])
     return TreeLayout(
-        spans=spans_of(stream, BLOCK.get(device.type, 1)),
-        depths=torch.from_numpy(stream.depths).to(device),
-        ends=torch.from_numpy(stream.ends).to(device),
+        spans=spans_of(stream, device),
+        depths=torch.from_numpy(depths).to(device),
+        ends=torch.from_numpy(ends).to(device),
         longest=int(stream.depths.max()) + 1,
-        num_kept=int(stream.depths[0]),
+        num_kept=num_kept,
         prefix={} if prefix is None else prefix,
         keep=keep,
     )
@@ -187,15 +237,14 @@ def attend(
     packed = plain and can_pack(query) and any(span.chain for span in layout.spans)
     if packed:
         attend_chains(query, key, value, output, layout, scaling)
+    if kept is not None:
+        key, value = torch.cat([kept[0], key], dim=2), torch.cat([kept[1], value], dim=2)
     if groups > 1:
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-        kept = kept and (kept[0].repeat_interleave(groups, dim=1), kept[1].repeat_interleave(groups, dim=1))
     for index, span in enumerate(layout.spans):
         if packed and span.chain:
             continue
-        keys, values = key[:, :, span.first : span.stop], value[:, :, span.first : span.stop]
-        if kept is not None:
-            keys, values = torch.cat([kept[0], keys], dim=2), torch.cat([kept[1], values], dim=2)
+        keys, values = span.of(key, 2), span.of(value, 2)
         queries = query[:, :, span.start : span.stop]
         if plain and span.chain:
             found = scaled_dot_product_attention(queries, keys, values, is_causal=True, scale=scaling)

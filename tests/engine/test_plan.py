@@ -53,7 +53,7 @@ def cheap_and_dear_tokens(request, monkeypatch):
     monkeypatch.setattr(planning, 'PAIRS_PER_TOKEN', request.param)
     monkeypatch.setattr(planning, 'LEAST_PREFIX', 1)
     monkeypatch.setattr(planning, 'LEAST_SAVED_BY_PREFIX', 0.05)
-    monkeypatch.setattr(planning, 'MAX_TREE_TOKENS_AFTER_PREFIX', 6)
+    monkeypatch.setattr(planning, 'BRANCHES', 2)
 
 
 pytestmark = pytest.mark.usefixtures('cheap_and_dear_tokens')
@@ -243,8 +243,8 @@ def test_an_item_that_leaves_early_does_not_shorten_what_the_others_keep(monkeyp
     monkeypatch.undo()
     rng = np.random.default_rng(1)
     shots = rng.integers(500, 1000, 400).tolist()
-    own = [[*shots, *rng.integers(0, 1000, 20).tolist()] for _ in range(150)]
+    own = [[*shots, *rng.integers(0, 1000, 20).tolist()] for _ in range(900)]
     own[7] = [*shots[:90], *rng.integers(first, first + 400, 330).tolist()]
     batches = plan(make_requests([([context], [[1, 2]]) for context in own]), tokens_per_batch=4096)
     assert {len(batch.prefix) for batch in batches if batch.prefix is not None} <= {400, 401}
-    assert sum(batch.num_tokens for batch in batches) <= 149 * 21 + 421
+    assert sum(batch.num_tokens for batch in batches) <= 899 * 21 + 421

@@ -12,7 +12,7 @@ import torch
 from networks import CPU, PREFIX_BUDGET, WINDOW, draw, request
 
 from llmfoundry_gauntlet.engine import tree_attention as attending
-from llmfoundry_gauntlet.engine.layout import Tree, count_prefixes, lay_out_stream
+from llmfoundry_gauntlet.engine.layout import Stream, Tree, count_prefixes, lay_out_stream
 from llmfoundry_gauntlet.engine.plan import STREAM, Batch, make_batch, plan
 from llmfoundry_gauntlet.engine.tree_attention import NAME, Span, attend, spans_of, tree_attention, tree_layout
 
@@ -55,50 +55,104 @@ def test_windows_reach_into_a_kept_prefix_and_no_further(name: str):
     networks.check_against_bare_forwards(model, requests, outputs)
 
 
-@pytest.mark.parametrize(('block', 'queries'), [(1, 3), (512, 512), (40, 3)])
+@pytest.mark.parametrize(('block', 'queries', 'call'), [(1, 3, 0), (1, 512, 0), (512, 512, 6000), (40, 3, 50)])
 @pytest.mark.parametrize('name', ['llama', 'gemma2, eager'])
-def test_trees_that_share_a_call_see_nothing_of_each_other(monkeypatch, name: str, block: int, queries: int):
-    """As on a GPU, where small trees are run together; and few queries under one mask.
+def test_calls_of_attention_see_ancestors_alone(monkeypatch, name: str, block: int, queries: int, call: int):
+    """Small trees in one call, as on a GPU; trees in many calls; few queries under one mask.
 
-    Mutations: `ends` left out of the mask; the cut at `MAX_QUERIES` off by one.
+    Mutations: `ends` left out of the mask; the cut at `MAX_QUERIES` off by one; keys without those of the path.
     """
     monkeypatch.setitem(attending.BLOCK, 'cpu', block)
+    monkeypatch.setitem(attending.CALL, 'cpu', call)
     monkeypatch.setattr(attending, 'MAX_QUERIES', queries)
+    monkeypatch.setattr(attending, 'PIECE', 2)
     requests = [*networks.mixed_requests(), *networks.requests_after_a_prefix()]
     model = networks.network(name)
     outputs = networks.run(networks.untaught(model), plan(requests, tokens_per_batch=PREFIX_BUDGET))
     networks.check_against_bare_forwards(model, requests, outputs)
 
 
-def test_the_calls_of_a_stream_are_its_chains_and_the_rest_of_each_tree():
+def calls(stream: Stream, device: torch.device = CPU) -> list[tuple[int, int, list[int], bool]]:
+    """Of each call its queries' bounds, its keys, and whether it is a chain."""
+    places = torch.arange(len(stream.tokens) + int(stream.depths[0]))
+    return [(span.start, span.stop, span.of(places, 0).tolist(), span.chain) for span in spans_of(stream, device)]
+
+
+def four_trees() -> Stream:
     """A trunk of 4 with branches of 3 and 2, a chain of 5, two single tokens."""
-    trees = [
-        tree_of([request(0, [1, 2, 3, 4], [[5, 6, 7, 0], [8, 9, 0]])]),
-        tree_of([request(1, [9, 9, 9, 9, 9], [[1]])]),
-        tree_of([request(2, [3], [[1]])]),
-        tree_of([request(3, [4], [[1]])]),
-    ]
-    stream = lay_out_stream(trees)
-    assert spans_of(stream, 1) == [
-        Span(0, 0, 7, True),
-        Span(0, 7, 9, False),
-        Span(9, 9, 14, True),
-        Span(14, 14, 15, True),
-        Span(15, 15, 16, True),
-    ]
-    assert spans_of(stream, 2)[-1] == Span(14, 14, 16, False)
-    assert spans_of(stream, 512) == [Span(0, 0, 16, False)]
+    return lay_out_stream(
+        [
+            tree_of([request(0, [1, 2, 3, 4], [[5, 6, 7, 0], [8, 9, 0]])]),
+            tree_of([request(1, [9, 9, 9, 9, 9], [[1]])]),
+            tree_of([request(2, [3], [[1]])]),
+            tree_of([request(3, [4], [[1]])]),
+        ]
+    )
+
+
+def test_the_calls_of_a_stream_are_its_trees_or_parts_of_these(monkeypatch):
+    single = [(14, 15, [14], True), (15, 16, [15], True)]
+    chain = (9, 14, [9, 10, 11, 12, 13], True)
+    assert calls(four_trees()) == [(0, 9, [*range(9)], False), chain, *single]
+    monkeypatch.setitem(attending.CALL, 'cpu', 10)  # the second branch goes without the first
+    monkeypatch.setattr(attending, 'COPY', 0)
+    assert calls(four_trees()) == [(0, 7, [*range(7)], True), (7, 9, [0, 1, 2, 3, 7, 8], False), chain, *single]
+    monkeypatch.setitem(attending.CALL, 'cpu', 0)
+    monkeypatch.setattr(attending, 'PIECE', 3)
+    cut_chain = [(9, 12, [9, 10, 11], True), (12, 14, [*range(9, 14)], False)]
+    first = [(0, 3, [0, 1, 2], True), (3, 6, [*range(6)], False), (6, 7, [*range(7)], False)]
+    assert calls(four_trees()) == [*first, (7, 9, [0, 1, 2, 3, 7, 8], False), *cut_chain, *single]
+
+
+def test_small_trees_share_a_call_and_chains_are_whole_on_a_gpu(monkeypatch):
+    monkeypatch.setitem(attending.BLOCK, 'cuda', 2)
+    whole = [(0, 7, [*range(7)], True), (7, 9, [0, 1, 2, 3, 7, 8], False), (9, 14, [*range(9, 14)], True)]
+    assert cuda_calls(four_trees()) == [*whole, (14, 16, [14, 15], False)]
+    monkeypatch.setitem(attending.BLOCK, 'cuda', 512)
+    assert cuda_calls(four_trees()) == [(0, 16, [*range(16)], False)]
+
+
+def cuda_calls(stream: Stream) -> list[tuple[int, int, list[int], bool]]:
+    """As `calls`, as a GPU would have them. The tensors stay here."""
+    with pytest.MonkeyPatch.context() as patched:
+        for table in (attending.BLOCK, attending.CALL):
+            patched.setitem(table, 'cpu', table['cuda'])
+        patched.setitem(attending.CUTS_CHAINS, 'cpu', False)
+        return calls(stream)
+
+
+@pytest.mark.parametrize('num_kept', [0, 2])
+def test_a_call_has_the_keys_of_its_queries_and_long_branches_leave_each_other_out(monkeypatch, num_kept: int):
+    """A trunk of 300 with four branches of 200, each with a twig of 50; or all but the first tokens of these."""
+    rng = np.random.default_rng(0)
+    trunk = draw(rng, 300)
+    branches = [np.concatenate([trunk, draw(rng, 200)]) for _ in range(4)]
+    requests = [request(row, branch, [draw(rng, 51), [3]]) for row, branch in enumerate(branches)]
+    stream = lay_out_stream([tree_of(requests)], num_kept)
+    found = calls(stream)
+    assert [start for start, *_ in found] == [0, *(stop for _, stop, *_ in found[:-1])]
+    assert found[-1][1] == len(stream.tokens) == 300 + 4 * 250 - num_kept
+    for start, stop, keys, _ in found:
+        for query in range(start, stop):
+            above = num_kept + np.flatnonzero(stream.ends[: query + 1] > query)
+            assert {*range(num_kept), *above.tolist()} <= set(keys)
+        assert num_kept + stop - 1 == keys[-1] and keys == sorted(set(keys))
+    most = sum((stop - start) * len(keys) for start, stop, keys, _ in found)
+    assert most < 1.25 * (stream.depths + 1).sum()
+    assert any(len(keys) < stop and not chain for _, stop, keys, chain in found)
 
 
 def test_a_mask_shows_ancestors_alone():
     """Of the tree 1 2 (3 4) (5), by hand; with a window of 2, the parent and itself."""
     tree = tree_of([request(0, [1, 2], [[3, 4, 0], [5, 0]])])
     layout = tree_layout(lay_out_stream([tree]), CPU)
-    layout.spans = [Span(0, 0, 5, False)]
+    layout.spans = [Span(0, 5, slice(0, 5), False), Span(4, 5, torch.tensor([0, 1, 4]), False)]
     ancestors = [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 0, 0, 1]]
     assert layout.mask(0, None).int().tolist() == ancestors
     parents = [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 1, 1, 0, 0], [0, 0, 1, 1, 0], [0, 1, 0, 0, 1]]
     assert layout.mask(0, 2).int().tolist() == parents
+    assert layout.mask(1, None).tolist() == [[True, True, True]]
+    assert layout.mask(1, 2).tolist() == [[False, True, True]]
 
 
 def test_a_configuration_is_left_as_it_was_after_an_error_too():
