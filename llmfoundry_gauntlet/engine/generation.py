@@ -23,7 +23,7 @@ from llmfoundry_gauntlet.engine import plan
 from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel, is_sharded
 from llmfoundry_gauntlet.engine.layout import Stream, lay_out_stream, with_token_at
 from llmfoundry_gauntlet.engine.logits import output_layer, rounding_of
-from llmfoundry_gauntlet.engine.plan import MAX_TREE_TOKENS, grow_trees, in_order, make_tree
+from llmfoundry_gauntlet.engine.plan import grow_trees, in_order, make_tree
 from llmfoundry_gauntlet.engine.pool_run import PoolRun, Row, Usage, choose
 from llmfoundry_gauntlet.engine.pools import Pool
 from llmfoundry_gauntlet.engine.reply import ReplyDecoder
@@ -228,7 +228,8 @@ def stream_of(contexts: Sequence[np.ndarray]) -> tuple[Stream, np.ndarray]:
         ScoreRequest(key=ItemKey('prompt', row), contexts=(context,), continuations=(NEXT,))
         for row, context in enumerate(contexts)
     ]
-    trees = [make_tree(group) for group in grow_trees(in_order(requests), MAX_TREE_TOKENS[plan.STREAM], plan.STREAM)]
+    most = sum(map(len, contexts))
+    trees = [make_tree(group) for group in grow_trees(in_order(requests), most, plan.STREAM)]
     stream = lay_out_stream(trees)
     ends = np.zeros(len(contexts), np.int64)
     ends[[request.key.row for tree in trees for request in tree.requests]] = stream.reads

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from llmfoundry_gauntlet.engine.pools import Pool
+from llmfoundry_gauntlet.engine.layout import num_shared
+from llmfoundry_gauntlet.engine.pools import Pool, begins_alike
 from llmfoundry_gauntlet.engine.reply import Reply, uniform_draws
 from llmfoundry_gauntlet.engine.row_cache import RowCache
 from llmfoundry_gauntlet.engine.sampling import next_tokens
@@ -156,8 +157,11 @@ class PoolRun:
         chosen: list[Prompt] = []
         width = total = 0
         while self.prompts and len(chosen) < free:
-            length = len(self.prompts[0].context)
-            width, total = max(width, length), total + length
+            context = self.prompts[0].context
+            width, total = max(width, len(context)), total + len(context)
+            if self.streams and chosen:
+                shared = num_shared(chosen[-1].context.tobytes(), context.tobytes())
+                total -= shared if begins_alike(shared, len(context)) else 0
             num_tokens = total if self.streams else width * (len(chosen) + 1)
             if chosen and num_tokens > self.pool.tokens_per_batch:
                 break

@@ -11,13 +11,16 @@ import heapq
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
+from llmfoundry_gauntlet.engine.layout import num_shared
 from llmfoundry_gauntlet.values import GenerateRequest
 
 CACHED_PER_TOKEN = 8  # tokens whose keys and values may be kept, for each token of a batch
 TOKENS_PER_ROW = 128  # of a batch, that make a row at most
 MOST_POOLS = 32  # are enough to share out
-LEAST_POOL = 16  # requests
+LEAST_POOL = 64  # requests
+LEAST_SHARED = 64  # tokens, and half of a prompt, which it begins with like another of its family
 WAITING = 4  # requests of a pool for each of its rows
 
 # The work of a step for one row, in tokens of a prompt (about 4 at 16 rows on a CPU), and the share of the longest
@@ -30,7 +33,8 @@ WRITTEN_SHARE = 0.5
 class Pool:
     """Requests whose replies are written together, at most `num_rows` at a time. `cost` is in tokens of a prompt.
 
-    Requests with the same prompt follow each other. A prompt is run with others in batches of `tokens_per_batch`.
+    Requests with the same prompt follow each other, and prompts that begin alike. A prompt is run with others in
+    batches of `tokens_per_batch`.
     """
 
     requests: tuple[GenerateRequest, ...]
@@ -45,35 +49,60 @@ class Pool:
 
 
 def plan_pools(requests: Sequence[GenerateRequest], *, tokens_per_batch: int) -> list[Pool]:
-    """Pools of rows of about the same length, the longest first. Requests that cannot be asked are left out."""
+    """Pools of rows of about the same length, the longest first. Requests that cannot be asked are left out.
+
+    Prompts that begin alike, a family, are one after the other.
+    """
     if tokens_per_batch < 1:
         raise ValueError(f'tokens_per_batch is {tokens_per_batch}; allowed: 1 or more')
-    waiting = sorted(
-        (request for request in requests if request.unscorable is None),
-        key=lambda request: (-request.length, -len(request.context), request.context.tobytes(), request.key),
-    )
-    groups: dict[bytes, list[GenerateRequest]] = {}  # in the order of their longest requests
-    for request in waiting:
-        groups.setdefault(request.context.tobytes(), []).append(request)
-    share = max(LEAST_POOL, math.ceil(len(waiting) / MOST_POOLS))
-    gathered = gather(groups.values(), share, tokens_per_batch)
+    askable = [request for request in requests if request.unscorable is None]
+    share = max(LEAST_POOL, math.ceil(len(askable) / MOST_POOLS))
+    gathered = gather(families(askable), share, tokens_per_batch)
     return [make_pool(members, num_rows, tokens_per_batch) for members, num_rows in gathered]
 
 
+def families(requests: Sequence[GenerateRequest]) -> list[list[GenerateRequest]]:
+    """Requests whose prompts begin alike, those with the longest row first; within one in the order of their tokens."""
+    found: list[list[GenerateRequest]] = []
+    before = b''
+    for request in sorted(requests, key=lambda request: (spelled(request), -request.length, request.key)):
+        prompt = spelled(request)
+        shared = num_shared(before, prompt)
+        if found and begins_alike(shared, len(prompt) // 4):
+            found[-1].append(request)
+        else:
+            found.append([request])
+        before = prompt
+    return sorted(found, key=lambda family: -max(request.length for request in family))
+
+
+def begins_alike(num_shared: int, length: int) -> bool:
+    """Whether a prompt is of the family of another with which it shares so many tokens."""
+    return num_shared >= min(LEAST_SHARED, length) and 2 * num_shared >= length
+
+
+def spelled(request: GenerateRequest) -> bytes:
+    """A prompt's tokens, in an order that compares token by token."""
+    return request.context.astype('>i4').tobytes()
+
+
 def gather(
-    groups: Iterable[Sequence[GenerateRequest]], share: int, tokens_per_batch: int
+    families: Iterable[Sequence[GenerateRequest]], share: int, tokens_per_batch: int
 ) -> Iterator[tuple[list[GenerateRequest], int]]:
     """Requests of each pool and how many rows it has: whole groups with the same prompt, up to a pool's size."""
     members: list[GenerateRequest] = []
     num_rows = size = 0
-    for group in groups:
-        if members and len(members) + len(group) > size:
-            yield members, num_rows
-            members = []
-        if not members:
-            num_rows = rows_at_once(group[0].length, tokens_per_batch)
-            size = min(share, WAITING * num_rows)
-        members.extend(group)
+    for family in families:
+        longest = max(request.length for request in family)
+        for _, same in groupby(family, key=spelled):
+            group = list(same)
+            if members and len(members) + len(group) > size:
+                yield members, num_rows
+                members = []
+            if not members:
+                num_rows = rows_at_once(longest, tokens_per_batch)
+                size = min(share, WAITING * num_rows)
+            members.extend(group)
     if members:
         yield members, num_rows
 

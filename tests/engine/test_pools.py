@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from llmfoundry_gauntlet.engine.pools import (
     CACHED_PER_TOKEN,
+    LEAST_POOL,
     MOST_POOLS,
     TOKENS_PER_ROW,
     Pool,
     assign_pools,
+    families,
     plan_pools,
 )
 from llmfoundry_gauntlet.values import GenerateRequest, ItemKey
@@ -85,10 +87,34 @@ def test_rows_are_bounded_by_tokens_and_pools_by_their_share(wanted, tokens_per_
         assert 1 <= pool.num_rows <= len(pool.requests)
         assert pool.num_rows == 1 or pool.num_rows * pool.longest <= CACHED_PER_TOKEN * tokens_per_batch
         assert pool.num_rows == 1 or pool.num_rows * TOKENS_PER_ROW <= tokens_per_batch
-        assert len(pool.requests) <= 16 or len({one.context.tobytes() for one in pool.requests}) == 1
-    longest = [pool.longest for pool in pools]
+        assert len(pool.requests) <= LEAST_POOL or len({one.context.tobytes() for one in pool.requests}) == 1
+
+
+@given(parts, budgets)
+def test_the_longest_come_first_and_what_begins_alike_together(wanted, tokens_per_batch: int):
+    """Mutation: families in the order of their tokens."""
+    requests = [one for one in make_requests(wanted) if one.unscorable is None]
+    found = families(requests)
+    longest = [max(one.length for one in family) for family in found]
     assert longest == sorted(longest, reverse=True)
-    assert all(pool.longest == pool.requests[0].length for pool in pools)
+    in_pools = [one.key for pool in plan_pools(requests, tokens_per_batch=tokens_per_batch) for one in pool.requests]
+    assert in_pools == [one.key for family in found for one in family]
+
+
+def test_families_by_hand():
+    """Half of a prompt and 64 tokens are alike, or all of a shorter one."""
+    trunk = [*range(100)]
+    prompts = [
+        [*trunk, 7, 8],
+        [5],
+        [*trunk[:64], 3, *range(200, 260)],
+        [5],
+        [*trunk, *range(300, 401)],
+        trunk[:63],
+        [*trunk, 9],
+    ]
+    found = families([request(row, prompt) for row, prompt in enumerate(prompts)])
+    assert [sorted(one.key.row for one in family) for family in found] == [[4], [0, 2, 6], [5], [1, 3]]
 
 
 @pytest.mark.parametrize(
@@ -118,17 +144,17 @@ def test_the_longest_row_of_a_pool_says_how_many_it_has():
 
 
 def test_many_requests_make_enough_pools_and_few_make_pools_worth_having():
-    """600 in 32 pools of 19, 18 and 17 in one of 16 and what is left; four for each row where rows are few."""
-    many = [request(row, [row] * 100, 28) for row in range(600)]
-    assert [len(pool.requests) for pool in plan_pools(many, tokens_per_batch=16_384)] == [19] * 31 + [11]
+    """3,000 in 32 pools of 94, 66 in one of 64 and what is left; four for each row where rows are few."""
+    many = [request(row, [row] * 100, 28) for row in range(3000)]
+    assert [len(pool.requests) for pool in plan_pools(many, tokens_per_batch=16_384)] == [94] * 31 + [86]
     assert MOST_POOLS == 32
-    assert [len(pool.requests) for pool in plan_pools(many[:18], tokens_per_batch=16_384)] == [16, 2]
+    assert [len(pool.requests) for pool in plan_pools(many[:66], tokens_per_batch=16_384)] == [64, 2]
     assert [len(pool.requests) for pool in plan_pools(many[:10], tokens_per_batch=256)] == [8, 2]
 
 
 def test_more_requests_for_one_prompt_than_a_pool_has_stay_together():
-    requests = [request(row, [row < 40] * 5, 3) for row in range(50)]
-    assert sorted(len(pool.requests) for pool in plan_pools(requests, tokens_per_batch=2048)) == [10, 40]
+    requests = [request(row, [row < 80] * 5, 3) for row in range(100)]
+    assert sorted(len(pool.requests) for pool in plan_pools(requests, tokens_per_batch=2048)) == [20, 80]
 
 
 def test_the_cost_counts_a_prompt_once_and_half_of_what_may_be_written():
