@@ -80,8 +80,8 @@ class ScoreRow:
 ROWS = (
     ScoreRow(answers=LIKELIHOOD, perturbation=OPTION_ORDER, items=(200, 4), target=0.62),
     ScoreRow(answers=LIKELIHOOD, perturbation=PROMPT, items=(200, 4), target=0.80),
-    ScoreRow(answers=GENERATE, perturbation=OPTION_ORDER, items=(4, 2), target=2, max_new_tokens=128),
-    ScoreRow(answers=GENERATE, perturbation=PROMPT, items=(4, 2), target=2, max_new_tokens=128),
+    ScoreRow(answers=GENERATE, perturbation=OPTION_ORDER, items=(6, 2), target=2, max_new_tokens=128),
+    ScoreRow(answers=GENERATE, perturbation=PROMPT, items=(6, 2), target=2, max_new_tokens=128),
 )
 FULL = Effort(
     quick=False, vocabularies=VOCABULARIES[:1], rounds={'together': 1, 'separate': 1, 'ours': 3, 'lm_eval': 2}
