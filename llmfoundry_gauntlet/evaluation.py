@@ -27,7 +27,7 @@ from llmfoundry_gauntlet.scores.composites import compute_composites
 from llmfoundry_gauntlet.scores.consistency import PerturbationScore
 from llmfoundry_gauntlet.scores.keys import metric_stream
 from llmfoundry_gauntlet.scores.metrics import pass_names, task_score
-from llmfoundry_gauntlet.tasks import task_types
+from llmfoundry_gauntlet.tasks import type_of
 from llmfoundry_gauntlet.tasks.items import Preparation, item_result, with_samples
 from llmfoundry_gauntlet.tasks.prepare import prepare_tasks
 from llmfoundry_gauntlet.values import (
@@ -87,7 +87,7 @@ class PreparedEvaluation:
         for output in outputs:
             if output.key not in marked:
                 item = self.items[output.key]
-                if task_types()[self.tasks[output.key.task].icl_task_type].runs_programs:
+                if type_of(self.tasks[output.key.task]).runs_programs:
                     marked[output.key] = workers().submit(self._result, item, output)
                 else:
                     marked[output.key] = self._result(item, output)
@@ -105,7 +105,7 @@ class PreparedEvaluation:
             item,
             output,
             task,
-            task_types()[task.icl_task_type],
+            type_of(task),
             reference=self.data.settings.reference,
             sandbox=self.data.sandbox,
         )
@@ -163,10 +163,10 @@ def prepare_evaluation(
     preparations = {
         key: Preparation(
             task=task,
-            task_type=task_types()[task.icl_task_type],
+            task_type=type_of(task),
             encoder=encoder,
             max_seq_len=min(task.max_seq_len or max_seq_len, max_seq_len),
-            truncation=data.settings.truncation or 'drop_shots' if isinstance(task, ScoreTask) else data.settings.cut,
+            truncation=data.settings.cut if task.is_llm_foundrys else data.settings.truncation or 'drop_shots',
             fewshot=data.settings.fewshot,
             reference=data.settings.reference,
         )
@@ -222,7 +222,7 @@ def plan_evaluation(
     for request in prepared.score_requests:
         is_hidden = (
             hidden_token_id is not None
-            and not isinstance(prepared.tasks[request.key.task], ScoreTask)  # llm-foundry has no SCORE to follow
+            and prepared.tasks[request.key.task].is_llm_foundrys
             and holds(request, hidden_token_id)
         )
         (hidden if is_hidden else others).append(request)
@@ -276,15 +276,10 @@ def conclude(
     return summarize(planned.data, planned.tasks, by_task, seconds, planned=planned)
 
 
-def metrics_of(task: TaskSpec) -> tuple[str, ...]:
-    """The metrics that are means over a task's items, the accuracy first. SCORE's are of another kind."""
-    return () if isinstance(task, ScoreTask) else task_types()[task.icl_task_type].metrics
-
-
 def metric_names(task: TaskSpec) -> tuple[str, ...]:
     """The names of a task's metrics, the accuracy first."""
-    task_type = task_types()[task.icl_task_type]
-    return (*metrics_of(task), *(pass_names(task.passes_at) if task_type.runs_programs else ()))
+    task_type = type_of(task)
+    return (*task_type.metrics, *(pass_names(task.passes_at) if task_type.runs_programs else ()))
 
 
 def summarize(
@@ -300,9 +295,9 @@ def summarize(
     scores = {
         key: task_score(
             key,
-            metrics_of(tasks[key]),
+            type_of(tasks[key]).metrics,
             task_results,
-            passes_at=tasks[key].passes_at if task_types()[tasks[key].icl_task_type].runs_programs else (),
+            passes_at=tasks[key].passes_at if type_of(tasks[key]).runs_programs else (),
             allow_missing=allow_missing,
         )
         for key, task_results in results.items()

@@ -13,7 +13,7 @@ from llmfoundry_gauntlet.config.specs import TaskSpec
 from llmfoundry_gauntlet.data.examples import read_examples
 from llmfoundry_gauntlet.errors import ConfigError, DataError, GauntletError
 from llmfoundry_gauntlet.judging.code.sandbox import Sandbox
-from llmfoundry_gauntlet.tasks import task_types
+from llmfoundry_gauntlet.tasks import type_of
 from llmfoundry_gauntlet.tasks.means import find_means
 from llmfoundry_gauntlet.tasks.score import read_variants
 from llmfoundry_gauntlet.tasks.texts import TextTask
@@ -99,7 +99,7 @@ def read_data(suite: Suite, data_root: str) -> Rows:
                 examples[task.key], absent[task.key] = list(found.examples), found.absent
                 warnings.extend(found.warnings)
             else:
-                examples[task.key] = read_examples(task, data_root, task_types()[task.icl_task_type].parse)
+                examples[task.key] = read_examples(task, data_root, type_of(task).parse)
         except (ConfigError, DataError) as error:
             errors.append(error)
     if errors:
@@ -117,7 +117,7 @@ def text_tasks(data: EvaluationData) -> dict[str, TextTask]:
     return {
         key: TextTask(
             task=task,
-            task_type=task_types()[task.icl_task_type],
+            task_type=type_of(task),
             examples=data.examples[key],
             fewshot=data.settings.fewshot,
             reference=data.settings.reference,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from llmfoundry_gauntlet.inputs import EvaluationData, tasks_with_data
 from llmfoundry_gauntlet.judging.code.workers import workers
-from llmfoundry_gauntlet.tasks import task_types
+from llmfoundry_gauntlet.tasks import type_of
 from llmfoundry_gauntlet.values import Generation, ItemKey
 
 
@@ -26,7 +26,7 @@ def check_solutions(data: EvaluationData) -> list[CheckedTask]:
     """Every code task's solutions, each run as if a model had written it."""
     checked = []
     for key, task in tasks_with_data(data).items():
-        task_type = task_types()[task.icl_task_type]
+        task_type = type_of(task)
         if not task_type.runs_programs:
             continue
         started = time.perf_counter()

@@ -23,7 +23,7 @@ from llmfoundry_gauntlet.engine.pools import Pool, assign_pools
 from llmfoundry_gauntlet.engine.probe import Probe, probe
 from llmfoundry_gauntlet.engine.reply import ReplyDecoder
 from llmfoundry_gauntlet.evaluation import PlannedEvaluation, PreparedEvaluation, plan_evaluation
-from llmfoundry_gauntlet.tasks import task_types
+from llmfoundry_gauntlet.tasks import type_of
 from llmfoundry_gauntlet.values import ItemKey, ItemResult, Request
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class EvaluationLoader:
         self.found: Found | None = None
         self.writer: ReplyWriter | None = None  # once replies are wanted of a model
         self.language_model: CausalLanguageModel | None = None  # once there is a model to run
-        self.runs_programs = any(task_types()[task.icl_task_type].runs_programs for task in prepared.tasks.values())
+        self.runs_programs = any(type_of(task).runs_programs for task in prepared.tasks.values())
         self.background = ThreadPoolExecutor(max_workers=1, thread_name_prefix='marking')
         self.running: list[Future[Results]] = []  # programs of finished pools
 
@@ -200,7 +200,7 @@ class EvaluationLoader:
         """
         outputs = self.writer.write(pool)
         tasks = self.prepared.tasks
-        programs = [one for one in outputs if task_types()[tasks[one.key.task].icl_task_type].runs_programs]
+        programs = [one for one in outputs if type_of(tasks[one.key.task]).runs_programs]
         if programs:
             self.running.append(self.background.submit(self.planned.results, programs))
         keys = {output.key for output in programs}

@@ -122,6 +122,11 @@ class ScoreTask(TaskSpec):
     source: TaskSpec | None
 
     @property
+    def is_llm_foundrys(self) -> bool:
+        """It has no SCORE."""
+        return False
+
+    @property
     def has_rows(self) -> bool:
         """Whether it is known where its rows are."""
         return self.source is not None or self.score.dataset in DATASETS

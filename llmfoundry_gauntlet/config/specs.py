@@ -108,6 +108,11 @@ class TaskSpec:
                 raise ValueError(f'metric_names: {name!r} is no metric of {self.icl_task_type}: {", ".join(allowed)}')
 
     @property
+    def is_llm_foundrys(self) -> bool:
+        """Whether llm-foundry has such tasks, whose ways are followed where that is asked for."""
+        return True
+
+    @property
     def num_samples(self) -> int:
         """Replies to each prompt."""
         return self.generations_per_sample or self.num_beams or 1

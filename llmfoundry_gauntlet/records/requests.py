@@ -44,7 +44,7 @@ def reply_fields(task: TextTask, encoder: Encoder | None) -> dict[str, Any]:
 
     return {
         'stop': list(task.stops().strings),
-        'max_new_tokens': reply_limit(task.task, longest),
+        'max_new_tokens': reply_limit(task.task, task.task_type, longest),
     }
 
 

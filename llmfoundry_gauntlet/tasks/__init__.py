@@ -5,10 +5,11 @@ from __future__ import annotations
 from functools import cache
 from importlib.metadata import entry_points
 
+from llmfoundry_gauntlet.config.specs import TaskSpec
 from llmfoundry_gauntlet.tasks import code, generation, language_modeling, multiple_choice, schema, score
 from llmfoundry_gauntlet.tasks.base import TaskType
 
-__all__ = ['TaskType', 'task_types']
+__all__ = ['TaskType', 'task_types', 'type_of']
 
 
 @cache
@@ -17,3 +18,8 @@ def task_types() -> dict[str, TaskType]:
     own = [module.TASK_TYPE for module in (language_modeling, multiple_choice, schema, generation, code)]
     installed = [entry_point.load() for entry_point in entry_points(group='llmfoundry_gauntlet.task_types')]
     return {task_type.name: task_type for task_type in (*own, *score.TASK_TYPES, *installed)}
+
+
+def type_of(task: TaskSpec) -> TaskType:
+    """A task's type."""
+    return task_types()[task.icl_task_type]

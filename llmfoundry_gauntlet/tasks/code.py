@@ -19,8 +19,10 @@ from llmfoundry_gauntlet.judging.code.sandbox import Sandbox
 from llmfoundry_gauntlet.judging.code.verdicts import CannotJudge
 from llmfoundry_gauntlet.judging.text import NON_FINITE_REPLY
 from llmfoundry_gauntlet.tasks.base import TaskType, part
-from llmfoundry_gauntlet.values import Generation, Judgement, Question, StopRule
+from llmfoundry_gauntlet.values import Generation, Judgement, Question, Sampling, StopRule
 
+MOST_TOKENS = 1024  # of a program, where the task does not say
+TOP_P, TOP_K = 0.95, 40
 CUT_SHARE = 'CutShare'
 NEW_STATEMENT = tuple(f'\n{letter}' for letter in string.ascii_letters + string.digits + '#`')
 
@@ -116,6 +118,18 @@ def judge_program(
     return Judgement(credit=float(verdict.passed), reason='; '.join(reasons) or None, marks=marks)
 
 
+def sampling(task: TaskSpec, variant: str | None) -> Sampling:
+    """How a task's programs are drawn. What it does not say is as in Composer 0.17; temperature 0 draws nothing."""
+    if task.temperature == 0:
+        return Sampling()
+    return Sampling(
+        temperature=1.0 if task.temperature is None else task.temperature,
+        top_p=TOP_P if task.top_p is None else task.top_p,
+        top_k=TOP_K if task.top_k is None else task.top_k,
+        seed=(task.generation_kwargs or {}).get('seed', task.fewshot_random_seed),
+    )
+
+
 TASK_TYPE = TaskType(
     name=CODE,
     metric='InContextLearningCodeEvalAccuracy',
@@ -127,5 +141,7 @@ TASK_TYPE = TaskType(
     stops=stops,
     language=lambda content: content.language,
     judge_program=judge_program,
+    sampling=sampling,
+    most_tokens=lambda task: MOST_TOKENS,
     is_verbatim=True,
 )

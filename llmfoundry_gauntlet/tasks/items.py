@@ -9,15 +9,13 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from llmfoundry_gauntlet.config.score import ScoreTask
-from llmfoundry_gauntlet.config.specs import CODE, TaskSpec
+from llmfoundry_gauntlet.config.specs import TaskSpec
 from llmfoundry_gauntlet.errors import ModelError
 from llmfoundry_gauntlet.judging.code.sandbox import Sandbox
 from llmfoundry_gauntlet.judging.text import cut_at_stops
 from llmfoundry_gauntlet.prompts.encode import Encoder, ReplyTerms, generate_request, score_request
 from llmfoundry_gauntlet.prompts.fewshot import with_shots
 from llmfoundry_gauntlet.prompts.fit import FittedPrompt, Shortenable, ShotFitter
-from llmfoundry_gauntlet.prompts.perturbations import seed_of
 from llmfoundry_gauntlet.tasks.base import TaskType
 from llmfoundry_gauntlet.values import (
     Example,
@@ -29,16 +27,12 @@ from llmfoundry_gauntlet.values import (
     Output,
     Prompt,
     Request,
-    Sampling,
     ScoreOutput,
     ScoreRequest,
 )
 
 CHUNK = 1000  # items whose text is in memory at a time
 MARGIN_AFTER_THOUGHT = 10  # tokens
-PROGRAM_TOKENS = 1024  # of a program at most, where the task does not say
-PROGRAM_TOP_P, PROGRAM_TOP_K = 0.95, 40
-TRANSFORMERS_TOP_K = 50  # its default where it samples
 
 ExampleWithShots = tuple[Example, tuple[Example, ...]]
 
@@ -67,21 +61,20 @@ class Preparation:
         return ReplyTerms(
             max_new_tokens=max_new_tokens,
             stops=self.task_type.stops(self.task, contents, self.reference),
-            sampling=partial(sampling_of, self.task),
+            sampling=partial(self.task_type.sampling, self.task),
             verbatim=self.task_type.is_verbatim,
-            restores_space=not isinstance(self.task, ScoreTask),
+            restores_space=self.task.is_llm_foundrys,
         )
 
     def longest_reply(self, examples: Sequence[Example]) -> int:
         """Tokens that a reply may have. Raises ModelError where that leaves no room for a prompt."""
-        if isinstance(self.task, ScoreTask):
-            return max(1, min(self.task.score.max_new_tokens, self.max_seq_len // 2))
-        if self.task_type.runs_programs and 'max_new_tokens' not in (self.task.generation_kwargs or {}):
-            return max(1, min(PROGRAM_TOKENS, self.max_seq_len // 2))
+        is_given = 'max_new_tokens' in (self.task.generation_kwargs or {})
+        most = self.task_type.most_tokens(self.task)
+        if most is not None and not is_given:
+            return max(1, min(most, self.max_seq_len // 2))
         right = {text for example in examples for text in self.task_type.responses(example.content, self.task)}
-        wanted = reply_limit(self.task, lambda: self.encoder.longest(right))
+        wanted = reply_limit(self.task, self.task_type, lambda: self.encoder.longest(right))
         if wanted >= self.max_seq_len:
-            is_given = 'max_new_tokens' in (self.task.generation_kwargs or {})
             source = 'generation_kwargs.max_new_tokens' if is_given else 'the longest right reply has about as many'
             raise ModelError(
                 f'{self.task.key}: a reply may have {wanted} tokens ({source}), but max_seq_len is {self.max_seq_len}: '
@@ -91,53 +84,16 @@ class Preparation:
         return wanted
 
 
-def reply_limit(task: TaskSpec, longest: Callable[[], int]) -> int:
-    """Tokens that a reply may have: what the task says, else `longest`, those of the longest right one, and some more.
+def reply_limit(task: TaskSpec, task_type: TaskType, longest: Callable[[], int]) -> int:
+    """Tokens that a reply may have: what the task says, or its type, else `longest`, those of the longest right one.
 
     As in llm-foundry 0.22 (`_get_max_answer_length`): special tokens counted, and 10 more after a chain of thought.
-    Programs have a limit of their own.
     """
     given = (task.generation_kwargs or {}).get('max_new_tokens')
     if given is not None:
         return given
-    if task.icl_task_type == CODE:
-        return PROGRAM_TOKENS
-    if isinstance(task, ScoreTask):
-        return task.score.max_new_tokens
-    return max(longest() + (MARGIN_AFTER_THOUGHT if task.cot_delimiter else 0), 1)
-
-
-def sampling_of(task: TaskSpec, variant: str | None = None) -> Sampling:
-    """How a task's replies are drawn, those to a variant of SCORE by its seed.
-
-    What a task does not say is as in transformers.
-    """
-    if isinstance(task, ScoreTask):
-        seed = seed_of(variant)
-        return Sampling() if seed is None else Sampling(temperature=task.score.temperature, seed=seed)
-    given = task.generation_kwargs or {}
-    if task.icl_task_type == CODE:
-        return program_sampling(task)
-    if not given.get('do_sample', False):
-        return Sampling()
-    return Sampling(
-        temperature=float(given.get('temperature', 1.0)),
-        top_p=float(given.get('top_p', 1.0)),
-        top_k=given.get('top_k', TRANSFORMERS_TOP_K),
-        seed=given.get('seed', task.fewshot_random_seed),
-    )
-
-
-def program_sampling(task: TaskSpec) -> Sampling:
-    """How a task's programs are drawn. What it does not say is as in Composer 0.17; temperature 0 draws nothing."""
-    if task.temperature == 0:
-        return Sampling()
-    return Sampling(
-        temperature=1.0 if task.temperature is None else task.temperature,
-        top_p=PROGRAM_TOP_P if task.top_p is None else task.top_p,
-        top_k=PROGRAM_TOP_K if task.top_k is None else task.top_k,
-        seed=(task.generation_kwargs or {}).get('seed', task.fewshot_random_seed),
-    )
+    most = task_type.most_tokens(task)
+    return max(longest() + (MARGIN_AFTER_THOUGHT if task.cot_delimiter else 0), 1) if most is None else most
 
 
 def build_prompt(task: TaskSpec, task_type: TaskType, example: Example, shots: Sequence[Example]) -> Prompt:

@@ -10,7 +10,7 @@ from llmfoundry_gauntlet.errors import SandboxError
 from llmfoundry_gauntlet.judging.code.judge import self_test
 from llmfoundry_gauntlet.judging.code.sandbox import Sandbox, find_sandbox
 from llmfoundry_gauntlet.judging.code.tools import missing_tool
-from llmfoundry_gauntlet.tasks import task_types
+from llmfoundry_gauntlet.tasks import type_of
 from llmfoundry_gauntlet.values import Example
 
 
@@ -18,7 +18,7 @@ def find_means(
     tasks: Sequence[TaskSpec], examples: Mapping[str, Sequence[Example]], asked: str
 ) -> tuple[Sandbox | None, dict[str, str]]:
     """The sandbox for these tasks' programs, None where there are none, and why tasks with programs cannot be run."""
-    tasks = [task for task in tasks if task_types()[task.icl_task_type].runs_programs]
+    tasks = [task for task in tasks if type_of(task).runs_programs]
     if not tasks:
         return None, {}
     try:
@@ -27,7 +27,7 @@ def find_means(
         return None, {task.key: str(error) for task in tasks}
     reasons = {}
     for task in tasks:
-        language_of = task_types()[task.icl_task_type].language
+        language_of = type_of(task).language
         languages = sorted({language_of(example.content) for example in examples[task.key]})
         if missing := [reason for language in languages if (reason := why_not(language, sandbox))]:
             reasons[task.key] = '; '.join(missing)

@@ -32,11 +32,11 @@ from llmfoundry_gauntlet.judging.mathematics import (
     shared_comparer,
 )
 from llmfoundry_gauntlet.judging.text import NON_FINITE_REPLY
-from llmfoundry_gauntlet.prompts.perturbations import Posed, variants
+from llmfoundry_gauntlet.prompts.perturbations import Posed, seed_of, variants
 from llmfoundry_gauntlet.prompts.templates import prompts_file, read_json, read_templates
 from llmfoundry_gauntlet.tasks import multiple_choice
 from llmfoundry_gauntlet.tasks.base import TaskType
-from llmfoundry_gauntlet.values import Example, Generation, Judgement, Question, ScoreOutput, StopRule
+from llmfoundry_gauntlet.values import Example, Generation, Judgement, Question, Sampling, ScoreOutput, StopRule
 
 LEAD = 'The best answer is'
 UNPARSED = 'no answer found in the reply'
@@ -174,22 +174,28 @@ def reason(output: Generation, answer: str | None) -> str | None:
     return '; '.join(reasons) or None
 
 
-METRIC = 'accuracy'
+def sampling(task: ScoreTask, variant: str | None) -> Sampling:
+    """How a reply to a variant is drawn: by its seed, or the most probable tokens."""
+    seed = seed_of(variant)
+    return Sampling() if seed is None else Sampling(temperature=task.score.temperature, seed=seed)
+
+
 WRITTEN: dict[str, Any] = {
     'ask': ask,
     'responses': lambda content, task: (),
     'stops': lambda task, contents, reference: StopRule(),
+    'sampling': sampling,
+    'most_tokens': lambda task: task.score.max_new_tokens,
     'is_verbatim': True,
 }
 
 TASK_TYPES = (
-    TaskType(name=SCORE_TASK_TYPES[GENERATE, False], judge=judge_letter, metric=METRIC, **WRITTEN),
+    TaskType(name=SCORE_TASK_TYPES[GENERATE, False], judge=judge_letter, **WRITTEN),
     TaskType(
         name=SCORE_TASK_TYPES[LIKELIHOOD, False],
         judge=judge_likelihood,
         ask=ask_letters,
         judge_text=judge_text,
-        metric=METRIC,
     ),
-    TaskType(name=SCORE_TASK_TYPES[GENERATE, True], judge=judge_expression, metric=METRIC, **WRITTEN),
+    TaskType(name=SCORE_TASK_TYPES[GENERATE, True], judge=judge_expression, **WRITTEN),
 )

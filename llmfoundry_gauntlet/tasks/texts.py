@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from llmfoundry_gauntlet.config.specs import TaskSpec
 from llmfoundry_gauntlet.tasks.base import TaskType
-from llmfoundry_gauntlet.tasks.items import build_prompt, examples_with_shots, item_key, sampling_of
+from llmfoundry_gauntlet.tasks.items import build_prompt, examples_with_shots, item_key
 from llmfoundry_gauntlet.values import Example, ItemKey, Prompt, Sampling, StopRule
 
 
@@ -47,7 +47,7 @@ class TextTask:
 
     def sampling(self, variant: str | None) -> Sampling:
         """How replies to a variant are to be drawn."""
-        return sampling_of(self.task, variant)
+        return self.task_type.sampling(self.task, variant)
 
     def responses(self) -> Iterator[str]:
         """Every right reply, in full."""

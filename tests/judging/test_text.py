@@ -14,7 +14,7 @@ from llmfoundry_gauntlet.judging.text import (
     normalize_answer,
     stop_position,
 )
-from llmfoundry_gauntlet.tasks import task_types
+from llmfoundry_gauntlet.tasks import type_of
 from llmfoundry_gauntlet.values import StopRule
 
 AFTER_THOUGHT = StopRule(answer_delimiter=' #### ', answer_end='\n')
@@ -240,7 +240,7 @@ def real_rows(label: str, folder):
     """A task of the gauntlet and the contents of its real rows."""
     suite = load_suite(ROOT / 'yamls/tasks/gauntlet_v0.1.yaml')
     task = next(task for task in suite.tasks if task.label == label)
-    task_type = task_types()[task.icl_task_type]
+    task_type = type_of(task)
     contents = [example.content for example in read_examples(task, folder, task_type.parse)]
     return task, task_type, contents
 

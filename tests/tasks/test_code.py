@@ -20,7 +20,7 @@ from llmfoundry_gauntlet.judging.text import cut_at_stops
 from llmfoundry_gauntlet.prompts.encode import Encoder
 from llmfoundry_gauntlet.scores.metrics import pass_at
 from llmfoundry_gauntlet.tasks.code import TASK_TYPE
-from llmfoundry_gauntlet.tasks.items import build_prompt, sampling_of
+from llmfoundry_gauntlet.tasks.items import build_prompt
 from llmfoundry_gauntlet.values import Generation, ItemKey, ItemResult, Sampling, StopRule
 
 ROW = {
@@ -101,11 +101,11 @@ def test_wrong_keys_say_what_is_wrong(keys, problem):
 
 
 def test_programs_are_drawn_as_in_composer_unless_a_task_says_otherwise():
-    assert sampling_of(task()) == Sampling(temperature=1.0, top_p=0.95, top_k=40, seed=1234)
-    assert sampling_of(task(temperature=0.2, top_p=1.0, top_k=0, generation_kwargs={'seed': 7})) == Sampling(
-        temperature=0.2, top_p=1.0, top_k=0, seed=7
-    )
-    assert sampling_of(task(temperature=0)) == Sampling()  # the most probable tokens
+    assert TASK_TYPE.sampling(task(), None) == Sampling(temperature=1.0, top_p=0.95, top_k=40, seed=1234)
+    assert TASK_TYPE.sampling(
+        task(temperature=0.2, top_p=1.0, top_k=0, generation_kwargs={'seed': 7}), None
+    ) == Sampling(temperature=0.2, top_p=1.0, top_k=0, seed=7)
+    assert TASK_TYPE.sampling(task(temperature=0), None) == Sampling()  # the most probable tokens
     assert task(num_beams=5).num_samples == 5 and task(num_beams=5, generations_per_sample=3).num_samples == 3
 
 

@@ -12,7 +12,7 @@ from characters import Characters
 from llmfoundry_gauntlet.config.load import load_suite
 from llmfoundry_gauntlet.prompts.cache import NO_CACHE, TokenCache
 from llmfoundry_gauntlet.prompts.encode import PROMPTS_VERSION, Encoder
-from llmfoundry_gauntlet.tasks import prepare, task_types
+from llmfoundry_gauntlet.tasks import prepare, type_of
 from llmfoundry_gauntlet.tasks.generation import Problem
 from llmfoundry_gauntlet.tasks.items import Preparation, prepare_items
 from llmfoundry_gauntlet.tasks.language_modeling import Passage
@@ -38,7 +38,7 @@ def preparation_of(tokenizer=None, **changes) -> Preparation:
     (task,) = load_suite([{**TASK, **changes}]).tasks
     return Preparation(
         task=task,
-        task_type=task_types()[task.icl_task_type],
+        task_type=type_of(task),
         encoder=Encoder(tokenizer or Characters()),
         **{'max_seq_len': 60, **own},
     )

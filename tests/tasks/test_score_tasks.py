@@ -19,7 +19,7 @@ from llmfoundry_gauntlet.prompts.encode import Encoder
 from llmfoundry_gauntlet.prompts.perturbations import Posed
 from llmfoundry_gauntlet.prompts.seeds import draw_seed
 from llmfoundry_gauntlet.prompts.templates import Template
-from llmfoundry_gauntlet.tasks import task_types
+from llmfoundry_gauntlet.tasks import task_types, type_of
 from llmfoundry_gauntlet.tasks.items import Preparation, item_result, prepare_items
 from llmfoundry_gauntlet.tasks.score import CUT, UNPARSED, read_variants
 from llmfoundry_gauntlet.tasks.texts import TextTask
@@ -39,10 +39,6 @@ FILE = {
 
 def task_of(dataset: str = 'mmlu_pro', **keys: Any) -> ScoreTask:
     return load_suite(None, None, {'dataset': dataset, **keys}).tasks[0]
-
-
-def type_of(task: ScoreTask) -> Any:
-    return task_types()[task.icl_task_type]
 
 
 def judge(text: str, content: Posed = POSED, dataset: str = 'mmlu_pro', **more: Any) -> Judgement:
