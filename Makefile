@@ -7,13 +7,14 @@ REFERENCE := .venv-reference
 REFERENCE_READY := $(REFERENCE)/.ready
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
 
-.PHONY: help demo test test-all lint bench reference clean
+.PHONY: help demo test test-all lint mutants bench reference clean
 
 help:
 	@echo 'make demo       train a tiny model on two ranks, evaluated by the gauntlet at every checkpoint'
 	@echo 'make test       run the tests'
 	@echo 'make test-all   the long ones too'
 	@echo 'make lint       style and the direction of imports'
+	@echo 'make mutants    put faults into a copy of the code, one by one, and show which test notices each'
 	@echo 'make bench      time our evaluation, llm-foundry and lm-eval side by side; QUICK=1 in ten minutes,'
 	@echo '                PART=planning what comes before the model, PART=generation replies, PART=programs programs,'
 	@echo '                PART=score the variants of SCORE together and apart, and against lm-eval'
@@ -39,6 +40,9 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
+
+mutants: $(READY)
+	$(BIN)/python scripts/mutants.py
 
 $(REFERENCE_READY): pyproject.toml requirements/reference.txt
 	test -x $(REFERENCE)/bin/python || $(PYTHON) -m venv $(REFERENCE)
