@@ -13,7 +13,7 @@ sys.path.insert(0, str(ROOT / 'scripts' / 'bench'))
 import score
 import score_suite
 from generation_summary import Agreement
-from score_ours import ScoreReplies, Separate, Together
+from score_ours import Alone, ScoreReplies, Separate, Together
 from score_suite import FULL, QUICK, ROWS
 from score_summary import ChoiceResult, ReplyResult
 from summary import Measurement
@@ -33,7 +33,8 @@ def measured(cpu_seconds: float, **details) -> list[Measurement]:
 def choices() -> ChoiceResult:
     rounds = {
         'together': measured(6.0, tokens={'all': 1000, 'unique': 570, 'run': 600}),
-        'separate': measured(10.0, tokens={'all': 1000, 'unique': 970, 'run': 980}),
+        'separate': measured(8.0, tokens={'all': 1000, 'unique': 970, 'run': 980}),
+        'alone': measured(10.0, tokens={'all': 1000, 'unique': 970, 'run': 1000}),
     }
     return ChoiceResult(row=ROWS[0], vocabulary=8000, rounds=rounds, num_choices=20, num_same=20)
 
@@ -53,7 +54,8 @@ def replies() -> ReplyResult:
 
 def test_a_line_of_choices_has_seconds_per_question_and_shares_of_all_tokens():
     line = json.loads(json.dumps(choices().as_json()))
-    assert (line['together'], line['separate'], line['together/separate']) == (3.0, 5.0, 0.6)
+    assert (line['together'], line['separate'], line['alone']) == (3.0, 4.0, 5.0)
+    assert (line['together/alone'], line['together/separate']) == (0.6, 0.75)
     assert line['shares_of_tokens'] == {'unique': 0.57, 'run_together': 0.6, 'run_apart': 0.98}
     assert '0.600 (<= 0.62) met' in choices().line()
     assert '0.600 (<= 0.55) MISSED' in replace(choices(), row=replace(ROWS[0], target=0.55)).line()
@@ -102,12 +104,12 @@ def test_choices_are_counted():
 def test_variants_apart_are_chosen_as_together_and_run_no_fewer_tokens(row: score_suite.ScoreRow, tmp_path: Path):
     root, _ = score_suite.write_questions(OWN, 3, tmp_path)
     answers = []
-    for contender in (Together(), Separate()):
+    for contender in (Together(), Separate(), Alone()):
         contender.load(str(MODEL))
         answers.append(contender.measure(entry=row.entry(OWN.prompts), data_root=str(root), max_seq_len=512))
-    together, separate = answers
-    assert together['predictions'] == separate['predictions']
-    assert together['tokens']['all'] == separate['tokens']['all']
+    together, separate, alone = answers
+    assert together['predictions'] == separate['predictions'] == alone['predictions']
+    assert together['tokens']['all'] == separate['tokens']['all'] == alone['tokens']['all'] == alone['tokens']['run']
     assert together['tokens']['unique'] < separate['tokens']['unique'] <= separate['tokens']['run']
 
 

@@ -31,7 +31,7 @@ MAX_TREE_TOKENS = {STREAM: 4096, MASKED_ROWS: 1024}  # attention under a dense m
 BRANCHES = 128  # tokens of a stream that share a call of attention, about
 LEAST_PREFIX = 64  # tokens
 FAMILY = 8  # requests that make it worth starting a tree anew
-LEAST_SAVED_BY_PREFIX = 1 / 4  # of tokens_per_batch: a forward of its own must be worth it
+LEAST_SAVED_BY_PREFIX = 1 / 32  # of tokens_per_batch: a forward of its own must be worth it
 
 # A batch of padded rows is closed early, once it holds this share of its tokens, where rows become shorter than this
 # share of its longest: padding costs more than a further forward.

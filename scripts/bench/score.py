@@ -7,9 +7,10 @@ Contenders, rounds and figures are as in `run.py`, the model is its Llama, and f
 them itself. Processor seconds are per question, all its variants together.
 
 likelihood    one entry of `score` with a perturbation in one evaluation, against an evaluation of every label or
-              prompt on the same engine; both from the files to the scores: variants, prompts, tokenisation, planning,
-              model, judging. Of all prompts' tokens are printed the share of distinct prefixes (unique), that which
-              is run together, and that which is run apart
+              prompt on the same engine; all from the files to the scores: variants, prompts, tokenisation, planning,
+              model, judging. Apart the engine still shares what questions begin with, such as an instruction
+              (separate), or nothing (alone), which the target is about. Of all prompts' tokens are printed the share
+              of distinct prefixes (unique), that which is run together, and that which is run apart
 generate      the same entry answered in words, against lm-eval's own SCORE task through its `evaluate` with HFLM on
               the same questions and prompts and with the same limit, at the best of batch sizes 8, 16, 32; its rows
               are in memory before. Replies are greedy. How many texts are the same, and why others are not, is printed
@@ -51,7 +52,8 @@ from summary import Measurement, table_line
 
 from llmfoundry_gauntlet.config.score import GENERATE, LIKELIHOOD
 
-OURS = {LIKELIHOOD: {'together': 'score_ours:Together', 'separate': 'score_ours:Separate'}}
+APART = {'separate': 'score_ours:Separate', 'alone': 'score_ours:Alone'}
+OURS = {LIKELIHOOD: {'together': 'score_ours:Together', **APART}}
 OURS[GENERATE] = {'ours': 'score_ours:ScoreReplies'}
 COLUMNS = {LIKELIHOOD: LIKELIHOOD_COLUMNS, GENERATE: REPLY_COLUMNS}
 
@@ -80,7 +82,7 @@ class ScoreBench(ReplyBench):
         first = {name: said[0]['predictions'] for name, said in answers.items()}
         shared: dict[str, Any] = {'row': row, 'vocabulary': vocabulary, 'rounds': rounds}
         if row.answers == LIKELIHOOD:
-            return ChoiceResult(**shared, **compared(first['together'], first['separate']))
+            return ChoiceResult(**shared, **compared(first['together'], first['alone']))
         prompts = {name: said[0]['prompts'] for name, said in answers.items()}
         texts = in_order_of(prompts['ours'], prompts['lm_eval'], first['lm_eval'])
         return ReplyResult(**shared, agreement=self.agreement(first['ours'], texts, [False] * len(texts)))

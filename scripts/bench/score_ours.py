@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 from ours import Ours, num_unique_tokens
 from ours_replies import OurReplies
@@ -13,6 +15,7 @@ from timing import measure
 
 from llmfoundry_gauntlet.config.score import PROMPT
 from llmfoundry_gauntlet.config.settings import decode_settings
+from llmfoundry_gauntlet.engine import plan
 from llmfoundry_gauntlet.engine.layout import count_prefixes
 from llmfoundry_gauntlet.evaluation import PlannedEvaluation
 from llmfoundry_gauntlet.inputs import EvaluationData, load_data
@@ -74,6 +77,17 @@ class Separate(Together):
         alone = replace(task, score=replace(task.score, perturbations=(PROMPT,)))
         suite = replace(data.suite, tasks=(alone,))
         return [replace(data, suite=suite, examples={task.key: same}) for same in by_variant(data.examples[task.key])]
+
+
+class Alone(Separate):
+    """As Separate, and no prompt shares what it begins with with another."""
+
+    def evaluate(
+        self, data: EvaluationData, tokenizer: Any, max_seq_len: int
+    ) -> tuple[PlannedEvaluation, tuple[ItemResult, ...]]:
+        """A tree and no kept prefix for each request."""
+        with patch.dict(plan.MAX_TREE_TOKENS, {plan.STREAM: 1}), patch.object(plan, 'LEAST_PREFIX', math.inf):
+            return super().evaluate(data, tokenizer, max_seq_len)
 
 
 class ScoreReplies(ScoreMeasure, OurReplies):

@@ -51,7 +51,7 @@ SOURCES = (
 class ScoreRow:
     """One perturbation, answered in one way. `items` are questions, in a full and in a quick run.
 
-    The target is the most of together / separate by likelihood, the least of lm-eval / ours by generation.
+    The target is the most of together / alone by likelihood, the least of lm-eval / ours by generation.
     `max_new_tokens` is the limit of a reply.
     """
 
@@ -84,10 +84,14 @@ ROWS = (
     ScoreRow(answers=GENERATE, perturbation=PROMPT, items=(6, 2), target=2, max_new_tokens=128),
 )
 FULL = Effort(
-    quick=False, vocabularies=VOCABULARIES[:1], rounds={'together': 1, 'separate': 1, 'ours': 3, 'lm_eval': 2}
+    quick=False,
+    vocabularies=VOCABULARIES[:1],
+    rounds={'together': 1, 'separate': 1, 'alone': 1, 'ours': 3, 'lm_eval': 2},
 )
 QUICK = Effort(
-    quick=True, vocabularies=VOCABULARIES[:1], rounds={'together': 3, 'separate': 3, 'ours': 1, 'lm_eval': 1}
+    quick=True,
+    vocabularies=VOCABULARIES[:1],
+    rounds={'together': 3, 'separate': 3, 'alone': 3, 'ours': 1, 'lm_eval': 1},
 )
 
 

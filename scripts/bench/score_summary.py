@@ -15,9 +15,11 @@ LIKELIHOOD_COLUMNS = {  # the head and width of each
     'vocab': 7,
     'questions': 11,
     'prompts': 9,
+    'alone': 9,
     'separate': 10,
     'together': 10,
-    'together/separate': 24,
+    'together/alone': 23,
+    'together/separate': 19,
     'unique': 8,
     'run': 7,
     'run apart': 11,
@@ -87,8 +89,8 @@ class ChoiceResult(ScoreResult):
 
     @property
     def ratio(self) -> float:
-        """Together / separate."""
-        return self.quotient('together', 'separate')
+        """Together / alone."""
+        return self.quotient('together', 'alone')
 
     @property
     def is_met(self) -> bool:
@@ -110,7 +112,8 @@ class ChoiceResult(ScoreResult):
         return {
             **self.shared_json(),
             'prompts': self.num_choices,
-            'together/separate': self.ratio,
+            'together/alone': self.ratio,
+            'together/separate': self.quotient('together', 'separate'),
             'is_met': self.is_met,
             'tokens': self.said('together')['tokens']['all'],
             'shares_of_tokens': self.shares,
@@ -122,8 +125,9 @@ class ChoiceResult(ScoreResult):
         return table_line(
             self.row.name,
             [
-                *self.cells(self.num_choices, ('separate', 'together')),
+                *self.cells(self.num_choices, ('alone', 'separate', 'together')),
                 f'{self.ratio:.3f} (<= {self.row.target:g}) {"met" if self.is_met else "MISSED"}',
+                f'{self.quotient("together", "separate"):.3f}',
                 *(f'{share:.3f}' for share in self.shares.values()),
                 f'{self.num_same}/{self.num_choices}',
             ],
