@@ -54,10 +54,10 @@ MUTATIONS = (
     ),
     Mutation(
         'categories unsorted',
-        'prompts/fewshot.py',
-        "for category in sorted(categories, key=lambda name: name or ''):",
-        'for category in categories:',
-        'prompts/test_fewshot.py test_parity.py',
+        'scores/metrics.py',
+        'names = sorted({result.category for result in results if result.category is not None})',
+        'names = list(dict.fromkeys(result.category for result in results if result.category is not None))',
+        'scores/test_metrics.py records/test_results.py',
     ),
     Mutation(
         'a fixed shot that asks the item itself',
@@ -246,10 +246,10 @@ MUTATIONS = (
         'engine/test_reply.py',
     ),
     Mutation(
-        'the most probable token may be dropped',
+        'the token that completes top_p is dropped',
         'engine/sampling.py',
-        '        dropped[:, 0] = False  # the most probable one always counts\n',
-        '',
+        'masked_fill(before >= sampling.top_p, 0.0)',
+        'masked_fill(before + probabilities > sampling.top_p, 0.0)',
         'engine/test_sampling.py',
     ),
     Mutation(
@@ -307,21 +307,21 @@ MUTATIONS = (
         'scores/metrics.py',
         'chances.append(1 - math.comb(n - c, k) / math.comb(n, k))',
         'chances.append(1 - (1 - c / n) ** k)',
-        'scores/test_metrics.py',
+        'tasks/test_code.py',
     ),
     Mutation(
         'unscored items left out of an accuracy',
         'scores/metrics.py',
         '    if allow_missing and scored:\n',
         '    if scored:\n',
-        'scores/test_metrics.py',
+        'scores/test_metrics.py tasks/test_generation_marks.py',
     ),
     Mutation(
         'an item that is missing is not noticed',
         'evaluation.py',
         '    if missing or unknown:\n',
         '    if unknown:\n',
-        'test_evaluation.py',
+        'records/test_results.py',
     ),
     # SCORE.
     Mutation(

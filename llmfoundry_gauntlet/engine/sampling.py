@@ -40,9 +40,7 @@ def draw_tokens(logits: torch.Tensor, sampling: Sampling, draws: Sequence[float]
     probabilities = (logits.double() / sampling.temperature).softmax(dim=-1)
     if sampling.top_p < 1:
         before = probabilities.cumsum(dim=-1) - probabilities
-        dropped = before >= sampling.top_p
-        dropped[:, 0] = False  # the most probable one always counts
-        probabilities = probabilities.masked_fill(dropped, 0.0)
+        probabilities = probabilities.masked_fill(before >= sampling.top_p, 0.0)
     cumulative = probabilities.cumsum(dim=-1)
     numbers = torch.tensor(draws, dtype=torch.float64, device=logits.device)[:, None]
     places = torch.searchsorted(cumulative, numbers * cumulative[:, -1:], right=True)

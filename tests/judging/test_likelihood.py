@@ -52,6 +52,12 @@ def test_a_tie_earns_its_share_when_the_gold_is_in_it(output: ScoreOutput, gold:
     assert judge_choice(output, gold, reference=True).credit == float(gold == 0)
 
 
+@pytest.mark.parametrize(('apart', 'ties'), [(1e-7, True), (1e-5, False), (1e-4, False)])
+def test_a_tie_is_as_close_as_rounding_and_no_wider(apart: float, ties: bool):
+    judgement = judge_choice(choices([-1.0], [-1.0 - apart]), 0, reference=False)
+    assert judgement.credit == (1 / 2 if ties else 1) and (judgement.reason is not None) == ties
+
+
 def test_equal_probabilities_tie_whatever_the_number_of_tokens():
     uniform = -math.log(50257)
     output = choices([uniform], [uniform] * 3, [uniform] * 7)

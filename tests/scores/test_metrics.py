@@ -41,6 +41,7 @@ def test_an_unscored_item_leaves_no_accuracy():
     assert score.metrics[METRIC].value is None
     assert score.metrics[METRIC].reason == '1 of 2 items unscored: nan'
     assert score.categories['a'].metrics[METRIC].value == 1
+    assert task_score('t/3-shot', [METRIC], [item(0, 1.0), item(1, None)]).metrics[METRIC].value is None
 
 
 def test_the_metric_stream_has_upstreams_keys_and_no_key_for_what_is_absent():
