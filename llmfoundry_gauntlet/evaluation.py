@@ -166,7 +166,7 @@ def prepare_evaluation(
             task_type=type_of(task),
             encoder=encoder,
             max_seq_len=min(task.max_seq_len or max_seq_len, max_seq_len),
-            truncation=data.settings.cut if task.is_llm_foundrys else data.settings.truncation or 'drop_shots',
+            truncation=data.settings.cut if task.is_in_llm_foundry else data.settings.truncation or 'drop_shots',
             fewshot=data.settings.fewshot,
             reference=data.settings.reference,
         )
@@ -222,7 +222,7 @@ def plan_evaluation(
     for request in prepared.score_requests:
         is_hidden = (
             hidden_token_id is not None
-            and prepared.tasks[request.key.task].is_llm_foundrys
+            and prepared.tasks[request.key.task].is_in_llm_foundry
             and holds(request, hidden_token_id)
         )
         (hidden if is_hidden else others).append(request)

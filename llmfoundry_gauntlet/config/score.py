@@ -122,8 +122,8 @@ class ScoreTask(TaskSpec):
     source: TaskSpec | None
 
     @property
-    def is_llm_foundrys(self) -> bool:
-        """It has no SCORE."""
+    def is_in_llm_foundry(self) -> bool:
+        """No: it has no SCORE."""
         return False
 
     @property

@@ -108,8 +108,8 @@ class TaskSpec:
                 raise ValueError(f'metric_names: {name!r} is no metric of {self.icl_task_type}: {", ".join(allowed)}')
 
     @property
-    def is_llm_foundrys(self) -> bool:
-        """Whether llm-foundry has such tasks, whose ways are followed where that is asked for."""
+    def is_in_llm_foundry(self) -> bool:
+        """Whether llm-foundry has such tasks, so that its ways can be followed."""
         return True
 
     @property

@@ -27,7 +27,7 @@ PADDED_ROWS = 'padded_rows'  # one row a sequence: runs with every model
 LAYOUTS = (STREAM, MASKED_ROWS, PADDED_ROWS)  # the least work first
 
 PAIRS_PER_TOKEN = 2048
-MAX_TREE_TOKENS = {STREAM: 4096, MASKED_ROWS: 1024}  # attention under a dense mask grows with its square
+MAX_TREE_TOKENS = {STREAM: 4096, MASKED_ROWS: 1024}  # under a dense mask work grows with its square
 BRANCHES = 128  # tokens of a stream that share a call of attention, about
 LEAST_PREFIX = 64  # tokens
 FAMILY = 8  # requests that make it worth starting a tree anew

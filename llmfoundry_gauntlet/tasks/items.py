@@ -63,7 +63,7 @@ class Preparation:
             stops=self.task_type.stops(self.task, contents, self.reference),
             sampling=partial(self.task_type.sampling, self.task),
             verbatim=self.task_type.is_verbatim,
-            restores_space=self.task.is_llm_foundrys,
+            restores_space=self.task.is_in_llm_foundry,
         )
 
     def longest_reply(self, examples: Sequence[Example]) -> int:
