@@ -203,23 +203,21 @@ def check(tasks: Path | None, gauntlet: Path | None, score: Path | None, data_ro
     """Prints what is there and all warnings; without `data_root` no rows are read. Raises ConfigError, DataError."""
     from dataclasses import replace
 
-    from llmfoundry_gauntlet.config.load import load_suite
-    from llmfoundry_gauntlet.config.score import ScoreTask
     from llmfoundry_gauntlet.config.settings import AUTO
     from llmfoundry_gauntlet.inputs import read_data
+    from llmfoundry_gauntlet.suite import load_suite
     from llmfoundry_gauntlet.tasks.means import find_means
 
     suite = load_suite(tasks, gauntlet, score, is_partial=tasks is None)
     for warning in suite.warnings:
         typer.echo(f'warning: {warning}')
-    num_score = sum(isinstance(task, ScoreTask) for task in suite.tasks)
     if tasks is not None:
-        typer.echo(f'{tasks}: {len(suite.tasks) - num_score} tasks')
+        typer.echo(f'{tasks}: {len(suite.tasks) - suite.num_score} tasks')
     if score is not None:
-        typer.echo(f'{score}: {num_score} data sets of SCORE')
+        typer.echo(f'{score}: {suite.num_score} data sets of SCORE')
     if suite.gauntlet is not None:
         typer.echo(f'{gauntlet}: {len(suite.gauntlet.categories)} categories')
-    complete = [task for task in suite.tasks if not isinstance(task, ScoreTask) or task.has_rows]
+    complete = [task for task in suite.tasks if task.has_rows]
     if complete and data_root is not None:
         rows = read_data(replace(suite, tasks=tuple(complete)), data_root)
         for warning in rows.warnings:

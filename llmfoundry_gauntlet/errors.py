@@ -4,7 +4,6 @@
   * ConfigError       a YAML file, or values given in its place
   * DataError         an evaluation data file
   * ModelError        a model, checkpoint or tokenizer
-  * SandboxError      programs that cannot be confined on this machine
   * RecordError       an output folder or a file that a run wrote
 
 A caller's mistake in Python is a ValueError or TypeError as usual.
@@ -42,10 +41,6 @@ class DataError(GauntletError):
 
 class ModelError(GauntletError):
     """A model, checkpoint or tokenizer that cannot be evaluated."""
-
-
-class SandboxError(GauntletError):
-    """Generated programs cannot be run here as they should be."""
 
 
 class RecordError(GauntletError):

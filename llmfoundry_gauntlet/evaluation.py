@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
-from llmfoundry_gauntlet.config.score import GENERATE, ScoreTask
 from llmfoundry_gauntlet.config.specs import TaskSpec
 from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, STREAM, Batch, longest_row, plan
 from llmfoundry_gauntlet.engine.pools import Pool, plan_pools
@@ -22,12 +21,11 @@ from llmfoundry_gauntlet.inputs import EvaluationData, tasks_with_data
 from llmfoundry_gauntlet.judging.code.workers import workers
 from llmfoundry_gauntlet.prompts.cache import NO_CACHE, TokenCache
 from llmfoundry_gauntlet.prompts.encode import Encoder
-from llmfoundry_gauntlet.robustness import robustness
 from llmfoundry_gauntlet.scores.composites import compute_composites
 from llmfoundry_gauntlet.scores.consistency import PerturbationScore
 from llmfoundry_gauntlet.scores.keys import metric_stream
-from llmfoundry_gauntlet.scores.metrics import pass_names, task_score
-from llmfoundry_gauntlet.tasks import type_of
+from llmfoundry_gauntlet.scores.metrics import task_score
+from llmfoundry_gauntlet.tasks import metrics_of, type_of
 from llmfoundry_gauntlet.tasks.items import Preparation, item_result, with_samples
 from llmfoundry_gauntlet.tasks.prepare import prepare_tasks
 from llmfoundry_gauntlet.values import (
@@ -87,7 +85,7 @@ class PreparedEvaluation:
         for output in outputs:
             if output.key not in marked:
                 item = self.items[output.key]
-                if type_of(self.tasks[output.key.task]).runs_programs:
+                if type_of(self.tasks[output.key.task]).programs is not None:
                     marked[output.key] = workers().submit(self._result, item, output)
                 else:
                     marked[output.key] = self._result(item, output)
@@ -101,14 +99,7 @@ class PreparedEvaluation:
 
     def _result(self, item: Item, output: Output | None) -> ItemResult:
         task = self.tasks[item.request.key.task]
-        return item_result(
-            item,
-            output,
-            task,
-            type_of(task),
-            reference=self.data.settings.reference,
-            sandbox=self.data.sandbox,
-        )
+        return item_result(item, output, task, reference=self.data.settings.reference, sandbox=self.data.sandbox)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +118,7 @@ class PlannedEvaluation(PreparedEvaluation):
         return self
 
     @property
-    def num_tokens(self) -> int:
+    def num_model_tokens(self) -> int:
         """Tokens that the model is given to score: distinct prefixes, or padded rows."""
         return sum(batch.num_tokens for batch in self.batches)
 
@@ -163,7 +154,6 @@ def prepare_evaluation(
     preparations = {
         key: Preparation(
             task=task,
-            task_type=type_of(task),
             encoder=encoder,
             max_seq_len=min(task.max_seq_len or max_seq_len, max_seq_len),
             truncation=data.settings.cut if task.is_in_llm_foundry else data.settings.truncation or 'drop_shots',
@@ -172,18 +162,7 @@ def prepare_evaluation(
         )
         for key, task in tasks.items()
     }
-    for task in tasks.values():
-        if (
-            isinstance(task, ScoreTask)
-            and task.score.answers == GENERATE
-            and task.score.max_new_tokens > max_seq_len // 2
-        ):
-            log.warning(
-                '%s: max_new_tokens is %d, more than half of max_seq_len %d, which replies get',
-                task.label,
-                task.score.max_new_tokens,
-                max_seq_len,
-            )
+    warn_of_short_replies(tasks.values(), max_seq_len)
     prepared = prepare_tasks(preparations, data.examples, cache)
     items = {
         item.request.key: item
@@ -191,6 +170,23 @@ def prepare_evaluation(
         for item in with_samples(task_items, tasks[key].num_samples)
     }
     return PreparedEvaluation(data=data, tasks=tasks, items=items, max_seq_len=max_seq_len)
+
+
+def warn_of_short_replies(tasks: Iterable[TaskSpec], max_seq_len: int) -> None:
+    """Says where replies get less tokens than they are meant to have, as half of `max_seq_len` is the prompt's."""
+    short = {}
+    for task in tasks:
+        replies = type_of(task).replies
+        most = None if replies is None else replies.most_tokens(task)
+        if most is not None and most > max_seq_len // 2 and 'max_new_tokens' not in (task.generation_kwargs or {}):
+            short[task.key] = most
+    if short:
+        log.warning(
+            'max_seq_len is %d, so that replies get %d tokens where they may have more: %s',
+            max_seq_len,
+            max_seq_len // 2,
+            ', '.join(f'{key} ({most})' for key, most in short.items()),
+        )
 
 
 def one_task(prepared: PreparedEvaluation, key: str) -> PreparedEvaluation:
@@ -276,12 +272,6 @@ def conclude(
     return summarize(planned.data, planned.tasks, by_task, seconds, planned=planned)
 
 
-def metric_names(task: TaskSpec) -> tuple[str, ...]:
-    """The names of a task's metrics, the accuracy first."""
-    task_type = type_of(task)
-    return (*task_type.metrics, *(pass_names(task.passes_at) if task_type.runs_programs else ()))
-
-
 def summarize(
     data: EvaluationData,
     tasks: Mapping[str, TaskSpec],
@@ -293,13 +283,7 @@ def summarize(
 ) -> Evaluation:
     """Scores and composites of all items by task. With `allow_missing` tasks are scored over the items that are."""
     scores = {
-        key: task_score(
-            key,
-            type_of(tasks[key]).metrics,
-            task_results,
-            passes_at=tasks[key].passes_at if type_of(tasks[key]).runs_programs else (),
-            allow_missing=allow_missing,
-        )
+        key: task_score(key, metrics_of(tasks[key]), task_results, allow_missing=allow_missing)
         for key, task_results in results.items()
     }
     return Evaluation(
@@ -310,11 +294,11 @@ def summarize(
         scores=scores,
         composites=composites_of(data, scores),
         robustness={
-            tasks[key].score.dataset: robustness(
+            tasks[key].dataset_uri: robustness(
                 tasks[key], data.examples[key], task_results, allow_missing=allow_missing
             )
             for key, task_results in results.items()
-            if isinstance(tasks[key], ScoreTask)
+            if (robustness := type_of(tasks[key]).robustness) is not None
         },
         seconds=dict(seconds),
     )

@@ -6,16 +6,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from llmfoundry_gauntlet.config.load import Suite, load_suite
-from llmfoundry_gauntlet.config.score import ScoreTask
 from llmfoundry_gauntlet.config.settings import EvaluationSettings
 from llmfoundry_gauntlet.config.specs import TaskSpec
-from llmfoundry_gauntlet.data.examples import read_examples
 from llmfoundry_gauntlet.errors import ConfigError, DataError, GauntletError
 from llmfoundry_gauntlet.judging.code.sandbox import Sandbox
+from llmfoundry_gauntlet.suite import Suite, load_suite
 from llmfoundry_gauntlet.tasks import type_of
 from llmfoundry_gauntlet.tasks.means import find_means
-from llmfoundry_gauntlet.tasks.score import read_variants
 from llmfoundry_gauntlet.tasks.texts import TextTask
 from llmfoundry_gauntlet.values import Example
 
@@ -43,9 +40,9 @@ def load_data(settings: EvaluationSettings, *, runs_programs: bool = True) -> Ev
     Tasks whose programs cannot be run here are left out. Raises ConfigError or DataError with every problem found.
     """
     suite = load_suite(settings.tasks, settings.gauntlet, settings.score)
-    if settings.reference:
-        check_patterns(suite)
     rows = read_data(suite, settings.data_root)
+    if settings.reference:
+        check_patterns(suite, rows)
     sandbox, unsupported = find_means(suite.tasks, rows.examples, settings.sandbox) if runs_programs else (None, {})
     examples = {key: found for key, found in rows.examples.items() if key not in unsupported}
     if not examples:
@@ -61,22 +58,6 @@ def load_data(settings: EvaluationSettings, *, runs_programs: bool = True) -> Ev
     )
 
 
-def check_patterns(suite: Suite) -> None:
-    """Raises ConfigError where llm-foundry's semantics make regular expressions of stop strings that are none."""
-    problems = []
-    for task in suite.tasks:
-        try:
-            re.compile('|'.join(task.early_stopping_criteria or ()))
-        except re.error as error:
-            stops = list(task.early_stopping_criteria)
-            problems.append(
-                f'{task.key}: early_stopping_criteria: {stops} is no regular expression, as which semantics: reference '
-                f'reads it ({error}); escape it, or leave semantics: corrected'
-            )
-    if problems:
-        raise ConfigError(problems)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
     """The rows of all tasks, as EvaluationData has them."""
@@ -84,6 +65,25 @@ class Rows:
     examples: Mapping[str, list[Example]]
     absent: Mapping[str, tuple[str, ...]]
     warnings: tuple[str, ...]
+
+
+def check_patterns(suite: Suite, rows: Rows) -> None:
+    """Raises ConfigError where llm-foundry's semantics make regular expressions of stop strings that are none."""
+    problems = []
+    for task in suite.tasks:
+        replies = type_of(task).replies
+        if replies is None:
+            continue
+        rule = replies.stops(task, [example.content for example in rows.examples[task.key]], True)
+        try:
+            re.compile('|'.join(rule.strings) if rule.as_pattern else '')
+        except re.error as error:
+            problems.append(
+                f'{task.key}: early_stopping_criteria: {list(rule.strings)} is no regular expression, as which '
+                f'semantics: reference reads it ({error}); escape it, or leave semantics: corrected'
+            )
+    if problems:
+        raise ConfigError(problems)
 
 
 def read_data(suite: Suite, data_root: str) -> Rows:
@@ -94,14 +94,12 @@ def read_data(suite: Suite, data_root: str) -> Rows:
     errors: list[GauntletError] = []
     for task in suite.tasks:
         try:
-            if isinstance(task, ScoreTask):
-                found = read_variants(task, data_root)
-                examples[task.key], absent[task.key] = list(found.examples), found.absent
-                warnings.extend(found.warnings)
-            else:
-                examples[task.key] = read_examples(task, data_root, type_of(task).parse)
+            found = type_of(task).read(task, data_root)
         except (ConfigError, DataError) as error:
             errors.append(error)
+        else:
+            examples[task.key], absent[task.key] = list(found.examples), found.absent
+            warnings.extend(found.warnings)
     if errors:
         raise type(errors[0])(list(dict.fromkeys(problem for error in errors for problem in error.problems)))
     return Rows(examples=examples, absent=absent, warnings=tuple(warnings))
@@ -117,7 +115,6 @@ def text_tasks(data: EvaluationData) -> dict[str, TextTask]:
     return {
         key: TextTask(
             task=task,
-            task_type=type_of(task),
             examples=data.examples[key],
             fewshot=data.settings.fewshot,
             reference=data.settings.reference,

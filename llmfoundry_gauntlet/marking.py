@@ -14,6 +14,7 @@ from llmfoundry_gauntlet.evaluation import Evaluation, summarize
 from llmfoundry_gauntlet.inputs import EvaluationData, tasks_with_data, text_tasks
 from llmfoundry_gauntlet.judging.code.sandbox import Sandbox
 from llmfoundry_gauntlet.judging.code.workers import workers
+from llmfoundry_gauntlet.tasks import type_of
 from llmfoundry_gauntlet.tasks.items import item_key, item_result, prompt_digest, result_of
 from llmfoundry_gauntlet.tasks.texts import TextTask
 from llmfoundry_gauntlet.values import (
@@ -25,6 +26,7 @@ from llmfoundry_gauntlet.values import (
     ItemKey,
     ItemResult,
     Judgement,
+    Request,
     ScoreOutput,
     ScoreRequest,
     StopRule,
@@ -73,7 +75,7 @@ class Marked:
             self.places[key] = answer.place
             item = bare_item(asked[key], key, tasks[key.task], stops[key.task])
             try:
-                if tasks[key.task].task_type.runs_programs and answer.text is not None:
+                if type_of(tasks[key.task].task).programs is not None and answer.text is not None:
                     self.programs[key] = workers().submit(mark, item, answer, tasks[key.task], self.sandbox)
                 else:
                     self.results[key] = mark(item, answer, tasks[key.task], self.sandbox)
@@ -93,7 +95,7 @@ def mark_answers(data: EvaluationData, answers: Iterable[Answer], *, allow_missi
     """
     started = time.perf_counter()
     tasks = text_tasks(data)
-    stops = {key: task.stops() if task.task_type.wants_reply else StopRule() for key, task in tasks.items()}
+    stops = {key: task.stops() for key, task in tasks.items()}
     asked = {
         item.key: Asked(item.example, prompt_digest(item.prompt)) for task in tasks.values() for item in task.items()
     }
@@ -113,7 +115,7 @@ def mark_answers(data: EvaluationData, answers: Iterable[Answer], *, allow_missi
     marked.finish()
     for key in missing:
         item = bare_item(asked[key], key, tasks[key.task], stops[key.task])
-        marked.results[key] = result_of(item, None, Judgement(credit=None, reason=MISSING))
+        marked.results[key] = result_of(item, None, Judgement.unscored(MISSING))
     by_task: dict[str, list[ItemResult]] = {key: [] for key in tasks}
     for key in in_row_order(asked, tasks):
         by_task[key.task].append(marked.results[key])
@@ -134,8 +136,8 @@ def in_row_order(keys: Iterable[ItemKey], tasks: Mapping[str, TextTask]) -> list
 
 def bare_item(asked: Asked, key: ItemKey, task: TextTask, stops: StopRule) -> Item:
     """An item without token ids, as no model is to see it."""
-    if task.task_type.wants_reply:
-        request = GenerateRequest(key=key, context=NOTHING, max_new_tokens=0, stops=stops)
+    if task.replies is not None:
+        request: Request = GenerateRequest(key=key, context=NOTHING, max_new_tokens=0, stops=stops)
     else:
         request = ScoreRequest(key=key, contexts=(), continuations=())
     example = asked.example
@@ -147,18 +149,17 @@ def mark(item: Item, answer: Answer, task: TextTask, sandbox: Sandbox | None) ->
 
     Raises AnswerError where the answer is not of the item's kind.
     """
-    task_type = task.task_type
-    if task_type.wants_reply:
-        if answer.text is None:
+    written = None if answer.text is None else Generation(key=answer.key, text=answer.text)
+    if task.replies is not None:
+        if written is None:
             raise AnswerError('has no text; a reply is wanted')
-        output = Generation(key=answer.key, text=answer.text)
-        return item_result(item, output, task.task, task_type, reference=task.reference, sandbox=sandbox)
-    if answer.logprobs is None:
-        if task_type.judge_text is None:
+        return item_result(item, written, task.task, reference=task.reference, sandbox=sandbox)
+    if written is not None and answer.logprobs is None:
+        judge_text = type_of(task.task).judge_text
+        if judge_text is None:
             raise AnswerError('has no logprobs; a text cannot be marked here')
-        judgement = task_type.judge_text(answer.text, item.content)
-        return result_of(item, Generation(key=answer.key, text=answer.text), judgement)
-    result = item_result(item, score_output(item, answer), task.task, task_type, reference=task.reference)
+        return result_of(item, written, judge_text(written.text, item.content))
+    result = item_result(item, score_output(item, answer), task.task, reference=task.reference)
     return replace(result, logprobs=answer.logprobs, num_tokens=answer.num_tokens)
 
 

@@ -26,16 +26,16 @@ def check_solutions(data: EvaluationData) -> list[CheckedTask]:
     """Every code task's solutions, each run as if a model had written it."""
     checked = []
     for key, task in tasks_with_data(data).items():
-        task_type = type_of(task)
-        if not task_type.runs_programs:
+        replies, programs = type_of(task).replies, type_of(task).programs
+        if replies is None or programs is None:
             continue
         started = time.perf_counter()
         running = {}
         for example in data.examples[key]:
-            (text,) = task_type.responses(example.content, task)
+            (text,) = replies.responses(example.content, task)
             output = Generation(key=ItemKey(key, example.row), text=text)
             running[example.row] = workers().submit(
-                task_type.judge_program, output, example.content, task, data.settings.reference, data.sandbox
+                programs.judge, output, example.content, task, data.settings.reference, data.sandbox
             )
         judged = {row: program.result() for row, program in running.items()}
         failures = {row: found.reason or '' for row, found in judged.items() if found.credit != 1}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -218,10 +218,15 @@ class Judgement:
     answer: str | None = None
     marks: Mapping[str, float] = field(default_factory=dict)
 
+    @classmethod
+    def unscored(cls, reason: str) -> Self:
+        """Of an item that could not be scored."""
+        return cls(credit=None, reason=reason)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemResult:
-    """One line of a samples file. `status` is 'scored' or 'unscored'; an unscored item has credit None and a reason.
+    """One line of a samples file. An unscored item has credit None and a reason.
 
     `gold` is the index of the right choice, or the right answer's text.
     """
@@ -233,13 +238,17 @@ class ItemResult:
     credit: float | None
     logprobs: tuple[float, ...] | None  # sums in nats, one per choice
     num_tokens: tuple[int, ...] | None  # one per choice, or those of the reply
-    status: str
     reason: str | None
     prompt_sha256: str
     truncated: bool
     text: str | None = None  # of a reply, up to its stop
     answer: str | None = None
     marks: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def status(self) -> str:
+        """'scored' or 'unscored'."""
+        return 'unscored' if self.credit is None else 'scored'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

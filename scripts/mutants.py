@@ -184,7 +184,7 @@ MUTATIONS = (
     Mutation(
         'what is not finite counts as wrong',
         'judging/likelihood.py',
-        '    if not all(map(math.isfinite, means)):\n        return Judgement(credit=None, reason=NON_FINITE)\n',
+        '    if not all(map(math.isfinite, means)):\n        return Judgement.unscored(NON_FINITE)\n',
         '',
         'judging/test_likelihood.py',
     ),

@@ -6,9 +6,10 @@ import shutil
 
 import pytest
 
-from llmfoundry_gauntlet.errors import SandboxError
-from llmfoundry_gauntlet.judging.code.programs import CPP, JAVASCRIPT, PYTHON, Program, make_program
+from llmfoundry_gauntlet.judging.code.languages import CPP, JAVASCRIPT, PYTHON
+from llmfoundry_gauntlet.judging.code.programs import Program, make_program
 from llmfoundry_gauntlet.judging.code.sandbox import Sandbox, find_sandbox
+from llmfoundry_gauntlet.judging.code.verdicts import SandboxError
 
 PROMPTS = {
     PYTHON: 'def answer(n: int) -> str:\n    """The answer."""\n',

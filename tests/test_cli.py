@@ -133,7 +133,7 @@ def test_a_fault_of_ours_is_status_3(gauntlet, monkeypatch, tmp_path):
     def broken(*_, **__):
         raise ZeroDivisionError('oops')
 
-    monkeypatch.setattr('llmfoundry_gauntlet.config.load.load_suite', broken)
+    monkeypatch.setattr('llmfoundry_gauntlet.suite.load_suite', broken)
     status, _, err = gauntlet('validate', '--tasks', str(Path(TASKS)))
     assert status == 3 and 'ZeroDivisionError: oops' in err and 'Traceback' not in err
 

@@ -8,8 +8,8 @@ import pytest
 from paths import ROOT
 
 import llmfoundry_gauntlet
-from llmfoundry_gauntlet.config.load import load_suite
 from llmfoundry_gauntlet.inputs import read_data
+from llmfoundry_gauntlet.suite import load_suite
 
 HEAVY = ('torch', 'composer', 'transformers', 'datasets')
 

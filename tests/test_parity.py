@@ -16,7 +16,6 @@ import torch
 from paths import FIXTURES
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from llmfoundry_gauntlet.config.load import load_suite
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.config.specs import task_key
 from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
@@ -27,6 +26,7 @@ from llmfoundry_gauntlet.inputs import load_data
 from llmfoundry_gauntlet.prompts.encode import Encoder
 from llmfoundry_gauntlet.scores.composites import compute_composites
 from llmfoundry_gauntlet.scores.keys import composite_measures, task_measures
+from llmfoundry_gauntlet.suite import load_suite
 from llmfoundry_gauntlet.values import ItemKey, ItemResult, Measure, ScoreOutput
 
 MODELS = ('rotary_bos', 'alibi_pad_eos')

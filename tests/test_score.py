@@ -395,12 +395,12 @@ def test_the_variants_of_a_question_share_their_text(perturbations: list[str], m
     """Planned tokens against each variant as a task of its own on the same engine."""
     entry = {'dataset': 'mmlu_pro', 'answers': 'likelihood', 'perturbations': perturbations, 'subset_items': 20}
     prepared = prepared_of(entry)
-    together = plan_evaluation(prepared, tokens_per_batch=4096).num_tokens
+    together = plan_evaluation(prepared, tokens_per_batch=4096).num_model_tokens
     apart = 0
     for variant in {key.variant for key in prepared.items}:
         items = {key: item for key, item in prepared.items.items() if key.variant == variant}
         part = PreparedEvaluation(data=prepared.data, tasks=prepared.tasks, items=items, max_seq_len=1024)
-        apart += plan_evaluation(part, tokens_per_batch=4096).num_tokens
+        apart += plan_evaluation(part, tokens_per_batch=4096).num_model_tokens
     with capsys.disabled():
         print(f'\n{perturbations}: {together} tokens together, {apart} apart: {together / apart:.2f}')
     assert together < most * apart

@@ -20,8 +20,8 @@ from llmfoundry_gauntlet.inputs import load_data, text_tasks
 from llmfoundry_gauntlet.judging.letters import reference_letter
 from llmfoundry_gauntlet.marking import mark_answers
 from llmfoundry_gauntlet.prompts.perturbations import perturbation_of, seed_of
-from llmfoundry_gauntlet.robustness import REFERENCE_LABELS, variant_result
 from llmfoundry_gauntlet.scores.reference_consistency import ReferenceAccuracy, reference_accuracy
+from llmfoundry_gauntlet.tasks.robustness import REFERENCE_LABELS, variant_result
 from llmfoundry_gauntlet.values import Answer, ItemKey
 
 SCORE = SHARED_DATA / 'score'

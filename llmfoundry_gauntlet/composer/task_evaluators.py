@@ -20,8 +20,9 @@ from llmfoundry_gauntlet.composer.evaluators import (
 from llmfoundry_gauntlet.composer.loader import EvaluationLoader, Step
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.errors import ConfigError
-from llmfoundry_gauntlet.evaluation import PlannedEvaluation, conclude, metric_names, one_task
+from llmfoundry_gauntlet.evaluation import PlannedEvaluation, conclude, one_task
 from llmfoundry_gauntlet.inputs import load_data
+from llmfoundry_gauntlet.tasks import metrics_of
 from llmfoundry_gauntlet.values import ItemKey, ItemResult
 
 
@@ -67,7 +68,7 @@ def build_icl_evaluators(tasks: Any, model: HuggingFaceModel, **settings: Any) -
     `tasks` is a path, a list of paths or the list of tasks itself; `settings` are those of EvaluationSettings that
     concern single tasks (data_root, max_seq_len, tokens_per_batch, semantics, truncation). `model` learns to run the
     evaluators' batches and reports their metrics among its own, so evaluators of other data should name theirs
-    (`metric_names`). Tasks whose programs cannot be run here are left out. Raises ConfigError, DataError, ModelError.
+    (`metrics_of`). Tasks whose programs cannot be run here are left out. Raises ConfigError, DataError, ModelError.
     """
     if settings.get('score') is not None:
         raise ConfigError('score: a data set of SCORE is no single evaluator; use the callback EvalGauntlet(score=...)')
@@ -78,7 +79,7 @@ def build_icl_evaluators(tasks: Any, model: HuggingFaceModel, **settings: Any) -
     for key, examples in data.examples.items():
         prepared = one_task(prepared_tasks, key)
         own = {}
-        for name in metric_names(prepared.tasks[key]):
+        for name in (metric.name for metric in metrics_of(prepared.tasks[key])):
             categories = sorted({example.category for example in examples if example.category is not None})
             own.update((f'{category}/{name}', TaskMetric(name, category)) for category in categories)
             own[name] = TaskMetric(name)

@@ -7,7 +7,7 @@ One entry is one data set with all its perturbations. Defaults are those of the 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from typing import Any
 from llmfoundry_gauntlet.config.decode import Problems, decode, describe
 from llmfoundry_gauntlet.config.sources import read_key, source_name
 from llmfoundry_gauntlet.config.specs import LABEL_PATTERN, MULTIPLE_CHOICE, TaskSpec, task_key
+from llmfoundry_gauntlet.installed import PERTURBATIONS as PERTURBATIONS_GROUP
+from llmfoundry_gauntlet.installed import installed
 
 SCORE_KEY = 'score'
 MMLU_PRO, AGIEVAL, MATH = 'mmlu_pro', 'agieval', 'math'
@@ -93,9 +95,9 @@ class ScoreSpec:
 
     @property
     def applied(self) -> tuple[str, ...]:
-        """The perturbations that are run, in the paper's order."""
-        wanted = self.perturbations or PERTURBATIONS
-        return tuple(name for name in PERTURBATIONS if name in wanted and name not in self.does_not_apply)
+        """The perturbations that are run: the paper's in its order, then those of installed packages."""
+        wanted = in_order(self.perturbations or PERTURBATIONS)
+        return tuple(name for name in wanted if name not in self.does_not_apply)
 
     @property
     def label(self) -> str:
@@ -132,6 +134,12 @@ class ScoreTask(TaskSpec):
         return self.source is not None or self.score.dataset in DATASETS
 
 
+def in_order(perturbations: Collection[str]) -> tuple[str, ...]:
+    """The paper's perturbations among these, in its order, then the others."""
+    others = [name for name in perturbations if name not in PERTURBATIONS]
+    return (*(name for name in PERTURBATIONS if name in perturbations), *others)
+
+
 def check_choices(spec: ScoreSpec) -> None:
     """Raises ValueError where a word is not one of those allowed."""
     words = {'answers': (GENERATE, LIKELIHOOD), 'answer_extraction': (TOLERANT, REFERENCE)}
@@ -143,8 +151,9 @@ def check_choices(spec: ScoreSpec) -> None:
     if spec.is_math and spec.answers == LIKELIHOOD:
         raise ValueError('answers: likelihood needs options to choose from, which math has not; allowed: generate')
     for name in spec.perturbations or ():
-        if name not in PERTURBATIONS:
-            raise ValueError(f'perturbations: {name!r} is unknown; allowed: {", ".join(PERTURBATIONS)}')
+        if name not in PERTURBATIONS and name not in installed(PERTURBATIONS_GROUP):
+            known = ', '.join((*PERTURBATIONS, *installed(PERTURBATIONS_GROUP)))
+            raise ValueError(f'perturbations: {name!r} is unknown; allowed: {known}')
     for name in ('perturbations', 'subsets', 'seeds'):
         values = getattr(spec, name)
         if values is not None and (not values or len(set(values)) < len(values)):
@@ -212,7 +221,7 @@ def merge(specs: Mapping[int, ScoreSpec], problems: Problems) -> dict[int, Score
         if replace(spec, perturbations=None) != replace(other, perturbations=None):
             problems.add(f'{SCORE_KEY}[{index}]', f'{spec.dataset} stands there twice, with different settings')
         names = {*(spec.perturbations or PERTURBATIONS), *(other.perturbations or PERTURBATIONS)}
-        merged[place] = replace(other, perturbations=tuple(name for name in PERTURBATIONS if name in names))
+        merged[place] = replace(other, perturbations=in_order(sorted(names)))
     return merged
 
 

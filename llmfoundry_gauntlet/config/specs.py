@@ -1,7 +1,7 @@
-"""What to evaluate, as frozen dataclasses: tasks, gauntlets and the settings of an evaluation.
+"""What to evaluate, as frozen dataclasses: tasks and gauntlets.
 
 Keys and defaults are llm-foundry 0.22's (`llmfoundry/utils/builders.py`, `callbacks/eval_gauntlet_callback.py`), so
-its YAML files mean the same here.
+its YAML files mean the same here. Keys that one type of task alone has are with the type, in `tasks/`.
 """
 
 from __future__ import annotations
@@ -9,25 +9,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
-MULTIPLE_CHOICE = 'multiple_choice'
-LIKELIHOOD = ('language_modeling', MULTIPLE_CHOICE, 'schema')
-GENERATION = 'generation_task_with_answers'
-CODE = 'code_evaluation'
-TASK_TYPES = (*LIKELIHOOD, GENERATION, CODE)
-TASK_TYPE_ALIASES = {'question_answering': GENERATION}
-
-# The accuracy of a task type first, then older metrics that its YAML may name.
-METRIC_NAMES = {
-    'language_modeling': ('InContextLearningLMAccuracy', 'InContextLearningLMExpectedCalibrationError'),
-    MULTIPLE_CHOICE: ('InContextLearningMultipleChoiceAccuracy', 'InContextLearningMCExpectedCalibrationError'),
-    'schema': ('InContextLearningMultipleChoiceAccuracy', 'InContextLearningMCExpectedCalibrationError'),
-    GENERATION: ('InContextLearningGenerationExactMatchAccuracy', 'InContextLearningQAAccuracy'),
-    CODE: ('InContextLearningCodeEvalAccuracy',),
-}
-RULES = ('test', 'io_pairs')
+MULTIPLE_CHOICE = 'multiple_choice'  # the type whose rows SCORE can perturb
 WEIGHTINGS = ('EQUAL', 'SAMPLE_SZ', 'LOG_SAMPLE_SZ')
 # What generation_kwargs may hold: the type, a test and its description.
 REPLY_KEYS: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
@@ -41,14 +26,12 @@ REPLY_KEYS: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
 LABEL_PATTERN = re.compile(r'(?!\.{1,2}$)[A-Za-z0-9_.-]+')
 
 
-def only(*task_types: str, default: Any = None) -> Any:
-    """A TaskSpec field that only these task types take."""
-    return field(default=default, metadata={'task_types': task_types})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSpec:
-    """One entry of `icl_tasks`. `num_fewshot` is never empty; each number is evaluated by itself."""
+    """One entry of `icl_tasks`, the keys that all types of tasks have. A type with more has a subclass of this.
+
+    `num_fewshot` is never empty; each number is evaluated by itself.
+    """
 
     label: str
     dataset_uri: str
@@ -69,18 +52,7 @@ class TaskSpec:
     answer_key: str | None = None
     hf_loading_vars: dict[str, Any] | None = None
     hf_parsing_map: dict[str, Any] | None = None
-    choices_key: str | None = only(MULTIPLE_CHOICE, 'schema')
-    cot_delimiter: str = only(GENERATION, default='')
-    early_stopping_criteria: tuple[str, ...] | None = only(GENERATION)
-    do_normalization: bool = only(GENERATION, default=True)
     generation_kwargs: dict[str, Any] | None = None
-    pass_at_k: Any = only(CODE)
-    num_beams: int | None = only(CODE)
-    generations_per_sample: int | None = only(CODE)
-    temperature: float | None = only(CODE)
-    top_p: float | None = only(CODE)
-    top_k: int | None = only(CODE)
-    rule: str | None = only(CODE)
 
     def __post_init__(self) -> None:
         if not LABEL_PATTERN.fullmatch(self.label):
@@ -94,18 +66,13 @@ class TaskSpec:
                 raise ValueError(f'num_fewshot: is {shots}; allowed: 0 or more')
         if len(set(self.num_fewshot)) < len(self.num_fewshot):
             raise ValueError(f'num_fewshot: {list(self.num_fewshot)} names a number of shots twice')
-        for name in ('max_seq_len', 'batch_size', 'generations_per_sample', 'num_beams'):
+        for name in ('max_seq_len', 'batch_size'):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f'{name}: is {value}; allowed: 1 or more')
         check_reply_keys(self)
-        check_code_keys(self)
         if self.metric_names == ():
             raise ValueError('metric_names: is empty; leave it out for the metric of the task type')
-        allowed = METRIC_NAMES.get(self.icl_task_type, ())
-        for name in self.metric_names or ():
-            if name not in allowed:
-                raise ValueError(f'metric_names: {name!r} is no metric of {self.icl_task_type}: {", ".join(allowed)}')
 
     @property
     def is_in_llm_foundry(self) -> bool:
@@ -113,18 +80,26 @@ class TaskSpec:
         return True
 
     @property
-    def num_samples(self) -> int:
-        """Replies to each prompt."""
-        return self.generations_per_sample or self.num_beams or 1
+    def has_rows(self) -> bool:
+        """Whether it is known where its rows are."""
+        return True
 
     @property
-    def passes_at(self) -> tuple[int, ...]:
-        """The k of every pass@k that is wanted."""
-        if self.pass_at_k is None:
-            return (1,)
-        return tuple(self.pass_at_k) if isinstance(self.pass_at_k, (list, tuple)) else (self.pass_at_k,)
+    def strips_rows(self) -> bool:
+        """Whether white space around a row's texts is of no meaning."""
+        return self.strip_dataset
 
-    def at(self, num_shots: int) -> TaskSpec:
+    @property
+    def num_samples(self) -> int:
+        """Replies to each prompt."""
+        return 1
+
+    @property
+    def draws_replies(self) -> bool:
+        """Whether replies are drawn also without `generation_kwargs.do_sample`."""
+        return False
+
+    def at(self, num_shots: int) -> Self:
         """The same task at one number of shots alone."""
         return replace(self, num_fewshot=(num_shots,))
 
@@ -136,10 +111,7 @@ class TaskSpec:
 
 
 def check_reply_keys(task: TaskSpec) -> None:
-    """Raises ValueError where a task says wrongly how replies end or are drawn."""
-    for index, text in enumerate(task.early_stopping_criteria or ()):
-        if not text:
-            raise ValueError(f'early_stopping_criteria[{index}]: is empty; allowed: a text that ends a reply')
+    """Raises ValueError where a task says wrongly how replies are drawn."""
     for key, value in (task.generation_kwargs or {}).items():
         if key not in REPLY_KEYS:
             raise ValueError(f'generation_kwargs.{key}: is not supported; allowed: {", ".join(REPLY_KEYS)}')
@@ -149,36 +121,8 @@ def check_reply_keys(task: TaskSpec) -> None:
             raise ValueError(f'generation_kwargs.{key}: is {value!r}; allowed: {allowed}')
     given = task.generation_kwargs or {}
     alone = [key for key in ('temperature', 'top_p', 'top_k', 'seed') if key in given]
-    if alone and task.icl_task_type != CODE and not given.get('do_sample', False):
+    if alone and not task.draws_replies and not given.get('do_sample', False):
         raise ValueError(f'generation_kwargs.{alone[0]}: has no effect without do_sample: true; replies are greedy')
-
-
-def check_code_keys(task: TaskSpec) -> None:
-    """Raises ValueError where a task says wrongly how many programs are drawn, and how."""
-    for k in task.passes_at:
-        if not isinstance(k, int) or isinstance(k, bool) or k < 1:
-            raise ValueError(
-                f'pass_at_k: is {task.pass_at_k!r}; allowed: a whole number of 1 or more, or a list of them'
-            )
-        if k > task.num_samples:
-            raise ValueError(
-                f'pass_at_k: is {k}, but generations_per_sample is {task.num_samples}; '
-                f'allowed: {task.num_samples} or less'
-            )
-    if len(set(task.passes_at)) < len(task.passes_at) or not task.passes_at:
-        raise ValueError(f'pass_at_k: is {task.pass_at_k!r}; allowed: different numbers, one at least')
-    if task.rule is not None and task.rule not in RULES:
-        raise ValueError(f'rule: is {task.rule!r}; allowed: {", ".join(RULES)}')
-    if task.temperature is not None and not 0 <= task.temperature < math.inf:
-        raise ValueError(f'temperature: is {task.temperature:g}; allowed: 0 (the most probable tokens) or more')
-    if task.top_p is not None and not 0 < task.top_p <= 1:
-        raise ValueError(f'top_p: is {task.top_p:g}; allowed: a number above 0, 1 at most')
-    if task.top_k is not None and task.top_k < 0:
-        raise ValueError(f'top_k: is {task.top_k}; allowed: 0 (all tokens) or more')
-    if task.icl_task_type == CODE:
-        for key in task.generation_kwargs or {}:
-            if key not in ('max_new_tokens', 'seed'):
-                raise ValueError(f'generation_kwargs.{key}: belongs into the task itself: {key}')
 
 
 def task_key(label: str, num_shots: int) -> str:

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from llmfoundry_gauntlet.config.specs import CODE, TaskSpec
+from llmfoundry_gauntlet.config.specs import TaskSpec
 from llmfoundry_gauntlet.data.collection import paused_collection
 from llmfoundry_gauntlet.data.fields import RowError, text_field
 from llmfoundry_gauntlet.data.files import read_task_rows
 from llmfoundry_gauntlet.errors import DataError
 from llmfoundry_gauntlet.values import Example
 
-RowParser = Callable[[Mapping[str, Any], TaskSpec], Any]
+Task = TypeVar('Task', bound=TaskSpec)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskRows:
+    """A task's examples, the stems of its files that are absent where some may be, and what is odd in the data."""
+
+    examples: Sequence[Example]
+    absent: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 @paused_collection()
-def read_examples(task: TaskSpec, data_root: str | Path, parse: RowParser) -> list[Example]:
+def read_examples(task: Task, data_root: str | Path, parse: Callable[[Mapping[str, Any], Task], Any]) -> list[Example]:
     """All examples of a task in the order of its file. Raises DataError with every wrong row.
 
     Top-level strings are stripped unless the task says `strip_dataset: false`; strings in lists are not
@@ -37,11 +47,11 @@ def read_examples(task: TaskSpec, data_root: str | Path, parse: RowParser) -> li
     return examples
 
 
-def parse_row(number: int, row: Any, task: TaskSpec, parse: RowParser) -> Example:
+def parse_row(number: int, row: Any, task: Task, parse: Callable[[Mapping[str, Any], Task], Any]) -> Example:
     """One row as an Example of the task's row type."""
     if not isinstance(row, Mapping):
         raise RowError(f'is {type(row).__name__}; allowed: a JSON object')
-    if task.strip_dataset and task.icl_task_type != CODE:  # white space is a part of programs
+    if task.strips_rows:
         row = {key: value.strip() if isinstance(value, str) else value for key, value in row.items()}
     category = text_field(row, 'category', allow_empty=False) if task.has_categories else None
     return Example(row=number, category=category, content=parse(row, task))

@@ -12,6 +12,7 @@ from typing import Any
 from llmfoundry_gauntlet.config.decode import describe, suggestion
 from llmfoundry_gauntlet.config.score import AGIEVAL, MATH, MMLU_PRO, ScoreTask
 from llmfoundry_gauntlet.data.collection import paused_collection
+from llmfoundry_gauntlet.data.examples import TaskRows
 from llmfoundry_gauntlet.data.fields import RowError, field_value, optional_text_field, text_field, texts_field
 from llmfoundry_gauntlet.data.files import locate, read_rows
 from llmfoundry_gauntlet.errors import DataError
@@ -58,15 +59,6 @@ class MathQuestion:
     gold: str = ''
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoreRows:
-    """A data set's questions; the stems of those of its files that are absent; and what is odd in the data."""
-
-    examples: Sequence[Example]
-    absent: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
-
-
 @dataclass(slots=True)
 class Oddities:
     """What is odd in real data and no error, counted."""
@@ -85,7 +77,7 @@ class Oddities:
 
 
 @paused_collection()
-def read_score_rows(task: ScoreTask, data_root: str | Path) -> ScoreRows:
+def read_score_rows(task: ScoreTask, data_root: str | Path) -> TaskRows:
     """The questions of a data set that is SCORE's own. Raises DataError with every wrong row."""
     dataset = task.score.dataset
     paths, absent = find_files(task, data_root)
@@ -110,7 +102,7 @@ def read_score_rows(task: ScoreTask, data_root: str | Path) -> ScoreRows:
     if problems:
         raise DataError(problems)
     warnings = [f'{task.label}: there is no file of {name}; it is left out' for name in absent]
-    return ScoreRows(examples=examples, absent=absent, warnings=(*warnings, *oddities.lines()))
+    return TaskRows(examples=examples, absent=absent, warnings=(*warnings, *oddities.lines()))
 
 
 def find_files(task: ScoreTask, data_root: str | Path) -> tuple[list[Path], tuple[str, ...]]:

@@ -27,7 +27,7 @@ def judge_choice(output: ScoreOutput, gold: int, *, reference: bool) -> Judgemen
             predicted = first_lowest([float(np.exp(np.float32(-mean))) for mean in means])
         return Judgement(credit=float(predicted == gold), predicted=predicted)
     if not all(map(math.isfinite, means)):
-        return Judgement(credit=None, reason=NON_FINITE)
+        return Judgement.unscored(NON_FINITE)
     best = max(means)
     tied = [index for index, mean in enumerate(means) if math.isclose(mean, best, rel_tol=TIE_TOLERANCE)]
     if len(tied) == 1:
@@ -50,7 +50,7 @@ def judge_argmax(output: ScoreOutput, *, reference: bool) -> Judgement:
         right = bool(is_argmax.all())
         return Judgement(credit=float(right), predicted=0 if right else None)
     if not np.isfinite(logprobs).all():
-        return Judgement(credit=None, reason=NON_FINITE)
+        return Judgement.unscored(NON_FINITE)
     if not num_top.all():
         return Judgement(credit=0.0)
     ties = int((num_top > 1).sum())

@@ -1,6 +1,7 @@
 """SCORE's perturbations: a question becomes the same question asked in several ways.
 
-Each is a function from an Example to its Variants, which are Examples too: nothing after them knows the difference.
+Each is a function from an Example to its Variants, which are Examples too: nothing after them knows the difference. One
+that has no meaning for an example makes nothing of it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from llmfoundry_gauntlet.config.score import NON_GREEDY, OPTION_ORDER, PROMPT, ScoreSpec
 from llmfoundry_gauntlet.data.score_rows import LETTERS, LetteredQuestion, MathQuestion
+from llmfoundry_gauntlet.installed import PERTURBATIONS, load_installed
 from llmfoundry_gauntlet.prompts.templates import Template, Templates
 from llmfoundry_gauntlet.values import Example
 
@@ -63,13 +65,14 @@ def non_greedy(example: Example, spec: ScoreSpec, templates: Templates) -> Itera
 
 
 Perturbation = Callable[[Example, ScoreSpec, Templates], Iterator[Example]]
-PERTURB: dict[str, Perturbation] = {OPTION_ORDER: option_order, PROMPT: prompt, NON_GREEDY: non_greedy}
+OWN: dict[str, Perturbation] = {OPTION_ORDER: option_order, PROMPT: prompt, NON_GREEDY: non_greedy}
 
 
 def variants(example: Example, spec: ScoreSpec, templates: Templates) -> Iterator[Example]:
     """A question in all the ways in which it is asked."""
     for name in spec.applied:
-        yield from PERTURB[name](example, spec, templates)
+        perturb: Perturbation = OWN.get(name) or load_installed(PERTURBATIONS)[name]
+        yield from perturb(example, spec, templates)
 
 
 def variant(example: Example, name: str, question: LetteredQuestion | MathQuestion, template: Template) -> Example:

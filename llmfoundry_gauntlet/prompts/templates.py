@@ -41,7 +41,10 @@ class Template:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Templates:
-    """The prompts of a data set: one for each perturbation that does not change them, and ten that are compared."""
+    """The prompts of a data set: one for each perturbation that does not change them, and ten that are compared.
+
+    Those that no perturbation needs may be absent. Perturbations of installed packages have `non_greedy`.
+    """
 
     option_order: Template | None
     non_greedy: Template | None
@@ -69,8 +72,9 @@ def read_templates(task: ScoreTask, data_root: str | Path) -> Templates:
     if not isinstance(content, Mapping):
         raise ConfigError(f'{path}: is {describe(content)}; allowed: a mapping with {", ".join(KEYS.values())}')
     found: dict[str, Any] = {}
+    others = set(task.score.applied) - set(KEYS)
     for perturbation, key in KEYS.items():
-        wanted = perturbation in task.score.applied
+        wanted = perturbation in task.score.applied or (perturbation == NON_GREEDY and others)
         if key not in content:
             if wanted:
                 problems.add('', f"the key '{key}' is missing; found: {', '.join(map(str, content))}")

@@ -10,6 +10,7 @@ from typing import Any
 from llmfoundry_gauntlet.inputs import EvaluationData, text_tasks
 from llmfoundry_gauntlet.prompts.encode import Encoder, spaced
 from llmfoundry_gauntlet.prompts.seeds import draw_seed
+from llmfoundry_gauntlet.tasks.base import Replies
 from llmfoundry_gauntlet.tasks.items import reply_limit
 from llmfoundry_gauntlet.tasks.texts import TextItem, TextTask
 from llmfoundry_gauntlet.values import ItemKey, Prompt, Sampling
@@ -24,9 +25,10 @@ def request_lines(data: EvaluationData, encoder: Encoder | None = None) -> Itera
     them.
     """
     for task in text_tasks(data).values():
-        terms = reply_fields(task, encoder) if task.task_type.wants_reply else SCORED
+        replies = task.replies
+        terms = SCORED if replies is None else reply_fields(task, replies, encoder)
         for item in task.items():
-            drawn = draw_fields(task.sampling(item.key.variant), item.key) if task.task_type.wants_reply else {}
+            drawn = {} if replies is None else draw_fields(replies.sampling(task.task, item.key.variant), item.key)
             yield json.dumps(request(item, {**terms, **drawn}, encoder), ensure_ascii=False)
 
 
@@ -34,17 +36,18 @@ DRAWN = ('temperature', 'top_p', 'top_k', 'seed')
 SCORED = dict.fromkeys(('stop', 'max_new_tokens', *DRAWN))
 
 
-def reply_fields(task: TextTask, encoder: Encoder | None) -> dict[str, Any]:
+def reply_fields(task: TextTask, replies: Replies[Any, Any], encoder: Encoder | None) -> dict[str, Any]:
     """What all requests of a task say of the reply."""
 
     def longest() -> int:
+        right = {text for example in task.examples for text in replies.responses(example.content, task.task)}
         if encoder is not None:
-            return encoder.longest(set(task.responses()))
-        return math.ceil(max(map(len, task.responses())) / CHARACTERS_PER_TOKEN)
+            return encoder.longest(right)
+        return math.ceil(max(map(len, right)) / CHARACTERS_PER_TOKEN)
 
     return {
         'stop': list(task.stops().strings),
-        'max_new_tokens': reply_limit(task.task, task.task_type, longest),
+        'max_new_tokens': reply_limit(task.task, replies, longest),
     }
 
 

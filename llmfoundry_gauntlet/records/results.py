@@ -17,6 +17,7 @@ from llmfoundry_gauntlet.evaluation import Evaluation
 from llmfoundry_gauntlet.prompts.fewshot import FIXED_VERSION
 from llmfoundry_gauntlet.records.files import write_lines
 from llmfoundry_gauntlet.scores.consistency import PerturbationScore
+from llmfoundry_gauntlet.tasks import type_of
 from llmfoundry_gauntlet.values import ItemResult, Measure, TaskScore
 
 FORMAT_VERSION = 1
@@ -61,7 +62,7 @@ def results_record(evaluation: Evaluation) -> dict[str, Any]:
     tasks = {
         key: score_record(score) | task_record(evaluation, key)
         for key, score in evaluation.scores.items()
-        if not isinstance(evaluation.tasks[key], ScoreTask)
+        if type_of(evaluation.tasks[key]).robustness is None
     }
     tasks.update({key: {'reason': reason} for key, reason in evaluation.data.unsupported.items()})
     return {
@@ -90,7 +91,7 @@ def timing_record(evaluation: Evaluation) -> dict[str, Any]:
     planned = evaluation.planned
     if planned is not None:
         record.update(
-            model_tokens=planned.num_tokens,
+            model_tokens=planned.num_model_tokens,
             batches=len(planned.batches),
             scoring=planned.way or None,
             replies=planned.reply_way or None,

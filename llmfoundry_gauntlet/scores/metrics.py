@@ -4,42 +4,62 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 from llmfoundry_gauntlet.values import ItemResult, Measure, TaskScore
 
 MAX_REASONS = 3
 
 
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A number of a task or a category. `value` makes it of the results of items that are scored, one at least."""
+
+    name: str
+    value: Callable[[Sequence[ItemResult]], Measure]
+
+
+def accuracy(name: str) -> Metric:
+    """The mean credit, under the name that a task type gives it."""
+    return Metric(name, lambda results: Measure(value=mean(credits_of(results))))
+
+
+def mark(name: str) -> Metric:
+    """The mean of a mark that the task type's `judge` gives every item, absent where some items lack it."""
+    return Metric(name, partial(mean_mark, name))
+
+
+def passes_at(ks: Sequence[int]) -> tuple[Metric, ...]:
+    """pass@k for each k, and its standard error beside it."""
+    return tuple(
+        Metric(name, lambda results, k=k, part=part: pass_at(k, results)[part])
+        for k in ks
+        for part, name in enumerate((f'PassAt{k}', f'PassAt{k}StandardError'))
+    )
+
+
 def task_score(
-    task: str,
-    metrics: Sequence[str],
-    results: Sequence[ItemResult],
-    *,
-    passes_at: Sequence[int] = (),
-    allow_missing: bool = False,
+    task: str, metrics: Sequence[Metric], results: Sequence[ItemResult], *, allow_missing: bool = False
 ) -> TaskScore:
-    """The metrics of a task: the accuracy first, then marks, and pass@k for each k of `passes_at`; without any, counts.
+    """The metrics of a task, in order; without any, counts alone.
 
     A task with categories has the plain mean over its categories. Where any item is unscored there are no metrics,
     only the reason; with `allow_missing` they are taken over the items that are scored, if there are any.
     """
     names = sorted({result.category for result in results if result.category is not None}) if metrics else []
     if not names:
-        return plain_score(task, metrics, results, passes_at=passes_at, allow_missing=allow_missing)
+        return plain_score(task, metrics, results, allow_missing=allow_missing)
     categories = {
         name: plain_score(
-            task,
-            metrics,
-            [result for result in results if result.category == name],
-            passes_at=passes_at,
-            allow_missing=allow_missing,
+            task, metrics, [result for result in results if result.category == name], allow_missing=allow_missing
         )
         for name in names
     }
     return TaskScore(
         task=task,
-        metrics={metric: mean_over(categories, metric, results) for metric in (*metrics, *pass_names(passes_at))},
+        metrics={metric.name: mean_over(categories, metric.name, results) for metric in metrics},
         num_items=len(results),
         num_unscored=sum(score.num_unscored for score in categories.values()),
         num_truncated=sum(score.num_truncated for score in categories.values()),
@@ -49,58 +69,42 @@ def task_score(
 
 def mean_over(categories: Mapping[str, TaskScore], metric: str, results: Sequence[ItemResult]) -> Measure:
     """A metric's plain mean over categories, absent where it is in any of them."""
-    values = [score.metrics[metric].value for score in categories.values()]
-    if None in values:
-        reasons = dict.fromkeys(score.metrics[metric].reason for score in categories.values())
-        return Measure(value=None, reason=unscored_reason(results) or '; '.join(filter(None, reasons)))
+    measures = [score.metrics[metric] for score in categories.values()]
+    values = [measure.value for measure in measures if measure.value is not None]
+    if len(values) < len(measures):
+        reasons = dict.fromkeys(measure.reason for measure in measures if measure.reason is not None)
+        return Measure(value=None, reason=unscored_reason(results) or '; '.join(reasons))
     return Measure(value=mean(values))
 
 
 def plain_score(
-    task: str,
-    metrics: Sequence[str],
-    results: Sequence[ItemResult],
-    *,
-    passes_at: Sequence[int],
-    allow_missing: bool,
+    task: str, metrics: Sequence[Metric], results: Sequence[ItemResult], *, allow_missing: bool
 ) -> TaskScore:
-    """Means over items that are not told apart by category."""
+    """Metrics over items that are not told apart by category."""
     reason = unscored_reason(results)
     scored = [result for result in results if result.credit is not None]
     if allow_missing and scored:
         reason = None
-    measures: dict[str, Measure] = {}
-    if reason is not None:
-        measures = dict.fromkeys((*metrics, *pass_names(passes_at)), Measure(value=None, reason=reason))
-    elif metrics:
-        measures[metrics[0]] = Measure(value=mean([result.credit for result in scored]))
-        for mark in metrics[1:]:
-            measures[mark] = mean_mark(mark, scored)
-        for k in passes_at:
-            value, error = pass_at(k, scored)
-            measures[f'PassAt{k}'], measures[f'PassAt{k}StandardError'] = value, error
     return TaskScore(
         task=task,
-        metrics=measures,
+        metrics={
+            metric.name: metric.value(scored) if reason is None else Measure(value=None, reason=reason)
+            for metric in metrics
+        },
         num_items=len(results),
-        num_unscored=sum(result.credit is None for result in results),
+        num_unscored=len(results) - len(scored),
         num_truncated=sum(result.truncated for result in results),
     )
 
 
-def mean_mark(mark: str, results: Sequence[ItemResult]) -> Measure:
+def mean_mark(name: str, results: Sequence[ItemResult]) -> Measure:
     """The mean of a mark, absent where some items lack it."""
-    values = [result.marks[mark] for result in results if mark in result.marks]
+    values = [result.marks[name] for result in results if name in result.marks]
     if len(values) < len(results):
         return Measure(
-            value=None, reason=f'{mark} is not known of {len(results) - len(values)} of {len(results)} items'
+            value=None, reason=f'{name} is not known of {len(results) - len(values)} of {len(results)} items'
         )
     return Measure(value=mean(values))
-
-
-def pass_names(passes_at: Sequence[int]) -> list[str]:
-    """The metrics of pass@k for each k."""
-    return [name for k in passes_at for name in (f'PassAt{k}', f'PassAt{k}StandardError')]
 
 
 def pass_at(k: int, results: Sequence[ItemResult]) -> tuple[Measure, Measure]:
@@ -108,15 +112,15 @@ def pass_at(k: int, results: Sequence[ItemResult]) -> tuple[Measure, Measure]:
 
     Unbiased, from n programs of which c pass: 1 - C(n - c, k) / C(n, k) (arXiv 2107.03374).
     """
-    credits: dict[tuple[str | None, int, str | None], list[float]] = {}
+    problems: dict[tuple[str | None, int, str | None], list[ItemResult]] = {}
     for result in results:
-        credits.setdefault((result.key.file, result.key.row, result.key.variant), []).append(result.credit)
-    if fewest := [len(values) for values in credits.values() if len(values) < k]:
+        problems.setdefault((result.key.file, result.key.row, result.key.variant), []).append(result)
+    if fewest := [group for group in problems.values() if len(group) < k]:
         short = Measure(value=None, reason=f'{len(fewest)} problems have less than {k} programs')
         return short, short
     chances = []
-    for values in credits.values():
-        n, c = len(values), sum(value == 1 for value in values)
+    for group in problems.values():
+        n, c = len(group), sum(result.credit == 1 for result in group)
         chances.append(1 - math.comb(n - c, k) / math.comb(n, k))
     value = Measure(value=mean(chances))
     if len(chances) < 2:
@@ -135,6 +139,11 @@ def unscored_reason(results: Sequence[ItemResult]) -> str | None:
     return f'{len(reasons)} of {len(results)} items unscored: {"; ".join(commonest)}'
 
 
-def mean(values: Sequence[float | None]) -> float:
-    """The arithmetic mean; every value must be there."""
+def credits_of(results: Iterable[ItemResult]) -> list[float]:
+    """The credits of items that are scored."""
+    return [result.credit for result in results if result.credit is not None]
+
+
+def mean(values: Sequence[float]) -> float:
+    """The arithmetic mean."""
     return sum(values) / len(values)

@@ -6,25 +6,102 @@ are drawn `generations_per_sample` times for each problem, as in Composer 0.17, 
 
 from __future__ import annotations
 
+import math
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llmfoundry_gauntlet.config.specs import CODE, TaskSpec
+from llmfoundry_gauntlet.config.specs import TaskSpec
 from llmfoundry_gauntlet.data.fields import RowError, optional_text_field, optional_texts_field, text_field
 from llmfoundry_gauntlet.judging.code.judge import judge as run_program
-from llmfoundry_gauntlet.judging.code.programs import LANGUAGES, PYTHON, Program, make_program
+from llmfoundry_gauntlet.judging.code.languages import LANGUAGES, PYTHON
+from llmfoundry_gauntlet.judging.code.programs import Program, make_program
 from llmfoundry_gauntlet.judging.code.sandbox import Sandbox
 from llmfoundry_gauntlet.judging.code.verdicts import CannotJudge
 from llmfoundry_gauntlet.judging.text import NON_FINITE_REPLY
-from llmfoundry_gauntlet.tasks.base import TaskType, part
+from llmfoundry_gauntlet.scores.metrics import accuracy, mark, passes_at
+from llmfoundry_gauntlet.tasks.base import CUT, CUT_SHARE, Programs, Replies, TaskType, part, rows_by
 from llmfoundry_gauntlet.values import Generation, Judgement, Question, Sampling, StopRule
 
+CODE = 'code_evaluation'
+RULES = ('test', 'io_pairs')
 MOST_TOKENS = 1024  # of a program, where the task does not say
 TOP_P, TOP_K = 0.95, 40
-CUT_SHARE = 'CutShare'
 NEW_STATEMENT = tuple(f'\n{letter}' for letter in string.ascii_letters + string.digits + '#`')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeTask(TaskSpec):
+    """How many programs are drawn for a problem (`generations_per_sample`, or `num_beams`, its older name), and how.
+
+    `rule` is what runs them: the problem's test, or pairs of inputs and outputs. `pass_at_k` is a number, or several.
+    """
+
+    pass_at_k: Any = None
+    num_beams: int | None = None
+    generations_per_sample: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    rule: str | None = None
+
+    def __post_init__(self) -> None:
+        TaskSpec.__post_init__(self)
+        for name in ('generations_per_sample', 'num_beams'):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f'{name}: is {value}; allowed: 1 or more')
+        check_passes(self)
+        if self.rule is not None and self.rule not in RULES:
+            raise ValueError(f'rule: is {self.rule!r}; allowed: {", ".join(RULES)}')
+        if self.temperature is not None and not 0 <= self.temperature < math.inf:
+            raise ValueError(f'temperature: is {self.temperature:g}; allowed: 0 (the most probable tokens) or more')
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f'top_p: is {self.top_p:g}; allowed: a number above 0, 1 at most')
+        if self.top_k is not None and self.top_k < 0:
+            raise ValueError(f'top_k: is {self.top_k}; allowed: 0 (all tokens) or more')
+        for key in self.generation_kwargs or {}:
+            if key not in ('max_new_tokens', 'seed'):
+                raise ValueError(f'generation_kwargs.{key}: belongs into the task itself: {key}')
+
+    @property
+    def strips_rows(self) -> bool:
+        """No: white space is a part of programs."""
+        return False
+
+    @property
+    def num_samples(self) -> int:
+        """Programs for each problem."""
+        return self.generations_per_sample or self.num_beams or 1
+
+    @property
+    def draws_replies(self) -> bool:
+        """Yes, as `temperature` has it."""
+        return True
+
+    @property
+    def passes_at(self) -> tuple[int, ...]:
+        """The k of every pass@k that is wanted."""
+        if self.pass_at_k is None:
+            return (1,)
+        return tuple(self.pass_at_k) if isinstance(self.pass_at_k, (list, tuple)) else (self.pass_at_k,)
+
+
+def check_passes(task: CodeTask) -> None:
+    """Raises ValueError where pass@k is wanted wrongly."""
+    for k in task.passes_at:
+        if not isinstance(k, int) or isinstance(k, bool) or k < 1:
+            raise ValueError(
+                f'pass_at_k: is {task.pass_at_k!r}; allowed: a whole number of 1 or more, or a list of them'
+            )
+        if k > task.num_samples:
+            raise ValueError(
+                f'pass_at_k: is {k}, but generations_per_sample is {task.num_samples}; '
+                f'allowed: {task.num_samples} or less'
+            )
+    if len(set(task.passes_at)) < len(task.passes_at) or not task.passes_at:
+        raise ValueError(f'pass_at_k: is {task.pass_at_k!r}; allowed: different numbers, one at least')
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +120,7 @@ class CodeProblem:
         """There is no one right answer."""
         return None
 
-    def program(self, task: TaskSpec, reference: bool) -> Program:
+    def program(self, task: CodeTask, reference: bool) -> Program:
         """What a completion is run against: the test, or pairs of inputs and outputs as Composer 0.17 had it."""
         rule = task.rule or ('io_pairs' if reference else 'test')
         return make_program(
@@ -56,7 +133,7 @@ class CodeProblem:
         )
 
 
-def parse(row: Mapping[str, Any], task: TaskSpec) -> CodeProblem:
+def parse(row: Mapping[str, Any], task: CodeTask) -> CodeProblem:
     """A checked row."""
     language = text_field(row, 'language') if 'language' in row else PYTHON
     if language not in LANGUAGES:
@@ -76,49 +153,49 @@ def parse(row: Mapping[str, Any], task: TaskSpec) -> CodeProblem:
     )
 
 
-def shot(content: CodeProblem, task: TaskSpec, first: bool) -> str:
+def shot(content: CodeProblem, task: CodeTask, first: bool) -> str:
     """The problem and its solution."""
     return part(task, content.prompt, first).removesuffix(task.continuation_delimiter) + content.solution
 
 
-def ask(content: CodeProblem, task: TaskSpec, first: bool) -> Question:
+def ask(content: CodeProblem, task: CodeTask, first: bool) -> Question:
     """The problem, to its last character: what is written goes on from there."""
     text = ('' if first else task.example_delimiter) + task.prelimiter + content.prompt
     return Question(contexts=(text,), continuations=())
 
 
-def responses(content: CodeProblem, task: TaskSpec) -> tuple[str, ...]:
+def responses(content: CodeProblem, task: CodeTask) -> tuple[str, ...]:
     """The solution that the data have."""
     return (content.solution,)
 
 
-def stops(task: TaskSpec, contents: Sequence[CodeProblem], reference: bool) -> StopRule:
-    """In Python a line that begins with a letter, a digit, '#' or '`' ends a program, in languages with braces the
-    function's own closing brace. With `reference` the first rule is every language's.
+def stops(task: CodeTask, contents: Sequence[CodeProblem], reference: bool) -> StopRule:
+    """In languages with braces the function's own closing brace ends a program, in others (Python) a line that begins
+    with a letter, a digit, '#' or '`'. With `reference` the second rule is every language's.
     """
-    if reference or any(content.language == PYTHON for content in contents):
+    if reference or not all(LANGUAGES[content.language].has_braces for content in contents):
         return StopRule(strings=NEW_STATEMENT)
     return StopRule(closes_block=True)
 
 
 def judge_program(
-    output: Generation, content: CodeProblem, task: TaskSpec, reference: bool, sandbox: Sandbox
+    output: Generation, content: CodeProblem, task: CodeTask, reference: bool, sandbox: Sandbox
 ) -> Judgement:
     """Whether a program passes. Our own failure to run it leaves it unscored."""
     if not output.is_finite and not reference:
-        return Judgement(credit=None, reason=NON_FINITE_REPLY)
+        return Judgement.unscored(NON_FINITE_REPLY)
     try:
         verdict = run_program(content.program(task, reference), output.text, sandbox)
     except (CannotJudge, OSError) as error:
-        return Judgement(credit=None, reason=f'the program could not be run: {error}')
+        return Judgement.unscored(f'the program could not be run: {error}')
     reasons = [verdict.reason] if verdict.reason else []
     if output.is_cut:
-        reasons.append('cut at the token limit')
+        reasons.append(CUT)
     marks = {} if output.is_cut is None else {CUT_SHARE: float(output.is_cut)}
     return Judgement(credit=float(verdict.passed), reason='; '.join(reasons) or None, marks=marks)
 
 
-def sampling(task: TaskSpec, variant: str | None) -> Sampling:
+def sampling(task: CodeTask, variant: str | None) -> Sampling:
     """How a task's programs are drawn. What it does not say is as in Composer 0.17; temperature 0 draws nothing."""
     if task.temperature == 0:
         return Sampling()
@@ -132,16 +209,13 @@ def sampling(task: TaskSpec, variant: str | None) -> Sampling:
 
 TASK_TYPE = TaskType(
     name=CODE,
-    metric='InContextLearningCodeEvalAccuracy',
-    parse=parse,
+    keys=CodeTask,
+    metrics=lambda task: (accuracy('InContextLearningCodeEvalAccuracy'), mark(CUT_SHARE), *passes_at(task.passes_at)),
+    read=rows_by(parse),
     shot=shot,
     ask=ask,
-    marks=(CUT_SHARE,),
-    responses=responses,
-    stops=stops,
-    language=lambda content: content.language,
-    judge_program=judge_program,
-    sampling=sampling,
-    most_tokens=lambda task: MOST_TOKENS,
-    is_verbatim=True,
+    replies=Replies(
+        responses=responses, stops=stops, sampling=sampling, most_tokens=lambda task: MOST_TOKENS, is_verbatim=True
+    ),
+    programs=Programs(language=lambda content: content.language, judge=judge_program),
 )

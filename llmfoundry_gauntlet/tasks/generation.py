@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llmfoundry_gauntlet.config.specs import GENERATION, TaskSpec
+from llmfoundry_gauntlet.config.specs import TaskSpec
 from llmfoundry_gauntlet.data.fields import RowError, optional_text_field, optional_texts_field, text_field
 from llmfoundry_gauntlet.judging.text import (
     NON_FINITE_REPLY,
@@ -20,10 +20,28 @@ from llmfoundry_gauntlet.judging.text import (
     is_numeric_match,
     is_strict_match,
 )
-from llmfoundry_gauntlet.tasks.base import TaskType, part, strip_end
+from llmfoundry_gauntlet.scores.metrics import accuracy, mark
+from llmfoundry_gauntlet.tasks.base import CUT, CUT_SHARE, Replies, TaskType, part, rows_by, strip_end
 from llmfoundry_gauntlet.values import Generation, Judgement, Question, StopRule
 
-STRICT_MATCH, NUMERIC_MATCH, CUT_SHARE = 'StrictMatch', 'NumericMatch', 'CutShare'
+GENERATION = 'generation_task_with_answers'
+STRICT_MATCH, NUMERIC_MATCH = 'StrictMatch', 'NumericMatch'
+MARGIN_AFTER_THOUGHT = 10  # tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationTask(TaskSpec):
+    """`cot_delimiter` stands between a chain of thought and its answer, `early_stopping_criteria` end a reply."""
+
+    cot_delimiter: str = ''
+    early_stopping_criteria: tuple[str, ...] | None = None
+    do_normalization: bool = True
+
+    def __post_init__(self) -> None:
+        TaskSpec.__post_init__(self)
+        for index, text in enumerate(self.early_stopping_criteria or ()):
+            if not text:
+                raise ValueError(f'early_stopping_criteria[{index}]: is empty; allowed: a text that ends a reply')
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +61,7 @@ class Problem:
         return self.golds[0]
 
 
-def parse(row: Mapping[str, Any], task: TaskSpec) -> Problem:
+def parse(row: Mapping[str, Any], task: GenerationTask) -> Problem:
     """A checked row."""
     answer = text_field(row, task.answer_key or 'answer', allow_empty=False)
     if not answer.strip():
@@ -56,29 +74,29 @@ def parse(row: Mapping[str, Any], task: TaskSpec) -> Problem:
     )
 
 
-def response(content: Problem, task: TaskSpec, gold: str) -> str:
+def response(content: Problem, task: GenerationTask, gold: str) -> str:
     """A whole reply that ends in this answer."""
     if content.chain_of_thought is None:
         return gold
     return f'{content.chain_of_thought}{task.cot_delimiter}{gold}'
 
 
-def responses(content: Problem, task: TaskSpec) -> tuple[str, ...]:
+def responses(content: Problem, task: GenerationTask) -> tuple[str, ...]:
     """A reply for each right answer."""
     return tuple(response(content, task, gold) for gold in content.golds)
 
 
-def shot(content: Problem, task: TaskSpec, first: bool) -> str:
+def shot(content: Problem, task: GenerationTask, first: bool) -> str:
     """The problem and the reply with the preferred answer."""
     return part(task, content.context, first) + response(content, task, content.gold)
 
 
-def ask(content: Problem, task: TaskSpec, first: bool) -> Question:
+def ask(content: Problem, task: GenerationTask, first: bool) -> Question:
     """The problem alone."""
     return Question(contexts=(strip_end(part(task, content.context, first), task),), continuations=())
 
 
-def stops(task: TaskSpec, contents: Sequence[Problem], reference: bool) -> StopRule:
+def stops(task: GenerationTask, contents: Sequence[Problem], reference: bool) -> StopRule:
     """The task's own stop strings.
 
     Without any a reply ends where the next problem would begin, and where its answer does: at the delimiter between
@@ -98,16 +116,16 @@ def stops(task: TaskSpec, contents: Sequence[Problem], reference: bool) -> StopR
     )
 
 
-def judge(output: Generation, content: Problem, task: TaskSpec, reference: bool) -> Judgement:
+def judge(output: Generation, content: Problem, task: GenerationTask, reference: bool) -> Judgement:
     """The answer of a reply against the right ones."""
     if not output.is_finite and not reference:
-        return Judgement(credit=None, reason=NON_FINITE_REPLY)
+        return Judgement.unscored(NON_FINITE_REPLY)
     answer = answer_in(output.text, task.cot_delimiter)
     normalize = task.do_normalization
     right = has_prefix_of(answer, content.golds, normalize=normalize, reference=reference)
     reasons = [] if answer.strip() else ['empty answer' if output.text.strip() else 'empty reply']
     if output.is_cut:
-        reasons.append('cut at the token limit')
+        reasons.append(CUT)
     marks = {
         STRICT_MATCH: float(is_strict_match(answer, content.golds, normalize=normalize)),
         NUMERIC_MATCH: float(is_numeric_match(answer, content.golds, normalize=normalize)),
@@ -117,14 +135,22 @@ def judge(output: Generation, content: Problem, task: TaskSpec, reference: bool)
     return Judgement(credit=float(right), answer=answer.strip(), reason='; '.join(reasons) or None, marks=marks)
 
 
+def margin(task: GenerationTask) -> int:
+    """Tokens besides those of the longest right reply, as in llm-foundry 0.22 (`_get_max_answer_length`)."""
+    return MARGIN_AFTER_THOUGHT if task.cot_delimiter else 0
+
+
 TASK_TYPE = TaskType(
     name=GENERATION,
-    metric='InContextLearningGenerationExactMatchAccuracy',
-    parse=parse,
+    keys=GenerationTask,
+    metrics=lambda task: (
+        accuracy('InContextLearningGenerationExactMatchAccuracy'),
+        *map(mark, (STRICT_MATCH, NUMERIC_MATCH, CUT_SHARE)),
+    ),
+    older_metrics=('InContextLearningQAAccuracy',),
+    read=rows_by(parse),
     shot=shot,
     ask=ask,
     judge=judge,
-    marks=(STRICT_MATCH, NUMERIC_MATCH, CUT_SHARE),
-    responses=responses,
-    stops=stops,
+    replies=Replies(responses=responses, stops=stops, margin=margin),
 )

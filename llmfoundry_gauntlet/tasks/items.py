@@ -16,9 +16,11 @@ from llmfoundry_gauntlet.judging.text import cut_at_stops
 from llmfoundry_gauntlet.prompts.encode import Encoder, ReplyTerms, generate_request, score_request
 from llmfoundry_gauntlet.prompts.fewshot import with_shots
 from llmfoundry_gauntlet.prompts.fit import FittedPrompt, Shortenable, ShotFitter
-from llmfoundry_gauntlet.tasks.base import TaskType
+from llmfoundry_gauntlet.tasks import type_of
+from llmfoundry_gauntlet.tasks.base import Replies
 from llmfoundry_gauntlet.values import (
     Example,
+    GenerateRequest,
     Generation,
     Item,
     ItemKey,
@@ -31,8 +33,8 @@ from llmfoundry_gauntlet.values import (
     ScoreRequest,
 )
 
+NO_OUTPUT = 'there is no output'
 CHUNK = 1000  # items whose text is in memory at a time
-MARGIN_AFTER_THOUGHT = 10  # tokens
 
 ExampleWithShots = tuple[Example, tuple[Example, ...]]
 
@@ -48,32 +50,33 @@ class Preparation:
     """
 
     task: TaskSpec
-    task_type: TaskType
     encoder: Encoder
     max_seq_len: int
     truncation: str = 'drop_shots'
     fewshot: str = 'reference'
     reference: bool = False
 
-    def reply_terms(self, examples: Sequence[Example], max_new_tokens: int) -> ReplyTerms:
-        """What all replies are held to, for a task type that wants them."""
-        contents = [example.content for example in examples]
+    def reply_terms(self, examples: Sequence[Example], max_new_tokens: int | None = None) -> ReplyTerms | None:
+        """What all replies are held to, None where none is wanted; without `max_new_tokens` that is found too."""
+        replies = type_of(self.task).replies
+        if replies is None:
+            return None
         return ReplyTerms(
-            max_new_tokens=max_new_tokens,
-            stops=self.task_type.stops(self.task, contents, self.reference),
-            sampling=partial(self.task_type.sampling, self.task),
-            verbatim=self.task_type.is_verbatim,
+            max_new_tokens=self.longest_reply(examples, replies) if max_new_tokens is None else max_new_tokens,
+            stops=replies.stops(self.task, [example.content for example in examples], self.reference),
+            sampling=partial(replies.sampling, self.task),
+            verbatim=replies.is_verbatim,
             restores_space=self.task.is_in_llm_foundry,
         )
 
-    def longest_reply(self, examples: Sequence[Example]) -> int:
+    def longest_reply(self, examples: Sequence[Example], replies: Replies[Any, Any]) -> int:
         """Tokens that a reply may have. Raises ModelError where that leaves no room for a prompt."""
         is_given = 'max_new_tokens' in (self.task.generation_kwargs or {})
-        most = self.task_type.most_tokens(self.task)
+        most = replies.most_tokens(self.task)
         if most is not None and not is_given:
             return max(1, min(most, self.max_seq_len // 2))
-        right = {text for example in examples for text in self.task_type.responses(example.content, self.task)}
-        wanted = reply_limit(self.task, self.task_type, lambda: self.encoder.longest(right))
+        right = {text for example in examples for text in replies.responses(example.content, self.task)}
+        wanted = reply_limit(self.task, replies, lambda: self.encoder.longest(right))
         if wanted >= self.max_seq_len:
             source = 'generation_kwargs.max_new_tokens' if is_given else 'the longest right reply has about as many'
             raise ModelError(
@@ -84,20 +87,21 @@ class Preparation:
         return wanted
 
 
-def reply_limit(task: TaskSpec, task_type: TaskType, longest: Callable[[], int]) -> int:
+def reply_limit(task: TaskSpec, replies: Replies[Any, Any], longest: Callable[[], int]) -> int:
     """Tokens that a reply may have: what the task says, or its type, else `longest`, those of the longest right one.
 
-    As in llm-foundry 0.22 (`_get_max_answer_length`): special tokens counted, and 10 more after a chain of thought.
+    As in llm-foundry 0.22 (`_get_max_answer_length`) special tokens count.
     """
-    given = (task.generation_kwargs or {}).get('max_new_tokens')
+    given: int | None = (task.generation_kwargs or {}).get('max_new_tokens')
     if given is not None:
         return given
-    most = task_type.most_tokens(task)
-    return max(longest() + (MARGIN_AFTER_THOUGHT if task.cot_delimiter else 0), 1) if most is None else most
+    most = replies.most_tokens(task)
+    return max(longest() + replies.margin(task), 1) if most is None else most
 
 
-def build_prompt(task: TaskSpec, task_type: TaskType, example: Example, shots: Sequence[Example]) -> Prompt:
+def build_prompt(task: TaskSpec, example: Example, shots: Sequence[Example]) -> Prompt:
     """The prompt of an example after these shots, in order."""
+    task_type = type_of(task)
     preamble = task.prompt_string
     for shot in shots:
         preamble += task_type.shot(shot.content, task, not preamble)
@@ -105,13 +109,11 @@ def build_prompt(task: TaskSpec, task_type: TaskType, example: Example, shots: S
     return Prompt(preamble=preamble, question=question, num_shots=len(shots))
 
 
-def examples_with_shots(
-    task: TaskSpec, task_type: TaskType, examples: Sequence[Example], fewshot: str
-) -> Iterator[ExampleWithShots]:
+def examples_with_shots(task: TaskSpec, examples: Sequence[Example], fewshot: str) -> Iterator[ExampleWithShots]:
     """Every example with its shots, by category where there are any. `fewshot` is as for Preparation."""
 
     def question_of(example: Example) -> tuple[str, ...]:
-        return task_type.ask(example.content, task, False).contexts
+        return type_of(task).ask(example.content, task, False).contexts
 
     (num_shots,) = task.num_fewshot
     seed = task.fewshot_random_seed
@@ -120,17 +122,15 @@ def examples_with_shots(
 
 def prepare_items(preparation: Preparation, examples: Sequence[Example]) -> list[Item]:
     """All items of a task, in the examples' order."""
-    pairs = examples_with_shots(preparation.task, preparation.task_type, examples, preparation.fewshot)
-    terms = None
-    if preparation.task_type.wants_reply:
-        terms = preparation.reply_terms(examples, preparation.longest_reply(examples))
+    pairs = examples_with_shots(preparation.task, examples, preparation.fewshot)
+    terms = preparation.reply_terms(examples)
     fitter = ShotFitter(preparation.encoder, preparation.max_seq_len - (terms.max_new_tokens if terms else 0))
     items: list[Item] = []
     while chunk := list(islice(pairs, CHUNK)):
         if preparation.truncation == 'reference':
             fitted = whole_prompts(preparation, chunk)
         else:
-            fitted = fitter.fit([shortenable(preparation, *pair) for pair in chunk])
+            fitted = fitter.fit([shortenable(preparation.task, *pair) for pair in chunk])
         items += [
             make_item(preparation, example, prompt, terms) for (example, _), prompt in zip(chunk, fitted, strict=True)
         ]
@@ -140,7 +140,7 @@ def prepare_items(preparation: Preparation, examples: Sequence[Example]) -> list
 
 def whole_prompts(preparation: Preparation, chunk: Sequence[ExampleWithShots]) -> list[FittedPrompt]:
     """Prompts with all their shots, however long they are."""
-    prompts = [build_prompt(preparation.task, preparation.task_type, example, shots) for example, shots in chunk]
+    prompts = [build_prompt(preparation.task, example, shots) for example, shots in chunk]
     encoded = preparation.encoder.prompts(prompts)
     return [
         FittedPrompt(prompt=prompt, encoded=parts, too_long=False)
@@ -148,13 +148,12 @@ def whole_prompts(preparation: Preparation, chunk: Sequence[ExampleWithShots]) -
     ]
 
 
-def shortenable(preparation: Preparation, example: Example, shots: Sequence[Example]) -> Shortenable:
+def shortenable(task: TaskSpec, example: Example, shots: Sequence[Example]) -> Shortenable:
     """The prompt of an example after the last of these shots, however many."""
-    task, task_type = preparation.task, preparation.task_type
     return Shortenable(
         instruction=task.prompt_string,
-        shots=tuple(task_type.shot(shot.content, task, False) for shot in shots),
-        build=lambda num_shots: build_prompt(task, task_type, example, shots[len(shots) - num_shots :]),
+        shots=tuple(type_of(task).shot(shot.content, task, False) for shot in shots),
+        build=lambda num_shots: build_prompt(task, example, shots[len(shots) - num_shots :]),
     )
 
 
@@ -200,25 +199,20 @@ def with_samples(items: Sequence[Item], num_samples: int) -> list[Item]:
 
 
 def item_result(
-    item: Item,
-    output: Output | None,
-    task: TaskSpec,
-    task_type: TaskType,
-    *,
-    reference: bool,
-    sandbox: Sandbox | None = None,
+    item: Item, output: Output | None, task: TaskSpec, *, reference: bool, sandbox: Sandbox | None = None
 ) -> ItemResult:
     """The item as marked; without an output it is unscored, for the reason its request gives.
 
-    Programs are run in the `sandbox`.
+    Programs are run in the `sandbox`, which must be there for them.
     """
     request = item.request
-    if isinstance(output, Generation):
+    task_type = type_of(task)
+    if isinstance(output, Generation) and isinstance(request, GenerateRequest):
         output = replace(output, text=cut_at_stops(output.text, request.stops))
     if output is None:
-        judgement = Judgement(credit=None, reason=request.unscorable)
-    elif task_type.runs_programs:
-        judgement = task_type.judge_program(output, item.content, task, reference, sandbox)
+        judgement = Judgement.unscored(request.unscorable or NO_OUTPUT)
+    elif task_type.programs is not None:
+        judgement = task_type.programs.judge(output, item.content, task, reference, sandbox)
     else:
         judgement = task_type.judge(output, item.content, task, reference)
     return result_of(item, output, judgement)
@@ -234,7 +228,6 @@ def result_of(item: Item, output: Output | None, judgement: Judgement) -> ItemRe
         credit=judgement.credit,
         logprobs=logprob_sums(output),
         num_tokens=num_tokens(item.request, output),
-        status='unscored' if judgement.credit is None else 'scored',
         reason=judgement.reason,
         prompt_sha256=item.prompt_sha256,
         truncated=item.request.truncated,

@@ -9,7 +9,8 @@ from typing import Any
 from llmfoundry_gauntlet.config.specs import TaskSpec
 from llmfoundry_gauntlet.data.fields import text_field
 from llmfoundry_gauntlet.judging.likelihood import judge_argmax
-from llmfoundry_gauntlet.tasks.base import TaskType, part, strip_end
+from llmfoundry_gauntlet.scores.metrics import accuracy
+from llmfoundry_gauntlet.tasks.base import TaskType, part, rows_by, strip_end
 from llmfoundry_gauntlet.values import Judgement, Question, ScoreOutput
 
 
@@ -55,8 +56,10 @@ def judge_text(text: str, content: Passage) -> Judgement:
 
 TASK_TYPE = TaskType(
     name='language_modeling',
-    metric='InContextLearningLMAccuracy',
-    parse=parse,
+    keys=TaskSpec,
+    metrics=lambda task: (accuracy('InContextLearningLMAccuracy'),),
+    older_metrics=('InContextLearningLMExpectedCalibrationError',),
+    read=rows_by(parse),
     shot=shot,
     ask=ask,
     judge=judge,

@@ -6,12 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from llmfoundry_gauntlet.config.specs import TaskSpec
+from llmfoundry_gauntlet.config.specs import MULTIPLE_CHOICE, TaskSpec
 from llmfoundry_gauntlet.data.fields import gold_field, text_field, texts_field
 from llmfoundry_gauntlet.judging.likelihood import judge_choice
 from llmfoundry_gauntlet.judging.text import judge_named
-from llmfoundry_gauntlet.tasks.base import TaskType, part, strip_end
+from llmfoundry_gauntlet.scores.metrics import accuracy
+from llmfoundry_gauntlet.tasks.base import TaskType, part, rows_by, strip_end
 from llmfoundry_gauntlet.values import Judgement, Question, ScoreOutput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoicesTask(TaskSpec):
+    """`choices_key` is what a row calls the texts to choose from."""
+
+    choices_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +36,7 @@ class Choices:
         return len(self.choices)
 
 
-def parse(row: Mapping[str, Any], task: TaskSpec) -> Choices:
+def parse(row: Mapping[str, Any], task: ChoicesTask) -> Choices:
     """A checked row."""
     choices = texts_field(row, task.choices_key or 'choices')
     query = text_field(row, task.context_key or 'query')
@@ -57,9 +65,11 @@ def judge_text(text: str, content: Choices) -> Judgement:
 
 
 TASK_TYPE = TaskType(
-    name='multiple_choice',
-    metric='InContextLearningMultipleChoiceAccuracy',
-    parse=parse,
+    name=MULTIPLE_CHOICE,
+    keys=ChoicesTask,
+    metrics=lambda task: (accuracy('InContextLearningMultipleChoiceAccuracy'),),
+    older_metrics=('InContextLearningMCExpectedCalibrationError',),
+    read=rows_by(parse),
     shot=shot,
     ask=ask,
     judge=judge,

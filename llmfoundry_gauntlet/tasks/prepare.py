@@ -14,14 +14,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 
-from llmfoundry_gauntlet.config.score import ScoreTask
+from llmfoundry_gauntlet.config.specs import TaskSpec
 from llmfoundry_gauntlet.data.collection import paused_collection
 from llmfoundry_gauntlet.prompts.cache import TokenCache
 from llmfoundry_gauntlet.prompts.encode import PROMPTS_VERSION
 from llmfoundry_gauntlet.prompts.fewshot import FIXED_VERSION
 from llmfoundry_gauntlet.prompts.packed import FORMAT_VERSION, PackedItems, pack, unpack
+from llmfoundry_gauntlet.tasks import type_of
 from llmfoundry_gauntlet.tasks.items import Preparation, prepare_items
-from llmfoundry_gauntlet.values import Example, Item
+from llmfoundry_gauntlet.values import Example, Item, Question
 
 log = logging.getLogger(__name__)
 
@@ -53,9 +54,7 @@ class Work:
 
     def unpack(self, packed: PackedItems) -> list[Item]:
         """The items as they are used."""
-        terms = None
-        if self.preparation.task_type.wants_reply:
-            terms = self.preparation.reply_terms(self.examples, packed.max_new_tokens)
+        terms = self.preparation.reply_terms(self.examples, packed.max_new_tokens)
         return list(unpack(packed, self.preparation.task.key, self.examples, terms))
 
 
@@ -97,12 +96,16 @@ def describe(preparation: Preparation, examples: Sequence[Example]) -> Work:
     """
     task = preparation.task
     (num_shots,) = task.num_fewshot
+    replies = type_of(task).replies
     digest = hashlib.sha256()
     cost = 0
+    in_chat = False
     for example in examples:
-        shots, questions = possible_texts(preparation, example)
-        replies = preparation.task_type.responses(example.content, task) if preparation.task_type.wants_reply else ()
-        texts = [*shots, *(text for question in questions for text in question), *replies]
+        shots, asked = possible_texts(task, example)
+        in_chat = in_chat or any(question.chat_template for question in asked)
+        questions = [part for question in asked for part in (question.texts, question.continuations)]
+        right = () if replies is None else replies.responses(example.content, task)
+        texts = [*shots, *(text for question in questions for text in question), *right]
         places = (
             example.row,
             example.file,
@@ -120,7 +123,7 @@ def describe(preparation: Preparation, examples: Sequence[Example]) -> Work:
         'package': version('llmfoundry-gauntlet'),
         'python': sys.version_info[:2],  # the order of a set of shots is Python's
         'tokenizer': preparation.encoder.fingerprint,
-        'chat_template': preparation.encoder.chat_template if isinstance(task, ScoreTask) else None,
+        'chat_template': preparation.encoder.chat_template if in_chat else None,
         'task': asdict(task),
         'max_seq_len': preparation.max_seq_len,
         'truncation': preparation.truncation,
@@ -132,12 +135,11 @@ def describe(preparation: Preparation, examples: Sequence[Example]) -> Work:
     return Work(preparation=preparation, examples=examples, name=name, cost=cost)
 
 
-def possible_texts(preparation: Preparation, example: Example) -> tuple[list[str], list[tuple[str, ...]]]:
+def possible_texts(task: TaskSpec, example: Example) -> tuple[list[str], list[Question]]:
     """All that a prompt can show of an example: as a shot, and asked, with and without anything before it."""
-    task, task_type, content = preparation.task, preparation.task_type, example.content
+    task_type, content = type_of(task), example.content
     firsts = (False,) if task.prompt_string else (False, True)
     shots = []
     if task.num_fewshot != (0,):
         shots = [task_type.shot(content, task, first) for first in firsts]
-    asked = [task_type.ask(content, task, first) for first in firsts]
-    return shots, [texts for question in asked for texts in (question.texts, question.continuations)]
+    return shots, [task_type.ask(content, task, first) for first in firsts]

@@ -9,7 +9,9 @@ from typing import Any
 from llmfoundry_gauntlet.config.specs import TaskSpec
 from llmfoundry_gauntlet.data.fields import gold_field, text_field, texts_field
 from llmfoundry_gauntlet.judging.likelihood import judge_choice
-from llmfoundry_gauntlet.tasks.base import TaskType, strip_end
+from llmfoundry_gauntlet.scores.metrics import accuracy
+from llmfoundry_gauntlet.tasks.base import TaskType, rows_by, strip_end
+from llmfoundry_gauntlet.tasks.multiple_choice import ChoicesTask
 from llmfoundry_gauntlet.values import Judgement, Question, ScoreOutput
 
 
@@ -27,7 +29,7 @@ class Schema:
         return len(self.context_options)
 
 
-def parse(row: Mapping[str, Any], task: TaskSpec) -> Schema:
+def parse(row: Mapping[str, Any], task: ChoicesTask) -> Schema:
     """A checked row."""
     options = texts_field(row, task.choices_key or 'context_options')
     continuation = text_field(row, 'continuation', allow_empty=False)
@@ -59,8 +61,10 @@ def judge(output: ScoreOutput, content: Schema, task: TaskSpec, reference: bool)
 
 TASK_TYPE = TaskType(
     name='schema',
-    metric='InContextLearningMultipleChoiceAccuracy',
-    parse=parse,
+    keys=ChoicesTask,
+    metrics=lambda task: (accuracy('InContextLearningMultipleChoiceAccuracy'),),
+    older_metrics=('InContextLearningMCExpectedCalibrationError',),
+    read=rows_by(parse),
     shot=shot,
     ask=ask,
     judge=judge,

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from llmfoundry_gauntlet.config.decode import describe
 from llmfoundry_gauntlet.config.score import DATASETS, GENERATE, LIKELIHOOD, REFERENCE, SCORE_TASK_TYPES, ScoreTask
-from llmfoundry_gauntlet.data.examples import read_examples
+from llmfoundry_gauntlet.data.examples import TaskRows, read_examples
 from llmfoundry_gauntlet.data.fields import RowError
 from llmfoundry_gauntlet.data.score_rows import (
     LETTERS,
     MathQuestion,
     Oddities,
-    ScoreRows,
     as_lettered,
     note_repeats,
     read_score_rows,
@@ -35,16 +33,16 @@ from llmfoundry_gauntlet.judging.text import NON_FINITE_REPLY
 from llmfoundry_gauntlet.prompts.perturbations import Posed, seed_of, variants
 from llmfoundry_gauntlet.prompts.templates import prompts_file, read_json, read_templates
 from llmfoundry_gauntlet.tasks import multiple_choice
-from llmfoundry_gauntlet.tasks.base import TaskType
+from llmfoundry_gauntlet.tasks.base import CUT, Replies, TaskType
+from llmfoundry_gauntlet.tasks.robustness import robustness
 from llmfoundry_gauntlet.values import Example, Generation, Judgement, Question, Sampling, ScoreOutput, StopRule
 
 LEAD = 'The best answer is'
 UNPARSED = 'no answer found in the reply'
-CUT = 'cut at the token limit'
 FIX_TABLE = 'to_be_fixed_questions.json'
 
 
-def read_variants(task: ScoreTask, data_root: str | Path) -> ScoreRows:
+def read_variants(task: ScoreTask, data_root: str | Path) -> TaskRows:
     """All questions of a data set in all the ways in which they are asked. Raises ConfigError, DataError."""
     templates = read_templates(task, data_root)
     rows = read_score_rows(task, data_root) if task.score.dataset in DATASETS else read_source(task, data_root)
@@ -54,7 +52,7 @@ def read_variants(task: ScoreTask, data_root: str | Path) -> ScoreRows:
     return replace(rows, examples=[way for example in examples for way in variants(example, task.score, templates)])
 
 
-def read_source(task: ScoreTask, data_root: str | Path) -> ScoreRows:
+def read_source(task: ScoreTask, data_root: str | Path) -> TaskRows:
     """The questions of a multiple_choice task."""
     oddities, problems, examples = Oddities(), [], []
     uri = task.source.dataset_uri
@@ -70,7 +68,7 @@ def read_source(task: ScoreTask, data_root: str | Path) -> ScoreRows:
         examples.append(replace(example, content=question))
     if problems:
         raise DataError(problems)
-    return ScoreRows(examples=examples, warnings=oddities.lines())
+    return TaskRows(examples=examples, warnings=oddities.lines())
 
 
 def with_golds(task: ScoreTask, examples: list[Example], data_root: str | Path) -> list[Example]:
@@ -122,7 +120,7 @@ def ask_letters(content: Posed, task: ScoreTask, first: bool) -> Question:
 def judge_letter(output: Generation, content: Posed, task: ScoreTask, reference: bool) -> Judgement:
     """The letter that a reply chooses against the right one."""
     if not output.is_finite:
-        return Judgement(credit=None, reason=NON_FINITE_REPLY)
+        return Judgement.unscored(NON_FINITE_REPLY)
     letters = LETTERS[: content.num_choices]
     if task.score.answer_extraction == REFERENCE:
         letter = reference_letter(output.text)
@@ -155,7 +153,7 @@ def judge_likelihood(output: ScoreOutput, content: Posed, task: ScoreTask, refer
 def judge_expression(output: Generation, content: Posed, task: ScoreTask, reference: bool) -> Judgement:
     """The boxed answer of a reply against the right one, as mathematics."""
     if not output.is_finite:
-        return Judgement(credit=None, reason=NON_FINITE_REPLY)
+        return Judgement.unscored(NON_FINITE_REPLY)
     if task.score.answer_extraction == REFERENCE:
         answer = reference_answer_of(output.text)
         right = answer is not None and shared_comparer().equal_reference(answer, content.gold)
@@ -180,22 +178,42 @@ def sampling(task: ScoreTask, variant: str | None) -> Sampling:
     return Sampling() if seed is None else Sampling(temperature=task.score.temperature, seed=seed)
 
 
-WRITTEN: dict[str, Any] = {
-    'ask': ask,
-    'responses': lambda content, task: (),
-    'stops': lambda task, contents, reference: StopRule(),
-    'sampling': sampling,
-    'most_tokens': lambda task: task.score.max_new_tokens,
-    'is_verbatim': True,
-}
-
+REPLIES = Replies(
+    responses=lambda content, task: (),
+    stops=lambda task, contents, reference: StopRule(),
+    sampling=sampling,
+    most_tokens=lambda task: task.score.max_new_tokens,
+    is_verbatim=True,
+)
 TASK_TYPES = (
-    TaskType(name=SCORE_TASK_TYPES[GENERATE, False], judge=judge_letter, **WRITTEN),
+    TaskType(
+        name=SCORE_TASK_TYPES[GENERATE, False],
+        keys=ScoreTask,
+        metrics=lambda task: (),
+        read=read_variants,
+        ask=ask,
+        judge=judge_letter,
+        replies=REPLIES,
+        robustness=robustness,
+    ),
     TaskType(
         name=SCORE_TASK_TYPES[LIKELIHOOD, False],
-        judge=judge_likelihood,
+        keys=ScoreTask,
+        metrics=lambda task: (),
+        read=read_variants,
         ask=ask_letters,
+        judge=judge_likelihood,
         judge_text=judge_text,
+        robustness=robustness,
     ),
-    TaskType(name=SCORE_TASK_TYPES[GENERATE, True], judge=judge_expression, **WRITTEN),
+    TaskType(
+        name=SCORE_TASK_TYPES[GENERATE, True],
+        keys=ScoreTask,
+        metrics=lambda task: (),
+        read=read_variants,
+        ask=ask,
+        judge=judge_expression,
+        replies=REPLIES,
+        robustness=robustness,
+    ),
 )

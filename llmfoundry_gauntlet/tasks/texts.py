@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from llmfoundry_gauntlet.config.specs import TaskSpec
-from llmfoundry_gauntlet.tasks.base import TaskType
+from llmfoundry_gauntlet.tasks import type_of
+from llmfoundry_gauntlet.tasks.base import Replies
 from llmfoundry_gauntlet.tasks.items import build_prompt, examples_with_shots, item_key
-from llmfoundry_gauntlet.values import Example, ItemKey, Prompt, Sampling, StopRule
+from llmfoundry_gauntlet.values import Example, ItemKey, Prompt, StopRule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,28 +30,25 @@ class TextTask:
     """
 
     task: TaskSpec
-    task_type: TaskType
     examples: Sequence[Example]
     fewshot: str = 'reference'
     reference: bool = False
 
     def items(self) -> Iterator[TextItem]:
         """All items, one at a time: by category where there are any, and in row order."""
-        pairs = examples_with_shots(self.task, self.task_type, self.examples, self.fewshot)
+        pairs = examples_with_shots(self.task, self.examples, self.fewshot)
         for example, shots in pairs:
-            prompt = build_prompt(self.task, self.task_type, example, shots)
+            prompt = build_prompt(self.task, example, shots)
             for sample in range(self.task.num_samples):
                 yield TextItem(key=item_key(self.task, example, sample), example=example, prompt=prompt)
 
+    @property
+    def replies(self) -> Replies[Any, Any] | None:
+        """What the task's type says of replies, if it wants them."""
+        return type_of(self.task).replies
+
     def stops(self) -> StopRule:
-        """Where replies end, for a type that wants them."""
-        return self.task_type.stops(self.task, [example.content for example in self.examples], self.reference)
-
-    def sampling(self, variant: str | None) -> Sampling:
-        """How replies to a variant are to be drawn."""
-        return self.task_type.sampling(self.task, variant)
-
-    def responses(self) -> Iterator[str]:
-        """Every right reply, in full."""
-        for example in self.examples:
-            yield from self.task_type.responses(example.content, self.task)
+        """Where replies end; nowhere, where none are wanted."""
+        if self.replies is None:
+            return StopRule()
+        return self.replies.stops(self.task, [example.content for example in self.examples], self.reference)

@@ -104,7 +104,7 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
         'imports_gigabytes': imports,
         'items': len(prepared.items),
         'tokens': num_tokens(prepared.score_requests),
-        'planned_tokens': planned.num_tokens,
+        'planned_tokens': planned.num_model_tokens,
         'batches': len(planned.batches),
     }
 

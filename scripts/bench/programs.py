@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from llmfoundry_gauntlet.judging.code.judge import judge
-from llmfoundry_gauntlet.judging.code.programs import LANGUAGES, Program, make_program
+from llmfoundry_gauntlet.judging.code.languages import LANGUAGES, missing_tool
+from llmfoundry_gauntlet.judging.code.programs import Program, make_program
 from llmfoundry_gauntlet.judging.code.sandbox import NONE, Sandbox, find_sandbox
-from llmfoundry_gauntlet.judging.code.tools import missing_tool
 
 OUT = Path('runs/bench')
 DATA_ROOTS = ('../shared/data/local_data', 'eval_data')

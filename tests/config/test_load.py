@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from llmfoundry_gauntlet.config.load import load_suite
 from llmfoundry_gauntlet.errors import ConfigError
+from llmfoundry_gauntlet.suite import load_suite
 
 TASK = {'label': 'copa', 'dataset_uri': 'copa.jsonl', 'num_fewshot': [0], 'icl_task_type': 'multiple_choice'}
 BENCHMARK = {'name': 'copa', 'num_fewshot': 0, 'random_baseline': 0.5}

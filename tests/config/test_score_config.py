@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from paths import ROOT
 
-from llmfoundry_gauntlet.config.load import load_suite
 from llmfoundry_gauntlet.config.score import DATASETS, PERTURBATIONS, ScoreSpec, ScoreTask
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.errors import ConfigError
+from llmfoundry_gauntlet.suite import load_suite
 
 ARC = {'label': 'arc', 'dataset_uri': 'arc.jsonl', 'num_fewshot': [0, 5], 'icl_task_type': 'multiple_choice'}
 SUMS = {'label': 'sums', 'dataset_uri': 'sums.jsonl', 'num_fewshot': [0], 'icl_task_type': 'language_modeling'}

@@ -4,10 +4,9 @@ import threading
 
 import pytest
 
-from llmfoundry_gauntlet.config.load import load_suite
-from llmfoundry_gauntlet.data.examples import read_examples
 from llmfoundry_gauntlet.errors import DataError
-from llmfoundry_gauntlet.tasks import task_types
+from llmfoundry_gauntlet.suite import load_suite
+from llmfoundry_gauntlet.tasks import type_of
 
 ROW = {'query': 'Sky?', 'choices': ['blue', 'green'], 'gold': 0}
 PASSAGE = {'context': 'two and two are', 'continuation': 'four'}
@@ -21,7 +20,7 @@ def task(kind: str, uri: str = 'rows.jsonl', **keys):
 
 def read(folder, kind: str, **keys):
     spec = task(kind, **keys)
-    return read_examples(spec, folder, task_types()[kind].parse)
+    return type_of(spec).read(spec, folder).examples
 
 
 def problems(folder, kind: str, **keys) -> list[str]:
@@ -101,7 +100,7 @@ def test_categories_are_wanted_where_the_task_has_them_and_ignored_elsewhere(wri
 def test_upstreams_folders_are_dropped_from_paths(write_jsonl, tmp_path, prefix: str):
     write_jsonl('world/rows.jsonl', [PASSAGE])
     spec = task('language_modeling', uri=f'{prefix}world/rows.jsonl')
-    assert len(read_examples(spec, tmp_path, task_types()['language_modeling'].parse)) == 1
+    assert len(type_of(spec).read(spec, tmp_path).examples) == 1
 
 
 def test_other_names_of_the_keys_of_a_row_are_taken_from_the_task(write_jsonl, tmp_path):

@@ -12,20 +12,19 @@ from typing import Any
 import pytest
 from paths import ROOT, SHARED_DATA
 
-from llmfoundry_gauntlet.config.load import load_suite
 from llmfoundry_gauntlet.config.score import ScoreTask
 from llmfoundry_gauntlet.config.specs import MULTIPLE_CHOICE, TaskSpec
-from llmfoundry_gauntlet.data.examples import read_examples
+from llmfoundry_gauntlet.data.examples import TaskRows, read_examples
 from llmfoundry_gauntlet.data.fields import RowError
 from llmfoundry_gauntlet.data.score_rows import (
     LetteredQuestion,
     MathQuestion,
-    ScoreRows,
     as_lettered,
     read_score_rows,
     split_list,
 )
 from llmfoundry_gauntlet.errors import DataError
+from llmfoundry_gauntlet.suite import load_suite
 from llmfoundry_gauntlet.tasks import multiple_choice
 from llmfoundry_gauntlet.tasks.score import read_source
 
@@ -285,7 +284,7 @@ def test_there_are_26_letters():
 ARC = {'label': 'arc', 'dataset_uri': 'arc.jsonl', 'num_fewshot': [0], 'icl_task_type': 'multiple_choice'}
 
 
-def source_rows(tmp_path: Path, **keys: Any) -> ScoreRows:
+def source_rows(tmp_path: Path, **keys: Any) -> TaskRows:
     return read_source(task_of('arc', [{**ARC, **keys}]), tmp_path)
 
 

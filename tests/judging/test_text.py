@@ -3,8 +3,6 @@
 import pytest
 from paths import ROOT
 
-from llmfoundry_gauntlet.config.load import load_suite
-from llmfoundry_gauntlet.data.examples import read_examples
 from llmfoundry_gauntlet.judging.text import (
     answer_in,
     cut_at_stops,
@@ -14,6 +12,7 @@ from llmfoundry_gauntlet.judging.text import (
     normalize_answer,
     stop_position,
 )
+from llmfoundry_gauntlet.suite import load_suite
 from llmfoundry_gauntlet.tasks import type_of
 from llmfoundry_gauntlet.values import StopRule
 
@@ -241,7 +240,7 @@ def real_rows(label: str, folder):
     suite = load_suite(ROOT / 'yamls/tasks/gauntlet_v0.1.yaml')
     task = next(task for task in suite.tasks if task.label == label)
     task_type = type_of(task)
-    contents = [example.content for example in read_examples(task, folder, task_type.parse)]
+    contents = [example.content for example in task_type.read(task, folder).examples]
     return task, task_type, contents
 
 
@@ -250,9 +249,9 @@ def test_every_right_reply_to_a_real_row_is_right_by_all_three_rules(real_data, 
     """Also where the model goes on with the next problem. No row of these files fails."""
     task, task_type, contents = real_rows(label, real_data)
     assert len(contents) == NUM_ROWS[label]
-    rule = task_type.stops(task, contents, False)
+    rule = task_type.replies.stops(task, contents, False)
     for row, content in enumerate(contents):
-        for reply, gold in zip(task_type.responses(content, task), content.golds, strict=True):
+        for reply, gold in zip(task_type.replies.responses(content, task), content.golds, strict=True):
             for ending in ('', f'{task.example_delimiter}{task.prelimiter}{contents[0].context}'):
                 answer = answer_in(cut_at_stops(reply + ending, rule), task.cot_delimiter)
                 assert answer == gold

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from paths import ROOT, SHARED_DATA
 
-from llmfoundry_gauntlet.config.load import load_suite
 from llmfoundry_gauntlet.config.score import ScoreTask
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.prompts.templates import OPTIONS_FORMAT, Template, Templates, prompts_file, read_templates
+from llmfoundry_gauntlet.suite import load_suite
 
 ASK = {'prompt': '{question}{options}', 'options_format': '\n{letter}: {option}'}
 FILE = {

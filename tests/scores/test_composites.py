@@ -2,8 +2,8 @@ import math
 
 import pytest
 
-from llmfoundry_gauntlet.config.load import load_suite
 from llmfoundry_gauntlet.scores.composites import compute_composites
+from llmfoundry_gauntlet.suite import load_suite
 from llmfoundry_gauntlet.values import Measure
 
 

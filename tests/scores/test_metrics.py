@@ -1,7 +1,7 @@
 import pytest
 
 from llmfoundry_gauntlet.scores.keys import metric_stream
-from llmfoundry_gauntlet.scores.metrics import task_score
+from llmfoundry_gauntlet.scores.metrics import accuracy, task_score
 from llmfoundry_gauntlet.values import ItemKey, ItemResult
 
 METRIC = 'InContextLearningLMAccuracy'
@@ -16,7 +16,6 @@ def item(row: int, credit: float | None, category: str | None = None, *, truncat
         credit=credit,
         logprobs=None,
         num_tokens=None,
-        status='unscored' if credit is None else 'scored',
         reason='nan' if credit is None else None,
         prompt_sha256='',
         truncated=truncated,
@@ -24,28 +23,28 @@ def item(row: int, credit: float | None, category: str | None = None, *, truncat
 
 
 def test_accuracy_is_the_mean_credit():
-    score = task_score('t/3-shot', [METRIC], [item(0, 1.0), item(1, 0.0), item(2, 0.25, truncated=True)])
+    score = task_score('t/3-shot', [accuracy(METRIC)], [item(0, 1.0), item(1, 0.0), item(2, 0.25, truncated=True)])
     assert score.metrics[METRIC].value == pytest.approx(1.25 / 3)
     assert (score.num_items, score.num_unscored, score.num_truncated) == (3, 0, 1)
 
 
 def test_a_task_with_categories_is_the_plain_mean_over_them():
     results = [item(0, 1.0, 'b'), item(1, 0.0, 'a'), item(2, 0.0, 'a'), item(3, 1.0, 'a')]
-    score = task_score('t/3-shot', [METRIC], results)
+    score = task_score('t/3-shot', [accuracy(METRIC)], results)
     assert score.metrics[METRIC].value == pytest.approx((1 / 3 + 1) / 2)
     assert list(score.categories) == ['a', 'b']
 
 
 def test_an_unscored_item_leaves_no_accuracy():
-    score = task_score('t/3-shot', [METRIC], [item(0, 1.0, 'a'), item(1, None, 'b')])
+    score = task_score('t/3-shot', [accuracy(METRIC)], [item(0, 1.0, 'a'), item(1, None, 'b')])
     assert score.metrics[METRIC].value is None
     assert score.metrics[METRIC].reason == '1 of 2 items unscored: nan'
     assert score.categories['a'].metrics[METRIC].value == 1
-    assert task_score('t/3-shot', [METRIC], [item(0, 1.0), item(1, None)]).metrics[METRIC].value is None
+    assert task_score('t/3-shot', [accuracy(METRIC)], [item(0, 1.0), item(1, None)]).metrics[METRIC].value is None
 
 
 def test_the_metric_stream_has_upstreams_keys_and_no_key_for_what_is_absent():
-    scores = {'t/3-shot': task_score('t/3-shot', [METRIC], [item(0, 1.0, 'a'), item(1, None, 'b')])}
+    scores = {'t/3-shot': task_score('t/3-shot', [accuracy(METRIC)], [item(0, 1.0, 'a'), item(1, None, 'b')])}
     assert metric_stream(scores, None, {}, {'t/3-shot': 1.5}) == {
         f'metrics/t/3-shot/a/{METRIC}': 1.0,
         'gauntlet/seconds': 1.5,

@@ -4,11 +4,12 @@ import dataclasses
 
 import pytest
 
-from llmfoundry_gauntlet.config.load import load_suite
 from llmfoundry_gauntlet.prompts.encode import Encoder
 from llmfoundry_gauntlet.scores.keys import metric_stream
 from llmfoundry_gauntlet.scores.metrics import task_score
-from llmfoundry_gauntlet.tasks.generation import TASK_TYPE, Problem
+from llmfoundry_gauntlet.suite import load_suite
+from llmfoundry_gauntlet.tasks import metrics_of
+from llmfoundry_gauntlet.tasks.generation import Problem
 from llmfoundry_gauntlet.tasks.items import Preparation, item_result, prepare_items
 from llmfoundry_gauntlet.values import Example, Generation, Item, ItemKey, ItemResult
 
@@ -31,9 +32,7 @@ def with_thoughts(**keys):
 
 
 def item_of(tokenizer, spec, content: Problem, *, reference: bool = False) -> Item:
-    preparation = Preparation(
-        task=spec, task_type=TASK_TYPE, encoder=Encoder(tokenizer), max_seq_len=100, reference=reference
-    )
+    preparation = Preparation(task=spec, encoder=Encoder(tokenizer), max_seq_len=100, reference=reference)
     (item,) = prepare_items(preparation, [Example(row=0, content=content)])
     return item
 
@@ -48,7 +47,7 @@ def result(
     spec = spec or with_thoughts()
     item = item_of(character_tokenizer, spec, content, reference=reference)
     output = Generation(key=KEY, text=reply, **{'num_tokens': 7, 'is_cut': False, **keys})
-    return item_result(item, output, spec, TASK_TYPE, reference=reference)
+    return item_result(item, output, spec, reference=reference)
 
 
 def marks_of(found: ItemResult) -> tuple:
@@ -141,7 +140,7 @@ def test_without_normalisation_an_answer_keeps_its_signs(character_tokenizer):
 def test_an_unscorable_item_has_no_reply(character_tokenizer):
     item = item_of(character_tokenizer, with_thoughts(), PROBLEM)
     item = dataclasses.replace(item, request=dataclasses.replace(item.request, unscorable='why'))
-    found = item_result(item, None, with_thoughts(), TASK_TYPE, reference=False)
+    found = item_result(item, None, with_thoughts(), reference=False)
     assert (found.status, found.reason, found.text, found.num_tokens) == ('unscored', 'why', None, None)
 
 
@@ -160,7 +159,7 @@ def results(character_tokenizer, categories: str) -> list[ItemResult]:
 
 
 def test_a_task_has_its_accuracy_and_the_means_of_its_marks(character_tokenizer):
-    score = task_score('t/0-shot', TASK_TYPE.metrics, results(character_tokenizer, '    '))
+    score = task_score('t/0-shot', metrics_of(with_thoughts()), results(character_tokenizer, '    '))
     assert {name: measure.value for name, measure in score.metrics.items()} == {
         ACCURACY: 3 / 4,
         'StrictMatch': 1 / 4,
@@ -174,7 +173,7 @@ def test_a_task_has_its_accuracy_and_the_means_of_its_marks(character_tokenizer)
 
 
 def test_with_categories_every_metric_is_the_plain_mean_over_them(character_tokenizer):
-    score = task_score('t/0-shot', TASK_TYPE.metrics, results(character_tokenizer, 'aaab'))
+    score = task_score('t/0-shot', metrics_of(with_thoughts()), results(character_tokenizer, 'aaab'))
     assert {name: measure.value for name, measure in score.metrics.items()} == {
         ACCURACY: pytest.approx((3 / 3 + 0) / 2),
         'StrictMatch': pytest.approx((1 / 3 + 0) / 2),
@@ -188,17 +187,17 @@ def test_with_categories_every_metric_is_the_plain_mean_over_them(character_toke
 
 def test_an_unscored_reply_leaves_no_metric_but_the_reason(character_tokenizer):
     bad = dataclasses.replace(result(character_tokenizer, 'x', is_finite=False), key=ItemKey('t/0-shot', 9))
-    score = task_score('t/0-shot', TASK_TYPE.metrics, [*results(character_tokenizer, '    '), bad])
+    score = task_score('t/0-shot', metrics_of(with_thoughts()), [*results(character_tokenizer, '    '), bad])
     assert {(measure.value, measure.reason) for measure in score.metrics.values()} == {
         (None, '1 of 5 items unscored: the model returned logits that are not finite numbers')
     }
-    assert list(score.metrics) == list(TASK_TYPE.metrics)
+    assert list(score.metrics) == [metric.name for metric in metrics_of(with_thoughts())]
 
 
 def test_where_it_is_not_known_of_all_replies_whether_they_were_cut_that_metric_alone_is_absent(character_tokenizer):
     first, *others = results(character_tokenizer, '    ')
     first = dataclasses.replace(first, marks={name: first.marks[name] for name in ('StrictMatch', 'NumericMatch')})
-    score = task_score('t/0-shot', TASK_TYPE.metrics, [first, *others])
+    score = task_score('t/0-shot', metrics_of(with_thoughts()), [first, *others])
     assert score.metrics['StrictMatch'].value == 1 / 4
     assert score.metrics['CutShare'].value is None
     assert score.metrics['CutShare'].reason == 'CutShare is not known of 1 of 4 items'

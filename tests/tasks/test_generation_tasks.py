@@ -6,12 +6,12 @@ The texts of prompts and the lengths of replies were also compared with its `con
 
 import pytest
 
-from llmfoundry_gauntlet.config.load import load_suite
 from llmfoundry_gauntlet.data.examples import read_examples
 from llmfoundry_gauntlet.errors import DataError, ModelError
 from llmfoundry_gauntlet.prompts.encode import Encoder
-from llmfoundry_gauntlet.tasks import task_types
-from llmfoundry_gauntlet.tasks.generation import TASK_TYPE, Problem
+from llmfoundry_gauntlet.suite import load_suite
+from llmfoundry_gauntlet.tasks import metrics_of, task_types
+from llmfoundry_gauntlet.tasks.generation import TASK_TYPE, Problem, parse
 from llmfoundry_gauntlet.tasks.items import Preparation, build_prompt, prepare_items
 from llmfoundry_gauntlet.tasks.prepare import describe
 from llmfoundry_gauntlet.values import Example, Sampling, StopRule
@@ -39,8 +39,8 @@ def with_thoughts(num_shots: int = 0, **keys):
 
 def test_it_is_the_type_of_its_name():
     assert task_types()['generation_task_with_answers'] is TASK_TYPE
-    assert TASK_TYPE.metrics == (ACCURACY, 'StrictMatch', 'NumericMatch', 'CutShare')
-    assert TASK_TYPE.wants_reply
+    assert [metric.name for metric in metrics_of(task())] == [ACCURACY, 'StrictMatch', 'NumericMatch', 'CutShare']
+    assert TASK_TYPE.replies is not None and TASK_TYPE.programs is None
 
 
 def test_a_row_has_a_context_an_answer_and_what_else_there_may_be(write_jsonl, tmp_path):
@@ -52,7 +52,7 @@ def test_a_row_has_a_context_an_answer_and_what_else_there_may_be(write_jsonl, t
         {**ROW, 'context': ''},
     ]
     write_jsonl('rows.jsonl', rows)
-    assert [example.content for example in read_examples(task(), tmp_path, TASK_TYPE.parse)] == [
+    assert [example.content for example in read_examples(task(), tmp_path, parse)] == [
         Problem('1+1=', ('2',), None),
         Problem('1+1=', ('2', 'two', ' II', ''), None),  # strings in lists stay as they are, each once
         Problem('1+1=', ('2',), None),
@@ -78,7 +78,7 @@ def test_every_wrong_row_is_listed_with_file_and_line(write_jsonl, tmp_path):
     ]
     write_jsonl('rows.jsonl', rows)
     with pytest.raises(DataError) as raised:
-        read_examples(task(), tmp_path, TASK_TYPE.parse)
+        read_examples(task(), tmp_path, parse)
     assert [line.replace(f'{tmp_path}/', '') for line in raised.value.problems] == [
         "rows.jsonl:1: the key 'answer' is missing; found: context",
         "rows.jsonl:2: the key 'context' is missing; found: answer",
@@ -99,16 +99,16 @@ def test_other_names_of_keys_are_read_and_an_answer_of_white_space_is_refused_wh
 ):
     write_jsonl('rows.jsonl', [{'question': '1+1=', 'reply': '2'}])
     spec = task(context_key='question', answer_key='reply')
-    assert read_examples(spec, tmp_path, TASK_TYPE.parse)[0].content == PROBLEMS[0]
+    assert read_examples(spec, tmp_path, parse)[0].content == PROBLEMS[0]
     write_jsonl('rows.jsonl', [{**ROW, 'answer': ' \n'}])
     with pytest.raises(DataError, match=r'rows\.jsonl:1: answer is white space; allowed: text'):
-        read_examples(task(strip_dataset=False), tmp_path, TASK_TYPE.parse)
+        read_examples(task(strip_dataset=False), tmp_path, parse)
 
 
 def prompt(spec, problems):
     """The prompt of the first problem after the others as shots."""
     first, *shots = [Example(row=row, content=content) for row, content in enumerate(problems)]
-    return build_prompt(spec, TASK_TYPE, first, shots)
+    return build_prompt(spec, first, shots)
 
 
 @pytest.mark.parametrize(
@@ -143,12 +143,12 @@ def test_shots_show_the_thought_and_the_preferred_answer_and_the_question_nothin
 
 
 def test_every_right_answer_makes_a_right_reply():
-    assert TASK_TYPE.responses(THOUGHTS[0], with_thoughts()) == ('One and one. #### 2', 'One and one. #### two')
-    assert TASK_TYPE.responses(Problem('?', ('a', 'b'), None), with_thoughts()) == ('a', 'b')
+    assert TASK_TYPE.replies.responses(THOUGHTS[0], with_thoughts()) == ('One and one. #### 2', 'One and one. #### two')
+    assert TASK_TYPE.replies.responses(Problem('?', ('a', 'b'), None), with_thoughts()) == ('a', 'b')
 
 
 def stops(spec, problems=PROBLEMS, *, reference: bool = False) -> StopRule:
-    return TASK_TYPE.stops(spec, problems, reference)
+    return TASK_TYPE.replies.stops(spec, problems, reference)
 
 
 def test_without_stops_of_its_own_a_reply_ends_with_its_answer_or_where_the_next_problem_begins():
@@ -183,7 +183,7 @@ def test_the_reference_has_the_tasks_stops_as_a_pattern_and_else_none():
 
 def preparation(tokenizer, spec, *, max_seq_len: int = 100, **settings) -> Preparation:
     encoder = Encoder(tokenizer)
-    return Preparation(task=spec, task_type=TASK_TYPE, encoder=encoder, max_seq_len=max_seq_len, **settings)
+    return Preparation(task=spec, encoder=encoder, max_seq_len=max_seq_len, **settings)
 
 
 def examples(problems=PROBLEMS) -> list[Example]:

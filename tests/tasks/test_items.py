@@ -4,9 +4,8 @@ import random
 
 import pytest
 
-from llmfoundry_gauntlet.config.load import load_suite
 from llmfoundry_gauntlet.prompts.encode import Encoder
-from llmfoundry_gauntlet.tasks import task_types
+from llmfoundry_gauntlet.suite import load_suite
 from llmfoundry_gauntlet.tasks.items import Preparation, build_prompt, prepare_items
 from llmfoundry_gauntlet.tasks.language_modeling import Passage
 from llmfoundry_gauntlet.tasks.multiple_choice import Choices
@@ -26,7 +25,7 @@ def task(kind: str, num_shots: int = 0, **keys):
 def prompt(kind: str, contents, num_shots: int, **keys):
     """The prompt of the first content after the next ones as shots."""
     first, *shots = [Example(row=i, content=content) for i, content in enumerate(contents)]
-    return build_prompt(task(kind, **keys), task_types()[kind], first, shots[:num_shots])
+    return build_prompt(task(kind, **keys), first, shots[:num_shots])
 
 
 @pytest.mark.parametrize(
@@ -79,7 +78,6 @@ def items(character_tokenizer, *, max_seq_len: int, truncation: str = 'drop_shot
     examples = [Example(row=i, content=content) for i, content in enumerate(PASSAGES)]
     preparation = Preparation(
         task=spec,
-        task_type=task_types()['language_modeling'],
         encoder=Encoder(character_tokenizer),
         max_seq_len=max_seq_len,
         truncation=truncation,
@@ -119,7 +117,6 @@ def test_fixed_shots_give_all_items_the_same_prefix_but_those_that_it_would_tell
     contents = [Passage(f'{number}+{number}=', f'{2 * number}') for number in (1, 2, 3, 4, 2, 6)]
     preparation = Preparation(
         task=task('language_modeling', 2),
-        task_type=task_types()['language_modeling'],
         encoder=Encoder(character_tokenizer),
         max_seq_len=100,
         fewshot='fixed',

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmfoundry_gauntlet.config.load import load_suite
 from llmfoundry_gauntlet.config.score import SCORE_TASK_TYPES, ScoreTask
 from llmfoundry_gauntlet.data.score_rows import LetteredQuestion, MathQuestion
 from llmfoundry_gauntlet.errors import ConfigError, DataError
@@ -19,6 +18,7 @@ from llmfoundry_gauntlet.prompts.encode import Encoder
 from llmfoundry_gauntlet.prompts.perturbations import Posed
 from llmfoundry_gauntlet.prompts.seeds import draw_seed
 from llmfoundry_gauntlet.prompts.templates import Template
+from llmfoundry_gauntlet.suite import load_suite
 from llmfoundry_gauntlet.tasks import task_types, type_of
 from llmfoundry_gauntlet.tasks.items import Preparation, item_result, prepare_items
 from llmfoundry_gauntlet.tasks.score import CUT, UNPARSED, read_variants
@@ -49,10 +49,12 @@ def judge(text: str, content: Posed = POSED, dataset: str = 'mmlu_pro', **more: 
 
 def test_the_types_are_known_by_their_names_and_have_no_metric_that_is_a_mean_over_items():
     assert set(SCORE_TASK_TYPES.values()) <= set(task_types())
-    wants = {name: task_types()[name].wants_reply for name in SCORE_TASK_TYPES.values()}
-    assert wants == {'score_choices': True, 'score_likelihood': False, 'score_math': True}
-    for name in ('score_choices', 'score_math'):
-        assert task_types()[name].is_verbatim and not task_types()[name].runs_programs
+    replies = {name: task_types()[name].replies for name in SCORE_TASK_TYPES.values()}
+    assert replies['score_likelihood'] is None
+    assert replies['score_choices'].is_verbatim and replies['score_math'].is_verbatim
+    for name in replies:
+        assert task_types()[name].programs is None
+        assert task_types()[name].metrics(task_of()) == ()
 
 
 @pytest.mark.parametrize(
@@ -190,9 +192,7 @@ def data_root(write_jsonl, tmp_path) -> Path:
 
 
 def items_of(task: ScoreTask, data_root: Path, tokenizer: Any, *, max_seq_len: int = 200, **more: Any) -> list[Any]:
-    prepared = Preparation(
-        task=task, task_type=type_of(task), encoder=Encoder(tokenizer), max_seq_len=max_seq_len, **more
-    )
+    prepared = Preparation(task=task, encoder=Encoder(tokenizer), max_seq_len=max_seq_len, **more)
     return prepare_items(prepared, read_variants(task, data_root).examples)
 
 
@@ -215,9 +215,7 @@ def test_a_reply_follows_the_prompt_alone_and_is_taken_to_the_last_space(data_ro
     assert text(items[0].request.context) == '^Say: Who?\nA: she\nB: he\nC: it'
     assert all(item.request.stops == StopRule() and item.request.verbatim for item in items)
     task = task_of()
-    result = item_result(
-        items[0], Generation(key=items[0].request.key, text=' B\n\n \t'), task, type_of(task), reference=False
-    )
+    result = item_result(items[0], Generation(key=items[0].request.key, text=' B\n\n \t'), task, reference=False)
     assert result.text == ' B\n\n \t'
 
 
@@ -261,11 +259,9 @@ def test_every_drawn_reply_has_a_seed_of_its_own(data_root, character_tokenizer)
     requests = [item.request for item in items if item.request.sampling.temperature > 0]
     assert len(requests) == 10
     assert len({draw_seed(request.sampling, request.key) for request in requests}) == 10
-    texts = TextTask(
-        task=task_of(), task_type=type_of(task_of()), examples=read_variants(task_of(), data_root).examples
-    )
+    texts = TextTask(task=task_of(), examples=read_variants(task_of(), data_root).examples)
     for item in texts.items():
-        assert texts.sampling(item.key.variant) == next(
+        assert texts.replies.sampling(texts.task, item.key.variant) == next(
             one.request.sampling for one in items if one.request.key == item.key
         )
 

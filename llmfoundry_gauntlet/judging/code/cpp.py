@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from llmfoundry_gauntlet.judging.code.languages import COMPILER, runner
 from llmfoundry_gauntlet.judging.code.programs import Program, signature_of
 from llmfoundry_gauntlet.judging.code.sandbox import (
     INSIDE,
@@ -26,7 +27,6 @@ from llmfoundry_gauntlet.judging.code.sandbox import (
     file_in_memory,
     started,
 )
-from llmfoundry_gauntlet.judging.code.tools import COMPILER, runner
 from llmfoundry_gauntlet.judging.code.verdicts import CannotJudge, Undecided
 from llmfoundry_gauntlet.prompts.cache import cache_folder
 

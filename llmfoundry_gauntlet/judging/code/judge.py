@@ -8,39 +8,31 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import subprocess
 import time
 
 from llmfoundry_gauntlet.judging.code.cpp import build_completion, build_problem
-from llmfoundry_gauntlet.judging.code.programs import CPP, JAVASCRIPT, PYTHON, Program, make_program, whole_text
+from llmfoundry_gauntlet.judging.code.languages import LANGUAGES, Interpreter, cpp_command
+from llmfoundry_gauntlet.judging.code.programs import Program, make_program, whole_text
 from llmfoundry_gauntlet.judging.code.sandbox import Sandbox, file_in_memory, started
 from llmfoundry_gauntlet.judging.code.servers import Pipes, server_for
-from llmfoundry_gauntlet.judging.code.tools import cpp_command
 from llmfoundry_gauntlet.judging.code.verdicts import LATE, CannotJudge, Undecided, Verdict
 
 SELF_TEST_SECONDS = 60.0
 SECONDS = 10.0  # of wall time, for a completion and all that is done for it
-SIMPLE = {  # a problem of each language and its solution
-    PYTHON: ('def f(x):\n', 'def check(candidate):\n    assert candidate(1) == 2\n', '    return x + 1\n'),
-    CPP: (
-        'int f(int x) {\n',
-        '#undef NDEBUG\n#include <assert.h>\nint main() { assert(f(1) == 2); }\n',
-        'return x + 1;\n}\n',
-    ),
-    JAVASCRIPT: ('const f = (x) => {\n', 'console.assert(f(1) === 2)\n', '  return x + 1\n}\n'),
-}
 
 ENDED = 'the program ended before its test did'
 NOT_PLAIN = 'the result of a call is no plain value'
 UNEXPECTED = 'the result of a call is not the expected one'
-STATUSES = {
+STATUSES = {  # 90 to 92 are those of runners/remote.hpp
     90: ENDED,
-    141: ENDED,
-    13: ENDED,
     91: NOT_PLAIN,
     92: 'the test makes no call',
-    134: UNEXPECTED,
-    6: UNEXPECTED,
+    signal.SIGPIPE: ENDED,
+    128 + signal.SIGPIPE: ENDED,
+    signal.SIGABRT: UNEXPECTED,
+    128 + signal.SIGABRT: UNEXPECTED,
 }
 
 
@@ -51,16 +43,17 @@ def judge(program: Program, completion: str, sandbox: Sandbox, *, seconds: float
     """
     code = whole_text(program, completion)
     try:
-        if program.language == CPP:
+        interpreter = LANGUAGES[program.language].interpreter
+        if interpreter is None:
             return judge_cpp(program, code, sandbox, seconds)
-        return judge_script(program, code, sandbox, time.monotonic() + seconds)
+        return judge_script(program, code, interpreter, sandbox, time.monotonic() + seconds)
     except Undecided as reason:
         return Verdict(False, str(reason))
 
 
 def self_test(language: str, sandbox: Sandbox) -> str | None:
     """Why no program of a language can be run here, None where a simple one passes."""
-    prompt, test, solution = SIMPLE[language]
+    prompt, test, solution = LANGUAGES[language].simple
     program = make_program(language=language, prompt=prompt, entry_point='f', test=test)
     try:
         verdict = judge(program, solution, sandbox, seconds=SELF_TEST_SECONDS)
@@ -69,11 +62,11 @@ def self_test(language: str, sandbox: Sandbox) -> str | None:
     return None if verdict.passed else f'{language} programs cannot be run here: {verdict.reason}'
 
 
-def judge_script(program: Program, code: str, sandbox: Sandbox, deadline: float) -> Verdict:
+def judge_script(program: Program, code: str, interpreter: Interpreter, sandbox: Sandbox, deadline: float) -> Verdict:
     """A program of an interpreted language."""
     test = {'prelude': program.prelude, 'target': program.target, 'test': program.test, 'pairs': program.pairs}
     while True:
-        server = server_for(program.language, sandbox)
+        server = server_for(interpreter, sandbox)
         is_fresh = server.num_run == 0
         try:
             running = server.start_completion({'code': code, 'target': program.target})

@@ -6,16 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-PYTHON, CPP, JAVASCRIPT = 'python', 'c++', 'javascript'
-LANGUAGES = (PYTHON, CPP, JAVASCRIPT)
-
-BEGINS = {  # the last of these in a prompt is the function that a completion is to write
-    PYTHON: re.compile(r'^(?:async +)?def +(\w+) *\(', re.MULTILINE),
-    CPP: re.compile(
-        r'^[^\S\n]*(?P<returns>[^\n(){};]*?[\s>*&])(?P<name>\w+)\s*\((?P<parameters>[^(){}]*)\)\s*\{', re.MULTILINE
-    ),
-    JAVASCRIPT: re.compile(r'^(?:(?:const|let|var) +(\w+) *=|(?:async +)?function *\*? *(\w+) *\()', re.MULTILINE),
-}
+from llmfoundry_gauntlet.judging.code.languages import CPP, LANGUAGES, PYTHON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +68,7 @@ def make_program(
 
 def functions(language: str, text: str) -> list[Begun]:
     """All that begin at the start of a line."""
-    found = BEGINS[language].finditer(text)
+    found = LANGUAGES[language].begins.finditer(text)
     if language == CPP:
         return [
             Begun(match.start(), match['name'], bare_type(match['returns']), match['parameters'].strip())

@@ -28,8 +28,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmfoundry_gauntlet.errors import SandboxError
 from llmfoundry_gauntlet.judging.code.seccomp import seccomp_filter
+from llmfoundry_gauntlet.judging.code.verdicts import SandboxError
 
 AUTO, BUBBLEWRAP, NAMESPACES, RLIMITS, NONE = 'auto', 'bubblewrap', 'namespaces', 'rlimits', 'none'
 CONFINE = Path(__file__).parent / 'runners' / 'confine.py'

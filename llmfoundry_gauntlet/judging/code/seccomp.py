@@ -11,7 +11,7 @@ import errno
 import platform
 import struct
 
-from llmfoundry_gauntlet.errors import SandboxError
+from llmfoundry_gauntlet.judging.code.verdicts import SandboxError
 
 # Numbers by machine (Linux, asm/unistd.h); None where a machine has no such call.
 DENIED = {

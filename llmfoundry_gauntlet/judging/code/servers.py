@@ -16,16 +16,14 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from llmfoundry_gauntlet.judging.code.programs import JAVASCRIPT, PYTHON
+from llmfoundry_gauntlet.judging.code.languages import COMPLETION, TESTS, Interpreter
 from llmfoundry_gauntlet.judging.code.sandbox import Running, Sandbox
-from llmfoundry_gauntlet.judging.code.tools import COMPLETION, TESTS, node_command, python_command
 from llmfoundry_gauntlet.judging.code.verdicts import LATE, Undecided
 
 NUM_TESTS = 16  # of one process
 NUM_WAITING = 2  # processes started ahead of their programs
 IDLE_SECONDS = 10.0  # after which no process is used again; by itself it ends after three times as long
 MAX_VERDICT = 65536  # bytes
-COMMANDS = {PYTHON: python_command, JAVASCRIPT: node_command}
 
 _of_thread = threading.local()  # a sandbox dies with the thread that started it
 
@@ -72,10 +70,10 @@ class TestServer:
 
     __test__ = False  # pytest, it is no test
 
-    def __init__(self, language: str, sandbox: Sandbox) -> None:
+    def __init__(self, interpreter: Interpreter, sandbox: Sandbox) -> None:
         self.num_run = 0
         self._sandbox = sandbox
-        self._command = COMMANDS[language]
+        self._command = interpreter
         self._pipes = Pipes()
         self._waiting: list[Waiting] = []
         self._last_used = time.monotonic()
@@ -146,14 +144,14 @@ def end_processes(tests: Running, waiting: list[Waiting], pipes: Pipes) -> None:
         running.stop()
 
 
-def server_for(language: str, sandbox: Sandbox) -> TestServer:
+def server_for(interpreter: Interpreter, sandbox: Sandbox) -> TestServer:
     """This thread's process for tests of a language."""
-    servers = _of_thread.__dict__.setdefault('servers', {})
-    server = servers.get((language, sandbox))
+    servers: dict[tuple[Interpreter, Sandbox], TestServer] = _of_thread.__dict__.setdefault('servers', {})
+    server = servers.get((interpreter, sandbox))
     if server is None or not server.is_usable:
         if server is not None:
             server.close()
-        server = servers[language, sandbox] = TestServer(language, sandbox)
+        server = servers[interpreter, sandbox] = TestServer(interpreter, sandbox)
     return server
 
 

@@ -18,5 +18,9 @@ class CannotJudge(Exception):
     """Why nothing can be said of a completion: its problem or this machine is at fault."""
 
 
+class SandboxError(Exception):
+    """Why no program can be run on this machine as it should be."""
+
+
 class Undecided(Exception):
     """Why a completion could not be judged; it counts as wrong."""

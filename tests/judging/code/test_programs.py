@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from llmfoundry_gauntlet.judging.code.languages import CPP, JAVASCRIPT, PYTHON
 from llmfoundry_gauntlet.judging.code.programs import (
-    CPP,
-    JAVASCRIPT,
-    PYTHON,
     make_program,
     signature_of,
     split_parameters,

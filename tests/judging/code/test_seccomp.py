@@ -6,7 +6,6 @@ import struct
 
 import pytest
 
-from llmfoundry_gauntlet.errors import SandboxError
 from llmfoundry_gauntlet.judging.code.seccomp import (
     ALLOW,
     AUDIT_ARCH,
@@ -17,6 +16,7 @@ from llmfoundry_gauntlet.judging.code.seccomp import (
     KILL,
     seccomp_filter,
 )
+from llmfoundry_gauntlet.judging.code.verdicts import SandboxError
 
 DENY = 0x00050001  # with EPERM
 MACHINES = tuple(DENIED)

@@ -12,7 +12,8 @@ import pytest
 
 from llmfoundry_gauntlet.judging.code import servers
 from llmfoundry_gauntlet.judging.code.judge import judge
-from llmfoundry_gauntlet.judging.code.programs import JAVASCRIPT, PYTHON, Program, make_program
+from llmfoundry_gauntlet.judging.code.languages import JAVASCRIPT, LANGUAGES, PYTHON
+from llmfoundry_gauntlet.judging.code.programs import Program, make_program
 from llmfoundry_gauntlet.judging.code.sandbox import Sandbox
 from llmfoundry_gauntlet.judging.code.servers import NUM_TESTS, NUM_WAITING, TestServer, Waiting, server_for
 from llmfoundry_gauntlet.judging.code.verdicts import Verdict
@@ -74,7 +75,7 @@ def test_verdicts_come_in_order_over_more_tests_than_a_process_runs(language: st
 def test_a_process_that_ends_between_tests_costs_nobody_a_verdict(language: str):
     need(*{JAVASCRIPT: ['node']}.get(language, []))
     assert judge(problem(language), right(language), sandbox()).passed
-    server = server_for(language, sandbox())
+    server = server_for(LANGUAGES[language].interpreter, sandbox())
     os.kill(server._running.process.pid, signal.SIGKILL)
     assert judge(problem(language), right(language), sandbox()).passed
 
@@ -92,9 +93,9 @@ def test_with_its_thread_goes_the_process():
     pids = []
 
     def run():
-        server = server_for(PYTHON, sandbox())
+        server = server_for(LANGUAGES[PYTHON].interpreter, sandbox())
         pids.append(server._running.process.pid)
-        assert server is server_for(PYTHON, sandbox())
+        assert server is server_for(LANGUAGES[PYTHON].interpreter, sandbox())
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -104,20 +105,20 @@ def test_with_its_thread_goes_the_process():
 
 
 def test_one_that_was_idle_is_not_used_again(monkeypatch: pytest.MonkeyPatch):
-    server = server_for(PYTHON, sandbox())
+    server = server_for(LANGUAGES[PYTHON].interpreter, sandbox())
     monkeypatch.setattr(servers, 'IDLE_SECONDS', 0.0)
     time.sleep(0.01)
-    assert server_for(PYTHON, sandbox()) is not server
+    assert server_for(LANGUAGES[PYTHON].interpreter, sandbox()) is not server
 
 
 def waiting_of(language: str) -> list[Waiting]:
     """The processes that wait for a program after two were judged."""
     need(*{JAVASCRIPT: ['node']}.get(language, []))
-    server_for(language, sandbox()).close()
+    server_for(LANGUAGES[language].interpreter, sandbox()).close()
     assert judge(problem(language), right(language), sandbox()).passed
-    assert not server_for(language, sandbox())._waiting
+    assert not server_for(LANGUAGES[language].interpreter, sandbox())._waiting
     assert judge(problem(language), right(language), sandbox()).passed
-    waiting = list(server_for(language, sandbox())._waiting)
+    waiting = list(server_for(LANGUAGES[language].interpreter, sandbox())._waiting)
     assert len(waiting) == NUM_WAITING
     return waiting
 
@@ -128,8 +129,8 @@ def test_a_process_is_started_ahead_and_judges_one_program(language: str):
     assert judge(problem(language), right(language), sandbox()).passed
     assert first.running.process.returncode is not None
     assert second.running.process.poll() is None
-    assert server_for(language, sandbox())._waiting[0] is second
-    server_for(language, sandbox()).close()
+    assert server_for(LANGUAGES[language].interpreter, sandbox())._waiting[0] is second
+    server_for(LANGUAGES[language].interpreter, sandbox()).close()
     assert second.running.process.returncode is not None
 
 
@@ -151,9 +152,9 @@ def test_a_program_may_be_longer_than_a_pipe_holds(language: str):
 
 def test_one_that_waited_long_is_not_used(monkeypatch: pytest.MonkeyPatch):
     waiting_of(PYTHON)
-    server = server_for(PYTHON, sandbox())
+    server = server_for(LANGUAGES[PYTHON].interpreter, sandbox())
     server._waiting[0] = dataclasses.replace(server._waiting[0], since=time.monotonic() - servers.IDLE_SECONDS - 1)
-    assert server_for(PYTHON, sandbox()) is not server
+    assert server_for(LANGUAGES[PYTHON].interpreter, sandbox()) is not server
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-from llmfoundry_gauntlet.config.score import AGIEVAL, MMLU_PRO, REFERENCE, ScoreTask
+from llmfoundry_gauntlet.config.score import AGIEVAL, MMLU_PRO, PERTURBATIONS, REFERENCE, ScoreTask
 from llmfoundry_gauntlet.data.score_rows import LETTERS
 from llmfoundry_gauntlet.judging.letters import reference_letter
 from llmfoundry_gauntlet.judging.mathematics import reference_answer_of, shared_comparer
@@ -35,7 +35,8 @@ def robustness(
     for result in results:
         by_perturbation[perturbation_of(result.key.variant)].append(result)
     scores = {
-        name: score_of(task, found, contents, allow_missing=allow_missing) for name, found in by_perturbation.items()
+        name: score_of(task, name, found, contents, allow_missing=allow_missing)
+        for name, found in by_perturbation.items()
     }
     if task.score.is_math:
         shared_comparer().close()  # nothing is left running between evaluations
@@ -44,12 +45,13 @@ def robustness(
 
 def score_of(
     task: ScoreTask,
+    perturbation: str,
     results: Sequence[ItemResult],
     contents: Mapping[tuple[str | None, int, str | None], Posed],
     *,
     allow_missing: bool,
 ) -> PerturbationScore:
-    """The metrics of one perturbation."""
+    """The metrics of one perturbation; the paper's reference has numbers of its own three alone."""
     own_labels: dict[QuestionKey, str] = {}
     variants = []
     for result in results:
@@ -71,7 +73,7 @@ def score_of(
         variants,
         macro=spec.dataset == MMLU_PRO,
         equal=equality(task, reference=False),
-        reference_consistency=reference,
+        reference_consistency=reference if perturbation in PERTURBATIONS else None,
         allow_missing=allow_missing,
     )
 

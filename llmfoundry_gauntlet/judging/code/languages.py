@@ -1,16 +1,17 @@
-"""The interpreters and compilers of the three languages, and how they are called in a sandbox."""
+"""The languages of programs: what begins a function in each, and the interpreters and compilers in a sandbox."""
 
 from __future__ import annotations
 
 import functools
 import os
+import re
 import shutil
 import sys
 import sysconfig
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
-from llmfoundry_gauntlet.judging.code.programs import CPP, JAVASCRIPT
 from llmfoundry_gauntlet.judging.code.sandbox import INSIDE, Command, Limits, Mount
 
 RUNNERS = Path(__file__).parent / 'runners'
@@ -18,17 +19,41 @@ COMPILER = 'g++'
 NODE = 'node'
 COMPLETION, TESTS = 'completion', 'tests'  # roles
 OPEN_FILES = 64  # besides the pipes
-PACKAGES = {CPP: 'g++', JAVASCRIPT: 'nodejs'}  # Debian's
+PYTHON, CPP, JAVASCRIPT = 'python', 'c++', 'javascript'
+
+
+class Interpreter(Protocol):
+    """A process of an interpreter in a role, which has these descriptors open; one for tests runs several of them."""
+
+    def __call__(self, role: str, *descriptors: int, num_tests: int = 1) -> Command:
+        """The command that starts it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Language:
+    """A language of programs.
+
+    `begins` matches what begins a function in a prompt; the last one there is for a completion to write. With
+    `has_braces` a completion ends with the brace that closes it. `simple` is a prompt, its test and a right completion.
+    `tool` is a program that must be on the path, Debian's package of it `package`. `interpreter` starts a process that
+    runs tests or completions (a script in `runners`); without one programs are compiled (`judge.judge`).
+    """
+
+    begins: re.Pattern[str]
+    has_braces: bool
+    simple: tuple[str, str, str]
+    tool: str | None = None
+    package: str = ''
+    interpreter: Interpreter | None = None
 
 
 def missing_tool(language: str) -> str | None:
     """What is not there of what a language needs, and how to get it; None where all is."""
-    tool = {CPP: COMPILER, JAVASCRIPT: NODE}.get(language)
+    tool, package = LANGUAGES[language].tool, LANGUAGES[language].package
     if tool is None or shutil.which(tool):
         return None
-    return (
-        f'{tool} is missing, which {language} programs need; install it (Debian: apt-get install {PACKAGES[language]})'
-    )
+    return f'{tool} is missing, which {language} programs need; install it (Debian: apt-get install {package})'
 
 
 def runner(name: str) -> Mount:
@@ -89,3 +114,34 @@ def cpp_command(image: int, calls: int, results: int) -> Command:
         mounts=(program,),
         environment={'GAUNTLET_CALLS': str(calls), 'GAUNTLET_RESULTS': str(results)},
     )
+
+
+LANGUAGES = {
+    PYTHON: Language(
+        begins=re.compile(r'^(?:async +)?def +(\w+) *\(', re.MULTILINE),
+        has_braces=False,
+        simple=('def f(x):\n', 'def check(candidate):\n    assert candidate(1) == 2\n', '    return x + 1\n'),
+        interpreter=python_command,
+    ),
+    CPP: Language(
+        begins=re.compile(
+            r'^[^\S\n]*(?P<returns>[^\n(){};]*?[\s>*&])(?P<name>\w+)\s*\((?P<parameters>[^(){}]*)\)\s*\{', re.MULTILINE
+        ),
+        has_braces=True,
+        simple=(
+            'int f(int x) {\n',
+            '#undef NDEBUG\n#include <assert.h>\nint main() { assert(f(1) == 2); }\n',
+            'return x + 1;\n}\n',
+        ),
+        tool=COMPILER,
+        package='g++',
+    ),
+    JAVASCRIPT: Language(
+        begins=re.compile(r'^(?:(?:const|let|var) +(\w+) *=|(?:async +)?function *\*? *(\w+) *\()', re.MULTILINE),
+        has_braces=True,
+        simple=('const f = (x) => {\n', 'console.assert(f(1) === 2)\n', '  return x + 1\n}\n'),
+        tool=NODE,
+        package='nodejs',
+        interpreter=node_command,
+    ),
+}

@@ -10,16 +10,11 @@ from typing import Any
 from llmfoundry_gauntlet.config.decode import Problems, decode, describe, suggestion
 from llmfoundry_gauntlet.config.score import check_labels, read_score
 from llmfoundry_gauntlet.config.sources import read_key, source_name
-from llmfoundry_gauntlet.config.specs import (
-    METRIC_NAMES,
-    TASK_TYPE_ALIASES,
-    TASK_TYPES,
-    GauntletSpec,
-    TaskSpec,
-    task_key,
-)
+from llmfoundry_gauntlet.config.specs import GauntletSpec, TaskSpec, task_key
 from llmfoundry_gauntlet.errors import ConfigError
+from llmfoundry_gauntlet.tasks import metrics_of, named_types, type_of
 
+OLDER_NAMES = {'question_answering': 'generation_task_with_answers'}  # of task types
 TASKS_KEY = 'icl_tasks'
 GAUNTLET_KEY = 'eval_gauntlet'
 
@@ -32,10 +27,11 @@ ScoreSource = str | Path | Mapping[str, Any] | Sequence[Any]
 class Suite:
     """What an evaluation asks: checked tasks, each at one number of shots, and the gauntlet over them, if any.
 
-    Those of SCORE stand last.
+    The last `num_score` are SCORE's.
     """
 
     tasks: tuple[TaskSpec, ...]
+    num_score: int
     gauntlet: GauntletSpec | None
     warnings: tuple[str, ...]
 
@@ -70,7 +66,7 @@ def load_suite(
         warnings += unknown_averages(spec, source_name(gauntlet, GAUNTLET_KEY))
     each = tuple(task.at(num_shots) for task in specs for num_shots in task.num_fewshot)
     score_tasks = tuple(score_spec.task(specs) for score_spec in score_specs.values())
-    return Suite(tasks=(*each, *score_tasks), gauntlet=spec, warnings=tuple(warnings))
+    return Suite(tasks=(*each, *score_tasks), num_score=len(score_tasks), gauntlet=spec, warnings=tuple(warnings))
 
 
 def read_tasks(source: TasksSource, found: list[str], broken: set[str]) -> tuple[TaskSpec, ...]:
@@ -128,18 +124,36 @@ def decode_task(entry: Any, path: str, problems: Problems) -> TaskSpec | None:
         entry['prelimiter'] = entry.pop('question_prelimiter')
     if isinstance(entry.get('num_fewshot'), int) and not isinstance(entry['num_fewshot'], bool):
         entry['num_fewshot'] = [entry['num_fewshot']]
-    task_type = entry.get('icl_task_type')
-    if isinstance(task_type, str):
-        task_type = entry['icl_task_type'] = TASK_TYPE_ALIASES.get(task_type, task_type)
-        if task_type not in TASK_TYPES:
-            problems.add(f'{path}.icl_task_type', f'unknown task type {task_type!r}{suggestion(task_type, TASK_TYPES)}')
+    keys: type[TaskSpec] = TaskSpec
+    name = entry.get('icl_task_type')
+    if isinstance(name, str):
+        name = entry['icl_task_type'] = OLDER_NAMES.get(name, name)
+        if name not in named_types():
+            problems.add(f'{path}.icl_task_type', f'unknown task type {name!r}{suggestion(name, named_types())}')
             return None
-        for item in fields(TaskSpec):
-            allowed = item.metadata.get('task_types')
-            if allowed and item.name in entry and task_type not in allowed:
-                owners = ', '.join(allowed)
-                problems.add(f'{path}.{item.name}', f'has no meaning in {task_type}; it belongs to {owners}')
-    return decode(TaskSpec, entry, path, problems)
+        keys = named_types()[name].keys
+    for key in [key for key in entry if key not in names_of(keys)]:
+        if owners := [owner for owner, task_type in named_types().items() if key in names_of(task_type.keys)]:
+            del entry[key]
+            if isinstance(name, str):
+                problems.add(f'{path}.{key}', f'has no meaning in {name}; it belongs to {", ".join(owners)}')
+    task: TaskSpec | None = decode(keys, entry, path, problems)
+    if task is not None:
+        check_metric_names(task, path, problems)
+    return task
+
+
+def names_of(keys: type[TaskSpec]) -> set[str]:
+    """The keys of a type of tasks."""
+    return {item.name for item in fields(keys)}
+
+
+def check_metric_names(task: TaskSpec, path: str, problems: Problems) -> None:
+    """Notes metrics that a task names and its type does not have, not even by an older name."""
+    allowed = [*(metric.name for metric in metrics_of(task)), *type_of(task).older_metrics]
+    for name in task.metric_names or ():
+        if name not in allowed:
+            problems.add(path, f'metric_names: {name!r} is no metric of {task.icl_task_type}: {", ".join(allowed)}')
 
 
 def read_gauntlet(source: GauntletSource, found: list[str]) -> GauntletSpec | None:
@@ -178,7 +192,7 @@ def metrics_left_out(tasks: Sequence[TaskSpec]) -> list[str]:
         f'{task.label}: metric_names: {name} is not supported by this version; it is left out'
         for task in tasks
         for name in task.metric_names or ()
-        if name != METRIC_NAMES[task.icl_task_type][0]
+        if name in type_of(task).older_metrics
     ]
 
 
