@@ -252,6 +252,16 @@ class ItemResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingPoint:
+    """Where training stood when a model was evaluated; `checkpoint` is the file of its weights, None without one."""
+
+    batch: int
+    epoch: int
+    token: int
+    checkpoint: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
     """A number, or the reason why there is none."""
 

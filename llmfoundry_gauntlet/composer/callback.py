@@ -16,18 +16,20 @@ from composer.utils import dist, model_eval_mode
 
 from llmfoundry_gauntlet.composer.evaluators import (
     EvaluationRun,
-    language_model,
+    attach_model,
     make_evaluator,
     prepare_for_model,
     unwrapped,
 )
 from llmfoundry_gauntlet.composer.interval import EvaluationSchedule, checkpoint_of_batch
 from llmfoundry_gauntlet.composer.loader import EvaluationLoader
+from llmfoundry_gauntlet.composer.models import ModelSource
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.evaluation import Evaluation
 from llmfoundry_gauntlet.inputs import load_data
 from llmfoundry_gauntlet.records.results import note_checkpoint, write_records
 from llmfoundry_gauntlet.scores.keys import BATCH
+from llmfoundry_gauntlet.values import TrainingPoint
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +54,7 @@ class EvalGauntlet(Callback):
         self.loader: EvaluationLoader | None = None
         self.evaluation: Evaluation | None = None
         self.folder: Path | None = None  # of the records, once the run has its name
-        self.training_origin: dict[str, Any] | None = None  # eval-only: where a checkpoint's training stood
-        self.model_name: str | None = None
+        self.source: ModelSource | None = None  # eval-only: where the model came from
         self._evaluator: Any = None
         self._run: EvaluationRun | None = None
         self._original_forward: Any = None
@@ -141,7 +142,8 @@ class EvalGauntlet(Callback):
 
     def _begin(self, state: State) -> None:
         model = unwrapped(state.model)
-        self._run = EvaluationRun(self.loader, language_model(self.loader, model))
+        attach_model(self.loader, model)
+        self._run = EvaluationRun(self.loader)
         self._original_forward = model.__dict__.get('eval_forward')
         model.eval_forward = self._run.run
 
@@ -160,30 +162,30 @@ class EvalGauntlet(Callback):
         batch = state.timestamp.batch.value
         self.evaluation = evaluation
         self.schedule.evaluated_batch = batch
-        origin = self.training_origin
-        logger.log_metrics({**evaluation.metrics, BATCH: batch if origin is None else origin['batch']})
+        origin = None if self.source is None else self.source.training
+        logger.log_metrics({**evaluation.metrics, BATCH: batch if origin is None else origin.batch})
         log.info('gauntlet ba%d: %s', batch, summary(evaluation))
         if self.folder is not None and dist.get_global_rank() == 0:
             self._write(state, self.folder, evaluation, batch)
 
     def _write(self, state: State, folder: Path, evaluation: Evaluation, batch: int) -> None:
-        training = self.training_origin
+        training = None if self.source is None else self.source.training
         if state.max_duration is not None:  # a Trainer that trains
             folder /= f'ba{batch}'
-            training = {
-                'batch': batch,
-                'epoch': state.timestamp.epoch.value,
-                'token': state.timestamp.token.value,
-                'checkpoint': checkpoint_of_batch(state, batch),
-            }
-            if training['checkpoint'] is None:
+            training = TrainingPoint(
+                batch=batch,
+                epoch=state.timestamp.epoch.value,
+                token=state.timestamp.token.value,
+                checkpoint=checkpoint_of_batch(state, batch),
+            )
+            if training.checkpoint is None:
                 self._awaiting_checkpoint = (batch, folder)
         model = unwrapped(state.model)
         write_records(
             folder,
             evaluation,
             model={
-                'name': self.model_name or state.run_name,
+                'name': state.run_name if self.source is None else self.source.name,
                 'class': type(model.model).__name__,
                 'num_parameters': sum(parameter.numel() for parameter in model.model.parameters()),
             },

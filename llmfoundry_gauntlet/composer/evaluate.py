@@ -48,8 +48,7 @@ def evaluate(
     callback = EvalGauntlet(**settings, save_folder=None if out is None else str(out))
     source = open_model(str(model), tokenizer=tokenizer, model_config=model_config)
     check_fit(callback, source)
-    callback.training_origin = source.training and dict(source.training)
-    callback.model_name = source.name
+    callback.source = source
     dist.initialize_dist(device, timeout=300.0)
     with warnings.catch_warnings():
         warnings.filterwarnings('ignore', message='No optimizer was specified')

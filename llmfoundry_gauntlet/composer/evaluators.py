@@ -68,9 +68,8 @@ def longest_prompt(data: EvaluationData, config: PretrainedConfig) -> int:
 class EvaluationRun:
     """One pass over an evaluation on this rank: runs steps, keeps item results, gathers them at the end."""
 
-    def __init__(self, loader: EvaluationLoader, language_model: CausalLanguageModel) -> None:
+    def __init__(self, loader: EvaluationLoader) -> None:
         self.loader = loader
-        self.language_model = language_model
         self.started = time.perf_counter()
         self.results: Results = {}
         self.busy_seconds = dict.fromkeys(loader.prepared.tasks, 0.0)
@@ -78,7 +77,7 @@ class EvaluationRun:
     def run(self, step: Step, outputs: Any = None) -> Results:
         """Runs a step; takes the place of `eval_forward`, whose second argument it ignores."""
         start = time.perf_counter()
-        found = step.run(self.language_model)
+        found = step.run()
         self.results.update(found)
         seconds = time.perf_counter() - start
         sizes = list(map(size_of, step.requests))
@@ -119,8 +118,8 @@ def unwrapped(model: Any) -> HuggingFaceModel:
     return model
 
 
-def language_model(loader: EvaluationLoader, model: HuggingFaceModel) -> CausalLanguageModel:
-    """The engine's view of the model, at the start of an evaluation; under FSDP `model.model` is its root.
+def attach_model(loader: EvaluationLoader, model: HuggingFaceModel) -> None:
+    """Gives a loader the engine's view of the model before each evaluation; under FSDP `model.model` is its root.
 
     With the reference's semantics real tokens that are equal to the padding token are masked as well.
     """
@@ -136,4 +135,3 @@ def language_model(loader: EvaluationLoader, model: HuggingFaceModel) -> CausalL
             last_position=loader.prepared.max_seq_len - 1 if rotary_length_matters(model.config) else None,
         )
     loader.language_model.forget()  # what was kept before belongs to other weights
-    return loader.language_model

@@ -41,7 +41,7 @@ class Step:
     """
 
     loader: EvaluationLoader
-    run: Callable[[CausalLanguageModel], Results]
+    run: Callable[[], Results]
     planned: PlannedEvaluation | None = None
     requests: tuple[Request, ...] = ()
     num_tokens: int = 0
@@ -76,7 +76,8 @@ class EvaluationLoader:
 
     The first step finds out what the model allows; the batches follow from that, and after them the pools of replies.
     Items whose numbers are not finite, some of which may have been spoilt by others of their batch, are run once more
-    by themselves at the end. `planned` is the latest plan, and stays while the layout is the same.
+    by themselves at the end. `language_model` must be there before a step is run. `planned` is the latest plan, and
+    stays while the layout is the same.
     """
 
     batch_size = 1  # Composer asks for it
@@ -90,36 +91,48 @@ class EvaluationLoader:
         self.found: Found | None = None
         self.writer: ReplyWriter | None = None  # once replies are wanted of a model
         self.language_model: CausalLanguageModel | None = None  # once there is a model to run
-        self.runs_programs = any(type_of(task).runs_programs for task in prepared.tasks.values())
+        self.runs_programs = any(type_of(task).programs is not None for task in prepared.tasks.values())
         self.background = ThreadPoolExecutor(max_workers=1, thread_name_prefix='marking')
         self.running: list[Future[Results]] = []  # programs of finished pools
 
     def __iter__(self) -> Iterator[Step]:
         yield Step(loader=self, run=self._plan)
+        planned = self._planned
         suspects: Results = {}
-        for batch in self._share(self.planned.batches):
+        for batch in self._share(planned.batches):
             yield self._step(partial(self._score, batch, suspects), batch)
-        for pool in assign_pools(self.planned.pools, num_ranks=dist.get_world_size())[dist.get_global_rank()]:
+        for pool in assign_pools(planned.pools, num_ranks=dist.get_world_size())[dist.get_global_rank()]:
             yield Step(
                 loader=self,
                 run=partial(self._write, pool),
-                planned=self.planned,
+                planned=planned,
                 requests=pool.requests,
                 num_tokens=sum(request.length for request in pool.requests),
             )
         if self.runs_programs:
             yield self._step(self._collect)
-        found = [key for keys in dist.all_gather_object(list(suspects)) for key in keys]
-        if self.planned.layout == PADDED_ROWS:  # where nothing spoils another row
-            yield self._step(lambda _: suspects)
+        found = {key for keys in dist.all_gather_object(list(suspects)) for key in keys}
+        if planned.layout == PADDED_ROWS:  # where nothing spoils another row
+            yield self._step(lambda: suspects)
         else:
-            again = [self.prepared.items[key].request for key in dict.fromkeys(sorted(found))]
-            alone = plan(again, tokens_per_batch=self.planned.tokens_per_batch, layout=PADDED_ROWS)
-            for batch in self._share(alone):
+            again = [request for request in self.prepared.score_requests if request.key in found]
+            for batch in self._share(plan(again, tokens_per_batch=planned.tokens_per_batch, layout=PADDED_ROWS)):
                 yield self._step(partial(self._score, batch, None), batch)
-        self.language_model.forget()
+        self._model.forget()
 
-    def _step(self, run: Callable[[CausalLanguageModel], Results], batch: Batch | None = None) -> Step:
+    @property
+    def _model(self) -> CausalLanguageModel:
+        if self.language_model is None:
+            raise RuntimeError('a step was run before there was a model to run it with')
+        return self.language_model
+
+    @property
+    def _planned(self) -> PlannedEvaluation:
+        if self.planned is None:
+            raise RuntimeError('the first step, which makes the plan, was not run')
+        return self.planned
+
+    def _step(self, run: Callable[[], Results], batch: Batch | None = None) -> Step:
         requests = () if batch is None else batch.requests
         num_tokens = 0 if batch is None else batch.num_tokens
         return Step(loader=self, run=run, planned=self.planned, requests=requests, num_tokens=num_tokens)
@@ -128,87 +141,89 @@ class EvaluationLoader:
     def _share(batches: Sequence[Batch]) -> list[Batch]:
         return assign(batches, num_ranks=dist.get_world_size())[dist.get_global_rank()]
 
-    def _plan(self, language_model: CausalLanguageModel) -> Results:
+    def _plan(self) -> Results:
         """Plans for what every rank can run, after a probe unless the model is known for certain."""
-        if self.found is None or not self.found.certain:
-            budget = self._budget(language_model) if self.found is None else self.found.budget
-            found = Found(
-                scoring=self._probe(language_model), replies=self._probe_replies(language_model), budget=budget
-            )
-            self.found = agreed(dist.all_gather_object(found))
-        if self.found.replies is not None:
-            self.writer.way = self.found.replies.way
-        if self.planned is None or self.planned.layout != self.found.layout:
+        found = self.found
+        if found is None or not found.certain:
+            budget = self._budget() if found is None else found.budget
+            mine = Found(scoring=self._probe(), replies=self._probe_replies(), budget=budget)
+            found = self.found = agreed(dist.all_gather_object(mine))
+        if self.writer is not None and found.replies is not None:
+            self.writer.way = found.replies.way
+        if self.planned is None or self.planned.layout != found.layout:
             self.planned = plan_evaluation(
                 self.prepared,
-                tokens_per_batch=self.found.budget,
-                layout=self.found.layout,
-                way=str(self.found.scoring or ''),
-                reply_way=str(self.found.replies or ''),
-                hidden_token_id=language_model.hidden_token_id,
+                tokens_per_batch=found.budget,
+                layout=found.layout,
+                way=str(found.scoring or ''),
+                reply_way=str(found.replies or ''),
+                hidden_token_id=self._model.hidden_token_id,
             )
             tokens = f'{self.planned.tokens_per_batch} tokens per batch'
-            if self.found.scoring is not None:
-                log.info('scoring: %s; %s', self.found.scoring, tokens)
-            if self.found.replies is not None:
-                log.info('replies: %s; %s', self.found.replies, tokens)
+            if found.scoring is not None:
+                log.info('scoring: %s; %s', found.scoring, tokens)
+            if found.replies is not None:
+                log.info('replies: %s; %s', found.replies, tokens)
         return {}
 
-    def _probe(self, language_model: CausalLanguageModel) -> Probe | None:
+    def _probe(self) -> Probe | None:
         """What the model can score with, where anything is to be scored."""
         if not self.prepared.score_requests:
             return None
-        return probe(language_model, vocabulary=self._vocabulary(language_model), longest=self.longest)
+        return probe(self._model, vocabulary=self._vocabulary, longest=self.longest)
 
-    def _probe_replies(self, language_model: CausalLanguageModel) -> ReplyProbe | None:
+    def _probe_replies(self) -> ReplyProbe | None:
         """How the model can write, where any reply is wanted."""
         if not self.longest_reply:
             return None
         if self.writer is None:
-            ends = end_ids(self.tokenizer, language_model.model, reference=self.prepared.data.settings.reference)
-            self.writer = ReplyWriter(language_model, ReplyDecoder(self.tokenizer, ends))
-        return probe_replies(self.writer, vocabulary=self._vocabulary(language_model), longest=self.longest_reply)
+            ends = end_ids(self.tokenizer, self._model.model, reference=self.prepared.data.settings.reference)
+            self.writer = ReplyWriter(self._model, ReplyDecoder(self.tokenizer, ends))
+        return probe_replies(self.writer, vocabulary=self._vocabulary, longest=self.longest_reply)
 
-    def _vocabulary(self, language_model: CausalLanguageModel) -> int:
-        return min(len(self.tokenizer), language_model.vocabulary)
+    @property
+    def _vocabulary(self) -> int:
+        return min(len(self.tokenizer), self._model.vocabulary)
 
-    def _budget(self, language_model: CausalLanguageModel) -> int:
+    def _budget(self) -> int:
         """The tokens of a batch that are wanted, or that suit this rank's device."""
         tokens = self.prepared.data.settings.tokens_per_batch
         if tokens != AUTO:
             return tokens
         return automatic_budget(
-            language_model.model.config,
-            language_model.device,
+            self._model.model.config,
+            self._model.device,
             num_tokens=self.prepared.num_tokens,
             num_ranks=dist.get_world_size(),
             writes=self.longest_reply > 0,
         )
 
-    def _score(self, batch: Batch, suspects: Results | None, language_model: CausalLanguageModel) -> Results:
+    def _score(self, batch: Batch, suspects: Results | None) -> Results:
         """The results of a batch; those that are not finite go to `suspects` where they are to be run again."""
-        results = self.planned.results(language_model.run(batch))
+        results = self._planned.results(self._model.run(batch))
         if suspects is not None:
             for key in [key for key, result in results.items() if not is_finite(result)]:
                 suspects[key] = results.pop(key)
         return results
 
-    def _write(self, pool: Pool, language_model: CausalLanguageModel) -> Results:
+    def _write(self, pool: Pool) -> Results:
         """The results of a pool. Ranks wait for each other: replies take longer than can be foreseen.
 
         Programs are run while the model goes on; their results are collected after the last pool.
         """
+        if self.writer is None:
+            raise RuntimeError('the first step, which probes how replies are written, was not run')
         outputs = self.writer.write(pool)
         tasks = self.prepared.tasks
-        programs = [one for one in outputs if type_of(tasks[one.key.task]).runs_programs]
+        programs = [one for one in outputs if type_of(tasks[one.key.task]).programs is not None]
         if programs:
-            self.running.append(self.background.submit(self.planned.results, programs))
+            self.running.append(self.background.submit(self._planned.results, programs))
         keys = {output.key for output in programs}
-        results = self.planned.results(output for output in outputs if output.key not in keys)
+        results = self._planned.results(output for output in outputs if output.key not in keys)
         dist.barrier()
         return results
 
-    def _collect(self, _: CausalLanguageModel) -> Results:
+    def _collect(self) -> Results:
         """The results of the programs that are still being run.
 
         Ranks ask each other now and then whether all are done, so that none waits longer than that in a collective.

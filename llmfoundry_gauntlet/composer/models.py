@@ -16,6 +16,7 @@ from composer.models import HuggingFaceModel
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 
 from llmfoundry_gauntlet.errors import ModelError
+from llmfoundry_gauntlet.values import TrainingPoint
 
 LENGTH_KEYS = ('max_position_embeddings', 'n_positions', 'max_seq_len', 'max_sequence_length', 'seq_length')
 MAX_MESSAGE = 300
@@ -30,7 +31,7 @@ class ModelSource:
     config: PretrainedConfig
     tokenizer: PreTrainedTokenizerBase
     load: Callable[[], Any]
-    training: Mapping[str, Any] | None = None  # where training stood, for a Composer checkpoint
+    training: TrainingPoint | None = None  # where training stood, for a Composer checkpoint
 
 
 def open_model(model: str, *, tokenizer: str | None = None, model_config: str | None = None) -> ModelSource:
@@ -139,7 +140,7 @@ def load_state(path: Path, config: PretrainedConfig, state: Mapping[str, torch.T
     return model
 
 
-def training_of(state: Mapping[str, Any], path: Path) -> dict[str, Any] | None:
+def training_of(state: Mapping[str, Any], path: Path) -> TrainingPoint | None:
     """Where training stood when a checkpoint was written."""
     timestamp = state.get('timestamp')
     if timestamp is None:
@@ -147,12 +148,12 @@ def training_of(state: Mapping[str, Any], path: Path) -> dict[str, Any] | None:
     with contextlib.suppress(AttributeError):
         timestamp = timestamp.state_dict()
     counts = timestamp.get('Timestamp', timestamp)
-    return {
-        'batch': int(counts['batch']),
-        'epoch': int(counts['epoch']),
-        'token': int(counts['token']),
-        'checkpoint': str(path.resolve()),
-    }
+    return TrainingPoint(
+        batch=int(counts['batch']),
+        epoch=int(counts['epoch']),
+        token=int(counts['token']),
+        checkpoint=str(path.resolve()),
+    )
 
 
 def composer_model(model: Any, tokenizer: PreTrainedTokenizerBase) -> HuggingFaceModel:

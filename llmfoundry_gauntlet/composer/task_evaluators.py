@@ -12,7 +12,7 @@ from composer.utils import dist
 from torchmetrics import Metric
 
 from llmfoundry_gauntlet.composer.evaluators import (
-    language_model,
+    attach_model,
     make_evaluator,
     prepare_for_model,
     unwrapped,
@@ -100,8 +100,8 @@ def teach(model: HuggingFaceModel, metrics: dict[str, TaskMetric]) -> None:
     def eval_forward_or_score(batch: Any, outputs: Any = None) -> Any:
         if isinstance(batch, Step):
             if batch.planned is None:
-                language_model(batch.loader, model)
-            return batch.run(batch.loader.language_model)
+                attach_model(batch.loader, model)
+            return batch.run()
         return eval_forward(batch, outputs)
 
     def update_metric_or_accuracy(batch: Any, outputs: Any, metric: Metric) -> Any:

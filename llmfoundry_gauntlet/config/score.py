@@ -47,7 +47,7 @@ SPEC_NAMES = {  # groups and tasks as the spec calls them: a data set, and a per
 class ScoreSpec:
     """One entry of `score`.
 
-    `dataset` is mmlu_pro, agieval, math, one of the spec's group and task names, or a multiple_choice task's label.
+    `dataset` is mmlu_pro, agieval, math, or a multiple_choice task's label.
     `answers: likelihood` chooses by log-probability. `chat_template` is auto (the tokenizer's, if it has one), true or
     false. `answer_extraction: reference` reads replies as the paper's reference does. `subset_items` asks that many
     questions, the same at every evaluation, each in all its variants.
@@ -67,13 +67,6 @@ class ScoreSpec:
     subset_items: int | None = None
 
     def __post_init__(self) -> None:
-        if self.dataset in SPEC_NAMES:
-            dataset, perturbation = SPEC_NAMES[self.dataset]
-            if perturbation is not None and self.perturbations not in (None, (perturbation,)):
-                raise ValueError(f'perturbations: {self.dataset} is {perturbation} alone; leave perturbations out')
-            object.__setattr__(self, 'dataset', dataset)
-            if perturbation is not None:
-                object.__setattr__(self, 'perturbations', (perturbation,))
         if not LABEL_PATTERN.fullmatch(self.dataset):
             raise ValueError(f'dataset: is {self.dataset!r}; allowed: {", ".join(DATASETS)}, or the label of a task')
         check_choices(self)
@@ -200,13 +193,23 @@ def read_score(source: Any, found: list[str]) -> dict[int, ScoreSpec]:
 
 
 def decode_entry(entry: Any, index: int, problems: Problems) -> ScoreSpec | None:
-    """One entry; a single word or number may stand where a list is allowed."""
+    """One entry; a single word or number may stand where a list is allowed, the spec's name where a data set's is."""
+    path = f'{SCORE_KEY}[{index}]'
     if isinstance(entry, Mapping):
         entry = dict(entry)
         for name in ('perturbations', 'subsets', 'seeds'):
             if isinstance(entry.get(name), (str, int)) and not isinstance(entry[name], bool):
                 entry[name] = [entry[name]]
-    return decode(ScoreSpec, entry, f'{SCORE_KEY}[{index}]', problems)
+        if isinstance(entry.get('dataset'), str) and entry['dataset'] in SPEC_NAMES:
+            group = entry['dataset']
+            entry['dataset'], perturbation = SPEC_NAMES[group]
+            if perturbation is not None:
+                if entry.get('perturbations') not in (None, [perturbation]):
+                    problems.add(path, f'perturbations: {group} is {perturbation} alone; leave perturbations out')
+                    return None
+                entry['perturbations'] = [perturbation]
+    spec: ScoreSpec | None = decode(ScoreSpec, entry, path, problems)
+    return spec
 
 
 def merge(specs: Mapping[int, ScoreSpec], problems: Problems) -> dict[int, ScoreSpec]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,14 +35,6 @@ from llmfoundry_gauntlet.errors import ModelError
 from llmfoundry_gauntlet.values import ScoreOutput
 
 log = logging.getLogger(__name__)
-
-
-class LanguageModel(Protocol):
-    """What the engine asks of a model."""
-
-    def run(self, batch: Batch) -> list[ScoreOutput]:
-        """The outputs of a batch, in the order of its requests."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from llmfoundry_gauntlet.prompts.fewshot import FIXED_VERSION
 from llmfoundry_gauntlet.records.files import write_lines
 from llmfoundry_gauntlet.scores.consistency import PerturbationScore
 from llmfoundry_gauntlet.tasks import type_of
-from llmfoundry_gauntlet.values import ItemResult, Measure, TaskScore
+from llmfoundry_gauntlet.values import ItemResult, Measure, TaskScore, TrainingPoint
 
 FORMAT_VERSION = 1
 RESULTS = 'results.json'
@@ -31,7 +31,7 @@ def write_records(
     *,
     model: Mapping[str, Any],
     environment: Mapping[str, Any],
-    training: Mapping[str, Any] | None,
+    training: TrainingPoint | None,
 ) -> None:
     """Writes samples, then results.json, in place of what an earlier evaluation left in `folder`."""
     if (folder / SAMPLES).is_dir():
@@ -39,7 +39,7 @@ def write_records(
     for task, results in evaluation.results.items():
         write_lines(folder / SAMPLES / f'{task.replace("/", "_")}.jsonl', map(sample_line, results))
     record = results_record(evaluation)
-    record.update(model=dict(model), environment=dict(environment), training=training and dict(training))
+    record.update(model=dict(model), environment=dict(environment), training=training and asdict(training))
     write_json(folder / RESULTS, record)
 
 

@@ -16,7 +16,7 @@ from composer import Trainer
 from composer.models import HuggingFaceModel
 
 from llmfoundry_gauntlet import EvalGauntlet
-from llmfoundry_gauntlet.composer.evaluators import language_model, prepare_for_model
+from llmfoundry_gauntlet.composer.evaluators import attach_model, prepare_for_model
 from llmfoundry_gauntlet.composer.loader import EvaluationLoader, Found, Step, agreed
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.config.yaml_files import read_yaml
@@ -47,10 +47,10 @@ def loader_of(model: HuggingFaceModel, settings: dict[str, Any]) -> EvaluationLo
 
 def drive(loader: EvaluationLoader, model: HuggingFaceModel) -> tuple[dict[ItemKey, ItemResult], list[Step]]:
     """All results and steps of an evaluation."""
-    engine = language_model(loader, model)
+    attach_model(loader, model)
     results, steps = {}, []
     for step in loader:
-        found = step.run(engine)
+        found = step.run()
         assert not results.keys() & found.keys(), 'an item was scored twice'
         results.update(found)
         steps.append(step)
@@ -117,7 +117,8 @@ def tokens_of_the_probe(settings: dict[str, Any]) -> set[int]:
         lambda _, args, kwargs: seen.update(kwargs['input_ids'].unique().tolist()), with_kwargs=True
     )
     loader = loader_of(model, settings)
-    next(iter(loader)).run(language_model(loader, model))
+    attach_model(loader, model)
+    next(iter(loader)).run()
     return seen
 
 
@@ -163,12 +164,13 @@ def test_a_token_that_is_broken_costs_the_items_that_it_stands_in_and_no_others(
     else:
         loader = loader_of(model, settings)
         sizes = count_forwards(model.model)
+        attach_model(loader, model)
         steps = iter(loader)
-        next(steps).run(language_model(loader, model))
+        next(steps).run()
         del sizes[:]
         results = {}
         for step in steps:
-            results.update(step.run(loader.language_model))
+            results.update(step.run())
         assert loader.planned.layout == layout
         if not in_probe:
             assert len(sizes) > len(loader.planned.batches)  # those that were spoilt, again
@@ -202,13 +204,13 @@ def test_a_model_of_nan_gets_no_score_and_no_second_look(settings):
     with torch.no_grad():
         model.model.model.norm.weight.fill_(torch.nan)
     loader = loader_of(model, settings)
-    engine = language_model(loader, model)
+    attach_model(loader, model)
     steps = iter(loader)
-    next(steps).run(engine)
+    next(steps).run()
     sizes = count_forwards(model.model)
     results = {}
     for step in steps:
-        results.update(step.run(engine))
+        results.update(step.run())
     assert len(sizes) == len(loader.planned.batches)
     assert len(results) == 28
     assert all((result.credit, result.reason) == (None, NON_FINITE) for result in results.values())

@@ -10,6 +10,7 @@ from llmfoundry_gauntlet.inputs import load_data
 from llmfoundry_gauntlet.judging.code.sandbox import find_sandbox
 from llmfoundry_gauntlet.prompts.encode import Encoder
 from llmfoundry_gauntlet.records.results import find_results, note_checkpoint, read_results, write_records
+from llmfoundry_gauntlet.values import TrainingPoint
 
 ROWS = [{'query': f'{i}?', 'choices': ['yes', 'no'], 'gold': i % 2} for i in range(5)]
 
@@ -105,7 +106,7 @@ def test_an_evaluation_replaces_what_an_earlier_one_left(evaluation, tmp_path):
 
 def test_runs_are_found_in_the_order_of_training(evaluation, tmp_path):
     for batch in (100, 20, 0):
-        write(tmp_path / f'ba{batch}', evaluation, {'batch': batch, 'epoch': 0, 'token': 0, 'checkpoint': None})
+        write(tmp_path / f'ba{batch}', evaluation, TrainingPoint(batch=batch, epoch=0, token=0, checkpoint=None))
     assert [folder.name for folder, _ in find_results(tmp_path)] == ['ba0', 'ba20', 'ba100']
     note_checkpoint(tmp_path / 'ba20', 'ep0-ba20.pt')
     assert read_results(tmp_path / 'ba20')['training']['checkpoint'] == 'ep0-ba20.pt'

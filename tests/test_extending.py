@@ -1,0 +1,133 @@
+"""What `docs/extending.md` shows, installed as a package of somebody else's and run by the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from paths import ROOT
+
+TEXT = (ROOT / 'docs' / 'extending.md').read_text('utf-8')
+MODULES = dict(re.findall(r'```python\n# (\w+)\.py\n(.*?)```', TEXT, re.DOTALL))
+GROUPS = re.findall(r'\[project\.entry-points\."([\w.]+)"\]\n(.*)\n', TEXT)
+ESTIMATES = {'label': 'weights', 'dataset_uri': 'weights.jsonl', 'num_fewshot': [1], 'icl_task_type': 'estimate'}
+COLOURS = {'label': 'colours', 'dataset_uri': 'colours.jsonl', 'num_fewshot': [0], 'icl_task_type': 'multiple_choice'}
+
+
+def install(folder: Path, groups: list[tuple[str, str]], name: str = 'theirs') -> None:
+    """Writes the modules and the metadata of a package into a folder of the import path."""
+    for module, code in MODULES.items():
+        (folder / f'{module}.py').write_text(code)
+    metadata = folder / f'{name}-1.0.dist-info'
+    metadata.mkdir()
+    (metadata / 'METADATA').write_text(f'Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n')
+    (metadata / 'entry_points.txt').write_text(
+        ''.join(f'[{group}]\n{line}\n' for group, line in groups).replace('"', '')
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path, write_jsonl) -> Path:
+    """Tasks of two types, SCORE on one of them, and their rows."""
+    write_jsonl('weights.jsonl', [{'question': f'{n} kg in g?', 'number': f'{1000 * n}'} for n in (1, 2, 3)])
+    write_jsonl('colours.jsonl', [{'query': f'Hue {n}?', 'choices': ['red', 'blue'], 'gold': n % 2} for n in range(4)])
+    tasks = [{**ESTIMATES, 'tolerance': 0.1}, COLOURS]
+    (tmp_path / 'tasks.yaml').write_text(json.dumps({'icl_tasks': tasks}))
+    score = [{'dataset': 'colours', 'perturbations': ['shout'], 'answers': 'likelihood', 'chat_template': False}]
+    (tmp_path / 'score.yaml').write_text(json.dumps({'score': score}))
+    return tmp_path
+
+
+def gauntlet(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [Path(sys.executable).parent / 'gauntlet', *words, '--tasks', str(folder / 'tasks.yaml')]
+    path = os.pathsep.join(filter(None, (str(folder), os.environ.get('PYTHONPATH'))))
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, 'PYTHONPATH': path})
+    assert 'Traceback' not in done.stderr
+    return done
+
+
+def test_each_example_has_less_than_60_lines():
+    assert sorted(MODULES) == ['estimates', 'margins', 'shouting']
+    assert {module: code.count('\n') for module, code in MODULES.items() if code.count('\n') >= 60} == {}
+
+
+def test_a_task_type_a_metric_and_a_perturbation_of_another_package_are_run(folder: Path):
+    install(folder, GROUPS)
+    shared = ('--score', str(folder / 'score.yaml'), '--data-root', str(folder))
+    exported = gauntlet(folder, 'export', *shared, '--out', str(folder / 'requests.jsonl'))
+    assert exported.returncode == 0, exported.stderr
+    requests = [json.loads(line) for line in (folder / 'requests.jsonl').read_text().splitlines()]
+    assert requests[0]['prompt'].endswith('\n1 kg in g? ') and requests[0]['stop'] == ['\n']
+    asked = [request for request in requests if request['task'] == 'score_colours']
+    assert [request['variant'] for request in asked] == ['shout:no', 'shout:yes'] * 4
+    assert 'Hue 0?' in asked[0]['prompt'] and 'HUE 0?' in asked[1]['prompt']
+
+    def answer(request: dict) -> dict:
+        name = {key: request[key] for key in ('task', 'num_shots', 'file', 'row', 'variant', 'sample')}
+        if request['task'] == 'weights':  # right, near enough, no number
+            return {**name, 'text': (' 1000\n5', '2150', 'many')[request['row']]}
+        if request['task'] == 'colours':  # the first choice by 1, 2, 3 and 4 nats
+            return {**name, 'logprobs': [0.0, -1.0 - request['row']]}
+        return {**name, 'logprobs': [-1.0, 0.0 if 'HUE 3?' in request['prompt'] else -2.0]}
+
+    answers = ''.join(f'{json.dumps(answer(request))}\n' for request in requests)
+    (folder / 'answers.jsonl').write_text(answers)
+    outputs = ('--outputs', str(folder / 'answers.jsonl'), '--out', str(folder / 'out'))
+    done = gauntlet(folder, 'run', *shared, *outputs)
+    assert done.returncode == 0, done.stderr
+    metrics = json.loads((folder / 'out' / 'results.json').read_text())['metrics']
+    assert metrics['metrics/weights/1-shot/EstimateAccuracy'] == pytest.approx(2 / 3)
+    assert metrics['metrics/weights/1-shot/NumberShare'] == pytest.approx(2 / 3)
+    assert metrics['metrics/colours/0-shot/InContextLearningMultipleChoiceAccuracy'] == 0.5
+    assert metrics['metrics/colours/0-shot/GoldMargin'] == pytest.approx((1 - 2 + 3 - 4) / 4)
+    assert 'metrics/weights/1-shot/GoldMargin' not in metrics
+    # Whispered, 'red' is always chosen: right in 2 of 4. Shouted, 'blue' in the last row, whose gold it is.
+    assert metrics['icl/metrics/score/colours/shout/shout_no/accuracy'] == 0.5
+    assert metrics['icl/metrics/score/colours/shout/shout_yes/accuracy'] == 0.75
+    assert metrics['icl/metrics/score/colours/shout/consistency_rate'] == 0.75
+    assert 'icl/metrics/score/colours/shout/consistency_rate_reference' not in metrics  # the paper knows no such
+
+
+def test_keys_of_an_installed_type_are_checked_as_our_own(folder: Path):
+    install(folder, GROUPS)
+    tasks = [{**ESTIMATES, 'tolerance': 2}, {**COLOURS, 'tolerance': 0.1}, {**ESTIMATES, 'label': 'x', 'tolerence': 1}]
+    (folder / 'tasks.yaml').write_text(json.dumps({'icl_tasks': tasks}))
+    done = gauntlet(folder, 'validate', '--no-data')
+    assert done.returncode == 1
+    for problem in (
+        'icl_tasks[0]: tolerance: is 2; allowed: 0 up to, not including, 1',
+        'icl_tasks[1].tolerance: has no meaning in multiple_choice; it belongs to estimate',
+        "icl_tasks[2].tolerence: unknown key 'tolerence', did you mean 'tolerance'?",
+    ):
+        assert problem in done.stderr
+
+
+@pytest.mark.parametrize(
+    ('group', 'line', 'problem'),
+    [
+        (0, 'estimate = "nowhere:TASK_TYPE"', 'theirs: its entry point estimate in llmfoundry_gauntlet.task_types'),
+        (0, 'estimate = "estimates:NOTHING"', 'cannot be loaded'),
+        (0, 'choice = "llmfoundry_gauntlet.tasks.schema:TASK_TYPE"', 'schema is the name of two task types'),
+        (1, 'more = "llmfoundry_gauntlet.tasks.multiple_choice:TASK_TYPE.metrics"', 'names two metrics'),
+    ],
+)
+def test_a_package_that_is_broken_or_takes_our_names_is_named(folder: Path, group: int, line: str, problem: str):
+    groups = [*GROUPS]
+    groups[group] = (GROUPS[group][0], line)
+    install(folder, groups)
+    done = gauntlet(folder, 'validate', '--no-data')
+    assert done.returncode in (1, 2)
+    assert problem in done.stderr
+
+
+def test_two_packages_may_not_have_the_same_entry_point(folder: Path):
+    install(folder, GROUPS)
+    install(folder, [(GROUPS[2][0], 'shout = "elsewhere:shout"')], 'others')
+    done = gauntlet(folder, 'validate', '--no-data', '--score', str(folder / 'score.yaml'))
+    assert done.returncode in (1, 2)
+    assert 'both have an entry point shout in llmfoundry_gauntlet.perturbations' in done.stderr
