@@ -82,12 +82,32 @@ def test_a_quick_run_asks_no_more_questions():
 def test_questions_are_of_all_categories_and_fewer_are_among_more(tmp_path: Path):
     found = {}
     for wanted in (14, 28, 1000):
-        root, count = score_suite.write_questions(OWN, wanted, tmp_path)
+        ((root, count),) = score_suite.write_questions(OWN, wanted, wanted, tmp_path).items()
         rows = [json.loads(line) for line in (root / score_suite.ROWS_FILE).read_text('utf-8').splitlines()]
         assert len(rows) == count
         found[wanted] = {row['question_id'] for row in rows}
         assert len({row['category'] for row in rows}) == 14
     assert found[14] < found[28] < found[1000]
+
+
+def test_parts_have_each_question_once(tmp_path: Path):
+    parts = score_suite.write_questions(OWN, 28, 9, tmp_path)
+    assert sorted(parts.values()) == [9, 9, 10]
+    rows = [line for root in parts for line in (root / score_suite.ROWS_FILE).read_text('utf-8').splitlines()]
+    (whole,) = score_suite.write_questions(OWN, 28, 28, tmp_path)
+    assert sorted(rows) == sorted((whole / score_suite.ROWS_FILE).read_text('utf-8').splitlines())
+
+
+def test_answers_to_parts_are_added_up():
+    first = {'wall_seconds': 1.0, 'cpu_seconds': 2.0, 'predictions': [1, 2], 'tokens': {'all': 5, 'run': 4}}
+    other = {'wall_seconds': 0.5, 'cpu_seconds': 1.0, 'predictions': [3], 'tokens': {'all': 2, 'run': 1}}
+    assert score.joined([first]) is first
+    assert score.joined([first, other]) == {
+        'wall_seconds': 1.5,
+        'cpu_seconds': 3.0,
+        'predictions': [1, 2, 3],
+        'tokens': {'all': 7, 'run': 5},
+    }
 
 
 def test_texts_come_in_the_order_of_our_prompts():
@@ -102,7 +122,7 @@ def test_choices_are_counted():
 
 @pytest.mark.parametrize('row', ROWS[:2], ids=lambda row: row.name)
 def test_variants_apart_are_chosen_as_together_and_run_no_fewer_tokens(row: score_suite.ScoreRow, tmp_path: Path):
-    root, _ = score_suite.write_questions(OWN, 3, tmp_path)
+    (root,) = score_suite.write_questions(OWN, 3, 3, tmp_path)
     answers = []
     for contender in (Together(), Separate(), Alone()):
         contender.load(str(MODEL))
@@ -114,7 +134,7 @@ def test_variants_apart_are_chosen_as_together_and_run_no_fewer_tokens(row: scor
 
 
 def test_replies_come_with_their_prompts_which_are_run_in_part(tmp_path: Path):
-    root, _ = score_suite.write_questions(OWN, 2, tmp_path)
+    (root,) = score_suite.write_questions(OWN, 2, 2, tmp_path)
     contender = ScoreReplies()
     contender.load(str(MODEL))
     entry = {**ROWS[2].entry(OWN.prompts), 'max_new_tokens': 3}

@@ -7,10 +7,11 @@ Contenders, rounds and figures are as in `run.py`, the model is its Llama, and f
 them itself. Processor seconds are per question, all its variants together.
 
 likelihood    one entry of `score` with a perturbation in one evaluation, against an evaluation of every label or
-              prompt on the same engine; all from the files to the scores: variants, prompts, tokenisation, planning,
-              model, judging. Apart the engine still shares what questions begin with, such as an instruction
-              (separate), or nothing (alone), which the target is about. Of all prompts' tokens are printed the share
-              of distinct prefixes (unique), that which is run together, and that which is run apart
+              prompt on the same engine, by turns for 40 questions at a time; all from the files to the scores:
+              variants, prompts, tokenisation, planning, model, judging. Apart the engine still shares what questions
+              begin with, such as an instruction (separate), or nothing (alone), which the target is about. Of all
+              prompts' tokens are printed the share of distinct prefixes (unique), that which is run together, and
+              that which is run apart
 generate      the same entry answered in words, against lm-eval's own SCORE task through its `evaluate` with HFLM on
               the same questions and prompts and with the same limit, at the best of batch sizes 8, 16, 32; its rows
               are in memory before. Replies are greedy. How many texts are the same, and why others are not, is printed
@@ -27,6 +28,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,6 +40,7 @@ from score_suite import (
     END_SCALE,
     FULL,
     MAX_SEQ_LEN,
+    PART,
     QUICK,
     ROWS,
     ROWS_FILE,
@@ -66,7 +69,25 @@ class ScoreBench(ReplyBench):
 
     def run_row(self, row: ScoreRow, vocabulary: int) -> ChoiceResult | ReplyResult:
         """All rounds of one row with the model that is loaded."""
-        root, num_questions = write_questions(self.source, self.effort.num_items(row, 'ours'), self.out / 'rows')
+        wanted = self.effort.num_items(row, 'ours')
+        part = wanted if row.answers == GENERATE else PART
+        roots = write_questions(self.source, wanted, part, self.out / 'rows')
+        num_questions = sum(roots.values())
+        parts = [self.run_rounds(self.jobs(row, root), vocabulary) for root in roots]
+        answers = {
+            name: [joined(said) for said in zip(*(part[name] for part in parts), strict=True)] for name in parts[0]
+        }
+        rounds = {name: [of_questions(answer, num_questions) for answer in said] for name, said in answers.items()}
+        first = {name: said[0]['predictions'] for name, said in answers.items()}
+        shared: dict[str, Any] = {'row': row, 'vocabulary': vocabulary, 'rounds': rounds}
+        if row.answers == LIKELIHOOD:
+            return ChoiceResult(**shared, **compared(first['together'], first['alone']))
+        prompts = {name: said[0]['prompts'] for name, said in answers.items()}
+        texts = in_order_of(prompts['ours'], prompts['lm_eval'], first['lm_eval'])
+        return ReplyResult(**shared, agreement=self.agreement(first['ours'], texts, [False] * len(texts)))
+
+    def jobs(self, row: ScoreRow, root: Path) -> dict[str, dict[str, Any]]:
+        """What each contender is to do with the questions of a data root."""
         job = {'entry': row.entry(self.source.prompts), 'data_root': str(root), 'max_seq_len': MAX_SEQ_LEN}
         jobs = dict.fromkeys(OURS[row.answers], job)
         if row.answers == GENERATE:
@@ -77,15 +98,19 @@ class ScoreBench(ReplyBench):
                 'max_new_tokens': row.max_new_tokens,
                 'max_seq_len': MAX_SEQ_LEN,
             }
-        answers = self.run_rounds(jobs, vocabulary)
-        rounds = {name: [of_questions(answer, num_questions) for answer in said] for name, said in answers.items()}
-        first = {name: said[0]['predictions'] for name, said in answers.items()}
-        shared: dict[str, Any] = {'row': row, 'vocabulary': vocabulary, 'rounds': rounds}
-        if row.answers == LIKELIHOOD:
-            return ChoiceResult(**shared, **compared(first['together'], first['alone']))
-        prompts = {name: said[0]['prompts'] for name, said in answers.items()}
-        texts = in_order_of(prompts['ours'], prompts['lm_eval'], first['lm_eval'])
-        return ReplyResult(**shared, agreement=self.agreement(first['ours'], texts, [False] * len(texts)))
+        return jobs
+
+
+def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """A contender's answers to the parts of a row as one: seconds and tokens added up, predictions put together."""
+    if len(parts) == 1:
+        return parts[0]
+    return {
+        'wall_seconds': sum(part['wall_seconds'] for part in parts),
+        'cpu_seconds': sum(part['cpu_seconds'] for part in parts),
+        'predictions': [prediction for part in parts for prediction in part['predictions']],
+        'tokens': {name: sum(part['tokens'][name] for part in parts) for name in parts[0]['tokens']},
+    }
 
 
 def of_questions(answer: dict[str, Any], num_questions: int) -> Measurement:

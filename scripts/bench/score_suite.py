@@ -16,6 +16,7 @@ from llmfoundry_gauntlet.values import Example
 
 (ROWS_FILE,) = FILES[MMLU_PRO]
 MAX_SEQ_LEN = 2048
+PART = 40  # questions that each contender asks before the next one's turn: a machine is faster and slower by the minute
 END_SCALE = 0.5  # of the model that writes (see `materials.lively_folder`): replies of 60 tokens on average if not cut
 
 
@@ -95,16 +96,20 @@ QUICK = Effort(
 )
 
 
-def write_questions(source: Source, num_questions: int, folder: Path) -> tuple[Path, int]:
-    """A data root with so many of the questions, some of each category, and how many there are."""
+def write_questions(source: Source, num_questions: int, part: int, folder: Path) -> dict[Path, int]:
+    """Data roots with so many of the questions, some of each category, in parts of at least `part`, and their sizes."""
     lines = [line for line in (source.data_root / ROWS_FILE).read_text('utf-8').split('\n') if line.strip()]
     examples = [
         Example(row=row, file=None, category=json.loads(line)['category'], content=line)
         for row, line in enumerate(lines)
     ]
     chosen = [example.content for example in subset(examples, num_questions)]
-    root = folder / f'mmlu_pro-{len(chosen)}'
-    path = root / ROWS_FILE
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text('\n'.join(chosen) + '\n', 'utf-8')
-    return root, len(chosen)
+    num_parts = max(1, len(chosen) // part)
+    roots: dict[Path, int] = {}
+    for place in range(num_parts):
+        mine = chosen[place::num_parts]
+        root = folder / f'mmlu_pro-{len(chosen)}-{place + 1}-of-{num_parts}'
+        roots[root] = len(mine)
+        (root / ROWS_FILE).parent.mkdir(parents=True, exist_ok=True)
+        (root / ROWS_FILE).write_text(''.join(f'{line}\n' for line in mine), 'utf-8')
+    return roots
