@@ -94,7 +94,7 @@ def run(
     }
     if outputs is not None:
         mark(outputs, out, shared, allow_missing=allow_missing, overwrite=overwrite)
-    else:
+    elif model is not None:
         from llmfoundry_gauntlet.composer import evaluate
 
         if allow_missing:

@@ -149,32 +149,33 @@ def mark(item: Item, answer: Answer, task: TextTask, sandbox: Sandbox | None) ->
 
     Raises AnswerError where the answer is not of the item's kind.
     """
-    written = None if answer.text is None else Generation(key=answer.key, text=answer.text)
+    written = Generation(key=answer.key, text=answer.text or '')
     if task.replies is not None:
-        if written is None:
+        if answer.text is None:
             raise AnswerError('has no text; a reply is wanted')
         return item_result(item, written, task.task, reference=task.reference, sandbox=sandbox)
-    if written is not None and answer.logprobs is None:
+    if answer.logprobs is None:
         judge_text = type_of(task.task).judge_text
         if judge_text is None:
             raise AnswerError('has no logprobs; a text cannot be marked here')
         return result_of(item, written, judge_text(written.text, item.content))
-    result = item_result(item, score_output(item, answer), task.task, reference=task.reference)
+    output = score_output(item, answer, answer.logprobs)
+    result = item_result(item, output, task.task, reference=task.reference)
     return replace(result, logprobs=answer.logprobs, num_tokens=answer.num_tokens)
 
 
-def score_output(item: Item, answer: Answer) -> ScoreOutput:
+def score_output(item: Item, answer: Answer, logprobs: tuple[float, ...]) -> ScoreOutput:
     """Sums of log-probabilities as the engine would give them, spread evenly over a choice's tokens.
 
     Without a number of tokens each choice counts as one token, so that sums are compared.
     """
     num_choices = getattr(item.content, 'num_choices', 1)
-    if len(answer.logprobs) != num_choices:
-        raise AnswerError(f'has {len(answer.logprobs)} logprobs; allowed: {num_choices}, one per choice')
+    if len(logprobs) != num_choices:
+        raise AnswerError(f'has {len(logprobs)} logprobs; allowed: {num_choices}, one per choice')
     counts = answer.num_tokens or (1,) * num_choices
     if len(counts) != num_choices or min(counts) < 1:
         raise AnswerError(f'num_tokens is {list(counts)}; allowed: {num_choices} numbers of 1 or more')
-    if num_choices == 1 and answer.is_argmax is None and np.isfinite(answer.logprobs[0]):
+    if num_choices == 1 and answer.is_argmax is None and np.isfinite(logprobs[0]):
         raise AnswerError(
             'has logprobs without is_argmax (whether every token is the most probable one); give that too, or a text '
             'written greedily'
@@ -182,7 +183,7 @@ def score_output(item: Item, answer: Answer) -> ScoreOutput:
     is_argmax = bool(answer.is_argmax)
     return ScoreOutput(
         key=answer.key,
-        logprobs=tuple(np.full(count, total / count) for total, count in zip(answer.logprobs, counts, strict=True)),
+        logprobs=tuple(np.full(count, total / count) for total, count in zip(logprobs, counts, strict=True)),
         is_argmax=tuple(np.full(count, is_argmax) for count in counts),
         num_top=tuple(np.full(count, int(is_argmax)) for count in counts),
     )

@@ -27,7 +27,7 @@ def check_solutions(data: EvaluationData) -> list[CheckedTask]:
     checked = []
     for key, task in tasks_with_data(data).items():
         replies, programs = type_of(task).replies, type_of(task).programs
-        if replies is None or programs is None:
+        if replies is None or programs is None or data.sandbox is None:
             continue
         started = time.perf_counter()
         running = {}

@@ -71,12 +71,9 @@ def load_suite(
 
 def read_tasks(source: TasksSource, found: list[str], broken: set[str]) -> tuple[TaskSpec, ...]:
     """The tasks of one or several sources; problems are added to `found`, labels of wrong tasks to `broken`."""
-    if isinstance(source, (str, Path)):
-        parts = [source]
-    elif source and all(isinstance(item, (str, Path)) for item in source):
+    parts: list[Any] = [source]
+    if not isinstance(source, (str, Path)) and source and all(isinstance(item, (str, Path)) for item in source):
         parts = list(source)
-    else:
-        parts = [source]
     tasks: list[TaskSpec] = []
     seen: dict[str, str] = {}
     for part in parts:

@@ -12,6 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
+
+Ids = npt.NDArray[np.int32]  # token ids
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -81,8 +87,8 @@ class ScoreRequest:
     """
 
     key: ItemKey
-    contexts: tuple[np.ndarray, ...]
-    continuations: tuple[np.ndarray, ...]
+    contexts: tuple[Ids, ...]
+    continuations: tuple[Ids, ...]
     truncated: bool = False
     unscorable: str | None = None
 
@@ -127,7 +133,7 @@ class GenerateRequest:
     """
 
     key: ItemKey
-    context: np.ndarray
+    context: Ids
     max_new_tokens: int
     stops: StopRule = StopRule()
     sampling: Sampling = Sampling()
@@ -165,9 +171,9 @@ class ScoreOutput:
     """
 
     key: ItemKey
-    logprobs: tuple[np.ndarray, ...]
-    is_argmax: tuple[np.ndarray, ...]
-    num_top: tuple[np.ndarray, ...]
+    logprobs: tuple[Floats, ...]
+    is_argmax: tuple[Bools, ...]
+    num_top: tuple[npt.NDArray[np.integer[Any]], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -157,7 +157,7 @@ def reference_accuracies(marked: Marked, perturbation: str) -> ReferenceAccuracy
     for result in results:
         if perturbation_of(result.key.variant) == perturbation:
             posed = contents[result.key.file, result.key.row, result.key.variant]
-            variants.append(variant_result(task, result, posed))
+            variants.append(variant_result(result, posed))
             if task.score.dataset != 'math':
                 own_labels[result.key.file, result.key.row] = 'ABCDEFGHIJ'[posed.own_gold]
     labels = REFERENCE_LABELS.get(task.score.dataset, '')

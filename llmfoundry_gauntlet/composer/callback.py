@@ -90,15 +90,15 @@ class EvalGauntlet(Callback):
         self._attach(state)  # again: `fit(eval_dataloader=...)` replaces the evaluators
         if not self.schedule.first or state.timestamp.batch.value > 0 or self.schedule.evaluated_batch == 0:
             return
-        self._begin(state)
+        run = self._begin(state)
         try:
             with (
                 torch.no_grad(),
                 model_eval_mode(state.model),
                 get_precision_context(state.precision, state.precision_config),
             ):
-                for step in self.loader:
-                    self._run.run(step)
+                for step in run.loader:
+                    run.run(step)
                     dist.barrier()  # as Composer's loop: ranks that drift apart run into the collectives' timeout
             self._finish(state, logger)
         finally:
@@ -140,12 +140,15 @@ class EvalGauntlet(Callback):
         """Whether it is our evaluator's turn; the label does not tell, as there may be a second callback."""
         return state.dataloader is self.loader
 
-    def _begin(self, state: State) -> None:
+    def _begin(self, state: State) -> EvaluationRun:
+        if self.loader is None:
+            raise RuntimeError('an evaluation began before the Trainer had called before_load')
         model = unwrapped(state.model)
         attach_model(self.loader, model)
         self._run = EvaluationRun(self.loader)
-        self._original_forward = model.__dict__.get('eval_forward')
-        model.eval_forward = self._run.run
+        self._original_forward = vars(model).get('eval_forward')
+        vars(model)['eval_forward'] = self._run.run
+        return self._run
 
     def _restore(self, state: State) -> None:
         if self._run is None:
@@ -153,11 +156,13 @@ class EvalGauntlet(Callback):
         self._run = None
         model = unwrapped(state.model)
         if self._original_forward is None:
-            del model.eval_forward
+            del vars(model)['eval_forward']
         else:
-            model.eval_forward = self._original_forward
+            vars(model)['eval_forward'] = self._original_forward
 
     def _finish(self, state: State, logger: Logger) -> None:
+        if self._run is None:
+            raise RuntimeError('an evaluation ended that had not begun')
         evaluation = self._run.finish()
         batch = state.timestamp.batch.value
         self.evaluation = evaluation

@@ -61,6 +61,8 @@ def evaluate(
         )
     trainer.eval()
     trainer.close()
+    if callback.evaluation is None:
+        raise RuntimeError('the evaluation ended without a result')
     return callback.evaluation
 
 

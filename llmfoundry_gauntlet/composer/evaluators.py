@@ -87,7 +87,7 @@ class EvaluationRun:
 
     def finish(self) -> Evaluation:
         """Gathers all ranks' items by key and computes the scores, the same on every rank."""
-        planned = self.loader.planned
+        planned = self.loader.current_plan
         gathered = dist.all_gather_object((list(self.results.values()), self.busy_seconds))
         results: Results = {}
         busy = dict.fromkeys(planned.tasks, 0.0)
@@ -124,7 +124,7 @@ def attach_model(loader: EvaluationLoader, model: HuggingFaceModel) -> None:
     With the reference's semantics real tokens that are equal to the padding token are masked as well.
     """
     if loader.language_model is None:
-        tokenizer = model.tokenizer
+        tokenizer: Any = model.tokenizer
         hidden = None
         if loader.prepared.data.settings.reference:
             hidden = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id

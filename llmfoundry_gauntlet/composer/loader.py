@@ -97,7 +97,7 @@ class EvaluationLoader:
 
     def __iter__(self) -> Iterator[Step]:
         yield Step(loader=self, run=self._plan)
-        planned = self._planned
+        planned = self.current_plan
         suspects: Results = {}
         for batch in self._share(planned.batches):
             yield self._step(partial(self._score, batch, suspects), batch)
@@ -127,7 +127,8 @@ class EvaluationLoader:
         return self.language_model
 
     @property
-    def _planned(self) -> PlannedEvaluation:
+    def current_plan(self) -> PlannedEvaluation:
+        """The latest plan. Raises RuntimeError before the first step."""
         if self.planned is None:
             raise RuntimeError('the first step, which makes the plan, was not run')
         return self.planned
@@ -189,7 +190,7 @@ class EvaluationLoader:
         """The tokens of a batch that are wanted, or that suit this rank's device."""
         tokens = self.prepared.data.settings.tokens_per_batch
         if tokens != AUTO:
-            return tokens
+            return int(tokens)
         return automatic_budget(
             self._model.model.config,
             self._model.device,
@@ -200,7 +201,7 @@ class EvaluationLoader:
 
     def _score(self, batch: Batch, suspects: Results | None) -> Results:
         """The results of a batch; those that are not finite go to `suspects` where they are to be run again."""
-        results = self._planned.results(self._model.run(batch))
+        results = self.current_plan.results(self._model.run(batch))
         if suspects is not None:
             for key in [key for key, result in results.items() if not is_finite(result)]:
                 suspects[key] = results.pop(key)
@@ -217,9 +218,9 @@ class EvaluationLoader:
         tasks = self.prepared.tasks
         programs = [one for one in outputs if type_of(tasks[one.key.task]).programs is not None]
         if programs:
-            self.running.append(self.background.submit(self._planned.results, programs))
+            self.running.append(self.background.submit(self.current_plan.results, programs))
         keys = {output.key for output in programs}
-        results = self._planned.results(output for output in outputs if output.key not in keys)
+        results = self.current_plan.results(output for output in outputs if output.key not in keys)
         dist.barrier()
         return results
 

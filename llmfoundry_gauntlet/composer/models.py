@@ -60,17 +60,19 @@ def open_model(model: str, *, tokenizer: str | None = None, model_config: str | 
 def load_config(name: str) -> PretrainedConfig:
     """A model configuration by folder or name."""
     try:
-        return AutoConfig.from_pretrained(name)
+        config: PretrainedConfig = AutoConfig.from_pretrained(name)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f'{name}: the model configuration cannot be loaded: {first_line(error)}') from error
+    return config
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """A tokenizer by folder or name."""
     try:
-        return AutoTokenizer.from_pretrained(name)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f'{name}: the tokenizer cannot be loaded: {first_line(error)}') from error
+    return tokenizer
 
 
 def load_pretrained(name: str, config: PretrainedConfig) -> Any:
@@ -117,10 +119,12 @@ def stored_tokenizer(path: Path, stored: Mapping[str, Any]) -> PreTrainedTokeniz
         raise ModelError(f'{path}: holds no tokenizer; give one with --tokenizer')
     with tempfile.TemporaryDirectory() as folder:
         try:
-            return HuggingFaceModel.load_huggingface_tokenizer_from_saved_state(stored, False, folder)
+            found: Any = HuggingFaceModel.load_huggingface_tokenizer_from_saved_state(dict(stored), False, folder)
         except (OSError, ValueError) as error:
             message = f'{path}: the tokenizer in it cannot be loaded; give one with --tokenizer: {first_line(error)}'
             raise ModelError(message) from error
+    tokenizer: PreTrainedTokenizerBase = found
+    return tokenizer
 
 
 def load_state(path: Path, config: PretrainedConfig, state: Mapping[str, torch.Tensor]) -> Any:
@@ -156,7 +160,7 @@ def training_of(state: Mapping[str, Any], path: Path) -> TrainingPoint | None:
     )
 
 
-def composer_model(model: Any, tokenizer: PreTrainedTokenizerBase) -> HuggingFaceModel:
+def composer_model(model: Any, tokenizer: Any) -> HuggingFaceModel:
     """The Hugging Face model as Composer wants it. Raises ModelError where the tokenizer does not fit."""
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # about embeddings larger than the vocabulary, which is common and harmless

@@ -78,7 +78,7 @@ def build_icl_evaluators(tasks: Any, model: HuggingFaceModel, **settings: Any) -
     metrics: dict[str, TaskMetric] = {}
     for key, examples in data.examples.items():
         prepared = one_task(prepared_tasks, key)
-        own = {}
+        own: dict[str, TaskMetric] = {}
         for name in (metric.name for metric in metrics_of(prepared.tasks[key])):
             categories = sorted({example.category for example in examples if example.category is not None})
             own.update((f'{category}/{name}', TaskMetric(name, category)) for category in categories)
@@ -97,14 +97,14 @@ def teach(model: HuggingFaceModel, metrics: dict[str, TaskMetric]) -> None:
     """Makes a model run planned batches and report these metrics; all else it does as before."""
     eval_forward, update_metric, get_metrics = model.eval_forward, model.update_metric, model.get_metrics
 
-    def eval_forward_or_score(batch: Any, outputs: Any = None) -> Any:
+    def run_step_or_forward(batch: Any, outputs: Any = None) -> Any:
         if isinstance(batch, Step):
             if batch.planned is None:
                 attach_model(batch.loader, model)
             return batch.run()
         return eval_forward(batch, outputs)
 
-    def update_metric_or_accuracy(batch: Any, outputs: Any, metric: Metric) -> Any:
+    def update_ours_or_theirs(batch: Any, outputs: Any, metric: Metric) -> Any:
         if isinstance(batch, Step):
             return None if batch.planned is None else metric.update(batch.planned, outputs)
         if isinstance(metric, TaskMetric):
@@ -114,6 +114,6 @@ def teach(model: HuggingFaceModel, metrics: dict[str, TaskMetric]) -> None:
     def get_all_metrics(is_train: bool = False) -> dict[str, Metric]:
         return get_metrics(is_train) if is_train else {**get_metrics(is_train), **metrics}
 
-    model.eval_forward = eval_forward_or_score
-    model.update_metric = update_metric_or_accuracy
-    model.get_metrics = get_all_metrics
+    vars(model).update(
+        eval_forward=run_step_or_forward, update_metric=update_ours_or_theirs, get_metrics=get_all_metrics
+    )

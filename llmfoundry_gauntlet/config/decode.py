@@ -66,7 +66,7 @@ def decode_value(hint: Any, value: Any, path: str, problems: Problems) -> Any:
         if value is None:
             return None
         return decode_value(next(a for a in arguments if a is not type(None)), value, path, problems)
-    if is_dataclass(hint):
+    if isinstance(hint, type) and is_dataclass(hint):
         return decode(hint, value, path, problems)
     if origin is tuple:
         if not isinstance(value, (list, tuple)):

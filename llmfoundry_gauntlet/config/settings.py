@@ -83,7 +83,7 @@ def decode_settings(values: Mapping[str, Any], source: str = 'eval_gauntlet') ->
     if isinstance(values.get('interval'), str):
         values['interval'] = [values['interval']]
     problems = Problems(source)
-    settings = decode(EvaluationSettings, values, '', problems)
+    settings: EvaluationSettings = decode(EvaluationSettings, values, '', problems)
     if problems.found:
         raise ConfigError(problems.found)
     return settings

@@ -30,9 +30,11 @@ def open_yaml(path: str | Path, overrides: Sequence[str] = ()) -> DictConfig:
         kind = 'a list' if OmegaConf.is_list(content) else 'a plain text'
         raise ConfigError(f'{path}: is {kind} at its top; allowed: a mapping')
     try:
-        return OmegaConf.merge(content, OmegaConf.from_dotlist(list(overrides)))
+        merged = OmegaConf.merge(content, OmegaConf.from_dotlist(list(overrides)))
     except (YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(f'{path}: {" ".join(overrides)}: {" ".join(str(error).split())}') from error
+    assert isinstance(merged, DictConfig)  # as both are
+    return merged
 
 
 def resolved(node: Any, where: str) -> Any:
@@ -49,4 +51,5 @@ def resolved(node: Any, where: str) -> Any:
 
 def read_yaml(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """A whole YAML file as plain Python. Raises ConfigError."""
-    return resolved(open_yaml(path, overrides), str(path))
+    content: dict[str, Any] = resolved(open_yaml(path, overrides), str(path))
+    return content

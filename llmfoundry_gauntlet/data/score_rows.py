@@ -206,6 +206,12 @@ def as_lettered(query: str, choices: Sequence[str], gold: int, topic: str) -> Le
     return LetteredQuestion(text, lettered(options, ''), gold, topic)
 
 
+def list_end(query: str) -> int:
+    """Where a list that ends a query does, without a word such as 'Answer:' after it."""
+    found = LIST_END.search(query)
+    return len(query) if found is None else found.start()
+
+
 def split_list(query: str, num_options: int) -> tuple[str, tuple[str, ...] | None]:
     """A query before its list of options, and the options; None where no such list ends it.
 
@@ -214,6 +220,6 @@ def split_list(query: str, num_options: int) -> tuple[str, tuple[str, ...] | Non
     marks = list(LISTED.finditer(query))[-num_options:]
     if ''.join(match[1] for match in marks).upper() != LETTERS[:num_options]:
         return query, None
-    ends = [match.start() for match in marks[1:]] + [LIST_END.search(query).start()]
+    ends = [match.start() for match in marks[1:]] + [list_end(query)]
     options = tuple(query[match.end() : end].strip() for match, end in zip(marks, ends, strict=True))
     return LIST_HEAD.sub('', query[: marks[0].start()]).rstrip(), options

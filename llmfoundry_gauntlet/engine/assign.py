@@ -5,9 +5,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-import numpy as np
-
 from llmfoundry_gauntlet.engine.plan import PAIRS_PER_TOKEN, STREAM, Batch, pairs
+from llmfoundry_gauntlet.values import Ids
 
 
 def assign(batches: Sequence[Batch], *, num_ranks: int) -> list[list[Batch]]:
@@ -64,7 +63,7 @@ def merged(units: Sequence[list[Batch]]) -> list[list[Batch]]:
     return list(after.values())
 
 
-def prefix_batch(prefix: np.ndarray) -> Batch:
+def prefix_batch(prefix: Ids) -> Batch:
     """The batch that runs a prefix, to be kept for those after it."""
     cost = len(prefix) + pairs(len(prefix), len(prefix), STREAM) / PAIRS_PER_TOKEN
     return Batch(layout=STREAM, trees=(), num_tokens=len(prefix), cost=cost, prefix=prefix)

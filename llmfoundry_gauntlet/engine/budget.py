@@ -50,6 +50,7 @@ def tokens_in_memory(config: Any, free_bytes: int, *, writes: bool = False) -> i
 
 def cached_width(config: Any) -> int:
     """Values that a layer keeps of a token as keys, and as many as values."""
-    num_heads = config.num_attention_heads
-    head_width = getattr(config, 'head_dim', None) or config.hidden_size // num_heads
-    return head_width * (getattr(config, 'num_key_value_heads', None) or num_heads)
+    num_heads: int = config.num_attention_heads
+    head_width: int = getattr(config, 'head_dim', None) or config.hidden_size // num_heads
+    num_cached: int = getattr(config, 'num_key_value_heads', None) or num_heads
+    return head_width * num_cached

@@ -30,7 +30,7 @@ from llmfoundry_gauntlet.engine.reply import ReplyDecoder
 from llmfoundry_gauntlet.engine.row_cache import RowCache
 from llmfoundry_gauntlet.engine.tree_attention import KeyValue, tree_attention, tree_layout
 from llmfoundry_gauntlet.errors import ModelError
-from llmfoundry_gauntlet.values import GenerateRequest, Generation, ItemKey, ScoreRequest
+from llmfoundry_gauntlet.values import GenerateRequest, Generation, Ids, Ints, ItemKey, ScoreRequest
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +136,7 @@ class ReplyWriter:
 
     def forward(
         self,
-        tokens: np.ndarray,
+        tokens: Ints,
         seen: torch.Tensor,
         positions: torch.Tensor | None,
         ends: torch.Tensor | None = None,
@@ -164,11 +164,11 @@ class ReplyWriter:
             output = model(**arguments)
         if cache is not None and self.way == TUPLES:
             cache.take_tuples(output.past_key_values)
-        logits = output.logits
+        logits: torch.Tensor = output.logits
         self.rounding = rounding_of(made[0] if made else logits)
         return (logits if made else pick(logits))[:, -1].float()
 
-    def run_stream(self, contexts: Sequence[np.ndarray], cache: RowCache) -> torch.Tensor:
+    def run_stream(self, contexts: Sequence[Ids], cache: RowCache) -> torch.Tensor:
         """Runs prompts as a token stream and keeps their keys and values. Logits after each, float32 [prompts, V]."""
         language_model = self.language_model
         stream, ends = stream_of(contexts)
@@ -181,7 +181,7 @@ class ReplyWriter:
         layer = output_layer(model)
         last = self.ids(ends)
         with tree_attention(model.config, layout), picking(layer, lambda states: states[:, last]) as made:
-            logits = model(
+            logits: torch.Tensor = model(
                 input_ids=self.ids(stream.tokens[None]),
                 position_ids=self.ids(stream.depths[None]),
                 attention_mask=torch.zeros(1, 1, 1, 1, device=language_model.device),
@@ -197,8 +197,8 @@ def first_of_equal(requests: Sequence[GenerateRequest]) -> dict[ItemKey, ItemKey
     first: dict[tuple[object, ...], ItemKey] = {}
     names: dict[ItemKey, ItemKey] = {}
     for request in requests:
-        wanted = (request.context.tobytes(), request.max_new_tokens, request.stops)
-        wanted += (request.verbatim, request.restores_space)
+        limits = (request.max_new_tokens, request.stops)
+        wanted = (request.context.tobytes(), *limits, request.verbatim, request.restores_space)
         is_drawn = request.sampling.temperature > 0
         names[request.key] = request.key if is_drawn else first.setdefault(wanted, request.key)
     return names
@@ -222,7 +222,7 @@ def picking(
         after.remove()
 
 
-def stream_of(contexts: Sequence[np.ndarray]) -> tuple[Stream, np.ndarray]:
+def stream_of(contexts: Sequence[Ids]) -> tuple[Stream, Ints]:
     """Different prompts as a stream of trees, and where each of them ends."""
     requests = [
         ScoreRequest(key=ItemKey('prompt', row), contexts=(context,), continuations=(NEXT,))

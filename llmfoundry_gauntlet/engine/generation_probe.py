@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from llmfoundry_gauntlet.engine.generation import CACHE, NO_CACHE, STREAM, TUPLES, WAYS, ReplyWriter
@@ -31,7 +32,7 @@ NAMES = {
     NO_CACHE: 'no cache, whole rows at every token',
 }
 
-Steps = dict[ItemKey, dict[int, np.ndarray]]  # logits by request and step
+Steps = dict[ItemKey, dict[int, npt.NDArray[np.float32]]]  # logits by request and step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

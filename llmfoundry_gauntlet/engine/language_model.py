@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
@@ -32,7 +33,7 @@ from llmfoundry_gauntlet.engine.outputs import split_outputs
 from llmfoundry_gauntlet.engine.plan import MASKED_ROWS, PADDED_ROWS, Batch
 from llmfoundry_gauntlet.engine.tree_attention import KeyValue, tree_attention, tree_layout
 from llmfoundry_gauntlet.errors import ModelError
-from llmfoundry_gauntlet.values import ScoreOutput
+from llmfoundry_gauntlet.values import Ids, Ints, ScoreOutput
 
 log = logging.getLogger(__name__)
 
@@ -72,12 +73,13 @@ class CausalLanguageModel:
         self.last_position = last_position
         self.learned = Learned(tail=None, dtype=None)
         self.most_tokens: int | None = None  # of a batch, once the device's memory was found too small for more
-        self._prefix: tuple[np.ndarray, dict[int, KeyValue]] | None = None
+        self._prefix: tuple[Ids, dict[int, KeyValue]] | None = None
 
     @property
     def vocabulary(self) -> int:
         """Tokens that the model knows."""
-        return self.model.config.get_text_config().vocab_size
+        size: int = self.model.config.get_text_config().vocab_size
+        return size
 
     @torch.no_grad()
     def run(self, batch: Batch) -> list[ScoreOutput]:
@@ -127,10 +129,11 @@ class CausalLanguageModel:
             prefix = None if batch.prefix is None else self._kept(batch.prefix)
             if not batch.trees:
                 return []
-            scores = self._stream(lay_out_stream(batch.trees, 0 if prefix is None else len(batch.prefix)), prefix)
+            num_kept = 0 if batch.prefix is None else len(batch.prefix)
+            scores = self._stream(lay_out_stream(batch.trees, num_kept), prefix)
         return split_outputs(batch.requests, scores.logprobs, scores.is_argmax, scores.num_top)
 
-    def _kept(self, prefix: np.ndarray) -> dict[int, KeyValue]:
+    def _kept(self, prefix: Ids) -> dict[int, KeyValue]:
         """Keys and values of a prefix by layer. One is kept at a time."""
         if self._prefix is None or self._prefix[0] is not prefix:
             self._prefix = None  # frees its memory first
@@ -147,7 +150,9 @@ class CausalLanguageModel:
         """
         layer = output_layer(self.model)
         raw: list[torch.Tensor] = []
-        handle = layer and layer.register_forward_hook(lambda _, inputs, output: raw.append(output))
+        handle = None
+        if layer is not None:
+            handle = layer.register_forward_hook(lambda _, inputs, output: raw.append(output))
         rows = lay_out_rows(batch.requests)
         try:
             final = self.model(
@@ -219,12 +224,12 @@ class CausalLanguageModel:
 
     def _forward(
         self,
-        tokens: np.ndarray,
-        reads: np.ndarray,
-        targets: np.ndarray,
+        tokens: Ids,
+        reads: Ints,
+        targets: Ids,
         *,
         attention_mask: torch.Tensor,
-        position_ids: np.ndarray | None = None,
+        position_ids: npt.NDArray[np.integer[Any]] | None = None,
     ) -> TokenScores:
         """Runs the model on tokens [R, L] and reads logits at positions of [R * L]."""
         arguments: dict[str, Any] = {
@@ -237,7 +242,7 @@ class CausalLanguageModel:
         reader = LogitReader(reads, targets, self.device)
         tail = self.learned.tail
         layer = None if tail is None else output_layer(self.model)
-        with nullcontext() if layer is None else reading(layer, reader, tail):
+        with nullcontext() if layer is None or tail is None else reading(layer, reader, tail):
             logits = self.model(**arguments).logits
         if layer is None:
             reader.take_all(logits.reshape(-1, logits.shape[-1]))

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
-from llmfoundry_gauntlet.values import ScoreRequest
+from llmfoundry_gauntlet.values import Ids, Ints, ScoreRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -32,37 +33,37 @@ class Tree:
 class Stream:
     """Trees one after the other. T = tokens, N = scored tokens in the order of requests and continuations."""
 
-    tokens: np.ndarray  # [T] int32
-    depths: np.ndarray  # [T] int32: the token's position in its sequences
-    ends: np.ndarray  # [T] int32: where the token's subtree ends
-    tree_starts: np.ndarray  # [trees + 1] int64
-    reads: np.ndarray  # [N] int64: the token after which each scored token stands
-    targets: np.ndarray  # [N] int32: the scored tokens
+    tokens: Ids  # [T]
+    depths: npt.NDArray[np.int32]  # [T]: the token's position in its sequences
+    ends: npt.NDArray[np.int32]  # [T]: where the token's subtree ends
+    tree_starts: Ints  # [trees + 1]
+    reads: Ints  # [N]: the token after which each scored token stands
+    targets: Ids  # [N]: the scored tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rows:
     """Sequences side by side. R = rows, L = longest row; reads are positions in [R * L]."""
 
-    tokens: np.ndarray  # [R, L] int32, a short row ends with its own last token again and again
-    lengths: np.ndarray  # [R] int64
-    reads: np.ndarray  # [N] int64
-    targets: np.ndarray  # [N] int32
+    tokens: Ids  # [R, L], a short row ends with its own last token again and again
+    lengths: Ints  # [R]
+    reads: Ints  # [N]
+    targets: Ids  # [N]
 
 
-def input_row(context: np.ndarray, continuation: np.ndarray) -> np.ndarray:
+def input_row(context: Ids, continuation: Ids) -> Ids:
     """What the model is given: context and continuation without the last token, which nothing follows."""
     return np.concatenate([context, continuation[:-1]])
 
 
-def targets_of(requests: Sequence[ScoreRequest]) -> np.ndarray:
+def targets_of(requests: Sequence[ScoreRequest]) -> Ids:
     """All scored tokens, in order."""
     return np.concatenate([ids for request in requests for ids in request.continuations])
 
 
 def lay_out_rows(requests: Sequence[ScoreRequest]) -> Rows:
     """One row for each distinct sequence."""
-    rows: list[np.ndarray] = []
+    rows: list[Ids] = []
     index_of: dict[bytes, int] = {}
     places = []
     for request in requests:
@@ -87,7 +88,7 @@ def lay_out_stream(trees: Sequence[Tree], num_kept: int = 0) -> Stream:
     return builder.stream()
 
 
-def lay_out_tokens(ids: np.ndarray) -> Stream:
+def lay_out_tokens(ids: Ids) -> Stream:
     """A single sequence as a stream, nothing read from it but its last position."""
     count = len(ids)
     return Stream(
@@ -151,19 +152,19 @@ class _StreamBuilder:
     def __init__(self, num_kept: int) -> None:
         self.num_kept = num_kept
         self.length = 0
-        self.tokens: list[np.ndarray] = []
+        self.tokens: list[Ids] = []
         self.segments: list[list[int]] = []  # [length, first depth, end of subtree]
         self.tree_starts: list[int] = []
-        self.reads: list[np.ndarray] = []
-        self.targets: list[np.ndarray] = []
+        self.reads: list[Ints] = []
+        self.targets: list[Ids] = []
 
     def add(self, requests: Sequence[ScoreRequest]) -> None:
         """Appends the tree of these requests; sequences that begin differently become trees of their own."""
         places = []  # (spelled sequence, first position read, number of reads)
         for request in requests:
             for context, continuation in zip(request.contexts, request.continuations, strict=True):
-                row = input_row(context, continuation)[self.num_kept :]
-                places.append((row.astype('>i4').tobytes(), len(context) - 1 - self.num_kept, len(continuation)))
+                ids = input_row(context, continuation)[self.num_kept :]
+                places.append((ids.astype('>i4').tobytes(), len(context) - 1 - self.num_kept, len(continuation)))
         rows = sorted({row for row, _, _ in places})
         paths = self._emit(rows)
         for row, start, count in places:
@@ -222,7 +223,7 @@ class _StreamBuilder:
         )
 
 
-def positions(path: Sequence[tuple[int, int, int]], start: int, stop: int) -> np.ndarray:
+def positions(path: Sequence[tuple[int, int, int]], start: int, stop: int) -> Ints:
     """Where the tokens of depths start..stop of a path stand in the stream."""
     found = []
     for depth, place, length in path:
@@ -236,7 +237,7 @@ def positions(path: Sequence[tuple[int, int, int]], start: int, stop: int) -> np
 class TreeRows:
     """Trees of a stream in rows. R = rows, L = longest row; `places` maps the stream's tokens to [R * L]."""
 
-    places: np.ndarray  # [T] int64
+    places: Ints  # [T]
     num_rows: int
     width: int
 

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from llmfoundry_gauntlet.values import Bools, Floats, Ids, Ints
+
 CHUNK = 512  # positions at a time, fewer where the vocabulary is large
 CHUNK_ELEMENTS = 512 * 32768  # logits at a time
 BLOCK = {'cpu': 32, 'cuda': 128}  # positions reduced at a time: on a CPU their logits stay in its cache
@@ -27,15 +29,15 @@ Tail = Callable[[torch.Tensor], torch.Tensor]
 class TokenScores:
     """Values of the scored tokens, in their order. N = scored tokens."""
 
-    logprobs: np.ndarray  # [N] float64, natural logarithms
-    is_argmax: np.ndarray  # [N] bool
-    num_top: np.ndarray  # [N] int64: entries that share the highest logit, 0 where the token is not among them
+    logprobs: Floats  # [N], natural logarithms
+    is_argmax: Bools  # [N]
+    num_top: Ints  # [N]: entries that share the highest logit, 0 where the token is not among them
 
 
 class LogitReader:
     """Reduces logits at positions to values of the tokens that follow. `reads` may repeat positions."""
 
-    def __init__(self, reads: np.ndarray, targets: np.ndarray, device: torch.device) -> None:
+    def __init__(self, reads: Ints, targets: Ids, device: torch.device) -> None:
         places, inverse = np.unique(reads, return_inverse=True)
         self.order = np.argsort(inverse, kind='stable')  # tokens of one position follow each other
         self.places = torch.from_numpy(places).to(device)
@@ -84,17 +86,18 @@ def reduce_logits(
     return below_top - logsumexp[rows], argmax[rows] == targets, num_top
 
 
-def output_layer(model: Any) -> torch.nn.Module | None:
+def output_layer(model: Any) -> torch.nn.Linear | None:
     """The layer whose output the model's logits are, below any FSDP wrapper; None where there is none of its own."""
-    layer = getattr(model, 'get_output_embeddings', lambda: None)()
+    layer: Any = getattr(model, 'get_output_embeddings', lambda: None)()
     while hasattr(layer, '_fsdp_wrapped_module'):
         layer = layer._fsdp_wrapped_module
     return layer if isinstance(layer, torch.nn.Linear) else None
 
 
 @contextmanager
-def reading(layer: torch.nn.Module, reader: LogitReader, tail: Tail) -> Iterator[None]:
+def reading(layer: torch.nn.Linear, reader: LogitReader, tail: Tail) -> Iterator[None]:
     """Within it the output layer hands its logits to the reader and returns next to nothing."""
+    module: torch.nn.Module = layer  # whose forward may be replaced
     own_forward = layer.__dict__.get('forward')
     forward = layer.forward
 
@@ -105,14 +108,14 @@ def reading(layer: torch.nn.Module, reader: LogitReader, tail: Tail) -> Iterator
             reader.take(tail(forward(picked[start : start + size])))
         return hidden.new_zeros(1, 1, 1)
 
-    layer.forward = read
+    module.forward = read
     try:
         yield
     finally:
         if own_forward is None:
-            del layer.forward
+            del module.forward
         else:
-            layer.forward = own_forward
+            module.forward = own_forward
 
 
 def tail_of(config: Any, raw: torch.Tensor, final: torch.Tensor) -> Tail | None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from llmfoundry_gauntlet.values import ScoreOutput, ScoreRequest
+from llmfoundry_gauntlet.values import Bools, Floats, Ints, ScoreOutput, ScoreRequest
 
 
 def split_outputs(
-    requests: Sequence[ScoreRequest], logprobs: np.ndarray, is_argmax: np.ndarray, num_top: np.ndarray
+    requests: Sequence[ScoreRequest], logprobs: Floats, is_argmax: Bools, num_top: Ints
 ) -> list[ScoreOutput]:
     """Per-token values of all requests in order, shape [N], as one output a request."""
     outputs = []

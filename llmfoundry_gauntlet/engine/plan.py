@@ -19,7 +19,7 @@ from itertools import pairwise
 import numpy as np
 
 from llmfoundry_gauntlet.engine.layout import Tree, count_prefixes, input_row, num_distinct_prefixes, num_shared
-from llmfoundry_gauntlet.values import ScoreRequest
+from llmfoundry_gauntlet.values import Ids, ScoreRequest
 
 STREAM = 'stream'  # trees one after the other, attention by tree
 MASKED_ROWS = 'masked_rows'  # trees in rows, attention by a dense mask
@@ -51,7 +51,7 @@ class Batch:
     trees: tuple[Tree, ...]
     num_tokens: int
     cost: float
-    prefix: np.ndarray | None = None
+    prefix: Ids | None = None
 
     @property
     def requests(self) -> tuple[ScoreRequest, ...]:
@@ -253,7 +253,7 @@ def make_tree(group: Sequence[_Shape], prefix: int = 0) -> Tree:
     return Tree(requests=requests, num_tokens=num_tokens - prefix)
 
 
-def make_batch(trees: Sequence[Tree], layout: str, prefix: np.ndarray | None) -> Batch:
+def make_batch(trees: Sequence[Tree], layout: str, prefix: Ids | None) -> Batch:
     """The batch of these trees."""
     num_kept = 0 if prefix is None else len(prefix)
     num_tokens = sum(tree.num_tokens for tree in trees)
@@ -266,7 +266,7 @@ def make_batch(trees: Sequence[Tree], layout: str, prefix: np.ndarray | None) ->
     return Batch(layout=layout, trees=tuple(trees), num_tokens=num_tokens, cost=cost, prefix=prefix)
 
 
-def pack_trees(trees: list[Tree], layout: str, tokens_per_batch: int, prefix: np.ndarray | None) -> list[Batch]:
+def pack_trees(trees: list[Tree], layout: str, tokens_per_batch: int, prefix: Ids | None) -> list[Batch]:
     """Trees of like size together, the largest first."""
     batches = []
     group: list[Tree] = []

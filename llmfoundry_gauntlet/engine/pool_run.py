@@ -16,7 +16,7 @@ from llmfoundry_gauntlet.engine.pools import Pool, begins_alike
 from llmfoundry_gauntlet.engine.reply import Reply, uniform_draws
 from llmfoundry_gauntlet.engine.row_cache import RowCache
 from llmfoundry_gauntlet.engine.sampling import next_tokens
-from llmfoundry_gauntlet.values import GenerateRequest, Generation, ItemKey
+from llmfoundry_gauntlet.values import Bools, GenerateRequest, Generation, Ids, ItemKey
 
 if TYPE_CHECKING:
     from llmfoundry_gauntlet.engine.generation import ReplyWriter
@@ -50,7 +50,7 @@ class Usage:
 class Prompt:
     """A prompt and the requests for replies to it that wait. `logits` [V] are those after it, once it was run."""
 
-    context: np.ndarray
+    context: Ids
     waiting: deque[GenerateRequest]
     logits: torch.Tensor | None = None
 
@@ -124,7 +124,7 @@ class PoolRun:
             self.step()
             return
         prompts = self.next_prompts(free)
-        logits = self.run_prompts(prompts)
+        logits = self.run_prompts(prompts, self.cache)
         if self.streams and len(prompts) > 1 and not torch.isfinite(logits.amax(dim=-1)).all():
             self.take_back(prompts)
             return
@@ -145,6 +145,8 @@ class PoolRun:
 
     def take_back(self, prompts: Sequence[Prompt]) -> None:
         """Has prompts wait again, for padded rows: in a stream one without numbers spoils those that begin like it."""
+        if self.cache is None:
+            raise RuntimeError('prompts are taken back, though nothing is kept of them')
         self.streams = False
         slots = range(len(self.rows), len(self.rows) + len(prompts))
         for slot in slots:
@@ -168,7 +170,7 @@ class PoolRun:
             chosen.append(self.prompts.popleft())
         return chosen
 
-    def run_prompts(self, prompts: Sequence[Prompt]) -> torch.Tensor:
+    def run_prompts(self, prompts: Sequence[Prompt], cache: RowCache) -> torch.Tensor:
         """Keys, values and last logits of prompts, which end in the same column."""
         lengths = [len(prompt.context) for prompt in prompts]
         width = max(lengths) + int(self.last_position is not None)
@@ -181,14 +183,14 @@ class PoolRun:
         if self.last_position is not None:
             positions[:, 0] = self.last_position
         mask = torch.from_numpy(seen).to(self.writer.language_model.device)
-        self.cache.enter(lengths, mask)
+        cache.enter(lengths, mask)
         if self.streams and seen.sum() == sum(lengths):  # no token is hidden
-            return self.writer.run_stream([prompt.context for prompt in prompts], self.cache)
+            return self.writer.run_stream([prompt.context for prompt in prompts], cache)
         self.writer.usage.prompt_tokens += sum(lengths)
         self.writer.usage.padding_tokens += tokens.size - sum(lengths)
-        return self.writer.forward(tokens, mask, self.writer.ids(positions), cache=self.cache)
+        return self.writer.forward(tokens, mask, self.writer.ids(positions), cache=cache)
 
-    def is_seen(self, context: np.ndarray) -> np.ndarray:
+    def is_seen(self, context: Ids) -> Bools:
         """Which tokens of a prompt are seen: all but those that the reference hides."""
         hidden = self.writer.language_model.hidden_token_id
         return np.ones(len(context), np.bool_) if hidden is None else context != hidden
@@ -215,11 +217,10 @@ class PoolRun:
             return
         tokens = [[row.reply.ids[-1]] for row in self.rows]
         positions = [[row.position] for row in self.rows]
-        further = int(self.last_position is not None)
-        if further:
+        if self.last_position is not None:
             tokens.append([0])
             positions.append([self.last_position])
-        self.cache.step(further)
+        self.cache.step(int(self.last_position is not None))
         for row in self.rows:
             row.position += 1
         logits = self.writer.forward(
@@ -294,16 +295,16 @@ class PoolRun:
                 row.prompt.waiting = deque()
             return None
         sources = [
-            place
+            (place, other, other.prompt.logits)
             for place, other in enumerate(self.rows)
             if other.reply.is_finite and other.prompt.logits is not None and other.prompt.waiting
         ]
-        if not sources:
+        if self.cache is None or not sources:
             return None
-        source = max(sources, key=lambda place: (place == slot, len(self.rows[place].prompt.waiting)))
-        prompt, end = self.rows[source].prompt, self.rows[source].end
+        source, other, logits = max(sources, key=lambda entry: (entry[0] == slot, len(entry[1].prompt.waiting)))
+        prompt = other.prompt
         following = self.row(prompt, prompt.waiting.popleft())
-        self.cache.copy_prompt(source, end, len(prompt.context), slot)
-        (token,) = self.writer.choose([following], prompt.logits[None])
+        self.cache.copy_prompt(source, other.end, len(prompt.context), slot)
+        (token,) = self.writer.choose([following], logits[None])
         following.reply.add(token)
         return following

@@ -17,7 +17,7 @@ import torch
 from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.layout import Tree, count_prefixes
 from llmfoundry_gauntlet.engine.plan import LAYOUTS, MASKED_ROWS, PADDED_ROWS, STREAM, Batch, make_batch, plan
-from llmfoundry_gauntlet.values import ItemKey, ScoreRequest
+from llmfoundry_gauntlet.values import Floats, Ids, ItemKey, ScoreRequest
 
 TOLERANCE = 1e-4  # nats between summed log-probabilities, where the model computes in float32
 HALF_TOLERANCE = 2  # roundings of the largest logit, where it computes in less
@@ -88,11 +88,11 @@ def rows_to_score(
     """Requests of eleven short rows in three trees, and of one as long as can be; random tokens, the same each time."""
     rng = np.random.default_rng(0)
 
-    def draw(count: int) -> np.ndarray:
+    def draw(count: int) -> Ids:
         tokens = rng.integers(0, vocabulary, size=count, dtype=np.int32)
         return np.where(tokens == hidden_token_id, (tokens + 1) % vocabulary, tokens).astype(np.int32)
 
-    def request(row: int, context: np.ndarray, *lengths: int) -> ScoreRequest:
+    def request(row: int, context: Ids, *lengths: int) -> ScoreRequest:
         cut = context[: max(1, longest - max(lengths) + 1)]
         choices = tuple(map(draw, lengths))
         return ScoreRequest(key=ItemKey('probe', row), contexts=(cut,) * len(choices), continuations=choices)
@@ -133,7 +133,7 @@ def longest_sequences(request: ScoreRequest) -> int:
     return sum(len(a) + len(b) for a, b in zip(request.contexts, request.continuations, strict=True))
 
 
-def sums(language_model: CausalLanguageModel, batches: Sequence[Batch]) -> np.ndarray:
+def sums(language_model: CausalLanguageModel, batches: Sequence[Batch]) -> Floats:
     """Summed log-probability of each row, in the order of the requests."""
     outputs = {output.key: output for batch in batches for output in language_model.run(batch)}
     language_model.forget()

@@ -32,11 +32,13 @@ class ReplyDecoder:
         """The text of a whole reply, its spaces tidied up where the tokenizer does that, unless it is `verbatim`."""
         options = {'clean_up_tokenization_spaces': False} if verbatim else {}
         before = self.before if restores_space else ''
-        return before + self.tokenizer.decode(ids, skip_special_tokens=True, **options)
+        written: str = self.tokenizer.decode(ids, skip_special_tokens=True, **options)
+        return before + written
 
     def piece(self, ids: list[int]) -> str:
         """The text of some tokens, exactly as they are written."""
-        return self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        written: str = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return written
 
 
 class Reply:

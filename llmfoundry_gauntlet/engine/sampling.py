@@ -13,14 +13,14 @@ from llmfoundry_gauntlet.values import Sampling
 def next_tokens(logits: torch.Tensor, samplings: Sequence[Sampling], draws: Sequence[float | None]) -> list[int]:
     """A token for each row of logits, float32 [rows, V]. `draws` are numbers from 0 to 1 where one is to be drawn."""
     chosen = logits.argmax(dim=-1).tolist()
-    drawn = [index for index, draw in enumerate(draws) if draw is not None]
+    drawn = {index: draw for index, draw in enumerate(draws) if draw is not None}
 
     def settings(index: int) -> tuple[float, float, int]:
         return samplings[index].temperature, samplings[index].top_p, samplings[index].top_k
 
     for _, group in groupby(sorted(drawn, key=settings), key=settings):
         rows = list(group)
-        tokens = draw_tokens(logits[rows], samplings[rows[0]], [draws[row] for row in rows])
+        tokens = draw_tokens(logits[rows], samplings[rows[0]], [drawn[row] for row in rows])
         for row, token in zip(rows, tokens, strict=True):
             chosen[row] = token
     return chosen

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -39,6 +39,12 @@ BLOCK = {'cpu': 1, 'cuda': 512}  # neighbouring trees up to this many tokens sha
 MAX_FLASH_WIDTH = 256  # of a head
 
 KeyValue = tuple[torch.Tensor, torch.Tensor]
+
+
+class AttentionLayer(Protocol):
+    """What is asked of a model's attention layer: its number."""
+
+    layer_idx: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -205,7 +211,7 @@ def tree_attention(config: Any, layout: TreeLayout) -> Iterator[None]:
 
 
 def attend(
-    module: torch.nn.Module,
+    module: AttentionLayer,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,

@@ -299,8 +299,8 @@ def number_of(text: str) -> Fraction | None:
         above, below = Fraction(found[2] or found[4]), Fraction(found[3] or found[5])
         return signed(found[1], above / below) if below else None
     if found := MIXED.fullmatch(text):
-        above, below = int(found[3] or found[5]), int(found[4] or found[6])
-        return signed(found[1], int(found[2]) + Fraction(above, below)) if below else None
+        numerator, denominator = int(found[3] or found[5]), int(found[4] or found[6])
+        return signed(found[1], int(found[2]) + Fraction(numerator, denominator)) if denominator else None
     if found := SCIENTIFIC.fullmatch(text):
         return Fraction(found[1]) * Fraction(10) ** int(found[2] or found[3])
     if found := GROUPED.fullmatch(text):

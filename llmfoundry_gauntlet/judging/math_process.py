@@ -17,7 +17,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Literal
+from typing import IO, Literal, TypedDict
 
 from llmfoundry_gauntlet.errors import GauntletError
 
@@ -29,6 +29,15 @@ WORKER = 'llmfoundry_gauntlet.judging.math_worker'
 
 Question = Literal['algebra', 'reference']
 Request = tuple[Question, str, str]
+
+
+class Line(TypedDict, total=False):
+    """What the process says: at first that it is ready or what is wrong, then the verdict on a request."""
+
+    ready: bool
+    error: str
+    number: int
+    equal: bool
 
 
 class ComparisonError(GauntletError):
@@ -56,7 +65,7 @@ class Process:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._running: subprocess.Popen[bytes] | None = None
-        self._finalizer: weakref.finalize | None = None
+        self._finalizer: weakref.finalize[[subprocess.Popen[bytes], int], Process] | None = None
         self._unread = b''
         self._owner = 0
 
@@ -75,6 +84,7 @@ class Process:
 
     def _ask(self, requests: Sequence[Request]) -> list[bool]:
         process = self._start()
+        requested, _ = pipes_of(process)
         lines = [
             json.dumps({'number': number, 'question': question, 'first': first, 'second': second}) + '\n'
             for number, (question, first, second) in enumerate(requests)
@@ -82,10 +92,10 @@ class Process:
         verdicts: list[bool | None] = [None] * len(requests)
         limit = self._limits.wall_seconds * 2 + STOP_SECONDS
         for begin in range(0, len(lines), 100):  # no more than the pipes hold
-            process.stdin.write(''.join(lines[begin : begin + 100]).encode())
-            process.stdin.flush()
+            requested.write(''.join(lines[begin : begin + 100]).encode())
+            requested.flush()
             for _ in lines[begin : begin + 100]:
-                answer = self._receive(limit)
+                answer = self._receive(process, limit)
                 verdicts[answer['number']] = answer['equal']
         return [bool(verdict) for verdict in verdicts]
 
@@ -101,7 +111,7 @@ class Process:
             'OMP_NUM_THREADS': '1',
             'OPENBLAS_NUM_THREADS': '1',
         }
-        self._running = subprocess.Popen(
+        process = self._running = subprocess.Popen(
             [sys.executable, '-P', '-m', WORKER, json.dumps(asdict(self._limits))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -111,26 +121,29 @@ class Process:
             start_new_session=True,
         )
         self._owner = os.getpid()
-        self._finalizer = weakref.finalize(self, stop, self._running, self._owner)
-        hello = self._receive(START_SECONDS)
+        self._finalizer = weakref.finalize(self, stop, process, self._owner)
+        hello = self._receive(process, START_SECONDS)
         if 'ready' not in hello:
             self.close()
             raise ComparisonError(f'comparing MATH answers needs math-verify and sympy: {hello["error"]}')
-        return self._running
+        return process
 
-    def _receive(self, seconds: float) -> dict[str, object]:
+    def _receive(self, process: subprocess.Popen[bytes], seconds: float) -> Line:
         """The next line. Raises OSError where there is none in time, or there can be none."""
-        output = self._running.stdout.fileno()
+        output = pipes_of(process)[1].fileno()
         deadline = time.monotonic() + seconds
         while b'\n' not in self._unread:
             if not select.select([output], [], [], max(0.0, deadline - time.monotonic()))[0]:
                 raise TimeoutError(f'no answer in {seconds:.0f} s')
             received = os.read(output, 65536)
             if not received:
-                raise BrokenPipeError(f'it ended with status {self._running.wait(STOP_SECONDS)}')
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(STOP_SECONDS)
+                raise BrokenPipeError(f'it ended with status {process.returncode}')
             self._unread += received
         line, self._unread = self._unread.split(b'\n', 1)
-        return json.loads(line)
+        said: Line = json.loads(line)
+        return said
 
     def close(self) -> None:
         """Ends the process, and whatever it runs."""
@@ -139,11 +152,17 @@ class Process:
         self._running, self._finalizer, self._unread = None, None, b''
 
 
+def pipes_of(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
+    """Where a process of ours reads, and where it writes."""
+    assert process.stdin is not None and process.stdout is not None
+    return process.stdin, process.stdout
+
+
 def stop(process: subprocess.Popen[bytes], owner: int) -> None:
     """Ends a process of ours with all that it started; a fork leaves its parent's alone."""
     if os.getpid() != owner:
         return
-    for stream in (process.stdin, process.stdout):
+    for stream in pipes_of(process):
         with contextlib.suppress(OSError):  # a line was left that nobody can read
             stream.close()
     try:

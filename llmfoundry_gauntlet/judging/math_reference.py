@@ -200,9 +200,9 @@ def reference_equal_with(sympy: Sympy, answer: str | None, gold: str | None) -> 
 
 def as_brackets(text: str) -> str:
     """sympy's notation of an interval as ours."""
-    for name, (opening, closing) in INTERVALS.items():
+    for name, ends in INTERVALS.items():
         if whole := re.match(rf'{re.escape(name)}\((.*)\)$', text):
-            return f'{opening}{whole[1]}{closing}'
+            return f'{ends[0]}{whole[1]}{ends[1]}'
     return text
 
 

@@ -11,7 +11,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from types import TracebackType
 from typing import Self
 
@@ -205,7 +205,7 @@ class Comparer:
 
     def equal_many(self, pairs: Iterable[tuple[str | None, str | None]]) -> list[bool]:
         """Whether the two answers of each pair are equal; faster than one by one."""
-        return self._settled([lambda pair=pair: self._ours(*pair) for pair in pairs])
+        return self._settled([partial(self._ours, *pair) for pair in pairs])
 
     def equal_reference(self, a: str | None, b: str | None) -> bool:
         """The reference's `math_equal(a, b)`, which is not symmetric.
@@ -216,7 +216,7 @@ class Comparer:
 
     def equal_reference_many(self, pairs: Iterable[tuple[str | None, str | None]]) -> list[bool]:
         """The reference's `math_equal` of each pair."""
-        return self._settled([lambda pair=pair: self._reference(*pair) for pair in pairs])
+        return self._settled([partial(self._reference, *pair) for pair in pairs])
 
     def _settled(self, comparisons: list[Callable[[], bool]]) -> list[bool]:
         """Their verdicts: they are taken up again until the process was asked all that they need."""
@@ -240,7 +240,8 @@ class Comparer:
         return a is not None and b is not None and answers_equal(self._algebra, *sorted((a, b)))
 
     def _algebra(self, first: str, second: str) -> bool:
-        return self._look_up(('algebra', *sorted((first, second))))
+        first, second = sorted((first, second))
+        return self._look_up(('algebra', first, second))
 
     def _reference(self, a: str | None, b: str | None) -> bool:
         if a is None or b is None:

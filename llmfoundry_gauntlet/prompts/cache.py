@@ -79,7 +79,7 @@ class TokenCache:
 
     def store(self, name: str, packed: PackedItems) -> None:
         """Writes a file under another name, then renames it."""
-        if not self.is_writable:
+        if self.folder is None or not self.is_writable:
             return
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -102,7 +102,7 @@ class TokenCache:
         Where no lock can be had, each process makes its own.
         """
         with contextlib.ExitStack() as stack:
-            if self.is_writable:
+            if self.folder is not None and self.is_writable:
                 try:
                     self.folder.mkdir(parents=True, exist_ok=True)
                     stack.enter_context(FileLock(self.folder / f'{name}{LOCK}', timeout=0))
@@ -134,9 +134,9 @@ class TokenCache:
                     break
                 total -= size
                 excess.append(path)
-            for path in (*left_over, *excess):
+            for unwanted in (*(entry.path for entry in left_over), *excess):
                 with contextlib.suppress(OSError):
-                    os.unlink(path)
+                    os.unlink(unwanted)
 
 
 NO_CACHE = TokenCache(None)

@@ -16,12 +16,11 @@ import numpy as np
 
 from llmfoundry_gauntlet.errors import ModelError
 from llmfoundry_gauntlet.prompts.fingerprint import tokenizer_fingerprint
-from llmfoundry_gauntlet.values import GenerateRequest, ItemKey, Prompt, Question, Sampling, ScoreRequest, StopRule
+from llmfoundry_gauntlet.values import GenerateRequest, Ids, ItemKey, Prompt, Question, Sampling, ScoreRequest, StopRule
 
 # Raise it where texts or token ids of prompts change: requests that were kept on disk are then made anew.
 PROMPTS_VERSION = 1
 
-Ids = np.ndarray  # int32, one dimension
 Parts = tuple[Ids, ...]
 MAX_SHOWN = 200  # characters of a text in an error
 NO_IDS = np.zeros(0, np.int32)
@@ -73,9 +72,10 @@ class Encoder:
 
     def _probe(self, text: str, special: bool) -> list[int] | None:
         try:
-            return self.encode([text], special=special)[text].tolist()
+            ids: list[int] = self.encode([text], special=special)[text].tolist()
         except ModelError:
             return None
+        return ids
 
     def encode(self, texts: Iterable[str], *, special: bool) -> dict[str, Ids]:
         """Token ids by text, each distinct text tokenised once."""
@@ -143,7 +143,7 @@ class Encoder:
     def adds_space(self) -> bool:
         """Whether texts that are tokenised apart have a space between them, as with SentencePiece."""
         (ids,) = self.encode(['a'], special=False).values()
-        return self.tokenizer.decode([*ids, *ids]) == 'a a'
+        return bool(self.tokenizer.decode([*ids, *ids]) == 'a a')
 
     def word_after(self, text: str) -> str:
         """A word that follows another, with its space, unless the tokenizer puts that there by itself."""
@@ -175,7 +175,7 @@ class Encoder:
 
         message = [{'role': 'user', 'content': text}]
         try:
-            return self.tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+            return str(self.tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True))
         except (TemplateError, ValueError, TypeError, LookupError, AttributeError) as error:
             raise ModelError(f"the tokenizer's chat template cannot be applied: {error}") from error
 
@@ -237,7 +237,7 @@ def score_request(
     preamble, continuations = encoded.preamble, encoded.continuations
     if reference:
         lengths = map(len, continuations)
-        kept = [
+        kept: Sequence[Ids] = [
             cut_reference(np.concatenate([preamble, context]), length, max_seq_len)
             for context, length in zip(aligned(encoded.contexts, len(continuations)), lengths, strict=True)
         ]

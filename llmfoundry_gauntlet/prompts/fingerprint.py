@@ -69,7 +69,7 @@ def special_text(tokenizer: Any) -> str:
 def vocabulary_of(tokenizer: Any) -> list[bytes] | None:
     """All that a tokenizer was made from: the Rust tokenizer's whole state, or a slow one's files and arguments."""
     backend = getattr(tokenizer, 'backend_tokenizer', None)
-    if hasattr(backend, 'to_str'):
+    if backend is not None and hasattr(backend, 'to_str'):
         return [backend.to_str().encode('utf-8', 'surrogatepass')]
     try:
         added = sorted((index, repr(token)) for index, token in tokenizer.added_tokens_decoder.items())

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from llmfoundry_gauntlet.prompts.encode import EncodedPrompt, Encoder, Ids
-from llmfoundry_gauntlet.values import Prompt
+from llmfoundry_gauntlet.prompts.encode import EncodedPrompt, Encoder
+from llmfoundry_gauntlet.values import Ids, Prompt
 
 MANY_CHARACTERS = 3  # a token: prompts with more of them are likely to be too long, and are not tokenised whole
 CERTAIN = 64  # tokens: a prompt whose estimate is too long by more than this need not be tokenised to know it
@@ -78,10 +78,9 @@ class ShotFitter:
         bare = [search.source.build(0) for search in without]
         for search, prompt, encoded in zip(without, bare, self.encoder.prompts(bare, known), strict=True):
             search.best = (prompt, encoded)
-        return [self._fitted(search) for search in searches]
+        return [self._fitted(search, *search.best) for search in searches if search.best is not None]
 
-    def _fitted(self, search: Search) -> FittedPrompt:
-        prompt, encoded = search.best
+    def _fitted(self, search: Search, prompt: Prompt, encoded: EncodedPrompt) -> FittedPrompt:
         too_long = search.low < len(search.source.shots) or encoded.length > self.max_seq_len
         return FittedPrompt(prompt=prompt, encoded=encoded, too_long=too_long)
 

@@ -9,9 +9,20 @@ from dataclasses import dataclass, fields
 from itertools import accumulate, pairwise
 
 import numpy as np
+import numpy.typing as npt
 
 from llmfoundry_gauntlet.prompts.encode import ReplyTerms
-from llmfoundry_gauntlet.values import Example, GenerateRequest, Item, ItemKey, Request, ScoreRequest
+from llmfoundry_gauntlet.values import (
+    Bools,
+    Example,
+    GenerateRequest,
+    Ids,
+    Ints,
+    Item,
+    ItemKey,
+    Request,
+    ScoreRequest,
+)
 
 FORMAT_VERSION = 2
 MAGIC = b'gauntlet'
@@ -27,14 +38,14 @@ class PackedItems:
     `max_new_tokens` is 0 where no replies are wanted.
     """
 
-    tokens: np.ndarray  # int32 [tokens], piece after piece
-    piece_ends: np.ndarray  # int64 [P], where a piece ends in `tokens`
-    num_contexts: np.ndarray  # int32 [N], different ones of an item
-    num_choices: np.ndarray  # int32 [N]
-    context_of: np.ndarray  # int32 [C], which of its item's contexts a choice follows
-    truncated: np.ndarray  # bool [N]
-    unscorable: np.ndarray  # int32 [N], which of `reasons`, or -1
-    prompt_sha256: np.ndarray  # uint8 [N, 32]
+    tokens: Ids  # [tokens], piece after piece
+    piece_ends: Ints  # [P], where a piece ends in `tokens`
+    num_contexts: npt.NDArray[np.int32]  # [N], different ones of an item
+    num_choices: npt.NDArray[np.int32]  # [N]
+    context_of: npt.NDArray[np.int32]  # [C], which of its item's contexts a choice follows
+    truncated: Bools  # [N]
+    unscorable: npt.NDArray[np.int32]  # [N], which of `reasons`, or -1
+    prompt_sha256: npt.NDArray[np.uint8]  # [N, 32]
     reasons: tuple[str, ...]
     max_new_tokens: int = 0
 
@@ -44,7 +55,7 @@ ARRAYS = tuple(field.name for field in fields(PackedItems) if field.name not in 
 
 def pack(items: Sequence[Item]) -> PackedItems:
     """The items' arrays, in their order."""
-    pieces: list[np.ndarray] = []
+    pieces: list[Ids] = []
     num_contexts: list[int] = []
     num_choices: list[int] = []
     context_of: list[int] = []
@@ -77,7 +88,7 @@ def pack(items: Sequence[Item]) -> PackedItems:
     )
 
 
-def texts_of(request: Request) -> tuple[Sequence[np.ndarray], Sequence[np.ndarray]]:
+def texts_of(request: Request) -> tuple[Sequence[Ids], Sequence[Ids]]:
     """A request's contexts and continuations."""
     if isinstance(request, ScoreRequest):
         return request.contexts, request.continuations
@@ -134,7 +145,7 @@ def to_bytes(packed: PackedItems) -> list[memoryview]:
     arrays = {name: np.ascontiguousarray(getattr(packed, name)) for name in ARRAYS}
     layout = {name: [array.dtype.str, list(array.shape)] for name, array in arrays.items()}
     header = json.dumps({'arrays': layout, 'reasons': packed.reasons, 'max_new_tokens': packed.max_new_tokens}).encode()
-    parts = [len(header).to_bytes(4, 'little'), header]
+    parts: list[bytes | memoryview] = [len(header).to_bytes(4, 'little'), header]
     size = START + sum(map(len, parts))
     for array in arrays.values():
         padding = -size % ALIGNMENT
@@ -146,12 +157,12 @@ def to_bytes(packed: PackedItems) -> list[memoryview]:
     return [memoryview(part) for part in (MAGIC, checksum.to_bytes(4, 'little'), *parts)]
 
 
-def from_bytes(content: np.ndarray) -> PackedItems | None:
+def from_bytes(content: npt.NDArray[np.uint8]) -> PackedItems | None:
     """The arrays in a file's content (uint8), as views of it; None where it is damaged or something else."""
     start = content[:START].tobytes()
     if len(content) < START + 4 or not start.startswith(MAGIC):
         return None
-    if zlib.crc32(content[START:]) != int.from_bytes(start[len(MAGIC) :], 'little'):
+    if zlib.crc32(content[START:].data) != int.from_bytes(start[len(MAGIC) :], 'little'):
         return None
     place = START + 4
     end = place + int.from_bytes(content[START:place].tobytes(), 'little')

@@ -18,28 +18,44 @@ from llmfoundry_gauntlet.values import Example
 
 @dataclass(frozen=True, slots=True)
 class Posed:
-    """A question in the words of one prompt. `own_gold` is where its right option stands in the data."""
+    """A question with options in the words of one prompt. `own_gold` is where its right option stands in the data."""
 
-    question: LetteredQuestion | MathQuestion
+    question: LetteredQuestion
     template: Template
-    own_gold: int | str
+    own_gold: int
 
     @property
     def text(self) -> str:
         """The whole prompt."""
-        if isinstance(self.question, MathQuestion):
-            return self.template.text(self.question.text)
         return self.template.text(self.question.text, self.question.options, self.question.topic)
 
     @property
-    def gold(self) -> int | str:
-        """The index of the right option, or the right answer."""
+    def gold(self) -> int:
+        """The index of the right option."""
         return self.question.gold
 
     @property
     def num_choices(self) -> int:
         """How many options it has."""
-        return 0 if isinstance(self.question, MathQuestion) else len(self.question.options)
+        return len(self.question.options)
+
+
+@dataclass(frozen=True, slots=True)
+class PosedProblem:
+    """A problem in the words of one prompt."""
+
+    question: MathQuestion
+    template: Template
+
+    @property
+    def text(self) -> str:
+        """The whole prompt."""
+        return self.template.text(self.question.text)
+
+    @property
+    def gold(self) -> str:
+        """The right answer."""
+        return self.question.gold
 
 
 def option_order(example: Example, spec: ScoreSpec, templates: Templates) -> Iterator[Example]:
@@ -77,6 +93,8 @@ def variants(example: Example, spec: ScoreSpec, templates: Templates) -> Iterato
 
 def variant(example: Example, name: str, question: LetteredQuestion | MathQuestion, template: Template) -> Example:
     """One way of asking."""
+    if isinstance(question, MathQuestion):
+        return replace(example, variant=name, content=PosedProblem(question, template))
     return replace(example, variant=name, content=Posed(question, template, example.content.gold))
 
 

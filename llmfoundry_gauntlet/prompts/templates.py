@@ -39,15 +39,19 @@ class Template:
         return self.prompt.format(question=question, options=''.join(lines), category=category)
 
 
+NO_TEMPLATE = Template('')
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Templates:
     """The prompts of a data set: one for each perturbation that does not change them, and ten that are compared.
 
-    Those that no perturbation needs may be absent. Perturbations of installed packages have `non_greedy`.
+    Where a file lacks one that no perturbation needs there is NO_TEMPLATE, or none of the ten. Perturbations of
+    installed packages have `non_greedy`.
     """
 
-    option_order: Template | None
-    non_greedy: Template | None
+    option_order: Template
+    non_greedy: Template
     prompt: tuple[Template, ...]
 
 
@@ -86,7 +90,9 @@ def read_templates(task: ScoreTask, data_root: str | Path) -> Templates:
     if problems.found:
         raise ConfigError(problems.found)
     return Templates(
-        option_order=found.get(OPTION_ORDER), non_greedy=found.get(NON_GREEDY), prompt=found.get(PROMPT, ())
+        option_order=found.get(OPTION_ORDER, NO_TEMPLATE),
+        non_greedy=found.get(NON_GREEDY, NO_TEMPLATE),
+        prompt=found.get(PROMPT, ()),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -57,8 +58,8 @@ def parse_answer(row: Any, place: str) -> Answer:
             sample=optional(row, 'sample', int) or 0,
         ),
         text=text,
-        logprobs=logprobs and tuple(float('nan') if value is None else float(value) for value in logprobs),
-        num_tokens=num_tokens and tuple(num_tokens),
+        logprobs=None if logprobs is None else tuple(math.nan if value is None else float(value) for value in logprobs),
+        num_tokens=None if num_tokens is None else tuple(num_tokens),
         is_argmax=optional(row, 'is_argmax', bool),
     )
 

@@ -172,7 +172,7 @@ def sample_line(result: ItemResult) -> str:
     """One line of a samples file."""
     key = result.key
     logprobs = result.logprobs and [value if math.isfinite(value) else None for value in result.logprobs]
-    sample = {
+    sample: dict[str, Any] = {
         'file': key.file,
         'row': key.row,
         'category': result.category,

@@ -41,7 +41,7 @@ def category_score(
     for benchmark in category.benchmarks:
         accuracy = accuracies.get(benchmark.key, Measure(value=None, reason='did not run'))
         if accuracy.value is None:
-            missing.setdefault(accuracy.reason, []).append(benchmark.key)
+            missing.setdefault(accuracy.reason or '', []).append(benchmark.key)
             continue
         scores.append(rescale(gauntlet, benchmark, accuracy.value))
         weights.append(weight(gauntlet.weighting, num_items[benchmark.key]))
@@ -70,17 +70,17 @@ def weight(weighting: str, num_items: int) -> float:
 
 def average_corrected(members: tuple[str, ...], categories: Mapping[str, Measure]) -> Measure:
     """The plain mean over the named categories; absent where any of them is."""
-    missing = [name for name in members if name not in categories or categories[name].value is None]
-    if missing:
-        unknown = [name for name in missing if name not in categories]
-        absent = [name for name in missing if name in categories]
+    unknown = [name for name in members if name not in categories]
+    absent = [name for name in members if name in categories and categories[name].value is None]
+    if unknown or absent:
         parts = []
         if unknown:
             parts.append(f'the gauntlet has no category {", ".join(unknown)}')
         if absent:
             parts.append(f'categories without a score: {", ".join(absent)}')
         return Measure(value=None, reason='; '.join(parts))
-    return Measure(value=sum(categories[name].value for name in members) / len(members))
+    values = [value for name in members if (value := categories[name].value) is not None]
+    return Measure(value=sum(values) / len(values))
 
 
 def average_reference(members: tuple[str, ...], categories: Mapping[str, Measure]) -> Measure:

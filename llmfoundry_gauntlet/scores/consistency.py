@@ -144,6 +144,8 @@ def accuracy_of(scored: Sequence[VariantResult], *, macro: bool, missing: str | 
     credits: dict[QuestionKey, list[float]] = {}
     category_of: dict[QuestionKey, str | None] = {}
     for result in scored:
+        if result.credit is None:
+            raise ValueError(f'{result.question}, {result.variant}: is unscored')
         credits.setdefault(result.question, []).append(result.credit)
         category_of[result.question] = result.category if macro else None
     categories: dict[str | None, list[float]] = {}
@@ -155,7 +157,8 @@ def accuracy_of(scored: Sequence[VariantResult], *, macro: bool, missing: str | 
     errors = [standard_error(values, missing) for values in categories.values()]
     if lacking := [error for error in errors if error.value is None]:
         return value, lacking[0]
-    return value, Measure(value=math.hypot(*sorted(error.value for error in errors)) / len(errors))
+    sizes = sorted(error.value for error in errors if error.value is not None)
+    return value, Measure(value=math.hypot(*sizes) / len(sizes))
 
 
 def split_accuracy(

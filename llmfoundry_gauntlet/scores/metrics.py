@@ -33,10 +33,14 @@ def mark(name: str) -> Metric:
 
 def passes_at(ks: Sequence[int]) -> tuple[Metric, ...]:
     """pass@k for each k, and its standard error beside it."""
+
+    def part(k: int, place: int, results: Sequence[ItemResult]) -> Measure:
+        return pass_at(k, results)[place]
+
     return tuple(
-        Metric(name, lambda results, k=k, part=part: pass_at(k, results)[part])
+        Metric(name, partial(part, k, place))
         for k in ks
-        for part, name in enumerate((f'PassAt{k}', f'PassAt{k}StandardError'))
+        for place, name in enumerate((f'PassAt{k}', f'PassAt{k}StandardError'))
     )
 
 

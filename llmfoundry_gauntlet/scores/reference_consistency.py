@@ -170,5 +170,5 @@ def equal_pairs(answers: Sequence[str | None], equal: Equal) -> int:
     if equal is operator.eq:
         counts = Counter(answer for answer in answers if answer is not None)
         return sum(math.comb(count, 2) for count in counts.values())
-    pairs = Counter(pair for pair in combinations(answers, 2) if pair[0] is not None)
-    return sum(count for pair, count in pairs.items() if equal(*pair))
+    pairs = Counter((earlier, later) for earlier, later in combinations(answers, 2) if earlier is not None)
+    return sum(count for (earlier, later), count in pairs.items() if equal(earlier, later))

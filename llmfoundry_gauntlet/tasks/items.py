@@ -211,10 +211,11 @@ def item_result(
         output = replace(output, text=cut_at_stops(output.text, request.stops))
     if output is None:
         judgement = Judgement.unscored(request.unscorable or NO_OUTPUT)
-    elif task_type.programs is not None:
-        judgement = task_type.programs.judge(output, item.content, task, reference, sandbox)
-    else:
+    elif task_type.judge is not None:
         judgement = task_type.judge(output, item.content, task, reference)
+    else:
+        assert task_type.programs is not None and sandbox is not None and isinstance(output, Generation)
+        judgement = task_type.programs.judge(output, item.content, task, reference, sandbox)
     return result_of(item, output, judgement)
 
 

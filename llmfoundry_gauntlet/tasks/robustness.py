@@ -11,7 +11,7 @@ from llmfoundry_gauntlet.config.score import AGIEVAL, MMLU_PRO, PERTURBATIONS, R
 from llmfoundry_gauntlet.data.score_rows import LETTERS
 from llmfoundry_gauntlet.judging.letters import reference_letter
 from llmfoundry_gauntlet.judging.mathematics import reference_answer_of, shared_comparer
-from llmfoundry_gauntlet.prompts.perturbations import Posed, perturbation_of
+from llmfoundry_gauntlet.prompts.perturbations import Posed, PosedProblem, perturbation_of
 from llmfoundry_gauntlet.scores.consistency import (
     PerturbationScore,
     QuestionKey,
@@ -33,7 +33,7 @@ def robustness(
     contents = {(example.file, example.row, example.variant): example.content for example in examples}
     by_perturbation: dict[str, list[ItemResult]] = {name: [] for name in task.score.applied}
     for result in results:
-        by_perturbation[perturbation_of(result.key.variant)].append(result)
+        by_perturbation[perturbation_of(result.key.variant or '')].append(result)
     scores = {
         name: score_of(task, name, found, contents, allow_missing=allow_missing)
         for name, found in by_perturbation.items()
@@ -47,7 +47,7 @@ def score_of(
     task: ScoreTask,
     perturbation: str,
     results: Sequence[ItemResult],
-    contents: Mapping[tuple[str | None, int, str | None], Posed],
+    contents: Mapping[tuple[str | None, int, str | None], Posed | PosedProblem],
     *,
     allow_missing: bool,
 ) -> PerturbationScore:
@@ -56,13 +56,13 @@ def score_of(
     variants = []
     for result in results:
         posed = contents[place(result.key)]
-        if not task.score.is_math:
+        if isinstance(posed, Posed):
             own_labels[result.key.file, result.key.row] = LETTERS[posed.own_gold]
-        variants.append(variant_result(task, result, posed))
+        variants.append(variant_result(result, posed))
     if task.score.is_math:
         compare_all(task, variants)
     spec = task.score
-    longest = max((posed.num_choices for posed in contents.values()), default=0)
+    longest = max((posed.num_choices for posed in contents.values() if isinstance(posed, Posed)), default=0)
     reference = reference_consistency_rate(
         variants,
         labels=REFERENCE_LABELS.get(spec.dataset, LETTERS[:longest]),
@@ -94,7 +94,7 @@ def compare_all(task: ScoreTask, variants: Sequence[VariantResult]) -> None:
         shared_comparer().equal_many(pair for pair in earlier_and_later if None not in pair)
 
 
-def variant_result(task: ScoreTask, result: ItemResult, posed: Posed) -> VariantResult:
+def variant_result(result: ItemResult, posed: Posed | PosedProblem) -> VariantResult:
     """What is compared of one item."""
     shared: dict[str, Any] = {
         'question': (result.key.file, result.key.row),
@@ -102,7 +102,7 @@ def variant_result(task: ScoreTask, result: ItemResult, posed: Posed) -> Variant
         'variant': result.key.variant,
         'credit': result.credit,
     }
-    if task.score.is_math:
+    if isinstance(posed, PosedProblem):
         reference = None if result.text is None else reference_answer_of(result.text)
         answer = result.answer or None  # an empty box is none
         return VariantResult(**shared, gold='', answer=answer, reference_answer=reference)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from llmfoundry_gauntlet.config.decode import describe
 from llmfoundry_gauntlet.config.score import DATASETS, GENERATE, LIKELIHOOD, REFERENCE, SCORE_TASK_TYPES, ScoreTask
@@ -30,7 +31,7 @@ from llmfoundry_gauntlet.judging.mathematics import (
     shared_comparer,
 )
 from llmfoundry_gauntlet.judging.text import NON_FINITE_REPLY
-from llmfoundry_gauntlet.prompts.perturbations import Posed, seed_of, variants
+from llmfoundry_gauntlet.prompts.perturbations import Posed, PosedProblem, seed_of, variants
 from llmfoundry_gauntlet.prompts.templates import prompts_file, read_json, read_templates
 from llmfoundry_gauntlet.tasks import multiple_choice
 from llmfoundry_gauntlet.tasks.base import CUT, Replies, TaskType
@@ -55,6 +56,7 @@ def read_variants(task: ScoreTask, data_root: str | Path) -> TaskRows:
 def read_source(task: ScoreTask, data_root: str | Path) -> TaskRows:
     """The questions of a multiple_choice task."""
     oddities, problems, examples = Oddities(), [], []
+    assert isinstance(task.source, multiple_choice.ChoicesTask)  # as `check_labels` saw to
     uri = task.source.dataset_uri
     for example in read_examples(task.source, data_root, multiple_choice.parse):
         content: multiple_choice.Choices = example.content
@@ -106,7 +108,7 @@ def read_fixes(task: ScoreTask, data_root: str | Path) -> Mapping[str, str] | No
     return {entry['problem']: entry['answer'] for entry in entries}
 
 
-def ask(content: Posed, task: ScoreTask, first: bool) -> Question:
+def ask(content: Posed | PosedProblem, task: ScoreTask, first: bool) -> Question:
     """The prompt, to be answered in words."""
     return Question(contexts=(content.text,), continuations=(), chat_template=task.score.chat_template)
 
@@ -121,10 +123,9 @@ def judge_letter(output: Generation, content: Posed, task: ScoreTask, reference:
     """The letter that a reply chooses against the right one."""
     if not output.is_finite:
         return Judgement.unscored(NON_FINITE_REPLY)
-    letters = LETTERS[: content.num_choices]
     if task.score.answer_extraction == REFERENCE:
-        letter = reference_letter(output.text)
-        letter = letter if len(letter) == 1 and letter in letters else None
+        found = reference_letter(output.text)
+        letter = found if len(found) == 1 and found in LETTERS[: content.num_choices] else None
     else:
         letter = tolerant_letter(output.text, content.question.options)
     return chosen(letter, content, reason(output, letter))
@@ -150,7 +151,7 @@ def judge_likelihood(output: ScoreOutput, content: Posed, task: ScoreTask, refer
     return replace(judgement, answer=LETTERS[judgement.predicted])
 
 
-def judge_expression(output: Generation, content: Posed, task: ScoreTask, reference: bool) -> Judgement:
+def judge_expression(output: Generation, content: PosedProblem, task: ScoreTask, reference: bool) -> Judgement:
     """The boxed answer of a reply against the right one, as mathematics."""
     if not output.is_finite:
         return Judgement.unscored(NON_FINITE_REPLY)
@@ -178,7 +179,7 @@ def sampling(task: ScoreTask, variant: str | None) -> Sampling:
     return Sampling() if seed is None else Sampling(temperature=task.score.temperature, seed=seed)
 
 
-REPLIES = Replies(
+REPLIES: Replies[ScoreTask, Any] = Replies(
     responses=lambda content, task: (),
     stops=lambda task, contents, reference: StopRule(),
     sampling=sampling,

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from llmfoundry_gauntlet.config.score import ScoreSpec
 from llmfoundry_gauntlet.data.score_rows import LetteredQuestion, MathQuestion
-from llmfoundry_gauntlet.prompts.perturbations import Posed, perturbation_of, seed_of, variants
-from llmfoundry_gauntlet.prompts.templates import Template, Templates
+from llmfoundry_gauntlet.prompts.perturbations import Posed, PosedProblem, perturbation_of, seed_of, variants
+from llmfoundry_gauntlet.prompts.templates import NO_TEMPLATE, Template, Templates
 from llmfoundry_gauntlet.values import Example
 
 TEN = tuple(Template(f'{number}. {{question}}{{options}}') for number in range(10))
@@ -84,12 +84,14 @@ def test_texts_are_in_the_words_of_their_prompts():
 def test_likelihood_draws_nothing_and_a_problem_has_no_options():
     found = asked(QUESTION, answers='likelihood')
     assert {perturbation_of(example.variant) for example in found} == {'option_order', 'prompt'}
-    templates = Templates(option_order=None, non_greedy=Template('{question}'), prompt=(Template('{question}!'),) * 10)
+    templates = Templates(
+        option_order=NO_TEMPLATE, non_greedy=Template('{question}'), prompt=(Template('{question}!'),) * 10
+    )
     problem = MathQuestion('1+1', r'\boxed{2}', '2')
     found = list(variants(Example(row=0, content=problem), ScoreSpec(dataset='math', seeds=(3,)), templates))
     assert [example.variant for example in found] == [*(f'prompt:{number}' for number in range(10)), 'non_greedy:3']
-    posed: Posed = found[-1].content
-    assert (posed.text, posed.gold, posed.own_gold, posed.num_choices) == ('1+1', '2', '2', 0)
+    posed: PosedProblem = found[-1].content
+    assert (posed.text, posed.gold) == ('1+1', '2')
     assert found[0].content.text == '1+1!'
 
 

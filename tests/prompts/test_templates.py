@@ -13,7 +13,14 @@ from paths import ROOT, SHARED_DATA
 
 from llmfoundry_gauntlet.config.score import ScoreTask
 from llmfoundry_gauntlet.errors import ConfigError
-from llmfoundry_gauntlet.prompts.templates import OPTIONS_FORMAT, Template, Templates, prompts_file, read_templates
+from llmfoundry_gauntlet.prompts.templates import (
+    NO_TEMPLATE,
+    OPTIONS_FORMAT,
+    Template,
+    Templates,
+    prompts_file,
+    read_templates,
+)
 from llmfoundry_gauntlet.suite import load_suite
 
 ASK = {'prompt': '{question}{options}', 'options_format': '\n{letter}: {option}'}
@@ -163,10 +170,10 @@ def test_all_that_is_wrong_with_a_file_is_listed_at_once(tmp_path):
 
 def test_a_key_that_is_not_asked_for_may_be_missing(tmp_path):
     templates = read(tmp_path, {'prompt_robustness': FILE['prompt_robustness']}, perturbations='prompt')
-    assert (templates.option_order, templates.non_greedy, len(templates.prompt)) == (None, None, 10)
+    assert (templates.option_order, templates.non_greedy, len(templates.prompt)) == (NO_TEMPLATE, NO_TEMPLATE, 10)
     likely = {key: value for key, value in FILE.items() if key != 'non_greedy_robustness'}
-    assert read(tmp_path, likely, answers='likelihood').non_greedy is None
-    assert read(tmp_path, MATH_FILE, 'math').option_order is None
+    assert read(tmp_path, likely, answers='likelihood').non_greedy == NO_TEMPLATE
+    assert read(tmp_path, MATH_FILE, 'math').option_order == NO_TEMPLATE
 
 
 def test_prompts_of_math_have_no_options(tmp_path):
@@ -223,7 +230,7 @@ def test_without_a_file_ours_is_taken_that_below_the_data_first(tmp_path, monkey
 def test_our_own_files_load(dataset: str):
     templates = read_templates(task_of(dataset), ROOT / 'eval_data')
     assert len(templates.prompt) == 10
-    assert (templates.option_order is None) == (dataset == 'math')
+    assert (templates.option_order == NO_TEMPLATE) == (dataset == 'math')
 
 
 @pytest.mark.skipif(not UPSTREAM.is_dir(), reason=f"{UPSTREAM} is absent: upstream's prompts")

@@ -15,7 +15,7 @@ from llmfoundry_gauntlet.errors import ConfigError, DataError
 from llmfoundry_gauntlet.judging.likelihood import NON_FINITE
 from llmfoundry_gauntlet.judging.text import NON_FINITE_REPLY
 from llmfoundry_gauntlet.prompts.encode import Encoder
-from llmfoundry_gauntlet.prompts.perturbations import Posed
+from llmfoundry_gauntlet.prompts.perturbations import Posed, PosedProblem
 from llmfoundry_gauntlet.prompts.seeds import draw_seed
 from llmfoundry_gauntlet.prompts.templates import Template
 from llmfoundry_gauntlet.suite import load_suite
@@ -111,7 +111,7 @@ def test_a_reply_from_numbers_that_are_not_finite_is_unscored(dataset: str, extr
     assert found == Judgement(credit=None, reason=NON_FINITE_REPLY)
 
 
-SUM = Posed(MathQuestion('1/4+1/4?', '', r'\frac{1}{2}'), Template('{question}'), r'\frac{1}{2}')
+SUM = PosedProblem(MathQuestion('1/4+1/4?', '', r'\frac{1}{2}'), Template('{question}'))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmfoundry_gauntlet.judging.code.languages import COMPILER, runner
+from llmfoundry_gauntlet.judging.code.languages import COMPILER, RUNNERS, runner
 from llmfoundry_gauntlet.judging.code.programs import Program, signature_of
 from llmfoundry_gauntlet.judging.code.sandbox import (
     INSIDE,
@@ -118,7 +118,7 @@ def build_problem(program: Program, sandbox: Sandbox) -> Problem:
     server = SERVER.format(prelude=program.prelude, **parts)
     deadline = time.monotonic() + BUILD_SECONDS
     try:
-        built = [
+        built_test, built_server = [
             build(
                 f'{COMPILER} {COMMON} {options} "$FILES/{name}.cpp" -o "$TMPDIR/built" && cat "$TMPDIR/built"',
                 (*header_mounts(sandbox), runner('remote.hpp')),
@@ -130,9 +130,9 @@ def build_problem(program: Program, sandbox: Sandbox) -> Problem:
         ]
     except Undecided as reason:
         raise CannotJudge(f'the test: {reason}') from None
-    if None in built:
+    if built_test is None or built_server is None:
         raise failure('the test does not compile')
-    return Problem(*built)
+    return Problem(built_test, built_server)
 
 
 def test_of(program: Program, returns: str) -> str:
@@ -195,7 +195,7 @@ def compiled_header(sandbox: Sandbox) -> tuple[Mount, ...]:
         version = subprocess.run([COMPILER, '--version'], capture_output=True, check=True).stdout
     except subprocess.CalledProcessError as error:
         raise CannotJudge(f'{COMPILER} --version: {error}') from None
-    content = Path(header.source).read_bytes()
+    content = (RUNNERS / 'common.hpp').read_bytes()
     digest = hashlib.sha256(b'\0'.join([version, FLAGS.encode(), content])).hexdigest()[:16]
     compiled = folder / f'{digest}.gch'
     if not os.path.exists(compiled):

@@ -188,7 +188,7 @@ class Sandbox:
                 folder = tempfile.mkdtemp(prefix='gauntlet-')
                 after_failure.callback(shutil.rmtree, folder, ignore_errors=True)
             opened: list[int] = []
-            always.callback(lambda: [os.close(descriptor) for descriptor in opened])
+            always.callback(close_all, opened)
             process = subprocess.Popen(
                 self._line(command, folder, opened),
                 stdin=stdin,
@@ -318,6 +318,12 @@ def in_memory(content: bytes) -> int:
         raise
     os.lseek(descriptor, 0, os.SEEK_SET)
     return descriptor
+
+
+def close_all(descriptors: list[int]) -> None:
+    """Closes those that are in the list by now."""
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager

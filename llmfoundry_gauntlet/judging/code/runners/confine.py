@@ -45,10 +45,12 @@ class Program(ctypes.Structure):
     _fields_ = (('length', ctypes.c_ushort), ('code', ctypes.c_char_p))
 
 
-def call(name: str, *arguments: int | str | ctypes.Structure | ctypes.Array | None) -> None:
+def call(
+    name: str, *arguments: int | str | ctypes.Array[ctypes.c_uint32] | ctypes.Array[ctypes.c_char_p] | None
+) -> None:
     """Calls a function of the C library. Raises OSError."""
-    values = [ctypes.c_ulong(value) if isinstance(value, int) else value for value in arguments]
-    values = [os.fsencode(value) if isinstance(value, str) else value for value in values]
+    encoded = [os.fsencode(value) if isinstance(value, str) else value for value in arguments]
+    values = [ctypes.c_ulong(value) if isinstance(value, int) else value for value in encoded]
     if getattr(LIBC, name)(*values) == -1:
         said = ' '.join(value for value in arguments if isinstance(value, str))
         raise OSError(ctypes.get_errno(), f'{name}: {os.strerror(ctypes.get_errno())}', said)
@@ -235,7 +237,8 @@ def confine(capabilities: int, code: bytes | None) -> None:
     call('capset', header, (ctypes.c_uint32 * 6)(capabilities, capabilities, 0, 0, 0, 0))  # ambient ones go with them
     call('prctl', SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     if code is not None:
-        call('prctl', SET_SECCOMP, FILTER, ctypes.byref(Program(len(code) // 8, code)), 0, 0)
+        program = Program(len(code) // 8, code)
+        call('prctl', SET_SECCOMP, FILTER, ctypes.addressof(program), 0, 0)
 
 
 def become(command: list[str]) -> None:

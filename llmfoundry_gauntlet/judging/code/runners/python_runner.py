@@ -6,6 +6,9 @@
 CALLS, RESULTS and VERDICTS are descriptors. Standard input has a line of JSON with the completion's program, or one for
 each test, which is run in a process of its own with the next pair of descriptors. Calls and results are lines of JSON
 with plain values alone: what a test compares are its own objects of built-in types, whatever the completion returned.
+
+Every program waits for this to start, so it imports little, and types for the checker alone. Annotations are strings
+where they need those: `from __future__ import annotations` would hold for the programs that are compiled here as well.
 """
 
 import builtins
@@ -16,12 +19,19 @@ import sys
 import types
 from _json import encode_basestring_ascii, make_scanner  # json itself takes as long to load as Python
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, BinaryIO, NoReturn
+
 MAX_LINE = 64 * 2**20
 MAX_ITEMS = 10**6  # of an iterator
 IDLE_MILLISECONDS = 30_000
 LOADED_ONCE = ('math', 'typing')  # what most tests need, and takes long to load
 SMALL = 2**53
-DICT_KEYS, DICT_VALUES, DICT_ITEMS = type({}.keys()), type({}.values()), type({}.items())
+EMPTY: dict[object, object] = {}
+DICT_KEYS, DICT_VALUES, DICT_ITEMS = type(EMPTY.keys()), type(EMPTY.values()), type(EMPTY.items())
+COLLECTIONS: 'tuple[type[Any], ...]' = (tuple, set, frozenset)
 MODULES = {'Fraction': 'fractions', 'Decimal': 'decimal'}
 EXACT = {(module, kind) for kind, module in MODULES.items()}
 UNREADABLE = (
@@ -50,6 +60,8 @@ class CompletionFailed(Exception):
 class Raised:
     """Marks an exception that a call raised."""
 
+    reason: str
+
 
 class Numbers:
     """How a text of JSON is read."""
@@ -60,10 +72,11 @@ class Numbers:
     parse_constant = None
 
 
-scan = make_scanner(Numbers())
+how_to_read: 'Any' = Numbers()  # typeshed asks for a scanner here
+scan = make_scanner(how_to_read)
 
 
-def loads(text):
+def loads(text: str) -> 'Any':
     """What a text of JSON says, or ValueError."""
     try:
         value, end = scan(text, 0)
@@ -74,7 +87,7 @@ def loads(text):
     return value
 
 
-def dumps(value):
+def dumps(value: object) -> str:
     """A value of `encode` as JSON."""
     if isinstance(value, str):
         return encode_basestring_ascii(value)
@@ -87,7 +100,7 @@ def dumps(value):
     return repr(value)
 
 
-def encode(value):
+def encode(value: 'Any') -> object:
     """A plain value as JSON has it; subclasses as what they are made of."""
     if value is None or value is True or value is False:
         return value
@@ -103,10 +116,10 @@ def encode(value):
         return [encode(item) for item in list.__iter__(value)]
     if isinstance(value, dict):
         return {'dict': [[encode(key), encode(item)] for key, item in dict.items(value)]}
-    for kind, view in (('keys', DICT_KEYS), ('values', DICT_VALUES), ('items', DICT_ITEMS)):
+    for name, view in (('keys', DICT_KEYS), ('values', DICT_VALUES), ('items', DICT_ITEMS)):
         if type(value) is view:
-            return {kind: [encode(item) for item in value]}
-    for kind in (tuple, set, frozenset):
+            return {name: [encode(item) for item in value]}
+    for kind in COLLECTIONS:
         if isinstance(value, kind):
             return {kind.__name__: [encode(item) for item in kind.__iter__(value)]}
     if isinstance(value, (bytes, bytearray)):
@@ -127,7 +140,7 @@ def encode(value):
     raise NotPlain(type(value).__name__)
 
 
-def decode(value):
+def decode(value: 'Any') -> 'Any':
     """The built-in value that `encode` had, or ValueError."""
     if isinstance(value, list):
         return [decode(item) for item in value]
@@ -141,7 +154,7 @@ def decode(value):
     if kind == 'dict':
         return {decode(key): decode(item) for key, item in content}
     if kind in ('bytes', 'bytearray'):
-        return {'bytes': bytes, 'bytearray': bytearray}[kind].fromhex(content)
+        return (bytes if kind == 'bytes' else bytearray).fromhex(content)
     if kind in MODULES:
         return getattr(importlib.import_module(MODULES[kind]), kind)(content)
     items = [decode(item) for item in content]
@@ -153,30 +166,30 @@ def decode(value):
         return dict(enumerate(items)).values()
     if kind == 'complex':
         return complex(*items)
-    return {'tuple': tuple, 'set': set, 'frozenset': frozenset, 'range': range, 'iterator': iter}[kind](
-        *(items if kind == 'range' else [items])
-    )
+    kinds: dict[str, Callable[..., object]]
+    kinds = {'tuple': tuple, 'set': set, 'frozenset': frozenset, 'range': range, 'iterator': iter}
+    return kinds[kind](*(items if kind == 'range' else [items]))
 
 
-def send(stream, message):
+def send(stream: 'BinaryIO', message: dict[str, object]) -> None:
     """One line."""
     stream.write(dumps(message).encode() + b'\n')
     stream.flush()
 
 
-def builtin_name(error):
+def builtin_name(error: BaseException) -> str:
     """The name of an exception's nearest built-in class, which carries no text of the program's."""
     return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == 'builtins')
 
 
-def new_module():
+def new_module() -> 'dict[str, Any]':
     """An empty module that the code of a program runs in, known by its name as dataclasses want it."""
     module = types.ModuleType('program')
     sys.modules['program'] = module
     return module.__dict__
 
 
-def serve(program, calls, results):
+def serve(program: dict[str, str], calls: 'BinaryIO', results: 'BinaryIO') -> None:
     """Defines the completion's functions, then answers calls to the one that is asked for."""
     namespace = new_module()
     try:
@@ -186,6 +199,7 @@ def serve(program, calls, results):
         send(results, {'failed': f'{builtin_name(error)} before the first call'})
         return
     send(results, {'ready': True})
+    answer: dict[str, object]
     while line := calls.readline():
         try:
             message = loads(line.decode())
@@ -203,17 +217,17 @@ def serve(program, calls, results):
 class Candidate:
     """The completion's function, as the test sees it."""
 
-    def __init__(self, calls, results):
+    def __init__(self, calls: 'BinaryIO', results: 'BinaryIO') -> None:
         self._calls, self._results = calls, results
         self.num_calls = 0
-        self.failure = None  # kept beside the exception, which a test might catch
+        self.failure: str | None = None  # kept beside the exception, which a test might catch
 
-    def give_up(self, reason):
+    def give_up(self, reason: str) -> 'NoReturn':
         """Ends the test, whatever it catches."""
         self.failure = self.failure or reason
         raise CompletionFailed(reason) from None
 
-    def fail(self, failed):
+    def fail(self, failed: 'Any') -> 'NoReturn':
         """Raises in the test what a call raised, if that is a built-in exception."""
         name, _, when = failed.partition(' ') if isinstance(failed, str) else ('', '', '')
         if failed != NOT_PLAIN and (
@@ -230,7 +244,7 @@ class Candidate:
         error.reason = failed
         raise error
 
-    def answer(self):
+    def answer(self) -> 'Any':
         """What the completion says next."""
         line = self._results.readline(MAX_LINE)
         if not line:
@@ -247,7 +261,7 @@ class Candidate:
             self.fail(failed)
         return value
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: object, **kwargs: object) -> 'Any':
         """The result of a call."""
         self.num_calls += 1
         try:
@@ -257,7 +271,7 @@ class Candidate:
         return self.answer()
 
 
-def run_test(program, candidate):
+def run_test(program: 'dict[str, Any]', candidate: Candidate) -> str | None:
     """None where the completion passes, else why not."""
     try:
         candidate.answer()  # that it is ready
@@ -279,7 +293,7 @@ def run_test(program, candidate):
     return candidate.failure or (None if candidate.num_calls else 'the test makes no call')
 
 
-def run_pairs(pairs, candidate):
+def run_pairs(pairs: list[list[str]], candidate: Candidate) -> str | None:
     """Composer 0.17's rule: an output that is no expression stands for itself."""
     for given, wanted in pairs:
         arguments = eval(given, {})
@@ -292,21 +306,21 @@ def run_pairs(pairs, candidate):
     return None if pairs else 'there are no pairs of input and output'
 
 
-def judge(program, calls, results, verdicts):
+def judge(program: 'dict[str, Any]', calls: int, results: int, verdicts: int) -> None:
     """Runs one test and says what came of it."""
     reason = run_test(program, Candidate(os.fdopen(calls, 'wb'), os.fdopen(results, 'rb')))
     with os.fdopen(verdicts, 'wb') as stream:
         send(stream, {'passed': reason is None, 'reason': reason})
 
 
-def next_line():
+def next_line() -> bytes:
     """The next line of standard input; none at its end, or if there is none for a while."""
     waiting = select.poll()
     waiting.register(0, select.POLLIN)
     return sys.stdin.buffer.readline() if waiting.poll(IDLE_MILLISECONDS) else b''
 
 
-def run_tests(verdicts, pairs):
+def run_tests(verdicts: int, pairs: list[tuple[int, int]]) -> None:
     """Runs each test in a fork of this process, until there is none for a while."""
     for name in LOADED_ONCE:
         importlib.import_module(name)
@@ -325,9 +339,9 @@ def run_tests(verdicts, pairs):
         os._exit(0)
 
 
-def main(role, *descriptors):
+def main(role: str, *numbers: str) -> None:
     """Runs a program in its role."""
-    descriptors = [int(text) for text in descriptors]
+    descriptors = [int(text) for text in numbers]
     if role == 'tests':
         run_tests(descriptors[0], list(zip(descriptors[1::2], descriptors[2::2], strict=True)))
         return
