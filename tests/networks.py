@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 import transformers as hf
+from torch._dynamo.testing import CompileCounter
 
 from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel, Learned
 from llmfoundry_gauntlet.engine.plan import MASKED_ROWS, PADDED_ROWS, STREAM, Batch
@@ -239,3 +241,23 @@ def check_against_bare_forwards(
             assert abs(output.logprobs[j].sum() - logprobs.sum(dtype=np.float64)) <= tolerance
             assert output.is_argmax[j].tolist() == is_argmax.tolist()
             assert (output.num_top[j] > 0).tolist() == is_argmax.tolist()
+
+
+@contextmanager
+def compiled_for_training(model: Any) -> Iterator[Any]:
+    """The model compiled; a training step gives the same after the context, and needs no other compilation."""
+    counter = CompileCounter()
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=counter)
+    ids = torch.tensor([[3, 14, 15, 9, 26, 5, 35, 8, 9]])
+
+    def train_step() -> torch.Tensor:
+        return compiled(input_ids=ids, labels=ids, use_cache=False).loss
+
+    before = train_step()
+    num_graphs = counter.frame_count
+    assert num_graphs > 0
+    yield compiled
+    assert torch.equal(before, train_step())
+    assert counter.frame_count == num_graphs
+    torch._dynamo.reset()

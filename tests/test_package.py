@@ -2,15 +2,21 @@
 
 import subprocess
 import sys
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import pytest
 from paths import ROOT
 
 import llmfoundry_gauntlet
+from llmfoundry_gauntlet import EvaluationSettings, errors
+from llmfoundry_gauntlet.config import score, settings, specs
+from llmfoundry_gauntlet.config.settings import decode_settings
+from llmfoundry_gauntlet.config.yaml_files import read_yaml
 from llmfoundry_gauntlet.inputs import read_data
 from llmfoundry_gauntlet.suite import load_suite
 
+SOURCES = {'tasks': 'icl_tasks', 'gauntlet': 'eval_gauntlet', 'score': 'score'}
 HEAVY = ('torch', 'composer', 'transformers', 'datasets')
 
 
@@ -43,6 +49,38 @@ def test_imports_go_one_way():
     tool = Path(sys.executable).parent / 'lint-imports'
     done = subprocess.run([tool, '--no-cache'], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    'path', sorted((ROOT / 'yamls').rglob('*.yaml')), ids=lambda path: f'{path.parent.name}-{path.stem}'
+)
+def test_every_shipped_yaml_is_right(path: Path, monkeypatch):
+    """What it names as well: paths in it are relative to the repository."""
+    monkeypatch.chdir(ROOT)
+    values = read_yaml(path)
+    if path.parent.name == 'train':
+        values = values['callbacks']['eval_gauntlet']
+    if path.parent.name in ('train', 'eval'):
+        known = {item.name for item in fields(EvaluationSettings)}
+        found = decode_settings({key: value for key, value in values.items() if key in known})
+        assert load_suite(found.tasks, found.gauntlet, found.score).warnings == ()
+        return
+    sources = {key: path if name in values else None for key, name in SOURCES.items()}
+    suite = load_suite(**sources, is_partial='icl_tasks' not in values)
+    assert suite.tasks or suite.gauntlet
+
+
+def test_settings_are_frozen_and_take_names_alone():
+    for module in (score, settings, specs):
+        for name, value in vars(module).items():
+            if is_dataclass(value) and value.__module__ == module.__name__:
+                assert value.__dataclass_params__.frozen and all(item.kw_only for item in fields(value)), name
+                assert '__slots__' in vars(value), name
+
+
+def test_every_error_that_a_user_can_mend_is_public():
+    ours = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
+    assert ours and ours <= set(llmfoundry_gauntlet.__all__)
 
 
 def test_the_shipped_gauntlet_has_the_tasks_of_the_specification_and_all_data_are_there():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -186,35 +187,13 @@ REPLIES: Replies[ScoreTask, Any] = Replies(
     most_tokens=lambda task: task.score.max_new_tokens,
     is_verbatim=True,
 )
+score_type = partial(  # what the three have in common
+    TaskType, keys=ScoreTask, metrics=lambda task: (), read=read_variants, robustness=robustness
+)
 TASK_TYPES = (
-    TaskType(
-        name=SCORE_TASK_TYPES[GENERATE, False],
-        keys=ScoreTask,
-        metrics=lambda task: (),
-        read=read_variants,
-        ask=ask,
-        judge=judge_letter,
-        replies=REPLIES,
-        robustness=robustness,
+    score_type(name=SCORE_TASK_TYPES[GENERATE, False], ask=ask, judge=judge_letter, replies=REPLIES),
+    score_type(
+        name=SCORE_TASK_TYPES[LIKELIHOOD, False], ask=ask_letters, judge=judge_likelihood, judge_text=judge_text
     ),
-    TaskType(
-        name=SCORE_TASK_TYPES[LIKELIHOOD, False],
-        keys=ScoreTask,
-        metrics=lambda task: (),
-        read=read_variants,
-        ask=ask_letters,
-        judge=judge_likelihood,
-        judge_text=judge_text,
-        robustness=robustness,
-    ),
-    TaskType(
-        name=SCORE_TASK_TYPES[GENERATE, True],
-        keys=ScoreTask,
-        metrics=lambda task: (),
-        read=read_variants,
-        ask=ask,
-        judge=judge_expression,
-        replies=REPLIES,
-        robustness=robustness,
-    ),
+    score_type(name=SCORE_TASK_TYPES[GENERATE, True], ask=ask, judge=judge_expression, replies=REPLIES),
 )

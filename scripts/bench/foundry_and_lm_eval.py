@@ -193,6 +193,12 @@ class LMEval:
         self.model = HFLM(pretrained=model_folder, device=device, dtype='float32')
         self.warm = False
 
+    def pairs(self, task: dict[str, Any], rows_file: str, max_seq_len: int, num_items: int | None) -> list[Any]:
+        """Texts and continuations of a task's first rows, as llm-foundry asks them."""
+        tokenizer = build_tokenizer(self.model_folder, {})
+        with evaluator_over(task, Path(rows_file), tokenizer, max_seq_len, 1) as evaluator:
+            return text_pairs(evaluator.dataloader.dataloader.dataset, task['icl_task_type'], num_items)
+
     def measure(
         self,
         *,
@@ -203,9 +209,7 @@ class LMEval:
         num_items: int | None = None,
     ) -> dict[str, Any]:
         """The fields of Timing for the first `num_items` rows. A choice is chosen by its mean over tokens."""
-        tokenizer = build_tokenizer(self.model_folder, {})
-        with evaluator_over(task, Path(rows_file), tokenizer, max_seq_len, batch_size) as evaluator:
-            pairs = text_pairs(evaluator.dataloader.dataloader.dataset, task['icl_task_type'], num_items)
+        pairs = self.pairs(task, rows_file, max_seq_len, num_items)
         self.model._max_length, self.model.batch_size_per_gpu = max_seq_len, batch_size
         if not self.warm:
             self.model.loglikelihood(requests_of(pairs[:NUM_WARM_UP_ROWS]), disable_tqdm=True)
@@ -213,7 +217,7 @@ class LMEval:
         self.model.tokenizer = AutoTokenizer.from_pretrained(self.model_folder)
         requests = requests_of(pairs)
         wall, cpu, results = measure(lambda: self.model.loglikelihood(requests, disable_tqdm=True), self.device)
-        predictions = predictions_of(results, pairs, task['icl_task_type'], tokenizer)
+        predictions = predictions_of(results, pairs, task['icl_task_type'], build_tokenizer(self.model_folder, {}))
         return Timing(wall, cpu, predictions)._asdict()
 
 

@@ -17,9 +17,7 @@ from foundry_and_lm_eval import (
     LMEval,
     PredictionRecorder,
     evaluator_over,
-    text_pairs,
 )
-from llmfoundry.utils.builders import build_tokenizer
 from lm_eval.api.instance import Instance
 from timing import Timing, measure
 from transformers import AutoTokenizer
@@ -62,10 +60,7 @@ class LMEvalReplies(LMEval):
         num_items: int | None = None,
     ) -> dict[str, Any]:
         """The fields of Timing for the first `num_items` rows."""
-        tokenizer = build_tokenizer(self.model_folder, {})
-        with evaluator_over(task, Path(rows_file), tokenizer, max_seq_len, batch_size) as evaluator:
-            pairs = text_pairs(evaluator.dataloader.dataloader.dataset, task['icl_task_type'], num_items)
-        prompts = [prompt for ((prompt, _),) in pairs]
+        prompts = [prompt for ((prompt, _),) in self.pairs(task, rows_file, max_seq_len, num_items)]
         limit = task['generation_kwargs']['max_new_tokens']
         self.model._max_length, self.model.batch_size_per_gpu = max_seq_len, batch_size
         if not self.warm:

@@ -8,11 +8,9 @@ next, 4,618 changed answers and 63 odd ones. All were the same but for 25 with t
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
-from paths import SHARED_DATA
 
 from llmfoundry_gauntlet.judging.mathematics import (
     Comparer,
@@ -191,25 +189,7 @@ EQUAL_TO_THE_NEXT = (
 
 
 @pytest.fixture(scope='module')
-def comparer() -> Iterator[Comparer]:
-    with Comparer() as comparer:
-        yield comparer
-
-
-@pytest.fixture(scope='module')
-def rows() -> list[dict[str, str]]:
-    folder = SHARED_DATA / 'score' / 'hendrycks_math'
-    if not folder.is_dir():
-        pytest.skip('MATH (../shared/data/score/hendrycks_math) is not here')
-    return [json.loads(line) for path in sorted(folder.glob('*.jsonl')) for line in path.open()]
-
-
-@pytest.fixture(scope='module')
-def golds(rows: list[dict[str, str]]) -> list[str]:
-    path = SHARED_DATA / 'score' / 'upstream_prompts' / 'to_be_fixed_questions.json'
-    if not path.is_file():
-        pytest.skip("the reference's fix table (../shared/data/score/upstream_prompts) is not here")
-    fixes = {row['problem']: row['answer'] for row in json.loads(path.read_text())}
+def golds(rows: list[dict[str, str]], fixes: dict[str, str]) -> list[str]:
     return [reference_gold_of(row['problem'], row['solution'], fixes) for row in rows]
 
 
