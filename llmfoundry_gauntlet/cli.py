@@ -35,6 +35,19 @@ Confinement = Annotated[
     str, typer.Option('--sandbox', help='Of programs: auto is isolation; rlimits and none do with less.')
 ]
 DataRoot = Annotated[str, typer.Option('--data-root', help='Folder that the paths of data files are relative to.')]
+Out = Annotated[Path, typer.Option('--out', help='Folder for results.json and samples/.')]
+Model = Annotated[str | None, typer.Option(help='Hugging Face folder or name, or a Composer checkpoint.')]
+Outputs = Annotated[Path | None, typer.Option(help="JSON lines with somebody else's answers, to be marked.")]
+OfModel = Annotated[str | None, typer.Option(help="In place of the model's own.")]
+Length = Annotated[int | None, typer.Option(help="Longest prompt in tokens. Default: the model's.")]
+Tokens = Annotated[str, typer.Option(help='auto, or the tokens of a batch.')]
+Device = Annotated[str | None, typer.Option(help='cpu or gpu. Default: a GPU where there is one.')]
+Precision = Annotated[str | None, typer.Option(help='fp32, amp_bf16 or amp_fp16.')]
+Truncation = Annotated[str | None, typer.Option(help='drop_shots or reference.')]
+Partial = Annotated[
+    bool, typer.Option('--allow-missing', help='With --outputs: score tasks over the items that have an answer.')
+]
+Overwrite = Annotated[bool, typer.Option('--overwrite', help='Replace what is in --out.')]
 
 
 @app.callback()
@@ -46,27 +59,25 @@ def root(
 
 @app.command()
 def run(
-    out: Annotated[Path, typer.Option('--out', help='Folder for results.json and samples/.')],
+    out: Out,
     tasks: Tasks = None,
     score: Score = None,
-    model: Annotated[str | None, typer.Option(help='Hugging Face folder or name, or a Composer checkpoint.')] = None,
-    outputs: Annotated[Path | None, typer.Option(help="JSON lines with somebody else's answers, to be marked.")] = None,
+    model: Model = None,
+    outputs: Outputs = None,
     gauntlet: Gauntlet = None,
     data_root: DataRoot = 'eval_data',
-    tokenizer: Annotated[str | None, typer.Option(help="In place of the model's own.")] = None,
-    model_config: Annotated[str | None, typer.Option(help="In place of the model's own.")] = None,
-    max_seq_len: Annotated[int | None, typer.Option(help="Longest prompt in tokens. Default: the model's.")] = None,
-    tokens_per_batch: Annotated[str, typer.Option(help='auto, or the tokens of a batch.')] = 'auto',
-    device: Annotated[str | None, typer.Option(help='cpu or gpu. Default: a GPU where there is one.')] = None,
-    precision: Annotated[str | None, typer.Option(help='fp32, amp_bf16 or amp_fp16.')] = None,
+    tokenizer: OfModel = None,
+    model_config: OfModel = None,
+    max_seq_len: Length = None,
+    tokens_per_batch: Tokens = 'auto',
+    device: Device = None,
+    precision: Precision = None,
     semantics: Semantics = 'corrected',
-    truncation: Annotated[str | None, typer.Option(help='drop_shots or reference.')] = None,
+    truncation: Truncation = None,
     fewshot: Fewshot = 'reference',
     sandbox: Confinement = 'auto',
-    allow_missing: Annotated[
-        bool, typer.Option('--allow-missing', help='With --outputs: score tasks over the items that have an answer.')
-    ] = False,
-    overwrite: Annotated[bool, typer.Option('--overwrite', help='Replace what is in --out.')] = False,
+    allow_missing: Partial = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Evaluates a model, or marks answers that came from elsewhere, and prints the scores.
 
