@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 REFERENCE := .venv-reference
 REFERENCE_READY := $(REFERENCE)/.ready
-PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile --durations 20
 
 .PHONY: help demo test test-all lint mutants bench reference clean
 
@@ -13,7 +13,7 @@ help:
 	@echo 'make demo       train a tiny model on two ranks, evaluated by the gauntlet at every checkpoint'
 	@echo 'make test       run the tests'
 	@echo 'make test-all   the long ones too'
-	@echo 'make lint       style and the direction of imports'
+	@echo 'make lint       style, types and the direction of imports'
 	@echo 'make mutants    put faults into a copy of the code, one by one, and show which test notices each'
 	@echo 'make bench      time our evaluation, llm-foundry and lm-eval side by side; QUICK=1 in ten minutes,'
 	@echo '                PART=planning what comes before the model, PART=generation replies, PART=programs programs,'
@@ -39,6 +39,7 @@ test-all: $(READY) $(REFERENCE_READY)
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
 mutants: $(READY)

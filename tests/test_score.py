@@ -1,4 +1,7 @@
-"""SCORE from end to end: tiny models, our own rows, records and the metric stream."""
+"""SCORE from end to end: tiny models, our own rows, records and the metric stream.
+
+In one long file, as its tests share evaluations that take their time.
+"""
 
 from __future__ import annotations
 

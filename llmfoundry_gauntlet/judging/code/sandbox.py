@@ -8,6 +8,9 @@ Where bubblewrap is absent, util-linux' `unshare` and a launcher of ours do the 
 called in one of two ways. As root the program is given a user id of its own, which owns nothing. A plain user gets a
 user namespace. Where neither works nothing is run, unless the caller asks for `rlimits` (limits alone: the program sees
 the user's files and the network) or `none`.
+
+Not covered: under bubblewrap the names of empty files in `/tmp` take memory that is counted nowhere (a program that
+makes nothing else gets to 750 MB), and with `rlimits` or `none` a program may leave its process group and live on.
 """
 
 from __future__ import annotations

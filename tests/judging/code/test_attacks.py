@@ -1,7 +1,8 @@
 """Hostile completions: each is marked wrong and leaves nothing behind, and the next item is judged as ever.
 
 The right answer is a word that the program could only have by breaking out, so an attack that succeeds passes its test
-here and fails this one. Each is bounded in itself, and aims at what the test made.
+here and fails this one. Each is bounded in itself, and aims at what the test made. They are in one long file, as a few
+tests try each in every language and way of confinement.
 """
 
 from __future__ import annotations

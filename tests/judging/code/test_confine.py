@@ -1,4 +1,7 @@
-"""`confine.py` in bubblewrap's place, with the options that `Sandbox` has for bubblewrap, in all ways there are."""
+"""`confine.py` in bubblewrap's place, with the options that `Sandbox` has for bubblewrap, in all ways there are.
+
+In one long file: each way goes through the same checks.
+"""
 
 from __future__ import annotations
 
