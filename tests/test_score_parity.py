@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from paths import FIXTURES, SHARED_DATA
+from reference_accuracy import ReferenceAccuracy, reference_accuracy
 from score_replies import CannedReplies, agieval_question, math_question, mmlu_pro_question
 
 from llmfoundry_gauntlet.config.settings import EvaluationSettings
@@ -20,7 +21,6 @@ from llmfoundry_gauntlet.inputs import load_data, text_tasks
 from llmfoundry_gauntlet.judging.letters import reference_letter
 from llmfoundry_gauntlet.marking import mark_answers
 from llmfoundry_gauntlet.prompts.perturbations import perturbation_of, seed_of
-from llmfoundry_gauntlet.scores.reference_consistency import ReferenceAccuracy, reference_accuracy
 from llmfoundry_gauntlet.tasks.robustness import REFERENCE_LABELS, variant_result
 from llmfoundry_gauntlet.values import Answer, ItemKey
 

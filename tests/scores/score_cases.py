@@ -3,8 +3,10 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from reference_accuracy import reference_accuracy
+
 from llmfoundry_gauntlet.scores.consistency import VariantResult
-from llmfoundry_gauntlet.scores.reference_consistency import reference_accuracy, reference_consistency_rate
+from llmfoundry_gauntlet.scores.reference_consistency import reference_consistency_rate
 
 LABELS = {'mmlu_pro': 'ABCDEFGHIJ', 'agieval': 'ABCD', 'math': ''}
 

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from paths import FIXTURES
+from reference_accuracy import reference_accuracy
 from score_cases import differences
 
 from llmfoundry_gauntlet.scores.consistency import VariantResult, perturbation_score
-from llmfoundry_gauntlet.scores.reference_consistency import reference_accuracy, reference_consistency_rate
+from llmfoundry_gauntlet.scores.reference_consistency import reference_consistency_rate
 from llmfoundry_gauntlet.values import Measure
 
 RECORDED = json.loads((FIXTURES / 'score' / 'functions.json').read_text(encoding='utf-8'))
