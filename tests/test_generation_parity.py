@@ -31,7 +31,7 @@ from llmfoundry_gauntlet.scores.keys import task_measures
 from llmfoundry_gauntlet.values import Generation, ItemKey, ItemResult
 
 LONG = 100  # tokens of a reply
-NUM_OF_LONG = 6
+NUM_OF_LONG = 3
 WAYS = {'rotary_bos': STREAM, 'alibi_pad_eos': TUPLES}
 
 

@@ -72,7 +72,7 @@ def test_one_two_and_three_ranks_give_identical_items_and_metrics(folder: Path):
     assert evaluate(folder, 3) == one
 
 
-@pytest.mark.parametrize('num_ranks', [1, 2])
+@pytest.mark.parametrize('num_ranks', [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_training_with_evaluation_is_bitwise_training_without(folder: Path, num_ranks: int):
     """Weights, optimizer and random states; fails when the evaluator's loader is a torch DataLoader."""
     for mode in ('without', 'with'):

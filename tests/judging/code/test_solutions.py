@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from paths import ROOT
@@ -64,10 +66,16 @@ def test_our_own_solutions_pass(label: str, rule: str):
     assert checked.num_solutions >= 8 and checked.failures == {}
 
 
-SLOW = [pytest.param('human_eval_cpp', marks=pytest.mark.slow)]  # minutes of compiling
+# Minutes of compiling, and the problems of human_eval again.
+SLOW = ('human_eval_cpp', 'human_eval_25', 'human_eval_50', 'human_eval_75')
 
 
-@pytest.mark.parametrize('label', [*(label for label in TESTED if label != 'human_eval_cpp'), *SLOW])
+def labels(known: Iterable[str]) -> list[Any]:
+    """All, the long ones marked."""
+    return [pytest.param(label, marks=[pytest.mark.slow] if label in SLOW else []) for label in known]
+
+
+@pytest.mark.parametrize('label', labels(TESTED))
 def test_the_solutions_of_human_eval_pass_but_where_its_data_are_wrong(label: str, real_data: Path):
     checked = check(label, real_data)
     assert (checked.num_solutions, failing(checked, real_data, label)) == TESTED[label], checked.failures
@@ -84,7 +92,7 @@ def test_some_solutions_in_cpp_pass(real_data: Path, tmp_path: Path):
     assert checked.num_solutions >= 14 and checked.failures == {}
 
 
-@pytest.mark.parametrize('label', [*(label for label in PAIRS if label != 'human_eval_cpp'), *SLOW])
+@pytest.mark.parametrize('label', labels(PAIRS))
 def test_by_pairs_of_inputs_and_outputs_composers_failures_are_ours(label: str, real_data: Path):
     checked = check(label, real_data, rule='io_pairs')
     assert (checked.num_solutions, failing(checked, real_data, label)) == PAIRS[label], checked.failures
