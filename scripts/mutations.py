@@ -366,7 +366,7 @@ MUTATIONS = (
         'an installed type in place of ours',
         'tasks/__init__.py',
         'if task_type.name in types:',
-        'if task_type is types.get(task_type.name):',
+        'if not types:',
         'test_extending.py',
     ),
     Mutation(
