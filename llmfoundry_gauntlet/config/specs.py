@@ -47,7 +47,7 @@ class TaskSpec:
     fewshot_random_seed: int = 1234
     max_seq_len: int | None = None
     batch_size: int | None = None  # accepted and without effect: batches are made by tokens
-    pad_tok_id: int | None = None
+    pad_tok_id: int | None = None  # likewise: padding is masked
     context_key: str | None = None
     answer_key: str | None = None
     hf_loading_vars: dict[str, Any] | None = None
