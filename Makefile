@@ -5,14 +5,15 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 REFERENCE := .venv-reference
 REFERENCE_READY := $(REFERENCE)/.ready
-PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile --durations 20
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder --durations 20
 
-.PHONY: help demo test test-all lint mutants bench reference clean
+.PHONY: help demo test test-ranks test-all lint mutants bench reference clean
 
 help:
 	@echo 'make demo       train a tiny model on two ranks, evaluated by the gauntlet at every checkpoint'
 	@echo 'make test       run the tests'
-	@echo 'make test-all   the long ones too'
+	@echo 'make test-ranks the long ones on several ranks, and of MATH, as CI runs them too'
+	@echo 'make test-all   all the long ones, which want the reference environment'
 	@echo 'make lint       style, types and the direction of imports'
 	@echo 'make mutants    put faults into a copy of the code, one by one, and show which test notices each'
 	@echo 'make bench      time our evaluation, llm-foundry and lm-eval side by side; QUICK=1 in ten minutes,'
@@ -32,6 +33,9 @@ demo: $(READY)
 
 test: $(READY)
 	$(PYTEST) -m 'not slow'
+
+test-ranks: $(READY)
+	$(PYTEST) -m slow tests/integration tests/test_score_parity.py
 
 test-all: $(READY) $(REFERENCE_READY)
 	$(PYTEST)

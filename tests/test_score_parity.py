@@ -55,7 +55,7 @@ class Marked:
         return ItemKey(task=task, row=item['row'], file=file, variant=variant)
 
 
-@pytest.fixture(scope='module', params=PROMPTS)
+@pytest.fixture(scope='module', params=['mmlu_pro', 'agieval', pytest.param('math', marks=pytest.mark.slow)])
 def marked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Marked:
     """All rows of a data set's recording, asked and marked."""
     return mark(request.param, tmp_path_factory.mktemp('data'))

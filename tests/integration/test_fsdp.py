@@ -14,6 +14,7 @@ import pytest
 import tiny
 from paths import ROOT
 
+pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
 INSTRUCTION = 'The same long instruction stands before each one of all of these questions. '
 # The first runs in a stream; the second has no stream and no masked rows, and says so in the middle of a forward.

@@ -22,7 +22,7 @@ def rows() -> list[dict[str, str]]:
     folder = SHARED_DATA / 'score' / 'hendrycks_math'
     if not folder.is_dir():
         pytest.skip('MATH (../shared/data/score/hendrycks_math) is not here')
-    return [json.loads(line) for path in sorted(folder.glob('*.jsonl')) for line in path.open()]
+    return [json.loads(line) for path in sorted(folder.glob('*.jsonl')) for line in path.read_bytes().splitlines()]
 
 
 @pytest.fixture(scope='module')

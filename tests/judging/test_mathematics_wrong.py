@@ -241,6 +241,6 @@ def test_no_wrong_answer_to_a_real_gold_is_accepted(seed: int):
     folder = SHARED_DATA / 'score' / 'hendrycks_math'
     if not folder.is_dir():
         pytest.skip('MATH (../shared/data/score/hendrycks_math) is not here')
-    rows = [json.loads(line) for path in sorted(folder.glob('*.jsonl')) for line in path.open()]
+    rows = [json.loads(line) for path in sorted(folder.glob('*.jsonl')) for line in path.read_bytes().splitlines()]
     golds = sorted({gold_of(row['problem'], row['solution'], None) for row in rows})
     assert_none_accepted(list(wrong_answers(golds, NUM_WRONG, seed)))
