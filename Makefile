@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile --no-
 help:
 	@echo 'make demo       train a tiny model on two ranks, evaluated by the gauntlet at every checkpoint'
 	@echo 'make test       run the tests'
-	@echo 'make test-ranks the long ones on several ranks, and of MATH, as CI runs them too'
+	@echo 'make test-ranks the long ones on several ranks, and of MATH; CI runs both'
 	@echo 'make test-all   all the long ones, which want the reference environment'
 	@echo 'make lint       style, types and the direction of imports'
 	@echo 'make mutants    put faults into a copy of the code, one by one, and show which test notices each'

@@ -6,9 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from paths import ROOT
 from programs import can_run_all
 
+pytestmark = pytest.mark.slow
 BIN = Path(sys.executable).parent
 CATEGORIES = {
     'world_knowledge',
