@@ -81,6 +81,7 @@ def test_the_solutions_of_human_eval_pass_but_where_its_data_are_wrong(label: st
     assert (checked.num_solutions, failing(checked, real_data, label)) == TESTED[label], checked.failures
 
 
+@pytest.mark.slow
 def test_some_solutions_in_cpp_pass(real_data: Path, tmp_path: Path):
     """The shortest, and those whose functions have names of the C++ library's."""
     lines = (real_data / 'programming' / FILES['human_eval_cpp']).read_text(encoding='utf-8').splitlines()
@@ -92,7 +93,8 @@ def test_some_solutions_in_cpp_pass(real_data: Path, tmp_path: Path):
     assert checked.num_solutions >= 14 and checked.failures == {}
 
 
-@pytest.mark.parametrize('label', labels(PAIRS))
+@pytest.mark.slow
+@pytest.mark.parametrize('label', PAIRS)
 def test_by_pairs_of_inputs_and_outputs_composers_failures_are_ours(label: str, real_data: Path):
     checked = check(label, real_data, rule='io_pairs')
     assert (checked.num_solutions, failing(checked, real_data, label)) == PAIRS[label], checked.failures
