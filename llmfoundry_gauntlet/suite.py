@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llmfoundry_gauntlet.config.decode import Problems, decode, describe, suggestion
-from llmfoundry_gauntlet.config.score import check_labels, read_score
+from llmfoundry_gauntlet.config.score import ScoreTask, check_labels, read_score
 from llmfoundry_gauntlet.config.sources import read_key, source_name
 from llmfoundry_gauntlet.config.specs import GauntletSpec, TaskSpec, task_key
 from llmfoundry_gauntlet.errors import ConfigError
@@ -27,13 +27,17 @@ ScoreSource = str | Path | Mapping[str, Any] | Sequence[Any]
 class Suite:
     """What an evaluation asks: checked tasks, each at one number of shots, and the gauntlet over them, if any.
 
-    The last `num_score` are SCORE's.
+    Those of SCORE stand last.
     """
 
     tasks: tuple[TaskSpec, ...]
-    num_score: int
     gauntlet: GauntletSpec | None
     warnings: tuple[str, ...]
+
+    @property
+    def num_score(self) -> int:
+        """How many tasks are SCORE's."""
+        return sum(isinstance(task, ScoreTask) for task in self.tasks)
 
 
 def load_suite(
@@ -66,7 +70,7 @@ def load_suite(
         warnings += unknown_averages(spec, source_name(gauntlet, GAUNTLET_KEY))
     each = tuple(task.at(num_shots) for task in specs for num_shots in task.num_fewshot)
     score_tasks = tuple(score_spec.task(specs) for score_spec in score_specs.values())
-    return Suite(tasks=(*each, *score_tasks), num_score=len(score_tasks), gauntlet=spec, warnings=tuple(warnings))
+    return Suite(tasks=(*each, *score_tasks), gauntlet=spec, warnings=tuple(warnings))
 
 
 def read_tasks(source: TasksSource, found: list[str], broken: set[str]) -> tuple[TaskSpec, ...]:
