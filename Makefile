@@ -18,7 +18,8 @@ help:
 	@echo 'make mutants    put faults into a copy of the code, one by one, and show which test notices each'
 	@echo 'make bench      time our evaluation, llm-foundry and lm-eval side by side; QUICK=1 in ten minutes,'
 	@echo '                PART=planning what comes before the model, PART=generation replies, PART=programs programs,'
-	@echo '                PART=score the variants of SCORE together and apart, and against lm-eval'
+	@echo '                PART=score the variants of SCORE together and apart, and against lm-eval,'
+	@echo '                PART=budget a training whose evaluations have 10 s, and 30 s'
 	@echo 'make reference  the environment with llm-foundry and lm-eval that bench and the recorder use'
 
 $(READY): pyproject.toml requirements/constraints.txt
@@ -57,7 +58,7 @@ $(REFERENCE_READY): pyproject.toml requirements/reference.txt
 
 reference: $(REFERENCE_READY)
 
-bench: $(READY) $(if $(filter planning fixed_shots programs,$(PART)),,$(REFERENCE_READY))
+bench: $(READY) $(if $(filter planning fixed_shots programs budget,$(PART)),,$(REFERENCE_READY))
 	$(BIN)/python scripts/bench/$(or $(PART),run).py $(if $(QUICK),--quick)
 
 clean:

@@ -44,10 +44,19 @@ Tokens = Annotated[str, typer.Option(help='auto, or the tokens of a batch.')]
 Device = Annotated[str | None, typer.Option(help='cpu or gpu. Default: a GPU where there is one.')]
 Precision = Annotated[str | None, typer.Option(help='fp32, amp_bf16 or amp_fp16.')]
 Truncation = Annotated[str | None, typer.Option(help='drop_shots or reference.')]
+Recorded = Annotated[Path | None, typer.Option('--from', help='Folder of an earlier run, to be scored again.')]
+Limit = Annotated[int | None, typer.Option('--limit', help='At most so many items of each task, the same always.')]
+Budget = Annotated[
+    str | None, typer.Option('--time-budget', help="What may be taken, such as '120s': the items that fit.")
+]
 Partial = Annotated[
-    bool, typer.Option('--allow-missing', help='With --outputs: score tasks over the items that have an answer.')
+    bool,
+    typer.Option('--allow-missing', help='With --outputs or --from: score tasks over the items that have an answer.'),
 ]
 Overwrite = Annotated[bool, typer.Option('--overwrite', help='Replace what is in --out.')]
+
+Resume = Annotated[bool, typer.Option('--resume', help='Go on with an evaluation in --out that was cut off.')]
+Repair = Annotated[bool, typer.Option('--repair-journal', help='With --resume: drop damaged lines of its journal.')]
 
 
 @app.callback()
@@ -64,6 +73,7 @@ def run(
     score: Score = None,
     model: Model = None,
     outputs: Outputs = None,
+    recorded: Recorded = None,
     gauntlet: Gauntlet = None,
     data_root: DataRoot = 'eval_data',
     tokenizer: OfModel = None,
@@ -76,24 +86,30 @@ def run(
     truncation: Truncation = None,
     fewshot: Fewshot = 'reference',
     sandbox: Confinement = 'auto',
+    limit: Limit = None,
+    time_budget: Budget = None,
     allow_missing: Partial = False,
     overwrite: Overwrite = False,
+    resume: Resume = False,
+    repair_journal: Repair = False,
 ) -> None:
-    """Evaluates a model, or marks answers that came from elsewhere, and prints the scores.
+    """Evaluates a model, marks answers that came from elsewhere, or scores an earlier run again; prints the scores.
 
     gauntlet run --model runs/demo/checkpoints/latest-rank0.pt --tasks yamls/tasks/gauntlet_v0.1.yaml
     --gauntlet yamls/gauntlets/eval_gauntlet_v0.1.yaml --out runs/demo/eval
 
     gauntlet run --model MODEL --score yamls/score/mmlu_pro.yaml --out runs/mmlu_pro
+
+    gauntlet run --from runs/mmlu_pro --out runs/mmlu_pro_again
     """
     from llmfoundry_gauntlet.report.tables import print_runs
 
     logging.basicConfig(format='%(message)s')
     logging.getLogger('llmfoundry_gauntlet').setLevel(logging.INFO)
-    if (model is None) == (outputs is None):
-        raise ConfigError('give either --model, or --outputs with answers from elsewhere')
-    if tasks is None and score is None:
-        raise ConfigError('nothing to evaluate: give --tasks, --score or both')
+    if [model, outputs, recorded].count(None) != 2:
+        raise ConfigError('give one of --model, --outputs with answers from elsewhere, and --from with an earlier run')
+    if model is None and (resume or time_budget is not None):
+        raise ConfigError('--resume and --time-budget belong to --model: answers and earlier runs are marked at once')
     shared = {
         'tasks': tasks,
         'gauntlet': gauntlet,
@@ -102,14 +118,24 @@ def run(
         'semantics': semantics,
         'fewshot': fewshot,
         'sandbox': sandbox,
+        'subset_items': limit,
     }
-    if outputs is not None:
+    if recorded is not None:
+        if (tasks, score, semantics, fewshot, limit) != (None, None, 'corrected', 'reference', None):
+            raise ConfigError(
+                '--from keeps what was asked and how it was marked; leave --tasks, --score, --semantics, --fewshot and '
+                '--limit out'
+            )
+        score_again(recorded, out, gauntlet, allow_missing=allow_missing, overwrite=overwrite)
+    elif tasks is None and score is None:
+        raise ConfigError('nothing to evaluate: give --tasks, --score or both')
+    elif outputs is not None:
         mark(outputs, out, shared, allow_missing=allow_missing, overwrite=overwrite)
     elif model is not None:
         from llmfoundry_gauntlet.composer import evaluate
 
         if allow_missing:
-            raise ConfigError('--allow-missing belongs to --outputs: a model answers every item')
+            raise ConfigError('--allow-missing belongs to --outputs and --from: a model answers every item')
         evaluate(
             model,
             out=out,
@@ -118,7 +144,10 @@ def run(
             device=device,
             precision=precision,
             overwrite=overwrite,
+            resume=resume,
+            repair_journal=repair_journal,
             max_seq_len=max_seq_len,
+            time_budget=time_budget,
             tokens_per_batch=int(tokens_per_batch) if tokens_per_batch.isdecimal() else tokens_per_batch,
             truncation=truncation,
             **shared,
@@ -143,6 +172,65 @@ def mark(outputs: Path, out: Path, settings: dict[str, Any], *, allow_missing: b
     write_records(out, evaluation, model=model, environment={'python': platform.python_version()}, training=None)
 
 
+def score_again(recorded: Path, out: Path, gauntlet: Path | None, *, allow_missing: bool, overwrite: bool) -> None:
+    """Makes all metrics of an earlier run again and writes the records. Raises GauntletError."""
+    from llmfoundry_gauntlet.records.results import check_out, write_again
+    from llmfoundry_gauntlet.records.runs import read_run, summarize_again
+    from llmfoundry_gauntlet.suite import load_gauntlet
+
+    if recorded.resolve() == out.resolve():
+        raise ConfigError(f'{out}: is the earlier run itself; give another folder')
+    check_out(out, overwrite=overwrite)
+    run = read_run(recorded)
+    spec = None if gauntlet is None else load_gauntlet(gauntlet)
+    write_again(out, summarize_again(run, spec, allow_missing=allow_missing), run.record)
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help='Folders of evaluations, or of several at training checkpoints.')],
+    metric: Annotated[str | None, typer.Option(help='To compare in place of the accuracy, as GoldBitsPerByte.')] = None,
+    allow_missing: Annotated[
+        bool, typer.Option('--allow-missing', help='Compare tasks over the items that are scored.')
+    ] = False,
+    as_json: Annotated[bool, typer.Option('--json', help='Print JSON in place of tables.')] = False,
+) -> None:
+    """What runs have more than the first, item by item, with errors; or the course of one run over its checkpoints.
+
+    Of a folder with several evaluations, beside others, the last one is taken.
+
+    gauntlet compare runs/baseline runs/candidate
+
+    gauntlet compare runs/demo
+    """
+    from llmfoundry_gauntlet.records.results import find_results
+    from llmfoundry_gauntlet.records.runs import read_run, read_runs
+    from llmfoundry_gauntlet.report import comparison
+    from llmfoundry_gauntlet.report.comparison_tables import (
+        comparison_json,
+        courses_json,
+        print_comparisons,
+        print_courses,
+    )
+
+    if len(runs) == 1:
+        found = read_runs(runs[0])
+        if len(found) == 1:
+            raise ConfigError(f'{runs[0]}: holds one evaluation; name another run to compare it with')
+        courses = comparison.courses(found, metric=metric, allow_missing=allow_missing)
+        if as_json:
+            typer.echo(courses_json(courses))
+        else:
+            print_courses(found, courses)
+        return
+    first, *others = [read_run(find_results(folder)[-1][0]) for folder in runs]
+    compared = [comparison.compare(first, other, metric=metric, allow_missing=allow_missing) for other in others]
+    if as_json:
+        typer.echo(comparison_json(compared))
+    else:
+        print_comparisons(compared, metric)
+
+
 @app.command()
 def export(
     out: Annotated[Path, typer.Option('--out', help='File for the requests, a JSON line each.')],
@@ -157,6 +245,7 @@ def export(
     ] = None,
     semantics: Semantics = 'corrected',
     fewshot: Fewshot = 'reference',
+    limit: Limit = None,
     overwrite: Annotated[bool, typer.Option('--overwrite', help='Replace the file.')] = False,
 ) -> None:
     """Writes the requests of all tasks for a server or an API; `gauntlet run --outputs` marks what it answers.
@@ -172,7 +261,14 @@ def export(
         raise RecordError(f'{out}: is there already; give another file, or --overwrite to replace it')
     if tasks is None and score is None:
         raise ConfigError('nothing to export: give --tasks, --score or both')
-    settings = {'tasks': tasks, 'score': score, 'data_root': data_root, 'semantics': semantics, 'fewshot': fewshot}
+    settings = {
+        'tasks': tasks,
+        'score': score,
+        'data_root': data_root,
+        'semantics': semantics,
+        'fewshot': fewshot,
+        'subset_items': limit,
+    }
     data = load_data(decode_settings(settings, 'export'), runs_programs=False)
     for warning in data.warnings:
         typer.echo(f'warning: {warning}')

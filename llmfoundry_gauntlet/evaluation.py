@@ -9,15 +9,17 @@ evaluation = conclude(planned, results, seconds)                all items, exact
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
-from llmfoundry_gauntlet.config.specs import TaskSpec
+from llmfoundry_gauntlet.config.specs import GauntletSpec, TaskSpec
 from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, STREAM, Batch, longest_row, plan
 from llmfoundry_gauntlet.engine.pools import Pool, plan_pools
-from llmfoundry_gauntlet.inputs import EvaluationData, tasks_with_data
+from llmfoundry_gauntlet.inputs import EvaluationData, tasks_with_data, with_subsets
 from llmfoundry_gauntlet.judging.code.workers import workers
 from llmfoundry_gauntlet.prompts.cache import NO_CACHE, TokenCache
 from llmfoundry_gauntlet.prompts.encode import Encoder
@@ -26,7 +28,7 @@ from llmfoundry_gauntlet.scores.consistency import PerturbationScore
 from llmfoundry_gauntlet.scores.keys import metric_stream
 from llmfoundry_gauntlet.scores.metrics import task_score
 from llmfoundry_gauntlet.tasks import metrics_of, type_of
-from llmfoundry_gauntlet.tasks.items import Preparation, item_result, with_samples
+from llmfoundry_gauntlet.tasks.items import Preparation, alone_items, item_result, with_alone, with_samples
 from llmfoundry_gauntlet.tasks.prepare import prepare_tasks
 from llmfoundry_gauntlet.values import (
     Composites,
@@ -41,6 +43,8 @@ from llmfoundry_gauntlet.values import (
 )
 
 log = logging.getLogger(__name__)
+
+WITHOUT_EFFECT = ('batch_size', 'pad_tok_id', 'metric_names', 'dataset_uri')  # on scores; rows have a digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +82,16 @@ class PreparedEvaluation:
         """Tokens of the longest row that a reply can make, prompt and all; 0 where none is wanted."""
         wanted = [request for request in self.generate_requests if request.unscorable is None]
         return max((request.length for request in wanted), default=0)
+
+    def only(self, keys: Set[ItemKey]) -> PreparedEvaluation:
+        """The evaluation of these items alone; their prompts are those that they have among all."""
+        rows = {(key.task, key.file, key.row) for key in keys}
+        subsets = {
+            key: [example for example in self.data.asked(key) if (key, example.file, example.row) in rows]
+            for key in self.tasks
+        }
+        items = {key: item for key, item in self.items.items() if key in keys}
+        return replace(self, data=with_subsets(self.data, subsets), items=items)
 
     def results(self, outputs: Iterable[Output]) -> dict[ItemKey, ItemResult]:
         """The outputs as marked items; an item that came twice counts once. Programs are run, several at a time."""
@@ -163,11 +177,14 @@ def prepare_evaluation(
         for key, task in tasks.items()
     }
     warn_of_short_replies(tasks.values(), max_seq_len)
-    prepared = prepare_tasks(preparations, data.examples, cache)
+    prepared = prepare_tasks(preparations, data.examples, cache, data.subsets)
     items = {
         item.request.key: item
         for key, task_items in prepared.items()
-        for item in with_samples(task_items, tasks[key].num_samples)
+        for item in (
+            *with_samples(task_items, tasks[key].num_samples),
+            *alone_items(preparations[key], data.asked(key)),
+        )
     }
     return PreparedEvaluation(data=data, tasks=tasks, items=items, max_seq_len=max_seq_len)
 
@@ -282,6 +299,7 @@ def summarize(
     allow_missing: bool = False,
 ) -> Evaluation:
     """Scores and composites of all items by task. With `allow_missing` tasks are scored over the items that are."""
+    results = {key: with_alone(task_results) for key, task_results in results.items()}
     scores = {
         key: task_score(key, metrics_of(tasks[key]), task_results, allow_missing=allow_missing)
         for key, task_results in results.items()
@@ -294,9 +312,7 @@ def summarize(
         scores=scores,
         composites=composites_of(data, scores),
         robustness={
-            tasks[key].dataset_uri: robustness(
-                tasks[key], data.examples[key], task_results, allow_missing=allow_missing
-            )
+            tasks[key].dataset_uri: robustness(tasks[key], task_results, allow_missing=allow_missing)
             for key, task_results in results.items()
             if (robustness := type_of(tasks[key]).robustness) is not None
         },
@@ -318,6 +334,27 @@ def composites_of(data: EvaluationData, scores: Mapping[str, TaskScore]) -> Comp
             accuracies[key] = Measure(value=None, reason=reason)
     sizes = {key: score.num_items for key, score in scores.items()}
     return compute_composites(data.suite.gauntlet, accuracies, sizes, reference=data.settings.reference)
+
+
+def gauntlet_version(data: EvaluationData, gauntlet: GauntletSpec) -> str:
+    """16 hexadecimal digits of all that a gauntlet's composites depend on but the model.
+
+    That is the gauntlet's file, its tasks with their shots, rows and metrics, and the settings that change scores.
+    """
+    settings = data.settings
+    named = {benchmark.key for category in gauntlet.categories for benchmark in category.benchmarks}
+    tasks = {
+        task.key: {
+            'task': {name: value for name, value in asdict(task).items() if name not in WITHOUT_EFFECT},
+            'metric': metrics_of(task)[0].name,
+            'rows': (data.digests.get(task.key), data.subset_sizes.get(task.key)),
+        }
+        for task in data.suite.tasks
+        if task.key in named and task.key in data.digests  # those that cannot be run here are in no composite
+    }
+    parts = [asdict(gauntlet), tasks, settings.semantics, settings.cut, settings.fewshot]
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:16]
 
 
 def share_seconds(wall_seconds: float, busy_seconds: Mapping[str, float]) -> dict[str, float]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+from llmfoundry_gauntlet.config.score import ScoreTask
 from llmfoundry_gauntlet.config.settings import EvaluationSettings
 from llmfoundry_gauntlet.config.specs import TaskSpec
+from llmfoundry_gauntlet.data.subsets import subset
 from llmfoundry_gauntlet.errors import ConfigError, DataError, GauntletError
 from llmfoundry_gauntlet.judging.code.sandbox import Sandbox
 from llmfoundry_gauntlet.suite import Suite, load_suite
@@ -21,17 +24,26 @@ from llmfoundry_gauntlet.values import Example
 class EvaluationData:
     """Checked settings, tasks and rows. `unsupported` maps tasks that cannot be run to the reason.
 
-    `sandbox` is where programs are run, where any are to be; `absent` names data files by task that may be absent, and
-    are; `warnings` say what is odd in YAML files and data.
+    `examples` are all rows, out of which shots are drawn; `subsets` has those that are asked, of tasks where that is a
+    part. `sandbox` is where programs are run, where any are to be; `absent` names data files by task that may be
+    absent, and are; `warnings` say what is odd in YAML files and data; `digests` has a SHA-256 of the rows by task,
+    `subset_sizes` how many are asked where not all are.
     """
 
     settings: EvaluationSettings
     suite: Suite
     examples: Mapping[str, list[Example]]
     unsupported: Mapping[str, str]
+    subsets: Mapping[str, list[Example]] = field(default_factory=dict)
     sandbox: Sandbox | None = None
     absent: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    digests: Mapping[str, str] = field(default_factory=dict)
+    subset_sizes: Mapping[str, int] = field(default_factory=dict)
+
+    def asked(self, key: str) -> list[Example]:
+        """The rows of a task that are asked."""
+        return self.subsets.get(key, self.examples[key])
 
 
 def load_data(settings: EvaluationSettings, *, runs_programs: bool = True) -> EvaluationData:
@@ -40,6 +52,8 @@ def load_data(settings: EvaluationSettings, *, runs_programs: bool = True) -> Ev
     Tasks whose programs cannot be run here are left out. Raises ConfigError or DataError with every problem found.
     """
     suite = load_suite(settings.tasks, settings.gauntlet, settings.score)
+    if settings.subset_items is not None:
+        suite = with_fewer_questions(suite, settings.subset_items)
     rows = read_data(suite, settings.data_root)
     if settings.reference:
         check_patterns(suite, rows)
@@ -47,15 +61,67 @@ def load_data(settings: EvaluationSettings, *, runs_programs: bool = True) -> Ev
     examples = {key: found for key, found in rows.examples.items() if key not in unsupported}
     if not examples:
         raise ConfigError([f'{key}: {reason}' for key, reason in unsupported.items()] + ['nothing is left to run'])
-    return EvaluationData(
+    subsets = subsets_of(suite, examples, settings.subset_items)
+    data = EvaluationData(
         settings=settings,
         suite=suite,
         examples=examples,
         unsupported=unsupported,
         sandbox=sandbox,
         absent=rows.absent,
-        warnings=(*suite.warnings, *rows.warnings),
+        warnings=(*suite.warnings, *rows.warnings, *lost_categories(examples, subsets)),
+        digests={key: digest_of_rows(found) for key, found in examples.items()},
     )
+    return with_subsets(data, subsets)
+
+
+def with_subsets(data: EvaluationData, subsets: Mapping[str, list[Example]]) -> EvaluationData:
+    """The same, of which these rows alone are asked, in tasks that have more."""
+    fewer = {key: rows for key, rows in subsets.items() if len(rows) < len(data.examples[key])}
+    return replace(data, subsets=fewer, subset_sizes={key: len(rows) for key, rows in fewer.items()})
+
+
+def with_fewer_questions(suite: Suite, num_items: int) -> Suite:
+    """The suite with at most so many questions of each of SCORE's data sets that does not say how many."""
+    tasks = [
+        replace(task, score=replace(task.score, subset_items=task.score.subset_items or num_items))
+        if isinstance(task, ScoreTask)
+        else task
+        for task in suite.tasks
+    ]
+    return replace(suite, tasks=tuple(tasks))
+
+
+def subsets_of(suite: Suite, examples: Mapping[str, list[Example]], num_items: int | None) -> dict[str, list[Example]]:
+    """The rows that are asked of each task that has more; SCORE's have been chosen by question."""
+    return {
+        task.key: subset(examples[task.key], num_items)
+        for task in suite.tasks
+        if num_items is not None
+        and not isinstance(task, ScoreTask)
+        and task.key in examples
+        and len(examples[task.key]) > num_items
+    }
+
+
+def lost_categories(examples: Mapping[str, list[Example]], subsets: Mapping[str, list[Example]]) -> list[str]:
+    """A warning for each task whose subset has no row of some categories."""
+    found = []
+    for key, rows in subsets.items():
+        categories = {example.category for example in examples[key]}
+        lost = len(categories - {example.category for example in rows})
+        if lost:
+            found.append(
+                f'{key}: {len(rows)} items leave out {lost} of {len(categories)} categories; its score is the mean '
+                'over the others'
+            )
+    return found
+
+
+def digest_of_rows(examples: Sequence[Example]) -> str:
+    """The SHA-256 of a task's rows in their order, whatever their file's format and the order of their keys."""
+    rows = dict.fromkeys((example.file, example.row, example.digest) for example in examples)
+    return hashlib.sha256(repr(list(rows)).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +182,7 @@ def text_tasks(data: EvaluationData) -> dict[str, TextTask]:
         key: TextTask(
             task=task,
             examples=data.examples[key],
+            subset=data.subsets.get(key),
             fewshot=data.settings.fewshot,
             reference=data.settings.reference,
         )

@@ -15,7 +15,7 @@ from llmfoundry_gauntlet.inputs import EvaluationData, tasks_with_data, text_tas
 from llmfoundry_gauntlet.judging.code.sandbox import Sandbox
 from llmfoundry_gauntlet.judging.code.workers import workers
 from llmfoundry_gauntlet.tasks import type_of
-from llmfoundry_gauntlet.tasks.items import item_key, item_result, prompt_digest, result_of
+from llmfoundry_gauntlet.tasks.items import ALONE, item_key, item_result, prompt_digest, result_of
 from llmfoundry_gauntlet.tasks.texts import TextTask
 from llmfoundry_gauntlet.values import (
     Answer,
@@ -115,7 +115,7 @@ def mark_answers(data: EvaluationData, answers: Iterable[Answer], *, allow_missi
     marked.finish()
     for key in missing:
         item = bare_item(asked[key], key, tasks[key.task], stops[key.task])
-        marked.results[key] = result_of(item, None, Judgement.unscored(MISSING))
+        marked.results[key] = result_of(item, None, Judgement.unscored(MISSING), tasks[key.task].task)
     by_task: dict[str, list[ItemResult]] = {key: [] for key in tasks}
     for key in in_row_order(asked, tasks):
         by_task[key.task].append(marked.results[key])
@@ -129,9 +129,14 @@ def in_row_order(keys: Iterable[ItemKey], tasks: Mapping[str, TextTask]) -> list
     places = {
         item_key(task.task, example): (number, place)
         for number, task in enumerate(tasks.values())
-        for place, example in enumerate(task.examples)
+        for place, example in enumerate(task.asked)
     }
-    return sorted(keys, key=lambda key: (places[replace(key, sample=0)], key.sample))
+
+    def place(key: ItemKey) -> tuple[tuple[int, int], bool, int]:
+        is_alone = key.variant == ALONE
+        return places[replace(key, sample=0, variant=None if is_alone else key.variant)], is_alone, key.sample
+
+    return sorted(keys, key=place)
 
 
 def bare_item(asked: Asked, key: ItemKey, task: TextTask, stops: StopRule) -> Item:
@@ -141,7 +146,13 @@ def bare_item(asked: Asked, key: ItemKey, task: TextTask, stops: StopRule) -> It
     else:
         request = ScoreRequest(key=key, contexts=(), continuations=())
     example = asked.example
-    return Item(content=example.content, category=example.category, prompt_sha256=asked.prompt_sha256, request=request)
+    return Item(
+        content=example.content,
+        category=example.category,
+        cluster=example.cluster,
+        prompt_sha256=asked.prompt_sha256,
+        request=request,
+    )
 
 
 def mark(item: Item, answer: Answer, task: TextTask, sandbox: Sandbox | None) -> ItemResult:
@@ -158,7 +169,7 @@ def mark(item: Item, answer: Answer, task: TextTask, sandbox: Sandbox | None) ->
         judge_text = type_of(task.task).judge_text
         if judge_text is None:
             raise AnswerError('has no logprobs; a text cannot be marked here')
-        return result_of(item, written, judge_text(written.text, item.content))
+        return result_of(item, written, judge_text(written.text, item.content), task.task)
     output = score_output(item, answer, answer.logprobs)
     result = item_result(item, output, task.task, reference=task.reference)
     return replace(result, logprobs=answer.logprobs, num_tokens=answer.num_tokens)

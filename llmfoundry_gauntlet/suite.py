@@ -166,6 +166,15 @@ def read_gauntlet(source: GauntletSource, found: list[str]) -> GauntletSpec | No
     return spec
 
 
+def load_gauntlet(source: GauntletSource) -> GauntletSpec:
+    """A gauntlet alone. Raises ConfigError."""
+    found: list[str] = []
+    spec = read_gauntlet(source, found)
+    if spec is None:
+        raise ConfigError(found)
+    return spec
+
+
 def missing_benchmarks(tasks: Sequence[TaskSpec], gauntlet: GauntletSpec, source: str) -> list[tuple[str, str]]:
     """Label and problem of each benchmark that no task provides at its number of shots."""
     shots: dict[str, list[int]] = {}

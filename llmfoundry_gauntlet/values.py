@@ -7,6 +7,7 @@ TaskScores and composites. All are frozen, printable and free of torch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -35,7 +36,8 @@ class ItemKey:
 class Example:
     """One checked row of a data file. `content` is the row type of its task type (see `tasks/`).
 
-    `variant` names the way in which it is asked, where there are several.
+    `variant` names the way in which it is asked, where there are several. `digest` is of the row, `cluster` of the
+    source that it shares with other rows, such as a passage; '' where they are not known.
     """
 
     row: int
@@ -43,6 +45,8 @@ class Example:
     category: str | None = None
     file: str | None = None
     variant: str | None = None
+    digest: str = ''
+    cluster: str = ''
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +161,7 @@ class Item:
 
     content: Any
     category: str | None
+    cluster: str
     prompt_sha256: str
     request: Request
 
@@ -215,7 +220,7 @@ class Judgement:
     """What a task type says of one output. `credit` is in [0, 1], None where the item could not be scored.
 
     `answer` is what was taken from a reply. `marks` are further metrics of the item by name, the same names for every
-    item of a task; a task's metric is their mean.
+    item of a task; a task's metric is their mean. `facts` are what else its metrics want to know of the item.
     """
 
     credit: float | None
@@ -223,6 +228,7 @@ class Judgement:
     reason: str | None = None
     answer: str | None = None
     marks: Mapping[str, float] = field(default_factory=dict)
+    facts: Mapping[str, str | int] = field(default_factory=dict)
 
     @classmethod
     def unscored(cls, reason: str) -> Self:
@@ -232,9 +238,10 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemResult:
-    """One line of a samples file. An unscored item has credit None and a reason.
+    """One line of a samples file, all that metrics are made of. An unscored item has credit None and a reason.
 
-    `gold` is the index of the right choice, or the right answer's text.
+    `gold` is the index of the right choice, or the right answer's text. `num_characters` and `num_bytes` (UTF-8) are of
+    the choices' texts, without a leading space. Items of a `cluster` have something in common, such as a passage.
     """
 
     key: ItemKey
@@ -250,6 +257,11 @@ class ItemResult:
     text: str | None = None  # of a reply, up to its stop
     answer: str | None = None
     marks: Mapping[str, float] = field(default_factory=dict)
+    facts: Mapping[str, str | int] = field(default_factory=dict)
+    num_characters: tuple[int, ...] | None = None  # one per choice
+    num_bytes: tuple[int, ...] | None = None  # one per choice
+    logprobs_alone: tuple[float, ...] | None = None  # after the task's pmi_context alone
+    cluster: str = ''
 
     @property
     def status(self) -> str:
@@ -267,16 +279,39 @@ class TrainingPoint:
     checkpoint: str | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Spread:
+    """How an estimate would vary with other items: what each cluster of items adds to its deviation.
+
+    Clusters are independent of each other, so the variance is the sum of the squares. `clusters` are the clusters'
+    numbers, uint64 [G], ascending; `deviations` float64 [G].
+    """
+
+    clusters: npt.NDArray[np.uint64]
+    deviations: Floats
+
+    @property
+    def standard_error(self) -> float:
+        """The root of the variance."""
+        return math.sqrt(math.fsum((self.deviations**2).tolist()))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """A number, or the reason why there is none."""
+    """A number, or the reason why there is none; its spread is None where it is not known."""
 
     value: float | None
     reason: str | None = None
+    spread: Spread | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if (self.value is None) != (self.reason is not None):
             raise ValueError('a Measure has either a value or a reason')
+
+    @property
+    def standard_error(self) -> float | None:
+        """Of the value, over the items that might have been drawn in place of these."""
+        return None if self.spread is None else self.spread.standard_error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,3 +340,8 @@ class Composites:
 
     categories: Mapping[str, Measure]
     averages: Mapping[str, Measure]
+
+    @property
+    def by_name(self) -> dict[str, Measure]:
+        """All of them; no average has the name of a category."""
+        return {**self.categories, **self.averages}

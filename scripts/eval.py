@@ -2,9 +2,11 @@
 
     composer -n 2 scripts/eval.py yamls/eval/demo.yaml [key=value ...]
 
-The keys are those of `gauntlet run` with underscores. A wrong file ends with exit status 2 and what is wrong with it.
+The keys are those of `gauntlet run` with underscores; `resume=true` goes on with an evaluation that was cut off. A
+wrong file ends with exit status 2 and what is wrong with it.
 """
 
+import logging
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -19,7 +21,17 @@ from llmfoundry_gauntlet.errors import ConfigError, GauntletError, print_problem
 from llmfoundry_gauntlet.report.tables import print_runs
 
 TRAINING_KEYS = ('interval', 'save_folder')
-MODEL_KEYS = ('model', 'tokenizer', 'model_config', 'device', 'precision', 'out', 'overwrite')
+MODEL_KEYS = (
+    'model',
+    'tokenizer',
+    'model_config',
+    'device',
+    'precision',
+    'out',
+    'overwrite',
+    'resume',
+    'repair_journal',
+)
 REQUIRED_KEYS = ('model', 'out')
 
 
@@ -40,6 +52,9 @@ def main(arguments: list[str]) -> int:
     if not arguments or '=' in arguments[0]:
         print('usage: composer -n RANKS scripts/eval.py CONFIG.yaml [key=value ...]', file=sys.stderr)
         return 2
+    logging.basicConfig(format='%(message)s')
+    if dist.get_global_rank() == 0:
+        logging.getLogger('llmfoundry_gauntlet').setLevel(logging.INFO)
     try:
         values = read_config(arguments[0], arguments[1:])
         evaluate(values.pop('model'), **values)

@@ -250,15 +250,15 @@ MUTATIONS = (
     Mutation(
         'chance not subtracted',
         'scores/composites.py',
-        'above = accuracy - benchmark.random_baseline',
-        'above = accuracy',
+        'shift=-benchmark.random_baseline * scale)',
+        'shift=0.0)',
         'scores/test_composites.py',
     ),
     Mutation(
         'not rescaled to 1',
         'scores/composites.py',
-        'return above / (1 - benchmark.random_baseline) if',
-        'return above if',
+        'scale = 1 / (1 - benchmark.random_baseline) if',
+        'scale = 1.0 if',
         'scores/test_composites.py',
     ),
     Mutation(
@@ -271,8 +271,8 @@ MUTATIONS = (
     Mutation(
         'weights forgotten in the sum of weights',
         'scores/composites.py',
-        '/ sum(weights))',
-        '/ len(weights))',
+        '[one / sum(weights) for one in weights]',
+        '[one / len(weights) for one in weights]',
         'scores/test_composites.py',
     ),
     Mutation(
@@ -285,8 +285,8 @@ MUTATIONS = (
     Mutation(
         'pass@k with replacement',
         'scores/metrics.py',
-        'chances.append(1 - math.comb(n - c, k) / math.comb(n, k))',
-        'chances.append(1 - (1 - c / n) ** k)',
+        '1 - math.comb(n - c, k) / math.comb(n, k)\n',
+        '1 - (1 - c / n) ** k\n',
         'tasks/test_code.py',
     ),
     Mutation(
@@ -334,17 +334,17 @@ MUTATIONS = (
     ),
     Mutation(
         'n in place of n - 1 in a standard error',
-        'scores/consistency.py',
-        '/ (len(values) - 1) / len(values))',
-        '/ len(values) / len(values))',
-        'scores/test_consistency.py',
+        'scores/statistics.py',
+        'math.sqrt(len(numbers) / (len(numbers) - 1))',
+        '1.0',
+        'scores/test_consistency.py scores/test_statistics.py',
     ),
     # Data and programs.
     Mutation(
         'subsets that are not nested',
         'data/subsets.py',
-        'name = hashlib.sha256(repr((example.file, example.row)).encode())',
-        'name = hashlib.sha256(repr((num_items, example.file, example.row)).encode())',
+        '        if taken and len(taken) + len(group) > num_items:\n            break',
+        '        if taken and len(taken) + len(group) > num_items:\n            continue',
         'data/test_subsets.py',
     ),
     Mutation(
@@ -389,5 +389,130 @@ MUTATIONS = (
         'reference_consistency=reference if perturbation in PERTURBATIONS else None',
         'reference_consistency=reference',
         'test_extending.py',
+    ),
+    # Statistics.
+    Mutation(
+        'items in place of clusters',
+        'scores/statistics.py',
+        '        return int(result.cluster, 16)\n',
+        '        return int(result.cluster, 16) + key.row\n',
+        'scores/test_statistics.py',
+    ),
+    Mutation(
+        'parts of a sum that are taken to be independent',
+        'scores/statistics.py',
+        'deviations = np.zeros(len(numbers))\n    np.add.at(deviations, places, np.concatenate(parts))',
+        'deviations = np.zeros(len(numbers))\n    np.add.at(deviations, places, np.concatenate(parts) ** 2)\n'
+        '    deviations = np.sqrt(deviations)',
+        'scores/test_statistics.py',
+    ),
+    Mutation(
+        'runs that are compared as if they had other items',
+        'scores/comparison.py',
+        'found = weighted_sum([second, first], [1.0, -1.0])',
+        'found = weighted_sum([second, first], [1.0, -1.0])\n'
+        '    error = math.hypot(first.standard_error or 0, second.standard_error or 0)\n'
+        '    scale = error / (found.standard_error or error or 1)\n'
+        '    found = Measure(value=found.value, spread=weighted_sum([found], [scale]).spread)',
+        'scores/test_comparison.py',
+    ),
+    Mutation(
+        'p-values corrected by the number of all and not of those that are left',
+        'scores/comparison.py',
+        'value * (len(known) - rank)',
+        'value * len(known)',
+        'scores/test_comparison.py',
+    ),
+    Mutation(
+        'prompts that differ are paired',
+        'report/comparison.py',
+        '    check_prompts(first, second, tasks)\n    common',
+        '    common',
+        'report/test_uncomparable_runs.py',
+    ),
+    Mutation(
+        'calibration gaps that do not cancel within a bin',
+        'scores/likelihood.py',
+        'math.copysign(1.0, totals[place]) * gap',
+        'abs(gap)',
+        'scores/test_likelihood_metrics.py',
+    ),
+    Mutation(
+        'bits per character',
+        'scores/likelihood.py',
+        'zip(scored(results), sizes(results, lambda r: r.num_bytes), strict=True)',
+        'zip(scored(results), sizes(results, lambda r: r.num_characters), strict=True)',
+        'scores/test_likelihood_metrics.py',
+    ),
+    Mutation(
+        'choices alone after their own prompts',
+        'tasks/items.py',
+        "    return Prompt(preamble='', question=Question(contexts=(context,)",
+        '    return Prompt(preamble=task.prompt_string, question=Question(contexts=(context,)',
+        'tasks/test_pmi.py',
+    ),
+    Mutation(
+        'a damaged line is used',
+        'records/journal.py',
+        'hashlib.sha256(content[start:end]).hexdigest()[:16].encode() == head[2]',
+        "content[end : end + 1] == b'\\n'",
+        'records/test_journal.py records/test_journal_damage.py',
+    ),
+    Mutation(
+        'a budget shared out without regard to what items take',
+        'scores/allocation.py',
+        'task.deviation / math.sqrt(task.seconds + 1e-9)',
+        'task.deviation',
+        'scores/test_allocation.py',
+    ),
+    # What no score may depend on.
+    Mutation(
+        'positions that go on from tree to tree',
+        'engine/layout.py',
+        'depths=(np.repeat(firsts, lengths) + within).astype(np.int32)',
+        'depths=np.arange(self.length, dtype=np.int32)',
+        'test_invariance.py',
+    ),
+    Mutation(
+        'a token that sees the tree before its own',
+        'engine/tree_attention.py',
+        ' & (span.of(self.ends, 0) > places[queries, None])',
+        '',
+        'test_invariance.py',
+    ),
+    Mutation(
+        "the last unit of batches is nobody's",
+        'engine/assign.py',
+        '    for unit in units:\n        load, rank',
+        '    for unit in units[:-1]:\n        load, rank',
+        'test_invariance.py',
+    ),
+    Mutation(
+        'sums that are rounded at every step',
+        'scores/statistics.py',
+        '    return math.fsum(values) / len(values)',
+        '    return sum(values) / len(values)',
+        'test_invariance.py scores/test_statistics.py',
+    ),
+    Mutation(
+        "shots that are drawn from the process's own generator",
+        'prompts/fewshot.py',
+        '        chosen = set(rng.sample(range(num_examples), num_shots))',
+        '        chosen = set(random.sample(range(num_examples), num_shots))',
+        'test_invariance.py',
+    ),
+    Mutation(
+        'shots that are drawn from the subset alone',
+        'tasks/items.py',
+        '    pairs = with_shots(examples, num_shots',
+        '    pairs = with_shots(asked, num_shots',
+        'test_invariance.py',
+    ),
+    Mutation(
+        'a batch with one finished item counts as finished',
+        'composer/loader.py',
+        'if not finished.issuperset(request.key for request in part.requests)',
+        'if finished.isdisjoint(request.key for request in part.requests)',
+        'integration/test_resume.py',
     ),
 )

@@ -40,6 +40,20 @@ def tiny_llamas(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
+def gauntlet(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs `gauntlet` with these words; status, standard output, standard error."""
+    from command_line import run_cli  # after the environment is set
+
+    def call(*words: Any) -> tuple[int, str, str]:
+        capsys.readouterr()
+        status = run_cli(*words)
+        printed = capsys.readouterr()
+        return status, printed.out, printed.err
+
+    return call
+
+
+@pytest.fixture
 def character_tokenizer() -> CharacterTokenizer:
     return CharacterTokenizer()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Iterable
 from itertools import combinations
 from pathlib import Path
@@ -16,7 +15,6 @@ import pytest
 import tiny
 from paths import ROOT
 
-from llmfoundry_gauntlet.cli import main
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.evaluation import PreparedEvaluation, prepare_evaluation
 from llmfoundry_gauntlet.inputs import load_data
@@ -53,16 +51,6 @@ def prepared_of(
     *entries: dict[str, Any], template: str | None = None, cache: TokenCache = NO_CACHE, **more: Any
 ) -> PreparedEvaluation:
     return prepare_evaluation(data_of(*entries, **more), Encoder(tokenizer(template)), max_seq_len=1024, cache=cache)
-
-
-def run_cli(*arguments: Any) -> int:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, 'argv', ['gauntlet', *map(str, arguments)])
-        try:
-            main()
-        except SystemExit as end:
-            return int(end.code or 0)
-    return 0
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -85,6 +85,7 @@ def test_a_task_type_a_metric_and_a_perturbation_of_another_package_are_run(fold
     assert metrics['metrics/weights/1-shot/NumberShare'] == pytest.approx(2 / 3)
     assert metrics['metrics/colours/0-shot/InContextLearningMultipleChoiceAccuracy'] == 0.5
     assert metrics['metrics/colours/0-shot/GoldMargin'] == pytest.approx((1 - 2 + 3 - 4) / 4)
+    assert metrics['metrics/colours/0-shot/GoldMarginStandardError'] == pytest.approx((29 / 3) ** 0.5 / 2)
     assert 'metrics/weights/1-shot/GoldMargin' not in metrics
     # Whispered, 'red' is always chosen: right in 2 of 4. Shouted, 'blue' in the last row, whose gold it is.
     assert metrics['icl/metrics/score/colours/shout/shout_no/accuracy'] == 0.5

@@ -27,7 +27,7 @@ from llmfoundry_gauntlet.evaluation import PlannedEvaluation, conclude, plan_eva
 from llmfoundry_gauntlet.inputs import load_data
 from llmfoundry_gauntlet.judging.text import normalize_answer
 from llmfoundry_gauntlet.prompts.encode import Encoder
-from llmfoundry_gauntlet.scores.keys import task_measures
+from llmfoundry_gauntlet.scores.keys import task_values
 from llmfoundry_gauntlet.values import Generation, ItemKey, ItemResult
 
 LONG = 100  # tokens of a reply
@@ -130,6 +130,6 @@ def test_all_replies_and_metrics_are_those_of_the_reference(model: str, index: i
     planned = plan_case(case, model, real_data, tmp_path)
     results = check_replies(planned, case, {item['row']: item for item in case['items']}, model, list(planned.pools))
     (score,) = conclude(planned, results, {}).scores.values()
-    metrics = {key: measure.value for key, measure in task_measures(score)}
+    metrics = dict(task_values(score))
     for key, value in case['metrics'].items():
         assert metrics[key] == pytest.approx(value, abs=1e-6), key

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import loaded_by, run_cli
 
-from llmfoundry_gauntlet.cli import main
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.engine.fake import FakeLanguageModel
 from llmfoundry_gauntlet.errors import DataError
@@ -280,16 +278,6 @@ def test_rows_are_named_in_ranges():
     assert ranges([0, 1, 2, 5, 7, 8]) == '0-2, 5, 7-8'
 
 
-def run_cli(*arguments: Any) -> int:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, 'argv', ['gauntlet', *map(str, arguments)])
-        try:
-            main()
-        except SystemExit as end:
-            return int(end.code or 0)
-    return 0
-
-
 def test_the_command_line_exports_and_marks(settings: dict[str, Any], tmp_path: Path, capsys):
     common = ['--tasks', settings['tasks'], '--data-root', settings['data_root']]
     requests, out = tmp_path / 'requests.jsonl', tmp_path / 'out'
@@ -315,17 +303,6 @@ def test_the_command_line_exports_and_marks(settings: dict[str, Any], tmp_path: 
 
 def test_neither_torch_nor_composer_is_loaded(settings: dict[str, Any], tmp_path: Path):
     answers = write_answers(tmp_path, right_answers(settings))
-    script = (
-        'import sys\n'
-        'from llmfoundry_gauntlet.cli import main\n'
-        'main()\n'
-        'loaded = [name for name in ("torch", "composer", "transformers", "datasets") if name in sys.modules]\n'
-        'sys.exit(f"loaded: {loaded}" if loaded else 0)\n'
-    )
     common = ['--tasks', settings['tasks'], '--data-root', settings['data_root']]
-    for arguments in (
-        ['export', *common, '--out', str(tmp_path / 'requests.jsonl')],
-        ['run', '--outputs', str(answers), *common, '--out', str(tmp_path / 'out')],
-    ):
-        done = subprocess.run([sys.executable, '-c', script, *arguments], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+    assert loaded_by('export', *common, '--out', tmp_path / 'requests.jsonl') == []
+    assert loaded_by('run', '--outputs', answers, *common, '--out', tmp_path / 'out') == []

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import test_ranks
 import torch
+from command_line import run_cli
 from paths import ROOT
 from score_runs import (
     CHAT,
@@ -29,7 +30,6 @@ from score_runs import (
     options_of,
     prepared_of,
     read_lines,
-    run_cli,
     settings_of,
     tokenizer,
 )
@@ -160,19 +160,19 @@ def test_results_have_the_keys_of_the_design(written):
     assert list(record['score']) == ['mmlu_pro', 'agieval']
     entry = record['score']['mmlu_pro']
     counts = {'num_items', 'num_unscored', 'num_truncated'}
-    assert set(entry) == {'task', 'absent_files', 'perturbations'} | counts
+    assert set(entry) == {'task', 'absent_files', 'perturbations', 'data_sha256', 'spec'} | counts
     assert entry['num_items'] == len(evaluation.results['score_mmlu_pro/0-shot'])
     measures = {
-        *('accuracy', 'accuracy_standard_error', 'accuracy_micro', 'accuracy_macro', 'accuracy_worst'),
+        *('accuracy', 'accuracy_micro', 'accuracy_macro', 'accuracy_worst'),
         *('accuracy_mean', 'accuracy_best', 'all_variants_right', 'consistency_rate', 'unparsed_rate'),
-        *('consistency_rate_standard_error', 'consistency_rate_reference'),
+        'consistency_rate_reference',
     }
     for perturbation, found in entry['perturbations'].items():
         others = {'accuracy_by_variant', 'accuracy_by_gold', 'num_questions', 'num_incomplete'}
         assert set(found) == measures | others
         assert (found['num_questions'], found['num_incomplete']) == (3, 0)
         for name in measures:
-            assert set(found[name]) in ({'value'}, {'reason'})
+            assert set(found[name]) in ({'value'}, {'value', 'standard_error'}, {'reason'})
         keys = {
             name.removeprefix(prefix)
             for name in record['metrics']
@@ -182,7 +182,7 @@ def test_results_have_the_keys_of_the_design(written):
             *('accuracy', 'consistency_rate', 'consistency_rate_reference', 'unparsed_rate'),
             *('accuracy_worst', 'accuracy_best', 'all_variants_right', 'consistency_rate/standard_error'),
             *(f'{variant.replace(":", "_")}/accuracy' for variant in found['accuracy_by_variant']),
-            *(['accuracy/standard_error'] if 'value' in found['accuracy_standard_error'] else []),
+            *(['accuracy/standard_error'] if 'standard_error' in found['accuracy'] else []),
         }
     variants = {name: list(found['accuracy_by_variant']) for name, found in entry['perturbations'].items()}
     assert variants[PROMPT] == [f'prompt:{number}' for number in range(10)]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
+from command_line import run_cli
 from composer.loggers import InMemoryLogger
 from score_runs import (
     DRAWN,
@@ -20,7 +21,6 @@ from score_runs import (
     data_of,
     mean,
     read_lines,
-    run_cli,
     settings_of,
 )
 

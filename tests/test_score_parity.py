@@ -151,15 +151,14 @@ def test_accuracies_are_equal(marked: Marked):
 
 
 def reference_accuracies(marked: Marked, perturbation: str) -> ReferenceAccuracy:
-    (key, task), (results,) = *marked.evaluation.tasks.items(), marked.evaluation.results.values()
-    contents = {(row.file, row.row, row.variant): row.content for row in marked.evaluation.data.examples[key]}
+    (task,), (results,) = marked.evaluation.tasks.values(), marked.evaluation.results.values()
+    is_math = task.score.dataset == 'math'
     variants, own_labels = [], {}
     for result in results:
         if perturbation_of(result.key.variant) == perturbation:
-            posed = contents[result.key.file, result.key.row, result.key.variant]
-            variants.append(variant_result(result, posed))
-            if task.score.dataset != 'math':
-                own_labels[result.key.file, result.key.row] = 'ABCDEFGHIJ'[posed.own_gold]
+            variants.append(variant_result(result, is_math=is_math))
+            if not is_math:
+                own_labels[result.key.file, result.key.row] = result.facts['own_gold']
     labels = REFERENCE_LABELS.get(task.score.dataset, '')
     return reference_accuracy(variants, macro=task.score.dataset == 'mmlu_pro', labels=labels, own_labels=own_labels)
 

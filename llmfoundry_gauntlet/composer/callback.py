@@ -21,12 +21,15 @@ from llmfoundry_gauntlet.composer.evaluators import (
     prepare_for_model,
     unwrapped,
 )
+from llmfoundry_gauntlet.composer.fingerprint import model_fingerprint
 from llmfoundry_gauntlet.composer.interval import EvaluationSchedule, checkpoint_of_batch
+from llmfoundry_gauntlet.composer.journal import Resuming, SharedJournal, digest_of_items, identity_of
 from llmfoundry_gauntlet.composer.loader import EvaluationLoader
 from llmfoundry_gauntlet.composer.models import ModelSource
 from llmfoundry_gauntlet.config.settings import decode_settings
-from llmfoundry_gauntlet.evaluation import Evaluation
+from llmfoundry_gauntlet.evaluation import Evaluation, PreparedEvaluation
 from llmfoundry_gauntlet.inputs import load_data
+from llmfoundry_gauntlet.records.journal import remove_journal
 from llmfoundry_gauntlet.records.results import note_checkpoint, write_records
 from llmfoundry_gauntlet.scores.keys import BATCH
 from llmfoundry_gauntlet.values import TrainingPoint
@@ -55,9 +58,12 @@ class EvalGauntlet(Callback):
         self.evaluation: Evaluation | None = None
         self.folder: Path | None = None  # of the records, once the run has its name
         self.source: ModelSource | None = None  # eval-only: where the model came from
+        self.resuming = Resuming()  # what becomes of an evaluation of the same folder that was cut off
         self._evaluator: Any = None
         self._run: EvaluationRun | None = None
         self._original_forward: Any = None
+        self._digest: tuple[PreparedEvaluation, str] | None = None  # of what is asked
+        self._sizes: dict[str, int] | None = None  # of an earlier job's time budget
         self._awaiting_checkpoint: tuple[int, Path] | None = None
         for warning in self.data.warnings:
             log.warning(warning)
@@ -129,6 +135,15 @@ class EvalGauntlet(Callback):
         """Leaves the model as it was, also after an evaluation that failed."""
         self._restore(state)
 
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps: which items fit into the time budget, so that a job goes on with the same."""
+        budget = None if self.loader is None else self.loader.budget
+        return {} if budget is None or budget.sizes is None else {'sizes': dict(budget.sizes)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """What a checkpoint has kept."""
+        self._sizes = state.get('sizes')
+
     # What they do.
 
     def _attach(self, state: State) -> None:
@@ -144,7 +159,10 @@ class EvalGauntlet(Callback):
         if self.loader is None:
             raise RuntimeError('an evaluation began before the Trainer had called before_load')
         model = unwrapped(state.model)
+        if self._sizes is not None:
+            self.loader.settle(self._sizes)
         attach_model(self.loader, model)
+        self.loader.journal = self._journal(state)
         self._run = EvaluationRun(self.loader)
         self._original_forward = vars(model).get('eval_forward')
         vars(model)['eval_forward'] = self._run.run
@@ -154,6 +172,8 @@ class EvalGauntlet(Callback):
         if self._run is None:
             return
         self._run = None
+        if self.loader is not None and self.loader.journal is not None:
+            self.loader.journal.close()
         model = unwrapped(state.model)
         if self._original_forward is None:
             del vars(model)['eval_forward']
@@ -170,13 +190,33 @@ class EvalGauntlet(Callback):
         origin = None if self.source is None else self.source.training
         logger.log_metrics({**evaluation.metrics, BATCH: batch if origin is None else origin.batch})
         log.info('gauntlet ba%d: %s', batch, summary(evaluation))
-        if self.folder is not None and dist.get_global_rank() == 0:
-            self._write(state, self.folder, evaluation, batch)
+        folder = self._folder(state)
+        if folder is not None and dist.get_global_rank() == 0:
+            self._write(state, folder, evaluation, batch)
+
+    def _folder(self, state: State) -> Path | None:
+        """Where the records of the evaluation go that is due now; None where none are kept."""
+        if self.folder is None or state.max_duration is None:
+            return self.folder
+        return self.folder / f'ba{state.timestamp.batch.value}'  # of a Trainer that trains
+
+    def _journal(self, state: State) -> SharedJournal | None:
+        """The journal of the evaluation that is due now, beside its records."""
+        folder = self._folder(state)
+        if folder is None or self.loader is None or self.loader.is_finding_out:
+            return None
+        prepared = self.loader.prepared
+        if self._digest is None or self._digest[0] is not prepared:
+            self._digest = prepared, digest_of_items(prepared)
+        model = model_fingerprint(unwrapped(state.model), is_sharded=state.fsdp_enabled)
+        identity = identity_of(
+            self.loader.prepared, items=self._digest[1], model=model, precision=state.precision.value
+        )
+        return SharedJournal(folder, identity, self.resuming)
 
     def _write(self, state: State, folder: Path, evaluation: Evaluation, batch: int) -> None:
         training = None if self.source is None else self.source.training
-        if state.max_duration is not None:  # a Trainer that trains
-            folder /= f'ba{batch}'
+        if state.max_duration is not None:
             training = TrainingPoint(
                 batch=batch,
                 epoch=state.timestamp.epoch.value,
@@ -186,6 +226,7 @@ class EvalGauntlet(Callback):
             if training.checkpoint is None:
                 self._awaiting_checkpoint = (batch, folder)
         model = unwrapped(state.model)
+        journal = None if self.loader is None else self.loader.journal
         write_records(
             folder,
             evaluation,
@@ -196,7 +237,11 @@ class EvalGauntlet(Callback):
             },
             environment=environment(state),
             training=training,
+            identity=None if journal is None else journal.identity,
+            reused_items=0 if journal is None else len(journal.done),
+            time_budget=None if self.loader is None or self.loader.budget is None else self.loader.budget.sizes,
         )
+        remove_journal(folder)
 
     def _note_checkpoint(self, state: State) -> None:
         if self._awaiting_checkpoint is None:
@@ -214,8 +259,8 @@ def summary(evaluation: Evaluation) -> str:
     num_items = sum(score.num_items for score in evaluation.scores.values())
     parts = [f'{num_items} items in {sum(evaluation.seconds.values()):.1f} s']
     if evaluation.composites is not None:
-        composites = {**evaluation.composites.categories, **evaluation.composites.averages}
-        parts += [f'{name} {measure.value:.3f}' for name, measure in composites.items() if measure.value is not None]
+        composites = evaluation.composites.by_name.items()
+        parts += [f'{name} {measure.value:.3f}' for name, measure in composites if measure.value is not None]
     return ', '.join(parts)
 
 

@@ -25,7 +25,6 @@ from llmfoundry_gauntlet.evaluation import Evaluation, PreparedEvaluation, concl
 from llmfoundry_gauntlet.inputs import EvaluationData
 from llmfoundry_gauntlet.prompts.cache import TokenCache, cache_folder
 from llmfoundry_gauntlet.prompts.encode import Encoder
-from llmfoundry_gauntlet.values import Request, ScoreRequest
 
 EvalInterval = Callable[[State, Any], bool]
 
@@ -72,23 +71,20 @@ class EvaluationRun:
         self.loader = loader
         self.started = time.perf_counter()
         self.results: Results = {}
-        self.busy_seconds = dict.fromkeys(loader.prepared.tasks, 0.0)
 
     def run(self, step: Step, outputs: Any = None) -> Results:
         """Runs a step; takes the place of `eval_forward`, whose second argument it ignores."""
-        start = time.perf_counter()
         found = step.run()
         self.results.update(found)
-        seconds = time.perf_counter() - start
-        sizes = list(map(size_of, step.requests))
-        for request, size in zip(step.requests, sizes, strict=True):
-            self.busy_seconds[request.key.task] += seconds * size / sum(sizes)
         return found
 
     def finish(self) -> Evaluation:
         """Gathers all ranks' items by key and computes the scores, the same on every rank."""
         planned = self.loader.current_plan
-        gathered = dist.all_gather_object((list(self.results.values()), self.busy_seconds))
+        found = self.results
+        if self.loader.budget is not None:  # what has been run and does not fit into the time is left out
+            found = {key: result for key, result in found.items() if key in planned.items}
+        gathered = dist.all_gather_object((list(found.values()), self.loader.busy_seconds))
         results: Results = {}
         busy = dict.fromkeys(planned.tasks, 0.0)
         for part, seconds in gathered:
@@ -98,13 +94,6 @@ class EvaluationRun:
                 busy[task] += value
         wall = time.perf_counter() - self.started
         return conclude(planned, results, share_seconds(wall, busy))
-
-
-def size_of(request: Request) -> int:
-    """Tokens that a request's work goes with."""
-    if isinstance(request, ScoreRequest):
-        return sum(len(ids) for ids in (*request.contexts, *request.continuations))
-    return request.length
 
 
 def unwrapped(model: Any) -> HuggingFaceModel:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from composer.utils import dist
 
+from llmfoundry_gauntlet.composer.journal import SharedJournal
+from llmfoundry_gauntlet.composer.time_budget import Measured, TimeBudget
 from llmfoundry_gauntlet.config.settings import AUTO
 from llmfoundry_gauntlet.engine.assign import assign
 from llmfoundry_gauntlet.engine.budget import automatic_budget
@@ -24,11 +27,12 @@ from llmfoundry_gauntlet.engine.probe import Probe, probe
 from llmfoundry_gauntlet.engine.reply import ReplyDecoder
 from llmfoundry_gauntlet.evaluation import PlannedEvaluation, PreparedEvaluation, plan_evaluation
 from llmfoundry_gauntlet.tasks import type_of
-from llmfoundry_gauntlet.values import ItemKey, ItemResult, Request
+from llmfoundry_gauntlet.values import Generation, ItemKey, ItemResult, Request, ScoreRequest
 
 log = logging.getLogger(__name__)
 
 Results = dict[ItemKey, ItemResult]
+Part = TypeVar('Part', Batch, Pool)
 
 COLLECT_SECONDS = 5.0
 
@@ -83,7 +87,8 @@ class EvaluationLoader:
     batch_size = 1  # Composer asks for it
 
     def __init__(self, prepared: PreparedEvaluation, tokenizer: Any) -> None:
-        self.prepared = prepared
+        self.everything = prepared
+        self.prepared = prepared  # what is run: everything, or what fits into the time
         self.tokenizer = tokenizer
         self.longest = prepared.longest
         self.longest_reply = prepared.longest_reply
@@ -94,31 +99,70 @@ class EvaluationLoader:
         self.runs_programs = any(type_of(task).programs is not None for task in prepared.tasks.values())
         self.background = ThreadPoolExecutor(max_workers=1, thread_name_prefix='marking')
         self.running: list[Future[Results]] = []  # programs of finished pools
+        self.journal: SharedJournal | None = None  # of this evaluation, where there is to be one
+        seconds = prepared.data.settings.budget_seconds
+        self.budget = None if seconds is None else TimeBudget(prepared, seconds)
+        self.busy_seconds = dict.fromkeys(prepared.tasks, 0.0)  # by task, of this evaluation
+        self.tally = {key: Measured() for key in prepared.tasks}  # of this round
 
     def __iter__(self) -> Iterator[Step]:
+        started = time.perf_counter()
+        self.busy_seconds = dict.fromkeys(self.everything.tasks, 0.0)
         yield Step(loader=self, run=self._plan)
-        planned = self.current_plan
+        if self.budget is not None and self.is_finding_out:
+            yield from self._find_out(self.budget, started)
+        else:
+            yield from self._run(self.current_plan)
+        self._model.forget()
+
+    def _run(self, planned: PlannedEvaluation) -> Iterator[Step]:
+        """This rank's steps of a plan."""
         suspects: Results = {}
-        for batch in self._share(planned.batches):
+        if self.journal is not None and dist.get_global_rank() == 0:
+            suspects.update(self.journal.suspects)
+        for batch in self._share(self._unfinished(planned.batches)):
             yield self._step(partial(self._score, batch, suspects), batch)
-        for pool in assign_pools(planned.pools, num_ranks=dist.get_world_size())[dist.get_global_rank()]:
-            yield Step(
-                loader=self,
-                run=partial(self._write, pool),
-                planned=planned,
-                requests=pool.requests,
-                num_tokens=sum(request.length for request in pool.requests),
-            )
+        pools = assign_pools(self._unfinished(planned.pools), num_ranks=dist.get_world_size())
+        for pool in pools[dist.get_global_rank()]:
+            yield self._step(partial(self._write, pool), pool)
         if self.runs_programs:
             yield self._step(self._collect)
         found = {key for keys in dist.all_gather_object(list(suspects)) for key in keys}
         if planned.layout == PADDED_ROWS:  # where nothing spoils another row
             yield self._step(lambda: suspects)
         else:
-            again = [request for request in self.prepared.score_requests if request.key in found]
-            for batch in self._share(plan(again, tokens_per_batch=planned.tokens_per_batch, layout=PADDED_ROWS)):
+            again = [request for request in planned.score_requests if request.key in found]
+            batches = plan(again, tokens_per_batch=planned.tokens_per_batch, layout=PADDED_ROWS)
+            for batch in self._share(self._unfinished(batches, also_suspects=True)):
                 yield self._step(partial(self._score, batch, None), batch)
-        self._model.forget()
+
+    def _find_out(self, budget: TimeBudget, started: float) -> Iterator[Step]:
+        """Rounds of more and more items, until those are known that fit into the time, which has `started`."""
+        while keys := budget.next_round(max(dist.all_gather_object(time.perf_counter() - started))):
+            begun, busy = time.perf_counter(), dict(self.busy_seconds)
+            self.tally = {key: Measured() for key in self.everything.tasks}
+            self.planned = self._planned(self.everything.only(keys))
+            yield from self._run(self.planned)
+            mine = {
+                key: replace(one, busy_seconds=self.busy_seconds[key] - busy[key]) for key, one in self.tally.items()
+            }
+            gathered = dist.all_gather_object((mine, time.perf_counter() - begun))
+            measured = {key: summed([part[key] for part, _ in gathered]) for key in mine}
+            budget.learn(measured, max(seconds for _, seconds in gathered))
+        budget.settle()
+        self.prepared = budget.chosen()
+        self.planned = self._planned(self.prepared)
+
+    def settle(self, sizes: Mapping[str, int]) -> None:
+        """Goes on with the items of an earlier job's time budget, if they are still the same tasks."""
+        if self.budget is None or self.budget.is_settled or not self.budget.restore(sizes):
+            return
+        self.prepared, self.planned = self.budget.chosen(), None
+
+    @property
+    def is_finding_out(self) -> bool:
+        """Whether it is not known yet which items fit into the time; such an evaluation has no journal."""
+        return self.budget is not None and not self.budget.is_settled
 
     @property
     def _model(self) -> CausalLanguageModel:
@@ -133,18 +177,55 @@ class EvaluationLoader:
             raise RuntimeError('the first step, which makes the plan, was not run')
         return self.planned
 
-    def _step(self, run: Callable[[], Results], batch: Batch | None = None) -> Step:
-        requests = () if batch is None else batch.requests
-        num_tokens = 0 if batch is None else batch.num_tokens
-        return Step(loader=self, run=run, planned=self.planned, requests=requests, num_tokens=num_tokens)
+    def _step(self, run: Callable[[], Results], part: Batch | Pool | None = None) -> Step:
+        requests = () if part is None else part.requests
+        num_tokens = 0 if part is None else part.num_tokens
+        timed = partial(self._timed, run, requests)
+        return Step(loader=self, run=timed, planned=self.planned, requests=requests, num_tokens=num_tokens)
+
+    def _timed(self, run: Callable[[], Results], requests: Sequence[Request]) -> Results:
+        """The results of a step, its time noted for the tasks of its requests."""
+        start = time.perf_counter()
+        results = run()
+        seconds = time.perf_counter() - start
+        sizes = list(map(size_of, requests))
+        whole = sum(sizes)
+        for request, size in zip(requests, sizes, strict=True):
+            self.busy_seconds[request.key.task] += seconds * size / whole
+        return results
 
     @staticmethod
     def _share(batches: Sequence[Batch]) -> list[Batch]:
         return assign(batches, num_ranks=dist.get_world_size())[dist.get_global_rank()]
 
+    def _unfinished(self, parts: Sequence[Part], *, also_suspects: bool = False) -> list[Part]:
+        """The batches or pools with an item that no earlier attempt has finished; they are run whole.
+
+        Suspects have been run once, among others; with `also_suspects` those that have not been run again count too.
+        """
+        journal = self.journal
+        if journal is None:
+            return list(parts)
+        finished = journal.done if also_suspects else journal.done | journal.suspects.keys()
+        return [part for part in parts if not finished.issuperset(request.key for request in part.requests)]
+
+    def _keep(self, results: Results, *, suspect: bool = False) -> Results:
+        """The results, once they are in the journal."""
+        if self.journal is not None:
+            self.journal.add(results, suspect=suspect)
+        for result in () if suspect else results.values():
+            self.tally[result.key.task].num_items += 1
+            self.tally[result.key.task].num_right += result.credit or 0.0
+        return results
+
     def _plan(self) -> Results:
-        """Plans for what every rank can run, after a probe unless the model is known for certain."""
+        """Plans for what every rank can run, after a probe unless the model is known for certain.
+
+        Returns what an earlier attempt at this evaluation has finished.
+        """
         found = self.found
+        if self.journal is not None:
+            self.journal.read()
         if found is None or not found.certain:
             budget = self._budget() if found is None else found.budget
             mine = Found(scoring=self._probe(), replies=self._probe_replies(), budget=budget)
@@ -152,20 +233,33 @@ class EvaluationLoader:
         if self.writer is not None and found.replies is not None:
             self.writer.way = found.replies.way
         if self.planned is None or self.planned.layout != found.layout:
-            self.planned = plan_evaluation(
-                self.prepared,
-                tokens_per_batch=found.budget,
-                layout=found.layout,
-                way=str(found.scoring or ''),
-                reply_way=str(found.replies or ''),
-                hidden_token_id=self._model.hidden_token_id,
-            )
-            tokens = f'{self.planned.tokens_per_batch} tokens per batch'
+            tokens = f'{found.budget} tokens per batch'
             if found.scoring is not None:
                 log.info('scoring: %s; %s', found.scoring, tokens)
             if found.replies is not None:
                 log.info('replies: %s; %s', found.replies, tokens)
-        return {}
+            self.planned = None
+        if self.is_finding_out:
+            return {}
+        if self.planned is None:
+            self.planned = self._planned(self.prepared)
+        if self.journal is None:
+            return {}
+        self.journal.begin({'tokens_per_batch': self.planned.tokens_per_batch, 'layout': self.planned.layout})
+        return self.journal.results
+
+    def _planned(self, prepared: PreparedEvaluation) -> PlannedEvaluation:
+        """The batches and pools of these items, as the model can run them."""
+        found = self.found
+        assert found is not None  # as the probe is what the first step begins with
+        return plan_evaluation(
+            prepared,
+            tokens_per_batch=found.budget,
+            layout=found.layout,
+            way=str(found.scoring or ''),
+            reply_way=str(found.replies or ''),
+            hidden_token_id=self._model.hidden_token_id,
+        )
 
     def _probe(self) -> Probe | None:
         """What the model can score with, where anything is to be scored."""
@@ -191,6 +285,8 @@ class EvaluationLoader:
         tokens = self.prepared.data.settings.tokens_per_batch
         if tokens != AUTO:
             return int(tokens)
+        if self.journal is not None and 'tokens_per_batch' in self.journal.planned:
+            return int(self.journal.planned['tokens_per_batch'])
         return automatic_budget(
             self._model.model.config,
             self._model.device,
@@ -201,11 +297,12 @@ class EvaluationLoader:
 
     def _score(self, batch: Batch, suspects: Results | None) -> Results:
         """The results of a batch; those that are not finite go to `suspects` where they are to be run again."""
-        results = self.current_plan.results(self._model.run(batch))
+        results = self.everything.results(self._model.run(batch))
         if suspects is not None:
-            for key in [key for key, result in results.items() if not is_finite(result)]:
-                suspects[key] = results.pop(key)
-        return results
+            spoilt = {key: result for key, result in results.items() if not is_finite(result)}
+            suspects.update(self._keep(spoilt, suspect=True))
+            results = {key: result for key, result in results.items() if key not in spoilt}
+        return self._keep(results)
 
     def _write(self, pool: Pool) -> Results:
         """The results of a pool. Ranks wait for each other: replies take longer than can be foreseen.
@@ -218,22 +315,30 @@ class EvaluationLoader:
         tasks = self.prepared.tasks
         programs = [one for one in outputs if type_of(tasks[one.key.task]).programs is not None]
         if programs:
-            self.running.append(self.background.submit(self.current_plan.results, programs))
+            self.running.append(self.background.submit(self._mark, programs))
         keys = {output.key for output in programs}
-        results = self.current_plan.results(output for output in outputs if output.key not in keys)
+        results = self._mark([output for output in outputs if output.key not in keys])
         dist.barrier()
         return results
+
+    def _mark(self, outputs: Sequence[Generation]) -> Results:
+        """The results of replies."""
+        return self._keep(self.everything.results(outputs))
 
     def _collect(self) -> Results:
         """The results of the programs that are still being run.
 
         Ranks ask each other now and then whether all are done, so that none waits longer than that in a collective.
         """
+        start = time.perf_counter()
         waiting: set[Future[Results]] = set(self.running)
         while any(dist.all_gather_object(len(waiting))):
             waiting = wait(waiting, timeout=COLLECT_SECONDS).not_done
         found = {key: result for running in self.running for key, result in running.result().items()}
         self.running = []
+        seconds = time.perf_counter() - start
+        for key in found:
+            self.busy_seconds[key.task] += seconds / len(found)
         return found
 
 
@@ -257,6 +362,22 @@ def agreed(found: Sequence[Found]) -> Found:
         scoring=max(scoring, key=lambda probe: LAYOUTS.index(probe.layout), default=None),
         replies=max(replies, key=lambda probe: WAYS.index(probe.way), default=None),
         budget=min(one.budget for one in found),
+    )
+
+
+def size_of(request: Request) -> int:
+    """Tokens that a request's work goes with."""
+    if isinstance(request, ScoreRequest):
+        return sum(len(ids) for ids in (*request.contexts, *request.continuations))
+    return request.length
+
+
+def summed(parts: Sequence[Measured]) -> Measured:
+    """What all ranks have measured of a task."""
+    return Measured(
+        num_items=sum(part.num_items for part in parts),
+        num_right=sum(part.num_right for part in parts),
+        busy_seconds=sum(part.busy_seconds for part in parts),
     )
 
 

@@ -22,12 +22,13 @@ from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.evaluation import PlannedEvaluation, conclude, one_task
 from llmfoundry_gauntlet.inputs import load_data
+from llmfoundry_gauntlet.scores.keys import error_name, with_errors
 from llmfoundry_gauntlet.tasks import metrics_of
 from llmfoundry_gauntlet.values import ItemKey, ItemResult
 
 
 class TaskMetric(Metric):
-    """A metric of the task whose batches it sees, or of one of its categories, for torchmetrics.
+    """A metric of the task whose batches it sees, or of one of its categories, or its error, for torchmetrics.
 
     `compute` gathers all ranks' items and is nan where the metric is absent: torchmetrics knows no reason.
     """
@@ -58,8 +59,8 @@ class TaskMetric(Metric):
             return torch.tensor(torch.nan)
         (score,) = conclude(self.planned, results, {}).scores.values()
         part = score if self.category is None else score.categories[self.category]
-        measure = part.metrics[self.name]
-        return torch.tensor(torch.nan if measure.value is None else measure.value)
+        value = dict(with_errors(part.metrics))[self.name]
+        return torch.tensor(torch.nan if value is None else value)
 
 
 def build_icl_evaluators(tasks: Any, model: HuggingFaceModel, **settings: Any) -> list[Evaluator]:
@@ -72,15 +73,19 @@ def build_icl_evaluators(tasks: Any, model: HuggingFaceModel, **settings: Any) -
     """
     if settings.get('score') is not None:
         raise ConfigError('score: a data set of SCORE is no single evaluator; use the callback EvalGauntlet(score=...)')
+    if settings.get('time_budget') is not None:
+        raise ConfigError('time_budget: is shared out among tasks; use the callback EvalGauntlet(time_budget=...)')
     data = load_data(decode_settings({**settings, 'tasks': tasks, 'save_folder': None}, 'build_icl_evaluators'))
     prepared_tasks = prepare_for_model(data, unwrapped(model))
     evaluators = []
     metrics: dict[str, TaskMetric] = {}
-    for key, examples in data.examples.items():
+    for key in data.examples:
         prepared = one_task(prepared_tasks, key)
         own: dict[str, TaskMetric] = {}
-        for name in (metric.name for metric in metrics_of(prepared.tasks[key])):
-            categories = sorted({example.category for example in examples if example.category is not None})
+        categories = sorted({example.category for example in data.asked(key) if example.category is not None})
+        names = [metric.name for metric in metrics_of(prepared.tasks[key])]
+        errors = [error_name(name, is_accuracy=name == names[0]) for name in names]
+        for name in (*names, *errors):
             own.update((f'{category}/{name}', TaskMetric(name, category)) for category in categories)
             own[name] = TaskMetric(name)
         metrics.update(own)

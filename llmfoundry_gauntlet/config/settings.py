@@ -12,6 +12,8 @@ from llmfoundry_gauntlet.config.decode import Problems, decode
 from llmfoundry_gauntlet.errors import ConfigError
 
 INTERVAL_WORDS = ('first', 'checkpoint', 'last')
+BUDGET = re.compile(r'(\d+(?:\.\d+)?)(s|m|h)')
+SECONDS = {'s': 1, 'm': 60, 'h': 3600}
 COMPOSER_TIME = re.compile(r'\d*\.?\d+(ba|ep|sp|tok|dur|iter|sec)')
 SEMANTICS = ('corrected', 'reference')
 TRUNCATIONS = ('drop_shots', 'reference')
@@ -29,7 +31,10 @@ class EvaluationSettings:
     and Composer times such as '500ba'. `semantics: reference` restores llm-foundry's scores, faults included.
     `fewshot: fixed` shows the same shots to all items of a task, or of its category; 'reference' draws them for each
     item as llm-foundry does. `sandbox` is what confines programs: 'auto' is isolation or nothing, 'rlimits' and 'none'
-    do with less. `save_folder` may hold {run_name}; None keeps no records.
+    do with less. `subset_items` asks at most that many items of each task, the same at every evaluation; of SCORE, that
+    many questions of each data set that does not say it itself. `time_budget`, such as '120s', '10m' or '1h', is what
+    an evaluation may take: the first one finds out which items fit, and later ones run the same. `save_folder` may
+    hold {run_name}; None keeps no records.
     """
 
     tasks: Any = None
@@ -37,6 +42,8 @@ class EvaluationSettings:
     score: Any = None
     data_root: str = 'eval_data'
     interval: tuple[str, ...] = INTERVAL_WORDS
+    subset_items: int | None = None  # None: all
+    time_budget: str | None = None  # None: as long as it takes
     max_seq_len: int | None = None  # None: the model's
     tokens_per_batch: Any = AUTO
     semantics: str = 'corrected'
@@ -54,6 +61,10 @@ class EvaluationSettings:
                 raise ValueError(f'interval: is {entry!r}; allowed: {words} and Composer times (500ba, 1ep, 0.1dur)')
         if self.max_seq_len is not None and self.max_seq_len < 2:
             raise ValueError(f'max_seq_len: is {self.max_seq_len}; allowed: 2 or more')
+        if self.subset_items is not None and self.subset_items < 1:
+            raise ValueError(f'subset_items: is {self.subset_items}; allowed: 1 or more')
+        if self.time_budget is not None and not self.budget_seconds:
+            raise ValueError(f"time_budget: is {self.time_budget!r}; allowed: a time such as '120s', '10m' or '1h'")
         tokens = self.tokens_per_batch
         if tokens != AUTO and (not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1):
             raise ValueError(f'tokens_per_batch: is {tokens!r}; allowed: auto, or 1 or more')
@@ -65,6 +76,12 @@ class EvaluationSettings:
             raise ValueError(f'fewshot: is {self.fewshot!r}; allowed: {", ".join(FEWSHOTS)}')
         if self.sandbox not in SANDBOXES:
             raise ValueError(f'sandbox: is {self.sandbox!r}; allowed: {", ".join(SANDBOXES)}')
+
+    @property
+    def budget_seconds(self) -> float | None:
+        """The seconds that an evaluation may take, None where there is no limit or none that can be read."""
+        found = BUDGET.fullmatch(self.time_budget or '')
+        return float(found[1]) * SECONDS[found[2]] if found else None
 
     @property
     def reference(self) -> bool:

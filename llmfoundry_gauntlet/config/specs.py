@@ -30,7 +30,8 @@ LABEL_PATTERN = re.compile(r'(?!\.{1,2}$)[A-Za-z0-9_.-]+')
 class TaskSpec:
     """One entry of `icl_tasks`, the keys that all types of tasks have. A type with more has a subclass of this.
 
-    `num_fewshot` is never empty; each number is evaluated by itself.
+    `num_fewshot` is never empty; each number is evaluated by itself. `cluster_key` is what a row calls the source that
+    it shares with others, such as a passage's name, for standard errors; without it a rule finds it (data/clusters.py).
     """
 
     label: str
@@ -50,6 +51,7 @@ class TaskSpec:
     pad_tok_id: int | None = None  # likewise: padding is masked
     context_key: str | None = None
     answer_key: str | None = None
+    cluster_key: str | None = None
     hf_loading_vars: dict[str, Any] | None = None
     hf_parsing_map: dict[str, Any] | None = None
     generation_kwargs: dict[str, Any] | None = None

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from llmfoundry_gauntlet.config.specs import TaskSpec
+from llmfoundry_gauntlet.data.clusters import cluster_of
 from llmfoundry_gauntlet.data.collection import paused_collection
-from llmfoundry_gauntlet.data.fields import RowError, text_field
+from llmfoundry_gauntlet.data.fields import RowError, field_value, text_field
 from llmfoundry_gauntlet.data.files import read_task_rows
 from llmfoundry_gauntlet.errors import DataError
 from llmfoundry_gauntlet.values import Example
@@ -54,7 +57,29 @@ def parse_row(number: int, row: Any, task: Task, parse: Callable[[Mapping[str, A
     if task.strips_rows:
         row = {key: value.strip() if isinstance(value, str) else value for key, value in row.items()}
     category = text_field(row, 'category', allow_empty=False) if task.has_categories else None
-    return Example(row=number, category=category, content=parse(row, task))
+    return Example(
+        row=number,
+        category=category,
+        content=parse(row, task),
+        digest=digest_of(row),
+        cluster=named_cluster(row, task.cluster_key) or cluster_of(stem_of(task.dataset_uri), row),
+    )
+
+
+def named_cluster(row: Mapping[str, Any], key: str | None) -> str | None:
+    """The cluster by the name that a row has for it, None where it has none."""
+    return None if key is None else cluster_of('', {key: field_value(row, key)})
+
+
+def digest_of(row: Mapping[str, Any]) -> str:
+    """16 hexadecimal digits that name a row's content, whatever the order of its keys."""
+    text = json.dumps(row, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:16]
+
+
+def stem_of(uri: str) -> str:
+    """The name of a data file without its folder and what follows the format."""
+    return Path(uri).name.partition('.jsonl')[0]
 
 
 def uneven_choices(source: str, examples: list[Example]) -> list[str]:

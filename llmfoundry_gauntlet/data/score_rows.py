@@ -11,8 +11,9 @@ from typing import Any
 
 from llmfoundry_gauntlet.config.decode import describe, suggestion
 from llmfoundry_gauntlet.config.score import AGIEVAL, MATH, MMLU_PRO, ScoreTask
+from llmfoundry_gauntlet.data.clusters import cluster_of
 from llmfoundry_gauntlet.data.collection import paused_collection
-from llmfoundry_gauntlet.data.examples import TaskRows
+from llmfoundry_gauntlet.data.examples import TaskRows, digest_of
 from llmfoundry_gauntlet.data.fields import RowError, field_value, optional_text_field, text_field, texts_field
 from llmfoundry_gauntlet.data.files import locate, read_rows
 from llmfoundry_gauntlet.errors import DataError
@@ -98,7 +99,16 @@ def read_score_rows(task: ScoreTask, data_root: str | Path) -> TaskRows:
                 problems.append(f'{place}: {error}')
                 continue
             stem = None if dataset == MMLU_PRO else path.stem
-            examples.append(Example(row=number, file=stem, category=category, content=content))
+            examples.append(
+                Example(
+                    row=number,
+                    file=stem,
+                    category=category,
+                    content=content,
+                    digest=digest_of(row),
+                    cluster=cluster_of(path.stem, row),
+                )
+            )
     if problems:
         raise DataError(problems)
     warnings = [f'{task.label}: there is no file of {name}; it is left out' for name in absent]

@@ -9,20 +9,41 @@ from llmfoundry_gauntlet.values import Example
 
 
 def subset(examples: Sequence[Example], num_items: int | None) -> list[Example]:
-    """So many examples, in their own order; all where there are no more.
+    """At most so many examples, in their own order; all where there are no more.
 
-    Within a category they come in the order of a digest of their name; categories take turns by how much of each has
-    been taken.
+    Rows of one cluster, such as the questions of a passage, are taken together, so that there may be a few less, and as
+    many as the first cluster has where that alone is more.
     """
     if num_items is None or num_items >= len(examples):
         return list(examples)
-    by_category: dict[str | None, list[tuple[str, int]]] = {}
+    taken: list[int] = []
+    for group in in_turns(examples):
+        if taken and len(taken) + len(group) > num_items:
+            break
+        taken.extend(group)
+    return [examples[place] for place in sorted(taken)]
+
+
+def in_turns(examples: Sequence[Example]) -> list[list[int]]:
+    """The places of the examples by cluster, in the order in which clusters are taken.
+
+    Within a category that is the order of the clusters' names, which are digests of what the rows say. Categories take
+    turns by how much of each has been taken. Neither depends on the order of the rows.
+    """
+    categories: dict[str | None, dict[str, list[int]]] = {}
     for place, example in enumerate(examples):
-        name = hashlib.sha256(repr((example.file, example.row)).encode()).hexdigest()
-        by_category.setdefault(example.category, []).append((name, place))
-    turns = [
-        ((rank + 0.5) / len(members), name, place)
-        for members in by_category.values()
-        for rank, (name, place) in enumerate(sorted(members))
-    ]
-    return [examples[place] for place in sorted(place for _, _, place in sorted(turns)[:num_items])]
+        clusters = categories.setdefault(example.category, {})
+        clusters.setdefault(name_of(example), []).append(place)
+    turns = []
+    for clusters in categories.values():
+        whole = sum(map(len, clusters.values()))
+        before = 0
+        for name in sorted(clusters):
+            turns.append(((before + len(clusters[name]) / 2) / whole, name, clusters[name]))
+            before += len(clusters[name])
+    return [places for _, _, places in sorted(turns)]
+
+
+def name_of(example: Example) -> str:
+    """The name of an example's cluster; of a row that belongs to none, a digest of its place."""
+    return example.cluster or hashlib.sha256(repr((example.file, example.row)).encode()).hexdigest()

@@ -43,6 +43,11 @@ class Pool:
     cost: float = 0.0
 
     @property
+    def num_tokens(self) -> int:
+        """Tokens of all prompts and of the longest replies to them."""
+        return sum(request.length for request in self.requests)
+
+    @property
     def longest(self) -> int:
         """Tokens of the longest row."""
         return max((request.length for request in self.requests), default=0)

@@ -28,8 +28,7 @@ def judge_choice(output: ScoreOutput, gold: int, *, reference: bool) -> Judgemen
         return Judgement(credit=float(predicted == gold), predicted=predicted)
     if not all(map(math.isfinite, means)):
         return Judgement.unscored(NON_FINITE)
-    best = max(means)
-    tied = [index for index, mean in enumerate(means) if math.isclose(mean, best, rel_tol=TIE_TOLERANCE)]
+    tied = best_of(means)
     if len(tied) == 1:
         return Judgement(credit=float(tied[0] == gold), predicted=tied[0])
     return Judgement(
@@ -59,6 +58,18 @@ def judge_argmax(output: ScoreOutput, *, reference: bool) -> Judgement:
         predicted=0,
         reason=f'tie for the most probable token at {ties} of {len(num_top)} tokens' if ties else None,
     )
+
+
+def best_of(scores: Sequence[float], *, rounding_of: float = 0.0) -> list[int]:
+    """The places of the highest score and of those that are equal to it but for rounding.
+
+    Scores that are differences are rounded like the numbers that they are differences of, `rounding_of` at most.
+    """
+    best = max(scores)
+    least = TIE_TOLERANCE * rounding_of
+    return [
+        place for place, score in enumerate(scores) if math.isclose(score, best, rel_tol=TIE_TOLERANCE, abs_tol=least)
+    ]
 
 
 def first_lowest(values: Sequence[float]) -> int:

@@ -135,6 +135,7 @@ def unpack(
         yield Item(
             content=example.content,
             category=example.category,
+            cluster=example.cluster,
             prompt_sha256=hashes[64 * index : 64 * index + 64],
             request=request,
         )

@@ -16,7 +16,9 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f'.{path.name}.')
         try:
-            with os.fdopen(handle, 'w', encoding='utf-8') as file:
+            with os.fdopen(
+                handle, 'w', encoding='utf-8', errors='backslashreplace'
+            ) as file:  # as JSON spells surrogates
                 file.writelines(f'{line}\n' for line in lines)
             os.chmod(name, 0o644)
             os.replace(name, path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, fields
@@ -12,17 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from llmfoundry_gauntlet.config.score import PERTURBATIONS, ScoreTask
-from llmfoundry_gauntlet.errors import RecordError
-from llmfoundry_gauntlet.evaluation import Evaluation
+from llmfoundry_gauntlet.errors import ConfigError, RecordError
+from llmfoundry_gauntlet.evaluation import Evaluation, gauntlet_version
 from llmfoundry_gauntlet.prompts.fewshot import FIXED_VERSION
 from llmfoundry_gauntlet.records.files import write_lines
+from llmfoundry_gauntlet.records.samples import SAMPLES, sample_line, samples_file
 from llmfoundry_gauntlet.scores.consistency import PerturbationScore
 from llmfoundry_gauntlet.tasks import type_of
-from llmfoundry_gauntlet.values import ItemResult, Measure, TaskScore, TrainingPoint
+from llmfoundry_gauntlet.values import Measure, TaskScore, TrainingPoint
 
 FORMAT_VERSION = 1
 RESULTS = 'results.json'
-SAMPLES = 'samples'
 
 
 def write_records(
@@ -32,23 +31,50 @@ def write_records(
     model: Mapping[str, Any],
     environment: Mapping[str, Any],
     training: TrainingPoint | None,
+    identity: Mapping[str, Any] | None = None,
+    reused_items: int = 0,
+    time_budget: Mapping[str, int] | None = None,
 ) -> None:
-    """Writes samples, then results.json, in place of what an earlier evaluation left in `folder`."""
-    if (folder / SAMPLES).is_dir():
-        shutil.rmtree(folder / SAMPLES)
-    for task, results in evaluation.results.items():
-        write_lines(folder / SAMPLES / f'{task.replace("/", "_")}.jsonl', map(sample_line, results))
+    """Writes samples, then results.json, in place of what an earlier evaluation left in `folder`.
+
+    `identity` is what must agree for another evaluation to use the items again; so many of these were.
+    `time_budget` has the number of questions of each task that fit into the time, where there is a limit.
+    """
+    write_samples(folder, evaluation)
     record = results_record(evaluation)
     record.update(model=dict(model), environment=dict(environment), training=training and asdict(training))
+    record['identity'] = identity and dict(identity)
+    record['timing'].update(reused_items=reused_items, time_budget=time_budget and dict(time_budget))
     write_json(folder / RESULTS, record)
 
 
-def check_out(out: Path, *, overwrite: bool) -> None:
+def write_samples(folder: Path, evaluation: Evaluation) -> None:
+    """Writes every item, in place of those of an earlier evaluation."""
+    if (folder / SAMPLES).is_dir():
+        shutil.rmtree(folder / SAMPLES)
+    for task, results in evaluation.results.items():
+        write_lines(samples_file(folder, task), map(sample_line, results))
+
+
+def write_again(folder: Path, evaluation: Evaluation, earlier: Mapping[str, Any]) -> None:
+    """Writes what was made of an earlier evaluation's items, with all that the earlier record says of the model."""
+    write_samples(folder, evaluation)
+    record = results_record(evaluation)
+    kept = ('model', 'environment', 'training', 'timing', 'config', 'identity')
+    write_json(folder / RESULTS, {**record, **{name: earlier[name] for name in kept}})
+
+
+def check_out(out: Path, *, overwrite: bool, resume: bool = False) -> None:
     """Raises RecordError where `out` holds something that must not be lost."""
+    if overwrite and resume:
+        raise ConfigError('--resume goes on with what is there, --overwrite replaces it; give one of them')
     if out.exists() and not out.is_dir():
         raise RecordError(f'{out}: is a file; give a folder')
-    if out.is_dir() and any(out.iterdir()) and not overwrite:
-        raise RecordError(f'{out}: is not empty; give another folder, or --overwrite to replace what is there')
+    if out.is_dir() and any(out.iterdir()) and not overwrite and not resume:
+        raise RecordError(
+            f'{out}: is not empty; give another folder, --resume to go on with an evaluation that was cut off, or '
+            '--overwrite to replace what is there'
+        )
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -58,7 +84,6 @@ def write_json(path: Path, content: Any) -> None:
 
 def results_record(evaluation: Evaluation) -> dict[str, Any]:
     """The content of results.json that the evaluation itself knows."""
-    composites = evaluation.composites
     tasks = {
         key: score_record(score) | task_record(evaluation, key)
         for key, score in evaluation.scores.items()
@@ -72,16 +97,25 @@ def results_record(evaluation: Evaluation) -> dict[str, Any]:
         'model': None,
         'training': None,
         'tasks': tasks,
-        'composites': composites
-        and {
-            'categories': {name: measure_record(measure) for name, measure in composites.categories.items()},
-            'averages': {name: measure_record(measure) for name, measure in composites.averages.items()},
-        },
+        'composites': composites_record(evaluation),
         'score': robustness_record(evaluation),
         'metrics': evaluation.metrics,
         'timing': timing_record(evaluation),
         'environment': None,
         'config': config_record(evaluation),
+    }
+
+
+def composites_record(evaluation: Evaluation) -> dict[str, Any] | None:
+    """The composites, what they are made of, and a digest of that, which differs where they cannot be compared."""
+    composites, gauntlet = evaluation.composites, evaluation.data.suite.gauntlet
+    if composites is None or gauntlet is None:
+        return None
+    return {
+        'version': gauntlet_version(evaluation.data, gauntlet),
+        'categories': {name: measure_record(measure) for name, measure in composites.categories.items()},
+        'averages': {name: measure_record(measure) for name, measure in composites.averages.items()},
+        'gauntlet': asdict(gauntlet),
     }
 
 
@@ -116,7 +150,13 @@ def config_record(evaluation: Evaluation) -> dict[str, Any]:
 def task_record(evaluation: Evaluation, key: str) -> dict[str, Any]:
     """What was asked under a task's key."""
     task = evaluation.tasks[key]
-    return {'icl_task_type': task.icl_task_type, 'dataset_uri': task.dataset_uri}
+    return {
+        'icl_task_type': task.icl_task_type,
+        'dataset_uri': task.dataset_uri,
+        'data_sha256': evaluation.data.digests.get(key),
+        'subset_items': evaluation.data.subset_sizes.get(key),
+        'spec': asdict(task),
+    }
 
 
 def score_record(score: TaskScore) -> dict[str, Any]:
@@ -145,7 +185,14 @@ def robustness_record(evaluation: Evaluation) -> dict[str, Any] | None:
         counts = score_record(evaluation.scores[key])
         del counts['metrics']
         absent = list(evaluation.data.absent.get(key, ()))
-        record[task.score.dataset] = {'task': key, **counts, 'absent_files': absent, 'perturbations': perturbations}
+        record[task.score.dataset] = {
+            'task': key,
+            **counts,
+            'absent_files': absent,
+            'perturbations': perturbations,
+            'data_sha256': evaluation.data.digests.get(key),
+            'spec': asdict(task.score),
+        }
     return record or None
 
 
@@ -164,34 +211,11 @@ def perturbation_record(score: PerturbationScore) -> dict[str, Any]:
 
 
 def measure_record(measure: Measure) -> dict[str, Any]:
-    """`{"value": ...}`, or `{"reason": ...}` where there is no value."""
-    return {'reason': measure.reason} if measure.value is None else {'value': measure.value}
-
-
-def sample_line(result: ItemResult) -> str:
-    """One line of a samples file."""
-    key = result.key
-    logprobs = result.logprobs and [value if math.isfinite(value) else None for value in result.logprobs]
-    sample: dict[str, Any] = {
-        'file': key.file,
-        'row': key.row,
-        'category': result.category,
-        'variant': key.variant,
-        'sample': key.sample,
-        'gold': result.gold,
-        'predicted': result.predicted,
-        'credit': result.credit,
-        'logprobs': logprobs,
-        'num_tokens': result.num_tokens,
-        'text': result.text,
-        'answer': result.answer,
-        'status': result.status,
-        'reason': result.reason,
-        'prompt_sha256': result.prompt_sha256,
-    }
-    if result.marks:
-        sample['marks'] = dict(result.marks)
-    return json.dumps(sample, ensure_ascii=False, allow_nan=False)
+    """`{"value": ..., "standard_error": ...}`, or `{"reason": ...}` where there is no value."""
+    if measure.value is None:
+        return {'reason': measure.reason}
+    error = measure.standard_error
+    return {'value': measure.value} if error is None else {'value': measure.value, 'standard_error': error}
 
 
 def note_checkpoint(folder: Path, checkpoint: str) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from llmfoundry_gauntlet.records.results import RESULTS, find_results
@@ -23,27 +24,43 @@ def print_runs(run: Path, console: Console | None = None) -> None:
     found = find_results(run)
     console.print(scores_table(found))
     for line in absences(found[-1][1]):
-        console.print(line, style='dim', highlight=False)
+        console.print(line, style='dim', highlight=False, markup=False)
     for folder, _ in found:
-        console.print(f'{folder / RESULTS}', highlight=False)
+        console.print(f'{folder / RESULTS}', highlight=False, markup=False)
 
 
 def scores_table(found: Found) -> Table:
-    """A row per task and composite, a column per evaluation."""
+    """A row per task and composite, a column per evaluation.
+
+    A single one has standard errors, and beside tasks what guessing and always giving the commonest answer would earn.
+    """
     table = Table(title='Eval Gauntlet', title_justify='left')
     table.add_column('')
     for folder, record in found:
-        table.add_column(column_name(folder, record), justify='right')
+        table.add_column(escape(column_name(folder, record)), justify='right')
     records = [record for _, record in found]
+    chance: dict[str, float] = {}
+    if len(found) == 1:
+        for name in ('error', 'chance', 'majority'):
+            table.add_column(name, justify='right', style='dim')
+        chance = chances(records[0])
     for task in dict.fromkeys(task for record in records for task in record['tasks']):
-        table.add_row(task, *(task_cell(record['tasks'].get(task, {})) for record in records))
+        cells = [task_cell(record['tasks'].get(task, {})) for record in records]
+        if len(found) == 1:
+            metrics = records[0]['tasks'][task].get('metrics', {})
+            cells.append(error_cell(next(iter(metrics.values()), {})))
+            cells.append(f'{chance[task]:.3f}' if task in chance else '')
+            cells.append(cell(metrics['MajorityClass']) if 'MajorityClass' in metrics else '')
+        table.add_row(task, *cells)
     for kind in ('categories', 'averages'):
         table.add_section()
         groups = [(record['composites'] or {}).get(kind, {}) for record in records]
         for name in dict.fromkeys(name for group in groups for name in group):
-            table.add_row(f'[bold]{name}[/bold]', *(cell(group.get(name, {})) for group in groups))
-    for name, cells in score_rows(records):
-        table.add_row(name, *cells)
+            measures = [group.get(name, {}) for group in groups]
+            errors = map(error_cell, measures[: len(found) == 1])
+            table.add_row(f'[bold]{escape(name)}[/bold]', *map(cell, measures), *errors)
+    for name, measures in score_rows(records):
+        table.add_row(name, *map(cell, measures), *map(error_cell, measures[: len(found) == 1]))
     table.add_section()
     table.add_row('seconds', *(f'{record["timing"]["seconds"]:.1f}' for record in records))
     return table
@@ -70,7 +87,17 @@ def column_name(folder: Path, record: dict[str, Any]) -> str:
     return f'ba{training["batch"]}' if training else folder.name
 
 
-def score_rows(records: Sequence[dict[str, Any]]) -> Iterator[tuple[str, list[str]]]:
+def chances(record: dict[str, Any]) -> dict[str, float]:
+    """What guessing earns in the tasks of the gauntlet."""
+    gauntlet = (record['composites'] or {}).get('gauntlet', {})
+    return {
+        f'{benchmark["name"]}/{benchmark["num_fewshot"]}-shot': benchmark['random_baseline']
+        for category in gauntlet.get('categories', ())
+        for benchmark in category['benchmarks']
+    }
+
+
+def score_rows(records: Sequence[dict[str, Any]]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """SCORE's accuracy and consistency, a row each for a data set and a perturbation."""
     names = dict.fromkeys(
         (dataset, perturbation)
@@ -82,7 +109,7 @@ def score_rows(records: Sequence[dict[str, Any]]) -> Iterator[tuple[str, list[st
         for metric in ('accuracy', 'consistency_rate'):
             entries = [(record['score'] or {}).get(dataset, {}) for record in records]
             found = [entry.get('perturbations', {}).get(perturbation, {}).get(metric, {}) for entry in entries]
-            yield f'score {dataset} {perturbation} {metric}', [cell(measure) for measure in found]
+            yield f'score {dataset} {perturbation} {metric}', found
 
 
 def task_cell(task: dict[str, Any]) -> str:
@@ -93,6 +120,11 @@ def task_cell(task: dict[str, Any]) -> str:
 def cell(measure: dict[str, Any]) -> str:
     """A measure's value to three places."""
     return f'{measure["value"]:.3f}' if 'value' in measure else ABSENT
+
+
+def error_cell(measure: dict[str, Any]) -> str:
+    """A measure's standard error, where it has one."""
+    return f'±{measure["standard_error"]:.3f}' if 'standard_error' in measure else ''
 
 
 def absences(record: dict[str, Any]) -> list[str]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from llmfoundry_gauntlet.config.specs import BenchmarkSpec, CategorySpec, GauntletSpec
+from llmfoundry_gauntlet.scores.statistics import weighted_sum
 from llmfoundry_gauntlet.values import Composites, Measure
 
 
@@ -43,20 +44,20 @@ def category_score(
         if accuracy.value is None:
             missing.setdefault(accuracy.reason or '', []).append(benchmark.key)
             continue
-        scores.append(rescale(gauntlet, benchmark, accuracy.value))
+        scores.append(rescale(gauntlet, benchmark, accuracy))
         weights.append(weight(gauntlet.weighting, num_items[benchmark.key]))
     if missing:
         groups = [f'{", ".join(keys)} ({reason})' for reason, keys in missing.items()]
         return Measure(value=None, reason='benchmarks without a score: ' + ', '.join(groups))
-    return Measure(value=sum(s * w for s, w in zip(scores, weights, strict=True)) / sum(weights))
+    return weighted_sum(scores, [one / sum(weights) for one in weights])
 
 
-def rescale(gauntlet: GauntletSpec, benchmark: BenchmarkSpec, accuracy: float) -> float:
+def rescale(gauntlet: GauntletSpec, benchmark: BenchmarkSpec, accuracy: Measure) -> Measure:
     """The accuracy above chance, as a share of what can be had above chance."""
     if not gauntlet.subtract_random_baseline:
         return accuracy
-    above = accuracy - benchmark.random_baseline
-    return above / (1 - benchmark.random_baseline) if gauntlet.rescale_accuracy else above
+    scale = 1 / (1 - benchmark.random_baseline) if gauntlet.rescale_accuracy else 1.0
+    return weighted_sum([accuracy], [scale], shift=-benchmark.random_baseline * scale)
 
 
 def weight(weighting: str, num_items: int) -> float:
@@ -79,11 +80,15 @@ def average_corrected(members: tuple[str, ...], categories: Mapping[str, Measure
         if absent:
             parts.append(f'categories without a score: {", ".join(absent)}')
         return Measure(value=None, reason='; '.join(parts))
-    values = [value for name in members if (value := categories[name].value) is not None]
-    return Measure(value=sum(values) / len(values))
+    return mean_of([categories[name] for name in members])
 
 
 def average_reference(members: tuple[str, ...], categories: Mapping[str, Measure]) -> Measure:
     """Upstream's average: over the categories that have a score, 0 where none has."""
-    left = [measure.value for name, measure in categories.items() if name in members and measure.value is not None]
-    return Measure(value=sum(left) / len(left) if left else 0.0)
+    left = [measure for name, measure in categories.items() if name in members and measure.value is not None]
+    return mean_of(left) if left else Measure(value=0.0)
+
+
+def mean_of(measures: Sequence[Measure]) -> Measure:
+    """The plain mean of measures that have values."""
+    return weighted_sum(measures, [1 / len(measures)] * len(measures))

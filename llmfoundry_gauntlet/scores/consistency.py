@@ -7,6 +7,8 @@ answer. Sums are exact (`math.fsum`), so that the order of results changes no bi
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import math
 import operator
 from collections import Counter
@@ -14,6 +16,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+import numpy as np
+
+from llmfoundry_gauntlet.scores.statistics import mean, mean_over_clusters, weighted_sum
 from llmfoundry_gauntlet.values import Measure
 
 QuestionKey = tuple[str | None, int]
@@ -27,7 +32,8 @@ class VariantResult:
     `question` is the file's stem and the row, `variant` such as 'option_order:B', 'prompt:3' or 'non_greedy:2', and
     `gold` the gold option's label as asked, '' where there are no options. `credit` is None where it is unscored.
     `answer` is what is compared, the chosen option's text or the answer of a problem; None is unparsed, and agrees with
-    nothing. `reference_answer` is what the reference takes from the reply.
+    nothing. `reference_answer` is what the reference takes from the reply. `cluster` is the number of what the question
+    has in common with others, such as a passage; None where it has nothing.
     """
 
     question: QuestionKey
@@ -37,6 +43,7 @@ class VariantResult:
     credit: float | None
     answer: str | None
     reference_answer: str | None
+    cluster: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +51,11 @@ class PerturbationScore:
     """The metrics of a data set under one perturbation, shares from 0 to 1.
 
     `accuracy` is one of `accuracy_micro` and `accuracy_macro`, as are those by variant and by gold label.
-    `accuracy_mean` is the plain mean over variants. `num_questions` counts all, `num_incomplete` those of them with
-    an unscored variant, which consistency leaves out.
+    `accuracy_mean` is the plain mean over variants. Accuracies and consistency have a standard error. `num_questions`
+    counts all questions, `num_incomplete` those with an unscored variant, which consistency leaves out.
     """
 
     accuracy: Measure
-    accuracy_standard_error: Measure
     accuracy_micro: Measure
     accuracy_macro: Measure
     accuracy_by_variant: Mapping[str, Measure]
@@ -59,7 +65,6 @@ class PerturbationScore:
     accuracy_best: Measure
     all_variants_right: Measure
     consistency_rate: Measure
-    consistency_rate_standard_error: Measure
     consistency_rate_reference: Measure | None
     unparsed_rate: Measure
     num_questions: int
@@ -87,17 +92,16 @@ def perturbation_score(
     missing = None if allow_missing and scored else incomplete
     if missing is not None:
         scored = []
-    micro, micro_error = accuracy_of(scored, macro=False, missing=missing)
-    by_category, by_category_error = accuracy_of(scored, macro=True, missing=missing)
+    micro = accuracy_of(scored, macro=False, missing=missing)
+    by_category = accuracy_of(scored, macro=True, missing=missing)
     by_variant = split_accuracy(results, operator.attrgetter('variant'), macro=macro, missing=missing)
     by_gold = split_accuracy(results, operator.attrgetter('gold'), macro=macro, missing=missing)
     of_variants = [part.value for part in by_variant.values() if part.value is not None]
     right = [all(result.credit == 1 for result in group) for group in complete] if missing is None else []
-    rates = [rate for group in complete if (rate := agreement(group, equal)) is not None]
+    rates = [(rate, cluster_of(group[0])) for group in complete if (rate := agreement(group, equal)) is not None]
     no_rates = 'no question has more than one variant' if complete else incomplete
     return PerturbationScore(
         accuracy=by_category if macro else micro,
-        accuracy_standard_error=by_category_error if macro else micro_error,
         accuracy_micro=micro,
         accuracy_macro=by_category,
         accuracy_by_variant=by_variant,
@@ -106,8 +110,7 @@ def perturbation_score(
         accuracy_mean=measure(mean, of_variants, missing),
         accuracy_best=measure(max, of_variants, missing),
         all_variants_right=measure(mean, right, incomplete),
-        consistency_rate=measure(mean, rates, no_rates),
-        consistency_rate_standard_error=standard_error(rates, no_rates),
+        consistency_rate=estimate(rates, no_rates),
         consistency_rate_reference=reference_consistency,
         unparsed_rate=measure(mean, [result.answer is None for result in scored], missing),
         num_questions=len(questions),
@@ -134,31 +137,45 @@ def agreement(group: Sequence[VariantResult], equal: Callable[[str, str], bool] 
     return agreeing / math.comb(len(group), 2)
 
 
-def accuracy_of(scored: Sequence[VariantResult], *, macro: bool, missing: str | None = None) -> tuple[Measure, Measure]:
+def accuracy_of(scored: Sequence[VariantResult], *, macro: bool, missing: str | None = None) -> Measure:
     """Mean credit over a question's variants, then over questions (macro: of a category, then over categories).
 
-    With its standard error, in which a question is a cluster: that of the mean of the questions' means, which is what
-    arXiv 2411.00640 takes where a question is answered several times. For equally many variants it is the paper's
-    clustered error times sqrt(K / (K - 1)) for K questions. Macro: independent categories of equal weight.
+    The standard error is that of the mean of the questions' means, which is what arXiv 2411.00640 takes where a
+    question is answered several times; questions of one cluster vary together.
     """
     credits: dict[QuestionKey, list[float]] = {}
-    category_of: dict[QuestionKey, str | None] = {}
+    first: dict[QuestionKey, VariantResult] = {}
     for result in scored:
         if result.credit is None:
             raise ValueError(f'{result.question}, {result.variant}: is unscored')
         credits.setdefault(result.question, []).append(result.credit)
-        category_of[result.question] = result.category if macro else None
-    categories: dict[str | None, list[float]] = {}
+        first.setdefault(result.question, result)
+    categories: dict[str | None, list[tuple[float, int]]] = {}
     for question, values in credits.items():
-        categories.setdefault(category_of[question], []).append(mean(values))
-    value = measure(mean, [mean(values) for values in categories.values()], missing)
-    if value.value is None:
-        return value, value
-    errors = [standard_error(values, missing) for values in categories.values()]
-    if lacking := [error for error in errors if error.value is None]:
-        return value, lacking[0]
-    sizes = sorted(error.value for error in errors if error.value is not None)
-    return value, Measure(value=math.hypot(*sizes) / len(sizes))
+        category = first[question].category if macro else None
+        categories.setdefault(category, []).append((mean(values), cluster_of(first[question])))
+    if not categories:
+        return Measure(value=None, reason=missing or NO_ITEMS)
+    measures = [estimate(values, missing) for values in categories.values()]
+    return weighted_sum(measures, [1 / len(measures)] * len(measures))
+
+
+def cluster_of(result: VariantResult) -> int:
+    """The number of a question's cluster."""
+    return number_of(result.question) if result.cluster is None else result.cluster
+
+
+@functools.lru_cache(maxsize=100_000)
+def number_of(question: QuestionKey) -> int:
+    """The number of a question that is a cluster by itself."""
+    return int.from_bytes(hashlib.sha256(repr(question).encode()).digest()[:8], 'big')
+
+
+def estimate(values: Sequence[tuple[float, int]], missing: str | None) -> Measure:
+    """The mean of values, each with its cluster's number, or why there is none."""
+    if not values:
+        return Measure(value=None, reason=missing or NO_ITEMS)
+    return mean_over_clusters([value for value, _ in values], np.array([number for _, number in values], np.uint64))
 
 
 def split_accuracy(
@@ -178,7 +195,7 @@ def split_accuracy(
             [result for result in parts[name] if result.credit is not None and missing is None],
             macro=macro,
             missing=missing or missing_reason(parts[name]),
-        )[0]
+        )
         for name in sorted(parts, key=variant_order)
     }
 
@@ -187,24 +204,6 @@ def variant_order(variant: str) -> tuple[str, int, str]:
     """Sorts 'prompt:9' before 'prompt:10'."""
     perturbation, _, name = variant.rpartition(':')
     return perturbation, int(name) if name.isdecimal() else -1, name
-
-
-def standard_error(values: Sequence[float], missing: str | None) -> Measure:
-    """Standard error of a mean over questions."""
-    if len(values) == 1:
-        return Measure(value=None, reason='a single question has no standard error')
-    return measure(error_of_mean, values, missing)
-
-
-def mean(values: Sequence[float]) -> float:
-    """The arithmetic mean, whatever the order of the values."""
-    return math.fsum(values) / len(values)
-
-
-def error_of_mean(values: Sequence[float]) -> float:
-    """The standard deviation, with n - 1, over the root of n."""
-    center = mean(values)
-    return math.sqrt(math.fsum((value - center) ** 2 for value in values) / (len(values) - 1) / len(values))
 
 
 def measure(summary: Callable[[Sequence[float]], float], values: Sequence[float], missing: str | None) -> Measure:

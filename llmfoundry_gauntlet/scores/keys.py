@@ -14,36 +14,50 @@ ITEMS = 'gauntlet/items'
 TRUNCATED_ITEMS = 'gauntlet/truncated_items'
 UNSCORED_ITEMS = 'gauntlet/unscored_items'
 BATCH = 'gauntlet/batch'
+STANDARD_ERROR = 'StandardError'
 
 
-def task_measures(score: TaskScore) -> Iterator[tuple[str, Measure]]:
+def with_errors(metrics: Mapping[str, Measure]) -> Iterator[tuple[str, float | None]]:
+    """Name and value of each metric and of its standard error, which for the first, the accuracy, is StandardError."""
+    for place, (name, measure) in enumerate(metrics.items()):
+        yield name, measure.value
+        yield error_name(name, is_accuracy=place == 0), measure.standard_error
+
+
+def error_name(metric: str, *, is_accuracy: bool) -> str:
+    """The name of a metric's standard error."""
+    return STANDARD_ERROR if is_accuracy else f'{metric}{STANDARD_ERROR}'
+
+
+def task_values(score: TaskScore) -> Iterator[tuple[str, float | None]]:
     """Key and value of every metric of a task, its categories first."""
     for category, part in score.categories.items():
-        for metric, measure in part.metrics.items():
-            yield f'metrics/{score.task}/{category}/{metric}', measure
-    for metric, measure in score.metrics.items():
-        yield f'metrics/{score.task}/{metric}', measure
+        for name, value in with_errors(part.metrics):
+            yield f'metrics/{score.task}/{category}/{name}', value
+    for name, value in with_errors(score.metrics):
+        yield f'metrics/{score.task}/{name}', value
 
 
-def composite_measures(composites: Composites) -> Iterator[tuple[str, Measure]]:
+def composite_values(composites: Composites) -> Iterator[tuple[str, float | None]]:
     """Key and value of every category score and average."""
-    for name, measure in (*composites.categories.items(), *composites.averages.items()):
-        yield f'{COMPOSITE_PREFIX}/{name}', measure
+    for name, measure in composites.by_name.items():
+        yield f'{COMPOSITE_PREFIX}/{name}', measure.value
+        yield f'{COMPOSITE_PREFIX}/{name}/standard_error', measure.standard_error
 
 
-def score_measures(dataset: str, perturbation: str, score: PerturbationScore) -> Iterator[tuple[str, Measure]]:
+def score_values(dataset: str, perturbation: str, score: PerturbationScore) -> Iterator[tuple[str, float | None]]:
     """Key and value of what SCORE says of a data set under one perturbation."""
     prefix = f'{SCORE_PREFIX}/{dataset}/{perturbation}'
-    yield f'{prefix}/accuracy', score.accuracy
-    yield f'{prefix}/accuracy/standard_error', score.accuracy_standard_error
-    yield f'{prefix}/consistency_rate', score.consistency_rate
-    yield f'{prefix}/consistency_rate/standard_error', score.consistency_rate_standard_error
+    for name in ('accuracy', 'consistency_rate'):
+        measure: Measure = getattr(score, name)
+        yield f'{prefix}/{name}', measure.value
+        yield f'{prefix}/{name}/standard_error', measure.standard_error
     if score.consistency_rate_reference is not None:
-        yield f'{prefix}/consistency_rate_reference', score.consistency_rate_reference
+        yield f'{prefix}/consistency_rate_reference', score.consistency_rate_reference.value
     for name in ('unparsed_rate', 'accuracy_worst', 'accuracy_best', 'all_variants_right'):
-        yield f'{prefix}/{name}', getattr(score, name)
+        yield f'{prefix}/{name}', getattr(score, name).value
     for variant, measure in score.accuracy_by_variant.items():
-        yield f'{prefix}/{variant.replace(":", "_")}/accuracy', measure
+        yield f'{prefix}/{variant.replace(":", "_")}/accuracy', measure.value
 
 
 def metric_stream(
@@ -53,13 +67,13 @@ def metric_stream(
     seconds: Mapping[str, float],
 ) -> dict[str, float]:
     """Everything that has a value, flat. `robustness` is by data set; `seconds` is by task, the whole is its sum."""
-    measures = [pair for score in scores.values() for pair in task_measures(score)]
+    values = [pair for score in scores.values() for pair in task_values(score)]
     if composites is not None:
-        measures.extend(composite_measures(composites))
+        values.extend(composite_values(composites))
     for dataset, perturbations in robustness.items():
         for perturbation, score in perturbations.items():
-            measures.extend(score_measures(dataset, perturbation, score))
-    metrics = {key: measure.value for key, measure in measures if measure.value is not None}
+            values.extend(score_values(dataset, perturbation, score))
+    metrics = {key: value for key, value in values if value is not None}
     metrics[SECONDS] = sum(seconds.values())
     metrics.update({f'{SECONDS}/{task}': value for task, value in seconds.items()})
     metrics[ITEMS] = sum(score.num_items for score in scores.values())

@@ -1,47 +1,50 @@
-"""Metrics of a task as pure functions of its item results."""
+"""Metrics of a task as pure functions of its item results: each is a mean of a value of every item."""
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
+import numpy.typing as npt
+
+from llmfoundry_gauntlet.scores.statistics import cluster_numbers, mean_over_clusters, weighted_sum
 from llmfoundry_gauntlet.values import ItemResult, Measure, TaskScore
 
 MAX_REASONS = 3
 
 
+class Absent(ValueError):
+    """Why a metric has no value."""
+
+
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A number of a task or a category. `value` makes it of the results of items that are scored, one at least."""
+    """A number of a task or a category: the mean of a value of each item, whose error follows from that.
+
+    `values` gives them for the results of items that are scored, one at least; None where an item has no part in the
+    mean. It raises Absent where there is no such number.
+    """
 
     name: str
-    value: Callable[[Sequence[ItemResult]], Measure]
+    values: Callable[[Sequence[ItemResult]], Iterable[float | None]]
 
 
 def accuracy(name: str) -> Metric:
     """The mean credit, under the name that a task type gives it."""
-    return Metric(name, lambda results: Measure(value=mean(credits_of(results))))
+    return Metric(name, credits_of)
 
 
 def mark(name: str) -> Metric:
     """The mean of a mark that the task type's `judge` gives every item, absent where some items lack it."""
-    return Metric(name, partial(mean_mark, name))
+    return Metric(name, partial(marks_of, name))
 
 
 def passes_at(ks: Sequence[int]) -> tuple[Metric, ...]:
-    """pass@k for each k, and its standard error beside it."""
-
-    def part(k: int, place: int, results: Sequence[ItemResult]) -> Measure:
-        return pass_at(k, results)[place]
-
-    return tuple(
-        Metric(name, partial(part, k, place))
-        for k in ks
-        for place, name in enumerate((f'PassAt{k}', f'PassAt{k}StandardError'))
-    )
+    """pass@k for each k."""
+    return tuple(Metric(f'PassAt{k}', partial(pass_chances, k)) for k in ks)
 
 
 def task_score(
@@ -55,11 +58,12 @@ def task_score(
     names = sorted({result.category for result in results if result.category is not None}) if metrics else []
     if not names:
         return plain_score(task, metrics, results, allow_missing=allow_missing)
+    parts: dict[str, list[ItemResult]] = {name: [] for name in names}
+    for result in results:
+        if result.category is not None:
+            parts[result.category].append(result)
     categories = {
-        name: plain_score(
-            task, metrics, [result for result in results if result.category == name], allow_missing=allow_missing
-        )
-        for name in names
+        name: plain_score(task, metrics, members, allow_missing=allow_missing) for name, members in parts.items()
     }
     return TaskScore(
         task=task,
@@ -72,13 +76,15 @@ def task_score(
 
 
 def mean_over(categories: Mapping[str, TaskScore], metric: str, results: Sequence[ItemResult]) -> Measure:
-    """A metric's plain mean over categories, absent where it is in any of them."""
+    """A metric's plain mean over categories, absent where it is in any of them.
+
+    The categories are given and their items are what varies: each counts with its own error.
+    """
     measures = [score.metrics[metric] for score in categories.values()]
-    values = [measure.value for measure in measures if measure.value is not None]
-    if len(values) < len(measures):
+    if any(measure.value is None for measure in measures):
         reasons = dict.fromkeys(measure.reason for measure in measures if measure.reason is not None)
         return Measure(value=None, reason=unscored_reason(results) or '; '.join(reasons))
-    return Measure(value=mean(values))
+    return weighted_sum(measures, [1 / len(measures)] * len(measures))
 
 
 def plain_score(
@@ -89,10 +95,11 @@ def plain_score(
     scored = [result for result in results if result.credit is not None]
     if allow_missing and scored:
         reason = None
+    clusters = cluster_numbers(scored if reason is None else ())
     return TaskScore(
         task=task,
         metrics={
-            metric.name: metric.value(scored) if reason is None else Measure(value=None, reason=reason)
+            metric.name: measure(metric, scored, clusters) if reason is None else Measure(value=None, reason=reason)
             for metric in metrics
         },
         num_items=len(results),
@@ -101,35 +108,43 @@ def plain_score(
     )
 
 
-def mean_mark(name: str, results: Sequence[ItemResult]) -> Measure:
-    """The mean of a mark, absent where some items lack it."""
+def measure(metric: Metric, results: Sequence[ItemResult], clusters: npt.NDArray[np.uint64] | None = None) -> Measure:
+    """A metric of these results, all of them scored. `clusters` has the numbers of their clusters, uint64 [N]."""
+    if clusters is None:
+        clusters = cluster_numbers(results)
+    try:
+        values = list(metric.values(results))
+    except Absent as error:
+        return Measure(value=None, reason=str(error))
+    known = [value is not None for value in values]
+    if not any(known):
+        return Measure(value=None, reason='no item has a value')
+    return mean_over_clusters([value for value in values if value is not None], clusters[np.array(known)])
+
+
+def marks_of(name: str, results: Sequence[ItemResult]) -> list[float]:
+    """A mark of every item."""
     values = [result.marks[name] for result in results if name in result.marks]
     if len(values) < len(results):
-        return Measure(
-            value=None, reason=f'{name} is not known of {len(results) - len(values)} of {len(results)} items'
-        )
-    return Measure(value=mean(values))
+        raise Absent(f'{name} is not known of {len(results) - len(values)} of {len(results)} items')
+    return values
 
 
-def pass_at(k: int, results: Sequence[ItemResult]) -> tuple[Measure, Measure]:
-    """The probability that one of k programs passes, as a mean over problems, and its standard error over problems.
+def pass_chances(k: int, results: Sequence[ItemResult]) -> list[float | None]:
+    """The probability that one of k programs passes, at each problem's first program.
 
     Unbiased, from n programs of which c pass: 1 - C(n - c, k) / C(n, k) (arXiv 2107.03374).
     """
-    problems: dict[tuple[str | None, int, str | None], list[ItemResult]] = {}
-    for result in results:
-        problems.setdefault((result.key.file, result.key.row, result.key.variant), []).append(result)
-    if fewest := [group for group in problems.values() if len(group) < k]:
-        short = Measure(value=None, reason=f'{len(fewest)} problems have less than {k} programs')
-        return short, short
-    chances = []
-    for group in problems.values():
-        n, c = len(group), sum(result.credit == 1 for result in group)
-        chances.append(1 - math.comb(n - c, k) / math.comb(n, k))
-    value = Measure(value=mean(chances))
-    if len(chances) < 2:
-        return value, Measure(value=None, reason='a single problem has no standard error')
-    return value, Measure(value=statistics.stdev(chances) / math.sqrt(len(chances)))
+    problems: dict[tuple[str | None, int, str | None], list[int]] = {}
+    for place, result in enumerate(results):
+        problems.setdefault((result.key.file, result.key.row, result.key.variant), []).append(place)
+    if fewest := [places for places in problems.values() if len(places) < k]:
+        raise Absent(f'{len(fewest)} problems have less than {k} programs')
+    chances: list[float | None] = [None] * len(results)
+    for places in problems.values():
+        n, c = len(places), sum(results[place].credit == 1 for place in places)
+        chances[places[0]] = 1 - math.comb(n - c, k) / math.comb(n, k)
+    return chances
 
 
 def unscored_reason(results: Sequence[ItemResult]) -> str | None:
@@ -146,8 +161,3 @@ def unscored_reason(results: Sequence[ItemResult]) -> str | None:
 def credits_of(results: Iterable[ItemResult]) -> list[float]:
     """The credits of items that are scored."""
     return [result.credit for result in results if result.credit is not None]
-
-
-def mean(values: Sequence[float]) -> float:
-    """The arithmetic mean."""
-    return sum(values) / len(values)

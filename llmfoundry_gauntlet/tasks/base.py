@@ -95,7 +95,7 @@ class TaskType(Generic[Task, Content]):
       llm-foundry's rule. Where replies are programs, `programs` has another in its place.
     * `judge_text(text, content)` marks a reply of somebody else's model to a question with continuations, which that
       could not score.
-    * `robustness(task, examples, results, allow_missing)` are SCORE's numbers by perturbation, which are no means.
+    * `robustness(task, results, allow_missing)` are SCORE's numbers by perturbation, which are no means.
 
     `replies` is there where questions have no continuations, so that the model writes a reply.
     """

@@ -28,12 +28,14 @@ from llmfoundry_gauntlet.values import (
     Judgement,
     Output,
     Prompt,
+    Question,
     Request,
     ScoreOutput,
     ScoreRequest,
 )
 
 NO_OUTPUT = 'there is no output'
+ALONE = 'alone'  # the variant in which choices are scored after their task's pmi_context alone
 CHUNK = 1000  # items whose text is in memory at a time
 
 ExampleWithShots = tuple[Example, tuple[Example, ...]]
@@ -109,20 +111,31 @@ def build_prompt(task: TaskSpec, example: Example, shots: Sequence[Example]) -> 
     return Prompt(preamble=preamble, question=question, num_shots=len(shots))
 
 
-def examples_with_shots(task: TaskSpec, examples: Sequence[Example], fewshot: str) -> Iterator[ExampleWithShots]:
-    """Every example with its shots, by category where there are any. `fewshot` is as for Preparation."""
+def examples_with_shots(
+    task: TaskSpec, examples: Sequence[Example], fewshot: str, asked: Sequence[Example]
+) -> Iterator[ExampleWithShots]:
+    """Those of the examples that are asked, by category where there are any, with the shots that they have among all.
+
+    `fewshot` is as for Preparation.
+    """
 
     def question_of(example: Example) -> tuple[str, ...]:
         return type_of(task).ask(example.content, task, False).contexts
 
     (num_shots,) = task.num_fewshot
     seed = task.fewshot_random_seed
-    return with_shots(examples, num_shots, seed=seed, question_of=question_of if fewshot == 'fixed' else None)
+    pairs = with_shots(examples, num_shots, seed=seed, question_of=question_of if fewshot == 'fixed' else None)
+    if len(asked) == len(examples):
+        return pairs
+    wanted = {item_key(task, example) for example in asked}
+    return (pair for pair in pairs if item_key(task, pair[0]) in wanted)
 
 
-def prepare_items(preparation: Preparation, examples: Sequence[Example]) -> list[Item]:
-    """All items of a task, in the examples' order."""
-    pairs = examples_with_shots(preparation.task, examples, preparation.fewshot)
+def prepare_items(
+    preparation: Preparation, examples: Sequence[Example], asked: Sequence[Example] | None = None
+) -> list[Item]:
+    """The items of the examples, in their order; with `asked` of those alone, their shots drawn from all the same."""
+    pairs = examples_with_shots(preparation.task, examples, preparation.fewshot, asked or examples)
     terms = preparation.reply_terms(examples)
     fitter = ShotFitter(preparation.encoder, preparation.max_seq_len - (terms.max_new_tokens if terms else 0))
     items: list[Item] = []
@@ -136,6 +149,36 @@ def prepare_items(preparation: Preparation, examples: Sequence[Example]) -> list
         ]
     places = {item_key(preparation.task, example): place for place, example in enumerate(examples)}
     return sorted(items, key=lambda item: places[item.request.key])
+
+
+def prompt_alone(task: TaskSpec, example: Example) -> Prompt | None:
+    """The prompt that shows how probable an item's choices are without it, None where its task does not want that."""
+    context = getattr(task, 'pmi_context', None)
+    if context is None:
+        return None
+    choices = type_of(task).ask(example.content, task, False).continuations
+    return Prompt(preamble='', question=Question(contexts=(context,), continuations=choices), num_shots=0)
+
+
+def alone_items(preparation: Preparation, examples: Sequence[Example]) -> list[Item]:
+    """The further items of a task that wants to know how probable choices are without their prompts."""
+    asked = [(example, prompt) for example in examples if (prompt := prompt_alone(preparation.task, example))]
+    encoded = preparation.encoder.prompts([prompt for _, prompt in asked])
+    items = [
+        make_item(preparation, example, FittedPrompt(prompt=prompt, encoded=parts, too_long=False), None)
+        for (example, prompt), parts in zip(asked, encoded, strict=True)
+    ]
+    return [
+        replace(item, request=replace(item.request, key=replace(item.request.key, variant=ALONE))) for item in items
+    ]
+
+
+def with_alone(results: Sequence[ItemResult]) -> list[ItemResult]:
+    """The items, those of choices alone taken into the items that they belong to."""
+    alone = {replace(result.key, variant=None): result.logprobs for result in results if result.key.variant == ALONE}
+    if not alone:
+        return list(results)
+    return [replace(result, logprobs_alone=alone.get(result.key)) for result in results if result.key.variant != ALONE]
 
 
 def whole_prompts(preparation: Preparation, chunk: Sequence[ExampleWithShots]) -> list[FittedPrompt]:
@@ -172,6 +215,7 @@ def make_item(preparation: Preparation, example: Example, fitted: FittedPrompt, 
     return Item(
         content=example.content,
         category=example.category,
+        cluster=example.cluster,
         prompt_sha256=prompt_digest(fitted.prompt),
         request=request,
     )
@@ -216,11 +260,12 @@ def item_result(
     else:
         assert task_type.programs is not None and sandbox is not None and isinstance(output, Generation)
         judgement = task_type.programs.judge(output, item.content, task, reference, sandbox)
-    return result_of(item, output, judgement)
+    return result_of(item, output, judgement, task)
 
 
-def result_of(item: Item, output: Output | None, judgement: Judgement) -> ItemResult:
+def result_of(item: Item, output: Output | None, judgement: Judgement, task: TaskSpec) -> ItemResult:
     """The item, its output and what was said of it, in one line."""
+    choices = choices_of(item, task)
     return ItemResult(
         key=item.request.key,
         category=item.category,
@@ -235,7 +280,18 @@ def result_of(item: Item, output: Output | None, judgement: Judgement) -> ItemRe
         text=output.text if isinstance(output, Generation) else None,
         answer=judgement.answer,
         marks=judgement.marks,
+        facts=judgement.facts,
+        num_characters=None if choices is None else tuple(map(len, choices)),
+        num_bytes=None if choices is None else tuple(len(text.encode('utf-8', 'surrogatepass')) for text in choices),
+        cluster=item.cluster,
     )
+
+
+def choices_of(item: Item, task: TaskSpec) -> tuple[str, ...] | None:
+    """The texts that are scored, without the space before them; None where a reply is wanted."""
+    if not isinstance(item.request, ScoreRequest):
+        return None
+    return tuple(text.removeprefix(' ') for text in type_of(task).ask(item.content, task, False).continuations)
 
 
 def logprob_sums(output: Output | None) -> tuple[float, ...] | None:

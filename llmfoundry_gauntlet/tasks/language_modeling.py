@@ -9,6 +9,7 @@ from typing import Any
 from llmfoundry_gauntlet.config.specs import TaskSpec
 from llmfoundry_gauntlet.data.fields import text_field
 from llmfoundry_gauntlet.judging.likelihood import judge_argmax
+from llmfoundry_gauntlet.scores.likelihood import gold_bits_per_byte
 from llmfoundry_gauntlet.scores.metrics import accuracy
 from llmfoundry_gauntlet.tasks.base import TaskType, part, rows_by, strip_end
 from llmfoundry_gauntlet.values import Judgement, Question, ScoreOutput
@@ -57,7 +58,7 @@ def judge_text(text: str, content: Passage) -> Judgement:
 TASK_TYPE = TaskType(
     name='language_modeling',
     keys=TaskSpec,
-    metrics=lambda task: (accuracy('InContextLearningLMAccuracy'),),
+    metrics=lambda task: (accuracy('InContextLearningLMAccuracy'), gold_bits_per_byte()),
     older_metrics=('InContextLearningLMExpectedCalibrationError',),
     read=rows_by(parse),
     shot=shot,

@@ -10,9 +10,12 @@ from llmfoundry_gauntlet.config.specs import MULTIPLE_CHOICE, TaskSpec
 from llmfoundry_gauntlet.data.fields import gold_field, text_field, texts_field
 from llmfoundry_gauntlet.judging.likelihood import judge_choice
 from llmfoundry_gauntlet.judging.text import judge_named
-from llmfoundry_gauntlet.scores.metrics import accuracy
+from llmfoundry_gauntlet.scores import likelihood
+from llmfoundry_gauntlet.scores.metrics import Metric, accuracy
 from llmfoundry_gauntlet.tasks.base import TaskType, part, rows_by, strip_end
 from llmfoundry_gauntlet.values import Judgement, Question, ScoreOutput
+
+OLDER_METRICS = ('InContextLearningMCExpectedCalibrationError',)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +23,18 @@ class ChoicesTask(TaskSpec):
     """`choices_key` is what a row calls the texts to choose from."""
 
     choices_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MultipleChoiceTask(ChoicesTask):
+    """With `pmi_context`, such as 'Answer:', choices are also scored after that text alone, for PMINormalizedMatch."""
+
+    pmi_context: str | None = None
+
+    def __post_init__(self) -> None:
+        TaskSpec.__post_init__(self)
+        if self.pmi_context is not None and not self.pmi_context.strip():
+            raise ValueError("pmi_context: is empty; allowed: a text such as 'Answer:', or leave it out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +79,19 @@ def judge_text(text: str, content: Choices) -> Judgement:
     return judge_named(text, content.choices, content.gold)
 
 
+def choice_metrics(task: ChoicesTask) -> tuple[Metric, ...]:
+    """The accuracy, and what else log-probabilities of choices say."""
+    metrics = [accuracy('InContextLearningMultipleChoiceAccuracy'), *likelihood.choice_metrics()]
+    if isinstance(task, MultipleChoiceTask) and task.pmi_context is not None:
+        metrics.append(likelihood.pmi())
+    return tuple(metrics)
+
+
 TASK_TYPE = TaskType(
     name=MULTIPLE_CHOICE,
-    keys=ChoicesTask,
-    metrics=lambda task: (accuracy('InContextLearningMultipleChoiceAccuracy'),),
-    older_metrics=('InContextLearningMCExpectedCalibrationError',),
+    keys=MultipleChoiceTask,
+    metrics=choice_metrics,
+    older_metrics=OLDER_METRICS,
     read=rows_by(parse),
     shot=shot,
     ask=ask,

@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from types import MappingProxyType
 
 from llmfoundry_gauntlet.config.specs import TaskSpec
 from llmfoundry_gauntlet.data.collection import paused_collection
@@ -26,6 +27,8 @@ from llmfoundry_gauntlet.values import Example, Item, Question
 
 log = logging.getLogger(__name__)
 
+NO_SUBSETS: Mapping[str, Sequence[Example]] = MappingProxyType({})
+
 POLL_SECONDS = 0.05
 PATIENCE_SECONDS = 1800  # without any progress; then what others are at is made here as well
 MAX_LABEL = 80  # characters of a task's label in a file name
@@ -33,18 +36,22 @@ MAX_LABEL = 80  # characters of a task's label in a file name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """A task to be prepared. `name` is its name in the cache, `cost` says how long it takes compared with others."""
+    """A task to be prepared. `name` is its name in the cache, `cost` says how long it takes compared with others.
+
+    `examples` are all its rows, `asked` those that become items.
+    """
 
     preparation: Preparation
     examples: Sequence[Example]
+    asked: Sequence[Example]
     name: str
     cost: int
 
     def make(self, cache: TokenCache) -> list[Item]:
         """The items, which are kept for others too."""
-        packed = pack(prepare_items(self.preparation, self.examples))
+        packed = pack(prepare_items(self.preparation, self.examples, self.asked))
         cache.store(self.name, packed)
-        log.debug('%s: %d items tokenised', self.preparation.task.key, len(self.examples))
+        log.debug('%s: %d items tokenised', self.preparation.task.key, len(self.asked))
         return self.load(cache) or self.unpack(packed)  # as others read it, so that all share its memory
 
     def load(self, cache: TokenCache) -> list[Item] | None:
@@ -55,20 +62,27 @@ class Work:
     def unpack(self, packed: PackedItems) -> list[Item]:
         """The items as they are used."""
         terms = self.preparation.reply_terms(self.examples, packed.max_new_tokens)
-        return list(unpack(packed, self.preparation.task.key, self.examples, terms))
+        return list(unpack(packed, self.preparation.task.key, self.asked, terms))
 
 
 @paused_collection()
 def prepare_tasks(
-    preparations: Mapping[str, Preparation], examples: Mapping[str, Sequence[Example]], cache: TokenCache
+    preparations: Mapping[str, Preparation],
+    examples: Mapping[str, Sequence[Example]],
+    cache: TokenCache,
+    subsets: Mapping[str, Sequence[Example]] = NO_SUBSETS,
 ) -> dict[str, list[Item]]:
     """All items by task, each task's in row order, out of the cache or made and kept there.
 
+    `examples` are all rows; where `subsets` has a task, only those rows become items.
     Items of a tokenizer of which it cannot be known what its ids depend on are always made.
     """
     if cache.folder is None or any(preparation.encoder.fingerprint is None for preparation in preparations.values()):
-        return {key: prepare_items(preparation, examples[key]) for key, preparation in preparations.items()}
-    work = {key: describe(preparation, examples[key]) for key, preparation in preparations.items()}
+        return {
+            key: prepare_items(preparation, examples[key], subsets.get(key))
+            for key, preparation in preparations.items()
+        }
+    work = {key: describe(preparation, examples[key], subsets.get(key)) for key, preparation in preparations.items()}
     items: dict[str, list[Item]] = {}
     waiting = sorted(work, key=lambda key: -work[key].cost)
     progressed = time.monotonic()
@@ -89,10 +103,11 @@ def prepare_tasks(
     return {key: items[key] for key in work}
 
 
-def describe(preparation: Preparation, examples: Sequence[Example]) -> Work:
-    """The work of preparing these examples. Its name in the cache is a digest of all that their items depend on.
+def describe(preparation: Preparation, examples: Sequence[Example], subset: Sequence[Example] | None = None) -> Work:
+    """The work of preparing these examples, or a subset of them.
 
-    Instead of rows and of a task type's code, it holds every text that the type can make of a row.
+    Its name in the cache is a digest of all that their items depend on. Instead of rows and of a task type's code, it
+    holds every text that the type can make of a row.
     """
     task = preparation.task
     (num_shots,) = task.num_fewshot
@@ -101,9 +116,9 @@ def describe(preparation: Preparation, examples: Sequence[Example]) -> Work:
     cost = 0
     in_chat = False
     for example in examples:
-        shots, asked = possible_texts(task, example)
-        in_chat = in_chat or any(question.chat_template for question in asked)
-        questions = [part for question in asked for part in (question.texts, question.continuations)]
+        shots, ways = possible_texts(task, example)
+        in_chat = in_chat or any(question.chat_template for question in ways)
+        questions = [part for question in ways for part in (question.texts, question.continuations)]
         right = () if replies is None else replies.responses(example.content, task)
         texts = [*shots, *(text for question in questions for text in question), *right]
         places = (
@@ -129,10 +144,11 @@ def describe(preparation: Preparation, examples: Sequence[Example]) -> Work:
         'truncation': preparation.truncation,
         'fewshot': (preparation.fewshot, FIXED_VERSION),
         'texts': digest.hexdigest(),
+        'subset': None if subset is None else [(one.file, one.row, one.variant) for one in subset],
     }
     key = hashlib.sha256(repr(settings).encode('utf-8', 'surrogatepass')).hexdigest()
     name = f'{task.label[:MAX_LABEL]}_{num_shots}-shot_{key[:40]}'
-    return Work(preparation=preparation, examples=examples, name=name, cost=cost)
+    return Work(preparation=preparation, examples=examples, asked=subset or examples, name=name, cost=cost)
 
 
 def possible_texts(task: TaskSpec, example: Example) -> tuple[list[str], list[Question]]:

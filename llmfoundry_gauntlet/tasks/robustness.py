@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -11,7 +11,7 @@ from llmfoundry_gauntlet.config.score import AGIEVAL, MMLU_PRO, PERTURBATIONS, R
 from llmfoundry_gauntlet.data.score_rows import LETTERS
 from llmfoundry_gauntlet.judging.letters import reference_letter
 from llmfoundry_gauntlet.judging.mathematics import reference_answer_of, shared_comparer
-from llmfoundry_gauntlet.prompts.perturbations import Posed, PosedProblem, perturbation_of
+from llmfoundry_gauntlet.prompts.perturbations import perturbation_of
 from llmfoundry_gauntlet.scores.consistency import (
     PerturbationScore,
     QuestionKey,
@@ -21,48 +21,41 @@ from llmfoundry_gauntlet.scores.consistency import (
     variant_order,
 )
 from llmfoundry_gauntlet.scores.reference_consistency import reference_consistency_rate
-from llmfoundry_gauntlet.values import Example, ItemKey, ItemResult
+from llmfoundry_gauntlet.values import ItemResult
 
 REFERENCE_LABELS = {MMLU_PRO: 'ABCDEFGHIJ', AGIEVAL: 'ABCD'}  # that the paper's reference moves the right option to
 
 
+# Facts of an item of a lettered question: the chosen option's text, the right one's label in the question as it is in
+# the data, and how many options there are.
+OPTION, OWN_GOLD, NUM_OPTIONS = 'option', 'own_gold', 'num_options'
+
+
 def robustness(
-    task: ScoreTask, examples: Sequence[Example], results: Sequence[ItemResult], *, allow_missing: bool = False
+    task: ScoreTask, results: Sequence[ItemResult], *, allow_missing: bool = False
 ) -> dict[str, PerturbationScore]:
     """The metrics of each perturbation of a data set, from the results of all its variants."""
-    contents = {(example.file, example.row, example.variant): example.content for example in examples}
     by_perturbation: dict[str, list[ItemResult]] = {name: [] for name in task.score.applied}
     for result in results:
         by_perturbation[perturbation_of(result.key.variant or '')].append(result)
-    scores = {
-        name: score_of(task, name, found, contents, allow_missing=allow_missing)
-        for name, found in by_perturbation.items()
-    }
+    scores = {name: score_of(task, name, found, allow_missing=allow_missing) for name, found in by_perturbation.items()}
     if task.score.is_math:
         shared_comparer().close()  # nothing is left running between evaluations
     return scores
 
 
 def score_of(
-    task: ScoreTask,
-    perturbation: str,
-    results: Sequence[ItemResult],
-    contents: Mapping[tuple[str | None, int, str | None], Posed | PosedProblem],
-    *,
-    allow_missing: bool,
+    task: ScoreTask, perturbation: str, results: Sequence[ItemResult], *, allow_missing: bool
 ) -> PerturbationScore:
     """The metrics of one perturbation; the paper's reference has numbers of its own three alone."""
-    own_labels: dict[QuestionKey, str] = {}
-    variants = []
-    for result in results:
-        posed = contents[place(result.key)]
-        if isinstance(posed, Posed):
-            own_labels[result.key.file, result.key.row] = LETTERS[posed.own_gold]
-        variants.append(variant_result(result, posed))
+    variants = [variant_result(result, is_math=task.score.is_math) for result in results]
     if task.score.is_math:
         compare_all(task, variants)
     spec = task.score
-    longest = max((posed.num_choices for posed in contents.values() if isinstance(posed, Posed)), default=0)
+    own_labels: dict[QuestionKey, str] = {
+        (result.key.file, result.key.row): str(result.facts[OWN_GOLD]) for result in results if OWN_GOLD in result.facts
+    }
+    longest = max((int(result.facts.get(NUM_OPTIONS, 0)) for result in results), default=0)
     reference = reference_consistency_rate(
         variants,
         labels=REFERENCE_LABELS.get(spec.dataset, LETTERS[:longest]),
@@ -94,24 +87,26 @@ def compare_all(task: ScoreTask, variants: Sequence[VariantResult]) -> None:
         shared_comparer().equal_many(pair for pair in earlier_and_later if None not in pair)
 
 
-def variant_result(result: ItemResult, posed: Posed | PosedProblem) -> VariantResult:
+def variant_result(result: ItemResult, *, is_math: bool) -> VariantResult:
     """What is compared of one item."""
     shared: dict[str, Any] = {
         'question': (result.key.file, result.key.row),
         'category': result.category,
         'variant': result.key.variant,
         'credit': result.credit,
+        'cluster': int(result.cluster, 16) if result.cluster else None,
     }
-    if isinstance(posed, PosedProblem):
+    if is_math:
         reference = None if result.text is None else reference_answer_of(result.text)
         answer = result.answer or None  # an empty box is none
         return VariantResult(**shared, gold='', answer=answer, reference_answer=reference)
-    chosen = None if result.predicted is None else posed.question.options[result.predicted]
+    assert isinstance(result.gold, int)  # a lettered question's
     letter = None if result.predicted is None else LETTERS[result.predicted]
+    chosen = result.facts.get(OPTION)
     return VariantResult(
         **shared,
-        gold=LETTERS[posed.gold],
-        answer=chosen,
+        gold=LETTERS[result.gold],
+        answer=None if chosen is None else str(chosen),
         reference_answer=letter if result.text is None else reference_letter(result.text),
     )
 
@@ -123,8 +118,3 @@ def equality(task: ScoreTask, *, reference: bool) -> Callable[[str, str | None],
     if reference:
         return shared_comparer().equal_reference
     return lambda one, other: one == other or (other is not None and shared_comparer().equal(one, other))
-
-
-def place(key: ItemKey) -> tuple[str | None, int, str | None]:
-    """The row of an item, and how it is asked."""
-    return key.file, key.row, key.variant

@@ -9,9 +9,8 @@ from typing import Any
 from llmfoundry_gauntlet.config.specs import TaskSpec
 from llmfoundry_gauntlet.data.fields import gold_field, text_field, texts_field
 from llmfoundry_gauntlet.judging.likelihood import judge_choice
-from llmfoundry_gauntlet.scores.metrics import accuracy
 from llmfoundry_gauntlet.tasks.base import TaskType, rows_by, strip_end
-from llmfoundry_gauntlet.tasks.multiple_choice import ChoicesTask
+from llmfoundry_gauntlet.tasks.multiple_choice import OLDER_METRICS, ChoicesTask, choice_metrics
 from llmfoundry_gauntlet.values import Judgement, Question, ScoreOutput
 
 
@@ -62,8 +61,8 @@ def judge(output: ScoreOutput, content: Schema, task: TaskSpec, reference: bool)
 TASK_TYPE = TaskType(
     name='schema',
     keys=ChoicesTask,
-    metrics=lambda task: (accuracy('InContextLearningMultipleChoiceAccuracy'),),
-    older_metrics=('InContextLearningMCExpectedCalibrationError',),
+    metrics=choice_metrics,
+    older_metrics=OLDER_METRICS,
     read=rows_by(parse),
     shot=shot,
     ask=ask,

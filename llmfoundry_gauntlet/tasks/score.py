@@ -36,7 +36,7 @@ from llmfoundry_gauntlet.prompts.perturbations import Posed, PosedProblem, seed_
 from llmfoundry_gauntlet.prompts.templates import prompts_file, read_json, read_templates
 from llmfoundry_gauntlet.tasks import multiple_choice
 from llmfoundry_gauntlet.tasks.base import CUT, Replies, TaskType
-from llmfoundry_gauntlet.tasks.robustness import robustness
+from llmfoundry_gauntlet.tasks.robustness import NUM_OPTIONS, OPTION, OWN_GOLD, robustness
 from llmfoundry_gauntlet.values import Example, Generation, Judgement, Question, Sampling, ScoreOutput, StopRule
 
 LEAD = 'The best answer is'
@@ -141,7 +141,19 @@ def judge_text(text: str, content: Posed) -> Judgement:
 def chosen(letter: str | None, content: Posed, why: str | None) -> Judgement:
     """A letter against the right one."""
     predicted = None if letter is None else LETTERS.index(letter)
-    return Judgement(credit=float(predicted == content.gold), predicted=predicted, answer=letter, reason=why)
+    return Judgement(
+        credit=float(predicted == content.gold),
+        predicted=predicted,
+        answer=letter,
+        reason=why,
+        facts=facts_of(content, predicted),
+    )
+
+
+def facts_of(content: Posed, predicted: int | None) -> dict[str, str | int]:
+    """What the robustness of answers to a question wants to know of one of them."""
+    facts: dict[str, str | int] = {OWN_GOLD: LETTERS[content.own_gold], NUM_OPTIONS: content.num_choices}
+    return facts if predicted is None else {**facts, OPTION: content.question.options[predicted]}
 
 
 def judge_likelihood(output: ScoreOutput, content: Posed, task: ScoreTask, reference: bool) -> Judgement:
@@ -149,7 +161,8 @@ def judge_likelihood(output: ScoreOutput, content: Posed, task: ScoreTask, refer
     judgement = judge_choice(output, content.gold, reference=False)
     if judgement.predicted is None:
         return judgement
-    return replace(judgement, answer=LETTERS[judgement.predicted])
+    facts = facts_of(content, judgement.predicted)
+    return replace(judgement, answer=LETTERS[judgement.predicted], facts=facts)
 
 
 def judge_expression(output: Generation, content: PosedProblem, task: ScoreTask, reference: bool) -> Judgement:

@@ -138,3 +138,13 @@ def test_rows_of_the_hugging_face_hub_are_joined_as_the_parsing_map_says(tmp_pat
     (example,) = read(tmp_path, 'language_modeling', uri='hf://org/sums', **keys)
     assert asked == {'name': 'org/sums', 'split': 'test'}
     assert (example.row, example.content.context, example.content.continuation) == (0, 'two and two are', 'four')
+
+
+def test_a_row_may_name_its_cluster(write_jsonl, tmp_path):
+    rows = [{'query': f'{n}?', 'choices': ['a', 'b'], 'gold': 0, 'page': page} for n, page in enumerate([7, 7, '7', 8])]
+    write_jsonl('rows.jsonl', rows)
+    examples = read(tmp_path, 'multiple_choice', cluster_key='page')
+    first, second, third, fourth = (example.cluster for example in examples)
+    assert first == second and len({first, third, fourth}) == 3
+    (problem, *_) = problems(tmp_path, 'multiple_choice', cluster_key='pages')
+    assert problem.startswith("rows.jsonl:1: the key 'pages' is missing, did you mean 'page'")

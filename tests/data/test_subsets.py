@@ -6,10 +6,12 @@ import random
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.data.subsets import subset
+from llmfoundry_gauntlet.inputs import load_data
 from llmfoundry_gauntlet.values import Example
 
 CATEGORIES = st.lists(st.sampled_from([None, 'a', 'b', 'c', 'd']), max_size=60)
@@ -80,3 +82,34 @@ def test_rows_of_several_files_are_told_apart(same: str):
     rows = {file: {example.row for example in taken if example.file == file} for file in 'ab'}
     assert rows['a'] != rows['b']
     assert len(taken) == 20
+
+
+def passages(sizes: list[int], category: str | None = None) -> list[Example]:
+    """As many questions of each passage as `sizes` says."""
+    names = [f'{index:016x}' for index, size in enumerate(sizes) for _ in range(size)]
+    return [Example(row=row, content=None, category=category, cluster=name) for row, name in enumerate(names)]
+
+
+@example(sizes=[1, 6, 1], count=7, less=2)  # the third passage would fit, and not be among the seven
+@given(sizes=st.lists(st.integers(1, 6), min_size=1, max_size=20), count=st.integers(1, 60), less=st.integers(1, 60))
+def test_the_questions_of_a_passage_are_taken_together(sizes, count, less):
+    every = passages(sizes)
+    taken = subset(every, count)
+    clusters = Counter(example.cluster for example in taken)
+    assert all(sizes[int(name, 16)] == number for name, number in clusters.items())
+    assert len(taken) <= count or len(clusters) == 1
+    missing = [size for index, size in enumerate(sizes) if f'{index:016x}' not in clusters]
+    assert not missing or len(taken) + max(missing) > count  # no more would fit whichever comes next
+    few, more = sorted((count, less))
+    assert {one.row for one in subset(every, few)} <= {one.row for one in subset(every, more)}
+
+
+def test_what_a_row_says_decides_and_not_where_it_stands(write_jsonl, tmp_path):
+    rows = [{'query': f'{n}?', 'choices': ['a', 'b'], 'gold': n % 2} for n in range(40)]
+    chosen = []
+    for name, lines in (('rows', rows), ('others', rows[::-1])):
+        write_jsonl(f'{name}.jsonl', lines)
+        entry = {'label': 't', 'dataset_uri': f'{name}.jsonl', 'num_fewshot': [0], 'icl_task_type': 'multiple_choice'}
+        data = load_data(decode_settings({'tasks': [entry], 'data_root': str(tmp_path), 'subset_items': 10}))
+        chosen.append({example.content.query for example in data.asked('t/0-shot')})
+    assert chosen[0] == chosen[1] and len(chosen[0]) == 10

@@ -25,6 +25,7 @@ def items(draw) -> list[Item]:
         sha256 = draw(st.binary(min_size=32, max_size=32)).hex()
         made.append(
             Item(
+                cluster='',
                 content=f'row {row}',
                 category=draw(st.sampled_from([None, 'sums'])),
                 prompt_sha256=sha256,

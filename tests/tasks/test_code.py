@@ -17,7 +17,7 @@ from llmfoundry_gauntlet.inputs import load_data
 from llmfoundry_gauntlet.judging.code.languages import CPP, JAVASCRIPT, PYTHON
 from llmfoundry_gauntlet.judging.text import cut_at_stops
 from llmfoundry_gauntlet.prompts.encode import Encoder
-from llmfoundry_gauntlet.scores.metrics import pass_at
+from llmfoundry_gauntlet.scores.metrics import Absent, measure, passes_at
 from llmfoundry_gauntlet.suite import load_suite
 from llmfoundry_gauntlet.tasks.code import TASK_TYPE, parse
 from llmfoundry_gauntlet.tasks.items import build_prompt
@@ -214,17 +214,22 @@ def test_pass_at_k_is_the_share_of_all_choices_of_k_programs(k: int):
         / len(list(itertools.combinations(credits, k)))
         for credits in passed
     ]
-    value, error = pass_at(k, results_of(*passed))
-    assert value.value == pytest.approx(sum(shares) / 4, abs=1e-12)
+    (metric,) = passes_at([k])
+    found = measure(metric, results_of(*passed))
+    assert found.value == pytest.approx(sum(shares) / 4, abs=1e-12)
     centre = sum(shares) / 4
-    assert error.value == pytest.approx((sum((share - centre) ** 2 for share in shares) / 3 / 4) ** 0.5, abs=1e-12)
+    assert found.standard_error == pytest.approx(
+        (sum((share - centre) ** 2 for share in shares) / 3 / 4) ** 0.5, abs=1e-12
+    )
 
 
 def test_pass_at_k_where_there_is_none():
-    value, error = pass_at(2, results_of([1, 0], [1]))
-    assert value.value is None and value.reason == '1 problems have less than 2 programs' == error.reason
-    value, error = pass_at(1, results_of([1, 0]))
-    assert value.value == 0.5 and error.reason == 'a single problem has no standard error'
+    once, twice = passes_at([1, 2])
+    with pytest.raises(Absent, match='1 problems have less than 2 programs'):
+        twice.values(results_of([1, 0], [1]))
+    assert measure(twice, results_of([1, 0], [1])).reason == '1 problems have less than 2 programs'
+    single = measure(once, results_of([1, 0]))
+    assert single.value == 0.5 and single.standard_error is None
 
 
 def test_the_whole_way_by_answers_from_elsewhere(write_jsonl, tmp_path, monkeypatch, capsys):
@@ -233,7 +238,7 @@ def test_the_whole_way_by_answers_from_elsewhere(write_jsonl, tmp_path, monkeypa
     sandbox()
     made = problem(PYTHON)
     row = {'prompt': made.prompt, 'entry_point': 'answer', 'test': made.test, 'language': PYTHON}
-    write_jsonl('rows.jsonl', [row, row])
+    write_jsonl('rows.jsonl', [row, {**row, 'prompt': f'# Again.\n{row["prompt"]}'}])
     keys = {'label': 't', 'dataset_uri': 'rows.jsonl', 'num_fewshot': [0], 'icl_task_type': 'code_evaluation'}
     (tmp_path / 'tasks.yaml').write_text(
         json.dumps({'icl_tasks': [{**keys, 'generations_per_sample': 4, 'pass_at_k': [1, 2]}]})

@@ -37,6 +37,13 @@ FILE = {
 }
 
 
+ASKED = {'own_gold': 'B', 'num_options': 3}
+FACTS: dict[str | None, dict[str, str | int]] = {  # kept of an answer to the question, for its robustness
+    None: ASKED,
+    **{letter: {**ASKED, 'option': POSED.question.options['ABC'.index(letter)]} for letter in 'ABC'},
+}
+
+
 def task_of(dataset: str = 'mmlu_pro', **keys: Any) -> ScoreTask:
     return load_suite(None, None, {'dataset': dataset, **keys}).tasks[0]
 
@@ -83,6 +90,7 @@ def test_a_letter_of_an_option_is_right_wrong_or_not_there(text: str, tolerant: 
             predicted=None if letter is None else 'ABC'.index(letter),
             answer=letter,
             reason=UNPARSED if letter is None else None,
+            facts=FACTS[letter],
         )
 
 
@@ -96,8 +104,8 @@ def test_marking_is_by_letter_also_where_another_option_has_the_golds_text():
 @pytest.mark.parametrize(
     ('text', 'expected'),
     [
-        ('The best answer is B', Judgement(credit=1.0, predicted=1, answer='B', reason=CUT)),
-        ('Let me see', Judgement(credit=0.0, reason=f'{UNPARSED}; {CUT}')),
+        ('The best answer is B', Judgement(credit=1.0, predicted=1, answer='B', reason=CUT, facts=FACTS['B'])),
+        ('Let me see', Judgement(credit=0.0, reason=f'{UNPARSED}; {CUT}', facts=FACTS[None])),
     ],
 )
 def test_a_reply_that_was_cut_is_marked_and_says_so(text: str, expected: Judgement):
@@ -151,8 +159,12 @@ def scored(*means: float) -> ScoreOutput:
 def test_the_most_probable_letter_is_chosen():
     task = task_of(answers='likelihood')
     judge = type_of(task).judge
-    assert judge(scored(-3, -1, -2), POSED, task, False) == Judgement(credit=1.0, predicted=1, answer='B')
-    assert judge(scored(-1, -3, -2), POSED, task, False) == Judgement(credit=0.0, predicted=0, answer='A')
+    assert judge(scored(-3, -1, -2), POSED, task, False) == Judgement(
+        credit=1.0, predicted=1, answer='B', facts=FACTS['B']
+    )
+    assert judge(scored(-1, -3, -2), POSED, task, False) == Judgement(
+        credit=0.0, predicted=0, answer='A', facts=FACTS['A']
+    )
     tie = judge(scored(-3, -1, -1), POSED, task, False)
     assert (tie.credit, tie.predicted, tie.answer) == (0.5, 1, 'B') and 'tie' in tie.reason
     for value in (float('nan'), float('-inf')):
@@ -168,8 +180,8 @@ def test_semantics_of_llm_foundry_change_no_mark():
 
 def test_somebody_elses_text_answers_a_question_by_likelihood_too():
     judge_text = task_types()['score_likelihood'].judge_text
-    assert judge_text(' B.', POSED) == Judgement(credit=1.0, predicted=1, answer='B')
-    assert judge_text('no idea', POSED) == Judgement(credit=0.0, reason=UNPARSED)
+    assert judge_text(' B.', POSED) == Judgement(credit=1.0, predicted=1, answer='B', facts=FACTS['B'])
+    assert judge_text('no idea', POSED) == Judgement(credit=0.0, reason=UNPARSED, facts=FACTS[None])
 
 
 # What is asked.

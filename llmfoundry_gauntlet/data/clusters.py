@@ -1,0 +1,162 @@
+"""The source that rows share: the passage, story, game, schema or problem whose questions stand or fall together.
+
+Standard errors count sources, not rows, where one passage has several questions. A rule per data file finds the text
+of a row's source in the row alone; rows of whatever file with the same text are one cluster. A file without a rule,
+and a row in which its file's rule finds nothing, takes all of the row but the answer, so that repeated prompts and
+exact duplicates are still one cluster.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+Rule = Callable[[Mapping[str, Any]], str]
+
+# What holds a row's answer, or only names the row: two rows that differ in nothing else ask the same.
+_NO_PROMPT = frozenset(
+    (
+        *('aliases', 'answer', 'answer_index', 'answers', 'canonical_solution', 'chain_of_thought', 'continuation'),
+        *('cot_content', 'gold', 'label', 'other', 'solution', 'target', 'targets'),
+        *('category', 'id', 'idx', 'question_id', 'src'),
+    )
+)
+# So many words besides the numbers make a problem's wording its own; 'what is 3 + 4 ?' could be anybody's.
+_WORDS_OF_A_PROBLEM = 8
+
+
+def cluster_of(stem: str, row: Mapping[str, Any]) -> str:
+    """The name of the source that a row shares with others: 16 hexadecimal digits.
+
+    `stem` is the data file's name without folder and suffix, such as 'squad' or 'human_eval-0.5'.
+    """
+    rule = RULES.get(stem)
+    source = (rule(row) if rule else '') or _prompt(row)
+    return hashlib.sha256(source.encode('utf-8', 'surrogatepass')).hexdigest()[:16]
+
+
+def _prompt(row: Mapping[str, Any]) -> str:
+    """All of the row but the answer, or the whole row where that leaves nothing."""
+    asked = {key: value for key, value in row.items() if key not in _NO_PROMPT}
+    return json.dumps(asked or dict(row), sort_keys=True, ensure_ascii=False)
+
+
+def _found(field: str, pattern: str) -> Rule:
+    """What the pattern's group holds in a field that begins with the pattern, with single spaces between words."""
+    compiled = re.compile(pattern, re.DOTALL)
+
+    def rule(row: Mapping[str, Any]) -> str:
+        match = compiled.match(_text(row, field))
+        return ' '.join(match[1].split()) if match else ''
+
+    return rule
+
+
+def _opening(field: str, head: str, num_words: int) -> Rule:
+    """The first words after the head, for sources that are told with small changes from row to row."""
+
+    def rule(row: Mapping[str, Any]) -> str:
+        text = _text(row, field)
+        return ' '.join(text.removeprefix(head).split()[:num_words]) if text.startswith(head) else ''
+
+    return rule
+
+
+def _wording(row: Mapping[str, Any]) -> str:
+    """A word problem with '#' for each number: its variants differ in the numbers alone."""
+    text = re.sub(r'\d+(?:[.,]\d+)*', '#', _QUESTION_BEFORE_OPTIONS(row))
+    return text if len(re.findall(r'[^\W\d_]{2,}', text)) >= _WORDS_OF_A_PROBLEM else ''
+
+
+def _scheme(row: Mapping[str, Any]) -> str:
+    """The first two words of a Winograd sentence and the two things that its pronoun may stand for.
+
+    The two sentences of a pair differ in one word, which may come before the pronoun as well as after it.
+    """
+    options = row.get('context_options')
+    if not isinstance(options, list) or len(options) != 2 or not all(isinstance(option, str) for option in options):
+        return ''
+    first, second = (option.split() for option in options)
+    same = 0
+    while same < min(len(first), len(second)) and first[same] == second[same]:
+        same += 1
+    return json.dumps([first[:2], first[same:], second[same:]], ensure_ascii=False) if same >= 2 else ''
+
+
+def _persons(row: Mapping[str, Any]) -> str:
+    """The two persons of a Winogender sentence, who occur in no sentences but those of one template."""
+    choices = row.get('choices')
+    if not isinstance(choices, list) or len(choices) != 2 or not all(isinstance(choice, str) for choice in choices):
+        return ''
+    return ' / '.join(sorted(choices))
+
+
+def _bias_question(row: Mapping[str, Any]) -> str:
+    """A BBQ question with its category: it is asked of many persons in variants of one or two scenes."""
+    question = _BBQ_QUESTION(row)
+    return f'{_text(row, "category")}: {question}' if question else ''
+
+
+def _code_problem(row: Mapping[str, Any]) -> str:
+    """The problem's name in HumanEval, also for a translation (CPP/12, JavaScript/12)."""
+    return re.sub(r'^(?:CPP|JavaScript)/(?=\d+$)', 'HumanEval/', _text(row, 'task_id').strip())
+
+
+def _sum(row: Mapping[str, Any]) -> str:
+    """An arithmetic problem without its spaces."""
+    return ''.join(_text(row, 'context').split())
+
+
+def _text(row: Mapping[str, Any], field: str) -> str:
+    value = row.get(field)
+    return value if isinstance(value, str) else ''
+
+
+_QUESTION_BEFORE_OPTIONS = _found('query', r'Question: (.*?)\nA\. ')
+_BBQ_QUESTION = _found('query', r'Context: .*\nQuestion: (.*)\nAnswer:')
+_PASSAGE = _found('query', r'Passage: (.*)\nQ: ')
+_SCORE_PASSAGE = _found('passage', r'(.*)')
+_SCORE_AGIEVAL = ('aqua-rat', 'lsat-ar', 'lsat-lr', 'lsat-rc', 'sat-en', 'sat-math')
+_HISTORY = r'This question refers to the following information\..*'
+_HUMAN_EVAL = (
+    *('human_eval', 'human_eval-0.25', 'human_eval-0.5', 'human_eval-0.75'),
+    *('human_eval_return_simple', 'human_eval_return_complex', 'processed_human_eval_cpp', 'processed_human_eval_js'),
+)
+
+RULES: Mapping[str, Rule] = MappingProxyType(
+    {
+        # Several questions on one passage, story or game.
+        'squad': _found('context', r'Context: (.*)\nQuestion: '),
+        'coqa': _found('context', r'[^\n]*\nStory: (.*?)\n(?:Preceding questions:|\nFinal question:)\n'),
+        'boolq': _found('query', r'Passage: (.*)\nQuestion: '),
+        'siqa': _found('query', r'Context: (.*)\nQuestion: '),
+        'agi_eval_lsat_rc': _PASSAGE,
+        'agi_eval_lsat_lr': _PASSAGE,
+        'agi_eval_lsat_ar': _PASSAGE,
+        'agi_eval_sat_en': _PASSAGE,
+        'agi_eval_sat_math': _found('context', r'Passage: (.*)\nQ: '),
+        'logi_qa': _opening('query', 'Context: ', 8),
+        'logiqa-en': _opening('passage', '', 8),
+        'bigbench_strange_stories': _opening('query', 'Context: ', 4),
+        'bigbench_conlang_translation': _found('context', r'(.*)\nNow, translate the following '),
+        'mmlu': _found('query', rf'Question: ({_HISTORY})\n.*?\nChoices\n'),
+        'mmlu_pro_test': _found('question', rf'({_HISTORY})\n'),
+        **dict.fromkeys(_SCORE_AGIEVAL, _SCORE_PASSAGE),
+        # Several sentences, puzzles or problems made from one.
+        'bigbench_logical_deduction': _found('query', r'(.*)\n+Which of the following statements '),
+        'hellaswag': _found('query', r'([^:]+: \w.*?)[.?!] '),
+        'winograd_wsc': _scheme,
+        'winogender_mc_female': _persons,
+        'winogender_mc_male': _persons,
+        'bbq': _bias_question,
+        'bbq_standin': _bias_question,
+        'math_qa': _wording,
+        'simple_arithmetic_nospaces': _sum,
+        'simple_arithmetic_withspaces': _sum,
+        **dict.fromkeys(_HUMAN_EVAL, _code_problem),
+    }
+)

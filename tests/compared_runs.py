@@ -1,0 +1,194 @@
+"""Runs of answers to the same rows, for tests of `gauntlet compare`.
+
+They answer questions on passages, some of which two tasks share; sentences, two of which have one context; riddles; and
+questions of SCORE.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+CHOICES, TOPICS, LINES, RIDDLES = 'choices/0-shot', 'topics/0-shot', 'lines/0-shot', 'riddles/0-shot'
+AGIEVAL = 'score_agieval/0-shot'
+PASSAGES = (0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 3, 4)
+ROWS: dict[str, list[dict[str, Any]]] = {
+    CHOICES: [
+        {
+            'query': f'Question {row} on passage {passage}?',
+            'choices': ['no', 'schön und gut', 'ja' * (row % 3 + 1)],
+            'gold': row % 3,
+            'passage': f'passage {passage}',
+        }
+        for row, passage in enumerate(PASSAGES)
+    ],
+    TOPICS: [
+        {
+            'query': f'Topic {row}?',
+            'choices': ['red', 'deep blue', 'éclair', 'x'],
+            'gold': row * row % 4,
+            'passage': f'passage {row % 5}',
+            'category': 'aabbbbccc'[row % 9],
+        }
+        for row in range(14)
+    ],
+    LINES: [{'context': f'{max(row, 1)} and {max(row, 1)} are', 'continuation': f'{2 * row} ö'} for row in range(9)],
+    RIDDLES: [{'context': f'Twice {row}?', 'answer': f'{2 * row}'} for row in range(7)],
+}
+QUESTIONS = [
+    {
+        'passage': f'Salt {row // 2} is cheap.',
+        'question': f'How {row}?',
+        'options': ['(A)x', '(B)y', '(C)z'],
+        'label': 'ABC'[row % 3],
+    }
+    for row in range(7)
+]
+KINDS = {
+    CHOICES: {'icl_task_type': 'multiple_choice', 'cluster_key': 'passage'},
+    TOPICS: {'icl_task_type': 'multiple_choice', 'cluster_key': 'passage', 'has_categories': True},
+    LINES: {'icl_task_type': 'language_modeling'},
+    RIDDLES: {'icl_task_type': 'generation_task_with_answers'},
+}
+BASELINES = {CHOICES: 1 / 3, TOPICS: 0.25, LINES: 0.0, RIDDLES: 0.0}
+CATEGORIES = {'reading': (CHOICES, RIDDLES), 'rest': (TOPICS, LINES, CHOICES)}
+AVERAGES = {'core': ('reading', 'rest'), 'reading alone': ('reading',)}
+SIZES = {key: len(rows) for key, rows in ROWS.items()}
+SEEDS = {'a': 0, 'b': 2, 'c': 4, 'd': 9}  # of answers
+BATCHES = {'a': 20, 'b': 100, 'c': 400, 'd': 1000}  # as checkpoints of one training
+VARIANTS = [*(f'option_order:{letter}' for letter in 'ABC'), *(f'prompt:{number}' for number in range(10))]
+
+Sample = dict[str, Any]
+
+
+def label_of(key: str) -> str:
+    return key.partition('/')[0]
+
+
+def write_data(folder: Path) -> None:
+    """All data files, and SCORE's prompts."""
+    for key, rows in ROWS.items():
+        write_lines(folder / f'{label_of(key)}.jsonl', rows)
+    (folder / 'score' / 'agieval_v1').mkdir(parents=True)
+    (folder / 'score' / 'prompts').mkdir()
+    write_lines(folder / 'score' / 'agieval_v1' / 'sat-en.jsonl', QUESTIONS)
+    content = {
+        'option_order_robustness': {'prompt': '{question}{options}'},
+        'prompt_robustness': [{'prompt': f'{number}. {{question}}{{options}}'} for number in range(10)],
+    }
+    (folder / 'score' / 'prompts' / 'agieval.json').write_text(json.dumps(content))
+
+
+def write_lines(path: Path, lines: Iterable[Any]) -> Path:
+    path.write_text(''.join(f'{json.dumps(line)}\n' for line in lines))
+    return path
+
+
+def read_lines(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text(encoding='utf-8').splitlines()]
+
+
+def tasks_yaml(folder: Path, keys: Iterable[str] = ROWS, **changes: Any) -> Path:
+    """A file of tasks, some keys of which are changed."""
+    path = folder / 'tasks.yaml'
+    tasks = []
+    for key in keys:
+        label, shots = key.split('/')
+        task = {'label': label, 'dataset_uri': f'{label}.jsonl', 'num_fewshot': [int(shots[0])]}
+        kind = KINDS[f'{label}/0-shot']
+        tasks.append({**task, **kind, **changes.get(label, {})})
+    path.write_text(json.dumps({'icl_tasks': tasks}))
+    return path
+
+
+def gauntlet_yaml(folder: Path, **changes: Any) -> Path:
+    path = folder / 'gauntlet.yaml'
+    categories = [
+        {
+            'name': name,
+            'benchmarks': [
+                {'name': label_of(key), 'num_fewshot': 0, 'random_baseline': BASELINES[key]} for key in members
+            ],
+        }
+        for name, members in CATEGORIES.items()
+    ]
+    averages = {name: list(members) for name, members in AVERAGES.items()}
+    content = {'categories': categories, 'averages': averages, 'weighting': 'SAMPLE_SZ', **changes}
+    path.write_text(json.dumps({'eval_gauntlet': content}))
+    return path
+
+
+def score_yaml(folder: Path, **changes: Any) -> Path:
+    path = folder / 'score.yaml'
+    entry = {'dataset': 'agieval', 'subsets': ['sat-en'], 'perturbations': ['option_order', 'prompt'], **changes}
+    path.write_text(json.dumps({'score': [entry]}))
+    return path
+
+
+def answers_of(seed: int, keys: Iterable[str] = (*ROWS, AGIEVAL)) -> list[dict[str, Any]]:
+    """Answers that are in part the same for all seeds, as what is easy for one model is for another."""
+    shared, own = np.random.default_rng(77), np.random.default_rng(seed)
+
+    def drawn(size: int) -> np.ndarray:
+        return shared.normal(size=size) + 0.8 * own.normal(size=size)
+
+    answers = []
+    for key, rows in ROWS.items():
+        for number, row in enumerate(rows):
+            name = {'task': label_of(key), 'num_shots': 0, 'row': number}
+            if 'choices' in row:
+                values = drawn(len(row['choices']))
+                values[row['gold']] += 0.9
+                answers.append({**name, 'logprobs': (values - 6).tolist()})
+            elif 'continuation' in row:
+                (value,) = drawn(1)
+                answers.append({**name, 'logprobs': [-float(np.exp(-value))], 'is_argmax': bool(value > 0)})
+            else:
+                answers.append({**name, 'text': row['answer'] if drawn(1)[0] > -0.3 else 'who knows'})
+    for number in range(len(QUESTIONS)):
+        for variant in VARIANTS:
+            name = {'task': 'score_agieval', 'num_shots': 0, 'file': 'sat-en', 'row': number, 'variant': variant}
+            letter = 'ABC'[int(np.argmax(drawn(3) + np.eye(3)[number % 3]))]
+            answers.append({**name, 'text': f'The best answer is {letter}'})
+    labels = set(map(label_of, keys))
+    return [answer for answer in answers if answer['task'] in labels]
+
+
+def samples_path(run: Path, key: str) -> Path:
+    return run / 'samples' / f'{key.replace("/", "_")}.jsonl'
+
+
+def samples_of(run: Path, key: str) -> list[Sample]:
+    return read_lines(samples_path(run, key))
+
+
+def record_of(run: Path) -> dict[str, Any]:
+    return json.loads((run / 'results.json').read_text())
+
+
+def copy_run(
+    run: Path, to: Path, *, without: Mapping[str, Sequence[int]] | None = None, batch: int | None = None
+) -> Path:
+    """A run in another folder, some rows of its samples left out, at a training batch."""
+    shutil.copytree(run, to)
+    for key, rows in (without or {}).items():
+        kept = [line for line in samples_path(to, key).read_text().splitlines() if json.loads(line)['row'] not in rows]
+        samples_path(to, key).write_text(''.join(f'{line}\n' for line in kept))
+        record = record_of(to)
+        record['tasks'][key]['num_items'] = len(kept)
+        (to / 'results.json').write_text(json.dumps(record))
+    if batch is not None:
+        training = {'batch': batch, 'epoch': 0, 'token': 0, 'checkpoint': None}
+        (to / 'results.json').write_text(json.dumps({**record_of(to), 'training': training}))
+    return to
+
+
+def rows_of_table(out: str) -> dict[str, list[str]]:
+    """The cells of each row, by the first of them."""
+    rows = [[cell.strip() for cell in line.strip('│┃').split('│')] for line in out.splitlines() if line.startswith('│')]
+    return {row[0]: row[1:] for row in rows}

@@ -1,0 +1,76 @@
+"""What becomes of what an earlier attempt left in the folder of an evaluation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from llmfoundry_gauntlet.composer.journal import Resuming, SharedJournal
+from llmfoundry_gauntlet.errors import RecordError
+from llmfoundry_gauntlet.records.journal import JOURNAL, Journal, OtherEvaluationError
+
+IDENTITY = {'model': 'ab', 'items': 'cd'}
+REQUIRED = Resuming(required=True)
+
+
+def leave_journal(folder: Path, **identity: str) -> None:
+    """An attempt that has finished nothing."""
+    Journal(folder, {**IDENTITY, 'layout': 'stream', **identity}, attempt=0, rank=0).close()
+
+
+@pytest.mark.parametrize('content', ['{}', '{', json.dumps({'format_version': 1})])
+def test_records_that_cannot_be_gone_on_with_are_kept_where_that_was_asked_for(tmp_path: Path, content: str):
+    """Else `--resume` would replace what somebody has computed."""
+    (tmp_path / 'results.json').write_text(content)
+    with pytest.raises(RecordError, match=r'results\.json'):
+        SharedJournal(tmp_path, IDENTITY, REQUIRED).read()
+    assert (tmp_path / 'results.json').read_text() == content
+    journal = SharedJournal(tmp_path, IDENTITY, Resuming())  # in training it is replaced
+    journal.read()
+    assert not journal.done
+
+
+def test_an_empty_folder_is_begun_anew(tmp_path: Path):
+    journal = SharedJournal(tmp_path / 'new', IDENTITY, REQUIRED)
+    journal.read()
+    journal.begin({'layout': 'stream'})
+    journal.close()
+    assert [path.name for path in (tmp_path / 'new' / JOURNAL).iterdir()] == ['000-rank0.jsonl']
+
+
+def test_a_journal_of_another_plan_is_refused_or_replaced_once_the_plan_is_known(tmp_path: Path):
+    leave_journal(tmp_path)
+    refusing = SharedJournal(tmp_path, IDENTITY, REQUIRED)
+    refusing.read()
+    with pytest.raises(OtherEvaluationError, match=r'layout stream \(now padded_rows\)'):
+        refusing.begin({'layout': 'padded_rows'})
+    replacing = SharedJournal(tmp_path, IDENTITY, Resuming())
+    replacing.read()
+    replacing.begin({'layout': 'padded_rows'})
+    replacing.close()
+    (path,) = (tmp_path / JOURNAL).iterdir()
+    assert b'padded_rows' in path.read_bytes()
+
+
+def test_a_journal_of_another_model_is_replaced_in_training(tmp_path: Path):
+    leave_journal(tmp_path, model='xy')
+    with pytest.raises(OtherEvaluationError, match=r'model xy \(now ab\)'):
+        SharedJournal(tmp_path, IDENTITY, REQUIRED).read()
+    assert (tmp_path / JOURNAL).is_dir()
+    SharedJournal(tmp_path, IDENTITY, Resuming()).read()
+    assert not (tmp_path / JOURNAL).exists()
+
+
+def test_nothing_is_used_again_unless_that_is_wanted(tmp_path: Path):
+    leave_journal(tmp_path)
+    SharedJournal(tmp_path, IDENTITY, Resuming(wanted=False)).read()
+    assert not (tmp_path / JOURNAL).exists()
+
+
+def test_what_nobody_has_foreseen_is_told_to_all_ranks(tmp_path: Path):
+    """The others wait for the first one in a collective."""
+    (tmp_path / 'results.json').write_text(json.dumps({'format_version': 1, 'tasks': 3, 'score': None}))
+    with pytest.raises(RecordError):
+        SharedJournal(tmp_path, IDENTITY, REQUIRED).read()

@@ -1,0 +1,187 @@
+"""A time for an evaluation: rounds, the items that fit, and the same ones ever after."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+
+from llmfoundry_gauntlet import EvalGauntlet, evaluate
+from llmfoundry_gauntlet.composer.time_budget import Measured, TimeBudget
+from llmfoundry_gauntlet.config.settings import decode_settings
+from llmfoundry_gauntlet.errors import ConfigError
+from llmfoundry_gauntlet.evaluation import PreparedEvaluation, prepare_evaluation
+from llmfoundry_gauntlet.inputs import load_data
+from llmfoundry_gauntlet.prompts.encode import Encoder
+from llmfoundry_gauntlet.values import ItemKey
+
+NUM_ROWS = {'short': 3000, 'long': 3000, 'few': 12}
+COSTS = {'short': 0.01, 'long': 0.04, 'few': 0.02}  # seconds an item
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> dict[str, Any]:
+    """Three tasks: of short rows, of long ones in two categories and passages of three, and of few rows."""
+    tasks = []
+    for label, count in NUM_ROWS.items():
+        rows = [
+            {
+                'context': f'{row}{" and so" * (8 if label == "long" else 1)}',
+                'continuation': str(row),
+                'category': 'ab'[row % 2],
+                'page': row // 6,
+            }
+            for row in range(count)
+        ]
+        (tmp_path / f'{label}.jsonl').write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
+        task = {
+            'label': label,
+            'dataset_uri': f'{label}.jsonl',
+            'num_fewshot': [0],
+            'icl_task_type': 'language_modeling',
+        }
+        tasks.append({**task, 'has_categories': True, 'cluster_key': 'page'} if label == 'long' else task)
+    benchmarks = [{'name': label, 'num_fewshot': 0} for label in NUM_ROWS]
+    gauntlet = {'categories': [{'name': 'all', 'benchmarks': benchmarks}]}
+    return {'tasks': tasks, 'gauntlet': gauntlet, 'data_root': str(tmp_path), 'save_folder': None}
+
+
+@pytest.fixture
+def prepared(settings: dict[str, Any], character_tokenizer) -> PreparedEvaluation:
+    return prepare_evaluation(load_data(decode_settings(settings)), Encoder(character_tokenizer), max_seq_len=128)
+
+
+def rounds(budget: TimeBudget, *, slow_start: float = 1.0, overhead: float = 1.0) -> list[set[ItemKey]]:
+    """Runs the rounds of a machine on which items take what COSTS says, the first ones `slow_start` times that."""
+    found, spent, factor = [], 0.0, slow_start
+    while keys := budget.next_round(spent):
+        measured = {key: Measured() for key in budget.order}
+        for key in keys:
+            one = measured[key.task]
+            one.num_items += 1
+            one.num_right += key.row % 2
+            one.busy_seconds += COSTS[key.task.partition('/')[0]] * factor
+        wall = overhead * sum(one.busy_seconds for one in measured.values())
+        budget.learn(measured, wall)
+        spent += wall
+        factor = 1.0
+        found.append(keys)
+    budget.settle()
+    return found
+
+
+def expected_seconds(prepared: PreparedEvaluation, overhead: float = 1.0) -> float:
+    return overhead * sum(COSTS[key.task.partition('/')[0]] for key in prepared.items)
+
+
+@pytest.mark.parametrize('slow_start', [1.0, 3.0])
+@pytest.mark.parametrize('overhead', [1.0, 1.3])
+@pytest.mark.parametrize('seconds', [6.0, 15.0])
+def test_what_is_settled_takes_the_time_that_there_is(prepared, seconds: float, overhead: float, slow_start: float):
+    budget = TimeBudget(prepared, seconds)
+    run = rounds(budget, slow_start=slow_start, overhead=overhead)
+    chosen = budget.chosen()
+    assert 0.93 * seconds <= expected_seconds(chosen, overhead) <= seconds
+    assert not any(one & other for place, one in enumerate(run) for other in run[:place])  # nothing is run twice
+    assert chosen.items.keys() <= set().union(*run)
+
+
+def test_everything_is_taken_where_it_fits(prepared):
+    budget = TimeBudget(prepared, 1000.0)
+    rounds(budget)
+    assert budget.chosen().items.keys() == prepared.items.keys()
+    assert not budget.chosen().data.subsets
+
+
+def test_dear_items_are_fewer_and_passages_whole(prepared):
+    budget = TimeBudget(prepared, 10.0)
+    rounds(budget)
+    chosen = budget.chosen()
+    counts = {task: sum(key.task == task for key in chosen.items) for task in chosen.tasks}
+    assert counts['few/0-shot'] == 12  # a category more precise than the others is worth the most
+    assert counts['short/0-shot'] > 1.5 * counts['long/0-shot'] > 0
+    long = chosen.data.asked('long/0-shot')
+    pages = [(example.category, example.cluster) for example in long]
+    assert {pages.count(page) for page in pages} == {3}
+    assert {example.category for example in long} == {'a', 'b'}
+    assert len(chosen.data.examples['long/0-shot']) == NUM_ROWS['long']  # shots are drawn from all
+
+
+def test_more_time_keeps_the_items_of_less(prepared):
+    chosen = []
+    for seconds in (5.0, 12.0):
+        budget = TimeBudget(prepared, seconds)
+        rounds(budget)
+        chosen.append(budget.chosen().items.keys())
+    assert chosen[0] < chosen[1]
+
+
+def test_too_little_time_for_the_least_of_each_task_says_how_much_it_takes(prepared):
+    budget = TimeBudget(prepared, 0.2)
+    with pytest.raises(ConfigError, match=r'time_budget: is 0.2s, but here it takes about 0\.\d+s to run the least'):
+        rounds(budget)
+
+
+@pytest.mark.parametrize(
+    ('value', 'problem'), [('120', "is '120'"), ('0s', "is '0s'"), ('-3s', "is '-3s'"), (120, 'is 120; allowed: text')]
+)
+def test_a_budget_is_a_time(settings, value, problem):
+    with pytest.raises(ConfigError, match=f'time_budget: {problem}'):
+        decode_settings({**settings, 'time_budget': value})
+    assert decode_settings({**settings, 'time_budget': '1.5m'}).budget_seconds == 90
+
+
+def test_the_sizes_of_an_earlier_job_are_taken_unless_its_tasks_were_others(prepared):
+    earlier, later = TimeBudget(prepared, 5.0), TimeBudget(prepared, 50.0)
+    rounds(earlier)
+    assert later.restore(dict(earlier.sizes)) and later.chosen().items.keys() == earlier.chosen().items.keys()
+    assert not TimeBudget(prepared, 5.0).restore({'other/0-shot': 3})
+
+
+# In a real run.
+
+
+def counted(gauntlet: EvalGauntlet) -> dict[str, tuple[ItemKey, ...]]:
+    return {key: tuple(result.key for result in results) for key, results in gauntlet.evaluation.results.items()}
+
+
+def test_every_evaluation_of_a_training_asks_the_same_items_and_a_later_job_too(settings, tmp_path):
+    folder = tmp_path / 'checkpoints'
+    settings = {**settings, 'time_budget': '1s', 'interval': ['first', '2ba'], 'max_seq_len': 128}
+    gauntlet = EvalGauntlet(**{**settings, 'save_folder': str(tmp_path / 'records')})
+    tiny.trainer([gauntlet], max_duration='4ba', save_folder=str(folder), save_interval='4ba').fit()
+    records = [json.loads((tmp_path / 'records' / f'ba{batch}/results.json').read_text()) for batch in (0, 2, 4)]
+    sizes = [record['timing']['time_budget'] for record in records]
+    assert sizes[0] == sizes[1] == sizes[2] == gauntlet.loader.budget.sizes
+    assert 0 < sizes[0]['long/0-shot'] < 3000 and sizes[0]['few/0-shot'] == 12
+    samples = [
+        [json.loads(line)['row'] for line in (path / 'samples' / 'long_0-shot.jsonl').read_text().splitlines()]
+        for path in sorted((tmp_path / 'records').iterdir())
+    ]
+    assert samples[0] == samples[1] == samples[2] and len(samples[0]) == sizes[0]['long/0-shot']
+    assert records[1]['composites']['version'] == records[2]['composites']['version']
+    assert [record['tasks']['long/0-shot']['subset_items'] for record in records] == [len(samples[0])] * 3
+
+    later = EvalGauntlet(**{**settings, 'time_budget': '60s', 'interval': ['2ba']})  # the number stays all the same
+    trainer = tiny.trainer([later], max_duration='6ba', load_path=str(folder / 'latest-rank0.pt'))
+    trainer.fit()
+    assert counted(later) == counted(gauntlet)
+
+
+def test_items_within_a_time_score_as_without_a_limit(settings, tmp_path):
+    model = tmp_path / 'model'
+    tiny.model().save_pretrained(model)
+    tiny.tokenizer().save_pretrained(model)
+    settings = {key: value for key, value in settings.items() if key != 'save_folder'}
+    full = evaluate(model, **settings, device='cpu', max_seq_len=128)
+    part = evaluate(model, **settings, device='cpu', max_seq_len=128, time_budget='1s')
+    for key, results in part.results.items():
+        whole = {result.key: result for result in full.results[key]}
+        assert all(
+            (result.credit, result.prompt_sha256) == (whole[result.key].credit, whole[result.key].prompt_sha256)
+            for result in results
+        )
+    assert 12 + 6 < sum(map(len, part.results.values())) < sum(map(len, full.results.values()))

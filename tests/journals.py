@@ -1,0 +1,68 @@
+"""Journals of a few items, for tests that damage and read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from llmfoundry_gauntlet.records.journal import Identity, Journal, read_journal
+from llmfoundry_gauntlet.values import ItemKey, ItemResult
+
+IDENTITY = {'model': '0f3a', 'precision': 'fp32', 'max_seq_len': 2048, 'layout': None}
+DAMAGED = (
+    'is damaged: its length or checksum does not fit; --repair-journal (repair_journal=True) drops it and keeps all '
+    'else'
+)
+
+
+def item(row: int, **changes: Any) -> ItemResult:
+    values: dict[str, Any] = {'text': None, 'logprobs': (-1.5, -0.25 - row), **changes}
+    return ItemResult(
+        key=ItemKey('sums/2-shot', row),
+        category='Größe',
+        gold=1,
+        predicted=0,
+        credit=0.5,
+        num_tokens=(2, 3),
+        reason=None,
+        prompt_sha256='5e7f',
+        truncated=False,
+        cluster=f'{row:016x}',
+        **values,
+    )
+
+
+def write(
+    folder: Path,
+    results: Iterable[ItemResult] = (),
+    *,
+    suspects: Iterable[ItemResult] = (),
+    identity: Identity = IDENTITY,
+    attempt: int = 0,
+    rank: int = 0,
+) -> Path:
+    """One rank's file of one attempt."""
+    with closing(Journal(folder, identity, attempt=attempt, rank=rank)) as journal:
+        for result in results:
+            journal.add([result])
+        for result in suspects:
+            journal.add([result], suspect=True)
+    return journal.path
+
+
+def kept(folder: Path, *, repair: bool = False) -> tuple[set[int], set[int]]:
+    """The rows of the items and of the suspects that are read."""
+    found = read_journal(folder, repair=repair)
+    assert found is not None
+    return {key.row for key in found.results}, {key.row for key in found.suspects}
+
+
+def lines_of(path: Path) -> list[bytes]:
+    """As they were written: no payload here has a raw line feed."""
+    return [line + b'\n' for line in path.read_bytes().split(b'\n')[:-1]]
+
+
+def put(path: Path, lines: Sequence[bytes]) -> None:
+    path.write_bytes(b''.join(lines))

@@ -1,0 +1,169 @@
+"""Differences of `compared_runs` a second time, by numpy over samples and over the rows themselves.
+
+Clusters, sizes of texts and weights are taken from the rows here, not from what the program says of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import pytest
+from compared_runs import AGIEVAL, AVERAGES, BASELINES, CATEGORIES, LINES, QUESTIONS, ROWS, Sample, samples_of
+
+SCORED = ('accuracy', 'consistency_rate')
+
+Value = Callable[[Sample], float]
+
+
+def cluster_of(key: str, row: int) -> str:
+    """What a row has in common with others, out of the row."""
+    return ROWS[key][row].get('passage') or ROWS[key][row]['context']
+
+
+def credit(sample: Sample) -> float:
+    return sample['credit']
+
+
+def bits_per_byte(key: str) -> Value:
+    """Of the right continuation's text as it stands in the data."""
+
+    def bits(sample: Sample) -> float:
+        row = ROWS[key][sample['row']]
+        text, gold = (row['continuation'], 0) if key == LINES else (row['choices'][row['gold']], row['gold'])
+        return -sample['logprobs'][gold] / math.log(2) / len(text.encode())
+
+    return bits
+
+
+class Estimate:
+    """A number, and what each cluster adds to its deviation."""
+
+    def __init__(self, value: float, parts: Mapping[str, float]) -> None:
+        self.value, self.parts = value, dict(parts)
+
+    @property
+    def error(self) -> float:
+        return float(np.sqrt(np.sum(np.square(list(self.parts.values())))))
+
+    @property
+    def p_value(self) -> float:
+        if self.error == 0:  # all clusters alike: a test of signs
+            return 1.0 if self.value == 0 else 2.0 ** (1 - len(self.parts))
+        return 2 * NormalDist().cdf(-abs(self.value) / self.error)
+
+
+def mean_of(values: Sequence[float], clusters: Sequence[str]) -> Estimate:
+    """arXiv 2411.00640, with G / (G - 1)."""
+    deviations = np.array(values) - np.mean(values)
+    parts = {name: deviations[[one == name for one in clusters]].sum() for name in set(clusters)}
+    scale = math.sqrt(len(parts) / (len(parts) - 1)) / len(values)
+    return Estimate(float(np.mean(values)), {name: part * scale for name, part in parts.items()})
+
+
+def combined(estimates: Iterable[Estimate], weights: Iterable[float]) -> Estimate:
+    parts: dict[str, float] = defaultdict(float)
+    value = 0.0
+    for estimate, weight in zip(estimates, weights, strict=True):
+        value += weight * estimate.value
+        for name, part in estimate.parts.items():
+            parts[name] += weight * part
+    return Estimate(value, parts)
+
+
+def over_items(key: str, rows: Sequence[int], values: Sequence[float]) -> Estimate:
+    """The mean of a task's items, or the plain mean over its categories."""
+    groups: dict[str | None, list[int]] = defaultdict(list)
+    for place, row in enumerate(rows):
+        groups[ROWS[key][row].get('category')].append(place)
+    means = [
+        mean_of([values[place] for place in places], [cluster_of(key, rows[place]) for place in places])
+        for places in groups.values()
+    ]
+    return combined(means, [1 / len(means)] * len(means))
+
+
+def paired(key: str, first: Path, second: Path, value: Value = credit) -> Estimate:
+    """The mean of the items' differences, over the items that both runs have scored."""
+    ours, theirs = (
+        {sample['row']: value(sample) for sample in samples_of(run, key) if sample['credit'] is not None}
+        for run in (first, second)
+    )
+    rows = sorted(ours.keys() & theirs.keys())
+    return over_items(key, rows, [theirs[row] - ours[row] for row in rows])
+
+
+def composites_of(tasks: Mapping[str, Estimate], sizes: Mapping[str, int]) -> dict[str, Estimate]:
+    """Categories and averages of differences, or of slopes, in which baselines are no more than a scale."""
+    found = {}
+    for name, members in CATEGORIES.items():
+        whole = sum(sizes[key] for key in members)
+        weights = [sizes[key] / whole / (1 - BASELINES[key]) for key in members]
+        found[name] = combined([tasks[key] for key in members], weights)
+    for name, members in AVERAGES.items():
+        found[name] = combined([found[member] for member in members], [1 / len(members)] * len(members))
+    return found
+
+
+def score_differences(first: Path, second: Path) -> dict[str, Estimate]:
+    """Of each question's share of right variants, and of its pairs of variants with one answer."""
+    shares = []
+    for run in (first, second):
+        groups: dict[tuple[str, int], list[Sample]] = defaultdict(list)
+        for sample in samples_of(run, AGIEVAL):
+            groups[sample['variant'].partition(':')[0], sample['row']].append(sample)
+        shares.append(
+            {name: (np.mean([s['credit'] for s in group]), agreement(group)) for name, group in groups.items()}
+        )
+    found = {}
+    for perturbation in ('option_order', 'prompt'):
+        for place, name in enumerate(SCORED):
+            rows = range(len(QUESTIONS))
+            values = [shares[1][perturbation, row][place] - shares[0][perturbation, row][place] for row in rows]
+            found[f'agieval {perturbation} {name}'] = mean_of(values, [QUESTIONS[row]['passage'] for row in rows])
+    return found
+
+
+def agreement(group: Sequence[Sample]) -> float:
+    texts = [shown(sample)[sample['predicted']] for sample in group]
+    return float(np.mean([one == other for one, other in combinations(texts, 2)]))
+
+
+def shown(sample: Sample) -> list[str]:
+    """The options of a question as a variant has them."""
+    options, gold = ['x', 'y', 'z'], sample['row'] % 3
+    perturbation, _, letter = sample['variant'].partition(':')
+    if perturbation == 'option_order':
+        place = 'ABC'.index(letter)
+        options[gold], options[place] = options[place], options[gold]
+    return options
+
+
+def holm_of(p_values: Mapping[str, float]) -> dict[str, float]:
+    """Of p_j <= p_i, the largest of p_j times how many p are not below p_j."""
+    numbers = np.array(list(p_values.values()))
+    return {
+        name: max(min(1.0, one * int((numbers >= one).sum())) for one in numbers if one <= value)
+        for name, value in p_values.items()
+    }
+
+
+def check_differences(found: Mapping[str, Any], expected: Mapping[str, Estimate]) -> None:
+    """Everything that JSON has of a group of differences but the runs' own numbers."""
+    assert list(found) == list(expected)
+    corrected = holm_of({name: estimate.p_value for name, estimate in expected.items()})
+    for name, estimate in expected.items():
+        one = found[name]
+        assert one['difference']['value'] == pytest.approx(estimate.value, abs=1e-13), name
+        assert one['difference']['standard_error'] == pytest.approx(estimate.error, abs=1e-13), name
+        assert one['p_value'] == pytest.approx(estimate.p_value, abs=1e-11), name
+        assert one['p_holm'] == pytest.approx(corrected[name], abs=1e-11), name
+        reach = NormalDist().inv_cdf(0.975) + NormalDist().inv_cdf(0.8)
+        assert (one['detectable'] or 0) == pytest.approx(reach * estimate.error, abs=1e-12), name
+        assert one['second']['value'] - one['first']['value'] == pytest.approx(estimate.value, abs=1e-13), name

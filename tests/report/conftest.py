@@ -1,0 +1,97 @@
+"""What tests of `gauntlet compare` share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import run_cli
+from compared_runs import (
+    AGIEVAL,
+    BATCHES,
+    ROWS,
+    SEEDS,
+    answers_of,
+    copy_run,
+    gauntlet_yaml,
+    score_yaml,
+    tasks_yaml,
+    write_data,
+    write_lines,
+)
+
+
+@pytest.fixture
+def compared(gauntlet):
+    """What `gauntlet compare --json` prints."""
+
+    def call(*words: Any) -> Any:
+        status, out, err = gauntlet('compare', *words, '--json')
+        assert status == 0, err
+        return json.loads(out)
+
+    return call
+
+
+@pytest.fixture(scope='session')
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data files alone."""
+    folder = tmp_path_factory.mktemp('data')
+    write_data(folder)
+    return folder
+
+
+@pytest.fixture(scope='session')
+def runs(tmp_path_factory: pytest.TempPathFactory, data: Path) -> dict[str, Path]:
+    """Whole runs of four models."""
+    folder = tmp_path_factory.mktemp('runs')
+    words = ['--tasks', tasks_yaml(folder), '--gauntlet', gauntlet_yaml(folder), '--score', score_yaml(folder)]
+    found = {}
+    for name, seed in SEEDS.items():
+        found[name] = folder / name
+        answers = write_lines(folder / 'answers.jsonl', answers_of(seed))
+        assert run_cli('run', '--outputs', answers, *words, '--data-root', data, '--out', found[name]) == 0
+    return found
+
+
+@pytest.fixture
+def make_run(tmp_path: Path, data: Path):
+    """Marks answers to some of the tasks, with changed settings, in a folder of the test."""
+
+    def make(
+        name: str,
+        keys: Iterable[str],
+        *words: Any,
+        answers: Iterable[dict[str, Any]] | None = None,
+        gauntlet: Mapping[str, Any] | None = None,
+        tasks: Mapping[str, Any] | None = None,
+    ) -> Path:
+        keys = list(keys)
+        words = ['--tasks', tasks_yaml(tmp_path, [key for key in keys if key != AGIEVAL], **(tasks or {})), *words]
+        if gauntlet is not None:
+            words += ['--gauntlet', gauntlet_yaml(tmp_path, **gauntlet)]
+        path = write_lines(tmp_path / 'answers.jsonl', answers_of(0, keys) if answers is None else answers)
+        out = tmp_path / name
+        assert run_cli('run', '--outputs', path, *words, '--data-root', data, '--out', out) == 0
+        return out
+
+    return make
+
+
+@pytest.fixture
+def unscored(make_run, runs: dict[str, Path]) -> tuple[Path, Path]:
+    """Two runs of different models, the second without answers to some rows."""
+    answers = [answer for answer in answers_of(2, ROWS) if answer['task'] != 'choices' or answer['row'] not in (2, 3)]
+    return runs['a'], make_run('unscored', ROWS, '--allow-missing', answers=answers, gauntlet={})
+
+
+@pytest.fixture
+def training(runs: dict[str, Path], tmp_path: Path) -> Path:
+    """One run with four checkpoints, at uneven distances."""
+    folder = tmp_path / 'training'
+    for name, batch in BATCHES.items():
+        copy_run(runs[name], folder / f'ba{batch}', batch=batch)
+    return folder

@@ -1,0 +1,252 @@
+"""`gauntlet compare` on two runs, on three, and by another metric, against numpy over their samples and rows."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command_line import loaded_by
+from compared_runs import (
+    AGIEVAL,
+    BASELINES,
+    CATEGORIES,
+    CHOICES,
+    LINES,
+    QUESTIONS,
+    RIDDLES,
+    ROWS,
+    SIZES,
+    TOPICS,
+    answers_of,
+    copy_run,
+    record_of,
+    rows_of_table,
+    samples_of,
+)
+from paired_estimates import bits_per_byte, check_differences, cluster_of, composites_of, paired, score_differences
+
+METRICS = [  # of multiple choice, besides the accuracy, language modelling and generation
+    *('BrierScore', 'ByteNormalizedMatch', 'CalibrationError', 'CharacterNormalizedMatch', 'CutShare'),
+    *('GoldBitsPerByte', 'GoldProbability', 'InContextLearningGenerationExactMatchAccuracy'),
+    *('InContextLearningLMAccuracy', 'InContextLearningMultipleChoiceAccuracy', 'MajorityClass', 'NumericMatch'),
+    *('StrictMatch', 'TokenNormalizedMatch'),
+]
+
+
+def test_the_runs_here_differ_correlate_and_have_clusters(runs: dict[str, Path]):
+    """Else these tests would see little."""
+    for key, rows in ROWS.items():
+        first, second = (np.array([s['credit'] for s in samples_of(runs[name], key)]) for name in 'ab')
+        assert 0 < first.mean() < 1 and 0 < second.mean() < 1 and (first != second).any()
+        names = {s['row']: s['cluster'] for s in samples_of(runs['a'], key)}
+        ours = {row: cluster_of(key, row) for row in range(len(rows))}
+        assert [names[i] == names[j] for i in names for j in names] == [ours[i] == ours[j] for i in ours for j in ours]
+    assert len({cluster_of(LINES, row) for row in range(9)}) == 8
+    differences = score_differences(runs['a'], runs['b'])
+    assert all(estimate.value != 0 for estimate in differences.values())
+
+
+# Two runs.
+
+
+def test_differences_of_tasks_are_those_of_paired_items_and_clusters(compared, runs: dict[str, Path]):
+    (found,) = compared(runs['a'], runs['b'])
+    assert (found['first'], found['second']) == (str(runs['a']), str(runs['b']))
+    assert found['warnings'] == []
+    check_differences(found['tasks'], {key: paired(key, runs['a'], runs['b']) for key in ROWS})
+    assert {key: one['num_items'] for key, one in found['tasks'].items()} == SIZES
+    for place, name in (('first', 'a'), ('second', 'b')):
+        for key, task in record_of(runs[name])['tasks'].items():
+            assert found['tasks'][key][place] == next(iter(task['metrics'].values()))
+
+
+def test_differences_of_composites_count_a_passage_once_however_many_tasks_have_it(compared, runs: dict[str, Path]):
+    (found,) = compared(runs['a'], runs['b'])
+    tasks = {key: paired(key, runs['a'], runs['b']) for key in ROWS}
+    expected = composites_of(tasks, SIZES)
+    check_differences(found['composites'], expected)
+    apart = math.hypot(
+        *(SIZES[key] / 35 / (1 - BASELINES[key]) * tasks[key].error for key in CATEGORIES['rest'])
+    )  # as if no passage were in two tasks
+    assert abs(expected['rest'].error - apart) > 0.01 * apart
+    counts = {'reading': 12 + 7, 'rest': 14 + 9 + 12, 'core': 12 + 7 + 14 + 9, 'reading alone': 12 + 7}
+    assert {name: one['num_items'] for name, one in found['composites'].items()} == counts
+    for place, name in (('first', 'a'), ('second', 'b')):
+        composites = record_of(runs[name])['composites']
+        own = composites['categories'] | composites['averages']
+        assert {key: one[place] for key, one in found['composites'].items()} == own
+
+
+def test_differences_of_scores_numbers_are_over_questions(compared, runs: dict[str, Path]):
+    (found,) = compared(runs['a'], runs['b'])
+    check_differences(found['score'], score_differences(runs['a'], runs['b']))
+    assert {one['num_items'] for one in found['score'].values()} == {len(QUESTIONS)}
+    for name, one in found['score'].items():
+        dataset, perturbation, metric = name.split()
+        for place, run in (('first', 'a'), ('second', 'b')):
+            assert one[place] == record_of(runs[run])['score'][dataset]['perturbations'][perturbation][metric]
+
+
+def test_turning_the_runs_round_turns_the_signs_round(compared, runs: dict[str, Path]):
+    (there,), (back,) = compared(runs['a'], runs['b']), compared(runs['b'], runs['a'])
+    for kind in ('tasks', 'composites', 'score'):
+        for name, one in there[kind].items():
+            other = back[kind][name]
+            assert (one['first'], one['second']) == (other['second'], other['first'])
+            assert one['difference']['value'] == pytest.approx(-other['difference']['value'], abs=1e-15)
+            assert one['p_value'] == pytest.approx(other['p_value'], abs=1e-13)
+
+
+def test_a_run_beside_itself_differs_in_nothing(compared, runs: dict[str, Path], tmp_path: Path):
+    again = copy_run(runs['a'], tmp_path / 'again')
+    for (found,) in (compared(runs['a'], again), compared(runs['a'], runs['a'])):
+        assert found['warnings'] == []
+        everything = [*found['tasks'].values(), *found['composites'].values(), *found['score'].values()]
+        assert len(everything) == 4 + 4 + 4
+        for one in everything:
+            assert one['difference'] == {'value': 0, 'standard_error': 0}
+            assert (one['p_value'], one['p_holm'], one['detectable']) == (1, 1, None)
+
+
+def test_the_table_has_both_runs_and_every_difference(
+    gauntlet, compared, runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(runs['a'].parent)
+    status, out, _ = gauntlet('compare', 'a', 'b')
+    assert status == 0
+    assert out.splitlines()[0].strip() == 'accuracy: b less a'
+    table = rows_of_table(out)
+    (found,) = compared('a', 'b')
+    entries = found['tasks'] | found['composites'] | found['score']
+    assert list(table) == list(entries)
+    for name, one in entries.items():
+        first, second, difference = (one[place]['value'] for place in ('first', 'second', 'difference'))
+        error = one['difference']['standard_error']
+        p, p_holm = one['p_value'], one['p_holm']
+        assert table[name] == [
+            f'{first:.3f}',
+            f'{second:.3f}',
+            f'{difference:+.3f} ± {error:.3f}',
+            f'{p:.4f}' if p >= 0.0001 else '<0.0001',
+            (f'{p_holm:.4f}' if p_holm >= 0.0001 else '<0.0001') + ('*' if p_holm < 0.05 else ''),
+            f'{one["detectable"]:.3f}',
+            str(one['num_items']),
+        ]
+    assert 'Holm' in out and 'warning' not in out
+
+
+def test_a_star_marks_what_is_clear_after_correction(gauntlet, make_run, monkeypatch: pytest.MonkeyPatch):
+    """All lines wrong, then right: all signs of 8 clusters equal, 2 cases in 256, twice that after Holm."""
+    keys = [LINES, RIDDLES]
+    wrong = [answer | ({'is_argmax': False} if 'is_argmax' in answer else {}) for answer in answers_of(0, keys)]
+    right = [answer | ({'is_argmax': True} if 'is_argmax' in answer else {}) for answer in answers_of(0, keys)]
+    first, _ = make_run('wrong', keys, answers=wrong), make_run('right', keys, answers=right)
+    monkeypatch.chdir(first.parent)
+    table = rows_of_table(gauntlet('compare', 'wrong', 'right')[1])
+    assert table[LINES] == ['0.000', '1.000', '+1.000 ± 0.000', f'{1 / 128:.4f}', f'{1 / 64:.4f}*', '-', '9']
+    assert table[RIDDLES][2:6] == ['+0.000 ± 0.000', '1.0000', '1.0000', '-']
+    table = rows_of_table(gauntlet('compare', 'wrong', 'right', 'wrong')[1])
+    assert table[LINES] == ['0.000', '+1.000 ± 0.000*', '+0.000 ± 0.000']
+
+
+def test_names_with_brackets_are_printed_as_they_are(
+    gauntlet, runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for name in ('llama[old]', 'llama[/new]'):
+        copy_run(runs['a'], tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    for others in (['llama[/new]'], ['llama[/new]', 'llama[old]']):
+        status, out, err = gauntlet('compare', 'llama[old]', *others)
+        assert (status, err) == (0, '')
+        assert 'llama[old]' in out and 'llama[/new]' in out
+
+
+def test_names_of_categories_with_brackets_are_printed_as_they_are(gauntlet, make_run, monkeypatch: pytest.MonkeyPatch):
+    benchmarks = [{'name': 'lines', 'num_fewshot': 0}]
+    spec = {'categories': [{'name': 'text [old]', 'benchmarks': benchmarks}], 'averages': {'all [new]': ['text [old]']}}
+    first = make_run('one', [LINES], gauntlet=spec)
+    shutil.copytree(first, first.parent / 'two')
+    monkeypatch.chdir(first.parent)
+    status, out, _ = gauntlet('compare', 'one', 'two')
+    assert status == 0 and 'text [old]' in out and 'all [new]' in out
+
+
+# More than two runs.
+
+
+def test_of_three_runs_the_differences_from_the_first_are_shown(
+    gauntlet, compared, runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(runs['a'].parent)
+    found = compared('a', 'b', 'c')
+    assert [(one['first'], one['second']) for one in found] == [('a', 'b'), ('a', 'c')]
+    for one, other in zip(found, 'bc', strict=True):
+        assert [one] == compared('a', other)
+    status, out, _ = gauntlet('compare', 'a', 'b', 'c')
+    assert status == 0
+    lines = out.splitlines()
+    assert lines[0].strip() == 'accuracy: differences from a'
+    assert [cell.strip() for cell in lines[2].strip('┃').split('┃')] == ['', 'a', 'b', 'c']
+    table = rows_of_table(out)
+    entries = [one['tasks'] | one['composites'] | one['score'] for one in found]
+    assert list(table) == list(entries[0])
+    for name, cells in table.items():
+        assert cells[0] == f'{entries[0][name]["first"]["value"]:.3f}'
+        for cell, one in zip(cells[1:], (entry[name] for entry in entries), strict=True):
+            difference = one['difference']
+            star = '*' if one['p_holm'] < 0.05 else ''
+            assert cell == f'{difference["value"]:+.3f} ± {difference["standard_error"]:.3f}{star}'
+
+
+def test_a_task_that_one_of_three_lacks_has_no_difference_there(
+    gauntlet, make_run, runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+):
+    few = make_run('few', [CHOICES, LINES])
+    monkeypatch.chdir(runs['a'].parent)
+    status, out, _ = gauntlet('compare', 'a', 'b', few)
+    table = rows_of_table(out)
+    assert status == 0 and table[RIDDLES][2] == '-' and table[RIDDLES][1] != '-'
+    assert f'warning: {few} has no {TOPICS}, {RIDDLES}, {AGIEVAL}' in ' '.join(out.split())
+
+
+# Another metric.
+
+
+def test_another_metric_is_compared_where_tasks_have_it(compared, gauntlet, runs: dict[str, Path]):
+    (found,) = compared(runs['a'], runs['b'], '--metric', 'GoldBitsPerByte')
+    keys = [CHOICES, TOPICS, LINES]
+    check_differences(found['tasks'], {key: paired(key, runs['a'], runs['b'], bits_per_byte(key)) for key in keys})
+    assert found['composites'] == found['score'] == {}
+    status, out, _ = gauntlet('compare', runs['a'], runs['b'], '--metric', 'GoldBitsPerByte')
+    assert status == 0 and out.startswith('GoldBitsPerByte: ')
+    assert list(rows_of_table(out)) == keys
+
+
+def test_an_absent_metric_is_shown_with_its_reason(compared, gauntlet, runs: dict[str, Path]):
+    (found,) = compared(runs['a'], runs['b'], '--metric', 'CutShare')
+    assert list(found['tasks']) == [RIDDLES]
+    reason = 'CutShare is not known of 7 of 7 items'
+    assert found['tasks'][RIDDLES]['difference'] == found['tasks'][RIDDLES]['first'] == {'reason': reason}
+    assert found['tasks'][RIDDLES]['p_value'] is found['tasks'][RIDDLES]['p_holm'] is None
+    _, out, _ = gauntlet('compare', runs['a'], runs['b'], '--metric', 'CutShare')
+    assert rows_of_table(out)[RIDDLES][:6] == ['-'] * 6
+    assert f'- {reason}: {RIDDLES}' in out
+
+
+@pytest.mark.parametrize('words', [(), ('--json',)])
+def test_an_unknown_metric_is_a_mistake_that_names_those_there_are(gauntlet, runs: dict[str, Path], words):
+    status, out, err = gauntlet('compare', runs['a'], runs['b'], '--metric', 'GoldBits', *words)
+    assert (status, out) == (2, '')
+    assert err == f"error: --metric: no task has 'GoldBits'; allowed: {', '.join(METRICS)}\n"
+
+
+# Start-up.
+
+
+def test_comparing_loads_neither_torch_nor_composer_nor_transformers(runs: dict[str, Path], training: Path):
+    names = ('torch', 'composer', 'transformers', 'datasets', 'sympy')
+    for words in ([runs['a'], runs['b']], [training], [runs['a'], runs['b'], '--json']):
+        assert loaded_by('compare', *words, names=names) == []

@@ -1,0 +1,195 @@
+"""`gauntlet compare` on the checkpoints of one run: slopes, and how much they are above the noise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from compared_runs import (
+    BATCHES,
+    CHOICES,
+    LINES,
+    RIDDLES,
+    ROWS,
+    SIZES,
+    answers_of,
+    copy_run,
+    record_of,
+    rows_of_table,
+    samples_of,
+    tasks_yaml,
+    write_lines,
+)
+from paired_estimates import Estimate, check_differences, combined, composites_of, over_items, paired
+
+from llmfoundry_gauntlet.config.settings import decode_settings
+from llmfoundry_gauntlet.inputs import load_data
+from llmfoundry_gauntlet.marking import mark_answers
+from llmfoundry_gauntlet.records.answers import read_answers
+from llmfoundry_gauntlet.records.results import write_records
+from llmfoundry_gauntlet.values import TrainingPoint
+
+
+def slopes(folder: Path, batches: Sequence[int], without: Iterable[tuple[str, int]] = ()) -> dict[str, Estimate]:
+    """A line with the least squares through every item's credits, and the mean of their slopes."""
+    found = {}
+    for key, rows in ROWS.items():
+        kept = [row for row in range(len(rows)) if (key, row) not in set(without)]
+        credits = [
+            [sample['credit'] for sample in samples_of(folder / f'ba{batch}', key) if sample['row'] in kept]
+            for batch in batches
+        ]
+        found[key] = over_items(key, kept, np.polyfit(batches, np.array(credits), 1)[0].tolist())
+    return found
+
+
+def noise_of(batches: Sequence[int], values: Sequence[float]) -> float:
+    """Of steps less the mean climb; K - 1 steps between K scores vary 2 K / (K - 1) times as the scores do."""
+    rate = (values[-1] - values[0]) / (batches[-1] - batches[0])
+    variance = np.var(np.diff(values) - rate * np.diff(batches), ddof=1)
+    return float(np.sqrt(variance * (len(values) - 1) / (2 * len(values))))
+
+
+def values_at(folder: Path, batch: int) -> dict[str, float]:
+    """Accuracies and composites as a checkpoint's own results.json has them."""
+    record = record_of(folder / f'ba{batch}')
+    tasks = {key: next(iter(task['metrics'].values())) for key, task in record['tasks'].items()}
+    everything = tasks | record['composites']['categories'] | record['composites']['averages']
+    return {name: measure['value'] for name, measure in everything.items()}
+
+
+def test_one_folder_with_checkpoints_has_courses(compared, training: Path):
+    batches = list(BATCHES.values())
+    found = compared(training)
+    tasks = slopes(training, batches)
+    expected = tasks | composites_of(tasks, SIZES)
+    assert list(found) == list(expected)
+    for name, one in found.items():
+        values = [values_at(training, batch)[name] for batch in batches]
+        assert one['slope']['value'] == pytest.approx(np.polyfit(batches, values, 1)[0], abs=1e-15), name
+        assert one['slope']['value'] == pytest.approx(expected[name].value, abs=1e-15), name
+        assert one['slope']['standard_error'] == pytest.approx(expected[name].error, abs=1e-15), name
+        noise = noise_of(batches, values)
+        assert one['noise'] == pytest.approx(noise, abs=1e-14) and noise > 0.001, name
+        assert one['signal_to_noise'] == pytest.approx(abs(expected[name].value) * 980 / noise, rel=1e-9), name
+
+
+def test_courses_are_printed_per_thousand_batches(gauntlet, compared, training: Path):
+    status, out, _ = gauntlet('compare', training)
+    assert status == 0 and out.splitlines()[0].strip() == '4 checkpoints, ba20 to ba1000'
+    assert 'slope per 1000 batches' in out
+    table = rows_of_table(out)
+    found = compared(training)
+    assert list(table) == list(found)
+    for name, one in found.items():
+        slope, error = (1000 * one['slope'][key] for key in ('value', 'standard_error'))
+        cells = [f'{slope:+.3f} ± {error:.3f}', f'{one["noise"]:.3f}', f'{one["signal_to_noise"]:.1f}']
+        assert table[name] == cells
+
+
+def test_courses_of_records_as_training_writes_them(compared, data: Path, tmp_path: Path):
+    values = {'tasks': str(tasks_yaml(tmp_path, [LINES])), 'data_root': str(data)}
+    for batch, seed in ((7, 0), (9, 1)):
+        answers = write_lines(tmp_path / 'answers.jsonl', answers_of(seed, [LINES]))
+        evaluation = mark_answers(load_data(decode_settings(values)), read_answers(answers))
+        point = TrainingPoint(batch=batch, epoch=0, token=0, checkpoint=None)
+        folder = tmp_path / 'run' / f'ba{batch}'
+        write_records(folder, evaluation, model={}, environment={}, training=point)
+    found = compared(tmp_path / 'run')
+    expected = slopes_of_lines(tmp_path / 'run')
+    assert found == {
+        LINES: {
+            'slope': {
+                'value': pytest.approx(expected.value, abs=1e-15),
+                'standard_error': pytest.approx(expected.error, abs=1e-15),
+            },
+            'noise': None,
+            'signal_to_noise': None,
+        }
+    }
+
+
+def slopes_of_lines(folder: Path) -> Estimate:
+    first, second = (folder / 'ba7', folder / 'ba9')
+    return combined([paired(LINES, first, second)], [1 / 2])
+
+
+def test_checkpoints_are_compared_over_the_rows_that_all_have(compared, runs: dict[str, Path], tmp_path: Path):
+    folder = tmp_path / 'training'
+    lacking = {'a': [0, 3], 'b': [], 'c': [3, 8]}
+    for name, rows in lacking.items():
+        batch = BATCHES[name]
+        copy_run(runs[name], folder / f'ba{batch}', without={CHOICES: rows}, batch=batch)
+    found = compared(folder)
+    tasks = slopes(folder, [20, 100, 400], without=[(CHOICES, row) for row in (0, 3, 8)])
+    expected = tasks | composites_of(tasks, {**SIZES, CHOICES: 9})
+    for name, one in found.items():
+        assert one['slope']['value'] == pytest.approx(expected[name].value, abs=1e-15), name
+        assert one['slope']['standard_error'] == pytest.approx(expected[name].error, abs=1e-15), name
+
+
+def test_a_checkpoint_with_unscored_items_has_no_course_unless_that_is_allowed(
+    compared, gauntlet, unscored, runs: dict[str, Path], tmp_path: Path
+):
+    folder = tmp_path / 'training'
+    for batch, run in ((10, unscored[0]), (20, unscored[1]), (30, runs['c'])):
+        copy_run(run, folder / f'ba{batch}', batch=batch)
+    reason = '2 of 12 items unscored: there is no answer'
+    found = compared(folder)
+    assert found[CHOICES] == {'slope': {'reason': reason}, 'noise': None, 'signal_to_noise': None}
+    assert 'value' in found[LINES]['slope']
+    _, out, _ = gauntlet('compare', folder)
+    assert f'- {reason}: {CHOICES}' in out and rows_of_table(out)[CHOICES] == ['-', '-', '-']
+    allowed = compared(folder, '--allow-missing')
+    expected = slopes(folder, [10, 20, 30], without=[(CHOICES, 2), (CHOICES, 3)])
+    assert allowed[CHOICES]['slope']['value'] == pytest.approx(expected[CHOICES].value, abs=1e-15)
+
+
+@pytest.mark.parametrize('batches', [(20, 20), (20, None), (None, None)])
+def test_evaluations_that_are_no_checkpoints_have_no_course(
+    gauntlet, runs: dict[str, Path], tmp_path: Path, batches: tuple[int | None, ...]
+):
+    folder = tmp_path / 'mixed'
+    for number, batch in enumerate(batches):
+        copy_run(runs['a'], folder / f'run{number}', batch=batch)
+    status, _, err = gauntlet('compare', folder)
+    assert status == 2
+    assert f'error: {folder}: holds evaluations that are not of different training batches' in err
+    assert 'name the runs one by one' in err
+
+
+def test_checkpoints_that_were_asked_in_other_words_have_no_course(
+    gauntlet, make_run, runs: dict[str, Path], tmp_path: Path
+):
+    other = make_run('other', [LINES], tasks={'lines': {'prompt_string': 'Say.'}})
+    folder = tmp_path / 'training'
+    copy_run(runs['a'], folder / 'ba1', batch=1)
+    copy_run(other, folder / 'ba2', batch=2)
+    status, _, err = gauntlet('compare', folder)
+    assert status == 2 and f'{LINES}: 9 of 9 prompts differ' in err
+
+
+def test_checkpoints_without_a_task_in_common_have_no_course(gauntlet, make_run, tmp_path: Path):
+    folder = tmp_path / 'training'
+    copy_run(make_run('one', [LINES]), folder / 'ba1', batch=1)
+    copy_run(make_run('other', [RIDDLES]), folder / 'ba2', batch=2)
+    status, out, err = gauntlet('compare', folder)
+    assert (status, out) == (2, '')
+    assert 'no task in common' in err
+
+
+def test_a_metric_is_not_left_out_in_silence_where_checkpoints_are_compared(gauntlet, training: Path):
+    """Either the course of that metric, or an error; never that of another."""
+    plain = gauntlet('compare', training, '--json')[1]
+    status, out, err = gauntlet('compare', training, '--json', '--metric', 'GoldBitsPerByte')
+    assert (status == 2 and '--metric' in err) or (status == 0 and out != plain)
+    status, _, err = gauntlet('compare', training, '--metric', 'Nothing')
+    assert status == 2 and '--metric' in err
+
+
+def test_beside_another_run_the_last_checkpoint_is_taken(compared, runs: dict[str, Path], training: Path):
+    (found,) = compared(runs['a'], training)
+    assert found['second'] == str(training / 'ba1000')
+    check_differences(found['tasks'], {key: paired(key, runs['a'], runs['d']) for key in ROWS})

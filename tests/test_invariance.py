@@ -1,0 +1,210 @@
+"""What no score may depend on. Each test names the mutation (scripts/mutations.py) that breaks it.
+
+Ranks that are processes of their own, and evaluations that are killed, are in integration/test_ranks.py and
+integration/test_resume.py.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import networks
+import numpy as np
+import pytest
+import torch
+
+from llmfoundry_gauntlet.config.settings import decode_settings
+from llmfoundry_gauntlet.engine.assign import assign
+from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
+from llmfoundry_gauntlet.engine.plan import LAYOUTS, PADDED_ROWS, STREAM, Batch
+from llmfoundry_gauntlet.evaluation import (
+    Evaluation,
+    PlannedEvaluation,
+    conclude,
+    plan_evaluation,
+    prepare_evaluation,
+    summarize,
+)
+from llmfoundry_gauntlet.inputs import load_data
+from llmfoundry_gauntlet.prompts.encode import Encoder
+from llmfoundry_gauntlet.values import ItemKey, ItemResult
+
+WORDS = ('red', 'green', 'blue', 'grey')
+ROUNDING = {'rtol': 1e-4, 'atol': 1e-4}  # of float32 sums, nats
+
+
+@pytest.fixture
+def rows() -> dict[str, list[dict[str, Any]]]:
+    """Choices, in three categories, of questions on passages; passages to go on with; schemas."""
+    draw = random.Random(3)
+    choices = [
+        {
+            'query': f'{"so " * draw.randrange(4)}which is {row}?',
+            'choices': draw.sample(WORDS, 3),
+            'gold': draw.randrange(3),
+            'category': f'c{row % 3}',
+            'page': row // 4,
+        }
+        for row in range(60)
+    ]
+    passages = [{'context': f'{row} and {row} are', 'continuation': str(2 * row)} for row in range(30)]
+    schemas = [
+        {'context_options': [f'the cup {row}', f'the jug {row}'], 'continuation': 'broke', 'gold': row % 2}
+        for row in range(16)
+    ]
+    return {'choices': choices, 'passages': passages, 'schemas': schemas}
+
+
+TASKS = (
+    {'label': 'choices', 'icl_task_type': 'multiple_choice', 'has_categories': True, 'cluster_key': 'page'},
+    {'label': 'passages', 'icl_task_type': 'language_modeling'},
+    {'label': 'schemas', 'icl_task_type': 'schema'},
+)
+GAUNTLET = {
+    'weighting': 'LOG_SAMPLE_SZ',
+    'categories': [
+        {
+            'name': name,
+            'benchmarks': [{'name': label, 'num_fewshot': 2, 'random_baseline': chance} for label, chance in members],
+        }
+        for name, members in {
+            'all': (('choices', 1 / 3), ('passages', 0.0), ('schemas', 0.5)),
+            'some': (('choices', 1 / 3),),
+        }.items()
+    ],
+}
+
+
+@pytest.fixture
+def planned(rows: Mapping[str, Sequence[Any]], tmp_path: Path, character_tokenizer):
+    """Makes the plan of an evaluation over the rows, or over others in their place."""
+
+    def planned(
+        *,
+        tokens_per_batch: int = 300,
+        layout: str = STREAM,
+        tasks: Sequence[Mapping[str, Any]] = TASKS,
+        data: Mapping[str, Sequence[Any]] = rows,
+        **settings: Any,
+    ) -> PlannedEvaluation:
+        for label, lines in data.items():
+            (tmp_path / f'{label}.jsonl').write_text(''.join(f'{json.dumps(line)}\n' for line in lines))
+        entries = [{**task, 'dataset_uri': f'{task["label"]}.jsonl', 'num_fewshot': [2]} for task in tasks]
+        values = {'tasks': entries, 'gauntlet': GAUNTLET, 'data_root': str(tmp_path), **settings}
+        prepared = prepare_evaluation(load_data(decode_settings(values)), Encoder(character_tokenizer), max_seq_len=200)
+        return plan_evaluation(prepared, tokens_per_batch=tokens_per_batch, layout=layout)
+
+    return planned
+
+
+@pytest.fixture
+def model() -> CausalLanguageModel:
+    """Random weights; a token is a character."""
+    network = networks.network(vocab_size=128)
+    return CausalLanguageModel(network, device=torch.device('cpu'))
+
+
+def run(model: CausalLanguageModel, planned: PlannedEvaluation, batches: Sequence[Batch] | None = None) -> Evaluation:
+    """The evaluation of a plan, by its own batches or these."""
+    outputs = [output for batch in batches or planned.batches for output in model.run(batch)]
+    model.forget()
+    return conclude(planned, planned.results(outputs), dict.fromkeys(planned.tasks, 0.0))
+
+
+def items(evaluation: Evaluation) -> dict[ItemKey, ItemResult]:
+    """All items by key."""
+    return {result.key: result for results in evaluation.results.values() for result in results}
+
+
+def numbers(evaluation: Evaluation) -> dict[str, float]:
+    """All metrics but timings."""
+    return {key: value for key, value in evaluation.metrics.items() if not key.startswith('gauntlet/seconds')}
+
+
+def check_same(one: Evaluation, other: Evaluation) -> None:
+    """The same items and scores, log-probabilities but for rounding."""
+    ours, theirs = items(one), items(other)
+    assert ours.keys() == theirs.keys()
+    for key, result in ours.items():
+        assert (result.credit, result.predicted) == (theirs[key].credit, theirs[key].predicted)
+        assert result.prompt_sha256 == theirs[key].prompt_sha256
+        np.testing.assert_allclose(result.logprobs, theirs[key].logprobs, **ROUNDING)
+    for key, value in numbers(one).items():
+        assert value == pytest.approx(numbers(other)[key], abs=1e-4), key
+
+
+def test_the_model_does_not_answer_all_alike(model, planned):
+    """Else nothing below could fail."""
+    evaluation = run(model, planned())
+    credits = {key: {result.credit for result in results} for key, results in evaluation.results.items()}
+    assert credits['choices/2-shot'] == credits['schemas/2-shot'] == {0.0, 1.0}
+    assert all(measure.standard_error for measure in evaluation.composites.averages.values())
+
+
+@pytest.mark.parametrize('tokens_per_batch', [1, 90, 1000, 100_000])
+def test_the_tokens_of_a_batch(model, planned, tokens_per_batch: int):
+    """Mutation: positions that go on from tree to tree."""
+    check_same(run(model, planned()), run(model, planned(tokens_per_batch=tokens_per_batch)))
+
+
+@pytest.mark.parametrize('layout', LAYOUTS[1:])
+def test_packing(model, planned, layout: str):
+    """Mutation: a token that sees the tree before its own."""
+    check_same(run(model, planned()), run(model, planned(layout=layout)))
+
+
+@pytest.mark.parametrize('num_ranks', [1, 2, 3])
+@pytest.mark.parametrize('layout', [STREAM, PADDED_ROWS])
+def test_the_number_of_ranks(model, planned, num_ranks: int, layout: str):
+    """To the last bit, whatever a rank has run before. Mutation: the last unit of batches is nobody's."""
+    plan = planned(layout=layout)
+    shares = [batch for share in assign(plan.batches, num_ranks=num_ranks) for batch in share]
+    one, other = run(model, plan), run(model, plan, shares)
+    assert items(one) == items(other) and numbers(one) == numbers(other)
+
+
+def test_the_order_of_items(model, planned):
+    """To the last bit, of all metrics and errors. Mutation: sums that are rounded at every step."""
+    plan = planned()
+    evaluation = run(model, plan)
+    outputs = [output for batch in plan.batches for output in model.run(batch)]
+    for seed in range(3):
+        order = random.Random(seed).sample(outputs, len(outputs))
+        again = conclude(plan, plan.results(order), dict.fromkeys(plan.tasks, 0.0))
+        assert numbers(again) == numbers(evaluation)
+        shuffled = {key: random.Random(seed).sample(found, len(found)) for key, found in evaluation.results.items()}
+        assert numbers(summarize(plan.data, plan.tasks, shuffled, dict.fromkeys(plan.tasks, 0.0))) == numbers(
+            evaluation
+        )
+
+
+def test_the_order_of_tasks(model, planned):
+    """Mutation: shots that are drawn from the process's own generator."""
+    check_same(run(model, planned()), run(model, planned(tasks=TASKS[::-1])))
+    alone = run(model, planned(tasks=TASKS[1:2], gauntlet=None))
+    ours = items(run(model, planned()))
+    for key, result in items(alone).items():
+        assert (result.credit, result.prompt_sha256) == (ours[key].credit, ours[key].prompt_sha256)
+
+
+def test_a_subset(model, planned):
+    """Its items score as in the full run. Mutation: shots that are drawn from the subset alone."""
+    full, part = run(model, planned()), run(model, planned(subset_items=12))
+    every = items(full)
+    assert {key: len(results) for key, results in part.results.items()} == {
+        'choices/2-shot': 12,
+        'passages/2-shot': 12,
+        'schemas/2-shot': 12,
+    }
+    for key, result in items(part).items():
+        assert (result.credit, result.prompt_sha256) == (every[key].credit, every[key].prompt_sha256)
+        np.testing.assert_allclose(result.logprobs, every[key].logprobs, **ROUNDING)
+    pages = {(result.category, result.cluster) for result in part.results['choices/2-shot']}
+    whole = {pair: sum((one.category, one.cluster) == pair for one in full.results['choices/2-shot']) for pair in pages}
+    assert sum(whole.values()) == 12  # passages are whole
+    again = run(model, planned(subset_items=12, tokens_per_batch=70))
+    assert items(again).keys() == items(part).keys()
