@@ -226,7 +226,7 @@ def test_what_is_read_is_always_one_of_the_options(reply, options):
 @pytest.mark.parametrize(
     'piece', ['-', '(', '"', '{', ' ', '\n', 'A or ', 'answer ', 'therefore ', 'the best answer is ', '\\text{']
 )
-def test_long_replies_take_no_long_time(piece):
-    start = time.perf_counter()
-    tolerant_letter('The best answer is ' + piece * 5000, CITIES)
-    assert time.perf_counter() - start < 0.5
+def test_long_replies_end(piece):
+    start = time.process_time()
+    tolerant_letter('The best answer is ' + piece * 5000, CITIES)  # 10 ms, or hours where an expression goes back and forth
+    assert time.process_time() - start < 20

@@ -22,8 +22,10 @@ from programs import CPP, JAVASCRIPT, PYTHON, SECRET, need, problem, right, sand
 
 from llmfoundry_gauntlet.judging.code.judge import judge
 from llmfoundry_gauntlet.judging.code.sandbox import Command, Sandbox, try_out
+from llmfoundry_gauntlet.judging.code.verdicts import LATE
 
 SECONDS = 4.0  # for each, so that the endless ones end
+ENDED = 60.0  # by when a judge that ends what is late has ended it, also on a busy machine
 MARK = 'gauntlet_attack_5521'  # in the names of processes and files that attacks make
 WAYS = [  # the one that is in force here, then others
     pytest.param(None, id='default'),
@@ -128,7 +130,7 @@ def test_a_program_costs_little(name: str):
     started = time.monotonic()
     verdict = judge(problem(PYTHON, 'GOT'), body(code), sandbox(), seconds=SECONDS)
     assert not verdict.passed and reason in verdict.reason
-    assert time.monotonic() - started < SECONDS + 2
+    assert time.monotonic() - started < ENDED
     assert_unharmed(PYTHON)
 
 
@@ -306,9 +308,8 @@ def command_lines() -> Iterator[str]:
 def test_a_signal_reaches_nobody_else(target: str):
     target = target.format(judge=os.getpid(), parent=os.getppid())
     code = f"import os\ntry:\n    os.kill({target}, 9)\nexcept OSError:\n    pass\nreturn 'no'"
-    started = time.monotonic()
-    assert not judge(problem(PYTHON), body(code), sandbox(), seconds=SECONDS).passed
-    assert time.monotonic() - started < SECONDS
+    verdict = judge(problem(PYTHON), body(code), sandbox(), seconds=SECONDS)
+    assert not verdict.passed and verdict.reason != LATE
     assert_unharmed(PYTHON)
 
 
@@ -330,7 +331,7 @@ return 'no'
 """
     before = set(Path('/tmp').glob('*'))
     assert not judge(problem(PYTHON), body(code), sandbox(), seconds=SECONDS).passed
-    deadline = time.monotonic() + 2
+    deadline = time.monotonic() + 20
     while (left := [name for name in process_names() if name == MARK[:15]]) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not left
@@ -510,7 +511,7 @@ def test_a_source_includes_nothing_from_outside(code: str, tmp_path: Path):
     started = time.monotonic()
     verdict = judge(problem(CPP), code.format(path=path), sandbox(), seconds=10)
     assert not verdict.passed and SECRET not in verdict.reason
-    assert time.monotonic() - started < 12
+    assert time.monotonic() - started < ENDED
     assert_unharmed(CPP)
 
 
@@ -532,7 +533,7 @@ def test_compiling_costs_little(code: str):
     assert_unharmed(CPP)  # which builds what is ours
     started = time.monotonic()
     assert not judge(problem(CPP), code, sandbox(), seconds=SECONDS).passed
-    assert time.monotonic() - started < SECONDS + 2
+    assert time.monotonic() - started < ENDED
     assert_unharmed(CPP)
 
 

