@@ -228,5 +228,5 @@ def test_what_is_read_is_always_one_of_the_options(reply, options):
 )
 def test_long_replies_end(piece):
     start = time.process_time()
-    tolerant_letter('The best answer is ' + piece * 5000, CITIES)  # 10 ms, or hours where an expression goes back and forth
+    tolerant_letter('The best answer is ' + piece * 5000, CITIES)  # 10 ms; hours where an expression tries all ways
     assert time.process_time() - start < 20
