@@ -6,11 +6,8 @@ The loss is next-token cross-entropy over the text. The gauntlet is one entry of
 exit status 2 and the list of what is wrong with it; paths in it are relative to the working directory.
 """
 
-import inspect
 import logging
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from composer import Trainer
@@ -25,7 +22,6 @@ from composer.callbacks import (
     SpeedMonitor,
 )
 from composer.core import State
-from composer.loggers import FileLogger, MLFlowLogger, TensorboardLogger, WandBLogger
 from composer.optim import (
     ComposerScheduler,
     ConstantWithWarmupScheduler,
@@ -38,12 +34,10 @@ from train_config import ModelConfig, OptimizerConfig, SchedulerConfig, TrainCon
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from llmfoundry_gauntlet import ConfigError, EvalGauntlet, GauntletError
+from llmfoundry_gauntlet.composer.loggers import Builders, build_each, build_loggers
 from llmfoundry_gauntlet.composer.models import composer_model, load_tokenizer
-from llmfoundry_gauntlet.config.decode import suggestion
 from llmfoundry_gauntlet.errors import print_problems
 from llmfoundry_gauntlet.report.tables import print_runs
-
-Builders = Mapping[str, Callable[..., Any]]
 
 
 class WarmupStableDecayScheduler(ComposerScheduler):
@@ -68,7 +62,6 @@ SCHEDULERS: Builders = {
     'warmup_stable_decay': WarmupStableDecayScheduler,
 }
 ALGORITHMS: Builders = {'gradient_clipping': GradientClipping}
-LOGGERS: Builders = {'file': FileLogger, 'mlflow': MLFlowLogger, 'tensorboard': TensorboardLogger, 'wandb': WandBLogger}
 CALLBACKS: Builders = {
     'eval_gauntlet': EvalGauntlet,
     'lr_monitor': LRMonitor,
@@ -115,24 +108,6 @@ def build_scheduler(config: SchedulerConfig) -> ComposerScheduler:
     return build_each('scheduler', SCHEDULERS, {config.name: given})[0]
 
 
-def build_each(part: str, known: Builders, chosen: Mapping[str, dict[str, Any]]) -> list[Any]:
-    """One object for each entry of a part such as `loggers`, in the order of the file; unknown keys are errors."""
-    problems = []
-    for name, arguments in chosen.items():
-        if name not in known:
-            problems.append(f"{part}: unknown key '{name}'{suggestion(name, known)}")
-            continue
-        parameters = inspect.signature(known[name]).parameters
-        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-            continue  # checks its own keys
-        for key in arguments:
-            if key not in parameters:
-                problems.append(f"{part}.{name}: unknown key '{key}'{suggestion(key, parameters)}")
-    if problems:
-        raise ConfigError(problems)
-    return [known[name](**arguments) for name, arguments in chosen.items()]
-
-
 def rows_per_rank(config: TrainConfig) -> int:
     """The share of a batch that one rank draws."""
     rows, rest = divmod(config.global_train_batch_size, dist.get_world_size())
@@ -166,7 +141,7 @@ def build_trainer(config: TrainConfig) -> Trainer:
         schedulers=build_scheduler(config.scheduler),
         algorithms=build_each('algorithms', ALGORITHMS, config.algorithms),
         callbacks=callbacks,
-        loggers=build_each('loggers', LOGGERS, config.loggers),
+        loggers=build_loggers(config.loggers),
         run_name=config.run_name,
         seed=config.seed,
         device=config.device,
