@@ -1,0 +1,75 @@
+"""A real S3 server in this process, moto's, for tests of what lies in object stores.
+
+A test module that wants it says `s3_server = object_store.s3_server`.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import urllib.request
+from dataclasses import dataclass
+from typing import Any
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+NUMBERS = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class S3Server:
+    """A server with an empty bucket for one test; `client` is boto3's."""
+
+    endpoint: str
+    bucket: str
+    client: Any
+
+    def uri(self, name: str) -> str:
+        """The URI of an object or prefix in the bucket."""
+        return f's3://{self.bucket}/{name}'
+
+    def names(self, prefix: str = '') -> list[str]:
+        """The keys in the bucket."""
+        pages = self.client.get_paginator('list_objects_v2').paginate(Bucket=self.bucket, Prefix=prefix)
+        return [entry['Key'] for page in pages for entry in page.get('Contents', ())]
+
+    def want_credentials(self, *, after: float) -> None:
+        """After so many calls more every one needs credentials that the server has made."""
+        request = urllib.request.Request(
+            f'{self.endpoint}/moto-api/reset-auth', str(after).encode(), {'Content-Type': 'text/plain'}
+        )
+        urllib.request.urlopen(request).close()
+
+
+@functools.cache
+def endpoint() -> str:
+    """Starts the server, once in a process, on a free port; where it listens."""
+    logging.getLogger('werkzeug').setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address='127.0.0.1', port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    return f'http://{host}:{port}'
+
+
+@pytest.fixture
+def s3_server(monkeypatch: pytest.MonkeyPatch) -> S3Server:
+    """The server with a bucket of the test's own, and the environment that leads Composer and boto3 to it."""
+    environment = {
+        'S3_ENDPOINT_URL': endpoint(),
+        'AWS_ACCESS_KEY_ID': 'testing',
+        'AWS_SECRET_ACCESS_KEY': 'testing',
+        'AWS_DEFAULT_REGION': 'us-east-1',
+        'AWS_EC2_METADATA_DISABLED': 'true',
+        'NO_PROXY': '127.0.0.1',
+    }
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    for name in ('AWS_ENDPOINT_URL', 'AWS_ENDPOINT_URL_S3', 'AWS_PROFILE', 'AWS_SESSION_TOKEN'):
+        monkeypatch.delenv(name, raising=False)
+    client = boto3.Session().client('s3', endpoint_url=endpoint())
+    bucket = f'bucket-{next(NUMBERS)}'
+    client.create_bucket(Bucket=bucket)
+    return S3Server(endpoint(), bucket, client)
