@@ -1,0 +1,232 @@
+"""Brings an evaluation's metrics to every logger of a Trainer, at the training step that they belong to.
+
+What a logger cannot do must not stop a training, nor keep values from the other loggers: it is warned of, and records
+hold the values all the same. Loggers of Composer that need more than `log_metrics` are those below.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import logging
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from composer.core import State
+from composer.loggers import Logger, LoggerDestination, MLFlowLogger, TensorboardLogger, WandBLogger
+from composer.utils import dist
+
+from llmfoundry_gauntlet.scores.keys import BATCH, COMPOSITE_PREFIX, SCORE_PREFIX
+
+log = logging.getLogger(__name__)
+
+MLFLOW_WAIT_SECONDS = 20.0  # for its server, at each evaluation; then the training goes on
+OURS = BATCH.partition('/')[0]
+
+# The panels of TensorBoard's Custom Scalars; what stands for keys are regular expressions.
+TENSORBOARD_LAYOUT = {
+    'gauntlet': {
+        'composites': ['Multiline', [rf'^{COMPOSITE_PREFIX}/(?!.*/standard_error$).*$']],
+        'accuracy of tasks': ['Multiline', [r'^metrics/[^/]+/\d+-shot/InContextLearning[^/]*$']],
+        'seconds': ['Multiline', [rf'^{OURS}/seconds$']],
+    },
+    'score': {
+        'accuracy': ['Multiline', [rf'^{SCORE_PREFIX}/[^/]+/[^/]+/accuracy$']],
+        'consistency rate': ['Multiline', [rf'^{SCORE_PREFIX}/[^/]+/[^/]+/consistency_rate$']],
+    },
+}
+
+
+@dataclass(slots=True, eq=False)
+class Rows:
+    """What is known of one logger: what it holds already, and what it has not taken yet.
+
+    `held` is by key and step. `waiting` are evaluations that MLflow's server has not answered for: step, milliseconds
+    since 1970 and values.
+    """
+
+    held: dict[tuple[str, int], float] = field(default_factory=dict)
+    is_open: bool = False
+    last_step: tuple[int, int] | None = None  # W&B's own, and the training batch of the row there
+    waiting: deque[tuple[int, int, dict[str, float]]] = field(default_factory=deque)
+    writer: threading.Thread | None = None
+    error: Exception | None = None
+
+
+_ROWS: WeakKeyDictionary[LoggerDestination, Rows] = WeakKeyDictionary()
+
+
+def log_evaluation(state: State, logger: Logger, metrics: Mapping[str, float], batch: int) -> None:
+    """Gives every logger the metrics at training step `batch`, on every rank; raises nothing that a logger raises."""
+    values = {**metrics, BATCH: batch}
+    for destination in logger.destinations:
+        rows = _ROWS.setdefault(destination, Rows())
+        try:
+            if isinstance(destination, WandBLogger):
+                log_to_wandb(destination, rows, values, batch, is_late=state.max_duration is None)
+            elif isinstance(destination, MLFlowLogger):
+                log_to_mlflow(destination, rows, values, batch)
+            elif isinstance(destination, TensorboardLogger):
+                log_to_tensorboard(destination, rows, values, batch)
+            else:
+                destination.log_metrics(values, batch)
+        except Exception as error:  # of whatever kind: a logger is no reason to lose a training
+            warn_of(destination, batch, f'{type(error).__name__}: {error}')
+
+
+def warn_of(destination: LoggerDestination, batch: int, problem: str) -> None:
+    """Says that a logger has not got its values, and that nothing else is lost."""
+    name = type(destination).__name__
+    log.warning(
+        '%s did not take the metrics of batch %d: %s. The records hold them, and all goes on', name, batch, problem
+    )
+
+
+def log_to_wandb(destination: WandBLogger, rows: Rows, values: dict[str, float], batch: int, *, is_late: bool) -> None:
+    """Adds the values to W&B's row of now, with the training batch as the axis of their charts.
+
+    W&B drops rows of a step below its own. A late evaluation takes W&B's step for its row, and several take one each.
+    In a training a lower step means that it was resumed from before the point which its W&B run had reached.
+    """
+    if not destination._enabled:
+        return
+    import wandb
+
+    run = wandb.run
+    if run is None:
+        raise RuntimeError('there is no W&B run, or it is finished')
+    if not rows.is_open:
+        for pattern in wandb_patterns(values):
+            run.define_metric(pattern, step_metric=BATCH)
+        rows.is_open = True
+    if batch < run.step and not is_late:
+        raise RuntimeError(f'the W&B run had reached step {run.step} before the training was resumed')
+    step = max(batch, run.step)
+    if rows.last_step is not None and step == rows.last_step[0] and batch != rows.last_step[1]:
+        step += 1
+    rows.last_step = step, batch
+    run.log(dict(values), step=step)
+
+
+def wandb_patterns(keys: Iterable[str]) -> list[str]:
+    """The patterns of `define_metric` that cover these keys; W&B knows a star at the end alone.
+
+    Not `metrics/*`, for Composer's own evaluators and its training metrics have such keys too.
+    """
+    tasks = (re.match(r'metrics/.+?/\d+-shot/', key) for key in keys)
+    found = [match.group() for match in tasks if match is not None]
+    return [f'{prefix}*' for prefix in dict.fromkeys([f'{OURS}/', f'{COMPOSITE_PREFIX}/', f'{SCORE_PREFIX}/', *found])]
+
+
+def log_to_tensorboard(destination: TensorboardLogger, rows: Rows, values: dict[str, float], batch: int) -> None:
+    """Writes the values to a file on disk at once, and before the first ones the panels of Custom Scalars.
+
+    A resumed training finds what is in its folder and does not write the same again.
+    """
+    if destination.rank_zero_only and dist.get_global_rank() != 0:
+        return
+    writer = destination.writer
+    if writer is None:
+        raise RuntimeError('its writer has been closed')
+    folder = Path(writer.log_dir)
+    if writer.file_writer is not None and not folder.is_dir():
+        writer.close()  # it would write on to a file that is gone; the next value makes a new one
+        rows.is_open = False
+    if not rows.is_open:
+        writer.flush()
+        rows.held = scalars_in(folder)
+        if not rows.held:
+            writer.add_custom_scalars(TENSORBOARD_LAYOUT)
+        rows.is_open = True
+    rounded = {key: float(np.float32(value)) for key, value in values.items()}
+    for key in missing(rows.held, rounded, batch, 'TensorboardLogger'):
+        writer.add_scalar(key, values[key], global_step=batch)
+        rows.held[key, batch] = rounded[key]
+    writer.flush()
+
+
+def scalars_in(folder: Path) -> dict[tuple[str, int], float]:
+    """What TensorBoard's files in a folder hold of ours, by key and step."""
+    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+
+    held = {}
+    for path in sorted(folder.glob('*.tfevents.*')):
+        if BATCH.encode() not in path.read_bytes():
+            continue  # of a long training nearly all
+        for event in LegacyEventFileLoader(str(path)).Load():
+            held.update({(value.tag, event.step): value.simple_value for value in event.summary.value})
+    return held
+
+
+def log_to_mlflow(destination: MLFlowLogger, rows: Rows, values: dict[str, float], batch: int) -> None:
+    """Writes the values to MLflow's server and waits for its answer, but not for long.
+
+    Not by `destination.log_metrics`, which leaves out a value equal to the one before, and keeps the others in memory
+    for some seconds. What the server did not answer for is tried again with the next evaluation.
+    """
+    if not destination._enabled:
+        return
+    wanted = {
+        destination.rename(key): value
+        for key, value in values.items()
+        if not any(fnmatch.fnmatch(key, pattern) for pattern in destination.ignore_metrics)
+    }
+    rows.waiting.append((batch, time.time_ns() // 1_000_000, wanted))
+    if rows.writer is None or not rows.writer.is_alive():
+        rows.error = None
+        rows.writer = threading.Thread(target=write_waiting, args=(destination, rows), daemon=True)
+        rows.writer.start()
+        rows.writer.join(MLFLOW_WAIT_SECONDS)
+    if rows.writer.is_alive():
+        raise TimeoutError(f'{destination.tracking_uri} does not answer; {len(rows.waiting)} evaluations wait for it')
+    if rows.error is not None:
+        raise rows.error
+
+
+def write_waiting(destination: MLFlowLogger, rows: Rows) -> None:
+    """Writes what waits for MLflow's server, up to the first error, which it keeps."""
+    from mlflow import MlflowClient
+    from mlflow.entities import Metric
+
+    client = MlflowClient(destination.tracking_uri)
+    run = destination._run_id
+    try:
+        while rows.waiting:
+            batch, time_ms, values = rows.waiting[0]
+            batch_key = destination.rename(BATCH)
+            held: dict[tuple[str, int], float] = {}
+            if any(point.step == batch for point in client.get_metric_history(run, batch_key)):
+                for key in values:
+                    held.update({(key, point.step): point.value for point in client.get_metric_history(run, key)})
+            new = missing(held, values, batch, 'MLFlowLogger')
+            client.log_batch(run, [Metric(key, values[key], time_ms, batch) for key in new], synchronous=True)
+            rows.waiting.popleft()
+    except Exception as error:  # of whatever kind: it is raised where it is warned of
+        rows.error = error
+
+
+def missing(held: Mapping[tuple[str, int], float], values: Mapping[str, float], batch: int, logger: str) -> list[str]:
+    """The keys whose value a logger does not hold at a step.
+
+    A resumed training evaluates again what came after its checkpoint. Where scores differ from those of the first time
+    there is a warning and both stand in the logger; the times that it took differ anyway, the first ones stand.
+    """
+    new = [key for key in values if (key, batch) not in held]
+    again = [key for key in values if (key, batch) in held and not key.startswith(f'{OURS}/')]
+    changed = [key for key in again if held[key, batch] != values[key]]
+    if changed:
+        log.warning(
+            '%s holds other values of batch %d already, as of %s: %g, now %g; now it holds both',
+            logger,
+            batch,
+            changed[0],
+            held[changed[0], batch],
+            values[changed[0]],
+        )
+    return new + changed
