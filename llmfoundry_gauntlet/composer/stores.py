@@ -23,7 +23,11 @@ NO_OBJECT = ('NoSuchKey', '404')
 EXISTS = ('PreconditionFailed', 'ConditionalRequestConflict', '412', '409')
 
 
-class NoSuchFileError(ModelError):
+class StoreError(ModelError):
+    """A folder, bucket or endpoint that cannot be used now; what lies in it may be all right."""
+
+
+class NoSuchFileError(StoreError):
     """A file that is not there, or no longer."""
 
 
@@ -42,7 +46,7 @@ class StoredFile:
 
 
 class Folder(Protocol):
-    """What can be done with a folder. Every call raises ModelError, which names the place and what to do."""
+    """What can be done with a folder. Every call raises StoreError, which names the place and what to do."""
 
     @property
     def uri(self) -> str:
@@ -57,8 +61,8 @@ class Folder(Protocol):
         """A file's content. NoSuchFileError where there is none."""
         ...
 
-    def read_end(self, name: str, num_bytes: int) -> bytes:
-        """The last bytes of a file, all where it is shorter. NoSuchFileError where there is none."""
+    def read_part(self, name: str, start: int, num_bytes: int) -> bytes:
+        """So many bytes of a file, or as many as there are after `start`. NoSuchFileError where there is no file."""
         ...
 
     def download(self, name: str, path: Path) -> None:
@@ -129,12 +133,11 @@ class LocalFolder:
         with self._explained(name, 'read'):
             return (self.path / name).read_bytes()
 
-    def read_end(self, name: str, num_bytes: int) -> bytes:
-        """The last bytes of a file."""
+    def read_part(self, name: str, start: int, num_bytes: int) -> bytes:
+        """So many bytes of a file."""
         with self._explained(name, 'read'), (self.path / name).open('rb') as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - num_bytes))
-            return file.read()
+            file.seek(start)
+            return file.read(num_bytes)
 
     def download(self, name: str, path: Path) -> None:
         """Copies a file to a path."""
@@ -182,7 +185,7 @@ class LocalFolder:
         except FileNotFoundError as error:
             raise NoSuchFileError(f'{place}: there is no such file') from error
         except OSError as error:
-            raise ModelError(f'{place}: cannot be {done}: {error.strerror or error}') from error
+            raise StoreError(f'{place}: cannot be {done}: {error.strerror or error}') from error
 
 
 def raise_unless_gone(error: OSError) -> None:
@@ -215,18 +218,18 @@ class S3Folder:
             content: bytes = self.store.client.get_object(**self._place(name))['Body'].read()
         return content
 
-    def read_end(self, name: str, num_bytes: int) -> bytes:
-        """The last bytes of an object."""
+    def read_part(self, name: str, start: int, num_bytes: int) -> bytes:
+        """So many bytes of an object."""
         from botocore.exceptions import ClientError  # type: ignore[import-untyped]
 
+        part = f'bytes={start}-{start + num_bytes - 1}'
         with self._explained(self.store.get_uri(name)):
             try:
-                found = self.store.client.get_object(**self._place(name), Range=f'bytes=-{num_bytes}')
+                content: bytes = self.store.client.get_object(**self._place(name), Range=part)['Body'].read()
             except ClientError as error:
                 if error.response['Error']['Code'] != 'InvalidRange':
                     raise
-                return b''  # of an empty object
-            content: bytes = found['Body'].read()
+                return b''  # there is nothing after `start`
         return content
 
     def download(self, name: str, path: Path) -> None:
@@ -272,7 +275,7 @@ class S3Folder:
         except (ClientError, BotoCoreError, Boto3Error) as error:
             raise explain(place, self.store.client.meta.endpoint_url, error) from error
         except OSError as error:
-            raise ModelError(f'{place}: cannot be downloaded: {error.strerror or error}') from error
+            raise StoreError(f'{place}: cannot be downloaded: {error.strerror or error}') from error
 
 
 def open_s3(uri: str) -> S3Folder:
@@ -292,28 +295,28 @@ def open_s3(uri: str) -> S3Folder:
     return S3Folder(uri.rstrip('/'), store)
 
 
-def explain(place: str, endpoint: str, error: BaseException) -> ModelError:
+def explain(place: str, endpoint: str, error: BaseException) -> StoreError:
     """What a store's error means, and what to do about it."""
     from botocore import exceptions  # type: ignore[import-untyped]
 
     where = f'{place} at {endpoint}'
     if isinstance(error, (exceptions.NoCredentialsError, exceptions.PartialCredentialsError)):
-        return ModelError(f'{where}: there are no credentials; {CREDENTIALS}')
+        return StoreError(f'{where}: there are no credentials; {CREDENTIALS}')
     if isinstance(error, (exceptions.HTTPClientError, exceptions.ConnectionError)):
-        return ModelError(
+        return StoreError(
             f'{where}: the endpoint does not answer ({type(error).__name__}); check the network, and S3_ENDPOINT_URL'
         )
     if not isinstance(error, exceptions.ClientError):
-        return ModelError(f'{where}: {" ".join(str(error).split()) or type(error).__name__}')
+        return StoreError(f'{where}: {" ".join(str(error).split()) or type(error).__name__}')
     code, message = error.response['Error'].get('Code', ''), error.response['Error'].get('Message', '')
     if code in NO_BUCKET:
-        return ModelError(f'{where}: there is no such bucket; make it, or correct the name or S3_ENDPOINT_URL')
+        return StoreError(f'{where}: there is no such bucket; make it, or correct the name or S3_ENDPOINT_URL')
     if code in NO_OBJECT:
         return NoSuchFileError(f'{where}: there is no such object')
     if code in REFUSED:
-        return ModelError(f'{where}: the credentials are refused ({code}); {CREDENTIALS}')
+        return StoreError(f'{where}: the credentials are refused ({code}); {CREDENTIALS}')
     if code in DENIED:
-        return ModelError(
+        return StoreError(
             f'{where}: access is denied; the credentials want the permission to list, read and, for claims, write'
         )
-    return ModelError(f'{where}: {code}: {message}')
+    return StoreError(f'{where}: {code}: {message}')

@@ -46,12 +46,12 @@ def test_a_folder_holds_what_was_written_and_nothing_before(folder: Folder, tmp_
     assert names(folder) == ['a', 'b.txt']
 
 
-def test_the_end_of_a_file_is_read_without_the_rest(folder: Folder):
+def test_a_part_of_a_file_is_read_without_the_rest(folder: Folder):
     folder.write('file', b'0123456789')
     folder.write('empty', b'')
-    assert folder.read_end('file', 4) == b'6789'
-    assert folder.read_end('file', 400) == b'0123456789'
-    assert folder.read_end('empty', 4) == b''
+    assert folder.read_part('file', 0, 4) == b'0123'
+    assert folder.read_part('file', 6, 400) == b'6789'
+    assert folder.read_part('file', 10, 4) == folder.read_part('empty', 0, 4) == b''
 
 
 def test_a_version_changes_with_the_content_and_only_then(folder: Folder):
@@ -94,7 +94,7 @@ def test_a_file_that_is_not_there_is_named(folder: Folder, tmp_path: Path):
     folder.write('other', b'')
     for call in (
         lambda: folder.read('none'),
-        lambda: folder.read_end('none', 3),
+        lambda: folder.read_part('none', 0, 3),
         lambda: folder.download('none', tmp_path / 'x'),
     ):
         with pytest.raises(NoSuchFileError, match=re.escape(f'{folder.uri}/none')):
