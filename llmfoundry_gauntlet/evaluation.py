@@ -20,7 +20,7 @@ from llmfoundry_gauntlet.config.specs import GauntletSpec, TaskSpec
 from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, STREAM, Batch, longest_row, plan
 from llmfoundry_gauntlet.engine.pools import Pool, plan_pools
 from llmfoundry_gauntlet.inputs import EvaluationData, tasks_with_data, with_subsets
-from llmfoundry_gauntlet.judging.code.workers import workers
+from llmfoundry_gauntlet.judging.code.workers import submit
 from llmfoundry_gauntlet.prompts.cache import NO_CACHE, TokenCache
 from llmfoundry_gauntlet.prompts.encode import Encoder
 from llmfoundry_gauntlet.scores.composites import compute_composites
@@ -100,7 +100,7 @@ class PreparedEvaluation:
             if output.key not in marked:
                 item = self.items[output.key]
                 if type_of(self.tasks[output.key.task]).programs is not None:
-                    marked[output.key] = workers().submit(self._result, item, output)
+                    marked[output.key] = submit(self._result, item, output)
                 else:
                     marked[output.key] = self._result(item, output)
         return {key: found.result() if isinstance(found, Future) else found for key, found in marked.items()}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import platform
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import composer
 import torch
@@ -25,16 +27,21 @@ from llmfoundry_gauntlet.composer.fingerprint import model_fingerprint
 from llmfoundry_gauntlet.composer.interval import EvaluationSchedule, checkpoint_of_batch
 from llmfoundry_gauntlet.composer.journal import Resuming, SharedJournal, digest_of_items, identity_of
 from llmfoundry_gauntlet.composer.loader import EvaluationLoader
+from llmfoundry_gauntlet.composer.metric_stream import log_evaluation
 from llmfoundry_gauntlet.composer.models import ModelSource
+from llmfoundry_gauntlet.composer.watchdog import Watchdog, doing, progress_of
 from llmfoundry_gauntlet.config.settings import decode_settings
+from llmfoundry_gauntlet.errors import GauntletError, RecordError
 from llmfoundry_gauntlet.evaluation import Evaluation, PreparedEvaluation
 from llmfoundry_gauntlet.inputs import load_data
+from llmfoundry_gauntlet.records.files import check_writable
 from llmfoundry_gauntlet.records.journal import remove_journal
-from llmfoundry_gauntlet.records.results import note_checkpoint, write_records
-from llmfoundry_gauntlet.scores.keys import BATCH
+from llmfoundry_gauntlet.records.results import RESULTS, note_checkpoint, write_records
 from llmfoundry_gauntlet.values import TrainingPoint
 
 log = logging.getLogger(__name__)
+
+Answer = TypeVar('Answer')
 
 LABEL = 'gauntlet'  # of the one evaluator that holds all tasks
 
@@ -61,8 +68,10 @@ class EvalGauntlet(Callback):
         self.resuming = Resuming()  # what becomes of an evaluation of the same folder that was cut off
         self._evaluator: Any = None
         self._run: EvaluationRun | None = None
+        self._watchdog: Watchdog | None = None
         self._original_forward: Any = None
         self._digest: tuple[PreparedEvaluation, str] | None = None  # of what is asked
+        self._gauntlets: list[EvalGauntlet] = [self]  # all those of the Trainer
         self._sizes: dict[str, int] | None = None  # of an earlier job's time budget
         self._awaiting_checkpoint: tuple[int, Path] | None = None
         for warning in self.data.warnings:
@@ -82,8 +91,10 @@ class EvalGauntlet(Callback):
         self.loader = EvaluationLoader(prepared, model.tokenizer)
         self._evaluator = make_evaluator(LABEL, self.loader, self.schedule)
         self._attach(state)
+        self._gauntlets = [callback for callback in state.callbacks if isinstance(callback, EvalGauntlet)]
         if self.settings.save_folder is not None:
             self.folder = Path(self.settings.save_folder.replace('{run_name}', state.run_name))
+            on_first_rank(partial(check_writable, self.folder))
         log.info(
             'gauntlet: %d tasks, %d items; max_seq_len %d',
             len(prepared.tasks),
@@ -91,24 +102,17 @@ class EvalGauntlet(Callback):
             prepared.max_seq_len,
         )
 
+    def after_load(self, state: State, logger: Logger) -> None:
+        """Makes up for the last evaluation of a training that ended in it: `fit` refuses where no step is left."""
+        is_over = state.max_duration is not None and state.timestamp >= state.max_duration
+        if is_over and self.schedule.last and not self._is_recorded(state):
+            self._evaluate(state, logger)
+
     def fit_start(self, state: State, logger: Logger) -> None:
         """Evaluates before the first step where that is wanted: Composer's own loop has no such moment."""
         self._attach(state)  # again: `fit(eval_dataloader=...)` replaces the evaluators
-        if not self.schedule.first or state.timestamp.batch.value > 0 or self.schedule.evaluated_batch == 0:
-            return
-        run = self._begin(state)
-        try:
-            with (
-                torch.no_grad(),
-                model_eval_mode(state.model),
-                get_precision_context(state.precision, state.precision_config),
-            ):
-                for step in run.loader:
-                    run.run(step)
-                    dist.barrier()  # as Composer's loop: ranks that drift apart run into the collectives' timeout
-            self._finish(state, logger)
-        finally:
-            self._restore(state)
+        if self.schedule.first and state.timestamp.batch.value == 0 and self.schedule.evaluated_batch != 0:
+            self._evaluate(state, logger)
 
     def eval_start(self, state: State, logger: Logger) -> None:
         """Gives the model's `eval_forward` to the engine, for our evaluator alone."""
@@ -136,13 +140,22 @@ class EvalGauntlet(Callback):
         self._restore(state)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps: which items fit into the time budget, so that a job goes on with the same."""
-        budget = None if self.loader is None else self.loader.budget
-        return {} if budget is None or budget.sizes is None else {'sizes': dict(budget.sizes)}
+        """What a checkpoint keeps: which items fit into the time budgets, so that a job goes on with the same.
+
+        Composer keeps one state for all callbacks of a class, so each of them has that of all.
+        """
+        return {'sizes': [None if (sizes := gauntlet.sizes) is None else dict(sizes) for gauntlet in self._gauntlets]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """What a checkpoint has kept."""
-        self._sizes = state.get('sizes')
+        """What a checkpoint has kept, also one of a job with other callbacks."""
+        kept = state.get('sizes', [])
+        place = self._gauntlets.index(self)
+        self._sizes = kept[place] if place < len(kept) else None
+
+    @property
+    def sizes(self) -> Mapping[str, int] | None:
+        """The number of questions of each task that fit into the time budget; None where there is none, or not yet."""
+        return None if self.loader is None or self.loader.budget is None else self.loader.budget.sizes
 
     # What they do.
 
@@ -150,6 +163,22 @@ class EvalGauntlet(Callback):
         if all(evaluator is not self._evaluator for evaluator in state.evaluators):
             state.evaluators.append(self._evaluator)
         state.eval_metrics[LABEL] = {}
+
+    def _evaluate(self, state: State, logger: Logger) -> None:
+        """An evaluation outside of Composer's loop."""
+        run = self._begin(state)
+        try:
+            with (
+                torch.no_grad(),
+                model_eval_mode(state.model),
+                get_precision_context(state.precision, state.precision_config),
+            ):
+                for step in run.loader:
+                    run.run(step)
+                    dist.barrier()  # as Composer's loop: ranks that drift apart run into the collectives' timeout
+            self._finish(state, logger)
+        finally:
+            self._restore(state)
 
     def _is_ours(self, state: State) -> bool:
         """Whether it is our evaluator's turn; the label does not tell, as there may be a second callback."""
@@ -164,6 +193,11 @@ class EvalGauntlet(Callback):
         attach_model(self.loader, model)
         self.loader.journal = self._journal(state)
         self._run = EvaluationRun(self.loader)
+        if self.settings.stall_seconds is not None:
+            self._watchdog = Watchdog(
+                self.settings.stall_seconds, partial(progress_of, self.loader), partial(doing, self.loader)
+            )
+            self._watchdog.start()
         self._original_forward = vars(model).get('eval_forward')
         vars(model)['eval_forward'] = self._run.run
         return self._run
@@ -172,6 +206,8 @@ class EvalGauntlet(Callback):
         if self._run is None:
             return
         self._run = None
+        if self._watchdog is not None:
+            self._watchdog.stop()
         if self.loader is not None and self.loader.journal is not None:
             self.loader.journal.close()
         model = unwrapped(state.model)
@@ -188,17 +224,30 @@ class EvalGauntlet(Callback):
         self.evaluation = evaluation
         self.schedule.evaluated_batch = batch
         origin = None if self.source is None else self.source.training
-        logger.log_metrics({**evaluation.metrics, BATCH: batch if origin is None else origin.batch})
+        log_evaluation(state, logger, evaluation.metrics, batch if origin is None else origin.batch)
         log.info('gauntlet ba%d: %s', batch, summary(evaluation))
         folder = self._folder(state)
+        problem = None if self.loader is None or self.loader.journal is None else self.loader.journal.problem
         if folder is not None and dist.get_global_rank() == 0:
-            self._write(state, folder, evaluation, batch)
+            try:
+                self._write(state, folder, evaluation, batch)
+            except (RecordError, OSError) as error:
+                if state.max_duration is None:
+                    raise
+                problem = f'{error}: the metrics were logged, but there are no records; training goes on'
+        if problem is not None:
+            log.warning('gauntlet ba%d: %s', batch, problem)
 
     def _folder(self, state: State) -> Path | None:
         """Where the records of the evaluation go that is due now; None where none are kept."""
         if self.folder is None or state.max_duration is None:
             return self.folder
         return self.folder / f'ba{state.timestamp.batch.value}'  # of a Trainer that trains
+
+    def _is_recorded(self, state: State) -> bool:
+        """Whether the records of the evaluation that is due now are there."""
+        folder = self._folder(state)
+        return on_first_rank(lambda: folder is not None and (folder / RESULTS).is_file())
 
     def _journal(self, state: State) -> SharedJournal | None:
         """The journal of the evaluation that is due now, beside its records."""
@@ -239,7 +288,7 @@ class EvalGauntlet(Callback):
             training=training,
             identity=None if journal is None else journal.identity,
             reused_items=0 if journal is None else len(journal.done),
-            time_budget=None if self.loader is None or self.loader.budget is None else self.loader.budget.sizes,
+            time_budget=self.sizes,
         )
         remove_journal(folder)
 
@@ -249,9 +298,27 @@ class EvalGauntlet(Callback):
         batch, folder = self._awaiting_checkpoint
         checkpoint = checkpoint_of_batch(state, batch)
         if checkpoint is not None:
-            note_checkpoint(folder, checkpoint)
+            try:
+                note_checkpoint(folder, checkpoint)
+            except (RecordError, OSError) as error:
+                log.warning('gauntlet ba%d: its checkpoint %s is not noted: %s', batch, checkpoint, error)
         if checkpoint is not None or state.timestamp.batch.value > batch:
             self._awaiting_checkpoint = None
+
+
+def on_first_rank(work: Callable[[], Answer]) -> Answer:
+    """What the first rank finds, on all ranks; a GauntletError there is one everywhere."""
+    found: list[Any] = [None, None]
+    if dist.get_global_rank() == 0:
+        try:
+            found[0] = work()
+        except GauntletError as error:
+            found[1] = error
+    dist.broadcast_object_list(found, src=0)
+    if found[1] is not None:
+        raise found[1]
+    answer: Answer = found[0]
+    return answer
 
 
 def summary(evaluation: Evaluation) -> str:

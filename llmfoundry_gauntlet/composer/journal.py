@@ -69,6 +69,11 @@ class SharedJournal:
                 found = self._read()
             except RecordError as error:
                 problem = error
+            except OSError as error:
+                problem = RecordError(f'{self.folder}: what is there cannot be read: {error}')
+                if not self.resuming.required:
+                    log.warning('%s; nothing of it is used', problem)
+                    problem = None
             except Exception as error:  # of whatever kind: the other ranks wait to be told
                 problem = RecordError(f'{self.folder}: what is there cannot be read: {error!r}')
         shared: list[Any] = [problem, found and (found.identity, list(found.results), dict(found.suspects))]
@@ -130,6 +135,11 @@ class SharedJournal:
         """Keeps finished items."""
         if self._journal is not None and results:
             self._journal.add(results.values(), suspect=suspect)
+
+    @property
+    def problem(self) -> str | None:
+        """Why this rank's items are not kept, where they are not."""
+        return None if self._journal is None else self._journal.problem
 
     def close(self) -> None:
         """Nothing comes after."""

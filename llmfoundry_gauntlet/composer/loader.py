@@ -99,6 +99,8 @@ class EvaluationLoader:
         self.runs_programs = any(type_of(task).programs is not None for task in prepared.tasks.values())
         self.background = ThreadPoolExecutor(max_workers=1, thread_name_prefix='marking')
         self.running: list[Future[Results]] = []  # programs of finished pools
+        self.num_steps = 0  # begun and ended
+        self.requests: Sequence[Request] = ()  # of the step that is run
         self.journal: SharedJournal | None = None  # of this evaluation, where there is to be one
         seconds = prepared.data.settings.budget_seconds
         self.budget = None if seconds is None else TimeBudget(prepared, seconds)
@@ -108,7 +110,7 @@ class EvaluationLoader:
     def __iter__(self) -> Iterator[Step]:
         started = time.perf_counter()
         self.busy_seconds = dict.fromkeys(self.everything.tasks, 0.0)
-        yield Step(loader=self, run=self._plan)
+        yield Step(loader=self, run=partial(self._timed, self._plan, ()))
         if self.budget is not None and self.is_finding_out:
             yield from self._find_out(self.budget, started)
         else:
@@ -186,7 +188,9 @@ class EvaluationLoader:
     def _timed(self, run: Callable[[], Results], requests: Sequence[Request]) -> Results:
         """The results of a step, its time noted for the tasks of its requests."""
         start = time.perf_counter()
+        self.num_steps, self.requests = self.num_steps + 1, requests
         results = run()
+        self.num_steps, self.requests = self.num_steps + 1, ()
         seconds = time.perf_counter() - start
         sizes = list(map(size_of, requests))
         whole = sum(sizes)

@@ -33,8 +33,9 @@ class EvaluationSettings:
     item as llm-foundry does. `sandbox` is what confines programs: 'auto' is isolation or nothing, 'rlimits' and 'none'
     do with less. `subset_items` asks at most that many items of each task, the same at every evaluation; of SCORE, that
     many questions of each data set that does not say it itself. `time_budget`, such as '120s', '10m' or '1h', is what
-    an evaluation may take: the first one finds out which items fit, and later ones run the same. `save_folder` may
-    hold {run_name}; None keeps no records.
+    an evaluation may take: the first one finds out which items fit, and later ones run the same. After `stall_seconds`
+    without progress an evaluation ends the job, with every rank's stack in the log; None waits for ever. `save_folder`
+    may hold {run_name}; None keeps no records.
     """
 
     tasks: Any = None
@@ -50,6 +51,7 @@ class EvaluationSettings:
     truncation: str | None = None  # None: as semantics says
     fewshot: str = 'reference'
     sandbox: str = AUTO
+    stall_seconds: float | None = 600.0
     save_folder: str | None = 'runs/{run_name}/gauntlet'
 
     def __post_init__(self) -> None:
@@ -68,6 +70,8 @@ class EvaluationSettings:
         tokens = self.tokens_per_batch
         if tokens != AUTO and (not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1):
             raise ValueError(f'tokens_per_batch: is {tokens!r}; allowed: auto, or 1 or more')
+        if self.stall_seconds is not None and not self.stall_seconds > 0:
+            raise ValueError(f'stall_seconds: is {self.stall_seconds:g}; allowed: more than 0, or null for no limit')
         if self.semantics not in SEMANTICS:
             raise ValueError(f'semantics: is {self.semantics!r}; allowed: {", ".join(SEMANTICS)}')
         if self.truncation is not None and self.truncation not in TRUNCATIONS:

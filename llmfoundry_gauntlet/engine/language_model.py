@@ -72,6 +72,7 @@ class CausalLanguageModel:
         self.hidden_token_id = hidden_token_id
         self.last_position = last_position
         self.learned = Learned(tail=None, dtype=None)
+        self.num_forwards = 0
         self.most_tokens: int | None = None  # of a batch, once the device's memory was found too small for more
         self._prefix: tuple[Ids, dict[int, KeyValue]] | None = None
 
@@ -244,6 +245,7 @@ class CausalLanguageModel:
         layer = None if tail is None else output_layer(self.model)
         with nullcontext() if layer is None or tail is None else reading(layer, reader, tail):
             logits = self.model(**arguments).logits
+        self.num_forwards += 1
         if layer is None:
             reader.take_all(logits.reshape(-1, logits.shape[-1]))
         return reader.scores()

@@ -27,3 +27,16 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
             raise
     except OSError as error:
         raise RecordError(f'{path}: cannot be written: {error.strerror or error}') from error
+
+
+def check_writable(folder: Path) -> None:
+    """Makes a folder if need be. Raises RecordError where nothing can be written into it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise RecordError(
+            f'{folder}: nothing can be written there ({error.strerror or error}); give another folder, or the right '
+            'to write into this one'
+        ) from error

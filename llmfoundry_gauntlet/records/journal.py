@@ -50,10 +50,11 @@ class Finished:
 
 
 class Journal:
-    """One rank's file of the journal in `folder`. Where it cannot be written a warning is given, once."""
+    """One rank's file of the journal in `folder`. Where it cannot be written, `problem` says why, and it ends there."""
 
     def __init__(self, folder: Path, identity: Identity, *, attempt: int, rank: int) -> None:
         self.path = folder / JOURNAL / f'{attempt:03d}-rank{rank}.jsonl'
+        self.problem: str | None = None  # why nothing more is written
         self._file: IO[bytes] | None = None
         self._lock = threading.Lock()  # programs are marked beside the model's work
         try:
@@ -87,7 +88,7 @@ class Journal:
 
     def _give_up(self, error: OSError) -> None:
         self.close()
-        log.warning('%s: cannot be written (%s): this evaluation could not be resumed', self.path, error)
+        self.problem = f'{self.path}: cannot be written ({error}): this evaluation could not be resumed'
 
 
 def line_of(content: str) -> bytes:
@@ -176,7 +177,9 @@ def check_identity(found: Identity, wanted: Identity, place: Path) -> None:
 
 def next_attempt(folder: Path) -> int:
     """The number of the attempt after all those in the journal."""
-    numbers = [int(path.name.partition('-')[0]) for path in (folder / JOURNAL).glob('[0-9]*-rank*.jsonl')]
+    numbers = []
+    with contextlib.suppress(OSError):  # then no file can be begun either, which the journal says
+        numbers = [int(path.name.partition('-')[0]) for path in (folder / JOURNAL).glob('[0-9]*-rank*.jsonl')]
     return max(numbers, default=-1) + 1
 
 

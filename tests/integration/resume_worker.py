@@ -1,12 +1,16 @@
 """Evaluates again and again in forks of a process that has imported everything, and kills them.
 
 resume_worker.py FOLDER; then lines of 'RANKS SECONDS LINES KEY=VALUE...' are read, and answered by the exit statuses.
-Ranks are killed after so many seconds, or when so many lines are in the journal.
+Ranks are killed after so many seconds, or when so many lines are in the journal, by SIGKILL or by `signal`. Rank
+`hangs` hangs at its 5th batch; `how` is asleep, or holding Python's lock.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import itertools
+import logging
 import os
 import signal
 import socket
@@ -19,7 +23,23 @@ import composer.trainer  # noqa: F401  imported once, for all forks
 import transformers.models.gpt2.modeling_gpt2  # noqa: F401
 
 from llmfoundry_gauntlet import evaluate
+from llmfoundry_gauntlet.composer import watchdog
+from llmfoundry_gauntlet.composer.loader import EvaluationLoader
 from llmfoundry_gauntlet.errors import GauntletError, print_problems
+
+
+def hang(how: str) -> None:
+    """From the 5th batch on, every further one never ends."""
+    score, calls = EvaluationLoader._score, itertools.count()
+
+    def score_or_hang(*arguments: object) -> object:
+        if next(calls) < 5:
+            return score(*arguments)
+        if how == 'holding':
+            ctypes.PyDLL(None).sleep(1000)  # as a regular expression that tries all ways
+        time.sleep(1000)
+
+    EvaluationLoader._score = score_or_hang
 
 
 def run_rank(folder: Path, rank: int, num_ranks: int, port: int, settings: dict[str, object]) -> int:
@@ -33,6 +53,10 @@ def run_rank(folder: Path, rank: int, num_ranks: int, port: int, settings: dict[
         MASTER_ADDR='127.0.0.1',
         MASTER_PORT=str(port),
     )
+    how = str(settings.pop('how', 'asleep'))
+    if settings.pop('hangs', None) == rank:
+        watchdog.BACKSTOP_SECONDS = 2.0
+        hang(how)
     try:
         evaluate(
             folder / 'model',
@@ -66,6 +90,7 @@ def attempt(folder: Path, num_ranks: int, seconds: float, lines: int, settings: 
         listener.bind(('127.0.0.1', 0))
         port = listener.getsockname()[1]
     children = []
+    kill = signal.Signals[str(settings.pop('signal', 'SIGKILL'))]
     for rank in range(num_ranks):
         child = os.fork()
         if child == 0:
@@ -73,6 +98,8 @@ def attempt(folder: Path, num_ranks: int, seconds: float, lines: int, settings: 
             os._exit(run_rank(folder, rank, num_ranks, port, settings))
         children.append(child)
     statuses: dict[int, int] = {}
+    killed: set[int] = set()
+    out = Path(str(settings['out']))
     deadline = time.monotonic() + seconds
     while len(statuses) < num_ranks:
         for child in children:
@@ -80,13 +107,15 @@ def attempt(folder: Path, num_ranks: int, seconds: float, lines: int, settings: 
                 done, status = os.waitpid(child, os.WNOHANG)
                 if done:
                     statuses[child] = os.waitstatus_to_exitcode(status)
-                elif time.monotonic() > deadline or num_lines(Path(str(settings['out']))) >= lines:
-                    os.kill(child, signal.SIGKILL)
+                elif child not in killed and (time.monotonic() > deadline or num_lines(out) >= lines):
+                    os.kill(child, kill)
+                    killed.add(child)
         time.sleep(0.005)
     return [statuses[child] for child in children]
 
 
 def main(folder: Path) -> None:
+    logging.basicConfig(format='%(message)s')
     for line in sys.stdin:
         num_ranks, seconds, lines, *words = line.split()
         settings = dict(word.split('=') for word in words)

@@ -8,74 +8,14 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import tiny
+from attempts import Attempt, journal_lines, outcome, said
 from paths import ROOT
 
 HERE = Path(__file__).parent
-UNTIL_DONE = 120  # seconds
-NEVER = 1_000_000  # lines
-SUMS = [{'context': f'{i}+{i}=', 'continuation': f'{2 * i}'} for i in range(300)]
-
-Attempt = Callable[..., list[int]]
-
-
-@pytest.fixture(scope='module')
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tasks of several hundred items and a saved model."""
-    folder = tmp_path_factory.mktemp('resume')
-    tiny.write_tasks(folder, replies=True)
-    (folder / 'sums.jsonl').write_text(''.join(f'{json.dumps(row)}\n' for row in SUMS))
-    tiny.model().save_pretrained(folder / 'model')
-    tiny.tokenizer().save_pretrained(folder / 'model')
-    return folder
-
-
-@pytest.fixture(scope='module')
-def attempt(folder: Path) -> Iterator[Attempt]:
-    """Evaluates on so many ranks, killed after so many seconds or lines in the journal; the exit statuses."""
-    environment = {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': os.pathsep.join([str(HERE), str(ROOT)])}
-    with (folder / 'errors.txt').open('w') as errors:
-        worker = subprocess.Popen(
-            [sys.executable, str(HERE / 'resume_worker.py'), str(folder)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env=environment,
-        )
-
-        def attempt(
-            out: Path, num_ranks: int, seconds: float = UNTIL_DONE, lines: int = NEVER, **settings: object
-        ) -> list[int]:
-            settings = {'out': out, 'tokens_per_batch': 120, 'resume': 'true', **settings}
-            words = [f'{key}={value}' for key, value in settings.items() if value is not None]
-            assert worker.stdin is not None and worker.stdout is not None
-            print(num_ranks, seconds, lines, *words, file=worker.stdin, flush=True)
-            while True:  # the evaluation may print as well
-                line = worker.stdout.readline()
-                assert line, (folder / 'errors.txt').read_text()[-2000:]
-                if all(word.lstrip('-').isdigit() for word in line.split()):
-                    return [int(word) for word in line.split()]
-
-        yield attempt
-        with worker:  # closes its pipes
-            worker.kill()
-
-
-def said(folder: Path) -> str:
-    """What all attempts have written to standard error."""
-    return (folder / 'errors.txt').read_text()
-
-
-def outcome(out: Path) -> tuple[dict[str, float], dict[str, bytes]]:
-    """Metrics without timings, and every samples file."""
-    record = json.loads((out / 'results.json').read_text())
-    metrics = {key: value for key, value in record['metrics'].items() if not key.startswith('gauntlet/seconds')}
-    return metrics, {path.name: path.read_bytes() for path in sorted((out / 'samples').iterdir())}
 
 
 @pytest.fixture(scope='module')
@@ -84,11 +24,6 @@ def undisturbed(folder: Path, attempt: Attempt) -> tuple[dict[str, float], dict[
     assert attempt(folder / 'undisturbed', 1) == [0], said(folder)
     assert not (folder / 'undisturbed' / 'journal').exists()
     return outcome(folder / 'undisturbed')
-
-
-def journal_lines(out: Path) -> list[bytes]:
-    """All lines of the journal."""
-    return [line for path in sorted((out / 'journal').glob('*')) for line in path.read_bytes().splitlines(True)]
 
 
 @pytest.fixture(scope='module')

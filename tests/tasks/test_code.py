@@ -260,7 +260,7 @@ def test_the_whole_way_by_answers_from_elsewhere(write_jsonl, tmp_path, monkeypa
     assert metrics['InContextLearningCodeEvalAccuracy'] == metrics['PassAt1'] == 0.25
     assert metrics['PassAt2'] == pytest.approx((1 - 1 / 6) / 2)
     assert metrics['PassAt1StandardError'] == pytest.approx(0.25) and 'CutShare' not in metrics
-    assert record['config']['sandbox'].startswith('bubblewrap')
+    assert record['config']['sandbox'] == str(sandbox())
     samples = [json.loads(line) for line in (tmp_path / 'out/samples/t_0-shot.jsonl').read_text().splitlines()]
     assert [(line['row'], line['sample'], line['credit']) for line in samples] == [
         *((0, sample, credit) for sample, credit in enumerate([1.0, 0.0, 0.0, 1.0])),

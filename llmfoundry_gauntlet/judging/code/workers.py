@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import functools
 import os
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+Result = TypeVar('Result')
+_judged = 0
+_lock = threading.Lock()
 
 
 @functools.cache
@@ -16,3 +23,21 @@ def workers() -> ThreadPoolExecutor:
     num_ranks = int(os.environ.get('LOCAL_WORLD_SIZE', '1'))
     count = max(1, len(os.sched_getaffinity(0)) // max(1, num_ranks))
     return ThreadPoolExecutor(max_workers=count, thread_name_prefix='program')
+
+
+def submit(judge: Callable[..., Result], *arguments: Any) -> Future[Result]:
+    """Has a program judged by one of the workers."""
+    future = workers().submit(judge, *arguments)
+    future.add_done_callback(_count)
+    return future
+
+
+def _count(_: Future[Any]) -> None:
+    global _judged
+    with _lock:
+        _judged += 1
+
+
+def num_judged() -> int:
+    """Programs that have been judged in this process."""
+    return _judged

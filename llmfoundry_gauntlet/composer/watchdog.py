@@ -1,0 +1,175 @@
+"""Ends a job whose evaluation makes no progress any more, rather than let it hang."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import faulthandler
+import functools
+import logging
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from composer.utils import dist
+from torch.distributed import (
+    DistError,
+    TCPStore,  # type: ignore[attr-defined]
+)
+
+from llmfoundry_gauntlet.judging.code.workers import num_judged
+
+if TYPE_CHECKING:
+    from llmfoundry_gauntlet.composer.loader import EvaluationLoader
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 2.0  # at most
+GRACE_SECONDS = 20.0  # for all ranks to say where they are
+BACKSTOP_SECONDS = 60.0  # after which a process ends whose threads cannot run
+STATUS = 3  # of a process that is ended
+STDERR = 2  # whatever Python's own has become
+SHOWN_ITEMS = 3
+
+
+class Watchdog:
+    """Watches one evaluation on this rank, from `start` to `stop`.
+
+    Where `progress` gives the same for `seconds`, this rank logs what it is `doing` and the stack of every thread, asks
+    the other ranks to do so, and ends. A thread that never gives Python's lock back is seen by `faulthandler`, whose
+    one timer is used for that meanwhile. Time in which the process is stopped does not count.
+    """
+
+    def __init__(self, seconds: float, progress: Callable[[], object], doing: Callable[[], str]) -> None:
+        self.seconds = seconds
+        self.progress = progress
+        self.doing = doing
+        self.poll_seconds = min(POLL_SECONDS, seconds / 5)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name='gauntlet-watchdog', daemon=True)
+
+    def start(self) -> None:
+        """Begins to watch."""
+        self._arm()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Watches no longer."""
+        self._stopped.set()
+        self._thread.join(timeout=GRACE_SECONDS)
+        faulthandler.cancel_dump_traceback_later()
+
+    def _watch(self) -> None:
+        others = shared_store()
+        last, idle = self.progress(), 0.0
+        while not self._stopped.wait(self.poll_seconds):
+            self._arm()
+            now = self.progress()
+            idle = idle + self.poll_seconds if now == last else 0.0
+            last = now
+            if idle >= self.seconds:
+                self._end(f'no progress for {self.seconds:g} s', others)
+            elif others is not None and is_told(others):
+                self._end('another rank makes no progress', others)
+
+    def _arm(self) -> None:
+        faulthandler.dump_traceback_later(self.seconds + BACKSTOP_SECONDS, exit=True, file=STDERR)
+
+    def _end(self, why: str, others: TCPStore | None) -> None:
+        """Says where this rank is, waits until all have done so, and ends the process."""
+        faulthandler.cancel_dump_traceback_later()
+        self._arm_for_logging()
+        log.error(
+            'gauntlet: rank %d: %s (stall_seconds); at %s\n%s',
+            dist.get_global_rank(),
+            why,
+            self.doing(),
+            stacks(),
+        )
+        if others is not None:
+            with contextlib.suppress(DistError, RuntimeError):
+                others.set(told_key(), 'yes')
+                deadline = time.monotonic() + GRACE_SECONDS
+                count = others.add(f'{told_key()}_seen', 1)
+                while count < dist.get_world_size() and time.monotonic() < deadline:
+                    time.sleep(0.1)
+                    count = others.add(f'{told_key()}_seen', 0)
+                if dist.get_global_rank() == 0:  # whose process holds the store
+                    time.sleep(1)
+        logging.shutdown()
+        sys.stderr.flush()
+        os._exit(STATUS)
+
+    def _arm_for_logging(self) -> None:
+        """Whoever hangs may hold a lock that logging wants."""
+        faulthandler.dump_traceback_later(BACKSTOP_SECONDS, exit=True, file=STDERR)
+
+
+@functools.cache
+def shared_store() -> TCPStore | None:
+    """This process's own connection to the store of all ranks; None for a single rank, or where there is no such store.
+
+    The one that torch keeps may be waiting in a collective of the thread that hangs.
+    """
+    host, port = os.environ.get('MASTER_ADDR'), os.environ.get('MASTER_PORT')
+    if dist.get_world_size() == 1 or not host or not port:
+        return None
+    try:
+        return TCPStore(host, int(port), is_master=False, timeout=datetime.timedelta(seconds=GRACE_SECONDS))
+    except (DistError, RuntimeError, ValueError) as error:
+        log.warning('stall_seconds: a rank that hangs cannot tell the others: %s', error)
+        return None
+
+
+def told_key() -> str:
+    """Under which a rank tells the others that it hangs; torchrun may start a job again beside the same store."""
+    return f'gauntlet_stalled_{os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")}'
+
+
+def is_told(store: TCPStore) -> bool:
+    """Whether some rank has said that it hangs. One whose store is gone has nobody to hear it from."""
+    try:
+        return bool(store.check([told_key()]))  # type: ignore[attr-defined]
+    except (DistError, RuntimeError):
+        return False
+
+
+def stacks() -> str:
+    """Where every thread of this process is, the one that runs the model first."""
+    frames = sys._current_frames()
+    threads = sorted(threading.enumerate(), key=lambda thread: thread is not threading.main_thread())
+    parts = [
+        f'thread {thread.name}:\n{"".join(traceback.format_stack(frames[thread.ident]))}'
+        for thread in threads
+        if thread.ident in frames and thread is not threading.current_thread()
+    ]
+    return '\n'.join(parts)
+
+
+def progress_of(loader: EvaluationLoader) -> tuple[int, ...]:
+    """Numbers that change whenever something is done: steps, forwards of the model, tokens written, programs."""
+    model, writer = loader.language_model, loader.writer
+    return (
+        loader.num_steps,
+        0 if model is None else model.num_forwards,
+        0 if writer is None else writer.usage.steps,
+        num_judged(),
+    )
+
+
+def doing(loader: EvaluationLoader) -> str:
+    """What a rank is at: its step, and the items of it."""
+    requests = loader.requests
+    if not requests:
+        return f'step {loader.num_steps}, which is of no single items: the plan, programs, or between two steps'
+    shown = [
+        f'{key.task} row {key.row}{f" of {key.file}" if key.file else ""}{f" {key.variant}" if key.variant else ""}'
+        for key in (request.key for request in requests[:SHOWN_ITEMS])
+    ]
+    tasks = list(dict.fromkeys(request.key.task for request in requests))
+    further = f' and {len(requests) - len(shown)} more' if len(requests) > len(shown) else ''
+    return f'step {loader.num_steps}, {len(requests)} items of {", ".join(tasks)}: {"; ".join(shown)}{further}'
