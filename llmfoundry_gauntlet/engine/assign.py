@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
-import heapq
+import math
+from bisect import bisect_right
 from collections.abc import Sequence
 
 from llmfoundry_gauntlet.engine.plan import PAIRS_PER_TOKEN, STREAM, Batch, pairs
 from llmfoundry_gauntlet.values import Ids
 
+SHARES = 16  # of a rank's work: batches after one prefix that are more are shared out
+
 
 def assign(batches: Sequence[Batch], *, num_ranks: int) -> list[list[Batch]]:
-    """The forwards of each rank: spread by cost, the same number for every rank, the dearest batches first.
+    """The forwards of each rank: about the same work, equally many, and like ones at the same step.
 
-    Batches after the same kept prefix stay together, in shares of at most a quarter of a rank's work, and follow a
-    batch that runs the prefix. Ranks that would have fewer forwards repeat a small one, so that all take part in every
-    collective; what it gives a second time is the same by key.
+    Composer has all ranks wait for each other after every batch, so the dearest of a step is what it takes. Ranks go
+    from round to round together, the round with the dearest batch first; in each, the rank that has had least gets
+    the unit that is most. What a rank repeats, so that all take part in every collective, is the same by key.
     """
     if num_ranks < 1:
         raise ValueError(f'num_ranks is {num_ranks}; allowed: 1 or more')
-    if not batches:
-        return [[] for _ in range(num_ranks)]
-    share = sum(batch.cost for batch in batches) / num_ranks / 4
-    units = sorted(units_of(batches, share), key=lambda unit: -cost_of(unit))
-    loads = [(0.0, rank) for rank in range(num_ranks)]
-    chosen: list[list[list[Batch]]] = [[] for _ in range(num_ranks)]
-    for unit in units:
-        load, rank = heapq.heappop(loads)
-        chosen[rank].append(unit)
-        heapq.heappush(loads, (load + cost_of(unit), rank))
-    ranks = [
-        [batch for unit in sorted(merged(mine), key=lambda unit: -max(batch.cost for batch in unit)) for batch in unit]
-        for mine in chosen
-    ]
-    fillers = [batch for unit in units for batch in unit if batch.prefix is None or not batch.trees]
-    filler = min(fillers, key=lambda batch: batch.cost)
-    longest = max(map(len, ranks))
-    return [rank + [filler] * (longest - len(rank)) for rank in ranks]
+    share = math.inf if num_ranks == 1 else cost_of(batches) / num_ranks / SHARES
+    rounds = rounds_of(units_of(batches, share), num_ranks)
+    loads = [0.0] * num_ranks
+    ranks: list[list[Batch]] = [[] for _ in range(num_ranks)]
+    for units in sorted(rounds, key=lambda units: -max(batch.cost for unit in units for batch in unit)):
+        least_first = sorted(range(num_ranks), key=loads.__getitem__)
+        for rank, unit in zip(least_first, sorted(units, key=lambda unit: -cost_of(unit)), strict=True):
+            ranks[rank] += unit
+            loads[rank] += cost_of(unit)
+    return ranks
 
 
 def units_of(batches: Sequence[Batch], share: float) -> list[list[Batch]]:
@@ -51,16 +46,39 @@ def units_of(batches: Sequence[Batch], share: float) -> list[list[Batch]]:
     return units
 
 
-def merged(units: Sequence[list[Batch]]) -> list[list[Batch]]:
-    """A rank's units, those after the same prefix as one, which runs it once."""
-    after: dict[int, list[Batch]] = {}
-    for unit in units:
-        prefix = unit[0].prefix
-        if prefix is not None and id(prefix) in after:
-            after[id(prefix)].extend(unit[1:])
-        else:
-            after[id(unit[0] if prefix is None else prefix)] = list(unit)
-    return list(after.values())
+def rounds_of(units: Sequence[list[Batch]], num_ranks: int) -> list[list[list[Batch]]]:
+    """A unit for every rank in each round, all of a round with as many forwards, and as like as can be.
+
+    What is too short gets single batches, as dear as those of the others at that step, while there are any. Then it
+    runs its prefix again; a rank without any unit runs the cheapest forward of all.
+    """
+    if not units:
+        return []
+    filler = min((unit[0] for unit in units), key=lambda batch: batch.cost)
+    single = sorted((unit[0] for unit in units if unit[0].prefix is None), key=lambda batch: batch.cost)
+    kept = [unit for unit in units if unit[0].prefix is not None]
+    kept.sort(key=lambda unit: (-len(unit), -unit[-1].cost))  # one of few batches is full but for the last
+    rounds = []
+    for start in range(0, len(kept), num_ranks):
+        mine = kept[start : start + num_ranks]
+        spare = [[filler, closest(single, mine[-1][-1].cost, filler)] for _ in range(num_ranks - len(mine))]
+        rounds.append([lengthened(unit, mine[0], single) for unit in mine + spare])
+    single.reverse()
+    for start in range(0, len(single), num_ranks):
+        alone = [[batch] for batch in single[start : start + num_ranks]]
+        rounds.append(alone + [[filler]] * (num_ranks - len(alone)))
+    return rounds
+
+
+def lengthened(unit: Sequence[Batch], pattern: Sequence[Batch], single: list[Batch]) -> list[Batch]:
+    """The unit with as many forwards as `pattern`, by further ones before its last, taken out of `single`."""
+    further = [closest(single, batch.cost, unit[0]) for batch in pattern[len(unit) - 1 : -1]]
+    return [*unit[:-1], *further, unit[-1]]
+
+
+def closest(single: list[Batch], cost: float, otherwise: Batch) -> Batch:
+    """Takes the dearest batch of at most this cost, or the cheapest; `otherwise` where there is none."""
+    return single.pop(max(0, bisect_right(single, cost, key=lambda batch: batch.cost) - 1)) if single else otherwise
 
 
 def prefix_batch(prefix: Ids) -> Batch:

@@ -1,0 +1,179 @@
+"""The Gauntlet's work on 2, 8 and 64 ranks: equally many forwards, about as many tokens, and little waiting.
+
+Composer has all ranks wait for each other after every batch (`Trainer._iter_dataloader`), so that an evaluation takes
+as long as the dearest forward of every step together. Every test prints what it holds.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from paths import ROOT
+
+from llmfoundry_gauntlet.config.settings import decode_settings
+from llmfoundry_gauntlet.config.yaml_files import read_yaml
+from llmfoundry_gauntlet.engine.assign import assign
+from llmfoundry_gauntlet.engine.budget import LEAST_BATCHES, MOST_TOKENS
+from llmfoundry_gauntlet.engine.plan import Batch
+from llmfoundry_gauntlet.engine.pools import Pool, assign_pools
+from llmfoundry_gauntlet.evaluation import PlannedEvaluation, PreparedEvaluation, plan_evaluation, prepare_evaluation
+from llmfoundry_gauntlet.inputs import load_data
+from llmfoundry_gauntlet.prompts.encode import Encoder
+
+TASKS = str(ROOT / 'yamls/tasks/gauntlet_v0.1.yaml')
+STAND_INS = {'safety/bbq.jsonl': 'safety/bbq_standin.jsonl'}  # of the real files, where the first is not there
+RANKS = (2, 8, 64)
+ABOVE_MEAN = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """What ranks have of some parts. `above_mean` is the busiest rank's share of tokens above the mean.
+
+    `waiting` is what the dearest parts of all steps cost together, above the mean of ranks; `repeated` the share of
+    tokens that are run in order to take part, and prefixes run more often than once.
+    """
+
+    num_steps: int
+    above_mean: float
+    waiting: float
+    repeated: float
+
+
+def spread_of(ranks: Sequence[Sequence[Batch]] | Sequence[Sequence[Pool]]) -> Spread:
+    """Measures the shares of ranks, which must be equally many parts."""
+    assert len(set(map(len, ranks))) == 1
+    tokens = np.array([[part.num_tokens for part in mine] for mine in ranks])
+    costs = np.array([[part.cost for part in mine] for mine in ranks])
+    once = {name_of(part): part.num_tokens for mine in ranks for part in mine}
+    return Spread(
+        num_steps=tokens.shape[1],
+        above_mean=tokens.sum(axis=1).max() / tokens.sum(axis=1).mean() - 1,
+        waiting=costs.max(axis=0).sum() / costs.mean(axis=0).sum() - 1,
+        repeated=1 - sum(once.values()) / tokens.sum(),
+    )
+
+
+def name_of(part: Batch | Pool) -> int:
+    """The same for parts that give the same: runs of a prefix are made anew for every rank."""
+    is_prefix = isinstance(part, Batch) and not part.trees
+    return id(part.prefix if is_prefix else part)
+
+
+def spread_over_ranks(batches: Sequence[Batch]) -> dict[int, Spread]:
+    """What each number of ranks has of these batches, printed as well."""
+    found = {}
+    for num_ranks in RANKS:
+        ranks = assign(batches, num_ranks=num_ranks)
+        ran = {id(batch) for mine in ranks for batch in mine if batch.trees}
+        assert ran == {id(batch) for batch in batches}
+        found[num_ranks] = one = spread_of(ranks)
+        print(
+            f'{num_ranks:>3} ranks: {one.num_steps} forwards each, of {len(batches)} batches; tokens of the busiest '
+            f'{one.above_mean:.2%} above the mean, {one.waiting:.1%} waiting, {one.repeated:.2%} of tokens repeated'
+        )
+    return found
+
+
+def prepared(tasks: object, data_root: Path, tokenizer: object, max_seq_len: int) -> PreparedEvaluation:
+    """All items of the tasks, programs included, which are written but not run."""
+    settings = decode_settings({'tasks': tasks, 'data_root': str(data_root)})
+    return prepare_evaluation(load_data(settings, runs_programs=False), Encoder(tokenizer), max_seq_len=max_seq_len)
+
+
+@pytest.fixture(scope='module')
+def own_rows() -> PlannedEvaluation:
+    """All 57 tasks over the rows that come with the project, in small batches: there are a thousand items."""
+    from character_tokenizer import CharacterTokenizer
+
+    return plan_evaluation(prepared(TASKS, ROOT / 'eval_data', CharacterTokenizer(), 512), tokens_per_batch=512)
+
+
+@pytest.fixture(scope='module')
+def real_rows() -> PreparedEvaluation:
+    """All tasks of the Gauntlet whose real files are there."""
+    data_root = ROOT.parent / 'shared/data/local_data'
+    if not data_root.is_dir():
+        pytest.skip('the real evaluation files (../shared/data/local_data) are not here')
+    sys.path.insert(0, str(ROOT / 'scripts/bench'))
+    from materials import make_tokenizer, training_text
+
+    text = training_text(str(data_root / 'world_knowledge'))
+    entries = [
+        {**entry, 'dataset_uri': name}
+        for entry in read_yaml(TASKS)['icl_tasks']
+        for name in (entry['dataset_uri'], STAND_INS.get(entry['dataset_uri'], ''))
+        if (data_root / name).is_file()
+    ]
+    assert len(entries) > 40
+    return prepared(entries, data_root, make_tokenizer(text, 8_000), 2048)
+
+
+def test_ranks_have_equally_many_forwards_and_tokens(own_rows: PlannedEvaluation):
+    """Mutations: units of a round in the order of ranks; rounds that begin with the cheapest; no forwards repeated."""
+    found = spread_over_ranks(own_rows.batches)
+    assert all(one.above_mean < ABOVE_MEAN for one in found.values())
+    assert found[2].waiting < 0.08
+    assert found[8].waiting < 0.2
+    assert found[64].waiting < 0.5
+
+
+def test_a_step_has_a_prefix_on_every_rank_or_on_none(own_rows: PlannedEvaluation):
+    """Where one rank runs a hundred tokens while others run a batch, it waits. Fails where units are dealt by cost
+    alone: then about half of the steps are mixed."""
+    for num_ranks in RANKS[:2]:
+        steps = list(zip(*assign(own_rows.batches, num_ranks=num_ranks), strict=True))
+        mixed = sum(len({bool(batch.trees) for batch in step}) == 2 for step in steps)
+        print(f'{num_ranks} ranks: {mixed} of {len(steps)} steps are of prefixes on some ranks alone')
+        assert mixed < 0.05 * len(steps)
+
+
+def test_the_dearest_forward_is_in_the_first_round(own_rows: PlannedEvaluation):
+    """So that memory which is too small shows at once."""
+    dearest = max(own_rows.batches, key=lambda batch: batch.cost)
+    longest_unit = 1 + max(
+        sum(batch.prefix is other.prefix for batch in own_rows.batches)
+        for other in own_rows.batches
+        if other.prefix is not None
+    )
+    for num_ranks in RANKS:
+        ranks = assign(own_rows.batches, num_ranks=num_ranks)
+        assert any(batch is dearest for mine in ranks for batch in mine[:longest_unit])
+
+
+def test_ranks_write_equally_many_pools_of_about_the_same_work(own_rows: PlannedEvaluation):
+    """In what can be known before: lengths of prompts, and of replies at most. How many forwards a pool takes depends
+    on the replies; ranks wait for each other after each pool, and sharded ones take part in each other's forwards."""
+    pools = own_rows.pools
+    ranks = assign_pools(pools, num_ranks=2)
+    costs = [sum(pool.cost for pool in mine) for mine in ranks]
+    print(f'{len(pools)} pools on 2 ranks: {max(costs) / np.mean(costs) - 1:.2%} above the mean')
+    assert len(set(map(len, ranks))) == 1
+    assert max(costs) / np.mean(costs) - 1 < ABOVE_MEAN
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('device', ['cuda', 'cpu'])
+def test_ranks_share_the_real_gauntlet_evenly(real_rows: PreparedEvaluation, device: str):
+    """In batches as large as `tokens_per_batch: auto` has them where memory is no limit."""
+    tokens_per_batch = MOST_TOKENS[device]
+    assert LEAST_BATCHES * tokens_per_batch * RANKS[-1] <= real_rows.num_tokens  # nothing is halved for so many ranks
+    planned = plan_evaluation(real_rows, tokens_per_batch=tokens_per_batch)
+    print(f'{device}: {len(planned.items):,} items, {planned.num_model_tokens:,} tokens, {tokens_per_batch} a batch')
+    found = spread_over_ranks(planned.batches)
+    assert all(one.above_mean < ABOVE_MEAN for one in found.values())
+    assert all(one.repeated < 0.02 for one in found.values())
+    most = {'cuda': (0.02, 0.04, 0.1), 'cpu': (0.06, 0.13, 0.23)}[device]
+    assert all(found[num_ranks].waiting < limit for num_ranks, limit in zip(RANKS, most, strict=True))
+    for num_ranks in RANKS:
+        ranks = assign_pools(planned.pools, num_ranks=num_ranks)
+        costs = [sum(pool.cost for pool in mine) for mine in ranks]
+        above = max(costs) / np.mean(costs) - 1
+        print(f'{num_ranks:>3} ranks: {len(ranks[0])} of {len(planned.pools)} pools each, {above:.1%} above the mean')
+        assert len(set(map(len, ranks))) == 1
+        assert above < ABOVE_MEAN or len(planned.pools) < 2 * num_ranks  # a pool is written by one rank
