@@ -11,6 +11,32 @@ from typing import Annotated, Any
 import typer
 
 from llmfoundry_gauntlet.errors import ConfigError, GauntletError, RecordError, print_problems
+from llmfoundry_gauntlet.options import (
+    Budget,
+    Confinement,
+    DataRoot,
+    Device,
+    Fewshot,
+    Gauntlet,
+    Length,
+    Limit,
+    Model,
+    OfModel,
+    Out,
+    Outputs,
+    Overwrite,
+    Partial,
+    Precision,
+    Recorded,
+    Repair,
+    Resume,
+    Score,
+    Semantics,
+    Tasks,
+    Tokens,
+    Truncation,
+)
+from llmfoundry_gauntlet.watch_command import watch
 
 CHECK_FAILED, MISTAKE, BROKEN = 1, 2, 3  # exit statuses
 
@@ -25,38 +51,6 @@ app = typer.Typer(
 
 data_commands = typer.Typer(help='The evaluation files.', no_args_is_help=True)
 app.add_typer(data_commands, name='data')
-
-Tasks = Annotated[Path | None, typer.Option('--tasks', help='YAML file with the key icl_tasks.')]
-Score = Annotated[Path | None, typer.Option('--score', help='YAML file with the key score.')]
-Gauntlet = Annotated[Path | None, typer.Option('--gauntlet', help='YAML file with the key eval_gauntlet.')]
-Semantics = Annotated[str, typer.Option(help="corrected, or reference: llm-foundry's scores.")]
-Fewshot = Annotated[str, typer.Option(help='reference, or fixed: the same shots for all items.')]
-Confinement = Annotated[
-    str, typer.Option('--sandbox', help='Of programs: auto is isolation; rlimits and none do with less.')
-]
-DataRoot = Annotated[str, typer.Option('--data-root', help='Folder that the paths of data files are relative to.')]
-Out = Annotated[Path, typer.Option('--out', help='Folder for results.json and samples/.')]
-Model = Annotated[str | None, typer.Option(help='Hugging Face folder or name, or a Composer checkpoint.')]
-Outputs = Annotated[Path | None, typer.Option(help="JSON lines with somebody else's answers, to be marked.")]
-OfModel = Annotated[str | None, typer.Option(help="In place of the model's own.")]
-Length = Annotated[int | None, typer.Option(help="Longest prompt in tokens. Default: the model's.")]
-Tokens = Annotated[str, typer.Option(help='auto, or the tokens of a batch.')]
-Device = Annotated[str | None, typer.Option(help='cpu or gpu. Default: a GPU where there is one.')]
-Precision = Annotated[str | None, typer.Option(help='fp32, amp_bf16 or amp_fp16.')]
-Truncation = Annotated[str | None, typer.Option(help='drop_shots or reference.')]
-Recorded = Annotated[Path | None, typer.Option('--from', help='Folder of an earlier run, to be scored again.')]
-Limit = Annotated[int | None, typer.Option('--limit', help='At most so many items of each task, the same always.')]
-Budget = Annotated[
-    str | None, typer.Option('--time-budget', help="What may be taken, such as '120s': the items that fit.")
-]
-Partial = Annotated[
-    bool,
-    typer.Option('--allow-missing', help='With --outputs or --from: score tasks over the items that have an answer.'),
-]
-Overwrite = Annotated[bool, typer.Option('--overwrite', help='Replace what is in --out.')]
-
-Resume = Annotated[bool, typer.Option('--resume', help='Go on with an evaluation in --out that was cut off.')]
-Repair = Annotated[bool, typer.Option('--repair-journal', help='With --resume: drop damaged lines of its journal.')]
 
 
 @app.callback()
@@ -110,7 +104,7 @@ def run(
         raise ConfigError('give one of --model, --outputs with answers from elsewhere, and --from with an earlier run')
     if model is None and (resume or time_budget is not None):
         raise ConfigError('--resume and --time-budget belong to --model: answers and earlier runs are marked at once')
-    shared = {
+    shared: dict[str, Any] = {
         'tasks': tasks,
         'gauntlet': gauntlet,
         'score': score,
@@ -229,6 +223,9 @@ def compare(
         typer.echo(comparison_json(compared))
     else:
         print_comparisons(compared, metric)
+
+
+app.command()(watch)
 
 
 @app.command()

@@ -1,0 +1,221 @@
+"""`gauntlet watch`: its options, and what they say of the watch."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmfoundry_gauntlet.errors import ConfigError
+from llmfoundry_gauntlet.options import (
+    Budget,
+    Confinement,
+    DataRoot,
+    Device,
+    Fewshot,
+    Gauntlet,
+    Length,
+    Limit,
+    OfModel,
+    Precision,
+    Score,
+    Semantics,
+    Tasks,
+    Tokens,
+    Truncation,
+)
+
+if TYPE_CHECKING:
+    from llmfoundry_gauntlet.composer.watcher import Row
+
+CHECK_FAILED = 1
+ORDERS = ('newest', 'oldest')
+NEVER = 'never'
+FIRST_RANK = '0'
+OWN_KEYS = ('interval', 'save_folder')  # of the callback in training alone
+
+Watched = Annotated[
+    str, typer.Argument(metavar='FOLDER', help="A training's save_folder, local or s3://bucket/prefix.")
+]
+OutOfWatch = Annotated[
+    Path | None, typer.Option('--out', help="Folder for records, ba{batch}/ each. Default: the training YAML's.")
+]
+TrainYaml = Annotated[
+    Path | None,
+    typer.Option('--train-yaml', help='Takes eval_gauntlet, loggers, run_name and precision from a training YAML.'),
+]
+Order = Annotated[str, typer.Option(help='newest or oldest: which checkpoint is evaluated first.')]
+Poll = Annotated[str, typer.Option(help='Time between two looks, such as 30s.')]
+Settle = Annotated[str, typer.Option(help='A checkpoint is written when it has not changed for so long.')]
+Once = Annotated[bool, typer.Option('--once', help='Evaluate what is there, then end.')]
+Claims = Annotated[
+    str | None, typer.Option('--claims', help='Folder or s3:// URI of the claims. Default: FOLDER/.gauntlet.')
+]
+Expires = Annotated[str, typer.Option('--claim-expires', help='A watcher that is silent for so long is dead.')]
+StopAfter = Annotated[str, typer.Option('--stop-after', help='End when nothing new has come for so long; or never.')]
+
+
+def watch(
+    folder: Watched,
+    out: OutOfWatch = None,
+    train_yaml: TrainYaml = None,
+    tasks: Tasks = None,
+    score: Score = None,
+    gauntlet: Gauntlet = None,
+    data_root: DataRoot = 'eval_data',
+    tokenizer: OfModel = None,
+    model_config: OfModel = None,
+    max_seq_len: Length = None,
+    tokens_per_batch: Tokens = 'auto',
+    device: Device = None,
+    precision: Precision = None,
+    semantics: Semantics = 'corrected',
+    truncation: Truncation = None,
+    fewshot: Fewshot = 'reference',
+    sandbox: Confinement = 'auto',
+    limit: Limit = None,
+    time_budget: Budget = None,
+    order: Order = 'newest',
+    poll: Poll = '30s',
+    settle: Settle = '5s',
+    once: Once = False,
+    claims: Claims = None,
+    claim_expires: Expires = '10m',
+    stop_after: StopAfter = NEVER,
+) -> None:
+    """Evaluates each new checkpoint of a folder, once, and logs at its training step. Status 1 if one is damaged.
+
+    gauntlet watch runs/demo/checkpoints --train-yaml yamls/train/demo.yaml
+
+    gauntlet watch s3://bucket/run/checkpoints --tasks yamls/tasks/gauntlet_v0.1.yaml --out runs/watched --once
+
+    composer -n 8 -m llmfoundry_gauntlet watch runs/demo/checkpoints --train-yaml yamls/train/demo.yaml
+    """
+    given: dict[str, Any] = {
+        'tasks': tasks,
+        'score': score,
+        'gauntlet': gauntlet,
+        'data_root': data_root,
+        'max_seq_len': max_seq_len,
+        'tokens_per_batch': int(tokens_per_batch) if tokens_per_batch.isdecimal() else tokens_per_batch,
+        'semantics': semantics,
+        'truncation': truncation,
+        'fewshot': fewshot,
+        'sandbox': sandbox,
+        'subset_items': limit,
+        'time_budget': time_budget,
+    }
+    timing: dict[str, Any] = {
+        'poll_seconds': seconds_of('--poll', poll),
+        'settle_seconds': seconds_of('--settle', settle),
+        'expires_seconds': seconds_of('--claim-expires', claim_expires),
+        'stop_seconds': None if stop_after == NEVER else seconds_of('--stop-after', stop_after),
+    }
+    if order not in ORDERS:
+        raise ConfigError(f'--order is {order!r}; allowed: {", ".join(ORDERS)}')
+    training: dict[str, Any] = {'settings': given} if train_yaml is None else training_settings(train_yaml, given)
+    if train_yaml is None and tasks is None and score is None:
+        raise ConfigError('nothing to evaluate: give --tasks, --score or both, or --train-yaml')
+    records = training.pop('out', None) if out is None else out
+    if records is None:
+        raise ConfigError('there is no folder for the records; give one with --out')
+    training['precision'] = precision or training.get('precision')
+    start_logging()
+    from llmfoundry_gauntlet.composer.watch import is_bad, watch
+    from llmfoundry_gauntlet.composer.watcher import WatchSettings
+
+    rows = watch(
+        WatchSettings(
+            folder=folder,
+            out=records,
+            tokenizer=tokenizer,
+            model_config=model_config,
+            device=device,
+            claims=claims,
+            newest_first=order == 'newest',
+            once=once,
+            **timing,
+            **training,
+        )
+    )
+    print_rows(rows, records)
+    if is_bad(rows):
+        raise typer.Exit(CHECK_FAILED)
+
+
+def training_settings(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a watch that a training YAML has, with the folder of its records. Raises ConfigError."""
+    from llmfoundry_gauntlet.config.decode import describe
+    from llmfoundry_gauntlet.config.settings import EvaluationSettings
+    from llmfoundry_gauntlet.config.yaml_files import read_yaml
+
+    defaults = EvaluationSettings(tasks='-')
+    own = [name for name, value in given.items() if value is not None and value != getattr(defaults, name)]
+    if own:
+        raise ConfigError(
+            f'{path}: says what is evaluated, and so do the options for {", ".join(own)}; leave these out'
+        )
+    values = read_yaml(path)
+    block = (values.get('callbacks') or {}).get('eval_gauntlet')
+    if not isinstance(block, Mapping):
+        raise ConfigError(f'{path}: callbacks.eval_gauntlet: is {describe(block)}; allowed: the settings as a mapping')
+    run_name = values.get('run_name') or os.environ.get('RUN_NAME')
+    loggers = values.get('loggers') or {}
+    if loggers and run_name is None:
+        raise ConfigError(
+            f'{path}: has loggers and no run_name; give one, so that all evaluations are logged as one run'
+        )
+    save_folder = block.get('save_folder', defaults.save_folder)
+    out = None
+    if save_folder is not None and (run_name is not None or '{run_name}' not in save_folder):
+        out = Path(save_folder.replace('{run_name}', str(run_name)))
+    return {
+        'settings': {key: value for key, value in block.items() if key not in OWN_KEYS},
+        'loggers': loggers,
+        'run_name': run_name,
+        'precision': values.get('precision'),
+        'out': out,
+    }
+
+
+def seconds_of(option: str, text: str) -> float:
+    """A time such as '30s', '10m' or '12h' in seconds. Raises ConfigError."""
+    from llmfoundry_gauntlet.config.settings import BUDGET, SECONDS
+
+    found = BUDGET.fullmatch(text)
+    if found is None:
+        raise ConfigError(f"{option} is {text!r}; allowed: a time such as '30s', '10m' or '12h'")
+    return float(found[1]) * SECONDS[found[2]]
+
+
+def start_logging() -> None:
+    """A line for each event, with the time, of the first rank."""
+    logging.basicConfig(format='%(asctime)s %(message)s', datefmt='%Y-%m-%d %H:%M:%S')
+    if os.environ.get('RANK', FIRST_RANK) == FIRST_RANK:
+        logging.getLogger('llmfoundry_gauntlet').setLevel(logging.INFO)
+
+
+def print_rows(rows: list[Row], out: Path) -> None:
+    """What has become of each checkpoint, then the scores of all evaluations in the folder of records."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from llmfoundry_gauntlet.records.results import RESULTS
+    from llmfoundry_gauntlet.report.tables import print_runs
+
+    if not rows:
+        return
+    console = Console(width=None if Console().is_terminal else 110)
+    table = Table(title='Checkpoints', title_justify='left')
+    for name in ('checkpoint', 'state', 'by', 'records, or the reason'):
+        table.add_column(name, overflow='fold')
+    for row in rows:
+        table.add_row(*map(escape, (row.checkpoint, row.state, row.by, row.detail)))
+    console.print(table)
+    if any(out.rglob(RESULTS)):
+        print_runs(out)
