@@ -29,7 +29,7 @@ from llmfoundry_gauntlet.composer.journal import Resuming, SharedJournal, digest
 from llmfoundry_gauntlet.composer.loader import EvaluationLoader
 from llmfoundry_gauntlet.composer.metric_stream import log_evaluation
 from llmfoundry_gauntlet.composer.models import ModelSource
-from llmfoundry_gauntlet.composer.watchdog import Watchdog, doing, progress_of
+from llmfoundry_gauntlet.composer.watchdog import Watchdog, check_timeout, doing, progress_of
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.errors import GauntletError, RecordError
 from llmfoundry_gauntlet.evaluation import Evaluation, PreparedEvaluation
@@ -91,6 +91,8 @@ class EvalGauntlet(Callback):
         self.loader = EvaluationLoader(prepared, model.tokenizer)
         self._evaluator = make_evaluator(LABEL, self.loader, self.schedule)
         self._attach(state)
+        if self.settings.stall_seconds is not None:
+            check_timeout(self.settings.stall_seconds)
         self._gauntlets = [callback for callback in state.callbacks if isinstance(callback, EvalGauntlet)]
         if self.settings.save_folder is not None:
             self.folder = Path(self.settings.save_folder.replace('{run_name}', state.run_name))

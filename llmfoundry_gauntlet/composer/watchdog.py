@@ -13,13 +13,11 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import torch
 from composer.utils import dist
-from torch.distributed import (
-    DistError,
-    TCPStore,  # type: ignore[attr-defined]
-)
+from torch.distributed import DistError
 
 from llmfoundry_gauntlet.judging.code.workers import num_judged
 
@@ -79,7 +77,7 @@ class Watchdog:
     def _arm(self) -> None:
         faulthandler.dump_traceback_later(self.seconds + BACKSTOP_SECONDS, exit=True, file=STDERR)
 
-    def _end(self, why: str, others: TCPStore | None) -> None:
+    def _end(self, why: str, others: Any) -> None:
         """Says where this rank is, waits until all have done so, and ends the process."""
         faulthandler.cancel_dump_traceback_later()
         self._arm_for_logging()
@@ -109,8 +107,25 @@ class Watchdog:
         faulthandler.dump_traceback_later(BACKSTOP_SECONDS, exit=True, file=STDERR)
 
 
+def check_timeout(stall_seconds: float) -> None:
+    """Warns where the collectives of several ranks give up before the watchdog would."""
+    timeout = None
+    if dist.get_world_size() > 1:
+        with contextlib.suppress(AttributeError, RuntimeError):  # private in torch: where it is gone nothing is said
+            group = torch.distributed.group.WORLD
+            device = torch.device('cuda' if torch.distributed.get_backend() == 'nccl' else 'cpu')
+            timeout = group._get_backend(device).options._timeout.total_seconds()  # type: ignore[union-attr]
+    if timeout is not None and timeout <= stall_seconds:
+        log.warning(
+            'stall_seconds is %g, but collectives give up after %g s and end the job first, without saying where it '
+            'hung; give Trainer(dist_timeout=...) more than that, or a smaller stall_seconds',
+            stall_seconds,
+            timeout,
+        )
+
+
 @functools.cache
-def shared_store() -> TCPStore | None:
+def shared_store() -> Any:
     """This process's own connection to the store of all ranks; None for a single rank, or where there is no such store.
 
     The one that torch keeps may be waiting in a collective of the thread that hangs.
@@ -119,7 +134,8 @@ def shared_store() -> TCPStore | None:
     if dist.get_world_size() == 1 or not host or not port:
         return None
     try:
-        return TCPStore(host, int(port), is_master=False, timeout=datetime.timedelta(seconds=GRACE_SECONDS))
+        timeout = datetime.timedelta(seconds=GRACE_SECONDS)
+        return torch.distributed.TCPStore(host, int(port), is_master=False, timeout=timeout)  # type: ignore[attr-defined]
     except (DistError, RuntimeError, ValueError) as error:
         log.warning('stall_seconds: a rank that hangs cannot tell the others: %s', error)
         return None
@@ -130,10 +146,10 @@ def told_key() -> str:
     return f'gauntlet_stalled_{os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")}'
 
 
-def is_told(store: TCPStore) -> bool:
+def is_told(store: Any) -> bool:
     """Whether some rank has said that it hangs. One whose store is gone has nobody to hear it from."""
     try:
-        return bool(store.check([told_key()]))  # type: ignore[attr-defined]
+        return bool(store.check([told_key()]))
     except (DistError, RuntimeError):
         return False
 

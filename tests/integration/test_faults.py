@@ -1,0 +1,80 @@
+"""What goes wrong in the middle of a training: it goes on, and what can be kept is kept."""
+
+from __future__ import annotations
+
+import logging
+import resource
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from composer import Callback, Logger, State
+from composer.loggers import InMemoryLogger
+
+from llmfoundry_gauntlet import EvalGauntlet, RecordError
+from llmfoundry_gauntlet.records.results import find_results
+
+KEY = 'icl/metrics/eval_gauntlet/all'
+
+
+class Trouble(Callback):
+    """Makes trouble from one batch on, and ends it at another."""
+
+    def __init__(self, begin: Callable[[], None], end: Callable[[], None]) -> None:
+        self.events = {2: begin, 4: end}
+
+    def batch_start(self, state: State, logger: Logger) -> None:
+        self.events.get(state.timestamp.batch.value + 1, lambda: None)()
+
+
+def train(folder: Path, settings: dict[str, str], trouble: list[Callback]) -> tuple[dict[str, torch.Tensor], list[int]]:
+    """The weights after six batches with three evaluations, and the batches whose scores were logged."""
+    logger = InMemoryLogger()
+    gauntlet = EvalGauntlet(**settings, interval='2ba', save_folder=str(folder / 'records'))
+    trainer = tiny.trainer([*trouble, gauntlet], max_duration='6ba', loggers=[logger])
+    trainer.fit()
+    trainer.close()
+    logged = [timestamp.batch.value for timestamp, _ in logger.data[KEY]]
+    return {name: value.clone() for name, value in trainer.state.model.state_dict().items()}, logged
+
+
+def full_disk(_: Path) -> tuple[Callable[[], None], Callable[[], None]]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    return (
+        lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard)),  # what is longer is an OSError
+        lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard)),
+    )
+
+
+def folder_gone(records: Path) -> tuple[Callable[[], None], Callable[[], None]]:
+    def begin() -> None:
+        shutil.rmtree(records)
+        records.write_text('a file in its place')
+
+    return begin, records.unlink
+
+
+@pytest.mark.parametrize('kind', [full_disk, folder_gone])
+def test_training_goes_on_where_records_cannot_be_written(tmp_path, tiny_settings, caplog, kind):
+    expected, logged = train(tmp_path / 'whole', tiny_settings, [])
+    assert logged == [2, 4, 6]
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, 'llmfoundry_gauntlet'):
+        weights, logged = train(tmp_path, tiny_settings, [Trouble(*kind(tmp_path / 'records'))])
+    assert logged == [2, 4, 6]
+    assert all(torch.equal(value, expected[name]) for name, value in weights.items())
+    batches = [record['training']['batch'] for _, record in find_results(tmp_path / 'records')]
+    assert batches == [4, 6]
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert warning.startswith(f'gauntlet ba2: {tmp_path / "records/ba2"}')
+    assert 'cannot be written' in warning and warning.endswith('there are no records; training goes on')
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_before_training(tmp_path, tiny_settings):
+    (tmp_path / 'taken').write_text('a file')
+    gauntlet = EvalGauntlet(**tiny_settings, save_folder=str(tmp_path / 'taken/records'))
+    with pytest.raises(RecordError, match=r'taken/records: nothing can be written there \(Not a directory\); give'):
+        tiny.trainer([gauntlet], max_duration='1ba')
