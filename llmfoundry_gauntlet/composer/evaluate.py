@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from composer import Trainer
 from composer.core import Precision
-from composer.utils import dist
+from composer.loggers import LoggerDestination
+from composer.utils import FSDPConfig, dist
 
 from llmfoundry_gauntlet.composer.callback import EvalGauntlet
 from llmfoundry_gauntlet.composer.evaluators import longest_prompt
 from llmfoundry_gauntlet.composer.journal import Resuming
-from llmfoundry_gauntlet.composer.models import ModelSource, composer_model, open_model
+from llmfoundry_gauntlet.composer.models import (
+    ModelSource,
+    check_vocabulary,
+    composer_model,
+    mark_blocks_for_fsdp,
+    open_model,
+)
+from llmfoundry_gauntlet.config.decode import suggestion
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.evaluation import Evaluation
 from llmfoundry_gauntlet.prompts.encode import Encoder
@@ -31,23 +41,29 @@ def evaluate(
     model_config: str | None = None,
     device: str | None = None,
     precision: str | None = None,
+    fsdp_config: Mapping[str, Any] | None = None,
+    loggers: Sequence[LoggerDestination] = (),
+    run_name: str | None = None,
     overwrite: bool = False,
     resume: bool = False,
     repair_journal: bool = False,
     **settings: Any,
 ) -> Evaluation:
-    """Evaluates a Hugging Face folder or name, or a Composer checkpoint; writes results.json and samples to `out`.
+    """Evaluates a Composer checkpoint, or a Hugging Face folder or name; writes results.json and samples to `out`.
 
     `settings` are the fields of EvaluationSettings but `interval` and `save_folder`. `device` is 'cpu' or 'gpu', by
     default a GPU where there is one; `precision` one of Composer's, by default fp32 on a CPU and amp_bf16 on a GPU.
+    `fsdp_config` has the keys of Composer's FSDPConfig and shards the model over GPUs. `loggers` get the metrics at the
+    training step of a checkpoint, as the run `run_name`.
     `resume` goes on with an evaluation that was cut off, on any number of ranks; where one of `out` is of another model
     or other settings, that is an error. `repair_journal` drops damaged lines of its journal.
     Works on all ranks of the `composer` launcher. Raises GauntletError.
     """
-    device = device or ('gpu' if torch.cuda.is_available() else 'cpu')
+    device = device or default_device()
     precision = precision or ('fp32' if device == 'cpu' else 'amp_bf16')
     check_choice('device', device, DEVICES)
     check_choice('precision', precision, [value.value for value in Precision])
+    check_fsdp(fsdp_config, device)
     if repair_journal and not resume:
         raise ConfigError('repair_journal has no effect without resume')
     if out is None and resume:
@@ -55,30 +71,72 @@ def evaluate(
     if out is not None:
         check_out(Path(out), overwrite=overwrite, resume=resume)
     callback = EvalGauntlet(**settings, save_folder=None if out is None else str(out))
-    source = open_model(str(model), tokenizer=tokenizer, model_config=model_config)
-    check_fit(callback, source)
-    callback.source = source
     callback.resuming = Resuming(wanted=resume, required=True, repair=repair_journal)
     dist.initialize_dist(device, timeout=300.0)
-    with warnings.catch_warnings():
-        warnings.filterwarnings('ignore', message='No optimizer was specified')
-        trainer = Trainer(
-            model=composer_model(source.load(), source.tokenizer),
+    with open_model(str(model), tokenizer=tokenizer, model_config=model_config) as source:
+        check_fit(callback, source)
+        callback.source = source
+        trainer = make_trainer(
+            source,
             callbacks=[callback],
+            loggers=list(loggers),
+            run_name=run_name,
             device=device,
             precision=precision,
-            progress_bar=False,
+            parallelism_config=None if fsdp_config is None else {'fsdp': dict(fsdp_config)},
         )
-    trainer.eval()
-    trainer.close()
+    try:
+        trainer.eval()
+    finally:
+        trainer.close()
     if callback.evaluation is None:
         raise RuntimeError('the evaluation ended without a result')
     return callback.evaluation
 
 
+def make_trainer(
+    source: ModelSource, *, device: str, parallelism_config: dict[str, Any] | None, **arguments: Any
+) -> Trainer:
+    """A Trainer that stands where the checkpoint's training stood, so that loggers get that step."""
+    is_whole_on_gpu = device == 'gpu' and parallelism_config is None  # what is to be sharded is on the host first
+    network = source.load(torch.device('cuda', dist.get_local_rank()) if is_whole_on_gpu else torch.device('cpu'))
+    if parallelism_config is not None:
+        mark_blocks_for_fsdp(network)
+    with warnings.catch_warnings():
+        warnings.filterwarnings('ignore', message='No optimizer was specified')
+        trainer = Trainer(
+            model=composer_model(network, source.tokenizer),
+            device=device,
+            parallelism_config=parallelism_config,
+            progress_bar=False,
+            **arguments,
+        )
+    if source.timestamp is not None:
+        trainer.state.timestamp = source.timestamp
+    return trainer
+
+
+def default_device() -> str:
+    """A GPU where there is one."""
+    return 'gpu' if torch.cuda.is_available() else 'cpu'
+
+
+def check_fsdp(fsdp_config: Mapping[str, Any] | None, device: str) -> None:
+    """Raises ConfigError for keys that Composer does not have, and on a CPU, where Composer cannot shard."""
+    if fsdp_config is None:
+        return
+    allowed = [item.name for item in fields(FSDPConfig) if item.init]
+    unknown = [key for key in fsdp_config if key not in allowed]
+    if unknown:
+        raise ConfigError([f"fsdp_config: unknown key '{key}'{suggestion(key, allowed)}" for key in unknown])
+    if device == 'cpu':
+        raise ConfigError('fsdp_config: Composer shards models over GPUs alone; leave it out, or give device gpu')
+
+
 def check_fit(callback: EvalGauntlet, source: ModelSource) -> None:
     """Raises ModelError where tokenizer or length do not fit, before any weights are loaded."""
     Encoder(source.tokenizer)
+    check_vocabulary(source.tokenizer, source.config)
     longest_prompt(callback.data, source.config)
 
 

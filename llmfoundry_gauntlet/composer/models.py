@@ -1,60 +1,108 @@
-"""Models and tokenizers from Hugging Face folders or names and from Composer checkpoints."""
+"""Models and tokenizers from Hugging Face folders or names and from Composer checkpoints, local or in S3."""
 
 from __future__ import annotations
 
 import contextlib
-import pickle
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from composer.core import Timestamp
 from composer.models import HuggingFaceModel
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
+from huggingface_hub import snapshot_download
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 
+from llmfoundry_gauntlet.composer.checkpoints import (
+    CONFIG,
+    METADATA,
+    Checkpoint,
+    is_sharded,
+    read_file,
+    read_folder,
+    read_sharded,
+)
+from llmfoundry_gauntlet.composer.downloads import downloaded, what_is_in_it
+from llmfoundry_gauntlet.composer.stores import S3
+from llmfoundry_gauntlet.composer.weights import first_line, load_network
 from llmfoundry_gauntlet.errors import ModelError
 from llmfoundry_gauntlet.values import TrainingPoint
 
 LENGTH_KEYS = ('max_position_embeddings', 'n_positions', 'max_seq_len', 'max_sequence_length', 'seq_length')
-MAX_MESSAGE = 300
 ALIBI_MODELS = ('bloom', 'mpt')  # any length can be run, whatever the configuration names
+GIVE_BOTH = 'give them with --model-config and --tokenizer'
+GENERATION = 'generation_config.json'
+OF_HUB = (('model*.safetensors', 'model*.safetensors.index.json'), ('pytorch_model*.bin', 'pytorch_model*.index.json'))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
-    """A model whose configuration and tokenizer are there, and whose weights `load` brings."""
+    """A model whose configuration and tokenizer are there, and whose weights `load` brings to a device, in float32."""
 
     name: str
     config: PretrainedConfig
     tokenizer: PreTrainedTokenizerBase
-    load: Callable[[], Any]
+    load: Callable[[torch.device], Any]
     training: TrainingPoint | None = None  # where training stood, for a Composer checkpoint
+    timestamp: Timestamp | None = None  # the same as Composer has it
 
 
-def open_model(model: str, *, tokenizer: str | None = None, model_config: str | None = None) -> ModelSource:
-    """The source of a Hugging Face folder or name, or of a Composer checkpoint file.
+@contextlib.contextmanager
+def open_model(model: str, *, tokenizer: str | None = None, model_config: str | None = None) -> Iterator[ModelSource]:
+    """The source of a Composer checkpoint, one file or sharded, or of a Hugging Face folder or name.
 
-    `tokenizer` and `model_config` name what is used in place of what lies in the model's folder or checkpoint.
-    Raises ModelError.
+    All but names may also be `s3://bucket/key`, copied to this machine until the context ends. Links are followed.
+    Called by all ranks at once. `tokenizer` and `model_config` name what is used in place of what lies in the model's
+    folder or checkpoint. Raises ModelError.
     """
-    path = Path(model)
+    if not model.startswith(S3):
+        yield open_local(model, tokenizer=tokenizer, model_config=model_config)
+        return
+    with downloaded(model) as (path, uri):
+        try:
+            source = open_local(str(path), tokenizer=tokenizer, model_config=model_config)
+            training = None if source.training is None else replace(source.training, checkpoint=uri)
+            yield replace(source, name=model, training=training)
+        except ModelError as error:  # of a file that the user knows by another name
+            raise ModelError([problem.replace(str(path), uri) for problem in error.problems]) from error
+
+
+def open_local(model: str, *, tokenizer: str | None, model_config: str | None) -> ModelSource:
+    """The source of what lies on this machine, or has a name on the hub. Raises ModelError."""
+    path = Path(model).expanduser()
     if path.is_file():
-        return open_checkpoint(path, tokenizer=tokenizer, model_config=model_config)
-    if path.is_dir() and not (path / 'config.json').is_file():
-        raise ModelError(f'{model}: has no config.json; allowed: a Hugging Face folder or a Composer checkpoint file')
+        return open_checkpoint(path, read_file(path), tokenizer=tokenizer, model_config=model_config)
+    if is_sharded(path):
+        checkpoint = read_sharded(path, wants_tokenizer=tokenizer is None)
+        return open_checkpoint(path, checkpoint, tokenizer=tokenizer, model_config=model_config)
+    if path.is_dir() and not (path / CONFIG).is_file():
+        raise ModelError(f'{model}: {what_is_in_it(names_in(path))}')
+    if path.is_symlink() and not path.exists():
+        raise ModelError(f'{model}: leads to {path.readlink()}, which is not there')
     looks_local = model.startswith(('.', '/', '~')) or model.count('/') > 1 or path.suffix == '.pt'
     if not path.exists() and looks_local:
         raise ModelError(f'{model}: there is no such file or folder')
-    config = load_config(model_config or model)
+    place = str(path) if path.exists() else model
+    config = load_config(model_config or place)
     return ModelSource(
         name=model,
         config=config,
-        tokenizer=load_tokenizer(tokenizer or model),
-        load=lambda: load_pretrained(model, config),
+        tokenizer=load_tokenizer(tokenizer or place),
+        load=partial(load_folder, place, config),
     )
+
+
+def names_in(folder: Path) -> list[str]:
+    """The files of a folder, and of each folder in it those that make it a model, by relative names."""
+    found = []
+    for path in folder.iterdir():
+        inner = [path / name for name in (METADATA, CONFIG)]
+        found += [path] if path.is_file() else [file for file in inner if file.is_file()]
+    return [path.relative_to(folder).as_posix() for path in found]
 
 
 def load_config(name: str) -> PretrainedConfig:
@@ -75,47 +123,58 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def load_pretrained(name: str, config: PretrainedConfig) -> Any:
-    """The weights of a Hugging Face folder or name, in float32."""
-    try:
-        return AutoModelForCausalLM.from_pretrained(name, config=config, torch_dtype=torch.float32)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise ModelError(f'{name}: the model cannot be loaded: {first_line(error)}') from error
+def load_folder(name: str, config: PretrainedConfig, device: torch.device) -> Any:
+    """The model of a Hugging Face folder or name. Raises ModelError."""
+    folder = Path(name) if Path(name).is_dir() else hub_folder(name)
+    stored_type = AutoConfig.from_pretrained(folder).model_type
+    network = load_network(name, config, read_folder(folder, stored_type), device)
+    if (folder / GENERATION).is_file() and network.can_generate():
+        network.generation_config = GenerationConfig.from_pretrained(folder)
+    return network
 
 
-def open_checkpoint(path: Path, *, tokenizer: str | None, model_config: str | None) -> ModelSource:
-    """A Composer checkpoint of a HuggingFaceModel, read without its weights until they are wanted."""
-    try:
-        content = torch.load(path, map_location='cpu', weights_only=False, mmap=True)
-    except (OSError, RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
-        raise ModelError(f'{path}: is not a Composer checkpoint: {first_line(error)}') from error
-    state = content.get('state') if isinstance(content, Mapping) else None
-    if not isinstance(state, Mapping) or 'model' not in state:
-        raise ModelError(f"{path}: is not a Composer checkpoint: it has no 'state' with a 'model'")
-    stored = state.get('integrations', {}).get('huggingface')
-    if stored is None and (tokenizer is None or model_config is None):
-        raise ModelError(
-            f'{path}: holds no Hugging Face configuration and tokenizer; give them with --model-config and --tokenizer'
-        )
-    config = load_config(model_config) if model_config else stored_config(stored)
+def hub_folder(name: str) -> Path:
+    """Where the weights of a model on the hub are, after a download where there was none. Raises ModelError."""
+    for patterns in OF_HUB:
+        try:
+            folder = Path(snapshot_download(name, allow_patterns=[*patterns, CONFIG, GENERATION]))
+        except (OSError, ValueError) as error:
+            raise ModelError(f'{name}: the model cannot be downloaded: {first_line(error)}') from error
+        if any(folder.glob(patterns[0])):
+            break
+    return folder
+
+
+def open_checkpoint(
+    path: Path, checkpoint: Checkpoint, *, tokenizer: str | None, model_config: str | None
+) -> ModelSource:
+    """The source of a Composer checkpoint of a HuggingFaceModel. Raises ModelError."""
+    config = load_config(model_config) if model_config else stored_config(path, checkpoint.huggingface)
     return ModelSource(
         name=str(path),
         config=config,
-        tokenizer=load_tokenizer(tokenizer) if tokenizer else stored_tokenizer(path, stored),
-        load=lambda: load_state(path, config, state['model']),
-        training=training_of(state, path),
+        tokenizer=load_tokenizer(tokenizer) if tokenizer else stored_tokenizer(path, checkpoint.huggingface),
+        load=partial(load_network, str(path), config, checkpoint.weights),
+        training=training_of(path, checkpoint.timestamp),
+        timestamp=checkpoint.timestamp,
     )
 
 
-def stored_config(stored: Mapping[str, Any]) -> PretrainedConfig:
+def stored_config(path: Path, stored: Mapping[str, Any] | None) -> PretrainedConfig:
     """The model configuration that Composer keeps in a checkpoint."""
+    if stored is None:
+        raise ModelError(f'{path}: holds no Hugging Face configuration and tokenizer; {GIVE_BOTH}')
     content = dict(stored['model']['config']['content'])
-    return AutoConfig.for_model(content.pop('model_type'), **content)
+    try:
+        return AutoConfig.for_model(content.pop('model_type'), **content)
+    except (KeyError, ValueError) as error:
+        message = f'{path}: the model configuration in it cannot be loaded; give one with --model-config: '
+        raise ModelError(message + first_line(error)) from error
 
 
-def stored_tokenizer(path: Path, stored: Mapping[str, Any]) -> PreTrainedTokenizerBase:
+def stored_tokenizer(path: Path, stored: Mapping[str, Any] | None) -> PreTrainedTokenizerBase:
     """The tokenizer that Composer keeps in a checkpoint."""
-    if not stored.get('tokenizer'):
+    if stored is None or not stored.get('tokenizer'):
         raise ModelError(f'{path}: holds no tokenizer; give one with --tokenizer')
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -127,41 +186,33 @@ def stored_tokenizer(path: Path, stored: Mapping[str, Any]) -> PreTrainedTokeniz
     return tokenizer
 
 
-def load_state(path: Path, config: PretrainedConfig, state: Mapping[str, torch.Tensor]) -> Any:
-    """The model of a checkpoint's weights, in float32."""
-    model = AutoModelForCausalLM.from_config(config, torch_dtype=torch.float32)
-    weights = {name.removeprefix('model.'): value for name, value in state.items()}
-    try:
-        missing, unexpected = model.load_state_dict(weights, strict=False)
-    except RuntimeError as error:
-        raise ModelError(f'{path}: the weights do not fit the configuration: {first_line(error)}') from error
-    tied = set(getattr(model, '_tied_weights_keys', None) or ())
-    missing = [name for name in missing if name not in tied]
-    if missing or unexpected:
-        raise ModelError(
-            f'{path}: the weights do not fit the configuration: missing {missing[:5]}, unexpected {unexpected[:5]}'
-        )
-    return model
-
-
-def training_of(state: Mapping[str, Any], path: Path) -> TrainingPoint | None:
+def training_of(path: Path, timestamp: Timestamp | None) -> TrainingPoint | None:
     """Where training stood when a checkpoint was written."""
-    timestamp = state.get('timestamp')
     if timestamp is None:
         return None
-    with contextlib.suppress(AttributeError):
-        timestamp = timestamp.state_dict()
-    counts = timestamp.get('Timestamp', timestamp)
     return TrainingPoint(
-        batch=int(counts['batch']),
-        epoch=int(counts['epoch']),
-        token=int(counts['token']),
+        batch=timestamp.batch.value,
+        epoch=timestamp.epoch.value,
+        token=timestamp.token.value,
         checkpoint=str(path.resolve()),
     )
 
 
+def check_vocabulary(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> None:
+    """Raises ModelError where a tokenizer has ids for which a model has no embedding."""
+    num_rows = getattr(config.get_text_config(), 'vocab_size', None)
+    highest = max(tokenizer.get_vocab().values(), default=-1)
+    if num_rows is not None and highest >= num_rows:
+        raise ModelError(
+            f'tokenizer and model do not fit: the tokenizer has {len(tokenizer)} tokens with ids up to {highest}, the '
+            f'embedding of the model ({config.model_type}) has {num_rows} rows; give the tokenizer that the model was '
+            'trained with, or train the model with an embedding for all tokens'
+        )
+
+
 def composer_model(model: Any, tokenizer: Any) -> HuggingFaceModel:
     """The Hugging Face model as Composer wants it. Raises ModelError where the tokenizer does not fit."""
+    check_vocabulary(tokenizer, model.config)
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # about embeddings larger than the vocabulary, which is common and harmless
         try:
@@ -201,7 +252,12 @@ def rotary_length_matters(config: PretrainedConfig) -> bool:
     return scaling.get('rope_type', scaling.get('type')) in ('dynamic', 'longrope')
 
 
-def first_line(error: Exception) -> str:
-    """The first line of an error's message, cut where it is very long, or the error's type."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return lines[0] if len(lines[0]) <= MAX_MESSAGE else f'{lines[0][:MAX_MESSAGE]}...'
+def mark_blocks_for_fsdp(model: Any) -> None:
+    """Makes each transformer block a unit of Composer's FSDP, as llm-foundry does for Hugging Face models.
+
+    It is also what `activation_checkpointing` of an fsdp_config runs again in the backward pass.
+    """
+    for module in model.modules():
+        if type(module).__name__ in (model._no_split_modules or ()):
+            module._fsdp_wrap = True
+            module._activation_checkpointing = True

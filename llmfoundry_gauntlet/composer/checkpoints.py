@@ -1,0 +1,263 @@
+"""The files that models lie in: Composer's checkpoints, whole or sharded, and the weights of Hugging Face folders."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import warnings
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from composer.core import Timestamp
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from llmfoundry_gauntlet.composer.weights import Weights, copy_mapped, first_line, first_of
+from llmfoundry_gauntlet.errors import ModelError
+
+METADATA = '.metadata'  # of a sharded checkpoint
+CONFIG = 'config.json'  # of a Hugging Face folder
+SHARD = '.distcp'
+LINK = '.symlink'  # of a link in an object store: a text file that names what it leads to
+WHOLE = ('.pt', '.pth', '.ckpt')
+PACKED = ('.tar', '.gz', '.tgz', '.bz2', '.lz4', '.lzma', '.lzo', '.xz', '.zst')
+WEIGHTS = ('model.safetensors', 'pytorch_model.bin')
+OF_MODEL = ('state', 'model')
+OF_HUGGINGFACE = ('state', 'integrations', 'huggingface')
+OF_TIME = ('state', 'timestamp')
+READ_AGAIN = 'copy it again, or name another checkpoint'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """What a Composer checkpoint holds of a model; `huggingface` is what its HuggingFaceModel keeps of itself."""
+
+    weights: Weights
+    huggingface: Mapping[str, Any] | None
+    timestamp: Timestamp | None
+
+
+def is_sharded(path: Path) -> bool:
+    """Whether a folder is a sharded checkpoint, or was to become one."""
+    return (path / METADATA).is_file() or any(path.glob(f'*{SHARD}'))
+
+
+def checkpoints_among(names: Sequence[str]) -> list[str]:
+    """Which of the files below a folder, by relative names, can be given as a model, or are in a folder that can."""
+    found = set()
+    for name in names:
+        folder, _, file = name.rpartition('/')
+        if file in (METADATA, CONFIG) and folder:
+            found.add(f'{folder}/')
+        elif file.endswith((*WHOLE, LINK, *PACKED)):
+            found.add(name)
+    return sorted(found)
+
+
+def read_file(path: Path) -> Checkpoint:
+    """A checkpoint that is one file, mapped into memory. Raises ModelError."""
+    if path.name.endswith(PACKED):
+        raise ModelError(f'{path}: is packed; unpack it first, and name the file in it')
+    content = load_mapped(path, 'a Composer checkpoint', is_safe=False)
+    state = content.get('state') if isinstance(content, Mapping) else None
+    if not isinstance(state, Mapping) or not isinstance(state.get('model'), Mapping):
+        raise ModelError(f"{path}: is not a Composer checkpoint: it has no 'state' with a 'model'")
+    tensors = {own_name(name): value for name, value in state['model'].items() if isinstance(value, torch.Tensor)}
+    huggingface = state.get('integrations', {}).get('huggingface')
+    return Checkpoint(
+        weights=mapped_weights(tensors, model_type_of(huggingface)),
+        huggingface=huggingface,
+        timestamp=timestamp_of(state.get('timestamp')),
+    )
+
+
+def load_mapped(path: Path, kind: str, *, is_safe: bool) -> Any:
+    """What torch.save has written, its tensors mapped from the file. Raises ModelError.
+
+    With `is_safe` tensors alone are read; what else a Composer checkpoint holds are Python's own objects.
+    """
+    try:
+        if not zipfile.is_zipfile(path):
+            size = path.stat().st_size
+            with path.open('rb') as file:
+                begins_well = file.read(4) == b'PK\x03\x04'
+            if begins_well or not size:
+                raise ModelError(
+                    f'{path}: is cut off after {size} bytes: the directory at its end is missing; {READ_AGAIN}'
+                )
+            raise ModelError(f'{path}: is not {kind}: it is not a file as torch.save writes it')
+        return torch.load(path, map_location='cpu', weights_only=is_safe, mmap=True)
+    except (OSError, RuntimeError, pickle.UnpicklingError, EOFError, ValueError, ImportError, AttributeError) as error:
+        raise ModelError(f'{path}: is not {kind}: {first_line(error)}') from error
+
+
+def own_name(name: str) -> str:
+    """A weight's name in the Hugging Face model, from that in Composer's, whose attribute `model` it is."""
+    return name.removeprefix('model.')
+
+
+def model_type_of(huggingface: Mapping[str, Any] | None) -> str | None:
+    """What kind of model a checkpoint says that it holds."""
+    if huggingface is None:
+        return None
+    found: str | None = huggingface['model']['config']['content'].get('model_type')
+    return found
+
+
+def timestamp_of(stored: Any) -> Timestamp | None:
+    """Where training stood when a checkpoint was written; those of weights alone do not say."""
+    if stored is None or isinstance(stored, Timestamp):
+        return stored
+    counts = stored.get('Timestamp', stored)
+    return Timestamp(
+        epoch=int(counts['epoch']), batch=int(counts['batch']), sample=int(counts['sample']), token=int(counts['token'])
+    )
+
+
+def read_sharded(path: Path, *, wants_tokenizer: bool) -> Checkpoint:
+    """A sharded checkpoint, whatever the number of ranks that wrote it and that read it. Raises ModelError.
+
+    Its tokenizer is thousands of entries, a token each: they are read where they are wanted.
+    """
+    metadata = read_metadata(path)
+    paths = {name: tuple(place) for name, place in (metadata.planner_data or {}).items()}
+    tensors = {
+        own_name(paths[name][2]): (name, torch.empty(stored.size, dtype=stored.properties.dtype, device='meta'))
+        for name, stored in metadata.state_dict_metadata.items()
+        if isinstance(stored, TensorStorageMetadata) and paths.get(name, ())[:2] == OF_MODEL
+    }
+    if not tensors:
+        raise ModelError(f"{path}: is not a Composer checkpoint: it has no 'state' with a 'model'")
+    check_shards(path, metadata)
+    of_tokenizer = (*OF_HUGGINGFACE, 'tokenizer')
+    wanted = [
+        name
+        for name, place in paths.items()
+        if place[:2] == OF_TIME or (place[:3] == OF_HUGGINGFACE and (wants_tokenizer or place[:4] != of_tokenizer))
+    ]
+    values: dict[str, Any] = dict.fromkeys(wanted)
+    load_distributed(path, values)
+    state = nested({paths[name]: value for name, value in values.items()}).get('state', {})
+    huggingface = state.get('integrations', {}).get('huggingface')
+    return Checkpoint(
+        weights=Weights(
+            tensors={own: tensor for own, (_, tensor) in tensors.items()},
+            copy_into=lambda targets: load_distributed(path, {tensors[own][0]: to for own, to in targets.items()}),
+            model_type=model_type_of(huggingface),
+        ),
+        huggingface=huggingface,
+        timestamp=timestamp_of(state.get('timestamp')),
+    )
+
+
+def read_metadata(path: Path) -> Metadata:
+    """What is where in a sharded checkpoint. Raises ModelError."""
+    try:
+        metadata: Metadata = FileSystemReader(path).read_metadata()
+    except FileNotFoundError as error:
+        raise ModelError(f'{path}: holds shards but no {METADATA}, which is written last: {READ_AGAIN}') from error
+    except (OSError, pickle.UnpicklingError, EOFError, ValueError, ImportError, AttributeError) as error:
+        raise ModelError(f'{path / METADATA}: cannot be read: {first_line(error)}; {READ_AGAIN}') from error
+    return metadata
+
+
+def check_shards(path: Path, metadata: Metadata) -> None:
+    """Raises ModelError unless all files of a sharded checkpoint are there in full length."""
+    lengths: dict[str, int] = {}
+    for info in metadata.storage_data.values():
+        lengths[info.relative_path] = max(lengths.get(info.relative_path, 0), info.offset + info.length)
+    missing = [name for name in sorted(lengths) if not (path / name).is_file()]
+    if missing:
+        raise ModelError(f'{path}: of {len(lengths)} files {len(missing)} are missing: {first_of(missing, ", ")}')
+    for name, length in lengths.items():
+        size = (path / name).stat().st_size
+        if size < length:
+            raise ModelError(f'{path / name}: is cut off after {size} of {length} bytes; {READ_AGAIN}')
+
+
+def load_distributed(path: Path, values: dict[str, Any]) -> None:
+    """Reads what is named out of a sharded checkpoint: into tensors, or in place of other values."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings('ignore', message='torch.distributed is unavailable')  # each rank reads by itself
+        try:
+            load(values, storage_reader=FileSystemReader(path), no_dist=True)
+        except CheckpointException as error:
+            reasons = [first_line(reason) for reason, _ in error.failures.values()]
+            raise ModelError(f'{path}: cannot be read: {first_of(reasons, "; ")}; {READ_AGAIN}') from error
+
+
+def nested(values: Mapping[tuple[Any, ...], Any]) -> dict[str, Any]:
+    """A tree of dicts, and of lists where keys are numbers, from values by their paths."""
+    whole: dict[Any, Any] = {}
+    for path, value in values.items():
+        part = whole
+        for key in path[:-1]:
+            part = part.setdefault(key, {})
+        part[path[-1]] = value
+    return {key: with_lists(value) for key, value in whole.items()}
+
+
+def with_lists(part: Any) -> Any:
+    """The same, with a list for each dict whose keys are all numbers."""
+    if not isinstance(part, dict):
+        return part
+    if part and all(isinstance(key, int) for key in part):
+        return [with_lists(part[key]) for key in sorted(part)]
+    return {key: with_lists(value) for key, value in part.items()}
+
+
+def read_folder(path: Path, model_type: str | None) -> Weights:
+    """The weights of a Hugging Face folder, mapped from one file or several. Raises ModelError."""
+    for name in WEIGHTS:
+        if (path / f'{name}.index.json').is_file():
+            return mapped_weights(read_shards(path / f'{name}.index.json'), model_type)
+        if (path / name).is_file():
+            return mapped_weights(read_tensors(path / name), model_type)
+    allowed = ', '.join(f'{name}, {name}.index.json' for name in WEIGHTS)
+    raise ModelError(f'{path}: holds no weights; allowed: {allowed}')
+
+
+def read_shards(index: Path) -> dict[str, torch.Tensor]:
+    """The tensors of all files that an index names. Raises ModelError."""
+    try:
+        places: dict[str, str] = json.loads(index.read_text(encoding='utf-8'))['weight_map']
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f'{index}: cannot be read: {first_line(error)}; {READ_AGAIN}') from error
+    files = sorted(set(places.values()))
+    missing = [name for name in files if not (index.parent / name).is_file()]
+    if missing:
+        raise ModelError(f'{index}: of {len(files)} files {len(missing)} are missing: {first_of(missing, ", ")}')
+    tensors = {name: tensor for file in files for name, tensor in read_tensors(index.parent / file).items()}
+    lost = [f'{name} in {file}' for name, file in places.items() if name not in tensors]
+    if lost:
+        raise ModelError(f'{index}: names what is not there: {first_of(lost, ", ")}; {READ_AGAIN}')
+    return tensors
+
+
+def read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a file, mapped into memory. Raises ModelError."""
+    if path.suffix != '.safetensors':
+        return dict(load_mapped(path, 'a file of weights', is_safe=True))
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        size = path.stat().st_size
+        raise ModelError(f'{path}: cannot be read ({size} bytes): {first_line(error)}; {READ_AGAIN}') from error
+
+
+def mapped_weights(tensors: Mapping[str, torch.Tensor], model_type: str | None) -> Weights:
+    """Weights whose tensors are mapped from files."""
+
+    def copy_into(targets: Mapping[str, torch.Tensor]) -> None:
+        for name, target in targets.items():
+            copy_mapped(tensors[name], target)
+
+    return Weights(tensors=tensors, copy_into=copy_into, model_type=model_type)

@@ -1,0 +1,174 @@
+"""Weights out of files into a network, a piece at a time: no second copy of a model is ever in memory."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import re
+import sys
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers.modeling_utils import no_init_weights
+
+from llmfoundry_gauntlet.errors import ModelError
+
+PIECE_BYTES = 1 << 24
+MAX_NAMES = 5
+MAX_MESSAGE = 300
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """The stored tensors of a model by name; their shapes and types are there, their data may not be.
+
+    `copy_into` reads those that are named into tensors of the same shapes, cast to their type, on their device.
+    """
+
+    tensors: Mapping[str, torch.Tensor]
+    copy_into: Callable[[Mapping[str, torch.Tensor]], None]
+    model_type: str | None = None  # what they were trained as, where it is known
+
+
+def load_network(name: str, config: PretrainedConfig, weights: Weights, device: torch.device) -> Any:
+    """The causal language model of a configuration with stored weights in float32, on a device, for evaluation alone.
+
+    Every weight must be stored in the right shape, or be tied to one that is. Raises ModelError.
+    """
+    if getattr(config, 'quantization_config', None) is not None:
+        raise ModelError(f'{name}: has quantised weights; allowed: float32, bfloat16, float16, float64')
+    try:
+        with no_init_weights():  # memory that nobody writes to does not count yet
+            network = AutoModelForCausalLM.from_config(config, torch_dtype=torch.float32)
+    except (ValueError, ImportError, RuntimeError) as error:
+        raise ModelError(f'{name}: the configuration ({config.model_type}) makes no model: {error}') from error
+    network.tie_weights()
+    network.to(device).eval().requires_grad_(False)
+    targets = network.state_dict()
+    places = places_of(network, weights.tensors)
+    check_names(name, network, places, weights.model_type)
+    found = {stored: own for own, stored in places.items() if own in targets}
+    check_tensors(name, {stored: (weights.tensors[stored], targets[own]) for stored, own in found.items()})
+    seen = set()
+    wanted = {}
+    for own, target in targets.items():
+        place = identity(target)
+        if own in places and place not in seen:  # of tied weights the first
+            wanted[places[own]] = target
+            seen.add(place)
+    weights.copy_into(wanted)
+    return network
+
+
+def identity(tensor: torch.Tensor) -> tuple[int, torch.Size]:
+    """What tied weights have in common."""
+    return tensor.data_ptr(), tensor.shape
+
+
+def places_of(network: Any, stored: Collection[str]) -> dict[str, str]:
+    """The stored name of each weight by the network's own name, with transformers' rules for old and bare names."""
+    prefix = network.base_model_prefix
+    is_bare = hasattr(network, prefix) and not any(name.startswith(prefix) for name in stored)
+    renamed = network._get_key_renaming_mapping(list(stored), None, False, is_bare)
+    return {own: name for name, own in renamed.items()}
+
+
+def check_names(name: str, network: Any, own_names: Collection[str], model_type: str | None) -> None:
+    """Raises ModelError unless all weights are there and nothing else is."""
+    targets = network.state_dict()
+    found = {identity(targets[own]) for own in own_names if own in targets}
+    buffers = dict(network.named_buffers())
+    optional = '|'.join(network._keys_to_ignore_on_load_missing or ()) or '$^'
+    ignored = '|'.join(network._keys_to_ignore_on_load_unexpected or ()) or '$^'
+    missing = [
+        own
+        for own, target in targets.items()
+        if own not in own_names and identity(target) not in found and not (own in buffers and re.search(optional, own))
+    ]
+    unknown = [
+        own
+        for own in own_names
+        if own not in targets
+        and own not in buffers
+        and 'rotary_emb.inv_freq' not in own
+        and not re.search(ignored, own)
+    ]
+    if not missing and not unknown:
+        return
+    known_type = network.config.model_type
+    types = (
+        f'is of {known_type}' if model_type in (None, known_type) else f'is of {known_type}, they are of {model_type}'
+    )
+    raise ModelError(
+        f'{name}: the weights do not fit the configuration, which {types}: {listed(missing)} missing, '
+        f'{listed(unknown)} not known to it; give the configuration that they were trained with (--model-config)'
+    )
+
+
+def check_tensors(name: str, pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Raises ModelError unless stored tensors, the first of each pair, have the network's shapes and are numbers."""
+    shapes = [
+        f'{key} is {list(stored.shape)} in the file and {list(target.shape)} in the model'
+        for key, (stored, target) in pairs.items()
+        if stored.shape != target.shape
+    ]
+    types = [
+        f'{key} is {str(stored.dtype).removeprefix("torch.")}'
+        for key, (stored, target) in pairs.items()
+        if target.is_floating_point() and stored.dtype not in FLOATS
+    ]
+    if shapes:
+        raise ModelError(
+            f'{name}: the weights do not fit the configuration: {first_of(shapes, "; ")}; give the configuration that '
+            'they were trained with (--model-config)'
+        )
+    if types:
+        allowed = 'float32, bfloat16, float16, float64'
+        raise ModelError(f'{name}: the weights cannot be read: {first_of(types, ", ")}; allowed: {allowed}')
+
+
+def listed(names: Collection[str]) -> str:
+    """How many there are, and the first five."""
+    return f'{len(names)} ({first_of(sorted(names), ", ")})' if names else 'none'
+
+
+def first_of(words: Collection[str], between: str) -> str:
+    """The first five, and dots where there are more."""
+    shown = [*words][:MAX_NAMES]
+    return between.join([*shown, '...'] if len(words) > MAX_NAMES else shown)
+
+
+def copy_mapped(stored: torch.Tensor, target: torch.Tensor) -> None:
+    """Copies a tensor that is mapped from a file, piece by piece, and lets go of each piece's pages."""
+    if not stored.is_contiguous():
+        target.copy_(stored)
+        return
+    source, goal = stored.view(-1), target.view(-1)
+    step = PIECE_BYTES // stored.element_size()
+    for start in range(0, len(source), step):
+        piece = source[start : start + step]
+        goal[start : start + step].copy_(piece)
+        release_pages(piece)
+
+
+def release_pages(piece: torch.Tensor) -> None:
+    """Lets go of the memory through which a part of a file was read; reading it again brings it back.
+
+    Mapped pages count as the process's own until the whole file is unmapped. Elsewhere than on Linux they stay.
+    """
+    if sys.platform != 'linux':
+        return
+    start = -(-piece.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (piece.data_ptr() + piece.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if end > start:
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, cut where it is very long, or the error's type."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return lines[0] if len(lines[0]) <= MAX_MESSAGE else f'{lines[0][:MAX_MESSAGE]}...'
