@@ -1,50 +1,146 @@
-"""Evaluates a model without training it, on any number of ranks.
+"""Evaluates one or several models without training them, on any number of ranks.
 
     composer -n 2 scripts/eval.py yamls/eval/demo.yaml [key=value ...]
 
-The keys are those of `gauntlet run` with underscores; `resume=true` goes on with an evaluation that was cut off. A
-wrong file ends with exit status 2 and what is wrong with it.
+The keys are those of `gauntlet run` with underscores; `resume=true` goes on with an evaluation that was cut off.
+llm-foundry's evaluation files are read as well, several `models` in one of them (docs/llm_foundry.md): each goes to a
+folder of its own below `out`, and one that fails does not stop the others. Exit status: 0 done, 1 some of several
+models failed, 2 the file is wrong or no model could be evaluated.
 """
 
 import logging
 import sys
-from dataclasses import fields
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from composer.utils import dist
+from rich.console import Console
+from transformers import AutoConfig
 
 from llmfoundry_gauntlet import EvaluationSettings, evaluate
+from llmfoundry_gauntlet.composer.evaluate import default_device
+from llmfoundry_gauntlet.composer.loggers import build_loggers
 from llmfoundry_gauntlet.config.decode import suggestion
+from llmfoundry_gauntlet.config.foundry import EVALUATION_KEYS, ListedModel, map_evaluation
 from llmfoundry_gauntlet.config.yaml_files import read_yaml
-from llmfoundry_gauntlet.errors import ConfigError, GauntletError, print_problems
-from llmfoundry_gauntlet.report.tables import print_runs
+from llmfoundry_gauntlet.errors import ConfigError, GauntletError, ModelError, print_problems
+from llmfoundry_gauntlet.records.results import find_results
+from llmfoundry_gauntlet.report.tables import absences, print_runs, scores_table
 
 TRAINING_KEYS = ('interval', 'save_folder')
-MODEL_KEYS = (
+RUN_KEYS = (
     'model',
     'tokenizer',
     'model_config',
     'device',
     'precision',
+    'fsdp_config',
+    'loggers',
+    'run_name',
+    'dist_timeout',
     'out',
     'overwrite',
     'resume',
     'repair_journal',
 )
-REQUIRED_KEYS = ('model', 'out')
+DIST_TIMEOUT = 300.0  # seconds
 
 
-def read_config(path: str, overrides: list[str]) -> dict[str, Any]:
-    """The arguments of `evaluate`, from a YAML file and `key=value` words. Raises ConfigError."""
-    values = read_yaml(path, overrides)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationConfig:
+    """What a file asks for: the arguments of `evaluate` that all models share, and the models that it lists, if any."""
+
+    shared: dict[str, Any]
+    models: tuple[ListedModel, ...]
+    lines: tuple[str, ...]  # what became of llm-foundry's keys
+
+
+def read_config(path: str, overrides: list[str]) -> EvaluationConfig:
+    """A checked YAML file, after `key=value` words. Raises ConfigError."""
+    content = read_yaml(path, overrides)
+    mapped, models = map_evaluation(content, source=path, num_ranks=dist.get_world_size())
     settings = [item.name for item in fields(EvaluationSettings) if item.name not in TRAINING_KEYS]
-    allowed = [*MODEL_KEYS, *settings]
-    problems = [f"{path}: unknown key '{key}'{suggestion(str(key), allowed)}" for key in values if key not in allowed]
-    problems += [f"{path}: the key '{key}' is missing" for key in REQUIRED_KEYS if key not in values]
+    allowed = [*RUN_KEYS, *settings]
+    known = sorted({*allowed, *EVALUATION_KEYS})
+    values = mapped.values
+    problems = [f"{path}: unknown key '{key}'{suggestion(str(key), known)}" for key in values if key not in allowed]
+    required = ('out',) if models else ('model', 'out')
+    problems += [f"{path}: the key '{key}' is missing" for key in required if key not in values]
+    if models and 'model_config' in values:
+        problems.append(f"{path}: model_config belongs to a 'model' that is a path, not to several models")
     if problems:
         raise ConfigError(problems)
-    return values
+    return EvaluationConfig(shared=values, models=models, lines=mapped.lines)
+
+
+def evaluate_one(shared: dict[str, Any], *, config_overrides: dict[str, Any] | None = None) -> None:
+    """Evaluates one model with loggers of its own. Raises GauntletError."""
+    arguments = {**shared, 'loggers': build_loggers(shared.get('loggers'))}
+    if not config_overrides:
+        evaluate(arguments.pop('model'), **arguments)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        save_config(arguments['model_config'], config_overrides, folder)
+        evaluate(arguments.pop('model'), **{**arguments, 'model_config': folder})
+
+
+def save_config(name: str, overrides: dict[str, Any], folder: str) -> None:
+    """Writes a model's configuration with other values into a folder. Raises ModelError."""
+    try:
+        config = AutoConfig.from_pretrained(name)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f'{name}: the model configuration cannot be loaded: {error}') from error
+    unknown = [key for key in overrides if not hasattr(config, key)]
+    if unknown:
+        raise ConfigError(
+            [f"config_overrides: unknown key '{key}'{suggestion(key, config.to_dict())}" for key in unknown]
+        )
+    config.update(overrides)
+    config.save_pretrained(folder)
+
+
+def evaluate_listed(config: EvaluationConfig) -> int:
+    """Evaluates each model in turn into a folder of its own; the exit status."""
+    done: list[ListedModel] = []
+    for model in config.models:
+        say(f'evaluating {model.name}')
+        arguments = {**config.shared, **model.arguments, 'out': str(Path(config.shared['out']) / model.folder)}
+        if 'run_name' in arguments and len(config.models) > 1:
+            arguments['run_name'] = f'{arguments["run_name"]}-{model.folder.replace("/", "-")}'
+        try:
+            evaluate_one(arguments, config_overrides=model.config_overrides)
+            done.append(model)
+        except GauntletError as error:
+            print(f'{model.name} was not evaluated:', file=sys.stderr)
+            print_problems(error)
+    if done and dist.get_global_rank() == 0:
+        print_models(Path(config.shared['out']), done)
+    if len(done) == len(config.models):
+        return 0
+    return 1 if done else 2
+
+
+def print_models(out: Path, models: Sequence[ListedModel]) -> None:
+    """Prints the scores of all models side by side, and where the files are."""
+    found = [(out / model.folder, find_results(out / model.folder)[-1][1]) for model in models]
+    columns = [
+        (Path(model.folder), {**record, 'training': None}) for model, (_, record) in zip(models, found, strict=True)
+    ]
+    console = Console(width=None if Console().is_terminal else 60 + 20 * len(models))
+    console.print(scores_table(columns))
+    for line in dict.fromkeys(line for _, record in found for line in absences(record)):
+        console.print(line, style='dim', highlight=False, markup=False)
+    folders = ' '.join(str(folder) for folder, _ in found)
+    print(f'with errors: gauntlet compare {folders}' if len(found) > 1 else folders)
+
+
+def say(line: str) -> None:
+    """Prints a line, once for all ranks."""
+    if dist.get_global_rank() == 0:
+        print(line, flush=True)
 
 
 def main(arguments: list[str]) -> int:
@@ -56,13 +152,19 @@ def main(arguments: list[str]) -> int:
     if dist.get_global_rank() == 0:
         logging.getLogger('llmfoundry_gauntlet').setLevel(logging.INFO)
     try:
-        values = read_config(arguments[0], arguments[1:])
-        evaluate(values.pop('model'), **values)
+        config = read_config(arguments[0], arguments[1:])
+        for line in config.lines:
+            say(line)
+        timeout = config.shared.pop('dist_timeout', DIST_TIMEOUT)
+        dist.initialize_dist(config.shared.get('device') or default_device(), timeout=timeout)
+        if config.models:
+            return evaluate_listed(config)
+        evaluate_one(config.shared)
     except GauntletError as error:
         print_problems(error)
         return 2
     if dist.get_global_rank() == 0:
-        print_runs(Path(values['out']))
+        print_runs(Path(config.shared['out']))
     return 0
 
 

@@ -1,29 +1,85 @@
-"""Training text as rows of token ids, and Composer's loader of them."""
+"""Training text as rows of token ids, and Composer's loader of them.
 
+Text is tokenised once, into files that are mapped into memory: any amount of it takes no memory but that of the rows
+in use, shared by all ranks of a machine. The first rank that comes tokenises, the others wait for it.
+"""
+
+import hashlib
 import json
-from itertools import chain
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import torch
 from composer.core import DataSpec
 from composer.utils import dist
+from filelock import FileLock
 from torch.utils.data import DataLoader
 from train_config import TrainDataConfig
 from transformers import PreTrainedTokenizerBase
 
 from llmfoundry_gauntlet.errors import ConfigError
+from llmfoundry_gauntlet.prompts.fingerprint import tokenizer_fingerprint
+
+log = logging.getLogger('llmfoundry_gauntlet')
 
 Batch = dict[str, torch.Tensor]
 NO_LABEL = -100  # a position that the loss leaves out
+DOCUMENTS_AT_ONCE = 1000  # enough for a fast tokenizer's threads
+TOKENS, ENDS = 'tokens.uint32', 'ends.uint64'  # all token ids in a row; where each document ends among them
 
 
-def read_documents(path: Path) -> list[str]:
-    """The texts of a file of JSON lines, or a text file as one document."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRows:
+    """Rows of token ids out of one long stream: blocks of `length`, or documents cut at it."""
+
+    tokens: np.ndarray  # uint32 [num_tokens]
+    ends: np.ndarray  # uint64 [num_documents]
+    length: int
+    packed: bool
+
+    def __len__(self) -> int:
+        return len(self.tokens) // self.length if self.packed else len(self.ends)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        """One row, int64 [at most length]; what is left over after the last block belongs to none."""
+        if self.packed:
+            start, stop = index * self.length, (index + 1) * self.length
+        else:
+            start = int(self.ends[index - 1]) if index else 0
+            stop = min(int(self.ends[index]), start + self.length)
+        return self.tokens[start:stop].astype(np.int64)
+
+
+def read_documents(path: Path) -> Iterator[str]:
+    """The texts of a file of JSON lines, or a text file as one document. Raises ConfigError."""
     try:
-        text = path.read_text(encoding='utf-8')
+        with path.open(encoding='utf-8') as file:
+            if path.suffix != '.jsonl':
+                yield file.read()
+                return
+            for number, line in enumerate(file, start=1):
+                yield text_of(line, f'train_data.path: {path}:{number}')
     except OSError as error:
         raise ConfigError(f'train_data.path: {path} cannot be read: {error.strerror}') from error
-    return [json.loads(line)['text'] for line in text.splitlines()] if path.suffix == '.jsonl' else [text]
+    except UnicodeDecodeError as error:
+        raise ConfigError(f'train_data.path: {path} is not UTF-8: {error.reason}') from error
+
+
+def text_of(line: str, where: str) -> str:
+    """The value of `text` in a JSON line. Raises ConfigError."""
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f'{where}: is not JSON: {error}') from error
+    text = row.get('text') if isinstance(row, dict) else None
+    if not isinstance(text, str):
+        raise ConfigError(f"{where}: has no text; allowed: a JSON object with the key 'text'")
+    return text
 
 
 def encode_documents(documents: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
@@ -32,16 +88,67 @@ def encode_documents(documents: list[str], tokenizer: PreTrainedTokenizerBase) -
     return [ids + end for ids in tokenizer(documents, verbose=False)['input_ids']]
 
 
-def pack(rows: list[list[int]], *, length: int) -> list[list[int]]:
-    """The rows as one stream, cut into blocks of equal length; what is left over at the end is dropped."""
-    stream = list(chain.from_iterable(rows))
-    return [stream[start : start + length] for start in range(0, len(stream) - length + 1, length)]
+def write_tokens(paths: list[Path], tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Tokenises all documents in their order into the files of `folder`."""
+    num_tokens = 0
+    with (folder / TOKENS).open('wb') as tokens, (folder / ENDS).open('wb') as ends:
+        for path in paths:
+            documents = read_documents(path)
+            while texts := list(islice(documents, DOCUMENTS_AT_ONCE)):
+                rows = encode_documents(texts, tokenizer)
+                lengths = np.array([len(row) for row in rows], dtype=np.uint64)
+                np.concatenate([np.array(row, dtype=np.uint32) for row in rows]).tofile(tokens)
+                (np.cumsum(lengths) + np.uint64(num_tokens)).tofile(ends)
+                num_tokens += int(lengths.sum())
+            log.info('train_data: %s is tokenised, %d tokens so far', path, num_tokens)
 
 
-def collate(rows: list[list[int]], *, pad: int) -> Batch:
+def tokenised(config: TrainDataConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[np.ndarray, np.ndarray]:
+    """The mapped tokens and ends of documents; tokenised where that is not done yet. Raises ConfigError."""
+    paths = [Path(path) for path in config.path]
+    base = Path(config.cache or f'{paths[0]}.tokens')
+    folder = base / digest_of(paths, tokenizer)
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        with FileLock(f'{folder}.lock'):
+            if not folder.is_dir():
+                unfinished = folder.with_suffix('.unfinished')  # of a run that was killed, if it is there
+                unfinished.mkdir(exist_ok=True)
+                write_tokens(paths, tokenizer, unfinished)
+                os.replace(unfinished, folder)
+    except OSError as error:
+        raise ConfigError(f'train_data.cache: {base} cannot be written: {error.strerror}; give a folder') from error
+    return mapped(folder / TOKENS, np.uint32), mapped(folder / ENDS, np.uint64)
+
+
+def mapped(path: Path, kind: type) -> np.ndarray:
+    """A file's numbers, mapped and not read; an empty file cannot be mapped."""
+    return np.memmap(path, dtype=kind, mode='r') if path.stat().st_size else np.empty(0, dtype=kind)
+
+
+def digest_of(paths: list[Path], tokenizer: PreTrainedTokenizerBase) -> str:
+    """A name for the tokens of these files in their present state, by this tokenizer. Raises ConfigError."""
+
+    def encode(text: str, special: bool) -> list[int]:
+        ids: list[int] = tokenizer(text, add_special_tokens=special, verbose=False)['input_ids']
+        return ids
+
+    parts: list[object] = [tokenizer_fingerprint(tokenizer, encode) or tokenizer.name_or_path, tokenizer.eos_token_id]
+    for path in paths:
+        try:
+            stat = path.stat()
+        except OSError as error:
+            raise ConfigError(f'train_data.path: {path} cannot be read: {error.strerror}') from error
+        parts.append((str(path.resolve()), stat.st_size, stat.st_mtime_ns))
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def collate(rows: list[np.ndarray], *, pad: int) -> Batch:
     """Rows padded on the right to the longest; padding is neither attended to nor learnt."""
     length = max(map(len, rows))
-    input_ids = torch.tensor([row + [pad] * (length - len(row)) for row in rows])
+    input_ids = torch.full((len(rows), length), pad)
+    for row, ids in zip(input_ids, rows, strict=True):
+        row[: len(ids)] = torch.from_numpy(ids)
     mask = torch.arange(length) < torch.tensor([[len(row)] for row in rows])
     return {'input_ids': input_ids, 'attention_mask': mask.long(), 'labels': input_ids.masked_fill(~mask, NO_LABEL)}
 
@@ -50,8 +157,8 @@ def build_dataloader(
     config: TrainDataConfig, *, tokenizer: PreTrainedTokenizerBase, max_seq_len: int, rows_per_rank: int, seed: int
 ) -> DataSpec:
     """This rank's share of the rows, in an order that depends on the seed and the epoch alone."""
-    rows = encode_documents([text for path in config.path for text in read_documents(Path(path))], tokenizer)
-    rows = pack(rows, length=max_seq_len) if config.packed else [row[:max_seq_len] for row in rows]
+    tokens, ends = tokenised(config, tokenizer)
+    rows = TokenRows(tokens=tokens, ends=ends, length=max_seq_len, packed=config.packed)
     if len(rows) < rows_per_rank * dist.get_world_size():
         raise ConfigError(f'train_data: {len(rows)} rows of {max_seq_len} tokens do not fill one batch')
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id

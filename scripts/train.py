@@ -34,8 +34,9 @@ from train_config import ModelConfig, OptimizerConfig, SchedulerConfig, TrainCon
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from llmfoundry_gauntlet import ConfigError, EvalGauntlet, GauntletError
+from llmfoundry_gauntlet.composer.evaluate import check_fsdp, default_device
 from llmfoundry_gauntlet.composer.loggers import Builders, build_each, build_loggers
-from llmfoundry_gauntlet.composer.models import composer_model, load_tokenizer
+from llmfoundry_gauntlet.composer.models import composer_model, load_tokenizer, mark_blocks_for_fsdp
 from llmfoundry_gauntlet.errors import print_problems
 from llmfoundry_gauntlet.report.tables import print_runs
 
@@ -87,13 +88,6 @@ def build_model(config: ModelConfig, *, tokenizer: PreTrainedTokenizerBase, max_
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(**{**defaults, **config.config}))
 
 
-def mark_blocks_for_fsdp(model: PreTrainedModel) -> None:
-    """Makes each transformer block a unit of Composer's FSDP, as llm-foundry does for Hugging Face models."""
-    for module in model.modules():
-        if type(module).__name__ in (model._no_split_modules or ()):
-            module._fsdp_wrap = True
-
-
 def build_optimizer(config: OptimizerConfig, model: torch.nn.Module) -> torch.optim.Optimizer:
     """AdamW over all parameters."""
     return torch.optim.AdamW(
@@ -127,6 +121,8 @@ def build_trainer(config: TrainConfig) -> Trainer:
     model = build_model(config.model, tokenizer=tokenizer, max_seq_len=config.max_seq_len)
     if config.fsdp_config is not None:
         mark_blocks_for_fsdp(model)
+        if config.fsdp_config.get('activation_checkpointing'):
+            model.config.use_cache = False  # a block that runs again would put its keys into the cache twice
     return Trainer(
         model=composer_model(model, tokenizer),
         train_dataloader=build_dataloader(
@@ -179,7 +175,11 @@ def main(arguments: list[str]) -> int:
     logging.basicConfig(format='%(message)s')
     logging.getLogger('llmfoundry_gauntlet').setLevel(logging.INFO)
     try:
-        trainer = build_trainer(read_config(arguments[0], arguments[1:]))
+        config, lines = read_config(arguments[0], arguments[1:], num_ranks=dist.get_world_size())
+        if lines and dist.get_global_rank() == 0:
+            print('\n'.join(lines), flush=True)
+        check_fsdp(config.fsdp_config, config.device or default_device())
+        trainer = build_trainer(config)
         trainer.fit()
     except GauntletError as error:
         print_problems(error)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llmfoundry_gauntlet.config.decode import Problems, decode, suggestion
+from llmfoundry_gauntlet.config.foundry import map_training
 from llmfoundry_gauntlet.config.yaml_files import read_yaml
 from llmfoundry_gauntlet.errors import ConfigError
 
@@ -39,11 +40,16 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainDataConfig:
-    """JSON lines with the key `text`, or text files that are one document each."""
+    """JSON lines with the key `text`, or text files of a document each; tokenised once, then mapped into memory."""
 
     path: tuple[str, ...]
+    cache: str | None = None  # folder for the tokens of it; null: beside the first file
     packed: bool = True  # documents and eos in one stream, cut into blocks; false: a row each, cut at max_seq_len
     shuffle: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.path:
+            raise ValueError('path: is an empty list; give at least one file')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,10 +118,14 @@ class TrainConfig:
     console_log_interval: str = '1ba'
 
 
-def read_config(path: str, overrides: list[str]) -> TrainConfig:
-    """The checked settings of a YAML file, after overrides such as `optimizer.lr=1e-3`."""
+def read_config(path: str, overrides: list[str], *, num_ranks: int = 1) -> tuple[TrainConfig, tuple[str, ...]]:
+    """The checked settings of a YAML file, after overrides such as `optimizer.lr=1e-3`.
+
+    Its top-level keys of llm-foundry for ICL become the callback's; what became of them is told in lines.
+    """
+    mapped = map_training(read_yaml(path, overrides), source=path, num_ranks=num_ranks)
     problems = Problems(path)
-    config = decode(TrainConfig, read_yaml(path, overrides), '', problems)
+    config = decode(TrainConfig, mapped.values, '', problems)
     if problems.found:
         raise ConfigError(problems.found)
-    return config
+    return config, mapped.lines
