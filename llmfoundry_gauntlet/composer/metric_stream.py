@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import logging
+import math
 import re
 import threading
 import time
@@ -15,6 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -27,6 +29,7 @@ from llmfoundry_gauntlet.scores.keys import BATCH, COMPOSITE_PREFIX, SCORE_PREFI
 log = logging.getLogger(__name__)
 
 MLFLOW_WAIT_SECONDS = 20.0  # for its server, at each evaluation; then the training goes on
+WRITER = 'gauntlet to MLflow'  # the thread that does so
 OURS = BATCH.partition('/')[0]
 
 # The panels of TensorBoard's Custom Scalars; what stands for keys are regular expressions.
@@ -53,13 +56,30 @@ class Rows:
 
     held: dict[tuple[str, int], float] = field(default_factory=dict)
     is_open: bool = False
-    last_step: tuple[int, int] | None = None  # W&B's own, and the training batch of the row there
     waiting: deque[tuple[int, int, dict[str, float]]] = field(default_factory=deque)
     writer: threading.Thread | None = None
     error: Exception | None = None
 
 
 _ROWS: WeakKeyDictionary[LoggerDestination, Rows] = WeakKeyDictionary()
+
+
+def join_run(destination: LoggerDestination) -> LoggerDestination:
+    """The same logger, which leaves the hyperparameters of a run that it joins as they are.
+
+    Composer notes every Trainer's seed and ranks as hyperparameters, and W&B and MLflow refuse to change what they
+    have: without this no evaluation could be logged into the run of a training that is over.
+    """
+    log_hyperparameters = destination.log_hyperparameters
+
+    def log_where_allowed(hyperparameters: dict[str, Any]) -> None:
+        try:
+            log_hyperparameters(hyperparameters)
+        except Exception as error:  # of whatever kind: they are of no importance to an evaluation
+            log.info('%s keeps its hyperparameters: %s', type(destination).__name__, error)
+
+    vars(destination)['log_hyperparameters'] = log_where_allowed
+    return destination
 
 
 def log_evaluation(state: State, logger: Logger, metrics: Mapping[str, float], batch: int) -> None:
@@ -91,8 +111,8 @@ def warn_of(destination: LoggerDestination, batch: int, problem: str) -> None:
 def log_to_wandb(destination: WandBLogger, rows: Rows, values: dict[str, float], batch: int, *, is_late: bool) -> None:
     """Adds the values to W&B's row of now, with the training batch as the axis of their charts.
 
-    W&B drops rows of a step below its own. A late evaluation takes W&B's step for its row, and several take one each.
-    In a training a lower step means that it was resumed from before the point which its W&B run had reached.
+    W&B drops rows of a step below its own. A late evaluation gets a row of its own after the last one. In a training a
+    lower step means that it was resumed from before the point which its W&B run had reached: an error.
     """
     if not destination._enabled:
         return
@@ -102,16 +122,13 @@ def log_to_wandb(destination: WandBLogger, rows: Rows, values: dict[str, float],
     if run is None:
         raise RuntimeError('there is no W&B run, or it is finished')
     if not rows.is_open:
+        run.define_metric(BATCH, hidden=True)
         for pattern in wandb_patterns(values):
             run.define_metric(pattern, step_metric=BATCH)
         rows.is_open = True
     if batch < run.step and not is_late:
         raise RuntimeError(f'the W&B run had reached step {run.step} before the training was resumed')
-    step = max(batch, run.step)
-    if rows.last_step is not None and step == rows.last_step[0] and batch != rows.last_step[1]:
-        step += 1
-    rows.last_step = step, batch
-    run.log(dict(values), step=step)
+    run.log(dict(values), step=max(batch, run.step + 1) if is_late else batch)
 
 
 def wandb_patterns(keys: Iterable[str]) -> list[str]:
@@ -134,13 +151,9 @@ def log_to_tensorboard(destination: TensorboardLogger, rows: Rows, values: dict[
     writer = destination.writer
     if writer is None:
         raise RuntimeError('its writer has been closed')
-    folder = Path(writer.log_dir)
-    if writer.file_writer is not None and not folder.is_dir():
-        writer.close()  # it would write on to a file that is gone; the next value makes a new one
-        rows.is_open = False
     if not rows.is_open:
         writer.flush()
-        rows.held = scalars_in(folder)
+        rows.held = scalars_in(Path(writer.log_dir))
         if not rows.held:
             writer.add_custom_scalars(TENSORBOARD_LAYOUT)
         rows.is_open = True
@@ -153,13 +166,13 @@ def log_to_tensorboard(destination: TensorboardLogger, rows: Rows, values: dict[
 
 def scalars_in(folder: Path) -> dict[tuple[str, int], float]:
     """What TensorBoard's files in a folder hold of ours, by key and step."""
-    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+    from tensorboard.backend.event_processing import event_file_loader  # type: ignore[import-untyped]
 
     held = {}
     for path in sorted(folder.glob('*.tfevents.*')):
         if BATCH.encode() not in path.read_bytes():
             continue  # of a long training nearly all
-        for event in LegacyEventFileLoader(str(path)).Load():
+        for event in event_file_loader.LegacyEventFileLoader(str(path)).Load():
             held.update({(value.tag, event.step): value.simple_value for value in event.summary.value})
     return held
 
@@ -177,10 +190,12 @@ def log_to_mlflow(destination: MLFlowLogger, rows: Rows, values: dict[str, float
         for key, value in values.items()
         if not any(fnmatch.fnmatch(key, pattern) for pattern in destination.ignore_metrics)
     }
+    if rows.writer is not None:
+        rows.writer.join(MLFLOW_WAIT_SECONDS)  # at earlier evaluations still
     rows.waiting.append((batch, time.time_ns() // 1_000_000, wanted))
     if rows.writer is None or not rows.writer.is_alive():
         rows.error = None
-        rows.writer = threading.Thread(target=write_waiting, args=(destination, rows), daemon=True)
+        rows.writer = threading.Thread(target=write_waiting, args=(destination, rows), name=WRITER, daemon=True)
         rows.writer.start()
         rows.writer.join(MLFLOW_WAIT_SECONDS)
     if rows.writer.is_alive():
@@ -195,7 +210,7 @@ def write_waiting(destination: MLFlowLogger, rows: Rows) -> None:
     from mlflow.entities import Metric
 
     client = MlflowClient(destination.tracking_uri)
-    run = destination._run_id
+    run = str(destination._run_id)
     try:
         while rows.waiting:
             batch, time_ms, values = rows.waiting[0]
@@ -205,7 +220,8 @@ def write_waiting(destination: MLFlowLogger, rows: Rows) -> None:
                 for key in values:
                     held.update({(key, point.step): point.value for point in client.get_metric_history(run, key)})
             new = missing(held, values, batch, 'MLFlowLogger')
-            client.log_batch(run, [Metric(key, values[key], time_ms, batch) for key in new], synchronous=True)
+            points = [Metric(key, values[key], time_ms, batch) for key in new]  # type: ignore[no-untyped-call]
+            client.log_batch(run, points, synchronous=True)
             rows.waiting.popleft()
     except Exception as error:  # of whatever kind: it is raised where it is warned of
         rows.error = error
@@ -215,11 +231,11 @@ def missing(held: Mapping[tuple[str, int], float], values: Mapping[str, float], 
     """The keys whose value a logger does not hold at a step.
 
     A resumed training evaluates again what came after its checkpoint. Where scores differ from those of the first time
-    there is a warning and both stand in the logger; the times that it took differ anyway, the first ones stand.
+    by more than rounding there is a warning, and both stand in the logger; of times and counts the first ones stand.
     """
     new = [key for key in values if (key, batch) not in held]
     again = [key for key in values if (key, batch) in held and not key.startswith(f'{OURS}/')]
-    changed = [key for key in again if held[key, batch] != values[key]]
+    changed = [key for key in again if not math.isclose(held[key, batch], values[key], rel_tol=1e-4, abs_tol=1e-6)]
     if changed:
         log.warning(
             '%s holds other values of batch %d already, as of %s: %g, now %g; now it holds both',

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import hashlib
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
 
+from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.scores.consistency import PerturbationScore
 from llmfoundry_gauntlet.values import Composites, Measure, TaskScore
 
@@ -15,6 +19,40 @@ TRUNCATED_ITEMS = 'gauntlet/truncated_items'
 UNSCORED_ITEMS = 'gauntlet/unscored_items'
 BATCH = 'gauntlet/batch'
 STANDARD_ERROR = 'StandardError'
+MAX_KEY_LENGTH = 250  # MLflow's
+
+
+def valid_key(key: str) -> str:
+    """The key as every logger takes it; one that MLflow takes is left as it is, if it has no colon.
+
+    What is no letter, digit, '_', '-', '.', space or '/' becomes '_', and so does a part between two '/' that is empty,
+    '.' or '..' (each of its dots). What is longer than 250 characters ends in '_' and 12 digits of its SHA-256.
+    """
+    parts = re.sub(r'[^\w\-. /]', '_', key).split('/')
+    valid = '/'.join({'': '_', '.': '_', '..': '__'}.get(part, part) for part in parts)
+    if len(valid) <= MAX_KEY_LENGTH:
+        return valid
+    return f'{valid[: MAX_KEY_LENGTH - 13]}_{hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()[:12]}'
+
+
+def valid_keys(keys: Iterable[str]) -> dict[str, str]:
+    """Each key and what stands for it in loggers. Raises ConfigError with every two that would be one there."""
+    found = {key: valid_key(key) for key in keys}
+    first: dict[str, str] = {}
+    problems = [
+        f'{other!r} and {key!r} would both be {valid!r} in loggers; give one of them another name'
+        for key, valid in found.items()
+        if (other := first.setdefault(valid, key)) != key
+    ]
+    if problems:
+        raise ConfigError(problems)
+    return found
+
+
+def check_names(categories: Mapping[str, Iterable[str]], composites: Iterable[str]) -> None:
+    """Raises ConfigError where two of a task's categories, or two composites, would be one key in loggers."""
+    names = [f'metrics/{task}/{category}' for task, found in categories.items() for category in found]
+    valid_keys([*names, *(f'{COMPOSITE_PREFIX}/{name}' for name in composites)])
 
 
 def with_errors(metrics: Mapping[str, Measure]) -> Iterator[tuple[str, float | None]]:
@@ -66,14 +104,18 @@ def metric_stream(
     robustness: Mapping[str, Mapping[str, PerturbationScore]],
     seconds: Mapping[str, float],
 ) -> dict[str, float]:
-    """Everything that has a value, flat. `robustness` is by data set; `seconds` is by task, the whole is its sum."""
+    """Everything that has a value, flat, under keys that all loggers take.
+
+    `robustness` is by data set; `seconds` is by task, the whole is its sum. Raises ConfigError where two keys are one.
+    """
     values = [pair for score in scores.values() for pair in task_values(score)]
     if composites is not None:
         values.extend(composite_values(composites))
     for dataset, perturbations in robustness.items():
         for perturbation, score in perturbations.items():
             values.extend(score_values(dataset, perturbation, score))
-    metrics = {key: value for key, value in values if value is not None}
+    given = {key: value for key, value in values if value is not None and math.isfinite(value)}
+    metrics = {valid: given[key] for key, valid in valid_keys(given).items()}
     metrics[SECONDS] = sum(seconds.values())
     metrics.update({f'{SECONDS}/{task}': value for task, value in seconds.items()})
     metrics[ITEMS] = sum(score.num_items for score in scores.values())

@@ -1,0 +1,149 @@
+"""A real MLflow server, and what loggers have written, read back by their own libraries: {key: [(step, value)]}."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from llmfoundry_gauntlet.records.results import find_results
+
+Values = dict[str, list[tuple[int, float]]]
+
+METRIC_LINE = re.compile(r'\[metric\]\[batch=(\d+)\]: (.*): (\S+) ')
+
+
+class MLflowServer:
+    """`mlflow server` over a file of SQLite; it can be killed and started again at the same address."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        with socket.socket() as probe:
+            probe.bind(('127.0.0.1', 0))
+            self.port = probe.getsockname()[1]
+        self.uri = f'http://127.0.0.1:{self.port}'
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Starts it and waits until it answers."""
+        words = ['server', '--host', '127.0.0.1', '--port', str(self.port), '--workers', '1']
+        words += ['--backend-store-uri', f'sqlite:///{self.folder}/mlflow.db', '--artifacts-destination', 'artifacts']
+        with (self.folder / 'server.log').open('ab') as log:
+            self.process = subprocess.Popen(
+                [sys.executable, '-m', 'mlflow', *words],
+                cwd=self.folder,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        give_up = time.monotonic() + 120
+        while time.monotonic() < give_up:
+            try:
+                urllib.request.urlopen(f'{self.uri}/health', timeout=1).close()
+                return
+            except OSError:
+                time.sleep(0.1)
+        raise AssertionError((self.folder / 'server.log').read_text())
+
+    def kill(self) -> None:
+        """Kills it and its workers."""
+        if self.process is not None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            self.process = None
+
+
+@pytest.fixture(scope='module')
+def mlflow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MLflowServer]:
+    server = MLflowServer(tmp_path_factory.mktemp('mlflow'))
+    server.start()
+    yield server
+    server.kill()
+
+
+def recorded(folder: Path) -> Values:
+    """What the results.json of a training hold, by key, with the batch."""
+    values: Values = {}
+    for _, record in find_results(folder / 'records'):
+        batch = record['training']['batch']
+        for key, value in {**record['metrics'], 'gauntlet/batch': batch}.items():
+            values.setdefault(key, []).append((batch, value))
+    return values
+
+
+def sorted_values(values: Values, expected: Values) -> Values:
+    """The values of the expected keys, by step."""
+    return {key: sorted(values[key]) for key in expected if key in values}
+
+
+def mlflow_values(server: MLflowServer, experiment: str) -> list[Values]:
+    """By run, all values of an experiment."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(server.uri)
+    found = []
+    for run in client.search_runs([client.get_experiment_by_name(experiment).experiment_id]):
+        histories = {key: client.get_metric_history(run.info.run_id, key) for key in run.data.metrics}
+        found.append({key: [(point.step, point.value) for point in points] for key, points in histories.items()})
+    return found
+
+
+def wandb_records(folder: Path) -> Iterator:
+    """Every record of W&B's offline files below a folder, by file's age."""
+    from wandb.proto import wandb_internal_pb2
+    from wandb.sdk.internal.datastore import DataStore
+
+    for path in sorted(folder.glob('wandb/offline-run-*/*.wandb')):
+        store = DataStore()
+        store.open_for_scan(str(path))
+        while (data := store.scan_data()) is not None:
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(data)
+            yield record
+        store.close()
+
+
+def wandb_rows(folder: Path) -> list[dict[str, float]]:
+    """W&B's rows; `_step` is its own step."""
+    return [
+        {item.key or '.'.join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+        for record in wandb_records(folder)
+        if record.WhichOneof('record_type') == 'history'
+    ]
+
+
+def wandb_values(folder: Path) -> Values:
+    """Our keys over W&B's own step metric `gauntlet/batch`."""
+    values: Values = {}
+    for row in wandb_rows(folder):
+        if 'gauntlet/batch' in row:
+            for key, value in row.items():
+                values.setdefault(key, []).append((row['gauntlet/batch'], value))
+    return values
+
+
+def tensorboard_values(folder: Path) -> Values:
+    """All scalars of a run's folder."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(folder))
+    found.Reload()
+    return {key: [(event.step, event.value) for event in found.Scalars(key)] for key in found.Tags()['scalars']}
+
+
+def file_values(path: Path) -> Values:
+    """The metrics of Composer's file logger."""
+    values: Values = {}
+    for step, key, value in METRIC_LINE.findall(path.read_text()):
+        values.setdefault(key, []).append((int(step), float(value)))
+    return values

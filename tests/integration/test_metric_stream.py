@@ -1,0 +1,193 @@
+"""Every key of the metric stream arrives in the loggers that need no server, at its training step."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import logged_values
+import loggers_worker
+import pytest
+import wandb
+from composer import Callback, Logger, State
+from composer.loggers import FileLogger, InMemoryLogger, TensorboardLogger, WandBLogger
+from logged_values import Values, recorded, sorted_values
+
+from llmfoundry_gauntlet import EvalGauntlet, evaluate
+from llmfoundry_gauntlet.composer.metric_stream import join_run
+
+STEPS = [0, 2, 3, 4, 6]  # of which 3 is logged last, after the training
+ACCURACY = 'metrics/colours/0-shot/InContextLearningMultipleChoiceAccuracy'
+
+
+def evaluate_late(folder: Path, batch: int, out: Path, **arguments: Any) -> None:
+    """Evaluates a checkpoint of the training alone, into the runs of its loggers."""
+    loggers = [
+        FileLogger(filename=str(folder / f'late_{batch}.txt'), capture_stdout=False, capture_stderr=False),
+        TensorboardLogger(log_dir=str(folder / 'tensorboard')),
+    ]
+    if wandb.run is not None:  # which is finished by the first of them
+        loggers.append(join_run(WandBLogger()))
+    evaluate(
+        folder / 'checkpoints' / f'ep0-ba{batch}-rank0.pt',
+        out=out,
+        loggers=loggers,
+        run_name=loggers_worker.RUN_NAME,
+        device='cpu',
+        tokens_per_batch=60,
+        **loggers_worker.write_tasks(folder),
+    )
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, InMemoryLogger]:
+    """A training with all loggers at once, and then its checkpoints of batches 3 and 4 evaluated into the same runs."""
+    folder = tmp_path_factory.mktemp('all_loggers')
+    destinations = loggers_worker.local_loggers(folder)
+    trainer = loggers_worker.trainer(folder, destinations, [])
+    trainer.fit()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)  # where W&B makes a folder before it sees that there is a run
+        evaluate_late(folder, 3, folder / 'records' / 'ba3')
+        evaluate_late(folder, 4, folder / 'again')
+    loggers_worker.close(trainer)
+    return folder, destinations[1]
+
+
+def approximately(values: Values, **tolerance: float) -> dict[str, Any]:
+    return {
+        key: [(step, pytest.approx(value, **tolerance)) for step, value in points] for key, points in values.items()
+    }
+
+
+def test_records_hold_every_evaluation_under_keys_of_each_category(trained):
+    expected = recorded(trained[0])
+    assert len(expected) > 100
+    assert all([step for step, _ in points] == STEPS for points in expected.values())
+    accuracies = [key for key in expected if key.startswith('metrics/odd/') and key.endswith('Accuracy')]
+    names = [key.removeprefix('metrics/odd/0-shot').rpartition('/')[0] for key in accuracies]
+    assert set(names) == {'', '/Säure _ Öl', '/__', '/a_b', '/high school', '/plain'}
+    assert max(map(len, expected)) == 250  # of the category of 300 letters
+
+
+def test_a_task_whose_value_stays_the_same_is_among_them(trained):
+    assert any(len({value for _, value in points}) == 1 for points in recorded(trained[0]).values())
+
+
+def test_wandb_has_every_value_over_the_training_batch_late_ones_too(trained):
+    expected = recorded(trained[0])
+    rows = [row for row in logged_values.wandb_rows(trained[0]) if 'gauntlet/batch' in row]
+    assert [row['gauntlet/batch'] for row in rows] == [0, 2, 4, 6, 3]
+    assert [row['_step'] for row in rows] == [0, 2, 4, 6, 7]
+    for key, points in expected.items():
+        assert sorted((row['gauntlet/batch'], row[key]) for row in rows) == approximately({key: points})[key]
+
+
+def test_wandb_draws_our_keys_and_no_others_over_the_training_batch(trained):
+    records = [
+        record for record in logged_values.wandb_records(trained[0]) if record.WhichOneof('record_type') == 'metric'
+    ]
+    globs = {record.metric.glob_name for record in records} - {''}
+    assert globs >= {'gauntlet/*', 'icl/metrics/eval_gauntlet/*', 'metrics/colours/0-shot/*', 'metrics/odd/0-shot/*'}
+    over_batch = {record.metric.name for record in records if record.metric.step_metric == 'gauntlet/batch'} - {''}
+    assert over_batch == set(recorded(trained[0])) - {'gauntlet/batch'}
+    others = {key for row in logged_values.wandb_rows(trained[0]) for key in row} - set(recorded(trained[0]))
+    assert others > {'loss/train/total', 'time/token'}
+    assert not any(key.startswith(glob[:-1]) for key in others for glob in globs)
+
+
+def test_tensorboard_has_every_value_once_late_ones_too(trained):
+    expected = recorded(trained[0])
+    found = logged_values.tensorboard_values(trained[0] / 'tensorboard' / loggers_worker.RUN_NAME)
+    assert [step for step, _ in found[ACCURACY]] == [0, 2, 4, 6, 3]
+    assert sorted_values(found, expected) == approximately(expected, rel=1e-6)
+
+
+def test_files_have_every_value(trained):
+    expected = recorded(trained[0])
+    found = logged_values.file_values(trained[0] / 'log_0.txt')
+    for key, points in logged_values.file_values(trained[0] / 'late_3.txt').items():
+        found.setdefault(key, []).extend(points)
+    assert sorted_values(found, expected) == approximately(expected, abs=5.1e-5)
+
+
+def test_memory_has_every_value(trained):
+    expected = {key: [point for point in points if point[0] != 3] for key, points in recorded(trained[0]).items()}
+    assert sorted_values(in_memory(trained[1]), expected) == expected
+
+
+class Breaker(Callback):
+    """Does something just before the last evaluation is logged."""
+
+    def __init__(self, do: Callable[[], object]) -> None:
+        self.do = do
+
+    def eval_end(self, state: State, logger: Logger) -> None:
+        """Comes before the gauntlet's and the loggers' own."""
+        if state.timestamp.batch.value == 6:
+            self.do()
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name.endswith('metric_stream')]
+
+
+def in_memory(logger: InMemoryLogger) -> Values:
+    return {key: [(time.batch.value, value) for time, value in points] for key, points in logger.data.items()}
+
+
+def test_a_wandb_run_that_is_finished_ends_composers_logger_but_no_value_is_lost(tmp_path, caplog):
+    destinations = loggers_worker.local_loggers(tmp_path)
+    trainer = loggers_worker.trainer(tmp_path, destinations, [Breaker(wandb.finish)])
+    with pytest.raises(wandb.Error):  # of Composer's own after the last batch
+        trainer.fit()
+    loggers_worker.close(trainer)
+    (warning,) = warnings_of(caplog)
+    assert warning.startswith('WandBLogger did not take the metrics of batch 6: ')
+    assert 'there is no W&B run, or it is finished' in warning
+    expected = recorded(tmp_path)
+    assert [step for step, _ in expected[ACCURACY]] == [0, 2, 4, 6]
+    assert sorted_values(in_memory(destinations[1]), expected) == expected
+    assert [step for step, _ in logged_values.wandb_values(tmp_path)[ACCURACY]] == [0, 2, 4]
+
+
+@pytest.mark.filterwarnings('ignore::pytest.PytestUnhandledThreadExceptionWarning')  # TensorBoard's own thread
+def test_a_tensorboard_folder_that_is_gone_ends_composers_logger_but_no_value_is_lost(tmp_path, caplog):
+    def replace_folder() -> None:
+        shutil.rmtree(tmp_path / 'tensorboard')
+        (tmp_path / 'tensorboard').write_text('')
+
+    destinations = loggers_worker.local_loggers(tmp_path)
+    trainer = loggers_worker.trainer(tmp_path, destinations, [Breaker(replace_folder)])
+    with pytest.raises(NotADirectoryError):  # of Composer's own at the end of the evaluation
+        trainer.fit()
+    loggers_worker.close(trainer)
+    (warning,) = warnings_of(caplog)
+    assert warning.startswith('TensorboardLogger did not take the metrics of batch 6: NotADirectoryError')
+    expected = recorded(tmp_path)
+    assert [step for step, _ in expected[ACCURACY]] == [0, 2, 4, 6]
+    assert sorted_values(in_memory(destinations[1]), expected) == expected
+    assert sorted_values(logged_values.wandb_values(tmp_path), expected) == approximately(expected)
+
+
+def test_a_resumed_training_behind_its_wandb_run_is_told_so(tmp_path, caplog):
+    trainer = loggers_worker.trainer(tmp_path, loggers_worker.local_loggers(tmp_path), [])
+    wandb.log({'elsewhere': 1.0}, step=5)
+    trainer.fit()
+    loggers_worker.close(trainer)
+    warnings = warnings_of(caplog)
+    assert [warning.partition(': ')[0] for warning in warnings] == [
+        f'WandBLogger did not take the metrics of batch {batch}' for batch in (0, 2, 4)
+    ]
+    assert 'had reached step 5' in warnings[0]
+    assert [row['gauntlet/batch'] for row in logged_values.wandb_rows(tmp_path) if 'gauntlet/batch' in row] == [6]
+
+
+def test_the_callback_needs_no_logger(tmp_path):
+    callback = EvalGauntlet(**loggers_worker.write_tasks(tmp_path), interval='last')
+    trainer = loggers_worker.tiny.trainer([callback], max_duration='1ba', loggers=[])
+    trainer.fit()
+    trainer.close()
+    assert callback.evaluation is not None
