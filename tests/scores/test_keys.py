@@ -78,7 +78,7 @@ def test_categories_and_composites_that_would_collide_are_errors_that_name_both(
 def test_what_is_no_number_is_not_in_the_stream(value):
     score = TaskScore(
         task='t/0-shot',
-        metrics={'Accuracy': Measure(0.5), 'Own': Measure(value)},
+        metrics={'Accuracy': Measure(value=0.5), 'Own': Measure(value=value)},
         num_items=1,
         num_unscored=0,
         num_truncated=0,
@@ -89,8 +89,10 @@ def test_what_is_no_number_is_not_in_the_stream(value):
 
 
 def test_a_category_whose_name_no_logger_takes_has_a_valid_key():
-    part = TaskScore(task='t/0-shot', metrics={'Accuracy': Measure(1.0)}, num_items=1, num_unscored=0, num_truncated=0)
-    score = replace(part, metrics={'Accuracy': Measure(0.5)}, categories={'a:b': part})
+    part = TaskScore(
+        task='t/0-shot', metrics={'Accuracy': Measure(value=1.0)}, num_items=1, num_unscored=0, num_truncated=0
+    )
+    score = replace(part, metrics={'Accuracy': Measure(value=0.5)}, categories={'a:b': part})
     assert metric_stream({'t/0-shot': score}, None, {}, {})['metrics/t/0-shot/a_b/Accuracy'] == 1.0
     with pytest.raises(ConfigError, match='would both be'):
         metric_stream({'t/0-shot': replace(score, categories={'a:b': part, 'a_b': part})}, None, {}, {})
