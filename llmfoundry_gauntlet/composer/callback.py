@@ -274,8 +274,6 @@ class EvalGauntlet(Callback):
                 token=state.timestamp.token.value,
                 checkpoint=checkpoint_of_batch(state, batch),
             )
-            if training.checkpoint is None:
-                self._awaiting_checkpoint = (batch, folder)
         model = unwrapped(state.model)
         journal = None if self.loader is None else self.loader.journal
         write_records(
@@ -293,6 +291,8 @@ class EvalGauntlet(Callback):
             time_budget=self.sizes,
         )
         remove_journal(folder)
+        if state.max_duration is not None and training is not None and training.checkpoint is None:
+            self._awaiting_checkpoint = (batch, folder)
 
     def _note_checkpoint(self, state: State) -> None:
         if self._awaiting_checkpoint is None:

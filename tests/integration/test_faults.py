@@ -30,11 +30,19 @@ class Trouble(Callback):
         self.events.get(state.timestamp.batch.value + 1, lambda: None)()
 
 
-def train(folder: Path, settings: dict[str, str], trouble: list[Callback]) -> tuple[dict[str, torch.Tensor], list[int]]:
+def train(
+    folder: Path, settings: dict[str, str], trouble: list[Callback], *, saves: bool = False
+) -> tuple[dict[str, torch.Tensor], list[int]]:
     """The weights after six batches with three evaluations, and the batches whose scores were logged."""
     logger = InMemoryLogger()
     gauntlet = EvalGauntlet(**settings, interval='2ba', save_folder=str(folder / 'records'))
-    trainer = tiny.trainer([*trouble, gauntlet], max_duration='6ba', loggers=[logger])
+    trainer = tiny.trainer(
+        [*trouble, gauntlet],
+        max_duration='6ba',
+        loggers=[logger],
+        save_folder=str(folder / 'checkpoints') if saves else None,
+        save_interval='2ba',
+    )
     trainer.fit()
     trainer.close()
     logged = [timestamp.batch.value for timestamp, _ in logger.data[KEY]]
@@ -63,7 +71,8 @@ def test_training_goes_on_where_records_cannot_be_written(tmp_path, tiny_setting
     assert logged == [2, 4, 6]
     caplog.clear()
     with caplog.at_level(logging.WARNING, 'llmfoundry_gauntlet'):
-        weights, logged = train(tmp_path, tiny_settings, [Trouble(*kind(tmp_path / 'records'))])
+        trouble = Trouble(*kind(tmp_path / 'records'))
+        weights, logged = train(tmp_path, tiny_settings, [trouble], saves=kind is folder_gone)
     assert logged == [2, 4, 6]
     assert all(torch.equal(value, expected[name]) for name, value in weights.items())
     batches = [record['training']['batch'] for _, record in find_results(tmp_path / 'records')]
