@@ -16,6 +16,7 @@ from llmfoundry_gauntlet.config.sources import find_yaml
 from llmfoundry_gauntlet.errors import ConfigError
 
 CALLBACK = 'eval_gauntlet'  # the callback's name is that of llm-foundry's key
+PLUGIN = 'eval_gauntlet_fast'  # and in llm-foundry's own training
 SOURCES = {'icl_tasks': 'tasks', CALLBACK: 'gauntlet'}
 ICL_KEYS = (*SOURCES, 'icl_seq_len', 'icl_subset_num_batches', 'device_eval_batch_size')
 TRAINING_KEYS = (*ICL_KEYS, 'eval_first', 'eval_subset_num_batches')
@@ -137,6 +138,25 @@ def map_evaluation(values: Mapping[str, Any], *, source: str, num_ranks: int) ->
     return Mapped(values=settings, lines=tuple(notes.lines)), models
 
 
+def map_plugin(settings: Mapping[str, Any], train_config: Mapping[str, Any]) -> Mapped:
+    """The settings of our callback in llm-foundry's own training; what they leave out comes from its file.
+
+    Raises ConfigError for `icl_tasks` in it: llm-foundry would evaluate these too, and log the same keys.
+    """
+    notes = Notes(Problems(f'callbacks.{PLUGIN}'))
+    if any(train_config.get(key) is not None for key in ('icl_tasks', 'icl_tasks_str')):
+        notes.problems.add('', "icl_tasks is llm-foundry's own evaluation, with the same metric keys; give tasks here")
+        raise ConfigError(notes.problems.found)
+    values = dict(settings)
+    length = train_config.get('icl_seq_len') or train_config.get('max_seq_len')
+    if values.get('max_seq_len') is None and length is not None:
+        values['max_seq_len'] = length
+        notes.lines.append(f'max_seq_len: {length}, from the training file')
+    if values.get('interval') is None and train_config.get('eval_interval') is not None:
+        values['interval'] = interval_of(train_config, notes)
+    return Mapped(values=values, lines=tuple(notes.lines))
+
+
 def icl_settings(keys: Mapping[str, Any], notes: Notes, *, source: str, num_ranks: int) -> dict[str, Any]:
     """Our settings for llm-foundry's keys of tasks, gauntlet, length and subset."""
     settings: dict[str, Any] = {}
@@ -170,16 +190,22 @@ def icl_schedule(values: Mapping[str, Any], own: Mapping[str, Any], notes: Notes
     """When and how long llm-foundry evaluates in training, where the callback's `own` keys do not say it."""
     settings: dict[str, Any] = {}
     if 'eval_interval' in values or 'eval_first' in values or own.get('interval') is None:
-        every = values.get('eval_interval', 1)
-        settings['interval'] = times(every, bool(values.get('eval_first')))
-        first = ', with eval_first' if values.get('eval_first') else ''
-        default = '' if 'eval_interval' in values else ', its default'
-        notes.lines.append(f'eval_interval: {every}{default}{first} -> interval: {short(settings["interval"])}')
+        settings['interval'] = interval_of(values, notes)
     if 'max_seq_len' in values and 'icl_seq_len' not in values and own.get('max_seq_len') is None:
         settings['max_seq_len'] = values['max_seq_len']
         length = values['max_seq_len']
         notes.lines.append(f'icl_seq_len is not given -> max_seq_len: {length}, the length of training')
     return settings
+
+
+def interval_of(values: Mapping[str, Any], notes: Notes) -> list[str]:
+    """When llm-foundry evaluates, in our words: at each interval and at the end; a bare number is epochs."""
+    every, first = values.get('eval_interval', 1), bool(values.get('eval_first'))
+    default = '' if 'eval_interval' in values else ', its default'
+    times = [f'{every}ep' if isinstance(every, int) else str(every), 'last'] if every not in (0, '0') else []
+    interval = ['first', *times] if first else times
+    notes.lines.append(f'eval_interval: {every}{default}{first * ", with eval_first"} -> interval: {short(interval)}')
+    return interval
 
 
 def located(value: Any, key: str, source: str, problems: Problems) -> Any:
@@ -190,14 +216,6 @@ def located(value: Any, key: str, source: str, problems: Problems) -> Any:
     if found is None:
         problems.add(key, f'there is no file {value!r} (looked in the working directory and beside {source})')
     return None if found is None else str(found)
-
-
-def times(interval: Any, first: bool) -> list[str]:
-    """When llm-foundry evaluates, in our words: at each interval, and at the end; a bare number is epochs."""
-    if interval in (0, '0'):
-        return ['first'] if first else []
-    every = f'{interval}ep' if isinstance(interval, int) else str(interval)
-    return ['first', every, 'last'] if first else [every, 'last']
 
 
 def joined(settings: Mapping[str, Any], own: Mapping[str, Any], where: str, problems: Problems) -> dict[str, Any]:

@@ -1,0 +1,26 @@
+"""The callback under its name in llm-foundry's training files, `callbacks.eval_gauntlet_fast`, by an entry point."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from llmfoundry_gauntlet.composer.callback import EvalGauntlet
+from llmfoundry_gauntlet.config.foundry import map_plugin
+
+log = logging.getLogger(__name__)
+
+
+class FoundryEvalGauntlet(EvalGauntlet):
+    """EvalGauntlet for llm-foundry, which gives its constructor the training file as `train_config`.
+
+    Of that come `max_seq_len` and `interval` where the callback's own keys do not say them; the tokenizer and the name
+    of the run are the Trainer's. Raises ConfigError where llm-foundry would evaluate `icl_tasks` beside it.
+    """
+
+    def __init__(self, *, train_config: Mapping[str, Any], **settings: Any) -> None:
+        mapped = map_plugin(settings, train_config)
+        for line in mapped.lines:
+            log.info(line)
+        super().__init__(**mapped.values)

@@ -1,0 +1,266 @@
+"""llm-foundry's keys of training and evaluation files, mapped onto ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmfoundry_gauntlet.config.foundry import Mapped, map_evaluation, map_plugin, map_training
+from llmfoundry_gauntlet.config.yaml_files import read_yaml
+from llmfoundry_gauntlet.errors import ConfigError
+
+TASKS = [{'label': 'copa', 'num_fewshot': [0]}]
+MODEL = {
+    'model_name': 'org/one',
+    'model': {'name': 'hf_causal_lm', 'pretrained_model_name_or_path': 'org/one-125m'},
+    'tokenizer': {'name': 'org/words'},
+}
+
+
+def training(values: dict[str, Any], *, num_ranks: int = 1) -> Mapped:
+    return map_training(values, source='train.yaml', num_ranks=num_ranks)
+
+
+def problems_of(call: Any, *arguments: Any, **keywords: Any) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as caught:
+        call(*arguments, **keywords)
+    return caught.value.problems
+
+
+def with_model(**changes: Any) -> dict[str, Any]:
+    return {'models': [{**MODEL, 'model': {**MODEL['model'], **changes}}], 'out': 'o'}
+
+
+def test_a_training_file_without_keys_of_icl_stays_as_it_is():
+    values = {'max_seq_len': 64, 'eval_interval': '3ba', 'callbacks': {'eval_gauntlet': {'tasks': 't.yaml'}}}
+    assert training(values) == Mapped(values=values)
+
+
+def test_keys_of_icl_at_the_top_make_the_callback():
+    values = {
+        'max_seq_len': 2048,
+        'icl_tasks': TASKS,
+        'eval_gauntlet': {'categories': []},
+        'icl_seq_len': 1024,
+        'icl_subset_num_batches': 4,
+        'device_eval_batch_size': 8,
+        'eval_interval': '500ba',
+        'eval_first': True,
+        'callbacks': {'lr_monitor': {}},
+        'variables': {'anything': 1},
+    }
+    mapped = training(values, num_ranks=2)
+    assert mapped.values == {
+        'max_seq_len': 2048,
+        'eval_interval': '500ba',
+        'callbacks': {
+            'lr_monitor': {},
+            'eval_gauntlet': {
+                'tasks': TASKS,
+                'gauntlet': {'categories': []},
+                'max_seq_len': 1024,
+                'subset_items': 4 * 8 * 2,
+                'interval': ['first', '500ba', 'last'],
+            },
+        },
+    }
+    assert 'icl_seq_len: 1024 -> max_seq_len: 1024' in mapped.lines
+    assert 'eval_interval: 500ba, with eval_first -> interval: [first, 500ba, last]' in mapped.lines
+
+
+def test_what_is_not_given_is_as_in_llm_foundry():
+    """Its length is the training's, its interval an epoch, and all items are evaluated."""
+    mapped = training({'max_seq_len': 2048, 'icl_tasks': TASKS, 'device_eval_batch_size': 8})
+    assert mapped.values['callbacks']['eval_gauntlet'] == {
+        'tasks': TASKS,
+        'interval': ['1ep', 'last'],
+        'max_seq_len': 2048,
+    }
+    why = 'batches are made by tokens (tokens_per_batch)'
+    assert f'device_eval_batch_size: no effect on scores or speed: {why}' in mapped.lines
+
+
+@pytest.mark.parametrize(
+    ('interval', 'expected'), [(2, ['2ep', 'last']), ('7ba', ['7ba', 'last']), ('0.5dur', ['0.5dur', 'last']), (0, [])]
+)
+def test_intervals(interval: Any, expected: list[str]):
+    mapped = training({'icl_tasks': TASKS, 'eval_interval': interval})
+    assert mapped.values['callbacks']['eval_gauntlet']['interval'] == expected
+
+
+def test_keys_of_icl_complete_a_callback_that_is_there():
+    own = {'tasks': 't.yaml', 'interval': ['first', '5ba'], 'save_folder': None}
+    values = {'callbacks': {'eval_gauntlet': own}, 'icl_seq_len': 512, 'eval_first': True, 'eval_interval': '9ba'}
+    mapped = training(values)
+    assert mapped.values['callbacks']['eval_gauntlet'] == {**own, 'max_seq_len': 512}
+    assert 'eval_first: no effect: callbacks.eval_gauntlet.interval says when' in mapped.lines
+
+
+def test_a_key_given_in_both_ways_may_agree_but_not_disagree():
+    agreeing = {'tasks': TASKS, 'interval': ['last', '5ba'], 'max_seq_len': 512}
+    keys = {'icl_tasks': TASKS, 'eval_interval': '5ba', 'icl_seq_len': 512}
+    mapped = training({**keys, 'callbacks': {'eval_gauntlet': agreeing}})
+    assert mapped.values['callbacks']['eval_gauntlet'] == agreeing
+    own = {'interval': '1ep', 'max_seq_len': 256, 'subset_items': 9}
+    assert sorted(problems_of(training, {**keys, 'callbacks': {'eval_gauntlet': own}})) == [
+        "train.yaml: callbacks.eval_gauntlet.interval: is 1ep, but llm-foundry's keys make it [5ba, last]; leave one "
+        'of them out',
+        "train.yaml: callbacks.eval_gauntlet.max_seq_len: is 256, but llm-foundry's keys make it 512; leave one of "
+        'them out',
+    ]
+
+
+def test_keys_without_anything_to_evaluate_are_named():
+    mapped = training({'seed': 1, 'icl_seq_len': 512, 'device_eval_batch_size': 8})
+    assert mapped.values == {'seed': 1}
+    assert [line.partition(':')[0] for line in mapped.lines] == ['icl_seq_len', 'device_eval_batch_size']
+    assert problems_of(training, {'eval_gauntlet': {'categories': []}}) == (
+        'train.yaml: eval_gauntlet: is a gauntlet without tasks; give icl_tasks as well',
+    )
+
+
+@pytest.mark.parametrize(
+    ('keys', 'expected'),
+    [
+        ({'icl_subset_num_batches': 2, 'device_eval_batch_size': 3}, 18),
+        ({'eval_subset_num_batches': 2, 'device_eval_batch_size': 3}, 18),
+        ({'icl_subset_num_batches': 2, 'eval_subset_num_batches': 5, 'device_eval_batch_size': 3}, 18),
+        ({'icl_subset_num_batches': -1, 'device_eval_batch_size': 3}, None),
+    ],
+)
+def test_a_subset_has_as_many_rows_as_llm_foundry_takes_on_all_ranks(keys: dict[str, int], expected: int | None):
+    mapped = training({'icl_tasks': TASKS, **keys}, num_ranks=3)
+    assert mapped.values['callbacks']['eval_gauntlet'].get('subset_items') == expected
+
+
+@pytest.mark.parametrize('rows', [None, 0, 0.5, 'auto'])
+def test_a_subset_of_batches_of_no_known_size_is_an_error(rows: Any):
+    values = {'icl_tasks': TASKS, 'icl_subset_num_batches': 2, 'device_eval_batch_size': rows}
+    (problem,) = problems_of(training, values)
+    assert problem.startswith('train.yaml: icl_subset_num_batches: is 2 with ')
+
+
+def test_the_plugin_takes_length_and_interval_of_the_training_file():
+    file = {'max_seq_len': 2048, 'eval_interval': 2, 'eval_first': True, 'icl_tasks': None}
+    assert map_plugin({'tasks': TASKS, 'save_folder': None}, file).values == {
+        'tasks': TASKS,
+        'save_folder': None,
+        'max_seq_len': 2048,
+        'interval': ['first', '2ep', 'last'],
+    }
+    own = {'tasks': TASKS, 'max_seq_len': 64, 'interval': ['last']}
+    assert map_plugin(own, file) == Mapped(values=own)
+    assert map_plugin({}, {'max_seq_len': 2048, 'icl_seq_len': 512}).values == {'max_seq_len': 512}
+
+
+@pytest.mark.parametrize('key', ['icl_tasks', 'icl_tasks_str'])  # the latter where it is a path
+def test_the_plugin_refuses_tasks_that_llm_foundry_evaluates_itself(key: str):
+    (problem,) = problems_of(map_plugin, {'tasks': TASKS}, {key: 'x'})
+    assert problem.startswith("callbacks.eval_gauntlet_fast: icl_tasks is llm-foundry's own evaluation")
+
+
+@pytest.mark.parametrize('num_ranks', [1, 2])
+def test_hf_eval_of_llm_foundry(upstream_yamls: Path, num_ranks: int):
+    path = upstream_yamls / 'hf_eval.yaml'
+    mapped, models = map_evaluation(read_yaml(path), source=str(path), num_ranks=num_ranks)
+    shards = {'sharding_strategy': 'FULL_SHARD', 'mixed_precision': 'FULL'}
+    assert mapped.values == {
+        'precision': 'fp32',
+        'max_seq_len': 1024,
+        'tasks': str(upstream_yamls / 'tasks_v0.3.yaml'),
+        'gauntlet': str(upstream_yamls / 'eval_gauntlet_v0.3.yaml'),
+        'out': 'runs/hf_eval',
+        **({'fsdp_config': {**shards, 'forward_prefetch': True, 'limit_all_gathers': True}} if num_ranks > 1 else {}),
+    }
+    assert ('fsdp_config: no effect: there is one rank' in mapped.lines) == (num_ranks == 1)
+    (model,) = models
+    assert (model.name, model.folder) == ('EleutherAI/gpt-neo-125m', 'EleutherAI/gpt-neo-125m')
+    assert model.arguments == {'model': 'EleutherAI/gpt-neo-125m', 'tokenizer': 'EleutherAI/gpt-neo-125m'}
+    assert not model.config_overrides
+
+
+@pytest.mark.parametrize(
+    ('name', 'said'),
+    [
+        ('mpt_eval.yaml', ['models[0].model.name: mpt_causal_lm is llm-foundry', 'convert_composer_to_hf.py']),
+        ('test_eval.yaml', ['models[0].model.name: mpt_causal_lm is llm-foundry', 'as hf_causal_lm']),
+        ('hf_8bit_eval.yaml', ['models[0].model.load_in_8bit: is True: weights are not quantised']),
+        ('hf_lora_eval.yml', ['models[0].model.pretrained_lora_id_or_path', 'merge_and_unload']),
+        ('openai_eval.yaml', ['models[0].model.name: openai_chat is an API', 'models[1]', 'gauntlet run --outputs']),
+    ],
+)
+def test_files_of_llm_foundry_whose_models_are_not_run_here_say_what_to_do(
+    upstream_yamls: Path, name: str, said: list[str]
+):
+    path = upstream_yamls / name
+    text = '\n'.join(problems_of(map_evaluation, read_yaml(path), source=str(path), num_ranks=1))
+    for part in (name, *said):
+        assert part in text
+
+
+def test_a_checkpoint_is_run_with_the_configuration_that_is_named():
+    model = {**MODEL['model'], 'config_overrides': {'rope_theta': 5.0}, 'init_device': 'mixed', 'use_auth_token': True}
+    values = {'models': [{**MODEL, 'model': model, 'load_path': 's3://b/ep1.pt'}], 'out': 'o'}
+    mapped, (listed,) = map_evaluation(values, source='e.yaml', num_ranks=1)
+    assert listed.arguments == {'model': 's3://b/ep1.pt', 'model_config': 'org/one-125m', 'tokenizer': 'org/words'}
+    assert listed.config_overrides == {'rope_theta': 5.0}
+    assert mapped.lines[-1] == 'models[0]: org/one -> model: s3://b/ep1.pt, out: o/org/one'
+    assert [line.partition(':')[0] for line in mapped.lines[:-1]] == [
+        'models[0].model.init_device',
+        'models[0].model.use_auth_token',
+    ]
+
+
+def test_one_model_may_stand_at_the_top():
+    values = {'model': MODEL['model'], 'tokenizer': MODEL['tokenizer'], 'load_path': None, 'seed': 1, 'run_name': 'r'}
+    mapped, (listed,) = map_evaluation(values, source='e.yaml', num_ranks=1)
+    assert listed.name == 'hf_causal_lm' and listed.arguments['model'] == 'org/one-125m'
+    assert mapped.values == {'run_name': 'r', 'out': 'runs/r'}
+    assert mapped.lines[0].startswith('seed: no effect')
+
+
+def test_a_file_in_our_own_keys_stays_as_it_is():
+    values = {'model': 'm.pt', 'tokenizer': 'words', 'out': 'o', 'tasks': 't.yaml', 'subset_items': 5}
+    mapped, models = map_evaluation(values, source='e.yaml', num_ranks=1)
+    assert (mapped, models) == (Mapped(values=values), ())
+
+
+@pytest.mark.parametrize(
+    ('values', 'problem'),
+    [
+        (with_model(pretrained=False), 'models[0].model.pretrained: is false: the weights would be random'),
+        (with_model(name='fmapi_chat'), 'models[0].model.name: fmapi_chat is an API; write the requests with gauntlet'),
+        (with_model(name='hf_casual_lm'), "no kind of model 'hf_casual_lm', did you mean 'hf_causal_lm'?"),
+        (with_model(init_devise='cpu'), "models[0].model.init_devise: unknown key, did you mean 'init_device'?"),
+        (with_model(pretrained_model_name_or_path=None), "the key 'pretrained_model_name_or_path' is missing"),
+        ({'models': []}, 'models: is empty; allowed: a list of models'),
+        ({'models': ['gpt2']}, "models[0]: is 'gpt2'; allowed: a mapping"),
+        ({'models': [{**MODEL, 'model': 'gpt2'}]}, "models[0].model: is 'gpt2'; allowed: a mapping"),
+        ({'models': [{**MODEL, 'modle': 1}]}, "models[0].modle: unknown key, did you mean 'model'?"),
+        ({'models': [{'model_name': 'x'}]}, "models[0]: the key 'tokenizer' is missing"),
+        ({'models': [MODEL], 'model': 'm.pt'}, "models: stands beside 'model'"),
+        ({'models': [MODEL, MODEL]}, "models[1].model_name: the folders of 'org/one' and 'org/one' lie in each other"),
+        ({'models': [MODEL, {**MODEL, 'model_name': 'org'}]}, "the folders of 'org/one' and 'org' lie in each other"),
+        ({'model': 'm.pt', 'load_path': 'x'}, 'load_path: belongs to models'),
+        ({'models': [MODEL], 'icl_seq_len': 9, 'max_seq_len': 8}, "max_seq_len: is 8, but llm-foundry's keys make"),
+        ({'models': [MODEL], 'icl_tasks': TASKS, 'tasks': 't.yaml'}, "tasks: is t.yaml, but llm-foundry's keys make"),
+        ({'models': [MODEL], 'icl_tasks': 'eval/no.yaml'}, "icl_tasks: there is no file 'eval/no.yaml'"),
+        (
+            {'models': [{**MODEL, 'tokenizer': {'name': 'x', 'kwargs': {'add_bos_token': False}}}]},
+            'models[0].tokenizer.kwargs.add_bos_token: may change tokens',
+        ),
+        ({'models': [{**MODEL, 'tokenizer': {'name': 'tiktoken'}}]}, 'tokenizer.name: tiktoken is llm-foundry'),
+    ],
+)
+def test_what_is_wrong_in_an_evaluation_file_is_named(values: dict[str, Any], problem: str):
+    found = problems_of(map_evaluation, values, source='e.yaml', num_ranks=1)
+    assert all(text.startswith('e.yaml: ') for text in found)
+    assert problem in '\n'.join(found)
+
+
+@pytest.mark.parametrize('name', ['/models/llama', '../../llama', './llama'])
+def test_the_folder_of_a_model_lies_below_out(name: str):
+    _, (model,) = map_evaluation({'models': [{**MODEL, 'model_name': name}]}, source='e.yaml', num_ranks=1)
+    assert model.folder in ('models/llama', 'llama')
