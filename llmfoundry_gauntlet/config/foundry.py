@@ -98,6 +98,7 @@ def map_training(values: Mapping[str, Any], *, source: str, num_ranks: int) -> M
     settings = icl_settings(keys, notes, source=source, num_ranks=num_ranks)
     if 'icl_tasks' in keys:
         settings |= icl_schedule({**given, **keys}, own, notes)
+        given.pop('eval_interval', None)  # the callback's from here on
     elif 'eval_first' in keys:
         notes.no_effect('eval_first', f'callbacks.{CALLBACK}.interval says when')
     callbacks[CALLBACK] = joined(settings, own, f'callbacks.{CALLBACK}.', notes.problems)

@@ -54,7 +54,6 @@ def test_keys_of_icl_at_the_top_make_the_callback():
     mapped = training(values, num_ranks=2)
     assert mapped.values == {
         'max_seq_len': 2048,
-        'eval_interval': '500ba',
         'callbacks': {
             'lr_monitor': {},
             'eval_gauntlet': {

@@ -1,0 +1,207 @@
+"""`scripts/train.py` and `scripts/eval.py` on llm-foundry's keys, with real models; and loggers by name."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import yaml
+from composer.loggers import FileLogger, MLFlowLogger, TensorboardLogger, WandBLogger
+from paths import FIXTURES, ROOT
+
+from llmfoundry_gauntlet import ConfigError, evaluate
+from llmfoundry_gauntlet.composer.loggers import build_loggers
+
+sys.path.insert(0, str(ROOT / 'scripts'))
+
+import eval as eval_script
+import train as train_script
+
+ROTARY, ALIBI = (str(FIXTURES / 'models' / name) for name in ('rotary_bos', 'alibi_pad_eos'))
+pytestmark = pytest.mark.filterwarnings('ignore:.*optimizer.*:UserWarning')
+
+
+def write(path: Path, values: dict[str, Any]) -> str:
+    path.write_text(yaml.safe_dump(values))
+    return str(path)
+
+
+def model(model_name: str, path: str, /, **changes: Any) -> dict[str, Any]:
+    return {
+        'model_name': model_name,
+        'model': {'name': 'hf_causal_lm', 'pretrained_model_name_or_path': path, 'init_device': 'mixed', **changes},
+        'tokenizer': {'name': path, 'kwargs': {'model_max_length': 128}},
+    }
+
+
+def evaluation_file(folder: Path, models: list[dict[str, Any]]) -> str:
+    """A file as llm-foundry's, with the tiny tasks at its top."""
+    settings = tiny.write_tasks(folder)
+    tasks, gauntlet = (json.loads(Path(settings[key]).read_text()) for key in ('tasks', 'gauntlet'))
+    shared = {
+        'variables': {'max_seq_len': 128},
+        'max_seq_len': '${variables.max_seq_len}',
+        'seed': 1,
+        'precision': 'fp32',
+        'device_eval_batch_size': 4,
+        'dist_timeout': 100,
+        'fsdp_config': {'sharding_strategy': 'FULL_SHARD'},
+        'run_name': 'both',
+        'loggers': {'file': {'filename': str(folder / 'logs' / '{run_name}.txt')}},
+        'data_root': str(folder),  # the only key of ours
+    }
+    return write(folder / 'eval.yaml', {**shared, **tasks, **gauntlet, 'models': models})
+
+
+def samples(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in (folder / 'samples').iterdir()}
+
+
+def test_several_models_of_one_file_have_the_scores_of_each_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    models = [model('org/rotary', ROTARY), model('alibi', ALIBI)]
+    path = evaluation_file(tmp_path, models)
+    assert eval_script.main([path, f'out={tmp_path}/out', 'device=cpu']) == 0
+    settings = {**tiny.write_tasks(tmp_path), 'max_seq_len': 128, 'device': 'cpu'}
+    for name, source in (('org/rotary', ROTARY), ('alibi', ALIBI)):
+        evaluate(source, out=tmp_path / 'alone' / name, **settings)
+        assert samples(tmp_path / 'out' / name) == samples(tmp_path / 'alone' / name)
+    assert samples(tmp_path / 'out/alibi') != samples(tmp_path / 'out/org/rotary')
+    printed = capsys.readouterr().out
+    for text in ('icl_tasks: a list of 3 -> tasks', 'fsdp_config: no effect: there is one rank', 'seed: no effect'):
+        assert text in printed
+    (header,) = [line for line in printed.splitlines() if 'rotary' in line and 'alibi' in line and '┃' in line]
+    assert header.index('rotary') < header.index('alibi')
+    assert f'gauntlet compare {tmp_path}/out/org/rotary {tmp_path}/out/alibi' in printed
+    logs = {path.name: path.read_text() for path in (tmp_path / 'logs').iterdir()}
+    assert sorted(logs) == ['both-alibi.txt', 'both-org-rotary.txt']
+    for log in logs.values():
+        assert 'metrics/sums/0-shot/InContextLearningLMAccuracy: ' in log
+
+
+def test_a_model_that_fails_is_reported_and_the_others_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = evaluation_file(tmp_path, [model('gone', str(tmp_path / 'gone')), model('alibi', ALIBI)])
+    assert eval_script.main([path, f'out={tmp_path}/out', 'device=cpu']) == 1
+    assert (tmp_path / 'out/alibi/results.json').is_file() and not (tmp_path / 'out/gone').exists()
+    printed = capsys.readouterr()
+    assert 'gone was not evaluated:\nerror: ' in printed.err and 'alibi' in printed.out
+    broken = evaluation_file(tmp_path, [model('gone', str(tmp_path / 'gone'))])
+    assert eval_script.main([broken, f'out={tmp_path}/none', 'device=cpu']) == 2
+
+
+def test_config_overrides_reach_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Its positions are turned by another angle, which changes log-probabilities."""
+    models = [model('plain', ROTARY), model('other', ROTARY, config_overrides={'rope_theta': 30.0})]
+    path = evaluation_file(tmp_path, models)
+    assert eval_script.main([path, f'out={tmp_path}/out', 'device=cpu']) == 0
+    assert samples(tmp_path / 'out/plain') != samples(tmp_path / 'out/other')
+    path = evaluation_file(tmp_path, [model('wrong', ROTARY, config_overrides={'rope_teta': 30.0})])
+    assert eval_script.main([path, f'out={tmp_path}/wrong', 'device=cpu']) == 2
+    assert "config_overrides: unknown key 'rope_teta', did you mean 'rope_theta'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ('values', 'problem'),
+    [
+        ({'models': [model('a', ROTARY)], 'icl_task': 1}, "unknown key 'icl_task', did you mean 'icl_tasks'?"),
+        ({'icl_tasks': [], 'out': 'o'}, "the key 'model' is missing"),
+        ({'models': [model('a', ROTARY)], 'model_config': 'x'}, 'model_config belongs to'),
+        ({'models': [model('a', ROTARY, name='openai_chat')]}, 'openai_chat is an API'),
+    ],
+)
+def test_a_wrong_evaluation_file_is_a_status_of_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], values: dict[str, Any], problem: str
+):
+    path = write(tmp_path / 'eval.yaml', values)
+    assert eval_script.main([path]) == 2
+    assert f'error: {path}' in (printed := capsys.readouterr().err) and problem in printed
+
+
+def training_file(folder: Path, **values: Any) -> str:
+    """Four batches of a tiny Llama, with the keys of llm-foundry that are given."""
+    tiny.tokenizer().save_pretrained(folder / 'tokenizer')
+    rows = [{'text': f'{i} and {i} are {2 * i}. '} for i in range(60)]
+    (folder / 'train.jsonl').write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
+    sizes = {'hidden_size': 16, 'num_hidden_layers': 1, 'num_attention_heads': 2, 'intermediate_size': 32}
+    shared = {
+        'tokenizer': {'name': str(folder / 'tokenizer')},
+        'model': {'config': {'model_type': 'llama', **sizes}},
+        'train_data': {'path': [str(folder / 'train.jsonl')]},
+        'optimizer': {'lr': 1e-3},
+        'scheduler': {'t_warmup': '1ba'},
+        'max_duration': '4ba',
+        'max_seq_len': 96,
+        'global_train_batch_size': 2,
+        'device': 'cpu',
+        'run_name': 'tiny',
+        'log_to_console': False,
+    }
+    return write(folder / 'train.yaml', {**shared, **values})
+
+
+def test_training_evaluates_as_the_keys_of_llm_foundry_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    settings = tiny.write_tasks(tmp_path)
+    keys = {
+        'icl_tasks': settings['tasks'],
+        'eval_gauntlet': settings['gauntlet'],
+        'icl_seq_len': 64,
+        'icl_subset_num_batches': 1,
+        'device_eval_batch_size': 2,
+        'eval_interval': '3ba',
+        'eval_first': True,
+        'callbacks': {'eval_gauntlet': {'data_root': str(tmp_path), 'save_folder': str(tmp_path / 'gauntlet')}},
+    }
+    assert train_script.main([training_file(tmp_path, **keys)]) == 0
+    folders = sorted(path.name for path in (tmp_path / 'gauntlet').iterdir())
+    assert folders == ['ba0', 'ba3', 'ba4']
+    record = json.loads((tmp_path / 'gauntlet/ba3/results.json').read_text())
+    assert record['config']['max_seq_len'] == 64
+    assert {entry['num_items'] for entry in record['tasks'].values()} == {2}
+    assert 'value' in record['composites']['categories']['all']
+    printed = capsys.readouterr().out
+    assert 'icl_seq_len: 64 -> max_seq_len: 64\n' in printed
+    assert 'eval_interval: 3ba, with eval_first -> interval: [first, 3ba, last]\n' in printed
+
+
+def test_keys_that_disagree_stop_a_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    own = {'eval_gauntlet': {'tasks': 'mine.yaml'}}
+    path = training_file(tmp_path, icl_tasks=tiny.write_tasks(tmp_path)['tasks'], callbacks=own)
+    assert train_script.main([path]) == 2
+    assert 'callbacks.eval_gauntlet.tasks: is mine.yaml' in capsys.readouterr().err
+
+
+def test_each_logger_is_built_by_its_name_with_its_arguments(tmp_path: Path):
+    chosen = {
+        'tensorboard': {'log_dir': 'somewhere'},
+        'file': {'filename': 'log.txt'},
+        'wandb': {'project': 'p'},
+        'mlflow': None,
+    }
+    tensorboard, file, wandb, mlflow = build_loggers(chosen)
+    assert isinstance(tensorboard, TensorboardLogger) and tensorboard.log_dir == 'somewhere'
+    assert isinstance(file, FileLogger) and file.filename_format == 'log.txt'
+    assert isinstance(wandb, WandBLogger) and wandb._init_kwargs['project'] == 'p'
+    assert isinstance(mlflow, MLFlowLogger)
+    assert build_loggers(None) == []
+
+
+def test_every_wrong_name_and_argument_of_loggers_is_named():
+    with pytest.raises(ConfigError) as caught:
+        build_loggers({'wanb': {}, 'file': {'filname': 'x'}, 'mlflow': 3})
+    assert caught.value.problems == (
+        "loggers: unknown key 'wanb', did you mean 'wandb'?",
+        "loggers.file: unknown key 'filname', did you mean 'filename'?",
+        'loggers.mlflow: is 3; allowed: a mapping',
+    )
+
+
+@pytest.mark.parametrize(
+    ('name', 'library'), [('wandb', 'wandb'), ('mlflow', 'mlflow'), ('tensorboard', 'torch.utils.tensorboard')]
+)
+def test_a_logger_without_its_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch, name: str, library: str):
+    monkeypatch.setitem(sys.modules, library, None)  # as Python has it where an import fails
+    with pytest.raises(ConfigError, match=rf"loggers.{name}: .*; pip install 'llmfoundry-gauntlet\[{name}\]'"):
+        build_loggers({name: {}})
