@@ -24,7 +24,7 @@ from composer.core import State
 from composer.loggers import Logger, LoggerDestination, MLFlowLogger, TensorboardLogger, WandBLogger
 from composer.utils import dist
 
-from llmfoundry_gauntlet.scores.keys import BATCH, COMPOSITE_PREFIX, SCORE_PREFIX
+from llmfoundry_gauntlet.scores.keys import BATCH, COMPOSITE_PREFIX, SCORE_PREFIX, SECONDS
 
 log = logging.getLogger(__name__)
 
@@ -32,12 +32,12 @@ MLFLOW_WAIT_SECONDS = 20.0  # for its server, at each evaluation; then the train
 WRITER = 'gauntlet to MLflow'  # the thread that does so
 OURS = BATCH.partition('/')[0]
 
-# The panels of TensorBoard's Custom Scalars; what stands for keys are regular expressions.
-TENSORBOARD_LAYOUT = {
+# The charts of TensorBoard's Custom Scalars; what stands for keys are regular expressions.
+TENSORBOARD_CHARTS: dict[str, dict[str, list[Any]]] = {
     'gauntlet': {
         'composites': ['Multiline', [rf'^{COMPOSITE_PREFIX}/(?!.*/standard_error$).*$']],
         'accuracy of tasks': ['Multiline', [r'^metrics/[^/]+/\d+-shot/InContextLearning[^/]*$']],
-        'seconds': ['Multiline', [rf'^{OURS}/seconds$']],
+        'seconds': ['Multiline', [rf'^{SECONDS}$']],
     },
     'score': {
         'accuracy': ['Multiline', [rf'^{SCORE_PREFIX}/[^/]+/[^/]+/accuracy$']],
@@ -155,13 +155,23 @@ def log_to_tensorboard(destination: TensorboardLogger, rows: Rows, values: dict[
         writer.flush()
         rows.held = scalars_in(Path(writer.log_dir))
         if not rows.held:
-            writer.add_custom_scalars(TENSORBOARD_LAYOUT)
+            writer.add_custom_scalars(tensorboard_layout(values))
         rows.is_open = True
     rounded = {key: float(np.float32(value)) for key, value in values.items()}
     for key in missing(rows.held, rounded, batch, 'TensorboardLogger'):
         writer.add_scalar(key, values[key], global_step=batch)
         rows.held[key, batch] = rounded[key]
     writer.flush()
+
+
+def tensorboard_layout(keys: Iterable[str]) -> dict[str, dict[str, list[Any]]]:
+    """The charts that have at least one of the keys, by section."""
+    logged = list(keys)
+    found = {
+        section: {title: chart for title, chart in charts.items() if any(re.match(chart[1][0], key) for key in logged)}
+        for section, charts in TENSORBOARD_CHARTS.items()
+    }
+    return {section: charts for section, charts in found.items() if charts}
 
 
 def scalars_in(folder: Path) -> dict[tuple[str, int], float]:

@@ -141,6 +141,18 @@ def tensorboard_values(folder: Path) -> Values:
     return {key: [(event.step, event.value) for event in found.Scalars(key)] for key in found.Tags()['scalars']}
 
 
+def tensorboard_charts(folder: Path) -> dict[str, str]:
+    """The charts of Custom Scalars, 'section: title', each with its pattern of keys."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
+
+    found = EventAccumulator(str(folder))
+    found.Reload()
+    (event,) = found.Tensors('custom_scalars__config__')
+    layout = Layout.FromString(event.tensor_proto.string_val[0])
+    return {f'{part.title}: {chart.title}': chart.multiline.tag[0] for part in layout.category for chart in part.chart}
+
+
 def file_values(path: Path) -> Values:
     """The metrics of Composer's file logger."""
     values: Values = {}

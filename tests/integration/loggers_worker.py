@@ -98,8 +98,9 @@ def close(made: Trainer) -> None:
 
 
 def main(folder: Path, mlflow_uri: str, moment: str) -> None:
+    is_resumed = (folder / 'checkpoints').is_dir()  # else Composer would ask W&B, which is offline, for a checkpoint
     destinations = [*local_loggers(folder, resume=True), mlflow_logger(folder, mlflow_uri, resume=True)]
-    made = trainer(folder, destinations, [], autoresume=True)
+    made = trainer(folder, destinations, [], autoresume=is_resumed)
     made.state.callbacks.append(Killer(moment))  # after the gauntlet
     made.fit()
     close(made)

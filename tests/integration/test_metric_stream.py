@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -103,6 +104,16 @@ def test_tensorboard_has_every_value_once_late_ones_too(trained):
     found = logged_values.tensorboard_values(trained[0] / 'tensorboard' / loggers_worker.RUN_NAME)
     assert [step for step, _ in found[ACCURACY]] == [0, 2, 4, 6, 3]
     assert sorted_values(found, expected) == approximately(expected, rel=1e-6)
+
+
+def test_tensorboard_has_charts_of_keys_that_are_there(trained):
+    charts = logged_values.tensorboard_charts(trained[0] / 'tensorboard' / loggers_worker.RUN_NAME)
+    keys = recorded(trained[0])
+    found = {name: {key for key in keys if re.fullmatch(pattern, key)} for name, pattern in charts.items()}
+    assert list(found) == ['gauntlet: composites', 'gauntlet: accuracy of tasks', 'gauntlet: seconds']
+    assert found['gauntlet: composites'] == {f'icl/metrics/eval_gauntlet/{name}' for name in ('all', 'default_average')}
+    assert len(found['gauntlet: accuracy of tasks']) == 7
+    assert found['gauntlet: seconds'] == {'gauntlet/seconds'}
 
 
 def test_files_have_every_value(trained):
