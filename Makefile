@@ -19,7 +19,8 @@ help:
 	@echo 'make bench      time our evaluation, llm-foundry and lm-eval side by side; QUICK=1 in ten minutes,'
 	@echo '                PART=planning what comes before the model, PART=generation replies, PART=programs programs,'
 	@echo '                PART=score the variants of SCORE together and apart, and against lm-eval,'
-	@echo '                PART=budget a training whose evaluations have 10 s, and 30 s'
+	@echo '                PART=budget a training whose evaluations have 10 s, and 30 s,'
+	@echo '                PART=scaling what an evaluation costs on 8 to 512 GPUs, by a model of it (docs/scaling.md)'
 	@echo 'make reference  the environment with llm-foundry and lm-eval that bench and the recorder use'
 
 $(READY): pyproject.toml requirements/constraints.txt
@@ -58,7 +59,7 @@ $(REFERENCE_READY): pyproject.toml requirements/reference.txt
 
 reference: $(REFERENCE_READY)
 
-bench: $(READY) $(if $(filter planning fixed_shots programs budget,$(PART)),,$(REFERENCE_READY))
+bench: $(READY) $(if $(filter planning fixed_shots programs budget scaling,$(PART)),,$(REFERENCE_READY))
 	$(BIN)/python scripts/bench/$(or $(PART),run).py $(if $(QUICK),--quick)
 
 clean:

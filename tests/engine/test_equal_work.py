@@ -6,10 +6,11 @@ as long as the dearest forward of every step together. Every test prints what it
 
 from __future__ import annotations
 
-import sys
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ TASKS = str(ROOT / 'yamls/tasks/gauntlet_v0.1.yaml')
 STAND_INS = {'safety/bbq.jsonl': 'safety/bbq_standin.jsonl'}  # of the real files, where the first is not there
 RANKS = (2, 8, 64)
 ABOVE_MEAN = 0.05
+PIECES = re.compile(r' ?\w{1,6}|.', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +88,32 @@ def prepared(tasks: object, data_root: Path, tokenizer: object, max_seq_len: int
     return prepare_evaluation(load_data(settings, runs_programs=False), Encoder(tokenizer), max_seq_len=max_seq_len)
 
 
+class PieceTokenizer:
+    """A token for each word of up to six letters with the space before it, and for every other sign.
+
+    On the real files about as many as a byte-level BPE of 50,000 entries, in a quarter of the time.
+    """
+
+    eos_token_id = 2
+    pad_token_id = 0
+
+    def __init__(self) -> None:
+        self.ids: dict[str, int] = {}
+
+    def __call__(self, texts: Sequence[str], *, add_special_tokens: bool, **_: Any) -> dict[str, list[list[int]]]:
+        special = [1] if add_special_tokens else []
+        return {'input_ids': [special + [self.id(piece) for piece in PIECES.findall(text)] for text in texts]}
+
+    def id(self, piece: str) -> int:
+        """A number of its own, above those of special tokens."""
+        return self.ids.setdefault(piece, len(self.ids) + 3)
+
+    def decode(self, ids: Sequence[int], **_: Any) -> str:
+        """The pieces of these numbers."""
+        pieces = {number: piece for piece, number in self.ids.items()}
+        return ''.join(pieces.get(number, '') for number in ids)
+
+
 @pytest.fixture(scope='module')
 def own_rows() -> PlannedEvaluation:
     """All 57 tasks over the rows that come with the project, in small batches: there are a thousand items."""
@@ -100,10 +128,6 @@ def real_rows() -> PreparedEvaluation:
     data_root = ROOT.parent / 'shared/data/local_data'
     if not data_root.is_dir():
         pytest.skip('the real evaluation files (../shared/data/local_data) are not here')
-    sys.path.insert(0, str(ROOT / 'scripts/bench'))
-    from materials import make_tokenizer, training_text
-
-    text = training_text(str(data_root / 'world_knowledge'))
     entries = [
         {**entry, 'dataset_uri': name}
         for entry in read_yaml(TASKS)['icl_tasks']
@@ -111,7 +135,7 @@ def real_rows() -> PreparedEvaluation:
         if (data_root / name).is_file()
     ]
     assert len(entries) > 40
-    return prepared(entries, data_root, make_tokenizer(text, 8_000), 2048)
+    return prepared(entries, data_root, PieceTokenizer(), 2048)
 
 
 def test_ranks_have_equally_many_forwards_and_tokens(own_rows: PlannedEvaluation):
