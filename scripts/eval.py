@@ -21,7 +21,7 @@ from rich.console import Console
 from transformers import AutoConfig
 
 from llmfoundry_gauntlet import EvaluationSettings, evaluate
-from llmfoundry_gauntlet.composer.evaluate import default_device
+from llmfoundry_gauntlet.composer.evaluate import DIST_TIMEOUT, default_device
 from llmfoundry_gauntlet.composer.loggers import build_loggers
 from llmfoundry_gauntlet.config.decode import suggestion
 from llmfoundry_gauntlet.config.foundry import EVALUATION_KEYS, ListedModel, map_evaluation
@@ -46,7 +46,6 @@ RUN_KEYS = (
     'resume',
     'repair_journal',
 )
-DIST_TIMEOUT = 300.0  # seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

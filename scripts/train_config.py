@@ -105,7 +105,7 @@ class TrainConfig:
     precision: str | None = None
     cpu_threads: int | None = None  # of torch in each rank; null: what the launcher gives it
     fsdp_config: dict[str, Any] | None = None
-    dist_timeout: float = 600.0
+    dist_timeout: float = 900.0  # seconds; longer than the gauntlet's stall_seconds, which says where a rank hangs
     eval_interval: Any = 1  # of evaluators that do not bring their own; the gauntlet does
     save_folder: str | None = None
     save_interval: str = '1ep'

@@ -31,6 +31,7 @@ from llmfoundry_gauntlet.prompts.encode import Encoder
 from llmfoundry_gauntlet.records.results import check_out
 
 DEVICES = ('cpu', 'gpu')
+DIST_TIMEOUT = 900.0  # seconds after which collectives give up, where there is no process group yet; after the watchdog
 
 
 def evaluate(
@@ -72,7 +73,7 @@ def evaluate(
         check_out(Path(out), overwrite=overwrite, resume=resume)
     callback = EvalGauntlet(**settings, save_folder=None if out is None else str(out))
     callback.resuming = Resuming(wanted=resume, required=True, repair=repair_journal)
-    dist.initialize_dist(device, timeout=300.0)
+    dist.initialize_dist(device, timeout=DIST_TIMEOUT)
     with open_model(str(model), tokenizer=tokenizer, model_config=model_config) as source:
         check_fit(callback, source)
         callback.source = source
