@@ -1,0 +1,206 @@
+"""The training files of real size, cut down to a CPU; and the text that they train on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from paths import ROOT
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from llmfoundry_gauntlet import ConfigError
+from llmfoundry_gauntlet.composer.evaluate import check_fsdp
+
+sys.path.insert(0, str(ROOT / 'scripts'))
+
+import make_demo_data
+import train
+from text_data import TokenRows, tokenised
+from train_config import TrainDataConfig, read_config
+
+HERE = Path(__file__).parent
+YAMLS = {'llama_125m': 123_587_328, 'llama_1b_fsdp': 1_114_982_400}  # and their parameters
+SMALL = [
+    'model.config.num_hidden_layers=2',
+    'model.config.hidden_size=32',
+    'model.config.intermediate_size=64',
+    'model.config.num_attention_heads=2',
+    'max_seq_len=128',
+    'global_train_batch_size=4',
+    'device_train_microbatch_size=2',
+    'precision=fp32',
+    'device=cpu',
+    'log_to_console=false',
+    'callbacks.eval_gauntlet.interval=[first,2ba,last]',
+    'callbacks.eval_gauntlet.score=null',
+    'callbacks.eval_gauntlet.time_budget=null',
+]
+
+
+@pytest.fixture(scope='module')
+def demo_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp('data')
+    make_demo_data.make_demo_data(out=folder, eval_data=ROOT / 'eval_data')
+    return folder
+
+
+def overrides(data: Path, folder: Path) -> list[str]:
+    """Demo data, a tiny model, and tiny tasks in place of the whole Gauntlet."""
+    settings = tiny.write_tasks(folder)
+    (folder / 'replies.yaml').write_text(json.dumps({'icl_tasks': tiny.write_replies(folder)}))
+    settings['tasks'] = f'[{settings["tasks"]},{folder}/replies.yaml]'
+    return [
+        *SMALL,
+        f'tokenizer.name={data}/tokenizer',
+        f'train_data.path=[{data}/train.jsonl]',
+        f'train_data.cache={folder}/tokens',
+        *(f'callbacks.eval_gauntlet.{key}={value}' for key, value in settings.items()),
+        'callbacks.eval_gauntlet.subset_items=2',
+        f'callbacks.eval_gauntlet.save_folder={folder}/gauntlet',
+    ]
+
+
+def written(folder: Path) -> dict[str, int]:
+    """The evaluations of a training, and when their results were written."""
+    return {path.parent.name: path.stat().st_mtime_ns for path in folder.glob('*/results.json')}
+
+
+@pytest.mark.parametrize('name', YAMLS)
+def test_each_file_has_the_parameters_and_tokens_that_it_states(name: str):
+    path = ROOT / 'yamls/train' / f'{name}.yaml'
+    config, lines = read_config(str(path), [])
+    with torch.device('meta'):
+        model = AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(**{'max_position_embeddings': config.max_seq_len, **config.model.config})
+        )
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    assert num_parameters == YAMLS[name] and f'{num_parameters:,} parameters' in path.read_text()
+    batches = int(config.max_duration.removesuffix('ba'))
+    tokens = batches * config.global_train_batch_size * config.max_seq_len
+    assert 0 <= tokens / num_parameters - 20 < 0.01
+    check_fsdp(config.fsdp_config, 'gpu')  # has keys that Composer knows
+    assert config.precision == 'amp_bf16' and config.autoresume and not lines
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings('ignore:The memory monitor only works on CUDA devices:UserWarning')
+def test_llama_125m_trains_evaluates_and_goes_on_where_it_stopped(tmp_path: Path, demo_data: Path):
+    words = [
+        str(ROOT / 'yamls/train/llama_125m.yaml'),
+        *overrides(demo_data, tmp_path),
+        'fsdp_config=null',
+        f'save_folder={tmp_path}/checkpoints',
+        'save_interval=2ba',
+    ]
+    assert train.main([*words, 'max_duration=2ba']) == 0
+    first = written(tmp_path / 'gauntlet')
+    assert sorted(first) == ['ba0', 'ba2']
+    assert train.main([*words, 'max_duration=4ba']) == 0
+    again = written(tmp_path / 'gauntlet')
+    assert sorted(again) == ['ba0', 'ba2', 'ba4'] and again.items() >= first.items()
+    record = json.loads((tmp_path / 'gauntlet/ba4/results.json').read_text())
+    assert record['training']['batch'] == 4 and record['training']['token'] == 4 * 4 * 128
+    assert record['metrics']['gauntlet/unscored_items'] == 0
+
+
+@pytest.mark.slow
+def test_llama_1b_trains_sharded_with_its_blocks_checkpointed(tmp_path: Path, demo_data: Path):
+    """On two ranks of a CPU, which Composer does not do by itself.
+
+    Mutation: with `use_cache` a block that runs again finds twice the keys, and torch raises a CheckpointError.
+    """
+    words = [*overrides(demo_data, tmp_path), 'save_folder=null', 'autoresume=false', 'max_duration=3ba']
+    paths = os.pathsep.join(map(str, (HERE, HERE.parent)))
+    yaml = ROOT / 'yamls/train/llama_1b_fsdp.yaml'
+    composer = Path(sys.executable).parent / 'composer'
+    done = subprocess.run(
+        [composer, '-n', '2', HERE / 'train_fsdp_worker.py', tmp_path / 'found.json', yaml, *words],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': paths},
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    found = json.loads((tmp_path / 'found.json').read_text())
+    assert found['units'] == ['LlamaDecoderLayer', 'LlamaDecoderLayer', 'LlamaForCausalLM']
+    assert found['checkpointed'] == ['LlamaDecoderLayer', 'LlamaDecoderLayer']
+    assert found['batches'] == 3 and 0 < found['loss'] < 20
+    records = [json.loads((tmp_path / f'gauntlet/ba{batch}/results.json').read_text()) for batch in (0, 2, 3)]
+    assert all(record['metrics']['gauntlet/unscored_items'] == 0 for record in records)
+    assert all(record['environment']['num_ranks'] == 2 for record in records)
+
+
+def documents(folder: Path) -> tuple[TrainDataConfig, list[str]]:
+    """Two files of JSON lines, with documents of different lengths and an empty one, and a text file."""
+    texts = ['one two', '', 'a line\nand one\u2028more', 'x' * 30, 'last.']
+    for name, part in (('a', texts[:3]), ('b', texts[3:4])):
+        (folder / f'{name}.jsonl').write_text(''.join(f'{json.dumps({"text": text})}\n' for text in part))
+    (folder / 'c.txt').write_text(texts[4])
+    paths = tuple(str(folder / name) for name in ('a.jsonl', 'b.jsonl', 'c.txt'))
+    return TrainDataConfig(path=paths, cache=str(folder / 'cache')), texts
+
+
+@pytest.mark.parametrize('at_once', [1, 2, 1000])
+def test_rows_are_those_of_the_text_read_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int):
+    monkeypatch.setattr('text_data.DOCUMENTS_AT_ONCE', at_once)
+    config, texts = documents(tmp_path)
+    tokens, ends = tokenised(config, tokenizer := tiny.tokenizer())
+    assert isinstance(tokens, np.memmap) and tokens.dtype == np.uint32
+    wanted = [[*tokenizer(text)['input_ids'], tokenizer.eos_token_id] for text in texts]
+    stream = [token for document in wanted for token in document]
+    packed = TokenRows(tokens=tokens, ends=ends, length=8, packed=True)
+    assert len(packed) == len(stream) // 8 and len(stream) % 8
+    assert [packed[i].tolist() for i in range(len(packed))] == [stream[8 * i : 8 * i + 8] for i in range(len(packed))]
+    single = TokenRows(tokens=tokens, ends=ends, length=8, packed=False)
+    assert [single[i].tolist() for i in range(len(single))] == [document[:8] for document in wanted]
+    assert single[0].dtype == np.int64
+
+
+def test_text_is_tokenised_again_only_where_it_or_the_tokenizer_changed(tmp_path: Path):
+    config, _ = documents(tmp_path)
+    cache = Path(config.cache)
+
+    tokenised(config, tiny.tokenizer())
+    (cache / next(iter(folders_of(cache)))).with_suffix('.unfinished').mkdir()  # as a run that was killed leaves it
+    before = folders_of(cache)
+    tokenised(config, tiny.tokenizer())
+    assert folders_of(cache) == before
+    changed = tiny.tokenizer()
+    changed.add_tokens(['one'])
+    tokenised(config, changed)
+    (tmp_path / 'c.txt').write_text('another')
+    tokens, _ = tokenised(config, tiny.tokenizer())
+    assert len(folders_of(cache)) == len(before) + 2
+    assert tiny.tokenizer().decode(tokens[-8:-1].tolist()) == 'another'
+
+
+def folders_of(cache: Path) -> dict[str, int]:
+    """The finished folders of a cache, and when their tokens were written."""
+    return {path.parent.name: path.stat().st_mtime_ns for path in cache.glob('*/tokens.uint32')}
+
+
+@pytest.mark.parametrize(
+    ('line', 'problem'),
+    [
+        ('{"text": "x"', 'bad.jsonl:2: is not JSON'),
+        ('{"txet": "x"}', 'bad.jsonl:2: has no text'),
+        ('{"text": 3}', 'bad.jsonl:2: has no text'),
+        ('["x"]', 'bad.jsonl:2: has no text'),
+    ],
+)
+def test_a_wrong_line_is_named_and_leaves_nothing_that_looks_finished(tmp_path: Path, line: str, problem: str):
+    path = tmp_path / 'bad.jsonl'
+    path.write_text(f'{{"text": "good"}}\n{line}\n')
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=problem):
+            tokenised(TrainDataConfig(path=(str(path),)), tiny.tokenizer())
+    with pytest.raises(ConfigError, match=r'gone.jsonl cannot be read: No such file'):
+        tokenised(TrainDataConfig(path=(str(tmp_path / 'gone.jsonl'),)), tiny.tokenizer())
