@@ -51,22 +51,23 @@ def load_network(name: str, config: PretrainedConfig, weights: Weights, device: 
     targets = network.state_dict()
     places = places_of(network, weights.tensors)
     check_names(name, network, places, weights.model_type)
-    found = {stored: own for own, stored in places.items() if own in targets}
-    check_tensors(name, {stored: (weights.tensors[stored], targets[own]) for stored, own in found.items()})
-    seen = set()
-    wanted = {}
-    for own, target in targets.items():
-        place = identity(target)
-        if own in places and place not in seen:  # of tied weights the first
-            wanted[places[own]] = target
-            seen.add(place)
-    weights.copy_into(wanted)
+    found = {places[own]: target for own, target in targets.items() if own in places}
+    check_tensors(name, {stored: (weights.tensors[stored], target) for stored, target in found.items()})
+    weights.copy_into({stored: found[stored] for stored in first_of_tied(found)})
     return network
 
 
 def identity(tensor: torch.Tensor) -> tuple[int, torch.Size]:
     """What tied weights have in common."""
     return tensor.data_ptr(), tensor.shape
+
+
+def first_of_tied(tensors: Mapping[str, torch.Tensor]) -> list[str]:
+    """The names of tensors, of tied ones the first."""
+    firsts: dict[tuple[int, torch.Size], str] = {}
+    for name, tensor in tensors.items():
+        firsts.setdefault(identity(tensor), name)
+    return list(firsts.values())
 
 
 def places_of(network: Any, stored: Collection[str]) -> dict[str, str]:
@@ -77,32 +78,24 @@ def places_of(network: Any, stored: Collection[str]) -> dict[str, str]:
     return {own: name for name, own in renamed.items()}
 
 
-def check_names(name: str, network: Any, own_names: Collection[str], model_type: str | None) -> None:
-    """Raises ModelError unless all weights are there and nothing else is."""
+def check_names(name: str, network: Any, places: Mapping[str, str], model_type: str | None) -> None:
+    """Raises ModelError unless all weights are stored and nothing else is, by their `places_of`."""
     targets = network.state_dict()
-    found = {identity(targets[own]) for own in own_names if own in targets}
     buffers = dict(network.named_buffers())
-    optional = '|'.join(network._keys_to_ignore_on_load_missing or ()) or '$^'
-    ignored = '|'.join(network._keys_to_ignore_on_load_unexpected or ()) or '$^'
-    missing = [
-        own
-        for own, target in targets.items()
-        if own not in own_names and identity(target) not in found and not (own in buffers and re.search(optional, own))
-    ]
+    found = {identity(targets[own]) for own in places if own in targets}
+    lacking = {own: target for own, target in targets.items() if identity(target) not in found}
+    optional = '|'.join(network._keys_to_ignore_on_load_missing or ()) or '$^'  # buffers are there already
+    missing = [own for own in first_of_tied(lacking) if own not in buffers or not re.search(optional, own)]
+    ignored = '|'.join([*(network._keys_to_ignore_on_load_unexpected or ()), r'rotary_emb\.inv_freq'])
     unknown = [
-        own
-        for own in own_names
-        if own not in targets
-        and own not in buffers
-        and 'rotary_emb.inv_freq' not in own
-        and not re.search(ignored, own)
+        stored
+        for own, stored in places.items()
+        if own not in targets and own not in buffers and not re.search(ignored, own)
     ]
     if not missing and not unknown:
         return
-    known_type = network.config.model_type
-    types = (
-        f'is of {known_type}' if model_type in (None, known_type) else f'is of {known_type}, they are of {model_type}'
-    )
+    own_type = network.config.model_type
+    types = f'is of {own_type}' if model_type in (None, own_type) else f'is of {own_type}, they are of {model_type}'
     raise ModelError(
         f'{name}: the weights do not fit the configuration, which {types}: {listed(missing)} missing, '
         f'{listed(unknown)} not known to it; give the configuration that they were trained with (--model-config)'

@@ -1,0 +1,212 @@
+"""Models that cannot be evaluated: `gauntlet run` says in a line what is wrong with which file, with status 2."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import networks
+import object_store
+import pytest
+import tiny
+import torch
+from composer.models import HuggingFaceModel
+from paths import FIXTURES
+from torch.distributed.checkpoint import FileSystemWriter, save
+
+s3_server = object_store.s3_server
+ROTARY = FIXTURES / 'models' / 'rotary_bos'
+
+
+@pytest.fixture(scope='module')
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of 259 tokens in each form, and tasks."""
+    folder = tmp_path_factory.mktemp('models')
+    tiny.write_tasks(folder)
+    network = networks.network('llama', vocab_size=259, max_position_embeddings=128)
+    network.save_pretrained(folder / 'several', max_shard_size='20KB')
+    network.save_pretrained(folder / 'one')
+    for name in ('one', 'several'):
+        tiny.tokenizer().save_pretrained(folder / name)
+    model = HuggingFaceModel(network, tokenizer=tiny.tokenizer())
+    content = {'state': {'model': model.state_dict(), 'integrations': {'huggingface': model.get_metadata()}}}
+    torch.save(content, folder / 'whole.pt')
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # torch's own storages, and that one rank saves alone
+        save(content, storage_writer=FileSystemWriter(folder / 'sharded'), no_dist=True)
+    return folder
+
+
+@pytest.fixture
+def refused(gauntlet: Any, models: Path, tmp_path: Path) -> Callable[..., str]:
+    """What `gauntlet run` says of a model that it refuses."""
+
+    def run(model: Any, *words: Any) -> str:
+        settings = ('--tasks', models / 'tasks.yaml', '--data-root', models, '--out', tmp_path / 'out')
+        status, _, error = gauntlet('run', '--model', model, *settings, '--device', 'cpu', *words)
+        assert (status, error.count('error: ')) == (2, 1), error
+        assert not (tmp_path / 'out').exists()
+        return error.partition('error: ')[2].strip()
+
+    return run
+
+
+def cut(path: Path, size: int) -> Path:
+    """The file without its end."""
+    with path.open('r+b') as file:
+        file.truncate(size)
+    return path
+
+
+def test_a_checkpoint_of_another_architecture(models: Path, tmp_path: Path, refused: Callable[..., str]):
+    network = networks.network('gpt2', vocab_size=259)
+    network.config.save_pretrained(tmp_path / 'gpt2')
+    num_wanted = len([name for name in network.state_dict() if name != 'lm_head.weight'])  # which is tied
+    error = refused(models / 'whole.pt', '--model-config', tmp_path / 'gpt2')
+    assert error.startswith(f'{models / "whole.pt"}: the weights do not fit the configuration, which is of gpt2, they')
+    assert f'they are of llama: {num_wanted} (transformer.h.0.attn.c_attn.bias, ' in error
+    assert (
+        f' missing, {len(networks.network("llama").state_dict())} (lm_head.weight, model.embed_tokens.weight, ' in error
+    )
+    assert error.count(', ...)') == 2 and error.count('.weight') + error.count('.bias') == 10
+    assert '--model-config' in error
+
+
+def test_a_weight_that_is_not_there(models: Path, tmp_path: Path, refused: Callable[..., str]):
+    content = torch.load(models / 'whole.pt', weights_only=False)
+    del content['state']['model']['model.model.norm.weight']
+    torch.save(content, tmp_path / 'x.pt')
+    error = refused(tmp_path / 'x.pt')
+    assert 'which is of llama: 1 (model.norm.weight) missing, none not known to it' in error
+
+
+@pytest.mark.parametrize('model', ['whole.pt', 'sharded', 'one'])
+def test_shapes_that_differ(models: Path, tmp_path: Path, refused: Callable[..., str], model: str):
+    config = networks.network('llama', vocab_size=259, intermediate_size=80, max_position_embeddings=128).config
+    config.save_pretrained(tmp_path / 'wide')
+    error = refused(models / model, '--model-config', tmp_path / 'wide')
+    wrong = 'model.layers.0.mlp.gate_proj.weight is [64, 32] in the file and [80, 32] in the model; '
+    assert f'{models / model}: the weights do not fit the configuration: {wrong}' in error
+    assert '; ...;' in error and error.count(' in the model') == 5
+
+
+@pytest.mark.parametrize('share', [0.0, 0.5, 0.999])
+def test_a_file_that_is_cut_off(models: Path, tmp_path: Path, refused: Callable[..., str], share: float):
+    path = shutil.copy(models / 'whole.pt', tmp_path / 'x.pt')
+    size = int(path.stat().st_size * share)
+    assert f'{path}: is cut off after {size} bytes: the directory at its end is missing' in refused(cut(path, size))
+
+
+def test_files_that_are_something_else(models: Path, tmp_path: Path, refused: Callable[..., str]):
+    (tmp_path / 'text.pt').write_text('no checkpoint')
+    assert 'text.pt: is not a Composer checkpoint: it is not a file as torch.save' in refused(tmp_path / 'text.pt')
+    torch.save({'weights': {}}, tmp_path / 'x.pt')
+    assert "x.pt: is not a Composer checkpoint: it has no 'state' with a 'model'" in refused(tmp_path / 'x.pt')
+    shutil.copy(models / 'whole.pt', tmp_path / 'x.pt.gz')
+    assert 'x.pt.gz: is packed; unpack it first' in refused(tmp_path / 'x.pt.gz')
+    (tmp_path / 'latest-rank0.pt').symlink_to('ep1-ba2-rank0.pt')
+    assert 'latest-rank0.pt: leads to ep1-ba2-rank0.pt, which is not there' in refused(tmp_path / 'latest-rank0.pt')
+    torch.save({'state': {'model': {}}}, tmp_path / 'y.pt')
+    given = 'give them with --model-config and --tokenizer'
+    assert f'y.pt: holds no Hugging Face configuration and tokenizer; {given}' in refused(tmp_path / 'y.pt')
+
+
+def test_a_hugging_face_folder_that_is_damaged(models: Path, tmp_path: Path, refused: Callable[..., str]):
+    folder = shutil.copytree(models / 'several', tmp_path / 'several')
+    files = sorted(folder.glob('model-*.safetensors'))
+    size = files[1].stat().st_size - 100
+    cut(files[1], size)
+    assert f'{files[1]}: cannot be read ({size} bytes): ' in refused(folder)
+    files[1].unlink()
+    index = folder / 'model.safetensors.index.json'
+    assert f'{index}: of {len(files)} files 1 are missing: {files[1].name}' in refused(folder)
+    index.write_text('{"weight_map": ')
+    assert f'{index}: cannot be read: ' in refused(folder)
+    index.unlink()
+    assert f'{folder}: holds no weights; allowed: model.safetensors, ' in refused(folder)
+
+
+def test_a_sharded_checkpoint_that_is_damaged(models: Path, tmp_path: Path, refused: Callable[..., str]):
+    folder = shutil.copytree(models / 'sharded', tmp_path / 'ep0-ba2')
+    shard = folder / '__0_0.distcp'
+    size = shard.stat().st_size
+    cut(shard, size - 1)
+    assert f'{shard}: is cut off after {size - 1} of {size} bytes' in refused(folder)
+    shard.unlink()
+    assert f'{folder}: of 1 files 1 are missing: __0_0.distcp' in refused(folder)
+    metadata = cut(folder / '.metadata', 100)
+    assert f'{metadata}: cannot be read: ' in refused(folder)
+    shard.write_bytes(b'')
+    metadata.unlink()
+    assert f'{folder}: holds shards but no .metadata, which is written last' in refused(folder)
+
+
+def test_a_shard_with_other_bytes_in_it(models: Path, tmp_path: Path, refused: Callable[..., str]):
+    folder = shutil.copytree(models / 'sharded', tmp_path / 'ep0-ba2')
+    shard = folder / '__0_0.distcp'
+    shard.write_bytes(b'\xff' * shard.stat().st_size)
+    assert f'{folder}: cannot be read: ' in refused(folder)
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model(models: Path, refused: Callable[..., str]):
+    error = refused(models / 'whole.pt', '--tokenizer', ROTARY)
+    assert 'tokenizer and model do not fit: the tokenizer has 900 tokens with ids up to 899, the embedding of' in error
+    assert 'the model (llama) has 259 rows; give the tokenizer that the model was trained with' in error
+
+
+def test_weights_that_are_no_floating_numbers(models: Path, tmp_path: Path, refused: Callable[..., str]):
+    content = torch.load(models / 'whole.pt', weights_only=False)
+    content['state']['model'] = {name: value.to(torch.int8) for name, value in content['state']['model'].items()}
+    torch.save(content, tmp_path / 'x.pt')
+    error = refused(tmp_path / 'x.pt')
+    assert 'the weights cannot be read: model.embed_tokens.weight is int8, ' in error and 'allowed: float32, ' in error
+    folder = shutil.copytree(models / 'one', tmp_path / 'one')
+    config = json.loads((folder / 'config.json').read_text())
+    (folder / 'config.json').write_text(json.dumps({**config, 'quantization_config': {'quant_method': 'fp8'}}))
+    assert f'{folder}: has quantised weights; allowed: float32, ' in refused(folder)
+
+
+def test_a_folder_of_checkpoints_is_listed(models: Path, tmp_path: Path, refused: Callable[..., str]):
+    """As a training leaves it: files, a sharded one, links, and what has nothing to do with it."""
+    folder = tmp_path / 'checkpoints'
+    shutil.copytree(models / 'sharded', folder / 'ep0-ba4')
+    shutil.copy(models / 'whole.pt', folder / 'ep0-ba2-rank0.pt')
+    (folder / 'latest-rank0.pt').symlink_to('ep0-ba2-rank0.pt')
+    (folder / 'notes.txt').write_text('')
+    named = 'ep0-ba2-rank0.pt, ep0-ba4/, latest-rank0.pt'
+    assert refused(folder).endswith(f'is a folder of 3 checkpoints; name one of them: {named}')
+    shutil.copytree(models / 'one', folder / 'hf')
+    assert 'is a folder of 4 checkpoints; name one of them: ep0-ba2-rank0.pt, ep0-ba4/, hf/, ' in refused(folder)
+
+
+def test_what_is_not_in_s3(models: Path, s3_server: Any, refused: Callable[..., str]):
+    for name in ('ep0-ba2-rank0.pt', 'ep0-ba4-rank0.pt'):
+        s3_server.client.upload_file(str(models / 'whole.pt'), s3_server.bucket, f'run/{name}')
+    for link, text in (('gone', 'run/ep0-ba9-rank0.pt'), ('round', 'run/round.symlink')):
+        s3_server.client.put_object(Bucket=s3_server.bucket, Key=f'run/{link}.symlink', Body=text.encode())
+    s3_server.client.put_object(Bucket=s3_server.bucket, Key='hf/config.json', Body=b'{"model_type": "llama"}')
+    folder = refused(s3_server.uri('run'))
+    assert 'is a folder of 4 checkpoints; name one of them: ep0-ba2-rank0.pt, ep0-ba4-rank0.pt, gone.sym' in folder
+    absent = s3_server.uri('run/ep0-ba9-rank0.pt')
+    assert refused(absent) == f'{absent}: there is no such object, and nothing below it'
+    gone = refused(s3_server.uri('run/gone.symlink'))
+    assert gone.startswith(f"{s3_server.uri('run/gone.symlink')}: leads to 'run/ep0-ba9-rank0.pt': s3://")
+    assert "leads to 'run/round.symlink'; allowed: the key of" in refused(s3_server.uri('run/round.symlink'))
+    assert 's3://no-such-bucket' in (error := refused('s3://no-such-bucket/x.pt')) and 'no such bucket' in error
+    assert refused(s3_server.uri('hf')).startswith(s3_server.uri('hf')), 'not the temporary folder'
+
+
+def test_s3_itself(s3_server: Any, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv('AWS_MAX_ATTEMPTS', '1')
+    monkeypatch.setenv('S3_ENDPOINT_URL', 'http://127.0.0.1:9')
+    error = refused(s3_server.uri('x.pt'))
+    assert 'at http://127.0.0.1:9: the endpoint does not answer' in error and 'check the network' in error
+    monkeypatch.delenv('AWS_ACCESS_KEY_ID')
+    monkeypatch.delenv('AWS_SECRET_ACCESS_KEY')
+    monkeypatch.setenv('AWS_SHARED_CREDENTIALS_FILE', '/nowhere')
+    monkeypatch.setenv('AWS_CONFIG_FILE', '/nowhere')
+    assert 'there are no credentials; set AWS_ACCESS_KEY_ID' in refused(s3_server.uri('x.pt'))

@@ -1,0 +1,143 @@
+"""Networks out of files are those that transformers makes of the same files, bit for bit."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import networks
+import pytest
+import tiny
+import torch
+import transformers
+from composer.models import HuggingFaceModel
+from paths import FIXTURES
+from torch.distributed.checkpoint import FileSystemWriter, save
+
+from llmfoundry_gauntlet.composer.models import open_model
+
+CPU = torch.device('cpu')
+IDS = torch.arange(3, 40)[None]
+FAMILIES = ('llama', 'gemma2, sdpa', 'gpt2', 'gpt_neox', 'opt', 'mpt', 'bloom', 'falcon', 'gpt_bigcode', 'qwen3_moe')
+
+
+def loaded(model: Any) -> Any:
+    with open_model(str(model)) as source:
+        return source.load(CPU)
+
+
+def check_same(network: Any, expected: Any) -> None:
+    """Weights, buffers, logits and what ends a reply, to the last bit."""
+    for kind in ('named_parameters', 'named_buffers'):
+        found, wanted = dict(getattr(network, kind)()), dict(getattr(expected, kind)())
+        assert found.keys() == wanted.keys()
+        for name, value in found.items():
+            assert value.dtype == wanted[name].dtype and torch.equal(value, wanted[name]), name
+    with torch.no_grad():
+        assert torch.equal(network(input_ids=IDS).logits, expected(input_ids=IDS).logits)
+    assert network.generation_config.to_dict() == expected.generation_config.to_dict()
+    assert not network.training
+
+
+def expected_of(folder: Path) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, torch_dtype=torch.float32)
+
+
+def save_checkpoints(network: Any, folder: Path) -> None:
+    """Composer's checkpoint of weights alone, as one file and sharded."""
+    model = HuggingFaceModel(network, tokenizer=tiny.tokenizer())
+    content = {'state': {'model': model.state_dict(), 'integrations': {'huggingface': model.get_metadata()}}}
+    torch.save(content, folder / 'whole.pt')
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # torch's own storages, and that one rank saves alone
+        save(content, storage_writer=FileSystemWriter(folder / 'sharded'), no_dist=True)
+
+
+def save_folder(network: Any, folder: Path, **arguments: Any) -> Path:
+    network.save_pretrained(folder, **arguments)
+    tiny.tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize('is_tied', [False, True])
+@pytest.mark.parametrize('is_half', [False, True])
+@pytest.mark.parametrize('family', FAMILIES)
+def test_every_form_gives_the_network_of_transformers(tmp_path: Path, family: str, is_half: bool, is_tied: bool):
+    """Mutation: without `tie_weights` tied outputs are whatever was in memory."""
+    network = networks.network(family, vocab_size=259, tie_word_embeddings=is_tied)
+    network = network.bfloat16() if is_half else network
+    save_folder(network, tmp_path)
+    save_checkpoints(network, tmp_path)
+    expected = expected_of(tmp_path)
+    check_same(loaded(tmp_path), expected)
+    for form in ('whole.pt', 'sharded'):
+        expected.generation_config = transformers.GenerationConfig.from_model_config(expected.config)
+        check_same(loaded(tmp_path / form), expected)
+
+
+@pytest.mark.parametrize('name', ['rotary_bos', 'alibi_pad_eos'])
+def test_the_fixture_models_are_those_of_transformers(name: str):
+    folder = FIXTURES / 'models' / name
+    check_same(loaded(folder), expected_of(folder))
+
+
+def test_a_folder_may_hold_files_of_torch_and_names_without_the_prefix(tmp_path: Path):
+    """As old folders do: pytorch_model.bin, and the names of the model without its output layer."""
+    network = networks.network('gpt2', vocab_size=259)
+    for name, part, size in (('bin', network, '1GB'), ('bins', network, '40KB'), ('bare', network.transformer, '1GB')):
+        folder = save_folder(part, tmp_path / name, safe_serialization=name == 'bare', max_shard_size=size)
+        check_same(loaded(folder), expected_of(folder))
+    assert len(list((tmp_path / 'bins').glob('*.bin'))) > 1
+
+
+def test_what_ends_a_reply_is_read_from_the_folder(tmp_path: Path):
+    network = networks.network('llama', vocab_size=259)
+    network.generation_config.eos_token_id = [1, 7]
+    assert loaded(save_folder(network, tmp_path)).generation_config.eos_token_id == [1, 7]
+
+
+def test_a_name_of_the_hub_is_read_from_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    commit = '0' * 40
+    cached = tmp_path / 'models--someone--tiny'
+    save_folder(networks.network('llama', vocab_size=259), cached / 'snapshots' / commit)
+    (cached / 'refs').mkdir()
+    (cached / 'refs' / 'main').write_text(commit)
+    for module in ('huggingface_hub.constants', 'transformers.utils.hub'):
+        for name in ('HF_HUB_CACHE', 'TRANSFORMERS_CACHE'):
+            monkeypatch.setattr(f'{module}.{name}', str(tmp_path), raising=False)
+    check_same(loaded('someone/tiny'), expected_of(cached / 'snapshots' / commit))
+
+
+def test_weights_that_lie_in_another_order_are_read_right(tmp_path: Path):
+    """Tensors that are views of others: a transposed one, and two of one storage."""
+    network = networks.network('llama', vocab_size=259)
+    expected = save_folder(network, tmp_path / 'folder')
+    save_checkpoints(network, tmp_path)
+    content = torch.load(tmp_path / 'whole.pt', weights_only=False)
+    state = content['state']['model']
+    both = torch.stack(
+        [state['model.model.layers.0.mlp.up_proj.weight'], state['model.model.layers.1.mlp.up_proj.weight']]
+    )
+    for layer in range(2):
+        state[f'model.model.layers.{layer}.mlp.up_proj.weight'] = both[layer]
+        gate = f'model.model.layers.{layer}.mlp.gate_proj.weight'
+        state[gate] = state[gate].T.contiguous().T
+    torch.save(content, tmp_path / 'views.pt')
+    network = loaded(tmp_path / 'views.pt')
+    wanted = expected_of(expected).state_dict()
+    assert all(torch.equal(value, wanted[name]) for name, value in network.state_dict().items())
+
+
+def test_the_files_may_go_once_the_network_is_there(tmp_path: Path):
+    """Mutation: weights that stay mapped are of the file, and change with it."""
+    network = networks.network('llama', vocab_size=259)
+    folder = save_folder(network, tmp_path / 'folder')
+    found, expected = loaded(folder), expected_of(shutil.copytree(folder, tmp_path / 'copy'))
+    weights = folder / 'model.safetensors'
+    size = weights.stat().st_size
+    with weights.open('r+b') as file:
+        file.write(b'\0' * size)
+    shutil.rmtree(folder)
+    check_same(found, expected)

@@ -1,0 +1,86 @@
+"""What wants processes of its own: sharded checkpoints, several ranks that read one, and the memory of reading.
+
+composer -n 2 checkpoint_worker.py train FOLDER  trains under FSDP, evaluates, writes sharded checkpoints
+composer -n 2 checkpoint_worker.py evaluate OUT MODEL...  into OUT/0 and so on; OUT/downloads: which rank loads what
+python checkpoint_worker.py measure MODEL...           prints each one's bytes in memory, as a JSON line
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+from pathlib import Path
+
+import tiny
+import torch
+from composer.utils import dist
+
+from llmfoundry_gauntlet import EvalGauntlet, evaluate
+from llmfoundry_gauntlet.composer.models import open_model
+from llmfoundry_gauntlet.composer.stores import S3Folder
+
+CPU = torch.device('cpu')
+
+
+def train(folder: Path) -> None:
+    """Two checkpoints in `folder/checkpoints`, and records of the evaluations before them in `folder/records`."""
+    # Composer 0.32 asks for the current GPU where it shards, whatever the device.
+    torch.cuda.current_device = lambda: CPU
+    torch.cuda.synchronize = lambda *_: None
+    settings = tiny.write_tasks(folder) if dist.get_global_rank() == 0 else {}
+    dist.initialize_dist('cpu', timeout=60.0)
+    settings = dist.all_gather_object(settings)[0]
+    trainer = tiny.trainer(
+        [EvalGauntlet(**settings, interval='2ba', save_folder=str(folder / 'records'))],
+        max_duration='4ba',
+        save_folder=str(folder / 'checkpoints'),
+        save_interval='2ba',
+        parallelism_config={'fsdp': {'sharding_strategy': 'FULL_SHARD', 'state_dict_type': 'sharded'}},
+    )
+    trainer.fit()
+    trainer.close()
+
+
+def evaluate_on_ranks(out: Path, models: list[str]) -> None:
+    """The tasks in `out`."""
+    download = S3Folder.download
+
+    def noted(self: S3Folder, name: str, path: Path) -> None:
+        with (out / 'downloads').open('a') as file:
+            file.write(f'{dist.get_global_rank()} {self.uri} {name}\n')
+        download(self, name, path)
+
+    S3Folder.download = noted
+    settings = {'tasks': str(out / 'tasks.yaml'), 'gauntlet': str(out / 'gauntlet.yaml'), 'data_root': str(out)}
+    for number, model in enumerate(models):
+        evaluate(model, **settings, out=out / str(number), device='cpu')
+
+
+def measure(model: str) -> dict[str, int]:
+    """The most memory before and after the weights are read, and the size of the float32 weights, in bytes."""
+    with open_model(model) as source:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        network = source.load(CPU)
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    assert all(parameter.dtype == torch.float32 for parameter in network.parameters())
+    return {'before': before, 'after': after, 'weights': sum(value.nbytes for value in network.parameters())}
+
+
+def main(command: str, *words: str) -> None:
+    if command == 'train':
+        train(Path(words[0]))
+    elif command == 'evaluate':
+        evaluate_on_ranks(Path(words[0]), list(words[1:]))
+    else:
+        for word in words:
+            child = os.fork()  # so that each has a most of its own
+            if not child:
+                print(json.dumps({'model': word, **measure(word)}), flush=True)
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+
+
+if __name__ == '__main__':
+    main(*sys.argv[1:])
