@@ -36,7 +36,7 @@ from llmfoundry_gauntlet.options import (
     Tokens,
     Truncation,
 )
-from llmfoundry_gauntlet.watch_command import watch
+from llmfoundry_gauntlet.watch import watch
 
 CHECK_FAILED, MISTAKE, BROKEN = 1, 2, 3  # exit statuses
 

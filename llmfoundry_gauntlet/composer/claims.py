@@ -15,7 +15,7 @@ import platform
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -39,6 +39,7 @@ class Claim:
     state: str = RUNNING
     reason: str | None = None  # of damage
     out: str | None = None  # folder of the records
+    sizes: Mapping[str, int] | None = None  # the questions of each task that fit into the time budget, once done
     host: str = ''
     pid: int = 0
     owner: str = ''  # a watcher's own mark
@@ -110,18 +111,27 @@ class ClaimBoard:
             return None
         if claim.version != version and claim.checkpoint:
             return None  # it is of what was overwritten
-        if claim.state == RUNNING and claim.owner != self.owner and self.has_expired(checkpoint, claim):
+        if claim.state == RUNNING and claim.owner != self.owner and self._has_expired(key_of(checkpoint), claim):
             return None
         return claim
 
-    def has_expired(self, checkpoint: str, claim: Claim) -> bool:
+    def _has_expired(self, key: str, claim: Claim) -> bool:
         """Whether a claim has stayed as it is for so long that its owner must be dead."""
-        _, since = self._seen[self._name(key_of(checkpoint), claim.generation)]
+        _, since = self._seen[self._name(key, claim.generation)]
         return time.monotonic() - since > self.expires_seconds
 
     def latest(self, checkpoint: str) -> Claim | None:
         """The newest claim of a checkpoint, whether it counts or not."""
         return self._claims.get(key_of(checkpoint))
+
+    def sizes(self) -> Mapping[str, int] | None:
+        """The questions of each task that fit into the time budget, as the first evaluation has found."""
+        return next((claim.sizes for claim in self._claims.values() if claim.sizes is not None), None)
+
+    def is_anything_running(self) -> bool:
+        """Whether a watcher is at work whose claim has not expired."""
+        running = [(key, claim) for key, claim in self._claims.items() if claim.state == RUNNING]
+        return any(not self._has_expired(key, claim) for key, claim in running)
 
     def take(self, checkpoint: str, version: str, *, out: str | None = None) -> Claim | None:
         """This watcher's claim, None where another one was faster. Only where nothing is `standing`."""

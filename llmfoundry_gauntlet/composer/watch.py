@@ -5,6 +5,9 @@ from __future__ import annotations
 import atexit
 import gc
 import logging
+import re
+import signal
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import PurePosixPath
@@ -15,10 +18,10 @@ from composer.core import Engine, Precision, State
 from composer.loggers import Logger, LoggerDestination
 from composer.utils import dist
 
-from llmfoundry_gauntlet.composer.callback import on_first_rank
+from llmfoundry_gauntlet.composer.callback import EvalGauntlet, on_first_rank
 from llmfoundry_gauntlet.composer.checkpoint_folders import HUGGING_FACE
 from llmfoundry_gauntlet.composer.claims import DAMAGED, DONE, Heartbeat
-from llmfoundry_gauntlet.composer.evaluate import DEVICES, check_choice, default_device, evaluate
+from llmfoundry_gauntlet.composer.evaluate import DEVICES, DIST_TIMEOUT, check_choice, default_device, evaluate
 from llmfoundry_gauntlet.composer.loggers import build_loggers
 from llmfoundry_gauntlet.composer.stores import StoreError
 from llmfoundry_gauntlet.composer.watcher import BAD, FAILED, Due, Pause, Row, Watcher, WatchSettings
@@ -32,6 +35,32 @@ log = logging.getLogger(__name__)
 MEET_SECONDS = 10.0  # ranks that wait for the next checkpoint meet so often: none runs into a collective's time-out
 
 
+class Ending:
+    """That this process is told to end. What the signal raises may be swallowed, as in the finalizer of an object."""
+
+    def __init__(self) -> None:
+        self.status: int | None = None
+        self.before: dict[int, Any] = {}
+
+    def __enter__(self) -> Ending:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self.before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: object) -> None:
+        self.status = 128 + number
+        sys.exit(self.status)
+
+    def check(self) -> None:
+        """Raises SystemExit where it is so."""
+        if self.status is not None:
+            sys.exit(self.status)
+
+
 class ClaimLostError(Exception):
     """Another watcher has taken over, as this one was silent for too long."""
 
@@ -40,21 +69,28 @@ class Overseer(LoggerDestination):
     """What is done about the watch while a Trainer evaluates; Composer calls it as it does loggers.
 
     All ranks end an evaluation together when its claim is lost. A Hugging Face folder does not say which training
-    batch it is of, so the name does, and metrics are logged at that step.
+    batch it is of, so the name does, and metrics are logged at that step. With a time budget all checkpoints are asked
+    the same, as those of one training are.
     """
 
-    def __init__(self, heartbeat: Heartbeat | None, due: Due) -> None:
+    def __init__(self, heartbeat: Heartbeat | None, due: Due, ending: Ending) -> None:
         self.heartbeat = heartbeat  # on the first rank
         self.due = due
+        self.ending = ending
 
     def eval_standalone_start(self, state: State, logger: Logger) -> None:
-        """Sets the training step that metrics are logged at."""
+        """Sets the training step that metrics are logged at, and what fits into the time budget."""
+        if self.due.sizes is not None:
+            for callback in state.callbacks:
+                if isinstance(callback, EvalGauntlet):
+                    callback.load_state_dict({'sizes': [dict(self.due.sizes)]})
         batch = self.due.checkpoint.batch
         if self.due.checkpoint.kind == HUGGING_FACE and batch is not None:
             state.timestamp = state.timestamp.copy(batch=batch)
 
     def eval_batch_end(self, state: State, logger: Logger) -> None:
-        """Raises ClaimLostError on all ranks."""
+        """Raises ClaimLostError on all ranks, SystemExit where the process is told to end."""
+        self.ending.check()
         is_lost = [self.heartbeat is not None and self.heartbeat.is_lost]
         dist.broadcast_object_list(is_lost, src=0)
         if is_lost[0]:
@@ -74,37 +110,40 @@ def watch(wanted: WatchSettings) -> list[Row]:
         check_choice('precision', wanted.precision, [value.value for value in Precision])
     build_loggers(wanted.loggers)
     data = load_data(decode_settings({**wanted.settings, 'save_folder': str(wanted.out)}, 'watch'))
-    dist.initialize_dist(device)
+    dist.initialize_dist(device, timeout=DIST_TIMEOUT)
     watchers: list[Watcher] = []  # one, on the first rank
     on_first_rank(lambda: watchers.append(Watcher(wanted, data)))
     watcher = watchers[0] if watchers else None
-    try:
-        while (step := on_first_rank(lambda: watchers[0].next_step())) is not None:
-            if isinstance(step, Pause):
-                pause(step.seconds)
-            else:
-                run(step, wanted, watcher, device)
-                free_memory()
-    finally:
-        if watcher is not None:
-            watcher.release()
+    with Ending() as ending:
+        try:
+            while (step := on_first_rank(lambda: watchers[0].next_step())) is not None:
+                if isinstance(step, Pause):
+                    pause(step.seconds, ending)
+                else:
+                    run(step, wanted, watcher, device, ending)
+                    free_memory()
+                ending.check()
+        finally:
+            if watcher is not None:
+                watcher.release()
     return [] if watcher is None else watcher.table()
 
 
-def pause(seconds: float) -> None:
+def pause(seconds: float, ending: Ending) -> None:
     """Waits on all ranks, which meet in between."""
     end = time.monotonic() + seconds
     while (left := on_first_rank(lambda: end - time.monotonic())) > 0:
+        ending.check()
         time.sleep(min(left, MEET_SECONDS))
 
 
-def run(due: Due, wanted: WatchSettings, watcher: Watcher | None, device: str) -> None:
+def run(due: Due, wanted: WatchSettings, watcher: Watcher | None, device: str, ending: Ending) -> None:
     """Evaluates a checkpoint on all ranks and says what came of it. Raises GauntletError where the user is wrong."""
     if watcher is None or watcher.claim is None:
-        outcome(due, wanted, Overseer(None, due), device)
+        outcome(due, wanted, Overseer(None, due, ending), device)
         return
     with Heartbeat(watcher.board, watcher.claim) as heartbeat:
-        found = outcome(due, wanted, Overseer(heartbeat, due), device)
+        found = outcome(due, wanted, Overseer(heartbeat, due, ending), device)
     if found is None:
         watcher.lose(due)
     else:
@@ -151,7 +190,7 @@ def logger_settings(loggers: Mapping[str, Any], run_name: str | None, checkpoint
     """
     settings = {name: dict(arguments or {}) for name, arguments in loggers.items()}
     if run_name is not None and 'wandb' in settings:
-        kept = {'id': f'{run_name}-watch', 'resume': 'allow'}
+        kept = {'id': re.sub(r'[^\w.-]', '-', f'{run_name}-watch'), 'resume': 'allow'}
         settings['wandb']['init_kwargs'] = {**kept, **(settings['wandb'].get('init_kwargs') or {})}
     if run_name is not None and 'mlflow' in settings:
         settings['mlflow'].setdefault('resume', True)

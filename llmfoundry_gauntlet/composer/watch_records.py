@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -40,7 +41,9 @@ def folder_of(out: Path, checkpoint: Checkpoint) -> Path:
     """`out/ba{batch}`; by the checkpoint's name where that has no batch, or where another one has the folder."""
     plain = checkpoint.name.replace('/', '-')
     if checkpoint.batch is None:
-        return out / plain
+        marks = {path.parent: read_mark(path.parent) for path in out.glob(f'*/{MARK}')}
+        mine = [folder for folder, mark in marks.items() if mark and mark['checkpoint'] == checkpoint.name]
+        return mine[0] if mine else out / plain
     folder = out / f'ba{checkpoint.batch}'
     return folder if is_free_for(folder, checkpoint) else out / f'ba{checkpoint.batch}-{plain}'
 
@@ -77,6 +80,12 @@ def read_mark(folder: Path) -> dict[str, str] | None:
 def mark_folder(folder: Path, checkpoint: Checkpoint, asked: str) -> None:
     """Says what the records are of that come into a folder. Raises RecordError."""
     write_json(folder / MARK, {'checkpoint': checkpoint.name, 'version': checkpoint.version, 'asked': asked})
+
+
+def remove_mark(folder: Path) -> None:
+    """Takes the mark off a folder that nothing has come into, and the folder away."""
+    if not [path for path in folder.glob('*') if path.name != MARK]:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def is_recorded(folder: Path, checkpoint: Checkpoint, asked: str, data: EvaluationData) -> bool:
@@ -127,3 +136,9 @@ def finish_records(folder: Path, checkpoint: Checkpoint, uri: str) -> Path:
     if checkpoint.batch is not None or target.exists():
         return folder
     return folder.rename(target)
+
+
+def budget_sizes(folder: Path) -> dict[str, int] | None:
+    """The questions of each task that fit into the time budget, None where there was none. Raises RecordError."""
+    sizes: dict[str, int] | None = read_results(folder)['timing'].get('time_budget')
+    return sizes

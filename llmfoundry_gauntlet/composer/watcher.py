@@ -9,16 +9,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmfoundry_gauntlet.composer.checkpoint_folders import SINGLE, Checkpoint, find_checkpoints, missing_part
+from llmfoundry_gauntlet.composer.checkpoint_folders import (
+    HUGGING_FACE,
+    SINGLE,
+    Checkpoint,
+    find_checkpoints,
+    missing_part,
+)
 from llmfoundry_gauntlet.composer.claims import DAMAGED, DONE, RELEASED, RUNNING, Claim, ClaimBoard
 from llmfoundry_gauntlet.composer.stores import S3, StoreError, open_folder
 from llmfoundry_gauntlet.composer.watch_records import (
+    budget_sizes,
     digest_of_questions,
     finish_records,
     folder_of,
     is_of_other_version,
     is_recorded,
     mark_folder,
+    remove_mark,
 )
 from llmfoundry_gauntlet.errors import ModelError
 from llmfoundry_gauntlet.inputs import EvaluationData
@@ -27,9 +35,11 @@ log = logging.getLogger(__name__)
 
 CLAIMS = '.gauntlet'  # the folder of claims, beside the checkpoints
 # Further states of a checkpoint, beside those of its claim.
-ARRIVING, INCOMPLETE, DUE, FAILED, DELETED = 'arriving', 'incomplete', 'due', 'failed', 'deleted'
+ARRIVING, INCOMPLETE, DUE, DELETED = 'arriving', 'incomplete', 'due', 'deleted'
+FAILED, AGAIN = 'failed', 'to be tried again'  # where it is the store's fault, or may be
 BAD = (DAMAGED, INCOMPLETE, FAILED)
-OPEN = (ARRIVING, RUNNING, DUE)
+OPEN = (ARRIVING, RUNNING, DUE, AGAIN)
+LEVELS = {ARRIVING: logging.DEBUG, DUE: logging.DEBUG, **dict.fromkeys((*BAD, AGAIN), logging.WARNING)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,13 +82,15 @@ class Pause:
 class Due:
     """A checkpoint that is claimed, to be evaluated into `out`.
 
-    `may_replace`: what is there is of what was overwritten, or was begun elsewhere.
+    `may_replace`: what is there is of what was overwritten, or was begun elsewhere. `sizes` are the number of questions
+    of each task that an earlier evaluation has found to fit into the time budget.
     """
 
     checkpoint: Checkpoint
     uri: str
     out: Path
     may_replace: bool
+    sizes: Mapping[str, int] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,11 +107,12 @@ class Row:
 class Sighting:
     """A version of a checkpoint, since when it is there, and what it lacks once that was looked for.
 
-    After a failure that is not the checkpoint's it is not tried again before `retry`.
+    After so many failures it is not tried again before `retry`.
     """
 
     version: str
     since: float
+    failures: int = 0
     retry: float = 0.0
     is_checked: bool = False
     lacking: str | None = None
@@ -118,6 +131,11 @@ class Watcher:
         self.claim: Claim | None = None  # of what is being evaluated here
         self.unwritten: list[tuple[Claim, dict[str, Any]]] = []  # while the store of the claims was out of reach
         self.checkpoints = self._look()
+        if wanted.once and not self.checkpoints:
+            raise ModelError(
+                f'{self.folder.uri}: there are no checkpoints at or below it; allowed: *.pt, folders of *.distcp, and '
+                'Hugging Face folders'
+            )
         self.names = frozenset(checkpoint.name for checkpoint in self.checkpoints)  # there at the beginning
         self.sightings: dict[str, Sighting] = {}
         self.rows: dict[str, Row] = {}
@@ -139,8 +157,9 @@ class Watcher:
                 f'{self.folder.uri}: is a checkpoint itself; give the folder above it, or evaluate it with gauntlet '
                 'run --model'
             )
-        found.sort(key=lambda checkpoint: (checkpoint.batch is not None, checkpoint.batch or 0, checkpoint.name))
-        return found[::-1] if self.wanted.newest_first else found
+        found.sort(key=lambda checkpoint: checkpoint.kind == HUGGING_FACE)  # of a batch Composer's own comes first
+        found.sort(key=batch_or_none, reverse=self.wanted.newest_first)
+        return found
 
     def next_step(self) -> Due | Pause | None:
         """What all ranks do next; None ends the watch."""
@@ -192,8 +211,8 @@ class Watcher:
             detail = {DONE: claim.out, DAMAGED: claim.reason}.get(claim.state)
             return self._say(name, claim.state, detail or '', by=claim.by)
         earlier = self.rows.get(name)
-        if earlier is not None and earlier.state == FAILED and (self.wanted.once or time.monotonic() < sighting.retry):
-            return FAILED
+        if earlier is not None and sighting.failures and (earlier.state == FAILED or time.monotonic() < sighting.retry):
+            return earlier.state
         settle = 0.0 if checkpoint.kind == SINGLE and self.folder.uri.startswith(S3) else self.wanted.settle_seconds
         if time.monotonic() - sighting.since < settle:  # objects of a store appear whole
             return self._say(name, ARRIVING, '')
@@ -202,7 +221,14 @@ class Watcher:
             sighting.is_checked = True
         if sighting.lacking is not None:
             return self._say(name, INCOMPLETE, sighting.lacking)
+        if self._awaits_sizes():
+            return self._say(name, ARRIVING, '')
         return self._say(name, DUE, '')
+
+    def _awaits_sizes(self) -> bool:
+        """Whether another watcher is finding out, for all, what fits into the time budget."""
+        is_limited = self.data.settings.time_budget is not None
+        return is_limited and self.board.sizes() is None and self.board.is_anything_running()
 
     def _say(self, name: str, state: str, detail: str, *, by: str = '') -> str:
         """Notes the state of a checkpoint, in a line of the log where it is a new one."""
@@ -210,9 +236,8 @@ class Watcher:
         is_known = row is not None and (row.state, row.by) == (state, by) and (state not in BAD or row.detail == detail)
         if not is_known:
             self.rows[name] = Row(checkpoint=name, state=state, by=by, detail=detail)
-            level = logging.WARNING if state in BAD else logging.DEBUG if state in (ARRIVING, DUE) else logging.INFO
             text = f'{state} by {by}' if by else state
-            log.log(level, '%s: %s%s', name, text, f': {detail}' if detail else '')
+            log.log(LEVELS.get(state, logging.INFO), '%s: %s%s', name, text, f': {detail}' if detail else '')
         return state
 
     def _claim(self, checkpoint: Checkpoint) -> Due | None:
@@ -224,7 +249,7 @@ class Watcher:
         if claim is None:
             return None
         if is_done:
-            self.board.write(claim, state=DONE)
+            self.board.write(claim, state=DONE, sizes=budget_sizes(out))
             self._say(checkpoint.name, DONE, f'{out}, by an earlier evaluation', by=claim.by)
             return None
         self.claim = claim
@@ -233,7 +258,13 @@ class Watcher:
         self._say(checkpoint.name, RUNNING, detail, by=claim.by)
         may_replace = earlier is not None or is_of_other_version(out, checkpoint)
         mark_folder(out, checkpoint, self.asked)
-        return Due(checkpoint=checkpoint, uri=self._uri(checkpoint), out=out, may_replace=may_replace)
+        return Due(
+            checkpoint=checkpoint,
+            uri=self._uri(checkpoint),
+            out=out,
+            may_replace=may_replace,
+            sizes=self.board.sizes(),
+        )
 
     def _uri(self, checkpoint: Checkpoint) -> str:
         if self.folder.uri.startswith(S3):
@@ -242,18 +273,18 @@ class Watcher:
 
     def conclude(self, due: Due, claim: Claim, state: str, detail: str) -> None:
         """Says what has become of a checkpoint, to the other watchers as well."""
-        self.claim = None
         self.news = time.monotonic()
         checkpoint = due.checkpoint
         if state == DONE:
-            out = str(finish_records(due.out, checkpoint, due.uri))
-            self._write(claim, state=DONE, out=out)
-            self._say(checkpoint.name, DONE, out, by=claim.by)
+            out = finish_records(due.out, checkpoint, due.uri)
+            self._write(claim, state=DONE, out=str(out), sizes=budget_sizes(out))
+            self._say(checkpoint.name, DONE, str(out), by=claim.by)
             return
+        remove_mark(due.out)
         now = {found.name: found.version for found in self._again()}
         if now.get(checkpoint.name) == checkpoint.version:
-            self.sightings[checkpoint.name].retry = self.news + self.wanted.poll_seconds
-            self._write(claim, state=RELEASED if state == FAILED else state, reason=detail)
+            state = self._after_failure(checkpoint, state)
+            self._write(claim, state=DAMAGED if state == DAMAGED else RELEASED, reason=detail)
             self._say(checkpoint.name, state, detail, by=claim.by)
             return
         self._write(claim, state=RELEASED)
@@ -262,6 +293,16 @@ class Watcher:
         else:
             self._say(checkpoint.name, DELETED, 'during its evaluation')
 
+    def _after_failure(self, checkpoint: Checkpoint, state: str) -> str:
+        """A store's fault is tried again, `once` no more than once; so is damage, which a store may only seem to do."""
+        sighting = self.sightings[checkpoint.name]
+        sighting.failures += 1
+        sighting.retry = self.news + self.wanted.poll_seconds
+        is_first = sighting.failures == 1
+        if state == FAILED:
+            return AGAIN if is_first or not self.wanted.once else FAILED
+        return AGAIN if is_first and self.folder.uri.startswith(S3) else state
+
     def _again(self) -> list[Checkpoint]:
         try:
             return self._look()
@@ -269,6 +310,8 @@ class Watcher:
             return self.checkpoints
 
     def _write(self, claim: Claim, **changes: Any) -> None:
+        """The last word on this watcher's claim, now or once the store is within reach again."""
+        self.claim = None
         try:
             self.board.write(claim, **changes)
         except StoreError as error:
@@ -285,9 +328,13 @@ class Watcher:
         if self.claim is not None:
             log.info('%s: released; what is finished is kept', self.claim.checkpoint)
             self._write(self.claim, state=RELEASED)
-            self.claim = None
 
     def table(self) -> list[Row]:
         """What has become of each checkpoint, by batch."""
-        order = {checkpoint.name: checkpoint.batch or -1 for checkpoint in self.checkpoints}
+        order = {checkpoint.name: batch_or_none(checkpoint) for checkpoint in self.checkpoints}
         return sorted(self.rows.values(), key=lambda row: (order.get(row.checkpoint, -1), row.checkpoint))
+
+
+def batch_or_none(checkpoint: Checkpoint) -> int:
+    """The training batch in a checkpoint's name, -1 where there is none."""
+    return -1 if checkpoint.batch is None else checkpoint.batch

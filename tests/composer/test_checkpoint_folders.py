@@ -100,6 +100,7 @@ def shards(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.filterwarnings('ignore:TypedStorage is deprecated')
 def test_a_sharded_checkpoint_wants_its_metadata_and_every_shard_whole(shards: Path, tmp_path: Path):
     assert lacking(tmp_path) is None
     second = max(shards.glob('*.distcp'))
