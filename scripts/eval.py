@@ -126,7 +126,8 @@ def print_models(out: Path, models: Sequence[ListedModel]) -> None:
     """Prints the scores of all models side by side, and where the files are."""
     found = [(out / model.folder, find_results(out / model.folder)[-1][1]) for model in models]
     columns = [
-        (Path(model.folder), {**record, 'training': None}) for model, (_, record) in zip(models, found, strict=True)
+        (Path(model.folder.replace('/', ' ')), {**record, 'training': None})
+        for model, (_, record) in zip(models, found, strict=True)
     ]
     console = Console(width=None if Console().is_terminal else 60 + 20 * len(models))
     console.print(scores_table(columns))

@@ -180,7 +180,8 @@ def icl_settings(keys: Mapping[str, Any], notes: Notes, *, source: str, num_rank
             notes.problems.add(key, f'is {short(num_batches)} {rows}; allowed: -1, or both 1 or more')
         else:
             settings['subset_items'] = num_batches * num_rows * num_ranks
-            what = f'{num_rows} rows of device_eval_batch_size on {num_ranks} ranks; by category, not the first rows'
+            ranks = 'one rank' if num_ranks == 1 else f'{num_ranks} ranks'
+            what = f'{num_rows} rows of device_eval_batch_size on {ranks}; by category, not the first rows'
             notes.became(key, num_batches, 'subset_items', settings['subset_items'], what)
     if num_rows is not None and 'subset_items' not in settings:
         notes.no_effect('device_eval_batch_size', BY_TOKENS)
