@@ -1,7 +1,7 @@
 """Brings an evaluation's metrics to every logger of a Trainer, at the training step that they belong to.
 
-What a logger cannot do must not stop a training, nor keep values from the other loggers: it is warned of, and records
-hold the values all the same. Loggers of Composer that need more than `log_metrics` are those below.
+What a logger cannot do must not stop a training, nor keep values from the other loggers: it is warned of. Loggers of
+Composer that need more than `log_metrics` are those below.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from llmfoundry_gauntlet.scores.keys import BATCH, COMPOSITE_PREFIX, SCORE_PREFI
 log = logging.getLogger(__name__)
 
 MLFLOW_WAIT_SECONDS = 20.0  # for its server, at each evaluation; then the training goes on
-WRITER = 'gauntlet to MLflow'  # the thread that does so
 OURS = BATCH.partition('/')[0]
 
 # The charts of TensorBoard's Custom Scalars; what stands for keys are regular expressions.
@@ -97,15 +96,13 @@ def log_evaluation(state: State, logger: Logger, metrics: Mapping[str, float], b
             else:
                 destination.log_metrics(values, batch)
         except Exception as error:  # of whatever kind: a logger is no reason to lose a training
-            warn_of(destination, batch, f'{type(error).__name__}: {error}')
-
-
-def warn_of(destination: LoggerDestination, batch: int, problem: str) -> None:
-    """Says that a logger has not got its values, and that nothing else is lost."""
-    name = type(destination).__name__
-    log.warning(
-        '%s did not take the metrics of batch %d: %s. The records hold them, and all goes on', name, batch, problem
-    )
+            log.warning(
+                '%s did not take the metrics of batch %d: %s: %s. Training and the other loggers go on',
+                type(destination).__name__,
+                batch,
+                type(error).__name__,
+                error,
+            )
 
 
 def log_to_wandb(destination: WandBLogger, rows: Rows, values: dict[str, float], batch: int, *, is_late: bool) -> None:
@@ -205,7 +202,7 @@ def log_to_mlflow(destination: MLFlowLogger, rows: Rows, values: dict[str, float
     rows.waiting.append((batch, time.time_ns() // 1_000_000, wanted))
     if rows.writer is None or not rows.writer.is_alive():
         rows.error = None
-        rows.writer = threading.Thread(target=write_waiting, args=(destination, rows), name=WRITER, daemon=True)
+        rows.writer = threading.Thread(target=write_waiting, args=(destination, rows), daemon=True)
         rows.writer.start()
         rows.writer.join(MLFLOW_WAIT_SECONDS)
     if rows.writer.is_alive():

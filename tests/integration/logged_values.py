@@ -46,7 +46,7 @@ class MLflowServer:
                 stderr=log,
                 start_new_session=True,
             )
-        give_up = time.monotonic() + 120
+        give_up = time.monotonic() + 300
         while time.monotonic() < give_up:
             try:
                 urllib.request.urlopen(f'{self.uri}/health', timeout=1).close()

@@ -21,10 +21,11 @@ STEPS = [0, 2, 4, 6]
 
 
 def launch(num_ranks: int, folder: Path, server: MLflowServer, moment: str) -> subprocess.CompletedProcess[str]:
-    """Trains under the `composer` launcher."""
-    composer = Path(sys.executable).parent / 'composer'
+    """Trains, on several ranks under the `composer` launcher."""
+    composer = [Path(sys.executable).parent / 'composer', '-n', str(num_ranks)]
     environment = {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': str(HERE), 'WANDB_MODE': 'offline'}
-    words = [composer, '-n', str(num_ranks), HERE / 'loggers_worker.py', folder, server.uri, moment]
+    launcher = [sys.executable] if num_ranks == 1 else composer
+    words = [*launcher, HERE / 'loggers_worker.py', folder, server.uri, moment]
     return subprocess.run(words, capture_output=True, text=True, cwd=folder, env=environment)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -103,11 +102,17 @@ class AtBatches(Callback):
         self.do.get(f'batch_{state.timestamp.batch.value}', lambda: None)()
 
 
-def trainer_without_server(folder: Path, server: MLflowServer) -> tuple[Trainer, InMemoryLogger]:
-    """A training whose server is gone at the evaluation of batch 2, and back at those of batches 4 and 6."""
+def trainer_without_server(
+    folder: Path, server: MLflowServer, wait: Callable[[float], object] = lambda seconds: None
+) -> tuple[Trainer, InMemoryLogger]:
+    """A training whose server is gone at the evaluation of batch 2, and back at those of batches 4 and 6.
+
+    `wait` is told how long the server is to be waited for from then on.
+    """
     memory = InMemoryLogger()
     loggers = [loggers_worker.mlflow_logger(folder, server.uri), memory]
-    return loggers_worker.trainer(folder, loggers, [AtBatches(batch_1=server.kill, batch_3=server.start)]), memory
+    go, come = (lambda: (server.kill(), wait(0.5))), (lambda: (server.start(), wait(200.0)))
+    return loggers_worker.trainer(folder, loggers, [AtBatches(batch_1=go, batch_3=come)]), memory
 
 
 def check_nothing_is_lost(folder: Path, server: MLflowServer, memory: InMemoryLogger) -> None:
@@ -121,6 +126,7 @@ def check_nothing_is_lost(folder: Path, server: MLflowServer, memory: InMemoryLo
 
 def test_a_server_that_is_gone_gets_its_values_with_the_next_evaluation(tmp_path, caplog, mlflow_server, monkeypatch):
     monkeypatch.setenv('MLFLOW_HTTP_REQUEST_MAX_RETRIES', '1')
+    monkeypatch.setattr(metric_stream, 'MLFLOW_WAIT_SECONDS', 200.0)
     trainer, memory = trainer_without_server(tmp_path, mlflow_server)
     trainer.fit()
     loggers_worker.close(trainer)
@@ -132,14 +138,13 @@ def test_a_server_that_is_gone_gets_its_values_with_the_next_evaluation(tmp_path
 
 def test_a_server_that_does_not_answer_is_not_waited_for(tmp_path, caplog, mlflow_server, monkeypatch):
     monkeypatch.setenv('MLFLOW_HTTP_REQUEST_MAX_RETRIES', '7')  # four minutes
-    monkeypatch.setattr(metric_stream, 'MLFLOW_WAIT_SECONDS', 0.5)
-    trainer, memory = trainer_without_server(tmp_path, mlflow_server)
+    monkeypatch.setattr(metric_stream, 'MLFLOW_WAIT_SECONDS', 200.0)
+    trainer, memory = trainer_without_server(
+        tmp_path, mlflow_server, lambda seconds: monkeypatch.setattr(metric_stream, 'MLFLOW_WAIT_SECONDS', seconds)
+    )
     trainer.fit()
-    for thread in threading.enumerate():
-        if thread.name == metric_stream.WRITER:
-            thread.join(120)
     loggers_worker.close(trainer)
-    warnings = warnings_of(caplog)
-    assert warnings[0].startswith('MLFlowLogger did not take the metrics of batch 2: TimeoutError: ')
-    assert f'{mlflow_server.uri} does not answer; 1 evaluations wait for it' in warnings[0]
+    (warning,) = warnings_of(caplog)
+    assert warning.startswith('MLFlowLogger did not take the metrics of batch 2: TimeoutError: ')
+    assert f'{mlflow_server.uri} does not answer; 1 evaluations wait for it' in warning
     check_nothing_is_lost(tmp_path, mlflow_server, memory)
