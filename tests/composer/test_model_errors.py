@@ -201,6 +201,11 @@ def test_what_is_not_in_s3(models: Path, s3_server: Any, refused: Callable[..., 
 
 
 def test_s3_itself(s3_server: Any, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch):
+    try:
+        s3_server.want_credentials(after=0)
+        assert 'the credentials are refused (InvalidAccessKeyId); set AWS_' in refused(s3_server.uri('x.pt'))
+    finally:
+        s3_server.want_credentials(after=float('inf'))
     monkeypatch.setenv('AWS_MAX_ATTEMPTS', '1')
     monkeypatch.setenv('S3_ENDPOINT_URL', 'http://127.0.0.1:9')
     error = refused(s3_server.uri('x.pt'))
