@@ -107,6 +107,8 @@ def test_a_step_takes_as_long_as_its_slowest_rank():
     assert waiting == pytest.approx(1 - (7 + 7.5) / 20)
     slow_links = replace(UNHURRIED, near_link=1.0)
     assert scoring_seconds(forwards, SMALL, slow_links, 2) == (pytest.approx(2 * 736 / 2), 0)
+    nothing = np.zeros((2, 0))
+    assert scoring_seconds(Forwards(tokens=nothing, pairs=nothing, reads=nothing), SMALL, UNHURRIED) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -262,3 +264,5 @@ def test_plans_are_measured_on_ranks(write_jsonl, tmp_path):
     assert (two.above_mean, two.waiting) == (0, 0)
     assert three.above_mean == 0
     assert work.shared(40, 2) is two
+    assert scaling_work.above_mean([3, 1]) == 0.5
+    assert scaling_work.above_mean([0, 0]) == 0

@@ -29,14 +29,25 @@ from scaling_precision import assumed_accuracies, precision_in
 from scaling_summary import (
     Evaluated,
     Fitted,
+    PoolRow,
     evaluated_table,
     link_table,
     memory_table,
+    pool_table,
     precision_table,
     shared_table,
     work_table,
 )
-from scaling_work import Shared, TaskWork, gauntlet_entries, pool_work, prepare, share_out, task_works
+from scaling_work import (
+    Shared,
+    TaskWork,
+    gauntlet_entries,
+    pool_work,
+    prepare,
+    share_out,
+    task_works,
+    with_pools,
+)
 from transformers import AutoTokenizer
 
 from llmfoundry_gauntlet.config.specs import GauntletSpec
@@ -48,6 +59,7 @@ from llmfoundry_gauntlet.suite import load_suite
 RANKS = (8, 64, 512)
 SHARED_RANKS = (2, 8, 64, 512)
 NODE = 8  # ranks that share weights under FSDP's HYBRID_SHARD
+NUM_POOLS = (32, 64, 128, 256)  # the first as the engine has it
 TRAINED_ON = {'125M': 8, '1B': 16, '7B': 64, '70B': 512}
 TOKENS_PER_PARAMETER = 20  # of a training run
 EVALUATIONS = 20  # of a training run
@@ -176,6 +188,23 @@ def interval_seconds(shape: Shape, device: Device, num_ranks: int) -> float:
     return flops / (num_ranks * device.flops * device.share_of_flops)
 
 
+def pool_rows(work: Work, shape: Shape, device: Device) -> list[PoolRow]:
+    """The seconds of replies in pools that are more and smaller than the engine's."""
+    planned = work.plan(MOST_TOKENS['cuda'])
+    found = []
+    for num_pools in NUM_POOLS:
+        changed = Work(work.prepared, work.written_share, plans={MOST_TOKENS['cuda']: with_pools(planned, num_pools)})
+        shared = [changed.shared(MOST_TOKENS['cuda'], ranks) for ranks in RANKS[:2]]
+        found.append(
+            PoolRow(
+                num_pools=len(changed.plan(MOST_TOKENS['cuda']).pools),
+                above_mean=tuple(one.pools_above_mean for one in shared),
+                seconds=tuple(replies_of(one.pools, shape, device)[0] for one in shared),
+            )
+        )
+    return found
+
+
 def precisions(work: Work, gauntlet: GauntletSpec, device: Device, above_chance: float) -> list[dict[str, Any]]:
     """For each size: what 1 % of training buys, and what some times do."""
     found = []
@@ -256,13 +285,14 @@ def report(work: Work, device: Device, gauntlet: GauntletSpec, above_chance: flo
     alone = [evaluate(work, fitted, by_itself) for fitted in all_fits(work, by_itself, RANKS[:2])]
     print('', 'by itself:', '', *evaluated_table(alone), sep='\n')
     print('', *link_table(SHAPES, device), sep='\n')
-    largest = {one.shape.name: one for one in fits}
-    print(
-        '', *memory_table([(one, work.plan(one.tokens_per_batch).pools) for one in largest.values()], device), sep='\n'
-    )
+    of_pools = pool_rows(work, SHAPES[1], device)
+    print('', *pool_table(of_pools, SHAPES[1], RANKS[:2]), sep='\n')
+    usual = [first_fit(work, shape, device, TRAINED_ON[shape.name]) for shape in SHAPES]
+    print('', *memory_table([(one, work.plan(one.tokens_per_batch).pools) for one in usual], device), sep='\n')
     rows = precisions(work, gauntlet, device, above_chance)
     print('', *precision_table(rows), sep='\n')
     records = {'evaluated': [one.record() for one in evaluated], 'by_itself': [one.record() for one in alone]}
+    records['pools'] = [asdict(row) for row in of_pools]
     return {**records, 'precision': rows, 'shared': shared_records(shared)}
 
 

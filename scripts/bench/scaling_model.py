@@ -147,6 +147,8 @@ def break_even_tokens(shape: Shape, device: Device, num_sharing: int) -> float:
 
 def scoring_seconds(forwards: Forwards, shape: Shape, device: Device, num_sharing: int = 1) -> tuple[float, float]:
     """Seconds of all steps, of which each takes as long as its slowest rank, and the share of them that is waiting."""
+    if not forwards.tokens.size:
+        return 0.0, 0.0
     seconds = forward_seconds(shape, device, forwards.tokens, forwards.pairs, forwards.reads)
     seconds = np.maximum(seconds, gather_seconds(shape, device, num_sharing))
     whole = float(seconds.max(axis=0).sum())

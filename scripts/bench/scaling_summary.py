@@ -148,6 +148,34 @@ def link_table(shapes: Sequence[Shape], device: Device) -> list[str]:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolRow:
+    """Replies in so many pools: for some numbers of ranks the busiest one's share above the mean, and seconds."""
+
+    num_pools: int
+    above_mean: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+
+def pool_table(rows: Sequence[PoolRow], shape: Shape, ranks: Sequence[int]) -> list[str]:
+    """A row for each number of pools."""
+    heads = [f'{shape.name}, pools', *(name for one in ranks for name in (f'{one} GPUs, above the mean', 'replies'))]
+    return table(
+        heads,
+        (
+            (
+                f'{row.num_pools}',
+                *(
+                    cell
+                    for above, seconds in zip(row.above_mean, row.seconds, strict=True)
+                    for cell in (f'{above:.1%}', f'{seconds:,.1f} s')
+                ),
+            )
+            for row in rows
+        ),
+    )
+
+
 def memory_table(fitted: Sequence[tuple[Fitted, Sequence[Pool]]], device: Device) -> list[str]:
     """Gigabytes of a GPU by what they hold."""
     heads = ('model', 'weights by', 'tokens per batch', 'free', 'activations', 'logits', 'cache of a pool')

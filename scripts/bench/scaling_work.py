@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,11 @@ from scaling_model import Forwards, PoolWork
 
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.config.yaml_files import read_yaml
+from llmfoundry_gauntlet.engine import pools
 from llmfoundry_gauntlet.engine.assign import assign
 from llmfoundry_gauntlet.engine.generation import stream_of
 from llmfoundry_gauntlet.engine.plan import PAIRS_PER_TOKEN, Batch
-from llmfoundry_gauntlet.engine.pools import Pool, assign_pools
+from llmfoundry_gauntlet.engine.pools import Pool, assign_pools, plan_pools
 from llmfoundry_gauntlet.evaluation import (
     PlannedEvaluation,
     PreparedEvaluation,
@@ -86,7 +87,7 @@ def task_work(prepared: PreparedEvaluation, key: str, tokens_per_batch: int, wri
     planned = plan_evaluation(prepared, tokens_per_batch=tokens_per_batch)
     (forwards,) = assign(planned.batches, num_ranks=1)
     scored, asked = prepared.score_requests, prepared.generate_requests
-    pools = tuple(pool_work(pool, written_share) for pool in planned.pools)
+    written = tuple(pool_work(pool, written_share) for pool in planned.pools)
     return TaskWork(
         key=key,
         items=len(prepared.items),
@@ -94,11 +95,11 @@ def task_work(prepared: PreparedEvaluation, key: str, tokens_per_batch: int, wri
         prompt_tokens=sum(len(request.contexts[0]) for request in scored) + sum(len(one.context) for one in asked),
         padded_tokens=MAX_SEQ_LEN * sum(len(request.continuations) for request in scored)
         + sum(MAX_SEQ_LEN - request.max_new_tokens for request in asked),
-        run_tokens=sum(batch.num_tokens for batch in forwards) + sum(pool.prompt_tokens for pool in pools),
-        pairs=sum(map(pairs_of, forwards)) + sum(pool.prompt_pairs for pool in pools),
+        run_tokens=sum(batch.num_tokens for batch in forwards) + sum(pool.prompt_tokens for pool in written),
+        pairs=sum(map(pairs_of, forwards)) + sum(pool.prompt_pairs for pool in written),
         reads=sum(map(reads_of, forwards)),
         reply_tokens=sum(request.max_new_tokens for request in asked),
-        pools=pools,
+        pools=written,
     )
 
 
@@ -137,7 +138,7 @@ def forwards_of(ranks: Sequence[Sequence[Batch]]) -> Forwards:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """A plan on some ranks. `above_mean` is what the busiest rank's tokens are above the mean.
+    """A plan on some ranks. `above_mean` is what the busiest rank's tokens are above the mean, or its pools' costs.
 
     `waiting` is what the dearest forwards of all steps cost together above the mean of ranks, as the plan has costs.
     """
@@ -147,6 +148,7 @@ class Shared:
     forwards: Forwards
     pools: list[list[PoolWork]]
     above_mean: float
+    pools_above_mean: float
     waiting: float
     assign_seconds: float
 
@@ -159,15 +161,32 @@ def share_out(planned: PlannedEvaluation, num_ranks: int, works: dict[int, PoolW
     forwards = forwards_of(ranks)
     tokens = forwards.tokens.sum(axis=1)
     costs = forwards.tokens + forwards.pairs / PAIRS_PER_TOKEN
+    shares = assign_pools(planned.pools, num_ranks=num_ranks)
+    pool_costs = [sum(pool.cost for pool in mine) for mine in shares]
     empty = PoolWork(prompt_tokens=0, prompt_pairs=0, prompts=(), replies=(), num_rows=1, tokens_per_batch=1)
     return Shared(
         num_ranks=num_ranks,
         tokens_per_batch=planned.tokens_per_batch,
         forwards=forwards,
-        pools=[
-            [works.get(id(pool), empty) for pool in mine] for mine in assign_pools(planned.pools, num_ranks=num_ranks)
-        ],
-        above_mean=float(tokens.max() / tokens.mean() - 1),
-        waiting=float(costs.max(axis=0).sum() / costs.mean(axis=0).sum() - 1),
+        pools=[[works.get(id(pool), empty) for pool in mine] for mine in shares],
+        above_mean=above_mean(tokens),
+        pools_above_mean=above_mean(pool_costs),
+        waiting=float(costs.max(axis=0).sum() / costs.mean(axis=0).sum() - 1) if costs.size else 0.0,
         assign_seconds=seconds,
     )
+
+
+def above_mean(work: Any) -> float:
+    """What the busiest rank's work is above the mean of ranks, as a share of it; 0 where there is none."""
+    return float(max(work) / np.mean(work) - 1) if any(work) else 0.0
+
+
+def with_pools(planned: PlannedEvaluation, num_pools: int) -> PlannedEvaluation:
+    """The plan with replies in as many pools, where there are that many requests."""
+    before = pools.MOST_POOLS, pools.LEAST_POOL
+    pools.MOST_POOLS, pools.LEAST_POOL = num_pools, 1
+    try:
+        found = plan_pools(planned.generate_requests, tokens_per_batch=planned.tokens_per_batch)
+    finally:
+        pools.MOST_POOLS, pools.LEAST_POOL = before
+    return replace(planned, pools=tuple(found))

@@ -14,17 +14,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from paths import ROOT
 
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.config.yaml_files import read_yaml
 from llmfoundry_gauntlet.engine.assign import assign
 from llmfoundry_gauntlet.engine.budget import LEAST_BATCHES, MOST_TOKENS
-from llmfoundry_gauntlet.engine.plan import Batch
+from llmfoundry_gauntlet.engine.layout import Tree
+from llmfoundry_gauntlet.engine.plan import STREAM, Batch
 from llmfoundry_gauntlet.engine.pools import Pool, assign_pools
 from llmfoundry_gauntlet.evaluation import PlannedEvaluation, PreparedEvaluation, plan_evaluation, prepare_evaluation
 from llmfoundry_gauntlet.inputs import load_data
 from llmfoundry_gauntlet.prompts.encode import Encoder
+from llmfoundry_gauntlet.values import Ids, ItemKey, ScoreRequest
 
 TASKS = str(ROOT / 'yamls/tasks/gauntlet_v0.1.yaml')
 STAND_INS = {'safety/bbq.jsonl': 'safety/bbq_standin.jsonl'}  # of the real files, where the first is not there
@@ -136,6 +140,37 @@ def real_rows() -> PreparedEvaluation:
     ]
     assert len(entries) > 40
     return prepared(entries, data_root, PieceTokenizer(), 2048)
+
+
+def made(cost: float, prefix: Ids | None = None) -> Batch:
+    """A batch of one request of a token, whatever it is said to cost."""
+    ids = np.ones(1, np.int32)
+    request = ScoreRequest(key=ItemKey('t/0-shot', 0), contexts=(ids,), continuations=(ids,))
+    tree = Tree(requests=(request,), num_tokens=1)
+    return Batch(layout=STREAM, trees=(tree,), num_tokens=1, cost=cost, prefix=prefix)
+
+
+@given(
+    st.lists(st.integers(1, 12), max_size=8),
+    st.lists(st.floats(1, 4000), max_size=40),
+    st.integers(1, 9),
+)
+def test_families_of_any_size_are_shared_out(family_sizes: list[int], costs: list[float], num_ranks: int):
+    """Of batches after prefixes and of single ones every one is run, on all ranks equally many, each after its prefix.
+
+    Mutations: what is too short stays so; a gap before a unit's last batch is filled with another prefix.
+    """
+    families = [(np.ones(5, np.int32), size) for size in family_sizes]
+    batches = [made(10.0, prefix) for prefix, size in families for _ in range(size)] + [made(cost) for cost in costs]
+    ranks = assign(batches, num_ranks=num_ranks)
+    assert len(ranks) == num_ranks
+    assert len(set(map(len, ranks))) == 1
+    assert {id(batch) for mine in ranks for batch in mine if batch.trees} == {id(batch) for batch in batches}
+    for mine in ranks:
+        kept = None
+        for batch in mine:
+            kept = kept if batch.trees else batch.prefix
+            assert batch.prefix is None or batch.prefix is kept
 
 
 def test_ranks_have_equally_many_forwards_and_tokens(own_rows: PlannedEvaluation):
