@@ -17,7 +17,9 @@ Confinement = Annotated[
 ]
 DataRoot = Annotated[str, typer.Option('--data-root', help='Folder that the paths of data files are relative to.')]
 Out = Annotated[Path, typer.Option('--out', help='Folder for results.json and samples/.')]
-Model = Annotated[str | None, typer.Option(help='Hugging Face folder or name, or a Composer checkpoint.')]
+Model = Annotated[
+    str | None, typer.Option(help='Composer checkpoint, also sharded, or Hugging Face folder or name; s3:// as well.')
+]
 Outputs = Annotated[Path | None, typer.Option(help="JSON lines with somebody else's answers, to be marked.")]
 OfModel = Annotated[str | None, typer.Option(help="In place of the model's own.")]
 Length = Annotated[int | None, typer.Option(help="Longest prompt in tokens. Default: the model's.")]

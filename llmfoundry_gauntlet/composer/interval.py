@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import PurePath
 
 from composer.callbacks import CheckpointSaver
 from composer.core import Event, State
 from composer.utils import create_interval_scheduler
+
+from llmfoundry_gauntlet.composer.checkpoints import SHARD
 
 CHECKPOINT_EVENTS = {Event.BATCH_END: Event.BATCH_CHECKPOINT, Event.EPOCH_END: Event.EPOCH_CHECKPOINT}
 
@@ -50,9 +53,12 @@ def checkpoint_savers(state: State) -> list[CheckpointSaver]:
 
 
 def checkpoint_of_batch(state: State, batch: int) -> str | None:
-    """The checkpoint that was written at a training batch, None where there is none yet."""
+    """The checkpoint that was written at a training batch, None where there is none yet.
+
+    Of a sharded one, of which Composer knows a file, the folder.
+    """
     for saver in checkpoint_savers(state):
         for name, timestamp in saver.all_saved_checkpoints_to_timestamp.items():
             if timestamp.batch.value == batch:
-                return name
+                return str(PurePath(name).parent) if name.endswith(SHARD) else name
     return None

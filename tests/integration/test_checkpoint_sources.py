@@ -217,6 +217,8 @@ def test_what_composer_itself_has_sharded_has_the_numbers_of_training(tmp_path: 
         out = tmp_path / 'out' / name
         evaluate(folder / name, **settings, out=out, device='cpu')
         assert numbers(out) == numbers(tmp_path / 'records' / f'ba{batch}')
+        noted = json.loads((tmp_path / 'records' / f'ba{batch}' / 'results.json').read_text())['training']
+        assert noted['checkpoint'] == str(folder / f'ep0-ba{batch}')
         point = json.loads((out / 'results.json').read_text())['training']
         assert point == {'batch': batch, 'epoch': 0, 'token': 64 * batch, 'checkpoint': str((folder / name).resolve())}
 
