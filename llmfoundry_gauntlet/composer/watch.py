@@ -36,7 +36,11 @@ MEET_SECONDS = 10.0  # ranks that wait for the next checkpoint meet so often: no
 
 
 class Ending:
-    """That this process is told to end. What the signal raises may be swallowed, as in the finalizer of an object."""
+    """That this process is told to end.
+
+    A single rank ends at once; several end together where they meet, as one that waits for another in vain hangs. What
+    a signal raises may be swallowed, as in the finalizer of an object, so it is noted as well.
+    """
 
     def __init__(self) -> None:
         self.status: int | None = None
@@ -53,12 +57,14 @@ class Ending:
 
     def _note(self, number: int, frame: object) -> None:
         self.status = 128 + number
-        sys.exit(self.status)
+        if dist.get_world_size() == 1:
+            sys.exit(self.status)
 
     def check(self) -> None:
-        """Raises SystemExit where it is so."""
-        if self.status is not None:
-            sys.exit(self.status)
+        """Raises SystemExit on all ranks, which call it together, where the first one is told to end."""
+        status = on_first_rank(lambda: self.status)
+        if status is not None:
+            sys.exit(status)
 
 
 class ClaimLostError(Exception):
@@ -89,11 +95,9 @@ class Overseer(LoggerDestination):
             state.timestamp = state.timestamp.copy(batch=batch)
 
     def eval_batch_end(self, state: State, logger: Logger) -> None:
-        """Raises ClaimLostError on all ranks, SystemExit where the process is told to end."""
+        """Raises ClaimLostError on all ranks, or SystemExit."""
         self.ending.check()
-        is_lost = [self.heartbeat is not None and self.heartbeat.is_lost]
-        dist.broadcast_object_list(is_lost, src=0)
-        if is_lost[0]:
+        if on_first_rank(lambda: self.heartbeat is not None and self.heartbeat.is_lost):
             raise ClaimLostError
 
 

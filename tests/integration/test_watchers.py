@@ -212,7 +212,9 @@ def test_what_a_killed_watcher_was_at_is_taken_over_when_its_claim_expires(train
     assert order.index('ep0-ba6-rank0.pt:') < order.index('ep0-ba4-rank0.pt:') < order.index('ep0-ba2-rank0.pt:')
 
 
-@pytest.mark.parametrize(('number', 'status'), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ('number', 'status'), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+)
 def test_a_watcher_that_is_told_to_end_leaves_its_checkpoint_to_others_at_once(
     trained: Path, folder: Path, worker: Worker, number: int, status: int
 ):
@@ -228,14 +230,33 @@ def test_a_watcher_that_is_told_to_end_leaves_its_checkpoint_to_others_at_once(
     assert outcome(folder / 'watched/ba8') == outcome(trained / 'training/ba8')
 
 
+def launched(folder: Path, *more: Any) -> list[str]:
+    """The command of a watch on two ranks."""
+    launcher = str(Path(sys.executable).parent / 'composer')
+    command = [launcher, '-n', '2', '--stderr', str(folder / 'rank{rank}.txt'), '-m', 'llmfoundry_gauntlet', 'watch']
+    return command + [str(word) for word in words(folder, *more)]
+
+
+@pytest.mark.slow
+def test_two_ranks_that_are_told_to_end_do_so_together(trained: Path, folder: Path):
+    rows = [{'context': f'{i}+{i}=', 'continuation': f'{2 * i}'} for i in range(6000)]
+    (folder / 'sums.jsonl').write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
+    shutil.copytree(trained / 'checkpoints', folder / 'checkpoints', symlinks=True)
+    log = folder / 'launcher.log'
+    with log.open('w') as file:
+        process = subprocess.Popen(launched(folder), stdout=file, stderr=file, env=environment())
+        until(lambda: len(journal_lines(folder / 'watched/ba8')) >= 100, log)
+        process.terminate()
+        assert process.wait(timeout=PATIENCE) == 143, said(log)
+    assert states(folder) == {'ep0-ba8-rank0.pt': 'released'}
+    assert len(journal_lines(folder / 'watched/ba8')) >= 100
+
+
 @pytest.mark.slow
 def test_on_two_ranks_the_numbers_are_the_same_and_only_the_first_speaks(trained: Path, folder: Path):
     shutil.copytree(trained / 'checkpoints', folder / 'checkpoints', symlinks=True)
     (folder / 'checkpoints/ep0-ba9-rank0.pt').write_bytes(b'torn')
-    launcher = str(Path(sys.executable).parent / 'composer')
-    command = [launcher, '-n', '2', '--stderr', str(folder / 'rank{rank}.txt'), '-m', 'llmfoundry_gauntlet', 'watch']
-    command += [str(word) for word in words(folder, '--once')]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment())
+    done = subprocess.run(launched(folder, '--once'), capture_output=True, text=True, env=environment())
     assert done.returncode == 1, done.stderr[-3000:]
     assert_same_as_training(folder / 'watched', trained / 'training', 2, 4, 6, 8)
     assert done.stdout.count('ep0-ba9-rank0.pt') == 1 and 'incomplete' in done.stdout
