@@ -19,6 +19,9 @@ from logged_values import Values, recorded, sorted_values
 from llmfoundry_gauntlet import EvalGauntlet, evaluate
 from llmfoundry_gauntlet.composer.metric_stream import join_run
 
+# TensorBoard's own thread, whose folder a test takes away; it may be seen in the test after it
+pytestmark = pytest.mark.filterwarnings('ignore::pytest.PytestUnhandledThreadExceptionWarning')
+
 STEPS = [0, 2, 3, 4, 6]  # of which 3 is logged last, after the training
 ACCURACY = 'metrics/colours/0-shot/InContextLearningMultipleChoiceAccuracy'
 
@@ -164,7 +167,6 @@ def test_a_wandb_run_that_is_finished_ends_composers_logger_but_no_value_is_lost
     assert [step for step, _ in logged_values.wandb_values(tmp_path)[ACCURACY]] == [0, 2, 4]
 
 
-@pytest.mark.filterwarnings('ignore::pytest.PytestUnhandledThreadExceptionWarning')  # TensorBoard's own thread
 def test_a_tensorboard_folder_that_is_gone_ends_composers_logger_but_no_value_is_lost(tmp_path, caplog):
     def replace_folder() -> None:
         shutil.rmtree(tmp_path / 'tensorboard')
