@@ -34,7 +34,7 @@ from train_config import ModelConfig, OptimizerConfig, SchedulerConfig, TrainCon
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from llmfoundry_gauntlet import ConfigError, EvalGauntlet, GauntletError
-from llmfoundry_gauntlet.composer.evaluate import check_fsdp, default_device
+from llmfoundry_gauntlet.composer.evaluate import check_fsdp, check_precision, default_device
 from llmfoundry_gauntlet.composer.loggers import Builders, build_each, build_loggers
 from llmfoundry_gauntlet.composer.models import composer_model, load_tokenizer, mark_blocks_for_fsdp
 from llmfoundry_gauntlet.errors import print_problems
@@ -158,6 +158,11 @@ def build_trainer(config: TrainConfig) -> Trainer:
     )
 
 
+def is_over(state: State) -> bool:
+    """Whether the checkpoint that was loaded is of the end of the training, where `fit` raises an error."""
+    return state.max_duration is not None and state.timestamp >= state.max_duration
+
+
 def print_evaluations(trainer: Trainer) -> None:
     """The scores over the training, and where the files are."""
     for callback in trainer.state.callbacks:
@@ -178,9 +183,15 @@ def main(arguments: list[str]) -> int:
         config, lines = read_config(arguments[0], arguments[1:], num_ranks=dist.get_world_size())
         if lines and dist.get_global_rank() == 0:
             print('\n'.join(lines), flush=True)
-        check_fsdp(config.fsdp_config, config.device or default_device())
+        device = config.device or default_device()
+        check_fsdp(config.fsdp_config, device)
+        if config.precision is not None:
+            check_precision(config.precision, device)
         trainer = build_trainer(config)
-        trainer.fit()
+        if is_over(trainer.state):
+            print(f'nothing is left to train: the checkpoint is of batch {trainer.state.timestamp.batch.value}')
+        else:
+            trainer.fit()
     except GauntletError as error:
         print_problems(error)
         return 2

@@ -61,6 +61,7 @@ def test_validate_names_every_wrong_row(gauntlet, tmp_path):
         ),
         (('--model', 'MODEL', '--semantics', 'upstream'), "semantics: is 'upstream'; allowed: corrected, reference"),
         (('--model', 'MODEL', '--precision', 'fp7'), "precision is 'fp7'; allowed:"),
+        (('--model', 'MODEL', '--precision', 'amp_bf16', '--device', 'cpu'), 'where Composer has fp32 alone'),
         (('--model', 'MODEL', '--device', 'tpu'), "device is 'tpu'; allowed: cpu, gpu"),
         (('--model', 'MODEL', '--data-root', '/nowhere'), 'there is no such data file'),
         (('--model', 'EMPTY'), 'has no config.json'),

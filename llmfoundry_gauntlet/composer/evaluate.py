@@ -63,7 +63,7 @@ def evaluate(
     device = device or default_device()
     precision = precision or ('fp32' if device == 'cpu' else 'amp_bf16')
     check_choice('device', device, DEVICES)
-    check_choice('precision', precision, [value.value for value in Precision])
+    check_precision(precision, device)
     check_fsdp(fsdp_config, device)
     if repair_journal and not resume:
         raise ConfigError('repair_journal has no effect without resume')
@@ -139,6 +139,13 @@ def check_fit(callback: EvalGauntlet, source: ModelSource) -> None:
     Encoder(source.tokenizer)
     check_vocabulary(source.tokenizer, source.config)
     longest_prompt(callback.data, source.config)
+
+
+def check_precision(precision: str, device: str) -> None:
+    """Raises ConfigError for one that Composer does not have on this device."""
+    check_choice('precision', precision, [value.value for value in Precision])
+    if device == 'cpu' and precision != 'fp32':
+        raise ConfigError(f'precision is {precision!r}, and the device a CPU, where Composer has fp32 alone; give fp32')
 
 
 def check_choice(name: str, value: str, allowed: list[str] | tuple[str, ...]) -> None:

@@ -14,14 +14,21 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import torch
-from composer.core import Engine, Precision, State
+from composer.core import Engine, State
 from composer.loggers import Logger, LoggerDestination
 from composer.utils import dist
 
 from llmfoundry_gauntlet.composer.callback import EvalGauntlet, on_first_rank
 from llmfoundry_gauntlet.composer.checkpoint_folders import HUGGING_FACE
 from llmfoundry_gauntlet.composer.claims import DAMAGED, DONE, Heartbeat
-from llmfoundry_gauntlet.composer.evaluate import DEVICES, DIST_TIMEOUT, check_choice, default_device, evaluate
+from llmfoundry_gauntlet.composer.evaluate import (
+    DEVICES,
+    DIST_TIMEOUT,
+    check_choice,
+    check_precision,
+    default_device,
+    evaluate,
+)
 from llmfoundry_gauntlet.composer.loggers import build_loggers
 from llmfoundry_gauntlet.composer.stores import StoreError
 from llmfoundry_gauntlet.composer.watcher import BAD, FAILED, Due, Pause, Row, Watcher, WatchSettings
@@ -111,7 +118,7 @@ def watch(wanted: WatchSettings) -> list[Row]:
     device = wanted.device or default_device()
     check_choice('device', device, DEVICES)
     if wanted.precision is not None:
-        check_choice('precision', wanted.precision, [value.value for value in Precision])
+        check_precision(wanted.precision, device)
     build_loggers(wanted.loggers)
     data = load_data(decode_settings({**wanted.settings, 'save_folder': str(wanted.out)}, 'watch'))
     dist.initialize_dist(device, timeout=DIST_TIMEOUT)

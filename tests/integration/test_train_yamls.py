@@ -106,6 +106,8 @@ def test_llama_125m_trains_evaluates_and_goes_on_where_it_stopped(tmp_path: Path
     again = written(tmp_path / 'gauntlet')
     assert sorted(again) == ['ba0', 'ba2', 'ba4'] and again.items() >= first.items()
     record = json.loads((tmp_path / 'gauntlet/ba4/results.json').read_text())
+    assert train.main([*words, 'max_duration=4ba']) == 0  # nothing is left to do
+    assert written(tmp_path / 'gauntlet') == again
     assert record['training']['batch'] == 4 and record['training']['token'] == 4 * 4 * 128
     assert record['metrics']['gauntlet/unscored_items'] == 0
 
