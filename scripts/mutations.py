@@ -128,9 +128,9 @@ MUTATIONS = (
     Mutation(
         'ranks with different numbers of forwards',
         'engine/assign.py',
-        'return [rank + [filler] * (longest - len(rank)) for rank in ranks]',
-        'return ranks',
-        'engine/test_plan.py',
+        'rounds.append([lengthened(unit, mine[0], single) for unit in mine + spare])',
+        'rounds.append(mine + spare)',
+        'engine/test_plan.py engine/test_equal_work.py',
     ),
     Mutation(
         'unscorable items are asked',
@@ -483,8 +483,8 @@ MUTATIONS = (
     Mutation(
         "the last unit of batches is nobody's",
         'engine/assign.py',
-        '    for unit in units:\n        load, rank',
-        '    for unit in units[:-1]:\n        load, rank',
+        'for start in range(0, len(single), num_ranks):',
+        'for start in range(0, len(single) - 1, num_ranks):',
         'test_invariance.py',
     ),
     Mutation(
@@ -514,5 +514,54 @@ MUTATIONS = (
         'if not finished.issuperset(request.key for request in part.requests)',
         'if finished.isdisjoint(request.key for request in part.requests)',
         'integration/test_resume.py',
+    ),
+    Mutation(
+        'like forwards are not at the same step',
+        'engine/assign.py',
+        'single = sorted((unit[0] for unit in units if unit[0].prefix is None), key=lambda batch: batch.cost)',
+        'single = [unit[0] for unit in units if unit[0].prefix is None]',
+        'engine/test_equal_work.py',
+    ),
+    Mutation(
+        'a last evaluation that was made is made again',
+        'composer/callback.py',
+        'if is_over and self.schedule.last and not self._is_recorded(state):',
+        'if is_over and self.schedule.last:',
+        'integration/test_training_resumed.py',
+    ),
+    Mutation(
+        'a callback takes the budget of another',
+        'composer/callback.py',
+        'place = self._gauntlets.index(self)',
+        'place = 0',
+        'integration/test_training_resumed.py',
+    ),
+    Mutation(
+        'records that cannot be written end a training',
+        'composer/callback.py',
+        '                if state.max_duration is None:\n                    raise\n',
+        '                raise\n',
+        'integration/test_faults.py',
+    ),
+    Mutation(
+        'a dead watcher keeps its claim',
+        'composer/claims.py',
+        'return time.monotonic() - since > self.expires_seconds',
+        'return False',
+        'composer/test_claims.py',
+    ),
+    Mutation(
+        'a claim of what was overwritten counts',
+        'composer/claims.py',
+        'if claim.version != version and claim.checkpoint:',
+        'if False:',
+        'composer/test_claims.py',
+    ),
+    Mutation(
+        'a shard that was cut off counts as whole',
+        'composer/checkpoint_folders.py',
+        'sorted(name for name, size in wanted.items() if sizes[name] < size)',
+        'sorted(name for name, size in wanted.items() if not sizes[name])',
+        'composer/test_checkpoint_folders.py',
     ),
 )
