@@ -33,7 +33,7 @@ def evaluate_late(folder: Path, batch: int, out: Path, **arguments: Any) -> None
         TensorboardLogger(log_dir=str(folder / 'tensorboard')),
     ]
     if wandb.run is not None:  # which is finished by the first of them
-        loggers.append(join_run(WandBLogger()))
+        loggers.append(join_run(WandBLogger(init_kwargs={'dir': str(folder)})))
     evaluate(
         folder / 'checkpoints' / f'ep0-ba{batch}-rank0.pt',
         out=out,
@@ -52,10 +52,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, InMemoryLog
     destinations = loggers_worker.local_loggers(folder)
     trainer = loggers_worker.trainer(folder, destinations, [])
     trainer.fit()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)  # where W&B makes a folder before it sees that there is a run
-        evaluate_late(folder, 3, folder / 'records' / 'ba3')
-        evaluate_late(folder, 4, folder / 'again')
+    evaluate_late(folder, 3, folder / 'records' / 'ba3')
+    evaluate_late(folder, 4, folder / 'again')
     loggers_worker.close(trainer)
     return folder, destinations[1]
 
