@@ -13,6 +13,7 @@ from llmfoundry_gauntlet.config.specs import TaskSpec
 from llmfoundry_gauntlet.data.subsets import subset
 from llmfoundry_gauntlet.errors import ConfigError, DataError, GauntletError
 from llmfoundry_gauntlet.judging.code.sandbox import Sandbox
+from llmfoundry_gauntlet.scores.keys import check_names
 from llmfoundry_gauntlet.suite import Suite, load_suite
 from llmfoundry_gauntlet.tasks import type_of
 from llmfoundry_gauntlet.tasks.means import find_means
@@ -61,6 +62,7 @@ def load_data(settings: EvaluationSettings, *, runs_programs: bool = True) -> Ev
     examples = {key: found for key, found in rows.examples.items() if key not in unsupported}
     if not examples:
         raise ConfigError([f'{key}: {reason}' for key, reason in unsupported.items()] + ['nothing is left to run'])
+    check_keys(suite, examples)
     subsets = subsets_of(suite, examples, settings.subset_items)
     data = EvaluationData(
         settings=settings,
@@ -90,6 +92,16 @@ def with_fewer_questions(suite: Suite, num_items: int) -> Suite:
         for task in suite.tasks
     ]
     return replace(suite, tasks=tuple(tasks))
+
+
+def check_keys(suite: Suite, examples: Mapping[str, Sequence[Example]]) -> None:
+    """Raises ConfigError where two names would be one key in the metric stream."""
+    categories = {
+        key: sorted({row.category for row in rows if row.category is not None}) for key, rows in examples.items()
+    }
+    gauntlet = suite.gauntlet
+    composites = () if gauntlet is None else (*(part.name for part in gauntlet.categories), *(gauntlet.averages or ()))
+    check_names(categories, composites)
 
 
 def subsets_of(suite: Suite, examples: Mapping[str, list[Example]], num_items: int | None) -> dict[str, list[Example]]:

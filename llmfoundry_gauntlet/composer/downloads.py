@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from composer.utils import dist
 
 from llmfoundry_gauntlet.composer.checkpoints import CONFIG, LINK, METADATA, checkpoints_among
-from llmfoundry_gauntlet.composer.stores import S3, Folder, open_folder
+from llmfoundry_gauntlet.composer.stores import S3, Folder, StoreError, open_folder
 from llmfoundry_gauntlet.composer.weights import first_of
 from llmfoundry_gauntlet.errors import ModelError
 
@@ -34,7 +34,7 @@ def downloaded(uri: str) -> Iterator[tuple[Path, str]]:
         with dist.local_rank_zero_download_and_wait(str(folder / OUTCOME)):
             word, *rest = (folder / OUTCOME).read_text(encoding='utf-8').split('\n', 2)
         if word != 'done':
-            raise ModelError('\n'.join(rest))
+            raise (StoreError if word == 'store' else ModelError)('\n'.join(rest))
         yield folder / rest[1], rest[0]
         dist.barrier()
 
@@ -43,6 +43,8 @@ def write_outcome(folder: Path, uri: str) -> None:
     """Downloads, and says how it went."""
     try:
         outcome = '\n'.join(['done', *download(uri, folder)])
+    except StoreError as error:
+        outcome = f'store\n{error}'
     except ModelError as error:
         outcome = f'failed\n{error}'
     except BaseException as error:  # the others wait

@@ -17,6 +17,7 @@ from composer.utils import FSDPConfig, dist
 from llmfoundry_gauntlet.composer.callback import EvalGauntlet
 from llmfoundry_gauntlet.composer.evaluators import longest_prompt
 from llmfoundry_gauntlet.composer.journal import Resuming
+from llmfoundry_gauntlet.composer.metric_stream import join_run
 from llmfoundry_gauntlet.composer.models import (
     ModelSource,
     check_vocabulary,
@@ -80,7 +81,7 @@ def evaluate(
         trainer = make_trainer(
             source,
             callbacks=[callback],
-            loggers=list(loggers),
+            loggers=[join_run(destination) for destination in loggers],
             run_name=run_name,
             device=device,
             precision=precision,
@@ -88,8 +89,10 @@ def evaluate(
         )
     try:
         trainer.eval()
-    finally:
-        trainer.close()
+    except BaseException:
+        trainer.engine.close()  # `trainer.close` has ranks wait for each other, and others may be elsewhere
+        raise
+    trainer.close()
     if callback.evaluation is None:
         raise RuntimeError('the evaluation ended without a result')
     return callback.evaluation

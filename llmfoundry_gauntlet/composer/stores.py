@@ -220,7 +220,7 @@ class S3Folder:
 
     def read_part(self, name: str, start: int, num_bytes: int) -> bytes:
         """So many bytes of an object."""
-        from botocore.exceptions import ClientError  # type: ignore[import-untyped]
+        from botocore.exceptions import ClientError
 
         part = f'bytes={start}-{start + num_bytes - 1}'
         with self._explained(self.store.get_uri(name)):
@@ -265,7 +265,7 @@ class S3Folder:
 
     @contextmanager
     def _explained(self, place: str) -> Iterator[None]:
-        from boto3.exceptions import Boto3Error  # type: ignore[import-untyped]
+        from boto3.exceptions import Boto3Error
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
@@ -297,7 +297,7 @@ def open_s3(uri: str) -> S3Folder:
 
 def explain(place: str, endpoint: str, error: BaseException) -> StoreError:
     """What a store's error means, and what to do about it."""
-    from botocore import exceptions  # type: ignore[import-untyped]
+    from botocore import exceptions
 
     where = f'{place} at {endpoint}'
     if isinstance(error, (exceptions.NoCredentialsError, exceptions.PartialCredentialsError)):

@@ -50,9 +50,10 @@ def valid_keys(keys: Iterable[str]) -> dict[str, str]:
 
 
 def check_names(categories: Mapping[str, Iterable[str]], composites: Iterable[str]) -> None:
-    """Raises ConfigError where two of a task's categories, or two composites, would be one key in loggers."""
+    """Raises ConfigError where two tasks, two of a task's categories, or two composites would be one key in loggers."""
+    tasks = [f'metrics/{task}' for task in categories]
     names = [f'metrics/{task}/{category}' for task, found in categories.items() for category in found]
-    valid_keys([*names, *(f'{COMPOSITE_PREFIX}/{name}' for name in composites)])
+    valid_keys([*tasks, *names, *(f'{COMPOSITE_PREFIX}/{name}' for name in composites)])
 
 
 def with_errors(metrics: Mapping[str, Measure]) -> Iterator[tuple[str, float | None]]:

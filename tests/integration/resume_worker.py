@@ -78,8 +78,8 @@ def run_rank(folder: Path, rank: int, num_ranks: int, port: int, settings: dict[
 def num_lines(out: Path) -> int:
     """Lines in the journal of an evaluation, which removes it at its end."""
     count = 0
-    for path in (out / 'journal').glob('*'):
-        with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(OSError):  # the folder may go at any moment
+        for path in (out / 'journal').glob('*'):
             count += path.read_bytes().count(b'\n')
     return count
 

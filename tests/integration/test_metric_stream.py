@@ -17,7 +17,6 @@ from composer.loggers import FileLogger, InMemoryLogger, TensorboardLogger, Wand
 from logged_values import Values, recorded, sorted_values
 
 from llmfoundry_gauntlet import EvalGauntlet, evaluate
-from llmfoundry_gauntlet.composer.metric_stream import join_run
 
 # TensorBoard's own thread, whose folder a test takes away; it may be seen in the test after it
 pytestmark = pytest.mark.filterwarnings('ignore::pytest.PytestUnhandledThreadExceptionWarning')
@@ -33,7 +32,7 @@ def evaluate_late(folder: Path, batch: int, out: Path, **arguments: Any) -> None
         TensorboardLogger(log_dir=str(folder / 'tensorboard')),
     ]
     if wandb.run is not None:  # which is finished by the first of them
-        loggers.append(join_run(WandBLogger(init_kwargs={'dir': str(folder)})))
+        loggers.append(WandBLogger(init_kwargs={'dir': str(folder)}))
     evaluate(
         folder / 'checkpoints' / f'ep0-ba{batch}-rank0.pt',
         out=out,

@@ -31,7 +31,7 @@ def evaluate_late(folder: Path, batch: int, out: Path, server: MLflowServer) -> 
     evaluate(
         folder / 'checkpoints' / f'ep0-ba{batch}-rank0.pt',
         out=out,
-        loggers=[join_run(loggers_worker.mlflow_logger(folder, server.uri, resume=True))],
+        loggers=[loggers_worker.mlflow_logger(folder, server.uri, resume=True)],
         run_name=loggers_worker.RUN_NAME,
         device='cpu',
         tokens_per_batch=60,

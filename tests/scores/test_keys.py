@@ -72,6 +72,8 @@ def test_categories_and_composites_that_would_collide_are_errors_that_name_both(
         "'icl/metrics/eval_gauntlet/my_own' in loggers; give one of them another name",
     )
     check_names({'t/0-shot': ['a:b', 'plain'], 'u/0-shot': ['a_b']}, ['world'])
+    with pytest.raises(ConfigError, match="'metrics/a:b/0-shot' and 'metrics/a_b/0-shot' would both be"):
+        check_names({'a:b/0-shot': [], 'a_b/0-shot': []}, [])
 
 
 @pytest.mark.parametrize('value', [math.nan, math.inf])
