@@ -6,20 +6,19 @@ import gc
 import json
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import object_store
 import pytest
 import tiny
 import torch
+import watched
 from attempts import outcome
 from composer.utils import dist
 from object_store import S3Server
 from torch.distributed import checkpoint as sharded
+from watched import Watch, record, states
 
-from llmfoundry_gauntlet import EvalGauntlet
 from llmfoundry_gauntlet.composer.claims import Heartbeat
 from llmfoundry_gauntlet.composer.watch import Ending, Overseer
 from llmfoundry_gauntlet.composer.watch import outcome as evaluated
@@ -28,48 +27,7 @@ from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.inputs import load_data
 
 s3_server = object_store.s3_server
-Watch = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture(scope='module')
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tasks, and a training of four batches with a checkpoint every other one, all evaluated by the callback."""
-    folder = tmp_path_factory.mktemp('trained')
-    callback = EvalGauntlet(**tiny.write_tasks(folder), interval='checkpoint', save_folder=str(folder / 'training'))
-    places = {'save_folder': str(folder / 'checkpoints'), 'save_interval': '2ba'}
-    trainer = tiny.trainer([callback], max_duration='4ba', **places)
-    trainer.fit()
-    trainer.close()
-    return folder
-
-
-@pytest.fixture
-def folder(trained: Path, tmp_path: Path) -> Path:
-    """The test's own copy of the checkpoints."""
-    shutil.copytree(trained / 'checkpoints', tmp_path / 'checkpoints', symlinks=True)
-    return tmp_path
-
-
-@pytest.fixture
-def watch(trained: Path, folder: Path, gauntlet: Callable[..., tuple[int, str, str]]) -> Watch:
-    """Runs `gauntlet watch --once` on the test's checkpoints; status, standard output and error."""
-
-    def call(*more: Any, uri: Any = folder / 'checkpoints', out: str = 'watched') -> tuple[int, str, str]:
-        tasks = ['--tasks', trained / 'tasks.yaml', '--gauntlet', trained / 'gauntlet.yaml', '--data-root', trained]
-        return gauntlet('watch', uri, *tasks, '--out', folder / out, '--once', '--settle', '0s', '--poll', '1s', *more)
-
-    return call
-
-
-def record(folder: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((folder / 'results.json').read_text())
-    return content
-
-
-def states(folder: Path) -> dict[str, str]:
-    """The newest claim on each checkpoint."""
-    claims = [json.loads(path.read_text()) for path in sorted((folder / 'checkpoints/.gauntlet').glob('*/*.json'))]
-    return {claim['checkpoint']: claim['state'] for claim in claims}
+trained, folder, watch = watched.trained, watched.folder, watched.watch
 
 
 def runs(log: pytest.LogCaptureFixture) -> list[str]:

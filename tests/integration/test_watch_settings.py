@@ -3,56 +3,17 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny
+import watched
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from watched import Watch, record, states
 
-Watch = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture(scope='module')
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tasks, and a training of four batches with a checkpoint every other one."""
-    folder = tmp_path_factory.mktemp('trained')
-    tiny.write_tasks(folder)
-    trainer = tiny.trainer([], max_duration='4ba', save_folder=str(folder / 'checkpoints'), save_interval='2ba')
-    trainer.fit()
-    trainer.close()
-    return folder
-
-
-@pytest.fixture
-def folder(trained: Path, tmp_path: Path) -> Path:
-    """The test's own copy of the checkpoints."""
-    shutil.copytree(trained / 'checkpoints', tmp_path / 'checkpoints', symlinks=True)
-    return tmp_path
-
-
-@pytest.fixture
-def watch(trained: Path, folder: Path, gauntlet: Callable[..., tuple[int, str, str]]) -> Watch:
-    """Runs `gauntlet watch --once` on the test's checkpoints; status, standard output and error."""
-
-    def call(*more: Any, uri: Any = folder / 'checkpoints', out: str = 'watched') -> tuple[int, str, str]:
-        tasks = ['--tasks', trained / 'tasks.yaml', '--gauntlet', trained / 'gauntlet.yaml', '--data-root', trained]
-        return gauntlet('watch', uri, *tasks, '--out', folder / out, '--once', '--settle', '0s', '--poll', '1s', *more)
-
-    return call
-
-
-def record(folder: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((folder / 'results.json').read_text())
-    return content
-
-
-def states(folder: Path) -> dict[str, str]:
-    """The newest claim on each checkpoint."""
-    claims = [json.loads(path.read_text()) for path in sorted((folder / 'checkpoints/.gauntlet').glob('*/*.json'))]
-    return {claim['checkpoint']: claim['state'] for claim in claims}
+trained, folder, watch = watched.trained, watched.folder, watched.watch
 
 
 @pytest.mark.parametrize(
