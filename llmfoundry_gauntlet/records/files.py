@@ -30,10 +30,10 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Makes a folder if need be. Raises RecordError where nothing can be written into it."""
+    """Raises RecordError where a folder, which may not be there yet, could not be made or written into."""
+    place = next(path for path in (folder, *folder.parents) if path.exists())
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
+        with tempfile.TemporaryFile(dir=place):
             pass
     except OSError as error:
         raise RecordError(

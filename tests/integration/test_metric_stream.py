@@ -197,7 +197,7 @@ def test_a_resumed_training_behind_its_wandb_run_is_told_so(tmp_path, caplog):
 
 
 def test_the_callback_needs_no_logger(tmp_path):
-    callback = EvalGauntlet(**loggers_worker.write_tasks(tmp_path), interval='last')
+    callback = EvalGauntlet(**loggers_worker.write_tasks(tmp_path), interval='last', save_folder=None)
     trainer = loggers_worker.tiny.trainer([callback], max_duration='1ba', loggers=[])
     trainer.fit()
     trainer.close()
