@@ -173,7 +173,8 @@ def test_keys_that_disagree_stop_a_training(tmp_path: Path, capsys: pytest.Captu
     assert 'callbacks.eval_gauntlet.tasks: is mine.yaml' in capsys.readouterr().err
 
 
-def test_each_logger_is_built_by_its_name_with_its_arguments(tmp_path: Path):
+def test_each_logger_is_built_by_its_name_with_its_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)  # where MLflow keeps its own files
     chosen = {
         'tensorboard': {'log_dir': 'somewhere'},
         'file': {'filename': 'log.txt'},
