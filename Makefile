@@ -36,8 +36,9 @@ demo: $(READY)
 test: $(READY)
 	$(PYTEST) -m 'not slow'
 
+# A worker more than processors: ranks that start and wait leave a third of the time unused.
 test-ranks: $(READY)
-	$(PYTEST) -m slow tests/integration tests/test_score_parity.py tests/judging/code/test_solutions.py
+	$(PYTEST) -n $$(($$(nproc) + 1)) -m slow tests/integration tests/test_score_parity.py tests/judging/code/test_solutions.py
 
 test-all: $(READY) $(REFERENCE_READY)
 	$(PYTEST)

@@ -43,16 +43,22 @@ def test_without_a_limit_nothing_is_ended(folder: Path, attempt: Attempt):
     assert attempt(folder / 'patient', 1, seconds=8, hangs=0, stall_seconds=None) == [-9]
 
 
+@pytest.fixture(scope='module')
+def whole(folder: Path, attempt: Attempt) -> tuple[dict[str, float], dict[str, bytes]]:
+    """What an evaluation finds that nobody ends."""
+    assert attempt(folder / 'whole', 1) == [0], said(folder)
+    return outcome(folder / 'whole')
+
+
 @pytest.mark.parametrize('num_ranks', [1, 2])
 def test_sigterm_ends_with_its_status_and_what_is_finished_is_used_again(
-    folder: Path, attempt: Attempt, num_ranks: int
+    folder: Path, attempt: Attempt, whole: tuple[dict[str, float], dict[str, bytes]], num_ranks: int
 ):
     out = folder / f'told_{num_ranks}'
     assert attempt(out, num_ranks, lines=60, signal='SIGTERM') == [143] * num_ranks, said(folder)
     done = len(journal_lines(out))
     assert done >= 60
     assert attempt(out, 1) == [0], said(folder)
-    assert attempt(folder / f'whole_{num_ranks}', 1) == [0], said(folder)
-    assert outcome(out) == outcome(folder / f'whole_{num_ranks}')
+    assert outcome(out) == whole
     reused = json.loads((out / 'results.json').read_text())['timing']['reused_items']
     assert done - 2 * num_ranks <= reused < done
