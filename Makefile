@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile --no-
 help:
 	@echo 'make demo       train a tiny model on two ranks, evaluated by the gauntlet at every checkpoint'
 	@echo 'make test       run the tests'
-	@echo 'make test-ranks the long ones on several ranks, of MATH and of programs; CI runs them as well'
+	@echo 'make test-ranks the long ones on several ranks, with servers, and of MATH; CI runs them as well'
 	@echo 'make test-all   all the long ones, which want the reference environment'
 	@echo 'make lint       style, types and the direction of imports'
 	@echo 'make mutants    put faults into a copy of the code, one by one, and show which test notices each'
@@ -36,9 +36,8 @@ demo: $(READY)
 test: $(READY)
 	$(PYTEST) -m 'not slow'
 
-# A worker more than processors: ranks that start and wait leave a third of the time unused.
 test-ranks: $(READY)
-	$(PYTEST) -n $$(($$(nproc) + 1)) -m slow tests/integration tests/test_score_parity.py tests/judging/code/test_solutions.py
+	$(PYTEST) -m slow tests/integration tests/test_score_parity.py
 
 test-all: $(READY) $(REFERENCE_READY)
 	$(PYTEST)
