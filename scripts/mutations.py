@@ -516,10 +516,10 @@ MUTATIONS = (
         'integration/test_resume.py',
     ),
     Mutation(
-        'like forwards are not at the same step',
+        'the rank that has had least does not get most',
         'engine/assign.py',
-        'single = sorted((unit[0] for unit in units if unit[0].prefix is None), key=lambda batch: batch.cost)',
-        'single = [unit[0] for unit in units if unit[0].prefix is None]',
+        'least_first = sorted(range(num_ranks), key=loads.__getitem__)',
+        'least_first = list(range(num_ranks))',
         'engine/test_equal_work.py',
     ),
     Mutation(
