@@ -41,15 +41,13 @@ def downloaded(uri: str) -> Iterator[tuple[Path, str]]:
 
 def write_outcome(folder: Path, uri: str) -> None:
     """Downloads, and says how it went."""
+    outcome = f'failed\n{uri}: the download broke off'  # the others wait, whatever comes
     try:
         outcome = '\n'.join(['done', *download(uri, folder)])
     except StoreError as error:
         outcome = f'store\n{error}'
     except ModelError as error:
         outcome = f'failed\n{error}'
-    except BaseException as error:  # the others wait
-        outcome = f'failed\n{uri}: the download broke off: {type(error).__name__}'
-        raise
     finally:
         (folder / f'{OUTCOME}.partial').write_text(outcome, encoding='utf-8')
         os.replace(folder / f'{OUTCOME}.partial', folder / OUTCOME)

@@ -89,10 +89,9 @@ def evaluate(
         )
     try:
         trainer.eval()
-    except BaseException:
-        trainer.engine.close()  # `trainer.close` has ranks wait for each other, and others may be elsewhere
-        raise
-    trainer.close()
+    finally:
+        trainer.engine.close()  # not `trainer.close`, where ranks wait for each other: one that failed must not
+    dist.barrier()
     if callback.evaluation is None:
         raise RuntimeError('the evaluation ended without a result')
     return callback.evaluation

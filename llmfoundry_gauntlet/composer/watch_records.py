@@ -56,7 +56,7 @@ def is_free_for(folder: Path, checkpoint: Checkpoint) -> bool:
     if not (folder / RESULTS).is_file():
         return True
     recorded = str((read_results(folder)['training'] or {}).get('checkpoint'))
-    return f'/{recorded}/'.replace('/__0_0.distcp', '').endswith(f'/{checkpoint.name}/')  # shards by their first
+    return f'/{recorded}/'.endswith(f'/{checkpoint.name}/')
 
 
 def is_of_other_version(folder: Path, checkpoint: Checkpoint) -> bool:
