@@ -6,7 +6,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from llmfoundry_gauntlet.config.decode import Problems
-from llmfoundry_gauntlet.config.yaml_files import open_yaml, resolved
+from llmfoundry_gauntlet.config.yaml_files import open_yaml, plain
 from llmfoundry_gauntlet.errors import ConfigError
 
 UPSTREAM_YAML_FOLDERS = ('eval/yamls/', 'scripts/eval/yamls/')
@@ -39,7 +39,7 @@ def read_mapping(path: Path, key: str, problems: Problems) -> Any:
     try:
         content = open_yaml(path)
         if key in content:
-            node = resolved(content[key], f'{path}: {key}')
+            node = plain(content, f'{path}: {key}', key)
             if node is None:
                 problems.add(key, 'is empty')
             return node
