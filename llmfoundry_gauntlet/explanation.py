@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from llmfoundry_gauntlet.arrays import Ids
 from llmfoundry_gauntlet.config.specs import TaskSpec
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.prompts.encode import Encoder, aligned, spaced
@@ -18,7 +19,7 @@ from llmfoundry_gauntlet.tasks.items import (
     shortenable,
     whole_prompts,
 )
-from llmfoundry_gauntlet.values import Example, GenerateRequest, Ids, Item, Prompt
+from llmfoundry_gauntlet.values import Example, GenerateRequest, Item, Prompt
 
 SPECIAL, SHOTS, CONTEXT, CONTINUATION = 'special', 'shots', 'context', 'continuation'  # parts of a prompt
 

@@ -10,15 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
-import numpy.typing as npt
-
-Ids = npt.NDArray[np.int32]  # token ids
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
+if TYPE_CHECKING:
+    from llmfoundry_gauntlet.arrays import Bools, ClusterNumbers, Floats, Ids, Integers
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -178,7 +173,7 @@ class ScoreOutput:
     key: ItemKey
     logprobs: tuple[Floats, ...]
     is_argmax: tuple[Bools, ...]
-    num_top: tuple[npt.NDArray[np.integer[Any]], ...]
+    num_top: tuple[Integers, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,7 +282,7 @@ class Spread:
     numbers, uint64 [G], ascending; `deviations` float64 [G].
     """
 
-    clusters: npt.NDArray[np.uint64]
+    clusters: ClusterNumbers
     deviations: Floats
 
     @property

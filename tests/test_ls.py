@@ -15,6 +15,7 @@ from paths import ROOT, SHARED_DATA
 
 from llmfoundry_gauntlet.data.manifest import read_manifest
 
+TASKS = ROOT / 'yamls' / 'tasks' / 'gauntlet_v0.1.yaml'
 GAUNTLET = ROOT / 'yamls' / 'gauntlets' / 'eval_gauntlet_v0.1.yaml'
 
 
@@ -94,6 +95,12 @@ def test_tasks_of_ones_own_need_no_gauntlet(gauntlet, tmp_path: Path):
     ]
 
 
-def test_it_loads_nothing_heavy():
-    heavy = ('torch', 'composer', 'transformers', 'datasets', 'sympy', 'requests')
-    assert loaded_by('ls', '--data-root', ROOT / 'eval_data', names=heavy) == []
+@pytest.mark.parametrize('words', [('ls',), ('validate', '--tasks', TASKS, '--no-data'), ('explain', 'copa')])
+def test_what_needs_no_model_loads_nothing_heavy(words):
+    heavy = ('torch', 'composer', 'transformers', 'datasets', 'pyarrow', 'sympy', 'requests', 'fsspec', 'omegaconf')
+    assert loaded_by(*words, names=heavy) == []
+
+
+@pytest.mark.parametrize('words', [('ls',), ('validate', '--tasks', TASKS, '--no-data')])
+def test_yaml_files_are_read_without_numpy(words):
+    assert loaded_by(*words, names=('numpy',)) == []

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from llmfoundry_gauntlet.commands.options import CHECK_FAILED, DataRoot, Gauntlet, Score, Tasks
 from llmfoundry_gauntlet.errors import ConfigError, GauntletError, print_problems
+
+if TYPE_CHECKING:
+    from llmfoundry_gauntlet.suite import Suite
 
 
 def validate(
@@ -34,12 +38,7 @@ def validate(
 
 def check(tasks: Path | None, gauntlet: Path | None, score: Path | None, data_root: str | None) -> None:
     """Prints what is there and all warnings; without `data_root` no rows are read. Raises ConfigError, DataError."""
-    from dataclasses import replace
-
-    from llmfoundry_gauntlet.config.settings import AUTO
-    from llmfoundry_gauntlet.inputs import read_data
     from llmfoundry_gauntlet.suite import load_suite
-    from llmfoundry_gauntlet.tasks.means import find_means
 
     suite = load_suite(tasks, gauntlet, score, is_partial=tasks is None)
     for warning in suite.warnings:
@@ -50,12 +49,21 @@ def check(tasks: Path | None, gauntlet: Path | None, score: Path | None, data_ro
         typer.echo(f'{score}: {suite.num_score} data sets of SCORE')
     if suite.gauntlet is not None:
         typer.echo(f'{gauntlet}: {len(suite.gauntlet.categories)} categories')
-    complete = [task for task in suite.tasks if task.has_rows]
-    if complete and data_root is not None:
-        rows = read_data(replace(suite, tasks=tuple(complete)), data_root)
-        for warning in rows.warnings:
-            typer.echo(f'warning: {warning}')
-        examples = rows.examples
-        typer.echo(f'{data_root}: {sum(map(len, examples.values()))} rows of {len(examples)} tasks')
-        for task, reason in find_means(complete, examples, AUTO)[1].items():
-            typer.echo(f'warning: {task}: cannot be run here: {reason}')
+    complete = replace(suite, tasks=tuple(task for task in suite.tasks if task.has_rows))
+    if complete.tasks and data_root is not None:
+        check_data(complete, data_root)
+
+
+def check_data(suite: Suite, data_root: str) -> None:
+    """Prints how many rows there are, all warnings, and which programs cannot be run here. Raises DataError."""
+    from llmfoundry_gauntlet.config.settings import AUTO
+    from llmfoundry_gauntlet.inputs import read_data
+    from llmfoundry_gauntlet.tasks.means import find_means
+
+    rows = read_data(suite, data_root)
+    for warning in rows.warnings:
+        typer.echo(f'warning: {warning}')
+    examples = rows.examples
+    typer.echo(f'{data_root}: {sum(map(len, examples.values()))} rows of {len(examples)} tasks')
+    for task, reason in find_means(suite.tasks, examples, AUTO)[1].items():
+        typer.echo(f'warning: {task}: cannot be run here: {reason}')

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
 from llmfoundry_gauntlet.caches import cache_folder
 from llmfoundry_gauntlet.errors import DataError
 
@@ -133,6 +131,8 @@ def version_of(store: Any, name: str, uri: str) -> Version | None:
 @contextlib.contextmanager
 def locked_folder(version: Version) -> Iterator[Path | None]:
     """The cache's folder of an object, for this process alone; None where there is no cache, or it cannot be used."""
+    from filelock import FileLock
+
     base = cache_folder(OBJECTS)
     with contextlib.ExitStack() as stack:
         folder = None

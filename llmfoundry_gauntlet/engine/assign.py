@@ -6,8 +6,8 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 
+from llmfoundry_gauntlet.arrays import Ids
 from llmfoundry_gauntlet.engine.plan import PAIRS_PER_TOKEN, STREAM, Batch, pairs
-from llmfoundry_gauntlet.values import Ids
 
 SHARES = 16  # of a rank's work: batches after one prefix that are more are shared out
 

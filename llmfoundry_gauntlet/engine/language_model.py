@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
+from llmfoundry_gauntlet.arrays import Ids, Ints
 from llmfoundry_gauntlet.engine.layout import (
     Stream,
     lay_out_rows,
@@ -33,7 +34,7 @@ from llmfoundry_gauntlet.engine.outputs import split_outputs
 from llmfoundry_gauntlet.engine.plan import MASKED_ROWS, PADDED_ROWS, Batch
 from llmfoundry_gauntlet.engine.tree_attention import KeyValue, tree_attention, tree_layout
 from llmfoundry_gauntlet.errors import ModelError
-from llmfoundry_gauntlet.values import Ids, Ints, ScoreOutput
+from llmfoundry_gauntlet.values import ScoreOutput
 
 log = logging.getLogger(__name__)
 

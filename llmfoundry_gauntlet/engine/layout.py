@@ -13,7 +13,8 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from llmfoundry_gauntlet.values import Ids, Ints, ScoreRequest
+from llmfoundry_gauntlet.arrays import Ids, Ints
+from llmfoundry_gauntlet.values import ScoreRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

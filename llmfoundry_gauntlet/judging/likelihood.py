@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from llmfoundry_gauntlet.values import Judgement, ScoreOutput
 
 NON_FINITE = 'the model returned a log-probability that is not a finite number'
@@ -23,6 +21,8 @@ def judge_choice(output: ScoreOutput, gold: int, *, reference: bool) -> Judgemen
     """
     means = [float(logprobs.mean()) for logprobs in output.logprobs]
     if reference:
+        import numpy as np
+
         with np.errstate(over='ignore'):  # beyond float32 they are all infinite, as there
             predicted = first_lowest([float(np.exp(np.float32(-mean))) for mean in means])
         return Judgement(credit=float(predicted == gold), predicted=predicted)
@@ -44,6 +44,8 @@ def judge_argmax(output: ScoreOutput, *, reference: bool) -> Judgement:
     A token that ties with k - 1 others at the top counts 1/k; with `reference` only the first of them counts
     (llm-foundry 0.22, `eval/metrics/nlp.py:InContextLearningLMAccuracy`).
     """
+    import numpy as np
+
     (logprobs,), (is_argmax,), (num_top,) = output.logprobs, output.is_argmax, output.num_top
     if reference:
         right = bool(is_argmax.all())

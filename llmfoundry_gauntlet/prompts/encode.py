@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from llmfoundry_gauntlet.arrays import Ids
 from llmfoundry_gauntlet.errors import ModelError
 from llmfoundry_gauntlet.prompts.fingerprint import tokenizer_fingerprint
-from llmfoundry_gauntlet.values import GenerateRequest, Ids, ItemKey, Prompt, Question, Sampling, ScoreRequest, StopRule
+from llmfoundry_gauntlet.values import GenerateRequest, ItemKey, Prompt, Question, Sampling, ScoreRequest, StopRule
 
 # Raise it where texts or token ids of prompts change: requests that were kept on disk are then made anew.
 PROMPTS_VERSION = 1

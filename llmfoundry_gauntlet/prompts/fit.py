@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from llmfoundry_gauntlet.arrays import Ids
 from llmfoundry_gauntlet.prompts.encode import EncodedPrompt, Encoder
-from llmfoundry_gauntlet.values import Ids, Prompt
+from llmfoundry_gauntlet.values import Prompt
 
 MANY_CHARACTERS = 3  # a token: prompts with more of them are likely to be too long, and are not tokenised whole
 CERTAIN = 64  # tokens: a prompt whose estimate is too long by more than this need not be tokenised to know it

@@ -11,18 +11,9 @@ from itertools import accumulate, pairwise
 import numpy as np
 import numpy.typing as npt
 
+from llmfoundry_gauntlet.arrays import Bools, Ids, Ints
 from llmfoundry_gauntlet.prompts.encode import ReplyTerms
-from llmfoundry_gauntlet.values import (
-    Bools,
-    Example,
-    GenerateRequest,
-    Ids,
-    Ints,
-    Item,
-    ItemKey,
-    Request,
-    ScoreRequest,
-)
+from llmfoundry_gauntlet.values import Example, GenerateRequest, Item, ItemKey, Request, ScoreRequest
 
 FORMAT_VERSION = 2
 MAGIC = b'gauntlet'

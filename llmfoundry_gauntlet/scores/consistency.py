@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-import numpy as np
-
 from llmfoundry_gauntlet.scores.statistics import mean, mean_over_clusters, weighted_sum
 from llmfoundry_gauntlet.values import Measure
 
@@ -175,6 +173,8 @@ def estimate(values: Sequence[tuple[float, int]], missing: str | None) -> Measur
     """The mean of values, each with its cluster's number, or why there is none."""
     if not values:
         return Measure(value=None, reason=missing or NO_ITEMS)
+    import numpy as np
+
     return mean_over_clusters([value for value, _ in values], np.array([number for _, number in values], np.uint64))
 
 

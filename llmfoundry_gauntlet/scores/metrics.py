@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from llmfoundry_gauntlet.scores.statistics import cluster_numbers, mean_over_clusters, weighted_sum
 from llmfoundry_gauntlet.values import ItemResult, Measure, TaskScore
+
+if TYPE_CHECKING:
+    from llmfoundry_gauntlet.arrays import ClusterNumbers
 
 MAX_REASONS = 3
 
@@ -108,7 +109,7 @@ def plain_score(
     )
 
 
-def measure(metric: Metric, results: Sequence[ItemResult], clusters: npt.NDArray[np.uint64] | None = None) -> Measure:
+def measure(metric: Metric, results: Sequence[ItemResult], clusters: ClusterNumbers | None = None) -> Measure:
     """A metric of these results, all of them scored. `clusters` has the numbers of their clusters, uint64 [N]."""
     if clusters is None:
         clusters = cluster_numbers(results)
@@ -119,7 +120,7 @@ def measure(metric: Metric, results: Sequence[ItemResult], clusters: npt.NDArray
     known = [value is not None for value in values]
     if not any(known):
         return Measure(value=None, reason='no item has a value')
-    return mean_over_clusters([value for value in values if value is not None], clusters[np.array(known)])
+    return mean_over_clusters([value for value in values if value is not None], clusters[known])
 
 
 def marks_of(name: str, results: Sequence[ItemResult]) -> list[float]:

@@ -11,11 +11,12 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from llmfoundry_gauntlet.values import ItemResult, Measure, Spread
+
+if TYPE_CHECKING:
+    from llmfoundry_gauntlet.arrays import ClusterNumbers
 
 
 def mean(values: Sequence[float]) -> float:
@@ -23,13 +24,15 @@ def mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-def mean_over_clusters(values: Sequence[float], clusters: npt.NDArray[np.uint64]) -> Measure:
+def mean_over_clusters(values: Sequence[float], clusters: ClusterNumbers) -> Measure:
     """The mean of the values of items, with the spread of their clusters: `clusters` has the number of each item's.
 
     A cluster's deviation is the sum of its items' deviations from the mean, over their number. As these use up a degree
     of freedom, the variance is that of the paper times G / (G - 1) for G clusters: for clusters of one item the usual
     error of a mean. A single cluster has no spread.
     """
+    import numpy as np
+
     center = mean(values)
     numbers, places = np.unique(clusters, return_inverse=True)
     if len(numbers) < 2:
@@ -51,6 +54,8 @@ def weighted_sum(measures: Sequence[Measure], weights: Sequence[float], shift: f
 
     The spread is not known where that of any measure is not.
     """
+    import numpy as np
+
     value = math.fsum([shift, *(m.value * w for m, w in zip(measures, weights, strict=True) if m.value is not None)])
     spreads = [measure.spread for measure in measures]
     known = [spread for spread in spreads if spread is not None]
@@ -63,8 +68,10 @@ def weighted_sum(measures: Sequence[Measure], weights: Sequence[float], shift: f
     return Measure(value=value, spread=Spread(clusters=numbers, deviations=deviations))
 
 
-def cluster_numbers(results: Sequence[ItemResult]) -> npt.NDArray[np.uint64]:
+def cluster_numbers(results: Sequence[ItemResult]) -> ClusterNumbers:
     """The number of each item's cluster, uint64 [N]; an item without one is a cluster by itself, all its samples."""
+    import numpy as np
+
     return np.array([cluster_number(result) for result in results], np.uint64)
 
 

@@ -8,7 +8,7 @@ from llmfoundry_gauntlet.config.specs import TaskSpec
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.installed import METRICS, TASK_TYPES, load_installed
 from llmfoundry_gauntlet.scores.metrics import Metric
-from llmfoundry_gauntlet.tasks import code, generation, language_modeling, multiple_choice, schema, score
+from llmfoundry_gauntlet.tasks import code, generation, language_modeling, multiple_choice, schema
 from llmfoundry_gauntlet.tasks.base import AnyTaskType, TaskType
 
 __all__ = ['TaskType', 'metrics_of', 'named_types', 'task_types', 'type_of']
@@ -36,12 +36,14 @@ def named_types() -> dict[str, AnyTaskType]:
 @cache
 def task_types() -> dict[str, AnyTaskType]:
     """Every type, SCORE's too, by name. Raises ConfigError."""
+    from llmfoundry_gauntlet.tasks import score  # late, as tasks of YAML files do not need it
+
     return {**named_types(), **{task_type.name: task_type for task_type in score.TASK_TYPES}}
 
 
 def type_of(task: TaskSpec) -> AnyTaskType:
     """A task's type."""
-    return task_types()[task.icl_task_type]
+    return named_types().get(task.icl_task_type) or task_types()[task.icl_task_type]
 
 
 def metrics_of(task: TaskSpec) -> tuple[Metric, ...]:

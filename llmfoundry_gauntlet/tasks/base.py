@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from llmfoundry_gauntlet.config.specs import TaskSpec
 from llmfoundry_gauntlet.data.examples import TaskRows, read_examples
-from llmfoundry_gauntlet.judging.code.sandbox import Sandbox
 from llmfoundry_gauntlet.scores.consistency import PerturbationScore
 from llmfoundry_gauntlet.scores.metrics import Metric
 from llmfoundry_gauntlet.values import Generation, Judgement, Question, Sampling, StopRule
+
+if TYPE_CHECKING:
+    from llmfoundry_gauntlet.judging.code.sandbox import Sandbox
 
 TRANSFORMERS_TOP_K = 50  # its default where it samples
 CUT_SHARE = 'CutShare'

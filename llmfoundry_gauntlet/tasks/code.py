@@ -15,7 +15,6 @@ from typing import Any
 from llmfoundry_gauntlet.config.decode import describe
 from llmfoundry_gauntlet.config.specs import TaskSpec
 from llmfoundry_gauntlet.data.fields import RowError, optional_text_field, optional_texts_field, text_field
-from llmfoundry_gauntlet.judging.code.judge import judge as run_program
 from llmfoundry_gauntlet.judging.code.languages import LANGUAGES, PYTHON
 from llmfoundry_gauntlet.judging.code.programs import Program, make_program
 from llmfoundry_gauntlet.judging.code.sandbox import Sandbox
@@ -183,10 +182,12 @@ def judge_program(
     output: Generation, content: CodeProblem, task: CodeTask, reference: bool, sandbox: Sandbox
 ) -> Judgement:
     """Whether a program passes. Our own failure to run it leaves it unscored."""
+    from llmfoundry_gauntlet.judging.code.judge import judge  # late, as no YAML file needs the compilers to be read
+
     if not output.is_finite and not reference:
         return Judgement.unscored(NON_FINITE_REPLY)
     try:
-        verdict = run_program(content.program(task, reference), output.text, sandbox)
+        verdict = judge(content.program(task, reference), output.text, sandbox)
     except (CannotJudge, OSError) as error:
         return Judgement.unscored(f'the program could not be run: {error}')
     reasons = [verdict.reason] if verdict.reason else []

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from paths import ROOT
 
+from llmfoundry_gauntlet.arrays import Ids
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.config.yaml_files import read_yaml
 from llmfoundry_gauntlet.engine.assign import assign
@@ -28,7 +29,7 @@ from llmfoundry_gauntlet.engine.pools import Pool, assign_pools
 from llmfoundry_gauntlet.evaluation import PlannedEvaluation, PreparedEvaluation, plan_evaluation, prepare_evaluation
 from llmfoundry_gauntlet.inputs import load_data
 from llmfoundry_gauntlet.prompts.encode import Encoder
-from llmfoundry_gauntlet.values import Ids, ItemKey, ScoreRequest
+from llmfoundry_gauntlet.values import ItemKey, ScoreRequest
 
 TASKS = str(ROOT / 'yamls/tasks/gauntlet_v0.1.yaml')
 STAND_INS = {'safety/bbq.jsonl': 'safety/bbq_standin.jsonl'}  # of the real files, where the first is not there
