@@ -132,9 +132,7 @@ def length_warnings(item: Item, num_lost_shots: int, max_seq_len: int) -> list[s
     """What did not fit."""
     found = []
     if num_lost_shots:
-        found.append(
-            f'truncated: {num_lost_shots} shots are left out, as the prompt has to fit into {max_seq_len} tokens'
-        )
+        found.append(f'truncated: shots left out, as the prompt has to fit into {max_seq_len} tokens: {num_lost_shots}')
     elif item.request.truncated:
         found.append(f'truncated: the beginning of the prompt is cut off, to fit into {max_seq_len} tokens')
     if item.request.unscorable is not None:

@@ -11,13 +11,14 @@ import pytest
 import yaml
 from paths import ROOT
 
+from llmfoundry_gauntlet.commands.explain import ends_of_reply
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.evaluation import prepare_evaluation
 from llmfoundry_gauntlet.explanation import ask, tokenize
 from llmfoundry_gauntlet.inputs import load_data
 from llmfoundry_gauntlet.prompts.encode import Encoder
 from llmfoundry_gauntlet.tasks.items import Preparation
-from llmfoundry_gauntlet.values import ScoreRequest
+from llmfoundry_gauntlet.values import ScoreRequest, StopRule
 
 TASKS = ROOT / 'yamls' / 'tasks' / 'gauntlet_v0.1.yaml'
 DATA = ROOT / 'eval_data'
@@ -105,6 +106,27 @@ def test_an_answer_is_marked_as_an_evaluation_marks_it(gauntlet, write_jsonl, tm
     assert status == 0, err
     assert f'answer taken from it: {taken}\n' in out
     assert f'credit: {credit}' in out
+
+
+@pytest.mark.parametrize(
+    ('words', 'ends'),
+    [
+        (['triviaqa_sm_sub'], r"before '\n' after the answer, or with the end of text"),
+        (['gsm8k'], r"before '\nQ: ', or before '\n' after the answer that follows ' #### ', or with the end of text"),
+        (['human_eval_cpp'], 'with the brace that closes its block, or with the end of text'),
+        (['human_eval'], r"before '\na', '\nb', '\nc', '\nd', '\ne', '\nf' and 58 others, or with the end of text"),
+        (['gsm8k', '--semantics', 'reference'], 'with the end of text'),
+    ],
+)
+def test_where_a_reply_ends_is_said(gauntlet, words, ends):
+    status, out, err = gauntlet('explain', *words, '--data-root', DATA)
+    assert status == 0, err
+    assert f'  a reply ends {ends}\n' in out
+
+
+def test_a_stop_that_is_a_pattern_is_called_one():
+    stops = StopRule(strings=('a|b', 'c'), as_pattern=True)
+    assert ends_of_reply(stops) == ["before a match of 'a|b', 'c'", 'with the end of text']
 
 
 def test_a_program_is_run_to_be_marked(gauntlet):

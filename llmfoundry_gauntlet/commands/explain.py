@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from llmfoundry_gauntlet.config.specs import TaskSpec
     from llmfoundry_gauntlet.explanation import AskedItem, Token, TokenizedItem
     from llmfoundry_gauntlet.suite import Suite
-    from llmfoundry_gauntlet.values import Example
+    from llmfoundry_gauntlet.values import Example, StopRule
 
 VISIBLE = str.maketrans({' ': '·', '\t': '⇥\t', '\n': '↵\n', '\r': '␍', '\u00a0': '⍽'})
 NUM_TOKENS = 48  # of a prompt's end that are listed
+NUM_STOPS = 6  # that are listed
 
 
 def explain(
@@ -75,6 +76,8 @@ def explain(
     if model is not None:
         tokenized = tokenized_by(model, found, asked, examples, settings, max_seq_len)
         show_tokens(tokenized, all_tokens=all_tokens)
+    else:
+        typer.echo('\n  --model MODEL shows its tokens, where they are scored, and what to beware of')
     show_marking(found, asked, examples, answer, settings, sandbox)
 
 
@@ -127,13 +130,13 @@ def show_item(task: TaskSpec, asked: AskedItem, examples: Sequence[Example]) -> 
         'data': f'{place}, row {example.row} (line {example.row + 1}) of {len({(e.file, e.row) for e in examples})}',
         'category': example.category,
         'variant': example.variant,
-        'gold': one_line(str(example.content.gold)),
+        'gold': None if example.content.gold is None else one_line(str(example.content.gold)),
     }
     heading(f'{task.key}  ({task.icl_task_type})')
     for name, value in facts.items():
         if value is not None:
             typer.echo(f'{name:>12}  {value}')
-    heading(f'Prompt, {asked.prompt.num_shots} shots  (· space, ↵ end of line, ⇥ tab, ⍽ non-breaking space)')
+    heading(f'Prompt, shots: {asked.prompt.num_shots}  (· space, ↵ end of line, ⇥ tab, ⍽ non-breaking space)')
     for part, text in prompt_parts(asked.prompt):
         for number, line in enumerate(visible(text).split('\n')):
             typer.echo(f'{part if number == 0 else "":>12} │ {line}')
@@ -144,7 +147,7 @@ def show_tokens(tokenized: TokenizedItem, *, all_tokens: bool) -> None:
     request = tokenized.item.request
     rows = tokenized.rows
     shared = shared_length(rows)
-    heading(f'Tokens  ({tokenized.prompt.num_shots} shots; * is scored)')
+    heading(f'Tokens, shots: {tokenized.prompt.num_shots}  (* is scored)')
     first = 0 if all_tokens else max(0, shared - NUM_TOKENS)
     if first:
         typer.echo(f'{"":>8}{first} tokens before these; --all-tokens shows them')
@@ -189,7 +192,7 @@ def show_marking(
     typer.echo(f'  rule: {(rule.__doc__ or "").splitlines()[0]}' if rule is not None else '')
     if task_type.replies is not None:
         stops = task_type.replies.stops(task, [example.content for example in examples], settings.reference)
-        typer.echo(f'  a reply ends before: {", ".join(map(repr, stops.strings)) or "nothing but the end of text"}')
+        typer.echo(f'  a reply ends {", or ".join(ends_of_reply(stops))}')
         for text in task_type.replies.responses(asked.example.content, task)[:3]:
             typer.echo(f'  right: {one_line(text)}')
     if answer is None:
@@ -202,6 +205,22 @@ def show_marking(
             typer.echo(f'  {name}: {one_line(str(value))}')
     credit = 'unscored' if result.credit is None else f'{result.credit:g}'
     typer.echo(f'  credit: {credit}{f" ({result.reason})" if result.reason else ""}')
+
+
+def ends_of_reply(stops: StopRule) -> list[str]:
+    """Where a reply ends, in words; of many strings the first ones."""
+    found = []
+    if stops.strings:
+        shown = ', '.join(map(repr, stops.strings[:NUM_STOPS]))
+        num_others = len(stops.strings) - NUM_STOPS
+        others = f' and {num_others} others' if num_others > 0 else ''
+        found.append(f'before {"a match of " if stops.as_pattern else ""}{shown}{others}')
+    if stops.answer_end:
+        after = f' that follows {stops.answer_delimiter!r}' if stops.answer_delimiter else ''
+        found.append(f'before {stops.answer_end!r} after the answer{after}')
+    if stops.closes_block:
+        found.append('with the brace that closes its block')
+    return [*found, 'with the end of text']
 
 
 def marked(
