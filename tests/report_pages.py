@@ -11,7 +11,7 @@ from typing import Any
 from command_line import run_cli
 from compared_runs import write_lines
 
-VOID = {'meta', 'input', 'br', 'img', 'link'}
+VOID = {'meta', 'input', 'br', 'wbr', 'img', 'link'}
 
 
 @dataclass

@@ -26,6 +26,8 @@ from compared_runs import (
 )
 from report_pages import HOSTILE, LONG, Cell, Page, hostile_run, read_page, shown
 
+from llmfoundry_gauntlet.report.html.wording import breakable
+
 MINUS = '\u2212'
 
 
@@ -353,3 +355,7 @@ def test_a_page_names_its_scripts_and_styles_and_allows_nothing_else(pages):
     assert parts['default-src'] == parts['base-uri'] == parts['form-action'] == "'none'"
     assert re.fullmatch(r"('sha256-[\w+/=]+' ?){2}", parts['script-src'])
     assert re.fullmatch(r"'sha256-[\w+/=]+'", parts['style-src'])
+
+
+def test_long_names_break_after_their_strokes_and_stay_escaped():
+    assert breakable('a_b/<i>&\u202e') == 'a_<wbr>b/<wbr>&lt;i&gt;&amp;\\u202e'

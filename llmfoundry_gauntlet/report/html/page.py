@@ -179,7 +179,11 @@ def make_environment(notes: Notes, figures: Figures) -> Environment:
     )
     environment.globals.update(why=notes.number, figure=figures.number, notes=notes)
     environment.filters.update(
-        plain=wording.plain_number, signed=wording.signed_number, whole=wording.whole_number, exact=repr
+        plain=wording.plain_number,
+        signed=wording.signed_number,
+        whole=wording.whole_number,
+        exact=repr,
+        breakable=wording.breakable,
     )
     return environment
 

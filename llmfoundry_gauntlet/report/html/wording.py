@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 MINUS = '\u2212'
 ABSENT = '\u2013'
@@ -17,6 +21,13 @@ UNPRINTABLE = re.compile(
 def visible(text: str) -> str:
     """The text with what cannot be shown written as an escape, such as \\u2028."""
     return UNPRINTABLE.sub(lambda found: found[0].encode('unicode_escape').decode('ascii'), text)
+
+
+def breakable(text: str) -> Markup:
+    """A name, escaped, that a browser breaks after its strokes rather than within a word."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub('[_/]', '\\g<0><wbr>', str(escape(visible(text)))))
 
 
 def shortened(text: str, length: int) -> str:
