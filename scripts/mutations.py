@@ -644,4 +644,40 @@ MUTATIONS = (
         'autoescape=False,',
         'report/test_page.py report/test_page_samples.py',
     ),
+    # YAML files.
+    Mutation(
+        'the second of two equal keys counts',
+        'config/yaml_files.py',
+        'if name in seen and key.tag != MERGE:',
+        'if name in seen and key.tag == MERGE:',
+        'config/test_yaml_files.py',
+    ),
+    Mutation(
+        'numbers with an exponent are texts',
+        'config/yaml_files.py',
+        'NUMBER_WITH_EXPONENT, list(',
+        "re.compile('never'), list(",
+        'config/test_yaml_files.py',
+    ),
+    Mutation(
+        'interpolations without overrides are left as they are',
+        'config/yaml_files.py',
+        'if INTERPOLATION not in text and not overrides:',
+        'if not overrides:',
+        'config/test_yaml_files.py',
+    ),
+    Mutation(
+        'names in the report are not escaped',
+        'report/html/wording.py',
+        'str(escape(visible(text)))',
+        'visible(text)',
+        'report/test_page.py',
+    ),
+    Mutation(
+        'a reply to a chain of thought is said to end with the text alone',
+        'commands/explain.py',
+        'if stops.answer_end:',
+        'if stops.answer_delimiter and not stops.answer_end:',
+        'test_explain.py',
+    ),
 )
