@@ -1,4 +1,4 @@
-"""Names of the arrays' types. Whatever the command line needs to read YAML files imports numpy only where it counts."""
+"""Types of arrays. What reads YAML files imports numpy within functions alone, so that commands start quickly."""
 
 from __future__ import annotations
 

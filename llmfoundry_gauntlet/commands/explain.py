@@ -126,11 +126,12 @@ def show_item(task: TaskSpec, asked: AskedItem, examples: Sequence[Example]) -> 
 
     example = asked.example
     place = example.file or task.dataset_uri
+    gold = example.content.gold  # a program has none
     facts = {
         'data': f'{place}, row {example.row} (line {example.row + 1}) of {len({(e.file, e.row) for e in examples})}',
         'category': example.category,
         'variant': example.variant,
-        'gold': None if example.content.gold is None else one_line(str(example.content.gold)),
+        'gold': None if gold is None else one_line(str(gold)),
     }
     heading(f'{task.key}  ({task.icl_task_type})')
     for name, value in facts.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
+from llmfoundry_gauntlet.config.score import SCORE_TASK_TYPES
 from llmfoundry_gauntlet.config.specs import TaskSpec
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.installed import METRICS, TASK_TYPES, load_installed
@@ -43,7 +44,8 @@ def task_types() -> dict[str, AnyTaskType]:
 
 def type_of(task: TaskSpec) -> AnyTaskType:
     """A task's type."""
-    return named_types().get(task.icl_task_type) or task_types()[task.icl_task_type]
+    types = task_types() if task.icl_task_type in SCORE_TASK_TYPES.values() else named_types()
+    return types[task.icl_task_type]
 
 
 def metrics_of(task: TaskSpec) -> tuple[Metric, ...]:
