@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import threading
 import time
@@ -66,7 +67,7 @@ class ProgressReport:
         self.title = title
         self.work = work
         self.stream = stream or sys.stderr
-        self.draws = self.stream.isatty()
+        self.draws = is_terminal(self.stream)
         self.pause = BAR_SECONDS if self.draws else line_seconds
         self._started = time.monotonic()
         self._stopped = threading.Event()
@@ -102,6 +103,11 @@ class ProgressReport:
 
     def _described(self, work: Work) -> str:
         return describe(work, time.monotonic() - self._started)
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether a bar can be drawn there; on a terminal without a size, as in some containers, tqdm is silent."""
+    return stream.isatty() and os.get_terminal_size(stream.fileno()).columns > 0
 
 
 def describe(work: Work, seconds: float) -> str:

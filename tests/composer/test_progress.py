@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import logging
 import os
 import pty
+import struct
+import termios
 import threading
 import time
 from pathlib import Path
@@ -50,8 +53,22 @@ def test_without_a_terminal_a_line_is_logged_now_and_then(caplog: pytest.LogCapt
     assert len(caplog.messages) == num_lines
 
 
-def test_on_a_terminal_a_bar_is_drawn_and_taken_away():
+def open_terminal(rows: int, columns: int) -> tuple[int, int]:
     ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack('HHHH', rows, columns, 0, 0))
+    return ours, theirs
+
+
+def test_a_terminal_without_a_size_gets_lines():
+    ours, theirs = open_terminal(0, 0)
+    with os.fdopen(theirs, 'w') as terminal:
+        assert terminal.isatty()
+        assert not ProgressReport('gauntlet ba7', lambda: A_QUARTER, stream=terminal).draws
+    os.close(ours)
+
+
+def test_on_a_terminal_a_bar_is_drawn_and_taken_away():
+    ours, theirs = open_terminal(40, 120)
     with os.fdopen(theirs, 'w') as terminal:
         report = ProgressReport('gauntlet ba7', lambda: A_QUARTER, stream=terminal)
         report.start()
