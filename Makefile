@@ -19,11 +19,9 @@ help:
 	@echo 'make lint       style, types and the direction of imports'
 	@echo 'make docs       the documentation as a site, in site/: python -m http.server -d site'
 	@echo 'make mutants    put faults into a copy of the code, one by one, and show which test notices each'
-	@echo 'make bench      time our evaluation, llm-foundry and lm-eval side by side; QUICK=1 in ten minutes,'
-	@echo '                PART=planning what comes before the model, PART=generation replies, PART=programs programs,'
-	@echo '                PART=score the variants of SCORE together and apart, and against lm-eval,'
-	@echo '                PART=budget a training whose evaluations have 10 s, and 30 s,'
-	@echo '                PART=scaling what an evaluation costs on 8 to 512 GPUs, by a model of it (docs/scaling.md)'
+	@echo 'make bench      time our evaluation, llm-foundry and lm-eval side by side; QUICK=1 in about ten minutes,'
+	@echo '                PART=generation generation tasks, PART=programs code tasks,'
+	@echo '                PART=score the variants of SCORE in one evaluation and alone, and against lm-eval'
 	@echo 'make reference  the environment with llm-foundry and lm-eval that bench and the recorder use'
 	@echo 'make clean      remove the environments, runs, site and what was built'
 
@@ -66,8 +64,8 @@ $(REFERENCE_READY): pyproject.toml requirements/reference.txt
 
 reference: $(REFERENCE_READY)
 
-bench: $(READY) $(if $(filter planning fixed_shots programs budget scaling,$(PART)),,$(REFERENCE_READY))
-	$(BIN)/python scripts/bench/$(or $(PART),run).py $(if $(QUICK),--quick)
+bench: $(READY) $(if $(filter programs,$(PART)),,$(REFERENCE_READY))
+	$(BIN)/python scripts/bench/$(if $(filter programs,$(PART)),programs.py,run.py $(PART)) $(if $(QUICK),--quick)
 
 clean:
 	rm -rf $(VENV) $(REFERENCE) runs build site *.egg-info

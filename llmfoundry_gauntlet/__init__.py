@@ -16,12 +16,13 @@ _HOMES = {
     'ModelError': 'errors',
     'RecordError': 'errors',
     'Run': 'records.runs',
+    'StoreError': 'errors',
     'build_icl_evaluators': 'composer',
     'evaluate': 'composer',
     'read_run': 'records.runs',
     'read_runs': 'records.runs',
     'samples_frame': 'report.frames',
-    'scores_chart': 'report.plots',
+    'scores_chart': 'report.charts',
     'scores_frame': 'report.frames',
 }
 
@@ -35,6 +36,7 @@ __all__ = [
     'ModelError',
     'RecordError',
     'Run',
+    'StoreError',
     'build_icl_evaluators',
     'evaluate',
     'read_run',

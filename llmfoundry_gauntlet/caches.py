@@ -1,4 +1,4 @@
-"""Where this package keeps what it would make or download again: token ids, compiled headers, objects."""
+"""The folder of what this package would otherwise compute again: token ids, compiled headers."""
 
 from __future__ import annotations
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import sys
+from types import TracebackType
 from typing import Annotated
 
 import typer
@@ -65,19 +67,22 @@ app.add_typer(data_commands, name='data')
 def main() -> None:
     """The console script: errors without tracebacks.
 
-    Status 0 done, 1 a check failed, 2 a mistake that the user can mend, 3 something broke.
+    Status 0 done, 1 a check failed, 2 an error the user can fix, 3 an internal error.
     """
-    show_traceback = '--traceback' in sys.argv
-    try:
+    with contextlib.ExitStack() as stack:
+        if '--traceback' not in sys.argv:
+            stack.push(exit_without_traceback)
         app([word for word in sys.argv[1:] if word != '--traceback'])
-    except GauntletError as error:
-        if show_traceback:
-            raise
+
+
+def exit_without_traceback(
+    kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+) -> None:
+    """Print what ended the program, if it was an error, and exit with its status."""
+    if isinstance(error, GauntletError):
         print_problems(error)
-        raise SystemExit(MISTAKE) from None
-    except Exception as error:
-        if show_traceback:
-            raise
-        print(f'error: {type(error).__name__}: {error}', file=sys.stderr)
-        print('This is a fault of the program; --traceback shows where.', file=sys.stderr)
-        raise SystemExit(BROKEN) from None
+        raise SystemExit(MISTAKE)
+    if kind is not None and not issubclass(kind, (SystemExit, KeyboardInterrupt)):
+        text = ' '.join(f'{kind.__name__}: {error}'.split())
+        print(f'error: internal error: {text}; rerun with --traceback to see where', file=sys.stderr)
+        raise SystemExit(BROKEN)

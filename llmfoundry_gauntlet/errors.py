@@ -5,6 +5,7 @@
   * DataError         an evaluation data file
   * ModelError        a model, checkpoint or tokenizer
   * RecordError       an output folder or a file that a run wrote
+  * StoreError        a folder, bucket or endpoint that cannot be used now
 
 A caller's mistake in Python is a ValueError or TypeError as usual.
 """
@@ -13,8 +14,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from types import TracebackType
 
 MAX_LISTED = 20
+FOREIGN_ERRORS = (  # of Python, which other people's code raises for a wrong value, wherever it comes upon it
+    *(OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, RuntimeError),
+    ImportError,
+)
 
 
 class GauntletError(Exception):
@@ -45,6 +51,40 @@ class ModelError(GauntletError):
 
 class RecordError(GauntletError):
     """An output folder or a record that cannot be written or read."""
+
+
+class StoreError(GauntletError):
+    """A folder, bucket or endpoint that cannot be used now; the files in it may be intact."""
+
+
+class Caught:
+    """A context that is left where other people's code raises an error, and keeps the `error`.
+
+    These are FOREIGN_ERRORS, other `kinds`, and errors whose classes are of one of these top-level `packages`. With
+    `bare` it is also `Exception` itself, which an except clause cannot name without all its subclasses.
+    """
+
+    def __init__(
+        self, *, kinds: Sequence[type[Exception]] = (), packages: Sequence[str] = (), bare: bool = False
+    ) -> None:
+        self.kinds: tuple[type[BaseException], ...] = (*FOREIGN_ERRORS, *kinds)
+        self.packages = packages
+        self.bare = bare
+        self.error: BaseException | None = None
+
+    def __enter__(self) -> Caught:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        if kind is None:
+            return False
+        is_foreign = issubclass(kind, self.kinds) or kind.__module__.partition('.')[0] in self.packages
+        if error is None or not (is_foreign or (self.bare and kind is Exception)):
+            return False
+        self.error = error.with_traceback(None)  # whose frames would keep all that they refer to, and this
+        return True
 
 
 def print_problems(error: GauntletError) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 from llmfoundry_gauntlet.config.specs import GauntletSpec, TaskSpec
 from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, STREAM, Batch, longest_row, plan
 from llmfoundry_gauntlet.engine.pools import Pool, plan_pools
+from llmfoundry_gauntlet.engine.rotary_lengths import RotaryLengths
 from llmfoundry_gauntlet.inputs import EvaluationData, tasks_with_data, with_subsets
 from llmfoundry_gauntlet.judging.code.workers import submit
 from llmfoundry_gauntlet.prompts.cache import NO_CACHE, TokenCache
@@ -50,12 +51,13 @@ WITHOUT_EFFECT = ('batch_size', 'pad_tok_id', 'metric_names', 'dataset_uri')  # 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedEvaluation:
-    """Every item of every task, in token ids."""
+    """Every item of every task, in token ids. `tokenizer` names what made these."""
 
     data: EvaluationData
     tasks: Mapping[str, TaskSpec]
     items: Mapping[ItemKey, Item]
     max_seq_len: int
+    tokenizer: str
 
     @property
     def score_requests(self) -> list[ScoreRequest]:
@@ -211,7 +213,7 @@ def prepare_evaluation(
             *alone_items(preparations[key], data.asked(key)),
         )
     }
-    return PreparedEvaluation(data=data, tasks=tasks, items=items, max_seq_len=max_seq_len)
+    return PreparedEvaluation(data=data, tasks=tasks, items=items, max_seq_len=max_seq_len, tokenizer=encoder.name)
 
 
 def warn_of_short_replies(tasks: Iterable[TaskSpec], max_seq_len: int) -> None:
@@ -249,10 +251,12 @@ def plan_evaluation(
     way: str = '',
     reply_way: str = '',
     hidden_token_id: int | None = None,
+    rotary: RotaryLengths | None = None,
 ) -> PlannedEvaluation:
     """The batches and pools over all tasks together.
 
-    Requests with a token that is to be hidden run in padded rows whatever the layout. A budget below the largest
+    Requests with a token that is to be hidden run in padded rows whatever the layout; those whose rotary frequencies
+    differ are not run together. A budget below the largest
     request is raised to it.
     """
     others: list[ScoreRequest] = []
@@ -267,8 +271,8 @@ def plan_evaluation(
 
     def batches_of(tokens: int) -> list[Batch]:
         return [
-            *plan(others, tokens_per_batch=tokens, layout=layout),
-            *plan(hidden, tokens_per_batch=tokens, layout=PADDED_ROWS),
+            *plan(others, tokens_per_batch=tokens, layout=layout, rotary=rotary),
+            *plan(hidden, tokens_per_batch=tokens, layout=PADDED_ROWS, rotary=rotary),
         ]
 
     batches = batches_of(tokens_per_batch)
@@ -281,8 +285,9 @@ def plan_evaluation(
         tasks=prepared.tasks,
         items=prepared.items,
         max_seq_len=prepared.max_seq_len,
+        tokenizer=prepared.tokenizer,
         batches=tuple(batches),
-        pools=tuple(plan_pools(prepared.generate_requests, tokens_per_batch=tokens_per_batch)),
+        pools=tuple(plan_pools(prepared.generate_requests, tokens_per_batch=tokens_per_batch, rotary=rotary)),
         layout=layout,
         way=way,
         reply_way=reply_way,

@@ -65,6 +65,8 @@ def ask(
     found = [example for example in examples if example.row == row and file in (None, example.file)]
     if not found:
         files = sorted({example.file for example in examples if example.file is not None})
+        if file is not None and not files:
+            raise ConfigError(f'{task.key} has one data file; leave --file out')
         of_file = [example.row for example in examples if file in (None, example.file)]
         there = f'rows {min(of_file)} to {max(of_file)}' if of_file else f'the files {", ".join(files)}'
         raise ConfigError(f'{task.key}: there is no row {row}{f" of {file}" if file else ""}; there are {there}')
@@ -72,7 +74,9 @@ def ask(
         raise ConfigError(f'{task.key}: row {row} is in several files; name one with --file: {", ".join(files)}')
     asked = next((example for example in found if variant in (None, example.variant)), None)
     if asked is None:
-        variants = ', '.join(str(example.variant) for example in found)
+        variants = ', '.join(example.variant for example in found if example.variant is not None)
+        if not variants:
+            raise ConfigError(f'{task.key} has no variants; leave --variant out')
         raise ConfigError(f'{task.key}: row {row} has no variant {variant!r}; allowed: {variants}')
     ((_, shots),) = examples_with_shots(task, examples, fewshot, [asked])
     return AskedItem(example=asked, shots=shots, prompt=build_prompt(task, asked, shots))
@@ -80,14 +84,13 @@ def ask(
 
 def tokenize(asked: AskedItem, preparation: Preparation, examples: Sequence[Example]) -> TokenizedItem:
     """The item as an evaluation with this preparation gives it to the model. `examples` are all rows of the task."""
-    terms = preparation.reply_terms(examples)
+    terms, limits = preparation.reply_terms(examples), preparation.reply_limits(examples)
     pair = asked.example, asked.shots
     if preparation.truncation == 'reference':
         (fitted,) = whole_prompts(preparation, [pair])
     else:
-        room = preparation.max_seq_len - (terms.max_new_tokens if terms else 0)
-        (fitted,) = ShotFitter(preparation.encoder, room).fit([shortenable(preparation.task, *pair)])
-    item = make_item(preparation, asked.example, fitted, terms)
+        (fitted,) = ShotFitter(preparation.encoder).fit([shortenable(preparation, *pair, limits)])
+    item = make_item(preparation, asked.example, fitted, terms, limits)
     rows = tuple(
         row_of(preparation.encoder, fitted, context, own, continuation)
         for context, own, continuation in parts_of(fitted, item)

@@ -1,4 +1,7 @@
-"""Marks answers from elsewhere, a server or an API, by the code that marks our own. Free of torch."""
+"""Marks answers from elsewhere, a server, an API or a canonical solution, by the code that marks our own.
+
+Free of torch.
+"""
 
 from __future__ import annotations
 
@@ -42,6 +45,16 @@ class Asked:
 
     example: Example
     prompt_sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedSolutions:
+    """The canonical solutions of a code task: their number, the reasons of failures by row, and seconds."""
+
+    task: str
+    num_solutions: int
+    failures: Mapping[int, str]
+    seconds: float
 
 
 class AnswerError(ValueError):
@@ -122,6 +135,28 @@ def mark_answers(data: EvaluationData, answers: Iterable[Answer], *, allow_missi
     seconds = time.perf_counter() - started
     shares = {key: seconds * len(task_results) / len(asked) for key, task_results in by_task.items()}
     return summarize(data, tasks_with_data(data), by_task, shares, allow_missing=allow_missing)
+
+
+def check_solutions(data: EvaluationData) -> list[CheckedSolutions]:
+    """Run the canonical solutions of every code task as if a model had generated them."""
+    checked = []
+    for key, task in tasks_with_data(data).items():
+        replies, programs = type_of(task).replies, type_of(task).programs
+        if replies is None or programs is None or data.sandbox is None:
+            continue
+        started = time.perf_counter()
+        running = {}
+        for example in data.examples[key]:
+            (text,) = replies.responses(example.content, task)
+            output = Generation(key=ItemKey(key, example.row), text=text)
+            running[example.row] = workers().submit(
+                programs.judge, output, example.content, task, data.settings.reference, data.sandbox
+            )
+        results = {row: program.result() for row, program in running.items()}
+        failures = {row: result.reason or '' for row, result in results.items() if result.credit != 1}
+        seconds = time.perf_counter() - started
+        checked.append(CheckedSolutions(task=key, num_solutions=len(results), failures=failures, seconds=seconds))
+    return checked
 
 
 def in_row_order(keys: Iterable[ItemKey], tasks: Mapping[str, TextTask]) -> list[ItemKey]:

@@ -76,7 +76,7 @@ def load_suite(
 def read_tasks(source: TasksSource, found: list[str], broken: set[str]) -> tuple[TaskSpec, ...]:
     """The tasks of one or several sources; problems are added to `found`, labels of wrong tasks to `broken`."""
     parts: list[Any] = [source]
-    if not isinstance(source, (str, Path)) and source and all(isinstance(item, (str, Path)) for item in source):
+    if isinstance(source, (list, tuple)) and source and all(isinstance(item, (str, Path)) for item in source):
         parts = list(source)
     tasks: list[TaskSpec] = []
     seen: dict[str, str] = {}
@@ -91,11 +91,9 @@ def read_tasks(source: TasksSource, found: list[str], broken: set[str]) -> tuple
 
 def decode_tasks(node: Any, problems: Problems, seen: dict[str, str], broken: set[str]) -> list[TaskSpec]:
     """Tasks of one list; `seen` maps every '{label}/{n}-shot' met so far to where it stands."""
-    if not isinstance(node, (list, tuple)):
+    if not isinstance(node, (list, tuple)) or not node:
         problems.add(TASKS_KEY, f'is {describe(node)}; allowed: a list of tasks, or a path to a file with one')
         return []
-    if not node:
-        problems.add(TASKS_KEY, 'is an empty list; give at least one task')
     tasks = []
     for index, entry in enumerate(node):
         path = f'{TASKS_KEY}[{index}]'
@@ -141,6 +139,11 @@ def decode_task(entry: Any, path: str, problems: Problems) -> TaskSpec | None:
     task: TaskSpec | None = decode(keys, entry, path, problems)
     if task is not None:
         check_metric_names(task, path, problems)
+        if any(task.num_fewshot) and not type_of(task).has_shots:
+            problems.add(
+                f'{path}.num_fewshot',
+                f'is {list(task.num_fewshot)}; allowed: [0], as {task.icl_task_type} has no shots',
+            )
     return task
 
 

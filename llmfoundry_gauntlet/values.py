@@ -269,8 +269,8 @@ class TrainingPoint:
     """Where training stood when a model was evaluated; `checkpoint` is the file of its weights, None without one."""
 
     batch: int
-    epoch: int
-    token: int
+    epoch: int | None
+    token: int | None
     checkpoint: str | None
 
 

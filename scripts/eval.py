@@ -18,19 +18,18 @@ from typing import Any
 
 from composer.utils import dist
 from rich.console import Console
-from transformers import AutoConfig
 
 from llmfoundry_gauntlet import EvaluationSettings, evaluate
-from llmfoundry_gauntlet.composer.evaluate import DIST_TIMEOUT, default_device
+from llmfoundry_gauntlet.composer.evaluate import DIST_TIMEOUT, TRAINING_KEYS, check_arguments, default_device
 from llmfoundry_gauntlet.composer.loggers import build_loggers
-from llmfoundry_gauntlet.config.decode import suggestion
+from llmfoundry_gauntlet.composer.pretrained import load_config
+from llmfoundry_gauntlet.config.decode import Problems, decode_value, suggestion
 from llmfoundry_gauntlet.config.foundry import EVALUATION_KEYS, ListedModel, map_evaluation
 from llmfoundry_gauntlet.config.yaml_files import read_yaml
-from llmfoundry_gauntlet.errors import ConfigError, GauntletError, ModelError, print_problems
+from llmfoundry_gauntlet.errors import ConfigError, GauntletError, print_problems
 from llmfoundry_gauntlet.records.results import find_results
 from llmfoundry_gauntlet.report.tables import absences, print_runs, scores_table
 
-TRAINING_KEYS = ('interval', 'save_folder')
 RUN_KEYS = (
     'model',
     'tokenizer',
@@ -70,6 +69,10 @@ def read_config(path: str, overrides: list[str]) -> EvaluationConfig:
     problems += [f"{path}: the key '{key}' is missing" for key in required if key not in values]
     if models and 'model_config' in values:
         problems.append(f"{path}: model_config belongs to a 'model' that is a path, not to several models")
+    wrong = Problems(path)
+    check_arguments({key: value for key, value in values.items() if key in RUN_KEYS}, wrong)
+    decode_value(float | None, values.get('dist_timeout'), 'dist_timeout', wrong)
+    problems += wrong.found
     if problems:
         raise ConfigError(problems)
     return EvaluationConfig(shared=values, models=models, lines=mapped.lines)
@@ -88,10 +91,7 @@ def evaluate_one(shared: dict[str, Any], *, config_overrides: dict[str, Any] | N
 
 def save_config(name: str, overrides: dict[str, Any], folder: str) -> None:
     """Writes a model's configuration with other values into a folder. Raises ModelError."""
-    try:
-        config = AutoConfig.from_pretrained(name)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f'{name}: the model configuration cannot be loaded: {error}') from error
+    config = load_config(name)
     unknown = [key for key in overrides if not hasattr(config, key)]
     if unknown:
         raise ConfigError(
@@ -131,7 +131,7 @@ def print_models(out: Path, models: Sequence[ListedModel]) -> None:
     ]
     console = Console(width=None if Console().is_terminal else 60 + 20 * len(models))
     console.print(scores_table(columns))
-    for line in dict.fromkeys(line for _, record in found for line in absences(record)):
+    for line in dict.fromkeys(line for folder, record in found for line in absences(folder, record)):
         console.print(line, style='dim', highlight=False, markup=False)
     folders = ' '.join(str(folder) for folder, _ in found)
     print(f'with errors: gauntlet compare {folders}' if len(found) > 1 else folders)

@@ -14,10 +14,9 @@ import string
 from collections.abc import Iterator
 from pathlib import Path
 
+from demo_data import training_documents
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
-
-from llmfoundry_gauntlet.data.generators import training_documents
 
 VOCABULARY_SIZE = 768
 MAX_TOKENIZER_FILE_BYTES = 200_000  # of each file of eval_data, so that no task rules the merges

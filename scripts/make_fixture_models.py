@@ -1,11 +1,12 @@
-"""Make the two tiny language models, with tokenizers, that the parity tests score.
+"""Make the two tiny language models, with tokenizers, that the parity tests score, and a third tokenizer.
 
     python scripts/make_fixture_models.py [--text-root eval_data] [--out tests/fixtures/models] [--models NAME ...]
 
 `rotary_bos` is a Llama with a byte-level BPE tokenizer that adds a bos token, has a pad token of its own and knows " a"
 as one token. `alibi_pad_eos` is an MPT whose tokenizer adds nothing, pads with its eos token and keeps every space as a
 token of its own. Both see nothing but this repository's own rows (`eval_data/**/*.jsonl`) and generated arithmetic and
-brackets.
+brackets. `unigram_characters` is a tokenizer alone, like those of SentencePiece: a unigram model in which every ASCII
+character is a token, with a bos token.
 
 One thread and fixed seeds: a second run over the same text writes the same bytes on the same machine. `SOURCES.json`
 names the text by its digest. Needs torch, transformers, tokenizers and safetensors; takes some four minutes on an
@@ -17,6 +18,7 @@ import hashlib
 import json
 import random
 import shutil
+import string
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -38,6 +40,7 @@ NUM_STEPS = 700
 LEARNING_RATE = 4e-3
 # llm-foundry strips the context and adds no space before an answer where " a" is not one token.
 DELIMITERS = {'rotary_bos': (' ', ' ', '\nAnswer: '), 'alibi_pad_eos': ('', '', '', '\nAnswer:', ' ')}
+UNIGRAM = 'unigram_characters'
 BRACKETS = {'(': ')', '[': ']', '{': '}', '<': '>'}
 
 
@@ -151,6 +154,27 @@ def make_pad_eos_tokenizer(documents: list[str]) -> PreTrainedTokenizerFast:
     )
 
 
+def make_unigram_tokenizer() -> PreTrainedTokenizerFast:
+    special = ['<unk>', '<s>', '</s>', '<pad>']
+    characters = ['\u2581', *string.digits, *string.ascii_letters, *string.punctuation, '\n']
+    vocabulary = [(token, 0.0) for token in special] + [
+        (token, -2 - rank / 50) for rank, token in enumerate(characters)
+    ]
+    tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=0))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.post_processor = processors.TemplateProcessing(single='<s> $A', special_tokens=[('<s>', 1)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        unk_token='<unk>',
+        bos_token='<s>',
+        eos_token='</s>',
+        pad_token='<pad>',
+        model_max_length=MAX_SEQ_LEN,
+        clean_up_tokenization_spaces=False,
+    )
+
+
 def make_rotary_model(tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
     return LlamaForCausalLM(
         LlamaConfig(
@@ -244,21 +268,30 @@ def main() -> None:
         'rotary_bos': (make_bos_tokenizer, make_rotary_model),
         'alibi_pad_eos': (make_pad_eos_tokenizer, make_alibi_model),
     }
-    parser.add_argument('--models', nargs='*', choices=sorted(recipes), default=sorted(recipes))
+    names = [*sorted(recipes), UNIGRAM]
+    parser.add_argument('--models', nargs='*', choices=names, default=names)
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    files = read_rows(options.text_root)
-    text = json.dumps(files, sort_keys=True).encode()
     options.out.mkdir(parents=True, exist_ok=True)
+    if UNIGRAM in options.models:
+        make_unigram_tokenizer().save_pretrained(options.out / UNIGRAM)
+    if trained := [name for name in options.models if name in recipes]:
+        make_models(trained, recipes, options.text_root, options.out)
+
+
+def make_models(names: list[str], recipes: dict[str, Any], text_root: Path, out: Path) -> None:
+    """Make the models of these names, and the file that says what text they saw."""
+    files = read_rows(text_root)
+    text = json.dumps(files, sort_keys=True).encode()
     sources = {
         'files': {name: len(rows) for name, rows in files.items()},
         'text_sha256': hashlib.sha256(text).hexdigest(),
     }
-    (options.out / 'SOURCES.json').write_text(json.dumps(sources, indent=1) + '\n', 'utf-8')
-    for name in options.models:
+    (out / 'SOURCES.json').write_text(json.dumps(sources, indent=1) + '\n', 'utf-8')
+    for name in names:
         documents = list(make_documents(files, random.Random(SEED), DELIMITERS[name]))
-        make_fixture_model(documents, options.out / name, *recipes[name])
+        make_fixture_model(documents, out / name, *recipes[name])
 
 
 if __name__ == '__main__':

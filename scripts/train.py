@@ -36,7 +36,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreT
 from llmfoundry_gauntlet import ConfigError, EvalGauntlet, GauntletError
 from llmfoundry_gauntlet.composer.evaluate import check_fsdp, check_precision, default_device
 from llmfoundry_gauntlet.composer.loggers import Builders, build_each, build_loggers
-from llmfoundry_gauntlet.composer.models import composer_model, load_tokenizer, mark_blocks_for_fsdp
+from llmfoundry_gauntlet.composer.models import composer_model, mark_blocks_for_fsdp
+from llmfoundry_gauntlet.composer.pretrained import load_tokenizer
 from llmfoundry_gauntlet.errors import print_problems
 from llmfoundry_gauntlet.report.tables import print_runs
 
@@ -77,7 +78,7 @@ CALLBACKS: Builders = {
 def build_model(config: ModelConfig, *, tokenizer: PreTrainedTokenizerBase, max_seq_len: int) -> PreTrainedModel:
     """The Hugging Face model with its pretrained weights, or with fresh ones drawn from torch's generator."""
     if config.pretrained is not None:
-        return AutoModelForCausalLM.from_pretrained(config.pretrained)
+        return AutoModelForCausalLM.from_pretrained(config.pretrained, trust_remote_code=False)
     defaults = {
         'vocab_size': len(tokenizer),
         'max_position_embeddings': max_seq_len,

@@ -15,6 +15,9 @@ class CharacterTokenizer:
     def __init__(self, *, bos: bool = True) -> None:
         self.special = [1] if bos else []
 
+    def __len__(self) -> int:
+        return 0x110000
+
     def __call__(self, texts: Sequence[str], *, add_special_tokens: bool, **_: Any) -> dict[str, list[list[int]]]:
         special = self.special if add_special_tokens else []
         return {'input_ids': [special + [ord(character) for character in text] for text in texts]}

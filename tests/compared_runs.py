@@ -188,6 +188,30 @@ def copy_run(
     return to
 
 
+def reworded(
+    run: Path,
+    to: Path,
+    rows: Mapping[str, Sequence[int]],
+    *,
+    truncated: bool = True,
+    same_digest: bool = False,
+    config: Mapping[str, Any] | None = None,
+    batch: int | None = None,
+) -> Path:
+    """A run in another folder, whose prompts of some rows were other words, as shots did not fit into its length."""
+    copy_run(run, to, batch=batch)
+    for key, places in rows.items():
+        lines = samples_of(to, key)
+        for sample in lines:
+            if sample['row'] in places:
+                digest = sample['prompt_sha256'] if same_digest else 'ab' * 32
+                sample.update(truncated=truncated, prompt_sha256=digest)
+        write_lines(samples_path(to, key), lines)
+    record = record_of(to)
+    (to / 'results.json').write_text(json.dumps({**record, 'config': {**record['config'], **(config or {})}}))
+    return to
+
+
 def rows_of_table(out: str) -> dict[str, list[str]]:
     """The cells of each row, by the first of them."""
     rows = [[cell.strip() for cell in line.strip('│┃').split('│')] for line in out.splitlines() if line.startswith('│')]

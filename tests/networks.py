@@ -13,6 +13,7 @@ from torch._dynamo.testing import CompileCounter
 
 from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel, Learned
 from llmfoundry_gauntlet.engine.plan import MASKED_ROWS, PADDED_ROWS, STREAM, Batch
+from llmfoundry_gauntlet.engine.rotary_lengths import RotaryLengths
 from llmfoundry_gauntlet.values import ItemKey, ScoreOutput, ScoreRequest
 
 VOCABULARY = 100
@@ -53,21 +54,13 @@ IN_STREAM = {
         'Qwen3Moe', **GROUPED, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16
     ),
     'gemma': family('Gemma', **GROUPED, head_dim=8),
-    'gemma2, eager': family(
+    'gemma2': family(
         'Gemma2',
         **WINDOWED,
         head_dim=8,
         final_logit_softcapping=2.0,
         attn_logit_softcapping=3.0,
         attn_implementation='eager',
-    ),
-    'gemma2, sdpa': family(
-        'Gemma2',
-        **WINDOWED,
-        head_dim=8,
-        final_logit_softcapping=2.0,
-        attn_logit_softcapping=3.0,
-        attn_implementation='sdpa',
     ),
     'gemma3': maker('Gemma3ForCausalLM', 'Gemma3TextConfig', **WINDOWED, head_dim=8, sliding_window_pattern=2),
     'phi': family('Phi', **SIZES, intermediate_size=64),
@@ -118,12 +111,15 @@ IN_PADDED_ROWS = {
     ),
     'mpt': family('Mpt', d_model=32, n_layers=2, n_heads=4, vocab_size=VOCABULARY, initializer_range=0.3),
     'bloom': family('Bloom', hidden_size=32, n_layer=2, n_head=4, vocab_size=VOCABULARY, initializer_range=0.3),
+    'falcon, alibi': family('Falcon', **SIZES, alibi=True, attn_implementation='eager'),
     'gpt_bigcode': family('GPTBigCode', **GPT),
     'mamba': family(
         'Mamba', hidden_size=32, num_hidden_layers=2, vocab_size=VOCABULARY, state_size=4, initializer_range=0.3
     ),
 }
+EAGER_ALONE = ('gptj', 'gpt_neo', 'mpt', 'bloom', 'mamba')  # families that transformers 4.53 has no sdpa for
 FAMILIES = {**IN_STREAM, **IN_MASKED_ROWS, **IN_PADDED_ROWS}
+LOADED_AS = [(name, how) for name in FAMILIES for how in ('eager', 'sdpa') if how == 'eager' or name not in EAGER_ALONE]
 LAYOUT_OF = {
     **dict.fromkeys(IN_STREAM, STREAM),
     **dict.fromkeys(IN_MASKED_ROWS, MASKED_ROWS),
@@ -132,9 +128,27 @@ LAYOUT_OF = {
 
 
 def network(name: str = 'llama', *, seed: int = 0, **more: Any) -> Any:
-    """A network of a family, in eval mode."""
+    """A network of a family, in eval mode; the same seed makes the same weights, whatever its attention."""
     torch.manual_seed(seed)
     return FAMILIES[name](**more).eval()
+
+
+def stretched(kind: str, base: int = 32, **more: Any) -> Any:
+    """A network whose rotary frequencies depend on a length, and differ beyond `base` tokens."""
+    if kind == 'dynamic':
+        return network(max_position_embeddings=base, rope_scaling={'rope_type': 'dynamic', 'factor': 4.0}, **more)
+    scaling = {'type': 'longrope', 'short_factor': [1.0] * 4, 'long_factor': [1.5, 2.0, 4.0, 8.0]}
+    lengths = {'original_max_position_embeddings': base, 'max_position_embeddings': 4 * base}
+    return network('phi3', rope_scaling=scaling, **lengths, **more)
+
+
+def rotary(kind: str, base: int = 32, padded_to: int | None = None) -> RotaryLengths:
+    """The rule of a stretched network; with `padded_to`, that of rows that count as padded."""
+    padded = {} if padded_to is None else {'t/0-shot': padded_to}
+    return RotaryLengths(base=base, scales_by_length=kind == 'dynamic', padded_to=padded)
+
+
+STRETCHED = ('dynamic', 'longrope')
 
 
 def request(

@@ -21,7 +21,7 @@ FIRST_LETTER = 0x4E00
 LONGEST = 60
 WAY_OF = {
     **dict.fromkeys(networks.IN_STREAM, STREAM),
-    **dict.fromkeys(('stablelm', 'falcon', 'gptj', 'bloom'), CACHE),
+    **dict.fromkeys(('stablelm', 'falcon', 'falcon, alibi', 'gptj', 'bloom'), CACHE),
     **dict.fromkeys(('mpt', 'gpt_neo'), TUPLES),
     **dict.fromkeys(('gpt_bigcode', 'mamba'), NO_CACHE),
 }

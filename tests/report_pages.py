@@ -44,7 +44,7 @@ class Sample:
 
 @dataclass
 class Page(HTMLParser):
-    """What stands in a page: tables by their id, else their caption; all elements; scripts."""
+    """What stands in a page: tables by their caption; all elements; scripts."""
 
     tables: dict[str, list[list[Cell]]] = field(default_factory=dict)
     elements: list[tuple[str, dict[str, str | None]]] = field(default_factory=list)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -132,3 +133,22 @@ def test_a_fault_of_ours_is_status_3(gauntlet, monkeypatch, tmp_path):
 def test_help_needs_no_model(gauntlet):
     status, out, _ = gauntlet('--help')
     assert status == 0 and 'validate' in out and 'run' in out
+
+
+class Unforeseen(Exception):
+    """What no command expects."""
+
+
+def test_an_error_that_nobody_has_foreseen_is_one_line_and_status_3(gauntlet, monkeypatch):
+    def fail(*_: object, **__: object) -> None:
+        raise Unforeseen('first line\nsecond line')
+
+    monkeypatch.setattr('llmfoundry_gauntlet.suite.load_suite', fail)
+    status, _, err = gauntlet('validate', '--tasks', TASKS)
+    (line,) = err.splitlines()
+    assert status == 3 and line.startswith('error: ')
+    assert 'Unforeseen: first line second line' in line and '--traceback' in line
+    with pytest.raises(Unforeseen):
+        gauntlet('--traceback', 'validate', '--tasks', TASKS)
+    monkeypatch.setattr('llmfoundry_gauntlet.suite.load_suite', lambda *_, **__: sys.exit(7))
+    assert gauntlet('validate', '--tasks', TASKS)[0] == 7

@@ -167,9 +167,26 @@ def test_variants_of_score_are_explained(gauntlet):
 
 
 @pytest.mark.parametrize(
+    ('name', 'type_name', 'file'), [('mmlu_pro', 'score_choices', []), ('math', 'score_math', ['--file', 'algebra'])]
+)
+def test_shots_of_a_type_that_has_none_are_refused(gauntlet, name: str, type_name: str, file: list[str]):
+    score = ROOT / 'yamls' / 'score' / f'{name}.yaml'
+    words = ('explain', f'score_{name}', '--score', score, '--data-root', DATA, *file)
+    status, _, err = gauntlet(*words, '--shots', 2)
+    assert status == 2
+    assert err == f'error: --shots is 2; allowed: 0, as tasks of the type {type_name} have no shots\n'
+    assert gauntlet(*words, '--shots', 0)[0] == 0
+
+
+@pytest.mark.parametrize(
     ('words', 'message'),
     [
         (['bolq'], "bolq: no such task, did you mean 'boolq'?"),
+        (['boolq', '--shots', 16], '--shots is 16; allowed: 0 to 15, as there are no more other rows'),
+        (['boolq', '--variant', 'prompt:1'], 'boolq/10-shot has no variants; leave --variant out'),
+        (['boolq', '--file', 'boolq'], 'boolq/10-shot has one data file; leave --file out'),
+        (['boolq', '--max-seq-len', 1, '--model', 'x'], 'max_seq_len: is 1; allowed: 2 or more'),
+        (['boolq', '--sandbox', 'docker', '--answer', 'A'], "sandbox: is 'docker'; allowed: auto, rlimits, none"),
         (['boolq', '--row', 99], 'boolq/10-shot: there is no row 99; there are rows 0 to 15'),
         (['boolq', '--shots', -1], '--shots is -1; allowed: 0 or more'),
         (

@@ -21,6 +21,7 @@ from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.engine.assign import assign
 from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.plan import LAYOUTS, PADDED_ROWS, STREAM, Batch
+from llmfoundry_gauntlet.engine.rotary_lengths import RotaryLengths
 from llmfoundry_gauntlet.evaluation import (
     Evaluation,
     PlannedEvaluation,
@@ -33,6 +34,7 @@ from llmfoundry_gauntlet.inputs import load_data
 from llmfoundry_gauntlet.prompts.encode import Encoder
 from llmfoundry_gauntlet.values import ItemKey, ItemResult
 
+LONGEST = 200
 WORDS = ('red', 'green', 'blue', 'grey')
 ROUNDING = {'rtol': 1e-4, 'atol': 1e-4}  # of float32 sums, nats
 
@@ -89,14 +91,16 @@ def planned(rows: Mapping[str, Sequence[Any]], tmp_path: Path, character_tokeniz
         layout: str = STREAM,
         tasks: Sequence[Mapping[str, Any]] = TASKS,
         data: Mapping[str, Sequence[Any]] = rows,
+        rotary: RotaryLengths | None = None,
         **settings: Any,
     ) -> PlannedEvaluation:
         for label, lines in data.items():
             (tmp_path / f'{label}.jsonl').write_text(''.join(f'{json.dumps(line)}\n' for line in lines))
         entries = [{**task, 'dataset_uri': f'{task["label"]}.jsonl', 'num_fewshot': [2]} for task in tasks]
         values = {'tasks': entries, 'gauntlet': GAUNTLET, 'data_root': str(tmp_path), **settings}
-        prepared = prepare_evaluation(load_data(decode_settings(values)), Encoder(character_tokenizer), max_seq_len=200)
-        return plan_evaluation(prepared, tokens_per_batch=tokens_per_batch, layout=layout)
+        data_of_tasks = load_data(decode_settings(values))
+        prepared = prepare_evaluation(data_of_tasks, Encoder(character_tokenizer), max_seq_len=LONGEST)
+        return plan_evaluation(prepared, tokens_per_batch=tokens_per_batch, layout=layout, rotary=rotary)
 
     return planned
 
@@ -155,6 +159,43 @@ def test_the_tokens_of_a_batch(model, planned, tokens_per_batch: int):
 def test_packing(model, planned, layout: str):
     """Mutation: a token that sees the tree before its own."""
     check_same(run(model, planned()), run(model, planned(layout=layout)))
+
+
+@pytest.mark.parametrize('semantics', ['corrected', 'reference'])
+@pytest.mark.parametrize('kind', networks.STRETCHED)
+def test_the_lengths_of_other_rows(planned, kind: str, semantics: str):
+    """Where rotary frequencies depend on a length; those of the reference are those of rows padded to max_seq_len.
+
+    Mutations: requests of unlike frequencies in one batch; frequencies by the longest row of a batch.
+    """
+    base = 48
+    padded_to = {f'{task["label"]}/2-shot': LONGEST for task in TASKS} if semantics == 'reference' else {}
+    rotary = RotaryLengths(base=base, scales_by_length=kind == 'dynamic', padded_to=padded_to)
+    settings = {'rotary': rotary, 'semantics': semantics}
+    model = stretched(kind, base, rotary)
+    plan = planned(**settings)
+    first = run(model, plan)
+    assert len({rotary.of(request) > base for request in plan.score_requests}) == (1 if padded_to else 2)
+    for more in ({'tokens_per_batch': 1}, {'tokens_per_batch': 100_000}, *({'layout': one} for one in LAYOUTS[1:])):
+        check_same(first, run(model, planned(**settings, **more)))
+    check_same(first, run(stretched(kind, base, rotary), plan, plan.batches[::-1]))
+    ours, part = items(first), items(run(model, planned(**settings, subset_items=12, tasks=TASKS[::-1])))
+    for key, result in part.items():
+        np.testing.assert_allclose(result.logprobs, ours[key].logprobs, **ROUNDING)
+    for request in plan.score_requests[::5]:
+        sequences = [*zip(request.contexts, request.continuations, strict=True)]
+        length = LONGEST if padded_to else max(len(context) + len(ids) for context, ids in sequences)
+        expected = [
+            networks.alone(stretched(kind, base, None).model, context, ids, length - len(context) - len(ids))[0].sum()
+            for context, ids in sequences
+        ]
+        np.testing.assert_allclose(ours[request.key].logprobs, expected, **ROUNDING)
+
+
+def stretched(kind: str, base: int, rotary: RotaryLengths | None) -> CausalLanguageModel:
+    """A fresh model whose rotary frequencies differ beyond `base` tokens."""
+    network = networks.stretched(kind, base, vocab_size=128)
+    return CausalLanguageModel(network, device=torch.device('cpu'), rotary=rotary)
 
 
 @pytest.mark.parametrize('num_ranks', [1, 2, 3])

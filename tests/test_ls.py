@@ -47,14 +47,14 @@ def test_all_tasks_are_listed_by_category(gauntlet):
     for one in listed:
         lines = (ROOT / 'eval_data' / one['dataset_uri']).read_text('utf-8').split('\n')
         assert one['rows'] == sum(1 for line in lines if line.strip())
-        assert one['data'] == 'own rows'
+        assert one['data'] == 'sample data'
 
 
 def test_names_choose_among_them(gauntlet):
     status, out, _ = gauntlet('ls', 'safety', 'copa', '--data-root', ROOT / 'eval_data')
     assert status == 0
     lines = [line.split() for line in out.splitlines()]
-    assert ['copa', '0', 'multiple_choice', '0.50', '16', 'own', 'rows'] in lines
+    assert ['copa', '0', 'multiple_choice', '0.50', '16', 'sample', 'data'] in lines
     assert out.splitlines()[-1].startswith('5 tasks')
     status, _, err = gauntlet('ls', 'saftey')
     assert status == 2

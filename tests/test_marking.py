@@ -122,6 +122,18 @@ def test_a_tokenizer_counts_the_tokens_of_replies(settings: dict[str, Any], char
     assert limits == {1 + len('3 and 3 # 6') + 10}
 
 
+def test_requests_of_a_category_have_the_limit_of_its_longest_right_reply(tmp_path: Path, character_tokenizer):
+    """bos and the answer's characters; without a tokenizer half of the characters."""
+    rows = [{'context': f'{answer}?', 'answer': answer, 'category': answer[0]} for answer in ('aa', 'a', 'bbbbb', 'b')]
+    (tmp_path / 'rows.jsonl').write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
+    kind = {'icl_task_type': 'generation_task_with_answers', 'has_categories': True}
+    task = {'label': 'letters', 'dataset_uri': 'rows.jsonl', 'num_fewshot': [0], **kind}
+    settings = {'tasks': [task], 'data_root': str(tmp_path)}
+    for encoder, expected in ((Encoder(character_tokenizer), [3, 3, 6, 6]), (None, [1, 1, 3, 3])):
+        made = {request['row']: request['max_new_tokens'] for request in requests_of(settings, encoder)}
+        assert [made[row] for row in range(4)] == expected
+
+
 def test_exported_prompts_are_those_that_a_model_is_asked(
     settings: dict[str, Any], tmp_path: Path, character_tokenizer
 ):
@@ -159,6 +171,9 @@ def test_answers_of_our_own_engine_get_the_marks_that_it_gave(settings: dict[str
 
         def __call__(self, texts, **_):
             return {'input_ids': [[ord(c) for c in text] for text in texts]}
+
+        def __len__(self):
+            return 1_114_112
 
     own = {**settings, 'tasks': json.loads(Path(settings['tasks']).read_text())['icl_tasks'][:3], 'gauntlet': None}
     prepared = prepare_evaluation(data_of(own), Encoder(Characters()), max_seq_len=512)

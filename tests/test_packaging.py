@@ -86,10 +86,10 @@ def test_the_version_stands_in_one_place_and_the_changes_name_it(wheel: Path):
 
 
 def test_extras_are_for_what_not_everybody_needs():
-    heavy = ('wandb', 'mlflow', 'tensorboard', 'boto3', 'altair', 'vl-convert', 'pytest', 'moto')
+    heavy = ('wandb', 'mlflow', 'tensorboard', 'boto3', 's3fs', 'altair', 'vl-convert', 'pytest', 'moto')
     assert not [line for line in PROJECT['dependencies'] if line.startswith(heavy)]
     assert set(PROJECT['optional-dependencies']) == {
-        *('wandb', 'mlflow', 'tensorboard', 's3', 'report', 'llm-foundry', 'dev'),
+        *('wandb', 'mlflow', 'tensorboard', 's3', 'gcs', 'azure', 'report', 'llm-foundry', 'dev'),
     }
 
 
@@ -109,7 +109,7 @@ def test_an_installed_wheel_works_in_any_folder(wheel: Path, tmp_path: Path):
     where = [sys.executable, '-c', 'import llmfoundry_gauntlet; print(llmfoundry_gauntlet.__file__)']
     found = subprocess.run(where, cwd=elsewhere, env=environment, capture_output=True, text=True, check=True).stdout
     assert found.startswith(str(target))
-    assert '57 tasks' in run('ls') and 'own rows' in run('ls', 'copa')
+    assert '57 tasks' in run('ls') and 'sample data' in run('ls', 'copa')
     assert 'rows of 57 tasks' in run('validate', '--tasks', 'yamls/tasks/gauntlet_v0.1.yaml')
     assert '72 files' in run('data', 'ls')
     assert (target / 'bin' / 'gauntlet').is_file()

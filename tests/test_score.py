@@ -402,7 +402,7 @@ def test_the_variants_of_a_question_share_their_text(perturbations: list[str], m
     apart = 0
     for variant in {key.variant for key in prepared.items}:
         items = {key: item for key, item in prepared.items.items() if key.variant == variant}
-        part = PreparedEvaluation(data=prepared.data, tasks=prepared.tasks, items=items, max_seq_len=1024)
+        part = PreparedEvaluation(data=prepared.data, tasks=prepared.tasks, items=items, max_seq_len=1024, tokenizer='')
         apart += plan_evaluation(part, tokens_per_batch=4096).num_model_tokens
     with capsys.disabled():
         print(f'\n{perturbations}: {together} tokens together, {apart} apart: {together / apart:.2f}')

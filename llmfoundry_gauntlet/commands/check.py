@@ -1,12 +1,12 @@
-"""`gauntlet data check`: what is odd in the data, and whether code tasks' own solutions pass."""
+"""`gauntlet data check`: data checks, and the canonical solutions of code tasks."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Iterator
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,13 +17,16 @@ from llmfoundry_gauntlet.commands.options import (
     DataRoot,
     Score,
     Tasks,
+    check_options,
 )
-from llmfoundry_gauntlet.errors import ConfigError
+from llmfoundry_gauntlet.errors import ConfigError, DataError, print_problems
 
 if TYPE_CHECKING:
-    from llmfoundry_gauntlet.hygiene.training_text import Opened
+    from llmfoundry_gauntlet.config.specs import TaskSpec
+    from llmfoundry_gauntlet.data.checks import CheckedFile, Finding, Overlap
+    from llmfoundry_gauntlet.marking import CheckedSolutions
 
-NUM_WORDS = 13
+WIDTH = 100  # of tables, if the output is not a terminal
 
 Against = Annotated[
     list[str] | None,
@@ -34,21 +37,21 @@ Against = Annotated[
 
 
 def check(
+    context: typer.Context,
     tasks: Tasks = None,
     score: Score = None,
     data_root: DataRoot = 'eval_data',
     against: Against = None,
-    ngram: Annotated[int, typer.Option(min=2, help='With --against: words in a row that are looked for.')] = NUM_WORDS,
     solutions: Annotated[
-        bool, typer.Option('--solutions', help='Run the solutions of code tasks, and check nothing else.')
+        bool, typer.Option('--solutions', help='Run the canonical solutions of code tasks instead.')
     ] = False,
     sandbox: Confinement = 'auto',
-    as_json: Annotated[bool, typer.Option('--json', help='Print JSON in place of tables.')] = False,
+    as_json: Annotated[bool, typer.Option('--json', help='Print JSON instead of tables.')] = False,
 ) -> None:
-    """What is odd in the data; or, with --solutions, whether the solutions of code tasks pass their tests.
+    """Find duplicates, conflicting golds, majority answers, and rows that occur in a training text.
 
-    Without --tasks and --score, of all files of the Gauntlet and of SCORE that are there. Status 1 if rows cannot be
-    read, or a solution fails; what is odd is no failure.
+    Without --tasks and --score, checks all files of the Gauntlet and of SCORE below --data-root. Status 1 if a row
+    cannot be read or a solution fails; findings alone are status 0.
 
     gauntlet data check --data-root eval_data
 
@@ -56,74 +59,73 @@ def check(
 
     gauntlet data check --solutions
     """
+    check_options(
+        context,
+        needs={'sandbox': ('solutions',)},
+        excludes={'solutions': ('score', 'against')},
+    )
     if solutions:
-        if score is not None or against:
-            raise ConfigError('--solutions runs programs alone; leave --score and --against out')
         check_programs(tasks, data_root, sandbox, as_json)
         return
-    from llmfoundry_gauntlet.errors import DataError, print_problems
-    from llmfoundry_gauntlet.hygiene.check import check_data
-    from llmfoundry_gauntlet.report.hygiene_tables import hygiene_json, print_hygiene
+    from llmfoundry_gauntlet.data.checks import check_file, find_overlap, training_files
+    from llmfoundry_gauntlet.data.collection import paused_collection
+    from llmfoundry_gauntlet.tasks.checked_rows import read_files
+
+    texts = [file for source in against or () for file in training_files(source)]
+    specs, absent = chosen_tasks(tasks, score, data_root, as_json=as_json)
+    problems: list[str] = []
+    with paused_collection():
+        files = list(read_files(specs, data_root, problems))
+        checked = [check_file(file) for file in files]
+        overlap = find_overlap(files, texts) if texts and files else None
+    if as_json:
+        record = {
+            'files': [asdict(file) for file in checked],
+            'absent': absent,
+            'problems': problems,
+            'overlap': None if overlap is None else asdict(overlap),
+        }
+        typer.echo(json.dumps(record, indent=2, ensure_ascii=False))
+    else:
+        print_checks(checked, absent, overlap)
+    if problems:
+        print_problems(DataError(problems))
+        raise typer.Exit(CHECK_FAILED)
+
+
+def chosen_tasks(
+    tasks: Path | None, score: Path | None, data_root: str, *, as_json: bool
+) -> tuple[Sequence[TaskSpec], list[str]]:
+    """Return the tasks to check, and the labels of Gauntlet tasks that have no file if no task is named."""
     from llmfoundry_gauntlet.suite import load_suite
 
-    is_all = tasks is None and score is None
-    entries, absent = tasks_there(data_root) if is_all else (tasks, [])
-    sets: Any = score_there(data_root) if is_all else score
-    if is_all and not entries and not sets:
-        raise ConfigError(f'{data_root}: has no file of the Gauntlet or of SCORE; give --data-root, --tasks or --score')
-    suite = load_suite(entries or None, None, sets or None)
+    entries: Any = tasks
+    datasets: Any = score
+    absent: list[str] = []
+    if tasks is None and score is None:
+        entries, absent = gauntlet_tasks(data_root)
+        datasets = score_datasets(data_root)
+        if not entries and not datasets:
+            raise ConfigError(
+                f'{data_root}: has no file of the Gauntlet or of SCORE; give --data-root, --tasks or --score'
+            )
+    suite = load_suite(entries or None, None, datasets or None)
     for warning in suite.warnings:
         typer.echo(f'warning: {warning}', err=as_json)
-    with opening() as open_file:
-        found = check_data(suite.tasks, data_root, against=against or (), num_words=ngram, open_file=open_file)
-    if as_json:
-        typer.echo(hygiene_json(found, absent))
-    else:
-        print_hygiene(found, absent)
-    if found.problems:
-        print_problems(DataError(found.problems))
-        raise typer.Exit(CHECK_FAILED)
+    return suite.tasks, absent
 
 
-def check_programs(tasks: Path | None, data_root: str, sandbox: str, as_json: bool) -> None:
-    """Runs the solutions of code tasks. Raises typer.Exit where one fails."""
-    from llmfoundry_gauntlet.config.settings import decode_settings
-    from llmfoundry_gauntlet.inputs import load_data
-    from llmfoundry_gauntlet.report.hygiene_tables import solutions_json
-    from llmfoundry_gauntlet.report.tables import print_solutions
-    from llmfoundry_gauntlet.solutions import check_solutions
-    from llmfoundry_gauntlet.tasks.code import CODE
-
-    entries: Any = tasks
-    if tasks is None:
-        entries = [entry for entry in tasks_there(data_root)[0] if entry['icl_task_type'] == CODE]
-        if not entries:
-            raise ConfigError(f'{data_root}: has no file of a code task; give --data-root or --tasks')
-    data = load_data(decode_settings({'tasks': entries, 'data_root': data_root, 'sandbox': sandbox}, 'data check'))
-    for task, reason in data.unsupported.items():
-        typer.echo(f'warning: {task}: {reason}', err=as_json)
-    checked = check_solutions(data)
-    if not checked:
-        raise ConfigError(f'{tasks or data_root}: none of the tasks runs programs here')
-    if as_json:
-        typer.echo(solutions_json(checked))
-    else:
-        print_solutions(checked)
-    if any(task.failures for task in checked):
-        raise typer.Exit(CHECK_FAILED)
-
-
-def tasks_there(data_root: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """The Gauntlet's tasks whose files are there, as their YAML has them, and the labels of the others."""
+def gauntlet_tasks(data_root: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the YAML entries of the Gauntlet's tasks that have a file, and the labels of the others."""
     from llmfoundry_gauntlet.config.yaml_files import read_yaml
 
     entries = read_yaml(GAUNTLET_TASKS)['icl_tasks']
-    there = [entry for entry in entries if (Path(data_root) / entry['dataset_uri']).is_file()]
-    return there, [entry['label'] for entry in entries if entry not in there]
+    present = [entry for entry in entries if (Path(data_root) / entry['dataset_uri']).is_file()]
+    return present, [entry['label'] for entry in entries if entry not in present]
 
 
-def score_there(data_root: str) -> list[dict[str, str]]:
-    """SCORE's data sets of which there are files, as a YAML would have them."""
+def score_datasets(data_root: str) -> list[dict[str, str]]:
+    """Return a YAML entry for each of SCORE's datasets that has a file."""
     from llmfoundry_gauntlet.data.score_rows import FILES
 
     return [
@@ -133,25 +135,93 @@ def score_there(data_root: str) -> list[dict[str, str]]:
     ]
 
 
-@contextlib.contextmanager
-def opening() -> Iterator[Opened]:
-    """How training texts are opened: with a progress bar each, where somebody looks."""
+def print_checks(files: Sequence[CheckedFile], absent: Sequence[str], overlap: Overlap | None) -> None:
+    """Print a line for each file, then all warnings, then notes on what changes no score."""
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.table import Table
 
-    from llmfoundry_gauntlet.data.files import opened
+    console = Console(width=None if Console().is_terminal else WIDTH, highlight=False, markup=False)
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in ('', 'rows', 'duplicates', 'repeated prompts', 'conflicts', 'majority answer', 'chance'):
+        table.add_column(name, justify='right' if name else 'left', overflow='fold')
+    for file in files:
+        table.add_row(*map(str, file_cells(file)))
+    if files:
+        console.print(table)
+    findings = [(file.source, finding) for file in files for finding in file.findings]
+    if overlap is not None:
+        console.print(f'\n{overlap_summary(overlap)}')
+        findings += [(file.source, file.finding) for file in overlap.tasks if file.found]
+    for name, warns, style in (('warnings', True, None), ('notes', False, 'dim')):
+        lines = [finding_line(source, finding) for source, finding in findings if finding.is_warning == warns]
+        if absent and not warns:
+            lines.append(f'{len(absent)} tasks have no file: {", ".join(absent)}')
+        console.print(f'\n{name}: {len(lines)}', style='bold')
+        for line in lines:
+            console.print(line, style=style)
 
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield opened
-        return
-    with Progress(console=console) as progress:
 
-        @contextlib.contextmanager
-        def watched(source: str) -> Iterator[BinaryIO]:
-            with opened(source) as raw:
-                size = raw.seek(0, os.SEEK_END)
-                raw.seek(0)
-                yield progress.wrap_file(raw, size, description=Path(source).name)
+def file_cells(file: CheckedFile) -> tuple[Any, ...]:
+    """Return the counts of a file and its majority answer."""
+    counts = (file.name, file.num_rows, file.num_duplicates, file.num_repeated, file.num_conflicts)
+    if file.majority is None:
+        return *counts, '-', '-'
+    chance = file.majority.chance
+    return *counts, f'{file.majority.share:.0%}', '-' if chance is None else f'{chance:.0%}'
 
-        yield watched
+
+def overlap_summary(overlap: Overlap) -> str:
+    """Return the totals over all files."""
+    num_checked = sum(task.num_checked for task in overlap.tasks)
+    num_found = sum(len(task.found) for task in overlap.tasks)
+    num_most = sum(task.num_most for task in overlap.tasks)
+    return (
+        f'training text of {overlap.num_words:,} words: {num_found:,} of {num_checked:,} rows share a sequence of '
+        f'words with it, {num_most:,} share most of theirs'
+    )
+
+
+def finding_line(source: str, finding: Finding) -> str:
+    """Return `file:line: problem (number of rows, the first lines)`, or `file: problem`."""
+    if not finding.lines:
+        return f'{source}: {finding.text}'
+    place = f'{source}:{finding.lines[0]}: {finding.text}'
+    more = ', ...' if finding.count > len(finding.lines) else ''
+    lines = ', '.join(map(str, finding.lines))
+    return place if finding.count == 1 else f'{place} ({finding.count} rows: lines {lines}{more})'
+
+
+def check_programs(tasks: Path | None, data_root: str, sandbox: str, as_json: bool) -> None:
+    """Run the canonical solutions of code tasks. Raises typer.Exit if one fails."""
+    from llmfoundry_gauntlet.config.settings import decode_settings
+    from llmfoundry_gauntlet.inputs import load_data
+    from llmfoundry_gauntlet.marking import check_solutions
+    from llmfoundry_gauntlet.tasks.code import CODE
+
+    entries: Any = tasks
+    if tasks is None:
+        entries = [entry for entry in gauntlet_tasks(data_root)[0] if entry['icl_task_type'] == CODE]
+        if not entries:
+            raise ConfigError(f'{data_root}: has no file of a code task; give --data-root or --tasks')
+    data = load_data(decode_settings({'tasks': entries, 'data_root': data_root, 'sandbox': sandbox}, 'data check'))
+    for task, reason in data.unsupported.items():
+        typer.echo(f'warning: {task}: {reason}', err=as_json)
+    checked = check_solutions(data)
+    if not checked:
+        raise ConfigError(f'{tasks or data_root}: none of the tasks runs programs here')
+    if as_json:
+        typer.echo(json.dumps([asdict(result) for result in checked], indent=2, ensure_ascii=False))
+    else:
+        print_solutions(checked)
+    if any(result.failures for result in checked):
+        raise typer.Exit(CHECK_FAILED)
+
+
+def print_solutions(checked: Sequence[CheckedSolutions]) -> None:
+    """Print how many solutions of each task pass, and why the others do not."""
+    for result in checked:
+        num_passed = result.num_solutions - len(result.failures)
+        typer.echo(f'{result.task}: {num_passed} of {result.num_solutions} solutions pass ({result.seconds:.1f} s)')
+        for row, reason in result.failures.items():
+            typer.echo(f'{result.task} row {row}: {reason}')

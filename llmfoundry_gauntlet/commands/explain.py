@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,21 +17,25 @@ from llmfoundry_gauntlet.commands.options import (
     Score,
     Semantics,
     Tasks,
+    check_options,
 )
 from llmfoundry_gauntlet.errors import ConfigError
 
 if TYPE_CHECKING:
+    from llmfoundry_gauntlet.config.settings import EvaluationSettings
     from llmfoundry_gauntlet.config.specs import TaskSpec
     from llmfoundry_gauntlet.explanation import AskedItem, Token, TokenizedItem
     from llmfoundry_gauntlet.suite import Suite
-    from llmfoundry_gauntlet.values import Example, StopRule
+    from llmfoundry_gauntlet.values import Example, ItemResult, StopRule
 
 VISIBLE = str.maketrans({' ': '·', '\t': '⇥\t', '\n': '↵\n', '\r': '␍', '\u00a0': '⍽'})
 NUM_TOKENS = 48  # of a prompt's end that are listed
 NUM_STOPS = 6  # that are listed
+NEEDS = {'max_seq_len': ('model',), 'all_tokens': ('model',), 'sandbox': ('answer',)}
 
 
 def explain(
+    context: typer.Context,
     task: Annotated[str, typer.Argument(help='Label of a task, as in `gauntlet ls`.')],
     row: Annotated[int, typer.Option(help='Row of its data, counted from 0 as in samples files.')] = 0,
     shots: Annotated[int | None, typer.Option(help="Number of shots in place of the task's.")] = None,
@@ -65,31 +69,38 @@ def explain(
     from llmfoundry_gauntlet.suite import load_suite
     from llmfoundry_gauntlet.tasks import type_of
 
+    check_options(context, needs=NEEDS)
     source = None if score is not None and tasks is None else tasks or GAUNTLET_TASKS
-    settings = decode_settings(
-        {'tasks': source, 'score': score, 'data_root': data_root, 'semantics': semantics, 'fewshot': fewshot}, 'explain'
-    )
+    given = {'tasks': source, 'score': score, 'data_root': data_root, 'semantics': semantics, 'fewshot': fewshot}
+    settings = decode_settings({**given, 'max_seq_len': max_seq_len, 'sandbox': sandbox}, 'explain')
     found = find_task(load_suite(source, None, score, is_partial=tasks is None), task, shots)
     examples = type_of(found).read(found, settings.data_root).examples
     asked = ask(found, examples, row, fewshot=settings.fewshot, file=file, variant=variant)
+    if shots is not None and shots > len(asked.shots):
+        raise ConfigError(f'--shots is {shots}; allowed: 0 to {len(asked.shots)}, as there are no more other rows')
     show_item(found, asked, examples)
     if model is not None:
-        tokenized = tokenized_by(model, found, asked, examples, settings, max_seq_len)
+        tokenized = tokenized_by(model, found, asked, examples, settings)
         show_tokens(tokenized, all_tokens=all_tokens)
     else:
         typer.echo('\n  --model MODEL shows its tokens, where they are scored, and what to beware of')
-    show_marking(found, asked, examples, answer, settings, sandbox)
+    show_marking(found, asked, examples, answer, settings)
 
 
 def find_task(suite: Suite, label: str, num_shots: int | None) -> TaskSpec:
     """The task of that label, at that number of shots or its first one. Raises ConfigError."""
     from llmfoundry_gauntlet.config.decode import suggestion
+    from llmfoundry_gauntlet.tasks import type_of
 
     found = next((task for task in suite.tasks if label in (task.label, task.key)), None)
     if found is None:
         raise ConfigError(f'{label}: no such task{suggestion(label, [task.label for task in suite.tasks])}')
     if num_shots is not None and num_shots < 0:
         raise ConfigError(f'--shots is {num_shots}; allowed: 0 or more')
+    if num_shots and not type_of(found).has_shots:
+        raise ConfigError(
+            f'--shots is {num_shots}; allowed: 0, as tasks of the type {found.icl_task_type} have no shots'
+        )
     return found if num_shots is None else replace(found, num_fewshot=(num_shots,))
 
 
@@ -98,8 +109,7 @@ def tokenized_by(
     task: TaskSpec,
     asked: AskedItem,
     examples: Sequence[Example],
-    settings: Any,
-    max_seq_len: int | None,
+    settings: EvaluationSettings,
 ) -> TokenizedItem:
     """The item in the tokens of a model, whose weights are not read. Raises ModelError."""
     from llmfoundry_gauntlet.composer.models import open_model, resolve_max_seq_len
@@ -112,7 +122,7 @@ def tokenized_by(
         preparation = Preparation(
             task=task,
             encoder=Encoder(source.tokenizer),
-            max_seq_len=resolve_max_seq_len(max_seq_len, source.config, limits),
+            max_seq_len=resolve_max_seq_len(settings.max_seq_len, source.config, limits),
             truncation=settings.cut if task.is_in_llm_foundry else settings.truncation or 'drop_shots',
             fewshot=settings.fewshot,
             reference=settings.reference,
@@ -182,7 +192,7 @@ def show_row(row: Sequence[Token], first: int) -> None:
 
 
 def show_marking(
-    task: TaskSpec, asked: AskedItem, examples: Sequence[Example], answer: str | None, settings: Any, sandbox: str
+    task: TaskSpec, asked: AskedItem, examples: Sequence[Example], answer: str | None, settings: EvaluationSettings
 ) -> None:
     """Prints by which rule an answer is marked, and what becomes of the one that is given."""
     from llmfoundry_gauntlet.tasks import type_of
@@ -199,7 +209,7 @@ def show_marking(
     if answer is None:
         typer.echo('  --answer TEXT shows how a reply is marked')
         return
-    result = marked(task, asked, examples, answer, settings, sandbox)
+    result = marked(task, asked, examples, answer, settings)
     shown = {'reply, up to its stop': result.text, 'answer taken from it': result.answer, 'predicted': result.predicted}
     for name, value in shown.items():
         if value is not None:
@@ -225,8 +235,8 @@ def ends_of_reply(stops: StopRule) -> list[str]:
 
 
 def marked(
-    task: TaskSpec, asked: AskedItem, examples: Sequence[Example], answer: str, settings: Any, sandbox: str
-) -> Any:
+    task: TaskSpec, asked: AskedItem, examples: Sequence[Example], answer: str, settings: EvaluationSettings
+) -> ItemResult:
     """The result that a reply makes. Raises ConfigError where a text cannot be marked, or a program not be run."""
     from llmfoundry_gauntlet.marking import AnswerError, Asked, bare_item, mark
     from llmfoundry_gauntlet.tasks.items import item_key, prompt_digest
@@ -234,7 +244,7 @@ def marked(
     from llmfoundry_gauntlet.tasks.texts import TextTask
     from llmfoundry_gauntlet.values import Answer
 
-    confined, reasons = find_means([task], {task.key: list(examples)}, sandbox)
+    confined, reasons = find_means([task], {task.key: list(examples)}, settings.sandbox)
     if reasons:
         raise ConfigError(f'{task.key}: its programs cannot be run here: {reasons[task.key]}')
     text_task = TextTask(task=task, examples=examples, fewshot=settings.fewshot, reference=settings.reference)

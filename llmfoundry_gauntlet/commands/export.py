@@ -55,7 +55,7 @@ def export(
         typer.echo(f'warning: {task}: {reason}')
     encoder = None
     if tokenizer is not None:
-        from llmfoundry_gauntlet.composer.models import load_tokenizer
+        from llmfoundry_gauntlet.composer.pretrained import load_tokenizer
         from llmfoundry_gauntlet.prompts.encode import Encoder
 
         encoder = Encoder(load_tokenizer(tokenizer))

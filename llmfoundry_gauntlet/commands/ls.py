@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmfoundry_gauntlet.commands.files import PLAIN_WIDTH, STYLES, presence
+from llmfoundry_gauntlet.commands.data import PLAIN_WIDTH, STYLES, presence
 from llmfoundry_gauntlet.commands.options import GAUNTLET, GAUNTLET_TASKS, DataRoot, Gauntlet, Score, Tasks
 
 if TYPE_CHECKING:

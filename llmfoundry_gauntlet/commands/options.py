@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.shipped import PACKAGE
+
+Names = tuple[str, ...]
+NOTHING: Mapping[str, Names] = {}
+DEFAULTS = ('DEFAULT', 'DEFAULT_MAP')  # click's sources of a value that the user did not give
 
 Tasks = Annotated[Path | None, typer.Option('--tasks', help='YAML file with the key icl_tasks.')]
 Score = Annotated[Path | None, typer.Option('--score', help='YAML file with the key score.')]
@@ -63,3 +69,25 @@ Format = Annotated[Form, typer.Option('--format', help='A table for the terminal
 DryRun = Annotated[
     bool, typer.Option('--dry-run', help='Evaluate nothing; say how much there is and how long it takes.')
 ]
+
+
+def check_options(
+    context: typer.Context, *, needs: Mapping[str, Names] = NOTHING, excludes: Mapping[str, Names] = NOTHING
+) -> None:
+    """Raise one ConfigError that names every option which the user gave and which would have no effect.
+
+    `needs` has, by option, those one of which must be given too; `excludes` has, by option, those that have no effect
+    beside it. An option counts as given also with the value that is its default.
+    """
+    flags = {parameter.name: parameter.opts[0] for parameter in context.command.params if parameter.name is not None}
+    sources = {name: context.get_parameter_source(name) for name in flags}
+    given = [name for name, source in sources.items() if source is not None and source.name not in DEFAULTS]
+    problems = []
+    for name in given:
+        if beside := [flags[other] for other in given if name in excludes.get(other, ())]:
+            problems.append(f'{flags[name]}: has no effect with {" and ".join(beside)}; leave it out')
+        elif name in needs and not {*needs[name]} & {*given}:
+            others = ' or '.join(flags[other] for other in needs[name])
+            problems.append(f'{flags[name]}: has no effect without {others}; leave it out')
+    if problems:
+        raise ConfigError(problems)

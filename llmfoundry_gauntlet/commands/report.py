@@ -7,14 +7,16 @@ from typing import Annotated
 
 import typer
 
-from llmfoundry_gauntlet.errors import ConfigError, RecordError
+from llmfoundry_gauntlet.commands.options import check_options
+from llmfoundry_gauntlet.errors import RecordError
 
 
 def report(
+    context: typer.Context,
     runs: Annotated[list[Path], typer.Argument(help='Folders of evaluations, or of several at training checkpoints.')],
     out: Annotated[Path, typer.Option('--out', help='The file of the page.')] = Path('report.html'),
     title: Annotated[str | None, typer.Option(help="Of the page. Default: the model's name.")] = None,
-    samples: Annotated[int, typer.Option(min=0, help='Items that are shown of each task and kind.')] = 3,
+    samples: Annotated[int, typer.Option(min=0, help='How many items of each task are shown.')] = 5,
     data_root: Annotated[
         str | None,
         typer.Option('--data-root', help='Folder of the data files, for prompts. Default: the recorded one.'),
@@ -24,7 +26,7 @@ def report(
     ] = False,
     overwrite: Annotated[bool, typer.Option('--overwrite', help='Replace the file.')] = False,
 ) -> None:
-    """Writes one self-contained page: scores with errors, charts, samples, cost, and how to make it all again.
+    """Write one self-contained page: scores with errors, charts, comparisons, samples and cost.
 
     Evaluations beside each other at several training batches are one run; it is shown over training. Several runs are
     compared with the first.
@@ -34,12 +36,11 @@ def report(
     gauntlet report runs/baseline runs/candidate --out report.html --title 'Longer warm-up'
     """
     from llmfoundry_gauntlet.records.files import write_lines
-    from llmfoundry_gauntlet.report.html.page import PageOptions, make_page
+    from llmfoundry_gauntlet.report.page import PageOptions, make_page
 
+    check_options(context, excludes={'no_prompts': ('data_root',)})
     if out.is_dir() or (out.exists() and not overwrite):
         raise RecordError(f'{out}: is there already; give another file, or --overwrite to replace it')
-    if no_prompts and data_root is not None:
-        raise ConfigError('--data-root is where prompts come from; leave it out with --no-prompts')
     page = make_page(runs, PageOptions(title=title, samples=samples, data_root=data_root, with_prompts=not no_prompts))
     write_lines(out, [page])
     typer.echo(f'{out}: {out.stat().st_size / 1e6:.1f} MB')

@@ -36,11 +36,25 @@ from llmfoundry_gauntlet.commands.options import (
     Tasks,
     Tokens,
     Truncation,
+    check_options,
 )
 from llmfoundry_gauntlet.errors import ConfigError
 
+OF_MODELS = (
+    *('tokenizer', 'model_config', 'max_seq_len', 'tokens_per_batch', 'device', 'precision', 'truncation'),
+    *('time_budget', 'resume', 'repair_journal', 'dry_run'),
+)
+EXCLUDES = {  # options that have no effect beside another
+    'model': ('allow_missing',),
+    'outputs': OF_MODELS,
+    'recorded': ('tasks', 'score', 'data_root', 'semantics', 'fewshot', 'sandbox', 'limit', *OF_MODELS),
+    'dry_run': ('time_budget', 'resume', 'repair_journal'),
+}
+NEEDS = {'repair_journal': ('resume',)}
+
 
 def run(
+    context: typer.Context,
     out: Out = None,
     tasks: Tasks = None,
     score: Score = None,
@@ -86,10 +100,7 @@ def run(
     logging.getLogger('llmfoundry_gauntlet').setLevel(logging.INFO)
     if [model, outputs, recorded].count(None) != 2:
         raise ConfigError('give one of --model, --outputs with answers from elsewhere, and --from with an earlier run')
-    if model is None and (resume or time_budget is not None):
-        raise ConfigError('--resume and --time-budget belong to --model: answers and earlier runs are marked at once')
-    if model is None and dry_run:
-        raise ConfigError('--dry-run belongs to --model: it says what it takes to run one')
+    check_options(context, needs=NEEDS, excludes=EXCLUDES)
     if out is None and not dry_run:
         raise ConfigError('give --out, the folder for results.json and samples/')
     shared: dict[str, Any] = {
@@ -103,19 +114,12 @@ def run(
         'subset_items': limit,
     }
     if recorded is not None and out is not None:
-        if (tasks, score, semantics, fewshot, limit) != (None, None, 'corrected', 'reference', None):
-            raise ConfigError(
-                '--from keeps what was asked and how it was marked; leave --tasks, --score, --semantics, --fewshot and '
-                '--limit out'
-            )
         score_again(recorded, out, gauntlet, allow_missing=allow_missing, overwrite=overwrite)
     elif tasks is None and score is None:
         raise ConfigError('nothing to evaluate: give --tasks, --score or both')
     elif outputs is not None and out is not None:
         mark(outputs, out, shared, form, allow_missing=allow_missing, overwrite=overwrite)
     elif model is not None:
-        if allow_missing:
-            raise ConfigError('--allow-missing belongs to --outputs and --from: a model answers every item')
         settings: dict[str, Any] = {
             'out': out,
             'tokenizer': tokenizer,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmfoundry_gauntlet.commands.options import CHECK_FAILED, DataRoot, Gauntlet, Score, Tasks
+from llmfoundry_gauntlet.commands.options import CHECK_FAILED, DataRoot, Gauntlet, Score, Tasks, check_options
 from llmfoundry_gauntlet.errors import ConfigError, GauntletError, print_problems
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 def validate(
+    context: typer.Context,
     tasks: Tasks = None,
     gauntlet: Gauntlet = None,
     score: Score = None,
@@ -28,6 +29,7 @@ def validate(
     """
     if tasks is None and gauntlet is None and score is None:
         raise ConfigError('nothing to check: give --tasks, --gauntlet, --score, or several of them')
+    check_options(context, needs={'data_root': ('tasks', 'score')}, excludes={'no_data': ('data_root',)})
     try:
         check(tasks, gauntlet, score, None if no_data else data_root)
     except GauntletError as error:

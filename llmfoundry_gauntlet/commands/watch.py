@@ -1,4 +1,4 @@
-"""`gauntlet watch`: its options, and what they say of the watch."""
+"""`gauntlet watch`: its options, and the settings that follow from them."""
 
 from __future__ import annotations
 
@@ -26,20 +26,28 @@ from llmfoundry_gauntlet.commands.options import (
     Tasks,
     Tokens,
     Truncation,
+    check_options,
 )
 from llmfoundry_gauntlet.errors import ConfigError
 
 if TYPE_CHECKING:
-    from llmfoundry_gauntlet.composer.watcher import Row
+    from llmfoundry_gauntlet.composer.watcher import Status
 
 CHECK_FAILED = 1
 ORDERS = ('newest', 'oldest')
 NEVER = 'never'
 FIRST_RANK = '0'
+EXCLUDES = {  # what a training YAML says
+    'train_yaml': (
+        *('tasks', 'score', 'gauntlet', 'data_root', 'max_seq_len', 'tokens_per_batch', 'semantics', 'truncation'),
+        *('fewshot', 'sandbox', 'limit', 'time_budget'),
+    )
+}
 OWN_KEYS = ('interval', 'save_folder')  # of the callback in training alone
 
 Watched = Annotated[
-    str, typer.Argument(metavar='FOLDER', help="A training's save_folder, local or s3://bucket/prefix.")
+    str,
+    typer.Argument(metavar='FOLDER', help="A training's save_folder, local or s3://bucket/prefix (also gs://, az://)."),
 ]
 OutOfWatch = Annotated[
     Path | None, typer.Option('--out', help="Folder for records, ba{batch}/ each. Default: the training YAML's.")
@@ -49,17 +57,16 @@ TrainYaml = Annotated[
     typer.Option('--train-yaml', help='Takes eval_gauntlet, loggers, run_name and precision from a training YAML.'),
 ]
 Order = Annotated[str, typer.Option(help='newest or oldest: which checkpoint is evaluated first.')]
-Poll = Annotated[str, typer.Option(help='Time between two looks, such as 30s.')]
-Settle = Annotated[str, typer.Option(help='A checkpoint is written when it has not changed for so long.')]
-Once = Annotated[bool, typer.Option('--once', help='Evaluate what is there, then end.')]
-Claims = Annotated[
-    str | None, typer.Option('--claims', help='Folder or s3:// URI of the claims. Default: FOLDER/.gauntlet.')
-]
-Expires = Annotated[str, typer.Option('--claim-expires', help='A watcher that is silent for so long is dead.')]
-StopAfter = Annotated[str, typer.Option('--stop-after', help='End when nothing new has come for so long; or never.')]
+Poll = Annotated[str, typer.Option(help='Time between two listings of FOLDER, such as 30s.')]
+Settle = Annotated[str, typer.Option(help='A checkpoint counts as written when it has not changed for this long.')]
+Once = Annotated[bool, typer.Option('--once', help='Evaluate what is there, then exit.')]
+Claims = Annotated[str | None, typer.Option('--claims', help='Folder or URI of the claims. Default: FOLDER/.gauntlet.')]
+Expires = Annotated[str, typer.Option('--claim-expires', help='Take over claims not renewed for this long.')]
+StopAfter = Annotated[str, typer.Option('--stop-after', help='Exit when nothing new has come for this long; or never.')]
 
 
 def watch(
+    context: typer.Context,
     folder: Watched,
     out: OutOfWatch = None,
     train_yaml: TrainYaml = None,
@@ -87,7 +94,7 @@ def watch(
     claim_expires: Expires = '10m',
     stop_after: StopAfter = NEVER,
 ) -> None:
-    """Evaluates each new checkpoint of a folder, once, and logs at its training step. Status 1 if one is damaged.
+    """Evaluate each new checkpoint of a folder once, logging at its training step. Status 1 if one is damaged.
 
     gauntlet watch runs/demo/checkpoints --train-yaml yamls/train/demo.yaml
 
@@ -95,6 +102,7 @@ def watch(
 
     composer -n 8 -m llmfoundry_gauntlet watch runs/demo/checkpoints --train-yaml yamls/train/demo.yaml
     """
+    check_options(context, excludes=EXCLUDES)
     given: dict[str, Any] = {
         'tasks': tasks,
         'score': score,
@@ -117,7 +125,7 @@ def watch(
     }
     if order not in ORDERS:
         raise ConfigError(f'--order is {order!r}; allowed: {", ".join(ORDERS)}')
-    training: dict[str, Any] = {'settings': given} if train_yaml is None else training_settings(train_yaml, given)
+    training: dict[str, Any] = {'settings': given} if train_yaml is None else training_settings(train_yaml)
     if train_yaml is None and tasks is None and score is None:
         raise ConfigError('nothing to evaluate: give --tasks, --score or both, or --train-yaml')
     records = training.pop('out', None) if out is None else out
@@ -128,7 +136,7 @@ def watch(
     from llmfoundry_gauntlet.composer.watch import is_bad, watch
     from llmfoundry_gauntlet.composer.watcher import WatchSettings
 
-    rows = watch(
+    statuses = watch(
         WatchSettings(
             folder=folder,
             out=records,
@@ -142,25 +150,22 @@ def watch(
             **training,
         )
     )
-    print_rows(rows, records)
-    if is_bad(rows):
+    print_statuses(statuses, records)
+    if is_bad(statuses):
         raise typer.Exit(CHECK_FAILED)
 
 
-def training_settings(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a watch that a training YAML has, with the folder of its records. Raises ConfigError."""
+def training_settings(path: Path) -> dict[str, Any]:
+    """Return the settings of a watch that a training YAML has, and the folder of its records. Raise ConfigError."""
     from llmfoundry_gauntlet.config.decode import describe
     from llmfoundry_gauntlet.config.settings import EvaluationSettings
     from llmfoundry_gauntlet.config.yaml_files import read_yaml
 
-    defaults = EvaluationSettings(tasks='-')
-    own = [name for name, value in given.items() if value is not None and value != getattr(defaults, name)]
-    if own:
-        raise ConfigError(
-            f'{path}: says what is evaluated, and so do the options for {", ".join(own)}; leave these out'
-        )
     values = read_yaml(path)
-    block = (values.get('callbacks') or {}).get('eval_gauntlet')
+    callbacks = values.get('callbacks') or {}
+    if not isinstance(callbacks, Mapping):
+        raise ConfigError(f'{path}: callbacks: is {describe(callbacks)}; allowed: a mapping')
+    block = callbacks.get('eval_gauntlet')
     if not isinstance(block, Mapping):
         raise ConfigError(f'{path}: callbacks.eval_gauntlet: is {describe(block)}; allowed: the settings as a mapping')
     run_name = values.get('run_name') or os.environ.get('RUN_NAME')
@@ -169,7 +174,9 @@ def training_settings(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(
             f'{path}: has loggers and no run_name; give one, so that all evaluations are logged as one run'
         )
-    save_folder = block.get('save_folder', defaults.save_folder)
+    save_folder = block.get('save_folder', EvaluationSettings(tasks='-').save_folder)
+    if not isinstance(save_folder, str | None):
+        raise ConfigError(f'{path}: callbacks.eval_gauntlet.save_folder: is {describe(save_folder)}; allowed: text')
     out = None
     if save_folder is not None and (run_name is not None or '{run_name}' not in save_folder):
         out = Path(save_folder.replace('{run_name}', str(run_name)))
@@ -183,7 +190,7 @@ def training_settings(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def seconds_of(option: str, text: str) -> float:
-    """A time such as '30s', '10m' or '12h' in seconds. Raises ConfigError."""
+    """Return a time such as '30s', '10m' or '12h' in seconds. Raise ConfigError."""
     from llmfoundry_gauntlet.config.settings import BUDGET, SECONDS
 
     found = BUDGET.fullmatch(text)
@@ -193,14 +200,14 @@ def seconds_of(option: str, text: str) -> float:
 
 
 def start_logging() -> None:
-    """A line for each event, with the time, of the first rank."""
+    """Log a line for each event, with the time, on the first rank."""
     logging.basicConfig(format='%(asctime)s %(message)s', datefmt='%Y-%m-%d %H:%M:%S')
     if os.environ.get('RANK', FIRST_RANK) == FIRST_RANK:
         logging.getLogger('llmfoundry_gauntlet').setLevel(logging.INFO)
 
 
-def print_rows(rows: list[Row], out: Path) -> None:
-    """What has become of each checkpoint, then the scores of all evaluations in the folder of records."""
+def print_statuses(statuses: list[Status], out: Path) -> None:
+    """Print the status of each checkpoint, then the scores of all evaluations in the folder of records."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -208,14 +215,14 @@ def print_rows(rows: list[Row], out: Path) -> None:
     from llmfoundry_gauntlet.records.results import RESULTS
     from llmfoundry_gauntlet.report.tables import print_runs
 
-    if not rows:
+    if not statuses:
         return
     console = Console(width=None if Console().is_terminal else 110)
     table = Table(title='Checkpoints', title_justify='left')
-    for name in ('checkpoint', 'state', 'by', 'records, or the reason'):
+    for name in ('checkpoint', 'state', 'watcher', 'records, or the reason'):
         table.add_column(name, overflow='fold')
-    for row in rows:
-        table.add_row(*map(escape, (row.checkpoint, row.state, row.by, row.detail)))
+    for status in statuses:
+        table.add_row(*map(escape, (status.checkpoint, status.state, status.owner, status.detail)))
     console.print(table)
     if any(out.rglob(RESULTS)):
         print_runs(out)

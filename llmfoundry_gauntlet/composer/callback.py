@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import platform
+import weakref
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +17,7 @@ import torch
 import transformers
 from composer.core import Callback, State, get_precision_context
 from composer.loggers import Logger
+from composer.models import HuggingFaceModel
 from composer.utils import dist, model_eval_mode
 
 from llmfoundry_gauntlet.composer.evaluators import (
@@ -34,7 +38,7 @@ from llmfoundry_gauntlet.composer.watchdog import Watchdog, check_timeout, doing
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.errors import GauntletError, RecordError
 from llmfoundry_gauntlet.evaluation import Evaluation, PreparedEvaluation
-from llmfoundry_gauntlet.inputs import load_data
+from llmfoundry_gauntlet.inputs import load_data, tasks_with_data
 from llmfoundry_gauntlet.records.files import check_writable
 from llmfoundry_gauntlet.records.journal import remove_journal
 from llmfoundry_gauntlet.records.results import RESULTS, note_checkpoint, write_records
@@ -43,6 +47,7 @@ from llmfoundry_gauntlet.values import TrainingPoint
 log = logging.getLogger(__name__)
 
 Answer = TypeVar('Answer')
+Sizes = Mapping[str, int | None]  # by task, the number of questions in its subset; None where not known yet
 
 LABEL = 'gauntlet'  # of the one evaluator that holds all tasks
 
@@ -69,12 +74,11 @@ class EvalGauntlet(Callback):
         self.resuming = Resuming()  # what becomes of an evaluation of the same folder that was cut off
         self._evaluator: Any = None
         self._run: EvaluationRun | None = None
-        self._watchdog: Watchdog | None = None
-        self._progress: ProgressReport | None = None  # on the first rank
-        self._original_forward: Any = None
+        self._ending: weakref.finalize[..., EvalGauntlet] | None = None  # what undoes the start of an evaluation
         self._digest: tuple[PreparedEvaluation, str] | None = None  # of what is asked
         self._gauntlets: list[EvalGauntlet] = [self]  # all those of the Trainer
-        self._sizes: dict[str, int] | None = None  # of an earlier job's time budget
+        self._loaded: list[Sizes] = []  # of a checkpoint, for all its callbacks
+        self._own_loaded: Sizes | None = None  # the one among them that is for this callback
         self._awaiting_checkpoint: tuple[int, Path] | None = None
         for warning in self.data.warnings:
             log.warning(warning)
@@ -96,6 +100,7 @@ class EvalGauntlet(Callback):
         if self.settings.stall_seconds is not None:
             check_timeout(self.settings.stall_seconds)
         self._gauntlets = [callback for callback in state.callbacks if isinstance(callback, EvalGauntlet)]
+        self._restore_sizes()
         if self.settings.save_folder is not None:
             self.folder = Path(self.settings.save_folder.replace('{run_name}', state.run_name))
             on_first_rank(partial(check_writable, self.folder))
@@ -129,7 +134,7 @@ class EvalGauntlet(Callback):
             try:
                 self._finish(state, logger)
             finally:
-                self._restore(state)
+                self._restore()
 
     def batch_start(self, state: State, logger: Logger) -> None:
         """The checkpoint of an evaluated batch is known once the next batch starts."""
@@ -141,20 +146,46 @@ class EvalGauntlet(Callback):
 
     def close(self, state: State, logger: Logger) -> None:
         """Leaves the model as it was, also after an evaluation that failed."""
-        self._restore(state)
+        self._restore()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps: which items fit into the time budgets, so that a job goes on with the same.
+        """Return what a checkpoint keeps: the subset of each task that fits into the time budget, of all callbacks.
 
-        Composer keeps one state for all callbacks of a class, so each of them has that of all.
+        Composer keeps one state for all callbacks of a class, so each returns that of all. Subsets of tasks that only
+        an earlier job had are kept too. The state is one string, as torch loads a sharded checkpoint only into a state
+        of the same shape.
         """
-        return {'sizes': [None if (sizes := gauntlet.sizes) is None else dict(sizes) for gauntlet in self._gauntlets]}
+        own = [] if self.loader is None else [gauntlet._known_sizes() for gauntlet in self._gauntlets]
+        others = [sizes for sizes in self._loaded if all(sizes.keys() != known.keys() for known in own)]
+        return {'sizes': json.dumps([*own, *others])}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """What a checkpoint has kept, also one of a job with other callbacks."""
-        kept = state.get('sizes', [])
-        place = self._gauntlets.index(self)
-        self._sizes = kept[place] if place < len(kept) else None
+        """Continue with the subsets of a checkpoint. Older ones have a list, with None where there was no subset."""
+        sizes = state.get('sizes', [])
+        self._loaded = [entry for entry in (json.loads(sizes) if isinstance(sizes, str) else sizes) if entry]
+        if self.loader is not None:
+            self._restore_sizes()
+
+    def _known_sizes(self) -> Sizes:
+        """Return the number of questions of each task, None where it is not known yet."""
+        return dict(self.sizes or self._own_loaded or dict.fromkeys(tasks_with_data(self.data)))
+
+    def _restore_sizes(self) -> None:
+        """Apply the subsets of a checkpoint. Of several callbacks with the same tasks each gets its own, in order."""
+        tasks = tasks_with_data(self.data).keys()
+        candidates = [sizes for sizes in self._loaded if sizes.keys() == tasks]
+        twins = [gauntlet for gauntlet in self._gauntlets if tasks_with_data(gauntlet.data).keys() == tasks]
+        place = twins.index(self)
+        if place < len(candidates):
+            self._own_loaded = candidates[place]
+        settled = {key: number for key, number in (self._own_loaded or {}).items() if number is not None}
+        if self.loader is not None and settled:
+            self.loader.settle(settled)
+        elif self._loaded and not candidates and self.settings.time_budget is not None:
+            log.warning(
+                'time_budget: the checkpoint has no subset for these tasks, so a new one is chosen: scores before and '
+                'after it are of different items'
+            )
 
     @property
     def sizes(self) -> Mapping[str, int] | None:
@@ -182,7 +213,7 @@ class EvalGauntlet(Callback):
                     dist.barrier()  # as Composer's loop: ranks that drift apart run into the collectives' timeout
             self._finish(state, logger)
         finally:
-            self._restore(state)
+            self._restore()
 
     def _is_ours(self, state: State) -> bool:
         """Whether it is our evaluator's turn; the label does not tell, as there may be a second callback."""
@@ -192,39 +223,33 @@ class EvalGauntlet(Callback):
         if self.loader is None:
             raise RuntimeError('an evaluation began before the Trainer had called before_load')
         model = unwrapped(state.model)
-        if self._sizes is not None:
-            self.loader.settle(self._sizes)
         attach_model(self.loader, model)
         self.loader.journal = self._journal(state)
         self._run = EvaluationRun(self.loader)
+        ending = ExitStack()
+        # Also run at exit: Composer 0.32.1 forgets to close a Trainer there once another one was thrown away unclosed,
+        # or does so when the functions of this module are gone.
+        self._ending = weakref.finalize(self, ending.close)
+        ending.callback(self.loader.stop)
         if self.settings.stall_seconds is not None:
-            self._watchdog = Watchdog(
+            watchdog = Watchdog(
                 self.settings.stall_seconds, partial(progress_of, self.loader), partial(doing, self.loader)
             )
-            self._watchdog.start()
+            watchdog.start()
+            ending.callback(watchdog.stop)
         if dist.get_global_rank() == 0:
             loader = self.loader
-            self._progress = ProgressReport(f'gauntlet ba{state.timestamp.batch.value}', lambda: loader.work)
-            self._progress.start()
-        self._original_forward = vars(model).get('eval_forward')
+            progress = ProgressReport(f'gauntlet ba{state.timestamp.batch.value}', lambda: loader.work)
+            progress.start()
+            ending.callback(progress.stop)
+        ending.callback(restore_forward, model, vars(model).get('eval_forward'))
         vars(model)['eval_forward'] = self._run.run
         return self._run
 
-    def _restore(self, state: State) -> None:
-        if self._run is None:
-            return
+    def _restore(self) -> None:
         self._run = None
-        if self._progress is not None:
-            self._progress.stop()
-        if self._watchdog is not None:
-            self._watchdog.stop()
-        if self.loader is not None and self.loader.journal is not None:
-            self.loader.journal.close()
-        model = unwrapped(state.model)
-        if self._original_forward is None:
-            del vars(model)['eval_forward']
-        else:
-            vars(model)['eval_forward'] = self._original_forward
+        if self._ending is not None:
+            self._ending()  # once
 
     def _finish(self, state: State, logger: Logger) -> None:
         if self._run is None:
@@ -314,6 +339,13 @@ class EvalGauntlet(Callback):
                 log.warning('gauntlet ba%d: its checkpoint %s is not noted: %s', batch, checkpoint, error)
         if checkpoint is not None or state.timestamp.batch.value > batch:
             self._awaiting_checkpoint = None
+
+
+def restore_forward(model: HuggingFaceModel, forward: Any) -> None:
+    """Give a model its own `eval_forward` back, or that of its class."""
+    del vars(model)['eval_forward']
+    if forward is not None:
+        vars(model)['eval_forward'] = forward
 
 
 def on_first_rank(work: Callable[[], Answer]) -> Answer:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import pickle
 import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -16,11 +16,11 @@ from composer.core import Timestamp
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from llmfoundry_gauntlet.composer.weights import Weights, copy_mapped, first_line, first_of
+from llmfoundry_gauntlet.composer.unpickling import UNPICKLING_ERRORS, InertPlanner, InertReader, load_inert
+from llmfoundry_gauntlet.composer.weights import Weights, copy_mapped, first_line, first_of, reason_of
 from llmfoundry_gauntlet.errors import ModelError
 
 METADATA = '.metadata'  # of a sharded checkpoint
@@ -37,7 +37,7 @@ READ_AGAIN = 'copy it again, or name another checkpoint'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
+class CheckpointContent:
     """What a Composer checkpoint holds of a model; `huggingface` is what its HuggingFaceModel keeps of itself."""
 
     weights: Weights
@@ -62,28 +62,25 @@ def checkpoints_among(names: Sequence[str]) -> list[str]:
     return sorted(found)
 
 
-def read_file(path: Path) -> Checkpoint:
+def read_file(path: Path) -> CheckpointContent:
     """A checkpoint that is one file, mapped into memory. Raises ModelError."""
     if path.name.endswith(PACKED):
         raise ModelError(f'{path}: is packed; unpack it first, and name the file in it')
-    content = load_mapped(path, 'a Composer checkpoint', is_safe=False)
+    content = load_mapped(path, 'a Composer checkpoint')
     state = content.get('state') if isinstance(content, Mapping) else None
     if not isinstance(state, Mapping) or not isinstance(state.get('model'), Mapping):
         raise ModelError(f"{path}: is not a Composer checkpoint: it has no 'state' with a 'model'")
     tensors = {own_name(name): value for name, value in state['model'].items() if isinstance(value, torch.Tensor)}
-    huggingface = state.get('integrations', {}).get('huggingface')
-    return Checkpoint(
+    huggingface = huggingface_of(state)
+    return CheckpointContent(
         weights=mapped_weights(tensors, model_type_of(huggingface)),
         huggingface=huggingface,
-        timestamp=timestamp_of(state.get('timestamp')),
+        timestamp=timestamp_of(path, state.get('timestamp')),
     )
 
 
-def load_mapped(path: Path, kind: str, *, is_safe: bool) -> Any:
-    """What torch.save has written, its tensors mapped from the file. Raises ModelError.
-
-    With `is_safe` tensors alone are read; what else a Composer checkpoint holds are Python's own objects.
-    """
+def load_mapped(path: Path, kind: str) -> Any:
+    """Return what torch.save has written, its tensors mapped from the file, without running code. Raises ModelError."""
     try:
         if not zipfile.is_zipfile(path):
             size = path.stat().st_size
@@ -94,8 +91,13 @@ def load_mapped(path: Path, kind: str, *, is_safe: bool) -> Any:
                     f'{path}: is cut off after {size} bytes: the directory at its end is missing; {READ_AGAIN}'
                 )
             raise ModelError(f'{path}: is not {kind}: it is not a file as torch.save writes it')
-        return torch.load(path, map_location='cpu', weights_only=is_safe, mmap=True)
-    except (OSError, RuntimeError, pickle.UnpicklingError, EOFError, ValueError, ImportError, AttributeError) as error:
+        return load_inert(path, mmap=True)
+    except UnpicklingError as error:
+        raise ModelError(
+            f'{path}: cannot be read as {kind} without running code: {first_line(error)}; save it again with '
+            'save_weights_only: true, or as a Hugging Face folder'
+        ) from error
+    except UNPICKLING_ERRORS as error:
         raise ModelError(f'{path}: is not {kind}: {first_line(error)}') from error
 
 
@@ -104,25 +106,35 @@ def own_name(name: str) -> str:
     return name.removeprefix('model.')
 
 
+def huggingface_of(state: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return what a HuggingFaceModel keeps of itself, None where a checkpoint has nothing of the kind."""
+    integrations = state.get('integrations')
+    found = integrations.get('huggingface') if isinstance(integrations, Mapping) else None
+    return found if isinstance(found, Mapping) else None
+
+
 def model_type_of(huggingface: Mapping[str, Any] | None) -> str | None:
     """What kind of model a checkpoint says that it holds."""
-    if huggingface is None:
+    try:
+        found = None if huggingface is None else huggingface['model']['config']['content'].get('model_type')
+    except (LookupError, TypeError, AttributeError):  # which is an error once the configuration is wanted
         return None
-    found: str | None = huggingface['model']['config']['content'].get('model_type')
-    return found
+    return found if isinstance(found, str) else None
 
 
-def timestamp_of(stored: Any) -> Timestamp | None:
-    """Where training stood when a checkpoint was written; those of weights alone do not say."""
+def timestamp_of(path: Path, stored: Any) -> Timestamp | None:
+    """Where training stood when a checkpoint was written; those of weights alone do not say. Raises ModelError."""
     if stored is None or isinstance(stored, Timestamp):
         return stored
-    counts = stored.get('Timestamp', stored)
-    return Timestamp(
-        epoch=int(counts['epoch']), batch=int(counts['batch']), sample=int(counts['sample']), token=int(counts['token'])
-    )
+    try:
+        counts = stored.get('Timestamp', stored)
+        units: dict[str, Any] = {unit: int(counts[unit]) for unit in ('epoch', 'batch', 'sample', 'token')}
+        return Timestamp(**units)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise ModelError(f'{path}: the timestamp in it cannot be read: {first_line(error)}; {READ_AGAIN}') from error
 
 
-def read_sharded(path: Path, *, wants_tokenizer: bool) -> Checkpoint:
+def read_sharded(path: Path, *, wants_tokenizer: bool) -> CheckpointContent:
     """A sharded checkpoint, whatever the number of ranks that wrote it and that read it. Raises ModelError.
 
     Its tokenizer is thousands of entries, a token each: they are read where they are wanted.
@@ -136,7 +148,7 @@ def read_sharded(path: Path, *, wants_tokenizer: bool) -> Checkpoint:
     }
     if not tensors:
         raise ModelError(f"{path}: is not a Composer checkpoint: it has no 'state' with a 'model'")
-    check_shards(path, metadata)
+    check_shards(path, metadata, {file.name: file.stat().st_size for file in path.iterdir()})
     of_tokenizer = (*OF_HUGGINGFACE, 'tokenizer')
     wanted = [
         name
@@ -146,41 +158,40 @@ def read_sharded(path: Path, *, wants_tokenizer: bool) -> Checkpoint:
     values: dict[str, Any] = dict.fromkeys(wanted)
     load_distributed(path, values)
     state = nested({paths[name]: value for name, value in values.items()}).get('state', {})
-    huggingface = state.get('integrations', {}).get('huggingface')
-    return Checkpoint(
+    huggingface = huggingface_of(state)
+    return CheckpointContent(
         weights=Weights(
             tensors={own: tensor for own, (_, tensor) in tensors.items()},
             copy_into=lambda targets: load_distributed(path, {tensors[own][0]: to for own, to in targets.items()}),
             model_type=model_type_of(huggingface),
         ),
         huggingface=huggingface,
-        timestamp=timestamp_of(state.get('timestamp')),
+        timestamp=timestamp_of(path, state.get('timestamp')),
     )
 
 
 def read_metadata(path: Path) -> Metadata:
     """What is where in a sharded checkpoint. Raises ModelError."""
     try:
-        metadata: Metadata = FileSystemReader(path).read_metadata()
+        metadata = InertReader(path).read_metadata()
     except FileNotFoundError as error:
         raise ModelError(f'{path}: holds shards but no {METADATA}, which is written last: {READ_AGAIN}') from error
-    except (OSError, pickle.UnpicklingError, EOFError, ValueError, ImportError, AttributeError) as error:
+    except UNPICKLING_ERRORS as error:
         raise ModelError(f'{path / METADATA}: cannot be read: {first_line(error)}; {READ_AGAIN}') from error
     return metadata
 
 
-def check_shards(path: Path, metadata: Metadata) -> None:
-    """Raises ModelError unless all files of a sharded checkpoint are there in full length."""
+def check_shards(path: Path, metadata: Metadata, sizes: Mapping[str, int]) -> None:
+    """Raise ModelError unless all files of a sharded checkpoint are there in full length, given their bytes by name."""
     lengths: dict[str, int] = {}
     for info in metadata.storage_data.values():
         lengths[info.relative_path] = max(lengths.get(info.relative_path, 0), info.offset + info.length)
-    missing = [name for name in sorted(lengths) if not (path / name).is_file()]
+    missing = [name for name in sorted(lengths) if name not in sizes]
     if missing:
         raise ModelError(f'{path}: of {len(lengths)} files {len(missing)} are missing: {first_of(missing, ", ")}')
     for name, length in lengths.items():
-        size = (path / name).stat().st_size
-        if size < length:
-            raise ModelError(f'{path / name}: is cut off after {size} of {length} bytes; {READ_AGAIN}')
+        if sizes[name] < length:
+            raise ModelError(f'{path / name}: is cut off after {sizes[name]} of {length} bytes; {READ_AGAIN}')
 
 
 def load_distributed(path: Path, values: dict[str, Any]) -> None:
@@ -188,7 +199,7 @@ def load_distributed(path: Path, values: dict[str, Any]) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings('ignore', message='torch.distributed is .*unavailable')  # ranks read alone
         try:
-            load(values, storage_reader=FileSystemReader(path), no_dist=True)
+            load(values, storage_reader=InertReader(path), planner=InertPlanner(), no_dist=True)
         except CheckpointException as error:
             reasons = [first_line(reason) for reason, _ in error.failures.values()]
             raise ModelError(f'{path}: cannot be read: {first_of(reasons, "; ")}; {READ_AGAIN}') from error
@@ -229,8 +240,10 @@ def read_shards(index: Path) -> dict[str, torch.Tensor]:
     """The tensors of all files that an index names. Raises ModelError."""
     try:
         places: dict[str, str] = json.loads(index.read_text(encoding='utf-8'))['weight_map']
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ModelError(f'{index}: cannot be read: {first_line(error)}; {READ_AGAIN}') from error
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ModelError(f'{index}: cannot be read: {reason_of(error)}; {READ_AGAIN}') from error
+    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+        raise ModelError(f'{index}: weight_map is not a mapping of weights to names of files; {READ_AGAIN}')
     files = sorted(set(places.values()))
     missing = [name for name in files if not (index.parent / name).is_file()]
     if missing:
@@ -245,7 +258,10 @@ def read_shards(index: Path) -> dict[str, torch.Tensor]:
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
     """The tensors of a file, mapped into memory. Raises ModelError."""
     if path.suffix != '.safetensors':
-        return dict(load_mapped(path, 'a file of weights', is_safe=True))
+        content = load_mapped(path, 'a file of weights')
+        if not isinstance(content, Mapping) or not all(isinstance(value, torch.Tensor) for value in content.values()):
+            raise ModelError(f'{path}: is not a file of weights: it holds something other than named tensors')
+        return dict(content)
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:

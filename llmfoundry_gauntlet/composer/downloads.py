@@ -1,91 +1,105 @@
-"""Models out of object stores: one rank of a machine downloads into a folder that is removed in the end."""
+"""Models from object stores: one rank of a machine downloads into a folder that is removed at the end."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from composer.utils import dist
 
-from llmfoundry_gauntlet.composer.checkpoints import CONFIG, LINK, METADATA, checkpoints_among
-from llmfoundry_gauntlet.composer.stores import S3, Folder, StoreError, open_folder
+from llmfoundry_gauntlet.composer.checkpoint_folders import SINGLE, Checkpoint, find_checkpoints
+from llmfoundry_gauntlet.composer.checkpoints import (
+    CONFIG,
+    LINK,
+    METADATA,
+    check_shards,
+    checkpoints_among,
+    read_metadata,
+)
 from llmfoundry_gauntlet.composer.weights import first_of
-from llmfoundry_gauntlet.errors import ModelError
+from llmfoundry_gauntlet.data.stores import Store, scheme_of
+from llmfoundry_gauntlet.errors import GauntletError, ModelError
 
-OUTCOME = 'outcome'  # the file that ends the other ranks' waiting: a URI and a path, or what went wrong
+FINISHED = 'finished'  # the file that ends the other ranks' waiting
 
 
 @contextlib.contextmanager
 def downloaded(uri: str) -> Iterator[tuple[Path, str]]:
-    """The local copy of a model in an object store, and its own URI where the given one is of a link to it.
+    """Yield the local copy of a model in an object store, and its own URI if the given one is a link to it.
 
-    Called by all ranks at once. The copy is there until the context ends, which it does on all ranks together unless
-    there is an error. Raises ModelError on all ranks of a machine whose download failed.
+    Called by all ranks together; the copy is there until all have left the context. Raise ModelError or StoreError on
+    all ranks.
     """
-    first = dist.get_local_rank() == 0
-    with tempfile.TemporaryDirectory(prefix='gauntlet-model-') if first else contextlib.nullcontext('') as made:
-        folder = Path(dist.all_gather_object(made)[dist.get_global_rank() - dist.get_local_rank()])
-        if first:
-            write_outcome(folder, uri)
-        # Not in a collective, whose timeout a download may outlast.
-        with dist.local_rank_zero_download_and_wait(str(folder / OUTCOME)):
-            word, *rest = (folder / OUTCOME).read_text(encoding='utf-8').split('\n', 2)
-        if word != 'done':
-            raise (StoreError if word == 'store' else ModelError)('\n'.join(rest))
-        yield folder / rest[1], rest[0]
+    is_first = dist.get_local_rank() == 0
+    first = dist.get_global_rank() - dist.get_local_rank()
+    with tempfile.TemporaryDirectory(prefix='gauntlet-model-') if is_first else contextlib.nullcontext('') as made:
+        folder = Path(dist.all_gather_object(made)[first])
+        outcome = try_download(uri, folder) if is_first else None
+        with dist.local_rank_zero_download_and_wait(str(folder / FINISHED)):
+            pass  # not in a collective, whose timeout a download may exceed
+        outcomes: list[Any] = dist.all_gather_object(outcome)
+        for problem in outcomes:
+            if isinstance(problem, GauntletError):
+                raise problem
+        path, own_uri = outcomes[first]
+        yield path, own_uri
         dist.barrier()
 
 
-def write_outcome(folder: Path, uri: str) -> None:
-    """Downloads, and says how it went."""
-    outcome = f'failed\n{uri}: the download broke off'  # the others wait, whatever comes
+def try_download(uri: str, folder: Path) -> tuple[Path, str] | GauntletError:
+    """Download, and return where to and from, or the error."""
     try:
-        outcome = '\n'.join(['done', *download(uri, folder)])
-    except StoreError as error:
-        outcome = f'store\n{error}'
-    except ModelError as error:
-        outcome = f'failed\n{error}'
+        return download(uri, folder)
+    except GauntletError as error:
+        return error
     finally:
-        (folder / f'{OUTCOME}.partial').write_text(outcome, encoding='utf-8')
-        os.replace(folder / f'{OUTCOME}.partial', folder / OUTCOME)
+        (folder / FINISHED).touch()
 
 
-def download(uri: str, folder: Path) -> tuple[str, str]:
-    """Copies a model into a folder; its URI and the path there. Raises ModelError."""
-    bucket, _, key = uri.removeprefix(S3).partition('/')
-    store = open_folder(f'{S3}{bucket}')
-    key, names = find_model(store, key.rstrip('/'))
-    found = f'{S3}{bucket}/{key}'
-    inside = names != [key]
-    target = PurePosixPath('model') / PurePosixPath(key).name
-    for name in names:
-        path = target / PurePosixPath(name).relative_to(key) if inside else target
-        store.download(name, folder / path)
-    return found, str(target)
+def download(uri: str, folder: Path) -> tuple[Path, str]:
+    """Copy a model into a folder; return its path there and its URI. Raise ModelError or StoreError."""
+    prefix = f'{scheme_of(uri)}://'
+    bucket, _, key = uri.removeprefix(prefix).partition('/')
+    store = Store(f'{prefix}{bucket}')
+    checkpoint = find_model(store, key.rstrip('/'))
+    path = folder / 'model' / PurePosixPath(checkpoint.name).name
+    own_uri = f'{store.uri}/{checkpoint.name}'.removesuffix('/.')
+    names = [file.name for file in checkpoint.files]
+    metadata = f'{checkpoint.name}/{METADATA}'
+    if metadata in names:
+        names.remove(metadata)
+        store.download([metadata], path)
+        try:  # before the large files are downloaded
+            check_shards(path, read_metadata(path), checkpoint.sizes)
+        except ModelError as error:
+            raise ModelError(str(error).replace(str(path), own_uri)) from error
+    store.download(names, path.parent if checkpoint.kind == SINGLE else path)
+    return path, own_uri
 
 
-def find_model(store: Folder, key: str) -> tuple[str, list[str]]:
-    """The key of a model in a bucket after following a link, and all objects that it is made of. Raises ModelError."""
-    names = [file.name for file in store.files(key)]
+def find_model(store: Store, key: str) -> Checkpoint:
+    """Return the checkpoint in a bucket that a key names, itself or through a link. Raise ModelError."""
+    files = {file.name: file for file in store.files(key)}
     for link in (key, f'{key}{LINK}'):
-        if link.endswith(LINK) and link in names:
-            return followed(store, link)
-    if key in names:
-        return key, [key]
-    below = [name.removeprefix(f'{key}/') for name in names if name.startswith(f'{key}/')] if key else names
-    place = f'{store.uri}/{key}'
-    if METADATA in below or CONFIG in below:
-        return key, [f'{key}/{name}' for name in below if '/' not in name]
+        if link.endswith(LINK) and link in files:
+            return follow(store, link)
+    if key in files:
+        return Checkpoint(name=key, kind=SINGLE, files=(files[key],))
+    below = [file for name, file in files.items() if name.startswith(f'{key}/') or not key]
+    for checkpoint in find_checkpoints(below):
+        if checkpoint.name == (key or '.'):
+            return checkpoint
     if not below:
-        raise ModelError(f'{place}: there is no such object, and nothing below it')
-    raise ModelError(f'{place}: {what_is_in_it(below)}')
+        raise ModelError(f'{store.uri}/{key}: there is no such object, and nothing below it')
+    names = [str(PurePosixPath(file.name).relative_to(key)) for file in below]
+    raise ModelError(f'{store.uri}/{key}: {what_is_in_it(names)}')
 
 
-def followed(store: Folder, link: str) -> tuple[str, list[str]]:
-    """The model that a link leads to: a text with its key in the bucket. Raises ModelError."""
+def follow(store: Store, link: str) -> Checkpoint:
+    """Return the checkpoint that a link leads to: a text with its key in the bucket. Raise ModelError."""
     text = store.read(link).decode(errors='replace').strip()
     key = text.removeprefix(f'{store.uri}/').strip('/')
     if not key or key.endswith(LINK):
@@ -97,7 +111,7 @@ def followed(store: Folder, link: str) -> tuple[str, list[str]]:
 
 
 def what_is_in_it(names: list[str]) -> str:
-    """Why a folder is no model, by the relative names of what is in it."""
+    """Return why a folder is not a model, given the relative names of its files."""
     found = checkpoints_among(names)
     if found:
         return f'is a folder of {len(found)} checkpoints; name one of them: {", ".join(found)}'

@@ -147,7 +147,7 @@ def time_batches(loader: EvaluationLoader, planned: PlannedEvaluation) -> tuple[
         middle = groups[place][len(groups[place]) // 2]
         batch = steps[middle][dist.get_global_rank()]
         if any(one.prefix is not None for one in steps[middle]):  # whose forward is another step of the plan
-            model.run(batch if batch.prefix is None else prefix_batch(batch.prefix))
+            model.run(batch if batch.prefix is None else prefix_batch(batch))
         if not rates:
             model.run(batch)  # the first forward of a process takes longer
         mine, _ = timed(loader, partial(run_and_mark, model, planned, batch))

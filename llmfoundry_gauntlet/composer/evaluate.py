@@ -26,13 +26,20 @@ from llmfoundry_gauntlet.composer.models import (
     mark_blocks_for_fsdp,
     open_model,
 )
-from llmfoundry_gauntlet.config.decode import suggestion
+from llmfoundry_gauntlet.config.decode import Problems, decode_value, describe, suggestion
+from llmfoundry_gauntlet.config.settings import plain
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.evaluation import Evaluation
 from llmfoundry_gauntlet.prompts.encode import Encoder
 from llmfoundry_gauntlet.records.results import check_out
 
 DEVICES = ('cpu', 'gpu')
+ARGUMENT_TYPES: dict[str, Any] = {  # of `evaluate`, for values from a YAML file
+    'model': str,
+    **dict.fromkeys(('out', 'tokenizer', 'model_config', 'device', 'precision', 'run_name'), str | None),
+    **dict.fromkeys(('overwrite', 'resume', 'repair_journal'), bool),
+}
+TRAINING_KEYS = ('interval', 'save_folder')  # settings that have no effect where nothing is trained
 DIST_TIMEOUT = 900.0  # seconds after which collectives give up, where there is no process group yet; after the watchdog
 
 
@@ -103,6 +110,12 @@ def opened(
 
     The arguments are those of `evaluate`, and all are checked.
     """
+    given: dict[str, Any] = {'model': model, 'out': out, 'tokenizer': tokenizer, 'model_config': model_config}
+    given |= {'device': device, 'precision': precision, 'run_name': run_name, 'overwrite': overwrite}
+    problems = Problems('evaluate')
+    check_arguments({**given, 'resume': resume, 'repair_journal': repair_journal, **settings}, problems)
+    if problems.found:
+        raise ConfigError(problems.found)
     device = device or default_device()
     precision = precision or ('fp32' if device == 'cpu' else 'amp_bf16')
     check_device(device)
@@ -157,6 +170,18 @@ def make_trainer(
     return trainer
 
 
+def check_arguments(values: Mapping[str, Any], problems: Problems) -> None:
+    """Note arguments of `evaluate` that are of the wrong type, empty, or settings of training alone."""
+    for name in values:
+        value = plain(values[name])
+        if name in TRAINING_KEYS:
+            problems.add(name, 'belongs to training; an evaluation alone runs once, and its folder is out')
+        elif isinstance(value, str) and not value.strip():
+            problems.add(name, f'is {describe(value)}; allowed: text')
+        elif name in ARGUMENT_TYPES:
+            decode_value(ARGUMENT_TYPES[name], value, name, problems)
+
+
 def default_device() -> str:
     """A GPU where there is one."""
     return 'gpu' if torch.cuda.is_available() else 'cpu'
@@ -173,10 +198,12 @@ def check_fsdp(fsdp_config: Mapping[str, Any] | None, device: str) -> None:
     """Raises ConfigError for keys that Composer does not have, and on a CPU, where Composer cannot shard."""
     if fsdp_config is None:
         return
+    if not isinstance(fsdp_config, Mapping):
+        raise ConfigError(f'fsdp_config: is {describe(fsdp_config)}; allowed: a mapping')
     allowed = [item.name for item in fields(FSDPConfig) if item.init]
     unknown = [key for key in fsdp_config if key not in allowed]
     if unknown:
-        raise ConfigError([f"fsdp_config: unknown key '{key}'{suggestion(key, allowed)}" for key in unknown])
+        raise ConfigError([f"fsdp_config: unknown key '{key}'{suggestion(str(key), allowed)}" for key in unknown])
     if device == 'cpu':
         raise ConfigError('fsdp_config: Composer shards models over GPUs alone; leave it out, or give device gpu')
 

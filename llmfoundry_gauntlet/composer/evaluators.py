@@ -19,7 +19,7 @@ from transformers import PretrainedConfig
 
 from llmfoundry_gauntlet.caches import cache_folder
 from llmfoundry_gauntlet.composer.loader import EvaluationLoader, Results, Step
-from llmfoundry_gauntlet.composer.models import resolve_max_seq_len, rotary_length_matters
+from llmfoundry_gauntlet.composer.models import position_limit, resolve_max_seq_len, rotary_lengths
 from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
 from llmfoundry_gauntlet.errors import ModelError
 from llmfoundry_gauntlet.evaluation import Evaluation, PreparedEvaluation, conclude, prepare_evaluation, share_seconds
@@ -51,18 +51,35 @@ def make_evaluator(
 
 def prepare_for_model(data: EvaluationData, model: HuggingFaceModel) -> PreparedEvaluation:
     """The evaluation in the model's tokens, no longer than it can run. Raises ModelError."""
-    return prepare_evaluation(
+    prepared = prepare_evaluation(
         data,
         Encoder(model.tokenizer),
         max_seq_len=longest_prompt(data, model.config),
         cache=TokenCache(cache_folder(TOKENS)),
     )
+    check_generations_fit(prepared, model.config)
+    return prepared
 
 
 def longest_prompt(data: EvaluationData, config: PretrainedConfig) -> int:
     """The max_seq_len of an evaluation: what is wanted, else the model's. Raises ModelError where it is too long."""
     own_limits = {task.key: task.max_seq_len for task in data.suite.tasks if task.max_seq_len is not None}
     return resolve_max_seq_len(data.settings.max_seq_len, config, own_limits)
+
+
+def check_generations_fit(prepared: PreparedEvaluation, config: PretrainedConfig) -> None:
+    """Raise ModelError where a generation would go past the model's positions.
+
+    Only llm-foundry's truncation lets one go past `max_seq_len` (see `Preparation.reply_limit`).
+    """
+    limit = position_limit(config)
+    for request in prepared.generate_requests:
+        if limit is not None and request.length > max(limit, prepared.max_seq_len):
+            raise ModelError(
+                f'{request.key.task}: a prompt of {len(request.context)} tokens and a generation of '
+                f'{request.max_new_tokens} make {request.length}, but the model ({config.model_type}) has positions '
+                f'for {limit}; give a smaller generation_kwargs.max_new_tokens or max_seq_len'
+            )
 
 
 class EvaluationRun:
@@ -111,17 +128,23 @@ def unwrapped(model: Any) -> HuggingFaceModel:
 def attach_model(loader: EvaluationLoader, model: HuggingFaceModel) -> None:
     """Gives a loader the engine's view of the model before each evaluation; under FSDP `model.model` is its root.
 
-    With the reference's semantics real tokens that are equal to the padding token are masked as well.
+    With the reference's semantics real tokens that are equal to the padding token are masked as well, and rotary
+    frequencies are those of rows that are padded to max_seq_len.
     """
     if loader.language_model is None:
         tokenizer: Any = model.tokenizer
-        hidden = None
-        if loader.prepared.data.settings.reference:
+        hidden, padded_to = None, {}
+        prepared = loader.prepared
+        if prepared.data.settings.reference:
             hidden = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+            padded_to = {
+                key: min(task.max_seq_len or prepared.max_seq_len, prepared.max_seq_len)
+                for key, task in prepared.tasks.items()
+            }
         loader.language_model = CausalLanguageModel(
             model.model,
             device=next(model.parameters()).device,
             hidden_token_id=hidden,
-            last_position=loader.prepared.max_seq_len - 1 if rotary_length_matters(model.config) else None,
+            rotary=rotary_lengths(model.config, padded_to),
         )
     loader.language_model.forget()  # what was kept before belongs to other weights

@@ -63,27 +63,33 @@ class SharedJournal:
 
     def read(self) -> None:
         """Finds what an earlier attempt has finished. Raises RecordError, on all ranks."""
-        found, problem = None, None
-        if dist.get_global_rank() == 0:
-            try:
-                found = self._read()
-            except RecordError as error:
-                problem = error
-            except OSError as error:
-                problem = RecordError(f'{self.folder}: what is there cannot be read: {error}')
-                if not self.resuming.required:
-                    log.warning('%s; nothing of it is used', problem)
-                    problem = None
-            except Exception as error:  # of whatever kind: the other ranks wait to be told
-                problem = RecordError(f'{self.folder}: what is there cannot be read: {error!r}')
-        shared: list[Any] = [problem, found and (found.identity, list(found.results), dict(found.suspects))]
-        dist.broadcast_object_list(shared, src=0)
+        found: Finished | None = None
+        problem: RecordError | None = RecordError(f'{self.folder}: what is there could not be read by the first rank')
+        try:
+            if dist.get_global_rank() == 0:
+                found, problem = self._found()
+        finally:  # the other ranks wait to be told, whatever comes
+            shared: list[Any] = [problem, found and (found.identity, list(found.results), dict(found.suspects))]
+            dist.broadcast_object_list(shared, src=0)
         if shared[0] is not None:
             raise shared[0]
         if shared[1] is not None:
             self.planned, keys, self.suspects = shared[1]
             self.done = frozenset(keys)
             self.results = {} if found is None else dict(found.results)
+
+    def _found(self) -> tuple[Finished | None, RecordError | None]:
+        """On the first rank: what there is, and why it cannot be used."""
+        try:
+            return self._read(), None
+        except RecordError as error:
+            return None, error
+        except OSError as error:
+            problem = RecordError(f'{self.folder}: what is there cannot be read: {error}')
+            if self.resuming.required:
+                return None, problem
+            log.warning('%s; nothing of it is used', problem)
+            return None, None
 
     def _read(self) -> Finished | None:
         """On the first rank: what there is, None where there is nothing that can be used."""

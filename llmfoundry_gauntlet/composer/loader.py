@@ -15,7 +15,7 @@ from composer.utils import dist
 
 from llmfoundry_gauntlet.composer.journal import SharedJournal
 from llmfoundry_gauntlet.composer.progress import Work
-from llmfoundry_gauntlet.composer.time_budget import Measured, TimeBudget
+from llmfoundry_gauntlet.composer.time_budget import Measured, TimeBudget, summed
 from llmfoundry_gauntlet.config.settings import AUTO
 from llmfoundry_gauntlet.engine.assign import assign
 from llmfoundry_gauntlet.engine.budget import automatic_budget
@@ -111,6 +111,7 @@ class EvaluationLoader:
 
     def __iter__(self) -> Iterator[Step]:
         started = time.perf_counter()
+        self._drop_programs()
         self.work = Work()
         self.busy_seconds = dict.fromkeys(self.everything.tasks, 0.0)
         yield Step(loader=self, run=partial(self._timed, self._plan, ()))
@@ -142,7 +143,8 @@ class EvaluationLoader:
             yield self._step(lambda: suspects)
         else:
             again = [request for request in planned.score_requests if request.key in found]
-            alone = plan(again, tokens_per_batch=planned.tokens_per_batch, layout=PADDED_ROWS)
+            tokens = planned.tokens_per_batch
+            alone = plan(again, tokens_per_batch=tokens, layout=PADDED_ROWS, rotary=self._model.rotary)
             for batch in self._share(self._unfinished(alone, also_suspects=True)):
                 yield self._step(partial(self._score, batch, None), batch)
 
@@ -164,10 +166,22 @@ class EvaluationLoader:
         self.planned = self._planned(self.prepared)
 
     def settle(self, sizes: Mapping[str, int]) -> None:
-        """Goes on with the items of an earlier job's time budget, if they are still the same tasks."""
-        if self.budget is None or self.budget.is_settled or not self.budget.restore(sizes):
+        """Continue with the subset of an earlier job's time budget, unless one is already chosen."""
+        if self.budget is None or self.budget.is_settled:
             return
+        self.budget.restore(sizes)
         self.prepared, self.planned = self.budget.chosen(), None
+
+    def stop(self) -> None:
+        """End an evaluation, whether it is finished or has failed."""
+        self._drop_programs()
+        if self.journal is not None:
+            self.journal.close()
+
+    def _drop_programs(self) -> None:
+        """Run no more programs of an evaluation that has failed; those that still run count for no other."""
+        while self.running:
+            self.running.pop().cancel()
 
     @property
     def is_finding_out(self) -> bool:
@@ -224,10 +238,10 @@ class EvaluationLoader:
         finished = journal.done if also_suspects else journal.done | journal.suspects.keys()
         return [part for part in parts if not finished.issuperset(request.key for request in part.requests)]
 
-    def _keep(self, results: Results, *, suspect: bool = False) -> Results:
-        """The results, once they are in the journal."""
-        if self.journal is not None:
-            self.journal.add(results, suspect=suspect)
+    def _keep(self, results: Results, journal: SharedJournal | None, *, suspect: bool = False) -> Results:
+        """Return the results, once they are in the journal."""
+        if journal is not None:
+            journal.add(results, suspect=suspect)
         for result in () if suspect else results.values():
             self.tally[result.key.task].num_items += 1
             self.tally[result.key.task].num_right += result.credit or 0.0
@@ -245,6 +259,8 @@ class EvaluationLoader:
             budget = self._budget() if found is None else found.budget
             mine = Found(scoring=self._probe(), replies=self._probe_replies(), budget=budget)
             found = self.found = agreed(dist.all_gather_object(mine))
+            if any(dist.all_gather_object(bool(self._model.eager))):
+                self._model.use_eager_attention('another rank found it off the eager attention that defines the model')
         if self.writer is not None and found.replies is not None:
             self.writer.way = found.replies.way
         if self.planned is None or self.planned.layout != found.layout:
@@ -274,6 +290,7 @@ class EvaluationLoader:
             way=str(found.scoring or ''),
             reply_way=str(found.replies or ''),
             hidden_token_id=self._model.hidden_token_id,
+            rotary=self._model.rotary,
         )
 
     def _probe(self) -> Probe | None:
@@ -315,9 +332,9 @@ class EvaluationLoader:
         results = self.everything.results(self._model.run(batch))
         if suspects is not None:
             spoilt = {key: result for key, result in results.items() if not is_finite(result)}
-            suspects.update(self._keep(spoilt, suspect=True))
+            suspects.update(self._keep(spoilt, self.journal, suspect=True))
             results = {key: result for key, result in results.items() if key not in spoilt}
-        return self._keep(results)
+        return self._keep(results, self.journal)
 
     def _write(self, pool: Pool) -> Results:
         """The results of a pool. Ranks wait for each other: replies take longer than can be foreseen.
@@ -330,15 +347,15 @@ class EvaluationLoader:
         tasks = self.prepared.tasks
         programs = [one for one in outputs if type_of(tasks[one.key.task]).programs is not None]
         if programs:
-            self.running.append(self.background.submit(self._mark, programs))
+            self.running.append(self.background.submit(self._mark, programs, self.journal))
         keys = {output.key for output in programs}
-        results = self._mark([output for output in outputs if output.key not in keys])
+        results = self._mark([output for output in outputs if output.key not in keys], self.journal)
         dist.barrier()
         return results
 
-    def _mark(self, outputs: Sequence[Generation]) -> Results:
-        """The results of replies."""
-        return self._keep(self.everything.results(outputs))
+    def _mark(self, outputs: Sequence[Generation], journal: SharedJournal | None) -> Results:
+        """Score generations of the evaluation with this journal, which may have failed meanwhile."""
+        return self._keep(self.everything.results(outputs), journal)
 
     def _collect(self) -> Results:
         """The results of the programs that are still being run.
@@ -379,15 +396,6 @@ def size_of(request: Request) -> int:
     if isinstance(request, ScoreRequest):
         return sum(len(ids) for ids in (*request.contexts, *request.continuations))
     return request.length
-
-
-def summed(parts: Sequence[Measured]) -> Measured:
-    """What all ranks have measured of a task."""
-    return Measured(
-        num_items=sum(part.num_items for part in parts),
-        num_right=sum(part.num_right for part in parts),
-        busy_seconds=sum(part.busy_seconds for part in parts),
-    )
 
 
 def is_finite(result: ItemResult) -> bool:

@@ -30,6 +30,8 @@ def build_each(part: str, known: Builders, chosen: Mapping[str, Any] | None) -> 
 
     Raises one ConfigError with every unknown name and argument.
     """
+    if chosen is not None and not isinstance(chosen, Mapping):
+        raise ConfigError(f'{part}: is {describe(chosen)}; allowed: a mapping with {", ".join(known)}')
     entries = {name: {} if arguments is None else arguments for name, arguments in (chosen or {}).items()}
     problems = [problem for name, arguments in entries.items() for problem in check(part, known, name, arguments)]
     if problems:
@@ -40,7 +42,7 @@ def build_each(part: str, known: Builders, chosen: Mapping[str, Any] | None) -> 
 def check(part: str, known: Builders, name: str, arguments: Any) -> list[str]:
     """What is wrong with one entry."""
     if name not in known:
-        return [f"{part}: unknown key '{name}'{suggestion(name, known)}"]
+        return [f"{part}: unknown key '{name}'{suggestion(str(name), known)}"]
     if not isinstance(arguments, Mapping):
         return [f'{part}.{name}: is {describe(arguments)}; allowed: a mapping']
     parameters = inspect.signature(known[name]).parameters

@@ -1,7 +1,8 @@
 """Brings an evaluation's metrics to every logger of a Trainer, at the training step that they belong to.
 
-What a logger cannot do must not stop a training, nor keep values from the other loggers: it is warned of. Loggers of
-Composer that need more than `log_metrics` are those below.
+What a logger cannot do must not stop a training, nor keep values from the other loggers: it is warned of. These are the
+errors of Python, of the libraries below and of the package that a logger is of. Loggers of Composer that need more than
+`log_metrics` are those below.
 """
 
 from __future__ import annotations
@@ -24,10 +25,15 @@ from composer.core import State
 from composer.loggers import Logger, LoggerDestination, MLFlowLogger, TensorboardLogger, WandBLogger
 from composer.utils import dist
 
+from llmfoundry_gauntlet.errors import Caught
 from llmfoundry_gauntlet.scores.keys import BATCH, COMPOSITE_PREFIX, SCORE_PREFIX, SECONDS
 
 log = logging.getLogger(__name__)
 
+LIBRARIES = (  # of Composer's loggers, and what they speak to servers with
+    *('composer', 'wandb', 'mlflow', 'mlflow_skinny', 'tensorboard', 'comet_ml', 'neptune', 'slack_sdk', 'databricks'),
+    *('requests', 'urllib3', 'httpx', 'grpc', 'google', 'sqlalchemy', 'alembic', 'botocore'),
+)
 MLFLOW_WAIT_SECONDS = 20.0  # for its server, at each evaluation; then the training goes on
 OURS = BATCH.partition('/')[0]
 
@@ -57,10 +63,16 @@ class Rows:
     is_open: bool = False
     waiting: deque[tuple[int, int, dict[str, float]]] = field(default_factory=deque)
     writer: threading.Thread | None = None
-    error: Exception | None = None
+    error: BaseException | None = None
 
 
 _ROWS: WeakKeyDictionary[LoggerDestination, Rows] = WeakKeyDictionary()
+
+
+def logger_errors(destination: LoggerDestination) -> Caught:
+    """Return a context for what a logger raises."""
+    own = [kind.__module__.partition('.')[0] for kind in type(destination).__mro__]
+    return Caught(packages=[*LIBRARIES, *(name for name in own if name != 'builtins')])
 
 
 def join_run(destination: LoggerDestination) -> LoggerDestination:
@@ -72,10 +84,10 @@ def join_run(destination: LoggerDestination) -> LoggerDestination:
     log_hyperparameters = destination.log_hyperparameters
 
     def log_where_allowed(hyperparameters: dict[str, Any]) -> None:
-        try:
+        with logger_errors(destination) as caught:
             log_hyperparameters(hyperparameters)
-        except Exception as error:  # of whatever kind: they are of no importance to an evaluation
-            log.info('%s keeps its hyperparameters: %s', type(destination).__name__, error)
+        if caught.error is not None:  # they are of no importance to an evaluation
+            log.info('%s keeps its hyperparameters: %s', type(destination).__name__, caught.error)
 
     vars(destination)['log_hyperparameters'] = log_where_allowed
     return destination
@@ -86,7 +98,7 @@ def log_evaluation(state: State, logger: Logger, metrics: Mapping[str, float], b
     values = {**metrics, BATCH: batch}
     for destination in logger.destinations:
         rows = _ROWS.setdefault(destination, Rows())
-        try:
+        with logger_errors(destination) as caught:
             if isinstance(destination, WandBLogger):
                 log_to_wandb(destination, rows, values, batch, is_late=state.max_duration is None)
             elif isinstance(destination, MLFlowLogger):
@@ -95,13 +107,13 @@ def log_evaluation(state: State, logger: Logger, metrics: Mapping[str, float], b
                 log_to_tensorboard(destination, rows, values, batch)
             else:
                 destination.log_metrics(values, batch)
-        except Exception as error:  # of whatever kind: a logger is no reason to lose a training
+        if caught.error is not None:
             log.warning(
                 '%s did not take the metrics of batch %d: %s: %s. Training and the other loggers go on',
                 type(destination).__name__,
                 batch,
-                type(error).__name__,
-                error,
+                type(caught.error).__name__,
+                caught.error,
             )
 
 
@@ -209,6 +221,8 @@ def log_to_mlflow(destination: MLFlowLogger, rows: Rows, values: dict[str, float
         raise TimeoutError(f'{destination.tracking_uri} does not answer; {len(rows.waiting)} evaluations wait for it')
     if rows.error is not None:
         raise rows.error
+    if rows.waiting:
+        raise RuntimeError(f'the thread that writes to {destination.tracking_uri} has ended by an error of its own')
 
 
 def write_waiting(destination: MLFlowLogger, rows: Rows) -> None:
@@ -216,9 +230,9 @@ def write_waiting(destination: MLFlowLogger, rows: Rows) -> None:
     from mlflow import MlflowClient
     from mlflow.entities import Metric
 
-    client = MlflowClient(destination.tracking_uri)
-    run = str(destination._run_id)
-    try:
+    with logger_errors(destination) as caught:
+        client = MlflowClient(destination.tracking_uri)
+        run = str(destination._run_id)
         while rows.waiting:
             batch, time_ms, values = rows.waiting[0]
             batch_key = destination.rename(BATCH)
@@ -230,8 +244,7 @@ def write_waiting(destination: MLFlowLogger, rows: Rows) -> None:
             points = [Metric(key, values[key], time_ms, batch) for key in new]  # type: ignore[no-untyped-call]
             client.log_batch(run, points, synchronous=True)
             rows.waiting.popleft()
-    except Exception as error:  # of whatever kind: it is raised where it is warned of
-        rows.error = error
+    rows.error = caught.error
 
 
 def missing(held: Mapping[tuple[str, int], float], values: Mapping[str, float], batch: int, logger: str) -> list[str]:

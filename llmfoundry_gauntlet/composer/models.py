@@ -15,27 +15,31 @@ import torch
 from composer.core import Timestamp
 from composer.models import HuggingFaceModel
 from huggingface_hub import snapshot_download
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 from llmfoundry_gauntlet.composer.checkpoints import (
     CONFIG,
     METADATA,
-    Checkpoint,
+    CheckpointContent,
     is_sharded,
     read_file,
     read_folder,
     read_sharded,
 )
 from llmfoundry_gauntlet.composer.downloads import downloaded, what_is_in_it
-from llmfoundry_gauntlet.composer.stores import S3
-from llmfoundry_gauntlet.composer.weights import first_line, load_network
-from llmfoundry_gauntlet.errors import ModelError
+from llmfoundry_gauntlet.composer.pretrained import GENERATION, load_config, load_generation_config, load_tokenizer
+from llmfoundry_gauntlet.composer.weights import first_line, load_network, reason_of
+from llmfoundry_gauntlet.data.stores import scheme_of
+from llmfoundry_gauntlet.engine.rotary_lengths import RotaryLengths
+from llmfoundry_gauntlet.errors import FOREIGN_ERRORS, ModelError
+from llmfoundry_gauntlet.prompts.encode import tokenizer_errors
 from llmfoundry_gauntlet.values import TrainingPoint
 
 LENGTH_KEYS = ('max_position_embeddings', 'n_positions', 'max_seq_len', 'max_sequence_length', 'seq_length')
 ALIBI_MODELS = ('bloom', 'mpt')  # any length can be run, whatever the configuration names
+SCALED_ROPE = ('linear', 'dynamic', 'yarn', 'llama3', 'longrope')
+LENGTH_DEPENDENT_ROPE = ('dynamic', 'longrope')
 GIVE_BOTH = 'give them with --model-config and --tokenizer'
-GENERATION = 'generation_config.json'
 OF_HUB = (('model*.safetensors', 'model*.safetensors.index.json'), ('pytorch_model*.bin', 'pytorch_model*.index.json'))
 
 
@@ -55,11 +59,11 @@ class ModelSource:
 def open_model(model: str, *, tokenizer: str | None = None, model_config: str | None = None) -> Iterator[ModelSource]:
     """The source of a Composer checkpoint, one file or sharded, or of a Hugging Face folder or name.
 
-    All but names may also be `s3://bucket/key`, copied to this machine until the context ends. Links are followed.
-    Called by all ranks at once. `tokenizer` and `model_config` name what is used in place of what lies in the model's
-    folder or checkpoint. Raises ModelError.
+    All but names may also be `s3://bucket/key`, `gs://` or `az://`, copied to this machine until the context ends.
+    Links are followed. Called by all ranks at once. `tokenizer` and `model_config` name what is used in place of what
+    lies in the model's folder or checkpoint. Raises ModelError or StoreError.
     """
-    if not model.startswith(S3):
+    if not scheme_of(model):
         yield open_local(model, tokenizer=tokenizer, model_config=model_config)
         return
     with downloaded(model) as (path, uri):
@@ -105,31 +109,14 @@ def names_in(folder: Path) -> list[str]:
     return [path.relative_to(folder).as_posix() for path in found]
 
 
-def load_config(name: str) -> PretrainedConfig:
-    """A model configuration by folder or name."""
-    try:
-        config: PretrainedConfig = AutoConfig.from_pretrained(name)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f'{name}: the model configuration cannot be loaded: {first_line(error)}') from error
-    return config
-
-
-def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """A tokenizer by folder or name."""
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f'{name}: the tokenizer cannot be loaded: {first_line(error)}') from error
-    return tokenizer
-
-
 def load_folder(name: str, config: PretrainedConfig, device: torch.device) -> Any:
     """The model of a Hugging Face folder or name. Raises ModelError."""
     folder = Path(name) if Path(name).is_dir() else hub_folder(name)
-    stored_type = AutoConfig.from_pretrained(folder).model_type
+    generation = load_generation_config(folder)
+    stored_type = load_config(str(folder)).model_type
     network = load_network(name, config, read_folder(folder, stored_type), device)
-    if (folder / GENERATION).is_file() and network.can_generate():
-        network.generation_config = GenerationConfig.from_pretrained(folder)
+    if generation is not None and network.can_generate():
+        network.generation_config = generation
     return network
 
 
@@ -146,7 +133,7 @@ def hub_folder(name: str) -> Path:
 
 
 def open_checkpoint(
-    path: Path, checkpoint: Checkpoint, *, tokenizer: str | None, model_config: str | None
+    path: Path, checkpoint: CheckpointContent, *, tokenizer: str | None, model_config: str | None
 ) -> ModelSource:
     """The source of a Composer checkpoint of a HuggingFaceModel. Raises ModelError."""
     config = load_config(model_config) if model_config else stored_config(path, checkpoint.huggingface)
@@ -164,26 +151,27 @@ def stored_config(path: Path, stored: Mapping[str, Any] | None) -> PretrainedCon
     """The model configuration that Composer keeps in a checkpoint."""
     if stored is None:
         raise ModelError(f'{path}: holds no Hugging Face configuration and tokenizer; {GIVE_BOTH}')
-    content = dict(stored['model']['config']['content'])
     try:
+        content = dict(stored['model']['config']['content'])
         return AutoConfig.for_model(content.pop('model_type'), **content)
-    except (KeyError, ValueError) as error:
+    except FOREIGN_ERRORS as error:
         message = f'{path}: the model configuration in it cannot be loaded; give one with --model-config: '
-        raise ModelError(message + first_line(error)) from error
+        raise ModelError(message + reason_of(error)) from error
 
 
 def stored_tokenizer(path: Path, stored: Mapping[str, Any] | None) -> PreTrainedTokenizerBase:
     """The tokenizer that Composer keeps in a checkpoint."""
     if stored is None or not stored.get('tokenizer'):
         raise ModelError(f'{path}: holds no tokenizer; give one with --tokenizer')
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            found: Any = HuggingFaceModel.load_huggingface_tokenizer_from_saved_state(dict(stored), False, folder)
-        except (OSError, ValueError) as error:
-            message = f'{path}: the tokenizer in it cannot be loaded; give one with --tokenizer: {first_line(error)}'
-            raise ModelError(message) from error
-    tokenizer: PreTrainedTokenizerBase = found
-    return tokenizer
+    outside = [name for name in stored['tokenizer'] if set('/\\') & set(name)]  # Composer writes files of these names
+    if outside:
+        raise ModelError(f'{path}: the tokenizer in it has the file {outside[0]!r}; allowed: names without a folder')
+    with tempfile.TemporaryDirectory() as folder, tokenizer_errors() as caught:
+        found: Any = HuggingFaceModel.load_huggingface_tokenizer_from_saved_state(dict(stored), False, folder)
+        tokenizer: PreTrainedTokenizerBase = found
+        return tokenizer
+    message = f'{path}: the tokenizer in it cannot be loaded; give one with --tokenizer: {reason_of(caught.error)}'
+    raise ModelError(message) from caught.error
 
 
 def training_of(path: Path, timestamp: Timestamp | None) -> TrainingPoint | None:
@@ -202,7 +190,7 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfi
     """Raises ModelError where a tokenizer has ids for which a model has no embedding."""
     num_rows = getattr(config.get_text_config(), 'vocab_size', None)
     highest = max(tokenizer.get_vocab().values(), default=-1)
-    if num_rows is not None and highest >= num_rows:
+    if isinstance(num_rows, int) and highest >= num_rows:
         raise ModelError(
             f'tokenizer and model do not fit: the tokenizer has {len(tokenizer)} tokens with ids up to {highest}, the '
             f'embedding of the model ({config.model_type}) has {num_rows} rows; give the tokenizer that the model was '
@@ -232,7 +220,7 @@ def resolve_max_seq_len(wanted: int | None, config: PretrainedConfig, task_limit
     `task_limits` maps tasks with a max_seq_len of their own to it.
     """
     limit = length_limit(config)
-    hard = None if config.model_type in ALIBI_MODELS else limit
+    hard = position_limit(config)
     for name, value in (('max_seq_len', wanted), *((f'{task}: max_seq_len', own) for task, own in task_limits.items())):
         if value is not None and hard is not None and value > hard:
             raise ModelError(f'{name} is {value}, but the model ({config.model_type}) has positions for {hard} tokens')
@@ -243,13 +231,43 @@ def resolve_max_seq_len(wanted: int | None, config: PretrainedConfig, task_limit
     return limit
 
 
-def rotary_length_matters(config: PretrainedConfig) -> bool:
-    """Whether a model's rotary embedding depends on the longest row of a batch (dynamic NTK, LongRoPE).
-
-    Then every forward is given the last position, as llm-foundry's padding does: no score may depend on its batch.
-    """
+def rope_scaling(config: PretrainedConfig) -> tuple[str | None, Mapping[str, Any]]:
+    """Return the type of a model's scaled rotary embedding and its settings; None and nothing where it has none."""
     scaling = getattr(config.get_text_config(), 'rope_scaling', None) or {}
-    return scaling.get('rope_type', scaling.get('type')) in ('dynamic', 'longrope')
+    return scaling.get('rope_type', scaling.get('type')), scaling
+
+
+def position_limit(config: PretrainedConfig) -> int | None:
+    """Return how many tokens a model can run: its positions, or more if its rotary embedding is scaled to more.
+
+    These are the positions before scaling times the factor. None for ALiBi, which runs any length, and where the
+    configuration names no length.
+    """
+    if config.model_type in ALIBI_MODELS:
+        return None
+    limit = length_limit(config)
+    kind, scaling = rope_scaling(config)
+    if limit is None or kind not in SCALED_ROPE:
+        return limit
+    original = scaling.get('original_max_position_embeddings')
+    base = original or getattr(config.get_text_config(), 'original_max_position_embeddings', None) or limit
+    return max(limit, int(base * (scaling.get('factor') or 1)))
+
+
+def rotary_lengths(config: PretrainedConfig, padded_to: Mapping[str, int]) -> RotaryLengths | None:
+    """Return which length decides a model's rotary frequencies (dynamic NTK, LongRoPE); None where none does.
+
+    `padded_to` has the length by task to which scored rows count as padded. The lengths are those that transformers
+    4.51 to 4.53 compares with.
+    """
+    kind, _ = rope_scaling(config)
+    if kind not in LENGTH_DEPENDENT_ROPE:
+        return None
+    text = config.get_text_config()
+    base: int = text.max_position_embeddings
+    if kind == 'longrope':
+        base = getattr(text, 'original_max_position_embeddings', base)
+    return RotaryLengths(base=base, scales_by_length=kind == 'dynamic', padded_to=padded_to)
 
 
 def mark_blocks_for_fsdp(model: Any) -> None:

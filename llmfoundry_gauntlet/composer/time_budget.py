@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from llmfoundry_gauntlet.data.subsets import in_turns
@@ -134,13 +134,9 @@ class TimeBudget:
             len(self.prepared.items),
         )
 
-    def restore(self, sizes: Mapping[str, int]) -> bool:
-        """Takes the numbers of questions that an earlier job has found, where it had the same tasks."""
-        if sizes.keys() != self.order.keys():
-            log.warning('time_budget: the tasks are not those of the checkpoint; it is found out anew which items fit')
-            return False
+    def restore(self, sizes: Mapping[str, int]) -> None:
+        """Take the numbers of questions of an earlier job with the same tasks."""
         self.sizes = self._whole_clusters(sizes)
-        return True
 
     def costs(self) -> dict[str, TaskCosts]:
         """What is known of each task by now."""
@@ -177,6 +173,15 @@ class TimeBudget:
 
     def _whole_clusters(self, sizes: Mapping[str, int]) -> dict[str, int]:
         return {key: sum(map(len, self._groups(key, number))) for key, number in sizes.items()}
+
+
+def summed(parts: Sequence[Measured]) -> Measured:
+    """Return what all ranks together have measured of a task."""
+    return Measured(
+        num_items=sum(part.num_items for part in parts),
+        num_right=sum(part.num_right for part in parts),
+        busy_seconds=sum(part.busy_seconds for part in parts),
+    )
 
 
 def rows_of(prepared: PreparedEvaluation) -> dict[str, list[Example]]:

@@ -1,4 +1,4 @@
-"""`gauntlet watch`: evaluates each checkpoint of a folder, once, as it comes; several watchers share the work."""
+"""`gauntlet watch`: evaluates each checkpoint of a folder once, as it comes; several watchers share the work."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -20,7 +21,7 @@ from composer.utils import dist
 
 from llmfoundry_gauntlet.composer.callback import EvalGauntlet, on_first_rank
 from llmfoundry_gauntlet.composer.checkpoint_folders import HUGGING_FACE
-from llmfoundry_gauntlet.composer.claims import DAMAGED, DONE, Heartbeat
+from llmfoundry_gauntlet.composer.claims import DAMAGED, DONE, Renewal
 from llmfoundry_gauntlet.composer.evaluate import (
     DIST_TIMEOUT,
     check_device,
@@ -29,30 +30,29 @@ from llmfoundry_gauntlet.composer.evaluate import (
     evaluate,
 )
 from llmfoundry_gauntlet.composer.loggers import build_loggers
-from llmfoundry_gauntlet.composer.stores import StoreError
-from llmfoundry_gauntlet.composer.watcher import BAD, FAILED, Due, Pause, Row, Watcher, WatchSettings
+from llmfoundry_gauntlet.composer.watcher import BAD, FAILED, Due, Pause, Status, Watcher, WatchSettings
 from llmfoundry_gauntlet.config.settings import decode_settings
-from llmfoundry_gauntlet.errors import ModelError
+from llmfoundry_gauntlet.errors import ModelError, StoreError
 from llmfoundry_gauntlet.inputs import load_data
 from llmfoundry_gauntlet.records.journal import OtherEvaluationError
+from llmfoundry_gauntlet.values import TrainingPoint
 
 log = logging.getLogger(__name__)
 
-MEET_SECONDS = 10.0  # ranks that wait for the next checkpoint meet so often: none runs into a collective's time-out
+MEET_SECONDS = 10.0  # between meetings of waiting ranks, so that no collective times out
 
 
-class Ending:
-    """That this process is told to end.
+class StopRequest:
+    """Handles SIGTERM and SIGINT: a single rank exits at once, several exit together when they meet.
 
-    A single rank ends at once; several end together where they meet, as one that waits for another in vain hangs. What
-    a signal raises may be swallowed, as in the finalizer of an object, so it is noted as well.
+    The signal is noted as well, as what a handler raises may be swallowed, such as in the finalizer of an object.
     """
 
     def __init__(self) -> None:
         self.status: int | None = None
         self.before: dict[int, Any] = {}
 
-    def __enter__(self) -> Ending:
+    def __enter__(self) -> StopRequest:
         for number in (signal.SIGTERM, signal.SIGINT):
             self.before[number] = signal.signal(number, self._note)
         return self
@@ -67,52 +67,53 @@ class Ending:
             sys.exit(self.status)
 
     def check(self) -> None:
-        """Raises SystemExit on all ranks, which call it together, where the first one is told to end."""
+        """Raise SystemExit on all ranks, which call this together, if the first was told to stop."""
         status = on_first_rank(lambda: self.status)
         if status is not None:
             sys.exit(status)
 
 
 class ClaimLostError(Exception):
-    """Another watcher has taken over, as this one was silent for too long."""
+    """Another watcher has taken over, as this claim expired."""
 
 
 class Overseer(LoggerDestination):
-    """What is done about the watch while a Trainer evaluates; Composer calls it as it does loggers.
+    """Hooks of the watch into an evaluation; Composer calls it as it does loggers.
 
-    All ranks end an evaluation together when its claim is lost. A Hugging Face folder does not say which training
-    batch it is of, so the name does, and metrics are logged at that step. With a time budget all checkpoints are asked
-    the same, as those of one training are.
+    All ranks stop together when the claim is lost. The name of a Hugging Face folder says at which training batch
+    metrics are logged. With a time budget all checkpoints are asked the same questions.
     """
 
-    def __init__(self, heartbeat: Heartbeat | None, due: Due, ending: Ending) -> None:
-        self.heartbeat = heartbeat  # on the first rank
+    def __init__(self, renewal: Renewal | None, due: Due, stop: StopRequest) -> None:
+        self.renewal = renewal  # on the first rank
         self.due = due
-        self.ending = ending
+        self.stop = stop
 
     def eval_standalone_start(self, state: State, logger: Logger) -> None:
-        """Sets the training step that metrics are logged at, and what fits into the time budget."""
-        if self.due.sizes is not None:
-            for callback in state.callbacks:
-                if isinstance(callback, EvalGauntlet):
-                    callback.load_state_dict({'sizes': [dict(self.due.sizes)]})
-        batch = self.due.checkpoint.batch
-        if self.due.checkpoint.kind == HUGGING_FACE and batch is not None:
-            state.timestamp = state.timestamp.copy(batch=batch)
+        """Set the training step, and which questions fit into the time budget."""
+        checkpoint = self.due.checkpoint
+        for callback in state.callbacks:
+            if not isinstance(callback, EvalGauntlet):
+                continue
+            if self.due.sizes is not None:
+                callback.load_state_dict({'sizes': [dict(self.due.sizes)]})
+            if checkpoint.kind == HUGGING_FACE and checkpoint.batch is not None and callback.source is not None:
+                state.timestamp = state.timestamp.copy(batch=checkpoint.batch)
+                point = TrainingPoint(batch=checkpoint.batch, epoch=None, token=None, checkpoint=self.due.uri)
+                callback.source = replace(callback.source, training=point)
 
     def eval_batch_end(self, state: State, logger: Logger) -> None:
-        """Raises ClaimLostError on all ranks, or SystemExit."""
-        self.ending.check()
-        if on_first_rank(lambda: self.heartbeat is not None and self.heartbeat.is_lost):
+        """Raise ClaimLostError or SystemExit on all ranks."""
+        self.stop.check()
+        if on_first_rank(lambda: self.renewal is not None and self.renewal.is_lost):
             raise ClaimLostError
 
 
-def watch(wanted: WatchSettings) -> list[Row]:
-    """Evaluates checkpoints until it is time to end; what has become of each. Raises GauntletError.
+def watch(wanted: WatchSettings) -> list[Status]:
+    """Evaluate checkpoints until it is time to stop; return the status of each. Raise GauntletError.
 
-    What is wrong with settings, tasks, data, loggers or folders is an error before anything is claimed. What is wrong
-    with a checkpoint is said, and the others are evaluated. Works on all ranks of the `composer` launcher, of which
-    the first looks and decides.
+    Wrong settings, tasks, data, loggers or folders are an error before anything is claimed. A checkpoint that cannot be
+    evaluated is reported and skipped. Works on all ranks of the `composer` launcher; the first looks and decides.
     """
     device = wanted.device or default_device()
     check_device(device)
@@ -124,44 +125,44 @@ def watch(wanted: WatchSettings) -> list[Row]:
     watchers: list[Watcher] = []  # one, on the first rank
     on_first_rank(lambda: watchers.append(Watcher(wanted, data)))
     watcher = watchers[0] if watchers else None
-    with Ending() as ending:
+    with StopRequest() as stop:
         try:
             while (step := on_first_rank(lambda: watchers[0].next_step())) is not None:
                 if isinstance(step, Pause):
-                    pause(step.seconds, ending)
+                    pause(step.seconds, stop)
                 else:
-                    run(step, wanted, watcher, device, ending)
+                    run(step, wanted, watcher, device, stop)
                     free_memory()
-                ending.check()
+                stop.check()
         finally:
             if watcher is not None:
                 watcher.release()
     return [] if watcher is None else watcher.table()
 
 
-def pause(seconds: float, ending: Ending) -> None:
-    """Waits on all ranks, which meet in between."""
+def pause(seconds: float, stop: StopRequest) -> None:
+    """Wait on all ranks, which meet in between."""
     end = time.monotonic() + seconds
-    while (left := on_first_rank(lambda: end - time.monotonic())) > 0:
-        ending.check()
-        time.sleep(min(left, MEET_SECONDS))
+    while (remaining := on_first_rank(lambda: end - time.monotonic())) > 0:
+        stop.check()
+        time.sleep(min(remaining, MEET_SECONDS))
 
 
-def run(due: Due, wanted: WatchSettings, watcher: Watcher | None, device: str, ending: Ending) -> None:
-    """Evaluates a checkpoint on all ranks and says what came of it. Raises GauntletError where the user is wrong."""
-    if watcher is None or watcher.claim is None:
-        outcome(due, wanted, Overseer(None, due, ending), device)
+def run(due: Due, wanted: WatchSettings, watcher: Watcher | None, device: str, stop: StopRequest) -> None:
+    """Evaluate a checkpoint on all ranks and report the outcome. Raise GauntletError for mistakes of the user."""
+    if watcher is None or watcher.renewal is None:
+        outcome(due, wanted, Overseer(None, due, stop), device)
         return
-    with Heartbeat(watcher.board, watcher.claim) as heartbeat:
-        found = outcome(due, wanted, Overseer(heartbeat, due, ending), device)
+    with watcher.renewal as renewal:
+        found = outcome(due, wanted, Overseer(renewal, due, stop), device)
     if found is None:
         watcher.lose(due)
     else:
-        watcher.conclude(due, heartbeat.claim, *found)
+        watcher.conclude(due, *found)
 
 
 def outcome(due: Due, wanted: WatchSettings, overseer: Overseer, device: str) -> tuple[str, str] | None:
-    """What became of a checkpoint: its state, and the reason where it is not done; None where its claim was lost."""
+    """Evaluate, and return the state of the checkpoint and why it is not done; `None` if its claim was lost."""
     arguments: dict[str, Any] = {
         'tokenizer': wanted.tokenizer,
         'model_config': wanted.model_config,
@@ -171,9 +172,9 @@ def outcome(due: Due, wanted: WatchSettings, overseer: Overseer, device: str) ->
         **wanted.settings,
     }
 
-    def attempt(how: str) -> tuple[str, str]:
+    def attempt(mode: str) -> tuple[str, str]:
         loggers = build_loggers(logger_settings(wanted.loggers, wanted.run_name, due.checkpoint.name))
-        evaluate(due.uri, out=due.out, loggers=[*loggers, overseer], **{**arguments, how: True})
+        evaluate(due.uri, out=due.out, loggers=[*loggers, overseer], **{**arguments, mode: True})
         return DONE, ''
 
     try:
@@ -193,10 +194,10 @@ def outcome(due: Due, wanted: WatchSettings, overseer: Overseer, device: str) ->
 
 
 def logger_settings(loggers: Mapping[str, Any], run_name: str | None, checkpoint: str) -> dict[str, Any]:
-    """The loggers' arguments for one of several evaluations that belong together.
+    """Return the loggers' arguments for one of several evaluations that belong together.
 
-    Each evaluation has loggers of its own, which go on with the same run of W&B (that of the training cannot be written
-    to by two) and of MLflow, and write files of their own. What the user says stands.
+    Each evaluation has its own loggers, which resume the same run of W&B (not the training's, as two processes cannot
+    write to one) and of MLflow, and write separate files. Settings of the user take precedence.
     """
     settings = {name: dict(arguments or {}) for name, arguments in loggers.items()}
     if run_name is not None and 'wandb' in settings:
@@ -212,13 +213,13 @@ def logger_settings(loggers: Mapping[str, Any], run_name: str | None, checkpoint
 
 
 def free_memory() -> None:
-    """Lets go of the evaluation before: at its exit, Composer 0.32.1 would close every Trainer, and keeps each."""
+    """Free the last evaluation, which Composer 0.32.1 keeps in order to close every Trainer at exit."""
     atexit.unregister(Engine._close)
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
-def is_bad(rows: list[Row]) -> bool:
-    """Whether a checkpoint could not be evaluated."""
-    return any(row.state in BAD for row in rows)
+def is_bad(statuses: list[Status]) -> bool:
+    """Return whether a checkpoint could not be evaluated."""
+    return any(status.state in BAD for status in statuses)

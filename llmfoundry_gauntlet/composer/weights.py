@@ -8,13 +8,14 @@ import re
 import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.modeling_utils import no_init_weights
 
-from llmfoundry_gauntlet.errors import ModelError
+from llmfoundry_gauntlet.errors import FOREIGN_ERRORS, ModelError
 
 PIECE_BYTES = 1 << 24
 MAX_NAMES = 5
@@ -44,8 +45,11 @@ def load_network(name: str, config: PretrainedConfig, weights: Weights, device: 
     try:
         with no_init_weights():  # memory that nobody writes to does not count yet
             network = AutoModelForCausalLM.from_config(config, torch_dtype=torch.float32)
-    except (ValueError, ImportError, RuntimeError) as error:
-        raise ModelError(f'{name}: the configuration ({config.model_type}) makes no model: {error}') from error
+    except FOREIGN_ERRORS as error:
+        place = place_of_config(config) or name
+        raise ModelError(
+            f'{place}: the configuration ({config.model_type}) makes no model: {reason_of(error)}'
+        ) from error
     network.tie_weights()
     network.to(device).eval().requires_grad_(False)
     targets = network.state_dict()
@@ -165,3 +169,18 @@ def first_line(error: BaseException) -> str:
     """The first line of an error's message, cut where it is very long, or the error's type."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return lines[0] if len(lines[0]) <= MAX_MESSAGE else f'{lines[0][:MAX_MESSAGE]}...'
+
+
+def reason_of(error: BaseException | None) -> str:
+    """Return the first line of an error's message, with its type unless the message is written for users."""
+    if error is None:
+        return ''
+    text = first_line(error)
+    is_plain = isinstance(error, (OSError, ValueError, ImportError)) or type(error) is Exception
+    return text if is_plain or text == type(error).__name__ else f'{type(error).__name__}: {text}'
+
+
+def place_of_config(config: PretrainedConfig) -> str:
+    """Return the path of the file that a configuration was read from, else the name on the hub, else ''."""
+    path = Path(config.name_or_path, 'config.json')
+    return str(path) if config.name_or_path and path.is_file() else str(config.name_or_path)

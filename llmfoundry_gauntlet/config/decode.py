@@ -103,7 +103,7 @@ def describe(value: Any) -> str:
     if value is None:
         return 'empty'
     if isinstance(value, Mapping):
-        return 'a mapping'
+        return 'a mapping' if value else 'an empty mapping'
     if isinstance(value, (list, tuple)):
-        return 'a list'
+        return 'a list' if value else 'an empty list'
     return repr(value) if len(repr(value)) < 60 else f'{type(value).__name__} {repr(value)[:50]}...'

@@ -11,7 +11,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from llmfoundry_gauntlet.config.decode import Problems, describe, suggestion
-from llmfoundry_gauntlet.config.foundry_models import model_arguments
+from llmfoundry_gauntlet.config.foundry_models import check_text, mapping, model_arguments
+from llmfoundry_gauntlet.config.settings import is_interval
 from llmfoundry_gauntlet.config.sources import find_yaml
 from llmfoundry_gauntlet.errors import ConfigError
 
@@ -86,8 +87,10 @@ def map_training(values: Mapping[str, Any], *, source: str, num_ranks: int) -> M
     keys = {key: values[key] for key in TRAINING_KEYS if values.get(key) is not None}
     if not keys:
         return Mapped(values=given)
-    callbacks = dict(given.get('callbacks') or {})
-    own = dict(callbacks.get(CALLBACK) or {})
+    callbacks = mapping(given.get('callbacks'), 'callbacks', notes.problems)
+    own = mapping(callbacks.get(CALLBACK), f'callbacks.{CALLBACK}', notes.problems)
+    if notes.problems.found:
+        raise ConfigError(notes.problems.found)
     if 'icl_tasks' not in keys and CALLBACK not in callbacks:
         if CALLBACK in keys:
             notes.problems.add(CALLBACK, 'is a gauntlet without tasks; give icl_tasks as well')
@@ -155,6 +158,8 @@ def map_plugin(settings: Mapping[str, Any], train_config: Mapping[str, Any]) -> 
         notes.lines.append(f'max_seq_len: {length}, from the training file')
     if values.get('interval') is None and train_config.get('eval_interval') is not None:
         values['interval'] = interval_of(train_config, notes)
+    if notes.problems.found:
+        raise ConfigError(notes.problems.found)
     return Mapped(values=values, lines=tuple(notes.lines))
 
 
@@ -202,8 +207,15 @@ def icl_schedule(values: Mapping[str, Any], own: Mapping[str, Any], notes: Notes
 
 def interval_of(values: Mapping[str, Any], notes: Notes) -> list[str]:
     """When llm-foundry evaluates, in our words: at each interval and at the end; a bare number is epochs."""
-    every, first = values.get('eval_interval', 1), bool(values.get('eval_first'))
-    default = '' if 'eval_interval' in values else ', its default'
+    is_given, first = values.get('eval_interval') is not None, bool(values.get('eval_first'))
+    every = values['eval_interval'] if is_given else 1
+    is_epochs = isinstance(every, int) and not isinstance(every, bool) and every >= 0
+    if not is_epochs and not (isinstance(every, str) and (every == '0' or is_interval(every))):
+        notes.problems.add(
+            'eval_interval', f'is {describe(every)}; allowed: a number of epochs (0: never), or a time such as 500ba'
+        )
+        return []
+    default = '' if is_given else ', its default'
     times = [f'{every}ep' if isinstance(every, int) else str(every), 'last'] if every not in (0, '0') else []
     interval = ['first', *times] if first else times
     notes.lines.append(f'eval_interval: {every}{default}{first * ", with eval_first"} -> interval: {short(interval)}')
@@ -243,7 +255,7 @@ def listed(values: Mapping[str, Any], problems: Problems) -> list[Any] | None:
         entry = {key: values[key] for key in MODEL_KEYS if key in values}
         return [{'model_name': values['model'].get('name'), **entry}]
     if not isinstance(models, list) or not models:
-        problems.add('models', f'is {describe(models) if models else "empty"}; allowed: a list of models')
+        problems.add('models', f'is {describe(models)}; allowed: a list of models')
         return []
     return models
 
@@ -260,6 +272,8 @@ def listed_model(entry: Any, index: int, notes: Notes, settings: Mapping[str, An
     for key in ('model_name', 'model', 'tokenizer'):
         if entry and entry.get(key) is None:
             notes.problems.add(path, f"the key '{key}' is missing")
+    for key in ('model_name', 'load_path'):
+        check_text(entry.get(key), f'{path}.{key}', notes.problems)
     arguments, overrides = model_arguments(entry, path, notes.problems, notes.no_effect)
     name = str(entry.get('model_name'))
     folder = '/'.join(part for part in PurePosixPath(name).parts if part not in ('/', '.', '..'))
@@ -282,9 +296,9 @@ def is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def as_set(value: Any) -> set[Any]:
-    """A list's entries, or the one that stands without a list."""
-    return set(value) if isinstance(value, (list, tuple)) else {value}
+def as_set(value: Any) -> set[str]:
+    """A list's entries as text, or the one that stands without a list."""
+    return {str(entry) for entry in (value if isinstance(value, (list, tuple)) else [value])}
 
 
 def short(value: Any) -> str:

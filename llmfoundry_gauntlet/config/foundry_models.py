@@ -59,16 +59,17 @@ def model_arguments(
 
     What is wrong goes to `problems`, keys that change nothing go with a reason to `no_effect`.
     """
-    model, tokenizer = (mapping(entry.get(key) or {}, f'{path}.{key}', problems) for key in ('model', 'tokenizer'))
+    model, tokenizer = (mapping(entry.get(key), f'{path}.{key}', problems) for key in ('model', 'tokenizer'))
     arguments: dict[str, Any] = {}
     overrides: dict[str, Any] = {}
-    if model and check_kind(model.get('name'), f'{path}.model', problems):
-        if tokenizer:
+    if isinstance(entry.get('model'), Mapping) and check_kind(model.get('name'), f'{path}.model', problems):
+        if isinstance(entry.get('tokenizer'), Mapping):
             arguments['tokenizer'] = tokenizer_name(tokenizer, f'{path}.tokenizer', problems, no_effect)
         check_keys(model, f'{path}.model', problems, no_effect)
-        overrides = mapping(model.get('config_overrides') or {}, f'{path}.model.config_overrides', problems)
+        overrides = mapping(model.get('config_overrides'), f'{path}.model.config_overrides', problems)
         name, checkpoint = model.get(PATH), entry.get('load_path')
-        if not isinstance(name, str):
+        check_text(name, f'{path}.model.{PATH}', problems)
+        if name is None:
             problems.add(f'{path}.model', f"the key '{PATH}' is missing")
         elif checkpoint is None and model.get('pretrained') is False:
             problems.add(
@@ -111,7 +112,7 @@ def tokenizer_name(tokenizer: Mapping[str, Any], path: str, problems: Problems, 
     for key in tokenizer:
         if key not in ('name', 'kwargs'):
             problems.add(f'{path}.{key}', f'unknown key{suggestion(str(key), ("name", "kwargs"))}')
-    for key in mapping(tokenizer.get('kwargs') or {}, f'{path}.kwargs', problems):
+    for key in mapping(tokenizer.get('kwargs'), f'{path}.kwargs', problems):
         if key in TOKENIZER_WITHOUT_EFFECT:
             no_effect(f'{path}.kwargs.{key}', TOKENIZER_WITHOUT_EFFECT[key])
         elif tokenizer.get('name') != 'tiktoken':
@@ -122,13 +123,22 @@ def tokenizer_name(tokenizer: Mapping[str, Any], path: str, problems: Problems, 
         problems.add(
             f'{path}.name', "tiktoken is llm-foundry's own class; give a Hugging Face tokenizer with its tokens"
         )
-    elif not isinstance(name, str):
-        problems.add(path, f"the key 'name' is missing; found: {', '.join(map(str, tokenizer))}")
+    elif name is None:
+        problems.add(path, f"the key 'name' is missing; found: {', '.join(map(str, tokenizer)) or 'nothing'}")
+    check_text(name, f'{path}.name', problems)
     return name if isinstance(name, str) else None
 
 
+def check_text(value: Any, path: str, problems: Problems) -> None:
+    """Note a value that is there and no text, or an empty one."""
+    if value is not None and not (isinstance(value, str) and value.strip()):
+        problems.add(path, f'is {describe(value)}; allowed: text')
+
+
 def mapping(value: Any, path: str, problems: Problems) -> dict[str, Any]:
-    """The mapping itself, or a problem and an empty one."""
+    """The mapping itself; an empty one where there is none, and with a problem where it is something else."""
+    if value is None:
+        return {}
     if isinstance(value, Mapping):
         return dict(value)
     problems.add(path, f'is {describe(value)}; allowed: a mapping')

@@ -186,7 +186,7 @@ def read_score(source: Any, found: list[str]) -> dict[int, ScoreSpec]:
         decoded = {index: decode_entry(entry, index, problems) for index, entry in enumerate(node)}
         specs = {index: spec for index, spec in decoded.items() if spec is not None}
     elif not problems.found:
-        problems.add(SCORE_KEY, f'is {describe(node) if node else "empty"}; allowed: a list with a mapping a data set')
+        problems.add(SCORE_KEY, f'is {describe(node)}; allowed: a list with a mapping for each data set')
     merged = merge(specs, problems)
     found.extend(problems.found)
     return merged

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmfoundry_gauntlet.config.decode import Problems, decode
+from llmfoundry_gauntlet.config.decode import Problems, decode, describe
+from llmfoundry_gauntlet.config.sources import SOURCES, check_source
 from llmfoundry_gauntlet.errors import ConfigError
 
 INTERVAL_WORDS = ('first', 'checkpoint', 'last')
 BUDGET = re.compile(r'(\d+(?:\.\d+)?)(s|m|h)')
 SECONDS = {'s': 1, 'm': 60, 'h': 3600}
 COMPOSER_TIME = re.compile(r'\d*\.?\d+(ba|ep|sp|tok|dur|iter|sec)')
+INTERVALS = f'{", ".join(INTERVAL_WORDS)} and Composer times (500ba, 1ep, 0.1dur)'
 SEMANTICS = ('corrected', 'reference')
 TRUNCATIONS = ('drop_shots', 'reference')
 FEWSHOTS = ('reference', 'fixed')
@@ -55,12 +57,15 @@ class EvaluationSettings:
     save_folder: str | None = 'runs/{run_name}/gauntlet'
 
     def __post_init__(self) -> None:
-        if not self.tasks and not self.score:
-            raise ValueError('tasks: is empty; give a path, a list of paths or a list of tasks, or give score')
+        if self.tasks is None and self.score is None:
+            raise ValueError('nothing to evaluate: give tasks, score or both')
         for entry in self.interval:
-            if entry not in INTERVAL_WORDS and not COMPOSER_TIME.fullmatch(entry):
-                words = ', '.join(INTERVAL_WORDS)
-                raise ValueError(f'interval: is {entry!r}; allowed: {words} and Composer times (500ba, 1ep, 0.1dur)')
+            if not is_interval(entry):
+                raise ValueError(f'interval: is {entry!r}; allowed: {INTERVALS}')
+        if not self.data_root.strip():
+            raise ValueError(f"data_root: is {self.data_root!r}; allowed: a folder, such as '.'")
+        if self.save_folder is not None and not self.save_folder.strip():
+            raise ValueError(f'save_folder: is {self.save_folder!r}; allowed: a folder, or null for no records')
         if self.max_seq_len is not None and self.max_seq_len < 2:
             raise ValueError(f'max_seq_len: is {self.max_seq_len}; allowed: 2 or more')
         if self.subset_items is not None and self.subset_items < 1:
@@ -101,13 +106,34 @@ class EvaluationSettings:
 def decode_settings(values: Mapping[str, Any], source: str = 'eval_gauntlet') -> EvaluationSettings:
     """Settings from plain values and paths; a single interval may stand without a list. Raises ConfigError."""
     values = {key: plain(value) for key, value in values.items()}
-    if isinstance(values.get('interval'), str):
-        values['interval'] = [values['interval']]
     problems = Problems(source)
+    for key in SOURCES:
+        if values.get(key) is not None:
+            check_source(values[key], key, problems)
+    if 'interval' in values:
+        values['interval'] = intervals(values['interval'], problems)
     settings: EvaluationSettings = decode(EvaluationSettings, values, '', problems)
     if problems.found:
         raise ConfigError(problems.found)
     return settings
+
+
+def intervals(value: Any, problems: Problems) -> tuple[str, ...]:
+    """Return one interval or a list of them as a tuple; note those that are not text and leave them out."""
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, (list, tuple)):
+        problems.add('interval', f'is {describe(value)}; allowed: {INTERVALS}, one or a list')
+        return ()
+    for index, entry in enumerate(value):
+        if not isinstance(entry, str):
+            problems.add(f'interval[{index}]', f'is {describe(entry)}; allowed: {INTERVALS}')
+    return tuple(entry for entry in value if isinstance(entry, str))
+
+
+def is_interval(entry: str) -> bool:
+    """Return whether this is one of our words or a Composer time."""
+    return entry in INTERVAL_WORDS or COMPOSER_TIME.fullmatch(entry) is not None
 
 
 def plain(value: Any) -> Any:

@@ -2,15 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from llmfoundry_gauntlet.config.decode import Problems
+from llmfoundry_gauntlet.config.decode import Problems, describe
 from llmfoundry_gauntlet.config.yaml_files import open_yaml, plain
 from llmfoundry_gauntlet.errors import ConfigError
 
 UPSTREAM_YAML_FOLDERS = ('eval/yamls/', 'scripts/eval/yamls/')
 MAX_REDIRECTS = 5
+
+PATH, MAPPING = 'a path', 'a mapping'
+LISTS = {'a list of paths': PATH, 'a list of mappings': MAPPING}  # and the kind of their entries
+SOURCES = {  # what each of the settings that name a source may be
+    'tasks': (PATH, *LISTS),
+    'gauntlet': (PATH, MAPPING),
+    'score': (PATH, MAPPING, 'a list of mappings'),
+}
+
+
+def check_source(value: Any, key: str, problems: Problems) -> None:
+    """Note a value that the setting `key` cannot be; in a list, every entry that is not of the list's kind."""
+    kinds = [LISTS[kind] for kind in SOURCES[key] if kind in LISTS]
+    if not (isinstance(value, (list, tuple)) and value and kinds):
+        if kind_of(value) not in SOURCES[key]:
+            problems.add(key, f'is {describe(value)}; allowed: {alternatives(SOURCES[key])}')
+        return
+    first = kind_of(value[0])
+    allowed = kinds if first not in kinds else [first]
+    for index, entry in enumerate(value):
+        if kind_of(entry) not in allowed:
+            problems.add(f'{key}[{index}]', f'is {describe(entry)}; allowed: {alternatives(allowed)}')
+
+
+def kind_of(value: Any) -> str | None:
+    """Return PATH or MAPPING, or None for anything else and for what is empty."""
+    if isinstance(value, (str, Path)) and str(value).strip():
+        return PATH
+    return MAPPING if isinstance(value, Mapping) and value else None
+
+
+def alternatives(words: Sequence[str]) -> str:
+    """Return 'a, b or c'."""
+    return ' or '.join(filter(None, (', '.join(words[:-1]), words[-1])))
 
 
 def source_name(source: Any, key: str) -> str:

@@ -16,8 +16,8 @@ from typing import Any
 from llmfoundry_gauntlet.config.specs import TaskSpec
 from llmfoundry_gauntlet.data.fields import RowError
 from llmfoundry_gauntlet.data.hugging_face import HUGGING_FACE, hugging_face_rows
-from llmfoundry_gauntlet.data.object_store import errors_of, is_object, open_object
-from llmfoundry_gauntlet.errors import DataError
+from llmfoundry_gauntlet.data.stores import explained, is_remote, open_file
+from llmfoundry_gauntlet.errors import DataError, StoreError
 from llmfoundry_gauntlet.shipped import shipped
 
 UPSTREAM_DATA_FOLDERS = ('eval/local_data/', 'scripts/eval/local_data/')
@@ -66,7 +66,7 @@ def read_task_rows(task: TaskSpec, data_root: str | Path) -> tuple[str, list[Num
     if uri.startswith(HUGGING_FACE):
         source, rows = uri, list(enumerate(hugging_face_rows(task, data_root)))
     else:
-        source = uri if '://' in uri or is_object(uri) else str(locate(uri, data_root))
+        source = uri if is_remote(uri) else str(locate(uri, data_root))
         rows = read_rows(source)
     if not rows:
         raise DataError(f'{source}: has no rows; allowed: one JSON object a line')
@@ -76,33 +76,34 @@ def read_task_rows(task: TaskSpec, data_root: str | Path) -> tuple[str, list[Num
 def read_rows(source: str) -> list[NumberedRow]:
     """All rows of a file of JSON lines in UTF-8, which may be compressed with gzip, whatever its name.
 
-    `source` is a path, the URI of an object, or a URL of another file system that fsspec knows, as https. Raises
-    DataError with every line that is no JSON value.
+    `source` is a path or a URL that fsspec knows, such as s3:// or https://. Raises DataError with all malformed lines.
     """
     try:
-        with opened(source) as file:
-            head = file.peek(32)[:32]
-            if head.startswith(GZIP):
-                with gzip.open(file) as content:
-                    return list(json_lines(content, source))
-            check_format(head, source)
-            return list(json_lines(file, source))
+        with explained(source), opened(source) as file:
+            return list(decompressed_lines(file, source))
+    except StoreError as error:
+        raise DataError(error.problems) from error
+
+
+def decompressed_lines(file: io.BufferedReader, source: str) -> Iterator[NumberedRow]:
+    """Yield the rows of an open file. Raise DataError."""
+    head = file.peek(32)[:32]
+    if not head.startswith(GZIP):
+        check_format(head, source)
+        yield from json_lines(file, source)
+        return
+    try:
+        with gzip.open(file) as content:
+            yield from json_lines(content, source)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f'{source}: is a damaged gzip file: {error}; fetch it again') from error
-    except errors_of('aiohttp.ClientError') as error:
-        raise DataError(f'{source}: cannot be read: {getattr(error, "strerror", None) or error}') from error
 
 
 @contextlib.contextmanager
 def opened(source: str) -> Iterator[io.BufferedReader]:
     """The bytes of a source."""
-    if is_object(source):
-        with open_object(source) as file:
-            yield file
-    elif '://' in source:
-        import fsspec
-
-        with fsspec.open(source, 'rb') as remote, io.BufferedReader(remote) as file:
+    if is_remote(source):
+        with open_file(source) as file:
             yield file
     else:
         if not Path(source).is_file():  # a pipe would be waited for

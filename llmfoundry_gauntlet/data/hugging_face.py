@@ -11,6 +11,7 @@ from typing import Any
 
 from llmfoundry_gauntlet.config.decode import describe, suggestion
 from llmfoundry_gauntlet.config.specs import TaskSpec
+from llmfoundry_gauntlet.data.builders import safe_variables
 from llmfoundry_gauntlet.errors import DataError
 
 HUGGING_FACE = 'hf://'
@@ -26,8 +27,8 @@ def hugging_face_rows(task: TaskSpec, data_root: str | Path) -> list[dict[str, A
     """The rows of an `hf://` data set in their order, its columns as `hf_parsing_map` joins them.
 
     `hf://org/name` is on the hub; `hf://./folder` and `hf:///folder` are on this machine, the first below `data_root`,
-    else from the working directory. `hf_loading_vars` go to `datasets.load_dataset`, as in llm-foundry. Raises
-    DataError.
+    else from the working directory. `hf_loading_vars` go to `datasets.load_dataset`, as in llm-foundry. No code of a
+    data set runs: scripts, pickles and builders other than those for plain files are refused. Raises DataError.
     """
     uri, loading = task.dataset_uri, dict(task.hf_loading_vars or {})
     name = uri.removeprefix(HUGGING_FACE)
@@ -84,9 +85,10 @@ def load(name: str, uri: str, loading: dict[str, Any]) -> Any:
 
     try:
         with without_bars():
-            data = datasets.load_dataset(name, **loading)
+            data = datasets.load_dataset(name, **safe_variables(name, uri, loading))
     except (
         *(OSError, ValueError, ImportError, TypeError, KeyError, AttributeError, RuntimeError),
+        StopIteration,  # of datasets 4, for files without rows
         datasets.exceptions.DatasetsError,
     ) as error:
         advice = 'set hf_loading_vars as datasets.load_dataset wants them, or save the data set to a folder: '

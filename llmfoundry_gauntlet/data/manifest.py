@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from hashlib import sha1, sha256
 from pathlib import Path
 from urllib.parse import quote
 
@@ -20,34 +21,43 @@ COLUMNS = (
     *('path', 'task', 'rows', 'bytes', 'git_blob', 'sha256', 'repository', 'revision', 'source', 'licence'),
     'converter',
 )
-HUGGING_FACE_ENDPOINT = 'HF_ENDPOINT'  # the variable by which a mirror of the Hugging Face hub is named everywhere
+HUGGING_FACE_ENDPOINT = 'HF_ENDPOINT'  # the environment variable that names a mirror of the Hugging Face hub
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
-    """A publication that holds a file, or what a converter makes it of.
+class DataFile:
+    """A data file: its path below a data root, the task it belongs to, and the file that is published.
 
-    `repository` is 'github:owner/name' or 'huggingface:owner/name', `revision` a commit. `source` is the path there,
-    a pattern with '*' where several files make one. Size in bytes, git blob id and sha256 are those of what is
-    published. What is not known is None.
+    `repository` is 'github:owner/name' or 'huggingface:owner/name', `revision` a commit, `source` the path there. Size,
+    git blob id and sha256 are those of the published file, None if unknown. `converter` names the conversion that makes
+    the data file from it, None if it is published as it is.
     """
 
-    repository: str
-    revision: str | None
-    source: str
+    path: str
+    task: str
+    num_rows: int
     num_bytes: int | None
     git_blob: str | None
     sha256: str | None
+    repository: str
+    revision: str
+    source: str
+    licence: str
     converter: str | None
 
     @property
-    def is_fetched(self) -> bool:
-        """Whether it has one address, at which the same file always lies. Others are imported from a copy of theirs."""
-        return self.revision is not None and '*' not in self.source
+    def category(self) -> str:
+        """Return the folder below the data root."""
+        return self.path.partition('/')[0]
+
+    @property
+    def has_hash(self) -> bool:
+        """Return whether a hash of the published file is known."""
+        return (self.sha256 or self.git_blob) is not None
 
     @property
     def url(self) -> str:
-        """The address of what is fetched."""
+        """Return the address of the published file."""
         host, _, name = self.repository.partition(':')
         path = quote(self.source)
         if host == 'github':
@@ -55,65 +65,53 @@ class Origin:
         hub = os.environ.get(HUGGING_FACE_ENDPOINT, '').rstrip('/') or 'https://huggingface.co'
         return f'{hub}/datasets/{name}/resolve/{self.revision}/{path}'
 
+    def difference(self, content: bytes) -> str | None:
+        """Return how bytes differ from the published file, found and expected; None if they do not, as far as known."""
+        if self.sha256 is not None:
+            kind, expected, found = 'sha256', self.sha256, sha256(content).hexdigest()
+        elif self.git_blob is not None:
+            kind, expected, found = 'git blob id', self.git_blob, git_blob_id(content)
+        else:
+            return None
+        if found == expected:
+            return None
+        size = '' if self.num_bytes is None else f', {self.num_bytes:,} bytes'
+        return f'{kind} is {found}, {len(content):,} bytes; expected {expected}{size}'
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataFile:
-    """A data file: its path below a data root, the task it is of, and its origins, the best first."""
 
-    path: str
-    task: str
-    num_rows: int
-    licence: str
-    origins: tuple[Origin, ...]
-
-    @property
-    def official(self) -> Origin | None:
-        """The origin that publishes this very file, if one does."""
-        return next((origin for origin in self.origins if origin.converter is None), None)
-
-    @property
-    def category(self) -> str:
-        """Its folder below the data root."""
-        return self.path.partition('/')[0]
+def git_blob_id(content: bytes) -> str:
+    """Return git's id of a file with these bytes, 40 hex digits."""
+    return sha1(b'blob %d\0' % len(content) + content, usedforsecurity=False).hexdigest()
 
 
 @cache
 def read_manifest(path: Path = PATH) -> tuple[DataFile, ...]:
-    """All files in the order of the manifest. A line with a path that was met before is one more origin of it.
-
-    A file's licence is that of its first origin.
-    """
-    files: dict[str, DataFile] = {}
+    """Return all files in the order of the manifest."""
     with path.open(encoding='utf-8', newline='') as lines:
-        for row in csv.DictReader(lines, dialect='excel-tab'):
-            known = files.get(row['path'])
-            files[row['path']] = DataFile(
-                path=row['path'],
-                task=row['task'],
-                num_rows=int(row['rows']),
-                licence=known.licence if known else row['licence'],
-                origins=(*(known.origins if known else ()), origin_of(row)),
-            )
-    return tuple(files.values())
+        return tuple(map(file_of, csv.DictReader(lines, dialect='excel-tab')))
 
 
-def origin_of(row: dict[str, str]) -> Origin:
-    """The origin in one line; empty fields are what is not known."""
-    return Origin(
-        repository=row['repository'],
-        revision=row['revision'] or None,
-        source=row['source'],
+def file_of(row: dict[str, str]) -> DataFile:
+    """Return the file that a line of the manifest describes; empty fields are unknown."""
+    return DataFile(
+        path=row['path'],
+        task=row['task'],
+        num_rows=int(row['rows']),
         num_bytes=int(row['bytes']) if row['bytes'] else None,
         git_blob=row['git_blob'] or None,
         sha256=row['sha256'] or None,
+        repository=row['repository'],
+        revision=row['revision'],
+        source=row['source'],
+        licence=row['licence'],
         converter=row['converter'] or None,
     )
 
 
 def select_files(names: Sequence[str], files: Iterable[DataFile] | None = None) -> tuple[DataFile, ...]:
-    """The files that names mean: labels of tasks, categories (folders), paths or their stems; all without a name.
+    """Return the files with these names: labels of tasks, categories (folders), paths or their stems; all by default.
 
-    Raises ConfigError with every unknown name.
+    Raise ConfigError with every unknown name.
     """
     files = read_manifest() if files is None else tuple(files)
     if not names:
@@ -126,6 +124,6 @@ def select_files(names: Sequence[str], files: Iterable[DataFile] | None = None) 
 
 
 def names_of(file: DataFile) -> set[str]:
-    """What a user may call a file."""
+    """Return the names by which a file can be selected."""
     stem = re.sub(r'\.jsonl$', '', file.path)
     return {file.task, file.category, file.path, stem, stem.rpartition('/')[2]}

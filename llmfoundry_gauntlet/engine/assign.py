@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import replace
 
-from llmfoundry_gauntlet.arrays import Ids
 from llmfoundry_gauntlet.engine.plan import PAIRS_PER_TOKEN, STREAM, Batch, pairs
 
 SHARES = 16  # of a rank's work: batches after one prefix that are more are shared out
@@ -42,7 +42,7 @@ def units_of(batches: Sequence[Batch], share: float) -> list[list[Batch]]:
         elif units and units[-1][0].prefix is batch.prefix and cost_of(units[-1]) + batch.cost <= share:
             units[-1].append(batch)
         else:
-            units.append([prefix_batch(batch.prefix), batch])
+            units.append([prefix_batch(batch), batch])
     return units
 
 
@@ -81,10 +81,11 @@ def closest(single: list[Batch], cost: float, otherwise: Batch) -> Batch:
     return single.pop(max(0, bisect_right(single, cost, key=lambda batch: batch.cost) - 1)) if single else otherwise
 
 
-def prefix_batch(prefix: Ids) -> Batch:
-    """The batch that runs a prefix, to be kept for those after it."""
-    cost = len(prefix) + pairs(len(prefix), len(prefix), STREAM) / PAIRS_PER_TOKEN
-    return Batch(layout=STREAM, trees=(), num_tokens=len(prefix), cost=cost, prefix=prefix)
+def prefix_batch(batch: Batch) -> Batch:
+    """The batch that runs the prefix of another, to be kept for those after it."""
+    length = 0 if batch.prefix is None else len(batch.prefix)
+    cost = length + pairs(length, length, STREAM) / PAIRS_PER_TOKEN
+    return replace(batch, trees=(), num_tokens=length, cost=cost)
 
 
 def cost_of(unit: Sequence[Batch]) -> float:

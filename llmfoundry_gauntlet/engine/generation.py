@@ -22,7 +22,7 @@ from torch import distributed
 from llmfoundry_gauntlet.arrays import Ids, Ints
 from llmfoundry_gauntlet.engine import plan
 from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel, is_sharded
-from llmfoundry_gauntlet.engine.layout import Stream, lay_out_stream, with_token_at
+from llmfoundry_gauntlet.engine.layout import Stream, lay_out_stream
 from llmfoundry_gauntlet.engine.logits import output_layer, rounding_of
 from llmfoundry_gauntlet.engine.plan import grow_trees, in_order, make_tree
 from llmfoundry_gauntlet.engine.pool_run import PoolRun, Row, Usage, choose
@@ -99,7 +99,8 @@ class ReplyWriter:
         while True:
             num_rows = min(pool.num_rows, self.most_rows or pool.num_rows)
             try:
-                PoolRun(self, pool, num_rows, done).run()
+                with self.language_model.rotary_length(pool.rope_length):
+                    PoolRun(self, pool, num_rows, done).run()
                 return [done[request.key] for request in pool.requests]
             except torch.OutOfMemoryError as error:
                 failure = str(error)
@@ -161,7 +162,7 @@ class ReplyWriter:
         def pick(states: torch.Tensor) -> torch.Tensor:
             return states[:, -1:] if ends is None else states[torch.arange(len(ends)), ends][:, None]
 
-        with picking(layer, pick) as made:
+        with self.language_model.attention(), picking(layer, pick) as made:
             output = model(**arguments)
         if cache is not None and self.way == TUPLES:
             cache.take_tuples(output.past_key_values)
@@ -174,8 +175,6 @@ class ReplyWriter:
         language_model = self.language_model
         stream, ends = stream_of(contexts)
         self.usage.prompt_tokens += len(stream.tokens)
-        if language_model.last_position is not None:
-            stream = with_token_at(stream, language_model.last_position)
         found: dict[int, KeyValue] = {}
         layout = tree_layout(stream, language_model.device, found, keep=len(stream.tokens))
         model = language_model.model

@@ -16,7 +16,7 @@ import torch
 from llmfoundry_gauntlet.engine.generation import CACHE, NO_CACHE, STREAM, TUPLES, WAYS, ReplyWriter
 from llmfoundry_gauntlet.engine.pool_run import Row
 from llmfoundry_gauntlet.engine.pools import Pool
-from llmfoundry_gauntlet.engine.probe import CANNOT, LEAST_CONTRAST, TOLERANCE
+from llmfoundry_gauntlet.engine.probe import CANNOT, LEAST_CONTRAST, TOLERANCE, check_attention
 from llmfoundry_gauntlet.values import GenerateRequest, ItemKey
 
 HALF_TOLERANCE = 8  # roundings of the largest logit, where the model computes in less than float32
@@ -52,6 +52,7 @@ def probe_replies(writer: ReplyWriter, *, vocabulary: int, longest: int) -> Repl
 
     `vocabulary` counts the tokens that may occur, `longest` the tokens of the longest row to come.
     """
+    check_attention(writer.language_model, vocabulary=vocabulary, longest=longest)
     pool = pool_to_write(vocabulary, longest, writer.language_model.hidden_token_id)
     measure = logits_of(writer, NO_CACHE, pool, vocabulary)
     largest = largest_of(measure)
@@ -95,7 +96,9 @@ def pool_to_write(vocabulary: int, longest: int, hidden: int | None = None) -> P
         requests.append(GenerateRequest(key=ItemKey('probe', row), context=context, max_new_tokens=num_new))
     twin = GenerateRequest(key=ItemKey('probe', len(shapes)), context=requests[1].context, max_new_tokens=5)
     ordered = [requests[-1], requests[0], requests[2], requests[1], twin, *requests[3:-1]]
-    return Pool(requests=tuple(ordered), num_rows=NUM_ROWS, tokens_per_batch=max(longest, 64))
+    return Pool(
+        requests=tuple(ordered), num_rows=NUM_ROWS, tokens_per_batch=max(longest, 64), rope_length=max(longest, 2)
+    )
 
 
 def logits_of(writer: ReplyWriter, way: str, pool: Pool, vocabulary: int) -> Steps:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,13 +13,13 @@ import torch
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from llmfoundry_gauntlet.arrays import Ids, Ints
+from llmfoundry_gauntlet.engine.eager import Change, changed, eager_changes
 from llmfoundry_gauntlet.engine.layout import (
     Stream,
     lay_out_rows,
     lay_out_stream,
     lay_out_tokens,
     lay_out_tree_rows,
-    with_token_at,
 )
 from llmfoundry_gauntlet.engine.logits import (
     LogitReader,
@@ -32,6 +32,8 @@ from llmfoundry_gauntlet.engine.logits import (
 )
 from llmfoundry_gauntlet.engine.outputs import split_outputs
 from llmfoundry_gauntlet.engine.plan import MASKED_ROWS, PADDED_ROWS, Batch
+from llmfoundry_gauntlet.engine.rotary import rotary_length
+from llmfoundry_gauntlet.engine.rotary_lengths import RotaryLengths
 from llmfoundry_gauntlet.engine.tree_attention import KeyValue, tree_attention, tree_layout
 from llmfoundry_gauntlet.errors import ModelError
 from llmfoundry_gauntlet.values import ScoreOutput
@@ -55,9 +57,8 @@ class CausalLanguageModel:
     """A Hugging Face causal language model, also wrapped by FSDP: `model` is what is called.
 
     `hidden_token_id` names a token that is masked wherever it stands in padded rows, as llm-foundry does with real
-    eos tokens where pad is eos; None masks padding alone. `last_position` is given a token in every forward, for
-    models whose rotary embedding depends on the longest row; None where it does not. `learned` is what the probe found
-    out of the model.
+    eos tokens where pad is eos; None masks padding alone. `rotary` says which length decides rotary frequencies; None
+    where none does. `learned` is what the probe found out of the model.
     """
 
     def __init__(
@@ -66,14 +67,15 @@ class CausalLanguageModel:
         *,
         device: torch.device,
         hidden_token_id: int | None = None,
-        last_position: int | None = None,
+        rotary: RotaryLengths | None = None,
     ) -> None:
         self.model = getattr(model, '_orig_mod', model)  # below torch.compile: each batch has a shape of its own
         self.device = device
         self.hidden_token_id = hidden_token_id
-        self.last_position = last_position
+        self.rotary = rotary
         self.learned = Learned(tail=None, dtype=None)
         self.num_forwards = 0
+        self.eager: list[Change] = []  # what makes padded rows and generation use eager attention, if they must
         self.most_tokens: int | None = None  # of a batch, once the device's memory was found too small for more
         self._prefix: tuple[Ids, dict[int, KeyValue]] | None = None
 
@@ -121,19 +123,25 @@ class CausalLanguageModel:
         )
 
     def _run(self, batch: Batch) -> list[ScoreOutput]:
-        if batch.layout == PADDED_ROWS:
-            scores = self._padded_rows(batch)
-        elif batch.layout == MASKED_ROWS:
-            scores = self._masked_rows(lay_out_stream(batch.trees))
-        else:
-            if not batch.trees:  # a forward whatever is kept: sharded ranks must make equally many
-                self.forget()
-            prefix = None if batch.prefix is None else self._kept(batch.prefix)
-            if not batch.trees:
-                return []
-            num_kept = 0 if batch.prefix is None else len(batch.prefix)
-            scores = self._stream(lay_out_stream(batch.trees, num_kept), prefix)
+        with self.rotary_length(batch.rope_length):
+            scores = self._scores(batch)
+        if scores is None:
+            return []
         return split_outputs(batch.requests, scores.logprobs, scores.is_argmax, scores.num_top)
+
+    def _scores(self, batch: Batch) -> TokenScores | None:
+        """Return the values of a batch's scored tokens; None for a batch that runs a prefix alone."""
+        if batch.layout == PADDED_ROWS:
+            return self._padded_rows(batch)
+        if batch.layout == MASKED_ROWS:
+            return self._masked_rows(lay_out_stream(batch.trees))
+        if not batch.trees:  # a forward whatever is kept: sharded ranks must make equally many
+            self.forget()
+        prefix = None if batch.prefix is None else self._kept(batch.prefix)
+        if not batch.trees:
+            return None
+        num_kept = 0 if batch.prefix is None else len(batch.prefix)
+        return self._stream(lay_out_stream(batch.trees, num_kept), prefix)
 
     def _kept(self, prefix: Ids) -> dict[int, KeyValue]:
         """Keys and values of a prefix by layer. One is kept at a time."""
@@ -155,11 +163,9 @@ class CausalLanguageModel:
         handle = None
         if layer is not None:
             handle = layer.register_forward_hook(lambda _, inputs, output: raw.append(output))
-        rows = lay_out_rows(batch.requests)
+        ids = torch.from_numpy(lay_out_rows(batch.requests).tokens.astype(np.int64)).to(self.device)
         try:
-            final = self.model(
-                input_ids=torch.from_numpy(rows.tokens.astype(np.int64)).to(self.device), use_cache=False
-            ).logits
+            final = self.model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
         finally:
             if handle is not None:
                 handle.remove()
@@ -168,13 +174,26 @@ class CausalLanguageModel:
         self.learned = Learned(tail=tail, dtype=logits.dtype)
         return float(final.abs().max()), rounding_of(logits)
 
+    def use_eager_attention(self, reason: str) -> None:
+        """Use eager attention in padded rows, masked rows and generation from now on; log the reason once."""
+        if not self.eager:
+            self.eager = eager_changes(self.model)
+            log.warning('attention: %s; evaluation follows eager attention', reason)
+
+    def attention(self) -> AbstractContextManager[None]:
+        """Return the context in which the model attends as scores require, wherever the engine's own is not used."""
+        return changed(self.eager)
+
+    def rotary_length(self, length: int | None) -> AbstractContextManager[None]:
+        """Return the context in which this length decides the model's rotary frequencies, where one does."""
+        return nullcontext() if self.rotary is None or length is None else rotary_length(self.model, length)
+
     def forget(self) -> None:
         """Frees a kept prefix; the weights may change after it."""
         self._prefix = None
 
     def _stream(self, stream: Stream, prefix: dict[int, KeyValue] | None = None, *, keep: int = 0) -> TokenScores:
         """One row of trees. An attention mask of one element is handed through to the attention, which ignores it."""
-        stream = self._with_last_position(stream)
         layout = tree_layout(stream, self.device, prefix, keep=keep)
         with tree_attention(self.model.config, layout):
             return self._forward(
@@ -185,11 +204,7 @@ class CausalLanguageModel:
                 attention_mask=torch.zeros(1, 1, 1, 1, device=self.device),
             )
 
-    def _with_last_position(self, stream: Stream) -> Stream:
-        return stream if self.last_position is None else with_token_at(stream, self.last_position)
-
     def _masked_rows(self, stream: Stream) -> TokenScores:
-        stream = self._with_last_position(stream)
         rows = lay_out_tree_rows(stream)
         shape = (rows.num_rows, rows.width)
         tokens, depths = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
@@ -205,24 +220,19 @@ class CausalLanguageModel:
         )  # padding sees itself: softmax of nothing is nan
         dtype = self.learned.dtype or next(self.model.parameters()).dtype
         mask = torch.zeros(seen.shape, dtype=dtype, device=self.device).masked_fill_(~seen, torch.finfo(dtype).min)
-        return self._forward(
-            tokens, rows.places[stream.reads], stream.targets, position_ids=depths, attention_mask=mask[:, None]
-        )
+        with self.attention():
+            return self._forward(
+                tokens, rows.places[stream.reads], stream.targets, position_ids=depths, attention_mask=mask[:, None]
+            )
 
     def _padded_rows(self, batch: Batch) -> TokenScores:
         rows = lay_out_rows(batch.requests)
-        tokens, reads = rows.tokens, rows.reads
-        width = tokens.shape[1]
-        positions = None
-        if self.last_position is not None:  # in a column of its own
-            tokens = np.pad(tokens, ((0, 0), (0, 1)), mode='edge')
-            reads = reads + reads // width
-            positions = np.broadcast_to(np.append(np.arange(width), self.last_position), tokens.shape)
-        mask = np.arange(tokens.shape[1])[None] < rows.lengths[:, None]
+        mask = np.arange(rows.tokens.shape[1])[None] < rows.lengths[:, None]
         if self.hidden_token_id is not None:
-            mask &= tokens != self.hidden_token_id
+            mask &= rows.tokens != self.hidden_token_id
         mask_ids = torch.from_numpy(mask.astype(np.int64)).to(self.device)
-        return self._forward(tokens, reads, rows.targets, attention_mask=mask_ids, position_ids=positions)
+        with self.attention():
+            return self._forward(rows.tokens, rows.reads, rows.targets, attention_mask=mask_ids)
 
     def _forward(
         self,

@@ -7,7 +7,7 @@ the tokens before it in its sequences, are those before it in the stream whose s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -99,18 +99,6 @@ def lay_out_tokens(ids: Ids) -> Stream:
         tree_starts=np.array([0, count]),
         reads=np.array([count - 1]),
         targets=ids[-1:],
-    )
-
-
-def with_token_at(stream: Stream, depth: int) -> Stream:
-    """The stream and a tree of one token, which nothing reads, at this position of its sequence."""
-    count = len(stream.tokens)
-    return replace(
-        stream,
-        tokens=np.append(stream.tokens, stream.tokens[-1:]),
-        depths=np.append(stream.depths, np.int32(depth)),
-        ends=np.append(stream.ends, np.int32(count + 1)),
-        tree_starts=np.append(stream.tree_starts, count + 1),
     )
 
 

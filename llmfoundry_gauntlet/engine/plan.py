@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 
 from llmfoundry_gauntlet.arrays import Ids
 from llmfoundry_gauntlet.engine.layout import Tree, count_prefixes, input_row, num_distinct_prefixes, num_shared
+from llmfoundry_gauntlet.engine.rotary_lengths import RotaryLengths
 from llmfoundry_gauntlet.values import ScoreRequest
 
 STREAM = 'stream'  # trees one after the other, attention by tree
@@ -45,7 +46,8 @@ class Batch:
     """Requests that are run together. `trees` holds them by tree; padded rows need none.
 
     `num_tokens` is what the model is given, without padding, a kept `prefix` left out. `cost` is the estimated work
-    in tokens. A batch without requests runs its prefix.
+    in tokens. A batch without requests runs its prefix. `rope_length` decides the rotary frequencies of all its rows,
+    None where no length does.
     """
 
     layout: str
@@ -53,6 +55,7 @@ class Batch:
     num_tokens: int
     cost: float
     prefix: Ids | None = None
+    rope_length: int | None = None
 
     @property
     def requests(self) -> tuple[ScoreRequest, ...]:
@@ -72,8 +75,10 @@ class Batch:
         else:
             return (self,)
         if self.layout == PADDED_ROWS:
-            return tuple(batch_of_rows([tree.requests[0] for tree in part]) for part in parts)
-        return tuple(make_batch(part, self.layout, self.prefix) for part in parts)
+            halves = [batch_of_rows([tree.requests[0] for tree in part]) for part in parts]
+        else:
+            halves = [make_batch(part, self.layout, self.prefix) for part in parts]
+        return tuple(replace(half, rope_length=self.rope_length) for half in halves)
 
     def _tree(self, requests: tuple[ScoreRequest, ...]) -> Tree:
         num_kept = 0 if self.prefix is None else len(self.prefix)
@@ -101,15 +106,31 @@ class _Shape:
         return min(self.trunk, self.lead_length - 1)
 
 
-def plan(requests: Sequence[ScoreRequest], *, tokens_per_batch: int, layout: str = STREAM) -> list[Batch]:
+def plan(
+    requests: Sequence[ScoreRequest],
+    *,
+    tokens_per_batch: int,
+    layout: str = STREAM,
+    rotary: RotaryLengths | None = None,
+) -> list[Batch]:
     """Batches of at most `tokens_per_batch` tokens, those of the longest trees or rows first.
 
     All choices of a request are in one batch, so one item alone may be larger. Requests that cannot be scored are
-    left out. Padded rows count with their padding.
+    left out. Padded rows count with their padding. With `rotary` all requests of a batch have the same frequencies.
     """
     if tokens_per_batch < 1:
         raise ValueError(f'tokens_per_batch is {tokens_per_batch}; allowed: 1 or more')
     scorable = [request for request in requests if request.unscorable is None]
+    groups = [(None, scorable)] if rotary is None else rotary.groups(scorable)
+    return [
+        replace(batch, rope_length=length)
+        for length, group in groups
+        for batch in plan_alike(group, tokens_per_batch, layout)
+    ]
+
+
+def plan_alike(scorable: Sequence[ScoreRequest], tokens_per_batch: int, layout: str) -> list[Batch]:
+    """Batches of requests that may all be run together."""
     if layout == PADDED_ROWS:
         return pack_rows(scorable, tokens_per_batch)
     shapes = in_order(scorable)

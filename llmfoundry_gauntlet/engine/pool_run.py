@@ -83,7 +83,6 @@ class PoolRun:
         self.writer = writer
         self.pool = pool
         self.done = done
-        self.last_position = writer.language_model.last_position
         self.num_rows = num_rows
         self.streams = writer.streams
         if not writer.keeps and pool.requests:
@@ -96,10 +95,9 @@ class PoolRun:
         self.rows: list[Row] = []
         self.cache: RowCache | None = None
         if writer.keeps and left:
-            further = int(self.last_position is not None)
             self.cache = RowCache(
-                self.num_rows + further,
-                longest_context=max(len(request.context) for request in left) + further,
+                self.num_rows,
+                longest_context=max(len(request.context) for request in left),
                 device=writer.language_model.device,
             )
 
@@ -174,15 +172,13 @@ class PoolRun:
     def run_prompts(self, prompts: Sequence[Prompt], cache: RowCache) -> torch.Tensor:
         """Keys, values and last logits of prompts, which end in the same column."""
         lengths = [len(prompt.context) for prompt in prompts]
-        width = max(lengths) + int(self.last_position is not None)
+        width = max(lengths)
         tokens = np.zeros((len(prompts), width), np.int64)
         seen = np.zeros((len(prompts), width), np.bool_)
         for row, prompt in enumerate(prompts):
             tokens[row, width - lengths[row] :] = prompt.context
             seen[row, width - lengths[row] :] = self.is_seen(prompt.context)
         positions = np.maximum(seen.cumsum(axis=1) - 1, 0)
-        if self.last_position is not None:
-            positions[:, 0] = self.last_position
         mask = torch.from_numpy(seen).to(self.writer.language_model.device)
         cache.enter(lengths, mask)
         if self.streams and seen.sum() == sum(lengths):  # no token is hidden
@@ -218,22 +214,18 @@ class PoolRun:
             return
         tokens = [[row.reply.ids[-1]] for row in self.rows]
         positions = [[row.position] for row in self.rows]
-        if self.last_position is not None:
-            tokens.append([0])
-            positions.append([self.last_position])
-        self.cache.step(int(self.last_position is not None))
+        self.cache.step()
         for row in self.rows:
             row.position += 1
         logits = self.writer.forward(
             np.array(tokens), self.cache.seen(), self.writer.ids(positions), cache=self.cache, has_past=True
         )
-        self.write(self.rows, logits[: len(self.rows)])
+        self.write(self.rows, logits)
 
     def run_whole_rows(self) -> torch.Tensor:
         """Logits after all rows, without a cache."""
         whole = [np.append(row.prompt.context, row.reply.ids).astype(np.int64) for row in self.rows]
-        further = int(self.last_position is not None)
-        width = max(map(len, whole)) + further
+        width = max(map(len, whole))
         tokens = np.zeros((len(whole), width), np.int64)
         seen = np.zeros((len(whole), width), np.bool_)
         for index, (row, ids) in enumerate(zip(self.rows, whole, strict=True)):
@@ -241,11 +233,8 @@ class PoolRun:
             seen[index, : len(ids)] = True
             seen[index, : len(row.prompt.context)] = self.is_seen(row.prompt.context)
         positions = None
-        if further or self.writer.language_model.hidden_token_id is not None:
-            positions = np.maximum(seen.cumsum(axis=1) - 1, 0)
-            if further:
-                positions[:, -1] = self.last_position
-            positions = self.writer.ids(positions)
+        if self.writer.language_model.hidden_token_id is not None:
+            positions = self.writer.ids(np.maximum(seen.cumsum(axis=1) - 1, 0))
         self.writer.usage.padding_tokens += tokens.size - len(whole)
         ends = self.writer.ids([len(ids) - 1 for ids in whole])
         return self.writer.forward(

@@ -10,10 +10,11 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from llmfoundry_gauntlet.engine.layout import num_shared
+from llmfoundry_gauntlet.engine.rotary_lengths import RotaryLengths
 from llmfoundry_gauntlet.values import GenerateRequest
 
 CACHED_PER_TOKEN = 8  # tokens whose keys and values may be kept, for each token of a batch
@@ -34,13 +35,14 @@ class Pool:
     """Requests whose replies are written together, at most `num_rows` at a time. `cost` is in tokens of a prompt.
 
     Requests with the same prompt follow each other, and prompts that begin alike. A prompt is run with others in
-    batches of `tokens_per_batch`.
+    batches of `tokens_per_batch`. `rope_length` decides the rotary frequencies of all rows, None where no length does.
     """
 
     requests: tuple[GenerateRequest, ...]
     num_rows: int
     tokens_per_batch: int
     cost: float = 0.0
+    rope_length: int | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -53,17 +55,24 @@ class Pool:
         return max((request.length for request in self.requests), default=0)
 
 
-def plan_pools(requests: Sequence[GenerateRequest], *, tokens_per_batch: int) -> list[Pool]:
+def plan_pools(
+    requests: Sequence[GenerateRequest], *, tokens_per_batch: int, rotary: RotaryLengths | None = None
+) -> list[Pool]:
     """Pools of rows of about the same length, the longest first. Requests that cannot be asked are left out.
 
-    Prompts that begin alike, a family, are one after the other.
+    Prompts that begin alike, a family, are one after the other. With `rotary` all rows of a pool have the same
+    frequencies.
     """
     if tokens_per_batch < 1:
         raise ValueError(f'tokens_per_batch is {tokens_per_batch}; allowed: 1 or more')
     askable = [request for request in requests if request.unscorable is None]
     share = max(LEAST_POOL, math.ceil(len(askable) / MOST_POOLS))
-    gathered = gather(families(askable), share, tokens_per_batch)
-    return [make_pool(members, num_rows, tokens_per_batch) for members, num_rows in gathered]
+    groups = [(None, askable)] if rotary is None else rotary.groups(askable)
+    return [
+        replace(make_pool(members, num_rows, tokens_per_batch), rope_length=length)
+        for length, group in groups
+        for members, num_rows in gather(families(group), share, tokens_per_batch)
+    ]
 
 
 def families(requests: Sequence[GenerateRequest]) -> list[list[GenerateRequest]]:

@@ -1,5 +1,9 @@
 """Which layout a model allows: a few rows are scored in each way, and only a way that agrees is trusted.
 
+A model is defined by its eager attention, which is also what llm-foundry loads. Where the implementation that it was
+loaded with gives other numbers, as transformers' sdpa does for Gemma 2, whose cap on attention scores it leaves out,
+evaluation uses eager attention or our own.
+
 Some models take tree masks, positions or windows without a word and give wrong numbers. So padded rows, which every
 model can run, are the measure, and a way of running is taken where it agrees with them. A model whose numbers hardly
 depend on the context, as some do at their first step, would agree whatever it does: it runs padded rows for now, and
@@ -8,6 +12,7 @@ is probed again at the next evaluation.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,6 +20,7 @@ import numpy as np
 import torch
 
 from llmfoundry_gauntlet.arrays import Floats, Ids
+from llmfoundry_gauntlet.engine.eager import changed, eager_changes
 from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.layout import Tree, count_prefixes
 from llmfoundry_gauntlet.engine.plan import LAYOUTS, MASKED_ROWS, PADDED_ROWS, STREAM, Batch, make_batch, plan
@@ -22,6 +28,7 @@ from llmfoundry_gauntlet.values import ItemKey, ScoreRequest
 
 TOLERANCE = 1e-4  # nats between summed log-probabilities, where the model computes in float32
 HALF_TOLERANCE = 2  # roundings of the largest logit, where it computes in less
+MAX_EAGER_SCORES = 1 << 27  # attention scores of a layer that eager attention may hold at once for the check
 LEAST_CONTRAST = 3  # times the tolerance: what other contexts must change
 NUM_SHARED = 8  # tokens that the probe's contexts begin with
 MAX_SHORT = 128  # tokens of a request's short rows together
@@ -47,29 +54,29 @@ def probe(language_model: CausalLanguageModel, *, vocabulary: int, longest: int)
     `vocabulary` counts the tokens that may occur, `longest` the tokens of the longest row to come: one row is as long,
     so that attention windows show that are shorter.
     """
+    check_attention(language_model, vocabulary=vocabulary, longest=longest)
     short, long = rows_to_score(vocabulary, longest, language_model.hidden_token_id)
     floor = plan(short, tokens_per_batch=MAX_SHORT * len(short), layout=PADDED_ROWS)
-    single = replace(short[0], contexts=short[0].contexts[:1], continuations=short[0].continuations[:1])
-    largest, rounding = language_model.learn(make_batch([Tree(requests=(single,), num_tokens=0)], PADDED_ROWS, None))
-    measure = sums(language_model, floor)
+    largest, rounding = learn(language_model, short[0])
+    measure = sums(language_model, floor, longest)
     if not np.isfinite(measure).all():
         return Probe(layout=PADDED_ROWS, reason="probe: the model's numbers are not finite", certain=False)
     tolerance = max(TOLERANCE, HALF_TOLERANCE * largest * rounding)
     others = plan(with_other_contexts(short, vocabulary), tokens_per_batch=longest, layout=PADDED_ROWS)
-    contrast = np.median(np.abs(sums(language_model, others) - measure))
+    contrast = np.median(np.abs(sums(language_model, others, longest) - measure))
     if not contrast >= LEAST_CONTRAST * tolerance:
         reason = f'probe: other contexts change {contrast:.1g} nats only, too little to tell'
         return Probe(layout=PADDED_ROWS, reason=reason, certain=False)
-    measure_of_long = sums(language_model, plan(long, tokens_per_batch=longest, layout=PADDED_ROWS))
+    measure_of_long = sums(language_model, plan(long, tokens_per_batch=longest, layout=PADDED_ROWS), longest)
     if not np.isfinite(measure_of_long).all():
         return Probe(layout=PADDED_ROWS, reason="probe: the model's numbers are not finite", certain=False)
     num_rows = len(measure) + len(measure_of_long)
     failures: list[str] = []
     for layout in LAYOUTS[:-1]:
         try:
-            off = np.max([np.abs(sums(language_model, batches) - measure) for batches in ways(short, layout)])
+            off = np.max([np.abs(sums(language_model, batches, longest) - measure) for batches in ways(short, layout)])
             if off <= tolerance:
-                found = sums(language_model, plan(long, tokens_per_batch=longest, layout=layout))
+                found = sums(language_model, plan(long, tokens_per_batch=longest, layout=layout), longest)
                 off = np.max([off, *np.abs(found - measure_of_long)])
         except torch.OutOfMemoryError:
             raise
@@ -81,6 +88,43 @@ def probe(language_model: CausalLanguageModel, *, vocabulary: int, longest: int)
             return Probe(layout=layout, reason='; '.join([agreement, *failures]))
         failures.append(f'{NAMES[layout]} {off:.1g} nats off')
     return Probe(layout=PADDED_ROWS, reason=f'probe: {"; ".join(failures)}')
+
+
+def check_attention(language_model: CausalLanguageModel, *, vocabulary: int, longest: int) -> None:
+    """Compare the model's attention with its eager one in padded rows; make it use eager where they differ.
+
+    In half precision the median row must agree within the tolerance, as rounding may send a token to other experts.
+    There, and in weights that are hardly trained, a cap that is left out might not show, so that it counts by itself.
+    Long rows are cut to what eager attention has memory for.
+    """
+    model = language_model.model
+    changes = eager_changes(model)
+    if language_model.eager or not changes:
+        return
+    config = model.config.get_text_config()
+    own = config._attn_implementation
+    if own == 'sdpa' and getattr(config, 'attn_logit_softcapping', None):
+        language_model.use_eager_attention('sdpa leaves out attn_logit_softcapping')
+        return
+    affordable = math.isqrt(MAX_EAGER_SCORES // getattr(config, 'num_attention_heads', 1))
+    short, long = rows_to_score(vocabulary, min(longest, affordable), language_model.hidden_token_id)
+    batches = plan([*short, *long], tokens_per_batch=MAX_SHORT * len(short), layout=PADDED_ROWS)
+    found = sums(language_model, batches, longest)
+    with changed(changes):
+        measure = sums(language_model, batches, longest)
+    largest, rounding = learn(language_model, short[0])
+    off = np.abs(found - measure)
+    typical = float(np.median(off) if rounding else off.max())
+    if np.isfinite(measure).all() and not typical <= max(TOLERANCE, HALF_TOLERANCE * largest * rounding):
+        language_model.use_eager_attention(
+            f'{own} is {typical:.1g} nats off the eager attention that defines the model'
+        )
+
+
+def learn(language_model: CausalLanguageModel, request: ScoreRequest) -> tuple[float, float]:
+    """Let the model learn from a single row; return its largest logit and the relative rounding of its precision."""
+    single = replace(request, contexts=request.contexts[:1], continuations=request.continuations[:1])
+    return language_model.learn(make_batch([Tree(requests=(single,), num_tokens=0)], PADDED_ROWS, None))
 
 
 def rows_to_score(
@@ -134,8 +178,9 @@ def longest_sequences(request: ScoreRequest) -> int:
     return sum(len(a) + len(b) for a, b in zip(request.contexts, request.continuations, strict=True))
 
 
-def sums(language_model: CausalLanguageModel, batches: Sequence[Batch]) -> Floats:
-    """Summed log-probability of each row, in the order of the requests."""
-    outputs = {output.key: output for batch in batches for output in language_model.run(batch)}
+def sums(language_model: CausalLanguageModel, batches: Sequence[Batch], rope_length: int) -> Floats:
+    """Summed log-probability of each row, in the order of the requests, with the rotary frequencies of a length."""
+    alike = [replace(batch, rope_length=rope_length + 1) for batch in batches]  # no row is longer
+    outputs = {output.key: output for batch in alike for output in language_model.run(batch)}
     language_model.forget()
     return np.array([float(values.sum()) for _, output in sorted(outputs.items()) for values in output.logprobs])

@@ -95,14 +95,13 @@ class RowCache(Cache):
         self.starts += [self.column - length for length in lengths]
         self.num_rows += len(lengths)
 
-    def step(self, num_further: int = 0) -> None:
-        """Takes one more column, which the next forward writes; `num_further` rows more see that column alone."""
+    def step(self) -> None:
+        """Takes one more column, which the next forward writes."""
         if self.column == self.mask.shape[1]:
             self._grow()
         self._is_prompt = False
-        self._rows = slice(0, self.num_rows + num_further)
+        self._rows = slice(0, self.num_rows)
         self._columns = slice(self.column, self.column + 1)
-        self.mask[self.num_rows : self._rows.stop] = False
         self.mask[self._rows, self.column] = True
         self.column += 1
 

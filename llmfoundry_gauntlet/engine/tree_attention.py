@@ -3,8 +3,8 @@
 A call of attention takes neighbouring tokens of a tree as queries, and as keys their ancestors and themselves, with a
 mask where these are no chain. How many tokens a call takes is a balance: what is computed under a mask for nothing
 against the cost of a call. Nothing is computed across trees but small ones. A kept prefix is seen by all tokens of the
-stream. Sliding windows count by depth in the tree. Caps on attention scores are applied where a model's own attention
-applies them: transformers' sdpa leaves them out.
+stream. Sliding windows count by depth in the tree. Caps on attention scores are always applied, as a model's eager
+attention does.
 
 On a GPU in half precision each tree's first path from the root, which is a chain, goes with all others through one call
 of flash-attn's kernel for sequences of many lengths, where that library is installed. Otherwise each has a call of
@@ -26,6 +26,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.utils import is_flash_attn_2_available
 
+from llmfoundry_gauntlet.engine.eager import changed
 from llmfoundry_gauntlet.engine.layout import Stream
 
 NAME = 'gauntlet_trees'  # what a model's configuration calls it while a stream runs
@@ -80,7 +81,6 @@ class TreeLayout:
     num_kept: int = 0
     prefix: dict[int, KeyValue] = field(default_factory=dict)
     keep: int = 0
-    caps: bool = True  # whether the model's own attention caps its scores
     masks: dict[tuple[int, int | None], torch.Tensor] = field(default_factory=dict)
     packed: tuple[torch.Tensor, torch.Tensor, int] | None = None
 
@@ -197,16 +197,11 @@ def tree_layout(
 def tree_attention(config: Any, layout: TreeLayout) -> Iterator[None]:
     """Within it a model of this configuration attends by the layout; afterwards everything is as it was."""
     configs = {id(part): part for part in (config, config.get_text_config())}.values()
-    before = [part._attn_implementation for part in configs]
     token = _layout.set(layout)
     try:
-        for part in configs:
-            layout.caps = part._attn_implementation != 'sdpa'
-            part._attn_implementation = NAME
-        yield
+        with changed([(part, '_attn_implementation', NAME) for part in configs]):
+            yield
     finally:
-        for part, name in zip(configs, before, strict=True):
-            part._attn_implementation = name
         _layout.reset(token)
 
 
@@ -236,7 +231,6 @@ def attend(
         layout.prefix[module.layer_idx] = (key[:, :, : layout.keep].clone(), value[:, :, : layout.keep].clone())
     groups = query.shape[1] // key.shape[1]
     kept = layout.prefix[module.layer_idx] if layout.num_kept else None
-    softcap = softcap if layout.caps else None
     window = sliding_window if sliding_window is not None and sliding_window < layout.longest else None
     plain = window is None and kept is None and not softcap  # a chain needs no mask
     output = torch.empty_like(query.transpose(1, 2))

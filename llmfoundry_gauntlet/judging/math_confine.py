@@ -12,19 +12,16 @@ import errno
 import os
 import platform
 import signal
-import struct
 
 from llmfoundry_gauntlet.judging.code.seccomp import (
     ALLOW,
-    ARCHITECTURE,
-    AUDIT_ARCH,
     DENY,
     JUMP_EQUAL,
     JUMP_SET,
-    KILL,
     LOAD,
-    NUMBER,
     RETURN,
+    Instruction,
+    bpf_program,
 )
 
 # System calls that are left, by machine (Linux, asm/unistd.h): memory, time, signals, and reading files.
@@ -75,12 +72,7 @@ def confine() -> None:
 def allow_list(machine: str) -> bytes:
     """A BPF program that refuses all but the calls above, and opening files other than to read them."""
     refuse = (RETURN, 0, 0, DENY | errno.EPERM)
-    code = [
-        (LOAD, 0, 0, ARCHITECTURE),
-        (JUMP_EQUAL, 1, 0, AUDIT_ARCH[machine]),
-        (RETURN, 0, 0, KILL),
-        (LOAD, 0, 0, NUMBER),
-    ]
+    code: list[Instruction] = []
     for number in ALLOWED[machine]:
         code += [(JUMP_EQUAL, 0, 1, number), (RETURN, 0, 0, ALLOW)]
     code += [
@@ -91,4 +83,4 @@ def allow_list(machine: str) -> bytes:
         refuse,
         (RETURN, 0, 0, ALLOW),
     ]
-    return b''.join(struct.pack('<HBBI', *instruction) for instruction in code)
+    return bpf_program(machine, code)

@@ -40,6 +40,8 @@ def same(algebra: Algebra, one: Form, other: Form) -> bool:
     if one.label and other.label and one.label != other.label:
         scalars = one.kind in (NUMBER, EXPRESSION) and other.kind in (NUMBER, EXPRESSION)
         return scalars and not one.unit and not other.unit and equations_equal(algebra, one, other)
+    if one.unit and other.unit and one.unit != other.unit:
+        return False
     kinds = {one.kind, other.kind}
     if kinds <= {LIST, SET}:
         return lists_equal(algebra, one, other)
@@ -94,8 +96,6 @@ def quantities_equal(algebra: Algebra, one: Form, other: Form) -> bool:
         if one.value is None or other.value is None or {one.unit, other.unit} != {'%', ''}:
             return False
         return one.value / (100 if one.unit else 1) == other.value / (100 if other.unit else 1)
-    if one.unit and other.unit and one.unit != other.unit:
-        return False
     if one.value is not None and other.value is not None:
         return one.value == other.value
     if BARE_WORD.fullmatch(one.text) and BARE_WORD.fullmatch(other.text):

@@ -121,6 +121,9 @@ def form_of(text: str, depth: int) -> Form:
     if len(signs := re.findall(r'\\(?:pm|mp)(?![A-Za-z])', text)) == 1:
         both = [text.replace(signs[0], sign) for sign in '+-']
         return Form(kind=LIST, text=text, parts=tuple(form_of(one, depth + 1) for one in both))
+    core, unit = without_unit(text)
+    if unit and unit != '%' and (form := in_brackets(core, depth) or in_matrix(core, depth)) and not form.unit:
+        return replace(form, unit=unit)
     return quantity(text, text)
 
 
@@ -142,7 +145,8 @@ def relation(text: str, pieces: list[str], marks: list[str], depth: int) -> Form
     """What a label is equal to or in, an inequality as an interval where it is one, or a relation."""
     pieces = [piece.strip() for piece in pieces]
     is_label = [bool(LABEL.fullmatch(piece)) for piece in pieces]
-    if set(marks) <= {'=', '\\in'} and is_label[0] and not any(is_label[1:-1]) and pieces[-1]:
+    names_last = set(marks) <= {'=', '\\in'} and is_label[0] and not any(is_label[1:-1])
+    if names_last and pieces[-1] and not occurs_in(pieces[0], pieces[-1]):
         value = form_of(pieces[-1], depth + 1)
         if not value.label:
             return replace(value, label=''.join(pieces[0].split()))
@@ -156,6 +160,11 @@ def relation(text: str, pieces: list[str], marks: list[str], depth: int) -> Form
     if set(signs) <= {'<', '\\le'} and (interval := as_interval(text, pieces, signs, parts)):
         return interval
     return Form(kind=RELATION, text=text, ends=' '.join(signs), parts=parts)
+
+
+def occurs_in(label: str, value: str) -> bool:
+    """Return whether a label is part of what it is equal to: x = x + 1 is an equation, and names no value."""
+    return bool(re.search(rf'(?<![A-Za-z\\]){re.escape(label)}(?![A-Za-z])', value))
 
 
 def as_interval(text: str, pieces: list[str], signs: list[str], parts: tuple[Form, ...]) -> Form | None:

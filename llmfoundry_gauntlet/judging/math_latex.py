@@ -40,6 +40,11 @@ FUNCTIONS = ('sin', 'cos', 'tan', 'cot', 'sec', 'csc', 'log', 'ln', 'exp', 'arcs
 DEGREES = re.compile(r'\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\}|\\degree)')
 CONJUNCTION = re.compile(r'\s*(?:[,;]|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))\s*')
 PERCENT = re.compile(r'\\%|(?<![A-Za-z\\])per ?cent(?![A-Za-z])')
+TEXT_COMMAND = re.compile(r'\\(?:text(?:rm|normal|bf|it|sf|up)?|mbox|hbox|mathrm)\s*(?=\{)')
+BEGINS_A_PART = ('', *'=,;([{&')  # what stands before a text that is no unit
+NOT_WORDS = re.compile(r'\\text\{[^{}]*\}|\\(?:begin|end)\{\w+\*?\}|\\[A-Za-z]+')
+MATH_SIGNS = re.compile(r'\\[A-Za-z]|\d.*[-+*/^_=<>()\[\],]|[-+(\[<>].*\d')
+FACTOR_ONE = re.compile(r'\A1\s*\\cdot(?![A-Za-z])\s*(?!10\s*\^)')
 ARGUMENTS = {'frac': 2, 'binom': 2, 'sqrt': 1}
 
 
@@ -49,13 +54,38 @@ def one_spelling(text: str) -> str:
     text = text.translate(CHARACTERS).replace('\\$', r'\money ').replace('$', ' ')
     text = re.sub(r'(?<!\\)\\[()\[\]]', ' ', text)
     text = THOUSANDS.sub('', SIZES.sub('', text))
+    text = with_mathematics_bare(text)
     text = HIDDEN.sub('', SPACES.sub(lambda found: found[1] or ' ', text))
     text = re.sub(r'\\([A-Za-z]+)', one_command, text)
     text = DEGREES.sub(r'\\degree ', STYLES.sub(r'\1', text))
     text = PERCENT.sub('%', TEXTS.sub(one_text, text))
     text = CONJUNCTION.sub(outside_braces, text) if 'and' in text or 'or' in text else text
     text = re.sub(r'(?:,\s*)+,', ',', text)
-    return unwrapped(with_braces(' '.join(text.split())))
+    return FACTOR_ONE.sub('', unwrapped(with_braces(' '.join(text.split()))))
+
+
+def with_mathematics_bare(text: str) -> str:
+    """Return the LaTeX with the mathematics in texts as such: \\text{3\\sqrt{2}} as 3\\sqrt{2}.
+
+    A text with a word in it stays, and what follows a value, which is its unit.
+    """
+    place = 0
+    while found := TEXT_COMMAND.search(text, place):
+        end = closing(text, found.end())
+        if end is None:
+            break
+        content = text[found.end() + 1 : end]
+        if text[: found.start()].rstrip()[-1:] in BEGINS_A_PART and is_mathematics(content):
+            text = f'{text[: found.start()]}{content}{text[end + 1 :]}'
+            place = found.start()
+        else:
+            place = found.end()
+    return text
+
+
+def is_mathematics(content: str) -> bool:
+    """Return whether the content of a text is LaTeX of a value, without words outside a text of its own."""
+    return bool(MATH_SIGNS.search(content)) and not re.search(r'[A-Za-z]{2}', NOT_WORDS.sub(' ', content))
 
 
 def one_command(found: re.Match[str]) -> str:

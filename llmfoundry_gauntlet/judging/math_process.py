@@ -89,15 +89,19 @@ class Process:
             json.dumps({'number': number, 'question': question, 'first': first, 'second': second}) + '\n'
             for number, (question, first, second) in enumerate(requests)
         ]
-        verdicts: list[bool | None] = [None] * len(requests)
+        verdicts: dict[int, bool] = {}
         limit = self._limits.wall_seconds * 2 + STOP_SECONDS
-        for begin in range(0, len(lines), 100):  # no more than the pipes hold
-            requested.write(''.join(lines[begin : begin + 100]).encode())
-            requested.flush()
-            for _ in lines[begin : begin + 100]:
-                answer = self._receive(process, limit)
-                verdicts[answer['number']] = answer['equal']
-        return [bool(verdict) for verdict in verdicts]
+        try:
+            for begin in range(0, len(lines), 100):  # no more than the pipes hold
+                requested.write(''.join(lines[begin : begin + 100]).encode())
+                requested.flush()
+                for _ in lines[begin : begin + 100]:
+                    answer = self._receive(process, limit)
+                    verdicts[answer['number']] = answer['equal']
+        finally:
+            if len(verdicts) < len(lines):  # interrupted: a later request would get the answers to these
+                self.close()
+        return [verdicts[number] for number in range(len(lines))]
 
     def _start(self) -> subprocess.Popen[bytes]:
         """The process, started where it is not running, or belongs to the process that forked this one."""

@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from llmfoundry_gauntlet.errors import Caught
 from llmfoundry_gauntlet.judging.math_confine import confine
 from llmfoundry_gauntlet.judging.math_reference import reference_equal_with
 
@@ -82,7 +83,7 @@ def prepare() -> None:
     deny_names()
     for first, second in WARM_UP:
         algebra_equal(first, second)
-    with contextlib.suppress(Exception):
+    with unreadable():
         parse_latex(r'\frac{1}{2}+\sqrt{x}')
     gc.collect()
     gc.freeze()
@@ -215,7 +216,7 @@ def parsed(text: str) -> Any:
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig, NormalizationConfig, latex2sympy
 
     form = None
-    with contextlib.suppress(Exception):
+    with unreadable():
         form = latex2sympy(
             text,
             is_real=True,
@@ -304,10 +305,10 @@ def symbolic_equal(answer: str, gold: str, step_seconds: float) -> bool:
     import sympy
 
     expressions = [reference_parsed(text, step_seconds) for text in (answer, gold)]
-    with contextlib.suppress(Exception), time_limit(step_seconds):
+    with unreadable(), time_limit(step_seconds):
         if sympy.simplify(expressions[0] - expressions[1]) == 0:
             return True
-    with contextlib.suppress(Exception), time_limit(step_seconds):
+    with unreadable(), time_limit(step_seconds):
         return math.isclose(*map(sympy.N, expressions), rel_tol=1e-4)
     return False
 
@@ -318,16 +319,25 @@ def reference_parsed(text: str, step_seconds: float) -> Any:
     from sympy.parsing.sympy_parser import parse_expr
 
     for parse in (parse_expr, parse_latex):
-        with contextlib.suppress(Exception), time_limit(step_seconds):
+        with unreadable(), time_limit(step_seconds):
             return parse(text)
     return text
+
+
+def unreadable() -> Caught:
+    """Return a context that is left where a text cannot be parsed, computed with, or handled within its limits.
+
+    sympy evaluates it as Python; latex2sympy2 and sympy's own parser of LaTeX also raise plain `Exception`.
+    """
+    kinds = (NameError, SyntaxError, MemoryError, EOFError, StopIteration, StepTimeoutError)
+    return Caught(kinds=kinds, packages=('sympy', 'mpmath', 'antlr4', 'latex2sympy2_extended', 'tokenize'), bare=True)
 
 
 def has_no_entries(text: str) -> bool:
     """Whether a text is a matrix of sympy's with nothing in it."""
     from sympy.parsing.sympy_parser import parse_expr
 
-    with contextlib.suppress(Exception):
+    with unreadable():
         return len(parse_expr(text)) == 0
     return False
 

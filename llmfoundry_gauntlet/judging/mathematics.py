@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from types import TracebackType
 from typing import Self
@@ -37,6 +37,7 @@ __all__ = [
 ]
 
 BOX = re.compile(r'\\(?:boxed|fbox)(?![A-Za-z])\s*')
+OPENED_BOX = re.compile(r'\s*\\(?:boxed|fbox)\s*(?=\{)')
 BRACES = re.compile(r'\\.|[{}]', re.DOTALL)
 UNBRACED = re.compile(r'-?\d+(?:[.,]\d+)*|-?[A-Za-z]|-?\\[A-Za-z]+')
 HIDDEN = re.compile(r'\\[hv]?phantom\s*\{[^{}]*\}|\\[,;:! ]|\\q?quad')
@@ -116,7 +117,8 @@ def answer_of(reply: str) -> str | None:
     Boxes belong together that stand beside each other, in rows of one formula, or each say what the same thing is.
     Where a reply says that either of two is right the last is taken, and a note after the answer is no part of it.
     """
-    found = [box for box in boxes_in(reply) if HIDDEN.sub('', box.content).strip('{} \t\n')]
+    boxes = [replace(box, content=without_boxes(box.content)) for box in boxes_in(reply)]
+    found = [box for box in boxes if HIDDEN.sub('', box.content).strip('{} \t\n')]
     if (remark := REMARK.search(reply)) and any(box.end <= remark.start() for box in found):
         found = [box for box in found if box.end <= remark.start()]
     if not found:
@@ -129,6 +131,18 @@ def answer_of(reply: str) -> str | None:
             answers.insert(0, box)
     contents = {same_key(box.content): box.content.strip() for box in answers}
     return ', '.join(contents.values())
+
+
+def without_boxes(content: str) -> str:
+    """Return what is in a box without the boxes that are in it in turn."""
+    closing = matching_braces(content)
+    begin, end = 0, len(content)
+    while command := OPENED_BOX.match(content, begin):
+        closed = closing.get(command.end())
+        if closed is None or content[closed + 1 : end].strip():
+            break
+        begin, end = command.end() + 1, closed
+    return BOX.sub('', content[begin:end])
 
 
 def belong_together(reply: str, box: Box, following: Box) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,12 +17,13 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock, Timeout
 
+from llmfoundry_gauntlet.atomic import UNFINISHED, write_atomically
 from llmfoundry_gauntlet.prompts.packed import PackedItems, from_bytes, to_bytes
 
 log = logging.getLogger(__name__)
 
 TOKENS = 'tokens'  # the part of the caches
-SUFFIX, LOCK, UNFINISHED = '.tokens', '.lock', '.unfinished'
+SUFFIX, LOCK = '.tokens', '.lock'
 LIMIT_BYTES = 8 * 2**30
 LEFTOVER_SECONDS = 24 * 3600  # then a lock, or a file that was never finished, is nobody's any more
 
@@ -61,20 +61,11 @@ class TokenCache:
         return packed
 
     def store(self, name: str, packed: PackedItems) -> None:
-        """Writes a file under another name, then renames it."""
+        """Write a file atomically; where that fails, this process stores nothing more."""
         if self.folder is None or not self.is_writable:
             return
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            handle, unfinished = tempfile.mkstemp(dir=self.folder, suffix=UNFINISHED)
-            try:
-                with os.fdopen(handle, 'wb') as file:
-                    file.writelines(to_bytes(packed))
-                os.chmod(unfinished, 0o644)
-                os.replace(unfinished, self.folder / f'{name}{SUFFIX}')
-            except OSError:
-                os.unlink(unfinished)
-                raise
+            write_atomically(self.folder / f'{name}{SUFFIX}', to_bytes(packed))
         except OSError as error:
             self._give_up(error)
 

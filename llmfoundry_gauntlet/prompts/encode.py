@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from llmfoundry_gauntlet.arrays import Ids
-from llmfoundry_gauntlet.errors import ModelError
-from llmfoundry_gauntlet.prompts.fingerprint import tokenizer_fingerprint
+from llmfoundry_gauntlet.errors import Caught, ModelError
+from llmfoundry_gauntlet.prompts.fingerprint import tokenizer_fingerprint, tokenizer_name
 from llmfoundry_gauntlet.values import GenerateRequest, ItemKey, Prompt, Question, Sampling, ScoreRequest, StopRule
 
 # Raise it where texts or token ids of prompts change: requests that were kept on disk are then made anew.
-PROMPTS_VERSION = 1
+PROMPTS_VERSION = 2
 
 Parts = tuple[Ids, ...]
 MAX_SHOWN = 200  # characters of a text in an error
@@ -35,11 +35,18 @@ NO_CONTEXT = 'no context token is left to predict the continuation from'
 class ReplyTerms:
     """What all replies of a task are held to. `sampling` says how those to a variant are drawn."""
 
-    max_new_tokens: int
     stops: StopRule
     sampling: Callable[[str | None], Sampling]
     verbatim: bool = False
     restores_space: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyLimit:
+    """The most tokens that a generation and the prompt before it may have."""
+
+    max_new_tokens: int
+    max_prompt_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +78,11 @@ class Encoder:
         probed = tokenizer_fingerprint(self.tokenizer, self._probe)
         return probed and f'{probed} {self.eos_token_id} {self.prefix_space}'
 
+    @cached_property
+    def name(self) -> str:
+        """The tokenizer's class, size and digest, for records."""
+        return tokenizer_name(self.tokenizer)
+
     def _probe(self, text: str, special: bool) -> list[int] | None:
         try:
             ids: list[int] = self.encode([text], special=special)[text].tolist()
@@ -86,17 +98,16 @@ class Encoder:
         return dict(zip(distinct, self._ids(distinct, special), strict=True))
 
     def _ids(self, texts: list[str], special: bool) -> list[Ids]:
-        try:
+        with tokenizer_errors() as caught:
             if self.uses_backend and len(texts) > 1:
                 return self._backend_ids(texts, special)
             return self._called(texts, special)
-        except Exception as error:  # the tokenizers library raises plain Exception
-            if len(texts) > 1:  # which of them was it?
-                half = len(texts) // 2
-                return self._ids(texts[:half], special) + self._ids(texts[half:], special)
-            name = type(self.tokenizer).__name__
-            shown = texts[0] if len(texts[0]) <= MAX_SHOWN else f'{texts[0][:MAX_SHOWN]}...'
-            raise ModelError(f'the tokenizer ({name}) cannot encode {shown!r}: {error}') from error
+        if len(texts) > 1:  # which of them was it?
+            half = len(texts) // 2
+            return self._ids(texts[:half], special) + self._ids(texts[half:], special)
+        name = type(self.tokenizer).__name__
+        shown = texts[0] if len(texts[0]) <= MAX_SHOWN else f'{texts[0][:MAX_SHOWN]}...'
+        raise ModelError(f'the tokenizer ({name}) cannot encode {shown!r}: {caught.error}') from caught.error
 
     def _called(self, texts: list[str], special: bool) -> list[Ids]:
         """By the tokenizer's own call."""
@@ -210,6 +221,11 @@ class Encoder:
         ]
 
 
+def tokenizer_errors() -> Caught:
+    """Return a context for what a tokenizer raises; the tokenizers library, in Rust, raises Exception itself."""
+    return Caught(packages=('pyo3_runtime',), bare=True)
+
+
 def spaced(text: str) -> str:
     """The text with a space before it, if it has none."""
     return text if text.startswith(' ') else f' {text}'
@@ -257,13 +273,13 @@ def score_request(
 
 
 def generate_request(
-    key: ItemKey, encoded: EncodedPrompt, terms: ReplyTerms, *, max_seq_len: int, truncated: bool, reference: bool
+    key: ItemKey, encoded: EncodedPrompt, *, terms: ReplyTerms, limit: ReplyLimit, truncated: bool, reference: bool
 ) -> GenerateRequest:
-    """The request of a prompt to which a reply is wanted, cut from the left to leave room for the reply.
+    """Return the request for a generation after a prompt, which is truncated from the left to its limit.
 
     With `reference` through special tokens and instruction; else these stay while there is room for them.
     """
-    room = max_seq_len - terms.max_new_tokens
+    room = limit.max_prompt_tokens
     (context,) = encoded.contexts
     whole_length = len(encoded.preamble) + len(context)
     if reference:
@@ -273,7 +289,7 @@ def generate_request(
     return GenerateRequest(
         key=key,
         context=kept,
-        max_new_tokens=terms.max_new_tokens,
+        max_new_tokens=limit.max_new_tokens,
         stops=terms.stops,
         sampling=terms.sampling(key.variant),
         verbatim=terms.verbatim,

@@ -47,6 +47,14 @@ def fixed_indices(questions: Sequence[Hashable], num_shots: int, *, seed: int) -
         yield tuple(spare if questions[shot] == question else shot for shot in shots)
 
 
+def by_category(examples: Sequence[Example]) -> dict[str | None, list[Example]]:
+    """Return the examples of each category, in their order."""
+    categories: dict[str | None, list[Example]] = {}
+    for example in examples:
+        categories.setdefault(example.category, []).append(example)
+    return categories
+
+
 def with_shots(
     examples: Sequence[Example],
     num_shots: int,
@@ -58,9 +66,7 @@ def with_shots(
 
     With `question_of`, all examples of a category see the same shots, but for those that ask their own question.
     """
-    categories: dict[str | None, list[Example]] = {}
-    for example in examples:
-        categories.setdefault(example.category, []).append(example)
+    categories = by_category(examples)
     for category in sorted(categories, key=lambda name: name or ''):
         members = categories[category]
         if question_of is None:

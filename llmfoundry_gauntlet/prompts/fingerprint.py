@@ -61,6 +61,21 @@ def tokenizer_fingerprint(tokenizer: Any, encode: Callable[[str, bool], Any]) ->
     return digest.hexdigest()
 
 
+def tokenizer_name(tokenizer: Any) -> str:
+    """Return the class of a tokenizer, its number of tokens, and 8 digits of its vocabulary, rules and chat template.
+
+    'LlamaTokenizerFast 32000 (1a2b3c4d)' is the same on all machines and with all versions of the libraries that save
+    it alike. Of one whose vocabulary cannot be read there are no digits.
+    """
+    vocabulary = vocabulary_of(tokenizer)
+    name = f'{type(tokenizer).__name__} {len(tokenizer)}'
+    if vocabulary is None:
+        return name
+    template = repr(getattr(tokenizer, 'chat_template', None)).encode('utf-8', 'surrogatepass')
+    digest = hashlib.sha256(b''.join(hashlib.sha256(content).digest() for content in (*vocabulary, template)))
+    return f'{name} ({digest.hexdigest()[:8]})'
+
+
 def special_text(tokenizer: Any) -> str:
     """A text with all special tokens in it, which some settings leave whole and others take apart."""
     return ' a'.join(map(str, getattr(tokenizer, 'all_special_tokens', ())))

@@ -20,11 +20,15 @@ CERTAIN = 64  # tokens: a prompt whose estimate is too long by more than this ne
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortenable:
-    """A prompt that can lose shots: `build(n)` gives it with its last n ones. `shots` are the texts of them all."""
+    """A prompt that can lose shots: `build(n)` gives it with its last n ones. `shots` are the texts of them all.
+
+    `max_tokens` is how long it may be, its continuation included.
+    """
 
     instruction: str
     shots: tuple[str, ...]
     build: Callable[[int], Prompt]
+    max_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +57,10 @@ class Search:
 
 
 class ShotFitter:
-    """Leaves out the first shots of a task's prompts, until they and a continuation fit into `max_seq_len` tokens."""
+    """Leaves out the first shots of a task's prompts, until they and a continuation fit."""
 
-    def __init__(self, encoder: Encoder, max_seq_len: int) -> None:
+    def __init__(self, encoder: Encoder) -> None:
         self.encoder = encoder
-        self.max_seq_len = max_seq_len
         self._num_tokens: dict[str, int] = {}  # of a shot by itself
 
     def fit(self, sources: Sequence[Shortenable]) -> list[FittedPrompt]:
@@ -70,7 +73,7 @@ class ShotFitter:
             for (search, num_shots), prompt, encoded in zip(
                 steps, tried, self.encoder.prompts(tried, known), strict=True
             ):
-                if encoded.length <= self.max_seq_len:
+                if encoded.length <= search.source.max_tokens:
                     search.low, search.best = num_shots, (prompt, encoded)
                 else:
                     search.high = num_shots
@@ -82,7 +85,7 @@ class ShotFitter:
         return [self._fitted(search, *search.best) for search in searches if search.best is not None]
 
     def _fitted(self, search: Search, prompt: Prompt, encoded: EncodedPrompt) -> FittedPrompt:
-        too_long = search.low < len(search.source.shots) or encoded.length > self.max_seq_len
+        too_long = search.low < len(search.source.shots) or encoded.length > search.source.max_tokens
         return FittedPrompt(prompt=prompt, encoded=encoded, too_long=too_long)
 
     def _next_steps(self, searches: Sequence[Search], known: dict[str, Ids]) -> list[tuple[Search, int]]:
@@ -95,17 +98,17 @@ class ShotFitter:
     def _try_whole(self, search: Search) -> bool:
         """Whether all shots are worth a try: it is the first one, and the text is short."""
         num_characters = sum(map(len, search.source.shots))
-        return search.high > len(search.source.shots) and num_characters <= MANY_CHARACTERS * self.max_seq_len
+        return search.high > len(search.source.shots) and num_characters <= MANY_CHARACTERS * search.source.max_tokens
 
     def _next_number(self, search: Search) -> int:
         """The most shots that should fit, `low` where no more than that can."""
-        lengths = search.lengths
+        lengths, most = search.lengths, search.source.max_tokens
         if lengths is None:
             return len(search.source.shots)
-        within = [n for n in range(search.low + 1, search.high) if lengths[n] <= self.max_seq_len]
+        within = [n for n in range(search.low + 1, search.high) if lengths[n] <= most]
         if within:
             return within[-1]
-        return search.low + 1 if lengths[search.low + 1] <= self.max_seq_len + CERTAIN else search.low
+        return search.low + 1 if lengths[search.low + 1] <= most + CERTAIN else search.low
 
     def _estimate(self, searches: Sequence[Search], known: dict[str, Ids]) -> None:
         """Sets the estimated lengths: every part counted by itself."""

@@ -15,7 +15,7 @@ from llmfoundry_gauntlet.arrays import Bools, Ids, Ints
 from llmfoundry_gauntlet.prompts.encode import ReplyTerms
 from llmfoundry_gauntlet.values import Example, GenerateRequest, Item, ItemKey, Request, ScoreRequest
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MAGIC = b'gauntlet'
 START = len(MAGIC) + 4  # bytes before what the checksum is of: the word, and the checksum
 ALIGNMENT = 64  # bytes
@@ -26,7 +26,6 @@ class PackedItems:
     """What items hold beyond their examples and their task's terms of reply.
 
     N = items, C = choices of all items, P = pieces: an item's different contexts, then its continuations.
-    `max_new_tokens` is 0 where no replies are wanted.
     """
 
     tokens: Ids  # [tokens], piece after piece
@@ -37,11 +36,11 @@ class PackedItems:
     truncated: Bools  # [N]
     unscorable: npt.NDArray[np.int32]  # [N], which of `reasons`, or -1
     prompt_sha256: npt.NDArray[np.uint8]  # [N, 32]
+    max_new_tokens: npt.NDArray[np.int32]  # [N], 0 where no generation is wanted
     reasons: tuple[str, ...]
-    max_new_tokens: int = 0
 
 
-ARRAYS = tuple(field.name for field in fields(PackedItems) if field.name not in ('reasons', 'max_new_tokens'))
+ARRAYS = tuple(field.name for field in fields(PackedItems) if field.name != 'reasons')
 
 
 def pack(items: Sequence[Item]) -> PackedItems:
@@ -74,8 +73,8 @@ def pack(items: Sequence[Item]) -> PackedItems:
         truncated=np.array([item.request.truncated for item in items], np.bool_),
         unscorable=np.array([reasons[item.request.unscorable] for item in items], np.int32),
         prompt_sha256=np.frombuffer(hashes, np.uint8).reshape(len(items), 32),
+        max_new_tokens=np.array([getattr(item.request, 'max_new_tokens', 0) for item in items], np.int32),
         reasons=tuple(reason for reason in reasons if reason is not None),
-        max_new_tokens=max((getattr(item.request, 'max_new_tokens', 0) for item in items), default=0),
     )
 
 
@@ -96,9 +95,9 @@ def unpack(
     context_of = packed.context_of.tolist()
     hashes = packed.prompt_sha256.tobytes().hex()
     reasons = (*packed.reasons, None)  # -1 is the last
-    columns = (packed.num_contexts, packed.truncated, packed.unscorable)
+    columns = (packed.num_contexts, packed.truncated, packed.unscorable, packed.max_new_tokens)
     rows = zip(*(column.tolist() for column in columns), strict=True)
-    for index, (example, (start, end), (num_contexts, truncated, reason)) in enumerate(
+    for index, (example, (start, end), (num_contexts, truncated, reason, max_new_tokens)) in enumerate(
         zip(examples, places, rows, strict=True)
     ):
         contexts = [next(pieces) for _ in range(num_contexts)]
@@ -115,7 +114,7 @@ def unpack(
             request = GenerateRequest(
                 key=key,
                 context=contexts[0],
-                max_new_tokens=terms.max_new_tokens,
+                max_new_tokens=max_new_tokens,
                 stops=terms.stops,
                 sampling=terms.sampling(key.variant),
                 verbatim=terms.verbatim,
@@ -136,7 +135,7 @@ def to_bytes(packed: PackedItems) -> list[memoryview]:
     """The parts of a file that `from_bytes` reads: a word, a checksum, the length of a header, the header, arrays."""
     arrays = {name: np.ascontiguousarray(getattr(packed, name)) for name in ARRAYS}
     layout = {name: [array.dtype.str, list(array.shape)] for name, array in arrays.items()}
-    header = json.dumps({'arrays': layout, 'reasons': packed.reasons, 'max_new_tokens': packed.max_new_tokens}).encode()
+    header = json.dumps({'arrays': layout, 'reasons': packed.reasons}).encode()
     parts: list[bytes | memoryview] = [len(header).to_bytes(4, 'little'), header]
     size = START + sum(map(len, parts))
     for array in arrays.values():
@@ -164,4 +163,4 @@ def from_bytes(content: npt.NDArray[np.uint8]) -> PackedItems | None:
         place = end + -end % ALIGNMENT
         end = place + int(np.prod(shape)) * np.dtype(dtype).itemsize
         arrays[name] = content[place:end].view(dtype).reshape(shape)
-    return PackedItems(**arrays, reasons=tuple(header['reasons']), max_new_tokens=header['max_new_tokens'])
+    return PackedItems(**arrays, reasons=tuple(header['reasons']))

@@ -1,32 +1,26 @@
-"""Files that appear whole or not at all."""
+"""Text files that appear whole or not at all."""
 
 from __future__ import annotations
 
-import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from llmfoundry_gauntlet.atomic import write_atomically
 from llmfoundry_gauntlet.errors import RecordError
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Writes text lines under a temporary name beside `path`, then renames. Raises RecordError."""
+    """Write text lines atomically. Raises RecordError."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f'.{path.name}.')
-        try:
-            with os.fdopen(
-                handle, 'w', encoding='utf-8', errors='backslashreplace'
-            ) as file:  # as JSON spells surrogates
-                file.writelines(f'{line}\n' for line in lines)
-            os.chmod(name, 0o644)
-            os.replace(name, path)
-        except OSError:
-            os.unlink(name)
-            raise
+        write_atomically(path, encoded(lines))
     except OSError as error:
         raise RecordError(f'{path}: cannot be written: {error.strerror or error}') from error
+
+
+def encoded(lines: Iterable[str]) -> Iterator[bytes]:
+    """Yield text lines as bytes; surrogates are escaped as JSON does."""
+    return (f'{line}\n'.encode('utf-8', 'backslashreplace') for line in lines)
 
 
 def check_writable(folder: Path) -> None:

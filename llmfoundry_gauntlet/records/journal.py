@@ -70,7 +70,11 @@ class Journal:
         self._write(f'{{"task": {json.dumps(result.key.task)}, "{kind}": {sample_line(result)}}}' for result in results)
 
     def close(self) -> None:
-        """Nothing comes after."""
+        """Write nothing more. Waits for another thread that writes."""
+        with self._lock:
+            self._close()
+
+    def _close(self) -> None:
         file, self._file = self._file, None
         if file is not None:
             with contextlib.suppress(OSError):  # what could not be written, on a disk that is full
@@ -87,7 +91,7 @@ class Journal:
                 self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
-        self.close()
+        self._close()
         self.problem = f'{self.path}: cannot be written ({error}): this evaluation could not be resumed'
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from llmfoundry_gauntlet.inputs import EvaluationData, text_tasks
 from llmfoundry_gauntlet.prompts.encode import Encoder, spaced
+from llmfoundry_gauntlet.prompts.fewshot import by_category
 from llmfoundry_gauntlet.prompts.seeds import draw_seed
 from llmfoundry_gauntlet.tasks.base import Replies
-from llmfoundry_gauntlet.tasks.items import reply_limit
+from llmfoundry_gauntlet.tasks.items import num_reply_tokens
 from llmfoundry_gauntlet.tasks.texts import TextItem, TextTask
-from llmfoundry_gauntlet.values import ItemKey, Prompt, Sampling
+from llmfoundry_gauntlet.values import Example, ItemKey, Prompt, Sampling
 
 CHARACTERS_PER_TOKEN = 2  # of right replies, where there is no tokenizer to ask: few, so that none is cut short
 
@@ -26,28 +28,35 @@ def request_lines(data: EvaluationData, encoder: Encoder | None = None) -> Itera
     """
     for task in text_tasks(data).values():
         replies = task.replies
-        terms = SCORED if replies is None else reply_fields(task, replies, encoder)
+        terms = {} if replies is None else reply_fields(task, replies, encoder)
         for item in task.items():
+            fields = SCORED if replies is None else terms[item.example.category]
             drawn = {} if replies is None else draw_fields(replies.sampling(task.task, item.key.variant), item.key)
-            yield json.dumps(request(item, {**terms, **drawn}, encoder), ensure_ascii=False)
+            yield json.dumps(request(item, {**fields, **drawn}, encoder), ensure_ascii=False)
 
 
 DRAWN = ('temperature', 'top_p', 'top_k', 'seed')
 SCORED = dict.fromkeys(('stop', 'max_new_tokens', *DRAWN))
 
 
-def reply_fields(task: TextTask, replies: Replies[Any, Any], encoder: Encoder | None) -> dict[str, Any]:
-    """What all requests of a task say of the reply."""
+def reply_fields(
+    task: TextTask, replies: Replies[Any, Any], encoder: Encoder | None
+) -> dict[str | None, dict[str, Any]]:
+    """Return what all requests of each category say of the reply."""
 
-    def longest() -> int:
-        right = {text for example in task.examples for text in replies.responses(example.content, task.task)}
+    def longest(examples: Sequence[Example]) -> int:
+        right = {text for example in examples for text in replies.responses(example.content, task.task)}
         if encoder is not None:
             return encoder.longest(right)
         return math.ceil(max(map(len, right)) / CHARACTERS_PER_TOKEN)
 
+    stop = list(task.stops().strings)
     return {
-        'stop': list(task.stops().strings),
-        'max_new_tokens': reply_limit(task.task, replies, longest),
+        category: {
+            'stop': stop,
+            'max_new_tokens': num_reply_tokens(task.task, replies, partial(longest, examples)),
+        }
+        for category, examples in by_category(task.examples).items()
     }
 
 

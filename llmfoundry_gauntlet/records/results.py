@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from llmfoundry_gauntlet.atomic import UNFINISHED, sync_folder, unfinished_path, write_synced
 from llmfoundry_gauntlet.config.decode import describe
 from llmfoundry_gauntlet.config.score import PERTURBATIONS, ScoreTask
 from llmfoundry_gauntlet.errors import ConfigError, RecordError
 from llmfoundry_gauntlet.evaluation import Evaluation, gauntlet_version
 from llmfoundry_gauntlet.prompts.fewshot import FIXED_VERSION
-from llmfoundry_gauntlet.records.files import write_lines
+from llmfoundry_gauntlet.records.files import encoded, write_lines
 from llmfoundry_gauntlet.records.samples import SAMPLES, sample_line, samples_file
 from llmfoundry_gauntlet.scores.consistency import PerturbationScore
 from llmfoundry_gauntlet.tasks import type_of
-from llmfoundry_gauntlet.values import Measure, TaskScore, TrainingPoint
+from llmfoundry_gauntlet.values import ItemResult, Measure, TaskScore, TrainingPoint
 
 FORMAT_VERSION = 1
 RESULTS = 'results.json'
+NEW_RESULTS, OLD_SAMPLES = 'results', 'old_samples'  # of a run while it replaces another
 
 
 def write_records(
@@ -36,33 +39,64 @@ def write_records(
     reused_items: int = 0,
     time_budget: Mapping[str, int] | None = None,
 ) -> None:
-    """Writes samples, then results.json, in place of what an earlier evaluation left in `folder`.
+    """Write samples and results.json in place of an earlier evaluation's, as `replace_run` does. Raises RecordError.
 
     `identity` is what must agree for another evaluation to use the items again; so many of these were.
     `time_budget` has the number of questions of each task that fit into the time, where there is a limit.
     """
-    write_samples(folder, evaluation)
     record = results_record(evaluation)
     record.update(model=dict(model), environment=dict(environment), training=training and asdict(training))
     record['identity'] = identity and dict(identity)
     record['timing'].update(reused_items=reused_items, time_budget=time_budget and dict(time_budget))
-    write_json(folder / RESULTS, record)
-
-
-def write_samples(folder: Path, evaluation: Evaluation) -> None:
-    """Writes every item, in place of those of an earlier evaluation."""
-    if (folder / SAMPLES).is_dir():
-        shutil.rmtree(folder / SAMPLES)
-    for task, results in evaluation.results.items():
-        write_lines(samples_file(folder, task), map(sample_line, results))
+    replace_run(folder, evaluation.results, record)
 
 
 def write_again(folder: Path, evaluation: Evaluation, earlier: Mapping[str, Any]) -> None:
     """Writes what was made of an earlier evaluation's items, with all that the earlier record says of the model."""
-    write_samples(folder, evaluation)
     record = results_record(evaluation)
     kept = ('model', 'environment', 'training', 'timing', 'config', 'identity')
-    write_json(folder / RESULTS, {**record, **{name: earlier[name] for name in kept}})
+    replace_run(folder, evaluation.results, {**record, **{name: earlier[name] for name in kept}})
+
+
+def replace_run(folder: Path, results: Mapping[str, Iterable[ItemResult]], record: Mapping[str, Any]) -> None:
+    """Write a run in place of an earlier one. Raises RecordError.
+
+    Whenever this is stopped, the folder has the whole old run, the whole new one, or no results.json, which is no run.
+    The old one stays until the new one is on the disk, in a hidden folder; then only names change.
+    """
+    new = unfinished_path(folder)
+    try:
+        write_run(new, results, record)
+    except OSError as error:
+        raise RecordError(f'{folder}: cannot be written: {error.strerror or error}') from error
+    try:
+        (folder / RESULTS).unlink(missing_ok=True)
+        sync_folder(folder)
+        if (folder / SAMPLES).exists():
+            (folder / SAMPLES).rename(new / OLD_SAMPLES)
+        (new / SAMPLES).rename(folder / SAMPLES)
+        sync_folder(folder)
+        (new / NEW_RESULTS).rename(folder / RESULTS)
+        sync_folder(folder)
+    except OSError as error:
+        raise RecordError(f'{folder}: the run in {new} cannot be moved here: {error.strerror or error}') from error
+    for leftover in folder.glob(f'.*{UNFINISHED}'):  # this one, and those of writers that were killed
+        shutil.rmtree(leftover, ignore_errors=True)
+        with contextlib.suppress(OSError):  # a file
+            leftover.unlink(missing_ok=True)
+
+
+def write_run(folder: Path, results: Mapping[str, Iterable[ItemResult]], record: Mapping[str, Any]) -> None:
+    """Write a run into a new folder, and return once it is on the disk. Raises OSError, and leaves nothing then."""
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        (folder / SAMPLES).mkdir(parents=True)
+        for task, items in results.items():
+            write_synced(samples_file(folder, task), encoded(map(sample_line, items)))
+        write_synced(folder / NEW_RESULTS, encoded([json_text(record)]))
+        sync_folder(folder / SAMPLES)
+        sync_folder(folder)
+        stack.pop_all()
 
 
 def check_out(out: Path, *, overwrite: bool, resume: bool = False) -> None:
@@ -79,8 +113,13 @@ def check_out(out: Path, *, overwrite: bool, resume: bool = False) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Writes indented JSON; a number that is not finite is our own error."""
-    write_lines(path, [json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)])
+    """Write indented JSON atomically. Raises RecordError."""
+    write_lines(path, [json_text(content)])
+
+
+def json_text(content: Any) -> str:
+    """Return indented JSON. Raises ValueError for a number that is not finite, which is an internal error."""
+    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
 
 
 def results_record(evaluation: Evaluation) -> dict[str, Any]:
@@ -139,7 +178,9 @@ def config_record(evaluation: Evaluation) -> dict[str, Any]:
     settings = asdict(evaluation.data.settings)
     if evaluation.planned is not None:
         settings.update(
-            max_seq_len=evaluation.planned.max_seq_len, tokens_per_batch=evaluation.planned.tokens_per_batch
+            max_seq_len=evaluation.planned.max_seq_len,
+            tokens_per_batch=evaluation.planned.tokens_per_batch,
+            tokenizer=evaluation.planned.tokenizer,
         )
     if evaluation.data.sandbox is not None:
         settings['sandbox'] = str(evaluation.data.sandbox)

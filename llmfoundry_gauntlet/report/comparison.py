@@ -1,24 +1,28 @@
-"""Runs side by side: their items paired, their prompts checked to be the same."""
+"""Runs side by side, over the items that they were asked in the same words."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from llmfoundry_gauntlet.config.score import ScoreTask
+from llmfoundry_gauntlet.config.specs import GauntletSpec, TaskSpec
 from llmfoundry_gauntlet.errors import ConfigError, RecordError
 from llmfoundry_gauntlet.evaluation import Evaluation, summarize
 from llmfoundry_gauntlet.records.runs import Run
+from llmfoundry_gauntlet.report.common_items import NO_COMMON_ITEM, CommonItems, common_items
 from llmfoundry_gauntlet.scores.comparison import Course, Difference, course, difference, holm
-from llmfoundry_gauntlet.values import ItemKey, ItemResult, Measure
-
-MAX_ROWS = 3  # named in a message
+from llmfoundry_gauntlet.scores.consistency import NO_ITEMS
+from llmfoundry_gauntlet.tasks import metrics_of
+from llmfoundry_gauntlet.values import Measure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """What a run has more than the first. Tasks, composites and SCORE's numbers are each corrected for their number.
 
-    `warnings` say in what the runs differ besides the model.
+    All of it is over the items of `common`, by task. `warnings` say how many others there are, and in what the runs
+    differ besides the model.
     """
 
     first: str
@@ -26,90 +30,125 @@ class Comparison:
     tasks: Mapping[str, Difference]
     composites: Mapping[str, Difference]
     score: Mapping[str, Difference]
+    common: Mapping[str, CommonItems]
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Courses:
+    """The course of each score over the checkpoints of a run. `warnings` say how many items are left out, and why."""
+
+    courses: Mapping[str, Course]
     warnings: tuple[str, ...]
 
 
 def compare(first: Run, second: Run, *, metric: str | None = None, allow_missing: bool = False) -> Comparison:
-    """Both runs over the items that both have. `metric` is compared in place of the accuracy, where a task has it.
+    """Both runs over the items that both were asked in the same words.
 
-    Raises RecordError where they have no task in common, or were asked in different words.
+    `metric` is compared in place of the accuracy, where a task has it. Raises RecordError where they have no task, or
+    no item of any task, in common.
     """
-    tasks = [key for key in first.results if key in second.results]
-    if not tasks:
+    if not first.results.keys() & second.results.keys():
         raise RecordError(
             f'{first.folder} and {second.folder} have no task in common: the first has '
             f'{", ".join(first.results) or "none"}, the second {", ".join(second.results) or "none"}'
         )
-    check_prompts(first, second, tasks)
-    common = {key: common_items([run.results[key] for run in (first, second)], scored=allow_missing) for key in tasks}
-    ours, theirs = (rescored(run, first, common, allow_missing=allow_missing) for run in (first, second))
+    common = common_by_task([first, second], f'{first.folder} and {second.folder} have', scored=allow_missing)
+    ours, theirs = (rescored(run, [first, second], common, allow_missing=allow_missing) for run in (first, second))
     composites = [] if metric is not None else composite_differences(ours, theirs)
     return Comparison(
         first=str(first.folder),
         second=str(second.folder),
-        tasks=corrected(task_differences(ours, theirs, metric)),
+        tasks=corrected(task_differences(ours, theirs, metric, common)),
         composites=corrected(composites),
         score=corrected(score_differences(ours, theirs) if metric is None else []),
+        common=common,
         warnings=tuple(warnings(first, second, common)),
     )
 
 
-def check_prompts(first: Run, second: Run, tasks: Sequence[str]) -> None:
-    """Raises RecordError naming the tasks whose items were not asked in the same words."""
-    problems = []
-    for key in tasks:
-        prompts = {result.key: result.prompt_sha256 for result in first.results[key]}
-        pairs = [result for result in second.results[key] if result.key in prompts]
-        if differing := [result.key for result in pairs if result.prompt_sha256 != prompts[result.key]]:
-            rows = ', '.join(place_of(item) for item in differing[:MAX_ROWS])
-            problems.append(f'{key}: {len(differing)} of {len(pairs)} prompts differ, first at {rows}')
-    if problems:
-        problems.append(
-            f'{first.folder} and {second.folder} cannot be paired: evaluate with the same tasks, shots and data'
-        )
-        raise RecordError(problems)
+def common_by_task(runs: Sequence[Run], who: str, *, scored: bool) -> dict[str, CommonItems]:
+    """Return what the runs have in common of each task that all have.
+
+    Raises RecordError, with the reason for each task, where that is no item at all; `who` begins its last line.
+    """
+    tasks = [key for key in runs[0].results if all(key in run.results for run in runs)]
+    common = {key: common_items(runs, key, scored=scored) for key in tasks}
+    if not any(items.keys for items in common.values()):
+        reasons = [f'{key}: {items.reason}' for key, items in common.items()]
+        raise RecordError([*reasons, f'{who} no item in common; evaluate with the same tasks, shots and data'])
+    return common
 
 
-def place_of(key: ItemKey) -> str:
-    """An item of a task in messages."""
-    return ' '.join(filter(None, [key.file, f'row {key.row}', key.variant]))
+def rescored(run: Run, runs: Sequence[Run], common: Mapping[str, CommonItems], *, allow_missing: bool) -> Evaluation:
+    """One of the runs over the common items alone, by the metrics and the gauntlet of the first.
+
+    A task without any is as one that cannot be run, and a composite over it is absent.
+    """
+    asked = runs[0]
+    results = {
+        key: [result for result in run.results[key] if result.key in items.keys]
+        for key, items in common.items()
+        if items.keys or isinstance(asked.tasks[key], ScoreTask)
+    }
+    absent = {key: items.short_reason for key, items in common.items() if items.short_reason is not None}
+    data = replace(asked.data, unsupported={**asked.data.unsupported, **absent})
+    evaluation = summarize(data, asked.tasks, results, {}, allow_missing=allow_missing)
+    ran = {key for one in runs for key in one.results}
+    return without_partial_averages(evaluation, ran - {key for key, items in common.items() if items.keys})
 
 
-def common_items(parts: Sequence[Sequence[ItemResult]], *, scored: bool) -> set[ItemKey]:
-    """The items that all have, or that are `scored` in all."""
-    return set.intersection(
-        *({result.key for result in part if not scored or result.credit is not None} for part in parts)
-    )
+def without_partial_averages(evaluation: Evaluation, left_out: set[str]) -> Evaluation:
+    """The evaluation without composites over benchmarks that are left out, which llm-foundry's averages pass over."""
+    composites, gauntlet = evaluation.composites, evaluation.data.suite.gauntlet
+    if composites is None or gauntlet is None:
+        return evaluation
+    averages = dict(composites.averages)
+    for name, tasks in tasks_of_composites(gauntlet).items():
+        lacking = [key for key in tasks if key in left_out]
+        if lacking and name in averages and averages[name].value is not None:
+            averages[name] = Measure(value=None, reason=f'benchmarks without a common item: {", ".join(lacking)}')
+    return replace(evaluation, composites=replace(composites, averages=averages))
 
 
-def rescored(run: Run, asked: Run, items: Mapping[str, set[ItemKey]], *, allow_missing: bool) -> Evaluation:
-    """A run over these items alone, by the metrics and the gauntlet of the run `asked`."""
-    results = {key: [result for result in run.results[key] if result.key in kept] for key, kept in items.items()}
-    return summarize(asked.data, asked.tasks, results, {}, allow_missing=allow_missing)
+def tasks_of_composites(gauntlet: GauntletSpec) -> dict[str, list[str]]:
+    """The tasks of each category and average."""
+    tasks = {category.name: [one.key for one in category.benchmarks] for category in gauntlet.categories}
+    for name, members in gauntlet.named_averages.items():
+        tasks[name] = list(dict.fromkeys(key for member in members for key in tasks.get(member, ())))
+    return tasks
 
 
-def task_differences(ours: Evaluation, theirs: Evaluation, metric: str | None) -> list[tuple[str, Difference]]:
+def task_differences(
+    ours: Evaluation, theirs: Evaluation, metric: str | None, common: Mapping[str, CommonItems]
+) -> list[tuple[str, Difference]]:
     """A metric of each task that has it, by default the accuracy."""
-    names = {key: name for key in ours.scores if (name := metric_of(ours, key, metric)) is not None}
-    check_metric(ours, names, metric)
+    names = metric_names(ours.tasks, common, metric)
     return [
-        (key, difference(ours.scores[key].metrics[name], theirs.scores[key].metrics[name], ours.scores[key].num_items))
+        (key, difference(measured(ours, key, name, items), measured(theirs, key, name, items), len(items.keys)))
         for key, name in names.items()
+        for items in [common[key]]
     ]
 
 
-def metric_of(evaluation: Evaluation, key: str, metric: str | None) -> str | None:
-    """The metric of a task that is looked at: the one that is wanted, else the accuracy; None where it has none."""
-    metrics = evaluation.scores[key].metrics
-    name = metric or next(iter(metrics), None)
-    return name if name in metrics else None
+def measured(evaluation: Evaluation, key: str, name: str, items: CommonItems) -> Measure:
+    """A task's metric, or why there are no items that it could be of."""
+    if items.reason is not None:
+        return Measure(value=None, reason=items.reason)
+    return evaluation.scores[key].metrics[name]
 
 
-def check_metric(evaluation: Evaluation, names: Mapping[str, str], metric: str | None) -> None:
-    """Raises ConfigError where no task has the metric that is wanted."""
+def metric_names(tasks: Mapping[str, TaskSpec], keys: Iterable[str], metric: str | None) -> dict[str, str]:
+    """The metric of each task that is looked at: the one that is wanted, where it has that, or else its accuracy.
+
+    Raises ConfigError where no task has the metric that is wanted.
+    """
+    known = {key: [one.name for one in metrics_of(tasks[key])] for key in keys}
+    names = {key: metric or found[0] for key, found in known.items() if found and metric in (None, *found)}
     if metric is not None and not names:
-        known = sorted({name for score in evaluation.scores.values() for name in score.metrics})
-        raise ConfigError(f'--metric: no task has {metric!r}; allowed: {", ".join(known)}')
+        allowed = sorted({name for found in known.values() for name in found})
+        raise ConfigError(f'--metric: no task has {metric!r}; allowed: {", ".join(allowed)}')
+    return names
 
 
 def composite_differences(ours: Evaluation, theirs: Evaluation) -> list[tuple[str, Difference]]:
@@ -124,24 +163,26 @@ def items_of_composites(evaluation: Evaluation) -> dict[str, int]:
     """How many items each category and average is made of."""
     gauntlet = evaluation.data.suite.gauntlet
     assert gauntlet is not None  # where there are composites
-    tasks = {category.name: {one.key for one in category.benchmarks} for category in gauntlet.categories}
-    for name, members in gauntlet.named_averages.items():
-        tasks[name] = set().union(*(tasks.get(member, set()) for member in members))
     return {
         name: sum(evaluation.scores[key].num_items for key in keys if key in evaluation.scores)
-        for name, keys in tasks.items()
+        for name, keys in tasks_of_composites(gauntlet).items()
     }
 
 
 def score_differences(ours: Evaluation, theirs: Evaluation) -> list[tuple[str, Difference]]:
     """SCORE's accuracy and consistency, of each data set under each perturbation."""
     return [
-        (f'{dataset} {perturbation} {name}', difference(one, other, score.num_questions))
+        (f'{dataset} {perturbation} {name}', difference(named(one), named(other), score.num_questions))
         for dataset, perturbations in ours.robustness.items()
         for perturbation, score in perturbations.items()
         for name in ('accuracy', 'consistency_rate')
         for one, other in [(getattr(score, name), getattr(theirs.robustness[dataset][perturbation], name))]
     ]
+
+
+def named(measure: Measure) -> Measure:
+    """The measure; one without items, with the reason for that."""
+    return replace(measure, reason=NO_COMMON_ITEM) if measure.reason == NO_ITEMS else measure
 
 
 def corrected(differences: Iterable[tuple[str, Difference]]) -> dict[str, Difference]:
@@ -151,15 +192,25 @@ def corrected(differences: Iterable[tuple[str, Difference]]) -> dict[str, Differ
     return {name: replace(one, p_holm=p) for (name, one), p in zip(found, p_values, strict=True)}
 
 
-def warnings(first: Run, second: Run, common: Mapping[str, set[ItemKey]]) -> Iterable[str]:
-    """In what two runs differ besides the model; `common` has the items of each task that are compared."""
+def other_words(common: Mapping[str, CommonItems]) -> Iterable[str]:
+    """How many items of which tasks were asked in different words, a line for each set of settings that differ."""
+    tasks: dict[str, list[str]] = {}
+    for key, items in common.items():
+        if items.num_other_words:
+            tasks.setdefault(items.causes, []).append(f'{key} {items.num_other_words} of {items.num_shared}')
+    for causes, parts in tasks.items():
+        yield f'asked in different words and left out ({causes}): {", ".join(parts)}'
+
+
+def warnings(first: Run, second: Run, common: Mapping[str, CommonItems]) -> Iterable[str]:
+    """How many items are left out, and in what two runs differ besides the model."""
+    yield from other_words(common)
     for one, other in ((first, second), (second, first)):
         if lacking := [key for key in one.results if key not in other.results]:
             yield f'{other.folder} has no {", ".join(lacking)}'
     for key, items in common.items():
-        counts = [len(run.results[key]) for run in (first, second)]
-        if max(counts) > len(items):
-            yield f'{key}: {len(items)} items are in both, of {counts[0]} and {counts[1]}'
+        if max(items.num_items) > items.num_shared:
+            yield f'{key}: {items.num_shared} items are in both, of {items.num_items[0]} and {items.num_items[1]}'
         digests = [run.data.digests.get(key) for run in (first, second)]
         if None not in digests and digests[0] != digests[1]:
             yield f'{key}: the data files differ, in rows or their right answers'
@@ -175,11 +226,11 @@ def warnings(first: Run, second: Run, common: Mapping[str, set[ItemKey]]) -> Ite
             yield f'{name} is {values[0]} and {values[1]}'
 
 
-def courses(runs: Sequence[Run], *, metric: str | None = None, allow_missing: bool = False) -> dict[str, Course]:
-    """Tasks and composites over the checkpoints of one run, over the items that all have.
+def courses(runs: Sequence[Run], *, metric: str | None = None, allow_missing: bool = False) -> Courses:
+    """Tasks and composites over the checkpoints of one run, over the items that all were asked in the same words.
 
     `metric` is followed in place of the accuracy, where a task has it.
-    Raises RecordError where checkpoints were asked different tasks, in different words, or stand at the same batch.
+    Raises RecordError where checkpoints have no task or item in common, or stand at the same batch.
     """
     batches = [run.batch for run in runs]
     known = [batch for batch in batches if batch is not None]
@@ -188,20 +239,19 @@ def courses(runs: Sequence[Run], *, metric: str | None = None, allow_missing: bo
             f'{runs[0].folder.parent}: holds evaluations that are not of different training batches '
             f'({", ".join(map(str, batches))}); name the runs one by one to compare them'
         )
-    tasks = [key for key in runs[0].results if all(key in run.results for run in runs)]
-    if not tasks:
+    if not any(all(key in run.results for run in runs) for key in runs[0].results):
         raise RecordError(f'{runs[0].folder.parent}: the evaluations have no task in common')
-    for run in runs[1:]:
-        check_prompts(runs[0], run, tasks)
-    items = {key: common_items([run.results[key] for run in runs], scored=allow_missing) for key in tasks}
-    evaluations = [rescored(run, runs[0], items, allow_missing=allow_missing) for run in runs]
-    names = {key: name for key in tasks if (name := metric_of(evaluations[0], key, metric)) is not None}
-    check_metric(evaluations[0], names, metric)
+    common = common_by_task(runs, f'{runs[0].folder.parent}: the evaluations have', scored=allow_missing)
+    evaluations = [rescored(run, runs, common, allow_missing=allow_missing) for run in runs]
+    names = metric_names(evaluations[0].tasks, common, metric)
     scores: dict[str, list[Measure]] = {
-        key: [evaluation.scores[key].metrics[name] for evaluation in evaluations] for key, name in names.items()
+        key: [measured(evaluation, key, name, common[key]) for evaluation in evaluations] for key, name in names.items()
     }
     for evaluation in evaluations if metric is None else ():
         if evaluation.composites is not None:
             for name, measure in evaluation.composites.by_name.items():
                 scores.setdefault(name, []).append(measure)
-    return {name: course(known, measures) for name, measures in scores.items()}
+    return Courses(
+        courses={name: course(known, measures) for name, measures in scores.items()},
+        warnings=tuple(other_words(common)),
+    )

@@ -1,8 +1,7 @@
-"""Differences of runs and courses of checkpoints: tables in the terminal and in Markdown, CSV, JSON."""
+"""Differences between runs and learning curves of checkpoints, in the terminal and in Markdown, CSV and JSON."""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -14,9 +13,9 @@ from rich.table import Table
 
 from llmfoundry_gauntlet.records.results import measure_record
 from llmfoundry_gauntlet.records.runs import Run
-from llmfoundry_gauntlet.report.comparison import Comparison
-from llmfoundry_gauntlet.report.frames import rows_as_csv
-from llmfoundry_gauntlet.report.markdown import bold, markdown_list, markdown_table, plain
+from llmfoundry_gauntlet.report.common_items import CommonItems
+from llmfoundry_gauntlet.report.comparison import Comparison, Courses
+from llmfoundry_gauntlet.report.formats import as_csv, as_json, bold, markdown_list, markdown_table, plain
 from llmfoundry_gauntlet.report.tables import ABSENT
 from llmfoundry_gauntlet.scores.comparison import Course, Difference
 from llmfoundry_gauntlet.values import Measure
@@ -24,15 +23,17 @@ from llmfoundry_gauntlet.values import Measure
 CLEAR = 0.05  # a corrected p-value below it is marked
 KINDS = ('tasks', 'composites', 'score')
 STAR = f'\\* p below {CLEAR} after correction for the number of comparisons (Holm)'  # in Markdown
-BATCHES = 1000  # of training, that a slope is printed for
+SAME_ITEMS = 'scores are over the items that both were asked in the same words'
+BATCHES = 1000  # of training, the unit of printed slopes
+MINUS = '\u2212'
 
 
 def print_comparisons(
     compared: Sequence[Comparison], metric: str | None = None, form: str = 'table', console: Console | None = None
 ) -> None:
-    """One table of two runs; of more, the differences of each from the first. Or 'markdown', 'csv', 'json'.
+    """Print two runs as a table, or the differences of several from the first; or 'markdown', 'csv', 'json'.
 
-    Beside CSV warnings go to standard error.
+    With CSV, warnings go to standard error.
     """
     if form != 'table':
         in_markdown = partial(comparison_markdown, metric=metric)
@@ -42,14 +43,14 @@ def print_comparisons(
             'json': comparison_json,
         }
         sys.stdout.write(writers[form](compared))
-        for warning in all_warnings(compared) if form == 'csv' else ():
-            print(f'warning: {warning}', file=sys.stderr)
+        if form == 'csv':
+            print_warnings(all_warnings(compared))
         return
     console = console or Console(width=None if Console().is_terminal else 130)
     console.print(pair_table(compared[0], metric) if len(compared) == 1 else many_table(compared, metric))
     console.print(
         f'* p below {CLEAR} after correction for the number of comparisons (Holm); detectable: the smallest difference '
-        'seen in 80 % of cases',
+        f'seen in 80 % of cases; {SAME_ITEMS}',
         style='dim',
         highlight=False,
     )
@@ -61,13 +62,19 @@ def print_comparisons(
 
 
 def all_warnings(compared: Sequence[Comparison]) -> list[str]:
-    """In what runs differ besides the model, each once."""
+    """Return each warning once."""
     return list(dict.fromkeys(warning for comparison in compared for warning in comparison.warnings))
 
 
+def print_warnings(warnings: Sequence[str]) -> None:
+    """Print warnings to standard error."""
+    for warning in warnings:
+        print(f'warning: {warning}', file=sys.stderr)
+
+
 def pair_table(comparison: Comparison, metric: str | None) -> Table:
-    """Two runs, a row per task and composite."""
-    table = Table(title=title(metric, f'{comparison.second} less {comparison.first}'), title_justify='left')
+    """Return a table of two runs with a row per task and composite."""
+    table = Table(title=title(metric, f'{comparison.second} {MINUS} {comparison.first}'), title_justify='left')
     for name in ('', 'first', 'second', 'difference', 'p', 'p (Holm)', 'detectable', 'items'):
         table.add_column(name, justify='right' if name else 'left')
     for group in groups(comparison):
@@ -80,7 +87,7 @@ def pair_table(comparison: Comparison, metric: str | None) -> Table:
 
 
 def many_table(compared: Sequence[Comparison], metric: str | None) -> Table:
-    """The first run, and what each of the others has more."""
+    """Return a table of the first run and the differences of the others from it."""
     table = Table(title=title(metric, f'differences from {compared[0].first}'), title_justify='left')
     table.add_column('')
     for name in (compared[0].first, *(comparison.second for comparison in compared)):
@@ -89,37 +96,46 @@ def many_table(compared: Sequence[Comparison], metric: str | None) -> Table:
         parts = [groups(comparison)[place] for comparison in compared]
         for name in dict.fromkeys(name for part in parts for name in part):
             found = [part.get(name) for part in parts]
-            first = next(one.first for one in found if one is not None)
+            values = [one.first.value for one in found if one is not None]  # each over the items of a pair
+            firsts = [number(value) for value in values if value is not None] or [ABSENT]
             cells = [ABSENT if one is None else with_error(one.difference) + mark(one) for one in found]
-            table.add_row(escape(name), number(first.value), *cells)
+            table.add_row(escape(name), ' / '.join(dict.fromkeys(firsts)), *cells)
         table.add_section()
     return table
 
 
-def print_courses(
-    runs: Sequence[Run], courses: Mapping[str, Course], form: str = 'table', console: Console | None = None
-) -> None:
-    """How each score goes over the checkpoints, as a table or as 'markdown', 'csv' or 'json'."""
+def print_courses(runs: Sequence[Run], found: Courses, form: str = 'table', console: Console | None = None) -> None:
+    """Print the trend of each score over the checkpoints, as a table or as 'markdown', 'csv' or 'json'.
+
+    With CSV and JSON, warnings go to standard error.
+    """
+    courses = found.courses
+    if form == 'markdown':
+        notes = markdown_list([f'warning: {warning}' for warning in found.warnings])
+        sys.stdout.write(courses_markdown(courses, runs[0].results) + notes)
+        return
     if form != 'table':
-        in_markdown = partial(courses_markdown, tasks=runs[0].results)
-        writers: dict[str, Callable[[Any], str]] = {'markdown': in_markdown, 'csv': courses_csv, 'json': courses_json}
+        writers: dict[str, Callable[[Any], str]] = {'csv': courses_csv, 'json': courses_json}
         sys.stdout.write(writers[form](courses))
+        print_warnings(found.warnings)
         return
     console = console or Console(width=None if Console().is_terminal else 130)
     table = Table(title=f'{len(runs)} checkpoints, ba{runs[0].batch} to ba{runs[-1].batch}', title_justify='left')
     for name in ('', f'slope per {BATCHES} batches', 'noise from step to step', 'signal to noise'):
         table.add_column(name, justify='right' if name else 'left')
-    for name, found in courses.items():
-        cells = [with_error(found.slope, BATCHES), number(found.noise), number(found.signal_to_noise, 1)]
+    for name, one in courses.items():
+        cells = [with_error(one.slope, BATCHES), number(one.noise), number(one.signal_to_noise, 1)]
         table.add_row(escape(name), *cells)
     console.print(table)
-    for name, found in courses.items():
-        if found.slope.reason is not None:
-            console.print(f'{ABSENT} {found.slope.reason}: {name}', style='dim', highlight=False, markup=False)
+    for name, one in courses.items():
+        if one.slope.reason is not None:
+            console.print(f'{ABSENT} {one.slope.reason}: {name}', style='dim', highlight=False, markup=False)
+    for warning in found.warnings:
+        console.print(f'warning: {warning}', highlight=False, markup=False)
 
 
 def comparison_markdown(compared: Sequence[Comparison], metric: str | None = None) -> str:
-    """The same in Markdown, composites first; a table for each run but the first."""
+    """Return comparisons in Markdown, composites first; a table for each run but the first."""
     parts = []
     for comparison in compared:
         header = ['', 'first', 'second', 'difference', '±', 'p', 'p (Holm)', 'detectable', 'items']
@@ -134,7 +150,7 @@ def comparison_markdown(compared: Sequence[Comparison], metric: str | None = Non
             for group in (comparison.composites, comparison.tasks, comparison.score)
             for name, found in group.items()
         ]
-        head = plain(f'{metric or "accuracy"}: {comparison.second} less {comparison.first}')
+        head = plain(f'{metric or "accuracy"}: {comparison.second} {MINUS} {comparison.first}')
         reasons = [f'{name}: {reason}' for name, reason in absences(comparison).items()]
         notes = markdown_list([*reasons, *(f'warning: {warning}' for warning in comparison.warnings)])
         parts.append(f'{head}\n\n{markdown_table(header, rows)}\n{STAR}\n{notes}')
@@ -142,7 +158,7 @@ def comparison_markdown(compared: Sequence[Comparison], metric: str | None = Non
 
 
 def courses_markdown(courses: Mapping[str, Course], tasks: Collection[str]) -> str:
-    """The same of courses; those that are of no task are composites."""
+    """Return learning curves in Markdown, composites first."""
     header = ['', f'slope per {BATCHES} batches', '±', 'noise from step to step', 'signal to noise']
     rows = [
         [
@@ -158,7 +174,7 @@ def courses_markdown(courses: Mapping[str, Course], tasks: Collection[str]) -> s
 
 
 def comparison_csv(compared: Sequence[Comparison]) -> str:
-    """A row for each difference, in full precision."""
+    """Return a row for each difference, in full precision."""
     columns = ['first_run', 'second_run', 'kind', 'name', 'first', 'first_standard_error', 'second']
     columns += ['second_standard_error', 'difference', 'standard_error', 'reason']
     columns += ['p_value', 'p_holm', 'detectable', 'num_items']
@@ -173,11 +189,11 @@ def comparison_csv(compared: Sequence[Comparison]) -> str:
                 row.update(standard_error=found.difference.standard_error, reason=found.difference.reason)
                 row.update({field: getattr(found, field) for field in columns[-4:]})
                 rows.append(row)
-    return rows_as_csv(rows, columns)
+    return as_csv(rows, columns)
 
 
 def courses_csv(courses: Mapping[str, Course]) -> str:
-    """A row for each score; slopes are per batch."""
+    """Return a row for each score; slopes are per batch."""
     rows = [
         {
             'name': name,
@@ -189,53 +205,58 @@ def courses_csv(courses: Mapping[str, Course]) -> str:
         }
         for name, found in courses.items()
     ]
-    return rows_as_csv(rows, ['name', 'slope', 'standard_error', 'reason', 'noise', 'signal_to_noise'])
+    return as_csv(rows, ['name', 'slope', 'standard_error', 'reason', 'noise', 'signal_to_noise'])
 
 
 def comparison_json(compared: Sequence[Comparison]) -> str:
-    """All that was found, as JSON."""
-    return (
-        json.dumps(
-            [
-                {
-                    'first': comparison.first,
-                    'second': comparison.second,
-                    **{
-                        kind: {name: difference_record(found) for name, found in group.items()}
-                        for kind, group in zip(KINDS, groups(comparison), strict=True)
-                    },
-                    'warnings': list(comparison.warnings),
-                }
-                for comparison in compared
-            ],
-            indent=2,
-            ensure_ascii=False,
-        )
-        + '\n'
+    """Return all that was found as JSON."""
+    return as_json(
+        [
+            {
+                'first': comparison.first,
+                'second': comparison.second,
+                **{
+                    kind: {name: difference_record(found) for name, found in group.items()}
+                    for kind, group in zip(KINDS, groups(comparison), strict=True)
+                },
+                'left_out': {
+                    key: left_out_record(items)
+                    for key, items in comparison.common.items()
+                    if len(items.keys) < max(items.num_items)
+                },
+                'warnings': list(comparison.warnings),
+            }
+            for comparison in compared
+        ]
     )
 
 
+def left_out_record(items: CommonItems) -> dict[str, Any]:
+    """Return how many items of a task are compared, and why others are not, for JSON."""
+    return {
+        'num_items': list(items.num_items),
+        'num_common': items.num_shared,
+        'num_same_words': len(items.keys),
+        'settings': list(items.settings),
+    }
+
+
 def courses_json(courses: Mapping[str, Course]) -> str:
-    """The same of courses; slopes are per batch."""
-    return (
-        json.dumps(
-            {
-                name: {
-                    'slope': measure_record(found.slope),
-                    'noise': found.noise,
-                    'signal_to_noise': found.signal_to_noise,
-                }
-                for name, found in courses.items()
-            },
-            indent=2,
-            ensure_ascii=False,
-        )
-        + '\n'
+    """Return learning curves as JSON; slopes are per batch."""
+    return as_json(
+        {
+            name: {
+                'slope': measure_record(found.slope),
+                'noise': found.noise,
+                'signal_to_noise': found.signal_to_noise,
+            }
+            for name, found in courses.items()
+        }
     )
 
 
 def difference_record(found: Difference) -> dict[str, Any]:
-    """A difference as JSON has it."""
+    """Return a difference for JSON."""
     return {
         'first': measure_record(found.first),
         'second': measure_record(found.second),
@@ -248,12 +269,12 @@ def difference_record(found: Difference) -> dict[str, Any]:
 
 
 def groups(comparison: Comparison) -> tuple[Mapping[str, Difference], ...]:
-    """What is corrected together."""
+    """Return the groups of differences whose p-values are corrected together."""
     return comparison.tasks, comparison.composites, comparison.score
 
 
 def absences(comparison: Comparison) -> dict[str, str]:
-    """Why differences are absent, by name."""
+    """Return why differences are absent, by name."""
     return {
         name: found.difference.reason
         for group in groups(comparison)
@@ -263,17 +284,17 @@ def absences(comparison: Comparison) -> dict[str, str]:
 
 
 def title(metric: str | None, runs: str) -> str:
-    """The head of a table."""
+    """Return the title of a table."""
     return escape(f'{metric or "accuracy"}: {runs}')
 
 
 def number(value: float | None, places: int = 3) -> str:
-    """A number, where there is one."""
+    """Return a number, a dash where there is none."""
     return ABSENT if value is None else f'{value:.{places}f}'
 
 
 def with_error(measure: Measure, scale: float = 1.0) -> str:
-    """A difference or slope and its standard error."""
+    """Return a difference or slope with its standard error."""
     if measure.value is None:
         return ABSENT
     value = f'{scale * measure.value:+.3f}'
@@ -281,18 +302,23 @@ def with_error(measure: Measure, scale: float = 1.0) -> str:
 
 
 def value_and_error(measure: Measure, scale: float = 1.0) -> tuple[str, str]:
-    """The same in two cells."""
+    """Return the same in two cells."""
     value, _, error = with_error(measure, scale).partition(' ± ')
     return value, error
 
 
 def p_cell(value: float | None) -> str:
-    """A p-value."""
+    """Return a p-value, a dash where there is none."""
     if value is None:
         return ABSENT
     return '<0.0001' if value < 0.0001 else f'{value:.4f}'
 
 
 def mark(found: Difference) -> str:
-    """A star where the runs clearly differ."""
-    return '*' if found.p_holm is not None and found.p_holm < CLEAR else ' '
+    """Return a star if the runs differ clearly."""
+    return '*' if is_clear(found) else ' '
+
+
+def is_clear(found: Difference) -> bool:
+    """Return whether the corrected p-value is below the level of significance."""
+    return found.p_holm is not None and found.p_holm < CLEAR

@@ -1,8 +1,7 @@
-"""What an evaluation would take, as a table, in Markdown, CSV or JSON."""
+"""A dry run's estimate as a table, in Markdown, CSV or JSON."""
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 from typing import Any
@@ -11,59 +10,52 @@ from rich.console import Console
 from rich.table import Table
 
 from llmfoundry_gauntlet.engine.estimate import Estimate
-from llmfoundry_gauntlet.report.frames import rows_as_csv
-from llmfoundry_gauntlet.report.markdown import markdown_list, markdown_table, plain
+from llmfoundry_gauntlet.report.formats import as_csv, as_json, markdown_list, markdown_table, plain
+from llmfoundry_gauntlet.report.tables import WIDTH
 
 HEADER = ('', 'items', 'tokens', 'reply tokens at most', 'truncated', 'seconds')
 WHOLE = 'all'
 
 
 def print_estimate(estimate: Estimate, form: str = 'table', console: Console | None = None) -> None:
-    """Prints what each task and all together would take: a table, or 'markdown', 'csv' or 'json'."""
-    if form == 'table':
-        console = console or Console(width=None if Console().is_terminal else 110)
+    """Print what each task and all together would take: a table, or 'markdown', 'csv' or 'json'."""
+    rows = rows_of(estimate)
+    if form == 'csv':
+        sys.stdout.write(as_csv(rows, list(rows[0])))
+    elif form == 'json':
+        sys.stdout.write(as_json({**asdict(estimate), 'total_seconds': estimate.total_seconds}))
+    elif form == 'markdown':
+        lines = [[plain(name), *further] for name, *further in map(cells, rows)]
+        sys.stdout.write(markdown_table(HEADER, lines) + markdown_list(summary(estimate)))
+    else:
+        console = console or Console(width=None if Console().is_terminal else WIDTH)
         table = Table(title='Dry run', title_justify='left')
         for name in HEADER:
             table.add_column(name, justify='right' if name else 'left')
-        *rows, whole = map(cells, rows_of(estimate))
-        for row in rows:
-            table.add_row(*row)
-        table.add_section()
-        table.add_row(*whole)
+        for place, row in enumerate(rows, 1):
+            if place == len(rows):
+                table.add_section()
+            table.add_row(*cells(row))
         console.print(table)
         for line in summary(estimate):
             console.print(line, highlight=False, markup=False)
-    else:
-        sys.stdout.write(estimate_as(form, estimate))
-
-
-def estimate_as(form: str, estimate: Estimate) -> str:
-    """The same as 'markdown', 'csv' or 'json'."""
-    rows = rows_of(estimate)
-    if form == 'csv':
-        return rows_as_csv(rows, list(rows[0]))
-    if form == 'json':
-        whole = {**asdict(estimate), 'total_seconds': estimate.total_seconds}
-        return json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False) + '\n'
-    lines = [[plain(name), *further] for name, *further in map(cells, rows)]
-    return markdown_table(HEADER, lines) + markdown_list(summary(estimate))
 
 
 def rows_of(estimate: Estimate) -> list[dict[str, Any]]:
-    """A row for each task, and one for all."""
+    """Return a row for each task, and one for all."""
     rows = [asdict(task) for task in estimate.tasks]
     names = [name for name in (rows[0] if rows else ()) if name != 'task']
     return [*rows, {'task': WHOLE, **{name: sum(row[name] for row in rows) for name in names}}]
 
 
 def cells(row: dict[str, Any]) -> list[str]:
-    """A row as it is printed."""
+    """Return a row as it is printed."""
     task, *counts, seconds = row.values()
     return [task, *(f'{count:,}' if count else '' for count in counts), f'{seconds:.1f}']
 
 
 def summary(estimate: Estimate) -> list[str]:
-    """The whole time, its parts, and how it was found out."""
+    """Return the whole time, its parts, and how it was estimated."""
     parts = ', '.join(f'{name} {seconds:.1f} s' for name, seconds in estimate.seconds.items())
     ranks = f' on {estimate.num_ranks} ranks' if estimate.num_ranks > 1 else ''
     return [

@@ -119,6 +119,11 @@ class TaskType(Generic[Task, Content]):
         if (self.judge is None) == (self.programs is None):
             raise ValueError(f'the task type {self.name} needs judge, or programs with one')
 
+    @property
+    def has_shots(self) -> bool:
+        """Whether its tasks can show examples before the question."""
+        return self.shot is not no_shot
+
 
 AnyTaskType = TaskType[Any, Any]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -13,8 +13,8 @@ from llmfoundry_gauntlet.config.specs import TaskSpec
 from llmfoundry_gauntlet.errors import ModelError
 from llmfoundry_gauntlet.judging.code.sandbox import Sandbox
 from llmfoundry_gauntlet.judging.text import cut_at_stops
-from llmfoundry_gauntlet.prompts.encode import Encoder, ReplyTerms, generate_request, score_request
-from llmfoundry_gauntlet.prompts.fewshot import with_shots
+from llmfoundry_gauntlet.prompts.encode import Encoder, ReplyLimit, ReplyTerms, generate_request, score_request
+from llmfoundry_gauntlet.prompts.fewshot import by_category, with_shots
 from llmfoundry_gauntlet.prompts.fit import FittedPrompt, Shortenable, ShotFitter
 from llmfoundry_gauntlet.tasks import type_of
 from llmfoundry_gauntlet.tasks.base import Replies
@@ -39,6 +39,7 @@ ALONE = 'alone'  # the variant in which choices are scored after their task's pm
 CHUNK = 1000  # items whose text is in memory at a time
 
 ExampleWithShots = tuple[Example, tuple[Example, ...]]
+ReplyLimits = Mapping[str | None, ReplyLimit]  # by category; None is that of rows without one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,38 +59,56 @@ class Preparation:
     fewshot: str = 'reference'
     reference: bool = False
 
-    def reply_terms(self, examples: Sequence[Example], max_new_tokens: int | None = None) -> ReplyTerms | None:
-        """What all replies are held to, None where none is wanted; without `max_new_tokens` that is found too."""
+    def reply_terms(self, examples: Sequence[Example]) -> ReplyTerms | None:
+        """What all replies are held to, None where none is wanted."""
         replies = type_of(self.task).replies
         if replies is None:
             return None
         return ReplyTerms(
-            max_new_tokens=self.longest_reply(examples, replies) if max_new_tokens is None else max_new_tokens,
             stops=replies.stops(self.task, [example.content for example in examples], self.reference),
             sampling=partial(replies.sampling, self.task),
             verbatim=replies.is_verbatim,
             restores_space=self.task.is_in_llm_foundry,
         )
 
-    def longest_reply(self, examples: Sequence[Example], replies: Replies[Any, Any]) -> int:
-        """Tokens that a reply may have. Raises ModelError where that leaves no room for a prompt."""
+    def reply_limits(self, examples: Sequence[Example]) -> ReplyLimits:
+        """Return the limits of each category, whose rows llm-foundry makes a data set of their own; {} without replies.
+
+        Raises ModelError where no room is left for a prompt.
+        """
+        replies = type_of(self.task).replies
+        if replies is None:
+            return {}
+        return {category: self.reply_limit(members, replies) for category, members in by_category(examples).items()}
+
+    def reply_limit(self, examples: Sequence[Example], replies: Replies[Any, Any]) -> ReplyLimit:
+        """Return the limit of all replies to these rows.
+
+        With llm-foundry's truncation a prompt leaves room for the longest right reply, also where
+        `generation_kwargs.max_new_tokens` asks for more (`padding_size` in llm-foundry 0.22).
+        """
         is_given = 'max_new_tokens' in (self.task.generation_kwargs or {})
         most = replies.most_tokens(self.task)
         if most is not None and not is_given:
-            return max(1, min(most, self.max_seq_len // 2))
+            max_new_tokens = max(1, min(most, self.max_seq_len // 2))
+            return ReplyLimit(max_new_tokens=max_new_tokens, max_prompt_tokens=self.max_seq_len - max_new_tokens)
         right = {text for example in examples for text in replies.responses(example.content, self.task)}
-        wanted = reply_limit(self.task, replies, lambda: self.encoder.longest(right))
-        if wanted >= self.max_seq_len:
-            source = 'generation_kwargs.max_new_tokens' if is_given else 'the longest right reply has about as many'
+        max_new_tokens = num_reply_tokens(self.task, replies, lambda: self.encoder.longest(right))
+        reserved, source = max_new_tokens, 'the longest right reply has about as many'
+        if is_given and self.truncation == 'reference' and most is None:
+            reserved = self.encoder.longest(right) + replies.margin(self.task)
+        elif is_given:
+            source = 'generation_kwargs.max_new_tokens'
+        if reserved >= self.max_seq_len:
             raise ModelError(
-                f'{self.task.key}: a reply may have {wanted} tokens ({source}), but max_seq_len is {self.max_seq_len}: '
-                'no room is left for the prompt; give a smaller generation_kwargs.max_new_tokens or a larger '
-                'max_seq_len, or leave the task out'
+                f'{self.task.key}: a reply may have {reserved} tokens ({source}), but max_seq_len is '
+                f'{self.max_seq_len}: no room is left for the prompt; give a smaller '
+                'generation_kwargs.max_new_tokens or a larger max_seq_len, or leave the task out'
             )
-        return wanted
+        return ReplyLimit(max_new_tokens=max_new_tokens, max_prompt_tokens=self.max_seq_len - reserved)
 
 
-def reply_limit(task: TaskSpec, replies: Replies[Any, Any], longest: Callable[[], int]) -> int:
+def num_reply_tokens(task: TaskSpec, replies: Replies[Any, Any], longest: Callable[[], int]) -> int:
     """Tokens that a reply may have: what the task says, or its type, else `longest`, those of the longest right one.
 
     As in llm-foundry 0.22 (`_get_max_answer_length`) special tokens count.
@@ -136,16 +155,17 @@ def prepare_items(
 ) -> list[Item]:
     """The items of the examples, in their order; with `asked` of those alone, their shots drawn from all the same."""
     pairs = examples_with_shots(preparation.task, examples, preparation.fewshot, asked or examples)
-    terms = preparation.reply_terms(examples)
-    fitter = ShotFitter(preparation.encoder, preparation.max_seq_len - (terms.max_new_tokens if terms else 0))
+    terms, limits = preparation.reply_terms(examples), preparation.reply_limits(examples)
+    fitter = ShotFitter(preparation.encoder)
     items: list[Item] = []
     while chunk := list(islice(pairs, CHUNK)):
         if preparation.truncation == 'reference':
             fitted = whole_prompts(preparation, chunk)
         else:
-            fitted = fitter.fit([shortenable(preparation.task, *pair) for pair in chunk])
+            fitted = fitter.fit([shortenable(preparation, *pair, limits) for pair in chunk])
         items += [
-            make_item(preparation, example, prompt, terms) for (example, _), prompt in zip(chunk, fitted, strict=True)
+            make_item(preparation, example, prompt, terms, limits)
+            for (example, _), prompt in zip(chunk, fitted, strict=True)
         ]
     places = {item_key(preparation.task, example): place for place, example in enumerate(examples)}
     return sorted(items, key=lambda item: places[item.request.key])
@@ -165,7 +185,7 @@ def alone_items(preparation: Preparation, examples: Sequence[Example]) -> list[I
     asked = [(example, prompt) for example in examples if (prompt := prompt_alone(preparation.task, example))]
     encoded = preparation.encoder.prompts([prompt for _, prompt in asked])
     items = [
-        make_item(preparation, example, FittedPrompt(prompt=prompt, encoded=parts, too_long=False), None)
+        make_item(preparation, example, FittedPrompt(prompt=prompt, encoded=parts, too_long=False), None, {})
         for (example, prompt), parts in zip(asked, encoded, strict=True)
     ]
     return [
@@ -191,27 +211,32 @@ def whole_prompts(preparation: Preparation, chunk: Sequence[ExampleWithShots]) -
     ]
 
 
-def shortenable(task: TaskSpec, example: Example, shots: Sequence[Example]) -> Shortenable:
+def shortenable(
+    preparation: Preparation, example: Example, shots: Sequence[Example], limits: ReplyLimits
+) -> Shortenable:
     """The prompt of an example after the last of these shots, however many."""
+    task = preparation.task
     return Shortenable(
         instruction=task.prompt_string,
         shots=tuple(type_of(task).shot(shot.content, task, False) for shot in shots),
         build=lambda num_shots: build_prompt(task, example, shots[len(shots) - num_shots :]),
+        max_tokens=limits[example.category].max_prompt_tokens if limits else preparation.max_seq_len,
     )
 
 
-def make_item(preparation: Preparation, example: Example, fitted: FittedPrompt, terms: ReplyTerms | None) -> Item:
-    """One item; its context is cut where even without shots it is too long. `terms` are those of a reply, if wanted."""
+def make_item(
+    preparation: Preparation, example: Example, fitted: FittedPrompt, terms: ReplyTerms | None, limits: ReplyLimits
+) -> Item:
+    """One item; its context is truncated where even without shots it is too long.
+
+    `terms` and `limits` are those of a reply, if one is wanted.
+    """
     key = item_key(preparation.task, example)
-    cut: dict[str, Any] = {
-        'max_seq_len': preparation.max_seq_len,
-        'truncated': fitted.too_long,
-        'reference': preparation.truncation == 'reference',
-    }
+    cut: dict[str, Any] = {'truncated': fitted.too_long, 'reference': preparation.truncation == 'reference'}
     if terms is None:
-        request: Request = score_request(key, fitted.encoded, **cut)
+        request: Request = score_request(key, fitted.encoded, max_seq_len=preparation.max_seq_len, **cut)
     else:
-        request = generate_request(key, fitted.encoded, terms, **cut)
+        request = generate_request(key, fitted.encoded, terms=terms, limit=limits[example.category], **cut)
     return Item(
         content=example.content,
         category=example.category,

@@ -61,7 +61,7 @@ class Work:
 
     def unpack(self, packed: PackedItems) -> list[Item]:
         """The items as they are used."""
-        terms = self.preparation.reply_terms(self.examples, packed.max_new_tokens)
+        terms = self.preparation.reply_terms(self.examples)
         return list(unpack(packed, self.preparation.task.key, self.asked, terms))
 
 

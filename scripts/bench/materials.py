@@ -1,6 +1,6 @@
-"""What all contenders share: the rows, a tokenizer trained on them, and a Llama with random weights.
+"""The model of the benchmark: a Llama with random weights, and a tokenizer trained on the data files.
 
-All is kept below one folder, named by a hash of what it was made from.
+Both are kept in one folder, named by a hash of what they were made from.
 """
 
 from __future__ import annotations
@@ -13,38 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from suite import POOL_ROWS, Row
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from llmfoundry_gauntlet.config.yaml_files import read_yaml
-from llmfoundry_gauntlet.data.files import locate
-
-TASKS_YAML = 'yamls/tasks/gauntlet_v0.1.yaml'
 CHARACTERS_PER_FILE = 1_000_000  # of the tokenizer's training text
 BOS, EOS, PAD = '<s>', '</s>', '<pad>'
 TRUNK = {'hidden_size': 512, 'intermediate_size': 1376, 'num_hidden_layers': 8, 'num_attention_heads': 8}  # 25.3M
 MAX_POSITIONS = 2048
 LIVELY = 3.0  # times larger weights in all layers, and what a model writes does not repeat itself
-
-
-def task_entry(row: Row) -> dict[str, Any]:
-    """The YAML keys of a row's task, at its number of shots and without categories."""
-    entries = {entry['label']: entry for entry in read_yaml(TASKS_YAML)['icl_tasks']}
-    return {**entries[row.label], 'num_fewshot': [row.num_shots], 'has_categories': False}
-
-
-def write_rows(row: Row, num_items: int, data_root: str, folder: Path) -> Path:
-    """A file with the rows of the task, or of its category, that are asked or shown as shots."""
-    source = locate(task_entry(row)['dataset_uri'], data_root)
-    lines = [line for line in source.read_text('utf-8').split('\n') if line.strip()]
-    if row.category is not None:
-        lines = [line for line in lines if json.loads(line)['category'] == row.category]
-    path = folder / f'{row.label}-{row.num_shots}.jsonl'
-    path.parent.mkdir(parents=True, exist_ok=True)
-    chosen = lines[: max(num_items, POOL_ROWS) if row.num_shots else num_items]
-    path.write_text('\n'.join(chosen) + '\n', 'utf-8')
-    return path
 
 
 def texts_in(value: Any) -> Iterator[str]:

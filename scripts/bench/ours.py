@@ -1,116 +1,192 @@
-"""Our evaluation as a contender: from the rows of one task to its scores."""
+"""Our evaluation as a contender: from the files of one task to its scores."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice
 from statistics import mean
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from timing import measure
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from llmfoundry_gauntlet.config.score import PROMPT
 from llmfoundry_gauntlet.config.settings import decode_settings
+from llmfoundry_gauntlet.engine import plan
 from llmfoundry_gauntlet.engine.assign import assign
 from llmfoundry_gauntlet.engine.budget import automatic_budget
+from llmfoundry_gauntlet.engine.generation import ReplyWriter
+from llmfoundry_gauntlet.engine.generation_probe import probe_replies
 from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
-from llmfoundry_gauntlet.engine.plan import Batch
+from llmfoundry_gauntlet.engine.layout import count_prefixes
+from llmfoundry_gauntlet.engine.pools import assign_pools
 from llmfoundry_gauntlet.engine.probe import probe
+from llmfoundry_gauntlet.engine.reply import ReplyDecoder, end_ids
 from llmfoundry_gauntlet.evaluation import PlannedEvaluation, conclude, plan_evaluation, prepare_evaluation
 from llmfoundry_gauntlet.inputs import EvaluationData, load_data
 from llmfoundry_gauntlet.prompts.encode import Encoder
 from llmfoundry_gauntlet.tasks import items
-from llmfoundry_gauntlet.values import ItemResult
+from llmfoundry_gauntlet.values import Example, ItemResult
 
 Ids = tuple[int, ...]
 WARM_UP_ROWS = 2
 PROBE_LENGTH = 512  # tokens; a Llama has no attention window that longer rows would show
 
 
-class Ours:
-    """`measure` times prompts, tokenisation, planning, the model, judging and scores, with a fresh tokenizer.
+class Evaluated(NamedTuple):
+    """A plan, its results in a fixed order, and the writer of its generations."""
 
-    Reading the file is not timed, nor is the probe for the model's layout, which is made once for a model.
+    planned: PlannedEvaluation
+    results: Sequence[ItemResult]
+    writer: ReplyWriter
+
+
+class Ours:
+    """`measure` times everything from the files to the scores, with a fresh tokenizer.
+
+    The probes of the model are not timed, as they are made once for a model.
     """
 
-    warm_up_keys: ClassVar[dict[str, Any]] = {}  # of the task, while the model is warmed up
-
     def load(self, model_folder: str) -> dict[str, str]:
-        """Takes the model into memory; the next measurement warms it up. Returns how the model is run."""
+        """Load the model; the next measurement warms it up. Return how the model is run."""
         self.model_folder = model_folder
         model = AutoModelForCausalLM.from_pretrained(model_folder, torch_dtype=torch.float32).eval()
         self.language_model = CausalLanguageModel(model, device=torch.device('cpu'))
         vocabulary = min(len(self.tokenizer()), self.language_model.vocabulary)
-        self.found = self.find_way(vocabulary)
+        self.scoring = probe(self.language_model, vocabulary=vocabulary, longest=PROBE_LENGTH)
+        self.writing = probe_replies(self.writer(self.tokenizer()), vocabulary=vocabulary, longest=PROBE_LENGTH)
         self.warm = False
-        return {'way': str(self.found)}
+        return {'way': f'{self.scoring}; {self.writing}'}
 
-    def find_way(self, vocabulary: int) -> Any:
-        """What the model's probe says, of tokens below `vocabulary`."""
-        return probe(self.language_model, vocabulary=vocabulary, longest=PROBE_LENGTH)
+    def tokenizer(self) -> Any:
+        """Return a new tokenizer: an old one remembers the words it has met."""
+        return AutoTokenizer.from_pretrained(self.model_folder)
+
+    def writer(self, tokenizer: Any) -> ReplyWriter:
+        """Return a writer that has generated nothing yet."""
+        decoder = ReplyDecoder(tokenizer, end_ids(tokenizer, self.language_model.model, reference=False))
+        return ReplyWriter(self.language_model, decoder)
 
     def measure(
-        self,
-        *,
-        task: dict[str, Any],
-        rows_file: str,
-        max_seq_len: int,
-        num_items: int | None = None,
-        fewshot: str = 'reference',
+        self, *, settings: dict[str, Any], warm_up: dict[str, Any], max_seq_len: int, num_items: int | None = None
     ) -> dict[str, Any]:
-        """Seconds and predictions for the first `num_items` rows, by default all, and the shape of what was planned."""
-        data = task_data(task, rows_file, fewshot)
+        """Return seconds, predictions and notes for these settings, of the first `num_items` rows if given."""
         if not self.warm:
-            with first_items(WARM_UP_ROWS):
-                few = task_data({**task, **self.warm_up_keys}, rows_file, fewshot)
-                self.evaluate(few, self.tokenizer(), max_seq_len)
+            with first_items(WARM_UP_ROWS if 'tasks' in warm_up else None):  # SCORE's entry has fewer questions
+                self.evaluate(read(warm_up), self.tokenizer(), max_seq_len)
             self.warm = True
         tokenizer = self.tokenizer()
         self.language_model.forget()
-        with first_items(num_items):
-            wall, cpu, (planned, results) = measure(lambda: self.evaluate(data, tokenizer, max_seq_len))
-        return {'wall_seconds': wall, 'cpu_seconds': cpu, **self.found_out(planned, results)}
 
-    def found_out(self, planned: PlannedEvaluation, results: tuple[ItemResult, ...]) -> dict[str, Any]:
-        """All of an answer but the seconds."""
+        def run() -> list[Evaluated]:
+            return [self.evaluate(data, tokenizer, max_seq_len) for data in self.evaluations(read(settings))]
+
+        with first_items(num_items):
+            wall, cpu, evaluated = measure(run)
+        results = [result for one in evaluated for result in one.results]
+        planned = evaluated[0].planned
         return {
+            'wall_seconds': wall,
+            'cpu_seconds': cpu,
             'predictions': predictions(planned, results),
-            'shape': plan_shape(planned)._asdict(),
-            'sequences': {'count': len(input_rows(planned)), 'longest': max(map(len, input_rows(planned)))},
+            'prompts': [result.prompt_sha256 for result in results],
+            'num_items': len({result.key.row for result in results}),  # of SCORE: questions, whatever their variants
+            **(generated(evaluated, results, wall) if planned.generate_requests else scored(evaluated)),
         }
 
-    def tokenizer(self) -> Any:
-        """A new tokenizer: an old one remembers the words it has met."""
-        return AutoTokenizer.from_pretrained(self.model_folder)
+    def evaluations(self, data: EvaluationData) -> list[EvaluationData]:
+        """Return the evaluations to run one after the other."""
+        return [data]
 
-    def evaluate(
-        self, data: EvaluationData, tokenizer: Any, max_seq_len: int
-    ) -> tuple[PlannedEvaluation, tuple[ItemResult, ...]]:
-        """All that is timed: one task from its rows to its scores."""
+    def evaluate(self, data: EvaluationData, tokenizer: Any, max_seq_len: int) -> Evaluated:
+        """Run one evaluation."""
         prepared = prepare_evaluation(data, Encoder(tokenizer), max_seq_len=max_seq_len)
-        model, device = self.language_model.model, self.language_model.device
-        budget = automatic_budget(model.config, device, num_tokens=prepared.num_tokens, num_ranks=1)
-        planned = plan_evaluation(prepared, tokens_per_batch=budget, layout=self.found.layout)
-        outputs = [output for batch in forwards(planned) for output in self.language_model.run(batch)]
+        budget = automatic_budget(
+            self.language_model.model.config,
+            self.language_model.device,
+            num_tokens=prepared.num_tokens,
+            num_ranks=1,
+            writes=bool(prepared.generate_requests),
+        )
+        planned = plan_evaluation(prepared, tokens_per_batch=budget, layout=self.scoring.layout)
+        writer = self.writer(tokenizer)
+        writer.way = self.writing.way
+        outputs: list[Any] = [output for batch in forwards(planned) for output in self.language_model.run(batch)]
+        for pool in assign_pools(planned.pools, num_ranks=1)[0]:
+            outputs += writer.write(pool)
         (results,) = conclude(planned, planned.results(outputs), {}).results.values()
-        return planned, results
+        return Evaluated(planned, sorted(results, key=lambda one: (one.key.variant or '', one.key.row)), writer)
 
 
-def task_data(task: dict[str, Any], rows_file: str, fewshot: str = 'reference') -> EvaluationData:
-    """The rows of a task, out of a file that takes the place of its own."""
-    settings = {'tasks': [{**task, 'dataset_uri': rows_file}], 'truncation': 'reference', 'fewshot': fewshot}
+class Alone(Ours):
+    """Every variant of SCORE in an evaluation of its own, in which no prompt shares a prefix with another."""
+
+    def evaluations(self, data: EvaluationData) -> list[EvaluationData]:
+        """Return an evaluation for each label or prompt, as if it were the only prompt."""
+        (task,) = data.suite.tasks
+        alone = replace(task, score=replace(task.score, perturbations=(PROMPT,)))
+        by_variant: dict[str | None, list[Example]] = {}
+        for example in data.examples[task.key]:
+            by_variant.setdefault(example.variant, []).append(replace(example, variant=f'{PROMPT}:0'))
+        suite = replace(data.suite, tasks=(alone,))
+        return [replace(data, suite=suite, examples={task.key: by_variant[name]}) for name in sorted(by_variant)]
+
+    def evaluate(self, data: EvaluationData, tokenizer: Any, max_seq_len: int) -> Evaluated:
+        """Run one evaluation with a tree for each request, and no cached prefix."""
+        with patch.dict(plan.MAX_TREE_TOKENS, {plan.STREAM: 1}), patch.object(plan, 'LEAST_PREFIX', math.inf):
+            return super().evaluate(data, tokenizer, max_seq_len)
+
+
+def read(settings: dict[str, Any]) -> EvaluationData:
+    """Read the files of an evaluation."""
     return load_data(decode_settings(settings))
 
 
-def forwards(planned: PlannedEvaluation) -> list[Batch]:
-    """The batches in the order in which a single rank runs them, kept prefixes as batches of their own."""
-    return assign(planned.batches, num_ranks=1)[0]
+def scored(evaluated: Sequence[Evaluated]) -> dict[str, Any]:
+    """Return the shape of what was scored, the sequences, and of SCORE how many of the prompts' tokens were run."""
+    plans = [one.planned for one in evaluated]
+    rows = input_rows(plans[0])
+    notes = {}
+    if evaluated[0].results[0].key.variant is not None:
+        num_tokens = sum(len(request.contexts[0]) for planned in plans for request in planned.score_requests)
+        run = sum(map(num_model_tokens, plans)) / num_tokens
+        distinct = sum(count_prefixes(planned.score_requests) for planned in plans) / num_tokens
+        notes = {'tokens run': f'{run:.3f} of the prompts, {distinct:.3f} are distinct'}
+    return {
+        'shape': plan_shape(plans[0])._asdict(),
+        'sequences': {'count': len(rows), 'longest': max(map(len, rows))},
+        'notes': notes,
+    }
+
+
+def generated(evaluated: Sequence[Evaluated], results: Sequence[ItemResult], wall_seconds: float) -> dict[str, Any]:
+    """Return how long the generations are, and what was run for them."""
+    ((planned, _, writer),) = evaluated
+    lengths = [result.num_tokens[0] for result in results]
+    prompt_tokens = sum(len(request.context) for request in planned.generate_requests)
+    return {
+        'sequences': {'count': len(results), 'longest': 1},  # logits are made after a row's last token only
+        'notes': {
+            'new tokens': f'{mean(lengths):.0f}, at most {max(lengths)}',
+            'per second': f'{sum(lengths) / wall_seconds:.0f}',
+            'padding': f'{writer.usage.wasted:.3f}',
+            'prompt tokens run': f'{writer.usage.prompt_tokens / prompt_tokens:.3f}',
+        },
+    }
+
+
+def forwards(planned: PlannedEvaluation) -> list[plan.Batch]:
+    """Return the batches in the order in which a single rank runs them, cached prefixes as batches of their own."""
+    return assign(planned.batches, num_ranks=1)[0] if planned.batches else []
 
 
 class Shape(NamedTuple):
-    """What a bare forward over the planned tokens needs to know.
+    """The planned work, for a bare forward over as many tokens.
 
     `num_tokens` are the planned unique tokens, `mean_length` the mean over distinct input sequences, `num_reads` the
     distinct prefixes whose next token is scored.
@@ -123,32 +199,32 @@ class Shape(NamedTuple):
 
 
 def plan_shape(planned: PlannedEvaluation) -> Shape:
-    """The work that a plan leaves to the model."""
+    """Return the work that a plan leaves to the model."""
     reads = {
         (*context, *continuation[:count])
         for context, continuation in scored_ids(planned)
         for count in range(len(continuation))
     }
     return Shape(
-        num_tokens=num_unique_tokens(planned),
+        num_tokens=num_model_tokens(planned),
         mean_length=mean(map(len, input_rows(planned))),
         num_reads=len(reads),
         tokens_per_batch=planned.tokens_per_batch,
     )
 
 
-def num_unique_tokens(planned: PlannedEvaluation) -> int:
-    """Tokens that the model is given: distinct prefixes, kept ones once; with their padding in padded rows."""
+def num_model_tokens(planned: PlannedEvaluation) -> int:
+    """Return the tokens that the model is given: distinct prefixes, cached ones once, and padding in padded rows."""
     return sum(batch.num_tokens for batch in forwards(planned))
 
 
 def input_rows(planned: PlannedEvaluation) -> set[Ids]:
-    """The distinct sequences that the items need: a continuation's last token is never an input."""
+    """Return the distinct sequences that the items need: a continuation's last token is never an input."""
     return {(*context, *continuation[:-1]) for context, continuation in scored_ids(planned)}
 
 
 def scored_ids(planned: PlannedEvaluation) -> Iterator[tuple[Ids, Ids]]:
-    """Token ids of every context with each of its continuations."""
+    """Yield the token ids of every context with each of its continuations."""
     for item in planned.items.values():
         if item.request.unscorable is None:
             for context, continuation in zip(item.request.contexts, item.request.continuations, strict=True):
@@ -157,7 +233,7 @@ def scored_ids(planned: PlannedEvaluation) -> Iterator[tuple[Ids, Ids]]:
 
 @contextmanager
 def first_items(num_items: int | None) -> Iterator[None]:
-    """Within it a task has its first items alone; their shots still come from all rows."""
+    """Restrict tasks to their first items within the context; their shots still come from all rows."""
     with_shots = items.with_shots
     items.with_shots = lambda *args, **options: islice(with_shots(*args, **options), num_items)
     try:
@@ -166,7 +242,9 @@ def first_items(num_items: int | None) -> Iterator[None]:
         items.with_shots = with_shots
 
 
-def predictions(planned: PlannedEvaluation, results: tuple[ItemResult, ...]) -> list[int]:
-    """As Timing has them."""
+def predictions(planned: PlannedEvaluation, results: Sequence[ItemResult]) -> list[Any]:
+    """Return the texts of generations, the chosen indices, or for a single continuation 1 where it is right."""
+    if planned.generate_requests:
+        return [result.text for result in results]
     num_choices = len(planned.items[results[0].key].request.continuations)
-    return [int(r.predicted is not None) if num_choices == 1 else r.predicted for r in results]
+    return [int(one.predicted is not None) if num_choices == 1 else one.predicted for one in results]

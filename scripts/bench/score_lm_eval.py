@@ -1,8 +1,8 @@
 """lm-eval's own SCORE tasks on MMLU-Pro as a contender; greedy, fp32.
 
-To be imported in the environment of `requirements/reference.txt`. The tasks are lm-eval's, 0-shot and without a chat
-template. Three things alone are put in their place: the rows, the file of the prompts and the limit of a reply. Timed
-is `evaluate` once the rows are in memory: variants, prompts, tokenisation, replies, marking and metrics.
+Runs in the environment of `requirements/reference.txt`. The tasks are lm-eval's, 0-shot and without a chat template,
+except for three things: the rows, the file of the prompts, and the limit of a generation. Timed is `evaluate` once the
+rows are in memory: variants, prompts, tokenisation, generation, scoring and metrics.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 from unittest import mock
 
 import datasets
-from foundry_and_lm_eval import NUM_WARM_UP_ROWS, LMEval
-from foundry_and_lm_eval_replies import WARM_UP_TOKENS
+from foundry_contender import NUM_WARM_UP_ROWS, WARM_UP_TOKENS
 from lm_eval.evaluator import evaluate
 from lm_eval.tasks import TaskManager, score
+from lm_eval_contender import LMEval
 from timing import Timing, measure
 from transformers import AutoTokenizer
 
@@ -31,7 +31,7 @@ class LMEvalScore(LMEval):
     def measure(
         self, *, perturbation: str, rows_file: str, prompts: str, max_new_tokens: int, max_seq_len: int, batch_size: int
     ) -> dict[str, Any]:
-        """The fields of Timing for all rows, with digests of the prompts; predictions are the replies' texts."""
+        """Return the fields of Timing for all rows, with digests of the prompts; predictions are texts."""
         rows = [json.loads(line) for line in Path(rows_file).read_text('utf-8').removesuffix('\n').split('\n')]
         self.model._max_length, self.model.batch_size_per_gpu = max_seq_len, batch_size
         if not self.warm:
@@ -47,7 +47,7 @@ class LMEvalScore(LMEval):
 
 
 def load_task(perturbation: str, rows: list[dict[str, Any]], prompts: str, max_new_tokens: int) -> dict[str, Any]:
-    """lm-eval's task over these rows, as its `evaluate` takes it."""
+    """Return lm-eval's task over these rows, as its `evaluate` takes it."""
     datasets.disable_progress_bars()
     datasets.disable_caching()  # else a second evaluation finds its variants ready
     splits = dict.fromkeys(('test', 'validation'), datasets.Dataset.from_list(rows))

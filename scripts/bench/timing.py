@@ -1,4 +1,4 @@
-"""What a run took."""
+"""Measure the seconds of a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 class Timing(NamedTuple):
     """Seconds of one run, and what it predicts per row.
 
-    That is the chosen index, for language_modeling 1 where right, and the text where a reply is written.
+    That is the chosen index, 1 or 0 for language_modeling, or the text of a generation.
     """
 
     wall_seconds: float

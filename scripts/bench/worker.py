@@ -24,7 +24,7 @@ def serve(contender: Any, requests: TextIO, answers: TextIO) -> None:
         request = json.loads(line)
         try:
             answer = {'answer': getattr(contender, request['method'])(**request['arguments'])}
-        except Exception:  # whatever it is, the controller is to say so
+        except Exception:  # noqa: BLE001  # whatever it is, the controller is to say so
             answer = {'error': traceback.format_exc()}
         print(json.dumps(answer), file=answers, flush=True)
 

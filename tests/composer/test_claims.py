@@ -1,4 +1,4 @@
-"""Claims on checkpoints: of all watchers one evaluates, and what a dead one has claimed is taken over."""
+"""Claims on checkpoints: one of all watchers evaluates, and expired claims are taken over."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import object_store
 import pytest
 from object_store import S3Server
 
-from llmfoundry_gauntlet.composer.claims import DAMAGED, DONE, RELEASED, RUNNING, ClaimBoard, Heartbeat
-from llmfoundry_gauntlet.composer.stores import Folder, open_folder
-from llmfoundry_gauntlet.errors import ModelError
+from llmfoundry_gauntlet.composer.claims import DAMAGED, DONE, RELEASED, RUNNING, Claim, Claims, Renewal
+from llmfoundry_gauntlet.data.stores import Store
+from llmfoundry_gauntlet.errors import StoreError
 
 s3_server = object_store.s3_server
 
@@ -21,142 +21,113 @@ NAME = 'deep/ep0-ba2-rank0.pt'
 
 
 @pytest.fixture(params=['disk', 's3'])
-def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Folder:
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Return where claims lie."""
     if request.param == 'disk':
-        return open_folder(str(tmp_path / '.gauntlet'))
+        return str(tmp_path / '.gauntlet')
     server: S3Server = request.getfixturevalue('s3_server')
-    return open_folder(server.uri('checkpoints/.gauntlet'))
+    return server.uri('checkpoints/.gauntlet')
 
 
-def board(folder: Folder, *, expires: float = 60.0, digest: str = 'questions') -> ClaimBoard:
-    """A watcher's view of the claims, fresh."""
-    made = ClaimBoard(folder, digest=digest, expires_seconds=expires)
-    made.look()
-    return made
+def claims_in(place: str, *, expires: float = 60.0) -> Claims:
+    """Return a watcher's view of the claims."""
+    claims = Claims(Store(place), expires_seconds=expires)
+    claims.refresh()
+    return claims
 
 
-def test_a_claim_keeps_others_away_until_it_is_released_or_the_checkpoint_is_another(folder: Folder):
-    first, second = board(folder), board(folder)
-    assert first.standing(NAME, 'v1') is None
-    claim = first.take(NAME, 'v1', out='runs/ba2')
+def take(claims: Claims, version: str = 'v1') -> Claim:
+    claim = claims.take(NAME, version)
     assert claim is not None
+    return claim
+
+
+def test_a_claim_keeps_others_away_until_it_is_released_or_the_checkpoint_is_another(place: str):
+    first, second = claims_in(place), claims_in(place)
+    assert first.standing(NAME, 'v1') is None
+    claim = take(first)
     assert second.take(NAME, 'v1') is None  # which has not looked since
-    second.look()
-    standing = second.standing(NAME, 'v1')
-    assert standing is not None
-    assert (standing.state, standing.version, standing.by, standing.out) == (RUNNING, 'v1', claim.by, 'runs/ba2')
+    second.refresh()
+    assert second.standing(NAME, 'v1') == claim and claim.state == RUNNING and second.running()
     assert second.standing(NAME, 'v2') is None  # it was overwritten meanwhile
     assert second.standing('deep/ep0-ba20-rank0.pt', 'v1') is None
-    first.write(claim, state=RELEASED)
-    second.look()
-    assert second.standing(NAME, 'v1') is None
-    assert second.take(NAME, 'v1') is not None
-    assert len(folder.files()) == 2  # a file for each of the two that had it
+    assert first.update(claim, state=RELEASED) is not None
+    second.refresh()
+    assert second.standing(NAME, 'v1') is None and not second.running()
+    take(second)
+    assert [file.name for file in Store(place).files() if file.name != '.lock'] == ['deep%2Fep0-ba2-rank0.pt.json']
 
 
 @pytest.mark.parametrize('state', [DONE, DAMAGED])
-def test_what_is_done_or_damaged_stays_so_for_this_version(folder: Folder, state: str):
-    first = board(folder)
-    claim = first.take(NAME, 'v1')
-    assert claim is not None
-    first.write(claim, state=state, reason='torn')
-    later = board(folder, expires=0.0)
-    time.sleep(0.01)
-    later.look()
+def test_what_is_done_or_damaged_stays_so_for_this_version(place: str, state: str):
+    first = claims_in(place, expires=0.0)
+    first.update(take(first), state=state, detail='torn', sizes={'sums/0-shot': 3})
+    later = claims_in(place)
     standing = later.standing(NAME, 'v1')
-    assert standing is not None and (standing.state, standing.reason) == (state, 'torn')
+    assert standing is not None and (standing.state, standing.detail) == (state, 'torn')
     assert later.standing(NAME, 'v2') is None
+    assert later.sizes() == {'sums/0-shot': 3}
 
 
-def test_watchers_that_ask_for_other_things_do_not_meet(folder: Folder):
-    assert board(folder).take(NAME, 'v1') is not None
-    other = board(folder, digest='other questions')
-    assert other.standing(NAME, 'v1') is None and other.take(NAME, 'v1') is not None
+def test_one_of_many_takes_over_an_expired_claim_and_its_owner_loses_it(place: str):
+    """Mutation: an expired claim stands, or `take` that does not compare contents."""
+    owner = claims_in(place, expires=-1.0)
+    claim = take(owner)
+    others = [claims_in(place) for _ in range(4)]
+    assert [each.standing(NAME, 'v1') for each in others] == [None] * 4
+    start, taken = threading.Barrier(len(others)), []
 
-
-def test_a_silent_claim_expires_by_the_clock_of_who_looks_and_one_of_many_takes_it_over(folder: Folder):
-    dead = board(folder).take(NAME, 'v1')
-    assert dead is not None
-    boards = [board(folder, expires=0.3) for _ in range(4)]
-    time.sleep(0.4)
-    assert board(folder, expires=30.0).standing(NAME, 'v1') is not None  # which has seen it first just now
-    for each in boards:
-        each.look()
-        assert each.standing(NAME, 'v1') is None
-    start, taken = threading.Barrier(len(boards)), []
-
-    def take(each: ClaimBoard) -> None:
+    def take_over(number: int) -> None:
+        others[number].owner = f'watcher {number}'
         start.wait()
-        taken.append(each.take(NAME, 'v1'))
+        taken.append(others[number].take(NAME, 'v1'))
 
-    threads = [threading.Thread(target=take, args=(each,)) for each in boards]
+    threads = [threading.Thread(target=take_over, args=(number,)) for number in range(len(others))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    (winner,) = [claim for claim in taken if claim is not None]
-    assert winner.generation == 2
-    boards[0].look()
-    standing = boards[0].standing(NAME, 'v1')
-    assert standing is not None and standing.owner == winner.owner
-
-
-def test_a_claim_whose_heart_beats_does_not_expire(folder: Folder):
-    owner = board(folder, expires=0.5)
-    claim = owner.take(NAME, 'v1')
-    assert claim is not None
-    watching = board(folder, expires=5.0)
-    versions = set()
-    with Heartbeat(owner, claim) as heartbeat:
+    (winner,) = [found for found in taken if found is not None]
+    with Renewal(owner, claim) as renewal:
         end = time.monotonic() + 60.0
-        while len(versions) < 4 and time.monotonic() < end:
-            versions |= {file.version for file in folder.files()}
+        while not renewal.is_lost and time.monotonic() < end:
             time.sleep(0.02)
-        watching.look()
-        assert watching.standing(NAME, 'v1') is not None
-        assert not heartbeat.is_lost
-    assert len(versions) == 4
-    written = json.loads(folder.read(folder.files()[0].name))
-    assert written['beat'] >= 3 and written['state'] == RUNNING and written['owner'] == claim.owner
+    assert renewal.is_lost and owner.update(claim, state=DONE) is None
+    assert claims_in(place).standing(NAME, 'v1') == winner
 
 
-def test_a_watcher_that_was_silent_for_too_long_learns_that_it_has_lost(folder: Folder):
-    owner = board(folder, expires=0.2)
-    claim = owner.take(NAME, 'v1')
-    assert claim is not None
-    other = board(folder, expires=0.0)
-    time.sleep(0.01)
-    taken = other.take(NAME, 'v1')
-    assert taken is not None
-    with Heartbeat(owner, claim) as heartbeat:
+def test_a_renewed_claim_expires_later_and_later(place: str):
+    owner = claims_in(place, expires=2.0)
+    claim = take(owner)
+    watching, expiries = claims_in(place), {claim.expires}
+    with Renewal(owner, claim) as renewal:
         end = time.monotonic() + 60.0
-        while not heartbeat.is_lost and time.monotonic() < end:
-            time.sleep(0.02)
-    assert heartbeat.is_lost
-    other.look()
-    standing = other.standing(NAME, 'v1')
-    assert standing is not None and standing.owner == other.owner  # the late one has not written over it
+        while len(expiries) < 4 and time.monotonic() < end:
+            time.sleep(0.1)
+            watching.refresh()
+            found = watching.latest(NAME)
+            assert found is not None and found.expires >= max(expiries)
+            expiries.add(found.expires)
+    assert len(expiries) == 4 and not renewal.is_lost
+    assert claims_in(place).latest(NAME) == renewal.claim
 
 
-def test_a_file_that_is_no_claim_stands_until_it_expires(folder: Folder, caplog: pytest.LogCaptureFixture):
-    first = board(folder)
-    assert first.take(NAME, 'v1') is not None
-    (file,) = folder.files()
-    folder.write(file.name, b'[1, 2')
-    other = board(folder, expires=0.2)
-    assert 'is no claim' in caplog.text and file.name in caplog.text
-    assert board(folder).standing(NAME, 'v1') is not None
-    time.sleep(0.3)
-    other.look()
-    assert other.standing(NAME, 'v1') is None
-    assert other.take(NAME, 'v1') is not None
+def test_a_file_that_is_not_a_claim_is_replaced_with_a_warning(place: str, caplog: pytest.LogCaptureFixture):
+    """As a watcher leaves it that is killed while it creates one."""
+    store = Store(place)
+    take(claims_in(place))
+    (name,) = [file.name for file in store.files() if file.name.endswith('.json')]
+    assert store.replace(name, store.read(name), b'[1, 2')
+    other = claims_in(place)
+    assert f'{name}: is not a claim' in caplog.text and other.standing(NAME, 'v1') is None
+    take(other)
+    assert json.loads(store.read(name))['owner'] == other.owner
 
 
-def test_a_place_for_claims_that_cannot_be_written_is_said_with_what_to_do(tmp_path: Path, s3_server: S3Server):
-    (tmp_path / 'questions').write_text('in the way')
-    with pytest.raises(ModelError, match=r'questions.*cannot be written: .*; claims are written there.*--claims'):
-        board(open_folder(str(tmp_path))).check_writable()
-    with pytest.raises(ModelError, match=r'there is no such bucket.*--claims'):
-        ClaimBoard(open_folder('s3://no-bucket-here/x'), digest='questions', expires_seconds=1).check_writable()
-    board(open_folder(s3_server.uri('x'))).check_writable()
+def test_a_place_where_claims_cannot_be_written_is_said_with_what_to_do(tmp_path: Path, s3_server: S3Server):
+    (tmp_path / 'file').write_text('in the way')
+    for place, words in ((str(tmp_path / 'file'), 'file'), ('s3://no-bucket-here/x', 'there is no such bucket')):
+        with pytest.raises(StoreError, match=f'{words}.*--claims'):
+            Claims(Store(place), expires_seconds=1).check_writable()
+    Claims(Store(s3_server.uri('x')), expires_seconds=1).check_writable()
     assert s3_server.names() == []

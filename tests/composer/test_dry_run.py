@@ -188,9 +188,9 @@ def test_the_command_prints_everything_and_writes_nothing(gauntlet, settings, tm
 @pytest.mark.parametrize(
     ('words', 'expected'),
     [
-        (('--outputs', 'answers.jsonl', '--tasks', 'TASKS'), '--dry-run belongs to --model'),
-        (('--from', 'runs/a'), '--dry-run belongs to --model'),
-        (('--model', MODEL, '--tasks', 'TASKS', '--time-budget', '9s'), 'time_budget: which items fit'),
+        (('--outputs', 'answers.jsonl', '--tasks', 'TASKS'), '--dry-run: has no effect with --outputs'),
+        (('--from', 'runs/a'), '--dry-run: has no effect with --from'),
+        (('--model', MODEL, '--tasks', 'TASKS', '--time-budget', '9s'), '--time-budget: has no effect with --dry-run'),
         (('--model', MODEL, '--tasks', 'TASKS', '--max-seq-len', 99999), 'max_seq_len is 99999'),
         (('--model', MODEL, '--tasks', 'TASKS', '--precision', 'fp7'), "precision is 'fp7'"),
         (('--model', MODEL, '--tasks', 'TASKS', '--out', 'FULL'), 'is not empty'),

@@ -262,3 +262,37 @@ def test_ranks_agree_on_what_all_of_them_can_run():
     assert agreed(found[:2]) == Found(scoring=ways[1], replies=replies[0], budget=2048)
     nothing = Found(scoring=None, replies=None, budget=7)
     assert agreed([nothing, nothing]) == nothing
+
+
+def test_scores_follow_eager_attention_and_one_line_says_so(settings, caplog):
+    """Of a Gemma 2 loaded with sdpa, in two evaluations. Mutation: `check_attention` left out."""
+    scores, lines = [], []
+    for loaded in ('eager', 'sdpa'):
+        caplog.clear()
+        network = networks.network(
+            'gemma2', vocab_size=259, max_position_embeddings=128, attn_implementation=loaded, sliding_window=1000
+        )
+        model = composer_model(network)
+        loader = loader_of(model, settings)
+        drive(loader, model)
+        scores.append(drive(loader, model)[0])
+        lines.append([one.getMessage() for one in caplog.records if one.getMessage().startswith('attention: ')])
+        assert network.config._attn_implementation == loaded
+    assert lines == [[], ['attention: sdpa leaves out attn_logit_softcapping; evaluation follows eager attention']]
+    for key, result in scores[0].items():
+        if result.logprobs is not None:
+            np.testing.assert_allclose(scores[1][key].logprobs, result.logprobs, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize('semantics', ['corrected', 'reference'])
+def test_rows_count_as_padded_to_max_seq_len_in_the_reference_alone(settings, semantics: str):
+    """A task's own limit included. Mutations: `padded_to` always, or never."""
+    network = networks.stretched('dynamic', 128, vocab_size=259)
+    tasks = json.loads(Path(settings['tasks']).read_text())['icl_tasks']
+    tasks[0]['max_seq_len'] = 100
+    model = composer_model(network)
+    loader = loader_of(model, {**settings, 'tasks': tasks, 'semantics': semantics, 'max_seq_len': 300})
+    attach_model(loader, model)
+    assert loader.language_model.rotary.base == 128
+    lengths = set(loader.language_model.rotary.padded_to.values())
+    assert lengths == ({100, 300} if semantics == 'reference' else set())

@@ -18,6 +18,8 @@ from composer.models import HuggingFaceModel
 from paths import FIXTURES
 from torch.distributed.checkpoint import FileSystemWriter, save
 
+from llmfoundry_gauntlet.data.stores import Store
+
 s3_server = object_store.s3_server
 ROTARY = FIXTURES / 'models' / 'rotary_bos'
 
@@ -198,6 +200,24 @@ def test_what_is_not_in_s3(models: Path, s3_server: Any, refused: Callable[..., 
     assert "leads to 'run/round.symlink'; allowed: the key of" in refused(s3_server.uri('run/round.symlink'))
     assert 's3://no-such-bucket' in (error := refused('s3://no-such-bucket/x.pt')) and 'no such bucket' in error
     assert refused(s3_server.uri('hf')).startswith(s3_server.uri('hf')), 'not the temporary folder'
+
+
+def test_shards_that_are_not_in_s3_are_named_before_the_others_are_downloaded(
+    models: Path, s3_server: Any, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+):
+    for path in (models / 'sharded').iterdir():
+        s3_server.client.upload_file(str(path), s3_server.bucket, f'run/ba4/{path.name}')
+    whole = s3_server.client.head_object(Bucket=s3_server.bucket, Key='run/ba4/__0_0.distcp')['ContentLength']
+    uri, got = s3_server.uri('run/ba4'), []
+    download = Store.download
+    monkeypatch.setattr(Store, 'download', lambda store, names, to: got.append(names) or download(store, names, to))
+    s3_server.client.put_object(Bucket=s3_server.bucket, Key='run/ba4/__0_0.distcp', Body=b'short')
+    assert refused(uri).startswith(f'{uri}/__0_0.distcp: is cut off after 5 of {whole} bytes')
+    s3_server.client.delete_object(Bucket=s3_server.bucket, Key='run/ba4/__0_0.distcp')
+    assert refused(uri).startswith(f'{uri}: of 1 files 1 are missing: __0_0.distcp')
+    s3_server.client.put_object(Bucket=s3_server.bucket, Key='run/ba4/.metadata', Body=b'torn')
+    assert refused(uri).startswith(f'{uri}/.metadata: cannot be read')
+    assert got == [['run/ba4/.metadata']] * 3
 
 
 def test_s3_itself(s3_server: Any, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch):

@@ -16,11 +16,13 @@ from composer.models import HuggingFaceModel
 from paths import FIXTURES
 from torch.distributed.checkpoint import FileSystemWriter, save
 
-from llmfoundry_gauntlet.composer.models import open_model
+from llmfoundry_gauntlet.composer.models import open_model, resolve_max_seq_len, rotary_lengths
+from llmfoundry_gauntlet.engine.rotary_lengths import RotaryLengths
+from llmfoundry_gauntlet.errors import ModelError
 
 CPU = torch.device('cpu')
 IDS = torch.arange(3, 40)[None]
-FAMILIES = ('llama', 'gemma2, sdpa', 'gpt2', 'gpt_neox', 'opt', 'mpt', 'bloom', 'falcon', 'gpt_bigcode', 'qwen3_moe')
+FAMILIES = ('llama', 'gemma2', 'gpt2', 'gpt_neox', 'opt', 'mpt', 'bloom', 'falcon', 'gpt_bigcode', 'qwen3_moe')
 
 
 def loaded(model: Any) -> Any:
@@ -141,3 +143,52 @@ def test_the_files_may_go_once_the_network_is_there(tmp_path: Path):
         file.write(b'\0' * size)
     shutil.rmtree(folder)
     check_same(found, expected)
+
+
+FACTORS = {'short_factor': [1.0] * 4, 'long_factor': [2.0] * 4}
+LLAMA3 = {'low_freq_factor': 1.0, 'high_freq_factor': 4.0}
+LONG_PHI = {'max_position_embeddings': 512, 'original_max_position_embeddings': 128}
+
+
+def config_of(kind: str | None, scaling: dict[str, Any], **more: Any) -> transformers.PretrainedConfig:
+    if kind is None:
+        return transformers.LlamaConfig(max_position_embeddings=256)
+    make = transformers.Phi3Config if kind == 'longrope' else transformers.LlamaConfig
+    sizes = {'hidden_size': 32, 'num_attention_heads': 4, 'max_position_embeddings': 256, 'pad_token_id': 0}
+    return make(**{**sizes, **more}, rope_scaling={'type' if kind == 'longrope' else 'rope_type': kind, **scaling})
+
+
+@pytest.mark.parametrize(
+    ('kind', 'scaling', 'more', 'positions'),
+    [
+        (None, {}, {}, 256),
+        ('default', {}, {}, 256),
+        ('linear', {'factor': 4.0}, {}, 1024),
+        ('dynamic', {'factor': 2.5}, {}, 640),
+        ('yarn', {'factor': 4.0}, {}, 1024),
+        ('yarn', {'factor': 4.0, 'original_max_position_embeddings': 64}, {}, 256),
+        ('yarn', {'factor': 8.0, 'original_max_position_embeddings': 64}, {}, 512),
+        ('llama3', {'factor': 8.0, 'original_max_position_embeddings': 64, **LLAMA3}, {}, 512),
+        ('llama3', {'factor': 2.0, 'original_max_position_embeddings': 64, **LLAMA3}, {}, 256),
+        ('longrope', FACTORS, LONG_PHI, 512),
+    ],
+)
+def test_a_scaled_rotary_embedding_has_its_positions_times_the_factor(kind, scaling, more, positions: int):
+    """By hand, and never fewer than the configuration names, which stay the default."""
+    config = config_of(kind, scaling, **more)
+    assert resolve_max_seq_len(positions, config, {}) == positions
+    assert resolve_max_seq_len(None, config, {}) == more.get('max_position_embeddings', 256)
+    with pytest.raises(ModelError, match=f'is {positions + 1}, but .* has positions for {positions} tokens'):
+        resolve_max_seq_len(positions + 1, config, {})
+    with pytest.raises(ModelError, match=r't: max_seq_len is 4096'):
+        resolve_max_seq_len(None, config, {'t': 4096})
+
+
+def test_rotary_frequencies_depend_on_a_length_with_dynamic_ntk_and_longrope_alone():
+    padded = {'t': 64}
+    for kind, scaling in ((None, {}), ('linear', {'factor': 4.0}), ('yarn', {'factor': 4.0})):
+        assert rotary_lengths(config_of(kind, scaling), padded) is None
+    dynamic = rotary_lengths(config_of('dynamic', {'factor': 2.0}), padded)
+    assert dynamic == RotaryLengths(base=256, scales_by_length=True, padded_to=padded)
+    longrope = rotary_lengths(config_of('longrope', FACTORS, **LONG_PHI), padded)
+    assert longrope == RotaryLengths(base=128, scales_by_length=False, padded_to=padded)

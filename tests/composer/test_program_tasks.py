@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import networks
 import pytest
 import tiny
-from composer import Trainer
+from composer import Callback, Logger, State, Trainer
 from composer.loggers import InMemoryLogger
 from composer.models import HuggingFaceModel
 from programs import sandbox
 
 from llmfoundry_gauntlet import EvalGauntlet, build_icl_evaluators
+from llmfoundry_gauntlet.composer.journal import SharedJournal
+from llmfoundry_gauntlet.evaluation import PreparedEvaluation
 from llmfoundry_gauntlet.judging.code.judge import judge
 from llmfoundry_gauntlet.scores.keys import with_errors
 
@@ -70,3 +74,88 @@ def test_one_evaluator_gives_the_same_numbers(settings):
     other.eval()
     metrics = callback.evaluation.scores['programs/0-shot'].metrics
     assert values == {name: pytest.approx(value) for name, value in with_errors(metrics)}
+
+
+class Broken(Exception):
+    """Ends an evaluation."""
+
+
+def in_background(monkeypatch: pytest.MonkeyPatch, work: Callable[[], None]) -> None:
+    """Has `work` done in the thread that runs programs, before its first ones."""
+    whole, waiting = PreparedEvaluation.results, [work]
+
+    def results(self: PreparedEvaluation, outputs: Any) -> Any:
+        if threading.current_thread().name.startswith('marking') and waiting:
+            waiting.pop()()
+        return whole(self, outputs)
+
+    monkeypatch.setattr(PreparedEvaluation, 'results', results)
+
+
+def fail() -> None:
+    raise Broken
+
+
+def test_an_evaluation_whose_programs_failed_leaves_the_next_one_alone(settings, monkeypatch):
+    in_background(monkeypatch, fail)
+    callback = EvalGauntlet(**settings, max_seq_len=128, save_folder=None)
+    trainer = Trainer(model=model(), callbacks=[callback], device='cpu', progress_bar=False)
+    with pytest.raises(Broken):
+        trainer.eval()
+    callback.close(trainer.state, trainer.logger)
+    trainer.eval()
+    assert len(callback.evaluation.results['programs/0-shot']) == 18
+
+
+@pytest.mark.filterwarnings('ignore:eval_dataloader label')
+def test_an_evaluator_whose_programs_failed_can_be_used_again(settings, monkeypatch):
+    in_background(monkeypatch, fail)
+    network = model()
+    evaluators = build_icl_evaluators(settings['tasks'], network, data_root=settings['data_root'], max_seq_len=128)
+    trainer = Trainer(model=network, device='cpu', progress_bar=False)
+    with pytest.raises(Broken):
+        trainer.eval(evaluators)
+    trainer.eval(evaluators)
+    assert {float(trainer.state.eval_metrics['programs/0-shot'][METRICS[0]].compute())} - {0.0, 1.0}
+
+
+class Ending(Callback):
+    """Ends the first evaluation once programs are waiting, and lets these go on in the second."""
+
+    def __init__(self, gauntlet: EvalGauntlet, released: threading.Event) -> None:
+        self.gauntlet = gauntlet
+        self.released = released
+        self.journals: list[SharedJournal] = []
+
+    def eval_batch_end(self, state: State, logger: Logger) -> None:
+        loader = self.gauntlet.loader
+        if loader.journal not in self.journals:
+            self.journals.append(loader.journal)
+        if len(self.journals) > 1:
+            self.released.set()
+        elif loader.running:
+            raise Broken
+
+
+def test_programs_of_an_evaluation_that_failed_do_not_get_into_the_next_journal(settings, tmp_path, monkeypatch):
+    released = threading.Event()
+    in_background(monkeypatch, lambda: released.wait() or None)
+    written: list[tuple[SharedJournal, Any]] = []
+    add = SharedJournal.add
+
+    def noted(self: SharedJournal, results: Mapping[Any, Any], *, suspect: bool = False) -> None:
+        if threading.current_thread().name.startswith('marking'):
+            written.append((self, [*results]))
+        add(self, results, suspect=suspect)
+
+    monkeypatch.setattr(SharedJournal, 'add', noted)
+    callback = EvalGauntlet(**settings, max_seq_len=128, save_folder=str(tmp_path / 'records'))
+    ending = Ending(callback, released)
+    trainer = Trainer(model=model(), callbacks=[callback, ending], device='cpu', progress_bar=False)
+    with pytest.raises(Broken):
+        trainer.eval()
+    callback.close(trainer.state, trainer.logger)
+    trainer.eval()
+    assert len(callback.evaluation.results['programs/0-shot']) == 18
+    first, second = ending.journals
+    assert written[0][0] is first and [journal for journal, _ in written[1:]] == [second] * (len(written) - 1)

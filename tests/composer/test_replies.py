@@ -109,6 +109,17 @@ def test_a_reply_as_long_as_the_model_is_refused_before_the_run(settings, tmp_pa
         evaluate({**settings, 'tasks': tasks})
 
 
+def test_a_generation_past_the_models_positions_is_refused_before_the_run(settings, tmp_path: Path):
+    """llm-foundry's truncation leaves room for the longest answer alone, so that 127 tokens may go past 128."""
+    tasks = json.loads(Path(settings['tasks']).read_text())['icl_tasks']
+    tasks[0]['generation_kwargs'] = {'max_new_tokens': 127}
+    settings = {**settings, 'tasks': tasks, 'semantics': 'reference'}
+    with pytest.raises(ModelError, match=r'greedy/1-shot: a prompt of \d+ tokens and a generation of 127 make .* 128'):
+        evaluate(settings)
+    _, logged = evaluate(settings, 'mpt')  # whose positions have no end
+    assert 0 <= logged[f'metrics/greedy/1-shot/{METRICS[0]}'] <= 1
+
+
 @pytest.mark.parametrize(('own', 'expected'), [(None, {7}), (9, {7, 9}), ([8, 9], {7, 8, 9})])
 def test_the_models_own_settings_name_further_tokens_that_end_a_reply(own, expected):
     model = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=own))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from llmfoundry_gauntlet.composer import journal
 from llmfoundry_gauntlet.composer.journal import Resuming, SharedJournal
 from llmfoundry_gauntlet.errors import RecordError
 from llmfoundry_gauntlet.records.journal import JOURNAL, Journal, OtherEvaluationError
@@ -27,16 +29,16 @@ def test_records_that_cannot_be_gone_on_with_are_kept_where_that_was_asked_for(t
     with pytest.raises(RecordError, match=r'results\.json'):
         SharedJournal(tmp_path, IDENTITY, REQUIRED).read()
     assert (tmp_path / 'results.json').read_text() == content
-    journal = SharedJournal(tmp_path, IDENTITY, Resuming())  # in training it is replaced
-    journal.read()
-    assert not journal.done
+    shared = SharedJournal(tmp_path, IDENTITY, Resuming())  # in training it is replaced
+    shared.read()
+    assert not shared.done
 
 
 def test_an_empty_folder_is_begun_anew(tmp_path: Path):
-    journal = SharedJournal(tmp_path / 'new', IDENTITY, REQUIRED)
-    journal.read()
-    journal.begin({'layout': 'stream'})
-    journal.close()
+    shared = SharedJournal(tmp_path / 'new', IDENTITY, REQUIRED)
+    shared.read()
+    shared.begin({'layout': 'stream'})
+    shared.close()
     assert [path.name for path in (tmp_path / 'new' / JOURNAL).iterdir()] == ['000-rank0.jsonl']
 
 
@@ -69,8 +71,26 @@ def test_nothing_is_used_again_unless_that_is_wanted(tmp_path: Path):
     assert not (tmp_path / JOURNAL).exists()
 
 
-def test_what_nobody_has_foreseen_is_told_to_all_ranks(tmp_path: Path):
+def test_a_record_that_is_damaged_is_told_to_all_ranks(tmp_path: Path):
     """The others wait for the first one in a collective."""
     (tmp_path / 'results.json').write_text(json.dumps({'format_version': 1, 'tasks': 3, 'score': None}))
     with pytest.raises(RecordError):
         SharedJournal(tmp_path, IDENTITY, REQUIRED).read()
+
+
+class Unforeseen(Exception):
+    """What nothing is known of."""
+
+
+def test_what_nobody_has_foreseen_ends_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The first rank says that it failed before its own error ends it."""
+    told: list[Any] = []
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise Unforeseen
+
+    monkeypatch.setattr(journal, 'read_journal', fail)
+    monkeypatch.setattr(journal.dist, 'broadcast_object_list', lambda objects, src: told.extend(objects))
+    with pytest.raises(Unforeseen):
+        SharedJournal(tmp_path, IDENTITY, REQUIRED).read()
+    assert isinstance(told[0], RecordError) and str(tmp_path) in str(told[0]) and told[1] is None

@@ -89,6 +89,20 @@ def test_intervals(interval: Any, expected: list[str]):
     assert mapped.values['callbacks']['eval_gauntlet']['interval'] == expected
 
 
+@pytest.mark.parametrize('interval', [True, False, 1.5, -1, '', [], ['1ep'], {}, {'every': 1}, 'sometimes'])
+def test_an_interval_that_llm_foundry_does_not_have_is_refused_under_its_own_key(interval: Any):
+    (problem,) = problems_of(training, {'icl_tasks': TASKS, 'eval_interval': interval})
+    assert problem.startswith('train.yaml: eval_interval: is ') and 'allowed: ' in problem
+
+
+@pytest.mark.parametrize('block', [True, 3, 'x', [1], [{'eval_gauntlet': {}}]])
+def test_callbacks_that_are_no_mapping_are_refused(block: Any):
+    (problem,) = problems_of(training, {'icl_tasks': TASKS, 'callbacks': block})
+    assert problem.startswith('train.yaml: callbacks: is ') and problem.endswith('; allowed: a mapping')
+    (problem,) = problems_of(training, {'icl_tasks': TASKS, 'callbacks': {'eval_gauntlet': block}})
+    assert problem.startswith('train.yaml: callbacks.eval_gauntlet: is ') and problem.endswith('; allowed: a mapping')
+
+
 def test_keys_of_icl_complete_a_callback_that_is_there():
     own = {'tasks': 't.yaml', 'interval': ['first', '5ba'], 'save_folder': None}
     values = {'callbacks': {'eval_gauntlet': own}, 'icl_seq_len': 512, 'eval_first': True, 'eval_interval': '9ba'}
@@ -234,7 +248,20 @@ def test_a_file_in_our_own_keys_stays_as_it_is():
         (with_model(name='hf_casual_lm'), "no kind of model 'hf_casual_lm', did you mean 'hf_causal_lm'?"),
         (with_model(init_devise='cpu'), "models[0].model.init_devise: unknown key, did you mean 'init_device'?"),
         (with_model(pretrained_model_name_or_path=None), "the key 'pretrained_model_name_or_path' is missing"),
-        ({'models': []}, 'models: is empty; allowed: a list of models'),
+        ({'models': []}, 'models: is an empty list; allowed: a list of models'),
+        ({'models': {}}, 'models: is an empty mapping; allowed: a list of models'),
+        ({'models': 3}, 'models: is 3; allowed: a list of models'),
+        ({'models': ''}, "models: is ''; allowed: a list of models"),
+        ({'models': [[MODEL]]}, 'models[0]: is a list; allowed: a mapping'),
+        ({'models': [None]}, 'models[0]: is empty; allowed: a mapping'),
+        ({'models': [{**MODEL, 'model_name': 3}]}, 'models[0].model_name: is 3; allowed: text'),
+        ({'models': [{**MODEL, 'model_name': ''}]}, "models[0].model_name: is ''; allowed: text"),
+        ({'models': [{**MODEL, 'load_path': ['x']}]}, 'models[0].load_path: is a list; allowed: text'),
+        ({'models': [{**MODEL, 'model': {}}]}, "models[0].model: the key 'name' is missing"),
+        ({'models': [{**MODEL, 'tokenizer': []}]}, 'models[0].tokenizer: is an empty list; allowed: a mapping'),
+        ({'models': [{**MODEL, 'tokenizer': {}}]}, "models[0].tokenizer: the key 'name' is missing"),
+        ({'models': [{**MODEL, 'tokenizer': {'name': 3}}]}, 'models[0].tokenizer.name: is 3; allowed: text'),
+        (with_model(pretrained_model_name_or_path=3), 'model.pretrained_model_name_or_path: is 3; allowed: text'),
         ({'models': ['gpt2']}, "models[0]: is 'gpt2'; allowed: a mapping"),
         ({'models': [{**MODEL, 'model': 'gpt2'}]}, "models[0].model: is 'gpt2'; allowed: a mapping"),
         ({'models': [{**MODEL, 'modle': 1}]}, "models[0].modle: unknown key, did you mean 'model'?"),

@@ -1,9 +1,12 @@
+import dataclasses
 from pathlib import Path
 
 import pytest
 
+from llmfoundry_gauntlet import tasks as task_types
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.suite import load_suite
+from llmfoundry_gauntlet.tasks.base import no_shot
 
 TASK = {'label': 'copa', 'dataset_uri': 'copa.jsonl', 'num_fewshot': [0], 'icl_task_type': 'multiple_choice'}
 BENCHMARK = {'name': 'copa', 'num_fewshot': 0, 'random_baseline': 0.5}
@@ -151,7 +154,7 @@ def test_a_benchmark_of_a_task_that_is_itself_wrong_is_no_second_error():
     [
         ('', "the key 'icl_tasks' is missing; the file is empty"),
         ('- label: a\n', 'is a list at its top; allowed: a mapping'),
-        ('icl_tasks: []\n', 'is an empty list; give at least one task'),
+        ('icl_tasks: []\n', 'is an empty list; allowed: a list of tasks'),
         ('icl_task: []\n', "the key 'icl_tasks' is missing; found: icl_task"),
         ('icl_tasks: {a: 1}\n', 'is a mapping; allowed: a list of tasks'),
         ('icl_tasks: [\n', 'is not valid YAML'),
@@ -165,6 +168,25 @@ def test_a_file_that_holds_no_tasks_says_so(tmp_path: Path, content: str, expect
     path.write_text(content)
     (problem,) = problems_of(path)
     assert problem.startswith(str(path)) and expected in problem
+
+
+@pytest.mark.parametrize('tasks', [{'label': 'copa'}, {}, 3, 0, True, False, 1.5])
+def test_tasks_of_the_wrong_kind_are_not_read_as_paths(tasks: object):
+    (problem,) = problems_of(tasks)
+    assert problem.startswith('<icl_tasks>: icl_tasks: is ')
+    assert problem.endswith('; allowed: a list of tasks, or a path to a file with one')
+
+
+def test_shots_of_a_type_that_has_none_are_refused(monkeypatch: pytest.MonkeyPatch):
+    bare = dataclasses.replace(task_types.named_types()['multiple_choice'], name='bare', shot=no_shot)
+    monkeypatch.setattr(task_types, 'OWN', (*task_types.OWN, bare))
+    task_types.named_types.cache_clear()
+    try:
+        (problem,) = problems_of([{**TASK, 'icl_task_type': 'bare', 'num_fewshot': [0, 2]}])
+        assert 'icl_tasks[0].num_fewshot: is [0, 2]; allowed: [0], as bare has no shots' in problem
+        assert len(load_suite([{**TASK, 'icl_task_type': 'bare'}]).tasks) == 1
+    finally:
+        task_types.named_types.cache_clear()
 
 
 def test_a_missing_file_is_named():

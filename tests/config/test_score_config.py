@@ -273,8 +273,8 @@ def test_a_list_a_mapping_a_path_and_a_path_to_a_path_say_the_same(tmp_path: Pat
         ('', "the key 'score' is missing; the file is empty"),
         ('scores: []\n', "the key 'score' is missing; found: scores"),
         ('score:\n', 'score: is empty'),
-        ('score: []\n', 'score: is empty; allowed: a list with a mapping a data set'),
-        ('score: 7\n', 'score: is 7; allowed: a list with a mapping a data set'),
+        ('score: []\n', 'score: is an empty list; allowed: a list with a mapping for each data set'),
+        ('score: 7\n', 'score: is 7; allowed: a list with a mapping for each data set'),
         ('score: {}\n', "score[0]: the key 'dataset' is missing"),
         ('score: mmlu_pro\n', "score: there is no file 'mmlu_pro' (looked in the working directory and beside s.yaml)"),
         ('score: [1]\n', 'score[0]: is 1; allowed: a mapping'),
@@ -324,9 +324,7 @@ def test_either_tasks_or_score_may_be_left_out_of_the_settings():
     assert decode_settings({'score': [{'dataset': 'math'}]}).tasks is None
     with pytest.raises(ConfigError) as raised:
         decode_settings({})
-    assert list(raised.value.problems) == [
-        'eval_gauntlet: tasks: is empty; give a path, a list of paths or a list of tasks, or give score'
-    ]
+    assert list(raised.value.problems) == ['eval_gauntlet: nothing to evaluate: give tasks, score or both']
 
 
 def test_our_own_files_load():

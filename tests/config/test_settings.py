@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,10 +35,80 @@ def test_truncation_follows_the_semantics_unless_it_is_given():
         ({'semantics': 'upstream'}, "semantics: is 'upstream'; allowed: corrected, reference"),
         ({'truncation': 'left'}, "truncation: is 'left'; allowed: drop_shots, reference"),
         ({'fewshot': 'same'}, "fewshot: is 'same'; allowed: reference, fixed"),
-        ({'tasks': []}, 'tasks: is empty'),
+        ({'save_folder': ' '}, "save_folder: is ' '; allowed: a folder, or null for no records"),
+        ({'data_root': ''}, "data_root: is ''; allowed: a folder"),
     ],
 )
 def test_a_wrong_setting_is_refused(changes: dict, expected: str):
     with pytest.raises(ConfigError) as raised:
         decode_settings({'tasks': 't.yaml', **changes})
     assert expected in str(raised.value)
+
+
+TASK = {'label': 'copa', 'dataset_uri': 'copa.jsonl', 'num_fewshot': [0], 'icl_task_type': 'multiple_choice'}
+WRONG_SOURCES = [
+    (True, 'is True'),
+    (False, 'is False'),
+    (3, 'is 3'),
+    (0, 'is 0'),
+    (1.5, 'is 1.5'),
+    ('', "is ''"),
+    (' ', "is ' '"),
+    ([], 'is an empty list'),
+    ({}, 'is an empty mapping'),
+    (b'x', "is b'x'"),
+]
+
+
+@pytest.mark.parametrize('key', ['tasks', 'gauntlet', 'score'])
+@pytest.mark.parametrize(('value', 'found'), WRONG_SOURCES)
+def test_a_source_of_the_wrong_kind_is_refused_with_its_key_and_what_is_allowed(key: str, value: Any, found: str):
+    with pytest.raises(ConfigError) as raised:
+        decode_settings({'tasks': 't.yaml', key: value})
+    (problem,) = raised.value.problems
+    assert problem.startswith(f'eval_gauntlet: {key}: {found}; allowed: a path')
+
+
+@pytest.mark.parametrize(
+    ('key', 'value', 'place'),
+    [
+        ('tasks', {'label': 'copa'}, 'tasks: is a mapping; allowed: a path, a list of paths or a list of mappings'),
+        ('gauntlet', ['g.yaml'], 'gauntlet: is a list; allowed: a path or a mapping'),
+        ('tasks', [[TASK]], 'tasks[0]: is a list; allowed: a path or a mapping'),
+        ('tasks', [['a.yaml']], 'tasks[0]: is a list; allowed: a path or a mapping'),
+        ('tasks', [None], 'tasks[0]: is empty; allowed: a path or a mapping'),
+        ('tasks', [TASK, True], 'tasks[1]: is True; allowed: a mapping'),
+        ('tasks', [TASK, 'a.yaml'], "tasks[1]: is 'a.yaml'; allowed: a mapping"),
+        ('tasks', ['a.yaml', TASK], 'tasks[1]: is a mapping; allowed: a path'),
+        ('tasks', ['a.yaml', ''], "tasks[1]: is ''; allowed: a path"),
+        ('score', ['mmlu_pro'], "score[0]: is 'mmlu_pro'; allowed: a mapping"),
+        ('score', [[{}]], 'score[0]: is a list; allowed: a mapping'),
+        ('interval', None, 'interval: is empty; allowed: first, checkpoint, last and Composer times'),
+        ('interval', 3, 'interval: is 3; allowed: first, checkpoint, last and Composer times'),
+        ('interval', True, 'interval: is True; allowed: first'),
+        ('interval', {'every': '1ep'}, 'interval: is a mapping; allowed: first'),
+        ('interval', '', "interval: is ''; allowed: first"),
+        ('interval', ['1ep', 3], 'interval[1]: is 3; allowed: first'),
+        ('interval', [['1ep']], 'interval[0]: is a list; allowed: first'),
+    ],
+)
+def test_the_place_of_a_wrong_entry_is_named(key: str, value: Any, place: str):
+    with pytest.raises(ConfigError) as raised:
+        decode_settings({'tasks': 't.yaml', key: value})
+    (problem,) = raised.value.problems
+    assert problem.startswith(f'eval_gauntlet: {place}')
+
+
+def test_all_wrong_sources_are_listed_at_once():
+    with pytest.raises(ConfigError) as raised:
+        decode_settings({'tasks': 3, 'gauntlet': True, 'score': [], 'interval': 3})
+    assert [problem.split(': ')[1] for problem in raised.value.problems] == ['tasks', 'gauntlet', 'score', 'interval']
+
+
+def test_sources_of_every_allowed_kind_are_kept():
+    gauntlet: dict[str, Any] = {'categories': []}
+    for tasks in ('t.yaml', ['a.yaml', 'b.yaml'], [TASK]):
+        for score in ('s.yaml', {'dataset': 'math'}, [{'dataset': 'math'}]):
+            for given in ('g.yaml', gauntlet):
+                settings = decode_settings({'tasks': tasks, 'score': score, 'gauntlet': given})
+                assert (settings.tasks, settings.score, settings.gauntlet) == (tasks, score, given)

@@ -118,7 +118,7 @@ def test_rows_can_come_from_a_server(write_jsonl, tmp_path):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f'http://127.0.0.1:{server.server_port}'
         assert read(tmp_path, 'language_modeling', uri=f'{address}/rows.jsonl')[0].content.continuation == 'four'
-        assert 'cannot be read' in problems(tmp_path, 'language_modeling', uri=f'{address}/none.jsonl')[0]
+        assert 'no such file' in problems(tmp_path, 'language_modeling', uri=f'{address}/none.jsonl')[0]
         server.shutdown()
 
 

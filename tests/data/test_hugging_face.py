@@ -239,12 +239,12 @@ def test_what_the_map_and_the_loading_variables_get_wrong_is_named(tmp_path):
     assert 'IterableDataset' in said(split='test', streaming=True) and 'gives list' in said(split=['test'])
     assert 'Unable to find' in said(split='train', data_files='none.jsonl')
     assert "doesn't contain any data files" in said('hf://./empty', split='test')
-    assert 'multiple values' in said(path='x', split='test')
+    assert 'hf_loading_vars.path: ' in said(path='x', split='test')
     wrong = {'context': ['a', 'd'], 'continuation': 'c', 'category': [], 'gold': ['aa']}
     assert said(split='test', parsing=wrong).splitlines() == [
         "hf://./sums: hf_parsing_map.context: there is no column 'd'; found: a, b, c",
         "hf://./sums: hf_parsing_map.continuation: is 'c'; allowed: a list of columns, such as [question]",
-        'hf://./sums: hf_parsing_map.category: is a list; allowed: a list of columns, such as [question]',
+        'hf://./sums: hf_parsing_map.category: is an empty list; allowed: a list of columns, such as [question]',
         "hf://./sums: hf_parsing_map.gold: there is no column 'aa', did you mean 'a'?",
     ]
 

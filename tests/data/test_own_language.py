@@ -1,4 +1,4 @@
-"""Our own rows of reading, pronouns, bias and translation: what can be said of them by looking at their words."""
+"""The sample data: what their texts must have in common, so that answers can be found and no file is one-sided."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections import Counter, defaultdict
 
 import pytest
-from test_own_rows import rows_of
+from test_own_rows import FOLDER, rows_of
 
 READING, LANGUAGE, SAFETY = 'reading_comprehension', 'language_understanding', 'safety'
 SCHEMAS = [f'{LANGUAGE}/winograd_wsc', f'{LANGUAGE}/winogrande']
@@ -85,41 +85,6 @@ def test_each_scene_of_bbq_is_told_without_and_with_what_decides_it():
     assert not any(one == other for one, other in zip(stereotyped, decided, strict=True))
 
 
-TAVI = {'suno': 'sees', 'wapi': 'eats', 'peli': 'sings', 'mo': 'dog', 'ki': 'cat', 'lu': 'bird', 'ta': 'child'}
-BORU = {'nara': 'man', 'sela': 'woman', 'oli': 'water', 'buk': 'milk', 'dap': 'bread', 'ko': 'old'}
-BORU_VERBS = {'tem': 'drinks', 'temra': 'drank', 'gol': 'buys', 'golra': 'bought'}
-
-
-def from_tavi(sentence: str) -> str:
-    """Verb, subject, object if there is one, and ve for not."""
-    verb, *nouns = [word for word in words(sentence) if word != 've']
-    subject, *objects = [TAVI[noun] for noun in nouns]
-    said = TAVI[verb] if ' ve.' not in sentence else 'does not ' + TAVI[verb].removesuffix('s')
-    return f'The {subject} {said}' + ''.join(f' the {noun}' for noun in objects) + '.'
-
-
-def from_boru(sentence: str) -> str:
-    """Subject, an adjective of it, object, verb."""
-    subject, *adjectives, thing, verb = words(sentence)
-    return ' '.join(['The', *(BORU[word] for word in (*adjectives, subject)), BORU_VERBS[verb], BORU[thing]]) + '.'
-
-
-def test_sentences_of_made_up_languages_are_translated_by_their_rules():
-    translate = {'TAVI': from_tavi, 'BORU': from_boru}
-    for row in rows_of(f'{LANGUAGE}/bigbench_conlang_translation'):
-        told, _, asked = row['context'].partition('\nNow, ')
-        language = re.search(r'^([A-Z]+): ', told, re.MULTILINE)[1]
-        examples = re.findall(rf'{language}: (.*)\nENGLISH TRANSLATION: (.*)', told)
-        if asked.endswith('ENGLISH TRANSLATION:'):
-            pair = (re.search(rf'{language}: (.*)\n', asked)[1], row['continuation'])
-        else:
-            pair = (row['continuation'], re.search(r'ENGLISH: (.*)\n', asked)[1])
-        for sentence, english in (*examples, pair):
-            assert translate[language](sentence) == english
-        assert len(examples) == 4 and pair not in examples
-        assert set(words(pair[0])) <= set(words(' '.join(sentence for sentence, _ in examples))), row
-
-
 def test_an_answer_is_among_its_aliases_and_none_of_them_is_nothing():
     for row in rows_of('world_knowledge/triviaqa_sm_sub'):
         assert row['answer'] in row['aliases'] and len(set(row['aliases'])) == len(row['aliases'])
@@ -135,3 +100,18 @@ def test_scenes_of_hellaswag_have_endings_that_go_on_with_their_sentence():
     for row in rows_of(f'{LANGUAGE}/hellaswag'):
         assert not re.search(r'[.?!]$', row['query'])
         assert all(choice[0].islower() and choice.endswith('.') for choice in row['choices'])
+
+
+def test_chains_of_thought_end_in_the_answer():
+    for row in rows_of('symbolic_problem_solving/gsm8k'):
+        assert re.findall(r'<<.*?=(.*?)>>', row['chain_of_thought'])[-1] == row['answer']
+
+
+def test_every_solution_of_math_has_a_box_and_the_boxes_have_many_forms():
+    subjects = sorted((FOLDER / 'score' / 'hendrycks_math').glob('*.jsonl'))
+    solutions = [row['solution'] for path in subjects for row in rows_of(f'score/hendrycks_math/{path.stem}')]
+    assert len(solutions) == 7 * 12 and all(r'\boxed{' in solution for solution in solutions)
+    boxes = [solution.partition(r'\boxed{')[2] for solution in solutions]
+    forms = (r'\\d?frac', r'\\sqrt', r'\\pi', r'\\text', r'\^\\circ', 'pmatrix', r'^\(-?\d+, \d+\)\}')
+    for form in (*forms, r'\\cup', r'\d_\d', r'\\%', r'\\\$', r'\d\.\d', r'\di\}', '=', 'x', r'^-?\d+\}'):
+        assert any(re.search(form, box) for box in boxes), form

@@ -145,7 +145,7 @@ def test_all_wrong_rows_of_all_files_come_together(write_jsonl, tmp_path):
     assert problems_of('agieval', tmp_path) == [
         'score/agieval_v1/sat-math.jsonl: has no rows; allowed: one JSON object a line',
         "score/agieval_v1/sat-en.jsonl:1: label is 'X'; allowed: one letter of ABCD",
-        'score/agieval_v1/sat-en.jsonl:3: options is a list; allowed: a list of two or more texts',
+        'score/agieval_v1/sat-en.jsonl:3: options is an empty list; allowed: a list of two or more texts',
         "score/agieval_v1/lsat-ar.jsonl:1: label is 'x'; allowed: one letter of ABCD",
     ]
 

@@ -105,6 +105,9 @@ class PieceTokenizer:
     def __init__(self) -> None:
         self.ids: dict[str, int] = {}
 
+    def __len__(self) -> int:
+        return 50_000
+
     def __call__(self, texts: Sequence[str], *, add_special_tokens: bool, **_: Any) -> dict[str, list[list[int]]]:
         special = [1] if add_special_tokens else []
         return {'input_ids': [special + [self.id(piece) for piece in PIECES.findall(text)] for text in texts]}

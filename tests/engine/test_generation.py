@@ -31,9 +31,10 @@ FAMILY_OF = {STREAM: 'qwen2', CACHE: 'llama', TUPLES: 'mpt', NO_CACHE: 'gpt_bigc
 every_way = pytest.mark.parametrize('way', WAYS)
 
 
-def untied(name: str) -> Any:
+def untied(name: str, loaded: str = 'eager') -> Any:
     """A network whose replies are not its last token again and again."""
-    return networks.network(name, **({'tie_word_embeddings': False} if name.startswith(('gemma', 'mamba')) else {}))
+    more = {'tie_word_embeddings': False} if name.startswith(('gemma', 'mamba')) else {}
+    return networks.network(name, attn_implementation=loaded, **more)
 
 
 @cache
@@ -42,14 +43,16 @@ def written_alone(way: str) -> list[list[int]]:
     return replies.written_alone(networks.network(FAMILY_OF[way]), replies.mixed_requests())
 
 
-@pytest.mark.parametrize('name', WAY_OF)
-def test_every_family_writes_what_it_writes_alone_in_the_fastest_way_it_can(name: str):
+@pytest.mark.parametrize(('name', 'loaded'), networks.LOADED_AS)
+def test_every_family_writes_what_it_writes_alone_with_eager_attention_in_the_fastest_way_it_can(
+    name: str, loaded: str
+):
     """Rows of all lengths enter and leave; some end early; a prompt has up to four replies.
 
     Mutations: a way trusted unseen; `position` not counted on; prompts padded on the right; tuples of all columns.
     """
-    model, requests = untied(name), replies.mixed_requests()
-    alone = replies.written_alone(model, requests)
+    model, requests = untied(name, loaded), replies.mixed_requests()
+    alone = replies.written_alone(untied(name, 'eager'), requests)
     end = replies.common_token(alone)
     expected = [letters(replies.until(ids, end)) for ids in alone]
     assert 0 < sum(len(text) < len(ids) for text, ids in zip(expected, alone, strict=True)) < len(requests)

@@ -16,10 +16,10 @@ from replies import letters, request, tokens, writer_of
 from llmfoundry_gauntlet.engine.generation import CACHE, NO_CACHE, STREAM, TUPLES
 from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.pool_run import PoolRun, Prompt
+from llmfoundry_gauntlet.engine.pools import plan_pools
 from llmfoundry_gauntlet.values import GenerateRequest
 
 HIDDEN = 7
-LAST = 63
 # All that are written to in several prompts and rows of one model; windows and caps are those of the probe's tests.
 FAMILIES = [
     ('llama', STREAM),
@@ -63,45 +63,36 @@ def test_hidden_tokens_of_prompts_are_not_seen_and_those_of_replies_are(name: st
             assert replies.texts(writer, requests, num_rows) == [letters(ids) for ids in wanted]
 
 
-STRETCHED = {
-    'dynamic': lambda: networks.network(
-        max_position_embeddings=32, rope_scaling={'rope_type': 'dynamic', 'factor': 4.0}
-    ),
-    'longrope': lambda: networks.network(
-        'phi3',
-        original_max_position_embeddings=32,
-        max_position_embeddings=64,
-        rope_scaling={'type': 'longrope', 'short_factor': [1.0] * 4, 'long_factor': [1.5, 2.0, 4.0, 8.0]},
-    ),
-}
-
-
-def with_the_last_position(model: Any) -> Callable[[list[int]], torch.Tensor]:
-    """Logits of a bare forward that goes on to the last position."""
-    return lambda ids: networks.logits_of(model, [*ids, *[0] * (LAST + 1 - len(ids))])[len(ids) - 1]
+def filled_up(kind: str, one: GenerateRequest) -> Callable[[list[int]], torch.Tensor]:
+    """Logits of a bare forward of a fresh network that goes on to the last token that the reply may have."""
+    length = len(one.context) + one.max_new_tokens
+    model = networks.stretched(kind)
+    return lambda ids: networks.logits_of(model, [*ids, *[0] * (length - len(ids))])[len(ids) - 1]
 
 
 @pytest.mark.parametrize('way', [STREAM, CACHE, NO_CACHE])
-@pytest.mark.parametrize('name', STRETCHED)
-def test_long_rows_change_no_reply_where_every_forward_has_the_last_position(name: str, way: str):
-    """Prompts and rows below and above what the model was trained to. Mutations: no further row in a step, no further
-    column before prompts, or no further token behind whole rows."""
+@pytest.mark.parametrize('kind', networks.STRETCHED)
+def test_long_rows_change_no_reply_of_others(kind: str, way: str):
+    """Rotary frequencies are those of the prompt with all tokens that the reply may have. Mutation: no length."""
     rng = np.random.default_rng(6)
-    requests = [request(row, draw(rng, length), 6) for row, length in enumerate((3, 41, 12, 28))]
-    requests.append(request(4, requests[2].context, 4))
-    expected = [letters(bare(with_the_last_position(STRETCHED[name]()), one)) for one in requests]
-    for chosen, num_rows in ((slice(0, 5), 1), (slice(0, 5), 3), (slice(0, 1), 1), (slice(2, 5), 3)):
-        writer = writer_of(STRETCHED[name](), way, last_position=LAST)
-        assert replies.texts(writer, requests[chosen], num_rows, tokens_per_batch=1000) == expected[chosen]
+    requests = [request(row, draw(rng, length), 6) for row, length in enumerate((3, 41, 12, 26, 27, 41))]
+    requests.append(request(6, requests[2].context, 4))
+    expected = {one.key: letters(bare(filled_up(kind, one), one)) for one in requests}
+    rotary = networks.rotary(kind)
+    for chosen in (requests, requests[::-1], requests[:1], requests[2:5]):
+        writer = writer_of(networks.stretched(kind), way, rotary=rotary)
+        pools = plan_pools(chosen, tokens_per_batch=1000, rotary=rotary)
+        found = {reply.key: reply.text for pool in pools for reply in writer.write(pool)}
+        assert found == {one.key: expected[one.key] for one in chosen}
 
 
 @pytest.mark.parametrize('way', [STREAM, CACHE, NO_CACHE])
 def test_long_rows_change_replies_otherwise(way: str):
-    """What the last position is for."""
+    """Else nothing above could fail."""
     rng = np.random.default_rng(6)
     requests = [request(0, draw(rng, 8), 12), request(1, draw(rng, 41), 12)]
     together, alone = (
-        replies.texts(writer_of(STRETCHED['dynamic'](), way), chosen, 2, tokens_per_batch=1000)
+        replies.texts(writer_of(networks.stretched('dynamic'), way), chosen, 2, tokens_per_batch=1000)
         for chosen in (requests, requests[:1])
     )
     assert together[0] != alone[0]

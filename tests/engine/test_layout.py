@@ -4,9 +4,7 @@ from llmfoundry_gauntlet.engine.layout import (
     Tree,
     lay_out_rows,
     lay_out_stream,
-    lay_out_tokens,
     lay_out_tree_rows,
-    with_token_at,
 )
 from llmfoundry_gauntlet.values import ItemKey, ScoreRequest
 
@@ -70,11 +68,3 @@ def test_trees_fill_rows_as_long_as_the_largest():
     rows = lay_out_tree_rows(lay_out_stream(trees))
     assert (rows.num_rows, rows.width) == (2, 4)
     assert rows.places.tolist() == [4, 5, 0, 1, 2, 3, 6, 7]
-
-
-def test_a_token_at_the_last_position_is_a_tree_that_nothing_reads():
-    stream = with_token_at(lay_out_tokens(np.array([4, 5], dtype=np.int32)), 63)
-    assert stream.tokens.tolist() == [4, 5, 5]
-    assert stream.depths.tolist() == [0, 1, 63]
-    assert stream.tree_starts.tolist() == [0, 2, 3]
-    assert stream.reads.tolist() == [1]

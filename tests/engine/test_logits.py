@@ -215,7 +215,7 @@ def check_all_layouts(model, *, learns: bool) -> CausalLanguageModel:
         ('llama', lambda logits: logits),
         ('cohere', lambda logits: logits * 0.3),
         ('granite', lambda logits: logits / 3),
-        ('gemma2, eager', lambda logits: 2 * torch.tanh(logits / 2)),
+        ('gemma2', lambda logits: 2 * torch.tanh(logits / 2)),
     ],
 )
 def test_scales_and_caps_behind_the_output_layer_are_learned(name: str, tail):
@@ -228,7 +228,7 @@ def test_scales_and_caps_behind_the_output_layer_are_learned(name: str, tail):
 
 def test_a_cap_is_learned_from_logits_too_small_to_show_it():
     """As at the first step of a small model; what is learned then holds later. Mutation: `same` tried first."""
-    model = networks.network('gemma2, eager', final_logit_softcapping=30.0, initializer_range=0.003)
+    model = networks.network('gemma2', final_logit_softcapping=30.0, initializer_range=0.003)
     (batch,) = plan([networks.request(0, [5, 6, 7], [[8, 9]])], tokens_per_batch=99, layout=PADDED_ROWS)
     language_model = CausalLanguageModel(model, device=CPU)
     language_model.learn(batch)

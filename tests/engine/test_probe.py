@@ -21,20 +21,109 @@ def probed(model, longest: int = LONGEST) -> tuple[probing.Probe, CausalLanguage
     return probe(language_model, vocabulary=networks.VOCABULARY, longest=longest), language_model
 
 
-@pytest.mark.parametrize('name', LAYOUT_OF)
-def test_every_family_runs_in_the_fastest_layout_that_gives_its_numbers(name: str):
-    """Fails when a layout is trusted unseen, windows or caps are left out, or heads are not shared by their group.
+@pytest.mark.parametrize(('name', 'loaded'), networks.LOADED_AS)
+def test_every_family_runs_in_the_fastest_layout_that_gives_its_eager_numbers(name: str, loaded: str):
+    """Whatever attention it was loaded with, in its layout and in padded rows, which take what other layouts cannot.
 
+    Fails when a layout is trusted unseen, windows or caps are left out, or heads are not shared by their group.
     Mutations: `LAYOUTS[:1]` accepted without comparing; `window = None` or `softcap = None` in `attend`; `repeat`
-    for `repeat_interleave`.
+    for `repeat_interleave`; no `check_attention`.
     """
-    model = networks.network(name)
+    model = networks.network(name, attn_implementation=loaded)
     found, language_model = probed(model)
     assert found.layout == LAYOUT_OF[name], found.reason
     requests = [*networks.mixed_requests(), *networks.requests_after_a_prefix()]
-    batches = plan(requests, tokens_per_batch=PREFIX_BUDGET, layout=found.layout)
-    assert any(batch.prefix is not None for batch in batches) == (found.layout == STREAM)
-    networks.check_against_bare_forwards(model, requests, networks.run(language_model, batches))
+    for layout in {found.layout, PADDED_ROWS}:
+        batches = plan(requests, tokens_per_batch=PREFIX_BUDGET, layout=layout)
+        assert any(batch.prefix is not None for batch in batches) == (layout == STREAM)
+        outputs = networks.run(language_model, batches)
+        networks.check_against_bare_forwards(eager(name), requests, outputs)
+
+
+def eager(name: str, **more: object):
+    """A family's network as transformers has it with eager attention."""
+    return networks.network(name, attn_implementation='eager', **more)
+
+
+@pytest.mark.parametrize(('name', 'loaded'), networks.LOADED_AS)
+def test_attention_that_is_not_the_eager_one_is_replaced_and_named_once(name: str, loaded: str, caplog):
+    """sdpa of transformers 4.53 leaves out Gemma 2's cap, and adds Falcon's ALiBi once where eager adds it twice.
+
+    Mutation: the loaded attention as the measure.
+    """
+    model = networks.network(name, attn_implementation=loaded)
+    for _ in range(2):
+        _, language_model = probed(model)
+    differs = loaded == 'sdpa' and name in ('gemma2', 'falcon, alibi')
+    assert bool(language_model.eager) == differs
+    lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith('attention:')]
+    assert len(lines) == 2 * differs  # one for each view of the model
+    assert all('sdpa' in line and 'eager' in line for line in lines)
+
+
+def state_of(model) -> list[tuple]:
+    """All that decides how a model attends: classes and attributes of its modules, values of its configuration."""
+    return [
+        (type(module), sorted(vars(module)), getattr(module, '_use_sdpa', None), str(getattr(module, 'config', '')))
+        for module in model.modules()
+    ]
+
+
+@pytest.mark.parametrize('name', ['llama', 'gpt2', 'stablelm', 'gpt_bigcode', 'falcon, alibi', 'gemma2'])
+def test_a_model_trains_on_with_the_attention_that_it_was_loaded_with(name: str):
+    """To the last bit, after the probe, after scores, and after a forward that fails. Mutation: no `finally`."""
+    model = networks.network(name, attn_implementation='sdpa').train()
+    ids = torch.tensor([[3, 14, 15, 9, 26, 5, 35, 8, 9]])
+
+    def step() -> tuple[torch.Tensor, ...]:
+        torch.manual_seed(5)
+        loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+        return loss, *torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+
+    attention, state, before = model.config._attn_implementation, state_of(model), step()
+    model.eval()
+    _, language_model = probed(model)
+    language_model.use_eager_attention('whatever the probe found')
+    assert language_model.eager
+    (batch, *_) = plan(networks.mixed_requests(), tokens_per_batch=2000, layout=PADDED_ROWS)
+    language_model.run(batch)
+    handle = model.get_output_embeddings().register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        language_model.run(batch)
+    handle.remove()
+    model.train()
+    assert model.config._attn_implementation == attention == 'sdpa'
+    assert state_of(model) == state
+    for one, other in zip(before, step(), strict=True):
+        assert (one is None and other is None) or torch.equal(one, other)
+
+
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize('name', ['llama', 'mixtral', 'olmo', 'stablelm', 'gemma2', 'falcon, alibi'])
+def test_rounding_of_half_precision_is_not_taken_for_other_attention(name: str, dtype: torch.dtype):
+    """Mutation: the largest difference of all rows, which fails where rounding sends a token to other experts."""
+    _, language_model = probed(networks.network(name, attn_implementation='sdpa').to(dtype))
+    assert bool(language_model.eager) == (name in ('gemma2', 'falcon, alibi'))
+
+
+@pytest.mark.parametrize('trained', [True, False])
+def test_a_cap_that_does_not_show_yet_counts_all_the_same(trained: bool):
+    """With weights so small that no score comes near the cap; later it does. Mutation: the comparison alone."""
+    model = networks.network('gemma2', attn_implementation='sdpa', initializer_range=0.3 if trained else 0.003)
+    assert probed(model)[1].eager
+
+
+def test_long_rows_are_cut_to_what_eager_attention_has_memory_for(monkeypatch):
+    """Four heads: rows of 50 tokens make 10,000 scores a layer. Mutation: `longest` as it is."""
+    monkeypatch.setattr(probing, 'MAX_EAGER_SCORES', 10_000)
+    model, widths = networks.network('llama', attn_implementation='sdpa'), []
+    model.register_forward_pre_hook(
+        lambda _, args, kwargs: widths.append((model.config._attn_implementation, kwargs['input_ids'].shape[1])),
+        with_kwargs=True,
+    )
+    probed(model, longest=200)
+    in_padded_rows = {how: max(width for own, width in widths if own == how) for how in ('eager', 'sdpa')}
+    assert in_padded_rows['eager'] <= 53 < 200 <= in_padded_rows['sdpa']
 
 
 @pytest.mark.parametrize(
@@ -135,7 +224,7 @@ def test_half_precision_is_compared_within_its_own_rounding(dtype: torch.dtype):
     assert probed(networks.network('stablelm').to(dtype))[0].layout == MASKED_ROWS
 
 
-@pytest.mark.parametrize('name', ['llama', 'gemma2, eager', 'stablelm', 'bloom'])
+@pytest.mark.parametrize('name', ['llama', 'gemma2', 'stablelm', 'bloom'])
 def test_mixed_precision_is_that_of_the_run(name: str):
     """Under autocast the numbers are those of bare forwards under autocast. Mutation: the forward outside of it."""
     model = networks.network(name)

@@ -51,10 +51,9 @@ class Row:
 class Model:
     """Makes each token its own key, and its negative the value, in two layers, and compares what comes back."""
 
-    def __init__(self, way: str, *, further: int = 0) -> None:
+    def __init__(self, way: str) -> None:
         self.way = way
-        self.further = further
-        self.cache = RowCache(NUM_SLOTS + further, longest_context=LONGEST_CONTEXT + further, device=CPU)
+        self.cache = RowCache(NUM_SLOTS, longest_context=LONGEST_CONTEXT, device=CPU)
         self.rows: list[Row] = []
         self.last = 0.0
 
@@ -100,7 +99,7 @@ class Model:
         if not free:
             return
         lengths = rng.integers(1, LONGEST_CONTEXT + 1, rng.integers(1, free + 1)).tolist()
-        width = max(lengths) + self.further
+        width = max(lengths)
         tokens = torch.full((len(lengths), width), PADDING)
         seen = torch.zeros(tokens.shape, dtype=torch.bool)
         contexts = []
@@ -125,19 +124,17 @@ class Model:
             return
         for row in self.rows:
             row.written.append(self.token())
-        self.cache.step(self.further)
-        tokens = [row.written[-1] for row in self.rows] + [PADDING] * self.further
+        self.cache.step()
+        tokens = [row.written[-1] for row in self.rows]
         longest = max(len(row.context) + len(row.written) for row in self.rows)
         seen = self.cache.seen_by_tuples() if self.way == 'tuples' else self.cache.seen()
-        assert seen.shape[1] == longest if self.way == 'tuples' else seen.shape[1] <= MOST_COLUMNS + self.further
+        assert seen.shape[1] == longest if self.way == 'tuples' else seen.shape[1] <= MOST_COLUMNS
         for keys, values in self.forward(torch.tensor(tokens)[:, None], is_step=True):
             assert keys.shape == values.shape == seen.shape
             assert keys.isfinite().all() and values.isfinite().all()
             for slot, row in enumerate(self.rows):
                 assert keys[slot, seen[slot]].tolist() == row.seen
                 assert values[slot, seen[slot]].tolist() == row.seen
-            if self.further:
-                assert keys[-1, seen[-1]].tolist() == [PADDING]
 
     def leave(self, choice: int) -> None:
         self.leave_all([slot for slot in range(len(self.rows)) if choice >> slot & 1])
@@ -182,11 +179,11 @@ EVENTS = ['step', 'step', 'step', 'step', 'enter', 'enter', 'copy', 'restart', '
 events = st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 1000)), max_size=40)
 
 
-@given(events, st.sampled_from(WAYS), st.integers(0, 1))
-def test_a_row_sees_its_own_tokens_in_order_whatever_happens_to_others(happening, way: str, further: int):
+@given(events, st.sampled_from(WAYS))
+def test_a_row_sees_its_own_tokens_in_order_whatever_happens_to_others(happening, way: str):
     """Mutations: any of the masks not written; `starts` not in the new order; `moved` not taken from `end`; columns not
     moved with their mask; values written as keys; the places of a stream taken in order; no `clear`."""
-    model = Model(way, further=further)
+    model = Model(way)
     model.enter(len(happening))
     for event, choice in happening:
         getattr(model, event)(choice)
@@ -195,12 +192,11 @@ def test_a_row_sees_its_own_tokens_in_order_whatever_happens_to_others(happening
         model.step()
 
 
-@pytest.mark.parametrize('further', [0, 1])
 @pytest.mark.parametrize('way', WAYS)
-def test_rows_are_right_through_hundreds_of_columns_in_a_few(way: str, further: int):
+def test_rows_are_right_through_hundreds_of_columns_in_a_few(way: str):
     """Buffers are made anew at every other step."""
     rng = np.random.default_rng(0)
-    model = Model(way, further=further)
+    model = Model(way)
     for _ in range(300):
         getattr(model, rng.choice(EVENTS))(int(rng.integers(1000)))
         model.enter(int(rng.integers(1000)))

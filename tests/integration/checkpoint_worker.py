@@ -19,7 +19,7 @@ from composer.utils import dist
 
 from llmfoundry_gauntlet import EvalGauntlet, evaluate
 from llmfoundry_gauntlet.composer.models import open_model
-from llmfoundry_gauntlet.composer.stores import S3Folder
+from llmfoundry_gauntlet.data.stores import Store
 
 CPU = torch.device('cpu')
 
@@ -45,14 +45,14 @@ def train(folder: Path) -> None:
 
 def evaluate_on_ranks(out: Path, models: list[str]) -> None:
     """The tasks in `out`."""
-    download = S3Folder.download
+    download = Store.download
 
-    def noted(self: S3Folder, name: str, path: Path) -> None:
+    def noted(self: Store, names: list[str], folder: Path) -> None:
         with (out / 'downloads').open('a') as file:
-            file.write(f'{dist.get_global_rank()} {self.uri} {name}\n')
-        download(self, name, path)
+            file.writelines(f'{dist.get_global_rank()} {self.uri} {name}\n' for name in names)
+        download(self, names, folder)
 
-    S3Folder.download = noted
+    Store.download = noted
     settings = {'tasks': str(out / 'tasks.yaml'), 'gauntlet': str(out / 'gauntlet.yaml'), 'data_root': str(out)}
     for number, model in enumerate(models):
         evaluate(model, **settings, out=out / str(number), device='cpu')

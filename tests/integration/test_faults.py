@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import resource
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +16,7 @@ import tiny
 import torch
 from composer import Callback, Logger, State
 from composer.loggers import InMemoryLogger
+from paths import ROOT
 
 from llmfoundry_gauntlet import EvalGauntlet, RecordError
 from llmfoundry_gauntlet.records.results import find_results
@@ -87,3 +91,12 @@ def test_a_folder_that_cannot_be_written_is_an_error_before_training(tmp_path, t
     gauntlet = EvalGauntlet(**tiny_settings, save_folder=str(tmp_path / 'taken/records'))
     with pytest.raises(RecordError, match=r'taken/records: nothing can be written there \(Not a directory\); give'):
         tiny.trainer([gauntlet], max_duration='1ba')
+
+
+@pytest.mark.slow
+def test_an_evaluation_that_failed_is_ended_at_exit_without_a_further_error(tmp_path):
+    worker = [sys.executable, str(ROOT / 'tests/integration/failing_worker.py'), str(tmp_path)]
+    environment = {**os.environ, 'PYTHONPATH': str(ROOT)}
+    ended = subprocess.run(worker, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.endswith('ZeroDivisionError\n') and 'EvalGauntlet.close' not in ended.stderr

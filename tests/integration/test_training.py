@@ -187,7 +187,8 @@ def test_evaluators_of_single_tasks_give_the_callbacks_numbers_in_a_trainer_of_o
         assert set(metrics[task]) == set(values)
         for name, value in values.items():
             found = metrics[task][name].compute().item()
-            assert math.isnan(found) if value is None else found == pytest.approx(value)
+            # Batches of one task are others than those of all, so that float32 sums of tens of nats round differently.
+            assert math.isnan(found) if value is None else found == pytest.approx(value, rel=1e-5)
     trainer.close()
 
 

@@ -26,7 +26,7 @@ trained, folder, watch = watched.trained, watched.folder, watched.watch
         (['--device', 'tpu'], "device is 'tpu'; allowed: cpu, gpu"),
         (['--tasks', 'none.yaml'], 'none.yaml: there is no such file'),
         (['--data-root', 'nowhere'], 'sums.jsonl'),
-        (['--claims', 'gs://bucket'], 'gs://bucket: is in a store that is not known'),
+        (['--claims', 'gs://bucket'], 'llmfoundry-gauntlet[gcs]'),
     ],
 )
 def test_what_the_user_has_wrong_ends_the_watch_before_anything_is_claimed(
@@ -90,9 +90,9 @@ def test_a_training_yaml_says_all_and_says_it_right(
         assert status == 2 and states(folder) == {}
         return err
 
-    assert 'and so do the options for tasks, subset_items; leave these out' in refused(
-        '--tasks', 'x.yaml', '--limit', 3
-    )
+    err = refused('--tasks', 'x.yaml', '--limit', 3, '--semantics', 'corrected')
+    for option in ('--tasks', '--limit', '--semantics'):
+        assert f'{option}: has no effect with --train-yaml' in err
     values = json.loads(train_yaml.read_text())
     train_yaml.write_text(json.dumps({**values, 'run_name': None}))
     assert 'has loggers and no run_name' in refused()

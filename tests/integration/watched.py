@@ -52,6 +52,6 @@ def record(folder: Path) -> dict[str, Any]:
 
 
 def states(folder: Path) -> dict[str, str]:
-    """The newest claim on each checkpoint."""
+    """Return the state of each checkpoint's claim."""
     claims = [json.loads(path.read_text()) for path in sorted((folder / 'checkpoints/.gauntlet').glob('*/*.json'))]
     return {claim['checkpoint']: claim['state'] for claim in claims}

@@ -23,6 +23,18 @@ EQUAL = (
     # how it is written
     *(('$5$', '5'), (r'\(5\)', '5'), ('{5}', '5'), (r'\text{13}', '13'), (r'\left( 3 \right)', '3')),
     *((r'\frac \pi4', r'\pi/4'), (r'10\sqrt 2', r'10\sqrt{2}'), (r'\tfrac34', r'\frac{3}{4}'), (r'\mathbf{v}', 'v')),
+    *(
+        (r'\text{3\sqrt{2}}', r'3\sqrt2'),
+        (r'\text{\frac{\sqrt{5}-1}{2}}', r'\frac{\sqrt5-1}{2}'),
+        (r'\text{8-i}', '8-i'),
+    ),
+    *((r'\text{25 \pi}', r'25\pi'), (r'\text{(2,12)}', '(2,12)'), (r'\text{[46, \infty)}', r'x\ge46')),
+    *((r'\text{0.0011_{2}}', '0.0011_2'), (r'1\cdot 0.0011_{2}', '0.0011_2'), (r'1 \cdot (1,2)', '(1,2)')),
+    *((r'\text{\text{east}}', 'east'), (r'\text{\frac{270}7\text{ degrees}}', r'\frac{270}7\text{ degrees}')),
+    *(
+        (r'x = \text{-\frac{8}{5}}', '-1.6'),
+        (r'\mathrm{\begin{pmatrix}1\\2\end{pmatrix}}', r'\begin{pmatrix}1\\2\end{pmatrix}'),
+    ),
     # expressions
     *(('x+11', '11+x'), ('12x -34', '-34+12x'), ('(x+1)^2', 'x^2+2x+1'), (r'\frac{\sqrt{3}}{3}', r'\frac{1}{\sqrt3}')),
     *((r'7z^{96}(4z+1)', '28z^{97}+7z^{96}'), (r'\sqrt{x}', 'x^{1/2}'), (r'\sec x', r'\frac{1}{\cos x}')),
@@ -45,6 +57,15 @@ EQUAL = (
     *((r'30^\circ', '30'), (r'180^{\circ}', r'180^\circ'), (r'69\text{ degrees}', r'69^\circ')),
     *((r'44\%', r'44\text{ percent}'), (r'44\%', '0.44'), (r'50\%', r'\frac12'), ('9 a.m.', r'9\text{ a.m.}')),
     *((r'8\sqrt{3} \text { square inches}', r'8\sqrt3'), (r'\text{4:30 p.m.}', '4:30 p.m.'), ('3:1', '3 : 1')),
+    *((r'(10,2)\text{ units}', '(10,2)'), (r'[5, 5\sqrt2]\text{ cm}', r'[5, 5\sqrt2] \text{ centimeters}')),
+    *(
+        (r'(0,1]\cup(2,3]\text{ units}', r'(0,1]\cup(2,3]'),
+        (r'\{1,2\}\text{ cm}', r'\{2,1\}'),
+        (r'(7)\text{ cm}', '7 cm'),
+    ),
+    (r'\begin{pmatrix}1\\2\end{pmatrix}\text{ units}', r'(\begin{pmatrix}1\\2\end{pmatrix})'),
+    *(('3 apples', '3'), (r'\text{east}.', r'\text{east}\,'), (r' \text{(C)} ', r'\text{(C)}')),
+    *((r'5\text{ m}^2', r'5\text{ square meters}'), (r'5\text{ m^2}', r'5\text{ m^2}')),
     # pairs, intervals, sets, lists, matrices
     *(('(1,2)', '( 1, 2 )'), (r'\left(\frac12,3\right)', '(0.5,3)'), (r'[0,\infty)', r'\left[0, \infty\right)')),
     *((r'x \in [-2,7]', '[-2,7]'), (r'-2\le x\le 7', '[-2,7]'), ('x>3', r'(3,\infty)'), ('3 < x', 'x > 3')),
@@ -108,6 +129,12 @@ UNEQUAL = (
         (r'5\text{ cm}', r'5\text{ m}'),
         (r'5\text{ cm}', r'5\text{ cm}^2'),
     ),
+    *((r'(1,2)\text{ cm}', r'(1,2)\text{ m}'), (r'(1,2)\text{ units}', '(2,1)'), (r'[1,2]\text{ cm}', '[1,2)')),
+    *((r'\{1,2\}\text{ cm}', r'\{1,2\}\text{ m}'), (r'\text{3\sqrt{2}}', r'2\sqrt3'), (r'\text{5 m}', r'5\text{ cm}')),
+    *(('x = x+1', 'x+1'), (r'\text{0.0011_{2}}', '0.0011'), (r'1\cdot 10_{2}', '10'), (r'1\cdot 5', '15')),
+    *((r'\text{2 or 3}', '2'), (r'\text{no } x', 'x'), (r'\text{x is 3}', '3x'), (r'\text{(A) 3}', '(B) 3')),
+    # as LaTeX sets it: 17 and a half
+    (r'\frac725', r'\frac{7}{25}'),
     *(
         (r'50\%', '50'),
         (r'50\%', '0.05'),
@@ -184,6 +211,11 @@ def test_boxes_are_found_with_their_braces(text: str, contents: list[str]):
         (r'So $x = \boxed{1}$. Wait, that is wrong: $x = \boxed{2}$.', '2'),
         (r'$x = \boxed{1}$, hence $x + 1 = \boxed{2}$', '2'),
         (r'$\boxed{0.5} = \boxed{\frac12}$', r'\frac12'),
+        (r'$\boxed{\boxed{\fbox{(1,2)}}}$', '(1,2)'),
+        (r'$\boxed{x = \boxed{3}}$', 'x = {3}'),
+        (r'$\boxed{\boxed{}}$', None),
+        (r'$\boxed{\boxed{1} + \boxed{2}}$', '{1} + {2}'),
+        (r'\boxed{' * 5000 + '7' + '}' * 5000, '7'),
         (r'We get $\boxed{x+1}$ or $\boxed{1+x}$.', '1+x'),
         (r'$\boxed{(1,0)}$ and $\boxed{(0,1)}$ (either point is correct)', '(0,1)'),
         ('Thus $d=\\boxed{-3}$.\n\nNote: $\\boxed{3}$ is accepted too.', '-3'),

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from llmfoundry_gauntlet.judging import math_worker
+from llmfoundry_gauntlet.judging.math_process import Process
 from llmfoundry_gauntlet.judging.mathematics import Comparer, ComparisonError, Limits
 
 BOMBS = ('9^{9^{9^9}}', '99999999999!', r'\sum_{n=1}^{10^{9}} \frac{1}{n^n}')
@@ -262,3 +263,18 @@ def test_a_text_that_broke_a_limit_twice_is_not_compared_again(monkeypatch: pyte
     server.serve()
     assert len(said) == len(texts) and len(forks) == 3
     assert b'"number": 6, "equal": true' in said[-1] and all(b'false' in line for line in said[:-1])
+
+
+def test_an_interrupted_comparison_leaves_no_verdict_for_the_next(monkeypatch):
+    """Ctrl-C, or a test's time limit, comes between a request and its answer."""
+    with Comparer() as comparer:
+        assert comparer.equal('x+1', '1+x')
+        with monkeypatch.context() as patched:
+            patched.setattr(Process, '_receive', interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                comparer.equal('2y+y', '3y')
+        assert not comparer.equal('2y+y', '4y')
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt

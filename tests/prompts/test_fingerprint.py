@@ -35,6 +35,23 @@ def test_the_same_tokenizer_from_another_folder_and_after_use_has_the_same_finge
     assert fingerprint(tokenizer) == expected
 
 
+def test_the_name_for_records_is_the_same_from_another_folder_and_after_use(tmp_path):
+    tokenizer = fast()
+    tokenizer.save_pretrained(tmp_path)
+    name = Encoder(tokenizer).name
+    assert name.startswith('PreTrainedTokenizerFast 900 (')
+    assert Encoder(transformers.AutoTokenizer.from_pretrained(tmp_path)).name == name
+    tokenizer(['one two three', 'four'], truncation=True, max_length=2, padding='max_length')
+    assert Encoder(tokenizer).name == name
+
+
+def test_the_name_for_records_tells_vocabularies_and_chat_templates_apart(tmp_path):
+    other = fast()
+    other.chat_template = '{{ messages }}'
+    names = {Encoder(tokenizer).name for tokenizer in (fast(), added(fast()), without_merge(fast(), tmp_path), other)}
+    assert len(names) == 4
+
+
 def added(tokenizer):
     tokenizer.add_tokens(['squad'])
     return tokenizer

@@ -11,21 +11,21 @@ from llmfoundry_gauntlet.values import Prompt, Question
 INSTRUCTION = 'in'
 
 
-def source(shots: list[str], question: str = 'q', answer: str = 'a', instruction: str = '') -> Shortenable:
+def source(shots: list[str], max_tokens: int, instruction: str = '') -> Shortenable:
     """A prompt whose shots follow each other without anything between them."""
 
     def build(num_shots: int) -> Prompt:
         return Prompt(
             preamble=instruction + ''.join(shots[len(shots) - num_shots :]),
-            question=Question(contexts=(question,), continuations=(answer,)),
+            question=Question(contexts=('q',), continuations=('a',)),
             num_shots=num_shots,
         )
 
-    return Shortenable(instruction=instruction, shots=tuple(shots), build=build)
+    return Shortenable(instruction=instruction, shots=tuple(shots), build=build, max_tokens=max_tokens)
 
 
-def fit(tokenizer, max_seq_len: int, *sources: Shortenable) -> list[FittedPrompt]:
-    return ShotFitter(Encoder(tokenizer), max_seq_len).fit(sources)
+def fit(tokenizer, *sources: Shortenable) -> list[FittedPrompt]:
+    return ShotFitter(Encoder(tokenizer)).fit(sources)
 
 
 # bos, 3 characters a shot, 'q' and 'a': 3 + 3n tokens with n shots
@@ -34,24 +34,26 @@ def fit(tokenizer, max_seq_len: int, *sources: Shortenable) -> list[FittedPrompt
 )
 def test_the_most_shots_that_fit_are_kept_and_the_first_go_first(character_tokenizer, max_seq_len: int, kept: int):
     shots = ['aaa', 'bbb', 'ccc', 'ddd', 'eee']
-    (fitted,) = fit(character_tokenizer, max_seq_len, source(shots))
+    (fitted,) = fit(character_tokenizer, source(shots, max_seq_len))
     assert fitted.prompt.num_shots == kept
     assert fitted.encoded.preamble.tolist() == [1, *map(ord, ''.join(shots[5 - kept :]))]
     assert fitted.too_long == (kept < 5)
 
 
 @given(
-    lengths=st.lists(st.lists(st.integers(0, 90), max_size=7), min_size=1, max_size=5),
-    max_seq_len=st.integers(2, 300),
+    prompts=st.lists(st.tuples(st.lists(st.integers(0, 90), max_size=7), st.integers(2, 300)), min_size=1, max_size=5)
 )
-def test_every_prompt_of_a_batch_keeps_the_most_shots_that_fit(lengths: list[list[int]], max_seq_len: int):
-    """A token a character: bos, the instruction, the last shots, 'q' and 'a' are counted by hand."""
-    sources = [source(['x' * length for length in shots], instruction=INSTRUCTION) for shots in lengths]
-    for shots, fitted in zip(lengths, fit(CharacterTokenizer(), max_seq_len, *sources), strict=True):
+def test_every_prompt_of_a_batch_keeps_the_most_shots_that_fit(prompts: list[tuple[list[int], int]]):
+    """A token a character: bos, the instruction, the last shots, 'q' and 'a' are counted by hand.
+
+    Each prompt has a limit of its own, as those of a task's categories have.
+    """
+    sources = [source(['x' * length for length in shots], most, instruction=INSTRUCTION) for shots, most in prompts]
+    for (shots, most), fitted in zip(prompts, fit(CharacterTokenizer(), *sources), strict=True):
         totals = [3 + len(INSTRUCTION) + sum(shots[len(shots) - kept :]) for kept in range(len(shots) + 1)]
-        fitting = [kept for kept, total in enumerate(totals) if total <= max_seq_len]
+        fitting = [kept for kept, total in enumerate(totals) if total <= most]
         assert totals[fitted.prompt.num_shots] == totals[max(fitting, default=0)]
-        assert fitted.too_long == (totals[-1] > max_seq_len)
+        assert fitted.too_long == (totals[-1] > most)
 
 
 @pytest.mark.parametrize('model', ['rotary_bos', 'alibi_pad_eos'])
@@ -59,9 +61,10 @@ def test_every_prompt_of_a_batch_keeps_the_most_shots_that_fit(lengths: list[lis
 def test_real_prompts_keep_as_many_shots_as_trying_all_numbers_finds(real_data, model: str, max_seq_len: int):
     tokenizer = pytest.importorskip('transformers').AutoTokenizer.from_pretrained(FIXTURES / 'models' / model)
     lines = (real_data / 'reading_comprehension/squad.jsonl').read_text(encoding='utf-8').splitlines()[:60]
-    sources = [source([f'\n{line[:300]}' for line in lines[start : start + 10]]) for start in range(0, 50, 5)]
+    texts = [f'\n{line[:300]}' for line in lines]
+    sources = [source(texts[start : start + 10], max_seq_len) for start in range(0, 50, 5)]
     encoder = Encoder(tokenizer)
-    for wanted, fitted in zip(sources, fit(tokenizer, max_seq_len, *sources), strict=True):
+    for wanted, fitted in zip(sources, fit(tokenizer, *sources), strict=True):
         encoded = encoder.prompts([wanted.build(num_shots) for num_shots in range(11)])
         fitting = [num_shots for num_shots, parts in enumerate(encoded) if parts.length <= max_seq_len]
         assert fitted.prompt.num_shots == max(fitting, default=0)
@@ -74,7 +77,7 @@ def test_prompts_that_are_much_too_long_are_tokenised_once(character_tokenizer, 
     original = encoder.preambles
     monkeypatch.setattr(encoder, 'preambles', lambda texts: original(tokenised.append(text) or text for text in texts))
     shots = [letter * 500 for letter in 'abcdefghij']
-    ShotFitter(encoder, 1600).fit([source(shots)])
+    ShotFitter(encoder).fit([source(shots, 1600)])
     assert [len(text) for text in tokenised] == [1500]
 
 
@@ -90,5 +93,5 @@ class Joining:
 
 def test_an_estimate_that_is_too_long_costs_no_shots():
     """Six shots of one letter are six tokens by themselves and one together, so that with the question all fit."""
-    (fitted,) = fit(Joining(), 4, source(['x' * 20] * 6))
+    (fitted,) = fit(Joining(), source(['x' * 20] * 6, 4))
     assert fitted.prompt.num_shots == 6 and not fitted.too_long

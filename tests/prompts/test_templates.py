@@ -190,7 +190,8 @@ def test_prompts_of_math_have_no_options(tmp_path):
         ('', ':1: malformed JSON: Expecting value at column 1'),
         (
             [],
-            ': is a list; allowed: a mapping with option_order_robustness, prompt_robustness, non_greedy_robustness',
+            ': is an empty list; allowed: a mapping with option_order_robustness, prompt_robustness, '
+            'non_greedy_robustness',
         ),
     ],
 )

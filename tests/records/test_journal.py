@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import shutil
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -44,6 +46,29 @@ def test_where_nothing_was_written_there_is_no_journal(tmp_path):
 def test_a_file_in_the_place_of_the_journal_is_none(tmp_path):
     (tmp_path / JOURNAL).write_text('something else')
     assert read_journal(tmp_path) is None
+
+
+def test_a_journal_that_is_closed_while_another_thread_writes_has_what_that_wrote(tmp_path, monkeypatch):
+    """Programs are run beside the model, and an evaluation may end before they do."""
+    journal = Journal(tmp_path, IDENTITY, attempt=0, rank=0)
+    writing, may_end = threading.Event(), threading.Event()
+
+    def slow_line(content: str) -> bytes:
+        writing.set()
+        assert may_end.wait(10)
+        return line_of(content)
+
+    monkeypatch.setattr('llmfoundry_gauntlet.records.journal.line_of', slow_line)
+    with ThreadPoolExecutor() as threads:
+        added = threads.submit(journal.add, [item(0)])
+        assert writing.wait(10)
+        closed = threads.submit(journal.close)
+        time.sleep(0.1)
+        may_end.set()
+        added.result(), closed.result()
+    journal.add([item(1)])
+    assert journal.problem is None
+    assert kept(tmp_path) == ({0}, set())
 
 
 def test_a_journal_without_items_has_an_identity(tmp_path):

@@ -117,7 +117,7 @@ def test_the_table_has_both_runs_and_every_difference(
     monkeypatch.chdir(runs['a'].parent)
     status, out, _ = gauntlet('compare', 'a', 'b')
     assert status == 0
-    assert out.splitlines()[0].strip() == 'accuracy: b less a'
+    assert out.splitlines()[0].strip() == 'accuracy: b \u2212 a'
     table = rows_of_table(out)
     (found,) = compared('a', 'b')
     entries = found['tasks'] | found['composites'] | found['score']

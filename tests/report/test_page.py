@@ -16,17 +16,17 @@ from compared_runs import (
     BATCHES,
     CHOICES,
     RIDDLES,
-    ROWS,
     TOPICS,
     answers_of,
     copy_run,
     record_of,
+    reworded,
     score_yaml,
     write_lines,
 )
 from report_pages import HOSTILE, LONG, Cell, Page, hostile_run, read_page, shown
 
-from llmfoundry_gauntlet.report.html.wording import breakable
+from llmfoundry_gauntlet.report.wording import breakable
 
 MINUS = '\u2212'
 
@@ -72,33 +72,41 @@ def check_cell(cell: Cell, measure: dict[str, Any], places: int = 3) -> None:
 def test_every_composite_is_the_recorded_one(pages, runs):
     composites = record_of(runs['a'])['composites']
     measures = {**composites['averages'], **composites['categories']}
-    rows = pages['one'].body_rows('composites')
+    rows = pages['one'].body_rows('Composites')
     assert [row[0].text for row in rows] == list(measures)
-    for name, cell in rows:
+    for name, cell, _ in rows:
         check_cell(cell, measures[name.text])
 
 
 def test_every_accuracy_chance_majority_and_count_is_the_recorded_one(pages, runs):
     record = record_of(runs['a'])
-    rows = {row[0].text: row for row in pages['one'].body_rows('task-table')}
+    rows = {row[0].text: row for row in pages['one'].body_rows('Tasks')}
     chances = {CHOICES: 1 / 3, TOPICS: 0.25, RIDDLES: 0.0, 'lines/0-shot': 0.0}
+    assert rows.keys() == record['tasks'].keys() == chances.keys()
     for key, entry in record['tasks'].items():
-        _, accuracy, chance, majority, items, unscored, shortened, seconds, *_ = rows[key]
+        _, accuracy, chance, majority, items, unscored, truncated, seconds, _ = rows[key]
         check_cell(accuracy, next(iter(entry['metrics'].values())))
         assert chance.value == chances[key]
         assert majority.value == entry['metrics'].get('MajorityClass', {}).get('value')
         counts = [entry[name] for name in ('num_items', 'num_unscored', 'num_truncated')]
-        assert [items.value, unscored.value, shortened.value] == counts
+        assert [items.value, unscored.value, truncated.value] == counts
         assert seconds.value == record['timing']['tasks'][key]
-    for name, part in record['tasks'][TOPICS]['categories'].items():
-        check_cell(rows[f'{TOPICS} {name}'][1], next(iter(part['metrics'].values())))
-    assert len(rows) == len(ROWS) + len(record['tasks'][TOPICS]['categories'])
 
 
-def test_every_metric_is_the_recorded_one(pages, runs):
+def test_every_number_is_the_recorded_one(pages, runs):
     record = record_of(runs['a'])
-    cells = {(task.text, name.text): cell for task, name, cell in pages['one'].body_rows('metric-table')}
-    measures = {(key, name): one for key, entry in record['tasks'].items() for name, one in entry['metrics'].items()}
+    cells = {tuple(cell.text for cell in row[:3]): row[3] for row in pages['one'].body_rows('All numbers')}
+    measures = {}
+    for key, entry in record['tasks'].items():
+        for part, found in {'': entry, **entry.get('categories', {})}.items():
+            measures.update({(key, part, name): one for name, one in found['metrics'].items()})
+    for name, found in record['score']['agieval']['perturbations'].items():
+        for metric, one in found.items():
+            if isinstance(one, dict):
+                parts = {'': one} if one.keys() & {'value', 'reason'} else one
+                measures.update({(f'agieval/{name}', part, metric): value for part, value in parts.items()})
+    for group in ('averages', 'categories'):
+        measures.update({(name, '', 'Composite'): one for name, one in record['composites'][group].items()})
     assert cells.keys() == measures.keys()
     for name, cell in cells.items():
         check_cell(cell, measures[name])
@@ -111,65 +119,50 @@ def test_every_number_of_score_is_the_recorded_one(pages, runs):
     assert names == list(perturbations)
     measures = ['accuracy', 'consistency_rate', 'consistency_rate_reference', 'accuracy_worst', 'accuracy_mean']
     measures += ['accuracy_best', 'all_variants_right', 'unparsed_rate']
-    assert len(rows) == len(measures)
-    for measure, (_, *cells) in zip(measures, rows, strict=True):
-        for name, cell in zip(names, cells, strict=True):
-            check_cell(cell, perturbations[name][measure])
+    assert [row[0].text for row in rows] == measures
+    for name, *cells in rows:
+        for perturbation, cell in zip(names, cells, strict=True):
+            check_cell(cell, perturbations[perturbation][name.text])
 
 
 def test_several_runs_stand_side_by_side(pages, runs):
     page = pages['three']
-    for row in page.body_rows('composites'):
+    for row in page.body_rows('Composites'):
         for name, cell in zip('abc', row[1:], strict=True):
             composites = record_of(runs[name])['composites']
             check_cell(cell, {**composites['averages'], **composites['categories']}[row[0].text])
-    assert [row[0].text for row in page.body_rows('')] == ['a', 'b', 'c']
+    assert [row[0].text for row in page.body_rows('Runs')] == ['a', 'b', 'c']
 
 
-def charts_of(page: Page) -> dict[str, Any]:
-    return json.loads(page.scripts[0])
+def rows_of_charts(page: Page) -> list[list[dict[str, Any]]]:
+    """What each chart of a page is drawn from."""
+    return [[row for rows in chart['datasets'].values() for row in rows] for chart in json.loads(page.scripts[0])]
 
 
 def test_curves_go_through_the_recorded_numbers_of_every_checkpoint(pages, runs):
-    page = pages['training']
-    explorer = next(chart for chart in charts_of(page)['charts'] if chart.get('params'))
-    (rows,) = explorer['datasets'].values()
-    scores = page.options['explorer']
-    names = {name: scores.index(name) for name in ('core', 'reading', CHOICES, RIDDLES)}
-    for name, place in names.items():
-        points = {row['b']: (row['v'], row['l'], row['h']) for row in rows if row['k'] == place}
-        assert list(points) == sorted(BATCHES.values())
-        for batch, (value, low, high) in points.items():
-            record = record_of(runs[{number: name for name, number in BATCHES.items()}[batch]])
-            composites = {**record['composites']['averages'], **record['composites']['categories']}
-            measure = composites.get(name) or next(iter(record['tasks'][name]['metrics'].values()))
-            half = 1.959964 * measure['standard_error']
-            assert (value, low, high) == pytest.approx(
-                (measure['value'], measure['value'] - half, measure['value'] + half), abs=1e-5
-            )
+    curves = {rows[0]['name']: rows for rows in rows_of_charts(pages['training']) if rows[0].get('batch')}
+    names = {batch: name for name, batch in BATCHES.items()}
+    assert curves.keys() >= {'core', 'reading', 'rest'}
+    for name in ('core', 'reading'):
+        assert [row['batch'] for row in curves[name]] == sorted(BATCHES.values())
+        for row in curves[name]:
+            composites = record_of(runs[names[row['batch']]])['composites']
+            measure = {**composites['averages'], **composites['categories']}[name]
+            half = 1.959963984540054 * measure['standard_error']
+            assert row['value'] == measure['value']
+            assert [row['low'], row['high']] == pytest.approx([row['value'] - half, row['value'] + half], abs=1e-12)
 
 
-def test_bars_have_lines_at_chance_and_at_the_majority(pages, runs):
-    entry = record_of(runs['a'])['tasks'][TOPICS]
-    bars = next(
-        chart
-        for chart in charts_of(pages['one'])['charts']
-        if any(row.get('n') == TOPICS and 't' in row for rows in chart['datasets'].values() for row in rows)
-        and any(layer['mark'].get('type') == 'bar' for layer in chart['layer'])
-    )
-    values = {
-        row['t'].split('\n')[1].split(' ')[0]: row['v']
-        for rows in bars['datasets'].values()
-        for row in rows
-        if row['n'] == TOPICS
-    }
-    assert values['chance'] == 0.25
-    assert values['majority'] == entry['metrics']['MajorityClass']['value']
+def test_points_of_tasks_have_ticks_at_chance(pages):
+    (chart,) = [
+        rows for rows in rows_of_charts(pages['one']) if {'name': TOPICS, 'value': 0.25, 'mark': 'chance'} in rows
+    ]
+    assert any(row['name'] == TOPICS and 'low' in row for row in chart)
 
 
 def test_differences_are_those_of_gauntlet_compare(pages, runs, compared):
     (found,) = compared(runs['a'], runs['b'])
-    rows = {row[0].text: row for row in pages['three'].body_rows('b less a')}
+    rows = {row[0].text: row for row in pages['three'].body_rows(f'b {MINUS} a')}
     differences = {**found['composites'], **found['tasks'], **found['score']}
     assert rows.keys() == differences.keys()
     for name, one in differences.items():
@@ -181,20 +174,31 @@ def test_differences_are_those_of_gauntlet_compare(pages, runs, compared):
 
 def test_a_training_is_compared_with_its_beginning(pages, runs, compared):
     (found,) = compared(runs['a'], runs['d'])
-    rows = {row[0].text: row for row in pages['training'].body_rows('ba1000 less ba20')}
+    rows = {row[0].text: row for row in pages['training'].body_rows(f'ba1000 {MINUS} ba20')}
     assert rows['core'][3].value == found['composites']['core']['difference']['value']
 
 
 def test_runs_that_were_asked_in_other_words_are_not_compared(report, runs, make_run):
     other = make_run('other', [CHOICES], tasks={'choices': {'prompt_string': 'Think.\n'}})
     text = report(runs['a'], other).text
-    assert 'Cannot be compared: choices/0-shot: 12 of 12 prompts differ, first at row 0, row 1, row 2' in text
+    assert 'cannot be compared: choices/0-shot: no item was asked in the same words (prompt_string' in text
+
+
+def test_runs_some_of_whose_prompts_differ_are_compared_over_the_others(report, runs, compared, tmp_path):
+    other = reworded(runs['b'], tmp_path / 'short', {CHOICES: [1, 4, 9]}, config={'max_seq_len': 128})
+    page = report(runs['a'], other)
+    (found,) = compared(runs['a'], other)
+    (differences,) = [name for name in page.tables if f' {MINUS} ' in name]
+    (row,) = [row for row in page.body_rows(differences) if row[0].text == CHOICES]
+    one = found['tasks'][CHOICES]
+    assert [row[1].value, row[2].value, row[7].value] == [one['first']['value'], one['second']['value'], 9]
+    assert f'asked in different words and left out (max_seq_len none / 128): {CHOICES} 3 of 12' in page.text
 
 
 def test_absent_numbers_say_why(report, unscored):
     page = report(unscored[1], '--no-prompts')
     record = record_of(unscored[1])
-    rows = {row[0].text: row[1] for row in page.body_rows('composites')}
+    rows = {row[0].text: row[1] for row in page.body_rows('Composites')}
     absent = {n: m['reason'] for n, m in record['composites']['categories'].items() if 'reason' in m}
     assert absent
     reasons = {a['id']: None for tag, a in page.elements if tag == 'li' and (a.get('id') or '').startswith('why-')}
@@ -207,8 +211,8 @@ def test_absent_numbers_say_why(report, unscored):
 
 def test_a_run_without_a_gauntlet_has_a_page(report, make_run):
     page = report(make_run('bare', [RIDDLES]))
-    assert 'made without a gauntlet' in page.text
-    assert [row[0].text for row in page.body_rows('task-table')] == [RIDDLES]
+    assert 'no gauntlet' in page.text
+    assert [row[0].text for row in page.body_rows('Tasks')] == [RIDDLES]
 
 
 def test_a_run_of_score_alone_has_a_page(report, gauntlet, data: Path, tmp_path: Path):
@@ -216,7 +220,7 @@ def test_a_run_of_score_alone_has_a_page(report, gauntlet, data: Path, tmp_path:
     words = ['--outputs', answers, '--score', score_yaml(tmp_path), '--data-root', data]
     assert gauntlet('run', *words, '--out', tmp_path / 'alone')[0] == 0
     page = report(tmp_path / 'alone')
-    assert 'agieval' in page.tables and 'task-table' not in page.tables and 'composites' not in page.tables
+    assert 'agieval' in page.tables and 'Tasks' not in page.tables and 'Composites' not in page.tables
     assert AGIEVAL in page.samples[0].text
 
 
@@ -226,9 +230,9 @@ def test_a_task_that_could_not_be_run_says_why(report, runs, tmp_path: Path):
     record['tasks']['human_eval/0-shot'] = {'reason': 'there is no sandbox'}
     (run / 'results.json').write_text(json.dumps(record))
     page = report(run)
-    (row,) = [row for row in page.body_rows('task-table') if row[0].text == 'human_eval/0-shot']
+    (row,) = [row for row in page.body_rows('Tasks') if row[0].text == 'human_eval/0-shot']
     check_cell(row[1], {'reason': 'there is no sandbox'})
-    assert [cell.value for cell in row[2:8]] == [None] * 6
+    assert [cell.value for cell in row[2:7]] == [None] * 5
     assert 'there is no sandbox' in page.text
 
 
@@ -241,10 +245,10 @@ def test_the_same_records_make_the_same_page(gauntlet, runs, tmp_path: Path):
 def test_folders_are_runs_by_training(report, training: Path, runs, tmp_path: Path):
     copy_run(runs['a'], tmp_path / 'all' / 'alone')
     training.rename(tmp_path / 'all' / 'training')
-    names = [row[0].text for row in report(tmp_path / 'all').body_rows('')]
+    names = [row[0].text for row in report(tmp_path / 'all').body_rows('Runs')]
     assert names == ['alone', 'training']
     one_by_one = [tmp_path / 'all' / 'training' / name for name in ('ba20', 'ba1000')]
-    assert [row[0].text for row in report(*one_by_one).body_rows('')] == ['ba20', 'ba1000']
+    assert [row[0].text for row in report(*one_by_one).body_rows('Runs')] == ['ba20', 'ba1000']
 
 
 def test_more_runs_than_colours_are_refused(gauntlet, runs, tmp_path: Path):
@@ -341,7 +345,7 @@ def test_hostile_texts_are_shown_and_are_no_markup(report, tmp_path: Path):
         assert (attributes.get('href') or '#').startswith('#')
         assert 'src' not in attributes and 'style' not in attributes
     assert LONG not in page.text
-    assert 'of 100,000 characters are left out here' in page.text
+    assert 'of 100,000 characters left out' in page.text
 
 
 def test_a_page_names_its_scripts_and_styles_and_allows_nothing_else(pages):

@@ -13,7 +13,7 @@ from command_line import loaded_by
 from compared_runs import BASELINES, CHOICES, LINES, ROWS, TOPICS, copy_run, record_of, rows_of_table
 from rich.cells import cell_len
 
-from llmfoundry_gauntlet.report.markdown import bold, markdown_table, plain
+from llmfoundry_gauntlet.report.formats import bold, plain
 
 COMPOSITES = ['reading', 'rest', 'core', 'reading alone']
 
@@ -22,7 +22,7 @@ def rows_of_markdown(out: str) -> dict[str, list[str]]:
     """The cells of each row of a table by the first of them; the header is that of the empty name."""
     lines = [line for line in out.splitlines() if line.startswith('|')]
     assert len({cell_len(line) for line in lines}) == 1, 'pipes are not aligned'
-    assert set(lines.pop(1)) == set('|:- ')
+    assert set(lines.pop(1)) == set('|:-')
     rows = [[cell.strip() for cell in line.removeprefix('| ').removesuffix(' |').split(' | ')] for line in lines]
     assert len({len(row) for row in rows}) == 1
     return {row[0]: row[1:] for row in rows}
@@ -148,15 +148,6 @@ def test_what_markdown_would_take_for_its_own_is_escaped(gauntlet, runs: dict[st
     assert r'a\|b\_\*c\*\_\<b>' in header
     assert plain('_a_b_ `c`\n[d](e) \\') == r'\_a_b\_ \`c\` \[d](e) \\'
     assert bold('a|b') == r'**a\|b**'
-
-
-def test_wide_characters_count_as_a_terminal_shows_them():
-    assert markdown_table(['', 'x'], [['日本', '1'], ['abcde', '22']]).splitlines() == [
-        '|       |   x |',
-        '| :---- | --: |',
-        '| 日本  |   1 |',
-        '| abcde |  22 |',
-    ]
 
 
 @pytest.mark.parametrize('form', ['markdown', 'csv'])

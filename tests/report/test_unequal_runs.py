@@ -72,14 +72,15 @@ def test_each_run_may_lack_rows_of_its_own(compared, gauntlet, runs: dict[str, P
     assert f'warning: {LINES}: 6 items are in both, of 7 and 7' in gauntlet('compare', one, other)[1]
 
 
-def test_runs_without_an_item_in_common_have_no_difference(compared, runs: dict[str, Path], tmp_path: Path):
+def test_tasks_without_an_item_in_common_have_no_difference(compared, runs: dict[str, Path], tmp_path: Path):
     one = copy_run(runs['a'], tmp_path / 'one', without={RIDDLES: [0, 1, 2]})
     other = copy_run(runs['b'], tmp_path / 'other', without={RIDDLES: [3, 4, 5, 6]})
     (found,) = compared(one, other)
-    assert found['tasks'][RIDDLES]['difference'] == {'reason': 'there are no items'}
+    reason = 'the runs have no item in common'
+    assert found['tasks'][RIDDLES]['difference'] == {'reason': reason}
     assert found['tasks'][RIDDLES]['num_items'] == 0 and found['tasks'][RIDDLES]['p_holm'] is None
     assert found['composites']['reading']['difference'] == {
-        'reason': f'benchmarks without a score: {RIDDLES} (there are no items)'
+        'reason': f'benchmarks without a score: {RIDDLES} ({reason})'
     }
 
 

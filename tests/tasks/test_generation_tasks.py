@@ -215,6 +215,24 @@ def test_a_reply_may_be_as_long_as_the_longest_right_one_and_some_more_after_a_t
     assert [request.max_new_tokens for request in made] == [expected] * len(problems)
 
 
+def in_categories(problems: dict[str, Problem]) -> list[Example]:
+    return [Example(row=row, category=name[0], content=problem) for row, (name, problem) in enumerate(problems.items())]
+
+
+@pytest.mark.parametrize('truncation', ['drop_shots', 'reference'])
+def test_a_category_has_the_limit_of_its_own_longest_answer(character_tokenizer, truncation: str):
+    """llm-foundry 0.22 makes a data set of each category (`get_icl_task_dataloader`); a subset changes no limit."""
+    problems = {'b1': Problem('7*2=', ('fourteen',), None), 'a1': PROBLEMS[0], 'b2': PROBLEMS[1], 'a2': PROBLEMS[2]}
+    made = preparation(character_tokenizer, task(1, has_categories=True), max_seq_len=14, truncation=truncation)
+    whole = prepare_items(made, in_categories(problems))
+    assert [item.request.max_new_tokens for item in whole] == [9, 2, 9, 2]
+    # a prompt of 'a' may have 12 tokens, which '^3+3= 6\n1+1=' has, and one of 'b' 5
+    last_five = {'drop_shots': '^7*2=', 'reference': '\n7*2='}[truncation]
+    assert [text(item.request) for item in whole][:2] == [last_five, '^3+3= 6\n1+1=']
+    some = prepare_items(made, in_categories(problems), asked=in_categories(problems)[2:])
+    assert [item.request.max_new_tokens for item in some] == [9, 2]
+
+
 def test_no_room_for_a_prompt_is_an_error_with_both_numbers(character_tokenizer):
     for max_seq_len in (1, 2):
         with pytest.raises(ModelError) as raised:
@@ -268,6 +286,17 @@ def test_the_references_truncation_cuts_tokens_from_the_left(character_tokenizer
     assert text(requests(character_tokenizer, task(2), **{**keys, 'max_seq_len': 9})[0]) == ' 6\n1+1='  # 7 tokens
     whole = requests(character_tokenizer, task(2), **{**keys, 'max_seq_len': 21})[0]
     assert text(whole) == WHOLE and not whole.truncated
+
+
+@pytest.mark.parametrize('max_new_tokens', [15, 400])
+def test_the_references_truncation_leaves_room_for_the_longest_answer_alone(character_tokenizer, max_new_tokens: int):
+    """llm-foundry 0.22's `padding_size`, whatever max_new_tokens is: 20 less bos and a character."""
+    spec = task(2, generation_kwargs={'max_new_tokens': max_new_tokens})
+    made = requests(character_tokenizer, spec, max_seq_len=20, truncation='reference')
+    assert text(made[0]) == WHOLE[1:] and made[0].truncated
+    assert {request.max_new_tokens for request in made} == {max_new_tokens}
+    with pytest.raises(ModelError, match='may have 2 tokens'):
+        requests(character_tokenizer, spec, max_seq_len=2, truncation='reference')
 
 
 def test_a_context_without_tokens_is_unscorable():

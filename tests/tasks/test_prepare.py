@@ -311,7 +311,7 @@ def test_the_rule_of_where_replies_end_is_not_cached(tmp_path):
 
 # Of the items of KINDS and of REPLIES; each version of the prompts has its own.
 ITEMS = {
-    1: (
+    2: (
         'a66267ec603b789fa8fe843a44565d5188d3e645cfc12fa62647069928901447',
         '1222fbf5ad20fc7b12683090136d4af0d26f6d948e4e8519bba44411f389e643',
     )

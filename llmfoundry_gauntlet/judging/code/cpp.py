@@ -8,13 +8,13 @@ import hashlib
 import logging
 import os
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from llmfoundry_gauntlet.atomic import write_atomically
 from llmfoundry_gauntlet.caches import cache_folder
 from llmfoundry_gauntlet.judging.code.languages import COMPILER, RUNNERS, runner
 from llmfoundry_gauntlet.judging.code.programs import Program, signature_of
@@ -219,14 +219,8 @@ def compiled_header(sandbox: Sandbox) -> tuple[Mount, ...]:
 def keep(path: Path, content: bytes) -> bool:
     """Writes a file that others may read or write as well; whether it could."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as stream:
-            stream.write(content)
-        os.chmod(stream.name, 0o644)
-        os.replace(stream.name, path)
+        write_atomically(path, [content])
     except OSError as error:
-        with contextlib.suppress(OSError, UnboundLocalError):
-            os.unlink(stream.name)
         log.warning('%s: the compiled header is not kept, programs take longer to build: %s', path, error)
         return False
     return True

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import platform
 import struct
+from collections.abc import Sequence
 
 from llmfoundry_gauntlet.judging.code.verdicts import SandboxError
 
@@ -47,6 +48,8 @@ LOAD, JUMP_EQUAL, JUMP_GREATER_EQUAL, JUMP_SET, RETURN = 0x20, 0x15, 0x35, 0x45,
 NUMBER, ARCHITECTURE, FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data (little-endian)
 ALLOW, KILL, DENY = 0x7FFF0000, 0x80000000, 0x00050000
 
+Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, operand
+
 
 def seccomp_filter(*, may_fork: bool, machine: str | None = None) -> bytes:
     """The filter for this machine. Without `may_fork` a program is one process for ever; threads are allowed.
@@ -57,12 +60,7 @@ def seccomp_filter(*, may_fork: bool, machine: str | None = None) -> bytes:
     if machine not in DENIED:
         raise SandboxError(f'programs cannot be confined on {machine}; allowed: {", ".join(DENIED)}')
     denied = [number for number in DENIED[machine] if not (may_fork and number in FORKS[machine])]
-    code = [
-        (LOAD, 0, 0, ARCHITECTURE),
-        (JUMP_EQUAL, 1, 0, AUDIT_ARCH[machine]),
-        (RETURN, 0, 0, KILL),
-        (LOAD, 0, 0, NUMBER),
-    ]
+    code: list[Instruction] = []
     if machine == 'x86_64':
         code += [(JUMP_GREATER_EQUAL, 0, 1, X32_BIT), (RETURN, 0, 0, KILL)]
     for number in denied:
@@ -79,5 +77,15 @@ def seccomp_filter(*, may_fork: bool, machine: str | None = None) -> bytes:
         (JUMP_EQUAL, 1, 0, AF_UNIX),
         (RETURN, 0, 0, DENY | errno.EAFNOSUPPORT),
     ]
-    code.append((RETURN, 0, 0, ALLOW))
-    return b''.join(struct.pack('<HBBI', *instruction) for instruction in code)
+    return bpf_program(machine, [*code, (RETURN, 0, 0, ALLOW)])
+
+
+def bpf_program(machine: str, code: Sequence[Instruction]) -> bytes:
+    """Return a filter whose `code` starts with the number of a call loaded; other machines' calls are killed."""
+    start: list[Instruction] = [
+        (LOAD, 0, 0, ARCHITECTURE),
+        (JUMP_EQUAL, 1, 0, AUDIT_ARCH[machine]),
+        (RETURN, 0, 0, KILL),
+        (LOAD, 0, 0, NUMBER),
+    ]
+    return b''.join(struct.pack('<HBBI', *instruction) for instruction in [*start, *code])

@@ -14,7 +14,7 @@ from programs import need, sandbox
 
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.inputs import load_data
-from llmfoundry_gauntlet.solutions import CheckedTask, check_solutions
+from llmfoundry_gauntlet.marking import CheckedSolutions, check_solutions
 
 FILES = {
     'human_eval': 'human_eval.jsonl',
@@ -44,7 +44,7 @@ PAIRS = {
 }
 
 
-def check(label: str, data_root: Path, **keys) -> CheckedTask:
+def check(label: str, data_root: Path, **keys) -> CheckedSolutions:
     sandbox()
     need(*{'human_eval_cpp': ('g++',), 'human_eval_js': ('node',)}.get(label, ()))
     task = {'label': label, 'dataset_uri': f'programming/{FILES[label]}', 'num_fewshot': [0], **keys}
@@ -53,7 +53,7 @@ def check(label: str, data_root: Path, **keys) -> CheckedTask:
     return checked
 
 
-def failing(checked: CheckedTask, data_root: Path, label: str) -> tuple[int, ...]:
+def failing(checked: CheckedSolutions, data_root: Path, label: str) -> tuple[int, ...]:
     """The numbers in the names of the problems that fail."""
     lines = (data_root / 'programming' / FILES[label]).read_text(encoding='utf-8').splitlines()
     return tuple(sorted(int(json.loads(lines[row])['task_id'].split('/')[1]) for row in checked.failures))

@@ -1,0 +1,400 @@
+"""Data checks: duplicates, conflicting golds, majority answers, and rows that occur in a training text."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import zlib
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, TextIO
+
+from llmfoundry_gauntlet.data.files import opened
+from llmfoundry_gauntlet.data.score_rows import LETTERS
+from llmfoundry_gauntlet.data.stores import is_remote
+from llmfoundry_gauntlet.errors import DataError
+
+MAX_LINES = 5  # that a finding lists
+
+CLEAR_MARGIN = 0.05  # a majority answer this far above chance is worth a warning,
+CLEAR_ERRORS = 3.0  # if it is this many standard errors above it
+COMMON_SHARE = 0.2  # the same for a free-form answer, where there is no chance level,
+MIN_COMMON_ROWS = 10  # in files of at least this many rows
+
+NUM_WORDS = 13  # per sequence, as in the GPT-3 report (arXiv 2005.14165, appendix C)
+MOST = 0.8  # of a row's sequences
+MAX_TEMPLATE_SOURCES = 2  # a sequence shared by more sources than this, and by more than
+TEMPLATE_SHARE = 0.1  # this share of them, belongs to the task's template
+WORD = re.compile(r'[^\W_]+')
+JSON_LINES = ('.jsonl', '.ndjson', '.json')
+READ_CHARACTERS = 1 << 20  # of one line at a time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedRow:
+    """The parts of an evaluation row that the checks compare.
+
+    Rows with one `prompt` may offer different choices; rows with one `question` offer the same. `golds` are the right
+    answers as text, the preferred one first. `gold` is the index of the right choice, if there are choices. Rows that
+    share a passage share a `source`.
+    """
+
+    line: int  # 1-based
+    digest: str
+    source: str
+    prompt: str
+    question: Hashable
+    golds: tuple[str, ...]
+    choices: tuple[str, ...] = ()
+    gold: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFile:
+    """The rows of one file of a task."""
+
+    name: str
+    source: str
+    rows: tuple[CheckedRow, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A problem in `count` rows; `lines` are the first of them, 1-based, or none if it concerns the whole file.
+
+    A warning means that scores on the file do not mean what they seem to.
+    """
+
+    kind: str
+    text: str
+    count: int = 1
+    lines: tuple[int, ...] = ()
+    is_warning: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Majority:
+    """The answer that is right most often, the share of rows it is right in, and the share a random guess gets.
+
+    `answer` is a choice's letter, or its text if all rows have the same choices. `chance` is `None` without choices.
+    """
+
+    answer: str
+    share: float
+    chance: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedFile:
+    """The findings in one file of a task.
+
+    `num_duplicates` counts rows equal to an earlier one, `num_repeated` rows with the prompt of an earlier one, and
+    `num_conflicts` the repeated prompts that have more than one right answer.
+    """
+
+    name: str
+    source: str
+    num_rows: int
+    num_duplicates: int
+    num_repeated: int
+    num_conflicts: int
+    majority: Majority | None
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundRow:
+    """A row that shares sequences of words with the training text; `place` is 'file:line' of the first of them."""
+
+    line: int
+    num_found: int
+    num_sequences: int
+    place: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileOverlap:
+    """The rows of one file that occur in the training text.
+
+    `num_checked` rows are long enough to be looked for; `num_most` rows have at least 80% of their sequences in it.
+    """
+
+    name: str
+    source: str
+    num_rows: int
+    num_checked: int
+    num_most: int
+    found: tuple[FoundRow, ...]
+
+    @property
+    def finding(self) -> Finding:
+        """A warning with the place of the first row that was found."""
+        first = self.found[0]
+        text = f'{first.num_found} of its {first.num_sequences} sequences of {NUM_WORDS} words occur in {first.place}'
+        lines = tuple(row.line for row in self.found[:MAX_LINES])
+        return Finding(kind='training_overlap', text=text, count=len(self.found), lines=lines, is_warning=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """The training texts that were read, their number of words, and the rows of each task's file found in them."""
+
+    files: tuple[str, ...]
+    num_words: int
+    tasks: tuple[FileOverlap, ...]
+
+
+def check_file(file: TaskFile) -> CheckedFile:
+    """Return the findings in one file."""
+    rows = file.rows
+    duplicates = [row for group in grouped(rows, lambda row: row.digest) for row in group[1:]]
+    repeated = [group for group in grouped(rows, lambda row: row.prompt) if len(group) > 1]
+    conflicts = [group for group in repeated if has_conflict(group)]
+    majority = majority_answer(rows)
+    findings = [
+        *repetitions(duplicates, repeated, conflicts),
+        *repeated_choices(rows),
+        *([] if majority is None else majority_warnings(majority, len(rows))),
+    ]
+    return CheckedFile(
+        name=file.name,
+        source=file.source,
+        num_rows=len(rows),
+        num_duplicates=len(duplicates),
+        num_repeated=sum(len(group) - 1 for group in repeated),
+        num_conflicts=len(conflicts),
+        majority=majority,
+        findings=tuple(finding for finding in findings if finding.count),
+    )
+
+
+def grouped(rows: Iterable[CheckedRow], key: Callable[[CheckedRow], Hashable]) -> list[list[CheckedRow]]:
+    """Return groups of rows with the same key, in file order."""
+    groups: dict[Hashable, list[CheckedRow]] = defaultdict(list)
+    for row in rows:
+        groups[key(row)].append(row)
+    return list(groups.values())
+
+
+def has_conflict(rows: Iterable[CheckedRow]) -> bool:
+    """Return whether the preferred right answers differ."""
+    return len({row.golds[:1] for row in rows}) > 1
+
+
+def finding_in(rows: Sequence[CheckedRow], kind: str, text: str, *, warns: bool = False) -> Finding:
+    """Return a finding about these rows."""
+    lines = tuple(sorted(row.line for row in rows)[:MAX_LINES])
+    return Finding(kind=kind, text=text, count=len(rows), lines=lines, is_warning=warns)
+
+
+def repetitions(
+    duplicates: Sequence[CheckedRow], repeated: Sequence[list[CheckedRow]], conflicts: Sequence[list[CheckedRow]]
+) -> Iterator[Finding]:
+    """Yield findings about duplicate rows, repeated prompts, and prompts with several right answers."""
+    yield finding_in(duplicates, 'duplicate_rows', 'duplicate of an earlier row, which counts twice in the score')
+    duplicate_lines = {row.line for row in duplicates}
+    others = [row for group in repeated for row in group[1:] if row.line not in duplicate_lines]
+    yield finding_in(others, 'repeated_prompts', 'same prompt as an earlier row, but not a duplicate')
+    contradictory: list[CheckedRow] = []
+    harmless: list[CheckedRow] = []
+    for group in conflicts:
+        is_contradictory = any(map(has_conflict, grouped(group, lambda row: row.question)))
+        (contradictory if is_contradictory else harmless).append(group[0])
+    text = 'the prompt is repeated with other choices, or another ending, and another right answer'
+    yield finding_in(harmless, 'other_choices', text)
+    text = 'the question is repeated with a different gold; no model can get both rows right'
+    yield finding_in(contradictory, 'conflicting_golds', text, warns=True)
+
+
+def repeated_choices(rows: Sequence[CheckedRow]) -> Iterator[Finding]:
+    """Yield findings about rows in which two choices have the same text."""
+    wrong: list[CheckedRow] = []
+    right: list[CheckedRow] = []
+    for row in rows:
+        choices = [choice.strip() for choice in row.choices]
+        if len(set(choices)) < len(choices):
+            is_gold = row.gold is not None and choices.count(choices[row.gold]) > 1
+            (right if is_gold else wrong).append(row)
+    yield finding_in(wrong, 'identical_choices', 'a wrong choice appears twice, so a guess is right more often')
+    text = 'the right choice appears twice, and only one of the two counts'
+    yield finding_in(right, 'identical_right_choice', text, warns=True)
+
+
+def majority_answer(rows: Sequence[CheckedRow]) -> Majority | None:
+    """Return the most common right answer, the first of several; `None` if no row has one."""
+    chosen = [row for row in rows if row.gold is not None]
+    if not chosen:
+        golds = [row.golds[0] for row in rows if row.golds]
+        if not golds:
+            return None
+        ((answer, count),) = Counter(golds).most_common(1)
+        return Majority(answer=answer, share=count / len(golds), chance=None)
+    positions = Counter(row.gold for row in chosen if row.gold is not None)
+    position = min(positions, key=lambda gold: (-positions[gold], gold))
+    choices = chosen[0].choices
+    is_same = all(row.choices == choices for row in chosen)
+    answer = choices[position] if is_same else LETTERS[position : position + 1] or str(position)
+    chance = sum(1 / len(row.choices) for row in chosen) / len(chosen)
+    return Majority(answer=answer, share=positions[position] / len(chosen), chance=chance)
+
+
+def majority_warnings(majority: Majority, num_rows: int) -> Iterator[Finding]:
+    """Yield a warning if one answer is right much more often than chance, or in a fifth of free-form rows."""
+    share, chance = majority.share, majority.chance
+    if chance is None:
+        if share >= COMMON_SHARE and num_rows >= MIN_COMMON_ROWS:
+            text = f'{majority.answer!r} is right in {share:.0%} of the rows; always answering it scores as much'
+            yield Finding(kind='majority_answer', text=text, is_warning=True)
+        return
+    standard_error = (chance * (1 - chance) / num_rows) ** 0.5
+    if share - chance > max(CLEAR_MARGIN, CLEAR_ERRORS * standard_error):
+        often = 'every row' if share == 1 else f'{share:.0%} of the rows'
+        text = (
+            f'choice {majority.answer!r} is right in {often} (chance {chance:.0%}); always choosing it scores as much'
+        )
+        yield Finding(kind='majority_answer', text=text, is_warning=True)
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words of a text: letters and digits, lower case."""
+    return WORD.findall(text.lower())
+
+
+def sequences_of(words: Sequence[str]) -> list[int]:
+    """Return a hash of every 13 consecutive words; of 64 bits, and comparable within one process only."""
+    return [hash(tuple(words[start : start + NUM_WORDS])) for start in range(len(words) - NUM_WORDS + 1)]
+
+
+def row_sequences(rows: Sequence[CheckedRow]) -> list[array[int]]:
+    """Return the sequences to look for of each row: of its prompt, and of its right answer if the prompt is short.
+
+    Sequences that many sources share, such as an instruction, are the task's template and left out.
+    """
+    found: list[array[int]] = []
+    by_source: dict[str, set[int]] = defaultdict(set)
+    for row in rows:
+        words = words_of(row.prompt)
+        if len(words) < NUM_WORDS and row.golds:
+            words += words_of(row.golds[0])
+        found.append(array('q', sequences_of(words)))
+        by_source[row.source].update(found[-1])
+    num_sources = Counter(chain.from_iterable(by_source.values()))
+    limit = max(MAX_TEMPLATE_SOURCES, TEMPLATE_SHARE * len(by_source))
+    template = {sequence for sequence, count in num_sources.items() if count > limit}
+    return [array('q', (sequence for sequence in own if sequence not in template)) for own in found]
+
+
+def find_overlap(files: Sequence[TaskFile], texts: Sequence[str]) -> Overlap:
+    """Return which rows share sequences of words with training texts. Raises DataError for an unreadable text."""
+    sequences = [row_sequences(file.rows) for file in files]
+    wanted = {sequence for rows in sequences for own in rows for sequence in own}
+    places: dict[int, str] = {}
+    num_words = sum(search_text(text, wanted, places) for text in texts)
+    tasks = [file_overlap(file, rows, places) for file, rows in zip(files, sequences, strict=True)]
+    return Overlap(files=tuple(texts), num_words=num_words, tasks=tuple(tasks))
+
+
+def file_overlap(file: TaskFile, sequences: Sequence[array[int]], places: Mapping[int, str]) -> FileOverlap:
+    """Return which rows of a file have sequences among `places`, those found in the training text."""
+    found = []
+    for row, own in zip(file.rows, sequences, strict=True):
+        hits = [places[sequence] for sequence in own if sequence in places]
+        if hits:
+            found.append(FoundRow(line=row.line, num_found=len(hits), num_sequences=len(own), place=hits[0]))
+    return FileOverlap(
+        name=file.name,
+        source=file.source,
+        num_rows=len(file.rows),
+        num_checked=sum(len(own) > 0 for own in sequences),
+        num_most=sum(row.num_found >= MOST * row.num_sequences for row in found),
+        found=tuple(found),
+    )
+
+
+def training_files(source: str) -> list[str]:
+    """Return a file or URL itself, or all files below a folder. Raises DataError if there is none."""
+    path = Path(source)
+    if is_remote(source) or path.is_file():
+        return [source]
+    found = [str(file) for file in sorted(path.rglob('*')) if file.is_file()]
+    if not found:
+        raise DataError(f'{source}: no such file; allowed: text or JSON lines, also compressed, or a folder of them')
+    return found
+
+
+def search_text(source: str, wanted: Collection[int], places: dict[int, str]) -> int:
+    """Add the first place of each wanted sequence in a training text to `places`; return the text's number of words.
+
+    Files named .jsonl, .ndjson or .json hold one document per line, of which every string counts; other files are one
+    document of plain text. Either may be compressed (.gz, .bz2, .xz, .zst). Raises DataError for an unreadable file.
+    """
+    import fsspec
+
+    compression = fsspec.utils.infer_compression(source)
+    is_json = source.removesuffix(Path(source).suffix if compression else '').endswith(JSON_LINES)
+    num_words = 0
+    try:
+        with opened(source) as raw:
+            content = fsspec.compression.compr[compression](raw, mode='rb')
+            lines = io.TextIOWrapper(content, encoding='utf-8-sig', errors='ignore', newline='\n')
+            for document in json_documents(source, lines) if is_json else [plain_text(source, lines)]:
+                num_words += search_document(source, document, wanted, places)
+            lines.detach()
+    except (OSError, EOFError, zlib.error, ImportError, ValueError) as error:
+        raise DataError(f'{source}: cannot be read: {error}') from error
+    return num_words
+
+
+def search_document(
+    source: str, document: Iterable[tuple[int, str]], wanted: Collection[int], places: dict[int, str]
+) -> int:
+    """Add the first place of each wanted sequence in a document of (line number, text); return its number of words."""
+    num_words = 0
+    words: list[str] = []  # the last 12 words, so that a sequence may span lines
+    lines: list[int] = []
+    for line, text in document:
+        new = words_of(text)
+        num_words += len(new)
+        words += new
+        lines += [line] * len(new)
+        for start, sequence in enumerate(sequences_of(words)):
+            if sequence in wanted:
+                places.setdefault(sequence, f'{source}:{lines[start]}')
+        words, lines = words[1 - NUM_WORDS :], lines[1 - NUM_WORDS :]
+    return num_words
+
+
+def json_documents(source: str, lines: Iterable[str]) -> Iterator[list[tuple[int, str]]]:
+    """Yield all strings of each JSON line with its number."""
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line.rstrip())
+        except json.JSONDecodeError as error:
+            raise DataError(f'{source}:{number}: malformed JSON: {error.msg} at column {error.colno}') from error
+        yield [(number, '\n'.join(strings_in(row)))]
+
+
+def strings_in(value: Any) -> Iterator[str]:
+    """Yield the strings anywhere in a JSON value, except for keys."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from strings_in(inner)
+
+
+def plain_text(source: str, lines: TextIO) -> Iterator[tuple[int, str]]:
+    """Yield lines with their numbers, a megabyte at a time; a word on such a boundary is split."""
+    number = 1
+    while line := lines.readline(READ_CHARACTERS):
+        if '\0' in line:
+            raise DataError(f'{source}:{number}: binary data; allowed: text or JSON lines, also compressed')
+        yield number, line
+        number += line.endswith('\n')

@@ -1,0 +1,263 @@
+"""Folders and files on disks and in object stores, through fsspec, and what its errors mean."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from llmfoundry_gauntlet.atomic import write_atomically
+from llmfoundry_gauntlet.errors import StoreError
+
+CONNECT_SECONDS = 5  # so that a wrong endpoint shows soon
+EXTRAS = {'s3': 's3', 'gs': 'gcs', 'az': 'azure'}  # of this package, by scheme
+ALIASES = {'gcs': 'gs', 'azure': 'az'}
+CREDENTIALS = {
+    's3': 'set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE',
+    'gs': 'set GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud auth application-default login`',
+    'az': 'set AZURE_STORAGE_CONNECTION_STRING, or AZURE_ACCOUNT_NAME and AZURE_ACCOUNT_ACCESS_KEY',
+}
+SCHEMES = ', '.join(f'{scheme}://' for scheme in EXTRAS)
+CONFLICTS = ('PreconditionFailed', 'ConditionalRequestConflict', '412', '409')
+# S3's error codes and botocore's exceptions.
+REFUSED = ('InvalidAccessKeyId', 'SignatureDoesNotMatch', 'ExpiredToken', 'InvalidToken', 'AuthFailure')
+DENIED = ('AccessDenied', '403')
+NO_CREDENTIALS = ('NoCredentialsError', 'PartialCredentialsError')
+NO_ANSWER = ('EndpointConnectionError', 'ConnectTimeoutError', 'ReadTimeoutError', 'ConnectionClosedError')
+CLIENT_ERRORS = (  # those of clients that are not OSErrors
+    'botocore.exceptions.BotoCoreError',
+    'botocore.exceptions.ClientError',
+    'gcsfs.retry.HttpError',
+    'google.auth.exceptions.GoogleAuthError',
+    'aiohttp.ClientError',
+    'azure.core.exceptions.AzureError',
+)
+
+
+def is_remote(source: str) -> bool:
+    """Return whether a source is a URI rather than a local path."""
+    return '://' in source
+
+
+def scheme_of(uri: str) -> str:
+    """Return what precedes '://' under its usual name, or '' for a local path."""
+    scheme = uri.partition('://')[0] if is_remote(uri) else ''
+    return ALIASES.get(scheme, scheme)
+
+
+def open_filesystem(uri: str) -> tuple[Any, str]:
+    """Return the fsspec filesystem of a local path or URI and the path in it. Nothing is looked up yet.
+
+    The endpoint of S3 is S3_ENDPOINT_URL, as for Composer, else AWS_ENDPOINT_URL, else Amazon's. Raise StoreError for
+    a scheme that fsspec does not know and for a package that is not installed.
+    """
+    import fsspec
+
+    scheme = scheme_of(uri)
+    if not scheme:
+        return fsspec.filesystem('file'), Path(uri).expanduser().absolute().as_posix()
+    if scheme in EXTRAS and not uri.partition('://')[2].strip('/'):
+        raise StoreError(f'{uri}: names no bucket; allowed: {scheme}://bucket/path')
+    try:
+        fs = fsspec.filesystem(scheme, use_listings_cache=False, skip_instance_cache=True, **options_of(scheme))
+    except ImportError as error:
+        advice = f": pip install 'llmfoundry-gauntlet[{EXTRAS[scheme]}]'" if scheme in EXTRAS else ''
+        raise StoreError(f'{uri}: {error}{advice}') from error
+    except ValueError as error:
+        raise StoreError(f'{uri}: unknown scheme; allowed: {SCHEMES}, or another that fsspec knows') from error
+    return fs, fs._strip_protocol(uri)
+
+
+def options_of(scheme: str) -> dict[str, Any]:
+    """Return what filesystems do not read from the environment themselves, under Composer's names."""
+    if scheme == 's3':
+        return {'endpoint_url': s3_endpoint(), 'config_kwargs': {'connect_timeout': CONNECT_SECONDS}}
+    if scheme == 'az':
+        variables = {'account_name': 'AZURE_ACCOUNT_NAME', 'account_key': 'AZURE_ACCOUNT_ACCESS_KEY'}
+        return {option: os.environ[name] for option, name in variables.items() if os.environ.get(name)}
+    return {}
+
+
+def open_file(uri: str) -> io.BufferedReader:
+    """Open a file for reading in binary. Raise StoreError."""
+    scheme = scheme_of(uri)
+    bucket, _, name = uri.partition('://')[2].partition('/')
+    if scheme in EXTRAS and not (bucket and name):
+        raise StoreError(f'{uri}: names no file; allowed: {scheme}://bucket/path/file')
+    with explained(uri):
+        fs, path = open_filesystem(uri)
+        return io.BufferedReader(fs.open(path, 'rb'))
+
+
+def s3_endpoint() -> str | None:
+    """Return the endpoint that the environment names, or `None` for Amazon's."""
+    return os.environ.get('S3_ENDPOINT_URL') or os.environ.get('AWS_ENDPOINT_URL')
+
+
+@contextmanager
+def explained(uri: str) -> Iterator[None]:
+    """Turn the errors of filesystems and object stores into a StoreError that says what to do."""
+    clients = [name.rpartition('.') for name in CLIENT_ERRORS]
+    loaded = [getattr(sys.modules[module], name) for module, _, name in clients if module in sys.modules]
+    try:
+        yield
+    except (OSError, ValueError, NotImplementedError, *loaded) as error:
+        endpoint = s3_endpoint() if scheme_of(uri) == 's3' else None
+        raise StoreError(f'{uri}{f" at {endpoint}" if endpoint else ""}: {meaning(uri, error)}') from error
+
+
+def meaning(uri: str, error: BaseException) -> str:
+    """Return what went wrong and what to do."""
+    code, name = error_code(error), type(error).__name__
+    if code in REFUSED:
+        return f'the credentials are refused ({code}); {CREDENTIALS[scheme_of(uri)]}'
+    if code in DENIED:
+        return 'access denied; allow listing, reading and, for claims, writing'
+    if code == 'NoSuchBucket':
+        return 'there is no such bucket; create it, or correct the name or the endpoint'
+    if name in NO_CREDENTIALS:
+        return f'there are no credentials; {CREDENTIALS[scheme_of(uri)]}'
+    if name in NO_ANSWER:
+        return 'the endpoint does not answer; check the network and S3_ENDPOINT_URL'
+    if isinstance(error, FileNotFoundError):
+        return 'there is no such file'
+    return getattr(error, 'strerror', None) or ' '.join(str(error).split()) or name
+
+
+def error_code(error: BaseException) -> str:
+    """Return S3's error code, which s3fs keeps as the cause of its own error, or ''."""
+    response = getattr(error.__cause__ or error, 'response', None)
+    return str(response['Error'].get('Code', '')) if isinstance(response, dict) and 'Error' in response else ''
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file by its name relative to a folder. `version` changes whenever the content does."""
+
+    name: str
+    size: int  # bytes
+    version: str
+
+
+class Store:
+    """A folder on a disk or in an object store, by local path or URI. Every call raises StoreError."""
+
+    def __init__(self, uri: str) -> None:
+        if scheme_of(uri) not in ('', *EXTRAS):
+            raise StoreError(f'{uri}: unknown scheme; allowed: {SCHEMES}, or a local path')
+        self.fs, self._root = open_filesystem(uri)
+        self.is_local = not scheme_of(uri)
+        self.uri = self._root if self.is_local else uri.rstrip('/')
+
+    def _path(self, name: str) -> str:
+        return f'{self._root}/{name}'
+
+    def _place(self, name: str) -> str:
+        return f'{self.uri}/{name}'
+
+    def files(self, prefix: str = '') -> list[StoredFile]:
+        """Return all files whose names start with `prefix`, sorted; none if there is no such folder.
+
+        Links on a disk are left out and not followed.
+        """
+        options = {'on_error': raise_unless_gone} if self.is_local else {'prefix': prefix}
+        with explained(self.uri):
+            found = self.fs.find(self._root, detail=True, **options).values()
+        if any(info['name'] == self._root for info in found):
+            raise StoreError(f'{self.uri}: is a file; give a folder')
+        infos = {info['name'][len(self._root) + 1 :]: info for info in found if not info.get('islink')}
+        return [
+            StoredFile(name, info['size'], version_of(info))
+            for name, info in sorted(infos.items())
+            if name.startswith(prefix) and name and not name.endswith('/')
+        ]
+
+    def read(self, name: str) -> bytes:
+        """Return the content of a file."""
+        with explained(self._place(name)):
+            content: bytes = self.fs.cat_file(self._path(name))
+        return content
+
+    def download(self, names: Iterable[str], folder: Path) -> None:
+        """Copy files into a folder on this machine, under the last parts of their names."""
+        pairs = {self._path(name): str(folder / name.rpartition('/')[2]) for name in names}
+        folder.mkdir(parents=True, exist_ok=True)
+        with explained(self.uri):
+            self.fs.get(list(pairs), list(pairs.values()))
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Write a file if there is none; return whether it was written. Of several concurrent calls one succeeds."""
+        with explained(self._place(name)):
+            try:
+                if self.is_local:
+                    path = Path(self._path(name))
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    with locked(path), path.open('xb') as file:
+                        file.write(content)
+                else:  # s3fs 2025.3.0 ignores mode 'xb'
+                    self.fs.pipe_file(self._path(name), content, mode='create')
+            except OSError as error:
+                if not isinstance(error, FileExistsError) and error_code(error) not in CONFLICTS:
+                    raise
+                return self.read(name) == content  # the answer to a first attempt may be lost
+        return True
+
+    def replace(self, name: str, old: bytes, new: bytes) -> bool:
+        """Write a file if its content is `old`; return whether it was written.
+
+        Of several concurrent calls one succeeds, except in Google's and Azure's stores, where this is two steps.
+        """
+        path = self._path(name)
+        with explained(self._place(name)):
+            try:
+                if self.is_local:
+                    with locked(Path(path)):
+                        return replace_local(Path(path), old, new)
+                match = {'IfMatch': self.fs.info(path)['ETag']} if scheme_of(self.uri) == 's3' else {}
+                if self.fs.cat_file(path) != old:
+                    return False
+                self.fs.pipe_file(path, new, **match)
+            except OSError as error:
+                if isinstance(error, FileNotFoundError):
+                    return False
+                if error_code(error) not in CONFLICTS:
+                    raise
+                return self.read(name) == new
+        return True
+
+    def delete(self, name: str) -> None:
+        """Delete a file."""
+        with explained(self._place(name)):
+            self.fs.rm_file(self._path(name))
+
+
+def locked(path: Path) -> FileLock:
+    """Return the lock under which files are created and replaced that others may change at the same time."""
+    return FileLock(path.with_name('.lock'))
+
+
+def replace_local(path: Path, old: bytes, new: bytes) -> bool:
+    """Write a file whole if its content is `old`; return whether it was written."""
+    if path.read_bytes() != old:
+        return False
+    write_atomically(path, [new])
+    return True
+
+
+def version_of(info: dict[str, Any]) -> str:
+    """Return the entity tag of an object, or time, size and inode of a file."""
+    tag = info.get('ETag') or info.get('etag')
+    return str(tag).strip('"') if tag else f'{info.get("mtime")}-{info["size"]}-{info.get("ino")}'
+
+
+def raise_unless_gone(error: OSError) -> None:
+    """Raise an error in listing a folder, unless there is no such folder."""
+    if not isinstance(error, FileNotFoundError):
+        raise error

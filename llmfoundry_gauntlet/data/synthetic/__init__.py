@@ -1,1 +1,0 @@
-"""Synthetic tasks, one to a file: rows of their definitions, in the published files' form and kinds, from a seed."""

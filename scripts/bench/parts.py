@@ -1,0 +1,315 @@
+"""The parts of the benchmark: rows of the tables, what each contender does in them, and targets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from llmfoundry_gauntlet.config.score import GENERATE, LIKELIHOOD, MMLU_PRO, OPTION_ORDER, PROMPT
+from llmfoundry_gauntlet.config.yaml_files import read_yaml
+from llmfoundry_gauntlet.data.files import locate
+from llmfoundry_gauntlet.data.score_rows import FILES
+from llmfoundry_gauntlet.data.subsets import subset
+from llmfoundry_gauntlet.values import Example
+
+TASKS_YAML = 'yamls/tasks/gauntlet_v0.1.yaml'
+VOCABULARIES = (8_000, 50_000)
+POOL_ROWS = 2000  # that shots come from: with a small pool they repeat, and prompts begin alike
+TOKENS_PER_FOUNDRY_BATCH = 4096
+PROMPTS_PER_FOUNDRY_BATCH = 8
+(QUESTIONS_FILE,) = FILES[MMLU_PRO]
+
+OURS, ALONE, BARE, FOUNDRY, LM_EVAL = 'ours', 'alone', 'bare_forward', 'llm_foundry', 'lm_eval'
+ROUNDS = {OURS: 3, ALONE: 3, BARE: 3, LM_EVAL: 2, FOUNDRY: 2}  # of a full run; a quick one has one round of each
+
+Jobs = dict[str, dict[str, Any]]
+
+
+class Place(NamedTuple):
+    """Where the rows come from, and the folder for files made of them."""
+
+    data_root: Path
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rows of one kind of work, and the targets of their geometric means.
+
+    The target of a ratio such as 'lm_eval/ours' is the least; that of 'ours/bare_forward' the most.
+    """
+
+    name: str
+    targets: Mapping[str, float]
+
+    def is_met(self, ratio: str, value: float) -> bool:
+        """Return whether a ratio meets its target."""
+        return value <= self.targets[ratio] if ratio.startswith(f'{OURS}/') else value >= self.targets[ratio]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskRow:
+    """A task at one number of shots: the first `items` rows of its file are asked, (in full, in a quick run).
+
+    llm-foundry asks the first `foundry_items` only, as it pads all items to `max_seq_len` and each costs the same.
+    `category` keeps the rows of one category. `stops` and `max_new_tokens` are for generation tasks; `end_scale` says
+    how often the model ends a generation itself, `None` for the model of the other parts (`materials.lively_folder`).
+    """
+
+    label: str
+    num_shots: int
+    group: Group
+    items: tuple[int, int]
+    foundry_items: tuple[int, int]
+    max_seq_len: int = 1024
+    category: str | None = None
+    stops: tuple[str, ...] = ()
+    max_new_tokens: int | None = None
+    end_scale: float | None = None
+
+    @property
+    def name(self) -> str:
+        """'{label}/{n}-shot', and the group if it is a generation task."""
+        return f'{self.label}/{self.num_shots}-shot' + (f'/{self.group.name}' if self.max_new_tokens else '')
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        """The YAML keys of the task."""
+        entries = {entry['label']: entry for entry in read_yaml(TASKS_YAML)['icl_tasks']}
+        entry = {**entries[self.label], 'num_fewshot': [self.num_shots], 'has_categories': False}
+        if self.max_new_tokens is None:
+            return entry
+        return {
+            **entry,
+            'early_stopping_criteria': list(self.stops),
+            'generation_kwargs': {'max_new_tokens': self.max_new_tokens},
+        }
+
+    def jobs(self, place: Place, *, quick: bool) -> Jobs:
+        """Return what each contender measures."""
+        num_items = self.items[quick]
+        path = self.write_rows(place, num_items)
+        task = self.entry | {'dataset_uri': str(path)}
+        others = {'task': task, 'rows_file': str(path), 'max_seq_len': self.max_seq_len}
+        batch_size = TOKENS_PER_FOUNDRY_BATCH // self.max_seq_len
+        jobs: Jobs = {
+            OURS: {
+                'settings': {'tasks': [task], 'truncation': 'reference'},
+                'warm_up': {'tasks': [warm_up(task)], 'truncation': 'reference'},
+                'max_seq_len': self.max_seq_len,
+                'num_items': num_items,
+            },
+            BARE: {},
+            FOUNDRY: {**others, 'num_items': self.foundry_items[quick], 'batch_size': batch_size},
+            LM_EVAL: {**others, 'num_items': num_items},
+        }
+        if self.max_new_tokens is not None:
+            del jobs[BARE]
+            jobs[FOUNDRY]['batch_size'] = PROMPTS_PER_FOUNDRY_BATCH
+        return jobs
+
+    def write_rows(self, place: Place, num_items: int) -> Path:
+        """Write the rows of the task, or of its category, that are asked or shown as shots."""
+        source = locate(self.entry['dataset_uri'], place.data_root)
+        lines = [line for line in source.read_text('utf-8').split('\n') if line.strip()]
+        if self.category is not None:
+            lines = [line for line in lines if json.loads(line)['category'] == self.category]
+        chosen = lines[: max(num_items, POOL_ROWS) if self.num_shots else num_items]
+        path = place.folder / f'{self.label}-{self.num_shots}.jsonl'
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text('\n'.join(chosen) + '\n', 'utf-8')
+        return path
+
+
+def warm_up(task: dict[str, Any]) -> dict[str, Any]:
+    """Return the task with short generations."""
+    return {**task, 'generation_kwargs': {'max_new_tokens': 4}} if 'generation_kwargs' in task else task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreRow:
+    """A perturbation of SCORE on `items` questions of MMLU-Pro, by likelihood or generation."""
+
+    answers: str
+    perturbation: str
+    group: Group
+    items: tuple[int, int]
+    max_new_tokens: int = 1
+    end_scale: float | None = None
+    max_seq_len: ClassVar[int] = 2048
+
+    @property
+    def name(self) -> str:
+        """'{answers}/{perturbation}'."""
+        return f'{self.answers}/{self.perturbation}'
+
+    def jobs(self, place: Place, *, quick: bool) -> Jobs:
+        """Return what each contender measures, with upstream's questions and prompts or, if absent, ours."""
+        source, prompts = next(files for files in SCORE_SOURCES if all(map(Path.is_file, files)))
+        root = write_questions(source, self.items[quick], place.folder)
+        entry = {
+            'dataset': MMLU_PRO,
+            'perturbations': [self.perturbation],
+            'answers': self.answers,
+            'max_new_tokens': self.max_new_tokens,
+            'prompts': str(prompts),
+        }
+        short = {**entry, 'subset_items': 2, 'max_new_tokens': min(4, self.max_new_tokens)}
+        ours = {
+            'settings': {'score': [entry], 'data_root': str(root)},
+            'warm_up': {'score': [short], 'data_root': str(root)},
+            'max_seq_len': self.max_seq_len,
+        }
+        if self.answers == LIKELIHOOD:
+            return {OURS: ours, ALONE: ours}
+        lm_eval = {
+            'perturbation': self.perturbation,
+            'rows_file': str(root / QUESTIONS_FILE),
+            'prompts': str(prompts),
+            'max_new_tokens': self.max_new_tokens,
+            'max_seq_len': self.max_seq_len,
+        }
+        return {OURS: ours, LM_EVAL: lm_eval}
+
+
+SCORE_SOURCES = tuple(
+    (Path(root) / QUESTIONS_FILE, Path(root) / 'score' / prompts)
+    for root, prompts in (
+        ('../shared/data', 'upstream_prompts/mmlu_pro_prompt_templates.json'),
+        ('eval_data', 'prompts/mmlu_pro.json'),
+    )
+)
+
+
+def write_questions(source: Path, num_questions: int, folder: Path) -> Path:
+    """Write this many questions, in proportion from each category; return their data root."""
+    lines = [line for line in source.read_text('utf-8').split('\n') if line.strip()]
+    examples = [
+        Example(row=row, file=None, category=json.loads(line)['category'], content=line)
+        for row, line in enumerate(lines)
+    ]
+    chosen = subset(examples, num_questions)
+    root = folder / f'mmlu_pro-{len(chosen)}'
+    (root / QUESTIONS_FILE).parent.mkdir(parents=True, exist_ok=True)
+    (root / QUESTIONS_FILE).write_text(''.join(f'{example.content}\n' for example in chosen), 'utf-8')
+    return root
+
+
+Row = TaskRow | ScoreRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A part of the benchmark. `contenders` are classes for `worker.py`.
+
+    A full run has all `vocabularies`, a quick one the last. `total` has the targets of all rows together.
+    """
+
+    rows: tuple[Row, ...]
+    contenders: Mapping[str, str]
+    vocabularies: tuple[int, ...]
+    total: Group | None = None
+
+
+def scoring(name: str, foundry: float, lm_eval: float, bare: float) -> Group:
+    """Return a group of the likelihood part."""
+    return Group(name, {f'{FOUNDRY}/{OURS}': foundry, f'{LM_EVAL}/{OURS}': lm_eval, f'{OURS}/{BARE}': bare})
+
+
+def writing(name: str, foundry: float, lm_eval: float) -> Group:
+    """Return a group of the generation part."""
+    return Group(name, {f'{FOUNDRY}/{OURS}': foundry, f'{LM_EVAL}/{OURS}': lm_eval})
+
+
+ZERO_SHOT = scoring('0-shot multiple choice', 50, 1.5, 1.10)
+FOUR_TEXTS = scoring('3 to 10 shots, 4 text choices', 15, 3.5, 1.05)
+TWO_CHOICES = scoring('3 to 10 shots, 2 choices', 7, 2.2, 1.05)
+LETTERS = scoring('letters as choices', 10, 1.5, 1.05)
+OWN_CONTEXTS = scoring('language modelling, own contexts', 20, 1.1, 1.10)
+FULL_CONTEXTS = scoring('the same, filling max_seq_len', 3, 1.1, 1.10)
+SHARED_PASSAGES = scoring('shared passages', 50, 5, 1.05)
+SCORING_ROWS = (
+    TaskRow(label='copa', num_shots=0, group=ZERO_SHOT, items=(100, 60), foundry_items=(4, 2)),
+    TaskRow(label='piqa', num_shots=0, group=ZERO_SHOT, items=(96, 32), foundry_items=(4, 2)),
+    TaskRow(label='hellaswag', num_shots=0, group=ZERO_SHOT, items=(48, 16), foundry_items=(2, 1)),
+    TaskRow(label='winograd', num_shots=0, group=ZERO_SHOT, items=(273, 64), foundry_items=(4, 2)),
+    TaskRow(label='arc_challenge', num_shots=3, group=FOUR_TEXTS, items=(16, 6), foundry_items=(2, 1)),
+    TaskRow(label='arc_challenge', num_shots=10, group=FOUR_TEXTS, items=(10, 6), foundry_items=(2, 1)),
+    TaskRow(label='piqa', num_shots=10, group=TWO_CHOICES, items=(12, 6), foundry_items=(4, 2)),
+    TaskRow(label='winograd', num_shots=3, group=TWO_CHOICES, items=(96, 32), foundry_items=(4, 2)),
+    TaskRow(label='mmlu', num_shots=5, group=LETTERS, items=(16, 6), foundry_items=(2, 1), category='nutrition'),
+    TaskRow(label='lambada_openai', num_shots=0, group=OWN_CONTEXTS, items=(128, 32), foundry_items=(4, 4)),
+    TaskRow(label='squad', num_shots=10, group=FULL_CONTEXTS, items=(8, 3), foundry_items=(2, 1), max_seq_len=2048),
+    TaskRow(label='coqa', num_shots=0, group=SHARED_PASSAGES, items=(48, 24), foundry_items=(2, 2), max_seq_len=2048),
+)
+
+GSM8K = TaskRow(
+    label='gsm8k',
+    num_shots=3,
+    group=writing('the model ends them', 1, 1.5),
+    items=(24, 12),
+    foundry_items=(8, 8),
+    max_new_tokens=335,  # as long as the longest right answer
+    end_scale=0.4,
+)
+TRIVIAQA = TaskRow(
+    label='triviaqa_sm_sub',
+    num_shots=3,
+    group=writing('a stop string ends them', 5, 1),
+    items=(48, 16),
+    foundry_items=(8, 8),
+    max_new_tokens=22,
+    end_scale=0.0,
+    stops=('m',),
+)
+WRITING_ROWS = (
+    GSM8K,
+    replace(GSM8K, group=writing('all to the limit', 1, 1), items=(24, 8), max_new_tokens=64, end_scale=0.0),
+    TRIVIAQA,
+)
+
+
+def score_row(answers: str, perturbation: str, ratio: str, target: float) -> ScoreRow:
+    """Return a row of the SCORE part, a group by itself."""
+    group = Group(f'{answers}, {perturbation}', {ratio: target})
+    row = ScoreRow(answers=answers, perturbation=perturbation, group=group, items=(60, 4))
+    return row if answers == LIKELIHOOD else replace(row, items=(6, 2), max_new_tokens=128, end_scale=0.5)
+
+
+SCORE_ROWS = (
+    score_row(LIKELIHOOD, OPTION_ORDER, f'{ALONE}/{OURS}', 1.61),
+    score_row(LIKELIHOOD, PROMPT, f'{ALONE}/{OURS}', 1.25),
+    score_row(GENERATE, OPTION_ORDER, f'{LM_EVAL}/{OURS}', 2),
+    score_row(GENERATE, PROMPT, f'{LM_EVAL}/{OURS}', 2),
+)
+
+PARTS = {
+    'likelihood': Part(
+        rows=SCORING_ROWS,
+        contenders={
+            OURS: 'ours:Ours',
+            BARE: 'bare_forward:BareForward',
+            FOUNDRY: 'foundry_contender:LLMFoundry',
+            LM_EVAL: 'lm_eval_contender:LMEval',
+        },
+        vocabularies=VOCABULARIES,
+        total=scoring('all rows', 25, 2, 1.05),
+    ),
+    'generation': Part(
+        rows=WRITING_ROWS,
+        contenders={
+            OURS: 'ours:Ours',
+            FOUNDRY: 'foundry_contender:LLMFoundry',
+            LM_EVAL: 'lm_eval_contender:LMEval',
+        },
+        vocabularies=VOCABULARIES[:1],
+    ),
+    'score': Part(
+        rows=SCORE_ROWS,
+        contenders={OURS: 'ours:Ours', ALONE: 'ours:Alone', LM_EVAL: 'score_lm_eval:LMEvalScore'},
+        vocabularies=VOCABULARIES[:1],
+    ),
+}

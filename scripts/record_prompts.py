@@ -1,0 +1,109 @@
+"""Record the token ids and limits that llm-foundry 0.22.0 makes of prompts, for the parity tests; no model is run.
+
+    .venv-reference/bin/python scripts/record_prompts.py [--data-root ../shared/data/local_data] [--out FILE]
+
+Runs in the environment of `requirements/reference.txt`. Every case of `tests/fixtures/prompt_cases.yaml` goes through
+llm-foundry's own task builder, data set and collation with each tokenizer. The file,
+`tests/fixtures/reference/prompts.json`, holds numbers, row numbers and digests and no text of the data:
+
+    versions
+    models      tokenizer to its cases[]
+        name, path, rows, categories, task      as in prompt_cases.yaml; `rows` are the numbers of the rows
+        items[]
+            row
+            max_new_tokens      as llm-foundry gives it to generate(); null where choices are scored
+            num_tokens          of the prompt, or of the prompt and the continuation; padding removed
+            start               where the continuation starts; null for generation tasks
+            ids                 sha256 of these tokens as little-endian int32
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import datasets
+import torch
+from llmfoundry.utils.builders import build_icl_evaluators, build_tokenizer
+from record_reference import BATCH_SIZE, REPOSITORY, Row, choose_rows, read_cases
+from transformers import PreTrainedTokenizerBase
+
+FIXTURES = REPOSITORY / 'tests' / 'fixtures'
+
+
+def read_rows(case: dict[str, Any], data_root: Path) -> dict[int, Row]:
+    """The case's rows by number, with the categories that the case gives them."""
+    lines = (data_root / case['path']).read_text('utf-8').removesuffix('\n').split('\n')
+    rows = [json.loads(line) for line in lines]
+    chosen = {number: rows[number] for number in choose_rows(case, rows)}
+    if names := case.get('categories'):
+        return {
+            number: {**row, 'category': names[place % len(names)]} for place, (number, row) in enumerate(chosen.items())
+        }
+    return chosen
+
+
+def item_record(ids: torch.Tensor, mask: torch.Tensor, span: torch.Tensor | None) -> dict[str, Any]:
+    """Length and digest of a row's tokens. Generation prompts are padded on the left, the others on the right."""
+    kept = ids[int(mask.int().argmax()) :] if span is None else ids[: int(span[-1]) + 1]
+    digest = hashlib.sha256(kept.numpy().astype('<i4').tobytes()).hexdigest()
+    return {'num_tokens': len(kept), 'start': None if span is None else int(span[0]), 'ids': digest}
+
+
+def case_record(
+    case: dict[str, Any], tokenizer: PreTrainedTokenizerBase, data_root: Path, folder: Path
+) -> dict[str, Any]:
+    """The fixture's entry of one case with one tokenizer."""
+    rows = read_rows(case, data_root)
+    source = folder / 'source.jsonl'
+    source.write_text(''.join(f'{json.dumps(row)}\n' for row in rows.values()), 'utf-8')
+    evaluators, _ = build_icl_evaluators(
+        [{**case['task'], 'dataset_uri': str(source)}],
+        tokenizer=tokenizer,
+        default_max_seq_len=2048,
+        default_batch_size=BATCH_SIZE,
+        destination_dir=str(folder),
+    )
+    items = []
+    for evaluator in evaluators:
+        category = evaluator.label.removeprefix(case['name']).removeprefix('/')
+        numbers = iter([number for number, row in rows.items() if not category or row['category'] == category])
+        for batch in evaluator.dataloader.dataloader:
+            spans = batch.get('continuation_indices') or [None] * len(batch['input_ids'])
+            max_new_tokens = batch.get('generation_kwargs', {}).get('max_new_tokens')
+            for ids, mask, span in zip(batch['input_ids'], batch['attention_mask'], spans, strict=True):
+                record = {'row': next(numbers), 'max_new_tokens': max_new_tokens}
+                items.append(record | item_record(ids, mask, span))
+        assert next(numbers, None) is None
+    print(f'{case["name"]:36} {tokenizer.name_or_path.rpartition("/")[2]:20} {len(items)} items', flush=True)
+    given = {key: case[key] for key in ('name', 'path', 'categories', 'task') if key in case}
+    return {**given, 'rows': list(rows), 'items': items}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--data-root', type=Path, default=REPOSITORY.parent / 'shared' / 'data' / 'local_data')
+    parser.add_argument('--out', type=Path, default=FIXTURES / 'reference' / 'prompts.json')
+    options = parser.parse_args()
+    datasets.disable_progress_bars()
+    config = read_cases(FIXTURES / 'prompt_cases.yaml')
+    models = {}
+    for name in config['models']:
+        tokenizer = build_tokenizer(str(FIXTURES / 'models' / name), {})
+        models[name] = []
+        for case in config['cases']:
+            with tempfile.TemporaryDirectory() as folder:
+                datasets.config.HF_DATASETS_CACHE = os.path.join(folder, 'cache')
+                models[name].append(case_record(case, tokenizer, options.data_root, Path(folder)))
+    packages = ('llm-foundry', 'mosaicml', 'transformers', 'tokenizers', 'datasets')
+    fixture = {'versions': {name: version(name) for name in packages}, 'models': models}
+    options.out.write_text(json.dumps(fixture, separators=(',', ':')) + '\n', 'utf-8')
+    print(f'{options.out.name}: {options.out.stat().st_size} bytes')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,126 @@
+"""Model folders with damaged files: one ModelError that names the file, whatever transformers makes of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import networks
+import pytest
+import tiny
+import torch
+
+from llmfoundry_gauntlet.composer.models import open_model
+from llmfoundry_gauntlet.errors import ModelError
+
+CONFIG, TOKENIZER, TOKENIZER_CONFIG = 'config.json', 'tokenizer.json', 'tokenizer_config.json'
+GENERATION, SPECIAL, WEIGHTS = 'generation_config.json', 'special_tokens_map.json', 'model.safetensors'
+INDEX = f'{WEIGHTS}.index.json'
+
+Damage = Callable[[Path], object]
+
+
+@pytest.fixture(scope='module')
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model in one file and in several."""
+    folder = tmp_path_factory.mktemp('models')
+    tiny.write_tasks(folder)
+    network = networks.network('llama', vocab_size=259, max_position_embeddings=128)
+    network.save_pretrained(folder / 'several', max_shard_size='20KB')
+    network.save_pretrained(folder / 'one')
+    for name in ('one', 'several'):
+        tiny.tokenizer().save_pretrained(folder / name)
+    return folder
+
+
+def holds(content: str | bytes) -> Damage:
+    """The file holds something else."""
+    return lambda path: path.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def cut(share: float) -> Damage:
+    """The file ends early."""
+    return lambda path: path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
+
+
+def has(**keys: Any) -> Damage:
+    """Keys of the file have other values, those of its model where they are given as `model__key`."""
+
+    def damage(path: Path) -> None:
+        content = json.loads(path.read_text())
+        for name, value in keys.items():
+            *outer, key = name.split('__')
+            inner = content[outer[0]] if outer else content
+            inner[key] = value
+        path.write_text(json.dumps(content))
+
+    return damage
+
+
+OF_ANY_JSON: list[Damage] = [
+    *map(holds, ('[]', '"x"', '3', 'null', '', '{', b'\xff\xfe', '[' * 100_000)),
+    cut(0.5),
+]
+CASES: list[tuple[str, Damage]] = [
+    *((file, damage) for file in (CONFIG, TOKENIZER, TOKENIZER_CONFIG, GENERATION, SPECIAL) for damage in OF_ANY_JSON),
+    *((CONFIG, has(model_type=value)) for value in ('nope', 3, ['llama'])),
+    *((CONFIG, has(hidden_size=value)) for value in ('64', [64], {'a': 1}, None, 1.5, -1)),
+    *((CONFIG, has(num_attention_heads=value)) for value in ('4', [4], None, 0)),
+    *((CONFIG, has(vocab_size=value)) for value in ('259', [259], None)),
+    *((CONFIG, has(rms_norm_eps=value)) for value in ('1e-5', [1e-5])),
+    *((CONFIG, has(rope_scaling=value)) for value in ([1], 'x', {'type': 'nope'}, {'rope_type': 'linear'})),
+    *((CONFIG, has(**{key: 'nope'})) for key in ('torch_dtype', 'hidden_act', 'pad_token_id', 'num_labels')),
+    (TOKENIZER, holds('{}')),
+    (TOKENIZER, has(model__type='Nope')),
+    (TOKENIZER, has(model__vocab={'a': 'b'})),
+    (TOKENIZER, has(model__merges=['x y'])),
+    (TOKENIZER, has(pre_tokenizer={'type': 'Nope'})),
+    *((TOKENIZER_CONFIG, has(tokenizer_class=value)) for value in ('Nope', 3)),
+    (TOKENIZER_CONFIG, has(additional_special_tokens=[3])),
+    (TOKENIZER_CONFIG, has(added_tokens_decoder='x')),
+    (GENERATION, has(cache_implementation='nope')),
+    (GENERATION, has(compile_config='nope')),
+    *((WEIGHTS, cut(share)) for share in (0, 0.001, 0.5, 0.999)),
+    (WEIGHTS, holds((2).to_bytes(8, 'little') + b'[]')),
+]
+INDEX_CASES: list[Damage] = [
+    *OF_ANY_JSON,
+    *(has(weight_map=value) for value in ([], 'x', {'w': 3}, {'w': ['x']}, {'w': None})),
+    has(weight_map__w='model-9.safetensors'),
+]
+
+
+@pytest.mark.parametrize(('file', 'damage'), CASES, ids=[f'{file} {number}' for number, (file, _) in enumerate(CASES)])
+def test_a_damaged_file_is_named_in_one_line(models: Path, tmp_path: Path, file: str, damage: Damage):
+    folder = shutil.copytree(models / 'one', tmp_path / 'model')
+    damage(folder / file)
+    assert named(folder, folder / file)
+
+
+@pytest.mark.parametrize('damage', INDEX_CASES)
+def test_a_damaged_index_is_named_in_one_line(models: Path, tmp_path: Path, damage: Damage):
+    folder = shutil.copytree(models / 'several', tmp_path / 'model')
+    damage(folder / INDEX)
+    assert named(folder, folder / INDEX)
+
+
+def named(folder: Path, file: Path) -> bool:
+    """Whether the model is refused by one line that begins with the file's name."""
+    with pytest.raises(ModelError) as raised, open_model(str(folder)) as source:
+        source.load(torch.device('cpu'))
+    (problem,) = raised.value.problems
+    assert '\n' not in problem
+    return problem.startswith(f'{file}: ')
+
+
+@pytest.mark.parametrize('file', [CONFIG, TOKENIZER, GENERATION, INDEX])
+def test_the_command_prints_the_line_and_ends_with_status_2(gauntlet: Any, models: Path, tmp_path: Path, file: str):
+    folder = shutil.copytree(models / 'several', tmp_path / 'model')
+    (folder / file).write_text('[]')
+    words = ('--tasks', models / 'tasks.yaml', '--data-root', models, '--out', tmp_path / 'out', '--device', 'cpu')
+    status, _, error = gauntlet('run', '--model', folder, *words)
+    assert (status, error.count('error: ')) == (2, 1), error
+    assert error.startswith(f'error: {folder / file}: ') and not (tmp_path / 'out').exists()

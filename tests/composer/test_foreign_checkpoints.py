@@ -1,0 +1,167 @@
+"""Checkpoints and model folders of somebody else run no code when they are read."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
+
+import networks
+import pytest
+import tiny
+import torch
+from composer.core import Time, Timestamp, TimeUnit
+from composer.models import HuggingFaceModel
+from torch.distributed.checkpoint import FileSystemWriter, save
+
+from llmfoundry_gauntlet.composer.checkpoints import read_file, read_folder, read_sharded
+from llmfoundry_gauntlet.composer.models import open_model
+from llmfoundry_gauntlet.errors import ModelError
+
+
+class Marking:
+    """Runs a command or makes a file when it is unpickled."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self.called = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self.called
+
+
+class Own:
+    """An object of a class that the reader does not know, with a state."""
+
+    def __init__(self) -> None:
+        self.count = 3
+
+
+@pytest.fixture
+def marker(tmp_path: Path) -> Path:
+    """What foreign code would leave behind."""
+    return tmp_path / 'code has run'
+
+
+@pytest.fixture
+def content() -> dict[str, Any]:
+    """What a Composer checkpoint holds, in small."""
+    network = networks.network('llama', vocab_size=259, max_position_embeddings=128)
+    model = HuggingFaceModel(network, tokenizer=tiny.tokenizer())
+    return {'state': {'model': model.state_dict(), 'integrations': {'huggingface': model.get_metadata()}}}
+
+
+def save_sharded(content: dict[str, Any], folder: Path) -> Path:
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # torch's own storages, and that one rank saves alone
+        save(content, storage_writer=FileSystemWriter(folder), no_dist=True)
+    return folder
+
+
+def test_objects_of_unknown_classes_in_a_checkpoint_are_not_made(tmp_path: Path, marker: Path, content: dict[str, Any]):
+    content['state']['callbacks'] = {'mine': {'state': Own(), 'code': Marking(open, marker, 'w')}}
+    content['state']['timestamp'] = {'Timestamp': Timestamp(batch=7).state_dict()}
+    torch.save(content, tmp_path / 'x.pt')
+    found = read_file(tmp_path / 'x.pt')
+    assert not marker.exists()
+    assert found.timestamp is not None and found.timestamp.batch.value == 7
+    assert len(found.weights.tensors) == len(content['state']['model'])
+    with open_model(str(tmp_path / 'x.pt')) as source:
+        assert (
+            source.config.model_type == 'llama'
+            and source.tokenizer('a')['input_ids'] == tiny.tokenizer()('a').input_ids
+        )
+
+
+def test_a_timestamp_kept_as_an_object_is_read(tmp_path: Path, content: dict[str, Any]):
+    content['state']['timestamp'] = Timestamp(batch=Time(7, TimeUnit.BATCH))
+    torch.save(content, tmp_path / 'x.pt')
+    found = read_file(tmp_path / 'x.pt').timestamp
+    assert found is not None and found.batch == Time(7, TimeUnit.BATCH)
+
+
+@pytest.mark.parametrize('place', ['model', 'huggingface'])
+def test_an_object_where_weights_or_configuration_should_be_is_an_error(
+    tmp_path: Path, marker: Path, content: dict[str, Any], place: str
+):
+    code = Marking(open, marker, 'w')
+    if place == 'model':
+        content['state']['model'] = code
+    else:
+        content['state']['integrations']['huggingface'] = {'model': code, 'tokenizer': code}
+    torch.save(content, tmp_path / 'x.pt')
+    with pytest.raises(ModelError, match=r'x\.pt: '), open_model(str(tmp_path / 'x.pt')):
+        pass
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize('call', [os.system, Path.touch])
+def test_calls_in_a_checkpoint_that_torch_refuses_are_an_error(
+    tmp_path: Path, marker: Path, content: dict[str, Any], call: Any
+):
+    content['state']['callbacks'] = Marking(call, f'touch {str(marker)!r}' if call is os.system else marker)
+    torch.save(content, tmp_path / 'x.pt')
+    with pytest.raises(ModelError, match=r'x\.pt: cannot be read as a Composer checkpoint without running code: '):
+        read_file(tmp_path / 'x.pt')
+    assert not marker.exists()
+
+
+def test_objects_in_a_sharded_checkpoint_are_not_made(tmp_path: Path, marker: Path, content: dict[str, Any]):
+    content['state']['timestamp'] = {
+        'Timestamp': {**Timestamp(batch=7).state_dict(), 'mine': Marking(open, marker, 'w')}
+    }
+    folder = save_sharded(content, tmp_path / 'ep0-ba7')
+    found = read_sharded(folder, wants_tokenizer=True)
+    assert not marker.exists()
+    assert found.timestamp is not None and found.timestamp.batch.value == 7
+    assert found.huggingface is not None and 'tokenizer.json' in found.huggingface['tokenizer']
+
+
+@pytest.mark.parametrize('protocol', [2, 4])
+def test_metadata_that_are_something_else_are_an_error(
+    tmp_path: Path, marker: Path, content: dict[str, Any], protocol: int
+):
+    folder = save_sharded(content, tmp_path / 'run/ep0-ba7')
+    (folder / '.metadata').write_bytes(pickle.dumps(Marking(open, marker, 'w'), protocol))
+    with pytest.raises(ModelError, match=r'\.metadata: cannot be read: names '):
+        read_sharded(folder, wants_tokenizer=False)
+    assert not marker.exists()
+
+
+def test_a_file_of_weights_with_an_object_in_it_is_an_error(tmp_path: Path, marker: Path):
+    code = Marking(open, marker, 'w')
+    for value in (code, [code], {'w': code}):
+        torch.save(value, tmp_path / 'pytorch_model.bin')
+        with pytest.raises(ModelError, match=r'pytorch_model\.bin: is not a file of weights'):
+            read_folder(tmp_path, None)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize('name', ['../outside', '/outside', 'deeper/outside', '..\\outside'])
+def test_a_tokenizer_in_a_checkpoint_writes_no_file_elsewhere(tmp_path: Path, content: dict[str, Any], name: str):
+    stored = content['state']['integrations']['huggingface']['tokenizer']
+    stored[name] = {'file_extension': '.json', 'content': {}}
+    torch.save(content, tmp_path / 'x.pt')
+    with pytest.raises(ModelError, match=r'x\.pt: .*outside'), open_model(str(tmp_path / 'x.pt')):
+        pass
+
+
+@pytest.mark.parametrize('file', ['config.json', 'tokenizer_config.json'])
+def test_code_beside_a_model_is_not_run_and_nobody_is_asked_for_leave(
+    tmp_path: Path, marker: Path, monkeypatch: pytest.MonkeyPatch, file: str
+):
+    monkeypatch.setattr('builtins.input', lambda *_: pytest.fail('nobody is there to answer'))
+    folder = tmp_path / 'model'
+    networks.network('llama', vocab_size=259, max_position_embeddings=128).save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    (folder / 'own.py').write_text(f'import pathlib\npathlib.Path({str(marker)!r}).touch()\nclass Own: ...\n')
+    described = json.loads((folder / file).read_text())
+    automatic = {'AutoConfig': 'own.Own', 'AutoTokenizer': ['own.Own', 'own.Own']}
+    changed = {**described, 'auto_map': automatic, 'tokenizer_class': 'Own'}
+    changed |= {'model_type': 'own'} if file == 'config.json' else {}
+    (folder / file).write_text(json.dumps(changed))
+    with pytest.raises(ModelError, match=f'{folder}'), open_model(str(folder)):
+        pass
+    assert not marker.exists()

@@ -1,0 +1,91 @@
+"""Loggers that fail while an evaluation is logged."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import weakref
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import wandb
+from composer.loggers import InMemoryLogger, LoggerDestination
+from mlflow.exceptions import MlflowException
+from requests.exceptions import ConnectionError as RequestsConnectionError
+
+from llmfoundry_gauntlet.composer.metric_stream import join_run, log_evaluation
+
+
+class OwnError(Exception):
+    """Of the package that the logger is of."""
+
+
+class Failing(LoggerDestination):
+    """A logger that somebody has written."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error: BaseException | None = error
+
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        raise self.error or OwnError()
+
+    def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
+        raise self.error or OwnError()
+
+
+def log_with(error: BaseException) -> dict[str, Any]:
+    """What a second logger holds after the first one has failed."""
+    memory = InMemoryLogger()
+    state: Any = SimpleNamespace(max_duration=None, timestamp=SimpleNamespace(batch=7))
+    memory.state = state
+    logger: Any = SimpleNamespace(destinations=[Failing(error), memory])
+    log_evaluation(state, logger, {'metrics/a': 0.5}, 7)
+    return memory.data
+
+
+@pytest.mark.parametrize(
+    'error',
+    [
+        OwnError('own'),
+        wandb.Error('no run'),
+        MlflowException('no server'),
+        RequestsConnectionError('no network'),
+        OSError('disk full'),
+        AttributeError('closed'),
+        AssertionError(),
+    ],
+)
+def test_a_logger_that_fails_is_warned_of_and_keeps_nothing_from_the_others(
+    caplog: pytest.LogCaptureFixture, error: Exception
+):
+    assert [value for _, value in log_with(error)['metrics/a']] == [0.5]
+    (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert f'Failing did not take the metrics of batch 7: {type(error).__name__}' in record.getMessage()
+
+
+def test_a_logger_that_failed_is_not_kept_by_its_error(caplog: pytest.LogCaptureFixture):
+    """Else a W&B run that is over would be closed at a later collection, and with it the run that is open then."""
+    failing = Failing(OwnError())
+    logger: Any = SimpleNamespace(destinations=[failing])
+    state: Any = SimpleNamespace(max_duration=None)
+    log_evaluation(state, logger, {'metrics/a': 0.5}, 7)
+    caplog.clear()  # which keeps the error, too
+    kept = weakref.ref(failing)
+    failing.error = None
+    gc.disable()
+    try:
+        del failing, logger
+        assert kept() is None
+    finally:
+        gc.enable()
+
+
+def test_an_interrupt_is_no_error_of_a_logger():
+    with pytest.raises(KeyboardInterrupt):
+        log_with(KeyboardInterrupt())
+
+
+@pytest.mark.parametrize('error', [OwnError(), wandb.Error('changed'), MlflowException('changed')])
+def test_hyperparameters_that_a_run_keeps_are_no_error(error: Exception):
+    join_run(Failing(error)).log_hyperparameters({'seed': 2})

@@ -1,0 +1,211 @@
+"""Downloads from a server on this machine that refuses, breaks off and sends other bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import threading
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyarrow import Table, parquet
+
+from llmfoundry_gauntlet.data.download import fetch_file
+from llmfoundry_gauntlet.data.manifest import DataFile
+from llmfoundry_gauntlet.errors import RecordError
+
+ROWS = b'{"query": "one", "choices": ["no", "yes"], "gold": 1}\n' * 100
+OTHERS = ROWS.replace(b'one', b'two')
+BOOLQ = DataFile(
+    path='reading_comprehension/boolq.jsonl',
+    task='boolq',
+    num_rows=100,
+    num_bytes=len(ROWS),
+    git_blob=None,
+    sha256=hashlib.sha256(ROWS).hexdigest(),
+    repository='huggingface:owner/name',
+    revision='1234567890' * 4,
+    source='data/boolq.jsonl',
+    licence='MIT',
+    converter=None,
+)
+OF_GIT = replace(BOOLQ, sha256=None, git_blob=hashlib.sha1(b'blob 5400\0' + ROWS).hexdigest())
+WITHOUT_HASH = replace(BOOLQ, sha256=None, num_bytes=None)
+PROBLEMS = [
+    {'problem': f'${number} + 1$?', 'level': 'Level 1', 'type': 'Algebra', 'solution': f'$\\boxed{{{number}}}$'}
+    for number in range(3)
+]
+ALGEBRA = replace(
+    WITHOUT_HASH, path='score/hendrycks_math/algebra.jsonl', task='score_math', num_rows=3, converter='math'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the server sends: `num_bytes` of the body at most."""
+
+    body: bytes
+    status: int = 200
+    num_bytes: int | None = None
+
+
+@dataclass(slots=True)
+class Server:
+    """A server that gives these answers one after the other, the last one again and again."""
+
+    url: str
+    answers: deque[Answer]
+    paths: list[str] = field(default_factory=list)
+
+    def give(self, *answers: Answer | bytes) -> None:
+        self.answers.clear()
+        self.answers.extend(answer if isinstance(answer, Answer) else Answer(answer) for answer in answers)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """Start a server in place of the Hugging Face hub. Pooch does not wait between tries."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            state.paths.append(self.path)
+            answer = state.answers.popleft() if len(state.answers) > 1 else state.answers[0]
+            self.send_response(answer.status)
+            self.send_header('Content-Length', str(len(answer.body)))
+            self.end_headers()
+            self.wfile.write(answer.body[: answer.num_bytes])
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    for name in ('http_proxy', 'HTTP_PROXY', 'all_proxy', 'ALL_PROXY'):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr('pooch.core.time.sleep', lambda seconds: None)
+    with ThreadingHTTPServer(('127.0.0.1', 0), Handler) as running:
+        state = Server(f'http://127.0.0.1:{running.server_port}', deque())
+        monkeypatch.setenv('HF_ENDPOINT', f'{state.url}/')
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        yield state
+        running.shutdown()
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    """Return every file below a folder, hidden ones too."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob('*') if path.is_file()}
+
+
+def parquet_of(rows: list[dict[str, Any]]) -> bytes:
+    sink = io.BytesIO()
+    parquet.write_table(Table.from_pylist(rows), sink)
+    return sink.getvalue()
+
+
+@pytest.mark.parametrize('file', [BOOLQ, OF_GIT, WITHOUT_HASH])
+def test_the_right_file_is_put_into_place_and_not_downloaded_again(server: Server, tmp_path: Path, file: DataFile):
+    server.give(ROWS)
+    assert fetch_file(file, tmp_path).status == 'fetched'
+    assert files_in(tmp_path) == {BOOLQ.path: ROWS}
+    assert (tmp_path / BOOLQ.path).stat().st_mode & 0o777 == 0o644
+    assert server.paths == [f'/datasets/owner/name/resolve/{BOOLQ.revision}/data/boolq.jsonl']
+    assert fetch_file(file, tmp_path).status == 'there already'
+    assert len(server.paths) == 1
+
+
+@pytest.mark.parametrize(('file', 'expected'), [(BOOLQ, BOOLQ.sha256), (OF_GIT, OF_GIT.git_blob)])
+def test_other_bytes_are_never_put_into_place(server: Server, tmp_path: Path, file: DataFile, expected: str):
+    server.give(OTHERS)
+    outcome = fetch_file(file, tmp_path, num_retries=2)
+    assert (outcome.status, outcome.place) == ('failed', file.url)
+    found = hashlib.sha256(OTHERS) if file.sha256 else hashlib.sha1(b'blob 5400\0' + OTHERS)
+    assert expected in outcome.detail and found.hexdigest() in outcome.detail and '3 tries' in outcome.detail
+    assert files_in(tmp_path) == {} and len(server.paths) == 3
+
+
+def test_a_file_without_a_hash_must_have_the_published_number_of_rows(server: Server, tmp_path: Path):
+    server.give(ROWS + b'{}\n')
+    outcome = fetch_file(WITHOUT_HASH, tmp_path)
+    assert outcome.status == 'failed' and '101 rows; expected 100' in outcome.detail
+    assert files_in(tmp_path) == {}
+
+
+@pytest.mark.parametrize('first', [Answer(ROWS, num_bytes=3000), Answer(b'', 503), Answer(b'', 429), OTHERS])
+def test_what_may_pass_is_tried_again(server: Server, tmp_path: Path, first: Answer | bytes):
+    server.give(first, ROWS)
+    assert fetch_file(BOOLQ, tmp_path, num_retries=1).status == 'fetched'
+    assert files_in(tmp_path) == {BOOLQ.path: ROWS} and len(server.paths) == 2
+
+
+@pytest.mark.parametrize('file', [BOOLQ, WITHOUT_HASH])
+def test_a_download_that_always_breaks_off_leaves_nothing(server: Server, tmp_path: Path, file: DataFile):
+    server.give(Answer(ROWS, num_bytes=5346))  # after 99 of 100 rows
+    assert fetch_file(file, tmp_path, num_retries=1).status == 'failed'
+    assert files_in(tmp_path) == {} and len(server.paths) == 2
+
+
+@pytest.mark.parametrize('status', [403, 404, 410])
+def test_a_refusal_is_final_and_named_with_the_address(server: Server, tmp_path: Path, status: int):
+    server.give(Answer(b'no', status))
+    outcome = fetch_file(BOOLQ, tmp_path)
+    assert (outcome.status, outcome.place) == ('failed', BOOLQ.url)
+    assert str(status) in outcome.detail and len(server.paths) == 1
+
+
+def test_a_server_that_does_not_answer_is_a_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv('HF_ENDPOINT', 'http://127.0.0.1:9')
+    assert fetch_file(BOOLQ, tmp_path, num_retries=0).status == 'failed'
+
+
+def test_another_file_in_the_place_stays_unless_it_is_overwritten(server: Server, tmp_path: Path):
+    (tmp_path / BOOLQ.path).parent.mkdir()
+    (tmp_path / BOOLQ.path).write_bytes(b'mine\n')
+    server.give(OTHERS)
+    outcome = fetch_file(BOOLQ, tmp_path)
+    assert (outcome.status, outcome.place) == ('failed', str(tmp_path / BOOLQ.path))
+    assert '--overwrite' in outcome.detail and server.paths == []
+    assert fetch_file(BOOLQ, tmp_path, overwrite=True, num_retries=0).status == 'failed'
+    assert files_in(tmp_path) == {BOOLQ.path: b'mine\n'}
+    server.give(ROWS)
+    assert fetch_file(BOOLQ, tmp_path, overwrite=True).status == 'fetched'
+    assert files_in(tmp_path) == {BOOLQ.path: ROWS}
+
+
+def test_a_published_parquet_file_is_converted(server: Server, tmp_path: Path):
+    server.give(parquet_of(PROBLEMS))
+    assert fetch_file(ALGEBRA, tmp_path).status == 'fetched'
+    lines = (tmp_path / ALGEBRA.path).read_text().splitlines()
+    assert len(lines) == 3 and lines[0].startswith('{"problem": "$0 + 1$?", "level": "Level 1", "type": "Algebra", ')
+
+
+@pytest.mark.parametrize(
+    ('published', 'detail'),
+    [
+        (parquet_of(PROBLEMS[:2]), '2 rows; expected 3'),
+        (parquet_of([*PROBLEMS[:2], {**PROBLEMS[2], 'type': 'Geometry'}]), "row 3: type is 'Geometry'"),
+        (b'<html>', 'cannot be read as parquet'),
+    ],
+)
+def test_what_cannot_be_converted_is_not_put_into_place(server: Server, tmp_path: Path, published: bytes, detail: str):
+    server.give(published)
+    outcome = fetch_file(ALGEBRA, tmp_path)
+    assert outcome.status == 'failed' and detail in outcome.detail
+    assert files_in(tmp_path) == {}
+
+
+def test_two_downloads_of_one_file_at_once_both_end_well(server: Server, tmp_path: Path):
+    server.give(ROWS)
+    with ThreadPoolExecutor(4) as pool:
+        outcomes = list(pool.map(lambda _: fetch_file(BOOLQ, tmp_path), range(8)))
+    assert {outcome.status for outcome in outcomes} <= {'fetched', 'there already'}
+    assert files_in(tmp_path) == {BOOLQ.path: ROWS}
+
+
+def test_a_data_root_that_cannot_be_written_is_an_error(server: Server):
+    server.give(ROWS)
+    with pytest.raises(RecordError, match='/proc/nowhere'):
+        fetch_file(BOOLQ, Path('/proc/nowhere'))

@@ -1,0 +1,189 @@
+"""Rotary frequencies that depend on a length: each request's are its own, and a model is left as it was."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import networks
+import numpy as np
+import pytest
+import torch
+from networks import CPU, PREFIX_BUDGET, STRETCHED, draw, request
+
+from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
+from llmfoundry_gauntlet.engine.plan import LAYOUTS, PADDED_ROWS, STREAM, plan
+from llmfoundry_gauntlet.engine.pools import plan_pools
+from llmfoundry_gauntlet.engine.probe import probe
+from llmfoundry_gauntlet.engine.rotary_lengths import RotaryLengths
+from llmfoundry_gauntlet.values import GenerateRequest, ItemKey, ScoreRequest
+
+BASE = 32
+PADDED = 64
+
+
+def rows_around_the_base() -> list[ScoreRequest]:
+    """Far shorter rows, one of exactly 32 tokens, one of 33, longer ones of equal length, choices on both sides."""
+    rng = np.random.default_rng(0)
+    shared = draw(rng, 12)
+    shapes = [(0, (3, 2)), (16, (4,)), (17, (4,)), (28, (3,)), (18, (1, 6)), (28, (3, 1)), (36, (8,))]
+    return [
+        request(row, [*shared, *draw(rng, count)], [draw(rng, length) for length in lengths])
+        for row, (count, lengths) in enumerate(shapes)
+    ]
+
+
+def rows_of(one: ScoreRequest) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Contexts and continuations."""
+    return [*zip(one.contexts, one.continuations, strict=True)]
+
+
+@cache
+def sums_by_row(kind: str, padded_to: int) -> list[list[float]]:
+    """Summed log-probabilities of each request by bare forwards of a fresh network, one row each.
+
+    A row is filled up to its request's longest, or to `padded_to` tokens, as llm-foundry pads rows.
+    """
+    found = []
+    for one in rows_around_the_base():
+        length = max(padded_to, *(len(context) + len(ids) for context, ids in rows_of(one)))
+        found.append(
+            [
+                networks.alone(networks.stretched(kind), *row, length - sum(map(len, row)))[0].sum(dtype=np.float64)
+                for row in rows_of(one)
+            ]
+        )
+    return found
+
+
+@pytest.mark.parametrize('padded_to', [0, PADDED])
+@pytest.mark.parametrize('layout', LAYOUTS)
+@pytest.mark.parametrize('kind', STRETCHED)
+def test_no_row_changes_the_frequencies_of_another(kind: str, layout: str, padded_to: int):
+    """They are those of the request's longest row, or of its padded rows, in every batch and after any other.
+
+    Mutations: no `rotary_length`; requests of unlike frequencies in one batch; no `forget_lengths`.
+    """
+    requests = rows_around_the_base()
+    rotary = networks.rotary(kind, padded_to=padded_to or None)
+    language_model = CausalLanguageModel(networks.stretched(kind), device=CPU, rotary=rotary)
+    for chosen in (requests, requests[:2], requests[::-1], requests[3:4]):
+        expected = [value for one in chosen for value in sums_by_row(kind, padded_to)[one.key.row]]
+        for tokens_per_batch in (1, 90, 1000):
+            batches = plan(chosen, tokens_per_batch=tokens_per_batch, layout=layout, rotary=rotary)
+            outputs = networks.run(language_model, batches[::-1])
+            np.testing.assert_allclose(networks.sums_of(outputs, chosen), expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize('layout', [STREAM, PADDED_ROWS])
+@pytest.mark.parametrize('kind', STRETCHED)
+def test_a_long_row_in_the_batch_changes_scores_otherwise(kind: str, layout: str):
+    """Else nothing above could fail."""
+    requests = rows_around_the_base()
+    found = []
+    for chosen in (requests, requests[:1]):
+        language_model = CausalLanguageModel(networks.stretched(kind), device=CPU)
+        (batch,) = plan(chosen, tokens_per_batch=100_000, layout=layout)
+        found.append(networks.sums_of(networks.run(language_model, [batch]), requests[:1]))
+    assert np.abs(found[0] - found[1]).max() > 0.01
+    assert np.abs(np.subtract(sums_by_row(kind, 0)[0], sums_by_row(kind, PADDED)[0])).max() > 0.01
+
+
+@pytest.mark.parametrize('padded_to', [0, 128])
+@pytest.mark.parametrize('kind', STRETCHED)
+def test_a_cached_prefix_has_the_frequencies_of_its_batches(kind: str, padded_to: int):
+    """Rows of 95 tokens. Mutation: the length of a batch left out where its prefix is run by itself."""
+    requests = networks.requests_after_a_prefix()
+    rotary = networks.rotary(kind, padded_to=padded_to or None)
+    batches = plan(requests, tokens_per_batch=PREFIX_BUDGET, rotary=rotary)
+    assert all(batch.prefix is not None for batch in batches)
+    language_model = CausalLanguageModel(networks.stretched(kind), device=CPU, rotary=rotary)
+    expected = [
+        networks.alone(networks.stretched(kind), *row, max(padded_to, 95) - sum(map(len, row)))[0].sum(dtype=np.float64)
+        for one in requests
+        for row in rows_of(one)
+    ]
+    outputs = networks.run(language_model, batches)
+    np.testing.assert_allclose(networks.sums_of(outputs, requests), expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize('layout', LAYOUTS)
+@pytest.mark.parametrize('kind', STRETCHED)
+def test_halves_of_a_batch_keep_its_frequencies(kind: str, layout: str):
+    """As it is run where memory is short. Mutation: `rope_length` left out of `halves`."""
+    requests, rotary = rows_around_the_base(), networks.rotary(kind, padded_to=PADDED)
+    (batch,) = plan(requests, tokens_per_batch=100_000, layout=layout, rotary=rotary)
+    language_model = CausalLanguageModel(networks.stretched(kind), device=CPU, rotary=rotary)
+    outputs = networks.run(language_model, batch.halves())
+    expected = [value for sums in sums_by_row(kind, PADDED) for value in sums]
+    np.testing.assert_allclose(networks.sums_of(outputs, requests), expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize('kind', STRETCHED)
+def test_a_stretched_model_runs_in_a_stream(kind: str):
+    """Rows of the probe are longer and shorter than the base. Mutation: the probe's batches without a length."""
+    language_model = CausalLanguageModel(networks.stretched(kind), device=CPU, rotary=networks.rotary(kind))
+    found = probe(language_model, vocabulary=networks.VOCABULARY, longest=60)
+    assert found.layout == STREAM, found.reason
+
+
+@pytest.mark.parametrize('kind', STRETCHED)
+def test_training_goes_on_as_if_nothing_longer_had_been_run(kind: str):
+    """To the last bit, with rows of exactly the base, at which dynamic NTK does not reset itself.
+
+    Mutation: the rotary embedding left with what it was given.
+    """
+    model = networks.stretched(kind)
+    (rotary_embedding,) = [module for module in model.modules() if hasattr(module, 'inv_freq')]
+    ids = torch.arange(BASE)[None] % networks.VOCABULARY
+    before, state = networks.logits_of(model, ids[0].tolist()), dict(vars(rotary_embedding))
+    language_model = CausalLanguageModel(model, device=CPU, rotary=networks.rotary(kind))
+    batches = plan(rows_around_the_base(), tokens_per_batch=90, rotary=language_model.rotary)
+    networks.run(language_model, batches)
+    handle = model.model.layers[1].mlp.register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        language_model.run(batches[0])
+    handle.remove()
+    assert vars(rotary_embedding) == state
+    assert torch.equal(networks.logits_of(model, ids[0].tolist()), before)
+
+
+@pytest.mark.parametrize('kind', STRETCHED)
+def test_long_rows_of_training_change_no_score(kind: str):
+    """Dynamic NTK keeps the longest row that it has seen. Mutation: no `forget_lengths`."""
+    model, rotary = networks.stretched(kind), networks.rotary(kind)
+    networks.logits_of(model, [5] * 100)
+    requests = rows_around_the_base()
+    outputs = networks.run(
+        CausalLanguageModel(model, device=CPU, rotary=rotary), plan(requests, tokens_per_batch=90, rotary=rotary)
+    )
+    expected = [value for sums in sums_by_row(kind, 0) for value in sums]
+    np.testing.assert_allclose(networks.sums_of(outputs, requests), expected, rtol=0, atol=2e-5)
+
+
+def test_the_length_that_decides_is_that_of_the_longest_row_as_it_is_asked():
+    """By hand: choices of 3 and 6 after 30 tokens; a prompt of 30 with 2 or 3 tokens to come."""
+    scored = request(0, [1] * 30, [[2] * 3, [2] * 6])
+    prompts = [
+        GenerateRequest(key=ItemKey('t/0-shot', 0), context=np.ones(30, np.int32), max_new_tokens=count)
+        for count in (2, 3)
+    ]
+    dynamic = RotaryLengths(base=32, scales_by_length=True)
+    longrope = RotaryLengths(base=32, scales_by_length=False)
+    assert [dynamic.of(one) for one in (scored, *prompts)] == [36, 32, 33]
+    assert [longrope.of(one) for one in (scored, *prompts)] == [33, 32, 33]
+    padded = RotaryLengths(base=32, scales_by_length=True, padded_to={'t/0-shot': 64, 'u/0-shot': 99})
+    assert [padded.of(one) for one in (scored, *prompts)] == [64, 32, 33]
+
+
+def test_batches_and_pools_are_of_one_length_each():
+    rotary = networks.rotary('dynamic')
+    requests = rows_around_the_base()
+    batches = plan(requests, tokens_per_batch=1000, rotary=rotary)
+    assert [batch.rope_length for batch in batches] == [56, 43, 36, 33, 32]
+    assert [len(batch.requests) for batch in batches] == [1, 2, 1, 1, 2]
+    prompts = [
+        GenerateRequest(key=ItemKey('t/0-shot', row), context=np.ones(count, np.int32), max_new_tokens=8)
+        for row, count in enumerate((3, 24, 25, 40, 40))
+    ]
+    pools = plan_pools(prompts, tokens_per_batch=1000, rotary=rotary)
+    assert [(pool.rope_length, len(pool.requests)) for pool in pools] == [(48, 2), (33, 1), (32, 2)]

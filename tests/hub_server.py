@@ -1,0 +1,111 @@
+"""A server of this process that answers as the Hugging Face hub does for data sets of a few small files."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import pytest
+
+COMMIT = '0123456789abcdef0123456789abcdef01234567'
+
+
+class HubServer:
+    """The data sets that it has, by name, and their files."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, dict[str, bytes]] = {}
+        self.asked: list[str] = []
+
+    def put(self, name: str, files: Mapping[str, bytes]) -> None:
+        """Adds a data set."""
+        self.files[name] = dict(files)
+
+    def answer(self, path: str, asked: Mapping[str, list[str]]) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers and body of an answer."""
+        self.asked.append(path)
+        is_api = path.startswith('/api/datasets/')
+        parts = path.removeprefix('/api').removeprefix('/datasets/').split('/')
+        name, rest = '/'.join(parts[:2]), parts[2:]
+        files = self.files.get(name)
+        if files is None:
+            return 404, {'X-Error-Code': 'RepoNotFound'}, b''
+        if not is_api:
+            return self.file(files, '/'.join(rest[2:]))
+        if not rest or rest[0] == 'revision':
+            return as_json({'id': name, 'sha': COMMIT, 'siblings': [{'rfilename': file} for file in files]})
+        below = '/'.join(rest[2:])
+        entries = [
+            {'type': 'file', 'path': file, 'size': len(content), 'oid': hashlib.sha1(content).hexdigest()}
+            for file, content in files.items()
+        ]
+        if rest[0] == 'paths-info':
+            return as_json([entry for entry in entries if entry['path'] in asked.get('paths', [])])
+        return as_json([] if below else entries)
+
+    def file(self, files: Mapping[str, bytes], file: str) -> tuple[int, dict[str, str], bytes]:
+        """A file of a data set."""
+        if file not in files:
+            return 404, {'X-Error-Code': 'EntryNotFound', 'X-Repo-Commit': COMMIT}, b''
+        etag = hashlib.sha1(files[file]).hexdigest()
+        return 200, {'X-Repo-Commit': COMMIT, 'ETag': f'"{etag}"'}, files[file]
+
+
+def as_json(value: Any) -> tuple[int, dict[str, str], bytes]:
+    """An answer of the API."""
+    return 200, {'Content-Type': 'application/json'}, json.dumps(value).encode()
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    """A hub which `datasets` and `huggingface_hub` ask in the place of the real one."""
+    import datasets
+    from huggingface_hub.utils import reset_sessions
+
+    served = HubServer()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = 'HTTP/1.1'
+
+        def do_GET(self) -> None:
+            body = self.rfile.read(int(self.headers.get('Content-Length') or 0))
+            address = urlsplit(self.path)
+            asked = parse_qs(address.query) | (parse_qs(body.decode()) if body else {})
+            with contextlib.suppress(ValueError):
+                asked |= json.loads(body)
+            status, headers, content = served.answer(unquote(address.path), asked)
+            self.send_response(status)
+            for key, value in {**headers, 'Content-Length': str(len(content))}.items():
+                self.send_header(key, value)
+            self.end_headers()
+            if self.command != 'HEAD':
+                self.wfile.write(content)
+
+        do_HEAD = do_POST = do_GET  # noqa: N815
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(('127.0.0.1', 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv('NO_PROXY', '127.0.0.1')
+    endpoint = f'http://127.0.0.1:{server.server_port}'
+    monkeypatch.setattr(datasets.config, 'HF_ENDPOINT', endpoint)
+    monkeypatch.setattr(datasets.config, 'HF_HUB_OFFLINE', False)
+    monkeypatch.setattr(datasets.config, 'USE_PARQUET_EXPORT', False)
+    monkeypatch.setattr('huggingface_hub.constants.HF_HUB_OFFLINE', False)
+    monkeypatch.setattr('huggingface_hub.constants.ENDPOINT', endpoint)
+    template = endpoint + '/{repo_id}/resolve/{revision}/{filename}'
+    monkeypatch.setattr('huggingface_hub.file_download.HUGGINGFACE_CO_URL_TEMPLATE', template)
+    reset_sessions()  # one that an earlier test made while offline refuses every request
+    yield served
+    reset_sessions()
+    server.shutdown()
+    server.server_close()

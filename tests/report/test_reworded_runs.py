@@ -1,0 +1,370 @@
+"""`gauntlet compare` on runs some of whose prompts differ: over the items that were asked in the same words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+import yaml
+from command_line import run_cli
+from compared_runs import (
+    AGIEVAL,
+    CHOICES,
+    LINES,
+    QUESTIONS,
+    RIDDLES,
+    ROWS,
+    SIZES,
+    TOPICS,
+    VARIANTS,
+    answers_of,
+    copy_run,
+    record_of,
+    reworded,
+    rows_of_table,
+    samples_of,
+    samples_path,
+    score_yaml,
+    write_lines,
+)
+from paired_estimates import check_differences, composites_of, paired, score_differences
+from paths import FIXTURES, ROOT
+
+LONG: dict[str, list[int]] = {CHOICES: [1, 4, 9], TOPICS: [0, 13]}  # rows that do not fit into the shorter length
+SHORTER, LONGER = {'max_seq_len': 1024}, {'max_seq_len': 2048}
+
+
+@pytest.fixture
+def pair(runs: dict[str, Path], tmp_path: Path) -> tuple[Path, Path]:
+    """Two models with the same tasks, shots and data, one of which has seen less of the longest prompts."""
+    long = reworded(runs['a'], tmp_path / 'long', {}, config=LONGER)
+    return long, reworded(runs['b'], tmp_path / 'short', LONG, config=SHORTER)
+
+
+def without(pair: Sequence[Path], rows: Mapping[str, Sequence[int]], folder: Path) -> tuple[Path, Path]:
+    """The same runs without these rows."""
+    first, second = (copy_run(run, folder / f'{run.name}_part', without=rows) for run in pair)
+    return first, second
+
+
+def test_the_items_asked_in_the_same_words_are_compared(compared, pair, tmp_path: Path):
+    (found,) = compared(*pair)
+    parts = without(pair, LONG, tmp_path)
+    sizes = {**SIZES, CHOICES: 12 - 3, TOPICS: 14 - 2}
+    tasks = {key: paired(key, *parts) for key in ROWS}
+    check_differences(found['tasks'], tasks)
+    check_differences(found['composites'], composites_of(tasks, sizes))
+    check_differences(found['score'], score_differences(*pair))
+    assert {key: one['num_items'] for key, one in found['tasks'].items()} == sizes
+    assert found['composites']['reading']['num_items'] == 9 + 7
+
+
+def test_the_value_of_each_run_is_over_the_same_items(compared, gauntlet, pair, tmp_path: Path):
+    (found,) = compared(*pair)
+    credits = [
+        [sample['credit'] for sample in samples_of(run, CHOICES) if sample['row'] not in LONG[CHOICES]] for run in pair
+    ]
+    for place, run, values in zip(('first', 'second'), pair, credits, strict=True):
+        own = record_of(run)['tasks'][CHOICES]['metrics']['InContextLearningMultipleChoiceAccuracy']['value']
+        assert found['tasks'][CHOICES][place]['value'] == pytest.approx(sum(values) / 9, abs=1e-15) != own
+    assert 'scores are over the items that both were asked in the same words' in ' '.join(
+        gauntlet('compare', *pair)[1].split()
+    )
+
+
+def test_how_many_are_left_out_and_which_setting_differs_is_said(compared, gauntlet, pair):
+    (found,) = compared(*pair)
+    said = f'asked in different words and left out (max_seq_len 2048 / 1024): {CHOICES} 3 of 12, {TOPICS} 2 of 14'
+    assert found['warnings'] == [said]
+    assert found['left_out'] == {
+        CHOICES: {
+            'num_items': [12, 12],
+            'num_common': 12,
+            'num_same_words': 9,
+            'settings': ['max_seq_len 2048 / 1024'],
+        },
+        TOPICS: {
+            'num_items': [14, 14],
+            'num_common': 14,
+            'num_same_words': 12,
+            'settings': ['max_seq_len 2048 / 1024'],
+        },
+    }
+    status, out, _ = gauntlet('compare', *pair)
+    assert status == 0 and f'warning: {said}' in ' '.join(out.split())
+    assert f'- warning: {said}' in ' '.join(
+        gauntlet('compare', *pair, '--format', 'markdown')[1].replace('\\_', '_').split()
+    )
+    assert said in gauntlet('compare', *pair, '--format', 'csv')[2]
+
+
+def test_rows_that_one_run_lacks_are_told_from_those_in_other_words(compared, pair, tmp_path: Path):
+    first = copy_run(pair[0], tmp_path / 'fewer', without={CHOICES: [0, 1]})
+    (found,) = compared(first, pair[1])
+    assert found['tasks'][CHOICES]['num_items'] == 12 - 2 - 2  # row 1 is both missing and in other words
+    assert found['warnings'] == [
+        f'asked in different words and left out (max_seq_len 2048 / 1024): {CHOICES} 2 of 10, {TOPICS} 2 of 14',
+        f'{CHOICES}: 10 items are in both, of 10 and 12',
+    ]
+
+
+TOKENIZERS = [{'tokenizer': 'LlamaTokenizerFast 900 (1a2b3c4d)'}, {'tokenizer': 'GPTNeoXTokenizerFast 800 (4d3c2b1a)'}]
+
+
+@pytest.mark.parametrize(
+    ('configs', 'said'),
+    [
+        (TOKENIZERS, 'tokenizer LlamaTokenizerFast 900 (1a2b3c4d) / GPTNeoXTokenizerFast 800 (4d3c2b1a)'),
+        (({}, {'truncation': 'reference'}), 'truncation drop_shots / reference'),
+        (({}, {'semantics': 'reference'}), 'truncation drop_shots / reference'),
+        (({'tokenizer': None}, TOKENIZERS[0]), 'tokenizers, which not all runs have recorded'),
+        (
+            ({'max_seq_len': 9, **TOKENIZERS[0]}, {'max_seq_len': 9, **TOKENIZERS[0]}),
+            'no recorded setting differs, first at row 3',
+        ),
+    ],
+)
+def test_the_settings_that_shorten_prompts_are_told_apart(compared, runs, tmp_path: Path, configs, said: str):
+    first = reworded(runs['a'], tmp_path / 'one', {}, config=configs[0])
+    second = reworded(runs['b'], tmp_path / 'other', {LINES: [3]}, config=configs[1])
+    (found,) = compared(first, second)
+    assert found['warnings'][0] == f'asked in different words and left out ({said}): {LINES} 1 of 9'
+
+
+def test_a_length_that_differs_is_not_blamed_for_prompts_that_fit(compared, runs, tmp_path: Path):
+    first = reworded(runs['a'], tmp_path / 'one', {}, config=LONGER)
+    second = reworded(
+        runs['b'], tmp_path / 'other', {LINES: [3]}, truncated=False, config={**SHORTER, 'fewshot': 'fixed'}
+    )
+    (found,) = compared(first, second)
+    assert found['warnings'][0] == f'asked in different words and left out (fewshot reference / fixed): {LINES} 1 of 9'
+
+
+@pytest.mark.parametrize(
+    ('configs', 'is_compared'),
+    [
+        ((SHORTER, SHORTER), True),
+        ((LONGER, SHORTER), False),
+        (TOKENIZERS, False),
+    ],
+)
+def test_prompts_with_one_digest_that_were_cut_at_different_places_are_left_out(
+    compared, runs, tmp_path: Path, configs, is_compared: bool
+):
+    """The digest is of the text before tokens are cut off its beginning."""
+    first, second = (
+        reworded(runs[name], tmp_path / name, {LINES: [2, 5]}, same_digest=True, config=config)
+        for name, config in zip('ab', configs, strict=True)
+    )
+    (found,) = compared(first, second)
+    assert found['tasks'][LINES]['num_items'] == (9 if is_compared else 7)
+
+
+def test_a_prompt_that_was_cut_in_one_run_alone_is_left_out(compared, runs, tmp_path: Path):
+    second = reworded(runs['b'], tmp_path / 'other', {LINES: [2]}, same_digest=True, config=SHORTER)
+    (found,) = compared(runs['a'], second)
+    assert found['tasks'][LINES]['num_items'] == 8
+
+
+# Tasks without a common item.
+
+
+def test_a_task_without_an_item_in_the_same_words_is_left_out_with_the_reason(compared, gauntlet, make_run, runs):
+    other = make_run(
+        'other', ROWS, tasks={'choices': {'prompt_string': 'Please answer.\n'}}, answers=answers_of(2, ROWS)
+    )
+    (found,) = compared(runs['a'], other)
+    reason = "no item was asked in the same words (prompt_string '' / 'Please answer.\\n')"
+    assert found['tasks'][CHOICES]['difference'] == found['tasks'][CHOICES]['first'] == {'reason': reason}
+    assert found['tasks'][CHOICES]['num_items'] == 0 and found['tasks'][CHOICES]['p_holm'] is None
+    others = [key for key in ROWS if key != CHOICES]
+    check_differences(
+        {key: found['tasks'][key] for key in others}, {key: paired(key, runs['a'], other) for key in others}
+    )
+    for name in ('reading', 'rest'):  # both have it
+        assert found['composites'][name]['difference'] == {
+            'reason': f'benchmarks without a score: {CHOICES} (no item was asked in the same words)'
+        }
+    assert 'value' not in found['composites']['core']['difference']
+    status, out, _ = gauntlet('compare', runs['a'], other)
+    assert status == 0 and rows_of_table(out)[CHOICES][2] == '-'
+    assert f'- {reason}: {CHOICES}' in ' '.join(out.split())
+
+
+def test_composites_over_other_tasks_are_still_compared(compared, runs, tmp_path: Path):
+    other = reworded(runs['b'], tmp_path / 'other', {TOPICS: range(14)}, config=SHORTER)
+    (found,) = compared(runs['a'], other)
+    tasks = {key: paired(key, runs['a'], other) for key in ROWS}
+    expected = composites_of(tasks, SIZES)
+    names = ('reading', 'reading alone')
+    check_differences({name: found['composites'][name] for name in names}, {name: expected[name] for name in names})
+    assert 'value' not in found['composites']['rest']['difference']
+
+
+def test_llm_foundrys_average_over_what_is_left_is_not_compared_either(compared, make_run, tmp_path: Path):
+    """It takes the categories that have a score; without a common item in one that is another average."""
+    first = make_run('one', ROWS, '--semantics', 'reference', gauntlet={})
+    second = reworded(first, tmp_path / 'other', {TOPICS: range(14)}, config=SHORTER)
+    (found,) = compared(first, second)
+    assert found['composites']['reading']['difference']['value'] == 0
+    assert found['composites']['core']['difference'] == {'reason': f'benchmarks without a common item: {TOPICS}'}
+
+
+def test_only_without_any_common_item_it_is_an_error(gauntlet, make_run, runs, tmp_path: Path):
+    changed = {'choices': {'prompt_string': 'Please answer.\n'}, 'lines': {'prelimiter': 'Say: '}}
+    other = make_run('other', [CHOICES, LINES], tasks=changed)
+    status, out, err = gauntlet('compare', runs['a'], other)
+    assert (status, out) == (2, '')
+    assert err.splitlines() == [
+        f"error: {CHOICES}: no item was asked in the same words (prompt_string '' / 'Please answer.\\n')",
+        f"error: {LINES}: no item was asked in the same words (prelimiter '' / 'Say: ')",
+        f'error: {runs["a"]} and {other} have no item in common; evaluate with the same tasks, shots and data',
+    ]
+
+
+def test_data_that_differ_are_named(gauntlet, make_run, data: Path, tmp_path: Path):
+    first = make_run('one', [RIDDLES])
+    write_lines(tmp_path / 'riddles.jsonl', [{**row, 'context': f'{row["context"]}?'} for row in ROWS[RIDDLES]])
+    answers = write_lines(tmp_path / 'answers.jsonl', answers_of(0, [RIDDLES]))
+    words = ['--tasks', tmp_path / 'tasks.yaml', '--data-root', tmp_path, '--out', tmp_path / 'other']
+    assert run_cli('run', '--outputs', answers, *words) == 0
+    status, _, err = gauntlet('compare', first, tmp_path / 'other')
+    digests = [record_of(run)['tasks'][RIDDLES]['data_sha256'][:8] for run in (first, tmp_path / 'other')]
+    assert status == 2
+    assert f'{RIDDLES}: no item was asked in the same words (data_sha256 {digests[0]} / {digests[1]})' in err
+
+
+def test_other_shots_leave_the_prompts_that_are_the_same(compared, make_run):
+    key = 'riddles/1-shot'
+    answers = [answer | {'num_shots': 1} for answer in answers_of(0, [RIDDLES])]
+    one = make_run('one', [key], answers=answers)
+    other = make_run('other', [key], answers=answers, tasks={'riddles': {'fewshot_random_seed': 5}})
+    digests = [[sample['prompt_sha256'] for sample in samples_of(run, key)] for run in (one, other)]
+    num_different = sum(mine != theirs for mine, theirs in zip(*digests, strict=True))
+    assert 3 < num_different < 7
+    (found,) = compared(one, other)
+    assert found['tasks'][key]['num_items'] == 7 - num_different
+    assert f'(fewshot_random_seed 1234 / 5): {key} {num_different} of 7' in found['warnings'][0]
+
+
+# SCORE.
+
+
+def other_prompts(runs: dict[str, Path], data: Path, tmp_path: Path, variants: Sequence[int]) -> Path:
+    """A run of SCORE with other words in some of the ten prompts."""
+    prompts = json.loads((data / 'score' / 'prompts' / 'agieval.json').read_text())
+    for number in variants:
+        prompts['prompt_robustness'][number]['prompt'] += ' Please.'
+    (tmp_path / 'prompts.json').write_text(json.dumps(prompts))
+    answers = write_lines(tmp_path / 'answers.jsonl', answers_of(2, [AGIEVAL]))
+    score = score_yaml(tmp_path, prompts=str(tmp_path / 'prompts.json'))
+    out = tmp_path / 'other'
+    assert run_cli('run', '--outputs', answers, '--score', score, '--data-root', data, '--out', out) == 0
+    return out
+
+
+def test_variants_of_score_in_other_words_are_left_out(compared, runs, data: Path, tmp_path: Path):
+    other = other_prompts(runs, data, tmp_path, [4])
+    (found,) = compared(runs['a'], other)
+    assert f'{AGIEVAL} {len(QUESTIONS)} of {len(QUESTIONS) * len(VARIANTS)}' in found['warnings'][0]
+    parts = []
+    for run in (runs['a'], other):
+        parts.append(tmp_path / f'{run.name}_part')
+        copy_run(run, parts[-1])
+        lines = [sample for sample in samples_of(run, AGIEVAL) if sample['variant'] != 'prompt:4']
+        write_lines(samples_path(parts[-1], AGIEVAL), lines)
+    check_differences(found['score'], score_differences(*parts))
+
+
+def test_a_perturbation_without_a_variant_in_the_same_words_is_left_out(compared, runs, data: Path, tmp_path: Path):
+    other = other_prompts(runs, data, tmp_path, range(10))
+    (found,) = compared(runs['a'], other)
+    reason = {'reason': 'no item was asked in the same words'}
+    for name in ('accuracy', 'consistency_rate'):
+        assert found['score'][f'agieval prompt {name}']['difference'] == reason
+        assert 'value' in found['score'][f'agieval option_order {name}']['difference']
+
+
+# Several runs, and the checkpoints of one.
+
+
+def test_of_three_runs_the_first_has_a_value_for_each_set_of_items(gauntlet, compared, pair, runs, tmp_path: Path):
+    third = reworded(runs['c'], tmp_path / 'third', {}, config=LONGER)
+    status, out, _ = gauntlet('compare', pair[0], third, pair[1])
+    found = compared(pair[0], third, pair[1])
+    values = [one['tasks'][CHOICES]['first']['value'] for one in found]
+    assert status == 0 and values[0] != values[1]
+    table = rows_of_table(out)
+    assert table[CHOICES][0] == ' / '.join(f'{value:.3f}' for value in values)
+    assert table[LINES][0] == f'{found[0]["tasks"][LINES]["first"]["value"]:.3f}'
+
+
+@pytest.fixture
+def checkpoints(runs: dict[str, Path], tmp_path: Path) -> Path:
+    """Three of one training, the last after the length was changed."""
+    folder = tmp_path / 'training'
+    for name, batch in (('a', 10), ('b', 20)):
+        reworded(runs[name], folder / f'ba{batch}', {}, config=LONGER, batch=batch)
+    reworded(runs['c'], folder / 'ba40', {**LONG, RIDDLES: range(7)}, config=SHORTER, batch=40)
+    return folder
+
+
+def test_checkpoints_are_followed_over_the_items_that_all_were_asked_alike(compared, gauntlet, checkpoints, tmp_path):
+    found = compared(checkpoints)
+    part = tmp_path / 'part'
+    for run in checkpoints.iterdir():
+        copy_run(run, part / run.name, without=LONG)
+    expected = compared(part)
+    for key in (CHOICES, TOPICS, LINES, 'rest'):
+        assert found[key]['slope'] == expected[key]['slope'], key
+    reason = 'no item was asked in the same words (max_seq_len 2048 / 1024)'
+    assert found[RIDDLES]['slope'] == {'reason': reason}
+    assert found['reading']['slope'] == {
+        'reason': f'benchmarks without a score: {RIDDLES} (no item was asked in the same words)'
+    }
+    said = (
+        f'asked in different words and left out (max_seq_len 2048 / 1024): {CHOICES} 3 of 12, {TOPICS} 2 of 14, '
+        f'{RIDDLES} 7 of 7'
+    )
+    assert f'warning: {said}' in ' '.join(gauntlet('compare', checkpoints)[1].split())
+    for form in ('csv', 'json'):
+        assert f'warning: {said}' in gauntlet('compare', checkpoints, '--format', form)[2]
+
+
+def test_checkpoints_without_a_common_item_are_an_error(gauntlet, runs, tmp_path: Path):
+    folder = tmp_path / 'training'
+    reworded(runs['a'], folder / 'ba1', {}, config=LONGER, batch=1)
+    rows = {key: range(size) for key, size in SIZES.items()}
+    reworded(runs['b'], folder / 'ba2', {**rows, AGIEVAL: range(7)}, config=SHORTER, batch=2)
+    status, _, err = gauntlet('compare', folder)
+    assert status == 2 and f'{LINES}: no item was asked in the same words (max_seq_len 2048 / 1024)' in err
+
+
+# Real tokenizers.
+
+
+def test_two_models_with_different_tokenizers_are_compared(gauntlet, compared, tmp_path: Path):
+    """One takes more tokens for a text: of 20 questions 4 lose shots, and all of the longer ones."""
+    tasks = tmp_path / 'tasks.yaml'
+    jeopardy, mmlu = 'jeopardy/4-shot', 'mmlu/4-shot'
+    entries = yaml.safe_load((ROOT / 'yamls' / 'tasks' / 'gauntlet_v0.1.yaml').read_text())['icl_tasks']
+    entries = [entry for entry in entries if entry['label'] in ('jeopardy', 'mmlu')]
+    tasks.write_text(json.dumps({'icl_tasks': [{**entry, 'num_fewshot': [4]} for entry in entries]}))
+    pair = tmp_path / 'rotary_bos', tmp_path / 'alibi_pad_eos'
+    for out in pair:
+        words = ['--model', FIXTURES / 'models' / out.name, '--data-root', ROOT / 'eval_data', '--tasks', tasks]
+        status, _, err = gauntlet('run', *words, '--device', 'cpu', '--max-seq-len', 256, '--out', out)
+        assert status == 0, err
+    truncated = [[sample['row'] for sample in samples_of(run, jeopardy) if sample['truncated']] for run in pair]
+    (found,) = compared(*pair)
+    one, other = (record_of(run)['config']['tokenizer'] for run in pair)
+    assert (one.split()[1], other.split()[1]) == ('900', '800')
+    said = f'asked in different words and left out (tokenizer {one} / {other})'
+    assert found['warnings'] == [f'{said}: {jeopardy} {len(truncated[1])} of 20, {mmlu} 16 of 16']
+    assert truncated[0] == [] and len(truncated[1]) == 4
+    assert found['tasks'][jeopardy]['num_items'] == 16
+    assert found['tasks'][mmlu]['difference'] == {
+        'reason': f'no item was asked in the same words (tokenizer {one} / {other})'
+    }

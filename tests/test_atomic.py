@@ -1,0 +1,70 @@
+"""Files that a reader finds whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from failing_disk import failing_disk
+
+from llmfoundry_gauntlet.atomic import UNFINISHED, sync_folder, write_atomically
+
+OLD, NEW = b'old' * 5000, [b'new' * 9000, memoryview(b'est')]
+OPERATIONS = ['mkdir', 'open', 'fsync', 'replace', 'open', 'fsync']
+
+
+def test_a_file_is_on_the_disk_before_it_gets_its_name_and_its_name_before_the_writer_returns(tmp_path: Path):
+    with failing_disk() as done:
+        write_atomically(tmp_path / 'a', NEW)
+    assert done == OPERATIONS
+    assert (tmp_path / 'a').read_bytes() == b''.join(NEW)
+
+
+@pytest.mark.parametrize('killed', [False, True])
+@pytest.mark.parametrize('at', range(1, len(OPERATIONS)))  # the folder is there: making it may fail
+@pytest.mark.parametrize('before', [None, OLD])
+def test_whatever_fails_there_is_the_old_file_or_the_new(tmp_path: Path, at: int, killed: bool, before: bytes | None):
+    path = tmp_path / 'a'
+    if before is not None:
+        path.write_bytes(before)
+    with failing_disk(at, killed=killed), pytest.raises(OSError, match=f'operation {at}'):
+        write_atomically(path, NEW)
+    found = path.read_bytes() if path.exists() else None
+    assert found == (before if at <= OPERATIONS.index('replace') else b''.join(NEW))
+    others = [other.name for other in tmp_path.iterdir() if other != path]
+    if not killed:
+        assert not others
+    assert all(name.startswith('.') and name.endswith(UNFINISHED) for name in others)
+
+
+def test_nothing_is_left_where_the_content_cannot_be_made(tmp_path: Path):
+    def content() -> Iterator[bytes]:
+        yield b'begun'
+        raise ValueError('no more')
+
+    with pytest.raises(ValueError, match='no more'):
+        write_atomically(tmp_path / 'a', content())
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_user_says_who_may_read_a_file(tmp_path: Path):
+    before = os.umask(0o027)
+    try:
+        write_atomically(tmp_path / 'below' / 'a', [b''])
+    finally:
+        os.umask(before)
+    assert (tmp_path / 'below' / 'a').stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize(('number', 'is_error'), [(errno.EINVAL, False), (errno.ENOTSUP, False), (errno.EIO, True)])
+def test_file_systems_that_do_not_sync_folders_are_no_error(tmp_path: Path, number: int, is_error: bool):
+    with mock.patch('os.fsync', side_effect=OSError(number, 'as a network file system')):
+        if is_error:
+            with pytest.raises(OSError, match='as a network'):
+                sync_folder(tmp_path)
+        else:
+            sync_folder(tmp_path)

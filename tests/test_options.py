@@ -1,0 +1,120 @@
+"""Options that would have no effect beside others are refused by name, all at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import typer
+from paths import FIXTURES, ROOT
+
+from llmfoundry_gauntlet.cli import app
+
+MODEL = FIXTURES / 'models' / 'rotary_bos'
+TASKS = ROOT / 'yamls/tasks/gauntlet_v0.1.yaml'
+GAUNTLET = ROOT / 'yamls/gauntlets/eval_gauntlet_v0.1.yaml'
+VALUES = {  # of the options of `gauntlet run`
+    '--out': 'out',
+    '--tasks': TASKS,
+    '--score': ROOT / 'yamls/score/math.yaml',
+    '--model': MODEL,
+    '--outputs': 'answers.jsonl',
+    '--from': 'earlier',
+    '--gauntlet': GAUNTLET,
+    '--data-root': 'data',
+    '--tokenizer': MODEL,
+    '--model-config': MODEL,
+    '--max-seq-len': 64,
+    '--tokens-per-batch': 'auto',  # the default, which was given all the same
+    '--device': 'cpu',
+    '--precision': 'fp32',
+    '--semantics': 'corrected',
+    '--truncation': 'drop_shots',
+    '--fewshot': 'reference',
+    '--sandbox': 'auto',
+    '--limit': 3,
+    '--time-budget': '9s',
+    '--allow-missing': None,
+    '--overwrite': None,
+    '--resume': None,
+    '--repair-journal': None,
+    '--dry-run': None,
+    '--format': 'csv',
+}
+SOURCES = {'--model', '--outputs', '--from'}
+USED = {  # by each way of running
+    '--outputs': {
+        *('--out', '--tasks', '--score', '--gauntlet', '--data-root', '--semantics', '--fewshot', '--sandbox'),
+        *('--limit', '--allow-missing', '--overwrite', '--format'),
+    },
+    '--from': {'--out', '--gauntlet', '--allow-missing', '--overwrite', '--format'},
+    '--model': VALUES.keys() - {'--allow-missing', '--repair-journal'},
+    '--dry-run': VALUES.keys() - {'--allow-missing', '--repair-journal', '--resume', '--time-budget'},
+}
+
+
+def words_of(options: list[str]) -> list[str]:
+    return [str(word) for option in options for word in (option, VALUES[option]) if word is not None]
+
+
+def refused(err: str) -> set[str]:
+    """The options that are named, a line each."""
+    return {line.removeprefix('error: ').partition(':')[0] for line in err.splitlines()}
+
+
+def test_the_table_has_every_option_of_run():
+    command = typer.main.get_command(app).commands['run']
+    assert {parameter.opts[0] for parameter in command.params} == {*VALUES, '--help'} - {'--help'}
+
+
+@pytest.mark.parametrize('way', ['--outputs', '--from', '--model'])
+def test_all_options_that_a_way_of_running_does_not_use_are_refused_at_once(gauntlet, tmp_path, monkeypatch, way):
+    monkeypatch.chdir(tmp_path)
+    options = [option for option in VALUES if option == way or option not in SOURCES]
+    if way == '--model':
+        options.remove('--resume')  # which --repair-journal goes with
+        options.remove('--dry-run')
+    status, out, err = gauntlet('run', *words_of(options))
+    assert (status, out) == (2, '')
+    assert refused(err) == set(options) - USED[way] - {way}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_refuses_what_belongs_to_a_real_one(gauntlet, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = [option for option in VALUES if option not in ('--outputs', '--from', '--allow-missing')]
+    status, _, err = gauntlet('run', *words_of(options))
+    assert status == 2
+    assert refused(err) == {'--resume', '--repair-journal', '--time-budget'}
+
+
+@pytest.mark.parametrize(
+    ('words', 'named'),
+    [
+        (['explain', 'boolq', '--max-seq-len', '64', '--all-tokens'], {'--max-seq-len', '--all-tokens'}),
+        (['explain', 'boolq', '--sandbox', 'none', '--model', MODEL], {'--sandbox'}),
+        (['validate', '--tasks', TASKS, '--no-data', '--data-root', 'data'], {'--data-root'}),
+        (['validate', '--gauntlet', GAUNTLET, '--data-root', 'data'], {'--data-root'}),
+        (['report', 'run', '--no-prompts', '--data-root', 'data'], {'--data-root'}),
+        (['data', 'ls', '--urls', '--json', '--data-root', 'data'], {'--json', '--data-root'}),
+        (['data', 'fetch', '--to', 'd', '--offline', '--retries', 1, '--overwrite'], {'--retries', '--overwrite'}),
+        (['data', 'fetch', '--to', 'd', '--offline', '--retries', 2], {'--retries'}),
+        (
+            ['data', 'check', '--solutions', '--score', 's.yaml', '--against', 'a'],
+            {'--score', '--against'},
+        ),
+        (['data', 'check', '--sandbox', 'auto'], {'--sandbox'}),
+        (
+            ['watch', 'c', '--train-yaml', 't.yaml', '--semantics', 'corrected', '--limit', 3, '--tasks', 'x.yaml'],
+            {'--semantics', '--limit', '--tasks'},
+        ),
+    ],
+)
+def test_other_commands_refuse_what_would_have_no_effect(
+    gauntlet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[object], named: set[str]
+):
+    monkeypatch.chdir(tmp_path)
+    status, out, err = gauntlet(*words)
+    assert (status, out) == (2, '')
+    assert refused(err) == named
+    assert list(tmp_path.iterdir()) == []

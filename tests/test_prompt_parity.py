@@ -1,0 +1,78 @@
+"""Token ids and limits of prompts against llm-foundry 0.22.0, as recorded by scripts/record_prompts.py.
+
+The real rows are read from ../shared/data; the fixture holds numbers, row numbers and digests alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from paths import FIXTURES
+
+from llmfoundry_gauntlet.config.settings import decode_settings
+from llmfoundry_gauntlet.evaluation import prepare_evaluation
+from llmfoundry_gauntlet.inputs import load_data
+from llmfoundry_gauntlet.prompts.encode import Encoder
+from llmfoundry_gauntlet.values import GenerateRequest, Request
+
+RECORDED = json.loads((FIXTURES / 'reference' / 'prompts.json').read_text())['models']
+CASES = [pytest.param(model, case, id=f'{model}-{case["name"]}') for model, cases in RECORDED.items() for case in cases]
+
+
+def requests_of(model: str, case: dict[str, Any], data_root: Path, folder: Path, semantics: str) -> dict[int, Request]:
+    """The requests that we make of a case's rows, by row."""
+    transformers = pytest.importorskip('transformers')
+    lines = (data_root / case['path']).read_text(encoding='utf-8').split('\n')
+    rows = [json.loads(lines[row]) for row in case['rows']]
+    if names := case.get('categories'):
+        rows = [{**row, 'category': names[place % len(names)]} for place, row in enumerate(rows)]
+    (folder / 'rows.jsonl').write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
+    task = {**case['task'], 'dataset_uri': 'rows.jsonl'}
+    settings = decode_settings({'tasks': [task], 'data_root': str(folder), 'semantics': semantics})
+    tokenizer = transformers.AutoTokenizer.from_pretrained(FIXTURES / 'models' / model)
+    prepared = prepare_evaluation(load_data(settings), Encoder(tokenizer), max_seq_len=case['task']['max_seq_len'])
+    return {case['rows'][key.row]: item.request for key, item in prepared.items.items()}
+
+
+def ids_of(request: Request) -> np.ndarray:
+    if isinstance(request, GenerateRequest):
+        return request.context
+    return np.concatenate([request.contexts[0], request.continuations[0]])
+
+
+@pytest.mark.parametrize(('model', 'case'), CASES)
+def test_token_ids_and_limits_are_those_of_the_reference(
+    model: str, case: dict[str, Any], real_data: Path, tmp_path: Path
+):
+    requests = requests_of(model, case, real_data, tmp_path, 'reference')
+    assert requests.keys() == {item['row'] for item in case['items']}
+    for item in case['items']:
+        request = requests[item['row']]
+        ids = ids_of(request)
+        assert len(ids) == item['num_tokens']
+        assert hashlib.sha256(ids.astype('<i4').tobytes()).hexdigest() == item['ids']
+        if isinstance(request, GenerateRequest):
+            assert request.max_new_tokens == item['max_new_tokens']
+        else:
+            assert len(request.contexts[0]) == item['start']
+
+
+@pytest.mark.parametrize('model', RECORDED)
+def test_corrected_prompts_are_the_references_unless_truncated(model: str, real_data: Path, tmp_path: Path):
+    """A token a character makes all 12 longer than 1024; without shots to drop they lose as much, but keep bos."""
+    case = next(case for case in RECORDED[model] if case['name'] == 'conlang_truncated/0-shot')
+    requests = requests_of(model, case, real_data, tmp_path, 'corrected')
+    is_long = model == 'unigram_characters'
+    for item in case['items']:
+        request = requests[item['row']]
+        ids = ids_of(request)
+        assert request.truncated == is_long
+        assert len(ids) == item['num_tokens']
+        assert (hashlib.sha256(ids.astype('<i4').tobytes()).hexdigest() == item['ids']) == (not is_long)
+        if is_long:
+            assert ids[0] == 1  # <s>
