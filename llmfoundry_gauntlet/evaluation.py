@@ -17,11 +17,11 @@ from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from llmfoundry_gauntlet.config.specs import GauntletSpec, TaskSpec
+from llmfoundry_gauntlet.config.specs import GauntletSpec
 from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, STREAM, Batch, longest_row, plan
 from llmfoundry_gauntlet.engine.pools import Pool, plan_pools
 from llmfoundry_gauntlet.engine.rotary_lengths import RotaryLengths
-from llmfoundry_gauntlet.inputs import EvaluationData, tasks_with_data, with_subsets
+from llmfoundry_gauntlet.inputs import EvaluationData, with_programs, with_subsets
 from llmfoundry_gauntlet.judging.code.workers import submit
 from llmfoundry_gauntlet.prompts.cache import NO_CACHE, TokenCache
 from llmfoundry_gauntlet.prompts.encode import Encoder
@@ -29,8 +29,8 @@ from llmfoundry_gauntlet.scores.composites import compute_composites
 from llmfoundry_gauntlet.scores.consistency import PerturbationScore
 from llmfoundry_gauntlet.scores.keys import metric_stream
 from llmfoundry_gauntlet.scores.metrics import task_score
-from llmfoundry_gauntlet.tasks import metrics_of, type_of
-from llmfoundry_gauntlet.tasks.items import Preparation, alone_items, item_result, with_alone, with_samples
+from llmfoundry_gauntlet.tasks import Task, metrics_of
+from llmfoundry_gauntlet.tasks.items import Preparation, item_result, with_alone, with_samples
 from llmfoundry_gauntlet.tasks.prepare import prepare_tasks
 from llmfoundry_gauntlet.values import (
     Composites,
@@ -54,7 +54,7 @@ class PreparedEvaluation:
     """Every item of every task, in token ids. `tokenizer` names what made these."""
 
     data: EvaluationData
-    tasks: Mapping[str, TaskSpec]
+    tasks: Mapping[str, Task]
     items: Mapping[ItemKey, Item]
     max_seq_len: int
     tokenizer: str
@@ -102,7 +102,7 @@ class PreparedEvaluation:
         for output in outputs:
             if output.key not in marked:
                 item = self.items[output.key]
-                if type_of(self.tasks[output.key.task]).programs is not None:
+                if self.tasks[output.key.task].runs_programs:
                     marked[output.key] = submit(self._result, item, output)
                 else:
                     marked[output.key] = self._result(item, output)
@@ -115,8 +115,7 @@ class PreparedEvaluation:
         }
 
     def _result(self, item: Item, output: Output | None) -> ItemResult:
-        task = self.tasks[item.request.key.task]
-        return item_result(item, output, task, reference=self.data.settings.reference, sandbox=self.data.sandbox)
+        return item_result(item, output, self.tasks[item.key.task], sandbox=self.data.sandbox)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +172,7 @@ class Evaluation(Scores):
     """
 
     data: EvaluationData
-    tasks: Mapping[str, TaskSpec]
+    tasks: Mapping[str, Task]
     planned: PlannedEvaluation | None
     results: Mapping[str, tuple[ItemResult, ...]]
     scores: Mapping[str, TaskScore]
@@ -190,38 +189,36 @@ class Evaluation(Scores):
 def prepare_evaluation(
     data: EvaluationData, encoder: Encoder, *, max_seq_len: int, cache: TokenCache = NO_CACHE
 ) -> PreparedEvaluation:
-    """All items in token ids. A task's own max_seq_len may only be shorter."""
-    tasks = tasks_with_data(data)
+    """Return all items in token ids. A task's own max_seq_len may only be shorter. Raise ConfigError, ModelError."""
+    data = with_programs(data)
+    tasks = data.tasks
     preparations = {
         key: Preparation(
             task=task,
+            examples=data.examples[key],
             encoder=encoder,
             max_seq_len=min(task.max_seq_len or max_seq_len, max_seq_len),
-            truncation=data.settings.cut if task.is_in_llm_foundry else data.settings.truncation or 'drop_shots',
-            fewshot=data.settings.fewshot,
-            reference=data.settings.reference,
         )
         for key, task in tasks.items()
     }
     warn_of_short_replies(tasks.values(), max_seq_len)
-    prepared = prepare_tasks(preparations, data.examples, cache, data.subsets)
+    prepared = prepare_tasks(preparations, cache, data.subsets)
     items = {
-        item.request.key: item
+        item.key: item
         for key, task_items in prepared.items()
         for item in (
             *with_samples(task_items, tasks[key].num_samples),
-            *alone_items(preparations[key], data.asked(key)),
+            *preparations[key].items_alone(data.asked(key)),
         )
     }
     return PreparedEvaluation(data=data, tasks=tasks, items=items, max_seq_len=max_seq_len, tokenizer=encoder.name)
 
 
-def warn_of_short_replies(tasks: Iterable[TaskSpec], max_seq_len: int) -> None:
+def warn_of_short_replies(tasks: Iterable[Task], max_seq_len: int) -> None:
     """Says where replies get less tokens than they are meant to have, as half of `max_seq_len` is the prompt's."""
     short = {}
     for task in tasks:
-        replies = type_of(task).replies
-        most = None if replies is None else replies.most_tokens(task)
+        most = task.default_max_new_tokens if task.generates else None
         if most is not None and most > max_seq_len // 2 and 'max_new_tokens' not in (task.generation_kwargs or {}):
             short[task.key] = most
     if short:
@@ -321,7 +318,7 @@ def conclude(
 
 def summarize(
     data: EvaluationData,
-    tasks: Mapping[str, TaskSpec],
+    tasks: Mapping[str, Task],
     results: Mapping[str, Sequence[ItemResult]],
     seconds: Mapping[str, float],
     *,
@@ -342,9 +339,9 @@ def summarize(
         scores=scores,
         composites=composites_of(data, scores),
         robustness={
-            tasks[key].dataset_uri: robustness(tasks[key], task_results, allow_missing=allow_missing)
+            tasks[key].dataset_uri: found
             for key, task_results in results.items()
-            if (robustness := type_of(tasks[key]).robustness) is not None
+            if (found := tasks[key].robustness(task_results, allow_missing=allow_missing)) is not None
         },
         seconds=dict(seconds),
     )
@@ -375,7 +372,7 @@ def gauntlet_version(data: EvaluationData, gauntlet: GauntletSpec) -> str:
     named = {benchmark.key for category in gauntlet.categories for benchmark in category.benchmarks}
     tasks = {
         task.key: {
-            'task': {name: value for name, value in asdict(task).items() if name not in WITHOUT_EFFECT},
+            'task': {name: value for name, value in task.keys.items() if name not in WITHOUT_EFFECT},
             'metric': metrics_of(task)[0].name,
             'rows': (data.digests.get(task.key), data.subset_sizes.get(task.key)),
         }

@@ -7,18 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmfoundry_gauntlet.arrays import Ids
-from llmfoundry_gauntlet.config.specs import TaskSpec
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.prompts.encode import Encoder, aligned, spaced
-from llmfoundry_gauntlet.prompts.fit import FittedPrompt, ShotFitter
-from llmfoundry_gauntlet.tasks.items import (
-    Preparation,
-    build_prompt,
-    examples_with_shots,
-    make_item,
-    shortenable,
-    whole_prompts,
-)
+from llmfoundry_gauntlet.prompts.fit import FittedPrompt
+from llmfoundry_gauntlet.tasks.base import Task
+from llmfoundry_gauntlet.tasks.items import Preparation
 from llmfoundry_gauntlet.values import Example, GenerateRequest, Item, Prompt
 
 SPECIAL, SHOTS, CONTEXT, CONTINUATION = 'special', 'shots', 'context', 'continuation'  # parts of a prompt
@@ -55,9 +48,7 @@ class TokenizedItem:
     warnings: tuple[str, ...]
 
 
-def ask(
-    task: TaskSpec, examples: Sequence[Example], row: int, *, fewshot: str, file: str | None, variant: str | None
-) -> AskedItem:
+def ask(task: Task, examples: Sequence[Example], row: int, *, file: str | None, variant: str | None) -> AskedItem:
     """The item that a task makes of a row, counted from 0, in its first variant unless one is named.
 
     Raises ConfigError where there is none, or one in several files.
@@ -78,19 +69,14 @@ def ask(
         if not variants:
             raise ConfigError(f'{task.key} has no variants; leave --variant out')
         raise ConfigError(f'{task.key}: row {row} has no variant {variant!r}; allowed: {variants}')
-    ((_, shots),) = examples_with_shots(task, examples, fewshot, [asked])
-    return AskedItem(example=asked, shots=shots, prompt=build_prompt(task, asked, shots))
+    ((_, shots),) = task.examples_with_shots(examples, [asked])
+    return AskedItem(example=asked, shots=shots, prompt=task.prompt(asked, shots))
 
 
-def tokenize(asked: AskedItem, preparation: Preparation, examples: Sequence[Example]) -> TokenizedItem:
-    """The item as an evaluation with this preparation gives it to the model. `examples` are all rows of the task."""
-    terms, limits = preparation.reply_terms(examples), preparation.reply_limits(examples)
-    pair = asked.example, asked.shots
-    if preparation.truncation == 'reference':
-        (fitted,) = whole_prompts(preparation, [pair])
-    else:
-        (fitted,) = ShotFitter(preparation.encoder).fit([shortenable(preparation, *pair, limits)])
-    item = make_item(preparation, asked.example, fitted, terms, limits)
+def tokenize(asked: AskedItem, preparation: Preparation) -> TokenizedItem:
+    """Return the item as an evaluation gives it to the model."""
+    (fitted,) = preparation.fitted([(asked.example, asked.shots)])
+    item = preparation.item(asked.example, preparation.encoded_item(asked.example, fitted))
     rows = tuple(
         row_of(preparation.encoder, fitted, context, own, continuation)
         for context, own, continuation in parts_of(fitted, item)
@@ -155,7 +141,7 @@ def token_warnings(encoder: Encoder, fitted: FittedPrompt, rows: Sequence[Sequen
         num_unknown = sum(token.id == unknown for row in rows for token in row)
         if num_unknown:
             found.append(f'unknown characters: {num_unknown} tokens are {tokenizer.unk_token}')
-    for number, text in enumerate(fitted.prompt.question.continuations):
+    for number, text in enumerate(fitted.prompt.continuations):
         found += [f'choice {number}: {warning}' for warning in boundary_warnings(encoder, fitted, number, text)]
     return found
 
@@ -189,7 +175,6 @@ def decode(encoder: Encoder, ids: list[int]) -> str:
 
 def prompt_parts(prompt: Prompt) -> list[tuple[str, str]]:
     """A prompt's texts with the names of their parts, for people to read."""
-    question = prompt.question
     shots = [(SHOTS, prompt.preamble)] if prompt.preamble else []
-    contexts = [(CONTEXT, text) for text in question.texts]
-    return [*shots, *contexts, *((CONTINUATION, text) for text in question.continuations)]
+    contexts = [(CONTEXT, text) for text in prompt.own_texts]
+    return [*shots, *contexts, *((CONTINUATION, text) for text in prompt.continuations)]

@@ -1,4 +1,4 @@
-"""What an evaluation is made of before any model is there: checked settings, tasks and rows."""
+"""Load and validate settings, tasks and data, before any model is loaded."""
 
 from __future__ import annotations
 
@@ -6,35 +6,34 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from llmfoundry_gauntlet.config.score import ScoreTask
 from llmfoundry_gauntlet.config.settings import EvaluationSettings
-from llmfoundry_gauntlet.config.specs import TaskSpec
 from llmfoundry_gauntlet.data.subsets import subset
 from llmfoundry_gauntlet.errors import ConfigError, DataError, GauntletError
 from llmfoundry_gauntlet.judging.code.sandbox import Sandbox
 from llmfoundry_gauntlet.scores.keys import check_names
 from llmfoundry_gauntlet.suite import Suite, load_suite
-from llmfoundry_gauntlet.tasks import type_of
-from llmfoundry_gauntlet.tasks.means import find_means
-from llmfoundry_gauntlet.tasks.texts import TextTask
+from llmfoundry_gauntlet.tasks import Task
+from llmfoundry_gauntlet.tasks.programs import check_programs
+from llmfoundry_gauntlet.tasks.score import ScoreTask
 from llmfoundry_gauntlet.values import Example
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationData:
-    """Checked settings, tasks and rows. `unsupported` maps tasks that cannot be run to the reason.
+    """Checked settings, tasks and rows.
 
-    `examples` are all rows, out of which shots are drawn; `subsets` has those that are asked, of tasks where that is a
-    part. `sandbox` is where programs are run, where any are to be; `absent` names data files by task that may be
-    absent, and are; `warnings` say what is odd in YAML files and data; `digests` has a SHA-256 of the rows by task,
-    `subset_sizes` how many are asked where not all are.
+    `examples` are all rows by task, from which shots are drawn; `subsets` has the rows that are asked of tasks of which
+    not all are. `absent` lists optional data files that are absent, by task; `digests` has a SHA-256 of the rows by
+    task, `subset_sizes` the number of rows asked where not all are. `sandbox` and `unsupported`, the tasks whose
+    programs cannot run here with the reason, are known once the evaluation starts (`with_programs`).
     """
 
     settings: EvaluationSettings
     suite: Suite
     examples: Mapping[str, list[Example]]
-    unsupported: Mapping[str, str]
+    unsupported: Mapping[str, str] = field(default_factory=dict)
     subsets: Mapping[str, list[Example]] = field(default_factory=dict)
     sandbox: Sandbox | None = None
     absent: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -42,51 +41,72 @@ class EvaluationData:
     digests: Mapping[str, str] = field(default_factory=dict)
     subset_sizes: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def tasks(self) -> dict[str, Task]:
+        """Return the tasks that have rows and can run here, by key."""
+        return {task.key: task for task in self.suite.tasks if task.key in self.examples}
+
     def asked(self, key: str) -> list[Example]:
-        """The rows of a task that are asked."""
+        """Return the rows of a task that are asked."""
         return self.subsets.get(key, self.examples[key])
 
 
-def load_data(settings: EvaluationSettings, *, runs_programs: bool = True) -> EvaluationData:
-    """Tasks, gauntlet and rows, checked; and with `runs_programs` a sandbox, where there are programs to be run.
-
-    Tasks whose programs cannot be run here are left out. Raises ConfigError or DataError with every problem found.
-    """
+def load_data(settings: EvaluationSettings) -> EvaluationData:
+    """Load tasks, gauntlet and rows. Raise ConfigError or DataError with every problem found."""
     suite = load_suite(settings.tasks, settings.gauntlet, settings.score)
+    suite = replace(suite, tasks=tuple(task.with_settings(settings) for task in suite.tasks))
     if settings.subset_items is not None:
         suite = with_fewer_questions(suite, settings.subset_items)
     rows = read_data(suite, settings.data_root)
     if settings.reference:
         check_patterns(suite, rows)
-    sandbox, unsupported = find_means(suite.tasks, rows.examples, settings.sandbox) if runs_programs else (None, {})
-    examples = {key: found for key, found in rows.examples.items() if key not in unsupported}
-    if not examples:
-        raise ConfigError([f'{key}: {reason}' for key, reason in unsupported.items()] + ['nothing is left to run'])
-    check_keys(suite, examples)
-    subsets = subsets_of(suite, examples, settings.subset_items)
+    check_keys(suite, rows.examples)
+    subsets = subsets_of(suite, rows.examples, settings.subset_items)
     data = EvaluationData(
         settings=settings,
         suite=suite,
-        examples=examples,
-        unsupported=unsupported,
-        sandbox=sandbox,
+        examples=rows.examples,
         absent=rows.absent,
-        warnings=(*suite.warnings, *rows.warnings, *lost_categories(examples, subsets)),
-        digests={key: digest_of_rows(found) for key, found in examples.items()},
+        warnings=(*suite.warnings, *rows.warnings, *lost_categories(rows.examples, subsets)),
+        digests={key: digest_of_rows(found) for key, found in rows.examples.items()},
     )
     return with_subsets(data, subsets)
 
 
+def with_programs(data: EvaluationData) -> EvaluationData:
+    """Return the data with a sandbox, and without the tasks whose programs cannot run here. Raise ConfigError.
+
+    Starts a sandbox and compilers to see whether they work, so it belongs to the start of an evaluation.
+    """
+    sandbox, unsupported = check_programs(list(data.tasks.values()), data.examples, data.settings.sandbox)
+
+    def supported(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in values.items() if key not in unsupported}
+
+    examples = supported(data.examples)
+    if not examples:
+        raise ConfigError([f'{key}: {reason}' for key, reason in unsupported.items()] + ['nothing is left to run'])
+    return replace(
+        data,
+        sandbox=sandbox,
+        unsupported={**data.unsupported, **unsupported},
+        examples=examples,
+        subsets=supported(data.subsets),
+        subset_sizes=supported(data.subset_sizes),
+        digests=supported(data.digests),
+    )
+
+
 def with_subsets(data: EvaluationData, subsets: Mapping[str, list[Example]]) -> EvaluationData:
-    """The same, of which these rows alone are asked, in tasks that have more."""
+    """Return the data with only these rows asked, of tasks that have more."""
     fewer = {key: rows for key, rows in subsets.items() if len(rows) < len(data.examples[key])}
     return replace(data, subsets=fewer, subset_sizes={key: len(rows) for key, rows in fewer.items()})
 
 
 def with_fewer_questions(suite: Suite, num_items: int) -> Suite:
-    """The suite with at most so many questions of each of SCORE's data sets that does not say how many."""
+    """Return the suite with at most this many questions of each SCORE data set that does not say how many."""
     tasks = [
-        replace(task, score=replace(task.score, subset_items=task.score.subset_items or num_items))
+        replace(task, spec=replace(task.spec, subset_items=task.spec.subset_items or num_items))
         if isinstance(task, ScoreTask)
         else task
         for task in suite.tasks
@@ -95,7 +115,7 @@ def with_fewer_questions(suite: Suite, num_items: int) -> Suite:
 
 
 def check_keys(suite: Suite, examples: Mapping[str, Sequence[Example]]) -> None:
-    """Raises ConfigError where two names would be one key in the metric stream."""
+    """Raise ConfigError if two names would be the same key in the metric stream."""
     categories = {
         key: sorted({row.category for row in rows if row.category is not None}) for key, rows in examples.items()
     }
@@ -105,7 +125,7 @@ def check_keys(suite: Suite, examples: Mapping[str, Sequence[Example]]) -> None:
 
 
 def subsets_of(suite: Suite, examples: Mapping[str, list[Example]], num_items: int | None) -> dict[str, list[Example]]:
-    """The rows that are asked of each task that has more; SCORE's have been chosen by question."""
+    """Return the rows that are asked of each task that has more; SCORE's are chosen by question when read."""
     return {
         task.key: subset(examples[task.key], num_items)
         for task in suite.tasks
@@ -117,7 +137,7 @@ def subsets_of(suite: Suite, examples: Mapping[str, list[Example]], num_items: i
 
 
 def lost_categories(examples: Mapping[str, list[Example]], subsets: Mapping[str, list[Example]]) -> list[str]:
-    """A warning for each task whose subset has no row of some categories."""
+    """Return a warning for each task whose subset lacks some categories."""
     found = []
     for key, rows in subsets.items():
         categories = {example.category for example in examples[key]}
@@ -131,7 +151,7 @@ def lost_categories(examples: Mapping[str, list[Example]], subsets: Mapping[str,
 
 
 def digest_of_rows(examples: Sequence[Example]) -> str:
-    """The SHA-256 of a task's rows in their order, whatever their file's format and the order of their keys."""
+    """Return the SHA-256 of a task's rows in order; it does not depend on file format or key order."""
     rows = dict.fromkeys((example.file, example.row, example.digest) for example in examples)
     return hashlib.sha256(repr(list(rows)).encode()).hexdigest()
 
@@ -146,13 +166,10 @@ class Rows:
 
 
 def check_patterns(suite: Suite, rows: Rows) -> None:
-    """Raises ConfigError where llm-foundry's semantics make regular expressions of stop strings that are none."""
+    """Raise ConfigError for stop strings that are not the regular expressions llm-foundry takes them for."""
     problems = []
     for task in suite.tasks:
-        replies = type_of(task).replies
-        if replies is None:
-            continue
-        rule = replies.stops(task, [example.content for example in rows.examples[task.key]], True)
+        rule = task.stops([example.content for example in rows.examples[task.key]])
         try:
             re.compile('|'.join(rule.strings) if rule.as_pattern else '')
         except re.error as error:
@@ -165,14 +182,14 @@ def check_patterns(suite: Suite, rows: Rows) -> None:
 
 
 def read_data(suite: Suite, data_root: str) -> Rows:
-    """Rows by task. Raises DataError or ConfigError with every problem found."""
+    """Return the rows by task. Raise DataError or ConfigError with every problem found."""
     examples: dict[str, list[Example]] = {}
     absent: dict[str, tuple[str, ...]] = {}
     warnings: list[str] = []
     errors: list[GauntletError] = []
     for task in suite.tasks:
         try:
-            found = type_of(task).read(task, data_root)
+            found = task.read(data_root)
         except (ConfigError, DataError) as error:
             errors.append(error)
         else:
@@ -181,22 +198,3 @@ def read_data(suite: Suite, data_root: str) -> Rows:
     if errors:
         raise type(errors[0])(list(dict.fromkeys(problem for error in errors for problem in error.problems)))
     return Rows(examples=examples, absent=absent, warnings=tuple(warnings))
-
-
-def tasks_with_data(data: EvaluationData) -> dict[str, TaskSpec]:
-    """The tasks that can be run, by key."""
-    return {task.key: task for task in data.suite.tasks if task.key in data.examples}
-
-
-def text_tasks(data: EvaluationData) -> dict[str, TextTask]:
-    """The tasks that can be run as texts alone, by key."""
-    return {
-        key: TextTask(
-            task=task,
-            examples=data.examples[key],
-            subset=data.subsets.get(key),
-            fewshot=data.settings.fewshot,
-            reference=data.settings.reference,
-        )
-        for key, task in tasks_with_data(data).items()
-    }

@@ -8,8 +8,8 @@ from typing import Any
 
 from llmfoundry_gauntlet.errors import ConfigError
 
-TASK_TYPES = 'llmfoundry_gauntlet.task_types'  # each a TaskType
-METRICS = 'llmfoundry_gauntlet.metrics'  # each a function from a TaskSpec to its further Metrics
+TASK_TYPES = 'llmfoundry_gauntlet.task_types'  # each a subclass of Task
+METRICS = 'llmfoundry_gauntlet.metrics'  # each a function from a Task to its further Metrics
 PERTURBATIONS = 'llmfoundry_gauntlet.perturbations'  # each a function from an Example to its variants
 
 

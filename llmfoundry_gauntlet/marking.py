@@ -1,7 +1,4 @@
-"""Marks answers from elsewhere, a server, an API or a canonical solution, by the code that marks our own.
-
-Free of torch.
-"""
+"""Scores answers from elsewhere (a server, an API, a canonical solution) with the same scorers as our own outputs."""
 
 from __future__ import annotations
 
@@ -14,37 +11,14 @@ import numpy as np
 
 from llmfoundry_gauntlet.errors import DataError
 from llmfoundry_gauntlet.evaluation import Evaluation, summarize
-from llmfoundry_gauntlet.inputs import EvaluationData, tasks_with_data, text_tasks
+from llmfoundry_gauntlet.inputs import EvaluationData, with_programs
 from llmfoundry_gauntlet.judging.code.sandbox import Sandbox
 from llmfoundry_gauntlet.judging.code.workers import workers
-from llmfoundry_gauntlet.tasks import type_of
-from llmfoundry_gauntlet.tasks.items import ALONE, item_key, item_result, prompt_digest, result_of
-from llmfoundry_gauntlet.tasks.texts import TextTask
-from llmfoundry_gauntlet.values import (
-    Answer,
-    Example,
-    GenerateRequest,
-    Generation,
-    Item,
-    ItemKey,
-    ItemResult,
-    Judgement,
-    Request,
-    ScoreOutput,
-    ScoreRequest,
-    StopRule,
-)
+from llmfoundry_gauntlet.tasks import Task
+from llmfoundry_gauntlet.tasks.items import ALONE, item_result, result_of, untokenized_items
+from llmfoundry_gauntlet.values import Answer, Generation, Item, ItemKey, ItemResult, Judgement, ScoreOutput
 
 MISSING = 'there is no answer'
-NOTHING = np.zeros(0, np.int32)
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """An item whose answer is awaited."""
-
-    example: Example
-    prompt_sha256: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,14 +45,8 @@ class Marked:
     places: dict[ItemKey, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
-    def take(
-        self,
-        answer: Answer,
-        asked: Mapping[ItemKey, Asked],
-        tasks: Mapping[str, TextTask],
-        stops: Mapping[str, StopRule],
-    ) -> None:
-        """Marks the next answer."""
+    def take(self, answer: Answer, asked: Mapping[ItemKey, Item], tasks: Mapping[str, Task]) -> None:
+        """Score the next answer."""
         key = answer.key
         if key not in asked:
             self.problems.append(f'{answer.place}: {name(key)} is not an item of these tasks')
@@ -86,12 +54,12 @@ class Marked:
             self.problems.append(f'{answer.place}: {name(key)} was answered already at {self.places[key]}')
         else:
             self.places[key] = answer.place
-            item = bare_item(asked[key], key, tasks[key.task], stops[key.task])
+            item, task = asked[key], tasks[key.task]
             try:
-                if type_of(tasks[key.task].task).programs is not None and answer.text is not None:
-                    self.programs[key] = workers().submit(mark, item, answer, tasks[key.task], self.sandbox)
+                if task.runs_programs and answer.text is not None:
+                    self.programs[key] = workers().submit(mark, item, answer, task, self.sandbox)
                 else:
-                    self.results[key] = mark(item, answer, tasks[key.task], self.sandbox)
+                    self.results[key] = mark(item, answer, task, self.sandbox)
             except AnswerError as error:
                 self.problems.append(f'{answer.place}: {name(key)}: {error}')
 
@@ -107,15 +75,17 @@ def mark_answers(data: EvaluationData, answers: Iterable[Answer], *, allow_missi
     every item that has none.
     """
     started = time.perf_counter()
-    tasks = text_tasks(data)
-    stops = {key: task.stops() for key, task in tasks.items()}
+    data = with_programs(data)
+    tasks = data.tasks
     asked = {
-        item.key: Asked(item.example, prompt_digest(item.prompt)) for task in tasks.values() for item in task.items()
+        item.key: item
+        for key, task in tasks.items()
+        for item, _ in untokenized_items(task, data.examples[key], data.asked(key))
     }
     marked = Marked(data.sandbox)
     try:
         for answer in answers:
-            marked.take(answer, asked, tasks, stops)
+            marked.take(answer, asked, tasks)
     except DataError as error:  # lines that are no answers, once all were read
         marked.problems.extend(error.problems)
     missing = sorted(asked.keys() - marked.places.keys(), key=order)
@@ -127,31 +97,28 @@ def mark_answers(data: EvaluationData, answers: Iterable[Answer], *, allow_missi
         raise DataError(marked.problems)
     marked.finish()
     for key in missing:
-        item = bare_item(asked[key], key, tasks[key.task], stops[key.task])
-        marked.results[key] = result_of(item, None, Judgement.unscored(MISSING), tasks[key.task].task)
+        marked.results[key] = result_of(asked[key], None, Judgement.unscored(MISSING))
     by_task: dict[str, list[ItemResult]] = {key: [] for key in tasks}
-    for key in in_row_order(asked, tasks):
+    for key in in_row_order(asked, data):
         by_task[key.task].append(marked.results[key])
     seconds = time.perf_counter() - started
     shares = {key: seconds * len(task_results) / len(asked) for key, task_results in by_task.items()}
-    return summarize(data, tasks_with_data(data), by_task, shares, allow_missing=allow_missing)
+    return summarize(data, tasks, by_task, shares, allow_missing=allow_missing)
 
 
 def check_solutions(data: EvaluationData) -> list[CheckedSolutions]:
     """Run the canonical solutions of every code task as if a model had generated them."""
+    data = with_programs(data)
     checked = []
-    for key, task in tasks_with_data(data).items():
-        replies, programs = type_of(task).replies, type_of(task).programs
-        if replies is None or programs is None or data.sandbox is None:
+    for key, task in data.tasks.items():
+        if not task.runs_programs or data.sandbox is None:
             continue
         started = time.perf_counter()
         running = {}
         for example in data.examples[key]:
-            (text,) = replies.responses(example.content, task)
+            (text,) = task.responses(example.content)
             output = Generation(key=ItemKey(key, example.row), text=text)
-            running[example.row] = workers().submit(
-                programs.judge, output, example.content, task, data.settings.reference, data.sandbox
-            )
+            running[example.row] = workers().submit(task.score_program, output, example.content, data.sandbox)
         results = {row: program.result() for row, program in running.items()}
         failures = {row: result.reason or '' for row, result in results.items() if result.credit != 1}
         seconds = time.perf_counter() - started
@@ -159,12 +126,12 @@ def check_solutions(data: EvaluationData) -> list[CheckedSolutions]:
     return checked
 
 
-def in_row_order(keys: Iterable[ItemKey], tasks: Mapping[str, TextTask]) -> list[ItemKey]:
-    """Items in the order of their data, as a model's are, each question's variants in the order they are asked in."""
+def in_row_order(keys: Iterable[ItemKey], data: EvaluationData) -> list[ItemKey]:
+    """Return items in the order of their data, as a model's are; variants in the order in which they are asked."""
     places = {
-        item_key(task.task, example): (number, place)
-        for number, task in enumerate(tasks.values())
-        for place, example in enumerate(task.asked)
+        task.item_key(example): (number, place)
+        for number, (key, task) in enumerate(data.tasks.items())
+        for place, example in enumerate(data.asked(key))
     }
 
     def place(key: ItemKey) -> tuple[tuple[int, int], bool, int]:
@@ -174,39 +141,20 @@ def in_row_order(keys: Iterable[ItemKey], tasks: Mapping[str, TextTask]) -> list
     return sorted(keys, key=place)
 
 
-def bare_item(asked: Asked, key: ItemKey, task: TextTask, stops: StopRule) -> Item:
-    """An item without token ids, as no model is to see it."""
-    if task.replies is not None:
-        request: Request = GenerateRequest(key=key, context=NOTHING, max_new_tokens=0, stops=stops)
-    else:
-        request = ScoreRequest(key=key, contexts=(), continuations=())
-    example = asked.example
-    return Item(
-        content=example.content,
-        category=example.category,
-        cluster=example.cluster,
-        prompt_sha256=asked.prompt_sha256,
-        request=request,
-    )
-
-
-def mark(item: Item, answer: Answer, task: TextTask, sandbox: Sandbox | None) -> ItemResult:
-    """The item as marked by an answer, a program run in the sandbox.
-
-    Raises AnswerError where the answer is not of the item's kind.
-    """
+def mark(item: Item, answer: Answer, task: Task, sandbox: Sandbox | None) -> ItemResult:
+    """Return the item scored by an answer; programs run in the sandbox. Raise AnswerError for an unusable answer."""
     written = Generation(key=answer.key, text=answer.text or '')
-    if task.replies is not None:
+    if task.generates:
         if answer.text is None:
             raise AnswerError('has no text; a reply is wanted')
-        return item_result(item, written, task.task, reference=task.reference, sandbox=sandbox)
+        return item_result(item, written, task, sandbox=sandbox)
     if answer.logprobs is None:
-        judge_text = type_of(task.task).judge_text
-        if judge_text is None:
+        judgement = task.score_text(written.text, item.example.content)
+        if judgement is None:
             raise AnswerError('has no logprobs; a text cannot be marked here')
-        return result_of(item, written, judge_text(written.text, item.content), task.task)
+        return result_of(item, written, judgement)
     output = score_output(item, answer, answer.logprobs)
-    result = item_result(item, output, task.task, reference=task.reference)
+    result = item_result(item, output, task)
     return replace(result, logprobs=answer.logprobs, num_tokens=answer.num_tokens)
 
 
@@ -215,7 +163,7 @@ def score_output(item: Item, answer: Answer, logprobs: tuple[float, ...]) -> Sco
 
     Without a number of tokens each choice counts as one token, so that sums are compared.
     """
-    num_choices = getattr(item.content, 'num_choices', 1)
+    num_choices = len(item.choices)
     if len(logprobs) != num_choices:
         raise AnswerError(f'has {len(logprobs)} logprobs; allowed: {num_choices}, one per choice')
     counts = answer.num_tokens or (1,) * num_choices

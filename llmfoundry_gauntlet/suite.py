@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from llmfoundry_gauntlet.config.decode import Problems, decode, describe, suggestion
-from llmfoundry_gauntlet.config.score import ScoreTask, check_labels, read_score
+from llmfoundry_gauntlet.config.score import ScoreSpec, check_labels, read_score
 from llmfoundry_gauntlet.config.sources import read_key, source_name
-from llmfoundry_gauntlet.config.specs import GauntletSpec, TaskSpec, task_key
+from llmfoundry_gauntlet.config.specs import SETTINGS, GauntletSpec, task_key
 from llmfoundry_gauntlet.errors import ConfigError
-from llmfoundry_gauntlet.tasks import metrics_of, named_types, type_of
+from llmfoundry_gauntlet.tasks import Task, metrics_of, task_types
 
 OLDER_NAMES = {'question_answering': 'generation_task_with_answers'}  # of task types
 TASKS_KEY = 'icl_tasks'
@@ -30,14 +30,9 @@ class Suite:
     Those of SCORE stand last.
     """
 
-    tasks: tuple[TaskSpec, ...]
+    tasks: tuple[Task, ...]
     gauntlet: GauntletSpec | None
     warnings: tuple[str, ...]
-
-    @property
-    def num_score(self) -> int:
-        """How many tasks are SCORE's."""
-        return sum(isinstance(task, ScoreTask) for task in self.tasks)
 
 
 def load_suite(
@@ -69,16 +64,15 @@ def load_suite(
     if spec is not None:
         warnings += unknown_averages(spec, source_name(gauntlet, GAUNTLET_KEY))
     each = tuple(task.at(num_shots) for task in specs for num_shots in task.num_fewshot)
-    score_tasks = tuple(score_spec.task(specs) for score_spec in score_specs.values())
-    return Suite(tasks=(*each, *score_tasks), gauntlet=spec, warnings=tuple(warnings))
+    return Suite(tasks=(*each, *score_tasks(score_specs, specs)), gauntlet=spec, warnings=tuple(warnings))
 
 
-def read_tasks(source: TasksSource, found: list[str], broken: set[str]) -> tuple[TaskSpec, ...]:
+def read_tasks(source: TasksSource, found: list[str], broken: set[str]) -> tuple[Task, ...]:
     """The tasks of one or several sources; problems are added to `found`, labels of wrong tasks to `broken`."""
     parts: list[Any] = [source]
     if isinstance(source, (list, tuple)) and source and all(isinstance(item, (str, Path)) for item in source):
         parts = list(source)
-    tasks: list[TaskSpec] = []
+    tasks: list[Task] = []
     seen: dict[str, str] = {}
     for part in parts:
         problems = Problems(source_name(part, TASKS_KEY))
@@ -89,7 +83,7 @@ def read_tasks(source: TasksSource, found: list[str], broken: set[str]) -> tuple
     return tuple(tasks)
 
 
-def decode_tasks(node: Any, problems: Problems, seen: dict[str, str], broken: set[str]) -> list[TaskSpec]:
+def decode_tasks(node: Any, problems: Problems, seen: dict[str, str], broken: set[str]) -> list[Task]:
     """Tasks of one list; `seen` maps every '{label}/{n}-shot' met so far to where it stands."""
     if not isinstance(node, (list, tuple)) or not node:
         problems.add(TASKS_KEY, f'is {describe(node)}; allowed: a list of tasks, or a path to a file with one')
@@ -111,7 +105,7 @@ def decode_tasks(node: Any, problems: Problems, seen: dict[str, str], broken: se
     return tasks
 
 
-def decode_task(entry: Any, path: str, problems: Problems) -> TaskSpec | None:
+def decode_task(entry: Any, path: str, problems: Problems) -> Task | None:
     """One task; older names of keys and task types are accepted."""
     if not isinstance(entry, Mapping):
         problems.add(path, f'is {describe(entry)}; allowed: a mapping')
@@ -123,23 +117,27 @@ def decode_task(entry: Any, path: str, problems: Problems) -> TaskSpec | None:
         entry['prelimiter'] = entry.pop('question_prelimiter')
     if isinstance(entry.get('num_fewshot'), int) and not isinstance(entry['num_fewshot'], bool):
         entry['num_fewshot'] = [entry['num_fewshot']]
-    keys: type[TaskSpec] = TaskSpec
+    kind: type[Task] = Task
     name = entry.get('icl_task_type')
     if isinstance(name, str):
         name = entry['icl_task_type'] = OLDER_NAMES.get(name, name)
-        if name not in named_types():
-            problems.add(f'{path}.icl_task_type', f'unknown task type {name!r}{suggestion(name, named_types())}')
+        if name not in task_types():
+            problems.add(f'{path}.icl_task_type', f'unknown task type {name!r}{suggestion(name, task_types())}')
             return None
-        keys = named_types()[name].keys
-    for key in [key for key in entry if key not in names_of(keys)]:
-        if owners := [owner for owner, task_type in named_types().items() if key in names_of(task_type.keys)]:
+        kind = task_types()[name]
+    known = keys_of(kind)
+    for key in [key for key in entry if key not in known]:
+        owners = [owner for owner, other in task_types().items() if key in keys_of(other)]
+        if owners and isinstance(name, str):
+            problems.add(f'{path}.{key}', f'has no meaning in {name}; it belongs to {", ".join(owners)}')
+        if key in SETTINGS:
+            problems.add(f'{path}.{key}', f"unknown key '{key}'{suggestion(key, known)}")
+        if owners or key in SETTINGS:
             del entry[key]
-            if isinstance(name, str):
-                problems.add(f'{path}.{key}', f'has no meaning in {name}; it belongs to {", ".join(owners)}')
-    task: TaskSpec | None = decode(keys, entry, path, problems)
+    task: Task | None = decode(kind, entry, path, problems)
     if task is not None:
         check_metric_names(task, path, problems)
-        if any(task.num_fewshot) and not type_of(task).has_shots:
+        if any(task.num_fewshot) and not task.has_shots:
             problems.add(
                 f'{path}.num_fewshot',
                 f'is {list(task.num_fewshot)}; allowed: [0], as {task.icl_task_type} has no shots',
@@ -147,14 +145,23 @@ def decode_task(entry: Any, path: str, problems: Problems) -> TaskSpec | None:
     return task
 
 
-def names_of(keys: type[TaskSpec]) -> set[str]:
-    """The keys of a type of tasks."""
-    return {item.name for item in fields(keys)}
+def keys_of(kind: type[Task]) -> set[str]:
+    """Return the YAML keys of a type of task."""
+    return {item.name for item in fields(kind)} - set(SETTINGS)
 
 
-def check_metric_names(task: TaskSpec, path: str, problems: Problems) -> None:
+def score_tasks(specs: Mapping[int, ScoreSpec], tasks: Sequence[Task]) -> tuple[Task, ...]:
+    """Return the tasks of SCORE's data sets."""
+    if not specs:
+        return ()
+    from llmfoundry_gauntlet.tasks.score import score_task  # late, as tasks of YAML files do not need its scorers
+
+    return tuple(score_task(spec, tasks) for spec in specs.values())
+
+
+def check_metric_names(task: Task, path: str, problems: Problems) -> None:
     """Notes metrics that a task names and its type does not have, not even by an older name."""
-    allowed = [*(metric.name for metric in metrics_of(task)), *type_of(task).older_metrics]
+    allowed = [*(metric.name for metric in metrics_of(task)), *task.older_metrics]
     for name in task.metric_names or ():
         if name not in allowed:
             problems.add(path, f'metric_names: {name!r} is no metric of {task.icl_task_type}: {", ".join(allowed)}')
@@ -178,7 +185,7 @@ def load_gauntlet(source: GauntletSource) -> GauntletSpec:
     return spec
 
 
-def missing_benchmarks(tasks: Sequence[TaskSpec], gauntlet: GauntletSpec, source: str) -> list[tuple[str, str]]:
+def missing_benchmarks(tasks: Sequence[Task], gauntlet: GauntletSpec, source: str) -> list[tuple[str, str]]:
     """Label and problem of each benchmark that no task provides at its number of shots."""
     shots: dict[str, list[int]] = {}
     for task in tasks:
@@ -199,13 +206,13 @@ def missing_benchmarks(tasks: Sequence[TaskSpec], gauntlet: GauntletSpec, source
     return problems
 
 
-def metrics_left_out(tasks: Sequence[TaskSpec]) -> list[str]:
+def metrics_left_out(tasks: Sequence[Task]) -> list[str]:
     """One warning for each metric that a task names and this version does not compute."""
     return [
         f'{task.label}: metric_names: {name} is not supported by this version; it is left out'
         for task in tasks
         for name in task.metric_names or ()
-        if name in type_of(task).older_metrics
+        if name in task.older_metrics
     ]
 
 

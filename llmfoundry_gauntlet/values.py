@@ -7,6 +7,7 @@ TaskScores and composites. All are frozen, printable and free of torch.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -45,37 +46,35 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """How a task type asks one example: the texts to score, without shots.
+class Prompt:
+    """The text of an item: `preamble` (instruction and shots), then its own contexts and the continuations to score.
 
-    `contexts` has one entry for all continuations, or one per continuation. Without continuations the model is to
-    write one. With `chat_template` (True, or 'auto': if the tokenizer has one) the context is a user's message;
-    `lead` is what the answer to it begins with, before what is scored.
+    `contexts` has one entry for all continuations, or one per continuation. Without continuations the model generates.
+    With `chat_template` (True, or 'auto': if the tokenizer has one) the context is a user's message; `lead` is the
+    beginning of the answer to it, before what is scored.
     """
 
     contexts: tuple[str, ...]
-    continuations: tuple[str, ...]
+    continuations: tuple[str, ...] = ()
+    preamble: str = ''
+    num_shots: int = 0
     chat_template: bool | str = False
     lead: str = ''
 
     @property
-    def texts(self) -> tuple[str, ...]:
-        """The contexts with what the answer begins with, for a model without a chat template."""
+    def own_texts(self) -> tuple[str, ...]:
+        """Return the contexts with the beginning of the answer, for a model without a chat template."""
         return tuple(f'{context}\n{self.lead}' for context in self.contexts) if self.lead else self.contexts
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
-    """The text of an item as sent: instruction and shots, then the item's own context(s)."""
-
-    preamble: str
-    question: Question
-    num_shots: int
 
     @property
     def text(self) -> str:
-        """The whole prompt; several contexts follow each other with a NUL between them."""
-        return '\0'.join(self.preamble + text for text in self.question.texts)
+        """Return the whole prompt; several contexts are separated by NUL."""
+        return '\0'.join(self.preamble + text for text in self.own_texts)
+
+    @property
+    def sha256(self) -> str:
+        """Return the SHA-256 of the whole prompt in UTF-8, in hexadecimal digits."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -152,13 +151,17 @@ Request = ScoreRequest | GenerateRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Item:
-    """One item of a task, ready to be asked: its row, and the request made of its prompt."""
+    """An example with the request made of its prompt; `choices` are the texts that are scored, if any."""
 
-    content: Any
-    category: str | None
-    cluster: str
+    example: Example
     prompt_sha256: str
     request: Request
+    choices: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> ItemKey:
+        """Return the key that its request has as well."""
+        return self.request.key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -28,7 +28,7 @@ from table import Measurement, RowResult, group_lines, group_means, row_line
 from timing import measure
 
 from llmfoundry_gauntlet.engine.plan import plan
-from llmfoundry_gauntlet.tasks import items
+from llmfoundry_gauntlet.tasks import base
 from llmfoundry_gauntlet.values import Example, ItemKey, ScoreRequest
 
 MODEL = ROOT / 'tests' / 'fixtures' / 'models' / 'rotary_bos'
@@ -174,10 +174,10 @@ def test_lm_eval_tries_no_batch_size_that_would_do_the_same_or_not_fit(monkeypat
 
 def test_the_first_items_have_the_shots_that_they_have_among_all():
     examples = [Example(row=row, content=row) for row in range(20)]
-    whole = list(items.with_shots(examples, 3, seed=1))
+    whole = list(base.with_shots(examples, 3, seed=1))
     with ours.first_items(5):
-        assert list(items.with_shots(examples, 3, seed=1)) == whole[:5]
-    assert list(items.with_shots(examples, 3, seed=1)) == whole
+        assert list(base.with_shots(examples, 3, seed=1)) == whole[:5]
+    assert list(base.with_shots(examples, 3, seed=1)) == whole
 
 
 def test_a_trained_tokenizer_puts_a_bos_before_a_text():

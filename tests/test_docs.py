@@ -20,7 +20,7 @@ from paths import ROOT
 
 from llmfoundry_gauntlet.cli import app
 from llmfoundry_gauntlet.config.settings import EvaluationSettings
-from llmfoundry_gauntlet.config.specs import TaskSpec
+from llmfoundry_gauntlet.config.specs import SETTINGS, TaskSpec
 
 LINK = re.compile(r'\]\(([^)#\s]+)(?:#([\w-]+))?\)')
 TEXT = (ROOT / 'docs' / 'architecture.md').read_text('utf-8')
@@ -129,7 +129,7 @@ def test_the_readme_has_every_command():
 
 def test_the_page_on_tasks_has_every_key_of_all_tasks():
     spoken = set(re.findall(r'\w+', ' '.join(inline_code(ROOT / 'docs' / 'own_task.md'))))
-    elsewhere = {'label', 'dataset_uri', 'num_fewshot', 'metric_names', 'generation_kwargs'}
+    elsewhere = {*SETTINGS, 'label', 'dataset_uri', 'num_fewshot', 'metric_names', 'generation_kwargs'}
     assert {field.name for field in dataclasses.fields(TaskSpec)} - elsewhere <= spoken
 
 

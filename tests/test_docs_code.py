@@ -104,7 +104,7 @@ def check_yaml(block: Block) -> None:
     if 'eval_gauntlet' in values:
         assert load_gauntlet(values['eval_gauntlet']).categories
     if 'score' in values:
-        assert load_suite(None, None, values['score']).num_score == len(values['score'])
+        assert len(load_suite(None, None, values['score']).tasks) == len(values['score'])
     for name, entry in values.get('callbacks', {}).items():
         settings = decode_settings(entry)
         if name == 'eval_gauntlet':

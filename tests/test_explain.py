@@ -44,11 +44,9 @@ def test_the_tokens_are_those_that_an_evaluation_gives_the_model(encoder: Encode
         if key.row not in (0, 7):
             continue
         task, examples = prepared.tasks[key.task], data.examples[key.task]
-        preparation = Preparation(
-            task=task, encoder=encoder, max_seq_len=min(task.max_seq_len or max_seq_len, max_seq_len)
-        )
-        asked = ask(task, examples, key.row, fewshot='reference', file=None, variant=None)
-        found = tokenize(asked, preparation, examples)
+        longest = min(task.max_seq_len or max_seq_len, max_seq_len)
+        preparation = Preparation(task=task, examples=examples, encoder=encoder, max_seq_len=longest)
+        found = tokenize(ask(task, examples, key.row, file=None, variant=None), preparation)
         request = item.request
         assert found.item.prompt_sha256 == item.prompt_sha256
         if isinstance(request, ScoreRequest):
@@ -148,12 +146,12 @@ def test_a_second_bos_is_warned_of(encoder: Encoder):
     data = load_data(decode_settings({'tasks': [{**entry, 'prompt_string': '<s>'}], 'data_root': str(DATA)}))
     (task,) = data.suite.tasks
     examples = data.examples[task.key]
-    preparation = Preparation(task=task, encoder=encoder, max_seq_len=512)
-    asked = ask(task, examples, 0, fewshot='reference', file=None, variant=None)
-    assert tokenize(asked, preparation, examples).warnings == ('double bos: the prompt begins with two <s>',)
+    preparation = Preparation(task=task, examples=examples, encoder=encoder, max_seq_len=512)
+    asked = ask(task, examples, 0, file=None, variant=None)
+    assert tokenize(asked, preparation).warnings == ('double bos: the prompt begins with two <s>',)
     plain = dataclasses.replace(task, prompt_string='')
-    asked = ask(plain, examples, 0, fewshot='reference', file=None, variant=None)
-    assert tokenize(asked, dataclasses.replace(preparation, task=plain), examples).warnings == ()
+    asked = ask(plain, examples, 0, file=None, variant=None)
+    assert tokenize(asked, dataclasses.replace(preparation, task=plain)).warnings == ()
 
 
 def test_variants_of_score_are_explained(gauntlet):

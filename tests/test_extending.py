@@ -111,10 +111,11 @@ def test_keys_of_an_installed_type_are_checked_as_our_own(folder: Path):
 @pytest.mark.parametrize(
     ('group', 'line', 'problem'),
     [
-        (0, 'estimate = "nowhere:TASK_TYPE"', 'theirs: its entry point estimate in llmfoundry_gauntlet.task_types'),
+        (0, 'estimate = "nowhere:EstimateTask"', 'theirs: its entry point estimate in llmfoundry_gauntlet.task_types'),
         (0, 'estimate = "estimates:NOTHING"', 'cannot be loaded'),
-        (0, 'choice = "llmfoundry_gauntlet.tasks.schema:TASK_TYPE"', 'schema is the name of two task types'),
-        (1, 'more = "llmfoundry_gauntlet.tasks.multiple_choice:TASK_TYPE.metrics"', 'names two metrics'),
+        (0, 'choice = "llmfoundry_gauntlet.tasks.schema:SchemaTask"', 'schema is the name of two task types'),
+        (0, 'estimate = "estimates:parse_number"', 'estimate in llmfoundry_gauntlet.task_types is <function'),
+        (1, 'more = "estimates:EstimateTask.metrics"', 'names two metrics'),
     ],
 )
 def test_a_package_that_is_broken_or_takes_our_names_is_named(folder: Path, group: int, line: str, problem: str):

@@ -239,7 +239,7 @@ def test_a_chat_template_gives_the_ids_that_transformers_gives(answers: str, giv
     theirs = tokenizer(CHAT)
     lead = theirs(LEAD, add_special_tokens=False)['input_ids'] if answers == 'likelihood' else []
     for item in prepared.items.values():
-        message = [{'role': 'user', 'content': item.content.text}]
+        message = [{'role': 'user', 'content': item.example.content.text}]
         expected = theirs.apply_chat_template(message, tokenize=True, add_generation_prompt=True)
         contexts = [item.request.context] if answers == 'generate' else item.request.contexts
         for context in contexts:
@@ -256,7 +256,7 @@ def test_without_a_chat_template_a_prompt_follows_the_bos(answers: str, given: A
     theirs = tokenizer()
     for item in prepared_of(entry, template=template).items.values():
         context = item.request.context if answers == 'generate' else item.request.contexts[0]
-        text = item.content.text + (f'\n{LEAD}' if answers == 'likelihood' else '')
+        text = item.example.content.text + (f'\n{LEAD}' if answers == 'likelihood' else '')
         assert context.tolist() == theirs(text)['input_ids']
         assert context[0] == theirs.bos_token_id
 
@@ -293,7 +293,14 @@ def test_a_model_is_asked_in_its_chat_template(tiny_llamas: Path, tmp_path: Path
 
 def as_values(item: Item) -> tuple[Any, ...]:
     request = item.request
-    shared = (item.content, item.category, item.prompt_sha256, request.key, request.truncated, request.unscorable)
+    shared = (
+        item.example.content,
+        item.example.category,
+        item.prompt_sha256,
+        request.key,
+        request.truncated,
+        request.unscorable,
+    )
     if isinstance(request, ScoreRequest):
         return (*shared, *([ids.tolist() for ids in part] for part in (request.contexts, request.continuations)))
     assert isinstance(request, GenerateRequest)
@@ -359,11 +366,11 @@ def test_any_multiple_choice_task_may_be_perturbed(dataset: str, answers: str):
     prepared = prepared_of(entry, tasks=tasks)
     key = f'score_{dataset}/0-shot'
     items = [item for item in prepared.items.values() if item.request.key.task == key]
-    posed = items[0].content
+    posed = items[0].example.content
     assert len(items) == 3 * posed.num_choices
     for item in items:
-        text = item.content.text
-        for letter, option in zip(LETTERS, item.content.question.options, strict=False):
+        text = item.example.content.text
+        for letter, option in zip(LETTERS, item.example.content.question.options, strict=False):
             assert text.count(f'\n{letter}: {option}') == 1
         assert 'Choices' not in text and not text.endswith('Answer:')
 

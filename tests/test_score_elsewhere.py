@@ -29,7 +29,6 @@ from llmfoundry_gauntlet.errors import DataError
 from llmfoundry_gauntlet.marking import mark_answers
 from llmfoundry_gauntlet.prompts.seeds import draw_seed
 from llmfoundry_gauntlet.records.answers import read_answers
-from llmfoundry_gauntlet.tasks.score import sampling
 from llmfoundry_gauntlet.values import ItemKey
 
 
@@ -79,7 +78,7 @@ def test_an_exported_line_says_all_that_a_server_needs(rows: Path):
     key = ItemKey('score_mmlu_pro/0-shot', 0, variant='non_greedy:7')
     (task,) = data_of({'dataset': 'mmlu_pro', 'temperature': 0.5, 'seeds': [7]}, data_root=rows).suite.tasks
     assert drawn['variant'] == 'non_greedy:7' and drawn['temperature'] == 0.5
-    assert drawn['seed'] == draw_seed(sampling(task, 'non_greedy:7'), key)
+    assert drawn['seed'] == draw_seed(task.sampling('non_greedy:7'), key)
     assert (drawn['top_p'], drawn['top_k']) == (1.0, 0)
 
 

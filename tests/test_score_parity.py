@@ -17,10 +17,11 @@ from score_replies import CannedReplies, agieval_question, math_question, mmlu_p
 
 from llmfoundry_gauntlet.config.settings import EvaluationSettings
 from llmfoundry_gauntlet.evaluation import Evaluation
-from llmfoundry_gauntlet.inputs import load_data, text_tasks
+from llmfoundry_gauntlet.inputs import load_data
 from llmfoundry_gauntlet.judging.letters import reference_letter
 from llmfoundry_gauntlet.marking import mark_answers
 from llmfoundry_gauntlet.prompts.perturbations import perturbation_of, seed_of
+from llmfoundry_gauntlet.tasks.items import untokenized_items
 from llmfoundry_gauntlet.tasks.robustness import REFERENCE_LABELS, variant_result
 from llmfoundry_gauntlet.values import Answer, ItemKey
 
@@ -84,8 +85,9 @@ def mark(dataset: str, data_root: Path) -> Marked:
     }
     data = load_data(EvaluationSettings(score=[entry], data_root=str(data_root), save_folder=None))
     canned = CannedReplies(questions)
-    (task,) = text_tasks(data).values()
-    prompts = {item.key: item.prompt.text for item in task.items()}
+    ((key, task),) = data.tasks.items()
+    items = untokenized_items(task, data.examples[key], data.asked(key))
+    prompts = {item.key: prompt.text for item, prompt in items}
     answers = (
         Answer(place='canned', key=key, text=canned.reply(text, seed_of(key.variant) or 0))
         for key, text in prompts.items()
@@ -152,15 +154,15 @@ def test_accuracies_are_equal(marked: Marked):
 
 def reference_accuracies(marked: Marked, perturbation: str) -> ReferenceAccuracy:
     (task,), (results,) = marked.evaluation.tasks.values(), marked.evaluation.results.values()
-    is_math = task.score.dataset == 'math'
+    is_math = task.spec.dataset == 'math'
     variants, own_labels = [], {}
     for result in results:
         if perturbation_of(result.key.variant) == perturbation:
             variants.append(variant_result(result, is_math=is_math))
             if not is_math:
                 own_labels[result.key.file, result.key.row] = result.facts['own_gold']
-    labels = REFERENCE_LABELS.get(task.score.dataset, '')
-    return reference_accuracy(variants, macro=task.score.dataset == 'mmlu_pro', labels=labels, own_labels=own_labels)
+    labels = REFERENCE_LABELS.get(task.spec.dataset, '')
+    return reference_accuracy(variants, macro=task.spec.dataset == 'mmlu_pro', labels=labels, own_labels=own_labels)
 
 
 def test_consistency_rates_are_equal(marked: Marked):

@@ -22,9 +22,9 @@ from llmfoundry_gauntlet.commands.options import (
 from llmfoundry_gauntlet.errors import ConfigError, DataError, print_problems
 
 if TYPE_CHECKING:
-    from llmfoundry_gauntlet.config.specs import TaskSpec
     from llmfoundry_gauntlet.data.checks import CheckedFile, Finding, Overlap
     from llmfoundry_gauntlet.marking import CheckedSolutions
+    from llmfoundry_gauntlet.tasks import Task
 
 WIDTH = 100  # of tables, if the output is not a terminal
 
@@ -95,7 +95,7 @@ def check(
 
 def chosen_tasks(
     tasks: Path | None, score: Path | None, data_root: str, *, as_json: bool
-) -> tuple[Sequence[TaskSpec], list[str]]:
+) -> tuple[Sequence[Task], list[str]]:
     """Return the tasks to check, and the labels of Gauntlet tasks that have no file if no task is named."""
     from llmfoundry_gauntlet.suite import load_suite
 
@@ -195,16 +195,18 @@ def finding_line(source: str, finding: Finding) -> str:
 def check_programs(tasks: Path | None, data_root: str, sandbox: str, as_json: bool) -> None:
     """Run the canonical solutions of code tasks. Raises typer.Exit if one fails."""
     from llmfoundry_gauntlet.config.settings import decode_settings
-    from llmfoundry_gauntlet.inputs import load_data
+    from llmfoundry_gauntlet.inputs import load_data, with_programs
     from llmfoundry_gauntlet.marking import check_solutions
-    from llmfoundry_gauntlet.tasks.code import CODE
+    from llmfoundry_gauntlet.tasks.code import CodeTask
 
     entries: Any = tasks
     if tasks is None:
-        entries = [entry for entry in gauntlet_tasks(data_root)[0] if entry['icl_task_type'] == CODE]
+        entries = [entry for entry in gauntlet_tasks(data_root)[0] if entry['icl_task_type'] == CodeTask.type_name]
         if not entries:
             raise ConfigError(f'{data_root}: has no file of a code task; give --data-root or --tasks')
-    data = load_data(decode_settings({'tasks': entries, 'data_root': data_root, 'sandbox': sandbox}, 'data check'))
+    data = with_programs(
+        load_data(decode_settings({'tasks': entries, 'data_root': data_root, 'sandbox': sandbox}, 'data check'))
+    )
     for task, reason in data.unsupported.items():
         typer.echo(f'warning: {task}: {reason}', err=as_json)
     checked = check_solutions(data)

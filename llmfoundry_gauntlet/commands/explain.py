@@ -23,9 +23,9 @@ from llmfoundry_gauntlet.errors import ConfigError
 
 if TYPE_CHECKING:
     from llmfoundry_gauntlet.config.settings import EvaluationSettings
-    from llmfoundry_gauntlet.config.specs import TaskSpec
     from llmfoundry_gauntlet.explanation import AskedItem, Token, TokenizedItem
     from llmfoundry_gauntlet.suite import Suite
+    from llmfoundry_gauntlet.tasks import Task
     from llmfoundry_gauntlet.values import Example, ItemResult, StopRule
 
 VISIBLE = str.maketrans({' ': '·', '\t': '⇥\t', '\n': '↵\n', '\r': '␍', '\u00a0': '⍽'})
@@ -67,15 +67,15 @@ def explain(
     from llmfoundry_gauntlet.config.settings import decode_settings
     from llmfoundry_gauntlet.explanation import ask
     from llmfoundry_gauntlet.suite import load_suite
-    from llmfoundry_gauntlet.tasks import type_of
 
     check_options(context, needs=NEEDS)
     source = None if score is not None and tasks is None else tasks or GAUNTLET_TASKS
     given = {'tasks': source, 'score': score, 'data_root': data_root, 'semantics': semantics, 'fewshot': fewshot}
     settings = decode_settings({**given, 'max_seq_len': max_seq_len, 'sandbox': sandbox}, 'explain')
     found = find_task(load_suite(source, None, score, is_partial=tasks is None), task, shots)
-    examples = type_of(found).read(found, settings.data_root).examples
-    asked = ask(found, examples, row, fewshot=settings.fewshot, file=file, variant=variant)
+    found = found.with_settings(settings)
+    examples = found.read(settings.data_root).examples
+    asked = ask(found, examples, row, file=file, variant=variant)
     if shots is not None and shots > len(asked.shots):
         raise ConfigError(f'--shots is {shots}; allowed: 0 to {len(asked.shots)}, as there are no more other rows')
     show_item(found, asked, examples)
@@ -87,17 +87,16 @@ def explain(
     show_marking(found, asked, examples, answer, settings)
 
 
-def find_task(suite: Suite, label: str, num_shots: int | None) -> TaskSpec:
+def find_task(suite: Suite, label: str, num_shots: int | None) -> Task:
     """The task of that label, at that number of shots or its first one. Raises ConfigError."""
     from llmfoundry_gauntlet.config.decode import suggestion
-    from llmfoundry_gauntlet.tasks import type_of
 
     found = next((task for task in suite.tasks if label in (task.label, task.key)), None)
     if found is None:
         raise ConfigError(f'{label}: no such task{suggestion(label, [task.label for task in suite.tasks])}')
     if num_shots is not None and num_shots < 0:
         raise ConfigError(f'--shots is {num_shots}; allowed: 0 or more')
-    if num_shots and not type_of(found).has_shots:
+    if num_shots and not found.has_shots:
         raise ConfigError(
             f'--shots is {num_shots}; allowed: 0, as tasks of the type {found.icl_task_type} have no shots'
         )
@@ -106,7 +105,7 @@ def find_task(suite: Suite, label: str, num_shots: int | None) -> TaskSpec:
 
 def tokenized_by(
     model: str,
-    task: TaskSpec,
+    task: Task,
     asked: AskedItem,
     examples: Sequence[Example],
     settings: EvaluationSettings,
@@ -121,16 +120,14 @@ def tokenized_by(
     with open_model(model) as source:
         preparation = Preparation(
             task=task,
+            examples=examples,
             encoder=Encoder(source.tokenizer),
             max_seq_len=resolve_max_seq_len(settings.max_seq_len, source.config, limits),
-            truncation=settings.cut if task.is_in_llm_foundry else settings.truncation or 'drop_shots',
-            fewshot=settings.fewshot,
-            reference=settings.reference,
         )
-        return tokenize(asked, preparation, examples)
+        return tokenize(asked, preparation)
 
 
-def show_item(task: TaskSpec, asked: AskedItem, examples: Sequence[Example]) -> None:
+def show_item(task: Task, asked: AskedItem, examples: Sequence[Example]) -> None:
     """Prints which item it is, and its prompt with visible white space."""
     from llmfoundry_gauntlet.explanation import prompt_parts
 
@@ -192,19 +189,16 @@ def show_row(row: Sequence[Token], first: int) -> None:
 
 
 def show_marking(
-    task: TaskSpec, asked: AskedItem, examples: Sequence[Example], answer: str | None, settings: EvaluationSettings
+    task: Task, asked: AskedItem, examples: Sequence[Example], answer: str | None, settings: EvaluationSettings
 ) -> None:
     """Prints by which rule an answer is marked, and what becomes of the one that is given."""
-    from llmfoundry_gauntlet.tasks import type_of
-
-    task_type = type_of(task)
-    rule = task_type.judge or (task_type.programs.judge if task_type.programs else None)
+    rule = task.score_program if task.runs_programs else task.score
     heading('Marking')
-    typer.echo(f'  rule: {(rule.__doc__ or "").splitlines()[0]}' if rule is not None else '')
-    if task_type.replies is not None:
-        stops = task_type.replies.stops(task, [example.content for example in examples], settings.reference)
+    typer.echo(f'  rule: {(rule.__doc__ or "").splitlines()[0]}')
+    if task.generates:
+        stops = task.stops([example.content for example in examples])
         typer.echo(f'  a reply ends {", or ".join(ends_of_reply(stops))}')
-        for text in task_type.replies.responses(asked.example.content, task)[:3]:
+        for text in task.responses(asked.example.content)[:3]:
             typer.echo(f'  right: {one_line(text)}')
     if answer is None:
         typer.echo('  --answer TEXT shows how a reply is marked')
@@ -235,23 +229,20 @@ def ends_of_reply(stops: StopRule) -> list[str]:
 
 
 def marked(
-    task: TaskSpec, asked: AskedItem, examples: Sequence[Example], answer: str, settings: EvaluationSettings
+    task: Task, asked: AskedItem, examples: Sequence[Example], answer: str, settings: EvaluationSettings
 ) -> ItemResult:
     """The result that a reply makes. Raises ConfigError where a text cannot be marked, or a program not be run."""
-    from llmfoundry_gauntlet.marking import AnswerError, Asked, bare_item, mark
-    from llmfoundry_gauntlet.tasks.items import item_key, prompt_digest
-    from llmfoundry_gauntlet.tasks.means import find_means
-    from llmfoundry_gauntlet.tasks.texts import TextTask
+    from llmfoundry_gauntlet.marking import AnswerError, mark
+    from llmfoundry_gauntlet.tasks.items import untokenized_items
+    from llmfoundry_gauntlet.tasks.programs import check_programs
     from llmfoundry_gauntlet.values import Answer
 
-    confined, reasons = find_means([task], {task.key: list(examples)}, settings.sandbox)
+    sandbox, reasons = check_programs([task], {task.key: examples}, settings.sandbox)
     if reasons:
         raise ConfigError(f'{task.key}: its programs cannot be run here: {reasons[task.key]}')
-    text_task = TextTask(task=task, examples=examples, fewshot=settings.fewshot, reference=settings.reference)
-    key = item_key(task, asked.example)
-    item = bare_item(Asked(asked.example, prompt_digest(asked.prompt)), key, text_task, text_task.stops())
+    item, _ = next(untokenized_items(task, examples, [asked.example]))
     try:
-        return mark(item, Answer(place='--answer', key=key, text=answer), text_task, confined)
+        return mark(item, Answer(place='--answer', key=item.key, text=answer), task, sandbox)
     except AnswerError as error:
         raise ConfigError(
             f'--answer: {error}; {task.key} is scored by the probabilities of its continuations'

@@ -48,11 +48,9 @@ def export(
         'fewshot': fewshot,
         'subset_items': limit,
     }
-    data = load_data(decode_settings(settings, 'export'), runs_programs=False)
+    data = load_data(decode_settings(settings, 'export'))
     for warning in data.warnings:
         typer.echo(f'warning: {warning}')
-    for task, reason in data.unsupported.items():
-        typer.echo(f'warning: {task}: {reason}')
     encoder = None
     if tokenizer is not None:
         from llmfoundry_gauntlet.composer.pretrained import load_tokenizer

@@ -13,8 +13,9 @@ from llmfoundry_gauntlet.commands.data import PLAIN_WIDTH, STYLES, presence
 from llmfoundry_gauntlet.commands.options import GAUNTLET, GAUNTLET_TASKS, DataRoot, Gauntlet, Score, Tasks
 
 if TYPE_CHECKING:
-    from llmfoundry_gauntlet.config.specs import GauntletSpec, TaskSpec
+    from llmfoundry_gauntlet.config.specs import GauntletSpec
     from llmfoundry_gauntlet.suite import Suite
+    from llmfoundry_gauntlet.tasks import Task
 
 NO_CATEGORY = 'in no category'
 
@@ -95,7 +96,7 @@ def places_of(gauntlet: GauntletSpec | None) -> dict[str, list[tuple[str, float 
     return places
 
 
-def listed_task(task: TaskSpec, category: str, chance: float | None, data_root: str) -> Listed:
+def listed_task(task: Task, category: str, chance: float | None, data_root: str) -> Listed:
     """A task and its data."""
     rows, data = data_of(task, data_root)
     return Listed(
@@ -110,7 +111,7 @@ def listed_task(task: TaskSpec, category: str, chance: float | None, data_root: 
     )
 
 
-def data_of(task: TaskSpec, data_root: str) -> tuple[int | None, str]:
+def data_of(task: Task, data_root: str) -> tuple[int | None, str]:
     """How many lines a task's data file has, and which file it is by its size."""
     from llmfoundry_gauntlet.data.files import locate
     from llmfoundry_gauntlet.data.manifest import read_manifest

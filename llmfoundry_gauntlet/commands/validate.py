@@ -45,10 +45,11 @@ def check(tasks: Path | None, gauntlet: Path | None, score: Path | None, data_ro
     suite = load_suite(tasks, gauntlet, score, is_partial=tasks is None)
     for warning in suite.warnings:
         typer.echo(f'warning: {warning}')
+    num_score = sum(not task.metrics() for task in suite.tasks)
     if tasks is not None:
-        typer.echo(f'{tasks}: {len(suite.tasks) - suite.num_score} tasks')
+        typer.echo(f'{tasks}: {len(suite.tasks) - num_score} tasks')
     if score is not None:
-        typer.echo(f'{score}: {suite.num_score} data sets of SCORE')
+        typer.echo(f'{score}: {num_score} data sets of SCORE')
     if suite.gauntlet is not None:
         typer.echo(f'{gauntlet}: {len(suite.gauntlet.categories)} categories')
     complete = replace(suite, tasks=tuple(task for task in suite.tasks if task.has_rows))
@@ -57,15 +58,11 @@ def check(tasks: Path | None, gauntlet: Path | None, score: Path | None, data_ro
 
 
 def check_data(suite: Suite, data_root: str) -> None:
-    """Prints how many rows there are, all warnings, and which programs cannot be run here. Raises DataError."""
-    from llmfoundry_gauntlet.config.settings import AUTO
+    """Print the number of rows and all warnings. Raise DataError."""
     from llmfoundry_gauntlet.inputs import read_data
-    from llmfoundry_gauntlet.tasks.means import find_means
 
     rows = read_data(suite, data_root)
     for warning in rows.warnings:
         typer.echo(f'warning: {warning}')
     examples = rows.examples
     typer.echo(f'{data_root}: {sum(map(len, examples.values()))} rows of {len(examples)} tasks')
-    for task, reason in find_means(suite.tasks, examples, AUTO)[1].items():
-        typer.echo(f'warning: {task}: cannot be run here: {reason}')

@@ -38,7 +38,7 @@ from llmfoundry_gauntlet.composer.watchdog import Watchdog, check_timeout, doing
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.errors import GauntletError, RecordError
 from llmfoundry_gauntlet.evaluation import Evaluation, PreparedEvaluation
-from llmfoundry_gauntlet.inputs import load_data, tasks_with_data
+from llmfoundry_gauntlet.inputs import load_data
 from llmfoundry_gauntlet.records.files import check_writable
 from llmfoundry_gauntlet.records.journal import remove_journal
 from llmfoundry_gauntlet.records.results import RESULTS, note_checkpoint, write_records
@@ -82,11 +82,6 @@ class EvalGauntlet(Callback):
         self._awaiting_checkpoint: tuple[int, Path] | None = None
         for warning in self.data.warnings:
             log.warning(warning)
-        for reason in dict.fromkeys(self.data.unsupported.values()):
-            tasks = [task for task, why in self.data.unsupported.items() if why == reason]
-            log.warning('%s; left out: %s', reason, ', '.join(tasks))
-        if self.data.sandbox is not None:
-            log.info('programs: %s', self.data.sandbox)
 
     # Composer's events, in the order in which they come.
 
@@ -94,6 +89,12 @@ class EvalGauntlet(Callback):
         """Prepares the items and attaches the evaluator. At `init` the Trainer would wipe it."""
         model = unwrapped(state.model)
         prepared = prepare_for_model(self.data, model)
+        self.data = prepared.data  # without the tasks whose programs cannot run here
+        for reason in dict.fromkeys(self.data.unsupported.values()):
+            tasks = [task for task, why in self.data.unsupported.items() if why == reason]
+            log.warning('%s; left out: %s', reason, ', '.join(tasks))
+        if self.data.sandbox is not None:
+            log.info('programs: %s', self.data.sandbox)
         self.loader = EvaluationLoader(prepared, model.tokenizer)
         self._evaluator = make_evaluator(LABEL, self.loader, self.schedule)
         self._attach(state)
@@ -168,13 +169,13 @@ class EvalGauntlet(Callback):
 
     def _known_sizes(self) -> Sizes:
         """Return the number of questions of each task, None where it is not known yet."""
-        return dict(self.sizes or self._own_loaded or dict.fromkeys(tasks_with_data(self.data)))
+        return dict(self.sizes or self._own_loaded or dict.fromkeys(self.data.tasks))
 
     def _restore_sizes(self) -> None:
         """Apply the subsets of a checkpoint. Of several callbacks with the same tasks each gets its own, in order."""
-        tasks = tasks_with_data(self.data).keys()
+        tasks = self.data.tasks.keys()
         candidates = [sizes for sizes in self._loaded if sizes.keys() == tasks]
-        twins = [gauntlet for gauntlet in self._gauntlets if tasks_with_data(gauntlet.data).keys() == tasks]
+        twins = [gauntlet for gauntlet in self._gauntlets if gauntlet.data.tasks.keys() == tasks]
         place = twins.index(self)
         if place < len(candidates):
             self._own_loaded = candidates[place]

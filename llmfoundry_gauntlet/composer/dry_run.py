@@ -33,7 +33,6 @@ from llmfoundry_gauntlet.engine.plan import Batch
 from llmfoundry_gauntlet.engine.pools import Pool, assign_pools
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.evaluation import PlannedEvaluation, share_seconds
-from llmfoundry_gauntlet.tasks import type_of
 from llmfoundry_gauntlet.values import GenerateRequest, Generation
 
 Answer = TypeVar('Answer')
@@ -238,7 +237,7 @@ def time_replies(loader: EvaluationLoader, planned: PlannedEvaluation) -> Replie
         {
             task: timed(loader, partial(planned.results, replies))[0] / len(replies)
             for task, replies in samples.items()
-            if type_of(planned.tasks[task]).programs is not None
+            if planned.tasks[task].runs_programs
         },
     )
     everyones = dist.all_gather_object(found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +169,7 @@ def identity_of(prepared: PreparedEvaluation, *, items: str, model: str, precisi
 
 def digest_of_items(prepared: PreparedEvaluation) -> str:
     """16 hexadecimal digits of all that is asked: tasks, prompts, token ids."""
-    digest = hashlib.sha256(repr([asdict(task) for task in prepared.tasks.values()]).encode('utf-8', 'surrogatepass'))
+    digest = hashlib.sha256(repr([task.keys for task in prepared.tasks.values()]).encode('utf-8', 'surrogatepass'))
     for key, item in prepared.items.items():
         digest.update(f'{key}{item.prompt_sha256}'.encode('utf-8', 'surrogatepass'))
         request = item.request

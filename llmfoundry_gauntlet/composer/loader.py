@@ -27,7 +27,6 @@ from llmfoundry_gauntlet.engine.pools import Pool, assign_pools
 from llmfoundry_gauntlet.engine.probe import Probe, probe
 from llmfoundry_gauntlet.engine.reply import ReplyDecoder, end_ids
 from llmfoundry_gauntlet.evaluation import PlannedEvaluation, PreparedEvaluation, plan_evaluation
-from llmfoundry_gauntlet.tasks import type_of
 from llmfoundry_gauntlet.values import Generation, ItemKey, ItemResult, Request, ScoreRequest
 
 log = logging.getLogger(__name__)
@@ -97,7 +96,7 @@ class EvaluationLoader:
         self.found: Found | None = None
         self.writer: ReplyWriter | None = None  # once replies are wanted of a model
         self.language_model: CausalLanguageModel | None = None  # once there is a model to run
-        self.runs_programs = any(type_of(task).programs is not None for task in prepared.tasks.values())
+        self.runs_programs = any(task.runs_programs for task in prepared.tasks.values())
         self.background = ThreadPoolExecutor(max_workers=1, thread_name_prefix='marking')
         self.running: list[Future[Results]] = []  # programs of finished pools
         self.num_steps = 0  # begun and ended
@@ -345,7 +344,7 @@ class EvaluationLoader:
             raise RuntimeError('the first step, which probes how replies are written, was not run')
         outputs = self.writer.write(pool)
         tasks = self.prepared.tasks
-        programs = [one for one in outputs if type_of(tasks[one.key.task]).programs is not None]
+        programs = [one for one in outputs if tasks[one.key.task].runs_programs]
         if programs:
             self.running.append(self.background.submit(self._mark, programs, self.journal))
         keys = {output.key for output in programs}

@@ -79,6 +79,7 @@ def build_icl_evaluators(tasks: Any, model: HuggingFaceModel, **settings: Any) -
     prepared_tasks = prepare_for_model(data, unwrapped(model))
     evaluators = []
     metrics: dict[str, TaskMetric] = {}
+    data = prepared_tasks.data
     for key in data.examples:
         prepared = one_task(prepared_tasks, key)
         own: dict[str, TaskMetric] = {}

@@ -33,7 +33,7 @@ from llmfoundry_gauntlet.composer.loggers import build_loggers
 from llmfoundry_gauntlet.composer.watcher import BAD, FAILED, Due, Pause, Status, Watcher, WatchSettings
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.errors import ModelError, StoreError
-from llmfoundry_gauntlet.inputs import load_data
+from llmfoundry_gauntlet.inputs import load_data, with_programs
 from llmfoundry_gauntlet.records.journal import OtherEvaluationError
 from llmfoundry_gauntlet.values import TrainingPoint
 
@@ -120,7 +120,7 @@ def watch(wanted: WatchSettings) -> list[Status]:
     if wanted.precision is not None:
         check_precision(wanted.precision, device)
     build_loggers(wanted.loggers)
-    data = load_data(decode_settings({**wanted.settings, 'save_folder': str(wanted.out)}, 'watch'))
+    data = with_programs(load_data(decode_settings({**wanted.settings, 'save_folder': str(wanted.out)}, 'watch')))
     dist.initialize_dist(device, timeout=DIST_TIMEOUT)
     watchers: list[Watcher] = []  # one, on the first rank
     on_first_rank(lambda: watchers.append(Watcher(wanted, data)))

@@ -23,7 +23,7 @@ def digest_of_questions(data: EvaluationData, precision: str | None) -> str:
     settings = data.settings
     asked = [
         CLAIM_FORMAT,
-        [asdict(task) for task in data.suite.tasks],
+        [task.keys for task in data.suite.tasks],
         dict(data.digests),
         data.suite.gauntlet and asdict(data.suite.gauntlet),
         settings.semantics,

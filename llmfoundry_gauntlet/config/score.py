@@ -26,12 +26,6 @@ PERTURBATIONS = (OPTION_ORDER, PROMPT, NON_GREEDY)
 GENERATE, LIKELIHOOD = 'generate', 'likelihood'
 TOLERANT, REFERENCE = 'tolerant', 'reference'
 AUTO = 'auto'
-SCORE_TASK_TYPES = {  # what the pipeline runs them as
-    (GENERATE, False): 'score_choices',
-    (LIKELIHOOD, False): 'score_likelihood',
-    (GENERATE, True): 'score_math',
-}
-
 SPEC_NAMES = {  # groups and tasks as the spec calls them: a data set, and a perturbation or all
     **{f'score_robustness_{dataset}': (dataset, None) for dataset in DATASETS},
     **{
@@ -96,35 +90,6 @@ class ScoreSpec:
     def label(self) -> str:
         """The name of its task."""
         return f'score_{self.dataset}'
-
-    def task(self, tasks: Sequence[TaskSpec]) -> ScoreTask:
-        """The task that the pipeline runs. `tasks` has the one whose label `dataset` is, where it is one."""
-        return ScoreTask(
-            label=self.label,
-            dataset_uri=self.dataset,
-            icl_task_type=SCORE_TASK_TYPES[self.answers, self.is_math],
-            num_fewshot=(0,),
-            score=self,
-            source=next((task for task in tasks if task.label == self.dataset), None),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoreTask(TaskSpec):
-    """A data set of SCORE as a task. `source` is the multiple_choice task whose rows are perturbed, if it is one's."""
-
-    score: ScoreSpec
-    source: TaskSpec | None
-
-    @property
-    def is_in_llm_foundry(self) -> bool:
-        """No: it has no SCORE."""
-        return False
-
-    @property
-    def has_rows(self) -> bool:
-        """Whether it is known where its rows are."""
-        return self.source is not None or self.score.dataset in DATASETS
 
 
 def in_order(perturbations: Collection[str]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 MULTIPLE_CHOICE = 'multiple_choice'  # the type whose rows SCORE can perturb
@@ -23,15 +23,22 @@ REPLY_KEYS: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
     'top_k': (int, lambda value: value >= 0, 'a whole number; 0: all tokens'),
     'seed': (int, lambda value: value >= 0, 'a whole number, 0 or more'),
 }
+SETTINGS = ('semantics', 'truncation', 'fewshot')  # fields of a task that are no keys of its YAML
 LABEL_PATTERN = re.compile(r'(?!\.{1,2}$)[A-Za-z0-9_.-]+')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSpec:
-    """One entry of `icl_tasks`, the keys that all types of tasks have. A type with more has a subclass of this.
+    """One entry of `icl_tasks`: the keys that tasks of all types have. Each type is a subclass in `tasks/`.
 
-    `num_fewshot` is never empty; each number is evaluated by itself. `cluster_key` is what a row calls the source that
-    it shares with others, such as a passage's name, for standard errors; without it a rule finds it (data/clusters.py).
+    `num_fewshot` is never empty; each number of shots is evaluated separately. `cluster_key` is the field of a row that
+    names the source it shares with other rows, such as a passage, for standard errors; without it a rule finds the
+    source (data/clusters.py). The last three fields are the evaluation's settings, the same for all of its tasks:
+
+    * `semantics`: 'corrected', or 'reference' for llm-foundry's scores, faults included.
+    * `truncation` of prompts longer than max_seq_len: 'drop_shots', or 'reference' (tokens from the left, each choice
+      separately, as llm-foundry does).
+    * `fewshot`: 'reference' (shots drawn for each item, as llm-foundry does), or 'fixed', the same for all items.
     """
 
     label: str
@@ -55,6 +62,9 @@ class TaskSpec:
     hf_loading_vars: dict[str, Any] | None = None
     hf_parsing_map: dict[str, Any] | None = None
     generation_kwargs: dict[str, Any] | None = None
+    semantics: str = 'corrected'
+    truncation: str = 'drop_shots'
+    fewshot: str = 'reference'
 
     def __post_init__(self) -> None:
         if not LABEL_PATTERN.fullmatch(self.label):
@@ -77,43 +87,53 @@ class TaskSpec:
             raise ValueError('metric_names: is empty; leave it out for the metric of the task type')
 
     @property
+    def reference(self) -> bool:
+        """Return whether llm-foundry's semantics apply."""
+        return self.semantics == 'reference'
+
+    @property
     def is_in_llm_foundry(self) -> bool:
-        """Whether llm-foundry has such tasks, so that its ways can be followed."""
+        """Return whether llm-foundry has this type of task, so that its behaviour can be followed."""
         return True
 
     @property
     def has_rows(self) -> bool:
-        """Whether it is known where its rows are."""
+        """Return whether it is known where the rows are."""
         return True
 
     @property
     def strips_rows(self) -> bool:
-        """Whether white space around a row's texts is of no meaning."""
+        """Return whether white space around a row's texts is removed."""
         return self.strip_dataset
 
     @property
     def num_samples(self) -> int:
-        """Replies to each prompt."""
+        """Return the number of generations per prompt."""
         return 1
 
     @property
-    def draws_replies(self) -> bool:
-        """Whether replies are drawn also without `generation_kwargs.do_sample`."""
+    def samples_by_default(self) -> bool:
+        """Return whether generations are sampled without `generation_kwargs.do_sample`."""
         return False
 
-    def at(self, num_shots: int) -> Self:
-        """The same task at one number of shots alone."""
-        return replace(self, num_fewshot=(num_shots,))
+    @property
+    def keys(self) -> dict[str, Any]:
+        """Return the values of all YAML keys, defaults included."""
+        return {name: value for name, value in asdict(self).items() if name not in SETTINGS}
 
     @property
     def key(self) -> str:
-        """'{label}/{n}-shot', the name of the task in metric keys; for a task at one number of shots."""
+        """Return '{label}/{n}-shot', the name of a task with one number of shots in metric keys."""
         (num_shots,) = self.num_fewshot
         return task_key(self.label, num_shots)
 
+    def at(self, num_shots: int) -> Self:
+        """Return the same task with one number of shots."""
+        return replace(self, num_fewshot=(num_shots,))
+
 
 def check_reply_keys(task: TaskSpec) -> None:
-    """Raises ValueError where a task says wrongly how replies are drawn."""
+    """Raise ValueError for a key or value of generation_kwargs that is not allowed."""
     for key, value in (task.generation_kwargs or {}).items():
         if key not in REPLY_KEYS:
             raise ValueError(f'generation_kwargs.{key}: is not supported; allowed: {", ".join(REPLY_KEYS)}')
@@ -123,7 +143,7 @@ def check_reply_keys(task: TaskSpec) -> None:
             raise ValueError(f'generation_kwargs.{key}: is {value!r}; allowed: {allowed}')
     given = task.generation_kwargs or {}
     alone = [key for key in ('temperature', 'top_p', 'top_k', 'seed') if key in given]
-    if alone and not task.draws_replies and not given.get('do_sample', False):
+    if alone and not task.samples_by_default and not given.get('do_sample', False):
         raise ValueError(f'generation_kwargs.{alone[0]}: has no effect without do_sample: true; replies are greedy')
 
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from llmfoundry_gauntlet.config.specs import TaskSpec
 from llmfoundry_gauntlet.data.clusters import cluster_of
@@ -16,8 +16,6 @@ from llmfoundry_gauntlet.data.fields import RowError, field_value, text_field
 from llmfoundry_gauntlet.data.files import read_task_rows
 from llmfoundry_gauntlet.errors import DataError
 from llmfoundry_gauntlet.values import Example
-
-Task = TypeVar('Task', bound=TaskSpec)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +28,7 @@ class TaskRows:
 
 
 @paused_collection()
-def read_examples(task: Task, data_root: str | Path, parse: Callable[[Mapping[str, Any], Task], Any]) -> list[Example]:
+def read_examples(task: TaskSpec, data_root: str | Path, parse: Callable[[Mapping[str, Any]], Any]) -> list[Example]:
     """All examples of a task in the order of its file. Raises DataError with every wrong row.
 
     Top-level strings are stripped unless the task says `strip_dataset: false`; strings in lists are not
@@ -50,7 +48,7 @@ def read_examples(task: Task, data_root: str | Path, parse: Callable[[Mapping[st
     return examples
 
 
-def parse_row(number: int, row: Any, task: Task, parse: Callable[[Mapping[str, Any], Task], Any]) -> Example:
+def parse_row(number: int, row: Any, task: TaskSpec, parse: Callable[[Mapping[str, Any]], Any]) -> Example:
     """One row as an Example of the task's row type."""
     if not isinstance(row, Mapping):
         raise RowError(f'is {type(row).__name__}; allowed: a JSON object')
@@ -60,7 +58,7 @@ def parse_row(number: int, row: Any, task: Task, parse: Callable[[Mapping[str, A
     return Example(
         row=number,
         category=category,
-        content=parse(row, task),
+        content=parse(row),
         digest=digest_of(row),
         cluster=named_cluster(row, task.cluster_key) or cluster_of(stem_of(task.dataset_uri), row),
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llmfoundry_gauntlet.config.decode import describe, suggestion
-from llmfoundry_gauntlet.config.score import AGIEVAL, MATH, MMLU_PRO, ScoreTask
+from llmfoundry_gauntlet.config.score import AGIEVAL, MATH, MMLU_PRO, ScoreSpec
 from llmfoundry_gauntlet.data.clusters import cluster_of
 from llmfoundry_gauntlet.data.collection import paused_collection
 from llmfoundry_gauntlet.data.examples import TaskRows, digest_of
@@ -78,10 +78,10 @@ class Oddities:
 
 
 @paused_collection()
-def read_score_rows(task: ScoreTask, data_root: str | Path) -> TaskRows:
+def read_score_rows(spec: ScoreSpec, data_root: str | Path) -> TaskRows:
     """The questions of a data set that is SCORE's own. Raises DataError with every wrong row."""
-    dataset = task.score.dataset
-    paths, absent = find_files(task, data_root)
+    dataset = spec.dataset
+    paths, absent = find_files(spec, data_root)
     parse: Callable[[Mapping[str, Any], str], tuple[Any, str]] = PARSERS[dataset]
     oddities, problems, examples = Oddities(), [], []
     for path in paths:
@@ -111,16 +111,16 @@ def read_score_rows(task: ScoreTask, data_root: str | Path) -> TaskRows:
             )
     if problems:
         raise DataError(problems)
-    warnings = [f'{task.label}: there is no file of {name}; it is left out' for name in absent]
+    warnings = [f'{spec.label}: there is no file of {name}; it is left out' for name in absent]
     return TaskRows(examples=examples, absent=absent, warnings=(*warnings, *oddities.lines()))
 
 
-def find_files(task: ScoreTask, data_root: str | Path) -> tuple[list[Path], tuple[str, ...]]:
+def find_files(spec: ScoreSpec, data_root: str | Path) -> tuple[list[Path], tuple[str, ...]]:
     """A data set's files, and the stems of those that are absent. Raises DataError where one that is named is."""
-    wanted = task.score.subsets
-    names = {Path(name).stem: name for name in FILES[task.score.dataset]}
+    wanted = spec.subsets
+    names = {Path(name).stem: name for name in FILES[spec.dataset]}
     problems = [
-        f'{task.label}: subsets: {stem!r} is unknown{suggestion(stem, names)}'
+        f'{spec.label}: subsets: {stem!r} is unknown{suggestion(stem, names)}'
         for stem in wanted or ()
         if stem not in names
     ]
@@ -136,7 +136,7 @@ def find_files(task: ScoreTask, data_root: str | Path) -> tuple[list[Path], tupl
                 problems.extend(error.problems)
     if not found and not problems:
         problems = [
-            f'{task.label}: none of its files is there: {", ".join(names.values())}; set data_root to their folder'
+            f'{spec.label}: none of its files is there: {", ".join(names.values())}; set data_root to their folder'
         ]
     if problems:
         raise DataError(problems)

@@ -115,8 +115,8 @@ class ShotFitter:
         texts = {text for search in searches for text in (search.source.instruction, *search.source.shots)}
         counted = self.encoder.encode(texts - self._num_tokens.keys(), special=False)
         self._num_tokens.update((text, len(ids)) for text, ids in counted.items())
-        questions = self.encoder.questions([search.source.build(1).question for search in searches], known)
-        for search, parts in zip(searches, questions, strict=True):
+        own_parts = self.encoder.own_parts([search.source.build(1) for search in searches], known)
+        for search, parts in zip(searches, own_parts, strict=True):
             own = self._num_tokens[search.source.instruction] + sum(max(map(len, part), default=0) for part in parts)
             shots = [self._num_tokens[text] for text in reversed(search.source.shots)]
             search.lengths = [own + length for length in accumulate(shots, initial=0)]

@@ -1,4 +1,4 @@
-"""The items of a task as a few flat arrays, and as bytes."""
+"""The encoded items of a task as a few flat arrays, and as bytes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from llmfoundry_gauntlet.arrays import Bools, Ids, Ints
-from llmfoundry_gauntlet.prompts.encode import ReplyTerms
-from llmfoundry_gauntlet.values import Example, GenerateRequest, Item, ItemKey, Request, ScoreRequest
+from llmfoundry_gauntlet.prompts.encode import EncodedItem
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 MAGIC = b'gauntlet'
 START = len(MAGIC) + 4  # bytes before what the checksum is of: the word, and the checksum
 ALIGNMENT = 64  # bytes
@@ -23,7 +22,7 @@ ALIGNMENT = 64  # bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackedItems:
-    """What items hold beyond their examples and their task's terms of reply.
+    """Encoded items in flat arrays.
 
     N = items, C = choices of all items, P = pieces: an item's different contexts, then its continuations.
     """
@@ -43,26 +42,25 @@ class PackedItems:
 ARRAYS = tuple(field.name for field in fields(PackedItems) if field.name != 'reasons')
 
 
-def pack(items: Sequence[Item]) -> PackedItems:
-    """The items' arrays, in their order."""
+def pack(items: Sequence[EncodedItem]) -> PackedItems:
+    """Return the items as arrays, in their order."""
     pieces: list[Ids] = []
     num_contexts: list[int] = []
     num_choices: list[int] = []
     context_of: list[int] = []
     reasons: dict[str | None, int] = {None: -1}
     for item in items:
-        wanted, continuations = texts_of(item.request)
         contexts: dict[int, int] = {}  # equal contexts are the same array
-        for context in wanted:
+        for context in item.contexts:
             if id(context) not in contexts:
                 contexts[id(context)] = len(contexts)
                 pieces.append(context)
-        context_of.extend(contexts[id(context)] for context, _ in zip(wanted, continuations, strict=False))
+        context_of.extend(contexts[id(context)] for context, _ in zip(item.contexts, item.continuations, strict=False))
         num_contexts.append(len(contexts))
-        num_choices.append(len(continuations))
-        pieces.extend(continuations)
-        if item.request.unscorable not in reasons:
-            reasons[item.request.unscorable] = len(reasons) - 1
+        num_choices.append(len(item.continuations))
+        pieces.extend(item.continuations)
+        if item.unscorable not in reasons:
+            reasons[item.unscorable] = len(reasons) - 1
     hashes = bytes.fromhex(''.join(item.prompt_sha256 for item in items))
     return PackedItems(
         tokens=np.concatenate(pieces) if pieces else np.zeros(0, np.int32),
@@ -70,25 +68,16 @@ def pack(items: Sequence[Item]) -> PackedItems:
         num_contexts=np.array(num_contexts, np.int32),
         num_choices=np.array(num_choices, np.int32),
         context_of=np.array(context_of, np.int32),
-        truncated=np.array([item.request.truncated for item in items], np.bool_),
-        unscorable=np.array([reasons[item.request.unscorable] for item in items], np.int32),
+        truncated=np.array([item.truncated for item in items], np.bool_),
+        unscorable=np.array([reasons[item.unscorable] for item in items], np.int32),
         prompt_sha256=np.frombuffer(hashes, np.uint8).reshape(len(items), 32),
-        max_new_tokens=np.array([getattr(item.request, 'max_new_tokens', 0) for item in items], np.int32),
+        max_new_tokens=np.array([item.max_new_tokens for item in items], np.int32),
         reasons=tuple(reason for reason in reasons if reason is not None),
     )
 
 
-def texts_of(request: Request) -> tuple[Sequence[Ids], Sequence[Ids]]:
-    """A request's contexts and continuations."""
-    if isinstance(request, ScoreRequest):
-        return request.contexts, request.continuations
-    return (request.context,), ()
-
-
-def unpack(
-    packed: PackedItems, task: str, examples: Sequence[Example], terms: ReplyTerms | None = None
-) -> Iterator[Item]:
-    """The items of these examples, whose token ids are views of the packed ones; with `terms` they want replies."""
+def unpack(packed: PackedItems) -> Iterator[EncodedItem]:
+    """Yield the items; their token ids are views of the packed ones."""
     ends = packed.piece_ends.tolist()
     pieces = iter([packed.tokens[start:end] for start, end in pairwise([0, *ends])])
     places = pairwise(accumulate(packed.num_choices.tolist(), initial=0))
@@ -97,37 +86,17 @@ def unpack(
     reasons = (*packed.reasons, None)  # -1 is the last
     columns = (packed.num_contexts, packed.truncated, packed.unscorable, packed.max_new_tokens)
     rows = zip(*(column.tolist() for column in columns), strict=True)
-    for index, (example, (start, end), (num_contexts, truncated, reason, max_new_tokens)) in enumerate(
-        zip(examples, places, rows, strict=True)
+    for index, ((start, end), (num_contexts, truncated, reason, max_new_tokens)) in enumerate(
+        zip(places, rows, strict=True)
     ):
         contexts = [next(pieces) for _ in range(num_contexts)]
-        key = ItemKey(task=task, row=example.row, file=example.file, variant=example.variant)
-        if terms is None:
-            request: Request = ScoreRequest(
-                key=key,
-                contexts=tuple([contexts[place] for place in context_of[start:end]]),
-                continuations=tuple([next(pieces) for _ in range(end - start)]),
-                truncated=truncated,
-                unscorable=reasons[reason],
-            )
-        else:
-            request = GenerateRequest(
-                key=key,
-                context=contexts[0],
-                max_new_tokens=max_new_tokens,
-                stops=terms.stops,
-                sampling=terms.sampling(key.variant),
-                verbatim=terms.verbatim,
-                restores_space=terms.restores_space,
-                truncated=truncated,
-                unscorable=reasons[reason],
-            )
-        yield Item(
-            content=example.content,
-            category=example.category,
-            cluster=example.cluster,
+        yield EncodedItem(
+            contexts=tuple([contexts[place] for place in context_of[start:end]]) or tuple(contexts),
+            continuations=tuple([next(pieces) for _ in range(end - start)]),
             prompt_sha256=hashes[64 * index : 64 * index + 64],
-            request=request,
+            truncated=truncated,
+            unscorable=reasons[reason],
+            max_new_tokens=max_new_tokens,
         )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llmfoundry_gauntlet.config.decode import Problems, describe, suggestion
-from llmfoundry_gauntlet.config.score import AGIEVAL, MATH, MMLU_PRO, NON_GREEDY, OPTION_ORDER, PROMPT, ScoreTask
+from llmfoundry_gauntlet.config.score import AGIEVAL, MATH, MMLU_PRO, NON_GREEDY, OPTION_ORDER, PROMPT, ScoreSpec
 from llmfoundry_gauntlet.data.score_rows import LETTERS
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.shipped import shipped
@@ -56,34 +56,34 @@ class Templates:
     prompt: tuple[Template, ...]
 
 
-def prompts_file(task: ScoreTask, data_root: str | Path) -> Path:
+def prompts_file(spec: ScoreSpec, data_root: str | Path) -> Path:
     """The file that a data set's prompts are in: the one that is named, else that below the data, else ours."""
-    if task.score.prompts is not None:
-        return shipped(task.score.prompts)
-    name = f'{task.score.dataset if task.score.dataset in (MMLU_PRO, AGIEVAL, MATH) else AGIEVAL}.json'
+    if spec.prompts is not None:
+        return shipped(spec.prompts)
+    name = f'{spec.dataset if spec.dataset in (MMLU_PRO, AGIEVAL, MATH) else AGIEVAL}.json'
     below = Path(data_root) / FOLDER / name
     return below if below.is_file() else shipped(f'{OWN_FOLDER}/{name}')
 
 
-def read_templates(task: ScoreTask, data_root: str | Path) -> Templates:
+def read_templates(spec: ScoreSpec, data_root: str | Path) -> Templates:
     """The prompts of a data set. Raises ConfigError with all that is wrong with them."""
-    path = prompts_file(task, data_root)
-    problems = Problems(f'{task.label}: {path}')
+    path = prompts_file(spec, data_root)
+    problems = Problems(f'{spec.label}: {path}')
     content = read_json(path)
     if not isinstance(content, Mapping):
         raise ConfigError(f'{path}: is {describe(content)}; allowed: a mapping with {", ".join(KEYS.values())}')
     found: dict[str, Any] = {}
-    others = set(task.score.applied) - set(KEYS)
+    others = set(spec.applied) - set(KEYS)
     for perturbation, key in KEYS.items():
-        wanted = perturbation in task.score.applied or (perturbation == NON_GREEDY and others)
+        wanted = perturbation in spec.applied or (perturbation == NON_GREEDY and others)
         if key not in content:
             if wanted:
                 problems.add('', f"the key '{key}' is missing; found: {', '.join(map(str, content))}")
             continue
         if perturbation == PROMPT:
-            found[perturbation] = several(content[key], key, task.score.is_math, problems)
+            found[perturbation] = several(content[key], key, spec.is_math, problems)
         else:
-            found[perturbation] = template(content[key], key, task.score.is_math, problems)
+            found[perturbation] = template(content[key], key, spec.is_math, problems)
     if problems.found:
         raise ConfigError(problems.found)
     return Templates(

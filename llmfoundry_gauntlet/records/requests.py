@@ -1,4 +1,4 @@
-"""Requests for whoever answers them elsewhere, a server or an API: one JSON line an item."""
+"""Requests for models elsewhere, such as a server or an API: one JSON line per item."""
 
 from __future__ import annotations
 
@@ -8,91 +8,80 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from llmfoundry_gauntlet.inputs import EvaluationData, text_tasks
+from llmfoundry_gauntlet.inputs import EvaluationData
 from llmfoundry_gauntlet.prompts.encode import Encoder, spaced
 from llmfoundry_gauntlet.prompts.fewshot import by_category
 from llmfoundry_gauntlet.prompts.seeds import draw_seed
-from llmfoundry_gauntlet.tasks.base import Replies
-from llmfoundry_gauntlet.tasks.items import num_reply_tokens
-from llmfoundry_gauntlet.tasks.texts import TextItem, TextTask
-from llmfoundry_gauntlet.values import Example, ItemKey, Prompt, Sampling
+from llmfoundry_gauntlet.tasks import Task
+from llmfoundry_gauntlet.tasks.items import num_new_tokens, untokenized_items
+from llmfoundry_gauntlet.values import Example, GenerateRequest, ItemKey, Prompt
 
-CHARACTERS_PER_TOKEN = 2  # of right replies, where there is no tokenizer to ask: few, so that none is cut short
+CHARACTERS_PER_TOKEN = 2  # of right generations, if there is no tokenizer: few, so that none is truncated
+SAMPLING = ('temperature', 'top_p', 'top_k', 'seed')
+SCORED = dict.fromkeys(('stop', 'max_new_tokens', *SAMPLING))
 
 
 def request_lines(data: EvaluationData, encoder: Encoder | None = None) -> Iterator[str]:
-    """The requests of all tasks, one after the other.
+    """Yield the requests of all tasks, one task after the other.
 
-    Without an encoder `max_new_tokens` is an estimate, and continuations begin with a space, as most tokenizers want
-    them.
+    Without an encoder `max_new_tokens` is an estimate, and continuations begin with a space, as most tokenizers expect.
     """
-    for task in text_tasks(data).values():
-        replies = task.replies
-        terms = {} if replies is None else reply_fields(task, replies, encoder)
-        for item in task.items():
-            fields = SCORED if replies is None else terms[item.example.category]
-            drawn = {} if replies is None else draw_fields(replies.sampling(task.task, item.key.variant), item.key)
-            yield json.dumps(request(item, {**fields, **drawn}, encoder), ensure_ascii=False)
+    for key, task in data.tasks.items():
+        max_new_tokens = token_limits(task, data.examples[key], encoder)
+        for item, prompt in untokenized_items(task, data.examples[key], data.asked(key)):
+            choices = [spaced(text) if encoder is None else encoder.continuation_text(text) for text in item.choices]
+            fields: dict[str, Any] = {**name_fields(item.key), **asked(prompt, encoder), 'choices': choices or None}
+            if isinstance(item.request, GenerateRequest):
+                fields |= generation_fields(item.request, max_new_tokens[item.example.category])
+            else:
+                fields |= SCORED
+            yield json.dumps(fields, ensure_ascii=False)
 
 
-DRAWN = ('temperature', 'top_p', 'top_k', 'seed')
-SCORED = dict.fromkeys(('stop', 'max_new_tokens', *DRAWN))
+def token_limits(task: Task, examples: Sequence[Example], encoder: Encoder | None) -> dict[str | None, int]:
+    """Return the token limit of generations by category; {} if the task does not generate."""
 
-
-def reply_fields(
-    task: TextTask, replies: Replies[Any, Any], encoder: Encoder | None
-) -> dict[str | None, dict[str, Any]]:
-    """Return what all requests of each category say of the reply."""
-
-    def longest(examples: Sequence[Example]) -> int:
-        right = {text for example in examples for text in replies.responses(example.content, task.task)}
+    def longest(members: Sequence[Example]) -> int:
+        right = {text for example in members for text in task.responses(example.content)}
         if encoder is not None:
             return encoder.longest(right)
         return math.ceil(max(map(len, right)) / CHARACTERS_PER_TOKEN)
 
-    stop = list(task.stops().strings)
+    if not task.generates:
+        return {}
     return {
-        category: {
-            'stop': stop,
-            'max_new_tokens': num_reply_tokens(task.task, replies, partial(longest, examples)),
-        }
-        for category, examples in by_category(task.examples).items()
+        category: num_new_tokens(task, partial(longest, members)) for category, members in by_category(examples).items()
     }
 
 
-def draw_fields(sampling: Sampling, key: ItemKey) -> dict[str, Any]:
-    """How the reply to an item is to be drawn."""
+def generation_fields(request: GenerateRequest, max_new_tokens: int) -> dict[str, Any]:
+    """Return the keys that say how to generate."""
+    sampling = request.sampling
     return {
+        'stop': list(request.stops.strings),
+        'max_new_tokens': max_new_tokens,
         'temperature': sampling.temperature,
         'top_p': sampling.top_p,
         'top_k': sampling.top_k,
-        'seed': draw_seed(sampling, key) if sampling.temperature > 0 else None,
+        'seed': draw_seed(sampling, request.key) if sampling.temperature > 0 else None,
     }
 
 
-def request(item: TextItem, terms: dict[str, Any], encoder: Encoder | None) -> dict[str, Any]:
-    """One line."""
-    question = item.prompt.question
-    choices = [spaced(text) if encoder is None else encoder.continuation_text(text) for text in question.continuations]
-    return {**name_fields(item.key), **asked(item.prompt, encoder), 'choices': choices or None, **terms}
-
-
 def asked(prompt: Prompt, encoder: Encoder | None) -> dict[str, Any]:
-    """The text: `messages` where the server has a chat template to apply, else `prompt`.
+    """Return the text: `messages` if the server has a chat template to apply, else `prompt`.
 
-    `prompt` is a list where each choice has a prompt of its own (schema tasks).
+    `prompt` is a list if each choice has a prompt of its own (schema tasks).
     """
-    question = prompt.question
-    if question.chat_template is True or (encoder is not None and encoder.in_chat(question)):
-        (text,) = question.contexts
-        begun = [{'role': 'assistant', 'content': question.lead}] if question.lead else []
+    if prompt.chat_template is True or (encoder is not None and encoder.in_chat(prompt)):
+        (text,) = prompt.contexts
+        begun = [{'role': 'assistant', 'content': prompt.lead}] if prompt.lead else []
         return {'messages': [{'role': 'user', 'content': text}, *begun]}
-    texts = [prompt.preamble + text for text in question.texts]
+    texts = [prompt.preamble + text for text in prompt.own_texts]
     return {'prompt': texts[0] if len(texts) == 1 else texts}
 
 
 def name_fields(key: ItemKey) -> dict[str, Any]:
-    """The keys that name an item in lines of requests and answers."""
+    """Return the keys that name an item in lines of requests and answers."""
     label, _, shots = key.task.rpartition('/')
     return {
         'task': label,

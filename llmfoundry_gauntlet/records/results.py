@@ -13,14 +13,14 @@ from typing import Any
 
 from llmfoundry_gauntlet.atomic import UNFINISHED, sync_folder, unfinished_path, write_synced
 from llmfoundry_gauntlet.config.decode import describe
-from llmfoundry_gauntlet.config.score import PERTURBATIONS, ScoreTask
+from llmfoundry_gauntlet.config.score import PERTURBATIONS
 from llmfoundry_gauntlet.errors import ConfigError, RecordError
 from llmfoundry_gauntlet.evaluation import Evaluation, gauntlet_version
 from llmfoundry_gauntlet.prompts.fewshot import FIXED_VERSION
 from llmfoundry_gauntlet.records.files import encoded, write_lines
 from llmfoundry_gauntlet.records.samples import SAMPLES, sample_line, samples_file
 from llmfoundry_gauntlet.scores.consistency import PerturbationScore
-from llmfoundry_gauntlet.tasks import type_of
+from llmfoundry_gauntlet.tasks.score import ScoreTask
 from llmfoundry_gauntlet.values import ItemResult, Measure, TaskScore, TrainingPoint
 
 FORMAT_VERSION = 1
@@ -127,7 +127,7 @@ def results_record(evaluation: Evaluation) -> dict[str, Any]:
     tasks = {
         key: score_record(score) | task_record(evaluation, key)
         for key, score in evaluation.scores.items()
-        if type_of(evaluation.tasks[key]).robustness is None
+        if not isinstance(evaluation.tasks[key], ScoreTask)
     }
     tasks.update({key: {'reason': reason} for key, reason in evaluation.data.unsupported.items()})
     return {
@@ -197,7 +197,7 @@ def task_record(evaluation: Evaluation, key: str) -> dict[str, Any]:
         'dataset_uri': task.dataset_uri,
         'data_sha256': evaluation.data.digests.get(key),
         'subset_items': evaluation.data.subset_sizes.get(key),
-        'spec': asdict(task),
+        'spec': task.keys,
     }
 
 
@@ -220,20 +220,20 @@ def robustness_record(evaluation: Evaluation) -> dict[str, Any] | None:
     for key, task in evaluation.tasks.items():
         if not isinstance(task, ScoreTask):
             continue
-        scores = evaluation.robustness[task.score.dataset]
+        scores = evaluation.robustness[task.spec.dataset]
         perturbations = {name: perturbation_record(score) for name, score in scores.items()}
-        wanted = task.score.perturbations or PERTURBATIONS
-        perturbations.update({n: {'reason': why} for n, why in task.score.does_not_apply.items() if n in wanted})
+        wanted = task.spec.perturbations or PERTURBATIONS
+        perturbations.update({n: {'reason': why} for n, why in task.spec.does_not_apply.items() if n in wanted})
         counts = score_record(evaluation.scores[key])
         del counts['metrics']
         absent = list(evaluation.data.absent.get(key, ()))
-        record[task.score.dataset] = {
+        record[task.spec.dataset] = {
             'task': key,
             **counts,
             'absent_files': absent,
             'perturbations': perturbations,
             'data_sha256': evaluation.data.digests.get(key),
-            'spec': asdict(task.score),
+            'spec': asdict(task.spec),
         }
     return record or None
 

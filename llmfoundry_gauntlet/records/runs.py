@@ -10,7 +10,7 @@ from typing import Any
 from llmfoundry_gauntlet.config.decode import Problems, decode
 from llmfoundry_gauntlet.config.score import ScoreSpec
 from llmfoundry_gauntlet.config.settings import AUTO, EvaluationSettings
-from llmfoundry_gauntlet.config.specs import GauntletSpec, TaskSpec
+from llmfoundry_gauntlet.config.specs import GauntletSpec
 from llmfoundry_gauntlet.errors import ConfigError, RecordError
 from llmfoundry_gauntlet.evaluation import Evaluation, Scores, summarize
 from llmfoundry_gauntlet.inputs import EvaluationData
@@ -18,6 +18,8 @@ from llmfoundry_gauntlet.records.journal import Finished
 from llmfoundry_gauntlet.records.results import RESULTS, find_results, read_results
 from llmfoundry_gauntlet.records.samples import read_samples, samples_file
 from llmfoundry_gauntlet.suite import Suite, decode_task
+from llmfoundry_gauntlet.tasks import Task
+from llmfoundry_gauntlet.tasks.score import score_task
 from llmfoundry_gauntlet.values import ItemResult
 
 
@@ -31,7 +33,7 @@ class Run(Scores):
     results: Mapping[str, tuple[ItemResult, ...]]
 
     @property
-    def tasks(self) -> dict[str, TaskSpec]:
+    def tasks(self) -> dict[str, Task]:
         """The tasks that were run, by key."""
         return {task.key: task for task in self.data.suite.tasks}
 
@@ -98,7 +100,11 @@ def recorded_data(record: Mapping[str, Any], path: Path) -> EvaluationData:
         raise ConfigError(problems.found)
     return EvaluationData(
         settings=settings,
-        suite=Suite(tasks=tuple(task for task in tasks if task is not None), gauntlet=gauntlet, warnings=()),
+        suite=Suite(
+            tasks=tuple(task.with_settings(settings) for task in tasks if task is not None),
+            gauntlet=gauntlet,
+            warnings=(),
+        ),
         examples={},
         unsupported={key: entry['reason'] for key, entry in record['tasks'].items() if 'spec' not in entry},
         absent={entry['task']: tuple(entry['absent_files']) for entry in (record['score'] or {}).values()},
@@ -107,11 +113,11 @@ def recorded_data(record: Mapping[str, Any], path: Path) -> EvaluationData:
     )
 
 
-def recorded_task(spec: Mapping[str, Any], problems: Problems) -> TaskSpec | None:
+def recorded_task(spec: Mapping[str, Any], problems: Problems) -> Task | None:
     """A task as results.json has it."""
     if 'dataset' in spec:
         score: ScoreSpec | None = decode(ScoreSpec, spec, 'score', problems)
-        return None if score is None else score.task(())
+        return None if score is None else score_task(score, ())
     return decode_task(spec, 'tasks', problems)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from llmfoundry_gauntlet.config.score import ScoreTask
 from llmfoundry_gauntlet.evaluation import WITHOUT_EFFECT
 from llmfoundry_gauntlet.records.runs import Run
+from llmfoundry_gauntlet.tasks.score import ScoreTask
 from llmfoundry_gauntlet.values import ItemKey, ItemResult
 
 NO_COMMON_ITEM = 'no item was asked in the same words'
@@ -109,16 +109,16 @@ def length_settings(run: Run, task: str) -> dict[str, Any]:
     return {
         'max_seq_len': min(limits, default=None),
         'tokenizer': run.record['config'].get('tokenizer'),
-        'truncation': settings.cut if spec.is_in_llm_foundry else settings.truncation or 'drop_shots',
+        'truncation': spec.truncation,
     }
 
 
 def word_settings(run: Run, task: str) -> dict[str, Any]:
     """Return what decides the words of a prompt that fits."""
     spec = run.tasks[task]
-    keys = asdict(spec)
+    keys = spec.keys
     if isinstance(spec, ScoreTask):  # whose chat template is the tokenizer's
-        keys = {**keys, **keys.pop('score'), 'tokenizer': run.record['config'].get('tokenizer')}
+        keys = {**keys, 'tokenizer': run.record['config'].get('tokenizer')}
     return {
         'semantics': run.data.settings.semantics,
         'fewshot': run.data.settings.fewshot,

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from llmfoundry_gauntlet.config.score import ScoreTask
-from llmfoundry_gauntlet.config.specs import GauntletSpec, TaskSpec
+from llmfoundry_gauntlet.config.specs import GauntletSpec
 from llmfoundry_gauntlet.errors import ConfigError, RecordError
 from llmfoundry_gauntlet.evaluation import Evaluation, summarize
 from llmfoundry_gauntlet.records.runs import Run
 from llmfoundry_gauntlet.report.common_items import NO_COMMON_ITEM, CommonItems, common_items
 from llmfoundry_gauntlet.scores.comparison import Course, Difference, course, difference, holm
 from llmfoundry_gauntlet.scores.consistency import NO_ITEMS
-from llmfoundry_gauntlet.tasks import metrics_of
+from llmfoundry_gauntlet.tasks import Task, metrics_of
+from llmfoundry_gauntlet.tasks.score import ScoreTask
 from llmfoundry_gauntlet.values import Measure
 
 
@@ -138,7 +138,7 @@ def measured(evaluation: Evaluation, key: str, name: str, items: CommonItems) ->
     return evaluation.scores[key].metrics[name]
 
 
-def metric_names(tasks: Mapping[str, TaskSpec], keys: Iterable[str], metric: str | None) -> dict[str, str]:
+def metric_names(tasks: Mapping[str, Task], keys: Iterable[str], metric: str | None) -> dict[str, str]:
     """The metric of each task that is looked at: the one that is wanted, where it has that, or else its accuracy.
 
     Raises ConfigError where no task has the metric that is wanted.

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from llmfoundry_gauntlet.config.score import ScoreTask
-from llmfoundry_gauntlet.config.specs import TaskSpec
 from llmfoundry_gauntlet.errors import ConfigError, DataError
 from llmfoundry_gauntlet.records.runs import Run
-from llmfoundry_gauntlet.tasks import type_of
-from llmfoundry_gauntlet.tasks.items import build_prompt, examples_with_shots, item_key, prompt_digest
+from llmfoundry_gauntlet.tasks import Task
+from llmfoundry_gauntlet.tasks.score import ScoreTask, score_task
 from llmfoundry_gauntlet.values import Example, ItemKey, ItemResult, Prompt
 
 CHANGED = 'rebuilt from the data file it differs: data, shots or settings have changed since the evaluation'
@@ -30,17 +28,17 @@ def find_prompts(run: Run, wanted: Sequence[ItemResult], data_root: str | None) 
     for key, results in by_task.items():
         task = run.tasks[key]
         if isinstance(task, ScoreTask):
-            task = task.score.task(run.data.suite.tasks)
+            task = score_task(task.spec, run.data.suite.tasks)
         examples = read_examples(task, data_root or run.data.settings.data_root)
         if isinstance(examples, str):
             found |= dict.fromkeys((result.key for result in results), examples)
         else:
             found |= dict.fromkeys((result.key for result in results), NO_ROW)
-            found |= prompts_of(task, examples, results, run.data.settings.fewshot)
+            found |= prompts_of(task, examples, results)
     return found
 
 
-def read_examples(task: TaskSpec, data_root: str) -> Sequence[Example] | str:
+def read_examples(task: Task, data_root: str) -> Sequence[Example] | str:
     """Return a task's examples from local files, or why they cannot be read."""
     source = task.source or task if isinstance(task, ScoreTask) else task
     if '://' in source.dataset_uri:
@@ -48,13 +46,13 @@ def read_examples(task: TaskSpec, data_root: str) -> Sequence[Example] | str:
     if not task.has_rows:
         return f'{source.dataset_uri} is not among the tasks of the run'
     try:
-        return type_of(task).read(task, data_root).examples
+        return task.read(data_root).examples
     except (ConfigError, DataError) as error:
         return f'its data cannot be read: {error.problems[0]}'
 
 
 def prompts_of(
-    task: TaskSpec, examples: Sequence[Example], results: Sequence[ItemResult], fewshot: str
+    task: Task, examples: Sequence[Example], results: Sequence[ItemResult]
 ) -> Iterator[tuple[ItemKey, PromptOrReason]]:
     """Yield each item whose row exists with its prompt."""
     wanted: dict[ItemKey, list[ItemResult]] = {}
@@ -62,18 +60,18 @@ def prompts_of(
         key = result.key
         name = ItemKey(task=key.task, row=key.row, file=key.file, variant=key.variant)
         wanted.setdefault(name, []).append(result)
-    asked = [example for example in examples if item_key(task, example) in wanted]
-    for example, shots in examples_with_shots(task, examples, fewshot, asked):
+    asked = [example for example in examples if task.item_key(example) in wanted]
+    for example, shots in task.examples_with_shots(examples, asked):
         candidates = dict(candidate_prompts(task, example, shots))
-        for result in wanted.get(item_key(task, example), ()):
+        for result in wanted.get(task.item_key(example), ()):
             yield result.key, candidates.get(result.prompt_sha256, CHANGED)
 
 
-def candidate_prompts(task: TaskSpec, example: Example, shots: Sequence[Example]) -> Iterator[tuple[str, Prompt]]:
+def candidate_prompts(task: Task, example: Example, shots: Sequence[Example]) -> Iterator[tuple[str, Prompt]]:
     """Yield digest and prompt with all shots, then with ever fewer, as for prompts that would be too long."""
     for num_dropped in range(len(shots) + 1):
-        prompt = build_prompt(task, example, shots[num_dropped:])
+        prompt = task.prompt(example, shots[num_dropped:])
         try:
-            yield prompt_digest(prompt), prompt
+            yield prompt.sha256, prompt
         except UnicodeEncodeError:  # half a surrogate pair, which no prompt that was sent has
             return

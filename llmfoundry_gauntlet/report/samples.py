@@ -113,7 +113,7 @@ def card(outcomes: Sequence[tuple[int, ItemResult]], prompt: PromptOrReason) -> 
 
 def prompt_and_choices(prompt: Prompt) -> tuple[str, tuple[str, ...]]:
     """Return the prompt and the texts to choose from; where each has its own context, together with that."""
-    contexts, continuations = prompt.question.texts, prompt.question.continuations
+    contexts, continuations = prompt.own_texts, prompt.continuations
     if len(contexts) > 1:
         return prompt.preamble, tuple(f'{text} {end}' for text in contexts for end in continuations)
     return prompt.preamble + contexts[0], continuations

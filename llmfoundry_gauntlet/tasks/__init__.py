@@ -4,53 +4,40 @@ from __future__ import annotations
 
 from functools import cache
 
-from llmfoundry_gauntlet.config.score import SCORE_TASK_TYPES
-from llmfoundry_gauntlet.config.specs import TaskSpec
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.installed import METRICS, TASK_TYPES, load_installed
 from llmfoundry_gauntlet.scores.metrics import Metric
-from llmfoundry_gauntlet.tasks import code, generation, language_modeling, multiple_choice, schema
-from llmfoundry_gauntlet.tasks.base import AnyTaskType, TaskType
+from llmfoundry_gauntlet.tasks.base import Task
+from llmfoundry_gauntlet.tasks.code import CodeTask
+from llmfoundry_gauntlet.tasks.generation import GenerationTask
+from llmfoundry_gauntlet.tasks.language_modeling import LanguageModelingTask
+from llmfoundry_gauntlet.tasks.multiple_choice import MultipleChoiceTask
+from llmfoundry_gauntlet.tasks.schema import SchemaTask
 
-__all__ = ['TaskType', 'metrics_of', 'named_types', 'task_types', 'type_of']
+__all__ = ['Task', 'metrics_of', 'task_types']
 
-OWN = (
-    language_modeling.TASK_TYPE,
-    multiple_choice.TASK_TYPE,
-    schema.TASK_TYPE,
-    generation.TASK_TYPE,
-    code.TASK_TYPE,
-)
+OWN: tuple[type[Task], ...] = (LanguageModelingTask, MultipleChoiceTask, SchemaTask, GenerationTask, CodeTask)
 
 
 @cache
-def named_types() -> dict[str, AnyTaskType]:
-    """The types that a task of a YAML file can have, by `icl_task_type`. Raises ConfigError."""
-    types: dict[str, AnyTaskType] = {}
-    for task_type in (*OWN, *load_installed(TASK_TYPES).values()):
-        if task_type.name in types:
-            raise ConfigError(f'{task_type.name} is the name of two task types; an installed one must have another')
-        types[task_type.name] = task_type
+def task_types() -> dict[str, type[Task]]:
+    """Return the types that a task of a YAML file can have, by `icl_task_type`. Raise ConfigError."""
+    types: dict[str, type[Task]] = {}
+    for name, kind in [(kind.type_name, kind) for kind in OWN] + list(load_installed(TASK_TYPES).items()):
+        if not (isinstance(kind, type) and issubclass(kind, Task)):
+            raise ConfigError(f'the entry point {name} in {TASK_TYPES} is {kind!r}; allowed: a subclass of Task')
+        if kind.type_name in types:
+            raise ConfigError(f'{kind.type_name} is the name of two task types; an installed one needs another')
+        types[kind.type_name] = kind
     return types
 
 
-@cache
-def task_types() -> dict[str, AnyTaskType]:
-    """Every type, SCORE's too, by name. Raises ConfigError."""
-    from llmfoundry_gauntlet.tasks import score  # late, as tasks of YAML files do not need it
+def metrics_of(task: Task) -> tuple[Metric, ...]:
+    """Return a task's metrics, the accuracy first, those of installed packages last; none for SCORE.
 
-    return {**named_types(), **{task_type.name: task_type for task_type in score.TASK_TYPES}}
-
-
-def type_of(task: TaskSpec) -> AnyTaskType:
-    """A task's type."""
-    types = task_types() if task.icl_task_type in SCORE_TASK_TYPES.values() else named_types()
-    return types[task.icl_task_type]
-
-
-def metrics_of(task: TaskSpec) -> tuple[Metric, ...]:
-    """A task's metrics, the accuracy first, those of installed packages last; SCORE has none. Raises ConfigError."""
-    own: tuple[Metric, ...] = type_of(task).metrics(task)
+    Raise ConfigError if two have the same name.
+    """
+    own = task.metrics()
     if not own:
         return ()
     metrics = [*own, *(metric for further in load_installed(METRICS).values() for metric in further(task))]

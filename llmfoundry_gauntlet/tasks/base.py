@@ -1,147 +1,165 @@
-"""What a task type has to say: its keys and rows, how it is asked, how it is marked, and what comes of the marks."""
+"""The behaviour of a task: its rows, prompts, scorer and metrics. Each task type is a subclass in a file of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from llmfoundry_gauntlet.config.specs import TaskSpec
 from llmfoundry_gauntlet.data.examples import TaskRows, read_examples
+from llmfoundry_gauntlet.prompts.fewshot import with_shots
 from llmfoundry_gauntlet.scores.consistency import PerturbationScore
 from llmfoundry_gauntlet.scores.metrics import Metric
-from llmfoundry_gauntlet.values import Generation, Judgement, Question, Sampling, StopRule
+from llmfoundry_gauntlet.values import Example, Generation, ItemKey, Judgement, Prompt, Sampling, StopRule
 
 if TYPE_CHECKING:
+    from llmfoundry_gauntlet.config.settings import EvaluationSettings
     from llmfoundry_gauntlet.judging.code.sandbox import Sandbox
 
-TRANSFORMERS_TOP_K = 50  # its default where it samples
+TRANSFORMERS_TOP_K = 50  # its default for sampling
 CUT_SHARE = 'CutShare'
 CUT = 'cut at the token limit'
 
-Task = TypeVar('Task', bound=TaskSpec)
-Content = TypeVar('Content')
-
-
-def sampling_of(task: TaskSpec, variant: str | None) -> Sampling:
-    """How a task's replies are drawn. What it does not say is as in transformers."""
-    given = task.generation_kwargs or {}
-    if not given.get('do_sample', False):
-        return Sampling()
-    return Sampling(
-        temperature=float(given.get('temperature', 1.0)),
-        top_p=float(given.get('top_p', 1.0)),
-        top_k=given.get('top_k', TRANSFORMERS_TOP_K),
-        seed=given.get('seed', task.fewshot_random_seed),
-    )
-
-
-def no_shot(content: Any, task: TaskSpec, first: bool) -> str:
-    """Of a type whose tasks always have 0 shots."""
-    raise TypeError(f'{task.icl_task_type} has no shots')
-
-
-def as_long_as_right(task: TaskSpec) -> None:
-    """A reply may be as long as the longest right one."""
-    return None
-
-
-def no_more(task: TaskSpec) -> int:
-    """A reply may have no more tokens than the longest right one."""
-    return 0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replies(Generic[Task, Content]):
-    """What a type says of replies, where the model is to write them.
+class Task(TaskSpec):
+    """A task of one type. A subclass sets the class attributes and the methods that its type needs.
 
-    * `responses(content, task)` are all the replies that would be right, in full.
-    * `stops(task, contents, reference)` says where the replies to all these rows end.
-    * `sampling(task, variant)` says how a reply is drawn, by default as the task's generation_kwargs have it.
-    * `most_tokens(task)` is how long a reply may be where the task does not say; where it is None, as long as the
-      longest right one and `margin(task)` tokens more.
-    * `is_verbatim` asks for replies to the last space.
+    `type_name` is the `icl_task_type` of its tasks; further fields of the subclass are YAML keys of its tasks alone.
+    `content` is what `parse` makes of a row; it has an attribute `gold`: the index of the right choice, the right
+    answer as text, or None. `older_metrics` are metrics that llm-foundry's YAML files name and that are left out.
     """
 
-    responses: Callable[[Content, Task], tuple[str, ...]]
-    stops: Callable[[Task, Sequence[Content], bool], StopRule]
-    sampling: Callable[[Task, str | None], Sampling] = sampling_of
-    most_tokens: Callable[[Task], int | None] = as_long_as_right
-    margin: Callable[[Task], int] = no_more
-    is_verbatim: bool = False
+    type_name: ClassVar[str]
+    older_metrics: ClassVar[tuple[str, ...]] = ()
+    generates: ClassVar[bool] = False  # the model generates text, in place of scoring continuations
+    runs_programs: ClassVar[bool] = False  # generations are programs
+    is_verbatim: ClassVar[bool] = False  # white space in generations counts
 
+    def metrics(self) -> tuple[Metric, ...]:
+        """Return the metrics, the accuracy first; none for SCORE."""
+        raise NotImplementedError
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Programs(Generic[Task, Content]):
-    """What a type says of replies that are programs, which are run to be marked.
+    def parse(self, row: Mapping[str, Any]) -> Any:
+        """Return the content of a row. Raise RowError."""
+        raise NotImplementedError
 
-    * `language(content)` is what a program is written in.
-    * `judge(output, content, task, reference, sandbox)` runs it.
-    """
+    def read(self, data_root: str) -> TaskRows:
+        """Return all examples in the order of the data file. Raise DataError with every wrong row."""
+        return TaskRows(examples=read_examples(self, data_root, self.parse))
 
-    language: Callable[[Content], str]
-    judge: Callable[[Generation, Content, Task, bool, Sandbox], Judgement]
+    def shot(self, content: Any, first: bool) -> str:
+        """Return the text of a few-shot example; `first` if nothing precedes it."""
+        raise TypeError(f'{self.type_name} has no shots')
 
+    def ask(self, content: Any, first: bool) -> Prompt:
+        """Return the prompt without shots; `first` if no instruction or shot precedes it."""
+        raise NotImplementedError
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskType(Generic[Task, Content]):
-    """One type of task, as a few functions over its own row type, `Content`, which has `gold`.
+    def score(self, output: Any, content: Any) -> Judgement:
+        """Score an output: log-probabilities of all continuations, or a generation up to its stop."""
+        raise NotImplementedError
 
-    `keys` is what its tasks may say in YAML: TaskSpec, or a subclass with more. `metrics(task)` are its metrics, the
-    accuracy first; `older_metrics` are further ones that llm-foundry's YAML files name, which are left out.
+    def score_text(self, text: str, content: Any) -> Judgement | None:
+        """Score text that another model generated in place of log-probabilities; None if that is not possible."""
+        return None
 
-    * `read(task, data_root)` gives its examples; `rows_by(parse)` is one for JSON rows that are checked one by one.
-    * `shot(content, task, first)` is the text of a shot; `first` where nothing precedes it.
-    * `ask(content, task, first)` is the Question; `first` where no instruction or shot precedes it.
-    * `judge(output, content, task, reference)` marks an output, a reply up to its stop; `reference` asks for
-      llm-foundry's rule. Where replies are programs, `programs` has another in its place.
-    * `judge_text(text, content)` marks a reply of somebody else's model to a question with continuations, which that
-      could not score.
-    * `robustness(task, results, allow_missing)` are SCORE's numbers by perturbation, which are no means.
+    # Types that generate.
 
-    `replies` is there where questions have no continuations, so that the model writes a reply.
-    """
+    def responses(self, content: Any) -> tuple[str, ...]:
+        """Return every right generation in full."""
+        return ()
 
-    name: str
-    read: Callable[[Task, str], TaskRows]
-    ask: Callable[[Content, Task, bool], Question]
-    keys: type[Task]
-    metrics: Callable[[Task], tuple[Metric, ...]]
-    older_metrics: tuple[str, ...] = ()
-    shot: Callable[[Content, Task, bool], str] = no_shot
-    judge: Callable[[Any, Content, Task, bool], Judgement] | None = None
-    judge_text: Callable[[str, Content], Judgement] | None = None
-    replies: Replies[Task, Content] | None = None
-    programs: Programs[Task, Content] | None = None
-    robustness: Callable[..., dict[str, PerturbationScore]] | None = None
+    def stops(self, contents: Sequence[Any]) -> StopRule:
+        """Return the stop rule for the generations of all rows of the task."""
+        return StopRule()
 
-    def __post_init__(self) -> None:
-        if (self.judge is None) == (self.programs is None):
-            raise ValueError(f'the task type {self.name} needs judge, or programs with one')
+    def sampling(self, variant: str | None) -> Sampling:
+        """Return how tokens are sampled; the defaults are those of transformers."""
+        given = self.generation_kwargs or {}
+        if not given.get('do_sample', False):
+            return Sampling()
+        return Sampling(
+            temperature=float(given.get('temperature', 1.0)),
+            top_p=float(given.get('top_p', 1.0)),
+            top_k=given.get('top_k', TRANSFORMERS_TOP_K),
+            seed=given.get('seed', self.fewshot_random_seed),
+        )
+
+    @property
+    def default_max_new_tokens(self) -> int | None:
+        """Return the token limit if the YAML gives none; None: the longest right generation and `extra_tokens`."""
+        return None
+
+    @property
+    def extra_tokens(self) -> int:
+        """Return the tokens that a generation may have beyond the longest right one."""
+        return 0
+
+    # Types whose generations are programs.
+
+    def language(self, content: Any) -> str:
+        """Return the programming language of a row."""
+        raise NotImplementedError
+
+    def score_program(self, output: Generation, content: Any, sandbox: Sandbox) -> Judgement:
+        """Run a program and score it."""
+        raise NotImplementedError
+
+    # SCORE.
+
+    def robustness(self, results: Sequence[Any], *, allow_missing: bool) -> dict[str, PerturbationScore] | None:
+        """Return SCORE's metrics by perturbation; None for other types."""
+        return None
+
+    # All types.
 
     @property
     def has_shots(self) -> bool:
-        """Whether its tasks can show examples before the question."""
-        return self.shot is not no_shot
+        """Return whether prompts of this type can hold shots."""
+        return type(self).shot is not Task.shot
 
+    def with_settings(self, settings: EvaluationSettings) -> Self:
+        """Return the task with the settings of an evaluation. Types that llm-foundry lacks keep whole choices."""
+        truncation = settings.cut if self.is_in_llm_foundry else settings.truncation or 'drop_shots'
+        return replace(self, semantics=settings.semantics, fewshot=settings.fewshot, truncation=truncation)
 
-AnyTaskType = TaskType[Any, Any]
+    def prompt(self, example: Example, shots: Sequence[Example] = ()) -> Prompt:
+        """Return the prompt of an example after these shots, in order."""
+        preamble = self.prompt_string
+        for shot in shots:
+            preamble += self.shot(shot.content, not preamble)
+        return replace(self.ask(example.content, not preamble), preamble=preamble, num_shots=len(shots))
 
+    def prompt_alone(self, example: Example) -> Prompt | None:
+        """Return the prompt that shows how probable the choices are without the question; None if not wanted."""
+        return None
 
-def rows_by(parse: Callable[[Mapping[str, Any], Task], Any]) -> Callable[[Task, str], TaskRows]:
-    """Reads a task's file of JSON rows. `parse` checks a row and returns its content, or raises RowError."""
+    def examples_with_shots(
+        self, examples: Sequence[Example], asked: Sequence[Example]
+    ) -> Iterator[tuple[Example, tuple[Example, ...]]]:
+        """Yield the examples that are asked, category by category, each with its shots drawn from all examples."""
 
-    def read(task: Task, data_root: str) -> TaskRows:
-        return TaskRows(examples=read_examples(task, data_root, parse))
+        def question_of(example: Example) -> tuple[str, ...]:
+            return self.ask(example.content, False).contexts
 
-    return read
+        (num_shots,) = self.num_fewshot
+        fixed = question_of if self.fewshot == 'fixed' else None
+        pairs = with_shots(examples, num_shots, seed=self.fewshot_random_seed, question_of=fixed)
+        if len(asked) == len(examples):
+            return pairs
+        wanted = {self.item_key(example) for example in asked}
+        return (pair for pair in pairs if self.item_key(pair[0]) in wanted)
 
+    def item_key(self, example: Example, sample: int = 0) -> ItemKey:
+        """Return the key of the item made of an example."""
+        return ItemKey(task=self.key, row=example.row, file=example.file, variant=example.variant, sample=sample)
 
-def part(task: TaskSpec, context: str, first: bool) -> str:
-    """`context` between the task's delimiters, as a shot or the item itself begins."""
-    return ('' if first else task.example_delimiter) + task.prelimiter + context + task.continuation_delimiter
+    def part(self, context: str, first: bool) -> str:
+        """Return a context between the task's delimiters, as a shot or the question itself begins."""
+        return ('' if first else self.example_delimiter) + self.prelimiter + context + self.continuation_delimiter
 
-
-def strip_end(text: str, task: TaskSpec) -> str:
-    """`text` without white space at its end, unless the task keeps its data as they are."""
-    return text.rstrip() if task.strip_dataset else text
+    def strip_end(self, text: str) -> str:
+        """Return a text without white space at its end, unless the task keeps its data unchanged."""
+        return text.rstrip() if self.strip_dataset else text

@@ -6,19 +6,18 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from llmfoundry_gauntlet.config.score import ScoreTask
-from llmfoundry_gauntlet.config.specs import TaskSpec
 from llmfoundry_gauntlet.data.checks import CheckedRow, TaskFile
 from llmfoundry_gauntlet.data.files import locate
 from llmfoundry_gauntlet.data.score_rows import LetteredQuestion, find_files, read_score_rows
 from llmfoundry_gauntlet.errors import ConfigError, DataError
 from llmfoundry_gauntlet.judging.mathematics import gold_of
-from llmfoundry_gauntlet.tasks import type_of
+from llmfoundry_gauntlet.tasks.base import Task
 from llmfoundry_gauntlet.tasks.generation import Problem
+from llmfoundry_gauntlet.tasks.score import ScoreTask
 from llmfoundry_gauntlet.values import Example
 
 
-def read_files(tasks: Sequence[TaskSpec], data_root: str, problems: list[str]) -> Iterator[TaskFile]:
+def read_files(tasks: Sequence[Task], data_root: str, problems: list[str]) -> Iterator[TaskFile]:
     """Yield the files of each task once, whatever its numbers of shots; add unreadable rows to `problems`.
 
     SCORE on a task of a YAML has no file of its own.
@@ -33,21 +32,21 @@ def read_files(tasks: Sequence[TaskSpec], data_root: str, problems: list[str]) -
             problems.extend(error.problems)
 
 
-def task_file(task: TaskSpec, data_root: str) -> TaskFile:
+def task_file(task: Task, data_root: str) -> TaskFile:
     """Return the file of a task of a YAML."""
-    examples = type_of(task).read(task, data_root).examples
+    examples = task.read(data_root).examples
     uri = task.dataset_uri
     source = uri if '://' in uri else str(locate(uri, data_root))
     return TaskFile(name=task.label, source=source, rows=tuple(task_row(example, task) for example in examples))
 
 
-def task_row(example: Example, task: TaskSpec) -> CheckedRow:
+def task_row(example: Example, task: Task) -> CheckedRow:
     """Return a row of a task of a YAML, of any type."""
-    content, replies = example.content, type_of(task).replies
-    asked = type_of(task).ask(content, task, True)
+    content = example.content
+    asked = task.ask(content, True)
     row = bare_row(example, asked.contexts[0])
-    if replies is not None:
-        golds = content.golds if isinstance(content, Problem) else replies.responses(content, task)
+    if task.generates:
+        golds = content.golds if isinstance(content, Problem) else task.responses(content)
         return replace(row, golds=tuple(golds))
     if len(asked.continuations) == 1:
         return replace(row, golds=asked.continuations)
@@ -74,9 +73,9 @@ def bare_row(example: Example, prompt: str) -> CheckedRow:
 def score_files(task: ScoreTask, data_root: str) -> Iterator[TaskFile]:
     """Yield the files of one of SCORE's datasets."""
     by_file: dict[str | None, list[CheckedRow]] = defaultdict(list)
-    for example in read_score_rows(task, data_root).examples:
+    for example in read_score_rows(task.spec, data_root).examples:
         by_file[example.file].append(score_row(example))
-    for (stem, rows), path in zip(by_file.items(), find_files(task, data_root)[0], strict=True):
+    for (stem, rows), path in zip(by_file.items(), find_files(task.spec, data_root)[0], strict=True):
         name = task.label if stem is None else f'{task.label}/{stem}'
         yield TaskFile(name=name, source=str(path), rows=tuple(rows))
 

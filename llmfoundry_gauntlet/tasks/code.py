@@ -1,7 +1,7 @@
-"""Code evaluation: the model writes the rest of a program, which is run against its problem's test.
+"""Code evaluation: the model completes a program, which is run against the test of its problem.
 
-The accuracy is pass@1: the share of programs that pass. `pass_at_k` wants further ones of the same programs. Programs
-are drawn `generations_per_sample` times for each problem, as in Composer 0.17, which ended them as here in Python.
+The accuracy is pass@1, the share of programs that pass; `pass_at_k` adds others from the same programs.
+`generations_per_sample` programs are sampled per problem, as in Composer 0.17, whose stop rule for Python applies here.
 """
 
 from __future__ import annotations
@@ -10,33 +10,51 @@ import math
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from llmfoundry_gauntlet.config.decode import describe
-from llmfoundry_gauntlet.config.specs import TaskSpec
 from llmfoundry_gauntlet.data.fields import RowError, optional_text_field, optional_texts_field, text_field
 from llmfoundry_gauntlet.judging.code.languages import LANGUAGES, PYTHON
 from llmfoundry_gauntlet.judging.code.programs import Program, make_program
 from llmfoundry_gauntlet.judging.code.sandbox import Sandbox
 from llmfoundry_gauntlet.judging.code.verdicts import CannotJudge
 from llmfoundry_gauntlet.judging.text import NON_FINITE_REPLY
-from llmfoundry_gauntlet.scores.metrics import accuracy, mark, passes_at
-from llmfoundry_gauntlet.tasks.base import CUT, CUT_SHARE, Programs, Replies, TaskType, part, rows_by
-from llmfoundry_gauntlet.values import Generation, Judgement, Question, Sampling, StopRule
+from llmfoundry_gauntlet.scores.metrics import Metric, accuracy, mark, passes_at
+from llmfoundry_gauntlet.tasks.base import CUT, CUT_SHARE, Task
+from llmfoundry_gauntlet.values import Generation, Judgement, Prompt, Sampling, StopRule
 
-CODE = 'code_evaluation'
 RULES = ('test', 'io_pairs')
-MOST_TOKENS = 1024  # of a program, where the task does not say
+MAX_NEW_TOKENS = 1024  # of a program, unless the task says otherwise
 TOP_P, TOP_K = 0.95, 40
 NEW_STATEMENT = tuple(f'\n{letter}' for letter in string.ascii_letters + string.digits + '#`')
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CodeTask(TaskSpec):
-    """How many programs are drawn for a problem (`generations_per_sample`, or `num_beams`, its older name), and how.
+@dataclass(frozen=True, slots=True)
+class CodeProblem:
+    """A row: `{"prompt", "entry_point", "canonical_solution", "test", "test_inputs", "test_outputs", "language"}`."""
 
-    `rule` is what runs them: the problem's test, or pairs of inputs and outputs. `pass_at_k` is a number, or several.
+    prompt: str
+    entry_point: str
+    solution: str
+    test: str
+    pairs: tuple[tuple[str, str], ...]
+    language: str
+
+    gold = None  # there is no single right answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeTask(Task):
+    """Generate programs and run them.
+
+    `generations_per_sample` (formerly `num_beams`) is the number of programs per problem. `rule` says what they are run
+    against: the problem's test, or pairs of inputs and outputs. `pass_at_k` is one number or several.
     """
+
+    type_name: ClassVar[str] = 'code_evaluation'
+    generates: ClassVar[bool] = True
+    runs_programs: ClassVar[bool] = True
+    is_verbatim: ClassVar[bool] = True
 
     pass_at_k: Any = None
     num_beams: int | None = None
@@ -47,7 +65,7 @@ class CodeTask(TaskSpec):
     rule: str | None = None
 
     def __post_init__(self) -> None:
-        TaskSpec.__post_init__(self)
+        Task.__post_init__(self)
         for name in ('generations_per_sample', 'num_beams'):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -67,29 +85,125 @@ class CodeTask(TaskSpec):
 
     @property
     def strips_rows(self) -> bool:
-        """No: white space is a part of programs."""
+        """Return False: white space is part of programs."""
         return False
 
     @property
     def num_samples(self) -> int:
-        """Programs for each problem."""
+        """Return the number of programs per problem."""
         return self.generations_per_sample or self.num_beams or 1
 
     @property
-    def draws_replies(self) -> bool:
-        """Yes, as `temperature` has it."""
+    def samples_by_default(self) -> bool:
+        """Return True: `temperature` is a key of the task."""
         return True
 
     @property
     def passes_at(self) -> tuple[int, ...]:
-        """The k of every pass@k that is wanted."""
+        """Return the k of every pass@k."""
         if self.pass_at_k is None:
             return (1,)
         return tuple(self.pass_at_k) if isinstance(self.pass_at_k, (list, tuple)) else (self.pass_at_k,)
 
+    def metrics(self) -> tuple[Metric, ...]:
+        """Return the accuracy, CutShare and every pass@k."""
+        return accuracy('InContextLearningCodeEvalAccuracy'), mark(CUT_SHARE), *passes_at(self.passes_at)
+
+    def parse(self, row: Mapping[str, Any]) -> CodeProblem:
+        """Return the content of a row. Raise RowError."""
+        language = text_field(row, 'language') if 'language' in row else PYTHON
+        if language not in LANGUAGES:
+            raise RowError(f'language is {describe(language)}; allowed: {", ".join(LANGUAGES)}')
+        inputs, outputs = optional_texts_field(row, 'test_inputs'), optional_texts_field(row, 'test_outputs')
+        if len(inputs) != len(outputs):
+            raise RowError(
+                f'there are {len(inputs)} test_inputs and {len(outputs)} test_outputs; allowed: equally many'
+            )
+        if self.rule == 'io_pairs' and not inputs:
+            raise RowError('there are no test_inputs, which rule: io_pairs needs')
+        return CodeProblem(
+            prompt=text_field(row, 'prompt', allow_empty=False),
+            entry_point=text_field(row, 'entry_point', allow_empty=False),
+            solution=optional_text_field(row, 'canonical_solution') or '',
+            test=text_field(row, 'test', allow_empty=self.rule == 'io_pairs'),
+            pairs=tuple(zip(inputs, outputs, strict=True)),
+            language=language,
+        )
+
+    def shot(self, content: CodeProblem, first: bool) -> str:
+        """Return the problem and its solution."""
+        return self.part(content.prompt, first).removesuffix(self.continuation_delimiter) + content.solution
+
+    def ask(self, content: CodeProblem, first: bool) -> Prompt:
+        """Return the problem to its last character, which the generation continues."""
+        text = ('' if first else self.example_delimiter) + self.prelimiter + content.prompt
+        return Prompt(contexts=(text,))
+
+    def responses(self, content: CodeProblem) -> tuple[str, ...]:
+        """Return the canonical solution."""
+        return (content.solution,)
+
+    def stops(self, contents: Sequence[CodeProblem]) -> StopRule:
+        """Return the stop rule of the language.
+
+        In languages with braces the function's own closing brace ends a program, in others (Python) a line that begins
+        with a letter, a digit, '#' or '`'; with llm-foundry's semantics the latter applies to all languages.
+        """
+        if self.reference or not all(LANGUAGES[content.language].has_braces for content in contents):
+            return StopRule(strings=NEW_STATEMENT)
+        return StopRule(closes_block=True)
+
+    def sampling(self, variant: str | None) -> Sampling:
+        """Return how tokens are sampled; the defaults are those of Composer 0.17. Temperature 0 is greedy."""
+        if self.temperature == 0:
+            return Sampling()
+        return Sampling(
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=TOP_P if self.top_p is None else self.top_p,
+            top_k=TOP_K if self.top_k is None else self.top_k,
+            seed=(self.generation_kwargs or {}).get('seed', self.fewshot_random_seed),
+        )
+
+    @property
+    def default_max_new_tokens(self) -> int:
+        """Return the token limit of a program."""
+        return MAX_NEW_TOKENS
+
+    def language(self, content: CodeProblem) -> str:
+        """Return the programming language of a row."""
+        return content.language
+
+    def program(self, content: CodeProblem) -> Program:
+        """Return what a completion is run against: the test, or Composer 0.17's pairs of inputs and outputs."""
+        rule = self.rule or ('io_pairs' if self.reference else 'test')
+        return make_program(
+            language=content.language,
+            prompt=content.prompt,
+            entry_point=content.entry_point,
+            test=content.test,
+            pairs=content.pairs if rule == 'io_pairs' else None,
+            joins_lines=not self.reference,
+        )
+
+    def score_program(self, output: Generation, content: CodeProblem, sandbox: Sandbox) -> Judgement:
+        """Score 1 if the program passes; unscored if it cannot be run through no fault of its own."""
+        from llmfoundry_gauntlet.judging.code.judge import judge  # late, as reading YAML files needs no compilers
+
+        if not output.is_finite and not self.reference:
+            return Judgement.unscored(NON_FINITE_REPLY)
+        try:
+            verdict = judge(self.program(content), output.text, sandbox)
+        except (CannotJudge, OSError) as error:
+            return Judgement.unscored(f'the program could not be run: {error}')
+        reasons = [verdict.reason] if verdict.reason else []
+        if output.is_cut:
+            reasons.append(CUT)
+        marks = {} if output.is_cut is None else {CUT_SHARE: float(output.is_cut)}
+        return Judgement(credit=float(verdict.passed), reason='; '.join(reasons) or None, marks=marks)
+
 
 def check_passes(task: CodeTask) -> None:
-    """Raises ValueError where pass@k is wanted wrongly."""
+    """Raise ValueError for a `pass_at_k` that is not allowed."""
     for k in task.passes_at:
         if not isinstance(k, int) or isinstance(k, bool) or k < 1:
             raise ValueError(
@@ -102,122 +216,3 @@ def check_passes(task: CodeTask) -> None:
             )
     if len(set(task.passes_at)) < len(task.passes_at) or not task.passes_at:
         raise ValueError(f'pass_at_k: is {task.pass_at_k!r}; allowed: different numbers, one at least')
-
-
-@dataclass(frozen=True, slots=True)
-class CodeProblem:
-    """A row: `{"prompt", "entry_point", "canonical_solution", "test", "test_inputs", "test_outputs", "language"}`."""
-
-    prompt: str
-    entry_point: str
-    solution: str
-    test: str
-    pairs: tuple[tuple[str, str], ...]
-    language: str
-
-    @property
-    def gold(self) -> None:
-        """There is no one right answer."""
-        return None
-
-    def program(self, task: CodeTask, reference: bool) -> Program:
-        """What a completion is run against: the test, or pairs of inputs and outputs as Composer 0.17 had it."""
-        rule = task.rule or ('io_pairs' if reference else 'test')
-        return make_program(
-            language=self.language,
-            prompt=self.prompt,
-            entry_point=self.entry_point,
-            test=self.test,
-            pairs=self.pairs if rule == 'io_pairs' else None,
-            joins_lines=not reference,
-        )
-
-
-def parse(row: Mapping[str, Any], task: CodeTask) -> CodeProblem:
-    """A checked row."""
-    language = text_field(row, 'language') if 'language' in row else PYTHON
-    if language not in LANGUAGES:
-        raise RowError(f'language is {describe(language)}; allowed: {", ".join(LANGUAGES)}')
-    inputs, outputs = optional_texts_field(row, 'test_inputs'), optional_texts_field(row, 'test_outputs')
-    if len(inputs) != len(outputs):
-        raise RowError(f'there are {len(inputs)} test_inputs and {len(outputs)} test_outputs; allowed: equally many')
-    if task.rule == 'io_pairs' and not inputs:
-        raise RowError('there are no test_inputs, which rule: io_pairs needs')
-    return CodeProblem(
-        prompt=text_field(row, 'prompt', allow_empty=False),
-        entry_point=text_field(row, 'entry_point', allow_empty=False),
-        solution=optional_text_field(row, 'canonical_solution') or '',
-        test=text_field(row, 'test', allow_empty=task.rule == 'io_pairs'),
-        pairs=tuple(zip(inputs, outputs, strict=True)),
-        language=language,
-    )
-
-
-def shot(content: CodeProblem, task: CodeTask, first: bool) -> str:
-    """The problem and its solution."""
-    return part(task, content.prompt, first).removesuffix(task.continuation_delimiter) + content.solution
-
-
-def ask(content: CodeProblem, task: CodeTask, first: bool) -> Question:
-    """The problem, to its last character: what is written goes on from there."""
-    text = ('' if first else task.example_delimiter) + task.prelimiter + content.prompt
-    return Question(contexts=(text,), continuations=())
-
-
-def responses(content: CodeProblem, task: CodeTask) -> tuple[str, ...]:
-    """The solution that the data have."""
-    return (content.solution,)
-
-
-def stops(task: CodeTask, contents: Sequence[CodeProblem], reference: bool) -> StopRule:
-    """In languages with braces the function's own closing brace ends a program, in others (Python) a line that begins
-    with a letter, a digit, '#' or '`'. With `reference` the second rule is every language's.
-    """
-    if reference or not all(LANGUAGES[content.language].has_braces for content in contents):
-        return StopRule(strings=NEW_STATEMENT)
-    return StopRule(closes_block=True)
-
-
-def judge_program(
-    output: Generation, content: CodeProblem, task: CodeTask, reference: bool, sandbox: Sandbox
-) -> Judgement:
-    """Whether a program passes. Our own failure to run it leaves it unscored."""
-    from llmfoundry_gauntlet.judging.code.judge import judge  # late, as no YAML file needs the compilers to be read
-
-    if not output.is_finite and not reference:
-        return Judgement.unscored(NON_FINITE_REPLY)
-    try:
-        verdict = judge(content.program(task, reference), output.text, sandbox)
-    except (CannotJudge, OSError) as error:
-        return Judgement.unscored(f'the program could not be run: {error}')
-    reasons = [verdict.reason] if verdict.reason else []
-    if output.is_cut:
-        reasons.append(CUT)
-    marks = {} if output.is_cut is None else {CUT_SHARE: float(output.is_cut)}
-    return Judgement(credit=float(verdict.passed), reason='; '.join(reasons) or None, marks=marks)
-
-
-def sampling(task: CodeTask, variant: str | None) -> Sampling:
-    """How a task's programs are drawn. What it does not say is as in Composer 0.17; temperature 0 draws nothing."""
-    if task.temperature == 0:
-        return Sampling()
-    return Sampling(
-        temperature=1.0 if task.temperature is None else task.temperature,
-        top_p=TOP_P if task.top_p is None else task.top_p,
-        top_k=TOP_K if task.top_k is None else task.top_k,
-        seed=(task.generation_kwargs or {}).get('seed', task.fewshot_random_seed),
-    )
-
-
-TASK_TYPE = TaskType(
-    name=CODE,
-    keys=CodeTask,
-    metrics=lambda task: (accuracy('InContextLearningCodeEvalAccuracy'), mark(CUT_SHARE), *passes_at(task.passes_at)),
-    read=rows_by(parse),
-    shot=shot,
-    ask=ask,
-    replies=Replies(
-        responses=responses, stops=stops, sampling=sampling, most_tokens=lambda task: MOST_TOKENS, is_verbatim=True
-    ),
-    programs=Programs(language=lambda content: content.language, judge=judge_program),
-)

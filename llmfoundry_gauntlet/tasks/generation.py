@@ -1,17 +1,15 @@
-"""Generation with answers: the model writes a reply, after a chain of thought or at once, and its answer is marked.
+"""Generation with answers: the model generates an answer, with or without a chain of thought.
 
-The accuracy is llm-foundry's: the normalised answer begins with a right one. Beside it stand StrictMatch, nothing more
-than a right answer; NumericMatch, the same but numbers compared by value; and CutShare, replies that the token limit
-ended.
+The accuracy is llm-foundry's: the normalised answer begins with a right one. Further metrics: StrictMatch, nothing but
+a right answer; NumericMatch, the same with numbers compared by value; CutShare, generations that the token limit ended.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from llmfoundry_gauntlet.config.specs import TaskSpec
 from llmfoundry_gauntlet.data.fields import RowError, optional_text_field, optional_texts_field, text_field
 from llmfoundry_gauntlet.judging.text import (
     NON_FINITE_REPLY,
@@ -20,33 +18,17 @@ from llmfoundry_gauntlet.judging.text import (
     is_numeric_match,
     is_strict_match,
 )
-from llmfoundry_gauntlet.scores.metrics import accuracy, mark
-from llmfoundry_gauntlet.tasks.base import CUT, CUT_SHARE, Replies, TaskType, part, rows_by, strip_end
-from llmfoundry_gauntlet.values import Generation, Judgement, Question, StopRule
+from llmfoundry_gauntlet.scores.metrics import Metric, accuracy, mark
+from llmfoundry_gauntlet.tasks.base import CUT, CUT_SHARE, Task
+from llmfoundry_gauntlet.values import Generation, Judgement, Prompt, StopRule
 
-GENERATION = 'generation_task_with_answers'
 STRICT_MATCH, NUMERIC_MATCH = 'StrictMatch', 'NumericMatch'
-MARGIN_AFTER_THOUGHT = 10  # tokens
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationTask(TaskSpec):
-    """`cot_delimiter` stands between a chain of thought and its answer, `early_stopping_criteria` end a reply."""
-
-    cot_delimiter: str = ''
-    early_stopping_criteria: tuple[str, ...] | None = None
-    do_normalization: bool = True
-
-    def __post_init__(self) -> None:
-        TaskSpec.__post_init__(self)
-        for index, text in enumerate(self.early_stopping_criteria or ()):
-            if not text:
-                raise ValueError(f'early_stopping_criteria[{index}]: is empty; allowed: a text that ends a reply')
+EXTRA_TOKENS_AFTER_THOUGHT = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A row: `{"context": ..., "answer": ...}`, with `aliases` and `chain_of_thought` where there are any.
+    """A row: `{"context": ..., "answer": ...}`, optionally with `aliases` and `chain_of_thought`.
 
     `golds` are the right answers, the preferred one first.
     """
@@ -57,100 +39,105 @@ class Problem:
 
     @property
     def gold(self) -> str:
-        """The preferred answer."""
+        """Return the preferred answer."""
         return self.golds[0]
 
 
-def parse(row: Mapping[str, Any], task: GenerationTask) -> Problem:
-    """A checked row."""
-    answer = text_field(row, task.answer_key or 'answer', allow_empty=False)
-    if not answer.strip():
-        raise RowError(f'{task.answer_key or "answer"} is white space; allowed: text')
-    aliases = optional_texts_field(row, 'aliases')
-    return Problem(
-        context=text_field(row, task.context_key or 'context'),
-        golds=tuple(dict.fromkeys((answer, *aliases))),
-        chain_of_thought=optional_text_field(row, 'chain_of_thought'),
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationTask(Task):
+    """Generate an answer and compare it with the right ones.
 
-
-def response(content: Problem, task: GenerationTask, gold: str) -> str:
-    """A whole reply that ends in this answer."""
-    if content.chain_of_thought is None:
-        return gold
-    return f'{content.chain_of_thought}{task.cot_delimiter}{gold}'
-
-
-def responses(content: Problem, task: GenerationTask) -> tuple[str, ...]:
-    """A reply for each right answer."""
-    return tuple(response(content, task, gold) for gold in content.golds)
-
-
-def shot(content: Problem, task: GenerationTask, first: bool) -> str:
-    """The problem and the reply with the preferred answer."""
-    return part(task, content.context, first) + response(content, task, content.gold)
-
-
-def ask(content: Problem, task: GenerationTask, first: bool) -> Question:
-    """The problem alone."""
-    return Question(contexts=(strip_end(part(task, content.context, first), task),), continuations=())
-
-
-def stops(task: GenerationTask, contents: Sequence[Problem], reference: bool) -> StopRule:
-    """The task's own stop strings.
-
-    Without any a reply ends where the next problem would begin, and where its answer does: at the delimiter between
-    examples, once there is an answer, unless right answers have it in them. llm-foundry lets it run on.
+    `cot_delimiter` separates a chain of thought from its answer; `early_stopping_criteria` are stop strings.
     """
-    if reference:
-        return StopRule(strings=task.early_stopping_criteria or (), as_pattern=True)
-    if task.early_stopping_criteria is not None:
-        return StopRule(strings=task.early_stopping_criteria)
-    delimiter = task.example_delimiter
-    next_problem = delimiter + task.prelimiter
-    ends_answer = bool(delimiter) and not any(delimiter in gold for content in contents for gold in content.golds)
-    return StopRule(
-        strings=(next_problem,) if task.prelimiter.strip() else (),
-        answer_delimiter=task.cot_delimiter,
-        answer_end=delimiter if ends_answer else '',
-    )
 
+    type_name: ClassVar[str] = 'generation_task_with_answers'
+    older_metrics: ClassVar[tuple[str, ...]] = ('InContextLearningQAAccuracy',)
+    generates: ClassVar[bool] = True
 
-def judge(output: Generation, content: Problem, task: GenerationTask, reference: bool) -> Judgement:
-    """The answer of a reply against the right ones."""
-    if not output.is_finite and not reference:
-        return Judgement.unscored(NON_FINITE_REPLY)
-    answer = answer_in(output.text, task.cot_delimiter)
-    normalize = task.do_normalization
-    right = has_prefix_of(answer, content.golds, normalize=normalize, reference=reference)
-    reasons = [] if answer.strip() else ['empty answer' if output.text.strip() else 'empty reply']
-    if output.is_cut:
-        reasons.append(CUT)
-    marks = {
-        STRICT_MATCH: float(is_strict_match(answer, content.golds, normalize=normalize)),
-        NUMERIC_MATCH: float(is_numeric_match(answer, content.golds, normalize=normalize)),
-    }
-    if output.is_cut is not None:
-        marks[CUT_SHARE] = float(output.is_cut)
-    return Judgement(credit=float(right), answer=answer.strip(), reason='; '.join(reasons) or None, marks=marks)
+    cot_delimiter: str = ''
+    early_stopping_criteria: tuple[str, ...] | None = None
+    do_normalization: bool = True
 
+    def __post_init__(self) -> None:
+        Task.__post_init__(self)
+        for index, text in enumerate(self.early_stopping_criteria or ()):
+            if not text:
+                raise ValueError(f'early_stopping_criteria[{index}]: is empty; allowed: a text that ends a generation')
 
-def margin(task: GenerationTask) -> int:
-    """Tokens besides those of the longest right reply, as in llm-foundry 0.22 (`_get_max_answer_length`)."""
-    return MARGIN_AFTER_THOUGHT if task.cot_delimiter else 0
+    def metrics(self) -> tuple[Metric, ...]:
+        """Return the accuracy, StrictMatch, NumericMatch and CutShare."""
+        further = map(mark, (STRICT_MATCH, NUMERIC_MATCH, CUT_SHARE))
+        return accuracy('InContextLearningGenerationExactMatchAccuracy'), *further
 
+    def parse(self, row: Mapping[str, Any]) -> Problem:
+        """Return the content of a row. Raise RowError."""
+        key = self.answer_key or 'answer'
+        answer = text_field(row, key, allow_empty=False)
+        if not answer.strip():
+            raise RowError(f'{key} is white space; allowed: text')
+        aliases = optional_texts_field(row, 'aliases')
+        return Problem(
+            context=text_field(row, self.context_key or 'context'),
+            golds=tuple(dict.fromkeys((answer, *aliases))),
+            chain_of_thought=optional_text_field(row, 'chain_of_thought'),
+        )
 
-TASK_TYPE = TaskType(
-    name=GENERATION,
-    keys=GenerationTask,
-    metrics=lambda task: (
-        accuracy('InContextLearningGenerationExactMatchAccuracy'),
-        *map(mark, (STRICT_MATCH, NUMERIC_MATCH, CUT_SHARE)),
-    ),
-    older_metrics=('InContextLearningQAAccuracy',),
-    read=rows_by(parse),
-    shot=shot,
-    ask=ask,
-    judge=judge,
-    replies=Replies(responses=responses, stops=stops, margin=margin),
-)
+    def response(self, content: Problem, gold: str) -> str:
+        """Return the whole generation that ends in this answer."""
+        if content.chain_of_thought is None:
+            return gold
+        return f'{content.chain_of_thought}{self.cot_delimiter}{gold}'
+
+    def responses(self, content: Problem) -> tuple[str, ...]:
+        """Return a generation for each right answer."""
+        return tuple(self.response(content, gold) for gold in content.golds)
+
+    def shot(self, content: Problem, first: bool) -> str:
+        """Return the problem and the generation with the preferred answer."""
+        return self.part(content.context, first) + self.response(content, content.gold)
+
+    def ask(self, content: Problem, first: bool) -> Prompt:
+        """Return the problem."""
+        return Prompt(contexts=(self.strip_end(self.part(content.context, first)),))
+
+    def stops(self, contents: Sequence[Problem]) -> StopRule:
+        """Return the task's own stop strings.
+
+        Without any, a generation ends where the next problem would begin, and where its answer does: at the delimiter
+        between examples, unless a right answer contains it. llm-foundry lets it run on.
+        """
+        if self.reference:
+            return StopRule(strings=self.early_stopping_criteria or (), as_pattern=True)
+        if self.early_stopping_criteria is not None:
+            return StopRule(strings=self.early_stopping_criteria)
+        delimiter = self.example_delimiter
+        next_problem = delimiter + self.prelimiter
+        ends_answer = bool(delimiter) and not any(delimiter in gold for content in contents for gold in content.golds)
+        return StopRule(
+            strings=(next_problem,) if self.prelimiter.strip() else (),
+            answer_delimiter=self.cot_delimiter,
+            answer_end=delimiter if ends_answer else '',
+        )
+
+    @property
+    def extra_tokens(self) -> int:
+        """Return the margin of llm-foundry 0.22 (`_get_max_answer_length`)."""
+        return EXTRA_TOKENS_AFTER_THOUGHT if self.cot_delimiter else 0
+
+    def score(self, output: Generation, content: Problem) -> Judgement:
+        """Score 1 if the normalised answer begins with a right one."""
+        if not output.is_finite and not self.reference:
+            return Judgement.unscored(NON_FINITE_REPLY)
+        answer = answer_in(output.text, self.cot_delimiter)
+        normalize = self.do_normalization
+        right = has_prefix_of(answer, content.golds, normalize=normalize, reference=self.reference)
+        reasons = [] if answer.strip() else ['empty answer' if output.text.strip() else 'empty reply']
+        if output.is_cut:
+            reasons.append(CUT)
+        marks = {
+            STRICT_MATCH: float(is_strict_match(answer, content.golds, normalize=normalize)),
+            NUMERIC_MATCH: float(is_numeric_match(answer, content.golds, normalize=normalize)),
+        }
+        if output.is_cut is not None:
+            marks[CUT_SHARE] = float(output.is_cut)
+        return Judgement(credit=float(right), answer=answer.strip(), reason='; '.join(reasons) or None, marks=marks)

@@ -1,23 +1,21 @@
-"""A task's examples as items: prompts with shots, encoded and fitted; and their outputs as item results."""
+"""A task's examples as items: prompts with shots, fitted and encoded; and outputs as item results."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property
 from itertools import islice
-from typing import Any
 
-from llmfoundry_gauntlet.config.specs import TaskSpec
+import numpy as np
+
 from llmfoundry_gauntlet.errors import ModelError
 from llmfoundry_gauntlet.judging.code.sandbox import Sandbox
 from llmfoundry_gauntlet.judging.text import cut_at_stops
-from llmfoundry_gauntlet.prompts.encode import Encoder, ReplyLimit, ReplyTerms, generate_request, score_request
-from llmfoundry_gauntlet.prompts.fewshot import by_category, with_shots
+from llmfoundry_gauntlet.prompts.encode import EncodedItem, Encoder, encode_generated, encode_scored
+from llmfoundry_gauntlet.prompts.fewshot import by_category
 from llmfoundry_gauntlet.prompts.fit import FittedPrompt, Shortenable, ShotFitter
-from llmfoundry_gauntlet.tasks import type_of
-from llmfoundry_gauntlet.tasks.base import Replies
+from llmfoundry_gauntlet.tasks.base import Task
 from llmfoundry_gauntlet.values import (
     Example,
     GenerateRequest,
@@ -28,273 +26,262 @@ from llmfoundry_gauntlet.values import (
     Judgement,
     Output,
     Prompt,
-    Question,
     Request,
     ScoreOutput,
     ScoreRequest,
+    StopRule,
 )
 
 NO_OUTPUT = 'there is no output'
 ALONE = 'alone'  # the variant in which choices are scored after their task's pmi_context alone
 CHUNK = 1000  # items whose text is in memory at a time
+NO_IDS = np.zeros(0, np.int32)
 
 ExampleWithShots = tuple[Example, tuple[Example, ...]]
-ReplyLimits = Mapping[str | None, ReplyLimit]  # by category; None is that of rows without one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Preparation:
-    """A task at one number of shots, and how its prompts become requests.
+class TokenLimit:
+    """The most tokens of a generation and of the prompt before it."""
 
-    Prompts have at most `max_seq_len` tokens with the continuation. Where they would have more, `truncation` says what
-    goes: 'drop_shots', or 'reference' (llm-foundry: tokens from the left, each choice by itself). `fewshot` says how
-    shots are drawn: 'reference' (llm-foundry: anew for each item), or 'fixed', the same for all. `reference` asks for
-    llm-foundry's rule of where replies end.
+    max_new_tokens: int
+    max_prompt_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preparation:
+    """Turns examples of a task into items. `examples` are all of its rows, from which shots are drawn.
+
+    Prompts have at most `max_seq_len` tokens, the continuation included. Raises ModelError.
     """
 
-    task: TaskSpec
+    task: Task
+    examples: Sequence[Example]
     encoder: Encoder
     max_seq_len: int
-    truncation: str = 'drop_shots'
-    fewshot: str = 'reference'
-    reference: bool = False
 
-    def reply_terms(self, examples: Sequence[Example]) -> ReplyTerms | None:
-        """What all replies are held to, None where none is wanted."""
-        replies = type_of(self.task).replies
-        if replies is None:
-            return None
-        return ReplyTerms(
-            stops=replies.stops(self.task, [example.content for example in examples], self.reference),
-            sampling=partial(replies.sampling, self.task),
-            verbatim=replies.is_verbatim,
-            restores_space=self.task.is_in_llm_foundry,
-        )
+    @cached_property
+    def stops(self) -> StopRule:
+        """Return the stop rule of all generations."""
+        return self.task.stops([example.content for example in self.examples])
 
-    def reply_limits(self, examples: Sequence[Example]) -> ReplyLimits:
-        """Return the limits of each category, whose rows llm-foundry makes a data set of their own; {} without replies.
+    @cached_property
+    def token_limits(self) -> Mapping[str | None, TokenLimit]:
+        """Return the limits of each category, which llm-foundry makes a data set of its own; {} if nothing generates.
 
-        Raises ModelError where no room is left for a prompt.
+        Raise ModelError if no tokens are left for a prompt.
         """
-        replies = type_of(self.task).replies
-        if replies is None:
+        if not self.task.generates:
             return {}
-        return {category: self.reply_limit(members, replies) for category, members in by_category(examples).items()}
+        return {category: self.token_limit(members) for category, members in by_category(self.examples).items()}
 
-    def reply_limit(self, examples: Sequence[Example], replies: Replies[Any, Any]) -> ReplyLimit:
-        """Return the limit of all replies to these rows.
+    def token_limit(self, examples: Sequence[Example]) -> TokenLimit:
+        """Return the limit of all generations for these rows.
 
-        With llm-foundry's truncation a prompt leaves room for the longest right reply, also where
-        `generation_kwargs.max_new_tokens` asks for more (`padding_size` in llm-foundry 0.22).
+        With llm-foundry's truncation a prompt leaves space for the longest right generation, even if
+        `generation_kwargs.max_new_tokens` is larger (`padding_size` in llm-foundry 0.22).
         """
-        is_given = 'max_new_tokens' in (self.task.generation_kwargs or {})
-        most = replies.most_tokens(self.task)
-        if most is not None and not is_given:
-            max_new_tokens = max(1, min(most, self.max_seq_len // 2))
-            return ReplyLimit(max_new_tokens=max_new_tokens, max_prompt_tokens=self.max_seq_len - max_new_tokens)
-        right = {text for example in examples for text in replies.responses(example.content, self.task)}
-        max_new_tokens = num_reply_tokens(self.task, replies, lambda: self.encoder.longest(right))
+        task = self.task
+        is_given = 'max_new_tokens' in (task.generation_kwargs or {})
+        default = task.default_max_new_tokens
+        if default is not None and not is_given:
+            max_new_tokens = max(1, min(default, self.max_seq_len // 2))
+            return TokenLimit(max_new_tokens=max_new_tokens, max_prompt_tokens=self.max_seq_len - max_new_tokens)
+        right = {text for example in examples for text in task.responses(example.content)}
+        max_new_tokens = num_new_tokens(task, lambda: self.encoder.longest(right))
         reserved, source = max_new_tokens, 'the longest right reply has about as many'
-        if is_given and self.truncation == 'reference' and most is None:
-            reserved = self.encoder.longest(right) + replies.margin(self.task)
+        if is_given and task.truncation == 'reference' and default is None:
+            reserved = self.encoder.longest(right) + task.extra_tokens
         elif is_given:
             source = 'generation_kwargs.max_new_tokens'
         if reserved >= self.max_seq_len:
             raise ModelError(
-                f'{self.task.key}: a reply may have {reserved} tokens ({source}), but max_seq_len is '
+                f'{task.key}: a reply may have {reserved} tokens ({source}), but max_seq_len is '
                 f'{self.max_seq_len}: no room is left for the prompt; give a smaller '
                 'generation_kwargs.max_new_tokens or a larger max_seq_len, or leave the task out'
             )
-        return ReplyLimit(max_new_tokens=max_new_tokens, max_prompt_tokens=self.max_seq_len - reserved)
+        return TokenLimit(max_new_tokens=max_new_tokens, max_prompt_tokens=self.max_seq_len - reserved)
+
+    def items(self, asked: Sequence[Example] | None = None) -> list[Item]:
+        """Return the items of these examples (default: all), in the order of all examples."""
+        return [self.item(example, encoded) for example, encoded in self.encoded(asked)]
+
+    def encoded(self, asked: Sequence[Example] | None = None) -> list[tuple[Example, EncodedItem]]:
+        """Return these examples (default: all) with their token ids, in the order of all examples."""
+        pairs = self.task.examples_with_shots(self.examples, asked or self.examples)
+        fitter = ShotFitter(self.encoder)
+        found: list[tuple[Example, EncodedItem]] = []
+        while chunk := list(islice(pairs, CHUNK)):
+            found += [
+                (example, self.encoded_item(example, fitted))
+                for (example, _), fitted in zip(chunk, self.fitted(chunk, fitter), strict=True)
+            ]
+        places = {self.task.item_key(example): place for place, example in enumerate(self.examples)}
+        return sorted(found, key=lambda pair: places[self.task.item_key(pair[0])])
+
+    def fitted(self, pairs: Sequence[ExampleWithShots], fitter: ShotFitter | None = None) -> list[FittedPrompt]:
+        """Return the prompts in token ids, with the shots that fit; with llm-foundry's truncation with all shots."""
+        if self.task.truncation != 'reference':
+            fitter = fitter or ShotFitter(self.encoder)
+            return fitter.fit([self.shortenable(example, shots) for example, shots in pairs])
+        prompts = [self.task.prompt(example, shots) for example, shots in pairs]
+        return self.whole(prompts)
+
+    def whole(self, prompts: Sequence[Prompt]) -> list[FittedPrompt]:
+        """Return prompts in token ids as they are."""
+        encoded = self.encoder.prompts(prompts)
+        return [
+            FittedPrompt(prompt=prompt, encoded=parts, too_long=False)
+            for prompt, parts in zip(prompts, encoded, strict=True)
+        ]
+
+    def shortenable(self, example: Example, shots: Sequence[Example]) -> Shortenable:
+        """Return the prompt of an example after the last n of these shots, for any n."""
+        limits, task = self.token_limits, self.task
+        return Shortenable(
+            instruction=task.prompt_string,
+            shots=tuple(task.shot(shot.content, False) for shot in shots),
+            build=lambda num_shots: task.prompt(example, shots[len(shots) - num_shots :]),
+            max_tokens=limits[example.category].max_prompt_tokens if limits else self.max_seq_len,
+        )
+
+    def encoded_item(self, example: Example, fitted: FittedPrompt) -> EncodedItem:
+        """Return a prompt truncated to the limits, even if it is too long without shots."""
+        prompt = fitted.prompt
+        limit = self.token_limits[example.category] if self.token_limits else None
+        if limit is None:
+            return encode_scored(
+                fitted.encoded,
+                prompt_sha256=prompt.sha256,
+                max_seq_len=self.max_seq_len,
+                truncated=fitted.too_long,
+                reference=self.task.truncation == 'reference',
+            )
+        return encode_generated(
+            fitted.encoded,
+            prompt_sha256=prompt.sha256,
+            max_prompt_tokens=limit.max_prompt_tokens,
+            max_new_tokens=limit.max_new_tokens,
+            truncated=fitted.too_long,
+            reference=self.task.truncation == 'reference',
+        )
+
+    def item(self, example: Example, encoded: EncodedItem, variant: str | None = None) -> Item:
+        """Return the item of an example; `variant` names it if the example has none."""
+        task = self.task
+        key = task.item_key(example)
+        key = key if variant is None else replace(key, variant=variant)
+        if not encoded.continuations and task.generates:
+            return Item(
+                example=example,
+                prompt_sha256=encoded.prompt_sha256,
+                request=GenerateRequest(
+                    key=key,
+                    context=encoded.contexts[0],
+                    max_new_tokens=encoded.max_new_tokens,
+                    stops=self.stops,
+                    sampling=task.sampling(key.variant),
+                    verbatim=task.is_verbatim,
+                    restores_space=task.is_in_llm_foundry,
+                    truncated=encoded.truncated,
+                    unscorable=encoded.unscorable,
+                ),
+            )
+        request = ScoreRequest(
+            key=key,
+            contexts=encoded.contexts,
+            continuations=encoded.continuations,
+            truncated=encoded.truncated,
+            unscorable=encoded.unscorable,
+        )
+        choices = task.ask(example.content, False).continuations
+        return Item(example=example, prompt_sha256=encoded.prompt_sha256, request=request, choices=choices)
+
+    def items_alone(self, examples: Sequence[Example]) -> list[Item]:
+        """Return further items that show how probable choices are without their questions, if the task wants them."""
+        asked = [(example, prompt) for example in examples if (prompt := self.task.prompt_alone(example))]
+        return [
+            self.item(example, self.encoded_item(example, fitted), ALONE)
+            for (example, _), fitted in zip(asked, self.whole([prompt for _, prompt in asked]), strict=True)
+        ]
 
 
-def num_reply_tokens(task: TaskSpec, replies: Replies[Any, Any], longest: Callable[[], int]) -> int:
-    """Tokens that a reply may have: what the task says, or its type, else `longest`, those of the longest right one.
+def num_new_tokens(task: Task, longest: Callable[[], int]) -> int:
+    """Return the token limit of a generation: the task's, its type's, or else by `longest`, the longest right one.
 
     As in llm-foundry 0.22 (`_get_max_answer_length`) special tokens count.
     """
     given: int | None = (task.generation_kwargs or {}).get('max_new_tokens')
     if given is not None:
         return given
-    most = replies.most_tokens(task)
-    return max(longest() + replies.margin(task), 1) if most is None else most
+    default = task.default_max_new_tokens
+    return max(longest() + task.extra_tokens, 1) if default is None else default
 
 
-def build_prompt(task: TaskSpec, example: Example, shots: Sequence[Example]) -> Prompt:
-    """The prompt of an example after these shots, in order."""
-    task_type = type_of(task)
-    preamble = task.prompt_string
-    for shot in shots:
-        preamble += task_type.shot(shot.content, task, not preamble)
-    question = task_type.ask(example.content, task, not preamble)
-    return Prompt(preamble=preamble, question=question, num_shots=len(shots))
+def untokenized_items(
+    task: Task, examples: Sequence[Example], asked: Sequence[Example]
+) -> Iterator[tuple[Item, Prompt]]:
+    """Yield the items of examples without token ids, for models elsewhere, with their prompts at full length.
 
-
-def examples_with_shots(
-    task: TaskSpec, examples: Sequence[Example], fewshot: str, asked: Sequence[Example]
-) -> Iterator[ExampleWithShots]:
-    """Those of the examples that are asked, by category where there are any, with the shots that they have among all.
-
-    `fewshot` is as for Preparation.
+    Category by category and in row order, each as often as it is sampled.
     """
-
-    def question_of(example: Example) -> tuple[str, ...]:
-        return type_of(task).ask(example.content, task, False).contexts
-
-    (num_shots,) = task.num_fewshot
-    seed = task.fewshot_random_seed
-    pairs = with_shots(examples, num_shots, seed=seed, question_of=question_of if fewshot == 'fixed' else None)
-    if len(asked) == len(examples):
-        return pairs
-    wanted = {item_key(task, example) for example in asked}
-    return (pair for pair in pairs if item_key(task, pair[0]) in wanted)
+    stops = task.stops([example.content for example in examples])
+    for example, shots in task.examples_with_shots(examples, asked):
+        prompt = task.prompt(example, shots)
+        for sample in range(task.num_samples):
+            yield untokenized_item(task, example, prompt, stops, task.item_key(example, sample)), prompt
+        if alone := task.prompt_alone(example):
+            key = replace(task.item_key(example), variant=ALONE)
+            yield untokenized_item(task, example, alone, stops, key), alone
 
 
-def prepare_items(
-    preparation: Preparation, examples: Sequence[Example], asked: Sequence[Example] | None = None
-) -> list[Item]:
-    """The items of the examples, in their order; with `asked` of those alone, their shots drawn from all the same."""
-    pairs = examples_with_shots(preparation.task, examples, preparation.fewshot, asked or examples)
-    terms, limits = preparation.reply_terms(examples), preparation.reply_limits(examples)
-    fitter = ShotFitter(preparation.encoder)
-    items: list[Item] = []
-    while chunk := list(islice(pairs, CHUNK)):
-        if preparation.truncation == 'reference':
-            fitted = whole_prompts(preparation, chunk)
-        else:
-            fitted = fitter.fit([shortenable(preparation, *pair, limits) for pair in chunk])
-        items += [
-            make_item(preparation, example, prompt, terms, limits)
-            for (example, _), prompt in zip(chunk, fitted, strict=True)
-        ]
-    places = {item_key(preparation.task, example): place for place, example in enumerate(examples)}
-    return sorted(items, key=lambda item: places[item.request.key])
-
-
-def prompt_alone(task: TaskSpec, example: Example) -> Prompt | None:
-    """The prompt that shows how probable an item's choices are without it, None where its task does not want that."""
-    context = getattr(task, 'pmi_context', None)
-    if context is None:
-        return None
-    choices = type_of(task).ask(example.content, task, False).continuations
-    return Prompt(preamble='', question=Question(contexts=(context,), continuations=choices), num_shots=0)
-
-
-def alone_items(preparation: Preparation, examples: Sequence[Example]) -> list[Item]:
-    """The further items of a task that wants to know how probable choices are without their prompts."""
-    asked = [(example, prompt) for example in examples if (prompt := prompt_alone(preparation.task, example))]
-    encoded = preparation.encoder.prompts([prompt for _, prompt in asked])
-    items = [
-        make_item(preparation, example, FittedPrompt(prompt=prompt, encoded=parts, too_long=False), None, {})
-        for (example, prompt), parts in zip(asked, encoded, strict=True)
-    ]
-    return [
-        replace(item, request=replace(item.request, key=replace(item.request.key, variant=ALONE))) for item in items
-    ]
-
-
-def with_alone(results: Sequence[ItemResult]) -> list[ItemResult]:
-    """The items, those of choices alone taken into the items that they belong to."""
-    alone = {replace(result.key, variant=None): result.logprobs for result in results if result.key.variant == ALONE}
-    if not alone:
-        return list(results)
-    return [replace(result, logprobs_alone=alone.get(result.key)) for result in results if result.key.variant != ALONE]
-
-
-def whole_prompts(preparation: Preparation, chunk: Sequence[ExampleWithShots]) -> list[FittedPrompt]:
-    """Prompts with all their shots, however long they are."""
-    prompts = [build_prompt(preparation.task, example, shots) for example, shots in chunk]
-    encoded = preparation.encoder.prompts(prompts)
-    return [
-        FittedPrompt(prompt=prompt, encoded=parts, too_long=False)
-        for prompt, parts in zip(prompts, encoded, strict=True)
-    ]
-
-
-def shortenable(
-    preparation: Preparation, example: Example, shots: Sequence[Example], limits: ReplyLimits
-) -> Shortenable:
-    """The prompt of an example after the last of these shots, however many."""
-    task = preparation.task
-    return Shortenable(
-        instruction=task.prompt_string,
-        shots=tuple(type_of(task).shot(shot.content, task, False) for shot in shots),
-        build=lambda num_shots: build_prompt(task, example, shots[len(shots) - num_shots :]),
-        max_tokens=limits[example.category].max_prompt_tokens if limits else preparation.max_seq_len,
-    )
-
-
-def make_item(
-    preparation: Preparation, example: Example, fitted: FittedPrompt, terms: ReplyTerms | None, limits: ReplyLimits
-) -> Item:
-    """One item; its context is truncated where even without shots it is too long.
-
-    `terms` and `limits` are those of a reply, if one is wanted.
-    """
-    key = item_key(preparation.task, example)
-    cut: dict[str, Any] = {'truncated': fitted.too_long, 'reference': preparation.truncation == 'reference'}
-    if terms is None:
-        request: Request = score_request(key, fitted.encoded, max_seq_len=preparation.max_seq_len, **cut)
+def untokenized_item(task: Task, example: Example, prompt: Prompt, stops: StopRule, key: ItemKey) -> Item:
+    """Return an item without token ids."""
+    request: Request
+    if task.generates:
+        sampling = task.sampling(key.variant)
+        request = GenerateRequest(key=key, context=NO_IDS, max_new_tokens=0, stops=stops, sampling=sampling)
     else:
-        request = generate_request(key, fitted.encoded, terms=terms, limit=limits[example.category], **cut)
-    return Item(
-        content=example.content,
-        category=example.category,
-        cluster=example.cluster,
-        prompt_sha256=prompt_digest(fitted.prompt),
-        request=request,
-    )
-
-
-def prompt_digest(prompt: Prompt) -> str:
-    """The SHA-256 of a prompt's text."""
-    return hashlib.sha256(prompt.text.encode()).hexdigest()
-
-
-def item_key(task: TaskSpec, example: Example, sample: int = 0) -> ItemKey:
-    """The name of the item that a task makes of an example."""
-    return ItemKey(task=task.key, row=example.row, file=example.file, variant=example.variant, sample=sample)
+        request = ScoreRequest(key=key, contexts=(), continuations=())
+    return Item(example=example, prompt_sha256=prompt.sha256, request=request, choices=prompt.continuations)
 
 
 def with_samples(items: Sequence[Item], num_samples: int) -> list[Item]:
-    """Each item as often as replies are wanted to it."""
+    """Return each item `num_samples` times."""
     if num_samples == 1:
         return list(items)
     return [
-        replace(item, request=replace(item.request, key=replace(item.request.key, sample=sample)))
+        replace(item, request=replace(item.request, key=replace(item.key, sample=sample)))
         for item in items
         for sample in range(num_samples)
     ]
 
 
-def item_result(
-    item: Item, output: Output | None, task: TaskSpec, *, reference: bool, sandbox: Sandbox | None = None
-) -> ItemResult:
-    """The item as marked; without an output it is unscored, for the reason its request gives.
+def item_result(item: Item, output: Output | None, task: Task, *, sandbox: Sandbox | None = None) -> ItemResult:
+    """Return the scored item; without an output it is unscored, for the reason that its request gives.
 
-    Programs are run in the `sandbox`, which must be there for them.
+    Programs run in the `sandbox`, which is needed for them.
     """
-    request = item.request
-    task_type = type_of(task)
+    request, content = item.request, item.example.content
     if isinstance(output, Generation) and isinstance(request, GenerateRequest):
         output = replace(output, text=cut_at_stops(output.text, request.stops))
     if output is None:
         judgement = Judgement.unscored(request.unscorable or NO_OUTPUT)
-    elif task_type.judge is not None:
-        judgement = task_type.judge(output, item.content, task, reference)
+    elif task.runs_programs:
+        assert sandbox is not None and isinstance(output, Generation)
+        judgement = task.score_program(output, content, sandbox)
     else:
-        assert task_type.programs is not None and sandbox is not None and isinstance(output, Generation)
-        judgement = task_type.programs.judge(output, item.content, task, reference, sandbox)
-    return result_of(item, output, judgement, task)
+        judgement = task.score(output, content)
+    return result_of(item, output, judgement)
 
 
-def result_of(item: Item, output: Output | None, judgement: Judgement, task: TaskSpec) -> ItemResult:
-    """The item, its output and what was said of it, in one line."""
-    choices = choices_of(item, task)
+def result_of(item: Item, output: Output | None, judgement: Judgement) -> ItemResult:
+    """Return an item, its output and its score in one record."""
+    choices = [text.removeprefix(' ') for text in item.choices]
     return ItemResult(
-        key=item.request.key,
-        category=item.category,
-        gold=item.content.gold,
+        key=item.key,
+        category=item.example.category,
+        gold=item.example.content.gold,
         predicted=judgement.predicted,
         credit=judgement.credit,
         logprobs=logprob_sums(output),
@@ -306,26 +293,27 @@ def result_of(item: Item, output: Output | None, judgement: Judgement, task: Tas
         answer=judgement.answer,
         marks=judgement.marks,
         facts=judgement.facts,
-        num_characters=None if choices is None else tuple(map(len, choices)),
-        num_bytes=None if choices is None else tuple(len(text.encode('utf-8', 'surrogatepass')) for text in choices),
-        cluster=item.cluster,
+        num_characters=tuple(map(len, choices)) or None,
+        num_bytes=tuple(len(text.encode('utf-8', 'surrogatepass')) for text in choices) or None,
+        cluster=item.example.cluster,
     )
 
 
-def choices_of(item: Item, task: TaskSpec) -> tuple[str, ...] | None:
-    """The texts that are scored, without the space before them; None where a reply is wanted."""
-    if not isinstance(item.request, ScoreRequest):
-        return None
-    return tuple(text.removeprefix(' ') for text in type_of(task).ask(item.content, task, False).continuations)
+def with_alone(results: Sequence[ItemResult]) -> list[ItemResult]:
+    """Return the items, with the results of choices alone merged into the items that they belong to."""
+    alone = {replace(result.key, variant=None): result.logprobs for result in results if result.key.variant == ALONE}
+    if not alone:
+        return list(results)
+    return [replace(result, logprobs_alone=alone.get(result.key)) for result in results if result.key.variant != ALONE]
 
 
 def logprob_sums(output: Output | None) -> tuple[float, ...] | None:
-    """Summed log-probabilities of the continuations, if they were scored."""
+    """Return the summed log-probabilities of the continuations in nats; None for a generation."""
     return tuple(float(values.sum()) for values in output.logprobs) if isinstance(output, ScoreOutput) else None
 
 
 def num_tokens(request: Request, output: Output | None) -> tuple[int, ...] | None:
-    """Tokens of each continuation, or of the reply."""
+    """Return the number of tokens of each continuation, or of the generation."""
     if isinstance(request, ScoreRequest):
         return tuple(len(ids) for ids in request.continuations)
     return (output.num_tokens,) if isinstance(output, Generation) and output.num_tokens is not None else None

@@ -1,4 +1,4 @@
-"""SCORE's numbers: item results of a data set in several variants as accuracy and consistency. Free of torch."""
+"""SCORE's metrics: accuracy and consistency from item results of a data set in several variants."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import combinations
 from typing import Any
 
-from llmfoundry_gauntlet.config.score import AGIEVAL, MMLU_PRO, PERTURBATIONS, REFERENCE, ScoreTask
+from llmfoundry_gauntlet.config.score import AGIEVAL, MMLU_PRO, PERTURBATIONS, REFERENCE, ScoreSpec
 from llmfoundry_gauntlet.data.score_rows import LETTERS
 from llmfoundry_gauntlet.judging.letters import reference_letter
 from llmfoundry_gauntlet.judging.mathematics import reference_answer_of, shared_comparer
@@ -32,26 +32,25 @@ OPTION, OWN_GOLD, NUM_OPTIONS = 'option', 'own_gold', 'num_options'
 
 
 def robustness(
-    task: ScoreTask, results: Sequence[ItemResult], *, allow_missing: bool = False
+    spec: ScoreSpec, results: Sequence[ItemResult], *, allow_missing: bool = False
 ) -> dict[str, PerturbationScore]:
-    """The metrics of each perturbation of a data set, from the results of all its variants."""
-    by_perturbation: dict[str, list[ItemResult]] = {name: [] for name in task.score.applied}
+    """Return the metrics of each perturbation of a data set from the results of all its variants."""
+    by_perturbation: dict[str, list[ItemResult]] = {name: [] for name in spec.applied}
     for result in results:
         by_perturbation[perturbation_of(result.key.variant or '')].append(result)
-    scores = {name: score_of(task, name, found, allow_missing=allow_missing) for name, found in by_perturbation.items()}
-    if task.score.is_math:
+    scores = {name: score_of(spec, name, found, allow_missing=allow_missing) for name, found in by_perturbation.items()}
+    if spec.is_math:
         shared_comparer().close()  # nothing is left running between evaluations
     return scores
 
 
 def score_of(
-    task: ScoreTask, perturbation: str, results: Sequence[ItemResult], *, allow_missing: bool
+    spec: ScoreSpec, perturbation: str, results: Sequence[ItemResult], *, allow_missing: bool
 ) -> PerturbationScore:
-    """The metrics of one perturbation; the paper's reference has numbers of its own three alone."""
-    variants = [variant_result(result, is_math=task.score.is_math) for result in results]
-    if task.score.is_math:
-        compare_all(task, variants)
-    spec = task.score
+    """Return the metrics of one perturbation; the paper's reference rate exists for its own three only."""
+    variants = [variant_result(result, is_math=spec.is_math) for result in results]
+    if spec.is_math:
+        compare_all(spec, variants)
     own_labels: dict[QuestionKey, str] = {
         (result.key.file, result.key.row): str(result.facts[OWN_GOLD]) for result in results if OWN_GOLD in result.facts
     }
@@ -60,19 +59,19 @@ def score_of(
         variants,
         labels=REFERENCE_LABELS.get(spec.dataset, LETTERS[:longest]),
         own_labels=own_labels,
-        equal=equality(task, reference=spec.answer_extraction == REFERENCE),
+        equal=equality(spec, reference=spec.answer_extraction == REFERENCE),
     )
     return perturbation_score(
         variants,
         macro=spec.dataset == MMLU_PRO,
-        equal=equality(task, reference=False),
+        equal=equality(spec, reference=False),
         reference_consistency=reference if perturbation in PERTURBATIONS else None,
         allow_missing=allow_missing,
     )
 
 
-def compare_all(task: ScoreTask, variants: Sequence[VariantResult]) -> None:
-    """Has all answers to a question compared that will be; many at once take less time than one by one."""
+def compare_all(spec: ScoreSpec, variants: Sequence[VariantResult]) -> None:
+    """Compare all answers that will be compared later, in batches, which takes less time than one by one."""
     pairs: dict[tuple[str, str], None] = {}
     earlier_and_later: dict[tuple[str | None, str | None], None] = {}
     for group in by_question(variants).values():
@@ -81,14 +80,14 @@ def compare_all(task: ScoreTask, variants: Sequence[VariantResult]) -> None:
         in_order = sorted(group, key=lambda result: variant_order(result.variant))
         earlier_and_later.update(dict.fromkeys(combinations([result.reference_answer for result in in_order], 2)))
     shared_comparer().equal_many(pairs)
-    if task.score.answer_extraction == REFERENCE:
+    if spec.answer_extraction == REFERENCE:
         shared_comparer().equal_reference_many(earlier_and_later)
     else:
         shared_comparer().equal_many(pair for pair in earlier_and_later if None not in pair)
 
 
 def variant_result(result: ItemResult, *, is_math: bool) -> VariantResult:
-    """What is compared of one item."""
+    """Return what is compared of one item."""
     shared: dict[str, Any] = {
         'question': (result.key.file, result.key.row),
         'category': result.category,
@@ -111,9 +110,9 @@ def variant_result(result: ItemResult, *, is_math: bool) -> VariantResult:
     )
 
 
-def equality(task: ScoreTask, *, reference: bool) -> Callable[[str, str | None], bool]:
-    """Whether an earlier answer and a later one are the same; the later one may be absent."""
-    if not task.score.is_math:
+def equality(spec: ScoreSpec, *, reference: bool) -> Callable[[str, str | None], bool]:
+    """Return a function that tells whether an earlier and a later answer are equal; the later one may be None."""
+    if not spec.is_math:
         return operator.eq
     if reference:
         return shared_comparer().equal_reference

@@ -1,16 +1,15 @@
-"""SCORE's task types: a lettered question answered in words or by likelihood, and a problem with a boxed answer."""
+"""SCORE's task types: a lettered question answered in text or by likelihood, and a problem with a boxed answer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from llmfoundry_gauntlet.config.decode import describe
-from llmfoundry_gauntlet.config.score import DATASETS, GENERATE, LIKELIHOOD, REFERENCE, SCORE_TASK_TYPES, ScoreTask
-from llmfoundry_gauntlet.data.examples import TaskRows, read_examples
+from llmfoundry_gauntlet.config.score import DATASETS, LIKELIHOOD, REFERENCE, ScoreSpec
+from llmfoundry_gauntlet.data.examples import TaskRows
 from llmfoundry_gauntlet.data.fields import RowError
 from llmfoundry_gauntlet.data.score_rows import (
     LETTERS,
@@ -34,33 +33,165 @@ from llmfoundry_gauntlet.judging.mathematics import (
 from llmfoundry_gauntlet.judging.text import NON_FINITE_REPLY
 from llmfoundry_gauntlet.prompts.perturbations import Posed, PosedProblem, seed_of, variants
 from llmfoundry_gauntlet.prompts.templates import prompts_file, read_json, read_templates
-from llmfoundry_gauntlet.tasks import multiple_choice
-from llmfoundry_gauntlet.tasks.base import CUT, Replies, TaskType
+from llmfoundry_gauntlet.scores.consistency import PerturbationScore
+from llmfoundry_gauntlet.scores.metrics import Metric
+from llmfoundry_gauntlet.tasks.base import CUT, Task
+from llmfoundry_gauntlet.tasks.multiple_choice import Choices, MultipleChoiceTask
 from llmfoundry_gauntlet.tasks.robustness import NUM_OPTIONS, OPTION, OWN_GOLD, robustness
-from llmfoundry_gauntlet.values import Example, Generation, Judgement, Question, Sampling, ScoreOutput, StopRule
+from llmfoundry_gauntlet.values import Example, Generation, ItemResult, Judgement, Prompt, Sampling, ScoreOutput
 
 LEAD = 'The best answer is'
 UNPARSED = 'no answer found in the reply'
 FIX_TABLE = 'to_be_fixed_questions.json'
 
 
-def read_variants(task: ScoreTask, data_root: str | Path) -> TaskRows:
-    """All questions of a data set in all the ways in which they are asked. Raises ConfigError, DataError."""
-    templates = read_templates(task, data_root)
-    rows = read_score_rows(task, data_root) if task.score.dataset in DATASETS else read_source(task, data_root)
-    examples = subset(rows.examples, task.score.subset_items)
-    if task.score.is_math:
-        examples = with_golds(task, examples, data_root)
-    return replace(rows, examples=[way for example in examples for way in variants(example, task.score, templates)])
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreTask(Task):
+    """A data set of SCORE. `source` is the multiple_choice task whose rows are perturbed, if it has none of its own."""
+
+    is_verbatim: ClassVar[bool] = True
+
+    spec: ScoreSpec
+    source: Task | None
+
+    @property
+    def is_in_llm_foundry(self) -> bool:
+        """Return False: llm-foundry has no SCORE."""
+        return False
+
+    @property
+    def has_rows(self) -> bool:
+        """Return whether it is known where the rows are."""
+        return self.source is not None or self.spec.dataset in DATASETS
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """Return the values of all YAML keys, defaults included."""
+        return {**asdict(self.spec), 'source': None if self.source is None else self.source.keys}
+
+    def metrics(self) -> tuple[Metric, ...]:
+        """Return no metrics: accuracy and consistency are those of `robustness`."""
+        return ()
+
+    def read(self, data_root: str) -> TaskRows:
+        """Return every question in all of its variants. Raise ConfigError or DataError."""
+        return read_variants(self, data_root)
+
+    def ask(self, content: Any, first: bool) -> Prompt:
+        """Return the prompt, to be answered in text."""
+        return Prompt(contexts=(content.text,), chat_template=self.spec.chat_template)
+
+    def sampling(self, variant: str | None) -> Sampling:
+        """Return greedy decoding, or sampling with the seed of a variant."""
+        seed = seed_of(variant)
+        return Sampling() if seed is None else Sampling(temperature=self.spec.temperature, seed=seed)
+
+    @property
+    def default_max_new_tokens(self) -> int | None:
+        """Return the token limit of a generation."""
+        return self.spec.max_new_tokens
+
+    def robustness(self, results: Sequence[ItemResult], *, allow_missing: bool = False) -> dict[str, PerturbationScore]:
+        """Return the metrics of each perturbation from the results of all variants."""
+        return robustness(self.spec, results, allow_missing=allow_missing)
 
 
-def read_source(task: ScoreTask, data_root: str | Path) -> TaskRows:
-    """The questions of a multiple_choice task."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LettersTask(ScoreTask):
+    """Generate the letter of an option."""
+
+    type_name: ClassVar[str] = 'score_choices'
+    generates: ClassVar[bool] = True
+
+    def score(self, output: Generation, content: Posed) -> Judgement:
+        """Score 1 if the generation chooses the right letter."""
+        if not output.is_finite:
+            return Judgement.unscored(NON_FINITE_REPLY)
+        if self.spec.answer_extraction == REFERENCE:
+            found = reference_letter(output.text)
+            letter = found if len(found) == 1 and found in LETTERS[: content.num_choices] else None
+        else:
+            letter = tolerant_letter(output.text, content.question.options)
+        return score_letter(letter, content, reason(output, letter))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LikelihoodTask(ScoreTask):
+    """Score the letters of all options after the beginning of an answer."""
+
+    type_name: ClassVar[str] = 'score_likelihood'
+
+    def ask(self, content: Posed, first: bool) -> Prompt:
+        """Return the prompt and the beginning of its answer; every letter is scored."""
+        letters = tuple(f' {letter}' for letter in LETTERS[: content.num_choices])
+        return replace(ScoreTask.ask(self, content, first), continuations=letters, lead=LEAD)
+
+    def score(self, output: ScoreOutput, content: Posed) -> Judgement:
+        """Score 1 if the right letter is the most probable one."""
+        judgement = judge_choice(output, content.gold, reference=False)
+        if judgement.predicted is None:
+            return judgement
+        facts = facts_of(content, judgement.predicted)
+        return replace(judgement, answer=LETTERS[judgement.predicted], facts=facts)
+
+    def score_text(self, text: str, content: Posed) -> Judgement:
+        """Score the letter that another model's generation chooses."""
+        letter = tolerant_letter(text, content.question.options)
+        return score_letter(letter, content, UNPARSED if letter is None else None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MathTask(ScoreTask):
+    """Generate a boxed answer."""
+
+    type_name: ClassVar[str] = 'score_math'
+    generates: ClassVar[bool] = True
+
+    def score(self, output: Generation, content: PosedProblem) -> Judgement:
+        """Score 1 if the boxed answer equals the right one as mathematics."""
+        if not output.is_finite:
+            return Judgement.unscored(NON_FINITE_REPLY)
+        if self.spec.answer_extraction == REFERENCE:
+            answer = reference_answer_of(output.text)
+            right = answer is not None and shared_comparer().equal_reference(answer, content.gold)
+        else:
+            answer = answer_of(output.text)
+            right = answer is not None and shared_comparer().equal(answer, content.gold)
+        answer = answer or None  # an empty box is no answer, though the reference may score it as right
+        return Judgement(credit=float(right), answer=answer, reason=reason(output, answer))
+
+
+def score_task(spec: ScoreSpec, tasks: Sequence[Task]) -> ScoreTask:
+    """Return the task of a SCORE data set; `tasks` has the one whose label `spec.dataset` is, if it is one."""
+    kind = MathTask if spec.is_math else LikelihoodTask if spec.answers == LIKELIHOOD else LettersTask
+    return kind(
+        label=spec.label,
+        dataset_uri=spec.dataset,
+        icl_task_type=kind.type_name,
+        num_fewshot=(0,),
+        spec=spec,
+        source=next((task for task in tasks if task.label == spec.dataset), None),
+    )
+
+
+def read_variants(task: ScoreTask, data_root: str) -> TaskRows:
+    """Return every question of a data set in all of its variants. Raise ConfigError or DataError."""
+    spec = task.spec
+    templates = read_templates(spec, data_root)
+    rows = read_score_rows(spec, data_root) if spec.dataset in DATASETS else read_source(task, data_root)
+    examples = subset(rows.examples, spec.subset_items)
+    if spec.is_math:
+        examples = with_golds(spec, examples, data_root)
+    return replace(rows, examples=[way for example in examples for way in variants(example, spec, templates)])
+
+
+def read_source(task: ScoreTask, data_root: str) -> TaskRows:
+    """Return the questions of a multiple_choice task. Raise DataError."""
     oddities, problems, examples = Oddities(), [], []
-    assert isinstance(task.source, multiple_choice.ChoicesTask)  # as `check_labels` saw to
+    assert isinstance(task.source, MultipleChoiceTask)  # see `check_labels`
     uri = task.source.dataset_uri
-    for example in read_examples(task.source, data_root, multiple_choice.parse):
-        content: multiple_choice.Choices = example.content
+    for example in task.source.read(data_root).examples:
+        content: Choices = example.content
         place = f'{uri}:{example.row + 1}'
         try:
             question = as_lettered(content.query, content.choices, content.gold, example.category or '')
@@ -74,17 +205,17 @@ def read_source(task: ScoreTask, data_root: str | Path) -> TaskRows:
     return TaskRows(examples=examples, warnings=oddities.lines())
 
 
-def with_golds(task: ScoreTask, examples: list[Example], data_root: str | Path) -> list[Example]:
-    """The problems with their right answers. Raises DataError where a solution has none."""
-    fixes = read_fixes(task, data_root)
-    of = reference_gold_of if task.score.answer_extraction == REFERENCE else gold_of
+def with_golds(spec: ScoreSpec, examples: list[Example], data_root: str) -> list[Example]:
+    """Return problems of MATH with their right answers. Raise DataError for a solution without one."""
+    fixes = read_fixes(spec, data_root)
+    extract: Callable[..., str] = reference_gold_of if spec.answer_extraction == REFERENCE else gold_of
     problems, found = [], []
     for example in examples:
         question: MathQuestion = example.content
         try:
-            gold = of(question.text, question.solution, fixes)
+            gold = extract(question.text, question.solution, fixes)
         except ValueError as error:
-            problems.append(f'{task.label}: {example.file}.jsonl:{example.row + 1}: {error}')
+            problems.append(f'{spec.label}: {example.file}.jsonl:{example.row + 1}: {error}')
             continue
         found.append(replace(example, content=replace(question, gold=gold)))
     if problems:
@@ -92,11 +223,11 @@ def with_golds(task: ScoreTask, examples: list[Example], data_root: str | Path) 
     return found
 
 
-def read_fixes(task: ScoreTask, data_root: str | Path) -> Mapping[str, str] | None:
-    """Right answers by problem, for those whose solutions do not say them well; None where there is no table."""
-    path = prompts_file(task, data_root).parent / FIX_TABLE
-    if task.score.fix_table is not None:
-        path = Path(task.score.fix_table)
+def read_fixes(spec: ScoreSpec, data_root: str) -> Mapping[str, str] | None:
+    """Return right answers by problem that replace those of the solutions; None without a table. Raise ConfigError."""
+    path = prompts_file(spec, data_root).parent / FIX_TABLE
+    if spec.fix_table is not None:
+        path = Path(spec.fix_table)
     elif not path.is_file():
         return None
     entries = read_json(path)
@@ -109,37 +240,8 @@ def read_fixes(task: ScoreTask, data_root: str | Path) -> Mapping[str, str] | No
     return {entry['problem']: entry['answer'] for entry in entries}
 
 
-def ask(content: Posed | PosedProblem, task: ScoreTask, first: bool) -> Question:
-    """The prompt, to be answered in words."""
-    return Question(contexts=(content.text,), continuations=(), chat_template=task.score.chat_template)
-
-
-def ask_letters(content: Posed, task: ScoreTask, first: bool) -> Question:
-    """The prompt and the beginning of its answer; every letter is to be scored."""
-    letters = tuple(f' {letter}' for letter in LETTERS[: content.num_choices])
-    return Question(contexts=(content.text,), continuations=letters, chat_template=task.score.chat_template, lead=LEAD)
-
-
-def judge_letter(output: Generation, content: Posed, task: ScoreTask, reference: bool) -> Judgement:
-    """The letter that a reply chooses against the right one."""
-    if not output.is_finite:
-        return Judgement.unscored(NON_FINITE_REPLY)
-    if task.score.answer_extraction == REFERENCE:
-        found = reference_letter(output.text)
-        letter = found if len(found) == 1 and found in LETTERS[: content.num_choices] else None
-    else:
-        letter = tolerant_letter(output.text, content.question.options)
-    return chosen(letter, content, reason(output, letter))
-
-
-def judge_text(text: str, content: Posed) -> Judgement:
-    """The letter of a reply that somebody else's model wrote in place of scoring letters."""
-    letter = tolerant_letter(text, content.question.options)
-    return chosen(letter, content, UNPARSED if letter is None else None)
-
-
-def chosen(letter: str | None, content: Posed, why: str | None) -> Judgement:
-    """A letter against the right one."""
+def score_letter(letter: str | None, content: Posed, why: str | None) -> Judgement:
+    """Score 1 if a letter is the right one."""
     predicted = None if letter is None else LETTERS.index(letter)
     return Judgement(
         credit=float(predicted == content.gold),
@@ -151,62 +253,14 @@ def chosen(letter: str | None, content: Posed, why: str | None) -> Judgement:
 
 
 def facts_of(content: Posed, predicted: int | None) -> dict[str, str | int]:
-    """What the robustness of answers to a question wants to know of one of them."""
+    """Return the facts of an item that `robustness` needs."""
     facts: dict[str, str | int] = {OWN_GOLD: LETTERS[content.own_gold], NUM_OPTIONS: content.num_choices}
     return facts if predicted is None else {**facts, OPTION: content.question.options[predicted]}
 
 
-def judge_likelihood(output: ScoreOutput, content: Posed, task: ScoreTask, reference: bool) -> Judgement:
-    """The most probable letter against the right one."""
-    judgement = judge_choice(output, content.gold, reference=False)
-    if judgement.predicted is None:
-        return judgement
-    facts = facts_of(content, judgement.predicted)
-    return replace(judgement, answer=LETTERS[judgement.predicted], facts=facts)
-
-
-def judge_expression(output: Generation, content: PosedProblem, task: ScoreTask, reference: bool) -> Judgement:
-    """The boxed answer of a reply against the right one, as mathematics."""
-    if not output.is_finite:
-        return Judgement.unscored(NON_FINITE_REPLY)
-    if task.score.answer_extraction == REFERENCE:
-        answer = reference_answer_of(output.text)
-        right = answer is not None and shared_comparer().equal_reference(answer, content.gold)
-    else:
-        answer = answer_of(output.text)
-        right = answer is not None and shared_comparer().equal(answer, content.gold)
-    answer = answer or None  # an empty box is no answer, though the reference may take it for right
-    return Judgement(credit=float(right), answer=answer, reason=reason(output, answer))
-
-
 def reason(output: Generation, answer: str | None) -> str | None:
-    """What is to be said of a reply besides its answer."""
+    """Return the remarks on a generation, if there are any."""
     reasons = [UNPARSED] if answer is None else []
     if output.is_cut:
         reasons.append(CUT)
     return '; '.join(reasons) or None
-
-
-def sampling(task: ScoreTask, variant: str | None) -> Sampling:
-    """How a reply to a variant is drawn: by its seed, or the most probable tokens."""
-    seed = seed_of(variant)
-    return Sampling() if seed is None else Sampling(temperature=task.score.temperature, seed=seed)
-
-
-REPLIES: Replies[ScoreTask, Any] = Replies(
-    responses=lambda content, task: (),
-    stops=lambda task, contents, reference: StopRule(),
-    sampling=sampling,
-    most_tokens=lambda task: task.score.max_new_tokens,
-    is_verbatim=True,
-)
-score_type = partial(  # what the three have in common
-    TaskType, keys=ScoreTask, metrics=lambda task: (), read=read_variants, robustness=robustness
-)
-TASK_TYPES = (
-    score_type(name=SCORE_TASK_TYPES[GENERATE, False], ask=ask, judge=judge_letter, replies=REPLIES),
-    score_type(
-        name=SCORE_TASK_TYPES[LIKELIHOOD, False], ask=ask_letters, judge=judge_likelihood, judge_text=judge_text
-    ),
-    score_type(name=SCORE_TASK_TYPES[GENERATE, True], ask=ask, judge=judge_expression, replies=REPLIES),
-)

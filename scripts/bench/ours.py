@@ -30,7 +30,7 @@ from llmfoundry_gauntlet.engine.reply import ReplyDecoder, end_ids
 from llmfoundry_gauntlet.evaluation import PlannedEvaluation, conclude, plan_evaluation, prepare_evaluation
 from llmfoundry_gauntlet.inputs import EvaluationData, load_data
 from llmfoundry_gauntlet.prompts.encode import Encoder
-from llmfoundry_gauntlet.tasks import items
+from llmfoundry_gauntlet.tasks import base
 from llmfoundry_gauntlet.values import Example, ItemResult
 
 Ids = tuple[int, ...]
@@ -129,7 +129,7 @@ class Alone(Ours):
     def evaluations(self, data: EvaluationData) -> list[EvaluationData]:
         """Return an evaluation for each label or prompt, as if it were the only prompt."""
         (task,) = data.suite.tasks
-        alone = replace(task, score=replace(task.score, perturbations=(PROMPT,)))
+        alone = replace(task, spec=replace(task.spec, perturbations=(PROMPT,)))
         by_variant: dict[str | None, list[Example]] = {}
         for example in data.examples[task.key]:
             by_variant.setdefault(example.variant, []).append(replace(example, variant=f'{PROMPT}:0'))
@@ -234,12 +234,12 @@ def scored_ids(planned: PlannedEvaluation) -> Iterator[tuple[Ids, Ids]]:
 @contextmanager
 def first_items(num_items: int | None) -> Iterator[None]:
     """Restrict tasks to their first items within the context; their shots still come from all rows."""
-    with_shots = items.with_shots
-    items.with_shots = lambda *args, **options: islice(with_shots(*args, **options), num_items)
+    with_shots = base.with_shots
+    base.with_shots = lambda *args, **options: islice(with_shots(*args, **options), num_items)
     try:
         yield
     finally:
-        items.with_shots = with_shots
+        base.with_shots = with_shots
 
 
 def predictions(planned: PlannedEvaluation, results: Sequence[ItemResult]) -> list[Any]:

@@ -50,7 +50,7 @@ def test_programs_are_run_while_the_model_goes_on_and_all_are_marked(settings, t
     problems = callback.data.examples['programs/0-shot']
     task = callback.data.suite.tasks[0]
     for result in results:  # each verdict is what its text deserves
-        program = problems[result.key.row].content.program(task, False)
+        program = task.program(problems[result.key.row].content)
         assert result.credit == judge(program, result.text, sandbox()).passed
     assert {result.credit for result in results} == {0.0, 1.0}
     assert set(METRICS) <= {key.rsplit('/', 1)[1] for key in logged if key.startswith('metrics/programs/0-shot/')}

@@ -1,4 +1,3 @@
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -6,7 +5,8 @@ import pytest
 from llmfoundry_gauntlet import tasks as task_types
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.suite import load_suite
-from llmfoundry_gauntlet.tasks.base import no_shot
+from llmfoundry_gauntlet.tasks.base import Task
+from llmfoundry_gauntlet.tasks.multiple_choice import MultipleChoiceTask
 
 TASK = {'label': 'copa', 'dataset_uri': 'copa.jsonl', 'num_fewshot': [0], 'icl_task_type': 'multiple_choice'}
 BENCHMARK = {'name': 'copa', 'num_fewshot': 0, 'random_baseline': 0.5}
@@ -178,15 +178,18 @@ def test_tasks_of_the_wrong_kind_are_not_read_as_paths(tasks: object):
 
 
 def test_shots_of_a_type_that_has_none_are_refused(monkeypatch: pytest.MonkeyPatch):
-    bare = dataclasses.replace(task_types.named_types()['multiple_choice'], name='bare', shot=no_shot)
-    monkeypatch.setattr(task_types, 'OWN', (*task_types.OWN, bare))
-    task_types.named_types.cache_clear()
+    class Bare(MultipleChoiceTask):
+        type_name = 'bare'
+        shot = Task.shot
+
+    monkeypatch.setattr(task_types, 'OWN', (*task_types.OWN, Bare))
+    task_types.task_types.cache_clear()
     try:
         (problem,) = problems_of([{**TASK, 'icl_task_type': 'bare', 'num_fewshot': [0, 2]}])
         assert 'icl_tasks[0].num_fewshot: is [0, 2]; allowed: [0], as bare has no shots' in problem
         assert len(load_suite([{**TASK, 'icl_task_type': 'bare'}]).tasks) == 1
     finally:
-        task_types.named_types.cache_clear()
+        task_types.task_types.cache_clear()
 
 
 def test_a_missing_file_is_named():
@@ -248,7 +251,7 @@ def test_right_generation_kwargs_are_kept_as_they_are():
 
 def test_an_empty_stop_is_refused_as_it_would_end_every_reply_at_once():
     (problem,) = problems_of([{**REPLY_TASK, 'early_stopping_criteria': ['\n', '']}])
-    assert 'early_stopping_criteria[1]: is empty; allowed: a text that ends a reply' in problem
+    assert 'early_stopping_criteria[1]: is empty; allowed: a text that ends a generation' in problem
     (task,) = load_suite([{**REPLY_TASK, 'early_stopping_criteria': ['\n', ' ']}]).tasks
     assert task.early_stopping_criteria == ('\n', ' ')
     assert load_suite([REPLY_TASK]).tasks[0].early_stopping_criteria is None

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from paths import ROOT
 
-from llmfoundry_gauntlet.config.score import DATASETS, PERTURBATIONS, ScoreSpec, ScoreTask
+from llmfoundry_gauntlet.config.score import DATASETS, PERTURBATIONS, ScoreSpec
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.suite import load_suite
+from llmfoundry_gauntlet.tasks.score import ScoreTask
 
 ARC = {'label': 'arc', 'dataset_uri': 'arc.jsonl', 'num_fewshot': [0, 5], 'icl_task_type': 'multiple_choice'}
 SUMS = {'label': 'sums', 'dataset_uri': 'sums.jsonl', 'num_fewshot': [0], 'icl_task_type': 'language_modeling'}
@@ -25,7 +26,7 @@ NAMES = (
 
 
 def specs_of(score: Any, tasks: Any = None) -> list[ScoreSpec]:
-    return [task.score for task in load_suite(tasks, None, score).tasks if isinstance(task, ScoreTask)]
+    return [task.spec for task in load_suite(tasks, None, score).tasks if isinstance(task, ScoreTask)]
 
 
 def problems_of(score: Any, tasks: Any = None) -> list[str]:
@@ -338,5 +339,5 @@ def test_our_own_files_load():
         'math': ['score_math/0-shot'],
         'mmlu_pro': ['score_mmlu_pro/0-shot'],
     }
-    assert all(task.score.subset_items == 200 for tasks in found.values() for task in tasks)
-    assert {task.score.answers for task in found['base_models']} == {'likelihood'}
+    assert all(task.spec.subset_items == 200 for tasks in found.values() for task in tasks)
+    assert {task.spec.answers for task in found['base_models']} == {'likelihood'}

@@ -6,7 +6,6 @@ import pytest
 
 from llmfoundry_gauntlet.errors import DataError
 from llmfoundry_gauntlet.suite import load_suite
-from llmfoundry_gauntlet.tasks import type_of
 
 ROW = {'query': 'Sky?', 'choices': ['blue', 'green'], 'gold': 0}
 PASSAGE = {'context': 'two and two are', 'continuation': 'four'}
@@ -20,7 +19,7 @@ def task(kind: str, uri: str = 'rows.jsonl', **keys):
 
 def read(folder, kind: str, **keys):
     spec = task(kind, **keys)
-    return type_of(spec).read(spec, folder).examples
+    return spec.read(folder).examples
 
 
 def problems(folder, kind: str, **keys) -> list[str]:
@@ -102,7 +101,7 @@ def test_categories_are_wanted_where_the_task_has_them_and_ignored_elsewhere(wri
 def test_upstreams_folders_are_dropped_from_paths(write_jsonl, tmp_path, prefix: str):
     write_jsonl('world/rows.jsonl', [PASSAGE])
     spec = task('language_modeling', uri=f'{prefix}world/rows.jsonl')
-    assert len(type_of(spec).read(spec, tmp_path).examples) == 1
+    assert len(spec.read(tmp_path).examples) == 1
 
 
 def test_other_names_of_the_keys_of_a_row_are_taken_from_the_task(write_jsonl, tmp_path):

@@ -21,8 +21,7 @@ from llmfoundry_gauntlet.inputs import EvaluationData, load_data
 from llmfoundry_gauntlet.prompts.encode import Encoder
 from llmfoundry_gauntlet.prompts.packed import pack, to_bytes
 from llmfoundry_gauntlet.suite import load_suite
-from llmfoundry_gauntlet.tasks import type_of
-from llmfoundry_gauntlet.tasks.items import Preparation, prepare_items
+from llmfoundry_gauntlet.tasks.items import Preparation
 from llmfoundry_gauntlet.tasks.prepare import describe
 
 QUIZ = [
@@ -54,7 +53,7 @@ def entry(kind: str, uri: str, **keys: Any) -> dict[str, Any]:
 
 def read(folder: Path, kind: str, uri: str, **keys: Any) -> list[Any]:
     task = load_suite([entry(kind, uri, **keys)]).tasks[0]
-    return type_of(task).read(task, folder).examples
+    return task.read(folder).examples
 
 
 def problems(folder: Path, kind: str, uri: str, **keys: Any) -> list[str]:
@@ -84,15 +83,14 @@ def test_a_folder_gives_the_items_prompts_and_digests_of_the_same_rows_in_a_file
     assert by_hub.examples == by_file.examples and by_hub.digests == by_file.digests
     encoder = Encoder(CharacterTokenizer())
     items = [
-        prepare_items(
-            Preparation(task=data.suite.tasks[0], encoder=encoder, max_seq_len=500), data.examples['t/3-shot']
-        )
+        Preparation(
+            task=data.suite.tasks[0], examples=data.examples['t/3-shot'], encoder=encoder, max_seq_len=500
+        ).encoded()
         for data in (by_file, by_hub)
     ]
-    assert len(items[0]) == 12 and [item.prompt_sha256 for item in items[0]] == [
-        item.prompt_sha256 for item in items[1]
-    ]
-    assert b''.join(map(bytes, to_bytes(pack(items[0])))) == b''.join(map(bytes, to_bytes(pack(items[1]))))
+    assert len(items[0]) == 12
+    packed = [b''.join(map(bytes, to_bytes(pack([item for _, item in of_data])))) for of_data in items]
+    assert packed[0] == packed[1]
 
 
 def test_columns_are_joined_by_a_space_and_stripped_as_in_llm_foundry(tmp_path):
@@ -298,8 +296,9 @@ def test_what_is_no_text_in_a_table_is_no_text_in_a_prompt(tmp_path):
 def test_rows_that_changed_are_read_anew_and_have_other_names_in_the_cache_of_token_ids(tmp_path):
     def digests() -> tuple[str, str]:
         data = data_of(tmp_path, 'hf://./quiz', hf_loading_vars={'split': 'test'})
-        preparation = Preparation(task=data.suite.tasks[0], encoder=Encoder(CharacterTokenizer()), max_seq_len=500)
-        return data.digests['t/0-shot'], describe(preparation, data.examples['t/0-shot']).name
+        encoder, examples = Encoder(CharacterTokenizer()), data.examples['t/0-shot']
+        preparation = Preparation(task=data.suite.tasks[0], examples=examples, encoder=encoder, max_seq_len=500)
+        return data.digests['t/0-shot'], describe(preparation).name
 
     path = jsonl(tmp_path / 'quiz/test.jsonl', QUIZ)
     before = digests()

@@ -14,7 +14,6 @@ import pytest
 
 from llmfoundry_gauntlet.errors import DataError
 from llmfoundry_gauntlet.suite import load_suite
-from llmfoundry_gauntlet.tasks import type_of
 
 hub = hub_server.hub
 ROWS = b'{"context": "a", "continuation": "b"}\n'
@@ -73,7 +72,7 @@ def read(root: Path, uri: str, **loading: Any) -> list[Any]:
     keys = {'num_fewshot': [0], 'icl_task_type': 'language_modeling'}
     entry = {'label': 't', 'dataset_uri': uri, 'hf_loading_vars': {'split': 'test', **loading}, **keys}
     task = load_suite([entry]).tasks[0]
-    return type_of(task).read(task, root).examples
+    return task.read(root).examples
 
 
 def problem(root: Path, uri: str, **loading: Any) -> str:

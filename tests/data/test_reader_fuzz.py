@@ -18,14 +18,13 @@ import pytest
 from character_tokenizer import CharacterTokenizer
 from paths import ROOT
 
-from llmfoundry_gauntlet.config.specs import TaskSpec
 from llmfoundry_gauntlet.data.score_rows import read_score_rows
 from llmfoundry_gauntlet.errors import DataError
 from llmfoundry_gauntlet.prompts.encode import Encoder
 from llmfoundry_gauntlet.records.samples import sample_line
 from llmfoundry_gauntlet.suite import load_suite
-from llmfoundry_gauntlet.tasks import type_of
-from llmfoundry_gauntlet.tasks.items import Preparation, item_result, prepare_items
+from llmfoundry_gauntlet.tasks import Task
+from llmfoundry_gauntlet.tasks.items import Preparation, item_result
 from llmfoundry_gauntlet.tasks.prepare import describe
 from llmfoundry_gauntlet.values import Generation, Item, ScoreRequest
 
@@ -325,7 +324,7 @@ def expected(kind: str, content: bytes) -> tuple[dict[int, tuple[Any, ...]], set
     return rows, faults
 
 
-def task_of(kind: str) -> TaskSpec:
+def task_of(kind: str) -> Task:
     if kind in SCORE_FILES:
         prompts = str(ROOT / f'eval_data/score/prompts/{kind}.json')
         subsets = {'agieval': ['sat-en'], 'math': ['algebra']}.get(kind)
@@ -359,15 +358,11 @@ def test_a_mutated_row_is_read_right_or_named_with_file_and_line(tmp_path, kind:
     check_later_steps(task, tmp_path)
 
 
-def read_as_expected(task: TaskSpec, folder: Path, path: Path, wanted: tuple[Any, set[int]], line: bytes) -> bool:
+def read_as_expected(task: Task, folder: Path, path: Path, wanted: tuple[Any, set[int]], line: bytes) -> bool:
     """Whether a second row was read, as it should be, or none, as none should be."""
     rows, faults = wanted
     try:
-        read = (
-            read_score_rows(task, folder)
-            if task.icl_task_type.startswith('score')
-            else type_of(task).read(task, folder)
-        )
+        read = read_score_rows(task.spec, folder) if task.icl_task_type.startswith('score') else task.read(folder)
     except DataError as error:
         named = {int(re.fullmatch(rf'{re.escape(str(path))}:(\d+): .+', problem)[1]) for problem in error.problems}
         assert named == {number + 1 for number in faults}, (line[:300], error)
@@ -378,22 +373,24 @@ def read_as_expected(task: TaskSpec, folder: Path, path: Path, wanted: tuple[Any
     return len(rows) == 2
 
 
-def check_later_steps(task: TaskSpec, folder: Path) -> None:
+def check_later_steps(task: Task, folder: Path) -> None:
     """Rows that were read right become items with prompts, tokens, names and lines of a samples file."""
-    examples = type_of(task).read(task, folder).examples
-    preparation = Preparation(task=task, encoder=Encoder(CharacterTokenizer()), max_seq_len=200_000)
-    assert len(describe(preparation, examples).name) > 40
-    items = prepare_items(preparation, examples)
+    examples = task.read(folder).examples
+    encoder = Encoder(CharacterTokenizer())
+    preparation = Preparation(task=task, examples=examples, encoder=encoder, max_seq_len=200_000)
+    assert len(describe(preparation).name) > 40
+    items = preparation.items()
     assert len(items) == len(examples) and len({item.request.key for item in items}) == len(items)
     for item, example in zip(items, examples, strict=True):
         assert re.fullmatch('[0-9a-f]{16}', example.cluster) and re.fullmatch('[0-9a-f]{16}', example.digest)
-        result = item_result(item, reply_of(item, task), task, reference=False)
+        result = item_result(item, reply_of(item, task), task)
         line = sample_line(result).encode()
         assert b'\n' not in line and json.loads(line)['row'] == example.row
 
 
-def reply_of(item: Item, task: TaskSpec) -> Generation | None:
+def reply_of(item: Item, task: Task) -> Generation | None:
     """The right answer, where it is text and is marked here."""
-    if isinstance(item.request, ScoreRequest) or type_of(task).judge is None or not isinstance(item.content.gold, str):
+    gold = item.example.content.gold
+    if isinstance(item.request, ScoreRequest) or task.runs_programs or not isinstance(gold, str):
         return None
-    return Generation(key=item.request.key, text=item.content.gold)
+    return Generation(key=item.key, text=gold)

@@ -19,7 +19,6 @@ import pytest
 from llmfoundry_gauntlet.data.files import locate, read_rows
 from llmfoundry_gauntlet.errors import DataError
 from llmfoundry_gauntlet.suite import load_suite
-from llmfoundry_gauntlet.tasks import type_of
 
 ONE, TWO = (
     {'query': 'Sky?', 'choices': ['blue', 'green'], 'gold': 0},
@@ -89,7 +88,7 @@ def examples_of(folder: Path, rows: list[Any], **keys: Any) -> list[Any]:
     (folder / 'rows.jsonl').write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
     entry = {'label': 't', 'dataset_uri': 'rows.jsonl', 'num_fewshot': [0], 'icl_task_type': 'multiple_choice', **keys}
     task = load_suite([entry]).tasks[0]
-    return type_of(task).read(task, folder).examples
+    return task.read(folder).examples
 
 
 def test_repeated_choices_and_rows_leading_spaces_and_long_texts_are_no_faults(tmp_path):

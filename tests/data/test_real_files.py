@@ -14,7 +14,6 @@ from paths import SHARED_DATA
 from llmfoundry_gauntlet.data.files import read_rows
 from llmfoundry_gauntlet.data.score_rows import read_score_rows
 from llmfoundry_gauntlet.suite import load_suite
-from llmfoundry_gauntlet.tasks import type_of
 
 KINDS = {  # rows of the real files, by task type and folder
     'language_modeling': {
@@ -87,7 +86,7 @@ def test_every_real_file_is_read_without_an_error(real_data, kind: str):
     for uri, count in there.items():
         entry = {'label': 't', 'dataset_uri': uri, 'num_fewshot': [0], 'icl_task_type': kind}
         task = load_suite([entry]).tasks[0]
-        examples = type_of(task).read(task, real_data).examples
+        examples = task.read(real_data).examples
         assert [row.row for row in examples] == list(range(count)), uri
 
 
@@ -99,7 +98,7 @@ def test_no_real_file_is_forgotten(real_data):
 @pytest.mark.skipif(not (SHARED_DATA / 'score').is_dir(), reason='the real questions of SCORE are not here')
 @pytest.mark.parametrize('dataset', SCORE)
 def test_every_real_file_of_score_is_read_without_an_error(dataset: str):
-    rows = read_score_rows(load_suite(None, None, {'dataset': dataset}).tasks[-1], SHARED_DATA)
+    rows = read_score_rows(load_suite(None, None, {'dataset': dataset}).tasks[-1].spec, SHARED_DATA)
     counts = Counter(row.file for row in rows.examples)
     assert {stem: counts[stem] for stem in counts} == {stem: SCORE[dataset][stem] for stem in counts}
     assert set(counts) | set(rows.absent) >= set(SCORE[dataset])

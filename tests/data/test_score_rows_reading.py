@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 from paths import ROOT, SHARED_DATA
 
-from llmfoundry_gauntlet.config.score import ScoreTask
 from llmfoundry_gauntlet.config.specs import MULTIPLE_CHOICE, TaskSpec
-from llmfoundry_gauntlet.data.examples import TaskRows, read_examples
+from llmfoundry_gauntlet.data.examples import TaskRows
 from llmfoundry_gauntlet.data.fields import RowError
 from llmfoundry_gauntlet.data.score_rows import (
     LetteredQuestion,
@@ -26,7 +25,7 @@ from llmfoundry_gauntlet.data.score_rows import (
 from llmfoundry_gauntlet.errors import DataError
 from llmfoundry_gauntlet.suite import load_suite
 from llmfoundry_gauntlet.tasks import multiple_choice
-from llmfoundry_gauntlet.tasks.score import read_source
+from llmfoundry_gauntlet.tasks.score import ScoreTask, read_source
 
 LAW = {'question': 'Who?', 'options': ['he', 'she', ' it'], 'answer': 'B', 'answer_index': 1, 'category': 'law'}
 SAT = {'passage': '', 'question': 'How many?', 'options': ['(A)1', '(B) 2', '(C)3', '(D)4'], 'label': 'C'}
@@ -42,13 +41,13 @@ def task_of(dataset: str, tasks: Any = None, **keys: Any) -> ScoreTask:
 
 def problems_of(dataset: str, folder: Path, **keys: Any) -> list[str]:
     with pytest.raises(DataError) as raised:
-        read_score_rows(task_of(dataset, **keys), folder)
+        read_score_rows(task_of(dataset, **keys).spec, folder)
     return [problem.replace(f'{folder}/', '') for problem in raised.value.problems]
 
 
 def test_mmlu_pro_rows_have_their_category_as_topic_and_the_index_as_gold(write_jsonl, tmp_path):
     write_jsonl('score/mmlu_pro_test.jsonl', [LAW, '', {**LAW, 'category': 'math', 'answer_index': 0, 'answer': 'A'}])
-    rows = read_score_rows(task_of('mmlu_pro'), tmp_path)
+    rows = read_score_rows(task_of('mmlu_pro').spec, tmp_path)
     assert [(row.row, row.file, row.category, row.variant) for row in rows.examples] == [
         (0, None, 'law', None),
         (2, None, 'math', None),
@@ -62,7 +61,7 @@ def test_agieval_rows_lose_the_letters_of_their_options_as_in_the_reference(writ
     options = ['(A)one', '(C) two', 'C three', 'D? four']
     passage = {**SAT, 'passage': 'Once.\n', 'options': [*options, 'E.five'], 'label': 'E'}
     write_jsonl('score/agieval_v1/sat-en.jsonl', [SAT, passage, {**SAT, 'passage': None}])
-    rows = read_score_rows(task_of('agieval', subsets='sat-en'), tmp_path)
+    rows = read_score_rows(task_of('agieval', subsets='sat-en').spec, tmp_path)
     assert [(row.row, row.file, row.category) for row in rows.examples] == [(n, 'sat-en', 'sat-en') for n in range(3)]
     assert [row.content for row in rows.examples] == [
         LetteredQuestion('How many?', ('1', ' 2', '3', '4'), 2),
@@ -74,7 +73,7 @@ def test_agieval_rows_lose_the_letters_of_their_options_as_in_the_reference(writ
 def test_math_rows_have_their_subject_as_category(write_jsonl, tmp_path):
     write_jsonl('score/hendrycks_math/algebra.jsonl', [SUM])
     write_jsonl('score/hendrycks_math/geometry.jsonl', [{**SUM, 'problem': '2+2?'}])
-    rows = read_score_rows(task_of('math'), tmp_path)
+    rows = read_score_rows(task_of('math').spec, tmp_path)
     assert [(row.row, row.file, row.category) for row in rows.examples] == [
         (0, 'algebra', 'algebra'),
         (0, 'geometry', 'geometry'),
@@ -153,12 +152,12 @@ def test_all_wrong_rows_of_all_files_come_together(write_jsonl, tmp_path):
 def test_absent_subsets_are_warned_of_and_named_ones_are_errors(write_jsonl, tmp_path):
     write_jsonl('score/agieval_v1/sat-en.jsonl', [SAT])
     write_jsonl('score/agieval_v1/lsat-ar.jsonl', [SAT])
-    rows = read_score_rows(task_of('agieval'), tmp_path)
+    rows = read_score_rows(task_of('agieval').spec, tmp_path)
     absent = ('sat-math', 'lsat-lr', 'lsat-rc', 'logiqa-en', 'aqua-rat')
     assert rows.absent == absent
     assert rows.warnings == tuple(f'score_agieval: there is no file of {name}; it is left out' for name in absent)
     assert [row.file for row in rows.examples] == ['sat-en', 'lsat-ar']
-    assert [row.file for row in read_score_rows(task_of('agieval', subsets='lsat-ar'), tmp_path).examples] == [
+    assert [row.file for row in read_score_rows(task_of('agieval', subsets='lsat-ar').spec, tmp_path).examples] == [
         'lsat-ar'
     ]
     found = problems_of('agieval', tmp_path, subsets=['sat-en', 'aqua-rat', 'sat_en', 'logiqa-en'])
@@ -187,7 +186,7 @@ def test_oddities_are_warnings_with_the_first_place_and_a_count(write_jsonl, tmp
         {**LAW, 'options': ['he', 'he', 'she'], 'answer': None},
     ]
     path = write_jsonl('score/mmlu_pro_test.jsonl', rows)
-    assert read_score_rows(task_of('mmlu_pro'), tmp_path).warnings == (
+    assert read_score_rows(task_of('mmlu_pro').spec, tmp_path).warnings == (
         f'{path}:2: answer names another option than answer_index, which is taken (2 such rows)',
         f'{path}:4: an option stands there twice (1 such rows)',
         f'{path}:5: an option stands there twice, the right one (2 such rows)',
@@ -196,7 +195,7 @@ def test_oddities_are_warnings_with_the_first_place_and_a_count(write_jsonl, tmp
 
 @real
 def test_the_real_mmlu_pro_has_the_oddities_that_are_known():
-    rows = read_score_rows(task_of('mmlu_pro'), SHARED_DATA)
+    rows = read_score_rows(task_of('mmlu_pro').spec, SHARED_DATA)
     assert Counter(len(row.content.options) for row in rows.examples) == {
         **{3: 20, 4: 607, 5: 52, 6: 92, 7: 158, 8: 320, 9: 801, 10: 9982}
     }
@@ -211,7 +210,7 @@ def test_the_real_mmlu_pro_has_the_oddities_that_are_known():
 
 @real
 def test_the_real_agieval_has_its_rows_options_and_oddities():
-    rows = read_score_rows(task_of('agieval'), SHARED_DATA)
+    rows = read_score_rows(task_of('agieval').spec, SHARED_DATA)
     sizes = Counter(row.file for row in rows.examples)
     known = {'sat-math': 220, 'lsat-lr': 510, 'lsat-rc': 269, 'aqua-rat': 254, 'sat-en': 206, 'lsat-ar': 230}
     expected = {**known, 'logiqa-en': 651}
@@ -223,7 +222,7 @@ def test_the_real_agieval_has_its_rows_options_and_oddities():
 
 @real
 def test_the_real_math_has_its_5000_problems():
-    rows = read_score_rows(task_of('math'), SHARED_DATA)
+    rows = read_score_rows(task_of('math').spec, SHARED_DATA)
     assert Counter(row.file for row in rows.examples) == {
         **{'algebra': 1187, 'counting_and_probability': 474, 'geometry': 479, 'intermediate_algebra': 903},
         **{'number_theory': 540, 'prealgebra': 871, 'precalculus': 546},
@@ -334,7 +333,7 @@ def check_rows(tasks: Iterator[TaskSpec], folder: Path) -> dict[str, Counter[str
     found: dict[str, Counter[str]] = {}
     for task in tasks:
         try:
-            examples = read_examples(task, folder, multiple_choice.parse)
+            examples = task.read(folder).examples
         except DataError:
             continue  # not here
         counts = found.setdefault(task.dataset_uri.rpartition('local_data/')[2], Counter())

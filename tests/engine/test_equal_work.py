@@ -90,7 +90,7 @@ def spread_over_ranks(batches: Sequence[Batch]) -> dict[int, Spread]:
 def prepared(tasks: object, data_root: Path, tokenizer: object, max_seq_len: int) -> PreparedEvaluation:
     """All items of the tasks, programs included, which are written but not run."""
     settings = decode_settings({'tasks': tasks, 'data_root': str(data_root)})
-    return prepare_evaluation(load_data(settings, runs_programs=False), Encoder(tokenizer), max_seq_len=max_seq_len)
+    return prepare_evaluation(load_data(settings), Encoder(tokenizer), max_seq_len=max_seq_len)
 
 
 class PieceTokenizer:

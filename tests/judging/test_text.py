@@ -13,7 +13,6 @@ from llmfoundry_gauntlet.judging.text import (
     stop_position,
 )
 from llmfoundry_gauntlet.suite import load_suite
-from llmfoundry_gauntlet.tasks import type_of
 from llmfoundry_gauntlet.values import StopRule
 
 AFTER_THOUGHT = StopRule(answer_delimiter=' #### ', answer_end='\n')
@@ -239,19 +238,17 @@ def real_rows(label: str, folder):
     """A task of the gauntlet and the contents of its real rows."""
     suite = load_suite(ROOT / 'yamls/tasks/gauntlet_v0.1.yaml')
     task = next(task for task in suite.tasks if task.label == label)
-    task_type = type_of(task)
-    contents = [example.content for example in task_type.read(task, folder).examples]
-    return task, task_type, contents
+    return task, [example.content for example in task.read(folder).examples]
 
 
 @pytest.mark.parametrize('label', NUM_ROWS)
 def test_every_right_reply_to_a_real_row_is_right_by_all_three_rules(real_data, label: str):
     """Also where the model goes on with the next problem. No row of these files fails."""
-    task, task_type, contents = real_rows(label, real_data)
+    task, contents = real_rows(label, real_data)
     assert len(contents) == NUM_ROWS[label]
-    rule = task_type.replies.stops(task, contents, False)
+    rule = task.stops(contents)
     for row, content in enumerate(contents):
-        for reply, gold in zip(task_type.replies.responses(content, task), content.golds, strict=True):
+        for reply, gold in zip(task.responses(content), content.golds, strict=True):
             for ending in ('', f'{task.example_delimiter}{task.prelimiter}{contents[0].context}'):
                 answer = answer_in(cut_at_stops(reply + ending, rule), task.cot_delimiter)
                 assert answer == gold
@@ -264,7 +261,7 @@ def test_every_right_reply_to_a_real_row_is_right_by_all_three_rules(real_data, 
 def test_the_real_rows_that_accept_every_output_in_the_reference_do_not_here(
     real_data, label: str, row: int, empty: str
 ):
-    _, _, contents = real_rows(label, real_data)
+    _, contents = real_rows(label, real_data)
     golds = contents[row].golds
     assert empty in golds
     for answer in ('anything at all', '', '42'):
@@ -276,7 +273,7 @@ def test_the_real_rows_that_accept_every_output_in_the_reference_do_not_here(
 
 def test_numbers_of_real_rows_agree_just_where_their_values_do(real_data):
     """By Python's own floats; the prefix takes 25 of the 1,319 next rows' numbers for right."""
-    _, _, contents = real_rows('gsm8k', real_data)
+    _, contents = real_rows('gsm8k', real_data)
     golds = [content.gold for content in contents]
     num_prefixes = 0
     for answer, gold in zip(golds, [*golds[1:], golds[0]], strict=True):

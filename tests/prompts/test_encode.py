@@ -8,17 +8,14 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from llmfoundry_gauntlet.errors import ModelError
-from llmfoundry_gauntlet.prompts.encode import EncodedPrompt, Encoder, as_ids, score_request
-from llmfoundry_gauntlet.values import ItemKey, Prompt, Question
+from llmfoundry_gauntlet.prompts.encode import EncodedItem, EncodedPrompt, Encoder, as_ids, encode_scored
+from llmfoundry_gauntlet.values import Prompt
 
-KEY = ItemKey('t/0-shot', 0)
 BOS = 1
 
 
 def prompt(preamble: str, context: str, *continuations: str, num_shots: int = 0) -> Prompt:
-    return Prompt(
-        preamble=preamble, question=Question(contexts=(context,), continuations=continuations), num_shots=num_shots
-    )
+    return Prompt(preamble=preamble, contexts=(context,), continuations=continuations, num_shots=num_shots)
 
 
 def text_of(ids: np.ndarray) -> str:
@@ -33,8 +30,8 @@ def encoded(preamble: str, context: str, *continuations: str) -> EncodedPrompt:
     )
 
 
-def cut(parts: EncodedPrompt, max_seq_len: int, *, reference: bool = False):
-    return score_request(KEY, parts, max_seq_len=max_seq_len, truncated=False, reference=reference)
+def cut(parts: EncodedPrompt, max_seq_len: int, *, reference: bool = False) -> EncodedItem:
+    return encode_scored(parts, prompt_sha256='', max_seq_len=max_seq_len, truncated=False, reference=reference)
 
 
 def test_the_three_parts_are_tokenised_apart_and_the_first_alone_gets_special_tokens(character_tokenizer):

@@ -6,7 +6,7 @@ from paths import FIXTURES
 
 from llmfoundry_gauntlet.prompts.encode import Encoder
 from llmfoundry_gauntlet.prompts.fit import FittedPrompt, Shortenable, ShotFitter
-from llmfoundry_gauntlet.values import Prompt, Question
+from llmfoundry_gauntlet.values import Prompt
 
 INSTRUCTION = 'in'
 
@@ -17,7 +17,8 @@ def source(shots: list[str], max_tokens: int, instruction: str = '') -> Shortena
     def build(num_shots: int) -> Prompt:
         return Prompt(
             preamble=instruction + ''.join(shots[len(shots) - num_shots :]),
-            question=Question(contexts=('q',), continuations=('a',)),
+            contexts=('q',),
+            continuations=('a',),
             num_shots=num_shots,
         )
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from paths import ROOT, SHARED_DATA
 
-from llmfoundry_gauntlet.config.score import ScoreTask
+from llmfoundry_gauntlet.config.score import ScoreSpec
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.prompts.templates import (
     NO_TEMPLATE,
@@ -35,8 +35,8 @@ MATH_FILE = {'non_greedy_robustness': SOLVE, 'prompt_robustness': [SOLVE] * 10}
 UPSTREAM = SHARED_DATA / 'score' / 'upstream_prompts'
 
 
-def task_of(dataset: str = 'mmlu_pro', **keys: Any) -> ScoreTask:
-    return load_suite(None, None, {'dataset': dataset, **keys}).tasks[0]
+def task_of(dataset: str = 'mmlu_pro', **keys: Any) -> ScoreSpec:
+    return load_suite(None, None, {'dataset': dataset, **keys}).tasks[0].spec
 
 
 def read(tmp_path: Path, content: Any, dataset: str = 'mmlu_pro', **keys: Any) -> Templates:
@@ -212,7 +212,7 @@ def test_without_a_file_ours_is_taken_that_below_the_data_first(tmp_path, monkey
     for dataset in ('mmlu_pro', 'agieval', 'math'):
         assert prompts_file(task_of(dataset), tmp_path) == own / f'{dataset}.json'
     tasks = [{'label': 'arc', 'dataset_uri': 'x', 'num_fewshot': [0], 'icl_task_type': 'multiple_choice'}]
-    arc = load_suite(tasks, None, {'dataset': 'arc'}).tasks[-1]
+    arc = load_suite(tasks, None, {'dataset': 'arc'}).tasks[-1].spec
     assert prompts_file(arc, tmp_path) == own / 'agieval.json'  # which names no number of letters
     below = tmp_path / 'score' / 'prompts' / 'agieval.json'
     below.parent.mkdir(parents=True)

@@ -19,6 +19,6 @@ if __name__ == '__main__':
     cache, notes = map(Path, sys.argv[1:])
     tokenizer = Characters(notes=notes, seconds=0.05)
     labels = [f'task{number}' for number in range(NUM_TASKS)]
-    preparations = {label: preparation_of(tokenizer, label=label) for label in labels}
-    items = prepare_tasks(preparations, {label: examples_of(label) for label in labels}, TokenCache(cache))
+    preparations = {label: preparation_of(examples_of(label), tokenizer, label=label) for label in labels}
+    items = prepare_tasks(preparations, TokenCache(cache))
     print(hashlib.sha256(repr([digest_of(items[label]) for label in labels]).encode()).hexdigest())

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 
 import pytest
 from programs import SECRET, problem, right, sandbox
 
 from llmfoundry_gauntlet.config.settings import decode_settings
-from llmfoundry_gauntlet.data.examples import read_examples
 from llmfoundry_gauntlet.engine.reply import Reply, ReplyDecoder
 from llmfoundry_gauntlet.errors import ConfigError, DataError
 from llmfoundry_gauntlet.evaluation import prepare_evaluation
@@ -19,8 +19,6 @@ from llmfoundry_gauntlet.judging.text import cut_at_stops
 from llmfoundry_gauntlet.prompts.encode import Encoder
 from llmfoundry_gauntlet.scores.metrics import Absent, measure, passes_at
 from llmfoundry_gauntlet.suite import load_suite
-from llmfoundry_gauntlet.tasks.code import TASK_TYPE, parse
-from llmfoundry_gauntlet.tasks.items import build_prompt
 from llmfoundry_gauntlet.values import Generation, ItemKey, ItemResult, Sampling, StopRule
 
 ROW = {
@@ -43,14 +41,14 @@ def task(**keys):
 
 def read(write_jsonl, tmp_path, *rows, **keys):
     write_jsonl('rows.jsonl', rows)
-    return read_examples(task(**keys), tmp_path, parse)
+    return task(**keys).read(tmp_path).examples
 
 
 def test_white_space_of_programs_stays(write_jsonl, tmp_path):
     (example,) = read(write_jsonl, tmp_path, ROW)
     assert (example.content.prompt, example.content.solution) == (ROW['prompt'], ROW['canonical_solution'])
     assert example.content.pairs == (('(1,)', '2'),) and example.content.language == PYTHON
-    assert build_prompt(task(), example, []).text == ROW['prompt']
+    assert task().prompt(example).text == ROW['prompt']
 
 
 @pytest.mark.parametrize(
@@ -101,11 +99,11 @@ def test_wrong_keys_say_what_is_wrong(keys, problem):
 
 
 def test_programs_are_drawn_as_in_composer_unless_a_task_says_otherwise():
-    assert TASK_TYPE.replies.sampling(task(), None) == Sampling(temperature=1.0, top_p=0.95, top_k=40, seed=1234)
-    assert TASK_TYPE.replies.sampling(
-        task(temperature=0.2, top_p=1.0, top_k=0, generation_kwargs={'seed': 7}), None
-    ) == Sampling(temperature=0.2, top_p=1.0, top_k=0, seed=7)
-    assert TASK_TYPE.replies.sampling(task(temperature=0), None) == Sampling()  # the most probable tokens
+    assert task().sampling(None) == Sampling(temperature=1.0, top_p=0.95, top_k=40, seed=1234)
+    assert task(temperature=0.2, top_p=1.0, top_k=0, generation_kwargs={'seed': 7}).sampling(None) == Sampling(
+        temperature=0.2, top_p=1.0, top_k=0, seed=7
+    )
+    assert task(temperature=0).sampling(None) == Sampling()  # the most probable tokens
     assert task(num_beams=5).num_samples == 5 and task(num_beams=5, generations_per_sample=3).num_samples == 3
 
 
@@ -147,10 +145,10 @@ def test_each_sample_is_an_item_of_its_own(write_jsonl, tmp_path, character_toke
     ],
 )
 def test_where_programs_end(language, text, kept):
-    example = parse({**ROW, 'language': language}, task())
-    rule = TASK_TYPE.replies.stops(task(), [example], False)
+    example = task().parse({**ROW, 'language': language})
+    rule = task().stops([example])
     assert cut_at_stops(text, rule) == kept
-    reference = TASK_TYPE.replies.stops(task(), [example], True)  # Composer's, for all languages
+    reference = replace(task(), semantics='reference').stops([example])  # Composer's, for all languages
     assert sorted(reference.strings) == sorted(ENDS) and not reference.closes_block
     assert written(text, rule) == (kept, len(kept) < len(text))
 

@@ -10,7 +10,7 @@ from llmfoundry_gauntlet.scores.metrics import task_score
 from llmfoundry_gauntlet.suite import load_suite
 from llmfoundry_gauntlet.tasks import metrics_of
 from llmfoundry_gauntlet.tasks.generation import Problem
-from llmfoundry_gauntlet.tasks.items import Preparation, item_result, prepare_items
+from llmfoundry_gauntlet.tasks.items import Preparation, item_result
 from llmfoundry_gauntlet.values import Example, Generation, Item, ItemKey, ItemResult
 
 ACCURACY = 'InContextLearningGenerationExactMatchAccuracy'
@@ -31,9 +31,9 @@ def with_thoughts(**keys):
     return load_suite([{**task, **keys}]).tasks[0]
 
 
-def item_of(tokenizer, spec, content: Problem, *, reference: bool = False) -> Item:
-    preparation = Preparation(task=spec, encoder=Encoder(tokenizer), max_seq_len=100, reference=reference)
-    (item,) = prepare_items(preparation, [Example(row=0, content=content)])
+def item_of(tokenizer, spec, content: Problem) -> Item:
+    examples = [Example(row=0, content=content)]
+    (item,) = Preparation(task=spec, examples=examples, encoder=Encoder(tokenizer), max_seq_len=100).items()
     return item
 
 
@@ -44,10 +44,10 @@ def result(
     character_tokenizer, reply: str, spec=None, content: Problem = PROBLEM, *, reference: bool = False, **keys
 ) -> ItemResult:
     """The item of one problem, marked by this reply."""
-    spec = spec or with_thoughts()
-    item = item_of(character_tokenizer, spec, content, reference=reference)
+    spec = dataclasses.replace(spec or with_thoughts(), semantics='reference' if reference else 'corrected')
+    item = item_of(character_tokenizer, spec, content)
     output = Generation(key=KEY, text=reply, **{'num_tokens': 7, 'is_cut': False, **keys})
-    return item_result(item, output, spec, reference=reference)
+    return item_result(item, output, spec)
 
 
 def marks_of(found: ItemResult) -> tuple:
@@ -140,7 +140,7 @@ def test_without_normalisation_an_answer_keeps_its_signs(character_tokenizer):
 def test_an_unscorable_item_has_no_reply(character_tokenizer):
     item = item_of(character_tokenizer, with_thoughts(), PROBLEM)
     item = dataclasses.replace(item, request=dataclasses.replace(item.request, unscorable='why'))
-    found = item_result(item, None, with_thoughts(), reference=False)
+    found = item_result(item, None, with_thoughts())
     assert (found.status, found.reason, found.text, found.num_tokens) == ('unscored', 'why', None, None)
 
 

@@ -4,15 +4,16 @@ The texts of prompts and the lengths of replies were also compared with its `con
 `_get_max_answer_length`.
 """
 
+from dataclasses import replace
+
 import pytest
 
-from llmfoundry_gauntlet.data.examples import read_examples
 from llmfoundry_gauntlet.errors import DataError, ModelError
 from llmfoundry_gauntlet.prompts.encode import Encoder
 from llmfoundry_gauntlet.suite import load_suite
 from llmfoundry_gauntlet.tasks import metrics_of, task_types
-from llmfoundry_gauntlet.tasks.generation import TASK_TYPE, Problem, parse
-from llmfoundry_gauntlet.tasks.items import Preparation, build_prompt, prepare_items
+from llmfoundry_gauntlet.tasks.generation import GenerationTask, Problem
+from llmfoundry_gauntlet.tasks.items import Preparation
 from llmfoundry_gauntlet.tasks.prepare import describe
 from llmfoundry_gauntlet.values import Example, Sampling, StopRule
 
@@ -38,9 +39,9 @@ def with_thoughts(num_shots: int = 0, **keys):
 
 
 def test_it_is_the_type_of_its_name():
-    assert task_types()['generation_task_with_answers'] is TASK_TYPE
+    assert task_types()['generation_task_with_answers'] is GenerationTask
     assert [metric.name for metric in metrics_of(task())] == [ACCURACY, 'StrictMatch', 'NumericMatch', 'CutShare']
-    assert TASK_TYPE.replies is not None and TASK_TYPE.programs is None
+    assert GenerationTask.generates and not GenerationTask.runs_programs
 
 
 def test_a_row_has_a_context_an_answer_and_what_else_there_may_be(write_jsonl, tmp_path):
@@ -52,7 +53,7 @@ def test_a_row_has_a_context_an_answer_and_what_else_there_may_be(write_jsonl, t
         {**ROW, 'context': ''},
     ]
     write_jsonl('rows.jsonl', rows)
-    assert [example.content for example in read_examples(task(), tmp_path, parse)] == [
+    assert [example.content for example in task().read(tmp_path).examples] == [
         Problem('1+1=', ('2',), None),
         Problem('1+1=', ('2', 'two', ' II', ''), None),  # strings in lists stay as they are, each once
         Problem('1+1=', ('2',), None),
@@ -78,7 +79,7 @@ def test_every_wrong_row_is_listed_with_file_and_line(write_jsonl, tmp_path):
     ]
     write_jsonl('rows.jsonl', rows)
     with pytest.raises(DataError) as raised:
-        read_examples(task(), tmp_path, parse)
+        task().read(tmp_path)
     assert [line.replace(f'{tmp_path}/', '') for line in raised.value.problems] == [
         "rows.jsonl:1: the key 'answer' is missing; found: context",
         "rows.jsonl:2: the key 'context' is missing; found: answer",
@@ -99,16 +100,16 @@ def test_other_names_of_keys_are_read_and_an_answer_of_white_space_is_refused_wh
 ):
     write_jsonl('rows.jsonl', [{'question': '1+1=', 'reply': '2'}])
     spec = task(context_key='question', answer_key='reply')
-    assert read_examples(spec, tmp_path, parse)[0].content == PROBLEMS[0]
+    assert spec.read(tmp_path).examples[0].content == PROBLEMS[0]
     write_jsonl('rows.jsonl', [{**ROW, 'answer': ' \n'}])
     with pytest.raises(DataError, match=r'rows\.jsonl:1: answer is white space; allowed: text'):
-        read_examples(task(strip_dataset=False), tmp_path, parse)
+        task(strip_dataset=False).read(tmp_path)
 
 
 def prompt(spec, problems):
     """The prompt of the first problem after the others as shots."""
     first, *shots = [Example(row=row, content=content) for row, content in enumerate(problems)]
-    return build_prompt(spec, first, shots)
+    return spec.prompt(first, shots)
 
 
 @pytest.mark.parametrize(
@@ -139,16 +140,16 @@ def prompt(spec, problems):
 )
 def test_shots_show_the_thought_and_the_preferred_answer_and_the_question_nothing(spec, problems, preamble, context):
     made = prompt(spec, problems)
-    assert (made.preamble, made.question.contexts, made.question.continuations) == (preamble, (context,), ())
+    assert (made.preamble, made.contexts, made.continuations) == (preamble, (context,), ())
 
 
 def test_every_right_answer_makes_a_right_reply():
-    assert TASK_TYPE.replies.responses(THOUGHTS[0], with_thoughts()) == ('One and one. #### 2', 'One and one. #### two')
-    assert TASK_TYPE.replies.responses(Problem('?', ('a', 'b'), None), with_thoughts()) == ('a', 'b')
+    assert with_thoughts().responses(THOUGHTS[0]) == ('One and one. #### 2', 'One and one. #### two')
+    assert with_thoughts().responses(Problem('?', ('a', 'b'), None)) == ('a', 'b')
 
 
 def stops(spec, problems=PROBLEMS, *, reference: bool = False) -> StopRule:
-    return TASK_TYPE.replies.stops(spec, problems, reference)
+    return replace(spec, semantics='reference' if reference else 'corrected').stops(problems)
 
 
 def test_without_stops_of_its_own_a_reply_ends_with_its_answer_or_where_the_next_problem_begins():
@@ -181,9 +182,9 @@ def test_the_reference_has_the_tasks_stops_as_a_pattern_and_else_none():
     assert stops(given, reference=True) == StopRule(strings=('\n\n', '.'), as_pattern=True)
 
 
-def preparation(tokenizer, spec, *, max_seq_len: int = 100, **settings) -> Preparation:
-    encoder = Encoder(tokenizer)
-    return Preparation(task=spec, encoder=encoder, max_seq_len=max_seq_len, **settings)
+def preparation(tokenizer, spec, examples, *, max_seq_len: int = 100, **settings) -> Preparation:
+    task = replace(spec, **settings)
+    return Preparation(task=task, examples=examples, encoder=Encoder(tokenizer), max_seq_len=max_seq_len)
 
 
 def examples(problems=PROBLEMS) -> list[Example]:
@@ -191,7 +192,7 @@ def examples(problems=PROBLEMS) -> list[Example]:
 
 
 def requests(tokenizer, spec, problems=PROBLEMS, **settings):
-    return [item.request for item in prepare_items(preparation(tokenizer, spec, **settings), examples(problems))]
+    return [item.request for item in preparation(tokenizer, spec, examples(problems), **settings).items()]
 
 
 @pytest.mark.parametrize(
@@ -223,13 +224,15 @@ def in_categories(problems: dict[str, Problem]) -> list[Example]:
 def test_a_category_has_the_limit_of_its_own_longest_answer(character_tokenizer, truncation: str):
     """llm-foundry 0.22 makes a data set of each category (`get_icl_task_dataloader`); a subset changes no limit."""
     problems = {'b1': Problem('7*2=', ('fourteen',), None), 'a1': PROBLEMS[0], 'b2': PROBLEMS[1], 'a2': PROBLEMS[2]}
-    made = preparation(character_tokenizer, task(1, has_categories=True), max_seq_len=14, truncation=truncation)
-    whole = prepare_items(made, in_categories(problems))
+    rows = in_categories(problems)
+    spec = task(1, has_categories=True)
+    made = preparation(character_tokenizer, spec, rows, max_seq_len=14, truncation=truncation)
+    whole = made.items()
     assert [item.request.max_new_tokens for item in whole] == [9, 2, 9, 2]
     # a prompt of 'a' may have 12 tokens, which '^3+3= 6\n1+1=' has, and one of 'b' 5
     last_five = {'drop_shots': '^7*2=', 'reference': '\n7*2='}[truncation]
     assert [text(item.request) for item in whole][:2] == [last_five, '^3+3= 6\n1+1=']
-    some = prepare_items(made, in_categories(problems), asked=in_categories(problems)[2:])
+    some = made.items(rows[2:])
     assert [item.request.max_new_tokens for item in some] == [9, 2]
 
 
@@ -316,7 +319,7 @@ def test_a_context_without_tokens_is_unscorable():
 def test_requests_carry_the_stops_and_how_tokens_are_drawn(character_tokenizer):
     (first, *_) = requests(character_tokenizer, task())
     assert (first.stops, first.sampling) == (StopRule(answer_end='\n'), Sampling())
-    (first, *_) = requests(character_tokenizer, task(), reference=True)
+    (first, *_) = requests(character_tokenizer, task(), semantics='reference')
     assert first.stops == StopRule(as_pattern=True)
     drawn = {'do_sample': True, 'temperature': 2, 'top_p': 0.5, 'top_k': 3, 'seed': 9}
     (first, *_) = requests(character_tokenizer, task(generation_kwargs=drawn))
@@ -344,7 +347,8 @@ def test_a_change_of_an_alias_or_a_thought_is_another_entry_of_the_cache(
     character_tokenizer, changed: Problem, num_shots: int
 ):
     """It may change how long a reply may be, also where no shot shows it."""
-    prepared = preparation(character_tokenizer, with_thoughts(num_shots))
-    names = [describe(prepared, examples([first, *THOUGHTS[1:]])).name for first in (THOUGHTS[0], changed)]
-    assert names[0] != names[1]
-    assert describe(prepared, examples(THOUGHTS)).name == names[0]
+    names = [
+        describe(preparation(character_tokenizer, with_thoughts(num_shots), examples([first, *THOUGHTS[1:]]))).name
+        for first in (THOUGHTS[0], changed, THOUGHTS[0])
+    ]
+    assert names[0] != names[1] and names[0] == names[2]

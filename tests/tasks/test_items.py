@@ -1,12 +1,13 @@
 """The text of prompts, written out by hand from the rules in foundry's `construct_context`."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from llmfoundry_gauntlet.prompts.encode import Encoder
 from llmfoundry_gauntlet.suite import load_suite
-from llmfoundry_gauntlet.tasks.items import Preparation, build_prompt, prepare_items
+from llmfoundry_gauntlet.tasks.items import Preparation
 from llmfoundry_gauntlet.tasks.language_modeling import Passage
 from llmfoundry_gauntlet.tasks.multiple_choice import Choices
 from llmfoundry_gauntlet.tasks.schema import Schema
@@ -25,7 +26,7 @@ def task(kind: str, num_shots: int = 0, **keys):
 def prompt(kind: str, contents, num_shots: int, **keys):
     """The prompt of the first content after the next ones as shots."""
     first, *shots = [Example(row=i, content=content) for i, content in enumerate(contents)]
-    return build_prompt(task(kind, **keys), first, shots[:num_shots])
+    return task(kind, **keys).prompt(first, shots[:num_shots])
 
 
 @pytest.mark.parametrize(
@@ -44,14 +45,14 @@ def prompt(kind: str, contents, num_shots: int, **keys):
 )
 def test_language_modelling_prompts(num_shots: int, keys: dict, preamble: str, context: str):
     made = prompt('language_modeling', PASSAGES, num_shots, **keys)
-    assert (made.preamble, made.question.contexts, made.question.continuations) == (preamble, (context,), ('2',))
+    assert (made.preamble, made.contexts, made.continuations) == (preamble, (context,), ('2',))
 
 
 def test_multiple_choice_shots_show_the_right_choice_and_the_question_asks_for_all():
     made = prompt('multiple_choice', CHOICES, 1)
     assert made.preamble == 'Grass? green'
-    assert made.question.contexts == ('\nSky?',)
-    assert made.question.continuations == ('blue', 'green')
+    assert made.contexts == ('\nSky?',)
+    assert made.continuations == ('blue', 'green')
     assert made.text == 'Grass? green\nSky?'
 
 
@@ -69,20 +70,18 @@ def test_multiple_choice_shots_show_the_right_choice_and_the_question_asks_for_a
 )
 def test_schema_prompts(num_shots: int, keys: dict, preamble: str, contexts: tuple):
     made = prompt('schema', SCHEMAS, num_shots, **keys)
-    assert (made.preamble, made.question.contexts) == (preamble, contexts)
-    assert made.question.continuations == ('was full.', 'was full.')
+    assert (made.preamble, made.contexts) == (preamble, contexts)
+    assert made.continuations == ('was full.', 'was full.')
 
 
 def items(character_tokenizer, *, max_seq_len: int, truncation: str = 'drop_shots'):
-    spec = task('language_modeling', 2)
-    examples = [Example(row=i, content=content) for i, content in enumerate(PASSAGES)]
     preparation = Preparation(
-        task=spec,
+        task=replace(task('language_modeling', 2), truncation=truncation),
+        examples=[Example(row=i, content=content) for i, content in enumerate(PASSAGES)],
         encoder=Encoder(character_tokenizer),
         max_seq_len=max_seq_len,
-        truncation=truncation,
     )
-    return prepare_items(preparation, examples)
+    return preparation.items()
 
 
 def text(item) -> str:
@@ -116,13 +115,12 @@ def test_fixed_shots_give_all_items_the_same_prefix_but_those_that_it_would_tell
     assert random.Random(1234).sample([0, 1, 2, 3, 5], 3) == [3, 0, 5]
     contents = [Passage(f'{number}+{number}=', f'{2 * number}') for number in (1, 2, 3, 4, 2, 6)]
     preparation = Preparation(
-        task=task('language_modeling', 2),
+        task=replace(task('language_modeling', 2), fewshot='fixed'),
+        examples=[Example(row=i, content=content) for i, content in enumerate(contents)],
         encoder=Encoder(character_tokenizer),
         max_seq_len=100,
-        fewshot='fixed',
     )
-    made = prepare_items(preparation, [Example(row=i, content=content) for i, content in enumerate(contents)])
-    assert [text(item) for item in made] == [
+    assert [text(item) for item in preparation.items()] == [
         '^4+4= 8\n6+6= 12\n1+1=',
         '^4+4= 8\n1+1= 2\n2+2=',
         '^4+4= 8\n1+1= 2\n3+3=',

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 from characters import Characters
 
+from llmfoundry_gauntlet.config.specs import SETTINGS
 from llmfoundry_gauntlet.prompts.cache import NO_CACHE, TokenCache
 from llmfoundry_gauntlet.prompts.encode import PROMPTS_VERSION, Encoder
 from llmfoundry_gauntlet.suite import load_suite
-from llmfoundry_gauntlet.tasks import prepare, type_of
+from llmfoundry_gauntlet.tasks import prepare
 from llmfoundry_gauntlet.tasks.generation import Problem
-from llmfoundry_gauntlet.tasks.items import Preparation, prepare_items
+from llmfoundry_gauntlet.tasks.items import Preparation
 from llmfoundry_gauntlet.tasks.language_modeling import Passage
-from llmfoundry_gauntlet.tasks.multiple_choice import Choices
+from llmfoundry_gauntlet.tasks.multiple_choice import Choices, MultipleChoiceTask
 from llmfoundry_gauntlet.tasks.prepare import describe, prepare_tasks
 from llmfoundry_gauntlet.tasks.schema import Schema
 from llmfoundry_gauntlet.values import Example, GenerateRequest, Item, Request, StopRule
@@ -32,14 +33,15 @@ TASK = {
 }
 
 
-def preparation_of(tokenizer=None, **changes) -> Preparation:
-    """A small task; `changes` are of the preparation or, where it has no such field, of the task."""
-    own = {name: changes.pop(name) for name in ('max_seq_len', 'truncation', 'fewshot') if name in changes}
+def preparation_of(examples=None, tokenizer=None, *, max_seq_len: int = 60, **changes) -> Preparation:
+    """A small task; `changes` are of its settings and keys."""
+    settings = {name: changes.pop(name) for name in SETTINGS if name in changes}
     (task,) = load_suite([{**TASK, **changes}]).tasks
     return Preparation(
-        task=task,
+        task=dataclasses.replace(task, **settings),
+        examples=examples_of('q') if examples is None else examples,
         encoder=Encoder(tokenizer or Characters()),
-        **{'max_seq_len': 60, **own},
+        max_seq_len=max_seq_len,
     )
 
 
@@ -64,7 +66,14 @@ def digest_of(items: list[Item]) -> str:
     digest = hashlib.sha256()
     for item in items:
         request = item.request
-        plain = (item.content, item.category, item.prompt_sha256, request.key, request.truncated, request.unscorable)
+        plain = (
+            item.example.content,
+            item.example.category,
+            item.prompt_sha256,
+            request.key,
+            request.truncated,
+            request.unscorable,
+        )
         arrays = [ids.tolist() for ids in arrays_of(request)]
         if isinstance(request, GenerateRequest):
             others = request.max_new_tokens
@@ -79,8 +88,8 @@ def terms_of(items: list[Item]) -> list[tuple]:
     return [(request.max_new_tokens, request.stops, request.sampling) for request in requests]
 
 
-def prepared(preparation: Preparation, examples: list[Example], cache: TokenCache) -> list[Item]:
-    (items,) = prepare_tasks({'t': preparation}, {'t': examples}, cache).values()
+def prepared(preparation: Preparation, cache: TokenCache) -> list[Item]:
+    (items,) = prepare_tasks({'t': preparation}, cache).values()
     return items
 
 
@@ -106,10 +115,10 @@ REPLIES = {
 def test_items_out_of_the_cache_are_those_that_were_made(tmp_path, kind: str, truncation: str, max_seq_len: int):
     examples = {**KINDS, **REPLIES}[kind]
     keys = {'icl_task_type': kind, 'has_categories': kind == 'multiple_choice', 'truncation': truncation}
-    preparation = preparation_of(max_seq_len=max_seq_len, **keys)
-    made = prepare_items(preparation, examples)
-    first = prepared(preparation, examples, TokenCache(tmp_path))
-    again = prepared(preparation, examples, TokenCache(tmp_path))
+    preparation = preparation_of(examples, max_seq_len=max_seq_len, **keys)
+    made = preparation.items()
+    first = prepared(preparation, TokenCache(tmp_path))
+    again = prepared(preparation, TokenCache(tmp_path))
     assert len(made) == len(examples)
     assert digest_of(made) == digest_of(first) == digest_of(again)
     assert terms_of(made) == terms_of(first) == terms_of(again)
@@ -121,7 +130,7 @@ def test_a_task_is_tokenised_once_and_then_read(tmp_path):
     notes = tmp_path / 'notes'
     for expected in (True, False):
         notes.unlink(missing_ok=True)
-        prepared(preparation_of(Characters(notes=notes)), examples_of('task1'), TokenCache(tmp_path / 'cache'))
+        prepared(preparation_of(examples_of('task1'), Characters(notes=notes)), TokenCache(tmp_path / 'cache'))
         assert bool(notes_of(notes)) == expected
 
 
@@ -142,9 +151,8 @@ CHANGES = [
 
 @pytest.mark.parametrize('changes', CHANGES, ids=str)
 def test_a_change_of_task_or_settings_is_another_entry(changes: dict):
-    examples = examples_of('q')
-    assert describe(preparation_of(), examples).name == describe(preparation_of(), examples_of('q')).name
-    assert describe(preparation_of(**changes), examples).name != describe(preparation_of(), examples).name
+    assert describe(preparation_of()).name == describe(preparation_of()).name
+    assert describe(preparation_of(**changes)).name != describe(preparation_of()).name
 
 
 @pytest.mark.parametrize(
@@ -164,16 +172,15 @@ def test_a_change_of_task_or_settings_is_another_entry(changes: dict):
 def test_a_change_of_a_row_is_another_entry(changed: dict):
     first, *others = examples_of('q')
     names = [
-        describe(preparation_of(), [example, *others]).name
-        for example in (first, dataclasses.replace(first, **changed))
+        describe(preparation_of([example, *others])).name for example in (first, dataclasses.replace(first, **changed))
     ]
     assert names[0] != names[1]
-    assert describe(preparation_of(), others).name not in names
+    assert describe(preparation_of(others)).name not in names
 
 
 def test_the_same_letters_in_other_choices_are_another_entry():
     names = {
-        describe(preparation_of(), [Example(row=0, category='a', content=Choices('q', (*others, 'z'), 2))]).name
+        describe(preparation_of([Example(row=0, category='a', content=Choices('q', (*others, 'z'), 2))])).name
         for others in (('ab', 'c'), ('a', 'bc'), ('abc', ''))
     }
     assert len(names) == 3
@@ -184,41 +191,37 @@ def test_a_change_of_the_tokenizer_or_the_encoder_is_another_entry():
     encoder.prefix_space = True
     preparations = [
         preparation_of(),
-        preparation_of(Characters(bos=3)),
+        preparation_of(tokenizer=Characters(bos=3)),
         dataclasses.replace(preparation_of(), encoder=encoder),
     ]
-    assert len({describe(preparation, examples_of('q')).name for preparation in preparations}) == 3
+    assert len({describe(preparation).name for preparation in preparations}) == 3
 
 
 def test_a_change_of_a_task_types_code_is_another_entry(monkeypatch):
     """Also of one that is installed: its texts are in the digest."""
-    preparation = preparation_of()
-    before = describe(preparation, examples_of('q')).name
-    own = type_of(preparation.task)
-    shouting = dataclasses.replace(own, shot=lambda content, task, first: own.shot(content, task, first).upper())
-    monkeypatch.setattr('llmfoundry_gauntlet.tasks.prepare.type_of', lambda task: shouting)
-    assert describe(preparation, examples_of('q')).name != before
+    before = describe(preparation_of()).name
+    shot = MultipleChoiceTask.shot
+    monkeypatch.setattr(MultipleChoiceTask, 'shot', lambda task, content, first: shot(task, content, first).upper())
+    assert describe(preparation_of()).name != before
 
 
 def test_what_was_cached_with_one_setting_is_never_read_with_another(tmp_path):
     cache = TokenCache(tmp_path)
     for changes in ({}, *CHANGES, {}):
         preparation = preparation_of(**changes)
-        assert digest_of(prepared(preparation, examples_of('q'), cache)) == digest_of(
-            prepare_items(preparation, examples_of('q'))
-        )
+        assert digest_of(prepared(preparation, cache)) == digest_of(preparation.items())
 
 
 @pytest.mark.parametrize('damage', ['flipped', 'cut', 'empty', 'other'])
 def test_a_damaged_file_is_made_anew(tmp_path, caplog, damage: str):
-    preparation, examples, cache = preparation_of(), examples_of('q'), TokenCache(tmp_path)
-    expected = digest_of(prepared(preparation, examples, cache))
+    preparation, cache = preparation_of(), TokenCache(tmp_path)
+    expected = digest_of(prepared(preparation, cache))
     (path,) = tmp_path.glob('*.tokens')
     content = path.read_bytes()
     flipped = bytearray(content)
     flipped[len(content) // 2] ^= 1
     path.write_bytes({'flipped': bytes(flipped), 'cut': content[:-1], 'empty': b'', 'other': b'x' * 500}[damage])
-    assert digest_of(prepared(preparation, examples, cache)) == expected
+    assert digest_of(prepared(preparation, cache)) == expected
     assert 'made anew' in caplog.text
     assert path.read_bytes() == content
 
@@ -227,22 +230,22 @@ def test_without_a_folder_that_can_be_written_items_are_made_and_one_line_says_s
     (tmp_path / 'file').write_text('')
     cache = TokenCache(tmp_path / 'file' / 'folder')
     preparations = {name: preparation_of(label=name) for name in 'abc'}
-    items = prepare_tasks(preparations, dict.fromkeys('abc', examples_of('q')), cache)
+    items = prepare_tasks(preparations, cache)
     assert [digest_of(items[name]) for name in 'abc'] == [
-        digest_of(prepare_items(preparation, examples_of('q'))) for preparation in preparations.values()
+        digest_of(preparation.items()) for preparation in preparations.values()
     ]
     assert len(caplog.records) == 1 and 'cannot be used' in caplog.text
 
 
 def test_a_tokenizer_that_nothing_is_known_of_is_not_cached(tmp_path, character_tokenizer):
     assert Encoder(character_tokenizer).fingerprint is None
-    items = prepared(preparation_of(character_tokenizer), examples_of('q'), TokenCache(tmp_path))
+    items = prepared(preparation_of(tokenizer=character_tokenizer), TokenCache(tmp_path))
     assert len(items) == 12 and not list(tmp_path.iterdir())
 
 
 def test_nothing_is_written_without_a_cache(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert len(prepared(preparation_of(), examples_of('q'), NO_CACHE)) == 12
+    assert len(prepared(preparation_of(), NO_CACHE)) == 12
     assert not list(tmp_path.iterdir())
 
 
@@ -260,11 +263,10 @@ def test_several_processes_share_the_tasks_and_each_is_tokenised_by_one(tmp_path
 def test_a_task_that_another_process_is_at_is_waited_for_and_others_are_done_meanwhile(tmp_path):
     cache, notes = TokenCache(tmp_path / 'cache'), tmp_path / 'notes'
     tokenizer = Characters(notes=notes)
-    preparations = {name: preparation_of(tokenizer, label=name) for name in ('task0', 'task1')}
-    examples = {name: examples_of(name) for name in preparations}
-    busy = describe(preparations['task0'], examples['task0'])
+    preparations = {name: preparation_of(examples_of(name), tokenizer, label=name) for name in ('task0', 'task1')}
+    busy = describe(preparations['task0'])
     found: dict[str, list[Item]] = {}
-    thread = threading.Thread(target=lambda: found.update(prepare_tasks(preparations, examples, cache)))
+    thread = threading.Thread(target=lambda: found.update(prepare_tasks(preparations, cache)))
     with TokenCache(tmp_path / 'cache').claim(busy.name) as is_mine:
         assert is_mine
         thread.start()
@@ -279,32 +281,31 @@ def test_a_task_that_another_process_is_at_is_waited_for_and_others_are_done_mea
 
 
 def test_what_another_process_finished_between_looking_and_claiming_is_read(tmp_path):
-    preparation, examples, notes = preparation_of(), examples_of('task1'), tmp_path / 'notes'
-    work = describe(preparation, examples)
+    examples, notes = examples_of('task1'), tmp_path / 'notes'
+    work = describe(preparation_of(examples))
 
     class Late(TokenCache):
         def claim(self, name: str):
             work.make(TokenCache(tmp_path))
             return super().claim(name)
 
-    assert len(prepared(preparation_of(Characters(notes=notes)), examples, Late(tmp_path))) == 12
+    assert len(prepared(preparation_of(examples, Characters(notes=notes)), Late(tmp_path))) == 12
     assert not notes_of(notes)
 
 
 def test_a_process_that_hangs_is_not_waited_for_for_ever(tmp_path, monkeypatch):
     monkeypatch.setattr(prepare, 'PATIENCE_SECONDS', 0.2)
     cache, preparation = TokenCache(tmp_path), preparation_of()
-    with cache.claim(describe(preparation, examples_of('q')).name):
-        assert len(prepared(preparation, examples_of('q'), TokenCache(tmp_path))) == 12
+    with cache.claim(describe(preparation).name):
+        assert len(prepared(preparation, TokenCache(tmp_path))) == 12
 
 
 def test_the_rule_of_where_replies_end_is_not_cached(tmp_path):
     """The same token ids do for both rules."""
     (examples,) = REPLIES.values()
     keys = {'icl_task_type': 'generation_task_with_answers', 'has_categories': False}
-    for reference, stops in ((False, StopRule(answer_end='\n')), (True, StopRule(as_pattern=True))):
-        preparation = dataclasses.replace(preparation_of(**keys), reference=reference)
-        items = prepared(preparation, examples, TokenCache(tmp_path))
+    for semantics, stops in (('corrected', StopRule(answer_end='\n')), ('reference', StopRule(as_pattern=True))):
+        items = prepared(preparation_of(examples, semantics=semantics, **keys), TokenCache(tmp_path))
         assert {item.request.stops for item in items} == {stops}
     assert len(list(tmp_path.glob('*.tokens'))) == 1
 
@@ -322,7 +323,7 @@ ITEMS = {
 def test_prompts_do_not_change_without_a_new_version(place: int):
     """Where this fails, raise PROMPTS_VERSION and note the new digest here: cached token ids are then made anew."""
     digests = [
-        digest_of(prepare_items(preparation_of(icl_task_type=kind, has_categories=False, **keys), examples))
+        digest_of(preparation_of(examples, icl_task_type=kind, has_categories=False, **keys).items())
         for kind, examples in (KINDS, REPLIES)[place].items()
         for keys in ({}, {'truncation': 'reference'}, {'fewshot': 'fixed'}, {'max_seq_len': 20})
     ]

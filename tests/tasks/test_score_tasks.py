@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from llmfoundry_gauntlet.config.score import SCORE_TASK_TYPES, ScoreTask
 from llmfoundry_gauntlet.data.score_rows import LetteredQuestion, MathQuestion
 from llmfoundry_gauntlet.errors import ConfigError, DataError
 from llmfoundry_gauntlet.judging.likelihood import NON_FINITE
@@ -19,10 +19,16 @@ from llmfoundry_gauntlet.prompts.perturbations import Posed, PosedProblem
 from llmfoundry_gauntlet.prompts.seeds import draw_seed
 from llmfoundry_gauntlet.prompts.templates import Template
 from llmfoundry_gauntlet.suite import load_suite
-from llmfoundry_gauntlet.tasks import task_types, type_of
-from llmfoundry_gauntlet.tasks.items import Preparation, item_result, prepare_items
-from llmfoundry_gauntlet.tasks.score import CUT, UNPARSED, read_variants
-from llmfoundry_gauntlet.tasks.texts import TextTask
+from llmfoundry_gauntlet.tasks.items import Preparation, item_result, untokenized_items
+from llmfoundry_gauntlet.tasks.score import (
+    CUT,
+    UNPARSED,
+    LettersTask,
+    LikelihoodTask,
+    MathTask,
+    ScoreTask,
+    read_variants,
+)
 from llmfoundry_gauntlet.values import Generation, ItemKey, Judgement, Sampling, ScoreOutput, StopRule
 
 KEY = ItemKey('score_mmlu_pro/0-shot', 0, variant='prompt:0')
@@ -51,17 +57,20 @@ def task_of(dataset: str = 'mmlu_pro', **keys: Any) -> ScoreTask:
 def judge(text: str, content: Posed = POSED, dataset: str = 'mmlu_pro', **more: Any) -> Judgement:
     keys = {name: more.pop(name) for name in ('answer_extraction',) if name in more}
     task = task_of(dataset, **keys)
-    return type_of(task).judge(Generation(key=KEY, text=text, **more), content, task, False)
+    return task.score(Generation(key=KEY, text=text, **more), content)
 
 
 def test_the_types_are_known_by_their_names_and_have_no_metric_that_is_a_mean_over_items():
-    assert set(SCORE_TASK_TYPES.values()) <= set(task_types())
-    replies = {name: task_types()[name].replies for name in SCORE_TASK_TYPES.values()}
-    assert replies['score_likelihood'] is None
-    assert replies['score_choices'].is_verbatim and replies['score_math'].is_verbatim
-    for name in replies:
-        assert task_types()[name].programs is None
-        assert task_types()[name].metrics(task_of()) == ()
+    tasks = {
+        'score_choices': task_of(),
+        'score_likelihood': task_of(answers='likelihood'),
+        'score_math': task_of('math'),
+    }
+    assert [type(task) for task in tasks.values()] == [LettersTask, LikelihoodTask, MathTask]
+    assert [task.generates for task in tasks.values()] == [True, False, True]
+    for name, task in tasks.items():
+        assert task.icl_task_type == name and not task.runs_programs and task.metrics() == ()
+        assert task.is_verbatim or not task.generates
 
 
 @pytest.mark.parametrize(
@@ -158,28 +167,23 @@ def scored(*means: float) -> ScoreOutput:
 
 def test_the_most_probable_letter_is_chosen():
     task = task_of(answers='likelihood')
-    judge = type_of(task).judge
-    assert judge(scored(-3, -1, -2), POSED, task, False) == Judgement(
-        credit=1.0, predicted=1, answer='B', facts=FACTS['B']
-    )
-    assert judge(scored(-1, -3, -2), POSED, task, False) == Judgement(
-        credit=0.0, predicted=0, answer='A', facts=FACTS['A']
-    )
-    tie = judge(scored(-3, -1, -1), POSED, task, False)
+    assert task.score(scored(-3, -1, -2), POSED) == Judgement(credit=1.0, predicted=1, answer='B', facts=FACTS['B'])
+    assert task.score(scored(-1, -3, -2), POSED) == Judgement(credit=0.0, predicted=0, answer='A', facts=FACTS['A'])
+    tie = task.score(scored(-3, -1, -1), POSED)
     assert (tie.credit, tie.predicted, tie.answer) == (0.5, 1, 'B') and 'tie' in tie.reason
     for value in (float('nan'), float('-inf')):
-        assert judge(scored(value, -1, -2), POSED, task, False) == Judgement(credit=None, reason=NON_FINITE)
+        assert task.score(scored(value, -1, -2), POSED) == Judgement(credit=None, reason=NON_FINITE)
 
 
 def test_semantics_of_llm_foundry_change_no_mark():
     """SCORE has its own `answer_extraction`. Mutation: ties and NaN fall to the first letter."""
     task = task_of(answers='likelihood')
     for output in (scored(-3, -1, -1), scored(float('nan'), -1, -2)):
-        assert type_of(task).judge(output, POSED, task, True) == type_of(task).judge(output, POSED, task, False)
+        assert replace(task, semantics='reference').score(output, POSED) == task.score(output, POSED)
 
 
 def test_somebody_elses_text_answers_a_question_by_likelihood_too():
-    judge_text = task_types()['score_likelihood'].judge_text
+    judge_text = task_of(answers='likelihood').score_text
     assert judge_text(' B.', POSED) == Judgement(credit=1.0, predicted=1, answer='B', facts=FACTS['B'])
     assert judge_text('no idea', POSED) == Judgement(credit=0.0, reason=UNPARSED, facts=FACTS[None])
 
@@ -203,9 +207,9 @@ def data_root(write_jsonl, tmp_path) -> Path:
     return tmp_path
 
 
-def items_of(task: ScoreTask, data_root: Path, tokenizer: Any, *, max_seq_len: int = 200, **more: Any) -> list[Any]:
-    prepared = Preparation(task=task, encoder=Encoder(tokenizer), max_seq_len=max_seq_len, **more)
-    return prepare_items(prepared, read_variants(task, data_root).examples)
+def items_of(task: ScoreTask, data_root: Path, tokenizer: Any, *, max_seq_len: int = 200) -> list[Any]:
+    examples = read_variants(task, data_root).examples
+    return Preparation(task=task, examples=examples, encoder=Encoder(tokenizer), max_seq_len=max_seq_len).items()
 
 
 def text(ids) -> str:
@@ -227,7 +231,7 @@ def test_a_reply_follows_the_prompt_alone_and_is_taken_to_the_last_space(data_ro
     assert text(items[0].request.context) == '^Say: Who?\nA: she\nB: he\nC: it'
     assert all(item.request.stops == StopRule() and item.request.verbatim for item in items)
     task = task_of()
-    result = item_result(items[0], Generation(key=items[0].request.key, text=' B\n\n \t'), task, reference=False)
+    result = item_result(items[0], Generation(key=items[0].request.key, text=' B\n\n \t'), task)
     assert result.text == ' B\n\n \t'
 
 
@@ -271,11 +275,9 @@ def test_every_drawn_reply_has_a_seed_of_its_own(data_root, character_tokenizer)
     requests = [item.request for item in items if item.request.sampling.temperature > 0]
     assert len(requests) == 10
     assert len({draw_seed(request.sampling, request.key) for request in requests}) == 10
-    texts = TextTask(task=task_of(), examples=read_variants(task_of(), data_root).examples)
-    for item in texts.items():
-        assert texts.replies.sampling(texts.task, item.key.variant) == next(
-            one.request.sampling for one in items if one.request.key == item.key
-        )
+    examples = read_variants(task_of(), data_root).examples
+    for item, _ in untokenized_items(task_of(), examples, examples):
+        assert item.request.sampling == next(one.request.sampling for one in items if one.key == item.key)
 
 
 def test_subset_items_counts_questions_and_keeps_all_their_variants(data_root):
