@@ -96,18 +96,6 @@ def prompt_tokens(pools: Sequence[Pool]) -> Counter[str]:
     return found
 
 
-def strata(costs: Sequence[float], number: int) -> list[list[int]]:
-    """Places in at most `number` groups of like and about equally much cost, each in descending order."""
-    places = sorted(range(len(costs)), key=lambda place: -costs[place])
-    whole = sum(costs)
-    groups: dict[int, list[int]] = {}
-    done = 0.0
-    for place in places:
-        groups.setdefault(min(number - 1, int(number * done / whole)), []).append(place)
-        done += costs[place]
-    return list(groups.values())
-
-
 def expected_tokens(replies: Sequence[Generation], most: int) -> float:
     """Tokens that a reply of at most `most` takes, if it is as likely to end at each token as these replies.
 

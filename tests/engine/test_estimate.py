@@ -6,10 +6,8 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from llmfoundry_gauntlet.engine.estimate import expected_tokens, scored_tokens, strata
+from llmfoundry_gauntlet.engine.estimate import expected_tokens, scored_tokens
 from llmfoundry_gauntlet.engine.plan import plan
 from llmfoundry_gauntlet.values import Generation, ItemKey, ScoreRequest
 
@@ -36,20 +34,6 @@ def test_a_prefix_of_several_batches_counts_once_for_the_first_of_its_tasks():
     found = scored_tokens(batches)
     assert sum(found.values()) == whole
     assert found['second'] in (30 * 25, 30 * 25 + length)
-
-
-@given(st.lists(st.floats(0.5, 1e6), max_size=60), st.integers(1, 12))
-def test_groups_hold_every_place_once_the_dearest_first(costs: list[float], number: int):
-    groups = strata(costs, number)
-    places = [place for group in groups for place in group]
-    assert sorted(places) == list(range(len(costs)))
-    assert [costs[place] for place in places] == sorted(costs, reverse=True)
-    assert len(groups) <= number and all(groups)
-
-
-def test_groups_have_about_as_much_cost():
-    """One of cost 6, two of 3 and six of 1."""
-    assert strata([1, 3, 1, 6, 1, 1, 3, 1, 1], 3) == [[3], [1, 6], [0, 2, 4, 5, 7, 8]]
 
 
 def test_replies_that_end_at_each_token_with_a_fixed_chance_take_the_mean_of_the_geometric_distribution():
