@@ -249,7 +249,10 @@ def test_tasks_that_cannot_be_run_are_named_once(tmp_path, tiny_settings, caplog
         {'label': 'sums', 'dataset_uri': 'sums.jsonl', 'num_fewshot': [0], 'icl_task_type': 'language_modeling'},
     ]
     with caplog.at_level(logging.WARNING):
-        EvalGauntlet(tasks=tasks, data_root=tiny_settings['data_root'])
+        callback = EvalGauntlet(tasks=tasks, data_root=tiny_settings['data_root'], max_seq_len=128, save_folder=None)
+        assert not caplog.messages and list(callback.data.tasks) == ['code/0-shot', 'sums/0-shot']
+        tiny.trainer([callback]).close()
     find_sandbox.cache_clear()
-    (message,) = caplog.messages
+    assert list(callback.data.tasks) == ['sums/0-shot']
+    (message,) = [text for text in caplog.messages if 'left out' in text]
     assert message.startswith('code tasks: prlimit is missing') and message.endswith('left out: code/0-shot')
