@@ -10,9 +10,9 @@ from llmfoundry_gauntlet.composer.checkpoint_folders import Checkpoint, find_che
 from llmfoundry_gauntlet.data.stores import StoredFile
 
 
-def found(*names: str) -> dict[str, tuple[str, int | None]]:
+def found(*names: str) -> dict[str, tuple[bool, int | None]]:
     checkpoints = find_checkpoints([StoredFile(name, 1, 'v') for name in names])
-    return {checkpoint.name: (checkpoint.kind, checkpoint.batch) for checkpoint in checkpoints}
+    return {checkpoint.name: (checkpoint.is_file, checkpoint.batch) for checkpoint in checkpoints}
 
 
 def test_every_kind_is_found_and_hidden_files_are_not():
@@ -33,12 +33,12 @@ def test_every_kind_is_found_and_hidden_files_are_not():
         '.gauntlet/asked/ep0-ba2-rank0.pt.json',
         '.cache/ep0-ba3-rank0.pt',
     ) == {
-        'ep0-ba2-rank0.pt': ('file', 2),
-        'deeper/ep1-ba40-rank0.pt': ('file', 40),
-        'ep0-ba6': ('sharded', 6),
-        'ep0-ba8': ('sharded', 8),
-        'huggingface/ba10': ('hugging face', 10),
-        'mine.pt': ('file', None),
+        'ep0-ba2-rank0.pt': (True, 2),
+        'deeper/ep1-ba40-rank0.pt': (True, 40),
+        'ep0-ba6': (False, 6),
+        'ep0-ba8': (False, 8),
+        'huggingface/ba10': (False, 10),
+        'mine.pt': (True, None),
     }
 
 
@@ -47,7 +47,7 @@ def test_every_kind_is_found_and_hidden_files_are_not():
     [('ep10-ba2000-rank0.pt', 2000), ('checkpoint-500', 500), ('run1/step_30', 30), ('llama-7b.pt', None)],
 )
 def test_the_batch_is_read_from_the_name(name: str, batch: int | None):
-    assert Checkpoint(name=name, kind='file', files=()).batch == batch
+    assert Checkpoint(name=name, files=()).batch == batch
 
 
 def test_a_version_is_of_all_files():
