@@ -116,11 +116,16 @@ class Claims:
         """Whether another watcher has taken over this watcher's claim."""
         return self._next in self.by_file
 
+    def check_held(self) -> None:
+        """Raise StoreError if this watcher's claim `is_lost`."""
+        if self.is_lost:
+            raise StoreError(f'{self.store.uri}/{self._next}: {self.by_file[self._next].owner} has taken over')
+
     def write(self, expires: float | None, sizes: Mapping[str, int] | None = None) -> None:
-        """Change this watcher's claim, unless it `is_lost`."""
+        """Change this watcher's claim."""
         self.refresh()
-        if not self.is_lost:
-            self.store.write(self._own, content_of(Claim(self.owner, expires, sizes)))
+        self.check_held()
+        self.store.write(self._own, content_of(Claim(self.owner, expires, sizes)))
 
     @contextmanager
     def renewed(self) -> Iterator[None]:
@@ -135,7 +140,7 @@ class Claims:
             thread.join()
 
     def _renew(self, end: threading.Event) -> None:
-        while not self.is_lost and not end.wait(self.expires_seconds / RENEWALS):
+        while not end.wait(self.expires_seconds / RENEWALS):
             try:
                 self.write(self.expiry())
             except StoreError as error:

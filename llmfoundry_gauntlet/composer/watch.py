@@ -203,10 +203,11 @@ class Watcher:
         return now >= self.not_before[checkpoint]
 
     def _report(self, checkpoint: Checkpoint, state: str, detail: str) -> None:
-        """Keep the state of a checkpoint, and log it if it is new."""
-        if self.states.get(checkpoint.name) != (state, detail):
+        """Keep and log the state of a checkpoint, if it is new."""
+        before, known = self.states[checkpoint.name]
+        if before != state or not known.startswith(detail):
             log.log(logging.WARNING if state in BAD else logging.INFO, '%s: %s %s', checkpoint.name, state, detail)
-        self.states[checkpoint.name] = (state, detail)
+            self.states[checkpoint.name] = (state, detail)
 
     def _take(self, checkpoint: Checkpoint) -> Due | None:
         """Claim a checkpoint; `None` if another watcher was faster, or if its records are there already."""
@@ -243,7 +244,7 @@ class Watcher:
         return self.wanted.out / f'ba{batch}-{own}' if is_taken else folder
 
     def conclude(self, due: Due, state: str, reason: str = '') -> None:
-        """Record the outcome of an evaluation, for the other watchers as well."""
+        """Record the outcome of an evaluation, done, damaged or failed, for the other watchers as well."""
         checkpoint = due.checkpoint
         self.news = time.monotonic()
         if state == DONE:
@@ -253,11 +254,13 @@ class Watcher:
         self._finish(due, expires=0.0)
         with suppress(StoreError):
             self._list()
+        if self.claims.is_lost:
+            return
         if checkpoint not in self.checkpoints:
             log.info('%s: was deleted or overwritten during its evaluation', checkpoint.name)
-        elif state in BAD:
+        else:
             is_final = state == DAMAGED or self.wanted.once
-            self.not_before[checkpoint] = math.inf if is_final else self.news + self.wanted.poll_seconds
+            self.not_before[checkpoint] = math.inf if is_final else self.news + self.wanted.expires_seconds
             self._report(checkpoint, state, f'by {self.claims.owner}: {reason}')
 
     def _finish(self, due: Due, *, expires: float | None, sizes: Mapping[str, int] | None = None) -> None:
@@ -266,9 +269,7 @@ class Watcher:
         try:
             self.claims.write(expires, sizes)
         except StoreError as error:  # the claim expires, then the records show whether it is done
-            log.warning('%s; the claim on %s stays until it expires', error, due.uri)
-        if self.claims.is_lost:
-            log.warning('%s: was taken over by another watcher', due.checkpoint.name)
+            log.warning('%s: the claim is not changed: %s', due.checkpoint.name, error)
 
     def release(self) -> None:
         """Leave the checkpoint that is being evaluated, if any, to others, with its journal."""
@@ -308,10 +309,6 @@ def stop_signals() -> Iterator[Callable[[], None]]:
             signal.signal(number, handler)
 
 
-class ClaimLostError(Exception):
-    """Another watcher has taken over, as this claim expired."""
-
-
 class Overseer(LoggerDestination):
     """Hooks of the watch into an evaluation; Composer calls it as it does loggers.
 
@@ -339,10 +336,9 @@ class Overseer(LoggerDestination):
                 callback.source = replace(callback.source, training=point)
 
     def eval_batch_end(self, state: State, logger: Logger) -> None:
-        """Raise ClaimLostError or SystemExit on all ranks, which end together."""
+        """Raise SystemExit, or StoreError if another watcher has taken over, on all ranks together."""
         self.check_stop()
-        if on_first_rank(lambda: self.watcher.claims.is_lost):
-            raise ClaimLostError
+        on_first_rank(self.watcher.claims.check_held)
 
 
 def evaluate_due(due: Due, watcher: Watcher, device: str, check_stop: Callable[[], None]) -> tuple[str, str]:
@@ -362,8 +358,6 @@ def evaluate_due(due: Due, watcher: Watcher, device: str, check_stop: Callable[[
             resume=True,
             **wanted.settings,
         )
-    except ClaimLostError:
-        return WAITING, ''
     except StoreError as error:
         return FAILED, str(error)
     except ModelError as error:

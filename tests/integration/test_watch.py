@@ -244,6 +244,8 @@ def test_an_evaluation_stops_when_another_watcher_has_taken_over(folder: Path, t
     other.refresh()
     found = other.on(due.checkpoint)[-1]
     assert found.owner == 'another' and found.is_running
+    other.write(0.0)
+    assert next_due(watcher).checkpoint == due.checkpoint  # as that one has given up too
 
 
 def test_a_folder_that_is_out_of_reach_for_a_while_is_listed_again(
@@ -265,7 +267,7 @@ def test_a_store_that_is_out_of_reach_during_an_evaluation_says_nothing_of_the_c
 ):
     path = trained / 'checkpoints/ep0-ba4-rank0.pt'
     s3_server.client.upload_file(str(path), s3_server.bucket, f'run/{path.name}')
-    watcher, due, evaluate = watcher_of(folder, trained, folder=s3_server.uri('run'))
+    watcher, due, evaluate = watcher_of(folder, trained, folder=s3_server.uri('run'), expires_seconds=1.0)
     monkeypatch.setenv('AWS_MAX_ATTEMPTS', '1')
     monkeypatch.setenv('S3_ENDPOINT_URL', 'http://127.0.0.1:9')
     evaluate(due)
