@@ -189,8 +189,7 @@ class Watcher:
         """Return whether a checkpoint may be claimed; keep its state."""
         now = time.monotonic()
         if checkpoint not in self.not_before:  # a version that is new
-            appears_whole = checkpoint.is_file and not self.store.is_local
-            self.not_before[checkpoint] = now + (0.0 if appears_whole else self.wanted.settle_seconds)
+            self.not_before[checkpoint] = now + self.wanted.settle_seconds
             self.news = now
             self.states[checkpoint.name] = (WAITING, '')
         for claim in self.claims.on(checkpoint)[-1:]:

@@ -290,37 +290,29 @@ def test_with_a_time_budget_all_checkpoints_are_asked_the_same(
 
 
 @pytest.mark.parametrize(
-    ('more', 'message'),
+    ('name', 'more', 'message'),
     [
-        (['--stop-after', 'soon'], "--stop-after is 'soon'; allowed: a time such as '30s'"),
-        (['--poll', '30'], "--poll is '30'; allowed: a time such as '30s'"),
-        (['--fewshot', 'some'], "fewshot: is 'some'; allowed: reference, fixed"),
-        (['--precision', 'fp8'], "precision is 'fp8'; allowed: "),
-        (['--device', 'tpu'], "device is 'tpu'; allowed: cpu, gpu"),
-        (['--tasks', 'none.yaml'], 'none.yaml: there is no such file'),
-        (['--data-root', 'nowhere'], 'sums.jsonl'),
-        (['--claims', 'gs://bucket'], 'llmfoundry-gauntlet[gcs]'),
+        ('checkpoints', ['--stop-after', 'soon'], "--stop-after is 'soon'; allowed: a time such as '30s'"),
+        ('checkpoints', ['--poll', '30'], "--poll is '30'; allowed: a time such as '30s'"),
+        ('checkpoints', ['--fewshot', 'some'], "fewshot: is 'some'; allowed: reference, fixed"),
+        ('checkpoints', ['--precision', 'fp8'], "precision is 'fp8'; allowed: "),
+        ('checkpoints', ['--device', 'tpu'], "device is 'tpu'; allowed: cpu, gpu"),
+        ('checkpoints', ['--tasks', 'none.yaml'], 'none.yaml: there is no such file'),
+        ('checkpoints', ['--data-root', 'nowhere'], 'sums.jsonl'),
+        ('checkpoints', ['--claims', 'gs://bucket'], 'llmfoundry-gauntlet[gcs]'),
+        ('elsewhere', [], 'elsewhere: there are no checkpoints at or below it; allowed: *.pt'),
+        ('ba3', [], 'is a checkpoint itself; give the folder above it'),
+        ('s3://', [], 'names no bucket'),
     ],
 )
 def test_what_the_user_has_wrong_ends_the_watch_before_anything_is_claimed(
-    watch: Watch, folder: Path, more: list[str], message: str
+    watch: Watch, folder: Path, name: str, more: list[str], message: str
 ):
-    status, _, err = watch(*more)
-    assert status == 2 and message in err
-    assert states(folder) == {} and not (folder / 'watched').exists()
-
-
-def test_a_folder_without_checkpoints_or_one_that_is_a_checkpoint_is_refused(watch: Watch, folder: Path):
     (folder / 'ba3').mkdir()
     (folder / 'ba3/config.json').write_text('{}')
-    for uri, message in (
-        (folder / 'elsewhere', 'elsewhere: there are no checkpoints at or below it; allowed: *.pt'),
-        (folder / 'ba3', 'is a checkpoint itself; give the folder above it'),
-        ('s3://', 'names no bucket'),
-    ):
-        status, _, err = watch(uri=uri)
-        assert status == 2 and message in err
-    assert not (folder / 'elsewhere').exists()
+    status, _, err = watch(*more, uri=name if '://' in name else folder / name)
+    assert status == 2 and message in err
+    assert states(folder) == {} and not (folder / 'watched').exists() and not (folder / 'elsewhere').exists()
 
 
 @pytest.fixture
