@@ -176,10 +176,10 @@ class Watcher:
             log.warning('%s; retrying in %.0f s', error, self.wanted.poll_seconds)
             self.next_look = now + self.wanted.poll_seconds
             return self.wanted.poll_seconds
-        if self.wanted.once and not any(self.states[c.name][0] in (WAITING, RUNNING) for c in wanted):
+        is_open = any(self.states[c.name][0] in (WAITING, RUNNING) for c in wanted)
+        if self.wanted.once and not is_open:
             return None
-        is_idle = self.wanted.stop_seconds is not None and now - self.news > self.wanted.stop_seconds
-        if is_idle and not self.claims.is_any_running():
+        if not is_open and self.wanted.stop_seconds is not None and now - self.news > self.wanted.stop_seconds:
             log.info('nothing new has come for %.0f s', now - self.news)
             return None
         self.next_look = min([now + self.wanted.poll_seconds, *(at for at in self.not_before.values() if at > now)])

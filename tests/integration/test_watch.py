@@ -335,7 +335,7 @@ def test_with_a_training_yaml_metrics_reach_its_loggers_at_their_training_steps(
     tiny.model().save_pretrained(network)
     tiny.tokenizer().save_pretrained(network)
     (folder / 'train.yaml').write_text(json.dumps(training))
-    options = ['--train-yaml', folder / 'train.yaml', '--once', '--settle', '0s']
+    options = ['--train-yaml', folder / 'train.yaml', '--stop-after', '0s', '--settle', '0.5s', '--poll', '0.1s']
     status, out, err = gauntlet('watch', folder / 'checkpoints', *options)
     assert status == 0, out + err
     assert sorted(path.name for path in (folder / 'tiny/gauntlet').iterdir()) == ['ba2', 'ba4', 'ba7']
