@@ -608,9 +608,9 @@ MUTATIONS = (
     ),
     Mutation(
         'records of what was overwritten pass for new ones',
-        'composer/watch_records.py',
-        '    if read_mark(folder) is None:\n        write_mark',
-        '    if True:\n        write_mark',
+        'composer/watch.py',
+        'is_done = not self.claims.is_known(checkpoint) and ',
+        'is_done = ',
         'integration/test_watch.py',
     ),
     Mutation(
@@ -630,15 +630,15 @@ MUTATIONS = (
     Mutation(
         'an expired claim still stands',
         'composer/claims.py',
-        'return self.state == RUNNING and time.time() < self.expires',
-        'return self.state == RUNNING',
+        'return self.expires is not None and time.time() < self.expires',
+        'return self.expires is not None',
         'composer/test_claims.py',
     ),
     Mutation(
         'a claim of what was overwritten counts',
         'composer/claims.py',
-        'if claim is None or claim.version != version:',
-        'if claim is None:',
+        '@{checkpoint.version}.',
+        '@.',
         'composer/test_claims.py',
     ),
     Mutation(
@@ -649,17 +649,17 @@ MUTATIONS = (
         'composer/test_model_errors.py',
     ),
     Mutation(
-        'two watchers take over the same claim in S3',
+        'two watchers create the same claim in S3',
         'data/stores.py',
-        "{'IfMatch': self.fs.info(path)['ETag']} if scheme_of(self.uri) == 's3' else {}",
-        '{}',
+        "content, mode='create')",
+        'content)',
         'data/test_stores.py',
     ),
     Mutation(
         'two watchers create the same claim on a disk',
         'data/stores.py',
-        "path.open('xb')",
-        "path.open('wb')",
+        "self.fs.open(path, 'xb')",
+        "self.fs.open(path, 'wb')",
         'data/test_stores.py',
     ),
     # Files from other people.

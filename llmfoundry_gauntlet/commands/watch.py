@@ -6,11 +6,12 @@ import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from llmfoundry_gauntlet.commands.options import (
+    CHECK_FAILED,
     Budget,
     Confinement,
     DataRoot,
@@ -30,19 +31,12 @@ from llmfoundry_gauntlet.commands.options import (
 )
 from llmfoundry_gauntlet.errors import ConfigError
 
-if TYPE_CHECKING:
-    from llmfoundry_gauntlet.composer.watcher import Status
-
-CHECK_FAILED = 1
-ORDERS = ('newest', 'oldest')
 NEVER = 'never'
 FIRST_RANK = '0'
-EXCLUDES = {  # what a training YAML says
-    'train_yaml': (
-        *('tasks', 'score', 'gauntlet', 'data_root', 'max_seq_len', 'tokens_per_batch', 'semantics', 'truncation'),
-        *('fewshot', 'sandbox', 'limit', 'time_budget'),
-    )
-}
+EVALUATION = (  # options that a training YAML says
+    *('tasks', 'score', 'gauntlet', 'data_root', 'max_seq_len', 'tokens_per_batch', 'semantics', 'truncation'),
+    *('fewshot', 'sandbox', 'limit', 'time_budget'),
+)
 OWN_KEYS = ('interval', 'save_folder')  # of the callback in training alone
 
 Watched = Annotated[
@@ -56,7 +50,6 @@ TrainYaml = Annotated[
     Path | None,
     typer.Option('--train-yaml', help='Takes eval_gauntlet, loggers, run_name and precision from a training YAML.'),
 ]
-Order = Annotated[str, typer.Option(help='newest or oldest: which checkpoint is evaluated first.')]
 Poll = Annotated[str, typer.Option(help='Time between two listings of FOLDER, such as 30s.')]
 Settle = Annotated[str, typer.Option(help='A checkpoint counts as written when it has not changed for this long.')]
 Once = Annotated[bool, typer.Option('--once', help='Evaluate what is there, then exit.')]
@@ -86,7 +79,6 @@ def watch(
     sandbox: Confinement = 'auto',
     limit: Limit = None,
     time_budget: Budget = None,
-    order: Order = 'newest',
     poll: Poll = '30s',
     settle: Settle = '5s',
     once: Once = False,
@@ -102,56 +94,39 @@ def watch(
 
     composer -n 8 -m llmfoundry_gauntlet watch runs/demo/checkpoints --train-yaml yamls/train/demo.yaml
     """
-    check_options(context, excludes=EXCLUDES)
-    given: dict[str, Any] = {
-        'tasks': tasks,
-        'score': score,
-        'gauntlet': gauntlet,
-        'data_root': data_root,
-        'max_seq_len': max_seq_len,
-        'tokens_per_batch': int(tokens_per_batch) if tokens_per_batch.isdecimal() else tokens_per_batch,
-        'semantics': semantics,
-        'truncation': truncation,
-        'fewshot': fewshot,
-        'sandbox': sandbox,
-        'subset_items': limit,
-        'time_budget': time_budget,
-    }
+    check_options(context, excludes={'train_yaml': EVALUATION})
+    if train_yaml is not None:
+        training = training_settings(train_yaml)
+    elif tasks is None and score is None:
+        raise ConfigError('nothing to evaluate: give --tasks, --score or both, or --train-yaml')
+    else:
+        settings: dict[str, Any] = {name: context.params[name] for name in EVALUATION}
+        settings['subset_items'] = settings.pop('limit')
+        settings['tokens_per_batch'] = int(tokens_per_batch) if tokens_per_batch.isdecimal() else tokens_per_batch
+        training = {'settings': settings}
+    training |= {name: value for name, value in (('out', out), ('precision', precision)) if value is not None}
+    if training.get('out') is None:
+        raise ConfigError('there is no folder for the records; give one with --out')
     timing: dict[str, Any] = {
         'poll_seconds': seconds_of('--poll', poll),
         'settle_seconds': seconds_of('--settle', settle),
         'expires_seconds': seconds_of('--claim-expires', claim_expires),
         'stop_seconds': None if stop_after == NEVER else seconds_of('--stop-after', stop_after),
     }
-    if order not in ORDERS:
-        raise ConfigError(f'--order is {order!r}; allowed: {", ".join(ORDERS)}')
-    training: dict[str, Any] = {'settings': given} if train_yaml is None else training_settings(train_yaml)
-    if train_yaml is None and tasks is None and score is None:
-        raise ConfigError('nothing to evaluate: give --tasks, --score or both, or --train-yaml')
-    records = training.pop('out', None) if out is None else out
-    if records is None:
-        raise ConfigError('there is no folder for the records; give one with --out')
-    training['precision'] = precision or training.get('precision')
-    start_logging()
-    from llmfoundry_gauntlet.composer.watch import is_bad, watch
-    from llmfoundry_gauntlet.composer.watcher import WatchSettings
+    logging.basicConfig(format='%(asctime)s %(message)s', datefmt='%Y-%m-%d %H:%M:%S')
+    if os.environ.get('RANK', FIRST_RANK) == FIRST_RANK:
+        logging.getLogger('llmfoundry_gauntlet').setLevel(logging.INFO)
+    from llmfoundry_gauntlet.composer.watch import BAD, WatchSettings, watch
+    from llmfoundry_gauntlet.records.results import RESULTS
+    from llmfoundry_gauntlet.report.tables import print_runs
 
-    statuses = watch(
-        WatchSettings(
-            folder=folder,
-            out=records,
-            tokenizer=tokenizer,
-            model_config=model_config,
-            device=device,
-            claims=claims,
-            newest_first=order == 'newest',
-            once=once,
-            **timing,
-            **training,
-        )
-    )
-    print_statuses(statuses, records)
-    if is_bad(statuses):
+    given: dict[str, Any] = {'tokenizer': tokenizer, 'model_config': model_config, 'device': device, 'claims': claims}
+    table = watch(WatchSettings(folder=folder, once=once, **given, **timing, **training))
+    for name, state, detail in table:
+        typer.echo(f'{name}: {state} {detail}')
+    if table and any(training['out'].rglob(RESULTS)):
+        print_runs(training['out'])
+    if any(state in BAD for _, state, _ in table):
         raise typer.Exit(CHECK_FAILED)
 
 
@@ -197,32 +172,3 @@ def seconds_of(option: str, text: str) -> float:
     if found is None:
         raise ConfigError(f"{option} is {text!r}; allowed: a time such as '30s', '10m' or '12h'")
     return float(found[1]) * SECONDS[found[2]]
-
-
-def start_logging() -> None:
-    """Log a line for each event, with the time, on the first rank."""
-    logging.basicConfig(format='%(asctime)s %(message)s', datefmt='%Y-%m-%d %H:%M:%S')
-    if os.environ.get('RANK', FIRST_RANK) == FIRST_RANK:
-        logging.getLogger('llmfoundry_gauntlet').setLevel(logging.INFO)
-
-
-def print_statuses(statuses: list[Status], out: Path) -> None:
-    """Print the status of each checkpoint, then the scores of all evaluations in the folder of records."""
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    from llmfoundry_gauntlet.records.results import RESULTS
-    from llmfoundry_gauntlet.report.tables import print_runs
-
-    if not statuses:
-        return
-    console = Console(width=None if Console().is_terminal else 110)
-    table = Table(title='Checkpoints', title_justify='left')
-    for name in ('checkpoint', 'state', 'watcher', 'records, or the reason'):
-        table.add_column(name, overflow='fold')
-    for status in statuses:
-        table.add_row(*map(escape, (status.checkpoint, status.state, status.owner, status.detail)))
-    console.print(table)
-    if any(out.rglob(RESULTS)):
-        print_runs(out)

@@ -1,19 +1,34 @@
-"""The checkpoints in a folder on a disk or in an object store."""
+"""The checkpoints in a folder on a disk or in an object store, and their download."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
+from typing import Any
 
-from llmfoundry_gauntlet.composer.checkpoints import CONFIG, METADATA, SHARD
-from llmfoundry_gauntlet.data.stores import StoredFile
+from composer.utils import dist
 
-SINGLE, SHARDED, HUGGING_FACE = 'file', 'sharded', 'hugging face'
+from llmfoundry_gauntlet.composer.checkpoints import (
+    CONFIG,
+    LINK,
+    METADATA,
+    SHARD,
+    check_shards,
+    checkpoints_among,
+    read_metadata,
+)
+from llmfoundry_gauntlet.composer.weights import first_of
+from llmfoundry_gauntlet.data.stores import Store, StoredFile, scheme_of
+from llmfoundry_gauntlet.errors import GauntletError, ModelError
+
 BATCH = re.compile(r'(?:^|[^A-Za-z])(?:ba|batch|checkpoint-|step)[-_]?(\d+)')
 LATER_RANK = re.compile(r'rank[1-9]\d*\.pt$')  # of a checkpoint of several files the first stands for all
+FINISHED = 'finished'  # the file that ends the other ranks' waiting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,8 +36,12 @@ class Checkpoint:
     """A checkpoint by its name relative to a store, and its files."""
 
     name: str
-    kind: str
     files: tuple[StoredFile, ...]
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it is one file rather than a folder."""
+        return [file.name for file in self.files] == [self.name]
 
     @property
     def batch(self) -> int | None:
@@ -36,11 +55,6 @@ class Checkpoint:
         content = repr([(file.name, file.version) for file in self.files])
         return hashlib.sha256(content.encode('utf-8', 'surrogatepass')).hexdigest()[:16]
 
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Bytes of each file, by its name in the checkpoint's folder."""
-        return {PurePosixPath(file.name).name: file.size for file in self.files}
-
 
 def find_checkpoints(files: Sequence[StoredFile]) -> list[Checkpoint]:
     """Return the checkpoints among files, by name.
@@ -50,25 +64,110 @@ def find_checkpoints(files: Sequence[StoredFile]) -> list[Checkpoint]:
     """
     by_parent: dict[str, list[StoredFile]] = {}
     for file in files:
-        if not is_hidden(file.name):
-            by_parent.setdefault(str(PurePosixPath(file.name).parent), []).append(file)
+        path = PurePosixPath(file.name)
+        if not any(part.startswith('.') and part != METADATA for part in path.parts):
+            by_parent.setdefault(str(path.parent), []).append(file)
     found = []
     for parent, inside in by_parent.items():
         names = {PurePosixPath(file.name).name for file in inside}
         if METADATA in names or any(name.endswith(SHARD) for name in names):
             shards = [f for f in inside if f.name.endswith(SHARD) or PurePosixPath(f.name).name == METADATA]
-            found.append(Checkpoint(name=parent, kind=SHARDED, files=tuple(shards)))
+            found.append(Checkpoint(name=parent, files=tuple(shards)))
         elif CONFIG in names or any(name.endswith('.safetensors') for name in names):
-            found.append(Checkpoint(name=parent, kind=HUGGING_FACE, files=tuple(inside)))
+            found.append(Checkpoint(name=parent, files=tuple(inside)))
         else:
-            found += [
-                Checkpoint(name=file.name, kind=SINGLE, files=(file,))
-                for file in inside
-                if file.name.endswith('.pt') and not LATER_RANK.search(file.name)
-            ]
+            whole = [f for f in inside if f.name.endswith('.pt') and not LATER_RANK.search(f.name)]
+            found += [Checkpoint(name=file.name, files=(file,)) for file in whole]
     return sorted(found, key=lambda checkpoint: checkpoint.name)
 
 
-def is_hidden(name: str) -> bool:
-    """Return whether a file or a folder above it is hidden; the metadata of shards is not."""
-    return any(part.startswith('.') and part != METADATA for part in PurePosixPath(name).parts)
+@contextlib.contextmanager
+def downloaded(uri: str) -> Iterator[tuple[Path, str]]:
+    """Yield the local copy of a model in an object store, and its own URI if the given one is a link to it.
+
+    Called by all ranks together: one of each machine downloads into a folder that is there until all have left the
+    context. Raise ModelError or StoreError on all ranks.
+    """
+    is_first = dist.get_local_rank() == 0
+    first = dist.get_global_rank() - dist.get_local_rank()
+    with tempfile.TemporaryDirectory(prefix='gauntlet-model-') if is_first else contextlib.nullcontext('') as made:
+        folder = Path(dist.all_gather_object(made)[first])
+        outcome: Any = None
+        if is_first:
+            try:
+                outcome = download(uri, folder)
+            except GauntletError as error:
+                outcome = error
+            finally:
+                (folder / FINISHED).touch()
+        with dist.local_rank_zero_download_and_wait(str(folder / FINISHED)):
+            pass  # not in a collective, whose timeout a download may exceed
+        outcomes: list[Any] = dist.all_gather_object(outcome)
+        for problem in outcomes:
+            if isinstance(problem, GauntletError):
+                raise problem
+        yield outcomes[first]
+        dist.barrier()
+
+
+def download(uri: str, folder: Path) -> tuple[Path, str]:
+    """Copy a model into a folder; return its path there and its URI. Raise ModelError or StoreError."""
+    prefix = f'{scheme_of(uri)}://'
+    bucket, _, key = uri.removeprefix(prefix).partition('/')
+    store = Store(f'{prefix}{bucket}')
+    checkpoint = find_model(store, key.rstrip('/'))
+    path = folder / 'model' / PurePosixPath(checkpoint.name).name
+    own_uri = f'{store.uri}/{checkpoint.name}'.removesuffix('/.')
+    names = [file.name for file in checkpoint.files]
+    metadata = f'{checkpoint.name}/{METADATA}'
+    if metadata in names:
+        names.remove(metadata)
+        store.download([metadata], path)
+        sizes = {PurePosixPath(file.name).name: file.size for file in checkpoint.files}
+        try:  # before the large files are downloaded
+            check_shards(path, read_metadata(path), sizes)
+        except ModelError as error:
+            raise ModelError(str(error).replace(str(path), own_uri)) from error
+    store.download(names, path.parent if checkpoint.is_file else path)
+    return path, own_uri
+
+
+def find_model(store: Store, key: str) -> Checkpoint:
+    """Return the checkpoint in a bucket that a key names, itself or through a link. Raise ModelError."""
+    files = {file.name: file for file in store.files(key)}
+    for link in (key, f'{key}{LINK}'):
+        if link.endswith(LINK) and link in files:
+            return follow(store, link)
+    if key in files:
+        return Checkpoint(name=key, files=(files[key],))
+    below = [file for name, file in files.items() if name.startswith(f'{key}/') or not key]
+    for checkpoint in find_checkpoints(below):
+        if checkpoint.name == (key or '.'):
+            return checkpoint
+    if not below:
+        raise ModelError(f'{store.uri}/{key}: there is no such object, and nothing below it')
+    names = [str(PurePosixPath(file.name).relative_to(key)) for file in below]
+    raise ModelError(f'{store.uri}/{key}: {what_is_in_it(names)}')
+
+
+def follow(store: Store, link: str) -> Checkpoint:
+    """Return the checkpoint that a link leads to: a text with its key in the bucket. Raise ModelError."""
+    text = store.read(link).decode(errors='replace').strip()
+    key = text.removeprefix(f'{store.uri}/').strip('/')
+    if not key or key.endswith(LINK):
+        raise ModelError(f'{store.uri}/{link}: leads to {text!r}; allowed: the key of a checkpoint')
+    try:
+        return find_model(store, key)
+    except ModelError as error:
+        raise ModelError(f'{store.uri}/{link}: leads to {text!r}: {error}') from error
+
+
+def what_is_in_it(names: list[str]) -> str:
+    """Return why a folder is not a model, given the relative names of its files."""
+    found = checkpoints_among(names)
+    if found:
+        return f'is a folder of {len(found)} checkpoints; name one of them: {", ".join(found)}'
+    return (
+        f'is no model: it has no {CONFIG} and no {METADATA}; allowed: a Composer checkpoint, whole or sharded, or a '
+        f'Hugging Face folder; in it are {first_of(sorted(names), ", ") or "no files"}'
+    )

@@ -1,7 +1,8 @@
-"""Claims on checkpoints, which watchers of a folder share: one lock file per checkpoint with an owner and an expiry.
+"""Claims on checkpoints, which the watchers of a folder share: lock files with an owner and an expiry.
 
-A claim is created exclusively, and changed only by whoever knows its present content. So of several watchers one gets
-a checkpoint, one takes over an expired claim, and an owner whose claim was taken over notices when it renews it.
+The claims on one version of a checkpoint are numbered, and the last one counts. A file is created exclusively, then
+written by its owner alone. So one of several watchers gets a checkpoint, one takes over an expired claim by creating
+the next, and the former owner notices that when it renews its own.
 """
 
 from __future__ import annotations
@@ -13,54 +14,55 @@ import platform
 import threading
 import time
 import uuid
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from urllib.parse import quote
 
+from llmfoundry_gauntlet.composer.checkpoint_folders import Checkpoint
 from llmfoundry_gauntlet.data.stores import Store
 from llmfoundry_gauntlet.errors import StoreError
 
 log = logging.getLogger(__name__)
 
-RUNNING, DONE, DAMAGED, RELEASED = 'running', 'done', 'damaged', 'released'
 RENEWALS = 5  # in the time in which a claim expires
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Claim:
-    """The state of one version of a checkpoint, and which watcher it is from."""
+    """The content of a claim's file."""
 
-    checkpoint: str
-    version: str  # of the checkpoint
     owner: str  # host:process
-    expires: float  # seconds since the epoch; counts while running
-    state: str = RUNNING
-    detail: str = ''  # the folder of the records, or what is damaged
-    sizes: Mapping[str, int] | None = None  # questions of each task that fit into the time budget, once done
+    expires: float | None  # seconds since the epoch, 0 once released; None once the checkpoint is evaluated
+    sizes: Mapping[str, int] | None = None  # questions of each task that fit into the time budget, once evaluated
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the checkpoint is evaluated."""
+        return self.expires is None
 
     @property
     def is_running(self) -> bool:
         """Whether a watcher is at work, as far as its claim says."""
-        return self.state == RUNNING and time.time() < self.expires
+        return self.expires is not None and time.time() < self.expires
 
 
 class Claims:
-    """The claims in a folder, as of the last `refresh`. Everything raises StoreError."""
+    """The claims in a folder as of the last `refresh`, and this watcher's own. Everything raises StoreError."""
 
     def __init__(self, store: Store, *, expires_seconds: float) -> None:
         self.store = store
         self.expires_seconds = expires_seconds
         self.owner = f'{platform.node()}:{os.getpid()}'
-        self._stored: dict[str, tuple[str, bytes]] = {}  # file → its version and content
-        self._claims: dict[str, Claim] = {}  # by file
+        self.by_file: dict[str, Claim] = {}
+        self._versions: dict[str, str] = {}  # of the files that were read
+        self._own = self._next = ''  # files: this watcher's claim, and that of a watcher that takes over
 
     def check_writable(self) -> None:
         """Raise StoreError if claims cannot be written."""
         probe = f'.{uuid.uuid4().hex}'
         try:
-            self.store.create(probe, b'1')
-            self.store.replace(probe, b'1', b'2')
+            self.store.create(probe, b'')
             self.store.delete(probe)
         except StoreError as error:
             raise StoreError(
@@ -69,88 +71,87 @@ class Claims:
             ) from error
 
     def refresh(self) -> None:
-        """Read the claims that changed."""
+        """Read the claims that changed. One that cannot be read counts as just created, as it may be."""
         for file in self.store.files():
-            if file.name.endswith('.json') and self._stored.get(file.name, ('', b''))[0] != file.version:
-                content = self.store.read(file.name)
-                self._stored[file.name] = (file.version, content)
-                try:
-                    self._claims[file.name] = Claim(**json.loads(content))
-                except (ValueError, TypeError) as error:  # edited, or a watcher was killed while creating it
-                    self._claims.pop(file.name, None)
-                    log.warning('%s/%s: is not a claim (%s); it is replaced', self.store.uri, file.name, error)
+            if not file.name.endswith('.json') or self._versions.get(file.name) == file.version:
+                continue
+            try:
+                claim = Claim(**json.loads(self.store.read(file.name)))
+            except (ValueError, TypeError) as error:
+                claim = Claim('unknown', self.expiry())
+                log.warning('%s/%s: is not a claim (%s); it expires', self.store.uri, file.name, error)
+            self._versions[file.name], self.by_file[file.name] = file.version, claim
 
-    def latest(self, checkpoint: str) -> Claim | None:
-        """Return the claim on a checkpoint, whether it counts or not."""
-        return self._claims.get(file_of(checkpoint))
+    def on(self, checkpoint: Checkpoint) -> list[Claim]:
+        """Return the claims on this version of a checkpoint, of which the last one counts."""
+        found: list[Claim] = []
+        while (claim := self.by_file.get(file_of(checkpoint, len(found)))) is not None:
+            found.append(claim)
+        return found
 
-    def standing(self, checkpoint: str, version: str) -> Claim | None:
-        """Return the claim that keeps watchers from this version of a checkpoint, `None` if it may be taken."""
-        claim = self.latest(checkpoint)
-        if claim is None or claim.version != version:
-            return None  # or the checkpoint was overwritten since
-        return claim if claim.is_running or claim.state in (DONE, DAMAGED) else None
+    def is_known(self, checkpoint: Checkpoint) -> bool:
+        """Return whether there is a claim on any version of a checkpoint."""
+        return any(name.startswith(f'{quote(checkpoint.name, safe="")}@') for name in self.by_file)
 
-    def running(self) -> bool:
+    def is_any_running(self) -> bool:
         """Return whether any watcher is at work."""
-        return any(claim.is_running for claim in self._claims.values())
+        return any(claim.is_running for claim in self.by_file.values())
 
     def sizes(self) -> Mapping[str, int] | None:
         """Return the questions of each task that fit into the time budget, as an earlier evaluation found."""
-        return next((claim.sizes for claim in self._claims.values() if claim.sizes is not None), None)
+        return next((claim.sizes for claim in self.by_file.values() if claim.sizes is not None), None)
 
-    def take(self, checkpoint: str, version: str) -> Claim | None:
-        """Return this watcher's new claim, `None` if another was faster. Only if none is `standing`."""
-        claim = Claim(checkpoint=checkpoint, version=version, owner=self.owner, expires=self._expiry())
-        name = file_of(checkpoint)
-        if name not in self._stored:
-            return claim if self.store.create(name, content_of(claim)) else None
-        return claim if self.store.replace(name, self._stored[name][1], content_of(claim)) else None
+    def take(self, checkpoint: Checkpoint) -> bool:
+        """Create this watcher's claim; return `False` if another was faster. Only if no other claim counts."""
+        number = len(self.on(checkpoint))
+        self._own, self._next = file_of(checkpoint, number), file_of(checkpoint, number + 1)
+        return self.store.create(self._own, content_of(Claim(self.owner, self.expiry())))
 
-    def update(self, claim: Claim, **changes: Any) -> Claim | None:
-        """Renew this watcher's claim, and change it; `None` if another watcher has taken over."""
-        renewed = replace(claim, expires=self._expiry(), **changes)
-        is_ours = self.store.replace(file_of(claim.checkpoint), content_of(claim), content_of(renewed))
-        return renewed if is_ours else None
-
-    def _expiry(self) -> float:
+    def expiry(self) -> float:
+        """Return when a claim expires that is made now."""
         return time.time() + self.expires_seconds
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether another watcher has taken over this watcher's claim."""
+        return self._next in self.by_file
 
-def file_of(checkpoint: str) -> str:
-    """Return the name of a claim's file; no two checkpoints share one."""
-    return f'{quote(checkpoint, safe="")}.json'
+    def check_held(self) -> None:
+        """Raise StoreError if this watcher's claim `is_lost`."""
+        if self.is_lost:
+            raise StoreError(f'{self.store.uri}/{self._next}: {self.by_file[self._next].owner} has taken over')
+
+    def write(self, expires: float | None, sizes: Mapping[str, int] | None = None) -> None:
+        """Change this watcher's claim."""
+        self.refresh()
+        self.check_held()
+        self.store.write(self._own, content_of(Claim(self.owner, expires, sizes)))
+
+    @contextmanager
+    def renewed(self) -> Iterator[None]:
+        """Renew this watcher's claim from a thread."""
+        end = threading.Event()
+        thread = threading.Thread(target=self._renew, args=(end,), name='claim', daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            end.set()
+            thread.join()
+
+    def _renew(self, end: threading.Event) -> None:
+        while not end.wait(self.expires_seconds / RENEWALS):
+            try:
+                self.write(self.expiry())
+            except StoreError as error:
+                log.warning('%s; the claim is not renewed', error)
+
+
+def file_of(checkpoint: Checkpoint, number: int) -> str:
+    """Return the name of a claim's file."""
+    return f'{quote(checkpoint.name, safe="")}@{checkpoint.version}.{number}.json'
 
 
 def content_of(claim: Claim) -> bytes:
     """Return the content of a claim's file."""
-    return (json.dumps(asdict(claim), indent=1) + '\n').encode()
-
-
-class Renewal:
-    """Renews a claim from a thread of its own while an evaluation runs."""
-
-    def __init__(self, claims: Claims, claim: Claim) -> None:
-        self.claims = claims
-        self.claim = claim
-        self.is_lost = False  # another watcher has taken over
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run, name='claim', daemon=True)
-
-    def __enter__(self) -> Renewal:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._end.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self.is_lost and not self._end.wait(self.claims.expires_seconds / RENEWALS):
-            try:
-                renewed = self.claims.update(self.claim)
-            except StoreError as error:
-                log.warning('%s; the claim on %s is not renewed', error, self.claim.checkpoint)
-                continue
-            self.is_lost = renewed is None
-            self.claim = renewed or self.claim
+    return (json.dumps(asdict(claim)) + '\n').encode()

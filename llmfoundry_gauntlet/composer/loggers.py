@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
+from pathlib import PurePosixPath
 from typing import Any
 
 from composer.loggers import FileLogger, LoggerDestination, MLFlowLogger, TensorboardLogger, WandBLogger
@@ -23,6 +25,25 @@ def build_loggers(chosen: Mapping[str, Any] | None) -> list[LoggerDestination]:
     Raises ConfigError for unknown names and arguments, and where a logger's library is not installed.
     """
     return build_each('loggers', LOGGERS, chosen)
+
+
+def logger_settings(loggers: Mapping[str, Any], run_name: str | None, checkpoint: str) -> dict[str, Any]:
+    """Return the loggers' arguments for one of several evaluations that belong together.
+
+    Each evaluation has its own loggers, which resume the same run of W&B (not the training's, as two processes cannot
+    write to one) and of MLflow, and write separate files. Settings of the user take precedence.
+    """
+    settings = {name: dict(arguments or {}) for name, arguments in loggers.items()}
+    if run_name is not None and 'wandb' in settings:
+        kept = {'id': re.sub(r'[^\w.-]', '-', f'{run_name}-watch'), 'resume': 'allow'}
+        settings['wandb']['init_kwargs'] = {**kept, **(settings['wandb'].get('init_kwargs') or {})}
+    if run_name is not None and 'mlflow' in settings:
+        settings['mlflow'].setdefault('resume', True)
+    if 'file' in settings:
+        path = PurePosixPath(settings['file'].get('filename', '{run_name}/logs-rank{rank}.txt'))
+        name = f'{checkpoint.replace("/", "-")}-{path.name}'
+        settings['file'] = {**settings['file'], 'filename': str(path.with_name(name)), 'overwrite': True}
+    return settings
 
 
 def build_each(part: str, known: Builders, chosen: Mapping[str, Any] | None) -> list[Any]:

@@ -17,6 +17,7 @@ from composer.models import HuggingFaceModel
 from huggingface_hub import snapshot_download
 from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
 
+from llmfoundry_gauntlet.composer.checkpoint_folders import downloaded, what_is_in_it
 from llmfoundry_gauntlet.composer.checkpoints import (
     CONFIG,
     METADATA,
@@ -26,7 +27,6 @@ from llmfoundry_gauntlet.composer.checkpoints import (
     read_folder,
     read_sharded,
 )
-from llmfoundry_gauntlet.composer.downloads import downloaded, what_is_in_it
 from llmfoundry_gauntlet.composer.pretrained import GENERATION, load_config, load_generation_config, load_tokenizer
 from llmfoundry_gauntlet.composer.weights import first_line, load_network, reason_of
 from llmfoundry_gauntlet.data.stores import scheme_of

@@ -11,9 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
-from llmfoundry_gauntlet.atomic import write_atomically
 from llmfoundry_gauntlet.errors import StoreError
 
 CONNECT_SECONDS = 5  # so that a wrong endpoint shows soon
@@ -26,11 +23,20 @@ CREDENTIALS = {
 }
 SCHEMES = ', '.join(f'{scheme}://' for scheme in EXTRAS)
 CONFLICTS = ('PreconditionFailed', 'ConditionalRequestConflict', '412', '409')
-# S3's error codes and botocore's exceptions.
-REFUSED = ('InvalidAccessKeyId', 'SignatureDoesNotMatch', 'ExpiredToken', 'InvalidToken', 'AuthFailure')
-DENIED = ('AccessDenied', '403')
-NO_CREDENTIALS = ('NoCredentialsError', 'PartialCredentialsError')
-NO_ANSWER = ('EndpointConnectionError', 'ConnectTimeoutError', 'ReadTimeoutError', 'ConnectionClosedError')
+MEANINGS = (  # of S3's error codes and of exceptions
+    (
+        ('InvalidAccessKeyId', 'SignatureDoesNotMatch', 'ExpiredToken', 'InvalidToken', 'AuthFailure'),
+        'the credentials are refused ({code}); {credentials}',
+    ),
+    (('AccessDenied', '403'), 'access denied; allow listing, reading and, for claims, writing'),
+    (('NoSuchBucket',), 'there is no such bucket; create it, or correct the name or the endpoint'),
+    (('NoCredentialsError', 'PartialCredentialsError'), 'there are no credentials; {credentials}'),
+    (
+        ('EndpointConnectionError', 'ConnectTimeoutError', 'ReadTimeoutError', 'ConnectionClosedError'),
+        'the endpoint does not answer; check the network and S3_ENDPOINT_URL',
+    ),
+    (('FileNotFoundError',), 'there is no such file'),
+)
 CLIENT_ERRORS = (  # those of clients that are not OSErrors
     'botocore.exceptions.BotoCoreError',
     'botocore.exceptions.ClientError',
@@ -116,18 +122,9 @@ def explained(uri: str) -> Iterator[None]:
 def meaning(uri: str, error: BaseException) -> str:
     """Return what went wrong and what to do."""
     code, name = error_code(error), type(error).__name__
-    if code in REFUSED:
-        return f'the credentials are refused ({code}); {CREDENTIALS[scheme_of(uri)]}'
-    if code in DENIED:
-        return 'access denied; allow listing, reading and, for claims, writing'
-    if code == 'NoSuchBucket':
-        return 'there is no such bucket; create it, or correct the name or the endpoint'
-    if name in NO_CREDENTIALS:
-        return f'there are no credentials; {CREDENTIALS[scheme_of(uri)]}'
-    if name in NO_ANSWER:
-        return 'the endpoint does not answer; check the network and S3_ENDPOINT_URL'
-    if isinstance(error, FileNotFoundError):
-        return 'there is no such file'
+    for names, text in MEANINGS:
+        if code in names or name in names:
+            return text.format(code=code, credentials=CREDENTIALS.get(scheme_of(uri)))
     return getattr(error, 'strerror', None) or ' '.join(str(error).split()) or name
 
 
@@ -193,62 +190,34 @@ class Store:
             self.fs.get(list(pairs), list(pairs.values()))
 
     def create(self, name: str, content: bytes) -> bool:
-        """Write a file if there is none; return whether it was written. Of several concurrent calls one succeeds."""
+        """Write a file if there is none; return whether it was written. Of several concurrent calls one succeeds.
+
+        On a disk others may see the file before its content.
+        """
+        path = self._path(name)
         with explained(self._place(name)):
             try:
                 if self.is_local:
-                    path = Path(self._path(name))
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    with locked(path), path.open('xb') as file:
+                    self.fs.makedirs(self.fs._parent(path), exist_ok=True)
+                    with self.fs.open(path, 'xb') as file:
                         file.write(content)
-                else:  # s3fs 2025.3.0 ignores mode 'xb'
-                    self.fs.pipe_file(self._path(name), content, mode='create')
+                else:  # s3fs 2025.3.0 ignores mode 'xb', and fsspec's pipe_file is not exclusive on a disk
+                    self.fs.pipe_file(path, content, mode='create')
             except OSError as error:
                 if not isinstance(error, FileExistsError) and error_code(error) not in CONFLICTS:
                     raise
                 return self.read(name) == content  # the answer to a first attempt may be lost
         return True
 
-    def replace(self, name: str, old: bytes, new: bytes) -> bool:
-        """Write a file if its content is `old`; return whether it was written.
-
-        Of several concurrent calls one succeeds, except in Google's and Azure's stores, where this is two steps.
-        """
-        path = self._path(name)
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file that nobody else writes."""
         with explained(self._place(name)):
-            try:
-                if self.is_local:
-                    with locked(Path(path)):
-                        return replace_local(Path(path), old, new)
-                match = {'IfMatch': self.fs.info(path)['ETag']} if scheme_of(self.uri) == 's3' else {}
-                if self.fs.cat_file(path) != old:
-                    return False
-                self.fs.pipe_file(path, new, **match)
-            except OSError as error:
-                if isinstance(error, FileNotFoundError):
-                    return False
-                if error_code(error) not in CONFLICTS:
-                    raise
-                return self.read(name) == new
-        return True
+            self.fs.pipe_file(self._path(name), content)
 
     def delete(self, name: str) -> None:
         """Delete a file."""
         with explained(self._place(name)):
             self.fs.rm_file(self._path(name))
-
-
-def locked(path: Path) -> FileLock:
-    """Return the lock under which files are created and replaced that others may change at the same time."""
-    return FileLock(path.with_name('.lock'))
-
-
-def replace_local(path: Path, old: bytes, new: bytes) -> bool:
-    """Write a file whole if its content is `old`; return whether it was written."""
-    if path.read_bytes() != old:
-        return False
-    write_atomically(path, [new])
-    return True
 
 
 def version_of(info: dict[str, Any]) -> str:

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import random
 
-import pytest
-
-from llmfoundry_gauntlet.composer.checkpoint_folders import Checkpoint, find_checkpoints
+from llmfoundry_gauntlet.composer.checkpoint_folders import find_checkpoints
 from llmfoundry_gauntlet.data.stores import StoredFile
 
 
-def found(*names: str) -> dict[str, tuple[str, int | None]]:
-    checkpoints = find_checkpoints([StoredFile(name, 1, 'v') for name in names])
-    return {checkpoint.name: (checkpoint.kind, checkpoint.batch) for checkpoint in checkpoints}
-
-
-def test_every_kind_is_found_and_hidden_files_are_not():
-    assert found(
+def test_every_kind_is_found_with_the_batch_in_its_name_and_hidden_files_are_not():
+    names = (
         'ep0-ba2-rank0.pt',
-        'deeper/ep1-ba40-rank0.pt',
+        'deeper/ep10-ba2000-rank0.pt',
         'ep0-ba2-rank1.pt',  # of the same checkpoint
         'ep0-ba6/.metadata',
         'ep0-ba6/__0_0.distcp',
@@ -26,28 +19,26 @@ def test_every_kind_is_found_and_hidden_files_are_not():
         'huggingface/ba10/config.json',
         'huggingface/ba10/model.safetensors',
         'huggingface/ba10/optimizer.pt',
-        'mine.pt',
+        'checkpoint-500/config.json',
+        'run1/step_30/config.json',
+        'llama-7b.pt',
         'latest-rank0.pt.symlink',
         'deeper/notes.txt',
         'tokenizer/tokenizer.json',
         '.gauntlet/asked/ep0-ba2-rank0.pt.json',
         '.cache/ep0-ba3-rank0.pt',
-    ) == {
-        'ep0-ba2-rank0.pt': ('file', 2),
-        'deeper/ep1-ba40-rank0.pt': ('file', 40),
-        'ep0-ba6': ('sharded', 6),
-        'ep0-ba8': ('sharded', 8),
-        'huggingface/ba10': ('hugging face', 10),
-        'mine.pt': ('file', None),
+    )
+    found = find_checkpoints([StoredFile(name, 1, 'v') for name in names])
+    assert {checkpoint.name: (checkpoint.is_file, checkpoint.batch) for checkpoint in found} == {
+        'ep0-ba2-rank0.pt': (True, 2),
+        'deeper/ep10-ba2000-rank0.pt': (True, 2000),
+        'ep0-ba6': (False, 6),
+        'ep0-ba8': (False, 8),
+        'huggingface/ba10': (False, 10),
+        'checkpoint-500': (False, 500),
+        'run1/step_30': (False, 30),
+        'llama-7b.pt': (True, None),
     }
-
-
-@pytest.mark.parametrize(
-    ('name', 'batch'),
-    [('ep10-ba2000-rank0.pt', 2000), ('checkpoint-500', 500), ('run1/step_30', 30), ('llama-7b.pt', None)],
-)
-def test_the_batch_is_read_from_the_name(name: str, batch: int | None):
-    assert Checkpoint(name=name, kind='file', files=()).batch == batch
 
 
 def test_a_version_is_of_all_files():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from pathlib import Path
@@ -11,13 +10,19 @@ import object_store
 import pytest
 from object_store import S3Server
 
-from llmfoundry_gauntlet.composer.claims import DAMAGED, DONE, RELEASED, RUNNING, Claim, Claims, Renewal
-from llmfoundry_gauntlet.data.stores import Store
+from llmfoundry_gauntlet.composer.checkpoint_folders import Checkpoint
+from llmfoundry_gauntlet.composer.claims import Claim, Claims
+from llmfoundry_gauntlet.data.stores import Store, StoredFile
 from llmfoundry_gauntlet.errors import StoreError
 
 s3_server = object_store.s3_server
 
-NAME = 'deep/ep0-ba2-rank0.pt'
+
+def checkpoint(name: str = 'deep/ep0-ba2-rank0.pt', version: str = 'v1') -> Checkpoint:
+    return Checkpoint(name=name, files=(StoredFile(name, 1, version),))
+
+
+ONE, OVERWRITTEN, ANOTHER = checkpoint(), checkpoint(version='v2'), checkpoint('deep/ep0-ba2-rank0.pt.1')
 
 
 @pytest.fixture(params=['disk', 's3'])
@@ -36,92 +41,82 @@ def claims_in(place: str, *, expires: float = 60.0) -> Claims:
     return claims
 
 
-def take(claims: Claims, version: str = 'v1') -> Claim:
-    claim = claims.take(NAME, version)
-    assert claim is not None
-    return claim
+def last(place: str, of: Checkpoint = ONE) -> Claim:
+    return claims_in(place).on(of)[-1]
 
 
-def test_a_claim_keeps_others_away_until_it_is_released_or_the_checkpoint_is_another(place: str):
+def test_a_claim_keeps_others_away_until_it_is_released_or_for_ever_once_done(place: str):
     first, second = claims_in(place), claims_in(place)
-    assert first.standing(NAME, 'v1') is None
-    claim = take(first)
-    assert second.take(NAME, 'v1') is None  # which has not looked since
+    assert first.on(ONE) == [] and not first.is_known(ONE)
+    assert first.take(ONE)
+    assert not second.take(ONE)  # which has not looked since
     second.refresh()
-    assert second.standing(NAME, 'v1') == claim and claim.state == RUNNING and second.running()
-    assert second.standing(NAME, 'v2') is None  # it was overwritten meanwhile
-    assert second.standing('deep/ep0-ba20-rank0.pt', 'v1') is None
-    assert first.update(claim, state=RELEASED) is not None
+    assert last(place).is_running and second.is_any_running() and second.is_known(OVERWRITTEN)
+    assert second.on(OVERWRITTEN) == second.on(ANOTHER) == [] and not second.is_known(ANOTHER)
+    first.write(0.0)
     second.refresh()
-    assert second.standing(NAME, 'v1') is None and not second.running()
-    take(second)
-    assert [file.name for file in Store(place).files() if file.name != '.lock'] == ['deep%2Fep0-ba2-rank0.pt.json']
-
-
-@pytest.mark.parametrize('state', [DONE, DAMAGED])
-def test_what_is_done_or_damaged_stays_so_for_this_version(place: str, state: str):
-    first = claims_in(place, expires=0.0)
-    first.update(take(first), state=state, detail='torn', sizes={'sums/0-shot': 3})
-    later = claims_in(place)
-    standing = later.standing(NAME, 'v1')
-    assert standing is not None and (standing.state, standing.detail) == (state, 'torn')
-    assert later.standing(NAME, 'v2') is None
-    assert later.sizes() == {'sums/0-shot': 3}
+    assert not second.is_any_running() and second.take(ONE) and not last(place).is_done
+    second.write(None, {'sums/0-shot': 3})
+    assert last(place).is_done and claims_in(place).sizes() == {'sums/0-shot': 3}
+    assert second.take(OVERWRITTEN)
+    assert [file.name.partition('@')[0] for file in Store(place).files()] == ['deep%2Fep0-ba2-rank0.pt'] * 3
 
 
 def test_one_of_many_takes_over_an_expired_claim_and_its_owner_loses_it(place: str):
-    """Mutation: an expired claim stands, or `take` that does not compare contents."""
-    owner = claims_in(place, expires=-1.0)
-    claim = take(owner)
+    """Mutation: an expired claim counts, or a claim is not created exclusively."""
+    owner = claims_in(place, expires=0.05)
+    assert owner.take(ONE)
+    time.sleep(0.1)
+    assert not last(place).is_running
     others = [claims_in(place) for _ in range(4)]
-    assert [each.standing(NAME, 'v1') for each in others] == [None] * 4
     start, taken = threading.Barrier(len(others)), []
 
     def take_over(number: int) -> None:
         others[number].owner = f'watcher {number}'
         start.wait()
-        taken.append(others[number].take(NAME, 'v1'))
+        if others[number].take(ONE):
+            taken.append(others[number].owner)
 
     threads = [threading.Thread(target=take_over, args=(number,)) for number in range(len(others))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    (winner,) = [found for found in taken if found is not None]
-    with Renewal(owner, claim) as renewal:
-        end = time.monotonic() + 60.0
-        while not renewal.is_lost and time.monotonic() < end:
+    owner.check_held()  # as far as it knows
+    with owner.renewed(), pytest.raises(StoreError, match=r'watcher \d has taken over'):
+        for _ in range(1000):
             time.sleep(0.02)
-    assert renewal.is_lost and owner.update(claim, state=DONE) is None
-    assert claims_in(place).standing(NAME, 'v1') == winner
+            owner.check_held()
+    with pytest.raises(StoreError, match='has taken over'):
+        owner.write(None)
+    assert [last(place).owner] == taken and last(place).is_running
 
 
 def test_a_renewed_claim_expires_later_and_later(place: str):
-    owner = claims_in(place, expires=2.0)
-    claim = take(owner)
-    watching, expiries = claims_in(place), {claim.expires}
-    with Renewal(owner, claim) as renewal:
+    owner, watching, expiries = claims_in(place, expires=2.0), claims_in(place), set()
+    assert owner.take(ONE)
+    with owner.renewed():
         end = time.monotonic() + 60.0
         while len(expiries) < 4 and time.monotonic() < end:
-            time.sleep(0.1)
             watching.refresh()
-            found = watching.latest(NAME)
-            assert found is not None and found.expires >= max(expiries)
-            expiries.add(found.expires)
-    assert len(expiries) == 4 and not renewal.is_lost
-    assert claims_in(place).latest(NAME) == renewal.claim
+            if (found := watching.on(ONE)[-1]).owner != 'unknown':  # read while it is written
+                assert found.expires >= max(expiries, default=0.0)
+                expiries.add(found.expires)
+            time.sleep(0.1)
+    assert len(expiries) == 4
+    owner.check_held()
 
 
-def test_a_file_that_is_not_a_claim_is_replaced_with_a_warning(place: str, caplog: pytest.LogCaptureFixture):
+def test_a_claim_that_cannot_be_read_counts_as_new_and_expires(place: str, caplog: pytest.LogCaptureFixture):
     """As a watcher leaves it that is killed while it creates one."""
-    store = Store(place)
-    take(claims_in(place))
-    (name,) = [file.name for file in store.files() if file.name.endswith('.json')]
-    assert store.replace(name, store.read(name), b'[1, 2')
-    other = claims_in(place)
-    assert f'{name}: is not a claim' in caplog.text and other.standing(NAME, 'v1') is None
-    take(other)
-    assert json.loads(store.read(name))['owner'] == other.owner
+    assert claims_in(place).take(ONE)
+    (file,) = Store(place).files()
+    Store(place).write(file.name, b'[1, 2')
+    assert last(place).is_running and f'{file.name}: is not a claim' in caplog.text
+    waiting = claims_in(place, expires=0.0)
+    waiting.refresh()
+    assert not waiting.on(ONE)[-1].is_running and waiting.take(ONE)
+    assert last(place).owner == waiting.owner
 
 
 def test_a_place_where_claims_cannot_be_written_is_said_with_what_to_do(tmp_path: Path, s3_server: S3Server):

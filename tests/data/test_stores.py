@@ -1,22 +1,29 @@
-"""Folders on a disk and in a real S3 server behave the same; errors of a store say what to do."""
+"""Folders on a disk and in a real S3 server behave the same, data files are read from both; errors say what to do."""
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import re
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import fsspec
 import object_store
 import pytest
 from object_store import S3Server
 
-from llmfoundry_gauntlet.data.stores import Store, StoredFile
-from llmfoundry_gauntlet.errors import StoreError
+from llmfoundry_gauntlet.config.specs import TaskSpec
+from llmfoundry_gauntlet.data.files import read_rows, read_task_rows
+from llmfoundry_gauntlet.data.stores import Store, open_filesystem
+from llmfoundry_gauntlet.errors import DataError, StoreError
 
 s3_server = object_store.s3_server
+ROWS = [{'context': 'two and two are', 'continuation': 'four'}, {'context': 'Stra\u00dfe', 'continuation': '\u6771'}]
+LINES = ''.join(f'{json.dumps(row, ensure_ascii=False)}\n' for row in ROWS).encode()
 
 
 @pytest.fixture(params=['disk', 's3'])
@@ -27,26 +34,11 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     return Store(server.uri('deep/folder/'))
 
 
-def files_in(store: Store, prefix: str = '') -> list[StoredFile]:
-    """Return the files of a store, but for locks on a disk."""
-    return [file for file in store.files(prefix) if not file.name.endswith('.lock')]
-
-
-def winners(action: Callable[[bytes], bool], *, num_threads: int = 6) -> list[bytes]:
-    """Return the contents with which an action succeeded that several threads ran at once."""
-    start, won = threading.Barrier(num_threads), []
-
-    def run(content: bytes) -> None:
-        start.wait()
-        if action(content):
-            won.append(content)
-
-    threads = [threading.Thread(target=run, args=(b'thread %d' % number,)) for number in range(num_threads)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return won
+def problem_of(action: Callable[[], object]) -> str:
+    with pytest.raises((StoreError, DataError)) as caught:
+        action()
+    (problem,) = caught.value.problems
+    return problem
 
 
 def test_a_store_holds_what_was_written_and_nothing_before(store: Store, tmp_path: Path):
@@ -54,37 +46,36 @@ def test_a_store_holds_what_was_written_and_nothing_before(store: Store, tmp_pat
     assert not store.uri.endswith('/')
     for name, content in (('b/two', b'22'), ('b.txt', b'1'), ('a', b'')):
         assert store.create(name, content)
-    assert [(file.name, file.size) for file in files_in(store)] == [('a', 0), ('b.txt', 1), ('b/two', 2)]
-    assert [file.name for file in files_in(store, 'b/')] == ['b/two']
+    assert [(file.name, file.size) for file in store.files()] == [('a', 0), ('b.txt', 1), ('b/two', 2)]
+    (before,) = store.files('b/')
+    assert before.name == 'b/two'
     assert store.read('b/two') == b'22' and store.read('a') == b''
     store.download(['b/two', 'a'], tmp_path / 'here')
     assert {path.name: path.read_bytes() for path in (tmp_path / 'here').iterdir()} == {'two': b'22', 'a': b''}
+    store.write('b/two', b'33')
+    (after,) = store.files('b/')
+    assert store.read('b/two') == b'33' and after.version != before.version
     store.delete('b/two')
-    assert [file.name for file in files_in(store)] == ['a', 'b.txt']
+    assert [file.name for file in store.files()] == ['a', 'b.txt']
 
 
 def test_a_file_is_created_once_whoever_tries_at_the_same_time(store: Store):
-    """Mutation: `mode='create'` left out, or `open(path, 'xb')` of s3fs 2025.3.0, which overwrites."""
-    for turn in range(5):
-        (content,) = winners(lambda content, turn=turn: store.create(f'claim{turn}', content))
-        assert store.read(f'claim{turn}') == content
-        assert not store.create(f'claim{turn}', b'later')
-        assert store.read(f'claim{turn}') == content
-    assert len(files_in(store)) == 5
+    """Mutation: `mode='create'` left out, or mode 'wb' on a disk."""
+    start, won = threading.Barrier(6), []
 
+    def create(content: bytes) -> None:
+        for turn in range(5):
+            start.wait()
+            if store.create(f'claim{turn}', content):
+                won.append((turn, content))
 
-def test_a_file_is_replaced_only_by_one_of_those_who_know_its_content(store: Store):
-    """Mutation: no `IfMatch` in S3, no lock on a disk."""
-    assert not store.replace('claim', b'', b'new')
-    assert store.create('claim', b'first')
-    for _ in range(5):
-        before = store.read('claim')
-        (earlier,) = files_in(store)
-        (content,) = winners(lambda content, before=before: store.replace('claim', before, content + before[:40]))
-        assert store.read('claim') == content + before[:40]
-        (later,) = files_in(store)
-        assert later.version != earlier.version
-        assert not store.replace('claim', before, b'later')
+    threads = [threading.Thread(target=create, args=(b'thread %d' % number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(won) == [(turn, store.read(f'claim{turn}')) for turn in range(5)]
+    assert not store.create('claim0', b'later') and store.create('claim0', store.read('claim0'))
 
 
 def test_links_on_a_disk_are_left_out(tmp_path: Path):
@@ -96,12 +87,6 @@ def test_links_on_a_disk_are_left_out(tmp_path: Path):
     assert [file.name for file in Store(str(tmp_path)).files()] == ['sharded/.metadata']
 
 
-def problem_of(action: Callable[[], object]) -> str:
-    with pytest.raises(StoreError) as caught:
-        action()
-    return str(caught.value)
-
-
 def test_a_file_that_is_not_there_is_named(store: Store, tmp_path: Path):
     store.create('other', b'')
     assert problem_of(lambda: store.read('none')).startswith(f'{store.uri}/none')
@@ -109,22 +94,24 @@ def test_a_file_that_is_not_there_is_named(store: Store, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ('uri', 'words'),
+    ('action', 'uri', 'words'),
     [
-        ('https://host/folder', ('unknown scheme', 's3://, gs://, az://')),
-        ('s3://', ('names no bucket', 's3://bucket/path')),
-        ('gs://bucket/folder', ('gcsfs', "pip install 'llmfoundry-gauntlet[gcs]'")),
-        ('az://container/folder', ('adlfs', "pip install 'llmfoundry-gauntlet[azure]'")),
-        ('s3://bucket/folder', ('s3fs', "pip install 'llmfoundry-gauntlet[s3]'")),
+        (Store, 'https://host/folder', ('unknown scheme', 's3://, gs://, az://')),
+        (Store, 's3://', ('names no bucket', 's3://bucket/path')),
+        *((read_rows, uri, ('names no file',)) for uri in ('s3://b', 's3://b/', 's3:///x', 'gs://b', 'azure://b')),
+        *((action, 'gs://b/x', ('gcsfs', "install 'llmfoundry-gauntlet[gcs]'")) for action in (Store, read_rows)),
+        *((action, 'az://b/x', ('adlfs', "install 'llmfoundry-gauntlet[azure]'")) for action in (Store, read_rows)),
+        *((action, 's3://b/x', ('s3fs', "install 'llmfoundry-gauntlet[s3]'")) for action in (Store, read_rows)),
+        (read_rows, 'azure://b/x', ('adlfs', "install 'llmfoundry-gauntlet[azure]'")),
     ],
 )
 def test_a_store_that_cannot_be_used_says_what_is_allowed_or_missing(
-    uri: str, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    action: Callable[[str], object], uri: str, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ):
     for scheme, package in (('s3', 's3fs'), ('gs', 'gcsfs'), ('az', 'adlfs')):
         monkeypatch.setitem(sys.modules, package, None)
         monkeypatch.delitem(sys.modules['fsspec.registry']._registry, scheme, raising=False)
-    problem = problem_of(lambda: Store(uri))
+    problem = problem_of(lambda: action(uri))
     assert problem.startswith(f'{uri}: ') and all(word in problem for word in words), problem
 
 
@@ -138,19 +125,16 @@ def test_files_in_the_way_and_missing_permissions_are_named(tmp_path: Path):
         tmp_path.chmod(0o700)
 
 
-def test_a_missing_bucket_is_named_with_the_endpoint(s3_server: S3Server):
-    store = Store('s3://no-such-bucket/checkpoints')
+def test_a_missing_bucket_and_a_wrong_endpoint_are_named(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch):
+    store = Store('s3://no-such-bucket/x')
     for action in (store.files, lambda: store.create('claim', b''), lambda: store.read('file')):
         problem = problem_of(action)
-        assert 's3://no-such-bucket/checkpoints' in problem and s3_server.endpoint in problem
+        assert problem.startswith('s3://no-such-bucket/x') and s3_server.endpoint in problem
         assert 'there is no such bucket' in problem
-
-
-def test_an_endpoint_that_does_not_answer_or_is_no_url_is_named(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv('AWS_MAX_ATTEMPTS', '1')
     monkeypatch.setenv('S3_ENDPOINT_URL', 'http://127.0.0.1:9')
-    problem = problem_of(Store('s3://a-bucket').files)
-    assert problem.startswith('s3://a-bucket at http://127.0.0.1:9: ') and 'does not answer' in problem
+    for action in (Store('s3://a-bucket/x').files, lambda: read_rows('s3://a-bucket/x')):
+        assert problem_of(action).startswith('s3://a-bucket/x at http://127.0.0.1:9: the endpoint does not answer')
     monkeypatch.setenv('S3_ENDPOINT_URL', 'nonsense')
     assert 'Invalid endpoint: nonsense' in problem_of(Store('s3://a-bucket').files)
     monkeypatch.delenv('S3_ENDPOINT_URL')
@@ -175,9 +159,41 @@ def test_missing_wrong_and_weak_credentials_are_told_apart(
         assert re.search(r'refused \(InvalidAccessKeyId\); set AWS_ACCESS_KEY_ID and ', refused)
         monkeypatch.setenv('AWS_ACCESS_KEY_ID', weak['AccessKeyId'])
         monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', weak['SecretAccessKey'])
-        assert 'access denied' in problem_of(Store(s3_server.uri('x')).files)
+        for action in (Store(s3_server.uri('x')).files, lambda: read_rows(s3_server.uri('x'))):
+            assert 'access denied' in problem_of(action)
         monkeypatch.delenv('AWS_ACCESS_KEY_ID')
         monkeypatch.delenv('AWS_SECRET_ACCESS_KEY')
         assert 'there are no credentials; set AWS_ACCESS_KEY_ID' in problem_of(Store(s3_server.uri('x')).files)
     finally:
         s3_server.want_credentials(after=float('inf'))
+
+
+@pytest.fixture(params=['memory', 's3'])
+def bucket(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Return the URL of an empty folder for data files."""
+    if request.param == 's3':
+        yield request.getfixturevalue('s3_server').uri('rows')
+        return
+    file_system = fsspec.filesystem('memory')
+    file_system.mkdir('/bucket')
+    yield 'memory://bucket'
+    file_system.rm('/bucket', recursive=True)
+
+
+def put(url: str, content: bytes) -> str:
+    fs, path = open_filesystem(url)
+    fs.pipe_file(path, content)
+    return url
+
+
+def test_rows_come_out_of_a_store_with_their_line_numbers_and_problems_with_their_url(bucket: str):
+    url = put(f'{bucket}/a/rows.jsonl', LINES.replace(b'\n', b'\n\n', 1))
+    task = TaskSpec(label='t', dataset_uri=url, icl_task_type='language_modeling', num_fewshot=(0,))
+    assert read_task_rows(task, 'no/such/folder') == (url, [(0, ROWS[0]), (2, ROWS[1])])
+    assert read_rows(put(f'{bucket}/rows.gz', gzip.compress(LINES, mtime=0))) == [(0, ROWS[0]), (1, ROWS[1])]
+    bad = put(f'{bucket}/bad.jsonl', LINES + b'{"context": \n')
+    assert problem_of(lambda: read_rows(bad)) == f'{bad}:3: malformed JSON: Expecting value at column 12'
+    cut = put(f'{bucket}/bad.gz', gzip.compress(LINES)[:-4])
+    assert problem_of(lambda: read_rows(cut)).startswith(f'{cut}: is a damaged')
+    missing = problem_of(lambda: read_rows(f'{bucket}/no.jsonl'))
+    assert missing.startswith(f'{bucket}/no.jsonl') and missing.endswith(': there is no such file')

@@ -7,38 +7,75 @@ import json
 import shutil
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import object_store
 import pytest
 import tiny
 import torch
-import watched
 from attempts import outcome
 from composer.utils import dist
 from object_store import S3Server
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.distributed import checkpoint as sharded
-from watched import Watch, record, states
+from watched import record, states, train
 
-from llmfoundry_gauntlet.composer.watch import StopRequest, run
-from llmfoundry_gauntlet.composer.watcher import Due, Pause, Watcher, WatchSettings
+from llmfoundry_gauntlet.composer.claims import Claims
+from llmfoundry_gauntlet.composer.watch import Due, Watcher, WatchSettings, evaluate_due
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.inputs import load_data
 
 s3_server = object_store.s3_server
-trained, folder, watch = watched.trained, watched.folder, watched.watch
+Watch = Callable[..., tuple[int, str, str]]
+BOTH = {'ep0-ba2-rank0.pt': 'done', 'ep0-ba4-rank0.pt': 'done'}
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tasks, and a training of four batches with a checkpoint every other one, all evaluated by the callback."""
+    folder = tmp_path_factory.mktemp('trained')
+    train(folder, 4, **tiny.write_tasks(folder))
+    return folder
+
+
+@pytest.fixture
+def folder(trained: Path, tmp_path: Path) -> Path:
+    """The test's own copy of the checkpoints."""
+    shutil.copytree(trained / 'checkpoints', tmp_path / 'checkpoints', symlinks=True)
+    return tmp_path
+
+
+@pytest.fixture
+def watch(trained: Path, folder: Path, gauntlet: Watch) -> Watch:
+    """Runs `gauntlet watch --once` on the test's checkpoints; status, standard output and error."""
+
+    def call(*more: Any, uri: Any = folder / 'checkpoints', out: str = 'watched') -> tuple[int, str, str]:
+        tasks = ['--tasks', trained / 'tasks.yaml', '--gauntlet', trained / 'gauntlet.yaml', '--data-root', trained]
+        return gauntlet('watch', uri, *tasks, '--out', folder / out, '--once', '--settle', '0s', '--poll', '1s', *more)
+
+    return call
 
 
 def runs(log: pytest.LogCaptureFixture) -> list[str]:
-    """The checkpoints whose evaluation has begun, in their order."""
-    return [text.split(':')[0] for text in log.messages if ': running by ' in text]
+    """The checkpoints whose evaluation has begun since the last call, in their order."""
+    found = [text.split(':')[0] for text in log.messages if ': running by ' in text]
+    log.clear()
+    return found
 
 
 def test_numbers_and_samples_are_those_of_the_callback_and_a_restart_does_nothing(
     watch: Watch, folder: Path, trained: Path, caplog: pytest.LogCaptureFixture
 ):
+    def num_models() -> int:
+        gc.collect()
+        return sum(type(thing).__name__ == 'GPT2LMHeadModel' for thing in gc.get_objects())
+
+    before = num_models()
     status, out, err = watch()
     assert status == 0, err
+    assert num_models() <= before  # those of other tests may go as well
     for batch in (2, 4):
         assert outcome(folder / f'watched/ba{batch}') == outcome(trained / f'training/ba{batch}')
         training = record(folder / f'watched/ba{batch}')['training']
@@ -47,17 +84,13 @@ def test_numbers_and_samples_are_those_of_the_callback_and_a_restart_does_nothin
             'checkpoint': str(folder / f'checkpoints/ep0-ba{batch}-rank0.pt'),
         }
     assert runs(caplog) == ['ep0-ba4-rank0.pt', 'ep0-ba2-rank0.pt']
-    assert out.count('ep0-ba4-rank0.pt') == 1 and 'latest' not in out
-    written = {path: path.stat().st_mtime_ns for path in folder.rglob('*') if path.is_file()}
-    caplog.clear()
+    assert out.count('ep0-ba4-rank0.pt: done by ') == 1 and 'latest' not in out
+    written = {path: path.stat().st_mtime_ns for path in (folder / 'watched').rglob('*')}
     assert watch()[0] == 0
-    assert runs(caplog) == []
     shutil.rmtree(folder / 'checkpoints/.gauntlet')  # then the records say that all is done
     assert watch()[0] == 0
-    assert runs(caplog) == [] and states(folder) == {'ep0-ba2-rank0.pt': 'done', 'ep0-ba4-rank0.pt': 'done'}
-    assert {path: at for path, at in written.items() if '.gauntlet' not in path.parts} == {
-        path: path.stat().st_mtime_ns for path in folder.rglob('*') if path.is_file() and '.gauntlet' not in path.parts
-    }
+    assert runs(caplog) == [] and states(folder) == BOTH
+    assert written == {path: path.stat().st_mtime_ns for path in (folder / 'watched').rglob('*')}
 
 
 def test_what_the_training_has_recorded_is_done_and_other_questions_want_another_folder(
@@ -68,7 +101,7 @@ def test_what_the_training_has_recorded_is_done_and_other_questions_want_another
         status, _, err = watch(*more)
         assert status == 2 and differing in err and 'give another --out' in err
     assert states(folder) == {}
-    assert watch()[0] == 0 and runs(caplog) == []
+    assert watch()[0] == 0 and runs(caplog) == [] and states(folder) == BOTH
     status, _, err = watch('--limit', 2, out='fewer')
     assert status == 0, err
     assert runs(caplog) == ['ep0-ba4-rank0.pt', 'ep0-ba2-rank0.pt']
@@ -88,32 +121,26 @@ def test_an_unfinished_or_damaged_checkpoint_is_skipped_until_it_changes(
         torch.save({'state': {'nothing': 1}}, path)
         reason = "is not a Composer checkpoint: it has no 'state'"
     status, out, _ = watch()
-    assert status == 1 and 'damaged' in out and reason in caplog.text
-    assert states(folder) == {'ep0-ba2-rank0.pt': 'done', 'ep0-ba4-rank0.pt': 'damaged'}
+    assert status == 1 and 'ep0-ba4-rank0.pt: damaged' in out and reason in caplog.text
+    assert runs(caplog) == ['ep0-ba4-rank0.pt', 'ep0-ba2-rank0.pt']
+    assert states(folder) == {'ep0-ba2-rank0.pt': 'done', 'ep0-ba4-rank0.pt': 'released'}
     assert outcome(folder / 'watched/ba2') == outcome(trained / 'training/ba2')
     assert not (folder / 'watched/ba4').exists()
-    caplog.clear()
-    assert watch()[0] == 1
-    assert runs(caplog) == [] and reason in caplog.text
     path.write_bytes(whole)
     assert watch()[0] == 0
     assert runs(caplog) == ['ep0-ba4-rank0.pt']
     assert outcome(folder / 'watched/ba4') == outcome(trained / 'training/ba4')
 
 
-def overwrite(path: Path) -> None:
-    """Replace the weights in a checkpoint."""
-    content = torch.load(path, weights_only=False)
-    other = {f'model.{name}': value for name, value in tiny.model(seed=5).state_dict().items()}
-    content['state']['model'] = {name: other[name] for name in content['state']['model']}
-    torch.save(content, path)
-
-
 def test_a_checkpoint_that_is_overwritten_is_evaluated_again_in_place_of_the_old(
     watch: Watch, folder: Path, trained: Path, caplog: pytest.LogCaptureFixture
 ):
     assert watch()[0] == 0
-    overwrite(folder / 'checkpoints/ep0-ba2-rank0.pt')
+    path = folder / 'checkpoints/ep0-ba2-rank0.pt'
+    content = torch.load(path, weights_only=False)
+    other = {f'model.{name}': value for name, value in tiny.model(seed=5).state_dict().items()}
+    content['state']['model'] = {name: other[name] for name in content['state']['model']}
+    torch.save(content, path)
     caplog.clear()
     assert watch()[0] == 0
     assert runs(caplog) == ['ep0-ba2-rank0.pt']
@@ -163,70 +190,76 @@ def test_in_an_object_store_it_is_the_same(watch: Watch, folder: Path, trained: 
         assert outcome(folder / f'watched/ba{batch}') == outcome(trained / f'training/ba{batch}')
         assert record(folder / f'watched/ba{batch}')['training']['checkpoint'] == f'{uri}/ep0-ba{batch}-rank0.pt'
     claims = s3_server.names('run/checkpoints/.gauntlet/')
-    assert [name.rpartition('/')[2] for name in claims] == ['ep0-ba2-rank0.pt.json', 'ep0-ba4-rank0.pt.json']
+    assert [name.rpartition('/')[2].partition('@')[0] for name in claims] == ['ep0-ba2-rank0.pt', 'ep0-ba4-rank0.pt']
 
 
-def due_of(
-    folder: Path, trained: Path, *, uri: str | None = None, expires: float = 600.0
-) -> tuple[Watcher, Due, Callable[[Due], None]]:
+def next_due(watcher: Watcher) -> Due:
+    """Return what a watcher takes up next, after some looks if need be."""
+    while not isinstance(step := watcher.next_step(), Due):
+        assert step is not None
+        time.sleep(step)
+    return step
+
+
+def watcher_of(folder: Path, trained: Path, /, **more: Any) -> tuple[Watcher, Due, Callable[[Due], None]]:
     """Return a watcher, what it takes up first, and what evaluates that."""
-    settings = {
-        'tasks': str(trained / 'tasks.yaml'),
-        'gauntlet': str(trained / 'gauntlet.yaml'),
-        'data_root': str(trained),
-    }
-    wanted = WatchSettings(
-        folder=uri or str(folder / 'checkpoints'),
-        out=folder / 'watched',
-        settings=settings,
-        settle_seconds=0,
-        poll_seconds=0.5,
-        expires_seconds=expires,
-    )
+    names = {'tasks': 'tasks.yaml', 'gauntlet': 'gauntlet.yaml', 'data_root': '.'}
+    settings = {name: str(trained / path) for name, path in names.items()}
+    more = {'folder': str(folder / 'checkpoints'), 'settle_seconds': 0, 'poll_seconds': 0.5, **more}
+    wanted = WatchSettings(out=folder / 'watched', settings=settings, **more)
     watcher = Watcher(wanted, load_data(decode_settings(settings, 'watch')))
-    due = watcher.next_step()
-    assert isinstance(due, Due) and due.checkpoint.name == 'ep0-ba4-rank0.pt'
-    return watcher, due, lambda due: run(due, wanted, watcher, 'cpu', StopRequest())
+    due = next_due(watcher)
+    assert due.checkpoint.name == 'ep0-ba4-rank0.pt'
+
+    def evaluate(due: Due) -> None:
+        with watcher.claims.renewed():
+            outcome = evaluate_due(due, watcher, 'cpu', lambda: None)
+        watcher.conclude(due, *outcome)
+
+    return watcher, due, evaluate
 
 
 def test_a_checkpoint_that_is_deleted_during_its_evaluation_is_skipped(
     folder: Path, trained: Path, caplog: pytest.LogCaptureFixture
 ):
     caplog.set_level('INFO', 'llmfoundry_gauntlet')
-    watcher, due, evaluate = due_of(folder, trained)
+    watcher, due, evaluate = watcher_of(folder, trained)
     (folder / 'checkpoints/ep0-ba4-rank0.pt').unlink()
     evaluate(due)
-    assert 'ep0-ba4-rank0.pt: was deleted during its evaluation' in caplog.messages
+    assert 'ep0-ba4-rank0.pt: was deleted or overwritten during its evaluation' in caplog.messages
     assert not (folder / 'watched/ba4').exists()
-    following = watcher.next_step()
-    assert isinstance(following, Due) and following.checkpoint.name == 'ep0-ba2-rank0.pt'
+    assert next_due(watcher).checkpoint.name == 'ep0-ba2-rank0.pt'
     assert states(folder) == {'ep0-ba2-rank0.pt': 'running', 'ep0-ba4-rank0.pt': 'released'}
 
 
 def test_an_evaluation_stops_when_another_watcher_has_taken_over(folder: Path, trained: Path):
-    watcher, due, evaluate = due_of(folder, trained, expires=0.05)
-    (path,) = (folder / 'checkpoints/.gauntlet').glob('*/ep0-ba4-rank0.pt.json')
-    other = json.dumps({**json.loads(path.read_text()), 'owner': 'another'})
-    path.write_text(other)
+    watcher, due, evaluate = watcher_of(folder, trained, expires_seconds=0.05)
+    other = Claims(watcher.claims.store, expires_seconds=60.0)
+    other.refresh()
+    other.owner = 'another'
+    assert other.take(due.checkpoint)
     evaluate(due)
     assert not (folder / 'watched/ba4/results.json').exists()
     watcher.release()
-    assert path.read_text() == other
+    other.refresh()
+    found = other.on(due.checkpoint)[-1]
+    assert found.owner == 'another' and found.is_running
+    other.write(0.0)
+    assert next_due(watcher).checkpoint == due.checkpoint  # as that one has given up too
 
 
 def test_a_folder_that_is_out_of_reach_for_a_while_is_listed_again(
     folder: Path, trained: Path, caplog: pytest.LogCaptureFixture
 ):
-    watcher, due, _ = due_of(folder, trained)
+    watcher, due, _ = watcher_of(folder, trained)
     watcher.release()
     (folder / 'checkpoints').rename(folder / 'away')
     (folder / 'checkpoints').write_text('')
-    assert watcher.next_step() == Pause(seconds=0.5)
+    assert watcher.next_step() == 0.5
     assert f'{folder}/checkpoints: is a file' in caplog.text
     (folder / 'checkpoints').unlink()
     (folder / 'away').rename(folder / 'checkpoints')
-    again = watcher.next_step()
-    assert isinstance(again, Due) and again.checkpoint == due.checkpoint
+    assert next_due(watcher).checkpoint == due.checkpoint
 
 
 def test_a_store_that_is_out_of_reach_during_an_evaluation_says_nothing_of_the_checkpoint(
@@ -234,32 +267,16 @@ def test_a_store_that_is_out_of_reach_during_an_evaluation_says_nothing_of_the_c
 ):
     path = trained / 'checkpoints/ep0-ba4-rank0.pt'
     s3_server.client.upload_file(str(path), s3_server.bucket, f'run/{path.name}')
-    watcher, due, evaluate = due_of(folder, trained, uri=s3_server.uri('run'))
+    watcher, due, evaluate = watcher_of(folder, trained, folder=s3_server.uri('run'), expires_seconds=1.0)
+    monkeypatch.setenv('AWS_MAX_ATTEMPTS', '1')
     monkeypatch.setenv('S3_ENDPOINT_URL', 'http://127.0.0.1:9')
     evaluate(due)
-    (status,) = watcher.table()
-    assert status.state == 'failed' and 'the endpoint does not answer' in status.detail
+    ((_, state, reason),) = watcher.table()
+    assert state == 'failed' and 'the endpoint does not answer' in reason
     monkeypatch.setenv('S3_ENDPOINT_URL', s3_server.endpoint)
-    end = time.monotonic() + 60
-    while not isinstance(again := watcher.next_step(), Due):
-        assert again is not None and time.monotonic() < end
-        time.sleep(again.seconds)
-    evaluate(again)
-    assert watcher.table()[0].state == 'done'
+    evaluate(next_due(watcher))
+    assert watcher.table()[0][1] == 'done'
     assert outcome(folder / 'watched/ba4') == outcome(trained / 'training/ba4')
-
-
-def test_the_oldest_comes_first_if_asked_and_models_of_earlier_evaluations_are_freed(
-    watch: Watch, caplog: pytest.LogCaptureFixture
-):
-    def num_models() -> int:
-        gc.collect()
-        return sum(type(thing).__name__ == 'GPT2LMHeadModel' for thing in gc.get_objects())
-
-    before = num_models()
-    assert watch('--order', 'oldest', '--limit', 1)[0] == 0
-    assert runs(caplog) == ['ep0-ba2-rank0.pt', 'ep0-ba4-rank0.pt']
-    assert num_models() <= before  # those of other tests may go as well
 
 
 def test_with_a_time_budget_all_checkpoints_are_asked_the_same(
@@ -268,6 +285,84 @@ def test_with_a_time_budget_all_checkpoints_are_asked_the_same(
     assert watch('--time-budget', '0.2s')[0] == 0
     found_out = [text for text in caplog.messages if text.startswith('time_budget 0.2s: ')]
     assert len(found_out) == 1  # by the first evaluation alone
-    first, second = (record(folder / f'watched/ba{batch}') for batch in (4, 2))
-    assert first['timing']['time_budget'] == second['timing']['time_budget']
-    assert first['timing']['time_budget']
+    first, second = (record(folder / f'watched/ba{batch}')['timing']['time_budget'] for batch in (4, 2))
+    assert first and first == second
+
+
+@pytest.mark.parametrize(
+    ('name', 'more', 'message'),
+    [
+        ('checkpoints', ['--stop-after', 'soon'], "--stop-after is 'soon'; allowed: a time such as '30s'"),
+        ('checkpoints', ['--poll', '30'], "--poll is '30'; allowed: a time such as '30s'"),
+        ('checkpoints', ['--fewshot', 'some'], "fewshot: is 'some'; allowed: reference, fixed"),
+        ('checkpoints', ['--precision', 'fp8'], "precision is 'fp8'; allowed: "),
+        ('checkpoints', ['--device', 'tpu'], "device is 'tpu'; allowed: cpu, gpu"),
+        ('checkpoints', ['--tasks', 'none.yaml'], 'none.yaml: there is no such file'),
+        ('checkpoints', ['--data-root', 'nowhere'], 'sums.jsonl'),
+        ('checkpoints', ['--claims', 'gs://bucket'], 'llmfoundry-gauntlet[gcs]'),
+        ('elsewhere', [], 'elsewhere: there are no checkpoints at or below it; allowed: *.pt'),
+        ('ba3', [], 'is a checkpoint itself; give the folder above it'),
+        ('s3://', [], 'names no bucket'),
+    ],
+)
+def test_what_the_user_has_wrong_ends_the_watch_before_anything_is_claimed(
+    watch: Watch, folder: Path, name: str, more: list[str], message: str
+):
+    (folder / 'ba3').mkdir()
+    (folder / 'ba3/config.json').write_text('{}')
+    status, _, err = watch(*more, uri=name if '://' in name else folder / name)
+    assert status == 2 and message in err
+    assert states(folder) == {} and not (folder / 'watched').exists() and not (folder / 'elsewhere').exists()
+
+
+@pytest.fixture
+def training(trained: Path, folder: Path) -> dict[str, Any]:
+    """A training's own YAML, with loggers."""
+    names = {'tasks': 'tasks.yaml', 'gauntlet': 'gauntlet.yaml', 'data_root': '.'}
+    block = {name: str(trained / path) for name, path in names.items()}
+    block |= {'interval': '2ba', 'save_folder': str(folder / '{run_name}/gauntlet')}
+    loggers = {
+        'tensorboard': {'log_dir': str(folder / 'boards')},
+        'file': {'filename': str(folder / 'logs/{run_name}.txt')},
+    }
+    return {'run_name': 'tiny', 'precision': 'fp32', 'callbacks': {'eval_gauntlet': block}, 'loggers': loggers}
+
+
+def test_with_a_training_yaml_metrics_reach_its_loggers_at_their_training_steps(
+    gauntlet: Watch, folder: Path, training: dict[str, Any]
+):
+    network = folder / 'checkpoints/huggingface/ba7'
+    tiny.model().save_pretrained(network)
+    tiny.tokenizer().save_pretrained(network)
+    (folder / 'train.yaml').write_text(json.dumps(training))
+    options = ['--train-yaml', folder / 'train.yaml', '--stop-after', '0s', '--settle', '0.5s', '--poll', '0.1s']
+    status, out, err = gauntlet('watch', folder / 'checkpoints', *options)
+    assert status == 0, out + err
+    assert sorted(path.name for path in (folder / 'tiny/gauntlet').iterdir()) == ['ba2', 'ba4', 'ba7']
+    board = EventAccumulator(str(folder / 'boards/tiny'))
+    board.Reload()
+    key = 'metrics/sums/2-shot/InContextLearningLMAccuracy'
+    logged = {event.step: event.value for event in board.Scalars(key)}
+    expected = {batch: record(folder / f'tiny/gauntlet/ba{batch}')['metrics'][key] for batch in (2, 4, 7)}
+    assert logged == pytest.approx(expected)
+    for name, batch in (('ep0-ba2-rank0.pt', 2), ('ep0-ba4-rank0.pt', 4), ('huggingface-ba7', 7)):
+        assert f'[batch={batch}' in (folder / f'logs/{name}-tiny.txt').read_text()
+
+
+def test_a_training_yaml_says_all_and_says_it_right(gauntlet: Watch, folder: Path, training: dict[str, Any]):
+    block = training['callbacks']['eval_gauntlet']
+    refused = partial(gauntlet, 'watch', folder / 'checkpoints', '--once', '--train-yaml', folder / 'train.yaml')
+    for changes, more, messages in (
+        ({}, ['--tasks', 'x', '--limit', 3], ['--tasks: has no effect with --train-yaml', '--limit: has no effect']),
+        ({'run_name': None}, [], ['has loggers and no run_name']),
+        ({'run_name': None, 'loggers': None}, [], ['give one with --out']),
+        ({'loggers': {'wanddb': {}}}, [], ["loggers: unknown key 'wanddb', did you mean 'wandb'?"]),
+        ({'callbacks': ['x']}, [], ['callbacks: is a list; allowed: a mapping']),
+        ({'callbacks': {}}, [], ['callbacks.eval_gauntlet: is empty; allowed: the settings as a mapping']),
+        ({'callbacks': {'eval_gauntlet': {**block, 'save_folder': 3}}}, [], ['save_folder: is 3; allowed: text']),
+        ({'callbacks': {'eval_gauntlet': {**block, 'taks': 1}}}, [], ["unknown key 'taks', did you mean 'tasks'?"]),
+    ):
+        (folder / 'train.yaml').write_text(json.dumps({**training, **changes}))
+        status, _, err = refused(*more)
+        assert status == 2 and all(message in err for message in messages), err
+    assert states(folder) == {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -18,44 +17,55 @@ import pytest
 import tiny
 from attempts import journal_lines, outcome
 from paths import ROOT
-from watch_worker import start
+from watched import claims, record, start, states
 
 HERE = Path(__file__).parent
 PATIENCE = 240  # seconds that something may take on a busy machine
-SUMS = [{'context': f'{i}+{i}=', 'continuation': f'{2 * i}'} for i in range(300)]
-QUICK = ('--poll', '0.2s', '--settle', '0.3s')
-
-
-def environment() -> dict[str, str]:
-    return {
-        **os.environ,
-        'OMP_NUM_THREADS': '1',
-        'PYTHONPATH': os.pathsep.join([str(HERE), str(HERE.parent), str(ROOT)]),
-    }
+PATHS = os.pathsep.join(map(str, (HERE, HERE.parent, ROOT)))
+ENVIRONMENT = {'OMP_NUM_THREADS': '1', 'PYTHONPATH': PATHS}
+ALL = (2, 4, 6, 8)
 
 
 @pytest.fixture(scope='module', autouse=True)
 def forks() -> Iterator[None]:
     """Have the process that jobs are forks of import from the folders that tests import from."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in environment().items():
+        for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
         yield
 
 
-def status_of(process: Any) -> int:
+def said(log: Path) -> str:
+    return log.read_text()[-3000:] if log.exists() else ''
+
+
+def status_of(process: Any, log: Path) -> int:
     """Return the exit status of a job, negative if a signal ended it."""
     process.join(PATIENCE)
-    assert process.exitcode is not None, 'it does not end'
+    assert process.exitcode is not None, said(log)
     return int(process.exitcode)
+
+
+def until(condition: Callable[[], bool], log: Path) -> None:
+    """Waits for something that must come."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, said(log)
+        time.sleep(0.02)
+
+
+def write_sums(folder: Path, number: int) -> None:
+    rows = [{'context': f'{i}+{i}=', 'continuation': f'{2 * i}'} for i in range(number)]
+    (folder / 'sums.jsonl').write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
 
 
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A training of eight batches with a checkpoint every other one, all evaluated by the callback."""
     folder = tmp_path_factory.mktemp('trained')
-    write_tasks(folder)
-    assert status_of(start('train', folder / 'train.log', folder, 8, 0)) == 0, said(folder / 'train.log')
+    tiny.write_tasks(folder)
+    write_sums(folder, 300)
+    assert status_of(start('train', folder / 'train.log', folder, 0), folder / 'train.log') == 0
     return folder
 
 
@@ -67,68 +77,38 @@ def folder(trained: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def write_tasks(folder: Path) -> None:
-    """Several hundred items."""
-    tiny.write_tasks(folder)
-    (folder / 'sums.jsonl').write_text(''.join(f'{json.dumps(row)}\n' for row in SUMS))
+def copy_checkpoints(trained: Path, folder: Path) -> None:
+    shutil.copytree(trained / 'checkpoints', folder / 'checkpoints', symlinks=True, dirs_exist_ok=True)
 
 
-def words(folder: Path, *more: Any) -> list[Any]:
+def words(folder: Path, *more: Any) -> list[str]:
     """A watch of what is below a folder."""
     tasks = ['--tasks', folder / 'tasks.yaml', '--gauntlet', folder / 'gauntlet.yaml', '--data-root', folder]
-    small = ['--tokens-per-batch', '120', '--device', 'cpu']
-    return [folder / 'checkpoints', *tasks, *small, '--out', folder / 'watched', *QUICK, *more]
+    small = ['--tokens-per-batch', '120', '--device', 'cpu', '--poll', '0.2s', '--settle', '0.3s']
+    return [str(word) for word in (folder / 'checkpoints', *tasks, *small, '--out', folder / 'watched', *more)]
 
 
-def said(log: Path) -> str:
-    return log.read_text()[-3000:] if log.exists() else ''
+def all_done(folder: Path) -> bool:
+    return states(folder) == {f'ep0-ba{batch}-rank0.pt': 'done' for batch in ALL}
 
 
-def until(condition: Callable[[], bool], log: Path) -> None:
-    """Waits for something that must come."""
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end, said(log)
-        time.sleep(0.02)
-
-
-def claims(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the claim on each checkpoint."""
-    found = {}
-    for path in sorted((folder / 'checkpoints/.gauntlet').glob('*/*.json')):
-        with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
-            claim = json.loads(path.read_text())
-            found[claim['checkpoint']] = claim
-    return found
-
-
-def states(folder: Path) -> dict[str, str]:
-    return {name: claim['state'] for name, claim in claims(folder).items()}
-
-
-def all_done(folder: Path, *batches: int) -> bool:
-    return states(folder) == {f'ep0-ba{batch}-rank0.pt': 'done' for batch in batches}
-
-
-def assert_same_as_training(watched: Path, training: Path, *batches: int) -> None:
+def assert_same_as_training(watched: Path, training: Path) -> None:
     """Metrics and samples, and nothing else in the folder of records."""
-    assert sorted(path.name for path in watched.iterdir()) == sorted(f'ba{batch}' for batch in batches)
-    for batch in batches:
+    assert sorted(path.name for path in watched.iterdir()) == [f'ba{batch}' for batch in ALL]
+    for batch in ALL:
         assert outcome(watched / f'ba{batch}') == outcome(training / f'ba{batch}')
-        record = json.loads((watched / f'ba{batch}/results.json').read_text())
-        assert record['training']['batch'] == batch
-        assert Path(record['training']['checkpoint']).name == f'ep0-ba{batch}-rank0.pt'
+        point = record(watched / f'ba{batch}')['training']
+        assert point['batch'] == batch and Path(point['checkpoint']).name == f'ep0-ba{batch}-rank0.pt'
 
 
 def test_beside_a_training_every_checkpoint_is_evaluated_as_the_callback_does(folder: Path):
     log = folder / 'watch.log'
     watcher = start('watch', log, *words(folder))  # before there is anything
-    training = start('train', folder / 'train.log', folder, 8, 0.2)
-    assert status_of(training) == 0, said(folder / 'train.log')
-    until(lambda: all_done(folder, 2, 4, 6, 8), log)
+    assert status_of(start('train', folder / 'train.log', folder, 0.2), folder / 'train.log') == 0
+    until(lambda: all_done(folder), log)
     watcher.terminate()
-    assert status_of(watcher) == 143, said(log)
-    assert_same_as_training(folder / 'watched', folder / 'training', 2, 4, 6, 8)
+    assert status_of(watcher, log) == 143, said(log)
+    assert_same_as_training(folder / 'watched', folder / 'training')
     text = log.read_text()
     assert 'damaged' not in text and 'deleted' not in text
 
@@ -138,81 +118,60 @@ def test_two_watchers_share_the_work_and_evaluate_each_checkpoint_once(trained: 
     watchers = [start('watch', log, *words(folder)) for log in logs]
     for log in logs:
         until(lambda log=log: 'watching' in said(log), log)
-    shutil.copytree(trained / 'checkpoints', folder / 'checkpoints', symlinks=True, dirs_exist_ok=True)
-    until(lambda: all_done(folder, 2, 4, 6, 8), logs[0])
+    copy_checkpoints(trained, folder)
+    until(lambda: all_done(folder), logs[0])
     for watcher in watchers:
         watcher.terminate()
-    assert [status_of(watcher) for watcher in watchers] == [143, 143]
-    assert_same_as_training(folder / 'watched', trained / 'training', 2, 4, 6, 8)
+    assert [status_of(*pair) for pair in zip(watchers, logs, strict=True)] == [143, 143]
+    assert_same_as_training(folder / 'watched', trained / 'training')
     owners = {int(claim['owner'].rpartition(':')[2]) for claim in claims(folder).values()}
     assert owners == {watcher.pid for watcher in watchers}
     evaluations = [line for log in logs for line in log.read_text().splitlines() if ': 614 items in ' in line]
     assert len(evaluations) == 4
 
 
-def half_done(folder: Path, trained: Path) -> tuple[Any, Path]:
-    """A watcher that is in the middle of its first evaluation, and its log."""
-    shutil.copytree(trained / 'checkpoints', folder / 'checkpoints', symlinks=True)
-    log = folder / 'first.log'
-    watcher = start('watch', log, *words(folder, '--claim-expires', '3s'))
-    out = folder / 'watched/ba8'
-    until(lambda: len(journal_lines(out)) >= 100, log)
-    return watcher, log
-
-
-def reused(folder: Path, batch: int) -> int:
-    return int(json.loads((folder / f'watched/ba{batch}/results.json').read_text())['timing']['reused_items'])
-
-
-def test_what_a_killed_watcher_was_at_is_taken_over_when_its_claim_expires(trained: Path, folder: Path):
-    watcher, log = half_done(folder, trained)
-    watcher.kill()
-    assert status_of(watcher) == -9, said(log)
-    assert states(folder) == {'ep0-ba8-rank0.pt': 'running'}
-    num_lines = len(journal_lines(folder / 'watched/ba8'))
-    log = folder / 'second.log'
-    assert status_of(start('watch', log, *words(folder, '--once'))) == 0, said(log)
-    assert f':{watcher.pid}' in log.read_text().partition('taken over from ')[2].partition('\n')[0]
-    assert all_done(folder, 2, 4, 6, 8)
-    assert num_lines - 5 <= reused(folder, 8) < num_lines  # but for identities and a torn last line
-    assert_same_as_training(folder / 'watched', trained / 'training', 2, 4, 6, 8)
-    order = [line.split()[2] for line in log.read_text().splitlines() if ' running by ' in line]
-    assert order.index('ep0-ba6-rank0.pt:') < order.index('ep0-ba4-rank0.pt:') < order.index('ep0-ba2-rank0.pt:')
-
-
 @pytest.mark.parametrize(
-    ('number', 'status'), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+    ('number', 'status'),
+    [(signal.SIGKILL, -9), (signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)],
 )
-def test_a_watcher_that_is_told_to_end_leaves_its_checkpoint_to_others_at_once(
+def test_what_a_watcher_was_at_that_ends_is_gone_on_with_by_another(
     trained: Path, folder: Path, number: int, status: int
 ):
-    watcher, log = half_done(folder, trained)
+    """At once if it was told to end, and when its claim expires if it was killed."""
+    copy_checkpoints(trained, folder)
+    log, out = folder / 'first.log', folder / 'watched/ba8'
+    watcher = start('watch', log, *words(folder, '--claim-expires', '3s'))
+    until(lambda: len(journal_lines(out)) >= 100, log)
     os.kill(watcher.pid, number)
-    assert status_of(watcher) == status, said(log)
-    assert 'ep0-ba8-rank0.pt: released; what is finished is kept' in log.read_text()
-    assert states(folder) == {'ep0-ba8-rank0.pt': 'released'}
-    num_lines = len(journal_lines(folder / 'watched/ba8'))
+    assert status_of(watcher, log) == status, said(log)
+    is_killed = number == signal.SIGKILL
+    assert ('ep0-ba8-rank0.pt: released; what is finished is kept' in log.read_text()) != is_killed
+    assert states(folder) == {'ep0-ba8-rank0.pt': 'running' if is_killed else 'released'}
+    num_lines = len(journal_lines(out))
     log = folder / 'second.log'
-    assert status_of(start('watch', log, *words(folder, '--once'))) == 0, said(log)
-    assert num_lines - 5 <= reused(folder, 8) < num_lines
-    assert outcome(folder / 'watched/ba8') == outcome(trained / 'training/ba8')
+    assert status_of(start('watch', log, *words(folder, '--once')), log) == 0, said(log)
+    assert (f':{watcher.pid}' in log.read_text().partition('taken over from ')[2]) == is_killed
+    assert num_lines - 5 <= record(out)['timing']['reused_items'] < num_lines  # but for identities and a torn last line
+    assert all_done(folder)
+    assert_same_as_training(folder / 'watched', trained / 'training')
+    order = [line.split()[2] for line in log.read_text().splitlines() if ' running by ' in line]
+    assert [name for name in order if 'ba8' not in name] == [f'ep0-ba{batch}-rank0.pt:' for batch in (6, 4, 2)]
 
 
 def launched(folder: Path, *more: Any) -> list[str]:
     """The command of a watch on two ranks."""
     launcher = str(Path(sys.executable).parent / 'composer')
     command = [launcher, '-n', '2', '--stderr', str(folder / 'rank{rank}.txt'), '-m', 'llmfoundry_gauntlet', 'watch']
-    return command + [str(word) for word in words(folder, *more)]
+    return command + words(folder, *more)
 
 
 @pytest.mark.slow
 def test_two_ranks_that_are_told_to_end_do_so_together(trained: Path, folder: Path):
-    rows = [{'context': f'{i}+{i}=', 'continuation': f'{2 * i}'} for i in range(6000)]
-    (folder / 'sums.jsonl').write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
-    shutil.copytree(trained / 'checkpoints', folder / 'checkpoints', symlinks=True)
+    write_sums(folder, 6000)
+    copy_checkpoints(trained, folder)
     log = folder / 'launcher.log'
     with log.open('w') as file:
-        process = subprocess.Popen(launched(folder), stdout=file, stderr=file, env=environment())
+        process = subprocess.Popen(launched(folder), stdout=file, stderr=file, env={**os.environ, **ENVIRONMENT})
         until(lambda: len(journal_lines(folder / 'watched/ba8')) >= 100, log)
         process.terminate()
         assert process.wait(timeout=PATIENCE) == 143, said(log)
@@ -222,11 +181,11 @@ def test_two_ranks_that_are_told_to_end_do_so_together(trained: Path, folder: Pa
 
 @pytest.mark.slow
 def test_on_two_ranks_the_numbers_are_the_same_and_only_the_first_speaks(trained: Path, folder: Path):
-    shutil.copytree(trained / 'checkpoints', folder / 'checkpoints', symlinks=True)
+    copy_checkpoints(trained, folder)
     (folder / 'checkpoints/ep0-ba9-rank0.pt').write_bytes(b'torn')
-    done = subprocess.run(launched(folder, '--once'), capture_output=True, text=True, env=environment())
+    done = subprocess.run(launched(folder, '--once'), capture_output=True, text=True, env={**os.environ, **ENVIRONMENT})
     assert done.returncode == 1, done.stderr[-3000:]
-    assert_same_as_training(folder / 'watched', trained / 'training', 2, 4, 6, 8)
-    assert done.stdout.count('Checkpoints') == 1 and 'damaged' in done.stdout
+    assert_same_as_training(folder / 'watched', trained / 'training')
+    assert done.stdout.count('ep0-ba9-rank0.pt: damaged') == 1
     assert ' done by ' in done.stderr
     assert ' done by ' not in (folder / 'rank1.txt').read_text()

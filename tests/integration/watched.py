@@ -1,49 +1,67 @@
-"""A training whose checkpoints are watched: what the tests of `gauntlet watch` share."""
+"""Trainings that are watched, and jobs that tests start and kill, in forks that have imported everything."""
 
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable
+import multiprocessing
+import os
+import sys
+import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
-import pytest
+import composer.trainer  # noqa: F401  imported once, for all forks
 import tiny
+import transformers.models.gpt2.modeling_gpt2  # noqa: F401
+from composer.core import Callback
 
+import llmfoundry_gauntlet.composer.watch  # noqa: F401
 from llmfoundry_gauntlet import EvalGauntlet
+from llmfoundry_gauntlet.cli import main as gauntlet
 
-Watch = Callable[..., tuple[int, str, str]]
+FORKS = multiprocessing.get_context('forkserver')
+FORKS.set_forkserver_preload([__name__])
 
 
-@pytest.fixture(scope='module')
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tasks, and a training of four batches with a checkpoint every other one, all evaluated by the callback."""
-    folder = tmp_path_factory.mktemp('trained')
-    callback = EvalGauntlet(**tiny.write_tasks(folder), interval='checkpoint', save_folder=str(folder / 'training'))
+class Slow(Callback):
+    """Makes a batch of training take longer."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def batch_end(self, *_: Any) -> None:
+        time.sleep(self.seconds)
+
+
+def train(folder: Path, batches: int, *, seconds: float = 0.0, **settings: Any) -> None:
+    """Train with a checkpoint every other batch, evaluated by the callback."""
+    gauntlet = EvalGauntlet(**settings, interval='checkpoint', save_folder=str(folder / 'training'))
     places = {'save_folder': str(folder / 'checkpoints'), 'save_interval': '2ba'}
-    trainer = tiny.trainer([callback], max_duration='4ba', **places)
+    trainer = tiny.trainer([gauntlet, Slow(seconds)], max_duration=f'{batches}ba', **places)
     trainer.fit()
     trainer.close()
-    return folder
 
 
-@pytest.fixture
-def folder(trained: Path, tmp_path: Path) -> Path:
-    """The test's own copy of the checkpoints."""
-    shutil.copytree(trained / 'checkpoints', tmp_path / 'checkpoints', symlinks=True)
-    return tmp_path
+def run(kind: str, log: str, arguments: list[str]) -> None:
+    """Run a job, with what it prints in `log`."""
+    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    if kind == 'train':
+        folder, seconds = arguments
+        names = {'tasks': f'{folder}/tasks.yaml', 'gauntlet': f'{folder}/gauntlet.yaml', 'data_root': folder}
+        train(Path(folder), 8, seconds=float(seconds), tokens_per_batch=120, **names)
+    else:
+        sys.argv = ['gauntlet', 'watch', *arguments]
+        gauntlet()
 
 
-@pytest.fixture
-def watch(trained: Path, folder: Path, gauntlet: Callable[..., tuple[int, str, str]]) -> Watch:
-    """Runs `gauntlet watch --once` on the test's checkpoints; status, standard output and error."""
-
-    def call(*more: Any, uri: Any = folder / 'checkpoints', out: str = 'watched') -> tuple[int, str, str]:
-        tasks = ['--tasks', trained / 'tasks.yaml', '--gauntlet', trained / 'gauntlet.yaml', '--data-root', trained]
-        return gauntlet('watch', uri, *tasks, '--out', folder / out, '--once', '--settle', '0s', '--poll', '1s', *more)
-
-    return call
+def start(kind: str, log: Path, *arguments: Any) -> Any:
+    """Start `train` or `watch`; return the process, killed at the end of the tests."""
+    process = FORKS.Process(target=run, args=(kind, str(log), [str(word) for word in arguments]), daemon=True)
+    process.start()
+    return process
 
 
 def record(folder: Path) -> dict[str, Any]:
@@ -51,7 +69,15 @@ def record(folder: Path) -> dict[str, Any]:
     return content
 
 
+def claims(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the last claim on each checkpoint, as of the last version that was claimed."""
+    found = {}
+    for path in sorted((folder / 'checkpoints/.gauntlet').glob('*/*.json'), key=lambda path: path.stat().st_mtime_ns):
+        found[unquote(path.name.partition('@')[0])] = json.loads(path.read_text() or '{"expires": 1}')
+    return dict(sorted(found.items()))
+
+
 def states(folder: Path) -> dict[str, str]:
     """Return the state of each checkpoint's claim."""
-    claims = [json.loads(path.read_text()) for path in sorted((folder / 'checkpoints/.gauntlet').glob('*/*.json'))]
-    return {claim['checkpoint']: claim['state'] for claim in claims}
+    words = {None: 'done', 0.0: 'released'}
+    return {name: words.get(claim['expires'], 'running') for name, claim in claims(folder).items()}
