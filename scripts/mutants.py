@@ -3,8 +3,8 @@
     make mutants    (or: .venv/bin/python scripts/mutants.py [--only WORD] [--jobs N])
 
 A mutation is a fault that somebody might make: a text that stands exactly once in a file, what stands there instead,
-and the tests that are to notice. It survives where these pass; then a test is missing. One whose text is no longer
-there is out of date. The exit status is 1 where any survives or is out of date.
+and the tests that are to notice; `mutations.yaml` lists them. It survives where these pass; then a test is missing.
+One whose text is no longer there is out of date. The exit status is 1 where any survives or is out of date.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
-from mutations import MUTATIONS, Mutation
+import yaml
 
 ROOT = Path(__file__).parent.parent
 COPIED = (
@@ -39,6 +40,27 @@ COPIED = (
 SECONDS = 300
 
 
+class Mutation(NamedTuple):
+    """`old` becomes `new` in `file`, a path below the package; `tests` are paths below tests/."""
+
+    file: str
+    tests: str
+    name: str
+    old: str
+    new: str
+
+
+def read_mutations() -> list[Mutation]:
+    """Return all faults of mutations.yaml, in its order."""
+    files = yaml.safe_load(Path(__file__).with_name('mutations.yaml').read_text('utf-8'))
+    return [
+        Mutation(file, tests, name, old, new)
+        for file, by_tests in files.items()
+        for tests, faults in by_tests.items()
+        for name, (old, new) in faults.items()
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--only', help='mutations whose name or file has this word')
@@ -46,7 +68,7 @@ def main() -> None:
     arguments = parser.parse_args()
     chosen = [
         mutation
-        for mutation in MUTATIONS
+        for mutation in read_mutations()
         if arguments.only is None or arguments.only in mutation.name or arguments.only in mutation.file
     ]
     started = time.perf_counter()

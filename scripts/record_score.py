@@ -1,12 +1,12 @@
 """Record what lm-eval 0.4.13 computes in its eight SCORE tasks on real questions with canned replies.
 
-    .venv-reference/bin/python scripts/record_score.py [--score-root ../shared/data/score] [--datasets NAME] [--check]
+    .venv-reference/bin/python scripts/record_score.py [--score-root FOLDER] [--datasets NAME ...] [--out FOLDER]
 
 Runs in the environment of `requirements/reference.txt`; `record_reference.py` runs it too, after the models. The tasks
 are lm-eval's own, with its prompt files, 0-shot and without a chat template. Two things alone are put in their place:
 `datasets.load_dataset` returns the chosen rows of the files below the SCORE root (`score_sample.py`), and the model's
-replies are those of `tests/score_replies.py`, a function of the prompt and the seed. `--check` records anew, compares
-with what is there and writes nothing.
+replies are those of `tests/score_replies.py`, a function of the prompt and the seed. To compare with what is there,
+record into another folder.
 
 One file per data set, `tests/fixtures/score/{mmlu_pro,agieval,math}.json`, holds numbers, row numbers and digests, and
 no text of the data. A sha256 is of the UTF-8 text, in hex; a digest is its first 16 digits:
@@ -337,37 +337,18 @@ def watched_time() -> Iterator[None]:
         yield
 
 
-def differences(found: Any, expected: Any, where: str = '') -> Iterator[str]:
-    """Where two recordings differ."""
-    if isinstance(found, dict) and isinstance(expected, dict):
-        for key in sorted(found.keys() | expected.keys()):
-            yield from differences(found.get(key), expected.get(key), f'{where}.{key}')
-    elif isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
-        for index, pair in enumerate(zip(found, expected, strict=True)):
-            yield from differences(*pair, f'{where}[{index}]')
-    elif found != expected:
-        yield f'{where}: {str(found)[:80]}, but recorded {str(expected)[:80]}'
-
-
-def record_score(root: Path, out: Path, *, names: Sequence[str] = NAMES, check: bool = False) -> bool:
-    """Write, or check, the fixtures of some data sets. False where a check fails."""
+def record_score(root: Path, out: Path, *, names: Sequence[str] = NAMES) -> None:
+    """Write the fixtures of some data sets."""
     datasets.disable_progress_bars()
     logging.disable(logging.WARNING)
     out.mkdir(parents=True, exist_ok=True)
-    is_same = True
     for data_set in (data_set for data_set in DATA_SETS if data_set.name in names):
         started = time.monotonic()
-        record = json.loads(json.dumps(data_set_record(data_set, root)))
-        text, path = json.dumps(record, separators=(',', ':')) + '\n', out / f'{data_set.name}.json'
+        text = json.dumps(data_set_record(data_set, root), separators=(',', ':')) + '\n'
+        path = out / f'{data_set.name}.json'
         assert len(text) < LIMIT, f'{path.name} takes {len(text)} bytes, {LIMIT - 1} at most may be kept'
-        if check:
-            found = list(differences(record, json.loads(path.read_text('utf-8')), data_set.name))
-            print('\n'.join([*found[:20], f'{path.name}: {len(found)} differences']))
-            is_same = is_same and not found
-        else:
-            path.write_text(text, 'utf-8')
+        path.write_text(text, 'utf-8')
         print(f'{path.name}: {len(text)} bytes, {time.monotonic() - started:.0f} s', flush=True)
-    return is_same
 
 
 def main() -> None:
@@ -375,10 +356,8 @@ def main() -> None:
     parser.add_argument('--score-root', type=Path, default=REPOSITORY.parent / 'shared' / 'data' / 'score')
     parser.add_argument('--out', type=Path, default=REPOSITORY / 'tests' / 'fixtures' / 'score')
     parser.add_argument('--datasets', nargs='*', choices=NAMES, default=NAMES)
-    parser.add_argument('--check', action='store_true', help='compare with what is there and write nothing')
     options = parser.parse_args()
-    if not record_score(options.score_root, options.out, names=options.datasets, check=options.check):
-        sys.exit(1)
+    record_score(options.score_root, options.out, names=options.datasets)
 
 
 if __name__ == '__main__':

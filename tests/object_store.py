@@ -8,13 +8,15 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
+import threading
 import urllib.request
 from dataclasses import dataclass
 from typing import Any
 
 import boto3
 import pytest
-from moto.server import ThreadedMotoServer
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+from werkzeug.serving import make_server
 
 NUMBERS = itertools.count()
 
@@ -46,12 +48,15 @@ class S3Server:
 
 @functools.cache
 def endpoint() -> str:
-    """Starts the server, once in a process, on a free port; where it listens."""
+    """Start the server, once in a process, on a free port, and return its address.
+
+    It serves one request at a time: moto checks `If-None-Match` and writes in two steps, where S3 is atomic.
+    """
     logging.getLogger('werkzeug').setLevel(logging.ERROR)
-    server = ThreadedMotoServer(ip_address='127.0.0.1', port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    return f'http://{host}:{port}'
+    app = DomainDispatcherApplication(create_backend_app)
+    server = make_server('127.0.0.1', 0, app, threaded=False, request_handler=MotoRequestHandler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return f'http://127.0.0.1:{server.server_port}'
 
 
 @pytest.fixture

@@ -24,8 +24,8 @@ import worker
 from bare_forward import bare_batches
 from contenders import Contender, ContenderError
 from parts import PARTS, SCORE_ROWS, SCORING_ROWS, WRITING_ROWS, ZERO_SHOT, Place
-from table import Measurement, RowResult, group_lines, group_means, row_line
-from timing import measure
+from table import RowResult, group_lines, group_means, row_line
+from worker import measure
 
 from llmfoundry_gauntlet.engine.plan import plan
 from llmfoundry_gauntlet.tasks import base
@@ -35,12 +35,9 @@ MODEL = ROOT / 'tests' / 'fixtures' / 'models' / 'rotary_bos'
 LIKELIHOOD = PARTS['likelihood']
 
 
-def measured(num_items: int, *cpu_seconds: float, **answer: Any) -> list[Measurement]:
-    answer = {'predictions': [], 'notes': {}, **answer}
-    return [
-        Measurement(num_items=num_items, wall_seconds=2 * seconds, cpu_seconds=seconds, answer=answer)
-        for seconds in cpu_seconds
-    ]
+def measured(num_items: int, *cpu_seconds: float, **answer: Any) -> list[dict[str, Any]]:
+    answer = {'predictions': [], 'notes': {}, 'num_items': num_items, **answer}
+    return [{**answer, 'wall_seconds': 2 * seconds, 'cpu_seconds': seconds} for seconds in cpu_seconds]
 
 
 def result(row: parts.TaskRow, *, seconds: float = 1.0, lm_eval: float = 2.0) -> RowResult:
@@ -226,10 +223,10 @@ def test_a_worker_answers_requests_and_reports_what_went_wrong(tmp_path: Path):
 
 
 def test_the_measured_seconds_are_those_of_the_run_only():
-    wall, cpu, value = measure(lambda: np.ones(3).sum())
+    seconds, value = measure(lambda: np.ones(3).sum())
     assert value == 3
-    assert 0 <= cpu < 1
-    assert 0 < wall < 1
+    assert 0 <= seconds['cpu_seconds'] < 1
+    assert 0 < seconds['wall_seconds'] < 1
 
 
 @pytest.fixture(scope='module')

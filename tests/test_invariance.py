@@ -1,4 +1,4 @@
-"""What no score may depend on. Each test names the mutation (scripts/mutations.py) that breaks it.
+"""What no score may depend on. Each test names the mutation (scripts/mutations.yaml) that breaks it.
 
 Ranks that are processes of their own, and evaluations that are killed, are in integration/test_ranks.py and
 integration/test_resume.py.

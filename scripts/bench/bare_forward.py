@@ -6,8 +6,8 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
-from timing import measure
 from transformers import AutoModelForCausalLM
+from worker import measure
 
 LENGTH_TOLERANCE = 0.05  # rows may be this much shorter or longer than the mean
 
@@ -38,10 +38,9 @@ class BareForward:
         if not self.warm:
             self.forward(inputs[:1])
             self.warm = True
-        wall, cpu, _ = measure(lambda: self.forward(inputs))
+        seconds, _ = measure(lambda: self.forward(inputs))
         return {
-            'wall_seconds': wall,
-            'cpu_seconds': cpu,
+            **seconds,
             'predictions': [],
             'num_tokens': sum(batch.num_rows * batch.length for batch in batches),
             'num_reads': sum(batch.num_rows * batch.num_reads for batch in batches),

@@ -17,8 +17,8 @@ from typing import Any
 import datasets
 from composer import Callback, Evaluator, Logger, State, Trainer
 from llmfoundry.utils.builders import build_composer_model, build_icl_evaluators, build_tokenizer
-from timing import Timing, measure
 from transformers import PreTrainedTokenizerBase
+from worker import measure
 
 NUM_WARM_UP_ROWS = 2
 WARM_UP_LENGTH = 512  # tokens that llm-foundry pads them to
@@ -103,22 +103,22 @@ class LLMFoundry:
     def measure(
         self, *, task: dict[str, Any], rows_file: str, max_seq_len: int, batch_size: int, num_items: int
     ) -> dict[str, Any]:
-        """Return the fields of Timing for the first `num_items` rows; texts are cut at their stops."""
+        """Return seconds and predictions for the first `num_items` rows; texts are cut at their stops."""
         if not self.warm:
             short = {**task, 'generation_kwargs': {'max_new_tokens': WARM_UP_TOKENS}}
             length = min(max_seq_len, WARM_UP_LENGTH)
             few = short if 'generation_kwargs' in task else task
             self.evaluate(few, Path(rows_file), length, batch_size, NUM_WARM_UP_ROWS)
             self.warm = True
-        timing = self.evaluate(task, Path(rows_file), max_seq_len, batch_size, num_items)
+        seconds = self.evaluate(task, Path(rows_file), max_seq_len, batch_size, num_items)
         stops = task.get('early_stopping_criteria', [])
-        cut = [up_to_stop(one, stops) if isinstance(one, str) else one for one in timing.predictions]
-        return timing._replace(predictions=cut)._asdict()
+        cut = [up_to_stop(one, stops) if isinstance(one, str) else one for one in self.recorder.predictions]
+        return {**seconds, 'predictions': cut}
 
     def evaluate(
         self, task: dict[str, Any], rows_file: Path, max_seq_len: int, batch_size: int, num_items: int
-    ) -> Timing:
-        """Run one evaluation. Of `num_items` whole batches are run."""
+    ) -> dict[str, float]:
+        """Return the seconds of whole batches of the first `num_items` rows; the recorder keeps the predictions."""
         tokenizer = build_tokenizer(self.model_folder, {})
         with evaluator_over(task, rows_file, tokenizer, max_seq_len, batch_size) as evaluator:
             loader = evaluator.dataloader.dataloader
@@ -131,8 +131,8 @@ class LLMFoundry:
                 prepare_first(loader.dataset, chosen)
                 self.trainer.eval(eval_dataloader=[evaluator], subset_num_batches=-(-chosen // loader.batch_size))
 
-            wall, cpu, _ = measure(run, self.device)
-        return Timing(wall, cpu, list(self.recorder.predictions))
+            seconds, _ = measure(run, self.device)
+        return seconds
 
 
 def up_to_stop(text: str, stops: list[str]) -> str:

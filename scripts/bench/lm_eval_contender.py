@@ -14,8 +14,8 @@ from foundry_contender import NUM_WARM_UP_ROWS, WARM_UP_TOKENS, evaluator_over
 from llmfoundry.utils.builders import build_tokenizer
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
-from timing import Timing, measure
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from worker import measure
 
 TextPairs = list[list[tuple[str, str]]]  # per row, the (context, continuation) texts of its choices
 
@@ -32,7 +32,7 @@ class LMEval:
     def measure(
         self, *, task: dict[str, Any], rows_file: str, max_seq_len: int, batch_size: int, num_items: int
     ) -> dict[str, Any]:
-        """Return the fields of Timing for the first `num_items` rows. A choice is chosen by its mean over tokens."""
+        """Return seconds and predictions for the first `num_items` rows. A choice is chosen by its mean over tokens."""
         tokenizer = build_tokenizer(self.model_folder, {})
         with evaluator_over(task, Path(rows_file), tokenizer, max_seq_len, 1) as evaluator:
             pairs = text_pairs(evaluator.dataloader.dataloader.dataset, task['icl_task_type'], num_items)
@@ -50,10 +50,10 @@ class LMEval:
             run(few, disable_tqdm=True)
             self.warm = True
         self.model.tokenizer = AutoTokenizer.from_pretrained(self.model_folder)
-        wall, cpu, results = measure(lambda: run(requests, disable_tqdm=True), self.device)
+        seconds, results = measure(lambda: run(requests, disable_tqdm=True), self.device)
         if 'generation_kwargs' not in task:
             results = predictions_of(results, pairs, task['icl_task_type'], tokenizer)
-        return Timing(wall, cpu, results)._asdict()
+        return {**seconds, 'predictions': results}
 
 
 def text_pairs(data_set: Any, icl_task_type: str, num_items: int) -> TextPairs:
@@ -96,7 +96,7 @@ def generation_requests(pairs: TextPairs, stops: list[str], limit: int) -> list[
 def predictions_of(
     results: list[tuple[float, bool]], pairs: TextPairs, icl_task_type: str, tokenizer: PreTrainedTokenizerBase
 ) -> list[int]:
-    """Return predictions as Timing has them, of lm-eval's (log-probability, all argmax) per request."""
+    """Return predictions by row, of lm-eval's (log-probability, all argmax) per request."""
     remaining = iter(results)
     predictions = []
     for choices in pairs:

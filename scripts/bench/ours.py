@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
-from timing import measure
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from worker import measure
 
 from llmfoundry_gauntlet.config.score import PROMPT
 from llmfoundry_gauntlet.config.settings import decode_settings
@@ -87,12 +87,11 @@ class Ours:
             return [self.evaluate(data, tokenizer, max_seq_len) for data in self.evaluations(read(settings))]
 
         with first_items(num_items):
-            wall, cpu, evaluated = measure(run)
+            seconds, evaluated = measure(run)
         results = [result for one in evaluated for result in one.results]
-        planned = evaluated[0].planned
+        planned, wall = evaluated[0].planned, seconds['wall_seconds']
         return {
-            'wall_seconds': wall,
-            'cpu_seconds': cpu,
+            **seconds,
             'predictions': predictions(planned, results),
             'prompts': [result.prompt_sha256 for result in results],
             'num_items': len({result.key.row for result in results}),  # of SCORE: questions, whatever their variants

@@ -37,7 +37,7 @@ import torch
 from contenders import Contender, load_all, running
 from materials import lively_folder, model_folder
 from parts import BARE, FOUNDRY, LM_EVAL, OURS, PARTS, ROUNDS, Part, Place, Row
-from table import Measurement, RowResult, group_lines, head_line, row_line
+from table import RowResult, group_lines, head_line, row_line
 
 OUT = Path('runs/bench')
 DATA_ROOTS = ('../shared/data/local_data', 'eval_data')
@@ -65,7 +65,7 @@ class Bench:
                     answers[name].append(self.measure(name, job, answers, vocabulary))
         num_items = answers[OURS][0]['num_items']
         rounds = {
-            name: [measurement(answer, len(answer['predictions']) if name == FOUNDRY else num_items) for answer in said]
+            name: [{**one, 'num_items': len(one['predictions']) if name == FOUNDRY else num_items} for one in said]
             for name, said in answers.items()
         }
         return RowResult(row=row, vocabulary=vocabulary, rounds=rounds)
@@ -91,16 +91,6 @@ class Bench:
             if self.quick and best != size:
                 break
         return tried[best] | {'batch_size': best}
-
-
-def measurement(answer: dict[str, Any], num_items: int) -> Measurement:
-    """Return a contender's answer, which is about this many items."""
-    return Measurement(
-        num_items=num_items,
-        wall_seconds=answer['wall_seconds'],
-        cpu_seconds=answer['cpu_seconds'],
-        answer=answer,
-    )
 
 
 def batch_sizes(sequences: dict[str, int], vocabulary: int) -> list[int]:

@@ -19,8 +19,8 @@ from foundry_contender import NUM_WARM_UP_ROWS, WARM_UP_TOKENS
 from lm_eval.evaluator import evaluate
 from lm_eval.tasks import TaskManager, score
 from lm_eval_contender import LMEval
-from timing import Timing, measure
 from transformers import AutoTokenizer
+from worker import measure
 
 SCORE_TASKS = next(iter(score.__path__))
 
@@ -31,7 +31,7 @@ class LMEvalScore(LMEval):
     def measure(
         self, *, perturbation: str, rows_file: str, prompts: str, max_new_tokens: int, max_seq_len: int, batch_size: int
     ) -> dict[str, Any]:
-        """Return the fields of Timing for all rows, with digests of the prompts; predictions are texts."""
+        """Return seconds and predictions for all rows, with digests of the prompts; predictions are texts."""
         rows = [json.loads(line) for line in Path(rows_file).read_text('utf-8').removesuffix('\n').split('\n')]
         self.model._max_length, self.model.batch_size_per_gpu = max_seq_len, batch_size
         if not self.warm:
@@ -39,11 +39,11 @@ class LMEvalScore(LMEval):
             self.warm = True
         self.model.tokenizer = AutoTokenizer.from_pretrained(self.model_folder)
         loaded = load_task(perturbation, rows, prompts, max_new_tokens)
-        wall, cpu, results = measure(lambda: evaluate(self.model, loaded, bootstrap_iters=0), self.device)
+        seconds, results = measure(lambda: evaluate(self.model, loaded, bootstrap_iters=0), self.device)
         (samples,) = results['samples'].values()
         texts = [sample['filtered_resps'][0] for sample in samples]
         asked = [hashlib.sha256(sample['arguments'][0][0].encode()).hexdigest() for sample in samples]
-        return {**Timing(wall, cpu, texts)._asdict(), 'prompts': asked}
+        return {**seconds, 'predictions': texts, 'prompts': asked}
 
 
 def load_task(perturbation: str, rows: list[dict[str, Any]], prompts: str, max_new_tokens: int) -> dict[str, Any]:

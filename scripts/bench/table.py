@@ -14,26 +14,16 @@ NAME_WIDTH, WIDTH, MEAN_WIDTH = 40, 13, 28
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
-    """One round of one contender: seconds of all items, and everything it returned."""
-
-    num_items: int
-    wall_seconds: float
-    cpu_seconds: float
-    answer: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RowResult:
-    """The rounds of a row with one vocabulary, by contender."""
+    """The rounds of a row with one vocabulary, by contender: its answers, with `num_items` and their seconds."""
 
     row: Row
     vocabulary: int
-    rounds: dict[str, list[Measurement]]
+    rounds: dict[str, list[dict[str, Any]]]
 
     def seconds(self, contender: str, clock: str = 'cpu_seconds') -> float:
         """Return seconds per item, the median over rounds."""
-        return median(getattr(one, clock) / one.num_items for one in self.rounds[contender])
+        return median(one[clock] / one['num_items'] for one in self.rounds[contender])
 
     @property
     def ratios(self) -> dict[str, float]:
@@ -43,7 +33,7 @@ class RowResult:
 
     def num_same(self, contender: str) -> tuple[int, int]:
         """Return how many of a contender's predictions, or texts, are ours, and how many it made."""
-        ours, others = self.rounds[OURS][0].answer, self.rounds[contender][0].answer
+        ours, others = self.rounds[OURS][0], self.rounds[contender][0]
         if 'prompts' in ours and 'prompts' in others:  # lm-eval has its own order of SCORE's variants
             by_prompt = dict(zip(others['prompts'], others['predictions'], strict=True))
             theirs = [by_prompt.get(prompt) for prompt in ours['prompts']]
@@ -58,11 +48,11 @@ class RowResult:
             'group': self.row.group.name,
             'vocabulary': self.vocabulary,
             'max_seq_len': self.row.max_seq_len,
-            'items': {name: rounds[0].num_items for name, rounds in self.rounds.items()},
+            'items': {name: rounds[0]['num_items'] for name, rounds in self.rounds.items()},
             'seconds': {name: self.seconds(name) for name in self.rounds},
             'wall_seconds': {name: self.seconds(name, 'wall_seconds') for name in self.rounds},
             'rounds': {
-                name: [one.cpu_seconds / one.num_items for one in rounds] for name, rounds in self.rounds.items()
+                name: [one['cpu_seconds'] / one['num_items'] for one in rounds] for name, rounds in self.rounds.items()
             },
             'ratios': self.ratios,
             'lm_eval_batch_size': self.lm_eval_batch_size,
@@ -73,17 +63,17 @@ class RowResult:
     @property
     def others(self) -> list[str]:
         """The contenders that predict something, without ours."""
-        return [name for name, rounds in self.rounds.items() if name != OURS and rounds[0].answer['predictions']]
+        return [name for name, rounds in self.rounds.items() if name != OURS and rounds[0]['predictions']]
 
     @property
     def notes(self) -> dict[str, str]:
         """What ours says about its work."""
-        return self.rounds[OURS][0].answer['notes']
+        return self.rounds[OURS][0]['notes']
 
     @property
     def lm_eval_batch_size(self) -> int | None:
         """Lm-eval's best batch size."""
-        return self.rounds[LM_EVAL][0].answer['batch_size'] if LM_EVAL in self.rounds else None
+        return self.rounds[LM_EVAL][0]['batch_size'] if LM_EVAL in self.rounds else None
 
 
 def ratios_of(part: Part) -> list[str]:
@@ -105,7 +95,7 @@ def head_line(part: Part) -> str:
 def row_line(part: Part, result: RowResult) -> str:
     """Return a row: items are ours and llm-foundry's, batch is lm-eval's best, same are predictions equal to ours."""
     ratios = result.ratios
-    counted = [result.rounds[name][0].num_items for name in (OURS, FOUNDRY) if name in result.rounds]
+    counted = [result.rounds[name][0]['num_items'] for name in (OURS, FOUNDRY) if name in result.rounds]
     cells = [
         f'{result.vocabulary:,}',
         '/'.join(map(str, counted)),
