@@ -781,7 +781,7 @@ MUTATIONS = (
     ),
     Mutation(
         'names in the report are not escaped',
-        'report/wording.py',
+        'report/page.py',
         'str(escape(visible(text)))',
         'visible(text)',
         'report/test_page.py',

@@ -213,7 +213,7 @@ def print_statuses(statuses: list[Status], out: Path) -> None:
     from rich.table import Table
 
     from llmfoundry_gauntlet.records.results import RESULTS
-    from llmfoundry_gauntlet.report.tables import print_runs
+    from llmfoundry_gauntlet.report.printing import print_runs
 
     if not statuses:
         return

@@ -26,7 +26,7 @@ from compared_runs import (
 )
 from report_pages import HOSTILE, LONG, Cell, Page, hostile_run, read_page, shown
 
-from llmfoundry_gauntlet.report.wording import breakable
+from llmfoundry_gauntlet.report.page import breakable
 
 MINUS = '\u2212'
 
