@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from llmfoundry_gauntlet.config.score import ScoreTask
@@ -12,9 +12,11 @@ from llmfoundry_gauntlet.evaluation import Evaluation, summarize
 from llmfoundry_gauntlet.records.runs import Run
 from llmfoundry_gauntlet.report.common_items import NO_COMMON_ITEM, CommonItems, common_items
 from llmfoundry_gauntlet.scores.comparison import Course, Difference, course, difference, holm
-from llmfoundry_gauntlet.scores.consistency import NO_ITEMS
+from llmfoundry_gauntlet.scores.consistency import NO_ITEMS, PerturbationScore
 from llmfoundry_gauntlet.tasks import metrics_of
 from llmfoundry_gauntlet.values import Measure
+
+SCORED = ('accuracy', 'consistency_rate')  # of SCORE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,16 +56,22 @@ def compare(first: Run, second: Run, *, metric: str | None = None, allow_missing
             f'{", ".join(first.results) or "none"}, the second {", ".join(second.results) or "none"}'
         )
     common = common_by_task([first, second], f'{first.folder} and {second.folder} have', scored=allow_missing)
-    ours, theirs = (rescored(run, [first, second], common, allow_missing=allow_missing) for run in (first, second))
-    differences = {
-        'tasks': task_differences(ours, theirs, metric, common),
-        'composites': [] if metric is not None else composite_differences(ours, theirs),
-        'score': [] if metric is not None else score_differences(ours, theirs),
+    evaluations = [rescored(run, [first, second], common, allow_missing=allow_missing) for run in (first, second)]
+    names = metric_names(evaluations[0].tasks, common, metric)
+    ours, theirs = (measures(evaluation, names, common, with_others=metric is None) for evaluation in evaluations)
+    counts = item_counts(evaluations[0], common)
+    groups = {
+        kind: {
+            name: difference(measure, theirs[kind][name], counts[kind][name])
+            for name, measure in group.items()
+            if name in theirs[kind]
+        }
+        for kind, group in ours.items()
     }
     return Comparison(
         first=str(first.folder),
         second=str(second.folder),
-        groups={kind: corrected(found) for kind, found in differences.items()},
+        groups={kind: corrected(found) for kind, found in groups.items()},
         common=common,
         warnings=tuple(warnings(first, second, common)),
     )
@@ -121,23 +129,41 @@ def tasks_of_composites(gauntlet: GauntletSpec) -> dict[str, list[str]]:
     return tasks
 
 
-def task_differences(
-    ours: Evaluation, theirs: Evaluation, metric: str | None, common: Mapping[str, CommonItems]
-) -> list[tuple[str, Difference]]:
-    """Return the difference in a metric of each task that has it, by default the accuracy."""
-    names = metric_names(ours.tasks, common, metric)
-    return [
-        (key, difference(measured(ours, key, name, items), measured(theirs, key, name, items), len(items.keys)))
-        for key, name in names.items()
-        for items in [common[key]]
-    ]
+def measures(
+    evaluation: Evaluation, names: Mapping[str, str], common: Mapping[str, CommonItems], *, with_others: bool
+) -> dict[str, dict[str, Measure]]:
+    """Return a metric of each task, and `with_others` composites and SCORE's accuracy and consistency, by group."""
+    found: dict[str, dict[str, Measure]] = {'tasks': {}, 'composites': {}, 'score': {}}
+    for key, name in names.items():
+        reason = common[key].reason
+        known = reason is None
+        found['tasks'][key] = evaluation.scores[key].metrics[name] if known else Measure(value=None, reason=reason)
+    if with_others and evaluation.composites is not None:
+        found['composites'].update(evaluation.composites.by_name)
+    for name, score in perturbations(evaluation) if with_others else ():
+        for metric in SCORED:
+            one: Measure = getattr(score, metric)
+            reason = NO_COMMON_ITEM if one.reason == NO_ITEMS else one.reason
+            found['score'][f'{name} {metric}'] = replace(one, reason=reason)
+    return found
 
 
-def measured(evaluation: Evaluation, key: str, name: str, items: CommonItems) -> Measure:
-    """Return a task's metric, or why there are no items that it could be of."""
-    if items.reason is not None:
-        return Measure(value=None, reason=items.reason)
-    return evaluation.scores[key].metrics[name]
+def perturbations(evaluation: Evaluation) -> Iterator[tuple[str, PerturbationScore]]:
+    """Yield SCORE's data sets under each perturbation, by name."""
+    for dataset, scores in evaluation.robustness.items():
+        yield from ((f'{dataset} {perturbation}', score) for perturbation, score in scores.items())
+
+
+def item_counts(evaluation: Evaluation, common: Mapping[str, CommonItems]) -> dict[str, dict[str, int]]:
+    """Return how many items, of SCORE questions, each measure is of."""
+    gauntlet = evaluation.data.suite.gauntlet
+    tasks = {} if gauntlet is None else tasks_of_composites(gauntlet)
+    num_items = {key: score.num_items for key, score in evaluation.scores.items()}
+    return {
+        'tasks': {key: len(items.keys) for key, items in common.items()},
+        'composites': {name: sum(num_items.get(key, 0) for key in keys) for name, keys in tasks.items()},
+        'score': {f'{n} {metric}': score.num_questions for n, score in perturbations(evaluation) for metric in SCORED},
+    }
 
 
 def metric_names(tasks: Mapping[str, TaskSpec], keys: Iterable[str], metric: str | None) -> dict[str, str]:
@@ -153,45 +179,10 @@ def metric_names(tasks: Mapping[str, TaskSpec], keys: Iterable[str], metric: str
     return names
 
 
-def composite_differences(ours: Evaluation, theirs: Evaluation) -> list[tuple[str, Difference]]:
-    """Return the differences of categories and averages."""
-    if ours.composites is None or theirs.composites is None:
-        return []
-    other, counts = theirs.composites.by_name, items_of_composites(ours)
-    return [(name, difference(measure, other[name], counts[name])) for name, measure in ours.composites.by_name.items()]
-
-
-def items_of_composites(evaluation: Evaluation) -> dict[str, int]:
-    """Return how many items each category and average is made of."""
-    gauntlet = evaluation.data.suite.gauntlet
-    assert gauntlet is not None  # where there are composites
-    return {
-        name: sum(evaluation.scores[key].num_items for key in keys if key in evaluation.scores)
-        for name, keys in tasks_of_composites(gauntlet).items()
-    }
-
-
-def score_differences(ours: Evaluation, theirs: Evaluation) -> list[tuple[str, Difference]]:
-    """Return the differences in SCORE's accuracy and consistency, of each data set under each perturbation."""
-    return [
-        (f'{dataset} {perturbation} {name}', difference(named(one), named(other), score.num_questions))
-        for dataset, perturbations in ours.robustness.items()
-        for perturbation, score in perturbations.items()
-        for name in ('accuracy', 'consistency_rate')
-        for one, other in [(getattr(score, name), getattr(theirs.robustness[dataset][perturbation], name))]
-    ]
-
-
-def named(measure: Measure) -> Measure:
-    """Return the measure; one without items, with the reason for that."""
-    return replace(measure, reason=NO_COMMON_ITEM) if measure.reason == NO_ITEMS else measure
-
-
-def corrected(differences: Iterable[tuple[str, Difference]]) -> dict[str, Difference]:
+def corrected(differences: Mapping[str, Difference]) -> dict[str, Difference]:
     """Return the differences with their p-values corrected for their number."""
-    found = list(differences)
-    p_values = holm([one.p_value for _, one in found])
-    return {name: replace(one, p_holm=p) for (name, one), p in zip(found, p_values, strict=True)}
+    p_values = holm([one.p_value for one in differences.values()])
+    return {name: replace(one, p_holm=p) for (name, one), p in zip(differences.items(), p_values, strict=True)}
 
 
 def other_words(common: Mapping[str, CommonItems]) -> Iterable[str]:
@@ -247,14 +238,14 @@ def trends(runs: Sequence[Run], *, metric: str | None = None, allow_missing: boo
     common = common_by_task(runs, f'{folder}: the evaluations have', scored=allow_missing)
     evaluations = [rescored(run, runs, common, allow_missing=allow_missing) for run in runs]
     names = metric_names(evaluations[0].tasks, common, metric)
-    scores = {key: [measured(one, key, name, common[key]) for one in evaluations] for key, name in names.items()}
-    composites: dict[str, list[Measure]] = {}
-    for one in evaluations if metric is None else ():
-        for name, measure in one.composites.by_name.items() if one.composites is not None else ():
-            composites.setdefault(name, []).append(measure)
+    found = [measures(one, names, common, with_others=metric is None) for one in evaluations]
+    scores: dict[str, list[Measure]] = {}
+    for one in found:
+        for name, measure in {**one['tasks'], **one['composites']}.items():
+            scores.setdefault(name, []).append(measure)
     return Trends(
         batches=known,
-        trends={name: course(known, measures) for name, measures in {**scores, **composites}.items()},
-        composites=frozenset(composites),
+        trends={name: course(known, of_score) for name, of_score in scores.items()},
+        composites=frozenset(found[0]['composites']),
         warnings=tuple(other_words(common)),
     )

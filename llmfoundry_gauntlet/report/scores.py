@@ -41,13 +41,13 @@ class ScoreRow:
     batch: int | None
     kind: str
     name: str
-    part: str | None
-    metric: str | None
-    value: float | None
-    standard_error: float | None
-    reason: str | None
-    num_items: int | None
-    chance: float | None
+    part: str | None = None
+    metric: str | None = None
+    value: float | None = None
+    standard_error: float | None = None
+    reason: str | None = None
+    num_items: int | None = None
+    chance: float | None = None
 
 
 def interval(value: float | None, error: float | None) -> tuple[float, float] | None:
@@ -242,16 +242,12 @@ def read_scores(folder: Path | str, record: Record) -> list[ScoreRow]:
         for name in ('model', 'training', 'environment', 'config', 'timing'):
             if (part := root.get(name)) is not None:
                 part.mapping()
-        root['timing']['seconds'].number(0)
-        seconds = root['timing']['tasks']
-        for _, value in seconds.items():
+        for value in (root['timing']['seconds'], *(found for _, found in root['timing']['tasks'].items())):
             value.number(0)
         rows = [*composite_rows(root), *task_rows(root), *perturbation_rows(root)]
     except WrongRecord as error:
         raise RecordError(f'{Path(folder) / RESULTS}: {error}; evaluate again') from error
-    shared = {'run': str(folder), 'batch': batch_of(record)}
-    empty = dict.fromkeys(('part', 'metric', 'value', 'standard_error', 'reason', 'num_items', 'chance'))
-    return [ScoreRow(**{**shared, **empty, **row}) for row in rows]
+    return [ScoreRow(run=str(folder), batch=batch_of(record), **row) for row in rows]
 
 
 def batch_of(record: Record) -> int | None:

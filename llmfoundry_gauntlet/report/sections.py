@@ -11,7 +11,7 @@ from llmfoundry_gauntlet.errors import RecordError
 from llmfoundry_gauntlet.records.runs import Run, read_run
 from llmfoundry_gauntlet.report.comparison import Comparison, compare
 from llmfoundry_gauntlet.report.frames import Datum, curve, datum, mark, points
-from llmfoundry_gauntlet.report.printing import CLEAR, difference_table, is_clear
+from llmfoundry_gauntlet.report.printing import LEGEND, difference_table, is_clear
 from llmfoundry_gauntlet.report.scores import RecordedRun, ScoreRow, headlines, interval, task_categories
 from llmfoundry_gauntlet.report.tables import MINUS, Cell, Column, Table, unique_labels
 from llmfoundry_gauntlet.scores.keys import ITEMS
@@ -197,9 +197,11 @@ def comparison_section(runs: Sequence[RecordedRun], results: Sequence[Run]) -> S
             continue
         notes += [f'{title}: {warning}' for warning in found.warnings]
         charts += difference_charts(found, title)
-        tables.append(replace(difference_table(found), title=title, is_long=True))
+        table = difference_table(found)
+        columns = [Column('Score'), *table.columns[1:]]
+        tables.append(replace(table, title=title, columns=columns, is_long=True))
     if tables:
-        notes.insert(0, f'Items are paired. * p below {CLEAR} after correction for the number of comparisons (Holm).')
+        notes.insert(0, f'Items are paired; {LEGEND}.')
     return Section(name='comparison', title='Comparison', notes=notes, charts=charts, tables=tables)
 
 

@@ -71,14 +71,6 @@ def test_several_runs_are_in_one_frame_in_the_order_of_training(training: Path):
     assert len(samples_frame(found)) == 4 * len(found[0].samples())
 
 
-def test_what_is_absent_is_nan_with_its_reason(unscored: tuple[Path, Path], gauntlet, tmp_path):
-    assert gauntlet('run', '--from', unscored[1], '--out', tmp_path / 'again')[0] == 0
-    frame = read_run(tmp_path / 'again').to_pandas()
-    row = frame[(frame.name == CHOICES)].iloc[0]
-    assert pd.isna(row.value) and '2 of 12 items' in row.reason
-    assert frame[frame.value.isna()].reason.notna().all()
-
-
 def test_bars_have_chance_and_intervals(run: Run):
     rows = {row['name']: row for row in drawn(run.plot())}
     assert {'reading', 'core', *ROWS} < rows.keys()
