@@ -211,7 +211,7 @@ def difference_charts(found: Comparison, title: str) -> list[Chart]:
     for kind in ('composites', 'score', 'tasks'):
         known = [(name, one) for name, one in found.groups[kind].items() if one.difference.value is not None]
         known.sort(key=lambda pair: -(pair[1].difference.value or 0))
-        names = [f'{name}{" *" if is_clear(one) else ""}' for name, one in known]
+        names = [f'{"* " if is_clear(one) else ""}{name}' for name, one in known]
         measures = [one.difference for _, one in known]
         data = [mark(name, '', m.value, m.standard_error) for name, m in zip(names, measures, strict=True)]
         if data:
