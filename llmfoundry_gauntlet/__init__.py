@@ -22,7 +22,7 @@ _HOMES = {
     'read_run': 'records.runs',
     'read_runs': 'records.runs',
     'samples_frame': 'report.frames',
-    'scores_chart': 'report.charts',
+    'scores_chart': 'report.frames',
     'scores_frame': 'report.frames',
 }
 

@@ -12,12 +12,11 @@ import logging
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from composer.utils import dist
-from rich.console import Console
 
 from llmfoundry_gauntlet import EvaluationSettings, evaluate
 from llmfoundry_gauntlet.composer.evaluate import DIST_TIMEOUT, TRAINING_KEYS, check_arguments, default_device
@@ -27,8 +26,9 @@ from llmfoundry_gauntlet.config.decode import Problems, decode_value, suggestion
 from llmfoundry_gauntlet.config.foundry import EVALUATION_KEYS, ListedModel, map_evaluation
 from llmfoundry_gauntlet.config.yaml_files import read_yaml
 from llmfoundry_gauntlet.errors import ConfigError, GauntletError, print_problems
-from llmfoundry_gauntlet.records.results import find_results
-from llmfoundry_gauntlet.report.tables import absences, print_runs, scores_table
+from llmfoundry_gauntlet.report.printing import absences, print_runs, timed_table
+from llmfoundry_gauntlet.report.scores import find_evaluations
+from llmfoundry_gauntlet.report.tables import print_table
 
 RUN_KEYS = (
     'model',
@@ -124,16 +124,12 @@ def evaluate_listed(config: EvaluationConfig) -> int:
 
 def print_models(out: Path, models: Sequence[ListedModel]) -> None:
     """Prints the scores of all models side by side, and where the files are."""
-    found = [(out / model.folder, find_results(out / model.folder)[-1][1]) for model in models]
-    columns = [
-        (Path(model.folder.replace('/', ' ')), {**record, 'training': None})
-        for model, (_, record) in zip(models, found, strict=True)
-    ]
-    console = Console(width=None if Console().is_terminal else 60 + 20 * len(models))
-    console.print(scores_table(columns))
-    for line in dict.fromkeys(line for folder, record in found for line in absences(folder, record)):
-        console.print(line, style='dim', highlight=False, markup=False)
-    folders = ' '.join(str(folder) for folder, _ in found)
+    found = [find_evaluations([out / model.folder])[-1] for model in models]
+    names = [model.folder.replace('/', ' ') for model in models]
+    table = timed_table(found, names, with_errors=len(found) == 1)
+    notes = tuple(dict.fromkeys(note for one in found for note in absences(one.rows)))
+    print_table(replace(table, notes=notes), width=60 + 20 * len(models))
+    folders = ' '.join(str(out / model.folder) for model in models)
     print(f'with errors: gauntlet compare {folders}' if len(found) > 1 else folders)
 
 

@@ -37,7 +37,7 @@ def test_all_is_sorted_and_every_name_is_there():
         'import llmfoundry_gauntlet',
         'import llmfoundry_gauntlet.cli',
         'import llmfoundry_gauntlet.evaluation',
-        'import llmfoundry_gauntlet.report.charts, llmfoundry_gauntlet.report.tables',
+        'import llmfoundry_gauntlet.report.frames, llmfoundry_gauntlet.report.printing',
         'from llmfoundry_gauntlet import Evaluation, Run, read_run, samples_frame, scores_chart, scores_frame',
     ],
 )

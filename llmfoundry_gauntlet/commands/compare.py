@@ -1,4 +1,4 @@
-"""`gauntlet compare`: what runs have more than the first, or the course of one over its checkpoints."""
+"""`gauntlet compare`: the differences of runs from the first, or the trends of one over its checkpoints."""
 
 from __future__ import annotations
 
@@ -31,15 +31,14 @@ def compare(
     """
     from llmfoundry_gauntlet.records.results import find_results
     from llmfoundry_gauntlet.records.runs import read_run, read_runs
-    from llmfoundry_gauntlet.report import comparison, comparison_tables
+    from llmfoundry_gauntlet.report import comparison, printing
 
     if len(runs) == 1:
         found = read_runs(runs[0])
         if len(found) == 1:
             raise ConfigError(f'{runs[0]}: holds one evaluation; name another run to compare it with')
-        courses = comparison.courses(found, metric=metric, allow_missing=allow_missing)
-        comparison_tables.print_courses(found, courses, form)
+        printing.print_trends(comparison.trends(found, metric=metric, allow_missing=allow_missing), form)
         return
     first, *others = [read_run(find_results(folder)[-1][0]) for folder in runs]
     compared = [comparison.compare(first, other, metric=metric, allow_missing=allow_missing) for other in others]
-    comparison_tables.print_comparisons(compared, metric, form)
+    printing.print_comparisons(compared, metric, form)

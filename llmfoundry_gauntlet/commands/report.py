@@ -36,11 +36,11 @@ def report(
     gauntlet report runs/baseline runs/candidate --out report.html --title 'Longer warm-up'
     """
     from llmfoundry_gauntlet.records.files import write_lines
-    from llmfoundry_gauntlet.report.page import PageOptions, make_page
+    from llmfoundry_gauntlet.report.page import make_page
 
     check_options(context, excludes={'no_prompts': ('data_root',)})
     if out.is_dir() or (out.exists() and not overwrite):
         raise RecordError(f'{out}: is there already; give another file, or --overwrite to replace it')
-    page = make_page(runs, PageOptions(title=title, samples=samples, data_root=data_root, with_prompts=not no_prompts))
+    page = make_page(runs, title=title, samples=samples, data_root=data_root, with_prompts=not no_prompts)
     write_lines(out, [page])
     typer.echo(f'{out}: {out.stat().st_size / 1e6:.1f} MB')

@@ -93,8 +93,8 @@ def run(
 
     gauntlet run --model MODEL --tasks yamls/tasks/gauntlet_v0.1.yaml --dry-run
     """
-    from llmfoundry_gauntlet.records.results import find_results
-    from llmfoundry_gauntlet.report.tables import print_scores
+    from llmfoundry_gauntlet.report.printing import print_scores
+    from llmfoundry_gauntlet.report.scores import find_evaluations
 
     logging.basicConfig(format='%(message)s')
     logging.getLogger('llmfoundry_gauntlet').setLevel(logging.INFO)
@@ -137,7 +137,7 @@ def run(
         }
         evaluate_or_estimate(model, settings, form, dry_run=dry_run)
     if out is not None and not dry_run:
-        print_scores(find_results(out), form)
+        print_scores(find_evaluations([out]), form)
 
 
 def evaluate_or_estimate(model: str, settings: dict[str, Any], form: Form, *, dry_run: bool) -> None:
@@ -148,7 +148,7 @@ def evaluate_or_estimate(model: str, settings: dict[str, Any], form: Form, *, dr
         evaluate(model, **settings)
         return
     from llmfoundry_gauntlet.composer.dry_run import estimate
-    from llmfoundry_gauntlet.report.estimate_tables import print_estimate
+    from llmfoundry_gauntlet.report.printing import print_estimate
 
     print_estimate(estimate(model, **settings), form)
 

@@ -22,8 +22,7 @@ def show(
 
     gauntlet show runs/demo --format csv > scores.csv
     """
-    from llmfoundry_gauntlet.records.results import find_results
-    from llmfoundry_gauntlet.report.tables import print_scores
+    from llmfoundry_gauntlet.report.printing import print_scores
+    from llmfoundry_gauntlet.report.scores import find_evaluations
 
-    found = {folder.resolve(): (folder, record) for run in runs for folder, record in find_results(run)}
-    print_scores(list(found.values()), form)
+    print_scores(find_evaluations(runs), form)

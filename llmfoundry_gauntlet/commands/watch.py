@@ -118,7 +118,7 @@ def watch(
         logging.getLogger('llmfoundry_gauntlet').setLevel(logging.INFO)
     from llmfoundry_gauntlet.composer.watch import BAD, WatchSettings, watch
     from llmfoundry_gauntlet.records.results import RESULTS
-    from llmfoundry_gauntlet.report.tables import print_runs
+    from llmfoundry_gauntlet.report.printing import print_runs
 
     given: dict[str, Any] = {'tokenizer': tokenizer, 'model_config': model_config, 'device': device, 'claims': claims}
     table = watch(WatchSettings(folder=folder, once=once, **given, **timing, **training))

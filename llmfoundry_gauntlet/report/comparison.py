@@ -1,8 +1,8 @@
-"""Runs side by side, over the items that they were asked in the same words."""
+"""Compare runs over the items that they were asked in the same words."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from llmfoundry_gauntlet.config.specs import GauntletSpec
@@ -11,15 +11,17 @@ from llmfoundry_gauntlet.evaluation import Evaluation, summarize
 from llmfoundry_gauntlet.records.runs import Run
 from llmfoundry_gauntlet.report.common_items import NO_COMMON_ITEM, CommonItems, common_items
 from llmfoundry_gauntlet.scores.comparison import Course, Difference, course, difference, holm
-from llmfoundry_gauntlet.scores.consistency import NO_ITEMS
+from llmfoundry_gauntlet.scores.consistency import NO_ITEMS, PerturbationScore
 from llmfoundry_gauntlet.tasks import Task, metrics_of
 from llmfoundry_gauntlet.tasks.score import ScoreTask
 from llmfoundry_gauntlet.values import Measure
 
+SCORED = ('accuracy', 'consistency_rate')  # of SCORE
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What a run has more than the first. Tasks, composites and SCORE's numbers are each corrected for their number.
+    """The differences of a run from the first: 'tasks', 'composites' and 'score', each corrected for their number.
 
     All of it is over the items of `common`, by task. `warnings` say how many others there are, and in what the runs
     differ besides the model.
@@ -27,23 +29,23 @@ class Comparison:
 
     first: str
     second: str
-    tasks: Mapping[str, Difference]
-    composites: Mapping[str, Difference]
-    score: Mapping[str, Difference]
+    groups: Mapping[str, Mapping[str, Difference]]
     common: Mapping[str, CommonItems]
     warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Courses:
-    """The course of each score over the checkpoints of a run. `warnings` say how many items are left out, and why."""
+class Trends:
+    """The trend of each score over the checkpoints of a run. `warnings` say how many items are left out, and why."""
 
-    courses: Mapping[str, Course]
+    batches: Sequence[int]
+    trends: Mapping[str, Course]
+    composites: frozenset[str]
     warnings: tuple[str, ...]
 
 
 def compare(first: Run, second: Run, *, metric: str | None = None, allow_missing: bool = False) -> Comparison:
-    """Both runs over the items that both were asked in the same words.
+    """Return the differences of the second run from the first over the items that both were asked in the same words.
 
     `metric` is compared in place of the accuracy, where a task has it. Raises RecordError where they have no task, or
     no item of any task, in common.
@@ -54,14 +56,22 @@ def compare(first: Run, second: Run, *, metric: str | None = None, allow_missing
             f'{", ".join(first.results) or "none"}, the second {", ".join(second.results) or "none"}'
         )
     common = common_by_task([first, second], f'{first.folder} and {second.folder} have', scored=allow_missing)
-    ours, theirs = (rescored(run, [first, second], common, allow_missing=allow_missing) for run in (first, second))
-    composites = [] if metric is not None else composite_differences(ours, theirs)
+    evaluations = [rescored(run, [first, second], common, allow_missing=allow_missing) for run in (first, second)]
+    names = metric_names(evaluations[0].tasks, common, metric)
+    ours, theirs = (measures(evaluation, names, common, with_others=metric is None) for evaluation in evaluations)
+    counts = item_counts(evaluations[0], common)
+    groups = {
+        kind: {
+            name: difference(measure, theirs[kind][name], counts[kind][name])
+            for name, measure in group.items()
+            if name in theirs[kind]
+        }
+        for kind, group in ours.items()
+    }
     return Comparison(
         first=str(first.folder),
         second=str(second.folder),
-        tasks=corrected(task_differences(ours, theirs, metric, common)),
-        composites=corrected(composites),
-        score=corrected(score_differences(ours, theirs) if metric is None else []),
+        groups={kind: corrected(found) for kind, found in groups.items()},
         common=common,
         warnings=tuple(warnings(first, second, common)),
     )
@@ -81,7 +91,7 @@ def common_by_task(runs: Sequence[Run], who: str, *, scored: bool) -> dict[str, 
 
 
 def rescored(run: Run, runs: Sequence[Run], common: Mapping[str, CommonItems], *, allow_missing: bool) -> Evaluation:
-    """One of the runs over the common items alone, by the metrics and the gauntlet of the first.
+    """Return one of the runs over the common items alone, by the metrics and the gauntlet of the first.
 
     A task without any is as one that cannot be run, and a composite over it is absent.
     """
@@ -99,7 +109,7 @@ def rescored(run: Run, runs: Sequence[Run], common: Mapping[str, CommonItems], *
 
 
 def without_partial_averages(evaluation: Evaluation, left_out: set[str]) -> Evaluation:
-    """The evaluation without composites over benchmarks that are left out, which llm-foundry's averages pass over."""
+    """Return the evaluation without averages over benchmarks left out, which llm-foundry's averages pass over."""
     composites, gauntlet = evaluation.composites, evaluation.data.suite.gauntlet
     if composites is None or gauntlet is None:
         return evaluation
@@ -112,34 +122,52 @@ def without_partial_averages(evaluation: Evaluation, left_out: set[str]) -> Eval
 
 
 def tasks_of_composites(gauntlet: GauntletSpec) -> dict[str, list[str]]:
-    """The tasks of each category and average."""
+    """Return the tasks of each category and average."""
     tasks = {category.name: [one.key for one in category.benchmarks] for category in gauntlet.categories}
     for name, members in gauntlet.named_averages.items():
         tasks[name] = list(dict.fromkeys(key for member in members for key in tasks.get(member, ())))
     return tasks
 
 
-def task_differences(
-    ours: Evaluation, theirs: Evaluation, metric: str | None, common: Mapping[str, CommonItems]
-) -> list[tuple[str, Difference]]:
-    """A metric of each task that has it, by default the accuracy."""
-    names = metric_names(ours.tasks, common, metric)
-    return [
-        (key, difference(measured(ours, key, name, items), measured(theirs, key, name, items), len(items.keys)))
-        for key, name in names.items()
-        for items in [common[key]]
-    ]
+def measures(
+    evaluation: Evaluation, names: Mapping[str, str], common: Mapping[str, CommonItems], *, with_others: bool
+) -> dict[str, dict[str, Measure]]:
+    """Return a metric of each task, and `with_others` composites and SCORE's accuracy and consistency, by group."""
+    found: dict[str, dict[str, Measure]] = {'tasks': {}, 'composites': {}, 'score': {}}
+    for key, name in names.items():
+        reason = common[key].reason
+        known = reason is None
+        found['tasks'][key] = evaluation.scores[key].metrics[name] if known else Measure(value=None, reason=reason)
+    if with_others and evaluation.composites is not None:
+        found['composites'].update(evaluation.composites.by_name)
+    for name, score in perturbations(evaluation) if with_others else ():
+        for metric in SCORED:
+            one: Measure = getattr(score, metric)
+            reason = NO_COMMON_ITEM if one.reason == NO_ITEMS else one.reason
+            found['score'][f'{name} {metric}'] = replace(one, reason=reason)
+    return found
 
 
-def measured(evaluation: Evaluation, key: str, name: str, items: CommonItems) -> Measure:
-    """A task's metric, or why there are no items that it could be of."""
-    if items.reason is not None:
-        return Measure(value=None, reason=items.reason)
-    return evaluation.scores[key].metrics[name]
+def perturbations(evaluation: Evaluation) -> Iterator[tuple[str, PerturbationScore]]:
+    """Yield SCORE's data sets under each perturbation, by name."""
+    for dataset, scores in evaluation.robustness.items():
+        yield from ((f'{dataset} {perturbation}', score) for perturbation, score in scores.items())
+
+
+def item_counts(evaluation: Evaluation, common: Mapping[str, CommonItems]) -> dict[str, dict[str, int]]:
+    """Return how many items, of SCORE questions, each measure is of."""
+    gauntlet = evaluation.data.suite.gauntlet
+    tasks = {} if gauntlet is None else tasks_of_composites(gauntlet)
+    num_items = {key: score.num_items for key, score in evaluation.scores.items()}
+    return {
+        'tasks': {key: len(items.keys) for key, items in common.items()},
+        'composites': {name: sum(num_items.get(key, 0) for key in keys) for name, keys in tasks.items()},
+        'score': {f'{n} {metric}': score.num_questions for n, score in perturbations(evaluation) for metric in SCORED},
+    }
 
 
 def metric_names(tasks: Mapping[str, Task], keys: Iterable[str], metric: str | None) -> dict[str, str]:
-    """The metric of each task that is looked at: the one that is wanted, where it has that, or else its accuracy.
+    """Return the metric to compare of each task: the one that is wanted, where it has that, or else its accuracy.
 
     Raises ConfigError where no task has the metric that is wanted.
     """
@@ -151,49 +179,14 @@ def metric_names(tasks: Mapping[str, Task], keys: Iterable[str], metric: str | N
     return names
 
 
-def composite_differences(ours: Evaluation, theirs: Evaluation) -> list[tuple[str, Difference]]:
-    """Category scores and averages."""
-    if ours.composites is None or theirs.composites is None:
-        return []
-    other, counts = theirs.composites.by_name, items_of_composites(ours)
-    return [(name, difference(measure, other[name], counts[name])) for name, measure in ours.composites.by_name.items()]
-
-
-def items_of_composites(evaluation: Evaluation) -> dict[str, int]:
-    """How many items each category and average is made of."""
-    gauntlet = evaluation.data.suite.gauntlet
-    assert gauntlet is not None  # where there are composites
-    return {
-        name: sum(evaluation.scores[key].num_items for key in keys if key in evaluation.scores)
-        for name, keys in tasks_of_composites(gauntlet).items()
-    }
-
-
-def score_differences(ours: Evaluation, theirs: Evaluation) -> list[tuple[str, Difference]]:
-    """SCORE's accuracy and consistency, of each data set under each perturbation."""
-    return [
-        (f'{dataset} {perturbation} {name}', difference(named(one), named(other), score.num_questions))
-        for dataset, perturbations in ours.robustness.items()
-        for perturbation, score in perturbations.items()
-        for name in ('accuracy', 'consistency_rate')
-        for one, other in [(getattr(score, name), getattr(theirs.robustness[dataset][perturbation], name))]
-    ]
-
-
-def named(measure: Measure) -> Measure:
-    """The measure; one without items, with the reason for that."""
-    return replace(measure, reason=NO_COMMON_ITEM) if measure.reason == NO_ITEMS else measure
-
-
-def corrected(differences: Iterable[tuple[str, Difference]]) -> dict[str, Difference]:
-    """The differences with their p-values corrected for their number."""
-    found = list(differences)
-    p_values = holm([one.p_value for _, one in found])
-    return {name: replace(one, p_holm=p) for (name, one), p in zip(found, p_values, strict=True)}
+def corrected(differences: Mapping[str, Difference]) -> dict[str, Difference]:
+    """Return the differences with their p-values corrected for their number."""
+    p_values = holm([one.p_value for one in differences.values()])
+    return {name: replace(one, p_holm=p) for (name, one), p in zip(differences.items(), p_values, strict=True)}
 
 
 def other_words(common: Mapping[str, CommonItems]) -> Iterable[str]:
-    """How many items of which tasks were asked in different words, a line for each set of settings that differ."""
+    """Yield how many items of which tasks were asked in different words, a line for each set of differing settings."""
     tasks: dict[str, list[str]] = {}
     for key, items in common.items():
         if items.num_other_words:
@@ -203,7 +196,7 @@ def other_words(common: Mapping[str, CommonItems]) -> Iterable[str]:
 
 
 def warnings(first: Run, second: Run, common: Mapping[str, CommonItems]) -> Iterable[str]:
-    """How many items are left out, and in what two runs differ besides the model."""
+    """Yield how many items are left out, and in what two runs differ besides the model."""
     yield from other_words(common)
     for one, other in ((first, second), (second, first)):
         if lacking := [key for key in one.results if key not in other.results]:
@@ -226,32 +219,33 @@ def warnings(first: Run, second: Run, common: Mapping[str, CommonItems]) -> Iter
             yield f'{name} is {values[0]} and {values[1]}'
 
 
-def courses(runs: Sequence[Run], *, metric: str | None = None, allow_missing: bool = False) -> Courses:
-    """Tasks and composites over the checkpoints of one run, over the items that all were asked in the same words.
+def trends(runs: Sequence[Run], *, metric: str | None = None, allow_missing: bool = False) -> Trends:
+    """Return the trends of tasks and composites over the items that all checkpoints were asked in the same words.
 
     `metric` is followed in place of the accuracy, where a task has it.
     Raises RecordError where checkpoints have no task or item in common, or stand at the same batch.
     """
+    folder = runs[0].folder.parent
     batches = [run.batch for run in runs]
     known = [batch for batch in batches if batch is not None]
-    if len(known) < len(batches) or len(set(known)) < len(known):
+    if len(set(known)) < len(batches):
         raise RecordError(
-            f'{runs[0].folder.parent}: holds evaluations that are not of different training batches '
+            f'{folder}: holds evaluations that are not of different training batches '
             f'({", ".join(map(str, batches))}); name the runs one by one to compare them'
         )
     if not any(all(key in run.results for run in runs) for key in runs[0].results):
-        raise RecordError(f'{runs[0].folder.parent}: the evaluations have no task in common')
-    common = common_by_task(runs, f'{runs[0].folder.parent}: the evaluations have', scored=allow_missing)
+        raise RecordError(f'{folder}: the evaluations have no task in common')
+    common = common_by_task(runs, f'{folder}: the evaluations have', scored=allow_missing)
     evaluations = [rescored(run, runs, common, allow_missing=allow_missing) for run in runs]
     names = metric_names(evaluations[0].tasks, common, metric)
-    scores: dict[str, list[Measure]] = {
-        key: [measured(evaluation, key, name, common[key]) for evaluation in evaluations] for key, name in names.items()
-    }
-    for evaluation in evaluations if metric is None else ():
-        if evaluation.composites is not None:
-            for name, measure in evaluation.composites.by_name.items():
-                scores.setdefault(name, []).append(measure)
-    return Courses(
-        courses={name: course(known, measures) for name, measures in scores.items()},
+    found = [measures(one, names, common, with_others=metric is None) for one in evaluations]
+    scores: dict[str, list[Measure]] = {}
+    for one in found:
+        for name, measure in {**one['tasks'], **one['composites']}.items():
+            scores.setdefault(name, []).append(measure)
+    return Trends(
+        batches=known,
+        trends={name: course(known, of_score) for name, of_score in scores.items()},
+        composites=frozenset(found[0]['composites']),
         warnings=tuple(other_words(common)),
     )

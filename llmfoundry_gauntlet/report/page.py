@@ -9,8 +9,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from importlib.metadata import version
@@ -20,74 +20,60 @@ from typing import TYPE_CHECKING, Any
 
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.records.runs import read_run
-from llmfoundry_gauntlet.report import wording
-from llmfoundry_gauntlet.report.runs import RecordedRun, find_runs
-from llmfoundry_gauntlet.report.samples import KINDS, make_cards
+from llmfoundry_gauntlet.report.samples import KINDS, kinds_of, logprob, make_samples
+from llmfoundry_gauntlet.report.scores import RecordedRun, find_runs
 from llmfoundry_gauntlet.report.sections import make_sections
+from llmfoundry_gauntlet.report.tables import MINUS, shortened, visible
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+    from markupsafe import Markup
 
 PACKAGE = 'llmfoundry_gauntlet.report'
 TITLE = 'Eval Gauntlet'
-SAMPLES = 5  # of each task
 NEEDS = ('altair', 'jinja2', 'vl_convert')
 EXTRA = "the report needs packages that are not installed ({}): pip install 'llmfoundry-gauntlet[report]'"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PageOptions:
-    """`samples` is how many items of each task are shown.
+def make_page(
+    folders: Sequence[Path],
+    *,
+    title: str | None = None,
+    samples: int = 5,
+    data_root: str | None = None,
+    with_prompts: bool = True,
+) -> str:
+    """Return the HTML of a page over the evaluations at or below these folders, with so many samples of each task.
 
     `data_root` is the folder of the data files, `None` for the recorded one; without `with_prompts` none are read.
+    Raises GauntletError.
     """
-
-    title: str | None = None
-    samples: int = SAMPLES
-    data_root: str | None = None
-    with_prompts: bool = True
-
-
-@dataclass(slots=True)
-class Footnotes:
-    """Why numbers are absent: each reason once, with its number."""
-
-    reasons: dict[str, int] = field(default_factory=dict)
-
-    def number(self, reason: str) -> int:
-        """Return the number of a reason, from 1."""
-        return self.reasons.setdefault(reason, len(self.reasons) + 1)
-
-
-def make_page(folders: Sequence[Path], options: PageOptions) -> str:
-    """Return the HTML of a page over the evaluations at or below these folders. Raises GauntletError."""
-    missing = [name for name in NEEDS if find_spec(name) is None]
-    if missing:
+    if missing := [name for name in NEEDS if find_spec(name) is None]:
         raise ConfigError(EXTRA.format(', '.join(missing)))
     runs = find_runs(folders)
     results = [read_run(run.last.folder) for run in runs]
     sections = make_sections(runs, results)
-    cards = make_cards(results, options.samples, data_root=options.data_root, with_prompts=options.with_prompts)
-    specs = [spec for section in sections for _, spec in section.charts]
-    style, script = (
-        (resources.files(PACKAGE) / 'templates' / name).read_text(encoding='utf-8') for name in ('page.css', 'page.js')
-    )
+    shown = make_samples(results, samples, data_root=data_root, with_prompts=with_prompts)
+    templates = resources.files(PACKAGE) / 'templates'
+    style, script = ((templates / name).read_text(encoding='utf-8') for name in ('page.css', 'page.js'))
+    scripts = [chart_library(), script]
     return (
         make_environment()
         .get_template('page.html')
         .render(
-            title=options.title or default_title(runs),
+            title=title or default_title(runs),
             version=version('llmfoundry-gauntlet'),
             runs=runs,
             sections=sections,
-            cards=cards,
+            samples=shown,
             kinds=KINDS,
-            per_task=options.samples,
-            sample_tasks=list(dict.fromkeys(card.key.task for card in cards)),
+            per_task=samples,
+            sample_tasks=list(dict.fromkeys(sample.key.task for sample in shown)),
+            footnotes={},
             style=trusted(style),
-            scripts=[trusted(chart_library()), trusted(script)],
-            digests={'style': digest(style), 'scripts': [digest(chart_library()), digest(script)]},
-            data=trusted(json_for_html(specs)),
+            scripts=list(map(trusted, scripts)),
+            digests={'style': digest(style), 'scripts': list(map(digest, scripts))},
+            data=trusted(json_for_html([spec for section in sections for _, spec in section.charts])),
         )
     )
 
@@ -95,7 +81,7 @@ def make_page(folders: Sequence[Path], options: PageOptions) -> str:
 def default_title(runs: Sequence[RecordedRun]) -> str:
     """Return the name of a single run's model, else of the gauntlet."""
     name = (runs[0].last.record['model'] or {}).get('name')
-    return f'{TITLE}: {wording.shortened(str(name), 80)}' if len(runs) == 1 and name else TITLE
+    return f'{TITLE}: {shortened(str(name), 80)}' if len(runs) == 1 and name else TITLE
 
 
 def make_environment() -> Environment:
@@ -105,7 +91,7 @@ def make_environment() -> Environment:
 
     def shown(value: Any) -> Any:
         is_text = isinstance(value, str | Path) and not isinstance(value, Markup)
-        return wording.visible(str(value)) if is_text else value
+        return visible(str(value)) if is_text else value
 
     environment = Environment(
         loader=PackageLoader(PACKAGE),
@@ -115,9 +101,29 @@ def make_environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals.update(footnotes=Footnotes())
-    environment.filters.update(plain=wording.plain_number, breakable=wording.breakable, exact=repr)
+    environment.filters.update(breakable=breakable, exact=repr, typographic=typographic, excerpt=excerpt)
+    environment.globals.update(kinds_of=kinds_of, logprob=logprob)
     return environment
+
+
+def breakable(text: str) -> Markup:
+    """Return a name, escaped, that a browser breaks after `_` and `/` rather than within a word."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub('[_/]', '\\g<0><wbr>', str(escape(visible(text)))))
+
+
+def typographic(number: str) -> str:
+    """Return a number with a typographic minus sign, and 0 without any."""
+    return re.sub(r'^-(?=[0.]+$)', '', number.strip()).replace('-', MINUS)
+
+
+def excerpt(text: str, head: int, tail: int) -> str:
+    """Return the text, or the beginning and end of a long one with the number of characters left out between."""
+    num_left_out = len(text) - head - tail
+    if num_left_out <= 0:
+        return text
+    return f'{text[:head]}\n[{num_left_out:,} of {len(text):,} characters left out]\n{text[len(text) - tail :]}'
 
 
 def trusted(text: str) -> Any:

@@ -1,23 +1,29 @@
-"""The scores in a results.json, checked and typed: what tables, frames, charts and the report page are made of."""
+"""The scores in a results.json, checked and typed: the source of tables, frames, charts and the report page."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
 from llmfoundry_gauntlet.config.decode import describe
-from llmfoundry_gauntlet.errors import RecordError
-from llmfoundry_gauntlet.records.results import RESULTS
+from llmfoundry_gauntlet.errors import ConfigError, RecordError
+from llmfoundry_gauntlet.records.results import RESULTS, find_results
 from llmfoundry_gauntlet.scores.comparison import CONFIDENT
 
 COMPOSITE = 'Composite'  # the metric of categories and averages
 COMPOSITES = {'category': 'categories', 'average': 'averages'}  # kind, and its key in a record
+KINDS = ('task', 'category', 'average', 'perturbation')
+SHOWN_OF_SCORE = ('accuracy', 'consistency_rate')
 COUNTS = ('num_items', 'num_unscored', 'num_truncated')
 MAJORITY = 'MajorityClass'
 NO_METRICS = 'its type has no accuracy'
+
+MAX_RUNS = 8  # that colours tell apart
 
 Record = Mapping[str, Any]  # the content of a results.json
 
@@ -35,23 +41,132 @@ class ScoreRow:
     batch: int | None
     kind: str
     name: str
-    part: str | None
-    metric: str | None
-    value: float | None
-    standard_error: float | None
-    reason: str | None
-    num_items: int | None
-    chance: float | None
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval; `None` without a value or a standard error."""
-        return interval(self.value, self.standard_error)
+    part: str | None = None
+    metric: str | None = None
+    value: float | None = None
+    standard_error: float | None = None
+    reason: str | None = None
+    num_items: int | None = None
+    chance: float | None = None
 
 
 def interval(value: float | None, error: float | None) -> tuple[float, float] | None:
     """Return the 95 % interval of a value with this standard error; `None` where either is missing."""
     return None if value is None or error is None else (value - CONFIDENT * error, value + CONFIDENT * error)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedEvaluation:
+    """One results.json and its checked numbers."""
+
+    folder: Path
+    record: Record
+    rows: tuple[ScoreRow, ...]
+
+    @property
+    def batch(self) -> int | None:
+        """The training batch, `None` where it is unknown."""
+        return batch_of(self.record)
+
+    @property
+    def name(self) -> str:
+        """The training batch, else the name of the folder."""
+        return (self.folder.name or str(self.folder)) if self.batch is None else f'ba{self.batch}'
+
+    @cached_property
+    def headline(self) -> dict[tuple[str, str], ScoreRow]:
+        """By kind and name: the accuracy of each task, categories, averages, accuracy and consistency of SCORE."""
+        found: dict[tuple[str, str], ScoreRow] = {}
+        for row in self.rows:
+            for name in headline_names(row):
+                found.setdefault((row.kind, name), row)
+        return found
+
+    @property
+    def majorities(self) -> dict[str, float]:
+        """The accuracy of always giving the commonest answer, by task."""
+        rows = (row for row in self.rows if row.metric == MAJORITY and row.part is None)
+        return {row.name: row.value for row in rows if row.value is not None}
+
+
+def headline_names(row: ScoreRow) -> Iterator[str]:
+    """Yield the names under which a number may be shown; a task's first number is its accuracy."""
+    if row.part is None and row.kind != 'perturbation':
+        yield row.name
+    elif row.part is None:
+        yield from (f'{score_name(row)} {metric}' for metric in SHOWN_OF_SCORE if row.metric in (metric, None))
+
+
+def score_name(row: ScoreRow) -> str:
+    """Return the name of a perturbation in tables."""
+    return f'score {row.name.replace("/", " ")}'
+
+
+def headlines(evaluations: Iterable[RecordedEvaluation]) -> list[tuple[str, str]]:
+    """Return kind and name of all headline numbers, tasks first."""
+    names = dict.fromkeys(name for one in evaluations for name in one.headline)
+    return sorted(names, key=lambda name: KINDS.index(name[0]))
+
+
+def find_evaluations(folders: Sequence[Path]) -> list[RecordedEvaluation]:
+    """Return the evaluations at or below each folder, each once, in the order of training. Raises RecordError."""
+    found = {path.resolve(): (path, record) for folder in folders for path, record in find_results(folder)}
+    return [recorded_evaluation(path, record) for path, record in found.values()]
+
+
+def recorded_evaluation(folder: Path, record: Record) -> RecordedEvaluation:
+    """Return a record with its numbers. Raises RecordError."""
+    return RecordedEvaluation(folder=folder, record=record, rows=tuple(read_scores(folder, record)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedRun:
+    """At least one evaluation, in the order of training, under a short name."""
+
+    name: str
+    evaluations: Sequence[RecordedEvaluation]
+
+    @property
+    def last(self) -> RecordedEvaluation:
+        """The evaluation that stands for the run beside others."""
+        return self.evaluations[-1]
+
+
+def find_runs(folders: Sequence[Path]) -> list[RecordedRun]:
+    """Return the runs at or below these folders.
+
+    Sibling folders with evaluations of different training batches are one run, every other evaluation is a run of its
+    own. Raises RecordError for a damaged record, ConfigError for more runs than a page can show.
+    """
+    found = {place.resolve(): (place, run) for folder in folders for place, run in runs_below(folder)}
+    places = [place for place, _ in found.values()]
+    if len(found) > MAX_RUNS:
+        named = ', '.join(map(str, places[:3]))
+        raise ConfigError(f'there are {len(found)} runs ({named}, ...); a page shows at most {MAX_RUNS}: name fewer')
+    runs = zip(short_names(places), found.values(), strict=True)
+    return [RecordedRun(name=name, evaluations=evaluations) for name, (_, evaluations) in runs]
+
+
+def runs_below(folder: Path) -> Iterator[tuple[Path, list[RecordedEvaluation]]]:
+    """Yield the runs at or below one folder, in the order of their paths."""
+    groups: dict[Path, list[RecordedEvaluation]] = {}
+    for found in sorted(find_evaluations([folder]), key=lambda one: one.folder):
+        groups.setdefault(found.folder.parent, []).append(found)
+    for parent, members in groups.items():
+        batches = {member.batch for member in members}
+        if len(members) > 1 and None not in batches and len(batches) == len(members):
+            yield parent, sorted(members, key=lambda member: member.batch or 0)
+        else:
+            yield from ((member.folder, [member]) for member in members)
+
+
+def short_names(folders: Sequence[Path]) -> list[str]:
+    """Return the folders without the part of their paths that all share."""
+    if len(folders) == 1:
+        return [str(folders[0])]
+    paths = [os.path.abspath(folder) for folder in folders]
+    common = os.path.commonpath(paths)
+    return [path if path == common else os.path.relpath(path, common) for path in paths]
 
 
 class WrongRecord(ValueError):
@@ -127,16 +242,12 @@ def read_scores(folder: Path | str, record: Record) -> list[ScoreRow]:
         for name in ('model', 'training', 'environment', 'config', 'timing'):
             if (part := root.get(name)) is not None:
                 part.mapping()
-        root['timing']['seconds'].number(0)
-        seconds = root['timing']['tasks']
-        for _, value in seconds.items():
+        for value in (root['timing']['seconds'], *(found for _, found in root['timing']['tasks'].items())):
             value.number(0)
         rows = [*composite_rows(root), *task_rows(root), *perturbation_rows(root)]
     except WrongRecord as error:
         raise RecordError(f'{Path(folder) / RESULTS}: {error}; evaluate again') from error
-    shared = {'run': str(folder), 'batch': batch_of(record)}
-    empty = dict.fromkeys(('part', 'metric', 'value', 'standard_error', 'reason', 'num_items', 'chance'))
-    return [ScoreRow(**{**shared, **empty, **row}) for row in rows]
+    return [ScoreRow(run=str(folder), batch=batch_of(record), **row) for row in rows]
 
 
 def batch_of(record: Record) -> int | None:
@@ -208,11 +319,6 @@ def perturbation_rows(root: Node) -> Iterator[dict[str, Any]]:
                 is_measure = bool(node.value.keys() & {'value', 'reason'})
                 for part, one in [(None, node)] if is_measure else node.items():
                     yield {**row, 'metric': metric, 'part': part, **measure(one)}
-
-
-def chances(record: Record) -> dict[str, float]:
-    """Return the accuracy of guessing in each task of the gauntlet."""
-    return {key: one.number() for key, (one, _) in benchmarks(Node(record)).items()}
 
 
 def task_categories(record: Record) -> dict[str, str]:

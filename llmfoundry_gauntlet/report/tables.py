@@ -1,172 +1,174 @@
-"""Scores of one or several evaluations as a table, in the terminal and in Markdown, CSV and JSON."""
+"""Tables, written for the terminal, as Markdown, CSV and JSON; the report page has a template for the same tables."""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
+import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Table as RichTable
+from tabulate import tabulate
 
-from llmfoundry_gauntlet.records.results import RESULTS, find_results
-from llmfoundry_gauntlet.report.formats import as_csv, as_json, bold, markdown_list, markdown_table, plain
-from llmfoundry_gauntlet.report.scores import MAJORITY, Record, ScoreRow, read_scores
+from llmfoundry_gauntlet.report.scores import ScoreRow
+from llmfoundry_gauntlet.values import Measure
 
 ABSENT = '-'
-SHOWN_OF_SCORE = ('accuracy', 'consistency_rate')
-WIDTH = 110  # of a table that is not printed on a terminal
+WIDTH = 130  # characters of a table that is not printed on a terminal
+MINUS, ELLIPSIS = '\u2212', '\u2026'
+LABEL_LENGTH = 48  # characters of a name in a chart
+SPECIAL = re.compile(r'[\\|`*<\[]|(?<!\w)_|_(?!\w)')  # characters with a meaning in Markdown
+# Characters that a browser would drop, replace or obey: control characters, line separators, marks that change the
+# direction of writing, and halves of surrogate pairs. They are shown as Python escapes.
+UNPRINTABLE = re.compile(
+    '[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff\ufffe\uffff]'
+)
 
-Found = Sequence[tuple[Path, Record]]
+Cell = str | int | float | Measure | ScoreRow | None
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """A score as each evaluation has it, `None` where an evaluation does not have it."""
+class Column:
+    """The column of a table: its name, and how its numbers are written.
 
-    kind: str
-    name: str
-    rows: tuple[ScoreRow | None, ...]
-
-
-def print_runs(run: Path, console: Console | None = None) -> None:
-    """Print the scores of every evaluation at or below `run`, and where its files are."""
-    print_scores(find_results(run), console=console)
-
-
-def print_scores(found: Found, form: str = 'table', console: Console | None = None) -> None:
-    """Print the scores of evaluations as a 'table' with the paths of their files, or as 'markdown', 'csv' or 'json'."""
-    if form in ('csv', 'json'):
-        rows = [asdict(row) for folder, record in found for row in read_scores(folder, record)]
-        columns = [field.name for field in fields(ScoreRow)]
-        sys.stdout.write(as_json(rows) if form == 'json' else as_csv(rows, columns))
-    elif form == 'markdown':
-        sys.stdout.write(scores_markdown(found))
-    else:
-        console = console or Console(width=None if Console().is_terminal else WIDTH)
-        console.print(scores_table(found))
-        for line in absences(*found[-1]):
-            console.print(f'{ABSENT} {line}', style='dim', highlight=False, markup=False)
-        for folder, _ in found:
-            console.print(f'{folder / RESULTS}', highlight=False, markup=False)
-
-
-def score_lines(found: Found) -> list[Line]:
-    """Return tasks with their accuracy, categories, averages, and accuracy and consistency of SCORE."""
-    names: dict[tuple[str, str], None] = {}
-    by_name: list[dict[tuple[str, str], ScoreRow]] = []
-    for folder, record in found:
-        mine: dict[tuple[str, str], ScoreRow] = {}
-        for row in read_scores(folder, record):
-            for name in shown_names(row):
-                mine.setdefault((row.kind, name), row)
-        names |= dict.fromkeys(mine)
-        by_name.append(mine)
-    kinds = ('task', 'category', 'average', 'perturbation')
-    ordered = sorted(names, key=lambda key: kinds.index(key[0]))
-    return [Line(kind, name, tuple(mine.get((kind, name)) for mine in by_name)) for kind, name in ordered]
-
-
-def shown_names(row: ScoreRow) -> Iterator[str]:
-    """Yield the names of the lines that a number may stand in; a task's first number is its accuracy."""
-    if row.part is None and row.kind != 'perturbation':
-        yield row.name
-    elif row.part is None:
-        for metric in SHOWN_OF_SCORE:
-            if row.metric in (metric, None):
-                yield f'score {row.name.replace("/", " ")} {metric}'
-
-
-def majorities(found: Found) -> dict[str, float]:
-    """Return the accuracy of always giving the commonest answer, of the first evaluation's tasks."""
-    rows = read_scores(*found[0])
-    return {
-        row.name: row.value for row in rows if row.metric == MAJORITY and row.part is None and row.value is not None
-    }
-
-
-def scores_table(found: Found) -> Table:
-    """Return a row per task and composite and a column per evaluation.
-
-    A single evaluation has standard errors, and beside tasks the accuracies of guessing and of the majority class.
+    Standard errors are shown beside the numbers `with_error`. `absent` stands for a number that is missing.
     """
-    is_single, majority = len(found) == 1, majorities(found)
-    table = Table(title='Eval Gauntlet', title_justify='left')
-    table.add_column('')
-    for name in column_names(found):
-        table.add_column(escape(name), justify='right')
-    for name in ('error', 'chance', 'majority') if is_single else ():
-        table.add_column(name, justify='right', style='dim')
-    kind = None
-    for line in score_lines(found):
-        if kind not in (None, line.kind):
-            table.add_section()
-        kind = line.kind
-        name = f'[bold]{escape(line.name)}[/bold]' if kind in ('category', 'average') else escape(line.name)
-        beside = [error_cell(line.rows[0], '±'), *beside_tasks(line, majority)] if is_single else []
-        table.add_row(name, *map(cell, line.rows), *beside)
-    table.add_section()
-    table.add_row('seconds', *(f'{record["timing"]["seconds"]:.1f}' for _, record in found))
-    return table
+
+    name: str
+    number: Callable[[Any], str] = '{:.3f}'.format
+    with_error: bool = False
+    absent: str = ABSENT
+
+    def text(self, cell: Cell) -> str:
+        """Return a cell as text, without its error."""
+        value = cell.value if isinstance(cell, Measure | ScoreRow) else cell
+        if value is None:
+            return self.absent
+        return value if isinstance(value, str) else self.number(value)
+
+    def error(self, cell: Cell) -> str:
+        """Return the standard error of a cell, empty where there is none."""
+        found = cell.standard_error if isinstance(cell, Measure | ScoreRow) else None
+        return '' if found is None else self.number(found).removeprefix('+')
 
 
-def scores_markdown(found: Found) -> str:
-    """Return the same in Markdown: categories and averages first, errors in columns of their own."""
-    is_single, majority = len(found) == 1, majorities(found)
-    header = ['', *(name for column in column_names(found) for name in (plain(column), '±'))]
-    header += ['chance', 'majority'] if is_single else []
-    kinds = ('category', 'average', 'task', 'perturbation')
-    rows = []
-    for line in sorted(score_lines(found), key=lambda line: kinds.index(line.kind)):
-        name = bold(line.name) if line.kind in kinds[:2] else plain(line.name)
-        cells = [text for row in line.rows for text in (cell(row), error_cell(row))]
-        rows.append([name, *cells, *(beside_tasks(line, majority) if is_single else [])])
-    return markdown_table(header, rows) + markdown_list(absences(*found[-1]))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows in groups, below a header. A row begins with its name.
+
+    Names in `composites` are bold, and their rows first but for the terminal, where the end of a table is what is seen.
+    `legend` explains the columns; `notes` say why numbers are absent; `warnings` come after them. On a page a table
+    that `is_long` is folded and has a search box.
+    """
+
+    title: str
+    columns: Sequence[Column]
+    groups: Sequence[Sequence[Sequence[Cell]]]
+    composites: frozenset[str] = frozenset()
+    legend: str = ''
+    notes: Sequence[str] = ()
+    warnings: Sequence[str] = ()
+    is_long: bool = False
+
+    @property
+    def rows(self) -> list[Sequence[Cell]]:
+        """All rows, those of composites first."""
+        return sorted((row for group in self.groups for row in group), key=lambda row: row[0] not in self.composites)
 
 
-def beside_tasks(line: Line, majority: Mapping[str, float]) -> list[str]:
-    """Return the cells for chance and majority class, empty for all but tasks."""
-    row = line.rows[0]
-    chance = None if row is None else row.chance
-    common = majority.get(line.name) if line.kind == 'task' else None
-    return ['' if value is None else f'{value:.3f}' for value in (chance, common)]
+def print_table(table: Table, console: Console | None = None, *, width: int = WIDTH) -> None:
+    """Print a table for the terminal, `width` characters wide where there is none."""
+    console = console or Console(width=None if Console().is_terminal else width)
+    shown = RichTable(title=escape(table.title), title_justify='left')
+    shown.add_column(escape(table.columns[0].name), no_wrap=True)
+    for column in table.columns[1:]:
+        style = None if column.absent else 'dim'
+        shown.add_column(escape(column.name), justify='right', style=style, overflow='fold')
+        if column.with_error:
+            shown.add_column('error', justify='right', style='dim')
+    for group in table.groups:
+        for name, *cells in group:
+            texts = [f'[bold]{escape(str(name))}[/bold]' if name in table.composites else escape(str(name))]
+            for column, cell in zip(table.columns[1:], cells, strict=True):
+                texts.append(escape(column.text(cell)))
+                if column.with_error:
+                    texts.append(f'±{error}' if (error := column.error(cell)) else '')
+            shown.add_row(*texts)
+        shown.add_section()
+    console.print(shown)
+    for line in (*filter(None, [table.legend]), *(f'{ABSENT} {note}' for note in table.notes)):
+        console.print(line, style='dim', highlight=False, markup=False)
+    for warning in table.warnings:
+        console.print(f'warning: {warning}', highlight=False, markup=False)
 
 
-def column_names(found: Found) -> list[str]:
-    """Return the training batch of each evaluation, else its folder's name; the folder where these are not unique."""
-    names = [
-        f'ba{record["training"]["batch"]}' if record['training'] else folder.name or str(folder)
-        for folder, record in found
-    ]
-    return names if len(set(names)) == len(names) else [str(folder) for folder, _ in found]
+def as_markdown(table: Table) -> str:
+    """Return a table in Markdown without its title, errors in columns of their own, the first column aligned left."""
+    header, rows = [], []
+    for column in table.columns:
+        header += [plain(column.name), '±'] if column.with_error else [plain(column.name)]
+    for name, *cells in table.rows:
+        texts = [f'**{plain(str(name))}**' if name in table.composites else plain(str(name))]
+        for column, cell in zip(table.columns[1:], cells, strict=True):
+            texts.append(column.text(cell).strip().replace('*', r'\*'))
+            if column.with_error:
+                texts.append(column.error(cell))
+        rows.append(texts)
+    align = ['left', *['right'] * (len(header) - 1)]
+    text = f'{tabulate(rows, header, tablefmt="pipe", colalign=align if rows else None, disable_numparse=True)}\n'
+    lines = [*table.notes, *(f'warning: {warning}' for warning in table.warnings)]
+    legend = f'\n{plain(table.legend)}\n' if table.legend else ''
+    return text + legend + ''.join(['\n', *(f'- {plain(line)}\n' for line in lines)] if lines else [])
 
 
-def cell(row: ScoreRow | None) -> str:
-    """Return a value to three places."""
-    return ABSENT if row is None or row.value is None else f'{row.value:.3f}'
+def plain(text: str) -> str:
+    """Return a text as one line in which Markdown finds no markup."""
+    return SPECIAL.sub(lambda found: f'\\{found[0]}', ' '.join(text.split()))
 
 
-def error_cell(row: ScoreRow | None, sign: str = '') -> str:
-    """Return a standard error, empty where there is none."""
-    return '' if row is None or row.standard_error is None else f'{sign}{row.standard_error:.3f}'
+def as_json(content: Any) -> str:
+    """Return JSON; numbers keep their full precision."""
+    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + '\n'
 
 
-def absences(folder: Path, record: Record) -> list[str]:
-    """Return why scores are absent: a line per reason, one for all composites."""
-    by_reason: dict[str, dict[str, None]] = {}
-    composites: list[str] = []
-    for row in read_scores(folder, record):
-        if row.reason is None or row.part is not None:
-            continue
-        if row.kind in ('category', 'average'):
-            composites.append(row.name)
-        elif row.kind == 'task':
-            by_reason.setdefault(row.reason, {})[row.name] = None
-        elif row.metric in ('accuracy', None):
-            by_reason.setdefault(row.reason, {})[f'score {row.name.replace("/", " ")}'] = None
-    lines = [f'{reason}: {", ".join(names)}' for reason, names in by_reason.items()]
-    if composites:
-        lines.append(f'composites over tasks without a score are absent: {", ".join(composites)}')
-    return lines
+def as_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
+    """Return rows below a header, numbers in full precision, absent ones empty."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator='\n')
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def print_warnings(warnings: Sequence[str]) -> None:
+    """Print warnings to standard error, where standard output is for another program."""
+    for warning in warnings:
+        print(f'warning: {warning}', file=sys.stderr)
+
+
+def visible(text: str) -> str:
+    """Return the text with unprintable characters as escapes, such as \\u2028."""
+    return UNPRINTABLE.sub(lambda found: found[0].encode('unicode_escape').decode('ascii'), text)
+
+
+def shortened(text: str, length: int) -> str:
+    """Return the text, its middle left out if it has more than `length` characters."""
+    if len(text) <= length:
+        return text
+    tail = length // 3
+    return f'{text[: length - tail - 1]}{ELLIPSIS}{text[-tail:]}'
+
+
+def unique_labels(names: Iterable[str]) -> list[str]:
+    """Return the names as a chart shows them, numbered where two would be the same."""
+    found: list[str] = []
+    for name in names:
+        label = visible(shortened(name, LABEL_LENGTH))
+        found.append(label if label not in found else f'{label} ({len(found) + 1})')
+    return found

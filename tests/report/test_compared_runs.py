@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -27,13 +26,6 @@ from compared_runs import (
     samples_of,
 )
 from paired_estimates import bits_per_byte, check_differences, cluster_of, composites_of, paired, score_differences
-
-METRICS = [  # of multiple choice, besides the accuracy, language modelling and generation
-    *('BrierScore', 'ByteNormalizedMatch', 'CalibrationError', 'CharacterNormalizedMatch', 'CutShare'),
-    *('GoldBitsPerByte', 'GoldProbability', 'InContextLearningGenerationExactMatchAccuracy'),
-    *('InContextLearningLMAccuracy', 'InContextLearningMultipleChoiceAccuracy', 'MajorityClass', 'NumericMatch'),
-    *('StrictMatch', 'TokenNormalizedMatch'),
-]
 
 
 def test_the_runs_here_differ_correlate_and_have_clusters(runs: dict[str, Path]):
@@ -90,16 +82,6 @@ def test_differences_of_scores_numbers_are_over_questions(compared, runs: dict[s
             assert one[place] == record_of(runs[run])['score'][dataset]['perturbations'][perturbation][metric]
 
 
-def test_turning_the_runs_round_turns_the_signs_round(compared, runs: dict[str, Path]):
-    (there,), (back,) = compared(runs['a'], runs['b']), compared(runs['b'], runs['a'])
-    for kind in ('tasks', 'composites', 'score'):
-        for name, one in there[kind].items():
-            other = back[kind][name]
-            assert (one['first'], one['second']) == (other['second'], other['first'])
-            assert one['difference']['value'] == pytest.approx(-other['difference']['value'], abs=1e-15)
-            assert one['p_value'] == pytest.approx(other['p_value'], abs=1e-13)
-
-
 def test_a_run_beside_itself_differs_in_nothing(compared, runs: dict[str, Path], tmp_path: Path):
     again = copy_run(runs['a'], tmp_path / 'again')
     for (found,) in (compared(runs['a'], again), compared(runs['a'], runs['a'])):
@@ -129,7 +111,8 @@ def test_the_table_has_both_runs_and_every_difference(
         assert table[name] == [
             f'{first:.3f}',
             f'{second:.3f}',
-            f'{difference:+.3f} ± {error:.3f}',
+            f'{difference:+.3f}',
+            f'±{error:.3f}',
             f'{p:.4f}' if p >= 0.0001 else '<0.0001',
             (f'{p_holm:.4f}' if p_holm >= 0.0001 else '<0.0001') + ('*' if p_holm < 0.05 else ''),
             f'{one["detectable"]:.3f}',
@@ -146,8 +129,8 @@ def test_a_star_marks_what_is_clear_after_correction(gauntlet, make_run, monkeyp
     first, _ = make_run('wrong', keys, answers=wrong), make_run('right', keys, answers=right)
     monkeypatch.chdir(first.parent)
     table = rows_of_table(gauntlet('compare', 'wrong', 'right')[1])
-    assert table[LINES] == ['0.000', '1.000', '+1.000 ± 0.000', f'{1 / 128:.4f}', f'{1 / 64:.4f}*', '-', '9']
-    assert table[RIDDLES][2:6] == ['+0.000 ± 0.000', '1.0000', '1.0000', '-']
+    assert table[LINES] == ['0.000', '1.000', '+1.000', '±0.000', f'{1 / 128:.4f}', f'{1 / 64:.4f}*', '-', '9']
+    assert table[RIDDLES][2:7] == ['+0.000', '±0.000', '1.0000', '1.0000', '-']
     table = rows_of_table(gauntlet('compare', 'wrong', 'right', 'wrong')[1])
     assert table[LINES] == ['0.000', '+1.000 ± 0.000*', '+0.000 ± 0.000']
 
@@ -162,16 +145,6 @@ def test_names_with_brackets_are_printed_as_they_are(
         status, out, err = gauntlet('compare', 'llama[old]', *others)
         assert (status, err) == (0, '')
         assert 'llama[old]' in out and 'llama[/new]' in out
-
-
-def test_names_of_categories_with_brackets_are_printed_as_they_are(gauntlet, make_run, monkeypatch: pytest.MonkeyPatch):
-    benchmarks = [{'name': 'lines', 'num_fewshot': 0}]
-    spec = {'categories': [{'name': 'text [old]', 'benchmarks': benchmarks}], 'averages': {'all [new]': ['text [old]']}}
-    first = make_run('one', [LINES], gauntlet=spec)
-    shutil.copytree(first, first.parent / 'two')
-    monkeypatch.chdir(first.parent)
-    status, out, _ = gauntlet('compare', 'one', 'two')
-    assert status == 0 and 'text [old]' in out and 'all [new]' in out
 
 
 # More than two runs.
@@ -232,15 +205,8 @@ def test_an_absent_metric_is_shown_with_its_reason(compared, gauntlet, runs: dic
     assert found['tasks'][RIDDLES]['difference'] == found['tasks'][RIDDLES]['first'] == {'reason': reason}
     assert found['tasks'][RIDDLES]['p_value'] is found['tasks'][RIDDLES]['p_holm'] is None
     _, out, _ = gauntlet('compare', runs['a'], runs['b'], '--metric', 'CutShare')
-    assert rows_of_table(out)[RIDDLES][:6] == ['-'] * 6
+    assert rows_of_table(out)[RIDDLES][:7] == ['-', '-', '-', '', '-', '-', '-']
     assert f'- {reason}: {RIDDLES}' in out
-
-
-@pytest.mark.parametrize('words', [(), ('--format', 'json')])
-def test_an_unknown_metric_is_a_mistake_that_names_those_there_are(gauntlet, runs: dict[str, Path], words):
-    status, out, err = gauntlet('compare', runs['a'], runs['b'], '--metric', 'GoldBits', *words)
-    assert (status, out) == (2, '')
-    assert err == f"error: --metric: no task has 'GoldBits'; allowed: {', '.join(METRICS)}\n"
 
 
 # Start-up.

@@ -15,7 +15,7 @@ from paths import FIXTURES, ROOT
 
 from llmfoundry_gauntlet import ConfigError, Run, read_run, read_runs, samples_frame, scores_chart, scores_frame
 from llmfoundry_gauntlet.records.runs import summarize_again
-from llmfoundry_gauntlet.report import charts, frames
+from llmfoundry_gauntlet.report import frames
 
 
 def drawn(chart: Any) -> list[dict[str, Any]]:
@@ -71,14 +71,6 @@ def test_several_runs_are_in_one_frame_in_the_order_of_training(training: Path):
     assert len(samples_frame(found)) == 4 * len(found[0].samples())
 
 
-def test_what_is_absent_is_nan_with_its_reason(unscored: tuple[Path, Path], gauntlet, tmp_path):
-    assert gauntlet('run', '--from', unscored[1], '--out', tmp_path / 'again')[0] == 0
-    frame = read_run(tmp_path / 'again').to_pandas()
-    row = frame[(frame.name == CHOICES)].iloc[0]
-    assert pd.isna(row.value) and '2 of 12 items' in row.reason
-    assert frame[frame.value.isna()].reason.notna().all()
-
-
 def test_bars_have_chance_and_intervals(run: Run):
     rows = {row['name']: row for row in drawn(run.plot())}
     assert {'reading', 'core', *ROWS} < rows.keys()
@@ -91,7 +83,7 @@ def test_bars_have_chance_and_intervals(run: Run):
 
 def test_checkpoints_are_drawn_as_a_course_and_models_beside_each_other(training: Path, runs: dict[str, Path]):
     course = scores_chart(read_runs(training))
-    assert 'facet' in course.to_dict()
+    assert 'concat' in course.to_dict()
     assert {(row['name'], row['batch']) for row in drawn(course)} == {
         (name, batch) for name in ('reading', 'rest', 'core', 'reading alone') for batch in (20, 100, 400, 1000)
     }
@@ -100,12 +92,12 @@ def test_checkpoints_are_drawn_as_a_course_and_models_beside_each_other(training
 
 
 def test_a_chart_without_altair_names_the_extra(run: Run, monkeypatch):
-    monkeypatch.setattr(charts, 'find_spec', lambda name: None)
+    monkeypatch.setattr(frames, 'find_spec', lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'llmfoundry-gauntlet\[report\]'"):
         run.plot()
 
 
-@pytest.mark.parametrize('module', [frames, charts], ids=lambda module: module.__name__.rpartition('.')[2])
+@pytest.mark.parametrize('module', [frames], ids=lambda module: module.__name__.rpartition('.')[2])
 def test_the_examples_in_docstrings_are_right(module: Any, run: Run):
     failed, tried = doctest.testmod(module, extraglobs={'run': run})
     assert (failed, tried > 0) == (0, True)

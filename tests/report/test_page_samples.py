@@ -18,6 +18,7 @@ from compared_runs import (
     copy_run,
     read_lines,
     samples_path,
+    tasks_yaml,
     write_lines,
 )
 from report_pages import Sample, read_page
@@ -146,22 +147,8 @@ def test_an_item_of_several_runs_stands_once_with_all_answers(samples, runs):
 
 def test_a_long_prompt_is_cut_and_its_length_said(samples, make_run, own_data: Path, tmp_path: Path, gauntlet):
     write_lines(own_data / 'riddles.jsonl', [{'context': f'{"long " * 2000}{row}', 'answer': '1'} for row in range(2)])
-    (tmp_path / 'tasks.yaml').write_text(
-        json.dumps(
-            {
-                'icl_tasks': [
-                    {
-                        'label': 'riddles',
-                        'dataset_uri': 'riddles.jsonl',
-                        'icl_task_type': 'generation_task_with_answers',
-                        'num_fewshot': [0],
-                    }
-                ]
-            }
-        )
-    )
     answers = [{'task': 'riddles', 'num_shots': 0, 'row': row, 'text': 'x' * 5000} for row in range(2)]
-    words = ['--outputs', write_lines(tmp_path / 'answers.jsonl', answers), '--tasks', tmp_path / 'tasks.yaml']
+    words = ['--outputs', write_lines(tmp_path / 'answers.jsonl', answers), '--tasks', tasks_yaml(tmp_path, [RIDDLES])]
     assert gauntlet('run', *words, '--data-root', own_data, '--out', tmp_path / 'long')[0] == 0
     for sample in samples(RIDDLES, tmp_path / 'long'):
         prompt, _, generation = sample.passages

@@ -62,16 +62,6 @@ def test_a_run_of_a_part_of_the_items_is_compared_over_that_part(
         assert f'{key}: {sizes[key]} items are in both, of {SIZES[key]} and {sizes[key]}' in found['warnings']
 
 
-def test_each_run_may_lack_rows_of_its_own(compared, gauntlet, runs: dict[str, Path], tmp_path: Path):
-    one = copy_run(runs['a'], tmp_path / 'one', without={LINES: [0, 5]})
-    other = copy_run(runs['b'], tmp_path / 'other', without={LINES: [5, 8]})
-    (found,) = compared(one, other)
-    check_differences(found['tasks'], {key: paired(key, one, other) for key in ROWS})
-    assert found['tasks'][LINES]['num_items'] == 6
-    assert found['warnings'] == [f'{LINES}: 6 items are in both, of 7 and 7']
-    assert f'warning: {LINES}: 6 items are in both, of 7 and 7' in gauntlet('compare', one, other)[1]
-
-
 def test_tasks_without_an_item_in_common_have_no_difference(compared, runs: dict[str, Path], tmp_path: Path):
     one = copy_run(runs['a'], tmp_path / 'one', without={RIDDLES: [0, 1, 2]})
     other = copy_run(runs['b'], tmp_path / 'other', without={RIDDLES: [3, 4, 5, 6]})
@@ -99,16 +89,6 @@ def test_the_items_that_are_scored_in_both_are_compared_where_that_is_allowed(co
     """Rows that one model did not answer say nothing of the difference: the other's go as well."""
     (found,) = compared(*unscored, '--allow-missing')
     check_differences(found['tasks'], {key: paired(key, *unscored) for key in ROWS})
-
-
-def test_unscored_items_are_not_counted_among_those_that_are_compared(compared, unscored):
-    (found,) = compared(*unscored, '--allow-missing')
-    assert {key: one['num_items'] for key, one in found['tasks'].items()} == {**SIZES, CHOICES: 10}
-
-
-def test_unscored_items_that_are_left_out_are_warned_of(compared, unscored):
-    (found,) = compared(*unscored, '--allow-missing')
-    assert any(warning.startswith(f'{CHOICES}: 10 items') for warning in found['warnings'])
 
 
 def test_tasks_that_only_one_run_has_are_warned_of_and_left_out(compared, make_run, runs: dict[str, Path]):
@@ -143,10 +123,6 @@ def test_another_gauntlet_is_warned_of_and_that_of_the_first_is_taken(compared, 
     equal = [1 / 2 / (1 - BASELINES[CHOICES]), 1 / 2]
     expected = combined([tasks[CHOICES], tasks[RIDDLES]], equal).value
     assert turned['composites']['reading']['difference']['value'] == pytest.approx(-expected, abs=1e-13)
-
-
-def test_the_same_gauntlet_has_the_same_version(runs: dict[str, Path]):
-    assert len({record_of(run)['composites']['version'] for run in runs.values()}) == 1
 
 
 def test_other_semantics_and_ways_of_drawing_shots_are_warned_of(compared, make_run):
