@@ -75,6 +75,16 @@ class Notes:
         """Notes a key that changes nothing."""
         self.lines.append(f'{key}: {reason}' if reason.startswith('no effect') else f'{key}: no effect: {reason}')
 
+    def mapped(self, values: dict[str, Any]) -> Mapped:
+        """Return these values with the lines. Raise ConfigError with every problem noted."""
+        self.check()
+        return Mapped(values=values, lines=tuple(self.lines))
+
+    def check(self) -> None:
+        """Raise ConfigError with every problem noted, if there is one."""
+        if self.problems.found:
+            raise ConfigError(self.problems.found)
+
 
 def map_training(values: Mapping[str, Any], *, source: str, num_ranks: int) -> Mapped:
     """A training file whose top-level keys for ICL are the callback's; without such keys, as it is.
@@ -89,15 +99,14 @@ def map_training(values: Mapping[str, Any], *, source: str, num_ranks: int) -> M
         return Mapped(values=given)
     callbacks = mapping(given.get('callbacks'), 'callbacks', notes.problems)
     own = mapping(callbacks.get(CALLBACK), f'callbacks.{CALLBACK}', notes.problems)
-    if notes.problems.found:
-        raise ConfigError(notes.problems.found)
+    notes.check()
     if 'icl_tasks' not in keys and CALLBACK not in callbacks:
         if CALLBACK in keys:
             notes.problems.add(CALLBACK, 'is a gauntlet without tasks; give icl_tasks as well')
-            raise ConfigError(notes.problems.found)
+            notes.check()
         for key in keys:
             notes.no_effect(key, 'nothing is evaluated; give icl_tasks, or a callback eval_gauntlet')
-        return Mapped(values=given, lines=tuple(notes.lines))
+        return notes.mapped(given)
     settings = icl_settings(keys, notes, source=source, num_ranks=num_ranks)
     if 'icl_tasks' in keys:
         settings |= icl_schedule({**given, **keys}, own, notes)
@@ -105,9 +114,7 @@ def map_training(values: Mapping[str, Any], *, source: str, num_ranks: int) -> M
     elif 'eval_first' in keys:
         notes.no_effect('eval_first', f'callbacks.{CALLBACK}.interval says when')
     callbacks[CALLBACK] = joined(settings, own, f'callbacks.{CALLBACK}.', notes.problems)
-    if notes.problems.found:
-        raise ConfigError(notes.problems.found)
-    return Mapped(values={**given, 'callbacks': callbacks}, lines=tuple(notes.lines))
+    return notes.mapped({**given, 'callbacks': callbacks})
 
 
 def map_evaluation(values: Mapping[str, Any], *, source: str, num_ranks: int) -> tuple[Mapped, tuple[ListedModel, ...]]:
@@ -137,9 +144,7 @@ def map_evaluation(values: Mapping[str, Any], *, source: str, num_ranks: int) ->
         notes.lines.append(f'out is not given -> out: {settings["out"]}')
     models = tuple(listed_model(entry, index, notes, settings) for index, entry in enumerate(found or ()))
     check_folders(models, notes.problems)
-    if notes.problems.found:
-        raise ConfigError(notes.problems.found)
-    return Mapped(values=settings, lines=tuple(notes.lines)), models
+    return notes.mapped(settings), models
 
 
 def map_plugin(settings: Mapping[str, Any], train_config: Mapping[str, Any]) -> Mapped:
@@ -150,7 +155,7 @@ def map_plugin(settings: Mapping[str, Any], train_config: Mapping[str, Any]) -> 
     notes = Notes(Problems(f'callbacks.{PLUGIN}'))
     if any(train_config.get(key) is not None for key in ('icl_tasks', 'icl_tasks_str')):
         notes.problems.add('', "icl_tasks is llm-foundry's own evaluation, with the same metric keys; give tasks here")
-        raise ConfigError(notes.problems.found)
+        notes.check()
     values = dict(settings)
     length = train_config.get('icl_seq_len') or train_config.get('max_seq_len')
     if values.get('max_seq_len') is None and length is not None:
@@ -158,9 +163,7 @@ def map_plugin(settings: Mapping[str, Any], train_config: Mapping[str, Any]) -> 
         notes.lines.append(f'max_seq_len: {length}, from the training file')
     if values.get('interval') is None and train_config.get('eval_interval') is not None:
         values['interval'] = interval_of(train_config, notes)
-    if notes.problems.found:
-        raise ConfigError(notes.problems.found)
-    return Mapped(values=values, lines=tuple(notes.lines))
+    return notes.mapped(values)
 
 
 def icl_settings(keys: Mapping[str, Any], notes: Notes, *, source: str, num_ranks: int) -> dict[str, Any]:
