@@ -11,10 +11,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from llmfoundry_gauntlet.config.decode import Problems, describe, suggestion
-from llmfoundry_gauntlet.config.foundry_models import check_text, mapping, model_arguments
+from llmfoundry_gauntlet.config.foundry_models import Mapped, Notes, check_text, mapping, model_arguments, short
 from llmfoundry_gauntlet.config.settings import is_interval
 from llmfoundry_gauntlet.config.sources import find_yaml
-from llmfoundry_gauntlet.errors import ConfigError
 
 CALLBACK = 'eval_gauntlet'  # the callback's name is that of llm-foundry's key
 PLUGIN = 'eval_gauntlet_fast'  # and in llm-foundry's own training
@@ -40,14 +39,6 @@ BY_TOKENS = 'no effect on scores or speed: batches are made by tokens (tokens_pe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mapped:
-    """A file's values in our keys, and what became of llm-foundry's, a line each."""
-
-    values: dict[str, Any]
-    lines: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ListedModel:
     """One entry of `models`: its name, its folder below `out`, and what `evaluate` is given of it.
 
@@ -58,32 +49,6 @@ class ListedModel:
     folder: str
     arguments: dict[str, Any]
     config_overrides: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class Notes:
-    """The lines and the problems of a mapping as it goes on."""
-
-    problems: Problems
-    lines: list[str] = field(default_factory=list)
-
-    def became(self, key: str, value: Any, our_key: str, our_value: Any, remark: str = '') -> None:
-        """Notes `key: value -> our_key: our_value`."""
-        self.lines.append(f'{key}: {short(value)} -> {our_key}: {short(our_value)}{remark and f" ({remark})"}')
-
-    def no_effect(self, key: str, reason: str) -> None:
-        """Notes a key that changes nothing."""
-        self.lines.append(f'{key}: {reason}' if reason.startswith('no effect') else f'{key}: no effect: {reason}')
-
-    def mapped(self, values: dict[str, Any]) -> Mapped:
-        """Return these values with the lines. Raise ConfigError with every problem noted."""
-        self.check()
-        return Mapped(values=values, lines=tuple(self.lines))
-
-    def check(self) -> None:
-        """Raise ConfigError with every problem noted, if there is one."""
-        if self.problems.found:
-            raise ConfigError(self.problems.found)
 
 
 def map_training(values: Mapping[str, Any], *, source: str, num_ranks: int) -> Mapped:
@@ -277,7 +242,7 @@ def listed_model(entry: Any, index: int, notes: Notes, settings: Mapping[str, An
             notes.problems.add(path, f"the key '{key}' is missing")
     for key in ('model_name', 'load_path'):
         check_text(entry.get(key), f'{path}.{key}', notes.problems)
-    arguments, overrides = model_arguments(entry, path, notes.problems, notes.no_effect)
+    arguments, overrides = model_arguments(entry, path, notes)
     name = str(entry.get('model_name'))
     folder = '/'.join(part for part in PurePosixPath(name).parts if part not in ('/', '.', '..'))
     notes.lines.append(f'{path}: {name} -> model: {short(arguments.get("model"))}, out: {settings.get("out")}/{folder}')
@@ -302,12 +267,3 @@ def is_count(value: Any) -> bool:
 def as_set(value: Any) -> set[str]:
     """A list's entries as text, or the one that stands without a list."""
     return {str(entry) for entry in (value if isinstance(value, (list, tuple)) else [value])}
-
-
-def short(value: Any) -> str:
-    """A value as a line can show it."""
-    if isinstance(value, (list, tuple)) and all(isinstance(item, (str, int)) for item in value):
-        return f'[{", ".join(map(str, value))}]'
-    if isinstance(value, (list, tuple, Mapping)):
-        return f'{describe(value)} of {len(value)}'
-    return 'null' if value is None else str(value)
