@@ -22,8 +22,7 @@ from llmfoundry_gauntlet.commands.options import (
 from llmfoundry_gauntlet.errors import ConfigError, DataError, print_problems
 
 if TYPE_CHECKING:
-    from llmfoundry_gauntlet.data.checks import CheckedFile, Finding, Overlap
-    from llmfoundry_gauntlet.marking import CheckedSolutions
+    from llmfoundry_gauntlet.data.checks import Record
     from llmfoundry_gauntlet.tasks import Task
 
 WIDTH = 100  # of tables, if the output is not a terminal
@@ -79,12 +78,7 @@ def check(
         checked = [check_file(file) for file in files]
         overlap = find_overlap(files, texts) if texts and files else None
     if as_json:
-        record = {
-            'files': [asdict(file) for file in checked],
-            'absent': absent,
-            'problems': problems,
-            'overlap': None if overlap is None else asdict(overlap),
-        }
+        record = {'files': checked, 'absent': absent, 'problems': problems, 'overlap': overlap}
         typer.echo(json.dumps(record, indent=2, ensure_ascii=False))
     else:
         print_checks(checked, absent, overlap)
@@ -97,6 +91,7 @@ def chosen_tasks(
     tasks: Path | None, score: Path | None, data_root: str, *, as_json: bool
 ) -> tuple[Sequence[Task], list[str]]:
     """Return the tasks to check, and the labels of Gauntlet tasks that have no file if no task is named."""
+    from llmfoundry_gauntlet.data.score_rows import FILES
     from llmfoundry_gauntlet.suite import load_suite
 
     entries: Any = tasks
@@ -104,7 +99,11 @@ def chosen_tasks(
     absent: list[str] = []
     if tasks is None and score is None:
         entries, absent = gauntlet_tasks(data_root)
-        datasets = score_datasets(data_root)
+        datasets = [
+            {'dataset': dataset}
+            for dataset, files in FILES.items()
+            if any((Path(data_root) / file).is_file() for file in files)
+        ]
         if not entries and not datasets:
             raise ConfigError(
                 f'{data_root}: has no file of the Gauntlet or of SCORE; give --data-root, --tasks or --score'
@@ -124,18 +123,7 @@ def gauntlet_tasks(data_root: str) -> tuple[list[dict[str, Any]], list[str]]:
     return present, [entry['label'] for entry in entries if entry not in present]
 
 
-def score_datasets(data_root: str) -> list[dict[str, str]]:
-    """Return a YAML entry for each of SCORE's datasets that has a file."""
-    from llmfoundry_gauntlet.data.score_rows import FILES
-
-    return [
-        {'dataset': dataset}
-        for dataset, files in FILES.items()
-        if any((Path(data_root) / file).is_file() for file in files)
-    ]
-
-
-def print_checks(files: Sequence[CheckedFile], absent: Sequence[str], overlap: Overlap | None) -> None:
+def print_checks(files: Sequence[Record], absent: Sequence[str], overlap: Record | None) -> None:
     """Print a line for each file, then all warnings, then notes on what changes no score."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
@@ -146,15 +134,23 @@ def print_checks(files: Sequence[CheckedFile], absent: Sequence[str], overlap: O
     for name in ('', 'rows', 'duplicates', 'repeated prompts', 'conflicts', 'majority answer', 'chance'):
         table.add_column(name, justify='right' if name else 'left', overflow='fold')
     for file in files:
-        table.add_row(*map(str, file_cells(file)))
+        counts = [file[key] for key in ('name', 'num_rows', 'num_duplicates', 'num_repeated', 'num_conflicts')]
+        majority = file['majority'] or {'share': None, 'chance': None}
+        shares = ['-' if majority[key] is None else f'{majority[key]:.0%}' for key in ('share', 'chance')]
+        table.add_row(*map(str, counts), *shares)
     if files:
         console.print(table)
-    findings = [(file.source, finding) for file in files for finding in file.findings]
+    findings = [(file['source'], finding) for file in files for finding in file['findings']]
     if overlap is not None:
-        console.print(f'\n{overlap_summary(overlap)}')
-        findings += [(file.source, file.finding) for file in overlap.tasks if file.found]
+        num_checked, num_most = (sum(task[key] for task in overlap['tasks']) for key in ('num_checked', 'num_most'))
+        console.print(
+            f'\ntraining text of {overlap["num_words"]:,} words: '
+            f'{sum(len(task["found"]) for task in overlap["tasks"]):,} of {num_checked:,} rows share a sequence of '
+            f'words with it, {num_most:,} share most of theirs'
+        )
+        findings += [(task['source'], overlap_warning(task['found'])) for task in overlap['tasks'] if task['found']]
     for name, warns, style in (('warnings', True, None), ('notes', False, 'dim')):
-        lines = [finding_line(source, finding) for source, finding in findings if finding.is_warning == warns]
+        lines = [finding_line(source, finding) for source, finding in findings if finding['is_warning'] == warns]
         if absent and not warns:
             lines.append(f'{len(absent)} tasks have no file: {", ".join(absent)}')
         console.print(f'\n{name}: {len(lines)}', style='bold')
@@ -162,34 +158,27 @@ def print_checks(files: Sequence[CheckedFile], absent: Sequence[str], overlap: O
             console.print(line, style=style)
 
 
-def file_cells(file: CheckedFile) -> tuple[Any, ...]:
-    """Return the counts of a file and its majority answer."""
-    counts = (file.name, file.num_rows, file.num_duplicates, file.num_repeated, file.num_conflicts)
-    if file.majority is None:
-        return *counts, '-', '-'
-    chance = file.majority.chance
-    return *counts, f'{file.majority.share:.0%}', '-' if chance is None else f'{chance:.0%}'
+def overlap_warning(found: Sequence[Record]) -> Record:
+    """Return a finding about the rows of a file that occur in training text, with the place of the first."""
+    from llmfoundry_gauntlet.data.checks import MAX_LINES, NUM_WORDS
+
+    sequences = f'{found[0]["num_found"]} of its {found[0]["num_sequences"]} sequences of {NUM_WORDS} words'
+    return {
+        'text': f'{sequences} occur in {found[0]["place"]}',
+        'count': len(found),
+        'lines': [row['line'] for row in found[:MAX_LINES]],
+        'is_warning': True,
+    }
 
 
-def overlap_summary(overlap: Overlap) -> str:
-    """Return the totals over all files."""
-    num_checked = sum(task.num_checked for task in overlap.tasks)
-    num_found = sum(len(task.found) for task in overlap.tasks)
-    num_most = sum(task.num_most for task in overlap.tasks)
-    return (
-        f'training text of {overlap.num_words:,} words: {num_found:,} of {num_checked:,} rows share a sequence of '
-        f'words with it, {num_most:,} share most of theirs'
-    )
-
-
-def finding_line(source: str, finding: Finding) -> str:
+def finding_line(source: str, finding: Record) -> str:
     """Return `file:line: problem (number of rows, the first lines)`, or `file: problem`."""
-    if not finding.lines:
-        return f'{source}: {finding.text}'
-    place = f'{source}:{finding.lines[0]}: {finding.text}'
-    more = ', ...' if finding.count > len(finding.lines) else ''
-    lines = ', '.join(map(str, finding.lines))
-    return place if finding.count == 1 else f'{place} ({finding.count} rows: lines {lines}{more})'
+    lines, count = finding['lines'], finding['count']
+    if not lines:
+        return f'{source}: {finding["text"]}'
+    more = ', ...' if count > len(lines) else ''
+    rows = '' if count == 1 else f' ({count} rows: lines {", ".join(map(str, lines))}{more})'
+    return f'{source}:{lines[0]}: {finding["text"]}{rows}'
 
 
 def check_programs(tasks: Path | None, data_root: str, sandbox: str, as_json: bool) -> None:
@@ -214,16 +203,10 @@ def check_programs(tasks: Path | None, data_root: str, sandbox: str, as_json: bo
         raise ConfigError(f'{tasks or data_root}: none of the tasks runs programs here')
     if as_json:
         typer.echo(json.dumps([asdict(result) for result in checked], indent=2, ensure_ascii=False))
-    else:
-        print_solutions(checked)
-    if any(result.failures for result in checked):
-        raise typer.Exit(CHECK_FAILED)
-
-
-def print_solutions(checked: Sequence[CheckedSolutions]) -> None:
-    """Print how many solutions of each task pass, and why the others do not."""
-    for result in checked:
+    for result in () if as_json else checked:
         num_passed = result.num_solutions - len(result.failures)
         typer.echo(f'{result.task}: {num_passed} of {result.num_solutions} solutions pass ({result.seconds:.1f} s)')
         for row, reason in result.failures.items():
             typer.echo(f'{result.task} row {row}: {reason}')
+    if any(result.failures for result in checked):
+        raise typer.Exit(CHECK_FAILED)

@@ -211,31 +211,29 @@ def verify(
 
     gauntlet data verify llm-foundry squad safety
     """
-    from llmfoundry_gauntlet.data.download import open_folder, verify_file
+    from llmfoundry_gauntlet.data.download import find, open_folder
     from llmfoundry_gauntlet.data.manifest import select_files
 
     files = select_files(names or ())
     listed = open_folder(folder)
-    outcomes = (verify_file(file, listed) for file in files)
+    outcomes = (find(file, listed)[0] for file in files)
     if as_json:
-        found = list(outcomes)
-        statuses = {outcome.status for outcome in found}
-        typer.echo(json.dumps({'folder': folder, 'files': list(map(outcome_json, found))}, indent=1))
+        found: list[dict[str, Any]] = [
+            {
+                'path': outcome.file.path,
+                'task': outcome.file.task,
+                'status': outcome.status,
+                'found': outcome.place or None,
+                'detail': outcome.detail or None,
+            }
+            for outcome in outcomes
+        ]
+        statuses = {file['status'] for file in found}
+        typer.echo(json.dumps({'folder': folder, 'files': found}, indent=1))
     else:
         statuses = print_outcomes(outcomes, files)
     if 'other bytes' in statuses:
         raise typer.Exit(CHECK_FAILED)
-
-
-def outcome_json(outcome: Outcome) -> dict[str, Any]:
-    """Return the state of a file for JSON."""
-    return {
-        'path': outcome.file.path,
-        'task': outcome.file.task,
-        'status': outcome.status,
-        'found': outcome.place or None,
-        'detail': outcome.detail or None,
-    }
 
 
 def print_outcomes(outcomes: Iterable[Outcome], files: Sequence[DataFile]) -> set[str]:

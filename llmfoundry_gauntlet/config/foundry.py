@@ -11,10 +11,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from llmfoundry_gauntlet.config.decode import Problems, describe, suggestion
-from llmfoundry_gauntlet.config.foundry_models import check_text, mapping, model_arguments
+from llmfoundry_gauntlet.config.foundry_models import Mapped, Notes, check_text, mapping, model_arguments, short
 from llmfoundry_gauntlet.config.settings import is_interval
 from llmfoundry_gauntlet.config.sources import find_yaml
-from llmfoundry_gauntlet.errors import ConfigError
 
 CALLBACK = 'eval_gauntlet'  # the callback's name is that of llm-foundry's key
 PLUGIN = 'eval_gauntlet_fast'  # and in llm-foundry's own training
@@ -40,14 +39,6 @@ BY_TOKENS = 'no effect on scores or speed: batches are made by tokens (tokens_pe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mapped:
-    """A file's values in our keys, and what became of llm-foundry's, a line each."""
-
-    values: dict[str, Any]
-    lines: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ListedModel:
     """One entry of `models`: its name, its folder below `out`, and what `evaluate` is given of it.
 
@@ -58,22 +49,6 @@ class ListedModel:
     folder: str
     arguments: dict[str, Any]
     config_overrides: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class Notes:
-    """The lines and the problems of a mapping as it goes on."""
-
-    problems: Problems
-    lines: list[str] = field(default_factory=list)
-
-    def became(self, key: str, value: Any, our_key: str, our_value: Any, remark: str = '') -> None:
-        """Notes `key: value -> our_key: our_value`."""
-        self.lines.append(f'{key}: {short(value)} -> {our_key}: {short(our_value)}{remark and f" ({remark})"}')
-
-    def no_effect(self, key: str, reason: str) -> None:
-        """Notes a key that changes nothing."""
-        self.lines.append(f'{key}: {reason}' if reason.startswith('no effect') else f'{key}: no effect: {reason}')
 
 
 def map_training(values: Mapping[str, Any], *, source: str, num_ranks: int) -> Mapped:
@@ -89,15 +64,14 @@ def map_training(values: Mapping[str, Any], *, source: str, num_ranks: int) -> M
         return Mapped(values=given)
     callbacks = mapping(given.get('callbacks'), 'callbacks', notes.problems)
     own = mapping(callbacks.get(CALLBACK), f'callbacks.{CALLBACK}', notes.problems)
-    if notes.problems.found:
-        raise ConfigError(notes.problems.found)
+    notes.check()
     if 'icl_tasks' not in keys and CALLBACK not in callbacks:
         if CALLBACK in keys:
             notes.problems.add(CALLBACK, 'is a gauntlet without tasks; give icl_tasks as well')
-            raise ConfigError(notes.problems.found)
+            notes.check()
         for key in keys:
             notes.no_effect(key, 'nothing is evaluated; give icl_tasks, or a callback eval_gauntlet')
-        return Mapped(values=given, lines=tuple(notes.lines))
+        return notes.mapped(given)
     settings = icl_settings(keys, notes, source=source, num_ranks=num_ranks)
     if 'icl_tasks' in keys:
         settings |= icl_schedule({**given, **keys}, own, notes)
@@ -105,9 +79,7 @@ def map_training(values: Mapping[str, Any], *, source: str, num_ranks: int) -> M
     elif 'eval_first' in keys:
         notes.no_effect('eval_first', f'callbacks.{CALLBACK}.interval says when')
     callbacks[CALLBACK] = joined(settings, own, f'callbacks.{CALLBACK}.', notes.problems)
-    if notes.problems.found:
-        raise ConfigError(notes.problems.found)
-    return Mapped(values={**given, 'callbacks': callbacks}, lines=tuple(notes.lines))
+    return notes.mapped({**given, 'callbacks': callbacks})
 
 
 def map_evaluation(values: Mapping[str, Any], *, source: str, num_ranks: int) -> tuple[Mapped, tuple[ListedModel, ...]]:
@@ -137,9 +109,7 @@ def map_evaluation(values: Mapping[str, Any], *, source: str, num_ranks: int) ->
         notes.lines.append(f'out is not given -> out: {settings["out"]}')
     models = tuple(listed_model(entry, index, notes, settings) for index, entry in enumerate(found or ()))
     check_folders(models, notes.problems)
-    if notes.problems.found:
-        raise ConfigError(notes.problems.found)
-    return Mapped(values=settings, lines=tuple(notes.lines)), models
+    return notes.mapped(settings), models
 
 
 def map_plugin(settings: Mapping[str, Any], train_config: Mapping[str, Any]) -> Mapped:
@@ -150,7 +120,7 @@ def map_plugin(settings: Mapping[str, Any], train_config: Mapping[str, Any]) -> 
     notes = Notes(Problems(f'callbacks.{PLUGIN}'))
     if any(train_config.get(key) is not None for key in ('icl_tasks', 'icl_tasks_str')):
         notes.problems.add('', "icl_tasks is llm-foundry's own evaluation, with the same metric keys; give tasks here")
-        raise ConfigError(notes.problems.found)
+        notes.check()
     values = dict(settings)
     length = train_config.get('icl_seq_len') or train_config.get('max_seq_len')
     if values.get('max_seq_len') is None and length is not None:
@@ -158,9 +128,7 @@ def map_plugin(settings: Mapping[str, Any], train_config: Mapping[str, Any]) -> 
         notes.lines.append(f'max_seq_len: {length}, from the training file')
     if values.get('interval') is None and train_config.get('eval_interval') is not None:
         values['interval'] = interval_of(train_config, notes)
-    if notes.problems.found:
-        raise ConfigError(notes.problems.found)
-    return Mapped(values=values, lines=tuple(notes.lines))
+    return notes.mapped(values)
 
 
 def icl_settings(keys: Mapping[str, Any], notes: Notes, *, source: str, num_ranks: int) -> dict[str, Any]:
@@ -274,7 +242,7 @@ def listed_model(entry: Any, index: int, notes: Notes, settings: Mapping[str, An
             notes.problems.add(path, f"the key '{key}' is missing")
     for key in ('model_name', 'load_path'):
         check_text(entry.get(key), f'{path}.{key}', notes.problems)
-    arguments, overrides = model_arguments(entry, path, notes.problems, notes.no_effect)
+    arguments, overrides = model_arguments(entry, path, notes)
     name = str(entry.get('model_name'))
     folder = '/'.join(part for part in PurePosixPath(name).parts if part not in ('/', '.', '..'))
     notes.lines.append(f'{path}: {name} -> model: {short(arguments.get("model"))}, out: {settings.get("out")}/{folder}')
@@ -299,12 +267,3 @@ def is_count(value: Any) -> bool:
 def as_set(value: Any) -> set[str]:
     """A list's entries as text, or the one that stands without a list."""
     return {str(entry) for entry in (value if isinstance(value, (list, tuple)) else [value])}
-
-
-def short(value: Any) -> str:
-    """A value as a line can show it."""
-    if isinstance(value, (list, tuple)) and all(isinstance(item, (str, int)) for item in value):
-        return f'[{", ".join(map(str, value))}]'
-    if isinstance(value, (list, tuple, Mapping)):
-        return f'{describe(value)} of {len(value)}'
-    return 'null' if value is None else str(value)

@@ -17,11 +17,13 @@ BUDGET = re.compile(r'(\d+(?:\.\d+)?)(s|m|h)')
 SECONDS = {'s': 1, 'm': 60, 'h': 3600}
 COMPOSER_TIME = re.compile(r'\d*\.?\d+(ba|ep|sp|tok|dur|iter|sec)')
 INTERVALS = f'{", ".join(INTERVAL_WORDS)} and Composer times (500ba, 1ep, 0.1dur)'
-SEMANTICS = ('corrected', 'reference')
-TRUNCATIONS = ('drop_shots', 'reference')
-FEWSHOTS = ('reference', 'fixed')
 AUTO = 'auto'
-SANDBOXES = (AUTO, 'rlimits', 'none')
+CHOICES = {
+    'semantics': ('corrected', 'reference'),
+    'truncation': ('drop_shots', 'reference'),
+    'fewshot': ('reference', 'fixed'),
+    'sandbox': (AUTO, 'rlimits', 'none'),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,14 +79,10 @@ class EvaluationSettings:
             raise ValueError(f'tokens_per_batch: is {tokens!r}; allowed: auto, or 1 or more')
         if self.stall_seconds is not None and not self.stall_seconds > 0:
             raise ValueError(f'stall_seconds: is {self.stall_seconds:g}; allowed: more than 0, or null for no limit')
-        if self.semantics not in SEMANTICS:
-            raise ValueError(f'semantics: is {self.semantics!r}; allowed: {", ".join(SEMANTICS)}')
-        if self.truncation is not None and self.truncation not in TRUNCATIONS:
-            raise ValueError(f'truncation: is {self.truncation!r}; allowed: {", ".join(TRUNCATIONS)}')
-        if self.fewshot not in FEWSHOTS:
-            raise ValueError(f'fewshot: is {self.fewshot!r}; allowed: {", ".join(FEWSHOTS)}')
-        if self.sandbox not in SANDBOXES:
-            raise ValueError(f'sandbox: is {self.sandbox!r}; allowed: {", ".join(SANDBOXES)}')
+        for key, allowed in CHOICES.items():
+            value = getattr(self, key)
+            if value not in allowed and not (key == 'truncation' and value is None):
+                raise ValueError(f'{key}: is {value!r}; allowed: {", ".join(allowed)}')
 
     @property
     def budget_seconds(self) -> float | None:

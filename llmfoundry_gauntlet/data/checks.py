@@ -34,6 +34,8 @@ WORD = re.compile(r'[^\W_]+')
 JSON_LINES = ('.jsonl', '.ndjson', '.json')
 READ_CHARACTERS = 1 << 20  # of one line at a time
 
+Record = dict[str, Any]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedRow:
@@ -63,114 +65,66 @@ class TaskFile:
     rows: tuple[CheckedRow, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """A problem in `count` rows; `lines` are the first of them, 1-based, or none if it concerns the whole file.
-
-    A warning means that scores on the file do not mean what they seem to.
-    """
-
-    kind: str
-    text: str
-    count: int = 1
-    lines: tuple[int, ...] = ()
-    is_warning: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Majority:
-    """The answer that is right most often, the share of rows it is right in, and the share a random guess gets.
-
-    `answer` is a choice's letter, or its text if all rows have the same choices. `chance` is `None` without choices.
-    """
-
-    answer: str
-    share: float
-    chance: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckedFile:
-    """The findings in one file of a task.
+def check_file(file: TaskFile) -> Record:
+    """Return the counts and findings of one file, ready for JSON.
 
     `num_duplicates` counts rows equal to an earlier one, `num_repeated` rows with the prompt of an earlier one, and
     `num_conflicts` the repeated prompts that have more than one right answer.
     """
-
-    name: str
-    source: str
-    num_rows: int
-    num_duplicates: int
-    num_repeated: int
-    num_conflicts: int
-    majority: Majority | None
-    findings: tuple[Finding, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundRow:
-    """A row that shares sequences of words with the training text; `place` is 'file:line' of the first of them."""
-
-    line: int
-    num_found: int
-    num_sequences: int
-    place: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileOverlap:
-    """The rows of one file that occur in the training text.
-
-    `num_checked` rows are long enough to be looked for; `num_most` rows have at least 80% of their sequences in it.
-    """
-
-    name: str
-    source: str
-    num_rows: int
-    num_checked: int
-    num_most: int
-    found: tuple[FoundRow, ...]
-
-    @property
-    def finding(self) -> Finding:
-        """A warning with the place of the first row that was found."""
-        first = self.found[0]
-        text = f'{first.num_found} of its {first.num_sequences} sequences of {NUM_WORDS} words occur in {first.place}'
-        lines = tuple(row.line for row in self.found[:MAX_LINES])
-        return Finding(kind='training_overlap', text=text, count=len(self.found), lines=lines, is_warning=True)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Overlap:
-    """The training texts that were read, their number of words, and the rows of each task's file found in them."""
-
-    files: tuple[str, ...]
-    num_words: int
-    tasks: tuple[FileOverlap, ...]
-
-
-def check_file(file: TaskFile) -> CheckedFile:
-    """Return the findings in one file."""
     rows = file.rows
-    duplicates = [row for group in grouped(rows, lambda row: row.digest) for row in group[1:]]
+    duplicates = later_rows(grouped(rows, lambda row: row.digest))
     repeated = [group for group in grouped(rows, lambda row: row.prompt) if len(group) > 1]
     conflicts = [group for group in repeated if has_conflict(group)]
+    contradictory = [group for group in conflicts if any(map(has_conflict, grouped(group, lambda row: row.question)))]
+    duplicate_lines = {row.line for row in duplicates}
+    wrong_twice, right_twice = identical_choices(rows)
     majority = majority_answer(rows)
     findings = [
-        *repetitions(duplicates, repeated, conflicts),
-        *repeated_choices(rows),
-        *([] if majority is None else majority_warnings(majority, len(rows))),
+        finding('duplicate_rows', 'duplicate of an earlier row, which counts twice in the score', duplicates),
+        finding(
+            'repeated_prompts',
+            'same prompt as an earlier row, but not a duplicate',
+            [row for row in later_rows(repeated) if row.line not in duplicate_lines],
+        ),
+        finding(
+            'other_choices',
+            'the prompt is repeated with other choices, or another ending, and another right answer',
+            [group[0] for group in conflicts if group not in contradictory],
+        ),
+        finding(
+            'conflicting_golds',
+            'the question is repeated with a different gold; no model can get both rows right',
+            [group[0] for group in contradictory],
+            warns=True,
+        ),
+        finding('identical_choices', 'a wrong choice appears twice, so a guess is right more often', wrong_twice),
+        finding(
+            'identical_right_choice',
+            'the right choice appears twice, and only one of the two counts',
+            right_twice,
+            warns=True,
+        ),
     ]
-    return CheckedFile(
-        name=file.name,
-        source=file.source,
-        num_rows=len(rows),
-        num_duplicates=len(duplicates),
-        num_repeated=sum(len(group) - 1 for group in repeated),
-        num_conflicts=len(conflicts),
-        majority=majority,
-        findings=tuple(finding for finding in findings if finding.count),
-    )
+    warning = None if majority is None else majority_warning(majority, len(rows))
+    return {
+        'name': file.name,
+        'source': file.source,
+        'num_rows': len(rows),
+        'num_duplicates': len(duplicates),
+        'num_repeated': len(later_rows(repeated)),
+        'num_conflicts': len(conflicts),
+        'majority': majority,
+        'findings': [found for found in (*findings, warning) if found and found['count']],
+    }
+
+
+def finding(kind: str, text: str, rows: Sequence[CheckedRow], *, warns: bool = False) -> Record:
+    """Return a finding about these rows, with the first of their lines.
+
+    A warning means that scores on the file do not mean what they seem to.
+    """
+    lines = sorted(row.line for row in rows)[:MAX_LINES]
+    return {'kind': kind, 'text': text, 'count': len(rows), 'lines': lines, 'is_warning': warns}
 
 
 def grouped(rows: Iterable[CheckedRow], key: Callable[[CheckedRow], Hashable]) -> list[list[CheckedRow]]:
@@ -181,38 +135,18 @@ def grouped(rows: Iterable[CheckedRow], key: Callable[[CheckedRow], Hashable]) -
     return list(groups.values())
 
 
+def later_rows(groups: Iterable[Sequence[CheckedRow]]) -> list[CheckedRow]:
+    """Return all rows but the first of each group."""
+    return [row for group in groups for row in group[1:]]
+
+
 def has_conflict(rows: Iterable[CheckedRow]) -> bool:
     """Return whether the preferred right answers differ."""
     return len({row.golds[:1] for row in rows}) > 1
 
 
-def finding_in(rows: Sequence[CheckedRow], kind: str, text: str, *, warns: bool = False) -> Finding:
-    """Return a finding about these rows."""
-    lines = tuple(sorted(row.line for row in rows)[:MAX_LINES])
-    return Finding(kind=kind, text=text, count=len(rows), lines=lines, is_warning=warns)
-
-
-def repetitions(
-    duplicates: Sequence[CheckedRow], repeated: Sequence[list[CheckedRow]], conflicts: Sequence[list[CheckedRow]]
-) -> Iterator[Finding]:
-    """Yield findings about duplicate rows, repeated prompts, and prompts with several right answers."""
-    yield finding_in(duplicates, 'duplicate_rows', 'duplicate of an earlier row, which counts twice in the score')
-    duplicate_lines = {row.line for row in duplicates}
-    others = [row for group in repeated for row in group[1:] if row.line not in duplicate_lines]
-    yield finding_in(others, 'repeated_prompts', 'same prompt as an earlier row, but not a duplicate')
-    contradictory: list[CheckedRow] = []
-    harmless: list[CheckedRow] = []
-    for group in conflicts:
-        is_contradictory = any(map(has_conflict, grouped(group, lambda row: row.question)))
-        (contradictory if is_contradictory else harmless).append(group[0])
-    text = 'the prompt is repeated with other choices, or another ending, and another right answer'
-    yield finding_in(harmless, 'other_choices', text)
-    text = 'the question is repeated with a different gold; no model can get both rows right'
-    yield finding_in(contradictory, 'conflicting_golds', text, warns=True)
-
-
-def repeated_choices(rows: Sequence[CheckedRow]) -> Iterator[Finding]:
-    """Yield findings about rows in which two choices have the same text."""
+def identical_choices(rows: Sequence[CheckedRow]) -> tuple[list[CheckedRow], list[CheckedRow]]:
+    """Return the rows in which a wrong choice appears twice, and those in which the right choice does."""
     wrong: list[CheckedRow] = []
     right: list[CheckedRow] = []
     for row in rows:
@@ -220,44 +154,46 @@ def repeated_choices(rows: Sequence[CheckedRow]) -> Iterator[Finding]:
         if len(set(choices)) < len(choices):
             is_gold = row.gold is not None and choices.count(choices[row.gold]) > 1
             (right if is_gold else wrong).append(row)
-    yield finding_in(wrong, 'identical_choices', 'a wrong choice appears twice, so a guess is right more often')
-    text = 'the right choice appears twice, and only one of the two counts'
-    yield finding_in(right, 'identical_right_choice', text, warns=True)
+    return wrong, right
 
 
-def majority_answer(rows: Sequence[CheckedRow]) -> Majority | None:
-    """Return the most common right answer, the first of several; `None` if no row has one."""
+def majority_answer(rows: Sequence[CheckedRow]) -> Record | None:
+    """Return the most common right answer, its share of the rows and a random guess's; `None` if no row has one.
+
+    The answer is a choice's letter, or its text if all rows have the same choices. `chance` is `None` without choices.
+    """
     chosen = [row for row in rows if row.gold is not None]
     if not chosen:
         golds = [row.golds[0] for row in rows if row.golds]
         if not golds:
             return None
         ((answer, count),) = Counter(golds).most_common(1)
-        return Majority(answer=answer, share=count / len(golds), chance=None)
+        return {'answer': answer, 'share': count / len(golds), 'chance': None}
     positions = Counter(row.gold for row in chosen if row.gold is not None)
     position = min(positions, key=lambda gold: (-positions[gold], gold))
     choices = chosen[0].choices
     is_same = all(row.choices == choices for row in chosen)
     answer = choices[position] if is_same else LETTERS[position : position + 1] or str(position)
     chance = sum(1 / len(row.choices) for row in chosen) / len(chosen)
-    return Majority(answer=answer, share=positions[position] / len(chosen), chance=chance)
+    return {'answer': answer, 'share': positions[position] / len(chosen), 'chance': chance}
 
 
-def majority_warnings(majority: Majority, num_rows: int) -> Iterator[Finding]:
-    """Yield a warning if one answer is right much more often than chance, or in a fifth of free-form rows."""
-    share, chance = majority.share, majority.chance
+def majority_warning(majority: Record, num_rows: int) -> Record | None:
+    """Return a warning if one answer is right much more often than chance, or in a fifth of free-form rows."""
+    share, chance = majority['share'], majority['chance']
     if chance is None:
-        if share >= COMMON_SHARE and num_rows >= MIN_COMMON_ROWS:
-            text = f'{majority.answer!r} is right in {share:.0%} of the rows; always answering it scores as much'
-            yield Finding(kind='majority_answer', text=text, is_warning=True)
-        return
-    standard_error = (chance * (1 - chance) / num_rows) ** 0.5
-    if share - chance > max(CLEAR_MARGIN, CLEAR_ERRORS * standard_error):
-        often = 'every row' if share == 1 else f'{share:.0%} of the rows'
-        text = (
-            f'choice {majority.answer!r} is right in {often} (chance {chance:.0%}); always choosing it scores as much'
-        )
-        yield Finding(kind='majority_answer', text=text, is_warning=True)
+        is_common = share >= COMMON_SHARE and num_rows >= MIN_COMMON_ROWS
+        what, level = '', ''
+    else:
+        standard_error = (chance * (1 - chance) / num_rows) ** 0.5
+        is_common = share - chance > max(CLEAR_MARGIN, CLEAR_ERRORS * standard_error)
+        what, level = 'choice ', f' (chance {chance:.0%})'
+    if not is_common:
+        return None
+    answer = f'{what}{majority["answer"]!r}'
+    often = 'every row' if share == 1 else f'{share:.0%} of the rows'
+    text = f'{answer} is right in {often}{level}; always choosing it scores as much'
+    return finding('majority_answer', text, (), warns=True) | {'count': 1}
 
 
 def words_of(text: str) -> list[str]:
@@ -289,31 +225,37 @@ def row_sequences(rows: Sequence[CheckedRow]) -> list[array[int]]:
     return [array('q', (sequence for sequence in own if sequence not in template)) for own in found]
 
 
-def find_overlap(files: Sequence[TaskFile], texts: Sequence[str]) -> Overlap:
-    """Return which rows share sequences of words with training texts. Raises DataError for an unreadable text."""
+def find_overlap(files: Sequence[TaskFile], texts: Sequence[str]) -> Record:
+    """Return the rows that share sequences of words with training texts, ready for JSON.
+
+    Raises DataError for an unreadable text.
+    """
     sequences = [row_sequences(file.rows) for file in files]
     wanted = {sequence for rows in sequences for own in rows for sequence in own}
     places: dict[int, str] = {}
     num_words = sum(search_text(text, wanted, places) for text in texts)
     tasks = [file_overlap(file, rows, places) for file, rows in zip(files, sequences, strict=True)]
-    return Overlap(files=tuple(texts), num_words=num_words, tasks=tuple(tasks))
+    return {'files': list(texts), 'num_words': num_words, 'tasks': tasks}
 
 
-def file_overlap(file: TaskFile, sequences: Sequence[array[int]], places: Mapping[int, str]) -> FileOverlap:
-    """Return which rows of a file have sequences among `places`, those found in the training text."""
-    found = []
+def file_overlap(file: TaskFile, sequences: Sequence[array[int]], places: Mapping[int, str]) -> Record:
+    """Return which rows of a file have sequences among `places`, those found in the training text.
+
+    `num_checked` rows are long enough to be looked for; `num_most` rows have at least 80% of their sequences in it.
+    """
+    found: list[Record] = []
     for row, own in zip(file.rows, sequences, strict=True):
         hits = [places[sequence] for sequence in own if sequence in places]
         if hits:
-            found.append(FoundRow(line=row.line, num_found=len(hits), num_sequences=len(own), place=hits[0]))
-    return FileOverlap(
-        name=file.name,
-        source=file.source,
-        num_rows=len(file.rows),
-        num_checked=sum(len(own) > 0 for own in sequences),
-        num_most=sum(row.num_found >= MOST * row.num_sequences for row in found),
-        found=tuple(found),
-    )
+            found.append({'line': row.line, 'num_found': len(hits), 'num_sequences': len(own), 'place': hits[0]})
+    return {
+        'name': file.name,
+        'source': file.source,
+        'num_rows': len(file.rows),
+        'num_checked': sum(len(own) > 0 for own in sequences),
+        'num_most': sum(row['num_found'] >= MOST * row['num_sequences'] for row in found),
+        'found': found,
+    }
 
 
 def training_files(source: str) -> list[str]:

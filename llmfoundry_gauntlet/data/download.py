@@ -203,7 +203,10 @@ def open_folder(url: str) -> Folder:
 
 
 def find(file: DataFile, folder: Folder) -> tuple[Outcome, bytes]:
-    """Return the state of a file in a folder, and its bytes; the first copy that is not OTHER counts."""
+    """Return the state of a file in a folder (RIGHT, NO_HASH, OTHER or MISSING), and its bytes.
+
+    The first copy that is not OTHER counts.
+    """
     others = []
     for path in folder.copies(file.path):
         place = folder.place(path)
@@ -217,11 +220,6 @@ def find(file: DataFile, folder: Folder) -> tuple[Outcome, bytes]:
             return found, content
         others.append((found, content))
     return others[0] if others else (Outcome(file=file, status=MISSING), b'')
-
-
-def verify_file(file: DataFile, folder: Folder) -> Outcome:
-    """Return the state of a file in a folder: RIGHT, NO_HASH, OTHER or MISSING."""
-    return find(file, folder)[0]
 
 
 def import_file(file: DataFile, folder: Folder, data_root: Path, *, overwrite: bool = False) -> Outcome:

@@ -86,26 +86,24 @@ def git_blob_id(content: bytes) -> str:
 
 @cache
 def read_manifest(path: Path = PATH) -> tuple[DataFile, ...]:
-    """Return all files in the order of the manifest."""
+    """Return all files in the order of the manifest; empty fields are unknown."""
     with path.open(encoding='utf-8', newline='') as lines:
-        return tuple(map(file_of, csv.DictReader(lines, dialect='excel-tab')))
-
-
-def file_of(row: dict[str, str]) -> DataFile:
-    """Return the file that a line of the manifest describes; empty fields are unknown."""
-    return DataFile(
-        path=row['path'],
-        task=row['task'],
-        num_rows=int(row['rows']),
-        num_bytes=int(row['bytes']) if row['bytes'] else None,
-        git_blob=row['git_blob'] or None,
-        sha256=row['sha256'] or None,
-        repository=row['repository'],
-        revision=row['revision'],
-        source=row['source'],
-        licence=row['licence'],
-        converter=row['converter'] or None,
-    )
+        return tuple(
+            DataFile(
+                path=row['path'],
+                task=row['task'],
+                num_rows=int(row['rows']),
+                num_bytes=int(row['bytes']) if row['bytes'] else None,
+                git_blob=row['git_blob'] or None,
+                sha256=row['sha256'] or None,
+                repository=row['repository'],
+                revision=row['revision'],
+                source=row['source'],
+                licence=row['licence'],
+                converter=row['converter'] or None,
+            )
+            for row in csv.DictReader(lines, dialect='excel-tab')
+        )
 
 
 def select_files(names: Sequence[str], files: Iterable[DataFile] | None = None) -> tuple[DataFile, ...]:

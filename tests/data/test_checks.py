@@ -16,7 +16,7 @@ import yaml
 from command_line import loaded_by
 from paths import ROOT, SHARED_DATA
 
-from llmfoundry_gauntlet.data.checks import CheckedRow, Overlap, TaskFile, find_overlap, training_files
+from llmfoundry_gauntlet.data.checks import CheckedRow, Record, TaskFile, find_overlap, training_files
 from llmfoundry_gauntlet.errors import DataError
 
 sys.path.insert(0, str(ROOT / 'scripts'))
@@ -223,17 +223,17 @@ def file_of(*questions: str, source: str | None = None, golds: tuple[str, ...] =
     return TaskFile(name='mine', source='rows.jsonl', rows=tuple(rows))
 
 
-def found_in(overlap: Overlap) -> list[tuple[int, int, int]]:
+def found_in(overlap: Record) -> list[tuple[int, int, int]]:
     """The line, the sequences found and all sequences of each row that was found."""
-    (task,) = overlap.tasks
-    return [(row.line, row.num_found, row.num_sequences) for row in task.found]
+    (task,) = overlap['tasks']
+    return [(row['line'], row['num_found'], row['num_sequences']) for row in task['found']]
 
 
 @pytest.fixture
-def search(tmp_path: Path) -> Callable[..., Overlap]:
+def search(tmp_path: Path) -> Callable[..., Record]:
     """Looks for a file's rows in a training text of this content and name."""
 
-    def call(file: TaskFile, content: str | bytes, name: str = 'text.txt') -> Overlap:
+    def call(file: TaskFile, content: str | bytes, name: str = 'text.txt') -> Record:
         (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
         return find_overlap([file], [str(tmp_path / name)])
 
@@ -258,31 +258,31 @@ def test_rows_in_a_training_text_are_named_with_their_place(check: Check, tmp_pa
     ]
 
 
-def test_case_and_punctuation_do_not_matter_and_the_order_of_words_does(search):
-    words = FOX.upper().split()
-    assert found_in(search(file_of(FOX), f'"{", ".join(words)}!" he said')) == [(1, 5, 5)]
-    assert found_in(search(file_of(FOX), ' '.join(words[::-1]))) == []
+WORDS = FOX.split()
+HALVES = [' '.join(WORDS[:9]), ' '.join(WORDS[9:])]
+START, END = ' '.join(WORDS[:10]), ' '.join(WORDS[10:])
 
 
-def test_thirteen_consecutive_words_are_needed(search):
-    words = FOX.split()
-    assert found_in(search(file_of(FOX), ' '.join(words[:12]))) == []
-    assert found_in(search(file_of(FOX), ' '.join(words[:13]))) == [(1, 1, 5)]
+@pytest.mark.parametrize(
+    ('file', 'text', 'name', 'expected'),
+    [
+        (file_of(FOX), f'"{", ".join(WORDS).upper()}!" he said', 'text.txt', [(1, 5, 5)]),  # case and punctuation
+        (file_of(FOX), ' '.join(WORDS[::-1]), 'text.txt', []),
+        (file_of(FOX), ' '.join(WORDS[:12]), 'text.txt', []),  # 13 consecutive words are needed
+        (file_of(FOX), ' '.join(WORDS[:13]), 'text.txt', [(1, 1, 5)]),
+        (file_of(FOX), '\n'.join(['x', *HALVES]), 'text.txt', [(1, 5, 5)]),  # a sequence may span lines,
+        (file_of(FOX), '\n'.join(map(json.dumps, HALVES)), 'text.jsonl', []),  # but not documents
+        (file_of(START, golds=(END,)), FOX, 'text.txt', [(1, 5, 5)]),  # a short question, with its answer
+        (file_of(START), FOX, 'text.txt', []),
+    ],
+)
+def test_rows_are_found_by_13_consecutive_words_of_one_document(search, file, text: str, name: str, expected):
+    assert found_in(search(file, text, name)) == expected
 
 
-def test_a_sequence_may_span_lines_but_not_documents(search):
-    words = FOX.split()
-    halves = [' '.join(words[:9]), ' '.join(words[9:])]
-    overlap = search(file_of(FOX), '\n'.join(['x', *halves]))
-    assert found_in(overlap) == [(1, 5, 5)]
-    assert overlap.tasks[0].found[0].place.endswith('text.txt:2')
-    assert found_in(search(file_of(FOX), '\n'.join(map(json.dumps, halves)), 'text.jsonl')) == []
-
-
-def test_a_short_question_is_looked_for_with_its_answer(search):
-    question, answer = ' '.join(FOX.split()[:10]), ' '.join(FOX.split()[10:])
-    assert found_in(search(file_of(question, golds=(answer,)), FOX)) == [(1, 5, 5)]
-    assert search(file_of(question), FOX).tasks[0].num_checked == 0
+def test_the_place_of_a_row_is_the_line_of_its_first_sequence(search):
+    (task,) = search(file_of(FOX), '\n'.join(['x', *HALVES]))['tasks']
+    assert task['found'][0]['place'].endswith('text.txt:2')
 
 
 def test_an_instruction_that_many_rows_share_is_not_looked_for(search):
@@ -297,7 +297,7 @@ def test_an_instruction_that_many_rows_share_is_not_looked_for(search):
 def test_compressed_text_is_read(search, suffix: str, compress):
     content = f'\ufeff{{"text": "{FOX}"}}\r\n\r\n{{"text": "Two."}}\r\n'.encode()
     overlap = search(file_of(FOX), compress(content), f'train.jsonl.{suffix}')
-    assert (found_in(overlap), overlap.num_words) == ([(1, 5, 5)], 18)
+    assert (found_in(overlap), overlap['num_words']) == ([(1, 5, 5)], 18)
 
 
 def test_a_folder_stands_for_all_files_below_it(tmp_path: Path):
