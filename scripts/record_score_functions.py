@@ -294,7 +294,7 @@ def check(num_letters: int, num_cases: int) -> int:
     sys.path[:0] = [str(ROOT), str(ROOT / 'tests')]
     from scores.score_cases import differences
 
-    from llmfoundry_gauntlet.judging.letters import reference_letter
+    from llmfoundry_gauntlet.scoring.letters import reference_letter
 
     draw = random.Random(1)
     replies = (made_up_reply(draw) for _ in range(num_letters))

@@ -39,7 +39,7 @@ from llmfoundry_gauntlet.composer.loggers import Builders, build_each, build_log
 from llmfoundry_gauntlet.composer.models import composer_model, mark_blocks_for_fsdp
 from llmfoundry_gauntlet.composer.pretrained import load_tokenizer
 from llmfoundry_gauntlet.errors import print_problems
-from llmfoundry_gauntlet.report.printing import print_runs
+from llmfoundry_gauntlet.results.report.printing import print_runs
 
 
 class WarmupStableDecayScheduler(ComposerScheduler):

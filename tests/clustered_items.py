@@ -5,9 +5,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
-from llmfoundry_gauntlet.scores.comparison import CONFIDENT
-from llmfoundry_gauntlet.scores.metrics import accuracy, task_score
-from llmfoundry_gauntlet.values import ItemKey, ItemResult, Measure
+from llmfoundry_gauntlet.metrics.comparison import CONFIDENT
+from llmfoundry_gauntlet.metrics.metrics import accuracy, task_score
+from llmfoundry_gauntlet.types import ItemKey, ItemResult, Measure
 
 METRIC = 'Accuracy'
 

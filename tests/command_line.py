@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from llmfoundry_gauntlet.cli import main
+from llmfoundry_gauntlet.cli.app import main
 
 
 def run_cli(*arguments: Any) -> int:
@@ -31,7 +31,7 @@ def loaded_by(*arguments: Any, names: tuple[str, ...] = ('torch', 'composer', 't
     """Which of these packages `gauntlet` loads with these words, which must go well, in a process of its own."""
     script = (
         'import sys\n'
-        'from llmfoundry_gauntlet.cli import main\n'
+        'from llmfoundry_gauntlet.cli.app import main\n'
         'try:\n'
         '    main()\n'
         'except SystemExit as end:\n'

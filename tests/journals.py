@@ -7,8 +7,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from llmfoundry_gauntlet.records.journal import Identity, Journal, read_journal
-from llmfoundry_gauntlet.values import ItemKey, ItemResult
+from llmfoundry_gauntlet.results.journal import Identity, Journal, read_journal
+from llmfoundry_gauntlet.types import ItemKey, ItemResult
 
 IDENTITY = {'model': '0f3a', 'precision': 'fp32', 'max_seq_len': 2048, 'layout': None}
 DAMAGED = (

@@ -14,7 +14,7 @@ from torch._dynamo.testing import CompileCounter
 from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel, Learned
 from llmfoundry_gauntlet.engine.plan import MASKED_ROWS, PADDED_ROWS, STREAM, Batch
 from llmfoundry_gauntlet.engine.rotary_lengths import RotaryLengths
-from llmfoundry_gauntlet.values import ItemKey, ScoreOutput, ScoreRequest
+from llmfoundry_gauntlet.types import ItemKey, ScoreOutput, ScoreRequest
 
 VOCABULARY = 100
 WINDOW = 8

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llmfoundry_gauntlet.scores.consistency import (
+from llmfoundry_gauntlet.metrics.consistency import (
     QuestionKey,
     VariantResult,
     by_question,
     missing_reason,
     variant_order,
 )
-from llmfoundry_gauntlet.scores.reference_consistency import OPTION_ORDER, answers_by_label, own_label_of
+from llmfoundry_gauntlet.metrics.reference_consistency import OPTION_ORDER, answers_by_label, own_label_of
 
 DECIMALS = 4
 

@@ -15,7 +15,7 @@ from llmfoundry_gauntlet.engine.generation_probe import probe_replies
 from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.pools import Pool
 from llmfoundry_gauntlet.engine.reply import ReplyDecoder
-from llmfoundry_gauntlet.values import GenerateRequest, Generation, ItemKey
+from llmfoundry_gauntlet.types import GenerateRequest, Generation, ItemKey
 
 FIRST_LETTER = 0x4E00
 LONGEST = 60

@@ -16,10 +16,10 @@ import tiny
 from paths import ROOT
 
 from llmfoundry_gauntlet.config.settings import decode_settings
-from llmfoundry_gauntlet.evaluation import PreparedEvaluation, prepare_evaluation
-from llmfoundry_gauntlet.inputs import load_data
-from llmfoundry_gauntlet.prompts.cache import NO_CACHE, TokenCache
-from llmfoundry_gauntlet.prompts.encode import Encoder
+from llmfoundry_gauntlet.evaluation.inputs import load_data
+from llmfoundry_gauntlet.evaluation.run import PreparedEvaluation, prepare_evaluation
+from llmfoundry_gauntlet.tasks.encode import Encoder
+from llmfoundry_gauntlet.tasks.token_cache import NO_CACHE, TokenCache
 
 DATA = ROOT / 'eval_data'
 LETTERS = 'ABCDEFGHIJ'

@@ -29,7 +29,7 @@ from worker import measure
 
 from llmfoundry_gauntlet.engine.plan import plan
 from llmfoundry_gauntlet.tasks import base
-from llmfoundry_gauntlet.values import Example, ItemKey, ScoreRequest
+from llmfoundry_gauntlet.types import Example, ItemKey, ScoreRequest
 
 MODEL = ROOT / 'tests' / 'fixtures' / 'models' / 'rotary_bos'
 LIKELIHOOD = PARTS['likelihood']

@@ -125,7 +125,7 @@ def test_a_fault_of_ours_is_status_3(gauntlet, monkeypatch, tmp_path):
     def broken(*_, **__):
         raise ZeroDivisionError('oops')
 
-    monkeypatch.setattr('llmfoundry_gauntlet.suite.load_suite', broken)
+    monkeypatch.setattr('llmfoundry_gauntlet.evaluation.suite.load_suite', broken)
     status, _, err = gauntlet('validate', '--tasks', str(Path(TASKS)))
     assert status == 3 and 'ZeroDivisionError: oops' in err and 'Traceback' not in err
 
@@ -143,12 +143,12 @@ def test_an_error_that_nobody_has_foreseen_is_one_line_and_status_3(gauntlet, mo
     def fail(*_: object, **__: object) -> None:
         raise Unforeseen('first line\nsecond line')
 
-    monkeypatch.setattr('llmfoundry_gauntlet.suite.load_suite', fail)
+    monkeypatch.setattr('llmfoundry_gauntlet.evaluation.suite.load_suite', fail)
     status, _, err = gauntlet('validate', '--tasks', TASKS)
     (line,) = err.splitlines()
     assert status == 3 and line.startswith('error: ')
     assert 'Unforeseen: first line second line' in line and '--traceback' in line
     with pytest.raises(Unforeseen):
         gauntlet('--traceback', 'validate', '--tasks', TASKS)
-    monkeypatch.setattr('llmfoundry_gauntlet.suite.load_suite', lambda *_, **__: sys.exit(7))
+    monkeypatch.setattr('llmfoundry_gauntlet.evaluation.suite.load_suite', lambda *_, **__: sys.exit(7))
     assert gauntlet('validate', '--tasks', TASKS)[0] == 7

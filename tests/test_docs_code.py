@@ -21,12 +21,12 @@ from omegaconf import OmegaConf
 from paths import ROOT
 
 from llmfoundry_gauntlet import GauntletError
-from llmfoundry_gauntlet.cli import app
+from llmfoundry_gauntlet.cli.app import app
 from llmfoundry_gauntlet.config.settings import decode_settings
-from llmfoundry_gauntlet.suite import load_gauntlet, load_suite
+from llmfoundry_gauntlet.evaluation.suite import load_gauntlet, load_suite
 
 BLOCKS = [block for page in TEXTS for block in blocks_of(page)]
-RUN_BY = {'python_api.md': 'tests/report/test_frames.py'}
+RUN_BY = {'python_api.md': 'tests/results/report/test_frames.py'}
 MOST_NOT_RUN = 20
 TROUBLE = ROOT / 'docs' / 'troubleshooting.md'
 UNKNOWN = '...'  # stands for whatever a message has there

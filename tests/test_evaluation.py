@@ -4,9 +4,9 @@ import pytest
 
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, STREAM
-from llmfoundry_gauntlet.evaluation import plan_evaluation, prepare_evaluation
-from llmfoundry_gauntlet.inputs import load_data
-from llmfoundry_gauntlet.prompts.encode import Encoder
+from llmfoundry_gauntlet.evaluation.inputs import load_data
+from llmfoundry_gauntlet.evaluation.run import plan_evaluation, prepare_evaluation
+from llmfoundry_gauntlet.tasks.encode import Encoder
 
 
 @pytest.fixture

@@ -11,14 +11,14 @@ import pytest
 import yaml
 from paths import ROOT
 
-from llmfoundry_gauntlet.commands.explain import ends_of_reply
+from llmfoundry_gauntlet.cli.explain import ends_of_reply
 from llmfoundry_gauntlet.config.settings import decode_settings
-from llmfoundry_gauntlet.evaluation import prepare_evaluation
-from llmfoundry_gauntlet.explanation import ask, tokenize
-from llmfoundry_gauntlet.inputs import load_data
-from llmfoundry_gauntlet.prompts.encode import Encoder
+from llmfoundry_gauntlet.evaluation.explanation import ask, tokenize
+from llmfoundry_gauntlet.evaluation.inputs import load_data
+from llmfoundry_gauntlet.evaluation.run import prepare_evaluation
+from llmfoundry_gauntlet.tasks.encode import Encoder
 from llmfoundry_gauntlet.tasks.items import Preparation
-from llmfoundry_gauntlet.values import ScoreRequest, StopRule
+from llmfoundry_gauntlet.types import ScoreRequest, StopRule
 
 TASKS = ROOT / 'yamls' / 'tasks' / 'gauntlet_v0.1.yaml'
 DATA = ROOT / 'eval_data'

@@ -22,12 +22,12 @@ from llmfoundry_gauntlet.engine.generation import STREAM, TUPLES, ReplyWriter
 from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.pools import Pool
 from llmfoundry_gauntlet.engine.reply import ReplyDecoder, end_ids
-from llmfoundry_gauntlet.evaluation import PlannedEvaluation, conclude, plan_evaluation, prepare_evaluation
-from llmfoundry_gauntlet.inputs import load_data
-from llmfoundry_gauntlet.judging.text import normalize_answer
-from llmfoundry_gauntlet.prompts.encode import Encoder
-from llmfoundry_gauntlet.scores.keys import task_values
-from llmfoundry_gauntlet.values import Generation, ItemKey, ItemResult
+from llmfoundry_gauntlet.evaluation.inputs import load_data
+from llmfoundry_gauntlet.evaluation.run import PlannedEvaluation, conclude, plan_evaluation, prepare_evaluation
+from llmfoundry_gauntlet.metrics.keys import task_values
+from llmfoundry_gauntlet.scoring.text import normalize_answer
+from llmfoundry_gauntlet.tasks.encode import Encoder
+from llmfoundry_gauntlet.types import Generation, ItemKey, ItemResult
 
 LONG = 100  # tokens of a reply
 NUM_OF_LONG = 3

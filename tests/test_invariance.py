@@ -22,7 +22,8 @@ from llmfoundry_gauntlet.engine.assign import assign
 from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.plan import LAYOUTS, PADDED_ROWS, STREAM, Batch
 from llmfoundry_gauntlet.engine.rotary_lengths import RotaryLengths
-from llmfoundry_gauntlet.evaluation import (
+from llmfoundry_gauntlet.evaluation.inputs import load_data
+from llmfoundry_gauntlet.evaluation.run import (
     Evaluation,
     PlannedEvaluation,
     conclude,
@@ -30,9 +31,8 @@ from llmfoundry_gauntlet.evaluation import (
     prepare_evaluation,
     summarize,
 )
-from llmfoundry_gauntlet.inputs import load_data
-from llmfoundry_gauntlet.prompts.encode import Encoder
-from llmfoundry_gauntlet.values import ItemKey, ItemResult
+from llmfoundry_gauntlet.tasks.encode import Encoder
+from llmfoundry_gauntlet.types import ItemKey, ItemResult
 
 LONGEST = 200
 WORDS = ('red', 'green', 'blue', 'grey')

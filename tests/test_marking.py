@@ -12,12 +12,12 @@ from command_line import loaded_by, run_cli
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.engine.fake import FakeLanguageModel
 from llmfoundry_gauntlet.errors import DataError
-from llmfoundry_gauntlet.evaluation import conclude, plan_evaluation, prepare_evaluation
-from llmfoundry_gauntlet.inputs import load_data
-from llmfoundry_gauntlet.marking import mark_answers, ranges
-from llmfoundry_gauntlet.prompts.encode import Encoder
-from llmfoundry_gauntlet.records.answers import read_answers
-from llmfoundry_gauntlet.records.requests import request_lines
+from llmfoundry_gauntlet.evaluation.inputs import load_data
+from llmfoundry_gauntlet.evaluation.run import conclude, plan_evaluation, prepare_evaluation
+from llmfoundry_gauntlet.results.answers import read_answers
+from llmfoundry_gauntlet.results.external import mark_answers, ranges
+from llmfoundry_gauntlet.results.requests import request_lines
+from llmfoundry_gauntlet.tasks.encode import Encoder
 
 ROWS = {
     'sums': ('language_modeling', [{'context': f'{i}+{i}=', 'continuation': f'{2 * i}'} for i in range(4)]),

@@ -13,9 +13,9 @@ import llmfoundry_gauntlet
 from llmfoundry_gauntlet import EvaluationSettings, errors
 from llmfoundry_gauntlet.config import score, settings, specs
 from llmfoundry_gauntlet.config.settings import decode_settings
-from llmfoundry_gauntlet.config.yaml_files import read_yaml
-from llmfoundry_gauntlet.inputs import read_data
-from llmfoundry_gauntlet.suite import load_suite
+from llmfoundry_gauntlet.config.yaml import read_yaml
+from llmfoundry_gauntlet.evaluation.inputs import read_data
+from llmfoundry_gauntlet.evaluation.suite import load_suite
 
 SOURCES = {'tasks': 'icl_tasks', 'gauntlet': 'eval_gauntlet', 'score': 'score'}
 HEAVY = ('torch', 'composer', 'transformers', 'datasets', 'pandas', 'altair')
@@ -35,9 +35,9 @@ def test_all_is_sorted_and_every_name_is_there():
     'statement',
     [
         'import llmfoundry_gauntlet',
-        'import llmfoundry_gauntlet.cli',
-        'import llmfoundry_gauntlet.evaluation',
-        'import llmfoundry_gauntlet.report.frames, llmfoundry_gauntlet.report.printing',
+        'import llmfoundry_gauntlet.cli.app',
+        'import llmfoundry_gauntlet.evaluation.run',
+        'import llmfoundry_gauntlet.results.report.frames, llmfoundry_gauntlet.results.report.printing',
         'from llmfoundry_gauntlet import Evaluation, Run, read_run, samples_frame, scores_chart, scores_frame',
     ],
 )

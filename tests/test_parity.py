@@ -17,17 +17,17 @@ from paths import FIXTURES
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from llmfoundry_gauntlet.config.settings import decode_settings
-from llmfoundry_gauntlet.config.specs import task_key
+from llmfoundry_gauntlet.config.tasks import task_key
 from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.plan import LAYOUTS, PADDED_ROWS
 from llmfoundry_gauntlet.engine.probe import probe
-from llmfoundry_gauntlet.evaluation import PlannedEvaluation, conclude, plan_evaluation, prepare_evaluation
-from llmfoundry_gauntlet.inputs import load_data
-from llmfoundry_gauntlet.prompts.encode import Encoder
-from llmfoundry_gauntlet.scores.composites import compute_composites
-from llmfoundry_gauntlet.scores.keys import composite_values, task_values
-from llmfoundry_gauntlet.suite import load_suite
-from llmfoundry_gauntlet.values import ItemKey, ItemResult, Measure, ScoreOutput
+from llmfoundry_gauntlet.evaluation.inputs import load_data
+from llmfoundry_gauntlet.evaluation.run import PlannedEvaluation, conclude, plan_evaluation, prepare_evaluation
+from llmfoundry_gauntlet.evaluation.suite import load_suite
+from llmfoundry_gauntlet.metrics.composites import compute_composites
+from llmfoundry_gauntlet.metrics.keys import composite_values, task_values
+from llmfoundry_gauntlet.tasks.encode import Encoder
+from llmfoundry_gauntlet.types import ItemKey, ItemResult, Measure, ScoreOutput
 
 MODELS = ('rotary_bos', 'alibi_pad_eos')
 

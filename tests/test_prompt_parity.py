@@ -15,10 +15,10 @@ import pytest
 from paths import FIXTURES
 
 from llmfoundry_gauntlet.config.settings import decode_settings
-from llmfoundry_gauntlet.evaluation import prepare_evaluation
-from llmfoundry_gauntlet.inputs import load_data
-from llmfoundry_gauntlet.prompts.encode import Encoder
-from llmfoundry_gauntlet.values import GenerateRequest, Request
+from llmfoundry_gauntlet.evaluation.inputs import load_data
+from llmfoundry_gauntlet.evaluation.run import prepare_evaluation
+from llmfoundry_gauntlet.tasks.encode import Encoder
+from llmfoundry_gauntlet.types import GenerateRequest, Request
 
 RECORDED = json.loads((FIXTURES / 'reference' / 'prompts.json').read_text())['models']
 CASES = [pytest.param(model, case, id=f'{model}-{case["name"]}') for model, cases in RECORDED.items() for case in cases]

@@ -15,14 +15,14 @@ from paths import FIXTURES, ROOT
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from llmfoundry_gauntlet.config.settings import decode_settings
-from llmfoundry_gauntlet.config.yaml_files import read_yaml
+from llmfoundry_gauntlet.config.yaml import read_yaml
 from llmfoundry_gauntlet.engine.generation import STREAM, TUPLES, ReplyWriter
 from llmfoundry_gauntlet.engine.generation_probe import probe_replies
 from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.reply import ReplyDecoder
-from llmfoundry_gauntlet.evaluation import PlannedEvaluation, plan_evaluation, prepare_evaluation
-from llmfoundry_gauntlet.inputs import load_data
-from llmfoundry_gauntlet.prompts.encode import Encoder
+from llmfoundry_gauntlet.evaluation.inputs import load_data
+from llmfoundry_gauntlet.evaluation.run import PlannedEvaluation, plan_evaluation, prepare_evaluation
+from llmfoundry_gauntlet.tasks.encode import Encoder
 
 LABELS = ('triviaqa_sm_sub', 'agi_eval_sat_math', 'aqua', 'gsm8k', 'svamp')
 REAL = LABELS[:4]  # svamp's file is not at hand

@@ -35,11 +35,11 @@ from score_runs import (
 )
 
 from llmfoundry_gauntlet import ModelError, evaluate
-from llmfoundry_gauntlet.config.yaml_files import read_yaml
+from llmfoundry_gauntlet.config.yaml import read_yaml
 from llmfoundry_gauntlet.engine.reply import Reply, ReplyDecoder
-from llmfoundry_gauntlet.evaluation import Evaluation, PreparedEvaluation, plan_evaluation
-from llmfoundry_gauntlet.prompts.cache import TokenCache
-from llmfoundry_gauntlet.values import GenerateRequest, Item, ItemKey, ScoreRequest
+from llmfoundry_gauntlet.evaluation.run import Evaluation, PreparedEvaluation, plan_evaluation
+from llmfoundry_gauntlet.tasks.token_cache import TokenCache
+from llmfoundry_gauntlet.types import GenerateRequest, Item, ItemKey, ScoreRequest
 
 LIKELY = {'dataset': 'mmlu_pro', 'answers': 'likelihood', 'subset_items': 5}
 

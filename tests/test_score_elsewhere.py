@@ -26,10 +26,10 @@ from score_runs import (
 
 from llmfoundry_gauntlet import EvalGauntlet, evaluate
 from llmfoundry_gauntlet.errors import DataError
-from llmfoundry_gauntlet.marking import mark_answers
-from llmfoundry_gauntlet.prompts.seeds import draw_seed
-from llmfoundry_gauntlet.records.answers import read_answers
-from llmfoundry_gauntlet.values import ItemKey
+from llmfoundry_gauntlet.results.answers import read_answers
+from llmfoundry_gauntlet.results.external import mark_answers
+from llmfoundry_gauntlet.tasks.seeds import draw_seed
+from llmfoundry_gauntlet.types import ItemKey
 
 
 @pytest.fixture

@@ -16,14 +16,14 @@ from reference_accuracy import ReferenceAccuracy, reference_accuracy
 from score_replies import CannedReplies, agieval_question, math_question, mmlu_pro_question
 
 from llmfoundry_gauntlet.config.settings import EvaluationSettings
-from llmfoundry_gauntlet.evaluation import Evaluation
-from llmfoundry_gauntlet.inputs import load_data
-from llmfoundry_gauntlet.judging.letters import reference_letter
-from llmfoundry_gauntlet.marking import mark_answers
-from llmfoundry_gauntlet.prompts.perturbations import perturbation_of, seed_of
+from llmfoundry_gauntlet.evaluation.inputs import load_data
+from llmfoundry_gauntlet.evaluation.run import Evaluation
+from llmfoundry_gauntlet.results.external import mark_answers
+from llmfoundry_gauntlet.scoring.letters import reference_letter
 from llmfoundry_gauntlet.tasks.items import untokenized_items
+from llmfoundry_gauntlet.tasks.perturbations import perturbation_of, seed_of
 from llmfoundry_gauntlet.tasks.robustness import REFERENCE_LABELS, variant_result
-from llmfoundry_gauntlet.values import Answer, ItemKey
+from llmfoundry_gauntlet.types import Answer, ItemKey
 
 SCORE = SHARED_DATA / 'score'
 PROMPTS = {'mmlu_pro': 'mmlu_pro', 'agieval': 'agi_eval', 'math': 'math'}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llmfoundry_gauntlet.shipped import PACKAGE, shipped
+from llmfoundry_gauntlet.config.resources import PACKAGE, shipped
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The only room that knows Composer: callback, evaluators, checkpoints, evaluation alone."""
+"""Everything that depends on Composer: callback, evaluators, checkpoints, evaluation without training, watch."""
 
 from llmfoundry_gauntlet.composer.callback import EvalGauntlet
 from llmfoundry_gauntlet.composer.evaluate import evaluate

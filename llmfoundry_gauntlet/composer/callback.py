@@ -37,12 +37,12 @@ from llmfoundry_gauntlet.composer.progress import ProgressReport
 from llmfoundry_gauntlet.composer.watchdog import Watchdog, check_timeout, doing, progress_of
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.errors import GauntletError, RecordError
-from llmfoundry_gauntlet.evaluation import Evaluation, PreparedEvaluation
-from llmfoundry_gauntlet.inputs import load_data
-from llmfoundry_gauntlet.records.files import check_writable
-from llmfoundry_gauntlet.records.journal import remove_journal
-from llmfoundry_gauntlet.records.results import RESULTS, note_checkpoint, write_records
-from llmfoundry_gauntlet.values import TrainingPoint
+from llmfoundry_gauntlet.evaluation.inputs import load_data
+from llmfoundry_gauntlet.evaluation.run import Evaluation, PreparedEvaluation
+from llmfoundry_gauntlet.results.files import RESULTS, note_checkpoint, write_records
+from llmfoundry_gauntlet.results.journal import remove_journal
+from llmfoundry_gauntlet.results.writing import check_writable
+from llmfoundry_gauntlet.types import TrainingPoint
 
 log = logging.getLogger(__name__)
 

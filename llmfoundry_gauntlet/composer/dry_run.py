@@ -28,8 +28,8 @@ from llmfoundry_gauntlet.engine.estimate import (
 from llmfoundry_gauntlet.engine.generation import first_of_equal
 from llmfoundry_gauntlet.engine.pools import Pool, assign_pools
 from llmfoundry_gauntlet.errors import ConfigError
-from llmfoundry_gauntlet.evaluation import PlannedEvaluation, share_seconds
-from llmfoundry_gauntlet.values import GenerateRequest, Generation
+from llmfoundry_gauntlet.evaluation.run import PlannedEvaluation, share_seconds
+from llmfoundry_gauntlet.types import GenerateRequest, Generation
 
 Answer = TypeVar('Answer')
 

@@ -29,9 +29,9 @@ from llmfoundry_gauntlet.composer.models import (
 from llmfoundry_gauntlet.config.decode import Problems, decode_value, describe, suggestion
 from llmfoundry_gauntlet.config.settings import plain
 from llmfoundry_gauntlet.errors import ConfigError
-from llmfoundry_gauntlet.evaluation import Evaluation
-from llmfoundry_gauntlet.prompts.encode import Encoder
-from llmfoundry_gauntlet.records.results import check_out
+from llmfoundry_gauntlet.evaluation.run import Evaluation
+from llmfoundry_gauntlet.results.files import check_out
+from llmfoundry_gauntlet.tasks.encode import Encoder
 
 DEVICES = ('cpu', 'gpu')
 ARGUMENT_TYPES: dict[str, Any] = {  # of `evaluate`, for values from a YAML file

@@ -17,15 +17,21 @@ from composer.utils import dist
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PretrainedConfig
 
-from llmfoundry_gauntlet.caches import cache_folder
 from llmfoundry_gauntlet.composer.loader import EvaluationLoader, Results, Step
 from llmfoundry_gauntlet.composer.models import position_limit, resolve_max_seq_len, rotary_lengths
+from llmfoundry_gauntlet.config.resources import cache_folder
 from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
 from llmfoundry_gauntlet.errors import ModelError
-from llmfoundry_gauntlet.evaluation import Evaluation, PreparedEvaluation, conclude, prepare_evaluation, share_seconds
-from llmfoundry_gauntlet.inputs import EvaluationData
-from llmfoundry_gauntlet.prompts.cache import TOKENS, TokenCache
-from llmfoundry_gauntlet.prompts.encode import Encoder
+from llmfoundry_gauntlet.evaluation.inputs import EvaluationData
+from llmfoundry_gauntlet.evaluation.run import (
+    Evaluation,
+    PreparedEvaluation,
+    conclude,
+    prepare_evaluation,
+    share_seconds,
+)
+from llmfoundry_gauntlet.tasks.encode import Encoder
+from llmfoundry_gauntlet.tasks.token_cache import TOKENS, TokenCache
 
 EvalInterval = Callable[[State, Any], bool]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from llmfoundry_gauntlet.composer.callback import EvalGauntlet
-from llmfoundry_gauntlet.config.foundry import map_plugin
+from llmfoundry_gauntlet.config.llm_foundry import map_plugin
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,9 @@ from typing import Any
 from composer.utils import dist
 
 from llmfoundry_gauntlet.errors import RecordError
-from llmfoundry_gauntlet.evaluation import PreparedEvaluation
-from llmfoundry_gauntlet.records.journal import (
+from llmfoundry_gauntlet.evaluation.run import PreparedEvaluation
+from llmfoundry_gauntlet.results.files import RESULTS
+from llmfoundry_gauntlet.results.journal import (
     JOURNAL,
     Finished,
     Identity,
@@ -24,9 +25,8 @@ from llmfoundry_gauntlet.records.journal import (
     read_journal,
     remove_journal,
 )
-from llmfoundry_gauntlet.records.results import RESULTS
-from llmfoundry_gauntlet.records.runs import finished_run
-from llmfoundry_gauntlet.values import ItemKey, ItemResult, ScoreRequest
+from llmfoundry_gauntlet.results.runs import finished_run
+from llmfoundry_gauntlet.types import ItemKey, ItemResult, ScoreRequest
 
 log = logging.getLogger(__name__)
 

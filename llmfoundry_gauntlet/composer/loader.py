@@ -26,8 +26,8 @@ from llmfoundry_gauntlet.engine.plan import LAYOUTS, PADDED_ROWS, Batch, plan
 from llmfoundry_gauntlet.engine.pools import Pool, assign_pools
 from llmfoundry_gauntlet.engine.probe import Probe, probe
 from llmfoundry_gauntlet.engine.reply import ReplyDecoder, end_ids
-from llmfoundry_gauntlet.evaluation import PlannedEvaluation, PreparedEvaluation, plan_evaluation
-from llmfoundry_gauntlet.values import Generation, ItemKey, ItemResult, Request, ScoreRequest
+from llmfoundry_gauntlet.evaluation.run import PlannedEvaluation, PreparedEvaluation, plan_evaluation
+from llmfoundry_gauntlet.types import Generation, ItemKey, ItemResult, Request, ScoreRequest
 
 log = logging.getLogger(__name__)
 

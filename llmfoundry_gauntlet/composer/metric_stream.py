@@ -26,7 +26,7 @@ from composer.loggers import Logger, LoggerDestination, MLFlowLogger, Tensorboar
 from composer.utils import dist
 
 from llmfoundry_gauntlet.errors import Caught
-from llmfoundry_gauntlet.scores.keys import BATCH, COMPOSITE_PREFIX, SCORE_PREFIX, SECONDS
+from llmfoundry_gauntlet.metrics.keys import BATCH, COMPOSITE_PREFIX, SCORE_PREFIX, SECONDS
 
 log = logging.getLogger(__name__)
 

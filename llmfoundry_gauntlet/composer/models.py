@@ -32,8 +32,8 @@ from llmfoundry_gauntlet.composer.weights import first_line, load_network, reaso
 from llmfoundry_gauntlet.data.stores import scheme_of
 from llmfoundry_gauntlet.engine.rotary_lengths import RotaryLengths
 from llmfoundry_gauntlet.errors import FOREIGN_ERRORS, ModelError
-from llmfoundry_gauntlet.prompts.encode import tokenizer_errors
-from llmfoundry_gauntlet.values import TrainingPoint
+from llmfoundry_gauntlet.tasks.encode import tokenizer_errors
+from llmfoundry_gauntlet.types import TrainingPoint
 
 LENGTH_KEYS = ('max_position_embeddings', 'n_positions', 'max_seq_len', 'max_sequence_length', 'seq_length')
 ALIBI_MODELS = ('bloom', 'mpt')  # any length can be run, whatever the configuration names

@@ -14,7 +14,7 @@ from llmfoundry_gauntlet.composer.checkpoints import CONFIG
 from llmfoundry_gauntlet.composer.weights import place_of_config, reason_of
 from llmfoundry_gauntlet.config.decode import describe
 from llmfoundry_gauntlet.errors import FOREIGN_ERRORS, ModelError
-from llmfoundry_gauntlet.prompts.encode import tokenizer_errors
+from llmfoundry_gauntlet.tasks.encode import tokenizer_errors
 
 GENERATION = 'generation_config.json'
 TOKENIZER, TOKENIZER_CONFIG = 'tokenizer.json', 'tokenizer_config.json'

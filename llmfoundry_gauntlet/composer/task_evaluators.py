@@ -20,11 +20,11 @@ from llmfoundry_gauntlet.composer.evaluators import (
 from llmfoundry_gauntlet.composer.loader import EvaluationLoader, Step
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.errors import ConfigError
-from llmfoundry_gauntlet.evaluation import PlannedEvaluation, conclude, one_task
-from llmfoundry_gauntlet.inputs import load_data
-from llmfoundry_gauntlet.scores.keys import error_name, with_errors
+from llmfoundry_gauntlet.evaluation.inputs import load_data
+from llmfoundry_gauntlet.evaluation.run import PlannedEvaluation, conclude, one_task
+from llmfoundry_gauntlet.metrics.keys import error_name, with_errors
 from llmfoundry_gauntlet.tasks import metrics_of
-from llmfoundry_gauntlet.values import ItemKey, ItemResult
+from llmfoundry_gauntlet.types import ItemKey, ItemResult
 
 
 class TaskMetric(Metric):

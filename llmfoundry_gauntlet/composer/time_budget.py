@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from llmfoundry_gauntlet.data.subsets import in_turns
 from llmfoundry_gauntlet.errors import ConfigError
-from llmfoundry_gauntlet.evaluation import PreparedEvaluation
-from llmfoundry_gauntlet.scores.allocation import TaskCosts, allocate, influences
-from llmfoundry_gauntlet.values import Example, ItemKey
+from llmfoundry_gauntlet.evaluation.run import PreparedEvaluation
+from llmfoundry_gauntlet.metrics.allocation import TaskCosts, allocate, influences
+from llmfoundry_gauntlet.types import Example, ItemKey
 
 log = logging.getLogger(__name__)
 

@@ -32,9 +32,9 @@ from llmfoundry_gauntlet.composer.loggers import build_loggers, logger_settings
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.data.stores import Store
 from llmfoundry_gauntlet.errors import ModelError, RecordError, StoreError
-from llmfoundry_gauntlet.inputs import EvaluationData, load_data, with_programs
-from llmfoundry_gauntlet.records.results import RESULTS, read_results
-from llmfoundry_gauntlet.values import TrainingPoint
+from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, load_data, with_programs
+from llmfoundry_gauntlet.results.files import RESULTS, read_results
+from llmfoundry_gauntlet.types import TrainingPoint
 
 log = logging.getLogger(__name__)
 

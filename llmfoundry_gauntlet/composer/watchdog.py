@@ -19,7 +19,7 @@ import torch
 from composer.utils import dist
 from torch.distributed import DistError
 
-from llmfoundry_gauntlet.judging.code.workers import num_judged
+from llmfoundry_gauntlet.scoring.code.workers import num_judged
 
 if TYPE_CHECKING:
     from llmfoundry_gauntlet.composer.loader import EvaluationLoader

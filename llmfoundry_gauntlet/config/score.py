@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from llmfoundry_gauntlet.config.decode import Problems, decode, describe
+from llmfoundry_gauntlet.config.plugins import PERTURBATIONS as PERTURBATIONS_GROUP
+from llmfoundry_gauntlet.config.plugins import installed
 from llmfoundry_gauntlet.config.sources import read_key, source_name
-from llmfoundry_gauntlet.config.specs import LABEL_PATTERN, MULTIPLE_CHOICE, TaskSpec, task_key
-from llmfoundry_gauntlet.installed import PERTURBATIONS as PERTURBATIONS_GROUP
-from llmfoundry_gauntlet.installed import installed
+from llmfoundry_gauntlet.config.tasks import LABEL_PATTERN, MULTIPLE_CHOICE, TaskSpec, task_key
 
 SCORE_KEY = 'score'
 MMLU_PRO, AGIEVAL, MATH = 'mmlu_pro', 'agieval', 'math'

@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from llmfoundry_gauntlet.config.decode import Problems, describe
-from llmfoundry_gauntlet.config.yaml_files import open_yaml, plain
+from llmfoundry_gauntlet.config.yaml import open_yaml, plain
 from llmfoundry_gauntlet.errors import ConfigError
 
 UPSTREAM_YAML_FOLDERS = ('eval/yamls/', 'scripts/eval/yamls/')

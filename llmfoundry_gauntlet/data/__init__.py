@@ -1,1 +1,1 @@
-"""Data files: their manifest, how they come, are checked and read; rows made from definitions; readers to Examples."""
+"""Data files: manifest, download, checks, readers."""

@@ -11,7 +11,7 @@ from http import HTTPStatus
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from llmfoundry_gauntlet.atomic import write_atomically
+from llmfoundry_gauntlet.data.atomic import write_atomically
 from llmfoundry_gauntlet.data.manifest import DataFile
 from llmfoundry_gauntlet.data.stores import explained, is_remote, open_filesystem
 from llmfoundry_gauntlet.errors import ConfigError, DataError, RecordError, StoreError

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmfoundry_gauntlet.config.specs import TaskSpec
+from llmfoundry_gauntlet.config.tasks import TaskSpec
 from llmfoundry_gauntlet.data.clusters import cluster_of
 from llmfoundry_gauntlet.data.collection import paused_collection
 from llmfoundry_gauntlet.data.fields import RowError, field_value, text_field
 from llmfoundry_gauntlet.data.files import read_task_rows
 from llmfoundry_gauntlet.errors import DataError
-from llmfoundry_gauntlet.values import Example
+from llmfoundry_gauntlet.types import Example
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

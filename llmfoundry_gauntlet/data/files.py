@@ -13,12 +13,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from llmfoundry_gauntlet.config.specs import TaskSpec
+from llmfoundry_gauntlet.config.resources import shipped
+from llmfoundry_gauntlet.config.tasks import TaskSpec
 from llmfoundry_gauntlet.data.fields import RowError
 from llmfoundry_gauntlet.data.hugging_face import HUGGING_FACE, hugging_face_rows
 from llmfoundry_gauntlet.data.stores import explained, is_remote, open_file
 from llmfoundry_gauntlet.errors import DataError, StoreError
-from llmfoundry_gauntlet.shipped import shipped
 
 UPSTREAM_DATA_FOLDERS = ('eval/local_data/', 'scripts/eval/local_data/')
 GZIP = b'\x1f\x8b'

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llmfoundry_gauntlet.config.decode import describe, suggestion
-from llmfoundry_gauntlet.config.specs import TaskSpec
+from llmfoundry_gauntlet.config.tasks import TaskSpec
 from llmfoundry_gauntlet.data.builders import safe_variables
 from llmfoundry_gauntlet.errors import DataError
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from llmfoundry_gauntlet.config.decode import suggestion
+from llmfoundry_gauntlet.config.resources import PACKAGE
 from llmfoundry_gauntlet.errors import ConfigError
-from llmfoundry_gauntlet.shipped import PACKAGE
 
 PATH = PACKAGE / 'eval_data' / 'manifest.tsv'
 COLUMNS = (

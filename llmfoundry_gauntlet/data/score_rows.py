@@ -17,7 +17,7 @@ from llmfoundry_gauntlet.data.examples import TaskRows, digest_of
 from llmfoundry_gauntlet.data.fields import RowError, field_value, optional_text_field, text_field, texts_field
 from llmfoundry_gauntlet.data.files import locate, read_rows
 from llmfoundry_gauntlet.errors import DataError
-from llmfoundry_gauntlet.values import Example
+from llmfoundry_gauntlet.types import Example
 
 LETTERS = 'ABCDEFGHIJKLMNOPQRSTUVWXYZ'
 NUM_LETTERS = {MMLU_PRO: 10, AGIEVAL: 5}  # that their prompts speak of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from llmfoundry_gauntlet.values import Example
+from llmfoundry_gauntlet.types import Example
 
 
 def subset(examples: Sequence[Example], num_items: int | None) -> list[Example]:

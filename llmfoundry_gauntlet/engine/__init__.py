@@ -1,1 +1,1 @@
-"""Requests to outputs: what is batched with what, and the model that runs it."""
+"""Requests become outputs: batches, and the model that runs them."""

@@ -10,7 +10,7 @@ from itertools import groupby
 from llmfoundry_gauntlet.engine.layout import Tree, count_prefixes
 from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, Batch, num_distinct_rows
 from llmfoundry_gauntlet.engine.pools import Pool
-from llmfoundry_gauntlet.values import Generation
+from llmfoundry_gauntlet.types import Generation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import numpy as np
 from llmfoundry_gauntlet.engine.layout import lay_out_rows, lay_out_stream
 from llmfoundry_gauntlet.engine.outputs import split_outputs
 from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, Batch
-from llmfoundry_gauntlet.values import ScoreOutput, ScoreRequest
+from llmfoundry_gauntlet.types import ScoreOutput, ScoreRequest
 
 
 class FakeLanguageModel:

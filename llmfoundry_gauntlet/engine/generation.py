@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch import distributed
 
-from llmfoundry_gauntlet.arrays import Ids, Ints
 from llmfoundry_gauntlet.engine import plan
 from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel, is_sharded
 from llmfoundry_gauntlet.engine.layout import Stream, lay_out_stream
@@ -31,7 +30,7 @@ from llmfoundry_gauntlet.engine.reply import ReplyDecoder
 from llmfoundry_gauntlet.engine.row_cache import RowCache
 from llmfoundry_gauntlet.engine.tree_attention import KeyValue, tree_attention, tree_layout
 from llmfoundry_gauntlet.errors import ModelError
-from llmfoundry_gauntlet.values import GenerateRequest, Generation, ItemKey, ScoreRequest
+from llmfoundry_gauntlet.types import GenerateRequest, Generation, Ids, Ints, ItemKey, ScoreRequest
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from llmfoundry_gauntlet.engine.generation import CACHE, NO_CACHE, STREAM, TUPLE
 from llmfoundry_gauntlet.engine.pool_run import Row
 from llmfoundry_gauntlet.engine.pools import Pool
 from llmfoundry_gauntlet.engine.probe import CANNOT, LEAST_CONTRAST, TOLERANCE, check_attention
-from llmfoundry_gauntlet.values import GenerateRequest, ItemKey
+from llmfoundry_gauntlet.types import GenerateRequest, ItemKey
 
 HALF_TOLERANCE = 8  # roundings of the largest logit, where the model computes in less than float32
 LENGTHS = (14, 3, 11, 3, 20, 1)  # tokens of the prompts; the second and the fourth end with the same

@@ -12,7 +12,6 @@ import numpy.typing as npt
 import torch
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
-from llmfoundry_gauntlet.arrays import Ids, Ints
 from llmfoundry_gauntlet.engine.eager import Change, changed, eager_changes
 from llmfoundry_gauntlet.engine.layout import (
     Stream,
@@ -36,7 +35,7 @@ from llmfoundry_gauntlet.engine.rotary import rotary_length
 from llmfoundry_gauntlet.engine.rotary_lengths import RotaryLengths
 from llmfoundry_gauntlet.engine.tree_attention import KeyValue, tree_attention, tree_layout
 from llmfoundry_gauntlet.errors import ModelError
-from llmfoundry_gauntlet.values import ScoreOutput
+from llmfoundry_gauntlet.types import Ids, Ints, ScoreOutput
 
 log = logging.getLogger(__name__)
 

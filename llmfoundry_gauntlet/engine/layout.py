@@ -13,8 +13,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from llmfoundry_gauntlet.arrays import Ids, Ints
-from llmfoundry_gauntlet.values import ScoreRequest
+from llmfoundry_gauntlet.types import Ids, Ints, ScoreRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from llmfoundry_gauntlet.arrays import Bools, Floats, Ids, Ints
+from llmfoundry_gauntlet.types import Bools, Floats, Ids, Ints
 
 CHUNK = 512  # positions at a time, fewer where the vocabulary is large
 CHUNK_ELEMENTS = 512 * 32768  # logits at a time

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llmfoundry_gauntlet.arrays import Bools, Floats, Ints
-from llmfoundry_gauntlet.values import ScoreOutput, ScoreRequest
+from llmfoundry_gauntlet.types import Bools, Floats, Ints, ScoreOutput, ScoreRequest
 
 
 def split_outputs(

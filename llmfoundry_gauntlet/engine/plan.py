@@ -18,10 +18,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from llmfoundry_gauntlet.arrays import Ids
 from llmfoundry_gauntlet.engine.layout import Tree, count_prefixes, input_row, num_distinct_prefixes, num_shared
 from llmfoundry_gauntlet.engine.rotary_lengths import RotaryLengths
-from llmfoundry_gauntlet.values import ScoreRequest
+from llmfoundry_gauntlet.types import Ids, ScoreRequest
 
 STREAM = 'stream'  # trees one after the other, attention by tree
 MASKED_ROWS = 'masked_rows'  # trees in rows, attention by a dense mask

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from llmfoundry_gauntlet.arrays import Bools, Ids
 from llmfoundry_gauntlet.engine.layout import num_shared
 from llmfoundry_gauntlet.engine.pools import Pool, begins_alike
 from llmfoundry_gauntlet.engine.reply import Reply, uniform_draws
 from llmfoundry_gauntlet.engine.row_cache import RowCache
 from llmfoundry_gauntlet.engine.sampling import next_tokens
-from llmfoundry_gauntlet.values import GenerateRequest, Generation, ItemKey
+from llmfoundry_gauntlet.types import Bools, GenerateRequest, Generation, Ids, ItemKey
 
 if TYPE_CHECKING:
     from llmfoundry_gauntlet.engine.generation import ReplyWriter

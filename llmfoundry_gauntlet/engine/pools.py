@@ -15,7 +15,7 @@ from itertools import groupby
 
 from llmfoundry_gauntlet.engine.layout import num_shared
 from llmfoundry_gauntlet.engine.rotary_lengths import RotaryLengths
-from llmfoundry_gauntlet.values import GenerateRequest
+from llmfoundry_gauntlet.types import GenerateRequest
 
 CACHED_PER_TOKEN = 8  # tokens whose keys and values may be kept, for each token of a batch
 TOKENS_PER_ROW = 128  # of a batch, that make a row at most

@@ -19,12 +19,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from llmfoundry_gauntlet.arrays import Floats, Ids
 from llmfoundry_gauntlet.engine.eager import changed, eager_changes
 from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.layout import Tree, count_prefixes
 from llmfoundry_gauntlet.engine.plan import LAYOUTS, MASKED_ROWS, PADDED_ROWS, STREAM, Batch, make_batch, plan
-from llmfoundry_gauntlet.values import ItemKey, ScoreRequest
+from llmfoundry_gauntlet.types import Floats, Ids, ItemKey, ScoreRequest
 
 TOLERANCE = 1e-4  # nats between summed log-probabilities, where the model computes in float32
 HALF_TOLERANCE = 2  # roundings of the largest logit, where it computes in less

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from llmfoundry_gauntlet.judging.text import stop_position
-from llmfoundry_gauntlet.prompts.seeds import draw_seed
-from llmfoundry_gauntlet.values import GenerateRequest, Generation
+from llmfoundry_gauntlet.scoring.text import stop_position
+from llmfoundry_gauntlet.tasks.seeds import draw_seed
+from llmfoundry_gauntlet.types import GenerateRequest, Generation
 
 UNFINISHED = '\ufffd'  # what a tokenizer makes of a part of a character
 LONGEST_CHARACTER = 4  # bytes, and so tokens at most

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from llmfoundry_gauntlet.values import GenerateRequest, ScoreRequest
+from llmfoundry_gauntlet.types import GenerateRequest, ScoreRequest
 
 Asked = TypeVar('Asked', ScoreRequest, GenerateRequest)
 

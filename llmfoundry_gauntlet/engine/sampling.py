@@ -7,7 +7,7 @@ from itertools import groupby
 
 import torch
 
-from llmfoundry_gauntlet.values import Sampling
+from llmfoundry_gauntlet.types import Sampling
 
 
 def next_tokens(logits: torch.Tensor, samplings: Sequence[Sampling], draws: Sequence[float | None]) -> list[int]:

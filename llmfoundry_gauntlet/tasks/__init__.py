@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import cache
 
+from llmfoundry_gauntlet.config.plugins import METRICS, TASK_TYPES, load_installed
 from llmfoundry_gauntlet.errors import ConfigError
-from llmfoundry_gauntlet.installed import METRICS, TASK_TYPES, load_installed
-from llmfoundry_gauntlet.scores.metrics import Metric
+from llmfoundry_gauntlet.metrics.metrics import Metric
 from llmfoundry_gauntlet.tasks.base import Task
 from llmfoundry_gauntlet.tasks.code import CodeTask
 from llmfoundry_gauntlet.tasks.generation import GenerationTask

@@ -6,16 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from llmfoundry_gauntlet.config.specs import TaskSpec
+from llmfoundry_gauntlet.config.tasks import TaskSpec
 from llmfoundry_gauntlet.data.examples import TaskRows, read_examples
-from llmfoundry_gauntlet.prompts.fewshot import with_shots
-from llmfoundry_gauntlet.scores.consistency import PerturbationScore
-from llmfoundry_gauntlet.scores.metrics import Metric
-from llmfoundry_gauntlet.values import Example, Generation, ItemKey, Judgement, Prompt, Sampling, StopRule
+from llmfoundry_gauntlet.metrics.consistency import PerturbationScore
+from llmfoundry_gauntlet.metrics.metrics import Metric
+from llmfoundry_gauntlet.tasks.fewshot import with_shots
+from llmfoundry_gauntlet.types import Example, Generation, ItemKey, Judgement, Prompt, Sampling, StopRule
 
 if TYPE_CHECKING:
     from llmfoundry_gauntlet.config.settings import EvaluationSettings
-    from llmfoundry_gauntlet.judging.code.sandbox import Sandbox
+    from llmfoundry_gauntlet.scoring.code.sandbox import Sandbox
 
 TRANSFORMERS_TOP_K = 50  # its default for sampling
 CUT_SHARE = 'CutShare'

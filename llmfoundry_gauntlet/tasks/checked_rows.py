@@ -10,11 +10,11 @@ from llmfoundry_gauntlet.data.checks import CheckedRow, TaskFile
 from llmfoundry_gauntlet.data.files import locate
 from llmfoundry_gauntlet.data.score_rows import LetteredQuestion, find_files, read_score_rows
 from llmfoundry_gauntlet.errors import ConfigError, DataError
-from llmfoundry_gauntlet.judging.mathematics import gold_of
+from llmfoundry_gauntlet.scoring.mathematics import gold_of
 from llmfoundry_gauntlet.tasks.base import Task
 from llmfoundry_gauntlet.tasks.generation import Problem
 from llmfoundry_gauntlet.tasks.score import ScoreTask
-from llmfoundry_gauntlet.values import Example
+from llmfoundry_gauntlet.types import Example
 
 
 def read_files(tasks: Sequence[Task], data_root: str, problems: list[str]) -> Iterator[TaskFile]:

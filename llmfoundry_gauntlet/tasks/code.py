@@ -14,14 +14,14 @@ from typing import Any, ClassVar
 
 from llmfoundry_gauntlet.config.decode import describe
 from llmfoundry_gauntlet.data.fields import RowError, optional_text_field, optional_texts_field, text_field
-from llmfoundry_gauntlet.judging.code.languages import LANGUAGES, PYTHON
-from llmfoundry_gauntlet.judging.code.programs import Program, make_program
-from llmfoundry_gauntlet.judging.code.sandbox import Sandbox
-from llmfoundry_gauntlet.judging.code.verdicts import CannotJudge
-from llmfoundry_gauntlet.judging.text import NON_FINITE_REPLY
-from llmfoundry_gauntlet.scores.metrics import Metric, accuracy, mark, passes_at
+from llmfoundry_gauntlet.metrics.metrics import Metric, accuracy, mark, passes_at
+from llmfoundry_gauntlet.scoring.code.languages import LANGUAGES, PYTHON
+from llmfoundry_gauntlet.scoring.code.programs import Program, make_program
+from llmfoundry_gauntlet.scoring.code.sandbox import Sandbox
+from llmfoundry_gauntlet.scoring.code.verdicts import CannotJudge
+from llmfoundry_gauntlet.scoring.text import NON_FINITE_REPLY
 from llmfoundry_gauntlet.tasks.base import CUT, CUT_SHARE, Task
-from llmfoundry_gauntlet.values import Generation, Judgement, Prompt, Sampling, StopRule
+from llmfoundry_gauntlet.types import Generation, Judgement, Prompt, Sampling, StopRule
 
 RULES = ('test', 'io_pairs')
 MAX_NEW_TOKENS = 1024  # of a program, unless the task says otherwise
@@ -187,7 +187,7 @@ class CodeTask(Task):
 
     def score_program(self, output: Generation, content: CodeProblem, sandbox: Sandbox) -> Judgement:
         """Score 1 if the program passes; unscored if it cannot be run through no fault of its own."""
-        from llmfoundry_gauntlet.judging.code.judge import judge  # late, as reading YAML files needs no compilers
+        from llmfoundry_gauntlet.scoring.code.judge import judge  # late, as reading YAML files needs no compilers
 
         if not output.is_finite and not self.reference:
             return Judgement.unscored(NON_FINITE_REPLY)

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from llmfoundry_gauntlet.data.fields import RowError, optional_text_field, optional_texts_field, text_field
-from llmfoundry_gauntlet.judging.text import (
+from llmfoundry_gauntlet.metrics.metrics import Metric, accuracy, mark
+from llmfoundry_gauntlet.scoring.text import (
     NON_FINITE_REPLY,
     answer_in,
     has_prefix_of,
     is_numeric_match,
     is_strict_match,
 )
-from llmfoundry_gauntlet.scores.metrics import Metric, accuracy, mark
 from llmfoundry_gauntlet.tasks.base import CUT, CUT_SHARE, Task
-from llmfoundry_gauntlet.values import Generation, Judgement, Prompt, StopRule
+from llmfoundry_gauntlet.types import Generation, Judgement, Prompt, StopRule
 
 STRICT_MATCH, NUMERIC_MATCH = 'StrictMatch', 'NumericMatch'
 EXTRA_TOKENS_AFTER_THOUGHT = 10

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from llmfoundry_gauntlet.data.fields import text_field
-from llmfoundry_gauntlet.judging.likelihood import judge_argmax
-from llmfoundry_gauntlet.scores.likelihood import gold_bits_per_byte
-from llmfoundry_gauntlet.scores.metrics import Metric, accuracy
+from llmfoundry_gauntlet.metrics.likelihood import gold_bits_per_byte
+from llmfoundry_gauntlet.metrics.metrics import Metric, accuracy
+from llmfoundry_gauntlet.scoring.likelihood import judge_argmax
 from llmfoundry_gauntlet.tasks.base import Task
-from llmfoundry_gauntlet.values import Judgement, Prompt, ScoreOutput
+from llmfoundry_gauntlet.types import Judgement, Prompt, ScoreOutput
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from llmfoundry_gauntlet.config.specs import MULTIPLE_CHOICE
+from llmfoundry_gauntlet.config.tasks import MULTIPLE_CHOICE
 from llmfoundry_gauntlet.data.fields import gold_field, text_field, texts_field
-from llmfoundry_gauntlet.judging.likelihood import judge_choice
-from llmfoundry_gauntlet.judging.text import judge_named
-from llmfoundry_gauntlet.scores import likelihood
-from llmfoundry_gauntlet.scores.metrics import Metric, accuracy
+from llmfoundry_gauntlet.metrics import likelihood
+from llmfoundry_gauntlet.metrics.metrics import Metric, accuracy
+from llmfoundry_gauntlet.scoring.likelihood import judge_choice
+from llmfoundry_gauntlet.scoring.text import judge_named
 from llmfoundry_gauntlet.tasks.base import Task
-from llmfoundry_gauntlet.values import Example, Judgement, Prompt, ScoreOutput
+from llmfoundry_gauntlet.types import Example, Judgement, Prompt, ScoreOutput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

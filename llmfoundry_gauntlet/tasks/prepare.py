@@ -16,13 +16,13 @@ from importlib.metadata import version
 from types import MappingProxyType
 
 from llmfoundry_gauntlet.data.collection import paused_collection
-from llmfoundry_gauntlet.prompts.cache import TokenCache
-from llmfoundry_gauntlet.prompts.encode import PROMPTS_VERSION
-from llmfoundry_gauntlet.prompts.fewshot import FIXED_VERSION
-from llmfoundry_gauntlet.prompts.packed import FORMAT_VERSION, pack, unpack
 from llmfoundry_gauntlet.tasks.base import Task
+from llmfoundry_gauntlet.tasks.encode import PROMPTS_VERSION
+from llmfoundry_gauntlet.tasks.fewshot import FIXED_VERSION
 from llmfoundry_gauntlet.tasks.items import Preparation
-from llmfoundry_gauntlet.values import Example, Item, Prompt
+from llmfoundry_gauntlet.tasks.packed import FORMAT_VERSION, pack, unpack
+from llmfoundry_gauntlet.tasks.token_cache import TokenCache
+from llmfoundry_gauntlet.types import Example, Item, Prompt
 
 log = logging.getLogger(__name__)
 

@@ -9,10 +9,7 @@ from typing import Any
 
 from llmfoundry_gauntlet.config.score import AGIEVAL, MMLU_PRO, PERTURBATIONS, REFERENCE, ScoreSpec
 from llmfoundry_gauntlet.data.score_rows import LETTERS
-from llmfoundry_gauntlet.judging.letters import reference_letter
-from llmfoundry_gauntlet.judging.mathematics import reference_answer_of, shared_comparer
-from llmfoundry_gauntlet.prompts.perturbations import perturbation_of
-from llmfoundry_gauntlet.scores.consistency import (
+from llmfoundry_gauntlet.metrics.consistency import (
     PerturbationScore,
     QuestionKey,
     VariantResult,
@@ -20,8 +17,11 @@ from llmfoundry_gauntlet.scores.consistency import (
     perturbation_score,
     variant_order,
 )
-from llmfoundry_gauntlet.scores.reference_consistency import reference_consistency_rate
-from llmfoundry_gauntlet.values import ItemResult
+from llmfoundry_gauntlet.metrics.reference_consistency import reference_consistency_rate
+from llmfoundry_gauntlet.scoring.letters import reference_letter
+from llmfoundry_gauntlet.scoring.mathematics import reference_answer_of, shared_comparer
+from llmfoundry_gauntlet.tasks.perturbations import perturbation_of
+from llmfoundry_gauntlet.types import ItemResult
 
 REFERENCE_LABELS = {MMLU_PRO: 'ABCDEFGHIJ', AGIEVAL: 'ABCD'}  # that the paper's reference moves the right option to
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from llmfoundry_gauntlet.data.fields import gold_field, text_field, texts_field
 from llmfoundry_gauntlet.tasks.multiple_choice import ChoicesTask
-from llmfoundry_gauntlet.values import Prompt
+from llmfoundry_gauntlet.types import Prompt
 
 
 @dataclass(frozen=True, slots=True)

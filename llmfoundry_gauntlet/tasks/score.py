@@ -21,24 +21,24 @@ from llmfoundry_gauntlet.data.score_rows import (
 )
 from llmfoundry_gauntlet.data.subsets import subset
 from llmfoundry_gauntlet.errors import ConfigError, DataError
-from llmfoundry_gauntlet.judging.letters import reference_letter, tolerant_letter
-from llmfoundry_gauntlet.judging.likelihood import judge_choice
-from llmfoundry_gauntlet.judging.mathematics import (
+from llmfoundry_gauntlet.metrics.consistency import PerturbationScore
+from llmfoundry_gauntlet.metrics.metrics import Metric
+from llmfoundry_gauntlet.scoring.letters import reference_letter, tolerant_letter
+from llmfoundry_gauntlet.scoring.likelihood import judge_choice
+from llmfoundry_gauntlet.scoring.mathematics import (
     answer_of,
     gold_of,
     reference_answer_of,
     reference_gold_of,
     shared_comparer,
 )
-from llmfoundry_gauntlet.judging.text import NON_FINITE_REPLY
-from llmfoundry_gauntlet.prompts.perturbations import Posed, PosedProblem, seed_of, variants
-from llmfoundry_gauntlet.prompts.templates import prompts_file, read_json, read_templates
-from llmfoundry_gauntlet.scores.consistency import PerturbationScore
-from llmfoundry_gauntlet.scores.metrics import Metric
+from llmfoundry_gauntlet.scoring.text import NON_FINITE_REPLY
 from llmfoundry_gauntlet.tasks.base import CUT, Task
 from llmfoundry_gauntlet.tasks.multiple_choice import Choices, MultipleChoiceTask
+from llmfoundry_gauntlet.tasks.perturbations import Posed, PosedProblem, seed_of, variants
 from llmfoundry_gauntlet.tasks.robustness import NUM_OPTIONS, OPTION, OWN_GOLD, robustness
-from llmfoundry_gauntlet.values import Example, Generation, ItemResult, Judgement, Prompt, Sampling, ScoreOutput
+from llmfoundry_gauntlet.tasks.templates import prompts_file, read_json, read_templates
+from llmfoundry_gauntlet.types import Example, Generation, ItemResult, Judgement, Prompt, Sampling, ScoreOutput
 
 LEAD = 'The best answer is'
 UNPARSED = 'no answer found in the reply'

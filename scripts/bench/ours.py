@@ -27,11 +27,11 @@ from llmfoundry_gauntlet.engine.layout import count_prefixes
 from llmfoundry_gauntlet.engine.pools import assign_pools
 from llmfoundry_gauntlet.engine.probe import probe
 from llmfoundry_gauntlet.engine.reply import ReplyDecoder, end_ids
-from llmfoundry_gauntlet.evaluation import PlannedEvaluation, conclude, plan_evaluation, prepare_evaluation
-from llmfoundry_gauntlet.inputs import EvaluationData, load_data
-from llmfoundry_gauntlet.prompts.encode import Encoder
+from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, load_data
+from llmfoundry_gauntlet.evaluation.run import PlannedEvaluation, conclude, plan_evaluation, prepare_evaluation
 from llmfoundry_gauntlet.tasks import base
-from llmfoundry_gauntlet.values import Example, ItemResult
+from llmfoundry_gauntlet.tasks.encode import Encoder
+from llmfoundry_gauntlet.types import Example, ItemResult
 
 Ids = tuple[int, ...]
 WARM_UP_ROWS = 2

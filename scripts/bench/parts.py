@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from llmfoundry_gauntlet.config.score import GENERATE, LIKELIHOOD, MMLU_PRO, OPTION_ORDER, PROMPT
-from llmfoundry_gauntlet.config.yaml_files import read_yaml
+from llmfoundry_gauntlet.config.yaml import read_yaml
 from llmfoundry_gauntlet.data.files import locate
 from llmfoundry_gauntlet.data.score_rows import FILES
 from llmfoundry_gauntlet.data.subsets import subset
-from llmfoundry_gauntlet.values import Example
+from llmfoundry_gauntlet.types import Example
 
 TASKS_YAML = 'yamls/tasks/gauntlet_v0.1.yaml'
 VOCABULARIES = (8_000, 50_000)

@@ -22,10 +22,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from llmfoundry_gauntlet.judging.code.judge import judge
-from llmfoundry_gauntlet.judging.code.languages import LANGUAGES, missing_tool
-from llmfoundry_gauntlet.judging.code.programs import Program, make_program
-from llmfoundry_gauntlet.judging.code.sandbox import NONE, Sandbox, find_sandbox
+from llmfoundry_gauntlet.scoring.code.judge import judge
+from llmfoundry_gauntlet.scoring.code.languages import LANGUAGES, missing_tool
+from llmfoundry_gauntlet.scoring.code.programs import Program, make_program
+from llmfoundry_gauntlet.scoring.code.sandbox import NONE, Sandbox, find_sandbox
 
 OUT = Path('runs/bench')
 DATA_ROOTS = ('../shared/data/local_data', 'eval_data')

@@ -17,8 +17,8 @@ from panels import Panel, panels_of
 
 from llmfoundry_gauntlet import GauntletError
 from llmfoundry_gauntlet.errors import ConfigError, print_problems
-from llmfoundry_gauntlet.records.results import find_results
-from llmfoundry_gauntlet.scores.keys import BATCH
+from llmfoundry_gauntlet.metrics.keys import BATCH
+from llmfoundry_gauntlet.results.files import find_results
 
 MAX_RUNS = 20
 

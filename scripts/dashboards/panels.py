@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from llmfoundry_gauntlet.scores.keys import COMPOSITE_PREFIX, SCORE_PREFIX, SECONDS, valid_key
+from llmfoundry_gauntlet.metrics.keys import COMPOSITE_PREFIX, SCORE_PREFIX, SECONDS, valid_key
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from panels import Panel, panels_of
 
 from llmfoundry_gauntlet import GauntletError
 from llmfoundry_gauntlet.errors import print_problems
-from llmfoundry_gauntlet.records.results import find_results
-from llmfoundry_gauntlet.scores.keys import BATCH
+from llmfoundry_gauntlet.metrics.keys import BATCH
+from llmfoundry_gauntlet.results.files import find_results
 
 
 def workspace(panels: Sequence[Panel], *, entity: str, project: str, name: str) -> Any:

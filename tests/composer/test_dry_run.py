@@ -23,9 +23,9 @@ from llmfoundry_gauntlet.composer.evaluators import attach_model, prepare_for_mo
 from llmfoundry_gauntlet.composer.loader import EvaluationLoader
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.engine.plan import MASKED_ROWS, PADDED_ROWS, STREAM
-from llmfoundry_gauntlet.evaluation import PlannedEvaluation
-from llmfoundry_gauntlet.inputs import load_data
-from llmfoundry_gauntlet.values import GenerateRequest, ScoreRequest
+from llmfoundry_gauntlet.evaluation.inputs import load_data
+from llmfoundry_gauntlet.evaluation.run import PlannedEvaluation
+from llmfoundry_gauntlet.types import GenerateRequest, ScoreRequest
 
 MODEL = FIXTURES / 'models' / 'rotary_bos'
 
@@ -121,7 +121,7 @@ def rows_of(request: Any) -> list[list[int]]:
 @pytest.mark.parametrize('layout', [STREAM, MASKED_ROWS, PADDED_ROWS])
 def test_tokens_add_up_to_those_of_the_batches_in_every_layout(settings, layout: str):
     from llmfoundry_gauntlet.engine.estimate import scored_tokens
-    from llmfoundry_gauntlet.evaluation import plan_evaluation
+    from llmfoundry_gauntlet.evaluation.run import plan_evaluation
 
     loader, _ = loader_of(settings)
     planned = plan_evaluation(loader.prepared, tokens_per_batch=300, layout=layout)

@@ -19,14 +19,14 @@ from llmfoundry_gauntlet import EvalGauntlet
 from llmfoundry_gauntlet.composer.evaluators import attach_model, prepare_for_model
 from llmfoundry_gauntlet.composer.loader import EvaluationLoader, Found, Step, agreed
 from llmfoundry_gauntlet.config.settings import decode_settings
-from llmfoundry_gauntlet.config.yaml_files import read_yaml
+from llmfoundry_gauntlet.config.yaml import read_yaml
 from llmfoundry_gauntlet.engine.generation import CACHE, NO_CACHE, TUPLES
 from llmfoundry_gauntlet.engine.generation_probe import ReplyProbe
 from llmfoundry_gauntlet.engine.plan import MASKED_ROWS, PADDED_ROWS, STREAM
 from llmfoundry_gauntlet.engine.probe import Probe
-from llmfoundry_gauntlet.inputs import load_data
-from llmfoundry_gauntlet.judging.likelihood import NON_FINITE
-from llmfoundry_gauntlet.values import ItemKey, ItemResult
+from llmfoundry_gauntlet.evaluation.inputs import load_data
+from llmfoundry_gauntlet.scoring.likelihood import NON_FINITE
+from llmfoundry_gauntlet.types import ItemKey, ItemResult
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ from programs import sandbox
 
 from llmfoundry_gauntlet import EvalGauntlet, build_icl_evaluators
 from llmfoundry_gauntlet.composer.journal import SharedJournal
-from llmfoundry_gauntlet.evaluation import PreparedEvaluation
-from llmfoundry_gauntlet.judging.code.judge import judge
-from llmfoundry_gauntlet.scores.keys import with_errors
+from llmfoundry_gauntlet.evaluation.run import PreparedEvaluation
+from llmfoundry_gauntlet.metrics.keys import with_errors
+from llmfoundry_gauntlet.scoring.code.judge import judge
 
 METRICS = ('InContextLearningCodeEvalAccuracy', 'CutShare', 'PassAt1', 'PassAt1StandardError', 'PassAt3')
 

@@ -11,7 +11,7 @@ import pytest
 from llmfoundry_gauntlet.composer import journal
 from llmfoundry_gauntlet.composer.journal import Resuming, SharedJournal
 from llmfoundry_gauntlet.errors import RecordError
-from llmfoundry_gauntlet.records.journal import JOURNAL, Journal, OtherEvaluationError
+from llmfoundry_gauntlet.results.journal import JOURNAL, Journal, OtherEvaluationError
 
 IDENTITY = {'model': 'ab', 'items': 'cd'}
 REQUIRED = Resuming(required=True)

@@ -13,10 +13,10 @@ from llmfoundry_gauntlet import EvalGauntlet, evaluate
 from llmfoundry_gauntlet.composer.time_budget import Measured, TimeBudget
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.errors import ConfigError
-from llmfoundry_gauntlet.evaluation import PreparedEvaluation, prepare_evaluation
-from llmfoundry_gauntlet.inputs import load_data
-from llmfoundry_gauntlet.prompts.encode import Encoder
-from llmfoundry_gauntlet.values import ItemKey
+from llmfoundry_gauntlet.evaluation.inputs import load_data
+from llmfoundry_gauntlet.evaluation.run import PreparedEvaluation, prepare_evaluation
+from llmfoundry_gauntlet.tasks.encode import Encoder
+from llmfoundry_gauntlet.types import ItemKey
 
 NUM_ROWS = {'short': 3000, 'long': 3000, 'few': 12}
 COSTS = {'short': 0.01, 'long': 0.04, 'few': 0.02}  # seconds an item

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from llmfoundry_gauntlet.config.foundry import map_evaluation, map_plugin, map_training
-from llmfoundry_gauntlet.config.foundry_models import Mapped
-from llmfoundry_gauntlet.config.yaml_files import read_yaml
+from llmfoundry_gauntlet.config.llm_foundry import map_evaluation, map_plugin, map_training
+from llmfoundry_gauntlet.config.llm_foundry_models import Mapped
+from llmfoundry_gauntlet.config.yaml import read_yaml
 from llmfoundry_gauntlet.errors import ConfigError
 
 TASKS = [{'label': 'copa', 'num_fewshot': [0]}]

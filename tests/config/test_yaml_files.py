@@ -11,7 +11,7 @@ import pytest
 from omegaconf import OmegaConf
 from paths import ROOT, SHARED_DATA
 
-from llmfoundry_gauntlet.config.yaml_files import read_yaml
+from llmfoundry_gauntlet.config.yaml import read_yaml
 from llmfoundry_gauntlet.errors import ConfigError
 
 OURS = sorted((ROOT / 'yamls').rglob('*.yaml'))
@@ -107,7 +107,7 @@ def test_an_override_that_cannot_be_merged_is_named(tmp_path):
 
 def test_omegaconf_is_loaded_for_what_it_fills_in_alone(tmp_path):
     path = tmp_path / 'file.yaml'
-    code = 'import sys; from llmfoundry_gauntlet.config.yaml_files import read_yaml; read_yaml(sys.argv[1]); '
+    code = 'import sys; from llmfoundry_gauntlet.config.yaml import read_yaml; read_yaml(sys.argv[1]); '
     code += 'print("omegaconf" in sys.modules)'
     for text, is_loaded in (('a: 1\n', 'False\n'), ('a: 1\nb: ${a}\n', 'True\n')):
         path.write_text(text)

@@ -17,11 +17,11 @@ from character_tokenizer import CharacterTokenizer
 
 from llmfoundry_gauntlet.config.settings import EvaluationSettings
 from llmfoundry_gauntlet.errors import DataError
-from llmfoundry_gauntlet.inputs import EvaluationData, load_data
-from llmfoundry_gauntlet.prompts.encode import Encoder
-from llmfoundry_gauntlet.prompts.packed import pack, to_bytes
-from llmfoundry_gauntlet.suite import load_suite
+from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, load_data
+from llmfoundry_gauntlet.evaluation.suite import load_suite
+from llmfoundry_gauntlet.tasks.encode import Encoder
 from llmfoundry_gauntlet.tasks.items import Preparation
+from llmfoundry_gauntlet.tasks.packed import pack, to_bytes
 from llmfoundry_gauntlet.tasks.prepare import describe
 
 QUIZ = [
@@ -352,7 +352,7 @@ def test_loading_shows_no_bars_and_draws_no_random_number(tmp_path, capfd):
 def test_several_processes_load_the_same_data_set_at_once(tmp_path):
     jsonl(tmp_path / 'sums/test.jsonl', SUMS * 500)
     program = f"""
-from llmfoundry_gauntlet.config.specs import TaskSpec
+from llmfoundry_gauntlet.config.tasks import TaskSpec
 from llmfoundry_gauntlet.data.hugging_face import hugging_face_rows
 task = TaskSpec(label='t', dataset_uri='hf://./sums', icl_task_type='language_modeling', num_fewshot=(0,),
                 hf_loading_vars={{'split': 'test'}}, hf_parsing_map={MAP!r})

@@ -9,7 +9,7 @@ import pytest
 from paths import ROOT, SHARED_DATA
 
 from llmfoundry_gauntlet.config.score import AGIEVAL, MATH, MMLU_PRO
-from llmfoundry_gauntlet.config.yaml_files import read_yaml
+from llmfoundry_gauntlet.config.yaml import read_yaml
 from llmfoundry_gauntlet.data.manifest import COLUMNS, PATH, DataFile, git_blob_id, read_manifest, select_files
 from llmfoundry_gauntlet.data.score_rows import FILES
 from llmfoundry_gauntlet.errors import ConfigError

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from paths import ROOT, SHARED_DATA
 
-from llmfoundry_gauntlet.config.yaml_files import read_yaml
+from llmfoundry_gauntlet.config.yaml import read_yaml
 from llmfoundry_gauntlet.data.clusters import RULES, cluster_of
 
 FOLDER = ROOT / 'eval_data'

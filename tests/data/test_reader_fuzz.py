@@ -20,13 +20,13 @@ from paths import ROOT
 
 from llmfoundry_gauntlet.data.score_rows import read_score_rows
 from llmfoundry_gauntlet.errors import DataError
-from llmfoundry_gauntlet.prompts.encode import Encoder
-from llmfoundry_gauntlet.records.samples import sample_line
-from llmfoundry_gauntlet.suite import load_suite
+from llmfoundry_gauntlet.evaluation.suite import load_suite
+from llmfoundry_gauntlet.results.samples import sample_line
 from llmfoundry_gauntlet.tasks import Task
+from llmfoundry_gauntlet.tasks.encode import Encoder
 from llmfoundry_gauntlet.tasks.items import Preparation, item_result
 from llmfoundry_gauntlet.tasks.prepare import describe
-from llmfoundry_gauntlet.values import Generation, Item, ScoreRequest
+from llmfoundry_gauntlet.types import Generation, Item, ScoreRequest
 
 Row = dict[str, Any]
 NUM_ROWS, SEED = 1000, 1  # of each kind

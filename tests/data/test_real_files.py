@@ -13,7 +13,7 @@ from paths import SHARED_DATA
 
 from llmfoundry_gauntlet.data.files import read_rows
 from llmfoundry_gauntlet.data.score_rows import read_score_rows
-from llmfoundry_gauntlet.suite import load_suite
+from llmfoundry_gauntlet.evaluation.suite import load_suite
 
 KINDS = {  # rows of the real files, by task type and folder
     'language_modeling': {

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.data.subsets import subset
-from llmfoundry_gauntlet.inputs import load_data
-from llmfoundry_gauntlet.values import Example
+from llmfoundry_gauntlet.evaluation.inputs import load_data
+from llmfoundry_gauntlet.types import Example
 
 CATEGORIES = st.lists(st.sampled_from([None, 'a', 'b', 'c', 'd']), max_size=60)
 SHARES = st.floats(0, 1)  # of all items

@@ -18,18 +18,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from paths import ROOT
 
-from llmfoundry_gauntlet.arrays import Ids
 from llmfoundry_gauntlet.config.settings import decode_settings
-from llmfoundry_gauntlet.config.yaml_files import read_yaml
+from llmfoundry_gauntlet.config.yaml import read_yaml
 from llmfoundry_gauntlet.engine.assign import assign
 from llmfoundry_gauntlet.engine.budget import LEAST_BATCHES, MOST_TOKENS
 from llmfoundry_gauntlet.engine.layout import Tree
 from llmfoundry_gauntlet.engine.plan import STREAM, Batch
 from llmfoundry_gauntlet.engine.pools import Pool, assign_pools
-from llmfoundry_gauntlet.evaluation import PlannedEvaluation, PreparedEvaluation, plan_evaluation, prepare_evaluation
-from llmfoundry_gauntlet.inputs import load_data
-from llmfoundry_gauntlet.prompts.encode import Encoder
-from llmfoundry_gauntlet.values import ItemKey, ScoreRequest
+from llmfoundry_gauntlet.evaluation.inputs import load_data
+from llmfoundry_gauntlet.evaluation.run import (
+    PlannedEvaluation,
+    PreparedEvaluation,
+    plan_evaluation,
+    prepare_evaluation,
+)
+from llmfoundry_gauntlet.tasks.encode import Encoder
+from llmfoundry_gauntlet.types import Ids, ItemKey, ScoreRequest
 
 TASKS = str(ROOT / 'yamls/tasks/gauntlet_v0.1.yaml')
 STAND_INS = {'safety/bbq.jsonl': 'safety/bbq_standin.jsonl'}  # of the real files, where the first is not there

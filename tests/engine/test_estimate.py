@@ -9,7 +9,7 @@ import pytest
 
 from llmfoundry_gauntlet.engine.estimate import expected_tokens, scored_tokens
 from llmfoundry_gauntlet.engine.plan import plan
-from llmfoundry_gauntlet.values import Generation, ItemKey, ScoreRequest
+from llmfoundry_gauntlet.types import Generation, ItemKey, ScoreRequest
 
 
 def reply(num_tokens: int, *, is_cut: bool) -> Generation:

@@ -23,7 +23,7 @@ from llmfoundry_gauntlet.engine.logits import output_layer
 from llmfoundry_gauntlet.engine.reply import uniform_draws
 from llmfoundry_gauntlet.engine.row_cache import GROWTH, RowCache
 from llmfoundry_gauntlet.errors import ModelError
-from llmfoundry_gauntlet.values import GenerateRequest, Sampling, StopRule
+from llmfoundry_gauntlet.types import GenerateRequest, Sampling, StopRule
 
 NUMBERS_OF_ROWS = (1, 2, 4, 50)
 # One family for each way.

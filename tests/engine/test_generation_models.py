@@ -17,7 +17,7 @@ from llmfoundry_gauntlet.engine.generation import CACHE, NO_CACHE, STREAM, TUPLE
 from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.pool_run import PoolRun, Prompt
 from llmfoundry_gauntlet.engine.pools import plan_pools
-from llmfoundry_gauntlet.values import GenerateRequest
+from llmfoundry_gauntlet.types import GenerateRequest
 
 HIDDEN = 7
 # All that are written to in several prompts and rows of one model; windows and caps are those of the probe's tests.

@@ -6,7 +6,7 @@ from llmfoundry_gauntlet.engine.layout import (
     lay_out_stream,
     lay_out_tree_rows,
 )
-from llmfoundry_gauntlet.values import ItemKey, ScoreRequest
+from llmfoundry_gauntlet.types import ItemKey, ScoreRequest
 
 
 def request(row: int, context: list[int], *continuations: list[int]) -> ScoreRequest:

@@ -8,7 +8,7 @@ from llmfoundry_gauntlet.engine.assign import assign
 from llmfoundry_gauntlet.engine.fake import FakeLanguageModel
 from llmfoundry_gauntlet.engine.layout import count_prefixes, lay_out_rows, lay_out_stream
 from llmfoundry_gauntlet.engine.plan import LAYOUTS, MASKED_ROWS, PADDED_ROWS, STREAM, plan
-from llmfoundry_gauntlet.values import ItemKey, ScoreRequest
+from llmfoundry_gauntlet.types import ItemKey, ScoreRequest
 
 tokens = st.integers(0, 2)  # few, so that sequences begin alike
 contexts = st.lists(tokens, min_size=1, max_size=8)

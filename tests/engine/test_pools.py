@@ -19,7 +19,7 @@ from llmfoundry_gauntlet.engine.pools import (
     families,
     plan_pools,
 )
-from llmfoundry_gauntlet.values import GenerateRequest, ItemKey
+from llmfoundry_gauntlet.types import GenerateRequest, ItemKey
 
 # Few tokens and lengths, so that prompts are equal.
 prompts = st.lists(st.integers(0, 1), min_size=1, max_size=6)

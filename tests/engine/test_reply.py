@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from llmfoundry_gauntlet.engine.reply import Reply, ReplyDecoder, draw_seed, uniform_draws
-from llmfoundry_gauntlet.values import GenerateRequest, ItemKey, Sampling, StopRule
+from llmfoundry_gauntlet.types import GenerateRequest, ItemKey, Sampling, StopRule
 
 EOS = '</s>'
 MIXED = 'Hé said: “漢字!” 😀!😀 — naïve\n\nQ: 12\nA: 3 = 👩‍👧.\n'

@@ -15,7 +15,7 @@ from llmfoundry_gauntlet.engine.plan import LAYOUTS, PADDED_ROWS, STREAM, plan
 from llmfoundry_gauntlet.engine.pools import plan_pools
 from llmfoundry_gauntlet.engine.probe import probe
 from llmfoundry_gauntlet.engine.rotary_lengths import RotaryLengths
-from llmfoundry_gauntlet.values import GenerateRequest, ItemKey, ScoreRequest
+from llmfoundry_gauntlet.types import GenerateRequest, ItemKey, ScoreRequest
 
 BASE = 32
 PADDED = 64

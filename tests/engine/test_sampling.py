@@ -10,7 +10,7 @@ import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from llmfoundry_gauntlet.engine.sampling import draw_tokens, next_tokens
-from llmfoundry_gauntlet.values import Sampling
+from llmfoundry_gauntlet.types import Sampling
 
 VOCABULARY = 50
 GRID = 4000

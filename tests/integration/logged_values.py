@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from llmfoundry_gauntlet.records.results import find_results
+from llmfoundry_gauntlet.results.files import find_results
 
 Values = dict[str, list[tuple[int, float]]]
 

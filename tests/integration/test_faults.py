@@ -19,7 +19,7 @@ from composer.loggers import InMemoryLogger
 from paths import ROOT
 
 from llmfoundry_gauntlet import EvalGauntlet, RecordError
-from llmfoundry_gauntlet.records.results import find_results
+from llmfoundry_gauntlet.results.files import find_results
 
 KEY = 'icl/metrics/eval_gauntlet/all'
 

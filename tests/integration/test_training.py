@@ -17,10 +17,10 @@ from composer.loggers import InMemoryLogger
 from composer.models import HuggingFaceModel
 
 from llmfoundry_gauntlet import EvalGauntlet, ModelError, build_icl_evaluators, evaluate
-from llmfoundry_gauntlet.config.yaml_files import read_yaml
-from llmfoundry_gauntlet.judging.code.sandbox import find_sandbox
-from llmfoundry_gauntlet.records.results import find_results
-from llmfoundry_gauntlet.scores.keys import with_errors
+from llmfoundry_gauntlet.config.yaml import read_yaml
+from llmfoundry_gauntlet.metrics.keys import with_errors
+from llmfoundry_gauntlet.results.files import find_results
+from llmfoundry_gauntlet.scoring.code.sandbox import find_sandbox
 
 ACCURACY = 'InContextLearningMultipleChoiceAccuracy'
 

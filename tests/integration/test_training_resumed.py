@@ -14,7 +14,7 @@ from composer import Callback, Logger, State
 from composer.loggers import InMemoryLogger
 
 from llmfoundry_gauntlet import EvalGauntlet
-from llmfoundry_gauntlet.records.results import find_results
+from llmfoundry_gauntlet.results.files import find_results
 
 KEY = 'icl/metrics/eval_gauntlet/all'
 

@@ -25,7 +25,7 @@ from watched import record, states, train
 from llmfoundry_gauntlet.composer.claims import Claims
 from llmfoundry_gauntlet.composer.watch import Due, Watcher, WatchSettings, evaluate_due
 from llmfoundry_gauntlet.config.settings import decode_settings
-from llmfoundry_gauntlet.inputs import load_data
+from llmfoundry_gauntlet.evaluation.inputs import load_data
 
 s3_server = object_store.s3_server
 Watch = Callable[..., tuple[int, str, str]]

@@ -18,7 +18,7 @@ from composer.core import Callback
 
 import llmfoundry_gauntlet.composer.watch  # noqa: F401
 from llmfoundry_gauntlet import EvalGauntlet
-from llmfoundry_gauntlet.cli import main as gauntlet
+from llmfoundry_gauntlet.cli.app import main as gauntlet
 
 FORKS = multiprocessing.get_context('forkserver')
 FORKS.set_forkserver_preload([__name__])

@@ -10,8 +10,8 @@ from pathlib import Path
 from characters import Characters
 from test_prepare import digest_of, examples_of, preparation_of
 
-from llmfoundry_gauntlet.prompts.cache import TokenCache
 from llmfoundry_gauntlet.tasks.prepare import prepare_tasks
+from llmfoundry_gauntlet.tasks.token_cache import TokenCache
 
 NUM_TASKS = 6
 

@@ -12,14 +12,14 @@ from programs import SECRET, problem, right, sandbox
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.engine.reply import Reply, ReplyDecoder
 from llmfoundry_gauntlet.errors import ConfigError, DataError
-from llmfoundry_gauntlet.evaluation import prepare_evaluation
-from llmfoundry_gauntlet.inputs import load_data
-from llmfoundry_gauntlet.judging.code.languages import CPP, JAVASCRIPT, PYTHON
-from llmfoundry_gauntlet.judging.text import cut_at_stops
-from llmfoundry_gauntlet.prompts.encode import Encoder
-from llmfoundry_gauntlet.scores.metrics import Absent, measure, passes_at
-from llmfoundry_gauntlet.suite import load_suite
-from llmfoundry_gauntlet.values import Generation, ItemKey, ItemResult, Sampling, StopRule
+from llmfoundry_gauntlet.evaluation.inputs import load_data
+from llmfoundry_gauntlet.evaluation.run import prepare_evaluation
+from llmfoundry_gauntlet.evaluation.suite import load_suite
+from llmfoundry_gauntlet.metrics.metrics import Absent, measure, passes_at
+from llmfoundry_gauntlet.scoring.code.languages import CPP, JAVASCRIPT, PYTHON
+from llmfoundry_gauntlet.scoring.text import cut_at_stops
+from llmfoundry_gauntlet.tasks.encode import Encoder
+from llmfoundry_gauntlet.types import Generation, ItemKey, ItemResult, Sampling, StopRule
 
 ROW = {
     'task_id': 'T/0',
@@ -168,7 +168,7 @@ def written(text: str, rule: StopRule) -> tuple[str, bool]:
     """What a reply keeps of a text that a model goes on with, letter by letter, and whether it ends early."""
     import numpy as np
 
-    from llmfoundry_gauntlet.values import GenerateRequest
+    from llmfoundry_gauntlet.types import GenerateRequest
 
     request = GenerateRequest(
         key=ItemKey('t', 0), context=np.zeros(1, np.int32), max_new_tokens=1000, stops=rule, verbatim=True
@@ -231,7 +231,7 @@ def test_pass_at_k_where_there_is_none():
 
 
 def test_the_whole_way_by_answers_from_elsewhere(write_jsonl, tmp_path, monkeypatch, capsys):
-    from llmfoundry_gauntlet import cli
+    from llmfoundry_gauntlet.cli import app as cli
 
     sandbox()
     made = problem(PYTHON)

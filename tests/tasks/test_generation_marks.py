@@ -4,14 +4,14 @@ import dataclasses
 
 import pytest
 
-from llmfoundry_gauntlet.prompts.encode import Encoder
-from llmfoundry_gauntlet.scores.keys import metric_stream
-from llmfoundry_gauntlet.scores.metrics import task_score
-from llmfoundry_gauntlet.suite import load_suite
+from llmfoundry_gauntlet.evaluation.suite import load_suite
+from llmfoundry_gauntlet.metrics.keys import metric_stream
+from llmfoundry_gauntlet.metrics.metrics import task_score
 from llmfoundry_gauntlet.tasks import metrics_of
+from llmfoundry_gauntlet.tasks.encode import Encoder
 from llmfoundry_gauntlet.tasks.generation import Problem
 from llmfoundry_gauntlet.tasks.items import Preparation, item_result
-from llmfoundry_gauntlet.values import Example, Generation, Item, ItemKey, ItemResult
+from llmfoundry_gauntlet.types import Example, Generation, Item, ItemKey, ItemResult
 
 ACCURACY = 'InContextLearningGenerationExactMatchAccuracy'
 PROBLEM = Problem('1+1=', ('2', 'two'), 'One and one.')

@@ -9,13 +9,13 @@ from dataclasses import replace
 import pytest
 
 from llmfoundry_gauntlet.errors import DataError, ModelError
-from llmfoundry_gauntlet.prompts.encode import Encoder
-from llmfoundry_gauntlet.suite import load_suite
+from llmfoundry_gauntlet.evaluation.suite import load_suite
 from llmfoundry_gauntlet.tasks import metrics_of, task_types
+from llmfoundry_gauntlet.tasks.encode import Encoder
 from llmfoundry_gauntlet.tasks.generation import GenerationTask, Problem
 from llmfoundry_gauntlet.tasks.items import Preparation
 from llmfoundry_gauntlet.tasks.prepare import describe
-from llmfoundry_gauntlet.values import Example, Sampling, StopRule
+from llmfoundry_gauntlet.types import Example, Sampling, StopRule
 
 ACCURACY = 'InContextLearningGenerationExactMatchAccuracy'
 ROW = {'context': '1+1=', 'answer': '2'}

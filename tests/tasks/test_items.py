@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from llmfoundry_gauntlet.prompts.encode import Encoder
-from llmfoundry_gauntlet.suite import load_suite
+from llmfoundry_gauntlet.evaluation.suite import load_suite
+from llmfoundry_gauntlet.tasks.encode import Encoder
 from llmfoundry_gauntlet.tasks.items import Preparation
 from llmfoundry_gauntlet.tasks.language_modeling import Passage
 from llmfoundry_gauntlet.tasks.multiple_choice import Choices
 from llmfoundry_gauntlet.tasks.schema import Schema
-from llmfoundry_gauntlet.values import Example
+from llmfoundry_gauntlet.types import Example
 
 PASSAGES = [Passage('1+1=', '2'), Passage('2+2=', '4'), Passage('3+3=', '6')]
 CHOICES = [Choices('Sky?', ('blue', 'green'), 0), Choices('Grass?', ('blue', 'green'), 1)]

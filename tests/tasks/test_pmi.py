@@ -10,14 +10,14 @@ import pytest
 
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.engine.fake import FakeLanguageModel
-from llmfoundry_gauntlet.evaluation import Evaluation, conclude, plan_evaluation, prepare_evaluation
-from llmfoundry_gauntlet.inputs import load_data
-from llmfoundry_gauntlet.marking import mark_answers
-from llmfoundry_gauntlet.prompts.encode import Encoder
-from llmfoundry_gauntlet.records.requests import request_lines
-from llmfoundry_gauntlet.records.samples import sample_line
+from llmfoundry_gauntlet.evaluation.inputs import load_data
+from llmfoundry_gauntlet.evaluation.run import Evaluation, conclude, plan_evaluation, prepare_evaluation
+from llmfoundry_gauntlet.results.external import mark_answers
+from llmfoundry_gauntlet.results.requests import request_lines
+from llmfoundry_gauntlet.results.samples import sample_line
+from llmfoundry_gauntlet.tasks.encode import Encoder
 from llmfoundry_gauntlet.tasks.items import ALONE
-from llmfoundry_gauntlet.values import Answer, ItemKey
+from llmfoundry_gauntlet.types import Answer, ItemKey
 
 ROWS = [{'query': f'Colour {row}?', 'choices': ['red', 'pale green', 'ash'], 'gold': row % 3} for row in range(9)]
 NAME = 'PMINormalizedMatch'

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 from characters import Characters
 
-from llmfoundry_gauntlet.config.specs import SETTINGS
-from llmfoundry_gauntlet.prompts.cache import NO_CACHE, TokenCache
-from llmfoundry_gauntlet.prompts.encode import PROMPTS_VERSION, Encoder
-from llmfoundry_gauntlet.suite import load_suite
+from llmfoundry_gauntlet.config.tasks import SETTINGS
+from llmfoundry_gauntlet.evaluation.suite import load_suite
 from llmfoundry_gauntlet.tasks import prepare
+from llmfoundry_gauntlet.tasks.encode import PROMPTS_VERSION, Encoder
 from llmfoundry_gauntlet.tasks.generation import Problem
 from llmfoundry_gauntlet.tasks.items import Preparation
 from llmfoundry_gauntlet.tasks.language_modeling import Passage
 from llmfoundry_gauntlet.tasks.multiple_choice import Choices, MultipleChoiceTask
 from llmfoundry_gauntlet.tasks.prepare import describe, prepare_tasks
 from llmfoundry_gauntlet.tasks.schema import Schema
-from llmfoundry_gauntlet.values import Example, GenerateRequest, Item, Request, StopRule
+from llmfoundry_gauntlet.tasks.token_cache import NO_CACHE, TokenCache
+from llmfoundry_gauntlet.types import Example, GenerateRequest, Item, Request, StopRule
 
 HERE = Path(__file__).parent
 

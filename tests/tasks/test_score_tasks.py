@@ -12,14 +12,12 @@ import pytest
 
 from llmfoundry_gauntlet.data.score_rows import LetteredQuestion, MathQuestion
 from llmfoundry_gauntlet.errors import ConfigError, DataError
-from llmfoundry_gauntlet.judging.likelihood import NON_FINITE
-from llmfoundry_gauntlet.judging.text import NON_FINITE_REPLY
-from llmfoundry_gauntlet.prompts.encode import Encoder
-from llmfoundry_gauntlet.prompts.perturbations import Posed, PosedProblem
-from llmfoundry_gauntlet.prompts.seeds import draw_seed
-from llmfoundry_gauntlet.prompts.templates import Template
-from llmfoundry_gauntlet.suite import load_suite
+from llmfoundry_gauntlet.evaluation.suite import load_suite
+from llmfoundry_gauntlet.scoring.likelihood import NON_FINITE
+from llmfoundry_gauntlet.scoring.text import NON_FINITE_REPLY
+from llmfoundry_gauntlet.tasks.encode import Encoder
 from llmfoundry_gauntlet.tasks.items import Preparation, item_result, untokenized_items
+from llmfoundry_gauntlet.tasks.perturbations import Posed, PosedProblem
 from llmfoundry_gauntlet.tasks.score import (
     CUT,
     UNPARSED,
@@ -29,7 +27,9 @@ from llmfoundry_gauntlet.tasks.score import (
     ScoreTask,
     read_variants,
 )
-from llmfoundry_gauntlet.values import Generation, ItemKey, Judgement, Sampling, ScoreOutput, StopRule
+from llmfoundry_gauntlet.tasks.seeds import draw_seed
+from llmfoundry_gauntlet.tasks.templates import Template
+from llmfoundry_gauntlet.types import Generation, ItemKey, Judgement, Sampling, ScoreOutput, StopRule
 
 KEY = ItemKey('score_mmlu_pro/0-shot', 0, variant='prompt:0')
 QUESTION = LetteredQuestion('Which?', ('red', 'deep blue', 'green'), 1)

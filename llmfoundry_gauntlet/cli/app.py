@@ -1,0 +1,88 @@
+"""`gauntlet`: the console script."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import sys
+from types import TracebackType
+from typing import Annotated
+
+import typer
+
+from llmfoundry_gauntlet.cli.compare import compare
+from llmfoundry_gauntlet.cli.data import data_commands
+from llmfoundry_gauntlet.cli.explain import explain
+from llmfoundry_gauntlet.cli.export import export
+from llmfoundry_gauntlet.cli.ls import ls
+from llmfoundry_gauntlet.cli.options import BROKEN, MISTAKE
+from llmfoundry_gauntlet.cli.report import report
+from llmfoundry_gauntlet.cli.run import run
+from llmfoundry_gauntlet.cli.show import show
+from llmfoundry_gauntlet.cli.validate import validate
+from llmfoundry_gauntlet.cli.watch import watch
+from llmfoundry_gauntlet.errors import GauntletError, print_problems
+
+app = typer.Typer(
+    name='gauntlet',
+    help='The Mosaic Eval Gauntlet: tasks from YAML files, scores from Hugging Face models and Composer checkpoints.',
+    pretty_exceptions_enable=False,
+    rich_markup_mode='rich',
+)
+
+
+BEGINNING = """\
+The Mosaic Eval Gauntlet and SCORE. Where to begin:
+
+  gauntlet ls                           the tasks, and whether their data are there
+  gauntlet explain copa --row 3         the exact prompt of one item, and how it is marked
+  gauntlet data fetch --to data         the published data of all tasks
+  gauntlet run --model MODEL --tasks yamls/tasks/gauntlet_v0.1.yaml \\
+      --gauntlet yamls/gauntlets/eval_gauntlet_v0.1.yaml --data-root data --out runs/model
+  gauntlet report runs/model            a page with all scores, errors and samples
+
+In training, add the callback eval_gauntlet: composer -n 2 scripts/train.py yamls/train/demo.yaml
+All commands: gauntlet --help. Completion in your shell: gauntlet --install-completion
+"""
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option('--version', help='Print the version.')] = False,
+    traceback: Annotated[bool, typer.Option('--traceback', help='Show where an error comes from.')] = False,
+) -> None:
+    """Shared options."""
+    if version:
+        typer.echo(importlib.metadata.version('llmfoundry-gauntlet'))
+    elif context.invoked_subcommand is None:
+        typer.echo(BEGINNING, nl=False)
+
+
+for command in (ls, explain, validate, run, watch, show, compare, report, export):
+    app.command()(command)
+app.add_typer(data_commands, name='data')
+
+
+def main() -> None:
+    """The console script: errors without tracebacks.
+
+    Status 0 done, 1 a check failed, 2 an error the user can fix, 3 an internal error.
+    """
+    with contextlib.ExitStack() as stack:
+        if '--traceback' not in sys.argv:
+            stack.push(exit_without_traceback)
+        app([word for word in sys.argv[1:] if word != '--traceback'])
+
+
+def exit_without_traceback(
+    kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+) -> None:
+    """Print what ended the program, if it was an error, and exit with its status."""
+    if isinstance(error, GauntletError):
+        print_problems(error)
+        raise SystemExit(MISTAKE)
+    if kind is not None and not issubclass(kind, (SystemExit, KeyboardInterrupt)):
+        text = ' '.join(f'{kind.__name__}: {error}'.split())
+        print(f'error: internal error: {text}; rerun with --traceback to see where', file=sys.stderr)
+        raise SystemExit(BROKEN)

@@ -1,0 +1,270 @@
+"""`gauntlet data`: list, download, import, verify and check the evaluation files."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmfoundry_gauntlet.cli.check import check
+from llmfoundry_gauntlet.cli.options import CHECK_FAILED, DataRoot, check_options
+from llmfoundry_gauntlet.errors import ConfigError
+
+if TYPE_CHECKING:
+    from llmfoundry_gauntlet.data.download import Outcome
+    from llmfoundry_gauntlet.data.manifest import DataFile
+
+STYLES = {
+    **dict.fromkeys(('right', 'imported', 'fetched', 'right size'), 'green'),
+    **dict.fromkeys(('sample data', 'no hash'), 'yellow'),
+    **dict.fromkeys(('missing', 'there already', 'not there'), 'dim'),
+    **dict.fromkeys(('other bytes', 'failed'), 'bold red'),
+}
+PLAIN_WIDTH = 170  # of tables that are not printed on a terminal
+STATUS_WIDTH = 15
+OFFLINE_VARIABLES = ('HF_HUB_OFFLINE', 'HF_DATASETS_OFFLINE')
+YES = ('1', 'on', 'yes', 'true')
+
+Names = Annotated[list[str] | None, typer.Argument(metavar='NAME', help='Tasks, categories or files. Default: all.')]
+AsJson = Annotated[bool, typer.Option('--json', help='Print JSON in place of lines.')]
+To = Annotated[Path, typer.Option('--to', help='Data root that the files are put into.')]
+Overwrite = Annotated[bool, typer.Option('--overwrite', help='Replace files in --to that differ.')]
+
+
+def ls(
+    context: typer.Context,
+    names: Names = None,
+    data_root: DataRoot = 'eval_data',
+    urls: Annotated[bool, typer.Option('--urls', help='Print the addresses alone, one per line.')] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List every file: task, rows, size, licence, where it is published, whether it is there.
+
+    gauntlet data ls safety --data-root data
+
+    gauntlet data ls --urls
+    """
+    from llmfoundry_gauntlet.data.manifest import select_files
+
+    check_options(context, excludes={'urls': ('data_root', 'as_json')})
+    files = select_files(names or ())
+    if urls:
+        for file in files:
+            typer.echo(file.url)
+    elif as_json:
+        typer.echo(json.dumps([file_json(file, data_root) for file in files], indent=1))
+    else:
+        print_files(files, data_root)
+
+
+def file_json(file: DataFile, data_root: str) -> dict[str, Any]:
+    """Return what the manifest says about a file, and its state in the data root."""
+    return {
+        'path': file.path,
+        'category': file.category,
+        'task': file.task,
+        'rows': file.num_rows,
+        'licence': file.licence,
+        'url': file.url,
+        'bytes': file.num_bytes,
+        'git_blob': file.git_blob,
+        'sha256': file.sha256,
+        'converter': file.converter,
+        'there': presence(file, Path(data_root) / file.path),
+    }
+
+
+def print_files(files: Sequence[DataFile], data_root: str) -> None:
+    """Print a table of files by category."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console(width=PLAIN_WIDTH, highlight=False)  # a narrower terminal wraps lines, which splits no names
+    table = Table(box=None, pad_edge=False)
+    for name in ('file', escape(data_root), 'rows', 'bytes', 'licence', 'published in'):
+        table.add_column(name, justify='right' if name in ('rows', 'bytes') else 'left')
+    heading = ''
+    for file in files:
+        is_alone = sum(other.task == file.task for other in files) == 1
+        if heading != (heading := file.category if is_alone else f'{file.category} ({file.task})'):
+            table.add_row(f'[bold]{heading}[/bold]')
+        name = file.path.partition('/')[2]
+        there = presence(file, Path(data_root) / file.path)
+        table.add_row(
+            f'  {name}' if name == f'{file.task}.jsonl' or not is_alone else f'  {name} ({file.task})',
+            f'[{STYLES.get(there, "yellow")}]{there}[/]',
+            f'{file.num_rows:,}',
+            '' if file.num_bytes is None else f'{file.num_bytes:,}',
+            file.licence,
+            file.repository.partition(':')[2] + (' *' if file.converter else ''),
+        )
+    console.print(table)
+    starred = '; * is converted' if any(file.converter for file in files) else ''
+    console.print(f'{len(files)} files, {sum(file.num_rows for file in files):,} rows{starred}')
+
+
+def presence(file: DataFile, path: Path) -> str:
+    """Return the state of a file in a data root by its size; small files are compared with the sample data."""
+    from llmfoundry_gauntlet.data.manifest import PATH
+
+    sample = PATH.parent / file.path
+    try:
+        num_bytes = path.stat().st_size
+        if sample.is_file() and sample.stat().st_size == num_bytes and sample.read_bytes() == path.read_bytes():
+            return 'sample data'
+    except FileNotFoundError:
+        return 'not there'
+    except OSError as error:
+        return f'cannot be read: {error.strerror or error}'
+    if file.num_bytes is None or file.converter:
+        return f'{num_bytes:,} bytes'
+    return 'right size' if num_bytes == file.num_bytes else f'{num_bytes:,} bytes, published {file.num_bytes:,}'
+
+
+def fetch(
+    context: typer.Context,
+    to: To,
+    names: Names = None,
+    retries: Annotated[int, typer.Option(min=0, help='How many times a download that failed is tried again.')] = 3,
+    overwrite: Overwrite = False,
+    offline: Annotated[
+        bool, typer.Option('--offline', help='Open no connection: list what is missing, and its addresses.')
+    ] = False,
+) -> None:
+    """Download files into a data root. Verified files are skipped; safe to rerun.
+
+    Status 1 if a file failed, or with --offline if one is missing.
+
+    gauntlet data fetch --to data
+
+    gauntlet data fetch squad safety --to data
+    """
+    from llmfoundry_gauntlet.data.download import fetch_file
+    from llmfoundry_gauntlet.data.manifest import select_files
+
+    check_options(context, excludes={'offline': ('retries', 'overwrite')})
+    files = select_files(names or ())
+    variable = next((name for name in OFFLINE_VARIABLES if os.environ.get(name, '').lower() in YES), None)
+    if offline or variable is not None:
+        typer.echo(f'offline{"" if offline else f", as {variable} is set"}: nothing is downloaded')
+        outcomes = (missing_file(file, to) for file in files)
+    else:
+        outcomes = (fetch_file(file, to, overwrite=overwrite, num_retries=retries) for file in files)
+    statuses = print_outcomes(outcomes, files)
+    if not statuses.isdisjoint(('failed', 'missing', 'other bytes')):
+        raise typer.Exit(CHECK_FAILED)
+
+
+def missing_file(file: DataFile, to: Path) -> Outcome:
+    """Return the state of a file in a data root, with its address if it is not right."""
+    from dataclasses import replace
+
+    from llmfoundry_gauntlet.data.download import MISSING, OTHER, look
+
+    there = look(file, to)
+    if there.status not in (MISSING, OTHER):
+        return there
+    conversion = ', to be converted' if file.converter else ''
+    return replace(there, detail='; '.join(filter(None, (f'from {file.url}{conversion}', there.detail))))
+
+
+def import_files(
+    folder: Annotated[str, typer.Argument(help='A clone of llm-foundry, any folder with the files, or its URL.')],
+    to: To,
+    names: Names = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Copy files with the published names and hashes, anywhere below a folder, into a data root.
+
+    The folder may be a URL that fsspec knows, such as s3://bucket/data. Published parquet files are converted. Status 1
+    if a file is not the published one, 2 if none is there.
+
+    gauntlet data import llm-foundry --to data
+    """
+    from llmfoundry_gauntlet.data.download import import_file, open_folder
+    from llmfoundry_gauntlet.data.manifest import select_files
+
+    files = select_files(names or ())
+    listed = open_folder(folder)
+    statuses = print_outcomes((import_file(file, listed, to, overwrite=overwrite) for file in files), files)
+    if 'failed' in statuses:
+        raise typer.Exit(CHECK_FAILED)
+    if statuses == {'missing'}:
+        shown = ', '.join(file.path.rpartition('/')[2] for file in files[:3]) + (', ...' if len(files) > 3 else '')
+        raise ConfigError(f'{folder}: has none of the files; looked for {shown}')
+
+
+def verify(
+    folder: Annotated[str, typer.Argument(help='A data root, a clone of llm-foundry, any folder, or its URL.')],
+    names: Names = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare files with the published ones, byte for byte. Status 1 if one differs; missing files do not count.
+
+    gauntlet data verify data
+
+    gauntlet data verify llm-foundry squad safety
+    """
+    from llmfoundry_gauntlet.data.download import find, open_folder
+    from llmfoundry_gauntlet.data.manifest import select_files
+
+    files = select_files(names or ())
+    listed = open_folder(folder)
+    outcomes = (find(file, listed)[0] for file in files)
+    if as_json:
+        found: list[dict[str, Any]] = [
+            {
+                'path': outcome.file.path,
+                'task': outcome.file.task,
+                'status': outcome.status,
+                'found': outcome.place or None,
+                'detail': outcome.detail or None,
+            }
+            for outcome in outcomes
+        ]
+        statuses = {file['status'] for file in found}
+        typer.echo(json.dumps({'folder': folder, 'files': found}, indent=1))
+    else:
+        statuses = print_outcomes(outcomes, files)
+    if 'other bytes' in statuses:
+        raise typer.Exit(CHECK_FAILED)
+
+
+def print_outcomes(outcomes: Iterable[Outcome], files: Sequence[DataFile]) -> set[str]:
+    """Print a line per file as it is done, then the counts; failures go to standard error. Return the statuses."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(soft_wrap=True, highlight=False, markup=False)
+    width = max(len(file.path) for file in files)
+    statuses: list[str] = []
+    failures = []
+    for outcome in outcomes:
+        statuses.append(outcome.status)
+        detail = outcome.detail
+        if outcome.status in ('failed', 'other bytes') and outcome.place:
+            detail = f'{outcome.place}: {detail}'
+        if outcome.status == 'failed':
+            failures.append(f'error: {outcome.file.path}: {detail}')
+            detail = ''
+        word = (outcome.status.ljust(STATUS_WIDTH), STYLES.get(outcome.status, ''))
+        console.print(Text.assemble(word, f'{outcome.file.path.ljust(width)}  {detail}'.rstrip()))
+    counts = ', '.join(f'{statuses.count(status)} {status}' for status in dict.fromkeys(statuses))
+    console.print(f'{len(statuses)} files: {counts}')
+    for failure in failures:
+        print(failure, file=sys.stderr)
+    return set(statuses)
+
+
+data_commands = typer.Typer(help='The evaluation files.', no_args_is_help=True)
+data_commands.command()(check)
+data_commands.command()(fetch)
+data_commands.command('import')(import_files)
+data_commands.command()(ls)
+data_commands.command()(verify)

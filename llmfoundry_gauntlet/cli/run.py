@@ -1,0 +1,186 @@
+"""`gauntlet run`: a model's scores, those of answers from elsewhere, and those of an earlier run again."""
+
+from __future__ import annotations
+
+import logging
+import platform
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from llmfoundry_gauntlet.cli.options import (
+    Budget,
+    Confinement,
+    DataRoot,
+    Device,
+    DryRun,
+    Fewshot,
+    Form,
+    Format,
+    Gauntlet,
+    Length,
+    Limit,
+    Model,
+    OfModel,
+    Out,
+    Outputs,
+    Overwrite,
+    Partial,
+    Precision,
+    Recorded,
+    Repair,
+    Resume,
+    Score,
+    Semantics,
+    Tasks,
+    Tokens,
+    Truncation,
+    check_options,
+)
+from llmfoundry_gauntlet.errors import ConfigError
+
+OF_MODELS = (
+    *('tokenizer', 'model_config', 'max_seq_len', 'tokens_per_batch', 'device', 'precision', 'truncation'),
+    *('time_budget', 'resume', 'repair_journal', 'dry_run'),
+)
+EXCLUDES = {  # options that have no effect beside another
+    'model': ('allow_missing',),
+    'outputs': OF_MODELS,
+    'recorded': ('tasks', 'score', 'data_root', 'semantics', 'fewshot', 'sandbox', 'limit', *OF_MODELS),
+    'dry_run': ('time_budget', 'resume', 'repair_journal'),
+}
+NEEDS = {'repair_journal': ('resume',)}
+
+
+def run(
+    context: typer.Context,
+    out: Out = None,
+    tasks: Tasks = None,
+    score: Score = None,
+    model: Model = None,
+    outputs: Outputs = None,
+    recorded: Recorded = None,
+    gauntlet: Gauntlet = None,
+    data_root: DataRoot = 'eval_data',
+    tokenizer: OfModel = None,
+    model_config: OfModel = None,
+    max_seq_len: Length = None,
+    tokens_per_batch: Tokens = 'auto',
+    device: Device = None,
+    precision: Precision = None,
+    semantics: Semantics = 'corrected',
+    truncation: Truncation = None,
+    fewshot: Fewshot = 'reference',
+    sandbox: Confinement = 'auto',
+    limit: Limit = None,
+    time_budget: Budget = None,
+    allow_missing: Partial = False,
+    overwrite: Overwrite = False,
+    resume: Resume = False,
+    repair_journal: Repair = False,
+    dry_run: DryRun = False,
+    form: Format = Form.TABLE,
+) -> None:
+    """Evaluates a model, marks answers that came from elsewhere, or scores an earlier run again; prints the scores.
+
+    gauntlet run --model runs/demo/checkpoints/latest-rank0.pt --tasks yamls/tasks/gauntlet_v0.1.yaml
+    --gauntlet yamls/gauntlets/eval_gauntlet_v0.1.yaml --out runs/demo/eval
+
+    gauntlet run --model MODEL --score yamls/score/mmlu_pro.yaml --out runs/mmlu_pro
+
+    gauntlet run --from runs/mmlu_pro --out runs/mmlu_pro_again
+
+    gauntlet run --model MODEL --tasks yamls/tasks/gauntlet_v0.1.yaml --dry-run
+    """
+    from llmfoundry_gauntlet.results.report.printing import print_scores
+    from llmfoundry_gauntlet.results.report.scores import find_evaluations
+
+    logging.basicConfig(format='%(message)s')
+    logging.getLogger('llmfoundry_gauntlet').setLevel(logging.INFO)
+    if [model, outputs, recorded].count(None) != 2:
+        raise ConfigError('give one of --model, --outputs with answers from elsewhere, and --from with an earlier run')
+    check_options(context, needs=NEEDS, excludes=EXCLUDES)
+    if out is None and not dry_run:
+        raise ConfigError('give --out, the folder for results.json and samples/')
+    shared: dict[str, Any] = {
+        'tasks': tasks,
+        'gauntlet': gauntlet,
+        'score': score,
+        'data_root': data_root,
+        'semantics': semantics,
+        'fewshot': fewshot,
+        'sandbox': sandbox,
+        'subset_items': limit,
+    }
+    if recorded is not None and out is not None:
+        score_again(recorded, out, gauntlet, allow_missing=allow_missing, overwrite=overwrite)
+    elif tasks is None and score is None:
+        raise ConfigError('nothing to evaluate: give --tasks, --score or both')
+    elif outputs is not None and out is not None:
+        mark(outputs, out, shared, form, allow_missing=allow_missing, overwrite=overwrite)
+    elif model is not None:
+        settings: dict[str, Any] = {
+            'out': out,
+            'tokenizer': tokenizer,
+            'model_config': model_config,
+            'device': device,
+            'precision': precision,
+            'overwrite': overwrite,
+            'resume': resume,
+            'repair_journal': repair_journal,
+            'max_seq_len': max_seq_len,
+            'time_budget': time_budget,
+            'tokens_per_batch': int(tokens_per_batch) if tokens_per_batch.isdecimal() else tokens_per_batch,
+            'truncation': truncation,
+            **shared,
+        }
+        evaluate_or_estimate(model, settings, form, dry_run=dry_run)
+    if out is not None and not dry_run:
+        print_scores(find_evaluations([out]), form)
+
+
+def evaluate_or_estimate(model: str, settings: dict[str, Any], form: Form, *, dry_run: bool) -> None:
+    """Evaluates a model; or prints what that would take. Raises GauntletError."""
+    if not dry_run:
+        from llmfoundry_gauntlet.composer import evaluate
+
+        evaluate(model, **settings)
+        return
+    from llmfoundry_gauntlet.composer.dry_run import estimate
+    from llmfoundry_gauntlet.results.report.printing import print_estimate
+
+    print_estimate(estimate(model, **settings), form)
+
+
+def mark(
+    outputs: Path, out: Path, settings: dict[str, Any], form: Form, *, allow_missing: bool, overwrite: bool
+) -> None:
+    """Marks the answers of a file and writes the records. Raises GauntletError."""
+    from llmfoundry_gauntlet.config.settings import decode_settings
+    from llmfoundry_gauntlet.evaluation.inputs import load_data
+    from llmfoundry_gauntlet.results.answers import read_answers
+    from llmfoundry_gauntlet.results.external import mark_answers
+    from llmfoundry_gauntlet.results.files import check_out, write_records
+
+    check_out(out, overwrite=overwrite)
+    data = load_data(decode_settings({**settings, 'save_folder': str(out)}, 'run'))
+    for warning in data.warnings:
+        typer.echo(f'warning: {warning}', err=form in (Form.CSV, Form.JSON))
+    evaluation = mark_answers(data, read_answers(outputs), allow_missing=allow_missing)
+    model = {'name': str(outputs), 'class': None, 'num_parameters': None}
+    write_records(out, evaluation, model=model, environment={'python': platform.python_version()}, training=None)
+
+
+def score_again(recorded: Path, out: Path, gauntlet: Path | None, *, allow_missing: bool, overwrite: bool) -> None:
+    """Makes all metrics of an earlier run again and writes the records. Raises GauntletError."""
+    from llmfoundry_gauntlet.evaluation.suite import load_gauntlet
+    from llmfoundry_gauntlet.results.files import check_out, write_again
+    from llmfoundry_gauntlet.results.runs import read_run, summarize_again
+
+    if recorded.resolve() == out.resolve():
+        raise ConfigError(f'{out}: is the earlier run itself; give another folder')
+    check_out(out, overwrite=overwrite)
+    run = read_run(recorded)
+    spec = None if gauntlet is None else load_gauntlet(gauntlet)
+    write_again(out, summarize_again(run, spec, allow_missing=allow_missing), run.record)

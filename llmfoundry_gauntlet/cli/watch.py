@@ -1,0 +1,174 @@
+"""`gauntlet watch`: its options, and the settings that follow from them."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from llmfoundry_gauntlet.cli.options import (
+    CHECK_FAILED,
+    Budget,
+    Confinement,
+    DataRoot,
+    Device,
+    Fewshot,
+    Gauntlet,
+    Length,
+    Limit,
+    OfModel,
+    Precision,
+    Score,
+    Semantics,
+    Tasks,
+    Tokens,
+    Truncation,
+    check_options,
+)
+from llmfoundry_gauntlet.errors import ConfigError
+
+NEVER = 'never'
+FIRST_RANK = '0'
+EVALUATION = (  # options that a training YAML says
+    *('tasks', 'score', 'gauntlet', 'data_root', 'max_seq_len', 'tokens_per_batch', 'semantics', 'truncation'),
+    *('fewshot', 'sandbox', 'limit', 'time_budget'),
+)
+OWN_KEYS = ('interval', 'save_folder')  # of the callback in training alone
+
+Watched = Annotated[
+    str,
+    typer.Argument(metavar='FOLDER', help="A training's save_folder, local or s3://bucket/prefix (also gs://, az://)."),
+]
+OutOfWatch = Annotated[
+    Path | None, typer.Option('--out', help="Folder for records, ba{batch}/ each. Default: the training YAML's.")
+]
+TrainYaml = Annotated[
+    Path | None,
+    typer.Option('--train-yaml', help='Takes eval_gauntlet, loggers, run_name and precision from a training YAML.'),
+]
+Poll = Annotated[str, typer.Option(help='Time between two listings of FOLDER, such as 30s.')]
+Settle = Annotated[str, typer.Option(help='A checkpoint counts as written when it has not changed for this long.')]
+Once = Annotated[bool, typer.Option('--once', help='Evaluate what is there, then exit.')]
+Claims = Annotated[str | None, typer.Option('--claims', help='Folder or URI of the claims. Default: FOLDER/.gauntlet.')]
+Expires = Annotated[str, typer.Option('--claim-expires', help='Take over claims not renewed for this long.')]
+StopAfter = Annotated[str, typer.Option('--stop-after', help='Exit when nothing new has come for this long; or never.')]
+
+
+def watch(
+    context: typer.Context,
+    folder: Watched,
+    out: OutOfWatch = None,
+    train_yaml: TrainYaml = None,
+    tasks: Tasks = None,
+    score: Score = None,
+    gauntlet: Gauntlet = None,
+    data_root: DataRoot = 'eval_data',
+    tokenizer: OfModel = None,
+    model_config: OfModel = None,
+    max_seq_len: Length = None,
+    tokens_per_batch: Tokens = 'auto',
+    device: Device = None,
+    precision: Precision = None,
+    semantics: Semantics = 'corrected',
+    truncation: Truncation = None,
+    fewshot: Fewshot = 'reference',
+    sandbox: Confinement = 'auto',
+    limit: Limit = None,
+    time_budget: Budget = None,
+    poll: Poll = '30s',
+    settle: Settle = '5s',
+    once: Once = False,
+    claims: Claims = None,
+    claim_expires: Expires = '10m',
+    stop_after: StopAfter = NEVER,
+) -> None:
+    """Evaluate each new checkpoint of a folder once, logging at its training step. Status 1 if one is damaged.
+
+    gauntlet watch runs/demo/checkpoints --train-yaml yamls/train/demo.yaml
+
+    gauntlet watch s3://bucket/run/checkpoints --tasks yamls/tasks/gauntlet_v0.1.yaml --out runs/watched --once
+
+    composer -n 8 -m llmfoundry_gauntlet watch runs/demo/checkpoints --train-yaml yamls/train/demo.yaml
+    """
+    check_options(context, excludes={'train_yaml': EVALUATION})
+    if train_yaml is not None:
+        training = training_settings(train_yaml)
+    elif tasks is None and score is None:
+        raise ConfigError('nothing to evaluate: give --tasks, --score or both, or --train-yaml')
+    else:
+        settings: dict[str, Any] = {name: context.params[name] for name in EVALUATION}
+        settings['subset_items'] = settings.pop('limit')
+        settings['tokens_per_batch'] = int(tokens_per_batch) if tokens_per_batch.isdecimal() else tokens_per_batch
+        training = {'settings': settings}
+    training |= {name: value for name, value in (('out', out), ('precision', precision)) if value is not None}
+    if training.get('out') is None:
+        raise ConfigError('there is no folder for the records; give one with --out')
+    timing: dict[str, Any] = {
+        'poll_seconds': seconds_of('--poll', poll),
+        'settle_seconds': seconds_of('--settle', settle),
+        'expires_seconds': seconds_of('--claim-expires', claim_expires),
+        'stop_seconds': None if stop_after == NEVER else seconds_of('--stop-after', stop_after),
+    }
+    logging.basicConfig(format='%(asctime)s %(message)s', datefmt='%Y-%m-%d %H:%M:%S')
+    if os.environ.get('RANK', FIRST_RANK) == FIRST_RANK:
+        logging.getLogger('llmfoundry_gauntlet').setLevel(logging.INFO)
+    from llmfoundry_gauntlet.composer.watch import BAD, WatchSettings, watch
+    from llmfoundry_gauntlet.results.files import RESULTS
+    from llmfoundry_gauntlet.results.report.printing import print_runs
+
+    given: dict[str, Any] = {'tokenizer': tokenizer, 'model_config': model_config, 'device': device, 'claims': claims}
+    table = watch(WatchSettings(folder=folder, once=once, **given, **timing, **training))
+    for name, state, detail in table:
+        typer.echo(f'{name}: {state} {detail}')
+    if table and any(training['out'].rglob(RESULTS)):
+        print_runs(training['out'])
+    if any(state in BAD for _, state, _ in table):
+        raise typer.Exit(CHECK_FAILED)
+
+
+def training_settings(path: Path) -> dict[str, Any]:
+    """Return the settings of a watch that a training YAML has, and the folder of its records. Raise ConfigError."""
+    from llmfoundry_gauntlet.config.decode import describe
+    from llmfoundry_gauntlet.config.settings import EvaluationSettings
+    from llmfoundry_gauntlet.config.yaml import read_yaml
+
+    values = read_yaml(path)
+    callbacks = values.get('callbacks') or {}
+    if not isinstance(callbacks, Mapping):
+        raise ConfigError(f'{path}: callbacks: is {describe(callbacks)}; allowed: a mapping')
+    block = callbacks.get('eval_gauntlet')
+    if not isinstance(block, Mapping):
+        raise ConfigError(f'{path}: callbacks.eval_gauntlet: is {describe(block)}; allowed: the settings as a mapping')
+    run_name = values.get('run_name') or os.environ.get('RUN_NAME')
+    loggers = values.get('loggers') or {}
+    if loggers and run_name is None:
+        raise ConfigError(
+            f'{path}: has loggers and no run_name; give one, so that all evaluations are logged as one run'
+        )
+    save_folder = block.get('save_folder', EvaluationSettings(tasks='-').save_folder)
+    if not isinstance(save_folder, str | None):
+        raise ConfigError(f'{path}: callbacks.eval_gauntlet.save_folder: is {describe(save_folder)}; allowed: text')
+    out = None
+    if save_folder is not None and (run_name is not None or '{run_name}' not in save_folder):
+        out = Path(save_folder.replace('{run_name}', str(run_name)))
+    return {
+        'settings': {key: value for key, value in block.items() if key not in OWN_KEYS},
+        'loggers': loggers,
+        'run_name': run_name,
+        'precision': values.get('precision'),
+        'out': out,
+    }
+
+
+def seconds_of(option: str, text: str) -> float:
+    """Return a time such as '30s', '10m' or '12h' in seconds. Raise ConfigError."""
+    from llmfoundry_gauntlet.config.settings import BUDGET, SECONDS
+
+    found = BUDGET.fullmatch(text)
+    if found is None:
+        raise ConfigError(f"{option} is {text!r}; allowed: a time such as '30s', '10m' or '12h'")
+    return float(found[1]) * SECONDS[found[2]]

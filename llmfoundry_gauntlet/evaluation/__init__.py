@@ -1,0 +1,1 @@
+"""An evaluation from its YAML files to its scores."""

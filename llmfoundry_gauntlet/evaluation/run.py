@@ -1,0 +1,392 @@
+"""An evaluation from its settings to its scores, whatever runs the model: data, plan, results.
+
+data = load_data(settings)                                      before any model is there (evaluation/inputs.py)
+prepared = prepare_evaluation(data, encoder, max_seq_len=...)   once the tokenizer is
+planned = plan_evaluation(prepared, layout=..., ...)            once it is known what the model can run
+results = planned.results(outputs)                              any share of the batches, on any rank
+evaluation = conclude(planned, results, seconds)                all items, exactly once
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterable, Mapping, Sequence, Set
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from llmfoundry_gauntlet.config.tasks import GauntletSpec
+from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, STREAM, Batch, longest_row, plan
+from llmfoundry_gauntlet.engine.pools import Pool, plan_pools
+from llmfoundry_gauntlet.engine.rotary_lengths import RotaryLengths
+from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, with_programs, with_subsets
+from llmfoundry_gauntlet.metrics.composites import compute_composites
+from llmfoundry_gauntlet.metrics.consistency import PerturbationScore
+from llmfoundry_gauntlet.metrics.keys import metric_stream
+from llmfoundry_gauntlet.metrics.metrics import task_score
+from llmfoundry_gauntlet.scoring.code.workers import submit
+from llmfoundry_gauntlet.tasks import Task, metrics_of
+from llmfoundry_gauntlet.tasks.encode import Encoder
+from llmfoundry_gauntlet.tasks.items import Preparation, item_result, with_alone, with_samples
+from llmfoundry_gauntlet.tasks.prepare import prepare_tasks
+from llmfoundry_gauntlet.tasks.token_cache import NO_CACHE, TokenCache
+from llmfoundry_gauntlet.types import (
+    Composites,
+    GenerateRequest,
+    Item,
+    ItemKey,
+    ItemResult,
+    Measure,
+    Output,
+    ScoreRequest,
+    TaskScore,
+)
+
+log = logging.getLogger(__name__)
+
+WITHOUT_EFFECT = ('batch_size', 'pad_tok_id', 'metric_names', 'dataset_uri')  # on scores; rows have a digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedEvaluation:
+    """Every item of every task, in token ids. `tokenizer` names what made these."""
+
+    data: EvaluationData
+    tasks: Mapping[str, Task]
+    items: Mapping[ItemKey, Item]
+    max_seq_len: int
+    tokenizer: str
+
+    @property
+    def score_requests(self) -> list[ScoreRequest]:
+        """What the model is to score, in the items' order."""
+        return [item.request for item in self.items.values() if isinstance(item.request, ScoreRequest)]
+
+    @property
+    def generate_requests(self) -> list[GenerateRequest]:
+        """What the model is to reply to, in the items' order."""
+        return [item.request for item in self.items.values() if isinstance(item.request, GenerateRequest)]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all contexts, each counted once an item, and of the longest replies."""
+        scored = sum(len(request.contexts[0]) for request in self.score_requests)
+        return scored + sum(request.length for request in self.generate_requests)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row that the model scores."""
+        return max((longest_row(request) for request in self.score_requests if request.unscorable is None), default=1)
+
+    @property
+    def longest_reply(self) -> int:
+        """Tokens of the longest row that a reply can make, prompt and all; 0 where none is wanted."""
+        wanted = [request for request in self.generate_requests if request.unscorable is None]
+        return max((request.length for request in wanted), default=0)
+
+    def only(self, keys: Set[ItemKey]) -> PreparedEvaluation:
+        """The evaluation of these items alone; their prompts are those that they have among all."""
+        rows = {(key.task, key.file, key.row) for key in keys}
+        subsets = {
+            key: [example for example in self.data.asked(key) if (key, example.file, example.row) in rows]
+            for key in self.tasks
+        }
+        items = {key: item for key, item in self.items.items() if key in keys}
+        return replace(self, data=with_subsets(self.data, subsets), items=items)
+
+    def results(self, outputs: Iterable[Output]) -> dict[ItemKey, ItemResult]:
+        """The outputs as marked items; an item that came twice counts once. Programs are run, several at a time."""
+        marked: dict[ItemKey, ItemResult | Future[ItemResult]] = {}
+        for output in outputs:
+            if output.key not in marked:
+                item = self.items[output.key]
+                if self.tasks[output.key.task].runs_programs:
+                    marked[output.key] = submit(self._result, item, output)
+                else:
+                    marked[output.key] = self._result(item, output)
+        return {key: found.result() if isinstance(found, Future) else found for key, found in marked.items()}
+
+    def unscorable(self) -> dict[ItemKey, ItemResult]:
+        """The items that are in no batch, each with its reason."""
+        return {
+            key: self._result(item, None) for key, item in self.items.items() if item.request.unscorable is not None
+        }
+
+    def _result(self, item: Item, output: Output | None) -> ItemResult:
+        return item_result(item, output, self.tasks[item.key.task], sandbox=self.data.sandbox)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedEvaluation(PreparedEvaluation):
+    """A prepared evaluation, the batches and pools that compute it; `way` and `reply_way` say how, and why."""
+
+    batches: tuple[Batch, ...]
+    pools: tuple[Pool, ...]
+    layout: str
+    way: str
+    reply_way: str
+    tokens_per_batch: int
+
+    def __deepcopy__(self, memo: object) -> PlannedEvaluation:
+        """Itself, as it never changes; Composer copies metrics that hold a plan."""
+        return self
+
+    @property
+    def num_model_tokens(self) -> int:
+        """Tokens that the model is given to score: distinct prefixes, or padded rows."""
+        return sum(batch.num_tokens for batch in self.batches)
+
+
+class Scores:
+    """What an evaluation, and one that was read back, offers in notebooks and scripts; pandas is loaded on use."""
+
+    __slots__ = ()
+
+    def to_pandas(self) -> Any:
+        """A pandas.DataFrame with a row for each number: see `scores_frame`."""
+        from llmfoundry_gauntlet import scores_frame
+
+        return scores_frame(self)
+
+    def samples(self) -> Any:
+        """A pandas.DataFrame with a row for each item: see `samples_frame`."""
+        from llmfoundry_gauntlet import samples_frame
+
+        return samples_frame(self)
+
+    def plot(self) -> Any:
+        """An altair.Chart of the scores: see `scores_chart`."""
+        from llmfoundry_gauntlet import scores_chart
+
+        return scores_chart(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation(Scores):
+    """What an evaluation found. `seconds` is wall time by task, adding up to the whole.
+
+    `robustness` has SCORE's numbers, by data set and perturbation. `planned` is None where somebody else's answers were
+    marked.
+    """
+
+    data: EvaluationData
+    tasks: Mapping[str, Task]
+    planned: PlannedEvaluation | None
+    results: Mapping[str, tuple[ItemResult, ...]]
+    scores: Mapping[str, TaskScore]
+    composites: Composites | None
+    robustness: Mapping[str, Mapping[str, PerturbationScore]]
+    seconds: Mapping[str, float]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Everything that has a value, under the keys of the metric stream."""
+        return metric_stream(self.scores, self.composites, self.robustness, self.seconds)
+
+
+def prepare_evaluation(
+    data: EvaluationData, encoder: Encoder, *, max_seq_len: int, cache: TokenCache = NO_CACHE
+) -> PreparedEvaluation:
+    """Return all items in token ids. A task's own max_seq_len may only be shorter. Raise ConfigError, ModelError."""
+    data = with_programs(data)
+    tasks = data.tasks
+    preparations = {
+        key: Preparation(
+            task=task,
+            examples=data.examples[key],
+            encoder=encoder,
+            max_seq_len=min(task.max_seq_len or max_seq_len, max_seq_len),
+        )
+        for key, task in tasks.items()
+    }
+    warn_of_short_replies(tasks.values(), max_seq_len)
+    prepared = prepare_tasks(preparations, cache, data.subsets)
+    items = {
+        item.key: item
+        for key, task_items in prepared.items()
+        for item in (
+            *with_samples(task_items, tasks[key].num_samples),
+            *preparations[key].items_alone(data.asked(key)),
+        )
+    }
+    return PreparedEvaluation(data=data, tasks=tasks, items=items, max_seq_len=max_seq_len, tokenizer=encoder.name)
+
+
+def warn_of_short_replies(tasks: Iterable[Task], max_seq_len: int) -> None:
+    """Says where replies get less tokens than they are meant to have, as half of `max_seq_len` is the prompt's."""
+    short = {}
+    for task in tasks:
+        most = task.default_max_new_tokens if task.generates else None
+        if most is not None and most > max_seq_len // 2 and 'max_new_tokens' not in (task.generation_kwargs or {}):
+            short[task.key] = most
+    if short:
+        log.warning(
+            'max_seq_len is %d, so that replies get %d tokens where they may have more: %s',
+            max_seq_len,
+            max_seq_len // 2,
+            ', '.join(f'{key} ({most})' for key, most in short.items()),
+        )
+
+
+def one_task(prepared: PreparedEvaluation, key: str) -> PreparedEvaluation:
+    """The same evaluation with a single task in it."""
+    return replace(
+        prepared,
+        data=replace(prepared.data, examples={key: prepared.data.examples[key]}, unsupported={}),
+        tasks={key: prepared.tasks[key]},
+        items={item_key: item for item_key, item in prepared.items.items() if item_key.task == key},
+    )
+
+
+def plan_evaluation(
+    prepared: PreparedEvaluation,
+    *,
+    tokens_per_batch: int,
+    layout: str = STREAM,
+    way: str = '',
+    reply_way: str = '',
+    hidden_token_id: int | None = None,
+    rotary: RotaryLengths | None = None,
+) -> PlannedEvaluation:
+    """The batches and pools over all tasks together.
+
+    Requests with a token that is to be hidden run in padded rows whatever the layout; those whose rotary frequencies
+    differ are not run together. A budget below the largest
+    request is raised to it.
+    """
+    others: list[ScoreRequest] = []
+    hidden: list[ScoreRequest] = []
+    for request in prepared.score_requests:
+        is_hidden = (
+            hidden_token_id is not None
+            and prepared.tasks[request.key.task].is_in_llm_foundry
+            and holds(request, hidden_token_id)
+        )
+        (hidden if is_hidden else others).append(request)
+
+    def batches_of(tokens: int) -> list[Batch]:
+        return [
+            *plan(others, tokens_per_batch=tokens, layout=layout, rotary=rotary),
+            *plan(hidden, tokens_per_batch=tokens, layout=PADDED_ROWS, rotary=rotary),
+        ]
+
+    batches = batches_of(tokens_per_batch)
+    largest = max((batch.num_tokens for batch in batches), default=0)
+    if largest > tokens_per_batch:
+        log.warning('tokens_per_batch is %d, but a request has %d tokens: it is raised', tokens_per_batch, largest)
+        batches = batches_of(largest)
+    return PlannedEvaluation(
+        data=prepared.data,
+        tasks=prepared.tasks,
+        items=prepared.items,
+        max_seq_len=prepared.max_seq_len,
+        tokenizer=prepared.tokenizer,
+        batches=tuple(batches),
+        pools=tuple(plan_pools(prepared.generate_requests, tokens_per_batch=tokens_per_batch, rotary=rotary)),
+        layout=layout,
+        way=way,
+        reply_way=reply_way,
+        tokens_per_batch=max(tokens_per_batch, largest),
+    )
+
+
+def holds(request: ScoreRequest, token: int) -> bool:
+    """Whether a token stands in what the model is given."""
+    return any(
+        (context == token).any() or (continuation[:-1] == token).any()
+        for context, continuation in zip(request.contexts, request.continuations, strict=True)
+    )
+
+
+def conclude(
+    planned: PlannedEvaluation, results: Mapping[ItemKey, ItemResult], seconds: Mapping[str, float]
+) -> Evaluation:
+    """Scores and composites of all items. Raises RuntimeError where an item is missing or unknown."""
+    results = {**planned.unscorable(), **results}
+    missing = planned.items.keys() - results.keys()
+    unknown = results.keys() - planned.items.keys()
+    if missing or unknown:
+        examples = ', '.join(map(str, sorted([*missing, *unknown])[:5]))
+        raise RuntimeError(f'{len(missing)} items are missing and {len(unknown)} unknown after gathering: {examples}')
+    by_task: dict[str, list[ItemResult]] = {key: [] for key in planned.tasks}
+    for key in planned.items:  # the items' own order: row order
+        by_task[key.task].append(results[key])
+    return summarize(planned.data, planned.tasks, by_task, seconds, planned=planned)
+
+
+def summarize(
+    data: EvaluationData,
+    tasks: Mapping[str, Task],
+    results: Mapping[str, Sequence[ItemResult]],
+    seconds: Mapping[str, float],
+    *,
+    planned: PlannedEvaluation | None = None,
+    allow_missing: bool = False,
+) -> Evaluation:
+    """Scores and composites of all items by task. With `allow_missing` tasks are scored over the items that are."""
+    results = {key: with_alone(task_results) for key, task_results in results.items()}
+    scores = {
+        key: task_score(key, metrics_of(tasks[key]), task_results, allow_missing=allow_missing)
+        for key, task_results in results.items()
+    }
+    return Evaluation(
+        data=data,
+        tasks=tasks,
+        planned=planned,
+        results={key: tuple(task_results) for key, task_results in results.items()},
+        scores=scores,
+        composites=composites_of(data, scores),
+        robustness={
+            tasks[key].dataset_uri: found
+            for key, task_results in results.items()
+            if (found := tasks[key].robustness(task_results, allow_missing=allow_missing)) is not None
+        },
+        seconds=dict(seconds),
+    )
+
+
+def composites_of(data: EvaluationData, scores: Mapping[str, TaskScore]) -> Composites | None:
+    """The gauntlet's composites, None where there is no gauntlet."""
+    if data.suite.gauntlet is None:
+        return None
+    accuracies: dict[str, Measure] = {key: Measure(value=None, reason=why) for key, why in data.unsupported.items()}
+    for key, score in scores.items():
+        if not score.metrics:
+            continue
+        accuracies[key] = score.accuracy
+        if score.num_unscored and score.accuracy.value is not None:
+            reason = f'{score.num_unscored} of {score.num_items} items unscored'
+            accuracies[key] = Measure(value=None, reason=reason)
+    sizes = {key: score.num_items for key, score in scores.items()}
+    return compute_composites(data.suite.gauntlet, accuracies, sizes, reference=data.settings.reference)
+
+
+def gauntlet_version(data: EvaluationData, gauntlet: GauntletSpec) -> str:
+    """16 hexadecimal digits of all that a gauntlet's composites depend on but the model.
+
+    That is the gauntlet's file, its tasks with their shots, rows and metrics, and the settings that change scores.
+    """
+    settings = data.settings
+    named = {benchmark.key for category in gauntlet.categories for benchmark in category.benchmarks}
+    tasks = {
+        task.key: {
+            'task': {name: value for name, value in task.keys.items() if name not in WITHOUT_EFFECT},
+            'metric': metrics_of(task)[0].name,
+            'rows': (data.digests.get(task.key), data.subset_sizes.get(task.key)),
+        }
+        for task in data.suite.tasks
+        if task.key in named and task.key in data.digests  # those that cannot be run here are in no composite
+    }
+    parts = [asdict(gauntlet), tasks, settings.semantics, settings.cut, settings.fewshot]
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:16]
+
+
+def share_seconds(wall_seconds: float, busy_seconds: Mapping[str, float]) -> dict[str, float]:
+    """Wall time spread over the tasks in proportion to the time that batches took for them."""
+    busy = sum(busy_seconds.values())
+    if busy == 0:
+        return dict.fromkeys(busy_seconds, 0.0)
+    return {task: wall_seconds * seconds / busy for task, seconds in busy_seconds.items()}

@@ -1,1 +1,0 @@
-"""From an output and a gold to a credit."""

@@ -1,0 +1,1 @@
+"""Metrics and composites from item results."""

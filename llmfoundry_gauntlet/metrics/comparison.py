@@ -1,0 +1,123 @@
+"""Differences of two runs over the same items, and the course of several checkpoints, with their errors.
+
+Runs are paired: a difference is one of the same items, so that what makes items easy or hard for both drops out of its
+error (arXiv 2411.00640, section 4).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import stdev
+
+from llmfoundry_gauntlet.metrics.statistics import mean, weighted_sum
+from llmfoundry_gauntlet.types import Measure
+
+CONFIDENT = 1.959963984540054  # standard errors on each side of a 95 % interval
+ROUNDING = 1e-12  # what is smaller is 0
+POWER = 0.8416212335729143  # standard errors beyond CONFIDENT that are seen in 80 % of cases
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """What a second run has more than a first. `num_items` are those that both have.
+
+    `p_value` is two-sided, of a normal difference; `p_holm` the same corrected for all that it was compared beside
+    (Holm 1979). `detectable` is the smallest difference that would be seen with a probability of 80 %, at a level of
+    5 %. They are None where no error is known.
+    """
+
+    first: Measure
+    second: Measure
+    difference: Measure
+    num_items: int
+    p_value: float | None
+    p_holm: float | None = None
+
+    @property
+    def detectable(self) -> float | None:
+        """The smallest difference that would be seen; None where all items differ alike, so that it cannot be known."""
+        error = self.difference.standard_error
+        return (CONFIDENT + POWER) * error if error is not None and error > ROUNDING else None
+
+
+def difference(first: Measure, second: Measure, num_items: int) -> Difference:
+    """The second less the first, absent where either is, for its reason."""
+    for measure in (first, second):
+        if measure.value is None:
+            return Difference(first=first, second=second, difference=measure, num_items=num_items, p_value=None)
+    found = weighted_sum([second, first], [1.0, -1.0])
+    return Difference(first=first, second=second, difference=found, num_items=num_items, p_value=p_value(found))
+
+
+def p_value(measure: Measure) -> float | None:
+    """How probable a value so far from 0 would be by chance; None where there is no error.
+
+    Where every cluster differs by the same, so that the error is 0, it is that of a test of signs.
+    """
+    if measure.value is None or measure.spread is None or measure.standard_error is None:
+        return None
+    if measure.standard_error > ROUNDING:
+        return math.erfc(abs(measure.value) / measure.standard_error / math.sqrt(2))
+    return 1.0 if abs(measure.value) <= ROUNDING else 2.0 ** (1 - len(measure.spread.clusters))
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """The p-values corrected for their number; None stays, and does not count."""
+    known = sorted((value, place) for place, value in enumerate(p_values) if value is not None)
+    corrected: list[float | None] = [None] * len(p_values)
+    highest = 0.0
+    for rank, (value, place) in enumerate(known):
+        highest = max(highest, min(1.0, value * (len(known) - rank)))
+        corrected[place] = highest
+    return corrected
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """How a score goes over the checkpoints of a run.
+
+    `slope` is that of the straight line with the least squares, per training batch; its error is over items. `noise` is
+    what a score strays from one checkpoint to the next, `signal_to_noise` the line's change over the run in units of it
+    (after arXiv 2508.13144, whose signal is the spread of several models and whose noise that of the last checkpoints).
+    They are None where there are too few checkpoints, or no noise at all.
+    """
+
+    slope: Measure
+    noise: float | None
+    signal_to_noise: float | None
+
+
+def course(batches: Sequence[int], scores: Sequence[Measure]) -> Course:
+    """The course of scores at these training batches, two or more, in ascending order."""
+    missing = next((score for score in scores if score.value is None), None)
+    if missing is not None:
+        return Course(slope=missing, noise=None, signal_to_noise=None)
+    center = mean(batches)
+    whole = math.fsum((batch - center) ** 2 for batch in batches)
+    slope = weighted_sum(scores, [(batch - center) / whole for batch in batches])
+    values = [score.value for score in scores if score.value is not None]
+    noise = step_noise(batches, values)
+    if noise is not None and noise <= ROUNDING:
+        noise = 0.0
+    signal = None if slope.value is None else abs(slope.value) * (batches[-1] - batches[0])
+    ratio = None if noise is None or noise == 0 or signal is None else signal / noise
+    return Course(slope=slope, noise=noise, signal_to_noise=ratio)
+
+
+def step_noise(batches: Sequence[int], values: Sequence[float]) -> float | None:
+    """The standard deviation of a score about its own course, from how much its steps differ from each other.
+
+    Steps are taken less the mean climb per batch of training, so that a steady climb is no noise. For K scores with the
+    same variance, the variance of K - 1 steps about their mean is expected to be 2 K / (K - 1) times that.
+    """
+    num_scores = len(values)
+    if num_scores < 3:
+        return None
+    rate = (values[-1] - values[0]) / (batches[-1] - batches[0])
+    strays = [
+        values[place + 1] - values[place] - rate * (batches[place + 1] - batches[place])
+        for place in range(num_scores - 1)
+    ]
+    return stdev(strays) * math.sqrt((num_scores - 1) / (2 * num_scores))

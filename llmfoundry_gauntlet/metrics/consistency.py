@@ -1,0 +1,221 @@
+"""Accuracy and consistency of one data set under one perturbation, as pure functions of what each variant gave.
+
+A question is asked in several variants: its gold option at every label, ten prompts, or five seeds. Accuracy is the
+mean over a question's variants, then over questions; consistency is how often two variants of a question have one
+answer. Sums are exact (`math.fsum`), so that the order of results changes no bit.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+import operator
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from llmfoundry_gauntlet.metrics.statistics import mean, mean_over_clusters, weighted_sum
+from llmfoundry_gauntlet.types import Measure
+
+QuestionKey = tuple[str | None, int]
+NO_ITEMS = 'there are no items'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariantResult:
+    """What one variant of a question gave.
+
+    `question` is the file's stem and the row, `variant` such as 'option_order:B', 'prompt:3' or 'non_greedy:2', and
+    `gold` the gold option's label as asked, '' where there are no options. `credit` is None where it is unscored.
+    `answer` is what is compared, the chosen option's text or the answer of a problem; None is unparsed, and agrees with
+    nothing. `reference_answer` is what the reference takes from the reply. `cluster` is the number of what the question
+    has in common with others, such as a passage; None where it has nothing.
+    """
+
+    question: QuestionKey
+    category: str | None
+    variant: str
+    gold: str
+    credit: float | None
+    answer: str | None
+    reference_answer: str | None
+    cluster: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PerturbationScore:
+    """The metrics of a data set under one perturbation, shares from 0 to 1.
+
+    `accuracy` is one of `accuracy_micro` and `accuracy_macro`, as are those by variant and by gold label.
+    `accuracy_mean` is the plain mean over variants. Accuracies and consistency have a standard error. `num_questions`
+    counts all questions, `num_incomplete` those with an unscored variant, which consistency leaves out.
+    """
+
+    accuracy: Measure
+    accuracy_micro: Measure
+    accuracy_macro: Measure
+    accuracy_by_variant: Mapping[str, Measure]
+    accuracy_by_gold: Mapping[str, Measure]
+    accuracy_worst: Measure
+    accuracy_mean: Measure
+    accuracy_best: Measure
+    all_variants_right: Measure
+    consistency_rate: Measure
+    consistency_rate_reference: Measure | None
+    unparsed_rate: Measure
+    num_questions: int
+    num_incomplete: int
+
+
+def perturbation_score(
+    results: Sequence[VariantResult],
+    *,
+    macro: bool,
+    equal: Callable[[str, str], bool] = operator.eq,
+    reference_consistency: Measure | None = None,
+    allow_missing: bool = False,
+) -> PerturbationScore:
+    """All metrics of one perturbation; with `macro` accuracies are plain means over categories.
+
+    `equal` is symmetric and is not asked about equal strings, which agree. Where any variant is unscored only
+    consistency has a value, over the questions without one; with `allow_missing` the others are taken over the
+    variants that are scored.
+    """
+    questions = by_question(results)
+    incomplete = missing_reason(results)
+    complete = [group for group in questions.values() if all(result.credit is not None for result in group)]
+    scored = [result for result in results if result.credit is not None]
+    missing = None if allow_missing and scored else incomplete
+    if missing is not None:
+        scored = []
+    micro = accuracy_of(scored, macro=False, missing=missing)
+    by_category = accuracy_of(scored, macro=True, missing=missing)
+    by_variant = split_accuracy(results, operator.attrgetter('variant'), macro=macro, missing=missing)
+    by_gold = split_accuracy(results, operator.attrgetter('gold'), macro=macro, missing=missing)
+    of_variants = [part.value for part in by_variant.values() if part.value is not None]
+    right = [all(result.credit == 1 for result in group) for group in complete] if missing is None else []
+    rates = [(rate, cluster_of(group[0])) for group in complete if (rate := agreement(group, equal)) is not None]
+    no_rates = 'no question has more than one variant' if complete else incomplete
+    return PerturbationScore(
+        accuracy=by_category if macro else micro,
+        accuracy_micro=micro,
+        accuracy_macro=by_category,
+        accuracy_by_variant=by_variant,
+        accuracy_by_gold=by_gold,
+        accuracy_worst=measure(min, of_variants, missing),
+        accuracy_mean=measure(mean, of_variants, missing),
+        accuracy_best=measure(max, of_variants, missing),
+        all_variants_right=measure(mean, right, incomplete),
+        consistency_rate=estimate(rates, no_rates),
+        consistency_rate_reference=reference_consistency,
+        unparsed_rate=measure(mean, [result.answer is None for result in scored], missing),
+        num_questions=len(questions),
+        num_incomplete=len(questions) - len(complete),
+    )
+
+
+def by_question(results: Iterable[VariantResult]) -> dict[QuestionKey, list[VariantResult]]:
+    """The results of each question."""
+    questions: dict[QuestionKey, list[VariantResult]] = {}
+    for result in results:
+        questions.setdefault(result.question, []).append(result)
+    return questions
+
+
+def agreement(group: Sequence[VariantResult], equal: Callable[[str, str], bool] = operator.eq) -> float | None:
+    """The share of a question's unordered pairs of variants that have one answer; None where there is no pair."""
+    if len(group) < 2:
+        return None
+    counts = Counter(result.answer for result in group if result.answer is not None)
+    agreeing = sum(math.comb(count, 2) for count in counts.values())
+    if equal is not operator.eq:
+        agreeing += sum(counts[one] * counts[other] for one, other in combinations(counts, 2) if equal(one, other))
+    return agreeing / math.comb(len(group), 2)
+
+
+def accuracy_of(scored: Sequence[VariantResult], *, macro: bool, missing: str | None = None) -> Measure:
+    """Mean credit over a question's variants, then over questions (macro: of a category, then over categories).
+
+    The standard error is that of the mean of the questions' means, which is what arXiv 2411.00640 takes where a
+    question is answered several times; questions of one cluster vary together.
+    """
+    credits: dict[QuestionKey, list[float]] = {}
+    first: dict[QuestionKey, VariantResult] = {}
+    for result in scored:
+        if result.credit is None:
+            raise ValueError(f'{result.question}, {result.variant}: is unscored')
+        credits.setdefault(result.question, []).append(result.credit)
+        first.setdefault(result.question, result)
+    categories: dict[str | None, list[tuple[float, int]]] = {}
+    for question, values in credits.items():
+        category = first[question].category if macro else None
+        categories.setdefault(category, []).append((mean(values), cluster_of(first[question])))
+    if not categories:
+        return Measure(value=None, reason=missing or NO_ITEMS)
+    measures = [estimate(values, missing) for values in categories.values()]
+    return weighted_sum(measures, [1 / len(measures)] * len(measures))
+
+
+def cluster_of(result: VariantResult) -> int:
+    """The number of a question's cluster."""
+    return number_of(result.question) if result.cluster is None else result.cluster
+
+
+@functools.lru_cache(maxsize=100_000)
+def number_of(question: QuestionKey) -> int:
+    """The number of a question that is a cluster by itself."""
+    return int.from_bytes(hashlib.sha256(repr(question).encode()).digest()[:8], 'big')
+
+
+def estimate(values: Sequence[tuple[float, int]], missing: str | None) -> Measure:
+    """The mean of values, each with its cluster's number, or why there is none."""
+    if not values:
+        return Measure(value=None, reason=missing or NO_ITEMS)
+    import numpy as np
+
+    return mean_over_clusters([value for value, _ in values], np.array([number for _, number in values], np.uint64))
+
+
+def split_accuracy(
+    results: Sequence[VariantResult],
+    part: Callable[[VariantResult], str],
+    *,
+    macro: bool,
+    missing: str | None,
+) -> dict[str, Measure]:
+    """The accuracy of each part of the results, in natural order; results whose part is '' are left out."""
+    parts: dict[str, list[VariantResult]] = {}
+    for result in results:
+        if name := part(result):
+            parts.setdefault(name, []).append(result)
+    return {
+        name: accuracy_of(
+            [result for result in parts[name] if result.credit is not None and missing is None],
+            macro=macro,
+            missing=missing or missing_reason(parts[name]),
+        )
+        for name in sorted(parts, key=variant_order)
+    }
+
+
+def variant_order(variant: str) -> tuple[str, int, str]:
+    """Sorts 'prompt:9' before 'prompt:10'."""
+    perturbation, _, name = variant.rpartition(':')
+    return perturbation, int(name) if name.isdecimal() else -1, name
+
+
+def measure(summary: Callable[[Sequence[float]], float], values: Sequence[float], missing: str | None) -> Measure:
+    """A summary of values, or why there are none."""
+    if not values:
+        return Measure(value=None, reason=missing or NO_ITEMS)
+    return Measure(value=float(summary(values)))
+
+
+def missing_reason(results: Sequence[VariantResult]) -> str | None:
+    """'n of m items unscored', None where every item has its credit."""
+    if not results:
+        return NO_ITEMS
+    unscored = sum(result.credit is None for result in results)
+    return f'{unscored} of {len(results)} items unscored' if unscored else None

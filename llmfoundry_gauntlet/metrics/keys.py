@@ -1,0 +1,125 @@
+"""The names of everything that goes into the metric stream. Task and composite keys are llm-foundry's."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+from llmfoundry_gauntlet.errors import ConfigError
+from llmfoundry_gauntlet.metrics.consistency import PerturbationScore
+from llmfoundry_gauntlet.types import Composites, Measure, TaskScore
+
+SCORE_PREFIX = 'icl/metrics/score'
+COMPOSITE_PREFIX = 'icl/metrics/eval_gauntlet'
+SECONDS = 'gauntlet/seconds'
+ITEMS = 'gauntlet/items'
+TRUNCATED_ITEMS = 'gauntlet/truncated_items'
+UNSCORED_ITEMS = 'gauntlet/unscored_items'
+BATCH = 'gauntlet/batch'
+STANDARD_ERROR = 'StandardError'
+MAX_KEY_LENGTH = 250  # MLflow's
+
+
+def valid_key(key: str) -> str:
+    """The key as every logger takes it; one that MLflow takes is left as it is, if it has no colon.
+
+    What is no letter, digit, '_', '-', '.', space or '/' becomes '_', and so does a part between two '/' that is empty,
+    '.' or '..' (each of its dots). What is longer than 250 characters ends in '_' and 12 digits of its SHA-256.
+    """
+    parts = re.sub(r'[^\w\-. /]', '_', key).split('/')
+    valid = '/'.join({'': '_', '.': '_', '..': '__'}.get(part, part) for part in parts)
+    if len(valid) <= MAX_KEY_LENGTH:
+        return valid
+    return f'{valid[: MAX_KEY_LENGTH - 13]}_{hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()[:12]}'
+
+
+def valid_keys(keys: Iterable[str]) -> dict[str, str]:
+    """Each key and what stands for it in loggers. Raises ConfigError with every two that would be one there."""
+    found = {key: valid_key(key) for key in keys}
+    first: dict[str, str] = {}
+    problems = [
+        f'{other!r} and {key!r} would both be {valid!r} in loggers; give one of them another name'
+        for key, valid in found.items()
+        if (other := first.setdefault(valid, key)) != key
+    ]
+    if problems:
+        raise ConfigError(problems)
+    return found
+
+
+def check_names(categories: Mapping[str, Iterable[str]], composites: Iterable[str]) -> None:
+    """Raises ConfigError where two tasks, two of a task's categories, or two composites would be one key in loggers."""
+    tasks = [f'metrics/{task}' for task in categories]
+    names = [f'metrics/{task}/{category}' for task, found in categories.items() for category in found]
+    valid_keys([*tasks, *names, *(f'{COMPOSITE_PREFIX}/{name}' for name in composites)])
+
+
+def with_errors(metrics: Mapping[str, Measure]) -> Iterator[tuple[str, float | None]]:
+    """Name and value of each metric and of its standard error, which for the first, the accuracy, is StandardError."""
+    for place, (name, measure) in enumerate(metrics.items()):
+        yield name, measure.value
+        yield error_name(name, is_accuracy=place == 0), measure.standard_error
+
+
+def error_name(metric: str, *, is_accuracy: bool) -> str:
+    """The name of a metric's standard error."""
+    return STANDARD_ERROR if is_accuracy else f'{metric}{STANDARD_ERROR}'
+
+
+def task_values(score: TaskScore) -> Iterator[tuple[str, float | None]]:
+    """Key and value of every metric of a task, its categories first."""
+    for category, part in score.categories.items():
+        for name, value in with_errors(part.metrics):
+            yield f'metrics/{score.task}/{category}/{name}', value
+    for name, value in with_errors(score.metrics):
+        yield f'metrics/{score.task}/{name}', value
+
+
+def composite_values(composites: Composites) -> Iterator[tuple[str, float | None]]:
+    """Key and value of every category score and average."""
+    for name, measure in composites.by_name.items():
+        yield f'{COMPOSITE_PREFIX}/{name}', measure.value
+        yield f'{COMPOSITE_PREFIX}/{name}/standard_error', measure.standard_error
+
+
+def score_values(dataset: str, perturbation: str, score: PerturbationScore) -> Iterator[tuple[str, float | None]]:
+    """Key and value of what SCORE says of a data set under one perturbation."""
+    prefix = f'{SCORE_PREFIX}/{dataset}/{perturbation}'
+    for name in ('accuracy', 'consistency_rate'):
+        measure: Measure = getattr(score, name)
+        yield f'{prefix}/{name}', measure.value
+        yield f'{prefix}/{name}/standard_error', measure.standard_error
+    if score.consistency_rate_reference is not None:
+        yield f'{prefix}/consistency_rate_reference', score.consistency_rate_reference.value
+    for name in ('unparsed_rate', 'accuracy_worst', 'accuracy_best', 'all_variants_right'):
+        yield f'{prefix}/{name}', getattr(score, name).value
+    for variant, measure in score.accuracy_by_variant.items():
+        yield f'{prefix}/{variant.replace(":", "_")}/accuracy', measure.value
+
+
+def metric_stream(
+    scores: Mapping[str, TaskScore],
+    composites: Composites | None,
+    robustness: Mapping[str, Mapping[str, PerturbationScore]],
+    seconds: Mapping[str, float],
+) -> dict[str, float]:
+    """Everything that has a value, flat, under keys that all loggers take.
+
+    `robustness` is by data set; `seconds` is by task, the whole is its sum. Raises ConfigError where two keys are one.
+    """
+    values = [pair for score in scores.values() for pair in task_values(score)]
+    if composites is not None:
+        values.extend(composite_values(composites))
+    for dataset, perturbations in robustness.items():
+        for perturbation, score in perturbations.items():
+            values.extend(score_values(dataset, perturbation, score))
+    given = {key: value for key, value in values if value is not None and math.isfinite(value)}
+    metrics = {valid: given[key] for key, valid in valid_keys(given).items()}
+    metrics[SECONDS] = sum(seconds.values())
+    metrics.update({f'{SECONDS}/{task}': value for task, value in seconds.items()})
+    metrics[ITEMS] = sum(score.num_items for score in scores.values())
+    metrics[TRUNCATED_ITEMS] = sum(score.num_truncated for score in scores.values())
+    metrics[UNSCORED_ITEMS] = sum(score.num_unscored for score in scores.values())
+    return metrics

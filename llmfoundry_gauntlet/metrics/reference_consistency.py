@@ -1,0 +1,87 @@
+"""What SCORE's own implementation reports, in lm-eval 0.4.13, computed from our item results.
+
+Its tasks are `lm_eval/tasks/score`; `non_greedy_summarizer.py` there joins the five runs of different seeds.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
+
+from llmfoundry_gauntlet.metrics.consistency import (
+    QuestionKey,
+    VariantResult,
+    by_question,
+    missing_reason,
+    variant_order,
+)
+from llmfoundry_gauntlet.types import Measure
+
+OPTION_ORDER = 'option_order:'
+
+Equal = Callable[[str, str | None], bool]
+
+
+def reference_consistency_rate(
+    results: Sequence[VariantResult],
+    *,
+    labels: Sequence[str] = (),
+    own_labels: Mapping[QuestionKey, str] | None = None,
+    equal: Equal = operator.eq,
+) -> Measure:
+    """Pairs of variants with equal answers over all pairs, both summed over questions. `equal` gets (earlier, later).
+
+    An earlier reply without an answer (None) equals nothing; a later one is `equal`'s to judge. Of option order it
+    wants the labels that the reference puts the gold option at, and the gold's label in the question as it is; see
+    `unswapped`. Questions with an unscored variant are left out.
+    """
+    agreeing = pairs = 0
+    for question, group in by_question(results).items():
+        if missing_reason(group):
+            continue
+        if group[0].variant.startswith(OPTION_ORDER):
+            answers = unswapped(group, labels, own_label_of(question, own_labels))
+        else:
+            group = sorted(group, key=lambda result: variant_order(result.variant))
+            answers = [result.reference_answer for result in group]
+        agreeing += equal_pairs(answers, equal)
+        pairs += math.comb(len(answers), 2)
+    if not pairs:
+        return Measure(value=None, reason=missing_reason(results) or 'no question has more than one variant')
+    return Measure(value=agreeing / pairs)
+
+
+def unswapped(group: Sequence[VariantResult], labels: Sequence[str], own: str) -> list[str | None]:
+    """The answers to one question by label, in the letters of the question as it is, as far as the reference does so.
+
+    It takes the letter of the gold option back to the gold's own label, but leaves the option that the gold changed
+    places with where the swap put it: two `if`s follow each other and the second undoes the first. A label that the
+    question does not have repeats the answer to the question as it is.
+    """
+    given = answers_by_label(group)
+    answers = [given[label] if label in given else given[own] for label in labels]
+    return [own if answer == label else answer for label, answer in zip(labels, answers, strict=True)]
+
+
+def answers_by_label(group: Sequence[VariantResult]) -> dict[str, str | None]:
+    """What the reference takes from each reply, by the label that the gold option was moved to."""
+    return {result.variant.removeprefix(OPTION_ORDER): result.reference_answer for result in group}
+
+
+def own_label_of(question: QuestionKey, own_labels: Mapping[QuestionKey, str] | None) -> str:
+    """The gold's label in the question as it is. Raises ValueError where it was not given."""
+    if own_labels is None or question not in own_labels:
+        raise ValueError(f'question {question}: option order needs the label of its gold option')
+    return own_labels[question]
+
+
+def equal_pairs(answers: Sequence[str | None], equal: Equal) -> int:
+    """How many pairs of answers are equal, the earlier one first."""
+    if equal is operator.eq:
+        counts = Counter(answer for answer in answers if answer is not None)
+        return sum(math.comb(count, 2) for count in counts.values())
+    pairs = Counter((earlier, later) for earlier, later in combinations(answers, 2) if earlier is not None)
+    return sum(count for (earlier, later), count in pairs.items() if equal(earlier, later))

@@ -1,1 +1,0 @@
-"""Shots, text and token ids of a prompt."""

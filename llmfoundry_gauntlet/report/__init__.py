@@ -1,1 +1,0 @@
-"""Tables from the records of runs."""

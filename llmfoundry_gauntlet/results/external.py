@@ -1,0 +1,215 @@
+"""Scores answers from elsewhere (a server, an API, a canonical solution) with the same scorers as our own outputs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from llmfoundry_gauntlet.errors import DataError
+from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, with_programs
+from llmfoundry_gauntlet.evaluation.run import Evaluation, summarize
+from llmfoundry_gauntlet.scoring.code.sandbox import Sandbox
+from llmfoundry_gauntlet.scoring.code.workers import workers
+from llmfoundry_gauntlet.tasks import Task
+from llmfoundry_gauntlet.tasks.items import ALONE, item_result, result_of, untokenized_items
+from llmfoundry_gauntlet.types import Answer, Generation, Item, ItemKey, ItemResult, Judgement, ScoreOutput
+
+MISSING = 'there is no answer'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedSolutions:
+    """The canonical solutions of a code task: their number, the reasons of failures by row, and seconds."""
+
+    task: str
+    num_solutions: int
+    failures: Mapping[int, str]
+    seconds: float
+
+
+class AnswerError(ValueError):
+    """Why an answer cannot be marked."""
+
+
+@dataclass(slots=True)
+class Marked:
+    """What was made of the answers so far, where each stood, and what is wrong with others."""
+
+    sandbox: Sandbox | None
+    results: dict[ItemKey, ItemResult] = field(default_factory=dict)
+    programs: dict[ItemKey, Future[ItemResult]] = field(default_factory=dict)  # that are being run
+    places: dict[ItemKey, str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def take(self, answer: Answer, asked: Mapping[ItemKey, Item], tasks: Mapping[str, Task]) -> None:
+        """Score the next answer."""
+        key = answer.key
+        if key not in asked:
+            self.problems.append(f'{answer.place}: {name(key)} is not an item of these tasks')
+        elif key in self.places:
+            self.problems.append(f'{answer.place}: {name(key)} was answered already at {self.places[key]}')
+        else:
+            self.places[key] = answer.place
+            item, task = asked[key], tasks[key.task]
+            try:
+                if task.runs_programs and answer.text is not None:
+                    self.programs[key] = workers().submit(mark, item, answer, task, self.sandbox)
+                else:
+                    self.results[key] = mark(item, answer, task, self.sandbox)
+            except AnswerError as error:
+                self.problems.append(f'{answer.place}: {name(key)}: {error}')
+
+    def finish(self) -> None:
+        """Waits for the programs that are still being run."""
+        self.results.update({key: program.result() for key, program in self.programs.items()})
+
+
+def mark_answers(data: EvaluationData, answers: Iterable[Answer], *, allow_missing: bool = False) -> Evaluation:
+    """The evaluation that these answers make, each taken as it comes.
+
+    Raises DataError with every answer that is unknown, doubled or of the wrong form, and unless `allow_missing` with
+    every item that has none.
+    """
+    started = time.perf_counter()
+    data = with_programs(data)
+    tasks = data.tasks
+    asked = {
+        item.key: item
+        for key, task in tasks.items()
+        for item, _ in untokenized_items(task, data.examples[key], data.asked(key))
+    }
+    marked = Marked(data.sandbox)
+    try:
+        for answer in answers:
+            marked.take(answer, asked, tasks)
+    except DataError as error:  # lines that are no answers, once all were read
+        marked.problems.extend(error.problems)
+    missing = sorted(asked.keys() - marked.places.keys(), key=order)
+    if not allow_missing:
+        marked.problems += unanswered(missing)
+    if marked.problems:
+        for program in marked.programs.values():
+            program.cancel()
+        raise DataError(marked.problems)
+    marked.finish()
+    for key in missing:
+        marked.results[key] = result_of(asked[key], None, Judgement.unscored(MISSING))
+    by_task: dict[str, list[ItemResult]] = {key: [] for key in tasks}
+    for key in in_row_order(asked, data):
+        by_task[key.task].append(marked.results[key])
+    seconds = time.perf_counter() - started
+    shares = {key: seconds * len(task_results) / len(asked) for key, task_results in by_task.items()}
+    return summarize(data, tasks, by_task, shares, allow_missing=allow_missing)
+
+
+def check_solutions(data: EvaluationData) -> list[CheckedSolutions]:
+    """Run the canonical solutions of every code task as if a model had generated them."""
+    data = with_programs(data)
+    checked = []
+    for key, task in data.tasks.items():
+        if not task.runs_programs or data.sandbox is None:
+            continue
+        started = time.perf_counter()
+        running = {}
+        for example in data.examples[key]:
+            (text,) = task.responses(example.content)
+            output = Generation(key=ItemKey(key, example.row), text=text)
+            running[example.row] = workers().submit(task.score_program, output, example.content, data.sandbox)
+        results = {row: program.result() for row, program in running.items()}
+        failures = {row: result.reason or '' for row, result in results.items() if result.credit != 1}
+        seconds = time.perf_counter() - started
+        checked.append(CheckedSolutions(task=key, num_solutions=len(results), failures=failures, seconds=seconds))
+    return checked
+
+
+def in_row_order(keys: Iterable[ItemKey], data: EvaluationData) -> list[ItemKey]:
+    """Return items in the order of their data, as a model's are; variants in the order in which they are asked."""
+    places = {
+        task.item_key(example): (number, place)
+        for number, (key, task) in enumerate(data.tasks.items())
+        for place, example in enumerate(data.asked(key))
+    }
+
+    def place(key: ItemKey) -> tuple[tuple[int, int], bool, int]:
+        is_alone = key.variant == ALONE
+        return places[replace(key, sample=0, variant=None if is_alone else key.variant)], is_alone, key.sample
+
+    return sorted(keys, key=place)
+
+
+def mark(item: Item, answer: Answer, task: Task, sandbox: Sandbox | None) -> ItemResult:
+    """Return the item scored by an answer; programs run in the sandbox. Raise AnswerError for an unusable answer."""
+    written = Generation(key=answer.key, text=answer.text or '')
+    if task.generates:
+        if answer.text is None:
+            raise AnswerError('has no text; a reply is wanted')
+        return item_result(item, written, task, sandbox=sandbox)
+    if answer.logprobs is None:
+        judgement = task.score_text(written.text, item.example.content)
+        if judgement is None:
+            raise AnswerError('has no logprobs; a text cannot be marked here')
+        return result_of(item, written, judgement)
+    output = score_output(item, answer, answer.logprobs)
+    result = item_result(item, output, task)
+    return replace(result, logprobs=answer.logprobs, num_tokens=answer.num_tokens)
+
+
+def score_output(item: Item, answer: Answer, logprobs: tuple[float, ...]) -> ScoreOutput:
+    """Sums of log-probabilities as the engine would give them, spread evenly over a choice's tokens.
+
+    Without a number of tokens each choice counts as one token, so that sums are compared.
+    """
+    num_choices = len(item.choices)
+    if len(logprobs) != num_choices:
+        raise AnswerError(f'has {len(logprobs)} logprobs; allowed: {num_choices}, one per choice')
+    counts = answer.num_tokens or (1,) * num_choices
+    if len(counts) != num_choices or min(counts) < 1:
+        raise AnswerError(f'num_tokens is {list(counts)}; allowed: {num_choices} numbers of 1 or more')
+    if num_choices == 1 and answer.is_argmax is None and np.isfinite(logprobs[0]):
+        raise AnswerError(
+            'has logprobs without is_argmax (whether every token is the most probable one); give that too, or a text '
+            'written greedily'
+        )
+    is_argmax = bool(answer.is_argmax)
+    return ScoreOutput(
+        key=answer.key,
+        logprobs=tuple(np.full(count, total / count) for total, count in zip(logprobs, counts, strict=True)),
+        is_argmax=tuple(np.full(count, is_argmax) for count in counts),
+        num_top=tuple(np.full(count, int(is_argmax)) for count in counts),
+    )
+
+
+def order(key: ItemKey) -> tuple[str, str, int, str, int]:
+    """Items in messages: by name."""
+    return key.task, key.file or '', key.row, key.variant or '', key.sample
+
+
+def name(key: ItemKey) -> str:
+    """An item in messages."""
+    parts = [key.task, *([key.file] if key.file else []), f'row {key.row}']
+    parts += [key.variant] if key.variant else []
+    parts += [f'sample {key.sample}'] if key.sample else []
+    return ', '.join(parts)
+
+
+def unanswered(keys: Sequence[ItemKey]) -> list[str]:
+    """Names items without an answer, given in order: a line for each task, its neighbouring rows together."""
+    groups: dict[str, list[int]] = {}
+    for key in keys:
+        groups.setdefault(name(replace(key, row=0)).replace(', row 0', ''), []).append(key.row)
+    return [f'{group}: {MISSING} to row {ranges(rows)}' for group, rows in groups.items()]
+
+
+def ranges(rows: Sequence[int]) -> str:
+    """Rows in ascending order, such as '0-3, 7'."""
+    runs: list[list[int]] = []
+    for row in rows:
+        if runs and row == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], row]
+        else:
+            runs.append([row])
+    return ', '.join('-'.join(map(str, run)) for run in runs)

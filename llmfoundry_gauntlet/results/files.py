@@ -1,0 +1,294 @@
+"""`results.json` and `samples/` of one evaluation, written whole and read back."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, fields
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from llmfoundry_gauntlet.config.decode import describe
+from llmfoundry_gauntlet.config.score import PERTURBATIONS
+from llmfoundry_gauntlet.data.atomic import UNFINISHED, sync_folder, unfinished_path, write_synced
+from llmfoundry_gauntlet.errors import ConfigError, RecordError
+from llmfoundry_gauntlet.evaluation.run import Evaluation, gauntlet_version
+from llmfoundry_gauntlet.metrics.consistency import PerturbationScore
+from llmfoundry_gauntlet.results.samples import SAMPLES, sample_line, samples_file
+from llmfoundry_gauntlet.results.writing import encoded, write_lines
+from llmfoundry_gauntlet.tasks.fewshot import FIXED_VERSION
+from llmfoundry_gauntlet.tasks.score import ScoreTask
+from llmfoundry_gauntlet.types import ItemResult, Measure, TaskScore, TrainingPoint
+
+FORMAT_VERSION = 1
+RESULTS = 'results.json'
+NEW_RESULTS, OLD_SAMPLES = 'results', 'old_samples'  # of a run while it replaces another
+
+
+def write_records(
+    folder: Path,
+    evaluation: Evaluation,
+    *,
+    model: Mapping[str, Any],
+    environment: Mapping[str, Any],
+    training: TrainingPoint | None,
+    identity: Mapping[str, Any] | None = None,
+    reused_items: int = 0,
+    time_budget: Mapping[str, int] | None = None,
+) -> None:
+    """Write samples and results.json in place of an earlier evaluation's, as `replace_run` does. Raises RecordError.
+
+    `identity` is what must agree for another evaluation to use the items again; so many of these were.
+    `time_budget` has the number of questions of each task that fit into the time, where there is a limit.
+    """
+    record = results_record(evaluation)
+    record.update(model=dict(model), environment=dict(environment), training=training and asdict(training))
+    record['identity'] = identity and dict(identity)
+    record['timing'].update(reused_items=reused_items, time_budget=time_budget and dict(time_budget))
+    replace_run(folder, evaluation.results, record)
+
+
+def write_again(folder: Path, evaluation: Evaluation, earlier: Mapping[str, Any]) -> None:
+    """Writes what was made of an earlier evaluation's items, with all that the earlier record says of the model."""
+    record = results_record(evaluation)
+    kept = ('model', 'environment', 'training', 'timing', 'config', 'identity')
+    replace_run(folder, evaluation.results, {**record, **{name: earlier[name] for name in kept}})
+
+
+def replace_run(folder: Path, results: Mapping[str, Iterable[ItemResult]], record: Mapping[str, Any]) -> None:
+    """Write a run in place of an earlier one. Raises RecordError.
+
+    Whenever this is stopped, the folder has the whole old run, the whole new one, or no results.json, which is no run.
+    The old one stays until the new one is on the disk, in a hidden folder; then only names change.
+    """
+    new = unfinished_path(folder)
+    try:
+        write_run(new, results, record)
+    except OSError as error:
+        raise RecordError(f'{folder}: cannot be written: {error.strerror or error}') from error
+    try:
+        (folder / RESULTS).unlink(missing_ok=True)
+        sync_folder(folder)
+        if (folder / SAMPLES).exists():
+            (folder / SAMPLES).rename(new / OLD_SAMPLES)
+        (new / SAMPLES).rename(folder / SAMPLES)
+        sync_folder(folder)
+        (new / NEW_RESULTS).rename(folder / RESULTS)
+        sync_folder(folder)
+    except OSError as error:
+        raise RecordError(f'{folder}: the run in {new} cannot be moved here: {error.strerror or error}') from error
+    for leftover in folder.glob(f'.*{UNFINISHED}'):  # this one, and those of writers that were killed
+        shutil.rmtree(leftover, ignore_errors=True)
+        with contextlib.suppress(OSError):  # a file
+            leftover.unlink(missing_ok=True)
+
+
+def write_run(folder: Path, results: Mapping[str, Iterable[ItemResult]], record: Mapping[str, Any]) -> None:
+    """Write a run into a new folder, and return once it is on the disk. Raises OSError, and leaves nothing then."""
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        (folder / SAMPLES).mkdir(parents=True)
+        for task, items in results.items():
+            write_synced(samples_file(folder, task), encoded(map(sample_line, items)))
+        write_synced(folder / NEW_RESULTS, encoded([json_text(record)]))
+        sync_folder(folder / SAMPLES)
+        sync_folder(folder)
+        stack.pop_all()
+
+
+def check_out(out: Path, *, overwrite: bool, resume: bool = False) -> None:
+    """Raises RecordError where `out` holds something that must not be lost."""
+    if overwrite and resume:
+        raise ConfigError('--resume goes on with what is there, --overwrite replaces it; give one of them')
+    if out.exists() and not out.is_dir():
+        raise RecordError(f'{out}: is a file; give a folder')
+    if out.is_dir() and any(out.iterdir()) and not overwrite and not resume:
+        raise RecordError(
+            f'{out}: is not empty; give another folder, --resume to go on with an evaluation that was cut off, or '
+            '--overwrite to replace what is there'
+        )
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write indented JSON atomically. Raises RecordError."""
+    write_lines(path, [json_text(content)])
+
+
+def json_text(content: Any) -> str:
+    """Return indented JSON. Raises ValueError for a number that is not finite, which is an internal error."""
+    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def results_record(evaluation: Evaluation) -> dict[str, Any]:
+    """The content of results.json that the evaluation itself knows."""
+    tasks = {
+        key: score_record(score) | task_record(evaluation, key)
+        for key, score in evaluation.scores.items()
+        if not isinstance(evaluation.tasks[key], ScoreTask)
+    }
+    tasks.update({key: {'reason': reason} for key, reason in evaluation.data.unsupported.items()})
+    return {
+        'format_version': FORMAT_VERSION,
+        'package_version': version('llmfoundry-gauntlet'),
+        'semantics': evaluation.data.settings.semantics,
+        'model': None,
+        'training': None,
+        'tasks': tasks,
+        'composites': composites_record(evaluation),
+        'score': robustness_record(evaluation),
+        'metrics': evaluation.metrics,
+        'timing': timing_record(evaluation),
+        'environment': None,
+        'config': config_record(evaluation),
+    }
+
+
+def composites_record(evaluation: Evaluation) -> dict[str, Any] | None:
+    """The composites, what they are made of, and a digest of that, which differs where they cannot be compared."""
+    composites, gauntlet = evaluation.composites, evaluation.data.suite.gauntlet
+    if composites is None or gauntlet is None:
+        return None
+    return {
+        'version': gauntlet_version(evaluation.data, gauntlet),
+        'categories': {name: measure_record(measure) for name, measure in composites.categories.items()},
+        'averages': {name: measure_record(measure) for name, measure in composites.averages.items()},
+        'gauntlet': asdict(gauntlet),
+    }
+
+
+def timing_record(evaluation: Evaluation) -> dict[str, Any]:
+    """What the evaluation took, and how the model was run, if one was."""
+    record: dict[str, Any] = {'seconds': sum(evaluation.seconds.values()), 'tasks': dict(evaluation.seconds)}
+    planned = evaluation.planned
+    if planned is not None:
+        record.update(
+            model_tokens=planned.num_model_tokens,
+            batches=len(planned.batches),
+            scoring=planned.way or None,
+            replies=planned.reply_way or None,
+        )
+    return record
+
+
+def config_record(evaluation: Evaluation) -> dict[str, Any]:
+    """The settings, with what was found for those that were left open."""
+    settings = asdict(evaluation.data.settings)
+    if evaluation.planned is not None:
+        settings.update(
+            max_seq_len=evaluation.planned.max_seq_len,
+            tokens_per_batch=evaluation.planned.tokens_per_batch,
+            tokenizer=evaluation.planned.tokenizer,
+        )
+    if evaluation.data.sandbox is not None:
+        settings['sandbox'] = str(evaluation.data.sandbox)
+    if evaluation.data.settings.fewshot == 'fixed':
+        settings['fewshot_version'] = FIXED_VERSION
+    return settings
+
+
+def task_record(evaluation: Evaluation, key: str) -> dict[str, Any]:
+    """What was asked under a task's key."""
+    task = evaluation.tasks[key]
+    return {
+        'icl_task_type': task.icl_task_type,
+        'dataset_uri': task.dataset_uri,
+        'data_sha256': evaluation.data.digests.get(key),
+        'subset_items': evaluation.data.subset_sizes.get(key),
+        'spec': task.keys,
+    }
+
+
+def score_record(score: TaskScore) -> dict[str, Any]:
+    """A task's metrics and counts, categories below."""
+    record: dict[str, Any] = {
+        'metrics': {name: measure_record(measure) for name, measure in score.metrics.items()},
+        'num_items': score.num_items,
+        'num_unscored': score.num_unscored,
+        'num_truncated': score.num_truncated,
+    }
+    if score.categories:
+        record['categories'] = {name: score_record(part) for name, part in score.categories.items()}
+    return record
+
+
+def robustness_record(evaluation: Evaluation) -> dict[str, Any] | None:
+    """SCORE's data sets: the files that were absent, and each perturbation, or why it does not apply."""
+    record: dict[str, Any] = {}
+    for key, task in evaluation.tasks.items():
+        if not isinstance(task, ScoreTask):
+            continue
+        scores = evaluation.robustness[task.spec.dataset]
+        perturbations = {name: perturbation_record(score) for name, score in scores.items()}
+        wanted = task.spec.perturbations or PERTURBATIONS
+        perturbations.update({n: {'reason': why} for n, why in task.spec.does_not_apply.items() if n in wanted})
+        counts = score_record(evaluation.scores[key])
+        del counts['metrics']
+        absent = list(evaluation.data.absent.get(key, ()))
+        record[task.spec.dataset] = {
+            'task': key,
+            **counts,
+            'absent_files': absent,
+            'perturbations': perturbations,
+            'data_sha256': evaluation.data.digests.get(key),
+            'spec': asdict(task.spec),
+        }
+    return record or None
+
+
+def perturbation_record(score: PerturbationScore) -> dict[str, Any]:
+    """All of a perturbation's measures, those by variant and by gold label below."""
+    record: dict[str, Any] = {}
+    for field in fields(score):
+        value = getattr(score, field.name)
+        if isinstance(value, Measure):
+            record[field.name] = measure_record(value)
+        elif isinstance(value, Mapping):
+            record[field.name] = {name: measure_record(measure) for name, measure in value.items()}
+        elif value is not None:
+            record[field.name] = value
+    return record
+
+
+def measure_record(measure: Measure) -> dict[str, Any]:
+    """`{"value": ..., "standard_error": ...}`, or `{"reason": ...}` where there is no value."""
+    if measure.value is None:
+        return {'reason': measure.reason}
+    error = measure.standard_error
+    return {'value': measure.value} if error is None else {'value': measure.value, 'standard_error': error}
+
+
+def note_checkpoint(folder: Path, checkpoint: str) -> None:
+    """Writes the name of the checkpoint that an evaluation in training belongs to into its results.json."""
+    record = read_results(folder)
+    write_json(folder / RESULTS, {**record, 'training': {**record['training'], 'checkpoint': checkpoint}})
+
+
+def read_results(folder: Path) -> dict[str, Any]:
+    """The content of a folder's results.json. Raises RecordError."""
+    path = folder / RESULTS
+    try:
+        record = json.loads(path.read_text(encoding='utf-8'))
+    except (OSError, json.JSONDecodeError) as error:
+        raise RecordError(f'{path}: cannot be read: {error}') from error
+    if not isinstance(record, dict) or record.get('format_version') != FORMAT_VERSION:
+        raise RecordError(f'{path}: is not a results file of format {FORMAT_VERSION}')
+    training = record.get('training')
+    if 'training' not in record or not isinstance(training, dict | None):
+        raise RecordError(f'{path}: training: is {describe(training)}; it cannot be used, evaluate again')
+    if training is not None and type(training.get('batch')) is not int:
+        raise RecordError(
+            f'{path}: training.batch: is {describe(training.get("batch"))}; it cannot be used, evaluate again'
+        )
+    return record
+
+
+def find_results(run: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """Every results.json at or below `run`, ordered by training batch, then by path."""
+    paths = sorted(run.rglob(RESULTS))
+    if not paths:
+        raise RecordError(f'{run}: there is no {RESULTS} at or below it')
+    found = [(path.parent, read_results(path.parent)) for path in paths]
+    return sorted(found, key=lambda pair: ((pair[1]['training'] or {}).get('batch', -1), str(pair[0])))

@@ -1,0 +1,192 @@
+"""The journal of an evaluation: items as they are finished, so that one that is cut off can go on.
+
+Every rank appends to a file of its own, and an evaluation that goes on begins new files. A line is the number of bytes
+of what follows, 16 hexadecimal digits of its SHA-256, and itself: the identity of the evaluation first, then an item a
+line. The last line of a file may be torn; any other that does not check is damage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import re
+import shutil
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from llmfoundry_gauntlet.errors import RecordError
+from llmfoundry_gauntlet.results.samples import parse_sample, sample_line
+from llmfoundry_gauntlet.types import ItemKey, ItemResult
+
+log = logging.getLogger(__name__)
+
+JOURNAL = 'journal'
+ITEM, SUSPECT = 'item', 'suspect'  # what a line holds
+HEAD = re.compile(rb'([0-9]{1,12}) ([0-9a-f]{16}) ')  # of a line
+REPAIR = '--repair-journal (repair_journal=True) drops it and keeps all else'
+
+Identity = Mapping[str, Any]  # what must agree for items to be used again
+
+
+class OtherEvaluationError(RecordError):
+    """The journal is of another model, or of other settings."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """What an earlier attempt has finished.
+
+    `suspects` are items whose numbers were not finite among others, and which are to be run again by themselves.
+    """
+
+    identity: Identity
+    results: Mapping[ItemKey, ItemResult] = field(default_factory=dict)
+    suspects: Mapping[ItemKey, ItemResult] = field(default_factory=dict)
+
+
+class Journal:
+    """One rank's file of the journal in `folder`. Where it cannot be written, `problem` says why, and it ends there."""
+
+    def __init__(self, folder: Path, identity: Identity, *, attempt: int, rank: int) -> None:
+        self.path = folder / JOURNAL / f'{attempt:03d}-rank{rank}.jsonl'
+        self.problem: str | None = None  # why nothing more is written
+        self._file: IO[bytes] | None = None
+        self._lock = threading.Lock()  # programs are marked beside the model's work
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self.path.open('xb')
+        except OSError as error:
+            self._give_up(error)
+        self._write([json.dumps({'identity': dict(identity)})])
+
+    def add(self, results: Iterable[ItemResult], *, suspect: bool = False) -> None:
+        """Appends finished items, all at once."""
+        kind = SUSPECT if suspect else ITEM
+        self._write(f'{{"task": {json.dumps(result.key.task)}, "{kind}": {sample_line(result)}}}' for result in results)
+
+    def close(self) -> None:
+        """Write nothing more. Waits for another thread that writes."""
+        with self._lock:
+            self._close()
+
+    def _close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):  # what could not be written, on a disk that is full
+                file.close()
+
+    def _write(self, contents: Iterable[str]) -> None:
+        with self._lock:
+            if self._file is None:
+                return
+            try:
+                self._file.write(b''.join(map(line_of, contents)))
+                self._file.flush()
+            except OSError as error:
+                self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        self._close()
+        self.problem = f'{self.path}: cannot be written ({error}): this evaluation could not be resumed'
+
+
+def line_of(content: str) -> bytes:
+    """A line of the journal."""
+    payload = content.encode('utf-8', 'surrogatepass')
+    return b'%d %s %s\n' % (len(payload), hashlib.sha256(payload).hexdigest()[:16].encode(), payload)
+
+
+def lines_of(content: bytes) -> Iterator[bytes | None]:
+    """What the lines of a file hold, None for one that is torn or damaged."""
+    place = 0
+    while place < len(content):
+        head = HEAD.match(content, place)
+        start = head.end() if head else place
+        end = start + int(head[1]) if head else 0
+        if head and hashlib.sha256(content[start:end]).hexdigest()[:16].encode() == head[2]:
+            yield content[start:end] if content[end : end + 1] == b'\n' else None
+            place = end + 1
+        else:
+            yield None
+            place = content.find(b'\n', place) + 1 or len(content)
+
+
+def read_journal(folder: Path, *, repair: bool = False) -> Finished | None:
+    """What the journal of an evaluation holds, None where there is none. Raises RecordError.
+
+    The last line of a file is dropped where it is torn; other lines that do not check are named, or with `repair`
+    dropped. Items that came twice are the same. Items of an attempt do not count of which no file says any more what
+    evaluation it is of.
+    """
+    identities: dict[str, Identity] = {}  # by attempt
+    items: dict[str, list[tuple[str, ItemResult]]] = {}
+    problems: list[str] = []
+    for path in sorted((folder / JOURNAL).glob('*-rank*.jsonl')):
+        attempt = path.name.partition('-')[0]
+        for number, line in entries(path, problems):
+            try:
+                entry = json.loads(line)
+                if 'identity' in entry:
+                    check_identity(entry['identity'], next(iter(identities.values()), entry['identity']), path)
+                    identities[attempt] = entry['identity']
+                else:
+                    kind = ITEM if ITEM in entry else SUSPECT
+                    items.setdefault(attempt, []).append((kind, parse_sample(entry['task'], entry[kind])))
+            except (KeyError, TypeError, ValueError) as error:
+                raise RecordError(f'{path}:{number}: is no line of this version: {error!r}') from error
+    if problems and not repair:
+        raise RecordError([f'{problem}; {REPAIR}' for problem in problems])
+    for problem in problems:
+        log.warning('%s: dropped', problem)
+    if not identities:
+        return None
+    known = [entry for attempt in identities for entry in items.get(attempt, ())]
+    return Finished(
+        identity=next(iter(identities.values())),
+        results={result.key: result for kind, result in known if kind == ITEM},
+        suspects={result.key: result for kind, result in known if kind == SUSPECT},
+    )
+
+
+def entries(path: Path, problems: list[str]) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file that check, with their numbers; others go to `problems`, but a torn last one."""
+    try:
+        lines = list(lines_of(path.read_bytes()))
+    except OSError as error:
+        raise RecordError(f'{path}: cannot be read: {error}') from error
+    for number, line in enumerate(lines, 1):
+        if line is not None:
+            yield number, line
+        elif number < len(lines):
+            problems.append(f'{path}:{number}: is damaged: its length or checksum does not fit')
+        else:
+            log.info('%s:%d: the last line is torn, as by a kill; it is left out', path, number)
+
+
+def check_identity(found: Identity, wanted: Identity, place: Path) -> None:
+    """Raises OtherEvaluationError naming everything in which a journal is of another evaluation than the one wanted."""
+    differing = [name for name in {**wanted, **found} if found.get(name) != wanted.get(name)]
+    if differing:
+        parts = [f'{name} {found.get(name)} (now {wanted.get(name)})' for name in differing]
+        raise OtherEvaluationError(
+            f'{place}: is the journal of another evaluation: {"; ".join(parts)}; give another folder, or --overwrite '
+            'to replace it'
+        )
+
+
+def next_attempt(folder: Path) -> int:
+    """The number of the attempt after all those in the journal."""
+    numbers = []
+    with contextlib.suppress(OSError):  # then no file can be begun either, which the journal says
+        numbers = [int(path.name.partition('-')[0]) for path in (folder / JOURNAL).glob('[0-9]*-rank*.jsonl')]
+    return max(numbers, default=-1) + 1
+
+
+def remove_journal(folder: Path) -> None:
+    """Removes the journal, once all of it is in the records."""
+    shutil.rmtree(folder / JOURNAL, ignore_errors=True)

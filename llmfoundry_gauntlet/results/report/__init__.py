@@ -1,0 +1,1 @@
+"""Tables, comparisons and the report page."""

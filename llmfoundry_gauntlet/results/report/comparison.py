@@ -1,0 +1,251 @@
+"""Compare runs over the items that they were asked in the same words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from llmfoundry_gauntlet.config.tasks import GauntletSpec
+from llmfoundry_gauntlet.errors import ConfigError, RecordError
+from llmfoundry_gauntlet.evaluation.run import Evaluation, summarize
+from llmfoundry_gauntlet.metrics.comparison import Course, Difference, course, difference, holm
+from llmfoundry_gauntlet.metrics.consistency import NO_ITEMS, PerturbationScore
+from llmfoundry_gauntlet.results.report.common_items import NO_COMMON_ITEM, CommonItems, common_items
+from llmfoundry_gauntlet.results.runs import Run
+from llmfoundry_gauntlet.tasks import Task, metrics_of
+from llmfoundry_gauntlet.tasks.score import ScoreTask
+from llmfoundry_gauntlet.types import Measure
+
+SCORED = ('accuracy', 'consistency_rate')  # of SCORE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """The differences of a run from the first: 'tasks', 'composites' and 'score', each corrected for their number.
+
+    All of it is over the items of `common`, by task. `warnings` say how many others there are, and in what the runs
+    differ besides the model.
+    """
+
+    first: str
+    second: str
+    groups: Mapping[str, Mapping[str, Difference]]
+    common: Mapping[str, CommonItems]
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trends:
+    """The trend of each score over the checkpoints of a run. `warnings` say how many items are left out, and why."""
+
+    batches: Sequence[int]
+    trends: Mapping[str, Course]
+    composites: frozenset[str]
+    warnings: tuple[str, ...]
+
+
+def compare(first: Run, second: Run, *, metric: str | None = None, allow_missing: bool = False) -> Comparison:
+    """Return the differences of the second run from the first over the items that both were asked in the same words.
+
+    `metric` is compared in place of the accuracy, where a task has it. Raises RecordError where they have no task, or
+    no item of any task, in common.
+    """
+    if not first.results.keys() & second.results.keys():
+        raise RecordError(
+            f'{first.folder} and {second.folder} have no task in common: the first has '
+            f'{", ".join(first.results) or "none"}, the second {", ".join(second.results) or "none"}'
+        )
+    common = common_by_task([first, second], f'{first.folder} and {second.folder} have', scored=allow_missing)
+    evaluations = [rescored(run, [first, second], common, allow_missing=allow_missing) for run in (first, second)]
+    names = metric_names(evaluations[0].tasks, common, metric)
+    ours, theirs = (measures(evaluation, names, common, with_others=metric is None) for evaluation in evaluations)
+    counts = item_counts(evaluations[0], common)
+    groups = {
+        kind: {
+            name: difference(measure, theirs[kind][name], counts[kind][name])
+            for name, measure in group.items()
+            if name in theirs[kind]
+        }
+        for kind, group in ours.items()
+    }
+    return Comparison(
+        first=str(first.folder),
+        second=str(second.folder),
+        groups={kind: corrected(found) for kind, found in groups.items()},
+        common=common,
+        warnings=tuple(warnings(first, second, common)),
+    )
+
+
+def common_by_task(runs: Sequence[Run], who: str, *, scored: bool) -> dict[str, CommonItems]:
+    """Return what the runs have in common of each task that all have.
+
+    Raises RecordError, with the reason for each task, where that is no item at all; `who` begins its last line.
+    """
+    tasks = [key for key in runs[0].results if all(key in run.results for run in runs)]
+    common = {key: common_items(runs, key, scored=scored) for key in tasks}
+    if not any(items.keys for items in common.values()):
+        reasons = [f'{key}: {items.reason}' for key, items in common.items()]
+        raise RecordError([*reasons, f'{who} no item in common; evaluate with the same tasks, shots and data'])
+    return common
+
+
+def rescored(run: Run, runs: Sequence[Run], common: Mapping[str, CommonItems], *, allow_missing: bool) -> Evaluation:
+    """Return one of the runs over the common items alone, by the metrics and the gauntlet of the first.
+
+    A task without any is as one that cannot be run, and a composite over it is absent.
+    """
+    asked = runs[0]
+    results = {
+        key: [result for result in run.results[key] if result.key in items.keys]
+        for key, items in common.items()
+        if items.keys or isinstance(asked.tasks[key], ScoreTask)
+    }
+    absent = {key: items.short_reason for key, items in common.items() if items.short_reason is not None}
+    data = replace(asked.data, unsupported={**asked.data.unsupported, **absent})
+    evaluation = summarize(data, asked.tasks, results, {}, allow_missing=allow_missing)
+    ran = {key for one in runs for key in one.results}
+    return without_partial_averages(evaluation, ran - {key for key, items in common.items() if items.keys})
+
+
+def without_partial_averages(evaluation: Evaluation, left_out: set[str]) -> Evaluation:
+    """Return the evaluation without averages over benchmarks left out, which llm-foundry's averages pass over."""
+    composites, gauntlet = evaluation.composites, evaluation.data.suite.gauntlet
+    if composites is None or gauntlet is None:
+        return evaluation
+    averages = dict(composites.averages)
+    for name, tasks in tasks_of_composites(gauntlet).items():
+        lacking = [key for key in tasks if key in left_out]
+        if lacking and name in averages and averages[name].value is not None:
+            averages[name] = Measure(value=None, reason=f'benchmarks without a common item: {", ".join(lacking)}')
+    return replace(evaluation, composites=replace(composites, averages=averages))
+
+
+def tasks_of_composites(gauntlet: GauntletSpec) -> dict[str, list[str]]:
+    """Return the tasks of each category and average."""
+    tasks = {category.name: [one.key for one in category.benchmarks] for category in gauntlet.categories}
+    for name, members in gauntlet.named_averages.items():
+        tasks[name] = list(dict.fromkeys(key for member in members for key in tasks.get(member, ())))
+    return tasks
+
+
+def measures(
+    evaluation: Evaluation, names: Mapping[str, str], common: Mapping[str, CommonItems], *, with_others: bool
+) -> dict[str, dict[str, Measure]]:
+    """Return a metric of each task, and `with_others` composites and SCORE's accuracy and consistency, by group."""
+    found: dict[str, dict[str, Measure]] = {'tasks': {}, 'composites': {}, 'score': {}}
+    for key, name in names.items():
+        reason = common[key].reason
+        known = reason is None
+        found['tasks'][key] = evaluation.scores[key].metrics[name] if known else Measure(value=None, reason=reason)
+    if with_others and evaluation.composites is not None:
+        found['composites'].update(evaluation.composites.by_name)
+    for name, score in perturbations(evaluation) if with_others else ():
+        for metric in SCORED:
+            one: Measure = getattr(score, metric)
+            reason = NO_COMMON_ITEM if one.reason == NO_ITEMS else one.reason
+            found['score'][f'{name} {metric}'] = replace(one, reason=reason)
+    return found
+
+
+def perturbations(evaluation: Evaluation) -> Iterator[tuple[str, PerturbationScore]]:
+    """Yield SCORE's data sets under each perturbation, by name."""
+    for dataset, scores in evaluation.robustness.items():
+        yield from ((f'{dataset} {perturbation}', score) for perturbation, score in scores.items())
+
+
+def item_counts(evaluation: Evaluation, common: Mapping[str, CommonItems]) -> dict[str, dict[str, int]]:
+    """Return how many items, of SCORE questions, each measure is of."""
+    gauntlet = evaluation.data.suite.gauntlet
+    tasks = {} if gauntlet is None else tasks_of_composites(gauntlet)
+    num_items = {key: score.num_items for key, score in evaluation.scores.items()}
+    return {
+        'tasks': {key: len(items.keys) for key, items in common.items()},
+        'composites': {name: sum(num_items.get(key, 0) for key in keys) for name, keys in tasks.items()},
+        'score': {f'{n} {metric}': score.num_questions for n, score in perturbations(evaluation) for metric in SCORED},
+    }
+
+
+def metric_names(tasks: Mapping[str, Task], keys: Iterable[str], metric: str | None) -> dict[str, str]:
+    """Return the metric to compare of each task: the one that is wanted, where it has that, or else its accuracy.
+
+    Raises ConfigError where no task has the metric that is wanted.
+    """
+    known = {key: [one.name for one in metrics_of(tasks[key])] for key in keys}
+    names = {key: metric or found[0] for key, found in known.items() if found and metric in (None, *found)}
+    if metric is not None and not names:
+        allowed = sorted({name for found in known.values() for name in found})
+        raise ConfigError(f'--metric: no task has {metric!r}; allowed: {", ".join(allowed)}')
+    return names
+
+
+def corrected(differences: Mapping[str, Difference]) -> dict[str, Difference]:
+    """Return the differences with their p-values corrected for their number."""
+    p_values = holm([one.p_value for one in differences.values()])
+    return {name: replace(one, p_holm=p) for (name, one), p in zip(differences.items(), p_values, strict=True)}
+
+
+def other_words(common: Mapping[str, CommonItems]) -> Iterable[str]:
+    """Yield how many items of which tasks were asked in different words, a line for each set of differing settings."""
+    tasks: dict[str, list[str]] = {}
+    for key, items in common.items():
+        if items.num_other_words:
+            tasks.setdefault(items.causes, []).append(f'{key} {items.num_other_words} of {items.num_shared}')
+    for causes, parts in tasks.items():
+        yield f'asked in different words and left out ({causes}): {", ".join(parts)}'
+
+
+def warnings(first: Run, second: Run, common: Mapping[str, CommonItems]) -> Iterable[str]:
+    """Yield how many items are left out, and in what two runs differ besides the model."""
+    yield from other_words(common)
+    for one, other in ((first, second), (second, first)):
+        if lacking := [key for key in one.results if key not in other.results]:
+            yield f'{other.folder} has no {", ".join(lacking)}'
+    for key, items in common.items():
+        if max(items.num_items) > items.num_shared:
+            yield f'{key}: {items.num_shared} items are in both, of {items.num_items[0]} and {items.num_items[1]}'
+        digests = [run.data.digests.get(key) for run in (first, second)]
+        if None not in digests and digests[0] != digests[1]:
+            yield f'{key}: the data files differ, in rows or their right answers'
+    versions = [(run.record['composites'] or {}).get('version') for run in (first, second)]
+    if None not in versions and versions[0] != versions[1]:
+        yield (
+            f'the gauntlets differ (version {versions[0]} and {versions[1]}): in tasks, shots, rows, weights or '
+            f'settings; composites are made by that of {first.folder}, over the items that both have'
+        )
+    for name in ('semantics', 'fewshot', 'truncation'):
+        values = [run.record['config'].get(name) for run in (first, second)]
+        if values[0] != values[1]:
+            yield f'{name} is {values[0]} and {values[1]}'
+
+
+def trends(runs: Sequence[Run], *, metric: str | None = None, allow_missing: bool = False) -> Trends:
+    """Return the trends of tasks and composites over the items that all checkpoints were asked in the same words.
+
+    `metric` is followed in place of the accuracy, where a task has it.
+    Raises RecordError where checkpoints have no task or item in common, or stand at the same batch.
+    """
+    folder = runs[0].folder.parent
+    batches = [run.batch for run in runs]
+    known = [batch for batch in batches if batch is not None]
+    if len(set(known)) < len(batches):
+        raise RecordError(
+            f'{folder}: holds evaluations that are not of different training batches '
+            f'({", ".join(map(str, batches))}); name the runs one by one to compare them'
+        )
+    if not any(all(key in run.results for run in runs) for key in runs[0].results):
+        raise RecordError(f'{folder}: the evaluations have no task in common')
+    common = common_by_task(runs, f'{folder}: the evaluations have', scored=allow_missing)
+    evaluations = [rescored(run, runs, common, allow_missing=allow_missing) for run in runs]
+    names = metric_names(evaluations[0].tasks, common, metric)
+    found = [measures(one, names, common, with_others=metric is None) for one in evaluations]
+    scores: dict[str, list[Measure]] = {}
+    for one in found:
+        for name, measure in {**one['tasks'], **one['composites']}.items():
+            scores.setdefault(name, []).append(measure)
+    return Trends(
+        batches=known,
+        trends={name: course(known, of_score) for name, of_score in scores.items()},
+        composites=frozenset(found[0]['composites']),
+        warnings=tuple(other_words(common)),
+    )

@@ -1,0 +1,181 @@
+"""The samples of a report page: the first items of each task, with what each run answered and with their prompts.
+
+Prompts are rebuilt from the data files, and shown only if they have the recorded digest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+
+from llmfoundry_gauntlet.errors import ConfigError, DataError
+from llmfoundry_gauntlet.results.runs import Run
+from llmfoundry_gauntlet.tasks import Task
+from llmfoundry_gauntlet.tasks.base import CUT, CUT_SHARE
+from llmfoundry_gauntlet.tasks.score import UNPARSED as NO_ANSWER
+from llmfoundry_gauntlet.tasks.score import ScoreTask, score_task
+from llmfoundry_gauntlet.types import Example, ItemKey, ItemResult, Prompt
+
+KINDS = ('right', 'wrong', 'partly right', 'truncated', 'unparsed', 'unscored')
+RIGHT, WRONG, PARTLY, TRUNCATED, UNPARSED, UNSCORED = KINDS
+PREVIEW = 80  # characters of the end of a prompt in a list
+MAX_CHOICES = 30
+NOT_READ = 'data files were not read'
+CHANGED = 'rebuilt from the data file it differs: data, shots or settings have changed since the evaluation'
+NO_ROW = 'the data file no longer has this row'
+
+PromptOrReason = Prompt | str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """An item with its prompt, or the reason why that is not shown, and its results by number of the run.
+
+    `choices` are the texts that are scored, those that are not known `None`.
+    """
+
+    key: ItemKey
+    prompt: str | None
+    absence: str | None
+    num_shots: int | None
+    choices: Sequence[str | None]
+    results: Sequence[tuple[int, ItemResult]]
+
+    @property
+    def preview(self) -> str:
+        """The end of the prompt in one line."""
+        return ' '.join((self.prompt or '')[-10 * PREVIEW :].split())[-PREVIEW:]
+
+    @property
+    def gold(self) -> int | str | None:
+        """The place of the right choice, or the right answer."""
+        return self.results[0][1].gold
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of all results."""
+        found = {kind for _, result in self.results for kind in kinds_of(result)}
+        return [kind for kind in KINDS if kind in found]
+
+
+def make_samples(runs: Sequence[Run], per_task: int, *, data_root: str | None, with_prompts: bool) -> list[Sample]:
+    """Return the first items of each task, in the order of its samples file, with the results of all runs.
+
+    An item that was asked in other words is another item. `data_root` replaces the recorded one.
+    """
+    found: dict[tuple[ItemKey, str], list[tuple[int, ItemResult]]] = {}
+    for key in dict.fromkeys(key for run in runs for key in run.results):
+        for run in runs:
+            for result in islice(run.results.get(key, ()), per_task):
+                found[result.key, result.prompt_sha256] = []
+    for place, run in enumerate(runs):
+        for result in (result for results in run.results.values() for result in results):
+            if (name := (result.key, result.prompt_sha256)) in found:
+                found[name].append((place, result))
+    prompts: dict[tuple[ItemKey, str], PromptOrReason] = {}
+    for place, run in enumerate(runs if with_prompts else ()):
+        wanted = [results[0][1] for results in found.values() if results[0][0] == place]
+        for result, prompt in find_prompts(run, wanted, data_root):
+            prompts[result.key, result.prompt_sha256] = prompt
+    return [make_sample(results, prompts.get(name, NOT_READ)) for name, results in found.items()]
+
+
+def make_sample(results: Sequence[tuple[int, ItemResult]], prompt: PromptOrReason) -> Sample:
+    """Return one item."""
+    text, choices = (None, ()) if isinstance(prompt, str) else prompt_and_choices(prompt)
+    num_choices = min(MAX_CHOICES, max([len(choices), *(len(result.logprobs or ()) for _, result in results)]))
+    return Sample(
+        key=results[0][1].key,
+        prompt=text,
+        absence=prompt if isinstance(prompt, str) else None,
+        num_shots=None if isinstance(prompt, str) else prompt.num_shots,
+        choices=[*choices, *[None] * (num_choices - len(choices))][:num_choices],
+        results=results,
+    )
+
+
+def prompt_and_choices(prompt: Prompt) -> tuple[str, tuple[str, ...]]:
+    """Return the prompt and the texts to choose from; where each has its own context, together with that."""
+    contexts, continuations = prompt.own_texts, prompt.continuations
+    if len(contexts) > 1:
+        return prompt.preamble, tuple(f'{text} {end}' for text in contexts for end in continuations)
+    return prompt.preamble + contexts[0], continuations
+
+
+def logprob(result: ItemResult, place: int) -> float | None:
+    """Return the log-probability of a choice, `None` unless it is finite."""
+    values = result.logprobs or ()
+    return values[place] if place < len(values) and math.isfinite(values[place]) else None
+
+
+def kinds_of(result: ItemResult) -> list[str]:
+    """Return whether an item is right, wrong or in between, and whether its generation is truncated or unparsed."""
+    if result.credit is None:
+        return [UNSCORED]
+    kinds = [RIGHT if result.credit == 1 else WRONG if result.credit == 0 else PARTLY]
+    if CUT in (result.reason or '') or result.marks.get(CUT_SHARE) == 1:
+        kinds.append(TRUNCATED)
+    has_no_letter = isinstance(result.gold, int) and result.predicted is None
+    if result.text is not None and (result.answer == '' or NO_ANSWER in (result.reason or '') or has_no_letter):
+        kinds.append(UNPARSED)
+    return kinds
+
+
+def find_prompts(
+    run: Run, wanted: Sequence[ItemResult], data_root: str | None
+) -> Iterator[tuple[ItemResult, PromptOrReason]]:
+    """Yield each item with its prompt exactly as it was sent, or why it is not known.
+
+    `data_root` replaces the recorded one. Only files on this machine are read.
+    """
+    by_task: dict[str, list[ItemResult]] = {}
+    for result in wanted:
+        by_task.setdefault(result.key.task, []).append(result)
+    for key, results in by_task.items():
+        task = run.tasks[key]
+        if isinstance(task, ScoreTask):
+            task = score_task(task.spec, run.data.suite.tasks)
+        examples = read_examples(task, data_root or run.data.settings.data_root)
+        if isinstance(examples, str):
+            yield from ((result, examples) for result in results)
+            continue
+        prompts = dict(prompts_of(task, examples, results))
+        for result in results:
+            candidates = prompts.get(shared_key(result.key))
+            yield result, NO_ROW if candidates is None else candidates.get(result.prompt_sha256, CHANGED)
+
+
+def read_examples(task: Task, data_root: str) -> Sequence[Example] | str:
+    """Return a task's examples from local files, or why they cannot be read."""
+    source = task.source or task if isinstance(task, ScoreTask) else task
+    if '://' in source.dataset_uri:
+        return f'its rows are at {source.dataset_uri}, which a report does not read'
+    if not task.has_rows:
+        return f'{source.dataset_uri} is not among the tasks of the run'
+    try:
+        return task.read(data_root).examples
+    except (ConfigError, DataError) as error:
+        return f'its data cannot be read: {error.problems[0]}'
+
+
+def shared_key(key: ItemKey) -> ItemKey:
+    """Return the name of the first generation of the same prompt."""
+    return ItemKey(task=key.task, row=key.row, file=key.file, variant=key.variant)
+
+
+def prompts_of(
+    task: Task, examples: Sequence[Example], results: Sequence[ItemResult]
+) -> Iterator[tuple[ItemKey, dict[str, Prompt]]]:
+    """Yield each item whose row exists with its prompts by digest: with all shots, then with ever fewer."""
+    wanted = {shared_key(result.key) for result in results}
+    asked = [example for example in examples if task.item_key(example) in wanted]
+    for example, shots in task.examples_with_shots(examples, asked):
+        prompts: dict[str, Prompt] = {}
+        with suppress(UnicodeEncodeError):  # half a surrogate pair, which no prompt that was sent has
+            for num_dropped in range(len(shots) + 1):
+                prompt = task.prompt(example, shots[num_dropped:])
+                prompts[prompt.sha256] = prompt
+        yield task.item_key(example), prompts

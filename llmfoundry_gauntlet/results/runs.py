@@ -1,0 +1,129 @@
+"""An evaluation read back from its folder: what was asked, and every item, so that all numbers can be made again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from llmfoundry_gauntlet.config.decode import Problems, decode
+from llmfoundry_gauntlet.config.score import ScoreSpec
+from llmfoundry_gauntlet.config.settings import AUTO, EvaluationSettings
+from llmfoundry_gauntlet.config.tasks import GauntletSpec
+from llmfoundry_gauntlet.errors import ConfigError, RecordError
+from llmfoundry_gauntlet.evaluation.inputs import EvaluationData
+from llmfoundry_gauntlet.evaluation.run import Evaluation, Scores, summarize
+from llmfoundry_gauntlet.evaluation.suite import Suite, decode_task
+from llmfoundry_gauntlet.results.files import RESULTS, find_results, read_results
+from llmfoundry_gauntlet.results.journal import Finished
+from llmfoundry_gauntlet.results.samples import read_samples, samples_file
+from llmfoundry_gauntlet.tasks import Task
+from llmfoundry_gauntlet.tasks.score import score_task
+from llmfoundry_gauntlet.types import ItemResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run(Scores):
+    """One evaluation: its results.json, the tasks as they were asked, and their items."""
+
+    folder: Path
+    record: Mapping[str, Any]
+    data: EvaluationData
+    results: Mapping[str, tuple[ItemResult, ...]]
+
+    @property
+    def tasks(self) -> dict[str, Task]:
+        """The tasks that were run, by key."""
+        return {task.key: task for task in self.data.suite.tasks}
+
+    @property
+    def batch(self) -> int | None:
+        """The training batch that the model is of, None where it is not known."""
+        return (self.record['training'] or {}).get('batch')
+
+
+def read_run(folder: str | Path) -> Run:
+    """The evaluation in a folder. Raises RecordError."""
+    folder = Path(folder)
+    record = read_results(folder)
+    try:
+        data = recorded_data(record, folder / RESULTS)
+    except (KeyError, TypeError) as error:
+        raise RecordError(f'{folder / RESULTS}: cannot be used: {error!r}; evaluate again') from error
+    except ConfigError as error:
+        raise RecordError(
+            [f'{folder / RESULTS}: cannot be used: {text}; evaluate again' for text in error.problems]
+        ) from error
+    results = {task.key: read_samples(folder, task.key) for task in data.suite.tasks}
+    counts = {key: entry.get('num_items') for key, entry in record['tasks'].items()}
+    counts.update({entry['task']: entry['num_items'] for entry in (record['score'] or {}).values()})
+    for key, found in results.items():
+        num_items = len({result.key for result in found})
+        if not num_items == len(found) == counts[key]:
+            raise RecordError(
+                f'{samples_file(folder, key)}: has {len(found)} lines of {num_items} items, but {RESULTS} says '
+                f'{counts[key]}; evaluate again'
+            )
+    return Run(folder=folder, record=record, data=data, results=results)
+
+
+def finished_run(folder: Path) -> Finished | None:
+    """The items of a finished evaluation, None where it does not say what must agree to use them again."""
+    run = read_run(folder)
+    if run.record.get('identity') is None:
+        return None
+    results = {result.key: result for items in run.results.values() for result in items}
+    return Finished(identity=run.record['identity'], results=results)
+
+
+def read_runs(run: str | Path) -> list[Run]:
+    """Every evaluation at or below a folder, in the order of training. Raises RecordError."""
+    return [read_run(folder) for folder, _ in find_results(Path(run))]
+
+
+def recorded_data(record: Mapping[str, Any], path: Path) -> EvaluationData:
+    """What an evaluation was made of, without its rows."""
+    problems = Problems(str(path))
+    asked = {**record['tasks'], **{entry['task']: entry for entry in (record['score'] or {}).values()}}
+    lacking = [key for key, entry in asked.items() if 'spec' not in entry and 'reason' not in entry]
+    if lacking:
+        raise ConfigError(f'it does not say how {", ".join(lacking)} was asked, as an older version has written it')
+    tasks = [recorded_task(entry['spec'], problems) for entry in asked.values() if 'spec' in entry]
+    gauntlet = None
+    if record['composites'] is not None:
+        gauntlet = decode(GauntletSpec, record['composites']['gauntlet'], 'gauntlet', problems)
+    names = {field.name for field in fields(EvaluationSettings)}
+    given = {key: value for key, value in record['config'].items() if key in names} | {'sandbox': AUTO}
+    settings: EvaluationSettings | None = decode(EvaluationSettings, given, 'config', problems)
+    if problems.found or settings is None:
+        raise ConfigError(problems.found)
+    return EvaluationData(
+        settings=settings,
+        suite=Suite(
+            tasks=tuple(task.with_settings(settings) for task in tasks if task is not None),
+            gauntlet=gauntlet,
+            warnings=(),
+        ),
+        examples={},
+        unsupported={key: entry['reason'] for key, entry in record['tasks'].items() if 'spec' not in entry},
+        absent={entry['task']: tuple(entry['absent_files']) for entry in (record['score'] or {}).values()},
+        subset_sizes={key: entry['subset_items'] for key, entry in asked.items() if entry.get('subset_items')},
+        digests={key: entry['data_sha256'] for key, entry in asked.items() if 'data_sha256' in entry},
+    )
+
+
+def recorded_task(spec: Mapping[str, Any], problems: Problems) -> Task | None:
+    """A task as results.json has it."""
+    if 'dataset' in spec:
+        score: ScoreSpec | None = decode(ScoreSpec, spec, 'score', problems)
+        return None if score is None else score_task(score, ())
+    return decode_task(spec, 'tasks', problems)
+
+
+def summarize_again(run: Run, gauntlet: GauntletSpec | None, *, allow_missing: bool) -> Evaluation:
+    """All metrics of a run from its items, as this version has them; with another gauntlet where one is given."""
+    data = run.data
+    if gauntlet is not None:
+        data = replace(data, suite=replace(data.suite, gauntlet=gauntlet))
+    return summarize(data, run.tasks, run.results, run.record['timing']['tasks'], allow_missing=allow_missing)

@@ -1,0 +1,172 @@
+"""Lines of samples files: item results as JSON, written and read back without loss."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from llmfoundry_gauntlet.config.decode import describe
+from llmfoundry_gauntlet.errors import RecordError
+from llmfoundry_gauntlet.types import ItemKey, ItemResult
+
+SAMPLES = 'samples'
+NONE = type(None)
+
+# The fields of a line, and the types that they may be of; of lists and mappings those of their values.
+FIELDS = {
+    'row': (int,),
+    'file': (str, NONE),
+    'variant': (str, NONE),
+    'sample': (int,),
+    'category': (str, NONE),
+    'gold': (int, str, NONE),
+    'predicted': (int, NONE),
+    'credit': (int, float, NONE),
+    'text': (str, NONE),
+    'answer': (str, NONE),
+    'reason': (str, NONE),
+    'prompt_sha256': (str,),
+    'cluster': (str,),
+    'truncated': (bool,),
+}
+LISTS = {
+    'logprobs': (int, float, NONE),
+    'logprobs_alone': (int, float, NONE),
+    'num_tokens': (int,),
+    'num_characters': (int,),
+    'num_bytes': (int,),
+}
+ALWAYS_THERE = ('logprobs', 'num_tokens')
+MAPPINGS = {'marks': (int, float), 'facts': (int, str)}
+
+
+class FieldError(ValueError):
+    """Which field of a line is of another type."""
+
+
+def samples_file(folder: Path, task: str) -> Path:
+    """Where a task's items are, below the folder of an evaluation."""
+    return folder / SAMPLES / f'{task.replace("/", "_")}.jsonl'
+
+
+def sample_line(result: ItemResult) -> str:
+    """One line of a samples file. Log-probabilities that are no finite numbers are null."""
+    key = result.key
+    sample: dict[str, Any] = {
+        'file': key.file,
+        'row': key.row,
+        'category': result.category,
+        'variant': key.variant,
+        'sample': key.sample,
+        'gold': result.gold,
+        'predicted': result.predicted,
+        'credit': result.credit,
+        'logprobs': finite(result.logprobs),
+        'num_tokens': result.num_tokens,
+        'text': result.text,
+        'answer': result.answer,
+        'status': result.status,
+        'reason': result.reason,
+        'prompt_sha256': result.prompt_sha256,
+        'cluster': result.cluster,
+        'truncated': result.truncated,
+    }
+    further: dict[str, Any] = {
+        'num_characters': result.num_characters,
+        'num_bytes': result.num_bytes,
+        'logprobs_alone': finite(result.logprobs_alone),
+        'marks': dict(result.marks),
+        'facts': dict(result.facts),
+    }
+    sample.update({name: value for name, value in further.items() if value})
+    return json.dumps(sample, ensure_ascii=False, allow_nan=False)
+
+
+def parse_sample(task: str, sample: Mapping[str, Any]) -> ItemResult:
+    """The item result of a line's JSON. Raises KeyError, TypeError or ValueError where it is none."""
+    check_fields(sample)
+    int(sample['cluster'] or '0', 16)  # is a number in hexadecimal digits
+    return ItemResult(
+        key=ItemKey(
+            task=task,
+            row=sample['row'],
+            file=sample['file'],
+            variant=sample['variant'],
+            sample=sample['sample'],
+        ),
+        category=sample['category'],
+        gold=sample['gold'],
+        predicted=sample['predicted'],
+        credit=sample['credit'],
+        logprobs=numbers(sample['logprobs']),
+        num_tokens=whole(sample['num_tokens']),
+        reason=sample['reason'],
+        prompt_sha256=sample['prompt_sha256'],
+        truncated=sample['truncated'],
+        text=sample['text'],
+        answer=sample['answer'],
+        marks=sample.get('marks', {}),
+        facts=sample.get('facts', {}),
+        num_characters=whole(sample.get('num_characters')),
+        num_bytes=whole(sample.get('num_bytes')),
+        logprobs_alone=numbers(sample.get('logprobs_alone')),
+        cluster=sample['cluster'],
+    )
+
+
+def check_fields(sample: Mapping[str, Any]) -> None:
+    """Raises KeyError for a field that is not there, FieldError for one that is of another type."""
+    for name, kinds in FIELDS.items():
+        check_type(name, sample[name], kinds)
+    for name, kinds in LISTS.items():
+        values = sample[name] if name in ALWAYS_THERE else sample.get(name)
+        check_type(name, values, (list, NONE))
+        for place, value in enumerate(values or ()):
+            check_type(f'{name}[{place}]', value, kinds)
+    for name, kinds in MAPPINGS.items():
+        found = sample.get(name, {})
+        check_type(name, found, (dict,))
+        for key, value in found.items():
+            check_type(f'{name}.{key}', value, kinds)
+
+
+def check_type(name: str, value: object, kinds: tuple[type, ...]) -> None:
+    """Raises FieldError unless the value is of one of these very types, as JSON gives them."""
+    if type(value) not in kinds:
+        raise FieldError(f'{name} is {describe(value)}')
+
+
+def read_samples(folder: Path, task: str) -> tuple[ItemResult, ...]:
+    """A task's items in the order of the file. Raises RecordError."""
+    path = samples_file(folder, task)
+    results = []
+    try:
+        with path.open(encoding='utf-8') as lines:
+            for number, line in enumerate(lines, 1):
+                try:
+                    results.append(parse_sample(task, json.loads(line)))
+                except FieldError as error:
+                    raise RecordError(f'{path}:{number}: {error}; evaluate again') from error
+                except (ValueError, KeyError, TypeError) as error:
+                    raise RecordError(f'{path}:{number}: is no sample of this version: {error!r}') from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecordError(f'{path}: cannot be read: {error}') from error
+    return tuple(results)
+
+
+def finite(values: Sequence[float] | None) -> list[float | None] | None:
+    """The values, None for those that JSON has no word for."""
+    return None if values is None else [value if math.isfinite(value) else None for value in values]
+
+
+def numbers(values: Sequence[float | None] | None) -> tuple[float, ...] | None:
+    """The values, NaN for None."""
+    return None if values is None else tuple(math.nan if value is None else value for value in values)
+
+
+def whole(values: Sequence[int] | None) -> tuple[int, ...] | None:
+    """The values as they were."""
+    return None if values is None else tuple(values)

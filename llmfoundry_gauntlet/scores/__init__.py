@@ -1,1 +1,0 @@
-"""Metrics and composites from item results: numbers only."""

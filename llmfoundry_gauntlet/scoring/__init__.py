@@ -1,0 +1,1 @@
+"""Scorers: an output and a gold become a score."""

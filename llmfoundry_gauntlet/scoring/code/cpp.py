@@ -1,0 +1,226 @@
+"""Builds C++ programs in the sandbox: a completion and a test of separate sources, which share none of their text."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import logging
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmfoundry_gauntlet.config.resources import cache_folder
+from llmfoundry_gauntlet.data.atomic import write_atomically
+from llmfoundry_gauntlet.scoring.code.languages import COMPILER, RUNNERS, runner
+from llmfoundry_gauntlet.scoring.code.programs import Program, signature_of
+from llmfoundry_gauntlet.scoring.code.sandbox import (
+    INSIDE,
+    MIB,
+    Command,
+    Limits,
+    Mount,
+    Sandbox,
+    file_in_memory,
+    started,
+)
+from llmfoundry_gauntlet.scoring.code.verdicts import CannotJudge, Undecided
+
+log = logging.getLogger(__name__)
+
+_building = threading.Lock()
+
+FLAGS = '-std=c++17 -w'
+COMMON = f'{FLAGS} -include "$FILES/common.hpp"'
+WITH_CALLS = '-include "$FILES/remote.hpp"'
+BUILD_LIMITS = Limits(cpu_seconds=8, threads=32, file_bytes=64 * MIB, tmp_bytes=256 * MIB)
+HEADER_LIMITS = Limits(cpu_seconds=60, threads=32, file_bytes=512 * MIB, tmp_bytes=600 * MIB, memory_bytes=2048 * MIB)
+BUILD_SECONDS = 60.0  # for what is ours
+KEPT = 32  # problems whose test is kept built
+NOT_BUILT = 'does not compile'
+
+TEST = """{prelude}
+static gauntlet::Asked gauntlet_asked;
+std::decay_t<{returns}> gauntlet_{name}({parameters}) {{ return gauntlet::call<{returns}>({names}); }}
+#define {name} gauntlet_{name}
+{test}
+"""
+SERVER = """using namespace std;
+{returns} {name}({parameters});
+int main() {{
+  {returns} (*function)({parameters}) = ::{name};
+  return gauntlet::serve(function);
+}}
+"""
+PAIRS = """
+#include <cstdlib>
+{overloads}
+int main() {{
+{checks}
+}}
+"""
+SAME = 'inline bool issame({type} a, {type} b) {{ return {test}; }}'
+KNOWN_CHECK = '  if (!issame({call}, {wanted})) std::abort();'
+EQUAL_CHECK = '  {{ {returns} expected = {wanted}; if (!({call} == expected)) std::abort(); }}'
+CLOSE = 'std::abs(a - b) < 1e-4'
+ALL_CLOSE = (
+    'a.size() == b.size() && '
+    'std::equal(a.begin(), a.end(), b.begin(), [](double a, double b) { return std::abs(a - b) < 1e-4; })'
+)
+EQUAL_TYPES = (
+    *('std::string', 'char', 'int', 'long long', 'bool', 'std::vector<std::string>', 'std::vector<int>'),
+    *('std::vector<std::vector<int>>', 'std::map<char, int>', 'std::map<std::string, int>'),
+)
+CLOSE_TYPES = {'double': CLOSE, 'std::vector<float>': ALL_CLOSE}
+COMPLETION = '#define main gauntlet_unused_main\n'  # a completion's own main is not run
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What all completions of a problem share: the test's program, and the object that serves calls."""
+
+    test: bytes
+    server: bytes
+
+
+def build_completion(problem: Problem, code: str, sandbox: Sandbox, deadline: float) -> bytes:
+    """The program that a completion makes. Raises Undecided where it is not built."""
+    built = build(
+        f'{COMPILER} {COMMON} "$FILES/completion.cpp" "$FILES/server.o" -o "$TMPDIR/program" && cat "$TMPDIR/program"',
+        header_mounts(sandbox),
+        {'completion.cpp': (COMPLETION + code).encode(errors='replace'), 'server.o': problem.server},
+        sandbox,
+        deadline,
+    )
+    if built is None:
+        raise Undecided(NOT_BUILT)
+    return built
+
+
+@functools.lru_cache(maxsize=KEPT)
+def build_problem(program: Program, sandbox: Sandbox) -> Problem:
+    """Builds what is the problem's own.
+
+    Raises CannotJudge where that fails, Undecided where it is by pairs, of which some are wrong in the data.
+    """
+    failure = CannotJudge if program.pairs is None else Undecided
+    try:
+        signature = signature_of(program)
+        names = ', '.join(signature.names)
+    except ValueError as error:
+        raise failure(f'the problem cannot be run: {error}') from None
+    parts = {'returns': signature.returns, 'name': signature.name, 'parameters': signature.parameters, 'names': names}
+    test = TEST.format(prelude=program.prelude, test=test_of(program, signature.returns), **parts)
+    server = SERVER.format(prelude=program.prelude, **parts)
+    deadline = time.monotonic() + BUILD_SECONDS
+    try:
+        built_test, built_server = [
+            build(
+                f'{COMPILER} {COMMON} {options} "$FILES/{name}.cpp" -o "$TMPDIR/built" && cat "$TMPDIR/built"',
+                (*header_mounts(sandbox), runner('remote.hpp')),
+                {f'{name}.cpp': source.encode(errors='replace')},
+                sandbox,
+                deadline,
+            )
+            for name, source, options in (('test', test, WITH_CALLS), ('server', server, f'{WITH_CALLS} -c'))
+        ]
+    except Undecided as reason:
+        raise CannotJudge(f'the test: {reason}') from None
+    if built_test is None or built_server is None:
+        raise failure('the test does not compile')
+    return Problem(built_test, built_server)
+
+
+def test_of(program: Program, returns: str) -> str:
+    """The test's source; of pairs one that compares every result.
+
+    As Composer 0.17 did, floats within 1e-4; results of types that it did not know must be equal.
+    """
+    if program.pairs is None:
+        return program.test
+    overloads = [SAME.format(type=kind, test='a == b') for kind in EQUAL_TYPES]
+    overloads += [SAME.format(type=kind, test=test) for kind, test in CLOSE_TYPES.items()]
+    bare = returns.replace(' ', '').replace('std::', '')
+    known = bare in {kind.replace(' ', '').replace('std::', '') for kind in (*EQUAL_TYPES, *CLOSE_TYPES, 'float')}
+    check = KNOWN_CHECK if known else EQUAL_CHECK
+    checks = [
+        check.format(call=f'{program.target}({given})', wanted=wanted, returns=returns)
+        for given, wanted in program.pairs
+    ]
+    return PAIRS.format(overloads='\n'.join(overloads), checks='\n'.join(checks))
+
+
+def build(
+    script: str,
+    mounts: Sequence[Mount],
+    files: Mapping[str, bytes],
+    sandbox: Sandbox,
+    deadline: float,
+    limits: Limits = BUILD_LIMITS,
+) -> bytes | None:
+    """What a shell script in the sandbox writes, given these files; None where it fails. Raises Undecided in time."""
+    with contextlib.ExitStack() as stack:
+        ours = [
+            Mount(stack.enter_context(file_in_memory(content)), f'{INSIDE}/{name}') for name, content in files.items()
+        ]
+        output = stack.enter_context(file_in_memory(b''))
+        command = Command(arguments=('sh', '-c', script), mounts=(*mounts, *ours), limits=limits, may_fork=True)
+        with started(sandbox, command, stdout=output) as running:
+            try:
+                status = running.wait(deadline - time.monotonic())
+            except subprocess.TimeoutExpired:
+                raise Undecided('not compiled in time') from None
+            running.check_started()
+        return os.pread(output, os.fstat(output).st_size, 0) if status == 0 else None
+
+
+def header_mounts(sandbox: Sandbox) -> tuple[Mount, ...]:
+    """The header of all programs, and the same compiled, if it can be kept in the user's cache folder."""
+    with _building:
+        return compiled_header(sandbox)
+
+
+@functools.lru_cache(maxsize=1)
+def compiled_header(sandbox: Sandbox) -> tuple[Mount, ...]:
+    """As `header_mounts`; built once for a compiler."""
+    header = runner('common.hpp')
+    folder = cache_folder('headers')
+    if folder is None:
+        return (header,)
+    try:
+        version = subprocess.run([COMPILER, '--version'], capture_output=True, check=True).stdout
+    except subprocess.CalledProcessError as error:
+        raise CannotJudge(f'{COMPILER} --version: {error}') from None
+    content = (RUNNERS / 'common.hpp').read_bytes()
+    digest = hashlib.sha256(b'\0'.join([version, FLAGS.encode(), content])).hexdigest()[:16]
+    compiled = folder / f'{digest}.gch'
+    if not os.path.exists(compiled):
+        try:
+            built = build(
+                f'cp "$FILES/common.hpp" "$TMPDIR" && {COMPILER} {FLAGS} -x c++-header "$TMPDIR/common.hpp" '
+                '-o "$TMPDIR/common.hpp.gch" && cat "$TMPDIR/common.hpp.gch"',
+                (header,),
+                {},
+                sandbox,
+                time.monotonic() + BUILD_SECONDS,
+                HEADER_LIMITS,
+            )
+        except Undecided:
+            built = None
+        if built is None or not keep(compiled, built):
+            return (header,)
+    return (header, Mount(str(compiled), f'{header.target}.gch'))
+
+
+def keep(path: Path, content: bytes) -> bool:
+    """Writes a file that others may read or write as well; whether it could."""
+    try:
+        write_atomically(path, [content])
+    except OSError as error:
+        log.warning('%s: the compiled header is not kept, programs take longer to build: %s', path, error)
+        return False
+    return True

@@ -1,0 +1,110 @@
+"""Whether a completion solves its problem: it and the test run apart, and only plain values cross.
+
+The verdict is the test's process's. What the completion's process prints, exits with or does to itself is of no
+consequence; it can only answer calls, wrongly or rightly. What cannot be decided in time is wrong, with a reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import time
+
+from llmfoundry_gauntlet.scoring.code.cpp import build_completion, build_problem
+from llmfoundry_gauntlet.scoring.code.languages import LANGUAGES, Interpreter, cpp_command
+from llmfoundry_gauntlet.scoring.code.programs import Program, make_program, whole_text
+from llmfoundry_gauntlet.scoring.code.sandbox import Sandbox, file_in_memory, started
+from llmfoundry_gauntlet.scoring.code.servers import Pipes, server_for
+from llmfoundry_gauntlet.scoring.code.verdicts import LATE, CannotJudge, Undecided, Verdict
+
+SELF_TEST_SECONDS = 60.0
+SECONDS = 10.0  # of wall time, for a completion and all that is done for it
+
+ENDED = 'the program ended before its test did'
+NOT_PLAIN = 'the result of a call is no plain value'
+UNEXPECTED = 'the result of a call is not the expected one'
+STATUSES = {  # 90 to 92 are those of runners/remote.hpp
+    90: ENDED,
+    91: NOT_PLAIN,
+    92: 'the test makes no call',
+    signal.SIGPIPE: ENDED,
+    128 + signal.SIGPIPE: ENDED,
+    signal.SIGABRT: UNEXPECTED,
+    128 + signal.SIGABRT: UNEXPECTED,
+}
+
+
+def judge(program: Program, completion: str, sandbox: Sandbox, *, seconds: float = SECONDS) -> Verdict:
+    """Runs a completion against its problem's test.
+
+    Raises CannotJudge or OSError where that could not be done, by no fault of the completion's.
+    """
+    code = whole_text(program, completion)
+    try:
+        interpreter = LANGUAGES[program.language].interpreter
+        if interpreter is None:
+            return judge_cpp(program, code, sandbox, seconds)
+        return judge_script(program, code, interpreter, sandbox, time.monotonic() + seconds)
+    except Undecided as reason:
+        return Verdict(False, str(reason))
+
+
+def self_test(language: str, sandbox: Sandbox) -> str | None:
+    """Why no program of a language can be run here, None where a simple one passes."""
+    prompt, test, solution = LANGUAGES[language].simple
+    program = make_program(language=language, prompt=prompt, entry_point='f', test=test)
+    try:
+        verdict = judge(program, solution, sandbox, seconds=SELF_TEST_SECONDS)
+    except (CannotJudge, OSError) as error:
+        return f'{language} programs cannot be run here: {error}'
+    return None if verdict.passed else f'{language} programs cannot be run here: {verdict.reason}'
+
+
+def judge_script(program: Program, code: str, interpreter: Interpreter, sandbox: Sandbox, deadline: float) -> Verdict:
+    """A program of an interpreted language."""
+    test = {'prelude': program.prelude, 'target': program.target, 'test': program.test, 'pairs': program.pairs}
+    while True:
+        server = server_for(interpreter, sandbox)
+        is_fresh = server.num_run == 0
+        try:
+            running = server.start_completion({'code': code, 'target': program.target})
+            try:
+                said = server.run(test, deadline)
+                running.check_started()
+            finally:
+                running.stop()
+        except (Undecided, OSError):
+            server.close()
+            raise
+        if said:
+            verdict = json.loads(said)
+            return Verdict(verdict['passed'], verdict['reason'])
+        server.close()
+        if is_fresh:  # else it may have ended for what another test had done
+            raise Undecided('the test ended without a verdict')
+
+
+def judge_cpp(program: Program, code: str, sandbox: Sandbox, seconds: float) -> Verdict:
+    """A C++ program: its verdict is the exit status of the test's process, in which none of its code is."""
+    problem = build_problem(program, sandbox)  # whose time is not the completion's
+    deadline = time.monotonic() + seconds
+    completion = build_completion(problem, code, sandbox, deadline)
+    with contextlib.ExitStack() as stack:
+        pipes = Pipes()
+        stack.callback(pipes.close_all)
+        (calls, their_calls), (their_results, results) = pipes.make(), pipes.make()
+        both = []
+        for image, *ends in ((completion, calls, results), (problem.test, their_calls, their_results)):
+            command = cpp_command(stack.enter_context(file_in_memory(image)), *ends)
+            both.append(stack.enter_context(started(sandbox, command, pass_fds=ends)))
+            pipes.close(*ends)
+        try:
+            status = both[-1].wait(deadline - time.monotonic())
+        except subprocess.TimeoutExpired:
+            raise Undecided(LATE) from None
+        for running in both:
+            running.check_started()
+        reason = STATUSES.get(abs(status), f'the test ended with status {status}')
+        return Verdict(status == 0, reason if status else None)

@@ -1,0 +1,392 @@
+"""Runs a hostile program as one confined process: bubblewrap's namespaces, a seccomp filter, and limits.
+
+Inside there is no network, no file of the user's, no environment, no other process, and one small temporary folder in
+memory. The program can make threads but no process, so that killing it leaves nothing, and the limits of one process
+are the limits of all that it does.
+
+Where bubblewrap is absent, util-linux' `unshare` and a launcher of ours do the same from the same options. Either is
+called in one of two ways. As root the program is given a user id of its own, which owns nothing. A plain user gets a
+user namespace. Where neither works nothing is run, unless the caller asks for `rlimits` (limits alone: the program sees
+the user's files and the network) or `none`.
+
+Not covered: under bubblewrap the names of empty files in `/tmp` take memory that is counted nowhere (a program that
+makes nothing else gets to 750 MB), and with `rlimits` or `none` a program may leave its process group and live on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import platform
+import secrets
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from llmfoundry_gauntlet.scoring.code.seccomp import seccomp_filter
+from llmfoundry_gauntlet.scoring.code.verdicts import SandboxError
+
+AUTO, BUBBLEWRAP, NAMESPACES, RLIMITS, NONE = 'auto', 'bubblewrap', 'namespaces', 'rlimits', 'none'
+CONFINE = Path(__file__).parent / 'runners' / 'confine.py'
+MIB = 2**20
+INSIDE = '/gauntlet'  # our files in a sandbox; a shell script finds them by the variable FILES
+SYSTEM = ('/bin', '/sbin', '/lib', '/lib32', '/lib64', '/etc/alternatives', '/etc/ld.so.cache', '/nix/store')
+FIRST_UID, NUM_UIDS = 20_000, 45_000  # below what a container usually has
+NOT_THE_SYSTEMS = (  # what lies under /usr and may be a user's, or differs from machine to machine
+    *('/usr/src', '/usr/local/src', '/usr/lib/python3/dist-packages'),
+    *('/usr/local/lib/python3*/dist-packages', '/usr/local/lib/python3*/site-packages'),
+)
+PROBE_SECONDS = 20
+MAX_SAID = 2000  # bytes of what a sandbox says of itself
+INSTALL = 'install bubblewrap (Debian: apt-get install bubblewrap)'
+ALLOW = 'or allow programs without isolation: sandbox: rlimits (limits alone), sandbox: none'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one program may use. `counts_reserved` is whether address space counts, or only what can be written to."""
+
+    cpu_seconds: int = 5
+    memory_bytes: int = 1024 * MIB
+    counts_reserved: bool = True
+    file_bytes: int = 32 * MIB
+    tmp_bytes: int = 64 * MIB
+    threads: int = 64
+    open_files: int = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A file or folder of ours inside the sandbox: a path, or an open file's descriptor, to be read at `target`."""
+
+    source: str | int
+    target: str
+    is_program: bool = False
+
+    def path(self, folder: str | None) -> str:
+        """Where a program finds it: at its target, or without isolation in a private folder."""
+        if folder is None or self.source == self.target:
+            return self.target
+        return os.path.join(folder, os.path.basename(self.target))
+
+    def put_into(self, folder: str) -> None:
+        """Puts it where it is found without isolation."""
+        path = self.path(folder)
+        if isinstance(self.source, str):
+            if path != self.source:
+                os.symlink(self.source, path)
+            return
+        with open(path, 'wb') as stream:
+            stream.write(os.pread(self.source, os.fstat(self.source).st_size, 0))
+        os.chmod(path, 0o500 if self.is_program else 0o400)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A program with its arguments; a Mount among these stands for its path. `hidden` folders appear empty."""
+
+    arguments: tuple[str | Mount, ...]
+    mounts: tuple[Mount, ...] = ()
+    hidden: tuple[str, ...] = ()
+    limits: Limits = Limits()
+    may_fork: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def descriptors(self) -> list[int]:
+        """Those of the mounts."""
+        return [mount.source for mount in self.mounts if isinstance(mount.source, int)]
+
+
+class Running:
+    """A program that was started. `stop` leaves nothing of it.
+
+    `errors` is the descriptor of what was said before the program itself began, which is nothing if all went well.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], errors: int, folder: str | None) -> None:
+        self.process = process
+        self._errors = errors
+        self._folder = folder
+
+    def check_started(self) -> None:
+        """Raises OSError where the sandbox could not be set up, so that what the program did means nothing."""
+        if said := os.pread(self._errors, MAX_SAID, 0).decode(errors='replace').strip():
+            raise OSError(said.splitlines()[-1])
+
+    def wait(self, seconds: float) -> int:
+        """The exit status, negative for a signal. Raises subprocess.TimeoutExpired."""
+        ended = os.pidfd_open(self.process.pid)
+        try:
+            if not select.select([ended], [], [], max(0.0, seconds))[0]:
+                raise subprocess.TimeoutExpired(self.process.args, seconds)
+        finally:
+            os.close(ended)
+        return self.process.wait()
+
+    def _kill_children(self) -> None:
+        """Kills what bubblewrap may have started before it asked to die with its parent."""
+        pid = self.process.pid
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGSTOP)  # it starts no more
+            os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+            for child in Path(f'/proc/{pid}/task/{pid}/children').read_text().split():
+                os.kill(int(child), signal.SIGKILL)
+
+    def stop(self) -> None:
+        """Kills the program and whatever belongs to it, and waits until it is gone."""
+        if self.process.returncode is None:
+            self._kill_children()
+        if self.process.returncode is None or self._folder is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        os.close(self._errors)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """A way to run programs: `level` is what confines them, `as_root` how they come to a user of their own."""
+
+    level: str
+    as_root: bool = False
+
+    @property
+    def is_isolated(self) -> bool:
+        """Whether programs see nothing of the user's."""
+        return self.level in (BUBBLEWRAP, NAMESPACES)
+
+    def __str__(self) -> str:
+        return {
+            BUBBLEWRAP: 'bubblewrap, no network, no files of yours',
+            NAMESPACES: 'namespaces, no network, no files of yours',
+            RLIMITS: 'limits alone: programs see your files and the network',
+            NONE: 'none: programs run as you',
+        }[self.level]
+
+    def start(
+        self,
+        command: Command,
+        *,
+        stdin: int = subprocess.DEVNULL,
+        stdout: int = subprocess.DEVNULL,
+        pass_fds: Sequence[int] = (),
+    ) -> Running:
+        """Starts a program in a process group of its own; descriptors keep their numbers inside."""
+        with contextlib.ExitStack() as after_failure, contextlib.ExitStack() as always:
+            errors = in_memory(b'')
+            after_failure.callback(os.close, errors)
+            folder = None
+            if not self.is_isolated:
+                folder = tempfile.mkdtemp(prefix='gauntlet-')
+                after_failure.callback(shutil.rmtree, folder, ignore_errors=True)
+            opened: list[int] = []
+            always.callback(close_all, opened)
+            process = subprocess.Popen(
+                self._line(command, folder, opened),
+                stdin=stdin,
+                stdout=stdout,
+                stderr=errors,
+                cwd=folder or '/',
+                env={**environment(folder), **command.environment},
+                pass_fds=[*pass_fds, *opened, *command.descriptors],
+                start_new_session=True,
+            )
+            after_failure.pop_all()
+        return Running(process, errors, folder)
+
+    def _line(self, command: Command, folder: str | None, opened: list[int]) -> list[str]:
+        """The whole command line. Descriptors that it needs are appended to `opened`."""
+        if folder is not None:
+            for mount in command.mounts:
+                mount.put_into(folder)
+        arguments = [part.path(folder) if isinstance(part, Mount) else part for part in command.arguments]
+        quiet = ['sh', '-c', 'exec "$@" 2>/dev/null', 'sh', *arguments]
+        if self.level == NONE:
+            return quiet
+        limited = [*prlimit(command.limits, counts_threads=self.is_isolated and self._has_threads()), *quiet]
+        if self.level == RLIMITS:
+            return limited
+        opened.append(in_memory(seccomp_filter(may_fork=command.may_fork)))
+        options = [*self._options(command), '--seccomp', str(opened[0])]
+        opened.append(in_memory(b''.join(option.encode() + b'\0' for option in options)))
+        options_from = ['--args', str(opened[1])]
+        if self.level == BUBBLEWRAP:
+            return ['bwrap', *options_from, '--', *self._user(), *limited]
+        return [*self._unshare(), *options_from, '--starter', str(os.getpid()), '--', *self._user(), *limited]
+
+    def _unshare(self) -> list[str]:
+        """Our launcher in new namespaces, where it does what bubblewrap would."""
+        line = ['setpriv', '--pdeathsig', 'KILL', '--', 'unshare']
+        if not self.as_root:
+            line += ['--user', f'--map-user={FIRST_UID}', f'--map-group={FIRST_UID}', '--keep-caps']
+        line += ['--mount', '--pid', '--net', '--ipc', '--uts', '--fork', '--kill-child=KILL', '--']
+        python = os.path.realpath(sys.executable)
+        return [*line, python, '-I', '-S', '-B', str(CONFINE)]
+
+    def _options(self, command: Command) -> Iterator[str]:
+        yield from ('--die-with-parent', '--new-session', '--unshare-ipc', '--unshare-pid', '--unshare-net')
+        yield from ('--unshare-uts', '--hostname', 'sandbox', '--unshare-cgroup-try', '--cap-drop', 'ALL')
+        if self.as_root:
+            yield from ('--cap-add', 'CAP_SETUID', '--cap-add', 'CAP_SETGID')
+        else:
+            yield from ('--unshare-user', '--uid', str(FIRST_UID), '--gid', str(FIRST_UID))
+        yield from ('--perms', '0755', '--dir', '/etc')
+        yield from system_mounts()
+        yield from ('--proc', '/proc', '--size', '4096', '--tmpfs', '/proc/1', '--remount-ro', '/proc/1')
+        yield from ('--remount-ro', '/proc', '--dev', '/dev', '--remount-ro', '/dev')
+        yield from ('--perms', '1777', '--size', str(command.limits.tmp_bytes), '--tmpfs', '/tmp')
+        for folder in sorted({parent for mount in command.mounts for parent in parents(mount.target)}):
+            yield from ('--perms', '0755', '--dir', folder)
+        for mount in command.mounts:
+            if isinstance(mount.source, int):
+                mode = '0555' if mount.is_program else '0444'
+                yield from ('--perms', mode, '--ro-bind-data', str(mount.source), mount.target)
+            else:
+                yield from ('--ro-bind', mount.source, mount.target)
+        for folder in command.hidden:
+            yield from ('--size', '4096', '--tmpfs', folder, '--remount-ro', folder)
+        yield from ('--remount-ro', '/', '--chdir', '/tmp')
+
+    def _has_threads(self) -> bool:
+        """Whether threads are counted for a program alone: its own user's, or since Linux 5.14 its namespace's."""
+        version = tuple(int(number) for number in platform.release().split('-')[0].split('.')[:2])
+        return self.as_root or version >= (5, 14)
+
+    def _user(self) -> list[str]:
+        """As root: a user of this program's own, so that its limit of threads is its own, and no privileges."""
+        if not self.as_root:
+            return []
+        user = FIRST_UID + secrets.randbelow(NUM_UIDS)
+        return ['setpriv', f'--reuid={user}', f'--regid={user}', '--clear-groups', '--inh-caps=-all', '--']
+
+
+def prlimit(limits: Limits, *, counts_threads: bool) -> list[str]:
+    """The command that sets limits."""
+    memory = 'as' if limits.counts_reserved else 'data'
+    line = ['prlimit', f'--{memory}={limits.memory_bytes}', f'--cpu={limits.cpu_seconds}', '--core=0']
+    line += [f'--fsize={limits.file_bytes}', f'--nofile={limits.open_files}']
+    if counts_threads:
+        line.append(f'--nproc={limits.threads}')
+    return [*line, '--']
+
+
+@functools.cache
+def system_mounts() -> tuple[str, ...]:
+    """The system's programs and libraries, as bubblewrap's options."""
+    options = ['--ro-bind', '/usr', '/usr']
+    for name in SYSTEM:
+        path = Path(name)
+        if path.is_symlink():
+            options += ['--symlink', os.readlink(path), name]
+        elif path.exists():
+            options += ['--ro-bind', name, name]
+    for pattern in NOT_THE_SYSTEMS:
+        for folder in Path('/').glob(pattern.lstrip('/')):
+            if folder.is_dir() and not folder.is_symlink():
+                options += ['--size', '4096', '--tmpfs', str(folder), '--remount-ro', str(folder)]
+    return tuple(options)
+
+
+def parents(target: str) -> list[str]:
+    """The folders above a path that the system's mounts do not have."""
+    return [str(folder) for folder in Path(target).parents if str(folder) != '/' and not folder.is_relative_to('/usr')]
+
+
+def environment(folder: str | None) -> dict[str, str]:
+    """All that a program knows of its surroundings. `folder` is its own where it is not isolated."""
+    own = folder or '/tmp'
+    path = '/usr/local/bin:/usr/bin:/bin'
+    return {'PATH': path, 'HOME': own, 'TMPDIR': own, 'LANG': 'C.UTF-8', 'FILES': folder or INSIDE}
+
+
+def in_memory(content: bytes) -> int:
+    """A descriptor from which this can be read, of a file that is in memory alone."""
+    descriptor = os.memfd_create('gauntlet', os.MFD_CLOEXEC)
+    try:
+        with open(descriptor, 'wb', closefd=False) as stream:
+            stream.write(content)
+    except OSError:
+        os.close(descriptor)
+        raise
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
+
+
+def close_all(descriptors: list[int]) -> None:
+    """Closes those that are in the list by now."""
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def file_in_memory(content: bytes) -> Iterator[int]:
+    """Its descriptor, for as long as it is wanted here."""
+    descriptor = in_memory(content)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def started(sandbox: Sandbox, command: Command, **descriptors: Any) -> Iterator[Running]:
+    """A program while it runs, with descriptors as `start` has them; nothing is left of it afterwards."""
+    running = sandbox.start(command, **descriptors)
+    try:
+        yield running
+    finally:
+        running.stop()
+
+
+@functools.cache
+def find_sandbox(asked: str = AUTO) -> Sandbox:
+    """The sandbox of this machine, tried out. Raises SandboxError where there is none, with what is missing."""
+    if asked == NONE:
+        return Sandbox(NONE)
+    if not shutil.which('prlimit'):
+        raise SandboxError('code tasks: prlimit is missing; install util-linux, or allow sandbox: none')
+    if asked == RLIMITS:
+        return Sandbox(RLIMITS)
+    if not sys.platform.startswith('linux'):
+        raise SandboxError(f'code tasks: programs are confined on Linux alone; {ALLOW}')
+    tools = {BUBBLEWRAP: ('bwrap',), NAMESPACES: ('unshare', 'setpriv')}
+    failures = []
+    for level, needed in tools.items():
+        if missing := [tool for tool in needed if not shutil.which(tool)]:
+            failures.append(f'{level}: {missing[0]} is missing')
+            continue
+        for as_root in (True, False) if os.geteuid() == 0 else (False,):
+            failure = try_out(Sandbox(level, as_root=as_root))
+            if failure is None:
+                return Sandbox(level, as_root=as_root)
+            failures.append(f'{level}: {failure}')
+    raise SandboxError(
+        f'code tasks: programs cannot be confined here ({"; ".join(failures)}); {INSTALL}, allow namespaces '
+        f'(sysctl kernel.unprivileged_userns_clone=1, or a container with CAP_SYS_ADMIN), {ALLOW}'
+    )
+
+
+def try_out(sandbox: Sandbox) -> str | None:
+    """Why a sandbox cannot be used, None where it can: a shell runs in it, and cannot make a second process."""
+    for script, works in (('test -e /usr && test ! -e /home && test ! -e /root', True), ('(:)', False)):
+        command = Command(arguments=('sh', '-c', script))
+        try:
+            with started(sandbox, command) as running:
+                status = running.wait(PROBE_SECONDS)
+                running.check_started()
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return str(error)
+        if (status == 0) != works:
+            return f'{script!r} went wrong'
+    return None

@@ -1,0 +1,181 @@
+"""Processes that run the tests of many programs, one after another, and those that wait for the programs.
+
+A program has a process and a sandbox to itself, started while the ones before it are judged. Its test, which is not the
+model's, shares these with other tests: it has a process of its own in Python, and a context of its own in JavaScript.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import threading
+import time
+import weakref
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from llmfoundry_gauntlet.scoring.code.languages import COMPLETION, TESTS, Interpreter
+from llmfoundry_gauntlet.scoring.code.sandbox import Running, Sandbox
+from llmfoundry_gauntlet.scoring.code.verdicts import LATE, Undecided
+
+NUM_TESTS = 16  # of one process
+NUM_WAITING = 2  # processes started ahead of their programs
+IDLE_SECONDS = 10.0  # after which no process is used again; by itself it ends after three times as long
+MAX_VERDICT = 65536  # bytes
+
+_of_thread = threading.local()  # a sandbox dies with the thread that started it
+
+
+class Pipes:
+    """Pipes whose ends are closed with them, or one by one."""
+
+    def __init__(self) -> None:
+        self._open: set[int] = set()
+
+    def make(self) -> tuple[int, int]:
+        """The end to read from, and the end to write to."""
+        ends = os.pipe()
+        self._open.update(ends)
+        return ends
+
+    def close(self, *ends: int) -> None:
+        """Closes these."""
+        for end in ends:
+            self._open.discard(end)
+            os.close(end)
+
+    def close_all(self) -> None:
+        """Closes those that are open."""
+        self.close(*self._open)
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A process of a completion's that has started, and is told its program through a pipe."""
+
+    running: Running
+    program: int
+    since: float
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it is alive, and will be for a while."""
+        return time.monotonic() - self.since <= IDLE_SECONDS and self.running.process.poll() is None
+
+
+class TestServer:
+    """A process that runs tests, and the ones ahead of it that run their completions. With the object all end."""
+
+    __test__ = False  # pytest, it is no test
+
+    def __init__(self, interpreter: Interpreter, sandbox: Sandbox) -> None:
+        self.num_run = 0
+        self._sandbox = sandbox
+        self._command = interpreter
+        self._pipes = Pipes()
+        self._waiting: list[Waiting] = []
+        self._last_used = time.monotonic()
+        with ExitStack() as after_failure:
+            after_failure.callback(self._pipes.close_all)
+            tests, self._tests = self._pipes.make()
+            self._verdicts, verdicts = self._pipes.make()
+            pairs = [(*self._pipes.make(), *self._pipes.make()) for _ in range(NUM_TESTS)]
+            self._ends = [(calls, results) for calls, _, _, results in pairs]
+            theirs = [verdicts, *(end for _, calls, results, _ in pairs for end in (calls, results))]
+            command = self._command(TESTS, *theirs, num_tests=NUM_TESTS)
+            self._running = sandbox.start(command, stdin=tests, pass_fds=theirs)
+            after_failure.pop_all()
+        self.close = weakref.finalize(self, end_processes, self._running, self._waiting, self._pipes)
+        self._pipes.close(tests, *theirs)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it is alive and takes another test."""
+        is_idle = time.monotonic() - self._last_used > IDLE_SECONDS
+        is_alive = self.close.alive and not is_idle and self._running.process.poll() is None
+        return is_alive and (self._waiting[0].is_usable if self._waiting else bool(self._ends))
+
+    def start_completion(self, program: dict[str, Any]) -> Running:
+        """The process of the next test's completion, told its program. The caller stops it. Raises OSError."""
+        if not self._waiting:
+            self._start_waiting()
+        waiting = self._waiting.pop(0)
+        with suppress(BrokenPipeError):  # where it has ended, which its test will say
+            write_line(waiting.program, program)
+        self._pipes.close(waiting.program)
+        return waiting.running
+
+    def run(self, test: dict[str, Any], deadline: float) -> bytes:
+        """What the next test says, as a line; none where its process ended first. Raises Undecided, OSError."""
+        self.num_run += 1
+        try:
+            write_line(self._tests, test)
+        except BrokenPipeError:
+            return b''
+        if self.num_run > 1:  # so there is more than one program
+            while self._ends and len(self._waiting) < NUM_WAITING:
+                self._start_waiting()
+        said = wait_for_line(self._verdicts, self._running, deadline)
+        self._running.check_started()
+        self._last_used = time.monotonic()
+        return said
+
+    def _start_waiting(self) -> None:
+        """Starts a process for the next completion that has none."""
+        ends = self._ends.pop(0)
+        stdin, program = self._pipes.make()
+        running = self._sandbox.start(self._command(COMPLETION, *ends), stdin=stdin, pass_fds=ends)
+        self._waiting.append(Waiting(running, program, time.monotonic()))
+        self._pipes.close(stdin, *ends)
+
+
+def write_line(descriptor: int, message: dict[str, Any]) -> None:
+    """Writes a message to a pipe. Raises BrokenPipeError."""
+    with open(descriptor, 'wb', closefd=False) as stream:
+        stream.write(json.dumps(message).encode() + b'\n')
+
+
+def end_processes(tests: Running, waiting: list[Waiting], pipes: Pipes) -> None:
+    """Leaves nothing of the processes and their pipes."""
+    pipes.close_all()
+    for running in (tests, *(one.running for one in waiting)):
+        running.stop()
+
+
+def server_for(interpreter: Interpreter, sandbox: Sandbox) -> TestServer:
+    """This thread's process for tests of a language."""
+    servers: dict[tuple[Interpreter, Sandbox], TestServer] = _of_thread.__dict__.setdefault('servers', {})
+    server = servers.get((interpreter, sandbox))
+    if server is None or not server.is_usable:
+        if server is not None:
+            server.close()
+        server = servers[interpreter, sandbox] = TestServer(interpreter, sandbox)
+    return server
+
+
+def wait_for_line(descriptor: int, running: Running, deadline: float) -> bytes:
+    """What a process writes until it ends a line or itself. Raises Undecided where it does neither in time."""
+    said = b''
+    ended = os.pidfd_open(running.process.pid)
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        poll.register(ended, select.POLLIN)  # for a child that another thread forked may hold the pipe open
+        while not said.endswith(b'\n'):
+            left = deadline - time.monotonic()
+            ready = dict(poll.poll(left * 1000)) if left > 0 else {}
+            if not ready:
+                raise Undecided(LATE)
+            if ready.get(descriptor, 0) & select.POLLIN:
+                said += os.read(descriptor, MAX_VERDICT)
+            elif ended in ready:
+                break
+            if len(said) > MAX_VERDICT:
+                raise Undecided('the test said too much')
+            if ready.get(descriptor) == select.POLLHUP:
+                poll.unregister(descriptor)
+    finally:
+        os.close(ended)
+    return said

@@ -1,0 +1,79 @@
+"""Marks log-probabilities: which choice a model prefers, and whether a continuation is its own first choice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from llmfoundry_gauntlet.types import Judgement, ScoreOutput
+
+NON_FINITE = 'the model returned a log-probability that is not a finite number'
+
+# Mean log-probabilities closer than this are one value: float32 rounding of equal ones differs by less.
+TIE_TOLERANCE = 1e-6
+
+
+def judge_choice(output: ScoreOutput, gold: int, *, reference: bool) -> Judgement:
+    """The choice with the highest mean log-probability per token; a k-way tie with the gold in it earns 1/k.
+
+    With `reference`, llm-foundry 0.22's rule (`eval/metrics/nlp.py:InContextLearningMultipleChoiceAccuracy`):
+    the first of the lowest perplexities in float32, so that ties and NaN fall to the first choice.
+    """
+    means = [float(logprobs.mean()) for logprobs in output.logprobs]
+    if reference:
+        import numpy as np
+
+        with np.errstate(over='ignore'):  # beyond float32 they are all infinite, as there
+            predicted = first_lowest([float(np.exp(np.float32(-mean))) for mean in means])
+        return Judgement(credit=float(predicted == gold), predicted=predicted)
+    if not all(map(math.isfinite, means)):
+        return Judgement.unscored(NON_FINITE)
+    tied = best_of(means)
+    if len(tied) == 1:
+        return Judgement(credit=float(tied[0] == gold), predicted=tied[0])
+    return Judgement(
+        credit=1 / len(tied) if gold in tied else 0.0,
+        predicted=tied[0],
+        reason=f'tie of the choices {", ".join(map(str, tied))}',
+    )
+
+
+def judge_argmax(output: ScoreOutput, *, reference: bool) -> Judgement:
+    """Right when every token of the only continuation is the most probable one; predicted is then 0, else None.
+
+    A token that ties with k - 1 others at the top counts 1/k; with `reference` only the first of them counts
+    (llm-foundry 0.22, `eval/metrics/nlp.py:InContextLearningLMAccuracy`).
+    """
+    import numpy as np
+
+    (logprobs,), (is_argmax,), (num_top,) = output.logprobs, output.is_argmax, output.num_top
+    if reference:
+        right = bool(is_argmax.all())
+        return Judgement(credit=float(right), predicted=0 if right else None)
+    if not np.isfinite(logprobs).all():
+        return Judgement.unscored(NON_FINITE)
+    if not num_top.all():
+        return Judgement(credit=0.0)
+    ties = int((num_top > 1).sum())
+    return Judgement(
+        credit=float(np.prod(1.0 / num_top)),
+        predicted=0,
+        reason=f'tie for the most probable token at {ties} of {len(num_top)} tokens' if ties else None,
+    )
+
+
+def best_of(scores: Sequence[float], *, rounding_of: float = 0.0) -> list[int]:
+    """The places of the highest score and of those that are equal to it but for rounding.
+
+    Scores that are differences are rounded like the numbers that they are differences of, `rounding_of` at most.
+    """
+    best = max(scores)
+    least = TIE_TOLERANCE * rounding_of
+    return [
+        place for place, score in enumerate(scores) if math.isclose(score, best, rel_tol=TIE_TOLERANCE, abs_tol=least)
+    ]
+
+
+def first_lowest(values: Sequence[float]) -> int:
+    """Index of the first lowest value as Python's `min` finds it: a NaN is never lower, and never replaced."""
+    return min(range(len(values)), key=values.__getitem__)

@@ -1,0 +1,322 @@
+"""The form of an answer: a number with its unit, a pair, an interval, a set, a list, a matrix, a word, an expression.
+
+Forms keep apart what a computer algebra system takes for one: (1,2) and {1,2}, 10 in base 2 and 10, 5 cm and 5 m, 50%
+and 50. Nothing is evaluated but the digits of numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import lru_cache
+
+from llmfoundry_gauntlet.scoring.math_latex import closing, one_spelling, split_outside, unwrapped
+from llmfoundry_gauntlet.scoring.numbers import UNITS, unit_called
+
+MAX_CHARACTERS = 1000
+MAX_PARTS = 50
+MAX_DEPTH = 6
+
+NUMBER, EXPRESSION, TEXT, BASED = 'number', 'expression', 'text', 'based'
+LIST, SET, TUPLE, MATRIX, RELATION = 'list', 'set', 'tuple', 'matrix', 'relation'
+DEGREE = '°'
+INFINITY = '\\infty'
+
+COMMA = re.compile(r'[,;]')
+UNION = re.compile(r'\\cup(?![A-Za-z])')
+RELATIONS = re.compile(r'\\(?:le|ge|ne|in|approx|equiv|to)(?![A-Za-z])|<=?|>=?|=')
+FLIPPED = {'>': '<', '\\ge': '\\le', '>=': '\\le'}
+COLON = re.compile(r':')
+BAR = re.compile(r'\||:|\\mid(?![A-Za-z])')
+ROWS = re.compile(r'\\\\')
+CELLS = re.compile(r'&')
+
+DIGITS = r'(?:\d+(?:\.\d*)?|\.\d+)'
+DECIMAL = re.compile(rf'([+-]?)\s*({DIGITS})')
+GROUPED = re.compile(r'([+-]?)\s*(\d{1,3}(?:,\d{3})+)(\.\d+)?')
+ONE_GROUPED = re.compile(r'[^\d,]*\d{1,3}(?:,\d{3})+(?![\d,])(?:\.\d+)?[^,]*')  # 1,234 with what is around it
+QUOTIENT = re.compile(
+    rf'([+-]?)\s*(?:\\frac\{{\s*([+-]?{DIGITS})\s*\}}\{{\s*([+-]?{DIGITS})\s*\}}|({DIGITS})\s*/\s*({DIGITS}))'
+)
+MIXED = re.compile(r'([+-]?)\s*(\d+)(?:\s*\\frac\{\s*(\d+)\s*\}\{\s*(\d+)\s*\}|\s+(\d+)\s*/\s*(\d+))')
+SCIENTIFIC = re.compile(rf'([+-]?{DIGITS})\s*(?:\\times|\\cdot)\s*10\s*\^\s*(?:(\d)|\{{\s*([+-]?\d{{1,3}})\s*\}})')
+LABEL = re.compile(
+    r"(?:(?:\\[A-Za-z]+|[A-Za-z]|[A-Z]{2}|[A-Za-z]{3,})'?|\\text\{[^{}]*\}|\\(?:angle|triangle|overline|widehat)\s*\{?\s*[A-Z]+\s*\}?)"
+    r'(?:_(?:\w|\{\w+\}))?(?:\s*\(\s*-?\w+(?:\s*,\s*-?\w+)*\s*\))?|\(\s*[a-z](?:\s*,\s*[a-z])+\s*\)'
+)
+VARIABLE = re.compile(r'[A-Za-z]|\\[A-Za-z]+')
+WORDS = re.compile(r"[A-Za-z][A-Za-z'. -]*")
+WHOLE_TEXT = re.compile(r'\\text\{([^{}]*)\}')
+NUMBER_IN_TEXT = re.compile(r'(-?[\d.,:]*\d)\s*([A-Za-z][A-Za-z. ]*)?')
+IN_BASE = re.compile(
+    r'([+-]?)\s*([0-9A-Fa-f]*[0-9][0-9A-Fa-f]*(?:\.[0-9A-Fa-f]+)?)\s*'
+    r'(?:_\s*\{?\s*(?:\\text\{)?\s*(\d+|[a-z]+)\s*\}*|\\text\{\s*(?:in )?base[ -]?(\d+|[a-z]+)\s*\})'
+)
+NAMED_BASES = ('two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine', 'ten', 'eleven', 'twelve')
+BASES = {name: str(base) for base, name in enumerate(NAMED_BASES, start=2)}
+MATRIX_WHOLE = re.compile(
+    r'\\begin\{(?P<name>[pbB]?matrix|array)\}(?:\{[lcr| ]*\})?(?P<rows>.*)\\end\{(?P=name)\}', re.DOTALL
+)
+UNIT_TEXT = re.compile(
+    r'(?P<core>.*?)\s*\\text\{\s*(?P<unit>[^\d{}][^{}]*?)\s*\}\s*(?:\^\s*\{?\s*(?P<power>[234])\s*\}?)?(?P<more>\s*/\s*\\text\{[^{}]*\})?'
+)
+UNIT_WORDS = re.compile(
+    r'(?P<core>.*?(?:[\d)}]|\\pi))\s*(?<![A-Za-z\\])(?P<unit>[A-Za-z][A-Za-z.]+(?:[ /][A-Za-z.]+)*)'
+    r'\s*(?:\^\s*\{?\s*(?P<power>[234])\s*\}?)?'
+)
+NOUN = r'(?!(?:arc)?(?:sin|cos|tan|sec|csc|cot)|log|sqrt|theta|alpha|beta|gamma|choose|over)[A-Za-z]{4,}(?: [A-Za-z]+)*'
+MONEY = re.compile(r'(-?)\s*(?:\\money|[€£])\s*(.*)')
+POWERS = {'square': '2', 'sq': '2', 'squared': '2', 'cubic': '3', 'cubed': '3'}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """One reading of an answer.
+
+    `text` is its LaTeX without unit and label, `label` what stood before an equals sign or a sign of membership, `ends`
+    the two brackets of a pair or an interval, the base of digits, or the signs of a relation.
+    """
+
+    kind: str
+    text: str
+    value: Fraction | None = None
+    unit: str = ''
+    label: str = ''
+    ends: str = ''
+    parts: tuple[Form, ...] = ()
+
+
+@lru_cache(maxsize=65536)
+def forms_of(answer: str) -> tuple[Form, ...]:
+    """The readings of an answer, '1,234' having two; none for one that is too long to look at."""
+    if len(answer) > MAX_CHARACTERS:
+        return ()
+    text = one_spelling(answer)
+    if not text or len(text) > 2 * MAX_CHARACTERS:
+        return ()
+    forms = [form_of(text, 0)]
+    if forms[0].kind == LIST and ONE_GROUPED.fullmatch(text):
+        number = form_of(text.replace(',', ''), 0)
+        forms += [number] if number.kind == NUMBER else []
+    return tuple(forms)
+
+
+def form_of(text: str, depth: int) -> Form:
+    """The form of a text in one spelling. Deeper than six levels all is an expression."""
+    text = unwrapped(text)
+    if depth >= MAX_DEPTH:
+        return Form(kind=EXPRESSION, text=text)
+    for pattern in (COMMA, RELATIONS, UNION):
+        pieces, marks = split_outside(text, pattern)
+        if len(pieces) > MAX_PARTS:
+            return Form(kind=EXPRESSION, text=text)
+        if len(pieces) > 1:
+            if pattern is RELATIONS:
+                return relation(text, pieces, marks, depth)
+            return list_of(text, pieces, depth)
+    for reading in (in_brackets, in_matrix, in_words, in_base, as_ratio):
+        if form := reading(text, depth):
+            return form
+    if len(signs := re.findall(r'\\(?:pm|mp)(?![A-Za-z])', text)) == 1:
+        both = [text.replace(signs[0], sign) for sign in '+-']
+        return Form(kind=LIST, text=text, parts=tuple(form_of(one, depth + 1) for one in both))
+    core, unit = without_unit(text)
+    if unit and unit != '%' and (form := in_brackets(core, depth) or in_matrix(core, depth)) and not form.unit:
+        return replace(form, unit=unit)
+    return quantity(text, text)
+
+
+def list_of(text: str, pieces: list[str], depth: int, kind: str = LIST) -> Form:
+    """Answers beside each other; one with a plus-minus sign is two, a lone label belongs to all."""
+    parts: list[Form] = []
+    for piece in pieces:
+        if piece.strip():
+            part = form_of(piece, depth + 1)
+            parts += part.parts if part.kind == LIST and not part.label else [part]
+    if kind == LIST and parts and parts[0].label and not any(part.label for part in parts[1:]):
+        parts[0] = replace(parts[0], label='')
+    if kind == LIST and len(parts) == 1:
+        return parts[0]
+    return Form(kind=kind, text=text, parts=tuple(parts))
+
+
+def relation(text: str, pieces: list[str], marks: list[str], depth: int) -> Form:
+    """What a label is equal to or in, an inequality as an interval where it is one, or a relation."""
+    pieces = [piece.strip() for piece in pieces]
+    is_label = [bool(LABEL.fullmatch(piece)) for piece in pieces]
+    names_last = set(marks) <= {'=', '\\in'} and is_label[0] and not any(is_label[1:-1])
+    if names_last and pieces[-1] and not occurs_in(pieces[0], pieces[-1]):
+        value = form_of(pieces[-1], depth + 1)
+        if not value.label:
+            return replace(value, label=''.join(pieces[0].split()))
+    signs = [FLIPPED.get(mark, '\\le' if mark == '<=' else mark) for mark in marks]
+    if all(mark in FLIPPED for mark in marks):
+        pieces.reverse()
+        signs.reverse()
+    elif len(pieces) > 2 and any(mark in FLIPPED for mark in marks):
+        return Form(kind=EXPRESSION, text=text)
+    parts = tuple(form_of(piece, depth + 1) for piece in pieces)
+    if set(signs) <= {'<', '\\le'} and (interval := as_interval(text, pieces, signs, parts)):
+        return interval
+    return Form(kind=RELATION, text=text, ends=' '.join(signs), parts=parts)
+
+
+def occurs_in(label: str, value: str) -> bool:
+    """Return whether a label is part of what it is equal to: x = x + 1 is an equation, and names no value."""
+    return bool(re.search(rf'(?<![A-Za-z\\]){re.escape(label)}(?![A-Za-z])', value))
+
+
+def as_interval(text: str, pieces: list[str], signs: list[str], parts: tuple[Form, ...]) -> Form | None:
+    """The interval of a variable between bounds, or on one side of one, the smaller on the left."""
+    closed = [sign == '\\le' for sign in signs]
+    infinite = Form(kind=EXPRESSION, text=INFINITY)
+    below = Form(kind=EXPRESSION, text=f'-{INFINITY}')
+    variables = [bool(VARIABLE.fullmatch(piece)) for piece in pieces]
+    if len(pieces) == 3 and variables[1]:
+        left, right, name = parts[0], parts[2], pieces[1]
+    elif len(pieces) == 2 and variables[0] and not variables[1]:
+        left, right, name, closed = below, parts[1], pieces[0], [False, *closed]
+    elif len(pieces) == 2 and variables[1] and not variables[0]:
+        left, right, name, closed = parts[0], infinite, pieces[1], [*closed, False]
+    else:
+        return None
+    ends = ('[' if closed[0] else '(') + (']' if closed[1] else ')')
+    return Form(kind=TUPLE, text=text, ends=ends, parts=(left, right), label=name)
+
+
+def in_brackets(text: str, depth: int) -> Form | None:
+    """A set, a pair or an interval; what is in parentheses alone."""
+    opening = re.match(r'\\\{|[(\[]', text)
+    if not opening or (end := closing(text, 0)) is None:
+        return None
+    is_set = opening[0] == '\\{'
+    if end + 1 != len(text) or is_set != (text[end] == '}'):
+        return None
+    within = text[len(opening[0]) : end - 1 if is_set else end]
+    pieces, _ = split_outside(within, COMMA)
+    if len(pieces) > MAX_PARTS or (is_set and split_outside(within, BAR)[1]):
+        return Form(kind=EXPRESSION, text=text)
+    if is_set:
+        return list_of(text, pieces, depth, kind=SET)
+    ends = text[0] + text[end]
+    if len(pieces) == 1:
+        return form_of(within, depth + 1) if ends == '()' and within.strip() else None
+    return Form(kind=TUPLE, text=text, ends=ends, parts=tuple(form_of(piece, depth + 1) for piece in pieces))
+
+
+def in_matrix(text: str, depth: int) -> Form | None:
+    """A matrix or vector: a part for each row, of parts for its entries."""
+    found = MATRIX_WHOLE.fullmatch(text)
+    if not found or '\\begin' in found['rows']:
+        return None
+    rows = [row for row in split_outside(found['rows'], ROWS)[0] if row.strip()]
+    parts = []
+    for row in rows[:MAX_PARTS]:
+        cells = split_outside(row, CELLS)[0][:MAX_PARTS]
+        parts.append(Form(kind=TUPLE, text=row, ends='&', parts=tuple(form_of(cell, depth + 1) for cell in cells)))
+    return Form(kind=MATRIX, text=text, parts=tuple(parts))
+
+
+def in_words(text: str, depth: int) -> Form | None:
+    """A text, or the number that one holds."""
+    found = WHOLE_TEXT.fullmatch(text)
+    if not found:
+        return None
+    content = found[1].strip()
+    if number := NUMBER_IN_TEXT.fullmatch(content):
+        return form_of(f'{number[1]}\\text{{{number[2]}}}' if number[2] else number[1], depth + 1)
+    return Form(kind=TEXT, text=content)
+
+
+def in_base(text: str, _: int) -> Form | None:
+    """Digits in a base; their value counts for nothing, as the base is what was asked for."""
+    found = IN_BASE.fullmatch(text)
+    if not found:
+        return None
+    base = next(name for name in found.groups()[2:] if name)
+    base = BASES.get(base, base)
+    if not base.isdecimal() or (not found[2][0].isdecimal() and len(found[2]) < 2):
+        return None
+    digits = found[2].upper().lstrip('0') or '0'
+    return Form(kind=BASED, text=found[1].strip('+') + digits, ends=base)
+
+
+def as_ratio(text: str, depth: int) -> Form | None:
+    """Numbers with colons between, of which a ratio or a time consists."""
+    pieces, _ = split_outside(text, COLON)
+    if not 1 < len(pieces) < 5:
+        return None
+    return Form(kind=TUPLE, text=text, ends='::', parts=tuple(form_of(piece, depth + 1) for piece in pieces))
+
+
+def quantity(text: str, core: str) -> Form:
+    """A number or an expression, without its unit."""
+    core, unit = without_unit(core)
+    core = re.sub(r'\A\+\s*', '', unwrapped(core))
+    value = number_of(core)
+    return Form(kind=EXPRESSION if value is None else NUMBER, text=core or text, value=value, unit=unit)
+
+
+def without_unit(text: str) -> tuple[str, str]:
+    """An expression and the unit, currency, degree or percent sign beside it, '' where there is none."""
+    if money := MONEY.fullmatch(text):
+        amount = UNIT_TEXT.fullmatch(money[2]) or UNIT_WORDS.fullmatch(money[2])
+        return money[1] + (amount['core'] if amount else money[2]), '$'
+    for sign, unit in (('%', '%'), ('\\degree', DEGREE)):
+        if text.endswith(sign) and re.search(r'\d[)}]?\s*\Z', text.removesuffix(sign)) and not is_sum(text):
+            return text.removesuffix(sign), unit
+    found = UNIT_TEXT.fullmatch(text)
+    if found and found['core'].strip() and found['core'].strip() != '-':
+        return found['core'], unit_of(found['unit'] + (found['more'] or ''), found['power'])
+    found = UNIT_WORDS.fullmatch(text)
+    if found and (is_unit(found['unit']) or re.search(rf'[\d)}}] {NOUN}\Z', text)):
+        return found['core'], unit_of(found['unit'], found['power'])
+    return text, ''
+
+
+def is_sum(text: str) -> bool:
+    """Whether a sign at the end belongs to the last term alone, or to a function's argument."""
+    return bool(re.search(r'(?<!\A)[+\-]|\\(?!(?:frac|degree|sqrt|pi|cdot|times)(?![a-z]))[a-z]{2,}', text))
+
+
+def is_unit(name: str) -> bool:
+    """Whether a bare word is a unit that we know, of more than one letter."""
+    lower = name.lower().replace('.', '')
+    return lower in ('am', 'pm') or lower in UNITS or lower.removesuffix('s') in UNITS or '/' in name
+
+
+def unit_of(name: str, power: str | None) -> str:
+    """A unit by one name, with its power."""
+    name = re.sub(r'\\text|[{}.\\]', ' ' if '/' in name else '', name.lower())
+    words = [word for word in name.replace('/', ' per ').replace('-', ' ').split() if word != 'of']
+    power = next((POWERS[word] for word in words if word in POWERS), power)
+    words = [word for word in words if word not in POWERS]
+    known = unit_called(' '.join(words))
+    if known == ' '.join(words):
+        known = ' '.join(
+            UNITS.get(word) or UNITS.get(word.removesuffix('s')) or word.removesuffix('s') for word in words
+        )
+    return f'{known}^{power}' if power else known
+
+
+def number_of(text: str) -> Fraction | None:
+    """The value of a number: an integer, a decimal, a fraction, a mixed number or one with a power of ten."""
+    if found := DECIMAL.fullmatch(text):
+        return signed(found[1], Fraction(found[2]))
+    if found := QUOTIENT.fullmatch(text):
+        above, below = Fraction(found[2] or found[4]), Fraction(found[3] or found[5])
+        return signed(found[1], above / below) if below else None
+    if found := MIXED.fullmatch(text):
+        numerator, denominator = int(found[3] or found[5]), int(found[4] or found[6])
+        return signed(found[1], int(found[2]) + Fraction(numerator, denominator)) if denominator else None
+    if found := SCIENTIFIC.fullmatch(text):
+        return Fraction(found[1]) * Fraction(10) ** int(found[2] or found[3])
+    if found := GROUPED.fullmatch(text):
+        return signed(found[1], Fraction(found[2].replace(',', '') + (found[3] or '')))
+    return None
+
+
+def signed(sign: str, value: Fraction) -> Fraction:
+    """A value with its sign."""
+    return -value if sign == '-' else value

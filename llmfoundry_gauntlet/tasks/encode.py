@@ -1,0 +1,329 @@
+"""Prompts in token ids, fitted to the model's length.
+
+Instruction and shots, the item's own context, and each continuation are tokenised apart and joined, as in
+llm-foundry 0.22 (`eval/datasets/in_context_learning_evaluation.py:tokenize_example`): only the first part gets the
+tokenizer's special tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from llmfoundry_gauntlet.errors import Caught, ModelError
+from llmfoundry_gauntlet.tasks.fingerprint import tokenizer_fingerprint, tokenizer_name
+from llmfoundry_gauntlet.types import Ids, Prompt
+
+# Raise it where texts or token ids of prompts change: cached requests are then recomputed.
+PROMPTS_VERSION = 2
+
+Parts = tuple[Ids, ...]
+MAX_SHOWN = 200  # characters of a text in an error
+NO_IDS = np.zeros(0, np.int32)
+CALL_METHODS = ('__call__', '_call_one', 'batch_encode_plus', '_batch_encode_plus', 'set_truncation_and_padding')
+
+
+NO_CONTEXT = 'no context token is left to predict the continuation from'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedPrompt:
+    """A prompt's parts in token ids; `contexts` without the preamble, one for all continuations or one each."""
+
+    preamble: Ids
+    contexts: Parts
+    continuations: Parts
+
+    @property
+    def length(self) -> int:
+        """Return the number of tokens of the longest context and the longest continuation together."""
+        return len(self.preamble) + max(map(len, self.contexts)) + max(map(len, self.continuations), default=0)
+
+
+class Encoder:
+    """Encodes prompts with a Hugging Face tokenizer. Raises ModelError for text that it cannot encode."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.uses_backend = has_plain_backend(tokenizer)
+        self.eos_token_id: int | None = tokenizer.eos_token_id
+        self.prefix_space = len(self.encode([' a'], special=False)[' a']) == 1
+
+    @cached_property
+    def fingerprint(self) -> str | None:
+        """Return a digest of everything that token ids depend on; None if that cannot be known."""
+        probed = tokenizer_fingerprint(self.tokenizer, self._probe)
+        return probed and f'{probed} {self.eos_token_id} {self.prefix_space}'
+
+    @cached_property
+    def name(self) -> str:
+        """Return the tokenizer's class, size and digest, for records."""
+        return tokenizer_name(self.tokenizer)
+
+    def _probe(self, text: str, special: bool) -> list[int] | None:
+        try:
+            ids: list[int] = self.encode([text], special=special)[text].tolist()
+        except ModelError:
+            return None
+        return ids
+
+    def encode(self, texts: Iterable[str], *, special: bool) -> dict[str, Ids]:
+        """Return token ids by text, each distinct text tokenised once."""
+        distinct = list(dict.fromkeys(texts))
+        if not distinct:
+            return {}
+        return dict(zip(distinct, self._ids(distinct, special), strict=True))
+
+    def _ids(self, texts: list[str], special: bool) -> list[Ids]:
+        with tokenizer_errors() as caught:
+            if self.uses_backend and len(texts) > 1:
+                return self._backend_ids(texts, special)
+            return self._called(texts, special)
+        if len(texts) > 1:  # which of them was it?
+            half = len(texts) // 2
+            return self._ids(texts[:half], special) + self._ids(texts[half:], special)
+        name = type(self.tokenizer).__name__
+        shown = texts[0] if len(texts[0]) <= MAX_SHOWN else f'{texts[0][:MAX_SHOWN]}...'
+        raise ModelError(f'the tokenizer ({name}) cannot encode {shown!r}: {caught.error}') from caught.error
+
+    def _called(self, texts: list[str], special: bool) -> list[Ids]:
+        """Encode by calling the tokenizer."""
+        encoded = self.tokenizer(
+            texts,
+            add_special_tokens=special,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,
+        )
+        return [as_ids(ids) for ids in encoded['input_ids']]
+
+    def _backend_ids(self, texts: list[str], special: bool) -> list[Ids]:
+        """Encode without offsets, which takes a quarter less time than calling the tokenizer.
+
+        The first text goes both ways: the call sets the backend up (no truncation, no padding, special tokens in
+        texts), and what it gives tells whether the backend does the same.
+        """
+        (first,) = self._called(texts[:1], special)
+        encodings = self.tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=special)
+        arrays = [as_ids(encoding.ids) for encoding in encodings]
+        if np.array_equal(arrays[0], first):
+            return arrays
+        self.uses_backend = False
+        return self._called(texts, special)
+
+    def preambles(self, texts: Iterable[str]) -> dict[str, Ids]:
+        """Return ids of instructions and shots with special tokens but no final eos (OPT's tokenizer adds one)."""
+        encoded = self.encode(texts, special=True)
+        return {text: self._without_eos(ids) for text, ids in encoded.items()}
+
+    def _without_eos(self, ids: Ids) -> Ids:
+        ends = self.eos_token_id is not None and len(ids) > 1 and ids[-1] == self.eos_token_id
+        return ids[:-1] if ends else ids
+
+    def longest(self, texts: Iterable[str]) -> int:
+        """Return the number of tokens of the longest text, special tokens included."""
+        return max((len(ids) for ids in self.encode(texts, special=True).values()), default=0)
+
+    def continuation_text(self, text: str) -> str:
+        """Return a continuation with the leading space that byte-pair tokenizers expect."""
+        return spaced(text) if self.prefix_space else text
+
+    @cached_property
+    def adds_space(self) -> bool:
+        """Return whether texts tokenised separately have a space between them, as with SentencePiece."""
+        (ids,) = self.encode(['a'], special=False).values()
+        return bool(self.tokenizer.decode([*ids, *ids]) == 'a a')
+
+    def word_after(self, text: str) -> str:
+        """Return a word that follows another, with its space unless the tokenizer adds one."""
+        return text.lstrip(' ') if self.adds_space else spaced(text)
+
+    @property
+    def chat_template(self) -> str | None:
+        """Return the tokenizer's chat template, if it has one."""
+        template = getattr(self.tokenizer, 'chat_template', None)
+        return None if template is None else repr(template)
+
+    def in_chat(self, prompt: Prompt) -> bool:
+        """Return whether a prompt is sent as a user's message. Raise ModelError if it must be and cannot."""
+        if prompt.chat_template is True and self.chat_template is None:
+            name = type(self.tokenizer).__name__
+            raise ModelError(
+                f'chat_template: true, but the tokenizer ({name}) has no chat template; allowed: false, or auto'
+            )
+        return bool(prompt.chat_template) and self.chat_template is not None
+
+    def contexts(self, prompt: Prompt) -> tuple[str, ...]:
+        """Return the contexts as the model reads them; a chat template brings its own special tokens."""
+        if not self.in_chat(prompt):
+            return prompt.own_texts
+        return tuple(self._message(context) + prompt.lead for context in prompt.contexts)
+
+    def _message(self, text: str) -> str:
+        from jinja2 import TemplateError
+
+        message = [{'role': 'user', 'content': text}]
+        try:
+            return str(self.tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True))
+        except (TemplateError, ValueError, TypeError, LookupError, AttributeError) as error:
+            raise ModelError(f"the tokenizer's chat template cannot be applied: {error}") from error
+
+    def own_parts(self, prompts: Sequence[Prompt], known: dict[str, Ids]) -> list[tuple[Parts, Parts]]:
+        """Return contexts and continuations of each prompt. `known` holds ids of earlier calls; new ones are added."""
+        texts = [
+            (
+                self.contexts(prompt),
+                tuple(map(self.word_after if prompt.lead else self.continuation_text, prompt.continuations)),
+            )
+            for prompt in prompts
+        ]
+        needed = (text for parts in texts for part in parts for text in part)
+        known.update(self.encode((text for text in needed if text not in known), special=False))
+        return [
+            (tuple(known[text] for text in contexts), tuple(known[text] for text in continuations))
+            for contexts, continuations in texts
+        ]
+
+    def prompts(self, prompts: Sequence[Prompt], known: dict[str, Ids] | None = None) -> list[EncodedPrompt]:
+        """Return all prompts in token ids, in order. `known` is as for `own_parts`."""
+        preambles = self.preambles(prompt.preamble for prompt in prompts)
+        own = self.own_parts(prompts, {} if known is None else known)
+        return [
+            EncodedPrompt(
+                preamble=NO_IDS if self.in_chat(prompt) else preambles[prompt.preamble],
+                contexts=contexts,
+                continuations=continuations,
+            )
+            for prompt, (contexts, continuations) in zip(prompts, own, strict=True)
+        ]
+
+
+def tokenizer_errors() -> Caught:
+    """Return a context for what a tokenizer raises; the tokenizers library, in Rust, raises Exception itself."""
+    return Caught(packages=('pyo3_runtime',), bare=True)
+
+
+def spaced(text: str) -> str:
+    """Return a text with a leading space."""
+    return text if text.startswith(' ') else f' {text}'
+
+
+def as_ids(ids: Sequence[int]) -> Ids:
+    """Return token ids as an array."""
+    return np.asarray(ids, dtype=np.int32)
+
+
+def has_plain_backend(tokenizer: Any) -> bool:
+    """Return whether calling `tokenizer` runs a Rust tokenizer and no code from outside transformers."""
+    methods = [getattr(type(tokenizer), name, None) for name in CALL_METHODS]
+    plain = all(method is None or method.__module__.startswith('transformers.') for method in methods)
+    return plain and hasattr(getattr(tokenizer, 'backend_tokenizer', None), 'encode_batch_fast')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedItem:
+    """The token ids of an item, truncated to the model's length; contexts that are equal are the same array.
+
+    `unscorable` says why nothing can be scored, if so. `max_new_tokens` is 0 unless the model generates.
+    """
+
+    contexts: Parts
+    continuations: Parts
+    prompt_sha256: str
+    truncated: bool = False
+    unscorable: str | None = None
+    max_new_tokens: int = 0
+
+
+def encode_scored(
+    encoded: EncodedPrompt, *, prompt_sha256: str, max_seq_len: int, truncated: bool, reference: bool
+) -> EncodedItem:
+    """Return an item whose continuations are scored, its contexts truncated from the left.
+
+    With `reference` each choice separately, through special tokens and instruction; else all choices alike, and the
+    preamble (special tokens and instruction) stays if anything else can go.
+    """
+    preamble, continuations = encoded.preamble, encoded.continuations
+    if reference:
+        lengths = map(len, continuations)
+        kept: Sequence[Ids] = [
+            cut_reference(np.concatenate([preamble, context]), length, max_seq_len)
+            for context, length in zip(aligned(encoded.contexts, len(continuations)), lengths, strict=True)
+        ]
+    else:
+        length = max_seq_len - max(map(len, continuations))
+        kept = aligned([cut_question(preamble, context, length) for context in encoded.contexts], len(continuations))
+    whole_lengths = [len(preamble) + len(context) for context in aligned(encoded.contexts, len(continuations))]
+    distinct: dict[bytes, Ids] = {}
+    return EncodedItem(
+        contexts=tuple(distinct.setdefault(ids.tobytes(), ids) for ids in kept),
+        continuations=continuations,
+        prompt_sha256=prompt_sha256,
+        truncated=truncated or any(len(ids) < length for ids, length in zip(kept, whole_lengths, strict=True)),
+        unscorable=unscorable(continuations, kept, max_seq_len),
+    )
+
+
+def encode_generated(
+    encoded: EncodedPrompt,
+    *,
+    prompt_sha256: str,
+    max_prompt_tokens: int,
+    max_new_tokens: int,
+    truncated: bool,
+    reference: bool,
+) -> EncodedItem:
+    """Return an item after which the model generates, its prompt truncated from the left.
+
+    With `reference` through special tokens and instruction; else these stay if anything else can go.
+    """
+    (context,) = encoded.contexts
+    whole_length = len(encoded.preamble) + len(context)
+    if reference:
+        kept = np.concatenate([encoded.preamble, context])[-max_prompt_tokens:]
+    else:
+        kept = cut_question(encoded.preamble, context, max_prompt_tokens)
+    return EncodedItem(
+        contexts=(kept,),
+        continuations=(),
+        prompt_sha256=prompt_sha256,
+        truncated=truncated or len(kept) < whole_length,
+        unscorable=None if len(kept) else NO_CONTEXT,
+        max_new_tokens=max_new_tokens,
+    )
+
+
+def aligned(contexts: Sequence[Ids], num_continuations: int) -> Sequence[Ids]:
+    """Return one context per continuation."""
+    return [contexts[0]] * num_continuations if len(contexts) == 1 else contexts
+
+
+def cut_question(preamble: Ids, context: Ids, length: int) -> Ids:
+    """Return at most `length` tokens: the preamble and the context's end, or the end of both if nothing is left."""
+    left = length - len(preamble)
+    if left > 0:
+        return np.concatenate([preamble, context[-left:]])
+    return np.concatenate([preamble, context])[-length:] if length > 0 else context[:0]
+
+
+def cut_reference(whole: Ids, num_continuation: int, max_seq_len: int) -> Ids:
+    """Truncate as llm-foundry 0.22's `trim_context`, whose `[-0:]` keeps all if the continuation fills the length."""
+    if len(whole) + num_continuation <= max_seq_len:
+        return whole
+    return whole[-(max_seq_len - num_continuation) :]
+
+
+def unscorable(continuations: Sequence[Ids], contexts: Sequence[Ids], max_seq_len: int) -> str | None:
+    """Return why an item cannot be scored, if so."""
+    longest = max(map(len, continuations))
+    if longest > max_seq_len:
+        return f'a continuation has {longest} tokens, more than max_seq_len {max_seq_len}'
+    if min(map(len, continuations)) == 0:
+        return 'the tokenizer gives no tokens for a continuation'
+    if min(map(len, contexts)) == 0:
+        return NO_CONTEXT
+    return None

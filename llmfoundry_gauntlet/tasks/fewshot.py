@@ -1,0 +1,77 @@
+"""Which examples are shown as shots before which item."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Hashable, Iterator, Sequence
+
+from llmfoundry_gauntlet.types import Example
+
+FIXED_VERSION = 1  # of the draw of fixed shots; results carry it
+
+
+def fewshot_indices(num_examples: int, num_shots: int, *, seed: int) -> Iterator[tuple[int, ...]]:
+    """For each example in order, the indices of its shots, never its own; fewer where there are too few others.
+
+    The draws and their order, a set's iteration order included, follow llm-foundry 0.22
+    (`eval/datasets/utils.py:get_fewshot_sample_idxs`): one generator runs through all examples.
+    """
+    rng = random.Random(seed)
+    num_shots = min(num_shots, num_examples - 1)
+    if num_shots == 0:
+        yield from ((),) * num_examples
+        return
+    for index in range(num_examples):
+        chosen = set(rng.sample(range(num_examples), num_shots))
+        if index in chosen:
+            chosen.remove(index)
+            replacement = rng.choice(range(num_examples))
+            while replacement in chosen or replacement == index:
+                replacement = rng.choice(range(num_examples))
+            chosen.add(replacement)
+        yield tuple(chosen)
+
+
+def fixed_indices(questions: Sequence[Hashable], num_shots: int, *, seed: int) -> Iterator[tuple[int, ...]]:
+    """For each question in order, the same `num_shots` indices, drawn once; fewer where there are too few others.
+
+    They are drawn from the different questions, and a spare with them: where a shot asks an item's own question, the
+    spare stands in its place. So no item is shown an answer to its own question, however often that comes.
+    """
+    first_of: dict[Hashable, int] = {}
+    for index, question in enumerate(questions):
+        first_of.setdefault(question, index)
+    rng = random.Random(seed)
+    *shots, spare = rng.sample(list(first_of.values()), min(num_shots + 1, len(first_of)))
+    for question in questions:
+        yield tuple(spare if questions[shot] == question else shot for shot in shots)
+
+
+def by_category(examples: Sequence[Example]) -> dict[str | None, list[Example]]:
+    """Return the examples of each category, in their order."""
+    categories: dict[str | None, list[Example]] = {}
+    for example in examples:
+        categories.setdefault(example.category, []).append(example)
+    return categories
+
+
+def with_shots(
+    examples: Sequence[Example],
+    num_shots: int,
+    *,
+    seed: int,
+    question_of: Callable[[Example], Hashable] | None = None,
+) -> Iterator[tuple[Example, tuple[Example, ...]]]:
+    """Each example with its shots, drawn within its category; categories in sorted order, each with a fresh seed.
+
+    With `question_of`, all examples of a category see the same shots, but for those that ask their own question.
+    """
+    categories = by_category(examples)
+    for category in sorted(categories, key=lambda name: name or ''):
+        members = categories[category]
+        if question_of is None:
+            drawn = fewshot_indices(len(members), num_shots, seed=seed)
+        else:
+            drawn = fixed_indices([question_of(member) for member in members], num_shots, seed=seed)
+        for example, indices in zip(members, drawn, strict=True):
+            yield example, tuple(members[index] for index in indices)

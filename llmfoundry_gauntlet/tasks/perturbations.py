@@ -1,0 +1,109 @@
+"""SCORE's perturbations: a question becomes the same question asked in several ways.
+
+Each is a function from an Example to its Variants, which are Examples too: nothing after them knows the difference. One
+that has no meaning for an example makes nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from llmfoundry_gauntlet.config.plugins import PERTURBATIONS, load_installed
+from llmfoundry_gauntlet.config.score import NON_GREEDY, OPTION_ORDER, PROMPT, ScoreSpec
+from llmfoundry_gauntlet.data.score_rows import LETTERS, LetteredQuestion, MathQuestion
+from llmfoundry_gauntlet.tasks.templates import Template, Templates
+from llmfoundry_gauntlet.types import Example
+
+
+@dataclass(frozen=True, slots=True)
+class Posed:
+    """A question with options in the words of one prompt. `own_gold` is where its right option stands in the data."""
+
+    question: LetteredQuestion
+    template: Template
+    own_gold: int
+
+    @property
+    def text(self) -> str:
+        """The whole prompt."""
+        return self.template.text(self.question.text, self.question.options, self.question.topic)
+
+    @property
+    def gold(self) -> int:
+        """The index of the right option."""
+        return self.question.gold
+
+    @property
+    def num_choices(self) -> int:
+        """How many options it has."""
+        return len(self.question.options)
+
+
+@dataclass(frozen=True, slots=True)
+class PosedProblem:
+    """A problem in the words of one prompt."""
+
+    question: MathQuestion
+    template: Template
+
+    @property
+    def text(self) -> str:
+        """The whole prompt."""
+        return self.template.text(self.question.text)
+
+    @property
+    def gold(self) -> str:
+        """The right answer."""
+        return self.question.gold
+
+
+def option_order(example: Example, spec: ScoreSpec, templates: Templates) -> Iterator[Example]:
+    """The right option at every place in turn: it changes places with the option that is there."""
+    question: LetteredQuestion = example.content
+    for place in range(len(question.options)):
+        options = list(question.options)
+        options[question.gold], options[place] = options[place], options[question.gold]
+        swapped = replace(question, options=tuple(options), gold=place)
+        yield variant(example, f'{OPTION_ORDER}:{LETTERS[place]}', swapped, templates.option_order)
+
+
+def prompt(example: Example, spec: ScoreSpec, templates: Templates) -> Iterator[Example]:
+    """In the words of every prompt."""
+    for number, template in enumerate(templates.prompt):
+        yield variant(example, f'{PROMPT}:{number}', example.content, template)
+
+
+def non_greedy(example: Example, spec: ScoreSpec, templates: Templates) -> Iterator[Example]:
+    """The same prompt once for each seed, to draw a reply with."""
+    for seed in spec.seeds:
+        yield variant(example, f'{NON_GREEDY}:{seed}', example.content, templates.non_greedy)
+
+
+Perturbation = Callable[[Example, ScoreSpec, Templates], Iterator[Example]]
+OWN: dict[str, Perturbation] = {OPTION_ORDER: option_order, PROMPT: prompt, NON_GREEDY: non_greedy}
+
+
+def variants(example: Example, spec: ScoreSpec, templates: Templates) -> Iterator[Example]:
+    """A question in all the ways in which it is asked."""
+    for name in spec.applied:
+        perturb: Perturbation = OWN.get(name) or load_installed(PERTURBATIONS)[name]
+        yield from perturb(example, spec, templates)
+
+
+def variant(example: Example, name: str, question: LetteredQuestion | MathQuestion, template: Template) -> Example:
+    """One way of asking."""
+    if isinstance(question, MathQuestion):
+        return replace(example, variant=name, content=PosedProblem(question, template))
+    return replace(example, variant=name, content=Posed(question, template, example.content.gold))
+
+
+def perturbation_of(name: str) -> str:
+    """The perturbation that a variant is of."""
+    return name.partition(':')[0]
+
+
+def seed_of(name: str | None) -> int | None:
+    """The seed that a variant's reply is drawn with; None where nothing is drawn."""
+    perturbation, _, value = (name or '').partition(':')
+    return int(value) if perturbation == NON_GREEDY else None

@@ -1,0 +1,151 @@
+"""SCORE's prompts: JSON files in the schema of the paper's reference (lm-eval 0.4.13, `prompt_templates.json`)."""
+
+from __future__ import annotations
+
+import json
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmfoundry_gauntlet.config.decode import Problems, describe, suggestion
+from llmfoundry_gauntlet.config.resources import shipped
+from llmfoundry_gauntlet.config.score import AGIEVAL, MATH, MMLU_PRO, NON_GREEDY, OPTION_ORDER, PROMPT, ScoreSpec
+from llmfoundry_gauntlet.data.score_rows import LETTERS
+from llmfoundry_gauntlet.errors import ConfigError
+
+NUM_PROMPTS = 10
+OWN_FOLDER = 'eval_data/score/prompts'
+FOLDER = 'score/prompts'  # below data_root
+KEYS = {OPTION_ORDER: 'option_order_robustness', PROMPT: 'prompt_robustness', NON_GREEDY: 'non_greedy_robustness'}
+OPTIONS_FORMAT = '\n{letter}: {option}'
+NEEDED = {True: {'question'}, False: {'question', 'options'}}  # of a prompt, by whether answers are expressions
+ALLOWED = {True: {'question'}, False: {'question', 'options', 'category'}}
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A prompt with places for a question, its options and its category, and how one option is written."""
+
+    prompt: str
+    options_format: str = OPTIONS_FORMAT
+
+    def text(self, question: str, options: Sequence[str] = (), category: str = '') -> str:
+        """The prompt of a question."""
+        lines = [
+            self.options_format.format(letter=letter, option=option)
+            for letter, option in zip(LETTERS, options, strict=False)
+        ]
+        return self.prompt.format(question=question, options=''.join(lines), category=category)
+
+
+NO_TEMPLATE = Template('')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Templates:
+    """The prompts of a data set: one for each perturbation that does not change them, and ten that are compared.
+
+    Where a file lacks one that no perturbation needs there is NO_TEMPLATE, or none of the ten. Perturbations of
+    installed packages have `non_greedy`.
+    """
+
+    option_order: Template
+    non_greedy: Template
+    prompt: tuple[Template, ...]
+
+
+def prompts_file(spec: ScoreSpec, data_root: str | Path) -> Path:
+    """The file that a data set's prompts are in: the one that is named, else that below the data, else ours."""
+    if spec.prompts is not None:
+        return shipped(spec.prompts)
+    name = f'{spec.dataset if spec.dataset in (MMLU_PRO, AGIEVAL, MATH) else AGIEVAL}.json'
+    below = Path(data_root) / FOLDER / name
+    return below if below.is_file() else shipped(f'{OWN_FOLDER}/{name}')
+
+
+def read_templates(spec: ScoreSpec, data_root: str | Path) -> Templates:
+    """The prompts of a data set. Raises ConfigError with all that is wrong with them."""
+    path = prompts_file(spec, data_root)
+    problems = Problems(f'{spec.label}: {path}')
+    content = read_json(path)
+    if not isinstance(content, Mapping):
+        raise ConfigError(f'{path}: is {describe(content)}; allowed: a mapping with {", ".join(KEYS.values())}')
+    found: dict[str, Any] = {}
+    others = set(spec.applied) - set(KEYS)
+    for perturbation, key in KEYS.items():
+        wanted = perturbation in spec.applied or (perturbation == NON_GREEDY and others)
+        if key not in content:
+            if wanted:
+                problems.add('', f"the key '{key}' is missing; found: {', '.join(map(str, content))}")
+            continue
+        if perturbation == PROMPT:
+            found[perturbation] = several(content[key], key, spec.is_math, problems)
+        else:
+            found[perturbation] = template(content[key], key, spec.is_math, problems)
+    if problems.found:
+        raise ConfigError(problems.found)
+    return Templates(
+        option_order=found.get(OPTION_ORDER, NO_TEMPLATE),
+        non_greedy=found.get(NON_GREEDY, NO_TEMPLATE),
+        prompt=found.get(PROMPT, ()),
+    )
+
+
+def several(value: Any, key: str, is_math: bool, problems: Problems) -> tuple[Template, ...]:
+    """The prompts that are compared."""
+    if not isinstance(value, list) or len(value) != NUM_PROMPTS:
+        found = f'has {len(value)} prompts' if isinstance(value, list) else f'is {describe(value)}'
+        problems.add(key, f'{found}; allowed: a list of {NUM_PROMPTS}')
+        return ()
+    templates = [template(entry, f'{key}[{index}]', is_math, problems) for index, entry in enumerate(value)]
+    return tuple(entry for entry in templates if entry is not None)
+
+
+def template(value: Any, path: str, is_math: bool, problems: Problems) -> Template | None:
+    """One prompt, if every place in it is known and those that are needed are there."""
+    if not isinstance(value, Mapping) or not isinstance(value.get('prompt'), str):
+        problems.add(path, f"is {describe(value)}; allowed: a mapping with the text 'prompt'")
+        return None
+    options_format = value.get('options_format', OPTIONS_FORMAT)
+    if not isinstance(options_format, str):
+        problems.add(f'{path}.options_format', f'is {describe(options_format)}; allowed: text')
+        return None
+    before = len(problems.found)
+    for key in value.keys() - {'prompt', 'options_format'}:
+        problems.add(path, f"unknown key '{key}'{suggestion(str(key), ('prompt', 'options_format'))}")
+    check_places(value['prompt'], f'{path}.prompt', NEEDED[is_math], ALLOWED[is_math], problems)
+    if not is_math:
+        check_places(options_format, f'{path}.options_format', {'letter', 'option'}, {'letter', 'option'}, problems)
+    return Template(value['prompt'], options_format) if len(problems.found) == before else None
+
+
+def check_places(text: str, path: str, needed: set[str], allowed: set[str], problems: Problems) -> None:
+    """Notes placeholders that are missing or unknown."""
+    try:
+        names = {name for _, name, _, _ in string.Formatter().parse(text) if name is not None}
+    except ValueError as error:
+        problems.add(path, f"is no template ({error}); braces that are meant as such are written twice: '{{{{'")
+        return
+    before = len(problems.found)
+    for name in sorted(needed - names):
+        problems.add(path, f'the placeholder {{{name}}} is missing')
+    for name in sorted(names - allowed):
+        allowed_names = ', '.join(f'{{{one}}}' for one in sorted(allowed))
+        problems.add(path, f'the placeholder {{{name}}} is unknown; allowed: {allowed_names}')
+    if len(problems.found) == before:
+        try:
+            text.format(**dict.fromkeys(allowed, ''))
+        except (KeyError, IndexError, ValueError) as error:
+            problems.add(path, f'cannot be filled in ({error}); placeholders stand alone in their braces')
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file. Raises ConfigError."""
+    try:
+        return json.loads(path.read_text(encoding='utf-8'))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f'{path}: cannot be read: {error}') from error
+    except json.JSONDecodeError as error:
+        raise ConfigError(f'{path}:{error.lineno}: malformed JSON: {error.msg} at column {error.colno}') from error

@@ -1,0 +1,296 @@
+"""Differences of two runs and courses of checkpoints, against numpy, hand-computed numbers and the normal distribution.
+
+Measures are made by `mean_over_clusters`, as those of tasks are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmfoundry_gauntlet.metrics.comparison import course, difference, holm, p_value
+from llmfoundry_gauntlet.metrics.statistics import mean_over_clusters
+from llmfoundry_gauntlet.types import Measure, Spread
+
+ABSENT = Measure(value=None, reason='2 of 9 items unscored: there is no answer')
+
+
+def measure(values: Sequence[float], clusters: Sequence[int] | None = None) -> Measure:
+    """The mean of items, each a cluster by itself where none are given."""
+    numbers = range(len(values)) if clusters is None else clusters
+    return mean_over_clusters(list(map(float, values)), np.array(list(numbers), np.uint64))
+
+
+def known(value: float, error: float) -> Measure:
+    """A number with this standard error, of two clusters."""
+    deviations = np.array([error, -error]) / math.sqrt(2)
+    return Measure(value=value, spread=Spread(clusters=np.array([1, 2], np.uint64), deviations=deviations))
+
+
+def clustered_error(values: np.ndarray, clusters: Sequence[int]) -> float:
+    """arXiv 2411.00640: root of the sum over clusters of products of deviations, over n; with G / (G - 1)."""
+    numbers = np.array(clusters)
+    centred = values - values.mean()
+    sums = np.array([centred[numbers == number].sum() for number in np.unique(numbers)])
+    return float(np.sqrt((sums**2).sum() * len(sums) / (len(sums) - 1)) / len(values))
+
+
+# Differences.
+
+
+def test_a_difference_is_the_second_less_the_first_with_the_error_of_the_items_own_differences():
+    first, second = [0, 1, 0, 1, 1, 0, 0, 1], [1, 1, 0, 1, 1, 1, 0, 0]
+    found = difference(measure(first), measure(second), 8)
+    assert found.difference.value == pytest.approx(5 / 8 - 4 / 8, abs=1e-15)
+    own = np.array(second) - np.array(first)  # 1, 0, 0, 0, 0, 1, 0, -1
+    assert own.tolist() == [1, 0, 0, 0, 0, 1, 0, -1]
+    by_hand = math.sqrt((3 - 8 * (1 / 8) ** 2) / 7 / 8)
+    assert np.std(own, ddof=1) / math.sqrt(8) == pytest.approx(by_hand)
+    assert found.difference.standard_error == pytest.approx(by_hand, abs=1e-15)
+    assert (found.first.value, found.second.value, found.num_items) == (0.5, 0.625, 8)
+    assert found.p_value == pytest.approx(2 * NormalDist().cdf(-1 / 8 / by_hand), abs=1e-14)
+    assert found.p_holm is None
+
+
+def test_pairing_takes_away_what_items_have_in_common_and_adds_what_they_have_against_each_other():
+    random = np.random.default_rng(3)
+    ease = random.normal(size=200)
+    first, alike, opposite = (
+        (sign * ease + random.normal(scale=0.5, size=200) > 0).astype(float) for sign in (1, 1, -1)
+    )
+    unpaired = math.hypot(measure(first).standard_error, measure(alike).standard_error)
+    paired = difference(measure(first), measure(alike), 200).difference.standard_error
+    covariance = np.cov(first, alike, ddof=1)[0, 1]
+    assert covariance > 0.1
+    assert paired == pytest.approx(math.sqrt(unpaired**2 - 2 * covariance / 200), abs=1e-14)
+    assert paired < 0.7 * unpaired
+    against = difference(measure(first), measure(opposite), 200).difference.standard_error
+    assert against > 1.2 * math.hypot(measure(first).standard_error, measure(opposite).standard_error)
+
+
+ITEMS = st.lists(
+    st.tuples(st.sampled_from([0.0, 0.25, 0.5, 1.0]), st.sampled_from([0.0, 0.25, 0.5, 1.0]), st.integers(0, 5)),
+    min_size=2,
+    max_size=25,
+).filter(lambda items: len({cluster for _, _, cluster in items}) > 1)
+
+
+@given(ITEMS)
+def test_the_error_of_a_difference_is_the_clustered_one_of_the_items_differences(items):
+    first, second, clusters = zip(*items, strict=True)
+    found = difference(measure(first, clusters), measure(second, clusters), len(items))
+    own = np.array(second) - np.array(first)
+    assert found.difference.value == pytest.approx(own.mean(), abs=1e-14)
+    assert found.difference.standard_error == pytest.approx(clustered_error(own, clusters), abs=1e-14)
+    turned = difference(measure(second, clusters), measure(first, clusters), len(items))
+    assert turned.difference.value == -found.difference.value
+    assert turned.difference.standard_error == pytest.approx(found.difference.standard_error, abs=1e-16)
+
+
+@pytest.mark.parametrize('z', [0.0, 0.5, -1.0, 1.959963984540054, -2.5, 4.0])
+def test_the_p_value_is_two_sided_and_of_a_normal_distribution(z: float):
+    assert p_value(known(z * 0.03, 0.03)) == pytest.approx(2 * NormalDist().cdf(-abs(z)), abs=1e-14)
+
+
+def test_a_p_value_far_out_is_small_and_not_nothing():
+    assert p_value(known(1.0, 0.1)) == pytest.approx(1.523970604832105e-23, rel=1e-9)  # twice the tail beyond 10
+
+
+@pytest.mark.parametrize(
+    ('first', 'second', 'reason'),
+    [
+        (ABSENT, measure([0, 1]), ABSENT.reason),
+        (measure([0, 1]), ABSENT, ABSENT.reason),
+        (Measure(value=None, reason='did not run'), ABSENT, 'did not run'),
+    ],
+)
+def test_a_difference_from_or_to_what_is_absent_is_absent_for_its_reason(first, second, reason):
+    found = difference(first, second, 9)
+    assert found.difference == Measure(value=None, reason=reason)
+    assert (found.p_value, found.detectable, found.num_items) == (None, None, 9)
+    assert (found.first, found.second) == (first, second)
+
+
+def test_of_a_single_cluster_there_is_a_difference_without_error_or_p_value():
+    found = difference(measure([0, 1], [7, 7]), measure([1, 1], [7, 7]), 2)
+    assert found.difference == Measure(value=0.5)
+    assert found.difference.standard_error is found.p_value is found.detectable is None
+
+
+def test_runs_that_give_the_same_of_every_item_do_not_differ_at_all():
+    values, clusters = [0.1, 0.7, 1 / 3, 0.2, 0.9], [1, 1, 2, 3, 3]
+    found = difference(measure(values, clusters), measure(values, clusters), 5)
+    assert (found.difference.value, found.difference.standard_error) == (0, 0)
+    assert (found.p_value, found.detectable) == (1.0, None)
+
+
+@pytest.mark.parametrize(
+    ('first', 'second', 'clusters', 'num_clusters'),
+    [
+        ([0] * 6, [1] * 6, range(6), 6),
+        ([1] * 6, [0] * 6, range(6), 6),
+        ([0] * 6, [1] * 6, [1, 1, 2, 2, 3, 3], 3),
+        ([0.25, 0.5, 0, 0.75], [0.5, 0.75, 0.25, 1], range(4), 4),
+        # Nothing in binary is a third or a tenth.
+        ([0.1, 0.2, 0.3], [0.4, 0.5, 0.6], range(3), 3),
+        ([1, 0, 0] * 3, [1, 1, 0] * 3, [1, 1, 1, 2, 2, 2, 3, 3, 3], 3),
+        ([1, 0, 0, 0, 0, 0, 0] * 4, [1, 1, 1, 0, 0, 0, 0] * 4, np.repeat(range(4), 7), 4),
+    ],
+    ids=['up', 'down', 'in clusters', 'in quarters', 'in tenths', 'in thirds', 'in sevenths'],
+)
+def test_where_every_cluster_differs_by_the_same_the_p_value_is_that_of_a_test_of_signs(
+    first, second, clusters, num_clusters
+):
+    """All signs are equal in 2 of 2 ** G cases."""
+    found = difference(measure(first, clusters), measure(second, clusters), len(first))
+    assert found.difference.standard_error == pytest.approx(0, abs=1e-15)
+    assert found.p_value == 2.0 ** (1 - num_clusters)
+    assert found.detectable is None
+
+
+def test_what_can_be_detected_is_seen_in_80_percent_of_cases_at_a_level_of_5_percent():
+    normal = NormalDist()
+    found = difference(measure([0, 1, 0, 1, 0]), measure([1, 1, 0, 0, 1]), 5)
+    error = found.difference.standard_error
+    assert found.detectable == pytest.approx((normal.inv_cdf(0.975) + normal.inv_cdf(0.8)) * error, abs=1e-14)
+    z = found.detectable / error
+    edge = normal.inv_cdf(0.975)
+    assert normal.cdf(z - edge) + normal.cdf(-z - edge) == pytest.approx(0.8, abs=2e-6)
+
+
+# Holm's correction.
+
+
+@pytest.mark.parametrize(
+    ('given_values', 'expected'),
+    [
+        ([], []),
+        ([None], [None]),
+        ([0.2], [0.2]),
+        # 4 are known: 0.005 * 4, 0.01 * 3, 0.03 * 2, and 0.04 * 1, which is below the one before it.
+        ([0.01, 0.04, None, 0.03, 0.005], [0.03, 0.06, None, 0.06, 0.02]),
+        ([None, 0.6, 0.7, None], [None, 1.0, 1.0, None]),
+        ([0.02, 0.02, 0.02], [0.06, 0.06, 0.06]),
+        ([0.0, 1.0], [0.0, 1.0]),
+    ],
+)
+def test_holm_multiplies_the_smallest_by_all_the_next_by_one_less(given_values, expected):
+    assert holm(given_values) == pytest.approx(expected, abs=1e-15)
+
+
+P_VALUES = st.lists(st.one_of(st.none(), st.floats(0, 1)), max_size=12)
+
+
+@given(P_VALUES)
+def test_corrected_p_values_keep_their_order_and_are_never_smaller_nor_over_1(values):
+    found = holm(values)
+    assert [one is None for one in found] == [one is None for one in values]
+    pairs = [(one, other) for one, other in zip(values, found, strict=True) if one is not None]
+    assert all(one <= other <= 1 for one, other in pairs)
+    in_order = [other for _, other in sorted(pairs)]
+    assert in_order == sorted(in_order)
+
+
+@given(P_VALUES)
+def test_a_corrected_p_value_is_the_highest_of_all_that_are_not_above_it(values):
+    """Holm 1979 as a closed formula: of p_j <= p_i, the largest of p_j times how many p are not below p_j."""
+    numbers = np.array([value for value in values if value is not None])
+    found = [value for value in holm(values) if value is not None]
+    for value, corrected in zip(numbers, found, strict=True):
+        products = [min(1.0, one * (numbers >= one).sum()) for one in numbers if one <= value]
+        assert corrected == pytest.approx(max(products), abs=1e-15)
+
+
+@given(P_VALUES, st.randoms(use_true_random=False))
+def test_the_order_of_comparisons_does_not_matter_to_the_correction(values, random):
+    places = list(range(len(values)))
+    random.shuffle(places)
+    found = holm(values)
+    assert holm([values[place] for place in places]) == [found[place] for place in places]
+
+
+# Courses.
+
+
+@pytest.mark.parametrize('batches', [[0, 10, 20, 30, 40], [5, 6, 100, 5000], [0, 1]])
+def test_the_slope_is_the_least_squares_line_and_its_error_that_of_the_items_own_slopes(batches):
+    random = np.random.default_rng(len(batches))
+    scores = random.random((len(batches), 30))
+    clusters = random.integers(0, 11, 30).tolist()
+    slope = course(batches, [measure(row, clusters) for row in scores]).slope
+    assert slope.value == pytest.approx(np.polyfit(batches, scores.mean(axis=1), 1)[0], rel=1e-9)
+    own = np.polyfit(batches, scores, 1)[0]  # a slope for every item
+    assert slope.standard_error == pytest.approx(clustered_error(own, clusters), rel=1e-9)
+
+
+def test_two_checkpoints_have_a_slope_and_no_noise():
+    found = course([100, 300], [Measure(value=0.25), Measure(value=0.75)])
+    assert found.slope.value == pytest.approx(0.5 / 200, abs=1e-18)
+    assert found.noise is None and found.signal_to_noise is None
+
+
+@pytest.mark.parametrize(
+    ('batches', 'values'),
+    [
+        ([0, 1, 2, 3], [0.0, 0.25, 0.5, 0.75]),
+        ([0, 1, 3, 7], [0.875, 0.75, 0.5, 0.0]),
+        ([10, 20, 30], [0.5, 0.5, 0.5]),
+        # Nothing in binary is a tenth or a third.
+        ([0, 100, 200, 300], [0.1, 0.2, 0.3, 0.4]),
+        ([0, 50, 100, 150, 200], [1 / 3, 1 / 3 + 0.1, 1 / 3 + 0.2, 1 / 3 + 0.3, 1 / 3 + 0.4]),
+        ([0, 100, 200], [0.6, 0.4, 0.2]),
+    ],
+)
+def test_a_steady_course_has_no_noise_and_no_ratio(batches, values):
+    found = course(batches, [Measure(value=value) for value in values])
+    assert found.noise == pytest.approx(0, abs=1e-15)
+    assert found.signal_to_noise is None
+
+
+def test_the_noise_of_scores_that_go_to_and_fro():
+    found = course([0, 10, 20, 30, 40], [Measure(value=value) for value in (0.2, 0.4, 0.2, 0.4, 0.2)])
+    assert found.slope.value == pytest.approx(0, abs=1e-17)
+    # Steps 0.2, -0.2, 0.2, -0.2 about 0: a variance of 4 * 0.04 / 3. Of five scores it is 2 * 5 / 4 times theirs.
+    assert found.noise == pytest.approx(math.sqrt(0.16 / 3 * 4 / 10), abs=1e-15)
+    assert found.signal_to_noise == pytest.approx(0, abs=1e-14)
+
+
+@pytest.mark.parametrize('sign', [1, -1])
+def test_steps_are_taken_per_batch_and_a_fall_is_as_much_signal_as_a_climb(sign):
+    found = course([0, 10, 30], [Measure(value=0.5 + sign * value) for value in (0.0, 0.3, 0.6)])
+    # 0.02 a batch: steps of 0.3 where 0.2 and 0.4 were due. The line by hand: 9 / (1400 / 3) a batch, over 30 batches.
+    assert found.slope.value == pytest.approx(sign * 27 / 1400, abs=1e-15)
+    # Strays of 0.1 and -0.1: a variance of 0.02, which of three scores is 2 * 3 / 2 times theirs.
+    assert found.noise == pytest.approx(math.sqrt(0.02 / 3), abs=1e-15)
+    assert found.signal_to_noise == pytest.approx(30 * 27 / 1400 / math.sqrt(0.02 / 3), abs=1e-11)
+
+
+@pytest.mark.parametrize('num_scores', [3, 4, 9])
+def test_the_noise_of_a_course_is_that_of_its_scores(num_scores: int):
+    """Scores about a line with a known spread: the squares of the noise have its variance for their mean."""
+    random = np.random.default_rng(num_scores)
+    batches = [100 * place for place in range(num_scores)]
+    squares = []
+    for _ in range(8000):
+        values = 0.3 + 0.0004 * np.array(batches) + random.normal(scale=0.02, size=num_scores)
+        squares.append(course(batches, [Measure(value=float(value)) for value in values]).noise ** 2)
+    error = np.std(squares, ddof=1) / math.sqrt(8000)
+    assert error < 0.02 * 0.02**2
+    assert np.mean(squares) == pytest.approx(0.02**2, abs=4 * error)
+
+
+def test_a_course_is_absent_where_any_checkpoint_is():
+    found = course([0, 10, 20], [measure([0, 1]), ABSENT, Measure(value=None, reason='another')])
+    assert found.slope == ABSENT
+    assert found.noise is None and found.signal_to_noise is None
+
+
+def test_the_slope_of_scores_without_an_error_has_none():
+    found = course([0, 10, 20], [measure([0, 1]), Measure(value=0.75), measure([1, 1])])
+    assert found.slope.value == pytest.approx(0.025, abs=1e-16) and found.slope.standard_error is None

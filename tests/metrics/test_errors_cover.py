@@ -1,0 +1,388 @@
+"""By simulation: 95 % intervals hold the true value in 95 % of cases, whatever the estimate.
+
+Each draw takes new items, or new clusters of items, as a benchmark might have had them. Where items come from a
+population, that is so large beside a draw that none of it being drawn twice is of no account; the truth is its own.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from clustered_items import interval
+
+from llmfoundry_gauntlet.evaluation.suite import load_suite
+from llmfoundry_gauntlet.metrics.comparison import CONFIDENT, course, difference
+from llmfoundry_gauntlet.metrics.composites import compute_composites
+from llmfoundry_gauntlet.metrics.likelihood import choice_metrics, pmi
+from llmfoundry_gauntlet.metrics.metrics import Metric, accuracy, mark, measure, passes_at, task_score
+from llmfoundry_gauntlet.metrics.statistics import mean_over_clusters
+from llmfoundry_gauntlet.types import ItemKey, ItemResult, Measure
+
+DRAWS = 2000
+ACCURACY = accuracy('Accuracy')
+Array = npt.NDArray[Any]
+
+
+def item(task: str, row: int, credit: float, cluster: int | None = None, **changes: Any) -> ItemResult:
+    values: dict[str, Any] = {'category': None, 'gold': 0, 'logprobs': None, 'num_tokens': None, 'sample': 0, **changes}
+    return ItemResult(
+        key=ItemKey(task, row, sample=values.pop('sample')),
+        predicted=None,
+        credit=credit,
+        reason=None,
+        prompt_sha256='',
+        truncated=False,
+        cluster='' if cluster is None else f'{cluster:016x}',
+        **values,
+    )
+
+
+def both(task: str, num_rows: int, clusters: Sequence[int] | None = None, **changes: Any) -> list[list[ItemResult]]:
+    """Each row as an item that is wrong, and as one that is right."""
+    return [
+        [item(task, row, float(credit), None if clusters is None else clusters[row], **changes) for credit in (0, 1)]
+        for row in range(num_rows)
+    ]
+
+
+def taken(rows: list[list[ItemResult]], rights: Array) -> list[ItemResult]:
+    """Of each row the item that is as right as is said."""
+    return [row[right] for row, right in zip(rows, rights.tolist(), strict=True)]
+
+
+def coverages(draw: Callable[[], Mapping[str, Measure]], truths: Mapping[str, float]) -> dict[str, float]:
+    """How often the interval of each estimate holds its true value."""
+    covered = dict.fromkeys(truths, 0)
+    for _ in range(DRAWS):
+        for name, found in draw().items():
+            bounds = interval(found)
+            assert bounds is not None, name
+            covered[name] += bounds[0] <= truths[name] <= bounds[1]
+    return {name: count / DRAWS for name, count in covered.items()}
+
+
+def assert_cover(found: Mapping[str, float]) -> None:
+    assert {name: share for name, share in found.items() if not 0.93 <= share <= 0.97} == {}
+
+
+def quadrature(measures: Sequence[Measure], weights: Sequence[float]) -> float:
+    """The error of a weighted sum as if its parts had nothing in common."""
+    errors = [one.standard_error for one in measures]
+    return math.sqrt(math.fsum((error * weight) ** 2 for error, weight in zip(errors, weights, strict=True)))
+
+
+def test_of_accuracies_and_marks_over_independent_items():
+    random = np.random.default_rng(1)
+    outcomes = [(0.0, 0.0), (0.5, 0.0), (1.0, 0.0), (1.0, 1.0)]  # wrong, a tie, right, strictly right
+    chances = [0.35, 0.1, 0.25, 0.3]
+    rows = [
+        [item('a', row, credit, marks={'StrictMatch': strict}) for credit, strict in outcomes] for row in range(150)
+    ]
+
+    def draw() -> Mapping[str, Measure]:
+        results = taken(rows, random.choice(4, 150, p=chances))
+        return task_score('a', [ACCURACY, mark('StrictMatch')], results).metrics
+
+    assert_cover(coverages(draw, {'Accuracy': 0.6, 'StrictMatch': 0.3}))
+
+
+@dataclass(frozen=True)
+class Passages:
+    """A population of passages with one to eight questions each, which several models answer.
+
+    `rights` are whether each model is right [models, questions], `results` the items by model and passage.
+    """
+
+    rights: Array
+    results: list[list[list[ItemResult]]]
+
+
+@pytest.fixture(scope='module')
+def passages() -> Passages:
+    random = np.random.default_rng(2)
+    sizes = random.integers(1, 9, 6000)
+    passage_of = np.repeat(np.arange(6000), sizes)
+    easiness = random.normal(0, 1.5, 6000)[passage_of] + random.normal(0, 1, len(passage_of))
+    # five checkpoints of a model, each better, and what each happens to know
+    rights = (easiness + np.linspace(-0.8, 0.6, 5)[:, None] + random.normal(0, 0.7, (5, len(passage_of)))) > 0
+    ends = np.cumsum(sizes)
+    results = []
+    for model in range(5):
+        items = [
+            item('a', row, float(right), passage)
+            for row, (right, passage) in enumerate(zip(rights[model].tolist(), passage_of.tolist(), strict=True))
+        ]
+        results.append([items[end - size : end] for end, size in zip(ends.tolist(), sizes.tolist(), strict=True)])
+    return Passages(rights, results)
+
+
+def answered(passages: Passages, model: int, drawn: Array) -> Measure:
+    by_passage = passages.results[model]
+    return measure(ACCURACY, list(chain.from_iterable(by_passage[place] for place in drawn.tolist())))
+
+
+def test_of_a_mean_over_clusters_where_the_error_of_items_does_not(passages: Passages):
+    random = np.random.default_rng(3)
+    truth = passages.rights[4].mean()
+    by_passage = passages.results[4]
+    unclustered = 0
+
+    def draw() -> Mapping[str, Measure]:
+        nonlocal unclustered
+        drawn = random.choice(6000, 100, replace=False).tolist()
+        results = list(chain.from_iterable(by_passage[place] for place in drawn))
+        credits = [result.credit for result in results]
+        low, high = interval(mean_over_clusters(credits, np.arange(len(credits), dtype=np.uint64)))
+        unclustered += low <= truth <= high
+        return {'clustered': measure(ACCURACY, results)}
+
+    assert_cover(coverages(draw, {'clustered': truth}))
+    assert unclustered / DRAWS < 0.90
+
+
+def test_of_the_difference_of_two_models_on_the_same_items(passages: Passages):
+    random = np.random.default_rng(4)
+    truth = passages.rights[3].mean() - passages.rights[1].mean()
+    unpaired = 0
+
+    def draw() -> Mapping[str, Measure]:
+        nonlocal unpaired
+        drawn = random.choice(6000, 80, replace=False)
+        first, second = answered(passages, 1, drawn), answered(passages, 3, drawn)
+        found = difference(first, second, 0).difference
+        unpaired += abs(found.value - truth) <= CONFIDENT * quadrature([first, second], [1, 1])
+        return {'difference': found}
+
+    assert_cover(coverages(draw, {'difference': truth}))
+    assert unpaired / DRAWS > 0.98  # as if of different items: too wide
+
+
+def test_of_the_slope_over_checkpoints(passages: Passages):
+    random = np.random.default_rng(5)
+    batches = [100, 200, 400, 800, 1000]
+    truth = np.polyfit(batches, passages.rights.mean(axis=1), 1)[0]
+
+    def draw() -> Mapping[str, Measure]:
+        drawn = random.choice(6000, 80, replace=False)
+        scores = [answered(passages, model, drawn) for model in range(5)]
+        slope = course(batches, scores).slope
+        assert math.isclose(slope.value, np.polyfit(batches, [score.value for score in scores], 1)[0], rel_tol=1e-9)
+        return {'slope': slope}
+
+    assert_cover(coverages(draw, {'slope': truth}))
+
+
+def test_of_a_mean_over_categories_of_unequal_sizes():
+    random = np.random.default_rng(6)
+    parts = {'history': (40, 0.55), 'law': (75, 0.3), 'physics': (180, 0.8)}
+    rows = {name: both(name, size, category=name) for name, (size, _) in parts.items()}
+
+    def draw() -> Mapping[str, Measure]:
+        drawn = [taken(rows[name], random.binomial(1, chance, size)) for name, (size, chance) in parts.items()]
+        return {'macro': task_score('a', [ACCURACY], list(chain.from_iterable(drawn))).accuracy}
+
+    assert_cover(coverages(draw, {'macro': (0.55 + 0.3 + 0.8) / 3}))
+
+
+def test_of_a_category_of_rescaled_tasks():
+    random = np.random.default_rng(7)
+    sizes = {'a/0-shot': 60, 'b/0-shot': 120, 'c/0-shot': 300}
+    chances = {'a/0-shot': 0.45, 'b/0-shot': 0.7, 'c/0-shot': 0.6}
+    rows = {task: both(task, size) for task, size in sizes.items()}
+    benchmarks = [
+        {'name': name, 'num_fewshot': 0, 'random_baseline': baseline}
+        for name, baseline in (('a', 0.25), ('b', 0.5), ('c', 0.0))
+    ]
+    gauntlets = {
+        weighting: load_suite(
+            None, {'weighting': weighting, 'categories': [{'name': 'one', 'benchmarks': benchmarks}]}
+        ).gauntlet
+        for weighting in ('EQUAL', 'LOG_SAMPLE_SZ')
+    }
+
+    def draw() -> Mapping[str, Measure]:
+        accuracies = {
+            task: task_score(task, [ACCURACY], taken(rows[task], random.binomial(1, chances[task], size))).accuracy
+            for task, size in sizes.items()
+        }
+        return {
+            weighting: compute_composites(gauntlet, accuracies, sizes, reference=False).categories['one']
+            for weighting, gauntlet in gauntlets.items()
+        }
+
+    rescaled = np.array([0.2 / 0.75, 0.2 / 0.5, 0.6])
+    logarithms = np.log2([60, 120, 300])
+    truths = {'EQUAL': rescaled.mean(), 'LOG_SAMPLE_SZ': rescaled @ logarithms / logarithms.sum()}
+    assert_cover(coverages(draw, truths))
+
+
+def test_of_an_average_in_which_a_task_counts_twice_and_two_have_passages_in_common():
+    random = np.random.default_rng(8)
+    passages_of = {'b/0-shot': np.repeat(np.arange(80), 2), 'c/0-shot': np.repeat(np.arange(80), 3)}
+    rows = {task: both(task, len(places), places.tolist()) for task, places in passages_of.items()}
+    rows['a/0-shot'] = both('a/0-shot', 100)
+    sizes = {task: len(entries) for task, entries in rows.items()}
+    categories = [
+        {'name': name, 'benchmarks': [{'name': task, 'num_fewshot': 0, 'random_baseline': 0.25} for task in tasks]}
+        for name, tasks in (('one', 'ab'), ('other', 'ac'))
+    ]
+    gauntlet = load_suite(None, {'categories': categories}).gauntlet
+    truth = ((0.6 - 0.25) / 0.75 * 2 + (0.5 - 0.25) / 0.75 * 2) / 4
+    apart = 0
+
+    def draw() -> Mapping[str, Measure]:
+        nonlocal apart
+        easiness = random.beta(1, 1, 80)  # a half in the mean
+        rights = {task: random.binomial(1, easiness[places]) for task, places in passages_of.items()}
+        rights['a/0-shot'] = random.binomial(1, 0.6, 100)
+        accuracies = {task: task_score(task, [ACCURACY], taken(rows[task], rights[task])).accuracy for task in rows}
+        found = compute_composites(gauntlet, accuracies, sizes, reference=False)
+        average = found.averages['default_average']
+        apart += abs(average.value - truth) <= CONFIDENT * quadrature([*found.categories.values()], [0.5, 0.5])
+        return {'average': average}
+
+    assert_cover(coverages(draw, {'average': truth}))
+    assert apart / DRAWS < 0.90  # as if its categories had nothing in common
+
+
+def test_of_pass_at_k_and_the_accuracy_of_several_programs():
+    random = np.random.default_rng(9)
+    shape = (0.4, 1.2)  # of the chances, which differ much from problem to problem
+    rows = [
+        [item('a', row, float(credit), row, sample=sample) for credit in (0, 1)]
+        for row in range(120)
+        for sample in range(10)
+    ]
+
+    def draw() -> Mapping[str, Measure]:
+        chances = np.repeat(random.beta(*shape, 120), 10)
+        return task_score('a', [ACCURACY, *passes_at([5])], taken(rows, random.binomial(1, chances))).metrics
+
+    # E (1 - p)^5 of a beta distribution
+    all_fail = math.prod((shape[1] + place) / (sum(shape) + place) for place in range(5))
+    assert_cover(coverages(draw, {'Accuracy': 0.25, 'PassAt5': 1 - all_fail}))
+
+
+@dataclass(frozen=True)
+class Choices:
+    """A population of items with four choices, of a model that is too sure of itself.
+
+    The log-probabilities, alone too, and lengths of choices are [items, 4].
+    """
+
+    logprobs: Array
+    logprobs_alone: Array
+    golds: Array
+    characters: Array
+    byte_counts: Array
+    tokens: Array
+    results: list[ItemResult]
+
+    @property
+    def shares(self) -> Array:
+        return np.exp(self.logprobs) / np.exp(self.logprobs).sum(axis=1, keepdims=True)
+
+    @property
+    def is_gold(self) -> Array:
+        return self.golds[:, None] == np.arange(4)
+
+
+@pytest.fixture(scope='module')
+def choices() -> Choices:
+    random = np.random.default_rng(10)
+    number = 30_000
+    confidence = random.uniform(0.4, 1, number)
+    others = random.dirichlet([8, 8, 8], number) * (1 - confidence[:, None])
+    shares = np.concatenate([confidence[:, None], others], axis=1)
+    # right in six of ten cases in which it says it is; then columns are exchanged so that classes are unequal
+    right = np.where(random.random(number) < 0.6 * confidence, 0, random.integers(1, 4, number))
+    golds = random.choice(4, number, p=[0.5, 0.2, 0.2, 0.1])
+    rows = np.arange(number)
+    shares[rows, right], shares[rows, golds] = shares[rows, golds], shares[rows, right]
+    logprobs = np.log(shares) - random.gamma(1.5, 20, number)[:, None]
+    characters = random.integers(8, 50, (number, 4))
+    byte_counts = characters + random.binomial(characters, 0.1)
+    tokens = np.maximum(1, characters // random.integers(3, 6, (number, 4)))
+    logprobs_alone = logprobs - random.gamma(2, 2, (number, 4))
+    results = [
+        item(
+            'a',
+            row,
+            0.0,
+            row,
+            gold=int(golds[row]),
+            logprobs=tuple(logprobs[row].tolist()),
+            logprobs_alone=tuple(logprobs_alone[row].tolist()),
+            num_characters=tuple(characters[row].tolist()),
+            num_bytes=tuple(byte_counts[row].tolist()),
+            num_tokens=tuple(tokens[row].tolist()),
+        )
+        for row in range(number)
+    ]
+    return Choices(logprobs, logprobs_alone, golds, characters, byte_counts, tokens, results)
+
+
+def bits_per_byte(choices: Choices) -> Array:
+    return (-choices.logprobs / np.log(2) / choices.byte_counts)[choices.is_gold]
+
+
+def calibration_error(choices: Choices) -> float:
+    """Over the whole population, as a sum over bins."""
+    confidences, rights = choices.shares.max(axis=1), choices.shares.argmax(axis=1) == choices.golds
+    places = np.minimum((confidences * 10).astype(int), 9)
+    gaps = []
+    for place in range(10):
+        inside = places == place
+        if inside.any():
+            gap = confidences[inside].mean() - rights[inside].mean()
+            gaps.append(abs(gap) * inside.mean())
+            assert gap > 0.1  # clearly miscalibrated
+    return sum(gaps)
+
+
+TRUTHS: dict[str, tuple[Callable[[Choices], float], int]] = {
+    'GoldBitsPerByte': (lambda found: bits_per_byte(found).mean(), 150),
+    'GoldProbability': (lambda found: found.shares[found.is_gold].mean(), 150),
+    'CharacterNormalizedMatch': (
+        lambda found: ((found.logprobs / found.characters).argmax(axis=1) == found.golds).mean(),
+        150,
+    ),
+    'ByteNormalizedMatch': (
+        lambda found: ((found.logprobs / found.byte_counts).argmax(axis=1) == found.golds).mean(),
+        150,
+    ),
+    'TokenNormalizedMatch': (
+        lambda found: ((found.logprobs / found.tokens).argmax(axis=1) == found.golds).mean(),
+        150,
+    ),
+    'PMINormalizedMatch': (
+        lambda found: ((found.logprobs - found.logprobs_alone).argmax(axis=1) == found.golds).mean(),
+        150,
+    ),
+    'CalibrationError': (calibration_error, 300),
+    'BrierScore': (lambda found: ((found.shares - found.is_gold) ** 2).sum(axis=1).mean(), 150),
+    'MajorityClass': (lambda found: (found.golds == 0).mean(), 150),
+}
+METRICS: dict[str, Metric] = {metric.name: metric for metric in (*choice_metrics(), pmi())}
+
+
+@pytest.mark.parametrize('name', TRUTHS)
+def test_of_what_log_probabilities_say(choices: Choices, name: str):
+    random = np.random.default_rng(11)
+    truth, size = TRUTHS[name]
+
+    def draw() -> Mapping[str, Measure]:
+        drawn = random.choice(len(choices.results), size, replace=False).tolist()
+        return {name: measure(METRICS[name], [choices.results[place] for place in drawn])}
+
+    assert_cover(coverages(draw, {name: float(truth(choices))}))
+
+
+def test_bits_per_byte_are_skewed_in_this_population(choices: Choices):
+    values = bits_per_byte(choices)
+    assert ((values - values.mean()) ** 3).mean() / values.std() ** 3 > 1.5

@@ -1,0 +1,100 @@
+"""Metric keys that every logger takes, whatever users call their categories."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import example, given, strategies
+from mlflow.utils.validation import MAX_ENTITY_KEY_LENGTH, _validate_length_limit, _validate_metric_name
+
+from llmfoundry_gauntlet import ConfigError
+from llmfoundry_gauntlet.metrics.keys import check_names, metric_stream, valid_key, valid_keys
+from llmfoundry_gauntlet.types import Measure, TaskScore
+
+NAMES = strategies.text(max_size=300)
+
+
+@given(NAMES)
+@example('..')
+@example('a\n')
+@example('a//b/./c/')
+@example('\ud800')
+def test_mlflow_takes_the_key_of_any_name(name):
+    for key in (valid_key(f'metrics/t/0-shot/{name}/Accuracy'), valid_key(f'icl/metrics/eval_gauntlet/{name}')):
+        _validate_metric_name(key)
+        _validate_length_limit('Metric name', MAX_ENTITY_KEY_LENGTH, key)
+        assert valid_key(key) == key
+
+
+@given(strategies.from_regex(r'[A-Za-z0-9_ .-]*[A-Za-z0-9_]', fullmatch=True).filter(lambda name: len(name) < 200))
+def test_a_key_that_mlflow_takes_stays_as_llm_foundry_has_it(name):
+    assert valid_key(f'metrics/mmlu/5-shot/{name}/Accuracy') == f'metrics/mmlu/5-shot/{name}/Accuracy'
+
+
+@pytest.mark.parametrize(
+    ('name', 'expected'),
+    [('a:b', 'a_b'), ('R&D', 'R_D'), ('Öl', 'Öl'), ('a b', 'a b'), ('', '_'), ('.', '_'), ('..', '__'), ('...', '...')],
+)
+def test_what_a_logger_does_not_take_is_replaced(name, expected):
+    assert valid_key(f'metrics/{name}/x') == f'metrics/{expected}/x'
+
+
+def test_long_keys_that_differ_at_their_end_stay_different():
+    keys = [f'metrics/t/0-shot/{"x" * 300}{end}/Accuracy' for end in 'ab']
+    found = valid_keys(keys)
+    assert len(set(found.values())) == 2
+    assert all(re.fullmatch(r'metrics/t/0-shot/x{220}_[0-9a-f]{12}', key) for key in found.values())
+
+
+@given(strategies.lists(NAMES, unique=True, max_size=6))
+@example(['a:b', 'a_b'])
+def test_no_two_names_become_one_key_without_an_error(names):
+    keys = [f'metrics/t/0-shot/{name}/x' for name in names]
+    try:
+        found = valid_keys(keys)
+    except ConfigError as error:
+        assert len({valid_key(key) for key in keys}) < len(keys)
+        assert len(error.problems) == len(keys) - len({valid_key(key) for key in keys})
+    else:
+        assert len(set(found.values())) == len(keys)
+
+
+def test_categories_and_composites_that_would_collide_are_errors_that_name_both():
+    with pytest.raises(ConfigError) as caught:
+        check_names({'t/0-shot': ['a:b', 'plain', 'a_b'], 'u/0-shot': ['a_b']}, ['world', 'my:own', 'my_own'])
+    assert caught.value.problems == (
+        "'metrics/t/0-shot/a:b' and 'metrics/t/0-shot/a_b' would both be 'metrics/t/0-shot/a_b' in loggers; "
+        'give one of them another name',
+        "'icl/metrics/eval_gauntlet/my:own' and 'icl/metrics/eval_gauntlet/my_own' would both be "
+        "'icl/metrics/eval_gauntlet/my_own' in loggers; give one of them another name",
+    )
+    check_names({'t/0-shot': ['a:b', 'plain'], 'u/0-shot': ['a_b']}, ['world'])
+    with pytest.raises(ConfigError, match="'metrics/a:b/0-shot' and 'metrics/a_b/0-shot' would both be"):
+        check_names({'a:b/0-shot': [], 'a_b/0-shot': []}, [])
+
+
+@pytest.mark.parametrize('value', [math.nan, math.inf])
+def test_what_is_no_number_is_not_in_the_stream(value):
+    score = TaskScore(
+        task='t/0-shot',
+        metrics={'Accuracy': Measure(value=0.5), 'Own': Measure(value=value)},
+        num_items=1,
+        num_unscored=0,
+        num_truncated=0,
+    )
+    stream = metric_stream({'t/0-shot': score}, None, {}, {})
+    assert stream['metrics/t/0-shot/Accuracy'] == 0.5
+    assert 'metrics/t/0-shot/Own' not in stream
+
+
+def test_a_category_whose_name_no_logger_takes_has_a_valid_key():
+    part = TaskScore(
+        task='t/0-shot', metrics={'Accuracy': Measure(value=1.0)}, num_items=1, num_unscored=0, num_truncated=0
+    )
+    score = replace(part, metrics={'Accuracy': Measure(value=0.5)}, categories={'a:b': part})
+    assert metric_stream({'t/0-shot': score}, None, {}, {})['metrics/t/0-shot/a_b/Accuracy'] == 1.0
+    with pytest.raises(ConfigError, match='would both be'):
+        metric_stream({'t/0-shot': replace(score, categories={'a:b': part, 'a_b': part})}, None, {}, {})

@@ -1,0 +1,334 @@
+"""Metrics of choices' log-probabilities by hand, and calibration against numpy."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmfoundry_gauntlet.metrics.likelihood import choice_metrics, gold_bits_per_byte, pmi
+from llmfoundry_gauntlet.metrics.metrics import measure, task_score
+from llmfoundry_gauntlet.types import ItemKey, ItemResult, Measure
+
+OURS = {metric.name: metric for metric in choice_metrics()}
+EVERY = {**OURS, 'PMINormalizedMatch': pmi()}
+
+
+def item(row: int, logprobs: Sequence[float] | None, gold: int = 0, **changes: Any) -> ItemResult:
+    """An item whose credit no metric here looks at; its choices have two bytes and characters and a token each."""
+    lengths = None if logprobs is None else (2,) * len(logprobs)
+    values: dict[str, Any] = {
+        'num_tokens': None if logprobs is None else (1,) * len(logprobs),
+        'num_characters': lengths,
+        'num_bytes': lengths,
+        'category': None,
+        'cluster': f'{row:016x}',
+        **changes,
+    }
+    return ItemResult(
+        key=ItemKey('t/0-shot', row),
+        gold=gold,
+        predicted=None,
+        credit=0.0,
+        logprobs=None if logprobs is None else tuple(logprobs),
+        reason=None,
+        prompt_sha256='',
+        truncated=False,
+        **values,
+    )
+
+
+def of_texts(row: int, texts: Sequence[str], logprobs: Sequence[float], gold: int, tokens: Sequence[int]) -> ItemResult:
+    return item(
+        row,
+        logprobs,
+        gold,
+        num_characters=tuple(map(len, texts)),
+        num_bytes=tuple(len(text.encode()) for text in texts),
+        num_tokens=tuple(tokens),
+    )
+
+
+def of_shares(row: int, shares: Sequence[float], gold: int) -> ItemResult:
+    """An item whose choices have these probabilities among each other."""
+    return item(row, [math.log(share) - 40 for share in shares], gold)
+
+
+def value(name: str, *results: ItemResult) -> float:
+    found = measure(EVERY[name], results)
+    assert found.value is not None, found.reason
+    return found.value
+
+
+def test_bits_per_byte_are_of_the_right_choice_and_of_bytes_not_characters():
+    # 'né' has 3 bytes, '猫の木' 9: with -3 ln 2 and -4.5 ln 2 nats that are 1 and 0.5 bits per byte
+    first = of_texts(0, ['na', 'né'], [-1.0, -3 * math.log(2)], 1, [1, 1])
+    second = of_texts(1, ['猫の木', 'cat'], [-4.5 * math.log(2), -9.0], 0, [5, 1])
+    assert value('GoldBitsPerByte', first) == pytest.approx(1.0, rel=1e-14)
+    assert value('GoldBitsPerByte', second) == pytest.approx(0.5, rel=1e-14)
+    assert value('GoldBitsPerByte', first, second) == pytest.approx(0.75, rel=1e-14)  # pooled it were 7.5 / 12
+
+
+def test_bits_per_byte_of_a_single_continuation():
+    results = [of_texts(0, ['Zürich'], [-7 * math.log(2)], 0, [2]), of_texts(1, ['Bern'], [0.0], 0, [1])]
+    found = task_score('t/0-shot', [gold_bits_per_byte()], results).accuracy
+    assert found.value == pytest.approx(0.5, rel=1e-14)  # 1 bit for each of 7 bytes, and none
+    assert found.standard_error == pytest.approx(0.5, rel=1e-14)
+
+
+def test_the_right_choices_probability_is_its_share_of_all_choices():
+    first, second = of_shares(0, [0.2, 0.7, 0.1], 1), of_shares(1, [0.2, 0.7, 0.1], 2)
+    assert value('GoldProbability', first) == pytest.approx(0.7, rel=1e-12)
+    found = measure(OURS['GoldProbability'], [first, second])
+    assert found.value == pytest.approx(0.4, rel=1e-12)
+    assert found.standard_error == pytest.approx(0.3, rel=1e-12)
+    assert value('GoldProbability', item(0, [-2000.0, -2000.0, -3000.0])) == 0.5  # which are all 0 by themselves
+
+
+# With the same log-probability the longest is best: 8, 5 and 4 characters; 8, 10 and 4 bytes; 1, 2 and 4 tokens.
+TEXTS, TOKENS = ['abcdefgh', 'ééééé', '1234'], [1, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ('gold', 'character', 'byte', 'token'),
+    [(0, 1.0, 0.0, 0.0), (1, 0.0, 1.0, 0.0), (2, 0.0, 0.0, 1.0)],
+)
+def test_characters_bytes_and_tokens_may_prefer_different_choices(
+    gold: int, character: float, byte: float, token: float
+):
+    result = of_texts(0, TEXTS, [-6.0, -6.0, -6.0], gold, TOKENS)
+    assert value('CharacterNormalizedMatch', result) == character
+    assert value('ByteNormalizedMatch', result) == byte
+    assert value('TokenNormalizedMatch', result) == token
+
+
+@pytest.mark.parametrize(
+    ('name', 'logprobs', 'shares'),
+    [
+        ('CharacterNormalizedMatch', [-8.0, -5.0, -4.5], (0.5, 0.5, 0.0)),  # -1, -1, -1.125
+        ('ByteNormalizedMatch', [-4.0, -5.0, -2.0], (1 / 3, 1 / 3, 1 / 3)),  # -0.5 thrice
+        ('TokenNormalizedMatch', [-4.0, -6.0, -12.0], (0.0, 0.5, 0.5)),  # -4, -3, -3
+        ('TokenNormalizedMatch', [-4.0, -6.0, -12.000001], (0.0, 0.5, 0.5)),  # but for rounding
+        ('TokenNormalizedMatch', [-4.0, -6.0, -12.001], (0.0, 1.0, 0.0)),
+    ],
+)
+def test_a_tie_earns_the_right_choice_its_share(name: str, logprobs: list[float], shares: tuple[float, ...]):
+    results = [of_texts(gold, TEXTS, logprobs, gold, TOKENS) for gold in range(3)]
+    assert tuple(value(name, result) for result in results) == shares
+    assert value(name, *results) == pytest.approx(1 / 3)
+
+
+def test_a_choice_without_text_counts_as_one_character():
+    result = of_texts(0, ['', 'abcd'], [-1.0, -4.4], 0, [0, 4])
+    for name in ('CharacterNormalizedMatch', 'ByteNormalizedMatch', 'TokenNormalizedMatch'):
+        assert value(name, result) == 1  # -1 against -1.1
+    assert value('GoldBitsPerByte', result) == pytest.approx(1 / math.log(2))
+
+
+def test_pmi_prefers_what_the_prompt_makes_more_probable():
+    # gains of 1, 3 and 2.5 nats, though the first choice is the most probable and the last the least
+    first = item(0, [-2.0, -5.0, -9.0], 1, logprobs_alone=(-3.0, -8.0, -11.5))
+    second = item(1, [-2.0, -5.0, -9.0], 0, logprobs_alone=(-3.0, -8.0, -11.5))
+    tied = item(2, [-2.0, -5.0, -9.0], 2, logprobs_alone=(-2.5, -7.0, -11.0))  # 0.5, 2 and 2
+    losing = item(3, [-4.0, -6.0], 1, logprobs_alone=(-2.0, -5.0))  # -2, -1
+    assert [value('PMINormalizedMatch', result) for result in (first, second, tied, losing)] == [1, 0, 0.5, 1]
+    assert value('PMINormalizedMatch', first, second, tied, losing) == 0.625
+
+
+def test_pmi_does_not_depend_on_lengths():
+    assert measure(pmi(), [item(0, [-1.0, -2.0], num_bytes=None, logprobs_alone=(-2.0, -2.0))]).value == 1
+
+
+@pytest.mark.parametrize(
+    ('difference', 'shares'),
+    [(1e-5, (0.5, 0.5, 0.0)), (-1e-5, (0.5, 0.5, 0.0)), (1e-3, (0.0, 1.0, 0.0)), (-1e-3, (1.0, 0.0, 0.0))],
+)
+def test_gains_that_differ_by_the_rounding_of_large_sums_tie(difference: float, shares: tuple[float, ...]):
+    # gains of 2, about 2, and 1.5 nats between sums near 100, of which float32 has one in every 8e-6
+    logprobs, alone = [-100.0, -103.0 + difference, -98.0], (-102.0, -105.0, -99.5)
+    results = [item(gold, logprobs, gold, logprobs_alone=alone) for gold in range(3)]
+    assert tuple(value('PMINormalizedMatch', result) for result in results) == shares
+
+
+@pytest.mark.parametrize(('difference', 'credit'), [(1e-5, 1.0), (1e-7, 0.5)])
+def test_gains_between_small_sums_tie_only_where_they_differ_less(difference: float, credit: float):
+    result = item(0, [-1.0 + difference, -2.0], 0, logprobs_alone=(-3.0, -4.0))
+    assert value('PMINormalizedMatch', result) == credit
+
+
+@given(st.lists(st.floats(-500, -20), min_size=3, max_size=3), st.floats(0, 5), st.floats(1e-5, 1e-1))
+def test_equal_gains_tie_however_float32_rounds_their_sums_and_clearly_higher_ones_do_not(
+    logprobs: list[float], gain: float, share: float
+):
+    sums = [float(np.float32(logprob)) for logprob in logprobs]
+    alone = [float(np.float32(logprob - gain)) for logprob in logprobs]
+    assert value('PMINormalizedMatch', item(0, sums, 1, logprobs_alone=tuple(alone))) == pytest.approx(1 / 3)
+    higher = [alone[0], alone[1] + share * min(sums), alone[2]]  # 10 times what rounding counts for, or more
+    assert value('PMINormalizedMatch', item(0, sums, 1, logprobs_alone=tuple(higher))) == 1
+
+
+def test_the_calibration_error_by_hand():
+    results = [
+        of_shares(0, [0.85, 0.15], 0),  # the bin from 0.8: mean confidence 0.835, one of two right
+        of_shares(1, [0.18, 0.82], 0),
+        of_shares(2, [0.51, 0.27, 0.22], 0),  # the bin from 0.5: mean confidence 0.53, both right
+        of_shares(3, [0.25, 0.55, 0.2], 1),
+    ]
+    assert value('CalibrationError', *results) == pytest.approx((2 * 0.335 + 2 * 0.47) / 4, rel=1e-12)
+
+
+def test_gaps_of_a_bin_make_up_for_each_other_and_gaps_of_different_bins_do_not():
+    sure, unsure = [0.75, 0.25], [0.65, 0.35]
+    # 3 of 4 right where the confidence is 0.75; then bins with gaps of -0.35 and 0.75
+    assert value('CalibrationError', *(of_shares(row, sure, row == 3) for row in range(4))) == pytest.approx(
+        0, abs=1e-15
+    )
+    assert value('CalibrationError', of_shares(0, unsure, 0), of_shares(1, sure, 1)) == pytest.approx(0.55, rel=1e-12)
+
+
+def test_certainty_is_in_the_last_bin():
+    certain = item(0, [0.0, -1000.0], 0)
+    assert value('CalibrationError', certain) == 0
+    assert value('CalibrationError', item(0, [0.0, -1000.0], 1)) == 1
+    # one bin, in which half are right with a mean confidence of 0.98
+    assert value('CalibrationError', certain, of_shares(1, [0.96, 0.04], 1)) == pytest.approx(0.48)
+
+
+def test_choices_that_tie_are_right_by_their_share():
+    assert value('CalibrationError', item(0, [-3.0, -3.0], 1)) == 0  # confidence 0.5, right by half
+
+
+def expected_calibration_error(logprobs: np.ndarray, golds: np.ndarray) -> float:
+    """ECE over ten bins of equal width (arXiv 1706.04599), as a sum over bins."""
+    shares = np.exp(logprobs) / np.exp(logprobs).sum(axis=1, keepdims=True)
+    confidences, rights = shares.max(axis=1), shares.argmax(axis=1) == golds
+    places = np.clip(np.digitize(confidences, np.linspace(0, 1, 11)) - 1, 0, 9)
+    found = 0.0
+    for place in np.unique(places):
+        inside = places == place
+        found += inside.mean() * abs(rights[inside].mean() - confidences[inside].mean())
+    return found
+
+
+@pytest.mark.parametrize(('num_choices', 'num_items', 'sharpness'), [(2, 40, 1.0), (4, 300, 2.0), (5, 500, 0.5)])
+def test_the_calibration_error_is_that_of_numpy(num_choices: int, num_items: int, sharpness: float):
+    random = np.random.default_rng(num_items)
+    logprobs = random.normal(-20, sharpness, (num_items, num_choices))
+    golds = random.integers(0, num_choices, num_items)
+    results = [item(row, logprobs[row].tolist(), int(golds[row])) for row in range(num_items)]
+    expected = expected_calibration_error(logprobs, golds)
+    assert value('CalibrationError', *results) == pytest.approx(expected, rel=1e-12)
+    assert expected > 0.05
+
+
+def test_the_brier_score_is_0_for_certainty_of_the_right_choice_and_2_of_a_wrong_one():
+    assert value('BrierScore', item(0, [0.0, -1000.0, -1000.0], 0)) == 0
+    assert value('BrierScore', item(0, [0.0, -1000.0, -1000.0], 2)) == 2
+    assert value('BrierScore', item(0, [-7.0] * 4, 3)) == pytest.approx(0.75**2 + 3 * 0.25**2, rel=1e-14)
+    assert value('BrierScore', of_shares(0, [0.6, 0.3, 0.1], 1)) == pytest.approx(0.36 + 0.49 + 0.01, rel=1e-12)
+    assert value('BrierScore', item(0, [0.0, -1000.0], 0), item(1, [0.0, -1000.0], 1)) == 1
+
+
+@pytest.mark.parametrize(
+    ('golds', 'expected'),
+    [
+        ([1, 0, 1, 2], 1 / 2),
+        ([0, 1, 0, 1], 1 / 2),  # two that are commonest: one of them
+        ([2, 1, 0], 1 / 3),
+        ([10, 9, 9, 10, 1], 2 / 5),
+        ([3, 3, 3], 1.0),
+    ],
+)
+def test_the_majority_class_earns_the_share_of_the_commonest_gold(golds: list[int], expected: float):
+    results = [item(row, [-1.0] * 11, gold) for row, gold in enumerate(golds)]
+    assert value('MajorityClass', *results) == pytest.approx(expected)
+
+
+def test_the_majority_class_is_found_by_category():
+    golds = [('law', 0), ('law', 0), ('law', 1), ('physics', 1), ('physics', 1)]
+    results = [item(row, [-1.0, -1.0], gold, category=name) for row, (name, gold) in enumerate(golds)]
+    score = task_score('t/0-shot', [OURS['MajorityClass']], results)
+    assert {name: part.accuracy.value for name, part in score.categories.items()} == {
+        'law': pytest.approx(2 / 3),
+        'physics': 1,
+    }
+    assert score.accuracy.value == pytest.approx(5 / 6)  # of all items the second class were 3 of 5
+
+
+def absent(name: str, *results: ItemResult) -> str | None:
+    found = measure(EVERY[name], results)
+    assert (found.value, found.standard_error) == (None, None)
+    return found.reason
+
+
+@pytest.mark.parametrize('broken', [None, [math.nan, -1.0], [-1.0, -math.inf]])
+@pytest.mark.parametrize('name', sorted(EVERY.keys() - {'MajorityClass'}))
+def test_without_finite_log_probabilities_of_all_items_there_is_no_metric(name: str, broken: list[float] | None):
+    lengths = {'num_tokens': (1, 1), 'num_characters': (2, 2), 'num_bytes': (2, 2), 'logprobs_alone': (-1.0, -1.0)}
+    results = [item(0, [-1.0, -2.0], **lengths), item(1, broken, **lengths)]
+    assert absent(name, *results) == '1 of 2 items have no finite log-probabilities'
+
+
+def test_the_majority_class_needs_no_log_probabilities():
+    assert value('MajorityClass', item(0, None, 1), item(1, [math.nan, 0.0], 1), item(2, None, 0)) == pytest.approx(
+        2 / 3
+    )
+
+
+@pytest.mark.parametrize(
+    ('name', 'key'),
+    [
+        ('GoldBitsPerByte', 'num_bytes'),
+        ('CharacterNormalizedMatch', 'num_characters'),
+        ('ByteNormalizedMatch', 'num_bytes'),
+        ('TokenNormalizedMatch', 'num_tokens'),
+    ],
+)
+def test_without_the_lengths_of_all_choices_there_is_no_metric(name: str, key: str):
+    known, unknown = item(0, [-1.0, -2.0]), item(1, [-1.0, -2.0], **{key: None})
+    reason = 'the lengths of choices are not known of 2 of 3 items'
+    assert absent(name, known, unknown, item(2, [-1.0, -2.0], **{key: None})) == reason
+    for other in EVERY.keys() - {'GoldBitsPerByte', 'ByteNormalizedMatch', 'PMINormalizedMatch', name}:
+        assert measure(EVERY[other], [known, unknown]).value is not None
+
+
+def test_without_log_probabilities_alone_there_is_no_pmi():
+    results = [item(0, [-1.0, -2.0], logprobs_alone=(-1.0, -1.0)), item(1, [-1.0, -2.0])]
+    assert absent('PMINormalizedMatch', *results) == '1 of 2 items have no log-probabilities of choices alone'
+
+
+def test_the_absence_of_one_metric_leaves_the_others():
+    results = [item(0, [-1.0, -2.0], num_characters=None), item(1, [-2.0, -1.0])]
+    score = task_score('t/0-shot', choice_metrics(), results)
+    assert [name for name, found in score.metrics.items() if found.value is None] == ['CharacterNormalizedMatch']
+    assert isinstance(score.metrics['GoldProbability'], Measure)
+    assert score.metrics['GoldProbability'].value == pytest.approx(0.5)  # 1 / (1 + e^-1) and the rest of it
+
+
+LOGPROBS = st.lists(st.floats(-50, 0), min_size=3, max_size=3)
+LENGTHS = st.lists(st.integers(0, 30), min_size=3, max_size=3)
+
+
+@given(st.data())
+def test_the_order_of_items_changes_no_bit_of_any_metric(data):
+    parts = data.draw(st.lists(st.tuples(LOGPROBS, LENGTHS, st.integers(0, 2), st.integers(0, 3)), min_size=1))
+    results = [
+        item(
+            row,
+            logprobs,
+            gold,
+            num_characters=tuple(lengths),
+            num_bytes=tuple(2 * length for length in lengths),
+            logprobs_alone=tuple(logprobs[::-1]),
+            cluster=f'{cluster:016x}',
+        )
+        for row, (logprobs, lengths, gold, cluster) in enumerate(parts)
+    ]
+    shuffled = data.draw(st.permutations(results))
+    for metric in EVERY.values():
+        one, other = measure(metric, results), measure(metric, shuffled)
+        assert one.value is not None
+        assert (one.value, one.standard_error) == (other.value, other.standard_error)

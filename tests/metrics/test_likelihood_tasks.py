@@ -1,0 +1,80 @@
+"""Which tasks have which metrics of log-probabilities."""
+
+from typing import Any
+
+import pytest
+
+from llmfoundry_gauntlet.errors import ConfigError
+from llmfoundry_gauntlet.evaluation.suite import load_suite
+from llmfoundry_gauntlet.tasks import metrics_of
+
+OF_CHOICES = (
+    'GoldBitsPerByte',
+    'GoldProbability',
+    'CharacterNormalizedMatch',
+    'ByteNormalizedMatch',
+    'TokenNormalizedMatch',
+    'CalibrationError',
+    'BrierScore',
+    'MajorityClass',
+)
+TASK = {'label': 'copa', 'dataset_uri': 'copa.jsonl', 'num_fewshot': [0], 'icl_task_type': 'multiple_choice'}
+
+
+def names_of(**keys: Any) -> list[str]:
+    (task,) = load_suite([{**TASK, **keys}]).tasks
+    return [metric.name for metric in metrics_of(task)]
+
+
+@pytest.mark.parametrize('name', ['multiple_choice', 'schema'])
+def test_tasks_with_choices_have_all_these_metrics_after_the_accuracy(name: str):
+    assert names_of(icl_task_type=name) == ['InContextLearningMultipleChoiceAccuracy', *OF_CHOICES]
+
+
+def test_language_modelling_has_bits_per_byte_alone():
+    assert names_of(icl_task_type='language_modeling') == ['InContextLearningLMAccuracy', 'GoldBitsPerByte']
+
+
+def test_replies_have_none_of_them():
+    assert not {*OF_CHOICES, 'PMINormalizedMatch'} & {*names_of(icl_task_type='generation_task_with_answers')}
+
+
+def test_a_task_with_a_pmi_context_has_pmi_too():
+    assert names_of(pmi_context='Answer:')[1:] == [*OF_CHOICES, 'PMINormalizedMatch']
+
+
+@pytest.mark.parametrize('name', ['multiple_choice', 'schema'])
+def test_upstreams_calibration_error_is_left_out_with_a_warning_where_a_task_names_it(name: str):
+    upstream = 'InContextLearningMCExpectedCalibrationError'
+    suite = load_suite([{**TASK, 'icl_task_type': name, 'metric_names': [upstream]}])
+    assert suite.warnings == (f'copa: metric_names: {upstream} is not supported by this version; it is left out',)
+    assert [metric.name for metric in metrics_of(suite.tasks[0])][1:] == [*OF_CHOICES]
+
+
+@pytest.mark.parametrize(
+    ('keys', 'problem'),
+    [
+        (
+            {'icl_task_type': 'schema', 'pmi_context': 'Answer:'},
+            'icl_tasks[0].pmi_context: has no meaning in schema; it belongs to multiple_choice',
+        ),
+        (
+            {'icl_task_type': 'language_modeling', 'pmi_context': 'Answer:'},
+            'icl_tasks[0].pmi_context: has no meaning in language_modeling; it belongs to multiple_choice',
+        ),
+        (
+            {'pmi_context': ''},
+            "icl_tasks[0]: pmi_context: is empty; allowed: a text such as 'Answer:', or leave it out",
+        ),
+        (
+            {'pmi_context': ' \n'},
+            "icl_tasks[0]: pmi_context: is empty; allowed: a text such as 'Answer:', or leave it out",
+        ),
+        ({'pmi_context': 7}, 'icl_tasks[0].pmi_context: is 7; allowed: text'),
+    ],
+)
+def test_a_pmi_context_that_has_no_meaning_is_refused(keys: dict[str, Any], problem: str):
+    with pytest.raises(ConfigError) as raised:
+        load_suite([{**TASK, **keys}])
+    (found,) = raised.value.problems
+    assert found.endswith(problem)

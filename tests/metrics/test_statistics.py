@@ -1,0 +1,264 @@
+"""Standard errors by the formula of arXiv 2411.00640, of items, tasks and categories."""
+
+import itertools
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from clustered_items import METRIC, interval, item, named, score_of, usual_error
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from llmfoundry_gauntlet.metrics.comparison import CONFIDENT
+from llmfoundry_gauntlet.metrics.metrics import accuracy, task_score
+from llmfoundry_gauntlet.metrics.statistics import (
+    cluster_number,
+    cluster_numbers,
+    mean_over_clusters,
+    weighted_sum,
+)
+from llmfoundry_gauntlet.types import ItemKey, Measure
+
+VALUES = st.floats(-1e3, 1e3, allow_nan=False)
+CLUSTERED = st.lists(st.tuples(VALUES, st.integers(0, 5)), min_size=1, max_size=25)
+
+
+def over(values: Sequence[float], clusters: Sequence[int]) -> Measure:
+    return mean_over_clusters(values, np.array(clusters, np.uint64))
+
+
+def alone(values: Sequence[float], first: int = 0) -> Measure:
+    """The mean of independent items, whose clusters have the numbers from `first` on."""
+    return over(values, range(first, first + len(values)))
+
+
+def test_the_clustered_error_by_hand():
+    # mean 0.5; sums of deviations: 1.0 of the first cluster, -1.5 of the second, 0.5 of the third; n = 6, G = 3
+    found = over([1, 1, 0, 0, 0, 1], [7, 7, 9, 9, 9, 8])
+    assert found.value == 0.5
+    assert found.standard_error == pytest.approx(math.sqrt((1.0 + 2.25 + 0.25) * 3 / 2) / 6, rel=1e-14)
+
+
+def test_the_clustered_error_is_the_papers_sum_over_pairs_of_one_cluster_but_for_small_samples():
+    random = np.random.default_rng(5)
+    clusters = np.sort(random.integers(0, 12, 50))
+    values = random.random(50) + clusters / 10
+    deviations = values - values.mean()
+    paper = math.sqrt((np.outer(deviations, deviations) * (clusters[:, None] == clusters)).sum()) / 50
+    assert len(set(clusters.tolist())) == 12
+    assert over(values.tolist(), clusters).standard_error == pytest.approx(paper * math.sqrt(12 / 11), rel=1e-12)
+    assert paper > 1.5 * usual_error(values.tolist())  # where items of a cluster are alike
+
+
+@given(CLUSTERED)
+def test_the_clustered_error_is_the_root_of_the_squared_sums_of_clusters(pairs):
+    values, clusters = (list(part) for part in zip(*pairs, strict=True))
+    numbers = sorted(set(clusters))
+    assume(len(numbers) > 1)
+    center = np.mean(values)
+    sums = [sum(value - center for value, cluster in pairs if cluster == number) for number in numbers]
+    expected = np.sqrt(np.sum(np.square(sums))) / len(values) * np.sqrt(len(numbers) / (len(numbers) - 1))
+    found = over(values, clusters)
+    assert found.value == pytest.approx(center, abs=1e-12)
+    assert found.standard_error == pytest.approx(expected, abs=1e-12)
+    assert found.spread.clusters.tolist() == numbers
+
+
+@given(st.lists(VALUES, min_size=2, max_size=25))
+def test_the_error_of_items_that_share_nothing_is_the_usual_one(values):
+    assert alone(values).standard_error == pytest.approx(usual_error(values), abs=1e-11)
+
+
+def test_deviations_stand_in_the_order_of_their_clusters_numbers():
+    # 0.5, -0.5, 0 and 0 from the mean, times sqrt(4 / 3) / 4, in whatever order the items come
+    part = 0.5 * math.sqrt(4 / 3) / 4
+    for values, clusters in (([1, 0.5, 0, 0.5], [30, 10, 20, 40]), ([0.5, 0.5, 0, 1], [40, 10, 20, 30])):
+        spread = over(values, clusters).spread
+        assert spread.clusters.tolist() == [10, 20, 30, 40]
+        assert spread.deviations.tolist() == pytest.approx([0, -part, part, 0], rel=1e-14)
+    same = weighted_sum(
+        [over([1, 0.5, 0, 0.5], [30, 10, 20, 40]), over([0.5, 0, 1, 0.5], [10, 20, 30, 40])], [1.0, -1.0]
+    )
+    assert same.standard_error == 0
+
+
+@given(st.lists(VALUES, min_size=1, max_size=9))
+def test_a_single_cluster_has_no_error(values):
+    found = over(values, [3] * len(values))
+    assert (found.value, found.spread, found.standard_error) == (math.fsum(values) / len(values), None, None)
+
+
+@given(st.data())
+def test_the_order_of_items_changes_no_bit(data):
+    pairs = data.draw(CLUSTERED)
+    shuffled = data.draw(st.permutations(pairs))
+    one, other = (over(*(list(part) for part in zip(*order, strict=True))) for order in (pairs, shuffled))
+    assert (one.value, one.standard_error) == (other.value, other.standard_error)
+
+
+@given(st.data())
+def test_the_order_of_results_changes_no_bit_of_a_tasks_score(data):
+    parts = st.tuples(st.sampled_from([0.0, 1 / 3, 0.5, 1.0]), st.sampled_from('ab'), st.sampled_from(['', *'cdef']))
+    results = [
+        item(row, credit, cluster and named(cluster), category=category)
+        for row, (credit, category, cluster) in enumerate(data.draw(st.lists(parts, min_size=1, max_size=20)))
+    ]
+    for entries in (results, [replace(result, category=None) for result in results]):
+        one, other = score_of(entries), score_of(data.draw(st.permutations(entries)))
+        assert (one.value, one.standard_error) == (other.value, other.standard_error)
+
+
+def test_parts_that_share_nothing_add_in_quadrature():
+    one, other = [1, 0, 0, 1, 1], [0.2, 0.9, 0.4]
+    found = weighted_sum([alone(one), alone(other, first=5)], [0.25, -3.0])
+    assert found.value == pytest.approx(0.25 * 0.6 - 3 * 0.5)
+    assert found.standard_error == pytest.approx(math.hypot(0.25 * usual_error(one), 3 * usual_error(other)), rel=1e-14)
+
+
+def test_a_measure_that_counts_twice_has_the_error_of_one():
+    one = over([1, 0, 0, 1, 1, 0], [1, 1, 2, 2, 3, 4])
+    assert one.standard_error > 0.1
+    for weights in ([0.5, 0.5], [0.25, 0.75], [2.0, -1.0]):
+        found = weighted_sum([one, one], weights)
+        assert found.value == pytest.approx(one.value, rel=1e-14)
+        assert found.standard_error == pytest.approx(one.standard_error, rel=1e-14)
+
+
+@given(CLUSTERED)
+def test_what_differs_from_itself_by_nothing_has_no_error_of_it(pairs):
+    values, clusters = (list(part) for part in zip(*pairs, strict=True))
+    assume(len(set(clusters)) > 1)
+    found = weighted_sum([over(values, clusters)] * 2, [1.0, -1.0])
+    assert (found.value, found.standard_error) == (0, 0)
+
+
+def test_a_shift_changes_the_value_alone():
+    one = alone([1, 0, 0, 1, 1])
+    found = weighted_sum([one], [1.0], shift=-0.25)
+    assert found.value == pytest.approx(0.35)
+    assert found.standard_error == one.standard_error
+
+
+def test_where_the_error_of_a_part_is_not_known_there_is_none():
+    known, unknown = alone([1, 0, 0]), Measure(value=0.5)
+    for measures in ([known, unknown], [unknown, known], [unknown]):
+        found = weighted_sum(measures, [1.0] * len(measures))
+        assert found.value == pytest.approx(math.fsum(measure.value for measure in measures))
+        assert found.spread is None
+
+
+def test_the_deviations_of_one_cluster_are_added_before_they_are_squared():
+    # of clusters 1, 2 and 2, 3; each mean deviates by 0.5 * sqrt(2) / 2 in its clusters
+    part = math.sqrt(2) / 4
+    for other, shared in (([1, 0], 0.0), ([0, 1], -2 * part)):
+        found = weighted_sum([over([1, 0], [1, 2]), over(other, [2, 3])], [1.0, 1.0])
+        assert found.spread.clusters.tolist() == [1, 2, 3]
+        assert found.spread.deviations.tolist() == pytest.approx([part, shared, -part if shared == 0 else part])
+
+
+@pytest.mark.parametrize(
+    ('other', 'apart', 'error'),
+    [
+        ('10', False, 0.5),  # the passage that is easy in one is easy in the other
+        ('01', False, 0.0),
+        ('10', True, math.sqrt(0.125)),  # 0.5 * hypot(0.5, 0.5)
+        ('01', True, math.sqrt(0.125)),
+    ],
+)
+def test_tasks_with_clusters_in_common_vary_together(other: str, apart: bool, error: float):
+    names = [named('c'), named('d')] if apart else [named('a'), named('b')]
+    first = score_of([item(0, 1.0, named('a')), item(1, 0.0, named('b'))])
+    second = score_of(
+        [item(row, float(other[row]), names[row], task='b/0-shot') for row in range(2)],
+        'b/0-shot',
+    )
+    assert first.standard_error == second.standard_error == pytest.approx(0.5)
+    found = weighted_sum([first, second], [0.5, 0.5])
+    assert found.value == 0.5
+    assert found.standard_error == pytest.approx(error, abs=1e-15)
+
+
+def test_rows_without_a_cluster_are_clusters_by_task_file_and_row():
+    same = [
+        item(0, 1.0),
+        item(0, 0.0, key=ItemKey('a/0-shot', 0, sample=3)),
+        item(0, 0.0, key=ItemKey('a/0-shot', 0, variant='option_order:B')),
+    ]
+    others = [
+        item(1, 1.0),
+        item(0, 1.0, task='a/5-shot'),
+        item(0, 1.0, key=ItemKey('a/0-shot', 0, 'algebra')),
+        item(0, 1.0, key=ItemKey('a/0-shot', 0, 'geometry')),
+    ]
+    assert len({cluster_number(result) for result in same}) == 1
+    assert len({cluster_number(result) for result in (same[0], *others)}) == 5
+    assert cluster_number(item(0, 1.0)) == cluster_number(item(0, 0.0))
+
+
+def test_a_clusters_number_is_its_name_in_hexadecimal_digits():
+    results = [item(0, 1.0, '00000000000000ff'), item(1, 1.0, 'f' * 16, task='b/0-shot'), item(2, 0.0, '0' * 16)]
+    found = cluster_numbers(results)
+    assert (found.dtype, found.tolist()) == (np.uint64, [255, 2**64 - 1, 0])
+    assert score_of(results).spread.clusters.tolist() == [0, 255, 2**64 - 1]
+
+
+def test_all_samples_of_a_row_vary_together():
+    credits = [[1, 1, 1, 0], [0, 0, 0, 0], [1, 0, 1, 0]]
+    samples = [
+        item(row, float(credit), key=ItemKey('a/0-shot', row, sample=sample))
+        for row, values in enumerate(credits)
+        for sample, credit in enumerate(values)
+    ]
+    found = score_of(samples)
+    assert found.value == pytest.approx(5 / 12)
+    assert found.standard_error == pytest.approx(usual_error([0.75, 0.0, 0.5]), rel=1e-14)  # of the rows' means
+
+
+def test_the_interval_has_1_96_errors_on_each_side():
+    assert statistics.NormalDist().inv_cdf(0.975) == pytest.approx(CONFIDENT, rel=1e-14)
+    low, high = interval(alone([1, 0, 0, 0]))
+    assert (low, high) == pytest.approx((0.25 - 1.959963984540054 * 0.25, 0.25 + 1.959963984540054 * 0.25))
+    assert interval(Measure(value=0.5)) is None
+    assert interval(Measure(value=None, reason='did not run')) is None
+    assert interval(alone([1, 1, 1])) == (1, 1)
+
+
+def test_the_error_of_a_mean_over_categories_is_that_of_a_mean_of_independent_means():
+    parts = {'history': [1, 0, 0, 1, 1], 'law': [0, 1], 'physics': [0, 0, 1]}
+    rows = itertools.count()
+    results = [item(next(rows), float(credit), category=name) for name, credits in parts.items() for credit in credits]
+    score = task_score('a/0-shot', [accuracy(METRIC)], results)
+    errors = {name: usual_error(credits) for name, credits in parts.items()}
+    assert {name: part.accuracy.standard_error for name, part in score.categories.items()} == pytest.approx(errors)
+    assert score.accuracy.value == pytest.approx((0.6 + 0.5 + 1 / 3) / 3)
+    expected = math.sqrt(math.fsum(error**2 for error in errors.values())) / 3
+    assert score.accuracy.standard_error == pytest.approx(expected, rel=1e-14)
+
+
+def test_categories_with_a_passage_in_common_vary_together():
+    # each category has an error of 0.5, made of the same two passages; of independent ones it were 0.5 / sqrt(2)
+    results = [
+        item(row, credit, named(cluster), category=category)
+        for row, (credit, cluster, category) in enumerate(
+            [(1.0, 'a', 'law'), (0.0, 'b', 'law'), (1.0, 'a', 'history'), (0.0, 'b', 'history')]
+        )
+    ]
+    assert score_of(results).standard_error == pytest.approx(0.5)
+
+
+def test_a_category_of_one_item_leaves_the_mean_without_an_error():
+    results = [item(0, 1.0, category='law'), item(1, 0.0, category='law'), item(2, 1.0, category='physics')]
+    score = task_score('a/0-shot', [accuracy(METRIC)], results)
+    assert score.categories['law'].accuracy.standard_error == pytest.approx(0.5)
+    assert score.accuracy.value == pytest.approx(0.75)
+    assert score.accuracy.standard_error is None
+
+
+def test_an_accuracy_that_is_absent_has_no_error():
+    score = task_score('a/0-shot', [accuracy(METRIC)], [item(0, 1.0), item(1, 0.0), item(2, None)])
+    assert (score.accuracy.value, score.accuracy.standard_error) == (None, None)
+    left = task_score('a/0-shot', [accuracy(METRIC)], [item(0, 1.0), item(1, 0.0), item(2, None)], allow_missing=True)
+    assert left.accuracy.standard_error == pytest.approx(0.5)

@@ -1,0 +1,132 @@
+"""Scores and items as pandas frames, and as charts."""
+
+from __future__ import annotations
+
+import doctest
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from compared_runs import CHOICES, LINES, ROWS, TOPICS, copy_run, record_of, samples_of
+from paths import FIXTURES, ROOT
+
+from llmfoundry_gauntlet import ConfigError, Run, read_run, read_runs, samples_frame, scores_chart, scores_frame
+from llmfoundry_gauntlet.results.report import frames
+from llmfoundry_gauntlet.results.runs import summarize_again
+
+
+def drawn(chart: Any) -> list[dict[str, Any]]:
+    """The rows that a chart is drawn of; it can be drawn."""
+    assert len(chart.to_dict()) > 1
+    vl_convert = pytest.importorskip('vl_convert')
+    assert '<svg' in vl_convert.vegalite_to_svg(chart.to_json())
+    found = [row for rows in chart.to_dict()['datasets'].values() for row in rows]
+    return [json.loads(line) for line in dict.fromkeys(json.dumps(row) for row in found)]
+
+
+@pytest.fixture
+def run(runs: dict[str, Path]) -> Run:
+    return read_run(str(runs['a']))
+
+
+def test_a_frame_has_the_numbers_of_the_record(run: Run):
+    frame = run.to_pandas()
+    assert set(frame.kind) == {'category', 'average', 'task', 'perturbation'}
+    tasks = frame[(frame.kind == 'task') & frame.part.isna()].set_index(['name', 'metric'])
+    for key in ROWS:
+        for metric, measure in record_of(run.folder)['tasks'][key]['metrics'].items():
+            row = tasks.loc[(key, metric), :].astype(object)
+            for name in ('value', 'standard_error', 'reason'):
+                assert row[name] == measure[name] if name in measure else pd.isna(row[name])
+            assert row.num_items == len(ROWS[key])
+    parts = frame[(frame.name == TOPICS) & frame.part.notna()]
+    assert set(parts.part) == {'a', 'b', 'c'}
+    assert frame.batch.isna().all() and set(frame.run) == {str(run.folder)}
+
+
+def test_an_evaluation_gives_the_frame_of_its_run(run: Run):
+    evaluation = summarize_again(run, None, allow_missing=False)
+    ours, theirs = evaluation.to_pandas(), run.to_pandas()
+    pd.testing.assert_frame_equal(ours.drop(columns='run'), theirs.drop(columns='run'))
+    assert evaluation.samples().drop(columns='run').equals(run.samples().drop(columns='run'))
+
+
+def test_samples_are_the_lines_of_the_files(run: Run):
+    frame = run.samples()
+    for key in ROWS:
+        lines = samples_of(run.folder, key)
+        mine = frame[frame.task == key]
+        assert list(mine.row) == [line['row'] for line in lines]
+        assert list(mine.credit) == [line['credit'] for line in lines]
+        assert list(mine.prompt_sha256) == [line['prompt_sha256'] for line in lines]
+
+
+def test_several_runs_are_in_one_frame_in_the_order_of_training(training: Path):
+    found = read_runs(str(training))
+    frame = scores_frame(found)
+    assert list(frame.batch.unique()) == [20, 100, 400, 1000]
+    assert len(samples_frame(found)) == 4 * len(found[0].samples())
+
+
+def test_bars_have_chance_and_intervals(run: Run):
+    rows = {row['name']: row for row in drawn(run.plot())}
+    assert {'reading', 'core', *ROWS} < rows.keys()
+    measure = record_of(run.folder)['composites']['categories']['reading']
+    row = rows['reading']
+    assert row['value'] == measure['value']
+    assert row['high'] - row['low'] == pytest.approx(2 * 1.959964 * measure['standard_error'], rel=1e-6)
+    assert (rows[CHOICES]['chance'], rows[LINES]['chance']) == (1 / 3, 0.0)
+
+
+def test_checkpoints_are_drawn_as_a_course_and_models_beside_each_other(training: Path, runs: dict[str, Path]):
+    course = scores_chart(read_runs(training))
+    assert 'concat' in course.to_dict()
+    assert {(row['name'], row['batch']) for row in drawn(course)} == {
+        (name, batch) for name in ('reading', 'rest', 'core', 'reading alone') for batch in (20, 100, 400, 1000)
+    }
+    beside = drawn(scores_chart([read_run(runs['a']), read_run(runs['b'])]))
+    assert {row['run'] for row in beside if row['name'] == LINES and 'run' in row} == {str(runs['a']), str(runs['b'])}
+
+
+def test_a_chart_without_altair_names_the_extra(run: Run, monkeypatch):
+    monkeypatch.setattr(frames, 'find_spec', lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'llmfoundry-gauntlet\[report\]'"):
+        run.plot()
+
+
+@pytest.mark.parametrize('module', [frames], ids=lambda module: module.__name__.rpartition('.')[2])
+def test_the_examples_in_docstrings_are_right(module: Any, run: Run):
+    failed, tried = doctest.testmod(module, extraglobs={'run': run})
+    assert (failed, tried > 0) == (0, True)
+
+
+def test_the_code_of_the_page_on_python_runs(tmp_path, monkeypatch, runs: dict[str, Path]):
+    """All of it, with a small model, a single task, and other runs in the places of those that it names."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'eval_data').symlink_to(ROOT / 'eval_data')
+    demo = tmp_path / 'runs' / 'demo'
+    (demo / 'checkpoints').mkdir(parents=True)
+    (demo / 'checkpoints' / 'latest-rank0.pt').symlink_to(FIXTURES / 'models' / 'rotary_bos')
+    (tmp_path / 'yamls' / 'tasks').mkdir(parents=True)
+    (tmp_path / 'yamls' / 'gauntlets').mkdir()
+    task = {'label': 'copa', 'dataset_uri': 'commonsense_reasoning/copa.jsonl', 'num_fewshot': [0]}
+    tasks = {'icl_tasks': [{**task, 'icl_task_type': 'multiple_choice'}]}
+    (tmp_path / 'yamls/tasks/gauntlet_v0.1.yaml').write_text(json.dumps(tasks))
+    benchmark = {'name': 'copa', 'num_fewshot': 0, 'random_baseline': 0.5}
+    gauntlet = {'categories': [{'name': 'reasoning', 'benchmarks': [benchmark]}]}
+    gauntlet['averages'] = {'core_average': ['reasoning']}
+    (tmp_path / 'yamls/gauntlets/eval_gauntlet_v0.1.yaml').write_text(json.dumps({'eval_gauntlet': gauntlet}))
+    first, *others = re.findall(r'```python\n(.*?)```', (ROOT / 'docs/python_api.md').read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(first, names)
+    assert names['evaluation'].scores['copa/0-shot'].num_items > 2
+    (demo / 'alone').rename(tmp_path / 'alone')
+    for batch in (700, 1400):
+        copy_run(tmp_path / 'alone', demo / 'gauntlet' / f'ba{batch}', batch=batch)
+    for code in others:
+        exec(code, names)
+    assert list(names['frame'].batch.unique()) == [1400] and len(names['items']) > 2
+    assert 'vega' in (tmp_path / 'scores.html').read_text()

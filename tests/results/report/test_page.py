@@ -1,0 +1,350 @@
+"""`gauntlet report`: every number of its page is the recorded one, and absent ones say why."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import run_cli
+from compared_runs import (
+    AGIEVAL,
+    BATCHES,
+    CHOICES,
+    RIDDLES,
+    TOPICS,
+    answers_of,
+    copy_run,
+    record_of,
+    reworded,
+    score_yaml,
+    write_lines,
+)
+from report_pages import HOSTILE, LONG, Cell, Page, hostile_run, read_page, shown
+
+from llmfoundry_gauntlet.results.report.page import breakable
+
+MINUS = '\u2212'
+
+
+@pytest.fixture
+def report(gauntlet, tmp_path: Path):
+    """The page of these runs."""
+
+    def call(*words: Any) -> Page:
+        out = tmp_path / f'report{len(list(tmp_path.glob("report*.html")))}.html'
+        status, printed, err = gauntlet('report', *words, '--out', out)
+        assert status == 0, err
+        assert str(out) in printed
+        return read_page(out)
+
+    return call
+
+
+@pytest.fixture(scope='module')
+def pages(runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Page]:
+    """Pages of one run, of three, and of a training."""
+    folder = tmp_path_factory.mktemp('pages')
+    for name, batch in BATCHES.items():
+        copy_run(runs[name], folder / 'training' / f'ba{batch}', batch=batch)
+    wanted = {'one': [runs['a']], 'three': [runs[name] for name in 'abc'], 'training': [folder / 'training']}
+    for name, found in wanted.items():
+        assert run_cli('report', *found, '--out', folder / f'{name}.html') == 0
+    return {name: read_page(folder / f'{name}.html') for name in wanted}
+
+
+def check_cell(cell: Cell, measure: dict[str, Any], places: int = 3) -> None:
+    """A cell has a recorded number to the last bit, and shows it to three places; or it has a reason."""
+    assert (cell.value, cell.error) == (measure.get('value'), measure.get('standard_error'))
+    if 'value' not in measure:
+        assert re.fullmatch(r'absent\d+', cell.text)
+        return
+    expected = f'{measure["value"]:.{places}f}'.replace('-', MINUS)
+    if 'standard_error' in measure:
+        expected += f' \u00b1\u00a0{measure["standard_error"]:.{places}f}'
+    assert cell.text == expected.replace(f'{MINUS}0.000', '0.000')
+
+
+def test_every_composite_is_the_recorded_one_with_its_interval(pages, runs):
+    composites = record_of(runs['a'])['composites']
+    measures = {**composites['averages'], **composites['categories']}
+    rows = {row[0].text: row[1:] for row in pages['one'].body_rows('Composites')}
+    assert list(rows) == list(measures)
+    for name, (cell, interval) in rows.items():
+        value, half = measures[name]['value'], 1.959963984540054 * measures[name]['standard_error']
+        check_cell(cell, measures[name])
+        assert interval.text == f'{value - half:.3f} to {value + half:.3f}'.replace('-', MINUS)
+
+
+def test_every_accuracy_chance_majority_and_count_is_the_recorded_one(pages, runs):
+    record = record_of(runs['a'])
+    rows = {row[0].text: row for row in pages['one'].body_rows('Tasks')}
+    chances = {CHOICES: 1 / 3, TOPICS: 0.25, RIDDLES: 0.0, 'lines/0-shot': 0.0}
+    assert rows.keys() == record['tasks'].keys() == chances.keys()
+    for key, entry in record['tasks'].items():
+        _, accuracy, chance, majority, items, unscored, truncated, seconds, _ = rows[key]
+        check_cell(accuracy, next(iter(entry['metrics'].values())))
+        assert chance.value == chances[key]
+        assert majority.value == entry['metrics'].get('MajorityClass', {}).get('value')
+        counts = [entry[name] for name in ('num_items', 'num_unscored', 'num_truncated')]
+        assert [items.value, unscored.value, truncated.value] == counts
+        assert seconds.value == record['timing']['tasks'][key]
+
+
+def test_every_number_is_the_recorded_one(pages, runs):
+    record = record_of(runs['a'])
+    cells = {tuple(cell.text for cell in row[:3]): row[3] for row in pages['one'].body_rows('All numbers')}
+    measures = {}
+    for key, entry in record['tasks'].items():
+        for part, found in {'': entry, **entry.get('categories', {})}.items():
+            measures.update({(key, part, name): one for name, one in found['metrics'].items()})
+    for name, found in record['score']['agieval']['perturbations'].items():
+        for metric, one in found.items():
+            if isinstance(one, dict):
+                parts = {'': one} if one.keys() & {'value', 'reason'} else one
+                measures.update({(f'agieval/{name}', part, metric): value for part, value in parts.items()})
+    for group in ('averages', 'categories'):
+        measures.update({(name, '', 'Composite'): one for name, one in record['composites'][group].items()})
+    assert cells.keys() == measures.keys()
+    for name, cell in cells.items():
+        check_cell(cell, measures[name])
+
+
+def test_every_number_of_score_is_the_recorded_one(pages, runs):
+    perturbations = record_of(runs['a'])['score']['agieval']['perturbations']
+    head, *rows = pages['one'].tables['agieval']
+    names = [cell.text for cell in head[1:]]
+    assert names == list(perturbations)
+    measures = ['accuracy', 'consistency_rate', 'consistency_rate_reference', 'accuracy_worst', 'accuracy_mean']
+    measures += ['accuracy_best', 'all_variants_right', 'unparsed_rate']
+    assert [row[0].text for row in rows] == measures
+    for name, *cells in rows:
+        for perturbation, cell in zip(names, cells, strict=True):
+            check_cell(cell, perturbations[perturbation][name.text])
+
+
+def test_several_runs_stand_side_by_side(pages, runs):
+    page = pages['three']
+    for row in page.body_rows('Composites'):
+        for name, cell in zip('abc', row[1:], strict=True):
+            composites = record_of(runs[name])['composites']
+            check_cell(cell, {**composites['averages'], **composites['categories']}[row[0].text])
+    assert [row[0].text for row in page.body_rows('Runs')] == ['a', 'b', 'c']
+
+
+def rows_of_charts(page: Page) -> list[list[dict[str, Any]]]:
+    """What each chart of a page is drawn from."""
+    return [[row for rows in chart['datasets'].values() for row in rows] for chart in json.loads(page.scripts[0])]
+
+
+def test_curves_go_through_the_recorded_numbers_of_every_checkpoint(pages, runs):
+    curves = {rows[0]['name']: rows for rows in rows_of_charts(pages['training']) if rows[0].get('batch')}
+    names = {batch: name for name, batch in BATCHES.items()}
+    assert curves.keys() >= {'core', 'reading', 'rest'}
+    for name in ('core', 'reading'):
+        assert [row['batch'] for row in curves[name]] == sorted(BATCHES.values())
+        for row in curves[name]:
+            composites = record_of(runs[names[row['batch']]])['composites']
+            measure = {**composites['averages'], **composites['categories']}[name]
+            half = 1.959963984540054 * measure['standard_error']
+            assert row['value'] == measure['value']
+            assert [row['low'], row['high']] == pytest.approx([row['value'] - half, row['value'] + half], abs=1e-12)
+
+
+def test_points_of_tasks_have_ticks_at_chance(pages):
+    (chart,) = [
+        rows for rows in rows_of_charts(pages['one']) if {'name': TOPICS, 'value': 0.25, 'mark': 'chance'} in rows
+    ]
+    assert any(row['name'] == TOPICS and 'low' in row for row in chart)
+
+
+@pytest.mark.parametrize('case', [('three', f'b {MINUS} a', 'b'), ('training', f'ba1000 {MINUS} ba20', 'd')])
+def test_differences_are_those_of_gauntlet_compare(pages, runs, compared, case):
+    """A training is compared with its beginning."""
+    page, title, other = case
+    (found,) = compared(runs['a'], runs[other])
+    rows = {row[0].text: row for row in pages[page].body_rows(title)}
+    differences = {**found['composites'], **found['tasks'], **found['score']}
+    assert list(rows) == list(differences)
+    for name, one in differences.items():
+        _, first, second, difference, _, p_holm, detectable, items = rows[name]
+        assert p_holm.text.endswith('*') == (one['p_holm'] < 0.05)
+        assert [first.value, second.value] == [one['first'].get('value'), one['second'].get('value')]
+        assert difference.value == one['difference'].get('value')
+        assert [p_holm.value, detectable.value, items.value] == [one['p_holm'], one['detectable'], one['num_items']]
+
+
+def test_runs_that_were_asked_in_other_words_are_not_compared(report, runs, make_run):
+    other = make_run('other', [CHOICES], tasks={'choices': {'prompt_string': 'Think.\n'}})
+    text = report(runs['a'], other).text
+    assert 'cannot be compared: choices/0-shot: no item was asked in the same words (prompt_string' in text
+
+
+def test_runs_some_of_whose_prompts_differ_are_compared_over_the_others(report, runs, compared, tmp_path):
+    other = reworded(runs['b'], tmp_path / 'short', {CHOICES: [1, 4, 9]}, config={'max_seq_len': 128})
+    page = report(runs['a'], other)
+    (found,) = compared(runs['a'], other)
+    (differences,) = [name for name in page.tables if f' {MINUS} ' in name]
+    (row,) = [row for row in page.body_rows(differences) if row[0].text == CHOICES]
+    one = found['tasks'][CHOICES]
+    assert [row[1].value, row[2].value, row[7].value] == [one['first']['value'], one['second']['value'], 9]
+    assert f'asked in different words and left out (max_seq_len none / 128): {CHOICES} 3 of 12' in page.text
+
+
+def test_absent_numbers_say_why(report, unscored):
+    page = report(unscored[1], '--no-prompts')
+    record = record_of(unscored[1])
+    rows = {row[0].text: row[1] for row in page.body_rows('Composites')}
+    absent = {n: m['reason'] for n, m in record['composites']['categories'].items() if 'reason' in m}
+    assert absent
+    reasons = {a['id']: None for tag, a in page.elements if tag == 'li' and (a.get('id') or '').startswith('why-')}
+    for name, reason in absent.items():
+        check_cell(rows[name], {'reason': reason})
+        assert f'why-{rows[name].text.removeprefix("absent")}' in reasons
+        assert reason in page.text
+    assert not re.search(r'\bnan\b|undefined|None', page.text, re.IGNORECASE)
+
+
+def test_a_run_without_a_gauntlet_has_a_page(report, make_run):
+    page = report(make_run('bare', [RIDDLES]))
+    assert 'no gauntlet' in page.text and 'Composites' not in page.tables
+    assert [row[0].text for row in page.body_rows('Tasks')] == [RIDDLES]
+
+
+def test_a_run_of_score_alone_has_a_page(report, gauntlet, data: Path, tmp_path: Path):
+    answers = write_lines(tmp_path / 'answers.jsonl', answers_of(0, [AGIEVAL]))
+    words = ['--outputs', answers, '--score', score_yaml(tmp_path), '--data-root', data]
+    assert gauntlet('run', *words, '--out', tmp_path / 'alone')[0] == 0
+    page = report(tmp_path / 'alone')
+    assert 'agieval' in page.tables and 'Tasks' not in page.tables and 'Composites' not in page.tables
+    assert AGIEVAL in page.samples[0].text
+
+
+def test_a_task_that_could_not_be_run_says_why(report, runs, tmp_path: Path):
+    run = copy_run(runs['a'], tmp_path / 'run')
+    record = record_of(run)
+    record['tasks']['human_eval/0-shot'] = {'reason': 'there is no sandbox'}
+    (run / 'results.json').write_text(json.dumps(record))
+    page = report(run)
+    (row,) = [row for row in page.body_rows('Tasks') if row[0].text == 'human_eval/0-shot']
+    check_cell(row[1], {'reason': 'there is no sandbox'})
+    assert [cell.value for cell in row[2:7]] == [None] * 5
+    assert 'there is no sandbox' in page.text
+
+
+def test_the_same_records_make_the_same_page(gauntlet, runs, tmp_path: Path):
+    for name in ('one', 'two'):
+        assert gauntlet('report', runs['a'], '--out', tmp_path / name)[0] == 0
+    assert (tmp_path / 'one').read_bytes() == (tmp_path / 'two').read_bytes()
+
+
+def test_folders_are_runs_by_training(report, training: Path, runs, tmp_path: Path):
+    copy_run(runs['a'], tmp_path / 'all' / 'alone')
+    training.rename(tmp_path / 'all' / 'training')
+    names = [row[0].text for row in report(tmp_path / 'all').body_rows('Runs')]
+    assert names == ['alone', 'training']
+    one_by_one = [tmp_path / 'all' / 'training' / name for name in ('ba20', 'ba1000')]
+    assert [row[0].text for row in report(*one_by_one).body_rows('Runs')] == ['ba20', 'ba1000']
+
+
+def test_more_runs_than_colours_are_refused(gauntlet, runs, tmp_path: Path):
+    for number in range(9):
+        copy_run(runs['a'], tmp_path / 'many' / str(number))
+    status, _, err = gauntlet('report', tmp_path / 'many', '--out', tmp_path / 'page.html')
+    assert status == 2
+    assert 'there are 9 runs' in err and 'at most 8' in err
+
+
+def set_at(*path: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    def change(record: dict[str, Any]) -> None:
+        for name in path[:-1]:
+            record = record[name]
+        record[path[-1]] = value
+
+    return change
+
+
+DAMAGED = {
+    'composites.categories.reading.value': set_at('composites', 'categories', 'reading', 'value', value=float('nan')),
+    'composites.averages.core': set_at('composites', 'averages', 'core', value='0.5'),
+    f'tasks.{CHOICES}.num_items': set_at('tasks', CHOICES, 'num_items', value=-1),
+    f'tasks.{CHOICES}.metrics': set_at('tasks', CHOICES, 'metrics', value=[0.5]),
+    f'tasks.{CHOICES}.metrics.BrierScore.standard_error': set_at(
+        'tasks', CHOICES, 'metrics', 'BrierScore', 'standard_error', value=-0.25
+    ),
+    f'tasks.{TOPICS}.categories.a': set_at('tasks', TOPICS, 'categories', 'a', value=3),
+    'timing.seconds': set_at('timing', 'seconds', value='long'),
+    'training.batch': set_at('training', value={'batch': 'last'}),
+    'score.agieval.perturbations.prompt': set_at('score', 'agieval', 'perturbations', 'prompt', value=None),
+    'tasks': set_at('tasks', value=10**400),
+    'model': set_at('model', value='large'),
+    'timing': lambda record: record.pop('timing'),
+    'score': lambda record: record.pop('score'),
+}
+
+
+@pytest.mark.parametrize('place', DAMAGED)
+def test_a_damaged_record_is_an_error_that_names_the_key(gauntlet, runs, tmp_path: Path, place: str):
+    run = copy_run(runs['a'], tmp_path / 'run')
+    record = record_of(run)
+    DAMAGED[place](record)
+    (run / 'results.json').write_text(json.dumps(record))
+    status, _, err = gauntlet('report', run, '--out', tmp_path / 'page.html')
+    assert status == 2
+    assert f'{run}/results.json: {place}: is ' in err  # wrong, or missing
+    assert not (tmp_path / 'page.html').exists()
+
+
+def test_a_page_that_is_there_is_replaced_on_request_alone(gauntlet, runs, tmp_path: Path):
+    out = tmp_path / 'page.html'
+    out.write_text('mine')
+    status, _, err = gauntlet('report', runs['a'], '--out', out)
+    assert status == 2 and '--overwrite' in err
+    assert out.read_text() == 'mine'
+    assert gauntlet('report', runs['a'], '--out', out, '--overwrite')[0] == 0
+    assert '<!DOCTYPE html>' in out.read_text(encoding='utf-8')
+    assert gauntlet('report', runs['a'], '--out', tmp_path, '--overwrite')[0] == 2
+
+
+def test_without_its_packages_the_error_says_what_to_install(gauntlet, runs, tmp_path: Path, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'altair', None)
+    monkeypatch.setitem(sys.modules, 'vl_convert', None)
+    status, _, err = gauntlet('report', runs['a'], '--out', tmp_path / 'page.html')
+    assert status == 2
+    assert "not installed (altair, vl_convert): pip install 'llmfoundry-gauntlet[report]'" in err
+
+
+def test_hostile_texts_are_shown_and_are_no_markup(report, tmp_path: Path):
+    page = report(hostile_run(tmp_path / 'hostile'), '--title', HOSTILE[0], '--samples', 50)
+    assert len(page.scripts) == 3
+    for place in range(len(HOSTILE)):
+        assert shown(place) in page.text
+    assert '1337' not in page.text
+    for tag, attributes in page.elements:
+        assert tag not in ('img', 'svg', 'iframe', 'object', 'link', 'base')
+        assert not [name for name in attributes if name.startswith('on')]
+        assert (attributes.get('href') or '#').startswith('#')
+        assert 'src' not in attributes and 'style' not in attributes
+    assert LONG not in page.text
+    assert 'of 100,000 characters left out' in page.text
+
+
+def test_a_page_names_its_scripts_and_styles_and_allows_nothing_else(pages):
+    page = pages['one']
+    (policy,) = [
+        attributes['content']
+        for tag, attributes in page.elements
+        if tag == 'meta' and attributes.get('http-equiv') == 'Content-Security-Policy'
+    ]
+    parts = dict(part.split(' ', 1) for part in policy.split('; '))
+    assert parts['default-src'] == parts['base-uri'] == parts['form-action'] == "'none'"
+    assert re.fullmatch(r"('sha256-[\w+/=]+' ?){2}", parts['script-src'])
+    assert re.fullmatch(r"'sha256-[\w+/=]+'", parts['style-src'])
+
+
+def test_long_names_break_after_their_strokes_and_stay_escaped():
+    assert breakable('a_b/<i>&\u202e') == 'a_<wbr>b/<wbr>&lt;i&gt;&amp;\\u202e'

@@ -1,0 +1,223 @@
+"""The samples of a page: which are shown, and their prompts in the words that the model was sent."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from compared_runs import (
+    CHOICES,
+    LINES,
+    RIDDLES,
+    ROWS,
+    answers_of,
+    copy_run,
+    read_lines,
+    samples_path,
+    tasks_yaml,
+    write_lines,
+)
+from report_pages import Sample, read_page
+
+from llmfoundry_gauntlet.results.report.samples import kinds_of
+from llmfoundry_gauntlet.types import ItemKey, ItemResult
+
+
+@pytest.fixture
+def samples(gauntlet, tmp_path: Path):
+    """The items that a page shows, of which the text holds this."""
+
+    def call(holding: str, *words: Any) -> list[Sample]:
+        out = tmp_path / 'report.html'
+        status, _, err = gauntlet('report', *words, '--out', out, '--overwrite')
+        assert status == 0, err
+        return [sample for sample in read_page(out).samples if holding in sample.text]
+
+    return call
+
+
+@pytest.fixture
+def own_data(data: Path, tmp_path: Path) -> Path:
+    """Data files that a test may change."""
+    return shutil.copytree(data, tmp_path / 'own_data')
+
+
+def edit_samples(run: Path, key: str, **changes: Any) -> Path:
+    """A run, the first sample of one task changed."""
+    first, *rest = read_lines(samples_path(run, key))
+    write_lines(samples_path(run, key), [{**first, **changes}, *rest])
+    return run
+
+
+def test_a_prompt_is_shown_as_it_was_sent(samples, runs):
+    shown = {sample.passages[0] for sample in samples(RIDDLES, runs['a'], '--samples', 50)}
+    assert shown == {f'Twice {row}?' for row in range(7)}
+    digests = {line['prompt_sha256'] for line in read_lines(samples_path(runs['a'], RIDDLES))}
+    assert {hashlib.sha256(text.encode()).hexdigest() for text in shown} == digests
+
+
+def shot_run(make_run) -> Path:
+    """Riddles with two shots, which the seed of the task draws."""
+    answers = [{**answer, 'num_shots': 2} for answer in answers_of(0, [RIDDLES])]
+    return make_run('shots', ['riddles/2-shot'], answers=answers)
+
+
+def test_a_prompt_whose_shots_did_not_fit_is_found_again(samples, make_run):
+    run = shot_run(make_run)
+    key = 'riddles/2-shot'
+    whole = [sample for sample in samples(key, run, '--samples', 50) if 'Twice 0?' in sample.passages[0][-9:]]
+    (text,) = {sample.passages[0] for sample in whole}
+    assert text.count('Twice') == 3 and 'Prompt 2-shot' in ' '.join(whole[0].text.split())
+    last_shot = text[text.index('Twice', 1) :]
+    edit_samples(run, key, prompt_sha256=hashlib.sha256(last_shot.encode()).hexdigest(), truncated=True)
+    (shortened,) = [sample for sample in samples(key, run, '--samples', 50) if sample.passages[0] == last_shot]
+    words = ' '.join(shortened.text.split())
+    assert 'Prompt 1-shot' in words and "shortened to the model's length" in words
+
+
+def test_a_prompt_that_is_another_one_now_is_not_shown(samples, runs, own_data: Path):
+    rows = [{**row, 'context': row['context'] + '!'} for row in ROWS[RIDDLES][:5]]
+    write_lines(own_data / 'riddles.jsonl', rows)
+    shown = samples(RIDDLES, runs['a'], '--data-root', own_data, '--samples', 50)
+    assert len(shown) == 7
+    reasons = [
+        ('rebuilt from the data file it differs' in one.text, 'no longer has this row' in one.text) for one in shown
+    ]
+    assert sorted(reasons) == [(False, True)] * 2 + [(True, False)] * 5
+    assert not any('Twice' in passage for one in shown for passage in one.passages)
+
+
+def test_without_its_data_file_a_task_has_answers_alone(samples, runs, own_data: Path):
+    (own_data / 'choices.jsonl').unlink()
+    shown = samples(CHOICES, runs['a'], '--data-root', own_data)
+    assert shown
+    for sample in shown:
+        assert 'its data cannot be read: choices.jsonl: there is no such data file' in sample.text
+        assert 'choice 0' in sample.text and 'gold' in sample.text
+
+
+def test_no_data_are_read_where_that_is_not_wanted(samples, runs):
+    shown = samples('', runs['a'], '--no-prompts')
+    assert shown and all('data files were not read' in sample.text for sample in shown)
+
+
+def test_rows_that_are_elsewhere_are_not_fetched(samples, runs, tmp_path: Path):
+    run = copy_run(runs['a'], tmp_path / 'run')
+    record = json.loads((run / 'results.json').read_text())
+    record['tasks'][RIDDLES]['spec']['dataset_uri'] = 'https://example.invalid/riddles.jsonl'
+    (run / 'results.json').write_text(json.dumps(record))
+    shown = samples(RIDDLES, run)
+    assert shown
+    assert all('https://example.invalid/riddles.jsonl, which a report does not read' in one.text for one in shown)
+
+
+def test_choices_stand_with_their_log_probabilities(samples, runs):
+    lines = {line['row']: line for line in read_lines(samples_path(runs['a'], CHOICES))}
+    for sample in samples(CHOICES, runs['a']):
+        row = next(row for row in lines if f'row {row}\n' in sample.text or f'row {row} ' in sample.text)
+        choices = ROWS[CHOICES][row]['choices']
+        assert sample.passages[1:] == choices
+        for logprob in lines[row]['logprobs']:
+            assert f'{logprob:.3f}'.replace('-', '\u2212') in sample.text
+
+
+def test_the_first_items_of_each_task_are_shown(samples, runs):
+    for wanted in (1, 3):
+        shown = samples('', runs['a'], '--samples', wanted)
+        for key in ROWS:
+            rows = [line['row'] for line in read_lines(samples_path(runs['a'], key))]
+            mine = [sample for sample in shown if key in sample.text]
+            assert len(mine) == wanted
+            assert all(f'row {row}' in sample.text for row, sample in zip(rows, mine, strict=False))
+    assert samples('', runs['a'], '--samples', 0) == []
+
+
+def test_an_item_of_several_runs_stands_once_with_all_answers(samples, runs):
+    shown = samples(RIDDLES, runs['a'], runs['b'], '--samples', 50)
+    assert len(shown) == 7
+    texts = [{line['row']: line['text'] for line in read_lines(samples_path(runs[name], RIDDLES))} for name in 'ab']
+    for sample in shown:
+        row = int(sample.passages[0].removeprefix('Twice ').removesuffix('?'))
+        assert sample.passages[1:] == [str(2 * row), texts[0][row], texts[1][row]]
+
+
+def test_a_long_prompt_is_cut_and_its_length_said(samples, make_run, own_data: Path, tmp_path: Path, gauntlet):
+    write_lines(own_data / 'riddles.jsonl', [{'context': f'{"long " * 2000}{row}', 'answer': '1'} for row in range(2)])
+    answers = [{'task': 'riddles', 'num_shots': 0, 'row': row, 'text': 'x' * 5000} for row in range(2)]
+    words = ['--outputs', write_lines(tmp_path / 'answers.jsonl', answers), '--tasks', tasks_yaml(tmp_path, [RIDDLES])]
+    assert gauntlet('run', *words, '--data-root', own_data, '--out', tmp_path / 'long')[0] == 0
+    for sample in samples(RIDDLES, tmp_path / 'long'):
+        prompt, _, generation = sample.passages
+        assert '[8,201 of 10,001 characters left out]' in prompt
+        assert '[3,800 of 5,000 characters left out]' in generation
+        assert prompt.startswith('long long') and prompt[-1] in '01'
+
+
+def result(**changes: Any) -> ItemResult:
+    values: dict[str, Any] = {
+        'key': ItemKey(task='t/0-shot', row=0),
+        'category': None,
+        'gold': 1,
+        'predicted': 1,
+        'credit': 1.0,
+        'logprobs': (-1.0, -0.5),
+        'num_tokens': (1, 1),
+        'reason': None,
+        'prompt_sha256': '0',
+        'truncated': False,
+    }
+    return ItemResult(**{**values, **changes})
+
+
+REPLY = {'logprobs': None, 'predicted': None, 'gold': '4'}
+CUT = 'cut at the token limit'
+
+
+@pytest.mark.parametrize(
+    ('changes', 'kinds'),
+    [
+        ({}, ['right']),
+        ({'credit': 0.0, 'predicted': 0}, ['wrong']),
+        ({'credit': 0.5, 'predicted': 0, 'reason': 'tie of the choices 0, 1'}, ['partly right']),
+        ({'credit': None, 'reason': 'not finite'}, ['unscored']),
+        ({**REPLY, 'text': '4', 'answer': '4'}, ['right']),
+        ({**REPLY, 'text': '4 and', 'answer': '4 and', 'reason': CUT}, ['right', 'truncated']),
+        ({**REPLY, 'credit': 0.0, 'text': ' ', 'answer': '', 'reason': 'empty reply'}, ['wrong', 'unparsed']),
+        (
+            {**REPLY, 'credit': 0.0, 'text': 'x', 'reason': f'no answer found in the reply; {CUT}'},
+            ['wrong', 'truncated', 'unparsed'],
+        ),
+        ({**REPLY, 'gold': 2, 'credit': 0.0, 'text': 'hm', 'answer': 'hm'}, ['wrong', 'unparsed']),
+        ({**REPLY, 'gold': None, 'credit': 0.0, 'text': 'return 1', 'reason': 'AssertionError'}, ['wrong']),
+        ({**REPLY, 'gold': None, 'text': 'return 1', 'marks': {'CutShare': 1.0}}, ['right', 'truncated']),
+    ],
+)
+def test_kinds_of_an_item(changes: dict[str, Any], kinds: list[str]):
+    assert list(kinds_of(result(**changes))) == kinds
+
+
+@pytest.mark.parametrize(
+    ('name', 'value'),
+    [
+        ('credit', 'high'),
+        ('text', 7),
+        ('gold', [1]),
+        ('row', '3'),
+        ('reason', {}),
+        ('prompt_sha256', None),
+        ('num_tokens[0]', '4'),
+        ('marks', [1]),
+        ('marks.StrictMatch', 'yes'),
+    ],
+)
+def test_a_damaged_sample_is_an_error_that_names_its_line(gauntlet, runs, tmp_path: Path, name: str, value: Any):
+    key, _, part = name.partition('.')
+    change = {key.removesuffix('[0]'): [value] if '[' in key else {part: value} if part else value}
+    run = edit_samples(copy_run(runs['a'], tmp_path / 'run'), LINES, **change)
+    status, _, err = gauntlet('report', run, '--out', tmp_path / 'page.html')
+    assert status == 2
+    assert f'{samples_path(run, LINES)}:1: {name} is ' in err

@@ -1,0 +1,109 @@
+"""The version of a gauntlet: what changes it, and what does not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from answered_runs import ROWS, record_of
+
+from llmfoundry_gauntlet.config.settings import decode_settings
+from llmfoundry_gauntlet.evaluation.inputs import load_data
+from llmfoundry_gauntlet.evaluation.run import gauntlet_version
+from llmfoundry_gauntlet.results.writing import write_lines
+
+
+def version(folder: Path, **changes: Any) -> str:
+    """The version with other rows (of the task in it), keys of its task, of the gauntlet, or settings."""
+    rows = changes.pop('rows', ROWS['choices'])
+    uri = changes.pop('uri', 'rows.jsonl')
+    dumps = changes.pop('dumps', json.dumps)
+    write_lines(folder / uri, map(dumps, rows))
+    write_lines(folder / 'lines.jsonl', map(json.dumps, changes.pop('other_rows', ROWS['lines'])))
+    task = {'label': 'choices', 'dataset_uri': uri, 'num_fewshot': [1], 'icl_task_type': 'multiple_choice'}
+    task |= changes.pop('task', {})
+    other = {'label': 'lines', 'dataset_uri': 'lines.jsonl', 'num_fewshot': [0], 'icl_task_type': 'language_modeling'}
+    benchmarks = [{'name': 'choices', 'num_fewshot': 1, 'random_baseline': 0.5, **changes.pop('benchmark', {})}]
+    gauntlet = {'categories': [{'name': 'all', 'benchmarks': benchmarks}], **changes.pop('gauntlet', {})}
+    tasks = changes.pop('order', lambda tasks: tasks)([task, other])
+    settings = {'tasks': tasks, 'gauntlet': gauntlet, 'data_root': str(folder), **changes}
+    data = load_data(decode_settings(settings))
+    assert data.suite.gauntlet is not None
+    return gauntlet_version(data, data.suite.gauntlet)
+
+
+def name_of(changes: dict[str, Any]) -> str:
+    """For the names of tests, the same in every process."""
+    shown = {name: value if isinstance(value, (str, int, dict)) else 'other' for name, value in changes.items()}
+    return ' '.join(f'{name} {value}' for name, value in shown.items())
+
+
+def changed_row(row: int, **values: Any) -> list[dict[str, Any]]:
+    """The rows with other values in one of them."""
+    return [{**old, **(values if number == row else {})} for number, old in enumerate(ROWS['choices'])]
+
+
+@pytest.mark.parametrize(
+    'changes',
+    [
+        {'task': {'num_fewshot': [0]}, 'benchmark': {'num_fewshot': 0}},
+        {'rows': changed_row(7, query='Warum?')},
+        {'rows': changed_row(0, gold=1)},
+        {'rows': changed_row(3, choices=['ja', 'Nein, überhaupt nicht'])},
+        {'rows': ROWS['choices'][:-1]},
+        {'rows': ROWS['choices'][::-1]},
+        {'subset_items': 3},
+        {'semantics': 'reference'},
+        {'truncation': 'reference'},
+        {'fewshot': 'fixed'},
+        {'gauntlet': {'weighting': 'LOG_SAMPLE_SZ'}},
+        {'gauntlet': {'rescale_accuracy': False}},
+        {'gauntlet': {'rescale_accuracy': False, 'subtract_random_baseline': False}},
+        {'gauntlet': {'averages': {'mine': ['all']}}},
+        {'benchmark': {'random_baseline': 0.25}},
+        {'task': {'prompt_string': 'Answer.\n'}},
+        {'task': {'fewshot_random_seed': 5}},
+        {'task': {'example_delimiter': '\n\n'}},
+        {'task': {'continuation_delimiter': ': '}},
+        {'task': {'has_categories': True}},
+        {'task': {'max_seq_len': 100}},
+    ],
+    ids=name_of,
+)
+def test_the_version_changes_with_what_composites_depend_on(tmp_path: Path, changes: dict[str, Any]):
+    assert version(tmp_path, **changes) != version(tmp_path)
+
+
+@pytest.mark.parametrize(
+    'changes',
+    [
+        {},
+        {'task': {'batch_size': 7}},
+        {'task': {'pad_tok_id': 3}},
+        {'task': {'metric_names': ['InContextLearningMultipleChoiceAccuracy']}},
+        {'task': {'metric_names': ['InContextLearningMCExpectedCalibrationError']}},
+        {'task': {'num_fewshot': [1, 0]}},
+        {'uri': 'renamed.jsonl'},
+        {'rows': [dict(reversed(row.items())) for row in ROWS['choices']]},
+        {'dumps': lambda row: json.dumps(row, ensure_ascii=False, separators=(' ,', ' : '))},
+        {'order': lambda tasks: tasks[::-1]},
+        {'order': lambda tasks: tasks[:1]},
+        {'other_rows': ROWS['lines'][:2]},
+        {'gauntlet': {'weighting': 'EQUAL', 'subtract_random_baseline': True}},
+        {'truncation': 'drop_shots'},
+        {'tokens_per_batch': 1000, 'sandbox': 'none'},
+    ],
+    ids=name_of,
+)
+def test_the_version_does_not_change_with_what_composites_do_not_depend_on(tmp_path: Path, changes: dict[str, Any]):
+    assert version(tmp_path, **changes) == version(tmp_path)
+
+
+def test_the_version_is_16_hexadecimal_digits_and_that_of_the_record(make_run, source: Path):
+    settings = {name: str(source / f'{name}.yaml') for name in ('tasks', 'gauntlet', 'score')}
+    data = load_data(decode_settings({**settings, 'data_root': str(source)}))
+    found = record_of(make_run())['composites']['version']
+    assert len(found) == 16 and int(found, 16) >= 0
+    assert data.suite.gauntlet is not None and gauntlet_version(data, data.suite.gauntlet) == found

@@ -1,0 +1,337 @@
+"""The journal of an evaluation: what was finished is read again, by the evaluation that wrote it alone."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from journals import IDENTITY, item, kept, lines_of, write
+
+from llmfoundry_gauntlet.errors import RecordError
+from llmfoundry_gauntlet.results.journal import (
+    JOURNAL,
+    Journal,
+    OtherEvaluationError,
+    check_identity,
+    line_of,
+    next_attempt,
+    read_journal,
+    remove_journal,
+)
+from llmfoundry_gauntlet.results.journal import lines_of as journal_lines_of
+from llmfoundry_gauntlet.results.samples import sample_line
+from llmfoundry_gauntlet.types import ItemKey, ItemResult
+
+
+def test_where_nothing_was_written_there_is_no_journal(tmp_path):
+    assert read_journal(tmp_path / 'nowhere') is None
+    assert read_journal(tmp_path) is None
+    (tmp_path / JOURNAL).mkdir()
+    assert read_journal(tmp_path) is None
+    (tmp_path / JOURNAL / '000-rank0.jsonl').touch()
+    assert read_journal(tmp_path) is None
+    assert read_journal(tmp_path, repair=True) is None
+
+
+def test_a_file_in_the_place_of_the_journal_is_none(tmp_path):
+    (tmp_path / JOURNAL).write_text('something else')
+    assert read_journal(tmp_path) is None
+
+
+def test_a_journal_that_is_closed_while_another_thread_writes_has_what_that_wrote(tmp_path, monkeypatch):
+    """Programs are run beside the model, and an evaluation may end before they do."""
+    journal = Journal(tmp_path, IDENTITY, attempt=0, rank=0)
+    writing, may_end = threading.Event(), threading.Event()
+
+    def slow_line(content: str) -> bytes:
+        writing.set()
+        assert may_end.wait(10)
+        return line_of(content)
+
+    monkeypatch.setattr('llmfoundry_gauntlet.results.journal.line_of', slow_line)
+    with ThreadPoolExecutor() as threads:
+        added = threads.submit(journal.add, [item(0)])
+        assert writing.wait(10)
+        closed = threads.submit(journal.close)
+        time.sleep(0.1)
+        may_end.set()
+        added.result(), closed.result()
+    journal.add([item(1)])
+    assert journal.problem is None
+    assert kept(tmp_path) == ({0}, set())
+
+
+def test_a_journal_without_items_has_an_identity(tmp_path):
+    write(tmp_path)
+    found = read_journal(tmp_path)
+    assert (found.identity, found.results, found.suspects) == (IDENTITY, {}, {})
+
+
+def test_items_and_suspects_of_all_ranks_and_attempts_are_found(tmp_path):
+    write(tmp_path, [item(0), item(1)], suspects=[item(2)])
+    write(tmp_path, [item(3)], rank=1)
+    write(tmp_path, [item(4)], suspects=[item(5)], rank=12)
+    write(tmp_path, [item(6)], attempt=1, rank=1)
+    found = read_journal(tmp_path)
+    assert found.identity == IDENTITY
+    assert found.results == {result.key: result for result in map(item, (0, 1, 3, 4, 6))}
+    assert found.suspects == {result.key: result for result in map(item, (2, 5))}
+
+
+def test_a_suspect_that_was_run_again_is_both(tmp_path):
+    spoilt = item(0, logprobs=(math.nan, math.nan))
+    write(tmp_path, suspects=[spoilt])
+    write(tmp_path, [item(0)], attempt=1)
+    found = read_journal(tmp_path)
+    assert found.results == {spoilt.key: item(0)}
+    assert found.suspects.keys() == {spoilt.key}
+
+
+def test_an_item_that_came_twice_is_one(tmp_path):
+    write(tmp_path, [item(0), item(1), item(0)])
+    write(tmp_path, [item(1)], attempt=1)
+    assert read_journal(tmp_path).results == {result.key: result for result in map(item, (0, 1))}
+
+
+def test_items_can_be_read_as_soon_as_they_are_added(tmp_path):
+    with closing(Journal(tmp_path, IDENTITY, attempt=0, rank=0)) as journal:
+        for row in range(5):
+            journal.add([item(2 * row), item(2 * row + 1)])
+            assert kept(tmp_path) == ({*range(2 * row + 2)}, set())  # as after a kill
+        journal.add([])
+        assert len(lines_of(journal.path)) == 11
+
+
+def test_after_its_end_nothing_is_added(tmp_path):
+    journal = Journal(tmp_path, IDENTITY, attempt=0, rank=0)
+    journal.close()
+    journal.add([item(0)])
+    journal.close()
+    assert kept(tmp_path) == (set(), set())
+
+
+def test_threads_that_add_items_at_once_do_not_mix_them_up(tmp_path):
+    with closing(Journal(tmp_path, IDENTITY, attempt=0, rank=0)) as journal, ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda row: journal.add([item(row, text='long' * 5000)]), range(200)))
+    assert len(lines_of(journal.path)) == 201
+    assert kept(tmp_path) == ({*range(200)}, set())
+
+
+ANY_TEXT = st.text(
+    st.characters(exclude_categories=()) | st.sampled_from('\0\n\r\x0b\x0c\x1c\x85\u2028\u2029\ud800\udfff')
+)
+OPTIONAL_TEXT = st.none() | ANY_TEXT
+LOGPROBS = st.lists(st.floats(-1e300, 0), min_size=1, max_size=4).map(tuple)
+COUNTS = st.lists(st.integers(0, 10**6), min_size=1, max_size=4).map(tuple)
+KEYS = st.builds(
+    ItemKey,
+    task=st.sampled_from(['sums/0-shot', 'größe/12-shot', '猫 "quoted"\\/1-shot']),
+    row=st.integers(0, 2**40),
+    file=OPTIONAL_TEXT,
+    variant=OPTIONAL_TEXT,
+    sample=st.integers(0, 99),
+)
+RESULTS = st.builds(
+    ItemResult,
+    key=KEYS,
+    category=OPTIONAL_TEXT,
+    gold=st.none() | st.integers(0, 9) | ANY_TEXT,
+    predicted=st.none() | st.integers(0, 9),
+    credit=st.none() | st.floats(0, 1),
+    logprobs=st.none() | LOGPROBS,
+    num_tokens=st.none() | COUNTS,
+    reason=OPTIONAL_TEXT,
+    prompt_sha256=ANY_TEXT,
+    truncated=st.booleans(),
+    text=OPTIONAL_TEXT,
+    answer=OPTIONAL_TEXT,
+    marks=st.dictionaries(ANY_TEXT, st.floats(0, 1), max_size=3),
+    facts=st.dictionaries(ANY_TEXT, st.integers() | ANY_TEXT, max_size=3),
+    num_characters=st.none() | COUNTS,
+    num_bytes=st.none() | COUNTS,
+    logprobs_alone=st.none() | LOGPROBS,
+    cluster=st.just('') | st.integers(0, 2**64 - 1).map('{:016x}'.format),
+)
+PLACED = st.tuples(RESULTS, st.integers(0, 1), st.integers(0, 1), st.booleans())  # attempt, rank, whether suspect
+
+
+@given(
+    placed=st.lists(PLACED, max_size=8, unique_by=lambda one: one[0].key),
+    identity=st.dictionaries(st.text(), st.none() | st.integers() | st.text() | st.booleans(), max_size=4),
+)
+def test_what_is_written_is_read_again_bit_for_bit(tmp_path_factory, placed, identity):
+    folder = tmp_path_factory.mktemp('run')
+    for attempt, rank in product(range(2), range(2)):
+        with closing(Journal(folder, identity, attempt=attempt, rank=rank)) as journal:
+            for result, *place, is_suspect in placed:
+                if place == [attempt, rank]:
+                    journal.add([result], suspect=is_suspect)
+    found = read_journal(folder)
+    shutil.rmtree(folder)
+    assert found.identity == identity
+    for read, is_suspect in ((found.results, False), (found.suspects, True)):
+        expected = {one[0].key: one[0] for one in placed if one[3] is is_suspect}
+        assert read == expected
+        assert {key: sample_line(one) for key, one in read.items()} == {k: sample_line(v) for k, v in expected.items()}
+
+
+@pytest.mark.parametrize(
+    'text',
+    [
+        'two\nlines\r\nand\rmore\n',
+        'NUL \0 and \x0b \x0c \x1c \x1d \x1e \x1f',
+        'next line \x85, line \u2028 and paragraph \u2029',
+        'lone \ud800 and \udfff, and two that would be a pair: \ud83d\ude00',
+        'a whole pair 😀, \ufeff and \uffff',
+        '12 0123456789abcdef {"task": "t"}\n',
+        '\\u2028 \\n "quoted" \\',
+        '',
+    ],
+)
+def test_any_text_is_a_line_and_comes_back(tmp_path, text: str):
+    results = [
+        item(0, text=text, answer=text, facts={text: text}),
+        replace(item(1), key=ItemKey('t', 1, file=text, variant=text), reason=text, gold=text, category=text),
+    ]
+    path = write(tmp_path, results)
+    assert len(path.read_bytes().splitlines()) == 3
+    assert read_journal(tmp_path).results == {result.key: result for result in results}
+
+
+def test_log_probabilities_that_are_no_finite_numbers_come_back_as_nan(tmp_path):
+    result = item(0, logprobs=(math.nan, -math.inf, math.inf, -2.5), logprobs_alone=(-1.0, math.nan))
+    path = write(tmp_path, suspects=[result])
+    assert not {b'NaN', b'Infinity'} & {*path.read_bytes().replace(b',', b' ').replace(b'[', b' ').split()}
+    (read,) = read_journal(tmp_path).suspects.values()
+    assert list(map(math.isnan, read.logprobs)) == [True, True, True, False]
+    assert read.logprobs[3] == -2.5
+    assert read.logprobs_alone[0] == -1
+    assert math.isnan(read.logprobs_alone[1])
+    assert sample_line(read) == sample_line(result)  # so that the records are the same
+
+
+def content_of(lines: bytes) -> bytes | None:
+    """What a single line holds."""
+    found = list(journal_lines_of(lines))
+    return found[0] if len(found) == 1 else None
+
+
+@given(ANY_TEXT, st.data())
+def test_a_line_holds_its_content_and_neither_a_part_of_it_nor_one_with_another_byte_does(content: str, data):
+    line = line_of(content)
+    assert content_of(line) == content.encode('utf-8', 'surrogatepass')
+    place = data.draw(st.integers(0, len(line) - 1))
+    assert content_of(line[:place]) is None
+    assert content_of(line[:place] + line[place + 1 :]) is None
+    other = data.draw(st.integers(1, 255))
+    assert content_of(line[:place] + bytes([line[place] ^ other]) + line[place + 1 :]) is None
+
+
+@pytest.mark.parametrize(
+    'line',
+    [
+        b'',
+        b'\n',
+        b' \n',
+        b'  \n',
+        b'0 \n',
+        b'0  \n',
+        b'-1 e3b0c44298fc1c14 \n',
+        b'\xd9\xa0 e3b0c44298fc1c14 \n',  # a digit, but none of ours
+        pytest.param(b'9' * 5000 + b' e3b0c44298fc1c14 \n', id='more digits than Python makes a number of'),
+        line_of('{}') + line_of('{}'),
+        b'{"identity": {}}\n',
+    ],
+)
+def test_what_is_no_line_holds_nothing(line: bytes):
+    assert content_of(line) is None
+
+
+def test_an_empty_content_is_a_line():
+    assert content_of(b'0 e3b0c44298fc1c14 \n') == b''
+
+
+@pytest.mark.parametrize('repair', [False, True])
+def test_files_of_different_evaluations_are_no_journal(tmp_path, repair: bool):
+    write(tmp_path, [item(0)])
+    write(tmp_path, [item(1)], rank=1)
+    path = write(tmp_path, [item(2)], attempt=1, identity={**IDENTITY, 'model': '77', 'layout': 'packed'})
+    with pytest.raises(OtherEvaluationError) as raised:
+        read_journal(tmp_path, repair=repair)
+    assert raised.value.problems == (
+        f'{path}: is the journal of another evaluation: model 77 (now 0f3a); layout packed (now None); give another '
+        'folder, or --overwrite to replace it',
+    )
+
+
+def test_all_in_which_an_identity_differs_is_named_with_both_values():
+    found = {'model': 'aa', 'precision': 'fp32', 'max_seq_len': 99, 'unknown': None, 'old': 1}
+    wanted = {'precision': 'amp_bf16', 'model': 'aa', 'max_seq_len': 98, 'layout': 'packed', 'items': None}
+    with pytest.raises(OtherEvaluationError) as raised:
+        check_identity(found, wanted, Path('out/journal'))
+    assert isinstance(raised.value, RecordError)
+    assert str(raised.value) == (
+        'out/journal: is the journal of another evaluation: precision fp32 (now amp_bf16); max_seq_len 99 (now 98); '
+        'layout None (now packed); old 1 (now None); give another folder, or --overwrite to replace it'
+    )
+
+
+IDENTITIES = st.dictionaries(st.sampled_from(['model', 'precision', 'items', 'layout']), st.integers(0, 2))
+
+
+@given(IDENTITIES, IDENTITIES)
+@example({}, {})
+@example({'model': 1}, {'model': 1})
+def test_identities_agree_where_all_of_each_is_in_the_other(found: dict[str, int], wanted: dict[str, int]):
+    if found == wanted:
+        check_identity(found, wanted, Path('journal'))
+        return
+    with pytest.raises(OtherEvaluationError) as raised:
+        check_identity(found, wanted, Path('journal'))
+    for name in ('model', 'precision', 'items', 'layout'):
+        both = f' {name} {found.get(name)} (now {wanted.get(name)});'
+        assert (both in str(raised.value)) == (found.get(name) != wanted.get(name))
+
+
+def test_an_attempt_comes_after_all_others(tmp_path):
+    assert next_attempt(tmp_path / 'nowhere') == 0
+    assert next_attempt(tmp_path) == 0
+    write(tmp_path)
+    assert next_attempt(tmp_path) == 1
+    write(tmp_path, rank=3)
+    assert next_attempt(tmp_path) == 1
+    write(tmp_path, attempt=1, rank=17)  # where rank 0 wrote nothing
+    assert next_attempt(tmp_path) == 2
+    write(tmp_path, attempt=41)
+    assert next_attempt(tmp_path) == 42
+    for name in ('notes.jsonl', '050.jsonl', '060-rank0.jsonl~', 'abc-rank0.jsonl'):
+        (tmp_path / JOURNAL / name).touch()
+    assert next_attempt(tmp_path) == 42
+
+
+def test_attempts_are_read_in_their_order(tmp_path):
+    for attempt in (10, 2, 0):
+        write(tmp_path, [item(0, text=str(attempt))], attempt=attempt)
+    (read,) = read_journal(tmp_path).results.values()
+    assert read.text == '10'
+
+
+def test_a_removed_journal_is_gone_and_nothing_else(tmp_path):
+    write(tmp_path, [item(0)])
+    (tmp_path / 'results.json').write_text('{}')
+    remove_journal(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ['results.json']
+    remove_journal(tmp_path)
+    remove_journal(tmp_path / 'nowhere')
+    assert read_journal(tmp_path) is None
+    assert next_attempt(tmp_path) == 0

@@ -1,0 +1,220 @@
+"""A journal that is cut or damaged: nothing that is whole is lost, and nothing that is damaged is believed."""
+
+from __future__ import annotations
+
+import json
+import logging
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from journals import DAMAGED, IDENTITY, item, kept, lines_of, put, write
+
+from llmfoundry_gauntlet.errors import RecordError
+from llmfoundry_gauntlet.results.journal import JOURNAL, Journal, line_of, next_attempt, read_journal
+from llmfoundry_gauntlet.results.samples import sample_line
+
+
+def write_several(folder: Path) -> Path:
+    """The second of three files, which has an identity, the items 10 to 15, and a suspect after 12."""
+    write(folder, [item(row) for row in range(3)], suspects=[item(3)])
+    with closing(Journal(folder, IDENTITY, attempt=0, rank=1)) as journal:
+        journal.add([item(row, text='猫\n') for row in (10, 11, 12)])
+        journal.add([item(20)], suspect=True)
+        journal.add([item(row) for row in (13, 14, 15)])
+    write(folder, [item(30)], attempt=1)
+    return journal.path
+
+
+ROWS = [10, 11, 12, 20, 13, 14, 15]  # of the second file's lines from the second
+ITEMS = {0, 1, 2, 10, 11, 12, 13, 14, 15, 30}
+SUSPECTS = {3, 20}
+
+
+def without(*rows: int) -> tuple[set[int], set[int]]:
+    return ITEMS - {*rows}, SUSPECTS - {*rows}
+
+
+@pytest.fixture
+def several(tmp_path: Path) -> Path:
+    return write_several(tmp_path)
+
+
+@pytest.fixture(scope='module')
+def lasting(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_several(tmp_path_factory.mktemp('lasting'))
+
+
+@settings(max_examples=200)
+@given(data=st.data())
+def test_a_middle_line_with_one_wrong_byte_is_named_and_repair_drops_it_alone(lasting: Path, data):
+    lines = lines_of(lasting)
+    place = data.draw(st.integers(1, len(lines) - 2), label='line')
+    offset = data.draw(st.integers(0, len(lines[place]) - 2), label='byte')  # for the line feed see below
+    flipped = lines[place][offset] ^ data.draw(st.integers(1, 255), label='change')
+    wrong = lines[place][:offset] + bytes([flipped]) + lines[place][offset + 1 :]
+    try:
+        put(lasting, [*lines[:place], wrong, *lines[place + 1 :]])
+        with pytest.raises(RecordError) as raised:
+            read_journal(lasting.parent.parent)
+        assert kept(lasting.parent.parent, repair=True) == without(ROWS[place - 1])
+    finally:
+        put(lasting, lines)
+    named = [f'{lasting}:{place + 1}: {DAMAGED}']
+    if flipped in b'\r\n':  # then it is two lines, but where there was only the line feed after it
+        named += [f'{lasting}:{place + 2}: {DAMAGED}'] * (raised.value.problems[1:] != ())
+    assert list(raised.value.problems) == named
+
+
+@pytest.mark.parametrize('place', [1, 6])  # of the line; 6 is the last but one
+@pytest.mark.parametrize('byte', [b'\r', b'*', b' '])
+def test_a_line_with_a_wrong_line_feed_is_named_and_repair_drops_it_alone(several: Path, byte: bytes, place: int):
+    lines = lines_of(several)
+    lines[place] = lines[place][:-1] + byte
+    put(several, lines)
+    with pytest.raises(RecordError) as raised:
+        read_journal(several.parent.parent)
+    assert raised.value.problems == (f'{several}:{place + 1}: {DAMAGED}',)
+    assert kept(several.parent.parent, repair=True) == without(ROWS[place - 1])
+
+
+def test_lines_that_are_lost_or_exchanged_as_wholes_are_no_damage(several: Path):
+    lines = lines_of(several)
+    put(several, [lines[0], *lines[:3:-1]])
+    assert kept(several.parent.parent) == without(10, 11, 12)
+
+
+def test_every_damaged_line_of_every_file_is_named_and_what_is_dropped_is_said(several: Path, caplog):
+    folder = several.parent.parent
+    first = several.with_name('000-rank0.jsonl')
+    for path, places in ((first, [1]), (several, [2, 4])):
+        lines = lines_of(path)
+        for place in places:
+            lines[place] = lines[place].replace(b'0.5', b'1.0')  # a better score
+        put(path, lines)
+    with pytest.raises(RecordError) as raised:
+        read_journal(folder)
+    places = [f'{first}:2', f'{several}:3', f'{several}:5']
+    assert raised.value.problems == tuple(f'{place}: {DAMAGED}' for place in places)
+    assert not caplog.records
+    assert kept(folder, repair=True) == without(0, 11, 20)
+    warnings = [record.getMessage() for record in caplog.records]
+    assert warnings == [f'{place}: is damaged: its length or checksum does not fit: dropped' for place in places]
+
+
+def test_a_file_that_is_cut_keeps_everything_before_and_the_other_files_are_whole(several: Path, caplog):
+    folder = several.parent.parent
+    whole = several.read_bytes()
+    ends = [place + 1 for place, byte in enumerate(whole) if byte == ord('\n')]
+    assert len(ends) == 1 + len(ROWS)
+    for size in [0, 1, *(end + offset for end in ends for offset in (-90, -2, -1, 0, 1, 2, 20))]:
+        several.write_bytes(whole[:size])
+        num_whole = sum(end <= size for end in ends)
+        assert kept(folder) == without(*ROWS[max(num_whole - 1, 0) :]), size
+    assert not [
+        record for record in caplog.records if record.levelno >= logging.WARNING
+    ]  # a kill is nothing to warn of
+
+
+def test_the_only_file_cut_at_any_byte_keeps_everything_before_and_without_an_identity_is_no_journal(tmp_path):
+    path = write(tmp_path, [item(0, text='\u2028'), item(1)], suspects=[item(2)])
+    whole = path.read_bytes()
+    ends = [place + 1 for place, byte in enumerate(whole) if byte == ord('\n')]
+    for size in range(len(whole) + 1):
+        path.write_bytes(whole[:size])
+        num_whole = sum(end <= size for end in ends)
+        if num_whole == 0:
+            assert read_journal(tmp_path) is None
+        else:
+            assert kept(tmp_path) == ({*range(min(num_whole - 1, 2))}, {2} if num_whole == 4 else set()), size
+
+
+def test_a_file_whose_last_line_is_torn_goes_on_in_another(tmp_path):
+    path = write(tmp_path, [item(0), item(1)])
+    path.write_bytes(path.read_bytes()[:-1])
+    assert next_attempt(tmp_path) == 1
+    write(tmp_path, [item(1), item(2)], attempt=1)
+    assert kept(tmp_path) == ({0, 1, 2}, set())
+
+
+def test_torn_lines_in_several_files_and_damage_elsewhere_are_told_apart(several: Path):
+    folder = several.parent.parent
+    for path in several.parent.iterdir():
+        path.write_bytes(path.read_bytes()[:-20])
+    assert kept(folder) == ({0, 1, 2, 10, 11, 12, 13, 14}, {20})
+    lines = lines_of(several)
+    lines[3] = lines[3].replace(b'12', b'13')
+    put(several, lines)
+    with pytest.raises(RecordError) as raised:
+        read_journal(folder)
+    assert raised.value.problems == (f'{several}:4: {DAMAGED}',)
+    assert kept(folder, repair=True) == ({0, 1, 2, 10, 11, 13, 14}, {20})
+
+
+def lose_identity(path: Path) -> None:
+    """Damages the first line of a file."""
+    path.write_bytes(path.read_bytes().replace(b'fp32', b'fp16', 1))
+
+
+def test_without_any_identity_items_are_of_no_use(tmp_path):
+    path = write(tmp_path, [item(0)])
+    lose_identity(path)
+    with pytest.raises(RecordError) as raised:
+        read_journal(tmp_path)
+    assert raised.value.problems == (f'{path}:1: {DAMAGED}',)
+    assert read_journal(tmp_path, repair=True) is None
+
+
+def test_the_identity_of_an_attempt_is_known_from_its_other_ranks(several: Path):
+    lose_identity(several)
+    with pytest.raises(RecordError) as raised:
+        read_journal(several.parent.parent)
+    assert raised.value.problems == (f'{several}:1: {DAMAGED}',)
+    assert kept(several.parent.parent, repair=True) == (ITEMS, SUSPECTS)
+
+
+def test_items_of_an_attempt_without_an_identity_are_not_those_of_a_later_evaluation(tmp_path):
+    lose_identity(write(tmp_path, [item(0), item(1)]))
+    assert read_journal(tmp_path, repair=True) is None  # so that what follows may be of any model
+    write(tmp_path, [item(2)], attempt=next_attempt(tmp_path), identity={**IDENTITY, 'model': 'another'})
+    assert kept(tmp_path, repair=True) == ({2}, set())
+
+
+@pytest.mark.parametrize(
+    'content',
+    [
+        '{"task": "t"}',
+        '{"task": "t", "item": {}}',
+        '{"task": "t", "item": null}',
+        '{"task": "t", "suspect": {"row": 0}}',
+        f'{{"item": {sample_line(item(0))}}}',
+        f'{{"task": "t", "item": {json.dumps({**json.loads(sample_line(item(0))), "logprobs": 7})}}}',
+        '{}',
+        '[]',
+        '7',
+        'null',
+        'no JSON',
+        '',
+    ],
+)
+@pytest.mark.parametrize('repair', [False, True])
+def test_a_whole_line_of_some_other_version_is_named(tmp_path, content: str, repair: bool):
+    path = write(tmp_path, [item(0)])
+    with path.open('ab') as file:
+        file.write(line_of(content))
+    with pytest.raises(RecordError) as raised:
+        read_journal(tmp_path, repair=repair)
+    (problem,) = raised.value.problems
+    assert problem.startswith(f'{path}:3: is no line of this version: ')
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    write(tmp_path)
+    path = tmp_path / JOURNAL / '000-rank1.jsonl'
+    path.mkdir()
+    with pytest.raises(RecordError) as raised:
+        read_journal(tmp_path)
+    (problem,) = raised.value.problems
+    assert problem.startswith(f'{path}: cannot be read: ')

@@ -1,0 +1,93 @@
+"""A journal that cannot be written: it says why, and the evaluation goes on."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import pytest
+from journals import IDENTITY, item, kept, lines_of, write
+
+from llmfoundry_gauntlet.results.journal import JOURNAL, Journal, read_journal
+
+
+def reason_of(journal: Journal) -> str:
+    """Why a journal cannot be written."""
+    before, _, rest = (journal.problem or '').partition(' (')
+    reason, _, after = rest.rpartition('): ')
+    assert (before, after) == (f'{journal.path}: cannot be written', 'this evaluation could not be resumed')
+    return reason
+
+
+@pytest.mark.parametrize('in_place_of', ['folder', 'journal', 'above'])
+def test_a_journal_that_cannot_be_begun_is_done_without(tmp_path, in_place_of: str):
+    folder = tmp_path / 'above' / 'out' if in_place_of == 'above' else tmp_path / 'out'
+    occupied = {'folder': folder, 'journal': folder / JOURNAL, 'above': folder.parent}[in_place_of]
+    occupied.parent.mkdir(exist_ok=True)
+    occupied.write_text('a file')
+    with closing(Journal(folder, IDENTITY, attempt=0, rank=2)) as journal:
+        journal.add([item(0)])
+        journal.add([item(1)], suspect=True)
+    assert journal.path == folder / JOURNAL / '000-rank2.jsonl'
+    assert reason_of(journal)
+    assert occupied.read_text() == 'a file'
+
+
+def test_a_file_of_the_same_attempt_and_rank_is_not_written_over(tmp_path):
+    path = write(tmp_path, [item(0)])
+    before = path.read_bytes()
+    with closing(Journal(tmp_path, IDENTITY, attempt=0, rank=0)) as journal:
+        journal.add([item(1)])
+    assert journal.path == path and 'File exists' in reason_of(journal)
+    assert path.read_bytes() == before
+
+
+def test_a_link_in_the_place_of_the_file_is_not_followed(tmp_path):
+    target = tmp_path / 'target'
+    path = tmp_path / JOURNAL / '000-rank0.jsonl'
+    path.parent.mkdir()
+    path.symlink_to(target)
+    with closing(Journal(tmp_path, IDENTITY, attempt=0, rank=0)) as journal:
+        journal.add([item(0)])
+    assert journal.path == path and 'File exists' in reason_of(journal)
+    assert not target.exists()
+
+
+@contextmanager
+def no_file_longer_than(num_bytes: int) -> Iterator[None]:
+    """As on a disk that is full: what is written beyond is an OSError, after what still fits."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize('room', [0, 1, 50, 1000])
+def test_when_the_disk_is_full_it_says_so_and_what_was_finished_before_is_kept(tmp_path, room: int):
+    journal = Journal(tmp_path, IDENTITY, attempt=0, rank=0)
+    journal.add([item(0)])
+    journal.add([item(1)], suspect=True)
+    size = journal.path.stat().st_size
+    with no_file_longer_than(size + room):
+        for row in range(2, 9):
+            journal.add([item(row)])
+        journal.close()
+    journal.add([item(9)])  # also once there is room again
+    journal.close()
+    assert 'File too large' in reason_of(journal)
+    num_more = len(lines_of(journal.path)) - 3
+    assert num_more * 300 <= room
+    assert kept(tmp_path) == ({0, *range(2, 2 + num_more)}, {1})
+
+
+@pytest.mark.parametrize('room', [0, 10])
+def test_a_disk_that_is_full_from_the_beginning_leaves_no_journal(tmp_path, room: int):
+    with no_file_longer_than(room):
+        journal = Journal(tmp_path, IDENTITY, attempt=0, rank=0)
+        journal.add([item(0)])
+        journal.close()
+    assert 'File too large' in reason_of(journal)
+    assert read_journal(tmp_path) is None

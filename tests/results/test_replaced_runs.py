@@ -1,0 +1,118 @@
+"""A run that is replaced: at any moment there is the old one, the new one, or none, and never parts of both."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from failing_disk import failing_disk
+
+from llmfoundry_gauntlet.errors import RecordError
+from llmfoundry_gauntlet.evaluation.run import Evaluation
+from llmfoundry_gauntlet.results.files import find_results, note_checkpoint, read_results, write_again, write_records
+from llmfoundry_gauntlet.results.runs import Run, read_run, summarize_again
+from llmfoundry_gauntlet.types import TrainingPoint
+
+OLD, NEW = 'old', 'new'
+Write = Callable[[Path, str], None]
+
+
+@pytest.fixture
+def earlier(make_run) -> Run:
+    return read_run(make_run())
+
+
+def marked(earlier: Run, word: str) -> Evaluation:
+    """An evaluation of the same tasks whose items all say the word; the new one lacks a task."""
+    evaluation = summarize_again(earlier, None, allow_missing=False)
+    results = {key: tuple(replace(one, text=word) for one in items) for key, items in evaluation.results.items()}
+    return replace(evaluation, results=results)
+
+
+@pytest.fixture(params=['evaluation', '--from'])
+def write(request: pytest.FixtureRequest, earlier: Run) -> Write:
+    """Writes an evaluation that can be told from another, in both ways in which there are any."""
+    evaluations = {word: marked(earlier, word) for word in (OLD, NEW)}
+
+    def write(folder: Path, word: str) -> None:
+        if request.param == '--from':
+            write_again(folder, evaluations[word], {**earlier.record, 'model': {'name': word}})
+        else:
+            write_records(folder, evaluations[word], model={'name': word}, environment={}, training=None)
+
+    return write
+
+
+def what_is_read(folder: Path) -> str | None:
+    """The word of a run, None where there is no run. A folder with a results.json is a whole run."""
+    if not (folder / 'results.json').exists():
+        with pytest.raises(RecordError, match=r'there is no results\.json'):
+            find_results(folder)
+        return None
+    assert len(find_results(folder)) == 1
+    run = read_run(folder)
+    words = {result.text for results in run.results.values() for result in results}
+    assert words == {run.record['model']['name']}
+    return words.pop()
+
+
+def files_of(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob('*') if path.is_file()}
+
+
+def num_operations(folder: Path, write: Write) -> int:
+    """Operations of the disk in replacing a run."""
+    write(folder, OLD)
+    with failing_disk() as done:
+        write(folder, NEW)
+    return len(done)
+
+
+@pytest.mark.parametrize('killed', [False, True])
+@pytest.mark.parametrize('is_replaced', [False, True])
+def test_whatever_fails_a_reader_finds_the_old_run_or_the_new_one_or_none(
+    tmp_path: Path, write: Write, killed: bool, is_replaced: bool
+):
+    found = []
+    for at in range(num_operations(tmp_path / 'counted', write)):
+        out = tmp_path / f'{at}'
+        if is_replaced:
+            write(out, OLD)
+            (out / 'samples' / 'stale_0-shot.jsonl').write_text('{}\n')
+        (out / 'journal').mkdir(parents=True)
+        (out / 'journal' / 'items').touch()
+        with contextlib.suppress(RecordError, OSError), failing_disk(at, killed=killed):
+            write(out, NEW)
+        found.append(what_is_read(out))
+        assert (out / 'journal' / 'items').exists()
+        write(out, NEW)
+        assert what_is_read(out) == NEW
+        assert files_of(out) - {'journal/items'} == files_of(tmp_path / 'counted')
+    assert set(found) <= ({OLD, None, NEW} if is_replaced else {None, NEW})
+    if killed and is_replaced:
+        assert [word for place, word in enumerate(found) if found[place - 1 : place] != [word]] == [OLD, None, NEW]
+        assert found.count(None) <= 8  # while names are changed, not while anything is written
+
+
+def test_a_checkpoint_is_noted_or_not_whatever_fails(tmp_path: Path, earlier: Run):
+    point = TrainingPoint(batch=3, epoch=0, token=0, checkpoint=None)
+    evaluation = marked(earlier, OLD)
+
+    def fresh(name: str) -> Path:
+        write_records(tmp_path / name, evaluation, model={'name': OLD}, environment={}, training=point)
+        return tmp_path / name
+
+    with failing_disk() as done:
+        note_checkpoint(fresh('counted'), 'ep0-ba3.pt')
+    found: list[Any] = []
+    for at in range(len(done)):
+        folder = fresh(str(at))
+        with contextlib.suppress(RecordError, OSError), failing_disk(at, killed=True):
+            note_checkpoint(folder, 'ep0-ba3.pt')
+        assert what_is_read(folder) == OLD
+        found.append(read_results(folder)['training']['checkpoint'])
+    assert set(found) == {None, 'ep0-ba3.pt'}

@@ -1,0 +1,133 @@
+import json
+
+import pytest
+
+from llmfoundry_gauntlet.config.settings import decode_settings
+from llmfoundry_gauntlet.engine.fake import FakeLanguageModel
+from llmfoundry_gauntlet.errors import RecordError
+from llmfoundry_gauntlet.evaluation.inputs import load_data
+from llmfoundry_gauntlet.evaluation.run import conclude, plan_evaluation, prepare_evaluation
+from llmfoundry_gauntlet.results.files import find_results, note_checkpoint, read_results, write_records
+from llmfoundry_gauntlet.scoring.code.sandbox import find_sandbox
+from llmfoundry_gauntlet.tasks.encode import Encoder
+from llmfoundry_gauntlet.types import TrainingPoint
+
+ROWS = [{'query': f'{i}?', 'choices': ['yes', 'no'], 'gold': i % 2} for i in range(5)]
+
+
+@pytest.fixture
+def evaluate(write_jsonl, tmp_path, character_tokenizer, monkeypatch):
+    """Makes a whole evaluation over five rows and a task that cannot be run, by the fake model."""
+    write_jsonl('rows.jsonl', ROWS)
+    write_jsonl('programs.jsonl', [{'prompt': 'def f():\n', 'entry_point': 'f', 'test': 'def check(f): f()'}])
+    monkeypatch.setattr('shutil.which', lambda tool: None)
+    find_sandbox.cache_clear()
+    common = {'dataset_uri': 'rows.jsonl', 'num_fewshot': [0]}
+    tasks = [
+        {**common, 'label': 'mc', 'icl_task_type': 'multiple_choice'},
+        {**common, 'label': 'code', 'icl_task_type': 'code_evaluation', 'dataset_uri': 'programs.jsonl'},
+    ]
+    benchmarks = [{'name': 'mc', 'num_fewshot': 0, 'random_baseline': 0.5}]
+    gauntlet = {
+        'categories': [
+            {'name': 'one', 'benchmarks': benchmarks},
+            {'name': 'two', 'benchmarks': [*benchmarks, {'name': 'code', 'num_fewshot': 0}]},
+        ]
+    }
+
+    def evaluate(**settings):
+        values = {'tasks': tasks, 'gauntlet': gauntlet, 'data_root': str(tmp_path), **settings}
+        prepared = prepare_evaluation(load_data(decode_settings(values)), Encoder(character_tokenizer), max_seq_len=64)
+        planned = plan_evaluation(prepared, tokens_per_batch=50)
+        outputs = [output for batch in planned.batches for output in FakeLanguageModel().run(batch)]
+        return conclude(planned, planned.results(outputs), {'mc/0-shot': 2.5})
+
+    yield evaluate
+    find_sandbox.cache_clear()
+
+
+@pytest.fixture
+def evaluation(evaluate):
+    """The same with the settings as they are by default."""
+    return evaluate()
+
+
+def write(folder, evaluation, training=None):
+    write_records(folder, evaluation, model={'name': 'fake'}, environment={}, training=training)
+
+
+def test_results_hold_metrics_composites_and_reasons(evaluation, tmp_path):
+    out = tmp_path / 'out'
+    write(out, evaluation)
+    record = read_results(out)
+    accuracy = evaluation.scores['mc/0-shot'].metrics['InContextLearningMultipleChoiceAccuracy'].value
+    assert record['metrics']['metrics/mc/0-shot/InContextLearningMultipleChoiceAccuracy'] == accuracy
+    assert record['metrics']['icl/metrics/eval_gauntlet/one'] == pytest.approx((accuracy - 0.5) / 0.5)
+    assert 'prlimit is missing' in record['tasks']['code/0-shot']['reason']
+    assert 'prlimit is missing' in record['composites']['categories']['two']['reason']
+    assert 'icl/metrics/eval_gauntlet/two' not in record['metrics']
+    assert record['timing']['seconds'] == 2.5
+    assert record['training'] is None and record['semantics'] == 'corrected'
+
+
+def test_fixed_shots_are_named_with_their_version(evaluate, tmp_path):
+    configs = {}
+    for fewshot in ('reference', 'fixed'):
+        write(tmp_path / fewshot, evaluate(fewshot=fewshot))
+        configs[fewshot] = read_results(tmp_path / fewshot)['config']
+    assert configs['reference']['fewshot'] == 'reference' and 'fewshot_version' not in configs['reference']
+    assert configs['fixed']['fewshot'] == 'fixed' and configs['fixed']['fewshot_version'] == 1
+
+
+def test_samples_have_one_line_per_row_in_order_with_all_keys(evaluation, tmp_path):
+    out = tmp_path / 'out'
+    write(out, evaluation)
+    lines = [json.loads(line) for line in (out / 'samples' / 'mc_0-shot.jsonl').read_text().splitlines()]
+    assert [line['row'] for line in lines] == [0, 1, 2, 3, 4]
+    assert list(lines[0]) == [
+        'file', 'row', 'category', 'variant', 'sample', 'gold', 'predicted', 'credit', 'logprobs', 'num_tokens',
+        'text', 'answer', 'status', 'reason', 'prompt_sha256', 'cluster', 'truncated', 'num_characters', 'num_bytes',
+    ]  # fmt: skip
+    assert lines[0]['num_characters'] == lines[0]['num_bytes'] == [3, 2]
+    assert [line['gold'] for line in lines] == [0, 1, 0, 1, 0]
+    assert lines[0]['num_tokens'] == [3, 2]
+    for line, result in zip(lines, evaluation.results['mc/0-shot'], strict=True):
+        means = [total / n for total, n in zip(line['logprobs'], line['num_tokens'], strict=True)]
+        assert line['predicted'] == means.index(max(means)) == result.predicted
+        assert line['credit'] == float(line['predicted'] == line['gold'])
+
+
+def test_an_evaluation_replaces_what_an_earlier_one_left(evaluation, tmp_path):
+    out = tmp_path / 'out'
+    write(out, evaluation)
+    (out / 'samples' / 'old_0-shot.jsonl').write_text('{}\n')
+    write(out, evaluation)
+    assert sorted(path.name for path in out.rglob('*') if path.is_file()) == ['mc_0-shot.jsonl', 'results.json']
+
+
+def test_runs_are_found_in_the_order_of_training(evaluation, tmp_path):
+    for batch in (100, 20, 0):
+        write(tmp_path / f'ba{batch}', evaluation, TrainingPoint(batch=batch, epoch=0, token=0, checkpoint=None))
+    assert [folder.name for folder, _ in find_results(tmp_path)] == ['ba0', 'ba20', 'ba100']
+    note_checkpoint(tmp_path / 'ba20', 'ep0-ba20.pt')
+    assert read_results(tmp_path / 'ba20')['training']['checkpoint'] == 'ep0-ba20.pt'
+
+
+def test_a_folder_without_results_and_a_damaged_file_are_errors(tmp_path):
+    with pytest.raises(RecordError, match=r'no results\.json at or below'):
+        find_results(tmp_path)
+    (tmp_path / 'results.json').write_text('{')
+    with pytest.raises(RecordError, match='cannot be read'):
+        read_results(tmp_path)
+    (tmp_path / 'results.json').write_text('{}')
+    with pytest.raises(RecordError, match='is not a results file of format 1'):
+        read_results(tmp_path)
+
+
+def test_a_missing_or_unknown_item_stops_the_evaluation(evaluation):
+    """Composer ends an evaluation silently when a rank runs out of batches."""
+    planned = evaluation.planned
+    results = {result.key: result for result in evaluation.results['mc/0-shot']}
+    results.pop(next(iter(results)))
+    with pytest.raises(RuntimeError, match='1 items are missing and 0 unknown'):
+        conclude(planned, results, {})

@@ -1,0 +1,67 @@
+"""Samples are read back as they were written."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmfoundry_gauntlet.results.samples import read_samples, sample_line, samples_file
+from llmfoundry_gauntlet.results.writing import write_lines
+from llmfoundry_gauntlet.types import ItemKey, ItemResult
+
+TEXTS = st.text(max_size=8) | st.sampled_from(['\n', '\r\n', '\x85', '\u2028', '\0', '"\\', 'é\U0001f600'])
+NUMBERS = st.floats() | st.sampled_from([math.nan, math.inf, -math.inf, -0.0, 5e-324, 1 / 3])
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+COUNTS = st.none() | st.lists(st.integers(0, 10**6), min_size=1, max_size=4).map(tuple)
+LOGPROBS = st.none() | st.lists(NUMBERS, min_size=1, max_size=4).map(tuple)
+RESULTS = st.builds(
+    ItemResult,
+    key=st.builds(
+        ItemKey,
+        task=st.just('t/0-shot'),
+        row=st.integers(0, 10**9),
+        file=st.none() | TEXTS,
+        variant=st.none() | TEXTS,
+        sample=st.integers(0, 200),
+    ),
+    category=st.none() | TEXTS,
+    gold=st.none() | st.integers(0, 25) | TEXTS,
+    predicted=st.none() | st.integers(0, 25),
+    credit=st.none() | st.floats(0, 1),
+    logprobs=LOGPROBS,
+    num_tokens=COUNTS,
+    reason=st.none() | TEXTS,
+    prompt_sha256=TEXTS,
+    truncated=st.booleans(),
+    text=st.none() | TEXTS,
+    answer=st.none() | TEXTS,
+    marks=st.dictionaries(TEXTS, FINITE, max_size=3),
+    facts=st.dictionaries(TEXTS, TEXTS | st.integers(), max_size=3),
+    num_characters=COUNTS,
+    num_bytes=COUNTS,
+    logprobs_alone=LOGPROBS,
+    cluster=st.just('') | st.integers(0, 2**64 - 1).map('{:016x}'.format),
+)
+
+
+def comparable(result: ItemResult) -> list[Any]:
+    """All fields; log-probabilities that are no finite numbers are one, and -0.0 is not 0.0."""
+    fields = {name: getattr(result, name) for name in ItemResult.__dataclass_fields__}
+    for name in ('logprobs', 'logprobs_alone'):
+        if fields[name] is not None:
+            fields[name] = [repr(value) if math.isfinite(value) else 'no number' for value in fields[name]]
+    fields['credit'] = repr(fields['credit'])
+    return [(name, type(value).__name__, value) for name, value in fields.items()]
+
+
+@given(st.lists(RESULTS, max_size=4))
+def test_samples_are_read_back_as_they_were_written(tmp_path_factory: pytest.TempPathFactory, results):
+    folder = tmp_path_factory.getbasetemp() / 'round_trip'
+    write_lines(samples_file(folder, 't/0-shot'), map(sample_line, results))
+    found = read_samples(folder, 't/0-shot')
+    assert list(map(comparable, found)) == list(map(comparable, results))
+    assert list(map(sample_line, found)) == list(map(sample_line, results))

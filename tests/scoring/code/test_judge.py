@@ -1,0 +1,326 @@
+"""Programs judged for real, in each language."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import pytest
+from programs import CPP, JAVASCRIPT, PYTHON, need, problem, right, sandbox
+
+from llmfoundry_gauntlet.scoring.code.judge import judge
+from llmfoundry_gauntlet.scoring.code.programs import make_program
+from llmfoundry_gauntlet.scoring.code.sandbox import find_sandbox
+from llmfoundry_gauntlet.scoring.code.verdicts import CannotJudge, Verdict
+
+TOOLS = {PYTHON: (), CPP: ('g++',), JAVASCRIPT: ('node',)}
+
+
+def python(test: str, solution: str, prompt: str = 'def f(*args, **kwargs):\n') -> Verdict:
+    made = make_program(language=PYTHON, prompt=prompt, entry_point='f', test=test)
+    return judge(made, solution, sandbox())
+
+
+def javascript(test: str, solution: str, prompt: str = 'const f = (...args) => {\n') -> Verdict:
+    need('node')
+    return judge(make_program(language=JAVASCRIPT, prompt=prompt, entry_point='f', test=test), solution, sandbox())
+
+
+def cpp(test: str, solution: str, prompt: str) -> Verdict:
+    need('g++')
+    return judge(make_program(language=CPP, prompt=prompt, entry_point='f', test=test), solution, sandbox())
+
+
+@pytest.mark.parametrize('language', TOOLS)
+def test_right_and_wrong(language: str):
+    need(*TOOLS[language])
+    assert judge(problem(language), right(language), sandbox()) == Verdict(True, None)
+    wrong = judge(problem(language), right(language, 'other'), sandbox())
+    assert not wrong.passed and 'not the expected one' in wrong.reason
+    broken = judge(problem(language), '  this is no program', sandbox())
+    assert not broken.passed and ('before the first call' in broken.reason or 'compile' in broken.reason)
+    empty = judge(problem(language), '', sandbox())
+    assert not empty.passed
+
+
+@pytest.mark.parametrize('level', ['rlimits', 'none'])
+@pytest.mark.parametrize('language', TOOLS)
+def test_with_less_than_isolation_verdicts_are_the_same(language: str, level: str):
+    need(*TOOLS[language])
+    less = find_sandbox(level)
+    assert judge(problem(language), right(language), less).passed
+    assert not judge(problem(language), right(language, 'other'), less).passed
+
+
+VALUES = [
+    None,
+    True,
+    0,
+    -7,
+    2**80,
+    0.1,
+    -0.0,
+    math.inf,
+    'a\n"\\ é \U0001f600 \ud800',
+    b'\x00\xff',
+    [1, [2.0, 'x'], None],
+    (1, (2,)),
+    {1: 'a', (1, 2): [3], 'k': {'n': 1}},
+    {1, 'a', (2, 3)},
+    frozenset({1}),
+    1 + 2j,
+    range(1, 9, 2),
+    [],
+    {},
+    set(),
+]
+
+
+@pytest.mark.parametrize('value', VALUES)
+def test_plain_values_cross_to_the_last_bit(value):
+    test = (
+        f'def check(candidate):\n    value = {value!r}\n'.replace('inf', 'float("inf")')
+        + '    result = candidate(value)\n'
+        '    assert result == value and type(result) is type(value) and repr(result) == repr(value)\n'
+        '    assert candidate(key=value) == value\n'
+    )
+    if isinstance(value, (set, frozenset)):
+        test = test.replace(' and repr(result) == repr(value)', '')
+    assert python(test, '    return args[0] if args else kwargs["key"]\n') == Verdict(True, None)
+
+
+@pytest.mark.parametrize(
+    ('solution', 'passes'),
+    [
+        ('    import collections\n    return collections.Counter({"a": 2})\n', True),  # as in one process
+        ('    import collections\n    return collections.OrderedDict(a=2)\n', True),
+        ('    class Mine(dict):\n        pass\n    return Mine(a=2)\n', True),
+        ('    return {"a": 2.0}\n', True),
+        ('    return {"a": True + 1}\n', True),
+        ('    return [("a", 2)]\n', False),
+        ('    return object()\n', False),
+        ('    return {"a": 2}.items()\n', False),
+    ],
+)
+def test_subclasses_cross_as_what_they_are_made_of(solution: str, passes: bool):
+    assert python('def check(candidate):\n    assert candidate() == {"a": 2}\n', solution).passed == passes
+
+
+def test_an_iterator_crosses_as_one():
+    test = 'def check(candidate):\n    assert list(candidate()) == [0, 1, 2]\n'
+    assert python(test, '    return iter(range(3))\n').passed
+    assert python(test, '    yield from range(3)\n').passed
+    endless = python(test, '    while True:\n        yield 0\n')
+    assert not endless.passed
+
+
+def test_the_test_may_use_what_the_prompt_defines():
+    prompt = 'import math\n\n\ndef twice(x):\n    return 2 * x\n\n\ndef f(x):\n    """Half."""\n'
+    test = 'def check(candidate):\n    assert math.isclose(twice(candidate(3)), 3)\n    assert f(4) == 2\n'
+    assert python(test, '    return x / 2\n', prompt).passed
+    fake = '    return 0\n\ndef twice(x):\n    return 3\n'
+    assert not python(test, fake, prompt).passed  # the test has its own
+
+
+@pytest.mark.parametrize(
+    ('solution', 'reason'),
+    [
+        ('    return 1 / 0\n', 'ZeroDivisionError in a call'),
+        ('    raise ValueError("words of the program")\n', 'ValueError in a call'),
+        ('    class Own(KeyError):\n        pass\n    raise Own()\n', 'KeyError in a call'),
+        ('    import sys\n    sys.exit(3)\n', 'SystemExit in a call'),
+        ('    return undefined\n', 'NameError in a call'),
+        ('    return 1\nimport no_such_module\n', 'ModuleNotFoundError before the first call'),
+        ('    return 1\nimport numpy\n', 'ModuleNotFoundError before the first call'),  # the same everywhere
+        ('    return )\n', 'SyntaxError before the first call'),
+        ('    import os\n    os._exit(0)\n', 'the program ended before its test did'),
+        ('    return lambda: 1\n', 'the result of a call is no plain value'),
+        ('    return 2\n', 'call 1: the result is not the expected one'),
+    ],
+)
+def test_reasons_say_what_happened_and_have_no_words_of_the_program(solution: str, reason: str):
+    verdict = python('def check(candidate):\n    assert candidate(1) == 1\n    assert candidate(2) == 1\n', solution)
+    assert verdict == Verdict(False, reason)
+
+
+def test_a_test_that_asks_nothing_proves_nothing():
+    assert python('def check(candidate):\n    pass\n', '    return 1\n') == Verdict(False, 'the test makes no call')
+    assert javascript('1 + 1', '  return 1\n}\n') == Verdict(False, 'the test makes no call')
+
+
+def test_a_test_that_fails_by_itself_says_so():
+    verdict = python('def check(candidate):\n    candidate(1)\n    missing()\n', '    return 1\n')
+    assert verdict == Verdict(False, 'NameError in the test, after call 1')
+
+
+def test_not_done_in_time():
+    started = time.monotonic()
+    verdict = judge(problem(PYTHON), '    while True: pass\n', sandbox(), seconds=1.0)
+    assert verdict == Verdict(False, 'not done in time') and time.monotonic() - started < 60
+
+
+PAIRS = [
+    ('([1, 2],)', '3', True),
+    ('([1, 2],)', '4', False),
+    ('([],)', '0', True),
+]
+
+
+@pytest.mark.parametrize(('given', 'wanted', 'passes'), PAIRS)
+def test_pairs_in_python(given: str, wanted: str, passes: bool):
+    made = make_program(
+        language=PYTHON, prompt='def f(x):\n', entry_point='f', test='', pairs=(('([5],)', '5'), (given, wanted))
+    )
+    assert judge(made, '    return sum(x)\n', sandbox()).passed == passes
+
+
+def test_an_output_that_is_no_expression_stands_for_itself():
+    made = make_program(language=PYTHON, prompt='def f(x):\n', entry_point='f', test='', pairs=(("('a b',)", 'a b'),))
+    assert judge(made, '    return x\n', sandbox()).passed
+
+
+def test_pairs_in_javascript_and_cpp():
+    need('node', 'g++')
+    made = make_program(
+        language=JAVASCRIPT, prompt='const f = (a) => {\n', entry_point='f', test='', pairs=(('[1, 2]', '[2, 4]'),)
+    )
+    assert judge(made, '  return a.map((x) => 2 * x)\n}\n', sandbox()).passed
+    assert not judge(made, '  return a\n}\n', sandbox()).passed
+    prompt = '#include <vector>\nusing namespace std;\nvector<float> f(vector<float> a, float b) {\n'
+    made = make_program(language=CPP, prompt=prompt, entry_point='f', test='', pairs=(('{1, 2}, 3', '{3, 6.00001}'),))
+    assert judge(made, '  for (auto& x : a) x *= b;\n  return a;\n}\n', sandbox()).passed
+    assert not judge(made, '  return a;\n}\n', sandbox()).passed
+
+
+def test_values_of_javascript_cross():
+    values = (
+        "[undefined, null, -0, NaN, Infinity, 12n, 'é', [1, [2]], {a: {b: [1]}}, new Map([[1, [2]]]), new Set([1])]"
+    )
+    test = f"""
+const util = require('util')
+for (const value of {values}) {{
+  console.assert(util.isDeepStrictEqual(f(value), value))
+}}
+"""
+    assert javascript(test, '  return args[0]\n}\n') == Verdict(True, None)
+    assert javascript('console.assert(f() === 1)', '  return () => 1\n}\n').reason == (
+        'the result of a call is no plain value'
+    )
+    assert (
+        javascript('console.assert(f() === 1)', '  throw new TypeError("words")\n}\n').reason == 'TypeError in a call'
+    )
+
+
+def test_a_javascript_test_that_catches_everything_is_not_fooled():
+    test = 'let ok = true\ntry { f() } catch (error) { ok = true }\nconsole.assert(ok)'
+    assert not javascript(test, '  throw new Error()\n}\n').passed
+
+
+def test_values_of_cpp_cross():
+    prompt = """#include <bits/stdc++.h>
+using namespace std;
+map<string, vector<pair<int, double>>> f(map<string, vector<pair<int, double>>> m, const string& s, vector<bool> b,
+                                         set<char> c, long long n, unsigned char u) {
+"""
+    test = """#undef NDEBUG
+#include <assert.h>
+int main() {
+  map<string, vector<pair<int, double>>> m = {{"a", {{1, 0.1}, {-2, 1e300}}}, {"", {}}};
+  auto found = f(m, string("x\\0y", 3), {true, false, true}, {'p', 'q'}, -5000000000LL, 200);
+  m["seen"] = {{3, 101.0}, {2, -5000000000.0}, {200, 0}};
+  assert(found == m);
+}
+"""
+    solution = """  m["seen"] = {{int(s.size()), b[0] * 100 + b[1] * 10 + b[2]}, {int(c.size()), double(n)}, {u, 0}};
+  return m;
+}
+"""
+    assert cpp(test, solution, prompt) == Verdict(True, None)
+
+
+def test_a_cpp_function_with_the_name_of_one_of_the_library():
+    prompt = '#include <vector>\nusing namespace std;\nfloat max_element(vector<float> l) {\n'
+    test = '#undef NDEBUG\n#include <assert.h>\nint main() { assert(max_element({1, 3, 2}) == 3); }\n'
+    assert cpp(test, '  float m = l[0];\n  for (float x : l) if (x > m) m = x;\n  return m;\n}\n', prompt).passed
+
+
+@pytest.mark.parametrize(
+    ('solution', 'reason'),
+    [
+        ('  return nothing;\n}\n', 'does not compile'),
+        ('  int* p = 0; return *p;\n}\n', 'the program ended before its test did'),
+        ('  throw 1;\n}\n', 'the program ended before its test did'),
+        ('  return 2;\n}\n', 'the result of a call is not the expected one'),
+    ],
+)
+def test_reasons_of_cpp(solution: str, reason: str):
+    test = '#undef NDEBUG\n#include <assert.h>\nint main() { assert(f(1) == 1); }\n'
+    assert cpp(test, solution, 'int f(int a) {\n') == Verdict(False, reason)
+
+
+def test_nan_is_no_result_in_cpp():
+    """Some tests ask whether results differ by more than a bound, which NaN never does."""
+    test = '#include <cstdlib>\nint main() { if (f(1) - 1 > 1e-4 || 1 - f(1) > 1e-4) abort(); }\n'
+    prompt = '#include <cmath>\nusing namespace std;\ndouble f(double x) {\n'
+    assert cpp(test, '  return x;\n}\n', prompt).passed
+    assert cpp(test, '  return NAN;\n}\n', prompt) == Verdict(False, 'the result of a call is no plain value')
+
+
+@pytest.mark.parametrize('returned', ['2', '1'])
+def test_an_asynchronous_javascript_test_is_waited_for(returned: str):
+    test = '(async () => { await null; console.assert(await f(1) === 2) })()'
+    assert javascript(test, f'  return {returned}\n}}\n').passed == (returned == '2')
+    later = 'setTimeout(() => { console.assert(f(1) === 2) }, 20)'
+    assert javascript(later, f'  return {returned}\n}}\n').passed == (returned == '2')
+
+
+@pytest.mark.parametrize(
+    ('solution', 'passes'),
+    [
+        ('    raise ValueError("no")\n', True),
+        ('    raise KeyError("no")\n', False),
+        ('    return 1\n', False),
+        ('    import os\n    os._exit(0)\n', False),
+        ('    return object()\n', False),
+    ],
+)
+def test_a_python_test_may_expect_an_exception(solution: str, passes: bool):
+    test = (
+        'def check(candidate):\n    try:\n        candidate(1)\n    except ValueError:\n        return\n'
+        '    except BaseException:\n        assert False\n    assert False\n'
+    )
+    assert python(test, solution).passed == passes
+
+
+@pytest.mark.parametrize('solution', ['    import os\n    os._exit(0)\n', '    return object()\n'])
+def test_a_test_that_catches_everything_does_not_pass_what_gave_no_result(solution: str):
+    test = 'def check(candidate):\n    try:\n        candidate(1)\n    except BaseException:\n        pass\n'
+    assert not python(test, solution).passed
+
+
+@pytest.mark.parametrize(
+    ('prompt', 'solution', 'expected'),
+    [
+        ('def f(x):\n', '    from fractions import Fraction\n    return Fraction(1, 2)\n', '== 0.5'),
+        ('def f(x):\n', '    from decimal import Decimal\n    return Decimal("1.5")\n', '== 1.5'),
+        ('def f(x):\n', '    return {1: 2}.keys()\n', '== {1}'),
+        ('async def f(x):\n', '    return x\n', '== 1'),
+    ],
+)
+def test_further_plain_values(prompt: str, solution: str, expected: str):
+    assert python(f'def check(candidate):\n    assert candidate(1) {expected}\n', solution, prompt) == Verdict(
+        True, None
+    )
+
+
+@pytest.mark.parametrize('language', TOOLS)
+def test_text_that_cannot_be_written_is_wrong_and_no_error(language: str):
+    need(*TOOLS[language])
+    assert not judge(problem(language), '\ud800', sandbox()).passed
+
+
+def test_a_problem_whose_own_test_does_not_compile_leaves_programs_unmarked():
+    with pytest.raises(CannotJudge, match='the test does not compile'):
+        cpp('int main() { return nothing; }', '  return 1;\n}\n', 'int f(int a) {\n')
+    with pytest.raises(CannotJudge, match='does not begin f'):
+        cpp('int main() {}', '  return 1;\n}\n', 'int f = [](int a) {\n')

@@ -1,0 +1,125 @@
+"""Problems taken apart, by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from llmfoundry_gauntlet.scoring.code.languages import CPP, JAVASCRIPT, PYTHON
+from llmfoundry_gauntlet.scoring.code.programs import (
+    make_program,
+    signature_of,
+    split_parameters,
+    whole_text,
+)
+
+
+def program(language: str, prompt: str, entry_point: str = 'named', **more):
+    return make_program(language=language, prompt=prompt, entry_point=entry_point, test='', **more)
+
+
+@pytest.mark.parametrize(
+    ('language', 'prompt', 'prelude', 'target'),
+    [
+        (PYTHON, 'def f(x):\n    """Twice."""\n', '', 'f'),
+        (
+            PYTHON,
+            'import math\n\ndef help(x):\n    return x\n\n\ndef f(x):\n',
+            'import math\n\ndef help(x):\n    return x\n\n\n',
+            'f',
+        ),
+        (PYTHON, 'def f(x):\n    def inner(y):\n        return y\n', '', 'f'),  # a part of the solution, indented
+        (PYTHON, 'async def f(x):\n', '', 'f'),
+        (PYTHON, 'x = 1\n', '', 'named'),
+        (
+            JAVASCRIPT,
+            'const help = (x) => {\n  return x\n}\n\nconst f = (x) => {\n',
+            'const help = (x) => {\n  return x\n}\n\n',
+            'f',
+        ),
+        (JAVASCRIPT, 'function f(x) {\n', '', 'f'),
+        (JAVASCRIPT, '/* f: let x = 1 */\nasync function f(x) {\n', '/* f: let x = 1 */\n', 'f'),
+        (
+            CPP,
+            '#include <map>\nusing namespace std;\nmap<char, int> f(string s){\n',
+            '#include <map>\nusing namespace std;\n',
+            'f',
+        ),
+        (
+            CPP,
+            'int help(int a) {\n  return a;\n}\nbool f(vector<int> a, int b)\n{\n',
+            'int help(int a) {\n  return a;\n}\n',
+            'f',
+        ),
+        (CPP, 'int f(\n    int a,\n    int b) {\n', '', 'f'),
+    ],
+)
+def test_the_last_function_that_a_prompt_begins_is_the_one_to_write(language, prompt, prelude, target):
+    made = program(language, prompt)
+    assert (made.prelude, made.target) == (prelude, target)
+
+
+def test_pairs_call_the_entry_point():
+    prompt = 'const help = (x) => {\n}\nconst f = (x) => {\n'
+    assert program(JAVASCRIPT, prompt, 'help').target == 'f'
+    assert program(JAVASCRIPT, prompt, 'help', pairs=(('1', '1'),)).target == 'help'
+
+
+@pytest.mark.parametrize(
+    ('prompt', 'returns', 'parameters', 'names'),
+    [
+        ('bool f(vector<int> a, int b){\n', 'bool', 'vector<int> a, int b', ['a', 'b']),
+        (
+            'std::map<char, int> f(std::map<char, int> seen) {\n',
+            'std::map<char, int>',
+            'std::map<char, int> seen',
+            ['seen'],
+        ),
+        (
+            'vector<string> f(const string& text,vector<int> &n){\n',
+            'vector<string>',
+            'const string& text,vector<int> &n',
+            ['text', 'n'],
+        ),
+        ('long long f(){\n', 'long long', '', []),
+        ('unsigned  f (int x [ ]) {\n', 'unsigned', 'int x [ ]', ['x']),
+    ],
+)
+def test_a_signature_of_cpp(prompt, returns, parameters, names):
+    found = signature_of(program(CPP, prompt, 'f'))
+    assert (found.name, found.returns, found.parameters, found.names) == ('f', returns, parameters, names)
+
+
+def test_a_signature_that_is_not_there():
+    with pytest.raises(ValueError, match='does not begin named'):
+        signature_of(program(CPP, '#include <map>\n'))
+    with pytest.raises(ValueError, match="'\\(\\)' has no name"):
+        signature_of(program(CPP, 'int f(int) {\n', 'f'))._replace(parameters='()').names  # noqa: B018
+
+
+def test_parameters_are_split_at_their_own_commas():
+    assert split_parameters('map<a, b> m, pair<vector<int>, int> p, int n = max(1, 2)') == [
+        'map<a, b> m',
+        'pair<vector<int>, int> p',
+        'int n = max(1',
+        '2)',
+    ]
+
+
+@pytest.mark.parametrize(
+    ('language', 'prompt', 'completion', 'whole'),
+    [
+        (PYTHON, 'def f():\n', '    return 1\n', 'def f():\n    return 1\n'),
+        (PYTHON, 'def f():\n    x = 1', '    return x', 'def f():\n    x = 1\n    return x'),
+        (PYTHON, 'def f():\n\tx = 1', '\treturn x', 'def f():\n\tx = 1\n\treturn x'),
+        (PYTHON, 'def f():\n    return', ' 1', 'def f():\n    return 1'),
+        (PYTHON, 'def f():\n    x = 1', '\n    return x', 'def f():\n    x = 1\n    return x'),
+        (CPP, 'int f() {', '  return 1;', 'int f() {  return 1;'),
+    ],
+)
+def test_prompt_and_completion_are_joined_by_a_line_end_where_one_is_lacking(language, prompt, completion, whole):
+    assert whole_text(program(language, prompt, 'f'), completion) == whole
+
+
+def test_composer_joins_them_as_they_are():
+    made = program(PYTHON, 'def f():\n    x = 1', joins_lines=False)
+    assert whole_text(made, '    return x') == 'def f():\n    x = 1    return x'

@@ -1,0 +1,68 @@
+"""The filter, run by a small machine for its instructions."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from llmfoundry_gauntlet.scoring.code.seccomp import (
+    ALLOW,
+    AUDIT_ARCH,
+    CLONE,
+    CLONE3,
+    CLONE_THREAD,
+    DENIED,
+    KILL,
+    seccomp_filter,
+)
+from llmfoundry_gauntlet.scoring.code.verdicts import SandboxError
+
+DENY = 0x00050001  # with EPERM
+MACHINES = tuple(DENIED)
+FORK_FLAGS, NEW_USER = 0x01200011, 0x10000000
+FREE = {'x86_64': (0, 1, 9, 39, 59, 60, 202, 257), 'aarch64': (56, 63, 64, 93, 98, 172, 221, 222)}
+
+
+def verdict(code: bytes, number: int, architecture: int, argument: int = 0) -> int:
+    data = struct.pack('<iIQQ', number, architecture, 0, argument)
+    accumulator = place = 0
+    program = list(struct.iter_unpack('<HBBI', code))
+    while True:
+        kind, yes, no, value = program[place]
+        place += 1
+        if kind == 0x06:
+            return value
+        if kind == 0x20:
+            (accumulator,) = struct.unpack_from('<I', data, value)
+        else:
+            holds = {0x15: accumulator == value, 0x35: accumulator >= value, 0x45: bool(accumulator & value)}[kind]
+            place += yes if holds else no
+
+
+@pytest.mark.parametrize('machine', MACHINES)
+@pytest.mark.parametrize('may_fork', [False, True])
+def test_what_is_denied_and_what_is_not(machine: str, may_fork: bool):
+    code = seccomp_filter(may_fork=may_fork, machine=machine)
+    architecture = AUDIT_ARCH[machine]
+    assert len(code) // 8 < 4096
+    forks = {57, 58} if machine == 'x86_64' else set()
+    for number in DENIED[machine]:
+        assert verdict(code, number, architecture) == (ALLOW if may_fork and number in forks else DENY)
+    for number in FREE[machine]:
+        assert verdict(code, number, architecture) == ALLOW
+    assert verdict(code, CLONE3, architecture) == 0x00050026  # ENOSYS
+    assert verdict(code, CLONE[machine], architecture, FORK_FLAGS) == (ALLOW if may_fork else DENY)
+    assert verdict(code, CLONE[machine], architecture, FORK_FLAGS | NEW_USER) == DENY
+    assert verdict(code, CLONE[machine], architecture, CLONE_THREAD | 0x3D0F00) == ALLOW
+
+
+def test_other_ways_into_the_kernel_end_the_program():
+    code = seccomp_filter(may_fork=False, machine='x86_64')
+    assert verdict(code, 1, 0x40000003) == KILL  # i386
+    assert verdict(code, 0x40000000 + 57, AUDIT_ARCH['x86_64']) == KILL  # x32
+
+
+def test_a_machine_that_is_not_known():
+    with pytest.raises(SandboxError, match='cannot be confined on riscv64; allowed: x86_64, aarch64'):
+        seccomp_filter(may_fork=False, machine='riscv64')

@@ -1,0 +1,169 @@
+"""Tests that share a process know nothing of each other, and leave nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from llmfoundry_gauntlet.scoring.code import servers
+from llmfoundry_gauntlet.scoring.code.judge import judge
+from llmfoundry_gauntlet.scoring.code.languages import JAVASCRIPT, LANGUAGES, PYTHON
+from llmfoundry_gauntlet.scoring.code.programs import Program, make_program
+from llmfoundry_gauntlet.scoring.code.sandbox import Sandbox
+from llmfoundry_gauntlet.scoring.code.servers import NUM_TESTS, NUM_WAITING, TestServer, Waiting, server_for
+from llmfoundry_gauntlet.scoring.code.verdicts import Verdict
+from tests.programs import need, problem, right, sandbox
+
+PROMPTS = {PYTHON: 'def f():\n', JAVASCRIPT: 'const f = () => {\n'}
+ONES = {PYTHON: '    return 1\n', JAVASCRIPT: '  return 1\n}\n'}
+LEFT = {  # what one test does to its surroundings, and what the next one must not find
+    PYTHON: [
+        ('import math, sys\nmath.pi = 3\nsys.setrecursionlimit(20000)', 'import math, sys\nassert math.pi > 3.1'),
+        ('import builtins\nbuiltins.max = min', 'assert max(1, 2) == 2'),
+        ('import random\nrandom.seed(1)\nglobal_name = 1', 'assert "global_name" not in globals()'),
+        ('open("left", "w").close()', 'import os\nassert not os.path.exists("left")'),
+        ('import os\nos.environ["LEFT"] = "1"\nos.close(2)', 'import os\nassert "LEFT" not in os.environ'),
+        ('import threading\nthreading.Thread(target=__import__("time").sleep, args=(60,)).start()', 'pass'),
+    ],
+    JAVASCRIPT: [
+        ('Array.prototype.push = () => 7', 'console.assert([].push(1) === 1)'),
+        ('Math.max = Math.min; globalThis.left = 1', 'console.assert(Math.max(1, 2) === 2 && !("left" in globalThis))'),
+        ('const twice = 1', 'const twice = 2'),
+        ('console.log = 3; console.assert = () => {}', 'console.assert(typeof console.log === "function")'),
+        ('require("fs").writeFileSync("left", "")', 'console.assert(!require("fs").existsSync("left"))'),
+        ('JSON.parse = null; Object.entries = null; Promise = null', 'console.assert(JSON.parse("1") === 1)'),
+    ],
+}
+
+
+def test_of(language: str, does: str) -> Program:
+    lines = {
+        PYTHON: f'{does}\ndef check(candidate):\n    assert candidate() == 1\n',
+        JAVASCRIPT: f'console.assert(f() === 1)\n{does}\n',
+    }
+    return make_program(language=language, prompt=PROMPTS[language], entry_point='f', test=lines[language])
+
+
+test_of.__test__ = False
+
+
+@pytest.mark.parametrize('language', LEFT)
+@pytest.mark.parametrize('number', range(6))
+def test_a_test_finds_nothing_of_the_one_before(language: str, number: int):
+    need(*{JAVASCRIPT: ['node']}.get(language, []))
+    first, second = (test_of(language, does) for does in LEFT[language][number])
+    for program in (first, second, first, second):
+        assert judge(program, ONES[language], sandbox()) == Verdict(True, None)
+
+
+@pytest.mark.parametrize('language', [PYTHON, JAVASCRIPT])
+def test_verdicts_come_in_order_over_more_tests_than_a_process_runs(language: str):
+    need(*{JAVASCRIPT: ['node']}.get(language, []))
+    for number in range(NUM_TESTS + 5):
+        passes = number % 3 != 1
+        word = f'word-{number}'
+        completion = right(language, word if passes else 'another')
+        assert judge(problem(language, word), completion, sandbox()).passed == passes
+
+
+@pytest.mark.parametrize('language', [PYTHON, JAVASCRIPT])
+def test_a_process_that_ends_between_tests_costs_nobody_a_verdict(language: str):
+    need(*{JAVASCRIPT: ['node']}.get(language, []))
+    assert judge(problem(language), right(language), sandbox()).passed
+    server = server_for(LANGUAGES[language].interpreter, sandbox())
+    os.kill(server._running.process.pid, signal.SIGKILL)
+    assert judge(problem(language), right(language), sandbox()).passed
+
+
+@pytest.mark.parametrize('language', [PYTHON, JAVASCRIPT])
+def test_a_test_that_ends_its_process_each_time_is_an_answer(language: str):
+    need(*{JAVASCRIPT: ['node']}.get(language, []))
+    ends = {PYTHON: 'import os\nos._exit(3)', JAVASCRIPT: 'process.exit(3)'}
+    verdict = judge(test_of(language, ends[language]), ONES[language], sandbox())
+    assert verdict == Verdict(False, 'the test ended without a verdict')
+    assert judge(problem(language), right(language), sandbox()).passed
+
+
+def test_with_its_thread_goes_the_process():
+    pids = []
+
+    def run():
+        server = server_for(LANGUAGES[PYTHON].interpreter, sandbox())
+        pids.append(server._running.process.pid)
+        assert server is server_for(LANGUAGES[PYTHON].interpreter, sandbox())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pids[0], 0)
+
+
+def test_one_that_was_idle_is_not_used_again(monkeypatch: pytest.MonkeyPatch):
+    server = server_for(LANGUAGES[PYTHON].interpreter, sandbox())
+    monkeypatch.setattr(servers, 'IDLE_SECONDS', 0.0)
+    time.sleep(0.01)
+    assert server_for(LANGUAGES[PYTHON].interpreter, sandbox()) is not server
+
+
+def waiting_of(language: str) -> list[Waiting]:
+    """The processes that wait for a program after two were judged."""
+    need(*{JAVASCRIPT: ['node']}.get(language, []))
+    server_for(LANGUAGES[language].interpreter, sandbox()).close()
+    assert judge(problem(language), right(language), sandbox()).passed
+    assert not server_for(LANGUAGES[language].interpreter, sandbox())._waiting
+    assert judge(problem(language), right(language), sandbox()).passed
+    waiting = list(server_for(LANGUAGES[language].interpreter, sandbox())._waiting)
+    assert len(waiting) == NUM_WAITING
+    return waiting
+
+
+@pytest.mark.parametrize('language', [PYTHON, JAVASCRIPT])
+def test_a_process_is_started_ahead_and_judges_one_program(language: str):
+    first, second = waiting_of(language)
+    assert judge(problem(language), right(language), sandbox()).passed
+    assert first.running.process.returncode is not None
+    assert second.running.process.poll() is None
+    assert server_for(LANGUAGES[language].interpreter, sandbox())._waiting[0] is second
+    server_for(LANGUAGES[language].interpreter, sandbox()).close()
+    assert second.running.process.returncode is not None
+
+
+@pytest.mark.parametrize('language', [PYTHON, JAVASCRIPT])
+def test_one_that_ended_while_it_waited_costs_nobody_a_verdict(language: str):
+    first, second = waiting_of(language)
+    os.kill(first.running.process.pid, signal.SIGKILL)
+    first.running.process.wait()
+    assert judge(problem(language), right(language), sandbox()).passed
+    assert second.running.process.returncode is not None
+
+
+@pytest.mark.parametrize('language', [PYTHON, JAVASCRIPT])
+def test_a_program_may_be_longer_than_a_pipe_holds(language: str):
+    waiting_of(language)
+    comment = {PYTHON: '#', JAVASCRIPT: '//'}[language] + 'x' * 300_000
+    assert judge(problem(language), f'{right(language)}\n{comment}\n', sandbox()).passed
+
+
+def test_one_that_waited_long_is_not_used(monkeypatch: pytest.MonkeyPatch):
+    waiting_of(PYTHON)
+    server = server_for(LANGUAGES[PYTHON].interpreter, sandbox())
+    server._waiting[0] = dataclasses.replace(server._waiting[0], since=time.monotonic() - servers.IDLE_SECONDS - 1)
+    assert server_for(LANGUAGES[PYTHON].interpreter, sandbox()) is not server
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('level', ['bubblewrap', 'none'])
+@pytest.mark.parametrize('language', [PYTHON, JAVASCRIPT])
+def test_those_that_are_idle_end_by_themselves(language: str, level: str):
+    need(*{JAVASCRIPT: ['node']}.get(language, []))
+    server = TestServer(language, sandbox() if level == 'bubblewrap' else Sandbox(level))
+    server._start_waiting()
+    for running in (server._running, server._waiting[0].running):
+        running.wait(45)
+        running.check_started()

@@ -1,0 +1,100 @@
+"""The solutions that come with problems, ours and HumanEval's, run as if a model had written them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paths import ROOT
+from programs import need, sandbox
+
+from llmfoundry_gauntlet.config.settings import decode_settings
+from llmfoundry_gauntlet.evaluation.inputs import load_data
+from llmfoundry_gauntlet.results.external import CheckedSolutions, check_solutions
+
+FILES = {
+    'human_eval': 'human_eval.jsonl',
+    'human_eval_25': 'human_eval-0.25.jsonl',
+    'human_eval_50': 'human_eval-0.5.jsonl',
+    'human_eval_75': 'human_eval-0.75.jsonl',
+    'human_eval_return_simple': 'human_eval_return_simple.jsonl',
+    'human_eval_return_complex': 'human_eval_return_complex.jsonl',
+    'human_eval_cpp': 'processed_human_eval_cpp.jsonl',
+    'human_eval_js': 'processed_human_eval_js.jsonl',
+}
+# Solutions, and the numbers in the names of those whose data are wrong or want a package (by the test), and by pairs.
+TESTED = {
+    'human_eval': (164, ()),
+    'human_eval_25': (164, ()),
+    'human_eval_50': (164, ()),
+    'human_eval_75': (164, ()),
+    'human_eval_return_simple': (37, ()),
+    'human_eval_return_complex': (127, ()),
+    'human_eval_cpp': (161, ()),
+    'human_eval_js': (164, (112, 155, 162)),
+}
+PAIRS = {
+    'human_eval': (164, (11, 15, 44, 65, 70, 84, 103, 137, 161)),
+    'human_eval_cpp': (161, (32, 38, 45, 50, 71, 114, 120, 139, 151)),
+    'human_eval_js': (164, (2, 7, 32, 38, 50, 71, 74, 112, 145, 155, 162)),
+}
+
+
+def check(label: str, data_root: Path, **keys) -> CheckedSolutions:
+    sandbox()
+    need(*{'human_eval_cpp': ('g++',), 'human_eval_js': ('node',)}.get(label, ()))
+    task = {'label': label, 'dataset_uri': f'programming/{FILES[label]}', 'num_fewshot': [0], **keys}
+    settings = {'tasks': [{**task, 'icl_task_type': 'code_evaluation'}], 'data_root': str(data_root)}
+    (checked,) = check_solutions(load_data(decode_settings(settings)))
+    return checked
+
+
+def failing(checked: CheckedSolutions, data_root: Path, label: str) -> tuple[int, ...]:
+    """The numbers in the names of the problems that fail."""
+    lines = (data_root / 'programming' / FILES[label]).read_text(encoding='utf-8').splitlines()
+    return tuple(sorted(int(json.loads(lines[row])['task_id'].split('/')[1]) for row in checked.failures))
+
+
+@pytest.mark.parametrize('rule', ['test', 'io_pairs'])
+@pytest.mark.parametrize('label', FILES)
+def test_our_own_solutions_pass(label: str, rule: str):
+    checked = check(label, ROOT / 'eval_data', rule=rule)
+    assert checked.num_solutions >= 8 and checked.failures == {}
+
+
+# Minutes of compiling, and the problems of human_eval again.
+SLOW = ('human_eval_cpp', 'human_eval_25', 'human_eval_50', 'human_eval_75')
+
+
+def labels(known: Iterable[str]) -> list[Any]:
+    """All, the long ones marked."""
+    return [pytest.param(label, marks=[pytest.mark.slow] if label in SLOW else []) for label in known]
+
+
+@pytest.mark.parametrize('label', labels(TESTED))
+def test_the_solutions_of_human_eval_pass_but_where_its_data_are_wrong(label: str, real_data: Path):
+    checked = check(label, real_data)
+    assert (checked.num_solutions, failing(checked, real_data, label)) == TESTED[label], checked.failures
+
+
+@pytest.mark.slow
+def test_some_solutions_in_cpp_pass(real_data: Path, tmp_path: Path):
+    """The shortest, and those whose functions have names of the C++ library's."""
+    lines = (real_data / 'programming' / FILES['human_eval_cpp']).read_text(encoding='utf-8').splitlines()
+    named = [line for line in lines if re.search(r'"entry_point": "(strlen|max_element|unique|search)"', line)]
+    (tmp_path / 'programming').mkdir()
+    chosen = dict.fromkeys([*named, *sorted(lines, key=len)[:12]])
+    (tmp_path / 'programming' / FILES['human_eval_cpp']).write_text('\n'.join(chosen), encoding='utf-8')
+    checked = check('human_eval_cpp', tmp_path)
+    assert checked.num_solutions >= 14 and checked.failures == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('label', PAIRS)
+def test_by_pairs_of_inputs_and_outputs_composers_failures_are_ours(label: str, real_data: Path):
+    checked = check(label, real_data, rule='io_pairs')
+    assert (checked.num_solutions, failing(checked, real_data, label)) == PAIRS[label], checked.failures

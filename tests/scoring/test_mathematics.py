@@ -1,0 +1,266 @@
+"""Which part of a reply is its answer, and which answers are equal."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from llmfoundry_gauntlet.scoring.mathematics import Comparer, answer_of, boxed, gold_of
+
+EQUAL = (
+    # numbers
+    *(('1/2', r'\frac12'), ('0.5', r'\dfrac{1}{2}'), ('.5', '0.50'), ('+5', '5'), ('5.', '5'), ('\u22125', '-5')),
+    *(('14,400', r'14,\!400'), ('1,000', '1000'), ('10{,}000', '10000'), (r'111, \! 111', '111111')),
+    *((r'137 \frac{1}{2}', '137.5'), (r'1\frac{12}{13}', r'\frac{25}{13}'), (r'-1\frac12', '-1.5')),
+    *((r'1.2\times 10^{3}', '1200'), ('2^{10}', '1024'), (r'\binom{5}{2}', '10'), ('5!', '120'), (r'\log_2 8', '3')),
+    *(
+        (r'3^{2007}', r'3\cdot 3^{2006}'),
+        (r'\frac{1}{2004!}', r'\frac1{2004!}'),
+        (r'\frac{12}{5,525}', r'\frac{12}{5,\!525}'),
+    ),
+    # how it is written
+    *(('$5$', '5'), (r'\(5\)', '5'), ('{5}', '5'), (r'\text{13}', '13'), (r'\left( 3 \right)', '3')),
+    *((r'\frac \pi4', r'\pi/4'), (r'10\sqrt 2', r'10\sqrt{2}'), (r'\tfrac34', r'\frac{3}{4}'), (r'\mathbf{v}', 'v')),
+    *(
+        (r'\text{3\sqrt{2}}', r'3\sqrt2'),
+        (r'\text{\frac{\sqrt{5}-1}{2}}', r'\frac{\sqrt5-1}{2}'),
+        (r'\text{8-i}', '8-i'),
+    ),
+    *((r'\text{25 \pi}', r'25\pi'), (r'\text{(2,12)}', '(2,12)'), (r'\text{[46, \infty)}', r'x\ge46')),
+    *((r'\text{0.0011_{2}}', '0.0011_2'), (r'1\cdot 0.0011_{2}', '0.0011_2'), (r'1 \cdot (1,2)', '(1,2)')),
+    *((r'\text{\text{east}}', 'east'), (r'\text{\frac{270}7\text{ degrees}}', r'\frac{270}7\text{ degrees}')),
+    *(
+        (r'x = \text{-\frac{8}{5}}', '-1.6'),
+        (r'\mathrm{\begin{pmatrix}1\\2\end{pmatrix}}', r'\begin{pmatrix}1\\2\end{pmatrix}'),
+    ),
+    # expressions
+    *(('x+11', '11+x'), ('12x -34', '-34+12x'), ('(x+1)^2', 'x^2+2x+1'), (r'\frac{\sqrt{3}}{3}', r'\frac{1}{\sqrt3}')),
+    *((r'7z^{96}(4z+1)', '28z^{97}+7z^{96}'), (r'\sqrt{x}', 'x^{1/2}'), (r'\sec x', r'\frac{1}{\cos x}')),
+    *(('5 - 10i', '-10i+5'), ('2i^2', '-2'), (r'2+i\sqrt3', r'2+\sqrt{3}i'), (r'e^{i\pi}', '-1'), (r'\ln e', '1')),
+    *((r'3-2f(x)', '-2f(x)+3'), (r'\frac{h^2}{m}', 'h^2/m'), (r'\sqrt[3]{8}', '2'), ('4(3-x)(3+x)', '36-4x^2')),
+    *((r'\sqrt{3+2\sqrt{2}}', r'1+\sqrt2'), ('|{-3}|', '3'), (r'\cos 58^\circ', r'\sin 32^\circ')),
+    # a name before the answer; equations
+    *(('x=4', '4'), ('x = 4', 'x=4'), ('y=2x', '2x'), ('P(x)=x^2+1', 'x^2+1'), ('(x,y)=(1,2)', '(1,2)')),
+    *(('y = 2x + 3', 'y=3+2x'), ('y = 2x+3', '2x - y + 3 = 0'), ('4x-5y=-50', '8x-10y=-100')),
+    *((r'\frac{x^2}{16} - \frac{y^2}{9} = 1', '9x^2-16y^2=144'), ('f(4)>f(1)>f(2)', 'f(2) < f(1)<f(4)')),
+    # units
+    *(
+        (r'5\text{ cm}', '5'),
+        (r'5\text{ cm}', r'5\,\mathrm{cm}'),
+        (r'5\text{ centimeters}', '5 cm'),
+        ('85 ft', r'85\text{ feet}'),
+    ),
+    *((r'440\text{ cm}^2', r'440 \text{ square centimeters}'), (r'18\text{ ways.}', '18'), (r'1\,\text{hour}', '1 hr')),
+    *((r'\$40', '40'), (r'\$ 10', r'10\text{ dollars}'), (r'\$115,000', '115000'), (r'-\$0.50', '-0.5')),
+    *((r'30^\circ', '30'), (r'180^{\circ}', r'180^\circ'), (r'69\text{ degrees}', r'69^\circ')),
+    *((r'44\%', r'44\text{ percent}'), (r'44\%', '0.44'), (r'50\%', r'\frac12'), ('9 a.m.', r'9\text{ a.m.}')),
+    *((r'8\sqrt{3} \text { square inches}', r'8\sqrt3'), (r'\text{4:30 p.m.}', '4:30 p.m.'), ('3:1', '3 : 1')),
+    *((r'(10,2)\text{ units}', '(10,2)'), (r'[5, 5\sqrt2]\text{ cm}', r'[5, 5\sqrt2] \text{ centimeters}')),
+    *(
+        (r'(0,1]\cup(2,3]\text{ units}', r'(0,1]\cup(2,3]'),
+        (r'\{1,2\}\text{ cm}', r'\{2,1\}'),
+        (r'(7)\text{ cm}', '7 cm'),
+    ),
+    (r'\begin{pmatrix}1\\2\end{pmatrix}\text{ units}', r'(\begin{pmatrix}1\\2\end{pmatrix})'),
+    *(('3 apples', '3'), (r'\text{east}.', r'\text{east}\,'), (r' \text{(C)} ', r'\text{(C)}')),
+    *((r'5\text{ m}^2', r'5\text{ square meters}'), (r'5\text{ m^2}', r'5\text{ m^2}')),
+    # pairs, intervals, sets, lists, matrices
+    *(('(1,2)', '( 1, 2 )'), (r'\left(\frac12,3\right)', '(0.5,3)'), (r'[0,\infty)', r'\left[0, \infty\right)')),
+    *((r'x \in [-2,7]', '[-2,7]'), (r'-2\le x\le 7', '[-2,7]'), ('x>3', r'(3,\infty)'), ('3 < x', 'x > 3')),
+    *((r'(0,\infty)\cup(-\infty,0)', r'(-\infty, 0) \cup (0, \infty)'), ('1,2', '2, 1'), (r'\{1,2\}', r'\{2,1\}')),
+    *(
+        ('1,2', r'\{1, 2\}'),
+        (r'19 \text{ and }43', '19, 43'),
+        ('7, -2, \\text{ and } -5', '-5,-2,7'),
+        ('x=1 or x=2', '1,2'),
+    ),
+    *((r'1\pm\sqrt{19}', r'1+\sqrt{19}, 1-\sqrt{19}'), (r'\{1\pm\sqrt{5},-2\}', r'\{-2,1-\sqrt5,1+\sqrt5\}')),
+    *(('x=1, y=2', 'y=2, x=1'), ('x=1, y=2', '1, 2'), (r'\emptyset', r'\varnothing')),
+    (r'\begin{pmatrix} 1/2 & 0\\ 3&4 \end{pmatrix}', r'\begin{bmatrix}\frac12&0\\3&4\end{bmatrix}'),
+    # words and bases
+    *((r'\text{Evelyn}', 'evelyn'), (r'\text{(C)}', 'C'), (r'(\text{E})', r'\text{E}'), (r'\text{A,D}', 'A, D')),
+    *(('2112_6', '2112_{6}'), (r'2112_{\text{six}}', '2112_6'), ('152A_{11}', '152a_{11}')),
+)
+UNEQUAL = (
+    *(('1', '2'), ('-5', '5'), ('0.5', '50'), ('10', '1000'), ('1.0000001', '1'), ('100000000', '100000001')),
+    *(('0.333333', r'\frac13'), ('1.414214', r'\sqrt2'), ('3.1415926535897932', r'\pi'), ('10\\pi', '31.4')),
+    *(
+        (r'\frac12', r'\frac21'),
+        (r'\frac{1}{2}', '12'),
+        (r'\frac{1}{2004!}', r'\frac{1}{2003!}'),
+        ('3^{2007}', '3^{2006}'),
+    ),
+    *(
+        ('x=4', 'y=4'),
+        ('x^2', 'x^3'),
+        ('2x', 'x^2'),
+        ('3R^2', '3r^2'),
+        ('A', 'a'),
+        ('A', 'B'),
+        ('x!', 'x'),
+        ('4x', '4'),
+    ),
+    *((r'\cos 58^\circ', r'\cos 58'), (r'2\sin x', '2'), ('2sinx', '2'), ('xy=2', '2'), (r'\log_2 8', '\\log_8 2')),
+    *(('1+2i', '2+i'), ('i', '-i'), (r'\sqrt[3]{8}', r'\sqrt{8}'), (r'x+10^{-9}', 'x'), ('2,3', '5'), ('23', '2,3')),
+    *(('x^2+1=0', 'x^2+2=0'), ('y=2x+3', 'y=2x-3'), ('x=2', 'x^2=4'), (r'x\ne 3', 'x=3'), (r'x \ne 3', '3')),
+    *(
+        ('(1,2)', r'\{1,2\}'),
+        ('(1,2)', '{1,2}'),
+        ('(1,2)', '(2,1)'),
+        ('(1,2)', '[1,2]'),
+        ('(1,2)', '(1,2]'),
+        ('(1,2)', '1,2'),
+    ),
+    *(('1,2', '1,3'), ('1,2', '1,2,3'), ('1,2', '1,2,2'), ('1', '1,2'), ('x=1,y=2', 'x=2,y=1'), ('x=1,y=2', '2,1')),
+    *(
+        (r'x>3', r'x\ge 3'),
+        ('x>3', 'x<3'),
+        ('x<3', 'y<3'),
+        (r'(0,1)\cup(2,3)', r'(0,1]\cup(2,3)'),
+        (r'\infty', r'-\infty'),
+    ),
+    *((r'1\pm\sqrt{19}', r'1+\sqrt{19}'), ('f(2) < f(1) < f(4)', 'f(1)<f(2)<f(4)'), ('3:1', '1:3'), ('3:1', '3')),
+    *(
+        ('10_2', '10'),
+        ('10_2', '10_3'),
+        ('10_2', '2'),
+        (r'5\text{ cm}', r'5\text{ m}'),
+        (r'5\text{ cm}', r'5\text{ cm}^2'),
+    ),
+    *((r'(1,2)\text{ cm}', r'(1,2)\text{ m}'), (r'(1,2)\text{ units}', '(2,1)'), (r'[1,2]\text{ cm}', '[1,2)')),
+    *((r'\{1,2\}\text{ cm}', r'\{1,2\}\text{ m}'), (r'\text{3\sqrt{2}}', r'2\sqrt3'), (r'\text{5 m}', r'5\text{ cm}')),
+    *(('x = x+1', 'x+1'), (r'\text{0.0011_{2}}', '0.0011'), (r'1\cdot 10_{2}', '10'), (r'1\cdot 5', '15')),
+    *((r'\text{2 or 3}', '2'), (r'\text{no } x', 'x'), (r'\text{x is 3}', '3x'), (r'\text{(A) 3}', '(B) 3')),
+    # as LaTeX sets it: 17 and a half
+    (r'\frac725', r'\frac{7}{25}'),
+    *(
+        (r'50\%', '50'),
+        (r'50\%', '0.05'),
+        (r'4\%', '4x'),
+        (r'30^\circ', r'30\%'),
+        (r'\$5', '5 cents'),
+        ('6 days', '6 hours'),
+    ),
+    *(
+        ('9\\text{ a.m.}', '9\\text{ p.m.}'),
+        ('team', 'meat'),
+        (r'\text{even}', 'odd'),
+        (r'\overline{CD}', r'\overline{CE}'),
+    ),
+    (r'\begin{pmatrix}1\\2\end{pmatrix}', r'\begin{pmatrix}2\\1\end{pmatrix}'),
+    (r'\begin{pmatrix}1\\2\end{pmatrix}', r'\begin{pmatrix}1&2\end{pmatrix}'),
+    *(('', ''), ('', '0'), (' ', ' '), ('0', r'\emptyset'), (None, None), (None, 'None')),
+)
+
+
+def test_answers_of_one_value_are_equal_whichever_comes_first(comparer: Comparer):
+    assert [pair for pair in EQUAL if not comparer.equal(*pair) or not comparer.equal(*pair[::-1])] == []
+
+
+def test_answers_of_two_values_are_not_equal(comparer: Comparer):
+    assert [pair for pair in UNEQUAL if comparer.equal(*pair) or comparer.equal(*pair[::-1])] == []
+
+
+def test_many_at_once_have_the_verdicts_of_one_by_one(comparer: Comparer):
+    with Comparer() as another:
+        verdicts = another.equal_many((*EQUAL, *UNEQUAL))
+    assert verdicts == [comparer.equal(*pair) for pair in (*EQUAL, *UNEQUAL)]
+
+
+def test_numbers_words_and_like_spellings_need_no_process():
+    with Comparer() as comparer:
+        assert comparer.equal(r'\frac{3}{4}', '0.75')
+        assert not comparer.equal('3', '4')
+        assert comparer.equal(r'\text{Friday}', 'Friday')
+        assert comparer._process._running is None
+
+
+@pytest.mark.parametrize(
+    ('text', 'contents'),
+    [
+        ('no box', []),
+        (r'\boxed{1} and \fbox{2}', ['1', '2']),
+        (r'\boxed{\frac{1}{\sqrt{2}}}', [r'\frac{1}{\sqrt{2}}']),
+        (r'\boxed{\left\{1,2\right.}', [r'\left\{1,2\right.']),
+        (r'\boxed {7}, \boxed 8, \boxed9, \boxed\pi.', ['7', '8', '9', r'\pi']),
+        (r'\boxed{\boxed{3}+1}', [r'\boxed{3}+1']),
+        (r'\boxed{5} then \boxed{6', ['5']),
+        (r'\boxed{6 and \boxed{5}', ['5']),
+        (r'\boxedx{3}', []),
+    ],
+)
+def test_boxes_are_found_with_their_braces(text: str, contents: list[str]):
+    assert boxed(text) == contents
+
+
+@pytest.mark.parametrize(
+    ('reply', 'answer'),
+    [
+        ('The answer is 5.', None),
+        (r'\boxed{}', None),
+        (r'\boxed{ \, }', None),
+        (r'First \boxed{4}. Then the answer is \boxed{7}.', '7'),
+        (r'$\boxed{7}$, to be put into \boxed{}.', '7'),
+        (r'$x = \boxed{1}$ and $x = \boxed{2}$.', '1, 2'),
+        (r'$\boxed{-1}$, $\boxed{2}$ or $\boxed{3}$', '-1, 2, 3'),
+        (r'If $r=1$ then $b = \boxed{-3}$. If $r=-1$, then $b=\boxed{3}$.', '-3, 3'),
+        (r'This angle is $\boxed{30}$. Another angle is $\boxed{60}$.', '30, 60'),
+        (r'The area is $\boxed{30}$. Twice that area is $\boxed{60}$.', '60'),
+        (r'So $x = \boxed{1}$. Wait, that is wrong: $x = \boxed{2}$.', '2'),
+        (r'$x = \boxed{1}$, hence $x + 1 = \boxed{2}$', '2'),
+        (r'$\boxed{0.5} = \boxed{\frac12}$', r'\frac12'),
+        (r'$\boxed{\boxed{\fbox{(1,2)}}}$', '(1,2)'),
+        (r'$\boxed{x = \boxed{3}}$', 'x = {3}'),
+        (r'$\boxed{\boxed{}}$', None),
+        (r'$\boxed{\boxed{1} + \boxed{2}}$', '{1} + {2}'),
+        (r'\boxed{' * 5000 + '7' + '}' * 5000, '7'),
+        (r'We get $\boxed{x+1}$ or $\boxed{1+x}$.', '1+x'),
+        (r'$\boxed{(1,0)}$ and $\boxed{(0,1)}$ (either point is correct)', '(0,1)'),
+        ('Thus $d=\\boxed{-3}$.\n\nNote: $\\boxed{3}$ is accepted too.', '-3'),
+    ],
+)
+def test_the_answer_of_a_reply_is_its_last_box_or_those_it_ends_in(reply: str, answer: str | None):
+    assert answer_of(reply) == answer
+
+
+def test_a_solution_without_a_box_has_no_gold():
+    with pytest.raises(ValueError, match='no \\\\boxed'):
+        gold_of('1 + 1?', 'It is 2.', None)
+
+
+def test_the_fix_table_has_the_last_word():
+    assert gold_of('1 + 1?', r'It is \boxed{2}.', {'1 + 1?': '3'}) == '3'
+    assert gold_of('1 + 1?', r'It is \boxed{2}.', {'2 + 2?': '3'}) == '2'
+
+
+@pytest.mark.parametrize('with_table', [False, True])
+def test_every_gold_solution_is_a_right_reply(
+    rows: list[dict[str, str]], fixes: dict[str, str], comparer: Comparer, with_table: bool
+):
+    pairs = [
+        (answer_of(row['solution']), gold_of(row['problem'], row['solution'], fixes if with_table else None))
+        for row in rows
+    ]
+    verdicts = comparer.equal_many(pairs)
+    assert len(verdicts) == 5000
+    assert [pair for pair, accepted in zip(pairs, verdicts, strict=True) if not accepted] == []
+
+
+def test_golds_in_other_spellings_are_right_answers(rows: list[dict[str, str]], comparer: Comparer):
+    golds = sorted({gold_of(row['problem'], row['solution'], None) for row in rows})
+    respelled = [(gold.replace(r'\frac', r'\dfrac').replace(' ', '  '), gold) for gold in golds]
+    respelled += [(f'${gold}$', gold) for gold in golds]
+    respelled += [(gold.replace(r'\left', '').replace(r'\right', ''), gold) for gold in golds]
+    assert len(golds) > 2000
+    assert [pair for pair, equal in zip(respelled, comparer.equal_many(respelled), strict=True) if not equal] == []
+
+
+def test_importing_loads_neither_sympy_nor_torch():
+    program = (
+        'import sys, llmfoundry_gauntlet.scoring.mathematics\n'
+        'print(sorted({"sympy", "math_verify", "torch", "numpy", "antlr4"} & set(sys.modules)))'
+    )
+    done = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == '[]'

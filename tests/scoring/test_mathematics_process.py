@@ -1,0 +1,280 @@
+"""The comparing process: its limits, its end, and what it may not do."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from llmfoundry_gauntlet.scoring import math_worker
+from llmfoundry_gauntlet.scoring.math_process import Process
+from llmfoundry_gauntlet.scoring.mathematics import Comparer, ComparisonError, Limits
+
+BOMBS = ('9^{9^{9^9}}', '99999999999!', r'\sum_{n=1}^{10^{9}} \frac{1}{n^n}')
+NESTED = ('(' * 400 + '1' + ')' * 400, r'\sqrt{' * 150 + '2' + '}' * 150, '{' * 500, r'\frac{1}{' * 120, '\\' * 999)
+QUICK = Limits(seconds=1, reference_seconds=2, step_seconds=0.5)
+
+
+@pytest.fixture
+def comparer() -> Iterator[Comparer]:
+    with Comparer(QUICK) as comparer:
+        comparer.equal('x+1', '1+x')
+        yield comparer
+
+
+def descendants(pid: int) -> list[int]:
+    """Processes below a process that live."""
+    found = []
+    for stat in Path('/proc').glob('[0-9]*/stat'):
+        try:
+            _, _, fields = stat.read_text().rpartition(')')
+        except OSError:
+            continue
+        if int(fields.split()[1]) == pid and fields.split()[0] != 'Z':
+            found += [int(stat.parent.name), *descendants(int(stat.parent.name))]
+    return found
+
+
+def wait_until(what: object, seconds: float = 20) -> bool:
+    deadline = time.monotonic() + seconds
+    while not what() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return what()
+
+
+@pytest.mark.parametrize('bomb', BOMBS)
+def test_a_bomb_costs_its_cpu_seconds_and_is_not_equal(comparer: Comparer, bomb: str):
+    begin = time.monotonic()
+    assert not comparer.equal(bomb, 'x+1')
+    assert not comparer.equal_reference(bomb, '2')
+    assert time.monotonic() - begin < 20  # 3 s of CPU time, on a machine that may be busy
+    assert comparer.equal('(x+1)^2', 'x^2+2x+1')
+
+
+@pytest.mark.parametrize('text', NESTED)
+def test_deep_nesting_is_not_equal(comparer: Comparer, text: str):
+    assert not comparer.equal(text, '7x')
+    assert not comparer.equal_reference(text, '7')
+
+
+def test_what_hangs_makes_nothing_after_it_slow(comparer: Comparer):
+    comparer.equal(BOMBS[0], 'x+1')
+    process = comparer._process._running.pid
+    begin = time.monotonic()
+    assert comparer.equal('x(x+1)', 'x^2+x')
+    assert time.monotonic() - begin < 10
+    assert comparer._process._running.pid == process
+    assert descendants(process) == []
+
+
+def test_a_verdict_does_not_depend_on_what_was_compared_before():
+    pairs = [('x(x+1)', 'x^2+x'), (BOMBS[0], 'x'), (r'\sin 2x', r'2\sin x\cos x'), (BOMBS[1], '5'), ('x', 'y')]
+    with Comparer(QUICK) as one, Comparer(QUICK) as other:
+        forwards, backwards = one.equal_many(pairs), [other.equal(*pair) for pair in reversed(pairs)]
+    assert forwards == backwards[::-1] == [True, False, True, False, False]
+
+
+def test_wall_time_ends_what_cpu_time_does_not():
+    with Comparer(Limits(seconds=60, wall_seconds=1)) as comparer:
+        comparer.equal('x+1', '1+x')
+        begin = time.monotonic()
+        assert not comparer.equal(BOMBS[0], 'x+1')
+        assert time.monotonic() - begin < 10
+
+
+def test_memory_is_limited():
+    program = (
+        'import resource\n'
+        'from llmfoundry_gauntlet.scoring.mathematics import Comparer\n'
+        'with Comparer() as comparer:\n'
+        '    print(comparer.equal_reference(\'len("a" * (6 * 10**9))\', "5"))\n'
+        'print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024)\n'
+    )
+    done = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, check=True)
+    verdict, most_mib = done.stdout.split()
+    assert verdict == 'False'
+    assert int(most_mib) < 1100
+
+
+def test_closing_leaves_nothing(comparer: Comparer):
+    process = comparer._process._running.pid
+    threading.Thread(target=comparer.equal, args=(BOMBS[1], 'y')).start()
+    comparer.close()
+    assert not os.path.exists(f'/proc/{process}')
+
+
+def test_a_comparer_that_is_forgotten_ends_its_process():
+    comparer = Comparer(QUICK)
+    comparer.equal('x+1', '1+x')
+    process = comparer._process._running.pid
+    del comparer
+    gc.collect()
+    assert not os.path.exists(f'/proc/{process}')
+
+
+def test_the_process_dies_with_the_one_that_asks():
+    program = (
+        'from llmfoundry_gauntlet.scoring.mathematics import Comparer\n'
+        'comparer = Comparer()\n'
+        'comparer.equal("x+1", "1+x")\n'
+        'print(comparer._process._running.pid, flush=True)\n'
+        f'comparer.equal({BOMBS[0]!r}, "x")\n'
+    )
+    asking = subprocess.Popen([sys.executable, '-c', program], stdout=subprocess.PIPE, text=True)
+    worker = int(asking.stdout.readline())
+    assert wait_until(lambda: descendants(worker))
+    forks = descendants(worker)
+    asking.kill()
+    asking.communicate()
+    assert wait_until(lambda: not any(os.path.exists(f'/proc/{pid}') for pid in (worker, *forks)), 4)
+
+
+def test_the_process_sees_that_the_one_that_asks_is_gone_where_its_pipe_stays_open():
+    """As when a data loader's worker was forked, which inherits the pipe and outlives the training job."""
+    program = (
+        'import os, time\n'
+        'from llmfoundry_gauntlet.scoring.mathematics import Comparer\n'
+        'comparer = Comparer()\n'
+        'comparer.equal("x+1", "1+x")\n'
+        'fork = os.fork()\n'
+        'if fork == 0:\n'
+        '    os.close(1)\n'
+        '    time.sleep(60)\n'
+        'print(comparer._process._running.pid, fork, flush=True)\n'
+        'time.sleep(60)\n'
+    )
+    asking = subprocess.Popen([sys.executable, '-c', program], stdout=subprocess.PIPE, text=True)
+    worker, fork = map(int, asking.stdout.readline().split())
+    asking.kill()
+    asking.communicate()
+    try:
+        assert wait_until(lambda: not os.path.exists(f'/proc/{worker}'), 8)
+    finally:
+        os.kill(fork, signal.SIGKILL)
+
+
+def test_a_fork_leaves_the_process_of_its_parent_alone(comparer: Comparer):
+    process = comparer._process._running
+    fork = os.fork()
+    if fork == 0:
+        comparer.close()
+        os._exit(0)
+    os.waitpid(fork, 0)
+    assert process.poll() is None
+    assert comparer.equal('2(x+1)', '2x+2')
+
+
+def test_a_process_that_was_killed_is_started_again(comparer: Comparer):
+    os.kill(comparer._process._running.pid, signal.SIGKILL)
+    assert comparer.equal('3(x+1)', '3x+3')
+    killed = comparer._process._running.pid
+    threading.Timer(0.3, os.kill, (killed, signal.SIGKILL)).start()
+    assert not comparer.equal(BOMBS[0], 'x')
+    assert comparer._process._running.pid != killed
+
+
+def test_threads_may_share_a_comparer(comparer: Comparer):
+    verdicts: dict[int, bool] = {}
+
+    def compare(number: int) -> None:
+        verdicts[number] = comparer.equal(f'{number}(x+1)', f'{number}x+{number if number % 2 else 1}')
+
+    threads = [threading.Thread(target=compare, args=(number,)) for number in range(2, 12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert verdicts == {number: bool(number % 2) for number in range(2, 12)}
+
+
+@pytest.mark.parametrize(
+    'text',
+    [
+        '__import__("os").system("touch {}")',
+        'exec("import os; os.system(\'touch {}\')")',
+        "sympify(\"__import__('os').system('touch {}')\")",
+        'S("_" + "_import_" + "_(\'os\').system(\'touch {}\')")',
+        'open("{}", "w")',
+        "lambdify((), \"__import__('os').system('touch {}')\")()",
+        '().__class__.__bases__[0].__subclasses__()',
+        'fcode(x, assign_to="{}")',
+    ],
+)
+def test_the_reference_s_parser_runs_no_python_of_a_reply(comparer: Comparer, tmp_path: Path, text: str):
+    made = tmp_path / 'made'
+    assert not comparer.equal_reference(text.replace('{}', str(made)), '5')
+    assert not made.exists()
+
+
+def test_a_fork_may_neither_write_files_nor_start_processes_nor_open_connections():
+    program = (
+        'import os, socket, sys\n'
+        'from llmfoundry_gauntlet.scoring.math_confine import confine\n'
+        'confine()\n'
+        'open("/proc/self/stat").read()\n'
+        'def refused(what):\n'
+        '    try:\n'
+        '        what()\n'
+        '    except PermissionError:\n'
+        '        return True\n'
+        'tries = (lambda: open(sys.argv[1], "w"), os.fork, socket.socket, lambda: os.kill(os.getppid(), 0),\n'
+        '         lambda: os.execv("/bin/true", ["true"]), lambda: os.mkdir(sys.argv[1]))\n'
+        'print([refused(what) for what in tries])\n'
+    )
+    done = subprocess.run([sys.executable, '-c', program, '/tmp/never-made'], capture_output=True, text=True)
+    if done.stdout.strip() == str([None] * 6):
+        pytest.skip('this machine has no seccomp filters')
+    assert done.stdout.strip() == str([True] * 6)
+
+
+def test_a_machine_without_math_verify_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    (tmp_path / 'math_verify.py').write_text('raise ImportError("no math_verify here")')
+    monkeypatch.syspath_prepend(tmp_path)
+    with Comparer() as comparer, pytest.raises(ComparisonError, match='needs math-verify and sympy: no math_verify'):
+        comparer.equal('x+1', '1+x')
+
+
+def test_a_text_that_broke_a_limit_twice_is_not_compared_again(monkeypatch: pytest.MonkeyPatch):
+    """Else a few monstrous replies, each compared with all others, would hold up a training job for hours."""
+    forks: list[int] = []
+    fork = math_worker.os.fork
+    monkeypatch.setattr(math_worker.os, 'fork', lambda: forks.append(1) or fork())
+    said: list[bytes] = []
+    results = type('Results', (), {'write': staticmethod(said.append)})
+    limits = {'seconds': 1, 'reference_seconds': 1, 'step_seconds': 0.5, 'wall_seconds': 20, 'memory_bytes': 2**44}
+    server = math_worker.Server({**limits, 'processes': 1}, os.getppid(), results)
+    monster = r'\sum_{n=1}^{10^{9}} \frac{\sin(n)}{n^{0}}'
+    texts = [*((monster, str(number)) for number in range(6)), ('x+1', '1+x')]
+    server._waiting = [
+        {'number': number, 'question': 'algebra', 'first': first, 'second': second}
+        for number, (first, second) in enumerate(texts)
+    ]
+    monkeypatch.setattr(server, '_read', lambda: setattr(server, '_open', False))
+    monkeypatch.setattr(type(server), '_patience', lambda self: setattr(self, '_open', len(said) < len(texts)) or 0.05)
+    server._poll.unregister(0)
+    server.serve()
+    assert len(said) == len(texts) and len(forks) == 3
+    assert b'"number": 6, "equal": true' in said[-1] and all(b'false' in line for line in said[:-1])
+
+
+def test_an_interrupted_comparison_leaves_no_verdict_for_the_next(monkeypatch):
+    """Ctrl-C, or a test's time limit, comes between a request and its answer."""
+    with Comparer() as comparer:
+        assert comparer.equal('x+1', '1+x')
+        with monkeypatch.context() as patched:
+            patched.setattr(Process, '_receive', interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                comparer.equal('2y+y', '3y')
+        assert not comparer.equal('2y+y', '4y')
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt

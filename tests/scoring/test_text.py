@@ -1,0 +1,284 @@
+"""Replies and answers marked by hand; the first table was also compared with llm-foundry 0.22's `normalize_answer`."""
+
+import pytest
+from paths import ROOT
+
+from llmfoundry_gauntlet.evaluation.suite import load_suite
+from llmfoundry_gauntlet.scoring.text import (
+    answer_in,
+    cut_at_stops,
+    has_prefix_of,
+    is_numeric_match,
+    is_strict_match,
+    normalize_answer,
+    stop_position,
+)
+from llmfoundry_gauntlet.types import StopRule
+
+AFTER_THOUGHT = StopRule(answer_delimiter=' #### ', answer_end='\n')
+AT_ONCE = StopRule(answer_end='\n')
+
+NORMALISED = [
+    ('Paris', 'paris'),
+    ('  two \t words\n\n', 'two words'),
+    ('The Beatles', 'beatles'),
+    ('theatre', 'theatre'),  # no article
+    ('an_apple', 'apple'),
+    ("It's a dog.", 'it s dog'),
+    ('A-Team', 'team'),
+    ('THE END', 'end'),
+    ('\u2018tis \u00b4so\u00b4 `x\u2019', 'tis so x'),
+    ('\u201cso\u201d', '\u201cso\u201d'),  # of curly quotes the single ones alone
+    ('\u00cele-de-France', '\u00eele de france'),
+    ('$1,234.50', '1 234 50'),
+    ('-5', '5'),
+    ('\u22125', '\u22125'),
+    ('8 %', '8'),
+    ('\u20ac8', '\u20ac8'),
+    ('\\frac{3}{4}', 'frac 3 4'),
+    ('a', ''),
+    ('The', ''),
+    ('(a', ''),
+    ('$a$', ''),
+    ('...', ''),
+    ('', ''),
+]
+
+
+@pytest.mark.parametrize(('text', 'expected'), NORMALISED)
+def test_answers_are_normalised_as_triviaqa_does(text: str, expected: str):
+    assert normalize_answer(text) == expected
+
+
+@pytest.mark.parametrize(
+    ('strings', 'text', 'expected'),
+    [
+        (('\n\n', 'Question:'), 'one Question: two\n\nthree', 'one '),
+        (('\n\n', 'Question:'), 'one\n\ntwo Question:', 'one'),
+        (('bc', 'abc', 'ab'), 'xabc', 'x'),  # overlapping: the first in the text
+        (('\n\n', '\n'), 'one\n\ntwo', 'one'),
+        (('stop', 'stopper'), 'stopper', ''),
+        (('stop',), 'sto', 'sto'),
+        (('stop',), '', ''),
+        ((), 'one\n\ntwo', 'one\n\ntwo'),
+        (('.',), 'one. two', 'one'),  # characters that mean something in regular expressions mean themselves
+        (('.',), 'one two', 'one two'),
+        (('a|b',), 'bca|b', 'bc'),
+        (('(',), 'f(x)', 'f'),
+        (('x*',), 'yxx', 'yxx'),
+        (('\\n',), 'one\ntwo', 'one\ntwo'),
+    ],
+)
+def test_a_reply_ends_before_the_first_of_its_stops(strings: tuple[str, ...], text: str, expected: str):
+    """Fix 5: the reference joins them into a regular expression, and cuts by that."""
+    assert cut_at_stops(text, StopRule(strings=strings)) == expected
+
+
+@pytest.mark.parametrize(
+    ('rule', 'text', 'expected'),
+    [
+        (AFTER_THOUGHT, 'one\ntwo #### 18\nQ: next', 'one\ntwo #### 18'),
+        (AFTER_THOUGHT, 'one\ntwo #### 18', 'one\ntwo #### 18'),
+        (AFTER_THOUGHT, 'one\ntwo', 'one\ntwo'),  # no answer yet
+        (AFTER_THOUGHT, 'one #### \n \n 18 \nmore', 'one #### \n \n 18 '),
+        (AFTER_THOUGHT, 'one #### \n \n', 'one #### \n \n'),
+        (AFTER_THOUGHT, 'one #### 18\ntwo #### 19\n', 'one #### 18'),  # the first answer counts
+        (AFTER_THOUGHT, 'one\n ####', 'one\n ####'),
+        (AT_ONCE, 'Paris\nQuestion', 'Paris'),
+        (AT_ONCE, '\n \n Paris\nQuestion', '\n \n Paris'),
+        (AT_ONCE, '\n \n', '\n \n'),
+        (StopRule(answer_delimiter=' #### '), 'one #### 18\ntwo', 'one #### 18\ntwo'),  # no end of its own
+        (StopRule(strings=('\nQ: ',), answer_delimiter=' #### ', answer_end='\n'), 'one\nQ: two #### 18\n', 'one'),
+        (StopRule(strings=('18',), answer_delimiter=' #### ', answer_end='\n'), 'one #### 18\n', 'one #### '),
+    ],
+)
+def test_a_reply_ends_with_the_line_of_its_answer(rule: StopRule, text: str, expected: str):
+    assert cut_at_stops(text, rule) == expected
+
+
+def test_a_place_to_stop_is_looked_for_from_a_start_but_an_answer_from_the_beginning():
+    """As a reply grows only what is new is searched, from as far back as a stop string is long."""
+    assert stop_position('x#y#', StopRule(strings=('#',))) == 1
+    assert stop_position('x#y#', StopRule(strings=('#',)), start=2) == 3
+    assert stop_position('x#yz', StopRule(strings=('#',)), start=2) is None
+    assert stop_position('one #### 18\nmore', AFTER_THOUGHT, start=14) == 11
+    assert stop_position('Paris\n', StopRule()) is None
+
+
+@pytest.mark.parametrize(
+    ('strings', 'text', 'expected'),
+    [
+        (('e.', 'Answer:?'), 'The end. Answer', 'Th'),  # 'e ' is an e and any character
+        (('Answer:?',), 'so Answer it', 'so '),
+        (('.',), 'one', ''),
+        (('.',), '\none', '\n'),  # a full stop matches no newline
+        (('\n\n', 'Question:'), 'one Question: two', 'one '),
+        ((), 'one', 'one'),
+    ],
+)
+def test_as_a_pattern_stops_are_one_regular_expression(strings: tuple[str, ...], text: str, expected: str):
+    """llm-foundry 0.22: `re.split('|'.join(stopping_criteria), text)[0]`."""
+    assert cut_at_stops(text, StopRule(strings=strings, as_pattern=True)) == expected
+
+
+@pytest.mark.parametrize(
+    ('text', 'cot_delimiter', 'expected'),
+    [
+        ('so #### 18', ' #### ', '18'),
+        ('so #### 18 #### 19', ' #### ', '19'),
+        ('so #### ', ' #### ', ''),
+        ('so', ' #### ', 'so'),
+        ('so #### 18', '', 'so #### 18'),
+    ],
+)
+def test_the_answer_follows_the_last_delimiter(text: str, cot_delimiter: str, expected: str):
+    assert answer_in(text, cot_delimiter) == expected
+
+
+def marks(answer: str, *golds: str, normalize: bool = True) -> tuple[bool, bool, bool]:
+    """Whether an answer is right by prefix, strictly and by number."""
+    return (
+        has_prefix_of(answer, golds, normalize=normalize, reference=False),
+        is_strict_match(answer, golds, normalize=normalize),
+        is_numeric_match(answer, golds, normalize=normalize),
+    )
+
+
+@pytest.mark.parametrize(
+    ('answer', 'golds'),
+    [
+        ('The Beatles', ['beatles']),
+        (' paris.\n', ['Paris']),
+        ('PARIS', ['London', 'Paris']),
+        ('Catch 22', ['Catch-22']),
+        ('F 16', ['F-16']),
+        ('war, peace', ['War + Peace']),
+        ('1890-1899', ['1890\u20131899']),
+        ('18', ['18']),
+        ('18.', ['18']),
+        ('$18', ['18']),
+        ('18%', ['18']),
+        ('\u22125', ['-5']),
+        ('1,234', ['1,234']),
+        ('(3,-8)', ['$(3,-8)$']),
+        ('x - 4', ['$x - 4$']),
+        ('7!', ['7!']),
+    ],
+)
+def test_a_right_answer_is_right_by_strict_and_numeric_match(answer: str, golds: list[str]):
+    assert marks(answer, *golds)[1:] == (True, True)
+
+
+def test_the_prefix_accepts_what_goes_on_and_strict_and_numeric_match_do_not():
+    """Fix 6: in the reference 12 is right where 1 is wanted."""
+    assert marks('12', '1') == (True, False, False)
+    assert marks('The Beatles, who else', 'Beatles') == (True, False, False)
+    assert marks('Beat', 'Beatles') == (False, False, False)
+    assert marks('the old Beatles', 'Beatles') == (False, False, False)
+    assert has_prefix_of('12', ['1'], normalize=True, reference=True)
+
+
+@pytest.mark.parametrize(
+    ('answer', 'gold'),
+    [
+        ('-5', '5'),
+        ('5', '-5'),
+        ('1 5', '1.5'),
+        ('15', '1.5'),
+        ('1 8', '1/8'),
+        ('50%', '$50'),
+        ('1 2', '12'),
+        ('(3,8)', '$(3,-8)$'),
+        ('$a<b$', '$a>b$'),
+        ('$x+4$', '$x-4$'),
+        ('(a - b)(a - b)', '(a + b)(a - b)'),
+        ('(13x+12)/24', '(13x-12)/24'),
+        ('7', '7!'),
+        ('18 or 20', '18'),
+        ('', '18'),
+        ('', 'Paris'),
+        (' \n', 'Paris'),
+    ],
+)
+def test_what_normalisation_makes_equal_is_no_strict_match_where_signs_differ(answer: str, gold: str):
+    assert marks(answer, gold)[1:] == (False, False)
+
+
+@pytest.mark.parametrize('answer', ['anything', 'the 7', '7', 'b', '', ' \n', '$a$ b'])
+@pytest.mark.parametrize('gold', ['$a$', '(a', 'The', '...', '', ' '])
+def test_a_right_answer_that_normalises_to_nothing_accepts_nothing_else(answer: str, gold: str):
+    """Fix 6: in the reference it accepts every output."""
+    assert marks(answer, gold) == (False, False, False)
+    assert has_prefix_of(answer, [gold], normalize=True, reference=True)
+
+
+def test_a_right_answer_that_normalises_to_nothing_is_met_in_full_and_others_count_beside_it():
+    assert marks(' $A$\n', '$a$') == (True, True, True)
+    assert marks('(a', 'Static library', '(a') == (True, True, True)
+    assert marks('static library', 'Static library', '(a') == (True, True, True)
+    assert marks('Roadrunner', 'Static library', '(a') == (False, False, False)
+
+
+def test_without_normalisation_only_white_space_around_answers_is_dropped():
+    assert marks(' The Beatles\n', 'The Beatles ', normalize=False) == (True, True, True)
+    assert marks('The Beatles.', 'The Beatles', normalize=False) == (True, True, True)
+    assert marks('The Beatles!', 'The Beatles', normalize=False) == (True, False, False)
+    assert marks('the Beatles', 'The Beatles', normalize=False) == (False, False, False)
+    assert marks('-5', '5', normalize=False) == (False, False, False)
+    assert marks('18 dollars', '18', normalize=False) == (True, False, True)
+    assert marks('anything', '  ', normalize=False) == (False, False, False)
+    assert marks('', '  ', normalize=False) == (False, False, False)
+    assert has_prefix_of('anything', ['  '], normalize=False, reference=True)
+
+
+NUM_ROWS = {'gsm8k': 1319, 'aqua': 245, 'agi_eval_sat_math': 220, 'triviaqa_sm_sub': 3000}
+
+
+def real_rows(label: str, folder):
+    """A task of the gauntlet and the contents of its real rows."""
+    suite = load_suite(ROOT / 'yamls/tasks/gauntlet_v0.1.yaml')
+    task = next(task for task in suite.tasks if task.label == label)
+    return task, [example.content for example in task.read(folder).examples]
+
+
+@pytest.mark.parametrize('label', NUM_ROWS)
+def test_every_right_reply_to_a_real_row_is_right_by_all_three_rules(real_data, label: str):
+    """Also where the model goes on with the next problem. No row of these files fails."""
+    task, contents = real_rows(label, real_data)
+    assert len(contents) == NUM_ROWS[label]
+    rule = task.stops(contents)
+    for row, content in enumerate(contents):
+        for reply, gold in zip(task.responses(content), content.golds, strict=True):
+            for ending in ('', f'{task.example_delimiter}{task.prelimiter}{contents[0].context}'):
+                answer = answer_in(cut_at_stops(reply + ending, rule), task.cot_delimiter)
+                assert answer == gold
+                assert marks(answer, *content.golds) == (True, True, True), (row, gold)
+
+
+@pytest.mark.parametrize(
+    ('label', 'row', 'empty'), [('agi_eval_sat_math', 130, '$a$'), ('triviaqa_sm_sub', 2102, '(a')]
+)
+def test_the_real_rows_that_accept_every_output_in_the_reference_do_not_here(
+    real_data, label: str, row: int, empty: str
+):
+    _, contents = real_rows(label, real_data)
+    golds = contents[row].golds
+    assert empty in golds
+    for answer in ('anything at all', '', '42'):
+        assert marks(answer, *golds) == (False, False, False)
+        assert has_prefix_of(answer, golds, normalize=True, reference=True)
+    others = [number for number, content in enumerate(contents) if marks('anything at all', *content.golds)[0]]
+    assert others == []
+
+
+def test_numbers_of_real_rows_agree_just_where_their_values_do(real_data):
+    """By Python's own floats; the prefix takes 25 of the 1,319 next rows' numbers for right."""
+    _, contents = real_rows('gsm8k', real_data)
+    golds = [content.gold for content in contents]
+    num_prefixes = 0
+    for answer, gold in zip(golds, [*golds[1:], golds[0]], strict=True):
+        is_equal = float(answer.replace(',', '')) == float(gold.replace(',', ''))
+        prefix, strict, numeric = marks(answer, gold)
+        assert strict == numeric == is_equal
+        num_prefixes += prefix and not is_equal
+    assert num_prefixes == 25

@@ -1,0 +1,98 @@
+import pytest
+from character_tokenizer import CharacterTokenizer
+from hypothesis import given
+from hypothesis import strategies as st
+from paths import FIXTURES
+
+from llmfoundry_gauntlet.tasks.encode import Encoder
+from llmfoundry_gauntlet.tasks.fit import FittedPrompt, Shortenable, ShotFitter
+from llmfoundry_gauntlet.types import Prompt
+
+INSTRUCTION = 'in'
+
+
+def source(shots: list[str], max_tokens: int, instruction: str = '') -> Shortenable:
+    """A prompt whose shots follow each other without anything between them."""
+
+    def build(num_shots: int) -> Prompt:
+        return Prompt(
+            preamble=instruction + ''.join(shots[len(shots) - num_shots :]),
+            contexts=('q',),
+            continuations=('a',),
+            num_shots=num_shots,
+        )
+
+    return Shortenable(instruction=instruction, shots=tuple(shots), build=build, max_tokens=max_tokens)
+
+
+def fit(tokenizer, *sources: Shortenable) -> list[FittedPrompt]:
+    return ShotFitter(Encoder(tokenizer)).fit(sources)
+
+
+# bos, 3 characters a shot, 'q' and 'a': 3 + 3n tokens with n shots
+@pytest.mark.parametrize(
+    ('max_seq_len', 'kept'), [(18, 5), (17, 4), (15, 4), (14, 3), (9, 2), (8, 1), (5, 0), (3, 0), (2, 0)]
+)
+def test_the_most_shots_that_fit_are_kept_and_the_first_go_first(character_tokenizer, max_seq_len: int, kept: int):
+    shots = ['aaa', 'bbb', 'ccc', 'ddd', 'eee']
+    (fitted,) = fit(character_tokenizer, source(shots, max_seq_len))
+    assert fitted.prompt.num_shots == kept
+    assert fitted.encoded.preamble.tolist() == [1, *map(ord, ''.join(shots[5 - kept :]))]
+    assert fitted.too_long == (kept < 5)
+
+
+@given(
+    prompts=st.lists(st.tuples(st.lists(st.integers(0, 90), max_size=7), st.integers(2, 300)), min_size=1, max_size=5)
+)
+def test_every_prompt_of_a_batch_keeps_the_most_shots_that_fit(prompts: list[tuple[list[int], int]]):
+    """A token a character: bos, the instruction, the last shots, 'q' and 'a' are counted by hand.
+
+    Each prompt has a limit of its own, as those of a task's categories have.
+    """
+    sources = [source(['x' * length for length in shots], most, instruction=INSTRUCTION) for shots, most in prompts]
+    for (shots, most), fitted in zip(prompts, fit(CharacterTokenizer(), *sources), strict=True):
+        totals = [3 + len(INSTRUCTION) + sum(shots[len(shots) - kept :]) for kept in range(len(shots) + 1)]
+        fitting = [kept for kept, total in enumerate(totals) if total <= most]
+        assert totals[fitted.prompt.num_shots] == totals[max(fitting, default=0)]
+        assert fitted.too_long == (totals[-1] > most)
+
+
+@pytest.mark.parametrize('model', ['rotary_bos', 'alibi_pad_eos'])
+@pytest.mark.parametrize('max_seq_len', [40, 100, 250, 600, 1500])
+def test_real_prompts_keep_as_many_shots_as_trying_all_numbers_finds(real_data, model: str, max_seq_len: int):
+    tokenizer = pytest.importorskip('transformers').AutoTokenizer.from_pretrained(FIXTURES / 'models' / model)
+    lines = (real_data / 'reading_comprehension/squad.jsonl').read_text(encoding='utf-8').splitlines()[:60]
+    texts = [f'\n{line[:300]}' for line in lines]
+    sources = [source(texts[start : start + 10], max_seq_len) for start in range(0, 50, 5)]
+    encoder = Encoder(tokenizer)
+    for wanted, fitted in zip(sources, fit(tokenizer, *sources), strict=True):
+        encoded = encoder.prompts([wanted.build(num_shots) for num_shots in range(11)])
+        fitting = [num_shots for num_shots, parts in enumerate(encoded) if parts.length <= max_seq_len]
+        assert fitted.prompt.num_shots == max(fitting, default=0)
+        assert fitted.encoded.preamble.tolist() == encoded[fitted.prompt.num_shots].preamble.tolist()
+
+
+def test_prompts_that_are_much_too_long_are_tokenised_once(character_tokenizer, monkeypatch):
+    encoder = Encoder(character_tokenizer)
+    tokenised: list[str] = []
+    original = encoder.preambles
+    monkeypatch.setattr(encoder, 'preambles', lambda texts: original(tokenised.append(text) or text for text in texts))
+    shots = [letter * 500 for letter in 'abcdefghij']
+    ShotFitter(encoder).fit([source(shots, 1600)])
+    assert [len(text) for text in tokenised] == [1500]
+
+
+class Joining:
+    """A tokenizer that makes one token of every run of a letter, so that shots by themselves say little."""
+
+    eos_token_id = None
+
+    def __call__(self, texts, *, add_special_tokens, **_):
+        runs = [[ord(b) for a, b in zip(f' {text}', text, strict=False) if a != b] for text in texts]
+        return {'input_ids': runs}
+
+
+def test_an_estimate_that_is_too_long_costs_no_shots():
+    """Six shots of one letter are six tokens by themselves and one together, so that with the question all fit."""
+    (fitted,) = fit(Joining(), source(['x' * 20] * 6, 4))
+    assert fitted.prompt.num_shots == 6 and not fitted.too_long

@@ -1,0 +1,109 @@
+"""A question in all the ways in which it is asked."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmfoundry_gauntlet.config.score import ScoreSpec
+from llmfoundry_gauntlet.data.score_rows import LetteredQuestion, MathQuestion
+from llmfoundry_gauntlet.tasks.perturbations import Posed, PosedProblem, perturbation_of, seed_of, variants
+from llmfoundry_gauntlet.tasks.templates import NO_TEMPLATE, Template, Templates
+from llmfoundry_gauntlet.types import Example
+
+TEN = tuple(Template(f'{number}. {{question}}{{options}}') for number in range(10))
+TEMPLATES = Templates(
+    option_order=Template('Order: {question}{options}'),
+    non_greedy=Template('Drawn: {question}{options}', ' ({letter}) {option}'),
+    prompt=TEN,
+)
+QUESTION = LetteredQuestion('Who?', ('he', 'she', 'it'), 1, 'law')
+EXAMPLE = Example(row=7, content=QUESTION, category='law', file='sat-en')
+
+# Options may be equal, also to the right one: numbers stand for them.
+QUESTIONS = st.lists(st.sampled_from('uvwxyz'), min_size=2, max_size=26).flatmap(
+    lambda options: st.integers(0, len(options) - 1).map(lambda gold: LetteredQuestion('?', tuple(options), gold))
+)
+
+
+def asked(question, **keys) -> list[Example]:
+    spec = ScoreSpec(**{'dataset': 'mmlu_pro', **keys})
+    example = Example(row=7, content=question, category='law', file='sat-en')
+    return list(variants(example, spec, TEMPLATES))
+
+
+@given(question=QUESTIONS)
+def test_option_order_puts_the_right_option_at_every_place_by_one_swap(question: LetteredQuestion):
+    """Mutation: the option that made room is lost, or put anywhere but where the right one was."""
+    found = asked(question, perturbations=('option_order',))
+    letters = 'ABCDEFGHIJKLMNOPQRSTUVWXYZ'[: len(question.options)]
+    assert [example.variant for example in found] == [f'option_order:{letter}' for letter in letters]
+    right = question.options[question.gold]
+    for place, example in enumerate(found):
+        posed: Posed = example.content
+        assert (posed.gold, posed.own_gold, posed.num_choices) == (place, question.gold, len(letters))
+        assert posed.question.options[place] == right
+        assert sorted(posed.question.options) == sorted(question.options)
+        moved = [i for i, option in enumerate(question.options) if posed.question.options[i] != option]
+        assert set(moved) <= {place, question.gold}
+        assert posed.question.options[question.gold] == question.options[place]
+        assert (posed.question.text, posed.question.topic) == (question.text, question.topic)
+    assert found[question.gold].content.question == question
+
+
+@given(question=QUESTIONS)
+def test_the_other_perturbations_leave_the_options_where_they_are(question: LetteredQuestion):
+    for example in asked(question, perturbations=('prompt', 'non_greedy')):
+        assert example.content.question == question
+        assert example.content.gold == example.content.own_gold == question.gold
+
+
+def test_variants_are_named_and_keep_row_file_and_category():
+    found = asked(QUESTION, seeds=(0, 12))
+    assert [example.variant for example in found] == [
+        *(f'option_order:{letter}' for letter in 'ABC'),
+        *(f'prompt:{number}' for number in range(10)),
+        *('non_greedy:0', 'non_greedy:12'),
+    ]
+    assert {(example.row, example.file, example.category) for example in found} == {(7, 'sat-en', 'law')}
+    assert [example.variant for example in asked(QUESTION, perturbations=('non_greedy',))] == [
+        f'non_greedy:{seed}' for seed in (1, 2, 3, 4, 5)
+    ]
+
+
+def test_texts_are_in_the_words_of_their_prompts():
+    texts = {example.variant: example.content.text for example in asked(QUESTION)}
+    assert texts['option_order:A'] == 'Order: Who?\nA: she\nB: he\nC: it'
+    assert texts['option_order:B'] == 'Order: Who?\nA: he\nB: she\nC: it'
+    assert texts['option_order:C'] == 'Order: Who?\nA: he\nB: it\nC: she'
+    assert texts['prompt:9'] == '9. Who?\nA: he\nB: she\nC: it'
+    assert {texts[f'non_greedy:{seed}'] for seed in range(1, 6)} == {'Drawn: Who? (A) he (B) she (C) it'}
+
+
+def test_likelihood_draws_nothing_and_a_problem_has_no_options():
+    found = asked(QUESTION, answers='likelihood')
+    assert {perturbation_of(example.variant) for example in found} == {'option_order', 'prompt'}
+    templates = Templates(
+        option_order=NO_TEMPLATE, non_greedy=Template('{question}'), prompt=(Template('{question}!'),) * 10
+    )
+    problem = MathQuestion('1+1', r'\boxed{2}', '2')
+    found = list(variants(Example(row=0, content=problem), ScoreSpec(dataset='math', seeds=(3,)), templates))
+    assert [example.variant for example in found] == [*(f'prompt:{number}' for number in range(10)), 'non_greedy:3']
+    posed: PosedProblem = found[-1].content
+    assert (posed.text, posed.gold) == ('1+1', '2')
+    assert found[0].content.text == '1+1!'
+
+
+@pytest.mark.parametrize(
+    ('name', 'perturbation', 'seed'),
+    [
+        ('option_order:B', 'option_order', None),
+        ('prompt:3', 'prompt', None),
+        ('non_greedy:0', 'non_greedy', 0),
+        ('non_greedy:12', 'non_greedy', 12),
+    ],
+)
+def test_a_name_says_perturbation_and_seed(name: str, perturbation: str, seed: int | None):
+    assert (perturbation_of(name), seed_of(name)) == (perturbation, seed)
+    assert seed_of(None) is None
