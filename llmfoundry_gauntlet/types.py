@@ -222,7 +222,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
+class Score:
     """What a task type says of one output. `credit` is in [0, 1], None where the item could not be scored.
 
     `answer` is what was taken from a reply. `marks` are further metrics of the item by name, the same names for every

@@ -15,7 +15,7 @@ from llmfoundry_gauntlet.errors import DataError
 from llmfoundry_gauntlet.evaluation.inputs import load_data
 from llmfoundry_gauntlet.evaluation.run import conclude, plan_evaluation, prepare_evaluation
 from llmfoundry_gauntlet.results.answers import read_answers
-from llmfoundry_gauntlet.results.external import mark_answers, ranges
+from llmfoundry_gauntlet.results.external import ranges, score_answers
 from llmfoundry_gauntlet.results.requests import request_lines
 from llmfoundry_gauntlet.tasks.encode import Encoder
 
@@ -86,7 +86,7 @@ def right_answers(settings: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def marked(settings: dict[str, Any], path: Path, **options: Any) -> Any:
-    return mark_answers(data_of(settings), read_answers(path), **options)
+    return score_answers(data_of(settings), read_answers(path), **options)
 
 
 def problems_of(settings: dict[str, Any], path: Path, **options: Any) -> list[str]:

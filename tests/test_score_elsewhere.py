@@ -27,7 +27,7 @@ from score_runs import (
 from llmfoundry_gauntlet import EvalGauntlet, evaluate
 from llmfoundry_gauntlet.errors import DataError
 from llmfoundry_gauntlet.results.answers import read_answers
-from llmfoundry_gauntlet.results.external import mark_answers
+from llmfoundry_gauntlet.results.external import score_answers
 from llmfoundry_gauntlet.tasks.seeds import draw_seed
 from llmfoundry_gauntlet.types import ItemKey
 
@@ -189,7 +189,7 @@ def test_samples_have_their_lines_in_one_order_whoever_answers(tiny_llamas: Path
         {**dict(zip(NAMES, ('score_agieval', 0, key.file, key.row, key.variant, 0), strict=True)), 'logprobs': values}
         for key, values in ((result.key, result.logprobs) for result in ours)
     ]
-    theirs = mark_answers(data_of(entry), read_answers(write_answers(tmp_path, lines)))
+    theirs = score_answers(data_of(entry), read_answers(write_answers(tmp_path, lines)))
     assert [result.key for result in theirs.results['score_agieval/0-shot']] == [result.key for result in ours]
     assert [result.credit for result in theirs.results['score_agieval/0-shot']] == [result.credit for result in ours]
 
@@ -207,7 +207,7 @@ def test_accuracy_is_by_category_in_mmlu_pro_and_over_all_questions_elsewhere(tm
         lines.append({**dict(zip(NAMES, names, strict=True)), 'logprobs': values})
         question = credits.setdefault(example.category, {}).setdefault((example.file, example.row), [])
         question.append(float(np.argmax(values) == example.content.gold))
-    marked = mark_answers(data, read_answers(write_answers(tmp_path, lines)))
+    marked = score_answers(data, read_answers(write_answers(tmp_path, lines)))
     score = marked.robustness[dataset][ORDER]
     micro = mean(mean(group) for questions in credits.values() for group in questions.values())
     macro = mean(mean(map(mean, questions.values())) for questions in credits.values())
@@ -220,7 +220,7 @@ def test_accuracy_is_by_category_in_mmlu_pro_and_over_all_questions_elsewhere(tm
 def problems_of(rows: Path, answers: list[Any], **options: Any) -> list[str]:
     path = write_answers(rows, answers)
     with pytest.raises(DataError) as raised:
-        mark_answers(data_of(*ENTRIES, data_root=rows), read_answers(path), **options)
+        score_answers(data_of(*ENTRIES, data_root=rows), read_answers(path), **options)
     return [problem.replace(f'{path}:', 'line ') for problem in raised.value.problems]
 
 

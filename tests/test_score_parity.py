@@ -18,7 +18,7 @@ from score_replies import CannedReplies, agieval_question, math_question, mmlu_p
 from llmfoundry_gauntlet.config.settings import EvaluationSettings
 from llmfoundry_gauntlet.evaluation.inputs import load_data
 from llmfoundry_gauntlet.evaluation.run import Evaluation
-from llmfoundry_gauntlet.results.external import mark_answers
+from llmfoundry_gauntlet.results.external import score_answers
 from llmfoundry_gauntlet.scoring.letters import reference_letter
 from llmfoundry_gauntlet.tasks.items import untokenized_items
 from llmfoundry_gauntlet.tasks.perturbations import perturbation_of, seed_of
@@ -92,7 +92,7 @@ def mark(dataset: str, data_root: Path) -> Marked:
         Answer(place='canned', key=key, text=canned.reply(text, seed_of(key.variant) or 0))
         for key, text in prompts.items()
     )
-    return Marked(recorded, mark_answers(data, answers), prompts)
+    return Marked(recorded, score_answers(data, answers), prompts)
 
 
 def test_prompts_are_equal_character_by_character(marked: Marked):

@@ -160,14 +160,14 @@ def mark(
     from llmfoundry_gauntlet.config.settings import decode_settings
     from llmfoundry_gauntlet.evaluation.inputs import load_data
     from llmfoundry_gauntlet.results.answers import read_answers
-    from llmfoundry_gauntlet.results.external import mark_answers
+    from llmfoundry_gauntlet.results.external import score_answers
     from llmfoundry_gauntlet.results.files import check_out, write_records
 
     check_out(out, overwrite=overwrite)
     data = load_data(decode_settings({**settings, 'save_folder': str(out)}, 'run'))
     for warning in data.warnings:
         typer.echo(f'warning: {warning}', err=form in (Form.CSV, Form.JSON))
-    evaluation = mark_answers(data, read_answers(outputs), allow_missing=allow_missing)
+    evaluation = score_answers(data, read_answers(outputs), allow_missing=allow_missing)
     model = {'name': str(outputs), 'class': None, 'num_parameters': None}
     write_records(out, evaluation, model=model, environment={'python': platform.python_version()}, training=None)
 

@@ -16,7 +16,7 @@ from llmfoundry_gauntlet.scoring.code.sandbox import Sandbox
 from llmfoundry_gauntlet.scoring.code.workers import workers
 from llmfoundry_gauntlet.tasks import Task
 from llmfoundry_gauntlet.tasks.items import ALONE, item_result, result_of, untokenized_items
-from llmfoundry_gauntlet.types import Answer, Generation, Item, ItemKey, ItemResult, Judgement, ScoreOutput
+from llmfoundry_gauntlet.types import Answer, Generation, Item, ItemKey, ItemResult, Score, ScoreOutput
 
 MISSING = 'there is no answer'
 
@@ -68,7 +68,7 @@ class Marked:
         self.results.update({key: program.result() for key, program in self.programs.items()})
 
 
-def mark_answers(data: EvaluationData, answers: Iterable[Answer], *, allow_missing: bool = False) -> Evaluation:
+def score_answers(data: EvaluationData, answers: Iterable[Answer], *, allow_missing: bool = False) -> Evaluation:
     """The evaluation that these answers make, each taken as it comes.
 
     Raises DataError with every answer that is unknown, doubled or of the wrong form, and unless `allow_missing` with
@@ -97,7 +97,7 @@ def mark_answers(data: EvaluationData, answers: Iterable[Answer], *, allow_missi
         raise DataError(marked.problems)
     marked.finish()
     for key in missing:
-        marked.results[key] = result_of(asked[key], None, Judgement.unscored(MISSING))
+        marked.results[key] = result_of(asked[key], None, Score.unscored(MISSING))
     by_task: dict[str, list[ItemResult]] = {key: [] for key in tasks}
     for key in in_row_order(asked, data):
         by_task[key.task].append(marked.results[key])
@@ -149,10 +149,10 @@ def mark(item: Item, answer: Answer, task: Task, sandbox: Sandbox | None) -> Ite
             raise AnswerError('has no text; a reply is wanted')
         return item_result(item, written, task, sandbox=sandbox)
     if answer.logprobs is None:
-        judgement = task.score_text(written.text, item.example.content)
-        if judgement is None:
+        score = task.score_text(written.text, item.example.content)
+        if score is None:
             raise AnswerError('has no logprobs; a text cannot be marked here')
-        return result_of(item, written, judgement)
+        return result_of(item, written, score)
     output = score_output(item, answer, answer.logprobs)
     result = item_result(item, output, task)
     return replace(result, logprobs=answer.logprobs, num_tokens=answer.num_tokens)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from llmfoundry_gauntlet.types import Judgement, ScoreOutput
+from llmfoundry_gauntlet.types import Score, ScoreOutput
 
 NON_FINITE = 'the model returned a log-probability that is not a finite number'
 
@@ -13,7 +13,7 @@ NON_FINITE = 'the model returned a log-probability that is not a finite number'
 TIE_TOLERANCE = 1e-6
 
 
-def judge_choice(output: ScoreOutput, gold: int, *, reference: bool) -> Judgement:
+def score_choice(output: ScoreOutput, gold: int, *, reference: bool) -> Score:
     """The choice with the highest mean log-probability per token; a k-way tie with the gold in it earns 1/k.
 
     With `reference`, llm-foundry 0.22's rule (`eval/metrics/nlp.py:InContextLearningMultipleChoiceAccuracy`):
@@ -25,20 +25,20 @@ def judge_choice(output: ScoreOutput, gold: int, *, reference: bool) -> Judgemen
 
         with np.errstate(over='ignore'):  # beyond float32 they are all infinite, as there
             predicted = first_lowest([float(np.exp(np.float32(-mean))) for mean in means])
-        return Judgement(credit=float(predicted == gold), predicted=predicted)
+        return Score(credit=float(predicted == gold), predicted=predicted)
     if not all(map(math.isfinite, means)):
-        return Judgement.unscored(NON_FINITE)
+        return Score.unscored(NON_FINITE)
     tied = best_of(means)
     if len(tied) == 1:
-        return Judgement(credit=float(tied[0] == gold), predicted=tied[0])
-    return Judgement(
+        return Score(credit=float(tied[0] == gold), predicted=tied[0])
+    return Score(
         credit=1 / len(tied) if gold in tied else 0.0,
         predicted=tied[0],
         reason=f'tie of the choices {", ".join(map(str, tied))}',
     )
 
 
-def judge_argmax(output: ScoreOutput, *, reference: bool) -> Judgement:
+def score_argmax(output: ScoreOutput, *, reference: bool) -> Score:
     """Right when every token of the only continuation is the most probable one; predicted is then 0, else None.
 
     A token that ties with k - 1 others at the top counts 1/k; with `reference` only the first of them counts
@@ -49,13 +49,13 @@ def judge_argmax(output: ScoreOutput, *, reference: bool) -> Judgement:
     (logprobs,), (is_argmax,), (num_top,) = output.logprobs, output.is_argmax, output.num_top
     if reference:
         right = bool(is_argmax.all())
-        return Judgement(credit=float(right), predicted=0 if right else None)
+        return Score(credit=float(right), predicted=0 if right else None)
     if not np.isfinite(logprobs).all():
-        return Judgement.unscored(NON_FINITE)
+        return Score.unscored(NON_FINITE)
     if not num_top.all():
-        return Judgement(credit=0.0)
+        return Score(credit=0.0)
     ties = int((num_top > 1).sum())
-    return Judgement(
+    return Score(
         credit=float(np.prod(1.0 / num_top)),
         predicted=0,
         reason=f'tie for the most probable token at {ties} of {len(num_top)} tokens' if ties else None,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from llmfoundry_gauntlet.scoring.numbers import DASHES, number_in, plain, quantity_of
-from llmfoundry_gauntlet.types import Judgement, StopRule
+from llmfoundry_gauntlet.types import Score, StopRule
 
 NON_FINITE_REPLY = 'the model returned logits that are not finite numbers'
 
@@ -140,7 +140,7 @@ def is_numeric_match(answer: str, golds: Iterable[str], *, normalize: bool) -> b
     return False
 
 
-def judge_named(text: str, choices: Sequence[str], gold: int) -> Judgement:
+def score_named(text: str, choices: Sequence[str], gold: int) -> Score:
     """The choice that a reply begins with, but for case; the longest of several. A reply with none is wrong."""
     given = text.strip().lower()
     named = [
@@ -149,9 +149,9 @@ def judge_named(text: str, choices: Sequence[str], gold: int) -> Judgement:
         if (name := choice.strip().lower()) and re.match(rf'{re.escape(name)}(?!\w|[.,]\d)', given)
     ]
     if not named:
-        return Judgement(credit=0.0, answer=text.strip(), reason='the reply begins with none of the choices')
+        return Score(credit=0.0, answer=text.strip(), reason='the reply begins with none of the choices')
     longest = max(named, key=lambda index: len(choices[index].strip()))
-    return Judgement(credit=float(longest == gold), predicted=longest, answer=text.strip())
+    return Score(credit=float(longest == gold), predicted=longest, answer=text.strip())
 
 
 def is_same_text(answer: str, gold: str) -> bool:

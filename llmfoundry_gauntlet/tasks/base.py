@@ -11,7 +11,7 @@ from llmfoundry_gauntlet.data.examples import TaskRows, read_examples
 from llmfoundry_gauntlet.metrics.consistency import PerturbationScore
 from llmfoundry_gauntlet.metrics.metrics import Metric
 from llmfoundry_gauntlet.tasks.fewshot import with_shots
-from llmfoundry_gauntlet.types import Example, Generation, ItemKey, Judgement, Prompt, Sampling, StopRule
+from llmfoundry_gauntlet.types import Example, Generation, ItemKey, Prompt, Sampling, Score, StopRule
 
 if TYPE_CHECKING:
     from llmfoundry_gauntlet.config.settings import EvaluationSettings
@@ -57,11 +57,11 @@ class Task(TaskSpec):
         """Return the prompt without shots; `first` if no instruction or shot precedes it."""
         raise NotImplementedError
 
-    def score(self, output: Any, content: Any) -> Judgement:
+    def score(self, output: Any, content: Any) -> Score:
         """Score an output: log-probabilities of all continuations, or a generation up to its stop."""
         raise NotImplementedError
 
-    def score_text(self, text: str, content: Any) -> Judgement | None:
+    def score_text(self, text: str, content: Any) -> Score | None:
         """Score text that another model generated in place of log-probabilities; None if that is not possible."""
         return None
 
@@ -103,7 +103,7 @@ class Task(TaskSpec):
         """Return the programming language of a row."""
         raise NotImplementedError
 
-    def score_program(self, output: Generation, content: Any, sandbox: Sandbox) -> Judgement:
+    def score_program(self, output: Generation, content: Any, sandbox: Sandbox) -> Score:
         """Run a program and score it."""
         raise NotImplementedError
 

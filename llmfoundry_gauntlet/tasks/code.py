@@ -21,7 +21,7 @@ from llmfoundry_gauntlet.scoring.code.sandbox import Sandbox
 from llmfoundry_gauntlet.scoring.code.verdicts import CannotJudge
 from llmfoundry_gauntlet.scoring.text import NON_FINITE_REPLY
 from llmfoundry_gauntlet.tasks.base import CUT, CUT_SHARE, Task
-from llmfoundry_gauntlet.types import Generation, Judgement, Prompt, Sampling, StopRule
+from llmfoundry_gauntlet.types import Generation, Prompt, Sampling, Score, StopRule
 
 RULES = ('test', 'io_pairs')
 MAX_NEW_TOKENS = 1024  # of a program, unless the task says otherwise
@@ -185,21 +185,21 @@ class CodeTask(Task):
             joins_lines=not self.reference,
         )
 
-    def score_program(self, output: Generation, content: CodeProblem, sandbox: Sandbox) -> Judgement:
+    def score_program(self, output: Generation, content: CodeProblem, sandbox: Sandbox) -> Score:
         """Score 1 if the program passes; unscored if it cannot be run through no fault of its own."""
         from llmfoundry_gauntlet.scoring.code.judge import judge  # late, as reading YAML files needs no compilers
 
         if not output.is_finite and not self.reference:
-            return Judgement.unscored(NON_FINITE_REPLY)
+            return Score.unscored(NON_FINITE_REPLY)
         try:
             verdict = judge(self.program(content), output.text, sandbox)
         except (CannotJudge, OSError) as error:
-            return Judgement.unscored(f'the program could not be run: {error}')
+            return Score.unscored(f'the program could not be run: {error}')
         reasons = [verdict.reason] if verdict.reason else []
         if output.is_cut:
             reasons.append(CUT)
         marks = {} if output.is_cut is None else {CUT_SHARE: float(output.is_cut)}
-        return Judgement(credit=float(verdict.passed), reason='; '.join(reasons) or None, marks=marks)
+        return Score(credit=float(verdict.passed), reason='; '.join(reasons) or None, marks=marks)
 
 
 def check_passes(task: CodeTask) -> None:

@@ -20,7 +20,7 @@ from llmfoundry_gauntlet.scoring.text import (
     is_strict_match,
 )
 from llmfoundry_gauntlet.tasks.base import CUT, CUT_SHARE, Task
-from llmfoundry_gauntlet.types import Generation, Judgement, Prompt, StopRule
+from llmfoundry_gauntlet.types import Generation, Prompt, Score, StopRule
 
 STRICT_MATCH, NUMERIC_MATCH = 'StrictMatch', 'NumericMatch'
 EXTRA_TOKENS_AFTER_THOUGHT = 10
@@ -124,10 +124,10 @@ class GenerationTask(Task):
         """Return the margin of llm-foundry 0.22 (`_get_max_answer_length`)."""
         return EXTRA_TOKENS_AFTER_THOUGHT if self.cot_delimiter else 0
 
-    def score(self, output: Generation, content: Problem) -> Judgement:
+    def score(self, output: Generation, content: Problem) -> Score:
         """Score 1 if the normalised answer begins with a right one."""
         if not output.is_finite and not self.reference:
-            return Judgement.unscored(NON_FINITE_REPLY)
+            return Score.unscored(NON_FINITE_REPLY)
         answer = answer_in(output.text, self.cot_delimiter)
         normalize = self.do_normalization
         right = has_prefix_of(answer, content.golds, normalize=normalize, reference=self.reference)
@@ -140,4 +140,4 @@ class GenerationTask(Task):
         }
         if output.is_cut is not None:
             marks[CUT_SHARE] = float(output.is_cut)
-        return Judgement(credit=float(right), answer=answer.strip(), reason='; '.join(reasons) or None, marks=marks)
+        return Score(credit=float(right), answer=answer.strip(), reason='; '.join(reasons) or None, marks=marks)

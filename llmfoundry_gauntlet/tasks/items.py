@@ -23,10 +23,10 @@ from llmfoundry_gauntlet.types import (
     Item,
     ItemKey,
     ItemResult,
-    Judgement,
     Output,
     Prompt,
     Request,
+    Score,
     ScoreOutput,
     ScoreRequest,
     StopRule,
@@ -266,33 +266,33 @@ def item_result(item: Item, output: Output | None, task: Task, *, sandbox: Sandb
     if isinstance(output, Generation) and isinstance(request, GenerateRequest):
         output = replace(output, text=cut_at_stops(output.text, request.stops))
     if output is None:
-        judgement = Judgement.unscored(request.unscorable or NO_OUTPUT)
+        score = Score.unscored(request.unscorable or NO_OUTPUT)
     elif task.runs_programs:
         assert sandbox is not None and isinstance(output, Generation)
-        judgement = task.score_program(output, content, sandbox)
+        score = task.score_program(output, content, sandbox)
     else:
-        judgement = task.score(output, content)
-    return result_of(item, output, judgement)
+        score = task.score(output, content)
+    return result_of(item, output, score)
 
 
-def result_of(item: Item, output: Output | None, judgement: Judgement) -> ItemResult:
+def result_of(item: Item, output: Output | None, score: Score) -> ItemResult:
     """Return an item, its output and its score in one record."""
     choices = [text.removeprefix(' ') for text in item.choices]
     return ItemResult(
         key=item.key,
         category=item.example.category,
         gold=item.example.content.gold,
-        predicted=judgement.predicted,
-        credit=judgement.credit,
+        predicted=score.predicted,
+        credit=score.credit,
         logprobs=logprob_sums(output),
         num_tokens=num_tokens(item.request, output),
-        reason=judgement.reason,
+        reason=score.reason,
         prompt_sha256=item.prompt_sha256,
         truncated=item.request.truncated,
         text=output.text if isinstance(output, Generation) else None,
-        answer=judgement.answer,
-        marks=judgement.marks,
-        facts=judgement.facts,
+        answer=score.answer,
+        marks=score.marks,
+        facts=score.facts,
         num_characters=tuple(map(len, choices)) or None,
         num_bytes=tuple(len(text.encode('utf-8', 'surrogatepass')) for text in choices) or None,
         cluster=item.example.cluster,

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 from llmfoundry_gauntlet.data.fields import text_field
 from llmfoundry_gauntlet.metrics.likelihood import gold_bits_per_byte
 from llmfoundry_gauntlet.metrics.metrics import Metric, accuracy
-from llmfoundry_gauntlet.scoring.likelihood import judge_argmax
+from llmfoundry_gauntlet.scoring.likelihood import score_argmax
 from llmfoundry_gauntlet.tasks.base import Task
-from llmfoundry_gauntlet.types import Judgement, Prompt, ScoreOutput
+from llmfoundry_gauntlet.types import Prompt, Score, ScoreOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +51,11 @@ class LanguageModelingTask(Task):
         context = self.strip_end(self.part(content.context, first))
         return Prompt(contexts=(context,), continuations=(content.continuation,))
 
-    def score(self, output: ScoreOutput, content: Passage) -> Judgement:
+    def score(self, output: ScoreOutput, content: Passage) -> Score:
         """Score 1 if all tokens of the continuation are the most probable ones."""
-        return judge_argmax(output, reference=self.reference)
+        return score_argmax(output, reference=self.reference)
 
-    def score_text(self, text: str, content: Passage) -> Judgement:
+    def score_text(self, text: str, content: Passage) -> Score:
         """Score 1 if a greedy generation begins with the continuation."""
         right = text.lstrip().startswith(content.continuation.strip())
-        return Judgement(credit=float(right), predicted=0 if right else None, answer=text.strip())
+        return Score(credit=float(right), predicted=0 if right else None, answer=text.strip())

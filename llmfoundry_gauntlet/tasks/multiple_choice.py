@@ -10,10 +10,10 @@ from llmfoundry_gauntlet.config.tasks import MULTIPLE_CHOICE
 from llmfoundry_gauntlet.data.fields import gold_field, text_field, texts_field
 from llmfoundry_gauntlet.metrics import likelihood
 from llmfoundry_gauntlet.metrics.metrics import Metric, accuracy
-from llmfoundry_gauntlet.scoring.likelihood import judge_choice
-from llmfoundry_gauntlet.scoring.text import judge_named
+from llmfoundry_gauntlet.scoring.likelihood import score_choice
+from llmfoundry_gauntlet.scoring.text import score_named
 from llmfoundry_gauntlet.tasks.base import Task
-from llmfoundry_gauntlet.types import Example, Judgement, Prompt, ScoreOutput
+from llmfoundry_gauntlet.types import Example, Prompt, Score, ScoreOutput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +28,9 @@ class ChoicesTask(Task):
         """Return the accuracy and the metrics of the choices' log-probabilities."""
         return accuracy('InContextLearningMultipleChoiceAccuracy'), *likelihood.choice_metrics()
 
-    def score(self, output: ScoreOutput, content: Any) -> Judgement:
+    def score(self, output: ScoreOutput, content: Any) -> Score:
         """Score 1 if the preferred choice is the gold one."""
-        return judge_choice(output, content.gold, reference=self.reference)
+        return score_choice(output, content.gold, reference=self.reference)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +89,6 @@ class MultipleChoiceTask(ChoicesTask):
             return None
         return Prompt(contexts=(self.pmi_context,), continuations=example.content.choices)
 
-    def score_text(self, text: str, content: Choices) -> Judgement:
+    def score_text(self, text: str, content: Choices) -> Score:
         """Score the choice that a generation begins with."""
-        return judge_named(text, content.choices, content.gold)
+        return score_named(text, content.choices, content.gold)

@@ -24,7 +24,7 @@ from llmfoundry_gauntlet.errors import ConfigError, DataError
 from llmfoundry_gauntlet.metrics.consistency import PerturbationScore
 from llmfoundry_gauntlet.metrics.metrics import Metric
 from llmfoundry_gauntlet.scoring.letters import reference_letter, tolerant_letter
-from llmfoundry_gauntlet.scoring.likelihood import judge_choice
+from llmfoundry_gauntlet.scoring.likelihood import score_choice
 from llmfoundry_gauntlet.scoring.mathematics import (
     answer_of,
     gold_of,
@@ -38,7 +38,7 @@ from llmfoundry_gauntlet.tasks.multiple_choice import Choices, MultipleChoiceTas
 from llmfoundry_gauntlet.tasks.perturbations import Posed, PosedProblem, seed_of, variants
 from llmfoundry_gauntlet.tasks.robustness import NUM_OPTIONS, OPTION, OWN_GOLD, robustness
 from llmfoundry_gauntlet.tasks.templates import prompts_file, read_json, read_templates
-from llmfoundry_gauntlet.types import Example, Generation, ItemResult, Judgement, Prompt, Sampling, ScoreOutput
+from llmfoundry_gauntlet.types import Example, Generation, ItemResult, Prompt, Sampling, Score, ScoreOutput
 
 LEAD = 'The best answer is'
 UNPARSED = 'no answer found in the reply'
@@ -103,10 +103,10 @@ class LettersTask(ScoreTask):
     type_name: ClassVar[str] = 'score_choices'
     generates: ClassVar[bool] = True
 
-    def score(self, output: Generation, content: Posed) -> Judgement:
+    def score(self, output: Generation, content: Posed) -> Score:
         """Score 1 if the generation chooses the right letter."""
         if not output.is_finite:
-            return Judgement.unscored(NON_FINITE_REPLY)
+            return Score.unscored(NON_FINITE_REPLY)
         if self.spec.answer_extraction == REFERENCE:
             found = reference_letter(output.text)
             letter = found if len(found) == 1 and found in LETTERS[: content.num_choices] else None
@@ -126,15 +126,15 @@ class LikelihoodTask(ScoreTask):
         letters = tuple(f' {letter}' for letter in LETTERS[: content.num_choices])
         return replace(ScoreTask.ask(self, content, first), continuations=letters, lead=LEAD)
 
-    def score(self, output: ScoreOutput, content: Posed) -> Judgement:
+    def score(self, output: ScoreOutput, content: Posed) -> Score:
         """Score 1 if the right letter is the most probable one."""
-        judgement = judge_choice(output, content.gold, reference=False)
-        if judgement.predicted is None:
-            return judgement
-        facts = facts_of(content, judgement.predicted)
-        return replace(judgement, answer=LETTERS[judgement.predicted], facts=facts)
+        score = score_choice(output, content.gold, reference=False)
+        if score.predicted is None:
+            return score
+        facts = facts_of(content, score.predicted)
+        return replace(score, answer=LETTERS[score.predicted], facts=facts)
 
-    def score_text(self, text: str, content: Posed) -> Judgement:
+    def score_text(self, text: str, content: Posed) -> Score:
         """Score the letter that another model's generation chooses."""
         letter = tolerant_letter(text, content.question.options)
         return score_letter(letter, content, UNPARSED if letter is None else None)
@@ -147,10 +147,10 @@ class MathTask(ScoreTask):
     type_name: ClassVar[str] = 'score_math'
     generates: ClassVar[bool] = True
 
-    def score(self, output: Generation, content: PosedProblem) -> Judgement:
+    def score(self, output: Generation, content: PosedProblem) -> Score:
         """Score 1 if the boxed answer equals the right one as mathematics."""
         if not output.is_finite:
-            return Judgement.unscored(NON_FINITE_REPLY)
+            return Score.unscored(NON_FINITE_REPLY)
         if self.spec.answer_extraction == REFERENCE:
             answer = reference_answer_of(output.text)
             right = answer is not None and shared_comparer().equal_reference(answer, content.gold)
@@ -158,7 +158,7 @@ class MathTask(ScoreTask):
             answer = answer_of(output.text)
             right = answer is not None and shared_comparer().equal(answer, content.gold)
         answer = answer or None  # an empty box is no answer, though the reference may score it as right
-        return Judgement(credit=float(right), answer=answer, reason=reason(output, answer))
+        return Score(credit=float(right), answer=answer, reason=reason(output, answer))
 
 
 def score_task(spec: ScoreSpec, tasks: Sequence[Task]) -> ScoreTask:
@@ -240,10 +240,10 @@ def read_fixes(spec: ScoreSpec, data_root: str) -> Mapping[str, str] | None:
     return {entry['problem']: entry['answer'] for entry in entries}
 
 
-def score_letter(letter: str | None, content: Posed, why: str | None) -> Judgement:
+def score_letter(letter: str | None, content: Posed, why: str | None) -> Score:
     """Score 1 if a letter is the right one."""
     predicted = None if letter is None else LETTERS.index(letter)
-    return Judgement(
+    return Score(
         credit=float(predicted == content.gold),
         predicted=predicted,
         answer=letter,

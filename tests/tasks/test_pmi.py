@@ -12,7 +12,7 @@ from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.engine.fake import FakeLanguageModel
 from llmfoundry_gauntlet.evaluation.inputs import load_data
 from llmfoundry_gauntlet.evaluation.run import Evaluation, conclude, plan_evaluation, prepare_evaluation
-from llmfoundry_gauntlet.results.external import mark_answers
+from llmfoundry_gauntlet.results.external import score_answers
 from llmfoundry_gauntlet.results.requests import request_lines
 from llmfoundry_gauntlet.results.samples import sample_line
 from llmfoundry_gauntlet.tasks.encode import Encoder
@@ -100,6 +100,6 @@ def test_the_requests_are_exported_and_answers_to_them_marked(settings):
         )
         for line in lines
     ]
-    evaluation = mark_answers(data, answers)
+    evaluation = score_answers(data, answers)
     assert evaluation.scores['with/2-shot'].metrics[NAME].value == pytest.approx(1 / 3)  # the second gains, 0.5
     assert len(evaluation.results['with/2-shot']) == 9

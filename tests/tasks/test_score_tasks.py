@@ -29,7 +29,7 @@ from llmfoundry_gauntlet.tasks.score import (
 )
 from llmfoundry_gauntlet.tasks.seeds import draw_seed
 from llmfoundry_gauntlet.tasks.templates import Template
-from llmfoundry_gauntlet.types import Generation, ItemKey, Judgement, Sampling, ScoreOutput, StopRule
+from llmfoundry_gauntlet.types import Generation, ItemKey, Sampling, Score, ScoreOutput, StopRule
 
 KEY = ItemKey('score_mmlu_pro/0-shot', 0, variant='prompt:0')
 QUESTION = LetteredQuestion('Which?', ('red', 'deep blue', 'green'), 1)
@@ -54,7 +54,7 @@ def task_of(dataset: str = 'mmlu_pro', **keys: Any) -> ScoreTask:
     return load_suite(None, None, {'dataset': dataset, **keys}).tasks[0]
 
 
-def judge(text: str, content: Posed = POSED, dataset: str = 'mmlu_pro', **more: Any) -> Judgement:
+def judge(text: str, content: Posed = POSED, dataset: str = 'mmlu_pro', **more: Any) -> Score:
     keys = {name: more.pop(name) for name in ('answer_extraction',) if name in more}
     task = task_of(dataset, **keys)
     return task.score(Generation(key=KEY, text=text, **more), content)
@@ -94,7 +94,7 @@ def test_the_types_are_known_by_their_names_and_have_no_metric_that_is_a_mean_ov
 )
 def test_a_letter_of_an_option_is_right_wrong_or_not_there(text: str, tolerant: str | None, reference: str | None):
     for extraction, letter in (('tolerant', tolerant), ('reference', reference)):
-        assert judge(text, answer_extraction=extraction) == Judgement(
+        assert judge(text, answer_extraction=extraction) == Score(
             credit=float(letter == 'B'),
             predicted=None if letter is None else 'ABC'.index(letter),
             answer=letter,
@@ -113,11 +113,11 @@ def test_marking_is_by_letter_also_where_another_option_has_the_golds_text():
 @pytest.mark.parametrize(
     ('text', 'expected'),
     [
-        ('The best answer is B', Judgement(credit=1.0, predicted=1, answer='B', reason=CUT, facts=FACTS['B'])),
-        ('Let me see', Judgement(credit=0.0, reason=f'{UNPARSED}; {CUT}', facts=FACTS[None])),
+        ('The best answer is B', Score(credit=1.0, predicted=1, answer='B', reason=CUT, facts=FACTS['B'])),
+        ('Let me see', Score(credit=0.0, reason=f'{UNPARSED}; {CUT}', facts=FACTS[None])),
     ],
 )
-def test_a_reply_that_was_cut_is_marked_and_says_so(text: str, expected: Judgement):
+def test_a_reply_that_was_cut_is_marked_and_says_so(text: str, expected: Score):
     assert judge(text, is_cut=True) == expected
 
 
@@ -125,7 +125,7 @@ def test_a_reply_that_was_cut_is_marked_and_says_so(text: str, expected: Judgeme
 @pytest.mark.parametrize('dataset', ['mmlu_pro', 'math'])
 def test_a_reply_from_numbers_that_are_not_finite_is_unscored(dataset: str, extraction: str):
     found = judge('The best answer is B', POSED, dataset, answer_extraction=extraction, is_finite=False)
-    assert found == Judgement(credit=None, reason=NON_FINITE_REPLY)
+    assert found == Score(credit=None, reason=NON_FINITE_REPLY)
 
 
 SUM = PosedProblem(MathQuestion('1/4+1/4?', '', r'\frac{1}{2}'), Template('{question}'))
@@ -145,7 +145,7 @@ SUM = PosedProblem(MathQuestion('1/4+1/4?', '', r'\frac{1}{2}'), Template('{ques
 @pytest.mark.parametrize('extraction', ['tolerant', 'reference'])
 def test_a_boxed_answer_is_right_where_it_is_equal(extraction: str, text: str, answer: str | None, credit, reason):
     found = judge(text, SUM, 'math', answer_extraction=extraction)
-    assert found == Judgement(credit=credit, answer=answer, reason=reason)
+    assert found == Score(credit=credit, answer=answer, reason=reason)
 
 
 @pytest.mark.parametrize('extraction', ['tolerant', 'reference'])
@@ -167,12 +167,12 @@ def scored(*means: float) -> ScoreOutput:
 
 def test_the_most_probable_letter_is_chosen():
     task = task_of(answers='likelihood')
-    assert task.score(scored(-3, -1, -2), POSED) == Judgement(credit=1.0, predicted=1, answer='B', facts=FACTS['B'])
-    assert task.score(scored(-1, -3, -2), POSED) == Judgement(credit=0.0, predicted=0, answer='A', facts=FACTS['A'])
+    assert task.score(scored(-3, -1, -2), POSED) == Score(credit=1.0, predicted=1, answer='B', facts=FACTS['B'])
+    assert task.score(scored(-1, -3, -2), POSED) == Score(credit=0.0, predicted=0, answer='A', facts=FACTS['A'])
     tie = task.score(scored(-3, -1, -1), POSED)
     assert (tie.credit, tie.predicted, tie.answer) == (0.5, 1, 'B') and 'tie' in tie.reason
     for value in (float('nan'), float('-inf')):
-        assert task.score(scored(value, -1, -2), POSED) == Judgement(credit=None, reason=NON_FINITE)
+        assert task.score(scored(value, -1, -2), POSED) == Score(credit=None, reason=NON_FINITE)
 
 
 def test_semantics_of_llm_foundry_change_no_mark():
@@ -184,8 +184,8 @@ def test_semantics_of_llm_foundry_change_no_mark():
 
 def test_somebody_elses_text_answers_a_question_by_likelihood_too():
     judge_text = task_of(answers='likelihood').score_text
-    assert judge_text(' B.', POSED) == Judgement(credit=1.0, predicted=1, answer='B', facts=FACTS['B'])
-    assert judge_text('no idea', POSED) == Judgement(credit=0.0, reason=UNPARSED, facts=FACTS[None])
+    assert judge_text(' B.', POSED) == Score(credit=1.0, predicted=1, answer='B', facts=FACTS['B'])
+    assert judge_text('no idea', POSED) == Score(credit=0.0, reason=UNPARSED, facts=FACTS[None])
 
 
 # What is asked.
