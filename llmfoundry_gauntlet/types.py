@@ -101,7 +101,7 @@ class ScoreRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRule:
-    """Where a reply ends: before the first of `strings`, or where its answer does.
+    """The end of a generation: before the first of `strings`, or where its answer ends.
 
     The answer ends before the first `answer_end` after `answer_delimiter` (which may be empty) and something that is
     not white space; without an `answer_end` it has no end of its own. With `closes_block` a reply also ends after the
@@ -118,7 +118,7 @@ class StopRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How tokens are drawn: the most probable at temperature 0, else by probability.
+    """The sampling of tokens: the most probable at temperature 0, else by probability.
 
     Of the `top_k` most probable tokens (0: all), as many count as make up `top_p` of the probability. Draws depend on
     the seed and the item alone.
@@ -174,7 +174,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ScoreOutput:
-    """What the model says of a ScoreRequest, one array per continuation, one entry per continuation token.
+    """The output for a ScoreRequest: one array per continuation, one entry per continuation token.
 
     `logprobs` are natural logarithms in float64. `is_argmax` is whether the token is the first of the most
     probable ones. `num_top` counts the vocabulary entries that share the highest logit, 0 where the token is
@@ -189,7 +189,7 @@ class ScoreOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """What the model wrote, as decoded; what completed a stop is still in it.
+    """A generation as decoded; text that completed a stop is still in it.
 
     `is_cut` says that the token limit ended it, `is_finite` that every logit a token was chosen by was a number.
     `num_tokens` and `is_cut` are None where they are not known.
@@ -207,7 +207,7 @@ Output = ScoreOutput | Generation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What somebody else's model said of an item, and where that stands (`file:line`).
+    """Another model's answer to an item, and its place (`file:line`).
 
     Either a reply's `text`, or sums of log-probabilities in nats, one per choice; beside these the number of tokens of
     each choice, and for language modelling whether all were the most probable ones, as far as they are known.
@@ -223,7 +223,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """What a task type says of one output. `credit` is in [0, 1], None where the item could not be scored.
+    """The score of one output. `credit` is in [0, 1], None if the item could not be scored.
 
     `answer` is what was taken from a reply. `marks` are further metrics of the item by name, the same names for every
     item of a task; a task's metric is their mean. `facts` are what else its metrics want to know of the item.
@@ -238,7 +238,7 @@ class Score:
 
     @classmethod
     def unscored(cls, reason: str) -> Self:
-        """Of an item that could not be scored."""
+        """Return the score of an item that could not be scored."""
         return cls(credit=None, reason=reason)
 
 
@@ -277,7 +277,7 @@ class ItemResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPoint:
-    """Where training stood when a model was evaluated; `checkpoint` is the file of its weights, None without one."""
+    """The point of training that was evaluated; `checkpoint` is the file of the weights, None without one."""
 
     batch: int
     epoch: int | None
@@ -287,7 +287,7 @@ class TrainingPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Spread:
-    """How an estimate would vary with other items: what each cluster of items adds to its deviation.
+    """The spread of an estimate over items: what each cluster of items adds to its deviation.
 
     Clusters are independent of each other, so the variance is the sum of the squares. `clusters` are the clusters'
     numbers, uint64 [G], ascending; `deviations` float64 [G].
@@ -316,7 +316,7 @@ class Measure:
 
     @property
     def standard_error(self) -> float | None:
-        """Of the value, over the items that might have been drawn in place of these."""
+        """Return the standard error of the value over the items that might have been drawn instead."""
         return None if self.spread is None else self.spread.standard_error
 
 

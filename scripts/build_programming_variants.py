@@ -45,7 +45,7 @@ def with_return_only(row: Row, line: str) -> Row:
 
 
 def returns_name(line: str) -> bool:
-    """Whether a return line returns a bare name, which None, True and False are not."""
+    """Return whether a return line returns a bare name, which None, True and False are not."""
     statement = ast.parse(f'def function():\n {line.strip()}').body[0].body[0]
     return isinstance(statement.value, ast.Name)
 

@@ -49,7 +49,7 @@ RUN_KEYS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationConfig:
-    """What a file asks for: the arguments of `evaluate` that all models share, and the models that it lists, if any."""
+    """The arguments of `evaluate` that all models of a file share, and the models that it lists, if any."""
 
     shared: dict[str, Any]
     models: tuple[ListedModel, ...]

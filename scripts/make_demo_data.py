@@ -46,7 +46,7 @@ def strings(value: object) -> Iterator[str]:
 
 
 def tokenizer_texts(documents: list[str], eval_data: Path) -> Iterator[str]:
-    """What the merges are learnt from; signs after a space come so often that they are merged first."""
+    """Return what the merges are learnt from; signs after a space come so often that they are merged first."""
     yield from (f' {sign}' * 100_000 for sign in ONE_TOKEN_EACH)
     yield from documents[:500]
     yield from evaluation_texts(eval_data)

@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def try_out(mutation: Mutation) -> tuple[bool, str]:
-    """Whether a test fails for it, and which; or why it could not be tried."""
+    """Return whether a test fails for it, and which; or why it could not be tried."""
     path = Path('llmfoundry_gauntlet', mutation.file)
     text = (ROOT / path).read_text('utf-8')
     if (count := text.count(mutation.old)) != 1:

@@ -116,7 +116,7 @@ class GenerationRecorder(Callback):
             )
 
     def tokens_record(self, index: int, width: int, eos_token_id: int) -> dict[str, Any]:
-        """What the row at index of the batch just generated after the width of the padded prompts."""
+        """Return what the row at index of the batch just generated after the width of the padded prompts."""
         ids = self.sequences[index, width:].tolist()
         met_eos = eos_token_id in ids
         num_tokens = ids.index(eos_token_id) + 1 if met_eos else len(ids)
@@ -130,7 +130,7 @@ class GenerationRecorder(Callback):
 
 
 def stop_record(text: str, stops: list[str] | None) -> dict[str, Any]:
-    """Where the metric cuts the text. The expression is the metric's own; it keeps no copy of what it cuts."""
+    """Return where the metric cuts the text. The expression is the metric's own; it keeps no copy of what it cuts."""
     if not stops:
         return {}
     before, *others = re.split('|'.join(stops), text)

@@ -160,7 +160,7 @@ def chat_record(loaded: dict[str, Any], model: CannedModel, prompts: dict[str, l
 
 
 def outcome(sample: dict[str, Any]) -> tuple[str | None, str, int]:
-    """What lm-eval extracted from a reply, what is right, and whether it took it for right."""
+    """Return what lm-eval extracted from a reply, what is right, and whether it took it for right."""
     first = sample[sample['metrics'][0]]
     if len(first) == 2:  # MATH, prompts: (prompt number, whether right), then (question, answer)
         return sample['consistency_rate'][1], sample['doc']['answer'], first[1]
@@ -180,7 +180,7 @@ def answer_record(answer: str | None, is_math: bool) -> str | None:
 
 
 def item_record(perturbation: str, runs: list[list[dict[str, Any]]], is_math: bool) -> dict[str, Any]:
-    """What one row gave: a list per run of the samples of its prompts."""
+    """Return what one row gave: a list per run of the samples of its prompts."""
     samples = [sample for run in runs for sample in run]
     outcomes = [outcome(sample) for sample in samples]
     doc = samples[0]['doc']
@@ -237,7 +237,7 @@ def run_record(loaded: dict[str, Any], results: dict[str, Any], seed: int) -> di
 
 
 def summarize(data_set: DataSet, samples: list[dict[str, Any]]) -> dict[str, float]:
-    """What lm-eval's summariser makes of the five runs' logs."""
+    """Return what lm-eval's summariser makes of the five runs' logs."""
     with tempfile.TemporaryDirectory() as folder:
         for seed, tasks in zip(SEEDS, samples, strict=True):
             tracker = EvaluationTracker(output_path=str(Path(folder, f'seed_{seed}')))

@@ -192,7 +192,7 @@ def right(data_set: str, given: tuple[Any, ...]) -> bool:
 
 
 def run_file(data_set: str, perturbation: str, docs: list[dict[str, Any]]) -> tuple[Any, dict[str, float], dict]:
-    """What a task logs of one file: consistency or the entries by seed, accuracy by variant; and answers by place."""
+    """Return what a task logs of one file: consistency or entries by seed, accuracy by variant; answers by place."""
     module = MODULES[data_set]
     if perturbation == 'non_greedy':
         entries, accuracies, answers = {}, {}, {}

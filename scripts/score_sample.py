@@ -18,7 +18,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataSet:
-    """Where a data set's rows are and which of them are recorded."""
+    """The rows of a data set and those that are recorded."""
 
     name: str
     folder: str  # of lm-eval's task files
@@ -161,6 +161,6 @@ class Rows:
         return dict.fromkeys(('test', 'validation'), datasets.Dataset.from_list(rows))
 
     def questions(self) -> Iterator[Question]:
-        """What the canned replies know of the rows."""
+        """Return what the canned replies know of the rows."""
         for file, rows in self.rows.items():
             yield from (question_of(file, row) for row in rows)

@@ -160,7 +160,7 @@ def build_trainer(config: TrainConfig) -> Trainer:
 
 
 def is_over(state: State) -> bool:
-    """Whether the checkpoint that was loaded is of the end of the training, where `fit` raises an error."""
+    """Return whether the checkpoint that was loaded is of the end of the training, where `fit` raises an error."""
     return state.max_duration is not None and state.timestamp >= state.max_duration
 
 

@@ -1,4 +1,4 @@
-"""What a training YAML may hold: llm-foundry's names of keys where it has them, and nothing that is not used."""
+"""The keys of a training YAML: llm-foundry's names where it has them, and nothing that is not used."""
 
 from __future__ import annotations
 

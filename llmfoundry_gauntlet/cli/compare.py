@@ -19,7 +19,7 @@ def compare(
     ] = False,
     form: Format = Form.TABLE,
 ) -> None:
-    """What runs have more than the first, item by item, with errors; or the course of one run over its checkpoints.
+    """Compare runs with the first, item by item, with standard errors; or show the trend of one run over checkpoints.
 
     Of a folder with several evaluations, beside others, the last one is taken.
 

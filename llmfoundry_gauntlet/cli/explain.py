@@ -172,7 +172,7 @@ def show_tokens(tokenized: TokenizedItem, *, all_tokens: bool) -> None:
 
 
 def shared_length(rows: Sequence[Sequence[Token]]) -> int:
-    """How many tokens all rows begin with, of those that are not scored."""
+    """Return the number of unscored tokens that all rows begin with."""
     shared = 0
     for tokens in zip(*rows, strict=False):
         if len({token.id for token in tokens}) > 1 or any(token.part == 'continuation' for token in tokens):
@@ -213,7 +213,7 @@ def show_marking(
 
 
 def ends_of_reply(stops: StopRule) -> list[str]:
-    """Where a reply ends, in words; of many strings the first ones."""
+    """Return where a reply ends, in words; of many strings the first ones."""
     found = []
     if stops.strings:
         shown = ', '.join(map(repr, stops.strings[:NUM_STOPS]))

@@ -112,7 +112,7 @@ def listed_task(task: Task, category: str, chance: float | None, data_root: str)
 
 
 def data_of(task: Task, data_root: str) -> tuple[int | None, str]:
-    """How many lines a task's data file has, and which file it is by its size."""
+    """Return the number of lines of a task's data file, and which file it is by its size."""
     from llmfoundry_gauntlet.data.files import locate
     from llmfoundry_gauntlet.data.manifest import read_manifest
     from llmfoundry_gauntlet.errors import DataError

@@ -57,7 +57,7 @@ GAUNTLET = GAUNTLET_TASKS.parent.parent / 'gauntlets' / 'eval_gauntlet_v0.1.yaml
 
 
 class Form(StrEnum):
-    """How scores are printed."""
+    """Output formats of scores."""
 
     TABLE = 'table'
     MARKDOWN = 'markdown'

@@ -217,7 +217,7 @@ class EvalGauntlet(Callback):
             self._restore()
 
     def _is_ours(self, state: State) -> bool:
-        """Whether it is our evaluator's turn; the label does not tell, as there may be a second callback."""
+        """Return whether it is our evaluator's turn; the label does not tell, as there may be a second callback."""
         return state.dataloader is self.loader
 
     def _begin(self, state: State) -> EvaluationRun:
@@ -275,13 +275,13 @@ class EvalGauntlet(Callback):
             log.warning('gauntlet ba%d: %s', batch, problem)
 
     def _folder(self, state: State) -> Path | None:
-        """Where the records of the evaluation go that is due now; None where none are kept."""
+        """Return where the records of the evaluation go that is due now; None where none are kept."""
         if self.folder is None or state.max_duration is None:
             return self.folder
         return self.folder / f'ba{state.timestamp.batch.value}'  # of a Trainer that trains
 
     def _is_recorded(self, state: State) -> bool:
-        """Whether the records of the evaluation that is due now are there."""
+        """Return whether the records of the evaluation that is due now are there."""
         folder = self._folder(state)
         return on_first_rank(lambda: folder is not None and (folder / RESULTS).is_file())
 
@@ -350,7 +350,7 @@ def restore_forward(model: HuggingFaceModel, forward: Any) -> None:
 
 
 def on_first_rank(work: Callable[[], Answer]) -> Answer:
-    """What the first rank finds, on all ranks; a GauntletError there is one everywhere."""
+    """Return what the first rank finds, on all ranks; a GauntletError there is one everywhere."""
     found: list[Any] = [None, None]
     if dist.get_global_rank() == 0:
         try:
@@ -380,7 +380,7 @@ def device_type(state: State) -> str:
 
 
 def environment(state: State) -> dict[str, Any]:
-    """What the numbers were computed with."""
+    """Return what the numbers were computed with."""
     return {
         'python': platform.python_version(),
         'torch': torch.__version__,

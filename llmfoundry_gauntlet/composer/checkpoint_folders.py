@@ -40,7 +40,7 @@ class Checkpoint:
 
     @property
     def is_file(self) -> bool:
-        """Whether it is one file rather than a folder."""
+        """Return whether it is one file rather than a folder."""
         return [file.name for file in self.files] == [self.name]
 
     @property

@@ -38,7 +38,7 @@ READ_AGAIN = 'copy it again, or name another checkpoint'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointContent:
-    """What a Composer checkpoint holds of a model; `huggingface` is what its HuggingFaceModel keeps of itself."""
+    """The model of a Composer checkpoint; `huggingface` is the state that its HuggingFaceModel stores."""
 
     weights: Weights
     huggingface: Mapping[str, Any] | None
@@ -46,12 +46,12 @@ class CheckpointContent:
 
 
 def is_sharded(path: Path) -> bool:
-    """Whether a folder is a sharded checkpoint, or was to become one."""
+    """Return whether a folder is a sharded checkpoint, or was to become one."""
     return (path / METADATA).is_file() or any(path.glob(f'*{SHARD}'))
 
 
 def checkpoints_among(names: Sequence[str]) -> list[str]:
-    """Which of the files below a folder, by relative names, can be given as a model, or are in a folder that can."""
+    """Return the files below a folder, by relative names, that are models, and the folders that are."""
     found = set()
     for name in names:
         folder, _, file = name.rpartition('/')
@@ -114,7 +114,7 @@ def huggingface_of(state: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def model_type_of(huggingface: Mapping[str, Any] | None) -> str | None:
-    """What kind of model a checkpoint says that it holds."""
+    """Return what kind of model a checkpoint says that it holds."""
     try:
         found = None if huggingface is None else huggingface['model']['config']['content'].get('model_type')
     except (LookupError, TypeError, AttributeError):  # which is an error once the configuration is wanted
@@ -123,7 +123,7 @@ def model_type_of(huggingface: Mapping[str, Any] | None) -> str | None:
 
 
 def timestamp_of(path: Path, stored: Any) -> Timestamp | None:
-    """Where training stood when a checkpoint was written; those of weights alone do not say. Raises ModelError."""
+    """Return the timestamp of a checkpoint; None for one of weights alone. Raise ModelError."""
     if stored is None or isinstance(stored, Timestamp):
         return stored
     try:
@@ -171,7 +171,7 @@ def read_sharded(path: Path, *, wants_tokenizer: bool) -> CheckpointContent:
 
 
 def read_metadata(path: Path) -> Metadata:
-    """What is where in a sharded checkpoint. Raises ModelError."""
+    """Return what is where in a sharded checkpoint. Raises ModelError."""
     try:
         metadata = InertReader(path).read_metadata()
     except FileNotFoundError as error:

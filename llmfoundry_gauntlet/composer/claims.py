@@ -38,12 +38,12 @@ class Claim:
 
     @property
     def is_done(self) -> bool:
-        """Whether the checkpoint is evaluated."""
+        """Return whether the checkpoint is evaluated."""
         return self.expires is None
 
     @property
     def is_running(self) -> bool:
-        """Whether a watcher is at work, as far as its claim says."""
+        """Return whether a watcher is at work, as far as its claim says."""
         return self.expires is not None and time.time() < self.expires
 
 
@@ -113,7 +113,7 @@ class Claims:
 
     @property
     def is_lost(self) -> bool:
-        """Whether another watcher has taken over this watcher's claim."""
+        """Return whether another watcher has taken over this watcher's claim."""
         return self._next in self.by_file
 
     def check_held(self) -> None:

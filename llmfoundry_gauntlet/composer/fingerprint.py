@@ -1,4 +1,4 @@
-"""What tells models apart: a digest of all weights, the same however they are spread over ranks."""
+"""A digest of all weights of a model, the same however they are sharded over ranks."""
 
 from __future__ import annotations
 

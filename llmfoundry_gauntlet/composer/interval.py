@@ -1,4 +1,4 @@
-"""When an evaluation is due during training."""
+"""The schedule of evaluations during training."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class EvaluationSchedule:
         self.evaluated_batch: int | None = None
 
     def __call__(self, state: State, event: Event) -> bool:
-        """Whether an evaluation is due."""
+        """Return whether an evaluation is due."""
         due = [time(state, event) for time in self.times]
         due.append(self.last and event == Event.FIT_END)
         due.append(self.checkpoint and self.checkpoint_follows(state, event))
         return any(due) and self.evaluated_batch != state.timestamp.batch.value
 
     def checkpoint_follows(self, state: State, event: Event) -> bool:
-        """Whether a saver writes a checkpoint right after this event."""
+        """Return whether a saver writes a checkpoint right after this event."""
         save_event = CHECKPOINT_EVENTS.get(event)
         if save_event is None:
             return False

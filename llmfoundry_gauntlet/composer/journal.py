@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resuming:
-    """What becomes of what an earlier attempt has left in the folder.
+    """The treatment of records that an earlier attempt left in the folder.
 
     It is used again, if it is `wanted`. Where it is of another evaluation that is an error if it is `required`, else it
     is replaced. `repair` drops damaged lines.
@@ -144,7 +144,7 @@ class SharedJournal:
 
     @property
     def problem(self) -> str | None:
-        """Why this rank's items are not kept, where they are not."""
+        """Return why this rank's items are not kept, where they are not."""
         return None if self._journal is None else self._journal.problem
 
     def close(self) -> None:
@@ -154,7 +154,7 @@ class SharedJournal:
 
 
 def identity_of(prepared: PreparedEvaluation, *, items: str, model: str, precision: str) -> Identity:
-    """What must agree with an earlier attempt. `items` is a digest of them, `model` a fingerprint of the weights."""
+    """Return what must agree with an earlier attempt: digests of items and weights, settings."""
     settings = prepared.data.settings
     return {
         'model': model,

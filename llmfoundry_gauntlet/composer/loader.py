@@ -52,13 +52,13 @@ class Step:
 
     @property
     def num_items(self) -> int:
-        """How many items the step computes."""
+        """Return the number of items of the step."""
         return len(self.requests)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What the probes found of a model, and the tokens of a batch, which stay so that evaluations can be compared."""
+    """The results of the probes and the tokens per batch, which stay the same so that evaluations compare."""
 
     scoring: Probe | None
     replies: ReplyProbe | None
@@ -66,7 +66,7 @@ class Found:
 
     @property
     def certain(self) -> bool:
-        """Whether it holds for later weights as well."""
+        """Return whether it holds for later weights as well."""
         return all(probe is None or probe.certain for probe in (self.scoring, self.replies))
 
     @property
@@ -184,7 +184,7 @@ class EvaluationLoader:
 
     @property
     def is_finding_out(self) -> bool:
-        """Whether it is not known yet which items fit into the time; such an evaluation has no journal."""
+        """Return whether it is not known yet which items fit into the time; such an evaluation has no journal."""
         return self.budget is not None and not self.budget.is_settled
 
     @property
@@ -293,13 +293,13 @@ class EvaluationLoader:
         )
 
     def _probe(self) -> Probe | None:
-        """What the model can score with, where anything is to be scored."""
+        """Return what the model can score with, where anything is to be scored."""
         if not self.prepared.score_requests:
             return None
         return probe(self._model, vocabulary=self._vocabulary, longest=self.longest)
 
     def _probe_replies(self) -> ReplyProbe | None:
-        """How the model can write, where any reply is wanted."""
+        """Return how the model can write, where any reply is wanted."""
         if not self.longest_reply:
             return None
         if self.writer is None:
@@ -375,7 +375,7 @@ class EvaluationLoader:
 
 
 def agreed(found: Sequence[Found]) -> Found:
-    """What every rank can run: the most careful ways and the smallest budget of all ranks."""
+    """Return what every rank can run: the most careful ways and the smallest budget of all ranks."""
     scoring = [one.scoring for one in found if one.scoring is not None]
     replies = [one.replies for one in found if one.replies is not None]
     return Found(
@@ -398,5 +398,5 @@ def size_of(request: Request) -> int:
 
 
 def is_finite(result: ItemResult) -> bool:
-    """Whether all log-probabilities of an item are numbers."""
+    """Return whether all log-probabilities of an item are numbers."""
     return result.logprobs is None or all(map(math.isfinite, result.logprobs))

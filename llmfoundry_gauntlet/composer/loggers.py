@@ -61,7 +61,7 @@ def build_each(part: str, known: Builders, chosen: Mapping[str, Any] | None) -> 
 
 
 def check(part: str, known: Builders, name: str, arguments: Any) -> list[str]:
-    """What is wrong with one entry."""
+    """Return what is wrong with one entry."""
     if name not in known:
         return [f"{part}: unknown key '{name}'{suggestion(str(name), known)}"]
     if not isinstance(arguments, Mapping):

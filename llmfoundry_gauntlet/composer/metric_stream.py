@@ -53,7 +53,7 @@ TENSORBOARD_CHARTS: dict[str, dict[str, list[Any]]] = {
 
 @dataclass(slots=True, eq=False)
 class Rows:
-    """What is known of one logger: what it holds already, and what it has not taken yet.
+    """The state of one logger: the keys it holds already, and those still to log.
 
     `held` is by key and step. `waiting` are evaluations that MLflow's server has not answered for: step, milliseconds
     since 1970 and values.
@@ -184,7 +184,7 @@ def tensorboard_layout(keys: Iterable[str]) -> dict[str, dict[str, list[Any]]]:
 
 
 def scalars_in(folder: Path) -> dict[tuple[str, int], float]:
-    """What TensorBoard's files in a folder hold of ours, by key and step."""
+    """Return what TensorBoard's files in a folder hold of ours, by key and step."""
     from tensorboard.backend.event_processing import event_file_loader  # type: ignore[import-untyped]
 
     held = {}

@@ -121,7 +121,7 @@ def load_folder(name: str, config: PretrainedConfig, device: torch.device) -> An
 
 
 def hub_folder(name: str) -> Path:
-    """Where the weights of a model on the hub are, after a download where there was none. Raises ModelError."""
+    """Return where the weights of a model on the hub are, after a download where there was none. Raises ModelError."""
     for patterns in OF_HUB:
         try:
             folder = Path(snapshot_download(name, allow_patterns=[*patterns, CONFIG, GENERATION]))
@@ -175,7 +175,7 @@ def stored_tokenizer(path: Path, stored: Mapping[str, Any] | None) -> PreTrained
 
 
 def training_of(path: Path, timestamp: Timestamp | None) -> TrainingPoint | None:
-    """Where training stood when a checkpoint was written."""
+    """Return where training stood when a checkpoint was written."""
     if timestamp is None:
         return None
     return TrainingPoint(

@@ -1,4 +1,4 @@
-"""How far an evaluation is: a bar on a terminal, else a line now and then."""
+"""Progress of an evaluation: a bar on a terminal, else a line now and then."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NUM_TASK = 40  # characters of a task's name
 
 @dataclass(slots=True)
 class Work:
-    """What is to be done in an evaluation, and what of it this rank has done; all 0 until there is a plan.
+    """The work of an evaluation, and this rank's share that is done; all 0 until there is a plan.
 
     `num_items` are those of all ranks, `num_own` this rank's. Costs are in tokens' worth of work. Ranks take like steps
     together, so that what one has done of its own stands for all.
@@ -41,7 +41,7 @@ class Work:
 
     @property
     def share(self) -> float:
-        """Of the work that is done, 0 to 1."""
+        """Return the share of the work that is done, 0 to 1."""
         return min(1.0, self.cost_done / self.cost) if self.cost else 0.0
 
     @property
@@ -106,12 +106,12 @@ class ProgressReport:
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether a bar can be drawn there; on a terminal without a size, as in some containers, tqdm is silent."""
+    """Return whether a bar can be drawn there; on a terminal without a size, as in some containers, tqdm is silent."""
     return stream.isatty() and os.get_terminal_size(stream.fileno()).columns > 0
 
 
 def describe(work: Work, seconds: float) -> str:
-    """How far the work is after so many seconds, and when it should be done."""
+    """Return how far the work is after so many seconds, and when it should be done."""
     if not work.cost:
         return 'finding out what the model can run'
     parts = [f'{work.num_finished} of {work.num_items} items']

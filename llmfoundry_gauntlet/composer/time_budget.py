@@ -24,7 +24,7 @@ Row = tuple[str | None, int]  # a file's stem and a row
 
 @dataclass(slots=True)
 class Measured:
-    """What some items of a task took, all ranks together, and how many of them were right."""
+    """Seconds, number and right answers of some items of a task, all ranks together."""
 
     num_items: int = 0
     num_right: float = 0.0
@@ -65,7 +65,7 @@ class TimeBudget:
 
     @property
     def is_settled(self) -> bool:
-        """Whether it is known which items are run."""
+        """Return whether it is known which items are run."""
         return self.sizes is not None
 
     def items(self, sizes: Mapping[str, int]) -> set[ItemKey]:
@@ -139,7 +139,7 @@ class TimeBudget:
         self.sizes = self._whole_clusters(sizes)
 
     def costs(self) -> dict[str, TaskCosts]:
-        """What is known of each task by now."""
+        """Return what is known of each task by now."""
         weights = influences(self.prepared.data.suite.gauntlet, {key: self.num_questions(key) for key in self.order})
         return {
             key: TaskCosts(
@@ -192,7 +192,7 @@ def rows_of(prepared: PreparedEvaluation) -> dict[str, list[Example]]:
 
 
 def row_of(example: Example) -> Row:
-    """Where a question stands."""
+    """Return where a question stands."""
     return example.file, example.row
 
 

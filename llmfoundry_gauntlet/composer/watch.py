@@ -49,7 +49,7 @@ RECORDED, RESOLVED = ('semantics', 'fewshot', 'subset_items', 'time_budget'), ('
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchSettings:
-    """What is watched, and how its checkpoints are evaluated.
+    """The settings of a watch and of the evaluation of its checkpoints.
 
     `settings` are those of `evaluate`; `loggers` are Composer's by name, with their arguments. `once` ends when all
     checkpoints there at the start are evaluated, here or by another watcher; `stop_seconds` when nothing new has come

@@ -147,7 +147,7 @@ def told_key() -> str:
 
 
 def is_told(store: Any) -> bool:
-    """Whether some rank has said that it hangs. One whose store is gone has nobody to hear it from."""
+    """Return whether some rank has said that it hangs. One whose store is gone has nobody to hear it from."""
     try:
         return bool(store.check([told_key()]))
     except (DistError, RuntimeError):
@@ -155,7 +155,7 @@ def is_told(store: Any) -> bool:
 
 
 def stacks() -> str:
-    """Where every thread of this process is, the one that runs the model first."""
+    """Return where every thread of this process is, the one that runs the model first."""
     frames = sys._current_frames()
     threads = sorted(threading.enumerate(), key=lambda thread: thread is not threading.main_thread())
     parts = [
@@ -178,7 +178,7 @@ def progress_of(loader: EvaluationLoader) -> tuple[int, ...]:
 
 
 def doing(loader: EvaluationLoader) -> str:
-    """What a rank is at: its step, and the items of it."""
+    """Return what a rank is at: its step, and the items of it."""
     requests = loader.requests
     if not requests:
         return f'step {loader.num_steps}, which is of no single items: the plan, programs, or between two steps'

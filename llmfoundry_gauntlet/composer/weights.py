@@ -62,7 +62,7 @@ def load_network(name: str, config: PretrainedConfig, weights: Weights, device: 
 
 
 def identity(tensor: torch.Tensor) -> tuple[int, torch.Size]:
-    """What tied weights have in common."""
+    """Return what tied weights have in common."""
     return tensor.data_ptr(), tensor.shape
 
 
@@ -129,7 +129,7 @@ def check_tensors(name: str, pairs: Mapping[str, tuple[torch.Tensor, torch.Tenso
 
 
 def listed(names: Collection[str]) -> str:
-    """How many there are, and the first five."""
+    """Return the number of names and the first five."""
     return f'{len(names)} ({first_of(sorted(names), ", ")})' if names else 'none'
 
 

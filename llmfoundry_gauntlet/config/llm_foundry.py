@@ -162,7 +162,7 @@ def icl_settings(keys: Mapping[str, Any], notes: Notes, *, source: str, num_rank
 
 
 def icl_schedule(values: Mapping[str, Any], own: Mapping[str, Any], notes: Notes) -> dict[str, Any]:
-    """When and how long llm-foundry evaluates in training, where the callback's `own` keys do not say it."""
+    """Return when and how long llm-foundry evaluates in training, where the callback's `own` keys do not say it."""
     settings: dict[str, Any] = {}
     if 'eval_interval' in values or 'eval_first' in values or own.get('interval') is None:
         settings['interval'] = interval_of(values, notes)
@@ -174,7 +174,7 @@ def icl_schedule(values: Mapping[str, Any], own: Mapping[str, Any], notes: Notes
 
 
 def interval_of(values: Mapping[str, Any], notes: Notes) -> list[str]:
-    """When llm-foundry evaluates, in our words: at each interval and at the end; a bare number is epochs."""
+    """Return when llm-foundry evaluates, in our words: at each interval and at the end; a bare number is epochs."""
     is_given, first = values.get('eval_interval') is not None, bool(values.get('eval_first'))
     every = values['eval_interval'] if is_given else 1
     is_epochs = isinstance(every, int) and not isinstance(every, bool) and every >= 0
@@ -260,7 +260,7 @@ def check_folders(models: tuple[ListedModel, ...], problems: Problems) -> None:
 
 
 def is_count(value: Any) -> bool:
-    """Whether a value is a whole number from 1 on."""
+    """Return whether a value is a whole number from 1 on."""
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 

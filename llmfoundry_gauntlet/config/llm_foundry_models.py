@@ -87,7 +87,7 @@ class Notes:
 
 
 def model_arguments(entry: Mapping[str, Any], path: str, notes: Notes) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What `evaluate` is given for an entry with `model`, `tokenizer` and `load_path`; and its config_overrides.
+    """Return what `evaluate` is given for an entry with `model`, `tokenizer` and `load_path`; and its config_overrides.
 
     What is wrong and keys that change nothing go to `notes`.
     """
@@ -114,7 +114,7 @@ def model_arguments(entry: Mapping[str, Any], path: str, notes: Notes) -> tuple[
 
 
 def check_kind(name: Any, path: str, problems: Problems) -> bool:
-    """Whether it is a kind of model that can be run; where not, what to do is noted."""
+    """Return whether it is a kind of model that can be run; where not, what to do is noted."""
     if name == KIND:
         return True
     kinds = [KIND, *OTHER_KINDS]

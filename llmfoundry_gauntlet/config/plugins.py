@@ -1,4 +1,4 @@
-"""What other installed packages add to this one: their entry points, by group."""
+"""Plug-ins: the entry points of other installed packages, by group."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def installed(group: str) -> dict[str, EntryPoint]:
 
 @cache
 def load_installed(group: str) -> dict[str, Any]:
-    """What a group's entry points stand for. Raises ConfigError where one cannot be imported."""
+    """Return what a group's entry points stand for. Raises ConfigError where one cannot be imported."""
     loaded = {}
     for name, point in installed(group).items():
         try:

@@ -68,7 +68,7 @@ class ScoreSpec:
 
     @property
     def is_math(self) -> bool:
-        """Whether answers are expressions in place of letters."""
+        """Return whether answers are expressions in place of letters."""
         return self.dataset == MATH
 
     @property

@@ -28,7 +28,7 @@ CHOICES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationSettings:
-    """What is evaluated, when, and how.
+    """The settings of an evaluation.
 
     `tasks` is a path, a list of paths or the list itself; `gauntlet` a path or the mapping itself; `score` a path or
     the list of SCORE's data sets. Either tasks or score may be left out. `interval` holds 'first', 'checkpoint', 'last'
@@ -92,7 +92,7 @@ class EvaluationSettings:
 
     @property
     def reference(self) -> bool:
-        """Whether llm-foundry's scores are wanted, faults included."""
+        """Return whether llm-foundry's scores are wanted, faults included."""
         return self.semantics == 'reference'
 
     @property

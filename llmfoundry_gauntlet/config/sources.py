@@ -1,4 +1,4 @@
-"""Where a part of the configuration comes from: a YAML file's key, or plain values."""
+"""Sources of configuration: a key of a YAML file, or plain values."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def alternatives(words: Sequence[str]) -> str:
 
 
 def source_name(source: Any, key: str) -> str:
-    """How a source is called in messages: its path, or the key's name for plain values."""
+    """Return how a source is called in messages: its path, or the key's name for plain values."""
     return str(source) if isinstance(source, (str, Path)) else f'<{key}>'
 
 

@@ -1,4 +1,4 @@
-"""What to evaluate, as frozen dataclasses: tasks and gauntlets.
+"""Tasks and gauntlets as frozen dataclasses.
 
 Keys and defaults are llm-foundry 0.22's (`llmfoundry/utils/builders.py`, `callbacks/eval_gauntlet_callback.py`), so
 its YAML files mean the same here. Keys that one type of task alone has are with the type, in `tasks/`.

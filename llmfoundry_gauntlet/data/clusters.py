@@ -46,7 +46,7 @@ def _prompt(row: Mapping[str, Any]) -> str:
 
 
 def _found(field: str, pattern: str) -> Rule:
-    """What the pattern's group holds in a field that begins with the pattern, with single spaces between words."""
+    """Return the pattern's group in a field that begins with the pattern, with single spaces between words."""
     compiled = re.compile(pattern, re.DOTALL)
 
     def rule(row: Mapping[str, Any]) -> str:

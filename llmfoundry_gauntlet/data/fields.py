@@ -12,7 +12,7 @@ MOST_TEXT = 200  # characters at each end of a message
 
 
 class RowError(ValueError):
-    """What is wrong with one row, without the file and line, which the reader adds."""
+    """A row is wrong; the reader adds file and line."""
 
     def at(self, place: str) -> str:
         """The problem with the row's place, on one line that is not too long to read."""

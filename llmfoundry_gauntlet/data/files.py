@@ -1,4 +1,4 @@
-"""Where a task's data file is, and its rows as plain mappings."""
+"""Find a task's data file and read its rows as plain mappings."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def locate(uri: str, data_root: str | Path) -> Path:
 
 
 def read_task_rows(task: TaskSpec, data_root: str | Path) -> tuple[str, list[NumberedRow]]:
-    """How the task's data are called in messages, and all rows with their 0-based line numbers."""
+    """Return how the task's data are called in messages, and all rows with their 0-based line numbers."""
     uri = task.dataset_uri
     if uri.startswith(HUGGING_FACE):
         source, rows = uri, list(enumerate(hugging_face_rows(task, data_root)))
@@ -198,7 +198,7 @@ DECODER = json.JSONDecoder(object_pairs_hook=object_of, parse_float=finite, pars
 
 
 def is_deep(value: Any) -> bool:
-    """Whether lists and mappings are nested more than MAX_DEPTH times."""
+    """Return whether lists and mappings are nested more than MAX_DEPTH times."""
     level = [value]
     for _ in range(MAX_DEPTH):
         level = [
@@ -211,7 +211,7 @@ def is_deep(value: Any) -> bool:
 
 
 def has_half_characters(value: Any) -> bool:
-    """Whether some text in it could not be written as UTF-8."""
+    """Return whether some text in it could not be written as UTF-8."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:

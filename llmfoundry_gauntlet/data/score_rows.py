@@ -62,7 +62,7 @@ class MathQuestion:
 
 @dataclass(slots=True)
 class Oddities:
-    """What is odd in real data and no error, counted."""
+    """Counts of oddities in real data that are no errors."""
 
     counts: Counter[str] = field(default_factory=Counter)
     first: dict[str, str] = field(default_factory=dict)
@@ -217,7 +217,7 @@ def as_lettered(query: str, choices: Sequence[str], gold: int, topic: str) -> Le
 
 
 def list_end(query: str) -> int:
-    """Where a list that ends a query does, without a word such as 'Answer:' after it."""
+    """Return where a list that ends a query does, without a word such as 'Answer:' after it."""
     found = LIST_END.search(query)
     return len(query) if found is None else found.start()
 

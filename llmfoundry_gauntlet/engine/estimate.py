@@ -1,4 +1,4 @@
-"""What a plan has in it by task, and what it takes, from parts that were timed. Pure, and free of torch."""
+"""Counts of a plan by task, and estimates of its seconds from timed parts. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llmfoundry_gauntlet.types import Generation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskEstimate:
-    """What is to be done for one task.
+    """The work of one task.
 
     `num_tokens` are those of contexts, choices and prompts, each distinct prefix once, as the model is given them; a
     prefix of several tasks counts for the first of them. `reply_tokens` are the most that can be written.
@@ -31,7 +31,7 @@ class TaskEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What an evaluation would take. `seconds` by part of it add up to those of the tasks.
+    """The estimated cost of an evaluation. Its `seconds` by part add up to those of the tasks.
 
     `preparing_seconds` is what reading data and loading the model took; a real run spends it as well, before the
     evaluation. `notes` say how the rest was found out.
@@ -45,7 +45,7 @@ class Estimate:
 
     @property
     def total_seconds(self) -> float:
-        """Of the evaluation itself."""
+        """Return the seconds of the evaluation itself."""
         return sum(self.seconds.values())
 
 

@@ -28,7 +28,7 @@ class FakeLanguageModel:
         return -int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], 'big') / 2**48
 
     def is_top(self, prefix: Sequence[int], token: int) -> bool:
-        """Whether `token` is the most probable one after `prefix`."""
+        """Return whether `token` is the most probable one after `prefix`."""
         return self.logprob(prefix, token) > -0.5
 
     def score(self, request: ScoreRequest) -> ScoreOutput:

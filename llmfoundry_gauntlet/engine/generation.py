@@ -61,12 +61,12 @@ class ReplyWriter:
 
     @property
     def streams(self) -> bool:
-        """Whether prompts run as a token stream."""
+        """Return whether prompts run as a token stream."""
         return self.way == STREAM
 
     @property
     def keeps(self) -> bool:
-        """Whether keys and values are kept from token to token."""
+        """Return whether keys and values are kept from token to token."""
         return self.way != NO_CACHE
 
     @contextmanager
@@ -120,7 +120,7 @@ class ReplyWriter:
         log.warning('out of memory with %d replies at a time: %d from now on', num_rows, self.most_rows)
 
     def is_any(self, active: bool) -> bool:
-        """Whether this rank has work, or any rank where all must make the same forwards."""
+        """Return whether this rank has work, or any rank where all must make the same forwards."""
         if not self.is_sharded or not distributed.is_initialized():
             return active
         flag = torch.tensor(int(active), device=self.language_model.device)

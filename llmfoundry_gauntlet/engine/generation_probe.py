@@ -1,4 +1,4 @@
-"""How a model can write replies: a few are written in each way, and only a way that agrees is trusted.
+"""Probe how a model can generate: a few generations in each way, and only a way that agrees is trusted.
 
 Whole rows, which every model can run, are the measure: logits of every step are compared, of prompts of different
 lengths that enter and leave while others are written, and of one as long as can be, so that windows show.

@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What a forward shows of a model.
+    """Observations of a forward.
 
     `tail` is what it does to its output layer's logits, None where that is not known: then the model makes the logits
     of all positions. `dtype` is what it computes in.
@@ -262,5 +262,5 @@ class CausalLanguageModel:
 
 
 def is_sharded(model: Any) -> bool:
-    """Whether FSDP holds the model's weights, so that all ranks must make the same forwards."""
+    """Return whether FSDP holds the model's weights, so that all ranks must make the same forwards."""
     return any(isinstance(module, (FullyShardedDataParallel, FSDPModule)) for module in model.modules())

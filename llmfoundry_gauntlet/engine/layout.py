@@ -1,4 +1,4 @@
-"""Where each token of a batch stands: trees in a stream or in rows, or padded rows. Pure, and free of torch.
+"""Lay out the tokens of a batch: trees in a stream or in rows, or padded rows. Imports no torch.
 
 A tree holds each distinct prefix of its sequences once, depth first, the deepest branch first. A token's ancestors,
 the tokens before it in its sequences, are those before it in the stream whose subtree has not ended.
@@ -52,7 +52,7 @@ class Rows:
 
 
 def input_row(context: Ids, continuation: Ids) -> Ids:
-    """What the model is given: context and continuation without the last token, which nothing follows."""
+    """Return what the model is given: context and continuation without the last token, which nothing follows."""
     return np.concatenate([context, continuation[:-1]])
 
 
@@ -197,7 +197,7 @@ class _StreamBuilder:
         return sorted(runs, key=lambda run: -max(map(len, rows[run[0] : run[1]])))
 
     def stream(self) -> Stream:
-        """What was appended."""
+        """Return what was appended."""
         lengths, firsts, ends = np.array(self.segments, dtype=np.int64).T
         starts = np.cumsum(lengths) - lengths
         within = np.arange(self.length) - np.repeat(starts, lengths)
@@ -212,7 +212,7 @@ class _StreamBuilder:
 
 
 def positions(path: Sequence[tuple[int, int, int]], start: int, stop: int) -> Ints:
-    """Where the tokens of depths start..stop of a path stand in the stream."""
+    """Return where the tokens of depths start..stop of a path stand in the stream."""
     found = []
     for depth, place, length in path:
         first, last = max(start, depth), min(stop, depth + length)

@@ -119,7 +119,7 @@ def reading(layer: torch.nn.Linear, reader: LogitReader, tail: Tail) -> Iterator
 
 
 def tail_of(config: Any, raw: torch.Tensor, final: torch.Tensor) -> Tail | None:
-    """What the model does to its output layer's `raw` logits to get its `final` ones; None where that is not known."""
+    """Return the function from the output layer's `raw` logits to the model's `final` ones; None if unknown."""
     for tail in (*tails(config), same):  # a cap first: small logits do not show it
         if raw.shape == final.shape and torch.allclose(tail(raw).float(), final.float(), rtol=1e-5, atol=1e-6):
             return tail

@@ -1,4 +1,4 @@
-"""What is computed with what: requests into batches. Pure, and free of torch.
+"""Plan batches: requests that share prefixes are computed together. Imports no torch.
 
 The batches are a function of the whole set of requests, `tokens_per_batch` and the layout alone. Requests whose
 prompts begin alike are joined into trees in which each distinct prefix stands once, where that is less work than
@@ -199,19 +199,19 @@ def grow_trees(shapes: Sequence[_Shape], cap: int, layout: str, prefix: int = 0)
 
 
 def begins_family(shapes: Sequence[_Shape], index: int) -> bool:
-    """Whether many requests from this one on share far more with each other than it does with the one before."""
+    """Return whether many requests from this one on share far more with each other than it does with the one before."""
     least = max(LEAST_PREFIX, 2 * shapes[index].shared + 1)
     following = shapes[index + 1 : index + 1 + FAMILY]
     return len(following) == FAMILY and all(shape.shared >= least for shape in following)
 
 
 def leaves_early(shared: int, group: Sequence[_Shape], alike: int) -> bool:
-    """Whether joining what shares so few tokens would keep a beginning of `alike` tokens from being run once."""
+    """Return whether joining what shares so few tokens would keep a beginning of `alike` tokens from being run once."""
     return len(group) > 1 and alike >= LEAST_PREFIX and 2 * shared < alike
 
 
 def is_less_work(shape: _Shape, num_tokens: int, added: int, layout: str) -> bool:
-    """Whether a request's `added` tokens after a tree of `num_tokens` are less work than the request by itself."""
+    """Return whether `added` tokens after a tree of `num_tokens` are less work than the request by itself."""
     seen = seen_by_branch(shape.shared, num_tokens, layout)
     joined = added * (PAIRS_PER_TOKEN + seen + added)
     return joined <= shape.num_tokens * PAIRS_PER_TOKEN + pairs(shape.trunk, shape.num_tokens, layout)
@@ -249,7 +249,7 @@ def families(groups: Sequence[list[_Shape]], least_saved: float) -> list[tuple[l
 
 
 def is_worth_keeping(family: Sequence[list[_Shape]], prefix: int, least_saved: float) -> bool:
-    """Whether a prefix saves enough by running once instead of in each tree."""
+    """Return whether a prefix saves enough by running once instead of in each tree."""
     return prefix >= LEAST_PREFIX and prefix * (len(family) - 1) >= least_saved
 
 

@@ -26,7 +26,7 @@ ENTERING_SHARE = 8  # prompts are run once this share of the rows is free
 
 @dataclass(slots=True)
 class Usage:
-    """What the forwards of replies were made of."""
+    """Counts of the forwards of generations."""
 
     steps: int = 0
     written: int = 0  # tokens, one a row and step
@@ -187,7 +187,7 @@ class PoolRun:
         return self.writer.forward(tokens, mask, self.writer.ids(positions), cache=cache)
 
     def is_seen(self, context: Ids) -> Bools:
-        """Which tokens of a prompt are seen: all but those that the reference hides."""
+        """Return which tokens of a prompt are seen: all but those that the reference hides."""
         hidden = self.writer.language_model.hidden_token_id
         return np.ones(len(context), np.bool_) if hidden is None else context != hidden
 

@@ -1,4 +1,4 @@
-"""Which replies are written together: requests into pools. Pure, and free of torch.
+"""Plan pools: requests whose generations run side by side. Imports no torch.
 
 A pool is written by one rank. Its rows are written side by side, one token each at every step; a row that is done
 makes room for the next of the pool. Pools are a function of the requests and `tokens_per_batch` alone, so that no
@@ -91,7 +91,7 @@ def families(requests: Sequence[GenerateRequest]) -> list[list[GenerateRequest]]
 
 
 def begins_alike(num_shared: int, length: int) -> bool:
-    """Whether a prompt is of the family of another with which it shares so many tokens."""
+    """Return whether a prompt is of the family of another with which it shares so many tokens."""
     return num_shared >= min(LEAST_SHARED, length) and 2 * num_shared >= length
 
 
@@ -122,7 +122,7 @@ def gather(
 
 
 def rows_at_once(length: int, tokens_per_batch: int) -> int:
-    """How many rows of this length are written side by side."""
+    """Return the number of rows of this length that are generated side by side."""
     return max(1, min(CACHED_PER_TOKEN * tokens_per_batch // length, tokens_per_batch // TOKENS_PER_ROW))
 
 

@@ -1,4 +1,4 @@
-"""Which layout a model allows: a few rows are scored in each way, and only a way that agrees is trusted.
+"""Probe which layout a model allows: score a few rows in each, and trust only a layout that agrees.
 
 A model is defined by its eager attention, which is also what llm-foundry loads. Where the implementation that it was
 loaded with gives other numbers, as transformers' sdpa does for Gemma 2, whose cap on attention scores it leaves out,

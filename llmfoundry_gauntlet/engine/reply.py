@@ -75,7 +75,7 @@ class Reply:
         self.is_done = True
 
     def result(self) -> Generation:
-        """What was written."""
+        """Return what was written."""
         return Generation(
             key=self.request.key,
             text=self._text() if self.ids else '',
@@ -85,7 +85,7 @@ class Reply:
         )
 
     def _stops(self) -> bool:
-        """Whether the latest token completes a stop."""
+        """Return whether the latest token completes a stop."""
         before = self.decoder.piece(self.ids[self._start : self._read]) if self._read else ''
         piece = self.decoder.piece(self.ids[self._start :])[len(before) :]
         if not piece:  # a special token, or a space that a text's first word loses

@@ -1,4 +1,4 @@
-"""Which length decides a request's rotary frequencies. Pure, and free of torch."""
+"""The length that decides a request's rotary frequencies. Imports no torch."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ class RowCache(Cache):
     # For models that take and give keys and values as tuples.
 
     def as_tuples(self) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
-        """What the rows of the next step see before it."""
+        """Return what the rows of the next step see before it."""
         past = slice(self._first, self._columns.start)
         return tuple(
             (keys[self._rows, :, past], values[self._rows, :, past])

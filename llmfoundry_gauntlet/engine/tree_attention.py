@@ -43,7 +43,7 @@ KeyValue = tuple[torch.Tensor, torch.Tensor]
 
 
 class AttentionLayer(Protocol):
-    """What is asked of a model's attention layer: its number."""
+    """A model's attention layer, which has its number."""
 
     layer_idx: int
 
@@ -85,7 +85,7 @@ class TreeLayout:
     packed: tuple[torch.Tensor, torch.Tensor, int] | None = None
 
     def mask(self, index: int, window: int | None) -> torch.Tensor:
-        """Which keys the queries of a span see, the kept prefix first. Boolean, [queries, keys]."""
+        """Return which keys the queries of a span see, the kept prefix first. Boolean, [queries, keys]."""
         found = self.masks.get((index, window))
         if found is None:
             found = self.masks[index, window] = self._mask(self.spans[index], window)
@@ -100,7 +100,7 @@ class TreeLayout:
         return seen
 
     def chains(self) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """Where all chains' tokens stand, the bounds of each among them, and the length of the longest."""
+        """Return where all chains' tokens stand, the bounds of each among them, and the length of the longest."""
         if self.packed is None:
             chains = [span for span in self.spans if span.chain]
             sizes = torch.tensor([0, *(span.stop - span.start for span in chains)], dtype=torch.int32)
@@ -141,7 +141,7 @@ def spans_of(stream: Stream, device: torch.device) -> list[Span]:
 
 
 def cuts_of(stream: Stream, start: int, stop: int, call: int) -> list[int]:
-    """Where tokens of a tree are cut for calls of attention: where one call more costs less than a longer one."""
+    """Return where to split a tree for calls of attention: where another call costs less than a longer one."""
     if start == stop:
         return [stop]
     depths = stream.depths[start:stop]
@@ -159,7 +159,7 @@ def cuts_of(stream: Stream, start: int, stop: int, call: int) -> list[int]:
 
 
 def keys_of(stream: Stream, first: int, start: int, stop: int, device: torch.device) -> slice | torch.Tensor:
-    """What tokens `start` to `stop` of a tree, which begins at `first`, see of the kept prefix and the stream."""
+    """Return what tokens `start` to `stop` of a tree that begins at `first` see of the cached prefix and stream."""
     num_kept = int(stream.depths[0])
     above = first + (stream.ends[first:start] > start).nonzero()[0]
     if len(above) == start - first and (num_kept == 0 or first == 0):  # they are neighbours
@@ -258,7 +258,7 @@ def attend(
 
 
 def can_pack(query: torch.Tensor) -> bool:
-    """Whether flash-attn's kernel takes these tensors."""
+    """Return whether flash-attn's kernel takes these tensors."""
     fits = query.is_cuda and query.dtype in (torch.float16, torch.bfloat16) and query.shape[-1] <= MAX_FLASH_WIDTH
     return fits and is_flash_attn_2_available()
 

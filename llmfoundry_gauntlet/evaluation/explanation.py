@@ -117,7 +117,7 @@ def row_of(
 
 
 def length_warnings(item: Item, num_lost_shots: int, max_seq_len: int) -> list[str]:
-    """What did not fit."""
+    """Return what did not fit."""
     found = []
     if num_lost_shots:
         found.append(f'truncated: shots left out, as the prompt has to fit into {max_seq_len} tokens: {num_lost_shots}')
@@ -129,7 +129,7 @@ def length_warnings(item: Item, num_lost_shots: int, max_seq_len: int) -> list[s
 
 
 def token_warnings(encoder: Encoder, fitted: FittedPrompt, rows: Sequence[Sequence[Token]]) -> list[str]:
-    """What the tokenizer made of the text."""
+    """Return what the tokenizer made of the text."""
     tokenizer = encoder.tokenizer
     found = []
     bos, unknown = tokenizer.bos_token_id, tokenizer.unk_token_id
@@ -146,7 +146,7 @@ def token_warnings(encoder: Encoder, fitted: FittedPrompt, rows: Sequence[Sequen
 
 
 def boundary_warnings(encoder: Encoder, fitted: FittedPrompt, number: int, text: str) -> list[str]:
-    """What happens where a continuation meets its context."""
+    """Return what happens where a continuation meets its context."""
     encoded = fitted.encoded
     context = aligned(encoded.contexts, len(encoded.continuations))[number].tolist()
     ids = encoded.continuations[number].tolist()

@@ -61,12 +61,12 @@ class PreparedEvaluation:
 
     @property
     def score_requests(self) -> list[ScoreRequest]:
-        """What the model is to score, in the items' order."""
+        """Return what the model is to score, in the items' order."""
         return [item.request for item in self.items.values() if isinstance(item.request, ScoreRequest)]
 
     @property
     def generate_requests(self) -> list[GenerateRequest]:
-        """What the model is to reply to, in the items' order."""
+        """Return what the model is to reply to, in the items' order."""
         return [item.request for item in self.items.values() if isinstance(item.request, GenerateRequest)]
 
     @property
@@ -140,7 +140,7 @@ class PlannedEvaluation(PreparedEvaluation):
 
 
 class Scores:
-    """What an evaluation, and one that was read back, offers in notebooks and scripts; pandas is loaded on use."""
+    """Methods of a new or recorded evaluation for notebooks and scripts; pandas is loaded on use."""
 
     __slots__ = ()
 
@@ -165,7 +165,7 @@ class Scores:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation(Scores):
-    """What an evaluation found. `seconds` is wall time by task, adding up to the whole.
+    """The results of an evaluation. `seconds` is wall time by task, adding up to the whole.
 
     `robustness` has SCORE's numbers, by data set and perturbation. `planned` is None where somebody else's answers were
     marked.
@@ -293,7 +293,7 @@ def plan_evaluation(
 
 
 def holds(request: ScoreRequest, token: int) -> bool:
-    """Whether a token stands in what the model is given."""
+    """Return whether a token stands in what the model is given."""
     return any(
         (context == token).any() or (continuation[:-1] == token).any()
         for context, continuation in zip(request.contexts, request.continuations, strict=True)

@@ -25,7 +25,7 @@ ScoreSource = str | Path | Mapping[str, Any] | Sequence[Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suite:
-    """What an evaluation asks: checked tasks, each at one number of shots, and the gauntlet over them, if any.
+    """The checked tasks of an evaluation, each with one number of shots, and the gauntlet over them, if any.
 
     Those of SCORE stand last.
     """

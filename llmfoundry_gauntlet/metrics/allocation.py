@@ -1,4 +1,4 @@
-"""How many items of each task fit into a time, so that composites become as precise as they can."""
+"""Allocate items to tasks within a time budget so that composites become as precise as possible."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PRIOR = 8.0  # items, half of them right, that count beside those that were meas
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskCosts:
-    """What is known of a task.
+    """Costs and spread of a task.
 
     `seconds` is the time for one item, `share_right` of `num_measured` items. At least `least` items are taken, `most`
     there are. `weight` is how much composites move with the task's accuracy.
@@ -66,7 +66,7 @@ def allocate(tasks: Mapping[str, TaskCosts], seconds: float) -> dict[str, int]:
 
 
 def influences(gauntlet: GauntletSpec | None, num_items: Mapping[str, int]) -> dict[str, float]:
-    """How much composites move with the accuracy of each task: the root of the sum of squares over all of them.
+    """Return how much composites move with the accuracy of each task: the root of the sum of squares over all of them.
 
     Tasks that no composite holds count like the mean of those that one does; without a gauntlet all count alike.
     """

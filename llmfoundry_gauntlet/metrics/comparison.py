@@ -21,7 +21,7 @@ POWER = 0.8416212335729143  # standard errors beyond CONFIDENT that are seen in 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """What a second run has more than a first. `num_items` are those that both have.
+    """The second run's measure minus the first's. `num_items` are those that both have.
 
     `p_value` is two-sided, of a normal difference; `p_holm` the same corrected for all that it was compared beside
     (Holm 1979). `detectable` is the smallest difference that would be seen with a probability of 80 %, at a level of
@@ -52,7 +52,7 @@ def difference(first: Measure, second: Measure, num_items: int) -> Difference:
 
 
 def p_value(measure: Measure) -> float | None:
-    """How probable a value so far from 0 would be by chance; None where there is no error.
+    """Return how probable a value so far from 0 would be by chance; None where there is no error.
 
     Where every cluster differs by the same, so that the error is 0, it is that of a test of signs.
     """
@@ -76,7 +76,7 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """How a score goes over the checkpoints of a run.
+    """The trend of a score over the checkpoints of a run.
 
     `slope` is that of the straight line with the least squares, per training batch; its error is over items. `noise` is
     what a score strays from one checkpoint to the next, `signal_to_noise` the line's change over the run in units of it

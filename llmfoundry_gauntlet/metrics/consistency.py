@@ -25,7 +25,7 @@ NO_ITEMS = 'there are no items'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariantResult:
-    """What one variant of a question gave.
+    """The result of one variant of a question.
 
     `question` is the file's stem and the row, `variant` such as 'option_order:B', 'prompt:3' or 'non_greedy:2', and
     `gold` the gold option's label as asked, '' where there are no options. `credit` is None where it is unscored.

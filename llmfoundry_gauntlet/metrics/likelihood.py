@@ -55,7 +55,7 @@ def gold_probabilities(results: Sequence[ItemResult]) -> list[float]:
 
 
 def matches(lengths_of: Callable[[ItemResult], tuple[int, ...] | None], results: Sequence[ItemResult]) -> list[float]:
-    """Whether the right choice has the highest log-probability per unit of length; a tie earns its share."""
+    """Return whether the right choice has the highest log-probability per unit of length; a tie earns its share."""
     return [
         credit([logprob / length for logprob, length in zip(logprobs, lengths, strict=True)], gold)
         for (logprobs, gold), lengths in zip(scored(results), sizes(results, lengths_of), strict=True)
@@ -63,7 +63,7 @@ def matches(lengths_of: Callable[[ItemResult], tuple[int, ...] | None], results:
 
 
 def pmi_matches(results: Sequence[ItemResult]) -> list[float]:
-    """Whether the right choice gains most by its prompt, against what it has after the task's `pmi_context`."""
+    """Return whether the right choice gains most by its prompt, against what it has after the task's `pmi_context`."""
     alone = [
         result.logprobs_alone
         for result in results
@@ -108,7 +108,7 @@ def brier_scores(results: Sequence[ItemResult]) -> list[float]:
 
 
 def majority(results: Sequence[ItemResult]) -> list[float]:
-    """Whether an item's right choice is the one that is right most often: what always giving that would earn."""
+    """Return whether an item's right choice is the one that is right most often: what always giving that would earn."""
     counts = Counter(result.gold for result in results)
     most = min((gold for gold, count in counts.items() if count == max(counts.values())), key=str)
     return [float(result.gold == most) for result in results]

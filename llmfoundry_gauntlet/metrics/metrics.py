@@ -18,7 +18,7 @@ MAX_REASONS = 3
 
 
 class Absent(ValueError):
-    """Why a metric has no value."""
+    """A metric has no value, for the reason in the message."""
 
 
 @dataclass(frozen=True, slots=True)

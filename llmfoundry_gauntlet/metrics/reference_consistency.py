@@ -1,4 +1,4 @@
-"""What SCORE's own implementation reports, in lm-eval 0.4.13, computed from our item results.
+"""The numbers that SCORE's own implementation in lm-eval 0.4.13 reports, computed from our item results.
 
 Its tasks are `lm_eval/tasks/score`; `non_greedy_summarizer.py` there joins the five runs of different seeds.
 """
@@ -67,7 +67,7 @@ def unswapped(group: Sequence[VariantResult], labels: Sequence[str], own: str) -
 
 
 def answers_by_label(group: Sequence[VariantResult]) -> dict[str, str | None]:
-    """What the reference takes from each reply, by the label that the gold option was moved to."""
+    """Return what the reference takes from each reply, by the label that the gold option was moved to."""
     return {result.variant.removeprefix(OPTION_ORDER): result.reference_answer for result in group}
 
 
@@ -79,7 +79,7 @@ def own_label_of(question: QuestionKey, own_labels: Mapping[QuestionKey, str] | 
 
 
 def equal_pairs(answers: Sequence[str | None], equal: Equal) -> int:
-    """How many pairs of answers are equal, the earlier one first."""
+    """Return the number of pairs of equal answers, the earlier one first."""
     if equal is operator.eq:
         counts = Counter(answer for answer in answers if answer is not None)
         return sum(math.comb(count, 2) for count in counts.values())

@@ -15,7 +15,7 @@ from llmfoundry_gauntlet.types import Answer, ItemKey
 
 
 class LineError(ValueError):
-    """What is wrong with one line."""
+    """A line cannot be read as an answer."""
 
 
 def read_answers(path: Path) -> Iterator[Answer]:

@@ -32,12 +32,12 @@ class CheckedSolutions:
 
 
 class AnswerError(ValueError):
-    """Why an answer cannot be marked."""
+    """An answer cannot be scored."""
 
 
 @dataclass(slots=True)
 class Marked:
-    """What was made of the answers so far, where each stood, and what is wrong with others."""
+    """The scored answers so far with their places, and the problems of others."""
 
     sandbox: Sandbox | None
     results: dict[ItemKey, ItemResult] = field(default_factory=dict)

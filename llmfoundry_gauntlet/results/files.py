@@ -160,7 +160,7 @@ def composites_record(evaluation: Evaluation) -> dict[str, Any] | None:
 
 
 def timing_record(evaluation: Evaluation) -> dict[str, Any]:
-    """What the evaluation took, and how the model was run, if one was."""
+    """Return what the evaluation took, and how the model was run, if one was."""
     record: dict[str, Any] = {'seconds': sum(evaluation.seconds.values()), 'tasks': dict(evaluation.seconds)}
     planned = evaluation.planned
     if planned is not None:
@@ -190,7 +190,7 @@ def config_record(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def task_record(evaluation: Evaluation, key: str) -> dict[str, Any]:
-    """What was asked under a task's key."""
+    """Return what was asked under a task's key."""
     task = evaluation.tasks[key]
     return {
         'icl_task_type': task.icl_task_type,

@@ -39,7 +39,7 @@ class OtherEvaluationError(RecordError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """What an earlier attempt has finished.
+    """The items that an earlier attempt finished.
 
     `suspects` are items whose numbers were not finite among others, and which are to be run again by themselves.
     """
@@ -102,7 +102,7 @@ def line_of(content: str) -> bytes:
 
 
 def lines_of(content: bytes) -> Iterator[bytes | None]:
-    """What the lines of a file hold, None for one that is torn or damaged."""
+    """Return what the lines of a file hold, None for one that is torn or damaged."""
     place = 0
     while place < len(content):
         head = HEAD.match(content, place)
@@ -117,7 +117,7 @@ def lines_of(content: bytes) -> Iterator[bytes | None]:
 
 
 def read_journal(folder: Path, *, repair: bool = False) -> Finished | None:
-    """What the journal of an evaluation holds, None where there is none. Raises RecordError.
+    """Return what the journal of an evaluation holds, None where there is none. Raises RecordError.
 
     The last line of a file is dropped where it is torn; other lines that do not check are named, or with `repair`
     dropped. Items that came twice are the same. Items of an attempt do not count of which no file says any more what

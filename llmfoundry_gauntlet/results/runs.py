@@ -83,7 +83,7 @@ def read_runs(run: str | Path) -> list[Run]:
 
 
 def recorded_data(record: Mapping[str, Any], path: Path) -> EvaluationData:
-    """What an evaluation was made of, without its rows."""
+    """Return what an evaluation was made of, without its rows."""
     problems = Problems(str(path))
     asked = {**record['tasks'], **{entry['task']: entry for entry in (record['score'] or {}).values()}}
     lacking = [key for key, entry in asked.items() if 'spec' not in entry and 'reason' not in entry]

@@ -44,11 +44,11 @@ MAPPINGS = {'marks': (int, float), 'facts': (int, str)}
 
 
 class FieldError(ValueError):
-    """Which field of a line is of another type."""
+    """A field of a line has the wrong type."""
 
 
 def samples_file(folder: Path, task: str) -> Path:
-    """Where a task's items are, below the folder of an evaluation."""
+    """Return where a task's items are, below the folder of an evaluation."""
     return folder / SAMPLES / f'{task.replace("/", "_")}.jsonl'
 
 

@@ -69,7 +69,7 @@ AFTER_TEXT = re.compile(
 
 
 def reference_letter(reply: str) -> str:
-    """What SCORE in lm-eval 0.4.13 takes from a reply, to be compared with a letter; the reply is not stripped first.
+    """Return what SCORE in lm-eval 0.4.13 extracts from a generation, which is not stripped first.
 
     After the last 'the best answer is ' up to a line break or a space, without signs, in upper case; without the
     phrase the whole reply, in upper case. With options that are numbered it would translate numerals as well.
@@ -145,7 +145,7 @@ def said_in(statement: str, texts: Sequence[str]) -> str | None:
 
 
 def is_joined(letter: str, rest: str) -> bool:
-    """Whether another letter follows as an equal: 'A or B', '(A) and (C)', 'B, D', 'A-C'."""
+    """Return whether another letter follows as an equal: 'A or B', '(A) and (C)', 'B, D', 'A-C'."""
     found = JOINED.match(rest)
     if found is None or found['letter'].upper() == letter.upper():
         return False
@@ -158,7 +158,7 @@ def is_joined(letter: str, rest: str) -> bool:
 
 
 def stands_alone(letter: str, rest: str) -> bool:
-    """Whether a bare letter is one, by what follows: 'A' and 'I' are words as well, and small letters names."""
+    """Return whether a bare letter is one, by what follows: 'A' and 'I' are words as well, and small letters names."""
     if letter.isupper() and letter not in 'AI':
         return True
     return bool(STANDS.match(rest) or (letter.isupper() and CAPITAL_STANDS.match(rest)))
@@ -243,7 +243,7 @@ def option_letter(letter: str, texts: Sequence[str]) -> str | None:
 
 
 def is_letter(text: str) -> bool:
-    """Whether a text is a single Latin letter."""
+    """Return whether a text is a single Latin letter."""
     return len(text) == 1 and text in string.ascii_letters
 
 

@@ -1,4 +1,4 @@
-"""Whether two answers are equal: form by form, and by a caller's function where two expressions are left."""
+"""Compare two answers form by form, and two expressions by a caller's function."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DEGREES = re.compile(r'(\d+(?:\.\d+)?)\s*\\degree(?![A-Za-z])')
 
 
 def answers_equal(algebra: Algebra, first: str, second: str) -> bool:
-    """Whether two answers are equal, whichever comes first. An empty answer equals nothing."""
+    """Return whether two answers are equal, whichever comes first. An empty answer equals nothing."""
     if not first.strip() or not second.strip():
         return False
     if first.split() == second.split():
@@ -36,7 +36,7 @@ def answers_equal(algebra: Algebra, first: str, second: str) -> bool:
 
 
 def same(algebra: Algebra, one: Form, other: Form) -> bool:
-    """Whether two forms are equal."""
+    """Return whether two forms are equal."""
     if one.label and other.label and one.label != other.label:
         scalars = one.kind in (NUMBER, EXPRESSION) and other.kind in (NUMBER, EXPRESSION)
         return scalars and not one.unit and not other.unit and equations_equal(algebra, one, other)
@@ -61,13 +61,13 @@ def same(algebra: Algebra, one: Form, other: Form) -> bool:
 
 
 def in_order(algebra: Algebra, ones: Sequence[Form], others: Sequence[Form]) -> bool:
-    """Whether parts are equal one by one."""
+    """Return whether parts are equal one by one."""
     pairs = list(zip(ones, others, strict=False))
     return len(ones) == len(others) and all(same(algebra, one, other) for one, other in pairs)
 
 
 def lists_equal(algebra: Algebra, one: Form, other: Form) -> bool:
-    """Whether two lists have equal parts, in any order unless only one of them says what each part is."""
+    """Return whether two lists have equal parts, in any order unless only one of them says what each part is."""
     if len(one.parts) != len(other.parts) or (one.label and other.label and one.label != other.label):
         return False
     if says_which(one) != says_which(other):
@@ -82,12 +82,12 @@ def lists_equal(algebra: Algebra, one: Form, other: Form) -> bool:
 
 
 def says_which(form: Form) -> bool:
-    """Whether the parts of a list have names of their own, as in x = 1, y = 2."""
+    """Return whether the parts of a list have names of their own, as in x = 1, y = 2."""
     return len({part.label for part in form.parts}) > 1
 
 
 def quantities_equal(algebra: Algebra, one: Form, other: Form) -> bool:
-    """Whether two numbers or expressions are equal, and their units where both have one.
+    """Return whether two numbers or expressions are equal, and their units where both have one.
 
     A percentage equals another, and the number that it is, but not the number before its sign.
     """
@@ -105,7 +105,7 @@ def quantities_equal(algebra: Algebra, one: Form, other: Form) -> bool:
 
 
 def texts_equal(one: Form, other: Form) -> bool:
-    """Whether two words are equal but for case and punctuation; a bare word is one too."""
+    """Return whether two words are equal but for case and punctuation; a bare word is one too."""
     if not all(form.kind == TEXT or WORDS.fullmatch(form.text) for form in (one, other)):
         return False
     keys = [re.sub(r'[^a-z0-9]', '', form.text.lower()) for form in (one, other)]
@@ -113,7 +113,7 @@ def texts_equal(one: Form, other: Form) -> bool:
 
 
 def equations_equal(algebra: Algebra, one: Form, other: Form) -> bool:
-    """Whether two equations are equal, of which a label and its value are one."""
+    """Return whether two equations are equal, of which a label and its value are one."""
     texts = []
     for form in (one, other):
         if form.kind == RELATION:

@@ -142,7 +142,7 @@ def list_of(text: str, pieces: list[str], depth: int, kind: str = LIST) -> Form:
 
 
 def relation(text: str, pieces: list[str], marks: list[str], depth: int) -> Form:
-    """What a label is equal to or in, an inequality as an interval where it is one, or a relation."""
+    """Return what a label is equal to or in, an inequality as an interval where it is one, or a relation."""
     pieces = [piece.strip() for piece in pieces]
     is_label = [bool(LABEL.fullmatch(piece)) for piece in pieces]
     names_last = set(marks) <= {'=', '\\in'} and is_label[0] and not any(is_label[1:-1])
@@ -276,12 +276,12 @@ def without_unit(text: str) -> tuple[str, str]:
 
 
 def is_sum(text: str) -> bool:
-    """Whether a sign at the end belongs to the last term alone, or to a function's argument."""
+    """Return whether a sign at the end belongs to the last term alone, or to a function's argument."""
     return bool(re.search(r'(?<!\A)[+\-]|\\(?!(?:frac|degree|sqrt|pi|cdot|times)(?![a-z]))[a-z]{2,}', text))
 
 
 def is_unit(name: str) -> bool:
-    """Whether a bare word is a unit that we know, of more than one letter."""
+    """Return whether a bare word is a unit that we know, of more than one letter."""
     lower = name.lower().replace('.', '')
     return lower in ('am', 'pm') or lower in UNITS or lower.removesuffix('s') in UNITS or '/' in name
 

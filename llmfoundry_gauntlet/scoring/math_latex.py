@@ -137,7 +137,7 @@ def with_braces(text: str) -> str:
 
 
 def argument_at(text: str, place: int) -> tuple[int, int]:
-    """Where the argument of a command begins and ends: a group, a command, or one character."""
+    """Return where the argument of a command begins and ends: a group, a command, or one character."""
     while place < len(text) and text[place] == ' ':
         place += 1
     if place >= len(text) or text[place] in '}])':
@@ -155,7 +155,7 @@ def argument_at(text: str, place: int) -> tuple[int, int]:
 
 
 def closing(text: str, begin: int) -> int | None:
-    """Where the bracket at `begin` closes, whatever its shape; None where it does not."""
+    """Return where the bracket at `begin` closes, whatever its shape; None where it does not."""
     depth = 0
     for found in re.compile(r'\\[{}]|\\[^{}]|[{}()\[\]]').finditer(text, begin):
         mark = found[0][-1] if found[0] in ('\\{', '\\}') else found[0]

@@ -32,7 +32,7 @@ Request = tuple[Question, str, str]
 
 
 class Line(TypedDict, total=False):
-    """What the process says: at first that it is ready or what is wrong, then the verdict on a request."""
+    """A message of the process: first that it is ready or what is wrong, then the verdict on a request."""
 
     ready: bool
     error: str
@@ -46,7 +46,7 @@ class ComparisonError(GauntletError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a comparison may use. CPU seconds decide, so that a busy machine changes no verdict; wall seconds end it.
+    """The limits of a comparison. CPU seconds decide, so that a busy machine changes no verdict; wall seconds end it.
 
     `reference_seconds` is for the reference's way, a step of which may take `step_seconds`.
     """
@@ -70,7 +70,7 @@ class Process:
         self._owner = 0
 
     def ask(self, requests: Sequence[Request]) -> list[bool]:
-        """Whether each request's two texts are equal. Raises ComparisonError where no process can be had."""
+        """Return whether each request's two texts are equal. Raises ComparisonError where no process can be had."""
         for is_last_try in (False, True):
             try:
                 return self._ask(requests)
@@ -157,7 +157,7 @@ class Process:
 
 
 def pipes_of(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
-    """Where a process of ours reads, and where it writes."""
+    """Return where a process of ours reads, and where it writes."""
     assert process.stdin is not None and process.stdout is not None
     return process.stdin, process.stdout
 

@@ -1,4 +1,4 @@
-"""What SCORE's reference makes of MATH answers, its faults included, so that its numbers can be told beside ours.
+"""The MATH answers and equality of SCORE's reference, faults included, for its numbers beside ours.
 
 Follows lm-eval 0.4.13, `lm_eval/tasks/score/math/{utils_math,math_grader}.py`, as it behaves; the code is our own.
 Where the reference raises, the answers are not equal here. What it leaves to sympy is a function that the caller hands
@@ -41,7 +41,7 @@ Sympy = Callable[[Question, str, str], bool]
 
 
 def reference_answer_of(reply: str) -> str | None:
-    """What is in a reply's last \\boxed, as it stands; None where there is none, or it has no braces or no end."""
+    """Return the content of the last \\boxed; None without one, or if it has no braces or no end."""
     begin = reply.rfind('\\boxed')
     if begin < 0 or not reply.startswith(BOX, begin):
         return None
@@ -50,7 +50,7 @@ def reference_answer_of(reply: str) -> str | None:
 
 
 def closing_brace(text: str, begin: int) -> int | None:
-    """Where the brace closes that was opened just before `begin`, escaped ones counted as well."""
+    """Return where the brace closes that was opened just before `begin`, escaped ones counted as well."""
     depth = 1
     for found in re.compile('[{}]').finditer(text, begin):
         depth += 1 if found[0] == '{' else -1
@@ -217,7 +217,7 @@ def without_brackets(text: str, gold: str, *, like: str | None = None) -> str:
 
 
 def equal_by_parts(sympy: Sympy, answer: str, gold: str) -> bool | None:
-    """Whether two lists are equal part by part; None where that is no answer."""
+    """Return whether two lists are equal part by part; None where that is no answer."""
 
     def all_equal(answers: list[str], golds: list[str]) -> bool:
         pairs = zip(answers, golds, strict=True)
@@ -242,5 +242,5 @@ def equal_by_parts(sympy: Sympy, answer: str, gold: str) -> bool | None:
 
 
 def inner(text: str) -> list[str]:
-    """What stands between the first and the last character, at commas."""
+    """Return what stands between the first and the last character, at commas."""
     return text[1:-1].split(',')

@@ -189,7 +189,7 @@ def compare_and_exit(request: dict[str, Any], limits: dict[str, float], writing:
 
 
 def algebra_equal(first: str, second: str, step_seconds: float = 0) -> bool:
-    """Whether two expressions or two equations are equal: math-verify says so, and numbers put in agree."""
+    """Return whether two expressions or two equations are equal: math-verify says so, and numbers put in agree."""
     from math_verify import verify
     from sympy import Eq
     from sympy.core.relational import Relational
@@ -206,7 +206,7 @@ def algebra_equal(first: str, second: str, step_seconds: float = 0) -> bool:
 
 
 def both_ways(verify: Any, one: Any, other: Any) -> bool:
-    """Whether math-verify takes either for the other."""
+    """Return whether math-verify takes either for the other."""
     return any(verify(*pair, timeout_seconds=None) for pair in ((one, other), (other, one)))
 
 
@@ -234,7 +234,7 @@ def parsed(text: str) -> Any:
 
 
 def agree(one: Any, other: Any) -> bool:
-    """Whether two expressions have one value for several values of their variables.
+    """Return whether two expressions have one value for several values of their variables.
 
     math-verify rounds to six digits and leaves percent signs out. What has no value as a number is left to it.
     """
@@ -250,7 +250,7 @@ def agree(one: Any, other: Any) -> bool:
 
 
 def near(one: Any, other: Any) -> bool:
-    """Whether two complex numbers agree in 20 digits, or are nothing but rounding."""
+    """Return whether two complex numbers agree in 20 digits, or are nothing but rounding."""
     sides = [number.as_real_imag() for number in (one, other)]
     if all(part == 0 or getattr(part, '_prec', 2) == 1 for side in sides for part in side):
         return True
@@ -270,7 +270,7 @@ def points(symbols: Any) -> Iterator[dict[Any, Any]]:
 
 
 def proportional(one: Any, other: Any) -> bool:
-    """Whether two equations are one but for a constant factor."""
+    """Return whether two equations are one but for a constant factor."""
     sides = [equation.lhs - equation.rhs for equation in (one, other)]
     ratios = []
     for values in points(one.free_symbols | other.free_symbols):
@@ -282,7 +282,7 @@ def proportional(one: Any, other: Any) -> bool:
 
 
 def solvable(one: Any, other: Any) -> bool:
-    """Whether two equations have solutions, without which math-verify takes any two for equal."""
+    """Return whether two equations have solutions, without which math-verify takes any two for equal."""
     from sympy import solve
 
     same_symbols = one.free_symbols == other.free_symbols
@@ -301,7 +301,7 @@ def reference_equal(first: str, second: str, step_seconds: float) -> bool:
 
 
 def symbolic_equal(answer: str, gold: str, step_seconds: float) -> bool:
-    """Whether the difference of two texts is zero, or they are within 1e-4 of each other as numbers."""
+    """Return whether the difference of two texts is zero, or they are within 1e-4 of each other as numbers."""
     import sympy
 
     expressions = [reference_parsed(text, step_seconds) for text in (answer, gold)]
@@ -334,7 +334,7 @@ def unreadable() -> Caught:
 
 
 def has_no_entries(text: str) -> bool:
-    """Whether a text is a matrix of sympy's with nothing in it."""
+    """Return whether a text is a matrix of sympy's with nothing in it."""
     from sympy.parsing.sympy_parser import parse_expr
 
     with unreadable():

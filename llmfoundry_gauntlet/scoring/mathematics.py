@@ -83,7 +83,7 @@ def boxes_in(text: str) -> list[Box]:
 
 
 def matching_braces(text: str) -> dict[int, int]:
-    """Where each brace closes that does, escaped braces aside."""
+    """Return where each brace closes that does, escaped braces aside."""
     found, open_ones = {}, []
     for mark in BRACES.finditer(text):
         if mark[0] == '{':
@@ -94,7 +94,7 @@ def matching_braces(text: str) -> dict[int, int]:
 
 
 def boxed(text: str) -> list[str]:
-    """What is in each \\boxed or \\fbox of a text that is in no other."""
+    """Return what is in each \\boxed or \\fbox of a text that is in no other."""
     return [box.content for box in boxes_in(text)]
 
 
@@ -146,7 +146,7 @@ def without_boxes(content: str) -> str:
 
 
 def belong_together(reply: str, box: Box, following: Box) -> bool:
-    """Whether two boxes are parts of one answer."""
+    """Return whether two boxes are parts of one answer."""
     between = reply[box.end : following.begin]
     plain = ' '.join(MATH_MARKS.sub(' ', between).split())
     if re.match(r'[,;]|and\b|or\b', plain) and JOINED.fullmatch(plain):
@@ -160,7 +160,7 @@ def belong_together(reply: str, box: Box, following: Box) -> bool:
 
 
 def label_before(reply: str, box: Box) -> str | None:
-    """What a box is said to be: x in `x = \\boxed{1}`, angle in `this angle is \\boxed{30}`; None where nothing is."""
+    """Return the name of a box: x in `x = \\boxed{1}`, angle in `this angle is \\boxed{30}`; None without one."""
     before = reply[max(0, box.begin - 200) : box.begin].replace('&', '')
     prose, _, formula = before.rpartition('$')
     if named := re.match(r'\s*([A-Za-z](?:_\{?\w+\}?)?)\s*=', formula):
@@ -170,7 +170,7 @@ def label_before(reply: str, box: Box) -> str | None:
 
 
 def same_key(content: str) -> object:
-    """What two boxes have in common that say the same: a number's value, or the terms of a sum in any order."""
+    """Return what two boxes have in common that say the same: a number's value, or the terms of a sum in any order."""
     forms = forms_of(content)
     if len(forms) == 1 and forms[0].kind == NUMBER:
         return forms[0].value, forms[0].unit
@@ -213,12 +213,11 @@ class Comparer:
             self._process.close()
 
     def equal(self, a: str | None, b: str | None) -> bool:
-        """Whether two answers are equal, whichever comes first. None, which is no answer, equals nothing, but a later
-        one the word None."""
+        """Return whether two answers are equal in either order; None is no answer, but a later None is the word."""
         return self.equal_many([(a, b)])[0]
 
     def equal_many(self, pairs: Iterable[tuple[str | None, str | None]]) -> list[bool]:
-        """Whether the two answers of each pair are equal; faster than one by one."""
+        """Return whether the two answers of each pair are equal; faster than one by one."""
         return self._settled([partial(self._ours, *pair) for pair in pairs])
 
     def equal_reference(self, a: str | None, b: str | None) -> bool:

@@ -94,7 +94,7 @@ class Quantity:
     alone: bool
 
     def agrees_with(self, other: Quantity) -> bool:
-        """Whether the numbers are equal, and the units where both have one."""
+        """Return whether the numbers are equal, and the units where both have one."""
         return self.value == other.value and (not self.unit or not other.unit or self.unit == other.unit)
 
 
@@ -127,7 +127,7 @@ def number_in(text: str) -> Quantity | None:
 
 
 def has_own_sign(found: re.Match[str], before: str) -> bool:
-    """Whether what stands before a number's digits is its sign, if anything is, and not an operation."""
+    """Return whether what stands before a number's digits is its sign, if anything is, and not an operation."""
     if found['sign'] and found['inner']:
         return False
     return not (found['sign'] and found['gap']) or not before.strip() or before.rstrip().endswith(JOINS)
@@ -167,5 +167,5 @@ def one_unit(name: str) -> str:
 
 
 def is_known(unit: str) -> bool:
-    """Whether a unit is one of ours, or none."""
+    """Return whether a unit is one of ours, or none."""
     return not unit or all(part in UNITS for part in unit.split('/'))

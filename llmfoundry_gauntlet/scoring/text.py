@@ -26,7 +26,7 @@ FORMULA = re.compile(r'\\|\$.*\$|[<>=^√≤≥≠±]|\(.*[-+*/].*\)|[\d)]\s?[!*
 
 
 def stop_position(text: str, rule: StopRule, start: int = 0) -> int | None:
-    """Where a reply ends, None where nothing stops it. Strings that begin before `start` are not looked for."""
+    """Return where a reply ends, None where nothing stops it. Strings that begin before `start` are not looked for."""
     found = [place for word in rule.strings if (place := text.find(word, start)) >= 0]
     if rule.answer_end:
         found += answer_position(text, rule)
@@ -48,7 +48,7 @@ def answer_position(text: str, rule: StopRule) -> list[int]:
 
 
 def block_end(text: str) -> list[int]:
-    """Where the first closing brace ends that text did not open, comments and strings aside, or nothing."""
+    """Return where the first closing brace ends that text did not open, comments and strings aside, or nothing."""
     depth = 0
     for found in BRACES.finditer(text):
         depth += {'{': 1, '}': -1}.get(found[0], 0)
@@ -69,7 +69,7 @@ def cut_at_stops(text: str, rule: StopRule) -> str:
 
 
 def answer_in(text: str, cot_delimiter: str) -> str:
-    """What follows the last delimiter of a chain of thought; the whole reply where there is none."""
+    """Return what follows the last delimiter of a chain of thought; the whole reply where there is none."""
     return text.split(cot_delimiter)[-1] if cot_delimiter else text
 
 
@@ -84,7 +84,7 @@ def normalize_answer(text: str) -> str:
 
 
 def has_prefix_of(answer: str, golds: Iterable[str], *, normalize: bool, reference: bool) -> bool:
-    """Whether an answer begins with one of the right answers, both normalised or stripped.
+    """Return whether an answer begins with one of the right answers, both normalised or stripped.
 
     A right answer of which nothing is left when normalised must be met in full, but for case and white space around
     it. With `reference` it accepts whatever there is, as in llm-foundry.
@@ -99,7 +99,7 @@ def has_prefix_of(answer: str, golds: Iterable[str], *, normalize: bool, referen
 
 
 def is_strict_match(answer: str, golds: Iterable[str], *, normalize: bool) -> bool:
-    """Whether an answer is one of the right answers, nothing before or after.
+    """Return whether an answer is one of the right answers, nothing before or after.
 
     Normalised both, and of the same value where the right answer is a number, with the same signs where it is a
     formula; not normalised but for white space around them and a full stop at the end.
@@ -108,7 +108,7 @@ def is_strict_match(answer: str, golds: Iterable[str], *, normalize: bool) -> bo
 
 
 def is_strictly(answer: str, gold: str, *, normalize: bool) -> bool:
-    """Whether an answer is this right answer."""
+    """Return whether an answer is this right answer."""
     if not normalize:
         return bool(gold.strip()) and trimmed(answer) == trimmed(gold)
     wanted = normalize_answer(gold)
@@ -123,7 +123,7 @@ def is_strictly(answer: str, gold: str, *, normalize: bool) -> bool:
 
 
 def is_numeric_match(answer: str, golds: Iterable[str], *, normalize: bool) -> bool:
-    """Whether an answer's number is that of a right answer; right answers that are no numbers want a strict match.
+    """Return whether an answer's number is that of a right answer, or it matches strictly one that is no number.
 
     The answer is its first line that is not blank, and has a single number; words around it do not matter, but a
     unit must not contradict that of the right answer.
@@ -155,7 +155,7 @@ def score_named(text: str, choices: Sequence[str], gold: int) -> Score:
 
 
 def is_same_text(answer: str, gold: str) -> bool:
-    """Whether two texts are equal but for case and white space around them; an empty one is equal to none."""
+    """Return whether two texts are equal but for case and white space around them; an empty one is equal to none."""
     return bool(gold.strip()) and answer.strip().lower() == gold.strip().lower()
 
 

@@ -1,4 +1,4 @@
-"""Which examples are shown as shots before which item."""
+"""Few-shot examples: the draw of shots for each item."""
 
 from __future__ import annotations
 

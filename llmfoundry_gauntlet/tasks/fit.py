@@ -41,7 +41,7 @@ class FittedPrompt:
 
 @dataclass(slots=True, kw_only=True)
 class Search:
-    """How far the search for a prompt's shots is: `low` of them fit, which for none is not asked; `high` do not."""
+    """The search for the number of shots that fit a prompt: `low` do (0 is not checked), `high` do not."""
 
     source: Shortenable
     low: int
@@ -51,7 +51,7 @@ class Search:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a number of shots between the two."""
+        """Return whether there is a number of shots between the two."""
         return self.low + 1 < self.high
 
 
@@ -88,14 +88,14 @@ class ShotFitter:
         return FittedPrompt(prompt=prompt, encoded=encoded, too_long=too_long)
 
     def _next_steps(self, searches: Sequence[Search], known: dict[str, Ids]) -> list[tuple[Search, int]]:
-        """What is to be tokenised next: searches that are not at their end, each with a number of shots."""
+        """Return what is to be tokenised next: searches that are not at their end, each with a number of shots."""
         waiting = [search for search in searches if search.is_open]
         self._estimate([search for search in waiting if search.lengths is None and not self._try_whole(search)], known)
         steps = [(search, self._next_number(search)) for search in waiting]
         return [(search, num_shots) for search, num_shots in steps if num_shots > search.low]
 
     def _try_whole(self, search: Search) -> bool:
-        """Whether all shots are worth a try: it is the first one, and the text is short."""
+        """Return whether all shots are worth a try: it is the first one, and the text is short."""
         num_characters = sum(map(len, search.source.shots))
         return search.high > len(search.source.shots) and num_characters <= MANY_CHARACTERS * search.source.max_tokens
 

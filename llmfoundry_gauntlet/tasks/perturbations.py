@@ -36,7 +36,7 @@ class Posed:
 
     @property
     def num_choices(self) -> int:
-        """How many options it has."""
+        """Return the number of options."""
         return len(self.question.options)
 
 

@@ -36,7 +36,7 @@ class TokenCache:
         self.is_writable = folder is not None
 
     def load(self, name: str) -> PackedItems | None:
-        """What was stored under this name, by whomever; None where there is nothing, or where it is damaged.
+        """Return what was stored under this name, by whomever; None where there is nothing, or where it is damaged.
 
         The file is mapped, not read: processes that load it share its memory.
         """
@@ -71,7 +71,7 @@ class TokenCache:
 
     @contextlib.contextmanager
     def claim(self, name: str) -> Iterator[bool]:
-        """Whether this process is to make what is stored under the name: False while another one does.
+        """Return whether this process is to make what is stored under the name: False while another one does.
 
         Where no lock can be had, each process makes its own.
         """

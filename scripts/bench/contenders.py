@@ -61,7 +61,7 @@ class Contender:
         return self.receive()
 
     def ended(self) -> ContenderError:
-        """What to raise when the process is gone."""
+        """Return what to raise when the process is gone."""
         status = self.process.wait()
         tail = '\n'.join(self.log.read_text(errors='replace').splitlines()[-LOG_LINES:])
         return ContenderError(f'the process ended with status {status}; the end of {self.log}:\n{tail}')

@@ -29,7 +29,7 @@ Jobs = dict[str, dict[str, Any]]
 
 
 class Place(NamedTuple):
-    """Where the rows come from, and the folder for files made of them."""
+    """The sources of rows, and the folder for files made of them."""
 
     data_root: Path
     folder: Path

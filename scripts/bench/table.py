@@ -67,7 +67,7 @@ class RowResult:
 
     @property
     def notes(self) -> dict[str, str]:
-        """What ours says about its work."""
+        """Return what ours says about its work."""
         return self.rounds[OURS][0]['notes']
 
     @property

@@ -1,4 +1,4 @@
-"""Which charts a dashboard of an evaluation has: titles and metric keys, out of its results.json."""
+"""The charts of a dashboard: titles and metric keys from results.json."""
 
 from __future__ import annotations
 

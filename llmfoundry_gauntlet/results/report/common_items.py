@@ -46,7 +46,7 @@ class CommonItems:
 
     @property
     def short_reason(self) -> str | None:
-        """Why there is no such item, without the settings; None where there is one."""
+        """Return why there is no such item, without the settings; None where there is one."""
         if self.keys:
             return None
         return NO_COMMON_ITEM if self.num_shared else 'the runs have no item in common'

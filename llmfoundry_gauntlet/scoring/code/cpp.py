@@ -81,7 +81,7 @@ COMPLETION = '#define main gauntlet_unused_main\n'  # a completion's own main is
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What all completions of a problem share: the test's program, and the object that serves calls."""
+    """The parts that all completions of a problem share: the test's program, and the object that serves calls."""
 
     test: bytes
     server: bytes
@@ -162,7 +162,7 @@ def build(
     deadline: float,
     limits: Limits = BUILD_LIMITS,
 ) -> bytes | None:
-    """What a shell script in the sandbox writes, given these files; None where it fails. Raises Undecided in time."""
+    """Return the output of a shell script in the sandbox, None if it fails. Raise Undecided on a timeout."""
     with contextlib.ExitStack() as stack:
         ours = [
             Mount(stack.enter_context(file_in_memory(content)), f'{INSIDE}/{name}') for name, content in files.items()

@@ -1,4 +1,4 @@
-"""Whether a completion solves its problem: it and the test run apart, and only plain values cross.
+"""Judge whether a completion solves its problem: it and the test run apart, and only plain values cross.
 
 The verdict is the test's process's. What the completion's process prints, exits with or does to itself is of no
 consequence; it can only answer calls, wrongly or rightly. What cannot be decided in time is wrong, with a reason.
@@ -52,7 +52,7 @@ def judge(program: Program, completion: str, sandbox: Sandbox, *, seconds: float
 
 
 def self_test(language: str, sandbox: Sandbox) -> str | None:
-    """Why no program of a language can be run here, None where a simple one passes."""
+    """Return why no program of a language can be run here, None where a simple one passes."""
     prompt, test, solution = LANGUAGES[language].simple
     program = make_program(language=language, prompt=prompt, entry_point='f', test=test)
     try:

@@ -49,7 +49,7 @@ class Language:
 
 
 def missing_tool(language: str) -> str | None:
-    """What is not there of what a language needs, and how to get it; None where all is."""
+    """Return what is not there of what a language needs, and how to get it; None where all is."""
     tool, package = LANGUAGES[language].tool, LANGUAGES[language].package
     if tool is None or shutil.which(tool):
         return None

@@ -78,7 +78,7 @@ def functions(language: str, text: str) -> list[Begun]:
 
 
 def signature_of(program: Program) -> Begun:
-    """How a C++ prompt declares the function to write. Raises ValueError where it does not."""
+    """Return how a C++ prompt declares the function to write. Raises ValueError where it does not."""
     begun = [function for function in functions(CPP, program.prompt) if function.name == program.target]
     if not begun:
         raise ValueError(f'the prompt does not begin {program.target}')

@@ -52,7 +52,7 @@ ALLOW = 'or allow programs without isolation: sandbox: rlimits (limits alone), s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one program may use. `counts_reserved` is whether address space counts, or only what can be written to."""
+    """The limits of one program. `counts_reserved`: address space counts, not only memory that can be written to."""
 
     cpu_seconds: int = 5
     memory_bytes: int = 1024 * MIB
@@ -72,7 +72,7 @@ class Mount:
     is_program: bool = False
 
     def path(self, folder: str | None) -> str:
-        """Where a program finds it: at its target, or without isolation in a private folder."""
+        """Return where a program finds it: at its target, or without isolation in a private folder."""
         if folder is None or self.source == self.target:
             return self.target
         return os.path.join(folder, os.path.basename(self.target))
@@ -163,7 +163,7 @@ class Sandbox:
 
     @property
     def is_isolated(self) -> bool:
-        """Whether programs see nothing of the user's."""
+        """Return whether programs see nothing of the user's."""
         return self.level in (BUBBLEWRAP, NAMESPACES)
 
     def __str__(self) -> str:
@@ -259,7 +259,7 @@ class Sandbox:
         yield from ('--remount-ro', '/', '--chdir', '/tmp')
 
     def _has_threads(self) -> bool:
-        """Whether threads are counted for a program alone: its own user's, or since Linux 5.14 its namespace's."""
+        """Return whether a program's threads are counted separately: by user, or by namespace (Linux 5.14)."""
         version = tuple(int(number) for number in platform.release().split('-')[0].split('.')[:2])
         return self.as_root or version >= (5, 14)
 
@@ -378,7 +378,7 @@ def find_sandbox(asked: str = AUTO) -> Sandbox:
 
 
 def try_out(sandbox: Sandbox) -> str | None:
-    """Why a sandbox cannot be used, None where it can: a shell runs in it, and cannot make a second process."""
+    """Return why a sandbox cannot be used, None where it can: a shell runs in it, and cannot make a second process."""
     for script, works in (('test -e /usr && test ! -e /home && test ! -e /root', True), ('(:)', False)):
         command = Command(arguments=('sh', '-c', script))
         try:

@@ -61,7 +61,7 @@ class Waiting:
 
     @property
     def is_usable(self) -> bool:
-        """Whether it is alive, and will be for a while."""
+        """Return whether it is alive, and will be for a while."""
         return time.monotonic() - self.since <= IDLE_SECONDS and self.running.process.poll() is None
 
 
@@ -92,7 +92,7 @@ class TestServer:
 
     @property
     def is_usable(self) -> bool:
-        """Whether it is alive and takes another test."""
+        """Return whether it is alive and takes another test."""
         is_idle = time.monotonic() - self._last_used > IDLE_SECONDS
         is_alive = self.close.alive and not is_idle and self._running.process.poll() is None
         return is_alive and (self._waiting[0].is_usable if self._waiting else bool(self._ends))
@@ -108,7 +108,7 @@ class TestServer:
         return waiting.running
 
     def run(self, test: dict[str, Any], deadline: float) -> bytes:
-        """What the next test says, as a line; none where its process ended first. Raises Undecided, OSError."""
+        """Return what the next test says, as a line; none where its process ended first. Raises Undecided, OSError."""
         self.num_run += 1
         try:
             write_line(self._tests, test)
@@ -156,7 +156,7 @@ def server_for(interpreter: Interpreter, sandbox: Sandbox) -> TestServer:
 
 
 def wait_for_line(descriptor: int, running: Running, deadline: float) -> bytes:
-    """What a process writes until it ends a line or itself. Raises Undecided where it does neither in time."""
+    """Return what a process writes until it ends a line or itself. Raises Undecided where it does neither in time."""
     said = b''
     ended = os.pidfd_open(running.process.pid)
     try:

@@ -1,4 +1,4 @@
-"""What is said of a completion."""
+"""The verdicts on a completion."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ LATE = 'not done in time'
 
 
 class Verdict(NamedTuple):
-    """Whether a completion passed, and why not. The reason has no text of the completion's, nor of any file."""
+    """A completion passed or failed. The reason holds no text of the completion or of any file."""
 
     passed: bool
     reason: str | None
 
 
 class CannotJudge(Exception):
-    """Why nothing can be said of a completion: its problem or this machine is at fault."""
+    """A completion cannot be judged, as its problem or this machine is at fault."""
 
 
 class SandboxError(Exception):
-    """Why no program can be run on this machine as it should be."""
+    """No program can run on this machine as it should."""
 
 
 class Undecided(Exception):
-    """Why a completion could not be judged; it counts as wrong."""
+    """A completion could not be judged, and counts as wrong."""

@@ -1,4 +1,4 @@
-"""Where programs are judged: a few at a time, while the model writes others."""
+"""A pool of threads that run programs while the model generates others."""
 
 from __future__ import annotations
 

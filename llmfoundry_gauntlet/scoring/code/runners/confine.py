@@ -57,7 +57,7 @@ def call(
 
 
 def read_all(descriptor: int) -> bytes:
-    """What is left to read of a descriptor, which is then closed."""
+    """Return what is left to read of a descriptor, which is then closed."""
     with open(descriptor, 'rb') as stream:
         return stream.read()
 

@@ -54,7 +54,7 @@ class NotPlain(Exception):
 
 
 class CompletionFailed(Exception):
-    """Why the completion has no result for a call, nor will it for another."""
+    """The completion has no result for a call, nor will it for another."""
 
 
 class Raised:
@@ -64,7 +64,7 @@ class Raised:
 
 
 class Numbers:
-    """How a text of JSON is read."""
+    """Reader of JSON."""
 
     strict = True
     object_hook = object_pairs_hook = None
@@ -77,7 +77,7 @@ scan = make_scanner(how_to_read)
 
 
 def loads(text: str) -> 'Any':
-    """What a text of JSON says, or ValueError."""
+    """Return what a text of JSON says, or ValueError."""
     try:
         value, end = scan(text, 0)
     except StopIteration:
@@ -245,7 +245,7 @@ class Candidate:
         raise error
 
     def answer(self) -> 'Any':
-        """What the completion says next."""
+        """Return what the completion says next."""
         line = self._results.readline(MAX_LINE)
         if not line:
             self.give_up('the program ended before its test did')
