@@ -130,3 +130,11 @@ def test_the_code_of_the_page_on_python_runs(tmp_path, monkeypatch, runs: dict[s
         exec(code, names)
     assert list(names['frame'].batch.unique()) == [1400] and len(names['items']) > 2
     assert 'vega' in (tmp_path / 'scores.html').read_text()
+
+
+def test_what_is_absent_is_nan_with_its_reason(unscored: tuple[Path, Path], gauntlet, tmp_path):
+    assert gauntlet('run', '--from', unscored[1], '--out', tmp_path / 'again')[0] == 0
+    frame = read_run(tmp_path / 'again').to_pandas()
+    row = frame[(frame.name == CHOICES)].iloc[0]
+    assert pd.isna(row.value) and '2 of 12 items' in row.reason
+    assert frame[frame.value.isna()].reason.notna().all()

@@ -130,3 +130,13 @@ def test_other_semantics_and_ways_of_drawing_shots_are_warned_of(compared, make_
     other = make_run('other', [LINES], '--semantics', 'reference', '--fewshot', 'fixed')
     (found,) = compared(one, other)
     assert found['warnings'] == ['semantics is corrected and reference', 'fewshot is reference and fixed']
+
+
+def test_each_run_may_lack_rows_of_its_own(compared, gauntlet, runs: dict[str, Path], tmp_path: Path):
+    one = copy_run(runs['a'], tmp_path / 'one', without={LINES: [0, 5]})
+    other = copy_run(runs['b'], tmp_path / 'other', without={LINES: [5, 8]})
+    (found,) = compared(one, other)
+    check_differences(found['tasks'], {key: paired(key, one, other) for key in ROWS})
+    assert found['tasks'][LINES]['num_items'] == 6
+    assert found['warnings'] == [f'{LINES}: 6 items are in both, of 7 and 7']
+    assert f'warning: {LINES}: 6 items are in both, of 7 and 7' in gauntlet('compare', one, other)[1]
