@@ -9,13 +9,13 @@ PARTS = $(if $(PART),$(or $(wildcard tests/$(PART) tests/test_$(PART)*.py),\
 	$(error no tests/$(PART) and no tests/test_$(PART)*.py)))
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder --durations 20
 
-.PHONY: help demo test test-ranks test-all lint docs mutants bench reference clean
+.PHONY: help demo test test-all test-long lint docs mutants bench reference clean
 
 help:
 	@echo 'make demo       train a tiny model on two ranks, evaluated by the gauntlet at every checkpoint'
-	@echo 'make test       run the tests; PART=engine those of tests/engine/, PART=docs those of tests/test_docs*.py'
-	@echo 'make test-ranks the long ones on several ranks, with servers, and of MATH; CI runs them as well'
-	@echo 'make test-all   all the long ones, which want the reference environment'
+	@echo 'make test       run the fast tests, below two minutes; PART=engine those of tests/engine/'
+	@echo 'make test-all   run the others: models, servers, programs, ranks; CI runs both. PART as for test'
+	@echo 'make test-long  run those that take minutes each'
 	@echo 'make lint       style, types and the direction of imports'
 	@echo 'make docs       the documentation as a site, in site/: python -m http.server -d site'
 	@echo 'make mutants    put faults into a copy of the code, one by one, and show which test notices each'
@@ -36,13 +36,13 @@ demo: $(READY)
 	$(BIN)/composer -n 2 scripts/train.py yamls/train/demo.yaml
 
 test: $(READY)
-	$(PYTEST) -m 'not slow' $(PARTS)
+	$(PYTEST) -m 'not (slow or long)' $(PARTS)
 
-test-ranks: $(READY)
-	$(PYTEST) -m slow tests/integration tests/test_score_parity.py
+test-all: $(READY)
+	$(PYTEST) -m 'slow and not long' $(PARTS)
 
-test-all: $(READY) $(REFERENCE_READY)
-	$(PYTEST)
+test-long: $(READY)
+	$(PYTEST) -m long $(PARTS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -99,7 +99,7 @@ def try_out(mutation: Mutation) -> tuple[bool, str]:
             Path(folder, 'shared').symlink_to(shared.resolve())
         (copy / path).write_text(text.replace(mutation.old, mutation.new), 'utf-8')
         tests = [f'tests/{name}' for name in mutation.tests.split()]
-        command = [sys.executable, '-m', 'pytest', '-x', '-p', 'no:cacheprovider', '-m', 'not slow', *tests]
+        command = [sys.executable, '-m', 'pytest', '-x', '-p', 'no:cacheprovider', '-m', 'not long', *tests]
         environment = {**os.environ, 'PYTHONPATH': str(copy), 'OMP_NUM_THREADS': '1', 'PYTHONDONTWRITEBYTECODE': '1'}
         try:
             done = subprocess.run(

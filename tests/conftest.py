@@ -11,16 +11,79 @@ from typing import Any
 import hypothesis
 import pytest
 from character_tokenizer import CharacterTokenizer
-from paths import SHARED_DATA
+from paths import ROOT, SHARED_DATA
 
 hypothesis.settings.register_profile(
     'busy machines', deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile('busy machines')
 
+# Modules that take more than six seconds: `make test-all` runs them.
+SLOW = [
+    'composer/test_claims',
+    'composer/test_dry_run',
+    'composer/test_models',
+    'composer/test_program_tasks',
+    'composer/test_time_budget',
+    'data/test_checks',
+    'data/test_download',
+    'data/test_reader_fuzz',
+    'data/test_real_files',
+    'data/test_score_rows_reading',
+    'data/test_stores',
+    'engine/test_equal_work',
+    'engine/test_generation',
+    'engine/test_generation_models',
+    'engine/test_generation_probe',
+    'engine/test_language_model',
+    'engine/test_plan',
+    'engine/test_probe',
+    'integration/test_checkpoint_sources',
+    'integration/test_metric_stream',
+    'integration/test_report_browser',
+    'integration/test_resume',
+    'integration/test_stalls',
+    'integration/test_training_resumed',
+    'integration/test_watch',
+    'integration/test_watchers',
+    'metrics/test_consistency',
+    'metrics/test_errors_cover',
+    'results/report/test_page',
+    'results/report/test_page_samples',
+    'results/test_replaced_runs',
+    'results/test_runs_refused',
+    'scoring/code/test_attacks',
+    'scoring/code/test_confine',
+    'scoring/code/test_judge',
+    'scoring/code/test_servers',
+    'scoring/code/test_solutions',
+    'scoring/test_mathematics',
+    'scoring/test_mathematics_process',
+    'scoring/test_mathematics_reference',
+    'scoring/test_mathematics_wrong',
+    'scoring/test_text',
+    'test_bench',
+    'test_docs_code',
+    'test_extending',
+    'test_generation_parity',
+    'test_invariance',
+    'test_ls',
+    'test_packaging',
+    'test_same_text',
+    'test_score',
+]
+
 os.environ.setdefault('HF_HUB_OFFLINE', '1')
 os.environ.setdefault('OMP_NUM_THREADS', '1')
 os.environ.setdefault('TOKENIZERS_PARALLELISM', 'false')
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of SLOW."""
+    for item in items:
+        if item.path.relative_to(ROOT / 'tests').with_suffix('').as_posix() in SLOW:
+            item.add_marker('slow')
 
 
 @pytest.fixture(autouse=True, scope='session')

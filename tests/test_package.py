@@ -11,7 +11,7 @@ from paths import ROOT
 
 import llmfoundry_gauntlet
 from llmfoundry_gauntlet import EvaluationSettings, errors
-from llmfoundry_gauntlet.config import score, settings, specs
+from llmfoundry_gauntlet.config import score, settings, tasks
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.config.yaml import read_yaml
 from llmfoundry_gauntlet.evaluation.inputs import read_data
@@ -83,7 +83,7 @@ def test_every_shipped_yaml_is_right(path: Path, monkeypatch):
 
 
 def test_settings_are_frozen_and_take_names_alone():
-    for module in (score, settings, specs):
+    for module in (score, settings, tasks):
         for name, value in vars(module).items():
             if is_dataclass(value) and value.__module__ == module.__name__:
                 assert value.__dataclass_params__.frozen and all(item.kw_only for item in fields(value)), name

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.config.tasks import task_key
 from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
-from llmfoundry_gauntlet.engine.plan import LAYOUTS, PADDED_ROWS
+from llmfoundry_gauntlet.engine.plan import LAYOUTS, PADDED_ROWS, STREAM
 from llmfoundry_gauntlet.engine.probe import probe
 from llmfoundry_gauntlet.evaluation.inputs import load_data
 from llmfoundry_gauntlet.evaluation.run import PlannedEvaluation, conclude, plan_evaluation, prepare_evaluation
@@ -40,10 +40,18 @@ def recorded(model: str) -> dict[str, Any]:
 LAYOUTS_OF = {'rotary_bos': LAYOUTS, 'alibi_pad_eos': (PADDED_ROWS,)}  # what the probe finds, and what is below it
 # Where padded rows take long; other tasks are asked in them too, and these in the other layouts.
 LONG_IN_ROWS = ('hellaswag/3-shot', 'hellaswag_spaces/0-shot', 'arc_easy/3-shot', 'math_qa/3-shot', 'piqa/10-shot')
+
+
+def marks_of(model: str, case: str, layout: str) -> list[Any]:
+    if layout == PADDED_ROWS and case in LONG_IN_ROWS:
+        return [pytest.mark.long]
+    return [] if (model, layout) == ('rotary_bos', STREAM) else [pytest.mark.slow]
+
+
 CASES = [
     pytest.param(
         *(model, index, layout),
-        marks=[pytest.mark.slow] if layout == PADDED_ROWS and case['name'] in LONG_IN_ROWS else [],
+        marks=marks_of(model, case['name'], layout),
         id=f'{model}-{case["name"]}-{layout}',
     )
     for model in MODELS

@@ -101,7 +101,7 @@ def test_our_own_rows_get_the_text_of_generate(model: str, label: str, tmp_path:
 
 @pytest.mark.parametrize('label', REAL)
 @pytest.mark.parametrize(
-    'model', ['rotary', *(pytest.param(model, marks=pytest.mark.slow) for model in ('alibi', 'learned'))]
+    'model', ['rotary', *(pytest.param(model, marks=pytest.mark.long) for model in ('alibi', 'learned'))]
 )
 def test_sixty_real_rows_get_the_text_of_generate(model: str, label: str, real_data: Path, tmp_path: Path):
     check(model, planned_task(model, label, real_data, tmp_path, rows=60, tokens=32))

@@ -416,7 +416,7 @@ def test_the_variants_of_a_question_share_their_text(perturbations: list[str], m
     assert together < most * apart
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_one_and_two_ranks_give_identical_samples_and_metrics(tiny_llamas: Path, tmp_path: Path):
     entries = [
         {'dataset': 'mmlu_pro', 'subset_items': 3, 'max_new_tokens': 3, 'perturbations': [PROMPT, DRAWN]},

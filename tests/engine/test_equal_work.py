@@ -224,7 +224,7 @@ def test_ranks_write_equally_many_pools_of_about_the_same_work(own_rows: Planned
     assert max(costs) / np.mean(costs) - 1 < ABOVE_MEAN
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize('device', ['cuda', 'cpu'])
 def test_ranks_share_the_real_gauntlet_evenly(real_rows: PreparedEvaluation, device: str):
     """In batches as large as `tokens_per_batch: auto` has them where memory is no limit."""
