@@ -18,12 +18,15 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile('busy machines')
 
-# Modules that take more than six seconds: `make test-all` runs them.
+# Modules that take more than about three seconds: `make test-all` runs them.
 SLOW = [
     'composer/test_claims',
     'composer/test_dry_run',
+    'composer/test_model_errors',
     'composer/test_models',
     'composer/test_program_tasks',
+    'composer/test_progress',
+    'composer/test_replies',
     'composer/test_time_budget',
     'data/test_checks',
     'data/test_download',
@@ -36,9 +39,14 @@ SLOW = [
     'engine/test_generation_models',
     'engine/test_generation_probe',
     'engine/test_language_model',
+    'engine/test_logits',
     'engine/test_plan',
     'engine/test_probe',
+    'engine/test_rotary',
+    'engine/test_row_cache',
+    'engine/test_tree_attention',
     'integration/test_checkpoint_sources',
+    'integration/test_foundry_keys',
     'integration/test_metric_stream',
     'integration/test_report_browser',
     'integration/test_resume',
@@ -48,6 +56,8 @@ SLOW = [
     'integration/test_watchers',
     'metrics/test_consistency',
     'metrics/test_errors_cover',
+    'results/report/test_compared_runs',
+    'results/report/test_frames',
     'results/report/test_page',
     'results/report/test_page_samples',
     'results/test_replaced_runs',
@@ -71,6 +81,7 @@ SLOW = [
     'test_packaging',
     'test_same_text',
     'test_score',
+    'test_score_elsewhere',
 ]
 
 os.environ.setdefault('HF_HUB_OFFLINE', '1')
@@ -78,11 +89,20 @@ os.environ.setdefault('OMP_NUM_THREADS', '1')
 os.environ.setdefault('TOKENIZERS_PARALLELISM', 'false')
 
 
+def in_slow_module(path: Path) -> bool:
+    return path.relative_to(ROOT / 'tests').with_suffix('').as_posix() in SLOW
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Without importing it, leave out a slow module where `make test` asks for the fast tests."""
+    return True if config.option.markexpr == 'not slow' and in_slow_module(collection_path) else None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of SLOW."""
+    """Mark the tests of slow modules; long ones are slow too."""
     for item in items:
-        if item.path.relative_to(ROOT / 'tests').with_suffix('').as_posix() in SLOW:
+        if in_slow_module(item.path) or item.get_closest_marker('long'):
             item.add_marker('slow')
 
 
