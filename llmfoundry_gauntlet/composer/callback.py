@@ -20,17 +20,11 @@ from composer.loggers import Logger
 from composer.models import HuggingFaceModel
 from composer.utils import dist, model_eval_mode
 
-from llmfoundry_gauntlet.composer.evaluators import (
-    EvaluationRun,
-    attach_model,
-    make_evaluator,
-    prepare_for_model,
-    unwrapped,
-)
+from llmfoundry_gauntlet.composer.evaluators import make_evaluator, prepare_for_model, unwrapped
 from llmfoundry_gauntlet.composer.fingerprint import model_fingerprint
 from llmfoundry_gauntlet.composer.interval import EvaluationSchedule, checkpoint_of_batch
 from llmfoundry_gauntlet.composer.journal import Resuming, SharedJournal, digest_of_items, identity_of
-from llmfoundry_gauntlet.composer.loader import EvaluationLoader
+from llmfoundry_gauntlet.composer.loader import EvaluationLoader, Results, Step
 from llmfoundry_gauntlet.composer.metric_stream import log_evaluation
 from llmfoundry_gauntlet.composer.models import ModelSource
 from llmfoundry_gauntlet.composer.progress import ProgressReport
@@ -53,14 +47,14 @@ LABEL = 'gauntlet'  # of the one evaluator that holds all tasks
 
 
 class EvalGauntlet(Callback):
-    """Evaluates all tasks at the chosen times, logs scores and composites, and keeps records.
+    """Evaluate all tasks at the chosen times, log scores and composites, and write records.
 
     The settings are the fields of EvaluationSettings, the same keys as in a training YAML:
 
         EvalGauntlet(tasks='yamls/tasks/gauntlet_v0.1.yaml', gauntlet='yamls/gauntlets/eval_gauntlet_v0.1.yaml')
 
-    Tasks and data are read and checked at once (ConfigError, DataError); the model and its tokenizer when the Trainer
-    is made (ModelError). Training is left as it was, bit by bit. The latest result is `evaluation`.
+    Tasks and data are read and checked at once (ConfigError, DataError), the model and its tokenizer when the Trainer
+    is created (ModelError). Training is unchanged to the last bit. The latest result is `evaluation`.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -69,33 +63,32 @@ class EvalGauntlet(Callback):
         self.schedule = EvaluationSchedule(self.settings.interval)
         self.loader: EvaluationLoader | None = None
         self.evaluation: Evaluation | None = None
-        self.folder: Path | None = None  # of the records, once the run has its name
+        self.folder: Path | None = None  # of the records, known once the run has its name
         self.source: ModelSource | None = None  # eval-only: where the model came from
-        self.resuming = Resuming()  # what becomes of an evaluation of the same folder that was cut off
+        self.resuming = Resuming()  # how to treat an interrupted evaluation in the same folder
         self._evaluator: Any = None
-        self._run: EvaluationRun | None = None
-        self._ending: weakref.finalize[..., EvalGauntlet] | None = None  # what undoes the start of an evaluation
-        self._digest: tuple[PreparedEvaluation, str] | None = None  # of what is asked
+        self._ending: weakref.finalize[..., EvalGauntlet] | None = None  # undoes the start of an evaluation
+        self._digest: tuple[PreparedEvaluation, str] | None = None  # of all items
         self._gauntlets: list[EvalGauntlet] = [self]  # all those of the Trainer
-        self._loaded: list[Sizes] = []  # of a checkpoint, for all its callbacks
-        self._own_loaded: Sizes | None = None  # the one among them that is for this callback
+        self._loaded: list[Sizes] = []  # from a checkpoint, for all callbacks
+        self._own_loaded: Sizes | None = None  # those for this callback
         self._awaiting_checkpoint: tuple[int, Path] | None = None
         for warning in self.data.warnings:
             log.warning(warning)
 
-    # Composer's events, in the order in which they come.
+    # Composer's events, in their order.
 
     def before_load(self, state: State, logger: Logger) -> None:
-        """Prepares the items and attaches the evaluator. At `init` the Trainer would wipe it."""
+        """Prepare the items and attach the evaluator; the Trainer would remove one attached at `init`."""
         model = unwrapped(state.model)
         prepared = prepare_for_model(self.data, model)
-        self.data = prepared.data  # without the tasks whose programs cannot run here
+        self.data = prepared.data  # without tasks whose programs cannot run here
         for reason in dict.fromkeys(self.data.unsupported.values()):
             tasks = [task for task, why in self.data.unsupported.items() if why == reason]
             log.warning('%s; left out: %s', reason, ', '.join(tasks))
         if self.data.sandbox is not None:
             log.info('programs: %s', self.data.sandbox)
-        self.loader = EvaluationLoader(prepared, model.tokenizer)
+        self.loader = EvaluationLoader(prepared, model)
         self._evaluator = make_evaluator(LABEL, self.loader, self.schedule)
         self._attach(state)
         if self.settings.stall_seconds is not None:
@@ -113,24 +106,24 @@ class EvalGauntlet(Callback):
         )
 
     def after_load(self, state: State, logger: Logger) -> None:
-        """Makes up for the last evaluation of a training that ended in it: `fit` refuses where no step is left."""
+        """Evaluate if the job ended in the last evaluation of the training: `fit` refuses to start without steps."""
         is_over = state.max_duration is not None and state.timestamp >= state.max_duration
         if is_over and self.schedule.last and not self._is_recorded(state):
             self._evaluate(state, logger)
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        """Evaluates before the first step where that is wanted: Composer's own loop has no such moment."""
-        self._attach(state)  # again: `fit(eval_dataloader=...)` replaces the evaluators
+        """Evaluate before the first step if `interval` has `first`: Composer's own loop cannot."""
+        self._attach(state)  # again, as `fit(eval_dataloader=...)` replaces the evaluators
         if self.schedule.first and state.timestamp.batch.value == 0 and self.schedule.evaluated_batch != 0:
             self._evaluate(state, logger)
 
     def eval_start(self, state: State, logger: Logger) -> None:
-        """Gives the model's `eval_forward` to the engine, for our evaluator alone."""
+        """Let the engine run the model's `eval_forward`, for our evaluator only."""
         if self._is_ours(state):
             self._begin(state)
 
     def eval_end(self, state: State, logger: Logger) -> None:
-        """Gathers, scores, logs and records; gives `eval_forward` back whatever happens."""
+        """Gather, score, log and record; restore `eval_forward` whatever happens."""
         if self._is_ours(state):
             try:
                 self._finish(state, logger)
@@ -138,37 +131,37 @@ class EvalGauntlet(Callback):
                 self._restore()
 
     def batch_start(self, state: State, logger: Logger) -> None:
-        """The checkpoint of an evaluated batch is known once the next batch starts."""
+        """Record the checkpoint of an evaluated batch, known once the next batch starts."""
         self._note_checkpoint(state)
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        """The checkpoint of the last batch is known."""
+        """Record the checkpoint of the last batch."""
         self._note_checkpoint(state)
 
     def close(self, state: State, logger: Logger) -> None:
-        """Leaves the model as it was, also after an evaluation that failed."""
+        """Restore the model, also after a failed evaluation."""
         self._restore()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps: the subset of each task that fits into the time budget, of all callbacks.
+        """Return the subset sizes of all callbacks' time budgets, for the checkpoint.
 
-        Composer keeps one state for all callbacks of a class, so each returns that of all. Subsets of tasks that only
-        an earlier job had are kept too. The state is one string, as torch loads a sharded checkpoint only into a state
-        of the same shape.
+        Composer stores one state for all callbacks of a class, so each returns that of all. Subsets of tasks that only
+        an earlier job had are kept. The state is one string, as torch loads a sharded checkpoint only into a state of
+        the same shape.
         """
         own = [] if self.loader is None else [gauntlet._known_sizes() for gauntlet in self._gauntlets]
         others = [sizes for sizes in self._loaded if all(sizes.keys() != known.keys() for known in own)]
         return {'sizes': json.dumps([*own, *others])}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue with the subsets of a checkpoint. Older ones have a list, with None where there was no subset."""
+        """Continue with the subsets of a checkpoint. Older checkpoints have a list, with None for no subset."""
         sizes = state.get('sizes', [])
         self._loaded = [entry for entry in (json.loads(sizes) if isinstance(sizes, str) else sizes) if entry]
         if self.loader is not None:
             self._restore_sizes()
 
     def _known_sizes(self) -> Sizes:
-        """Return the number of questions of each task, None where it is not known yet."""
+        """Return the number of questions of each task, None if not known yet."""
         return dict(self.sizes or self._own_loaded or dict.fromkeys(self.data.tasks))
 
     def _restore_sizes(self) -> None:
@@ -190,10 +183,10 @@ class EvalGauntlet(Callback):
 
     @property
     def sizes(self) -> Mapping[str, int] | None:
-        """The number of questions of each task that fit into the time budget; None where there is none, or not yet."""
+        """Return the number of questions of each task in the time budget's subset; None without one, or before it."""
         return None if self.loader is None or self.loader.budget is None else self.loader.budget.sizes
 
-    # What they do.
+    # The work of these events.
 
     def _attach(self, state: State) -> None:
         if all(evaluator is not self._evaluator for evaluator in state.evaluators):
@@ -201,61 +194,56 @@ class EvalGauntlet(Callback):
         state.eval_metrics[LABEL] = {}
 
     def _evaluate(self, state: State, logger: Logger) -> None:
-        """An evaluation outside of Composer's loop."""
-        run = self._begin(state)
+        """Evaluate outside of Composer's loop."""
+        loader = self._begin(state)
         try:
             with (
                 torch.no_grad(),
                 model_eval_mode(state.model),
                 get_precision_context(state.precision, state.precision_config),
             ):
-                for step in run.loader:
-                    run.run(step)
-                    dist.barrier()  # as Composer's loop: ranks that drift apart run into the collectives' timeout
+                for step in loader:
+                    step.run()
+                    dist.barrier()  # as Composer's loop: ranks that drift apart reach the collectives' timeout
             self._finish(state, logger)
         finally:
             self._restore()
 
     def _is_ours(self, state: State) -> bool:
-        """Return whether it is our evaluator's turn; the label does not tell, as there may be a second callback."""
+        """Return whether our evaluator runs; its label is not enough, as there may be a second callback."""
         return state.dataloader is self.loader
 
-    def _begin(self, state: State) -> EvaluationRun:
-        if self.loader is None:
+    def _begin(self, state: State) -> EvaluationLoader:
+        loader = self.loader
+        if loader is None:
             raise RuntimeError('an evaluation began before the Trainer had called before_load')
         model = unwrapped(state.model)
-        attach_model(self.loader, model)
-        self.loader.journal = self._journal(state)
-        self._run = EvaluationRun(self.loader)
+        loader.journal = self._journal(state)
         ending = ExitStack()
-        # Also run at exit: Composer 0.32.1 forgets to close a Trainer there once another one was thrown away unclosed,
-        # or does so when the functions of this module are gone.
+        # Also run at exit: Composer 0.32.1 does not close a Trainer there if another one was discarded unclosed, or
+        # closes it when the functions of this module are gone.
         self._ending = weakref.finalize(self, ending.close)
-        ending.callback(self.loader.stop)
+        ending.callback(loader.stop)
         if self.settings.stall_seconds is not None:
-            watchdog = Watchdog(
-                self.settings.stall_seconds, partial(progress_of, self.loader), partial(doing, self.loader)
-            )
+            watchdog = Watchdog(self.settings.stall_seconds, partial(progress_of, loader), partial(doing, loader))
             watchdog.start()
             ending.callback(watchdog.stop)
         if dist.get_global_rank() == 0:
-            loader = self.loader
             progress = ProgressReport(f'gauntlet ba{state.timestamp.batch.value}', lambda: loader.work)
             progress.start()
             ending.callback(progress.stop)
         ending.callback(restore_forward, model, vars(model).get('eval_forward'))
-        vars(model)['eval_forward'] = self._run.run
-        return self._run
+        vars(model)['eval_forward'] = run_step
+        return loader
 
     def _restore(self) -> None:
-        self._run = None
         if self._ending is not None:
-            self._ending()  # once
+            self._ending()  # only once
 
     def _finish(self, state: State, logger: Logger) -> None:
-        if self._run is None:
-            raise RuntimeError('an evaluation ended that had not begun')
-        evaluation = self._run.finish()
+        if self.loader is None:
+            raise RuntimeError('an evaluation ended before it began')
+        evaluation = self.loader.finish()
         batch = state.timestamp.batch.value
         self.evaluation = evaluation
         self.schedule.evaluated_batch = batch
@@ -263,32 +251,32 @@ class EvalGauntlet(Callback):
         log_evaluation(state, logger, evaluation.metrics, batch if origin is None else origin.batch)
         log.info('gauntlet ba%d: %s', batch, summary(evaluation))
         folder = self._folder(state)
-        problem = None if self.loader is None or self.loader.journal is None else self.loader.journal.problem
+        problem = None if self.loader.journal is None else self.loader.journal.problem
         if folder is not None and dist.get_global_rank() == 0:
             try:
                 self._write(state, folder, evaluation, batch)
             except (RecordError, OSError) as error:
                 if state.max_duration is None:
                     raise
-                problem = f'{error}: the metrics were logged, but there are no records; training goes on'
+                problem = f'{error}: the metrics were logged, but there are no records; training continues'
         if problem is not None:
             log.warning('gauntlet ba%d: %s', batch, problem)
 
     def _folder(self, state: State) -> Path | None:
-        """Return where the records of the evaluation go that is due now; None where none are kept."""
+        """Return the folder for the records of the current evaluation; None if none are kept."""
         if self.folder is None or state.max_duration is None:
             return self.folder
-        return self.folder / f'ba{state.timestamp.batch.value}'  # of a Trainer that trains
+        return self.folder / f'ba{state.timestamp.batch.value}'  # in training
 
     def _is_recorded(self, state: State) -> bool:
-        """Return whether the records of the evaluation that is due now are there."""
+        """Return whether the records of the current evaluation exist."""
         folder = self._folder(state)
         return on_first_rank(lambda: folder is not None and (folder / RESULTS).is_file())
 
     def _journal(self, state: State) -> SharedJournal | None:
-        """The journal of the evaluation that is due now, beside its records."""
+        """Return the journal of the current evaluation, beside its records."""
         folder = self._folder(state)
-        if folder is None or self.loader is None or self.loader.is_finding_out:
+        if folder is None or self.loader is None or self.loader.is_finding_subset:
             return None
         prepared = self.loader.prepared
         if self._digest is None or self._digest[0] is not prepared:
@@ -337,20 +325,25 @@ class EvalGauntlet(Callback):
             try:
                 note_checkpoint(folder, checkpoint)
             except (RecordError, OSError) as error:
-                log.warning('gauntlet ba%d: its checkpoint %s is not noted: %s', batch, checkpoint, error)
+                log.warning('gauntlet ba%d: its checkpoint %s could not be recorded: %s', batch, checkpoint, error)
         if checkpoint is not None or state.timestamp.batch.value > batch:
             self._awaiting_checkpoint = None
 
 
+def run_step(step: Step, outputs: Any = None) -> Results:
+    """Run a step of an evaluation, in place of a model's `eval_forward`."""
+    return step.run()
+
+
 def restore_forward(model: HuggingFaceModel, forward: Any) -> None:
-    """Give a model its own `eval_forward` back, or that of its class."""
+    """Restore a model's own `eval_forward`, or that of its class."""
     del vars(model)['eval_forward']
     if forward is not None:
         vars(model)['eval_forward'] = forward
 
 
 def on_first_rank(work: Callable[[], Answer]) -> Answer:
-    """Return what the first rank finds, on all ranks; a GauntletError there is one everywhere."""
+    """Return the first rank's answer on all ranks; a GauntletError there is raised on all."""
     found: list[Any] = [None, None]
     if dist.get_global_rank() == 0:
         try:
@@ -365,7 +358,7 @@ def on_first_rank(work: Callable[[], Answer]) -> Answer:
 
 
 def summary(evaluation: Evaluation) -> str:
-    """An evaluation's cost and composites in one line."""
+    """Return an evaluation's cost and composites in one line."""
     num_items = sum(score.num_items for score in evaluation.scores.values())
     parts = [f'{num_items} items in {sum(evaluation.seconds.values()):.1f} s']
     if evaluation.composites is not None:
@@ -375,12 +368,12 @@ def summary(evaluation: Evaluation) -> str:
 
 
 def device_type(state: State) -> str:
-    """torch's word for the device: cpu or cuda."""
+    """Return torch's name of the device: cpu or cuda."""
     return 'cuda' if state.device.name == 'gpu' else state.device.name
 
 
 def environment(state: State) -> dict[str, Any]:
-    """Return what the numbers were computed with."""
+    """Return the software, device and precision that the numbers were computed with."""
     return {
         'python': platform.python_version(),
         'torch': torch.__version__,

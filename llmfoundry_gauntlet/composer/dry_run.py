@@ -15,7 +15,6 @@ from composer.core import get_precision_context
 from composer.utils import dist, model_eval_mode
 
 from llmfoundry_gauntlet.composer.evaluate import opened
-from llmfoundry_gauntlet.composer.evaluators import attach_model, unwrapped
 from llmfoundry_gauntlet.composer.loader import EvaluationLoader
 from llmfoundry_gauntlet.engine.assign import assign, prefix_batch
 from llmfoundry_gauntlet.engine.estimate import (
@@ -45,7 +44,6 @@ def estimate(model: str | Path, *, out: str | Path | None = None, **settings: An
     with opened(model, out=out, **settings) as (trainer, callback):
         state, loader = trainer.state, callback.loader
         assert loader is not None  # as the Trainer is made
-        attach_model(loader, unwrapped(state.model))
         preparing = time.perf_counter() - started
         with (
             torch.no_grad(),

@@ -1,35 +1,32 @@
-"""Composer evaluators over planned batches, and the forward that runs them.
+"""Composer evaluators: one for all tasks, used by the callback, or one per task.
 
-Two traps of Composer 0.32 are avoided here. Its default `split_batch` cuts unknown batches by zip and drops items
-without a word, so ours is the identity. And unequal numbers of batches end the evaluation with the shortest rank, so
-all ranks get equally many, and the gathered items are checked against the plan.
+Two traps of Composer 0.32 are avoided here. Its default `split_batch` zips unknown batches and silently drops items, so
+ours is the identity. And with unequal numbers of batches the evaluation ends with the shortest rank, so all ranks get
+equally many, and the gathered items are checked against the plan.
 """
 
 from __future__ import annotations
 
-import time
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from composer.core import DataSpec, Evaluator, State
 from composer.models import HuggingFaceModel
-from composer.utils import dist
 from torch.nn.parallel import DistributedDataParallel
+from torchmetrics import Metric
 from transformers import PretrainedConfig
 
-from llmfoundry_gauntlet.composer.loader import EvaluationLoader, Results, Step
-from llmfoundry_gauntlet.composer.models import position_limit, resolve_max_seq_len, rotary_lengths
+from llmfoundry_gauntlet.composer.loader import EvaluationLoader, Step
+from llmfoundry_gauntlet.composer.models import position_limit, resolve_max_seq_len
 from llmfoundry_gauntlet.config.resources import cache_folder
-from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
-from llmfoundry_gauntlet.errors import ModelError
-from llmfoundry_gauntlet.evaluation.inputs import EvaluationData
-from llmfoundry_gauntlet.evaluation.run import (
-    Evaluation,
-    PreparedEvaluation,
-    conclude,
-    prepare_evaluation,
-    share_seconds,
-)
+from llmfoundry_gauntlet.config.settings import decode_settings
+from llmfoundry_gauntlet.errors import ConfigError, ModelError
+from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, load_data
+from llmfoundry_gauntlet.evaluation.run import PreparedEvaluation, one_task, prepare_evaluation
+from llmfoundry_gauntlet.metrics.keys import error_name, with_errors
+from llmfoundry_gauntlet.tasks import metrics_of
 from llmfoundry_gauntlet.tasks.encode import Encoder
 from llmfoundry_gauntlet.tasks.token_cache import TOKENS, TokenCache
 
@@ -39,7 +36,7 @@ EvalInterval = Callable[[State, Any], bool]
 def make_evaluator(
     label: str, loader: EvaluationLoader, eval_interval: EvalInterval | None, metric_names: Sequence[str] = ()
 ) -> Evaluator:
-    """An evaluator of this rank's steps."""
+    """Return an evaluator that runs this rank's steps."""
     return Evaluator(
         label=label,
         dataloader=DataSpec(
@@ -56,7 +53,7 @@ def make_evaluator(
 
 
 def prepare_for_model(data: EvaluationData, model: HuggingFaceModel) -> PreparedEvaluation:
-    """The evaluation in the model's tokens, no longer than it can run. Raises ModelError."""
+    """Return all items in the model's tokens, no longer than it can run. Raise ModelError."""
     prepared = prepare_evaluation(
         data,
         Encoder(model.tokenizer),
@@ -68,15 +65,15 @@ def prepare_for_model(data: EvaluationData, model: HuggingFaceModel) -> Prepared
 
 
 def longest_prompt(data: EvaluationData, config: PretrainedConfig) -> int:
-    """The max_seq_len of an evaluation: what is wanted, else the model's. Raises ModelError where it is too long."""
+    """Return the settings' max_seq_len, or else the model's. Raise ModelError if it is too long for the model."""
     own_limits = {task.key: task.max_seq_len for task in data.suite.tasks if task.max_seq_len is not None}
     return resolve_max_seq_len(data.settings.max_seq_len, config, own_limits)
 
 
 def check_generations_fit(prepared: PreparedEvaluation, config: PretrainedConfig) -> None:
-    """Raise ModelError where a generation would go past the model's positions.
+    """Raise ModelError if a generation would exceed the model's positions.
 
-    Only llm-foundry's truncation lets one go past `max_seq_len` (see `Preparation.reply_limit`).
+    Only llm-foundry's truncation allows one to exceed `max_seq_len` (see `Preparation.token_limit`).
     """
     limit = position_limit(config)
     for request in prepared.generate_requests:
@@ -88,40 +85,8 @@ def check_generations_fit(prepared: PreparedEvaluation, config: PretrainedConfig
             )
 
 
-class EvaluationRun:
-    """One pass over an evaluation on this rank: runs steps, keeps item results, gathers them at the end."""
-
-    def __init__(self, loader: EvaluationLoader) -> None:
-        self.loader = loader
-        self.started = time.perf_counter()
-        self.results: Results = {}
-
-    def run(self, step: Step, outputs: Any = None) -> Results:
-        """Runs a step; takes the place of `eval_forward`, whose second argument it ignores."""
-        found = step.run()
-        self.results.update(found)
-        return found
-
-    def finish(self) -> Evaluation:
-        """Gathers all ranks' items by key and computes the scores, the same on every rank."""
-        planned = self.loader.current_plan
-        found = self.results
-        if self.loader.budget is not None:  # what has been run and does not fit into the time is left out
-            found = {key: result for key, result in found.items() if key in planned.items}
-        gathered = dist.all_gather_object((list(found.values()), self.loader.busy_seconds))
-        results: Results = {}
-        busy = dict.fromkeys(planned.tasks, 0.0)
-        for part, seconds in gathered:
-            for result in part:
-                results.setdefault(result.key, result)
-            for task, value in seconds.items():
-                busy[task] += value
-        wall = time.perf_counter() - self.started
-        return conclude(planned, results, share_seconds(wall, busy))
-
-
 def unwrapped(model: Any) -> HuggingFaceModel:
-    """The Composer model below DDP. Raises ModelError unless it is a HuggingFaceModel with a tokenizer."""
+    """Return the Composer model inside DDP. Raise ModelError unless it is a HuggingFaceModel with a tokenizer."""
     if isinstance(model, DistributedDataParallel):
         model = model.module
     if not isinstance(model, HuggingFaceModel):
@@ -131,26 +96,83 @@ def unwrapped(model: Any) -> HuggingFaceModel:
     return model
 
 
-def attach_model(loader: EvaluationLoader, model: HuggingFaceModel) -> None:
-    """Gives a loader the engine's view of the model before each evaluation; under FSDP `model.model` is its root.
+class TaskMetric(Metric):
+    """A metric of the task that is evaluated, or of one of its categories, or its standard error, for torchmetrics.
 
-    With the reference's semantics real tokens that are equal to the padding token are masked as well, and rotary
-    frequencies are those of rows that are padded to max_seq_len.
+    Its value is that of all ranks together, nan if the metric is absent, for which torchmetrics has no reason.
     """
-    if loader.language_model is None:
-        tokenizer: Any = model.tokenizer
-        hidden, padded_to = None, {}
-        prepared = loader.prepared
-        if prepared.data.settings.reference:
-            hidden = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-            padded_to = {
-                key: min(task.max_seq_len or prepared.max_seq_len, prepared.max_seq_len)
-                for key, task in prepared.tasks.items()
-            }
-        loader.language_model = CausalLanguageModel(
-            model.model,
-            device=next(model.parameters()).device,
-            hidden_token_id=hidden,
-            rotary=rotary_lengths(model.config, padded_to),
+
+    full_state_update = False
+
+    def __init__(self, name: str, category: str | None = None) -> None:
+        super().__init__()
+        self.name = name
+        self.category = category
+        self.loader: EvaluationLoader | None = None
+
+    def update(self, loader: EvaluationLoader) -> None:
+        """Note whose results are wanted; the loader keeps them."""
+        self.loader = loader
+
+    def compute(self) -> torch.Tensor:
+        """Return the value, from 0 to 1."""
+        if self.loader is None:
+            return torch.tensor(torch.nan)
+        (score,) = self.loader.finish().scores.values()
+        part = score if self.category is None else score.categories[self.category]
+        value = dict(with_errors(part.metrics))[self.name]
+        return torch.tensor(torch.nan if value is None else value)
+
+
+def build_icl_evaluators(tasks: Any, model: HuggingFaceModel, **settings: Any) -> list[Evaluator]:
+    """Return evaluators for `Trainer(eval_dataloader=...)`, one per task and number of shots: '{label}/{n}-shot'.
+
+    `tasks` is a path, a list of paths or the list of tasks itself; `settings` are those of EvaluationSettings that
+    concern single tasks (data_root, max_seq_len, tokens_per_batch, semantics, truncation). `model` is changed to run
+    the evaluators' steps and to report their metrics among its own, so evaluators of other data should name theirs
+    (`metric_names`). Tasks whose programs cannot run here are left out. Raise ConfigError, DataError, ModelError.
+    """
+    if settings.get('score') is not None:
+        raise ConfigError('score: not available for single evaluators; use the callback EvalGauntlet(score=...)')
+    if settings.get('time_budget') is not None:
+        raise ConfigError('time_budget: is divided among tasks; use the callback EvalGauntlet(time_budget=...)')
+    data = load_data(decode_settings({**settings, 'tasks': tasks, 'save_folder': None}, 'build_icl_evaluators'))
+    prepared_tasks = prepare_for_model(data, unwrapped(model))
+    evaluators = []
+    metrics: dict[str, TaskMetric] = {}
+    data = prepared_tasks.data
+    for key in data.examples:
+        prepared = one_task(prepared_tasks, key)
+        own: dict[str, TaskMetric] = {}
+        categories = sorted({example.category for example in data.asked(key) if example.category is not None})
+        names = [metric.name for metric in metrics_of(prepared.tasks[key])]
+        errors = [error_name(name, is_accuracy=name == names[0]) for name in names]
+        for name in (*names, *errors):
+            own.update((f'{category}/{name}', TaskMetric(name, category)) for category in categories)
+            own[name] = TaskMetric(name)
+        metrics.update(own)
+        evaluators.append(
+            make_evaluator(key, EvaluationLoader(prepared, model), None, [f'^{re.escape(name)}$' for name in own])
         )
-    loader.language_model.forget()  # what was kept before belongs to other weights
+    extend_model(model, metrics)
+    return evaluators
+
+
+def extend_model(model: HuggingFaceModel, metrics: dict[str, TaskMetric]) -> None:
+    """Make a model run evaluation steps and report these metrics; all else stays as before."""
+    eval_forward, update_metric, get_metrics = model.eval_forward, model.update_metric, model.get_metrics
+
+    def run_step_or_forward(batch: Any, outputs: Any = None) -> Any:
+        return batch.run() if isinstance(batch, Step) else eval_forward(batch, outputs)
+
+    def update_ours_or_theirs(batch: Any, outputs: Any, metric: Metric) -> Any:
+        if isinstance(metric, TaskMetric):
+            return metric.update(batch.loader) if isinstance(batch, Step) else None
+        return None if isinstance(batch, Step) else update_metric(batch, outputs, metric)
+
+    def get_all_metrics(is_train: bool = False) -> dict[str, Metric]:
+        return get_metrics(is_train) if is_train else {**get_metrics(is_train), **metrics}
+
+    vars(model).update(
+        eval_forward=run_step_or_forward, update_metric=update_ours_or_theirs, get_metrics=get_all_metrics
+    )

@@ -1,4 +1,4 @@
-"""An evaluation as the steps that Composer's loop takes: the probe, this rank's batches, and a second look."""
+"""The evaluation loop: the steps of one rank, which Composer's loop takes, and the scores at their end."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
+from composer.models import HuggingFaceModel
 from composer.utils import dist
 
 from llmfoundry_gauntlet.composer.journal import SharedJournal
+from llmfoundry_gauntlet.composer.models import rotary_lengths
 from llmfoundry_gauntlet.composer.progress import Work
 from llmfoundry_gauntlet.composer.time_budget import Measured, TimeBudget, summed
 from llmfoundry_gauntlet.config.settings import AUTO
@@ -26,7 +28,14 @@ from llmfoundry_gauntlet.engine.plan import LAYOUTS, PADDED_ROWS, Batch, plan
 from llmfoundry_gauntlet.engine.pools import Pool, assign_pools
 from llmfoundry_gauntlet.engine.probe import Probe, probe
 from llmfoundry_gauntlet.engine.reply import ReplyDecoder, end_ids
-from llmfoundry_gauntlet.evaluation.run import PlannedEvaluation, PreparedEvaluation, plan_evaluation
+from llmfoundry_gauntlet.evaluation.run import (
+    Evaluation,
+    PlannedEvaluation,
+    PreparedEvaluation,
+    conclude,
+    plan_evaluation,
+    share_seconds,
+)
 from llmfoundry_gauntlet.types import Generation, ItemKey, ItemResult, Request, ScoreRequest
 
 log = logging.getLogger(__name__)
@@ -39,14 +48,10 @@ COLLECT_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Step:
-    """One step of an evaluation as Composer carries it: what `eval_forward` runs.
-
-    The first step has no plan yet: it makes it.
-    """
+    """One step of an evaluation, which Composer passes to `eval_forward` as a batch."""
 
     loader: EvaluationLoader
     run: Callable[[], Results]
-    planned: PlannedEvaluation | None = None
     requests: tuple[Request, ...] = ()
     num_tokens: int = 0
 
@@ -58,7 +63,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """The results of the probes and the tokens per batch, which stay the same so that evaluations compare."""
+    """The results of the probes and the tokens per batch, the same for all evaluations of a training."""
 
     scoring: Probe | None
     replies: ReplyProbe | None
@@ -66,62 +71,67 @@ class Found:
 
     @property
     def certain(self) -> bool:
-        """Return whether it holds for later weights as well."""
+        """Return whether later weights need no further probe."""
         return all(probe is None or probe.certain for probe in (self.scoring, self.replies))
 
     @property
     def layout(self) -> str:
-        """The layout of batches."""
+        """Return the batch layout."""
         return LAYOUTS[0] if self.scoring is None else self.scoring.layout
 
 
 class EvaluationLoader:
-    """This rank's steps, again at each evaluation. Not a torch DataLoader, whose iteration draws random numbers.
+    """Yields this rank's steps at each evaluation. Not a torch DataLoader, whose iteration draws random numbers.
 
-    The first step finds out what the model allows; the batches follow from that, and after them the pools of replies.
-    Items whose numbers are not finite, some of which may have been spoilt by others of their batch, are run once more
-    by themselves at the end. `language_model` must be there before a step is run. `planned` is the latest plan, and
-    stays while the layout is the same.
+    The first step probes the model and plans; then come the batches, and then the generations. Items whose numbers are
+    not finite, which may be due to other items of their batch, are run again by themselves at the end. Call `finish`
+    after the last step. Under FSDP `model.model` is the root.
     """
 
-    batch_size = 1  # Composer asks for it
+    batch_size = 1  # Composer reads it
 
-    def __init__(self, prepared: PreparedEvaluation, tokenizer: Any) -> None:
+    def __init__(self, prepared: PreparedEvaluation, model: HuggingFaceModel) -> None:
         self.everything = prepared
-        self.prepared = prepared  # what is run: everything, or what fits into the time
-        self.tokenizer = tokenizer
+        self.prepared = prepared  # what is evaluated: everything, or what fits in the time budget
+        self.model = model
+        self.tokenizer: Any = model.tokenizer
         self.longest = prepared.longest
         self.longest_reply = prepared.longest_reply
-        self.planned: PlannedEvaluation | None = None
+        self.planned: PlannedEvaluation | None = None  # the latest plan, kept while the layout stays the same
         self.found: Found | None = None
-        self.writer: ReplyWriter | None = None  # once replies are wanted of a model
-        self.language_model: CausalLanguageModel | None = None  # once there is a model to run
+        self.writer: ReplyWriter | None = None  # after the first probe, if anything is generated
+        self.language_model: CausalLanguageModel | None = None  # after the first step has begun
         self.runs_programs = any(task.runs_programs for task in prepared.tasks.values())
-        self.background = ThreadPoolExecutor(max_workers=1, thread_name_prefix='marking')
+        self.background = ThreadPoolExecutor(max_workers=1, thread_name_prefix='gauntlet-programs')
         self.running: list[Future[Results]] = []  # programs of finished pools
         self.num_steps = 0  # begun and ended
         self.work = Work()  # of this rank, in this evaluation
-        self.requests: Sequence[Request] = ()  # of the step that is run
-        self.journal: SharedJournal | None = None  # of this evaluation, where there is to be one
+        self.requests: Sequence[Request] = ()  # of the current step
+        self.journal: SharedJournal | None = None  # of this evaluation, if it has one
         seconds = prepared.data.settings.budget_seconds
         self.budget = None if seconds is None else TimeBudget(prepared, seconds)
+        self.started = 0.0
+        self.results: Results = {}  # of this rank, in this evaluation
+        self.evaluation: Evaluation | None = None  # of all ranks, after `finish`
         self.busy_seconds = dict.fromkeys(prepared.tasks, 0.0)  # by task, of this evaluation
         self.tally = {key: Measured() for key in prepared.tasks}  # of this round
 
     def __iter__(self) -> Iterator[Step]:
-        started = time.perf_counter()
+        self.started = time.perf_counter()
+        self._model.forget()  # prefixes cached for earlier weights
         self._drop_programs()
         self.work = Work()
+        self.results, self.evaluation = {}, None
         self.busy_seconds = dict.fromkeys(self.everything.tasks, 0.0)
         yield Step(loader=self, run=partial(self._timed, self._plan, ()))
-        if self.budget is not None and self.is_finding_out:
-            yield from self._find_out(self.budget, started)
+        if self.budget is not None and not self.budget.is_settled:
+            yield from self._find_subset(self.budget)
         else:
             yield from self._run(self.current_plan)
         self._model.forget()
 
     def _run(self, planned: PlannedEvaluation) -> Iterator[Step]:
-        """This rank's steps of a plan."""
+        """Yield this rank's steps of a plan."""
         suspects: Results = {}
         if self.journal is not None and dist.get_global_rank() == 0:
             suspects.update(self.journal.suspects)
@@ -138,7 +148,7 @@ class EvaluationLoader:
         if self.runs_programs:
             yield self._step(self._collect)
         found = {key for keys in dist.all_gather_object(list(suspects)) for key in keys}
-        if planned.layout == PADDED_ROWS:  # where nothing spoils another row
+        if planned.layout == PADDED_ROWS:  # in which no row affects another
             yield self._step(lambda: suspects)
         else:
             again = [request for request in planned.score_requests if request.key in found]
@@ -147,9 +157,9 @@ class EvaluationLoader:
             for batch in self._share(self._unfinished(alone, also_suspects=True)):
                 yield self._step(partial(self._score, batch, None), batch)
 
-    def _find_out(self, budget: TimeBudget, started: float) -> Iterator[Step]:
-        """Rounds of more and more items, until those are known that fit into the time, which has `started`."""
-        while keys := budget.next_round(max(dist.all_gather_object(time.perf_counter() - started))):
+    def _find_subset(self, budget: TimeBudget) -> Iterator[Step]:
+        """Yield rounds of more and more items until the time budget has found its subset."""
+        while keys := budget.next_round(max(dist.all_gather_object(time.perf_counter() - self.started))):
             begun, busy = time.perf_counter(), dict(self.busy_seconds)
             self.tally = {key: Measured() for key in self.everything.tasks}
             self.planned = self._planned(self.everything.only(keys))
@@ -172,30 +182,30 @@ class EvaluationLoader:
         self.prepared, self.planned = self.budget.chosen(), None
 
     def stop(self) -> None:
-        """End an evaluation, whether it is finished or has failed."""
+        """End an evaluation, whether it has finished or failed."""
         self._drop_programs()
         if self.journal is not None:
             self.journal.close()
 
     def _drop_programs(self) -> None:
-        """Run no more programs of an evaluation that has failed; those that still run count for no other."""
+        """Cancel the programs of a failed evaluation; results of those still running are ignored."""
         while self.running:
             self.running.pop().cancel()
 
     @property
-    def is_finding_out(self) -> bool:
-        """Return whether it is not known yet which items fit into the time; such an evaluation has no journal."""
+    def is_finding_subset(self) -> bool:
+        """Return whether this evaluation finds the subset for the time budget; such an evaluation has no journal."""
         return self.budget is not None and not self.budget.is_settled
 
     @property
     def _model(self) -> CausalLanguageModel:
         if self.language_model is None:
-            raise RuntimeError('a step was run before there was a model to run it with')
+            self.language_model = language_model_of(self.model, self.prepared)
         return self.language_model
 
     @property
     def current_plan(self) -> PlannedEvaluation:
-        """The latest plan. Raises RuntimeError before the first step."""
+        """Return the latest plan. Raise RuntimeError before the first step, which makes it."""
         if self.planned is None:
             raise RuntimeError('the first step, which makes the plan, was not run')
         return self.planned
@@ -204,14 +214,15 @@ class EvaluationLoader:
         requests = () if part is None else part.requests
         num_tokens = 0 if part is None else part.num_tokens
         timed = partial(self._timed, run, requests, 0.0 if part is None else part.cost)
-        return Step(loader=self, run=timed, planned=self.planned, requests=requests, num_tokens=num_tokens)
+        return Step(loader=self, run=timed, requests=requests, num_tokens=num_tokens)
 
     def _timed(self, run: Callable[[], Results], requests: Sequence[Request], cost: float = 0.0) -> Results:
-        """The results of a step, its time noted for the tasks of its requests."""
+        """Run a step, keep its results and share its time among the tasks of its requests."""
         start = time.perf_counter()
         self.num_steps, self.requests = self.num_steps + 1, requests
         self.work.task = requests[0].key.task if requests else ''
         results = run()
+        self.results.update(results)
         self.num_steps, self.requests = self.num_steps + 1, ()
         self.work.num_done += len(requests)
         self.work.cost_done += cost
@@ -227,9 +238,9 @@ class EvaluationLoader:
         return assign(batches, num_ranks=dist.get_world_size())[dist.get_global_rank()]
 
     def _unfinished(self, parts: Sequence[Part], *, also_suspects: bool = False) -> list[Part]:
-        """The batches or pools with an item that no earlier attempt has finished; they are run whole.
+        """Return the batches or pools with an item that no earlier attempt has finished; they are run whole.
 
-        Suspects have been run once, among others; with `also_suspects` those that have not been run again count too.
+        Items with numbers that are not finite count as finished, with `also_suspects` only once they were run alone.
         """
         journal = self.journal
         if journal is None:
@@ -238,7 +249,7 @@ class EvaluationLoader:
         return [part for part in parts if not finished.issuperset(request.key for request in part.requests)]
 
     def _keep(self, results: Results, journal: SharedJournal | None, *, suspect: bool = False) -> Results:
-        """Return the results, once they are in the journal."""
+        """Write results to the journal and return them."""
         if journal is not None:
             journal.add(results, suspect=suspect)
         for result in () if suspect else results.values():
@@ -247,10 +258,7 @@ class EvaluationLoader:
         return results
 
     def _plan(self) -> Results:
-        """Plans for what every rank can run, after a probe unless the model is known for certain.
-
-        Returns what an earlier attempt at this evaluation has finished.
-        """
+        """Probe the model if needed, plan for what every rank can run, and return what an earlier attempt finished."""
         found = self.found
         if self.journal is not None:
             self.journal.read()
@@ -269,7 +277,7 @@ class EvaluationLoader:
             if found.replies is not None:
                 log.info('replies: %s; %s', found.replies, tokens)
             self.planned = None
-        if self.is_finding_out:
+        if self.is_finding_subset:
             return {}
         if self.planned is None:
             self.planned = self._planned(self.prepared)
@@ -279,9 +287,9 @@ class EvaluationLoader:
         return self.journal.results
 
     def _planned(self, prepared: PreparedEvaluation) -> PlannedEvaluation:
-        """The batches and pools of these items, as the model can run them."""
+        """Return the batches and pools of these items, as the model can run them."""
         found = self.found
-        assert found is not None  # as the probe is what the first step begins with
+        assert found is not None  # set by the first step
         return plan_evaluation(
             prepared,
             tokens_per_batch=found.budget,
@@ -293,13 +301,13 @@ class EvaluationLoader:
         )
 
     def _probe(self) -> Probe | None:
-        """Return what the model can score with, where anything is to be scored."""
+        """Return the layout that the model can score with; None if nothing is scored."""
         if not self.prepared.score_requests:
             return None
         return probe(self._model, vocabulary=self._vocabulary, longest=self.longest)
 
     def _probe_replies(self) -> ReplyProbe | None:
-        """Return how the model can write, where any reply is wanted."""
+        """Return how the model can generate; None if nothing is generated."""
         if not self.longest_reply:
             return None
         if self.writer is None:
@@ -312,7 +320,7 @@ class EvaluationLoader:
         return min(len(self.tokenizer), self._model.vocabulary)
 
     def _budget(self) -> int:
-        """The tokens of a batch that are wanted, or that suit this rank's device."""
+        """Return the tokens per batch: those of the settings or of an earlier attempt, else what suits the device."""
         tokens = self.prepared.data.settings.tokens_per_batch
         if tokens != AUTO:
             return int(tokens)
@@ -327,39 +335,39 @@ class EvaluationLoader:
         )
 
     def _score(self, batch: Batch, suspects: Results | None) -> Results:
-        """The results of a batch; those that are not finite go to `suspects` where they are to be run again."""
+        """Return the results of a batch; those that are not finite go to `suspects`, if given, to be run again."""
         results = self.everything.results(self._model.run(batch))
         if suspects is not None:
-            spoilt = {key: result for key, result in results.items() if not is_finite(result)}
-            suspects.update(self._keep(spoilt, self.journal, suspect=True))
-            results = {key: result for key, result in results.items() if key not in spoilt}
+            not_finite = {key: result for key, result in results.items() if not is_finite(result)}
+            suspects.update(self._keep(not_finite, self.journal, suspect=True))
+            results = {key: result for key, result in results.items() if key not in not_finite}
         return self._keep(results, self.journal)
 
     def _write(self, pool: Pool) -> Results:
-        """The results of a pool. Ranks wait for each other: replies take longer than can be foreseen.
+        """Return the results of a pool, programs excepted, which run in the background until `_collect`.
 
-        Programs are run while the model goes on; their results are collected after the last pool.
+        Ranks wait for each other, as the time that generations take is not known beforehand.
         """
         if self.writer is None:
-            raise RuntimeError('the first step, which probes how replies are written, was not run')
+            raise RuntimeError('the first step, which probes the model, was not run')
         outputs = self.writer.write(pool)
         tasks = self.prepared.tasks
         programs = [one for one in outputs if tasks[one.key.task].runs_programs]
         if programs:
-            self.running.append(self.background.submit(self._mark, programs, self.journal))
+            self.running.append(self.background.submit(self._score_generations, programs, self.journal))
         keys = {output.key for output in programs}
-        results = self._mark([output for output in outputs if output.key not in keys], self.journal)
+        results = self._score_generations([output for output in outputs if output.key not in keys], self.journal)
         dist.barrier()
         return results
 
-    def _mark(self, outputs: Sequence[Generation], journal: SharedJournal | None) -> Results:
+    def _score_generations(self, outputs: Sequence[Generation], journal: SharedJournal | None) -> Results:
         """Score generations of the evaluation with this journal, which may have failed meanwhile."""
         return self._keep(self.everything.results(outputs), journal)
 
     def _collect(self) -> Results:
-        """The results of the programs that are still being run.
+        """Return the results of all programs.
 
-        Ranks ask each other now and then whether all are done, so that none waits longer than that in a collective.
+        Ranks ask each other every few seconds whether all are done, so that no collective waits longer than that.
         """
         start = time.perf_counter()
         self.work.task = 'programs'
@@ -373,9 +381,45 @@ class EvaluationLoader:
             self.busy_seconds[key.task] += seconds / len(found)
         return found
 
+    def finish(self) -> Evaluation:
+        """Gather the items of all ranks by key, once, and return the scores, the same on every rank."""
+        if self.evaluation is None:
+            planned = self.current_plan
+            # A time budget may have run items that are not in the subset.
+            own = [result for result in self.results.values() if self.budget is None or result.key in planned.items]
+            gathered = dist.all_gather_object((own, self.busy_seconds))
+            busy = {task: sum(seconds[task] for _, seconds in gathered) for task in planned.tasks}
+            results: Results = {}
+            for part, _ in gathered:
+                for result in part:
+                    results.setdefault(result.key, result)
+            wall_seconds = time.perf_counter() - self.started
+            self.evaluation = conclude(planned, results, share_seconds(wall_seconds, busy))
+        return self.evaluation
+
+
+def language_model_of(model: HuggingFaceModel, prepared: PreparedEvaluation) -> CausalLanguageModel:
+    """Return the engine's view of a model.
+
+    With the reference's semantics real tokens that equal the padding token are masked as well, and rotary frequencies
+    are those of rows padded to max_seq_len.
+    """
+    tokenizer: Any = model.tokenizer
+    hidden, padded_to = None, {}
+    if prepared.data.settings.reference:
+        hidden = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        longest = prepared.max_seq_len
+        padded_to = {key: min(task.max_seq_len or longest, longest) for key, task in prepared.tasks.items()}
+    return CausalLanguageModel(
+        model.model,
+        device=next(model.parameters()).device,
+        hidden_token_id=hidden,
+        rotary=rotary_lengths(model.config, padded_to),
+    )
+
 
 def agreed(found: Sequence[Found]) -> Found:
-    """Return what every rank can run: the most careful ways and the smallest budget of all ranks."""
+    """Return what every rank can run: the layout and generation mode lowest in preference, and the smallest budget."""
     scoring = [one.scoring for one in found if one.scoring is not None]
     replies = [one.replies for one in found if one.replies is not None]
     return Found(
@@ -386,17 +430,17 @@ def agreed(found: Sequence[Found]) -> Found:
 
 
 def num_requests(parts: Sequence[Batch | Pool]) -> int:
-    """Items of these batches and pools."""
+    """Return the number of items in these batches and pools."""
     return sum(len(part.requests) for part in parts)
 
 
 def size_of(request: Request) -> int:
-    """Tokens that a request's work goes with."""
+    """Return the number of tokens that stands for a request's work."""
     if isinstance(request, ScoreRequest):
         return sum(len(ids) for ids in (*request.contexts, *request.continuations))
     return request.length
 
 
 def is_finite(result: ItemResult) -> bool:
-    """Return whether all log-probabilities of an item are numbers."""
+    """Return whether all log-probabilities of an item are finite."""
     return result.logprobs is None or all(map(math.isfinite, result.logprobs))

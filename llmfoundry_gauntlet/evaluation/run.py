@@ -129,10 +129,6 @@ class PlannedEvaluation(PreparedEvaluation):
     reply_way: str
     tokens_per_batch: int
 
-    def __deepcopy__(self, memo: object) -> PlannedEvaluation:
-        """Itself, as it never changes; Composer copies metrics that hold a plan."""
-        return self
-
     @property
     def num_model_tokens(self) -> int:
         """Tokens that the model is given to score: distinct prefixes, or padded rows."""

@@ -19,7 +19,7 @@ from composer.models import HuggingFaceModel
 from paths import FIXTURES
 
 from llmfoundry_gauntlet.composer.dry_run import measure
-from llmfoundry_gauntlet.composer.evaluators import attach_model, prepare_for_model
+from llmfoundry_gauntlet.composer.evaluators import prepare_for_model
 from llmfoundry_gauntlet.composer.loader import EvaluationLoader
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.engine.plan import MASKED_ROWS, PADDED_ROWS, STREAM
@@ -49,10 +49,7 @@ def settings(with_programs: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
 def loader_of(settings: dict[str, Any], **changes: Any) -> tuple[EvaluationLoader, HuggingFaceModel]:
     network = networks.network(vocab_size=259, max_position_embeddings=128)
     model = HuggingFaceModel(network, tokenizer=tiny.tokenizer())
-    loader = EvaluationLoader(
-        prepare_for_model(load_data(decode_settings({**settings, **changes})), model), model.tokenizer
-    )
-    attach_model(loader, model)
+    loader = EvaluationLoader(prepare_for_model(load_data(decode_settings({**settings, **changes})), model), model)
     return loader, model
 
 

@@ -16,8 +16,8 @@ from composer import Trainer
 from composer.models import HuggingFaceModel
 
 from llmfoundry_gauntlet import EvalGauntlet
-from llmfoundry_gauntlet.composer.evaluators import attach_model, prepare_for_model
-from llmfoundry_gauntlet.composer.loader import EvaluationLoader, Found, Step, agreed
+from llmfoundry_gauntlet.composer.evaluators import prepare_for_model
+from llmfoundry_gauntlet.composer.loader import EvaluationLoader, Found, Step, agreed, language_model_of
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.config.yaml import read_yaml
 from llmfoundry_gauntlet.engine.generation import CACHE, NO_CACHE, TUPLES
@@ -42,12 +42,11 @@ def composer_model(network: Any = None) -> HuggingFaceModel:
 
 
 def loader_of(model: HuggingFaceModel, settings: dict[str, Any]) -> EvaluationLoader:
-    return EvaluationLoader(prepare_for_model(load_data(decode_settings(settings)), model), model.tokenizer)
+    return EvaluationLoader(prepare_for_model(load_data(decode_settings(settings)), model), model)
 
 
-def drive(loader: EvaluationLoader, model: HuggingFaceModel) -> tuple[dict[ItemKey, ItemResult], list[Step]]:
+def drive(loader: EvaluationLoader) -> tuple[dict[ItemKey, ItemResult], list[Step]]:
     """All results and steps of an evaluation."""
-    attach_model(loader, model)
     results, steps = {}, []
     for step in loader:
         found = step.run()
@@ -81,10 +80,9 @@ def check(results: dict[ItemKey, ItemResult], expected: dict[ItemKey, ItemResult
 def test_the_steps_score_every_item_once_as_bare_forwards_do(settings):
     model = composer_model()
     loader = loader_of(model, settings)
-    results, steps = drive(loader, model)
+    results, steps = drive(loader)
     assert results.keys() == loader.prepared.items.keys() and len(results) == 28
     assert sum(step.num_items for step in steps) == 28
-    assert steps[0].planned is None and all(step.planned is loader.planned for step in steps[1:])
     assert len(steps) > 3 and max(step.num_tokens for step in steps) <= 200
     for key, result in results.items():
         expected = networks.sums_alone(model.model, [loader.prepared.items[key].request])
@@ -95,12 +93,12 @@ def test_a_second_evaluation_plans_and_probes_no_more_and_sees_the_new_weights(s
     """Mutations: what was kept of the first evaluation used in the second; the plan made again each time."""
     model = composer_model()
     loader = loader_of(model, settings)
-    first, _ = drive(loader, model)
+    first, _ = drive(loader)
     planned = loader.planned
     with torch.no_grad():
         model.model.model.layers[0].self_attn.v_proj.weight.mul_(-1)
     sizes = count_forwards(model.model)
-    second, steps = drive(loader, model)
+    second, steps = drive(loader)
     assert loader.planned is planned
     assert len(sizes) == len(steps) - 1
     for key, result in second.items():
@@ -117,7 +115,6 @@ def tokens_of_the_probe(settings: dict[str, Any]) -> set[int]:
         lambda _, args, kwargs: seen.update(kwargs['input_ids'].unique().tolist()), with_kwargs=True
     )
     loader = loader_of(model, settings)
-    attach_model(loader, model)
     next(iter(loader)).run()
     return seen
 
@@ -144,7 +141,7 @@ def test_a_token_that_is_broken_costs_the_items_that_it_stands_in_and_no_others(
     character, token = next((text, token) for text, token in tokens.items() if (token in given) == in_probe)
     settings = add_task(settings, character)
     loader = loader_of(model, settings)
-    expected, _ = drive(loader, model)
+    expected, _ = drive(loader)
     assert loader.planned.layout == STREAM
     broken = {key for key, item in loader.prepared.items.items() if is_given(item.request, token)}
     assert broken == {ItemKey('broken/0-shot', 2), ItemKey('broken/0-shot', 5)} and len(expected) == 36
@@ -164,7 +161,6 @@ def test_a_token_that_is_broken_costs_the_items_that_it_stands_in_and_no_others(
     else:
         loader = loader_of(model, settings)
         sizes = count_forwards(model.model)
-        attach_model(loader, model)
         steps = iter(loader)
         next(steps).run()
         del sizes[:]
@@ -182,12 +178,12 @@ def test_a_broken_token_in_the_only_batch_costs_its_items_alone(settings):
     model = composer_model()
     settings = add_task(settings, '~')
     settings = {**settings, 'tasks': settings['tasks'][-1:], 'gauntlet': None}
-    expected, _ = drive(loader_of(model, settings), model)
+    expected, _ = drive(loader_of(model, settings))
     token = model.tokenizer.convert_tokens_to_ids('~')
     with torch.no_grad():
         model.model.get_input_embeddings().weight[token] = torch.nan
     loader = loader_of(model, settings)
-    results, _ = drive(loader, model)
+    results, _ = drive(loader)
     assert loader.planned.layout == STREAM and len(loader.planned.batches) == 1
     check(results, expected, {ItemKey('broken/0-shot', 2), ItemKey('broken/0-shot', 5)})
 
@@ -204,7 +200,6 @@ def test_a_model_of_nan_gets_no_score_and_no_second_look(settings):
     with torch.no_grad():
         model.model.model.norm.weight.fill_(torch.nan)
     loader = loader_of(model, settings)
-    attach_model(loader, model)
     steps = iter(loader)
     next(steps).run()
     sizes = count_forwards(model.model)
@@ -224,11 +219,11 @@ def test_a_model_that_was_broken_once_is_probed_again(settings):
     whole = weight.detach().clone()
     with torch.no_grad():
         weight.fill_(torch.nan)
-    drive(loader, model)
+    drive(loader)
     assert loader.planned.layout == PADDED_ROWS
     with torch.no_grad():
         weight.copy_(whole)
-    results, _ = drive(loader, model)
+    results, _ = drive(loader)
     assert loader.planned.layout == STREAM
     assert all(result.status == 'scored' for result in results.values())
 
@@ -237,7 +232,7 @@ def test_memory_that_is_too_small_changes_no_score(settings, caplog):
     """The probe fits; the batches do not. Mutation: the plan's items dropped with the batch that failed."""
     settings |= {'tokens_per_batch': 2000}
     model = composer_model()
-    expected, _ = drive(loader_of(model, settings), model)
+    expected, _ = drive(loader_of(model, settings))
 
     def fail(_, args, kwargs):
         if kwargs['input_ids'].numel() > 400:
@@ -245,7 +240,7 @@ def test_memory_that_is_too_small_changes_no_score(settings, caplog):
 
     model.model.register_forward_pre_hook(fail, with_kwargs=True)
     with caplog.at_level(logging.WARNING):
-        results, _ = drive(loader_of(model, settings), model)
+        results, _ = drive(loader_of(model, settings))
     check(results, expected, set())
     assert len([message for message in caplog.messages if 'out of memory' in message]) == 1
 
@@ -274,8 +269,8 @@ def test_scores_follow_eager_attention_and_one_line_says_so(settings, caplog):
         )
         model = composer_model(network)
         loader = loader_of(model, settings)
-        drive(loader, model)
-        scores.append(drive(loader, model)[0])
+        drive(loader)
+        scores.append(drive(loader)[0])
         lines.append([one.getMessage() for one in caplog.records if one.getMessage().startswith('attention: ')])
         assert network.config._attn_implementation == loaded
     assert lines == [[], ['attention: sdpa leaves out attn_logit_softcapping; evaluation follows eager attention']]
@@ -292,7 +287,7 @@ def test_rows_count_as_padded_to_max_seq_len_in_the_reference_alone(settings, se
     tasks[0]['max_seq_len'] = 100
     model = composer_model(network)
     loader = loader_of(model, {**settings, 'tasks': tasks, 'semantics': semantics, 'max_seq_len': 300})
-    attach_model(loader, model)
-    assert loader.language_model.rotary.base == 128
-    lengths = set(loader.language_model.rotary.padded_to.values())
+    rotary = language_model_of(model, loader.prepared).rotary
+    assert rotary.base == 128
+    lengths = set(rotary.padded_to.values())
     assert lengths == ({100, 300} if semantics == 'reference' else set())

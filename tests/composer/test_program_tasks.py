@@ -85,7 +85,7 @@ def in_background(monkeypatch: pytest.MonkeyPatch, work: Callable[[], None]) -> 
     whole, waiting = PreparedEvaluation.results, [work]
 
     def results(self: PreparedEvaluation, outputs: Any) -> Any:
-        if threading.current_thread().name.startswith('marking') and waiting:
+        if threading.current_thread().name.startswith('gauntlet-programs') and waiting:
             waiting.pop()()
         return whole(self, outputs)
 
@@ -144,7 +144,7 @@ def test_programs_of_an_evaluation_that_failed_do_not_get_into_the_next_journal(
     add = SharedJournal.add
 
     def noted(self: SharedJournal, results: Mapping[Any, Any], *, suspect: bool = False) -> None:
-        if threading.current_thread().name.startswith('marking'):
+        if threading.current_thread().name.startswith('gauntlet-programs'):
             written.append((self, [*results]))
         add(self, results, suspect=suspect)
 
