@@ -1,4 +1,4 @@
-"""The files that models lie in: Composer's checkpoints, whole or sharded, and the weights of Hugging Face folders."""
+"""Files of models: Composer checkpoints, in one file or sharded, and the weights of Hugging Face folders."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from llmfoundry_gauntlet.errors import ModelError
 METADATA = '.metadata'  # of a sharded checkpoint
 CONFIG = 'config.json'  # of a Hugging Face folder
 SHARD = '.distcp'
-LINK = '.symlink'  # of a link in an object store: a text file that names what it leads to
+LINK = '.symlink'  # of a link in an object store: a text file with the name of its target
 WHOLE = ('.pt', '.pth', '.ckpt')
 PACKED = ('.tar', '.gz', '.tgz', '.bz2', '.lz4', '.lzma', '.lzo', '.xz', '.zst')
 WEIGHTS = ('model.safetensors', 'pytorch_model.bin')
@@ -38,7 +38,7 @@ READ_AGAIN = 'copy it again, or name another checkpoint'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointContent:
-    """The model of a Composer checkpoint; `huggingface` is the state that its HuggingFaceModel stores."""
+    """The model in a Composer checkpoint; `huggingface` is the state stored by its HuggingFaceModel."""
 
     weights: Weights
     huggingface: Mapping[str, Any] | None
@@ -46,12 +46,12 @@ class CheckpointContent:
 
 
 def is_sharded(path: Path) -> bool:
-    """Return whether a folder is a sharded checkpoint, or was to become one."""
+    """Return whether a folder is a sharded checkpoint, finished or not."""
     return (path / METADATA).is_file() or any(path.glob(f'*{SHARD}'))
 
 
 def checkpoints_among(names: Sequence[str]) -> list[str]:
-    """Return the files below a folder, by relative names, that are models, and the folders that are."""
+    """Return the files and folders among relative names below a folder that are models."""
     found = set()
     for name in names:
         folder, _, file = name.rpartition('/')
@@ -63,9 +63,9 @@ def checkpoints_among(names: Sequence[str]) -> list[str]:
 
 
 def read_file(path: Path) -> CheckpointContent:
-    """A checkpoint that is one file, mapped into memory. Raises ModelError."""
+    """Return a checkpoint in one file, mapped into memory. Raise ModelError."""
     if path.name.endswith(PACKED):
-        raise ModelError(f'{path}: is packed; unpack it first, and name the file in it')
+        raise ModelError(f'{path}: is compressed or an archive; unpack it first and give the file in it')
     content = load_mapped(path, 'a Composer checkpoint')
     state = content.get('state') if isinstance(content, Mapping) else None
     if not isinstance(state, Mapping) or not isinstance(state.get('model'), Mapping):
@@ -80,7 +80,7 @@ def read_file(path: Path) -> CheckpointContent:
 
 
 def load_mapped(path: Path, kind: str) -> Any:
-    """Return what torch.save has written, its tensors mapped from the file, without running code. Raises ModelError."""
+    """Load what torch.save has written, its tensors mapped from the file, without running code. Raise ModelError."""
     try:
         if not zipfile.is_zipfile(path):
             size = path.stat().st_size
@@ -88,9 +88,9 @@ def load_mapped(path: Path, kind: str) -> Any:
                 begins_well = file.read(4) == b'PK\x03\x04'
             if begins_well or not size:
                 raise ModelError(
-                    f'{path}: is cut off after {size} bytes: the directory at its end is missing; {READ_AGAIN}'
+                    f'{path}: is truncated after {size} bytes: the directory at its end is missing; {READ_AGAIN}'
                 )
-            raise ModelError(f'{path}: is not {kind}: it is not a file as torch.save writes it')
+            raise ModelError(f'{path}: is not {kind}: it was not written by torch.save')
         return load_inert(path, mmap=True)
     except UnpicklingError as error:
         raise ModelError(
@@ -102,22 +102,22 @@ def load_mapped(path: Path, kind: str) -> Any:
 
 
 def own_name(name: str) -> str:
-    """A weight's name in the Hugging Face model, from that in Composer's, whose attribute `model` it is."""
+    """Return a weight's name in the Hugging Face model, which is the attribute `model` of Composer's."""
     return name.removeprefix('model.')
 
 
 def huggingface_of(state: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return what a HuggingFaceModel keeps of itself, None where a checkpoint has nothing of the kind."""
+    """Return the state stored by a HuggingFaceModel, None if the checkpoint has none."""
     integrations = state.get('integrations')
     found = integrations.get('huggingface') if isinstance(integrations, Mapping) else None
     return found if isinstance(found, Mapping) else None
 
 
 def model_type_of(huggingface: Mapping[str, Any] | None) -> str | None:
-    """Return what kind of model a checkpoint says that it holds."""
+    """Return the model type stored in a checkpoint, None if unknown."""
     try:
         found = None if huggingface is None else huggingface['model']['config']['content'].get('model_type')
-    except (LookupError, TypeError, AttributeError):  # which is an error once the configuration is wanted
+    except (LookupError, TypeError, AttributeError):  # an error once the configuration is loaded
         return None
     return found if isinstance(found, str) else None
 
@@ -131,13 +131,13 @@ def timestamp_of(path: Path, stored: Any) -> Timestamp | None:
         units: dict[str, Any] = {unit: int(counts[unit]) for unit in ('epoch', 'batch', 'sample', 'token')}
         return Timestamp(**units)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise ModelError(f'{path}: the timestamp in it cannot be read: {first_line(error)}; {READ_AGAIN}') from error
+        raise ModelError(f'{path}: its timestamp cannot be read: {first_line(error)}; {READ_AGAIN}') from error
 
 
 def read_sharded(path: Path, *, wants_tokenizer: bool) -> CheckpointContent:
-    """A sharded checkpoint, whatever the number of ranks that wrote it and that read it. Raises ModelError.
+    """Return a sharded checkpoint, whatever the numbers of ranks that wrote it and read it. Raise ModelError.
 
-    Its tokenizer is thousands of entries, a token each: they are read where they are wanted.
+    The tokenizer is thousands of entries, one per token, and only read if `wants_tokenizer`.
     """
     metadata = read_metadata(path)
     paths = {name: tuple(place) for name, place in (metadata.planner_data or {}).items()}
@@ -171,18 +171,18 @@ def read_sharded(path: Path, *, wants_tokenizer: bool) -> CheckpointContent:
 
 
 def read_metadata(path: Path) -> Metadata:
-    """Return what is where in a sharded checkpoint. Raises ModelError."""
+    """Return the metadata of a sharded checkpoint. Raise ModelError."""
     try:
         metadata = InertReader(path).read_metadata()
     except FileNotFoundError as error:
-        raise ModelError(f'{path}: holds shards but no {METADATA}, which is written last: {READ_AGAIN}') from error
+        raise ModelError(f'{path}: has shards but no {METADATA}, which is written last: {READ_AGAIN}') from error
     except UNPICKLING_ERRORS as error:
         raise ModelError(f'{path / METADATA}: cannot be read: {first_line(error)}; {READ_AGAIN}') from error
     return metadata
 
 
 def check_shards(path: Path, metadata: Metadata, sizes: Mapping[str, int]) -> None:
-    """Raise ModelError unless all files of a sharded checkpoint are there in full length, given their bytes by name."""
+    """Raise ModelError unless all files of a sharded checkpoint exist in full length, given their sizes by name."""
     lengths: dict[str, int] = {}
     for info in metadata.storage_data.values():
         lengths[info.relative_path] = max(lengths.get(info.relative_path, 0), info.offset + info.length)
@@ -191,13 +191,13 @@ def check_shards(path: Path, metadata: Metadata, sizes: Mapping[str, int]) -> No
         raise ModelError(f'{path}: of {len(lengths)} files {len(missing)} are missing: {first_of(missing, ", ")}')
     for name, length in lengths.items():
         if sizes[name] < length:
-            raise ModelError(f'{path / name}: is cut off after {sizes[name]} of {length} bytes; {READ_AGAIN}')
+            raise ModelError(f'{path / name}: is truncated after {sizes[name]} of {length} bytes; {READ_AGAIN}')
 
 
 def load_distributed(path: Path, values: dict[str, Any]) -> None:
-    """Reads what is named out of a sharded checkpoint: into tensors, or in place of other values."""
+    """Load the named entries of a sharded checkpoint into `values`: in place for tensors, else replaced."""
     with warnings.catch_warnings():
-        warnings.filterwarnings('ignore', message='torch.distributed is .*unavailable')  # ranks read alone
+        warnings.filterwarnings('ignore', message='torch.distributed is .*unavailable')  # each rank reads by itself
         try:
             load(values, storage_reader=InertReader(path), planner=InertPlanner(), no_dist=True)
         except CheckpointException as error:
@@ -206,7 +206,7 @@ def load_distributed(path: Path, values: dict[str, Any]) -> None:
 
 
 def nested(values: Mapping[tuple[Any, ...], Any]) -> dict[str, Any]:
-    """A tree of dicts, and of lists where keys are numbers, from values by their paths."""
+    """Return a tree of dicts, or of lists if the keys are numbers, from values by their paths."""
     whole: dict[Any, Any] = {}
     for path, value in values.items():
         part = whole
@@ -217,7 +217,7 @@ def nested(values: Mapping[tuple[Any, ...], Any]) -> dict[str, Any]:
 
 
 def with_lists(part: Any) -> Any:
-    """The same, with a list for each dict whose keys are all numbers."""
+    """Return a tree with a list in place of each dict whose keys are all numbers."""
     if not isinstance(part, dict):
         return part
     if part and all(isinstance(key, int) for key in part):
@@ -226,24 +226,24 @@ def with_lists(part: Any) -> Any:
 
 
 def read_folder(path: Path, model_type: str | None) -> Weights:
-    """The weights of a Hugging Face folder, mapped from one file or several. Raises ModelError."""
+    """Return the weights of a Hugging Face folder, mapped from one file or several. Raise ModelError."""
     for name in WEIGHTS:
         if (path / f'{name}.index.json').is_file():
             return mapped_weights(read_shards(path / f'{name}.index.json'), model_type)
         if (path / name).is_file():
             return mapped_weights(read_tensors(path / name), model_type)
     allowed = ', '.join(f'{name}, {name}.index.json' for name in WEIGHTS)
-    raise ModelError(f'{path}: holds no weights; allowed: {allowed}')
+    raise ModelError(f'{path}: has no weights; allowed: {allowed}')
 
 
 def read_shards(index: Path) -> dict[str, torch.Tensor]:
-    """The tensors of all files that an index names. Raises ModelError."""
+    """Return the tensors of all files in an index. Raise ModelError."""
     try:
         places: dict[str, str] = json.loads(index.read_text(encoding='utf-8'))['weight_map']
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ModelError(f'{index}: cannot be read: {reason_of(error)}; {READ_AGAIN}') from error
     if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
-        raise ModelError(f'{index}: weight_map is not a mapping of weights to names of files; {READ_AGAIN}')
+        raise ModelError(f'{index}: weight_map is not a mapping of weights to file names; {READ_AGAIN}')
     files = sorted(set(places.values()))
     missing = [name for name in files if not (index.parent / name).is_file()]
     if missing:
@@ -251,16 +251,16 @@ def read_shards(index: Path) -> dict[str, torch.Tensor]:
     tensors = {name: tensor for file in files for name, tensor in read_tensors(index.parent / file).items()}
     lost = [f'{name} in {file}' for name, file in places.items() if name not in tensors]
     if lost:
-        raise ModelError(f'{index}: names what is not there: {first_of(lost, ", ")}; {READ_AGAIN}')
+        raise ModelError(f'{index}: lists weights that do not exist: {first_of(lost, ", ")}; {READ_AGAIN}')
     return tensors
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a file, mapped into memory. Raises ModelError."""
+    """Return the tensors of a file, mapped into memory. Raise ModelError."""
     if path.suffix != '.safetensors':
         content = load_mapped(path, 'a file of weights')
         if not isinstance(content, Mapping) or not all(isinstance(value, torch.Tensor) for value in content.values()):
-            raise ModelError(f'{path}: is not a file of weights: it holds something other than named tensors')
+            raise ModelError(f'{path}: is not a file of weights: it contains something other than named tensors')
         return dict(content)
     try:
         return load_file(path)
@@ -270,7 +270,7 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
 
 
 def mapped_weights(tensors: Mapping[str, torch.Tensor], model_type: str | None) -> Weights:
-    """Weights whose tensors are mapped from files."""
+    """Return weights whose tensors are mapped from files."""
 
     def copy_into(targets: Mapping[str, torch.Tensor]) -> None:
         for name, target in targets.items():

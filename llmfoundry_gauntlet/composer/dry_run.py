@@ -39,7 +39,7 @@ NUM_GENERATIONS = 6  # that are timed of each task
 def estimate(model: str | Path, *, out: str | Path | None = None, **settings: Any) -> Estimate:
     """Return what `evaluate` would take with the same arguments; nothing is written. Raise GauntletError."""
     if settings.get('time_budget') is not None:
-        raise ConfigError('time_budget: the items that fit are found by running them; leave it out of a dry run')
+        raise ConfigError('time_budget: its subset is found by running items; leave it out of a dry run')
     started = time.perf_counter()
     with opened(model, out=out, **settings) as (trainer, callback):
         state, loader = trainer.state, callback.loader
@@ -59,13 +59,13 @@ def measure(loader: EvaluationLoader, preparing_seconds: float = 0.0) -> Estimat
     planned = loader.current_plan
     tokens = scored_tokens(planned.batches)
     scoring = scoring_seconds(loader, planned)
-    seconds = {'finding out what the model can run': probing, 'scoring': scoring}
+    seconds = {'probing the model': probing, 'scoring': scoring}
     busy = defaultdict(float, {task: scoring * count / tokens.total() for task, count in tokens.items()})
     notes = ['scoring: one batch was run, and scaled by its cost'] if planned.batches else []
     if planned.pools:
         timings = time_generations(loader, planned)
         by_rank = assign_pools(planned.pools, num_ranks=dist.get_world_size())
-        for name, work in (('replies', timings.generating), ('programs', timings.running)):
+        for name, work in (('generating', timings.generating), ('programs', timings.running)):
             of_ranks = [work(pools) for pools in by_rank]
             seconds[name] = max(sum(part.values()) for part in of_ranks)
             for task, part in (pair for of_rank in of_ranks for pair in of_rank.items()):
@@ -130,7 +130,7 @@ def scoring_seconds(loader: EvaluationLoader, planned: PlannedEvaluation) -> flo
     batch = by_rank[dist.get_global_rank()][step]
     if any(batches[step].prefix is not None for batches in by_rank):  # whose forward is another step of the plan
         model.run(batch if batch.prefix is None else prefix_batch(batch))
-    model.run(batch)  # the first forward of a process takes longer
+    model.run(batch)  # warm-up: the first forward of a process takes longer
     seconds, _ = timed(loader, lambda: planned.results(model.run(batch)))
     model.forget()
     slowest = max(dist.all_gather_object(seconds))
@@ -163,11 +163,11 @@ class GenerationTimings:
 
     @property
     def notes(self) -> list[str]:
-        """Return how the seconds were found."""
+        """Return how the seconds were measured."""
         count = sum(map(len, self.samples.values()))
-        notes = [f'replies: {count} of at most {NEW_TOKENS} tokens were timed; all are taken to end as often per token']
+        notes = [f'generating: {count} generations of at most {NEW_TOKENS} tokens were timed and extrapolated']
         if self.program_seconds:
-            notes.append('programs: those of these replies were run, one at a time')
+            notes.append('programs: those of these generations were run, one at a time')
         return notes
 
 

@@ -1,4 +1,4 @@
-"""Evaluation alone: a Trainer that never trains, with the same callback."""
+"""Evaluation without training: a Trainer that only evaluates, with the same callback."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from llmfoundry_gauntlet.results.files import check_out
 from llmfoundry_gauntlet.tasks.encode import Encoder
 
 DEVICES = ('cpu', 'gpu')
-ARGUMENT_TYPES: dict[str, Any] = {  # of `evaluate`, for values from a YAML file
+ARGUMENT_TYPES: dict[str, Any] = {  # of `evaluate`
     'model': str,
     **dict.fromkeys(('out', 'tokenizer', 'model_config', 'device', 'precision', 'run_name'), str | None),
     **dict.fromkeys(('overwrite', 'resume', 'repair_journal'), bool),
 }
-TRAINING_KEYS = ('interval', 'save_folder')  # settings that have no effect where nothing is trained
-DIST_TIMEOUT = 900.0  # seconds after which collectives give up, where there is no process group yet; after the watchdog
+TRAINING_KEYS = ('interval', 'save_folder')  # settings without effect outside of training
+DIST_TIMEOUT = 900.0  # seconds, for a new process group: longer than the watchdog's
 
 
 def evaluate(
@@ -59,15 +59,15 @@ def evaluate(
     repair_journal: bool = False,
     **settings: Any,
 ) -> Evaluation:
-    """Evaluates a Composer checkpoint, or a Hugging Face folder or name; writes results.json and samples to `out`.
+    """Evaluate a Composer checkpoint, or a Hugging Face folder or name; write results.json and samples to `out`.
 
-    `settings` are the fields of EvaluationSettings but `interval` and `save_folder`. `device` is 'cpu' or 'gpu', by
-    default a GPU where there is one; `precision` one of Composer's, by default fp32 on a CPU and amp_bf16 on a GPU.
+    `settings` are the fields of EvaluationSettings except `interval` and `save_folder`. `device` is 'cpu' or 'gpu', by
+    default a GPU if there is one; `precision` one of Composer's, by default fp32 on a CPU and amp_bf16 on a GPU.
     `fsdp_config` has the keys of Composer's FSDPConfig and shards the model over GPUs. `loggers` get the metrics at the
     training step of a checkpoint, as the run `run_name`.
-    `resume` goes on with an evaluation that was cut off, on any number of ranks; where one of `out` is of another model
-    or other settings, that is an error. `repair_journal` drops damaged lines of its journal.
-    Works on all ranks of the `composer` launcher. Raises GauntletError.
+    `resume` continues an interrupted evaluation, on any number of ranks; records of another model or other settings in
+    `out` are an error. `repair_journal` drops damaged lines of its journal.
+    Works on all ranks of the `composer` launcher. Raise GauntletError.
     """
     arguments: dict[str, Any] = {
         'tokenizer': tokenizer,
@@ -106,9 +106,9 @@ def opened(
     repair_journal: bool = False,
     **settings: Any,
 ) -> Iterator[tuple[Trainer, EvalGauntlet]]:
-    """The model in a Trainer, and the evaluation as a callback of it that is ready to run; closed at the end.
+    """Return a Trainer with the model and its callback, ready to evaluate; closed when the context ends.
 
-    The arguments are those of `evaluate`, and all are checked.
+    The arguments are those of `evaluate` and are checked here.
     """
     given: dict[str, Any] = {'model': model, 'out': out, 'tokenizer': tokenizer, 'model_config': model_config}
     given |= {'device': device, 'precision': precision, 'run_name': run_name, 'overwrite': overwrite}
@@ -124,7 +124,7 @@ def opened(
     if repair_journal and not resume:
         raise ConfigError('repair_journal has no effect without resume')
     if out is None and resume:
-        raise ConfigError('resume needs out, the folder of the evaluation that was cut off')
+        raise ConfigError('resume needs out, the folder of the interrupted evaluation')
     if out is not None:
         check_out(Path(out), overwrite=overwrite, resume=resume)
     callback = EvalGauntlet(**settings, save_folder=None if out is None else str(out))
@@ -145,14 +145,14 @@ def opened(
     try:
         yield trainer, callback
     finally:
-        trainer.engine.close()  # not `trainer.close`, where ranks wait for each other: one that failed must not
+        trainer.engine.close()  # not `trainer.close`, in which ranks wait for each other, also after an error
 
 
 def make_trainer(
     source: ModelSource, *, device: str, parallelism_config: dict[str, Any] | None, **arguments: Any
 ) -> Trainer:
-    """A Trainer that stands where the checkpoint's training stood, so that loggers get that step."""
-    is_whole_on_gpu = device == 'gpu' and parallelism_config is None  # what is to be sharded is on the host first
+    """Return a Trainer at the checkpoint's timestamp, so that loggers get its step."""
+    is_whole_on_gpu = device == 'gpu' and parallelism_config is None  # a model to be sharded is loaded to the host
     network = source.load(torch.device('cuda', dist.get_local_rank()) if is_whole_on_gpu else torch.device('cpu'))
     if parallelism_config is not None:
         mark_blocks_for_fsdp(network)
@@ -171,11 +171,11 @@ def make_trainer(
 
 
 def check_arguments(values: Mapping[str, Any], problems: Problems) -> None:
-    """Note arguments of `evaluate` that are of the wrong type, empty, or settings of training alone."""
+    """Add arguments of `evaluate` to `problems` that have the wrong type, are empty, or only apply in training."""
     for name in values:
         value = plain(values[name])
         if name in TRAINING_KEYS:
-            problems.add(name, 'belongs to training; an evaluation alone runs once, and its folder is out')
+            problems.add(name, 'only applies in training; an evaluation alone runs once and writes to out')
         elif isinstance(value, str) and not value.strip():
             problems.add(name, f'is {describe(value)}; allowed: text')
         elif name in ARGUMENT_TYPES:
@@ -183,19 +183,19 @@ def check_arguments(values: Mapping[str, Any], problems: Problems) -> None:
 
 
 def default_device() -> str:
-    """A GPU where there is one."""
+    """Return 'gpu' if there is one, else 'cpu'."""
     return 'gpu' if torch.cuda.is_available() else 'cpu'
 
 
 def check_device(device: str) -> None:
-    """Raises ConfigError for one that is not known, or not there."""
+    """Raise ConfigError for an unknown or missing device."""
     check_choice('device', device, DEVICES)
     if device == 'gpu' and not torch.cuda.is_available():
-        raise ConfigError('device is gpu, and torch finds no GPU that it can use here; give cpu')
+        raise ConfigError('device is gpu, but torch finds no usable GPU; give cpu')
 
 
 def check_fsdp(fsdp_config: Mapping[str, Any] | None, device: str) -> None:
-    """Raises ConfigError for keys that Composer does not have, and on a CPU, where Composer cannot shard."""
+    """Raise ConfigError for keys unknown to Composer, and on a CPU, where Composer cannot shard."""
     if fsdp_config is None:
         return
     if not isinstance(fsdp_config, Mapping):
@@ -205,24 +205,24 @@ def check_fsdp(fsdp_config: Mapping[str, Any] | None, device: str) -> None:
     if unknown:
         raise ConfigError([f"fsdp_config: unknown key '{key}'{suggestion(str(key), allowed)}" for key in unknown])
     if device == 'cpu':
-        raise ConfigError('fsdp_config: Composer shards models over GPUs alone; leave it out, or give device gpu')
+        raise ConfigError('fsdp_config: Composer shards models over GPUs only; leave it out, or give device gpu')
 
 
 def check_fit(callback: EvalGauntlet, source: ModelSource) -> None:
-    """Raises ModelError where tokenizer or length do not fit, before any weights are loaded."""
+    """Raise ModelError if the tokenizer or a length does not match the model, before any weights are loaded."""
     Encoder(source.tokenizer)
     check_vocabulary(source.tokenizer, source.config)
     longest_prompt(callback.data, source.config)
 
 
 def check_precision(precision: str, device: str) -> None:
-    """Raises ConfigError for one that Composer does not have on this device."""
+    """Raise ConfigError for a precision that Composer does not have on this device."""
     check_choice('precision', precision, [value.value for value in Precision])
     if device == 'cpu' and precision != 'fp32':
-        raise ConfigError(f'precision is {precision!r}, and the device a CPU, where Composer has fp32 alone; give fp32')
+        raise ConfigError(f'precision is {precision!r}, but Composer has only fp32 on a CPU; give fp32')
 
 
 def check_choice(name: str, value: str, allowed: list[str] | tuple[str, ...]) -> None:
-    """Raises ConfigError unless the value is allowed."""
+    """Raise ConfigError unless the value is allowed."""
     if value not in allowed:
         raise ConfigError(f'{name} is {value!r}; allowed: {", ".join(allowed)}')

@@ -8,15 +8,15 @@ import torch
 import torch.distributed
 from composer.utils import dist
 
-CHUNK = {'cpu': 1 << 14, 'cuda': 1 << 24}  # elements at a time: a cache full, or enough for a launch
+CHUNK = {'cpu': 1 << 14, 'cuda': 1 << 24}  # elements at a time: what fits in a CPU cache, or keeps a GPU busy
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
 
 
 def model_fingerprint(model: torch.nn.Module, *, is_sharded: bool) -> str:
-    """16 hexadecimal digits of a model's parameters. With `is_sharded` each rank has a part of them.
+    """Return 16 hexadecimal digits of a digest of a model's parameters. With `is_sharded` each rank holds a part.
 
     The bits of every weight are summed as integers, to the powers of 1, 2 and 3 modulo 2^64: exact, in any order, on
-    any device, and without a copy of the model. What padding adds is 0.
+    any device, and without a copy of the model. Padding adds 0.
     """
     parameters = list(model.parameters())
     device = parameters[0].device if parameters else torch.device('cpu')

@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class FoundryEvalGauntlet(EvalGauntlet):
-    """EvalGauntlet for llm-foundry, which gives its constructor the training file as `train_config`.
+    """EvalGauntlet for llm-foundry, which passes the training YAML to the constructor as `train_config`.
 
     Of that come `max_seq_len` and `interval` where the callback's own keys do not say them; the tokenizer and the name
     of the run are the Trainer's. Raises ConfigError where llm-foundry would evaluate `icl_tasks` beside it.

@@ -15,10 +15,10 @@ CHECKPOINT_EVENTS = {Event.BATCH_END: Event.BATCH_CHECKPOINT, Event.EPOCH_END: E
 
 
 class EvaluationSchedule:
-    """Says at Composer's BATCH_END, EPOCH_END and FIT_END whether to evaluate; never twice at the same batch.
+    """Decides at Composer's BATCH_END, EPOCH_END and FIT_END whether to evaluate; never twice at the same batch.
 
-    A checkpoint is written right after the evaluation of its batch, so the savers are asked beforehand whether they
-    are about to.
+    A checkpoint is written right after the evaluation of its batch, so the schedule asks the checkpoint savers whether
+    they are about to write one.
     """
 
     def __init__(self, interval: Sequence[str]) -> None:
@@ -48,15 +48,12 @@ class EvaluationSchedule:
 
 
 def checkpoint_savers(state: State) -> list[CheckpointSaver]:
-    """The callbacks that write Composer checkpoints."""
+    """Return the callbacks that write Composer checkpoints."""
     return [callback for callback in state.callbacks if isinstance(callback, CheckpointSaver)]
 
 
 def checkpoint_of_batch(state: State, batch: int) -> str | None:
-    """The checkpoint that was written at a training batch, None where there is none yet.
-
-    Of a sharded one, of which Composer knows a file, the folder.
-    """
+    """Return the checkpoint written at a training batch, None if there is none yet; the folder of a sharded one."""
     for saver in checkpoint_savers(state):
         for name, timestamp in saver.all_saved_checkpoints_to_timestamp.items():
             if timestamp.batch.value == batch:

@@ -1,4 +1,4 @@
-"""The journal of an evaluation on all ranks: read by one, known to all, each writing what it finishes."""
+"""The journal of an evaluation on all ranks: the first rank reads it and tells the others; each writes its items."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resuming:
-    """The treatment of records that an earlier attempt left in the folder.
+    """How to treat records of an earlier attempt in the folder.
 
-    It is used again, if it is `wanted`. Where it is of another evaluation that is an error if it is `required`, else it
-    is replaced. `repair` drops damaged lines.
+    They are used if `wanted`. Records of another evaluation are an error if `required`, else they are replaced.
+    `repair` drops damaged lines.
     """
 
     wanted: bool = True
@@ -45,10 +45,10 @@ class Resuming:
 
 
 class SharedJournal:
-    """The journal of one evaluation, from `read` over `begin` to `close`.
+    """The journal of one evaluation: `read`, then `begin`, `add` as items finish, `close`.
 
-    `identity` is what must agree for items to be used again; the plan adds to it. `done` and `suspects` are the items
-    of earlier attempts, known on all ranks; `results` is what they gave, on the first rank alone.
+    Items are reused only if `identity` agrees; the plan adds to it. `done` and `suspects` are the finished items of
+    earlier attempts and those with numbers that are not finite, on all ranks; `results` is on the first rank only.
     """
 
     def __init__(self, folder: Path, identity: Identity, resuming: Resuming) -> None:
@@ -58,17 +58,17 @@ class SharedJournal:
         self.results: dict[ItemKey, ItemResult] = {}
         self.done: frozenset[ItemKey] = frozenset()
         self.suspects: dict[ItemKey, ItemResult] = {}
-        self.planned: Identity = {}  # what the plan of an earlier attempt was made of
+        self.planned: Identity = {}  # of an earlier attempt, its plan included
         self._journal: Journal | None = None
 
     def read(self) -> None:
-        """Finds what an earlier attempt has finished. Raises RecordError, on all ranks."""
+        """Read the items that an earlier attempt finished. Raise RecordError, on all ranks."""
         found: Finished | None = None
-        problem: RecordError | None = RecordError(f'{self.folder}: what is there could not be read by the first rank')
+        problem: RecordError | None = RecordError(f'{self.folder}: the first rank could not read the records')
         try:
             if dist.get_global_rank() == 0:
                 found, problem = self._found()
-        finally:  # the other ranks wait to be told, whatever comes
+        finally:  # the other ranks wait for this broadcast, whatever happens
             shared: list[Any] = [problem, found and (found.identity, list(found.results), dict(found.suspects))]
             dist.broadcast_object_list(shared, src=0)
         if shared[0] is not None:
@@ -79,20 +79,20 @@ class SharedJournal:
             self.results = {} if found is None else dict(found.results)
 
     def _found(self) -> tuple[Finished | None, RecordError | None]:
-        """On the first rank: what there is, and why it cannot be used."""
+        """Return, on the first rank, the usable records of an earlier attempt, or why they cannot be used."""
         try:
             return self._read(), None
         except RecordError as error:
             return None, error
         except OSError as error:
-            problem = RecordError(f'{self.folder}: what is there cannot be read: {error}')
+            problem = RecordError(f'{self.folder}: the records cannot be read: {error}')
             if self.resuming.required:
                 return None, problem
-            log.warning('%s; nothing of it is used', problem)
+            log.warning('%s; they are not used', problem)
             return None, None
 
     def _read(self) -> Finished | None:
-        """On the first rank: what there is, None where there is nothing that can be used."""
+        """Return, on the first rank, the records of an earlier attempt; None if none can be used."""
         if not self.resuming.wanted:
             remove_journal(self.folder)
             return None
@@ -102,8 +102,8 @@ class SharedJournal:
                 found = finished_run(self.folder)
                 if found is None:
                     raise RecordError(
-                        f'{self.folder / RESULTS}: is of an evaluation that cannot be gone on with, as answers from '
-                        'elsewhere; give another folder, or --overwrite to replace it'
+                        f'{self.folder / RESULTS}: this evaluation cannot be resumed, as it scored external answers; '
+                        'give another folder, or --overwrite to replace it'
                     )
             if found is not None:
                 place = self.folder / (JOURNAL if (self.folder / JOURNAL).is_dir() else RESULTS)
@@ -111,14 +111,14 @@ class SharedJournal:
         except RecordError as error:
             if self.resuming.required:
                 raise
-            log.info('%s; it is replaced', error)
+            log.info('%s; the records are replaced', error)
             found = None
         if found is None:
             remove_journal(self.folder)
         return found
 
     def begin(self, plan: Identity) -> None:
-        """Starts this rank's file, once it is known how items are computed. Raises RecordError, on all ranks."""
+        """Start this rank's file, given what the plan adds to the identity. Raise RecordError, on all ranks."""
         self.identity.update(plan)
         if self.planned:
             try:
@@ -133,28 +133,26 @@ class SharedJournal:
         dist.broadcast_object_list(attempt, src=0)
         self._journal = Journal(self.folder, self.identity, attempt=attempt[0], rank=dist.get_global_rank())
         if self.done:
-            log.info(
-                '%s: %d items were finished by an earlier attempt, and are used again', self.folder, len(self.done)
-            )
+            log.info('%s: %d items were finished by an earlier attempt and are reused', self.folder, len(self.done))
 
     def add(self, results: Mapping[ItemKey, ItemResult], *, suspect: bool = False) -> None:
-        """Keeps finished items."""
+        """Write finished items."""
         if self._journal is not None and results:
             self._journal.add(results.values(), suspect=suspect)
 
     @property
     def problem(self) -> str | None:
-        """Return why this rank's items are not kept, where they are not."""
+        """Return why this rank's items are not written; None if they are."""
         return None if self._journal is None else self._journal.problem
 
     def close(self) -> None:
-        """Nothing comes after."""
+        """Close this rank's file."""
         if self._journal is not None:
             self._journal.close()
 
 
 def identity_of(prepared: PreparedEvaluation, *, items: str, model: str, precision: str) -> Identity:
-    """Return what must agree with an earlier attempt: digests of items and weights, settings."""
+    """Return what must agree with an earlier attempt: digests of items and weights, and settings."""
     settings = prepared.data.settings
     return {
         'model': model,
@@ -168,7 +166,7 @@ def identity_of(prepared: PreparedEvaluation, *, items: str, model: str, precisi
 
 
 def digest_of_items(prepared: PreparedEvaluation) -> str:
-    """16 hexadecimal digits of all that is asked: tasks, prompts, token ids."""
+    """Return 16 hexadecimal digits of a digest of all items: tasks, prompts, token ids."""
     digest = hashlib.sha256(repr([task.keys for task in prepared.tasks.values()]).encode('utf-8', 'surrogatepass'))
     for key, item in prepared.items.items():
         digest.update(f'{key}{item.prompt_sha256}'.encode('utf-8', 'surrogatepass'))

@@ -20,7 +20,7 @@ LOGGERS: Builders = {'file': FileLogger, 'mlflow': MLFlowLogger, 'tensorboard': 
 
 
 def build_loggers(chosen: Mapping[str, Any] | None) -> list[LoggerDestination]:
-    """One Composer logger for each name, with its arguments: `{'mlflow': {'experiment_name': 'llama'}}`.
+    """Return a Composer logger for each name, with its arguments: `{'mlflow': {'experiment_name': 'llama'}}`.
 
     Raises ConfigError for unknown names and arguments, and where a logger's library is not installed.
     """
@@ -28,7 +28,7 @@ def build_loggers(chosen: Mapping[str, Any] | None) -> list[LoggerDestination]:
 
 
 def logger_settings(loggers: Mapping[str, Any], run_name: str | None, checkpoint: str) -> dict[str, Any]:
-    """Return the loggers' arguments for one of several evaluations that belong together.
+    """Return the loggers' arguments for one of the evaluations of a run.
 
     Each evaluation has its own loggers, which resume the same run of W&B (not the training's, as two processes cannot
     write to one) and of MLflow, and write separate files. Settings of the user take precedence.
@@ -47,7 +47,7 @@ def logger_settings(loggers: Mapping[str, Any], run_name: str | None, checkpoint
 
 
 def build_each(part: str, known: Builders, chosen: Mapping[str, Any] | None) -> list[Any]:
-    """One object for each entry of a part such as `loggers`, in the order of the file; None is no arguments.
+    """Return an object for each entry of a part such as `loggers`, in the order of the file; None: no arguments.
 
     Raises one ConfigError with every unknown name and argument.
     """
@@ -61,14 +61,14 @@ def build_each(part: str, known: Builders, chosen: Mapping[str, Any] | None) -> 
 
 
 def check(part: str, known: Builders, name: str, arguments: Any) -> list[str]:
-    """Return what is wrong with one entry."""
+    """Return the problems of one entry."""
     if name not in known:
         return [f"{part}: unknown key '{name}'{suggestion(str(name), known)}"]
     if not isinstance(arguments, Mapping):
         return [f'{part}.{name}: is {describe(arguments)}; allowed: a mapping']
     parameters = inspect.signature(known[name]).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return []  # checks its own keys
+        return []  # it checks its own keys
     problems = [
         f"{part}.{name}: unknown key '{key}'{suggestion(str(key), parameters)}"
         for key in arguments
@@ -79,7 +79,7 @@ def check(part: str, known: Builders, name: str, arguments: Any) -> list[str]:
 
 
 def build(part: str, known: Builders, name: str, arguments: Mapping[str, Any]) -> Any:
-    """One object. Raises ConfigError where its library is not installed."""
+    """Return an object. Raise ConfigError if its library is not installed."""
     try:
         return known[name](**arguments)
     except MissingConditionalImportError as error:

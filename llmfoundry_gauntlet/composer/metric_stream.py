@@ -1,8 +1,8 @@
-"""Brings an evaluation's metrics to every logger of a Trainer, at the training step that they belong to.
+"""Log an evaluation's metrics to every logger of a Trainer, at their training step.
 
-What a logger cannot do must not stop a training, nor keep values from the other loggers: it is warned of. These are the
-errors of Python, of the libraries below and of the package that a logger is of. Loggers of Composer that need more than
-`log_metrics` are those below.
+An error of a logger must not stop a training, nor keep values from the other loggers, so it becomes a warning. Caught
+are errors of Python, of the libraries below, and of the logger's own package. Composer's loggers that need more than
+`log_metrics` have functions of their own.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from llmfoundry_gauntlet.metrics.keys import BATCH, COMPOSITE_PREFIX, SCORE_PREF
 
 log = logging.getLogger(__name__)
 
-LIBRARIES = (  # of Composer's loggers, and what they speak to servers with
+LIBRARIES = (  # of Composer's loggers, and those they call servers with
     *('composer', 'wandb', 'mlflow', 'mlflow_skinny', 'tensorboard', 'comet_ml', 'neptune', 'slack_sdk', 'databricks'),
     *('requests', 'urllib3', 'httpx', 'grpc', 'google', 'sqlalchemy', 'alembic', 'botocore'),
 )
-MLFLOW_WAIT_SECONDS = 20.0  # for its server, at each evaluation; then the training goes on
+MLFLOW_WAIT_SECONDS = 20.0  # for the server, at each evaluation; then training continues
 OURS = BATCH.partition('/')[0]
 
-# The charts of TensorBoard's Custom Scalars; what stands for keys are regular expressions.
+# The charts of TensorBoard's Custom Scalars; keys are given as regular expressions.
 TENSORBOARD_CHARTS: dict[str, dict[str, list[Any]]] = {
     'gauntlet': {
         'composites': ['Multiline', [rf'^{COMPOSITE_PREFIX}/(?!.*/standard_error$).*$']],
@@ -53,10 +53,10 @@ TENSORBOARD_CHARTS: dict[str, dict[str, list[Any]]] = {
 
 @dataclass(slots=True, eq=False)
 class Rows:
-    """The state of one logger: the keys it holds already, and those still to log.
+    """The state of one logger: the values it holds, and those still to log.
 
-    `held` is by key and step. `waiting` are evaluations that MLflow's server has not answered for: step, milliseconds
-    since 1970 and values.
+    `held` is by key and step. `waiting` are evaluations that MLflow's server has not confirmed: step, milliseconds
+    since 1970, and values.
     """
 
     held: dict[tuple[str, int], float] = field(default_factory=dict)
@@ -70,23 +70,23 @@ _ROWS: WeakKeyDictionary[LoggerDestination, Rows] = WeakKeyDictionary()
 
 
 def logger_errors(destination: LoggerDestination) -> Caught:
-    """Return a context for what a logger raises."""
+    """Return a context that catches what a logger raises."""
     own = [kind.__module__.partition('.')[0] for kind in type(destination).__mro__]
     return Caught(packages=[*LIBRARIES, *(name for name in own if name != 'builtins')])
 
 
 def join_run(destination: LoggerDestination) -> LoggerDestination:
-    """The same logger, which leaves the hyperparameters of a run that it joins as they are.
+    """Return the same logger, changed to leave the hyperparameters of a run that it joins as they are.
 
-    Composer notes every Trainer's seed and ranks as hyperparameters, and W&B and MLflow refuse to change what they
-    have: without this no evaluation could be logged into the run of a training that is over.
+    Composer logs every Trainer's seed and ranks as hyperparameters, and W&B and MLflow refuse to change those they
+    have: without this no evaluation could be logged into the run of a finished training.
     """
     log_hyperparameters = destination.log_hyperparameters
 
     def log_where_allowed(hyperparameters: dict[str, Any]) -> None:
         with logger_errors(destination) as caught:
             log_hyperparameters(hyperparameters)
-        if caught.error is not None:  # they are of no importance to an evaluation
+        if caught.error is not None:  # an evaluation does not need them
             log.info('%s keeps its hyperparameters: %s', type(destination).__name__, caught.error)
 
     vars(destination)['log_hyperparameters'] = log_where_allowed
@@ -94,7 +94,7 @@ def join_run(destination: LoggerDestination) -> LoggerDestination:
 
 
 def log_evaluation(state: State, logger: Logger, metrics: Mapping[str, float], batch: int) -> None:
-    """Gives every logger the metrics at training step `batch`, on every rank; raises nothing that a logger raises."""
+    """Log the metrics to every logger at training step `batch`, on every rank; errors of loggers become warnings."""
     values = {**metrics, BATCH: batch}
     for destination in logger.destinations:
         rows = _ROWS.setdefault(destination, Rows())
@@ -109,7 +109,7 @@ def log_evaluation(state: State, logger: Logger, metrics: Mapping[str, float], b
                 destination.log_metrics(values, batch)
         if caught.error is not None:
             log.warning(
-                '%s did not take the metrics of batch %d: %s: %s. Training and the other loggers go on',
+                '%s failed to log the metrics of batch %d: %s: %s. Training and the other loggers continue',
                 type(destination).__name__,
                 batch,
                 type(caught.error).__name__,
@@ -118,10 +118,10 @@ def log_evaluation(state: State, logger: Logger, metrics: Mapping[str, float], b
 
 
 def log_to_wandb(destination: WandBLogger, rows: Rows, values: dict[str, float], batch: int, *, is_late: bool) -> None:
-    """Adds the values to W&B's row of now, with the training batch as the axis of their charts.
+    """Add the values to W&B's current row, with the training batch as the axis of their charts.
 
-    W&B drops rows of a step below its own. A late evaluation gets a row of its own after the last one. In a training a
-    lower step means that it was resumed from before the point which its W&B run had reached: an error.
+    W&B drops rows of a step below its own. A late evaluation gets a row of its own after the last one. During training
+    a lower step means that it was resumed from before the step that its W&B run had reached: an error.
     """
     if not destination._enabled:
         return
@@ -141,7 +141,7 @@ def log_to_wandb(destination: WandBLogger, rows: Rows, values: dict[str, float],
 
 
 def wandb_patterns(keys: Iterable[str]) -> list[str]:
-    """The patterns of `define_metric` that cover these keys; W&B knows a star at the end alone.
+    """Return patterns for `define_metric` that cover these keys; W&B allows a star only at the end.
 
     Not `metrics/*`, for Composer's own evaluators and its training metrics have such keys too.
     """
@@ -151,9 +151,9 @@ def wandb_patterns(keys: Iterable[str]) -> list[str]:
 
 
 def log_to_tensorboard(destination: TensorboardLogger, rows: Rows, values: dict[str, float], batch: int) -> None:
-    """Writes the values to a file on disk at once, and before the first ones the panels of Custom Scalars.
+    """Write the values to disk at once, and before the first ones the panels of Custom Scalars.
 
-    A resumed training finds what is in its folder and does not write the same again.
+    A resumed training reads what its folder holds and does not write the same again.
     """
     if destination.rank_zero_only and dist.get_global_rank() != 0:
         return
@@ -174,7 +174,7 @@ def log_to_tensorboard(destination: TensorboardLogger, rows: Rows, values: dict[
 
 
 def tensorboard_layout(keys: Iterable[str]) -> dict[str, dict[str, list[Any]]]:
-    """The charts that have at least one of the keys, by section."""
+    """Return the charts with at least one of the keys, by section."""
     logged = list(keys)
     found = {
         section: {title: chart for title, chart in charts.items() if any(re.match(chart[1][0], key) for key in logged)}
@@ -184,23 +184,23 @@ def tensorboard_layout(keys: Iterable[str]) -> dict[str, dict[str, list[Any]]]:
 
 
 def scalars_in(folder: Path) -> dict[tuple[str, int], float]:
-    """Return what TensorBoard's files in a folder hold of ours, by key and step."""
+    """Return our values in TensorBoard's files of a folder, by key and step."""
     from tensorboard.backend.event_processing import event_file_loader  # type: ignore[import-untyped]
 
     held = {}
     for path in sorted(folder.glob('*.tfevents.*')):
         if BATCH.encode() not in path.read_bytes():
-            continue  # of a long training nearly all
+            continue  # most files of a long training
         for event in event_file_loader.LegacyEventFileLoader(str(path)).Load():
             held.update({(value.tag, event.step): value.simple_value for value in event.summary.value})
     return held
 
 
 def log_to_mlflow(destination: MLFlowLogger, rows: Rows, values: dict[str, float], batch: int) -> None:
-    """Writes the values to MLflow's server and waits for its answer, but not for long.
+    """Send the values to MLflow's server and wait a short time for its answer.
 
-    Not by `destination.log_metrics`, which leaves out a value equal to the one before, and keeps the others in memory
-    for some seconds. What the server did not answer for is tried again with the next evaluation.
+    `destination.log_metrics` would skip a value equal to the previous one and buffer the others for some seconds.
+    Values that the server did not confirm are sent again with the next evaluation.
     """
     if not destination._enabled:
         return
@@ -210,7 +210,7 @@ def log_to_mlflow(destination: MLFlowLogger, rows: Rows, values: dict[str, float
         if not any(fnmatch.fnmatch(key, pattern) for pattern in destination.ignore_metrics)
     }
     if rows.writer is not None:
-        rows.writer.join(MLFLOW_WAIT_SECONDS)  # at earlier evaluations still
+        rows.writer.join(MLFLOW_WAIT_SECONDS)  # it may still send earlier evaluations
     rows.waiting.append((batch, time.time_ns() // 1_000_000, wanted))
     if rows.writer is None or not rows.writer.is_alive():
         rows.error = None
@@ -218,15 +218,15 @@ def log_to_mlflow(destination: MLFlowLogger, rows: Rows, values: dict[str, float
         rows.writer.start()
         rows.writer.join(MLFLOW_WAIT_SECONDS)
     if rows.writer.is_alive():
-        raise TimeoutError(f'{destination.tracking_uri} does not answer; {len(rows.waiting)} evaluations wait for it')
+        raise TimeoutError(f'{destination.tracking_uri} does not answer; {len(rows.waiting)} evaluations are waiting')
     if rows.error is not None:
         raise rows.error
     if rows.waiting:
-        raise RuntimeError(f'the thread that writes to {destination.tracking_uri} has ended by an error of its own')
+        raise RuntimeError(f'the thread that writes to {destination.tracking_uri} failed')
 
 
 def write_waiting(destination: MLFlowLogger, rows: Rows) -> None:
-    """Writes what waits for MLflow's server, up to the first error, which it keeps."""
+    """Send all waiting values to MLflow's server, up to the first error, which is kept in `rows`."""
     from mlflow import MlflowClient
     from mlflow.entities import Metric
 
@@ -248,10 +248,10 @@ def write_waiting(destination: MLFlowLogger, rows: Rows) -> None:
 
 
 def missing(held: Mapping[tuple[str, int], float], values: Mapping[str, float], batch: int, logger: str) -> list[str]:
-    """The keys whose value a logger does not hold at a step.
+    """Return the keys whose value a logger does not hold at a step.
 
-    A resumed training evaluates again what came after its checkpoint. Where scores differ from those of the first time
-    by more than rounding there is a warning, and both stand in the logger; of times and counts the first ones stand.
+    A resumed training repeats the evaluations after its checkpoint. Scores that differ from the first ones by more than
+    rounding are logged as well, with a warning; times and counts are kept as they are.
     """
     new = [key for key in values if (key, batch) not in held]
     again = [key for key in values if (key, batch) in held and not key.startswith(f'{OURS}/')]

@@ -1,4 +1,4 @@
-"""Models and tokenizers from Hugging Face folders or names and from Composer checkpoints, local or in S3."""
+"""Models and tokenizers from Hugging Face folders or names and from Composer checkpoints, local or in object stores."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from llmfoundry_gauntlet.tasks.encode import tokenizer_errors
 from llmfoundry_gauntlet.types import TrainingPoint
 
 LENGTH_KEYS = ('max_position_embeddings', 'n_positions', 'max_seq_len', 'max_sequence_length', 'seq_length')
-ALIBI_MODELS = ('bloom', 'mpt')  # any length can be run, whatever the configuration names
+ALIBI_MODELS = ('bloom', 'mpt')  # they run any length, whatever the configuration says
 SCALED_ROPE = ('linear', 'dynamic', 'yarn', 'llama3', 'longrope')
 LENGTH_DEPENDENT_ROPE = ('dynamic', 'longrope')
 GIVE_BOTH = 'give them with --model-config and --tokenizer'
@@ -45,23 +45,23 @@ OF_HUB = (('model*.safetensors', 'model*.safetensors.index.json'), ('pytorch_mod
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
-    """A model whose configuration and tokenizer are there, and whose weights `load` brings to a device, in float32."""
+    """A model with its configuration and tokenizer; `load` loads its weights to a device, in float32."""
 
     name: str
     config: PretrainedConfig
     tokenizer: PreTrainedTokenizerBase
     load: Callable[[torch.device], Any]
-    training: TrainingPoint | None = None  # where training stood, for a Composer checkpoint
-    timestamp: Timestamp | None = None  # the same as Composer has it
+    training: TrainingPoint | None = None  # of a Composer checkpoint
+    timestamp: Timestamp | None = None  # the same, as Composer stores it
 
 
 @contextlib.contextmanager
 def open_model(model: str, *, tokenizer: str | None = None, model_config: str | None = None) -> Iterator[ModelSource]:
-    """The source of a Composer checkpoint, one file or sharded, or of a Hugging Face folder or name.
+    """Open a Composer checkpoint, in one file or sharded, or a Hugging Face folder or name.
 
-    All but names may also be `s3://bucket/key`, `gs://` or `az://`, copied to this machine until the context ends.
-    Links are followed. Called by all ranks at once. `tokenizer` and `model_config` name what is used in place of what
-    lies in the model's folder or checkpoint. Raises ModelError or StoreError.
+    Files and folders may also be `s3://bucket/key`, `gs://` or `az://`; they are copied to this machine until the
+    context ends. Links are followed. Call it on all ranks at once. `tokenizer` and `model_config` replace those in the
+    model's folder or checkpoint. Raise ModelError or StoreError.
     """
     if not scheme_of(model):
         yield open_local(model, tokenizer=tokenizer, model_config=model_config)
@@ -71,12 +71,12 @@ def open_model(model: str, *, tokenizer: str | None = None, model_config: str | 
             source = open_local(str(path), tokenizer=tokenizer, model_config=model_config)
             training = None if source.training is None else replace(source.training, checkpoint=uri)
             yield replace(source, name=model, training=training)
-        except ModelError as error:  # of a file that the user knows by another name
+        except ModelError as error:  # which names the copy
             raise ModelError([problem.replace(str(path), uri) for problem in error.problems]) from error
 
 
 def open_local(model: str, *, tokenizer: str | None, model_config: str | None) -> ModelSource:
-    """The source of what lies on this machine, or has a name on the hub. Raises ModelError."""
+    """Open a model on this machine, or by its name on the hub. Raise ModelError."""
     path = Path(model).expanduser()
     if path.is_file():
         return open_checkpoint(path, read_file(path), tokenizer=tokenizer, model_config=model_config)
@@ -86,7 +86,7 @@ def open_local(model: str, *, tokenizer: str | None, model_config: str | None) -
     if path.is_dir() and not (path / CONFIG).is_file():
         raise ModelError(f'{model}: {what_is_in_it(names_in(path))}')
     if path.is_symlink() and not path.exists():
-        raise ModelError(f'{model}: leads to {path.readlink()}, which is not there')
+        raise ModelError(f'{model}: is a link to {path.readlink()}, which does not exist')
     looks_local = model.startswith(('.', '/', '~')) or model.count('/') > 1 or path.suffix == '.pt'
     if not path.exists() and looks_local:
         raise ModelError(f'{model}: there is no such file or folder')
@@ -101,7 +101,7 @@ def open_local(model: str, *, tokenizer: str | None, model_config: str | None) -
 
 
 def names_in(folder: Path) -> list[str]:
-    """The files of a folder, and of each folder in it those that make it a model, by relative names."""
+    """Return the files of a folder, and of each folder in it those that identify a model, by relative names."""
     found = []
     for path in folder.iterdir():
         inner = [path / name for name in (METADATA, CONFIG)]
@@ -110,7 +110,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 def load_folder(name: str, config: PretrainedConfig, device: torch.device) -> Any:
-    """The model of a Hugging Face folder or name. Raises ModelError."""
+    """Return the model of a Hugging Face folder or name. Raise ModelError."""
     folder = Path(name) if Path(name).is_dir() else hub_folder(name)
     generation = load_generation_config(folder)
     stored_type = load_config(str(folder)).model_type
@@ -121,7 +121,7 @@ def load_folder(name: str, config: PretrainedConfig, device: torch.device) -> An
 
 
 def hub_folder(name: str) -> Path:
-    """Return where the weights of a model on the hub are, after a download where there was none. Raises ModelError."""
+    """Return the folder of a model on the hub, downloaded unless it is in the cache. Raise ModelError."""
     for patterns in OF_HUB:
         try:
             folder = Path(snapshot_download(name, allow_patterns=[*patterns, CONFIG, GENERATION]))
@@ -135,7 +135,7 @@ def hub_folder(name: str) -> Path:
 def open_checkpoint(
     path: Path, checkpoint: CheckpointContent, *, tokenizer: str | None, model_config: str | None
 ) -> ModelSource:
-    """The source of a Composer checkpoint of a HuggingFaceModel. Raises ModelError."""
+    """Return the source of a Composer checkpoint of a HuggingFaceModel. Raise ModelError."""
     config = load_config(model_config) if model_config else stored_config(path, checkpoint.huggingface)
     return ModelSource(
         name=str(path),
@@ -148,34 +148,34 @@ def open_checkpoint(
 
 
 def stored_config(path: Path, stored: Mapping[str, Any] | None) -> PretrainedConfig:
-    """The model configuration that Composer keeps in a checkpoint."""
+    """Return the model configuration stored in a Composer checkpoint. Raise ModelError."""
     if stored is None:
-        raise ModelError(f'{path}: holds no Hugging Face configuration and tokenizer; {GIVE_BOTH}')
+        raise ModelError(f'{path}: has no Hugging Face configuration and tokenizer; {GIVE_BOTH}')
     try:
         content = dict(stored['model']['config']['content'])
         return AutoConfig.for_model(content.pop('model_type'), **content)
     except FOREIGN_ERRORS as error:
-        message = f'{path}: the model configuration in it cannot be loaded; give one with --model-config: '
+        message = f'{path}: its model configuration cannot be loaded; give one with --model-config: '
         raise ModelError(message + reason_of(error)) from error
 
 
 def stored_tokenizer(path: Path, stored: Mapping[str, Any] | None) -> PreTrainedTokenizerBase:
-    """The tokenizer that Composer keeps in a checkpoint."""
+    """Return the tokenizer stored in a Composer checkpoint. Raise ModelError."""
     if stored is None or not stored.get('tokenizer'):
-        raise ModelError(f'{path}: holds no tokenizer; give one with --tokenizer')
-    outside = [name for name in stored['tokenizer'] if set('/\\') & set(name)]  # Composer writes files of these names
+        raise ModelError(f'{path}: has no tokenizer; give one with --tokenizer')
+    outside = [name for name in stored['tokenizer'] if set('/\\') & set(name)]  # Composer writes files with these names
     if outside:
-        raise ModelError(f'{path}: the tokenizer in it has the file {outside[0]!r}; allowed: names without a folder')
+        raise ModelError(f'{path}: its tokenizer has the file {outside[0]!r}; allowed: names without a folder')
     with tempfile.TemporaryDirectory() as folder, tokenizer_errors() as caught:
         found: Any = HuggingFaceModel.load_huggingface_tokenizer_from_saved_state(dict(stored), False, folder)
         tokenizer: PreTrainedTokenizerBase = found
         return tokenizer
-    message = f'{path}: the tokenizer in it cannot be loaded; give one with --tokenizer: {reason_of(caught.error)}'
+    message = f'{path}: its tokenizer cannot be loaded; give one with --tokenizer: {reason_of(caught.error)}'
     raise ModelError(message) from caught.error
 
 
 def training_of(path: Path, timestamp: Timestamp | None) -> TrainingPoint | None:
-    """Return where training stood when a checkpoint was written."""
+    """Return the point of training at which a checkpoint was written, None if unknown."""
     if timestamp is None:
         return None
     return TrainingPoint(
@@ -187,37 +187,37 @@ def training_of(path: Path, timestamp: Timestamp | None) -> TrainingPoint | None
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> None:
-    """Raises ModelError where a tokenizer has ids for which a model has no embedding."""
+    """Raise ModelError if a tokenizer has ids without an embedding in the model."""
     num_rows = getattr(config.get_text_config(), 'vocab_size', None)
     highest = max(tokenizer.get_vocab().values(), default=-1)
     if isinstance(num_rows, int) and highest >= num_rows:
         raise ModelError(
-            f'tokenizer and model do not fit: the tokenizer has {len(tokenizer)} tokens with ids up to {highest}, the '
-            f'embedding of the model ({config.model_type}) has {num_rows} rows; give the tokenizer that the model was '
-            'trained with, or train the model with an embedding for all tokens'
+            f'tokenizer and model do not match: the tokenizer has {len(tokenizer)} tokens with ids up to {highest}, '
+            f'the embedding of the model ({config.model_type}) has {num_rows} rows; give the tokenizer that the model '
+            'was trained with, or train the model with an embedding for all tokens'
         )
 
 
 def composer_model(model: Any, tokenizer: Any) -> HuggingFaceModel:
-    """The Hugging Face model as Composer wants it. Raises ModelError where the tokenizer does not fit."""
+    """Return the Hugging Face model wrapped for Composer. Raise ModelError if the tokenizer does not match."""
     check_vocabulary(tokenizer, model.config)
     with warnings.catch_warnings():
-        warnings.simplefilter('ignore')  # about embeddings larger than the vocabulary, which is common and harmless
+        warnings.simplefilter('ignore')  # embeddings larger than the vocabulary are common and harmless
         try:
             return HuggingFaceModel(model, tokenizer=tokenizer, shift_labels=True)
         except ValueError as error:
-            raise ModelError(f'tokenizer and model do not fit: {first_line(error)}') from error
+            raise ModelError(f'tokenizer and model do not match: {first_line(error)}') from error
 
 
 def length_limit(config: PretrainedConfig) -> int | None:
-    """The sequence length that a model's configuration names; None where it names none."""
+    """Return the sequence length in a model's configuration, None if it has none."""
     return next((value for key in LENGTH_KEYS if isinstance(value := getattr(config, key, None), int)), None)
 
 
 def resolve_max_seq_len(wanted: int | None, config: PretrainedConfig, task_limits: Mapping[str, int]) -> int:
-    """The length that prompts may have. Raises ModelError where the model cannot run what is wanted.
+    """Return the maximum length of prompts: `wanted`, else the model's. Raise ModelError if the model cannot run it.
 
-    `task_limits` maps tasks with a max_seq_len of their own to it.
+    `task_limits` has the max_seq_len of tasks with one of their own.
     """
     limit = length_limit(config)
     hard = position_limit(config)
@@ -227,21 +227,21 @@ def resolve_max_seq_len(wanted: int | None, config: PretrainedConfig, task_limit
     if wanted is not None:
         return wanted
     if limit is None:
-        raise ModelError(f"the model's configuration ({config.model_type}) names no sequence length; give max_seq_len")
+        raise ModelError(f"the model's configuration ({config.model_type}) has no sequence length; give max_seq_len")
     return limit
 
 
 def rope_scaling(config: PretrainedConfig) -> tuple[str | None, Mapping[str, Any]]:
-    """Return the type of a model's scaled rotary embedding and its settings; None and nothing where it has none."""
+    """Return the type of a model's scaled rotary embedding and its settings; None and {} without one."""
     scaling = getattr(config.get_text_config(), 'rope_scaling', None) or {}
     return scaling.get('rope_type', scaling.get('type')), scaling
 
 
 def position_limit(config: PretrainedConfig) -> int | None:
-    """Return how many tokens a model can run: its positions, or more if its rotary embedding is scaled to more.
+    """Return the number of tokens that a model can run: its positions, or more if its rotary embedding is scaled.
 
-    These are the positions before scaling times the factor. None for ALiBi, which runs any length, and where the
-    configuration names no length.
+    The scaled number is the original positions times the factor. None for ALiBi, which runs any length, and if the
+    configuration has no length.
     """
     if config.model_type in ALIBI_MODELS:
         return None
@@ -255,9 +255,9 @@ def position_limit(config: PretrainedConfig) -> int | None:
 
 
 def rotary_lengths(config: PretrainedConfig, padded_to: Mapping[str, int]) -> RotaryLengths | None:
-    """Return which length decides a model's rotary frequencies (dynamic NTK, LongRoPE); None where none does.
+    """Return the lengths on which a model's rotary frequencies depend (dynamic NTK, LongRoPE); None if on none.
 
-    `padded_to` has the length by task to which scored rows count as padded. The lengths are those that transformers
+    `padded_to` has, by task, the length to which scored rows count as padded. The lengths are those that transformers
     4.51 to 4.53 compares with.
     """
     kind, _ = rope_scaling(config)
@@ -271,10 +271,7 @@ def rotary_lengths(config: PretrainedConfig, padded_to: Mapping[str, int]) -> Ro
 
 
 def mark_blocks_for_fsdp(model: Any) -> None:
-    """Makes each transformer block a unit of Composer's FSDP, as llm-foundry does for Hugging Face models.
-
-    It is also what `activation_checkpointing` of an fsdp_config runs again in the backward pass.
-    """
+    """Make each transformer block a unit of Composer's FSDP and of activation checkpointing, as llm-foundry does."""
     for module in model.modules():
         if type(module).__name__ in (model._no_split_modules or ()):
             module._fsdp_wrap = True

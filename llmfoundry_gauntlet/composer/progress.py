@@ -1,4 +1,4 @@
-"""Progress of an evaluation: a bar on a terminal, else a line now and then."""
+"""Progress of an evaluation: a bar on a terminal, else a log line every half minute."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ NUM_TASK = 40  # characters of a task's name
 
 @dataclass(slots=True)
 class Work:
-    """The work of an evaluation, and this rank's share that is done; all 0 until there is a plan.
+    """The work of an evaluation, and how much of its share this rank has done; all 0 before the plan.
 
-    `num_items` are those of all ranks, `num_own` this rank's. Costs are in tokens' worth of work. Ranks take like steps
-    together, so that what one has done of its own stands for all.
+    `num_items` counts those of all ranks, `num_own` this rank's. Costs are in tokens. Ranks take steps of similar cost
+    together, so this rank's progress is taken for that of all.
     """
 
     num_items: int = 0
@@ -31,29 +31,29 @@ class Work:
     num_done: int = 0
     cost: float = 0.0
     cost_done: float = 0.0
-    task: str = ''  # of the items that are run
+    task: str = ''  # of the current step
 
     def add(self, num_items: int, num_own: int, cost: float) -> None:
-        """Notes that there is more to do."""
+        """Add work to do."""
         self.num_items += num_items
         self.num_own += num_own
         self.cost += cost
 
     @property
     def share(self) -> float:
-        """Return the share of the work that is done, 0 to 1."""
+        """Return the share of work done, 0 to 1."""
         return min(1.0, self.cost_done / self.cost) if self.cost else 0.0
 
     @property
     def num_finished(self) -> int:
-        """Items of all ranks, by what this one has done."""
+        """Return the estimated number of finished items on all ranks."""
         return round(self.num_items * self.num_done / self.num_own) if self.num_own else 0
 
 
 class ProgressReport:
-    """Says how far an evaluation is from `start` to `stop`, by what `work` is then.
+    """Reports the progress of an evaluation between `start` and `stop`; `work` returns the current state.
 
-    On a terminal a bar is drawn; elsewhere a line is logged every `line_seconds`.
+    On a terminal it draws a bar; elsewhere it logs a line every `line_seconds`.
     """
 
     def __init__(
@@ -74,12 +74,12 @@ class ProgressReport:
         self._thread = threading.Thread(target=self._report, name='gauntlet-progress', daemon=True)
 
     def start(self) -> None:
-        """Begins to report."""
+        """Start reporting."""
         self._started = time.monotonic()
         self._thread.start()
 
     def stop(self) -> None:
-        """Reports no longer; a bar is taken away."""
+        """Stop reporting and remove the bar."""
         self._stopped.set()
         self._thread.join()
 
@@ -106,14 +106,14 @@ class ProgressReport:
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Return whether a bar can be drawn there; on a terminal without a size, as in some containers, tqdm is silent."""
+    """Return whether a bar can be drawn; on a terminal without a size, as in some containers, tqdm draws nothing."""
     return stream.isatty() and os.get_terminal_size(stream.fileno()).columns > 0
 
 
 def describe(work: Work, seconds: float) -> str:
-    """Return how far the work is after so many seconds, and when it should be done."""
+    """Return the progress of work begun `seconds` ago and the estimated time left."""
     if not work.cost:
-        return 'finding out what the model can run'
+        return 'probing the model'
     parts = [f'{work.num_finished} of {work.num_items} items']
     if work.cost_done and seconds:
         parts.append(f'{work.num_finished / seconds:.3g} items/s')
@@ -125,7 +125,7 @@ def describe(work: Work, seconds: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Seconds as 0:07, 12:30 or 1:05:00."""
+    """Return seconds as 0:07, 12:30 or 1:05:00."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f'{hours}:{minutes:02}:{rest:02}' if hours else f'{minutes}:{rest:02}'

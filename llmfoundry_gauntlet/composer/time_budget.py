@@ -1,4 +1,4 @@
-"""A time for an evaluation: in the first one it is found out which items fit, and later ones run the same."""
+"""The time budget of an evaluation: the first one finds which items fit, and later ones run the same."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from llmfoundry_gauntlet.types import Example, ItemKey
 
 log = logging.getLogger(__name__)
 
-ROUNDS = (0.3, 0.7, 1.0)  # shares of the time that the items of a round and those before are expected to take
-LEAST_CLUSTERS = 2  # of a task, so that its error is known
-CLOSE = 0.97  # of the time; what is left is not worth a round of its own
-FIRST = 1.1  # of the time, that the first evaluation may take: its rounds are dearer than what is settled
+ROUNDS = (0.3, 0.7, 1.0)  # share of the budget that the items of a round and those before are expected to take
+LEAST_CLUSTERS = 2  # of a task, so that it has a standard error
+CLOSE = 0.97  # share of the budget; the rest is not worth another round
+FIRST = 1.1  # share of the budget that the first evaluation may take: its rounds cost more than later evaluations
 
 Row = tuple[str | None, int]  # a file's stem and a row
 
 
 @dataclass(slots=True)
 class Measured:
-    """Seconds, number and right answers of some items of a task, all ranks together."""
+    """The number of items of a task that were run, their right answers and their time, over all ranks."""
 
     num_items: int = 0
     num_right: float = 0.0
@@ -33,24 +33,24 @@ class Measured:
 
 @dataclass(slots=True)
 class TimeBudget:
-    """The items of an evaluation that fit into `seconds`.
+    """The items of an evaluation that fit in `seconds`.
 
-    The first evaluation runs in rounds: the least of every task, then as many as are expected to take a share of the
-    time, by what those before took. `sizes` are the questions of each task once that is settled; they, and so the
-    items, stay the same. All ranks have to be told the same.
+    The first evaluation runs in rounds: the minimum of every task, then as many items as are expected to take a share
+    of the budget, judging by the time of earlier rounds. `sizes` are then the numbers of questions of each task, fixed
+    from there on. All ranks must call the methods with the same values.
     """
 
     prepared: PreparedEvaluation
     seconds: float
     sizes: dict[str, int] | None = None
-    order: dict[str, list[list[Row]]] = field(default_factory=dict)  # a task's questions by cluster, as they are taken
-    num_asked: dict[str, dict[Row, int]] = field(default_factory=dict)  # items of a question: variants and samples
+    order: dict[str, list[list[Row]]] = field(default_factory=dict)  # a task's questions by cluster, in the order taken
+    num_asked: dict[str, dict[Row, int]] = field(default_factory=dict)  # items per question: variants and samples
     least: dict[str, int] = field(default_factory=dict)
     measured: dict[str, Measured] = field(default_factory=dict)  # of the largest round of each task
     right: dict[str, Measured] = field(default_factory=dict)  # of all rounds
-    taken: dict[str, int] = field(default_factory=dict)  # questions of each task that have been run
-    busy_seconds: float = 0.0  # of the largest round, all ranks together
-    factor: float = 1.0  # of wall time over these
+    taken: dict[str, int] = field(default_factory=dict)  # questions of each task that were run
+    busy_seconds: float = 0.0  # of the largest round, over all ranks
+    factor: float = 1.0  # wall time / busy seconds
 
     def __post_init__(self) -> None:
         for key, task_rows in rows_of(self.prepared).items():
@@ -65,24 +65,24 @@ class TimeBudget:
 
     @property
     def is_settled(self) -> bool:
-        """Return whether it is known which items are run."""
+        """Return whether the subset is known."""
         return self.sizes is not None
 
     def items(self, sizes: Mapping[str, int]) -> set[ItemKey]:
-        """The items of so many questions of each task."""
+        """Return the items of the first questions of each task, given their numbers."""
         rows = {key: {row for group in self._groups(key, sizes[key]) for row in group} for key in self.order}
         return {key for key in self.prepared.items if (key.file, key.row) in rows[key.task]}
 
     def chosen(self) -> PreparedEvaluation:
-        """The evaluation of the items that fit."""
+        """Return the evaluation of the subset. Raise RuntimeError if it is not known yet."""
         if self.sizes is None:
-            raise RuntimeError('it is not known yet which items fit into the time')
+            raise RuntimeError('the subset for the time budget is not known yet')
         return self.prepared.only(self.items(self.sizes))
 
     def next_round(self, spent: float) -> set[ItemKey]:
-        """The items to be run next, none where the time is used up, of which so many seconds are `spent`.
+        """Return the items to run next after `spent` seconds; none once the budget is used up.
 
-        Raises ConfigError where the least of every task takes longer than there is time.
+        Raise ConfigError if the minimum of every task takes longer than the budget.
         """
         if not any(self.taken.values()):
             self.taken = self._whole_clusters(self.least)
@@ -91,9 +91,9 @@ class TimeBudget:
         least = sum(costs[key].seconds * number for key, number in self.least.items())
         if least > self.seconds:
             raise ConfigError(
-                f'time_budget: is {self.seconds:g}s, but here it takes about {least:.2g}s to run the least of each '
-                f'task, {sum(self.least.values())} items of {len(self.order)} tasks (two clusters, and one item of '
-                'each category); give more time, or fewer tasks'
+                f'time_budget: is {self.seconds:g}s, but the minimum of each task takes about {least:.2g}s here: '
+                f'{sum(self.least.values())} items of {len(self.order)} tasks (two clusters, and one item of each '
+                'category); give more time, or fewer tasks'
             )
         expected = self._expected(costs)
         left = FIRST * self.seconds - spent
@@ -109,22 +109,22 @@ class TimeBudget:
         return set()
 
     def _expected(self, costs: Mapping[str, TaskCosts]) -> float:
-        """Seconds that the items which have been run would take."""
+        """Return the seconds that the items run so far would take together."""
         return sum(costs[key].seconds * number for key, number in self.taken.items())
 
     def learn(self, measured: Mapping[str, Measured], wall_seconds: float) -> None:
-        """Notes what a round took: items and busy seconds by task, of all ranks together, and wall time."""
+        """Update the costs with a round: its items and busy seconds by task over all ranks, and its wall time."""
         for key, one in measured.items():
             if one.num_items and one.num_items >= self.measured[key].num_items:
                 self.measured[key] = one
             self.right[key].num_items += one.num_items
             self.right[key].num_right += one.num_right
         busy = sum(one.busy_seconds for one in measured.values())
-        if busy > self.busy_seconds:  # in small rounds ranks wait for each other more than they will
+        if busy > self.busy_seconds:  # in smaller rounds ranks wait longer for each other
             self.busy_seconds, self.factor = busy, wall_seconds / busy
 
     def settle(self) -> None:
-        """Decides which items are run from now on, among those that have been run."""
+        """Choose the subset for all later evaluations among the items that were run."""
         sizes = self._whole_clusters(allocate(self.costs(), self.seconds))
         self.sizes = {key: min(self.taken[key], number) for key, number in sizes.items()}
         log.info(
@@ -135,11 +135,11 @@ class TimeBudget:
         )
 
     def restore(self, sizes: Mapping[str, int]) -> None:
-        """Take the numbers of questions of an earlier job with the same tasks."""
+        """Use the subset of an earlier job with the same tasks."""
         self.sizes = self._whole_clusters(sizes)
 
     def costs(self) -> dict[str, TaskCosts]:
-        """Return what is known of each task by now."""
+        """Return the measured costs of each task."""
         weights = influences(self.prepared.data.suite.gauntlet, {key: self.num_questions(key) for key in self.order})
         return {
             key: TaskCosts(
@@ -154,14 +154,14 @@ class TimeBudget:
         }
 
     def num_questions(self, key: str) -> int:
-        """All questions of a task."""
+        """Return the number of questions of a task."""
         return sum(map(len, self.order[key]))
 
     def _items_per_question(self, key: str) -> float:
         return sum(self.num_asked[key].values()) / max(len(self.num_asked[key]), 1)
 
     def _groups(self, key: str, number: int) -> list[list[Row]]:
-        """The clusters of a task that hold so many questions at most, but those that are taken in any case."""
+        """Return the first clusters of a task with at most `number` questions, or else with the minimum of the task."""
         found: list[list[Row]] = []
         count = 0
         for group in self.order[key]:
@@ -176,7 +176,7 @@ class TimeBudget:
 
 
 def summed(parts: Sequence[Measured]) -> Measured:
-    """Return what all ranks together have measured of a task."""
+    """Return the sum of what all ranks measured of a task."""
     return Measured(
         num_items=sum(part.num_items for part in parts),
         num_right=sum(part.num_right for part in parts),
@@ -185,19 +185,19 @@ def summed(parts: Sequence[Measured]) -> Measured:
 
 
 def rows_of(prepared: PreparedEvaluation) -> dict[str, list[Example]]:
-    """One example for each question of each task, whatever its variants."""
+    """Return one example for each question of each task, whatever its variants."""
     return {
         key: list({row_of(example): example for example in prepared.data.asked(key)}.values()) for key in prepared.tasks
     }
 
 
 def row_of(example: Example) -> Row:
-    """Return where a question stands."""
+    """Return the file and the row of a question."""
     return example.file, example.row
 
 
 def least_of(examples: list[Example]) -> int:
-    """The fewest questions of a task that are two clusters, and one of each category."""
+    """Return the minimum of a task: questions of two clusters, with at least one of each category."""
     categories = {example.category for example in examples}
     seen: set[str | None] = set()
     count = 0

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.planner import ReadItem
 
 from llmfoundry_gauntlet.errors import FOREIGN_ERRORS
 
-UNPICKLING_ERRORS = (*FOREIGN_ERRORS, pickle.UnpicklingError, EOFError)  # of a pickle that is damaged, or another
+UNPICKLING_ERRORS = (*FOREIGN_ERRORS, pickle.UnpicklingError, EOFError)  # of a damaged pickle, or something else
 VALUES = tuple((value, f'{value.__module__}.{value.__qualname__}') for value in (Time, Timestamp, TimeUnit, timedelta))
 OF_TORCH = 'WeightsUnpickler error: '
 OF_METADATA = {
@@ -38,7 +38,7 @@ OF_METADATA = {
 
 
 class Inert:
-    """Stands for an object of a class that is not read, such as a callback's own; takes any state and does nothing."""
+    """Placeholder for an object of a class that is not loaded, such as a callback's; accepts and ignores any state."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
@@ -51,10 +51,10 @@ class Inert:
 
 
 def load_inert(source: Path | IO[bytes], *, mmap: bool = False) -> Any:
-    """Return what torch.save has written: tensors, plain Python values, and times of Composer.
+    """Load what torch.save has written: tensors, plain Python values, and Composer's times.
 
-    Objects of all other classes are `Inert`. Raises UNPICKLING_ERRORS, of which UnpicklingError says why something
-    cannot be read without running code.
+    Objects of all other classes become `Inert`. Raise UNPICKLING_ERRORS; UnpicklingError says why something cannot be
+    read without running code.
     """
     with torch.serialization.safe_globals([*VALUES]):
         foreign = torch.serialization.get_unsafe_globals_in_checkpoint(source)
@@ -63,22 +63,22 @@ def load_inert(source: Path | IO[bytes], *, mmap: bool = False) -> Any:
         with torch.serialization.safe_globals([(Inert, name) for name in foreign]):
             try:
                 return torch.load(source, map_location='cpu', weights_only=True, mmap=mmap)
-            except pickle.UnpicklingError as error:  # which advises weights_only=False, in many lines
+            except pickle.UnpicklingError as error:  # its long message recommends weights_only=False
                 raise pickle.UnpicklingError(str(error).rpartition(OF_TORCH)[2].partition('\n')[0]) from error
 
 
 class MetadataUnpickler(pickle.Unpickler):
-    """Reads the `.metadata` of a sharded checkpoint, and no other classes than its own."""
+    """Unpickles the `.metadata` of a sharded checkpoint and refuses all classes but those of torch's metadata."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return a class of torch's metadata. Raises UnpicklingError for any other."""
+        """Return a class of torch's metadata. Raise UnpicklingError for any other."""
         if name not in OF_METADATA.get(module, ()):
-            raise pickle.UnpicklingError(f'names {module}.{name}, which is no part of the metadata of a checkpoint')
+            raise pickle.UnpicklingError(f'names {module}.{name}, which is not part of the metadata of a checkpoint')
         return super().find_class(module, name)
 
 
 def load_metadata(content: bytes) -> Metadata:
-    """Return the metadata of a sharded checkpoint. Raises UNPICKLING_ERRORS."""
+    """Load the metadata of a sharded checkpoint. Raise UNPICKLING_ERRORS."""
     metadata = MetadataUnpickler(io.BytesIO(content)).load()
     if not isinstance(metadata, Metadata):
         raise pickle.UnpicklingError(f'holds {type(metadata).__name__}; allowed: the metadata of a checkpoint')
@@ -86,10 +86,10 @@ def load_metadata(content: bytes) -> Metadata:
 
 
 class InertReader(FileSystemReader):
-    """Reads shards by metadata that run no code."""
+    """Reads shards, with metadata that run no code."""
 
     def read_metadata(self) -> Metadata:
-        """Return what is where. Raises UNPICKLING_ERRORS."""
+        """Return the metadata. Raise UNPICKLING_ERRORS."""
         metadata = load_metadata((Path(self.path) / '.metadata').read_bytes())
         metadata.storage_meta = metadata.storage_meta or StorageMeta()
         metadata.storage_meta.load_id = self.load_id
@@ -97,11 +97,11 @@ class InertReader(FileSystemReader):
 
 
 class InertPlanner(DefaultLoadPlanner):
-    """Reads values that are no tensors without running code."""
+    """Reads values other than tensors without running code."""
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Put a value in its place."""
+        """Load a value into the state dict."""
         self.state_dict[read_item.dest_index.fqn] = load_inert(value)

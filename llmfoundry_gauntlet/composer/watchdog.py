@@ -1,4 +1,4 @@
-"""Ends a job whose evaluation makes no progress any more, rather than let it hang."""
+"""End a job whose evaluation makes no progress, instead of letting it hang."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 2.0  # at most
-GRACE_SECONDS = 20.0  # for all ranks to say where they are
-BACKSTOP_SECONDS = 60.0  # after which a process ends whose threads cannot run
-STATUS = 3  # of a process that is ended
-STDERR = 2  # whatever Python's own has become
+GRACE_SECONDS = 20.0  # for all ranks to log their stacks
+BACKSTOP_SECONDS = 60.0  # later, faulthandler ends a process whose threads cannot run
+STATUS = 3  # exit status
+STDERR = 2  # file descriptor, as sys.stderr may be replaced
 SHOWN_ITEMS = 3
 
 
 class Watchdog:
-    """Watches one evaluation on this rank, from `start` to `stop`.
+    """Watch one evaluation on this rank, from `start` to `stop`.
 
-    Where `progress` gives the same for `seconds`, this rank logs what it is `doing` and the stack of every thread, asks
-    the other ranks to do so, and ends. A thread that never gives Python's lock back is seen by `faulthandler`, whose
-    one timer is used for that meanwhile. Time in which the process is stopped does not count.
+    If `progress()` stays the same for `seconds`, this rank logs what it is `doing` and the stack of every thread, asks
+    the other ranks to do so, and exits. If a thread never releases the GIL, `faulthandler` does so, whose only timer is
+    used meanwhile. Time during which the process is suspended does not count.
     """
 
     def __init__(self, seconds: float, progress: Callable[[], object], doing: Callable[[], str]) -> None:
@@ -51,12 +51,12 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name='gauntlet-watchdog', daemon=True)
 
     def start(self) -> None:
-        """Begins to watch."""
+        """Start watching."""
         self._arm()
         self._thread.start()
 
     def stop(self) -> None:
-        """Watches no longer."""
+        """Stop watching."""
         self._stopped.set()
         self._thread.join(timeout=GRACE_SECONDS)
         faulthandler.cancel_dump_traceback_later()
@@ -78,7 +78,7 @@ class Watchdog:
         faulthandler.dump_traceback_later(self.seconds + BACKSTOP_SECONDS, exit=True, file=STDERR)
 
     def _end(self, why: str, others: Any) -> None:
-        """Says where this rank is, waits until all have done so, and ends the process."""
+        """Log where this rank is, wait until all ranks have done so, and exit."""
         faulthandler.cancel_dump_traceback_later()
         self._arm_for_logging()
         log.error(
@@ -96,28 +96,28 @@ class Watchdog:
                 while count < dist.get_world_size() and time.monotonic() < deadline:
                     time.sleep(0.1)
                     count = others.add(f'{told_key()}_seen', 0)
-                if dist.get_global_rank() == 0:  # whose process holds the store
+                if dist.get_global_rank() == 0:  # its process serves the store
                     time.sleep(1)
         logging.shutdown()
         sys.stderr.flush()
         os._exit(STATUS)
 
     def _arm_for_logging(self) -> None:
-        """Whoever hangs may hold a lock that logging wants."""
+        """Exit even if the thread that hangs holds a lock that logging needs."""
         faulthandler.dump_traceback_later(BACKSTOP_SECONDS, exit=True, file=STDERR)
 
 
 def check_timeout(stall_seconds: float) -> None:
-    """Warns where the collectives of several ranks give up before the watchdog would."""
+    """Warn if the timeout of the collectives is shorter than the watchdog's."""
     timeout = None
     if dist.get_world_size() > 1:
-        with contextlib.suppress(AttributeError, RuntimeError):  # private in torch: where it is gone nothing is said
+        with contextlib.suppress(AttributeError, RuntimeError):  # private in torch 2.7: no warning if it is gone
             group = torch.distributed.group.WORLD
             device = torch.device('cuda' if torch.distributed.get_backend() == 'nccl' else 'cpu')
             timeout = group._get_backend(device).options._timeout.total_seconds()  # type: ignore[union-attr]
     if timeout is not None and timeout <= stall_seconds:
         log.warning(
-            'stall_seconds is %g, but collectives give up after %g s and end the job first, without saying where it '
+            'stall_seconds is %g, but collectives time out after %g s and end the job first, without saying where it '
             'hung; give Trainer(dist_timeout=...) more than that, or a smaller stall_seconds',
             stall_seconds,
             timeout,
@@ -126,9 +126,9 @@ def check_timeout(stall_seconds: float) -> None:
 
 @functools.cache
 def shared_store() -> Any:
-    """This process's own connection to the store of all ranks; None for a single rank, or where there is no such store.
+    """Return a new connection to the store of all ranks; None for a single rank, or if there is no such store.
 
-    The one that torch keeps may be waiting in a collective of the thread that hangs.
+    The connection of torch itself may be in use by the thread that hangs.
     """
     host, port = os.environ.get('MASTER_ADDR'), os.environ.get('MASTER_PORT')
     if dist.get_world_size() == 1 or not host or not port:
@@ -137,17 +137,17 @@ def shared_store() -> Any:
         timeout = datetime.timedelta(seconds=GRACE_SECONDS)
         return torch.distributed.TCPStore(host, int(port), is_master=False, timeout=timeout)  # type: ignore[attr-defined]
     except (DistError, RuntimeError, ValueError) as error:
-        log.warning('stall_seconds: a rank that hangs cannot tell the others: %s', error)
+        log.warning('stall_seconds: a rank that hangs cannot notify the others: %s', error)
         return None
 
 
 def told_key() -> str:
-    """Under which a rank tells the others that it hangs; torchrun may start a job again beside the same store."""
+    """Return the key under which a rank says that it hangs; torchrun may restart a job with the same store."""
     return f'gauntlet_stalled_{os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")}'
 
 
 def is_told(store: Any) -> bool:
-    """Return whether some rank has said that it hangs. One whose store is gone has nobody to hear it from."""
+    """Return whether a rank has said that it hangs; False if the store is gone."""
     try:
         return bool(store.check([told_key()]))
     except (DistError, RuntimeError):
@@ -155,7 +155,7 @@ def is_told(store: Any) -> bool:
 
 
 def stacks() -> str:
-    """Return where every thread of this process is, the one that runs the model first."""
+    """Return the stack of every thread of this process, the main thread's first."""
     frames = sys._current_frames()
     threads = sorted(threading.enumerate(), key=lambda thread: thread is not threading.main_thread())
     parts = [
@@ -167,7 +167,7 @@ def stacks() -> str:
 
 
 def progress_of(loader: EvaluationLoader) -> tuple[int, ...]:
-    """Numbers that change whenever something is done: steps, forwards of the model, tokens written, programs."""
+    """Return counters that change with any progress: steps, forwards, generated tokens, programs."""
     model, writer = loader.language_model, loader.writer
     return (
         loader.num_steps,
@@ -178,10 +178,10 @@ def progress_of(loader: EvaluationLoader) -> tuple[int, ...]:
 
 
 def doing(loader: EvaluationLoader) -> str:
-    """Return what a rank is at: its step, and the items of it."""
+    """Return a rank's current step and its items."""
     requests = loader.requests
     if not requests:
-        return f'step {loader.num_steps}, which is of no single items: the plan, programs, or between two steps'
+        return f'step {loader.num_steps}, without items of its own: the plan, programs, or between two steps'
     shown = [
         f'{key.task} row {key.row}{f" of {key.file}" if key.file else ""}{f" {key.variant}" if key.variant else ""}'
         for key in (request.key for request in requests[:SHOWN_ITEMS])

@@ -1,4 +1,4 @@
-"""Weights out of files into a network, a piece at a time: no second copy of a model is ever in memory."""
+"""Load weights from files into a network piece by piece, so that no second copy of a model is in memory."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """The stored tensors of a model by name; their shapes and types are there, their data may not be.
+    """The stored tensors of a model by name: shapes and types, not necessarily data.
 
-    `copy_into` reads those that are named into tensors of the same shapes, cast to their type, on their device.
+    `copy_into` reads the named ones into tensors of the same shapes, cast to their type, on their device.
     """
 
     tensors: Mapping[str, torch.Tensor]
     copy_into: Callable[[Mapping[str, torch.Tensor]], None]
-    model_type: str | None = None  # what they were trained as, where it is known
+    model_type: str | None = None  # that they were trained as, if known
 
 
 def load_network(name: str, config: PretrainedConfig, weights: Weights, device: torch.device) -> Any:
-    """The causal language model of a configuration with stored weights in float32, on a device, for evaluation alone.
+    """Return the causal language model of a configuration with stored weights in float32 on a device, without grads.
 
-    Every weight must be stored in the right shape, or be tied to one that is. Raises ModelError.
+    Every weight must be stored in the right shape, or be tied to one that is. Raise ModelError.
     """
     if getattr(config, 'quantization_config', None) is not None:
         raise ModelError(f'{name}: has quantised weights; allowed: float32, bfloat16, float16, float64')
     try:
-        with no_init_weights():  # memory that nobody writes to does not count yet
+        with no_init_weights():  # memory that is not written to is not allocated yet
             network = AutoModelForCausalLM.from_config(config, torch_dtype=torch.float32)
     except FOREIGN_ERRORS as error:
         place = place_of_config(config) or name
         raise ModelError(
-            f'{place}: the configuration ({config.model_type}) makes no model: {reason_of(error)}'
+            f'{place}: no model can be built from the configuration ({config.model_type}): {reason_of(error)}'
         ) from error
     network.tie_weights()
     network.to(device).eval().requires_grad_(False)
@@ -62,12 +62,12 @@ def load_network(name: str, config: PretrainedConfig, weights: Weights, device: 
 
 
 def identity(tensor: torch.Tensor) -> tuple[int, torch.Size]:
-    """Return what tied weights have in common."""
+    """Return what tied weights share: address and shape."""
     return tensor.data_ptr(), tensor.shape
 
 
 def first_of_tied(tensors: Mapping[str, torch.Tensor]) -> list[str]:
-    """The names of tensors, of tied ones the first."""
+    """Return the names of tensors, for tied ones only the first."""
     firsts: dict[tuple[int, torch.Size], str] = {}
     for name, tensor in tensors.items():
         firsts.setdefault(identity(tensor), name)
@@ -75,7 +75,7 @@ def first_of_tied(tensors: Mapping[str, torch.Tensor]) -> list[str]:
 
 
 def places_of(network: Any, stored: Collection[str]) -> dict[str, str]:
-    """The stored name of each weight by the network's own name, with transformers' rules for old and bare names."""
+    """Return the stored name of each weight by the network's name; old and bare names as in transformers."""
     prefix = network.base_model_prefix
     is_bare = hasattr(network, prefix) and not any(name.startswith(prefix) for name in stored)
     renamed = network._get_key_renaming_mapping(list(stored), None, False, is_bare)
@@ -83,12 +83,12 @@ def places_of(network: Any, stored: Collection[str]) -> dict[str, str]:
 
 
 def check_names(name: str, network: Any, places: Mapping[str, str], model_type: str | None) -> None:
-    """Raises ModelError unless all weights are stored and nothing else is, by their `places_of`."""
+    """Raise ModelError unless all weights are stored and nothing else is, given `places_of` them."""
     targets = network.state_dict()
     buffers = dict(network.named_buffers())
     found = {identity(targets[own]) for own in places if own in targets}
     lacking = {own: target for own, target in targets.items() if identity(target) not in found}
-    optional = '|'.join(network._keys_to_ignore_on_load_missing or ()) or '$^'  # buffers are there already
+    optional = '|'.join(network._keys_to_ignore_on_load_missing or ()) or '$^'  # buffers are not stored
     missing = [own for own in first_of_tied(lacking) if own not in buffers or not re.search(optional, own)]
     ignored = '|'.join([*(network._keys_to_ignore_on_load_unexpected or ()), r'rotary_emb\.inv_freq'])
     unknown = [
@@ -101,13 +101,13 @@ def check_names(name: str, network: Any, places: Mapping[str, str], model_type: 
     own_type = network.config.model_type
     types = f'is of {own_type}' if model_type in (None, own_type) else f'is of {own_type}, they are of {model_type}'
     raise ModelError(
-        f'{name}: the weights do not fit the configuration, which {types}: {listed(missing)} missing, '
-        f'{listed(unknown)} not known to it; give the configuration that they were trained with (--model-config)'
+        f'{name}: the weights do not match the configuration, which {types}: {listed(missing)} missing, '
+        f'{listed(unknown)} unknown; give the configuration that they were trained with (--model-config)'
     )
 
 
 def check_tensors(name: str, pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Raises ModelError unless stored tensors, the first of each pair, have the network's shapes and are numbers."""
+    """Raise ModelError unless stored tensors, the first of each pair, have the network's shapes and are floats."""
     shapes = [
         f'{key} is {list(stored.shape)} in the file and {list(target.shape)} in the model'
         for key, (stored, target) in pairs.items()
@@ -120,8 +120,8 @@ def check_tensors(name: str, pairs: Mapping[str, tuple[torch.Tensor, torch.Tenso
     ]
     if shapes:
         raise ModelError(
-            f'{name}: the weights do not fit the configuration: {first_of(shapes, "; ")}; give the configuration that '
-            'they were trained with (--model-config)'
+            f'{name}: the weights do not match the configuration: {first_of(shapes, "; ")}; give the configuration '
+            'that they were trained with (--model-config)'
         )
     if types:
         allowed = 'float32, bfloat16, float16, float64'
@@ -134,13 +134,13 @@ def listed(names: Collection[str]) -> str:
 
 
 def first_of(words: Collection[str], between: str) -> str:
-    """The first five, and dots where there are more."""
+    """Return the first five, with dots if there are more."""
     shown = [*words][:MAX_NAMES]
     return between.join([*shown, '...'] if len(words) > MAX_NAMES else shown)
 
 
 def copy_mapped(stored: torch.Tensor, target: torch.Tensor) -> None:
-    """Copies a tensor that is mapped from a file, piece by piece, and lets go of each piece's pages."""
+    """Copy a tensor that is mapped from a file piece by piece, releasing each piece's pages."""
     if not stored.is_contiguous():
         target.copy_(stored)
         return
@@ -153,9 +153,9 @@ def copy_mapped(stored: torch.Tensor, target: torch.Tensor) -> None:
 
 
 def release_pages(piece: torch.Tensor) -> None:
-    """Lets go of the memory through which a part of a file was read; reading it again brings it back.
+    """Release the pages of a part of a mapped file; they are read again on use.
 
-    Mapped pages count as the process's own until the whole file is unmapped. Elsewhere than on Linux they stay.
+    Otherwise mapped pages count as the process's memory until the file is unmapped. Does nothing except on Linux.
     """
     if sys.platform != 'linux':
         return
@@ -166,13 +166,13 @@ def release_pages(piece: torch.Tensor) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, cut where it is very long, or the error's type."""
+    """Return the first line of an error's message, truncated if very long, or the error's type."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return lines[0] if len(lines[0]) <= MAX_MESSAGE else f'{lines[0][:MAX_MESSAGE]}...'
 
 
 def reason_of(error: BaseException | None) -> str:
-    """Return the first line of an error's message, with its type unless the message is written for users."""
+    """Return the first line of an error's message, with its type unless the message is meant for users."""
     if error is None:
         return ''
     text = first_line(error)
@@ -181,6 +181,6 @@ def reason_of(error: BaseException | None) -> str:
 
 
 def place_of_config(config: PretrainedConfig) -> str:
-    """Return the path of the file that a configuration was read from, else the name on the hub, else ''."""
+    """Return the file that a configuration was read from, else its name on the hub, else ''."""
     path = Path(config.name_or_path, 'config.json')
     return str(path) if config.name_or_path and path.is_file() else str(config.name_or_path)

@@ -150,7 +150,7 @@ def test_weights_and_random_states_stay_as_they_were(settings):
 
 def test_seconds_are_of_every_part_and_add_up_to_those_of_the_tasks(with_programs):
     found = measure(loader_of(with_programs)[0])
-    assert found.seconds.keys() == {'finding out what the model can run', 'scoring', 'replies', 'programs'}
+    assert found.seconds.keys() == {'probing the model', 'scoring', 'generating', 'programs'}
     assert all(seconds > 0 for seconds in found.seconds.values())
     assert sum(task.seconds for task in found.tasks) == pytest.approx(found.total_seconds)
     assert all(task.seconds > 0 for task in found.tasks)

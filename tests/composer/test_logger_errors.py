@@ -61,7 +61,7 @@ def test_a_logger_that_fails_is_warned_of_and_keeps_nothing_from_the_others(
 ):
     assert [value for _, value in log_with(error)['metrics/a']] == [0.5]
     (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert f'Failing did not take the metrics of batch 7: {type(error).__name__}' in record.getMessage()
+    assert f'Failing failed to log the metrics of batch 7: {type(error).__name__}' in record.getMessage()
 
 
 def test_a_logger_that_failed_is_not_kept_by_its_error(caplog: pytest.LogCaptureFixture):

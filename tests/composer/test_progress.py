@@ -29,7 +29,7 @@ def test_a_share_of_the_work_says_how_long_the_rest_takes():
 
 
 def test_before_there_is_a_plan_nothing_is_made_up():
-    assert describe(Work(), 5.0) == 'finding out what the model can run'
+    assert describe(Work(), 5.0) == 'probing the model'
     assert describe(Work(num_items=4, num_own=4, cost=8.0), 5.0) == '0 of 4 items'
 
 

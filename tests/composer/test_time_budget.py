@@ -121,7 +121,7 @@ def test_more_time_keeps_the_items_of_less(prepared):
 
 def test_too_little_time_for_the_least_of_each_task_says_how_much_it_takes(prepared):
     budget = TimeBudget(prepared, 0.2)
-    with pytest.raises(ConfigError, match=r'time_budget: is 0.2s, but here it takes about 0\.\d+s to run the least'):
+    with pytest.raises(ConfigError, match=r'time_budget: is 0.2s, .* takes about 0\.\d+s'):
         rounds(budget)
 
 

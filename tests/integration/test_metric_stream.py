@@ -157,7 +157,7 @@ def test_a_wandb_run_that_is_finished_ends_composers_logger_but_no_value_is_lost
         trainer.fit()
     loggers_worker.close(trainer)
     (warning,) = warnings_of(caplog)
-    assert warning.startswith('WandBLogger did not take the metrics of batch 6: ')
+    assert warning.startswith('WandBLogger failed to log the metrics of batch 6: ')
     assert 'there is no W&B run, or it is finished' in warning
     expected = recorded(tmp_path)
     assert [step for step, _ in expected[ACCURACY]] == [0, 2, 4, 6]
@@ -176,7 +176,7 @@ def test_a_tensorboard_folder_that_is_gone_ends_composers_logger_but_no_value_is
         trainer.fit()
     loggers_worker.close(trainer)
     (warning,) = warnings_of(caplog)
-    assert warning.startswith('TensorboardLogger did not take the metrics of batch 6: NotADirectoryError')
+    assert warning.startswith('TensorboardLogger failed to log the metrics of batch 6: NotADirectoryError')
     expected = recorded(tmp_path)
     assert [step for step, _ in expected[ACCURACY]] == [0, 2, 4, 6]
     assert sorted_values(in_memory(destinations[1]), expected) == expected
@@ -190,7 +190,7 @@ def test_a_resumed_training_behind_its_wandb_run_is_told_so(tmp_path, caplog):
     loggers_worker.close(trainer)
     warnings = warnings_of(caplog)
     assert [warning.partition(': ')[0] for warning in warnings] == [
-        f'WandBLogger did not take the metrics of batch {batch}' for batch in (0, 2, 4)
+        f'WandBLogger failed to log the metrics of batch {batch}' for batch in (0, 2, 4)
     ]
     assert 'had reached step 5' in warnings[0]
     assert [row['gauntlet/batch'] for row in logged_values.wandb_rows(tmp_path) if 'gauntlet/batch' in row] == [6]

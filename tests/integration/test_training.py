@@ -235,7 +235,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_an_error(tmp_path, tiny_
     config = transformers.GPT2Config(vocab_size=100, n_positions=64, n_embd=8, n_layer=1, n_head=1)
     transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / 'small')
     tiny.tokenizer().save_pretrained(tmp_path / 'small')
-    with pytest.raises(ModelError, match='tokenizer and model do not fit'):
+    with pytest.raises(ModelError, match='tokenizer and model do not match'):
         evaluate(tmp_path / 'small', device='cpu', **tiny_settings)
 
 
