@@ -1,11 +1,11 @@
-"""Errors that are a user's to mend; the command line prints them without a traceback.
+"""Errors that the user can fix; the command line prints them without a traceback.
 
 * GauntletError
   * ConfigError       a YAML file, or values given in its place
   * DataError         an evaluation data file
   * ModelError        a model, checkpoint or tokenizer
-  * RecordError       an output folder or a file that a run wrote
-  * StoreError        a folder, bucket or endpoint that cannot be used now
+  * RecordError       an output folder, or a file written by a run
+  * StoreError        a folder, bucket or endpoint that is unavailable
 
 A caller's mistake in Python is a ValueError or TypeError as usual.
 """
@@ -24,9 +24,9 @@ FOREIGN_ERRORS = (  # of Python, which other people's code raises for a wrong va
 
 
 class GauntletError(Exception):
-    """Base of all errors that a user can mend: one problem, or every problem found.
+    """Base of all errors that the user can fix: one problem, or every problem found.
 
-    A problem says where, what was found and what is allowed. The message holds the first 20, `problems` all.
+    A problem says where it is, what was found and what is allowed. The message has the first 20, `problems` all.
     """
 
     def __init__(self, problems: str | Sequence[str]) -> None:
@@ -38,11 +38,11 @@ class GauntletError(Exception):
 
 
 class ConfigError(GauntletError):
-    """Wrong task, gauntlet or run settings; each problem is `file: dotted.path: what is wrong`."""
+    """Invalid task, gauntlet or run settings; each problem is `file: dotted.path: what is wrong`."""
 
 
 class DataError(GauntletError):
-    """Wrong evaluation data; each problem is `file:line: what is wrong`."""
+    """Invalid evaluation data; each problem is `file:line: what is wrong`."""
 
 
 class ModelError(GauntletError):
@@ -54,14 +54,14 @@ class RecordError(GauntletError):
 
 
 class StoreError(GauntletError):
-    """A folder, bucket or endpoint that cannot be used now; the files in it may be intact."""
+    """A folder, bucket or endpoint that is unavailable; the files in it may be intact."""
 
 
 class Caught:
-    """A context that is left where other people's code raises an error, and keeps the `error`.
+    """A context that catches the errors of foreign code and keeps the `error`.
 
-    These are FOREIGN_ERRORS, other `kinds`, and errors whose classes are of one of these top-level `packages`. With
-    `bare` it is also `Exception` itself, which an except clause cannot name without all its subclasses.
+    It catches FOREIGN_ERRORS, other `kinds`, and errors whose classes belong to one of these top-level `packages`; with
+    `bare` also `Exception` itself, which an except clause cannot name without all its subclasses.
     """
 
     def __init__(
@@ -88,6 +88,6 @@ class Caught:
 
 
 def print_problems(error: GauntletError) -> None:
-    """Prints every problem on standard error, a line each."""
+    """Print every problem on standard error, one per line."""
     for problem in error.problems:
         print(f'error: {problem}', file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The types on an item's way, in the order in which it meets them; all are frozen and printable.
+"""The types on an item's way, in order; all are frozen and printable.
 
 A row of a data file becomes an Example; an Example with its shots a Prompt; a Prompt in token ids a Request; the engine
 turns Requests into Outputs; an Output is scored into an ItemResult; item results are averaged into TaskScores and
@@ -27,21 +27,21 @@ ClusterNumbers: TypeAlias = 'npt.NDArray[np.uint64]'
 
 @dataclass(frozen=True, slots=True, order=True)
 class ItemKey:
-    """Names one item of an evaluation, whatever the batch, the rank or the run it was computed in."""
+    """Identifies one item of an evaluation, independent of batch, rank and run."""
 
     task: str  # '{label}/{n}-shot'
     row: int  # 0-based line of the data file
-    file: str | None = None  # the file's stem where a task has several
+    file: str | None = None  # the file's stem, if a task has several files
     variant: str | None = None  # a perturbation, such as 'option_order:B'
-    sample: int = 0  # counts generations of one prompt
+    sample: int = 0  # number of the generation, if a prompt has several
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
     """One checked row of a data file. `content` is the row type of its task type (see `tasks/`).
 
-    `variant` names the way in which it is asked, where there are several. `digest` is of the row, `cluster` of the
-    source that it shares with other rows, such as a passage; '' where they are not known.
+    `variant` names the perturbation, if there are several. `digest` is of the row, `cluster` of the source that it
+    shares with other rows, such as a passage; '' if unknown.
     """
 
     row: int
@@ -87,7 +87,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ScoreRequest:
-    """Token ids whose log-probabilities are wanted: `continuations[i]` after `contexts[i]`, int32 arrays.
+    """A request for the log-probabilities of token ids: `continuations[i]` after `contexts[i]`, int32 arrays.
 
     Contexts that are equal are the same array. `unscorable` says why nothing can be scored, else None.
     """
@@ -103,10 +103,10 @@ class ScoreRequest:
 class StopRule:
     """The end of a generation: before the first of `strings`, or where its answer ends.
 
-    The answer ends before the first `answer_end` after `answer_delimiter` (which may be empty) and something that is
-    not white space; without an `answer_end` it has no end of its own. With `closes_block` a reply also ends after the
-    first closing brace of code that it did not open. Nothing in a prompt counts. With `as_pattern` the strings are one
-    regular expression, as llm-foundry reads them when it marks.
+    The answer ends before the first `answer_end` after `answer_delimiter` (which may be empty) and something other than
+    white space; without an `answer_end` it has no end of its own. With `closes_block` a generation also ends after the
+    first closing brace that it did not open. The prompt does not count. With `as_pattern` the strings are one regular
+    expression, as llm-foundry uses them when it scores.
     """
 
     strings: tuple[str, ...] = ()
@@ -118,10 +118,10 @@ class StopRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """The sampling of tokens: the most probable at temperature 0, else by probability.
+    """How tokens are sampled: greedily at temperature 0, else by probability.
 
-    Of the `top_k` most probable tokens (0: all), as many count as make up `top_p` of the probability. Draws depend on
-    the seed and the item alone.
+    Sampling is from the fewest of the `top_k` most probable tokens (0: all) that reach the probability `top_p`. Draws
+    depend only on the seed and the item.
     """
 
     temperature: float = 0.0
@@ -132,10 +132,10 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GenerateRequest:
-    """Token ids after which a reply of at most `max_new_tokens` tokens is wanted. `context` is an int32 array.
+    """A request for a generation of at most `max_new_tokens` tokens after `context`, an int32 array of token ids.
 
-    `verbatim` wants its text as it is written, where a tokenizer would tidy up spaces. `restores_space` puts back the
-    leading space that some tokenizers drop.
+    `verbatim` keeps spaces that a tokenizer would clean up. `restores_space` restores the leading space that some
+    tokenizers drop.
     """
 
     key: ItemKey
@@ -150,7 +150,7 @@ class GenerateRequest:
 
     @property
     def length(self) -> int:
-        """Tokens of the longest row that can come of it."""
+        """Return the number of tokens of the prompt and the longest generation."""
         return len(self.context) + self.max_new_tokens
 
 
@@ -159,7 +159,7 @@ Request = ScoreRequest | GenerateRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Item:
-    """An example with the request made of its prompt; `choices` are the texts that are scored, if any."""
+    """An example with the request for its prompt; `choices` are the texts to score, if any."""
 
     example: Example
     prompt_sha256: str
@@ -168,7 +168,7 @@ class Item:
 
     @property
     def key(self) -> ItemKey:
-        """Return the key that its request has as well."""
+        """Return the key of its request."""
         return self.request.key
 
 
@@ -189,10 +189,10 @@ class ScoreOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """A generation as decoded; text that completed a stop is still in it.
+    """A generation as decoded; text after the beginning of a stop string is still in it.
 
-    `is_cut` says that the token limit ended it, `is_finite` that every logit a token was chosen by was a number.
-    `num_tokens` and `is_cut` are None where they are not known.
+    `is_cut`: the token limit ended it. `is_finite`: all logits that tokens were chosen by were numbers. `num_tokens`
+    and `is_cut` are None if unknown.
     """
 
     key: ItemKey
@@ -207,10 +207,10 @@ Output = ScoreOutput | Generation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """Another model's answer to an item, and its place (`file:line`).
+    """An external answer to an item, and its place (`file:line`).
 
-    Either a reply's `text`, or sums of log-probabilities in nats, one per choice; beside these the number of tokens of
-    each choice, and for language modelling whether all were the most probable ones, as far as they are known.
+    Either the `text` of a generation, or summed log-probabilities in nats, one per choice; with these, if known, the
+    number of tokens of each choice, and for language modelling whether all were the most probable ones.
     """
 
     place: str
@@ -225,8 +225,8 @@ class Answer:
 class Score:
     """The score of one output. `credit` is in [0, 1], None if the item could not be scored.
 
-    `answer` is what was taken from a reply. `marks` are further metrics of the item by name, the same names for every
-    item of a task; a task's metric is their mean. `facts` are what else its metrics want to know of the item.
+    `answer` is the answer extracted from a generation. `marks` are further metrics of the item by name, the same names
+    for every item of a task; a task's metric is their mean. `facts` are other properties that its metrics need.
     """
 
     credit: float | None
@@ -244,7 +244,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemResult:
-    """One line of a samples file, all that metrics are made of. An unscored item has credit None and a reason.
+    """One line of a samples file, with all that metrics need. An unscored item has credit None and a reason.
 
     `gold` is the index of the right choice, or the right answer's text. `num_characters` and `num_bytes` (UTF-8) are of
     the choices' texts, without a leading space. Items of a `cluster` have something in common, such as a passage.
@@ -256,11 +256,11 @@ class ItemResult:
     predicted: int | None
     credit: float | None
     logprobs: tuple[float, ...] | None  # sums in nats, one per choice
-    num_tokens: tuple[int, ...] | None  # one per choice, or those of the reply
+    num_tokens: tuple[int, ...] | None  # one per choice, or of the generation
     reason: str | None
     prompt_sha256: str
     truncated: bool
-    text: str | None = None  # of a reply, up to its stop
+    text: str | None = None  # of a generation, up to its stop
     answer: str | None = None
     marks: Mapping[str, float] = field(default_factory=dict)
     facts: Mapping[str, str | int] = field(default_factory=dict)
@@ -271,13 +271,13 @@ class ItemResult:
 
     @property
     def status(self) -> str:
-        """'scored' or 'unscored'."""
+        """Return 'scored' or 'unscored'."""
         return 'unscored' if self.credit is None else 'scored'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPoint:
-    """The point of training that was evaluated; `checkpoint` is the file of the weights, None without one."""
+    """The point of training that was evaluated; `checkpoint` is the file or folder of the weights, None if unknown."""
 
     batch: int
     epoch: int | None
@@ -287,7 +287,7 @@ class TrainingPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Spread:
-    """The spread of an estimate over items: what each cluster of items adds to its deviation.
+    """The spread of an estimate over items: the contribution of each cluster of items to its deviation.
 
     Clusters are independent of each other, so the variance is the sum of the squares. `clusters` are the clusters'
     numbers, uint64 [G], ascending; `deviations` float64 [G].
@@ -298,13 +298,13 @@ class Spread:
 
     @property
     def standard_error(self) -> float:
-        """The root of the variance."""
+        """Return the square root of the variance."""
         return math.sqrt(math.fsum((self.deviations**2).tolist()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """A number, or the reason why there is none; its spread is None where it is not known."""
+    """A number, or the reason why there is none; its spread is None if unknown."""
 
     value: float | None
     reason: str | None = None
@@ -316,7 +316,7 @@ class Measure:
 
     @property
     def standard_error(self) -> float | None:
-        """Return the standard error of the value over the items that might have been drawn instead."""
+        """Return the standard error over the draw of items, None if unknown."""
         return None if self.spread is None else self.spread.standard_error
 
 
@@ -336,18 +336,18 @@ class TaskScore:
 
     @property
     def accuracy(self) -> Measure:
-        """The metric that goes into composites."""
+        """Return the metric that composites use."""
         return next(iter(self.metrics.values()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Composites:
-    """Category scores and named averages of a gauntlet, in the order of its file."""
+    """Category scores and named averages of a gauntlet, in the order of its YAML."""
 
     categories: Mapping[str, Measure]
     averages: Mapping[str, Measure]
 
     @property
     def by_name(self) -> dict[str, Measure]:
-        """All of them; no average has the name of a category."""
+        """Return all of them; no average has the name of a category."""
         return {**self.categories, **self.averages}

@@ -24,10 +24,10 @@ from llmfoundry_gauntlet.types import Example
 class EvaluationData:
     """Checked settings, tasks and rows.
 
-    `examples` are all rows by task, from which shots are drawn; `subsets` has the rows that are asked of tasks of which
-    not all are. `absent` lists optional data files that are absent, by task; `digests` has a SHA-256 of the rows by
-    task, `subset_sizes` the number of rows asked where not all are. `sandbox` and `unsupported`, the tasks whose
-    programs cannot run here with the reason, are known once the evaluation starts (`with_programs`).
+    `examples` are all rows by task, from which shots are drawn; `subsets` has the rows to evaluate of tasks with a
+    subset, `subset_sizes` their number. `absent` lists optional data files that are absent, by task; `digests` has a
+    SHA-256 of the rows by task. `sandbox` and `unsupported`, the tasks whose programs cannot run here with the reason,
+    are set when the evaluation starts (`with_programs`).
     """
 
     settings: EvaluationSettings
@@ -47,7 +47,7 @@ class EvaluationData:
         return {task.key: task for task in self.suite.tasks if task.key in self.examples}
 
     def asked(self, key: str) -> list[Example]:
-        """Return the rows of a task that are asked."""
+        """Return the rows of a task to evaluate."""
         return self.subsets.get(key, self.examples[key])
 
 
@@ -76,7 +76,7 @@ def load_data(settings: EvaluationSettings) -> EvaluationData:
 def with_programs(data: EvaluationData) -> EvaluationData:
     """Return the data with a sandbox, and without the tasks whose programs cannot run here. Raise ConfigError.
 
-    Starts a sandbox and compilers to see whether they work, so it belongs to the start of an evaluation.
+    It tests the sandbox and the compilers, so call it when an evaluation starts.
     """
     sandbox, unsupported = check_programs(list(data.tasks.values()), data.examples, data.settings.sandbox)
 
@@ -98,13 +98,13 @@ def with_programs(data: EvaluationData) -> EvaluationData:
 
 
 def with_subsets(data: EvaluationData, subsets: Mapping[str, list[Example]]) -> EvaluationData:
-    """Return the data with only these rows asked, of tasks that have more."""
+    """Return the data with only these rows evaluated, by task."""
     fewer = {key: rows for key, rows in subsets.items() if len(rows) < len(data.examples[key])}
     return replace(data, subsets=fewer, subset_sizes={key: len(rows) for key, rows in fewer.items()})
 
 
 def with_fewer_questions(suite: Suite, num_items: int) -> Suite:
-    """Return the suite with at most this many questions of each SCORE data set that does not say how many."""
+    """Return the suite with this `subset_items` for SCORE datasets without one of their own."""
     tasks = [
         replace(task, spec=replace(task.spec, subset_items=task.spec.subset_items or num_items))
         if isinstance(task, ScoreTask)
@@ -125,7 +125,7 @@ def check_keys(suite: Suite, examples: Mapping[str, Sequence[Example]]) -> None:
 
 
 def subsets_of(suite: Suite, examples: Mapping[str, list[Example]], num_items: int | None) -> dict[str, list[Example]]:
-    """Return the rows that are asked of each task that has more; SCORE's are chosen by question when read."""
+    """Return the rows to evaluate of each task with more; SCORE's subsets are chosen by question when read."""
     return {
         task.key: subset(examples[task.key], num_items)
         for task in suite.tasks
@@ -158,7 +158,7 @@ def digest_of_rows(examples: Sequence[Example]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """The rows of all tasks, as EvaluationData has them."""
+    """The rows of all tasks, as in EvaluationData."""
 
     examples: Mapping[str, list[Example]]
     absent: Mapping[str, tuple[str, ...]]
@@ -166,7 +166,7 @@ class Rows:
 
 
 def check_patterns(suite: Suite, rows: Rows) -> None:
-    """Raise ConfigError for stop strings that are not the regular expressions llm-foundry takes them for."""
+    """Raise ConfigError for stop strings that are invalid regular expressions, as which llm-foundry uses them."""
     problems = []
     for task in suite.tasks:
         rule = task.stops([example.content for example in rows.examples[task.key]])

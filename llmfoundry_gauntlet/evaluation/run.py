@@ -1,9 +1,9 @@
-"""An evaluation from its settings to its scores, whatever runs the model: data, plan, results.
+"""An evaluation from its settings to its scores, independent of what runs the model.
 
-data = load_data(settings)                                      before any model is there (evaluation/inputs.py)
-prepared = prepare_evaluation(data, encoder, max_seq_len=...)   once the tokenizer is
-planned = plan_evaluation(prepared, layout=..., ...)            once it is known what the model can run
-results = planned.results(outputs)                              any share of the batches, on any rank
+data = load_data(settings)                                      without a model (evaluation/inputs.py)
+prepared = prepare_evaluation(data, encoder, max_seq_len=...)   with the tokenizer
+planned = plan_evaluation(prepared, layout=..., ...)            with the layout that the model can run
+results = planned.results(outputs)                              of any batches, on any rank
 evaluation = conclude(planned, results, seconds)                all items, exactly once
 """
 
@@ -46,12 +46,12 @@ from llmfoundry_gauntlet.types import (
 
 log = logging.getLogger(__name__)
 
-WITHOUT_EFFECT = ('batch_size', 'pad_tok_id', 'metric_names', 'dataset_uri')  # on scores; rows have a digest
+WITHOUT_EFFECT = ('batch_size', 'pad_tok_id', 'metric_names', 'dataset_uri')  # keys that change no score
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedEvaluation:
-    """Every item of every task, in token ids. `tokenizer` names what made these."""
+    """All items of all tasks in token ids. `tokenizer` is the name of the tokenizer."""
 
     data: EvaluationData
     tasks: Mapping[str, Task]
@@ -61,33 +61,33 @@ class PreparedEvaluation:
 
     @property
     def score_requests(self) -> list[ScoreRequest]:
-        """Return what the model is to score, in the items' order."""
+        """Return the requests to score, in the items' order."""
         return [item.request for item in self.items.values() if isinstance(item.request, ScoreRequest)]
 
     @property
     def generate_requests(self) -> list[GenerateRequest]:
-        """Return what the model is to reply to, in the items' order."""
+        """Return the requests to generate, in the items' order."""
         return [item.request for item in self.items.values() if isinstance(item.request, GenerateRequest)]
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all contexts, each counted once an item, and of the longest replies."""
+        """Return the number of tokens of all contexts, one per item, and of the longest possible generations."""
         scored = sum(len(request.contexts[0]) for request in self.score_requests)
         return scored + sum(request.length for request in self.generate_requests)
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest row that the model scores."""
+        """Return the number of tokens of the longest row that the model scores."""
         return max((longest_row(request) for request in self.score_requests if request.unscorable is None), default=1)
 
     @property
     def longest_reply(self) -> int:
-        """Tokens of the longest row that a reply can make, prompt and all; 0 where none is wanted."""
+        """Return the tokens of the longest prompt with its longest generation; 0 if nothing is generated."""
         wanted = [request for request in self.generate_requests if request.unscorable is None]
         return max((request.length for request in wanted), default=0)
 
     def only(self, keys: Set[ItemKey]) -> PreparedEvaluation:
-        """The evaluation of these items alone; their prompts are those that they have among all."""
+        """Return the evaluation of these items only, with unchanged prompts."""
         rows = {(key.task, key.file, key.row) for key in keys}
         subsets = {
             key: [example for example in self.data.asked(key) if (key, example.file, example.row) in rows]
@@ -97,19 +97,19 @@ class PreparedEvaluation:
         return replace(self, data=with_subsets(self.data, subsets), items=items)
 
     def results(self, outputs: Iterable[Output]) -> dict[ItemKey, ItemResult]:
-        """The outputs as marked items; an item that came twice counts once. Programs are run, several at a time."""
-        marked: dict[ItemKey, ItemResult | Future[ItemResult]] = {}
+        """Return the scored items, duplicates once. Programs are run, several at a time."""
+        scored: dict[ItemKey, ItemResult | Future[ItemResult]] = {}
         for output in outputs:
-            if output.key not in marked:
+            if output.key not in scored:
                 item = self.items[output.key]
                 if self.tasks[output.key.task].runs_programs:
-                    marked[output.key] = submit(self._result, item, output)
+                    scored[output.key] = submit(self._result, item, output)
                 else:
-                    marked[output.key] = self._result(item, output)
-        return {key: found.result() if isinstance(found, Future) else found for key, found in marked.items()}
+                    scored[output.key] = self._result(item, output)
+        return {key: found.result() if isinstance(found, Future) else found for key, found in scored.items()}
 
     def unscorable(self) -> dict[ItemKey, ItemResult]:
-        """The items that are in no batch, each with its reason."""
+        """Return the items that are in no batch, as unscored, each with its reason."""
         return {
             key: self._result(item, None) for key, item in self.items.items() if item.request.unscorable is not None
         }
@@ -120,7 +120,7 @@ class PreparedEvaluation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedEvaluation(PreparedEvaluation):
-    """A prepared evaluation, the batches and pools that compute it; `way` and `reply_way` say how, and why."""
+    """A prepared evaluation with its batches and pools; `way` and `reply_way` describe how they run, for records."""
 
     batches: tuple[Batch, ...]
     pools: tuple[Pool, ...]
@@ -131,7 +131,7 @@ class PlannedEvaluation(PreparedEvaluation):
 
     @property
     def num_model_tokens(self) -> int:
-        """Tokens that the model is given to score: distinct prefixes, or padded rows."""
+        """Return the number of tokens that the model runs for scoring: distinct prefixes, or padded rows."""
         return sum(batch.num_tokens for batch in self.batches)
 
 
@@ -141,19 +141,19 @@ class Scores:
     __slots__ = ()
 
     def to_pandas(self) -> Any:
-        """A pandas.DataFrame with a row for each number: see `scores_frame`."""
+        """Return a pandas.DataFrame with a row for each number: see `scores_frame`."""
         from llmfoundry_gauntlet import scores_frame
 
         return scores_frame(self)
 
     def samples(self) -> Any:
-        """A pandas.DataFrame with a row for each item: see `samples_frame`."""
+        """Return a pandas.DataFrame with a row for each item: see `samples_frame`."""
         from llmfoundry_gauntlet import samples_frame
 
         return samples_frame(self)
 
     def plot(self) -> Any:
-        """An altair.Chart of the scores: see `scores_chart`."""
+        """Return an altair.Chart of the scores: see `scores_chart`."""
         from llmfoundry_gauntlet import scores_chart
 
         return scores_chart(self)
@@ -161,10 +161,9 @@ class Scores:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation(Scores):
-    """The results of an evaluation. `seconds` is wall time by task, adding up to the whole.
+    """The results of an evaluation. `seconds` is wall time by task; the sum is that of the evaluation.
 
-    `robustness` has SCORE's numbers, by data set and perturbation. `planned` is None where somebody else's answers were
-    marked.
+    `robustness` has SCORE's metrics by dataset and perturbation. `planned` is None if external answers were scored.
     """
 
     data: EvaluationData
@@ -178,7 +177,7 @@ class Evaluation(Scores):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Everything that has a value, under the keys of the metric stream."""
+        """Return all values, by the keys of the metric stream."""
         return metric_stream(self.scores, self.composites, self.robustness, self.seconds)
 
 
@@ -211,7 +210,7 @@ def prepare_evaluation(
 
 
 def warn_of_short_replies(tasks: Iterable[Task], max_seq_len: int) -> None:
-    """Says where replies get less tokens than they are meant to have, as half of `max_seq_len` is the prompt's."""
+    """Warn if generations get fewer tokens than their task's default, as half of `max_seq_len` is the prompt's."""
     short = {}
     for task in tasks:
         most = task.default_max_new_tokens if task.generates else None
@@ -219,7 +218,7 @@ def warn_of_short_replies(tasks: Iterable[Task], max_seq_len: int) -> None:
             short[task.key] = most
     if short:
         log.warning(
-            'max_seq_len is %d, so that replies get %d tokens where they may have more: %s',
+            'max_seq_len is %d, so generations get only %d tokens: %s',
             max_seq_len,
             max_seq_len // 2,
             ', '.join(f'{key} ({most})' for key, most in short.items()),
@@ -227,7 +226,7 @@ def warn_of_short_replies(tasks: Iterable[Task], max_seq_len: int) -> None:
 
 
 def one_task(prepared: PreparedEvaluation, key: str) -> PreparedEvaluation:
-    """The same evaluation with a single task in it."""
+    """Return the same evaluation with a single task."""
     return replace(
         prepared,
         data=replace(prepared.data, examples={key: prepared.data.examples[key]}, unsupported={}),
@@ -246,11 +245,10 @@ def plan_evaluation(
     hidden_token_id: int | None = None,
     rotary: RotaryLengths | None = None,
 ) -> PlannedEvaluation:
-    """The batches and pools over all tasks together.
+    """Return the evaluation with batches and pools over all tasks together.
 
-    Requests with a token that is to be hidden run in padded rows whatever the layout; those whose rotary frequencies
-    differ are not run together. A budget below the largest
-    request is raised to it.
+    Requests that contain `hidden_token_id` always run in padded rows; those with different rotary frequencies never run
+    together. `tokens_per_batch` is raised to the largest request, with a warning.
     """
     others: list[ScoreRequest] = []
     hidden: list[ScoreRequest] = []
@@ -289,7 +287,7 @@ def plan_evaluation(
 
 
 def holds(request: ScoreRequest, token: int) -> bool:
-    """Return whether a token stands in what the model is given."""
+    """Return whether the model's input for a request contains a token."""
     return any(
         (context == token).any() or (continuation[:-1] == token).any()
         for context, continuation in zip(request.contexts, request.continuations, strict=True)
@@ -299,7 +297,7 @@ def holds(request: ScoreRequest, token: int) -> bool:
 def conclude(
     planned: PlannedEvaluation, results: Mapping[ItemKey, ItemResult], seconds: Mapping[str, float]
 ) -> Evaluation:
-    """Scores and composites of all items. Raises RuntimeError where an item is missing or unknown."""
+    """Return scores and composites of all items. Raise RuntimeError if an item is missing or unknown."""
     results = {**planned.unscorable(), **results}
     missing = planned.items.keys() - results.keys()
     unknown = results.keys() - planned.items.keys()
@@ -321,7 +319,7 @@ def summarize(
     planned: PlannedEvaluation | None = None,
     allow_missing: bool = False,
 ) -> Evaluation:
-    """Scores and composites of all items by task. With `allow_missing` tasks are scored over the items that are."""
+    """Return scores and composites of all items by task. With `allow_missing` unscored items are left out of them."""
     results = {key: with_alone(task_results) for key, task_results in results.items()}
     scores = {
         key: task_score(key, metrics_of(tasks[key]), task_results, allow_missing=allow_missing)
@@ -344,7 +342,7 @@ def summarize(
 
 
 def composites_of(data: EvaluationData, scores: Mapping[str, TaskScore]) -> Composites | None:
-    """The gauntlet's composites, None where there is no gauntlet."""
+    """Return the gauntlet's composites, None without a gauntlet."""
     if data.suite.gauntlet is None:
         return None
     accuracies: dict[str, Measure] = {key: Measure(value=None, reason=why) for key, why in data.unsupported.items()}
@@ -360,9 +358,9 @@ def composites_of(data: EvaluationData, scores: Mapping[str, TaskScore]) -> Comp
 
 
 def gauntlet_version(data: EvaluationData, gauntlet: GauntletSpec) -> str:
-    """16 hexadecimal digits of all that a gauntlet's composites depend on but the model.
+    """Return 16 hexadecimal digits of a digest of everything but the model that a gauntlet's composites depend on.
 
-    That is the gauntlet's file, its tasks with their shots, rows and metrics, and the settings that change scores.
+    That is the gauntlet's YAML, its tasks with their shots, rows and metrics, and the settings that change scores.
     """
     settings = data.settings
     named = {benchmark.key for category in gauntlet.categories for benchmark in category.benchmarks}
@@ -373,7 +371,7 @@ def gauntlet_version(data: EvaluationData, gauntlet: GauntletSpec) -> str:
             'rows': (data.digests.get(task.key), data.subset_sizes.get(task.key)),
         }
         for task in data.suite.tasks
-        if task.key in named and task.key in data.digests  # those that cannot be run here are in no composite
+        if task.key in named and task.key in data.digests  # tasks that cannot run here are in no composite
     }
     parts = [asdict(gauntlet), tasks, settings.semantics, settings.cut, settings.fewshot]
     text = json.dumps(parts, sort_keys=True, default=str)
@@ -381,7 +379,7 @@ def gauntlet_version(data: EvaluationData, gauntlet: GauntletSpec) -> str:
 
 
 def share_seconds(wall_seconds: float, busy_seconds: Mapping[str, float]) -> dict[str, float]:
-    """Wall time spread over the tasks in proportion to the time that batches took for them."""
+    """Return the wall time divided among the tasks in proportion to their busy time."""
     busy = sum(busy_seconds.values())
     if busy == 0:
         return dict.fromkeys(busy_seconds, 0.0)

@@ -1,4 +1,4 @@
-"""YAML files of tasks and gauntlets, read as llm-foundry reads them but strictly: all errors at once."""
+"""Tasks and gauntlets from YAML files, read as llm-foundry reads them but strictly, with all errors at once."""
 
 from __future__ import annotations
 

@@ -133,13 +133,13 @@ class Task(TaskSpec):
         return replace(self.ask(example.content, not preamble), preamble=preamble, num_shots=len(shots))
 
     def prompt_alone(self, example: Example) -> Prompt | None:
-        """Return the prompt that shows how probable the choices are without the question; None if not wanted."""
+        """Return the prompt for scoring the choices without the question; None if the task does not need it."""
         return None
 
     def examples_with_shots(
         self, examples: Sequence[Example], asked: Sequence[Example]
     ) -> Iterator[tuple[Example, tuple[Example, ...]]]:
-        """Yield the examples that are asked, category by category, each with its shots drawn from all examples."""
+        """Yield the `asked` examples, category by category, each with its shots drawn from all examples."""
 
         def question_of(example: Example) -> tuple[str, ...]:
             return self.ask(example.content, False).contexts

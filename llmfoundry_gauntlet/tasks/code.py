@@ -1,6 +1,6 @@
 """Code evaluation: the model completes a program, which is run against the test of its problem.
 
-The accuracy is pass@1, the share of programs that pass; `pass_at_k` adds others from the same programs.
+The accuracy is pass@1, the share of programs that pass; `pass_at_k` adds other k, from the same programs.
 `generations_per_sample` programs are sampled per problem, as in Composer 0.17, whose stop rule for Python applies here.
 """
 
@@ -81,7 +81,7 @@ class CodeTask(Task):
             raise ValueError(f'top_k: is {self.top_k}; allowed: 0 (all tokens) or more')
         for key in self.generation_kwargs or {}:
             if key not in ('max_new_tokens', 'seed'):
-                raise ValueError(f'generation_kwargs.{key}: belongs into the task itself: {key}')
+                raise ValueError(f'generation_kwargs.{key}: is a key of the task itself: {key}')
 
     @property
     def strips_rows(self) -> bool:

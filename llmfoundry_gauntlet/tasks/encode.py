@@ -1,6 +1,6 @@
-"""Prompts in token ids, fitted to the model's length.
+"""Prompts in token ids, truncated to the model's length.
 
-Instruction and shots, the item's own context, and each continuation are tokenised apart and joined, as in
+Instruction and shots, the item's own context, and each continuation are tokenised separately and joined, as in
 llm-foundry 0.22 (`eval/datasets/in_context_learning_evaluation.py:tokenize_example`): only the first part gets the
 tokenizer's special tokens.
 """
@@ -104,8 +104,8 @@ class Encoder:
     def _backend_ids(self, texts: list[str], special: bool) -> list[Ids]:
         """Encode without offsets, which takes a quarter less time than calling the tokenizer.
 
-        The first text goes both ways: the call sets the backend up (no truncation, no padding, special tokens in
-        texts), and what it gives tells whether the backend does the same.
+        The first text is encoded both ways: the call sets up the backend (no truncation, no padding, special tokens in
+        texts), and its result shows whether the backend gives the same.
         """
         (first,) = self._called(texts[:1], special)
         encodings = self.tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=special)
@@ -203,7 +203,7 @@ class Encoder:
 
 
 def tokenizer_errors() -> Caught:
-    """Return a context for what a tokenizer raises; the tokenizers library, in Rust, raises Exception itself."""
+    """Return a context that catches a tokenizer's errors; the tokenizers library, in Rust, raises Exception itself."""
     return Caught(packages=('pyo3_runtime',), bare=True)
 
 

@@ -1,4 +1,4 @@
-"""Few-shot examples: the draw of shots for each item."""
+"""Few-shot examples: drawing the shots of each item."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 
 from llmfoundry_gauntlet.types import Example
 
-FIXED_VERSION = 1  # of the draw of fixed shots; results carry it
+FIXED_VERSION = 1  # of the draw of fixed shots; stored in results
 
 
 def fewshot_indices(num_examples: int, num_shots: int, *, seed: int) -> Iterator[tuple[int, ...]]:
-    """For each example in order, the indices of its shots, never its own; fewer where there are too few others.
+    """Yield, for each example in order, the indices of its shots, never its own; fewer if there are too few others.
 
     The draws and their order, a set's iteration order included, follow llm-foundry 0.22
     (`eval/datasets/utils.py:get_fewshot_sample_idxs`): one generator runs through all examples.
@@ -33,10 +33,10 @@ def fewshot_indices(num_examples: int, num_shots: int, *, seed: int) -> Iterator
 
 
 def fixed_indices(questions: Sequence[Hashable], num_shots: int, *, seed: int) -> Iterator[tuple[int, ...]]:
-    """For each question in order, the same `num_shots` indices, drawn once; fewer where there are too few others.
+    """Yield, for each question in order, the same `num_shots` indices, drawn once; fewer if there are too few others.
 
-    They are drawn from the different questions, and a spare with them: where a shot asks an item's own question, the
-    spare stands in its place. So no item is shown an answer to its own question, however often that comes.
+    They are drawn from the distinct questions, together with a spare that replaces a shot with the item's own question.
+    So no item sees an answer to its own question, even if that is repeated.
     """
     first_of: dict[Hashable, int] = {}
     for index, question in enumerate(questions):
@@ -62,9 +62,9 @@ def with_shots(
     seed: int,
     question_of: Callable[[Example], Hashable] | None = None,
 ) -> Iterator[tuple[Example, tuple[Example, ...]]]:
-    """Each example with its shots, drawn within its category; categories in sorted order, each with a fresh seed.
+    """Yield each example with its shots, drawn within its category; categories are sorted, each with a fresh seed.
 
-    With `question_of`, all examples of a category see the same shots, but for those that ask their own question.
+    With `question_of` all examples of a category get the same shots, except those with their own question.
     """
     categories = by_category(examples)
     for category in sorted(categories, key=lambda name: name or ''):

@@ -1,4 +1,4 @@
-"""A digest of everything in a tokenizer that its token ids depend on."""
+"""A digest of everything in a tokenizer on which its token ids depend."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-# Encoded for the digest, with special tokens and without: what a setting changes shows here, whatever it is called.
+# Encoded for the digest, with and without special tokens, to notice the effect of any setting.
 PROBES = (
     '',
     ' ',
@@ -22,7 +22,7 @@ PROBES = (
 )
 LIBRARIES = ('tokenizers', 'transformers', 'sentencepiece', 'tiktoken')
 
-# Of a tokenizer's plain attributes and arguments, those that no token id depends on, and that vary between runs.
+# Attributes and arguments of a tokenizer that no token id depends on and that vary between runs.
 IRRELEVANT = {
     'name_or_path',
     'vocab_file',
@@ -43,10 +43,10 @@ IRRELEVANT = {
 
 
 def tokenizer_fingerprint(tokenizer: Any, encode: Callable[[str, bool], Any]) -> str | None:
-    """The digest of a Hugging Face tokenizer, None where it cannot be known what its ids depend on.
+    """Return the digest of a Hugging Face tokenizer, None if it is unknown what its ids depend on.
 
-    `encode(text, special)` is how it is used. The probes come first: they take off a truncation or padding that an
-    earlier use has left.
+    `encode(text, special)` is how it is used. The probes come first: they reset a truncation or padding left by an
+    earlier use.
     """
     probed = [[repr(encode(text, special)) for special in (True, False)] for text in (*PROBES, special_text(tokenizer))]
     vocabulary = vocabulary_of(tokenizer)
@@ -64,8 +64,8 @@ def tokenizer_fingerprint(tokenizer: Any, encode: Callable[[str, bool], Any]) ->
 def tokenizer_name(tokenizer: Any) -> str:
     """Return the class of a tokenizer, its number of tokens, and 8 digits of its vocabulary, rules and chat template.
 
-    'LlamaTokenizerFast 32000 (1a2b3c4d)' is the same on all machines and with all versions of the libraries that save
-    it alike. Of one whose vocabulary cannot be read there are no digits.
+    'LlamaTokenizerFast 32000 (1a2b3c4d)' is the same on all machines, and with all versions of the libraries that save
+    it identically. There are no digits if the vocabulary cannot be read.
     """
     vocabulary = vocabulary_of(tokenizer)
     name = f'{type(tokenizer).__name__} {len(tokenizer)}'
@@ -77,12 +77,12 @@ def tokenizer_name(tokenizer: Any) -> str:
 
 
 def special_text(tokenizer: Any) -> str:
-    """A text with all special tokens in it, which some settings leave whole and others take apart."""
+    """Return a text with all special tokens, which some settings split and others do not."""
     return ' a'.join(map(str, getattr(tokenizer, 'all_special_tokens', ())))
 
 
 def vocabulary_of(tokenizer: Any) -> list[bytes] | None:
-    """All that a tokenizer was made from: the Rust tokenizer's whole state, or a slow one's files and arguments."""
+    """Return the content of a tokenizer: the state of a Rust tokenizer, or the files and arguments of a slow one."""
     backend = getattr(tokenizer, 'backend_tokenizer', None)
     if backend is not None and hasattr(backend, 'to_str'):
         return [backend.to_str().encode('utf-8', 'surrogatepass')]
@@ -98,7 +98,7 @@ def vocabulary_of(tokenizer: Any) -> list[bytes] | None:
 
 
 def foreign_sources(kind: type) -> list[bytes] | None:
-    """The source files of a tokenizer's classes outside transformers, whose version says it for its own."""
+    """Return the source files of a tokenizer's classes outside transformers; None if they cannot be read."""
     foreign = [base for base in kind.__mro__ if base is not object and not base.__module__.startswith('transformers.')]
     try:
         return [Path(inspect.getfile(base)).read_bytes() for base in foreign]
@@ -107,7 +107,7 @@ def foreign_sources(kind: type) -> list[bytes] | None:
 
 
 def plain_settings(tokenizer: Any) -> list[tuple[str, Any]]:
-    """The tokenizer's own switches and numbers, such as `add_bos_token`."""
+    """Return the tokenizer's flags and numbers, such as `add_bos_token`."""
     return sorted(
         (name, value)
         for name, value in getattr(tokenizer, '__dict__', {}).items()
@@ -116,7 +116,7 @@ def plain_settings(tokenizer: Any) -> list[tuple[str, Any]]:
 
 
 def library_versions() -> list[tuple[str, str]]:
-    """The tokenizer libraries that are installed."""
+    """Return the installed tokenizer libraries with their versions."""
     found = []
     for name in LIBRARIES:
         try:

@@ -1,7 +1,7 @@
-"""Prompts with as many of their shots as fit the model's length.
+"""Prompts with as many of their shots as fit in the model's length.
 
-How long a prompt is, is known once it is tokenised. So that few are tokenised in vain, every shot is counted by itself
-once, the number of shots that fit is estimated from the counts, and prompts are tokenised to check the estimates.
+The length of a prompt is known only once it is tokenised. To tokenise few prompts, every shot is tokenised by itself
+once, the number of shots that fit is estimated from their lengths, and then checked by tokenising the prompt.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from itertools import accumulate
 from llmfoundry_gauntlet.tasks.encode import EncodedPrompt, Encoder
 from llmfoundry_gauntlet.types import Ids, Prompt
 
-MANY_CHARACTERS = 3  # a token: prompts with more of them are likely to be too long, and are not tokenised whole
-CERTAIN = 64  # tokens: a prompt whose estimate is too long by more than this need not be tokenised to know it
+MANY_CHARACTERS = 3  # per token: prompts with more are probably too long and are not tokenised with all shots
+CERTAIN = 64  # tokens: a prompt whose estimate is too long by more than this is not tokenised
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortenable:
-    """A prompt that can lose shots: `build(n)` gives it with its last n ones. `shots` are the texts of them all.
+    """A prompt that can be shortened: `build(n)` returns it with its last n shots. `shots` are the texts of all.
 
-    `max_tokens` is how long it may be, its continuation included.
+    `max_tokens` is the limit, continuation included.
     """
 
     instruction: str
@@ -32,7 +32,7 @@ class Shortenable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedPrompt:
-    """A prompt with the most shots that fit. `too_long` says that with all of them it did not."""
+    """A prompt with as many shots as fit. `too_long`: with all shots it would not fit."""
 
     prompt: Prompt
     encoded: EncodedPrompt
@@ -41,29 +41,29 @@ class FittedPrompt:
 
 @dataclass(slots=True, kw_only=True)
 class Search:
-    """The search for the number of shots that fit a prompt: `low` do (0 is not checked), `high` do not."""
+    """The search for the number of shots that fit: `low` shots do (0 is not checked), `high` do not."""
 
     source: Shortenable
     low: int
     high: int
-    best: tuple[Prompt, EncodedPrompt] | None = None  # with `low` shots, once it is made
+    best: tuple[Prompt, EncodedPrompt] | None = None  # with `low` shots, once it is tokenised
     lengths: list[int] | None = None  # estimated tokens by number of shots
 
     @property
     def is_open(self) -> bool:
-        """Return whether there is a number of shots between the two."""
+        """Return whether a number of shots between `low` and `high` remains to be tried."""
         return self.low + 1 < self.high
 
 
 class ShotFitter:
-    """Leaves out the first shots of a task's prompts, until they and a continuation fit."""
+    """Drops the first shots of a task's prompts until prompt and continuation fit."""
 
     def __init__(self, encoder: Encoder) -> None:
         self.encoder = encoder
         self._num_tokens: dict[str, int] = {}  # of a shot by itself
 
     def fit(self, sources: Sequence[Shortenable]) -> list[FittedPrompt]:
-        """All prompts in token ids, in order; all searches take their steps together, a call of the tokenizer each."""
+        """Return all prompts in token ids, in order; each round of the searches is one call of the tokenizer."""
         known: dict[str, Ids] = {}
         searches = [Search(source=source, low=0, high=len(source.shots) + 1) for source in sources]
         waiting = searches
@@ -88,19 +88,19 @@ class ShotFitter:
         return FittedPrompt(prompt=prompt, encoded=encoded, too_long=too_long)
 
     def _next_steps(self, searches: Sequence[Search], known: dict[str, Ids]) -> list[tuple[Search, int]]:
-        """Return what is to be tokenised next: searches that are not at their end, each with a number of shots."""
+        """Return the searches that are not finished, each with the number of shots to try next."""
         waiting = [search for search in searches if search.is_open]
         self._estimate([search for search in waiting if search.lengths is None and not self._try_whole(search)], known)
         steps = [(search, self._next_number(search)) for search in waiting]
         return [(search, num_shots) for search, num_shots in steps if num_shots > search.low]
 
     def _try_whole(self, search: Search) -> bool:
-        """Return whether all shots are worth a try: it is the first one, and the text is short."""
+        """Return whether to try all shots: at the first step, if the text is short."""
         num_characters = sum(map(len, search.source.shots))
         return search.high > len(search.source.shots) and num_characters <= MANY_CHARACTERS * search.source.max_tokens
 
     def _next_number(self, search: Search) -> int:
-        """The most shots that should fit, `low` where no more than that can."""
+        """Return the largest number of shots expected to fit; `low` if no more can."""
         lengths, most = search.lengths, search.source.max_tokens
         if lengths is None:
             return len(search.source.shots)
@@ -110,7 +110,7 @@ class ShotFitter:
         return search.low + 1 if lengths[search.low + 1] <= most + CERTAIN else search.low
 
     def _estimate(self, searches: Sequence[Search], known: dict[str, Ids]) -> None:
-        """Sets the estimated lengths: every part counted by itself."""
+        """Set the estimated lengths of the searches, the sums of the lengths of their parts."""
         texts = {text for search in searches for text in (search.source.instruction, *search.source.shots)}
         counted = self.encoder.encode(texts - self._num_tokens.keys(), special=False)
         self._num_tokens.update((text, len(ids)) for text, ids in counted.items())

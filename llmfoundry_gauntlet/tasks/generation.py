@@ -1,7 +1,8 @@
 """Generation with answers: the model generates an answer, with or without a chain of thought.
 
-The accuracy is llm-foundry's: the normalised answer begins with a right one. Further metrics: StrictMatch, nothing but
-a right answer; NumericMatch, the same with numbers compared by value; CutShare, generations that the token limit ended.
+The accuracy is llm-foundry's: the normalised answer begins with a right one. Further metrics: StrictMatch, the answer
+equals a right one; NumericMatch, the same with numbers compared by value; CutShare, generations that reached the
+token limit.
 """
 
 from __future__ import annotations

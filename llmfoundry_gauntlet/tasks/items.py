@@ -1,4 +1,4 @@
-"""A task's examples as items: prompts with shots, fitted and encoded; and outputs as item results."""
+"""Turn a task's examples into items, with prompts that are fitted and encoded, and outputs into item results."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Preparation:
 
     @cached_property
     def token_limits(self) -> Mapping[str | None, TokenLimit]:
-        """Return the limits of each category, which llm-foundry makes a data set of its own; {} if nothing generates.
+        """Return the limits by category, each a dataset of its own in llm-foundry; {} if the task does not generate.
 
         Raise ModelError if no tokens are left for a prompt.
         """
@@ -89,15 +89,15 @@ class Preparation:
             return TokenLimit(max_new_tokens=max_new_tokens, max_prompt_tokens=self.max_seq_len - max_new_tokens)
         right = {text for example in examples for text in task.responses(example.content)}
         max_new_tokens = num_new_tokens(task, lambda: self.encoder.longest(right))
-        reserved, source = max_new_tokens, 'the longest right reply has about as many'
+        reserved, source = max_new_tokens, 'about as many as the longest right one'
         if is_given and task.truncation == 'reference' and default is None:
             reserved = self.encoder.longest(right) + task.extra_tokens
         elif is_given:
             source = 'generation_kwargs.max_new_tokens'
         if reserved >= self.max_seq_len:
             raise ModelError(
-                f'{task.key}: a reply may have {reserved} tokens ({source}), but max_seq_len is '
-                f'{self.max_seq_len}: no room is left for the prompt; give a smaller '
+                f'{task.key}: a generation may have {reserved} tokens ({source}), but max_seq_len is '
+                f'{self.max_seq_len}, which leaves no tokens for the prompt; give a smaller '
                 'generation_kwargs.max_new_tokens or a larger max_seq_len, or leave the task out'
             )
         return TokenLimit(max_new_tokens=max_new_tokens, max_prompt_tokens=self.max_seq_len - reserved)
@@ -198,7 +198,7 @@ class Preparation:
         return Item(example=example, prompt_sha256=encoded.prompt_sha256, request=request, choices=choices)
 
     def items_alone(self, examples: Sequence[Example]) -> list[Item]:
-        """Return further items that show how probable choices are without their questions, if the task wants them."""
+        """Return further items that score choices without their questions, if the task has a `pmi_context`."""
         asked = [(example, prompt) for example in examples if (prompt := self.task.prompt_alone(example))]
         return [
             self.item(example, self.encoded_item(example, fitted), ALONE)
@@ -221,9 +221,9 @@ def num_new_tokens(task: Task, longest: Callable[[], int]) -> int:
 def untokenized_items(
     task: Task, examples: Sequence[Example], asked: Sequence[Example]
 ) -> Iterator[tuple[Item, Prompt]]:
-    """Yield the items of examples without token ids, for models elsewhere, with their prompts at full length.
+    """Yield the items of examples without token ids, for external models, with their full prompts.
 
-    Category by category and in row order, each as often as it is sampled.
+    They come category by category and in row order, each as often as it is sampled.
     """
     stops = task.stops([example.content for example in examples])
     for example, shots in task.examples_with_shots(examples, asked):

@@ -16,7 +16,7 @@ from llmfoundry_gauntlet.types import Bools, Ids, Ints
 
 FORMAT_VERSION = 4
 MAGIC = b'gauntlet'
-START = len(MAGIC) + 4  # bytes before what the checksum is of: the word, and the checksum
+START = len(MAGIC) + 4  # bytes of the magic word and the checksum of what follows
 ALIGNMENT = 64  # bytes
 
 
@@ -35,7 +35,7 @@ class PackedItems:
     truncated: Bools  # [N]
     unscorable: npt.NDArray[np.int32]  # [N], which of `reasons`, or -1
     prompt_sha256: npt.NDArray[np.uint8]  # [N, 32]
-    max_new_tokens: npt.NDArray[np.int32]  # [N], 0 where no generation is wanted
+    max_new_tokens: npt.NDArray[np.int32]  # [N], 0 unless the model generates
     reasons: tuple[str, ...]
 
 
@@ -101,7 +101,7 @@ def unpack(packed: PackedItems) -> Iterator[EncodedItem]:
 
 
 def to_bytes(packed: PackedItems) -> list[memoryview]:
-    """The parts of a file that `from_bytes` reads: a word, a checksum, the length of a header, the header, arrays."""
+    """Return the parts of a file: a magic word, a checksum, the length of the header, the header, the arrays."""
     arrays = {name: np.ascontiguousarray(getattr(packed, name)) for name in ARRAYS}
     layout = {name: [array.dtype.str, list(array.shape)] for name, array in arrays.items()}
     header = json.dumps({'arrays': layout, 'reasons': packed.reasons}).encode()
@@ -118,7 +118,7 @@ def to_bytes(packed: PackedItems) -> list[memoryview]:
 
 
 def from_bytes(content: npt.NDArray[np.uint8]) -> PackedItems | None:
-    """The arrays in a file's content (uint8), as views of it; None where it is damaged or something else."""
+    """Return the arrays in a file's content (uint8), as views of it; None if it is damaged or something else."""
     start = content[:START].tobytes()
     if len(content) < START + 4 or not start.startswith(MAGIC):
         return None

@@ -1,7 +1,6 @@
-"""SCORE's perturbations: a question becomes the same question asked in several ways.
+"""SCORE's perturbations: functions from an example to its variants.
 
-Each is a function from an Example to its Variants, which are Examples too: nothing after them knows the difference. One
-that has no meaning for an example makes nothing of it.
+Variants are Examples like any others. A perturbation that does not apply to an example yields none.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from llmfoundry_gauntlet.types import Example
 
 @dataclass(frozen=True, slots=True)
 class Posed:
-    """A question with options in the words of one prompt. `own_gold` is where its right option stands in the data."""
+    """A question with options in one prompt template. `own_gold` is the index of its right option in the data."""
 
     question: LetteredQuestion
     template: Template
@@ -31,7 +30,7 @@ class Posed:
 
     @property
     def gold(self) -> int:
-        """The index of the right option."""
+        """Return the index of the right option."""
         return self.question.gold
 
     @property
@@ -42,7 +41,7 @@ class Posed:
 
 @dataclass(frozen=True, slots=True)
 class PosedProblem:
-    """A problem in the words of one prompt."""
+    """A problem in one prompt template."""
 
     question: MathQuestion
     template: Template
@@ -54,12 +53,12 @@ class PosedProblem:
 
     @property
     def gold(self) -> str:
-        """The right answer."""
+        """Return the right answer."""
         return self.question.gold
 
 
 def option_order(example: Example, spec: ScoreSpec, templates: Templates) -> Iterator[Example]:
-    """The right option at every place in turn: it changes places with the option that is there."""
+    """Yield the question with the right option at every label in turn, swapped with the option there."""
     question: LetteredQuestion = example.content
     for place in range(len(question.options)):
         options = list(question.options)
@@ -69,13 +68,13 @@ def option_order(example: Example, spec: ScoreSpec, templates: Templates) -> Ite
 
 
 def prompt(example: Example, spec: ScoreSpec, templates: Templates) -> Iterator[Example]:
-    """In the words of every prompt."""
+    """Yield the question in every prompt template."""
     for number, template in enumerate(templates.prompt):
         yield variant(example, f'{PROMPT}:{number}', example.content, template)
 
 
 def non_greedy(example: Example, spec: ScoreSpec, templates: Templates) -> Iterator[Example]:
-    """The same prompt once for each seed, to draw a reply with."""
+    """Yield the same prompt once for each sampling seed."""
     for seed in spec.seeds:
         yield variant(example, f'{NON_GREEDY}:{seed}', example.content, templates.non_greedy)
 
@@ -85,25 +84,25 @@ OWN: dict[str, Perturbation] = {OPTION_ORDER: option_order, PROMPT: prompt, NON_
 
 
 def variants(example: Example, spec: ScoreSpec, templates: Templates) -> Iterator[Example]:
-    """A question in all the ways in which it is asked."""
+    """Yield all variants of a question."""
     for name in spec.applied:
         perturb: Perturbation = OWN.get(name) or load_installed(PERTURBATIONS)[name]
         yield from perturb(example, spec, templates)
 
 
 def variant(example: Example, name: str, question: LetteredQuestion | MathQuestion, template: Template) -> Example:
-    """One way of asking."""
+    """Return one variant of an example."""
     if isinstance(question, MathQuestion):
         return replace(example, variant=name, content=PosedProblem(question, template))
     return replace(example, variant=name, content=Posed(question, template, example.content.gold))
 
 
 def perturbation_of(name: str) -> str:
-    """The perturbation that a variant is of."""
+    """Return the perturbation of a variant."""
     return name.partition(':')[0]
 
 
 def seed_of(name: str | None) -> int | None:
-    """The seed that a variant's reply is drawn with; None where nothing is drawn."""
+    """Return the sampling seed of a variant; None for greedy decoding."""
     perturbation, _, value = (name or '').partition(':')
     return int(value) if perturbation == NON_GREEDY else None

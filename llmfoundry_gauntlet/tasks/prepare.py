@@ -1,6 +1,6 @@
-"""The items of many tasks, each task tokenised once on a machine.
+"""The items of many tasks, each task tokenised only once per machine.
 
-Processes that prepare the same tasks at the same time share the work: each takes a task that no other works on, the
+Processes that prepare the same tasks at the same time share the work: each takes tasks that no other works on, the
 largest first, and reads the results of the others.
 """
 
@@ -29,13 +29,13 @@ log = logging.getLogger(__name__)
 NO_SUBSETS: Mapping[str, Sequence[Example]] = MappingProxyType({})
 
 POLL_SECONDS = 0.05
-PATIENCE_SECONDS = 1800  # without any progress; then work claimed by others is done here as well
+PATIENCE_SECONDS = 1800  # without progress; then this process also does work claimed by others
 MAX_LABEL = 80  # characters of a task's label in a file name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """A task to prepare: the rows that are asked, its name in the cache, and its cost relative to others."""
+    """A task to prepare: its rows, its name in the cache, and its cost relative to others."""
 
     preparation: Preparation
     asked: Sequence[Example]
@@ -68,8 +68,8 @@ def prepare_tasks(
 ) -> dict[str, list[Item]]:
     """Return all items by task, each task's in row order, from the cache or computed and stored there.
 
-    Only the rows of `subsets` become items, for tasks that it has. Items of a tokenizer whose ids depend on something
-    unknown are always computed.
+    For tasks in `subsets` only those rows become items. If a tokenizer's ids depend on something unknown, nothing is
+    cached.
     """
     if cache.folder is None or any(preparation.encoder.fingerprint is None for preparation in preparations.values()):
         return {key: preparation.items(subsets.get(key)) for key, preparation in preparations.items()}
@@ -97,8 +97,8 @@ def prepare_tasks(
 def describe(preparation: Preparation, subset: Sequence[Example] | None = None) -> Work:
     """Return the work of preparing all examples of a task, or a subset.
 
-    Its name in the cache is a digest of everything that the items depend on. In place of rows and of a task type's code
-    it covers every text that the type can make of a row.
+    Its name in the cache is a digest of everything that the items depend on. Instead of rows and the code of the task
+    type it covers all texts that the type can make of a row.
     """
     task, examples = preparation.task, preparation.examples
     (num_shots,) = task.num_fewshot
@@ -142,7 +142,7 @@ def describe(preparation: Preparation, subset: Sequence[Example] | None = None) 
 
 
 def possible_texts(task: Task, example: Example) -> tuple[list[str], list[Prompt]]:
-    """Return every text that a prompt can show of an example: as a shot, and asked, with and without a preamble."""
+    """Return all texts that prompts can contain of an example: as a shot and as a question, first or not."""
     content = example.content
     firsts = (False,) if task.prompt_string else (False, True)
     shots = [task.shot(content, first) for first in firsts] if task.num_fewshot != (0,) else []

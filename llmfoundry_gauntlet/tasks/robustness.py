@@ -1,4 +1,4 @@
-"""SCORE's metrics: accuracy and consistency from item results of a data set in several variants."""
+"""SCORE's metrics: accuracy and consistency from the item results of a dataset in several variants."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ from llmfoundry_gauntlet.scoring.mathematics import reference_answer_of, shared_
 from llmfoundry_gauntlet.tasks.perturbations import perturbation_of
 from llmfoundry_gauntlet.types import ItemResult
 
-REFERENCE_LABELS = {MMLU_PRO: 'ABCDEFGHIJ', AGIEVAL: 'ABCD'}  # that the paper's reference moves the right option to
+REFERENCE_LABELS = {MMLU_PRO: 'ABCDEFGHIJ', AGIEVAL: 'ABCD'}  # to which the paper's reference moves the right option
 
-
-# Facts of an item of a lettered question: the chosen option's text, the right one's label in the question as it is in
-# the data, and how many options there are.
+# Facts of an item of a lettered question: the chosen option's text, the label of the right one in the data, and the
+# number of options.
 OPTION, OWN_GOLD, NUM_OPTIONS = 'option', 'own_gold', 'num_options'
 
 
@@ -40,7 +39,7 @@ def robustness(
         by_perturbation[perturbation_of(result.key.variant or '')].append(result)
     scores = {name: score_of(spec, name, found, allow_missing=allow_missing) for name, found in by_perturbation.items()}
     if spec.is_math:
-        shared_comparer().close()  # nothing is left running between evaluations
+        shared_comparer().close()  # no process stays between evaluations
     return scores
 
 
@@ -87,7 +86,7 @@ def compare_all(spec: ScoreSpec, variants: Sequence[VariantResult]) -> None:
 
 
 def variant_result(result: ItemResult, *, is_math: bool) -> VariantResult:
-    """Return what is compared of one item."""
+    """Return the part of an item that is compared with other variants."""
     shared: dict[str, Any] = {
         'question': (result.key.file, result.key.row),
         'category': result.category,
@@ -111,7 +110,7 @@ def variant_result(result: ItemResult, *, is_math: bool) -> VariantResult:
 
 
 def equality(spec: ScoreSpec, *, reference: bool) -> Callable[[str, str | None], bool]:
-    """Return a function that tells whether an earlier and a later answer are equal; the later one may be None."""
+    """Return the function that compares an earlier with a later answer; the later one may be None."""
     if not spec.is_math:
         return operator.eq
     if reference:

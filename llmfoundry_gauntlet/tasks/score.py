@@ -47,7 +47,7 @@ FIX_TABLE = 'to_be_fixed_questions.json'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreTask(Task):
-    """A data set of SCORE. `source` is the multiple_choice task whose rows are perturbed, if it has none of its own."""
+    """A SCORE dataset. `source` is the multiple_choice task whose rows are perturbed, if it has none of its own."""
 
     is_verbatim: ClassVar[bool] = True
 
@@ -61,7 +61,7 @@ class ScoreTask(Task):
 
     @property
     def has_rows(self) -> bool:
-        """Return whether it is known where the rows are."""
+        """Return whether the rows can be found: those of SCORE's own datasets, or of a `source`."""
         return self.source is not None or self.spec.dataset in DATASETS
 
     @property

@@ -26,13 +26,13 @@ ALLOWED = {True: {'question'}, False: {'question', 'options', 'category'}}
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A prompt with places for a question, its options and its category, and how one option is written."""
+    """A prompt with placeholders for question, options and category, and the format of one option."""
 
     prompt: str
     options_format: str = OPTIONS_FORMAT
 
     def text(self, question: str, options: Sequence[str] = (), category: str = '') -> str:
-        """The prompt of a question."""
+        """Return the prompt of a question."""
         lines = [
             self.options_format.format(letter=letter, option=option)
             for letter, option in zip(LETTERS, options, strict=False)
@@ -45,10 +45,10 @@ NO_TEMPLATE = Template('')
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Templates:
-    """The prompts of a data set: one for each perturbation that does not change them, and ten that are compared.
+    """The prompts of a dataset: one for each perturbation with a single prompt, and the ten that are compared.
 
-    Where a file lacks one that no perturbation needs there is NO_TEMPLATE, or none of the ten. Perturbations of
-    installed packages have `non_greedy`.
+    Prompts that no perturbation in use needs may be missing: then there is NO_TEMPLATE, or none of the ten.
+    Perturbations of installed packages use `non_greedy`.
     """
 
     option_order: Template
@@ -57,7 +57,7 @@ class Templates:
 
 
 def prompts_file(spec: ScoreSpec, data_root: str | Path) -> Path:
-    """The file that a data set's prompts are in: the one that is named, else that below the data, else ours."""
+    """Return the file of a dataset's prompts: the given one, else that below the data root, else ours."""
     if spec.prompts is not None:
         return shipped(spec.prompts)
     name = f'{spec.dataset if spec.dataset in (MMLU_PRO, AGIEVAL, MATH) else AGIEVAL}.json'
@@ -66,7 +66,7 @@ def prompts_file(spec: ScoreSpec, data_root: str | Path) -> Path:
 
 
 def read_templates(spec: ScoreSpec, data_root: str | Path) -> Templates:
-    """The prompts of a data set. Raises ConfigError with all that is wrong with them."""
+    """Return the prompts of a dataset. Raise ConfigError with all problems."""
     path = prompts_file(spec, data_root)
     problems = Problems(f'{spec.label}: {path}')
     content = read_json(path)
@@ -94,7 +94,7 @@ def read_templates(spec: ScoreSpec, data_root: str | Path) -> Templates:
 
 
 def several(value: Any, key: str, is_math: bool, problems: Problems) -> tuple[Template, ...]:
-    """The prompts that are compared."""
+    """Return the prompts that are compared."""
     if not isinstance(value, list) or len(value) != NUM_PROMPTS:
         found = f'has {len(value)} prompts' if isinstance(value, list) else f'is {describe(value)}'
         problems.add(key, f'{found}; allowed: a list of {NUM_PROMPTS}')
@@ -104,7 +104,7 @@ def several(value: Any, key: str, is_math: bool, problems: Problems) -> tuple[Te
 
 
 def template(value: Any, path: str, is_math: bool, problems: Problems) -> Template | None:
-    """One prompt, if every place in it is known and those that are needed are there."""
+    """Return one prompt, None if a placeholder in it is unknown or missing."""
     if not isinstance(value, Mapping) or not isinstance(value.get('prompt'), str):
         problems.add(path, f"is {describe(value)}; allowed: a mapping with the text 'prompt'")
         return None
@@ -122,11 +122,11 @@ def template(value: Any, path: str, is_math: bool, problems: Problems) -> Templa
 
 
 def check_places(text: str, path: str, needed: set[str], allowed: set[str], problems: Problems) -> None:
-    """Notes placeholders that are missing or unknown."""
+    """Add missing and unknown placeholders to the problems."""
     try:
         names = {name for _, name, _, _ in string.Formatter().parse(text) if name is not None}
     except ValueError as error:
-        problems.add(path, f"is no template ({error}); braces that are meant as such are written twice: '{{{{'")
+        problems.add(path, f"is not a template ({error}); write literal braces twice: '{{{{'")
         return
     before = len(problems.found)
     for name in sorted(needed - names):
@@ -138,11 +138,11 @@ def check_places(text: str, path: str, needed: set[str], allowed: set[str], prob
         try:
             text.format(**dict.fromkeys(allowed, ''))
         except (KeyError, IndexError, ValueError) as error:
-            problems.add(path, f'cannot be filled in ({error}); placeholders stand alone in their braces')
+            problems.add(path, f'cannot be filled in ({error}); write nothing but the name between the braces')
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file. Raises ConfigError."""
+    """Return the content of a JSON file. Raise ConfigError."""
     try:
         return json.loads(path.read_text(encoding='utf-8'))
     except (OSError, UnicodeDecodeError) as error:

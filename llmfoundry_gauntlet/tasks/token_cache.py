@@ -1,8 +1,8 @@
-"""Packed items on disk, so that a machine tokenises a task once: its other ranks and later jobs read them.
+"""Packed items on disk, so that a machine tokenises a task only once, for all ranks and later jobs.
 
-A file a task, named by a digest of all that its content depends on. It is written under another name and renamed, so
-a reader finds it whole or not at all; a writer that dies leaves nothing behind that others would wait for, as the
-system frees its lock. Whatever goes wrong here costs time and changes nothing.
+There is one file per task, named by a digest of everything that its content depends on. It is written under another
+name and renamed, so readers find it complete or not at all; the system releases the lock of a writer that dies. An
+error here costs time and changes no result.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from llmfoundry_gauntlet.tasks.packed import PackedItems, from_bytes, to_bytes
 
 log = logging.getLogger(__name__)
 
-TOKENS = 'tokens'  # the part of the caches
+TOKENS = 'tokens'  # subfolder of the cache directory
 SUFFIX, LOCK = '.tokens', '.lock'
 LIMIT_BYTES = 8 * 2**30
-LEFTOVER_SECONDS = 24 * 3600  # then a lock, or a file that was never finished, is nobody's any more
+LEFTOVER_SECONDS = 24 * 3600  # older locks and unfinished files are deleted
 
 
 class TokenCache:
-    """The packed items in a folder; without a folder, or where it cannot be used, nothing is found or kept."""
+    """The packed items in a folder; does nothing without a folder, or if it cannot be used."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
         self.is_writable = folder is not None
 
     def load(self, name: str) -> PackedItems | None:
-        """Return what was stored under this name, by whomever; None where there is nothing, or where it is damaged.
+        """Return what any process stored under this name; None if there is nothing or it is damaged.
 
-        The file is mapped, not read: processes that load it share its memory.
+        The file is mapped into memory: processes that load it share its pages.
         """
         if self.folder is None:
             return None
@@ -54,14 +54,14 @@ class TokenCache:
         except ValueError:  # it is empty
             packed = None
         if packed is None:
-            log.warning('%s: is damaged, and made anew', path)
+            log.warning('%s: is damaged and is recomputed', path)
             return None
         with contextlib.suppress(OSError):
             os.utime(path)  # for `trim`
         return packed
 
     def store(self, name: str, packed: PackedItems) -> None:
-        """Write a file atomically; where that fails, this process stores nothing more."""
+        """Write a file atomically; after an error this process stores nothing more."""
         if self.folder is None or not self.is_writable:
             return
         try:
@@ -71,9 +71,9 @@ class TokenCache:
 
     @contextlib.contextmanager
     def claim(self, name: str) -> Iterator[bool]:
-        """Return whether this process is to make what is stored under the name: False while another one does.
+        """Yield True if this process should compute the entry of this name, False while another one does.
 
-        Where no lock can be had, each process makes its own.
+        Without file locks every process computes its own.
         """
         with contextlib.ExitStack() as stack:
             if self.folder is not None and self.is_writable:
@@ -89,11 +89,11 @@ class TokenCache:
 
     def _give_up(self, error: Exception) -> None:
         if self.is_writable:
-            log.warning('%s: cannot be used, so token ids are not kept for other processes: %s', self.folder, error)
+            log.warning('%s: cannot be used, so token ids are not cached: %s', self.folder, error)
         self.is_writable = False
 
     def trim(self, limit_bytes: int = LIMIT_BYTES) -> None:
-        """Deletes what was not used for longest until the rest is below the limit, and what dead processes left."""
+        """Delete the least recently used files beyond the limit, and what dead processes left."""
         if not self.is_writable:
             return
         with contextlib.suppress(OSError):

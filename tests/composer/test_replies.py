@@ -105,7 +105,7 @@ def test_evaluators_of_single_tasks_report_all_metrics(settings):
 def test_a_reply_as_long_as_the_model_is_refused_before_the_run(settings, tmp_path: Path):
     tasks = json.loads(Path(settings['tasks']).read_text())['icl_tasks']
     tasks[0]['generation_kwargs'] = {'max_new_tokens': 128}
-    with pytest.raises(ModelError, match=r'greedy/1-shot: a reply may have 128 tokens .* max_seq_len is 128'):
+    with pytest.raises(ModelError, match=r'greedy/1-shot: a generation may have 128 tokens .* max_seq_len is 128'):
         evaluate({**settings, 'tasks': tasks})
 
 

@@ -88,7 +88,7 @@ def test_pairs_must_be_there_where_they_are_the_rule(write_jsonl, tmp_path):
         ({'temperature': -1.0}, 'temperature: is -1; allowed: 0'),
         ({'top_p': 0.0}, 'top_p: is 0; allowed'),
         ({'top_k': -1}, 'top_k: is -1; allowed'),
-        ({'generation_kwargs': {'top_p': 0.5}}, 'generation_kwargs.top_p: belongs into the task itself'),
+        ({'generation_kwargs': {'top_p': 0.5}}, 'generation_kwargs.top_p: is a key of the task itself'),
         ({'generations_per_sample': 0}, 'generations_per_sample: is 0'),
         ({'cot_delimiter': ' # '}, 'cot_delimiter: has no meaning in code_evaluation'),
     ],

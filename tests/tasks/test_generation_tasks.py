@@ -241,13 +241,13 @@ def test_no_room_for_a_prompt_is_an_error_with_both_numbers(character_tokenizer)
         with pytest.raises(ModelError) as raised:
             requests(character_tokenizer, task(2), max_seq_len=max_seq_len)
         assert str(raised.value).startswith(
-            f't/2-shot: a reply may have 2 tokens (the longest right reply has about as many), but max_seq_len is '
-            f'{max_seq_len}: no room is left for the prompt; give a smaller generation_kwargs.max_new_tokens'
+            f't/2-shot: a generation may have 2 tokens (about as many as the longest right one), but max_seq_len is '
+            f'{max_seq_len}, which leaves no tokens for the prompt; give a smaller generation_kwargs.max_new_tokens'
         )
     assert [len(request.context) for request in requests(character_tokenizer, task(2), max_seq_len=3)] == [1, 1, 1]
     given = task(generation_kwargs={'max_new_tokens': 40})
     with pytest.raises(
-        ModelError, match=r'may have 40 tokens \(generation_kwargs\.max_new_tokens\), but max_seq_len is 40:'
+        ModelError, match=r'may have 40 tokens \(generation_kwargs\.max_new_tokens\), but max_seq_len is 40,'
     ):
         requests(character_tokenizer, given, max_seq_len=40)
 

@@ -222,7 +222,7 @@ def test_a_damaged_file_is_made_anew(tmp_path, caplog, damage: str):
     flipped[len(content) // 2] ^= 1
     path.write_bytes({'flipped': bytes(flipped), 'cut': content[:-1], 'empty': b'', 'other': b'x' * 500}[damage])
     assert digest_of(prepared(preparation, cache)) == expected
-    assert 'made anew' in caplog.text
+    assert 'is recomputed' in caplog.text
     assert path.read_bytes() == content
 
 
@@ -321,7 +321,7 @@ ITEMS = {
 
 @pytest.mark.parametrize('place', [0, 1])
 def test_prompts_do_not_change_without_a_new_version(place: int):
-    """Where this fails, raise PROMPTS_VERSION and note the new digest here: cached token ids are then made anew."""
+    """Where this fails, raise PROMPTS_VERSION and note the new digest here: cached token ids are then recomputed."""
     digests = [
         digest_of(preparation_of(examples, icl_task_type=kind, has_categories=False, **keys).items())
         for kind, examples in (KINDS, REPLIES)[place].items()

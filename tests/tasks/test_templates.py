@@ -85,8 +85,8 @@ def test_braces_that_are_meant_as_such_are_written_twice(tmp_path):
     assert templates.non_greedy.text('1+1?') == '1+1? $\\boxed{answer}$'
     (problem,) = problems_of(tmp_path, {**MATH_FILE, 'non_greedy_robustness': {'prompt': '{question} }'}}, 'math')
     assert problem == (
-        'score_math: prompts.json: non_greedy_robustness.prompt: is no template (Single '
-        "'}' encountered in format string); braces that are meant as such are written twice: '{{'"
+        'score_math: prompts.json: non_greedy_robustness.prompt: is not a template (Single '
+        "'}' encountered in format string); write literal braces twice: '{{'"
     )
     (problem,) = problems_of(
         tmp_path, {**MATH_FILE, 'non_greedy_robustness': {'prompt': '{question} \\boxed{answer}'}}, 'math'
@@ -113,16 +113,15 @@ def test_braces_that_are_meant_as_such_are_written_twice(tmp_path):
         ),
         (
             {'prompt': '{question:{width}}{options}'},
-            ".prompt: cannot be filled in ('width'); placeholders stand alone in their braces",
+            ".prompt: cannot be filled in ('width')",
         ),
         (
             {'prompt': '{question!x}{options}'},
-            '.prompt: cannot be filled in (Unknown conversion specifier x); placeholders stand alone in their braces',
+            '.prompt: cannot be filled in (Unknown conversion specifier x)',
         ),
         (
             {'prompt': '{question:d}{options}'},
-            ".prompt: cannot be filled in (Unknown format code 'd' for object of type 'str'); placeholders stand "
-            'alone in their braces',
+            ".prompt: cannot be filled in (Unknown format code 'd' for object of type 'str')",
         ),
         ({'prompt': '{question}{options}', 'options_format': 7}, '.options_format: is 7; allowed: text'),
         ({**ASK, 'options_format': '\n{letter}'}, '.options_format: the placeholder {option} is missing'),
@@ -136,12 +135,10 @@ def test_braces_that_are_meant_as_such_are_written_twice(tmp_path):
     ],
 )
 def test_a_wrong_prompt_is_named_by_its_place(tmp_path, entry: dict[str, Any], problem: str):
-    assert problems_of(tmp_path, changed(7, **entry)) == [
-        f'score_mmlu_pro: prompts.json: prompt_robustness[7]{problem}'
-    ]
-    assert problems_of(tmp_path, {**FILE, 'option_order_robustness': entry}) == [
-        f'score_mmlu_pro: prompts.json: option_order_robustness{problem}'
-    ]
+    (found,) = problems_of(tmp_path, changed(7, **entry))
+    assert found.startswith(f'score_mmlu_pro: prompts.json: prompt_robustness[7]{problem}')
+    (found,) = problems_of(tmp_path, {**FILE, 'option_order_robustness': entry})
+    assert found.startswith(f'score_mmlu_pro: prompts.json: option_order_robustness{problem}')
 
 
 @pytest.mark.parametrize(
