@@ -162,7 +162,7 @@ def test_one_that_waited_long_is_not_used(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize('language', [PYTHON, JAVASCRIPT])
 def test_those_that_are_idle_end_by_themselves(language: str, level: str):
     need(*{JAVASCRIPT: ['node']}.get(language, []))
-    server = TestServer(language, sandbox() if level == 'bubblewrap' else Sandbox(level))
+    server = TestServer(LANGUAGES[language].interpreter, sandbox() if level == 'bubblewrap' else Sandbox(level))
     server._start_waiting()
     for running in (server._running, server._waiting[0].running):
         running.wait(45)
