@@ -20,7 +20,7 @@ from transformers import PretrainedConfig
 from llmfoundry_gauntlet.composer.loader import EvaluationLoader, Results, Step
 from llmfoundry_gauntlet.composer.models import position_limit, resolve_max_seq_len, rotary_lengths
 from llmfoundry_gauntlet.config.resources import cache_folder
-from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
+from llmfoundry_gauntlet.engine.model import CausalLanguageModel
 from llmfoundry_gauntlet.errors import ModelError
 from llmfoundry_gauntlet.evaluation.inputs import EvaluationData
 from llmfoundry_gauntlet.evaluation.run import (
