@@ -11,9 +11,9 @@ import torch
 import transformers as hf
 from torch._dynamo.testing import CompileCounter
 
-from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel, Learned
+from llmfoundry_gauntlet.engine.model import CausalLanguageModel, Learned
 from llmfoundry_gauntlet.engine.plan import MASKED_ROWS, PADDED_ROWS, STREAM, Batch
-from llmfoundry_gauntlet.engine.rotary_lengths import RotaryLengths
+from llmfoundry_gauntlet.engine.rotary import RotaryLengths
 from llmfoundry_gauntlet.types import ItemKey, ScoreOutput, ScoreRequest
 
 VOCABULARY = 100

@@ -18,10 +18,11 @@ from paths import FIXTURES
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from llmfoundry_gauntlet.config.settings import decode_settings
-from llmfoundry_gauntlet.engine.generation import STREAM, TUPLES, ReplyWriter
-from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
-from llmfoundry_gauntlet.engine.pools import Pool
-from llmfoundry_gauntlet.engine.reply import ReplyDecoder, end_ids
+from llmfoundry_gauntlet.engine.continuous_batches import ContinuousBatch
+from llmfoundry_gauntlet.engine.decoding import PROMPT_STREAM, TUPLES
+from llmfoundry_gauntlet.engine.generate import TextGenerator
+from llmfoundry_gauntlet.engine.model import CausalLanguageModel
+from llmfoundry_gauntlet.engine.stopping import GenerationDecoder, end_ids
 from llmfoundry_gauntlet.evaluation.inputs import load_data
 from llmfoundry_gauntlet.evaluation.run import PlannedEvaluation, conclude, plan_evaluation, prepare_evaluation
 from llmfoundry_gauntlet.metrics.keys import task_values
@@ -31,7 +32,7 @@ from llmfoundry_gauntlet.types import Generation, ItemKey, ItemResult
 
 LONG = 100  # tokens of a reply
 NUM_OF_LONG = 3
-WAYS = {'rotary_bos': STREAM, 'alibi_pad_eos': TUPLES}
+LAYOUTS = {'rotary_bos': PROMPT_STREAM, 'alibi_pad_eos': TUPLES}
 
 
 @functools.cache
@@ -39,7 +40,7 @@ def recorded(model: str) -> dict[str, Any]:
     return json.loads((FIXTURES / 'reference' / f'generation_{model}.json').read_text())
 
 
-CASES = [(model, index) for model in WAYS for index in range(len(recorded(model)['cases']))]
+CASES = [(model, index) for model in LAYOUTS for index in range(len(recorded(model)['cases']))]
 NAMES = [f'{model}-{recorded(model)["cases"][index]["name"]}' for model, index in CASES]
 
 
@@ -48,13 +49,13 @@ def tokenizer(model: str) -> Any:
     return AutoTokenizer.from_pretrained(FIXTURES / 'models' / model)
 
 
-def writer(model: str) -> ReplyWriter:
+def generator(model: str) -> TextGenerator:
     """As an evaluation with `semantics: reference` makes it: real tokens that are equal to padding are hidden."""
     network = AutoModelForCausalLM.from_pretrained(FIXTURES / 'models' / model).eval()
     padding = recorded(model)['tokenizer']['pad_tok_id']
     engine = CausalLanguageModel(network, device=torch.device('cpu'), hidden_token_id=padding)
-    return ReplyWriter(
-        engine, ReplyDecoder(tokenizer(model), end_ids(tokenizer(model), network, reference=True)), WAYS[model]
+    return TextGenerator(
+        engine, GenerationDecoder(tokenizer(model), end_ids(tokenizer(model), network, reference=True)), LAYOUTS[model]
     )
 
 
@@ -96,10 +97,14 @@ def check_prompts(planned: PlannedEvaluation, case: dict[str, Any], items: dict[
 
 
 def check_replies(
-    planned: PlannedEvaluation, case: dict[str, Any], items: dict[int, dict[str, Any]], model: str, pools: list[Pool]
+    planned: PlannedEvaluation,
+    case: dict[str, Any],
+    items: dict[int, dict[str, Any]],
+    model: str,
+    pools: list[ContinuousBatch],
 ) -> dict[ItemKey, ItemResult]:
     """Writes the replies to some pools and checks each."""
-    run = writer(model)
+    run = generator(model)
     replies = {reply.key: reply for pool in pools for reply in run.run(pool)}
     results = planned.results(replies.values())
     assert len(results) == sum(len(pool.requests) for pool in pools)

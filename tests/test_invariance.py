@@ -18,10 +18,10 @@ import pytest
 import torch
 
 from llmfoundry_gauntlet.config.settings import decode_settings
-from llmfoundry_gauntlet.engine.assign import assign
-from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
+from llmfoundry_gauntlet.engine.model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.plan import LAYOUTS, PADDED_ROWS, STREAM, Batch
-from llmfoundry_gauntlet.engine.rotary_lengths import RotaryLengths
+from llmfoundry_gauntlet.engine.ranks import assign
+from llmfoundry_gauntlet.engine.rotary import RotaryLengths
 from llmfoundry_gauntlet.evaluation.inputs import load_data
 from llmfoundry_gauntlet.evaluation.run import (
     Evaluation,

@@ -16,17 +16,18 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LM
 
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.config.yaml import read_yaml
-from llmfoundry_gauntlet.engine.generation import STREAM, TUPLES, ReplyWriter
-from llmfoundry_gauntlet.engine.generation_probe import probe_replies
-from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
-from llmfoundry_gauntlet.engine.reply import ReplyDecoder
+from llmfoundry_gauntlet.engine.decoding import PROMPT_STREAM, TUPLES
+from llmfoundry_gauntlet.engine.generate import TextGenerator
+from llmfoundry_gauntlet.engine.model import CausalLanguageModel
+from llmfoundry_gauntlet.engine.probe import probe_generation
+from llmfoundry_gauntlet.engine.stopping import GenerationDecoder
 from llmfoundry_gauntlet.evaluation.inputs import load_data
 from llmfoundry_gauntlet.evaluation.run import PlannedEvaluation, plan_evaluation, prepare_evaluation
 from llmfoundry_gauntlet.tasks.encode import Encoder
 
 LABELS = ('triviaqa_sm_sub', 'agi_eval_sat_math', 'aqua', 'gsm8k', 'svamp')
 REAL = LABELS[:4]  # svamp's file is not at hand
-WAYS = {'rotary': STREAM, 'alibi': TUPLES, 'learned': STREAM}
+LAYOUTS = {'rotary': PROMPT_STREAM, 'alibi': TUPLES, 'learned': PROMPT_STREAM}
 FOLDERS = {'rotary': 'rotary_bos', 'alibi': 'alibi_pad_eos', 'learned': 'rotary_bos'}
 MAX_SEQ_LEN = 2048
 
@@ -37,7 +38,7 @@ def tokenizer(model: str) -> Any:
 
 
 @functools.cache
-def writer(model: str) -> ReplyWriter:
+def generator(model: str) -> TextGenerator:
     if model == 'learned':
         torch.manual_seed(3)
         config = GPT2Config(
@@ -54,9 +55,9 @@ def writer(model: str) -> ReplyWriter:
     else:
         network = AutoModelForCausalLM.from_pretrained(FIXTURES / 'models' / FOLDERS[model]).eval()
     engine = CausalLanguageModel(network, device=torch.device('cpu'))
-    made = ReplyWriter(engine, ReplyDecoder(tokenizer(model), [tokenizer(model).eos_token_id]))
-    made.way = probe_replies(made, vocabulary=len(tokenizer(model)), longest=300).way
-    assert made.way == WAYS[model]
+    made = TextGenerator(engine, GenerationDecoder(tokenizer(model), [tokenizer(model).eos_token_id]))
+    made.layout = probe_generation(made, vocabulary=len(tokenizer(model)), longest=300).layout
+    assert made.layout == LAYOUTS[model]
     return made
 
 
@@ -73,7 +74,7 @@ def planned_task(model: str, label: str, data_root: Path, folder: Path, rows: in
 
 def check(model: str, planned: PlannedEvaluation) -> None:
     """Every reply, character by character."""
-    run, network = writer(model), writer(model).language_model.model
+    run, network = generator(model), generator(model).language_model.model
     requests = [request for pool in planned.pools for request in pool.requests]
     texts = {reply.key: reply.text for pool in planned.pools for reply in run.run(pool)}
     assert len(texts) == len(planned.items) == len(requests)
@@ -94,7 +95,7 @@ def check(model: str, planned: PlannedEvaluation) -> None:
 
 
 @pytest.mark.parametrize('label', LABELS)
-@pytest.mark.parametrize('model', WAYS)
+@pytest.mark.parametrize('model', LAYOUTS)
 def test_our_own_rows_get_the_text_of_generate(model: str, label: str, tmp_path: Path):
     check(model, planned_task(model, label, ROOT / 'eval_data', tmp_path, rows=60, tokens=24))
 

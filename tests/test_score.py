@@ -36,7 +36,7 @@ from score_runs import (
 
 from llmfoundry_gauntlet import ModelError, evaluate
 from llmfoundry_gauntlet.config.yaml import read_yaml
-from llmfoundry_gauntlet.engine.reply import Reply, ReplyDecoder
+from llmfoundry_gauntlet.engine.stopping import GenerationDecoder, OngoingGeneration
 from llmfoundry_gauntlet.evaluation.run import Evaluation, PreparedEvaluation, plan_evaluation
 from llmfoundry_gauntlet.tasks.token_cache import TokenCache
 from llmfoundry_gauntlet.types import GenerateRequest, Item, ItemKey, ScoreRequest
@@ -130,14 +130,14 @@ def test_replies_are_what_the_model_writes_and_drawn_where_a_seed_says_so(writte
 def test_a_reply_is_as_it_was_written_also_where_a_tokenizer_splits_a_space_off():
     """DESIGN: SCORE's text is taken as it is. With the reference's extraction ' B' has no answer, and 'B' has one."""
     ids = tokenizer()('B', add_special_tokens=False)['input_ids']
-    reply = Reply(
+    reply = OngoingGeneration(
         GenerateRequest(
             key=ItemKey('score_mmlu_pro/0-shot', 0),
             context=np.zeros(1, np.int32),
             max_new_tokens=1,
             restores_space=False,
         ),
-        ReplyDecoder(tokenizer()),
+        GenerationDecoder(tokenizer()),
     )
     reply.add(ids[0])
     assert reply.result().text == 'B'

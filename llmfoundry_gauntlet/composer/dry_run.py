@@ -16,16 +16,18 @@ from composer.utils import dist, model_eval_mode
 
 from llmfoundry_gauntlet.composer.evaluate import opened
 from llmfoundry_gauntlet.composer.loader import EvaluationLoader
-from llmfoundry_gauntlet.engine.assign import assign, prefix_batch
-from llmfoundry_gauntlet.engine.estimate import (
+from llmfoundry_gauntlet.engine.continuous_batches import ContinuousBatch
+from llmfoundry_gauntlet.engine.generate import first_of_equal
+from llmfoundry_gauntlet.engine.ranks import (
     Estimate,
     TaskEstimate,
+    assign,
+    assign_continuous_batches,
     expected_tokens,
+    prefix_batch,
     prompt_tokens,
     scored_tokens,
 )
-from llmfoundry_gauntlet.engine.generation import first_of_equal
-from llmfoundry_gauntlet.engine.pools import Pool, assign_pools
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.evaluation.run import PlannedEvaluation, share_seconds
 from llmfoundry_gauntlet.types import GenerateRequest, Generation
@@ -64,7 +66,7 @@ def measure(loader: EvaluationLoader, preparing_seconds: float = 0.0) -> Estimat
     notes = ['scoring: one batch was run, and scaled by its cost'] if planned.batches else []
     if planned.pools:
         timings = time_generations(loader, planned)
-        by_rank = assign_pools(planned.pools, num_ranks=dist.get_world_size())
+        by_rank = assign_continuous_batches(planned.pools, num_ranks=dist.get_world_size())
         for name, work in (('generating', timings.generating), ('programs', timings.running)):
             of_ranks = [work(pools) for pools in by_rank]
             seconds[name] = max(sum(part.values()) for part in of_ranks)
@@ -102,7 +104,7 @@ def task_estimates(planned: PlannedEvaluation, seconds: Mapping[str, float]) -> 
     ]
 
 
-def distinct(pool: Pool) -> list[GenerateRequest]:
+def distinct(pool: ContinuousBatch) -> list[GenerateRequest]:
     """Return the requests of a pool that are generated; equal ones share a generation."""
     names = first_of_equal(pool.requests)
     return [request for request in pool.requests if names[request.key] == request.key]
@@ -147,7 +149,7 @@ class GenerationTimings:
     samples: Mapping[str, Sequence[Generation]] = field(default_factory=dict)
     program_seconds: Mapping[str, float] = field(default_factory=dict)
 
-    def generating(self, pools: Sequence[Pool]) -> dict[str, float]:
+    def generating(self, pools: Sequence[ContinuousBatch]) -> dict[str, float]:
         """Return the seconds of generating for these pools, by task."""
         found = defaultdict(float, {task: self.prompt_seconds * n for task, n in prompt_tokens(pools).items()})
         for pool in pools:
@@ -156,7 +158,7 @@ class GenerationTimings:
                 found[task] += self.token_seconds * expected_tokens(self.samples[task], request.max_new_tokens)
         return found
 
-    def running(self, pools: Sequence[Pool]) -> dict[str, float]:
+    def running(self, pools: Sequence[ContinuousBatch]) -> dict[str, float]:
         """Return the seconds of running the programs of these pools, by task."""
         counts = Counter(request.key.task for pool in pools for request in pool.requests)
         return {task: seconds * counts[task] for task, seconds in self.program_seconds.items()}
@@ -198,7 +200,7 @@ def time_generations(loader: EvaluationLoader, planned: PlannedEvaluation) -> Ge
     )
 
 
-def sample_pool(planned: PlannedEvaluation, *, most_tokens: int) -> Pool:
+def sample_pool(planned: PlannedEvaluation, *, most_tokens: int) -> ContinuousBatch:
     """Return a pool of a few requests of each task, spread over it, that generate at most this many tokens."""
     by_task: dict[str, list[GenerateRequest]] = {}
     for pool in planned.pools:
@@ -211,5 +213,5 @@ def sample_pool(planned: PlannedEvaluation, *, most_tokens: int) -> Pool:
         for request in pool.requests
         if request.key in chosen
     ]
-    num_rows = min(max(pool.num_rows for pool in planned.pools), len(requests))
-    return Pool(requests=tuple(requests), num_rows=num_rows, tokens_per_batch=planned.tokens_per_batch)
+    num_slots = min(max(pool.num_slots for pool in planned.pools), len(requests))
+    return ContinuousBatch(requests=tuple(requests), num_slots=num_slots, tokens_per_batch=planned.tokens_per_batch)

@@ -19,15 +19,14 @@ from llmfoundry_gauntlet.composer.models import rotary_lengths
 from llmfoundry_gauntlet.composer.progress import Work
 from llmfoundry_gauntlet.composer.time_budget import Measured, TimeBudget, summed
 from llmfoundry_gauntlet.config.settings import AUTO
-from llmfoundry_gauntlet.engine.assign import assign
-from llmfoundry_gauntlet.engine.budget import automatic_budget
-from llmfoundry_gauntlet.engine.generation import WAYS, ReplyWriter
-from llmfoundry_gauntlet.engine.generation_probe import ReplyProbe, probe_replies
-from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
+from llmfoundry_gauntlet.engine.continuous_batches import ContinuousBatch
+from llmfoundry_gauntlet.engine.decoding import GENERATION_LAYOUTS
+from llmfoundry_gauntlet.engine.generate import TextGenerator
+from llmfoundry_gauntlet.engine.model import CausalLanguageModel, automatic_budget
 from llmfoundry_gauntlet.engine.plan import LAYOUTS, PADDED_ROWS, Batch, plan
-from llmfoundry_gauntlet.engine.pools import Pool, assign_pools
-from llmfoundry_gauntlet.engine.probe import Probe, probe
-from llmfoundry_gauntlet.engine.reply import ReplyDecoder, end_ids
+from llmfoundry_gauntlet.engine.probe import Probe, probe, probe_generation, use_eager_attention
+from llmfoundry_gauntlet.engine.ranks import assign, assign_continuous_batches
+from llmfoundry_gauntlet.engine.stopping import GenerationDecoder, end_ids
 from llmfoundry_gauntlet.evaluation.run import (
     Evaluation,
     PlannedEvaluation,
@@ -41,7 +40,7 @@ from llmfoundry_gauntlet.types import Generation, ItemKey, ItemResult, Request, 
 log = logging.getLogger(__name__)
 
 Results = dict[ItemKey, ItemResult]
-Part = TypeVar('Part', Batch, Pool)
+Part = TypeVar('Part', Batch, ContinuousBatch)
 
 COLLECT_SECONDS = 5.0
 
@@ -66,7 +65,7 @@ class Found:
     """The results of the probes and the tokens per batch, the same for all evaluations of a training."""
 
     scoring: Probe | None
-    replies: ReplyProbe | None
+    replies: Probe | None
     budget: int
 
     @property
@@ -99,7 +98,7 @@ class EvaluationLoader:
         self.longest_reply = prepared.longest_reply
         self.planned: PlannedEvaluation | None = None  # the latest plan, kept while the layout stays the same
         self.found: Found | None = None
-        self.writer: ReplyWriter | None = None  # after the first probe, if anything is generated
+        self.writer: TextGenerator | None = None  # after the first probe, if anything is generated
         self.language_model: CausalLanguageModel | None = None  # after the first step has begun
         self.runs_programs = any(task.runs_programs for task in prepared.tasks.values())
         self.background = ThreadPoolExecutor(max_workers=1, thread_name_prefix='gauntlet-programs')
@@ -135,11 +134,13 @@ class EvaluationLoader:
         suspects: Results = {}
         if self.journal is not None and dist.get_global_rank() == 0:
             suspects.update(self.journal.suspects)
-        wanted: list[Batch | Pool] = [*self._unfinished(planned.batches), *self._unfinished(planned.pools)]
+        wanted: list[Batch | ContinuousBatch] = [*self._unfinished(planned.batches), *self._unfinished(planned.pools)]
         batches = self._share([part for part in wanted if isinstance(part, Batch)])
-        everyones = assign_pools([part for part in wanted if isinstance(part, Pool)], num_ranks=dist.get_world_size())
+        everyones = assign_continuous_batches(
+            [part for part in wanted if isinstance(part, ContinuousBatch)], num_ranks=dist.get_world_size()
+        )
         pools = everyones[dist.get_global_rank()]
-        mine: list[Batch | Pool] = [*batches, *pools]
+        mine: list[Batch | ContinuousBatch] = [*batches, *pools]
         self.work.add(num_requests(wanted), num_requests(mine), sum(part.cost for part in mine))
         for batch in batches:
             yield self._step(partial(self._score, batch, suspects), batch)
@@ -210,7 +211,7 @@ class EvaluationLoader:
             raise RuntimeError('the first step, which makes the plan, was not run')
         return self.planned
 
-    def _step(self, run: Callable[[], Results], part: Batch | Pool | None = None) -> Step:
+    def _step(self, run: Callable[[], Results], part: Batch | ContinuousBatch | None = None) -> Step:
         requests = () if part is None else part.requests
         num_tokens = 0 if part is None else part.num_tokens
         timed = partial(self._timed, run, requests, 0.0 if part is None else part.cost)
@@ -267,9 +268,9 @@ class EvaluationLoader:
             mine = Found(scoring=self._probe(), replies=self._probe_replies(), budget=budget)
             found = self.found = agreed(dist.all_gather_object(mine))
             if any(dist.all_gather_object(bool(self._model.eager))):
-                self._model.use_eager_attention('another rank found it off the eager attention that defines the model')
+                use_eager_attention(self._model, 'another rank found it off the eager attention that defines the model')
         if self.writer is not None and found.replies is not None:
-            self.writer.way = found.replies.way
+            self.writer.layout = found.replies.layout
         if self.planned is None or self.planned.layout != found.layout:
             tokens = f'{found.budget} tokens per batch'
             if found.scoring is not None:
@@ -306,14 +307,14 @@ class EvaluationLoader:
             return None
         return probe(self._model, vocabulary=self._vocabulary, longest=self.longest)
 
-    def _probe_replies(self) -> ReplyProbe | None:
+    def _probe_replies(self) -> Probe | None:
         """Return how the model can generate; None if nothing is generated."""
         if not self.longest_reply:
             return None
         if self.writer is None:
             ends = end_ids(self.tokenizer, self._model.model, reference=self.prepared.data.settings.reference)
-            self.writer = ReplyWriter(self._model, ReplyDecoder(self.tokenizer, ends))
-        return probe_replies(self.writer, vocabulary=self._vocabulary, longest=self.longest_reply)
+            self.writer = TextGenerator(self._model, GenerationDecoder(self.tokenizer, ends))
+        return probe_generation(self.writer, vocabulary=self._vocabulary, longest=self.longest_reply)
 
     @property
     def _vocabulary(self) -> int:
@@ -331,7 +332,7 @@ class EvaluationLoader:
             self._model.device,
             num_tokens=self.prepared.num_tokens,
             num_ranks=dist.get_world_size(),
-            writes=self.longest_reply > 0,
+            generates=self.longest_reply > 0,
         )
 
     def _score(self, batch: Batch, suspects: Results | None) -> Results:
@@ -343,14 +344,14 @@ class EvaluationLoader:
             results = {key: result for key, result in results.items() if key not in not_finite}
         return self._keep(results, self.journal)
 
-    def _write(self, pool: Pool) -> Results:
+    def _write(self, pool: ContinuousBatch) -> Results:
         """Return the results of a pool, programs excepted, which run in the background until `_collect`.
 
         Ranks wait for each other, as the time that generations take is not known beforehand.
         """
         if self.writer is None:
             raise RuntimeError('the first step, which probes the model, was not run')
-        outputs = self.writer.write(pool)
+        outputs = self.writer.generate(pool)
         tasks = self.prepared.tasks
         programs = [one for one in outputs if tasks[one.key.task].runs_programs]
         if programs:
@@ -419,17 +420,17 @@ def language_model_of(model: HuggingFaceModel, prepared: PreparedEvaluation) -> 
 
 
 def agreed(found: Sequence[Found]) -> Found:
-    """Return what every rank can run: the layout and generation mode lowest in preference, and the smallest budget."""
+    """Return what every rank can run: the layouts lowest in preference, and the smallest budget."""
     scoring = [one.scoring for one in found if one.scoring is not None]
     replies = [one.replies for one in found if one.replies is not None]
     return Found(
         scoring=max(scoring, key=lambda probe: LAYOUTS.index(probe.layout), default=None),
-        replies=max(replies, key=lambda probe: WAYS.index(probe.way), default=None),
+        replies=max(replies, key=lambda probe: GENERATION_LAYOUTS.index(probe.layout), default=None),
         budget=min(one.budget for one in found),
     )
 
 
-def num_requests(parts: Sequence[Batch | Pool]) -> int:
+def num_requests(parts: Sequence[Batch | ContinuousBatch]) -> int:
     """Return the number of items in these batches and pools."""
     return sum(len(part.requests) for part in parts)
 

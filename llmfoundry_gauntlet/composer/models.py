@@ -30,7 +30,7 @@ from llmfoundry_gauntlet.composer.checkpoints import (
 from llmfoundry_gauntlet.composer.pretrained import GENERATION, load_config, load_generation_config, load_tokenizer
 from llmfoundry_gauntlet.composer.weights import first_line, load_network, reason_of
 from llmfoundry_gauntlet.data.stores import scheme_of
-from llmfoundry_gauntlet.engine.rotary_lengths import RotaryLengths
+from llmfoundry_gauntlet.engine.rotary import RotaryLengths
 from llmfoundry_gauntlet.errors import FOREIGN_ERRORS, ModelError
 from llmfoundry_gauntlet.tasks.encode import tokenizer_errors
 from llmfoundry_gauntlet.types import TrainingPoint

@@ -7,23 +7,22 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from llmfoundry_gauntlet.engine.layout import lay_out_rows, lay_out_stream
-from llmfoundry_gauntlet.engine.outputs import split_outputs
 from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, Batch
+from llmfoundry_gauntlet.engine.trees import lay_out_rows, lay_out_stream, split_outputs
 from llmfoundry_gauntlet.types import ScoreOutput, ScoreRequest
 
 
 class FakeLanguageModel:
-    """Scores tokens from -1 to 0 by a hash of every visible token and its position.
+    """Score tokens from -1 to 0 by a hash of every visible token and its position.
 
-    `score` is its own route to the answer of one request, without batches.
+    `score` computes the output of one request directly, without batches.
     """
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
 
     def logprob(self, prefix: Sequence[int], token: int) -> float:
-        """Log-probability of `token` after `prefix`."""
+        """Return the log-probability of `token` after `prefix`."""
         text = f'{self.seed}:{",".join(map(str, prefix))}>{token}'
         return -int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], 'big') / 2**48
 
@@ -32,7 +31,7 @@ class FakeLanguageModel:
         return self.logprob(prefix, token) > -0.5
 
     def score(self, request: ScoreRequest) -> ScoreOutput:
-        """The output of one request."""
+        """Return the output of one request."""
         prefixes, targets = [], []
         for context, continuation in zip(request.contexts, request.continuations, strict=True):
             for place, token in enumerate(continuation.tolist()):
@@ -41,7 +40,7 @@ class FakeLanguageModel:
         return self._outputs((request,), prefixes, targets)[0]
 
     def run(self, batch: Batch) -> list[ScoreOutput]:
-        """The outputs of a planned batch, read from its layout."""
+        """Return the outputs of a planned batch, read from its layout."""
         if not batch.trees:
             return []
         prefixes = []
@@ -51,13 +50,13 @@ class FakeLanguageModel:
                 row, column = divmod(place, rows.tokens.shape[1])
                 prefixes.append(rows.tokens[row, : column + 1].tolist())
             return self._outputs(batch.requests, prefixes, rows.targets.tolist())
-        kept = [] if batch.prefix is None else batch.prefix.tolist()
-        stream = lay_out_stream(batch.trees, len(kept))
+        cached = [] if batch.prefix is None else batch.prefix.tolist()
+        stream = lay_out_stream(batch.trees, len(cached))
         for place in stream.reads.tolist():
             ancestors = np.flatnonzero(stream.ends[: place + 1] > place)
-            if stream.depths[ancestors].tolist() != list(range(len(kept), len(kept) + len(ancestors))):
+            if stream.depths[ancestors].tolist() != list(range(len(cached), len(cached) + len(ancestors))):
                 raise AssertionError('the ancestors of a token are not a sequence')
-            prefixes.append([*kept, *stream.tokens[ancestors].tolist()])
+            prefixes.append([*cached, *stream.tokens[ancestors].tolist()])
         return self._outputs(batch.requests, prefixes, stream.targets.tolist())
 
     def _outputs(

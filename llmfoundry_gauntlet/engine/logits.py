@@ -1,22 +1,24 @@
-"""Log-probabilities from a model's output layer, made where they are read alone and a chunk at a time.
+"""Log-probabilities and next tokens from a model's logits, which are made only where they are read.
 
 Within `reading` the layer that makes a model's logits is given the hidden states of the positions that are read,
 CHUNK of them at once, and each chunk of logits is reduced before the next is made: no tensor of [batch, length,
-vocabulary] exists. What a model does with its logits after that layer, a scale or a cap, is found out by the probe
+vocabulary] exists. What a model does with its logits after that layer, a scale or a cap, is found by the probe
 (`tail_of`) and applied to each chunk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 import torch
 
-from llmfoundry_gauntlet.types import Bools, Floats, Ids, Ints
+from llmfoundry_gauntlet.tasks.seeds import draw_seed
+from llmfoundry_gauntlet.types import Bools, Floats, GenerateRequest, Ids, Ints, Sampling
 
 CHUNK = 512  # positions at a time, fewer where the vocabulary is large
 CHUNK_ELEMENTS = 512 * 32768  # logits at a time
@@ -35,7 +37,7 @@ class TokenScores:
 
 
 class LogitReader:
-    """Reduces logits at positions to values of the tokens that follow. `reads` may repeat positions."""
+    """Reduce logits at positions to values of the tokens that follow. `reads` may repeat positions."""
 
     def __init__(self, reads: Ints, targets: Ids, device: torch.device) -> None:
         places, inverse = np.unique(reads, return_inverse=True)
@@ -48,7 +50,7 @@ class LogitReader:
 
     @torch.no_grad()
     def take(self, logits: torch.Tensor) -> None:
-        """Reduces the logits of the next positions, shape [positions, V]; float32 ones are overwritten."""
+        """Reduce the logits of the next positions, shape [positions, V]; float32 ones are overwritten."""
         for block in logits.split(BLOCK.get(logits.device.type, BLOCK['cpu'])):
             first, last = np.searchsorted(self.of_place, [self.done, self.done + len(block)])
             rows = torch.from_numpy(self.of_place[first:last] - self.done).to(block.device)
@@ -56,12 +58,12 @@ class LogitReader:
             self.done += len(block)
 
     def take_all(self, logits: torch.Tensor) -> None:
-        """Reduces the positions that are read out of all logits, shape [all positions, V]."""
+        """Reduce the positions that are read out of all logits, shape [all positions, V]."""
         for places in self.places.split(CHUNK):
             self.take(logits[places])
 
     def scores(self) -> TokenScores:
-        """The values of all scored tokens. Raises RuntimeError unless every position was taken."""
+        """Return the values of all scored tokens. Raise RuntimeError unless every position was taken."""
         if self.done != len(self.places):
             raise RuntimeError(f'logits of {self.done} positions were made, {len(self.places)} are read')
         logprobs, is_argmax, num_top = (torch.cat(parts).cpu().numpy() for parts in zip(*self.parts, strict=True))
@@ -73,7 +75,7 @@ class LogitReader:
 def reduce_logits(
     logits: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Log-probability, argmax flag and number of entries at the top of targets in rows of logits, all [tokens].
+    """Return log-probability, argmax flag and number of entries at the top of targets in rows of logits, all [tokens].
 
     The logits are float32, [positions, V], and are overwritten.
     """
@@ -87,7 +89,7 @@ def reduce_logits(
 
 
 def output_layer(model: Any) -> torch.nn.Linear | None:
-    """The layer whose output the model's logits are, below any FSDP wrapper; None where there is none of its own."""
+    """Return the linear layer that makes the model's logits, below any FSDP wrapper; None if it has none."""
     layer: Any = getattr(model, 'get_output_embeddings', lambda: None)()
     while hasattr(layer, '_fsdp_wrapped_module'):
         layer = layer._fsdp_wrapped_module
@@ -96,7 +98,7 @@ def output_layer(model: Any) -> torch.nn.Linear | None:
 
 @contextmanager
 def reading(layer: torch.nn.Linear, reader: LogitReader, tail: Tail) -> Iterator[None]:
-    """Within it the output layer hands its logits to the reader and returns next to nothing."""
+    """Have the output layer hand its logits to the reader and return next to nothing."""
     module: torch.nn.Module = layer  # whose forward may be replaced
     own_forward = layer.__dict__.get('forward')
     forward = layer.forward
@@ -127,7 +129,7 @@ def tail_of(config: Any, raw: torch.Tensor, final: torch.Tensor) -> Tail | None:
 
 
 def rounding_of(logits: torch.Tensor) -> float:
-    """The relative rounding of the precision that logits were computed in, 0 for float32."""
+    """Return the relative rounding of the precision that logits were computed in, 0 for float32."""
     if logits.dtype != torch.float32:
         return torch.finfo(logits.dtype).eps
     if logits.device.type == 'cuda' and torch.backends.cuda.matmul.allow_tf32:
@@ -136,12 +138,12 @@ def rounding_of(logits: torch.Tensor) -> float:
 
 
 def same(logits: torch.Tensor) -> torch.Tensor:
-    """The logits as the output layer makes them."""
+    """Return the logits as the output layer makes them."""
     return logits
 
 
 def tails(config: Any) -> Iterator[Tail]:
-    """Scales and caps by the names that transformers has for them."""
+    """Yield scales and caps by the names that transformers has for them."""
     config = config.get_text_config() if hasattr(config, 'get_text_config') else config
     if scale := getattr(config, 'logit_scale', None):  # Cohere
         yield lambda logits: logits * scale
@@ -149,3 +151,49 @@ def tails(config: Any) -> Iterator[Tail]:
         yield lambda logits: logits / divisor
     if cap := getattr(config, 'final_logit_softcapping', None):  # Gemma
         yield lambda logits: torch.tanh(logits / cap) * cap
+
+
+def uniform_draws(request: GenerateRequest) -> Iterator[float]:
+    """Yield numbers from 0 to 1, one for each sampled token of a generation."""
+    rng = np.random.Generator(np.random.Philox(key=draw_seed(request.sampling, request.key)))
+    while True:
+        yield rng.random()
+
+
+def next_tokens(logits: torch.Tensor, samplings: Sequence[Sampling], draws: Sequence[float | None]) -> list[int]:
+    """Return a token for each row of logits, float32 [rows, V]: sampled by its draw, from 0 to 1; None for greedy."""
+    chosen = logits.argmax(dim=-1).tolist()
+    drawn = {index: draw for index, draw in enumerate(draws) if draw is not None}
+
+    def settings(index: int) -> tuple[float, float, int]:
+        return samplings[index].temperature, samplings[index].top_p, samplings[index].top_k
+
+    for _, group in groupby(sorted(drawn, key=settings), key=settings):
+        rows = list(group)
+        tokens = draw_tokens(logits[rows], samplings[rows[0]], [drawn[row] for row in rows])
+        for row, token in zip(rows, tokens, strict=True):
+            chosen[row] = token
+    return chosen
+
+
+def draw_tokens(logits: torch.Tensor, sampling: Sampling, draws: Sequence[float]) -> list[int]:
+    """Return a sampled token for each row: temperature, then the `top_k` most probable, then those within `top_p`.
+
+    The order is that of transformers' logits processors. A draw picks the token in whose share of the cumulative
+    probabilities it falls: in float64, so that rounding in the model hardly ever moves it.
+    """
+    tokens = None
+    if 0 < sampling.top_k < logits.shape[-1]:
+        logits, tokens = logits.topk(sampling.top_k, dim=-1)
+    elif sampling.top_p < 1:
+        logits, tokens = logits.sort(dim=-1, descending=True, stable=True)
+    probabilities = (logits.double() / sampling.temperature).softmax(dim=-1)
+    if sampling.top_p < 1:
+        before = probabilities.cumsum(dim=-1) - probabilities
+        probabilities = probabilities.masked_fill(before >= sampling.top_p, 0.0)
+    cumulative = probabilities.cumsum(dim=-1)
+    numbers = torch.tensor(draws, dtype=torch.float64, device=logits.device)[:, None]
+    places = torch.searchsorted(cumulative, numbers * cumulative[:, -1:], right=True)
+    last = (probabilities > 0).long().cumsum(dim=-1).argmax(dim=-1, keepdim=True)  # of those that count
+    places = torch.minimum(places, last)
+    return (places if tokens is None else tokens.gather(1, places)).squeeze(1).tolist()

@@ -1,9 +1,9 @@
 """Plan batches: requests that share prefixes are computed together. Imports no torch.
 
-The batches are a function of the whole set of requests, `tokens_per_batch` and the layout alone. Requests whose
-prompts begin alike are joined into trees in which each distinct prefix stands once, where that is less work than
-running them apart; a continuation's last token is never an input, so single-token choices cost nothing beyond their
-context. Where many trees begin alike, that beginning is a prefix, run once and kept.
+The batches are a function of the whole set of requests, `tokens_per_batch` and the layout alone. Requests that share a
+prefix are joined into trees in which each distinct prefix stands once, where that is less work than running them
+apart; a continuation's last token is never an input, so single-token choices cost nothing beyond their context. A
+prefix that many trees share is run once and cached.
 
 Work is measured in tokens: PAIRS_PER_TOKEN pairs of a query and a key in attention count as one token in the linear
 layers. The true figure depends on the model (about 2,000 for a width of 512 on a CPU, more for wider models).
@@ -18,8 +18,15 @@ from itertools import pairwise
 
 import numpy as np
 
-from llmfoundry_gauntlet.engine.layout import Tree, count_prefixes, input_row, num_distinct_prefixes, num_shared
-from llmfoundry_gauntlet.engine.rotary_lengths import RotaryLengths
+from llmfoundry_gauntlet.engine.rotary import RotaryLengths
+from llmfoundry_gauntlet.engine.trees import (
+    Tree,
+    count_prefixes,
+    input_rows,
+    num_distinct_prefixes,
+    num_shared,
+    sortable,
+)
 from llmfoundry_gauntlet.types import Ids, ScoreRequest
 
 STREAM = 'stream'  # trees one after the other, attention by tree
@@ -31,7 +38,7 @@ PAIRS_PER_TOKEN = 2048
 MAX_TREE_TOKENS = {STREAM: 4096, MASKED_ROWS: 1024}  # under a dense mask work grows with its square
 BRANCHES = 128  # tokens of a stream that share a call of attention, about
 LEAST_PREFIX = 64  # tokens
-FAMILY = 8  # requests that make it worth starting a tree anew
+FAMILY = 8  # requests that make it worth starting a new tree
 LEAST_SAVED_BY_PREFIX = 1 / 32  # of tokens_per_batch: a forward of its own must be worth it
 
 # A batch of padded rows is closed early, once it holds this share of its tokens, where rows become shorter than this
@@ -42,11 +49,11 @@ SHORTEST_SHARE = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Batch:
-    """Requests that are run together. `trees` holds them by tree; padded rows need none.
+    """Requests that are run together. `trees` holds them by tree; in padded rows each is a tree of its own.
 
-    `num_tokens` is what the model is given, without padding, a kept `prefix` left out. `cost` is the estimated work
-    in tokens. A batch without requests runs its prefix. `rope_length` decides the rotary frequencies of all its rows,
-    None where no length does.
+    `num_tokens` is what the model is given, with padding, without a cached `prefix`. `cost` is the estimated work in
+    tokens. A batch without requests runs its prefix. `rope_length` decides the rotary frequencies of all its rows;
+    None if no length does.
     """
 
     layout: str
@@ -58,11 +65,11 @@ class Batch:
 
     @property
     def requests(self) -> tuple[ScoreRequest, ...]:
-        """All requests, in the order of their outputs."""
+        """Return all requests, in the order of their outputs."""
         return tuple(request for tree in self.trees for request in tree.requests)
 
     def halves(self) -> tuple[Batch, ...]:
-        """The batch in two of about equal tokens, each running what is its own; itself where it cannot be split."""
+        """Return the batch in two of about equal tokens; the batch itself if it cannot be split."""
         if len(self.trees) > 1:
             middle = int(np.searchsorted(np.cumsum([tree.num_tokens for tree in self.trees]), self.num_tokens / 2)) + 1
             middle = min(middle, len(self.trees) - 1)
@@ -80,29 +87,29 @@ class Batch:
         return tuple(replace(half, rope_length=self.rope_length) for half in halves)
 
     def _tree(self, requests: tuple[ScoreRequest, ...]) -> Tree:
-        num_kept = 0 if self.prefix is None else len(self.prefix)
-        return Tree(requests=requests, num_tokens=count_prefixes(requests) - num_kept)
+        num_cached = 0 if self.prefix is None else len(self.prefix)
+        return Tree(requests=requests, num_tokens=count_prefixes(requests) - num_cached)
 
 
 @dataclass(slots=True, eq=False)
-class _Shape:
-    """A request in the order of planning: `lead` is its first context, `trunk` what all its contexts begin with."""
+class _Measured:
+    """A request in the order of planning. `context` is its first context as sortable bytes.
+
+    `common` counts the tokens that all its contexts share, `num_tokens` its distinct prefixes, `shared` the tokens that
+    its first context shares with that of the request before. `nested`: its contexts differ.
+    """
 
     request: ScoreRequest
-    spelled: bytes  # of the lead, in an order that compares token by token
-    trunk: int
+    context: bytes
+    common: int
     num_tokens: int
-    nested: bool  # its own sequences are not simply trunk and choices
-    shared: int = 0  # tokens that its lead begins with like the lead before
+    nested: bool
+    shared: int = 0
 
     @property
-    def lead_length(self) -> int:
-        return len(self.spelled) // 4
-
-    @property
-    def kept(self) -> int:
-        """Tokens that could be a kept prefix of all contexts, one left for each to be read from."""
-        return min(self.trunk, self.lead_length - 1)
+    def cacheable(self) -> int:
+        """Return the tokens that could be a cached prefix of all contexts, one left for each to be read from."""
+        return min(self.common, len(self.context) // 4 - 1)
 
 
 def plan(
@@ -112,7 +119,7 @@ def plan(
     layout: str = STREAM,
     rotary: RotaryLengths | None = None,
 ) -> list[Batch]:
-    """Batches of at most `tokens_per_batch` tokens, those of the longest trees or rows first.
+    """Return batches of at most `tokens_per_batch` tokens, those of the longest trees or rows first.
 
     All choices of a request are in one batch, so one item alone may be larger. Requests that cannot be scored are
     left out. Padded rows count with their padding. With `rotary` all requests of a batch have the same frequencies.
@@ -129,158 +136,144 @@ def plan(
 
 
 def plan_alike(scorable: Sequence[ScoreRequest], tokens_per_batch: int, layout: str) -> list[Batch]:
-    """Batches of requests that may all be run together."""
+    """Return batches of requests that may all be run together."""
     if layout == PADDED_ROWS:
         return pack_rows(scorable, tokens_per_batch)
-    shapes = in_order(scorable)
     batches: list[Batch] = []
-    loose: list[Tree] = []
+    single: list[Tree] = []
     cap = min(MAX_TREE_TOKENS[layout], tokens_per_batch)
     least_saved = LEAST_SAVED_BY_PREFIX * tokens_per_batch if layout == STREAM else math.inf
-    for family, prefix in families(grow_trees(shapes, cap, layout), least_saved):
+    for family, prefix in families(grow_trees(in_order(scorable), cap, layout), least_saved):
         if prefix == 0:
-            loose.extend(map(make_tree, family))
+            single.extend(map(make_tree, family))
             continue
-        members = [shape for group in family for shape in group]
+        members = [one for group in family for one in group]
         trees = [make_tree(group, prefix) for group in grow_trees(members, prefix + cap, layout, prefix)]
-        kept = np.ascontiguousarray(members[0].request.contexts[0][:prefix])
-        batches.extend(pack_trees(trees, layout, tokens_per_batch, kept))
-    return [*pack_trees(loose, layout, tokens_per_batch, None), *batches]
+        cached = np.ascontiguousarray(members[0].request.contexts[0][:prefix])
+        batches.extend(pack_trees(trees, layout, tokens_per_batch, cached))
+    return [*pack_trees(single, layout, tokens_per_batch, None), *batches]
 
 
-def in_order(requests: Iterable[ScoreRequest]) -> list[_Shape]:
-    """The requests sorted by their tokens, so that those that begin alike are neighbours."""
-    shapes = sorted(map(shape_of, requests), key=lambda shape: (shape.spelled, shape.request.key))
-    before = b''
-    for shape in shapes:
-        shape.shared = num_shared(before, shape.spelled)
-        before = shape.spelled
-    return shapes
+def in_order(requests: Iterable[ScoreRequest]) -> list[_Measured]:
+    """Return the requests sorted by their tokens, so that those that share a prefix are neighbours."""
+    ordered = sorted(map(measure, requests), key=lambda one: (one.context, one.request.key))
+    for before, one in pairwise(ordered):
+        one.shared = num_shared(before.context, one.context)
+    return ordered
 
 
-def shape_of(request: ScoreRequest) -> _Shape:
-    """A request's measures."""
-    lead = request.contexts[0]
-    spelled = lead.astype('>i4').tobytes()
-    if all(context is lead for context in request.contexts):
-        beyond, nested = 0, False
+def measure(request: ScoreRequest) -> _Measured:
+    """Return a request with its lengths."""
+    first = request.contexts[0]
+    if all(context is first for context in request.contexts):
+        beyond = 0
         longer = [continuation for continuation in request.continuations if len(continuation) > 1]
         if len(longer) == 1:
             beyond = len(longer[0]) - 1
         elif longer:
-            beyond = num_distinct_prefixes(sorted(ids[:-1].astype('>i4').tobytes() for ids in longer))
-        return _Shape(request, spelled, len(lead), len(lead) + beyond, nested)
-    leads = sorted({context.astype('>i4').tobytes() for context in request.contexts})
-    trunk = num_shared(leads[0], leads[-1])
-    return _Shape(request, leads[0], trunk, count_prefixes((request,)), True)
+            beyond = num_distinct_prefixes(sorted(sortable(ids[:-1]) for ids in longer))
+        return _Measured(request, sortable(first), len(first), len(first) + beyond, nested=False)
+    contexts = sorted(set(map(sortable, request.contexts)))
+    common = num_shared(contexts[0], contexts[-1])
+    return _Measured(request, contexts[0], common, count_prefixes((request,)), nested=True)
 
 
-def grow_trees(shapes: Sequence[_Shape], cap: int, layout: str, prefix: int = 0) -> list[list[_Shape]]:
-    """Neighbours joined where one tree is less work than two, up to `cap` tokens.
+def grow_trees(ordered: Sequence[_Measured], cap: int, layout: str, prefix: int = 0) -> list[list[_Measured]]:
+    """Join neighbours where one tree is less work than two, up to `cap` tokens.
 
-    After a kept prefix they are joined anyway, as each tree reads all of it again.
+    After a cached prefix they are joined in any case, as each tree reads all of it again.
     """
-    groups: list[list[_Shape]] = []
+    groups: list[list[_Measured]] = []
     num_tokens = alike = 0
-    for index, shape in enumerate(shapes):
-        added = shape.num_tokens - shape.shared
+    for index, one in enumerate(ordered):
+        added = one.num_tokens - one.shared
         joins = bool(groups) and num_tokens + added <= cap
         if joins and not prefix:
-            joins = is_less_work(shape, num_tokens, added, layout)
-            joins = joins and not leaves_early(shape.shared, groups[-1], alike) and not begins_family(shapes, index)
+            joins = is_less_work(one, num_tokens, added, layout)
+            joins = joins and not ends_family(one.shared, len(groups[-1]), alike) and not begins_family(ordered, index)
         if joins:
-            groups[-1].append(shape)
+            groups[-1].append(one)
             num_tokens += added
-            alike = min(alike, shape.shared, shape.kept)
+            alike = min(alike, one.shared, one.cacheable)
         else:
-            groups.append([shape])
-            num_tokens, alike = shape.num_tokens, shape.kept
+            groups.append([one])
+            num_tokens, alike = one.num_tokens, one.cacheable
     return groups
 
 
-def begins_family(shapes: Sequence[_Shape], index: int) -> bool:
+def begins_family(ordered: Sequence[_Measured], index: int) -> bool:
     """Return whether many requests from this one on share far more with each other than it does with the one before."""
-    least = max(LEAST_PREFIX, 2 * shapes[index].shared + 1)
-    following = shapes[index + 1 : index + 1 + FAMILY]
-    return len(following) == FAMILY and all(shape.shared >= least for shape in following)
+    least = max(LEAST_PREFIX, 2 * ordered[index].shared + 1)
+    following = ordered[index + 1 : index + 1 + FAMILY]
+    return len(following) == FAMILY and all(one.shared >= least for one in following)
 
 
-def leaves_early(shared: int, group: Sequence[_Shape], alike: int) -> bool:
-    """Return whether joining what shares so few tokens would keep a beginning of `alike` tokens from being run once."""
-    return len(group) > 1 and alike >= LEAST_PREFIX and 2 * shared < alike
+def ends_family(shared: int, size: int, alike: int) -> bool:
+    """Return whether joining what shares so few tokens would keep a prefix of `alike`, of `size` requests, uncached."""
+    return size > 1 and alike >= LEAST_PREFIX and 2 * shared < alike
 
 
-def is_less_work(shape: _Shape, num_tokens: int, added: int, layout: str) -> bool:
+def is_less_work(one: _Measured, num_tokens: int, added: int, layout: str) -> bool:
     """Return whether `added` tokens after a tree of `num_tokens` are less work than the request by itself."""
-    seen = seen_by_branch(shape.shared, num_tokens, layout)
+    seen = seen_by_branch(one.shared, num_tokens, layout)
     joined = added * (PAIRS_PER_TOKEN + seen + added)
-    return joined <= shape.num_tokens * PAIRS_PER_TOKEN + pairs(shape.trunk, shape.num_tokens, layout)
+    return joined <= one.num_tokens * PAIRS_PER_TOKEN + pairs(one.common, one.num_tokens, layout)
 
 
 def seen_by_branch(depth: int, num_tokens: int, layout: str) -> int:
-    """Keys of attention for tokens that leave the first path of a tree so deep: under a dense mask all of the tree."""
+    """Return the keys that a branch at this depth computes attention for: under a dense mask all of the tree."""
     return min(num_tokens, depth + BRANCHES) if layout == STREAM else num_tokens
 
 
-def pairs(trunk: int, num_tokens: int, layout: str) -> float:
-    """Pairs of query and key in a tree whose first `trunk` tokens are a chain."""
-    return trunk * trunk / 2 + (num_tokens - trunk) * seen_by_branch(trunk, num_tokens, layout)
+def pairs(chain: int, num_tokens: int, layout: str) -> float:
+    """Return the pairs of query and key in a tree whose first tokens are a chain of this length."""
+    return chain * chain / 2 + (num_tokens - chain) * seen_by_branch(chain, num_tokens, layout)
 
 
-def families(groups: Sequence[list[_Shape]], least_saved: float) -> list[tuple[list[list[_Shape]], int]]:
-    """Neighbouring trees that begin alike, with the length of the beginning where keeping it saves enough, else 0."""
-    found: list[tuple[list[list[_Shape]], int]] = []
+def families(groups: Sequence[list[_Measured]], least_saved: float) -> list[tuple[list[list[_Measured]], int]]:
+    """Return neighbouring trees that share a prefix, with its length if caching it saves enough, else 0."""
+    found: list[tuple[list[list[_Measured]], int]] = []
     for group in groups:
-        alike = common(group)
+        alike = min([*(one.shared for one in group[1:]), *(one.cacheable for one in group)])
         if found:
             family, prefix = found[-1]
             joined = min(prefix, alike, group[0].shared)
-            members = [shape for part in family for shape in part]
+            size = sum(map(len, family))
             if (
                 joined >= LEAST_PREFIX
-                and not leaves_early(joined, members, prefix)
-                and not leaves_early(joined, group, alike)
+                and not ends_family(joined, size, prefix)
+                and not ends_family(joined, len(group), alike)
             ):
                 family.append(group)
                 found[-1] = (family, joined)
                 continue
         found.append(([group], alike))
-    return [(family, prefix if is_worth_keeping(family, prefix, least_saved) else 0) for family, prefix in found]
+    return [
+        (family, prefix if prefix >= LEAST_PREFIX and prefix * (len(family) - 1) >= least_saved else 0)
+        for family, prefix in found
+    ]
 
 
-def is_worth_keeping(family: Sequence[list[_Shape]], prefix: int, least_saved: float) -> bool:
-    """Return whether a prefix saves enough by running once instead of in each tree."""
-    return prefix >= LEAST_PREFIX and prefix * (len(family) - 1) >= least_saved
-
-
-def num_tokens_of(group: Sequence[_Shape]) -> int:
-    """Tokens of a tree, at most: what a context goes on with like the continuations before is counted twice."""
-    return group[0].num_tokens + sum(shape.num_tokens - shape.shared for shape in group[1:])
-
-
-def common(group: Sequence[_Shape]) -> int:
-    """Tokens that all contexts of a tree begin with and that can be kept."""
-    return min([*(shape.shared for shape in group[1:]), *(shape.kept for shape in group)])
-
-
-def make_tree(group: Sequence[_Shape], prefix: int = 0) -> Tree:
-    """The tree of neighbours, its tokens counted exactly, those of a kept prefix left out."""
-    requests = tuple(shape.request for shape in group)
-    # A context that another begins with may go on with the same tokens as its continuations: only a count tells.
-    nested = any(shape.nested for shape in group) or any(
-        shape.shared == min(shape.lead_length, before.lead_length) for before, shape in pairwise(group)
+def make_tree(group: Sequence[_Measured], prefix: int = 0) -> Tree:
+    """Return the tree of neighbours, its tokens counted exactly, those of a cached prefix left out."""
+    requests = tuple(one.request for one in group)
+    num_tokens = group[0].num_tokens + sum(one.num_tokens - one.shared for one in group[1:])
+    # A context that another begins with may be followed by the same tokens as its continuations: only a count tells.
+    nested = any(one.nested for one in group) or any(
+        4 * one.shared == min(len(one.context), len(before.context)) for before, one in pairwise(group)
     )
-    num_tokens = count_prefixes(requests) if nested and len(requests) > 1 else num_tokens_of(group)
+    if nested and len(requests) > 1:
+        num_tokens = count_prefixes(requests)
     return Tree(requests=requests, num_tokens=num_tokens - prefix)
 
 
 def make_batch(trees: Sequence[Tree], layout: str, prefix: Ids | None) -> Batch:
-    """The batch of these trees."""
-    num_kept = 0 if prefix is None else len(prefix)
+    """Return the batch of these trees."""
+    num_cached = 0 if prefix is None else len(prefix)
     num_tokens = sum(tree.num_tokens for tree in trees)
     in_attention = sum(
-        pairs(min(tree.longest_context - num_kept, tree.num_tokens), tree.num_tokens, layout)
-        + tree.num_tokens * num_kept
+        pairs(min(tree.longest_context - num_cached, tree.num_tokens), tree.num_tokens, layout)
+        + tree.num_tokens * num_cached
         for tree in trees
     )
     cost = num_tokens + in_attention / PAIRS_PER_TOKEN
@@ -288,7 +281,7 @@ def make_batch(trees: Sequence[Tree], layout: str, prefix: Ids | None) -> Batch:
 
 
 def pack_trees(trees: list[Tree], layout: str, tokens_per_batch: int, prefix: Ids | None) -> list[Batch]:
-    """Trees of like size together, the largest first."""
+    """Return batches of trees of similar size, the largest first."""
     batches = []
     group: list[Tree] = []
     num_tokens = 0
@@ -304,7 +297,7 @@ def pack_trees(trees: list[Tree], layout: str, tokens_per_batch: int, prefix: Id
 
 
 def pack_rows(requests: Sequence[ScoreRequest], tokens_per_batch: int) -> list[Batch]:
-    """Rows of like length together, the longest first, within the tokens that they have once padded."""
+    """Return batches of rows of similar length, the longest first; padding counts as tokens."""
     measured = [(request, longest_row(request), num_distinct_rows(request)) for request in requests]
     measured.sort(key=lambda entry: (-entry[1], entry[0].key))
     batches: list[Batch] = []
@@ -326,7 +319,7 @@ def pack_rows(requests: Sequence[ScoreRequest], tokens_per_batch: int) -> list[B
 
 
 def batch_of_rows(requests: Sequence[ScoreRequest]) -> Batch:
-    """A batch of padded rows. Each request stands for a tree, though its rows are run one by one."""
+    """Return a batch of padded rows, in which each request counts as a tree though its rows share nothing."""
     trees = tuple(Tree(requests=(request,), num_tokens=longest_row(request)) for request in requests)
     width = max(tree.num_tokens for tree in trees)
     num_rows = sum(map(num_distinct_rows, requests))
@@ -335,11 +328,10 @@ def batch_of_rows(requests: Sequence[ScoreRequest]) -> Batch:
 
 
 def longest_row(request: ScoreRequest) -> int:
-    """Tokens of the request's longest input row."""
+    """Return the tokens of the request's longest input row."""
     return max(len(a) + len(b) - 1 for a, b in zip(request.contexts, request.continuations, strict=True))
 
 
 def num_distinct_rows(request: ScoreRequest) -> int:
-    """Input rows of the request, equal ones counted once."""
-    pairs_of_parts = zip(request.contexts, request.continuations, strict=True)
-    return len({input_row(context, continuation).tobytes() for context, continuation in pairs_of_parts})
+    """Return the number of distinct input rows of the request."""
+    return len({row.tobytes() for row in input_rows(request)})

@@ -1,43 +1,73 @@
-"""Probe which layout a model allows: score a few rows in each, and trust only a layout that agrees.
+"""Probe which layouts a model allows: run a few sequences in each, and trust only a layout that agrees.
 
-A model is defined by its eager attention, which is also what llm-foundry loads. Where the implementation that it was
+A model is defined by its eager attention, which is also what llm-foundry loads. If the implementation that it was
 loaded with gives other numbers, as transformers' sdpa does for Gemma 2, whose cap on attention scores it leaves out,
 evaluation uses eager attention or our own.
 
-Some models take tree masks, positions or windows without a word and give wrong numbers. So padded rows, which every
-model can run, are the measure, and a way of running is taken where it agrees with them. A model whose numbers hardly
-depend on the context, as some do at their first step, would agree whatever it does: it runs padded rows for now, and
-is probed again at the next evaluation.
+Some models accept tree masks, positions or windows silently and give wrong numbers. So scoring is measured against
+padded rows and generation against whole sequences without a cache, which every model can run, and the first layout
+that agrees is used. A model whose numbers hardly depend on the context, as some do at their first step, would agree
+whatever it does: it scores in padded rows for now, and is probed again at the next evaluation.
 """
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from llmfoundry_gauntlet.engine.eager import changed, eager_changes
-from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
-from llmfoundry_gauntlet.engine.layout import Tree, count_prefixes
+from llmfoundry_gauntlet.engine.continuous_batches import ContinuousBatch
+from llmfoundry_gauntlet.engine.decoding import CACHE, GENERATION_LAYOUTS, NO_CACHE, PROMPT_STREAM, TUPLES
+from llmfoundry_gauntlet.engine.generate import Slot, TextGenerator
+from llmfoundry_gauntlet.engine.model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.plan import LAYOUTS, MASKED_ROWS, PADDED_ROWS, STREAM, Batch, make_batch, plan
-from llmfoundry_gauntlet.types import Floats, Ids, ItemKey, ScoreRequest
+from llmfoundry_gauntlet.engine.tree_attention import Change, changed
+from llmfoundry_gauntlet.engine.trees import Tree, count_prefixes
+from llmfoundry_gauntlet.types import Floats, GenerateRequest, Ids, ItemKey, ScoreRequest
 
-TOLERANCE = 1e-4  # nats between summed log-probabilities, where the model computes in float32
-HALF_TOLERANCE = 2  # roundings of the largest logit, where it computes in less
-MAX_EAGER_SCORES = 1 << 27  # attention scores of a layer that eager attention may hold at once for the check
+log = logging.getLogger(__name__)
+
+EAGER = 'eager'
+FLAGS = ('_use_sdpa', '_use_flash_attention_2')  # of attention modules
+NAMES = {
+    STREAM: 'token stream',
+    MASKED_ROWS: 'masked rows',
+    PADDED_ROWS: 'padded rows',
+    PROMPT_STREAM: 'key-value cache, prompts in a token stream',
+    CACHE: 'key-value cache',
+    TUPLES: 'key-value tuples',
+    NO_CACHE: 'no cache, whole rows at every token',
+}
+NOT_FINITE = "probe: the model's numbers are not finite"
+CANNOT = (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError, AssertionError)
+
+TOLERANCE = 1e-4  # nats, where the model computes in float32: between summed log-probabilities, and between logits
+HALF_TOLERANCE = 2  # roundings of the largest logit, where it computes in less: between summed log-probabilities
+HALF_TOLERANCE_OF_LOGITS = 8  # the same between logits of generations
 LEAST_CONTRAST = 3  # times the tolerance: what other contexts must change
+MAX_EAGER_SCORES = 1 << 27  # attention scores of a layer that eager attention may hold at once for the check
+
 NUM_SHARED = 8  # tokens that the probe's contexts begin with
 MAX_SHORT = 128  # tokens of a request's short rows together
-NAMES = {STREAM: 'token stream', MASKED_ROWS: 'masked rows', PADDED_ROWS: 'padded rows'}
-CANNOT = (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError, AssertionError)
+
+LENGTHS = (14, 3, 11, 3, 20, 1)  # tokens of the prompts; the second and the fourth end with the same
+NEW_TOKENS = (4, 6, 2, 5, 7, 3)
+LONG_NEW_TOKENS = 3  # so that most of its logits are those of steps
+NUM_SLOTS = 3
+
+Steps = dict[ItemKey, dict[int, npt.NDArray[np.float32]]]  # logits by request and step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """The layout to run a model with, and why. It holds for later weights as well where it is `certain`."""
+    """The layout to run a model with, and why. It holds for later weights as well if it is `certain`."""
 
     layout: str
     reason: str
@@ -48,53 +78,88 @@ class Probe:
 
 
 def probe(language_model: CausalLanguageModel, *, vocabulary: int, longest: int) -> Probe:
-    """Finds the layout for a model, with the same forwards on every rank, and lets it learn from its first forward.
+    """Return the layout for scoring, with the same forwards on every rank; the model learns from its first forward.
 
     `vocabulary` counts the tokens that may occur, `longest` the tokens of the longest row to come: one row is as long,
-    so that attention windows show that are shorter.
+    so that shorter attention windows show.
     """
     check_attention(language_model, vocabulary=vocabulary, longest=longest)
     short, long = rows_to_score(vocabulary, longest, language_model.hidden_token_id)
     floor = plan(short, tokens_per_batch=MAX_SHORT * len(short), layout=PADDED_ROWS)
     largest, rounding = learn(language_model, short[0])
-    measure = sums(language_model, floor, longest)
-    if not np.isfinite(measure).all():
-        return Probe(layout=PADDED_ROWS, reason="probe: the model's numbers are not finite", certain=False)
+    expected = sums(language_model, floor, longest)
+    if not np.isfinite(expected).all():
+        return Probe(layout=PADDED_ROWS, reason=NOT_FINITE, certain=False)
     tolerance = max(TOLERANCE, HALF_TOLERANCE * largest * rounding)
     others = plan(with_other_contexts(short, vocabulary), tokens_per_batch=longest, layout=PADDED_ROWS)
-    contrast = np.median(np.abs(sums(language_model, others, longest) - measure))
+    contrast = np.median(np.abs(sums(language_model, others, longest) - expected))
     if not contrast >= LEAST_CONTRAST * tolerance:
         reason = f'probe: other contexts change {contrast:.1g} nats only, too little to tell'
         return Probe(layout=PADDED_ROWS, reason=reason, certain=False)
-    measure_of_long = sums(language_model, plan(long, tokens_per_batch=longest, layout=PADDED_ROWS), longest)
-    if not np.isfinite(measure_of_long).all():
-        return Probe(layout=PADDED_ROWS, reason="probe: the model's numbers are not finite", certain=False)
-    num_rows = len(measure) + len(measure_of_long)
+    expected_of_long = sums(language_model, plan(long, tokens_per_batch=longest, layout=PADDED_ROWS), longest)
+    if not np.isfinite(expected_of_long).all():
+        return Probe(layout=PADDED_ROWS, reason=NOT_FINITE, certain=False)
+
+    def difference(layout: str) -> float:
+        found = [sums(language_model, batches, longest) for batches in trial_batches(short, layout)]
+        off = np.max([np.abs(values - expected) for values in found])
+        if off <= tolerance:
+            of_long = sums(language_model, plan(long, tokens_per_batch=longest, layout=layout), longest)
+            off = np.max([off, *np.abs(of_long - expected_of_long)])
+        return float(off)
+
+    num_rows = len(expected) + len(expected_of_long)
+    return first_that_agrees(LAYOUTS, difference, tolerance, what=f'{num_rows} rows', unit=' nats')
+
+
+def probe_generation(generator: TextGenerator, *, vocabulary: int, longest: int) -> Probe:
+    """Return the layout for generation, with the same forwards on every rank.
+
+    Logits of every step are compared, of prompts of different lengths that enter and leave while others are decoded,
+    and of one as long as can be, so that windows show. `vocabulary` and `longest` are as for `probe`.
+    """
+    check_attention(generator.language_model, vocabulary=vocabulary, longest=longest)
+    batch = batch_to_generate(vocabulary, longest, generator.language_model.hidden_token_id)
+    expected = logits_of(generator, NO_CACHE, batch, vocabulary)
+    largest = largest_of(expected)
+    if not np.isfinite(largest):
+        return Probe(layout=NO_CACHE, reason=NOT_FINITE, certain=False)
+    tolerance = max(TOLERANCE, HALF_TOLERANCE_OF_LOGITS * largest * generator.rounding)
+    contrast = np.abs(expected[ItemKey('probe', 1)][0] - expected[ItemKey('probe', 3)][0]).max()
+
+    def difference(layout: str) -> float:
+        return furthest(expected, logits_of(generator, layout, batch, vocabulary), generator.rounding)
+
+    found = first_that_agrees(GENERATION_LAYOUTS, difference, tolerance, what=f'{len(batch.requests)} replies')
+    return replace(found, certain=bool(contrast >= LEAST_CONTRAST * tolerance))
+
+
+def first_that_agrees(
+    layouts: Sequence[str], difference: Callable[[str], float], tolerance: float, *, what: str, unit: str = ''
+) -> Probe:
+    """Return the first layout whose `difference` is within the tolerance; the last, which needs no test, if none is."""
     failures: list[str] = []
-    for layout in LAYOUTS[:-1]:
+    for layout in layouts[:-1]:
         try:
-            off = np.max([np.abs(sums(language_model, batches, longest) - measure) for batches in ways(short, layout)])
-            if off <= tolerance:
-                found = sums(language_model, plan(long, tokens_per_batch=longest, layout=layout), longest)
-                off = np.max([off, *np.abs(found - measure_of_long)])
+            off = difference(layout)
         except torch.OutOfMemoryError:
             raise
         except CANNOT as error:
             failures.append(f'{NAMES[layout]}: {type(error).__name__}')
             continue
         if off <= tolerance:
-            agreement = f'probe: {num_rows} rows within {off:.0e}'.replace('e-0', 'e-')
+            agreement = f'probe: {what} within {off:.0e}'.replace('e-0', 'e-')
             return Probe(layout=layout, reason='; '.join([agreement, *failures]))
-        failures.append(f'{NAMES[layout]} {off:.1g} nats off')
-    return Probe(layout=PADDED_ROWS, reason=f'probe: {"; ".join(failures)}')
+        failures.append(f'{NAMES[layout]} {off:.1g}{unit} off')
+    return Probe(layout=layouts[-1], reason=f'probe: {"; ".join(failures)}')
 
 
 def check_attention(language_model: CausalLanguageModel, *, vocabulary: int, longest: int) -> None:
-    """Compare the model's attention with its eager one in padded rows; make it use eager where they differ.
+    """Compare the model's attention with its eager one in padded rows; make it use eager if they differ.
 
     In half precision the median row must agree within the tolerance, as rounding may send a token to other experts.
     There, and in weights that are hardly trained, a cap that is left out might not show, so that it counts by itself.
-    Long rows are cut to what eager attention has memory for.
+    Long rows are shortened to what eager attention has memory for.
     """
     model = language_model.model
     changes = eager_changes(model)
@@ -103,21 +168,62 @@ def check_attention(language_model: CausalLanguageModel, *, vocabulary: int, lon
     config = model.config.get_text_config()
     own = config._attn_implementation
     if own == 'sdpa' and getattr(config, 'attn_logit_softcapping', None):
-        language_model.use_eager_attention('sdpa leaves out attn_logit_softcapping')
+        use_eager_attention(language_model, 'sdpa leaves out attn_logit_softcapping')
         return
     affordable = math.isqrt(MAX_EAGER_SCORES // getattr(config, 'num_attention_heads', 1))
     short, long = rows_to_score(vocabulary, min(longest, affordable), language_model.hidden_token_id)
     batches = plan([*short, *long], tokens_per_batch=MAX_SHORT * len(short), layout=PADDED_ROWS)
     found = sums(language_model, batches, longest)
     with changed(changes):
-        measure = sums(language_model, batches, longest)
+        expected = sums(language_model, batches, longest)
     largest, rounding = learn(language_model, short[0])
-    off = np.abs(found - measure)
+    off = np.abs(found - expected)
     typical = float(np.median(off) if rounding else off.max())
-    if np.isfinite(measure).all() and not typical <= max(TOLERANCE, HALF_TOLERANCE * largest * rounding):
-        language_model.use_eager_attention(
-            f'{own} is {typical:.1g} nats off the eager attention that defines the model'
+    if np.isfinite(expected).all() and not typical <= max(TOLERANCE, HALF_TOLERANCE * largest * rounding):
+        use_eager_attention(
+            language_model, f'{own} is {typical:.1g} nats off the eager attention that defines the model'
         )
+
+
+def use_eager_attention(language_model: CausalLanguageModel, reason: str) -> None:
+    """Use eager attention in padded rows, masked rows and generation from now on; log the reason once."""
+    if not language_model.eager:
+        language_model.eager = eager_changes(language_model.model)
+        log.warning('attention: %s; evaluation follows eager attention', reason)
+
+
+def eager_changes(model: torch.nn.Module) -> list[Change]:
+    """Return what makes a model use eager attention; empty if it does already, or if it cannot be switched.
+
+    transformers 4.51 to 4.53 select the implementation in three ways: by configuration at every call, by flags that
+    attention modules take from the configuration when they are constructed, and by the class of these modules. All are
+    replaced together, as each family's masks are made for one implementation.
+    """
+    configs: dict[int, Any] = {}
+    by_class: list[Change] = []
+    flags: list[Change] = []
+    for module in model.modules():
+        if hasattr(own := vars(module).get('config'), '_attn_implementation'):
+            configs[id(own)] = own
+        if (eager := eager_class(module)) is not None:
+            by_class.append((module, '__class__', eager))
+        flags += [(module, name, False) for name in FLAGS if vars(module).get(name) is True]
+        if vars(module).get('_attn_implementation', EAGER) != EAGER:
+            flags.append((module, '_attn_implementation', EAGER))
+    by_config = [
+        (config, '_attn_implementation', EAGER) for config in configs.values() if config._attn_implementation != EAGER
+    ]
+    can_switch = bool(by_class or flags) or getattr(model, '_supports_attention_backend', False)
+    return [*by_config, *flags, *by_class] if by_config and can_switch else []
+
+
+def eager_class(module: torch.nn.Module) -> type[torch.nn.Module] | None:
+    """Return the eager class of an attention module of another class, by the table in its module of transformers."""
+    for name, table in vars(sys.modules[type(module).__module__]).items():
+        if name.endswith('ATTENTION_CLASSES') and EAGER in table:
+            found: type[torch.nn.Module] = table[EAGER]
+            return found if type(module) in table.values() and type(module) is not found else None
+    return None
 
 
 def learn(language_model: CausalLanguageModel, request: ScoreRequest) -> tuple[float, float]:
@@ -126,60 +232,117 @@ def learn(language_model: CausalLanguageModel, request: ScoreRequest) -> tuple[f
     return language_model.learn(make_batch([Tree(requests=(single,), num_tokens=0)], PADDED_ROWS, None))
 
 
-def rows_to_score(
-    vocabulary: int, longest: int, hidden_token_id: int | None
-) -> tuple[list[ScoreRequest], list[ScoreRequest]]:
-    """Requests of eleven short rows in three trees, and of one as long as can be; random tokens, the same each time."""
+def draw(rng: np.random.Generator, count: int, vocabulary: int, hidden: int | None) -> Ids:
+    """Return random tokens, none of them hidden."""
+    tokens = rng.integers(0, vocabulary, size=count, dtype=np.int32)
+    return np.where(tokens == hidden, (tokens + 1) % vocabulary, tokens).astype(np.int32)
+
+
+def rows_to_score(vocabulary: int, longest: int, hidden: int | None) -> tuple[list[ScoreRequest], list[ScoreRequest]]:
+    """Return requests of eleven short rows in three trees, and of one as long as can be; the same each time."""
     rng = np.random.default_rng(0)
 
-    def draw(count: int) -> Ids:
-        tokens = rng.integers(0, vocabulary, size=count, dtype=np.int32)
-        return np.where(tokens == hidden_token_id, (tokens + 1) % vocabulary, tokens).astype(np.int32)
+    def tokens(count: int) -> Ids:
+        return draw(rng, count, vocabulary, hidden)
 
     def request(row: int, context: Ids, *lengths: int) -> ScoreRequest:
-        cut = context[: max(1, longest - max(lengths) + 1)]
-        choices = tuple(map(draw, lengths))
-        return ScoreRequest(key=ItemKey('probe', row), contexts=(cut,) * len(choices), continuations=choices)
+        fitting = context[: max(1, longest - max(lengths) + 1)]
+        choices = tuple(map(tokens, lengths))
+        return ScoreRequest(key=ItemKey('probe', row), contexts=(fitting,) * len(choices), continuations=choices)
 
-    shared = draw(NUM_SHARED + 12)
-    short = [  # all begin alike; the second goes on from the first, the third leaves it early
+    shared = tokens(NUM_SHARED + 12)
+    short = [  # all share a prefix; the second continues the first, the third leaves it early
         request(0, shared, 1, 3, 4, 2, 2),
-        request(1, np.concatenate([shared, draw(7)]), 3, 4, 1),
-        request(2, np.concatenate([shared[: NUM_SHARED + 1], draw(9)]), 3, 4, 1),
+        request(1, np.concatenate([shared, tokens(7)]), 3, 4, 1),
+        request(2, np.concatenate([shared[: NUM_SHARED + 1], tokens(9)]), 3, 4, 1),
     ]
-    return short, [request(3, draw(longest), 4)]
+    return short, [request(3, tokens(longest), 4)]
 
 
 def with_other_contexts(requests: Sequence[ScoreRequest], vocabulary: int) -> list[ScoreRequest]:
-    """The same choices after contexts of the same length in which all tokens but the last are others."""
-    changed = []
+    """Return the same choices after contexts of the same length in which all tokens but the last differ."""
+    others = []
     for request in requests:
         context = request.contexts[0]
         other = np.append((context[:-1] + 1) % vocabulary, context[-1]).astype(np.int32)
-        changed.append(replace(request, contexts=(other,) * len(request.contexts)))
-    return changed
+        others.append(replace(request, contexts=(other,) * len(request.contexts)))
+    return others
 
 
-def ways(requests: Sequence[ScoreRequest], layout: str) -> Iterator[list[Batch]]:
-    """The batches of a layout to be tried: in trees of the planner's and in one tree; a stream also after a prefix."""
-    yield plan(requests, tokens_per_batch=sum(map(longest_sequences, requests)), layout=layout)
+def trial_batches(requests: Sequence[ScoreRequest], layout: str) -> Iterator[list[Batch]]:
+    """Yield batches of a layout: in the planner's trees and in one tree; a stream also after a cached prefix."""
+    num_tokens = sum(len(ids) for request in requests for ids in (*request.contexts, *request.continuations))
+    yield plan(requests, tokens_per_batch=num_tokens, layout=layout)
     tree = Tree(requests=tuple(requests), num_tokens=count_prefixes(requests))
     yield [make_batch([tree], layout, None)]
-    kept = min(NUM_SHARED, min(len(request.contexts[0]) for request in requests) - 1)
-    if layout == STREAM and kept > 0:
-        prefix = requests[0].contexts[0][:kept].copy()
-        trees = [Tree(requests=(request,), num_tokens=count_prefixes((request,)) - kept) for request in requests]
+    num_cached = min(NUM_SHARED, min(len(request.contexts[0]) for request in requests) - 1)
+    if layout == STREAM and num_cached > 0:
+        prefix = requests[0].contexts[0][:num_cached].copy()
+        trees = [Tree(requests=(one,), num_tokens=count_prefixes((one,)) - num_cached) for one in requests]
         yield [make_batch(trees, layout, prefix)]
 
 
-def longest_sequences(request: ScoreRequest) -> int:
-    """Tokens of all sequences together."""
-    return sum(len(a) + len(b) for a, b in zip(request.contexts, request.continuations, strict=True))
-
-
 def sums(language_model: CausalLanguageModel, batches: Sequence[Batch], rope_length: int) -> Floats:
-    """Summed log-probability of each row, in the order of the requests, with the rotary frequencies of a length."""
+    """Return the summed log-probability of each row, in the order of the requests, with the frequencies of a length."""
     alike = [replace(batch, rope_length=rope_length + 1) for batch in batches]  # no row is longer
     outputs = {output.key: output for batch in alike for output in language_model.run(batch)}
     language_model.forget()
     return np.array([float(values.sum()) for _, output in sorted(outputs.items()) for values in output.logprobs])
+
+
+def batch_to_generate(vocabulary: int, longest: int, hidden: int | None = None) -> ContinuousBatch:
+    """Return a few short prompts, two of them equal, and a long one, the same each time."""
+    rng = np.random.default_rng(0)
+    shapes = [*zip(LENGTHS, NEW_TOKENS, strict=True), (longest - LONG_NEW_TOKENS, LONG_NEW_TOKENS)]
+    requests: list[GenerateRequest] = []
+    for row, (length, num_new) in enumerate(shapes):
+        num_new = max(1, min(num_new, longest - 1))
+        length = max(1, min(length, longest - num_new))
+        context = draw(rng, length, vocabulary, hidden)
+        if row == 2:  # runs together with the first, and shares a prefix with it
+            shared = min(NUM_SHARED, length - 1, len(requests[0].context) - 1)
+            context[:shared] = requests[0].context[:shared]
+        if row == 3:
+            context[-1] = requests[1].context[-1]
+        requests.append(GenerateRequest(key=ItemKey('probe', row), context=context, max_new_tokens=num_new))
+    twin = GenerateRequest(key=ItemKey('probe', len(shapes)), context=requests[1].context, max_new_tokens=5)
+    ordered = [requests[-1], requests[0], requests[2], requests[1], twin, *requests[3:-1]]
+    return ContinuousBatch(
+        requests=tuple(ordered), num_slots=NUM_SLOTS, tokens_per_batch=max(longest, 64), rope_length=max(longest, 2)
+    )
+
+
+def logits_of(generator: TextGenerator, layout: str, batch: ContinuousBatch, vocabulary: int) -> Steps:
+    """Return the logits after each token of a batch's generations in a layout; the tokens are the same in each."""
+    found: Steps = {}
+
+    def choose(slots: Sequence[Slot], logits: torch.Tensor) -> list[int]:
+        tokens = []
+        for slot, values in zip(slots, logits, strict=True):
+            key, step = slot.generation.request.key, len(slot.generation.ids)
+            found.setdefault(key, {})[step] = values.cpu().numpy()
+            tokens.append((31 * key.row + 17 * step + 7) % vocabulary)
+        return tokens
+
+    with generator.trying(layout, choose):
+        generator.run(batch)
+    return found
+
+
+def largest_of(steps: Steps) -> float:
+    """Return the largest logit, NaN if one is."""
+    return float(np.max([np.abs(logits).max() for of_request in steps.values() for logits in of_request.values()]))
+
+
+def furthest(expected: Steps, found: Steps, rounding: float) -> float:
+    """Return the largest difference of logits, NaN if one of those found is.
+
+    In half precision the largest of the generations' medians: rounding may send single tokens to other experts.
+    """
+    if not np.isfinite(largest_of(found)):
+        return np.nan
+    worst = 0.0
+    for key, steps in expected.items():
+        off = sorted(float(np.abs(logits - found[key][step]).max()) for step, logits in steps.items())
+        worst = max(worst, off[(len(off) - 1) // 2] if rounding else off[-1])
+    return worst

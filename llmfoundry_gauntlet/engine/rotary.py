@@ -1,29 +1,65 @@
-"""Rotary embeddings whose frequencies depend on a length: longrope and dynamic NTK.
+"""Rotary embeddings whose frequencies depend on a length: longrope and dynamic NTK. Imports no torch.
 
 transformers 4.51 to 4.53 take the longest row of a forward, and dynamic NTK then keeps the longest that it has seen. So
-that no score depends on what else is run, a forward is given the length that decides (`RotaryLengths`).
+that no score depends on what else is run, each forward is given the length that decides.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
-import torch
+from llmfoundry_gauntlet.types import GenerateRequest, ScoreRequest
 
-CosSin = tuple[torch.Tensor, torch.Tensor]
+Asked = TypeVar('Asked', ScoreRequest, GenerateRequest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RotaryLengths:
+    """The rule of a model whose rotary frequencies depend on a length.
+
+    Up to `base` tokens all rows have the same frequencies. Beyond, they are those of each length where the model
+    `scales_by_length` (dynamic NTK), else one further set (longrope). `padded_to` has the length of rows by task where
+    they count as padded, as llm-foundry pads what it scores.
+    """
+
+    base: int
+    scales_by_length: bool
+    padded_to: Mapping[str, int] = field(default_factory=dict)
+
+    def of(self, request: ScoreRequest | GenerateRequest) -> int:
+        """Return the length that decides for all rows of a request, the same for all that have equal frequencies.
+
+        That is its longest row: a context and all of its continuation, or a prompt and as many tokens as it may get.
+        """
+        if isinstance(request, GenerateRequest):
+            length = request.length
+        else:
+            rows = zip(request.contexts, request.continuations, strict=True)
+            length = max(self.padded_to.get(request.key.task, 0), *(len(a) + len(b) for a, b in rows))
+        if length <= self.base:
+            return self.base
+        return length if self.scales_by_length else self.base + 1
+
+    def groups(self, requests: Iterable[Asked]) -> list[tuple[int, list[Asked]]]:
+        """Return the requests of equal frequencies together, with the length that decides, the longest first."""
+        found: dict[int, list[Asked]] = {}
+        for request in requests:
+            found.setdefault(self.of(request), []).append(request)
+        return sorted(found.items(), reverse=True, key=lambda group: group[0])
 
 
 @contextmanager
-def rotary_length(model: torch.nn.Module, length: int) -> Iterator[None]:
-    """Have rotary embeddings act as in a forward whose longest row has this length; then leave them as they were."""
+def rotary_length(model: Any, length: int) -> Iterator[None]:
+    """Have rotary embeddings act as in a forward whose longest row has this length; then restore them."""
     modules = [module for module in model.modules() if is_rotary(module)]
     before = [(dict(module.__dict__), dict(module._buffers)) for module in modules]
     try:
         for module in modules:
-            forget_lengths(module)
+            reset_length(module)
             module.__dict__['forward'] = at_length(module.forward, length)
         yield
     finally:
@@ -34,12 +70,12 @@ def rotary_length(model: torch.nn.Module, length: int) -> Iterator[None]:
             module._buffers.update(buffers)
 
 
-def is_rotary(module: torch.nn.Module) -> bool:
+def is_rotary(module: Any) -> bool:
     """Return whether a module makes rotary embeddings of positions."""
     return hasattr(module, 'inv_freq') and 'position_ids' in inspect.signature(module.forward).parameters
 
 
-def forget_lengths(module: Any) -> None:
+def reset_length(module: Any) -> None:
     """Undo what dynamic NTK keeps of longer rows: it resets itself at shorter rows alone."""
     original = getattr(module, 'original_max_seq_len', None)
     if original is not None and module.max_seq_len_cached > original:
@@ -47,12 +83,13 @@ def forget_lengths(module: Any) -> None:
         module.max_seq_len_cached = original
 
 
-def at_length(forward: Callable[..., CosSin], length: int) -> Callable[..., CosSin]:
+def at_length(forward: Callable[[Any, Any], tuple[Any, Any]], length: int) -> Callable[[Any, Any], tuple[Any, Any]]:
     """Return a rotary embedding's forward that sees one more position, the last of this length."""
 
-    def longer(x: torch.Tensor, position_ids: torch.Tensor) -> CosSin:
-        last = position_ids.new_full((*position_ids.shape[:-1], 1), length - 1)
-        cos, sin = forward(x, torch.cat([position_ids, last], dim=-1))
+    def longer(x: Any, position_ids: Any) -> tuple[Any, Any]:
+        extended = position_ids.new_full((*position_ids.shape[:-1], position_ids.shape[-1] + 1), length - 1)
+        extended[..., :-1] = position_ids
+        cos, sin = forward(x, extended)
         return cos[..., :-1, :], sin[..., :-1, :]
 
     return longer

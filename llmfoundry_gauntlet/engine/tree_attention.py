@@ -1,9 +1,9 @@
 """Attention inside the trees of a token stream, as an attention function of transformers.
 
 A call of attention takes neighbouring tokens of a tree as queries, and as keys their ancestors and themselves, with a
-mask where these are no chain. How many tokens a call takes is a balance: what is computed under a mask for nothing
-against the cost of a call. Nothing is computed across trees but small ones. A kept prefix is seen by all tokens of the
-stream. Sliding windows count by depth in the tree. Caps on attention scores are always applied, as a model's eager
+mask unless these are a chain. How many tokens a call takes is a balance: what is computed under a mask for nothing
+against the cost of a call. Nothing is computed across trees but small ones. All tokens of the stream see a cached
+prefix. Sliding windows count by depth in the tree. Caps on attention scores are always applied, as a model's eager
 attention does.
 
 On a GPU in half precision each tree's first path from the root, which is a chain, goes with all others through one call
@@ -13,7 +13,7 @@ torch's own, which is a flash kernel there as well.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -26,8 +26,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.utils import is_flash_attn_2_available
 
-from llmfoundry_gauntlet.engine.eager import changed
-from llmfoundry_gauntlet.engine.layout import Stream
+from llmfoundry_gauntlet.engine.trees import Stream
 
 NAME = 'gauntlet_trees'  # what a model's configuration calls it while a stream runs
 MAX_QUERIES = 512  # under one mask
@@ -40,19 +39,20 @@ BLOCK = {'cpu': 1, 'cuda': 512}  # neighbouring trees up to this many tokens sha
 MAX_FLASH_WIDTH = 256  # of a head
 
 KeyValue = tuple[torch.Tensor, torch.Tensor]
+Change = tuple[Any, str, Any]  # an object, the name of an attribute, and its temporary value
 
 
 class AttentionLayer(Protocol):
-    """A model's attention layer, which has its number."""
+    """A model's attention layer, which knows its index."""
 
     layer_idx: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Span:
-    """Queries `start` to `stop`, and the keys that they see at most: tokens of the stream, the kept prefix before it.
+    """Queries `start` to `stop`, and the keys that they see at most: tokens of the stream, the cached prefix before it.
 
-    Keys are a tensor of their places where they are not neighbours. A chain sees itself causally and needs no mask.
+    Keys are a tensor of their places if they are not neighbours. A chain sees itself causally and needs no mask.
     """
 
     start: int
@@ -61,7 +61,7 @@ class Span:
     chain: bool
 
     def of(self, part: torch.Tensor, dim: int) -> torch.Tensor:
-        """The keys' part of what has an entry for each token."""
+        """Return the entries of the keys from a tensor with an entry for each token."""
         if isinstance(self.keys, slice):
             return part.narrow(dim, self.keys.start, self.keys.stop - self.keys.start)
         return part.index_select(dim, self.keys)
@@ -69,23 +69,23 @@ class Span:
 
 @dataclass(slots=True, eq=False)
 class TreeLayout:
-    """A stream on the model's device. Of a kept prefix, `prefix` holds keys and values by layer.
+    """A stream on the model's device. Of a cached prefix, `prefix` holds keys and values by layer.
 
-    Where `keep` is not 0 the stream's first `keep` tokens are a prefix to be kept: theirs are put into `prefix`.
+    With `is_cached` the keys and values of the stream itself are put into `prefix`.
     """
 
     spans: list[Span]
-    depths: torch.Tensor  # [P + T] int32, of the kept prefix and the stream
+    depths: torch.Tensor  # [P + T] int32, of the cached prefix and the stream
     ends: torch.Tensor  # [P + T] int32: where a token's subtree ends
     longest: int  # sequence
-    num_kept: int = 0
+    num_cached: int = 0
     prefix: dict[int, KeyValue] = field(default_factory=dict)
-    keep: int = 0
+    is_cached: bool = False
     masks: dict[tuple[int, int | None], torch.Tensor] = field(default_factory=dict)
     packed: tuple[torch.Tensor, torch.Tensor, int] | None = None
 
     def mask(self, index: int, window: int | None) -> torch.Tensor:
-        """Return which keys the queries of a span see, the kept prefix first. Boolean, [queries, keys]."""
+        """Return which keys the queries of a span see, the cached prefix first. Boolean, [queries, keys]."""
         found = self.masks.get((index, window))
         if found is None:
             found = self.masks[index, window] = self._mask(self.spans[index], window)
@@ -93,7 +93,7 @@ class TreeLayout:
 
     def _mask(self, span: Span, window: int | None) -> torch.Tensor:
         places = torch.arange(len(self.ends), device=self.ends.device)
-        queries = slice(self.num_kept + span.start, self.num_kept + span.stop)
+        queries = slice(self.num_cached + span.start, self.num_cached + span.stop)
         seen = (span.of(places, 0) <= places[queries, None]) & (span.of(self.ends, 0) > places[queries, None])
         if window is not None:
             seen &= self.depths[queries, None] - span.of(self.depths, 0) < window
@@ -115,7 +115,7 @@ _layout: ContextVar[TreeLayout | None] = ContextVar('_layout', default=None)
 
 
 def spans_of(stream: Stream, device: torch.device) -> list[Span]:
-    """The calls that the attention of a stream takes."""
+    """Return the calls that the attention of a stream takes."""
     kind = device.type if device.type in CALL else 'cpu'
     spans: list[Span] = []
     bounds = stream.tree_starts.tolist()
@@ -160,42 +160,63 @@ def cuts_of(stream: Stream, start: int, stop: int, call: int) -> list[int]:
 
 def keys_of(stream: Stream, first: int, start: int, stop: int, device: torch.device) -> slice | torch.Tensor:
     """Return what tokens `start` to `stop` of a tree that begins at `first` see of the cached prefix and stream."""
-    num_kept = int(stream.depths[0])
+    num_cached = int(stream.depths[0])
     above = first + (stream.ends[first:start] > start).nonzero()[0]
-    if len(above) == start - first and (num_kept == 0 or first == 0):  # they are neighbours
-        return slice(first, num_kept + stop)
-    places = [np.arange(num_kept), num_kept + above, np.arange(num_kept + start, num_kept + stop)]
+    if len(above) == start - first and (num_cached == 0 or first == 0):  # they are neighbours
+        return slice(first, num_cached + stop)
+    places = [np.arange(num_cached), num_cached + above, np.arange(num_cached + start, num_cached + stop)]
     return torch.from_numpy(np.concatenate(places)).to(device)
 
 
 def num_in_chain(stream: Stream, start: int, stop: int) -> int:
-    """Tokens of a tree before its first path from the root ends."""
+    """Return the tokens of a tree before its first path from the root ends."""
     depths = stream.depths[start:stop]
     breaks = (depths[1:] != depths[:-1] + 1).nonzero()[0]
     return int(breaks[0]) + 1 if len(breaks) else stop - start
 
 
 def tree_layout(
-    stream: Stream, device: torch.device, prefix: dict[int, KeyValue] | None = None, *, keep: int = 0
+    stream: Stream, device: torch.device, prefix: dict[int, KeyValue] | None = None, *, is_cached: bool = False
 ) -> TreeLayout:
-    """A stream's layout on a device, after a kept prefix if there is one, or for one to be kept."""
-    num_kept = int(stream.depths[0])
-    depths = np.concatenate([np.arange(num_kept, dtype=np.int32), stream.depths])
-    ends = np.concatenate([np.full(num_kept, len(depths), np.int32), num_kept + stream.ends])
+    """Return a stream's layout on a device, after a cached prefix if there is one, or for one to be cached."""
+    num_cached = int(stream.depths[0])
+    depths = np.concatenate([np.arange(num_cached, dtype=np.int32), stream.depths])
+    ends = np.concatenate([np.full(num_cached, len(depths), np.int32), num_cached + stream.ends])
     return TreeLayout(
         spans=spans_of(stream, device),
         depths=torch.from_numpy(depths).to(device),
         ends=torch.from_numpy(ends).to(device),
         longest=int(stream.depths.max()) + 1,
-        num_kept=num_kept,
+        num_cached=num_cached,
         prefix={} if prefix is None else prefix,
-        keep=keep,
+        is_cached=is_cached,
     )
 
 
 @contextmanager
+def changed(changes: Sequence[Change]) -> Iterator[None]:
+    """Give attributes other values until the context ends; an attribute that an instance did not have is removed."""
+    before = [(owner, name, getattr(owner, name), is_own(owner, name)) for owner, name, _ in changes]
+    try:
+        for owner, name, value in changes:
+            setattr(owner, name, value)
+        yield
+    finally:
+        for owner, name, value, own in before:
+            if own:
+                setattr(owner, name, value)
+            else:
+                owner.__dict__.pop(name, None)
+
+
+def is_own(owner: Any, name: str) -> bool:
+    """Return whether an attribute belongs to the instance: stored in it, or set through a descriptor."""
+    return name in vars(owner) or any(hasattr(vars(base).get(name), '__set__') for base in type(owner).__mro__)
+
+
+@contextmanager
 def tree_attention(config: Any, layout: TreeLayout) -> Iterator[None]:
-    """Within it a model of this configuration attends by the layout; afterwards everything is as it was."""
+    """Have a model of this configuration attend by the layout until the context ends."""
     configs = {id(part): part for part in (config, config.get_text_config())}.values()
     token = _layout.set(layout)
     try:
@@ -217,7 +238,7 @@ def attend(
     softcap: float | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of one layer: [1, T, heads, width] from a query [1, heads, T, width], key and value likewise.
+    """Return the attention of one layer, [1, T, heads, width]; query, key and value are [1, heads, T, width].
 
     Key and value may have fewer heads, each shared by a group of the query's.
 
@@ -227,18 +248,18 @@ def attend(
     layout = _layout.get()
     if layout is None:
         raise RuntimeError(f'{NAME} attention is called outside of a token stream')
-    if layout.keep:
-        layout.prefix[module.layer_idx] = (key[:, :, : layout.keep].clone(), value[:, :, : layout.keep].clone())
+    if layout.is_cached:
+        layout.prefix[module.layer_idx] = (key.clone(), value.clone())
     groups = query.shape[1] // key.shape[1]
-    kept = layout.prefix[module.layer_idx] if layout.num_kept else None
+    cached = layout.prefix[module.layer_idx] if layout.num_cached else None
     window = sliding_window if sliding_window is not None and sliding_window < layout.longest else None
-    plain = window is None and kept is None and not softcap  # a chain needs no mask
+    plain = window is None and cached is None and not softcap  # a chain needs no mask
     output = torch.empty_like(query.transpose(1, 2))
     packed = plain and can_pack(query) and any(span.chain for span in layout.spans)
     if packed:
         attend_chains(query, key, value, output, layout, scaling)
-    if kept is not None:
-        key, value = torch.cat([kept[0], key], dim=2), torch.cat([kept[1], value], dim=2)
+    if cached is not None:
+        key, value = torch.cat([cached[0], key], dim=2), torch.cat([cached[1], value], dim=2)
     if groups > 1:
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     for index, span in enumerate(layout.spans):
@@ -271,7 +292,7 @@ def attend_chains(
     layout: TreeLayout,
     scaling: float | None,
 ) -> None:
-    """Writes the causal attention of all chains into the output, in one call."""
+    """Write the causal attention of all chains into the output, in one call."""
     from flash_attn import flash_attn_varlen_func
 
     places, bounds, longest = layout.chains()
@@ -298,7 +319,7 @@ def capped(
     scaling: float | None,
     softcap: float,
 ) -> torch.Tensor:
-    """Attention whose scores go through `softcap * tanh(scores / softcap)`, as Gemma 2 has it (arXiv 2408.00118)."""
+    """Return attention whose scores go through `softcap * tanh(scores / softcap)`, as in Gemma 2 (arXiv 2408.00118)."""
     outputs = []
     scale = queries.shape[-1] ** -0.5 if scaling is None else scaling
     for start in range(0, queries.shape[2], MAX_QUERIES):

@@ -18,9 +18,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from llmfoundry_gauntlet.config.tasks import GauntletSpec
+from llmfoundry_gauntlet.engine.continuous_batches import ContinuousBatch, plan_continuous_batches
 from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, STREAM, Batch, longest_row, plan
-from llmfoundry_gauntlet.engine.pools import Pool, plan_pools
-from llmfoundry_gauntlet.engine.rotary_lengths import RotaryLengths
+from llmfoundry_gauntlet.engine.rotary import RotaryLengths
 from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, with_programs, with_subsets
 from llmfoundry_gauntlet.metrics.composites import compute_composites
 from llmfoundry_gauntlet.metrics.consistency import PerturbationScore
@@ -123,7 +123,7 @@ class PlannedEvaluation(PreparedEvaluation):
     """A prepared evaluation with its batches and pools; `way` and `reply_way` describe how they run, for records."""
 
     batches: tuple[Batch, ...]
-    pools: tuple[Pool, ...]
+    pools: tuple[ContinuousBatch, ...]
     layout: str
     way: str
     reply_way: str
@@ -278,7 +278,9 @@ def plan_evaluation(
         max_seq_len=prepared.max_seq_len,
         tokenizer=prepared.tokenizer,
         batches=tuple(batches),
-        pools=tuple(plan_pools(prepared.generate_requests, tokens_per_batch=tokens_per_batch, rotary=rotary)),
+        pools=tuple(
+            plan_continuous_batches(prepared.generate_requests, tokens_per_batch=tokens_per_batch, rotary=rotary)
+        ),
         layout=layout,
         way=way,
         reply_way=reply_way,

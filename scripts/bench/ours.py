@@ -18,15 +18,12 @@ from worker import measure
 from llmfoundry_gauntlet.config.score import PROMPT
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.engine import plan
-from llmfoundry_gauntlet.engine.assign import assign
-from llmfoundry_gauntlet.engine.budget import automatic_budget
-from llmfoundry_gauntlet.engine.generation import ReplyWriter
-from llmfoundry_gauntlet.engine.generation_probe import probe_replies
-from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
-from llmfoundry_gauntlet.engine.layout import count_prefixes
-from llmfoundry_gauntlet.engine.pools import assign_pools
-from llmfoundry_gauntlet.engine.probe import probe
-from llmfoundry_gauntlet.engine.reply import ReplyDecoder, end_ids
+from llmfoundry_gauntlet.engine.generate import TextGenerator
+from llmfoundry_gauntlet.engine.model import CausalLanguageModel, automatic_budget
+from llmfoundry_gauntlet.engine.probe import probe, probe_generation
+from llmfoundry_gauntlet.engine.ranks import assign, assign_continuous_batches
+from llmfoundry_gauntlet.engine.stopping import GenerationDecoder, end_ids
+from llmfoundry_gauntlet.engine.trees import count_prefixes
 from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, load_data
 from llmfoundry_gauntlet.evaluation.run import PlannedEvaluation, conclude, plan_evaluation, prepare_evaluation
 from llmfoundry_gauntlet.tasks import base
@@ -43,7 +40,7 @@ class Evaluated(NamedTuple):
 
     planned: PlannedEvaluation
     results: Sequence[ItemResult]
-    writer: ReplyWriter
+    writer: TextGenerator
 
 
 class Ours:
@@ -59,7 +56,7 @@ class Ours:
         self.language_model = CausalLanguageModel(model, device=torch.device('cpu'))
         vocabulary = min(len(self.tokenizer()), self.language_model.vocabulary)
         self.scoring = probe(self.language_model, vocabulary=vocabulary, longest=PROBE_LENGTH)
-        self.writing = probe_replies(self.writer(self.tokenizer()), vocabulary=vocabulary, longest=PROBE_LENGTH)
+        self.writing = probe_generation(self.writer(self.tokenizer()), vocabulary=vocabulary, longest=PROBE_LENGTH)
         self.warm = False
         return {'way': f'{self.scoring}; {self.writing}'}
 
@@ -67,10 +64,10 @@ class Ours:
         """Return a new tokenizer: an old one remembers the words it has met."""
         return AutoTokenizer.from_pretrained(self.model_folder)
 
-    def writer(self, tokenizer: Any) -> ReplyWriter:
+    def writer(self, tokenizer: Any) -> TextGenerator:
         """Return a writer that has generated nothing yet."""
-        decoder = ReplyDecoder(tokenizer, end_ids(tokenizer, self.language_model.model, reference=False))
-        return ReplyWriter(self.language_model, decoder)
+        decoder = GenerationDecoder(tokenizer, end_ids(tokenizer, self.language_model.model, reference=False))
+        return TextGenerator(self.language_model, decoder)
 
     def measure(
         self, *, settings: dict[str, Any], warm_up: dict[str, Any], max_seq_len: int, num_items: int | None = None
@@ -110,14 +107,14 @@ class Ours:
             self.language_model.device,
             num_tokens=prepared.num_tokens,
             num_ranks=1,
-            writes=bool(prepared.generate_requests),
+            generates=bool(prepared.generate_requests),
         )
         planned = plan_evaluation(prepared, tokens_per_batch=budget, layout=self.scoring.layout)
         writer = self.writer(tokenizer)
-        writer.way = self.writing.way
+        writer.layout = self.writing.layout
         outputs: list[Any] = [output for batch in forwards(planned) for output in self.language_model.run(batch)]
-        for pool in assign_pools(planned.pools, num_ranks=1)[0]:
-            outputs += writer.write(pool)
+        for pool in assign_continuous_batches(planned.pools, num_ranks=1)[0]:
+            outputs += writer.generate(pool)
         (results,) = conclude(planned, planned.results(outputs), {}).results.values()
         return Evaluated(planned, sorted(results, key=lambda one: (one.key.variant or '', one.key.row)), writer)
 

@@ -117,7 +117,7 @@ def rows_of(request: Any) -> list[list[int]]:
 
 @pytest.mark.parametrize('layout', [STREAM, MASKED_ROWS, PADDED_ROWS])
 def test_tokens_add_up_to_those_of_the_batches_in_every_layout(settings, layout: str):
-    from llmfoundry_gauntlet.engine.estimate import scored_tokens
+    from llmfoundry_gauntlet.engine.ranks import scored_tokens
     from llmfoundry_gauntlet.evaluation.run import plan_evaluation
 
     loader, _ = loader_of(settings)

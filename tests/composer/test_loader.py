@@ -20,8 +20,7 @@ from llmfoundry_gauntlet.composer.evaluators import prepare_for_model
 from llmfoundry_gauntlet.composer.loader import EvaluationLoader, Found, Step, agreed, language_model_of
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.config.yaml import read_yaml
-from llmfoundry_gauntlet.engine.generation import CACHE, NO_CACHE, TUPLES
-from llmfoundry_gauntlet.engine.generation_probe import ReplyProbe
+from llmfoundry_gauntlet.engine.decoding import CACHE, NO_CACHE, TUPLES
 from llmfoundry_gauntlet.engine.plan import MASKED_ROWS, PADDED_ROWS, STREAM
 from llmfoundry_gauntlet.engine.probe import Probe
 from llmfoundry_gauntlet.evaluation.inputs import load_data
@@ -247,14 +246,14 @@ def test_memory_that_is_too_small_changes_no_score(settings, caplog):
 
 def test_ranks_agree_on_what_all_of_them_can_run():
     """The most careful layout and the smallest budget, whatever the order of the ranks."""
-    ways = [Probe(layout=layout, reason=f'of {layout}') for layout in (STREAM, PADDED_ROWS, MASKED_ROWS)]
-    replies = [ReplyProbe(way=way, reason=f'by {way}') for way in (TUPLES, CACHE, NO_CACHE)]
+    layouts = [Probe(layout=layout, reason=f'of {layout}') for layout in (STREAM, PADDED_ROWS, MASKED_ROWS)]
+    replies = [Probe(layout=layout, reason=f'of {layout}') for layout in (TUPLES, CACHE, NO_CACHE)]
     found = [
-        Found(scoring=way, replies=reply, budget=budget)
-        for way, reply, budget in zip(ways, replies, (4096, 2048, 1024), strict=True)
+        Found(scoring=layout, replies=reply, budget=budget)
+        for layout, reply, budget in zip(layouts, replies, (4096, 2048, 1024), strict=True)
     ]
-    assert agreed(found) == Found(scoring=ways[1], replies=replies[2], budget=1024)
-    assert agreed(found[:2]) == Found(scoring=ways[1], replies=replies[0], budget=2048)
+    assert agreed(found) == Found(scoring=layouts[1], replies=replies[2], budget=1024)
+    assert agreed(found[:2]) == Found(scoring=layouts[1], replies=replies[0], budget=2048)
     nothing = Found(scoring=None, replies=None, budget=7)
     assert agreed([nothing, nothing]) == nothing
 

@@ -17,7 +17,7 @@ from paths import FIXTURES
 from torch.distributed.checkpoint import FileSystemWriter, save
 
 from llmfoundry_gauntlet.composer.models import open_model, resolve_max_seq_len, rotary_lengths
-from llmfoundry_gauntlet.engine.rotary_lengths import RotaryLengths
+from llmfoundry_gauntlet.engine.rotary import RotaryLengths
 from llmfoundry_gauntlet.errors import ModelError
 
 CPU = torch.device('cpu')

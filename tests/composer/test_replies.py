@@ -16,7 +16,7 @@ from composer.loggers import InMemoryLogger
 from composer.models import HuggingFaceModel
 
 from llmfoundry_gauntlet import EvalGauntlet, build_icl_evaluators
-from llmfoundry_gauntlet.engine.reply import end_ids
+from llmfoundry_gauntlet.engine.stopping import end_ids
 from llmfoundry_gauntlet.errors import ModelError
 
 METRICS = ('InContextLearningGenerationExactMatchAccuracy', 'StrictMatch', 'NumericMatch', 'CutShare')

@@ -12,10 +12,10 @@ from networks import CPU, PREFIX_BUDGET
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from llmfoundry_gauntlet.engine import logits as reducing
-from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
-from llmfoundry_gauntlet.engine.layout import lay_out_rows
 from llmfoundry_gauntlet.engine.logits import LogitReader, output_layer, reading, same
+from llmfoundry_gauntlet.engine.model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.plan import LAYOUTS, PADDED_ROWS, plan
+from llmfoundry_gauntlet.engine.trees import lay_out_rows
 
 
 def reader(reads: list[int], targets: list[int]) -> LogitReader:

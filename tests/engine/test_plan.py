@@ -4,10 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmfoundry_gauntlet.engine import plan as planning
-from llmfoundry_gauntlet.engine.assign import assign
 from llmfoundry_gauntlet.engine.fake import FakeLanguageModel
-from llmfoundry_gauntlet.engine.layout import count_prefixes, lay_out_rows, lay_out_stream
 from llmfoundry_gauntlet.engine.plan import LAYOUTS, MASKED_ROWS, PADDED_ROWS, STREAM, plan
+from llmfoundry_gauntlet.engine.ranks import assign
+from llmfoundry_gauntlet.engine.trees import count_prefixes, lay_out_rows, lay_out_stream
 from llmfoundry_gauntlet.types import ItemKey, ScoreRequest
 
 tokens = st.integers(0, 2)  # few, so that sequences begin alike

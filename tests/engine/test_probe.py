@@ -9,7 +9,7 @@ import torch
 from networks import CPU, LAYOUT_OF, PREFIX_BUDGET, WINDOW
 
 from llmfoundry_gauntlet.engine import probe as probing
-from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
+from llmfoundry_gauntlet.engine.model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.plan import MASKED_ROWS, PADDED_ROWS, STREAM, plan
 from llmfoundry_gauntlet.engine.probe import probe
 
@@ -83,7 +83,7 @@ def test_a_model_trains_on_with_the_attention_that_it_was_loaded_with(name: str)
     attention, state, before = model.config._attn_implementation, state_of(model), step()
     model.eval()
     _, language_model = probed(model)
-    language_model.use_eager_attention('whatever the probe found')
+    probing.use_eager_attention(language_model, 'whatever the probe found')
     assert language_model.eager
     (batch, *_) = plan(networks.mixed_requests(), tokens_per_batch=2000, layout=PADDED_ROWS)
     language_model.run(batch)

@@ -10,11 +10,11 @@ import pytest
 import torch
 from networks import CPU, PREFIX_BUDGET, STRETCHED, draw, request
 
-from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
+from llmfoundry_gauntlet.engine.continuous_batches import plan_continuous_batches
+from llmfoundry_gauntlet.engine.model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.plan import LAYOUTS, PADDED_ROWS, STREAM, plan
-from llmfoundry_gauntlet.engine.pools import plan_pools
 from llmfoundry_gauntlet.engine.probe import probe
-from llmfoundry_gauntlet.engine.rotary_lengths import RotaryLengths
+from llmfoundry_gauntlet.engine.rotary import RotaryLengths
 from llmfoundry_gauntlet.types import GenerateRequest, ItemKey, ScoreRequest
 
 BASE = 32
@@ -185,5 +185,5 @@ def test_batches_and_pools_are_of_one_length_each():
         GenerateRequest(key=ItemKey('t/0-shot', row), context=np.ones(count, np.int32), max_new_tokens=8)
         for row, count in enumerate((3, 24, 25, 40, 40))
     ]
-    pools = plan_pools(prompts, tokens_per_batch=1000, rotary=rotary)
-    assert [(pool.rope_length, len(pool.requests)) for pool in pools] == [(48, 2), (33, 1), (32, 2)]
+    continuous = plan_continuous_batches(prompts, tokens_per_batch=1000, rotary=rotary)
+    assert [(pool.rope_length, len(pool.requests)) for pool in continuous] == [(48, 2), (33, 1), (32, 2)]

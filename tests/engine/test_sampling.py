@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from llmfoundry_gauntlet.engine.sampling import draw_tokens, next_tokens
+from llmfoundry_gauntlet.engine.logits import draw_tokens, next_tokens
 from llmfoundry_gauntlet.types import Sampling
 
 VOCABULARY = 50

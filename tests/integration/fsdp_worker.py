@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.utils.data import DataLoader
 
 from llmfoundry_gauntlet import EvalGauntlet
-from llmfoundry_gauntlet.engine.assign import assign
+from llmfoundry_gauntlet.engine.ranks import assign
 
 # Composer 0.32 asks for the current GPU where it shards, whatever the device.
 torch.cuda.current_device = lambda: torch.device('cpu')

@@ -216,7 +216,7 @@ def test_an_evaluation_that_fails_leaves_the_model_as_it_was(tmp_path, tiny_sett
     def fail(*_):
         raise RuntimeError('no memory')
 
-    monkeypatch.setattr('llmfoundry_gauntlet.engine.language_model.CausalLanguageModel.run', fail)
+    monkeypatch.setattr('llmfoundry_gauntlet.engine.model.CausalLanguageModel.run', fail)
     with pytest.raises(RuntimeError, match='no memory'):
         trainer.fit()
     trainer.close()

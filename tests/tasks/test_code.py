@@ -10,7 +10,7 @@ import pytest
 from programs import SECRET, problem, right, sandbox
 
 from llmfoundry_gauntlet.config.settings import decode_settings
-from llmfoundry_gauntlet.engine.reply import Reply, ReplyDecoder
+from llmfoundry_gauntlet.engine.stopping import GenerationDecoder, OngoingGeneration
 from llmfoundry_gauntlet.errors import ConfigError, DataError
 from llmfoundry_gauntlet.evaluation.inputs import load_data
 from llmfoundry_gauntlet.evaluation.run import prepare_evaluation
@@ -173,7 +173,7 @@ def written(text: str, rule: StopRule) -> tuple[str, bool]:
     request = GenerateRequest(
         key=ItemKey('t', 0), context=np.zeros(1, np.int32), max_new_tokens=1000, stops=rule, verbatim=True
     )
-    reply = Reply(request, ReplyDecoder(Letters()))
+    reply = OngoingGeneration(request, GenerationDecoder(Letters()))
     for letter in text:
         reply.add(ord(letter))
         if reply.is_done:

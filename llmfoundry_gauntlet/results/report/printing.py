@@ -8,7 +8,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-from llmfoundry_gauntlet.engine.estimate import Estimate
+from llmfoundry_gauntlet.engine.ranks import Estimate
 from llmfoundry_gauntlet.metrics.comparison import Course, Difference
 from llmfoundry_gauntlet.metrics.statistics import weighted_sum
 from llmfoundry_gauntlet.results.files import RESULTS, measure_record

@@ -6,26 +6,26 @@ the tokens before it in its sequences, are those before it in the stream whose s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from llmfoundry_gauntlet.types import Ids, Ints, ScoreRequest
+from llmfoundry_gauntlet.types import Bools, Floats, Ids, Ints, ItemKey, ScoreOutput, ScoreRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Tree:
-    """Requests that are run as one tree. `num_tokens` counts its distinct prefixes, without a kept prefix."""
+    """Requests that are run as one tree. `num_tokens` counts its distinct prefixes beyond a cached prefix."""
 
     requests: tuple[ScoreRequest, ...]
     num_tokens: int
 
     @property
     def longest_context(self) -> int:
-        """Tokens."""
+        """Return the tokens of the longest context."""
         return max(len(context) for request in self.requests for context in request.contexts)
 
 
@@ -45,24 +45,70 @@ class Stream:
 class Rows:
     """Sequences side by side. R = rows, L = longest row; reads are positions in [R * L]."""
 
-    tokens: Ids  # [R, L], a short row ends with its own last token again and again
+    tokens: Ids  # [R, L], a short row is padded with its own last token
     lengths: Ints  # [R]
     reads: Ints  # [N]
     targets: Ids  # [N]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TreeRows:
+    """Trees of a stream in rows. R = rows, L = longest row; `places` maps the stream's tokens to [R * L]."""
+
+    places: Ints  # [T]
+    num_rows: int
+    width: int
+
+
+def split_outputs(
+    requests: Sequence[ScoreRequest], logprobs: Floats, is_argmax: Bools, num_top: Ints
+) -> list[ScoreOutput]:
+    """Return an output per request from the values of all scored tokens in order, shape [N] each."""
+    outputs = []
+    start = 0
+    for request in requests:
+        spans = []
+        for continuation in request.continuations:
+            spans.append(slice(start, start + len(continuation)))
+            start += len(continuation)
+        outputs.append(
+            ScoreOutput(
+                key=request.key,
+                logprobs=tuple(logprobs[span] for span in spans),
+                is_argmax=tuple(is_argmax[span] for span in spans),
+                num_top=tuple(num_top[span] for span in spans),
+            )
+        )
+    return outputs
+
+
+def sortable(ids: Ids) -> bytes:
+    """Return token ids as bytes, four a token, that compare token by token."""
+    return ids.astype('>i4').tobytes()
+
+
 def input_row(context: Ids, continuation: Ids) -> Ids:
-    """Return what the model is given: context and continuation without the last token, which nothing follows."""
+    """Return the model's input: context and continuation without the last token, after which nothing is read."""
     return np.concatenate([context, continuation[:-1]])
 
 
+def input_rows(request: ScoreRequest) -> list[Ids]:
+    """Return the model's input for each continuation."""
+    return [input_row(*parts) for parts in zip(request.contexts, request.continuations, strict=True)]
+
+
+def context_request(context: Ids, row: int = 0) -> ScoreRequest:
+    """Return a request that runs a context and reads only its last position; the scored token means nothing."""
+    return ScoreRequest(key=ItemKey('context', row), contexts=(context,), continuations=(context[-1:],))
+
+
 def targets_of(requests: Sequence[ScoreRequest]) -> Ids:
-    """All scored tokens, in order."""
+    """Return all scored tokens, in order."""
     return np.concatenate([ids for request in requests for ids in request.continuations])
 
 
 def lay_out_rows(requests: Sequence[ScoreRequest]) -> Rows:
-    """One row for each distinct sequence."""
+    """Return one row for each distinct sequence."""
     rows: list[Ids] = []
     index_of: dict[bytes, int] = {}
     places = []
@@ -80,46 +126,43 @@ def lay_out_rows(requests: Sequence[ScoreRequest]) -> Rows:
     return Rows(tokens=tokens, lengths=lengths, reads=reads, targets=targets_of(requests))
 
 
-def lay_out_stream(trees: Sequence[Tree], num_kept: int = 0) -> Stream:
-    """The trees as a stream. The first `num_kept` tokens of every sequence, a kept prefix, are left out."""
-    builder = _StreamBuilder(num_kept)
+def lay_out_stream(trees: Sequence[Tree], num_cached: int = 0) -> Stream:
+    """Return the trees as a stream, without the first `num_cached` tokens of every sequence, a cached prefix."""
+    builder = _StreamBuilder(num_cached)
     for tree in trees:
         builder.add(tree.requests)
     return builder.stream()
 
 
-def lay_out_tokens(ids: Ids) -> Stream:
-    """A single sequence as a stream, nothing read from it but its last position."""
-    count = len(ids)
-    return Stream(
-        tokens=ids,
-        depths=np.arange(count, dtype=np.int32),
-        ends=np.full(count, count, dtype=np.int32),
-        tree_starts=np.array([0, count]),
-        reads=np.array([count - 1]),
-        targets=ids[-1:],
-    )
+def lay_out_tree_rows(stream: Stream) -> TreeRows:
+    """Return the stream's trees in rows as long as the largest, each tree in the first row with room for it."""
+    sizes = np.diff(stream.tree_starts)
+    width = int(sizes.max())
+    room: list[int] = []
+    places = np.empty(len(stream.tokens), dtype=np.int64)
+    for tree in np.argsort(-sizes, kind='stable'):
+        size, start = sizes[tree], stream.tree_starts[tree]
+        row = next((index for index, left in enumerate(room) if left >= size), len(room))
+        if row == len(room):
+            room.append(width)
+        first = row * width + width - room[row]
+        places[start : start + size] = np.arange(first, first + size)
+        room[row] -= size
+    return TreeRows(places=places, num_rows=len(room), width=width)
 
 
-def count_prefixes(requests: Sequence[ScoreRequest]) -> int:
-    """Distinct prefixes of all sequences: the fewest tokens that the requests can be run with."""
-    rows = sorted(
-        {
-            input_row(context, continuation).astype('>i4').tobytes()
-            for request in requests
-            for context, continuation in zip(request.contexts, request.continuations, strict=True)
-        }
-    )
-    return num_distinct_prefixes(rows)
+def count_prefixes(requests: Iterable[ScoreRequest]) -> int:
+    """Return the distinct prefixes of all sequences: the fewest tokens that the requests can be run with."""
+    return num_distinct_prefixes(sorted({sortable(row) for request in requests for row in input_rows(request)}))
 
 
 def num_distinct_prefixes(rows: Sequence[bytes]) -> int:
-    """Nodes of the trie of sorted rows of four bytes a token."""
+    """Return the nodes of the trie of sorted rows of four bytes a token."""
     return sum(len(row) // 4 for row in rows) - sum(_shared(rows))
 
 
 def num_shared(first: bytes, second: bytes) -> int:
-    """Tokens that two rows of four bytes a token begin with alike."""
+    """Return the length in tokens of the common prefix of two rows of four bytes a token."""
     length = min(len(first), len(second))
     if first[:32] != second[:32]:  # most neighbours: cheaper than a whole comparison
         length = min(length, 32)
@@ -130,15 +173,15 @@ def num_shared(first: bytes, second: bytes) -> int:
 
 
 def _shared(rows: Sequence[bytes]) -> list[int]:
-    """Tokens that each row begins with like the row before, 0 for the first."""
+    """Return the tokens that each row shares with the row before, 0 for the first."""
     return [0, *(num_shared(before, row) for before, row in pairwise(rows))][: len(rows)]
 
 
 class _StreamBuilder:
-    """Appends trees to growing arrays."""
+    """Append trees to growing arrays."""
 
-    def __init__(self, num_kept: int) -> None:
-        self.num_kept = num_kept
+    def __init__(self, num_cached: int) -> None:
+        self.num_cached = num_cached
         self.length = 0
         self.tokens: list[Ids] = []
         self.segments: list[list[int]] = []  # [length, first depth, end of subtree]
@@ -147,23 +190,23 @@ class _StreamBuilder:
         self.targets: list[Ids] = []
 
     def add(self, requests: Sequence[ScoreRequest]) -> None:
-        """Appends the tree of these requests; sequences that begin differently become trees of their own."""
-        places = []  # (spelled sequence, first position read, number of reads)
+        """Append the tree of these requests; sequences that begin differently become separate trees."""
+        places = []  # (sequence as bytes, first position read, number of reads)
         for request in requests:
             for context, continuation in zip(request.contexts, request.continuations, strict=True):
-                ids = input_row(context, continuation)[self.num_kept :]
-                places.append((ids.astype('>i4').tobytes(), len(context) - 1 - self.num_kept, len(continuation)))
+                ids = input_row(context, continuation)[self.num_cached :]
+                places.append((sortable(ids), len(context) - 1 - self.num_cached, len(continuation)))
         rows = sorted({row for row, _, _ in places})
         paths = self._emit(rows)
         for row, start, count in places:
-            self.reads.append(positions(paths[row], start, start + count))
+            self.reads.append(_positions(paths[row], start, start + count))
         self.targets.append(targets_of(requests))
 
     def _emit(self, rows: list[bytes]) -> dict[bytes, list[tuple[int, int, int]]]:
-        """Appends sorted distinct rows; returns the path of each as (first depth, place in the stream, length)."""
+        """Append sorted distinct rows; return the path of each as (first depth, place in the stream, length)."""
         paths: dict[bytes, list[tuple[int, int, int]]] = {}
         shared = _shared(rows)
-        # Each entry: rows low..high agree in `depth` tokens, which are there already as `path`; or a segment to close.
+        # Each entry: rows low..high agree in `depth` tokens, already appended as `path`; or a segment to close.
         todo: list[tuple[int, int, int, list[tuple[int, int, int]]] | int] = [
             (low, high, 0, []) for low, high in reversed(self._runs(shared, 0, len(rows), 0, rows))
         ]
@@ -179,9 +222,9 @@ class _StreamBuilder:
             path = [*path, (depth, self.length, agree - depth)]
             self.tokens.append(np.frombuffer(rows[low], '>i4')[depth:agree])
             todo.append(len(self.segments))
-            self.segments.append([agree - depth, depth + self.num_kept, 0])
+            self.segments.append([agree - depth, depth + self.num_cached, 0])
             self.length += agree - depth
-            if len(rows[low]) // 4 == agree:  # this row ends here; any other goes on
+            if len(rows[low]) // 4 == agree:  # this row ends here; the others continue
                 paths[rows[low]] = path
                 low += 1
             if low < high:
@@ -191,10 +234,9 @@ class _StreamBuilder:
 
     @staticmethod
     def _runs(shared: list[int], low: int, high: int, depth: int, rows: list[bytes]) -> list[tuple[int, int]]:
-        """Rows low..high by their token after `depth`, those with the longest row first."""
-        cuts = [low, *(index for index in range(low + 1, high) if shared[index] <= depth), high]
-        runs = list(pairwise(cuts))
-        return sorted(runs, key=lambda run: -max(map(len, rows[run[0] : run[1]])))
+        """Return rows low..high by their token after `depth`, the run with the longest row first."""
+        bounds = [low, *(index for index in range(low + 1, high) if shared[index] <= depth), high]
+        return sorted(pairwise(bounds), key=lambda run: -max(map(len, rows[run[0] : run[1]])))
 
     def stream(self) -> Stream:
         """Return what was appended."""
@@ -211,7 +253,7 @@ class _StreamBuilder:
         )
 
 
-def positions(path: Sequence[tuple[int, int, int]], start: int, stop: int) -> Ints:
+def _positions(path: Sequence[tuple[int, int, int]], start: int, stop: int) -> Ints:
     """Return where the tokens of depths start..stop of a path stand in the stream."""
     found = []
     for depth, place, length in path:
@@ -219,29 +261,3 @@ def positions(path: Sequence[tuple[int, int, int]], start: int, stop: int) -> In
         if first < last:
             found.append(np.arange(place + first - depth, place + last - depth))
     return found[0] if len(found) == 1 else np.concatenate(found)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TreeRows:
-    """Trees of a stream in rows. R = rows, L = longest row; `places` maps the stream's tokens to [R * L]."""
-
-    places: Ints  # [T]
-    num_rows: int
-    width: int
-
-
-def lay_out_tree_rows(stream: Stream) -> TreeRows:
-    """The stream's trees in rows as long as the largest, each tree in the first row with room for it."""
-    sizes = np.diff(stream.tree_starts)
-    width = int(sizes.max())
-    room: list[int] = []
-    places = np.empty(len(stream.tokens), dtype=np.int64)
-    for tree in np.argsort(-sizes, kind='stable'):
-        size, start = sizes[tree], stream.tree_starts[tree]
-        row = next((index for index, left in enumerate(room) if left >= size), len(room))
-        if row == len(room):
-            room.append(width)
-        first = row * width + width - room[row]
-        places[start : start + size] = np.arange(first, first + size)
-        room[row] -= size
-    return TreeRows(places=places, num_rows=len(room), width=width)

@@ -5,28 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import generations
 import networks
 import numpy as np
 import pytest
-import replies
 import torch
-from networks import CPU, draw
-from replies import letters, request, tokens, writer_of
+from generations import generator_of, letters, request, tokens
+from networks import draw
 
-from llmfoundry_gauntlet.engine.generation import CACHE, NO_CACHE, STREAM, TUPLES
-from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
-from llmfoundry_gauntlet.engine.pool_run import PoolRun, Prompt
-from llmfoundry_gauntlet.engine.pools import plan_pools
+from llmfoundry_gauntlet.engine.continuous_batches import plan_continuous_batches
+from llmfoundry_gauntlet.engine.decoding import CACHE, NO_CACHE, PROMPT_STREAM, TUPLES
+from llmfoundry_gauntlet.engine.generate import DecodingLoop, Prompt
+from llmfoundry_gauntlet.engine.kv_cache import KVCache
 from llmfoundry_gauntlet.types import GenerateRequest
 
 HIDDEN = 7
 # All that are written to in several prompts and rows of one model; windows and caps are those of the probe's tests.
 FAMILIES = [
-    ('llama', STREAM),
+    ('llama', PROMPT_STREAM),
     ('llama', CACHE),
     ('llama', NO_CACHE),
     ('gpt2', CACHE),
-    ('opt', STREAM),
+    ('opt', PROMPT_STREAM),
     ('opt', CACHE),
     ('mpt', TUPLES),
     ('bloom', CACHE),
@@ -41,8 +41,8 @@ def bare(logits: Callable[[list[int]], torch.Tensor], one: GenerateRequest) -> l
     return ids[len(one.context) :]
 
 
-@pytest.mark.parametrize(('name', 'way'), FAMILIES)
-def test_hidden_tokens_of_prompts_are_not_seen_and_those_of_replies_are(name: str, way: str):
+@pytest.mark.parametrize(('name', 'layout'), FAMILIES)
+def test_hidden_tokens_of_prompts_are_not_seen_and_those_of_replies_are(name: str, layout: str):
     """As `generate` has them with an attention mask; prompts without any are among them.
 
     Mutations: hidden tokens that are seen, that count as positions, or that are hidden in replies.
@@ -53,14 +53,14 @@ def test_hidden_tokens_of_prompts_are_not_seen_and_those_of_replies_are(name: st
     requests = [request(row, context, 8 - row) for row, context in enumerate(contexts)]
     requests.append(request(2, contexts[2], 5, sample=1))
     model = networks.network(name)
-    expected = replies.written_alone(model, requests, HIDDEN)
-    assert expected[:3] != replies.written_alone(model, requests[:3])
-    written = replies.common_token(expected)
+    expected = generations.generated_alone(model, requests, HIDDEN)
+    assert expected[:3] != generations.generated_alone(model, requests[:3])
+    written = generations.common_token(expected)
     assert all(context[-1] != written for context in contexts)
-    for hidden, wanted in ((HIDDEN, expected), (written, replies.written_alone(model, requests, written))):
-        for num_rows in (1, 2, 5):
-            writer = writer_of(model, way, hidden_token_id=hidden)
-            assert replies.texts(writer, requests, num_rows) == [letters(ids) for ids in wanted]
+    for hidden, wanted in ((HIDDEN, expected), (written, generations.generated_alone(model, requests, written))):
+        for num_slots in (1, 2, 5):
+            generator = generator_of(model, layout, hidden_token_id=hidden)
+            assert generations.texts(generator, requests, num_slots) == [letters(ids) for ids in wanted]
 
 
 def filled_up(kind: str, one: GenerateRequest) -> Callable[[list[int]], torch.Tensor]:
@@ -70,9 +70,9 @@ def filled_up(kind: str, one: GenerateRequest) -> Callable[[list[int]], torch.Te
     return lambda ids: networks.logits_of(model, [*ids, *[0] * (length - len(ids))])[len(ids) - 1]
 
 
-@pytest.mark.parametrize('way', [STREAM, CACHE, NO_CACHE])
+@pytest.mark.parametrize('layout', [PROMPT_STREAM, CACHE, NO_CACHE])
 @pytest.mark.parametrize('kind', networks.STRETCHED)
-def test_long_rows_change_no_reply_of_others(kind: str, way: str):
+def test_long_rows_change_no_reply_of_others(kind: str, layout: str):
     """Rotary frequencies are those of the prompt with all tokens that the reply may have. Mutation: no length."""
     rng = np.random.default_rng(6)
     requests = [request(row, draw(rng, length), 6) for row, length in enumerate((3, 41, 12, 26, 27, 41))]
@@ -80,19 +80,19 @@ def test_long_rows_change_no_reply_of_others(kind: str, way: str):
     expected = {one.key: letters(bare(filled_up(kind, one), one)) for one in requests}
     rotary = networks.rotary(kind)
     for chosen in (requests, requests[::-1], requests[:1], requests[2:5]):
-        writer = writer_of(networks.stretched(kind), way, rotary=rotary)
-        pools = plan_pools(chosen, tokens_per_batch=1000, rotary=rotary)
-        found = {reply.key: reply.text for pool in pools for reply in writer.write(pool)}
+        generator = generator_of(networks.stretched(kind), layout, rotary=rotary)
+        pools = plan_continuous_batches(chosen, tokens_per_batch=1000, rotary=rotary)
+        found = {reply.key: reply.text for pool in pools for reply in generator.generate(pool)}
         assert found == {one.key: expected[one.key] for one in chosen}
 
 
-@pytest.mark.parametrize('way', [STREAM, CACHE, NO_CACHE])
-def test_long_rows_change_replies_otherwise(way: str):
+@pytest.mark.parametrize('layout', [PROMPT_STREAM, CACHE, NO_CACHE])
+def test_long_rows_change_replies_otherwise(layout: str):
     """Else nothing above could fail."""
     rng = np.random.default_rng(6)
     requests = [request(0, draw(rng, 8), 12), request(1, draw(rng, 41), 12)]
     together, alone = (
-        replies.texts(writer_of(networks.stretched('dynamic'), way), chosen, 2, tokens_per_batch=1000)
+        generations.texts(generator_of(networks.stretched('dynamic'), layout), chosen, 2, tokens_per_batch=1000)
         for chosen in (requests, requests[:1])
     )
     assert together[0] != alone[0]
@@ -100,11 +100,11 @@ def test_long_rows_change_replies_otherwise(way: str):
 
 def test_a_compiled_model_writes_below_its_compilation_and_needs_no_other_afterwards():
     """Every step has a shape of its own. Mutation: `_orig_mod` not taken."""
-    model, requests = networks.network(), replies.mixed_requests()
-    expected = [letters(ids) for ids in replies.written_alone(model, requests)]
+    model, requests = networks.network(), generations.mixed_requests()
+    expected = [letters(ids) for ids in generations.generated_alone(model, requests)]
     with networks.compiled_for_training(model) as compiled:
-        for way in (STREAM, CACHE, NO_CACHE):
-            assert replies.texts(writer_of(compiled, way), requests) == expected
+        for layout in (PROMPT_STREAM, CACHE, NO_CACHE):
+            assert generations.texts(generator_of(compiled, layout), requests) == expected
 
 
 def check_within_rounding(model: Any, requests: list[GenerateRequest], texts: list[str], eps: float) -> None:
@@ -117,34 +117,27 @@ def check_within_rounding(model: Any, requests: list[GenerateRequest], texts: li
         assert (logits.amax(dim=1) - chosen).max() <= 4 * eps * logits.abs().max()
 
 
-@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(('name', 'way'), FAMILIES)
-def test_half_precision_writes_the_most_probable_tokens_within_its_rounding(name: str, way: str, dtype: torch.dtype):
-    """Mutation: keys and values in float32, which the model does not take."""
-    model, requests = networks.network(name).to(dtype), replies.mixed_requests()
-    writer = writer_of(model, way)
-    for num_rows in (4,):
-        check_within_rounding(model, requests, replies.texts(writer, requests, num_rows), torch.finfo(dtype).eps)
-    assert writer.rounding == torch.finfo(dtype).eps
+@pytest.mark.parametrize(('dtype', 'mixed'), [(torch.bfloat16, False), (torch.float16, False), (torch.bfloat16, True)])
+@pytest.mark.parametrize(('name', 'layout'), FAMILIES)
+def test_half_and_mixed_precision_generate_the_most_probable_tokens_within_their_rounding(
+    name: str, layout: str, dtype: torch.dtype, mixed: bool
+):
+    """Mutations: keys and values in float32, which the model does not take; the forward outside of autocast."""
+    model, requests = networks.network(name), generations.mixed_requests()
+    model = model if mixed else model.to(dtype)
+    generator = generator_of(model, layout)
+    with torch.no_grad(), torch.autocast('cpu', torch.bfloat16, enabled=mixed):
+        texts = generations.texts(generator, requests)
+        check_within_rounding(model, requests, texts, torch.finfo(dtype).eps)
+    assert generator.rounding == torch.finfo(dtype).eps
 
 
-@pytest.mark.parametrize(('name', 'way'), FAMILIES)
-def test_mixed_precision_is_that_of_the_run(name: str, way: str):
-    """Mutation: the forward outside of autocast."""
-    model, requests = networks.network(name), replies.mixed_requests()
-    writer = writer_of(model, way)
-    with torch.no_grad(), torch.autocast('cpu', torch.bfloat16):
-        texts = replies.texts(writer, requests)
-        check_within_rounding(model, requests, texts, torch.finfo(torch.bfloat16).eps)
-    assert writer.rounding == torch.finfo(torch.bfloat16).eps
-
-
-@pytest.mark.parametrize('way', [CACHE, NO_CACHE])
-def test_the_rounding_is_that_of_the_output_layer_where_the_model_rounds_up_its_logits(way: str):
+@pytest.mark.parametrize('layout', [CACHE, NO_CACHE])
+def test_the_rounding_is_that_of_the_output_layer_where_the_model_rounds_up_its_logits(layout: str):
     """GPT-J makes float32 of them. Mutation: the rounding of the logits that it returns."""
-    writer = writer_of(networks.network('gptj').to(torch.bfloat16), way)
-    replies.texts(writer, replies.mixed_requests())
-    assert writer.rounding == torch.finfo(torch.bfloat16).eps
+    generator = generator_of(networks.network('gptj').to(torch.bfloat16), layout)
+    generations.texts(generator, generations.mixed_requests())
+    assert generator.rounding == torch.finfo(torch.bfloat16).eps
 
 
 # Prompts in a stream.
@@ -155,32 +148,32 @@ def test_what_prompts_of_a_stream_begin_with_is_run_once():
     model = networks.network()
     requests = [request(row, [5] * 20 + [30 + row] * 3, 3) for row in range(4)]
     requests += [request(4, [9] * 6, 4), request(4, [9] * 6, 4, sample=1)]
-    writer = writer_of(model, STREAM)
-    expected = [letters(ids) for ids in replies.written_alone(model, requests)]
-    assert replies.texts(writer, requests, 6, tokens_per_batch=1000) == expected
-    assert (writer.usage.prompt_tokens, writer.usage.padding_tokens) == (20 + 4 * 3 + 6, 0)
+    generator = generator_of(model, PROMPT_STREAM)
+    expected = [letters(ids) for ids in generations.generated_alone(model, requests)]
+    assert generations.texts(generator, requests, 6, tokens_per_batch=1000) == expected
+    assert (generator.usage.prompt_tokens, generator.usage.padding_tokens) == (20 + 4 * 3 + 6, 0)
 
 
-@pytest.mark.parametrize('num_rows', [1, 2, 4, 6])
-def test_a_prompt_that_gives_no_numbers_does_not_spoil_those_that_begin_like_it(num_rows: int, monkeypatch):
+@pytest.mark.parametrize('num_slots', [1, 2, 4, 6])
+def test_a_prompt_that_gives_no_numbers_does_not_spoil_those_that_begin_like_it(num_slots: int, monkeypatch):
     """In a stream they share a tree, where what a token does not see is a number times zero.
 
     Mutations: no `take_back`, or one that clears nothing.
     """
     taken_back = []
 
-    def take_back(run: PoolRun, prompts: list[Prompt]) -> None:
-        right(run, prompts)
+    def take_back(run: DecodingLoop, prompts: list[Prompt], cache: KVCache) -> None:
+        right(run, prompts, cache)
         taken_back.extend(prompts)
-        assert all(buffer.isfinite().all() for buffers in run.cache._layers.values() for buffer in buffers)
+        assert all(buffer.isfinite().all() for buffers in cache._layers.values() for buffer in buffers)
 
-    right = PoolRun.take_back
-    monkeypatch.setattr(PoolRun, 'take_back', take_back)
+    right = DecodingLoop.take_back
+    monkeypatch.setattr(DecodingLoop, 'take_back', take_back)
     model, poison = networks.network(), 50
     contexts = [[5] * 20 + [last] * 3 for last in (30, poison, 31, 32)]
     requests = [request(row, context, 4) for row, context in enumerate(contexts)]
     requests[2:2] = [request(1, contexts[1], 4, sample=1)]
-    expected = [(letters(ids), True) for ids in replies.written_alone(model, requests)]
+    expected = [(letters(ids), True) for ids in generations.generated_alone(model, requests)]
     assert all(letters([poison]) not in text for text, _ in expected)
     expected[1] = expected[2] = ('', False)
 
@@ -188,18 +181,6 @@ def test_a_prompt_that_gives_no_numbers_does_not_spoil_those_that_begin_like_it(
         return embedded.masked_fill((inputs[0] == poison)[..., None], torch.nan)
 
     model.get_input_embeddings().register_forward_hook(spoil)
-    found = replies.run(writer_of(model, STREAM), requests, num_rows, tokens_per_batch=1000)
+    found = generations.run(generator_of(model, PROMPT_STREAM), requests, num_slots, tokens_per_batch=1000)
     assert [(one.text, one.is_finite) for one in found] == expected
-    assert len(taken_back) == (0 if num_rows == 1 else min(num_rows, 4))
-
-
-def test_the_writer_names_what_it_can_do():
-    model = CausalLanguageModel(networks.network(), device=CPU)
-    for way, keeps, streams in (
-        (STREAM, True, True),
-        (CACHE, True, False),
-        (TUPLES, True, False),
-        (NO_CACHE, False, False),
-    ):
-        writer = writer_of(model.model, way)
-        assert (writer.keeps, writer.streams) == (keeps, streams)
+    assert len(taken_back) == (0 if num_slots == 1 else min(num_slots, 4))

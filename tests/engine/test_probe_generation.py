@@ -8,22 +8,25 @@ from typing import Any
 import networks
 import pytest
 import torch
+from generations import LONGEST, Letters
 from networks import CPU
-from replies import LONGEST, Letters
 
-from llmfoundry_gauntlet.engine.generation import CACHE, NO_CACHE, STREAM, TUPLES, ReplyWriter
-from llmfoundry_gauntlet.engine.generation_probe import ReplyProbe, probe_replies
-from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
-from llmfoundry_gauntlet.engine.reply import ReplyDecoder
+from llmfoundry_gauntlet.engine.decoding import CACHE, NO_CACHE, PROMPT_STREAM, TUPLES
+from llmfoundry_gauntlet.engine.generate import TextGenerator
+from llmfoundry_gauntlet.engine.model import CausalLanguageModel
+from llmfoundry_gauntlet.engine.probe import NAMES, Probe, probe_generation
+from llmfoundry_gauntlet.engine.stopping import GenerationDecoder
 from llmfoundry_gauntlet.errors import ModelError
 
 LONG_WINDOW = 40
 
 
-def probed(model: Any, longest: int = LONGEST) -> ReplyProbe:
+def probed(model: Any, longest: int = LONGEST) -> Probe:
     """Every token ends a reply, which the probe must not heed."""
-    writer = ReplyWriter(CausalLanguageModel(model, device=CPU), ReplyDecoder(Letters(), range(networks.VOCABULARY)))
-    return probe_replies(writer, vocabulary=networks.VOCABULARY, longest=longest)
+    generator = TextGenerator(
+        CausalLanguageModel(model, device=CPU), GenerationDecoder(Letters(), range(networks.VOCABULARY))
+    )
+    return probe_generation(generator, vocabulary=networks.VOCABULARY, longest=longest)
 
 
 def change(model: Any, how: Callable[[dict[str, Any]], None]) -> Any:
@@ -67,60 +70,49 @@ def drop_mask_of_prompts(kwargs: dict[str, Any]) -> None:
         kwargs['attention_mask'] = torch.ones_like(kwargs['attention_mask'])
 
 
-@pytest.mark.parametrize('how', [drop_mask, drop_positions, one_position_late, drop_keys], ids=lambda how: how.__name__)
+def stream_positions(kwargs: dict[str, Any]) -> None:
+    """Prompts at the positions of the stream instead of their own."""
+    if kwargs['attention_mask'].dim() == 4:
+        kwargs['position_ids'] = torch.arange(kwargs['input_ids'].shape[1])[None]
+
+
+def stream_positions_in_branches(kwargs: dict[str, Any]) -> None:
+    """The same only where the stream goes back to a position that is not the first: prompts that share a prefix."""
+    if kwargs['attention_mask'].dim() == 4:
+        positions = kwargs['position_ids'][0]
+        if ((positions.diff() <= 0) & (positions[1:] > 0)).any():
+            stream_positions(kwargs)
+
+
+@pytest.mark.parametrize(
+    ('name', 'fault', 'right', 'wrong'),
+    [
+        ('llama', drop_mask, PROMPT_STREAM, NO_CACHE),
+        ('llama', drop_positions, PROMPT_STREAM, NO_CACHE),
+        ('llama', one_position_late, PROMPT_STREAM, NO_CACHE),
+        ('llama', drop_keys, PROMPT_STREAM, NO_CACHE),
+        ('llama', stream_positions, PROMPT_STREAM, CACHE),
+        ('llama', stream_positions_in_branches, PROMPT_STREAM, CACHE),
+        ('falcon', drop_mask_of_prompts, CACHE, NO_CACHE),
+        ('falcon', drop_mask, CACHE, NO_CACHE),
+        ('mpt', drop_mask, TUPLES, NO_CACHE),  # MPT has no positions: its mask says where a sequence begins
+    ],
+)
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
-def test_a_model_whose_steps_are_wrong_runs_whole_rows(how: Callable, dtype: torch.dtype):
-    """It says nothing of it. Mutations: the first way taken; replies that end, or are compared, at the first token."""
-    assert probed(networks.network().to(dtype)).way == STREAM
-    found = probed(change(networks.network().to(dtype), how))
-    assert found.way == NO_CACHE, found.reason
+def test_a_layout_that_gives_wrong_numbers_silently_is_not_used(
+    name: str, fault: Callable, right: str, wrong: str, dtype: torch.dtype
+):
+    """Mutations: the first layout accepted; generations that end, or are compared, at the first token; prompts of one
+    length; no two prompts run together, or none that share a prefix."""
+    assert probed(networks.network(name).to(dtype)).layout == right
+    found = probed(change(networks.network(name).to(dtype), fault))
+    assert found.layout == wrong, found.reason
     assert found.certain
-    assert 'key-value cache, prompts in a token stream' in found.reason and ' off' in found.reason
+    assert f'{NAMES[right]} ' in found.reason and ' off' in found.reason
 
 
-@pytest.mark.parametrize('how', [drop_mask_of_prompts, drop_mask], ids=lambda how: how.__name__)
-def test_a_model_of_masked_rows_whose_cache_is_wrong_runs_whole_rows(how: Callable):
-    """Prompts in padded rows, of different lengths in one batch. Mutation: prompts of one length."""
-    assert probed(networks.network('falcon')).way == CACHE
-    found = probed(change(networks.network('falcon'), how))
-    assert found.way == NO_CACHE, found.reason
-
-
-def test_tuples_that_are_wrong_are_not_taken():
-    """MPT has no positions: its mask says where a row begins."""
-    assert probed(networks.network('mpt')).way == TUPLES
-    found = probed(change(networks.network('mpt'), drop_mask))
-    assert found.way == NO_CACHE
-    assert 'key-value tuples' in found.reason and ' off' in found.reason
-
-
-def test_a_stream_that_is_wrong_leaves_the_cache():
-    """Prompts at the positions of the stream instead of their own. Mutation: no two prompts run together."""
-
-    def by_place(kwargs: dict[str, Any]) -> None:
-        if kwargs['attention_mask'].dim() == 4:
-            kwargs['position_ids'] = torch.arange(kwargs['input_ids'].shape[1])[None]
-
-    found = probed(change(networks.network(), by_place))
-    assert found.way == CACHE
-    assert 'key-value cache, prompts in a token stream' in found.reason and ' off' in found.reason
-
-
-def test_a_stream_that_is_wrong_where_prompts_begin_alike_leaves_the_cache():
-    """There it goes back to a position that is not the first. Mutation: no two prompts begin alike."""
-
-    def spoil_branches(kwargs: dict[str, Any]) -> None:
-        if kwargs['attention_mask'].dim() == 4:
-            positions = kwargs['position_ids'][0]
-            if ((positions.diff() <= 0) & (positions[1:] > 0)).any():
-                kwargs['position_ids'] = torch.arange(len(positions))[None]
-
-    found = probed(change(networks.network(), spoil_branches))
-    assert found.way == CACHE
-
-
-@pytest.mark.parametrize(('name', 'way'), [('llama', STREAM), ('gptj', CACHE)])
-def test_half_precision_is_compared_within_its_own_rounding(name: str, way: str):
+@pytest.mark.parametrize(('name', 'layout'), [('llama', PROMPT_STREAM), ('gptj', CACHE)])
+def test_half_precision_is_compared_within_its_own_rounding(name: str, layout: str):
     """Steps that are twice the spacing of the largest logit off, as other kernels may be.
 
     Mutations: the tolerance of float32; the rounding of the logits that GPT-J returns, which are float32.
@@ -130,11 +122,11 @@ def test_half_precision_is_compared_within_its_own_rounding(name: str, way: str)
         if is_step(kwargs):
             output.logits.add_(2 * output.logits.abs().max() * torch.finfo(torch.bfloat16).eps)
 
-    for dtype, expected in ((torch.bfloat16, way), (torch.float32, NO_CACHE)):
+    for dtype, expected in ((torch.bfloat16, layout), (torch.float32, NO_CACHE)):
         model = networks.network(name).to(dtype)
         model.register_forward_hook(rounded, with_kwargs=True)
         found = probed(model)
-        assert found.way == expected, found.reason
+        assert found.layout == expected, found.reason
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
@@ -150,10 +142,10 @@ def test_a_window_that_steps_forget_is_found_out_where_rows_are_longer(dtype: to
 
         return change(model, forget)
 
-    assert probed(networks.network('mistral, windows', sliding_window=LONG_WINDOW).to(dtype)).way == STREAM
-    assert probed(forgetful(), LONG_WINDOW).way == STREAM
+    assert probed(networks.network('mistral, windows', sliding_window=LONG_WINDOW).to(dtype)).layout == PROMPT_STREAM
+    assert probed(forgetful(), LONG_WINDOW).layout == PROMPT_STREAM
     found = probed(forgetful(), 3 * LONG_WINDOW)
-    assert found.way == NO_CACHE, found.reason
+    assert found.layout == NO_CACHE, found.reason
 
 
 def no_numbers_where(model: Any, spoilt: Callable[[dict[str, Any]], torch.Tensor | bool]) -> Any:
@@ -179,7 +171,7 @@ def no_numbers_where(model: Any, spoilt: Callable[[dict[str, Any]], torch.Tensor
 def test_a_model_of_nan_runs_whole_rows_and_is_probed_again(spoilt: Callable):
     """Also where a single prompt shows it. Mutation: Python's `max`, which passes NaN."""
     found = probed(no_numbers_where(networks.network(), spoilt))
-    assert (found.way, found.certain) == (NO_CACHE, False)
+    assert (found.layout, found.certain) == (NO_CACHE, False)
     assert found.reason == "probe: the model's numbers are not finite"
 
 
@@ -195,7 +187,7 @@ def test_a_way_that_gives_nan_is_not_taken(last: bool, dtype: torch.dtype):
         return positions == LONGEST - 2 if last else positions < 3
 
     found = probed(no_numbers_where(networks.network().to(dtype), in_steps))
-    assert found.way == NO_CACHE, found.reason
+    assert found.layout == NO_CACHE, found.reason
 
 
 @pytest.mark.parametrize('name', ['llama', 'gpt2'])
@@ -221,15 +213,17 @@ def test_rows_of_any_length_are_probed(longest: int):
 
     model = change(networks.network(), measure)
     found = probed(model, longest)
-    assert found.way == STREAM
+    assert found.layout == PROMPT_STREAM
     assert max(widths) <= max(longest - 1, 1) or found.reason.startswith('probe: 8 replies')
 
 
 def test_the_probe_says_what_it_found_and_leaves_the_writer_as_it_was():
-    writer = ReplyWriter(CausalLanguageModel(networks.network('bloom'), device=CPU), ReplyDecoder(Letters(), [5]))
-    before = dict(writer.__dict__)
-    found = probe_replies(writer, vocabulary=networks.VOCABULARY, longest=LONGEST)
-    assert {**writer.__dict__, 'rounding': 0.0} == before
+    generator = TextGenerator(
+        CausalLanguageModel(networks.network('bloom'), device=CPU), GenerationDecoder(Letters(), [5])
+    )
+    before = dict(generator.__dict__)
+    found = probe_generation(generator, vocabulary=networks.VOCABULARY, longest=LONGEST)
+    assert {**generator.__dict__, 'rounding': 0.0} == before
     assert str(found).startswith('key-value cache (probe: 8 replies within ')
     assert 'key-value cache, prompts in a token stream' in found.reason
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from networks import CPU
 
-from llmfoundry_gauntlet.engine import row_cache
-from llmfoundry_gauntlet.engine.row_cache import RowCache
+from llmfoundry_gauntlet.engine import kv_cache
+from llmfoundry_gauntlet.engine.kv_cache import KVCache
 
 LONGEST_CONTEXT = 5
 LONGEST_ROW = 9
@@ -27,7 +27,7 @@ WAYS = ('cache', 'stream', 'tuples')
 @pytest.fixture(autouse=True, scope='module')
 def columns_that_soon_end():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_cache, 'GROWTH', 2)
+        patch.setattr(kv_cache, 'GROWTH', 2)
         yield
 
 
@@ -53,7 +53,7 @@ class Model:
 
     def __init__(self, way: str) -> None:
         self.way = way
-        self.cache = RowCache(NUM_SLOTS, longest_context=LONGEST_CONTEXT, device=CPU)
+        self.cache = KVCache(NUM_SLOTS, longest_context=LONGEST_CONTEXT, device=CPU)
         self.rows: list[Row] = []
         self.last = 0.0
 
@@ -143,7 +143,7 @@ class Model:
         order = self.cache.leave(slots)
         assert sorted(order) == [slot for slot in range(len(self.rows)) if slot not in slots]
         self.rows = [self.rows[slot] for slot in order]
-        assert self.cache.num_rows == len(self.rows)
+        assert self.cache.num_used == len(self.rows)
 
     def spoil(self, choice: int) -> None:
         if self.rows:
@@ -206,8 +206,8 @@ def test_rows_are_right_through_hundreds_of_columns_in_a_few(way: str):
 
 def test_buffers_are_as_wide_as_the_longest_prompt_and_grow_a_few_columns_at_a_time(monkeypatch):
     """By hand: prompts of 10 and 4, and 3 columns more; the first leaves at step 5, and its columns at step 6."""
-    monkeypatch.setattr(row_cache, 'GROWTH', 3)
-    cache = RowCache(2, longest_context=10, device=CPU)
+    monkeypatch.setattr(kv_cache, 'GROWTH', 3)
+    cache = KVCache(2, longest_context=10, device=CPU)
     seen = torch.arange(10)[None] >= torch.tensor([[0], [6]])
     cache.enter([10, 4], seen)
     widths = []
@@ -223,7 +223,7 @@ def test_buffers_are_as_wide_as_the_longest_prompt_and_grow_a_few_columns_at_a_t
 
 def test_an_empty_cache_has_no_columns():
     """As models ask of one."""
-    cache = RowCache(2, longest_context=4, device=CPU)
+    cache = KVCache(2, longest_context=4, device=CPU)
     assert (len(cache), cache.column, cache.get_max_cache_shape()) == (0, 4, None)
     cache.enter([3], torch.tensor([[True, True, True]]))
     assert (cache.get_seq_length(), cache.seen().tolist()) == (0, [[False, True, True, True, False, False]])

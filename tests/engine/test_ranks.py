@@ -6,6 +6,7 @@ as long as the dearest forward of every step together. Every test prints what it
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,11 +21,11 @@ from paths import ROOT
 
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.config.yaml import read_yaml
-from llmfoundry_gauntlet.engine.assign import assign
-from llmfoundry_gauntlet.engine.budget import LEAST_BATCHES, MOST_TOKENS
-from llmfoundry_gauntlet.engine.layout import Tree
-from llmfoundry_gauntlet.engine.plan import STREAM, Batch
-from llmfoundry_gauntlet.engine.pools import Pool, assign_pools
+from llmfoundry_gauntlet.engine.continuous_batches import ContinuousBatch
+from llmfoundry_gauntlet.engine.model import LEAST_BATCHES, MOST_TOKENS
+from llmfoundry_gauntlet.engine.plan import STREAM, Batch, plan
+from llmfoundry_gauntlet.engine.ranks import assign, assign_continuous_batches, expected_tokens, scored_tokens
+from llmfoundry_gauntlet.engine.trees import Tree
 from llmfoundry_gauntlet.evaluation.inputs import load_data
 from llmfoundry_gauntlet.evaluation.run import (
     PlannedEvaluation,
@@ -33,7 +34,7 @@ from llmfoundry_gauntlet.evaluation.run import (
     prepare_evaluation,
 )
 from llmfoundry_gauntlet.tasks.encode import Encoder
-from llmfoundry_gauntlet.types import Ids, ItemKey, ScoreRequest
+from llmfoundry_gauntlet.types import Generation, Ids, ItemKey, ScoreRequest
 
 TASKS = str(ROOT / 'yamls/tasks/gauntlet_v0.1.yaml')
 STAND_INS = {'safety/bbq.jsonl': 'safety/bbq_standin.jsonl'}  # of the real files, where the first is not there
@@ -56,7 +57,7 @@ class Spread:
     repeated: float
 
 
-def spread_of(ranks: Sequence[Sequence[Batch]] | Sequence[Sequence[Pool]]) -> Spread:
+def spread_of(ranks: Sequence[Sequence[Batch]] | Sequence[Sequence[ContinuousBatch]]) -> Spread:
     """Measures the shares of ranks, which must be equally many parts."""
     assert len(set(map(len, ranks))) == 1
     tokens = np.array([[part.num_tokens for part in mine] for mine in ranks])
@@ -70,7 +71,7 @@ def spread_of(ranks: Sequence[Sequence[Batch]] | Sequence[Sequence[Pool]]) -> Sp
     )
 
 
-def name_of(part: Batch | Pool) -> int:
+def name_of(part: Batch | ContinuousBatch) -> int:
     """The same for parts that give the same: runs of a prefix are made anew for every rank."""
     is_prefix = isinstance(part, Batch) and not part.trees
     return id(part.prefix if is_prefix else part)
@@ -217,7 +218,7 @@ def test_ranks_write_equally_many_pools_of_about_the_same_work(own_rows: Planned
     """In what can be known before: lengths of prompts, and of replies at most. How many forwards a pool takes depends
     on the replies; ranks wait for each other after each pool, and sharded ones take part in each other's forwards."""
     pools = own_rows.pools
-    ranks = assign_pools(pools, num_ranks=2)
+    ranks = assign_continuous_batches(pools, num_ranks=2)
     costs = [sum(pool.cost for pool in mine) for mine in ranks]
     print(f'{len(pools)} pools on 2 ranks: {max(costs) / np.mean(costs) - 1:.2%} above the mean')
     assert len(set(map(len, ranks))) == 1
@@ -238,9 +239,54 @@ def test_ranks_share_the_real_gauntlet_evenly(real_rows: PreparedEvaluation, dev
     most = {'cuda': (0.02, 0.04, 0.1), 'cpu': (0.06, 0.13, 0.23)}[device]
     assert all(found[num_ranks].waiting < limit for num_ranks, limit in zip(RANKS, most, strict=True))
     for num_ranks in RANKS:
-        ranks = assign_pools(planned.pools, num_ranks=num_ranks)
+        ranks = assign_continuous_batches(planned.pools, num_ranks=num_ranks)
         costs = [sum(pool.cost for pool in mine) for mine in ranks]
         above = max(costs) / np.mean(costs) - 1
         print(f'{num_ranks:>3} ranks: {len(ranks[0])} of {len(planned.pools)} pools each, {above:.1%} above the mean')
         assert len(set(map(len, ranks))) == 1
         assert above < ABOVE_MEAN or len(planned.pools) < 2 * num_ranks  # a pool is written by one rank
+
+
+# Estimates from parts that were timed.
+
+
+def reply(num_tokens: int, *, is_cut: bool) -> Generation:
+    return Generation(key=ItemKey('a', 0), text='', num_tokens=num_tokens, is_cut=is_cut)
+
+
+def test_a_prefix_of_several_batches_counts_once_for_the_first_of_its_tasks():
+    """Forty rows of 25 tokens of their own after the same 100; one choice of a single token adds nothing."""
+    shared = np.arange(100, dtype=np.int32)
+    requests = [
+        ScoreRequest(
+            key=ItemKey('first' if row < 10 else 'second', row),
+            contexts=(np.concatenate([shared, np.full(25, 200 + row, np.int32)]),),
+            continuations=(np.array([7], np.int32),),
+        )
+        for row in range(40)
+    ]
+    batches = plan(requests, tokens_per_batch=300)
+    assert len(batches) >= 4 and all(batch.prefix is not None for batch in batches)
+    length = len(batches[0].prefix)
+    whole = length + 40 * 25 + (100 - length) * sum(len(batch.trees) for batch in batches)
+    found = scored_tokens(batches)
+    assert sum(found.values()) == whole
+    assert found['second'] in (30 * 25, 30 * 25 + length)
+
+
+def test_replies_that_end_at_each_token_with_a_fixed_chance_take_the_mean_of_the_geometric_distribution():
+    """Two ended in 10 tokens together, two were cut after 5: 2 ends in 20 tokens."""
+    replies = [reply(4, is_cut=False), reply(6, is_cut=False), reply(5, is_cut=True), reply(5, is_cut=True)]
+    chance = 2 / 20
+    expected = math.fsum((1 - chance) ** before for before in range(30))  # tokens that are reached
+    assert expected_tokens(replies, 30) == pytest.approx(expected)
+    assert expected_tokens(replies, 1) == pytest.approx(1.0)
+
+
+def test_replies_that_never_ended_take_the_most():
+    assert expected_tokens([reply(8, is_cut=True)] * 3, 100) == 100
+    assert expected_tokens([], 7) == 7
+
+
+def test_replies_that_end_at_once_take_a_token():
+    assert expected_tokens([reply(1, is_cut=False)] * 3, 100) == pytest.approx(1.0)

@@ -1,24 +1,21 @@
-"""A reply while it is written: its tokens, its text as far as it is known, and whether it is done. Free of torch."""
+"""Decide where a generation ends: its tokens, its text as far as it is known, its stop rule. Free of torch."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Any
 
-import numpy as np
-
 from llmfoundry_gauntlet.scoring.text import stop_position
-from llmfoundry_gauntlet.tasks.seeds import draw_seed
 from llmfoundry_gauntlet.types import GenerateRequest, Generation
 
 UNFINISHED = '\ufffd'  # what a tokenizer makes of a part of a character
 LONGEST_CHARACTER = 4  # bytes, and so tokens at most
 
 
-class ReplyDecoder:
-    """A tokenizer as replies need it. `end_ids` end a reply; they are left out of its text where they are special.
+class GenerationDecoder:
+    """Decode generations with a tokenizer. `end_ids` end a generation; special ones are left out of its text.
 
-    Where a tokenizer drops a text's leading space, a reply gets one, as in Composer 0.32
+    Where a tokenizer drops a text's leading space, a generation gets one, as in Composer 0.32
     (`models/huggingface.py:eval_forward`): a delimiter that begins with a space may open it.
     """
 
@@ -29,58 +26,58 @@ class ReplyDecoder:
         self.before = '' if keeps_space else ' '
 
     def text(self, ids: list[int], *, verbatim: bool = False, restores_space: bool = True) -> str:
-        """The text of a whole reply, its spaces tidied up where the tokenizer does that, unless it is `verbatim`."""
+        """Return the text of a whole generation, its spaces cleaned up as the tokenizer does, unless `verbatim`."""
         options = {'clean_up_tokenization_spaces': False} if verbatim else {}
         before = self.before if restores_space else ''
-        written: str = self.tokenizer.decode(ids, skip_special_tokens=True, **options)
-        return before + written
+        decoded: str = self.tokenizer.decode(ids, skip_special_tokens=True, **options)
+        return before + decoded
 
     def piece(self, ids: list[int]) -> str:
-        """The text of some tokens, exactly as they are written."""
-        written: str = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return written
+        """Return the text of some tokens, with no spaces cleaned up."""
+        decoded: str = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return decoded
 
 
-class Reply:
-    """The reply to one request while it is written.
+class OngoingGeneration:
+    """The generation for one request, token by token.
 
     Text is decoded a few tokens at a time, each time with the token before, whose text tells how a tokenizer joins
     them; a stop that this finds is looked for again in the whole text, which is decoded at the end.
     """
 
-    def __init__(self, request: GenerateRequest, decoder: ReplyDecoder) -> None:
+    def __init__(self, request: GenerateRequest, decoder: GenerationDecoder) -> None:
         self.request = request
         self.decoder = decoder
         self.ids: list[int] = []
         self.is_done = False
-        self.is_cut = False
+        self.is_truncated = False
         self.is_finite = True
         stops = request.stops
         self._watches = bool(stops.strings or stops.answer_end or stops.closes_block)
-        self._lookback = max(map(len, request.stops.strings), default=0)
-        self._written = decoder.before if request.restores_space else ''  # the text up to token `_read`
+        self._lookback = max(map(len, stops.strings), default=0)
+        self._known = decoder.before if request.restores_space else ''  # the text up to token `_read`
         self._start = self._read = 0  # tokens [_start, _read) are decoded with those that follow
 
     def add(self, token: int) -> None:
-        """Takes the next token."""
+        """Take the next token."""
         self.ids.append(token)
         if token in self.decoder.end_ids or (self._watches and self._stops()):
             self.is_done = True
         elif len(self.ids) == self.request.max_new_tokens:
-            self.is_done = self.is_cut = True
+            self.is_done = self.is_truncated = True
 
-    def spoil(self) -> None:
-        """Ends it, as the model's logits are not finite numbers."""
+    def fail(self) -> None:
+        """End the generation because the model's logits are not finite."""
         self.is_finite = False
         self.is_done = True
 
     def result(self) -> Generation:
-        """Return what was written."""
+        """Return what was generated."""
         return Generation(
             key=self.request.key,
             text=self._text() if self.ids else '',
             num_tokens=len(self.ids),
-            is_cut=self.is_cut,
+            is_cut=self.is_truncated,
             is_finite=self.is_finite,
         )
 
@@ -91,9 +88,9 @@ class Reply:
         if not piece:  # a special token, or a space that a text's first word loses
             self._read = len(self.ids)
             return False
-        rule, known, text = self.request.stops, len(self._written), self._written + piece
+        rule, known, text = self.request.stops, len(self._known), self._known + piece
         if not piece.endswith(UNFINISHED) or len(self.ids) - self._read >= LONGEST_CHARACTER:
-            self._written = text
+            self._known = text
             self._start, self._read = self._read, len(self.ids)
         if stop_position(text, rule, max(0, known - self._lookback)) is None:
             return False
@@ -104,15 +101,8 @@ class Reply:
         return self.decoder.text(self.ids, verbatim=request.verbatim, restores_space=request.restores_space)
 
 
-def uniform_draws(request: GenerateRequest) -> Iterator[float]:
-    """Numbers from 0 to 1, one for each token of a reply that is drawn."""
-    rng = np.random.Generator(np.random.Philox(key=draw_seed(request.sampling, request.key)))
-    while True:
-        yield rng.random()
-
-
 def end_ids(tokenizer: Any, model: Any, *, reference: bool) -> set[int]:
-    """The tokens that end a reply: the tokenizer's eos, and those of the model's own generation settings.
+    """Return the tokens that end a generation: the tokenizer's eos, and those of the model's generation settings.
 
     With `reference` the tokenizer's alone, as llm-foundry gives to transformers.
     """

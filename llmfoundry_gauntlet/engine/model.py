@@ -1,4 +1,4 @@
-"""The only room that knows how torch models are run: planned batches in, log-probabilities out."""
+"""Run planned batches on a torch model: token ids in, log-probabilities out."""
 
 from __future__ import annotations
 
@@ -12,14 +12,7 @@ import numpy.typing as npt
 import torch
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
-from llmfoundry_gauntlet.engine.eager import Change, changed, eager_changes
-from llmfoundry_gauntlet.engine.layout import (
-    Stream,
-    lay_out_rows,
-    lay_out_stream,
-    lay_out_tokens,
-    lay_out_tree_rows,
-)
+from llmfoundry_gauntlet.engine.continuous_batches import CACHED_PER_TOKEN
 from llmfoundry_gauntlet.engine.logits import (
     LogitReader,
     Tail,
@@ -29,23 +22,37 @@ from llmfoundry_gauntlet.engine.logits import (
     rounding_of,
     tail_of,
 )
-from llmfoundry_gauntlet.engine.outputs import split_outputs
 from llmfoundry_gauntlet.engine.plan import MASKED_ROWS, PADDED_ROWS, Batch
-from llmfoundry_gauntlet.engine.rotary import rotary_length
-from llmfoundry_gauntlet.engine.rotary_lengths import RotaryLengths
-from llmfoundry_gauntlet.engine.tree_attention import KeyValue, tree_attention, tree_layout
+from llmfoundry_gauntlet.engine.rotary import RotaryLengths, rotary_length
+from llmfoundry_gauntlet.engine.tree_attention import Change, KeyValue, changed, tree_attention, tree_layout
+from llmfoundry_gauntlet.engine.trees import (
+    Stream,
+    Tree,
+    context_request,
+    lay_out_rows,
+    lay_out_stream,
+    lay_out_tree_rows,
+    split_outputs,
+)
 from llmfoundry_gauntlet.errors import ModelError
 from llmfoundry_gauntlet.types import Ids, Ints, ScoreOutput
 
 log = logging.getLogger(__name__)
+
+# tokens_per_batch: auto
+MOST_TOKENS = {'cpu': 2048, 'cuda': 32768}  # on a CPU 4096 took 5 to 12 % longer
+LEAST_TOKENS = {'cpu': 1024, 'cuda': 4096}
+LEAST_BATCHES = 4  # for each rank: with fewer, ranks wait for each other
+SHARE_OF_MEMORY = 0.5  # of what is free: the rest is for what the estimate leaves out
+CHUNK_BYTES = 2**29  # a chunk of logits and its copies
 
 
 @dataclass(frozen=True, slots=True)
 class Learned:
     """Observations of a forward.
 
-    `tail` is what it does to its output layer's logits, None where that is not known: then the model makes the logits
-    of all positions. `dtype` is what it computes in.
+    `tail` is what it does to its output layer's logits; None if unknown: then the model makes the logits of all
+    positions. `dtype` is what it computes in.
     """
 
     tail: Tail | None
@@ -57,7 +64,7 @@ class CausalLanguageModel:
 
     `hidden_token_id` names a token that is masked wherever it stands in padded rows, as llm-foundry does with real
     eos tokens where pad is eos; None masks padding alone. `rotary` says which length decides rotary frequencies; None
-    where none does. `learned` is what the probe found out of the model.
+    if none does. `learned` is what the probe observed.
     """
 
     def __init__(
@@ -74,22 +81,22 @@ class CausalLanguageModel:
         self.rotary = rotary
         self.learned = Learned(tail=None, dtype=None)
         self.num_forwards = 0
-        self.eager: list[Change] = []  # what makes padded rows and generation use eager attention, if they must
-        self.most_tokens: int | None = None  # of a batch, once the device's memory was found too small for more
+        self.eager: list[Change] = []  # what switches the model to eager attention, if the probe wants it
+        self.most_tokens: int | None = None  # of a batch, once the device ran out of memory with more
         self._prefix: tuple[Ids, dict[int, KeyValue]] | None = None
 
     @property
     def vocabulary(self) -> int:
-        """Tokens that the model knows."""
+        """Return the number of tokens that the model knows."""
         size: int = self.model.config.get_text_config().vocab_size
         return size
 
     @torch.no_grad()
     def run(self, batch: Batch) -> list[ScoreOutput]:
-        """The outputs of a batch, in the order of its requests.
+        """Return the outputs of a batch, in the order of its requests.
 
-        Where the device's memory is too small, the batch is run in halves, and larger ones from then on as well.
-        Raises ModelError where a single request does not fit, or where the model is sharded.
+        If the device runs out of memory, the batch is run in halves, and larger ones from then on as well.
+        Raise ModelError if a single request does not fit, or if the model is sharded.
         """
         if self.most_tokens is not None and batch.num_tokens > self.most_tokens and batch.trees:
             halves = batch.halves()
@@ -109,7 +116,7 @@ class CausalLanguageModel:
             advice = 'all ranks of a sharded model must make the same forwards, so a batch cannot be split here'
             raise ModelError(f'{too_large}; {advice}; give tokens_per_batch: {batch.num_tokens // 2}: {failure}')
         if len(batch.halves()) == 1:
-            what = f'{batch.requests[0].key}: ' if batch.trees else 'a kept prefix: '
+            what = f'{batch.requests[0].key}: ' if batch.trees else 'a cached prefix: '
             raise ModelError(f'{what}{too_large}: {failure}')
         if self.device.type == 'cuda':
             torch.cuda.empty_cache()
@@ -129,33 +136,34 @@ class CausalLanguageModel:
         return split_outputs(batch.requests, scores.logprobs, scores.is_argmax, scores.num_top)
 
     def _scores(self, batch: Batch) -> TokenScores | None:
-        """Return the values of a batch's scored tokens; None for a batch that runs a prefix alone."""
+        """Return the values of a batch's scored tokens; None for a batch that only runs a prefix."""
         if batch.layout == PADDED_ROWS:
             return self._padded_rows(batch)
         if batch.layout == MASKED_ROWS:
             return self._masked_rows(lay_out_stream(batch.trees))
-        if not batch.trees:  # a forward whatever is kept: sharded ranks must make equally many
+        if not batch.trees:  # a forward even if the prefix is cached: sharded ranks must make equally many
             self.forget()
-        prefix = None if batch.prefix is None else self._kept(batch.prefix)
+        prefix = None if batch.prefix is None else self._cached(batch.prefix)
         if not batch.trees:
             return None
-        num_kept = 0 if batch.prefix is None else len(batch.prefix)
-        return self._stream(lay_out_stream(batch.trees, num_kept), prefix)
+        num_cached = 0 if batch.prefix is None else len(batch.prefix)
+        return self._stream(lay_out_stream(batch.trees, num_cached), prefix)
 
-    def _kept(self, prefix: Ids) -> dict[int, KeyValue]:
-        """Keys and values of a prefix by layer. One is kept at a time."""
+    def _cached(self, prefix: Ids) -> dict[int, KeyValue]:
+        """Return the keys and values of a prefix by layer. One prefix is cached at a time."""
         if self._prefix is None or self._prefix[0] is not prefix:
             self._prefix = None  # frees its memory first
             found: dict[int, KeyValue] = {}
-            self._stream(lay_out_tokens(prefix), found, keep=len(prefix))
+            tree = Tree(requests=(context_request(prefix),), num_tokens=len(prefix))
+            self._stream(lay_out_stream([tree]), found, is_cached=True)
             self._prefix = (prefix, found)
         return self._prefix[1]
 
     @torch.no_grad()
     def learn(self, batch: Batch) -> tuple[float, float]:
-        """Learns from a batch of padded rows what the model does to its output layer's logits.
+        """Learn from a batch of padded rows what the model does to its output layer's logits.
 
-        Returns the largest of them and the relative rounding of their precision, 0 for float32.
+        Return the largest of them and the relative rounding of their precision, 0 for float32.
         """
         layer = output_layer(self.model)
         raw: list[torch.Tensor] = []
@@ -173,27 +181,23 @@ class CausalLanguageModel:
         self.learned = Learned(tail=tail, dtype=logits.dtype)
         return float(final.abs().max()), rounding_of(logits)
 
-    def use_eager_attention(self, reason: str) -> None:
-        """Use eager attention in padded rows, masked rows and generation from now on; log the reason once."""
-        if not self.eager:
-            self.eager = eager_changes(self.model)
-            log.warning('attention: %s; evaluation follows eager attention', reason)
-
     def attention(self) -> AbstractContextManager[None]:
-        """Return the context in which the model attends as scores require, wherever the engine's own is not used."""
+        """Return the context of padded rows, masked rows and generation: eager attention if the probe wants it."""
         return changed(self.eager)
 
     def rotary_length(self, length: int | None) -> AbstractContextManager[None]:
-        """Return the context in which this length decides the model's rotary frequencies, where one does."""
+        """Return the context in which this length decides the model's rotary frequencies, if one does."""
         return nullcontext() if self.rotary is None or length is None else rotary_length(self.model, length)
 
     def forget(self) -> None:
-        """Frees a kept prefix; the weights may change after it."""
+        """Free a cached prefix; the weights may change after it."""
         self._prefix = None
 
-    def _stream(self, stream: Stream, prefix: dict[int, KeyValue] | None = None, *, keep: int = 0) -> TokenScores:
-        """One row of trees. An attention mask of one element is handed through to the attention, which ignores it."""
-        layout = tree_layout(stream, self.device, prefix, keep=keep)
+    def _stream(
+        self, stream: Stream, prefix: dict[int, KeyValue] | None = None, *, is_cached: bool = False
+    ) -> TokenScores:
+        """Run one row of trees. The attention ignores the mask of one element that the model hands through to it."""
+        layout = tree_layout(stream, self.device, prefix, is_cached=is_cached)
         with tree_attention(self.model.config, layout):
             return self._forward(
                 stream.tokens[None],
@@ -242,7 +246,7 @@ class CausalLanguageModel:
         attention_mask: torch.Tensor,
         position_ids: npt.NDArray[np.integer[Any]] | None = None,
     ) -> TokenScores:
-        """Runs the model on tokens [R, L] and reads logits at positions of [R * L]."""
+        """Run the model on tokens [R, L] and read logits at positions of [R * L]."""
         arguments: dict[str, Any] = {
             'input_ids': torch.from_numpy(tokens.astype(np.int64)).to(self.device),
             'attention_mask': attention_mask,
@@ -264,3 +268,44 @@ class CausalLanguageModel:
 def is_sharded(model: Any) -> bool:
     """Return whether FSDP holds the model's weights, so that all ranks must make the same forwards."""
     return any(isinstance(module, (FullyShardedDataParallel, FSDPModule)) for module in model.modules())
+
+
+def automatic_budget(
+    config: Any, device: torch.device, *, num_tokens: int, num_ranks: int, generates: bool = False
+) -> int:
+    """Return `tokens_per_batch: auto`: what the device's free memory holds, halved while ranks have few batches each.
+
+    If the model `generates`, the keys and values that it caches count as well.
+    """
+    most, least = (bounds.get(device.type, bounds['cpu']) for bounds in (MOST_TOKENS, LEAST_TOKENS))
+    if device.type == 'cuda':
+        free = torch.cuda.mem_get_info(device)[0]
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        most = min(most, tokens_in_memory(config, free, generates=generates))
+    while most // 2 >= least and LEAST_BATCHES * most * num_ranks > num_tokens:
+        most //= 2
+    return most
+
+
+def tokens_in_memory(config: Any, free_bytes: int, *, generates: bool = False) -> int:
+    """Return the largest power of two of tokens whose activations fit, by the widths of a layer in float32.
+
+    At its widest a layer holds the residual stream, its norm, query, key, value, and three times the inner width of
+    the feed-forward part.
+    """
+    config = config.get_text_config()
+    width = config.hidden_size
+    inner = getattr(config, 'intermediate_size', None) or 4 * width
+    bytes_per_token = 4 * (6 * width + 3 * inner)
+    if generates:
+        bytes_per_token += CACHED_PER_TOKEN * 4 * 2 * config.num_hidden_layers * cached_width(config)
+    tokens = max(1, int((SHARE_OF_MEMORY * free_bytes - CHUNK_BYTES) / bytes_per_token))
+    return 1 << (tokens.bit_length() - 1)
+
+
+def cached_width(config: Any) -> int:
+    """Return the values that a layer caches of a token as its key, and as many as its value."""
+    num_heads: int = config.num_attention_heads
+    head_width: int = getattr(config, 'head_dim', None) or config.hidden_size // num_heads
+    num_cached: int = getattr(config, 'num_key_value_heads', None) or num_heads
+    return head_width * num_cached

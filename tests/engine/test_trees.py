@@ -1,6 +1,6 @@
 import numpy as np
 
-from llmfoundry_gauntlet.engine.layout import (
+from llmfoundry_gauntlet.engine.trees import (
     Tree,
     lay_out_rows,
     lay_out_stream,

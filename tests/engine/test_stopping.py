@@ -16,7 +16,9 @@ from paths import FIXTURES
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from llmfoundry_gauntlet.engine.reply import Reply, ReplyDecoder, draw_seed, uniform_draws
+from llmfoundry_gauntlet.engine.logits import uniform_draws
+from llmfoundry_gauntlet.engine.stopping import GenerationDecoder, OngoingGeneration
+from llmfoundry_gauntlet.tasks.seeds import draw_seed
 from llmfoundry_gauntlet.types import GenerateRequest, ItemKey, Sampling, StopRule
 
 EOS = '</s>'
@@ -112,9 +114,9 @@ def wanted(stops: StopRule | Sequence[str] = (), *, max_new_tokens: int = 1000, 
     )
 
 
-def written(ids: Sequence[int], decoder: ReplyDecoder, request: GenerateRequest) -> Reply:
+def written(ids: Sequence[int], decoder: GenerationDecoder, request: GenerateRequest) -> OngoingGeneration:
     """The reply once it is done, or has all ids."""
-    reply = Reply(request, decoder)
+    reply = OngoingGeneration(request, decoder)
     for token in ids:
         reply.add(token)
         if reply.is_done:
@@ -122,7 +124,7 @@ def written(ids: Sequence[int], decoder: ReplyDecoder, request: GenerateRequest)
     return reply
 
 
-def first_with(ids: list[int], decoder: ReplyDecoder, stops: Sequence[str]) -> int | None:
+def first_with(ids: list[int], decoder: GenerationDecoder, stops: Sequence[str]) -> int | None:
     """How many of the ids make a text that has a stop, and something of their own."""
     for count in range(1, len(ids) + 1):
         text = decoder.text(ids[:count])
@@ -131,12 +133,12 @@ def first_with(ids: list[int], decoder: ReplyDecoder, stops: Sequence[str]) -> i
     return None
 
 
-def check(ids: list[int], decoder: ReplyDecoder, stops: Sequence[str]) -> None:
+def check(ids: list[int], decoder: GenerationDecoder, stops: Sequence[str]) -> None:
     """The reply ends where the whole text first has a stop, and says what its ids say."""
     expected = first_with(ids, decoder, stops)
     reply = written(ids, decoder, wanted(stops))
     assert (len(reply.ids), reply.is_done) == ((expected, True) if expected else (len(ids), False))
-    assert not reply.is_cut
+    assert not reply.is_truncated
     text = decoder.tokenizer.decode(reply.ids, skip_special_tokens=True)
     assert reply.result().text == (decoder.before + text if reply.ids else '')
 
@@ -157,7 +159,7 @@ def test_a_reply_ends_with_the_first_token_that_completes_a_stop(name: str, text
     if text:
         start = data.draw(st.integers(0, len(text) - 1))
         stops = [*stops, text[start : start + data.draw(st.integers(1, 5))]]
-    check(encode(TOKENIZERS[name], text), ReplyDecoder(TOKENIZERS[name]), stops)
+    check(encode(TOKENIZERS[name], text), GenerationDecoder(TOKENIZERS[name]), stops)
 
 
 @every_tokenizer
@@ -167,14 +169,14 @@ def test_a_stop_is_found_among_tokens_that_are_no_text(name: str, data):
     tokenizer = TOKENIZERS[name]
     ids = data.draw(st.lists(st.integers(0, len(tokenizer) - 1), max_size=25))
     after = encode(tokenizer, data.draw(st.sampled_from(['Q:', 'a\n\n', '!', ' a'])))
-    check(ids + after, ReplyDecoder(tokenizer), ['Q:', '\n\n', '!', ' a'])
+    check(ids + after, GenerationDecoder(tokenizer), ['Q:', '\n\n', '!', ' a'])
 
 
 @every_tokenizer
 def test_every_part_of_a_text_stops_it_where_it_ends(name: str):
     """Also those that end within a token. Mutation: a stop must end with its token."""
     tokenizer = TOKENIZERS[name]
-    decoder, ids = ReplyDecoder(tokenizer), encode(tokenizer, MIXED)
+    decoder, ids = GenerationDecoder(tokenizer), encode(tokenizer, MIXED)
     assert decoder.text(ids).lstrip() == MIXED
     for start in range(0, len(MIXED), 3):
         for length in (1, 2, 5, 11):
@@ -184,7 +186,7 @@ def test_every_part_of_a_text_stops_it_where_it_ends(name: str):
 def test_stops_by_hand():
     """He-ll-o is three tokens, a blank line two."""
     tokenizer = TOKENIZERS['rotary_bos']
-    decoder, ids = ReplyDecoder(tokenizer), encode(tokenizer, 'Hello world\n\nQuestion: 12')
+    decoder, ids = GenerationDecoder(tokenizer), encode(tokenizer, 'Hello world\n\nQuestion: 12')
     assert [tokenizer.decode([token]) for token in ids] == [
         'H',
         'ell',
@@ -207,17 +209,17 @@ def test_a_character_in_parts_is_waited_for_and_what_stands_before_it_is_not():
     tokenizer = TOKENIZERS['bytes_and_parts']
     ids = encode(tokenizer, 'a!😀b')
     assert [tokenizer.decode([token]) for token in ids] == ['a', '!\ufffd', '\ufffd', '\ufffd\ufffd', 'b']
-    decoder = ReplyDecoder(tokenizer)
+    decoder = GenerationDecoder(tokenizer)
     assert [len(written(ids, decoder, wanted([stop])).ids) for stop in ('!', '😀', '!😀', 'b')] == [2, 4, 4, 5]
     cut = written(ids, decoder, wanted(['!'], max_new_tokens=2))
-    assert not cut.is_cut
+    assert not cut.is_truncated
 
 
 def test_what_stands_in_the_prompt_stops_nothing():
     """Not even where prompt and reply make a stop together."""
     tokenizer = TOKENIZERS['rotary_bos']
     context = encode(tokenizer, 'Q: 1\n\nA: 2\n')
-    reply = written(encode(tokenizer, '\nA: 3\n\nQ'), ReplyDecoder(tokenizer), wanted(['\n\n'], context=context))
+    reply = written(encode(tokenizer, '\nA: 3\n\nQ'), GenerationDecoder(tokenizer), wanted(['\n\n'], context=context))
     assert reply.result().text == '\nA: 3\n\n'
 
 
@@ -236,7 +238,7 @@ def test_what_stands_in_the_prompt_stops_nothing():
 def test_an_answer_ends_a_reply_with_what_follows_it(name: str, text: str, delimiter: str, up_to: str | None):
     """Mutations: only strings are watched for; the end of the line looked for in the latest piece alone."""
     tokenizer = TOKENIZERS[name]
-    decoder, ids = ReplyDecoder(tokenizer), encode(tokenizer, text)
+    decoder, ids = GenerationDecoder(tokenizer), encode(tokenizer, text)
     reply = written(ids, decoder, wanted(StopRule(answer_delimiter=delimiter, answer_end='\n')))
     if up_to is None:
         assert (reply.is_done, reply.ids) == (False, ids)
@@ -248,13 +250,13 @@ def test_an_answer_ends_a_reply_with_what_follows_it(name: str, text: str, delim
 def test_the_token_limit_cuts_unless_a_stop_or_the_end_comes_with_the_last_token():
     """Mutation: the limit looked at first."""
     tokenizer = TOKENIZERS['rotary_bos']
-    decoder = ReplyDecoder(tokenizer, [tokenizer.eos_token_id])
+    decoder = GenerationDecoder(tokenizer, [tokenizer.eos_token_id])
     ids = [*encode(tokenizer, 'Hello world\n\nQuestion'), tokenizer.eos_token_id, 7]
 
     def outcome(limit: int, *stops: str) -> tuple[int, bool]:
         reply = written(ids, decoder, wanted(stops, max_new_tokens=limit))
         assert reply.is_done
-        return len(reply.ids), reply.is_cut
+        return len(reply.ids), reply.is_truncated
 
     assert [outcome(limit) for limit in (1, 8, 9, 10)] == [(1, True), (8, True), (9, False), (9, False)]
     assert [outcome(limit, '\n\n') for limit in (6, 7, 8)] == [(6, True), (7, False), (7, False)]
@@ -263,12 +265,12 @@ def test_the_token_limit_cuts_unless_a_stop_or_the_end_comes_with_the_last_token
 def test_the_end_token_counts_and_is_left_out_of_the_text_where_it_is_special():
     tokenizer = TOKENIZERS['rotary_bos']
     (newline,) = encode(tokenizer, '\n')
-    decoder = ReplyDecoder(tokenizer, {tokenizer.eos_token_id, newline})
+    decoder = GenerationDecoder(tokenizer, {tokenizer.eos_token_id, newline})
     ids = encode(tokenizer, 'Hello')
     special = written([*ids, tokenizer.eos_token_id, 8], decoder, wanted()).result()
     assert (special.text, special.num_tokens, special.is_cut, special.is_finite) == ('Hello', 4, False, True)
     assert written([*ids, newline, 8], decoder, wanted()).result().text == 'Hello\n'
-    assert not written([*ids, tokenizer.eos_token_id], ReplyDecoder(tokenizer), wanted()).is_done
+    assert not written([*ids, tokenizer.eos_token_id], GenerationDecoder(tokenizer), wanted()).is_done
 
 
 @pytest.mark.parametrize(
@@ -285,18 +287,18 @@ def test_a_reply_begins_with_a_space_where_the_tokenizer_drops_one(name: str, te
 
     Mutations: `before` left out of the text, or of what stops are looked for in.
     """
-    decoder = ReplyDecoder(TOKENIZERS[name])
+    decoder = GenerationDecoder(TOKENIZERS[name])
     reply = written(encode(TOKENIZERS[name], 'Hello'), decoder, wanted([' H']))
     assert decoder.text(encode(TOKENIZERS[name], 'Hello')) == text
     assert reply.is_done == (text[0] == ' ')
 
 
 def test_a_reply_of_no_tokens_is_empty_and_a_spoilt_one_says_so():
-    decoder = ReplyDecoder(TOKENIZERS['alibi_pad_eos'])
-    reply = Reply(wanted(), decoder)
+    decoder = GenerationDecoder(TOKENIZERS['alibi_pad_eos'])
+    reply = OngoingGeneration(wanted(), decoder)
     assert reply.result().text == ''
     reply.add(encode(decoder.tokenizer, 'H')[0])
-    reply.spoil()
+    reply.fail()
     result = reply.result()
     assert (reply.is_done, result.text, result.num_tokens) == (True, ' H', 1)
     assert (result.is_finite, result.is_cut) == (False, False)
@@ -307,7 +309,7 @@ def test_a_stop_that_the_tokenizer_cleans_away_stops_nothing():
     tokenizer = rotary_bos(clean_up_tokenization_spaces=True)
     ids = encode(tokenizer, 'a . b\n')
     assert tokenizer.decode(ids) == 'a. b\n'
-    assert written(ids, ReplyDecoder(tokenizer), wanted([' .', '\n'])).result().text == 'a. b\n'
+    assert written(ids, GenerationDecoder(tokenizer), wanted([' .', '\n'])).result().text == 'a. b\n'
 
 
 class Counting:
@@ -331,14 +333,14 @@ def test_decoding_is_linear_in_the_length_of_a_reply(name: str, text: str, most:
     """Tokens decoded for each that is written: more where a character has several. Mutation: `_start` stays 0."""
     tokenizer = Counting(TOKENIZERS[name])
     ids = [token for _ in range(500) for token in encode(tokenizer, text)][:500]
-    reply = written(ids, ReplyDecoder(tokenizer), wanted(['never', '\n\n\n'], max_new_tokens=500))
-    assert reply.is_cut and len(reply.result().text) > 100
+    reply = written(ids, GenerationDecoder(tokenizer), wanted(['never', '\n\n\n'], max_new_tokens=500))
+    assert reply.is_truncated and len(reply.result().text) > 100
     assert tokenizer.decoded <= most * 500
 
 
 def test_without_stops_nothing_is_decoded_before_the_end():
     tokenizer = Counting(TOKENIZERS['rotary_bos'])
-    reply = written([7] * 500, ReplyDecoder(tokenizer), wanted(max_new_tokens=500))
+    reply = written([7] * 500, GenerationDecoder(tokenizer), wanted(max_new_tokens=500))
     assert tokenizer.decoded == 0
     reply.result()
     assert tokenizer.decoded == 500

@@ -1,10 +1,10 @@
-"""Keys and values of rows that are written side by side, in buffers that are written in place.
+"""The KV cache of continuous batching: keys and values of sequences side by side, in buffers written in place.
 
-Own code and not a cache class of transformers 4.53: its DynamicCache copies all keys and values at every step and has
-all rows end and begin together; its StaticCache attends over as many columns as there can ever be. Here a step writes
-one column, rows leave and enter between steps, and every GROWTH columns the buffers are made anew, as wide as the rows
-that are there. Attention is given whole buffers, whose unused columns are masked: a part of their columns would not be
-contiguous, and transformers' sdpa would copy it at every step.
+Not a cache class of transformers 4.53: its DynamicCache copies all keys and values at every step and has all sequences
+begin and end together; its StaticCache attends over as many columns as there can ever be. Here a step writes one
+column, sequences leave and enter between steps, and every GROWTH columns the buffers are reallocated, as wide as the
+sequences in use. Attention is given whole buffers, whose unused columns are masked: a part of their columns would not
+be contiguous, and transformers' sdpa would copy it at every step.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ GROWTH = 32  # columns
 KeyValues = list[tuple[torch.Tensor, torch.Tensor]]
 
 
-class RowCache(Cache):
-    """Buffers [slots, heads, columns, width] a layer. Rows end in the same column, whatever their length.
+class KVCache(Cache):
+    """Buffers [slots, heads, columns, width] a layer. Sequences end in the same column, whatever their length.
 
-    The rows in use are the first `num_rows` slots. `mask` [slots, columns] says which columns a row sees. `column` is
-    the next to be written. A prompt of `longest_context` tokens fits before it at any time.
+    The first `num_used` slots are in use. `mask` [slots, columns] says which columns a slot sees. `column` is the next
+    to be written. A prompt of `longest_context` tokens fits before it at any time.
     """
 
     is_compileable = False
@@ -34,11 +34,11 @@ class RowCache(Cache):
         self.longest_context = longest_context
         self.mask = torch.zeros(num_slots, longest_context + GROWTH, dtype=torch.bool, device=device)
         self.column = longest_context
-        self.num_rows = 0
-        self.starts: list[int] = []  # of the rows in use, the first column of each
-        self.moved = 0  # columns that all rows were moved to the left so far
+        self.num_used = 0
+        self.starts: list[int] = []  # the first column of each slot in use
+        self.moved = 0  # columns that all sequences were moved to the left so far
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._rows = slice(0, 0)  # what a forward writes: slots, and columns
+        self._slots = slice(0, 0)  # what a forward writes: slots, and columns
         self._columns = slice(0, 0)
         self._is_prompt = False
 
@@ -47,24 +47,24 @@ class RowCache(Cache):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, cache_kwargs: Any = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes a forward's keys and values, [rows, heads, new columns, width]; returns all that its rows see."""
+        """Write a forward's keys and values, [slots, heads, new columns, width]; return all that its slots see."""
         keys, values = self._buffers(layer_idx, key_states, value_states)
-        keys[self._rows, :, self._columns] = key_states
-        values[self._rows, :, self._columns] = value_states
+        keys[self._slots, :, self._columns] = key_states
+        values[self._slots, :, self._columns] = value_states
         if self._is_prompt:
             return key_states, value_states
-        return keys[self._rows], values[self._rows]
+        return keys[self._slots], values[self._slots]
 
     def get_seq_length(self, layer_idx: int | None = 0) -> int:
-        """Columns before those that the forward writes."""
+        """Return the columns before those that the forward writes."""
         return 0 if self._is_prompt else self._columns.start
 
     def get_mask_sizes(self, cache_position: torch.Tensor, layer_idx: int) -> tuple[int, int]:
-        """Columns that attention is given, and where they begin."""
+        """Return the columns that attention is given, and where they begin."""
         return (len(cache_position) if self._is_prompt else self.mask.shape[1]), 0
 
     def get_max_cache_shape(self) -> int | None:
-        """No limit: buffers grow."""
+        """Return None: buffers grow without limit."""
         return None
 
     def __len__(self) -> int:
@@ -75,44 +75,44 @@ class RowCache(Cache):
     def take_stream(
         self, found: Mapping[int, tuple[torch.Tensor, torch.Tensor]], places: Sequence[torch.Tensor]
     ) -> None:
-        """Writes the prompts that have just entered, out of a stream.
+        """Write the prompts that have just entered from a token stream.
 
         `found` has keys and values [1, heads, tokens, width] by layer, `places` where each prompt's tokens stand.
         """
         for layer, states in found.items():
             for buffer, tokens in zip(self._buffers(layer, *states), states, strict=True):
-                for slot, place in zip(range(self._rows.start, self._rows.stop), places, strict=True):
+                for slot, place in zip(range(self._slots.start, self._slots.stop), places, strict=True):
                     buffer[slot, :, self.column - len(place) : self.column] = tokens[0][:, place]
 
     def enter(self, lengths: Sequence[int], seen: torch.Tensor) -> None:
-        """Takes rows whose prompts the next forward runs: `seen` [rows, width] has them at the end of their columns."""
+        """Take slots for prompts that the next forward runs: `seen` [prompts, width] has them right-aligned."""
         width = seen.shape[1]
         self._is_prompt = True
-        self._rows = slice(self.num_rows, self.num_rows + len(lengths))
+        self._slots = slice(self.num_used, self.num_used + len(lengths))
         self._columns = slice(self.column - width, self.column)
-        self.mask[self._rows] = False
-        self.mask[self._rows, self._columns] = seen
+        self.mask[self._slots] = False
+        self.mask[self._slots, self._columns] = seen
         self.starts += [self.column - length for length in lengths]
-        self.num_rows += len(lengths)
+        self.num_used += len(lengths)
 
     def step(self) -> None:
-        """Takes one more column, which the next forward writes."""
+        """Take one more column, which the next forward writes."""
         if self.column == self.mask.shape[1]:
             self._grow()
         self._is_prompt = False
-        self._rows = slice(0, self.num_rows)
+        self._slots = slice(0, self.num_used)
         self._columns = slice(self.column, self.column + 1)
-        self.mask[self._rows, self.column] = True
+        self.mask[self._slots, self.column] = True
         self.column += 1
 
     def seen(self) -> torch.Tensor:
-        """The mask of the forward of a step, [rows, columns]."""
-        return self.mask[self._rows]
+        """Return the mask of the forward of a step, [slots, columns]."""
+        return self.mask[self._slots]
 
     def copy_prompt(self, source: int, end: int, length: int, target: int) -> None:
-        """Makes `target` a row that has only the prompt which ended before column `end` of `source`.
+        """Have `target` hold only the prompt that ended before column `end` of `source`.
 
-        `end` counts from before the rows were moved. `target` is any slot in use, or the first that is not.
+        `end` counts from before sequences were moved. `target` is any slot in use, or the first that is not.
         """
         end -= self.moved
         start = self.column - length
@@ -122,15 +122,15 @@ class RowCache(Cache):
         mask = self.mask[source, end - length : end].clone()
         self.mask[target] = False
         self.mask[target, start : self.column] = mask
-        if target == self.num_rows:
-            self.num_rows += 1
+        if target == self.num_used:
+            self.num_used += 1
             self.starts.append(start)
         else:
             self.starts[target] = start
 
     def leave(self, slots: Sequence[int]) -> list[int]:
-        """Lets rows go. Returns the slots that the rest had, in their new order: the last rows take the free places."""
-        kept = [slot for slot in range(self.num_rows) if slot not in set(slots)]
+        """Free slots; the last ones move into the gaps. Return the previous slots of the rest, in their new order."""
+        kept = [slot for slot in range(self.num_used) if slot not in set(slots)]
         stay = [slot for slot in kept if slot < len(kept)]
         moving = [slot for slot in kept if slot >= len(kept)]
         free = sorted(set(range(len(kept))) - set(stay))
@@ -143,17 +143,17 @@ class RowCache(Cache):
         for target, source in zip(free, moving, strict=True):
             order[target] = source
         self.starts = [self.starts[source] for source in order]
-        self.num_rows = len(kept)
+        self.num_used = len(kept)
         return order
 
     def clear(self, slot: int) -> None:
-        """Forgets what a slot holds: a value that is not finite would spoil rows that do not even see it."""
+        """Zero a slot: a value that is not finite would spoil slots that do not even see it."""
         for buffers in self._layers.values():
             for buffer in buffers:
                 buffer[slot] = 0
 
     def _grow(self) -> None:
-        """Makes buffers for GROWTH columns more, without the first columns that no row uses any more."""
+        """Reallocate buffers with GROWTH more columns, without the first columns if no slot uses them any more."""
         by = min(self._first, self.column - self.longest_context)
         used = self.column - by
         for layer, (keys, values) in self._layers.items():
@@ -168,7 +168,7 @@ class RowCache(Cache):
     def _grown(self, buffer: torch.Tensor, by: int, used: int) -> torch.Tensor:
         slots, heads, _, width = buffer.shape
         grown = buffer.new_zeros(slots, heads, used + GROWTH, width)
-        grown[: self.num_rows, :, :used] = buffer[: self.num_rows, :, by : self.column]
+        grown[: self.num_used, :, :used] = buffer[: self.num_used, :, by : self.column]
         return grown
 
     def _buffers(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -180,26 +180,26 @@ class RowCache(Cache):
         slots, columns = self.mask.shape
         return states.new_zeros(slots, states.shape[1], columns, states.shape[3])
 
-    # For models that take and give keys and values as tuples.
+    # For models that take and return keys and values as tuples.
 
     def as_tuples(self) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
-        """Return what the rows of the next step see before it."""
+        """Return what the slots of the next step see before it."""
         past = slice(self._first, self._columns.start)
         return tuple(
-            (keys[self._rows, :, past], values[self._rows, :, past])
+            (keys[self._slots, :, past], values[self._slots, :, past])
             for _, (keys, values) in sorted(self._layers.items())
         )
 
     def seen_by_tuples(self) -> torch.Tensor:
-        """The mask of the forward of a step, [rows, columns that some row has]."""
-        return self.mask[self._rows, self._first : self.column]
+        """Return the mask of the forward of a step, [slots, columns that some slot uses]."""
+        return self.mask[self._slots, self._first : self.column]
 
     @property
     def _first(self) -> int:
         return min(self.starts, default=self.column)
 
     def take_tuples(self, given: KeyValues) -> None:
-        """Writes what a forward gave: all keys and values, of which the last columns are new."""
+        """Write what a forward returned: all keys and values, of which the last columns are new."""
         num_new = self._columns.stop - self._columns.start
         for layer, (keys, values) in enumerate(given):
             self.update(keys[:, :, -num_new:], values[:, :, -num_new:], layer)

@@ -10,17 +10,18 @@ import numpy as np
 import torch
 from networks import CPU
 
-from llmfoundry_gauntlet.engine.generation import CACHE, NO_CACHE, STREAM, TUPLES, ReplyWriter
-from llmfoundry_gauntlet.engine.generation_probe import probe_replies
-from llmfoundry_gauntlet.engine.language_model import CausalLanguageModel
-from llmfoundry_gauntlet.engine.pools import Pool
-from llmfoundry_gauntlet.engine.reply import ReplyDecoder
+from llmfoundry_gauntlet.engine.continuous_batches import ContinuousBatch
+from llmfoundry_gauntlet.engine.decoding import CACHE, NO_CACHE, PROMPT_STREAM, TUPLES
+from llmfoundry_gauntlet.engine.generate import TextGenerator
+from llmfoundry_gauntlet.engine.model import CausalLanguageModel
+from llmfoundry_gauntlet.engine.probe import probe_generation
+from llmfoundry_gauntlet.engine.stopping import GenerationDecoder
 from llmfoundry_gauntlet.types import GenerateRequest, Generation, ItemKey
 
 FIRST_LETTER = 0x4E00
 LONGEST = 60
-WAY_OF = {
-    **dict.fromkeys(networks.IN_STREAM, STREAM),
+LAYOUT_OF = {
+    **dict.fromkeys(networks.IN_STREAM, PROMPT_STREAM),
     **dict.fromkeys(('stablelm', 'falcon', 'falcon, alibi', 'gptj', 'bloom'), CACHE),
     **dict.fromkeys(('mpt', 'gpt_neo'), TUPLES),
     **dict.fromkeys(('gpt_bigcode', 'mamba'), NO_CACHE),
@@ -66,33 +67,35 @@ def mixed_requests(**more: Any) -> list[GenerateRequest]:
     return [*found, request(7, found[-1].context, 8, sample=1, **more)]
 
 
-def pool_of(requests: Sequence[GenerateRequest], num_rows: int = 4, tokens_per_batch: int = 100) -> Pool:
+def batch_of(requests: Sequence[GenerateRequest], num_slots: int = 4, tokens_per_batch: int = 100) -> ContinuousBatch:
     """All requests in one pool."""
-    return Pool(requests=tuple(requests), num_rows=num_rows, tokens_per_batch=tokens_per_batch)
+    return ContinuousBatch(requests=tuple(requests), num_slots=num_slots, tokens_per_batch=tokens_per_batch)
 
 
-def writer_of(model: Any, way: str | None = None, *, end_ids: Sequence[int] = (), **more: Any) -> ReplyWriter:
-    """A writer with the way that the probe finds, or with a given one."""
-    writer = ReplyWriter(CausalLanguageModel(model, device=CPU, **more), ReplyDecoder(Letters(), end_ids))
-    writer.way = way or probe_replies(writer, vocabulary=networks.VOCABULARY, longest=LONGEST).way
-    return writer
+def generator_of(model: Any, layout: str | None = None, *, end_ids: Sequence[int] = (), **more: Any) -> TextGenerator:
+    """A generator with the way that the probe finds, or with a given one."""
+    generator = TextGenerator(CausalLanguageModel(model, device=CPU, **more), GenerationDecoder(Letters(), end_ids))
+    generator.layout = layout or probe_generation(generator, vocabulary=networks.VOCABULARY, longest=LONGEST).layout
+    return generator
 
 
-def run(writer: ReplyWriter, requests: Sequence[GenerateRequest], num_rows: int = 4, **more: Any) -> list[Generation]:
+def run(
+    generator: TextGenerator, requests: Sequence[GenerateRequest], num_slots: int = 4, **more: Any
+) -> list[Generation]:
     """The replies, written in one pool."""
-    found = writer.run(pool_of(requests, num_rows, **more))
+    found = generator.run(batch_of(requests, num_slots, **more))
     assert [one.key for one in found] == [one.key for one in requests]
     return found
 
 
-def texts(writer: ReplyWriter, requests: Sequence[GenerateRequest], num_rows: int = 4, **more: Any) -> list[str]:
+def texts(generator: TextGenerator, requests: Sequence[GenerateRequest], num_slots: int = 4, **more: Any) -> list[str]:
     """The texts of replies that are all of finite numbers."""
-    found = run(writer, requests, num_rows, **more)
+    found = run(generator, requests, num_slots, **more)
     assert all(one.is_finite for one in found)
     return [one.text for one in found]
 
 
-def written_alone(model: Any, requests: Sequence[GenerateRequest], hidden: int = -1) -> list[list[int]]:
+def generated_alone(model: Any, requests: Sequence[GenerateRequest], hidden: int = -1) -> list[list[int]]:
     """What transformers' own `generate` writes to each request, one at a time, the most probable token at each step.
 
     A hidden token is masked in prompts.

@@ -1,0 +1,219 @@
+"""The forwards of generation, of prompts and of steps, in the layout that the model allows.
+
+The model's own forward, attention and masks are used as they are.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import distributed
+
+from llmfoundry_gauntlet.engine import plan
+from llmfoundry_gauntlet.engine.kv_cache import KVCache
+from llmfoundry_gauntlet.engine.logits import output_layer, rounding_of
+from llmfoundry_gauntlet.engine.model import CausalLanguageModel, is_sharded
+from llmfoundry_gauntlet.engine.plan import grow_trees, in_order, make_tree
+from llmfoundry_gauntlet.engine.tree_attention import KeyValue, tree_attention, tree_layout
+from llmfoundry_gauntlet.engine.trees import Stream, context_request, lay_out_stream
+from llmfoundry_gauntlet.types import Bools, Ids, Ints
+
+PROMPT_STREAM = 'prompt_stream'  # as CACHE, with prompts in a token stream: no padding, shared prefixes once
+CACHE = 'cache'  # keys and values in our buffers, through transformers' cache interface
+TUPLES = 'tuples'  # the same for models that take and return them as tuples
+NO_CACHE = 'no_cache'  # every step runs whole sequences: for every model
+GENERATION_LAYOUTS = (PROMPT_STREAM, CACHE, TUPLES, NO_CACHE)  # the least work first
+
+
+@dataclass(slots=True)
+class Usage:
+    """Counts of the forwards of generations."""
+
+    steps: int = 0
+    generated_tokens: int = 0  # one a slot and step
+    prompt_tokens: int = 0
+    padding_tokens: int = 0  # beside them
+
+    @property
+    def wasted(self) -> float:
+        """Return the share of computed tokens that was padding."""
+        computed = self.generated_tokens + self.prompt_tokens + self.padding_tokens
+        return self.padding_tokens / computed if computed else 0.0
+
+
+class DecodingModel:
+    """A language model that runs prompts and steps. `layout` is what the model can do (see `GENERATION_LAYOUTS`)."""
+
+    def __init__(self, language_model: CausalLanguageModel, layout: str = NO_CACHE) -> None:
+        self.language_model = language_model
+        self.layout = layout
+        self.usage = Usage()
+        self.rounding = 0.0  # relative, of the model's precision; 0 for float32
+        self.is_sharded = is_sharded(language_model.model)
+        self.takes_positions = 'position_ids' in inspect.signature(unwrapped(language_model.model).forward).parameters
+
+    @property
+    def caches(self) -> bool:
+        """Return whether keys and values are cached from token to token."""
+        return self.layout != NO_CACHE
+
+    def run_prompts(self, contexts: Sequence[Ids], cache: KVCache, *, as_stream: bool) -> torch.Tensor:
+        """Run prompts, which end in the same column, into the cache; return their last logits, float32 [prompts, V]."""
+        lengths = list(map(len, contexts))
+        width = max(lengths)
+        tokens = np.zeros((len(contexts), width), np.int64)
+        seen = np.zeros((len(contexts), width), np.bool_)
+        for row, context in enumerate(contexts):
+            tokens[row, width - len(context) :] = context
+            seen[row, width - len(context) :] = self.is_seen(context)
+        mask = torch.from_numpy(seen).to(self.language_model.device)
+        cache.enter(lengths, mask)
+        if as_stream and seen.sum() == sum(lengths):  # no token is hidden
+            return self._run_stream(contexts, cache)
+        self.usage.prompt_tokens += sum(lengths)
+        self.usage.padding_tokens += tokens.size - sum(lengths)
+        return self._forward(tokens, mask, positions_of(seen), cache=cache)
+
+    def run_step(self, tokens: Sequence[int], positions: Sequence[int], cache: KVCache) -> torch.Tensor:
+        """Run a token of every slot in use; return the logits after it, float32 [slots, V]."""
+        cache.step()
+        columns = np.array(tokens)[:, None], np.array(positions)[:, None]
+        return self._forward(columns[0], cache.seen(), columns[1], cache=cache, has_past=True)
+
+    def run_whole(self, contexts: Sequence[Ids], generated: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Run prompts with all that was generated so far, without a cache; return last logits, float32 [prompts, V]."""
+        whole = [np.append(*parts).astype(np.int64) for parts in zip(contexts, generated, strict=True)]
+        width = max(map(len, whole))
+        tokens = np.zeros((len(whole), width), np.int64)
+        seen = np.zeros((len(whole), width), np.bool_)
+        for row, (context, ids) in enumerate(zip(contexts, whole, strict=True)):
+            tokens[row, : len(ids)] = ids
+            seen[row, : len(ids)] = True
+            seen[row, : len(context)] = self.is_seen(context)
+        positions = None if self.language_model.hidden_token_id is None else positions_of(seen)
+        self.usage.padding_tokens += tokens.size - len(whole)
+        ends = self._ids([len(ids) - 1 for ids in whole])
+        return self._forward(tokens, torch.from_numpy(seen).to(self.language_model.device), positions, ends)
+
+    def is_seen(self, context: Ids) -> Bools:
+        """Return which tokens of a prompt are seen: all but those that the reference hides."""
+        hidden = self.language_model.hidden_token_id
+        return np.ones(len(context), np.bool_) if hidden is None else context != hidden
+
+    def is_any(self, active: bool) -> bool:
+        """Return whether this rank has work, or any rank if all must make the same forwards."""
+        if not self.is_sharded or not distributed.is_initialized():
+            return active
+        flag = torch.tensor(int(active), device=self.language_model.device)
+        distributed.all_reduce(flag, op=distributed.ReduceOp.MAX)
+        return bool(flag)
+
+    def take_part(self) -> None:
+        """Make a forward for the sake of other ranks."""
+        self.language_model.model(input_ids=self._ids([[0]]), use_cache=False)
+
+    def _ids(self, tokens: Any) -> torch.Tensor:
+        return torch.as_tensor(np.asarray(tokens, dtype=np.int64), device=self.language_model.device)
+
+    def _forward(
+        self,
+        tokens: Ints,
+        seen: torch.Tensor,
+        positions: Ints | None,
+        ends: torch.Tensor | None = None,
+        cache: KVCache | None = None,
+        *,
+        has_past: bool = False,
+    ) -> torch.Tensor:
+        """Return the logits after the last token of each row, or after those at `ends`: float32 [rows, V]."""
+        arguments: dict[str, Any] = {'input_ids': self._ids(tokens), 'attention_mask': seen.long()}
+        arguments['use_cache'] = cache is not None
+        if self.takes_positions and positions is not None:
+            arguments['position_ids'] = self._ids(positions)
+        if cache is not None and self.layout != TUPLES:
+            arguments['past_key_values'] = cache
+        elif cache is not None and has_past:
+            arguments['past_key_values'] = cache.as_tuples()
+            arguments['attention_mask'] = cache.seen_by_tuples().long()
+
+        def pick(states: torch.Tensor) -> torch.Tensor:
+            return states[:, -1:] if ends is None else states[torch.arange(len(ends)), ends][:, None]
+
+        model = self.language_model.model
+        with self.language_model.attention(), picking(output_layer(model), pick) as made:
+            output = model(**arguments)
+        if cache is not None and self.layout == TUPLES:
+            cache.take_tuples(output.past_key_values)
+        logits: torch.Tensor = output.logits
+        self.rounding = rounding_of(made[0] if made else logits)
+        return (logits if made else pick(logits))[:, -1].float()
+
+    def _run_stream(self, contexts: Sequence[Ids], cache: KVCache) -> torch.Tensor:
+        """Run prompts as a token stream into the cache; return the logits after each, float32 [prompts, V]."""
+        device, model = self.language_model.device, self.language_model.model
+        stream, ends = stream_of(contexts)
+        self.usage.prompt_tokens += len(stream.tokens)
+        found: dict[int, KeyValue] = {}
+        layout = tree_layout(stream, device, found, is_cached=True)
+        last = self._ids(ends)
+        with (
+            tree_attention(model.config, layout),
+            picking(output_layer(model), lambda states: states[:, last]) as made,
+        ):
+            logits: torch.Tensor = model(
+                input_ids=self._ids(stream.tokens[None]),
+                position_ids=self._ids(stream.depths[None]),
+                attention_mask=torch.zeros(1, 1, 1, 1, device=device),
+                use_cache=False,
+            ).logits
+        places = [np.flatnonzero(stream.ends[: end + 1] > end) for end in ends]  # a token and those before it
+        cache.take_stream(found, [self._ids(place) for place in places])
+        return (logits if made else logits[:, last])[0].float()
+
+
+def positions_of(seen: Bools) -> Ints:
+    """Return the position of each token among those of its row that are seen."""
+    positions: Ints = np.maximum(seen.cumsum(axis=1) - 1, 0)
+    return positions
+
+
+@contextmanager
+def picking(
+    layer: torch.nn.Module | None, pick: Callable[[torch.Tensor], torch.Tensor]
+) -> Iterator[list[torch.Tensor]]:
+    """Have the output layer make logits only of the hidden states that `pick` takes. Yield a list of what it makes."""
+    made: list[torch.Tensor] = []
+    if layer is None:
+        yield made
+        return
+    before = layer.register_forward_pre_hook(lambda _, inputs: (pick(inputs[0]),))
+    after = layer.register_forward_hook(lambda _, inputs, logits: made.append(logits))
+    try:
+        yield made
+    finally:
+        before.remove()
+        after.remove()
+
+
+def stream_of(contexts: Sequence[Ids]) -> tuple[Stream, Ints]:
+    """Return distinct prompts as a stream of trees, and where each of them ends."""
+    requests = [context_request(context, row) for row, context in enumerate(contexts)]
+    most = sum(map(len, contexts))
+    trees = [make_tree(group) for group in grow_trees(in_order(requests), most, plan.STREAM)]
+    stream = lay_out_stream(trees)
+    ends = np.zeros(len(contexts), np.int64)
+    ends[[request.key.row for tree in trees for request in tree.requests]] = stream.reads
+    return stream, ends
+
+
+def unwrapped(model: Any) -> Any:
+    """Return the model below FSDP."""
+    while hasattr(model, '_fsdp_wrapped_module'):
+        model = model._fsdp_wrapped_module
+    return model
