@@ -79,7 +79,6 @@ SLOW = [
     'test_invariance',
     'test_ls',
     'test_packaging',
-    'test_same_text',
     'test_score',
     'test_score_elsewhere',
 ]

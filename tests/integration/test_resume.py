@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import tiny
 from attempts import Attempt, journal_lines, outcome, said
-from paths import ROOT
 
 HERE = Path(__file__).parent
 
@@ -128,27 +124,3 @@ def test_a_journal_of_another_model_or_of_other_settings_is_refused(
         if change == 'model':
             shutil.rmtree(folder / 'model')
             shutil.move(folder / 'first_model', folder / 'model')
-
-
-@pytest.mark.slow
-def test_an_evaluation_in_training_goes_on_when_the_job_comes_back_to_its_batch(tmp_path: Path):
-    """Composer resumes at the last checkpoint, which is before the evaluation that was killed."""
-
-    def train(folder: Path, mode: str) -> int:
-        folder.mkdir(exist_ok=True)
-        command = [sys.executable, str(HERE / 'train_resume_worker.py'), str(folder), mode]
-        environment = {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': os.pathsep.join([str(HERE), str(ROOT)])}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        assert done.returncode in (0, -9), done.stderr[-3000:]
-        return done.returncode
-
-    assert train(tmp_path / 'whole', 'whole') == 0
-    assert train(tmp_path / 'killed', 'kill') == -9
-    out = tmp_path / 'killed/records/ba4'
-    lines = len(journal_lines(out))
-    assert lines > 2 and not (out / 'results.json').exists()
-    assert train(tmp_path / 'killed', 'whole') == 0
-    assert outcome(out) == outcome(tmp_path / 'whole/records/ba4')
-    assert json.loads((out / 'results.json').read_text())['timing']['reused_items'] == lines - 1
-    earlier = json.loads((tmp_path / 'killed/records/ba2/results.json').read_text())
-    assert earlier['timing']['reused_items'] == 0
