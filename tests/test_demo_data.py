@@ -10,7 +10,6 @@ sys.path.insert(0, str(ROOT / 'scripts'))
 import demo_data
 
 ROWS_FOLDER = ROOT / 'eval_data' / 'symbolic_problem_solving'
-ARITHMETIC = ['simple_arithmetic_withspaces', 'simple_arithmetic_nospaces']
 
 
 @pytest.fixture(scope='module')
@@ -47,29 +46,6 @@ def test_other_seeds_draw_no_evaluated_prompt_either(task):
 
 def test_a_problem_that_ends_another_shares_its_side_of_the_split():
     assert demo_data.arithmetic_key(13, '+', 14) == demo_data.arithmetic_key(3, '+', 14)
-
-
-@pytest.mark.parametrize('task', ARITHMETIC)
-def test_arithmetic_answers_are_right(task):
-    for row in demo_data.evaluation_rows(task):
-        problem = row['context'].replace(' ', '').rstrip('=')
-        left, right = (int(number) for number in problem.replace('-', '+').split('+'))
-        assert int(row['continuation']) == (left + right if '+' in problem else left - right)
-
-
-def test_bracket_answers_close_every_bracket_in_order():
-    for row in demo_data.evaluation_rows('bigbench_dyck_languages'):
-        word = row['context'].split('Input: ')[1].removesuffix('\nOutput:') + ' ' + row['continuation']
-        word = word.replace(' ', '')
-        while word:
-            shorter = word.replace('()', '').replace('[]', '').replace('{}', '').replace('<>', '')
-            assert shorter != word
-            word = shorter
-
-
-def test_copies_equal_what_was_said():
-    for row in demo_data.evaluation_rows('bigbench_repeat_copy_logic'):
-        assert row['context'] == f'repeat with logic:\n\nQ: say {row["continuation"]}\nA:'
 
 
 def test_the_same_seed_gives_the_same_text():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import importlib
 import os
@@ -27,13 +26,6 @@ TEXT = (ROOT / 'docs' / 'architecture.md').read_text('utf-8')
 NAMES = sorted(set(re.findall(r'`([a-z_]+(?:\.\w+)+)`', TEXT)) - {'results.json'})
 ROOMS = sorted(set(re.findall(r'`([a-z]+)`', ''.join(line for line in TEXT.splitlines() if line.startswith('| `')))))
 TESTS = sorted(set(re.findall(r'`(tests/[\w/]+\.py)`', TEXT)))
-CHANGES = [
-    line
-    for line in (ROOT / 'docs' / 'extending.md').read_text('utf-8').splitlines()
-    if re.match(r'\| (a|models) .*`', line)
-]
-LM_EVAL = ROOT / '.venv-reference/lib/python3.11/site-packages/lm_eval'
-FILES = re.compile(r'`((?:[\w.]+/)+[\w.]*|\w+\.py)`')
 
 
 @pytest.mark.parametrize('name', NAMES)
@@ -55,15 +47,6 @@ def test_the_tests_of_the_architecture_are_there():
     assert [name for name in TESTS if not (ROOT / name).is_file()] == []
 
 
-def test_the_files_that_a_change_touches_are_there():
-    assert len(CHANGES) >= 10
-    for change in CHANGES:
-        names = FILES.findall(change)
-        assert names
-        for name in names:
-            assert (ROOT / name).exists() or (ROOT / 'llmfoundry_gauntlet' / name).exists(), name
-
-
 def heads_of(page: Path) -> set[str]:
     """The anchors of a page's headings, as a link has them."""
     heads = re.findall(r'^#+ (.+)$', page.read_text('utf-8'), re.MULTILINE)
@@ -77,11 +60,6 @@ def test_links_lead_to_files_and_headings(page: Path):
             continue
         assert (page.parent / target).exists(), target
         assert not head or head in heads_of(page.parent / target), f'{target}#{head}'
-
-
-def test_links_within_the_documentation_stay_there():
-    links = [(page.name, target) for page in PAGES for target, _ in LINK.findall(page.read_text('utf-8'))]
-    assert [link for link in links if '..' in link[1]] == []
 
 
 @pytest.fixture(scope='module')
@@ -131,17 +109,3 @@ def test_the_page_on_tasks_has_every_key_of_all_tasks():
     spoken = set(re.findall(r'\w+', ' '.join(inline_code(ROOT / 'docs' / 'own_task.md'))))
     elsewhere = {*SETTINGS, 'label', 'dataset_uri', 'num_fewshot', 'metric_names', 'generation_kwargs'}
     assert {field.name for field in dataclasses.fields(TaskSpec)} - elsewhere <= spoken
-
-
-@pytest.mark.skipif(not LM_EVAL.is_dir(), reason='lm-eval is in the reference environment alone (make reference)')
-def test_every_key_and_option_of_lm_eval_has_its_line():
-    spoken = ' '.join(inline_code(ROOT / 'docs' / 'lm_eval.md'))
-    module = ast.parse((LM_EVAL / 'config' / 'task.py').read_text())
-    [task] = [node for node in module.body if isinstance(node, ast.ClassDef) and node.name == 'TaskConfig']
-    keys = [
-        node.target.id for node in task.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
-    ]
-    options = re.findall(r'"(--\w+)"', (LM_EVAL / '_cli' / 'run.py').read_text())
-    assert len(keys) > 30 and len(options) > 30
-    words = set(re.findall(r'(?:--)?\w+', spoken))
-    assert [name for name in (*keys, *options) if name not in words] == []

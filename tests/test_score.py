@@ -14,7 +14,6 @@ from typing import Any
 import networks
 import numpy as np
 import pytest
-import test_ranks
 import torch
 from command_line import run_cli
 from paths import ROOT
@@ -249,18 +248,6 @@ def test_a_chat_template_gives_the_ids_that_transformers_gives(answers: str, giv
             assert theirs.decode(contexts[0]).endswith(f'</s><|assistant|>{LEAD}')
 
 
-@pytest.mark.parametrize('answers', ['generate', 'likelihood'])
-@pytest.mark.parametrize(('given', 'template'), [(False, CHAT), (False, None), ('auto', None)])
-def test_without_a_chat_template_a_prompt_follows_the_bos(answers: str, given: Any, template: str | None):
-    entry = {'dataset': 'mmlu_pro', 'subset_items': 4, 'answers': answers, 'chat_template': given}
-    theirs = tokenizer()
-    for item in prepared_of(entry, template=template).items.values():
-        context = item.request.context if answers == 'generate' else item.request.contexts[0]
-        text = item.example.content.text + (f'\n{LEAD}' if answers == 'likelihood' else '')
-        assert context.tolist() == theirs(text)['input_ids']
-        assert context[0] == theirs.bos_token_id
-
-
 def test_a_chat_template_that_is_wanted_and_not_there_is_an_error(tiny_llamas: Path, tmp_path: Path):
     entry = {'dataset': 'math', 'subset_items': 1, 'chat_template': True}
     with pytest.raises(ModelError) as raised:
@@ -414,29 +401,6 @@ def test_the_variants_of_a_question_share_their_text(perturbations: list[str], m
     with capsys.disabled():
         print(f'\n{perturbations}: {together} tokens together, {apart} apart: {together / apart:.2f}')
     assert together < most * apart
-
-
-@pytest.mark.long
-def test_one_and_two_ranks_give_identical_samples_and_metrics(tiny_llamas: Path, tmp_path: Path):
-    entries = [
-        {'dataset': 'mmlu_pro', 'subset_items': 3, 'max_new_tokens': 3, 'perturbations': [PROMPT, DRAWN]},
-        {'dataset': 'agieval', 'subset_items': 7, 'answers': 'likelihood'},
-        {'dataset': 'math', 'subset_items': 3, 'max_new_tokens': 3, 'seeds': [1, 2]},
-    ]
-    found = []
-    for num_ranks in (1, 2):
-        out = tmp_path / f'out_{num_ranks}'
-        config = {'model': str(tiny_llamas / 'chat'), 'score': entries, 'data_root': str(DATA), 'out': str(out)}
-        path = tmp_path / f'eval_{num_ranks}.yaml'
-        path.write_text(json.dumps({**config, 'tokens_per_batch': 2048, 'device': 'cpu'}))
-        test_ranks.launch(num_ranks, 'scripts/eval.py', str(path))
-        record = json.loads((out / 'results.json').read_text())
-        assert record['environment']['num_ranks'] == num_ranks
-        metrics = {key: value for key, value in record['metrics'].items() if 'seconds' not in key}
-        samples = {path.name: path.read_bytes() for path in sorted((out / 'samples').iterdir())}
-        found.append((metrics, samples, record['score']))
-    assert found[0] == found[1]
-    assert len(found[0][1]) == 3
 
 
 # In training.

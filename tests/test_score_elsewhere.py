@@ -82,12 +82,6 @@ def test_an_exported_line_says_all_that_a_server_needs(rows: Path):
     assert (drawn['top_p'], drawn['top_k']) == (1.0, 0)
 
 
-def test_five_seeds_are_five_seeds(rows: Path):
-    lines = exported(rows, {'dataset': 'math', 'perturbations': [DRAWN]})
-    assert len({line['seed'] for line in lines}) == len(lines) == 5
-    assert {line['prompt'] for line in lines} == {'1+1?'} and {line['file'] for line in lines} == {'algebra'}
-
-
 @pytest.mark.parametrize(
     ('given', 'words', 'in_chat'),
     [

@@ -149,12 +149,6 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize('changes', CHANGES, ids=str)
-def test_a_change_of_task_or_settings_is_another_entry(changes: dict):
-    assert describe(preparation_of()).name == describe(preparation_of()).name
-    assert describe(preparation_of(**changes)).name != describe(preparation_of()).name
-
-
 @pytest.mark.parametrize(
     'changed',
     [
@@ -176,14 +170,6 @@ def test_a_change_of_a_row_is_another_entry(changed: dict):
     ]
     assert names[0] != names[1]
     assert describe(preparation_of(others)).name not in names
-
-
-def test_the_same_letters_in_other_choices_are_another_entry():
-    names = {
-        describe(preparation_of([Example(row=0, category='a', content=Choices('q', (*others, 'z'), 2))])).name
-        for others in (('ab', 'c'), ('a', 'bc'), ('abc', ''))
-    }
-    assert len(names) == 3
 
 
 def test_a_change_of_the_tokenizer_or_the_encoder_is_another_entry():
