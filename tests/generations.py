@@ -1,4 +1,4 @@
-"""Requests for replies, writers of them, and what a network writes alone."""
+"""Requests for generations, generators, and what a network generates alone."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def request(row: int, context: Sequence[int], max_new_tokens: int, *, sample: in
 
 
 def mixed_requests(**more: Any) -> list[GenerateRequest]:
-    """Prompts of 1 to 39 tokens and replies of 1 to 12, one prompt four times and one twice."""
+    """Prompts of 1 to 39 tokens and generations of 1 to 12, one prompt four times and one twice."""
     rng = np.random.default_rng(1)
     shapes = [(39, 5), (1, 12), (17, 1), (6, 9), (23, 4), (3, 7), (12, 10), (30, 2)]
     found = [request(row, networks.draw(rng, length), count, **more) for row, (length, count) in enumerate(shapes)]
@@ -68,12 +68,12 @@ def mixed_requests(**more: Any) -> list[GenerateRequest]:
 
 
 def batch_of(requests: Sequence[GenerateRequest], num_slots: int = 4, tokens_per_batch: int = 100) -> ContinuousBatch:
-    """All requests in one pool."""
+    """Return all requests in one continuous batch."""
     return ContinuousBatch(requests=tuple(requests), num_slots=num_slots, tokens_per_batch=tokens_per_batch)
 
 
 def generator_of(model: Any, layout: str | None = None, *, end_ids: Sequence[int] = (), **more: Any) -> TextGenerator:
-    """A generator with the way that the probe finds, or with a given one."""
+    """Return a generator with the layout that the probe finds, or with a given one."""
     generator = TextGenerator(CausalLanguageModel(model, device=CPU, **more), GenerationDecoder(Letters(), end_ids))
     generator.layout = layout or probe_generation(generator, vocabulary=networks.VOCABULARY, longest=LONGEST).layout
     return generator
@@ -82,21 +82,21 @@ def generator_of(model: Any, layout: str | None = None, *, end_ids: Sequence[int
 def run(
     generator: TextGenerator, requests: Sequence[GenerateRequest], num_slots: int = 4, **more: Any
 ) -> list[Generation]:
-    """The replies, written in one pool."""
+    """Return the generations of one batch."""
     found = generator.run(batch_of(requests, num_slots, **more))
     assert [one.key for one in found] == [one.key for one in requests]
     return found
 
 
 def texts(generator: TextGenerator, requests: Sequence[GenerateRequest], num_slots: int = 4, **more: Any) -> list[str]:
-    """The texts of replies that are all of finite numbers."""
+    """Return the texts of generations, which must all be finite."""
     found = run(generator, requests, num_slots, **more)
     assert all(one.is_finite for one in found)
     return [one.text for one in found]
 
 
 def generated_alone(model: Any, requests: Sequence[GenerateRequest], hidden: int = -1) -> list[list[int]]:
-    """What transformers' own `generate` writes to each request, one at a time, the most probable token at each step.
+    """Return what transformers' `generate` makes of each request, one at a time, the most probable token at each step.
 
     A hidden token is masked in prompts.
     """
@@ -119,7 +119,7 @@ def until(ids: Sequence[int], end: int) -> list[int]:
 
 
 def common_token(written: Sequence[Sequence[int]]) -> int:
-    """A token that ends some of the replies early if it ends them, but not all."""
+    """Return a token that would end some of the generations early, but not all."""
     inner = [set(ids[:-1]) for ids in written]
     counts = {token: sum(token in ids for ids in inner) for token in set().union(*inner)}
     return min(counts, key=lambda token: (abs(counts[token] - len(written) // 3), token))

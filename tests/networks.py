@@ -11,7 +11,6 @@ import torch
 import transformers as hf
 from torch._dynamo.testing import CompileCounter
 
-from llmfoundry_gauntlet.engine.model import CausalLanguageModel, Learned
 from llmfoundry_gauntlet.engine.plan import MASKED_ROWS, PADDED_ROWS, STREAM, Batch
 from llmfoundry_gauntlet.engine.rotary import RotaryLengths
 from llmfoundry_gauntlet.types import ItemKey, ScoreOutput, ScoreRequest
@@ -187,7 +186,7 @@ def mixed_requests() -> list[ScoreRequest]:
 
 
 def requests_after_a_prefix(count: int = 8) -> list[ScoreRequest]:
-    """Prompts that begin with the same 70 tokens: with 160 tokens a batch they are run after a kept prefix."""
+    """Return prompts that share 70 tokens: with 160 tokens a batch they are run after a cached prefix."""
     rng = np.random.default_rng(2)
     prefix = draw(rng, 70)
     return [
@@ -212,13 +211,6 @@ def alone(model: Any, context: np.ndarray, continuation: np.ndarray, after: int 
     target = torch.from_numpy(continuation).long()
     logprobs = logits.log_softmax(-1).gather(1, target[:, None]).squeeze(1)
     return logprobs.numpy(), (logits.argmax(-1) == target).numpy()
-
-
-def untaught(model: Any) -> CausalLanguageModel:
-    """The engine's view of a network that the probe has not seen: the network makes its logits itself."""
-    language_model = CausalLanguageModel(model, device=CPU)
-    language_model.learned = Learned(tail=None, dtype=None)
-    return language_model
 
 
 def run(language_model: Any, batches: Iterable[Batch]) -> dict[ItemKey, ScoreOutput]:

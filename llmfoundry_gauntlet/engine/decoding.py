@@ -6,8 +6,7 @@ The model's own forward, attention and masks are used as they are.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch import distributed
 
 from llmfoundry_gauntlet.engine import plan
 from llmfoundry_gauntlet.engine.kv_cache import KVCache
-from llmfoundry_gauntlet.engine.logits import output_layer, rounding_of
+from llmfoundry_gauntlet.engine.logits import output_layer, picking, rounding_of
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel, is_sharded
 from llmfoundry_gauntlet.engine.plan import grow_trees, in_order, make_tree
 from llmfoundry_gauntlet.engine.tree_attention import KeyValue, tree_attention, tree_layout
@@ -181,24 +180,6 @@ def positions_of(seen: Bools) -> Ints:
     """Return the position of each token among those of its row that are seen."""
     positions: Ints = np.maximum(seen.cumsum(axis=1) - 1, 0)
     return positions
-
-
-@contextmanager
-def picking(
-    layer: torch.nn.Module | None, pick: Callable[[torch.Tensor], torch.Tensor]
-) -> Iterator[list[torch.Tensor]]:
-    """Have the output layer make logits only of the hidden states that `pick` takes. Yield a list of what it makes."""
-    made: list[torch.Tensor] = []
-    if layer is None:
-        yield made
-        return
-    before = layer.register_forward_pre_hook(lambda _, inputs: (pick(inputs[0]),))
-    after = layer.register_forward_hook(lambda _, inputs, logits: made.append(logits))
-    try:
-        yield made
-    finally:
-        before.remove()
-        after.remove()
 
 
 def stream_of(contexts: Sequence[Ids]) -> tuple[Stream, Ints]:

@@ -120,6 +120,24 @@ def reading(layer: torch.nn.Linear, reader: LogitReader, tail: Tail) -> Iterator
             module.forward = own_forward
 
 
+@contextmanager
+def picking(
+    layer: torch.nn.Module | None, pick: Callable[[torch.Tensor], torch.Tensor]
+) -> Iterator[list[torch.Tensor]]:
+    """Have the output layer make logits only of the hidden states that `pick` takes. Yield a list of what it makes."""
+    made: list[torch.Tensor] = []
+    if layer is None:
+        yield made
+        return
+    before = layer.register_forward_pre_hook(lambda _, inputs: (pick(inputs[0]),))
+    after = layer.register_forward_hook(lambda _, inputs, logits: made.append(logits))
+    try:
+        yield made
+    finally:
+        before.remove()
+        after.remove()
+
+
 def tail_of(config: Any, raw: torch.Tensor, final: torch.Tensor) -> Tail | None:
     """Return the function from the output layer's `raw` logits to the model's `final` ones; None if unknown."""
     for tail in (*tails(config), same):  # a cap first: small logits do not show it

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from llmfoundry_gauntlet.engine.logits import (
     Tail,
     TokenScores,
     output_layer,
+    picking,
     reading,
     rounding_of,
     tail_of,
@@ -35,7 +36,7 @@ from llmfoundry_gauntlet.engine.trees import (
     split_outputs,
 )
 from llmfoundry_gauntlet.errors import ModelError
-from llmfoundry_gauntlet.types import Ids, Ints, ScoreOutput
+from llmfoundry_gauntlet.types import Ids, Ints, ScoreOutput, ScoreRequest
 
 log = logging.getLogger(__name__)
 
@@ -47,24 +48,13 @@ SHARE_OF_MEMORY = 0.5  # of what is free: the rest is for what the estimate leav
 CHUNK_BYTES = 2**29  # a chunk of logits and its copies
 
 
-@dataclass(frozen=True, slots=True)
-class Learned:
-    """Observations of a forward.
-
-    `tail` is what it does to its output layer's logits; None if unknown: then the model makes the logits of all
-    positions. `dtype` is what it computes in.
-    """
-
-    tail: Tail | None
-    dtype: torch.dtype | None
-
-
 class CausalLanguageModel:
     """A Hugging Face causal language model, also wrapped by FSDP: `model` is what is called.
 
     `hidden_token_id` names a token that is masked wherever it stands in padded rows, as llm-foundry does with real
     eos tokens where pad is eos; None masks padding alone. `rotary` says which length decides rotary frequencies; None
-    if none does. `learned` is what the probe observed.
+    if none does. The probe learns `dtype`, what the model computes in, and `tail`, what it does to its output layer's
+    logits; None if unknown: then the model makes the logits of all positions.
     """
 
     def __init__(
@@ -79,7 +69,8 @@ class CausalLanguageModel:
         self.device = device
         self.hidden_token_id = hidden_token_id
         self.rotary = rotary
-        self.learned = Learned(tail=None, dtype=None)
+        self.tail: Tail | None = None
+        self.dtype: torch.dtype | None = None
         self.num_forwards = 0
         self.eager: list[Change] = []  # what switches the model to eager attention, if the probe wants it
         self.most_tokens: int | None = None  # of a batch, once the device ran out of memory with more
@@ -160,25 +151,17 @@ class CausalLanguageModel:
         return self._prefix[1]
 
     @torch.no_grad()
-    def learn(self, batch: Batch) -> tuple[float, float]:
-        """Learn from a batch of padded rows what the model does to its output layer's logits.
+    def learn(self, requests: Sequence[ScoreRequest]) -> tuple[float, float]:
+        """Learn from padded rows the precision of logits, and what the model does to those of its output layer.
 
-        Return the largest of them and the relative rounding of their precision, 0 for float32.
+        Return the largest logit and the relative rounding of their precision, 0 for float32.
         """
-        layer = output_layer(self.model)
-        raw: list[torch.Tensor] = []
-        handle = None
-        if layer is not None:
-            handle = layer.register_forward_hook(lambda _, inputs, output: raw.append(output))
-        ids = torch.from_numpy(lay_out_rows(batch.requests).tokens.astype(np.int64)).to(self.device)
-        try:
+        ids = torch.from_numpy(lay_out_rows(requests).tokens.astype(np.int64)).to(self.device)
+        with picking(output_layer(self.model), lambda states: states) as raw:
             final = self.model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
-        finally:
-            if handle is not None:
-                handle.remove()
-        tail = tail_of(self.model.config, raw[0], final) if len(raw) == 1 else None
+        self.tail = tail_of(self.model.config, raw[0], final) if len(raw) == 1 else None
         logits = raw[0] if raw else final
-        self.learned = Learned(tail=tail, dtype=logits.dtype)
+        self.dtype = logits.dtype
         return float(final.abs().max()), rounding_of(logits)
 
     def attention(self) -> AbstractContextManager[None]:
@@ -218,10 +201,8 @@ class CausalLanguageModel:
         columns = torch.arange(rows.width, device=self.device)
         closed = torch.from_numpy(ends.reshape(shape) - np.arange(rows.num_rows)[:, None] * rows.width).to(self.device)
         seen = (columns[None, :, None] >= columns[None, None]) & (closed[:, None, :] > columns[None, :, None])
-        seen |= torch.eye(
-            rows.width, dtype=torch.bool, device=self.device
-        )  # padding sees itself: softmax of nothing is nan
-        dtype = self.learned.dtype or next(self.model.parameters()).dtype
+        seen |= columns[:, None] == columns  # padding sees itself: softmax of nothing is nan
+        dtype = self.dtype or next(self.model.parameters()).dtype
         mask = torch.zeros(seen.shape, dtype=dtype, device=self.device).masked_fill_(~seen, torch.finfo(dtype).min)
         with self.attention():
             return self._forward(
@@ -255,9 +236,8 @@ class CausalLanguageModel:
         if position_ids is not None:
             arguments['position_ids'] = torch.from_numpy(position_ids.astype(np.int64)).to(self.device)
         reader = LogitReader(reads, targets, self.device)
-        tail = self.learned.tail
-        layer = None if tail is None else output_layer(self.model)
-        with nullcontext() if layer is None or tail is None else reading(layer, reader, tail):
+        layer = None if self.tail is None else output_layer(self.model)
+        with nullcontext() if layer is None or self.tail is None else reading(layer, reader, self.tail):
             logits = self.model(**arguments).logits
         self.num_forwards += 1
         if layer is None:

@@ -229,7 +229,7 @@ def eager_class(module: torch.nn.Module) -> type[torch.nn.Module] | None:
 def learn(language_model: CausalLanguageModel, request: ScoreRequest) -> tuple[float, float]:
     """Let the model learn from a single row; return its largest logit and the relative rounding of its precision."""
     single = replace(request, contexts=request.contexts[:1], continuations=request.continuations[:1])
-    return language_model.learn(make_batch([Tree(requests=(single,), num_tokens=0)], PADDED_ROWS, None))
+    return language_model.learn([single])
 
 
 def draw(rng: np.random.Generator, count: int, vocabulary: int, hidden: int | None) -> Ids:

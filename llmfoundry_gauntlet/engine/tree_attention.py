@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,12 +40,6 @@ MAX_FLASH_WIDTH = 256  # of a head
 
 KeyValue = tuple[torch.Tensor, torch.Tensor]
 Change = tuple[Any, str, Any]  # an object, the name of an attribute, and its temporary value
-
-
-class AttentionLayer(Protocol):
-    """A model's attention layer, which knows its index."""
-
-    layer_idx: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -227,7 +221,7 @@ def tree_attention(config: Any, layout: TreeLayout) -> Iterator[None]:
 
 
 def attend(
-    module: AttentionLayer,
+    module: Any,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,

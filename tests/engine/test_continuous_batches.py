@@ -1,4 +1,4 @@
-"""Which requests are written together, and on which rank."""
+"""Which requests are decoded together, and on which rank."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def told(batches: list[ContinuousBatch]) -> list[tuple]:
 
 
 @given(parts, budgets)
-def test_every_request_that_can_be_asked_is_in_one_pool(wanted, tokens_per_batch: int):
+def test_every_request_that_can_be_run_is_in_one_batch(wanted, tokens_per_batch: int):
     """Mutations: the last `yield` of `gather` left out; unscorable requests kept."""
     requests = make_requests(wanted)
     batches = plan_continuous_batches(requests, tokens_per_batch=tokens_per_batch)
@@ -59,15 +59,15 @@ def test_every_request_that_can_be_asked_is_in_one_pool(wanted, tokens_per_batch
 
 
 @given(parts, budgets)
-def test_requests_with_one_prompt_follow_each_other_in_one_pool(wanted, tokens_per_batch: int):
-    """Also where their replies may be of different lengths. Mutations: groups of neighbours in order of length alone;
-    requests gathered one by one."""
+def test_requests_with_one_prompt_follow_each_other_in_one_batch(wanted, tokens_per_batch: int):
+    """Also with generations of different lengths. Mutations: groups of neighbours in order of length alone; requests
+    gathered one by one."""
     batches = plan_continuous_batches(make_requests(wanted), tokens_per_batch=tokens_per_batch)
     in_order = [one.context.tobytes() for batch in batches for one in batch.requests]
     runs = [context for context, before in zip(in_order, [None, *in_order], strict=False) if context != before]
     assert len(runs) == len(set(runs))
-    pool_of = [(one.context.tobytes(), number) for number, batch in enumerate(batches) for one in batch.requests]
-    assert len(set(pool_of)) == len(runs)
+    batch_of = [(one.context.tobytes(), number) for number, batch in enumerate(batches) for one in batch.requests]
+    assert len(set(batch_of)) == len(runs)
 
 
 @given(parts, budgets, st.randoms(use_true_random=False))
@@ -80,7 +80,7 @@ def test_the_order_of_requests_does_not_matter(wanted, tokens_per_batch: int, ra
 
 
 @given(parts, budgets)
-def test_rows_are_bounded_by_tokens_and_pools_by_their_share(wanted, tokens_per_batch: int):
+def test_slots_are_bounded_by_tokens_and_batches_by_their_share(wanted, tokens_per_batch: int):
     """Mutations: no `min` with the number of requests; groups gathered for ever; no limit by tokens."""
     batches = plan_continuous_batches(make_requests(wanted), tokens_per_batch=tokens_per_batch)
     for batch in batches:
@@ -91,31 +91,31 @@ def test_rows_are_bounded_by_tokens_and_pools_by_their_share(wanted, tokens_per_
 
 
 @given(parts, budgets)
-def test_the_longest_come_first_and_what_begins_alike_together(wanted, tokens_per_batch: int):
+def test_the_longest_come_first_and_those_that_share_a_prefix_together(wanted, tokens_per_batch: int):
     """Mutation: families in the order of their tokens."""
     requests = [one for one in make_requests(wanted) if one.unscorable is None]
     found = families(requests)
     longest = [max(one.length for one in family) for family in found]
     assert longest == sorted(longest, reverse=True)
-    in_pools = [
+    in_batches = [
         one.key
         for batch in plan_continuous_batches(requests, tokens_per_batch=tokens_per_batch)
         for one in batch.requests
     ]
-    assert in_pools == [one.key for family in found for one in family]
+    assert in_batches == [one.key for family in found for one in family]
 
 
 def test_families_by_hand():
     """Half of a prompt and 64 tokens are alike, or all of a shorter one."""
-    trunk = [*range(100)]
+    prefix = [*range(100)]
     prompts = [
-        [*trunk, 7, 8],
+        [*prefix, 7, 8],
         [5],
-        [*trunk[:64], 3, *range(200, 260)],
+        [*prefix[:64], 3, *range(200, 260)],
         [5],
-        [*trunk, *range(300, 401)],
-        trunk[:63],
-        [*trunk, 9],
+        [*prefix, *range(300, 401)],
+        prefix[:63],
+        [*prefix, 9],
     ]
     found = families([request(row, prompt) for row, prompt in enumerate(prompts)])
     assert [sorted(one.key.row for one in family) for family in found] == [[4], [0, 2, 6], [5], [1, 3]]
@@ -134,20 +134,20 @@ def test_families_by_hand():
     ],
 )
 def test_rows_by_hand(length: int, tokens_per_batch: int, num_slots: int):
-    """A row for 128 tokens of a batch, and 8 tokens kept for each of its tokens."""
+    """A slot for 128 tokens of a batch, and 8 tokens cached for each of its tokens."""
     requests = [request(row, [row] * (length - 4), 4) for row in range(16)]
     for batch in plan_continuous_batches(requests, tokens_per_batch=tokens_per_batch):
         assert batch.num_slots == min(num_slots, len(batch.requests))
 
 
-def test_the_longest_row_of_a_pool_says_how_many_it_has():
+def test_the_longest_sequence_of_a_batch_decides_its_slots():
     """Eight of 2,048 tokens, although the others are short. Mutation: those of the last request."""
     requests = [request(row, [row] * (2044 if row == 7 else 6), 4) for row in range(16)]
     (batch,) = plan_continuous_batches(requests, tokens_per_batch=2048)
     assert (batch.num_slots, batch.longest, batch.requests[0].key.row) == (8, 2048, 7)
 
 
-def test_many_requests_make_enough_pools_and_few_make_pools_worth_having():
+def test_many_requests_make_enough_batches_and_few_make_batches_worth_having():
     """3,000 in 32 batches of 94, 66 in one of 64 and what is left; four for each row where rows are few."""
     many = [request(row, [row] * 100, 28) for row in range(3000)]
     assert [len(batch.requests) for batch in plan_continuous_batches(many, tokens_per_batch=16_384)] == [94] * 31 + [86]
@@ -156,12 +156,12 @@ def test_many_requests_make_enough_pools_and_few_make_pools_worth_having():
     assert [len(batch.requests) for batch in plan_continuous_batches(many[:10], tokens_per_batch=256)] == [8, 2]
 
 
-def test_more_requests_for_one_prompt_than_a_pool_has_stay_together():
+def test_more_requests_for_one_prompt_than_a_batch_has_stay_together():
     requests = [request(row, [row < 80] * 5, 3) for row in range(100)]
     assert sorted(len(batch.requests) for batch in plan_continuous_batches(requests, tokens_per_batch=2048)) == [20, 80]
 
 
-def test_the_cost_counts_a_prompt_once_and_half_of_what_may_be_written():
+def test_the_cost_counts_a_prompt_once_and_half_of_what_may_be_generated():
     """Two prompts of 3 and 2 tokens, and 4 times half of 6 + 6 + 8 tokens."""
     requests = [request(0, [1, 2, 3], 6), request(1, [1, 2, 3], 6), request(2, [4, 5], 8)]
     (batch,) = plan_continuous_batches(requests, tokens_per_batch=2048)
@@ -175,7 +175,7 @@ def test_a_batch_without_tokens_is_a_mistake():
 
 
 @given(st.lists(st.integers(1, 1000), max_size=40), st.integers(1, 9))
-def test_ranks_get_equally_many_pools_and_about_the_same_work(costs, num_ranks: int):
+def test_ranks_get_equally_many_batches_and_about_the_same_work(costs, num_ranks: int):
     """No rank had more than another when it was given its last batch, and those were the cheapest.
 
     Mutations: batches in the order given; batches counted instead of their cost; no empty batches.
@@ -198,6 +198,6 @@ def test_ranks_get_equally_many_pools_and_about_the_same_work(costs, num_ranks: 
         assert load - min(given, default=0) <= min(loads)
 
 
-def test_nothing_to_write_is_no_pool_on_any_rank():
+def test_nothing_to_generate_is_no_batch_on_any_rank():
     assert plan_continuous_batches([request(0, [1], unscorable=True)], tokens_per_batch=100) == []
     assert assign_continuous_batches([], num_ranks=3) == [[], [], []]

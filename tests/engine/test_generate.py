@@ -1,4 +1,4 @@
-"""What is written, whatever is written beside it. The measure is transformers' own `generate`, a prompt at a time."""
+"""Generations do not depend on what else is generated. Expected: transformers' own `generate`, a prompt at a time."""
 
 from __future__ import annotations
 
@@ -25,30 +25,28 @@ from llmfoundry_gauntlet.errors import ModelError
 from llmfoundry_gauntlet.types import GenerateRequest, Sampling, StopRule
 
 NUMBERS_OF_SLOTS = (1, 2, 4, 50)
-# One family for each way.
+# One family for each layout.
 FAMILY_OF = {PROMPT_STREAM: 'qwen2', CACHE: 'llama', TUPLES: 'mpt', NO_CACHE: 'gpt_bigcode'}
 every_layout = pytest.mark.parametrize('layout', GENERATION_LAYOUTS)
 
 
 def untied(name: str, loaded: str = 'eager') -> Any:
-    """A network whose replies are not its last token again and again."""
+    """A network whose generations are not its last token again and again."""
     more = {'tie_word_embeddings': False} if name.startswith(('gemma', 'mamba')) else {}
     return networks.network(name, attn_implementation=loaded, **more)
 
 
 @cache
 def generated_alone(layout: str) -> list[list[int]]:
-    """What the network of a way writes to the mixed requests."""
+    """The tokens that the network of a layout generates for the mixed requests."""
     return generations.generated_alone(networks.network(FAMILY_OF[layout]), generations.mixed_requests())
 
 
 @pytest.mark.parametrize(('name', 'loaded'), networks.LOADED_AS)
-def test_every_family_writes_what_it_writes_alone_with_eager_attention_in_the_fastest_way_it_can(
-    name: str, loaded: str
-):
-    """Rows of all lengths enter and leave; some end early; a prompt has up to four replies.
+def test_every_family_generates_what_it_does_alone_with_eager_attention_in_its_fastest_layout(name: str, loaded: str):
+    """Sequences of all lengths enter and leave; some end early; a prompt has up to four replies.
 
-    Mutations: a way trusted unseen; `position` not counted on; prompts padded on the right; tuples of all columns.
+    Mutations: a layout trusted untested; `position` not advanced; prompts padded on the right; tuples of all columns.
     """
     model, requests = untied(name, loaded), generations.mixed_requests()
     alone = generations.generated_alone(untied(name, 'eager'), requests)
@@ -63,8 +61,8 @@ def test_every_family_writes_what_it_writes_alone_with_eager_attention_in_the_fa
 
 @every_layout
 @pytest.mark.parametrize('order', [slice(None, None, -1), slice(None, None, 2), slice(5, 6)])
-def test_the_other_requests_of_a_pool_change_nothing(layout: str, order: slice):
-    """In another order, some alone, prompts one by one and all at once. Mutation: rows in the order of slots."""
+def test_the_other_requests_of_a_batch_change_nothing(layout: str, order: slice):
+    """In another order, some alone, prompts one by one and all at once. Mutation: slots not in their new order."""
     model, requests = networks.network(FAMILY_OF[layout]), generations.mixed_requests()
     expected = [letters(ids) for ids in generated_alone(layout)]
     generator = generator_of(model, layout)
@@ -73,8 +71,8 @@ def test_the_other_requests_of_a_pool_change_nothing(layout: str, order: slice):
 
 
 @every_layout
-def test_a_reply_ends_at_its_stop_and_its_place_is_taken(layout: str):
-    """Mutation: `stops` that nobody looks at."""
+def test_a_generation_ends_at_its_stop_and_its_slot_is_taken(layout: str):
+    """Mutation: `stops` ignored."""
     model, requests = networks.network(FAMILY_OF[layout]), generations.mixed_requests()
     texts = [letters(ids) for ids in generated_alone(layout)]
     stopped, expected = [], []
@@ -90,7 +88,7 @@ def test_a_reply_ends_at_its_stop_and_its_place_is_taken(layout: str):
         assert [one.num_tokens for one in found] == [len(text) for text in expected]
 
 
-def test_a_pool_without_requests_makes_no_forward():
+def test_a_batch_without_requests_makes_no_forward():
     model = networks.network()
     model.register_forward_pre_hook(lambda *_: 1 / 0)
     assert generations.run(generator_of(model, CACHE), []) == []
@@ -104,9 +102,9 @@ def distinct_prompts(requests: Sequence[GenerateRequest]) -> int:
     return sum(len(context) // 4 for context, _ in groupby(requests, key=lambda one: one.context.tobytes()))
 
 
-def test_a_prompt_is_run_once_whatever_the_number_of_replies_and_rows():
-    """And each of its tokens once, as is every token written but the last. Mutations: no `copy_prompt` beyond the rows
-    that are free at first; a further reply's prompt run again."""
+def test_a_prompt_is_run_once_whatever_the_number_of_generations_and_slots():
+    """And each of its tokens once, as is every generated token but the last. Mutations: no `copy_prompt` beyond the
+    slots that are free at first; a further generation's prompt run again."""
     rng = np.random.default_rng(0)
     prompts = [networks.draw(rng, length) for length in (5, 11, 2)]
     requests = [
@@ -165,8 +163,8 @@ def test_the_output_layer_makes_one_place_of_each_row_alone(layout: str):
 
 
 @pytest.mark.parametrize('layout', [PROMPT_STREAM, CACHE, TUPLES])
-def test_rows_move_to_the_left_while_they_are_written(layout: str, monkeypatch):
-    """Twelve replies of up to 22 tokens, two at a time. Mutations: `_grow` without the keys, or without `starts`."""
+def test_sequences_move_to_the_left_while_they_are_decoded(layout: str, monkeypatch):
+    """Twelve generations of up to 22 tokens, two at a time. Mutations: `_grow` without keys, or without `starts`."""
     caches = []
 
     def made(*args: Any, **kwargs: Any) -> KVCache:
@@ -199,7 +197,7 @@ def sampled_requests(seed: int = 0, temperature: float = 1.0) -> list[GenerateRe
 
 
 @every_layout
-def test_a_drawn_reply_depends_on_its_request_alone(layout: str):
+def test_a_sampled_generation_depends_on_its_request_alone(layout: str):
     """Mutations: one generator for all; seeds without the sample."""
     model, requests = networks.network(FAMILY_OF[layout]), sampled_requests()
     generator = generator_of(model, layout)
@@ -235,8 +233,8 @@ def test_tokens_are_drawn_by_the_probabilities_of_a_bare_forward_and_the_request
 
 
 @every_layout
-def test_numbers_that_are_not_finite_spoil_the_replies_that_saw_them_alone(layout: str):
-    """A token turns all into NaN: of prompts, or of replies that come to write it.
+def test_numbers_that_are_not_finite_spoil_the_generations_that_saw_them_alone(layout: str):
+    """A token turns all into NaN: of prompts, or of generations that reach it.
 
     Mutations: `clear` left out; logits looked at in the first row alone; a NaN row goes on; `logits` of a spoilt prompt
     taken for its further replies.
@@ -277,7 +275,7 @@ def limit_rows(model: Any, most: int, after: int = 0) -> list[int]:
 
 @every_layout
 @pytest.mark.parametrize('after', [0, 7])
-def test_rows_are_halved_until_they_fit_and_later_pools_have_no_more(layout: str, after: int, caplog):
+def test_slots_are_halved_until_they_fit_and_later_batches_have_no_more(layout: str, after: int, caplog):
     """Right from the start, or in the middle. Mutation: `most_slots` not kept."""
     model, requests = networks.network(FAMILY_OF[layout]), [*generations.mixed_requests()[2:], *sampled_requests()]
     expected = generations.texts(generator_of(model, layout), requests, 8, tokens_per_batch=1000)
@@ -296,8 +294,8 @@ def test_rows_are_halved_until_they_fit_and_later_pools_have_no_more(layout: str
 
 
 @every_layout
-def test_what_was_written_before_memory_ran_out_is_kept(layout: str):
-    """Two replies of three tokens are done when the next two make it run out. Mutation: `done` begins anew."""
+def test_what_was_generated_before_memory_ran_out_is_kept(layout: str):
+    """Two generations of three tokens are done when the next two make it run out. Mutation: `done` starts empty."""
     model = networks.network(FAMILY_OF[layout])
     requests = [request(row, [5 + row] * 7, 3) for row in range(4)]
     limit_rows(model, 1, after=3)
@@ -351,7 +349,7 @@ def test_a_model_is_left_as_it_was_after_a_run_and_after_an_error_in_the_middle(
     assert generations.texts(generator, generations.mixed_requests()) == expected
 
 
-def test_equal_requests_from_which_nothing_is_drawn_are_written_once():
+def test_equal_greedy_requests_are_generated_once():
     prompt, other = networks.draw(np.random.default_rng(3), 9), networks.draw(np.random.default_rng(4), 9)
     drawn = Sampling(temperature=2.0, seed=1)
     wanted = [
@@ -363,7 +361,7 @@ def test_equal_requests_from_which_nothing_is_drawn_are_written_once():
         request(5, prompt, 6, sampling=drawn),
     ]
     generator = generator_of(untied('llama'))
-    texts = [reply.text for reply in generator.generate(generations.batch_of(wanted))]
+    texts = [generation.text for generation in generator.generate(generations.batch_of(wanted))]
     assert texts == generations.texts(generator_of(untied('llama')), wanted, 4)
     assert texts[0] == texts[2] and texts[3] == texts[0][:4] and len({texts[0], texts[1], texts[4], texts[5]}) == 4
-    assert generator.usage.generated_tokens == 5 + 5 + 3 + 5 + 5  # a reply's last token is never run
+    assert generator.usage.generated_tokens == 5 + 5 + 3 + 5 + 5  # a generation's last token is never run

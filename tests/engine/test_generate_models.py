@@ -20,7 +20,7 @@ from llmfoundry_gauntlet.engine.kv_cache import KVCache
 from llmfoundry_gauntlet.types import GenerateRequest
 
 HIDDEN = 7
-# All that are written to in several prompts and rows of one model; windows and caps are those of the probe's tests.
+# With several prompts and sequences each; windows and caps are tested by the probe's tests.
 FAMILIES = [
     ('llama', PROMPT_STREAM),
     ('llama', CACHE),
@@ -42,7 +42,7 @@ def bare(logits: Callable[[list[int]], torch.Tensor], one: GenerateRequest) -> l
 
 
 @pytest.mark.parametrize(('name', 'layout'), FAMILIES)
-def test_hidden_tokens_of_prompts_are_not_seen_and_those_of_replies_are(name: str, layout: str):
+def test_hidden_tokens_of_prompts_are_not_seen_and_those_of_generations_are(name: str, layout: str):
     """As `generate` has them with an attention mask; prompts without any are among them.
 
     Mutations: hidden tokens that are seen, that count as positions, or that are hidden in replies.
@@ -64,7 +64,7 @@ def test_hidden_tokens_of_prompts_are_not_seen_and_those_of_replies_are(name: st
 
 
 def filled_up(kind: str, one: GenerateRequest) -> Callable[[list[int]], torch.Tensor]:
-    """Logits of a bare forward of a fresh network that goes on to the last token that the reply may have."""
+    """Logits of a bare forward of a fresh network that is padded to the last token that the generation may have."""
     length = len(one.context) + one.max_new_tokens
     model = networks.stretched(kind)
     return lambda ids: networks.logits_of(model, [*ids, *[0] * (length - len(ids))])[len(ids) - 1]
@@ -72,8 +72,8 @@ def filled_up(kind: str, one: GenerateRequest) -> Callable[[list[int]], torch.Te
 
 @pytest.mark.parametrize('layout', [PROMPT_STREAM, CACHE, NO_CACHE])
 @pytest.mark.parametrize('kind', networks.STRETCHED)
-def test_long_rows_change_no_reply_of_others(kind: str, layout: str):
-    """Rotary frequencies are those of the prompt with all tokens that the reply may have. Mutation: no length."""
+def test_long_rows_change_no_generation_of_others(kind: str, layout: str):
+    """Rotary frequencies are those of the prompt with all tokens that the generation may have. Mutation: no length."""
     rng = np.random.default_rng(6)
     requests = [request(row, draw(rng, length), 6) for row, length in enumerate((3, 41, 12, 26, 27, 41))]
     requests.append(request(6, requests[2].context, 4))
@@ -81,13 +81,13 @@ def test_long_rows_change_no_reply_of_others(kind: str, layout: str):
     rotary = networks.rotary(kind)
     for chosen in (requests, requests[::-1], requests[:1], requests[2:5]):
         generator = generator_of(networks.stretched(kind), layout, rotary=rotary)
-        pools = plan_continuous_batches(chosen, tokens_per_batch=1000, rotary=rotary)
-        found = {reply.key: reply.text for pool in pools for reply in generator.generate(pool)}
+        batches = plan_continuous_batches(chosen, tokens_per_batch=1000, rotary=rotary)
+        found = {generation.key: generation.text for batch in batches for generation in generator.generate(batch)}
         assert found == {one.key: expected[one.key] for one in chosen}
 
 
 @pytest.mark.parametrize('layout', [PROMPT_STREAM, CACHE, NO_CACHE])
-def test_long_rows_change_replies_otherwise(layout: str):
+def test_long_rows_change_generations_otherwise(layout: str):
     """Else nothing above could fail."""
     rng = np.random.default_rng(6)
     requests = [request(0, draw(rng, 8), 12), request(1, draw(rng, 41), 12)]
@@ -98,7 +98,7 @@ def test_long_rows_change_replies_otherwise(layout: str):
     assert together[0] != alone[0]
 
 
-def test_a_compiled_model_writes_below_its_compilation_and_needs_no_other_afterwards():
+def test_a_compiled_model_generates_below_its_compilation_and_needs_no_other_afterwards():
     """Every step has a shape of its own. Mutation: `_orig_mod` not taken."""
     model, requests = networks.network(), generations.mixed_requests()
     expected = [letters(ids) for ids in generations.generated_alone(model, requests)]

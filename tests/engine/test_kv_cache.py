@@ -21,7 +21,7 @@ NUM_LAYERS = 2
 PADDING = -7.0
 MOST_COLUMNS = LONGEST_ROW + 2 * 2
 
-WAYS = ('cache', 'stream', 'tuples')
+LAYOUTS = ('cache', 'stream', 'tuples')
 
 
 @pytest.fixture(autouse=True, scope='module')
@@ -37,22 +37,22 @@ class Row:
 
     context: list[tuple[float, bool]]
     end: int  # of its prompt, in columns from before any move
-    written: list[float] = field(default_factory=list)
+    generated: list[float] = field(default_factory=list)
 
     @property
     def seen(self) -> list[float]:
-        return [token for token, is_seen in self.context if is_seen] + self.written
+        return [token for token, is_seen in self.context if is_seen] + self.generated
 
     @property
     def is_full(self) -> bool:
-        return len(self.context) + len(self.written) == LONGEST_ROW - 1
+        return len(self.context) + len(self.generated) == LONGEST_ROW - 1
 
 
 class Model:
     """Makes each token its own key, and its negative the value, in two layers, and compares what comes back."""
 
-    def __init__(self, way: str) -> None:
-        self.way = way
+    def __init__(self, layout: str) -> None:
+        self.layout = layout
         self.cache = KVCache(NUM_SLOTS, longest_context=LONGEST_CONTEXT, device=CPU)
         self.rows: list[Row] = []
         self.last = 0.0
@@ -69,7 +69,7 @@ class Model:
     def forward(self, tokens: torch.Tensor, *, is_step: bool) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Tokens by the keys and by the values that each layer's attention is given, [rows, columns]."""
         new = self.states(tokens)
-        if self.way == 'tuples':
+        if self.layout == 'tuples':
             past = self.cache.as_tuples() if is_step else None
             found = new if past is None else [joined(*layers) for layers in zip(past, new, strict=True)]
             self.cache.take_tuples(found)
@@ -104,13 +104,13 @@ class Model:
         seen = torch.zeros(tokens.shape, dtype=torch.bool)
         contexts = []
         for row, length in enumerate(lengths):
-            context = [(self.token(), self.way == 'stream' or bool(rng.integers(4))) for _ in range(length)]
+            context = [(self.token(), self.layout == 'stream' or bool(rng.integers(4))) for _ in range(length)]
             contexts.append([token for token, _ in context])
             tokens[row, width - length :] = torch.tensor(contexts[-1])
             seen[row, width - length :] = torch.tensor([is_seen for _, is_seen in context])
             self.rows.append(Row(context, self.cache.column + self.cache.moved))
         self.cache.enter(lengths, seen)
-        if self.way == 'stream':
+        if self.layout == 'stream':
             self.stream(contexts)
             return
         for keys, values in self.forward(tokens, is_step=False):
@@ -123,12 +123,12 @@ class Model:
         if not self.rows:
             return
         for row in self.rows:
-            row.written.append(self.token())
+            row.generated.append(self.token())
         self.cache.step()
-        tokens = [row.written[-1] for row in self.rows]
-        longest = max(len(row.context) + len(row.written) for row in self.rows)
-        seen = self.cache.seen_by_tuples() if self.way == 'tuples' else self.cache.seen()
-        assert seen.shape[1] == longest if self.way == 'tuples' else seen.shape[1] <= MOST_COLUMNS
+        tokens = [row.generated[-1] for row in self.rows]
+        longest = max(len(row.context) + len(row.generated) for row in self.rows)
+        seen = self.cache.seen_by_tuples() if self.layout == 'tuples' else self.cache.seen()
+        assert seen.shape[1] == longest if self.layout == 'tuples' else seen.shape[1] <= MOST_COLUMNS
         for keys, values in self.forward(torch.tensor(tokens)[:, None], is_step=True):
             assert keys.shape == values.shape == seen.shape
             assert keys.isfinite().all() and values.isfinite().all()
@@ -179,11 +179,11 @@ EVENTS = ['step', 'step', 'step', 'step', 'enter', 'enter', 'copy', 'restart', '
 events = st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 1000)), max_size=40)
 
 
-@given(events, st.sampled_from(WAYS))
-def test_a_row_sees_its_own_tokens_in_order_whatever_happens_to_others(happening, way: str):
+@given(events, st.sampled_from(LAYOUTS))
+def test_a_row_sees_its_own_tokens_in_order_whatever_happens_to_others(happening, layout: str):
     """Mutations: any of the masks not written; `starts` not in the new order; `moved` not taken from `end`; columns not
     moved with their mask; values written as keys; the places of a stream taken in order; no `clear`."""
-    model = Model(way)
+    model = Model(layout)
     model.enter(len(happening))
     for event, choice in happening:
         getattr(model, event)(choice)
@@ -192,11 +192,11 @@ def test_a_row_sees_its_own_tokens_in_order_whatever_happens_to_others(happening
         model.step()
 
 
-@pytest.mark.parametrize('way', WAYS)
-def test_rows_are_right_through_hundreds_of_columns_in_a_few(way: str):
+@pytest.mark.parametrize('layout', LAYOUTS)
+def test_rows_are_right_through_hundreds_of_columns_in_a_few(layout: str):
     """Buffers are made anew at every other step."""
     rng = np.random.default_rng(0)
-    model = Model(way)
+    model = Model(layout)
     for _ in range(300):
         getattr(model, rng.choice(EVENTS))(int(rng.integers(1000)))
         model.enter(int(rng.integers(1000)))

@@ -198,11 +198,11 @@ def check_all_layouts(model, *, learns: bool) -> CausalLanguageModel:
     language_model = CausalLanguageModel(model, device=CPU)
     requests = [*networks.mixed_requests(), *networks.requests_after_a_prefix(4)]
     (batch, *_) = plan(requests, tokens_per_batch=PREFIX_BUDGET, layout=PADDED_ROWS)
-    largest, rounding = language_model.learn(batch)
+    largest, rounding = language_model.learn(batch.requests)
     rows = lay_out_rows(batch.requests).tokens
     assert largest == pytest.approx(max(networks.logits_of(model, row).abs().max().item() for row in rows), rel=1e-4)
     assert rounding == 0
-    assert (language_model.learned.tail is not None) == learns
+    assert (language_model.tail is not None) == learns
     for layout in LAYOUTS:
         batches = plan(requests, tokens_per_batch=PREFIX_BUDGET, layout=layout)
         networks.check_against_bare_forwards(model, requests, networks.run(language_model, batches))
@@ -223,7 +223,7 @@ def test_scales_and_caps_behind_the_output_layer_are_learned(name: str, tail):
     more = {'sliding_window': 1000} if name.startswith('gemma2') else {}  # masked rows know no windows
     language_model = check_all_layouts(networks.network(name, **more), learns=True)
     logits = torch.linspace(-5, 5, 50)
-    torch.testing.assert_close(language_model.learned.tail(logits), tail(logits))
+    torch.testing.assert_close(language_model.tail(logits), tail(logits))
 
 
 def test_a_cap_is_learned_from_logits_too_small_to_show_it():
@@ -231,7 +231,7 @@ def test_a_cap_is_learned_from_logits_too_small_to_show_it():
     model = networks.network('gemma2', final_logit_softcapping=30.0, initializer_range=0.003)
     (batch,) = plan([networks.request(0, [5, 6, 7], [[8, 9]])], tokens_per_batch=99, layout=PADDED_ROWS)
     language_model = CausalLanguageModel(model, device=CPU)
-    language_model.learn(batch)
+    language_model.learn(batch.requests)
     with torch.no_grad():
         model.lm_head.weight.mul_(1000)
     networks.check_against_bare_forwards(model, batch.requests, networks.run(language_model, [batch]))
@@ -251,8 +251,8 @@ def test_logits_of_another_shape_or_precision_than_the_layers_are_left_to_the_mo
     language_model = CausalLanguageModel(network, device=CPU)
     (batch,) = plan([networks.request(0, [5, 6, 7], [[8, 9]])], tokens_per_batch=99, layout=PADDED_ROWS)
     with torch.autocast('cpu', torch.bfloat16, enabled=model is ScaledAndShifted):
-        language_model.learn(batch)
-        assert language_model.learned.tail is None
+        language_model.learn(batch.requests)
+        assert language_model.tail is None
         (output,) = language_model.run(batch)
         logprobs, _ = networks.alone(network, batch.requests[0].contexts[0], batch.requests[0].continuations[0])
     np.testing.assert_allclose(output.logprobs[0], logprobs, atol=1e-5)

@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import Gemma3Config, GPT2Config, LlamaConfig, LlamaForCausalLM, MptConfig
 
 from llmfoundry_gauntlet.engine.logits import same
-from llmfoundry_gauntlet.engine.model import CausalLanguageModel, Learned, automatic_budget, tokens_in_memory
+from llmfoundry_gauntlet.engine.model import CausalLanguageModel, automatic_budget, tokens_in_memory
 from llmfoundry_gauntlet.engine.plan import LAYOUTS, PADDED_ROWS, STREAM, plan
 from llmfoundry_gauntlet.engine.trees import lay_out_rows, lay_out_stream
 from llmfoundry_gauntlet.errors import ModelError
@@ -26,7 +26,7 @@ from llmfoundry_gauntlet.errors import ModelError
 def probed(model) -> CausalLanguageModel:
     """As the probe leaves a model whose logits are its output layer's."""
     language_model = CausalLanguageModel(model, device=CPU)
-    language_model.learned = Learned(tail=same, dtype=torch.float32)
+    language_model.tail = same
     return language_model
 
 
@@ -36,7 +36,7 @@ def all_requests():
 
 @pytest.mark.parametrize('layout', LAYOUTS)
 def test_no_budget_changes_a_score(layout: str):
-    """Batches of one item, of a few, and of all; a stream with a kept prefix, and without.
+    """Batches of one item, of a few, and of all; a stream with a cached prefix, and without.
 
     Mutations: `ends` left out of a mask; reads of padded rows counted in another width.
     """
@@ -58,7 +58,7 @@ def test_the_same_batches_give_bitwise_the_same_numbers_again(layout: str):
             assert one.tobytes() == other.tobytes()
 
 
-def test_a_kept_prefix_is_run_once_and_not_kept_beyond_an_evaluation():
+def test_a_cached_prefix_is_run_once_and_not_kept_beyond_an_evaluation():
     """Its keys and values belong to the weights that made them. Mutation: `forget` does nothing."""
     model, requests = networks.network(), networks.requests_after_a_prefix()
     language_model = CausalLanguageModel(model, device=CPU)
@@ -187,7 +187,7 @@ def test_batches_that_do_not_fit_are_run_in_halves_and_later_ones_without_trying
     assert f'tokens_per_batch: {batches[0].num_tokens // 2} avoids it' in message
 
 
-def test_a_kept_prefix_survives_a_batch_that_does_not_fit():
+def test_a_cached_prefix_survives_a_batch_that_does_not_fit():
     model, requests = networks.network(), networks.requests_after_a_prefix(12)
     batches = plan(requests, tokens_per_batch=PREFIX_BUDGET)
     assert max(batch.num_tokens for batch in batches) > 80 and batches[0].prefix is not None
@@ -208,7 +208,7 @@ def test_a_single_item_that_does_not_fit_is_an_error_that_names_it(layout: str):
         networks.run(CausalLanguageModel(model, device=CPU), batches)
 
 
-def test_a_kept_prefix_that_does_not_fit_is_an_error():
+def test_a_cached_prefix_that_does_not_fit_is_an_error():
     model = networks.network()
     limit_tokens(model, 60)
     batches = plan(networks.requests_after_a_prefix(), tokens_per_batch=PREFIX_BUDGET)
@@ -318,5 +318,5 @@ def test_a_cpu_takes_fewer_tokens_where_each_rank_would_have_less_than_four_batc
         (MptConfig(d_model=2048, n_layers=24, n_heads=16), 2**13),
     ],
 )
-def test_replies_count_with_the_keys_and_values_that_are_kept_for_them(config, tokens: int):
+def test_generations_count_with_the_keys_and_values_that_are_cached(config, tokens: int):
     assert tokens_in_memory(config, 80 * GIB, generates=True) == tokens

@@ -48,15 +48,15 @@ def prefixes(requests) -> set[tuple[int, ...]]:
 
 
 @pytest.fixture(params=[1, 30, 2048])
-def cheap_and_dear_tokens(request, monkeypatch):
-    """Trees of every size, and prefixes that are kept: neither pays with a handful of tokens otherwise."""
+def cheap_and_expensive_tokens(request, monkeypatch):
+    """Trees of every size, and prefixes that are cached: neither pays with a handful of tokens otherwise."""
     monkeypatch.setattr(planning, 'PAIRS_PER_TOKEN', request.param)
     monkeypatch.setattr(planning, 'LEAST_PREFIX', 1)
     monkeypatch.setattr(planning, 'LEAST_SAVED_BY_PREFIX', 0.05)
     monkeypatch.setattr(planning, 'BRANCHES', 2)
 
 
-pytestmark = pytest.mark.usefixtures('cheap_and_dear_tokens')
+pytestmark = pytest.mark.usefixtures('cheap_and_expensive_tokens')
 any_requests = st.lists(request_parts, max_size=12)
 budgets = st.integers(1, 60)
 layouts = st.sampled_from(LAYOUTS)
@@ -79,10 +79,10 @@ def test_the_batches_give_what_each_request_gives_alone(parts, tokens_per_batch:
 def test_every_path_spells_its_tokens_and_no_token_is_in_two_places(parts, tokens_per_batch: int, layout: str):
     """The path of a read through its tree is the request's own sequence; each distinct prefix of a tree runs once."""
     for batch in plan(make_requests(parts), tokens_per_batch=tokens_per_batch, layout=layout):
-        kept = [] if batch.prefix is None else batch.prefix.tolist()
-        stream = lay_out_stream(batch.trees, len(kept))
+        cached = [] if batch.prefix is None else batch.prefix.tolist()
+        stream = lay_out_stream(batch.trees, len(cached))
         paths = [
-            (*kept, *stream.tokens[np.flatnonzero(stream.ends[: place + 1] > place)].tolist())
+            (*cached, *stream.tokens[np.flatnonzero(stream.ends[: place + 1] > place)].tolist())
             for place in range(len(stream.tokens))
         ]
         assert [len(path) - 1 for path in paths] == stream.depths.tolist()
@@ -98,7 +98,7 @@ def test_every_path_spells_its_tokens_and_no_token_is_in_two_places(parts, token
             mine = paths[start : start + tree.num_tokens]
             start += tree.num_tokens
             assert len(set(mine)) == len(mine)
-            assert set(mine) == {prefix for prefix in prefixes(tree.requests) if len(prefix) > len(kept)}
+            assert set(mine) == {prefix for prefix in prefixes(tree.requests) if len(prefix) > len(cached)}
 
 
 @given(st.lists(request_parts, min_size=1, max_size=12))
@@ -110,8 +110,8 @@ def test_prefixes_are_counted_as_the_tree_has_them(parts):
 @given(any_requests, budgets)
 def test_a_batch_of_trees_counts_the_tokens_that_it_runs(parts, tokens_per_batch: int):
     for batch in plan(make_requests(parts), tokens_per_batch=tokens_per_batch):
-        num_kept = 0 if batch.prefix is None else len(batch.prefix)
-        assert batch.num_tokens == len(lay_out_stream(batch.trees, num_kept).tokens)
+        num_cached = 0 if batch.prefix is None else len(batch.prefix)
+        assert batch.num_tokens == len(lay_out_stream(batch.trees, num_cached).tokens)
 
 
 @given(any_requests, budgets, layouts)
@@ -150,10 +150,10 @@ def test_every_rank_has_as_many_forwards_and_all_batches_are_there(parts, tokens
     assert len({len(rank) for rank in ranks}) == 1
     assert {id(batch) for rank in ranks for batch in rank if batch.trees} == {id(batch) for batch in batches}
     for rank in ranks:
-        kept = None
+        cached = None
         for batch in rank:  # a prefix is run before it is needed, as a forward that is counted
-            kept = kept if batch.trees else batch.prefix
-            assert batch.prefix is None or batch.prefix is kept
+            cached = cached if batch.trees else batch.prefix
+            assert batch.prefix is None or batch.prefix is cached
 
 
 def shots_and_questions(num_items: int) -> list[ScoreRequest]:
@@ -178,7 +178,7 @@ def test_a_prefix_that_all_items_share_is_run_once(monkeypatch):
     assert [not batch.trees for batch in rank] == [True] + [False] * len(batches)
 
 
-def test_trees_in_rows_repeat_what_cannot_be_kept(monkeypatch):
+def test_trees_in_rows_repeat_what_cannot_be_cached(monkeypatch):
     monkeypatch.undo()
     batches = plan(shots_and_questions(200), tokens_per_batch=1024, layout=MASKED_ROWS)
     assert all(batch.prefix is None for batch in batches)

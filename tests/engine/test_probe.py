@@ -133,7 +133,7 @@ def test_families_that_the_probe_keeps_from_a_layout_give_wrong_numbers_in_it_wi
     """Nothing but the probe stands between these and wrong scores."""
     model = networks.network(name)
     requests = networks.mixed_requests()
-    outputs = networks.run(networks.untaught(model), plan(requests, tokens_per_batch=400, layout=layout))
+    outputs = networks.run(CausalLanguageModel(model, device=CPU), plan(requests, tokens_per_batch=400, layout=layout))
     off = np.abs(networks.sums_of(outputs, requests) - networks.sums_alone(model, requests))
     assert np.isfinite(off).all()
     assert off.max() > 0.1
@@ -191,8 +191,8 @@ def test_a_model_of_nan_runs_padded_rows():
 @pytest.mark.parametrize(
     'breaks', [lambda positions: positions[0, 0] > 0, lambda positions: positions.max() > 50], ids=['prefix', 'long']
 )
-def test_a_way_that_gives_nan_is_not_taken(breaks):
-    """After a kept prefix, or in long rows alone, where all else agrees. Mutation: Python's `max`, which passes NaN."""
+def test_a_layout_that_gives_nan_is_not_used(breaks):
+    """After a cached prefix, or in long rows alone. Mutation: Python's `max`, which passes NaN."""
     model = networks.network()
 
     def spoil(_, args, kwargs, outputs):

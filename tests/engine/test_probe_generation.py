@@ -1,4 +1,4 @@
-"""A way to write replies is trusted where its logits are those of whole rows. For families see test_generation.py."""
+"""A layout for generation is used where its logits are those of whole rows. For families see test_generate.py."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LONG_WINDOW = 40
 
 
 def probed(model: Any, longest: int = LONGEST) -> Probe:
-    """Every token ends a reply, which the probe must not heed."""
+    """Every token ends a generation, which the probe must ignore."""
     generator = TextGenerator(
         CausalLanguageModel(model, device=CPU), GenerationDecoder(Letters(), range(networks.VOCABULARY))
     )
@@ -192,8 +192,7 @@ def test_a_way_that_gives_nan_is_not_taken(last: bool, dtype: torch.dtype):
 
 @pytest.mark.parametrize('name', ['llama', 'gpt2'])
 def test_weights_that_ignore_their_context_are_probed_again(name: str):
-    """They agree in whatever way they are run. Fails without the contrast, and where that is of another last token or
-    another position."""
+    """They agree in any layout. Fails without the contrast, and where that is of another last token or position."""
     model = networks.network(name)
     for layer in model.model.layers if name == 'llama' else model.transformer.h:
         output = layer.self_attn.o_proj if name == 'llama' else layer.attn.c_proj
@@ -245,7 +244,7 @@ def test_every_rank_makes_the_same_forwards():
 
 
 def test_a_model_that_does_not_fit_is_an_error():
-    """Not a reason to step down. Mutation: the error taken for one of a way."""
+    """Not a reason to step down. Mutation: the error taken for one of a layout."""
     model = networks.network()
 
     def fail(kwargs: dict[str, Any]) -> None:

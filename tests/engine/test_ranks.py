@@ -1,7 +1,7 @@
 """The Gauntlet's work on 2, 8 and 64 ranks: equally many forwards, about as many tokens, and little waiting.
 
 Composer has all ranks wait for each other after every batch (`Trainer._iter_dataloader`), so that an evaluation takes
-as long as the dearest forward of every step together. Every test prints what it holds.
+as long as the costliest forwards of all steps together. Every test prints what it measures.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ PIECES = re.compile(r' ?\w{1,6}|.', re.DOTALL)
 class Spread:
     """What ranks have of some parts. `above_mean` is the busiest rank's share of tokens above the mean.
 
-    `waiting` is what the dearest parts of all steps cost together, above the mean of ranks; `repeated` the share of
+    `waiting` is what the costliest parts of all steps cost together, above the mean of ranks; `repeated` the share of
     tokens that are run in order to take part, and prefixes run more often than once.
     """
 
@@ -93,7 +93,7 @@ def spread_over_ranks(batches: Sequence[Batch]) -> dict[int, Spread]:
 
 
 def prepared(tasks: object, data_root: Path, tokenizer: object, max_seq_len: int) -> PreparedEvaluation:
-    """All items of the tasks, programs included, which are written but not run."""
+    """All items of the tasks, programs included, which are generated but not run."""
     settings = decode_settings({'tasks': tasks, 'data_root': str(data_root)})
     return prepare_evaluation(load_data(settings), Encoder(tokenizer), max_seq_len=max_seq_len)
 
@@ -176,10 +176,10 @@ def test_families_of_any_size_are_shared_out(family_sizes: list[int], costs: lis
     assert len(set(map(len, ranks))) == 1
     assert {id(batch) for mine in ranks for batch in mine if batch.trees} == {id(batch) for batch in batches}
     for mine in ranks:
-        kept = None
+        cached = None
         for batch in mine:
-            kept = kept if batch.trees else batch.prefix
-            assert batch.prefix is None or batch.prefix is kept
+            cached = cached if batch.trees else batch.prefix
+            assert batch.prefix is None or batch.prefix is cached
 
 
 def test_ranks_have_equally_many_forwards_and_tokens(own_rows: PlannedEvaluation):
@@ -201,9 +201,9 @@ def test_a_step_has_a_prefix_on_every_rank_or_on_none(own_rows: PlannedEvaluatio
         assert mixed < 0.05 * len(steps)
 
 
-def test_the_dearest_forward_is_in_the_first_round(own_rows: PlannedEvaluation):
+def test_the_costliest_forward_is_in_the_first_round(own_rows: PlannedEvaluation):
     """So that memory which is too small shows at once."""
-    dearest = max(own_rows.batches, key=lambda batch: batch.cost)
+    costliest = max(own_rows.batches, key=lambda batch: batch.cost)
     longest_unit = 1 + max(
         sum(batch.prefix is other.prefix for batch in own_rows.batches)
         for other in own_rows.batches
@@ -211,16 +211,16 @@ def test_the_dearest_forward_is_in_the_first_round(own_rows: PlannedEvaluation):
     )
     for num_ranks in RANKS:
         ranks = assign(own_rows.batches, num_ranks=num_ranks)
-        assert any(batch is dearest for mine in ranks for batch in mine[:longest_unit])
+        assert any(batch is costliest for mine in ranks for batch in mine[:longest_unit])
 
 
-def test_ranks_write_equally_many_pools_of_about_the_same_work(own_rows: PlannedEvaluation):
-    """In what can be known before: lengths of prompts, and of replies at most. How many forwards a pool takes depends
-    on the replies; ranks wait for each other after each pool, and sharded ones take part in each other's forwards."""
-    pools = own_rows.pools
-    ranks = assign_continuous_batches(pools, num_ranks=2)
-    costs = [sum(pool.cost for pool in mine) for mine in ranks]
-    print(f'{len(pools)} pools on 2 ranks: {max(costs) / np.mean(costs) - 1:.2%} above the mean')
+def test_ranks_get_equally_many_continuous_batches_of_about_the_same_work(own_rows: PlannedEvaluation):
+    """By what is known beforehand: lengths of prompts, and of generations at most. The number of forwards depends on
+    the generations; ranks wait for each other after each batch, and sharded ones take part in each other's forwards."""
+    batches = own_rows.pools
+    ranks = assign_continuous_batches(batches, num_ranks=2)
+    costs = [sum(batch.cost for batch in mine) for mine in ranks]
+    print(f'{len(batches)} batches on 2 ranks: {max(costs) / np.mean(costs) - 1:.2%} above the mean')
     assert len(set(map(len, ranks))) == 1
     assert max(costs) / np.mean(costs) - 1 < ABOVE_MEAN
 
@@ -240,17 +240,17 @@ def test_ranks_share_the_real_gauntlet_evenly(real_rows: PreparedEvaluation, dev
     assert all(found[num_ranks].waiting < limit for num_ranks, limit in zip(RANKS, most, strict=True))
     for num_ranks in RANKS:
         ranks = assign_continuous_batches(planned.pools, num_ranks=num_ranks)
-        costs = [sum(pool.cost for pool in mine) for mine in ranks]
+        costs = [sum(batch.cost for batch in mine) for mine in ranks]
         above = max(costs) / np.mean(costs) - 1
-        print(f'{num_ranks:>3} ranks: {len(ranks[0])} of {len(planned.pools)} pools each, {above:.1%} above the mean')
+        print(f'{num_ranks:>3} ranks: {len(ranks[0])} of {len(planned.pools)} batches each, {above:.1%} above the mean')
         assert len(set(map(len, ranks))) == 1
-        assert above < ABOVE_MEAN or len(planned.pools) < 2 * num_ranks  # a pool is written by one rank
+        assert above < ABOVE_MEAN or len(planned.pools) < 2 * num_ranks  # a batch is decoded by one rank
 
 
 # Estimates from parts that were timed.
 
 
-def reply(num_tokens: int, *, is_cut: bool) -> Generation:
+def generation(num_tokens: int, *, is_cut: bool) -> Generation:
     return Generation(key=ItemKey('a', 0), text='', num_tokens=num_tokens, is_cut=is_cut)
 
 
@@ -274,19 +274,24 @@ def test_a_prefix_of_several_batches_counts_once_for_the_first_of_its_tasks():
     assert found['second'] in (30 * 25, 30 * 25 + length)
 
 
-def test_replies_that_end_at_each_token_with_a_fixed_chance_take_the_mean_of_the_geometric_distribution():
+def test_generations_that_end_at_each_token_with_a_fixed_chance_take_the_mean_of_the_geometric_distribution():
     """Two ended in 10 tokens together, two were cut after 5: 2 ends in 20 tokens."""
-    replies = [reply(4, is_cut=False), reply(6, is_cut=False), reply(5, is_cut=True), reply(5, is_cut=True)]
+    generations = [
+        generation(4, is_cut=False),
+        generation(6, is_cut=False),
+        generation(5, is_cut=True),
+        generation(5, is_cut=True),
+    ]
     chance = 2 / 20
     expected = math.fsum((1 - chance) ** before for before in range(30))  # tokens that are reached
-    assert expected_tokens(replies, 30) == pytest.approx(expected)
-    assert expected_tokens(replies, 1) == pytest.approx(1.0)
+    assert expected_tokens(generations, 30) == pytest.approx(expected)
+    assert expected_tokens(generations, 1) == pytest.approx(1.0)
 
 
-def test_replies_that_never_ended_take_the_most():
-    assert expected_tokens([reply(8, is_cut=True)] * 3, 100) == 100
+def test_generations_that_never_ended_take_the_most():
+    assert expected_tokens([generation(8, is_cut=True)] * 3, 100) == 100
     assert expected_tokens([], 7) == 7
 
 
-def test_replies_that_end_at_once_take_a_token():
-    assert expected_tokens([reply(1, is_cut=False)] * 3, 100) == pytest.approx(1.0)
+def test_generations_that_end_at_once_take_a_token():
+    assert expected_tokens([generation(1, is_cut=False)] * 3, 100) == pytest.approx(1.0)

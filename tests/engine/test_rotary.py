@@ -175,7 +175,7 @@ def test_the_length_that_decides_is_that_of_the_longest_row_as_it_is_asked():
     assert [padded.of(one) for one in (scored, *prompts)] == [64, 32, 33]
 
 
-def test_batches_and_pools_are_of_one_length_each():
+def test_batches_and_batches_are_of_one_length_each():
     rotary = networks.rotary('dynamic')
     requests = rows_around_the_base()
     batches = plan(requests, tokens_per_batch=1000, rotary=rotary)
@@ -186,4 +186,4 @@ def test_batches_and_pools_are_of_one_length_each():
         for row, count in enumerate((3, 24, 25, 40, 40))
     ]
     continuous = plan_continuous_batches(prompts, tokens_per_batch=1000, rotary=rotary)
-    assert [(pool.rope_length, len(pool.requests)) for pool in continuous] == [(48, 2), (33, 1), (32, 2)]
+    assert [(batch.rope_length, len(batch.requests)) for batch in continuous] == [(48, 2), (33, 1), (32, 2)]

@@ -114,14 +114,14 @@ def wanted(stops: StopRule | Sequence[str] = (), *, max_new_tokens: int = 1000, 
     )
 
 
-def written(ids: Sequence[int], decoder: GenerationDecoder, request: GenerateRequest) -> OngoingGeneration:
-    """The reply once it is done, or has all ids."""
-    reply = OngoingGeneration(request, decoder)
+def generated(ids: Sequence[int], decoder: GenerationDecoder, request: GenerateRequest) -> OngoingGeneration:
+    """The generation once it is done, or has all ids."""
+    generation = OngoingGeneration(request, decoder)
     for token in ids:
-        reply.add(token)
-        if reply.is_done:
+        generation.add(token)
+        if generation.is_done:
             break
-    return reply
+    return generation
 
 
 def first_with(ids: list[int], decoder: GenerationDecoder, stops: Sequence[str]) -> int | None:
@@ -134,13 +134,13 @@ def first_with(ids: list[int], decoder: GenerationDecoder, stops: Sequence[str])
 
 
 def check(ids: list[int], decoder: GenerationDecoder, stops: Sequence[str]) -> None:
-    """The reply ends where the whole text first has a stop, and says what its ids say."""
+    """The generation ends where the whole text first has a stop, and says what its ids say."""
     expected = first_with(ids, decoder, stops)
-    reply = written(ids, decoder, wanted(stops))
-    assert (len(reply.ids), reply.is_done) == ((expected, True) if expected else (len(ids), False))
-    assert not reply.is_truncated
-    text = decoder.tokenizer.decode(reply.ids, skip_special_tokens=True)
-    assert reply.result().text == (decoder.before + text if reply.ids else '')
+    generation = generated(ids, decoder, wanted(stops))
+    assert (len(generation.ids), generation.is_done) == ((expected, True) if expected else (len(ids), False))
+    assert not generation.is_truncated
+    text = decoder.tokenizer.decode(generation.ids, skip_special_tokens=True)
+    assert generation.result().text == (decoder.before + text if generation.ids else '')
 
 
 letters = st.sampled_from('aQ: .!\nééü漢字😀👧—“”\u200d')
@@ -150,7 +150,7 @@ stop_lists = st.lists(st.text(letters, min_size=1, max_size=4), min_size=1, max_
 
 @every_tokenizer
 @given(texts, stop_lists, st.data())
-def test_a_reply_ends_with_the_first_token_that_completes_a_stop(name: str, text: str, stops: list[str], data):
+def test_a_generation_ends_with_the_first_token_that_completes_a_stop(name: str, text: str, stops: list[str], data):
     """Of random texts, with stops of their own or others, over the bounds of tokens and within characters.
 
     Mutations: pieces decoded without the token before; `_lookback` of 0; parts of characters taken as text; stops
@@ -200,8 +200,8 @@ def test_stops_by_hand():
         ' 12',
     ]
     cases = {'\n\n': 7, '\n': 6, 'lo w': 4, 'wor': 4, 'o ': 4, 'd\n\nQ': 8, '12': 10, ' 12': 10, 'Hell': 2, '13': 10}
-    assert {stop: len(written(ids, decoder, wanted([stop])).ids) for stop in cases} == cases
-    assert len(written(ids, decoder, wanted(['12', 'ld', '\n'])).ids) == 5
+    assert {stop: len(generated(ids, decoder, wanted([stop])).ids) for stop in cases} == cases
+    assert len(generated(ids, decoder, wanted(['12', 'ld', '\n'])).ids) == 5
 
 
 def test_a_character_in_parts_is_waited_for_and_what_stands_before_it_is_not():
@@ -210,17 +210,19 @@ def test_a_character_in_parts_is_waited_for_and_what_stands_before_it_is_not():
     ids = encode(tokenizer, 'a!😀b')
     assert [tokenizer.decode([token]) for token in ids] == ['a', '!\ufffd', '\ufffd', '\ufffd\ufffd', 'b']
     decoder = GenerationDecoder(tokenizer)
-    assert [len(written(ids, decoder, wanted([stop])).ids) for stop in ('!', '😀', '!😀', 'b')] == [2, 4, 4, 5]
-    cut = written(ids, decoder, wanted(['!'], max_new_tokens=2))
+    assert [len(generated(ids, decoder, wanted([stop])).ids) for stop in ('!', '😀', '!😀', 'b')] == [2, 4, 4, 5]
+    cut = generated(ids, decoder, wanted(['!'], max_new_tokens=2))
     assert not cut.is_truncated
 
 
 def test_what_stands_in_the_prompt_stops_nothing():
-    """Not even where prompt and reply make a stop together."""
+    """Not even where prompt and generation make a stop together."""
     tokenizer = TOKENIZERS['rotary_bos']
     context = encode(tokenizer, 'Q: 1\n\nA: 2\n')
-    reply = written(encode(tokenizer, '\nA: 3\n\nQ'), GenerationDecoder(tokenizer), wanted(['\n\n'], context=context))
-    assert reply.result().text == '\nA: 3\n\n'
+    generation = generated(
+        encode(tokenizer, '\nA: 3\n\nQ'), GenerationDecoder(tokenizer), wanted(['\n\n'], context=context)
+    )
+    assert generation.result().text == '\nA: 3\n\n'
 
 
 @pytest.mark.parametrize(
@@ -235,16 +237,16 @@ def test_what_stands_in_the_prompt_stops_nothing():
     ],
 )
 @every_tokenizer
-def test_an_answer_ends_a_reply_with_what_follows_it(name: str, text: str, delimiter: str, up_to: str | None):
+def test_an_answer_ends_a_generation_with_what_follows_it(name: str, text: str, delimiter: str, up_to: str | None):
     """Mutations: only strings are watched for; the end of the line looked for in the latest piece alone."""
     tokenizer = TOKENIZERS[name]
     decoder, ids = GenerationDecoder(tokenizer), encode(tokenizer, text)
-    reply = written(ids, decoder, wanted(StopRule(answer_delimiter=delimiter, answer_end='\n')))
+    generation = generated(ids, decoder, wanted(StopRule(answer_delimiter=delimiter, answer_end='\n')))
     if up_to is None:
-        assert (reply.is_done, reply.ids) == (False, ids)
+        assert (generation.is_done, generation.ids) == (False, ids)
     else:
-        assert reply.is_done
-        assert len(reply.ids) == next(n for n in range(len(ids)) if up_to in decoder.text(ids[:n]))
+        assert generation.is_done
+        assert len(generation.ids) == next(n for n in range(len(ids)) if up_to in decoder.text(ids[:n]))
 
 
 def test_the_token_limit_cuts_unless_a_stop_or_the_end_comes_with_the_last_token():
@@ -254,9 +256,9 @@ def test_the_token_limit_cuts_unless_a_stop_or_the_end_comes_with_the_last_token
     ids = [*encode(tokenizer, 'Hello world\n\nQuestion'), tokenizer.eos_token_id, 7]
 
     def outcome(limit: int, *stops: str) -> tuple[int, bool]:
-        reply = written(ids, decoder, wanted(stops, max_new_tokens=limit))
-        assert reply.is_done
-        return len(reply.ids), reply.is_truncated
+        generation = generated(ids, decoder, wanted(stops, max_new_tokens=limit))
+        assert generation.is_done
+        return len(generation.ids), generation.is_truncated
 
     assert [outcome(limit) for limit in (1, 8, 9, 10)] == [(1, True), (8, True), (9, False), (9, False)]
     assert [outcome(limit, '\n\n') for limit in (6, 7, 8)] == [(6, True), (7, False), (7, False)]
@@ -267,10 +269,10 @@ def test_the_end_token_counts_and_is_left_out_of_the_text_where_it_is_special():
     (newline,) = encode(tokenizer, '\n')
     decoder = GenerationDecoder(tokenizer, {tokenizer.eos_token_id, newline})
     ids = encode(tokenizer, 'Hello')
-    special = written([*ids, tokenizer.eos_token_id, 8], decoder, wanted()).result()
+    special = generated([*ids, tokenizer.eos_token_id, 8], decoder, wanted()).result()
     assert (special.text, special.num_tokens, special.is_cut, special.is_finite) == ('Hello', 4, False, True)
-    assert written([*ids, newline, 8], decoder, wanted()).result().text == 'Hello\n'
-    assert not written([*ids, tokenizer.eos_token_id], GenerationDecoder(tokenizer), wanted()).is_done
+    assert generated([*ids, newline, 8], decoder, wanted()).result().text == 'Hello\n'
+    assert not generated([*ids, tokenizer.eos_token_id], GenerationDecoder(tokenizer), wanted()).is_done
 
 
 @pytest.mark.parametrize(
@@ -282,25 +284,25 @@ def test_the_end_token_counts_and_is_left_out_of_the_text_where_it_is_special():
         ('sentence_pieces', ' Hello'),
     ],
 )
-def test_a_reply_begins_with_a_space_where_the_tokenizer_drops_one(name: str, text: str):
+def test_a_generation_begins_with_a_space_where_the_tokenizer_drops_one(name: str, text: str):
     """Or has a token of its own for it: Composer asks for the tokens of ' a'. A stop may begin with it.
 
     Mutations: `before` left out of the text, or of what stops are looked for in.
     """
     decoder = GenerationDecoder(TOKENIZERS[name])
-    reply = written(encode(TOKENIZERS[name], 'Hello'), decoder, wanted([' H']))
+    generation = generated(encode(TOKENIZERS[name], 'Hello'), decoder, wanted([' H']))
     assert decoder.text(encode(TOKENIZERS[name], 'Hello')) == text
-    assert reply.is_done == (text[0] == ' ')
+    assert generation.is_done == (text[0] == ' ')
 
 
-def test_a_reply_of_no_tokens_is_empty_and_a_spoilt_one_says_so():
+def test_a_generation_of_no_tokens_is_empty_and_a_spoilt_one_says_so():
     decoder = GenerationDecoder(TOKENIZERS['alibi_pad_eos'])
-    reply = OngoingGeneration(wanted(), decoder)
-    assert reply.result().text == ''
-    reply.add(encode(decoder.tokenizer, 'H')[0])
-    reply.fail()
-    result = reply.result()
-    assert (reply.is_done, result.text, result.num_tokens) == (True, ' H', 1)
+    generation = OngoingGeneration(wanted(), decoder)
+    assert generation.result().text == ''
+    generation.add(encode(decoder.tokenizer, 'H')[0])
+    generation.fail()
+    result = generation.result()
+    assert (generation.is_done, result.text, result.num_tokens) == (True, ' H', 1)
     assert (result.is_finite, result.is_cut) == (False, False)
 
 
@@ -309,7 +311,7 @@ def test_a_stop_that_the_tokenizer_cleans_away_stops_nothing():
     tokenizer = rotary_bos(clean_up_tokenization_spaces=True)
     ids = encode(tokenizer, 'a . b\n')
     assert tokenizer.decode(ids) == 'a. b\n'
-    assert written(ids, GenerationDecoder(tokenizer), wanted([' .', '\n'])).result().text == 'a. b\n'
+    assert generated(ids, GenerationDecoder(tokenizer), wanted([' .', '\n'])).result().text == 'a. b\n'
 
 
 class Counting:
@@ -329,20 +331,20 @@ class Counting:
 
 @every_tokenizer
 @pytest.mark.parametrize(('text', 'most'), [('Q: a dead end 123 ', 4), ('漢字', 12), ('😀', 12), (MIXED, 8)])
-def test_decoding_is_linear_in_the_length_of_a_reply(name: str, text: str, most: int):
-    """Tokens decoded for each that is written: more where a character has several. Mutation: `_start` stays 0."""
+def test_decoding_is_linear_in_the_length_of_a_generation(name: str, text: str, most: int):
+    """Tokens decoded for each that is generated: more where a character has several. Mutation: `_start` stays 0."""
     tokenizer = Counting(TOKENIZERS[name])
     ids = [token for _ in range(500) for token in encode(tokenizer, text)][:500]
-    reply = written(ids, GenerationDecoder(tokenizer), wanted(['never', '\n\n\n'], max_new_tokens=500))
-    assert reply.is_truncated and len(reply.result().text) > 100
+    generation = generated(ids, GenerationDecoder(tokenizer), wanted(['never', '\n\n\n'], max_new_tokens=500))
+    assert generation.is_truncated and len(generation.result().text) > 100
     assert tokenizer.decoded <= most * 500
 
 
 def test_without_stops_nothing_is_decoded_before_the_end():
     tokenizer = Counting(TOKENIZERS['rotary_bos'])
-    reply = written([7] * 500, GenerationDecoder(tokenizer), wanted(max_new_tokens=500))
+    generation = generated([7] * 500, GenerationDecoder(tokenizer), wanted(max_new_tokens=500))
     assert tokenizer.decoded == 0
-    reply.result()
+    generation.result()
     assert tokenizer.decoded == 500
 
 

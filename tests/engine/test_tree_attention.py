@@ -12,6 +12,7 @@ import torch
 from networks import CPU, PREFIX_BUDGET, WINDOW, draw, request
 
 from llmfoundry_gauntlet.engine import tree_attention as attending
+from llmfoundry_gauntlet.engine.model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.plan import STREAM, Batch, make_batch, plan
 from llmfoundry_gauntlet.engine.tree_attention import NAME, Span, attend, spans_of, tree_attention, tree_layout
 from llmfoundry_gauntlet.engine.trees import Stream, Tree, count_prefixes, lay_out_stream
@@ -29,29 +30,29 @@ def one_tree(requests) -> Batch:
 
 @pytest.mark.parametrize('name', WITH_WINDOWS)
 def test_windows_count_by_depth_in_the_tree(name: str):
-    """Four branches of 12 tokens after a trunk of 5: the last one's first token stands 37 tokens behind the trunk.
+    """Four branches of 12 tokens after a context of 5: the last one's first token stands 37 tokens behind the context.
 
     It sees all of it, in a window of 8. Mutation: the window by position in the stream.
     """
     rng = np.random.default_rng(0)
-    trunk = draw(rng, 5)
-    requests = [request(0, trunk, [draw(rng, 13) for _ in range(4)])]
+    context = draw(rng, 5)
+    requests = [request(0, context, [draw(rng, 13) for _ in range(4)])]
     batch = one_tree(requests)
     stream = lay_out_stream(batch.trees)
-    last_branch = np.flatnonzero(stream.depths == len(trunk))[-1]
+    last_branch = np.flatnonzero(stream.depths == len(context))[-1]
     assert last_branch == 5 + 3 * 12 and stream.depths[last_branch] < WINDOW
     model = networks.network(name)
-    networks.check_against_bare_forwards(model, requests, networks.run(networks.untaught(model), [batch]))
+    networks.check_against_bare_forwards(model, requests, networks.run(CausalLanguageModel(model, device=CPU), [batch]))
 
 
 @pytest.mark.parametrize('name', WITH_WINDOWS)
-def test_windows_reach_into_a_kept_prefix_and_no_further(name: str):
+def test_windows_reach_into_a_cached_prefix_and_no_further(name: str):
     """Mutation: depths after the prefix counted from 0, or all of the prefix seen whatever the window."""
     requests = networks.requests_after_a_prefix()
     batches = plan(requests, tokens_per_batch=PREFIX_BUDGET)
     assert all(batch.prefix is not None for batch in batches)
     model = networks.network(name)
-    outputs = networks.run(networks.untaught(model), batches)
+    outputs = networks.run(CausalLanguageModel(model, device=CPU), batches)
     networks.check_against_bare_forwards(model, requests, outputs)
 
 
@@ -71,7 +72,7 @@ def test_calls_of_attention_see_ancestors_alone(monkeypatch, name: str, block: i
     monkeypatch.setattr(attending, 'PIECE', 2)
     requests = [*networks.mixed_requests(), *networks.requests_after_a_prefix()]
     model = networks.network(name)
-    outputs = networks.run(networks.untaught(model), plan(requests, tokens_per_batch=PREFIX_BUDGET))
+    outputs = networks.run(CausalLanguageModel(model, device=CPU), plan(requests, tokens_per_batch=PREFIX_BUDGET))
     networks.check_against_bare_forwards(model, requests, outputs)
 
 
@@ -82,7 +83,7 @@ def calls(stream: Stream, device: torch.device = CPU) -> list[tuple[int, int, li
 
 
 def four_trees() -> Stream:
-    """A trunk of 4 with branches of 3 and 2, a chain of 5, two single tokens."""
+    """A context of 4 with branches of 3 and 2, a chain of 5, two single tokens."""
     return lay_out_stream(
         [
             tree_of([request(0, [1, 2, 3, 4], [[5, 6, 7, 0], [8, 9, 0]])]),
@@ -124,22 +125,22 @@ def cuda_calls(stream: Stream) -> list[tuple[int, int, list[int], bool]]:
         return calls(stream)
 
 
-@pytest.mark.parametrize('num_kept', [0, 2])
-def test_a_call_has_the_keys_of_its_queries_and_long_branches_leave_each_other_out(monkeypatch, num_kept: int):
-    """A trunk of 300 with four branches of 200, each with a twig of 50; or all but the first tokens of these."""
+@pytest.mark.parametrize('num_cached', [0, 2])
+def test_a_call_has_the_keys_of_its_queries_and_long_branches_leave_each_other_out(monkeypatch, num_cached: int):
+    """A context of 300 with four branches of 200, each with a twig of 50; or all but the first tokens of these."""
     rng = np.random.default_rng(0)
-    trunk = draw(rng, 300)
-    branches = [np.concatenate([trunk, draw(rng, 200)]) for _ in range(4)]
+    context = draw(rng, 300)
+    branches = [np.concatenate([context, draw(rng, 200)]) for _ in range(4)]
     requests = [request(row, branch, [draw(rng, 51), [3]]) for row, branch in enumerate(branches)]
-    stream = lay_out_stream([tree_of(requests)], num_kept)
+    stream = lay_out_stream([tree_of(requests)], num_cached)
     found = calls(stream)
     assert [start for start, *_ in found] == [0, *(stop for _, stop, *_ in found[:-1])]
-    assert found[-1][1] == len(stream.tokens) == 300 + 4 * 250 - num_kept
+    assert found[-1][1] == len(stream.tokens) == 300 + 4 * 250 - num_cached
     for start, stop, keys, _ in found:
         for query in range(start, stop):
-            above = num_kept + np.flatnonzero(stream.ends[: query + 1] > query)
-            assert {*range(num_kept), *above.tolist()} <= set(keys)
-        assert num_kept + stop - 1 == keys[-1] and keys == sorted(set(keys))
+            above = num_cached + np.flatnonzero(stream.ends[: query + 1] > query)
+            assert {*range(num_cached), *above.tolist()} <= set(keys)
+        assert num_cached + stop - 1 == keys[-1] and keys == sorted(set(keys))
     most = sum((stop - start) * len(keys) for start, stop, keys, _ in found)
     assert most < 1.25 * (stream.depths + 1).sum()
     assert any(len(keys) < stop and not chain for _, stop, keys, chain in found)
@@ -201,5 +202,5 @@ def test_chains_are_packed_as_flash_attn_wants_them(monkeypatch):
     monkeypatch.setattr(attending, 'can_pack', lambda query: True)
     model = networks.network()
     requests = networks.mixed_requests()
-    outputs = networks.run(networks.untaught(model), plan(requests, tokens_per_batch=400))
+    outputs = networks.run(CausalLanguageModel(model, device=CPU), plan(requests, tokens_per_batch=400))
     networks.check_against_bare_forwards(model, requests, outputs)

@@ -47,7 +47,7 @@ def test_sequences_that_begin_differently_are_trees_of_their_own():
     assert stream.ends.tolist() == [1, 2]
 
 
-def test_a_kept_prefix_is_left_out_and_counts_in_the_positions():
+def test_a_cached_prefix_is_left_out_and_counts_in_the_positions():
     stream = lay_out_stream([tree(request(0, [5, 6, 7], [1, 2], [3]))], 2)
     assert stream.tokens.tolist() == [7, 1]
     assert stream.depths.tolist() == [2, 3]
