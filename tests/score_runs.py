@@ -1,4 +1,4 @@
-"""What tests of SCORE have in common: settings, runs, and metrics averaged a second time."""
+"""Helpers of the SCORE tests: settings, runs, and metrics computed from samples."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ORDER, PROMPT, DRAWN = 'option_order', 'prompt', 'non_greedy'
 
 
 def tokenizer(template: str | None = None) -> Any:
-    """A token per byte, a bos in front, and perhaps a chat template."""
+    """Return a tokenizer with a token per byte, a bos, and optionally a chat template."""
     made = tiny.tokenizer()
     made.chat_template = template
     return made
@@ -62,11 +62,8 @@ def mean(values: Iterable[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-# The samples of a run are marked and averaged here a second time, from DESIGN alone.
-
-
 def options_of(sample: dict[str, Any]) -> tuple[list[str], int]:
-    """A row of our own MMLU-Pro as its variant shows it: options, and the place of the right one."""
+    """Return the options of a sample row of MMLU-Pro as its variant shows them, and the index of the gold one."""
     row = read_lines(DATA / 'score' / 'mmlu_pro_test.jsonl')[sample['row']]
     options, gold = list(row['options']), row['answer_index']
     perturbation, _, name = sample['variant'].partition(':')
@@ -78,7 +75,7 @@ def options_of(sample: dict[str, Any]) -> tuple[list[str], int]:
 
 
 def check_metrics(record: dict[str, Any], samples: list[dict[str, Any]], perturbation: str) -> None:
-    """Accuracy by category, consistency of the chosen texts, and what else there is."""
+    """Check the metrics of a perturbation against those computed from its samples."""
     groups: dict[int, list[dict[str, Any]]] = {}
     for sample in samples:
         if sample['variant'].startswith(f'{perturbation}:'):
@@ -104,7 +101,7 @@ def check_metrics(record: dict[str, Any], samples: list[dict[str, Any]], perturb
 
 
 def save_tiny_llamas(folder: Path) -> Path:
-    """A tiny Llama without and with a chat template, in `plain` and `chat`."""
+    """Save a tiny Llama without and with a chat template, in `plain` and `chat`."""
     network = networks.network(vocab_size=259, max_position_embeddings=1024, eos_token_id=1)
     for name, template in (('plain', None), ('chat', CHAT)):
         network.save_pretrained(folder / name)

@@ -1,4 +1,4 @@
-"""A real MLflow server, and what loggers have written, read back by their own libraries: {key: [(step, value)]}."""
+"""A real MLflow server, and readers of what loggers have written, by their own libraries: {key: [(step, value)]}."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from composer.loggers import InMemoryLogger
 
 from llmfoundry_gauntlet.results.files import find_results
 
@@ -35,7 +37,7 @@ class MLflowServer:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Starts it and waits until it answers."""
+        """Start it and wait until it answers."""
         words = ['server', '--host', '127.0.0.1', '--port', str(self.port), '--workers', '1']
         words += ['--backend-store-uri', f'sqlite:///{self.folder}/mlflow.db', '--artifacts-destination', 'artifacts']
         with (self.folder / 'server.log').open('ab') as log:
@@ -56,7 +58,7 @@ class MLflowServer:
         raise AssertionError((self.folder / 'server.log').read_text())
 
     def kill(self) -> None:
-        """Kills it and its workers."""
+        """Kill it and its workers."""
         if self.process is not None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
@@ -72,7 +74,7 @@ def mlflow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MLflowSe
 
 
 def recorded(folder: Path) -> Values:
-    """What the results.json of a training hold, by key, with the batch."""
+    """Return all values of the results.json files of a training, with their batches."""
     values: Values = {}
     for _, record in find_results(folder / 'records'):
         batch = record['training']['batch']
@@ -82,12 +84,12 @@ def recorded(folder: Path) -> Values:
 
 
 def sorted_values(values: Values, expected: Values) -> Values:
-    """The values of the expected keys, by step."""
+    """Return the values of the expected keys, sorted by step."""
     return {key: sorted(values[key]) for key in expected if key in values}
 
 
 def mlflow_values(server: MLflowServer, experiment: str) -> list[Values]:
-    """By run, all values of an experiment."""
+    """Return all values of an experiment, one entry per run."""
     from mlflow import MlflowClient
 
     client = MlflowClient(server.uri)
@@ -99,7 +101,7 @@ def mlflow_values(server: MLflowServer, experiment: str) -> list[Values]:
 
 
 def wandb_records(folder: Path) -> Iterator:
-    """Every record of W&B's offline files below a folder, by file's age."""
+    """Yield every record of W&B's offline files below a folder, oldest file first."""
     from wandb.proto import wandb_internal_pb2
     from wandb.sdk.internal.datastore import DataStore
 
@@ -114,7 +116,7 @@ def wandb_records(folder: Path) -> Iterator:
 
 
 def wandb_rows(folder: Path) -> list[dict[str, float]]:
-    """W&B's rows; `_step` is its own step."""
+    """Return W&B's rows; `_step` is its own step."""
     return [
         {item.key or '.'.join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
         for record in wandb_records(folder)
@@ -123,7 +125,7 @@ def wandb_rows(folder: Path) -> list[dict[str, float]]:
 
 
 def wandb_values(folder: Path) -> Values:
-    """Our keys over W&B's own step metric `gauntlet/batch`."""
+    """Return our keys over the step metric `gauntlet/batch`."""
     values: Values = {}
     for row in wandb_rows(folder):
         if 'gauntlet/batch' in row:
@@ -133,7 +135,7 @@ def wandb_values(folder: Path) -> Values:
 
 
 def tensorboard_values(folder: Path) -> Values:
-    """All scalars of a run's folder."""
+    """Return all scalars of a run's folder."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     found = EventAccumulator(str(folder))
@@ -142,7 +144,7 @@ def tensorboard_values(folder: Path) -> Values:
 
 
 def tensorboard_charts(folder: Path) -> dict[str, str]:
-    """The charts of Custom Scalars, 'section: title', each with its pattern of keys."""
+    """Return the charts of Custom Scalars, by 'section: title', each with its pattern of keys."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 
@@ -154,8 +156,25 @@ def tensorboard_charts(folder: Path) -> dict[str, str]:
 
 
 def file_values(path: Path) -> Values:
-    """The metrics of Composer's file logger."""
+    """Return the metrics of Composer's file logger."""
     values: Values = {}
     for step, key, value in METRIC_LINE.findall(path.read_text()):
         values.setdefault(key, []).append((int(step), float(value)))
     return values
+
+
+def memory_values(logger: InMemoryLogger) -> Values:
+    """Return the values of Composer's in-memory logger."""
+    return {key: [(time.batch.value, value) for time, value in points] for key, points in logger.data.items()}
+
+
+def approximately(values: Values, **tolerance: float) -> dict[str, Any]:
+    """Return values that compare equal within a tolerance."""
+    return {
+        key: [(step, pytest.approx(value, **tolerance)) for step, value in points] for key, points in values.items()
+    }
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the warnings of the metric stream."""
+    return [record.getMessage() for record in caplog.records if record.name.endswith('metric_stream')]

@@ -1,4 +1,4 @@
-"""Trains the tiny model with evaluations, checkpoints and every logger; it may die at batch 4.
+"""Train the tiny model with evaluations, checkpoints and every logger; optionally get killed at batch 4.
 
 [composer -n N] loggers_worker.py FOLDER MLFLOW_URI whole|in_evaluation|after_evaluation
 """
@@ -24,26 +24,26 @@ CATEGORIES = ('plain', 'high school', 'a:b', 'Säure & Öl', '..', 'x' * 300)
 
 
 class Killer(Callback):
-    """Kills the process at batch 4: after some steps of the evaluation, or when that is done, before the checkpoint."""
+    """Kill the process at batch 4: after some steps of the evaluation, or after it and before the checkpoint."""
 
     def __init__(self, moment: str) -> None:
         self.moment = moment
         self.steps = 0
 
     def eval_batch_end(self, state: State, logger: Logger) -> None:
-        """Counts."""
+        """Count the steps of the evaluation at batch 4."""
         self.steps += state.timestamp.batch.value == 4
         if self.moment == 'in_evaluation' and self.steps == 6:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def eval_end(self, state: State, logger: Logger) -> None:
-        """Comes after the gauntlet's."""
+        """Run after the gauntlet's."""
         if self.moment == 'after_evaluation' and state.timestamp.batch.value == 4:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 def write_tasks(folder: Path) -> dict[str, str]:
-    """The tiny tasks, and one whose categories have names that not every logger takes."""
+    """Write the tiny tasks, and one whose category names are not accepted by every logger."""
     settings = tiny.write_tasks(folder)
     rows = [
         {'query': f'Which {i}?', 'choices': ['one', 'two'], 'gold': i % 2, 'category': category}
@@ -58,7 +58,7 @@ def write_tasks(folder: Path) -> dict[str, str]:
 
 
 def local_loggers(folder: Path, *, resume: bool = False) -> list[LoggerDestination]:
-    """One of each kind that writes below `folder` or into memory."""
+    """Return one logger of each kind that writes below `folder` or into memory."""
     wandb = {'mode': 'offline', 'dir': str(folder), 'id': folder.name, 'resume': 'allow' if resume else None}
     return [
         FileLogger(filename=f'{folder}/log_{{rank}}.txt', capture_stdout=False, capture_stderr=False),
@@ -69,12 +69,12 @@ def local_loggers(folder: Path, *, resume: bool = False) -> list[LoggerDestinati
 
 
 def mlflow_logger(folder: Path, uri: str, *, resume: bool = False) -> MLFlowLogger:
-    """One that writes to a server, into the experiment named as the folder."""
+    """Return a logger that writes to a server, into the experiment named after the folder."""
     return MLFlowLogger(experiment_name=folder.name, tracking_uri=uri, resume=resume, log_system_metrics=False)
 
 
 def trainer(folder: Path, destinations: list[LoggerDestination], callbacks: list[Any], **arguments: Any) -> Trainer:
-    """A training of six batches, evaluated before the first and after every second, saved after each."""
+    """Return a training of six batches, evaluated before the first and after every second, saved after each."""
     gauntlet = EvalGauntlet(
         **write_tasks(folder),
         interval=['first', '2ba'],
@@ -92,7 +92,7 @@ def trainer(folder: Path, destinations: list[LoggerDestination], callbacks: list
 
 
 def close(made: Trainer) -> None:
-    """Closes it for good: Composer would do so again at the end of the process, when a test's server is gone."""
+    """Close it for good: Composer would do so again at exit, when a test's server is gone."""
     made.close()
     atexit.unregister(Engine._close)
 

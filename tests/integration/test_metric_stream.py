@@ -1,4 +1,4 @@
-"""Every key of the metric stream arrives in the loggers that need no server, at its training step."""
+"""Every key of the metric stream reaches the loggers that need no server, at its training step."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import pytest
 import wandb
 from composer import Callback, Logger, State
 from composer.loggers import FileLogger, InMemoryLogger, TensorboardLogger, WandBLogger
-from logged_values import Values, recorded, sorted_values
+from logged_values import approximately, memory_values, recorded, sorted_values, warnings_of
 
 from llmfoundry_gauntlet import evaluate
 
-# TensorBoard's own thread, whose folder a test takes away; it may be seen in the test after it
+# TensorBoard's own thread, whose folder a test removes; the error may show in the next test
 pytestmark = pytest.mark.filterwarnings('ignore::pytest.PytestUnhandledThreadExceptionWarning')
 
 STEPS = [0, 2, 3, 4, 6]  # of which 3 is logged last, after the training
@@ -26,7 +26,7 @@ ACCURACY = 'metrics/colours/0-shot/InContextLearningMultipleChoiceAccuracy'
 
 
 def evaluate_late(folder: Path, batch: int, out: Path, **arguments: Any) -> None:
-    """Evaluates a checkpoint of the training alone, into the runs of its loggers."""
+    """Evaluate a checkpoint of the training, into the runs of its loggers."""
     loggers = [
         FileLogger(filename=str(folder / f'late_{batch}.txt'), capture_stdout=False, capture_stderr=False),
         TensorboardLogger(log_dir=str(folder / 'tensorboard')),
@@ -46,7 +46,7 @@ def evaluate_late(folder: Path, batch: int, out: Path, **arguments: Any) -> None
 
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, InMemoryLogger]:
-    """A training with all loggers at once, and then its checkpoints of batches 3 and 4 evaluated into the same runs."""
+    """Train with all loggers, then evaluate the checkpoints of batches 3 and 4 into the same runs."""
     folder = tmp_path_factory.mktemp('all_loggers')
     destinations = loggers_worker.local_loggers(folder)
     trainer = loggers_worker.trainer(folder, destinations, [])
@@ -55,12 +55,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, InMemoryLog
     evaluate_late(folder, 4, folder / 'again')
     loggers_worker.close(trainer)
     return folder, destinations[1]
-
-
-def approximately(values: Values, **tolerance: float) -> dict[str, Any]:
-    return {
-        key: [(step, pytest.approx(value, **tolerance)) for step, value in points] for key, points in values.items()
-    }
 
 
 def test_records_hold_every_evaluation_under_keys_of_each_category(trained):
@@ -73,7 +67,7 @@ def test_records_hold_every_evaluation_under_keys_of_each_category(trained):
     assert max(map(len, expected)) == 250  # of the category of 300 letters
 
 
-def test_wandb_has_every_value_over_the_training_batch_late_ones_too(trained):
+def test_wandb_has_every_value_by_training_batch_including_late_ones(trained):
     expected = recorded(trained[0])
     rows = [row for row in logged_values.wandb_rows(trained[0]) if 'gauntlet/batch' in row]
     assert [row['gauntlet/batch'] for row in rows] == [0, 2, 4, 6, 3]
@@ -82,7 +76,7 @@ def test_wandb_has_every_value_over_the_training_batch_late_ones_too(trained):
         assert sorted((row['gauntlet/batch'], row[key]) for row in rows) == approximately({key: points})[key]
 
 
-def test_wandb_draws_our_keys_and_no_others_over_the_training_batch(trained):
+def test_wandb_plots_our_keys_alone_over_the_training_batch(trained):
     records = [
         record for record in logged_values.wandb_records(trained[0]) if record.WhichOneof('record_type') == 'metric'
     ]
@@ -96,14 +90,14 @@ def test_wandb_draws_our_keys_and_no_others_over_the_training_batch(trained):
     assert not any(key.startswith(glob[:-1]) for key in others for glob in globs)
 
 
-def test_tensorboard_has_every_value_once_late_ones_too(trained):
+def test_tensorboard_has_every_value_once_including_late_ones(trained):
     expected = recorded(trained[0])
     found = logged_values.tensorboard_values(trained[0] / 'tensorboard' / loggers_worker.RUN_NAME)
     assert [step for step, _ in found[ACCURACY]] == [0, 2, 4, 6, 3]
     assert sorted_values(found, expected) == approximately(expected, rel=1e-6)
 
 
-def test_tensorboard_has_charts_of_keys_that_are_there(trained):
+def test_tensorboard_charts_have_existing_keys(trained):
     charts = logged_values.tensorboard_charts(trained[0] / 'tensorboard' / loggers_worker.RUN_NAME)
     keys = recorded(trained[0])
     found = {name: {key for key in keys if re.fullmatch(pattern, key)} for name, pattern in charts.items()}
@@ -113,80 +107,66 @@ def test_tensorboard_has_charts_of_keys_that_are_there(trained):
     assert found['gauntlet: seconds'] == {'gauntlet/seconds'}
 
 
-def test_files_have_every_value(trained):
+def test_files_and_memory_have_every_value(trained):
     expected = recorded(trained[0])
     found = logged_values.file_values(trained[0] / 'log_0.txt')
     for key, points in logged_values.file_values(trained[0] / 'late_3.txt').items():
         found.setdefault(key, []).extend(points)
     assert sorted_values(found, expected) == approximately(expected, abs=5.1e-5)
-
-
-def test_memory_has_every_value(trained):
-    expected = {key: [point for point in points if point[0] != 3] for key, points in recorded(trained[0]).items()}
-    assert sorted_values(in_memory(trained[1]), expected) == expected
+    expected = {key: [point for point in points if point[0] != 3] for key, points in expected.items()}
+    assert sorted_values(memory_values(trained[1]), expected) == expected
 
 
 class Breaker(Callback):
-    """Does something just before the last evaluation is logged."""
+    """Call a function just before the last evaluation is logged."""
 
     def __init__(self, do: Callable[[], object]) -> None:
         self.do = do
 
     def eval_end(self, state: State, logger: Logger) -> None:
-        """Comes before the gauntlet's and the loggers' own."""
+        """Run before the gauntlet's and the loggers' own."""
         if state.timestamp.batch.value == 6:
             self.do()
 
 
-def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name.endswith('metric_stream')]
+def finish_wandb(folder: Path) -> None:
+    wandb.finish()
 
 
-def in_memory(logger: InMemoryLogger) -> Values:
-    return {key: [(time.batch.value, value) for time, value in points] for key, points in logger.data.items()}
+def replace_tensorboard_folder(folder: Path) -> None:
+    shutil.rmtree(folder / 'tensorboard')
+    (folder / 'tensorboard').write_text('')
 
 
-def test_a_wandb_run_that_is_finished_ends_composers_logger_but_no_value_is_lost(tmp_path, caplog):
+@pytest.mark.parametrize(
+    ('damage', 'logger', 'error'),
+    [
+        (finish_wandb, 'WandBLogger', wandb.Error),  # Composer's own error after the last batch
+        (replace_tensorboard_folder, 'TensorboardLogger', NotADirectoryError),  # at the end of the evaluation
+    ],
+)
+def test_a_broken_logger_is_a_warning_and_the_others_lose_no_value(tmp_path, caplog, damage, logger, error):
     destinations = loggers_worker.local_loggers(tmp_path)
-    trainer = loggers_worker.trainer(tmp_path, destinations, [Breaker(wandb.finish)])
-    with pytest.raises(wandb.Error):  # of Composer's own after the last batch
+    trainer = loggers_worker.trainer(tmp_path, destinations, [Breaker(lambda: damage(tmp_path))])
+    with pytest.raises(error):
         trainer.fit()
     loggers_worker.close(trainer)
     (warning,) = warnings_of(caplog)
-    assert warning.startswith('WandBLogger failed to log the metrics of batch 6: ')
-    assert 'there is no W&B run, or it is finished' in warning
+    assert warning.startswith(logger) and 'batch 6' in warning
     expected = recorded(tmp_path)
     assert [step for step, _ in expected[ACCURACY]] == [0, 2, 4, 6]
-    assert sorted_values(in_memory(destinations[1]), expected) == expected
-    assert [step for step, _ in logged_values.wandb_values(tmp_path)[ACCURACY]] == [0, 2, 4]
+    assert sorted_values(memory_values(destinations[1]), expected) == expected
+    wandb_steps = [step for step, _ in logged_values.wandb_values(tmp_path)[ACCURACY]]
+    assert wandb_steps == ([0, 2, 4] if damage is finish_wandb else [0, 2, 4, 6])
 
 
-def test_a_tensorboard_folder_that_is_gone_ends_composers_logger_but_no_value_is_lost(tmp_path, caplog):
-    def replace_folder() -> None:
-        shutil.rmtree(tmp_path / 'tensorboard')
-        (tmp_path / 'tensorboard').write_text('')
-
-    destinations = loggers_worker.local_loggers(tmp_path)
-    trainer = loggers_worker.trainer(tmp_path, destinations, [Breaker(replace_folder)])
-    with pytest.raises(NotADirectoryError):  # of Composer's own at the end of the evaluation
-        trainer.fit()
-    loggers_worker.close(trainer)
-    (warning,) = warnings_of(caplog)
-    assert warning.startswith('TensorboardLogger failed to log the metrics of batch 6: NotADirectoryError')
-    expected = recorded(tmp_path)
-    assert [step for step, _ in expected[ACCURACY]] == [0, 2, 4, 6]
-    assert sorted_values(in_memory(destinations[1]), expected) == expected
-    assert sorted_values(logged_values.wandb_values(tmp_path), expected) == approximately(expected)
-
-
-def test_a_resumed_training_behind_its_wandb_run_is_told_so(tmp_path, caplog):
+def test_a_training_behind_its_wandb_run_is_a_warning(tmp_path, caplog):
     trainer = loggers_worker.trainer(tmp_path, loggers_worker.local_loggers(tmp_path), [])
     wandb.log({'elsewhere': 1.0}, step=5)
     trainer.fit()
     loggers_worker.close(trainer)
     warnings = warnings_of(caplog)
-    assert [warning.partition(': ')[0] for warning in warnings] == [
-        f'WandBLogger failed to log the metrics of batch {batch}' for batch in (0, 2, 4)
-    ]
-    assert 'had reached step 5' in warnings[0]
+    for warning, batch in zip(warnings, (0, 2, 4), strict=True):
+        assert warning.startswith('WandBLogger') and f'batch {batch}' in warning
+    assert 'step 5' in warnings[0]
     assert [row['gauntlet/batch'] for row in logged_values.wandb_rows(tmp_path) if 'gauntlet/batch' in row] == [6]

@@ -1,4 +1,4 @@
-"""Every key of the metric stream arrives in a real MLflow server, also in one that is gone for a while."""
+"""Every key of the metric stream reaches a real MLflow server, even one that is unavailable for a while."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import logged_values
 import loggers_worker
 import pytest
 import torch
-from composer import Callback, Logger, State, Trainer
+from composer import Callback, Logger, State
 from composer.loggers import InMemoryLogger, MLFlowLogger
-from logged_values import MLflowServer, mlflow_values, recorded, sorted_values
+from logged_values import MLflowServer, memory_values, mlflow_values, recorded, sorted_values, warnings_of
 
 from llmfoundry_gauntlet import evaluate
 from llmfoundry_gauntlet.composer import metric_stream
@@ -21,10 +21,6 @@ pytestmark = pytest.mark.slow  # the server takes ten seconds to start
 mlflow_server = logged_values.mlflow_server
 
 ACCURACY = 'metrics/colours/0-shot/InContextLearningMultipleChoiceAccuracy'
-
-
-def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name.endswith('metric_stream')]
 
 
 def evaluate_late(folder: Path, batch: int, out: Path, server: MLflowServer) -> None:
@@ -39,7 +35,7 @@ def evaluate_late(folder: Path, batch: int, out: Path, server: MLflowServer) -> 
     )
 
 
-def test_every_value_arrives_once_equal_and_late_ones_too(tmp_path, caplog, mlflow_server):
+def test_mlflow_has_every_value_once_including_late_ones(tmp_path, caplog, mlflow_server):
     trainer = loggers_worker.trainer(tmp_path, [loggers_worker.mlflow_logger(tmp_path, mlflow_server.uri)], [])
     trainer.fit()
     loggers_worker.close(trainer)
@@ -55,7 +51,7 @@ def test_every_value_arrives_once_equal_and_late_ones_too(tmp_path, caplog, mlfl
     assert warnings_of(caplog) == []
 
 
-def test_what_the_user_renames_and_leaves_out_is_renamed_and_left_out(tmp_path, mlflow_server):
+def test_renamed_and_ignored_metrics_are_renamed_and_ignored(tmp_path, mlflow_server):
     logger = MLFlowLogger(
         experiment_name=tmp_path.name,
         tracking_uri=mlflow_server.uri,
@@ -72,7 +68,7 @@ def test_what_the_user_renames_and_leaves_out_is_renamed_and_left_out(tmp_path, 
     assert not any(key.startswith('metrics/odd/') for key in found)
 
 
-def test_other_values_of_a_step_are_written_with_a_warning(tmp_path, caplog, mlflow_server):
+def test_other_values_at_a_logged_step_are_a_warning(tmp_path, caplog, mlflow_server):
     for seed in (0, 1):
         logger = join_run(loggers_worker.mlflow_logger(tmp_path, mlflow_server.uri, resume=True))
         trainer = loggers_worker.trainer(tmp_path, [logger], [], max_duration='2ba', save_overwrite=True)
@@ -88,63 +84,44 @@ def test_other_values_of_a_step_are_written_with_a_warning(tmp_path, caplog, mlf
     assert [step for step, _ in found['gauntlet/seconds']] == [0, 2]
     warnings = warnings_of(caplog)
     assert len(warnings) == 2
-    assert warnings[0].startswith('MLFlowLogger holds other values of batch 0 already, as of ')
+    assert warnings[0].startswith('MLFlowLogger') and 'batch 0' in warnings[0]
 
 
 class AtBatches(Callback):
-    """Does something when a batch starts."""
+    """Call functions when batches start."""
 
     def __init__(self, **do: Callable[[], object]) -> None:
         self.do = do
 
     def batch_start(self, state: State, logger: Logger) -> None:
-        """Batches count from 0."""
+        """Call the function of this batch, counted from 0."""
         self.do.get(f'batch_{state.timestamp.batch.value}', lambda: None)()
 
 
-def trainer_without_server(
-    folder: Path, server: MLflowServer, wait: Callable[[float], object] = lambda seconds: None
-) -> tuple[Trainer, InMemoryLogger]:
-    """A training whose server is gone at the evaluation of batch 2, and back at those of batches 4 and 6.
+@pytest.mark.parametrize(
+    ('retries', 'seconds', 'error'),
+    [('1', 200.0, 'MlflowException'), ('7', 0.5, 'TimeoutError')],  # refused; or retried for four minutes
+)
+def test_values_for_an_unavailable_server_are_logged_with_the_next_evaluation(
+    tmp_path, caplog, mlflow_server, monkeypatch, retries: str, seconds: float, error: str
+):
+    """The server is gone at the evaluation of batch 2, and back at those of batches 4 and 6."""
+    monkeypatch.setenv('MLFLOW_HTTP_REQUEST_MAX_RETRIES', retries)
 
-    `wait` is told how long the server is to be waited for from then on.
-    """
+    def wait(seconds: float) -> None:
+        monkeypatch.setattr(metric_stream, 'MLFLOW_WAIT_SECONDS', seconds)
+
+    wait(200.0)
     memory = InMemoryLogger()
-    loggers = [loggers_worker.mlflow_logger(folder, server.uri), memory]
-    go, come = (lambda: (server.kill(), wait(0.5))), (lambda: (server.start(), wait(200.0)))
-    return loggers_worker.trainer(folder, loggers, [AtBatches(batch_1=go, batch_3=come)]), memory
-
-
-def check_nothing_is_lost(folder: Path, server: MLflowServer, memory: InMemoryLogger) -> None:
-    expected = recorded(folder)
+    loggers = [loggers_worker.mlflow_logger(tmp_path, mlflow_server.uri), memory]
+    go, come = (lambda: (mlflow_server.kill(), wait(seconds))), (lambda: (mlflow_server.start(), wait(200.0)))
+    trainer = loggers_worker.trainer(tmp_path, loggers, [AtBatches(batch_1=go, batch_3=come)])
+    trainer.fit()
+    loggers_worker.close(trainer)
+    (warning,) = warnings_of(caplog)
+    assert all(fact in warning for fact in ('MLFlowLogger', 'batch 2', error, mlflow_server.uri))
+    expected = recorded(tmp_path)
     assert [step for step, _ in expected[ACCURACY]] == [0, 2, 4, 6]
-    in_memory = {key: [(time.batch.value, value) for time, value in points] for key, points in memory.data.items()}
-    assert sorted_values(in_memory, expected) == expected
-    (found,) = mlflow_values(server, folder.name)
+    assert sorted_values(memory_values(memory), expected) == expected
+    (found,) = mlflow_values(mlflow_server, tmp_path.name)
     assert sorted_values(found, expected) == expected
-
-
-def test_a_server_that_is_gone_gets_its_values_with_the_next_evaluation(tmp_path, caplog, mlflow_server, monkeypatch):
-    monkeypatch.setenv('MLFLOW_HTTP_REQUEST_MAX_RETRIES', '1')
-    monkeypatch.setattr(metric_stream, 'MLFLOW_WAIT_SECONDS', 200.0)
-    trainer, memory = trainer_without_server(tmp_path, mlflow_server)
-    trainer.fit()
-    loggers_worker.close(trainer)
-    (warning,) = warnings_of(caplog)
-    assert warning.startswith('MLFlowLogger failed to log the metrics of batch 2: MlflowException: ')
-    assert mlflow_server.uri in warning
-    check_nothing_is_lost(tmp_path, mlflow_server, memory)
-
-
-def test_a_server_that_does_not_answer_is_not_waited_for(tmp_path, caplog, mlflow_server, monkeypatch):
-    monkeypatch.setenv('MLFLOW_HTTP_REQUEST_MAX_RETRIES', '7')  # four minutes
-    monkeypatch.setattr(metric_stream, 'MLFLOW_WAIT_SECONDS', 200.0)
-    trainer, memory = trainer_without_server(
-        tmp_path, mlflow_server, lambda seconds: monkeypatch.setattr(metric_stream, 'MLFLOW_WAIT_SECONDS', seconds)
-    )
-    trainer.fit()
-    loggers_worker.close(trainer)
-    (warning,) = warnings_of(caplog)
-    assert warning.startswith('MLFlowLogger failed to log the metrics of batch 2: TimeoutError: ')
-    assert f'{mlflow_server.uri} does not answer; 1 evaluations' in warning
-    check_nothing_is_lost(tmp_path, mlflow_server, memory)

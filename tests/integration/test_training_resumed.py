@@ -1,4 +1,4 @@
-"""Trainings that go on from a checkpoint: each evaluation that is due is made, once."""
+"""Trainings resumed from a checkpoint: each due evaluation runs once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEY = 'icl/metrics/eval_gauntlet/all'
 
 
 class Cut(Callback):
-    """Ends the job in the middle of the evaluation at a batch."""
+    """End the job in the middle of the evaluation at a batch."""
 
     def __init__(self, batch: int) -> None:
         self.batch = batch
@@ -33,7 +33,7 @@ class Cut(Callback):
 
 
 def job(folder: Path, settings: dict[str, str], interval: str, callbacks: list[Callback]) -> InMemoryLogger:
-    """One job of a training of four batches with a checkpoint every two; what it has logged."""
+    """Run one job of a training of four batches with a checkpoint every two; return its logger."""
     logger = InMemoryLogger()
     gauntlet = EvalGauntlet(**settings, interval=interval, tokens_per_batch=60, save_folder=str(folder / 'records'))
     trainer = tiny.trainer(
@@ -60,7 +60,7 @@ def batches(logger: InMemoryLogger) -> list[int]:
 
 
 @pytest.mark.parametrize(('interval', 'due'), [('2ba', [2, 4]), ('checkpoint', [2, 4]), ('last', [4])])
-def test_an_evaluation_that_was_cut_off_is_made_once(tmp_path, tiny_settings, interval, due):
+def test_an_interrupted_evaluation_is_finished_once(tmp_path, tiny_settings, interval, due):
     assert batches(job(tmp_path / 'whole', tiny_settings, interval, [])) == due
     folder = tmp_path / 'cut'
     assert batches(job(folder, tiny_settings, interval, [Cut(4)])) == due[:-1]
@@ -73,8 +73,8 @@ def test_an_evaluation_that_was_cut_off_is_made_once(tmp_path, tiny_settings, in
     assert outcome(folder / 'records/ba4') == outcome(tmp_path / 'whole/records/ba4')
 
 
-@pytest.mark.filterwarnings('ignore:EvalGauntlet is not in the state_dict')  # as Composer says of any new callback
-def test_a_checkpoint_loads_with_the_callback_and_without_it(tmp_path, tiny_settings):
+@pytest.mark.filterwarnings('ignore:EvalGauntlet is not in the state_dict')  # Composer's warning about any new callback
+def test_checkpoints_load_with_and_without_the_callback(tmp_path, tiny_settings):
     def train(duration: str, gauntlets: list[EvalGauntlet], name: str, **keys: str) -> None:
         folder = str(tmp_path / name)
         trainer = tiny.trainer(gauntlets, max_duration=duration, save_folder=folder, save_interval='2ba', **keys)
@@ -94,7 +94,7 @@ def test_a_checkpoint_loads_with_the_callback_and_without_it(tmp_path, tiny_sett
 
 
 NEVER = '1000ba'
-FEWER = 2  # questions of each task that fit into the time, as if no more had
+FEWER = 2  # items of each task taken to fit into the time
 
 
 def budgeted(settings: dict[str, Any], budget: str | None = '60s', **further: Any) -> EvalGauntlet:
@@ -102,7 +102,7 @@ def budgeted(settings: dict[str, Any], budget: str | None = '60s', **further: An
 
 
 def run_job(folder: Path, gauntlets: list[EvalGauntlet], batch: int) -> None:
-    """Trains on from the latest checkpoint, if there is one, and saves another at a batch."""
+    """Train from the latest checkpoint, if there is one, to a batch, and save another there."""
     latest = folder / 'latest-rank0.pt'
     trainer = tiny.trainer(
         gauntlets,
@@ -121,7 +121,7 @@ def run_job(folder: Path, gauntlets: list[EvalGauntlet], batch: int) -> None:
 
 
 def part_of(settings: dict[str, Any], label: str) -> dict[str, Any]:
-    """The settings of an evaluation of one of the tasks."""
+    """Return the settings of an evaluation of one of the tasks."""
     entries = json.loads(Path(settings['tasks']).read_text())['icl_tasks']
     return {'tasks': [entry for entry in entries if entry['label'] == label], 'data_root': settings['data_root']}
 
@@ -138,8 +138,8 @@ BETWEEN = {
 
 
 @pytest.mark.parametrize('between', BETWEEN)
-def test_a_job_that_saves_before_it_evaluates_keeps_the_items_of_a_time_budget(tmp_path, tiny_settings, between):
-    """Without them the next job finds out anew what fits, and the curve goes on with other items."""
+def test_a_job_that_saves_before_it_evaluates_keeps_the_subset_of_a_time_budget(tmp_path, tiny_settings, between):
+    """Otherwise the next job would measure again and continue the curve with other items."""
     first, last = budgeted(tiny_settings), budgeted(tiny_settings)
     run_job(tmp_path, [first], 2)
     run_job(tmp_path, BETWEEN[between](tiny_settings), 4)
@@ -150,28 +150,9 @@ def test_a_job_that_saves_before_it_evaluates_keeps_the_items_of_a_time_budget(t
         assert [result.key for result in last.evaluation.results[task]] == [result.key for result in results]
 
 
-def test_a_callback_that_is_added_before_another_leaves_it_its_items(tmp_path, tiny_settings):
-    run_job(tmp_path, [budgeted(tiny_settings)], 2)
-    added, last = budgeted(part_of(tiny_settings, 'sums')), budgeted(tiny_settings)
-    run_job(tmp_path, [added, last], 4)
-    assert set(last.sizes.values()) == {FEWER}
-    assert added.sizes == {'sums/0-shot': 7, 'sums/2-shot': 7}  # all of them, as the time is more than enough
-
-
-def test_a_state_that_is_loaded_before_there_is_a_trainer_counts(tmp_path, tiny_settings):
-    first, second = budgeted(tiny_settings), budgeted(tiny_settings)
-    run_job(tmp_path, [first], 2)
-    second.load_state_dict(first.state_dict())
-    assert second.state_dict() == first.state_dict()
-    trainer = tiny.trainer([second], max_duration='1ba')
-    trainer.fit()
-    trainer.close()
-    assert second.sizes == first.sizes
-
-
 @pytest.mark.filterwarnings('ignore:torch.distributed is')
-def test_a_sharded_checkpoint_gives_the_sizes_back(tmp_path, tiny_settings):
-    """It is loaded into the state of a callback that has no sizes yet, which has to be of the same shape."""
+def test_a_sharded_checkpoint_restores_the_subset(tmp_path, tiny_settings):
+    """It is loaded into the state of a callback without sizes, which must have the same structure."""
     saved, loaded = ({'callbacks': {'EvalGauntlet': budgeted(tiny_settings).state_dict()}} for _ in range(2))
     first, second = budgeted(tiny_settings), budgeted(tiny_settings)
     run_job(tmp_path / 'job', [first], 2)
@@ -182,7 +163,7 @@ def test_a_sharded_checkpoint_gives_the_sizes_back(tmp_path, tiny_settings):
     assert second.state_dict() == first.state_dict()
 
 
-def test_two_callbacks_go_on_with_the_items_that_fitted_into_their_own_budgets(tmp_path, tiny_settings):
+def test_two_callbacks_keep_the_subsets_of_their_own_budgets(tmp_path, tiny_settings):
     def gauntlets(job_name: str) -> list[EvalGauntlet]:
         return [
             EvalGauntlet(
@@ -193,7 +174,7 @@ def test_two_callbacks_go_on_with_the_items_that_fitted_into_their_own_budgets(t
 
     first, second = gauntlets('first'), gauntlets('second')
     trainer = tiny.trainer(first, max_duration='2ba', save_folder=str(tmp_path / 'checkpoints'), save_interval='2ba')
-    first[0].loader.settle(dict.fromkeys(first[0].loader.prepared.tasks, 2))  # as if no more had fitted
+    first[0].loader.settle(dict.fromkeys(first[0].loader.prepared.tasks, 2))
     trainer.fit()
     trainer.close()
     sizes = [dict(one.sizes) for one in first]

@@ -15,7 +15,7 @@ def fast(**changes):
 
 
 def llama(**changes):
-    """The class that most Llama models name."""
+    """Return the class that most Llama models name."""
     return transformers.LlamaTokenizerFast.from_pretrained(FOLDER, **changes)
 
 
@@ -23,29 +23,22 @@ def fingerprint(tokenizer) -> str | None:
     return Encoder(tokenizer).fingerprint
 
 
-def test_the_same_tokenizer_from_another_folder_and_after_use_has_the_same_fingerprint(tmp_path):
+def test_fingerprint_and_name_do_not_depend_on_folder_or_use(tmp_path):
     tokenizer = fast()
     tokenizer.save_pretrained(tmp_path)
     expected = fingerprint(tokenizer)
     assert expected is not None
     assert fingerprint(transformers.AutoTokenizer.from_pretrained(tmp_path)) == expected
-    tokenizer(['one two three', 'four'], truncation=True, max_length=2, padding='max_length')
-    assert fingerprint(tokenizer) == expected
-    tokenizer.padding_side, tokenizer.model_max_length, tokenizer.chat_template = 'left', 7, '{{ messages }}'
-    assert fingerprint(tokenizer) == expected
-
-
-def test_the_name_for_records_is_the_same_from_another_folder_and_after_use(tmp_path):
-    tokenizer = fast()
-    tokenizer.save_pretrained(tmp_path)
     name = Encoder(tokenizer).name
     assert name.startswith('PreTrainedTokenizerFast 900 (')
     assert Encoder(transformers.AutoTokenizer.from_pretrained(tmp_path)).name == name
     tokenizer(['one two three', 'four'], truncation=True, max_length=2, padding='max_length')
-    assert Encoder(tokenizer).name == name
+    assert fingerprint(tokenizer) == expected and Encoder(tokenizer).name == name
+    tokenizer.padding_side, tokenizer.model_max_length, tokenizer.chat_template = 'left', 7, '{{ messages }}'
+    assert fingerprint(tokenizer) == expected
 
 
-def test_the_name_for_records_tells_vocabularies_and_chat_templates_apart(tmp_path):
+def test_names_differ_by_vocabulary_and_chat_template(tmp_path):
     other = fast()
     other.chat_template = '{{ messages }}'
     names = {Encoder(tokenizer).name for tokenizer in (fast(), added(fast()), without_merge(fast(), tmp_path), other)}
@@ -68,7 +61,7 @@ def other_eos(tokenizer):
 
 
 def without_merge(tokenizer, folder):
-    """The last merge is forgotten: the vocabulary is the same, the ids are not."""
+    """Remove the last merge: the vocabulary is the same, the ids are not."""
     tokenizer.save_pretrained(folder)
     content = json.loads((folder / 'tokenizer.json').read_text())
     content['model']['merges'].pop()
@@ -76,7 +69,7 @@ def without_merge(tokenizer, folder):
     return transformers.AutoTokenizer.from_pretrained(folder)
 
 
-def test_whatever_changes_the_ids_of_a_fast_tokenizer_changes_its_fingerprint(tmp_path):
+def test_what_changes_the_ids_of_a_fast_tokenizer_changes_its_fingerprint(tmp_path):
     tokenizers = [
         fast(),
         added(fast()),
@@ -91,7 +84,7 @@ def test_whatever_changes_the_ids_of_a_fast_tokenizer_changes_its_fingerprint(tm
     assert len({fingerprint(tokenizer) for tokenizer in tokenizers}) == len(tokenizers)
 
 
-def test_a_switch_that_is_turned_later_changes_the_fingerprint():
+def test_a_setting_changed_later_changes_the_fingerprint():
     tokenizer = llama()
     before = fingerprint(tokenizer)
     tokenizer.add_bos_token = False
@@ -102,7 +95,7 @@ def test_a_switch_that_is_turned_later_changes_the_fingerprint():
 
 
 def slow(folder, *, merges=('a b', 'ab c'), **changes):
-    """GPT-2's tokenizer in Python: its merges are in no vocabulary."""
+    """Return GPT-2's tokenizer in Python, whose merges are in no vocabulary."""
     folder.mkdir(exist_ok=True)
     words = ['a', 'b', 'c', 'ab', 'abc', 'bc', '<|endoftext|>']
     (folder / 'vocab.json').write_text(json.dumps({word: index for index, word in enumerate(words)}))
@@ -110,7 +103,7 @@ def slow(folder, *, merges=('a b', 'ab c'), **changes):
     return transformers.GPT2Tokenizer(str(folder / 'vocab.json'), str(folder / 'merges.txt'), **changes)
 
 
-def test_whatever_changes_the_ids_of_a_slow_tokenizer_changes_its_fingerprint(tmp_path):
+def test_what_changes_the_ids_of_a_slow_tokenizer_changes_its_fingerprint(tmp_path):
     expected = fingerprint(slow(tmp_path / 'a'))
     assert expected is not None
     assert fingerprint(slow(tmp_path / 'b')) == expected
@@ -128,7 +121,7 @@ def test_whatever_changes_the_ids_of_a_slow_tokenizer_changes_its_fingerprint(tm
     assert len({expected, *map(fingerprint, tokenizers)} - {None}) == len(tokenizers) + 1
 
 
-def test_a_class_of_ones_own_is_told_by_its_source(tmp_path, monkeypatch):
+def test_custom_tokenizer_classes_differ_by_their_source(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     found = []
     for name, text in (('own_a', 'x'), ('own_b', 'y')):
@@ -141,5 +134,5 @@ def test_a_class_of_ones_own_is_told_by_its_source(tmp_path, monkeypatch):
     assert None not in found and len(set(found)) == 2
 
 
-def test_of_a_tokenizer_of_another_kind_nothing_is_said(character_tokenizer):
+def test_an_unknown_kind_of_tokenizer_has_no_fingerprint(character_tokenizer):
     assert fingerprint(character_tokenizer) is None

@@ -1,6 +1,6 @@
-"""Generation with answers, by hand from the rules in llm-foundry 0.22's dataset for it.
+"""Generation with answers, worked out by hand from llm-foundry 0.22's dataset for it: rows, prompts, requests, scores.
 
-The texts of prompts and the lengths of replies were also compared with its `construct_context` and
+The texts of prompts and the lengths of generations were also compared with its `construct_context` and
 `_get_max_answer_length`.
 """
 
@@ -10,12 +10,14 @@ import pytest
 
 from llmfoundry_gauntlet.errors import DataError, ModelError
 from llmfoundry_gauntlet.evaluation.suite import load_suite
-from llmfoundry_gauntlet.tasks import metrics_of, task_types
+from llmfoundry_gauntlet.metrics.keys import metric_stream
+from llmfoundry_gauntlet.metrics.metrics import task_score
+from llmfoundry_gauntlet.tasks import metrics_of
 from llmfoundry_gauntlet.tasks.encode import Encoder
-from llmfoundry_gauntlet.tasks.generation import GenerationTask, Problem
-from llmfoundry_gauntlet.tasks.items import Preparation
+from llmfoundry_gauntlet.tasks.generation import Problem
+from llmfoundry_gauntlet.tasks.items import Preparation, item_result
 from llmfoundry_gauntlet.tasks.prepare import describe
-from llmfoundry_gauntlet.types import Example, Sampling, StopRule
+from llmfoundry_gauntlet.types import Example, Generation, ItemKey, ItemResult, Sampling, StopRule
 
 ACCURACY = 'InContextLearningGenerationExactMatchAccuracy'
 ROW = {'context': '1+1=', 'answer': '2'}
@@ -25,6 +27,7 @@ THOUGHTS = [
     Problem('2+2=', ('4', 'four'), 'Two, twice.'),
     Problem('3+3=', ('6', 'six'), 'Thrice two.'),
 ]
+TWO_LINES = [*PROBLEMS, Problem('?', ('4', 'four\nfive'), None)]
 
 
 def task(num_shots: int = 0, **keys):
@@ -36,12 +39,6 @@ def with_thoughts(num_shots: int = 0, **keys):
     """As gsm8k is asked."""
     keys = {'cot_delimiter': ' #### ', 'continuation_delimiter': '\nA: ', 'prelimiter': 'Q: ', **keys}
     return task(num_shots, **keys)
-
-
-def test_it_is_the_type_of_its_name():
-    assert task_types()['generation_task_with_answers'] is GenerationTask
-    assert [metric.name for metric in metrics_of(task())] == [ACCURACY, 'StrictMatch', 'NumericMatch', 'CutShare']
-    assert GenerationTask.generates and not GenerationTask.runs_programs
 
 
 def test_a_row_has_a_context_an_answer_and_what_else_there_may_be(write_jsonl, tmp_path):
@@ -63,46 +60,29 @@ def test_a_row_has_a_context_an_answer_and_what_else_there_may_be(write_jsonl, t
     assert Problem('1+1=', ('2', 'two'), None).gold == '2'
 
 
-def test_every_wrong_row_is_listed_with_file_and_line(write_jsonl, tmp_path):
+def test_every_wrong_row_is_listed_with_file_line_and_key(write_jsonl, tmp_path):
     rows = [
-        {'context': '1+1='},
-        {'answer': '2'},
-        {**ROW, 'answer': 2},
-        {**ROW, 'answer': None},
-        {**ROW, 'answer': ['2']},
-        {**ROW, 'answer': ' '},
-        {**ROW, 'context': 7},
-        {**ROW, 'aliases': 'two'},
-        {**ROW, 'aliases': {'two': 2}},
-        {**ROW, 'aliases': ['two', 2]},
-        {**ROW, 'chain_of_thought': ['so']},
+        ('answer', {'context': '1+1='}),
+        ('context', {'answer': '2'}),
+        *(('answer', {**ROW, 'answer': answer}) for answer in (2, None, ['2'], ' ')),
+        ('context', {**ROW, 'context': 7}),
+        *(('aliases', {**ROW, 'aliases': aliases}) for aliases in ('two', {'two': 2})),
+        ('aliases[1]', {**ROW, 'aliases': ['two', 2]}),
+        ('chain_of_thought', {**ROW, 'chain_of_thought': ['so']}),
     ]
-    write_jsonl('rows.jsonl', rows)
+    write_jsonl('rows.jsonl', [row for _, row in rows])
     with pytest.raises(DataError) as raised:
         task().read(tmp_path)
-    assert [line.replace(f'{tmp_path}/', '') for line in raised.value.problems] == [
-        "rows.jsonl:1: the key 'answer' is missing; found: context",
-        "rows.jsonl:2: the key 'context' is missing; found: answer",
-        'rows.jsonl:3: answer is 2; allowed: text',
-        'rows.jsonl:4: answer is empty; allowed: text',
-        'rows.jsonl:5: answer is a list; allowed: text',
-        'rows.jsonl:6: answer is empty; allowed: text',
-        'rows.jsonl:7: context is 7; allowed: text',
-        "rows.jsonl:8: aliases is 'two'; allowed: a list of texts",
-        'rows.jsonl:9: aliases is a mapping; allowed: a list of texts',
-        'rows.jsonl:10: aliases[1] is 2; allowed: text',
-        'rows.jsonl:11: chain_of_thought is a list; allowed: text',
-    ]
+    for line, ((key, _), problem) in enumerate(zip(rows, raised.value.problems, strict=True), start=1):
+        assert problem.startswith(f'{tmp_path}/rows.jsonl:{line}: ') and key in problem
 
 
-def test_other_names_of_keys_are_read_and_an_answer_of_white_space_is_refused_where_it_is_not_stripped(
-    write_jsonl, tmp_path
-):
+def test_rows_may_have_other_keys_and_white_space_is_no_answer(write_jsonl, tmp_path):
     write_jsonl('rows.jsonl', [{'question': '1+1=', 'reply': '2'}])
     spec = task(context_key='question', answer_key='reply')
     assert spec.read(tmp_path).examples[0].content == PROBLEMS[0]
     write_jsonl('rows.jsonl', [{**ROW, 'answer': ' \n'}])
-    with pytest.raises(DataError, match=r'rows\.jsonl:1: answer is white space; allowed: text'):
+    with pytest.raises(DataError, match=r'rows\.jsonl:1: answer'):
         task(strip_dataset=False).read(tmp_path)
 
 
@@ -143,43 +123,37 @@ def test_shots_show_the_thought_and_the_preferred_answer_and_the_question_nothin
     assert (made.preamble, made.contexts, made.continuations) == (preamble, (context,), ())
 
 
-def test_every_right_answer_makes_a_right_reply():
+def test_each_right_answer_is_a_response():
     assert with_thoughts().responses(THOUGHTS[0]) == ('One and one. #### 2', 'One and one. #### two')
     assert with_thoughts().responses(Problem('?', ('a', 'b'), None)) == ('a', 'b')
 
 
-def stops(spec, problems=PROBLEMS, *, reference: bool = False) -> StopRule:
-    return replace(spec, semantics='reference' if reference else 'corrected').stops(problems)
-
-
-def test_without_stops_of_its_own_a_reply_ends_with_its_answer_or_where_the_next_problem_begins():
-    assert stops(task()) == StopRule(answer_end='\n')
-    assert stops(task(example_delimiter='\n\n', prelimiter=' ')) == StopRule(answer_end='\n\n')
-    assert stops(with_thoughts(), THOUGHTS) == StopRule(strings=('\nQ: ',), answer_delimiter=' #### ', answer_end='\n')
-
-
-def test_a_delimiter_of_thoughts_is_waited_for_also_where_rows_show_none():
-    """The model may have been asked for a thought in other ways; its first line is then no answer."""
-    assert stops(task(cot_delimiter='The answer is ')) == StopRule(answer_delimiter='The answer is ', answer_end='\n')
-
-
-def test_a_delimiter_that_right_answers_have_in_them_does_not_end_a_reply():
-    two_lines = [*PROBLEMS, Problem('?', ('4', 'four\nfive'), None)]
-    assert stops(task(), two_lines) == StopRule()
-    assert stops(task(example_delimiter='')) == StopRule()
-    assert stops(with_thoughts(), two_lines) == StopRule(strings=('\nQ: ',), answer_delimiter=' #### ')
-
-
-def test_stops_of_its_own_are_all_there_are():
-    assert stops(with_thoughts(early_stopping_criteria=['\n\n', '.'])) == StopRule(strings=('\n\n', '.'))
-    assert stops(with_thoughts(early_stopping_criteria=[])) == StopRule()
-
-
-def test_the_reference_has_the_tasks_stops_as_a_pattern_and_else_none():
-    """Fix 5: generation there has no stop by default and runs on."""
-    assert stops(with_thoughts(), THOUGHTS, reference=True) == StopRule(as_pattern=True)
-    given = with_thoughts(early_stopping_criteria=['\n\n', '.'])
-    assert stops(given, reference=True) == StopRule(strings=('\n\n', '.'), as_pattern=True)
+@pytest.mark.parametrize(
+    ('spec', 'problems', 'expected'),
+    [
+        # without stops of its own: the end of the answer, or the beginning of the next problem
+        (task(), PROBLEMS, StopRule(answer_end='\n')),
+        (task(example_delimiter='\n\n', prelimiter=' '), PROBLEMS, StopRule(answer_end='\n\n')),
+        (with_thoughts(), THOUGHTS, StopRule(strings=('\nQ: ',), answer_delimiter=' #### ', answer_end='\n')),
+        # a thought may be asked for in other ways than by shots, and its first line is no answer
+        (task(cot_delimiter='So: '), PROBLEMS, StopRule(answer_delimiter='So: ', answer_end='\n')),
+        # a delimiter that occurs in right answers ends no generation
+        (task(), TWO_LINES, StopRule()),
+        (task(example_delimiter=''), PROBLEMS, StopRule()),
+        (with_thoughts(), TWO_LINES, StopRule(strings=('\nQ: ',), answer_delimiter=' #### ')),
+        (with_thoughts(early_stopping_criteria=['\n\n', '.']), PROBLEMS, StopRule(strings=('\n\n', '.'))),
+        (with_thoughts(early_stopping_criteria=[]), PROBLEMS, StopRule()),
+        # fix 5: the reference has no stop by default, and reads a task's stops as a pattern
+        (replace(with_thoughts(), semantics='reference'), THOUGHTS, StopRule(as_pattern=True)),
+        (
+            replace(with_thoughts(early_stopping_criteria=['\n\n', '.']), semantics='reference'),
+            PROBLEMS,
+            StopRule(strings=('\n\n', '.'), as_pattern=True),
+        ),
+    ],
+)
+def test_where_generations_stop(spec, problems, expected: StopRule):
+    assert spec.stops(problems) == expected
 
 
 def preparation(tokenizer, spec, examples, *, max_seq_len: int = 100, **settings) -> Preparation:
@@ -208,7 +182,7 @@ def requests(tokenizer, spec, problems=PROBLEMS, **settings):
         (with_thoughts(generation_kwargs={'max_new_tokens': 5}), THOUGHTS, 5),
     ],
 )
-def test_a_reply_may_be_as_long_as_the_longest_right_one_and_some_more_after_a_thought(
+def test_max_new_tokens_is_the_longest_response_and_some_more_after_a_thought(
     character_tokenizer, spec, problems, expected: int
 ):
     """llm-foundry 0.22: `_get_max_answer_length`, and generation_kwargs over it."""
@@ -240,15 +214,13 @@ def test_no_room_for_a_prompt_is_an_error_with_both_numbers(character_tokenizer)
     for max_seq_len in (1, 2):
         with pytest.raises(ModelError) as raised:
             requests(character_tokenizer, task(2), max_seq_len=max_seq_len)
-        assert str(raised.value).startswith(
-            f't/2-shot: a generation may have 2 tokens (about as many as the longest right one), but max_seq_len is '
-            f'{max_seq_len}, which leaves no tokens for the prompt; give a smaller generation_kwargs.max_new_tokens'
+        message = str(raised.value)
+        assert (
+            message.startswith('t/2-shot: ') and ' 2 tokens' in message and f'max_seq_len is {max_seq_len}' in message
         )
     assert [len(request.context) for request in requests(character_tokenizer, task(2), max_seq_len=3)] == [1, 1, 1]
     given = task(generation_kwargs={'max_new_tokens': 40})
-    with pytest.raises(
-        ModelError, match=r'may have 40 tokens \(generation_kwargs\.max_new_tokens\), but max_seq_len is 40,'
-    ):
+    with pytest.raises(ModelError, match=r'40 tokens \(generation_kwargs\.max_new_tokens\), but max_seq_len is 40'):
         requests(character_tokenizer, given, max_seq_len=40)
 
 
@@ -272,7 +244,7 @@ WHOLE = '^2+2= 4\n3+3= 6\n1+1='  # 19 tokens
         (task(2, generation_kwargs={'max_new_tokens': 5}), 23, '^3+3= 6\n1+1='),
     ],
 )
-def test_whole_shots_go_until_prompt_and_reply_fit(character_tokenizer, spec, max_seq_len: int, expected: str):
+def test_whole_shots_are_dropped_until_the_prompt_fits(character_tokenizer, spec, max_seq_len: int, expected: str):
     """Fix 4: the first shots go, as many as must."""
     made = requests(character_tokenizer, spec, max_seq_len=max_seq_len)
     assert text(made[0]) == expected
@@ -298,7 +270,7 @@ def test_the_references_truncation_leaves_room_for_the_longest_answer_alone(char
     made = requests(character_tokenizer, spec, max_seq_len=20, truncation='reference')
     assert text(made[0]) == WHOLE[1:] and made[0].truncated
     assert {request.max_new_tokens for request in made} == {max_new_tokens}
-    with pytest.raises(ModelError, match='may have 2 tokens'):
+    with pytest.raises(ModelError, match='2 tokens'):
         requests(character_tokenizer, spec, max_seq_len=2, truncation='reference')
 
 
@@ -316,7 +288,7 @@ def test_a_context_without_tokens_is_unscorable():
     ]
 
 
-def test_requests_carry_the_stops_and_how_tokens_are_drawn(character_tokenizer):
+def test_requests_have_stops_and_sampling(character_tokenizer):
     (first, *_) = requests(character_tokenizer, task())
     assert (first.stops, first.sampling) == (StopRule(answer_end='\n'), Sampling())
     (first, *_) = requests(character_tokenizer, task(), semantics='reference')
@@ -331,24 +303,143 @@ def test_requests_carry_the_stops_and_how_tokens_are_drawn(character_tokenizer):
     assert first.sampling == Sampling()
 
 
-@pytest.mark.parametrize(
-    'changed',
-    [
-        Problem('1+1=', ('2', 'twos'), 'One and one.'),
-        Problem('1+1=', ('2', 'two', 'II'), 'One and one.'),
-        Problem('1+1=', ('two', '2'), 'One and one.'),
-        Problem('1+1=', ('2', 'two'), 'One, and one.'),
-        Problem('1+1=', ('2', 'two'), None),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize('num_shots', [0, 2])
-def test_a_change_of_an_alias_or_a_thought_is_another_entry_of_the_cache(
-    character_tokenizer, changed: Problem, num_shots: int
-):
-    """It may change how long a reply may be, also where no shot shows it."""
-    names = [
-        describe(preparation(character_tokenizer, with_thoughts(num_shots), examples([first, *THOUGHTS[1:]]))).name
-        for first in (THOUGHTS[0], changed, THOUGHTS[0])
+def test_a_changed_alias_or_thought_is_another_cache_entry(character_tokenizer):
+    """It may change how long a generation may be, even where no shot shows it."""
+    first = THOUGHTS[0]
+    changed = [
+        replace(first, golds=('2', 'twos')),
+        replace(first, golds=('2', 'two', 'II')),
+        replace(first, golds=('two', '2')),
+        replace(first, chain_of_thought='One, and one.'),
+        replace(first, chain_of_thought=None),
     ]
-    assert names[0] != names[1] and names[0] == names[2]
+    for num_shots in (0, 2):
+        names = {
+            describe(preparation(character_tokenizer, with_thoughts(num_shots), examples([one, *THOUGHTS[1:]]))).name
+            for one in (first, *changed)
+        }
+        assert len(names) == 6
+
+
+def result(tokenizer, generated: str, spec=None, problem: Problem = THOUGHTS[0], **keys) -> ItemResult:
+    """Score one problem by what was generated."""
+    spec = spec or with_thoughts()
+    (item,) = preparation(tokenizer, spec, examples([problem])).items()
+    output = Generation(key=ItemKey('t/0-shot', 0), text=generated, **{'num_tokens': 7, 'is_cut': False, **keys})
+    return item_result(item, output, spec)
+
+
+@pytest.mark.parametrize(
+    ('generated', 'keys', 'expected', 'reason'),
+    [
+        ('One and one. #### 2\nQ: 2+2=\nA: #### 4', {}, (1, 1, 1, 0), None),  # truncated at the stop
+        ('so #### two', {}, (1, 1, 1, 0), None),
+        ('so #### 2.0', {}, (1, 0, 1, 0), None),
+        ('so #### $2.', {}, (1, 1, 1, 0), None),
+        ('so #### 22', {}, (1, 0, 0, 0), None),  # the prefix accepts it
+        ('so #### about 2', {}, (0, 0, 1, 0), None),
+        ('so #### 4', {}, (0, 0, 0, 0), None),
+        ('2', {}, (1, 1, 1, 0), None),  # without a thought all of it is the answer
+        ('2 and more', {}, (1, 0, 1, 0), None),
+        ('so it is 2', {}, (0, 0, 1, 0), None),
+        ('', {}, (0, 0, 0, 0), 'empty'),
+        (' \n ', {}, (0, 0, 0, 0), 'empty'),
+        ('One and one. #### ', {}, (0, 0, 0, 0), 'empty answer'),
+        ('One and one. #### 2', {'is_cut': True}, (1, 1, 1, 1), 'token limit'),
+        ('', {'is_cut': True}, (0, 0, 0, 1), 'token limit'),
+        ('so #### 2', {'is_cut': None}, (1, 1, 1), None),  # generated elsewhere: unknown whether it was truncated
+        ('so #### 2', {'is_finite': False}, (None,), 'not finite'),  # fix 1
+    ],
+)
+def test_accuracy_strict_match_numeric_match_and_cut_share(
+    character_tokenizer, generated: str, keys: dict, expected: tuple, reason: str | None
+):
+    found = result(character_tokenizer, generated, **keys)
+    assert (found.credit, *found.marks.values()) == expected
+    assert found.status == ('unscored' if found.credit is None else 'scored')
+    assert found.reason is None if reason is None else reason in found.reason
+
+
+def test_a_result_has_the_truncated_text_its_answer_and_the_gold(character_tokenizer):
+    found = result(character_tokenizer, 'One and one. #### 2\nQ: 2+2=\nA: #### 4')
+    assert (found.text, found.answer, found.gold) == ('One and one. #### 2', '2', '2')
+    assert (found.num_tokens, found.predicted, found.logprobs) == ((7,), None, None)
+
+
+@pytest.mark.parametrize(
+    ('generated', 'keys', 'problem', 'corrected', 'reference'),
+    [
+        ('so #### b', {}, Problem('?', ('$a$',), 'So.'), (0, 'so #### b'), (1, 'so #### b')),  # gold normalized to ''
+        # the reference has no stop and takes the last answer
+        ('#### 4\nQ: 1+1=\nA: #### 2', {}, THOUGHTS[0], (0, '#### 4'), (1, '#### 4\nQ: 1+1=\nA: #### 2')),
+        # its stops are patterns
+        ('two #### 2', {'early_stopping_criteria': ['o.']}, THOUGHTS[0], (1, 'two #### 2'), (0, 'tw')),
+    ],
+)
+def test_reference_semantics_score_by_the_references_rules(
+    character_tokenizer, generated: str, keys: dict, problem: Problem, corrected: tuple, reference: tuple
+):
+    for semantics, expected in (('corrected', corrected), ('reference', reference)):
+        spec = replace(with_thoughts(**keys), semantics=semantics)
+        found = result(character_tokenizer, generated, spec, problem)
+        assert (found.credit, found.text) == expected
+
+
+def test_reference_semantics_score_a_generation_from_logits_that_are_not_finite(character_tokenizer):
+    spec = replace(with_thoughts(), semantics='reference')
+    assert result(character_tokenizer, 'so #### 2', spec, is_finite=False).credit == 1
+
+
+def test_without_normalization_signs_and_case_count(character_tokenizer):
+    spec = with_thoughts(do_normalization=False)
+    for answer in ('-2', 'Two'):
+        assert result(character_tokenizer, f'so #### {answer}', spec).credit == 0
+        assert result(character_tokenizer, f'so #### {answer}').credit == 1
+
+
+def test_an_unscorable_item_is_unscored_with_its_reason(character_tokenizer):
+    (item,) = preparation(character_tokenizer, task(), examples(PROBLEMS[:1])).items()
+    item = replace(item, request=replace(item.request, unscorable='why'))
+    found = item_result(item, None, task())
+    assert (found.status, found.reason, found.text, found.num_tokens) == ('unscored', 'why', None, None)
+
+
+def results(tokenizer, categories: str) -> list[ItemResult]:
+    texts = ('so #### 2', 'so #### 22', 'so #### 2.0', 'so #### 4')  # (1, 1, 1), (1, 0, 0), (1, 0, 1), (0, 0, 0)
+    return [
+        replace(result(tokenizer, text, is_cut=row == 3), key=ItemKey('t/0-shot', row), category=name.strip() or None)
+        for row, (text, name) in enumerate(zip(texts, categories, strict=True))
+    ]
+
+
+@pytest.mark.parametrize(
+    ('categories', 'expected'),
+    [
+        ('    ', (3 / 4, 1 / 4, 2 / 4, 1 / 4)),
+        ('aaab', ((3 / 3 + 0) / 2, (1 / 3 + 0) / 2, (2 / 3 + 0) / 2, (0 + 1) / 2)),  # the mean of the categories'
+    ],
+)
+def test_metrics_are_means_over_items_and_then_over_categories(character_tokenizer, categories: str, expected: tuple):
+    score = task_score('t/0-shot', metrics_of(with_thoughts()), results(character_tokenizer, categories))
+    assert list(score.metrics) == [ACCURACY, 'StrictMatch', 'NumericMatch', 'CutShare']
+    assert [measure.value for measure in score.metrics.values()] == pytest.approx(expected)
+    stream = metric_stream({'t/0-shot': score}, None, {}, {})
+    assert stream['metrics/t/0-shot/StrictMatch'] == pytest.approx(expected[1])
+    if categories.strip():
+        assert stream['metrics/t/0-shot/b/CutShare'] == 1
+
+
+def test_an_unscored_item_leaves_no_metric_but_the_reason(character_tokenizer):
+    bad = replace(result(character_tokenizer, 'x', is_finite=False), key=ItemKey('t/0-shot', 9))
+    score = task_score('t/0-shot', metrics_of(with_thoughts()), [*results(character_tokenizer, '    '), bad])
+    assert len(score.metrics) == 4
+    for measure in score.metrics.values():
+        assert measure.value is None and '1 of 5' in measure.reason and 'not finite' in measure.reason
+
+
+def test_cut_share_alone_is_absent_where_it_is_unknown_for_an_item(character_tokenizer):
+    first, *others = results(character_tokenizer, '    ')
+    first = replace(first, marks={name: first.marks[name] for name in ('StrictMatch', 'NumericMatch')})
+    score = task_score('t/0-shot', metrics_of(with_thoughts()), [first, *others])
+    assert score.metrics['StrictMatch'].value == 1 / 4
+    assert score.metrics['CutShare'].value is None and '1 of 4' in score.metrics['CutShare'].reason

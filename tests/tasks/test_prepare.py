@@ -34,7 +34,7 @@ TASK = {
 
 
 def preparation_of(examples=None, tokenizer=None, *, max_seq_len: int = 60, **changes) -> Preparation:
-    """A small task; `changes` are of its settings and keys."""
+    """Return a small task, with changed settings and keys."""
     settings = {name: changes.pop(name) for name in SETTINGS if name in changes}
     (task,) = load_suite([{**TASK, **changes}]).tasks
     return Preparation(
@@ -62,7 +62,7 @@ def arrays_of(request: Request) -> list[np.ndarray]:
 
 
 def digest_of(items: list[Item]) -> str:
-    """Of everything in the items but the terms of replies, which contexts are one array included."""
+    """Return a digest of the items without generation terms, and of which contexts are one array."""
     digest = hashlib.sha256()
     for item in items:
         request = item.request
@@ -112,7 +112,7 @@ REPLIES = {
 @pytest.mark.parametrize('kind', [*KINDS, *REPLIES])
 @pytest.mark.parametrize('truncation', ['drop_shots', 'reference'])
 @pytest.mark.parametrize('max_seq_len', [8, 30, 1000])
-def test_items_out_of_the_cache_are_those_that_were_made(tmp_path, kind: str, truncation: str, max_seq_len: int):
+def test_cached_items_equal_those_prepared_without_a_cache(tmp_path, kind: str, truncation: str, max_seq_len: int):
     examples = {**KINDS, **REPLIES}[kind]
     keys = {'icl_task_type': kind, 'has_categories': kind == 'multiple_choice', 'truncation': truncation}
     preparation = preparation_of(examples, max_seq_len=max_seq_len, **keys)
@@ -126,7 +126,7 @@ def test_items_out_of_the_cache_are_those_that_were_made(tmp_path, kind: str, tr
     assert {(type(ids), ids.dtype, ids.ndim) for ids in arrays} == {(np.ndarray, np.dtype(np.int32), 1)}
 
 
-def test_a_task_is_tokenised_once_and_then_read(tmp_path):
+def test_a_cached_task_is_not_tokenized_again(tmp_path):
     notes = tmp_path / 'notes'
     for expected in (True, False):
         notes.unlink(missing_ok=True)
@@ -163,7 +163,7 @@ CHANGES = [
     ],
     ids=str,
 )
-def test_a_change_of_a_row_is_another_entry(changed: dict):
+def test_a_changed_row_is_another_cache_entry(changed: dict):
     first, *others = examples_of('q')
     names = [
         describe(preparation_of([example, *others])).name for example in (first, dataclasses.replace(first, **changed))
@@ -172,7 +172,7 @@ def test_a_change_of_a_row_is_another_entry(changed: dict):
     assert describe(preparation_of(others)).name not in names
 
 
-def test_a_change_of_the_tokenizer_or_the_encoder_is_another_entry():
+def test_another_tokenizer_or_encoder_is_another_cache_entry():
     encoder = Encoder(Characters())
     encoder.prefix_space = True
     preparations = [
@@ -183,15 +183,15 @@ def test_a_change_of_the_tokenizer_or_the_encoder_is_another_entry():
     assert len({describe(preparation).name for preparation in preparations}) == 3
 
 
-def test_a_change_of_a_task_types_code_is_another_entry(monkeypatch):
-    """Also of one that is installed: its texts are in the digest."""
+def test_changed_code_of_a_task_type_is_another_cache_entry(monkeypatch):
+    """The digest includes its source, also of an installed type."""
     before = describe(preparation_of()).name
     shot = MultipleChoiceTask.shot
     monkeypatch.setattr(MultipleChoiceTask, 'shot', lambda task, content, first: shot(task, content, first).upper())
     assert describe(preparation_of()).name != before
 
 
-def test_what_was_cached_with_one_setting_is_never_read_with_another(tmp_path):
+def test_items_cached_with_one_setting_are_not_read_with_another(tmp_path):
     cache = TokenCache(tmp_path)
     for changes in ({}, *CHANGES, {}):
         preparation = preparation_of(**changes)
@@ -199,7 +199,7 @@ def test_what_was_cached_with_one_setting_is_never_read_with_another(tmp_path):
 
 
 @pytest.mark.parametrize('damage', ['flipped', 'cut', 'empty', 'other'])
-def test_a_damaged_file_is_made_anew(tmp_path, caplog, damage: str):
+def test_a_damaged_file_is_replaced(tmp_path, caplog, damage: str):
     preparation, cache = preparation_of(), TokenCache(tmp_path)
     expected = digest_of(prepared(preparation, cache))
     (path,) = tmp_path.glob('*.tokens')
@@ -208,11 +208,11 @@ def test_a_damaged_file_is_made_anew(tmp_path, caplog, damage: str):
     flipped[len(content) // 2] ^= 1
     path.write_bytes({'flipped': bytes(flipped), 'cut': content[:-1], 'empty': b'', 'other': b'x' * 500}[damage])
     assert digest_of(prepared(preparation, cache)) == expected
-    assert 'is recomputed' in caplog.text
+    assert str(path) in caplog.text
     assert path.read_bytes() == content
 
 
-def test_without_a_folder_that_can_be_written_items_are_made_and_one_line_says_so(tmp_path, caplog):
+def test_an_unwritable_cache_folder_is_one_warning(tmp_path, caplog):
     (tmp_path / 'file').write_text('')
     cache = TokenCache(tmp_path / 'file' / 'folder')
     preparations = {name: preparation_of(label=name) for name in 'abc'}
@@ -220,22 +220,18 @@ def test_without_a_folder_that_can_be_written_items_are_made_and_one_line_says_s
     assert [digest_of(items[name]) for name in 'abc'] == [
         digest_of(preparation.items()) for preparation in preparations.values()
     ]
-    assert len(caplog.records) == 1 and 'cannot be used' in caplog.text
+    assert len(caplog.records) == 1 and str(tmp_path / 'file') in caplog.text
 
 
-def test_a_tokenizer_that_nothing_is_known_of_is_not_cached(tmp_path, character_tokenizer):
-    assert Encoder(character_tokenizer).fingerprint is None
-    items = prepared(preparation_of(tokenizer=character_tokenizer), TokenCache(tmp_path))
-    assert len(items) == 12 and not list(tmp_path.iterdir())
-
-
-def test_nothing_is_written_without_a_cache(tmp_path, monkeypatch):
+def test_nothing_is_written_without_a_cache_or_a_fingerprint(tmp_path, monkeypatch, character_tokenizer):
     monkeypatch.chdir(tmp_path)
     assert len(prepared(preparation_of(), NO_CACHE)) == 12
+    assert Encoder(character_tokenizer).fingerprint is None
+    assert len(prepared(preparation_of(tokenizer=character_tokenizer), TokenCache(tmp_path))) == 12
     assert not list(tmp_path.iterdir())
 
 
-def test_several_processes_share_the_tasks_and_each_is_tokenised_by_one(tmp_path):
+def test_processes_share_the_tasks_and_each_is_tokenized_once(tmp_path):
     command = [sys.executable, HERE / 'prepare_worker.py', tmp_path / 'cache', tmp_path / 'notes']
     workers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     printed = {worker.communicate(timeout=100)[0] for worker in workers}
@@ -246,7 +242,7 @@ def test_several_processes_share_the_tasks_and_each_is_tokenised_by_one(tmp_path
     assert len({process for _, process in notes}) > 1
 
 
-def test_a_task_that_another_process_is_at_is_waited_for_and_others_are_done_meanwhile(tmp_path):
+def test_a_task_claimed_by_another_process_is_waited_for_last(tmp_path):
     cache, notes = TokenCache(tmp_path / 'cache'), tmp_path / 'notes'
     tokenizer = Characters(notes=notes)
     preparations = {name: preparation_of(examples_of(name), tokenizer, label=name) for name in ('task0', 'task1')}
@@ -266,7 +262,7 @@ def test_a_task_that_another_process_is_at_is_waited_for_and_others_are_done_mea
     assert list(found) == ['task0', 'task1']
 
 
-def test_what_another_process_finished_between_looking_and_claiming_is_read(tmp_path):
+def test_a_task_finished_between_lookup_and_claim_is_read(tmp_path):
     examples, notes = examples_of('task1'), tmp_path / 'notes'
     work = describe(preparation_of(examples))
 
@@ -279,14 +275,14 @@ def test_what_another_process_finished_between_looking_and_claiming_is_read(tmp_
     assert not notes_of(notes)
 
 
-def test_a_process_that_hangs_is_not_waited_for_for_ever(tmp_path, monkeypatch):
+def test_a_hanging_process_is_not_waited_for_forever(tmp_path, monkeypatch):
     monkeypatch.setattr(prepare, 'PATIENCE_SECONDS', 0.2)
     cache, preparation = TokenCache(tmp_path), preparation_of()
     with cache.claim(describe(preparation).name):
         assert len(prepared(preparation, TokenCache(tmp_path))) == 12
 
 
-def test_the_rule_of_where_replies_end_is_not_cached(tmp_path):
+def test_stop_rules_are_not_cached(tmp_path):
     """The same token ids do for both rules."""
     (examples,) = REPLIES.values()
     keys = {'icl_task_type': 'generation_task_with_answers', 'has_categories': False}
@@ -307,7 +303,7 @@ ITEMS = {
 
 @pytest.mark.parametrize('place', [0, 1])
 def test_prompts_do_not_change_without_a_new_version(place: int):
-    """Where this fails, raise PROMPTS_VERSION and note the new digest here: cached token ids are then recomputed."""
+    """If this fails, raise PROMPTS_VERSION and add the new digest here: cached token ids are then recomputed."""
     digests = [
         digest_of(preparation_of(examples, icl_task_type=kind, has_categories=False, **keys).items())
         for kind, examples in (KINDS, REPLIES)[place].items()
