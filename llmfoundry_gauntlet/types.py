@@ -191,14 +191,14 @@ class ScoreOutput:
 class Generation:
     """A generation as decoded; text after the beginning of a stop string is still in it.
 
-    `is_cut`: the token limit ended it. `is_finite`: all logits that tokens were chosen by were numbers. `num_tokens`
-    and `is_cut` are None if unknown.
+    `is_truncated`: the token limit ended it. `is_finite`: all logits that tokens were chosen by were numbers.
+    `num_tokens` and `is_truncated` are None if unknown.
     """
 
     key: ItemKey
     text: str
     num_tokens: int | None = None
-    is_cut: bool | None = None
+    is_truncated: bool | None = None
     is_finite: bool = True
 
 

@@ -82,7 +82,7 @@ def check_item(item: dict[str, Any], reply: Generation, result: ItemResult, norm
         assert digest(result.text) == item['before_stop']
     else:
         assert digest(reply.text) == item['output']
-        assert (reply.num_tokens, reply.is_cut) == (item['num_tokens'], not item['eos'])
+        assert (reply.num_tokens, reply.is_truncated) == (item['num_tokens'], not item['eos'])
     assert digest(normalize_answer(result.answer) if normalized else result.answer) == item['cleaned']
     assert result.credit == item['mark']
 

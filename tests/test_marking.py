@@ -155,7 +155,7 @@ def test_right_answers_are_marked_right_and_wrong_ones_wrong(settings: dict[str,
     assert (reply.text, reply.answer, reply.num_tokens) == ('some thought # 6 apples', '6 apples', None)
     marks = evaluation.scores['riddles/1-shot'].metrics
     assert marks['StrictMatch'].value == 0 and marks['NumericMatch'].value == 1
-    assert marks['CutShare'].reason == 'CutShare is not known of 4 of 4 items'
+    assert marks['TruncatedShare'].reason == 'TruncatedShare is not known of 4 of 4 items'
     for answer in answers:
         answer.update({'text': 'no # idea'} if 'text' in answer else {'logprobs': answer['logprobs'][::-1]})
         answer.update({'is_argmax': False})

@@ -200,7 +200,7 @@ def expected_tokens(generations: Sequence[Generation], most: int) -> float:
 
     Truncated ones count only as not having ended so far.
     """
-    num_ended = sum(not generation.is_cut for generation in generations)
+    num_ended = sum(not generation.is_truncated for generation in generations)
     num_tokens = sum(generation.num_tokens or 0 for generation in generations)
     if not num_ended or not num_tokens:
         return float(most)

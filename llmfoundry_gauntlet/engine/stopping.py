@@ -77,7 +77,7 @@ class OngoingGeneration:
             key=self.request.key,
             text=self._text() if self.ids else '',
             num_tokens=len(self.ids),
-            is_cut=self.is_truncated,
+            is_truncated=self.is_truncated,
             is_finite=self.is_finite,
         )
 

@@ -12,6 +12,7 @@ from llmfoundry_gauntlet.config.score import ScoreSpec, check_labels, read_score
 from llmfoundry_gauntlet.config.sources import read_key, source_name
 from llmfoundry_gauntlet.config.tasks import SETTINGS, GauntletSpec, task_key
 from llmfoundry_gauntlet.errors import ConfigError
+from llmfoundry_gauntlet.metrics.metrics import RENAMED
 from llmfoundry_gauntlet.tasks import Task, metrics_of, task_types
 
 OLDER_NAMES = {'question_answering': 'generation_task_with_answers'}  # of task types
@@ -163,7 +164,7 @@ def check_metric_names(task: Task, path: str, problems: Problems) -> None:
     """Notes metrics that a task names and its type does not have, not even by an older name."""
     allowed = [*(metric.name for metric in metrics_of(task)), *task.older_metrics]
     for name in task.metric_names or ():
-        if name not in allowed:
+        if RENAMED.get(name, name) not in allowed:
             problems.add(path, f'metric_names: {name!r} is no metric of {task.icl_task_type}: {", ".join(allowed)}')
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from llmfoundry_gauntlet.types import ClusterNumbers
 
 MAX_REASONS = 3
+RENAMED = {'CutShare': 'TruncatedShare'}  # metrics by their earlier names, which are still read
 
 
 class Absent(ValueError):

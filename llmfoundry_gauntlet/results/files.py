@@ -17,6 +17,7 @@ from llmfoundry_gauntlet.data.atomic import UNFINISHED, sync_folder, unfinished_
 from llmfoundry_gauntlet.errors import ConfigError, RecordError
 from llmfoundry_gauntlet.evaluation.run import Evaluation, gauntlet_version
 from llmfoundry_gauntlet.metrics.consistency import PerturbationScore
+from llmfoundry_gauntlet.metrics.metrics import RENAMED
 from llmfoundry_gauntlet.results.samples import SAMPLES, sample_line, samples_file
 from llmfoundry_gauntlet.results.writing import encoded, write_lines
 from llmfoundry_gauntlet.tasks.fewshot import FIXED_VERSION
@@ -282,7 +283,15 @@ def read_results(folder: Path) -> dict[str, Any]:
         raise RecordError(
             f'{path}: training.batch: is {describe(training.get("batch"))}; it cannot be used, evaluate again'
         )
-    return record
+    return with_current_names(record)
+
+
+def with_current_names(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a record, or a part of one, with today's names of metrics."""
+    return {
+        RENAMED.get(name, name): with_current_names(value) if isinstance(value, dict) else value
+        for name, value in record.items()
+    }
 
 
 def find_results(run: Path) -> list[tuple[Path, dict[str, Any]]]:

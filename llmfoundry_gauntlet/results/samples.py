@@ -10,10 +10,16 @@ from typing import Any
 
 from llmfoundry_gauntlet.config.decode import describe
 from llmfoundry_gauntlet.errors import RecordError
+from llmfoundry_gauntlet.metrics.metrics import RENAMED
 from llmfoundry_gauntlet.types import ItemKey, ItemResult
 
 SAMPLES = 'samples'
 NONE = type(None)
+RENAMED_REASONS = {  # by the words of earlier versions
+    'cut at the token limit': 'truncated at the token limit',
+    'no answer found in the reply': 'no answer found in the generation',
+    'empty reply': 'empty generation',
+}
 
 # The fields of a line, and the types that they may be of; of lists and mappings those of their values.
 FIELDS = {
@@ -103,18 +109,25 @@ def parse_sample(task: str, sample: Mapping[str, Any]) -> ItemResult:
         credit=sample['credit'],
         logprobs=numbers(sample['logprobs']),
         num_tokens=whole(sample['num_tokens']),
-        reason=sample['reason'],
+        reason=current_reason(sample['reason']),
         prompt_sha256=sample['prompt_sha256'],
         truncated=sample['truncated'],
         text=sample['text'],
         answer=sample['answer'],
-        marks=sample.get('marks', {}),
+        marks={RENAMED.get(name, name): value for name, value in sample.get('marks', {}).items()},
         facts=sample.get('facts', {}),
         num_characters=whole(sample.get('num_characters')),
         num_bytes=whole(sample.get('num_bytes')),
         logprobs_alone=numbers(sample.get('logprobs_alone')),
         cluster=sample['cluster'],
     )
+
+
+def current_reason(reason: str | None) -> str | None:
+    """Return a reason in the words of this version."""
+    for old, new in RENAMED_REASONS.items():
+        reason = reason and reason.replace(old, new)
+    return reason
 
 
 def check_fields(sample: Mapping[str, Any]) -> None:

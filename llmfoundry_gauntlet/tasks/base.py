@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from llmfoundry_gauntlet.scoring.code.sandbox import Sandbox
 
 TRANSFORMERS_TOP_K = 50  # its default for sampling
-CUT_SHARE = 'CutShare'
-CUT = 'cut at the token limit'
+TRUNCATED_SHARE = 'TruncatedShare'
+TRUNCATED_REASON = 'truncated at the token limit'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from llmfoundry_gauntlet.scoring.code.programs import Program, make_program
 from llmfoundry_gauntlet.scoring.code.sandbox import Sandbox
 from llmfoundry_gauntlet.scoring.code.verdicts import CannotJudge
 from llmfoundry_gauntlet.scoring.text import NON_FINITE_REPLY
-from llmfoundry_gauntlet.tasks.base import CUT, CUT_SHARE, Task
+from llmfoundry_gauntlet.tasks.base import TRUNCATED_REASON, TRUNCATED_SHARE, Task
 from llmfoundry_gauntlet.types import Generation, Prompt, Sampling, Score, StopRule
 
 RULES = ('test', 'io_pairs')
@@ -106,8 +106,8 @@ class CodeTask(Task):
         return tuple(self.pass_at_k) if isinstance(self.pass_at_k, (list, tuple)) else (self.pass_at_k,)
 
     def metrics(self) -> tuple[Metric, ...]:
-        """Return the accuracy, CutShare and every pass@k."""
-        return accuracy('InContextLearningCodeEvalAccuracy'), mark(CUT_SHARE), *passes_at(self.passes_at)
+        """Return the accuracy, TruncatedShare and every pass@k."""
+        return accuracy('InContextLearningCodeEvalAccuracy'), mark(TRUNCATED_SHARE), *passes_at(self.passes_at)
 
     def parse(self, row: Mapping[str, Any]) -> CodeProblem:
         """Return the content of a row. Raise RowError."""
@@ -196,9 +196,9 @@ class CodeTask(Task):
         except (CannotJudge, OSError) as error:
             return Score.unscored(f'the program could not be run: {error}')
         reasons = [verdict.reason] if verdict.reason else []
-        if output.is_cut:
-            reasons.append(CUT)
-        marks = {} if output.is_cut is None else {CUT_SHARE: float(output.is_cut)}
+        if output.is_truncated:
+            reasons.append(TRUNCATED_REASON)
+        marks = {} if output.is_truncated is None else {TRUNCATED_SHARE: float(output.is_truncated)}
         return Score(credit=float(verdict.passed), reason='; '.join(reasons) or None, marks=marks)
 
 

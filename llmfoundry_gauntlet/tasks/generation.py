@@ -1,7 +1,7 @@
 """Generation with answers: the model generates an answer, with or without a chain of thought.
 
 The accuracy is llm-foundry's: the normalised answer begins with a right one. Further metrics: StrictMatch, the answer
-equals a right one; NumericMatch, the same with numbers compared by value; CutShare, generations that reached the
+equals a right one; NumericMatch, the same with numbers compared by value; TruncatedShare, generations that reached the
 token limit.
 """
 
@@ -20,7 +20,7 @@ from llmfoundry_gauntlet.scoring.text import (
     is_numeric_match,
     is_strict_match,
 )
-from llmfoundry_gauntlet.tasks.base import CUT, CUT_SHARE, Task
+from llmfoundry_gauntlet.tasks.base import TRUNCATED_REASON, TRUNCATED_SHARE, Task
 from llmfoundry_gauntlet.types import Generation, Prompt, Score, StopRule
 
 STRICT_MATCH, NUMERIC_MATCH = 'StrictMatch', 'NumericMatch'
@@ -66,8 +66,8 @@ class GenerationTask(Task):
                 raise ValueError(f'early_stopping_criteria[{index}]: is empty; allowed: a text that ends a generation')
 
     def metrics(self) -> tuple[Metric, ...]:
-        """Return the accuracy, StrictMatch, NumericMatch and CutShare."""
-        further = map(mark, (STRICT_MATCH, NUMERIC_MATCH, CUT_SHARE))
+        """Return the accuracy, StrictMatch, NumericMatch and TruncatedShare."""
+        further = map(mark, (STRICT_MATCH, NUMERIC_MATCH, TRUNCATED_SHARE))
         return accuracy('InContextLearningGenerationExactMatchAccuracy'), *further
 
     def parse(self, row: Mapping[str, Any]) -> Problem:
@@ -132,13 +132,13 @@ class GenerationTask(Task):
         answer = answer_in(output.text, self.cot_delimiter)
         normalize = self.do_normalization
         right = has_prefix_of(answer, content.golds, normalize=normalize, reference=self.reference)
-        reasons = [] if answer.strip() else ['empty answer' if output.text.strip() else 'empty reply']
-        if output.is_cut:
-            reasons.append(CUT)
+        reasons = [] if answer.strip() else ['empty answer' if output.text.strip() else 'empty generation']
+        if output.is_truncated:
+            reasons.append(TRUNCATED_REASON)
         marks = {
             STRICT_MATCH: float(is_strict_match(answer, content.golds, normalize=normalize)),
             NUMERIC_MATCH: float(is_numeric_match(answer, content.golds, normalize=normalize)),
         }
-        if output.is_cut is not None:
-            marks[CUT_SHARE] = float(output.is_cut)
+        if output.is_truncated is not None:
+            marks[TRUNCATED_SHARE] = float(output.is_truncated)
         return Score(credit=float(right), answer=answer.strip(), reason='; '.join(reasons) or None, marks=marks)

@@ -33,7 +33,7 @@ from llmfoundry_gauntlet.scoring.mathematics import (
     shared_comparer,
 )
 from llmfoundry_gauntlet.scoring.text import NON_FINITE_REPLY
-from llmfoundry_gauntlet.tasks.base import CUT, Task
+from llmfoundry_gauntlet.tasks.base import TRUNCATED_REASON, Task
 from llmfoundry_gauntlet.tasks.multiple_choice import Choices, MultipleChoiceTask
 from llmfoundry_gauntlet.tasks.perturbations import Posed, PosedProblem, seed_of, variants
 from llmfoundry_gauntlet.tasks.robustness import NUM_OPTIONS, OPTION, OWN_GOLD, robustness
@@ -41,7 +41,7 @@ from llmfoundry_gauntlet.tasks.templates import prompts_file, read_json, read_te
 from llmfoundry_gauntlet.types import Example, Generation, ItemResult, Prompt, Sampling, Score, ScoreOutput
 
 LEAD = 'The best answer is'
-UNPARSED = 'no answer found in the reply'
+UNPARSED = 'no answer found in the generation'
 FIX_TABLE = 'to_be_fixed_questions.json'
 
 
@@ -261,6 +261,6 @@ def facts_of(content: Posed, predicted: int | None) -> dict[str, str | int]:
 def reason(output: Generation, answer: str | None) -> str | None:
     """Return the remarks on a generation, if there are any."""
     reasons = [UNPARSED] if answer is None else []
-    if output.is_cut:
-        reasons.append(CUT)
+    if output.is_truncated:
+        reasons.append(TRUNCATED_REASON)
     return '; '.join(reasons) or None

@@ -22,7 +22,7 @@ from llmfoundry_gauntlet.evaluation.run import PreparedEvaluation
 from llmfoundry_gauntlet.metrics.keys import with_errors
 from llmfoundry_gauntlet.scoring.code.judge import judge
 
-METRICS = ('InContextLearningCodeEvalAccuracy', 'CutShare', 'PassAt1', 'PassAt1StandardError', 'PassAt3')
+METRICS = ('InContextLearningCodeEvalAccuracy', 'TruncatedShare', 'PassAt1', 'PassAt1StandardError', 'PassAt3')
 
 
 @pytest.fixture

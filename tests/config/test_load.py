@@ -62,6 +62,8 @@ def test_a_metric_that_is_not_computed_is_a_warning_and_an_unknown_one_an_error(
     (warning,) = load_suite([{**TASK, 'metric_names': names}]).warnings
     assert warning.startswith('copa: metric_names: InContextLearningMCExpectedCalibrationError is not supported')
     assert "'Accuracy' is no metric of multiple_choice" in problems_of([{**TASK, 'metric_names': ['Accuracy']}])[0]
+    riddle = {**TASK, 'icl_task_type': 'generation_task_with_answers', 'metric_names': ['CutShare']}
+    assert load_suite([riddle]).warnings == ()  # the earlier name of TruncatedShare
     assert 'metric_names: is empty' in problems_of([{**TASK, 'metric_names': []}])[0]
 
 

@@ -84,7 +84,7 @@ def test_a_generation_ends_at_its_stop_and_its_slot_is_taken(layout: str):
     for num_slots in (2, 50):
         found = generations.run(generator_of(model, layout), stopped, num_slots)
         assert [one.text for one in found] == expected
-        assert not any(one.is_cut for one in found)
+        assert not any(one.is_truncated for one in found)
         assert [one.num_tokens for one in found] == [len(text) for text in expected]
 
 
@@ -257,7 +257,7 @@ def test_numbers_that_are_not_finite_spoil_the_generations_that_saw_them_alone(l
     for num_slots in (1, 4):
         found = generations.run(generator_of(model, layout), requests, num_slots, tokens_per_batch=300)
         assert [(one.text, one.is_finite) for one in found] == expected
-        assert not any(one.is_cut for one in found if not one.is_finite)
+        assert not any(one.is_truncated for one in found if not one.is_finite)
 
 
 def limit_rows(model: Any, most: int, after: int = 0) -> list[int]:

@@ -250,8 +250,8 @@ def test_ranks_share_the_real_gauntlet_evenly(real_rows: PreparedEvaluation, dev
 # Estimates from parts that were timed.
 
 
-def generation(num_tokens: int, *, is_cut: bool) -> Generation:
-    return Generation(key=ItemKey('a', 0), text='', num_tokens=num_tokens, is_cut=is_cut)
+def generation(num_tokens: int, *, is_truncated: bool) -> Generation:
+    return Generation(key=ItemKey('a', 0), text='', num_tokens=num_tokens, is_truncated=is_truncated)
 
 
 def test_a_prefix_of_several_batches_counts_once_for_the_first_of_its_tasks():
@@ -277,10 +277,10 @@ def test_a_prefix_of_several_batches_counts_once_for_the_first_of_its_tasks():
 def test_generations_that_end_at_each_token_with_a_fixed_chance_take_the_mean_of_the_geometric_distribution():
     """Two ended in 10 tokens together, two were cut after 5: 2 ends in 20 tokens."""
     generations = [
-        generation(4, is_cut=False),
-        generation(6, is_cut=False),
-        generation(5, is_cut=True),
-        generation(5, is_cut=True),
+        generation(4, is_truncated=False),
+        generation(6, is_truncated=False),
+        generation(5, is_truncated=True),
+        generation(5, is_truncated=True),
     ]
     chance = 2 / 20
     expected = math.fsum((1 - chance) ** before for before in range(30))  # tokens that are reached
@@ -289,9 +289,9 @@ def test_generations_that_end_at_each_token_with_a_fixed_chance_take_the_mean_of
 
 
 def test_generations_that_never_ended_take_the_most():
-    assert expected_tokens([generation(8, is_cut=True)] * 3, 100) == 100
+    assert expected_tokens([generation(8, is_truncated=True)] * 3, 100) == 100
     assert expected_tokens([], 7) == 7
 
 
 def test_generations_that_end_at_once_take_a_token():
-    assert expected_tokens([generation(1, is_cut=False)] * 3, 100) == pytest.approx(1.0)
+    assert expected_tokens([generation(1, is_truncated=False)] * 3, 100) == pytest.approx(1.0)

@@ -270,7 +270,7 @@ def test_the_end_token_counts_and_is_left_out_of_the_text_where_it_is_special():
     decoder = GenerationDecoder(tokenizer, {tokenizer.eos_token_id, newline})
     ids = encode(tokenizer, 'Hello')
     special = generated([*ids, tokenizer.eos_token_id, 8], decoder, wanted()).result()
-    assert (special.text, special.num_tokens, special.is_cut, special.is_finite) == ('Hello', 4, False, True)
+    assert (special.text, special.num_tokens, special.is_truncated, special.is_finite) == ('Hello', 4, False, True)
     assert generated([*ids, newline, 8], decoder, wanted()).result().text == 'Hello\n'
     assert not generated([*ids, tokenizer.eos_token_id], GenerationDecoder(tokenizer), wanted()).is_done
 
@@ -303,7 +303,7 @@ def test_a_generation_of_no_tokens_is_empty_and_a_spoilt_one_says_so():
     generation.fail()
     result = generation.result()
     assert (generation.is_done, result.text, result.num_tokens) == (True, ' H', 1)
-    assert (result.is_finite, result.is_cut) == (False, False)
+    assert (result.is_finite, result.is_truncated) == (False, False)
 
 
 def test_a_stop_that_the_tokenizer_cleans_away_stops_nothing():

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmfoundry_gauntlet.results.files import read_results
 from llmfoundry_gauntlet.results.samples import read_samples, sample_line, samples_file
 from llmfoundry_gauntlet.results.writing import write_lines
 from llmfoundry_gauntlet.types import ItemKey, ItemResult
@@ -47,6 +50,14 @@ RESULTS = st.builds(
     cluster=st.just('') | st.integers(0, 2**64 - 1).map('{:016x}'.format),
 )
 
+ITEM = {
+    'key': ItemKey('t/0-shot', 0),
+    **dict.fromkeys(('category', 'gold', 'predicted', 'logprobs', 'num_tokens', 'reason')),
+    'credit': 0.0,
+    'prompt_sha256': '',
+    'truncated': False,
+}
+
 
 def comparable(result: ItemResult) -> list[Any]:
     """All fields; log-probabilities that are no finite numbers are one, and -0.0 is not 0.0."""
@@ -65,3 +76,16 @@ def test_samples_are_read_back_as_they_were_written(tmp_path_factory: pytest.Tem
     found = read_samples(folder, 't/0-shot')
     assert list(map(comparable, found)) == list(map(comparable, results))
     assert list(map(sample_line, found)) == list(map(sample_line, results))
+
+
+def test_earlier_names_of_metrics_and_reasons_are_read_as_those_of_today(tmp_path: Path):
+    line = json.loads(sample_line(ItemResult(**ITEM, marks={'CutShare': 1.0, 'StrictMatch': 0.0})))
+    line['reason'] = 'no answer found in the reply; cut at the token limit'
+    write_lines(samples_file(tmp_path, 't/0-shot'), [json.dumps(line)])
+    (found,) = read_samples(tmp_path, 't/0-shot')
+    assert found.marks == {'TruncatedShare': 1.0, 'StrictMatch': 0.0}
+    assert found.reason == 'no answer found in the generation; truncated at the token limit'
+    metrics = {'StrictMatch': {'value': 0.5}, 'CutShare': {'value': 1.0}}
+    record = {'format_version': 1, 'training': None, 'tasks': {'t/0-shot': {'metrics': metrics}}}
+    (tmp_path / 'results.json').write_text(json.dumps(record))
+    assert list(read_results(tmp_path)['tasks']['t/0-shot']['metrics']) == ['StrictMatch', 'TruncatedShare']

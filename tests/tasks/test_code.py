@@ -252,7 +252,7 @@ def test_completions_generated_elsewhere_are_run_and_scored(write_jsonl, tmp_pat
     metrics = {key.split('/')[-1]: value for key, value in record['metrics'].items() if key.startswith('metrics/t/')}
     assert metrics['InContextLearningCodeEvalAccuracy'] == metrics['PassAt1'] == 0.25
     assert metrics['PassAt2'] == pytest.approx((1 - 1 / 6) / 2)
-    assert metrics['PassAt1StandardError'] == pytest.approx(0.25) and 'CutShare' not in metrics
+    assert metrics['PassAt1StandardError'] == pytest.approx(0.25) and 'TruncatedShare' not in metrics
     assert record['config']['sandbox'] == str(sandbox())
     samples = [json.loads(line) for line in (tmp_path / 'out/samples/t_0-shot.jsonl').read_text().splitlines()]
     assert [(line['row'], line['sample'], line['credit']) for line in samples] == [

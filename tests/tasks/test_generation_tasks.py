@@ -325,7 +325,7 @@ def result(tokenizer, generated: str, spec=None, problem: Problem = THOUGHTS[0],
     """Score one problem by what was generated."""
     spec = spec or with_thoughts()
     (item,) = preparation(tokenizer, spec, examples([problem])).items()
-    output = Generation(key=ItemKey('t/0-shot', 0), text=generated, **{'num_tokens': 7, 'is_cut': False, **keys})
+    output = Generation(key=ItemKey('t/0-shot', 0), text=generated, **{'num_tokens': 7, 'is_truncated': False, **keys})
     return item_result(item, output, spec)
 
 
@@ -345,9 +345,9 @@ def result(tokenizer, generated: str, spec=None, problem: Problem = THOUGHTS[0],
         ('', {}, (0, 0, 0, 0), 'empty'),
         (' \n ', {}, (0, 0, 0, 0), 'empty'),
         ('One and one. #### ', {}, (0, 0, 0, 0), 'empty answer'),
-        ('One and one. #### 2', {'is_cut': True}, (1, 1, 1, 1), 'token limit'),
-        ('', {'is_cut': True}, (0, 0, 0, 1), 'token limit'),
-        ('so #### 2', {'is_cut': None}, (1, 1, 1), None),  # generated elsewhere: unknown whether it was truncated
+        ('One and one. #### 2', {'is_truncated': True}, (1, 1, 1, 1), 'token limit'),
+        ('', {'is_truncated': True}, (0, 0, 0, 1), 'token limit'),
+        ('so #### 2', {'is_truncated': None}, (1, 1, 1), None),  # generated elsewhere: unknown whether it was truncated
         ('so #### 2', {'is_finite': False}, (None,), 'not finite'),  # fix 1
     ],
 )
@@ -407,7 +407,9 @@ def test_an_unscorable_item_is_unscored_with_its_reason(character_tokenizer):
 def results(tokenizer, categories: str) -> list[ItemResult]:
     texts = ('so #### 2', 'so #### 22', 'so #### 2.0', 'so #### 4')  # (1, 1, 1), (1, 0, 0), (1, 0, 1), (0, 0, 0)
     return [
-        replace(result(tokenizer, text, is_cut=row == 3), key=ItemKey('t/0-shot', row), category=name.strip() or None)
+        replace(
+            result(tokenizer, text, is_truncated=row == 3), key=ItemKey('t/0-shot', row), category=name.strip() or None
+        )
         for row, (text, name) in enumerate(zip(texts, categories, strict=True))
     ]
 
@@ -421,12 +423,12 @@ def results(tokenizer, categories: str) -> list[ItemResult]:
 )
 def test_metrics_are_means_over_items_and_then_over_categories(character_tokenizer, categories: str, expected: tuple):
     score = task_score('t/0-shot', metrics_of(with_thoughts()), results(character_tokenizer, categories))
-    assert list(score.metrics) == [ACCURACY, 'StrictMatch', 'NumericMatch', 'CutShare']
+    assert list(score.metrics) == [ACCURACY, 'StrictMatch', 'NumericMatch', 'TruncatedShare']
     assert [measure.value for measure in score.metrics.values()] == pytest.approx(expected)
     stream = metric_stream({'t/0-shot': score}, None, {}, {})
     assert stream['metrics/t/0-shot/StrictMatch'] == pytest.approx(expected[1])
     if categories.strip():
-        assert stream['metrics/t/0-shot/b/CutShare'] == 1
+        assert stream['metrics/t/0-shot/b/TruncatedShare'] == 1
 
 
 def test_an_unscored_item_leaves_no_metric_but_the_reason(character_tokenizer):
@@ -442,4 +444,4 @@ def test_cut_share_alone_is_absent_where_it_is_unknown_for_an_item(character_tok
     first = replace(first, marks={name: first.marks[name] for name in ('StrictMatch', 'NumericMatch')})
     score = task_score('t/0-shot', metrics_of(with_thoughts()), [first, *others])
     assert score.metrics['StrictMatch'].value == 1 / 4
-    assert score.metrics['CutShare'].value is None and '1 of 4' in score.metrics['CutShare'].reason
+    assert score.metrics['TruncatedShare'].value is None and '1 of 4' in score.metrics['TruncatedShare'].reason

@@ -19,7 +19,7 @@ from llmfoundry_gauntlet.tasks.encode import Encoder
 from llmfoundry_gauntlet.tasks.items import Preparation, item_result, untokenized_items
 from llmfoundry_gauntlet.tasks.perturbations import Posed, PosedProblem
 from llmfoundry_gauntlet.tasks.score import (
-    CUT,
+    TRUNCATED_REASON,
     UNPARSED,
     LettersTask,
     LikelihoodTask,
@@ -113,12 +113,12 @@ def test_marking_is_by_letter_also_where_another_option_has_the_golds_text():
 @pytest.mark.parametrize(
     ('text', 'expected'),
     [
-        ('The best answer is B', Score(credit=1.0, predicted=1, answer='B', reason=CUT, facts=FACTS['B'])),
-        ('Let me see', Score(credit=0.0, reason=f'{UNPARSED}; {CUT}', facts=FACTS[None])),
+        ('The best answer is B', Score(credit=1.0, predicted=1, answer='B', reason=TRUNCATED_REASON, facts=FACTS['B'])),
+        ('Let me see', Score(credit=0.0, reason=f'{UNPARSED}; {TRUNCATED_REASON}', facts=FACTS[None])),
     ],
 )
 def test_a_reply_that_was_cut_is_marked_and_says_so(text: str, expected: Score):
-    assert judge(text, is_cut=True) == expected
+    assert judge(text, is_truncated=True) == expected
 
 
 @pytest.mark.parametrize('extraction', ['tolerant', 'reference'])

@@ -10,6 +10,7 @@ from llmfoundry_gauntlet.errors import ConfigError, RecordError
 from llmfoundry_gauntlet.evaluation.run import Evaluation, summarize
 from llmfoundry_gauntlet.metrics.comparison import Course, Difference, course, difference, holm
 from llmfoundry_gauntlet.metrics.consistency import NO_ITEMS, PerturbationScore
+from llmfoundry_gauntlet.metrics.metrics import RENAMED
 from llmfoundry_gauntlet.results.report.common_items import NO_COMMON_ITEM, CommonItems, common_items
 from llmfoundry_gauntlet.results.runs import Run
 from llmfoundry_gauntlet.tasks import Task, metrics_of
@@ -171,6 +172,7 @@ def metric_names(tasks: Mapping[str, Task], keys: Iterable[str], metric: str | N
 
     Raises ConfigError where no task has the metric that is wanted.
     """
+    metric = RENAMED.get(metric or '', metric)
     known = {key: [one.name for one in metrics_of(tasks[key])] for key in keys}
     names = {key: metric or found[0] for key, found in known.items() if found and metric in (None, *found)}
     if metric is not None and not names:

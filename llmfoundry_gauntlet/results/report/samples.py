@@ -14,7 +14,7 @@ from itertools import islice
 from llmfoundry_gauntlet.errors import ConfigError, DataError
 from llmfoundry_gauntlet.results.runs import Run
 from llmfoundry_gauntlet.tasks import Task
-from llmfoundry_gauntlet.tasks.base import CUT, CUT_SHARE
+from llmfoundry_gauntlet.tasks.base import TRUNCATED_REASON, TRUNCATED_SHARE
 from llmfoundry_gauntlet.tasks.score import UNPARSED as NO_ANSWER
 from llmfoundry_gauntlet.tasks.score import ScoreTask, score_task
 from llmfoundry_gauntlet.types import Example, ItemKey, ItemResult, Prompt
@@ -116,7 +116,7 @@ def kinds_of(result: ItemResult) -> list[str]:
     if result.credit is None:
         return [UNSCORED]
     kinds = [RIGHT if result.credit == 1 else WRONG if result.credit == 0 else PARTLY]
-    if CUT in (result.reason or '') or result.marks.get(CUT_SHARE) == 1:
+    if TRUNCATED_REASON in (result.reason or '') or result.marks.get(TRUNCATED_SHARE) == 1:
         kinds.append(TRUNCATED)
     has_no_letter = isinstance(result.gold, int) and result.predicted is None
     if result.text is not None and (result.answer == '' or NO_ANSWER in (result.reason or '') or has_no_letter):

@@ -199,12 +199,13 @@ def test_another_metric_is_compared_where_tasks_have_it(compared, gauntlet, runs
 
 
 def test_an_absent_metric_is_shown_with_its_reason(compared, gauntlet, runs: dict[str, Path]):
-    (found,) = compared(runs['a'], runs['b'], '--metric', 'CutShare')
+    (found,) = compared(runs['a'], runs['b'], '--metric', 'TruncatedShare')
     assert list(found['tasks']) == [RIDDLES]
-    reason = 'CutShare is not known of 7 of 7 items'
+    reason = 'TruncatedShare is not known of 7 of 7 items'
     assert found['tasks'][RIDDLES]['difference'] == found['tasks'][RIDDLES]['first'] == {'reason': reason}
     assert found['tasks'][RIDDLES]['p_value'] is found['tasks'][RIDDLES]['p_holm'] is None
-    _, out, _ = gauntlet('compare', runs['a'], runs['b'], '--metric', 'CutShare')
+    assert compared(runs['a'], runs['b'], '--metric', 'CutShare')[0] == found  # its earlier name
+    _, out, _ = gauntlet('compare', runs['a'], runs['b'], '--metric', 'TruncatedShare')
     assert rows_of_table(out)[RIDDLES][:7] == ['-', '-', '-', '', '-', '-', '-']
     assert f'- {reason}: {RIDDLES}' in out
 

@@ -174,7 +174,7 @@ def result(**changes: Any) -> ItemResult:
 
 
 REPLY = {'logprobs': None, 'predicted': None, 'gold': '4'}
-CUT = 'cut at the token limit'
+CUT = 'truncated at the token limit'
 
 
 @pytest.mark.parametrize(
@@ -186,14 +186,14 @@ CUT = 'cut at the token limit'
         ({'credit': None, 'reason': 'not finite'}, ['unscored']),
         ({**REPLY, 'text': '4', 'answer': '4'}, ['right']),
         ({**REPLY, 'text': '4 and', 'answer': '4 and', 'reason': CUT}, ['right', 'truncated']),
-        ({**REPLY, 'credit': 0.0, 'text': ' ', 'answer': '', 'reason': 'empty reply'}, ['wrong', 'unparsed']),
+        ({**REPLY, 'credit': 0.0, 'text': ' ', 'answer': '', 'reason': 'empty generation'}, ['wrong', 'unparsed']),
         (
-            {**REPLY, 'credit': 0.0, 'text': 'x', 'reason': f'no answer found in the reply; {CUT}'},
+            {**REPLY, 'credit': 0.0, 'text': 'x', 'reason': f'no answer found in the generation; {CUT}'},
             ['wrong', 'truncated', 'unparsed'],
         ),
         ({**REPLY, 'gold': 2, 'credit': 0.0, 'text': 'hm', 'answer': 'hm'}, ['wrong', 'unparsed']),
         ({**REPLY, 'gold': None, 'credit': 0.0, 'text': 'return 1', 'reason': 'AssertionError'}, ['wrong']),
-        ({**REPLY, 'gold': None, 'text': 'return 1', 'marks': {'CutShare': 1.0}}, ['right', 'truncated']),
+        ({**REPLY, 'gold': None, 'text': 'return 1', 'marks': {'TruncatedShare': 1.0}}, ['right', 'truncated']),
     ],
 )
 def test_kinds_of_an_item(changes: dict[str, Any], kinds: list[str]):

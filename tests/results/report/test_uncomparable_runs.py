@@ -24,10 +24,10 @@ from compared_runs import (
 )
 
 METRICS = [  # of multiple choice, language modelling and generation
-    *('BrierScore', 'ByteNormalizedMatch', 'CalibrationError', 'CharacterNormalizedMatch', 'CutShare'),
+    *('BrierScore', 'ByteNormalizedMatch', 'CalibrationError', 'CharacterNormalizedMatch'),
     *('GoldBitsPerByte', 'GoldProbability', 'InContextLearningGenerationExactMatchAccuracy'),
     *('InContextLearningLMAccuracy', 'InContextLearningMultipleChoiceAccuracy', 'MajorityClass', 'NumericMatch'),
-    *('StrictMatch', 'TokenNormalizedMatch'),
+    *('StrictMatch', 'TokenNormalizedMatch', 'TruncatedShare'),
 ]
 LONGER, SHORTER = {'max_seq_len': 2048}, {'max_seq_len': 1024}
 
