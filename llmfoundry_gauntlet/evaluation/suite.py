@@ -9,8 +9,8 @@ from typing import Any
 
 from llmfoundry_gauntlet.config.decode import Problems, decode, describe, suggestion
 from llmfoundry_gauntlet.config.score import ScoreSpec, check_labels, read_score
-from llmfoundry_gauntlet.config.sources import read_key, source_name
 from llmfoundry_gauntlet.config.tasks import SETTINGS, GauntletSpec, task_key
+from llmfoundry_gauntlet.config.yaml import read_key, source_name
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.tasks import Task, metrics_of, task_types
 
