@@ -11,7 +11,7 @@ import pytest
 import yaml
 from paths import ROOT
 
-from llmfoundry_gauntlet.cli.explain import ends_of_reply
+from llmfoundry_gauntlet.cli.explain import ends_of_generation
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.evaluation.explanation import ask, tokenize
 from llmfoundry_gauntlet.evaluation.inputs import load_data
@@ -90,10 +90,10 @@ def test_every_task_of_the_gauntlet_is_explained(gauntlet):
 
 
 @pytest.mark.parametrize(
-    ('answer', 'taken', 'credit'),
+    ('answer', 'taken', 'score'),
     [('It is 6 * 5 - 12. #### 18', '18', 1), ('#### 19', '19', 0), ('18\nQ: and now? #### 3', '18', 1)],
 )
-def test_an_answer_is_marked_as_an_evaluation_marks_it(gauntlet, write_jsonl, tmp_path, answer, taken, credit):
+def test_an_answer_is_scored_as_in_an_evaluation(gauntlet, write_jsonl, tmp_path, answer, taken, score):
     row = {'context': 'Six times five less twelve?', 'answer': '18', 'chain_of_thought': '30 - 12 = 18'}
     write_jsonl('rows.jsonl', [row])
     keys = {'icl_task_type': 'generation_task_with_answers', 'cot_delimiter': '#### ', 'num_fewshot': [0]}
@@ -102,8 +102,8 @@ def test_an_answer_is_marked_as_an_evaluation_marks_it(gauntlet, write_jsonl, tm
     words = ('explain', 't', '--tasks', tmp_path / 'tasks.yaml', '--data-root', tmp_path, '--answer', answer)
     status, out, err = gauntlet(*words)
     assert status == 0, err
-    assert f'answer taken from it: {taken}\n' in out
-    assert f'credit: {credit}' in out
+    assert f'extracted answer: {taken}\n' in out
+    assert f'score: {score}' in out
 
 
 @pytest.mark.parametrize(
@@ -116,32 +116,32 @@ def test_an_answer_is_marked_as_an_evaluation_marks_it(gauntlet, write_jsonl, tm
         (['gsm8k', '--semantics', 'reference'], 'with the end of text'),
     ],
 )
-def test_where_a_reply_ends_is_said(gauntlet, words, ends):
+def test_the_end_of_a_generation_is_shown(gauntlet, words, ends):
     status, out, err = gauntlet('explain', *words, '--data-root', DATA)
     assert status == 0, err
-    assert f'  a reply ends {ends}\n' in out
+    assert f'  a generation ends {ends}\n' in out
 
 
 def test_a_stop_that_is_a_pattern_is_called_one():
     stops = StopRule(strings=('a|b', 'c'), as_pattern=True)
-    assert ends_of_reply(stops) == ["before a match of 'a|b', 'c'", 'with the end of text']
+    assert ends_of_generation(stops) == ["before a match of 'a|b', 'c'", 'with the end of text']
 
 
-def test_a_program_is_run_to_be_marked(gauntlet):
+def test_a_program_is_run_to_be_scored(gauntlet):
     words = ('explain', 'human_eval', '--data-root', DATA, '--sandbox', 'rlimits', '--answer', '    return None')
     status, out, err = gauntlet(*words)
     assert status == 0, err
-    assert 'credit: 0' in out
+    assert 'score: 0' in out
 
 
-def test_spaces_that_a_tokenizer_loses_are_warned_of(gauntlet):
+def test_a_tokenizer_that_drops_spaces_gives_a_warning(gauntlet):
     _, out, _ = gauntlet('explain', 'copa', '--row', 3, '--data-root', DATA, '--model', WITHOUT_SPACES)
     assert "choice 0: lost leading space: the model reads 'the cook put in too much salt.'" in out
     _, out, _ = gauntlet('explain', 'copa', '--row', 3, '--data-root', DATA, '--model', WITH_BOS)
     assert 'Warnings\n  none\n' in out
 
 
-def test_a_second_bos_is_warned_of(encoder: Encoder):
+def test_a_second_bos_gives_a_warning(encoder: Encoder):
     (entry,) = [t for t in yaml.safe_load(TASKS.read_text())['icl_tasks'] if t['label'] == 'copa']
     data = load_data(decode_settings({'tasks': [{**entry, 'prompt_string': '<s>'}], 'data_root': str(DATA)}))
     (task,) = data.suite.tasks
@@ -180,7 +180,7 @@ def test_shots_of_a_type_that_has_none_are_refused(gauntlet, name: str, type_nam
     ('words', 'message'),
     [
         (['bolq'], "bolq: no such task, did you mean 'boolq'?"),
-        (['boolq', '--shots', 16], '--shots is 16; allowed: 0 to 15, as there are no more other rows'),
+        (['boolq', '--shots', 16], '--shots is 16; allowed: 0 to 15, the number of other rows'),
         (['boolq', '--variant', 'prompt:1'], 'boolq/10-shot has no variants; leave --variant out'),
         (['boolq', '--file', 'boolq'], 'boolq/10-shot has one data file; leave --file out'),
         (['boolq', '--max-seq-len', 1, '--model', 'x'], 'max_seq_len: is 1; allowed: 2 or more'),
@@ -194,7 +194,7 @@ def test_shots_of_a_type_that_has_none_are_refused(gauntlet, name: str, type_nam
         (['winograd', '--answer', 'x'], 'a text cannot be marked here'),
     ],
 )
-def test_what_is_wrong_is_said(gauntlet, words, message):
+def test_errors_name_the_option_and_what_is_allowed(gauntlet, words, message):
     status, _, err = gauntlet('explain', *words, '--data-root', DATA)
     assert status == 2
     assert message in err

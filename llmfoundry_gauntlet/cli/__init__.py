@@ -1,4 +1,4 @@
-"""The `gauntlet` command: a file for each sub-command and its options."""
+"""The `gauntlet` command: one module per subcommand."""
 
 from llmfoundry_gauntlet.cli.app import main
 

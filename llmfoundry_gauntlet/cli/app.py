@@ -1,4 +1,4 @@
-"""`gauntlet`: the console script."""
+"""The `gauntlet` console script."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from llmfoundry_gauntlet.errors import GauntletError, print_problems
 
 app = typer.Typer(
     name='gauntlet',
-    help='The Mosaic Eval Gauntlet: tasks from YAML files, scores from Hugging Face models and Composer checkpoints.',
+    help='The Mosaic Eval Gauntlet: evaluate Hugging Face models and Composer checkpoints on tasks from YAML files.',
     pretty_exceptions_enable=False,
     rich_markup_mode='rich',
 )
 
 
 BEGINNING = """\
-The Mosaic Eval Gauntlet and SCORE. Where to begin:
+The Mosaic Eval Gauntlet and SCORE. Getting started:
 
-  gauntlet ls                           the tasks, and whether their data are there
-  gauntlet explain copa --row 3         the exact prompt of one item, and how it is marked
-  gauntlet data fetch --to data         the published data of all tasks
+  gauntlet ls                           list the tasks and the state of their data
+  gauntlet explain copa --row 3         show the exact prompt of one item and its scoring
+  gauntlet data fetch --to data         download the published data of all tasks
   gauntlet run --model MODEL --tasks yamls/tasks/gauntlet_v0.1.yaml \\
       --gauntlet yamls/gauntlets/eval_gauntlet_v0.1.yaml --data-root data --out runs/model
-  gauntlet report runs/model            a page with all scores, errors and samples
+  gauntlet report runs/model            write a page with all scores, errors and samples
 
 In training, add the callback eval_gauntlet: composer -n 2 scripts/train.py yamls/train/demo.yaml
-All commands: gauntlet --help. Completion in your shell: gauntlet --install-completion
+All commands: gauntlet --help. Shell completion: gauntlet --install-completion
 """
 
 
@@ -50,7 +50,7 @@ All commands: gauntlet --help. Completion in your shell: gauntlet --install-comp
 def root(
     context: typer.Context,
     version: Annotated[bool, typer.Option('--version', help='Print the version.')] = False,
-    traceback: Annotated[bool, typer.Option('--traceback', help='Show where an error comes from.')] = False,
+    traceback: Annotated[bool, typer.Option('--traceback', help='Print the traceback of an error.')] = False,
 ) -> None:
     """Shared options."""
     if version:
@@ -65,9 +65,9 @@ app.add_typer(data_commands, name='data')
 
 
 def main() -> None:
-    """The console script: errors without tracebacks.
+    """Run the console script, printing errors without tracebacks.
 
-    Status 0 done, 1 a check failed, 2 an error the user can fix, 3 an internal error.
+    Exit status: 0 success, 1 a check failed, 2 an error the user can fix, 3 an internal error.
     """
     with contextlib.ExitStack() as stack:
         if '--traceback' not in sys.argv:
@@ -78,7 +78,7 @@ def main() -> None:
 def exit_without_traceback(
     kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
 ) -> None:
-    """Print what ended the program, if it was an error, and exit with its status."""
+    """Print the error that ended the program, if any, and exit with its status."""
     if isinstance(error, GauntletError):
         print_problems(error)
         raise SystemExit(MISTAKE)

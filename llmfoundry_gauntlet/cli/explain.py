@@ -1,4 +1,4 @@
-"""`gauntlet explain`: one item as a model is asked it, and how an answer would be marked."""
+"""`gauntlet explain`: show the exact prompt of one item, and how a generation is scored."""
 
 from __future__ import annotations
 
@@ -29,27 +29,23 @@ if TYPE_CHECKING:
     from llmfoundry_gauntlet.types import Example, ItemResult, StopRule
 
 VISIBLE = str.maketrans({' ': '·', '\t': '⇥\t', '\n': '↵\n', '\r': '␍', '\u00a0': '⍽'})
-NUM_TOKENS = 48  # of a prompt's end that are listed
-NUM_STOPS = 6  # that are listed
+NUM_TOKENS = 48  # listed, from the end of the prompt
+NUM_STOPS = 6  # listed
 NEEDS = {'max_seq_len': ('model',), 'all_tokens': ('model',), 'sandbox': ('answer',)}
 
 
 def explain(
     context: typer.Context,
     task: Annotated[str, typer.Argument(help='Label of a task, as in `gauntlet ls`.')],
-    row: Annotated[int, typer.Option(help='Row of its data, counted from 0 as in samples files.')] = 0,
-    shots: Annotated[int | None, typer.Option(help="Number of shots in place of the task's.")] = None,
+    row: Annotated[int, typer.Option(help='Row of its data, from 0 as in samples files.')] = 0,
+    shots: Annotated[int | None, typer.Option(help="Number of shots. Default: the task's.")] = None,
     model: Annotated[
-        str | None, typer.Option(help='Hugging Face folder or name, or Composer checkpoint: its tokens, its length.')
+        str | None, typer.Option(help='Hugging Face folder or name, or Composer checkpoint; shows the tokens.')
     ] = None,
-    answer: Annotated[str | None, typer.Option(help='A reply, to see how it is marked.')] = None,
-    file: Annotated[
-        str | None, typer.Option(help='Stem of the data file, where a data set of SCORE has several.')
-    ] = None,
-    variant: Annotated[str | None, typer.Option(help='One of SCORE, such as option_order:B.')] = None,
-    all_tokens: Annotated[
-        bool, typer.Option('--all-tokens', help='List every token, however long the prompt.')
-    ] = False,
+    answer: Annotated[str | None, typer.Option(help='A generation, to show its score.')] = None,
+    file: Annotated[str | None, typer.Option(help='Stem of the data file, for SCORE datasets with several.')] = None,
+    variant: Annotated[str | None, typer.Option(help='Variant of a SCORE item, such as option_order:B.')] = None,
+    all_tokens: Annotated[bool, typer.Option('--all-tokens', help='List all tokens, even of long prompts.')] = False,
     tasks: Tasks = None,
     score: Score = None,
     data_root: DataRoot = 'eval_data',
@@ -58,7 +54,7 @@ def explain(
     fewshot: Fewshot = 'reference',
     sandbox: Confinement = 'auto',
 ) -> None:
-    """Shows the exact prompt of an item, its tokens, where it is scored, what to beware of, and how it is marked.
+    """Show the exact prompt of an item, its tokens, which of them are scored, warnings, and the scoring rule.
 
     gauntlet explain boolq --row 3
 
@@ -77,18 +73,18 @@ def explain(
     examples = found.read(settings.data_root).examples
     asked = ask(found, examples, row, file=file, variant=variant)
     if shots is not None and shots > len(asked.shots):
-        raise ConfigError(f'--shots is {shots}; allowed: 0 to {len(asked.shots)}, as there are no more other rows')
+        raise ConfigError(f'--shots is {shots}; allowed: 0 to {len(asked.shots)}, the number of other rows')
     show_item(found, asked, examples)
     if model is not None:
         tokenized = tokenized_by(model, found, asked, examples, settings)
         show_tokens(tokenized, all_tokens=all_tokens)
     else:
-        typer.echo('\n  --model MODEL shows its tokens, where they are scored, and what to beware of')
-    show_marking(found, asked, examples, answer, settings)
+        typer.echo('\n  --model MODEL shows its tokens, which of them are scored, and warnings')
+    show_scoring(found, asked, examples, answer, settings)
 
 
 def find_task(suite: Suite, label: str, num_shots: int | None) -> Task:
-    """The task of that label, at that number of shots or its first one. Raises ConfigError."""
+    """Return the task with this label, at this number of shots or its first one. Raises ConfigError."""
     from llmfoundry_gauntlet.config.decode import suggestion
 
     found = next((task for task in suite.tasks if label in (task.label, task.key)), None)
@@ -110,7 +106,7 @@ def tokenized_by(
     examples: Sequence[Example],
     settings: EvaluationSettings,
 ) -> TokenizedItem:
-    """The item in the tokens of a model, whose weights are not read. Raises ModelError."""
+    """Return the item in a model's tokens; its weights are not loaded. Raises ModelError."""
     from llmfoundry_gauntlet.composer.models import open_model, resolve_max_seq_len
     from llmfoundry_gauntlet.evaluation.explanation import tokenize
     from llmfoundry_gauntlet.tasks.encode import Encoder
@@ -128,12 +124,12 @@ def tokenized_by(
 
 
 def show_item(task: Task, asked: AskedItem, examples: Sequence[Example]) -> None:
-    """Prints which item it is, and its prompt with visible white space."""
+    """Print the item and its prompt with visible white space."""
     from llmfoundry_gauntlet.evaluation.explanation import prompt_parts
 
     example = asked.example
     place = example.file or task.dataset_uri
-    gold = example.content.gold  # a program has none
+    gold = example.content.gold  # None for programs
     facts = {
         'data': f'{place}, row {example.row} (line {example.row + 1}) of {len({(e.file, e.row) for e in examples})}',
         'category': example.category,
@@ -151,28 +147,28 @@ def show_item(task: Task, asked: AskedItem, examples: Sequence[Example]) -> None
 
 
 def show_tokens(tokenized: TokenizedItem, *, all_tokens: bool) -> None:
-    """Prints the tokens of an item, those that are scored marked, and all warnings."""
+    """Print the tokens of an item, with scored ones flagged, and all warnings."""
     request = tokenized.item.request
     rows = tokenized.rows
     shared = shared_length(rows)
     heading(f'Tokens, shots: {tokenized.prompt.num_shots}  (* is scored)')
     first = 0 if all_tokens else max(0, shared - NUM_TOKENS)
     if first:
-        typer.echo(f'{"":>8}{first} tokens before these; --all-tokens shows them')
+        typer.echo(f'{"":>8}{first} earlier tokens; --all-tokens shows them')
     show_row(rows[0][:shared], first)
     for number, row in enumerate(rows):
         if len(rows) > 1:
             typer.echo(f'  choice {number}:')
         show_row(row, shared)
     if hasattr(request, 'max_new_tokens'):
-        typer.echo(f'{len(rows[0]):>8}  the reply begins here, of at most {request.max_new_tokens} tokens')
+        typer.echo(f'{len(rows[0]):>8}  the generation begins here, at most {request.max_new_tokens} tokens')
     heading('Warnings')
     for warning in tokenized.warnings or ('none',):
         typer.echo(f'  {warning}')
 
 
 def shared_length(rows: Sequence[Sequence[Token]]) -> int:
-    """Return the number of unscored tokens that all rows begin with."""
+    """Return the number of unscored tokens shared by the beginnings of all rows."""
     shared = 0
     for tokens in zip(*rows, strict=False):
         if len({token.id for token in tokens}) > 1 or any(token.part == 'continuation' for token in tokens):
@@ -182,38 +178,42 @@ def shared_length(rows: Sequence[Sequence[Token]]) -> int:
 
 
 def show_row(row: Sequence[Token], first: int) -> None:
-    """Prints a row's tokens from the first wanted one on."""
+    """Print a row's tokens from `first` on."""
     for place, token in enumerate(row[first:], first):
         mark = '*' if token.part == 'continuation' else ' '
         typer.echo(f'{place:>8} {mark} {token.id:>7}  {token.part:<12}  {one_line(token.text)}')
 
 
-def show_marking(
+def show_scoring(
     task: Task, asked: AskedItem, examples: Sequence[Example], answer: str | None, settings: EvaluationSettings
 ) -> None:
-    """Prints by which rule an answer is marked, and what becomes of the one that is given."""
+    """Print the scoring rule, and the score of `answer` if given."""
     rule = task.score_program if task.runs_programs else task.score
-    heading('Marking')
+    heading('Scoring')
     typer.echo(f'  rule: {(rule.__doc__ or "").splitlines()[0]}')
     if task.generates:
         stops = task.stops([example.content for example in examples])
-        typer.echo(f'  a reply ends {", or ".join(ends_of_reply(stops))}')
+        typer.echo(f'  a generation ends {", or ".join(ends_of_generation(stops))}')
         for text in task.responses(asked.example.content)[:3]:
-            typer.echo(f'  right: {one_line(text)}')
+            typer.echo(f'  correct: {one_line(text)}')
     if answer is None:
-        typer.echo('  --answer TEXT shows how a reply is marked')
+        typer.echo('  --answer TEXT shows the score of a generation')
         return
-    result = marked(task, asked, examples, answer, settings)
-    shown = {'reply, up to its stop': result.text, 'answer taken from it': result.answer, 'predicted': result.predicted}
+    result = scored(task, asked, examples, answer, settings)
+    shown = {
+        'generation, up to its stop': result.text,
+        'extracted answer': result.answer,
+        'predicted': result.predicted,
+    }
     for name, value in shown.items():
         if value is not None:
             typer.echo(f'  {name}: {one_line(str(value))}')
-    credit = 'unscored' if result.credit is None else f'{result.credit:g}'
-    typer.echo(f'  credit: {credit}{f" ({result.reason})" if result.reason else ""}')
+    score = 'unscored' if result.credit is None else f'{result.credit:g}'
+    typer.echo(f'  score: {score}{f" ({result.reason})" if result.reason else ""}')
 
 
-def ends_of_reply(stops: StopRule) -> list[str]:
-    """Return where a reply ends, in words; of many strings the first ones."""
+def ends_of_generation(stops: StopRule) -> list[str]:
+    """Return descriptions of where a generation ends; of many strings only the first."""
     found = []
     if stops.strings:
         shown = ', '.join(map(repr, stops.strings[:NUM_STOPS]))
@@ -228,10 +228,10 @@ def ends_of_reply(stops: StopRule) -> list[str]:
     return [*found, 'with the end of text']
 
 
-def marked(
+def scored(
     task: Task, asked: AskedItem, examples: Sequence[Example], answer: str, settings: EvaluationSettings
 ) -> ItemResult:
-    """The result that a reply makes. Raises ConfigError where a text cannot be marked, or a program not be run."""
+    """Return the result of a generation. Raises ConfigError if it cannot be scored, or a program cannot be run."""
     from llmfoundry_gauntlet.results.external import AnswerError, mark
     from llmfoundry_gauntlet.tasks.items import untokenized_items
     from llmfoundry_gauntlet.tasks.programs import check_programs
@@ -250,15 +250,15 @@ def marked(
 
 
 def visible(text: str) -> str:
-    """The text with a sign for each white space."""
+    """Return the text with a symbol for each white-space character."""
     return text.translate(VISIBLE)
 
 
 def one_line(text: str) -> str:
-    """The same on one line."""
+    """Return the visible text on one line."""
     return visible(text).replace('\n', '')
 
 
 def heading(text: str) -> None:
-    """Prints a heading after an empty line."""
+    """Print a heading after an empty line."""
     typer.secho(f'\n{text}', bold=True)

@@ -1,4 +1,4 @@
-"""`gauntlet ls`: the tasks that there are, and whether their data are there."""
+"""`gauntlet ls`: list tasks and the state of their data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NO_CATEGORY = 'in no category'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
-    """A task as it is listed. `rows` are the lines of its data file, None where it is not there or elsewhere."""
+    """A listed task. `rows` counts the lines of its data file; None if the file is missing or remote."""
 
     category: str
     task: str
@@ -36,15 +36,15 @@ class Listed:
 
 def ls(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar='[NAME]...', help='Labels or categories. Default: all.')
+        list[str] | None, typer.Argument(metavar='[NAME]...', help='Labels or categories to list. Default: all.')
     ] = None,
     tasks: Tasks = None,
     gauntlet: Gauntlet = None,
     score: Score = None,
     data_root: DataRoot = 'eval_data',
-    as_json: Annotated[bool, typer.Option('--json', help='Print JSON in place of a table.')] = False,
+    as_json: Annotated[bool, typer.Option('--json', help='Print JSON instead of a table.')] = False,
 ) -> None:
-    """The tasks by category: shots, type, chance, rows, and whether the data are there. Default: the Gauntlet v0.1.0.
+    """List tasks by category: shots, type, chance, rows and state of the data. Default: the Gauntlet v0.1.0.
 
     gauntlet ls
 
@@ -75,7 +75,7 @@ def ls(
 
 
 def list_tasks(suite: Suite, data_root: str) -> list[Listed]:
-    """The tasks in the order of the gauntlet's categories, then those in none; a task of two categories twice."""
+    """Return tasks in the gauntlet's order of categories, then those in none; a task may appear in several."""
     places = places_of(suite.gauntlet)
     order = dict.fromkeys(name for found in places.values() for name, _ in found)
     ranks = {name: rank for rank, name in enumerate(order)}
@@ -88,7 +88,7 @@ def list_tasks(suite: Suite, data_root: str) -> list[Listed]:
 
 
 def places_of(gauntlet: GauntletSpec | None) -> dict[str, list[tuple[str, float | None]]]:
-    """The categories of each task, by '{label}/{n}-shot', with the accuracy of guessing."""
+    """Return the categories of each task by '{label}/{n}-shot', with the accuracy of guessing."""
     places: dict[str, list[tuple[str, float | None]]] = {}
     for category in () if gauntlet is None else gauntlet.categories:
         for benchmark in category.benchmarks:
@@ -97,7 +97,7 @@ def places_of(gauntlet: GauntletSpec | None) -> dict[str, list[tuple[str, float 
 
 
 def listed_task(task: Task, category: str, chance: float | None, data_root: str) -> Listed:
-    """A task and its data."""
+    """Return a task with the state of its data."""
     rows, data = data_of(task, data_root)
     return Listed(
         category=category,
@@ -112,7 +112,7 @@ def listed_task(task: Task, category: str, chance: float | None, data_root: str)
 
 
 def data_of(task: Task, data_root: str) -> tuple[int | None, str]:
-    """Return the number of lines of a task's data file, and which file it is by its size."""
+    """Return the number of lines of a task's data file, and its state by its size."""
     from llmfoundry_gauntlet.data.files import locate
     from llmfoundry_gauntlet.data.manifest import read_manifest
     from llmfoundry_gauntlet.errors import DataError
@@ -130,7 +130,7 @@ def data_of(task: Task, data_root: str) -> tuple[int | None, str]:
 
 
 def print_tasks(listed: Sequence[Listed], data_root: str) -> None:
-    """A table of tasks by category."""
+    """Print a table of tasks by category."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -155,4 +155,6 @@ def print_tasks(listed: Sequence[Listed], data_root: str) -> None:
         )
     console.print(table)
     num_tasks = len({(one.task, one.num_shots) for one in listed})
-    console.print(f'{num_tasks} tasks; gauntlet explain TASK shows one, gauntlet data fetch gets the real rows')
+    console.print(
+        f'{num_tasks} tasks; gauntlet explain TASK shows one; gauntlet data fetch downloads the published data'
+    )

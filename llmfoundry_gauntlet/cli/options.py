@@ -1,4 +1,4 @@
-"""Options that several sub-commands of `gauntlet` have."""
+"""Options shared by subcommands of `gauntlet`."""
 
 from __future__ import annotations
 
@@ -14,45 +14,47 @@ from llmfoundry_gauntlet.errors import ConfigError
 
 Names = tuple[str, ...]
 NOTHING: Mapping[str, Names] = {}
-DEFAULTS = ('DEFAULT', 'DEFAULT_MAP')  # click's sources of a value that the user did not give
+DEFAULTS = ('DEFAULT', 'DEFAULT_MAP')  # click's sources of values the user did not give
 
-Tasks = Annotated[Path | None, typer.Option('--tasks', help='YAML file with the key icl_tasks.')]
-Score = Annotated[Path | None, typer.Option('--score', help='YAML file with the key score.')]
-Gauntlet = Annotated[Path | None, typer.Option('--gauntlet', help='YAML file with the key eval_gauntlet.')]
-Semantics = Annotated[str, typer.Option(help="corrected, or reference: llm-foundry's scores.")]
-Fewshot = Annotated[str, typer.Option(help='reference, or fixed: the same shots for all items.')]
-Confinement = Annotated[
-    str, typer.Option('--sandbox', help='Of programs: auto is isolation; rlimits and none do with less.')
+Tasks = Annotated[Path | None, typer.Option('--tasks', help='YAML file of tasks (top key icl_tasks).')]
+Score = Annotated[Path | None, typer.Option('--score', help='YAML file of SCORE datasets (top key score).')]
+Gauntlet = Annotated[
+    Path | None, typer.Option('--gauntlet', help='YAML file of categories and averages (top key eval_gauntlet).')
 ]
-DataRoot = Annotated[str, typer.Option('--data-root', help='Folder that the paths of data files are relative to.')]
+Semantics = Annotated[str, typer.Option(help="corrected, or reference to reproduce llm-foundry's scores.")]
+Fewshot = Annotated[str, typer.Option(help='reference, or fixed: the same shots for all items of a task.')]
+Confinement = Annotated[
+    str, typer.Option('--sandbox', help='For generated programs: auto (full isolation), rlimits or none.')
+]
+DataRoot = Annotated[str, typer.Option('--data-root', help='Folder that data file paths are relative to.')]
 Out = Annotated[
-    Path | None, typer.Option('--out', help='Folder for results.json and samples/. With --dry-run none is needed.')
+    Path | None, typer.Option('--out', help='Folder for results.json and samples/. Not needed with --dry-run.')
 ]
 Model = Annotated[
-    str | None, typer.Option(help='Composer checkpoint, also sharded, or Hugging Face folder or name; s3:// as well.')
+    str | None, typer.Option(help='Composer checkpoint (also sharded), or Hugging Face folder or name; local or s3://.')
 ]
-Outputs = Annotated[Path | None, typer.Option(help="JSON lines with somebody else's answers, to be marked.")]
-OfModel = Annotated[str | None, typer.Option(help="In place of the model's own.")]
-Length = Annotated[int | None, typer.Option(help="Longest prompt in tokens. Default: the model's.")]
-Tokens = Annotated[str, typer.Option(help='auto, or the tokens of a batch.')]
-Device = Annotated[str | None, typer.Option(help='cpu or gpu. Default: a GPU where there is one.')]
+Outputs = Annotated[Path | None, typer.Option(help='JSON Lines of generations from another engine, to be scored.')]
+OfModel = Annotated[str | None, typer.Option(help="Replaces the model's own.")]
+Length = Annotated[int | None, typer.Option(help="Maximum prompt length in tokens. Default: the model's.")]
+Tokens = Annotated[str, typer.Option(help='Tokens per batch, or auto.')]
+Device = Annotated[str | None, typer.Option(help='cpu or gpu. Default: gpu if available.')]
 Precision = Annotated[str | None, typer.Option(help='fp32, amp_bf16 or amp_fp16.')]
-Truncation = Annotated[str | None, typer.Option(help='drop_shots or reference.')]
-Recorded = Annotated[Path | None, typer.Option('--from', help='Folder of an earlier run, to be scored again.')]
-Limit = Annotated[int | None, typer.Option('--limit', help='At most so many items of each task, the same always.')]
+Truncation = Annotated[str | None, typer.Option(help='Truncation of long prompts: drop_shots or reference.')]
+Recorded = Annotated[Path | None, typer.Option('--from', help='Folder of an earlier run whose metrics to recompute.')]
+Limit = Annotated[int | None, typer.Option('--limit', help='Maximum number of items per task; always the same items.')]
 Budget = Annotated[
-    str | None, typer.Option('--time-budget', help="What may be taken, such as '120s': the items that fit.")
+    str | None, typer.Option('--time-budget', help="Time limit such as '120s'; runs the items that fit.")
 ]
 Partial = Annotated[
     bool,
-    typer.Option('--allow-missing', help='With --outputs or --from: score tasks over the items that have an answer.'),
+    typer.Option('--allow-missing', help='With --outputs or --from: score tasks on the items that have a generation.'),
 ]
-Overwrite = Annotated[bool, typer.Option('--overwrite', help='Replace what is in --out.')]
-Resume = Annotated[bool, typer.Option('--resume', help='Go on with an evaluation in --out that was cut off.')]
-Repair = Annotated[bool, typer.Option('--repair-journal', help='With --resume: drop damaged lines of its journal.')]
+Overwrite = Annotated[bool, typer.Option('--overwrite', help='Replace the contents of --out.')]
+Resume = Annotated[bool, typer.Option('--resume', help='Resume an interrupted evaluation in --out.')]
+Repair = Annotated[bool, typer.Option('--repair-journal', help='With --resume: drop damaged journal lines.')]
 
 CHECK_FAILED, MISTAKE, BROKEN = 1, 2, 3  # exit statuses
-GAUNTLET_TASKS = PACKAGE / 'yamls' / 'tasks' / 'gauntlet_v0.1.yaml'  # of this package
+GAUNTLET_TASKS = PACKAGE / 'yamls' / 'tasks' / 'gauntlet_v0.1.yaml'
 GAUNTLET = GAUNTLET_TASKS.parent.parent / 'gauntlets' / 'eval_gauntlet_v0.1.yaml'
 
 
@@ -65,19 +67,19 @@ class Form(StrEnum):
     JSON = 'json'
 
 
-Format = Annotated[Form, typer.Option('--format', help='A table for the terminal, or for others to read.')]
+Format = Annotated[Form, typer.Option('--format', help='Output format of the scores.')]
 DryRun = Annotated[
-    bool, typer.Option('--dry-run', help='Evaluate nothing; say how much there is and how long it takes.')
+    bool, typer.Option('--dry-run', help='Only print the number of items and tokens, and the estimated time.')
 ]
 
 
 def check_options(
     context: typer.Context, *, needs: Mapping[str, Names] = NOTHING, excludes: Mapping[str, Names] = NOTHING
 ) -> None:
-    """Raise one ConfigError that names every option which the user gave and which would have no effect.
+    """Raise one ConfigError naming every given option that would have no effect.
 
-    `needs` has, by option, those one of which must be given too; `excludes` has, by option, those that have no effect
-    beside it. An option counts as given also with the value that is its default.
+    `needs` maps an option to those of which one must be given too; `excludes` maps an option to those that have
+    no effect with it. An option counts as given even if its value is the default.
     """
     flags = {parameter.name: parameter.opts[0] for parameter in context.command.params if parameter.name is not None}
     sources = {name: context.get_parameter_source(name) for name in flags}

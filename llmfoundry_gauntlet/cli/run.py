@@ -1,4 +1,4 @@
-"""`gauntlet run`: a model's scores, those of answers from elsewhere, and those of an earlier run again."""
+"""`gauntlet run`: evaluate a model, score generations from another engine, or recompute an earlier run's metrics."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ OF_MODELS = (
     *('tokenizer', 'model_config', 'max_seq_len', 'tokens_per_batch', 'device', 'precision', 'truncation'),
     *('time_budget', 'resume', 'repair_journal', 'dry_run'),
 )
-EXCLUDES = {  # options that have no effect beside another
+EXCLUDES = {  # options that have no effect with another
     'model': ('allow_missing',),
     'outputs': OF_MODELS,
     'recorded': ('tasks', 'score', 'data_root', 'semantics', 'fewshot', 'sandbox', 'limit', *OF_MODELS),
@@ -82,7 +82,7 @@ def run(
     dry_run: DryRun = False,
     form: Format = Form.TABLE,
 ) -> None:
-    """Evaluates a model, marks answers that came from elsewhere, or scores an earlier run again; prints the scores.
+    """Evaluate a model, score generations from another engine, or recompute the metrics of an earlier run.
 
     gauntlet run --model runs/demo/checkpoints/latest-rank0.pt --tasks yamls/tasks/gauntlet_v0.1.yaml
     --gauntlet yamls/gauntlets/eval_gauntlet_v0.1.yaml --out runs/demo/eval
@@ -99,7 +99,9 @@ def run(
     logging.basicConfig(format='%(message)s')
     logging.getLogger('llmfoundry_gauntlet').setLevel(logging.INFO)
     if [model, outputs, recorded].count(None) != 2:
-        raise ConfigError('give one of --model, --outputs with answers from elsewhere, and --from with an earlier run')
+        raise ConfigError(
+            'give one of --model, --outputs (generations from another engine) and --from (an earlier run)'
+        )
     check_options(context, needs=NEEDS, excludes=EXCLUDES)
     if out is None and not dry_run:
         raise ConfigError('give --out, the folder for results.json and samples/')
@@ -114,11 +116,11 @@ def run(
         'subset_items': limit,
     }
     if recorded is not None and out is not None:
-        score_again(recorded, out, gauntlet, allow_missing=allow_missing, overwrite=overwrite)
+        recompute(recorded, out, gauntlet, allow_missing=allow_missing, overwrite=overwrite)
     elif tasks is None and score is None:
         raise ConfigError('nothing to evaluate: give --tasks, --score or both')
     elif outputs is not None and out is not None:
-        mark(outputs, out, shared, form, allow_missing=allow_missing, overwrite=overwrite)
+        score_outputs(outputs, out, shared, form, allow_missing=allow_missing, overwrite=overwrite)
     elif model is not None:
         settings: dict[str, Any] = {
             'out': out,
@@ -141,7 +143,7 @@ def run(
 
 
 def evaluate_or_estimate(model: str, settings: dict[str, Any], form: Form, *, dry_run: bool) -> None:
-    """Evaluates a model; or prints what that would take. Raises GauntletError."""
+    """Evaluate a model, or print an estimate of the work. Raises GauntletError."""
     if not dry_run:
         from llmfoundry_gauntlet.composer import evaluate
 
@@ -153,10 +155,10 @@ def evaluate_or_estimate(model: str, settings: dict[str, Any], form: Form, *, dr
     print_estimate(estimate(model, **settings), form)
 
 
-def mark(
+def score_outputs(
     outputs: Path, out: Path, settings: dict[str, Any], form: Form, *, allow_missing: bool, overwrite: bool
 ) -> None:
-    """Marks the answers of a file and writes the records. Raises GauntletError."""
+    """Score the generations in a file and write the records. Raises GauntletError."""
     from llmfoundry_gauntlet.config.settings import decode_settings
     from llmfoundry_gauntlet.evaluation.inputs import load_data
     from llmfoundry_gauntlet.results.answers import read_answers
@@ -172,8 +174,8 @@ def mark(
     write_records(out, evaluation, model=model, environment={'python': platform.python_version()}, training=None)
 
 
-def score_again(recorded: Path, out: Path, gauntlet: Path | None, *, allow_missing: bool, overwrite: bool) -> None:
-    """Makes all metrics of an earlier run again and writes the records. Raises GauntletError."""
+def recompute(recorded: Path, out: Path, gauntlet: Path | None, *, allow_missing: bool, overwrite: bool) -> None:
+    """Recompute all metrics of an earlier run and write the records. Raises GauntletError."""
     from llmfoundry_gauntlet.evaluation.suite import load_gauntlet
     from llmfoundry_gauntlet.results.files import check_out, write_again
     from llmfoundry_gauntlet.results.runs import read_run, summarize_again

@@ -1,4 +1,4 @@
-"""`gauntlet validate`: whether YAML files and the data that they name are right."""
+"""`gauntlet validate`: check YAML files and their data."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def validate(
     gauntlet: Gauntlet = None,
     score: Score = None,
     data_root: DataRoot = 'eval_data',
-    no_data: Annotated[bool, typer.Option('--no-data', help='Check the YAML files alone.')] = False,
+    no_data: Annotated[bool, typer.Option('--no-data', help='Check only the YAML files.')] = False,
 ) -> None:
-    """Checks YAML files, and the data that the tasks name; lists all errors at once. Status 1 if there are any.
+    """Check YAML files and the data of their tasks; list all errors at once. Exit status 1 if there are any.
 
     gauntlet validate --tasks yamls/tasks/gauntlet_v0.1.yaml --gauntlet yamls/gauntlets/eval_gauntlet_v0.1.yaml
     """
     if tasks is None and gauntlet is None and score is None:
-        raise ConfigError('nothing to check: give --tasks, --gauntlet, --score, or several of them')
+        raise ConfigError('nothing to check: give at least one of --tasks, --gauntlet and --score')
     check_options(context, needs={'data_root': ('tasks', 'score')}, excludes={'no_data': ('data_root',)})
     try:
         check(tasks, gauntlet, score, None if no_data else data_root)
@@ -39,7 +39,7 @@ def validate(
 
 
 def check(tasks: Path | None, gauntlet: Path | None, score: Path | None, data_root: str | None) -> None:
-    """Prints what is there and all warnings; without `data_root` no rows are read. Raises ConfigError, DataError."""
+    """Print what was found and all warnings; data is read if `data_root` is given. Raises ConfigError, DataError."""
     from llmfoundry_gauntlet.evaluation.suite import load_suite
 
     suite = load_suite(tasks, gauntlet, score, is_partial=tasks is None)
@@ -49,7 +49,7 @@ def check(tasks: Path | None, gauntlet: Path | None, score: Path | None, data_ro
     if tasks is not None:
         typer.echo(f'{tasks}: {len(suite.tasks) - num_score} tasks')
     if score is not None:
-        typer.echo(f'{score}: {num_score} data sets of SCORE')
+        typer.echo(f'{score}: {num_score} SCORE datasets')
     if suite.gauntlet is not None:
         typer.echo(f'{gauntlet}: {len(suite.gauntlet.categories)} categories')
     complete = replace(suite, tasks=tuple(task for task in suite.tasks if task.has_rows))
@@ -58,7 +58,7 @@ def check(tasks: Path | None, gauntlet: Path | None, score: Path | None, data_ro
 
 
 def check_data(suite: Suite, data_root: str) -> None:
-    """Print the number of rows and all warnings. Raise DataError."""
+    """Print the number of rows and all warnings. Raises DataError."""
     from llmfoundry_gauntlet.evaluation.inputs import read_data
 
     rows = read_data(suite, data_root)

@@ -1,1 +1,1 @@
-"""Tasks, gauntlets and settings from YAML into frozen dataclasses."""
+"""Load tasks, gauntlets and settings from YAML into frozen dataclasses."""

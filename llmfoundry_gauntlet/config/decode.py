@@ -1,4 +1,4 @@
-"""Plain YAML values into frozen dataclasses, with every problem found in one pass."""
+"""Decode plain YAML values into frozen dataclasses, collecting all problems in one pass."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ TYPE_NAMES = {str: 'text', int: 'a whole number', float: 'a number', bool: 'true
 
 
 class Problems:
-    """Collects what is wrong, each with the file and the dotted path at which it stands."""
+    """Collects problems, each with its file and dotted path."""
 
     def __init__(self, source: str) -> None:
         self.source = source
         self.found: list[str] = []
 
     def add(self, path: str, message: str) -> None:
-        """Notes one problem at a dotted path ('' for the file as a whole)."""
+        """Add a problem at a dotted path ('' for the whole file)."""
         self.found.append(f'{self.source}: {path}: {message}' if path else f'{self.source}: {message}')
 
 
 def suggestion(word: str, allowed: typing.Iterable[str]) -> str:
-    """', did you mean ...?' where one of the allowed words is close, else the list of what is allowed."""
+    """Return ', did you mean ...?' if an allowed word is close, else the list of allowed words."""
     allowed = sorted(allowed)
     close = difflib.get_close_matches(word, allowed, n=1)
     return f", did you mean '{close[0]}'?" if close else f'; allowed: {", ".join(allowed)}'
 
 
 def decode(cls: type, value: Any, path: str, problems: Problems) -> Any:
-    """An instance of the dataclass `cls` from a mapping, or None where anything in it is wrong."""
+    """Return an instance of the dataclass `cls` from a mapping, or None if anything in it is wrong."""
     if not isinstance(value, Mapping):
         problems.add(path, f'is {describe(value)}; allowed: a mapping')
         return None
@@ -60,12 +60,12 @@ def decode(cls: type, value: Any, path: str, problems: Problems) -> Any:
 
 @functools.cache
 def hints_of(cls: type) -> dict[str, Any]:
-    """The types of a dataclass's fields; to find them out takes a while, and there are many tasks."""
+    """Return the types of a dataclass's fields, cached because resolving them is slow."""
     return typing.get_type_hints(cls)
 
 
 def decode_value(hint: Any, value: Any, path: str, problems: Problems) -> Any:
-    """`value` as the annotated type; a wrong type is noted and gives None."""
+    """Return `value` as the annotated type, or None with a problem for a wrong type."""
     if hint is Any:
         return value
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
@@ -94,12 +94,12 @@ def decode_value(hint: Any, value: Any, path: str, problems: Problems) -> Any:
 
 
 def join(path: str, key: str) -> str:
-    """The dotted path of a key below `path`."""
+    """Return the dotted path of a key below `path`."""
     return f'{path}.{key}' if path else key
 
 
 def describe(value: Any) -> str:
-    """A short name of a wrong value: its kind, and itself where it is small."""
+    """Return a short description of a wrong value: its kind, or itself if it is short."""
     if value is None:
         return 'empty'
     if isinstance(value, Mapping):

@@ -1,6 +1,6 @@
-"""llm-foundry's keys of training and evaluation files, mapped onto ours.
+"""Translate llm-foundry's keys of training and evaluation files into ours.
 
-Keys of its version 0.22. Each function tells in lines what became of a key, and names those that have no effect.
+Keys are those of llm-foundry 0.22. Each function also returns a line per key: what it became, or why it has no effect.
 """
 
 from __future__ import annotations
@@ -11,38 +11,110 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from llmfoundry_gauntlet.config.decode import Problems, describe, suggestion
-from llmfoundry_gauntlet.config.llm_foundry_models import Mapped, Notes, check_text, mapping, model_arguments, short
 from llmfoundry_gauntlet.config.settings import is_interval
-from llmfoundry_gauntlet.config.sources import find_yaml
+from llmfoundry_gauntlet.config.yaml import find_yaml
+from llmfoundry_gauntlet.errors import ConfigError
 
-CALLBACK = 'eval_gauntlet'  # the callback's name is that of llm-foundry's key
-PLUGIN = 'eval_gauntlet_fast'  # and in llm-foundry's own training
-SOURCES = {'icl_tasks': 'tasks', CALLBACK: 'gauntlet'}
-ICL_KEYS = (*SOURCES, 'icl_seq_len', 'icl_subset_num_batches', 'device_eval_batch_size')
+CALLBACK = 'eval_gauntlet'  # our callback has the name of llm-foundry's key
+PLUGIN = 'eval_gauntlet_fast'  # our callback in llm-foundry's own training
+RENAMED = {'icl_tasks': 'tasks', CALLBACK: 'gauntlet', 'icl_seq_len': 'max_seq_len'}
+ICL_KEYS = (*RENAMED, 'icl_subset_num_batches', 'device_eval_batch_size')
 TRAINING_KEYS = (*ICL_KEYS, 'eval_first', 'eval_subset_num_batches')
 MODEL_KEYS = ('model_name', 'model', 'tokenizer', 'load_path')
-NO_EFFECT = {
+NO_EFFECT = {  # keys of an evaluation file
     'callbacks': 'nothing is trained',
-    'code_paths': 'no code is run; task types and metrics of your own come by entry points (docs/extending.md)',
+    'code_paths': 'no code is run; add your own task types and metrics through entry points (docs/extending.md)',
     'console_log_interval': 'the scores are printed at the end',
     'eval_first': 'nothing is trained',
     'eval_interval': 'nothing is trained',
-    'eval_loader': 'icl_tasks and score alone are evaluated',
-    'eval_loaders': 'icl_tasks and score alone are evaluated',
-    'log_config': 'results.json holds the settings',
-    'metadata': 'it is for the MosaicML platform alone',
-    'python_log_level': 'what is worth knowing is printed',
-    'seed': 'no score depends on it: greedy replies are not drawn, SCORE has seeds of its own',
+    'eval_loader': 'only icl_tasks and score are evaluated',
+    'eval_loaders': 'only icl_tasks and score are evaluated',
+    'log_config': 'results.json contains the settings',
+    'metadata': 'it is only used by the MosaicML platform',
+    'python_log_level': 'the log level is fixed',
+    'seed': 'scores do not depend on it: decoding is greedy, and SCORE has its own seeds',
 }
 EVALUATION_KEYS = (*ICL_KEYS, *MODEL_KEYS, *NO_EFFECT, 'models', 'eval_subset_num_batches', 'variables')
-BY_TOKENS = 'no effect on scores or speed: batches are made by tokens (tokens_per_batch)'
+
+KIND = 'hf_causal_lm'
+PATH = 'pretrained_model_name_or_path'
+API = 'is an API; write the requests with gauntlet export, run them there, and score them with gauntlet run --outputs'
+OTHER_KINDS = {
+    'mpt_causal_lm': (
+        "is llm-foundry's own class; convert the checkpoint to a Hugging Face folder with its "
+        f'scripts/inference/convert_composer_to_hf.py, and give that folder as {KIND}'
+    ),
+    'hf_t5': 'is an encoder-decoder model; only decoders are supported',
+    **dict.fromkeys(('openai_causal_lm', 'openai_chat', 'fmapi_causal_lm', 'fmapi_chat'), API),
+}
+NO_ADAPTERS = (
+    'adapters are not supported; merge them into the weights (merge_and_unload of peft), and give the merged folder'
+)
+OWN_ATTENTION = 'the engine uses its own attention where it can; scores are the same either way'
+OWN_TOKEN = 'the token of `huggingface-cli login`, or HF_TOKEN, is used'
+OWN_CODE = "only transformers' own classes are run"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyTable:
+    """The keys allowed in one mapping; those without effect and those refused come with the reason."""
+
+    used: tuple[str, ...]
+    no_effect: Mapping[str, str] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
+    unknown: str = ''  # the problem with any other key; by default a suggestion
+
+
+LISTED_KEYS = KeyTable(used=MODEL_KEYS)
+KEYS_OF_MODEL = KeyTable(
+    used=('name', PATH, 'pretrained', 'config_overrides'),
+    no_effect={
+        'additional_eval_metrics': 'all metrics of a task are computed',
+        'additional_train_metrics': 'nothing is trained',
+        'allow_embedding_resizing': 'the weights are run as they are',
+        'attn_implementation': OWN_ATTENTION,
+        'init_device': 'weights are loaded directly onto the device',
+        'should_save_peft_only': 'nothing is saved',
+        'trust_remote_code': OWN_CODE,
+        'use_auth_token': OWN_TOKEN,
+        'use_flash_attention_2': OWN_ATTENTION,
+        'use_train_metrics': 'nothing is trained',
+    },
+    refused={
+        'load_in_8bit': "weights are not quantised, which would change scores; remove it to run with 'precision'",
+        'peft_config': NO_ADAPTERS,
+        'pretrained_lora_id_or_path': NO_ADAPTERS,
+    },
+)
+KEYS_OF_TOKENIZER = KeyTable(used=('name', 'kwargs'))
+TOKENIZER_ARGUMENTS = KeyTable(
+    used=(),
+    no_effect={
+        'model_max_length': 'use max_seq_len',
+        'padding_side': 'nothing is padded',
+        'token': OWN_TOKEN,
+        'truncation_side': "use 'truncation'",
+        'trust_remote_code': OWN_CODE,
+        'use_auth_token': OWN_TOKEN,
+    },
+    unknown='may change tokens, and is not supported; save a tokenizer with it (from_pretrained, then '
+    'save_pretrained), and give that folder',
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mapped:
+    """A file's values in our keys, and one line for each of llm-foundry's."""
+
+    values: dict[str, Any]
+    lines: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedModel:
-    """One entry of `models`: its name, its folder below `out`, and what `evaluate` is given of it.
+    """One entry of `models`: its name, its folder below `out`, and its arguments of `evaluate`.
 
-    `config_overrides` are put into the configuration that its `model_config` names.
+    `config_overrides` change the configuration named by its `model_config`.
     """
 
     name: str
@@ -51,76 +123,94 @@ class ListedModel:
     config_overrides: dict[str, Any] = field(default_factory=dict)
 
 
-def map_training(values: Mapping[str, Any], *, source: str, num_ranks: int) -> Mapped:
-    """A training file whose top-level keys for ICL are the callback's; without such keys, as it is.
+class Notes(Problems):
+    """Collects the problems of a translation, and its lines."""
 
-    With `icl_tasks` at the top the rest is as llm-foundry has it too: `eval_interval` is when, by default at each
-    epoch, `max_seq_len` how long. Raises ConfigError for keys that disagree with those of the callback.
+    def __init__(self, source: str) -> None:
+        super().__init__(source)
+        self.lines: list[str] = []
+
+    def no_effect(self, key: str, reason: str) -> None:
+        """Add a line for a key that changes nothing."""
+        self.lines.append(f'{key}: no effect: {reason}')
+
+    def mapped(self, values: dict[str, Any]) -> Mapped:
+        """Return these values with the lines. Raise ConfigError with all problems if there are any."""
+        if self.found:
+            raise ConfigError(self.found)
+        return Mapped(values=values, lines=tuple(self.lines))
+
+
+def map_training(values: Mapping[str, Any], *, source: str, num_ranks: int) -> Mapped:
+    """Move a training file's top-level ICL keys into the callback; a file without them is returned unchanged.
+
+    With `icl_tasks` at the top, llm-foundry's defaults hold as well: `eval_interval` of one epoch, and `max_seq_len`
+    as the length. Raises ConfigError for keys that contradict the callback's.
     """
-    notes = Notes(Problems(source))
+    notes = Notes(source)
     given = {key: value for key, value in values.items() if key not in (*TRAINING_KEYS, 'variables')}
     keys = {key: values[key] for key in TRAINING_KEYS if values.get(key) is not None}
     if not keys:
         return Mapped(values=given)
-    callbacks = mapping(given.get('callbacks'), 'callbacks', notes.problems)
-    own = mapping(callbacks.get(CALLBACK), f'callbacks.{CALLBACK}', notes.problems)
-    notes.check()
+    callbacks = mapping(given.get('callbacks'), 'callbacks', notes)
+    own = mapping(callbacks.get(CALLBACK), f'callbacks.{CALLBACK}', notes)
+    if notes.found:
+        raise ConfigError(notes.found)
     if 'icl_tasks' not in keys and CALLBACK not in callbacks:
         if CALLBACK in keys:
-            notes.problems.add(CALLBACK, 'is a gauntlet without tasks; give icl_tasks as well')
-            notes.check()
+            notes.add(CALLBACK, 'is a gauntlet without tasks; give icl_tasks as well')
         for key in keys:
             notes.no_effect(key, 'nothing is evaluated; give icl_tasks, or a callback eval_gauntlet')
         return notes.mapped(given)
-    settings = icl_settings(keys, notes, source=source, num_ranks=num_ranks)
+    settings = icl_settings(keys, notes, num_ranks=num_ranks)
     if 'icl_tasks' in keys:
         settings |= icl_schedule({**given, **keys}, own, notes)
-        given.pop('eval_interval', None)  # the callback's from here on
+        given.pop('eval_interval', None)  # now the callback's
     elif 'eval_first' in keys:
-        notes.no_effect('eval_first', f'callbacks.{CALLBACK}.interval says when')
-    callbacks[CALLBACK] = joined(settings, own, f'callbacks.{CALLBACK}.', notes.problems)
+        notes.no_effect('eval_first', f'callbacks.{CALLBACK}.interval takes its place')
+    callbacks[CALLBACK] = joined(settings, own, f'callbacks.{CALLBACK}.', notes)
     return notes.mapped({**given, 'callbacks': callbacks})
 
 
 def map_evaluation(values: Mapping[str, Any], *, source: str, num_ranks: int) -> tuple[Mapped, tuple[ListedModel, ...]]:
-    """An evaluation file in our keys, without its models; and the models, in its order.
+    """Return an evaluation file in our keys without its models, and the models in the order of the file.
 
-    Without llm-foundry's `models` or `model` the values keep their `model` and there is no listed one.
-    Raises ConfigError with every problem, also for a kind of model that cannot be run here.
+    Without llm-foundry's `models` or `model` the values keep our `model`, and no models are listed.
+    Raises ConfigError with all problems, including kinds of models that cannot be run here.
     """
-    notes = Notes(Problems(source))
+    notes = Notes(source)
     values = {key: value for key, value in values.items() if value is not None}
-    found = listed(values, notes.problems)
+    found = listed(values, notes)
     top = MODEL_KEYS if found is not None else ('model_name', 'load_path')
-    given = {key: value for key, value in values.items() if key not in EVALUATION_KEYS or key in MODEL_KEYS}
-    given = {key: value for key, value in given.items() if key not in top}
-    keys = {key: value for key, value in values.items() if key in EVALUATION_KEYS}
-    for key in top if found is None else ():
-        if key in keys:
-            notes.problems.add(key, 'belongs to models, or to a model that is a mapping with a name')
-    settings = icl_settings(keys, notes, source=source, num_ranks=num_ranks)
-    settings = joined(settings, given, '', notes.problems)
-    for key in (key for key in keys if key in NO_EFFECT):
-        notes.no_effect(key, NO_EFFECT[key])
+    ours = {key for key in values if key not in EVALUATION_KEYS} | {*MODEL_KEYS} - {*top}
+    if found is None:
+        for key in top:
+            if key in values:
+                notes.add(key, 'belongs to models, or to a model that is a mapping with a name')
+    settings = icl_settings(values, notes, num_ranks=num_ranks)
+    settings = joined(settings, {key: value for key, value in values.items() if key in ours}, '', notes)
+    for key in values:
+        if key in NO_EFFECT:
+            notes.no_effect(key, NO_EFFECT[key])
     if num_ranks == 1 and settings.pop('fsdp_config', None) is not None:
         notes.no_effect('fsdp_config', 'there is one rank')
     if found is not None and 'out' not in settings:
         settings['out'] = f'runs/{settings.get("run_name", Path(source).stem)}'
         notes.lines.append(f'out is not given -> out: {settings["out"]}')
     models = tuple(listed_model(entry, index, notes, settings) for index, entry in enumerate(found or ()))
-    check_folders(models, notes.problems)
+    check_folders(models, notes)
     return notes.mapped(settings), models
 
 
 def map_plugin(settings: Mapping[str, Any], train_config: Mapping[str, Any]) -> Mapped:
-    """The settings of our callback in llm-foundry's own training; what they leave out comes from its file.
+    """Return our callback's settings in llm-foundry's own training, completed from its training file.
 
-    Raises ConfigError for `icl_tasks` in it: llm-foundry would evaluate these too, and log the same keys.
+    Raises ConfigError if the file has `icl_tasks`: llm-foundry would evaluate them too, and log the same keys.
     """
-    notes = Notes(Problems(f'callbacks.{PLUGIN}'))
+    notes = Notes(f'callbacks.{PLUGIN}')
     if any(train_config.get(key) is not None for key in ('icl_tasks', 'icl_tasks_str')):
-        notes.problems.add('', "icl_tasks is llm-foundry's own evaluation, with the same metric keys; give tasks here")
-        notes.check()
+        notes.add('', "icl_tasks is llm-foundry's own evaluation, with the same metric keys; give tasks here instead")
+        raise ConfigError(notes.found)
     values = dict(settings)
     length = train_config.get('icl_seq_len') or train_config.get('max_seq_len')
     if values.get('max_seq_len') is None and length is not None:
@@ -131,55 +221,51 @@ def map_plugin(settings: Mapping[str, Any], train_config: Mapping[str, Any]) -> 
     return notes.mapped(values)
 
 
-def icl_settings(keys: Mapping[str, Any], notes: Notes, *, source: str, num_ranks: int) -> dict[str, Any]:
-    """Our settings for llm-foundry's keys of tasks, gauntlet, length and subset."""
+def icl_settings(keys: Mapping[str, Any], notes: Notes, *, num_ranks: int) -> dict[str, Any]:
+    """Return our settings for llm-foundry's keys of tasks, gauntlet, length and subset."""
     settings: dict[str, Any] = {}
-    for key, our_key in SOURCES.items():
+    for key, our_key in RENAMED.items():
         if key in keys:
-            settings[our_key] = located(keys[key], key, source, notes.problems)
-            notes.became(key, keys[key], our_key, settings[our_key])
-    if 'icl_seq_len' in keys:
-        settings['max_seq_len'] = keys['icl_seq_len']
-        notes.became('icl_seq_len', keys['icl_seq_len'], 'max_seq_len', keys['icl_seq_len'])
-    wanted = {key: keys[key] for key in ('icl_subset_num_batches', 'eval_subset_num_batches') if key in keys}
-    num_rows = keys.get('device_eval_batch_size')
-    for index, (key, num_batches) in enumerate(wanted.items()):
-        if index > 0:
-            notes.no_effect(key, 'icl_subset_num_batches says it')
-        elif num_batches == -1:
-            notes.became(key, num_batches, 'subset_items', None, 'all items')
+            settings[our_key] = keys[key] if key == 'icl_seq_len' else located(keys[key], key, notes)
+            notes.lines.append(f'{key}: {short(keys[key])} -> {our_key}: {short(settings[our_key])}')
+    wanted = [key for key in ('icl_subset_num_batches', 'eval_subset_num_batches') if key in keys]
+    for key in wanted[1:]:
+        notes.no_effect(key, f'{wanted[0]} takes its place')
+    num_rows, size = keys.get('device_eval_batch_size'), 'device_eval_batch_size'
+    for key in wanted[:1]:
+        num_batches = keys[key]
+        if num_batches == -1:
+            notes.lines.append(f'{key}: -1 -> subset_items: null (all items)')
         elif not (is_count(num_batches) and is_count(num_rows)):
-            rows = f'with {short(num_rows)} rows of device_eval_batch_size'
-            notes.problems.add(key, f'is {short(num_batches)} {rows}; allowed: -1, or both 1 or more')
+            notes.add(key, f'is {short(num_batches)} with {size} {short(num_rows)}; allowed: -1, or both 1 or more')
         else:
             settings['subset_items'] = num_batches * num_rows * num_ranks
             ranks = 'one rank' if num_ranks == 1 else f'{num_ranks} ranks'
-            what = f'{num_rows} rows of device_eval_batch_size on {ranks}; by category, not the first rows'
-            notes.became(key, num_batches, 'subset_items', settings['subset_items'], what)
+            how = f'{size} {num_rows} on {ranks}; stratified by category, not the first rows'
+            notes.lines.append(f'{key}: {num_batches} -> subset_items: {settings["subset_items"]} ({how})')
     if num_rows is not None and 'subset_items' not in settings:
-        notes.no_effect('device_eval_batch_size', BY_TOKENS)
+        notes.lines.append(f'{size}: no effect on scores or speed: batches are made by tokens (tokens_per_batch)')
     return settings
 
 
 def icl_schedule(values: Mapping[str, Any], own: Mapping[str, Any], notes: Notes) -> dict[str, Any]:
-    """Return when and how long llm-foundry evaluates in training, where the callback's `own` keys do not say it."""
+    """Return llm-foundry's interval and length, unless only the callback's `own` keys give them."""
     settings: dict[str, Any] = {}
     if 'eval_interval' in values or 'eval_first' in values or own.get('interval') is None:
         settings['interval'] = interval_of(values, notes)
     if 'max_seq_len' in values and 'icl_seq_len' not in values and own.get('max_seq_len') is None:
-        settings['max_seq_len'] = values['max_seq_len']
-        length = values['max_seq_len']
-        notes.lines.append(f'icl_seq_len is not given -> max_seq_len: {length}, the length of training')
+        settings['max_seq_len'] = length = values['max_seq_len']
+        notes.lines.append(f'icl_seq_len is not given -> max_seq_len: {length}, the training length')
     return settings
 
 
 def interval_of(values: Mapping[str, Any], notes: Notes) -> list[str]:
-    """Return when llm-foundry evaluates, in our words: at each interval and at the end; a bare number is epochs."""
+    """Return llm-foundry's interval in our words: every so often and at the end; a bare number counts epochs."""
     is_given, first = values.get('eval_interval') is not None, bool(values.get('eval_first'))
     every = values['eval_interval'] if is_given else 1
     is_epochs = isinstance(every, int) and not isinstance(every, bool) and every >= 0
     if not is_epochs and not (isinstance(every, str) and (every == '0' or is_interval(every))):
-        notes.problems.add(
+        notes.add(
             'eval_interval', f'is {describe(every)}; allowed: a number of epochs (0: never), or a time such as 500ba'
         )
         return []
@@ -190,80 +276,157 @@ def interval_of(values: Mapping[str, Any], notes: Notes) -> list[str]:
     return interval
 
 
-def located(value: Any, key: str, source: str, problems: Problems) -> Any:
-    """A path to a YAML file as it can be opened from here; anything else as it is."""
+def located(value: Any, key: str, notes: Notes) -> Any:
+    """Return the path at which a YAML file named in a file is found; return other values unchanged."""
     if not isinstance(value, str):
         return value
-    found = find_yaml(value, Path(source))
+    found = find_yaml(value, Path(notes.source))
     if found is None:
-        problems.add(key, f'there is no file {value!r} (looked in the working directory and beside {source})')
+        notes.add(key, f'there is no file {value!r} (looked in the working directory and beside {notes.source})')
     return None if found is None else str(found)
 
 
-def joined(settings: Mapping[str, Any], own: Mapping[str, Any], where: str, problems: Problems) -> dict[str, Any]:
-    """Both; a key that both have with different values is a problem."""
-    for key in settings.keys() & {key for key, value in own.items() if value is not None}:
+def joined(settings: Mapping[str, Any], own: Mapping[str, Any], where: str, notes: Notes) -> dict[str, Any]:
+    """Return both; a key with different values in both is a problem."""
+    own = {key: value for key, value in own.items() if value is not None or key not in settings}
+    for key in settings.keys() & own.keys():
         mine, theirs = (as_set(value) if key == 'interval' else value for value in (own[key], settings[key]))
         if mine != theirs:
-            problems.add(
+            notes.add(
                 f'{where}{key}',
                 f"is {short(own[key])}, but llm-foundry's keys make it {short(settings[key])}; leave one of them out",
             )
-    return {**settings, **{key: value for key, value in own.items() if value is not None or key not in settings}}
+    return {**settings, **own}
 
 
-def listed(values: Mapping[str, Any], problems: Problems) -> list[Any] | None:
-    """The entries of `models`, or one of the keys at the top; None where the file is in our own keys."""
+def listed(values: Mapping[str, Any], notes: Notes) -> list[Any] | None:
+    """Return the entries of `models`, or the one model at the top; None if the file is in our own keys."""
     models = values.get('models')
     if models is not None and 'model' in values:
-        problems.add('models', "stands beside 'model'; leave one of them out")
+        notes.add('models', "is given together with 'model'; leave one of them out")
     if models is None:
         if not isinstance(values.get('model'), Mapping):
             return None
         entry = {key: values[key] for key in MODEL_KEYS if key in values}
         return [{'model_name': values['model'].get('name'), **entry}]
     if not isinstance(models, list) or not models:
-        problems.add('models', f'is {describe(models)}; allowed: a list of models')
+        notes.add('models', f'is {describe(models)}; allowed: a list of models')
         return []
     return models
 
 
 def listed_model(entry: Any, index: int, notes: Notes, settings: Mapping[str, Any]) -> ListedModel:
-    """One entry of `models`; what is wrong with it is noted."""
+    """Return one entry of `models`, with its problems noted."""
     path = f'models[{index}]'
     if not isinstance(entry, Mapping):
-        notes.problems.add(path, f'is {describe(entry)}; allowed: a mapping')
+        notes.add(path, f'is {describe(entry)}; allowed: a mapping')
         entry = {}
-    for key in entry:
-        if key not in MODEL_KEYS:
-            notes.problems.add(f'{path}.{key}', f'unknown key{suggestion(str(key), MODEL_KEYS)}')
+    check_keys(entry, LISTED_KEYS, path, notes)
     for key in ('model_name', 'model', 'tokenizer'):
         if entry and entry.get(key) is None:
-            notes.problems.add(path, f"the key '{key}' is missing")
-    for key in ('model_name', 'load_path'):
-        check_text(entry.get(key), f'{path}.{key}', notes.problems)
-    arguments, overrides = model_arguments(entry, path, notes)
-    name = str(entry.get('model_name'))
-    folder = '/'.join(part for part in PurePosixPath(name).parts if part not in ('/', '.', '..'))
+            notes.add(path, f"the key '{key}' is missing")
+    name, checkpoint = (text_of(entry, key, path, notes) for key in ('model_name', 'load_path'))
+    model, tokenizer = (mapping(entry.get(key), f'{path}.{key}', notes) for key in ('model', 'tokenizer'))
+    arguments: dict[str, Any] = {}
+    overrides: dict[str, Any] = {}
+    if isinstance(entry.get('model'), Mapping) and check_kind(model.get('name'), f'{path}.model', notes):
+        if isinstance(entry.get('tokenizer'), Mapping):
+            arguments['tokenizer'] = tokenizer_name(tokenizer, f'{path}.tokenizer', notes)
+        check_keys(model, KEYS_OF_MODEL, f'{path}.model', notes)
+        overrides = mapping(model.get('config_overrides'), f'{path}.model.config_overrides', notes)
+        source = text_of(model, PATH, f'{path}.model', notes)
+        if source is None:
+            notes.add(f'{path}.model', f"the key '{PATH}' is missing")
+        elif checkpoint is None and model.get('pretrained') is False:
+            notes.add(f'{path}.model.pretrained', 'is false: the weights would be random; give load_path, a checkpoint')
+        arguments['model'] = source if checkpoint is None else checkpoint
+        if checkpoint is not None or overrides:
+            arguments['model_config'] = source
+    folder = '/'.join(part for part in PurePosixPath(str(name)).parts if part not in ('/', '.', '..'))
     notes.lines.append(f'{path}: {name} -> model: {short(arguments.get("model"))}, out: {settings.get("out")}/{folder}')
-    return ListedModel(name=name, folder=folder, arguments=arguments, config_overrides=overrides)
+    return ListedModel(name=str(name), folder=folder, arguments=arguments, config_overrides=overrides)
 
 
-def check_folders(models: tuple[ListedModel, ...], problems: Problems) -> None:
-    """Notes models whose records would lie in each other's folder."""
+def check_folders(models: tuple[ListedModel, ...], notes: Notes) -> None:
+    """Add a problem for each model whose folder is that of another model, or inside it."""
     for index, model in enumerate(models):
         for other in models[:index]:
             one, two = PurePosixPath(other.folder), PurePosixPath(model.folder)
             if one.is_relative_to(two) or two.is_relative_to(one):
-                message = f'the folders of {other.name!r} and {model.name!r} lie in each other; give other names'
-                problems.add(f'models[{index}].model_name', message)
+                message = f'the output folders of {other.name!r} and {model.name!r} overlap; use other names'
+                notes.add(f'models[{index}].model_name', message)
+
+
+def check_kind(name: Any, path: str, notes: Notes) -> bool:
+    """Return whether this kind of model can be run; if not, add a problem that says what to do."""
+    if name == KIND:
+        return True
+    if name in OTHER_KINDS:
+        notes.add(f'{path}.name', f'{name} {OTHER_KINDS[name]}')
+    elif name is None:
+        notes.add(path, f"the key 'name' is missing, such as {KIND}")
+    else:
+        notes.add(f'{path}.name', f'there is no kind of model {name!r}{suggestion(str(name), [KIND, *OTHER_KINDS])}')
+    return False
+
+
+def check_keys(values: Mapping[str, Any], table: KeyTable, path: str, notes: Notes) -> None:
+    """Add a line for each key without effect, and a problem for each refused or unknown one."""
+    known = (*table.used, *table.no_effect, *table.refused)
+    for key, value in values.items():
+        where = f'{path}.{key}'
+        if key in table.no_effect:
+            notes.no_effect(where, table.no_effect[key])
+        elif key in table.refused and value:
+            notes.add(where, f'is {describe(value)}: {table.refused[key]}')
+        elif key not in known:
+            notes.add(where, table.unknown or f'unknown key{suggestion(str(key), known)}')
+
+
+def tokenizer_name(tokenizer: Mapping[str, Any], path: str, notes: Notes) -> Any:
+    """Return the folder or name of a tokenizer; arguments that might change its tokens are problems."""
+    check_keys(tokenizer, KEYS_OF_TOKENIZER, path, notes)
+    name = text_of(tokenizer, 'name', path, notes)
+    if name == 'tiktoken':
+        notes.add(f'{path}.name', "tiktoken is llm-foundry's own class; give a Hugging Face tokenizer with its tokens")
+        return None
+    if name is None:
+        notes.add(path, f"the key 'name' is missing; found: {', '.join(map(str, tokenizer)) or 'nothing'}")
+    arguments = mapping(tokenizer.get('kwargs'), f'{path}.kwargs', notes)
+    check_keys(arguments, TOKENIZER_ARGUMENTS, f'{path}.kwargs', notes)
+    return name
+
+
+def text_of(values: Mapping[str, Any], key: str, path: str, notes: Notes) -> Any:
+    """Return the value of a key; add a problem if it is given and is not text, or is blank."""
+    value = values.get(key)
+    if value is not None and not (isinstance(value, str) and value.strip()):
+        notes.add(f'{path}.{key}', f'is {describe(value)}; allowed: text')
+    return value
+
+
+def mapping(value: Any, path: str, notes: Notes) -> dict[str, Any]:
+    """Return a mapping as a dict; an empty one for None, and for anything else with a problem."""
+    if value is not None and not isinstance(value, Mapping):
+        notes.add(path, f'is {describe(value)}; allowed: a mapping')
+        return {}
+    return dict(value or {})
 
 
 def is_count(value: Any) -> bool:
-    """Return whether a value is a whole number from 1 on."""
+    """Return whether a value is a whole number above 0."""
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def as_set(value: Any) -> set[str]:
-    """A list's entries as text, or the one that stands without a list."""
+    """Return a list's entries, or a single value, as a set of texts."""
     return {str(entry) for entry in (value if isinstance(value, (list, tuple)) else [value])}
+
+
+def short(value: Any) -> str:
+    """Return a value as it fits on a line."""
+    if isinstance(value, (list, tuple)) and all(isinstance(item, (str, int)) for item in value):
+        return f'[{", ".join(map(str, value))}]'
+    if isinstance(value, (list, tuple, Mapping)):
+        return f'{describe(value)} of {len(value)}'
+    return 'null' if value is None else str(value)

@@ -1,4 +1,4 @@
-"""Plug-ins: the entry points of other installed packages, by group."""
+"""Find and load plug-ins: entry points of other installed packages, by group."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from llmfoundry_gauntlet.errors import ConfigError
 
 TASK_TYPES = 'llmfoundry_gauntlet.task_types'  # each a subclass of Task
-METRICS = 'llmfoundry_gauntlet.metrics'  # each a function from a Task to its further Metrics
+METRICS = 'llmfoundry_gauntlet.metrics'  # each a function from a Task to additional Metrics
 PERTURBATIONS = 'llmfoundry_gauntlet.perturbations'  # each a function from an Example to its variants
 
 
 @cache
 def installed(group: str) -> dict[str, EntryPoint]:
-    """A group's entry points by name and in that order, none of them loaded. Raises ConfigError for a name twice."""
+    """Return a group's entry points sorted by name, without loading them. Raises ConfigError for duplicate names."""
     points: dict[str, EntryPoint] = {}
     for point in sorted(entry_points(group=group), key=lambda point: point.name):
         other = points.setdefault(point.name, point)
@@ -29,19 +29,19 @@ def installed(group: str) -> dict[str, EntryPoint]:
 
 @cache
 def load_installed(group: str) -> dict[str, Any]:
-    """Return what a group's entry points stand for. Raises ConfigError where one cannot be imported."""
+    """Return the objects of a group's entry points. Raises ConfigError if one cannot be imported."""
     loaded = {}
     for name, point in installed(group).items():
         try:
             loaded[name] = point.load()
         except (ImportError, AttributeError) as error:
             raise ConfigError(
-                f'{package_of(point)}: its entry point {name} in {group} cannot be loaded ({error}); mend it, or '
+                f'{package_of(point)}: its entry point {name} in {group} cannot be loaded ({error}); fix or '
                 'uninstall the package'
             ) from error
     return loaded
 
 
 def package_of(point: EntryPoint) -> str:
-    """The package that an entry point is of."""
+    """Return the name of the package that defines an entry point."""
     return point.value if point.dist is None else point.dist.name

@@ -1,4 +1,4 @@
-"""The YAML files and sample rows of the package, and the folder of its caches."""
+"""Locate the package's YAML files and sample data, and the cache directory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent.parent
 FOLDERS = ('yamls', 'eval_data')
 
-VARIABLE = 'LLMFOUNDRY_GAUNTLET_CACHE'  # a folder, or OFF
+VARIABLE = 'LLMFOUNDRY_GAUNTLET_CACHE'  # a directory, or OFF
 OFF = 'off'
 FOLDER = 'llmfoundry_gauntlet'  # in the user's cache directory
 
@@ -22,7 +22,7 @@ def shipped(path: str | Path) -> Path:
 
 
 def cache_folder(part: str) -> Path | None:
-    """Return the folder of a cache: below the one that the environment names, or below the user's cache directory.
+    """Return the directory of one cache: in the directory named by the environment, or in the user's cache directory.
 
     None if caching is disabled or there is no home directory.
     """

@@ -1,6 +1,6 @@
-"""The `score` block: which data sets are asked in which ways, for SCORE's consistency and robustness.
+"""Read the `score` block: SCORE's datasets and their perturbations.
 
-One entry is one data set with all its perturbations. Defaults are those of the paper's reference (lm-eval 0.4.13,
+One entry is one dataset with all its perturbations. Defaults are those of the paper's reference (lm-eval 0.4.13,
 `tasks/score`).
 """
 
@@ -15,8 +15,8 @@ from typing import Any
 from llmfoundry_gauntlet.config.decode import Problems, decode, describe
 from llmfoundry_gauntlet.config.plugins import PERTURBATIONS as PERTURBATIONS_GROUP
 from llmfoundry_gauntlet.config.plugins import installed
-from llmfoundry_gauntlet.config.sources import read_key, source_name
 from llmfoundry_gauntlet.config.tasks import LABEL_PATTERN, MULTIPLE_CHOICE, TaskSpec, task_key
+from llmfoundry_gauntlet.config.yaml import read_key, source_name
 
 SCORE_KEY = 'score'
 MMLU_PRO, AGIEVAL, MATH = 'mmlu_pro', 'agieval', 'math'
@@ -26,7 +26,7 @@ PERTURBATIONS = (OPTION_ORDER, PROMPT, NON_GREEDY)
 GENERATE, LIKELIHOOD = 'generate', 'likelihood'
 TOLERANT, REFERENCE = 'tolerant', 'reference'
 AUTO = 'auto'
-SPEC_NAMES = {  # groups and tasks as the spec calls them: a data set, and a perturbation or all
+SPEC_NAMES = {  # lm-eval's names of groups and tasks: dataset, and perturbation or None for all
     **{f'score_robustness_{dataset}': (dataset, None) for dataset in DATASETS},
     **{
         f'score_{perturbation}_robustness_{dataset}': (dataset, perturbation)
@@ -43,7 +43,7 @@ class ScoreSpec:
 
     `dataset` is mmlu_pro, agieval, math, or a multiple_choice task's label.
     `answers: likelihood` chooses by log-probability. `chat_template` is auto (the tokenizer's, if it has one), true or
-    false. `answer_extraction: reference` reads replies as the paper's reference does. `subset_items` asks that many
+    false. `answer_extraction: reference` parses generations like the paper's reference. `subset_items` is the number of
     questions, the same at every evaluation, each in all its variants.
     """
 
@@ -68,12 +68,12 @@ class ScoreSpec:
 
     @property
     def is_math(self) -> bool:
-        """Return whether answers are expressions in place of letters."""
+        """Return whether answers are expressions instead of letters."""
         return self.dataset == MATH
 
     @property
     def does_not_apply(self) -> dict[str, str]:
-        """The perturbations of the paper that have no meaning here, with the reason."""
+        """Return the paper's perturbations that do not apply here, with the reason."""
         if self.is_math:
             return {OPTION_ORDER: 'math has no options'}
         if self.answers == LIKELIHOOD:
@@ -82,24 +82,24 @@ class ScoreSpec:
 
     @property
     def applied(self) -> tuple[str, ...]:
-        """The perturbations that are run: the paper's in its order, then those of installed packages."""
+        """Return the perturbations to run: the paper's in its order, then those of installed packages."""
         wanted = in_order(self.perturbations or PERTURBATIONS)
         return tuple(name for name in wanted if name not in self.does_not_apply)
 
     @property
     def label(self) -> str:
-        """The name of its task."""
+        """Return the label of its task."""
         return f'score_{self.dataset}'
 
 
 def in_order(perturbations: Collection[str]) -> tuple[str, ...]:
-    """The paper's perturbations among these, in its order, then the others."""
+    """Return the paper's perturbations in its order, then the others."""
     others = [name for name in perturbations if name not in PERTURBATIONS]
     return (*(name for name in PERTURBATIONS if name in perturbations), *others)
 
 
 def check_choices(spec: ScoreSpec) -> None:
-    """Raises ValueError where a word is not one of those allowed."""
+    """Raise ValueError for a value that is not allowed."""
     words = {'answers': (GENERATE, LIKELIHOOD), 'answer_extraction': (TOLERANT, REFERENCE)}
     for name, allowed in words.items():
         if getattr(spec, name) not in allowed:
@@ -107,7 +107,7 @@ def check_choices(spec: ScoreSpec) -> None:
     if spec.chat_template != AUTO and not isinstance(spec.chat_template, bool):
         raise ValueError(f'chat_template: is {spec.chat_template!r}; allowed: auto, true, false')
     if spec.is_math and spec.answers == LIKELIHOOD:
-        raise ValueError('answers: likelihood needs options to choose from, which math has not; allowed: generate')
+        raise ValueError('answers: likelihood needs options to choose from, and math has none; allowed: generate')
     for name in spec.perturbations or ():
         if name not in PERTURBATIONS and name not in installed(PERTURBATIONS_GROUP):
             known = ', '.join((*PERTURBATIONS, *installed(PERTURBATIONS_GROUP)))
@@ -115,7 +115,7 @@ def check_choices(spec: ScoreSpec) -> None:
     for name in ('perturbations', 'subsets', 'seeds'):
         values = getattr(spec, name)
         if values is not None and (not values or len(set(values)) < len(values)):
-            raise ValueError(f'{name}: is {list(values)}; allowed: different values, one at least')
+            raise ValueError(f'{name}: is {list(values)}; allowed: at least one value, without duplicates')
     if not spec.applied:
         reasons = '; '.join(f'{name}: {reason}' for name, reason in spec.does_not_apply.items())
         raise ValueError(f'perturbations: nothing is left to run ({reasons})')
@@ -126,7 +126,7 @@ def check_choices(spec: ScoreSpec) -> None:
 
 
 def check_numbers(spec: ScoreSpec) -> None:
-    """Raises ValueError where a number is out of range."""
+    """Raise ValueError for a number out of range."""
     if not 0 < spec.temperature < math.inf:
         raise ValueError(f'temperature: is {spec.temperature:g}; allowed: a number above 0')
     if min(spec.seeds) < 0:
@@ -138,9 +138,9 @@ def check_numbers(spec: ScoreSpec) -> None:
 
 
 def read_score(source: Any, found: list[str]) -> dict[int, ScoreSpec]:
-    """The entries of a path, a list or a single mapping, those of one data set as one, by where the first stands.
+    """Return the entries of a path, a list or a single mapping, by index; entries of one dataset are merged.
 
-    Problems go to `found`.
+    Problems are appended to `found`.
     """
     problems = Problems(source_name(source, SCORE_KEY))
     node = read_key(Path(source), SCORE_KEY, problems) if isinstance(source, (str, Path)) else source
@@ -151,14 +151,14 @@ def read_score(source: Any, found: list[str]) -> dict[int, ScoreSpec]:
         decoded = {index: decode_entry(entry, index, problems) for index, entry in enumerate(node)}
         specs = {index: spec for index, spec in decoded.items() if spec is not None}
     elif not problems.found:
-        problems.add(SCORE_KEY, f'is {describe(node)}; allowed: a list with a mapping for each data set')
+        problems.add(SCORE_KEY, f'is {describe(node)}; allowed: a list with a mapping for each dataset')
     merged = merge(specs, problems)
     found.extend(problems.found)
     return merged
 
 
 def decode_entry(entry: Any, index: int, problems: Problems) -> ScoreSpec | None:
-    """One entry; a single word or number may stand where a list is allowed, the spec's name where a data set's is."""
+    """Return one entry; single values are accepted for lists, and lm-eval's group names for datasets."""
     path = f'{SCORE_KEY}[{index}]'
     if isinstance(entry, Mapping):
         entry = dict(entry)
@@ -170,7 +170,7 @@ def decode_entry(entry: Any, index: int, problems: Problems) -> ScoreSpec | None
             entry['dataset'], perturbation = SPEC_NAMES[group]
             if perturbation is not None:
                 if entry.get('perturbations') not in (None, [perturbation]):
-                    problems.add(path, f'perturbations: {group} is {perturbation} alone; leave perturbations out')
+                    problems.add(path, f'perturbations: {group} has only {perturbation}; leave perturbations out')
                     return None
                 entry['perturbations'] = [perturbation]
     spec: ScoreSpec | None = decode(ScoreSpec, entry, path, problems)
@@ -178,7 +178,7 @@ def decode_entry(entry: Any, index: int, problems: Problems) -> ScoreSpec | None
 
 
 def merge(specs: Mapping[int, ScoreSpec], problems: Problems) -> dict[int, ScoreSpec]:
-    """Entries of the same data set as one that has the perturbations of all; they may not differ in anything else."""
+    """Merge the perturbations of entries of the same dataset; other settings may not differ."""
     merged: dict[int, ScoreSpec] = {}
     places: dict[str, int] = {}
     for index, spec in specs.items():
@@ -187,21 +187,23 @@ def merge(specs: Mapping[int, ScoreSpec], problems: Problems) -> dict[int, Score
         if place == index:
             continue
         if replace(spec, perturbations=None) != replace(other, perturbations=None):
-            problems.add(f'{SCORE_KEY}[{index}]', f'{spec.dataset} stands there twice, with different settings')
+            problems.add(f'{SCORE_KEY}[{index}]', f'duplicate dataset {spec.dataset} with different settings')
         names = {*(spec.perturbations or PERTURBATIONS), *(other.perturbations or PERTURBATIONS)}
         merged[place] = replace(other, perturbations=in_order(sorted(names)))
     return merged
 
 
 def check_labels(specs: Mapping[int, ScoreSpec], tasks: Sequence[TaskSpec], source: Any) -> list[str]:
-    """A problem for each data set that is neither one of SCORE's nor a multiple_choice task, or has a task's name."""
+    """Return a problem per dataset that is neither SCORE's nor a multiple_choice task, or that has a task's name."""
     kinds: dict[str, str] = {task.label: task.icl_task_type for task in tasks}
     names = {task_key(task.label, num_shots) for task in tasks for num_shots in task.num_fewshot}
     problems = []
     for index, spec in specs.items():
         where = f'{source_name(source, SCORE_KEY)}: {SCORE_KEY}[{index}].dataset'
         if (name := task_key(spec.label, 0)) in names:
-            problems.append(f'{where}: {spec.dataset} is asked as {name}, which is one of the tasks; rename that')
+            problems.append(
+                f'{where}: {spec.dataset} becomes the task {name}, which is also in tasks; rename the latter'
+            )
         if spec.dataset in DATASETS or kinds.get(spec.dataset) == MULTIPLE_CHOICE:
             continue
         if spec.dataset in kinds:

@@ -1,15 +1,14 @@
-"""The settings of an evaluation: the keys of the `eval_gauntlet` callback block, `scripts/eval.py` and `evaluate`."""
+"""Settings of an evaluation: the keys of the `eval_gauntlet` callback block, `scripts/eval.py` and `evaluate`."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from llmfoundry_gauntlet.config.decode import Problems, decode, describe
-from llmfoundry_gauntlet.config.sources import SOURCES, check_source
 from llmfoundry_gauntlet.errors import ConfigError
 
 INTERVAL_WORDS = ('first', 'checkpoint', 'last')
@@ -25,21 +24,33 @@ CHOICES = {
     'sandbox': (AUTO, 'rlimits', 'none'),
 }
 
+PATH, MAPPING = 'a path', 'a mapping'
+LISTS = {'a list of paths': PATH, 'a list of mappings': MAPPING}  # with the kind of their entries
+SOURCES = {  # what each setting that names a source may be
+    'tasks': (PATH, *LISTS),
+    'gauntlet': (PATH, MAPPING),
+    'score': (PATH, MAPPING, 'a list of mappings'),
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationSettings:
-    """The settings of an evaluation.
+    """Settings of an evaluation.
 
-    `tasks` is a path, a list of paths or the list itself; `gauntlet` a path or the mapping itself; `score` a path or
-    the list of SCORE's data sets. Either tasks or score may be left out. `interval` holds 'first', 'checkpoint', 'last'
-    and Composer times such as '500ba'. `semantics: reference` restores llm-foundry's scores, faults included.
-    `fewshot: fixed` shows the same shots to all items of a task, or of its category; 'reference' draws them for each
-    item as llm-foundry does. `sandbox` is what confines programs: 'auto' is isolation or nothing, 'rlimits' and 'none'
-    do with less. `subset_items` asks at most that many items of each task, the same at every evaluation; of SCORE, that
-    many questions of each data set that does not say it itself. `time_budget`, such as '120s', '10m' or '1h', is what
-    an evaluation may take: the first one finds out which items fit, and later ones run the same. After `stall_seconds`
-    without progress an evaluation ends the job, with every rank's stack in the log; None waits for ever. `save_folder`
-    may hold {run_name}; None keeps no records.
+    * `tasks`: a path, a list of paths, or the list itself. `gauntlet`: a path or the mapping itself. `score`: a path or
+      the list of SCORE datasets. At least one of tasks and score is needed.
+    * `interval`: 'first', 'checkpoint', 'last' and Composer times such as '500ba'.
+    * `subset_items`: at most this many items per task, the same at every evaluation; for SCORE, questions per dataset,
+      unless the dataset has its own `subset_items`.
+    * `time_budget`, such as '120s', '10m' or '1h': the time for one evaluation. The first one selects the items that
+      fit; later ones run the same items.
+    * `semantics`: 'corrected', or 'reference' for llm-foundry's scores, including its bugs.
+    * `fewshot`: 'reference' (shots drawn for each item, as in llm-foundry), or 'fixed' (the same shots for all items of
+      a task or category).
+    * `sandbox` for generated programs: 'auto' requires full isolation; 'rlimits' and 'none' accept less.
+    * `stall_seconds`: after this long without progress the job is stopped, with every rank's stack in the log; None
+      disables this.
+    * `save_folder`: may contain {run_name}; None writes no records.
     """
 
     tasks: Any = None
@@ -48,7 +59,7 @@ class EvaluationSettings:
     data_root: str = 'eval_data'
     interval: tuple[str, ...] = INTERVAL_WORDS
     subset_items: int | None = None  # None: all
-    time_budget: str | None = None  # None: as long as it takes
+    time_budget: str | None = None  # None: no limit
     max_seq_len: int | None = None  # None: the model's
     tokens_per_batch: Any = AUTO
     semantics: str = 'corrected'
@@ -86,23 +97,23 @@ class EvaluationSettings:
 
     @property
     def budget_seconds(self) -> float | None:
-        """The seconds that an evaluation may take, None where there is no limit or none that can be read."""
+        """Return the seconds an evaluation may take; None if there is no limit or it cannot be parsed."""
         found = BUDGET.fullmatch(self.time_budget or '')
         return float(found[1]) * SECONDS[found[2]] if found else None
 
     @property
     def reference(self) -> bool:
-        """Return whether llm-foundry's scores are wanted, faults included."""
+        """Return whether llm-foundry's semantics apply, including its bugs."""
         return self.semantics == 'reference'
 
     @property
     def cut(self) -> str:
-        """'drop_shots' or 'reference': what goes first from a prompt that is too long."""
+        """Return 'drop_shots' or 'reference': how prompts that are too long are truncated."""
         return self.truncation or ('reference' if self.reference else 'drop_shots')
 
 
 def decode_settings(values: Mapping[str, Any], source: str = 'eval_gauntlet') -> EvaluationSettings:
-    """Settings from plain values and paths; a single interval may stand without a list. Raises ConfigError."""
+    """Return settings from plain values and paths; a single interval need not be a list. Raises ConfigError."""
     values = {key: plain(value) for key, value in values.items()}
     problems = Problems(source)
     for key in SOURCES:
@@ -116,8 +127,34 @@ def decode_settings(values: Mapping[str, Any], source: str = 'eval_gauntlet') ->
     return settings
 
 
+def check_source(value: Any, key: str, problems: Problems) -> None:
+    """Add a problem for a value the setting `key` does not allow, and for each entry of the wrong kind in a list."""
+    kinds = [LISTS[kind] for kind in SOURCES[key] if kind in LISTS]
+    if not (isinstance(value, (list, tuple)) and value and kinds):
+        if kind_of(value) not in SOURCES[key]:
+            problems.add(key, f'is {describe(value)}; allowed: {alternatives(SOURCES[key])}')
+        return
+    first = kind_of(value[0])
+    allowed = kinds if first not in kinds else [first]
+    for index, entry in enumerate(value):
+        if kind_of(entry) not in allowed:
+            problems.add(f'{key}[{index}]', f'is {describe(entry)}; allowed: {alternatives(allowed)}')
+
+
+def kind_of(value: Any) -> str | None:
+    """Return PATH or MAPPING, or None for anything else and for what is empty."""
+    if isinstance(value, (str, Path)) and str(value).strip():
+        return PATH
+    return MAPPING if isinstance(value, Mapping) and value else None
+
+
+def alternatives(words: Sequence[str]) -> str:
+    """Return 'a, b or c'."""
+    return ' or '.join(filter(None, (', '.join(words[:-1]), words[-1])))
+
+
 def intervals(value: Any, problems: Problems) -> tuple[str, ...]:
-    """Return one interval or a list of them as a tuple; note those that are not text and leave them out."""
+    """Return one interval or a list of them as a tuple; entries that are not text are dropped and noted as problems."""
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, (list, tuple)):
@@ -130,12 +167,12 @@ def intervals(value: Any, problems: Problems) -> tuple[str, ...]:
 
 
 def is_interval(entry: str) -> bool:
-    """Return whether this is one of our words or a Composer time."""
+    """Return whether this is a word of ours or a Composer time."""
     return entry in INTERVAL_WORDS or COMPOSER_TIME.fullmatch(entry) is not None
 
 
 def plain(value: Any) -> Any:
-    """A path as text, also inside a list; anything else as it is."""
+    """Return paths as text, also inside lists; other values unchanged."""
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     return str(value) if isinstance(value, Path) else value

@@ -1,7 +1,7 @@
-"""Tasks and gauntlets as frozen dataclasses.
+"""Define tasks and gauntlets as frozen dataclasses.
 
 Keys and defaults are llm-foundry 0.22's (`llmfoundry/utils/builders.py`, `callbacks/eval_gauntlet_callback.py`), so
-its YAML files mean the same here. Keys that one type of task alone has are with the type, in `tasks/`.
+its YAML files mean the same here. Keys specific to a task type are defined with the type, in `tasks/`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, Self
 
 MULTIPLE_CHOICE = 'multiple_choice'  # the type whose rows SCORE can perturb
 WEIGHTINGS = ('EQUAL', 'SAMPLE_SZ', 'LOG_SAMPLE_SZ')
-# What generation_kwargs may hold: the type, a test and its description.
-REPLY_KEYS: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
+# Keys of generation_kwargs: the type, a check and its description.
+GENERATION_KEYS: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
     'max_new_tokens': (int, lambda value: value >= 1, 'a whole number, 1 or more'),
     'do_sample': (bool, lambda value: True, 'true or false'),
     'temperature': ((int, float), lambda value: 0 < value < math.inf, 'a number above 0'),
@@ -23,19 +23,19 @@ REPLY_KEYS: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
     'top_k': (int, lambda value: value >= 0, 'a whole number; 0: all tokens'),
     'seed': (int, lambda value: value >= 0, 'a whole number, 0 or more'),
 }
-SETTINGS = ('semantics', 'truncation', 'fewshot')  # fields of a task that are no keys of its YAML
+SETTINGS = ('semantics', 'truncation', 'fewshot')  # fields of a task that are not YAML keys
 LABEL_PATTERN = re.compile(r'(?!\.{1,2}$)[A-Za-z0-9_.-]+')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSpec:
-    """One entry of `icl_tasks`: the keys that tasks of all types have. Each type is a subclass in `tasks/`.
+    """One entry of `icl_tasks`: the keys of all task types. Each type is a subclass in `tasks/`.
 
-    `num_fewshot` is never empty; each number of shots is evaluated separately. `cluster_key` is the field of a row that
-    names the source it shares with other rows, such as a passage, for standard errors; without it a rule finds the
-    source (data/clusters.py). The last three fields are the evaluation's settings, the same for all of its tasks:
+    `num_fewshot` is never empty; each number of shots is evaluated separately. `cluster_key` names the field that
+    identifies the source a row shares with others, such as a passage, for standard errors; by default the source is
+    detected (data/clusters.py). The last three fields are settings of the evaluation, the same for all its tasks:
 
-    * `semantics`: 'corrected', or 'reference' for llm-foundry's scores, faults included.
+    * `semantics`: 'corrected', or 'reference' for llm-foundry's scores, including its bugs.
     * `truncation` of prompts longer than max_seq_len: 'drop_shots', or 'reference' (tokens from the left, each choice
       separately, as llm-foundry does).
     * `fewshot`: 'reference' (shots drawn for each item, as llm-foundry does), or 'fixed', the same for all items.
@@ -54,8 +54,8 @@ class TaskSpec:
     strip_dataset: bool = True
     fewshot_random_seed: int = 1234
     max_seq_len: int | None = None
-    batch_size: int | None = None  # accepted and without effect: batches are made by tokens
-    pad_tok_id: int | None = None  # likewise: padding is masked
+    batch_size: int | None = None  # no effect: batches are made by tokens
+    pad_tok_id: int | None = None  # no effect: padding is masked
     context_key: str | None = None
     answer_key: str | None = None
     cluster_key: str | None = None
@@ -77,12 +77,12 @@ class TaskSpec:
             if shots < 0:
                 raise ValueError(f'num_fewshot: is {shots}; allowed: 0 or more')
         if len(set(self.num_fewshot)) < len(self.num_fewshot):
-            raise ValueError(f'num_fewshot: {list(self.num_fewshot)} names a number of shots twice')
+            raise ValueError(f'num_fewshot: {list(self.num_fewshot)} has duplicates; give each number of shots once')
         for name in ('max_seq_len', 'batch_size'):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f'{name}: is {value}; allowed: 1 or more')
-        check_reply_keys(self)
+        check_generation_keys(self)
         if self.metric_names == ():
             raise ValueError('metric_names: is empty; leave it out for the metric of the task type')
 
@@ -98,7 +98,7 @@ class TaskSpec:
 
     @property
     def has_rows(self) -> bool:
-        """Return whether it is known where the rows are."""
+        """Return whether the location of the rows is known."""
         return True
 
     @property
@@ -132,23 +132,23 @@ class TaskSpec:
         return replace(self, num_fewshot=(num_shots,))
 
 
-def check_reply_keys(task: TaskSpec) -> None:
+def check_generation_keys(task: TaskSpec) -> None:
     """Raise ValueError for a key or value of generation_kwargs that is not allowed."""
     for key, value in (task.generation_kwargs or {}).items():
-        if key not in REPLY_KEYS:
-            raise ValueError(f'generation_kwargs.{key}: is not supported; allowed: {", ".join(REPLY_KEYS)}')
-        kind, holds, allowed = REPLY_KEYS[key]
+        if key not in GENERATION_KEYS:
+            raise ValueError(f'generation_kwargs.{key}: is not supported; allowed: {", ".join(GENERATION_KEYS)}')
+        kind, holds, allowed = GENERATION_KEYS[key]
         is_right_kind = isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
         if not is_right_kind or not holds(value):
             raise ValueError(f'generation_kwargs.{key}: is {value!r}; allowed: {allowed}')
     given = task.generation_kwargs or {}
     alone = [key for key in ('temperature', 'top_p', 'top_k', 'seed') if key in given]
     if alone and not task.samples_by_default and not given.get('do_sample', False):
-        raise ValueError(f'generation_kwargs.{alone[0]}: has no effect without do_sample: true; replies are greedy')
+        raise ValueError(f'generation_kwargs.{alone[0]}: has no effect without do_sample: true; decoding is greedy')
 
 
 def task_key(label: str, num_shots: int) -> str:
-    """The name of a task at one number of shots in metric keys."""
+    """Return the name of a task at one number of shots in metric keys."""
     return f'{label}/{num_shots}-shot'
 
 
@@ -162,19 +162,19 @@ class BenchmarkSpec:
 
     def __post_init__(self) -> None:
         if not 0 <= self.random_baseline < 1:
-            raise ValueError(f'random_baseline: is {self.random_baseline:g}; allowed: 0 up to, not including, 1')
+            raise ValueError(f'random_baseline: is {self.random_baseline:g}; allowed: at least 0, and less than 1')
         if self.num_fewshot < 0:
             raise ValueError(f'num_fewshot: is {self.num_fewshot}; allowed: 0 or more')
 
     @property
     def key(self) -> str:
-        """'{label}/{n}-shot', as TaskSpec.key."""
+        """Return '{label}/{n}-shot', as TaskSpec.key."""
         return task_key(self.name, self.num_fewshot)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CategorySpec:
-    """A category and its benchmarks, never none."""
+    """A category and its benchmarks, at least one."""
 
     name: str
     benchmarks: tuple[BenchmarkSpec, ...]
@@ -184,7 +184,7 @@ class CategorySpec:
             raise ValueError('benchmarks: is empty; a category needs at least one benchmark')
         keys = [benchmark.key for benchmark in self.benchmarks]
         for key in sorted({key for key in keys if keys.count(key) > 1}):
-            raise ValueError(f'benchmarks: {key} stands there twice')
+            raise ValueError(f'benchmarks: duplicate {key}')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +206,7 @@ class GauntletSpec:
             raise ValueError('rescale_accuracy: needs subtract_random_baseline: true')
         names = [category.name for category in self.categories]
         for name in sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f'categories: the category {name!r} stands there twice')
+            raise ValueError(f'categories: duplicate category {name!r}')
         for name, members in (self.averages or {}).items():
             if name in names:
                 raise ValueError(f'averages.{name}: is also the name of a category; names must differ')
@@ -215,7 +215,7 @@ class GauntletSpec:
 
     @property
     def named_averages(self) -> dict[str, tuple[str, ...]]:
-        """The averages; without any in the file, one over all categories, as upstream."""
+        """Return the averages; if the file has none, one over all categories, as upstream."""
         if self.averages is not None:
             return self.averages
         return {'default_average': tuple(category.name for category in self.categories)}

@@ -1,26 +1,29 @@
-"""The one reader of YAML files. OmegaConf is imported for interpolations and overrides alone, as it takes a while."""
+"""Read YAML files. OmegaConf, slow to import, is only imported for interpolations and overrides."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import yaml
 from yaml.constructor import ConstructorError
 from yaml.nodes import MappingNode
 
+from llmfoundry_gauntlet.config.decode import Problems
 from llmfoundry_gauntlet.config.resources import shipped
 from llmfoundry_gauntlet.errors import ConfigError
 
+UPSTREAM_YAML_FOLDERS = ('eval/yamls/', 'scripts/eval/yamls/')
+MAX_REDIRECTS = 5
 INTERPOLATION = '${'
 FLOAT, MERGE, TIMESTAMP = (f'tag:yaml.org,2002:{name}' for name in ('float', 'merge', 'timestamp'))
 NUMBER_WITH_EXPONENT = re.compile(r'[-+]?([0-9][0-9_]*(\.[0-9_]*)?|\.[0-9]+)[eE][-+]?[0-9]+$')
 
 
 class StrictLoader(getattr(yaml, 'CSafeLoader', yaml.SafeLoader)):  # type: ignore[misc]  # C where PyYAML has it
-    """Reads YAML as OmegaConf does: `1e-3` is a number, a date is a text, and no key may stand twice in a mapping."""
+    """Load YAML as OmegaConf does: `1e-3` is a number, a date is text, and duplicate keys are errors."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012  # PyYAML's own attribute
         first: [rule for rule in rules if rule[0] != TIMESTAMP]
@@ -29,15 +32,15 @@ class StrictLoader(getattr(yaml, 'CSafeLoader', yaml.SafeLoader)):  # type: igno
 
     def __init__(self, stream: Any) -> None:
         super().__init__(stream)
-        self.deep_construct = True  # so that PyYAML refuses a node that holds itself
+        self.deep_construct = True  # so that PyYAML rejects a node that contains itself
 
     def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """A mapping. Raises ConstructorError where a key stands twice; what `<<` merges may be replaced."""
+        """Return a mapping. Raises ConstructorError for a duplicate key; keys merged by `<<` may be replaced."""
         seen: set[tuple[str, str]] = set()
         for key, _ in node.value:
             name = (key.tag, str(key.value))
             if name in seen and key.tag != MERGE:
-                raise ConstructorError(None, None, f'the key {key.value} stands twice in a mapping', key.start_mark)
+                raise ConstructorError(None, None, f'duplicate key {key.value} in a mapping', key.start_mark)
             seen.add(name)
         return dict(super().construct_mapping(node, deep=deep))
 
@@ -46,10 +49,10 @@ StrictLoader.add_implicit_resolver(FLOAT, NUMBER_WITH_EXPONENT, list('-+.0123456
 
 
 def open_yaml(path: str | Path, overrides: Sequence[str] = ()) -> Mapping[str, Any]:
-    """A YAML file's mapping with `key=value` words merged into it, for `plain`. Raises ConfigError naming the file."""
+    """Return a YAML file's mapping with `key=value` overrides merged in, for `plain`. Raises ConfigError."""
     text, content = parse(path)
     if not isinstance(content, dict):
-        kind = 'a list' if isinstance(content, list) else 'a plain text'
+        kind = 'a list' if isinstance(content, list) else 'plain text'
         raise ConfigError(f'{path}: is {kind} at its top; allowed: a mapping')
     if INTERPOLATION not in text and not overrides:
         return content
@@ -57,7 +60,7 @@ def open_yaml(path: str | Path, overrides: Sequence[str] = ()) -> Mapping[str, A
 
 
 def parse(path: str | Path) -> tuple[str, Any]:
-    """A YAML file's text, and what stands in it; of an empty file an empty mapping. Raises ConfigError."""
+    """Return a YAML file's text and content, an empty mapping for an empty file. Raises ConfigError."""
     try:
         text = Path(shipped(path)).read_text(encoding='utf-8')
         content = yaml.load(text, StrictLoader)
@@ -72,7 +75,7 @@ def parse(path: str | Path) -> tuple[str, Any]:
 
 
 def merged(content: dict[str, Any], path: str | Path, overrides: Sequence[str]) -> Mapping[str, Any]:
-    """The mapping as OmegaConf's, with overrides. Raises ConfigError."""
+    """Return the mapping as an OmegaConf mapping with overrides. Raises ConfigError."""
     from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -86,7 +89,7 @@ def merged(content: dict[str, Any], path: str | Path, overrides: Sequence[str]) 
 
 
 def plain(content: Mapping[str, Any], where: str, key: str | None = None) -> Any:
-    """The mapping, or the value of a key of it, as plain Python with interpolations filled in.
+    """Return the mapping, or one of its values, as plain Python with interpolations resolved.
 
     Raises ConfigError naming `where`.
     """
@@ -104,6 +107,54 @@ def plain(content: Mapping[str, Any], where: str, key: str | None = None) -> Any
 
 
 def read_yaml(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """A whole YAML file as plain Python. Raises ConfigError."""
+    """Return a whole YAML file as plain Python. Raises ConfigError."""
     content: dict[str, Any] = plain(open_yaml(path, overrides), str(path))
     return content
+
+
+def source_name(source: Any, key: str) -> str:
+    """Return the name of a source in messages: its path, or the key's name for plain values."""
+    return str(source) if isinstance(source, (str, Path)) else f'<{key}>'
+
+
+def read_key(path: Path, key: str, problems: Problems) -> Any:
+    """Return the value of a top-level key as plain Python; if it is a path, the value of that file's key."""
+    for _ in range(MAX_REDIRECTS):
+        node = read_mapping(path, key, problems)
+        if not isinstance(node, str):
+            return node
+        target = find_yaml(node, path)
+        if target is None:
+            problems.add(key, f'there is no file {node!r} (looked in the working directory and beside {path.name})')
+            return None
+        path = target
+        problems.source = str(path)
+    problems.add(key, f'more than {MAX_REDIRECTS} files refer to each other in turn; allowed: at most {MAX_REDIRECTS}')
+    return None
+
+
+def read_mapping(path: Path, key: str, problems: Problems) -> Any:
+    """Return the value of `key` in one YAML file with interpolations resolved; None and a problem on failure."""
+    try:
+        content = open_yaml(path)
+        if key in content:
+            node = plain(content, f'{path}: {key}', key)
+            if node is None:
+                problems.add(key, 'is empty')
+            return node
+    except ConfigError as error:
+        problems.found.extend(error.problems)
+        return None
+    found = f'found: {", ".join(map(str, content))}' if content else 'the file is empty'
+    problems.add('', f"the key '{key}' is missing; {found}")
+    return None
+
+
+def find_yaml(name: str, referrer: Path) -> Path | None:
+    """Return the path of a YAML file named in another: from the working directory, or beside the file that names it.
+
+    Upstream's files name each other relative to llm-foundry's `scripts` folder; that prefix is dropped if needed.
+    """
+    names = [name, *(name[len(prefix) :] for prefix in UPSTREAM_YAML_FOLDERS if name.startswith(prefix))]
+    candidates = [Path(name), *(referrer.parent / PurePosixPath(candidate) for candidate in names)]
+    return next((candidate for candidate in candidates if candidate.is_file()), None)

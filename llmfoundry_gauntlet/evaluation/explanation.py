@@ -1,4 +1,4 @@
-"""One item as a model is asked it, token by token, and what may be other than it looks. Free of torch."""
+"""Render one item as the model sees it, token by token, with warnings. Does not import torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SPECIAL, SHOTS, CONTEXT, CONTINUATION = 'special', 'shots', 'context', 'continua
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedItem:
-    """An example with the shots that are drawn for it, and the prompt that they make at any length."""
+    """An example with its shots, and the untruncated prompt."""
 
     example: Example
     shots: tuple[Example, ...]
@@ -27,7 +27,7 @@ class AskedItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
-    """A token as the model reads it. `text` is as the vocabulary writes it, `part` what of the prompt it is in."""
+    """A token as the model reads it. `text` is its vocabulary entry, `part` the part of the prompt it belongs to."""
 
     id: int
     text: str
@@ -36,9 +36,9 @@ class Token:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizedItem:
-    """An item in tokens: a row for each choice, its context first; one row where a reply is wanted.
+    """An item in tokens: one row per choice, each starting with its context; one row for a generation.
 
-    `prompt` has the shots that fit. `warnings` say what may be other than it looks.
+    `prompt` has the shots that fit.
     """
 
     item: Item
@@ -48,9 +48,9 @@ class TokenizedItem:
 
 
 def ask(task: Task, examples: Sequence[Example], row: int, *, file: str | None, variant: str | None) -> AskedItem:
-    """The item that a task makes of a row, counted from 0, in its first variant unless one is named.
+    """Return the item of a row, counted from 0, in its first variant unless one is named.
 
-    Raises ConfigError where there is none, or one in several files.
+    Raises ConfigError if there is none, or if several files have this row.
     """
     found = [example for example in examples if example.row == row and file in (None, example.file)]
     if not found:
@@ -93,7 +93,7 @@ def tokenize(asked: AskedItem, preparation: Preparation) -> TokenizedItem:
 
 
 def parts_of(fitted: FittedPrompt, item: Item) -> list[tuple[Ids, Ids, Ids | None]]:
-    """For each row of an item: the context as sent, the example's own part of it before any cut, the continuation."""
+    """Return for each row the context as sent, the example's own part of it before truncation, and the continuation."""
     request, encoded = item.request, fitted.encoded
     if isinstance(request, GenerateRequest):
         return [(request.context, encoded.contexts[0], None)]
@@ -104,9 +104,9 @@ def parts_of(fitted: FittedPrompt, item: Item) -> list[tuple[Ids, Ids, Ids | Non
 def row_of(
     encoder: Encoder, fitted: FittedPrompt, context: Ids, own: Ids, continuation: Ids | None
 ) -> tuple[Token, ...]:
-    """The tokens of a row, each with its part."""
+    """Return the tokens of a row, each with its part."""
     special = set(encoder.tokenizer.all_special_ids)
-    num_before = max(0, len(context) - len(own))  # those of instruction and shots; cut, the question's end is kept
+    num_before = max(0, len(context) - len(own))  # instruction and shots; truncation keeps the end of the question
     ids = [*context.tolist(), *(() if continuation is None else continuation.tolist())]
     texts = encoder.tokenizer.convert_ids_to_tokens(ids)
     tokens = []
@@ -117,19 +117,19 @@ def row_of(
 
 
 def length_warnings(item: Item, num_lost_shots: int, max_seq_len: int) -> list[str]:
-    """Return what did not fit."""
+    """Return warnings about truncation."""
     found = []
     if num_lost_shots:
-        found.append(f'truncated: shots left out, as the prompt has to fit into {max_seq_len} tokens: {num_lost_shots}')
+        found.append(f'truncated: {num_lost_shots} shots dropped to fit the prompt into {max_seq_len} tokens')
     elif item.request.truncated:
-        found.append(f'truncated: the beginning of the prompt is cut off, to fit into {max_seq_len} tokens')
+        found.append(f'truncated: the beginning of the prompt is dropped to fit it into {max_seq_len} tokens')
     if item.request.unscorable is not None:
         found.append(f'cannot be scored: {item.request.unscorable}')
     return found
 
 
 def token_warnings(encoder: Encoder, fitted: FittedPrompt, rows: Sequence[Sequence[Token]]) -> list[str]:
-    """Return what the tokenizer made of the text."""
+    """Return warnings about the tokenizer's handling of the text."""
     tokenizer = encoder.tokenizer
     found = []
     bos, unknown = tokenizer.bos_token_id, tokenizer.unk_token_id
@@ -146,7 +146,7 @@ def token_warnings(encoder: Encoder, fitted: FittedPrompt, rows: Sequence[Sequen
 
 
 def boundary_warnings(encoder: Encoder, fitted: FittedPrompt, number: int, text: str) -> list[str]:
-    """Return what happens where a continuation meets its context."""
+    """Return warnings about the boundary between context and continuation."""
     encoded = fitted.encoded
     context = aligned(encoded.contexts, len(encoded.continuations))[number].tolist()
     ids = encoded.continuations[number].tolist()
@@ -154,26 +154,26 @@ def boundary_warnings(encoder: Encoder, fitted: FittedPrompt, number: int, text:
     found = []
     wanted = text if before[-1:].isspace() else spaced(text)
     if both.startswith(before) and (read := both[len(before) :]) != wanted and read.strip() == text.strip():
-        found.append(f'lost leading space: the model reads {read!r} after the prompt where {wanted!r} was meant')
+        found.append(f'lost leading space: the model reads {read!r} after the prompt instead of {wanted!r}')
     if decode(encoder, ids).strip() != text.strip():
         found.append(f'the tokens read {decode(encoder, ids)!r}, the text is {text!r}')
     (whole,) = encoder.encode([both], special=False).values()
     if whole.tolist() != [*context, *ids]:
         found.append(
-            'the end of the prompt and the continuation have other tokens when they are tokenised in one piece; they '
-            'are tokenised apart, as in llm-foundry'
+            'prompt and continuation have other tokens if tokenised together; they are tokenised separately, '
+            'as in llm-foundry'
         )
     return found
 
 
 def decode(encoder: Encoder, ids: list[int]) -> str:
-    """Tokens as text, with every space that they have."""
+    """Return tokens as text, keeping all spaces."""
     text: Any = encoder.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
     return str(text)
 
 
 def prompt_parts(prompt: Prompt) -> list[tuple[str, str]]:
-    """A prompt's texts with the names of their parts, for people to read."""
+    """Return a prompt's texts with the names of their parts."""
     shots = [(SHOTS, prompt.preamble)] if prompt.preamble else []
     contexts = [(CONTEXT, text) for text in prompt.own_texts]
     return [*shots, *contexts, *((CONTINUATION, text) for text in prompt.continuations)]

@@ -1,4 +1,4 @@
-"""Tasks and gauntlets from YAML files, read as llm-foundry reads them but strictly, with all errors at once."""
+"""Load tasks, gauntlet and SCORE from YAML files, like llm-foundry but strictly: all errors at once."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from llmfoundry_gauntlet.config.decode import Problems, decode, describe, suggestion
 from llmfoundry_gauntlet.config.score import ScoreSpec, check_labels, read_score
-from llmfoundry_gauntlet.config.sources import read_key, source_name
 from llmfoundry_gauntlet.config.tasks import SETTINGS, GauntletSpec, task_key
+from llmfoundry_gauntlet.config.yaml import read_key, source_name
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.metrics.metrics import RENAMED
 from llmfoundry_gauntlet.tasks import Task, metrics_of, task_types
@@ -28,7 +28,7 @@ ScoreSource = str | Path | Mapping[str, Any] | Sequence[Any]
 class Suite:
     """The checked tasks of an evaluation, each with one number of shots, and the gauntlet over them, if any.
 
-    Those of SCORE stand last.
+    SCORE's tasks come last.
     """
 
     tasks: tuple[Task, ...]
@@ -43,11 +43,11 @@ def load_suite(
     *,
     is_partial: bool = False,
 ) -> Suite:
-    """Tasks, gauntlet and SCORE from YAML files or plain values; raises one ConfigError with every problem of all.
+    """Load tasks, gauntlet and SCORE from YAML files or plain values; raise one ConfigError with all problems.
 
     `tasks` is a path, a list of paths, or the list of tasks itself; `gauntlet` a path or the mapping itself; `score` a
-    path, a mapping or a list of them. A benchmark that no task provides is a problem when both are given; an average
-    over an unknown category a warning; so is, where it `is_partial`, SCORE on a task that is not among these.
+    path, a mapping or a list of them. If both are given, a benchmark without a task is a problem. An average over an
+    unknown category is a warning; with `is_partial`, so is SCORE on a task that is not given.
     """
     problems: list[str] = []
     broken: set[str] = set()
@@ -69,7 +69,7 @@ def load_suite(
 
 
 def read_tasks(source: TasksSource, found: list[str], broken: set[str]) -> tuple[Task, ...]:
-    """The tasks of one or several sources; problems are added to `found`, labels of wrong tasks to `broken`."""
+    """Return the tasks of all sources; problems are added to `found`, labels of invalid tasks to `broken`."""
     parts: list[Any] = [source]
     if isinstance(source, (list, tuple)) and source and all(isinstance(item, (str, Path)) for item in source):
         parts = list(source)
@@ -85,7 +85,7 @@ def read_tasks(source: TasksSource, found: list[str], broken: set[str]) -> tuple
 
 
 def decode_tasks(node: Any, problems: Problems, seen: dict[str, str], broken: set[str]) -> list[Task]:
-    """Tasks of one list; `seen` maps every '{label}/{n}-shot' met so far to where it stands."""
+    """Return the tasks of one list; `seen` maps every '{label}/{n}-shot' so far to its place."""
     if not isinstance(node, (list, tuple)) or not node:
         problems.add(TASKS_KEY, f'is {describe(node)}; allowed: a list of tasks, or a path to a file with one')
         return []
@@ -101,13 +101,13 @@ def decode_tasks(node: Any, problems: Problems, seen: dict[str, str], broken: se
         for num_shots in task.num_fewshot:
             key = task_key(task.label, num_shots)
             if key in seen:
-                problems.add(path, f'{key} stands already at {seen[key]}; a label may have each number of shots once')
+                problems.add(path, f'duplicate {key}, first at {seen[key]}; give each number of shots of a label once')
             seen.setdefault(key, f'{problems.source}: {path}')
     return tasks
 
 
 def decode_task(entry: Any, path: str, problems: Problems) -> Task | None:
-    """One task; older names of keys and task types are accepted."""
+    """Return one task; old names of keys and task types are accepted."""
     if not isinstance(entry, Mapping):
         problems.add(path, f'is {describe(entry)}; allowed: a mapping')
         return None
@@ -152,24 +152,26 @@ def keys_of(kind: type[Task]) -> set[str]:
 
 
 def score_tasks(specs: Mapping[int, ScoreSpec], tasks: Sequence[Task]) -> tuple[Task, ...]:
-    """Return the tasks of SCORE's data sets."""
+    """Return the tasks of SCORE's datasets."""
     if not specs:
         return ()
-    from llmfoundry_gauntlet.tasks.score import score_task  # late, as tasks of YAML files do not need its scorers
+    from llmfoundry_gauntlet.tasks.score import score_task  # late: other tasks do not need its scorers
 
     return tuple(score_task(spec, tasks) for spec in specs.values())
 
 
 def check_metric_names(task: Task, path: str, problems: Problems) -> None:
-    """Notes metrics that a task names and its type does not have, not even by an older name."""
+    """Add a problem for each metric that the task type has under neither a current nor an old name."""
     allowed = [*(metric.name for metric in metrics_of(task)), *task.older_metrics]
     for name in task.metric_names or ():
         if RENAMED.get(name, name) not in allowed:
-            problems.add(path, f'metric_names: {name!r} is no metric of {task.icl_task_type}: {", ".join(allowed)}')
+            problems.add(
+                path, f'metric_names: {name!r} is not a metric of {task.icl_task_type}; allowed: {", ".join(allowed)}'
+            )
 
 
 def read_gauntlet(source: GauntletSource, found: list[str]) -> GauntletSpec | None:
-    """The gauntlet of a source; problems are appended to `found`."""
+    """Return the gauntlet of a source; problems are appended to `found`."""
     problems = Problems(source_name(source, GAUNTLET_KEY))
     node = read_key(Path(source), GAUNTLET_KEY, problems) if isinstance(source, (str, Path)) else source
     spec = None if node is None else decode(GauntletSpec, node, GAUNTLET_KEY, problems)
@@ -178,7 +180,7 @@ def read_gauntlet(source: GauntletSource, found: list[str]) -> GauntletSpec | No
 
 
 def load_gauntlet(source: GauntletSource) -> GauntletSpec:
-    """A gauntlet alone. Raises ConfigError."""
+    """Load only a gauntlet. Raises ConfigError."""
     found: list[str] = []
     spec = read_gauntlet(source, found)
     if spec is None:
@@ -187,7 +189,7 @@ def load_gauntlet(source: GauntletSource) -> GauntletSpec:
 
 
 def missing_benchmarks(tasks: Sequence[Task], gauntlet: GauntletSpec, source: str) -> list[tuple[str, str]]:
-    """Label and problem of each benchmark that no task provides at its number of shots."""
+    """Return label and problem of each benchmark that no task provides at its number of shots."""
     shots: dict[str, list[int]] = {}
     for task in tasks:
         shots.setdefault(task.label, []).extend(task.num_fewshot)
@@ -208,7 +210,7 @@ def missing_benchmarks(tasks: Sequence[Task], gauntlet: GauntletSpec, source: st
 
 
 def metrics_left_out(tasks: Sequence[Task]) -> list[str]:
-    """One warning for each metric that a task names and this version does not compute."""
+    """Return a warning for each metric of a task that this version does not compute."""
     return [
         f'{task.label}: metric_names: {name} is not supported by this version; it is left out'
         for task in tasks
@@ -218,7 +220,7 @@ def metrics_left_out(tasks: Sequence[Task]) -> list[str]:
 
 
 def unknown_averages(gauntlet: GauntletSpec, source: str) -> list[str]:
-    """One warning for each category that an average names and the gauntlet lacks."""
+    """Return a warning for each category of an average that the gauntlet does not have."""
     names = [category.name for category in gauntlet.categories]
     return [
         f'{source}: {GAUNTLET_KEY}.averages.{average}: the gauntlet has no category {member!r}; the average is absent'

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from llmfoundry_gauntlet.config.llm_foundry import map_evaluation, map_plugin, map_training
-from llmfoundry_gauntlet.config.llm_foundry_models import Mapped
+from llmfoundry_gauntlet.config.llm_foundry import Mapped, map_evaluation, map_plugin, map_training
 from llmfoundry_gauntlet.config.yaml import read_yaml
 from llmfoundry_gauntlet.errors import ConfigError
 
@@ -109,7 +108,7 @@ def test_keys_of_icl_complete_a_callback_that_is_there():
     values = {'callbacks': {'eval_gauntlet': own}, 'icl_seq_len': 512, 'eval_first': True, 'eval_interval': '9ba'}
     mapped = training(values)
     assert mapped.values['callbacks']['eval_gauntlet'] == {**own, 'max_seq_len': 512}
-    assert 'eval_first: no effect: callbacks.eval_gauntlet.interval says when' in mapped.lines
+    assert 'eval_first: no effect: callbacks.eval_gauntlet.interval takes its place' in mapped.lines
 
 
 def test_a_key_given_in_both_ways_may_agree_but_not_disagree():
@@ -267,9 +266,9 @@ def test_a_file_in_our_own_keys_stays_as_it_is():
         ({'models': [{**MODEL, 'model': 'gpt2'}]}, "models[0].model: is 'gpt2'; allowed: a mapping"),
         ({'models': [{**MODEL, 'modle': 1}]}, "models[0].modle: unknown key, did you mean 'model'?"),
         ({'models': [{'model_name': 'x'}]}, "models[0]: the key 'tokenizer' is missing"),
-        ({'models': [MODEL], 'model': 'm.pt'}, "models: stands beside 'model'"),
-        ({'models': [MODEL, MODEL]}, "models[1].model_name: the folders of 'org/one' and 'org/one' lie in each other"),
-        ({'models': [MODEL, {**MODEL, 'model_name': 'org'}]}, "the folders of 'org/one' and 'org' lie in each other"),
+        ({'models': [MODEL], 'model': 'm.pt'}, "models: is given together with 'model'"),
+        ({'models': [MODEL, MODEL]}, "models[1].model_name: the output folders of 'org/one' and 'org/one' overlap"),
+        ({'models': [MODEL, {**MODEL, 'model_name': 'org'}]}, "the output folders of 'org/one' and 'org' overlap"),
         ({'model': 'm.pt', 'load_path': 'x'}, 'load_path: belongs to models'),
         ({'models': [MODEL], 'icl_seq_len': 9, 'max_seq_len': 8}, "max_seq_len: is 8, but llm-foundry's keys make"),
         ({'models': [MODEL], 'icl_tasks': TASKS, 'tasks': 't.yaml'}, "tasks: is t.yaml, but llm-foundry's keys make"),

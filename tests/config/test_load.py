@@ -61,7 +61,7 @@ def test_a_metric_that_is_not_computed_is_a_warning_and_an_unknown_one_an_error(
     names = ['InContextLearningMultipleChoiceAccuracy', 'InContextLearningMCExpectedCalibrationError']
     (warning,) = load_suite([{**TASK, 'metric_names': names}]).warnings
     assert warning.startswith('copa: metric_names: InContextLearningMCExpectedCalibrationError is not supported')
-    assert "'Accuracy' is no metric of multiple_choice" in problems_of([{**TASK, 'metric_names': ['Accuracy']}])[0]
+    assert "'Accuracy' is not a metric of multiple_choice" in problems_of([{**TASK, 'metric_names': ['Accuracy']}])[0]
     riddle = {**TASK, 'icl_task_type': 'generation_task_with_answers', 'metric_names': ['CutShare']}
     assert load_suite([riddle]).warnings == ()  # the earlier name of TruncatedShare
     assert 'metric_names: is empty' in problems_of([{**TASK, 'metric_names': []}])[0]
@@ -100,16 +100,16 @@ eval_gauntlet:
         "icl_tasks[1]: the key 'dataset_uri' is missing",
         "icl_tasks[2].num_fewshot: is 'ten'; allowed: a list",
         "icl_tasks[3].icl_task_type: unknown task type 'language_modelling', did you mean 'language_modeling'?",
-        'icl_tasks[4]: num_fewshot: [0, 0] names a number of shots twice',
+        'icl_tasks[4]: num_fewshot: [0, 0] has duplicates; give each number of shots once',
         "icl_tasks[5].prelimiterr: unknown key 'prelimiterr', did you mean 'prelimiter'?",
         'icl_tasks[6]: num_fewshot: is -1; allowed: 0 or more',
         'icl_tasks[7].cot_delimiter: has no meaning in schema; it belongs to generation_task_with_answers',
-        f'icl_tasks[9]: h/1-shot stands already at {path}: icl_tasks[8]; a label may have each number of shots once',
+        f'icl_tasks[9]: duplicate h/1-shot, first at {path}: icl_tasks[8]; give each number of shots of a label once',
     ]
     assert [line.removeprefix(f'{path}: ') for line in found[: len(expected)]] == expected
     assert [line.removeprefix(f'{gauntlet_path}: ') for line in found[len(expected) :]] == [
         'eval_gauntlet.categories[0]: benchmarks: is empty; a category needs at least one benchmark',
-        'eval_gauntlet.categories[1].benchmarks[0]: random_baseline: is 1; allowed: 0 up to, not including, 1',
+        'eval_gauntlet.categories[1].benchmarks[0]: random_baseline: is 1; allowed: at least 0, and less than 1',
     ]
 
 
@@ -130,7 +130,7 @@ def test_a_label_that_cannot_be_a_file_name_is_refused(label: str):
         ({'rescale_accuracy': 'yes'}, "rescale_accuracy: is 'yes'; allowed: true or false"),
         ({'average': {}}, "unknown key 'average', did you mean 'averages'?"),
         ({'categories': [{'name': 'a', 'benchmarks': [{**BENCHMARK, 'random_baseline': -0.1}]}]}, 'random_baseline'),
-        ({'categories': [{'name': 'a', 'benchmarks': [BENCHMARK, BENCHMARK]}]}, 'copa/0-shot stands there twice'),
+        ({'categories': [{'name': 'a', 'benchmarks': [BENCHMARK, BENCHMARK]}]}, 'duplicate copa/0-shot'),
     ],
 )
 def test_a_wrong_gauntlet_is_refused(changes: dict, expected: str):
@@ -232,10 +232,10 @@ REPLY_TASK = {**TASK, 'icl_task_type': 'generation_task_with_answers'}
         ({'do_sample': True, 'top_k': -1}, 'top_k: is -1; allowed: a whole number; 0: all tokens'),
         ({'do_sample': True, 'top_k': 1.5}, 'top_k: is 1.5; allowed: a whole number; 0: all tokens'),
         ({'do_sample': True, 'seed': -1}, 'seed: is -1; allowed: a whole number, 0 or more'),
-        ({'temperature': 0.7}, 'temperature: has no effect without do_sample: true; replies are greedy'),
-        ({'do_sample': False, 'top_p': 0.9}, 'top_p: has no effect without do_sample: true; replies are greedy'),
-        ({'top_k': 5}, 'top_k: has no effect without do_sample: true; replies are greedy'),
-        ({'seed': 5}, 'seed: has no effect without do_sample: true; replies are greedy'),
+        ({'temperature': 0.7}, 'temperature: has no effect without do_sample: true; decoding is greedy'),
+        ({'do_sample': False, 'top_p': 0.9}, 'top_p: has no effect without do_sample: true; decoding is greedy'),
+        ({'top_k': 5}, 'top_k: has no effect without do_sample: true; decoding is greedy'),
+        ({'seed': 5}, 'seed: has no effect without do_sample: true; decoding is greedy'),
     ],
 )
 def test_wrong_generation_kwargs_are_refused_with_what_is_allowed(given: dict, expected: str):

@@ -96,19 +96,19 @@ def test_everything_may_be_said():
         ),
         (
             {'dataset': 'mmlu_pro', 'perturbations': ['prompt', 'prompt']},
-            "score[0]: perturbations: is ['prompt', 'prompt']; allowed: different values, one at least",
+            "score[0]: perturbations: is ['prompt', 'prompt']; allowed: at least one value, without duplicates",
         ),
         (
             {'dataset': 'mmlu_pro', 'perturbations': []},
-            'score[0]: perturbations: is []; allowed: different values, one at least',
+            'score[0]: perturbations: is []; allowed: at least one value, without duplicates',
         ),
         (
             {'dataset': 'score_robustness_mmlu_pro', 'perturbations': []},
-            'score[0]: perturbations: is []; allowed: different values, one at least',
+            'score[0]: perturbations: is []; allowed: at least one value, without duplicates',
         ),
         (
             {'dataset': 'score_prompt_robustness_agieval', 'perturbations': ['option_order']},
-            'score[0]: perturbations: score_prompt_robustness_agieval is prompt alone; leave perturbations out',
+            'score[0]: perturbations: score_prompt_robustness_agieval has only prompt; leave perturbations out',
         ),
         (
             {'dataset': 'math', 'perturbations': 'option_order'},
@@ -129,7 +129,7 @@ def test_everything_may_be_said():
         ({'dataset': 'arc', 'subsets': ['law']}, 'score[0]: subsets: arc has none; allowed with agieval and math'),
         (
             {'dataset': 'agieval', 'subsets': ['sat-en', 'sat-en']},
-            "score[0]: subsets: is ['sat-en', 'sat-en']; allowed: different values, one at least",
+            "score[0]: subsets: is ['sat-en', 'sat-en']; allowed: at least one value, without duplicates",
         ),
         (
             {'dataset': 'mmlu_pro', 'answers': 'generation'},
@@ -137,10 +137,13 @@ def test_everything_may_be_said():
         ),
         (
             {'dataset': 'math', 'answers': 'likelihood'},
-            'score[0]: answers: likelihood needs options to choose from, which math has not; allowed: generate',
+            'score[0]: answers: likelihood needs options to choose from, and math has none; allowed: generate',
         ),
-        ({'dataset': 'math', 'seeds': []}, 'score[0]: seeds: is []; allowed: different values, one at least'),
-        ({'dataset': 'math', 'seeds': [1, 1]}, 'score[0]: seeds: is [1, 1]; allowed: different values, one at least'),
+        ({'dataset': 'math', 'seeds': []}, 'score[0]: seeds: is []; allowed: at least one value, without duplicates'),
+        (
+            {'dataset': 'math', 'seeds': [1, 1]},
+            'score[0]: seeds: is [1, 1]; allowed: at least one value, without duplicates',
+        ),
         ({'dataset': 'math', 'seeds': [0, -1]}, 'score[0]: seeds: is [0, -1]; allowed: 0 or more'),
         ({'dataset': 'math', 'seeds': [1.5]}, 'score[0].seeds[0]: is 1.5; allowed: a whole number'),
         ({'dataset': 'math', 'seeds': True}, 'score[0].seeds: is True; allowed: a list'),
@@ -188,9 +191,9 @@ score:
 """
     )
     assert [problem.removeprefix(f'{path}: ') for problem in problems_of(path)] == [
-        'score[0]: seeds: is []; allowed: different values, one at least',
+        'score[0]: seeds: is []; allowed: at least one value, without duplicates',
         "score[3]: is 'math'; allowed: a mapping",
-        'score[4]: agieval stands there twice, with different settings',
+        'score[4]: duplicate dataset agieval with different settings',
         f"score[5].dataset: is 'agieva'; allowed: {NAMES}, or the label of a multiple_choice task among the tasks",
     ]
 
@@ -247,7 +250,7 @@ def test_tasks_of_one_data_set_become_one_with_the_perturbations_of_all():
 def test_entries_of_one_data_set_may_not_differ_in_anything_else(change: dict[str, Any]):
     first = {'dataset': 'mmlu_pro', 'perturbations': ['prompt']}
     second = {'dataset': 'mmlu_pro', 'perturbations': ['option_order'], **change}
-    expected = ['<score>: score[1]: mmlu_pro stands there twice, with different settings']
+    expected = ['<score>: score[1]: duplicate dataset mmlu_pro with different settings']
     assert problems_of([first, second]) == expected
 
 
@@ -274,8 +277,8 @@ def test_a_list_a_mapping_a_path_and_a_path_to_a_path_say_the_same(tmp_path: Pat
         ('', "the key 'score' is missing; the file is empty"),
         ('scores: []\n', "the key 'score' is missing; found: scores"),
         ('score:\n', 'score: is empty'),
-        ('score: []\n', 'score: is an empty list; allowed: a list with a mapping for each data set'),
-        ('score: 7\n', 'score: is 7; allowed: a list with a mapping for each data set'),
+        ('score: []\n', 'score: is an empty list; allowed: a list with a mapping for each dataset'),
+        ('score: 7\n', 'score: is 7; allowed: a list with a mapping for each dataset'),
         ('score: {}\n', "score[0]: the key 'dataset' is missing"),
         ('score: mmlu_pro\n', "score: there is no file 'mmlu_pro' (looked in the working directory and beside s.yaml)"),
         ('score: [1]\n', 'score[0]: is 1; allowed: a mapping'),
@@ -313,7 +316,7 @@ def test_a_data_set_is_a_task_without_shots_after_all_others():
 
 def test_a_data_set_whose_task_would_have_another_tasks_name_is_refused():
     """Mutation: both under one key, so that one is lost without a word."""
-    expected = 'arc is asked as score_arc/0-shot, which is one of the tasks; rename that'
+    expected = 'arc becomes the task score_arc/0-shot, which is also in tasks; rename the latter'
     assert problems_of([{'dataset': 'arc'}], [ARC, {**ARC, 'label': 'score_arc'}]) == [
         f'<score>: score[0].dataset: {expected}'
     ]
