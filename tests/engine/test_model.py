@@ -19,6 +19,7 @@ from transformers import Gemma3Config, GPT2Config, LlamaConfig, LlamaForCausalLM
 from llmfoundry_gauntlet.engine.logits import same
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel, automatic_budget, tokens_in_memory
 from llmfoundry_gauntlet.engine.plan import LAYOUTS, PADDED_ROWS, STREAM, plan
+from llmfoundry_gauntlet.engine.ranks import prefix_batch
 from llmfoundry_gauntlet.engine.trees import lay_out_rows, lay_out_stream
 from llmfoundry_gauntlet.errors import ModelError
 
@@ -198,22 +199,18 @@ def test_a_cached_prefix_survives_a_batch_that_does_not_fit():
 
 
 @pytest.mark.parametrize('layout', LAYOUTS)
-def test_a_single_item_that_does_not_fit_is_an_error_that_names_it(layout: str):
+def test_a_single_item_or_cached_prefix_that_does_not_fit_is_an_error_that_names_it(layout: str):
     """Mutation: halving goes on for ever."""
     model = networks.network()
     limit_tokens(model, 30)
-    short, long = request(0, [5] * 10, [[3]]), request(1, [6] * 50, [[3]])
-    batches = plan([short, long], tokens_per_batch=100, layout=layout)
+    items = [request(0, [5] * 10, [[3]]), request(1, [6] * 50, [[3]])]
+    batches = plan(items, tokens_per_batch=100, layout=layout)
     with pytest.raises(ModelError, match=r'row=1.*50 tokens do not fit into the memory of the device: 50 tokens'):
         networks.run(CausalLanguageModel(model, device=CPU), batches)
-
-
-def test_a_cached_prefix_that_does_not_fit_is_an_error():
-    model = networks.network()
-    limit_tokens(model, 60)
-    batches = plan(networks.requests_after_a_prefix(), tokens_per_batch=PREFIX_BUDGET)
-    with pytest.raises(ModelError, match='tokens do not fit into the memory of the device'):
-        networks.run(CausalLanguageModel(model, device=CPU), batches)
+    if layout == STREAM:
+        (batch, *_) = plan(networks.requests_after_a_prefix(), tokens_per_batch=PREFIX_BUDGET)
+        with pytest.raises(ModelError, match='a cached prefix: 70 tokens do not fit into the memory of the device'):
+            CausalLanguageModel(model, device=CPU).run(prefix_batch(batch))
 
 
 # Wrapped models, and what is left of them.

@@ -250,10 +250,6 @@ def test_ranks_share_the_real_gauntlet_evenly(real_rows: PreparedEvaluation, dev
 # Estimates from parts that were timed.
 
 
-def generation(num_tokens: int, *, is_truncated: bool) -> Generation:
-    return Generation(key=ItemKey('a', 0), text='', num_tokens=num_tokens, is_truncated=is_truncated)
-
-
 def test_a_prefix_of_several_batches_counts_once_for_the_first_of_its_tasks():
     """Forty rows of 25 tokens of their own after the same 100; one choice of a single token adds nothing."""
     shared = np.arange(100, dtype=np.int32)
@@ -274,24 +270,21 @@ def test_a_prefix_of_several_batches_counts_once_for_the_first_of_its_tasks():
     assert found['second'] in (30 * 25, 30 * 25 + length)
 
 
-def test_generations_that_end_at_each_token_with_a_fixed_chance_take_the_mean_of_the_geometric_distribution():
-    """Two ended in 10 tokens together, two were cut after 5: 2 ends in 20 tokens."""
+@pytest.mark.parametrize(
+    ('lengths', 'most', 'expected'),
+    [
+        # Two ended in 10 tokens together, two were truncated after 5: 2 ends in 20 tokens.
+        ([(4, False), (6, False), (5, True), (5, True)], 30, math.fsum(0.9**before for before in range(30))),
+        ([(4, False), (6, False), (5, True), (5, True)], 1, 1.0),
+        ([(8, True)] * 3, 100, 100),  # none ended
+        ([], 7, 7),
+        ([(1, False)] * 3, 100, 1.0),  # all ended at once
+    ],
+)
+def test_a_generation_takes_the_mean_of_a_geometric_distribution(lengths, most: int, expected: float):
+    """Each token ends it with the same chance."""
     generations = [
-        generation(4, is_truncated=False),
-        generation(6, is_truncated=False),
-        generation(5, is_truncated=True),
-        generation(5, is_truncated=True),
+        Generation(key=ItemKey('a', 0), text='', num_tokens=count, is_truncated=is_truncated)
+        for count, is_truncated in lengths
     ]
-    chance = 2 / 20
-    expected = math.fsum((1 - chance) ** before for before in range(30))  # tokens that are reached
-    assert expected_tokens(generations, 30) == pytest.approx(expected)
-    assert expected_tokens(generations, 1) == pytest.approx(1.0)
-
-
-def test_generations_that_never_ended_take_the_most():
-    assert expected_tokens([generation(8, is_truncated=True)] * 3, 100) == 100
-    assert expected_tokens([], 7) == 7
-
-
-def test_generations_that_end_at_once_take_a_token():
-    assert expected_tokens([generation(1, is_truncated=False)] * 3, 100) == pytest.approx(1.0)
+    assert expected_tokens(generations, most) == pytest.approx(expected)

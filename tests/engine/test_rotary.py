@@ -127,37 +127,25 @@ def test_a_stretched_model_runs_in_a_stream(kind: str):
 
 
 @pytest.mark.parametrize('kind', STRETCHED)
-def test_training_goes_on_as_if_nothing_longer_had_been_run(kind: str):
-    """To the last bit, with rows of exactly the base, at which dynamic NTK does not reset itself.
-
-    Mutation: the rotary embedding left with what it was given.
-    """
-    model = networks.stretched(kind)
-    (rotary_embedding,) = [module for module in model.modules() if hasattr(module, 'inv_freq')]
-    ids = torch.arange(BASE)[None] % networks.VOCABULARY
-    before, state = networks.logits_of(model, ids[0].tolist()), dict(vars(rotary_embedding))
-    language_model = CausalLanguageModel(model, device=CPU, rotary=networks.rotary(kind))
-    batches = plan(rows_around_the_base(), tokens_per_batch=90, rotary=language_model.rotary)
-    networks.run(language_model, batches)
-    handle = model.model.layers[1].mlp.register_forward_pre_hook(lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        language_model.run(batches[0])
-    handle.remove()
-    assert vars(rotary_embedding) == state
-    assert torch.equal(networks.logits_of(model, ids[0].tolist()), before)
-
-
-@pytest.mark.parametrize('kind', STRETCHED)
-def test_long_rows_of_training_change_no_score(kind: str):
-    """Dynamic NTK keeps the longest row that it has seen. Mutation: no `forget_lengths`."""
-    model, rotary = networks.stretched(kind), networks.rotary(kind)
-    networks.logits_of(model, [5] * 100)
-    requests = rows_around_the_base()
-    outputs = networks.run(
-        CausalLanguageModel(model, device=CPU, rotary=rotary), plan(requests, tokens_per_batch=90, rotary=rotary)
-    )
-    expected = [value for sums in sums_by_row(kind, 0) for value in sums]
-    np.testing.assert_allclose(networks.sums_of(outputs, requests), expected, rtol=0, atol=2e-5)
+def test_training_and_evaluation_do_not_change_each_others_frequencies(kind: str):
+    """To the last bit, with rows of exactly the base, at which dynamic NTK does not reset itself, and after long rows,
+    the longest of which it keeps. Mutations: the rotary embedding left as it was run; no `reset_length`."""
+    model, rotary, requests = networks.stretched(kind), networks.rotary(kind), rows_around_the_base()
+    (embedding,) = [module for module in model.modules() if hasattr(module, 'inv_freq')]
+    language_model = CausalLanguageModel(model, device=CPU, rotary=rotary)
+    batches = plan(requests, tokens_per_batch=90, rotary=rotary)
+    for length in (BASE, 100):
+        ids = [token % networks.VOCABULARY for token in range(length)]
+        before, state = networks.logits_of(model, ids), dict(vars(embedding))
+        outputs = networks.run(language_model, batches)
+        expected = [value for sums in sums_by_row(kind, 0) for value in sums]
+        np.testing.assert_allclose(networks.sums_of(outputs, requests), expected, rtol=0, atol=2e-5)
+        handle = model.model.layers[1].mlp.register_forward_pre_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            language_model.run(batches[0])
+        handle.remove()
+        assert vars(embedding) == state
+        assert torch.equal(networks.logits_of(model, ids), before)
 
 
 def test_the_length_that_decides_is_that_of_the_longest_row_as_it_is_asked():
