@@ -1,4 +1,4 @@
-"""Requests for replies, writers of them, and what a network writes alone."""
+"""Generation requests, engines that run them, and the generations of a plain network."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WAY_OF = {
 
 
 class Letters:
-    """A tokenizer with a letter for each token."""
+    """A tokenizer with one letter per token."""
 
     def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
         return {'input_ids': [1]}
@@ -38,17 +38,17 @@ class Letters:
 
 
 def letters(ids: Sequence[int]) -> str:
-    """The text of some tokens."""
+    """Return the text of some tokens."""
     return Letters().decode(ids)
 
 
 def tokens(text: str) -> list[int]:
-    """The tokens of a text."""
+    """Return the tokens of a text."""
     return [ord(letter) - FIRST_LETTER for letter in text]
 
 
 def request(row: int, context: Sequence[int], max_new_tokens: int, *, sample: int = 0, **more: Any) -> GenerateRequest:
-    """A request of plain numbers."""
+    """Return a request from plain numbers."""
     return GenerateRequest(
         key=ItemKey('t/0-shot', row, sample=sample),
         context=np.array(context, dtype=np.int32),
@@ -58,7 +58,7 @@ def request(row: int, context: Sequence[int], max_new_tokens: int, *, sample: in
 
 
 def mixed_requests(**more: Any) -> list[GenerateRequest]:
-    """Prompts of 1 to 39 tokens and replies of 1 to 12, one prompt four times and one twice."""
+    """Return requests with prompts of 1 to 39 tokens and generations of 1 to 12, one prompt four times, one twice."""
     rng = np.random.default_rng(1)
     shapes = [(39, 5), (1, 12), (17, 1), (6, 9), (23, 4), (3, 7), (12, 10), (30, 2)]
     found = [request(row, networks.draw(rng, length), count, **more) for row, (length, count) in enumerate(shapes)]
@@ -67,33 +67,33 @@ def mixed_requests(**more: Any) -> list[GenerateRequest]:
 
 
 def pool_of(requests: Sequence[GenerateRequest], num_rows: int = 4, tokens_per_batch: int = 100) -> Pool:
-    """All requests in one pool."""
+    """Return one pool with all requests."""
     return Pool(requests=tuple(requests), num_rows=num_rows, tokens_per_batch=tokens_per_batch)
 
 
 def writer_of(model: Any, way: str | None = None, *, end_ids: Sequence[int] = (), **more: Any) -> ReplyWriter:
-    """A writer with the way that the probe finds, or with a given one."""
+    """Return a writer with the attention backend that the probe finds, or a given one."""
     writer = ReplyWriter(CausalLanguageModel(model, device=CPU, **more), ReplyDecoder(Letters(), end_ids))
     writer.way = way or probe_replies(writer, vocabulary=networks.VOCABULARY, longest=LONGEST).way
     return writer
 
 
 def run(writer: ReplyWriter, requests: Sequence[GenerateRequest], num_rows: int = 4, **more: Any) -> list[Generation]:
-    """The replies, written in one pool."""
+    """Return the generations, run in one pool."""
     found = writer.run(pool_of(requests, num_rows, **more))
     assert [one.key for one in found] == [one.key for one in requests]
     return found
 
 
 def texts(writer: ReplyWriter, requests: Sequence[GenerateRequest], num_rows: int = 4, **more: Any) -> list[str]:
-    """The texts of replies that are all of finite numbers."""
+    """Return the texts of generations, checked to come from finite logits."""
     found = run(writer, requests, num_rows, **more)
     assert all(one.is_finite for one in found)
     return [one.text for one in found]
 
 
 def written_alone(model: Any, requests: Sequence[GenerateRequest], hidden: int = -1) -> list[list[int]]:
-    """What transformers' own `generate` writes to each request, one at a time, the most probable token at each step.
+    """Return what transformers' own greedy `generate` gives for each request, one at a time.
 
     A hidden token is masked in prompts.
     """
@@ -110,13 +110,13 @@ def written_alone(model: Any, requests: Sequence[GenerateRequest], hidden: int =
 
 
 def until(ids: Sequence[int], end: int) -> list[int]:
-    """The tokens up to the first end."""
+    """Return the tokens up to the first end token."""
     ids = list(ids)
     return ids[: ids.index(end) + 1] if end in ids else ids
 
 
 def common_token(written: Sequence[Sequence[int]]) -> int:
-    """A token that ends some of the replies early if it ends them, but not all."""
+    """Return a token that, as an end token, would end some of the generations early, but not all."""
     inner = [set(ids[:-1]) for ids in written]
     counts = {token: sum(token in ids for ids in inner) for token in set().union(*inner)}
     return min(counts, key=lambda token: (abs(counts[token] - len(written) // 3), token))
