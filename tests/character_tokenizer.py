@@ -7,7 +7,7 @@ from typing import Any
 
 
 class CharacterTokenizer:
-    """A tokenizer for tests: a token per character, its code point; bos 1 in front when special tokens are wanted."""
+    """A tokenizer with a token per character, its code point, after bos 1 if special tokens are wanted."""
 
     eos_token_id = 2
     pad_token_id = 0
@@ -23,5 +23,5 @@ class CharacterTokenizer:
         return {'input_ids': [special + [ord(character) for character in text] for text in texts]}
 
     def decode(self, ids: Sequence[int], **_: Any) -> str:
-        """Their characters."""
+        """Return the characters of the ids."""
         return ''.join(map(chr, ids))

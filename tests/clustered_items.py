@@ -1,4 +1,4 @@
-"""Items with credits and clusters, and standard errors by the usual formula, for tests of statistics."""
+"""Items with scores and clusters, and standard errors by the usual formula, for tests of statistics."""
 
 import math
 import statistics
@@ -30,7 +30,7 @@ def item(row: int, credit: float | None, cluster: str = '', *, task: str = 'a/0-
 
 
 def named(letter: str) -> str:
-    """A cluster's name, 16 hexadecimal digits."""
+    """Return a cluster's name, 16 hexadecimal digits."""
     return letter * 16
 
 
@@ -47,7 +47,7 @@ def credits_of(task: str, credits: Sequence[float]) -> Measure:
 
 
 def interval(measure: Measure) -> tuple[float, float] | None:
-    """The 95 % interval, None where there is no error."""
+    """Return the 95 % interval, None if there is no error."""
     if measure.value is None or measure.standard_error is None:
         return None
     return measure.value - CONFIDENT * measure.standard_error, measure.value + CONFIDENT * measure.standard_error

@@ -1,4 +1,4 @@
-"""The code blocks and inline code of documentation, as values.
+"""Parse the code blocks and inline code of the documentation.
 
 A block that cannot be run has `<!-- not run: reason -->` on the line before it: its commands are checked and its Python
 is compiled all the same. `title="name"` in the first line of a block writes it to that file.
@@ -25,7 +25,7 @@ OPERATORS = ('&&', '|', ';')
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """A fenced block; `line` is that of its text in the page, from 1."""
+    """A fenced block; `line` is the line of its text in the page, from 1."""
 
     page: Path
     line: int
@@ -40,12 +40,12 @@ class Block:
 
     @property
     def commands(self) -> list[list[str]]:
-        """The words of each command of a bash block; comments are left out."""
+        """Return the words of each command of a bash block, without comments."""
         return commands_of(self.text)
 
 
 def commands_of(text: str) -> list[list[str]]:
-    """The words of each command line; `&&` and `|` end a command, `>` and what follows are left out."""
+    """Return the words of each command; `&&` and `|` end a command, `>` and what follows are dropped."""
     found: list[list[str]] = []
     for line in text.replace('\\\n', ' ').splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars='&|;>')
@@ -62,7 +62,7 @@ def commands_of(text: str) -> list[list[str]]:
 
 
 def blocks_of(page: Path) -> list[Block]:
-    """The fenced blocks of a page, in order."""
+    """Return the fenced blocks of a page, in order."""
     blocks, before = [], None
     for token in MarkdownIt().parse(page.read_text('utf-8')):
         if token.type == 'fence' and token.map is not None:
@@ -86,7 +86,7 @@ def blocks_of(page: Path) -> list[Block]:
 
 
 def inline_code(page: Path) -> list[str]:
-    """The inline code of a page, with single spaces."""
+    """Return the inline code of a page, with single spaces."""
     found: list[str] = []
 
     def walk(tokens: list[Token]) -> None:
@@ -100,7 +100,7 @@ def inline_code(page: Path) -> list[str]:
 
 
 def sessions_of(block: Block) -> list[tuple[str, list[str]]]:
-    """Commands after `$ `, each with the lines that it prints."""
+    """Return the commands after `$ `, each with the lines that it prints."""
     sessions: list[tuple[str, list[str]]] = []
     for line in block.text.splitlines():
         if line.startswith(PROMPT):

@@ -1,4 +1,4 @@
-"""A disk that fails at a chosen operation, or on which nothing happens from then on, as after a kill."""
+"""A disk that fails at a chosen operation, or at all from then on, as after a kill."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ OPERATIONS = ((io, 'open'), *((os, name) for name in OF_OS))
 
 @contextlib.contextmanager
 def failing_disk(at: int | None = None, *, killed: bool = False) -> Iterator[list[str]]:
-    """Fail the operation with the number `at`, and with `killed` all that follow; yields the names of those so far.
+    """Fail the operation with the number `at`, and with `killed` all that follow; yield the names of those so far.
 
-    What is on the disk is then what a process leaves that is killed right before the operation.
+    The disk then holds what a process leaves that is killed right before the operation.
     """
     done: list[str] = []
     io_open = io.open
 
     def failing(name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any, **keys: Any) -> Any:
-            if operation is io_open and not set('wxa') & set(arguments[1]):  # what is read is no matter
+            if operation is io_open and not set('wxa') & set(arguments[1]):  # reading never fails
                 return operation(*arguments, **keys)
             done.append(name)
             number = len(done) - 1

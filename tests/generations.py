@@ -29,7 +29,7 @@ LAYOUT_OF = {
 
 
 class Letters:
-    """A tokenizer with a letter for each token."""
+    """A tokenizer with one letter per token."""
 
     def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
         return {'input_ids': [1]}
@@ -39,17 +39,17 @@ class Letters:
 
 
 def letters(ids: Sequence[int]) -> str:
-    """The text of some tokens."""
+    """Return the text of some tokens."""
     return Letters().decode(ids)
 
 
 def tokens(text: str) -> list[int]:
-    """The tokens of a text."""
+    """Return the tokens of a text."""
     return [ord(letter) - FIRST_LETTER for letter in text]
 
 
 def request(row: int, context: Sequence[int], max_new_tokens: int, *, sample: int = 0, **more: Any) -> GenerateRequest:
-    """A request of plain numbers."""
+    """Return a request from plain numbers."""
     return GenerateRequest(
         key=ItemKey('t/0-shot', row, sample=sample),
         context=np.array(context, dtype=np.int32),
@@ -113,7 +113,7 @@ def generated_alone(model: Any, requests: Sequence[GenerateRequest], hidden: int
 
 
 def until(ids: Sequence[int], end: int) -> list[int]:
-    """The tokens up to the first end."""
+    """Return the tokens up to the first end token."""
     ids = list(ids)
     return ids[: ids.index(end) + 1] if end in ids else ids
 

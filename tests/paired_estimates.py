@@ -1,6 +1,6 @@
-"""Differences of `compared_runs` a second time, by numpy over samples and over the rows themselves.
+"""Independent computation of the differences of `compared_runs`, with NumPy, from samples and rows.
 
-Clusters, sizes of texts and weights are taken from the rows here, not from what the program says of them.
+Clusters, text sizes and weights come from the rows, not from the program.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Value = Callable[[Sample], float]
 
 
 def cluster_of(key: str, row: int) -> str:
-    """What a row has in common with others, out of the row."""
+    """Return what a row shares with the others of its cluster."""
     return ROWS[key][row].get('passage') or ROWS[key][row]['context']
 
 
@@ -32,7 +32,7 @@ def credit(sample: Sample) -> float:
 
 
 def bits_per_byte(key: str) -> Value:
-    """Of the right continuation's text as it stands in the data."""
+    """Return the bits per byte of the gold continuation's text in the data."""
 
     def bits(sample: Sample) -> float:
         row = ROWS[key][sample['row']]
@@ -43,7 +43,7 @@ def bits_per_byte(key: str) -> Value:
 
 
 class Estimate:
-    """A number, and what each cluster adds to its deviation."""
+    """A number, and each cluster's part of its deviation."""
 
     def __init__(self, value: float, parts: Mapping[str, float]) -> None:
         self.value, self.parts = value, dict(parts)
@@ -60,7 +60,7 @@ class Estimate:
 
 
 def mean_of(values: Sequence[float], clusters: Sequence[str]) -> Estimate:
-    """arXiv 2411.00640, with G / (G - 1)."""
+    """Return the mean with clustered errors (arXiv 2411.00640, with G / (G - 1))."""
     deviations = np.array(values) - np.mean(values)
     parts = {name: deviations[[one == name for one in clusters]].sum() for name in set(clusters)}
     scale = math.sqrt(len(parts) / (len(parts) - 1)) / len(values)
@@ -78,7 +78,7 @@ def combined(estimates: Iterable[Estimate], weights: Iterable[float]) -> Estimat
 
 
 def over_items(key: str, rows: Sequence[int], values: Sequence[float]) -> Estimate:
-    """The mean of a task's items, or the plain mean over its categories."""
+    """Return the mean of a task's items, or the mean over its categories."""
     groups: dict[str | None, list[int]] = defaultdict(list)
     for place, row in enumerate(rows):
         groups[ROWS[key][row].get('category')].append(place)
@@ -90,7 +90,7 @@ def over_items(key: str, rows: Sequence[int], values: Sequence[float]) -> Estima
 
 
 def paired(key: str, first: Path, second: Path, value: Value = credit) -> Estimate:
-    """The mean of the items' differences, over the items that both runs have scored."""
+    """Return the mean difference over the items that both runs have scored."""
     ours, theirs = (
         {sample['row']: value(sample) for sample in samples_of(run, key) if sample['credit'] is not None}
         for run in (first, second)
@@ -100,7 +100,7 @@ def paired(key: str, first: Path, second: Path, value: Value = credit) -> Estima
 
 
 def composites_of(tasks: Mapping[str, Estimate], sizes: Mapping[str, int]) -> dict[str, Estimate]:
-    """Categories and averages of differences, or of slopes, in which baselines are no more than a scale."""
+    """Return categories and averages of differences or slopes, where baselines only scale."""
     found = {}
     for name, members in CATEGORIES.items():
         whole = sum(sizes[key] for key in members)
@@ -112,7 +112,7 @@ def composites_of(tasks: Mapping[str, Estimate], sizes: Mapping[str, int]) -> di
 
 
 def score_differences(first: Path, second: Path) -> dict[str, Estimate]:
-    """Of each question's share of right variants, and of its pairs of variants with one answer."""
+    """Return the differences of each question's share of right variants and of agreeing pairs."""
     shares = []
     for run in (first, second):
         groups: dict[tuple[str, int], list[Sample]] = defaultdict(list)
@@ -136,7 +136,7 @@ def agreement(group: Sequence[Sample]) -> float:
 
 
 def shown(sample: Sample) -> list[str]:
-    """The options of a question as a variant has them."""
+    """Return the options of a question as a variant shows them."""
     options, gold = ['x', 'y', 'z'], sample['row'] % 3
     perturbation, _, letter = sample['variant'].partition(':')
     if perturbation == 'option_order':
@@ -146,7 +146,7 @@ def shown(sample: Sample) -> list[str]:
 
 
 def holm_of(p_values: Mapping[str, float]) -> dict[str, float]:
-    """Of p_j <= p_i, the largest of p_j times how many p are not below p_j."""
+    """Return Holm's p-values: the largest of p_j times the number of p not below p_j, over p_j <= p_i."""
     numbers = np.array(list(p_values.values()))
     return {
         name: max(min(1.0, one * int((numbers >= one).sum())) for one in numbers if one <= value)
@@ -155,7 +155,7 @@ def holm_of(p_values: Mapping[str, float]) -> dict[str, float]:
 
 
 def check_differences(found: Mapping[str, Any], expected: Mapping[str, Estimate]) -> None:
-    """Everything that JSON has of a group of differences but the runs' own numbers."""
+    """Check all values of a group of differences in the JSON output."""
     assert list(found) == list(expected)
     corrected = holm_of({name: estimate.p_value for name, estimate in expected.items()})
     for name, estimate in expected.items():

@@ -1,4 +1,4 @@
-"""Where things are, for tests."""
+"""Paths that the tests use."""
 
 from pathlib import Path
 

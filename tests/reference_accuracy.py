@@ -41,10 +41,10 @@ def reference_accuracy(
     labels: Sequence[str] = (),
     own_labels: Mapping[QuestionKey, str] | None = None,
 ) -> ReferenceAccuracy:
-    """The reference's accuracies. MMLU-Pro's are `macro`, by category; of option order as `reference_consistency_rate`.
+    """Return the reference's accuracies. MMLU-Pro's are `macro`; option order as in `reference_consistency_rate`.
 
-    A letter is right where it is equal to the gold's; where there are no letters the credit says so. Raises ValueError
-    where a variant is unscored.
+    A letter is right if it equals the gold's; without letters the score decides. Raise ValueError if a variant is
+    unscored.
     """
     if reason := missing_reason(results):
         raise ValueError(f'the reference has no accuracy: {reason}')
@@ -79,7 +79,7 @@ def marks(
     question: QuestionKey,
     own_labels: Mapping[QuestionKey, str] | None,
 ) -> dict[str, bool]:
-    """Whether each variant of a question is right, in the reference's variants."""
+    """Return whether each of the reference's variants of a question is right."""
     if not group[0].variant.startswith(OPTION_ORDER):
         return {result.variant: is_right(result) for result in group}
     given = answers_by_label(group)
@@ -90,12 +90,12 @@ def marks(
 
 
 def is_right(result: VariantResult) -> bool:
-    """Whether the reference's answer is right, by its letter; that of a problem by its credit."""
+    """Return whether the reference's answer is right, by its letter; for a problem by its score."""
     return result.reference_answer == result.gold if result.gold else result.credit == 1
 
 
 def rounded_accuracy(right: Sequence[tuple[str | None, bool]], *, macro: bool) -> float:
-    """The share of right ones (macro: of a category, then over categories), rounded as NumPy rounds."""
+    """Return the accuracy (macro: per category, then over categories), rounded as NumPy rounds."""
     categories: dict[str | None, list[bool]] = {}
     for category, is_right in right:
         categories.setdefault(category if macro else None, []).append(is_right)

@@ -1,4 +1,4 @@
-"""Files that a reader finds whole or not at all."""
+"""Files that readers find complete or not at all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OLD, NEW = b'old' * 5000, [b'new' * 9000, memoryview(b'est')]
 OPERATIONS = ['mkdir', 'open', 'fsync', 'replace', 'open', 'fsync']
 
 
-def test_a_file_is_on_the_disk_before_it_gets_its_name_and_its_name_before_the_writer_returns(tmp_path: Path):
+def test_a_file_is_synced_before_it_is_renamed_and_its_folder_after(tmp_path: Path):
     with failing_disk() as done:
         write_atomically(tmp_path / 'a', NEW)
     assert done == OPERATIONS
@@ -25,9 +25,11 @@ def test_a_file_is_on_the_disk_before_it_gets_its_name_and_its_name_before_the_w
 
 
 @pytest.mark.parametrize('killed', [False, True])
-@pytest.mark.parametrize('at', range(1, len(OPERATIONS)))  # the folder is there: making it may fail
+@pytest.mark.parametrize('at', range(1, len(OPERATIONS)))  # the folder exists: creating it may fail
 @pytest.mark.parametrize('before', [None, OLD])
-def test_whatever_fails_there_is_the_old_file_or_the_new(tmp_path: Path, at: int, killed: bool, before: bytes | None):
+def test_after_any_failure_there_is_the_old_file_or_the_new(
+    tmp_path: Path, at: int, killed: bool, before: bytes | None
+):
     path = tmp_path / 'a'
     if before is not None:
         path.write_bytes(before)
@@ -41,7 +43,7 @@ def test_whatever_fails_there_is_the_old_file_or_the_new(tmp_path: Path, at: int
     assert all(name.startswith('.') and name.endswith(UNFINISHED) for name in others)
 
 
-def test_nothing_is_left_where_the_content_cannot_be_made(tmp_path: Path):
+def test_an_error_in_the_content_leaves_no_file(tmp_path: Path):
     def content() -> Iterator[bytes]:
         yield b'begun'
         raise ValueError('no more')
@@ -51,7 +53,7 @@ def test_nothing_is_left_where_the_content_cannot_be_made(tmp_path: Path):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_user_says_who_may_read_a_file(tmp_path: Path):
+def test_permissions_follow_the_umask(tmp_path: Path):
     before = os.umask(0o027)
     try:
         write_atomically(tmp_path / 'below' / 'a', [b''])
@@ -61,8 +63,8 @@ def test_the_user_says_who_may_read_a_file(tmp_path: Path):
 
 
 @pytest.mark.parametrize(('number', 'is_error'), [(errno.EINVAL, False), (errno.ENOTSUP, False), (errno.EIO, True)])
-def test_file_systems_that_do_not_sync_folders_are_no_error(tmp_path: Path, number: int, is_error: bool):
-    with mock.patch('os.fsync', side_effect=OSError(number, 'as a network file system')):
+def test_file_systems_that_cannot_sync_folders_are_no_error(tmp_path: Path, number: int, is_error: bool):
+    with mock.patch('os.fsync', side_effect=OSError(number, 'as on a network file system')):
         if is_error:
             with pytest.raises(OSError, match='as a network'):
                 sync_folder(tmp_path)

@@ -1,4 +1,4 @@
-"""The dashboards' scripts name charts of keys that were really logged."""
+"""The dashboard scripts define charts of logged keys."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ RECORD = {
 }
 
 
-def test_each_chart_holds_the_keys_that_belong_together_and_have_values():
+def test_charts_group_the_keys_that_have_values():
     score = 'icl/metrics/score/mmlu_pro'
     assert panels_of(RECORD) == [
         Panel('Composites', 'averages', ('icl/metrics/eval_gauntlet/default_average',)),
@@ -95,4 +95,4 @@ def test_a_folder_without_records_is_an_error_that_names_it(tmp_path: Path, scri
         [sys.executable, ROOT / 'scripts' / 'dashboards' / script, tmp_path, *options], capture_output=True, text=True
     )
     assert done.returncode == 2
-    assert done.stderr == f'error: {tmp_path}: there is no results.json at or below it\n'
+    assert done.stderr.startswith(f'error: {tmp_path}: ') and 'Traceback' not in done.stderr

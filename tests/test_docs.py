@@ -1,4 +1,4 @@
-"""Documentation names what there is, all of it, and its site is made of itself alone."""
+"""The documentation names existing code, links and options, and its site loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ from llmfoundry_gauntlet.config.tasks import SETTINGS, TaskSpec
 LINK = re.compile(r'\]\(([^)#\s]+)(?:#([\w-]+))?\)')
 TEXT = (ROOT / 'docs' / 'architecture.md').read_text('utf-8')
 NAMES = sorted(set(re.findall(r'`([a-z_]+(?:\.\w+)+)`', TEXT)) - {'results.json'})
-ROOMS = sorted(set(re.findall(r'`([a-z]+)`', ''.join(line for line in TEXT.splitlines() if line.startswith('| `')))))
+PACKAGES = sorted(set(re.findall(r'`([a-z]+)`', ''.join(line for line in TEXT.splitlines() if line.startswith('| `')))))
 TESTS = sorted(set(re.findall(r'`(tests/[\w/]+\.py)`', TEXT)))
 
 
 @pytest.mark.parametrize('name', NAMES)
-def test_a_name_of_the_architecture_is_there(name: str):
+def test_names_in_the_architecture_exist(name: str):
     *module, last = name.split('.')
     package = importlib.import_module('.'.join(('llmfoundry_gauntlet', *module)))
     if not hasattr(package, last):
         importlib.import_module(f'llmfoundry_gauntlet.{name}')
 
 
-def test_the_rooms_are_those_of_the_package():
+def test_the_architecture_lists_every_package():
     folder = ROOT / 'llmfoundry_gauntlet'
     there = {path.stem for path in folder.iterdir() if path.suffix == '.py' or (path / '__init__.py').is_file()}
-    assert set(ROOMS) == there - {'__init__', '__main__'}
+    assert set(PACKAGES) == there - {'__init__', '__main__'}
 
 
-def test_the_tests_of_the_architecture_are_there():
+def test_tests_in_the_architecture_exist():
     assert len(TESTS) > 10
     assert [name for name in TESTS if not (ROOT / name).is_file()] == []
 
 
 def heads_of(page: Path) -> set[str]:
-    """The anchors of a page's headings, as a link has them."""
+    """Return the anchors of a page's headings."""
     heads = re.findall(r'^#+ (.+)$', page.read_text('utf-8'), re.MULTILINE)
     return {re.sub(r'\s+', '-', re.sub(r'[^\w\s-]', '', head).strip().lower()) for head in heads}
 
@@ -64,7 +64,7 @@ def test_links_lead_to_files_and_headings(page: Path):
 
 @pytest.fixture(scope='module')
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The documentation, built as `make docs` does."""
+    """Build the documentation as `make docs` does."""
     folder = tmp_path_factory.mktemp('site')
     command = [sys.executable, '-m', 'mkdocs', 'build', '--strict', '--quiet', '--site-dir', str(folder)]
     environment = {**os.environ, 'NO_MKDOCS_2_WARNING': '1'}
@@ -84,7 +84,7 @@ def test_the_site_loads_nothing_from_elsewhere(site: Path):
     assert {name: loads.findall(page) for name, page in pages.items() if loads.search(page)} == {}
 
 
-def test_the_block_of_a_training_has_every_setting_with_its_default():
+def test_the_training_page_shows_every_setting_with_its_default():
     [block] = [block for block in blocks_of(ROOT / 'docs' / 'training.md') if block.language == 'yaml']
     shown = yaml.safe_load(block.text)['callbacks']['eval_gauntlet']
     fields = {field.name: field.default for field in dataclasses.fields(EvaluationSettings)}
@@ -105,7 +105,7 @@ def test_the_readme_has_every_command():
     assert [name for name in wanted if not any(text.startswith(name) for text in spoken)] == []
 
 
-def test_the_page_on_tasks_has_every_key_of_all_tasks():
+def test_the_page_on_tasks_has_every_task_key():
     spoken = set(re.findall(r'\w+', ' '.join(inline_code(ROOT / 'docs' / 'own_task.md'))))
     elsewhere = {*SETTINGS, 'label', 'dataset_uri', 'num_fewshot', 'metric_names', 'generation_kwargs'}
     assert {field.name for field in dataclasses.fields(TaskSpec)} - elsewhere <= spoken

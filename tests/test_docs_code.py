@@ -1,4 +1,4 @@
-"""The code of documentation does what it says: commands parse and run, YAML decodes, Python runs."""
+"""The code in the documentation works: commands parse and run, YAML decodes, Python runs."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from llmfoundry_gauntlet.evaluation.suite import load_gauntlet, load_suite
 BLOCKS = [block for page in TEXTS for block in blocks_of(page)]
 RUN_BY = {'python_api.md': 'tests/results/report/test_frames.py'}
 TROUBLE = ROOT / 'docs' / 'troubleshooting.md'
-UNKNOWN = '...'  # stands for whatever a message has there
+UNKNOWN = '...'  # stands for any text in a message
 LANGUAGES = {'', 'bash', 'json', 'python', 'text', 'toml', 'yaml'}
-SYSTEM = {'.', 'export', 'git', 'python3.11', 'ulimit'}  # programs of which nothing is checked
+SYSTEM = {'.', 'export', 'git', 'python3.11', 'ulimit'}  # programs whose arguments are not checked
 TARGETS = set(re.findall(r'^([\w-]+):', (ROOT / 'Makefile').read_text(), re.MULTILINE))
 PROJECT = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
 
@@ -44,7 +44,7 @@ def command_tree() -> Any:
 
 
 def command_of(words: list[str]) -> tuple[Any, list[str]]:
-    """The sub-command that the words name, and the words after its name."""
+    """Return the subcommand that the words name, and the words after its name."""
     command, rest = command_tree(), list(words)
     while hasattr(command, 'commands') and rest and not rest[0].startswith('-'):
         assert rest[0] in command.commands, f'there is no command {rest[0]!r}'
@@ -53,9 +53,9 @@ def command_of(words: list[str]) -> tuple[Any, list[str]]:
 
 
 def check_gauntlet(words: list[str]) -> None:
-    """Raises where the words are not what `gauntlet` takes."""
+    """Raise if `gauntlet` does not accept the words."""
     command, rest = command_of(words)
-    if rest or not hasattr(command, 'commands'):  # `gauntlet` alone says where to begin
+    if rest or not hasattr(command, 'commands'):  # `gauntlet` alone prints an introduction
         command.make_context(command.name, list(rest))
 
 
@@ -91,7 +91,7 @@ def check_command(words: list[str]) -> None:
 
 
 def check_yaml(block: Block) -> None:
-    """Decodes a YAML block as what its top keys say that it is."""
+    """Decode a YAML block by its top keys."""
     from llmfoundry_gauntlet.composer.loggers import LOGGERS, check
 
     values: Any = OmegaConf.to_container(OmegaConf.create(block.text))
@@ -113,7 +113,7 @@ def check_yaml(block: Block) -> None:
 
 @pytest.fixture(scope='session')
 def recorded(tiny_llamas: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An evaluation of a tiny model."""
+    """Evaluate a tiny model."""
     from llmfoundry_gauntlet import evaluate
 
     out = tmp_path_factory.mktemp('recorded') / 'run'
@@ -129,7 +129,7 @@ def recorded(tiny_llamas: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture
 def place(tiny_llamas: Path, recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A working directory with what pages take for granted: the project's files, a model, and evaluations."""
+    """Provide a working directory with what pages assume: the project's files, a model, and runs."""
     for name in ('yamls', 'eval_data'):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / 'MODEL').symlink_to(tiny_llamas / 'plain')
@@ -142,7 +142,7 @@ def place(tiny_llamas: Path, recorded: Path, tmp_path: Path, monkeypatch: pytest
 
 
 def names_of(page: Path) -> dict[str, Any]:
-    """What the Python of a page takes for granted."""
+    """Return the names that the Python code of a page assumes."""
     names: dict[str, Any] = {'__name__': '__main__'}
     if page.name == 'README.md':
         from llmfoundry_gauntlet.composer.models import composer_model, open_model
@@ -164,20 +164,20 @@ def run_block(block: Block, names: dict[str, Any]) -> None:
         assert run_cli(*words[1:]) == 0, f'{block.place}: {" ".join(words)}'
 
 
-def test_all_blocks_are_in_a_language_that_is_checked():
+def test_all_blocks_are_in_a_checked_language():
     assert {block.place: block.language for block in BLOCKS if block.language not in LANGUAGES} == {}
     assert len(BLOCKS) > 40
 
 
 @pytest.mark.parametrize('block', named([block for block in BLOCKS if block.language == 'bash']))
-def test_commands_are_there_with_their_options(block: Block):
+def test_commands_and_their_options_exist(block: Block):
     assert block.commands
     for words in block.commands:
         check_command(words)
 
 
 @pytest.mark.parametrize('page', [pytest.param(page, id=page.name) for page in TEXTS])
-def test_commands_within_a_sentence_or_a_table_have_the_options_that_they_name(page: Path):
+def test_inline_commands_have_the_options_they_name(page: Path):
     for text in inline_code(page):
         found = re.fullmatch(r'(?:\.venv/bin/)?gauntlet ([a-z-].*)', text)
         if found is None or '{' in text:
@@ -190,26 +190,20 @@ def test_commands_within_a_sentence_or_a_table_have_the_options_that_they_name(p
         assert {word for word in rest if word.startswith('--')} <= options, f'{page.name}: {text}'
 
 
-@pytest.mark.parametrize('block', named([block for block in BLOCKS if block.language == 'yaml']))
-def test_yaml_decodes(block: Block, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize('block', named([block for block in BLOCKS if block.language in ('json', 'python', 'yaml')]))
+def test_blocks_parse(block: Block, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(ROOT)
-    check_yaml(block)
-
-
-@pytest.mark.parametrize('block', named([block for block in BLOCKS if block.language == 'json']))
-def test_json_is_json(block: Block):
-    text = block.text
-    rows = text.splitlines() if block.title else [text]
-    assert [isinstance(json.loads(row), dict) for row in rows] == [True] * len(rows)
-
-
-@pytest.mark.parametrize('block', named([block for block in BLOCKS if block.language == 'python']))
-def test_python_compiles(block: Block):
-    compile(block.text, block.place, 'exec')
+    if block.language == 'yaml':
+        check_yaml(block)
+    elif block.language == 'python':
+        compile(block.text, block.place, 'exec')
+    else:
+        rows = block.text.splitlines() if block.title else [block.text]
+        assert all(isinstance(json.loads(row), dict) for row in rows)
 
 
 @pytest.mark.parametrize('page', [pytest.param(page, id=page.name) for page in TEXTS if page.name not in RUN_BY])
-def test_the_code_of_a_page_runs(page: Path, place: Path):
+def test_code_of_a_page_runs(page: Path, place: Path):
     names = names_of(page)
     for block in blocks_of(page):
         run_block(block, names)
@@ -227,7 +221,7 @@ def parts_of(line: str) -> list[str]:
 
 
 @pytest.mark.parametrize(('command', 'lines'), sessions())
-def test_a_command_says_what_troubleshooting_shows(
+def test_commands_print_what_troubleshooting_shows(
     command: str, lines: list[str], place: Path, gauntlet: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ):
     for block in blocks_of(TROUBLE):
@@ -242,7 +236,7 @@ def test_a_command_says_what_troubleshooting_shows(
 
 
 def texts_of(path: Path) -> list[str]:
-    """Every text of a module, what is put into it as UNKNOWN."""
+    """Return every string of a module, with UNKNOWN for what is formatted into it."""
     texts = []
     for node in ast.walk(ast.parse(path.read_text('utf-8'))):
         if isinstance(node, ast.JoinedStr):
@@ -261,12 +255,12 @@ def messages() -> list[str]:
 
 @pytest.fixture(scope='module')
 def program() -> str:
-    """All texts of the package, a line each."""
+    """Return all strings of the package."""
     return '\n'.join(text for path in (ROOT / 'llmfoundry_gauntlet').rglob('*.py') for text in texts_of(path))
 
 
 @pytest.mark.parametrize('message', messages())
-def test_a_message_of_troubleshooting_is_one_of_the_program(message: str, program: str):
+def test_messages_in_troubleshooting_exist_in_the_package(message: str, program: str):
     parts = [part for part in parts_of(message) if len(part) > 7]
     assert parts
     assert [part for part in parts if part not in program] == []

@@ -1,4 +1,4 @@
-"""Replies against llm-foundry 0.22.0, as recorded by scripts/record_generation.py on the two fixture models.
+"""Generations against llm-foundry 0.22.0, as recorded by scripts/record_generation.py on the two fixture models.
 
 The real rows are read from ../shared/data; the fixtures hold numbers, row numbers and digests alone.
 """
@@ -60,7 +60,7 @@ def generator(model: str) -> TextGenerator:
 
 
 def plan_case(case: dict[str, Any], model: str, data_root: Path, folder: Path) -> PlannedEvaluation:
-    """A recorded case as we plan it with the reference's semantics."""
+    """Plan a recorded case with the reference's semantics."""
     lines = (data_root / case['path']).read_text(encoding='utf-8').split('\n')
     (folder / 'rows.jsonl').write_text(''.join(f'{lines[row]}\n' for row in case['rows']), encoding='utf-8')
     settings = decode_settings(
@@ -77,7 +77,7 @@ def digest(data: str | bytes) -> str:
 
 
 def check_item(item: dict[str, Any], reply: Generation, result: ItemResult, normalized: bool) -> None:
-    """The reply character by character, and its mark."""
+    """Check a generation character by character, and its score."""
     if 'before_stop' in item:
         assert digest(result.text) == item['before_stop']
     else:
@@ -88,7 +88,7 @@ def check_item(item: dict[str, Any], reply: Generation, result: ItemResult, norm
 
 
 def check_prompts(planned: PlannedEvaluation, case: dict[str, Any], items: dict[int, dict[str, Any]]) -> None:
-    """Token ids and limits of all requests."""
+    """Check token ids and limits of all requests."""
     for key, planned_item in planned.items.items():
         request, item = planned_item.request, items[case['rows'][key.row]]
         assert request.max_new_tokens == case['max_new_tokens']
@@ -115,7 +115,7 @@ def check_replies(
 
 @pytest.mark.parametrize(('model', 'index'), CASES, ids=NAMES)
 def test_prompts_replies_and_marks_are_those_of_the_reference(model: str, index: int, real_data: Path, tmp_path: Path):
-    """Prompts in token ids, texts and marks equal; where replies are long, of the first items alone."""
+    """Compare token ids, texts and scores; of long generations only those of the first items."""
     case = recorded(model)['cases'][index]
     items = {item['row']: item for item in case['items']}
     planned = plan_case(case, model, real_data, tmp_path)
@@ -129,7 +129,7 @@ def test_prompts_replies_and_marks_are_those_of_the_reference(model: str, index:
 @pytest.mark.slow
 @pytest.mark.parametrize(('model', 'index'), CASES, ids=NAMES)
 def test_all_replies_and_metrics_are_those_of_the_reference(model: str, index: int, real_data: Path, tmp_path: Path):
-    """60 rows of each of the four files with the task's keys."""
+    """Run 60 rows of each of the four files with the keys of its task."""
     case = recorded(model)['cases'][index]
     planned = plan_case(case, model, real_data, tmp_path)
     results = check_replies(planned, case, {item['row']: item for item in case['items']}, model, list(planned.pools))

@@ -1,4 +1,4 @@
-"""Policies: what is public, what an import may load, which way imports go, and that every shipped YAML is right."""
+"""Public names, lazy imports, layers, and the YAML files and data of the package."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ SOURCES = {'tasks': 'icl_tasks', 'gauntlet': 'eval_gauntlet', 'score': 'score'}
 HEAVY = ('torch', 'composer', 'transformers', 'datasets', 'pandas', 'altair')
 
 
-def test_all_is_sorted_and_every_name_is_there():
+def test_all_is_sorted_and_every_name_exists():
     names = llmfoundry_gauntlet.__all__
     assert names == sorted(names)
     assert set(names) == set(llmfoundry_gauntlet._HOMES)
@@ -47,7 +47,7 @@ def test_importing_loads_none_of_the_heavy_libraries(statement: str):
     assert done.stdout.strip() == '[]'
 
 
-def test_the_package_says_that_it_has_types():
+def test_the_package_is_typed():
     assert (Path(llmfoundry_gauntlet.__file__).parent / 'py.typed').is_file()
     assert (
         'py.typed'
@@ -57,7 +57,7 @@ def test_the_package_says_that_it_has_types():
     )
 
 
-def test_imports_go_one_way():
+def test_imports_respect_the_layers():
     tool = Path(sys.executable).parent / 'lint-imports'
     done = subprocess.run([tool, '--no-cache'], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stdout
@@ -66,8 +66,8 @@ def test_imports_go_one_way():
 @pytest.mark.parametrize(
     'path', sorted((ROOT / 'yamls').rglob('*.yaml')), ids=lambda path: f'{path.parent.name}-{path.stem}'
 )
-def test_every_shipped_yaml_is_right(path: Path, monkeypatch):
-    """What it names as well: paths in it are relative to the repository."""
+def test_every_yaml_of_the_package_is_valid(path: Path, monkeypatch):
+    """Files that it names are checked too, relative to the repository."""
     monkeypatch.chdir(ROOT)
     values = read_yaml(path)
     if path.parent.name == 'train':
@@ -82,7 +82,7 @@ def test_every_shipped_yaml_is_right(path: Path, monkeypatch):
     assert suite.tasks or suite.gauntlet
 
 
-def test_settings_are_frozen_and_take_names_alone():
+def test_settings_are_frozen_and_keyword_only():
     for module in (score, settings, tasks):
         for name, value in vars(module).items():
             if is_dataclass(value) and value.__module__ == module.__name__:
@@ -90,12 +90,12 @@ def test_settings_are_frozen_and_take_names_alone():
                 assert '__slots__' in vars(value), name
 
 
-def test_every_error_that_a_user_can_mend_is_public():
+def test_every_error_is_public():
     ours = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
     assert ours and ours <= set(llmfoundry_gauntlet.__all__)
 
 
-def test_the_shipped_gauntlet_has_the_tasks_of_the_specification_and_all_data_are_there():
+def test_the_gauntlet_has_the_specified_tasks_and_all_data():
     suite = load_suite(ROOT / 'yamls/tasks/gauntlet_v0.1.yaml', ROOT / 'yamls/gauntlets/eval_gauntlet_v0.1.yaml')
     assert len(suite.tasks) == 57
     assert suite.warnings == ()
@@ -119,7 +119,7 @@ def test_the_shipped_gauntlet_has_the_tasks_of_the_specification_and_all_data_ar
     assert min(map(len, examples.values())) >= 12
 
 
-def test_shots_and_baselines_differ_from_upstream_only_where_the_specification_does(upstream_yamls: Path):
+def test_shots_and_baselines_differ_from_upstream_only_where_specified(upstream_yamls: Path):
     ours = load_suite(ROOT / 'yamls/tasks/gauntlet_v0.1.yaml', ROOT / 'yamls/gauntlets/eval_gauntlet_v0.1.yaml')
     theirs = load_suite(upstream_yamls / 'tasks_v0.1.yaml', upstream_yamls / 'eval_gauntlet_v0.1.yaml')
     shots = {task.label: task.num_fewshot for task in ours.tasks}
@@ -133,7 +133,7 @@ def test_shots_and_baselines_differ_from_upstream_only_where_the_specification_d
     assert baselines(ours).items() >= baselines(theirs).items()
 
 
-def test_golds_of_our_own_rows_are_spread():
+def test_golds_of_the_sample_data_vary():
     """Upstream has two files whose gold is always 0, which rewards a broken scorer."""
     examples = read_data(load_suite(ROOT / 'yamls/tasks/gauntlet_v0.1.yaml'), str(ROOT / 'eval_data')).examples
     for task, rows in examples.items():

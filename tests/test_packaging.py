@@ -1,4 +1,4 @@
-"""The wheel and the sdist: what is in them, and that a wheel alone is enough for the commands that need no model."""
+"""The contents of wheel and sdist; a wheel alone suffices for the commands that need no model."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ PROJECT = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
 
 @pytest.fixture(scope='module')
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of what git tracks."""
+    """Copy the files that git tracks."""
     if not (ROOT / '.git').exists() or shutil.which('git') is None:
-        pytest.skip('this is no clone, so it is not known which files belong to the project')
+        pytest.skip('not a git clone: the files of the project are unknown')
     folder = tmp_path_factory.mktemp('source')
     tracked = subprocess.run(['git', 'ls-files', '-z'], cwd=ROOT, capture_output=True, check=True).stdout
     for name in tracked.decode().rstrip('\0').split('\0'):
@@ -33,7 +33,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def build(source: Path, kind: str, target: Path) -> Path:
-    """Builds a wheel or an sdist by the backend that pyproject.toml names."""
+    """Build a wheel or an sdist with the backend that pyproject.toml names."""
     command = [sys.executable, '-c', BUILD, f'build_{kind}', str(target)]
     done = subprocess.run(command, cwd=source, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -42,7 +42,7 @@ def build(source: Path, kind: str, target: Path) -> Path:
 
 @pytest.fixture(scope='module')
 def sdist(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An sdist, unpacked."""
+    """Build and unpack an sdist."""
     folder = tmp_path_factory.mktemp('sdist')
     with tarfile.open(build(source, 'sdist', folder)) as archive:
         archive.extractall(folder, filter='data')
@@ -51,11 +51,11 @@ def sdist(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope='module')
 def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel, built out of the sdist as pip does."""
+    """Build a wheel from the sdist, as pip does."""
     return build(sdist, 'wheel', tmp_path_factory.mktemp('wheel'))
 
 
-def test_the_wheel_has_all_of_the_package_and_nothing_else(wheel: Path, source: Path):
+def test_the_wheel_has_the_whole_package_and_the_sdist_the_license(wheel: Path, sdist: Path, source: Path):
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if '.dist-info/' not in name}
     package = source / 'llmfoundry_gauntlet'
@@ -68,14 +68,11 @@ def test_the_wheel_has_all_of_the_package_and_nothing_else(wheel: Path, source: 
     }
     assert {'llmfoundry_gauntlet/eval_data/manifest.tsv', 'llmfoundry_gauntlet/yamls/tasks/gauntlet_v0.1.yaml'} < linked
     assert names == own | linked
-
-
-def test_the_sdist_has_licence_and_changes(sdist: Path):
     for name in ('LICENSE', 'CHANGELOG.md', 'README.md', 'pyproject.toml'):
         assert (sdist / name).is_file(), name
 
 
-def test_the_version_stands_in_one_place_and_the_changes_name_it(wheel: Path):
+def test_the_version_is_in_one_place_and_in_the_changelog(wheel: Path):
     with zipfile.ZipFile(wheel) as archive:
         (metadata,) = (name for name in archive.namelist() if name.endswith('.dist-info/METADATA'))
         lines = archive.read(metadata).decode().splitlines()
@@ -85,7 +82,7 @@ def test_the_version_stands_in_one_place_and_the_changes_name_it(wheel: Path):
     assert spoken == []
 
 
-def test_extras_are_for_what_not_everybody_needs():
+def test_optional_dependencies_are_extras():
     heavy = ('wandb', 'mlflow', 'tensorboard', 'boto3', 's3fs', 'altair', 'vl-convert', 'pytest', 'moto')
     assert not [line for line in PROJECT['dependencies'] if line.startswith(heavy)]
     assert set(PROJECT['optional-dependencies']) == {

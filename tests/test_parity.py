@@ -74,7 +74,7 @@ def encoder(model: str) -> Encoder:
 def plan_case(
     model: str, case: dict[str, Any], data_root: Path, folder: Path, layout: str, semantics: str = 'corrected'
 ) -> PlannedEvaluation:
-    """A recorded case as we plan it, with the reference's way of cutting prompts that are too long."""
+    """Plan a recorded case, with the reference's truncation."""
     lines = (data_root / case['path']).read_text(encoding='utf-8').split('\n')
     subset = folder / 'rows.jsonl'
     subset.write_text(''.join(f'{lines[row]}\n' for row in case['rows']), encoding='utf-8')
@@ -92,7 +92,7 @@ def plan_case(
 
 
 def check_prompts(planned: PlannedEvaluation, case: dict[str, Any]) -> None:
-    """Token ids of the recorded prompts, and where their continuations start."""
+    """Check the token ids of the recorded prompts, and where their continuations start."""
     requests = {case['rows'][key.row]: item.request for key, item in planned.items.items()}
     for prompt in case['prompts']:
         request = requests[prompt['row']]
@@ -104,7 +104,7 @@ def check_prompts(planned: PlannedEvaluation, case: dict[str, Any]) -> None:
 
 
 def check_item(item: dict[str, Any], output: ScoreOutput, result: ItemResult) -> None:
-    """Mean losses within 1e-4, the rest equal."""
+    """Check mean losses within 1e-4, and the rest for equality."""
     losses = [float(-values.mean()) for values in output.logprobs]
     np.testing.assert_allclose(losses, item['losses'], atol=1e-4, rtol=0)
     assert list(result.num_tokens) == item['num_tokens']
@@ -145,14 +145,14 @@ def test_items_and_metrics_agree_with_the_reference(
 
 
 def metrics_of(planned: PlannedEvaluation, outputs: dict[ItemKey, ScoreOutput]) -> dict[str, float]:
-    """Every accuracy by its key in the metric stream."""
+    """Check every accuracy by its key in the metric stream."""
     scores = conclude(planned, planned.results(outputs.values()), {}).scores
     return {key: value for score in scores.values() for key, value in task_values(score)}
 
 
 @pytest.mark.parametrize('model', MODELS)
 def test_composites_are_those_of_the_reference(model: str):
-    """Under all weightings, with and without baseline and rescaling, from the recorded accuracies."""
+    """Check all weightings, with and without baseline and rescaling, from the recorded accuracies."""
     content = recorded(model)
     accuracies, sizes = {}, {}
     for case in content['cases']:

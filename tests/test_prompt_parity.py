@@ -25,7 +25,7 @@ CASES = [pytest.param(model, case, id=f'{model}-{case["name"]}') for model, case
 
 
 def requests_of(model: str, case: dict[str, Any], data_root: Path, folder: Path, semantics: str) -> dict[int, Request]:
-    """The requests that we make of a case's rows, by row."""
+    """Return our requests for the rows of a case, by row."""
     transformers = pytest.importorskip('transformers')
     lines = (data_root / case['path']).read_text(encoding='utf-8').split('\n')
     rows = [json.loads(lines[row]) for row in case['rows']]
@@ -46,9 +46,7 @@ def ids_of(request: Request) -> np.ndarray:
 
 
 @pytest.mark.parametrize(('model', 'case'), CASES)
-def test_token_ids_and_limits_are_those_of_the_reference(
-    model: str, case: dict[str, Any], real_data: Path, tmp_path: Path
-):
+def test_token_ids_and_limits_equal_the_references(model: str, case: dict[str, Any], real_data: Path, tmp_path: Path):
     requests = requests_of(model, case, real_data, tmp_path, 'reference')
     assert requests.keys() == {item['row'] for item in case['items']}
     for item in case['items']:
@@ -63,8 +61,8 @@ def test_token_ids_and_limits_are_those_of_the_reference(
 
 
 @pytest.mark.parametrize('model', RECORDED)
-def test_corrected_prompts_are_the_references_unless_truncated(model: str, real_data: Path, tmp_path: Path):
-    """A token a character makes all 12 longer than 1024; without shots to drop they lose as much, but keep bos."""
+def test_corrected_prompts_equal_the_references_unless_truncated(model: str, real_data: Path, tmp_path: Path):
+    """With one token per character all 12 exceed 1024; without shots to drop they lose as much, but keep bos."""
     case = next(case for case in RECORDED[model] if case['name'] == 'conlang_truncated/0-shot')
     requests = requests_of(model, case, real_data, tmp_path, 'corrected')
     is_long = model == 'unigram_characters'

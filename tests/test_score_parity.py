@@ -1,4 +1,4 @@
-"""Our SCORE against lm-eval 0.4.13's on real questions with canned replies, recorded by `scripts/record_score.py`."""
+"""SCORE against lm-eval 0.4.13 on real questions with canned generations, recorded by `scripts/record_score.py`."""
 
 from __future__ import annotations
 
@@ -37,33 +37,33 @@ pytestmark = pytest.mark.skipif(not SCORE.is_dir(), reason=f'{SCORE} is absent: 
 
 
 @dataclass(frozen=True)
-class Marked:
-    """A data set of the recording, and what we make of its rows and replies."""
+class Scored:
+    """A recorded data set, and our evaluation of its rows and generations."""
 
     recorded: dict[str, Any]
     evaluation: Evaluation
     prompts: dict[ItemKey, str]
 
     def tasks(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Perturbation and recording."""
+        """Yield each perturbation with its recording."""
         for task in self.recorded['tasks']:
             yield next(name for name in ACCURACIES if name in task['name']), task
 
     def key(self, item: dict[str, Any], variant: str) -> ItemKey:
-        """The name that we have for one of lm-eval's."""
+        """Return our key of one of lm-eval's items."""
         (task,) = self.evaluation.results
         file = Path(item['file']).stem if 'mmlu' not in item['file'] else None
         return ItemKey(task=task, row=item['row'], file=file, variant=variant)
 
 
 @pytest.fixture(scope='module', params=['mmlu_pro', 'agieval', pytest.param('math', marks=pytest.mark.slow)])
-def marked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Marked:
-    """All rows of a data set's recording, asked and marked."""
-    return mark(request.param, tmp_path_factory.mktemp('data'))
+def scored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Scored:
+    """Evaluate all rows of a recorded data set."""
+    return evaluate(request.param, tmp_path_factory.mktemp('data'))
 
 
 @cache
-def mark(dataset: str, data_root: Path) -> Marked:
+def evaluate(dataset: str, data_root: Path) -> Scored:
     recorded = json.loads((FIXTURES / 'score' / f'{dataset}.json').read_text())
     fixes = {
         entry['problem']: entry['answer']
@@ -92,36 +92,36 @@ def mark(dataset: str, data_root: Path) -> Marked:
         Answer(place='canned', key=key, text=canned.reply(text, seed_of(key.variant) or 0))
         for key, text in prompts.items()
     )
-    return Marked(recorded, score_answers(data, answers), prompts)
+    return Scored(recorded, score_answers(data, answers), prompts)
 
 
-def test_prompts_are_equal_character_by_character(marked: Marked):
+def test_prompts_are_equal_character_by_character(scored: Scored):
     seen = set()
-    for perturbation, task in marked.tasks():
+    for perturbation, task in scored.tasks():
         for item in task['items']:
             digests = item['prompts'] * (5 if perturbation == 'non_greedy' else 1)
             for variant, wanted in zip(task['variants'], digests, strict=True):
-                key = marked.key(item, f'{perturbation}:{variant}')
-                if key not in marked.prompts:  # a label that the question lacks: lm-eval asks it unswapped
-                    key = marked.key(item, f'{perturbation}:{item["gold"]}')
-                assert hashlib.sha256(marked.prompts[key].encode()).hexdigest() == wanted
+                key = scored.key(item, f'{perturbation}:{variant}')
+                if key not in scored.prompts:  # a label that the question lacks: lm-eval asks it unswapped
+                    key = scored.key(item, f'{perturbation}:{item["gold"]}')
+                assert hashlib.sha256(scored.prompts[key].encode()).hexdigest() == wanted
                 seen.add(key)
-    others = {key.variant for key in marked.prompts.keys() - seen}
+    others = {key.variant for key in scored.prompts.keys() - seen}
     assert others <= {'option_order:E'}  # which lm-eval does not ask of AGIEval
 
 
-def test_every_reply_is_read_and_marked_alike(marked: Marked):
-    (results,) = marked.evaluation.results.values()
+def test_every_generation_has_the_same_answer_and_score(scored: Scored):
+    (results,) = scored.evaluation.results.values()
     ours = {result.key: result for result in results}
     num_compared = 0
-    for perturbation, task in marked.tasks():
+    for perturbation, task in scored.tasks():
         for item in task['items']:
             for variant, correct, answer in zip(task['variants'], item['correct'], item['answers'], strict=True):
-                result = ours.get(marked.key(item, f'{perturbation}:{variant}'))
+                result = ours.get(scored.key(item, f'{perturbation}:{variant}'))
                 if result is None:
                     continue
                 assert result.credit == correct
-                if marked.recorded['dataset'] != 'math':
+                if scored.recorded['dataset'] != 'math':
                     letter = reference_letter(result.text)
                     assert answer == letter or answer == f'sha256:{digest(letter)}'
                 else:
@@ -134,11 +134,11 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def test_accuracies_are_equal(marked: Marked):
-    is_macro = marked.recorded['dataset'] == 'mmlu_pro'
-    for perturbation, task in marked.tasks():
-        ours = reference_accuracies(marked, perturbation)
-        by_variant = marked.evaluation.robustness[marked.recorded['dataset']][perturbation].accuracy_by_variant
+def test_accuracies_are_equal(scored: Scored):
+    is_macro = scored.recorded['dataset'] == 'mmlu_pro'
+    for perturbation, task in scored.tasks():
+        ours = reference_accuracies(scored, perturbation)
+        by_variant = scored.evaluation.robustness[scored.recorded['dataset']][perturbation].accuracy_by_variant
         for run in task['runs']:
             reported, unrounded = run['metrics'][task['name']], run['unrounded'][task['name']]
             variants = [run['seed']] if perturbation == 'non_greedy' else task['variants']
@@ -152,8 +152,8 @@ def test_accuracies_are_equal(marked: Marked):
                 assert ours.micro[f'non_greedy:{name.split("_")[1]}'] == pytest.approx(value, abs=1e-9)
 
 
-def reference_accuracies(marked: Marked, perturbation: str) -> ReferenceAccuracy:
-    (task,), (results,) = marked.evaluation.tasks.values(), marked.evaluation.results.values()
+def reference_accuracies(scored: Scored, perturbation: str) -> ReferenceAccuracy:
+    (task,), (results,) = scored.evaluation.tasks.values(), scored.evaluation.results.values()
     is_math = task.spec.dataset == 'math'
     variants, own_labels = [], {}
     for result in results:
@@ -165,9 +165,9 @@ def reference_accuracies(marked: Marked, perturbation: str) -> ReferenceAccuracy
     return reference_accuracy(variants, macro=task.spec.dataset == 'mmlu_pro', labels=labels, own_labels=own_labels)
 
 
-def test_consistency_rates_are_equal(marked: Marked):
-    for perturbation, task in marked.tasks():
-        score = marked.evaluation.robustness[marked.recorded['dataset']][perturbation]
+def test_consistency_rates_are_equal(scored: Scored):
+    for perturbation, task in scored.tasks():
+        score = scored.evaluation.robustness[scored.recorded['dataset']][perturbation]
         if perturbation == 'non_greedy':
             recorded = task['summary']['consistency_rate']
         else:

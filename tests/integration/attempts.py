@@ -1,4 +1,4 @@
-"""Evaluations on some ranks that are killed, or hang: what the tests of it share."""
+"""Helpers of the tests of evaluations that are killed or hang."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ Attempt = Callable[..., list[int]]
 
 
 def said(folder: Path) -> str:
-    """What all attempts have written to standard error."""
+    """Return what all attempts have written to standard error."""
     return (folder / 'errors.txt').read_text()
 
 
 def outcome(out: Path) -> tuple[dict[str, float], dict[str, bytes]]:
-    """Metrics without timings, and every samples file."""
+    """Return the metrics without timings, and every samples file."""
     record = json.loads((out / 'results.json').read_text())
     metrics = {key: value for key, value in record['metrics'].items() if not key.startswith('gauntlet/seconds')}
     return metrics, {path.name: path.read_bytes() for path in sorted((out / 'samples').iterdir())}
 
 
 def journal_lines(out: Path) -> list[bytes]:
-    """All lines of the journal."""
+    """Return all lines of the journal."""
     return [line for path in sorted((out / 'journal').glob('*')) for line in path.read_bytes().splitlines(True)]

@@ -1,4 +1,4 @@
-"""What the integration tests share."""
+"""Fixtures of the integration tests."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SUMS = [{'context': f'{i}+{i}=', 'continuation': f'{2 * i}'} for i in range(300)
 
 @pytest.fixture
 def tiny_settings(tmp_path: Path) -> dict[str, str]:
-    """Settings that name the tiny tasks, written into the test's folder."""
+    """Write the tiny tasks into the test's folder; return the settings that name them."""
     return tiny.write_tasks(tmp_path)
 
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tasks of several hundred items and a saved model."""
+    """Write tasks of several hundred items and a saved model."""
     folder = tmp_path_factory.mktemp('resume')
     tiny.write_tasks(folder, replies=True)
     (folder / 'sums.jsonl').write_text(''.join(f'{json.dumps(row)}\n' for row in SUMS))
@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope='module')
 def attempt(folder: Path) -> Iterator[Attempt]:
-    """Evaluates on so many ranks, killed after so many seconds or lines in the journal; the exit statuses."""
+    """Evaluate on some ranks, killed after some seconds or lines in the journal; return the exit statuses."""
     environment = {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': os.pathsep.join([str(HERE), str(ROOT)])}
     with (folder / 'errors.txt').open('w') as errors:
         worker = subprocess.Popen(

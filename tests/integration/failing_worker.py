@@ -1,6 +1,6 @@
-"""A Trainer that fails in an evaluation and is closed late, when Python has taken the modules apart.
+"""A Trainer that fails in an evaluation and is closed at exit, when Python has torn down the modules.
 
-Another Trainer was thrown away meanwhile, which in Composer 0.32.1 takes the exit hooks of all along.
+Another Trainer was garbage-collected before, which in Composer 0.32.1 removes the exit hooks of all.
 
 failing_worker.py FOLDER
 """
@@ -17,7 +17,7 @@ from llmfoundry_gauntlet.composer import callback
 
 
 class Failing(Callback):
-    """Raises an error in the middle of an evaluation."""
+    """Raise an error in the middle of an evaluation."""
 
     def eval_batch_end(self, *_: object) -> None:
         raise ZeroDivisionError

@@ -1,4 +1,4 @@
-"""Trains with llm-foundry itself, in its environment, and writes what our callback found and the weights.
+"""Train with llm-foundry itself, in its environment; write the results of our callback and the weights.
 
 python foundry_worker.py CONFIG.yaml OUT
 """

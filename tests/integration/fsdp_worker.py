@@ -1,4 +1,4 @@
-"""Scores of unsharded networks and of sharded ones, and what training with and without evaluations makes of those.
+"""Score unsharded and sharded networks, and train the sharded ones with and without evaluations.
 
 composer -n 2 fsdp_worker.py FOLDER FAMILY...
 """
@@ -63,7 +63,7 @@ def make_evaluator(folder: Path, tasks: str) -> EvalGauntlet:
 
 
 def scores(callback: EvalGauntlet) -> dict:
-    """What the callback's latest evaluation found, and what this rank ran for it."""
+    """Return the results of the latest evaluation, and what this rank ran for it."""
     planned = callback.evaluation.planned
     mine = assign(planned.batches, num_ranks=dist.get_world_size())[dist.get_global_rank()]
     prefixes = [id(batch.prefix) for batch in mine if not batch.trees]
@@ -81,7 +81,7 @@ def scores(callback: EvalGauntlet) -> dict:
 
 
 def weights(trainer: Trainer) -> str:
-    """A digest of this rank's shards; gathering whole weights on a CPU crashes in torch 2.7."""
+    """Return a digest of this rank's shards; gathering whole weights on a CPU crashes in torch 2.7."""
     parts = [(name, value.detach().numpy().tobytes()) for name, value in trainer.state.model.named_parameters()]
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 

@@ -1,7 +1,7 @@
-"""Evaluates again and again in forks of a process that has imported everything, and kills them.
+"""Run evaluations in forks of a process that has imported everything, and kill them.
 
-resume_worker.py FOLDER; then lines of 'RANKS SECONDS LINES KEY=VALUE...' are read, and answered by the exit statuses.
-Ranks are killed after so many seconds, or when so many lines are in the journal, by SIGKILL or by `signal`. Rank
+resume_worker.py FOLDER; reads lines of 'RANKS SECONDS LINES KEY=VALUE...', and prints the exit statuses for each.
+Ranks are killed after SECONDS, or when LINES are in the journal, by SIGKILL or by `signal`. Rank
 `hangs` hangs at its 5th batch; `how` is asleep, or holding Python's lock.
 """
 
@@ -29,21 +29,21 @@ from llmfoundry_gauntlet.errors import GauntletError, print_problems
 
 
 def hang(how: str) -> None:
-    """From the 5th batch on, every further one never ends."""
+    """Make every batch from the 5th on hang."""
     score, calls = EvaluationLoader._score, itertools.count()
 
     def score_or_hang(*arguments: object) -> object:
         if next(calls) < 5:
             return score(*arguments)
         if how == 'holding':
-            ctypes.PyDLL(None).sleep(1000)  # as a regular expression that tries all ways
+            ctypes.PyDLL(None).sleep(1000)  # like a regular expression with catastrophic backtracking
         time.sleep(1000)
 
     EvaluationLoader._score = score_or_hang
 
 
 def run_rank(folder: Path, rank: int, num_ranks: int, port: int, settings: dict[str, object]) -> int:
-    """One rank, in a fork of its own; its exit status."""
+    """Run one rank, in its own fork; return its exit status."""
     os.environ.update(
         RANK=str(rank),
         LOCAL_RANK=str(rank),
@@ -76,16 +76,16 @@ def run_rank(folder: Path, rank: int, num_ranks: int, port: int, settings: dict[
 
 
 def num_lines(out: Path) -> int:
-    """Lines in the journal of an evaluation, which removes it at its end."""
+    """Return the number of lines in the journal of an evaluation, which removes it at its end."""
     count = 0
-    with contextlib.suppress(OSError):  # the folder may go at any moment
+    with contextlib.suppress(OSError):  # the folder may be removed at any moment
         for path in (out / 'journal').glob('*'):
             count += path.read_bytes().count(b'\n')
     return count
 
 
 def attempt(folder: Path, num_ranks: int, seconds: float, lines: int, settings: dict[str, object]) -> list[int]:
-    """Exit statuses of all ranks, negative for those that were killed."""
+    """Return the exit statuses of all ranks, negative for those that were killed."""
     with socket.socket() as listener:
         listener.bind(('127.0.0.1', 0))
         port = listener.getsockname()[1]

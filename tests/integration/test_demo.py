@@ -1,4 +1,4 @@
-"""`make demo`'s two commands on two ranks, cut to two batches: everything but the learning."""
+"""The two commands of `make demo` on two ranks, with two batches only."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def run(*words: str) -> str:
     return done.stdout
 
 
-def test_the_demo_trains_evaluates_saves_and_prints_its_scores(tmp_path: Path):
+def test_the_demo_trains_evaluates_saves_and_prints_scores(tmp_path: Path):
     run(sys.executable, 'scripts/make_demo_data.py', '--out', tmp_path / 'data')
     printed = run(
         BIN / 'composer',

@@ -1,4 +1,4 @@
-"""What goes wrong in the middle of a training: it goes on, and what can be kept is kept."""
+"""Faults in the middle of a training: it continues, and keeps what can be kept."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KEY = 'icl/metrics/eval_gauntlet/all'
 
 
 class Trouble(Callback):
-    """Makes trouble from one batch on, and ends it at another."""
+    """Cause a fault at one batch, and end it at another."""
 
     def __init__(self, begin: Callable[[], None], end: Callable[[], None]) -> None:
         self.events = {2: begin, 4: end}
@@ -37,7 +37,7 @@ class Trouble(Callback):
 def train(
     folder: Path, settings: dict[str, str], trouble: list[Callback], *, saves: bool = False
 ) -> tuple[dict[str, torch.Tensor], list[int]]:
-    """The weights after six batches with three evaluations, and the batches whose scores were logged."""
+    """Return the weights after six batches with three evaluations, and the batches whose metrics were logged."""
     logger = InMemoryLogger()
     gauntlet = EvalGauntlet(**settings, interval='2ba', save_folder=str(folder / 'records'))
     trainer = tiny.trainer(
@@ -56,7 +56,7 @@ def train(
 def full_disk(_: Path) -> tuple[Callable[[], None], Callable[[], None]]:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     return (
-        lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard)),  # what is longer is an OSError
+        lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard)),  # writing more is an OSError
         lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard)),
     )
 
@@ -70,7 +70,7 @@ def folder_gone(records: Path) -> tuple[Callable[[], None], Callable[[], None]]:
 
 
 @pytest.mark.parametrize('kind', [full_disk, folder_gone])
-def test_training_goes_on_where_records_cannot_be_written(tmp_path, tiny_settings, caplog, kind):
+def test_training_continues_if_records_cannot_be_written(tmp_path, tiny_settings, caplog, kind):
     expected, logged = train(tmp_path / 'whole', tiny_settings, [])
     assert logged == [2, 4, 6]
     caplog.clear()
@@ -82,19 +82,18 @@ def test_training_goes_on_where_records_cannot_be_written(tmp_path, tiny_setting
     batches = [record['training']['batch'] for _, record in find_results(tmp_path / 'records')]
     assert batches == [4, 6]
     (warning,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert warning.startswith(f'gauntlet ba2: {tmp_path / "records/ba2"}')
-    assert 'cannot be written' in warning and warning.endswith('there are no records; training goes on')
+    assert 'ba2' in warning and str(tmp_path / 'records/ba2') in warning
 
 
-def test_a_folder_that_cannot_be_written_is_an_error_before_training(tmp_path, tiny_settings):
+def test_an_unwritable_folder_is_an_error_before_training(tmp_path, tiny_settings):
     (tmp_path / 'taken').write_text('a file')
     gauntlet = EvalGauntlet(**tiny_settings, save_folder=str(tmp_path / 'taken/records'))
-    with pytest.raises(RecordError, match=r'taken/records: nothing can be written there \(Not a directory\); give'):
+    with pytest.raises(RecordError, match=r'taken/records: .*Not a directory'):
         tiny.trainer([gauntlet], max_duration='1ba')
 
 
 @pytest.mark.slow
-def test_an_evaluation_that_failed_is_ended_at_exit_without_a_further_error(tmp_path):
+def test_a_failed_evaluation_is_closed_at_exit_without_another_error(tmp_path):
     worker = [sys.executable, str(ROOT / 'tests/integration/failing_worker.py'), str(tmp_path)]
     environment = {**os.environ, 'PYTHONPATH': str(ROOT)}
     ended = subprocess.run(worker, env=environment, capture_output=True, text=True, timeout=300, check=False)

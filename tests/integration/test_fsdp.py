@@ -1,4 +1,4 @@
-"""Sharded by FSDP on two ranks of a CPU, which Composer does not do by itself: a smoke test, see fsdp_worker.py."""
+"""FSDP on two CPU ranks, which Composer does not support by itself: a smoke test, see fsdp_worker.py."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from paths import ROOT
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
 INSTRUCTION = 'The same long instruction stands before each one of all of these questions. '
-# The first runs in a stream; the second has no stream and no masked rows, and says so in the middle of a forward. The
-# third is trained with sdpa and scored with eager attention.
+# The first runs as a stream; the second supports neither stream nor masked rows, and fails in the middle of a forward.
+# The third is trained with sdpa and scored with eager attention.
 FAMILIES = {'llama': 'stream', 'gpt_bigcode': 'padded_rows', 'falcon, alibi': 'padded_rows'}
 
 
 @pytest.fixture(scope='module')
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of two ranks found, by family."""
+    """Return the results of each of two ranks, by family."""
     folder = tmp_path_factory.mktemp('fsdp')
     mixed = Path(tiny.write_tasks(folder)['tasks'])
     mixed.rename(folder / 'mixed.yaml')
@@ -50,7 +50,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize('family', FAMILIES)
 @pytest.mark.parametrize(('tasks', 'num_items'), [('mixed', 28), ('long', 55)])
-def test_a_sharded_model_has_the_scores_of_the_whole_one(ranks, family: str, tasks: str, num_items: int):
+def test_a_sharded_model_has_the_same_scores(ranks, family: str, tasks: str, num_items: int):
     for found in ranks:
         whole, sharded = (found[family][state][tasks] for state in ('unsharded', 'sharded'))
         assert whole['layout'] == sharded['layout'] == FAMILIES[family]
@@ -61,8 +61,8 @@ def test_a_sharded_model_has_the_scores_of_the_whole_one(ranks, family: str, tas
 
 
 @pytest.mark.parametrize('family', FAMILIES)
-def test_a_sharded_model_writes_the_replies_of_the_whole_one(ranks, family: str):
-    """Ranks have pools of different lengths: those that are done take part in the forwards of the others.
+def test_a_sharded_model_has_the_same_generations(ranks, family: str):
+    """Ranks have pools of different lengths: finished ones take part in the forwards of the others.
 
     Mutation: without `take_part` the ranks wait for each other until the timeout.
     """
@@ -74,10 +74,10 @@ def test_a_sharded_model_writes_the_replies_of_the_whole_one(ranks, family: str)
         assert {key: text for key, (*_, text) in sharded['items'].items()} == texts
 
 
-def test_ranks_keep_step_where_one_has_nothing_left_but_a_prefix_that_it_kept(ranks):
-    """A repeated prefix must be a forward as well: the shards are gathered by all ranks together.
+def test_ranks_stay_in_step_if_one_repeats_a_cached_prefix(ranks):
+    """A repeated prefix must be a forward too: all ranks gather the shards together.
 
-    Mutation: a prefix that is kept already is not run again, and the ranks wait for each other until the timeout.
+    Mutation: a cached prefix does not run again, and the ranks wait for each other until the timeout.
     """
     shares = [found['llama']['sharded']['long'] for found in ranks]
     assert all(share['num_prefixes'] > 0 for share in shares)

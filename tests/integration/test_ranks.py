@@ -1,4 +1,4 @@
-"""Launched on one and several ranks: the same items, replies and numbers, and training as if nothing was evaluated."""
+"""One and several ranks have the same items and metrics, and training is the same with and without evaluation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 
 
 def launch(num_ranks: int, *arguments: str) -> None:
-    """Runs a script under the `composer` launcher, one thread a rank."""
+    """Run a script with the `composer` launcher, one thread per rank."""
     composer = Path(sys.executable).parent / 'composer'
     environment = {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': str(HERE)}
     done = subprocess.run(
@@ -29,7 +29,7 @@ def launch(num_ranks: int, *arguments: str) -> None:
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tasks, data and a saved model."""
+    """Write tasks, data and a saved model."""
     folder = tmp_path_factory.mktemp('ranks')
     tiny.write_tasks(folder, replies=True)
     tiny.model().save_pretrained(folder / 'model')
@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def evaluate(folder: Path, num_ranks: int) -> tuple[dict[str, float], dict[str, bytes]]:
-    """Metrics without timings, and every samples file, of `scripts/eval.py` on so many ranks."""
+    """Return metrics without timings, and every samples file, of `scripts/eval.py` on some ranks."""
     out = folder / f'out_{num_ranks}'
     config = folder / f'eval_{num_ranks}.yaml'
     config.write_text(
@@ -63,7 +63,7 @@ def evaluate(folder: Path, num_ranks: int) -> tuple[dict[str, float], dict[str, 
 
 @pytest.fixture(scope='module')
 def one(folder: Path) -> tuple[dict[str, float], dict[str, bytes]]:
-    """What one rank finds."""
+    """Evaluate on one rank."""
     return evaluate(folder, 1)
 
 

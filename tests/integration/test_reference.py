@@ -13,7 +13,7 @@ PYTHON = ROOT / '.venv-reference' / 'bin' / 'python'
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize('model', ['rotary_bos', 'alibi_pad_eos'])
-def test_recording_again_gives_the_fixture(model: str, tmp_path):
+def test_recording_again_gives_the_same_fixture(model: str, tmp_path):
     if not PYTHON.exists():
         pytest.skip('there is no .venv-reference; `make reference` makes it')
     if not SHARED_DATA.is_dir():

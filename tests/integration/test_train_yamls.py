@@ -1,4 +1,4 @@
-"""The training files of real size, cut down to a CPU; and the text that they train on."""
+"""The training files of real size, reduced to a CPU; and their training text."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def demo_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def overrides(data: Path, folder: Path) -> list[str]:
-    """Demo data, a tiny model, and tiny tasks in place of the whole Gauntlet."""
+    """Return overrides for demo data, a tiny model, and tiny tasks instead of the whole Gauntlet."""
     settings = tiny.write_tasks(folder)
     (folder / 'replies.yaml').write_text(json.dumps({'icl_tasks': tiny.write_replies(folder)}))
     settings['tasks'] = f'[{settings["tasks"]},{folder}/replies.yaml]'
@@ -68,12 +68,12 @@ def overrides(data: Path, folder: Path) -> list[str]:
 
 
 def written(folder: Path) -> dict[str, int]:
-    """The evaluations of a training, and when their results were written."""
+    """Return the evaluations of a training, and when their results were written."""
     return {path.parent.name: path.stat().st_mtime_ns for path in folder.glob('*/results.json')}
 
 
 @pytest.mark.parametrize('name', YAMLS)
-def test_each_file_has_the_parameters_and_tokens_that_it_states(name: str):
+def test_files_have_the_parameters_and_tokens_they_state(name: str):
     path = ROOT / 'yamls/train' / f'{name}.yaml'
     config, lines = read_config(str(path), [])
     with torch.device('meta'):
@@ -91,7 +91,7 @@ def test_each_file_has_the_parameters_and_tokens_that_it_states(name: str):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings('ignore:The memory monitor only works on CUDA devices:UserWarning')
-def test_llama_125m_trains_evaluates_and_goes_on_where_it_stopped(tmp_path: Path, demo_data: Path):
+def test_llama_125m_trains_evaluates_and_resumes(tmp_path: Path, demo_data: Path):
     words = [
         str(ROOT / 'yamls/train/llama_125m.yaml'),
         *overrides(demo_data, tmp_path),
@@ -114,9 +114,9 @@ def test_llama_125m_trains_evaluates_and_goes_on_where_it_stopped(tmp_path: Path
 
 @pytest.mark.slow
 def test_llama_1b_trains_sharded_with_its_blocks_checkpointed(tmp_path: Path, demo_data: Path):
-    """On two ranks of a CPU, which Composer does not do by itself.
+    """Run two CPU ranks, which Composer does not support by itself.
 
-    Mutation: with `use_cache` a block that runs again finds twice the keys, and torch raises a CheckpointError.
+    Mutation: with `use_cache` a recomputed block finds duplicate keys, and torch raises a CheckpointError.
     """
     words = [*overrides(demo_data, tmp_path), 'save_folder=null', 'autoresume=false', 'max_duration=3ba']
     paths = os.pathsep.join(map(str, (HERE, HERE.parent)))
@@ -141,7 +141,7 @@ def test_llama_1b_trains_sharded_with_its_blocks_checkpointed(tmp_path: Path, de
 
 
 def documents(folder: Path) -> tuple[TrainDataConfig, list[str]]:
-    """Two files of JSON lines, with documents of different lengths and an empty one, and a text file."""
+    """Write two JSON Lines files, with documents of different lengths and an empty one, and a text file."""
     texts = ['one two', '', 'a line\nand one\u2028more', 'x' * 30, 'last.']
     for name, part in (('a', texts[:3]), ('b', texts[3:4])):
         (folder / f'{name}.jsonl').write_text(''.join(f'{json.dumps({"text": text})}\n' for text in part))
@@ -151,7 +151,7 @@ def documents(folder: Path) -> tuple[TrainDataConfig, list[str]]:
 
 
 @pytest.mark.parametrize('at_once', [1, 2, 1000])
-def test_rows_are_those_of_the_text_read_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int):
+def test_rows_are_those_of_the_whole_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int):
     monkeypatch.setattr('text_data.DOCUMENTS_AT_ONCE', at_once)
     config, texts = documents(tmp_path)
     tokens, ends = tokenised(config, tokenizer := tiny.tokenizer())
@@ -166,12 +166,12 @@ def test_rows_are_those_of_the_text_read_as_a_whole(tmp_path: Path, monkeypatch:
     assert single[0].dtype == np.int64
 
 
-def test_text_is_tokenised_again_only_where_it_or_the_tokenizer_changed(tmp_path: Path):
+def test_text_is_tokenized_again_only_if_it_or_the_tokenizer_changed(tmp_path: Path):
     config, _ = documents(tmp_path)
     cache = Path(config.cache)
 
     tokenised(config, tiny.tokenizer())
-    (cache / next(iter(folders_of(cache)))).with_suffix('.unfinished').mkdir()  # as a run that was killed leaves it
+    (cache / next(iter(folders_of(cache)))).with_suffix('.unfinished').mkdir()  # left by a killed run
     before = folders_of(cache)
     tokenised(config, tiny.tokenizer())
     assert folders_of(cache) == before
@@ -185,24 +185,24 @@ def test_text_is_tokenised_again_only_where_it_or_the_tokenizer_changed(tmp_path
 
 
 def folders_of(cache: Path) -> dict[str, int]:
-    """The finished folders of a cache, and when their tokens were written."""
+    """Return the finished folders of a cache, and when their tokens were written."""
     return {path.parent.name: path.stat().st_mtime_ns for path in cache.glob('*/tokens.uint32')}
 
 
 @pytest.mark.parametrize(
     ('line', 'problem'),
     [
-        ('{"text": "x"', 'bad.jsonl:2: is not JSON'),
-        ('{"txet": "x"}', 'bad.jsonl:2: has no text'),
-        ('{"text": 3}', 'bad.jsonl:2: has no text'),
-        ('["x"]', 'bad.jsonl:2: has no text'),
+        ('{"text": "x"', 'JSON'),
+        ('{"txet": "x"}', 'text'),
+        ('{"text": 3}', 'text'),
+        ('["x"]', 'text'),
     ],
 )
-def test_a_wrong_line_is_named_and_leaves_nothing_that_looks_finished(tmp_path: Path, line: str, problem: str):
+def test_a_wrong_line_is_an_error_and_caches_nothing(tmp_path: Path, line: str, problem: str):
     path = tmp_path / 'bad.jsonl'
     path.write_text(f'{{"text": "good"}}\n{line}\n')
     for _ in range(2):
-        with pytest.raises(ConfigError, match=problem):
+        with pytest.raises(ConfigError, match=rf'bad\.jsonl:2: .*{problem}'):
             tokenised(TrainDataConfig(path=(str(path),)), tiny.tokenizer())
-    with pytest.raises(ConfigError, match=r'gone.jsonl cannot be read: No such file'):
+    with pytest.raises(ConfigError, match=r'gone\.jsonl'):
         tokenised(TrainDataConfig(path=(str(tmp_path / 'gone.jsonl'),)), tiny.tokenizer())

@@ -30,7 +30,7 @@ TASKS = {
 
 
 def tokenizer() -> transformers.PreTrainedTokenizerFast:
-    """A token per byte, and a bos in front."""
+    """Return a tokenizer with a token per byte and a bos."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: index for index, token in enumerate(['<s>', '</s>', '<pad>', *alphabet])}
     tokens = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -43,7 +43,7 @@ def tokenizer() -> transformers.PreTrainedTokenizerFast:
 
 
 def model(seed: int = 0) -> transformers.GPT2LMHeadModel:
-    """Two layers with dropout, so that training draws random numbers."""
+    """Return a model of two layers with dropout, so that training draws random numbers."""
     torch.manual_seed(seed)
     config = transformers.GPT2Config(
         vocab_size=259,
@@ -62,7 +62,7 @@ def model(seed: int = 0) -> transformers.GPT2LMHeadModel:
 
 
 def write_replies(folder: Path, num_rows: int = 40) -> list[dict[str, Any]]:
-    """Tasks that want replies, greedy and drawn, of several pools each; prompts and lengths differ."""
+    """Write generation tasks, greedy and sampled, of several pools each; prompts and lengths differ."""
     rows = [
         {'context': f'{"So " * (i % 5)}what is {i}?', 'answer': str(i), 'chain_of_thought': 'hm' * (i % 3)}
         for i in range(num_rows)
@@ -84,7 +84,7 @@ def write_replies(folder: Path, num_rows: int = 40) -> list[dict[str, Any]]:
 
 
 def write_programs(folder: Path) -> dict[str, Any]:
-    """A task whose programs end in a comment that the model writes; most are right, whatever it says."""
+    """Write a code task whose prompts end in a comment; most completions are right, whatever the model writes."""
     rows = [
         {
             'prompt': f'def f(x):\n    return x + {i}  #',
@@ -108,7 +108,7 @@ def write_programs(folder: Path) -> dict[str, Any]:
 
 
 def write_tasks(folder: Path, *, replies: bool = False) -> dict[str, str]:
-    """Data, task and gauntlet files below `folder`, also of tasks that want `replies`; the settings that name them."""
+    """Write data, task and gauntlet files below `folder`, optionally with generation tasks; return their settings."""
     entries, benchmarks = [], []
     for label, (kind, rows) in TASKS.items():
         (folder / f'{label}.jsonl').write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
@@ -127,7 +127,7 @@ def write_tasks(folder: Path, *, replies: bool = False) -> dict[str, str]:
 
 
 def trainer(callbacks: list[Any], *, max_duration: str = '6ba', **arguments: Any) -> Trainer:
-    """A training run of two rows a rank and batch, shuffled."""
+    """Return a training run of two rows per rank and batch, shuffled."""
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(3, 259, (16, 16), generator=generator)
     rows = [{'input_ids': row, 'labels': row} for row in ids]

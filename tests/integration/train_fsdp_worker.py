@@ -1,4 +1,4 @@
-"""Trains from a YAML file under FSDP on a CPU, and writes what was sharded and checkpointed.
+"""Train from a YAML file with FSDP on a CPU, and write what was sharded and checkpointed.
 
 composer -n 2 train_fsdp_worker.py OUT.json CONFIG.yaml [key=value ...]
 """

@@ -1,4 +1,4 @@
-"""Trains the tiny model with or without evaluations and writes a digest of everything training depends on.
+"""Train the tiny model with or without evaluations; write a digest of everything training depends on.
 
 composer -n N train_worker.py FOLDER with|without
 """
@@ -18,7 +18,7 @@ from llmfoundry_gauntlet import EvalGauntlet
 
 
 def digest(trainer) -> str:
-    """Of weights, optimizer, scheduler and the random state of Python, NumPy and torch."""
+    """Return a digest of weights, optimizer and the random state of Python, NumPy and torch."""
     parts = [
         [(name, value.numpy().tobytes()) for name, value in trainer.state.model.state_dict().items()],
         [

@@ -1,4 +1,4 @@
-"""A slow tokenizer for tests that can be cached: a token per character, and a note of every task that it meets."""
+"""A cacheable slow tokenizer for tests: a token per character, and a note of every task that it tokenizes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Characters:
-    """Code points, `bos` in front when special tokens are wanted.
+    """Return code points, after `bos` if special tokens are wanted.
 
     Texts with the name of a task in them, such as 'task7', are noted in `notes` with the process, and take `seconds`.
     """
@@ -27,7 +27,7 @@ class Characters:
         self._seconds = (seconds,)
 
     def save_vocabulary(self, folder: str) -> tuple[str, ...]:
-        """It has none."""
+        """Return no files: there is no vocabulary."""
         return ()
 
     def __call__(self, texts: Sequence[str], *, add_special_tokens: bool, **_: Any) -> dict[str, list[list[int]]]:

@@ -1,4 +1,4 @@
-"""One of several processes that prepare the same tasks: prints a digest of all items, and writes notes.
+"""Prepare the same tasks as other processes; print a digest of all items, and write notes.
 
 python prepare_worker.py CACHE NOTES
 """

@@ -12,7 +12,7 @@ INSTRUCTION = 'in'
 
 
 def source(shots: list[str], max_tokens: int, instruction: str = '') -> Shortenable:
-    """A prompt whose shots follow each other without anything between them."""
+    """Return a prompt whose shots have nothing between them."""
 
     def build(num_shots: int) -> Prompt:
         return Prompt(
@@ -33,7 +33,7 @@ def fit(tokenizer, *sources: Shortenable) -> list[FittedPrompt]:
 @pytest.mark.parametrize(
     ('max_seq_len', 'kept'), [(18, 5), (17, 4), (15, 4), (14, 3), (9, 2), (8, 1), (5, 0), (3, 0), (2, 0)]
 )
-def test_the_most_shots_that_fit_are_kept_and_the_first_go_first(character_tokenizer, max_seq_len: int, kept: int):
+def test_as_many_shots_as_fit_are_kept_the_last_ones(character_tokenizer, max_seq_len: int, kept: int):
     shots = ['aaa', 'bbb', 'ccc', 'ddd', 'eee']
     (fitted,) = fit(character_tokenizer, source(shots, max_seq_len))
     assert fitted.prompt.num_shots == kept
@@ -44,7 +44,7 @@ def test_the_most_shots_that_fit_are_kept_and_the_first_go_first(character_token
 @given(
     prompts=st.lists(st.tuples(st.lists(st.integers(0, 90), max_size=7), st.integers(2, 300)), min_size=1, max_size=5)
 )
-def test_every_prompt_of_a_batch_keeps_the_most_shots_that_fit(prompts: list[tuple[list[int], int]]):
+def test_every_prompt_of_a_batch_keeps_as_many_shots_as_fit(prompts: list[tuple[list[int], int]]):
     """A token a character: bos, the instruction, the last shots, 'q' and 'a' are counted by hand.
 
     Each prompt has a limit of its own, as those of a task's categories have.
@@ -59,7 +59,7 @@ def test_every_prompt_of_a_batch_keeps_the_most_shots_that_fit(prompts: list[tup
 
 @pytest.mark.parametrize('model', ['rotary_bos', 'alibi_pad_eos'])
 @pytest.mark.parametrize('max_seq_len', [40, 100, 250, 600, 1500])
-def test_real_prompts_keep_as_many_shots_as_trying_all_numbers_finds(real_data, model: str, max_seq_len: int):
+def test_real_prompts_keep_as_many_shots_as_an_exhaustive_search(real_data, model: str, max_seq_len: int):
     tokenizer = pytest.importorskip('transformers').AutoTokenizer.from_pretrained(FIXTURES / 'models' / model)
     lines = (real_data / 'reading_comprehension/squad.jsonl').read_text(encoding='utf-8').splitlines()[:60]
     texts = [f'\n{line[:300]}' for line in lines]
@@ -72,7 +72,7 @@ def test_real_prompts_keep_as_many_shots_as_trying_all_numbers_finds(real_data, 
         assert fitted.encoded.preamble.tolist() == encoded[fitted.prompt.num_shots].preamble.tolist()
 
 
-def test_prompts_that_are_much_too_long_are_tokenised_once(character_tokenizer, monkeypatch):
+def test_prompts_that_are_much_too_long_are_tokenized_once(character_tokenizer, monkeypatch):
     encoder = Encoder(character_tokenizer)
     tokenised: list[str] = []
     original = encoder.preambles
@@ -83,7 +83,7 @@ def test_prompts_that_are_much_too_long_are_tokenised_once(character_tokenizer, 
 
 
 class Joining:
-    """A tokenizer that makes one token of every run of a letter, so that shots by themselves say little."""
+    """A tokenizer that makes one token of every run of a letter, so that shots alone say little about the total."""
 
     eos_token_id = None
 
@@ -92,7 +92,7 @@ class Joining:
         return {'input_ids': runs}
 
 
-def test_an_estimate_that_is_too_long_costs_no_shots():
-    """Six shots of one letter are six tokens by themselves and one together, so that with the question all fit."""
+def test_a_length_overestimate_drops_no_shots():
+    """Six shots of one letter are six tokens one by one and one together, so all fit with the question."""
     (fitted,) = fit(Joining(), source(['x' * 20] * 6, 4))
     assert fitted.prompt.num_shots == 6 and not fitted.too_long

@@ -1,5 +1,6 @@
-"""The text of prompts, written out by hand from the rules in foundry's `construct_context`."""
+"""Prompts, written by hand from the rules of llm-foundry's `construct_context`."""
 
+import hashlib
 import random
 from dataclasses import replace
 
@@ -24,7 +25,7 @@ def task(kind: str, num_shots: int = 0, **keys):
 
 
 def prompt(kind: str, contents, num_shots: int, **keys):
-    """The prompt of the first content after the next ones as shots."""
+    """Return the prompt of the first content, with the next ones as shots."""
     first, *shots = [Example(row=i, content=content) for i, content in enumerate(contents)]
     return task(kind, **keys).prompt(first, shots[:num_shots])
 
@@ -48,7 +49,7 @@ def test_language_modelling_prompts(num_shots: int, keys: dict, preamble: str, c
     assert (made.preamble, made.contexts, made.continuations) == (preamble, (context,), ('2',))
 
 
-def test_multiple_choice_shots_show_the_right_choice_and_the_question_asks_for_all():
+def test_multiple_choice_prompts():
     made = prompt('multiple_choice', CHOICES, 1)
     assert made.preamble == 'Grass? green'
     assert made.contexts == ('\nSky?',)
@@ -88,8 +89,8 @@ def text(item) -> str:
     return ''.join(map(chr, item.request.contexts[0])).replace('\1', '^')
 
 
-def test_whole_shots_go_first_and_are_counted(character_tokenizer):
-    """Fix 4: the reference cuts tokens from the left, through the first shot and the special tokens."""
+def test_whole_shots_are_dropped_first(character_tokenizer):
+    """Fix 4: the reference drops tokens from the left, through the first shot and the special tokens."""
     whole = [text(item) for item in items(character_tokenizer, max_seq_len=100)]
     assert whole[0] == '^2+2= 4\n3+3= 6\n1+1='
     assert not any(item.request.truncated for item in items(character_tokenizer, max_seq_len=100))
@@ -101,17 +102,15 @@ def test_whole_shots_go_first_and_are_counted(character_tokenizer):
     assert all(item.request.truncated for item in reference)
 
 
-def test_the_hash_is_of_the_prompt_as_sent(character_tokenizer):
-    import hashlib
-
+def test_the_hash_is_that_of_the_prompt_as_sent(character_tokenizer):
     whole = items(character_tokenizer, max_seq_len=100)[0]
     assert whole.prompt_sha256 == hashlib.sha256(b'2+2= 4\n3+3= 6\n1+1=').hexdigest()
     short = items(character_tokenizer, max_seq_len=19)[0]
     assert short.prompt_sha256 == hashlib.sha256(b'3+3= 6\n1+1=').hexdigest()
 
 
-def test_fixed_shots_give_all_items_the_same_prefix_but_those_that_it_would_tell(character_tokenizer):
-    """Rows 1 and 4 ask the same. Of the rows that first ask something 3 and 0 are drawn, and 5 as the spare."""
+def test_fixed_shots_are_the_same_unless_they_contain_the_item(character_tokenizer):
+    """Rows 1 and 4 are duplicates. Of the distinct rows, 3 and 0 are drawn, and 5 as the spare."""
     assert random.Random(1234).sample([0, 1, 2, 3, 5], 3) == [3, 0, 5]
     contents = [Passage(f'{number}+{number}=', f'{2 * number}') for number in (1, 2, 3, 4, 2, 6)]
     preparation = Preparation(

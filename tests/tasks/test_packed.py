@@ -10,7 +10,7 @@ IDS = st.lists(st.integers(0, 2**31 - 1), max_size=6).map(lambda ids: np.array(i
 
 @st.composite
 def items(draw) -> list[EncodedItem]:
-    """Items whose choices follow one or several contexts."""
+    """Draw items whose choices follow one or several contexts."""
     made = []
     for _ in range(draw(st.integers(0, 5))):
         contexts = draw(st.lists(IDS, min_size=1, max_size=3))
@@ -39,7 +39,7 @@ def plain(item: EncodedItem) -> tuple:
 
 
 @given(items())
-def test_items_come_back_from_bytes_as_they_were(made: list[EncodedItem]):
+def test_items_survive_the_round_trip_to_bytes(made: list[EncodedItem]):
     assert [plain(item) for item in unpack(from_bytes(written(made)))] == [plain(item) for item in made]
 
 
@@ -55,7 +55,7 @@ def test_arrays_are_aligned_views_of_the_bytes(made: list[EncodedItem]):
 
 
 @given(items(), st.data())
-def test_a_changed_byte_or_a_cut_end_is_noticed(made: list[EncodedItem], data):
+def test_a_changed_byte_or_a_truncated_end_is_noticed(made: list[EncodedItem], data):
     content = written(made)
     place = data.draw(st.integers(0, len(content) - 1))
     changed = content.copy()
@@ -65,5 +65,5 @@ def test_a_changed_byte_or_a_cut_end_is_noticed(made: list[EncodedItem], data):
 
 
 @given(st.binary(max_size=100))
-def test_other_bytes_are_no_items(content: bytes):
+def test_other_bytes_are_rejected(content: bytes):
     assert from_bytes(np.frombuffer(content, np.uint8)) is None

@@ -1,4 +1,4 @@
-"""A question in all the ways in which it is asked."""
+"""The variants of a question."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TEMPLATES = Templates(
 QUESTION = LetteredQuestion('Who?', ('he', 'she', 'it'), 1, 'law')
 EXAMPLE = Example(row=7, content=QUESTION, category='law', file='sat-en')
 
-# Options may be equal, also to the right one: numbers stand for them.
+# Options may be equal, even to the gold one.
 QUESTIONS = st.lists(st.sampled_from('uvwxyz'), min_size=2, max_size=26).flatmap(
     lambda options: st.integers(0, len(options) - 1).map(lambda gold: LetteredQuestion('?', tuple(options), gold))
 )
@@ -34,8 +34,8 @@ def asked(question, **keys) -> list[Example]:
 
 
 @given(question=QUESTIONS)
-def test_option_order_puts_the_right_option_at_every_place_by_one_swap(question: LetteredQuestion):
-    """Mutation: the option that made room is lost, or put anywhere but where the right one was."""
+def test_option_order_swaps_the_gold_option_into_every_place(question: LetteredQuestion):
+    """Mutation: the displaced option is lost, or put anywhere but in the place of the gold one."""
     found = asked(question, perturbations=('option_order',))
     letters = 'ABCDEFGHIJKLMNOPQRSTUVWXYZ'[: len(question.options)]
     assert [example.variant for example in found] == [f'option_order:{letter}' for letter in letters]
@@ -53,7 +53,7 @@ def test_option_order_puts_the_right_option_at_every_place_by_one_swap(question:
 
 
 @given(question=QUESTIONS)
-def test_the_other_perturbations_leave_the_options_where_they_are(question: LetteredQuestion):
+def test_other_perturbations_do_not_move_options(question: LetteredQuestion):
     for example in asked(question, perturbations=('prompt', 'non_greedy')):
         assert example.content.question == question
         assert example.content.gold == example.content.own_gold == question.gold
@@ -72,7 +72,7 @@ def test_variants_are_named_and_keep_row_file_and_category():
     ]
 
 
-def test_texts_are_in_the_words_of_their_prompts():
+def test_variants_use_their_prompts():
     texts = {example.variant: example.content.text for example in asked(QUESTION)}
     assert texts['option_order:A'] == 'Order: Who?\nA: she\nB: he\nC: it'
     assert texts['option_order:B'] == 'Order: Who?\nA: he\nB: she\nC: it'
@@ -81,7 +81,7 @@ def test_texts_are_in_the_words_of_their_prompts():
     assert {texts[f'non_greedy:{seed}'] for seed in range(1, 6)} == {'Drawn: Who? (A) he (B) she (C) it'}
 
 
-def test_likelihood_draws_nothing_and_a_problem_has_no_options():
+def test_likelihood_has_no_non_greedy_variants_and_math_no_option_order():
     found = asked(QUESTION, answers='likelihood')
     assert {perturbation_of(example.variant) for example in found} == {'option_order', 'prompt'}
     templates = Templates(
@@ -104,6 +104,6 @@ def test_likelihood_draws_nothing_and_a_problem_has_no_options():
         ('non_greedy:12', 'non_greedy', 12),
     ],
 )
-def test_a_name_says_perturbation_and_seed(name: str, perturbation: str, seed: int | None):
+def test_names_hold_perturbation_and_seed(name: str, perturbation: str, seed: int | None):
     assert (perturbation_of(name), seed_of(name)) == (perturbation, seed)
     assert seed_of(None) is None

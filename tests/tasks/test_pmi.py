@@ -1,4 +1,4 @@
-"""Choices that are also scored without their prompts, for PMINormalizedMatch."""
+"""PMINormalizedMatch: choices are also scored without their prompts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAME = 'PMINormalizedMatch'
 
 @pytest.fixture
 def settings(write_jsonl, tmp_path: Path) -> dict[str, Any]:
-    """The same rows twice: with the option, and without it."""
+    """Return settings of two tasks on the same rows, with and without `pmi_context`."""
     write_jsonl('rows.jsonl', ROWS)
     task = {
         'dataset_uri': 'rows.jsonl',
@@ -44,7 +44,7 @@ def evaluated(settings: dict[str, Any], tokenizer: Any, tokens_per_batch: int = 
     return conclude(planned, planned.results(outputs), {})
 
 
-def test_a_request_more_for_each_item_of_the_text_and_the_choices_alone(settings, character_tokenizer):
+def test_each_item_has_another_request_with_context_and_choices_alone(settings, character_tokenizer):
     prepared = prepare_evaluation(load_data(decode_settings(settings)), Encoder(character_tokenizer), max_seq_len=128)
     alone = {key: item for key, item in prepared.items.items() if key.variant == ALONE}
     assert {(key.task, key.row) for key in alone} == {('with/2-shot', row) for row in range(9)}
@@ -55,7 +55,7 @@ def test_a_request_more_for_each_item_of_the_text_and_the_choices_alone(settings
         assert choices == ['red', 'pale green', 'ash']
 
 
-def test_the_choice_that_gains_most_is_compared_with_the_right_one(settings, character_tokenizer):
+def test_the_choice_that_gains_most_is_the_prediction(settings, character_tokenizer):
     evaluation = evaluated(settings, character_tokenizer)
     results = evaluation.results['with/2-shot']
     rights = []
@@ -73,7 +73,7 @@ def test_the_choice_that_gains_most_is_compared_with_the_right_one(settings, cha
         assert score.metrics[name].value == pytest.approx(measure.value, abs=1e-9), name
 
 
-def test_nothing_depends_on_batches_or_on_which_items_are_asked(settings, character_tokenizer):
+def test_values_do_not_depend_on_batches_or_subsets(settings, character_tokenizer):
     one = evaluated(settings, character_tokenizer)
     other = evaluated(settings, character_tokenizer, tokens_per_batch=20)
     assert one.scores['with/2-shot'].metrics[NAME] == other.scores['with/2-shot'].metrics[NAME]
@@ -84,7 +84,7 @@ def test_nothing_depends_on_batches_or_on_which_items_are_asked(settings, charac
         assert result.logprobs_alone == pytest.approx(whole[result.key].logprobs_alone)
 
 
-def test_the_requests_are_exported_and_answers_to_them_marked(settings):
+def test_requests_are_exported_and_their_answers_scored(settings):
     data = load_data(decode_settings(settings))
     lines = [json.loads(line) for line in request_lines(data)]
     alone = [line for line in lines if line['variant'] == ALONE]
