@@ -1,4 +1,4 @@
-"""The `gauntlet` command, for tests of what it writes, prints, returns and loads."""
+"""Run the `gauntlet` command in tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmfoundry_gauntlet.cli.app import main
 
 
 def run_cli(*arguments: Any) -> int:
-    """Runs `gauntlet` with these words; its exit status. What is logged afterwards is as before."""
+    """Run `gauntlet` with these arguments and return its exit status; the log level is restored."""
     log = logging.getLogger('llmfoundry_gauntlet')
     level = log.level
     with pytest.MonkeyPatch.context() as patch:
@@ -28,7 +28,7 @@ def run_cli(*arguments: Any) -> int:
 
 
 def loaded_by(*arguments: Any, names: tuple[str, ...] = ('torch', 'composer', 'transformers', 'datasets')) -> list[str]:
-    """Which of these packages `gauntlet` loads with these words, which must go well, in a process of its own."""
+    """Return which of these packages `gauntlet` imports with these arguments, in a subprocess that must succeed."""
     script = (
         'import sys\n'
         'from llmfoundry_gauntlet.cli.app import main\n'

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,7 +22,7 @@ def test_validate_checks_yaml_and_data(gauntlet):
 
 
 @pytest.mark.parametrize('words', [('--tasks', TASKS, '--no-data'), ('--gauntlet', GAUNTLET)])
-def test_each_option_of_validate_may_stand_alone(gauntlet, words):
+def test_each_option_of_validate_works_alone(gauntlet, words):
     assert gauntlet('validate', *words)[0] == 0
 
 
@@ -39,7 +38,7 @@ def test_validate_lists_all_errors_of_both_files_without_traceback(gauntlet, tmp
     ]
 
 
-def test_validate_names_every_wrong_row(gauntlet, tmp_path):
+def test_validate_names_every_invalid_row(gauntlet, tmp_path):
     (tmp_path / 'rows.jsonl').write_text('{"query": "a", "choices": ["a", "b"], "gold": 4}\n{\n')
     tasks = tmp_path / 'tasks.yaml'
     tasks.write_text(
@@ -77,7 +76,7 @@ def test_validate_names_every_wrong_row(gauntlet, tmp_path):
         (('--model', 'MODEL', '--tokenizer', '/nowhere/at/all'), 'the tokenizer cannot be loaded'),
     ],
 )
-def test_a_users_mistake_is_one_line_and_status_2(gauntlet, tmp_path, words, expected):
+def test_a_user_error_is_one_line_and_status_2(gauntlet, tmp_path, words, expected):
     (tmp_path / 'empty').mkdir()
     (tmp_path / 'damaged.pt').write_bytes(b'not a checkpoint')
     names = {
@@ -121,25 +120,16 @@ def test_run_writes_results_and_prints_the_scores(gauntlet, tmp_path):
     assert len((out / 'samples' / 'copa_0-shot.jsonl').read_text().splitlines()) == copa['num_items']
 
 
-def test_a_fault_of_ours_is_status_3(gauntlet, monkeypatch, tmp_path):
-    def broken(*_, **__):
-        raise ZeroDivisionError('oops')
-
-    monkeypatch.setattr('llmfoundry_gauntlet.evaluation.suite.load_suite', broken)
-    status, _, err = gauntlet('validate', '--tasks', str(Path(TASKS)))
-    assert status == 3 and 'ZeroDivisionError: oops' in err and 'Traceback' not in err
-
-
 def test_help_needs_no_model(gauntlet):
     status, out, _ = gauntlet('--help')
     assert status == 0 and 'validate' in out and 'run' in out
 
 
 class Unforeseen(Exception):
-    """What no command expects."""
+    """An error no command handles."""
 
 
-def test_an_error_that_nobody_has_foreseen_is_one_line_and_status_3(gauntlet, monkeypatch):
+def test_an_internal_error_is_one_line_and_status_3(gauntlet, monkeypatch):
     def fail(*_: object, **__: object) -> None:
         raise Unforeseen('first line\nsecond line')
 

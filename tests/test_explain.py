@@ -35,7 +35,7 @@ def encoder() -> Encoder:
 
 
 @pytest.mark.parametrize('max_seq_len', [2048, 160])
-def test_the_tokens_are_those_that_an_evaluation_gives_the_model(encoder: Encoder, max_seq_len: int):
+def test_tokens_are_those_of_an_evaluation(encoder: Encoder, max_seq_len: int):
     entries = [t for t in yaml.safe_load(TASKS.read_text())['icl_tasks'] if t['label'] in ONE_OF_EACH]
     data = load_data(decode_settings({'tasks': entries, 'data_root': str(DATA)}))
     prepared = prepare_evaluation(data, encoder, max_seq_len=max_seq_len)
@@ -67,7 +67,7 @@ def test_the_tokens_are_those_that_an_evaluation_gives_the_model(encoder: Encode
     assert checked == 2 * len(ONE_OF_EACH)
 
 
-def test_the_prompt_is_shown_with_its_white_space(gauntlet, write_jsonl, tmp_path: Path):
+def test_the_prompt_is_shown_with_visible_white_space(gauntlet, write_jsonl, tmp_path: Path):
     write_jsonl('rows.jsonl', [{'context': 'a\tb\n c', 'continuation': 'd'}] * 2)
     task = {'label': 't', 'dataset_uri': 'rows.jsonl', 'num_fewshot': [0, 1], 'icl_task_type': 'language_modeling'}
     (tmp_path / 'tasks.yaml').write_text(json.dumps({'icl_tasks': [task]}))
@@ -122,7 +122,7 @@ def test_the_end_of_a_generation_is_shown(gauntlet, words, ends):
     assert f'  a generation ends {ends}\n' in out
 
 
-def test_a_stop_that_is_a_pattern_is_called_one():
+def test_a_stop_pattern_is_shown_as_a_pattern():
     stops = StopRule(strings=('a|b', 'c'), as_pattern=True)
     assert ends_of_generation(stops) == ["before a match of 'a|b', 'c'", 'with the end of text']
 

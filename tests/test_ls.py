@@ -1,4 +1,4 @@
-"""`gauntlet` by itself, and `gauntlet ls`."""
+"""Test `gauntlet` without arguments, and `gauntlet ls`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TASKS = ROOT / 'yamls' / 'tasks' / 'gauntlet_v0.1.yaml'
 GAUNTLET = ROOT / 'yamls' / 'gauntlets' / 'eval_gauntlet_v0.1.yaml'
 
 
-def test_gauntlet_alone_shows_where_to_begin(gauntlet):
+def test_gauntlet_without_arguments_shows_how_to_get_started(gauntlet):
     status, out, _ = gauntlet()
     assert status == 0
     commands = [line.split()[:2] for line in out.splitlines() if line.startswith('  gauntlet ')]
@@ -28,7 +28,7 @@ def test_gauntlet_alone_shows_where_to_begin(gauntlet):
         assert gauntlet(word, '--help')[0] == 0
 
 
-def test_words_are_completed_in_a_shell():
+def test_shell_completion_works():
     environment = {**os.environ, '_GAUNTLET_COMPLETE': 'complete_bash', 'COMP_WORDS': 'gauntlet va', 'COMP_CWORD': '1'}
     done = subprocess.run([Path(sys.executable).with_name('gauntlet')], env=environment, capture_output=True, text=True)
     assert done.stdout.split() == ['validate']
@@ -50,7 +50,7 @@ def test_all_tasks_are_listed_by_category(gauntlet):
         assert one['data'] == 'sample data'
 
 
-def test_names_choose_among_them(gauntlet):
+def test_names_filter_the_list(gauntlet):
     status, out, _ = gauntlet('ls', 'safety', 'copa', '--data-root', ROOT / 'eval_data')
     assert status == 0
     lines = [line.split() for line in out.splitlines()]
@@ -61,7 +61,7 @@ def test_names_choose_among_them(gauntlet):
     assert "saftey: no such task or category, did you mean 'safety'?" in err
 
 
-def test_what_is_not_there_is_said(gauntlet, tmp_path: Path):
+def test_missing_and_unknown_data_files_are_reported(gauntlet, tmp_path: Path):
     data = tmp_path / 'data' / 'commonsense_reasoning'
     data.mkdir(parents=True)
     (data / 'copa.jsonl').write_text('{}\n\n{}\n')
@@ -73,7 +73,7 @@ def test_what_is_not_there_is_said(gauntlet, tmp_path: Path):
 
 
 @pytest.mark.skipif(not SHARED_DATA.is_dir(), reason='the published files are not here')
-def test_published_files_are_known_by_their_size(gauntlet):
+def test_published_files_are_recognised_by_size(gauntlet):
     _, out, _ = gauntlet('ls', '--data-root', SHARED_DATA / 'local_data', '--json')
     rows = {file.task: file.num_rows for file in read_manifest()}
     right = [one for one in json.loads(out) if one['data'] == 'right size']
@@ -81,7 +81,7 @@ def test_published_files_are_known_by_their_size(gauntlet):
     assert all(one['rows'] == rows[one['task']] for one in right)
 
 
-def test_tasks_of_ones_own_need_no_gauntlet(gauntlet, tmp_path: Path):
+def test_custom_tasks_need_no_gauntlet(gauntlet, tmp_path: Path):
     task = {'label': 'mine', 'dataset_uri': 'x.jsonl', 'num_fewshot': [0, 5], 'icl_task_type': 'language_modeling'}
     elsewhere = {**task, 'label': 'hub', 'dataset_uri': 'hf://org/name', 'num_fewshot': [0]}
     (tmp_path / 'tasks.yaml').write_text(json.dumps({'icl_tasks': [task, elsewhere]}))
@@ -96,7 +96,7 @@ def test_tasks_of_ones_own_need_no_gauntlet(gauntlet, tmp_path: Path):
 
 
 @pytest.mark.parametrize('words', [('ls',), ('validate', '--tasks', TASKS, '--no-data'), ('explain', 'copa')])
-def test_what_needs_no_model_loads_nothing_heavy(words):
+def test_commands_without_a_model_import_no_heavy_packages(words):
     heavy = ('torch', 'composer', 'transformers', 'datasets', 'pyarrow', 'sympy', 'requests', 'fsspec', 'omegaconf')
     assert loaded_by(*words, names=heavy) == []
 

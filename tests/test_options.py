@@ -1,4 +1,4 @@
-"""Options that would have no effect beside others are refused by name, all at once."""
+"""Test that options without effect are refused by name, all at once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VALUES = {  # of the options of `gauntlet run`
     '--tokenizer': MODEL,
     '--model-config': MODEL,
     '--max-seq-len': 64,
-    '--tokens-per-batch': 'auto',  # the default, which was given all the same
+    '--tokens-per-batch': 'auto',  # given, although it is the default
     '--device': 'cpu',
     '--precision': 'fp32',
     '--semantics': 'corrected',
@@ -58,7 +58,7 @@ def words_of(options: list[str]) -> list[str]:
 
 
 def refused(err: str) -> set[str]:
-    """The options that are named, a line each."""
+    """Return the options named in the errors, one per line."""
     return {line.removeprefix('error: ').partition(':')[0] for line in err.splitlines()}
 
 
@@ -68,7 +68,7 @@ def test_the_table_has_every_option_of_run():
 
 
 @pytest.mark.parametrize('way', ['--outputs', '--from', '--model'])
-def test_all_options_that_a_way_of_running_does_not_use_are_refused_at_once(gauntlet, tmp_path, monkeypatch, way):
+def test_all_unused_options_of_run_are_refused_at_once(gauntlet, tmp_path, monkeypatch, way):
     monkeypatch.chdir(tmp_path)
     options = [option for option in VALUES if option == way or option not in SOURCES]
     if way == '--model':
@@ -80,7 +80,7 @@ def test_all_options_that_a_way_of_running_does_not_use_are_refused_at_once(gaun
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_dry_run_refuses_what_belongs_to_a_real_one(gauntlet, tmp_path, monkeypatch):
+def test_a_dry_run_refuses_options_of_a_real_run(gauntlet, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = [option for option in VALUES if option not in ('--outputs', '--from', '--allow-missing')]
     status, _, err = gauntlet('run', *words_of(options))
@@ -110,7 +110,7 @@ def test_a_dry_run_refuses_what_belongs_to_a_real_one(gauntlet, tmp_path, monkey
         ),
     ],
 )
-def test_other_commands_refuse_what_would_have_no_effect(
+def test_other_commands_refuse_options_without_effect(
     gauntlet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[object], named: set[str]
 ):
     monkeypatch.chdir(tmp_path)

@@ -142,9 +142,9 @@ def check_generation_keys(task: TaskSpec) -> None:
         if not is_right_kind or not holds(value):
             raise ValueError(f'generation_kwargs.{key}: is {value!r}; allowed: {allowed}')
     given = task.generation_kwargs or {}
-    alone = [key for key in ('temperature', 'top_p', 'top_k', 'seed') if key in given]
-    if alone and not task.samples_by_default and not given.get('do_sample', False):
-        raise ValueError(f'generation_kwargs.{alone[0]}: has no effect without do_sample: true; decoding is greedy')
+    unused = [key for key in ('temperature', 'top_p', 'top_k', 'seed') if key in given]
+    if unused and not task.samples_by_default and not given.get('do_sample', False):
+        raise ValueError(f'generation_kwargs.{unused[0]}: has no effect without do_sample: true; decoding is greedy')
 
 
 def task_key(label: str, num_shots: int) -> str:

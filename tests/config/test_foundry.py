@@ -1,4 +1,4 @@
-"""llm-foundry's keys of training and evaluation files, mapped onto ours."""
+"""Test the translation of llm-foundry's keys into ours."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def with_model(**changes: Any) -> dict[str, Any]:
     return {'models': [{**MODEL, 'model': {**MODEL['model'], **changes}}], 'out': 'o'}
 
 
-def test_a_training_file_without_keys_of_icl_stays_as_it_is():
+def test_a_training_file_without_icl_keys_is_unchanged():
     values = {'max_seq_len': 64, 'eval_interval': '3ba', 'callbacks': {'eval_gauntlet': {'tasks': 't.yaml'}}}
     assert training(values) == Mapped(values=values)
 
 
-def test_keys_of_icl_at_the_top_make_the_callback():
+def test_top_level_icl_keys_create_the_callback():
     values = {
         'max_seq_len': 2048,
         'icl_tasks': TASKS,
@@ -69,8 +69,8 @@ def test_keys_of_icl_at_the_top_make_the_callback():
     assert 'eval_interval: 500ba, with eval_first -> interval: [first, 500ba, last]' in mapped.lines
 
 
-def test_what_is_not_given_is_as_in_llm_foundry():
-    """Its length is the training's, its interval an epoch, and all items are evaluated."""
+def test_defaults_are_those_of_llm_foundry():
+    """The length is that of training, the interval one epoch, and all items are evaluated."""
     mapped = training({'max_seq_len': 2048, 'icl_tasks': TASKS, 'device_eval_batch_size': 8})
     assert mapped.values['callbacks']['eval_gauntlet'] == {
         'tasks': TASKS,
@@ -84,26 +84,26 @@ def test_what_is_not_given_is_as_in_llm_foundry():
 @pytest.mark.parametrize(
     ('interval', 'expected'), [(2, ['2ep', 'last']), ('7ba', ['7ba', 'last']), ('0.5dur', ['0.5dur', 'last']), (0, [])]
 )
-def test_intervals(interval: Any, expected: list[str]):
+def test_intervals_of_llm_foundry_become_ours(interval: Any, expected: list[str]):
     mapped = training({'icl_tasks': TASKS, 'eval_interval': interval})
     assert mapped.values['callbacks']['eval_gauntlet']['interval'] == expected
 
 
 @pytest.mark.parametrize('interval', [True, False, 1.5, -1, '', [], ['1ep'], {}, {'every': 1}, 'sometimes'])
-def test_an_interval_that_llm_foundry_does_not_have_is_refused_under_its_own_key(interval: Any):
+def test_an_invalid_interval_is_an_error_that_names_eval_interval(interval: Any):
     (problem,) = problems_of(training, {'icl_tasks': TASKS, 'eval_interval': interval})
     assert problem.startswith('train.yaml: eval_interval: is ') and 'allowed: ' in problem
 
 
 @pytest.mark.parametrize('block', [True, 3, 'x', [1], [{'eval_gauntlet': {}}]])
-def test_callbacks_that_are_no_mapping_are_refused(block: Any):
+def test_callbacks_that_are_not_a_mapping_are_refused(block: Any):
     (problem,) = problems_of(training, {'icl_tasks': TASKS, 'callbacks': block})
     assert problem.startswith('train.yaml: callbacks: is ') and problem.endswith('; allowed: a mapping')
     (problem,) = problems_of(training, {'icl_tasks': TASKS, 'callbacks': {'eval_gauntlet': block}})
     assert problem.startswith('train.yaml: callbacks.eval_gauntlet: is ') and problem.endswith('; allowed: a mapping')
 
 
-def test_keys_of_icl_complete_a_callback_that_is_there():
+def test_top_level_icl_keys_complete_an_existing_callback():
     own = {'tasks': 't.yaml', 'interval': ['first', '5ba'], 'save_folder': None}
     values = {'callbacks': {'eval_gauntlet': own}, 'icl_seq_len': 512, 'eval_first': True, 'eval_interval': '9ba'}
     mapped = training(values)
@@ -111,7 +111,7 @@ def test_keys_of_icl_complete_a_callback_that_is_there():
     assert 'eval_first: no effect: callbacks.eval_gauntlet.interval takes its place' in mapped.lines
 
 
-def test_a_key_given_in_both_ways_may_agree_but_not_disagree():
+def test_conflicting_keys_at_the_top_and_in_the_callback_are_errors():
     agreeing = {'tasks': TASKS, 'interval': ['last', '5ba'], 'max_seq_len': 512}
     keys = {'icl_tasks': TASKS, 'eval_interval': '5ba', 'icl_seq_len': 512}
     mapped = training({**keys, 'callbacks': {'eval_gauntlet': agreeing}})
@@ -149,13 +149,13 @@ def test_a_subset_has_as_many_rows_as_llm_foundry_takes_on_all_ranks(keys: dict[
 
 
 @pytest.mark.parametrize('rows', [None, 0, 0.5, 'auto'])
-def test_a_subset_of_batches_of_no_known_size_is_an_error(rows: Any):
+def test_a_subset_without_a_batch_size_is_an_error(rows: Any):
     values = {'icl_tasks': TASKS, 'icl_subset_num_batches': 2, 'device_eval_batch_size': rows}
     (problem,) = problems_of(training, values)
     assert problem.startswith('train.yaml: icl_subset_num_batches: is 2 with ')
 
 
-def test_the_plugin_takes_length_and_interval_of_the_training_file():
+def test_the_plugin_takes_length_and_interval_from_the_training_file():
     file = {'max_seq_len': 2048, 'eval_interval': 2, 'eval_first': True, 'icl_tasks': None}
     assert map_plugin({'tasks': TASKS, 'save_folder': None}, file).values == {
         'tasks': TASKS,
@@ -175,7 +175,7 @@ def test_the_plugin_refuses_tasks_that_llm_foundry_evaluates_itself(key: str):
 
 
 @pytest.mark.parametrize('num_ranks', [1, 2])
-def test_hf_eval_of_llm_foundry(upstream_yamls: Path, num_ranks: int):
+def test_hf_eval_yaml_of_llm_foundry_is_translated(upstream_yamls: Path, num_ranks: int):
     path = upstream_yamls / 'hf_eval.yaml'
     mapped, models = map_evaluation(read_yaml(path), source=str(path), num_ranks=num_ranks)
     shards = {'sharding_strategy': 'FULL_SHARD', 'mixed_precision': 'FULL'}
@@ -204,16 +204,14 @@ def test_hf_eval_of_llm_foundry(upstream_yamls: Path, num_ranks: int):
         ('openai_eval.yaml', ['models[0].model.name: openai_chat is an API', 'models[1]', 'gauntlet run --outputs']),
     ],
 )
-def test_files_of_llm_foundry_whose_models_are_not_run_here_say_what_to_do(
-    upstream_yamls: Path, name: str, said: list[str]
-):
+def test_unsupported_models_are_errors_that_say_what_to_do(upstream_yamls: Path, name: str, said: list[str]):
     path = upstream_yamls / name
     text = '\n'.join(problems_of(map_evaluation, read_yaml(path), source=str(path), num_ranks=1))
     for part in (name, *said):
         assert part in text
 
 
-def test_a_checkpoint_is_run_with_the_configuration_that_is_named():
+def test_a_checkpoint_uses_the_named_configuration():
     model = {**MODEL['model'], 'config_overrides': {'rope_theta': 5.0}, 'init_device': 'mixed', 'use_auth_token': True}
     values = {'models': [{**MODEL, 'model': model, 'load_path': 's3://b/ep1.pt'}], 'out': 'o'}
     mapped, (listed,) = map_evaluation(values, source='e.yaml', num_ranks=1)
@@ -226,7 +224,7 @@ def test_a_checkpoint_is_run_with_the_configuration_that_is_named():
     ]
 
 
-def test_one_model_may_stand_at_the_top():
+def test_a_single_model_may_be_given_at_the_top():
     values = {'model': MODEL['model'], 'tokenizer': MODEL['tokenizer'], 'load_path': None, 'seed': 1, 'run_name': 'r'}
     mapped, (listed,) = map_evaluation(values, source='e.yaml', num_ranks=1)
     assert listed.name == 'hf_causal_lm' and listed.arguments['model'] == 'org/one-125m'
@@ -234,7 +232,7 @@ def test_one_model_may_stand_at_the_top():
     assert mapped.lines[0].startswith('seed: no effect')
 
 
-def test_a_file_in_our_own_keys_stays_as_it_is():
+def test_an_evaluation_file_in_our_keys_is_unchanged():
     values = {'model': 'm.pt', 'tokenizer': 'words', 'out': 'o', 'tasks': 't.yaml', 'subset_items': 5}
     mapped, models = map_evaluation(values, source='e.yaml', num_ranks=1)
     assert (mapped, models) == (Mapped(values=values), ())
@@ -280,13 +278,13 @@ def test_a_file_in_our_own_keys_stays_as_it_is():
         ({'models': [{**MODEL, 'tokenizer': {'name': 'tiktoken'}}]}, 'tokenizer.name: tiktoken is llm-foundry'),
     ],
 )
-def test_what_is_wrong_in_an_evaluation_file_is_named(values: dict[str, Any], problem: str):
+def test_errors_in_an_evaluation_file_name_the_key(values: dict[str, Any], problem: str):
     found = problems_of(map_evaluation, values, source='e.yaml', num_ranks=1)
     assert all(text.startswith('e.yaml: ') for text in found)
     assert problem in '\n'.join(found)
 
 
 @pytest.mark.parametrize('name', ['/models/llama', '../../llama', './llama'])
-def test_the_folder_of_a_model_lies_below_out(name: str):
+def test_the_folder_of_a_model_is_always_below_out(name: str):
     _, (model,) = map_evaluation({'models': [{**MODEL, 'model_name': name}]}, source='e.yaml', num_ranks=1)
     assert model.folder in ('models/llama', 'llama')

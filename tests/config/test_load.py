@@ -133,7 +133,7 @@ def test_a_label_that_cannot_be_a_file_name_is_refused(label: str):
         ({'categories': [{'name': 'a', 'benchmarks': [BENCHMARK, BENCHMARK]}]}, 'duplicate copa/0-shot'),
     ],
 )
-def test_a_wrong_gauntlet_is_refused(changes: dict, expected: str):
+def test_an_invalid_gauntlet_is_refused(changes: dict, expected: str):
     (problem,) = problems_of([TASK], gauntlet(**changes))
     assert expected in problem
 
@@ -145,7 +145,7 @@ def test_a_benchmark_that_no_task_provides_is_an_error_that_says_what_there_is()
     assert "no task has that label, did you mean 'copa'?" in problems_of([TASK], wrong_name)[0]
 
 
-def test_a_benchmark_of_a_task_that_is_itself_wrong_is_no_second_error():
+def test_a_benchmark_of_an_invalid_task_is_not_a_second_error():
     other = {**TASK, 'label': 'piqa'}
     (problem,) = problems_of([{**TASK, 'num_fewshot': []}, other], gauntlet())
     assert 'num_fewshot: is empty' in problem
@@ -165,7 +165,7 @@ def test_a_benchmark_of_a_task_that_is_itself_wrong_is_no_second_error():
         ('icl_tasks: [1]\n', 'icl_tasks[0]: is 1; allowed: a mapping'),
     ],
 )
-def test_a_file_that_holds_no_tasks_says_so(tmp_path: Path, content: str, expected: str):
+def test_a_file_without_tasks_is_an_error(tmp_path: Path, content: str, expected: str):
     path = tmp_path / 'tasks.yaml'
     path.write_text(content)
     (problem,) = problems_of(path)
@@ -238,12 +238,12 @@ REPLY_TASK = {**TASK, 'icl_task_type': 'generation_task_with_answers'}
         ({'seed': 5}, 'seed: has no effect without do_sample: true; decoding is greedy'),
     ],
 )
-def test_wrong_generation_kwargs_are_refused_with_what_is_allowed(given: dict, expected: str):
+def test_invalid_generation_kwargs_are_errors_with_the_allowed_values(given: dict, expected: str):
     (problem,) = problems_of([{**REPLY_TASK, 'generation_kwargs': given}])
     assert f'icl_tasks[0]: generation_kwargs.{expected}' in problem
 
 
-def test_right_generation_kwargs_are_kept_as_they_are():
+def test_valid_generation_kwargs_are_unchanged():
     given = {'max_new_tokens': 5, 'do_sample': True, 'temperature': 1, 'top_p': 1.0, 'top_k': 0, 'seed': 0}
     (task,) = load_suite([{**REPLY_TASK, 'generation_kwargs': given}]).tasks
     assert task.generation_kwargs == given
@@ -251,7 +251,7 @@ def test_right_generation_kwargs_are_kept_as_they_are():
     assert load_suite([{**REPLY_TASK, 'generation_kwargs': {'do_sample': False}}]).warnings == ()
 
 
-def test_an_empty_stop_is_refused_as_it_would_end_every_reply_at_once():
+def test_an_empty_stop_is_refused_since_it_would_end_every_generation_at_once():
     (problem,) = problems_of([{**REPLY_TASK, 'early_stopping_criteria': ['\n', '']}])
     assert 'early_stopping_criteria[1]: is empty; allowed: a text that ends a generation' in problem
     (task,) = load_suite([{**REPLY_TASK, 'early_stopping_criteria': ['\n', ' ']}]).tasks
@@ -259,7 +259,7 @@ def test_an_empty_stop_is_refused_as_it_would_end_every_reply_at_once():
     assert load_suite([REPLY_TASK]).tasks[0].early_stopping_criteria is None
 
 
-def test_keys_of_replies_have_no_meaning_in_other_tasks():
+def test_generation_keys_are_refused_in_other_tasks():
     for key, value in (('early_stopping_criteria', ['\n']), ('do_normalization', False), ('cot_delimiter', '#')):
         (problem,) = problems_of([{**TASK, key: value}])
         assert f'{key}: has no meaning in multiple_choice; it belongs to generation_task_with_answers' in problem

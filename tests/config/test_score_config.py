@@ -35,7 +35,7 @@ def problems_of(score: Any, tasks: Any = None) -> list[str]:
     return list(raised.value.problems)
 
 
-def test_what_is_left_out_is_as_in_the_papers_reference():
+def test_defaults_are_those_of_the_papers_reference():
     (spec,) = specs_of([{'dataset': 'agieval'}])
     assert (spec.perturbations, spec.applied) == (None, ('option_order', 'prompt', 'non_greedy'))
     assert (spec.subsets, spec.answers, spec.seeds, spec.temperature) == (None, 'generate', (1, 2, 3, 4, 5), 0.7)
@@ -43,7 +43,7 @@ def test_what_is_left_out_is_as_in_the_papers_reference():
     assert (spec.answer_extraction, spec.fix_table, spec.subset_items) == ('tolerant', None, None)
 
 
-def test_everything_may_be_said():
+def test_all_keys_can_be_given():
     entry = {
         'dataset': 'math',
         'perturbations': ['non_greedy', 'prompt'],
@@ -172,12 +172,12 @@ def test_everything_may_be_said():
         ({'dataset': 'math', 'prompts': ['a.json']}, 'score[0].prompts: is a list; allowed: text'),
     ],
 )
-def test_a_wrong_entry_is_refused_with_what_is_allowed(entry: dict[str, Any], problem: str):
+def test_an_invalid_entry_is_an_error_with_the_allowed_values(entry: dict[str, Any], problem: str):
     assert problems_of([entry], [ARC, SUMS]) == [f'<score>: {problem}']
 
 
-def test_all_wrong_entries_are_listed_with_their_own_places(tmp_path: Path):
-    """Mutation: places counted after wrong and merged entries are gone."""
+def test_all_invalid_entries_are_listed_with_their_places(tmp_path: Path):
+    """Mutation: count places after invalid and merged entries are removed."""
     path = tmp_path / 'score.yaml'
     path.write_text(
         """
@@ -198,14 +198,14 @@ score:
     ]
 
 
-def test_a_label_is_not_looked_for_among_tasks_that_are_themselves_wrong():
+def test_labels_are_not_checked_against_invalid_tasks():
     (problem,) = problems_of([{'dataset': 'arc'}], [{**ARC, 'num_fewshot': []}])
     assert 'num_fewshot: is empty' in problem
 
 
 @pytest.mark.parametrize('perturbation', PERTURBATIONS)
 @pytest.mark.parametrize('dataset', DATASETS)
-def test_each_task_of_the_spec_is_one_perturbation_of_its_data_set(dataset: str, perturbation: str):
+def test_each_lm_eval_task_is_one_perturbation_of_its_dataset(dataset: str, perturbation: str):
     name = f'score_{perturbation}_robustness_{dataset}'
     if (dataset, perturbation) == ('math', 'option_order'):
         return  # the spec has no such task, see above
@@ -214,7 +214,7 @@ def test_each_task_of_the_spec_is_one_perturbation_of_its_data_set(dataset: str,
 
 
 @pytest.mark.parametrize('dataset', DATASETS)
-def test_each_group_of_the_spec_is_all_perturbations_that_have_a_meaning(dataset: str):
+def test_each_lm_eval_group_is_all_perturbations_that_apply(dataset: str):
     (spec,) = specs_of([{'dataset': f'score_robustness_{dataset}'}])
     assert spec == ScoreSpec(dataset=dataset)
     assert spec.applied == (('prompt', 'non_greedy') if dataset == 'math' else PERTURBATIONS)
@@ -222,7 +222,7 @@ def test_each_group_of_the_spec_is_all_perturbations_that_have_a_meaning(dataset
     assert (spec.dataset, spec.applied) == (dataset, ('non_greedy',))
 
 
-def test_what_does_not_apply_says_why():
+def test_perturbations_that_do_not_apply_have_a_reason():
     (spec,) = specs_of([{'dataset': 'math'}])
     assert spec.does_not_apply == {'option_order': 'math has no options'}
     (spec,) = specs_of([{'dataset': 'mmlu_pro', 'answers': 'likelihood'}])
@@ -231,7 +231,7 @@ def test_what_does_not_apply_says_why():
     assert specs_of([{'dataset': 'agieval'}])[0].does_not_apply == {}
 
 
-def test_tasks_of_one_data_set_become_one_with_the_perturbations_of_all():
+def test_entries_of_one_dataset_are_merged():
     names = [
         'score_non_greedy_robustness_agieval',
         'score_prompt_robustness_math',
@@ -247,20 +247,20 @@ def test_tasks_of_one_data_set_become_one_with_the_perturbations_of_all():
 
 
 @pytest.mark.parametrize('change', [{'temperature': 1.0}, {'seeds': [1]}, {'answers': 'likelihood'}, {'prompts': 'x'}])
-def test_entries_of_one_data_set_may_not_differ_in_anything_else(change: dict[str, Any]):
+def test_entries_of_one_dataset_with_different_settings_are_errors(change: dict[str, Any]):
     first = {'dataset': 'mmlu_pro', 'perturbations': ['prompt']}
     second = {'dataset': 'mmlu_pro', 'perturbations': ['option_order'], **change}
     expected = ['<score>: score[1]: duplicate dataset mmlu_pro with different settings']
     assert problems_of([first, second]) == expected
 
 
-def test_a_single_word_or_number_may_stand_for_a_list():
+def test_single_values_are_accepted_for_lists():
     entry = {'dataset': 'agieval', 'perturbations': 'prompt', 'subsets': 'sat-en', 'seeds': 3}
     (spec,) = specs_of([entry])
     assert (spec.perturbations, spec.subsets, spec.seeds) == (('prompt',), ('sat-en',), (3,))
 
 
-def test_a_list_a_mapping_a_path_and_a_path_to_a_path_say_the_same(tmp_path: Path):
+def test_a_list_a_mapping_a_path_and_a_path_to_a_path_are_equivalent(tmp_path: Path):
     entry = {'dataset': 'agieval', 'seeds': [3]}
     expected = specs_of([entry])
     (tmp_path / 'list.yaml').write_text(json.dumps({'score': [entry]}))
@@ -286,7 +286,7 @@ def test_a_list_a_mapping_a_path_and_a_path_to_a_path_say_the_same(tmp_path: Pat
         ('score: ["${nowhere}"]\n', 'score: an interpolation cannot be resolved: '),
     ],
 )
-def test_a_file_without_data_sets_says_so_also_where_there_are_tasks(tmp_path: Path, content: str, expected: str):
+def test_a_file_without_datasets_is_an_error_with_and_without_tasks(tmp_path: Path, content: str, expected: str):
     path = tmp_path / 's.yaml'
     path.write_text(content)
     for tasks in (None, [ARC]):
@@ -294,14 +294,14 @@ def test_a_file_without_data_sets_says_so_also_where_there_are_tasks(tmp_path: P
         assert problem.startswith(f'{path}: {expected}')
 
 
-def test_errors_of_tasks_and_score_come_together(tmp_path: Path):
+def test_errors_of_tasks_and_score_are_listed_together(tmp_path: Path):
     found = problems_of([{'dataset': 'math', 'seeds': []}, {'dataset': 'copa'}], [{**SUMS, 'num_fewshot': [-1]}])
     assert len(found) == 2  # the label may be the wrong task's
     assert 'num_fewshot' in found[0] and 'seeds' in found[1]
     assert problems_of(tmp_path / 'no.yaml') == [f'{tmp_path / "no.yaml"}: there is no such file']
 
 
-def test_a_data_set_is_a_task_without_shots_after_all_others():
+def test_a_dataset_becomes_a_0_shot_task_after_all_others():
     suite = load_suite([ARC, SUMS], None, [{'dataset': 'arc'}, {'dataset': 'math'}, {'dataset': 'mmlu_pro'}])
     assert [task.key for task in suite.tasks] == [
         *('arc/0-shot', 'arc/5-shot', 'sums/0-shot'),
@@ -314,8 +314,8 @@ def test_a_data_set_is_a_task_without_shots_after_all_others():
     assert likely.icl_task_type == 'score_likelihood'
 
 
-def test_a_data_set_whose_task_would_have_another_tasks_name_is_refused():
-    """Mutation: both under one key, so that one is lost without a word."""
+def test_a_dataset_whose_task_name_is_taken_is_refused():
+    """Mutation: store both under one key, which silently drops one."""
     expected = 'arc becomes the task score_arc/0-shot, which is also in tasks; rename the latter'
     assert problems_of([{'dataset': 'arc'}], [ARC, {**ARC, 'label': 'score_arc'}]) == [
         f'<score>: score[0].dataset: {expected}'

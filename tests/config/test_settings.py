@@ -7,7 +7,7 @@ from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.errors import ConfigError
 
 
-def test_one_interval_may_stand_without_a_list():
+def test_a_single_interval_is_accepted_for_a_list():
     assert decode_settings({'tasks': 't.yaml', 'interval': '500ba'}).interval == ('500ba',)
 
 
@@ -39,7 +39,7 @@ def test_truncation_follows_the_semantics_unless_it_is_given():
         ({'data_root': ''}, "data_root: is ''; allowed: a folder"),
     ],
 )
-def test_a_wrong_setting_is_refused(changes: dict, expected: str):
+def test_an_invalid_setting_is_refused(changes: dict, expected: str):
     with pytest.raises(ConfigError) as raised:
         decode_settings({'tasks': 't.yaml', **changes})
     assert expected in str(raised.value)
@@ -92,14 +92,14 @@ def test_a_source_of_the_wrong_kind_is_refused_with_its_key_and_what_is_allowed(
         ('interval', [['1ep']], 'interval[0]: is a list; allowed: first'),
     ],
 )
-def test_the_place_of_a_wrong_entry_is_named(key: str, value: Any, place: str):
+def test_errors_name_the_place_of_an_invalid_entry(key: str, value: Any, place: str):
     with pytest.raises(ConfigError) as raised:
         decode_settings({'tasks': 't.yaml', key: value})
     (problem,) = raised.value.problems
     assert problem.startswith(f'eval_gauntlet: {place}')
 
 
-def test_all_wrong_sources_are_listed_at_once():
+def test_all_invalid_sources_are_listed_at_once():
     with pytest.raises(ConfigError) as raised:
         decode_settings({'tasks': 3, 'gauntlet': True, 'score': [], 'interval': 3})
     assert [problem.split(': ')[1] for problem in raised.value.problems] == ['tasks', 'gauntlet', 'score', 'interval']

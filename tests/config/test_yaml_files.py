@@ -97,15 +97,15 @@ def test_an_empty_file_is_an_empty_mapping(tmp_path):
         ('a: ${b\n', "no viable alternative at input '${b'"),
     ],
 )
-def test_what_cannot_be_read_names_its_place(tmp_path, text, problem):
+def test_unreadable_files_are_errors_that_name_the_place(tmp_path, text, problem):
     assert refusal(tmp_path, text).startswith(problem)
 
 
-def test_an_override_that_cannot_be_merged_is_named(tmp_path):
+def test_an_invalid_override_is_named(tmp_path):
     assert refusal(tmp_path, 'a: 1\n', 'a=[1').startswith('a=[1: ')
 
 
-def test_omegaconf_is_loaded_for_what_it_fills_in_alone(tmp_path):
+def test_omegaconf_is_only_imported_for_interpolations_and_overrides(tmp_path):
     path = tmp_path / 'file.yaml'
     code = 'import sys; from llmfoundry_gauntlet.config.yaml import read_yaml; read_yaml(sys.argv[1]); '
     code += 'print("omegaconf" in sys.modules)'

@@ -39,7 +39,7 @@ def model(model_name: str, path: str, /, **changes: Any) -> dict[str, Any]:
 
 
 def evaluation_file(folder: Path, models: list[dict[str, Any]]) -> str:
-    """A file as llm-foundry's, with the tiny tasks at its top."""
+    """Write an evaluation file with llm-foundry's keys and the tiny tasks."""
     settings = tiny.write_tasks(folder)
     tasks, gauntlet = (json.loads(Path(settings[key]).read_text()) for key in ('tasks', 'gauntlet'))
     shared = {
@@ -61,7 +61,7 @@ def samples(folder: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in (folder / 'samples').iterdir()}
 
 
-def test_several_models_of_one_file_have_the_scores_of_each_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_several_models_in_one_file_score_as_each_does_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     models = [model('org/rotary', ROTARY), model('alibi', ALIBI)]
     path = evaluation_file(tmp_path, models)
     assert eval_script.main([path, f'out={tmp_path}/out', 'device=cpu']) == 0
@@ -82,7 +82,7 @@ def test_several_models_of_one_file_have_the_scores_of_each_alone(tmp_path: Path
         assert 'metrics/sums/0-shot/InContextLearningLMAccuracy: ' in log
 
 
-def test_a_model_that_fails_is_reported_and_the_others_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_failing_model_is_reported_and_the_others_still_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path = evaluation_file(tmp_path, [model('gone', str(tmp_path / 'gone')), model('alibi', ALIBI)])
     assert eval_script.main([path, f'out={tmp_path}/out', 'device=cpu']) == 1
     assert (tmp_path / 'out/alibi/results.json').is_file() and not (tmp_path / 'out/gone').exists()
@@ -93,7 +93,7 @@ def test_a_model_that_fails_is_reported_and_the_others_go_on(tmp_path: Path, cap
 
 
 def test_config_overrides_reach_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """Its positions are turned by another angle, which changes log-probabilities."""
+    """Another rope_theta changes the log-probabilities."""
     models = [model('plain', ROTARY), model('other', ROTARY, config_overrides={'rope_theta': 30.0})]
     path = evaluation_file(tmp_path, models)
     assert eval_script.main([path, f'out={tmp_path}/out', 'device=cpu']) == 0
@@ -112,7 +112,7 @@ def test_config_overrides_reach_the_model(tmp_path: Path, capsys: pytest.Capture
         ({'models': [model('a', ROTARY, name='openai_chat')]}, 'openai_chat is an API'),
     ],
 )
-def test_a_wrong_evaluation_file_is_a_status_of_2(
+def test_an_invalid_evaluation_file_gives_status_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], values: dict[str, Any], problem: str
 ):
     path = write(tmp_path / 'eval.yaml', values)
@@ -121,7 +121,7 @@ def test_a_wrong_evaluation_file_is_a_status_of_2(
 
 
 def training_file(folder: Path, **values: Any) -> str:
-    """Four batches of a tiny Llama, with the keys of llm-foundry that are given."""
+    """Write a training file of four batches of a tiny Llama, with these llm-foundry keys."""
     tiny.tokenizer().save_pretrained(folder / 'tokenizer')
     rows = [{'text': f'{i} and {i} are {2 * i}. '} for i in range(60)]
     (folder / 'train.jsonl').write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
@@ -142,7 +142,7 @@ def training_file(folder: Path, **values: Any) -> str:
     return write(folder / 'train.yaml', {**shared, **values})
 
 
-def test_training_evaluates_as_the_keys_of_llm_foundry_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_training_follows_llm_foundrys_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     settings = tiny.write_tasks(tmp_path)
     keys = {
         'icl_tasks': settings['tasks'],
@@ -166,14 +166,14 @@ def test_training_evaluates_as_the_keys_of_llm_foundry_say(tmp_path: Path, capsy
     assert 'eval_interval: 3ba, with eval_first -> interval: [first, 3ba, last]\n' in printed
 
 
-def test_keys_that_disagree_stop_a_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_conflicting_keys_stop_a_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     own = {'eval_gauntlet': {'tasks': 'mine.yaml'}}
     path = training_file(tmp_path, icl_tasks=tiny.write_tasks(tmp_path)['tasks'], callbacks=own)
     assert train_script.main([path]) == 2
     assert 'callbacks.eval_gauntlet.tasks: is mine.yaml' in capsys.readouterr().err
 
 
-def test_each_logger_is_built_by_its_name_with_its_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_each_logger_is_built_by_name_with_its_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)  # where MLflow keeps its own files
     chosen = {
         'tensorboard': {'log_dir': 'somewhere'},
@@ -189,7 +189,7 @@ def test_each_logger_is_built_by_its_name_with_its_arguments(tmp_path: Path, mon
     assert build_loggers(None) == []
 
 
-def test_every_wrong_name_and_argument_of_loggers_is_named():
+def test_every_invalid_logger_name_and_argument_is_named():
     with pytest.raises(ConfigError) as caught:
         build_loggers({'wanb': {}, 'file': {'filname': 'x'}, 'mlflow': 3})
     assert caught.value.problems == (
