@@ -218,7 +218,7 @@ def test_absent_files_are_warned_of_and_recorded(tiny_llamas: Path, tmp_path: Pa
     common = ['--score', tmp_path / 'score.yaml', '--data-root', tmp_path / 'data']
     assert run_cli('validate', *common) == 0
     printed = capsys.readouterr().out
-    assert 'warning: score_agieval: there is no file of sat-math; it is left out' in printed
+    assert 'warning: score_agieval: no file of sat-math; skipped' in printed
     assert '1 data sets of SCORE' in printed and '8 rows of 1 tasks' in printed
     model = ['--model', tiny_llamas / 'plain', '--device', 'cpu']
     assert run_cli('run', *model, *common, '--out', tmp_path / 'out') == 0
