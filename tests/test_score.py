@@ -212,7 +212,7 @@ def test_absent_files_are_a_warning_and_recorded(tiny_llamas: Path, tmp_path: Pa
     common = ['--score', tmp_path / 'score.yaml', '--data-root', tmp_path / 'data']
     assert run_cli('validate', *common) == 0
     printed = capsys.readouterr().out
-    assert 'warning: score_agieval: there is no file of sat-math; it is left out' in printed
+    assert 'warning: score_agieval: ' in printed and 'sat-math' in printed
     assert '1 SCORE datasets' in printed and '8 rows of 1 tasks' in printed
     model = ['--model', tiny_llamas / 'plain', '--device', 'cpu']
     assert run_cli('run', *model, *common, '--out', tmp_path / 'out') == 0

@@ -31,7 +31,7 @@ OFFLINE_VARIABLES = ('HF_HUB_OFFLINE', 'HF_DATASETS_OFFLINE')
 YES = ('1', 'on', 'yes', 'true')
 
 Names = Annotated[list[str] | None, typer.Argument(metavar='NAME', help='Tasks, categories or files. Default: all.')]
-AsJson = Annotated[bool, typer.Option('--json', help='Print JSON in place of lines.')]
+AsJson = Annotated[bool, typer.Option('--json', help='Print JSON instead of text.')]
 To = Annotated[Path, typer.Option('--to', help='Data root that the files are put into.')]
 Overwrite = Annotated[bool, typer.Option('--overwrite', help='Replace files in --to that differ.')]
 

@@ -1,4 +1,4 @@
-"""Files that a reader finds whole or not at all, whenever the writer is killed or the power fails."""
+"""Write files atomically: a reader finds all or nothing, even if the writer is killed or the power fails."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import uuid
 from collections.abc import Iterable
 from pathlib import Path
 
-UNFINISHED = '.unfinished'  # ends the names of files that are being written, or that a killed writer left behind
+UNFINISHED = '.unfinished'  # suffix of files being written, or left behind by a killed writer
 
 
 def write_atomically(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
-    """Write a file in one step, in place of one that may be there. Missing folders are made. Raises OSError.
+    """Write or replace a file atomically, creating missing folders. Raises OSError.
 
-    Whatever stops it, the path has its old content or all of the new one.
+    If interrupted, the path has either its old content or all of the new.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = unfinished_path(path.parent)
@@ -28,7 +28,7 @@ def write_atomically(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete a file if that is possible."""
+    """Delete a file, ignoring errors."""
     with contextlib.suppress(OSError):
         os.unlink(path)
 
@@ -39,7 +39,7 @@ def unfinished_path(folder: Path) -> Path:
 
 
 def write_synced(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
-    """Write a new file, and return once it is on the disk. Raises OSError."""
+    """Write a new file and sync it to disk. Raises OSError."""
     with path.open('xb') as file:
         file.writelines(chunks)
         file.flush()
@@ -47,12 +47,12 @@ def write_synced(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Return once all files of a folder have their present names on the disk. Raises OSError."""
+    """Sync the names of a folder's files to disk. Raises OSError."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems do not sync folders
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems cannot sync folders
             raise
     finally:
         os.close(handle)

@@ -23,8 +23,8 @@ MAX_LINES = 5  # that a finding lists
 
 CLEAR_MARGIN = 0.05  # a majority answer this far above chance is worth a warning,
 CLEAR_ERRORS = 3.0  # if it is this many standard errors above it
-COMMON_SHARE = 0.2  # the same for a free-form answer, where there is no chance level,
-MIN_COMMON_ROWS = 10  # in files of at least this many rows
+COMMON_SHARE = 0.2  # threshold for a free-form answer, which has no chance level,
+MIN_COMMON_ROWS = 10  # smaller files are not checked for it
 
 NUM_WORDS = 13  # per sequence, as in the GPT-3 report (arXiv 2005.14165, appendix C)
 MOST = 0.8  # of a row's sequences

@@ -1,9 +1,8 @@
-"""The source that rows share: the passage, story, game, schema or problem whose questions stand or fall together.
+"""Assign rows to clusters for standard errors: rows that share a passage, story, game, schema or problem.
 
-Standard errors count sources, not rows, where one passage has several questions. A rule per data file finds the text
-of a row's source in the row alone; rows of whatever file with the same text are one cluster. A file without a rule,
-and a row in which its file's rule finds nothing, takes all of the row but the answer, so that repeated prompts and
-exact duplicates are still one cluster.
+A rule per data file extracts the text of a row's source from that row alone; rows of any file with the same text form
+one cluster. Without a rule, or if it finds nothing, the source is the whole row except its answer, so repeated prompts
+and exact duplicates still share a cluster.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 
 Rule = Callable[[Mapping[str, Any]], str]
 
-# What holds a row's answer, or only names the row: two rows that differ in nothing else ask the same.
+# Keys with a row's answer or identifier: rows that differ only in these have the same prompt.
 _NO_PROMPT = frozenset(
     (
         *('aliases', 'answer', 'answer_index', 'answers', 'canonical_solution', 'chain_of_thought', 'continuation'),
@@ -25,12 +24,12 @@ _NO_PROMPT = frozenset(
         *('category', 'id', 'idx', 'question_id', 'src'),
     )
 )
-# So many words besides the numbers make a problem's wording its own; 'what is 3 + 4 ?' could be anybody's.
+# Word problems with fewer words than this, such as 'what is 3 + 4 ?', are too generic to be variants of each other.
 _WORDS_OF_A_PROBLEM = 8
 
 
 def cluster_of(stem: str, row: Mapping[str, Any]) -> str:
-    """The name of the source that a row shares with others: 16 hexadecimal digits.
+    """Return the name of a row's cluster: 16 hexadecimal digits.
 
     `stem` is the data file's name without folder and suffix, such as 'squad' or 'human_eval-0.5'.
     """
@@ -40,13 +39,13 @@ def cluster_of(stem: str, row: Mapping[str, Any]) -> str:
 
 
 def _prompt(row: Mapping[str, Any]) -> str:
-    """All of the row but the answer, or the whole row where that leaves nothing."""
+    """Return the row without its answer as JSON, or the whole row if nothing else is left."""
     asked = {key: value for key, value in row.items() if key not in _NO_PROMPT}
     return json.dumps(asked or dict(row), sort_keys=True, ensure_ascii=False)
 
 
 def _found(field: str, pattern: str) -> Rule:
-    """Return the pattern's group in a field that begins with the pattern, with single spaces between words."""
+    """Make a rule: the group of a pattern that a field starts with, white space normalized."""
     compiled = re.compile(pattern, re.DOTALL)
 
     def rule(row: Mapping[str, Any]) -> str:
@@ -57,7 +56,7 @@ def _found(field: str, pattern: str) -> Rule:
 
 
 def _opening(field: str, head: str, num_words: int) -> Rule:
-    """The first words after the head, for sources that are told with small changes from row to row."""
+    """Make a rule: the first words after `head`, for sources reworded slightly from row to row."""
 
     def rule(row: Mapping[str, Any]) -> str:
         text = _text(row, field)
@@ -67,15 +66,15 @@ def _opening(field: str, head: str, num_words: int) -> Rule:
 
 
 def _wording(row: Mapping[str, Any]) -> str:
-    """A word problem with '#' for each number: its variants differ in the numbers alone."""
+    """Return a word problem with each number replaced by '#'; variants differ only in numbers."""
     text = re.sub(r'\d+(?:[.,]\d+)*', '#', _QUESTION_BEFORE_OPTIONS(row))
     return text if len(re.findall(r'[^\W\d_]{2,}', text)) >= _WORDS_OF_A_PROBLEM else ''
 
 
 def _scheme(row: Mapping[str, Any]) -> str:
-    """The first two words of a Winograd sentence and the two things that its pronoun may stand for.
+    """Return the first two words of a Winograd sentence and the two candidate antecedents.
 
-    The two sentences of a pair differ in one word, which may come before the pronoun as well as after it.
+    The sentences of a pair differ in one word, which may come before or after the pronoun.
     """
     options = row.get('context_options')
     if not isinstance(options, list) or len(options) != 2 or not all(isinstance(option, str) for option in options):
@@ -88,7 +87,7 @@ def _scheme(row: Mapping[str, Any]) -> str:
 
 
 def _persons(row: Mapping[str, Any]) -> str:
-    """The two persons of a Winogender sentence, who occur in no sentences but those of one template."""
+    """Return the two people in a Winogender sentence; each pair occurs in one template only."""
     choices = row.get('choices')
     if not isinstance(choices, list) or len(choices) != 2 or not all(isinstance(choice, str) for choice in choices):
         return ''
@@ -96,18 +95,18 @@ def _persons(row: Mapping[str, Any]) -> str:
 
 
 def _bias_question(row: Mapping[str, Any]) -> str:
-    """A BBQ question with its category: it is asked of many persons in variants of one or two scenes."""
+    """Return a BBQ question with its category; it is asked about many people in variants of one or two scenes."""
     question = _BBQ_QUESTION(row)
     return f'{_text(row, "category")}: {question}' if question else ''
 
 
 def _code_problem(row: Mapping[str, Any]) -> str:
-    """The problem's name in HumanEval, also for a translation (CPP/12, JavaScript/12)."""
+    """Return the problem's HumanEval name, also for a translation (CPP/12, JavaScript/12)."""
     return re.sub(r'^(?:CPP|JavaScript)/(?=\d+$)', 'HumanEval/', _text(row, 'task_id').strip())
 
 
 def _sum(row: Mapping[str, Any]) -> str:
-    """An arithmetic problem without its spaces."""
+    """Return an arithmetic problem without spaces."""
     return ''.join(_text(row, 'context').split())
 
 
@@ -129,7 +128,7 @@ _HUMAN_EVAL = (
 
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
-        # Several questions on one passage, story or game.
+        # Several questions about one passage, story or game.
         'squad': _found('context', r'Context: (.*)\nQuestion: '),
         'coqa': _found('context', r'[^\n]*\nStory: (.*?)\n(?:Preceding questions:|\nFinal question:)\n'),
         'boolq': _found('query', r'Passage: (.*)\nQuestion: '),
@@ -146,7 +145,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         'mmlu': _found('query', rf'Question: ({_HISTORY})\n.*?\nChoices\n'),
         'mmlu_pro_test': _found('question', rf'({_HISTORY})\n'),
         **dict.fromkeys(_SCORE_AGIEVAL, _SCORE_PASSAGE),
-        # Several sentences, puzzles or problems made from one.
+        # Several sentences, puzzles or problems derived from one.
         'bigbench_logical_deduction': _found('query', r'(.*)\n+Which of the following statements '),
         'hellaswag': _found('query', r'([^:]+: \w.*?)[.?!] '),
         'winograd_wsc': _scheme,

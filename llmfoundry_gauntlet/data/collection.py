@@ -1,4 +1,4 @@
-"""Python's garbage collector, out of the way where a great many values are made and all of them are kept."""
+"""Pause Python's garbage collector while many long-lived objects are created."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def paused_collection() -> Iterator[None]:
-    """Within it nothing looks for garbage in cycles, of which there is none; a third of the time goes there else."""
+    """Disable cyclic garbage collection; it would take a third of the time and find nothing."""
     was_on = gc.isenabled()
     gc.disable()
     try:

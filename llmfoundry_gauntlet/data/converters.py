@@ -1,4 +1,4 @@
-"""Make the data files of MMLU-Pro and MATH from the parquet files that are published."""
+"""Convert the published parquet files of MMLU-Pro and MATH to JSON lines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Row = Mapping[str, Any]
 
 MMLU_PRO_KEYS = ('question_id', 'question', 'options', 'answer', 'answer_index', 'cot_content', 'category', 'src')
 LETTERS = 'ABCDEFGHIJ'
-NO_OPTION = 'N/A'  # fills the options of questions with fewer than ten in early revisions of MMLU-Pro
+NO_OPTION = 'N/A'  # pads the options to ten in early revisions of MMLU-Pro
 MATH_KEYS = ('problem', 'level', 'type', 'solution')
 SUBJECTS = {
     'algebra': 'Algebra',
@@ -30,9 +30,9 @@ SUBJECTS = {
 
 
 def convert(content: bytes, file: DataFile, source: str) -> bytes:
-    """Return the bytes of a data file, JSON lines, made from the published parquet file.
+    """Return the content of a data file, JSON lines, converted from the published parquet file.
 
-    `source` is its path or address, for messages. Raise DataError with every malformed row.
+    `source` is its path or URL, for messages. Raise DataError with every malformed row.
     """
     keys, parse = CONVERTERS[file.converter or '']
     lines, problems = [], []
@@ -47,7 +47,7 @@ def convert(content: bytes, file: DataFile, source: str) -> bytes:
 
 
 def parquet_rows(content: bytes, columns: Sequence[str], source: str) -> Iterator[Row]:
-    """Yield the rows of a parquet file with these columns. Raise DataError."""
+    """Yield these columns of each row of a parquet file. Raise DataError."""
     from pyarrow import BufferReader, parquet  # type: ignore[import-untyped]
 
     try:
@@ -63,7 +63,7 @@ def parquet_rows(content: bytes, columns: Sequence[str], source: str) -> Iterato
 
 
 def mmlu_pro_row(row: Row, file: DataFile) -> Row:
-    """Return a row of MMLU-Pro without fillers among its options; `answer` and `answer_index` name the same options."""
+    """Return a row of MMLU-Pro without filler options, with `answer` and `answer_index` adjusted."""
     number = field_value(row, 'question_id')
     if not isinstance(number, int):
         raise RowError(f'question_id is {describe(number)}; allowed: a whole number')
@@ -85,7 +85,7 @@ def mmlu_pro_row(row: Row, file: DataFile) -> Row:
 
 
 def math_row(row: Row, file: DataFile) -> Row:
-    """Return a row of MATH as it is. Raise RowError unless it belongs to the subject of the file."""
+    """Return a row of MATH unchanged. Raise RowError unless it belongs to the subject of the file."""
     for key in MATH_KEYS:
         text_field(row, key, allow_empty=False)
     subject = SUBJECTS[PurePosixPath(file.path).stem]

@@ -1,4 +1,4 @@
-"""Download, import and verify the data files. A file gets its name in a data root only once its bytes are right."""
+"""Download, import and verify the data files. Only verified files are written to a data root."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TEMPORARY = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)  # among 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The state of a data file, or what was done about it. `place` is the path or address that `detail` is about."""
+    """The state of a data file, or the result of fetching it. `place` is the path or URL that `detail` refers to."""
 
     file: DataFile
     status: str
@@ -34,13 +34,13 @@ class Outcome:
 
 
 def reason(error: DataError | StoreError, place: str) -> str:
-    """Return the first problem of an error without the place that it begins with, and how many more there are."""
+    """Return the first problem of an error, without its leading path or URL, and the number of others."""
     more = f' (and {len(error.problems) - 1:,} more)' if len(error.problems) > 1 else ''
     return error.problems[0].removeprefix(f'{place}: ') + more
 
 
 def check(content: bytes, file: DataFile, place: str) -> Outcome:
-    """Return whether these are the bytes of a data file: RIGHT, OTHER, or NO_HASH for the right number of rows."""
+    """Compare content with the manifest: RIGHT, OTHER, or NO_HASH if only the number of rows can be compared."""
     if file.has_hash and file.converter is None:
         problem = file.difference(content)
         return Outcome(file=file, status=OTHER if problem else RIGHT, place=place, detail=problem or '')
@@ -65,7 +65,7 @@ def look(file: DataFile, data_root: Path) -> Outcome:
 
 
 def kept(file: DataFile, data_root: Path, *, overwrite: bool) -> Outcome | None:
-    """Return THERE if a data root has the file, FAILED if it has another one that stays; None to bring the file."""
+    """Return THERE if a data root has the file, FAILED if it has another that must stay, None if one is needed."""
     there = look(file, data_root)
     if there.status in (RIGHT, NO_HASH):
         return replace(there, status=THERE, detail='')
@@ -78,7 +78,7 @@ def kept(file: DataFile, data_root: Path, *, overwrite: bool) -> Outcome | None:
 
 
 def fetch_file(file: DataFile, data_root: Path, *, overwrite: bool = False, num_retries: int = 3) -> Outcome:
-    """Download a file into a data root unless it is there: FETCHED, THERE or FAILED. Raise RecordError."""
+    """Download a file into a data root unless it is there. Return FETCHED, THERE or FAILED. Raise RecordError."""
     outcome = kept(file, data_root, overwrite=overwrite)
     if outcome is not None:
         return outcome
@@ -91,7 +91,7 @@ def fetch_file(file: DataFile, data_root: Path, *, overwrite: bool = False, num_
 
 
 def download(file: DataFile, *, num_retries: int) -> bytes:
-    """Return the published file. Raise DataError if it cannot be had, or is another file every time."""
+    """Return the published file. Raise DataError if no attempt yields the right bytes."""
     import pooch
     import requests
 
@@ -109,7 +109,7 @@ def download(file: DataFile, *, num_retries: int) -> bytes:
 
 
 def download_once(url: str, output_file: str, pooch: Any, *, file: DataFile) -> None:
-    """Download a file for pooch, which tries again after RequestException and ValueError; other errors are final."""
+    """Download a file for pooch, which retries after RequestException and ValueError; other errors are final."""
     import requests
     from pooch import HTTPDownloader
     from tqdm import tqdm
@@ -121,7 +121,7 @@ def download_once(url: str, output_file: str, pooch: Any, *, file: DataFile) -> 
         except requests.HTTPError as error:
             response = error.response
             if response is not None and 400 <= response.status_code < 500 and response.status_code not in TEMPORARY:
-                raise DataError(f'{url}: the server answers {response.status_code} {response.reason}') from error
+                raise DataError(f'{url}: the server responded {response.status_code} {response.reason}') from error
             raise
     problem = file.difference(Path(output_file).read_bytes())
     if problem:
@@ -129,7 +129,7 @@ def download_once(url: str, output_file: str, pooch: Any, *, file: DataFile) -> 
 
 
 def received(published: bytes, file: DataFile, place: str) -> bytes:
-    """Return the data file of what was published, converted where it must be. Raise DataError unless it is right."""
+    """Verify published bytes and convert them if the file has a converter. Raise DataError."""
     from llmfoundry_gauntlet.data.converters import convert
 
     problem = file.difference(published)
@@ -150,22 +150,24 @@ def put(path: Path, content: bytes) -> None:
         raise RecordError(f'{path}: cannot be written: {error.strerror or error}') from error
 
 
-# Files in a folder, or behind a URL.
+# Files in a local or remote folder.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folder:
-    """The files anywhere below a folder or a URL, hidden ones excepted: paths by name, the highest first."""
+    """The files anywhere below a folder or URL, except hidden ones: paths by file name, shallowest first."""
 
     root: str
     file_system: Any
     paths: Mapping[str, Sequence[str]]
 
     def copies(self, path: str) -> list[str]:
-        """Return the files with the name of `path`, which no other file of the manifest has."""
+        """Return the files with the same name as `path`; names are unique in the manifest."""
         exact = f'{self.root}/{path}'
         found = list(self.paths.get(PurePosixPath(path).name, ()))
-        return found or ([exact] if self.file_system.isfile(exact) else [])  # behind a link to a folder
+        return found or (
+            [exact] if self.file_system.isfile(exact) else []
+        )  # below a symlink to a folder, which `find` does not follow
 
     def sources(self, source: str) -> list[str]:
         """Return the files whose path ends in a published path."""
@@ -173,7 +175,7 @@ class Folder:
         return [path for path in paths if f'/{path}'.endswith(f'/{source}')]
 
     def place(self, path: str) -> str:
-        """Return the path of a file, or its URL unless it is on this machine."""
+        """Return the path of a local file or the URL of a remote one."""
         url: str = self.file_system.unstrip_protocol(path)
         return url.removeprefix('file://')
 
@@ -185,7 +187,7 @@ class Folder:
 
 
 def open_folder(url: str) -> Folder:
-    """List the files below a folder or a URL that fsspec knows. Raise ConfigError if there is no such folder."""
+    """List the files below a folder or an fsspec URL. Raise ConfigError if there is no such folder."""
     if not is_remote(url) and not Path(url).is_dir():
         kind = 'is a file; give its folder' if Path(url).exists() else 'there is no such folder'
         raise ConfigError(f'{url}: {kind}')
@@ -203,10 +205,7 @@ def open_folder(url: str) -> Folder:
 
 
 def find(file: DataFile, folder: Folder) -> tuple[Outcome, bytes]:
-    """Return the state of a file in a folder (RIGHT, NO_HASH, OTHER or MISSING), and its bytes.
-
-    The first copy that is not OTHER counts.
-    """
+    """Return the state of a file in a folder and its content: the first copy that is RIGHT or NO_HASH, if any."""
     others = []
     for path in folder.copies(file.path):
         place = folder.place(path)
@@ -223,7 +222,7 @@ def find(file: DataFile, folder: Folder) -> tuple[Outcome, bytes]:
 
 
 def import_file(file: DataFile, folder: Folder, data_root: Path, *, overwrite: bool = False) -> Outcome:
-    """Copy a file from a folder into a data root unless it is there, or make it of the published parquet file.
+    """Copy a file from a folder into a data root unless it is there, or convert it from the published parquet file.
 
     Return IMPORTED, THERE, MISSING or FAILED. Raise RecordError.
     """

@@ -1,4 +1,4 @@
-"""Rows of a data file, checked one by one, as Examples."""
+"""Read and check the rows of a data file as Examples."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from llmfoundry_gauntlet.types import Example
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRows:
-    """A task's examples, the stems of its files that are absent where some may be, and what is odd in the data."""
+    """A task's examples, the stems of its optional files that are absent, and warnings about its data."""
 
     examples: Sequence[Example]
     absent: tuple[str, ...] = ()
@@ -29,9 +29,9 @@ class TaskRows:
 
 @paused_collection()
 def read_examples(task: TaskSpec, data_root: str | Path, parse: Callable[[Mapping[str, Any]], Any]) -> list[Example]:
-    """All examples of a task in the order of its file. Raises DataError with every wrong row.
+    """Read all examples of a task in file order. Raises DataError with every malformed row.
 
-    Top-level strings are stripped unless the task says `strip_dataset: false`; strings in lists are not
+    Top-level strings are stripped unless the task sets `strip_dataset: false`; strings in lists are not
     (llm-foundry 0.22, `eval/datasets/utils.py:strip_data`).
     """
     source, rows = read_task_rows(task, data_root)
@@ -49,39 +49,37 @@ def read_examples(task: TaskSpec, data_root: str | Path, parse: Callable[[Mappin
 
 
 def parse_row(number: int, row: Any, task: TaskSpec, parse: Callable[[Mapping[str, Any]], Any]) -> Example:
-    """One row as an Example of the task's row type."""
+    """Parse one row as an Example. Raises RowError."""
     if not isinstance(row, Mapping):
         raise RowError(f'is {type(row).__name__}; allowed: a JSON object')
     if task.strips_rows:
         row = {key: value.strip() if isinstance(value, str) else value for key, value in row.items()}
     category = text_field(row, 'category', allow_empty=False) if task.has_categories else None
+    key = task.cluster_key
     return Example(
         row=number,
         category=category,
         content=parse(row),
         digest=digest_of(row),
-        cluster=named_cluster(row, task.cluster_key) or cluster_of(stem_of(task.dataset_uri), row),
+        cluster=cluster_of(stem_of(task.dataset_uri), row)
+        if key is None
+        else cluster_of('', {key: field_value(row, key)}),
     )
 
 
-def named_cluster(row: Mapping[str, Any], key: str | None) -> str | None:
-    """The cluster by the name that a row has for it, None where it has none."""
-    return None if key is None else cluster_of('', {key: field_value(row, key)})
-
-
 def digest_of(row: Mapping[str, Any]) -> str:
-    """16 hexadecimal digits that name a row's content, whatever the order of its keys."""
+    """Return 16 hexadecimal digits that identify a row's content regardless of key order."""
     text = json.dumps(row, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:16]
 
 
 def stem_of(uri: str) -> str:
-    """The name of a data file without its folder and what follows the format."""
+    """Return the name of a data file without its folder and suffixes."""
     return Path(uri).name.partition('.jsonl')[0]
 
 
 def uneven_choices(source: str, examples: list[Example]) -> list[str]:
-    """A problem for each row whose number of choices differs from the first row's."""
+    """Return a problem for each row whose number of choices differs from the first row's."""
     counts = [(example.row, getattr(example.content, 'num_choices', 1)) for example in examples]
     return [
         f'{source}:{row + 1}: has {count} choices; allowed: {counts[0][1]}, as in line {counts[0][0] + 1}'

@@ -1,4 +1,4 @@
-"""Checked access to the fields of one row; every problem is a RowError that says what was found and is allowed."""
+"""Checked access to the fields of one row; every problem is a RowError with what was found and what is allowed."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 from llmfoundry_gauntlet.config.decode import describe, suggestion
 
-MOST_NAME, MOST_NAMES = 40, 20  # characters of a key, and keys, that a message repeats
+MOST_NAME, MOST_NAMES = 40, 20  # characters of a key, and number of keys, in a message
 MOST_TEXT = 200  # characters at each end of a message
 
 
 class RowError(ValueError):
-    """A row is wrong; the reader adds file and line."""
+    """A malformed row; the reader adds file and line."""
 
     def at(self, place: str) -> str:
-        """The problem with the row's place, on one line that is not too long to read."""
+        """Return the problem with the row's place, shortened to one printable line."""
         text = str(self)
         if len(text) > 2 * MOST_TEXT:
             text = f'{text[:MOST_TEXT]} [...] {text[-MOST_TEXT:]}'
@@ -23,7 +23,7 @@ class RowError(ValueError):
 
 
 def text_field(row: Mapping[str, Any], key: str, *, allow_empty: bool = True) -> str:
-    """The string at `key`."""
+    """Return the string at `key`."""
     value = field_value(row, key)
     if not isinstance(value, str):
         raise RowError(f'{key} is {describe(value)}; allowed: text')
@@ -33,23 +33,23 @@ def text_field(row: Mapping[str, Any], key: str, *, allow_empty: bool = True) ->
 
 
 def texts_field(row: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    """The list of non-empty strings at `key`, two or more."""
+    """Return the list of two or more non-empty strings at `key`."""
     value = field_value(row, key)
     if not isinstance(value, list) or len(value) < 2:
         raise RowError(f'{key} is {describe(value)}; allowed: a list of two or more texts')
     for index, item in enumerate(value):
         if not isinstance(item, str) or not item:
-            raise RowError(f'{key}[{index}] is {describe(item)}; allowed: a text that is not empty')
+            raise RowError(f'{key}[{index}] is {describe(item)}; allowed: a non-empty text')
     return tuple(value)
 
 
 def optional_text_field(row: Mapping[str, Any], key: str) -> str | None:
-    """The string at `key`, None where there is none."""
+    """Return the string at `key`; None if it is absent or null."""
     return None if row.get(key) is None else text_field(row, key)
 
 
 def optional_texts_field(row: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    """The list of strings at `key`, nothing where there is none."""
+    """Return the list of strings at `key`; empty if it is absent or null."""
     value = row.get(key)
     if value is None:
         return ()
@@ -62,7 +62,7 @@ def optional_texts_field(row: Mapping[str, Any], key: str) -> tuple[str, ...]:
 
 
 def gold_field(row: Mapping[str, Any], num_choices: int) -> int:
-    """The index of the right choice at `gold`."""
+    """Return the index of the right choice at `gold`."""
     value = field_value(row, 'gold')
     if not isinstance(value, int) or isinstance(value, bool):
         raise RowError(f'gold is {describe(value)}; allowed: a whole number 0..{num_choices - 1}')
@@ -72,7 +72,7 @@ def gold_field(row: Mapping[str, Any], num_choices: int) -> int:
 
 
 def field_value(row: Mapping[str, Any], key: str) -> Any:
-    """The value at `key`, whatever it is."""
+    """Return the value at `key`. Raises RowError if the key is missing."""
     if key not in row:
         found = [name for name in row if name.isprintable() and len(name) <= MOST_NAME][:MOST_NAMES]
         raise RowError(f"the key '{key}' is missing{suggestion(key, found).replace('; allowed:', '; found:')}")

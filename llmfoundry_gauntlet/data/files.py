@@ -22,7 +22,7 @@ from llmfoundry_gauntlet.errors import DataError, StoreError
 
 UPSTREAM_DATA_FOLDERS = ('eval/local_data/', 'scripts/eval/local_data/')
 GZIP = b'\x1f\x8b'
-FOREIGN = {  # how files begin that are no JSON lines: what they are, and what to do
+FOREIGN = {  # first bytes of other formats: what the file is, and what is allowed
     b'\xff\xfe': 'UTF-16 or UTF-32 text; allowed: UTF-8',
     b'\xfe\xff': 'UTF-16 text; allowed: UTF-8',
     b'\0\0\xfe\xff': 'UTF-32 text; allowed: UTF-8',
@@ -32,18 +32,18 @@ FOREIGN = {  # how files begin that are no JSON lines: what they are, and what t
     b'PK\x03\x04': 'a zip archive; allowed: plain text or gzip',
     b'PAR1': 'a parquet file; allowed: JSON lines here, parquet as hf://parquet with hf_loading_vars.data_files',
     b'version https://git-lfs': 'the Git LFS pointer of a data file; get the file with git lfs pull',
-    b'<': 'a web page or XML; allowed: one JSON object a line',
+    b'<': 'a web page or XML; allowed: one JSON object per line',
 }
-MAX_DEPTH = 64  # of lists and mappings in each other
+MAX_DEPTH = 64  # of nested lists and mappings
 BYTE_ORDER_MARK = '\ufeff'
 
 NumberedRow = tuple[int, Any]  # 0-based line number, parsed JSON
 
 
 def locate(uri: str, data_root: str | Path) -> Path:
-    """The file that a `dataset_uri` names: below `data_root`, else from the working directory.
+    """Return the path of a `dataset_uri`, relative to `data_root` or else the working directory.
 
-    Upstream's prefixes are dropped first. Raises DataError naming every place that was looked at.
+    Upstream's prefixes are dropped first. Raises DataError with every path tried.
     """
     name = next((uri[len(prefix) :] for prefix in UPSTREAM_DATA_FOLDERS if uri.startswith(prefix)), uri)
     candidates = list(dict.fromkeys((shipped(data_root) / name, shipped(name))))
@@ -52,16 +52,16 @@ def locate(uri: str, data_root: str | Path) -> Path:
             if candidate.is_file():
                 return candidate
         other = next((candidate for candidate in candidates if candidate.exists()), None)
-    except OSError as error:  # of a folder that may not be entered
+    except OSError as error:  # no permission to enter a folder
         raise DataError(f'{uri}: cannot be looked for: {error.strerror}: {error.filename}') from error
     if other is not None:
-        raise DataError(f'{other}: is {"a folder" if other.is_dir() else "no regular file"}; allowed: a data file')
+        raise DataError(f'{other}: is {"a folder" if other.is_dir() else "not a regular file"}; allowed: a data file')
     looked = ', '.join(map(str, candidates))
     raise DataError(f'{uri}: there is no such data file (looked for {looked}); set data_root to its folder')
 
 
 def read_task_rows(task: TaskSpec, data_root: str | Path) -> tuple[str, list[NumberedRow]]:
-    """Return how the task's data are called in messages, and all rows with their 0-based line numbers."""
+    """Return the source of a task's data, for messages, and all rows with their 0-based line numbers."""
     uri = task.dataset_uri
     if uri.startswith(HUGGING_FACE):
         source, rows = uri, list(enumerate(hugging_face_rows(task, data_root)))
@@ -69,14 +69,14 @@ def read_task_rows(task: TaskSpec, data_root: str | Path) -> tuple[str, list[Num
         source = uri if is_remote(uri) else str(locate(uri, data_root))
         rows = read_rows(source)
     if not rows:
-        raise DataError(f'{source}: has no rows; allowed: one JSON object a line')
+        raise DataError(f'{source}: has no rows; allowed: one JSON object per line')
     return source, rows
 
 
 def read_rows(source: str) -> list[NumberedRow]:
-    """All rows of a file of JSON lines in UTF-8, which may be compressed with gzip, whatever its name.
+    """Read all rows of a UTF-8 file of JSON lines, gzip-compressed or not, whatever its name.
 
-    `source` is a path or a URL that fsspec knows, such as s3:// or https://. Raises DataError with all malformed lines.
+    `source` is a path or an fsspec URL, such as s3:// or https://. Raises DataError with every malformed line.
     """
     try:
         with explained(source), opened(source) as file:
@@ -101,28 +101,28 @@ def decompressed_lines(file: io.BufferedReader, source: str) -> Iterator[Numbere
 
 @contextlib.contextmanager
 def opened(source: str) -> Iterator[io.BufferedReader]:
-    """The bytes of a source."""
+    """Open a path or URL for reading bytes. Raises DataError, or StoreError for a URL."""
     if is_remote(source):
         with open_file(source) as file:
             yield file
     else:
-        if not Path(source).is_file():  # a pipe would be waited for
-            raise DataError(f'{source}: is no regular file; allowed: a data file')
+        if not Path(source).is_file():  # opening a pipe would block
+            raise DataError(f'{source}: is not a regular file; allowed: a data file')
         with open(source, 'rb') as file:
             yield file
 
 
 def check_format(head: bytes, source: str) -> None:
-    """Raises DataError where a file begins in a way that no JSON lines do."""
+    """Raise DataError if the first bytes are those of another format."""
     for beginning, what in FOREIGN.items():
         if head.startswith(beginning):
             raise DataError(f'{source}: is {what}')
     if b'\0' in head[:4]:
-        raise DataError(f'{source}: is UTF-16 or UTF-32 text, or no text; allowed: UTF-8')
+        raise DataError(f'{source}: is UTF-16, UTF-32 or binary data; allowed: UTF-8')
 
 
 def json_lines(lines: Iterable[bytes], source: str) -> Iterator[NumberedRow]:
-    """The JSON value of each line that is not blank. Raises DataError with all malformed lines."""
+    """Yield the JSON value of each line that is not blank. Raises DataError with every malformed line."""
     problems = []
     for number, line in enumerate(lines):
         if line.isspace():
@@ -138,10 +138,10 @@ def json_lines(lines: Iterable[bytes], source: str) -> Iterator[NumberedRow]:
 
 
 def json_value(line: bytes) -> Any:
-    """The value of one line. White space, also Unicode's, and byte order marks around it are of no meaning.
+    """Parse one line, ignoring surrounding white space (Unicode's included) and byte order marks.
 
-    Raises RowError where it is no JSON, and where another reader could take it for something else: a key twice in one
-    object, numbers out of range, half of a character, lists in lists without end.
+    Raises RowError for malformed JSON, and for JSON that parsers read differently: duplicate keys in one object,
+    numbers out of range, lone surrogates, excessive nesting.
     """
     try:
         text = line.decode().rstrip()
@@ -153,48 +153,48 @@ def json_value(line: bytes) -> Any:
                 raise
             value = DECODER.decode(bare)
     except UnicodeDecodeError as error:
-        raise RowError(f'is no UTF-8 text: {error.reason} at byte {error.start + 1}; allowed: UTF-8') from error
+        raise RowError(f'is not UTF-8 text: {error.reason} at byte {error.start + 1}; allowed: UTF-8') from error
     except json.JSONDecodeError as error:
         raise RowError(f'malformed JSON: {error.msg} at column {error.colno}') from error
     except RecursionError as error:
         raise RowError(TOO_DEEP) from error
     except RowError:
         raise
-    except ValueError as error:  # of a whole number that Python does not read
+    except ValueError as error:  # an integer beyond Python's limit of digits
         raise RowError('a number has too many digits; allowed: 4300') from error
     if line.count(b'[') + line.count(b'{') > MAX_DEPTH and is_deep(value):
         raise RowError(TOO_DEEP)
-    if b'\\u' in line and (b'\\ud' in line or b'\\uD' in line) and has_half_characters(value):
-        raise RowError('half of a surrogate pair (\\ud800 to \\udfff) stands alone; allowed: whole characters')
+    if b'\\u' in line and (b'\\ud' in line or b'\\uD' in line) and has_lone_surrogates(value):
+        raise RowError('lone surrogate (\\ud800 to \\udfff); allowed: whole characters')
     return value
 
 
 TOO_DEEP = f'lists or objects are nested too deeply; allowed: {MAX_DEPTH} levels'
 
 
-def object_of(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object whose keys differ."""
+def unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Build a JSON object. Raises RowError for duplicate keys."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise RowError(f'the key {twice[:60]!r} stands there twice; allowed: once')
+        duplicate = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise RowError(f'duplicate key {duplicate[:60]!r}; allowed: once per object')
     return found
 
 
 def finite(text: str) -> float:
-    """A number with a fraction or an exponent."""
+    """Parse a number with a fraction or an exponent. Raises RowError if it overflows."""
     value = float(text)
     if not math.isfinite(value):
         raise RowError(f'the number {text[:60]} is too large')
     return value
 
 
-def no_number(text: str) -> float:
-    """NaN, Infinity or -Infinity, which Python would read."""
-    raise RowError(f'malformed JSON: {text} is no JSON value; allowed: a number or null')
+def refuse_constant(text: str) -> float:
+    """Raise RowError for NaN, Infinity or -Infinity, which Python's parser accepts."""
+    raise RowError(f'malformed JSON: {text} is not a JSON value; allowed: a number or null')
 
 
-DECODER = json.JSONDecoder(object_pairs_hook=object_of, parse_float=finite, parse_constant=no_number)
+DECODER = json.JSONDecoder(object_pairs_hook=unique_keys, parse_float=finite, parse_constant=refuse_constant)
 
 
 def is_deep(value: Any) -> bool:
@@ -210,8 +210,8 @@ def is_deep(value: Any) -> bool:
     return any(isinstance(value, (list, dict)) for value in level)
 
 
-def has_half_characters(value: Any) -> bool:
-    """Return whether some text in it could not be written as UTF-8."""
+def has_lone_surrogates(value: Any) -> bool:
+    """Return whether any text in a value cannot be encoded as UTF-8."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Rows of data sets on the Hugging Face hub, or in folders that the `datasets` library can read."""
+"""Read rows from the Hugging Face Hub or from folders that the `datasets` library can read."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from llmfoundry_gauntlet.data.builders import safe_variables
 from llmfoundry_gauntlet.errors import DataError
 
 HUGGING_FACE = 'hf://'
-FOLDERS = ('/', './', '../', '~')  # how the names of folders begin; all others are names on the hub
+FOLDERS = ('/', './', '../', '~')  # prefixes of local folders; other names are on the hub
 HUB_SECONDS = 10
-MOST_TEXT = 200  # characters at each end of an error of another library
-KEPT = (list, tuple, Mapping, bytes)  # what would be spoilt as a text
+MOST_TEXT = 200  # characters kept at each end of a third-party error
+KEPT = (list, tuple, Mapping, bytes)  # types that are not converted to text
 
 Row = Mapping[str, Any]
 
 
 def hugging_face_rows(task: TaskSpec, data_root: str | Path) -> list[dict[str, Any]]:
-    """The rows of an `hf://` data set in their order, its columns as `hf_parsing_map` joins them.
+    """Return the rows of an `hf://` dataset in order, with columns joined as `hf_parsing_map` says.
 
-    `hf://org/name` is on the hub; `hf://./folder` and `hf:///folder` are on this machine, the first below `data_root`,
-    else from the working directory. `hf_loading_vars` go to `datasets.load_dataset`, as in llm-foundry. No code of a
-    data set runs: scripts, pickles and builders other than those for plain files are refused. Raises DataError.
+    `hf://org/name` is on the hub; `hf://./folder` and `hf:///folder` are local, relative ones below `data_root` or else
+    the working directory. `hf_loading_vars` are passed to `datasets.load_dataset`, as in llm-foundry. No code from a
+    dataset runs: scripts, pickles and builders other than those for plain files are refused. Raises DataError.
     """
     uri, loading = task.dataset_uri, dict(task.hf_loading_vars or {})
     name = uri.removeprefix(HUGGING_FACE)
@@ -51,7 +51,7 @@ def hugging_face_rows(task: TaskSpec, data_root: str | Path) -> list[dict[str, A
 
 
 def find_folder(name: str, data_root: str | Path) -> Path:
-    """The folder below `data_root`, else from the working directory. Raises DataError."""
+    """Return the folder below `data_root`, or else the working directory. Raises DataError."""
     path = Path(name).expanduser()
     candidates = list(dict.fromkeys((Path(data_root) / path, path)))
     for candidate in candidates:
@@ -62,7 +62,7 @@ def find_folder(name: str, data_root: str | Path) -> Path:
 
 
 def check_hub(name: str, uri: str, loading: Row) -> None:
-    """Raises DataError at once where the hub does not answer, for which `datasets` would try again and again."""
+    """Raise DataError immediately if the hub does not respond, where `datasets` would keep retrying."""
     import datasets
     import requests
 
@@ -73,14 +73,14 @@ def check_hub(name: str, uri: str, loading: Row) -> None:
         requests.head(datasets.config.HF_ENDPOINT, timeout=HUB_SECONDS).close()
     except (requests.RequestException, OSError) as error:
         raise DataError(
-            f'{uri}: {datasets.config.HF_ENDPOINT} does not answer ({type(error).__name__}); check the network and '
-            'HF_ENDPOINT; or set HF_HUB_OFFLINE=1, if the data set has been loaded here before; or name a folder on '
-            'this machine: hf://./folder'
+            f'{uri}: {datasets.config.HF_ENDPOINT} does not respond ({type(error).__name__}); check the network and '
+            'HF_ENDPOINT; or set HF_HUB_OFFLINE=1, if the dataset has been loaded here before; or name a local '
+            'folder: hf://./folder'
         ) from error
 
 
 def load(name: str, uri: str, loading: dict[str, Any]) -> Any:
-    """The data set of one split. Raises DataError."""
+    """Load one split. Raises DataError."""
     import datasets
 
     try:
@@ -88,10 +88,10 @@ def load(name: str, uri: str, loading: dict[str, Any]) -> Any:
             data = datasets.load_dataset(name, **safe_variables(name, uri, loading))
     except (
         *(OSError, ValueError, ImportError, TypeError, KeyError, AttributeError, RuntimeError),
-        StopIteration,  # of datasets 4, for files without rows
+        StopIteration,  # raised by datasets 4 for files without rows
         datasets.exceptions.DatasetsError,
     ) as error:
-        advice = 'set hf_loading_vars as datasets.load_dataset wants them, or save the data set to a folder: '
+        advice = 'set hf_loading_vars to valid arguments of datasets.load_dataset, or save the dataset to a folder: '
         raise DataError(f'{uri}: cannot be loaded: {why(error)}; {advice}hf://./folder') from error
     if isinstance(data, Mapping):
         raise DataError(f'{uri}: has the splits {", ".join(map(str, data))}; name one in hf_loading_vars.split')
@@ -105,7 +105,7 @@ def load(name: str, uri: str, loading: dict[str, Any]) -> Any:
 
 @contextlib.contextmanager
 def without_bars() -> Iterator[None]:
-    """Within it neither `datasets` nor the hub's library shows progress, unless the environment says that they do."""
+    """Disable the progress bars of `datasets` and `huggingface_hub`, unless environment variables set them."""
     import datasets
     from huggingface_hub.constants import HF_HUB_DISABLE_PROGRESS_BARS
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
@@ -121,7 +121,7 @@ def without_bars() -> Iterator[None]:
 
 
 def why(error: BaseException) -> str:
-    """An error of another library and what it came from, on one line."""
+    """Return a third-party error and its causes on one line."""
     texts = []
     cause: BaseException | None = error
     while cause is not None:
@@ -132,7 +132,7 @@ def why(error: BaseException) -> str:
 
 
 def parsing_map(task: TaskSpec, found: Sequence[str]) -> dict[str, list[str]] | None:
-    """The columns of each key, None where rows are taken as they are. Raises DataError with all that is wrong."""
+    """Return the columns of each key; None if rows are used unchanged. Raises DataError with every problem."""
     if not task.hf_parsing_map:
         return None
     columns, problems = {}, []
@@ -154,9 +154,9 @@ def parsing_map(task: TaskSpec, found: Sequence[str]) -> dict[str, list[str]] | 
 def mapped_row(
     row: Row, columns: Mapping[str, Sequence[str]], place: str, add_problem: Callable[[str], None]
 ) -> dict[str, Any]:
-    """A row with the keys of the map. Columns are texts, with a space between those of one key, as in llm-foundry.
+    """Return a row with the keys of the map. Columns are converted to text and joined by spaces, as in llm-foundry.
 
-    What that would spoil stays what it is: a list, a mapping or nothing in a column of its own, and the number at gold.
+    A single column that holds a list, a mapping or null is kept as it is, as is the number at `gold`.
     """
     found: dict[str, Any] = {}
     for key, named in columns.items():
@@ -167,13 +167,13 @@ def mapped_row(
             continue
         empty = [column for column in named if plain(row[column]) is None]
         if empty:
-            add_problem(f'{place}: {key} is made of {", ".join(named)}, and {empty[0]} is empty; allowed: text')
+            add_problem(f'{place}: {key} joins {", ".join(named)}, but {empty[0]} is empty; allowed: text')
         found[key] = ' '.join(map(str, values))
     return found
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON could hold it. What it cannot, such as bytes and dates, is a mapping: no text, and no number."""
+    """Convert a value to what JSON can hold. Other types, such as bytes and dates, become a mapping."""
     if value is None or isinstance(value, (str, bool, int)):
         return value
     if isinstance(value, float):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha1, sha256
@@ -17,10 +17,6 @@ from llmfoundry_gauntlet.config.resources import PACKAGE
 from llmfoundry_gauntlet.errors import ConfigError
 
 PATH = PACKAGE / 'eval_data' / 'manifest.tsv'
-COLUMNS = (
-    *('path', 'task', 'rows', 'bytes', 'git_blob', 'sha256', 'repository', 'revision', 'source', 'licence'),
-    'converter',
-)
 HUGGING_FACE_ENDPOINT = 'HF_ENDPOINT'  # the environment variable that names a mirror of the Hugging Face hub
 
 
@@ -66,7 +62,7 @@ class DataFile:
         return f'{hub}/datasets/{name}/resolve/{self.revision}/{path}'
 
     def difference(self, content: bytes) -> str | None:
-        """Return how bytes differ from the published file, found and expected; None if they do not, as far as known."""
+        """Return how the content differs from the published file; None if it does not, or if no hash is known."""
         if self.sha256 is not None:
             kind, expected, found = 'sha256', self.sha256, sha256(content).hexdigest()
         elif self.git_blob is not None:
@@ -106,14 +102,14 @@ def read_manifest(path: Path = PATH) -> tuple[DataFile, ...]:
         )
 
 
-def select_files(names: Sequence[str], files: Iterable[DataFile] | None = None) -> tuple[DataFile, ...]:
+def select_files(names: Sequence[str]) -> tuple[DataFile, ...]:
     """Return the files with these names: labels of tasks, categories (folders), paths or their stems; all by default.
 
     Raise ConfigError with every unknown name.
     """
-    files = read_manifest() if files is None else tuple(files)
+    files = read_manifest()
     if not names:
-        return tuple(files)
+        return files
     known = {name for file in files for name in names_of(file)}
     problems = [f'{name}: no such task or file{suggestion(name, known)}' for name in names if name not in known]
     if problems:

@@ -1,11 +1,11 @@
-"""The questions of SCORE's data sets, out of the files that their authors publish."""
+"""Read the questions of SCORE's datasets from the published files."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from llmfoundry_gauntlet.errors import DataError
 from llmfoundry_gauntlet.types import Example
 
 LETTERS = 'ABCDEFGHIJKLMNOPQRSTUVWXYZ'
-NUM_LETTERS = {MMLU_PRO: 10, AGIEVAL: 5}  # that their prompts speak of
+NUM_LETTERS = {MMLU_PRO: 10, AGIEVAL: 5}  # in the prompts' answer format
 FILES = {
     MMLU_PRO: ('score/mmlu_pro_test.jsonl',),
     AGIEVAL: tuple(
@@ -43,7 +43,7 @@ OPTION_LABEL = re.compile(r'\([A-Z]\)|[A-Z] |[A-Z]\? ')
 
 @dataclass(frozen=True, slots=True)
 class LetteredQuestion:
-    """A question with options; `gold` is the index of the right one. `topic` is what a prompt says it is about."""
+    """A question with options; `gold` is the index of the right one, `topic` the subject that a prompt names."""
 
     text: str
     options: tuple[str, ...]
@@ -53,51 +53,38 @@ class LetteredQuestion:
 
 @dataclass(frozen=True, slots=True)
 class MathQuestion:
-    """A problem, a solution that has the answer in a box, and the answer once it has been taken from there."""
+    """A problem, a solution with a boxed answer, and that answer once it has been extracted."""
 
     text: str
     solution: str
     gold: str = ''
 
 
-@dataclass(slots=True)
-class Oddities:
-    """Counts of oddities in real data that are no errors."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-    first: dict[str, str] = field(default_factory=dict)
-
-    def add(self, what: str, place: str) -> None:
-        """Counts one."""
-        self.counts[what] += 1
-        self.first.setdefault(what, place)
-
-    def lines(self) -> tuple[str, ...]:
-        """One line for each kind."""
-        return tuple(f'{self.first[what]}: {what} ({count} such rows)' for what, count in self.counts.items())
-
-
 @paused_collection()
 def read_score_rows(spec: ScoreSpec, data_root: str | Path) -> TaskRows:
-    """The questions of a data set that is SCORE's own. Raises DataError with every wrong row."""
+    """Read the questions of one of SCORE's own datasets. Raises DataError with every malformed row."""
     dataset = spec.dataset
     paths, absent = find_files(spec, data_root)
     parse: Callable[[Mapping[str, Any], str], tuple[Any, str]] = PARSERS[dataset]
-    oddities, problems, examples = Oddities(), [], []
+    problems, examples = [], []
+    oddities: list[tuple[str, str]] = []  # description and place of each
     for path in paths:
         rows = read_rows(str(path))
         if not rows:
-            problems.append(f'{path}: has no rows; allowed: one JSON object a line')
+            problems.append(f'{path}: has no rows; allowed: one JSON object per line')
         for number, row in rows:
             place = f'{path}:{number + 1}'
             try:
                 if not isinstance(row, Mapping):
                     raise RowError(f'is {type(row).__name__}; allowed: a JSON object')
                 content, category = parse(row, path.stem)
-                note_oddities(dataset, row, content, place, oddities)
             except RowError as error:
                 problems.append(error.at(place))
                 continue
+            if isinstance(content, LetteredQuestion):
+                oddities += [(oddity, place) for oddity in option_oddities(content)]
+            if dataset == MMLU_PRO and row.get('answer', LETTERS[content.gold]) != LETTERS[content.gold]:
+                oddities.append(('answer contradicts answer_index; answer_index is used', place))
             stem = None if dataset == MMLU_PRO else path.stem
             examples.append(
                 Example(
@@ -111,12 +98,12 @@ def read_score_rows(spec: ScoreSpec, data_root: str | Path) -> TaskRows:
             )
     if problems:
         raise DataError(problems)
-    warnings = [f'{spec.label}: there is no file of {name}; it is left out' for name in absent]
-    return TaskRows(examples=examples, absent=absent, warnings=(*warnings, *oddities.lines()))
+    warnings = [f'{spec.label}: no file of {name}; skipped' for name in absent]
+    return TaskRows(examples=examples, absent=absent, warnings=(*warnings, *oddity_warnings(oddities)))
 
 
 def find_files(spec: ScoreSpec, data_root: str | Path) -> tuple[list[Path], tuple[str, ...]]:
-    """A data set's files, and the stems of those that are absent. Raises DataError where one that is named is."""
+    """Return a dataset's files and the stems of absent ones. Raises DataError if one listed in `subsets` is absent."""
     wanted = spec.subsets
     names = {Path(name).stem: name for name in FILES[spec.dataset]}
     problems = [
@@ -136,7 +123,7 @@ def find_files(spec: ScoreSpec, data_root: str | Path) -> tuple[list[Path], tupl
                 problems.extend(error.problems)
     if not found and not problems:
         problems = [
-            f'{spec.label}: none of its files is there: {", ".join(names.values())}; set data_root to their folder'
+            f'{spec.label}: none of its files exist: {", ".join(names.values())}; set data_root to their folder'
         ]
     if problems:
         raise DataError(problems)
@@ -144,7 +131,7 @@ def find_files(spec: ScoreSpec, data_root: str | Path) -> tuple[list[Path], tupl
 
 
 def parse_mmlu_pro(row: Mapping[str, Any], stem: str) -> tuple[LetteredQuestion, str]:
-    """A row: `{"question", "options", "answer", "answer_index", "category"}`. The index says which option is right."""
+    """Parse `{"question", "options", "answer", "answer_index", "category"}`; `answer_index` is the gold."""
     options = lettered(texts_field(row, 'options'), MMLU_PRO)
     gold = field_value(row, 'answer_index')
     if not isinstance(gold, int) or isinstance(gold, bool) or not 0 <= gold < len(options):
@@ -154,7 +141,7 @@ def parse_mmlu_pro(row: Mapping[str, Any], stem: str) -> tuple[LetteredQuestion,
 
 
 def parse_agieval(row: Mapping[str, Any], stem: str) -> tuple[LetteredQuestion, str]:
-    """A row: `{"passage", "question", "options", "label"}`; options begin with their letter."""
+    """Parse `{"passage", "question", "options", "label"}`; options begin with their letter."""
     options = lettered(texts_field(row, 'options'), AGIEVAL)
     label = text_field(row, 'label', allow_empty=False)
     letters = LETTERS[: len(options)]
@@ -168,7 +155,7 @@ def parse_agieval(row: Mapping[str, Any], stem: str) -> tuple[LetteredQuestion, 
 
 
 def parse_math(row: Mapping[str, Any], stem: str) -> tuple[MathQuestion, str]:
-    """A row: `{"problem", "level", "type", "solution"}`."""
+    """Parse `{"problem", "level", "type", "solution"}`."""
     return MathQuestion(text_field(row, 'problem', allow_empty=False), text_field(row, 'solution')), stem
 
 
@@ -176,56 +163,57 @@ PARSERS = {MMLU_PRO: parse_mmlu_pro, AGIEVAL: parse_agieval, MATH: parse_math}
 
 
 def lettered(options: tuple[str, ...], dataset: str) -> tuple[str, ...]:
-    """The options, if there are letters for all."""
+    """Return the options. Raises RowError if there are more than letters."""
     most = NUM_LETTERS.get(dataset, len(LETTERS))
     if len(options) > most:
-        raise RowError(f'there are {len(options)} options; allowed: {most}, one a letter from A to {LETTERS[most - 1]}')
+        raise RowError(
+            f'there are {len(options)} options; allowed: {most}, one per letter from A to {LETTERS[most - 1]}'
+        )
     return options
 
 
-def note_oddities(dataset: str, row: Mapping[str, Any], content: Any, place: str, oddities: Oddities) -> None:
-    """Counts what is odd in a row."""
-    if isinstance(content, MathQuestion):
-        return
-    note_repeats(content, place, oddities)
-    if dataset == MMLU_PRO and row.get('answer', LETTERS[content.gold]) != LETTERS[content.gold]:
-        oddities.add('answer names another option than answer_index, which is taken', place)
-
-
-def note_repeats(content: LetteredQuestion, place: str, oddities: Oddities) -> None:
-    """Counts a row in which two options have the same text, or one has none."""
+def option_oddities(content: LetteredQuestion) -> Iterator[str]:
+    """Yield what is odd about a question's options but not an error: empty or repeated ones."""
     if '' in content.options:
-        oddities.add('an option is empty', place)
+        yield 'an option is empty'
     if len(set(content.options)) < len(content.options):
         is_gold = content.options.count(content.options[content.gold]) > 1
-        oddities.add(f'an option stands there twice{", the right one" if is_gold else ""}', place)
+        yield 'the right option is repeated' if is_gold else 'an option is repeated'
+
+
+def oddity_warnings(oddities: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Return a warning per description, with its first place and the number of places."""
+    places = defaultdict(list)
+    for oddity, place in oddities:
+        places[oddity].append(place)
+    return tuple(f'{found[0]}: {oddity} ({len(found)} such rows)' for oddity, found in places.items())
 
 
 def as_lettered(query: str, choices: Sequence[str], gold: int, topic: str) -> LetteredQuestion:
-    """A multiple_choice row's question and options.
+    """Return the question and options of a multiple_choice row.
 
-    Many rows list the options in the query. Where their choices are letters the list gives the options; where it says
-    the same as the choices it is taken out of the question. Raises RowError where letters stand for nothing.
+    Many rows list the options in the query. If the choices are letters, the options are taken from the list; if the
+    list equals the choices, it is removed from the question. Raises RowError for letters without a list.
     """
     text, options = split_list(query, len(choices))
     if all(choice.strip(' ().') == letter for choice, letter in zip(choices, LETTERS, strict=False)):
         if options is None:
-            raise RowError("the choices are letters, and the query does not end in a list of options: lines 'A. ...'")
+            raise RowError("the choices are letters, but the query does not end in a list of options (lines 'A. ...')")
     elif options != tuple(choice.strip() for choice in choices):
         text, options = LIST_END.sub('', query), tuple(choices)
     return LetteredQuestion(text, lettered(options, ''), gold, topic)
 
 
 def list_end(query: str) -> int:
-    """Return where a list that ends a query does, without a word such as 'Answer:' after it."""
+    """Return the end of a query before a final 'Answer:' or 'A:'."""
     found = LIST_END.search(query)
     return len(query) if found is None else found.start()
 
 
 def split_list(query: str, num_options: int) -> tuple[str, tuple[str, ...] | None]:
-    """A query before its list of options, and the options; None where no such list ends it.
+    """Return the part of a query before its list of options, and the options, or None if it ends in no list.
 
-    Each option begins a line, as 'A. ' or 'A.) '; letters within a line may be names, as in 'C. B. F. Skinner'.
+    Each option begins a line with 'A. ' or 'A.) '; letters within a line may be initials, as in 'C. B. F. Skinner'.
     """
     marks = list(LISTED.finditer(query))[-num_options:]
     if ''.join(match[1] for match in marks).upper() != LETTERS[:num_options]:

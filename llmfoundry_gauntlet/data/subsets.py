@@ -1,4 +1,4 @@
-"""Fewer items of a task: always the same, a smaller number's among a larger one's, every category in proportion."""
+"""Choose a subset of a task's items: fixed, nested, and stratified by category."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from llmfoundry_gauntlet.types import Example
 
 
 def subset(examples: Sequence[Example], num_items: int | None) -> list[Example]:
-    """At most so many examples, in their own order; all where there are no more.
+    """Return at most `num_items` examples in their original order; all if `num_items` is None.
 
-    Rows of one cluster, such as the questions of a passage, are taken together, so that there may be a few less, and as
-    many as the first cluster has where that alone is more.
+    Rows of one cluster, such as the questions on a passage, are taken together, so there may be slightly fewer; at
+    least one cluster is taken, however large.
     """
     if num_items is None or num_items >= len(examples):
         return list(examples)
@@ -25,10 +25,10 @@ def subset(examples: Sequence[Example], num_items: int | None) -> list[Example]:
 
 
 def in_turns(examples: Sequence[Example]) -> list[list[int]]:
-    """The places of the examples by cluster, in the order in which clusters are taken.
+    """Return the positions of the examples by cluster, in the order in which clusters are taken.
 
-    Within a category that is the order of the clusters' names, which are digests of what the rows say. Categories take
-    turns by how much of each has been taken. Neither depends on the order of the rows.
+    Within a category, clusters are ordered by name, a digest of the rows' content. Categories alternate by the share
+    of each taken so far. Neither depends on the order of the rows.
     """
     categories: dict[str | None, dict[str, list[int]]] = {}
     for place, example in enumerate(examples):
@@ -45,5 +45,5 @@ def in_turns(examples: Sequence[Example]) -> list[list[int]]:
 
 
 def name_of(example: Example) -> str:
-    """The name of an example's cluster; of a row that belongs to none, a digest of its place."""
+    """Return the name of an example's cluster, or a digest of its file and row if it has none."""
     return example.cluster or hashlib.sha256(repr((example.file, example.row)).encode()).hexdigest()

@@ -14,9 +14,9 @@ from llmfoundry_gauntlet.data.fields import RowError
 from llmfoundry_gauntlet.data.score_rows import (
     LETTERS,
     MathQuestion,
-    Oddities,
     as_lettered,
-    note_repeats,
+    oddity_warnings,
+    option_oddities,
     read_score_rows,
 )
 from llmfoundry_gauntlet.data.subsets import subset
@@ -187,7 +187,7 @@ def read_variants(task: ScoreTask, data_root: str) -> TaskRows:
 
 def read_source(task: ScoreTask, data_root: str) -> TaskRows:
     """Return the questions of a multiple_choice task. Raise DataError."""
-    oddities, problems, examples = Oddities(), [], []
+    oddities, problems, examples = [], [], []
     assert isinstance(task.source, MultipleChoiceTask)  # see `check_labels`
     uri = task.source.dataset_uri
     for example in task.source.read(data_root).examples:
@@ -198,11 +198,11 @@ def read_source(task: ScoreTask, data_root: str) -> TaskRows:
         except RowError as error:
             problems.append(f'{task.label}: {place}: {error}')
             continue
-        note_repeats(question, place, oddities)
+        oddities += [(oddity, place) for oddity in option_oddities(question)]
         examples.append(replace(example, content=question))
     if problems:
         raise DataError(problems)
-    return TaskRows(examples=examples, warnings=oddities.lines())
+    return TaskRows(examples=examples, warnings=oddity_warnings(oddities))
 
 
 def with_golds(spec: ScoreSpec, examples: list[Example], data_root: str) -> list[Example]:

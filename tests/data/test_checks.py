@@ -125,13 +125,13 @@ def test_repeated_choices_are_found_and_a_repeated_right_choice_is_a_warning(che
         (36, 24, False),  # 17 points, 2 standard errors of 8.3
     ],
 )
-def test_a_position_that_is_right_too_often_is_a_warning(check: Check, num_rows: int, num_first: int, warns: bool):
+def test_an_overrepresented_gold_position_is_a_warning(check: Check, num_rows: int, num_first: int, warns: bool):
     file = check(choices(*((f'q{n}', [f'x{n}', f'y{n}'], int(n >= num_first)) for n in range(num_rows))))
     assert file['majority'] == {'answer': 'A', 'share': num_first / num_rows, 'chance': 0.5}
     assert brief(file) == ({'majority_answer': (1, [], True)} if warns else {})
 
 
-def test_a_choice_that_all_rows_offer_is_named_by_its_text(check: Check):
+def test_a_choice_shared_by_all_rows_is_named_by_its_text(check: Check):
     file = check(choices(*((f'is it {n}?', ['no', 'yes'], int(n < 75)) for n in range(100))))
     assert file['majority'] == {'answer': 'yes', 'share': 0.75, 'chance': 0.5}
     assert "'yes'" in file['findings']['majority_answer']['text']
@@ -143,7 +143,7 @@ def test_an_answer_that_is_right_in_a_fifth_of_the_rows_is_a_warning(check: Chec
     assert brief(file) == {'majority_answer': (1, [], True)}
 
 
-def test_rows_that_cannot_be_read_are_status_1_and_other_files_are_checked(gauntlet, tmp_path: Path, write_jsonl):
+def test_unreadable_rows_are_status_1_and_other_files_are_still_checked(gauntlet, tmp_path: Path, write_jsonl):
     write_jsonl('good.jsonl', passages(('a', '1'), ('a', '1')))
     write_jsonl('bad.jsonl', [*passages(('a', '1')), {'context': 'b'}])
     kinds = {'icl_task_type': 'language_modeling', 'num_fewshot': 0}
@@ -174,7 +174,7 @@ def test_a_wrong_option_is_status_2(gauntlet, tmp_path: Path, words: tuple[str, 
     assert message in err
 
 
-def test_what_is_printed_fits_and_warnings_precede_notes(check: Check, gauntlet, tmp_path: Path, monkeypatch):
+def test_output_fits_the_width_and_warnings_precede_notes(check: Check, gauntlet, tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     check(passages(('a', '1'), ('a', '2'), ('b', '3'), ('b', '3'), (FOX, '4')))
     Path('text.txt').write_text(FOX)
@@ -240,7 +240,7 @@ def search(tmp_path: Path) -> Callable[..., Record]:
     return call
 
 
-def test_rows_in_a_training_text_are_named_with_their_place(check: Check, tmp_path: Path):
+def test_rows_found_in_training_text_are_named_with_their_place(check: Check, tmp_path: Path):
     asked = 'seven brown dogs and eight white cats ran over nine green hills at ten on monday'  # 16 words
     rows = passages((asked, 'morning'), (asked.replace('brown', 'black'), 'noon'), ('too', 'short'))
     (tmp_path / 'books').mkdir()
@@ -285,7 +285,7 @@ def test_the_place_of_a_row_is_the_line_of_its_first_sequence(search):
     assert task['found'][0]['place'].endswith('text.txt:2')
 
 
-def test_an_instruction_that_many_rows_share_is_not_looked_for(search):
+def test_an_instruction_shared_by_many_rows_is_not_searched_for(search):
     instruction = ' '.join(f'rule{n}' for n in range(20))
     questions = [f'{letter}1 {letter}2 {instruction} {letter}3 {letter}4' for letter in 'abcd']
     assert found_in(search(file_of(*questions), instruction)) == []
@@ -300,7 +300,7 @@ def test_compressed_text_is_read(search, suffix: str, compress):
     assert (found_in(overlap), overlap['num_words']) == ([(1, 5, 5)], 18)
 
 
-def test_a_folder_stands_for_all_files_below_it(tmp_path: Path):
+def test_a_folder_means_all_files_below_it(tmp_path: Path):
     for name in ('b/two.txt', 'a.txt', 'b/one.jsonl'):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text('{}')
@@ -359,7 +359,7 @@ FINDINGS = {  # how many rows, and the first 0-based row where it was noted
 }
 
 
-def test_the_real_files_have_the_counts_that_were_measured(gauntlet, real_data: Path):
+def test_the_real_files_have_the_measured_counts(gauntlet, real_data: Path):
     status, out, err = gauntlet('data', 'check', '--data-root', real_data, '--json')
     assert (status, err) == (0, '')
     record = json.loads(out)
@@ -380,7 +380,7 @@ def test_the_real_files_have_the_counts_that_were_measured(gauntlet, real_data: 
     assert len(record['absent']) == 8
 
 
-def test_the_real_files_of_score_have_the_counts_that_were_measured(gauntlet):
+def test_the_real_score_files_have_the_measured_counts(gauntlet):
     if not (SHARED_DATA / 'score').is_dir():
         pytest.skip("SCORE's files (../shared/data/score) are not here")
     status, out, err = gauntlet('data', 'check', '--data-root', SHARED_DATA, '--json')

@@ -252,13 +252,13 @@ def read(name):
         return [json.loads(line) for line in lines]
 
 
-def test_every_rule_has_rows_here():
+def test_every_rule_is_tested():
     assert sorted(ROWS) == sorted(RULES)
     assert set(WITHOUT) <= set(RULES)
 
 
 @pytest.mark.parametrize('stem', ROWS)
-def test_rows_of_one_source_have_one_name(stem):
+def test_rows_with_the_same_source_share_a_cluster(stem):
     first, second, third = names(stem, *ROWS[stem])
     assert first == second
     assert third != first
@@ -266,45 +266,45 @@ def test_rows_of_one_source_have_one_name(stem):
 
 
 @pytest.mark.parametrize('stem', WITHOUT)
-def test_a_row_without_what_the_rule_looks_for_is_named_as_in_a_file_without_a_rule(stem):
+def test_a_row_that_its_rule_does_not_match_falls_back_to_its_prompt(stem):
     row = WITHOUT[stem]
     assert cluster_of(stem, row) == cluster_of('of_no_rule', row)
     assert len(set(names(stem, row, *ROWS[stem]))) == 3
 
 
-def test_without_a_rule_repeated_prompts_are_one_cluster_whatever_their_answers():
+def test_without_a_rule_repeated_prompts_share_a_cluster_whatever_their_answers():
     one, two = context('Paris is in', 'France'), context('Paris is in', 'Europe')
     assert cluster_of('any', one) == cluster_of('any', two) != cluster_of('any', context('Rome is in', 'Italy'))
     asked = {'context': 'How many?', 'answer': '1', 'aliases': ['one'], 'chain_of_thought': 'half of 2'}
     assert cluster_of('any', asked) == cluster_of('any', {'context': 'How many?', 'answer': '2', 'aliases': []})
 
 
-def test_without_a_rule_a_row_has_the_same_name_in_every_file_and_whatever_the_order_of_its_keys():
+def test_without_a_rule_file_and_key_order_do_not_change_the_cluster():
     row = query('Why is it so?')
     assert cluster_of('any', row) == cluster_of('other', dict(reversed(row.items())))
     assert cluster_of('any', query('Why?', category='a', id=1)) == cluster_of('any', query('Why?', category='b', id=2))
 
 
-def test_without_a_rule_the_same_sentence_with_other_choices_is_another_source():
+def test_without_a_rule_other_choices_are_another_cluster():
     assert len(set(names('any', query('Wind can'), query('Wind can', choices=['C', 'D'])))) == 2
 
 
-def test_without_a_rule_the_two_sentences_of_a_schema_with_the_same_options_are_one_source():
+def test_without_a_rule_schema_sentences_with_the_same_options_share_a_cluster():
     options = ['Kim gave Pat gloves because Kim', 'Kim gave Pat gloves because Pat']
     first = {'context_options': options, 'continuation': 'had cold hands.', 'gold': 1}
     second = {'context_options': options, 'continuation': 'had two pairs.', 'gold': 0}
     assert cluster_of('winogrande', first) == cluster_of('winogrande', second)
 
 
-def test_a_row_of_nothing_but_its_answer_is_named_by_it():
+def test_a_row_with_only_an_answer_is_clustered_by_it():
     assert len(set(names('any', {'answer': '1'}, {'answer': '2'}, {}))) == 3
 
 
-def test_a_lone_surrogate_is_text_as_well():
+def test_lone_surrogates_are_hashed_as_text():
     assert len(set(names('any', context('\ud800'), context('\ud801')))) == 2
 
 
-def test_a_problem_of_human_eval_is_one_source_in_all_its_files_and_languages():
+def test_a_human_eval_problem_is_one_cluster_in_all_files_and_languages():
     assert cluster_of('human_eval-0.5', problem(12)) == cluster_of('human_eval', problem(12, prompt='def f():\n x'))
     assert cluster_of('human_eval', problem(12)) == cluster_of('processed_human_eval_cpp', problem(12, 'CPP'))
     assert cluster_of('human_eval', problem(12)) == cluster_of('processed_human_eval_js', problem(12, 'JavaScript'))

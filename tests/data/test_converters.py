@@ -48,7 +48,7 @@ def problems_of(file: DataFile, content: bytes) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize('file', CONVERTED, ids=lambda file: file.path)
-def test_the_real_file_comes_out_of_parquet_to_the_byte(file: DataFile):
+def test_real_files_are_reproduced_byte_for_byte(file: DataFile):
     path = SHARED_DATA / file.path
     if not path.is_file():
         pytest.skip(f'{path} is not there')
@@ -59,11 +59,11 @@ def test_the_real_file_comes_out_of_parquet_to_the_byte(file: DataFile):
     assert convert(parquet_of([{'extra': 1, **row} for row in rows]), file, 'test.parquet') == content
 
 
-def test_every_converter_that_the_manifest_names_exists():
+def test_every_converter_in_the_manifest_exists():
     assert {file.converter for file in CONVERTED} == set(CONVERTERS)
 
 
-def test_fillers_among_the_options_of_mmlu_pro_go_and_the_answer_stays_the_same():
+def test_mmlu_pro_filler_options_are_removed_and_the_answer_adjusted():
     filled = {**PRO, 'options': ['lead', 'N/A', 'cork', 'iron', 'N/A'], 'answer': 'C', 'answer_index': 2}
     assert rows_of(MMLU_PRO, [PRO, filled]) == [PRO, PRO]
 

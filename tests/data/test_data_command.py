@@ -110,7 +110,7 @@ def test_files_are_imported_from_an_s3_bucket(gauntlet: Gauntlet, tmp_path: Path
 
 
 @pytest.mark.usefixtures('small_manifest')
-def test_other_bytes_are_not_imported_and_both_hashes_are_named(gauntlet: Gauntlet, tmp_path: Path):
+def test_import_rejects_other_bytes_and_names_both_hashes(gauntlet: Gauntlet, tmp_path: Path):
     other = write(tmp_path / 'from' / 'copa.jsonl', ROWS[COPA][:-1])
     status, out, err = gauntlet('data', 'import', tmp_path / 'from', '--to', tmp_path / 'to')
     assert status == 1 and statuses(out) == {'copa': 'failed', 'boolq': 'missing', 'algebra': 'missing'}
@@ -120,7 +120,7 @@ def test_other_bytes_are_not_imported_and_both_hashes_are_named(gauntlet: Gauntl
 
 
 @pytest.mark.usefixtures('small_manifest')
-def test_a_copy_with_the_right_bytes_goes_before_another_one(gauntlet: Gauntlet, tmp_path: Path):
+def test_a_copy_with_the_right_bytes_is_preferred(gauntlet: Gauntlet, tmp_path: Path):
     write(tmp_path / 'from' / COPA, b'another\n')
     write(tmp_path / 'from' / 'old' / 'x' / 'copa.jsonl', ROWS[COPA])
     assert gauntlet('data', 'import', tmp_path / 'from', '--to', tmp_path / 'to', 'copa')[0] == 0
@@ -128,7 +128,7 @@ def test_a_copy_with_the_right_bytes_goes_before_another_one(gauntlet: Gauntlet,
 
 
 @pytest.mark.usefixtures('small_manifest')
-def test_another_file_in_the_data_root_stays_unless_it_is_overwritten(gauntlet: Gauntlet, tmp_path: Path):
+def test_import_replaces_a_different_file_only_with_overwrite(gauntlet: Gauntlet, tmp_path: Path):
     write(tmp_path / 'from' / 'copa.jsonl', ROWS[COPA])
     there = write(tmp_path / 'to' / COPA, b'mine\n')
     words = ('data', 'import', tmp_path / 'from', '--to', tmp_path / 'to', 'copa')
@@ -148,7 +148,7 @@ def test_a_published_parquet_file_is_imported_as_json_lines(gauntlet: Gauntlet, 
 
 
 @pytest.mark.usefixtures('small_manifest')
-def test_links_to_files_and_folders_in_their_places_are_followed(gauntlet: Gauntlet, tmp_path: Path):
+def test_symlinks_to_files_and_folders_are_followed(gauntlet: Gauntlet, tmp_path: Path):
     write(tmp_path / 'elsewhere' / 'copa.jsonl', ROWS[COPA])
     write(tmp_path / 'elsewhere' / '1', ROWS[BOOLQ])
     (tmp_path / 'root' / 'reading_comprehension').mkdir(parents=True)
@@ -162,26 +162,21 @@ def test_links_to_files_and_folders_in_their_places_are_followed(gauntlet: Gaunt
 
 @pytest.mark.usefixtures('small_manifest')
 @pytest.mark.parametrize('command', ['import', 'verify'])
-def test_a_folder_that_is_not_there_and_unknown_names_are_the_users_mistakes(
-    gauntlet: Gauntlet, tmp_path: Path, command: str
-):
+def test_missing_or_empty_folders_and_unknown_names_are_user_errors(gauntlet: Gauntlet, tmp_path: Path, command: str):
     to = ('--to', tmp_path / 'to') if command == 'import' else ()
     file = write(tmp_path / 'from' / 'copa.jsonl', ROWS[COPA])
     assert gauntlet('data', command, tmp_path / 'none', *to)[0] == 2
     assert gauntlet('data', command, file, *to)[0] == 2
     status, _, err = gauntlet('data', command, tmp_path / 'from', *to, 'cpa', 'nothing')
     assert status == 2 and "did you mean 'copa'" in err and 'nothing: ' in err
+    (tmp_path / 'empty').mkdir()
+    status, _, err = gauntlet('data', command, tmp_path / 'empty', *to)
+    assert status == (2 if command == 'import' else 0) and ('copa.jsonl' in err) == (command == 'import')
+    assert not (tmp_path / 'to').exists()
 
 
 @pytest.mark.usefixtures('small_manifest')
-def test_importing_from_a_folder_with_nothing_in_it_is_a_mistake(gauntlet: Gauntlet, tmp_path: Path):
-    (tmp_path / 'from').mkdir()
-    status, _, err = gauntlet('data', 'import', tmp_path / 'from', '--to', tmp_path / 'to')
-    assert status == 2 and 'copa.jsonl' in err and not (tmp_path / 'to').exists()
-
-
-@pytest.mark.usefixtures('small_manifest')
-def test_verify_tells_right_from_other_bytes_and_missing_in_json(gauntlet: Gauntlet, tmp_path: Path):
+def test_verify_reports_right_other_and_missing_files_as_json(gauntlet: Gauntlet, tmp_path: Path):
     write(tmp_path / COPA, ROWS[COPA])
     write(tmp_path / BOOLQ, ROWS[BOOLQ].replace(b'\n', b'\r\n'))
     status, out, _ = gauntlet('data', 'verify', tmp_path, '--json')
@@ -200,7 +195,7 @@ def test_verify_tells_right_from_other_bytes_and_missing_in_json(gauntlet: Gaunt
     assert gauntlet('data', 'verify', tmp_path, 'score_math')[0] == 1
 
 
-def test_downloads_have_a_line_each_and_failures_come_last(gauntlet: Gauntlet, tmp_path: Path, monkeypatch):
+def test_fetch_prints_a_line_per_file_and_failures_last(gauntlet: Gauntlet, tmp_path: Path, monkeypatch):
     monkeypatch.setenv('HF_ENDPOINT', 'http://127.0.0.1:9')
     write(tmp_path / MATH / 'geometry.jsonl', b'{}\n' * 479)
     words = ('data', 'fetch', 'geometry', 'precalculus', '--to', tmp_path, '--retries', 0)
@@ -214,7 +209,7 @@ def test_downloads_have_a_line_each_and_failures_come_last(gauntlet: Gauntlet, t
 
 
 @pytest.mark.parametrize('variable', [None, 'HF_HUB_OFFLINE', 'HF_DATASETS_OFFLINE'])
-def test_offline_lists_what_is_missing_and_its_address(gauntlet: Gauntlet, tmp_path: Path, monkeypatch, variable):
+def test_offline_lists_missing_files_with_their_urls(gauntlet: Gauntlet, tmp_path: Path, monkeypatch, variable):
     monkeypatch.setenv('HF_ENDPOINT', 'http://127.0.0.1:9')
     if variable is not None:
         monkeypatch.setenv(variable, '1')
@@ -233,7 +228,7 @@ def test_offline_lists_what_is_missing_and_its_address(gauntlet: Gauntlet, tmp_p
         assert variable in out
 
 
-def test_ls_shows_what_is_there_by_its_size(gauntlet: Gauntlet, tmp_path: Path):
+def test_ls_compares_files_by_size(gauntlet: Gauntlet, tmp_path: Path):
     write(tmp_path / COPA, b'x' * 14627)
     write(tmp_path / BOOLQ, (ROOT / 'eval_data' / BOOLQ).read_bytes())
     write(tmp_path / 'commonsense_reasoning' / 'piqa.jsonl', b'x' * 1000)
@@ -249,7 +244,7 @@ def test_ls_shows_what_is_there_by_its_size(gauntlet: Gauntlet, tmp_path: Path):
     assert rows[-1] == ['2', 'files,', '58,592', 'rows']
 
 
-def test_ls_prints_addresses_alone(gauntlet: Gauntlet):
+def test_ls_prints_only_urls(gauntlet: Gauntlet):
     status, out, err = gauntlet('data', 'ls', 'copa', 'score_mmlu_pro', '--urls')
     copa, mmlu_pro = out.splitlines()
     assert status == 0 and err == ''
@@ -259,7 +254,7 @@ def test_ls_prints_addresses_alone(gauntlet: Gauntlet):
 
 
 @pytest.mark.skipif(not SHARED_DATA.is_dir(), reason='the real evaluation files (../shared/data) are not here')
-def test_the_real_files_are_right_but_for_two_reconstructions(gauntlet: Gauntlet, tmp_path: Path):
+def test_all_real_files_verify_except_two_reconstructions(gauntlet: Gauntlet, tmp_path: Path):
     status, out, _ = gauntlet('data', 'import', SHARED_DATA, '--to', tmp_path)
     assert status == 1 and out.splitlines()[-1] == '72 files: 61 imported, 9 missing, 2 failed'
     found = statuses(out)
@@ -277,6 +272,6 @@ def test_the_real_files_are_right_but_for_two_reconstructions(gauntlet: Gauntlet
 @pytest.mark.parametrize(
     'words', [('data', 'ls'), ('data', 'ls', '--urls'), ('data', '--help'), ('data', 'fetch', '--help')]
 )
-def test_what_is_quick_loads_nothing_slow(words: tuple[str, ...]):
+def test_quick_commands_import_no_slow_library(words: tuple[str, ...]):
     slow = ('torch', 'composer', 'transformers', 'datasets', 'requests', 'pyarrow', 'pandas', 'fsspec', 'pooch')
     assert loaded_by(*words, names=slow) == []

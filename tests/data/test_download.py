@@ -107,7 +107,7 @@ def parquet_of(rows: list[dict[str, Any]]) -> bytes:
 
 
 @pytest.mark.parametrize('file', [BOOLQ, OF_GIT, WITHOUT_HASH])
-def test_the_right_file_is_put_into_place_and_not_downloaded_again(server: Server, tmp_path: Path, file: DataFile):
+def test_a_file_is_downloaded_once(server: Server, tmp_path: Path, file: DataFile):
     server.give(ROWS)
     assert fetch_file(file, tmp_path).status == 'fetched'
     assert files_in(tmp_path) == {BOOLQ.path: ROWS}
@@ -118,7 +118,7 @@ def test_the_right_file_is_put_into_place_and_not_downloaded_again(server: Serve
 
 
 @pytest.mark.parametrize(('file', 'expected'), [(BOOLQ, BOOLQ.sha256), (OF_GIT, OF_GIT.git_blob)])
-def test_other_bytes_are_never_put_into_place(server: Server, tmp_path: Path, file: DataFile, expected: str):
+def test_other_bytes_are_never_written(server: Server, tmp_path: Path, file: DataFile, expected: str):
     server.give(OTHERS)
     outcome = fetch_file(file, tmp_path, num_retries=2)
     assert (outcome.status, outcome.place) == ('failed', file.url)
@@ -135,33 +135,33 @@ def test_a_file_without_a_hash_must_have_the_published_number_of_rows(server: Se
 
 
 @pytest.mark.parametrize('first', [Answer(ROWS, num_bytes=3000), Answer(b'', 503), Answer(b'', 429), OTHERS])
-def test_what_may_pass_is_tried_again(server: Server, tmp_path: Path, first: Answer | bytes):
+def test_temporary_failures_are_retried(server: Server, tmp_path: Path, first: Answer | bytes):
     server.give(first, ROWS)
     assert fetch_file(BOOLQ, tmp_path, num_retries=1).status == 'fetched'
     assert files_in(tmp_path) == {BOOLQ.path: ROWS} and len(server.paths) == 2
 
 
 @pytest.mark.parametrize('file', [BOOLQ, WITHOUT_HASH])
-def test_a_download_that_always_breaks_off_leaves_nothing(server: Server, tmp_path: Path, file: DataFile):
+def test_an_interrupted_download_leaves_no_file(server: Server, tmp_path: Path, file: DataFile):
     server.give(Answer(ROWS, num_bytes=5346))  # after 99 of 100 rows
     assert fetch_file(file, tmp_path, num_retries=1).status == 'failed'
     assert files_in(tmp_path) == {} and len(server.paths) == 2
 
 
 @pytest.mark.parametrize('status', [403, 404, 410])
-def test_a_refusal_is_final_and_named_with_the_address(server: Server, tmp_path: Path, status: int):
+def test_client_errors_are_final_and_name_the_url(server: Server, tmp_path: Path, status: int):
     server.give(Answer(b'no', status))
     outcome = fetch_file(BOOLQ, tmp_path)
     assert (outcome.status, outcome.place) == ('failed', BOOLQ.url)
     assert str(status) in outcome.detail and len(server.paths) == 1
 
 
-def test_a_server_that_does_not_answer_is_a_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_an_unreachable_server_is_a_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv('HF_ENDPOINT', 'http://127.0.0.1:9')
     assert fetch_file(BOOLQ, tmp_path, num_retries=0).status == 'failed'
 
 
-def test_another_file_in_the_place_stays_unless_it_is_overwritten(server: Server, tmp_path: Path):
+def test_fetch_replaces_a_different_file_only_with_overwrite(server: Server, tmp_path: Path):
     (tmp_path / BOOLQ.path).parent.mkdir()
     (tmp_path / BOOLQ.path).write_bytes(b'mine\n')
     server.give(OTHERS)
@@ -190,14 +190,14 @@ def test_a_published_parquet_file_is_converted(server: Server, tmp_path: Path):
         (b'<html>', 'cannot be read as parquet'),
     ],
 )
-def test_what_cannot_be_converted_is_not_put_into_place(server: Server, tmp_path: Path, published: bytes, detail: str):
+def test_a_file_that_cannot_be_converted_is_not_written(server: Server, tmp_path: Path, published: bytes, detail: str):
     server.give(published)
     outcome = fetch_file(ALGEBRA, tmp_path)
     assert outcome.status == 'failed' and detail in outcome.detail
     assert files_in(tmp_path) == {}
 
 
-def test_two_downloads_of_one_file_at_once_both_end_well(server: Server, tmp_path: Path):
+def test_concurrent_downloads_of_one_file_succeed(server: Server, tmp_path: Path):
     server.give(ROWS)
     with ThreadPoolExecutor(4) as pool:
         outcomes = list(pool.map(lambda _: fetch_file(BOOLQ, tmp_path), range(8)))
@@ -205,7 +205,7 @@ def test_two_downloads_of_one_file_at_once_both_end_well(server: Server, tmp_pat
     assert files_in(tmp_path) == {BOOLQ.path: ROWS}
 
 
-def test_a_data_root_that_cannot_be_written_is_an_error(server: Server):
+def test_an_unwritable_data_root_is_an_error(server: Server):
     server.give(ROWS)
     with pytest.raises(RecordError, match='/proc/nowhere'):
         fetch_file(BOOLQ, Path('/proc/nowhere'))

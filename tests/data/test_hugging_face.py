@@ -114,7 +114,7 @@ def test_columns_are_joined_by_a_space_and_stripped_as_in_llm_foundry(tmp_path):
     assert found == [' two and two   0.5 True', ' b 1000000000.0 False']
 
 
-def test_lists_of_choices_and_numbers_of_right_ones_stay_what_they_are(tmp_path):
+def test_lists_of_choices_and_gold_numbers_keep_their_types(tmp_path):
     rows = [{'q': 'Sky?', 'hint': 'Look up.', 'options': ['blue', ' red'], 'label': 0, 'topic': 3}]
     jsonl(tmp_path / 'quiz/test.jsonl', rows)
     keys = {
@@ -127,7 +127,7 @@ def test_lists_of_choices_and_numbers_of_right_ones_stay_what_they_are(tmp_path)
     assert (example.content.gold, type(example.content.gold), example.category) == (0, int, '3')
 
 
-def test_lists_of_aliases_stay_lists_and_what_is_empty_is_absent(tmp_path):
+def test_lists_of_aliases_stay_lists_and_nulls_are_absent(tmp_path):
     rows = [
         {'q': 'Capital?', 'a': 'Rome', 'also': ['Roma', 'rome'], 'why': None},
         {'q': 'River?', 'a': 'Po', 'also': None, 'why': None},
@@ -154,7 +154,7 @@ def test_lists_of_aliases_stay_lists_and_what_is_empty_is_absent(tmp_path):
         ({'data_files': {'some': 'train.jsonl'}, 'split': 'some'}, range(2)),
     ],
 )
-def test_splits_and_files_are_chosen_as_datasets_has_them(tmp_path, loading: dict[str, Any], expected: Any):
+def test_splits_and_files_are_selected_as_in_datasets(tmp_path, loading: dict[str, Any], expected: Any):
     jsonl(tmp_path / 'sums/test.jsonl', SUMS)
     jsonl(tmp_path / 'sums/train.jsonl', SUMS[:2])
     found = read(tmp_path, 'language_modeling', 'hf://./sums', hf_loading_vars=loading, hf_parsing_map=MAP)
@@ -162,7 +162,7 @@ def test_splits_and_files_are_chosen_as_datasets_has_them(tmp_path, loading: dic
     assert [row.row for row in found] == list(range(len(found)))
 
 
-def test_configurations_are_chosen_by_name(tmp_path):
+def test_configurations_are_selected_by_name(tmp_path):
     jsonl(tmp_path / 'sums/small/test.jsonl', SUMS[:2])
     jsonl(tmp_path / 'sums/large/test.jsonl', SUMS)
     card = 'configs:\n- config_name: small\n  data_files: small/*\n- config_name: large\n  data_files: large/*\n'
@@ -181,7 +181,7 @@ def test_configurations_are_chosen_by_name(tmp_path):
 
 
 @pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')  # datasets 3.6 leaves the file open
-def test_tables_of_comma_separated_values_are_read(tmp_path):
+def test_csv_files_are_read(tmp_path):
     (tmp_path / 'sums').mkdir()
     (tmp_path / 'sums/test.csv').write_text('a,b,c\n"two, and",two are,4\n"He said ""NA""",so,NA\n')
     loading = {'split': 'test'}
@@ -197,7 +197,7 @@ def test_tables_of_comma_separated_values_are_read(tmp_path):
     assert found == [('two, and two are', '4'), ('He said "NA" so', 'NA')]
 
 
-def test_a_folder_is_looked_for_below_data_root_then_from_the_working_directory(tmp_path, monkeypatch):
+def test_folders_are_relative_to_data_root_then_the_working_directory(tmp_path, monkeypatch):
     keys = {'hf_loading_vars': {'split': 'test'}, 'hf_parsing_map': MAP}
     root, here = tmp_path / 'root', tmp_path / 'here'
     here.mkdir()
@@ -223,7 +223,7 @@ def test_a_folder_is_looked_for_below_data_root_then_from_the_working_directory(
     assert len(found) == 1
 
 
-def test_what_the_map_and_the_loading_variables_get_wrong_is_named(tmp_path):
+def test_errors_in_parsing_map_and_loading_variables_are_named(tmp_path):
     jsonl(tmp_path / 'sums/test.jsonl', SUMS)
     jsonl(tmp_path / 'sums/train.jsonl', SUMS)
     (tmp_path / 'empty').mkdir()
@@ -247,7 +247,7 @@ def test_what_the_map_and_the_loading_variables_get_wrong_is_named(tmp_path):
     ]
 
 
-def test_wrong_rows_are_named_by_their_number(tmp_path):
+def test_malformed_rows_are_named_by_number(tmp_path):
     rows = [*QUIZ, {**QUIZ[0], 'gold': 2}, {**QUIZ[0], 'query': None}]
     jsonl(tmp_path / 'quiz/test.jsonl', rows)
     keys = {'hf_loading_vars': {'split': 'test'}}
@@ -257,7 +257,7 @@ def test_wrong_rows_are_named_by_their_number(tmp_path):
     ]
     keys['hf_parsing_map'] = {'query': ['query', 'gold'], 'choices': ['choices'], 'gold': ['gold']}
     assert problems(tmp_path, 'multiple_choice', 'hf://./quiz', **keys) == [
-        'hf://./quiz:5: query is made of query, gold, and query is empty; allowed: text'
+        'hf://./quiz:5: query joins query, gold, but query is empty; allowed: text'
     ]
     (tmp_path / 'quiz/test.jsonl').write_text('{"query": "a"}\n{"query": \n')
     (problem,) = problems(tmp_path, 'multiple_choice', 'hf://./quiz', hf_loading_vars={'split': 'test'})
@@ -266,7 +266,7 @@ def test_wrong_rows_are_named_by_their_number(tmp_path):
     assert problems(tmp_path, 'multiple_choice', 'hf://./quiz', hf_loading_vars={'split': 'test'})
 
 
-def test_what_is_no_text_in_a_table_is_no_text_in_a_prompt(tmp_path):
+def test_non_text_columns_are_errors_only_if_used(tmp_path):
     """Pictures, dates and missing numbers may stand in columns that nobody asks for; asked for, they are errors."""
     day = pd.Timestamp('2020-02-03 04:05:06')
     table = {
@@ -293,7 +293,7 @@ def test_what_is_no_text_in_a_table_is_no_text_in_a_prompt(tmp_path):
     assert first.content.context == '2020-02-03 04:05:06'
 
 
-def test_rows_that_changed_are_read_anew_and_have_other_names_in_the_cache_of_token_ids(tmp_path):
+def test_changed_rows_are_reloaded_and_miss_the_token_cache(tmp_path):
     def digests() -> tuple[str, str]:
         data = data_of(tmp_path, 'hf://./quiz', hf_loading_vars={'split': 'test'})
         encoder, examples = Encoder(CharacterTokenizer()), data.examples['t/0-shot']
@@ -309,7 +309,7 @@ def test_rows_that_changed_are_read_anew_and_have_other_names_in_the_cache_of_to
     assert after[0] != before[0] and after[1] != before[1]
 
 
-def test_a_name_that_is_not_in_the_cache_is_an_error_at_once_where_the_hub_is_not_to_be_asked(tmp_path, monkeypatch):
+def test_an_uncached_dataset_is_an_error_offline(tmp_path, monkeypatch):
     import datasets
 
     monkeypatch.setattr(datasets.config, 'HF_HUB_OFFLINE', True)
@@ -319,10 +319,10 @@ def test_a_name_that_is_not_in_the_cache_is_an_error_at_once_where_the_hub_is_no
     assert problem.startswith(
         "hf://no-such-org/no-such-name: cannot be loaded: Couldn't reach 'no-such-org/no-such-name'"
     )
-    assert problem.endswith('or save the data set to a folder: hf://./folder')
+    assert problem.endswith('or save the dataset to a folder: hf://./folder')
 
 
-def test_a_hub_that_does_not_answer_is_an_error_at_once(tmp_path, monkeypatch):
+def test_an_unreachable_hub_is_an_immediate_error(tmp_path, monkeypatch):
     import datasets
 
     monkeypatch.setattr(datasets.config, 'HF_HUB_OFFLINE', False)
@@ -330,10 +330,10 @@ def test_a_hub_that_does_not_answer_is_an_error_at_once(tmp_path, monkeypatch):
     monkeypatch.setenv('NO_PROXY', '127.0.0.1')
     monkeypatch.setattr(datasets, 'load_dataset', lambda *_, **__: pytest.fail('which would try for half a minute'))
     (problem,) = problems(tmp_path, 'language_modeling', 'hf://org/name', hf_loading_vars={'split': 'test'})
-    assert problem.startswith('hf://org/name: http://127.0.0.1:9 does not answer (ConnectionError); check the network')
+    assert problem.startswith('hf://org/name: http://127.0.0.1:9 does not respond (ConnectionError); check the network')
 
 
-def test_loading_shows_no_bars_and_draws_no_random_number(tmp_path, capfd):
+def test_loading_shows_no_progress_bars_and_leaves_random_state_unchanged(tmp_path, capfd):
     import datasets
 
     jsonl(tmp_path / 'sums/test.jsonl', SUMS * 1000)
@@ -349,7 +349,7 @@ def test_loading_shows_no_bars_and_draws_no_random_number(tmp_path, capfd):
 
 
 @pytest.mark.slow
-def test_several_processes_load_the_same_data_set_at_once(tmp_path):
+def test_concurrent_processes_load_the_same_dataset(tmp_path):
     jsonl(tmp_path / 'sums/test.jsonl', SUMS * 500)
     program = f"""
 from llmfoundry_gauntlet.config.tasks import TaskSpec

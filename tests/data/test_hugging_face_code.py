@@ -83,7 +83,7 @@ def problem(root: Path, uri: str, **loading: Any) -> str:
 
 
 @pytest.mark.parametrize('uri', ['hf://./quiz', 'hf://quiz', 'hf://quiz/quiz.py', 'hf://quiz/../quiz'])
-def test_a_script_beside_the_data_is_not_run(tmp_path: Path, marker: Path, uri: str):
+def test_a_loading_script_beside_the_data_is_not_run(tmp_path: Path, marker: Path, uri: str):
     (tmp_path / 'quiz').mkdir()
     (tmp_path / 'quiz/test.jsonl').write_bytes(ROWS)
     (tmp_path / 'quiz/quiz.py').write_text(script_of(marker))
@@ -93,7 +93,7 @@ def test_a_script_beside_the_data_is_not_run(tmp_path: Path, marker: Path, uri: 
     assert 'jsonl, csv, tsv, parquet, arrow, txt' in found and 'JSON lines or Parquet' in found
 
 
-def test_other_programs_beside_the_data_are_not_run_and_not_in_the_way(tmp_path: Path, marker: Path):
+def test_other_python_files_beside_the_data_are_ignored(tmp_path: Path, marker: Path):
     (tmp_path / 'quiz').mkdir()
     (tmp_path / 'quiz/test.jsonl').write_bytes(ROWS)
     (tmp_path / 'quiz/convert.py').write_text(script_of(marker))
@@ -153,7 +153,7 @@ def test_other_builders_are_refused(tmp_path: Path, marker: Path, builder: str):
     assert f'the builder {builder}' in found and 'allowed: arrow, csv, json, parquet, text' in found
 
 
-def test_the_type_of_a_folders_files_does_not_choose_another_builder(tmp_path: Path, marker: Path):
+def test_file_types_cannot_select_another_builder(tmp_path: Path, marker: Path):
     (tmp_path / 'quiz').mkdir()
     with tarfile.open(tmp_path / 'quiz/test.tar', 'w') as archive:
         info = tarfile.TarInfo('0.json')
@@ -165,7 +165,7 @@ def test_the_type_of_a_folders_files_does_not_choose_another_builder(tmp_path: P
 @pytest.mark.parametrize(
     ('key', 'value'), [('trust_remote_code', True), ('trust_remote_code', 'yes'), ('path', 'pandas')]
 )
-def test_loading_variables_cannot_ask_for_code_or_another_place(tmp_path: Path, key: str, value: Any):
+def test_loading_variables_cannot_request_code_or_another_dataset(tmp_path: Path, key: str, value: Any):
     (tmp_path / 'quiz').mkdir()
     (tmp_path / 'quiz/test.jsonl').write_bytes(ROWS)
     assert problem(tmp_path, 'hf://./quiz', **{key: value}).startswith(f'hf://./quiz: hf_loading_vars.{key}: ')

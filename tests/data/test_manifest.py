@@ -10,7 +10,7 @@ from paths import ROOT, SHARED_DATA
 
 from llmfoundry_gauntlet.config.score import AGIEVAL, MATH, MMLU_PRO
 from llmfoundry_gauntlet.config.yaml import read_yaml
-from llmfoundry_gauntlet.data.manifest import COLUMNS, PATH, DataFile, git_blob_id, read_manifest, select_files
+from llmfoundry_gauntlet.data.manifest import PATH, DataFile, git_blob_id, read_manifest, select_files
 from llmfoundry_gauntlet.data.score_rows import FILES
 from llmfoundry_gauntlet.errors import ConfigError
 
@@ -40,44 +40,36 @@ def found_of(file: DataFile):
     return next((path for path in paths if path.is_file()), None)
 
 
-def test_the_columns_are_those_that_are_read():
-    assert tuple(LINES[0].split('\t')) == COLUMNS == tuple(FORMS)
-    assert {line.count('\t') for line in LINES} == {len(COLUMNS) - 1}
+def test_columns_are_the_documented_ones():
+    assert tuple(LINES[0].split('\t')) == tuple(FORMS)
+    assert {line.count('\t') for line in LINES} == {len(FORMS) - 1}
 
 
 @pytest.mark.parametrize('row', ROWS, ids=lambda row: f'{row["path"]}-{row["repository"]}')
-def test_every_field_has_its_form(row):
+def test_fields_are_well_formed(row):
     wrong = {name: row[name] for name, form in FORMS.items() if re.fullmatch(form, row[name]) is None}
     assert wrong == {}
     assert '..' not in row['path'] and '..' not in row['source']
 
 
-def test_no_two_files_have_the_same_name():
+def test_file_names_are_unique():
     """Files are found by their names, whatever folder they lie in."""
     assert len({file.path.rpartition('/')[2].casefold() for file in read_manifest()}) == len(ROWS) == 72
 
 
-def test_every_file_of_the_tasks_and_of_score_is_in_it_and_no_other():
-    of_tasks = {task['dataset_uri'] for task in TASKS.values()}
-    of_score = {path for paths in FILES.values() for path in paths}
-    assert {file.path for file in read_manifest()} == of_tasks | of_score
-    assert len(of_tasks) == 57 and len(of_score) == 15
+def test_manifest_lists_exactly_the_files_of_the_tasks_and_of_score():
+    expected = {(label, task['dataset_uri']) for label, task in TASKS.items()}
+    expected |= {(label, path) for label, dataset in SCORE_TASKS.items() for path in FILES[dataset]}
+    assert {(file.task, file.path) for file in read_manifest()} == expected
+    assert len(expected) == 57 + 15
 
 
-def test_every_file_has_the_label_of_its_task():
-    for file in read_manifest():
-        if file.task in SCORE_TASKS:
-            assert file.path in FILES[SCORE_TASKS[file.task]]
-        else:
-            assert TASKS[file.task]['dataset_uri'] == file.path
-
-
-def test_every_address_is_of_a_commit():
+def test_urls_are_pinned_to_a_commit():
     for file in read_manifest():
         assert re.fullmatch(r'https://[a-z.]+/[^\s*?#]+', file.url) and f'/{file.revision}/' in file.url, file.path
 
 
-def test_a_mirror_of_the_hub_is_named_by_the_environment(monkeypatch):
+def test_hf_endpoint_names_a_mirror_of_the_hub(monkeypatch):
     (file,) = select_files(['score_mmlu_pro'])
     monkeypatch.setenv('HF_ENDPOINT', 'https://mirror.example/')
     assert file.url == (
@@ -86,7 +78,7 @@ def test_a_mirror_of_the_hub_is_named_by_the_environment(monkeypatch):
     )
 
 
-def test_each_file_of_the_gauntlet_has_the_id_that_llm_foundry_publishes():
+def test_gauntlet_files_have_the_git_blob_id_of_llm_foundry():
     for file in read_manifest():
         if file.task not in SCORE_TASKS:
             assert file.git_blob is not None and file.converter is None, file.path
@@ -94,7 +86,7 @@ def test_each_file_of_the_gauntlet_has_the_id_that_llm_foundry_publishes():
 
 
 @pytest.mark.parametrize('file', PUBLISHED, ids=lambda file: file.path)
-def test_the_published_file_is_as_the_manifest_says(file):
+def test_published_files_match_the_manifest(file):
     path = found_of(file)
     if path is None:
         pytest.skip(f'{file.path} (../shared/data) is not here')
@@ -108,7 +100,7 @@ def test_the_published_file_is_as_the_manifest_says(file):
     assert len([line for line in lines if line.strip()]) == file.num_rows
 
 
-def test_the_ids_are_those_of_the_list_that_llm_foundry_was_read_from():
+def test_blob_ids_match_the_upstream_listing():
     listed = ROOT.parent / 'shared' / 'reference' / 'upstream_blobs.tsv'
     if not listed.is_file():
         pytest.skip(f'{listed} is not here')
@@ -122,7 +114,7 @@ def test_the_ids_are_those_of_the_list_that_llm_foundry_was_read_from():
     assert len([path for path in blobs if path.endswith('.jsonl')]) < 20  # of tasks that are not in this Gauntlet
 
 
-def test_names_are_those_of_tasks_categories_paths_and_stems():
+def test_files_are_selected_by_task_category_path_or_stem():
     for name in ('jeopardy', 'world_knowledge/jeopardy_all.jsonl', 'world_knowledge/jeopardy_all', 'jeopardy_all'):
         assert [file.path for file in select_files([name])] == ['world_knowledge/jeopardy_all.jsonl']
     assert len(select_files(['safety'])) == 4

@@ -173,11 +173,6 @@ def test_the_published_files_have_these_keys(name: str):
     assert {tuple(row) for row in published(name)} == {FILES[name]}
 
 
-def test_every_file_of_score_has_twelve_rows_or_more():
-    for path in (FOLDER / 'score').rglob('*.jsonl'):
-        assert len(path.read_text(encoding='utf-8').splitlines()) >= LEAST_ROWS, path.name
-
-
 def test_every_line_is_json_in_one_form_without_signs_that_cannot_be_seen():
     for path in FOLDER.rglob('*.jsonl'):
         for line in path.read_bytes().decode('utf-8').splitlines(keepends=True):

@@ -338,7 +338,7 @@ def values_of(content: Any) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize('kind', SOUND)
-def test_a_mutated_row_is_read_right_or_named_with_file_and_line(tmp_path, kind: str):
+def test_mutated_rows_are_read_correctly_or_named_with_file_and_line(tmp_path, kind: str):
     task, path = task_of(kind), tmp_path / SCORE_FILES.get(kind, 'rows.jsonl')
     path.parent.mkdir(parents=True, exist_ok=True)
     sound = json.dumps(SOUND[kind]).encode()

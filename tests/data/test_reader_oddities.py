@@ -52,7 +52,7 @@ def problems_of(path: Path, content: bytes) -> list[str]:
         pytest.param(A + '\u00a0\n\u00a0'.encode() + B + '\u2003\n'.encode(), (0, 1), id='spaces of Unicode'),
     ],
 )
-def test_white_space_and_line_ends_around_rows_are_of_no_meaning(tmp_path, content: bytes, lines: tuple[int, int]):
+def test_white_space_and_line_ends_around_rows_are_ignored(tmp_path, content: bytes, lines: tuple[int, int]):
     expected = list(zip(lines, (ONE, TWO), strict=True))
     assert rows_of(tmp_path / 'rows.jsonl', content) == expected
     assert rows_of(tmp_path / 'rows.jsonl.gz', zipped(content)) == expected
@@ -68,14 +68,14 @@ def test_white_space_and_line_ends_around_rows_are_of_no_meaning(tmp_path, conte
         *('\U0001f642', 'e\u0301', '\u202e', '\U000e0001', '\ue000', '\uffff'),
     ],
 )
-def test_odd_characters_stay_in_the_texts(tmp_path, odd: str):
+def test_unusual_characters_are_preserved(tmp_path, odd: str):
     row = {'query': f'a{odd}b', 'choices': [f'{odd}a', f'b{odd}'], 'gold': 0}
     for escapes in (True, False):
         line = json.dumps(row, ensure_ascii=escapes).encode()
         assert rows_of(tmp_path / 'rows.jsonl', line + b'\n' + A) == [(0, row), (1, ONE)]
 
 
-def test_escaped_control_characters_stay_and_bare_ones_are_faults(tmp_path):
+def test_escaped_control_characters_are_preserved_and_raw_ones_are_errors(tmp_path):
     row = {'query': ''.join(map(chr, range(32))), 'choices': ['\0', '\r\n'], 'gold': 0}
     assert rows_of(tmp_path / 'rows.jsonl', json.dumps(row).encode()) == [(0, row)]
     assert problems_of(tmp_path / 'rows.jsonl', A + b'\n{"query": "a\tb"}\n{"query": "a\0b"}\n') == [
@@ -91,7 +91,7 @@ def examples_of(folder: Path, rows: list[Any], **keys: Any) -> list[Any]:
     return task.read(folder).examples
 
 
-def test_repeated_choices_and_rows_leading_spaces_and_long_texts_are_no_faults(tmp_path):
+def test_repeated_choices_and_rows_leading_spaces_and_long_texts_are_allowed(tmp_path):
     rows = [
         {'query': 'a ', 'choices': ['x', 'x', 'y'], 'gold': 2},
         {'query': 'a ', 'choices': ['x', 'x', 'y'], 'gold': 2},
@@ -112,12 +112,12 @@ DEEP = b'{"query": ' + b'[' * 100 + b']' * 100 + b'}'
 @pytest.mark.parametrize(
     ('line', 'problem'),
     [
-        (b'{"gold": NaN}', 'malformed JSON: NaN is no JSON value; allowed: a number or null'),
-        (b'{"gold": -Infinity}', 'malformed JSON: -Infinity is no JSON value; allowed: a number or null'),
+        (b'{"gold": NaN}', 'malformed JSON: NaN is not a JSON value; allowed: a number or null'),
+        (b'{"gold": -Infinity}', 'malformed JSON: -Infinity is not a JSON value; allowed: a number or null'),
         (b'{"gold": 1e999}', 'the number 1e999 is too large'),
         (b'{"gold": ' + b'9' * 5000 + b'}', 'a number has too many digits; allowed: 4300'),
-        (b'{"gold": 0, "gold": 1}', "the key 'gold' stands there twice; allowed: once"),
-        (b'{"a": {"b": 0, "c": 1, "b": 0}}', "the key 'b' stands there twice; allowed: once"),
+        (b'{"gold": 0, "gold": 1}', "duplicate key 'gold'; allowed: once"),
+        (b'{"a": {"b": 0, "c": 1, "b": 0}}', "duplicate key 'b'; allowed: once"),
         (DEEP, 'lists or objects are nested too deeply; allowed: 64 levels'),
         (
             DEEP.replace(b'[', b'{"a":').replace(b'{"a":]', b'{"a":1}').replace(b']', b'}'),
@@ -127,11 +127,11 @@ DEEP = b'{"query": ' + b'[' * 100 + b']' * 100 + b'}'
         (b'{"a":' * 100_000, 'lists or objects are nested too deeply; allowed: 64 levels'),
         (
             b'"\\ud83d\\ude42 \\ud800"',
-            'half of a surrogate pair (\\ud800 to \\udfff) stands alone; allowed: whole characters',
+            'lone surrogate (\\ud800 to \\udfff); allowed: whole characters',
         ),
-        (b'{"\\uDC00": 1}', 'half of a surrogate pair (\\ud800 to \\udfff) stands alone; allowed: whole characters'),
-        (b'{"query": "\xed\xa0\x80"}', 'is no UTF-8 text: invalid continuation byte at byte 12; allowed: UTF-8'),
-        (b'{"query": "caf\xe9"}', 'is no UTF-8 text: invalid continuation byte at byte 15; allowed: UTF-8'),
+        (b'{"\\uDC00": 1}', 'lone surrogate (\\ud800 to \\udfff); allowed: whole characters'),
+        (b'{"query": "\xed\xa0\x80"}', 'is not UTF-8 text: invalid continuation byte at byte 12; allowed: UTF-8'),
+        (b'{"query": "caf\xe9"}', 'is not UTF-8 text: invalid continuation byte at byte 15; allowed: UTF-8'),
         (A + b' ' + B, f'malformed JSON: Extra data at column {len(A) + 2}'),
         (A[:-1], f"malformed JSON: Expecting ',' delimiter at column {len(A)}"),
         (A + b',', f'malformed JSON: Extra data at column {len(A) + 1}'),
@@ -140,7 +140,7 @@ DEEP = b'{"query": ' + b'[' * 100 + b']' * 100 + b'}'
         (b'\x1b[0m', 'malformed JSON: Expecting value at column 1'),
     ],
 )
-def test_a_real_fault_is_named_with_file_and_line(tmp_path, line: bytes, problem: str):
+def test_malformed_lines_are_named_with_file_and_line(tmp_path, line: bytes, problem: str):
     found = problems_of(tmp_path / 'rows.jsonl', b'\n'.join([A, b'', line, B]))
     assert len(found) == 1 and found[0].startswith(f'rows.jsonl:3: {problem}')
     assert len(found[0]) < 200 and found[0].isprintable()
@@ -157,14 +157,14 @@ def test_numbers_and_nesting_up_to_the_limits_are_read(tmp_path):
     ('content', 'problem'),
     [
         ('{"query": 1}\n'.encode('utf-16'), 'rows.jsonl: is UTF-16 or UTF-32 text; allowed: UTF-8'),
-        ('{"query": 1}\n'.encode('utf-16-be'), 'rows.jsonl: is UTF-16 or UTF-32 text, or no text; allowed: UTF-8'),
-        ('{"query": 1}\n'.encode('utf-16-le'), 'rows.jsonl: is UTF-16 or UTF-32 text, or no text; allowed: UTF-8'),
+        ('{"query": 1}\n'.encode('utf-16-be'), 'rows.jsonl: is UTF-16, UTF-32 or binary data; allowed: UTF-8'),
+        ('{"query": 1}\n'.encode('utf-16-le'), 'rows.jsonl: is UTF-16, UTF-32 or binary data; allowed: UTF-8'),
         ('{"query": 1}\n'.encode('utf-32'), 'rows.jsonl: is UTF-16 or UTF-32 text; allowed: UTF-8'),
         (b'\xfe\xff\0{', 'rows.jsonl: is UTF-16 text; allowed: UTF-8'),
         (b'PK\x03\x04...', 'rows.jsonl: is a zip archive; allowed: plain text or gzip'),
         (b'PAR1...', 'rows.jsonl: is a parquet file; allowed: JSON lines here'),
         (b'version https://git-lfs.github.com/spec/v1\n', 'rows.jsonl: is the Git LFS pointer of a data file; get the'),
-        (b'<!DOCTYPE html>\n<html>', 'rows.jsonl: is a web page or XML; allowed: one JSON object a line'),
+        (b'<!DOCTYPE html>\n<html>', 'rows.jsonl: is a web page or XML; allowed: one JSON object per line'),
         (zipped(A * 99)[:-9], 'rows.jsonl: is a damaged gzip file: Compressed file ended before'),
         (zipped(A)[:5], 'rows.jsonl: is a damaged gzip file: Compressed file ended before'),
         (zipped(A) + b'rubbish', 'rows.jsonl: is a damaged gzip file: Not a gzipped file'),
@@ -173,23 +173,23 @@ def test_numbers_and_nesting_up_to_the_limits_are_read(tmp_path):
         (zipped(A + b'\n{"a":'), 'rows.jsonl:2: malformed JSON: Expecting value at column 6'),
     ],
 )
-def test_a_file_that_is_no_json_lines_says_what_it_is(tmp_path, content: bytes, problem: str):
+def test_other_file_formats_are_recognized(tmp_path, content: bytes, problem: str):
     (found,) = problems_of(tmp_path / 'rows.jsonl', content)
     assert found.startswith(problem)
 
 
 @pytest.mark.parametrize('content', [b'', b'\n \r\n', zipped(b'')], ids=range(3))
-def test_a_file_without_rows_has_none(tmp_path, content: bytes):
+def test_an_empty_file_has_no_rows(tmp_path, content: bytes):
     assert rows_of(tmp_path / 'rows.jsonl', content) == []
 
 
-def test_what_is_no_regular_file_is_named_and_not_waited_for(tmp_path):
+def test_folders_pipes_and_broken_links_are_errors_without_blocking(tmp_path):
     (tmp_path / 'folder.jsonl').mkdir()
     os.mkfifo(tmp_path / 'pipe.jsonl')
     (tmp_path / 'link.jsonl').symlink_to('nowhere')
     for name, problem in (
         ('folder.jsonl', f'{tmp_path}/folder.jsonl: is a folder; allowed: a data file'),
-        ('pipe.jsonl', f'{tmp_path}/pipe.jsonl: is no regular file; allowed: a data file'),
+        ('pipe.jsonl', f'{tmp_path}/pipe.jsonl: is not a regular file; allowed: a data file'),
         ('link.jsonl', 'link.jsonl: there is no such data file'),
         ('a\0b', 'a\0b: there is no such data file'),
         ('x' * 5000, 'x' * 5000 + ': cannot be looked for: File name too long'),
@@ -198,7 +198,7 @@ def test_what_is_no_regular_file_is_named_and_not_waited_for(tmp_path):
             locate(name, tmp_path)
         assert raised.value.problems[0].startswith(problem)
     for name in ('folder.jsonl', 'pipe.jsonl', 'link.jsonl'):
-        with pytest.raises(DataError, match='is no regular file'):
+        with pytest.raises(DataError, match='is not a regular file'):
             read_rows(str(tmp_path / name))
 
 
@@ -214,7 +214,7 @@ def as_nobody() -> Iterator[None]:
         os.seteuid(was)
 
 
-def test_a_file_or_folder_that_may_not_be_read_is_an_error():
+def test_missing_permissions_are_an_error():
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         for inner in ('open', 'shut'):
@@ -262,7 +262,7 @@ def serving(folder: Path) -> Iterator[str]:
         server.shutdown()
 
 
-def test_a_server_gives_rows_or_an_error_that_names_the_url(tmp_path):
+def test_http_rows_are_read_and_errors_name_the_url(tmp_path):
     (tmp_path / 'rows.jsonl').write_bytes(b'\xef\xbb\xbf' + A + b'\r\n\n' + B)
     (tmp_path / 'rows.gz').write_bytes(zipped(A))
     with serving(tmp_path) as address:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import gzip
-import json
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from paths import SHARED_DATA
 
 from llmfoundry_gauntlet.data.files import read_rows
-from llmfoundry_gauntlet.data.score_rows import read_score_rows
 from llmfoundry_gauntlet.evaluation.suite import load_suite
 
 KINDS = {  # rows of the real files, by task type and folder
@@ -68,14 +64,6 @@ KINDS = {  # rows of the real files, by task type and folder
         }
     },
 }
-SCORE = {
-    'mmlu_pro': {None: 12032},
-    'agieval': {'lsat-rc': 269, 'lsat-lr': 510, 'lsat-ar': 230, 'aqua-rat': 254, 'sat-math': 220, 'sat-en': 206},
-    'math': {
-        **{'algebra': 1187, 'counting_and_probability': 474, 'geometry': 479, 'intermediate_algebra': 903},
-        **{'number_theory': 540, 'prealgebra': 871, 'precalculus': 546},
-    },
-}
 
 
 @pytest.mark.parametrize('kind', KINDS)
@@ -90,25 +78,16 @@ def test_every_real_file_is_read_without_an_error(real_data, kind: str):
         assert [row.row for row in examples] == list(range(count)), uri
 
 
-def test_no_real_file_is_forgotten(real_data):
+def test_every_real_file_is_listed(real_data):
     known = {f'{folder}/{stem}' for folders in KINDS.values() for folder, stems in folders.items() for stem in stems}
     assert {str(path.relative_to(real_data))[: -len('.jsonl')] for path in real_data.rglob('*.jsonl')} <= known
-
-
-@pytest.mark.skipif(not (SHARED_DATA / 'score').is_dir(), reason='the real questions of SCORE are not here')
-@pytest.mark.parametrize('dataset', SCORE)
-def test_every_real_file_of_score_is_read_without_an_error(dataset: str):
-    rows = read_score_rows(load_suite(None, None, {'dataset': dataset}).tasks[-1].spec, SHARED_DATA)
-    counts = Counter(row.file for row in rows.examples)
-    assert {stem: counts[stem] for stem in counts} == {stem: SCORE[dataset][stem] for stem in counts}
-    assert set(counts) | set(rows.absent) >= set(SCORE[dataset])
 
 
 def texts_in(row: Mapping[str, Any]) -> list[str]:
     return [value for value in row.values() if isinstance(value, str)]
 
 
-def test_oddities_of_the_real_files_are_still_there_when_they_are_read(real_data):
+def test_oddities_of_the_real_files_survive_reading(real_data):
     """As many as were counted in the files themselves."""
 
     def rows(uri: str) -> list[Any]:
@@ -117,23 +96,16 @@ def test_oddities_of_the_real_files_are_still_there_when_they_are_read(real_data
     def hard_spaces(uri: str) -> int:
         return sum('\u00a0' in text for row in rows(uri) for text in texts_in(row))
 
-    def same_choices(uri: str) -> int:
-        return sum(len(set(row['choices'])) < len(row['choices']) for row in rows(uri))
-
     assert hard_spaces('reading_comprehension/pubmed_qa_labeled') == 53
     assert hard_spaces('reading_comprehension/coqa') == 205
     assert hard_spaces('world_knowledge/mmlu') == 54
-    assert same_choices('symbolic_problem_solving/bigbench_logical_deduction') == 300
-    assert same_choices('world_knowledge/arc_easy') == 7 and same_choices('world_knowledge/arc_challenge') == 4
-    squad = [json.dumps(row) for row in rows('reading_comprehension/squad')]
-    assert len(squad) - len(set(squad)) == 18
     assert rows('language_understanding/lambada_openai')[4462]['continuation'] == '\n\nrecorder'
     sums = rows('symbolic_problem_solving/simple_arithmetic_withspaces')
     assert all(row['continuation'].startswith(' ') for row in sums)
     assert {row['gold'] for row in rows('commonsense_reasoning/bigbench_strange_stories')} == {0}
 
 
-def test_a_real_file_in_other_clothes_gives_the_same_rows(real_data, tmp_path):
+def test_a_real_file_reencoded_gives_the_same_rows(real_data, tmp_path):
     path = real_data / 'reading_comprehension/boolq.jsonl'
     content, expected = path.read_bytes(), read_rows(str(path))
     for changed in (

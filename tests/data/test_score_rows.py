@@ -85,12 +85,6 @@ def test_the_folder_has_these_files_only():
     assert sorted(str(path.relative_to(FOLDER)) for path in FOLDER.rglob('*.json*')) == sorted(expected)
 
 
-def test_every_line_is_json_as_the_other_files_have_it():
-    for path in FOLDER.rglob('*.jsonl'):
-        lines = path.read_bytes().decode('utf-8').splitlines(keepends=True)
-        assert lines == [json.dumps(json.loads(line), ensure_ascii=False) + '\n' for line in lines], path.name
-
-
 def test_mmlu_pro_has_three_rows_for_each_of_fourteen_categories():
     rows = rows_of('mmlu_pro_test')
     assert all(list(row) == MMLU_PRO_KEYS for row in rows)

@@ -56,7 +56,7 @@ def test_mmlu_pro_rows_have_their_category_as_topic_and_the_index_as_gold(write_
     assert (rows.absent, rows.warnings) == ((), ())
 
 
-def test_agieval_rows_lose_the_letters_of_their_options_as_in_the_reference(write_jsonl, tmp_path):
+def test_agieval_option_letters_are_removed_as_in_the_reference(write_jsonl, tmp_path):
     """lm-eval 0.4.13 cuts 3 characters of '(A)', 2 of 'A ' and 3 of 'A? ' and keeps all else, a space too."""
     options = ['(A)one', '(C) two', 'C three', 'D? four']
     passage = {**SAT, 'passage': 'Once.\n', 'options': [*options, 'E.five'], 'label': 'E'}
@@ -101,13 +101,13 @@ def test_math_rows_have_their_subject_as_category(write_jsonl, tmp_path):
             'mmlu_pro',
             'mmlu_pro_test',
             {**LAW, 'options': ['he', '']},
-            "options[1] is ''; allowed: a text that is not empty",
+            "options[1] is ''; allowed: a non-empty text",
         ),
         (
             'mmlu_pro',
             'mmlu_pro_test',
             {**LAW, 'options': list('abcdefghijk')},
-            'there are 11 options; allowed: 10, one a letter from A to J',
+            'there are 11 options; allowed: 10, one per letter from A to J',
         ),
         ('mmlu_pro', 'mmlu_pro_test', {**LAW, 'answer_index': 3}, 'answer_index is 3; allowed: 0..2'),
         ('mmlu_pro', 'mmlu_pro_test', {**LAW, 'answer_index': -1}, 'answer_index is -1; allowed: 0..2'),
@@ -123,13 +123,13 @@ def test_math_rows_have_their_subject_as_category(write_jsonl, tmp_path):
             'agieval',
             'agieval_v1/sat-en',
             {**SAT, 'options': ['(A)1'] * 6},
-            'there are 6 options; allowed: 5, one a letter from A to E',
+            'there are 6 options; allowed: 5, one per letter from A to E',
         ),
         ('math', 'hendrycks_math/algebra', {**SUM, 'problem': ''}, 'problem is empty; allowed: text'),
         ('math', 'hendrycks_math/algebra', {'problem': 'x'}, "the key 'solution' is missing; found: problem"),
     ],
 )
-def test_a_wrong_row_is_named_with_file_and_line(
+def test_a_malformed_row_is_named_with_file_and_line(
     write_jsonl, tmp_path, dataset: str, name: str, row: Any, problem: str
 ):
     good = {'mmlu_pro': LAW, 'agieval': SAT, 'math': SUM}[dataset]
@@ -137,25 +137,25 @@ def test_a_wrong_row_is_named_with_file_and_line(
     assert problems_of(dataset, tmp_path) == [f'score/{name}.jsonl:2: {problem}']
 
 
-def test_all_wrong_rows_of_all_files_come_together(write_jsonl, tmp_path):
+def test_malformed_rows_of_all_files_are_reported_together(write_jsonl, tmp_path):
     write_jsonl('score/agieval_v1/sat-en.jsonl', [{**SAT, 'label': 'X'}, SAT, {**SAT, 'options': []}])
     write_jsonl('score/agieval_v1/sat-math.jsonl', [])
     write_jsonl('score/agieval_v1/lsat-ar.jsonl', [{**SAT, 'label': 'x'}])
     assert problems_of('agieval', tmp_path) == [
-        'score/agieval_v1/sat-math.jsonl: has no rows; allowed: one JSON object a line',
+        'score/agieval_v1/sat-math.jsonl: has no rows; allowed: one JSON object per line',
         "score/agieval_v1/sat-en.jsonl:1: label is 'X'; allowed: one letter of ABCD",
         'score/agieval_v1/sat-en.jsonl:3: options is an empty list; allowed: a list of two or more texts',
         "score/agieval_v1/lsat-ar.jsonl:1: label is 'x'; allowed: one letter of ABCD",
     ]
 
 
-def test_absent_subsets_are_warned_of_and_named_ones_are_errors(write_jsonl, tmp_path):
+def test_absent_subsets_are_warnings_unless_listed(write_jsonl, tmp_path):
     write_jsonl('score/agieval_v1/sat-en.jsonl', [SAT])
     write_jsonl('score/agieval_v1/lsat-ar.jsonl', [SAT])
     rows = read_score_rows(task_of('agieval').spec, tmp_path)
     absent = ('sat-math', 'lsat-lr', 'lsat-rc', 'logiqa-en', 'aqua-rat')
     assert rows.absent == absent
-    assert rows.warnings == tuple(f'score_agieval: there is no file of {name}; it is left out' for name in absent)
+    assert rows.warnings == tuple(f'score_agieval: no file of {name}; skipped' for name in absent)
     assert [row.file for row in rows.examples] == ['sat-en', 'lsat-ar']
     assert [row.file for row in read_score_rows(task_of('agieval', subsets='lsat-ar').spec, tmp_path).examples] == [
         'lsat-ar'
@@ -172,7 +172,7 @@ def test_absent_subsets_are_warned_of_and_named_ones_are_errors(write_jsonl, tmp
 def test_no_file_at_all_is_an_error(tmp_path, monkeypatch, dataset: str, name: str):
     monkeypatch.chdir(tmp_path)
     (problem,) = problems_of(dataset, tmp_path)
-    assert problem.startswith(f'score_{dataset}: none of its files is there: score/{name}.jsonl')
+    assert problem.startswith(f'score_{dataset}: none of its files exist: score/{name}.jsonl')
     assert problem.endswith('; set data_root to their folder')
 
 
@@ -187,23 +187,23 @@ def test_oddities_are_warnings_with_the_first_place_and_a_count(write_jsonl, tmp
     ]
     path = write_jsonl('score/mmlu_pro_test.jsonl', rows)
     assert read_score_rows(task_of('mmlu_pro').spec, tmp_path).warnings == (
-        f'{path}:2: answer names another option than answer_index, which is taken (2 such rows)',
-        f'{path}:4: an option stands there twice (1 such rows)',
-        f'{path}:5: an option stands there twice, the right one (2 such rows)',
+        f'{path}:2: answer contradicts answer_index; answer_index is used (2 such rows)',
+        f'{path}:4: an option is repeated (1 such rows)',
+        f'{path}:5: the right option is repeated (2 such rows)',
     )
 
 
 @real
-def test_the_real_mmlu_pro_has_the_oddities_that_are_known():
+def test_the_real_mmlu_pro_has_the_known_oddities():
     rows = read_score_rows(task_of('mmlu_pro').spec, SHARED_DATA)
     assert Counter(len(row.content.options) for row in rows.examples) == {
         **{3: 20, 4: 607, 5: 52, 6: 92, 7: 158, 8: 320, 9: 801, 10: 9982}
     }
     assert len({row.category for row in rows.examples}) == 14
     counts = [re.sub(r'^\S+?:\d+: ', '', warning) for warning in rows.warnings]
-    assert counts[0] == 'answer names another option than answer_index, which is taken (1 such rows)'
-    assert sum('stands there twice' in line for line in counts) == len(counts) - 1 > 0
-    odd = next(warning for warning in rows.warnings if 'answer names' in warning)
+    assert counts[0] == 'answer contradicts answer_index; answer_index is used (1 such rows)'
+    assert sum('is repeated' in line for line in counts) == len(counts) - 1 > 0
+    odd = next(warning for warning in rows.warnings if 'contradicts' in warning)
     line = (REAL / 'mmlu_pro_test.jsonl').read_text(encoding='utf-8').split('\n')[int(odd.split(':')[1]) - 1]
     assert (json.loads(line)['question_id'], json.loads(line)['answer_index']) == (3983, 1)
 
@@ -217,7 +217,7 @@ def test_the_real_agieval_has_its_rows_options_and_oddities():
     assert sizes == {name: expected[name] for name in SUBSETS if name not in rows.absent}
     for row in rows.examples:
         assert len(row.content.options) == (4 if row.file in ('sat-math', 'sat-en', 'logiqa-en') else 5)
-    assert all('stands there twice' in warning or 'no file of' in warning for warning in rows.warnings)
+    assert all('is repeated' in warning or 'no file of' in warning for warning in rows.warnings)
 
 
 @real
@@ -261,22 +261,22 @@ def test_the_real_math_has_its_5000_problems():
         ('Sky?\nA. blue\nB. green', ('x', 'y'), 'Sky?\nA. blue\nB. green', ('x', 'y')),
     ],
 )
-def test_options_that_a_query_lists_are_taken_out_of_it(query: str, choices: tuple, text: str, options: tuple):
+def test_options_listed_in_a_query_are_removed_from_it(query: str, choices: tuple, text: str, options: tuple):
     assert as_lettered(query, choices, 1, 'law') == LetteredQuestion(text, options, 1, 'law')
 
 
 @pytest.mark.parametrize(
     'query', ['Which?', 'A. one\nB. two\nC. three', 'B. two\nA. one', 'A. one\nAnswer:', 'Which?\nA one\nB two']
 )
-def test_letters_that_stand_for_nothing_are_an_error(query: str):
-    with pytest.raises(RowError, match='the choices are letters, and the query does not end in a list of options'):
+def test_letter_choices_without_a_list_are_an_error(query: str):
+    with pytest.raises(RowError, match='the choices are letters, but the query does not end in a list of options'):
         as_lettered(query, ('A', 'B'), 0, '')
 
 
 def test_there_are_26_letters():
     options = tuple(f'option {number}' for number in range(26))
     assert as_lettered('Which?', options, 25, '').options == options
-    with pytest.raises(RowError, match='there are 27 options; allowed: 26, one a letter from A to Z'):
+    with pytest.raises(RowError, match='there are 27 options; allowed: 26, one per letter from A to Z'):
         as_lettered('Which?', (*options, 'one more'), 0, '')
 
 
@@ -301,18 +301,18 @@ def test_rows_of_a_task_keep_their_number_and_category(write_jsonl, tmp_path):
         (1, 'law', LetteredQuestion('Who?', ('he', 'she'), 1, 'law')),
     ]
     assert found.warnings == (
-        'arc.jsonl:3: an option stands there twice, the right one (1 such rows)',
+        'arc.jsonl:3: the right option is repeated (1 such rows)',
         'arc.jsonl:4: an option is empty (1 such rows)',
     )
     assert found.absent == ()
     assert source_rows(tmp_path).examples[0].content.topic == ''
 
 
-def test_wrong_rows_of_a_task_are_named(write_jsonl, tmp_path):
+def test_malformed_rows_of_a_task_are_named(write_jsonl, tmp_path):
     write_jsonl('arc.jsonl', [{'query': 'Who?', 'choices': ['A', 'B'], 'gold': 1}] * 2)
     with pytest.raises(DataError) as raised:
         source_rows(tmp_path)
-    problem = "the choices are letters, and the query does not end in a list of options: lines 'A. ...'"
+    problem = "the choices are letters, but the query does not end in a list of options (lines 'A. ...')"
     assert list(raised.value.problems) == [f'score_arc: arc.jsonl:{line}: {problem}' for line in (1, 2)]
 
 

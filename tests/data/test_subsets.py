@@ -28,7 +28,7 @@ def examples(categories: list[str | None]) -> list[Example]:
 
 
 @given(categories=CATEGORIES, count=st.integers(1, 70))
-def test_so_many_are_taken_in_their_own_order(categories, count):
+def test_a_subset_has_the_requested_size_in_the_original_order(categories, count):
     every = examples(categories)
     taken = subset(every, count)
     assert len(taken) == min(count, len(every))
@@ -37,7 +37,7 @@ def test_so_many_are_taken_in_their_own_order(categories, count):
 
 
 @given(categories=CATEGORIES, shares=st.tuples(SHARES, SHARES))
-def test_those_of_a_smaller_number_are_among_those_of_a_larger_one(categories, shares):
+def test_subsets_are_nested(categories, shares):
     every = examples(categories)
     few, more = sorted(number(share, categories) for share in shares)
     rows = {example.row for example in subset(every, more)}
@@ -45,7 +45,7 @@ def test_those_of_a_smaller_number_are_among_those_of_a_larger_one(categories, s
 
 
 @given(categories=CATEGORIES, share=SHARES)
-def test_every_category_has_the_same_share_rounded(categories, share):
+def test_categories_are_sampled_in_proportion(categories, share):
     """There is one share of which the number from each category differs by half an item at most."""
     taken = Counter(example.category for example in subset(examples(categories), number(share, categories)))
     sizes = Counter(categories)
@@ -55,18 +55,18 @@ def test_every_category_has_the_same_share_rounded(categories, share):
 
 
 @given(categories=CATEGORIES, share=SHARES, seed=st.integers(0, 5))
-def test_the_order_of_the_rows_does_not_matter(categories, share, seed):
+def test_row_order_does_not_change_the_subset(categories, share, seed):
     every, count = examples(categories), number(share, categories)
     shuffled = random.Random(seed).sample(every, len(every))
     assert {example.row for example in subset(shuffled, count)} == {example.row for example in subset(every, count)}
 
 
-def test_fourteen_categories_have_one_of_each_among_fourteen():
+def test_fourteen_items_of_fourteen_equal_categories_are_one_of_each():
     every = examples([f'c{row % 14}' for row in range(14 * 9)])
     assert Counter(example.category for example in subset(every, 14)) == {f'c{i}': 1 for i in range(14)}
 
 
-def test_which_ones_are_taken_never_changes():
+def test_the_chosen_rows_are_fixed_across_versions():
     """By SHA-256 of file and row: a change here breaks curves over checkpoints. Computed by sha256sum."""
     every = [Example(row=row, content=None, file='f') for row in range(20)]
     assert [example.row for example in subset(every, 4)] == FIXED
@@ -76,7 +76,7 @@ FIXED = [2, 8, 9, 16]
 
 
 @pytest.mark.parametrize('same', ['row', 'file'])
-def test_rows_of_several_files_are_told_apart(same: str):
+def test_equal_row_numbers_of_two_files_are_sampled_independently(same: str):
     every = [Example(row=row, content=None, file=file) for file in 'ab' for row in range(30)]
     taken = subset(every, 20)
     rows = {file: {example.row for example in taken if example.file == file} for file in 'ab'}
@@ -92,7 +92,7 @@ def passages(sizes: list[int], category: str | None = None) -> list[Example]:
 
 @example(sizes=[1, 6, 1], count=7, less=2)  # the third passage would fit, and not be among the seven
 @given(sizes=st.lists(st.integers(1, 6), min_size=1, max_size=20), count=st.integers(1, 60), less=st.integers(1, 60))
-def test_the_questions_of_a_passage_are_taken_together(sizes, count, less):
+def test_clusters_are_taken_whole(sizes, count, less):
     every = passages(sizes)
     taken = subset(every, count)
     clusters = Counter(example.cluster for example in taken)
@@ -104,7 +104,7 @@ def test_the_questions_of_a_passage_are_taken_together(sizes, count, less):
     assert {one.row for one in subset(every, few)} <= {one.row for one in subset(every, more)}
 
 
-def test_what_a_row_says_decides_and_not_where_it_stands(write_jsonl, tmp_path):
+def test_row_content_decides_rather_than_position(write_jsonl, tmp_path):
     rows = [{'query': f'{n}?', 'choices': ['a', 'b'], 'gold': n % 2} for n in range(40)]
     chosen = []
     for name, lines in (('rows', rows), ('others', rows[::-1])):
