@@ -1,6 +1,6 @@
-"""A real S3 server in this process, moto's, for tests of what lies in object stores.
+"""Run moto's S3 server in this process, for tests with object stores.
 
-A test module that wants it says `s3_server = object_store.s3_server`.
+A test module that uses it defines `s3_server = object_store.s3_server`.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ class S3Server:
     client: Any
 
     def uri(self, name: str) -> str:
-        """The URI of an object or prefix in the bucket."""
+        """Return the URI of an object or prefix in the bucket."""
         return f's3://{self.bucket}/{name}'
 
     def names(self, prefix: str = '') -> list[str]:
-        """The keys in the bucket."""
+        """Return the keys in the bucket."""
         pages = self.client.get_paginator('list_objects_v2').paginate(Bucket=self.bucket, Prefix=prefix)
         return [entry['Key'] for page in pages for entry in page.get('Contents', ())]
 
     def want_credentials(self, *, after: float) -> None:
-        """After so many calls more every one needs credentials that the server has made."""
+        """Require valid credentials after this many more calls."""
         request = urllib.request.Request(
             f'{self.endpoint}/moto-api/reset-auth', str(after).encode(), {'Content-Type': 'text/plain'}
         )
@@ -61,7 +61,7 @@ def endpoint() -> str:
 
 @pytest.fixture
 def s3_server(monkeypatch: pytest.MonkeyPatch) -> S3Server:
-    """The server with a bucket of the test's own, and the environment that leads Composer and boto3 to it."""
+    """Return the server with a new bucket, and set the environment so that Composer and boto3 use it."""
     environment = {
         'S3_ENDPOINT_URL': endpoint(),
         'AWS_ACCESS_KEY_ID': 'testing',

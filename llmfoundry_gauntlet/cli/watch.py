@@ -1,4 +1,4 @@
-"""`gauntlet watch`: its options, and the settings that follow from them."""
+"""`gauntlet watch`: parse its options and start the watch."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ from llmfoundry_gauntlet.cli.options import (
 )
 from llmfoundry_gauntlet.errors import ConfigError
 
-NEVER = 'never'
-FIRST_RANK = '0'
-EVALUATION = (  # options that a training YAML says
+EVALUATION = (  # options that --train-yaml sets
     *('tasks', 'score', 'gauntlet', 'data_root', 'max_seq_len', 'tokens_per_batch', 'semantics', 'truncation'),
     *('fewshot', 'sandbox', 'limit', 'time_budget'),
 )
-OWN_KEYS = ('interval', 'save_folder')  # of the callback in training alone
+TRAINING_KEYS = ('interval', 'save_folder')  # keys of the callback that `evaluate` does not take
 
 Watched = Annotated[
     str,
-    typer.Argument(metavar='FOLDER', help="A training's save_folder, local or s3://bucket/prefix (also gs://, az://)."),
+    typer.Argument(metavar='FOLDER', help='save_folder of the training: local, s3://, gs:// or az://.'),
 ]
 OutOfWatch = Annotated[
-    Path | None, typer.Option('--out', help="Folder for records, ba{batch}/ each. Default: the training YAML's.")
+    Path | None, typer.Option('--out', help='Folder for records, in ba{batch}/. Default: from --train-yaml.')
 ]
 TrainYaml = Annotated[
     Path | None,
-    typer.Option('--train-yaml', help='Takes eval_gauntlet, loggers, run_name and precision from a training YAML.'),
+    typer.Option('--train-yaml', help='Take eval_gauntlet, loggers, run_name and precision from this training YAML.'),
 ]
-Poll = Annotated[str, typer.Option(help='Time between two listings of FOLDER, such as 30s.')]
-Settle = Annotated[str, typer.Option(help='A checkpoint counts as written when it has not changed for this long.')]
-Once = Annotated[bool, typer.Option('--once', help='Evaluate what is there, then exit.')]
-Claims = Annotated[str | None, typer.Option('--claims', help='Folder or URI of the claims. Default: FOLDER/.gauntlet.')]
+Poll = Annotated[str, typer.Option(help='Interval between listings of FOLDER, such as 30s.')]
+Settle = Annotated[str, typer.Option(help='Evaluate a checkpoint once it has not changed for this long.')]
+Once = Annotated[bool, typer.Option('--once', help='Evaluate the existing checkpoints, then exit.')]
+Claims = Annotated[str | None, typer.Option('--claims', help='Folder or URI for claims. Default: FOLDER/.gauntlet.')]
 Expires = Annotated[str, typer.Option('--claim-expires', help='Take over claims not renewed for this long.')]
-StopAfter = Annotated[str, typer.Option('--stop-after', help='Exit when nothing new has come for this long; or never.')]
+StopAfter = Annotated[
+    str, typer.Option('--stop-after', help='Exit after this long without a new checkpoint; or never.')
+]
 
 
 def watch(
@@ -84,9 +84,9 @@ def watch(
     once: Once = False,
     claims: Claims = None,
     claim_expires: Expires = '10m',
-    stop_after: StopAfter = NEVER,
+    stop_after: StopAfter = 'never',
 ) -> None:
-    """Evaluate each new checkpoint of a folder once, logging at its training step. Status 1 if one is damaged.
+    """Evaluate each new checkpoint of a folder once and log at its training step. Exit status 1 if any failed.
 
     gauntlet watch runs/demo/checkpoints --train-yaml yamls/train/demo.yaml
 
@@ -106,15 +106,15 @@ def watch(
         training = {'settings': settings}
     training |= {name: value for name, value in (('out', out), ('precision', precision)) if value is not None}
     if training.get('out') is None:
-        raise ConfigError('there is no folder for the records; give one with --out')
+        raise ConfigError('no folder for records; give one with --out')
     timing: dict[str, Any] = {
         'poll_seconds': seconds_of('--poll', poll),
         'settle_seconds': seconds_of('--settle', settle),
         'expires_seconds': seconds_of('--claim-expires', claim_expires),
-        'stop_seconds': None if stop_after == NEVER else seconds_of('--stop-after', stop_after),
+        'stop_seconds': None if stop_after == 'never' else seconds_of('--stop-after', stop_after),
     }
     logging.basicConfig(format='%(asctime)s %(message)s', datefmt='%Y-%m-%d %H:%M:%S')
-    if os.environ.get('RANK', FIRST_RANK) == FIRST_RANK:
+    if os.environ.get('RANK', '0') == '0':
         logging.getLogger('llmfoundry_gauntlet').setLevel(logging.INFO)
     from llmfoundry_gauntlet.composer.watch import BAD, WatchSettings, watch
     from llmfoundry_gauntlet.results.files import RESULTS
@@ -131,7 +131,7 @@ def watch(
 
 
 def training_settings(path: Path) -> dict[str, Any]:
-    """Return the settings of a watch that a training YAML has, and the folder of its records. Raise ConfigError."""
+    """Return the WatchSettings fields given by a training YAML, `out` possibly None. Raise ConfigError."""
     from llmfoundry_gauntlet.config.decode import describe
     from llmfoundry_gauntlet.config.settings import EvaluationSettings
     from llmfoundry_gauntlet.config.yaml import read_yaml
@@ -147,7 +147,7 @@ def training_settings(path: Path) -> dict[str, Any]:
     loggers = values.get('loggers') or {}
     if loggers and run_name is None:
         raise ConfigError(
-            f'{path}: has loggers and no run_name; give one, so that all evaluations are logged as one run'
+            f'{path}: has loggers but no run_name; set run_name so that all evaluations are logged as one run'
         )
     save_folder = block.get('save_folder', EvaluationSettings(tasks='-').save_folder)
     if not isinstance(save_folder, str | None):
@@ -156,7 +156,7 @@ def training_settings(path: Path) -> dict[str, Any]:
     if save_folder is not None and (run_name is not None or '{run_name}' not in save_folder):
         out = Path(save_folder.replace('{run_name}', str(run_name)))
     return {
-        'settings': {key: value for key, value in block.items() if key not in OWN_KEYS},
+        'settings': {key: value for key, value in block.items() if key not in TRAINING_KEYS},
         'loggers': loggers,
         'run_name': run_name,
         'precision': values.get('precision'),
@@ -165,7 +165,7 @@ def training_settings(path: Path) -> dict[str, Any]:
 
 
 def seconds_of(option: str, text: str) -> float:
-    """Return a time such as '30s', '10m' or '12h' in seconds. Raise ConfigError."""
+    """Return the seconds in a time such as '30s', '10m' or '12h'. Raise ConfigError."""
     from llmfoundry_gauntlet.config.settings import BUDGET, SECONDS
 
     found = BUDGET.fullmatch(text)

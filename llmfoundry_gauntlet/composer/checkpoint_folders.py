@@ -1,4 +1,4 @@
-"""The checkpoints in a folder on a disk or in an object store, and their download."""
+"""Find the checkpoints in a local folder or object store, and download them."""
 
 from __future__ import annotations
 
@@ -27,40 +27,40 @@ from llmfoundry_gauntlet.data.stores import Store, StoredFile, scheme_of
 from llmfoundry_gauntlet.errors import GauntletError, ModelError
 
 BATCH = re.compile(r'(?:^|[^A-Za-z])(?:ba|batch|checkpoint-|step)[-_]?(\d+)')
-LATER_RANK = re.compile(r'rank[1-9]\d*\.pt$')  # of a checkpoint of several files the first stands for all
-FINISHED = 'finished'  # the file that ends the other ranks' waiting
+LATER_RANK = re.compile(r'rank[1-9]\d*\.pt$')  # files of one checkpoint; rank 0's stands for all
+FINISHED = 'finished'  # the file that other ranks wait for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint by its name relative to a store, and its files."""
+    """A checkpoint: its name, relative to a store, and its files."""
 
     name: str
     files: tuple[StoredFile, ...]
 
     @property
     def is_file(self) -> bool:
-        """Return whether it is one file rather than a folder."""
+        """Return whether the checkpoint is a single file rather than a folder."""
         return [file.name for file in self.files] == [self.name]
 
     @property
     def batch(self) -> int | None:
-        """The training batch in the name, if there is one."""
+        """Return the training batch in the name, or `None`."""
         found = BATCH.findall(self.name)
         return int(found[-1]) if found else None
 
     @property
     def version(self) -> str:
-        """16 hexadecimal digits that change whenever a file does."""
+        """Return a hash of 16 hexadecimal digits that changes whenever a file does."""
         content = repr([(file.name, file.version) for file in self.files])
         return hashlib.sha256(content.encode('utf-8', 'surrogatepass')).hexdigest()[:16]
 
 
 def find_checkpoints(files: Sequence[StoredFile]) -> list[Checkpoint]:
-    """Return the checkpoints among files, by name.
+    """Return the checkpoints among files, sorted by name.
 
-    Composer's single files (`*.pt`), its folders of shards, and Hugging Face folders. Hidden files and folders are
-    skipped.
+    These are Composer's single files (`*.pt`), its sharded folders, and Hugging Face folders. Hidden files and folders
+    are skipped.
     """
     by_parent: dict[str, list[StoredFile]] = {}
     for file in files:
@@ -83,10 +83,10 @@ def find_checkpoints(files: Sequence[StoredFile]) -> list[Checkpoint]:
 
 @contextlib.contextmanager
 def downloaded(uri: str) -> Iterator[tuple[Path, str]]:
-    """Yield the local copy of a model in an object store, and its own URI if the given one is a link to it.
+    """Yield the path of a local copy of a model in an object store, and its URI with any link resolved.
 
-    Called by all ranks together: one of each machine downloads into a folder that is there until all have left the
-    context. Raise ModelError or StoreError on all ranks.
+    All ranks call this. One rank per machine downloads; the copy is deleted when all ranks have left the context.
+    Raise ModelError or StoreError on all ranks.
     """
     is_first = dist.get_local_rank() == 0
     first = dist.get_global_rank() - dist.get_local_rank()
@@ -101,7 +101,7 @@ def downloaded(uri: str) -> Iterator[tuple[Path, str]]:
             finally:
                 (folder / FINISHED).touch()
         with dist.local_rank_zero_download_and_wait(str(folder / FINISHED)):
-            pass  # not in a collective, whose timeout a download may exceed
+            pass  # instead of a collective: a download may exceed its timeout
         outcomes: list[Any] = dist.all_gather_object(outcome)
         for problem in outcomes:
             if isinstance(problem, GauntletError):
@@ -111,7 +111,7 @@ def downloaded(uri: str) -> Iterator[tuple[Path, str]]:
 
 
 def download(uri: str, folder: Path) -> tuple[Path, str]:
-    """Copy a model into a folder; return its path there and its URI. Raise ModelError or StoreError."""
+    """Download a model into a folder; return its local path and its URI. Raise ModelError or StoreError."""
     prefix = f'{scheme_of(uri)}://'
     bucket, _, key = uri.removeprefix(prefix).partition('/')
     store = Store(f'{prefix}{bucket}')
@@ -124,7 +124,7 @@ def download(uri: str, folder: Path) -> tuple[Path, str]:
         names.remove(metadata)
         store.download([metadata], path)
         sizes = {PurePosixPath(file.name).name: file.size for file in checkpoint.files}
-        try:  # before the large files are downloaded
+        try:  # before downloading the large files
             check_shards(path, read_metadata(path), sizes)
         except ModelError as error:
             raise ModelError(str(error).replace(str(path), own_uri)) from error
@@ -133,7 +133,7 @@ def download(uri: str, folder: Path) -> tuple[Path, str]:
 
 
 def find_model(store: Store, key: str) -> Checkpoint:
-    """Return the checkpoint in a bucket that a key names, itself or through a link. Raise ModelError."""
+    """Return the checkpoint at a key of a bucket, following a link. Raise ModelError."""
     files = {file.name: file for file in store.files(key)}
     for link in (key, f'{key}{LINK}'):
         if link.endswith(LINK) and link in files:
@@ -151,7 +151,7 @@ def find_model(store: Store, key: str) -> Checkpoint:
 
 
 def follow(store: Store, link: str) -> Checkpoint:
-    """Return the checkpoint that a link leads to: a text with its key in the bucket. Raise ModelError."""
+    """Return the checkpoint whose key in the bucket is the text of a link. Raise ModelError."""
     text = store.read(link).decode(errors='replace').strip()
     key = text.removeprefix(f'{store.uri}/').strip('/')
     if not key or key.endswith(LINK):
@@ -163,11 +163,11 @@ def follow(store: Store, link: str) -> Checkpoint:
 
 
 def what_is_in_it(names: list[str]) -> str:
-    """Return why a folder is not a model, given the relative names of its files."""
+    """Return a message saying why a folder is not a model, given the relative names of its files."""
     found = checkpoints_among(names)
     if found:
         return f'is a folder of {len(found)} checkpoints; name one of them: {", ".join(found)}'
     return (
-        f'is no model: it has no {CONFIG} and no {METADATA}; allowed: a Composer checkpoint, whole or sharded, or a '
-        f'Hugging Face folder; in it are {first_of(sorted(names), ", ") or "no files"}'
+        f'is not a model: it has no {CONFIG} and no {METADATA}; allowed: a Composer checkpoint, whole or sharded, or a '
+        f'Hugging Face folder; it contains {first_of(sorted(names), ", ") or "no files"}'
     )

@@ -1,4 +1,4 @@
-"""`gauntlet watch`: evaluate each checkpoint of a folder once, as it comes; several watchers share the work."""
+"""`gauntlet watch`: evaluate each checkpoint of a folder once, when it appears; several watchers can share the work."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from llmfoundry_gauntlet.types import TrainingPoint
 
 log = logging.getLogger(__name__)
 
-MEET_SECONDS = 10.0  # between meetings of waiting ranks, which end together when told to
-CLAIMS = '.gauntlet'  # the folder of claims, beside the checkpoints
+SYNC_SECONDS = 10.0  # between checks for a stop signal, in which all ranks take part, while waiting
+CLAIMS = '.gauntlet'  # the folder of claims, next to the checkpoints
 CLAIM_FORMAT = 3
-# States of a checkpoint: `damaged` until it changes, `failed` until its store is in reach again.
+# States of a checkpoint. A damaged one is skipped until it changes; a failed one (store unreachable) is retried.
 WAITING, RUNNING, DONE, DAMAGED, FAILED = 'waiting', 'running', 'done', 'damaged', 'failed'
 BAD = (DAMAGED, FAILED)
 RECORDED, RESOLVED = ('semantics', 'fewshot', 'subset_items', 'time_budget'), ('precision', 'max_seq_len', 'truncation')
@@ -51,10 +51,10 @@ RECORDED, RESOLVED = ('semantics', 'fewshot', 'subset_items', 'time_budget'), ('
 class WatchSettings:
     """The settings of a watch and of the evaluation of its checkpoints.
 
-    `settings` are those of `evaluate`; `loggers` are Composer's by name, with their arguments. `once` ends when all
-    checkpoints there at the start are evaluated, here or by another watcher; `stop_seconds` when nothing new has come
-    for this long. A checkpoint counts as written when it has not changed for `settle_seconds`. A claim expires after
-    `expires_seconds` unless it is renewed.
+    `settings` are the keyword arguments of `evaluate`; `loggers` are Composer's by name, with their arguments. With
+    `once` the watch ends when all checkpoints found at the start are evaluated, here or by another watcher; with
+    `stop_seconds`, after this long without a new checkpoint. A checkpoint is complete when it has not changed for
+    `settle_seconds`. A claim expires after `expires_seconds` unless it is renewed.
     """
 
     folder: str
@@ -66,7 +66,7 @@ class WatchSettings:
     precision: str | None = None
     loggers: Mapping[str, Any] = field(default_factory=dict)
     run_name: str | None = None
-    claims: str | None = None  # None: beside the checkpoints
+    claims: str | None = None  # None: next to the checkpoints
     once: bool = False
     poll_seconds: float = 30.0
     settle_seconds: float = 5.0
@@ -76,9 +76,9 @@ class WatchSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Due:
-    """A claimed checkpoint, to be evaluated into `out`.
+    """A claimed checkpoint to evaluate, with records in `out`.
 
-    `sizes` are the questions of each task that an earlier evaluation found to fit into the time budget.
+    `sizes` are the numbers of questions per task that fit into the time budget, measured by an earlier evaluation.
     """
 
     checkpoint: Checkpoint
@@ -87,20 +87,20 @@ class Due:
     sizes: Mapping[str, int] | None
 
 
-def watch(wanted: WatchSettings) -> list[tuple[str, str, str]]:
-    """Evaluate checkpoints until it is time to stop; return name, state and detail of each. Raise GauntletError.
+def watch(options: WatchSettings) -> list[tuple[str, str, str]]:
+    """Evaluate checkpoints until the watch ends; return name, state and detail of each. Raise GauntletError.
 
-    Wrong settings, tasks, data, loggers or folders are an error before anything is claimed. A checkpoint that cannot be
-    evaluated is reported and skipped. Works on all ranks of the `composer` launcher; the first looks and decides.
+    Settings, tasks, data, loggers and folders are checked before anything is claimed. A checkpoint that cannot be
+    evaluated is reported and skipped. All ranks of the `composer` launcher call this; rank 0 lists and decides.
     """
-    device = wanted.device or default_device()
+    device = options.device or default_device()
     check_device(device)
-    if wanted.precision is not None:
-        check_precision(wanted.precision, device)
-    build_loggers(wanted.loggers)
-    data = with_programs(load_data(decode_settings({**wanted.settings, 'save_folder': str(wanted.out)}, 'watch')))
+    if options.precision is not None:
+        check_precision(options.precision, device)
+    build_loggers(options.loggers)
+    data = with_programs(load_data(decode_settings({**options.settings, 'save_folder': str(options.out)}, 'watch')))
     dist.initialize_dist(device, timeout=DIST_TIMEOUT)
-    watcher = Watcher(wanted, data)  # used by the first rank
+    watcher = Watcher(options, data)  # used by rank 0 only
     on_first_rank(watcher.start)
     with stop_signals() as check_stop:
         try:
@@ -111,7 +111,7 @@ def watch(wanted: WatchSettings) -> list[tuple[str, str, str]]:
                     on_first_rank(partial(watcher.conclude, step, *outcome))
                     free_memory()
                 else:
-                    time.sleep(min(step, MEET_SECONDS))
+                    time.sleep(min(step, SYNC_SECONDS))
                 check_stop()
         finally:
             watcher.release()
@@ -119,39 +119,39 @@ def watch(wanted: WatchSettings) -> list[tuple[str, str, str]]:
 
 
 class Watcher:
-    """A folder, its checkpoints and the claims on them. Everything raises GauntletError."""
+    """The checkpoints of a folder, their states, and the claims on them. All methods raise GauntletError."""
 
-    def __init__(self, wanted: WatchSettings, data: EvaluationData) -> None:
-        self.wanted = wanted
-        self.questions = questions_of(data, wanted.precision)
-        self.store = Store(wanted.folder)
-        text = json.dumps([CLAIM_FORMAT, self.questions], sort_keys=True, default=repr)
+    def __init__(self, options: WatchSettings, data: EvaluationData) -> None:
+        self.options = options
+        self.identity = watch_identity(data, options.precision)
+        self.store = Store(options.folder)
+        text = json.dumps([CLAIM_FORMAT, self.identity], sort_keys=True, default=repr)
         digest = hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:16]
-        place = wanted.claims or f'{self.store.uri}/{CLAIMS}'
-        self.claims = Claims(Store(f'{place}/{digest}'), expires_seconds=wanted.expires_seconds)
-        self.due: Due | None = None  # being evaluated here
+        place = options.claims or f'{self.store.uri}/{CLAIMS}'
+        self.claims = Claims(Store(f'{place}/{digest}'), expires_seconds=options.expires_seconds)
+        self.due: Due | None = None  # being evaluated by this watcher
         self.checkpoints: list[Checkpoint] = []
-        self.names: frozenset[str] = frozenset()  # of those there at the start
-        self.states: dict[str, tuple[str, str]] = {}  # by checkpoint, with the watcher, and the records or the reason
+        self.initial_names: frozenset[str] = frozenset()  # found at the start
+        self.states: dict[str, tuple[str, str]] = {}  # state and detail (owner; records or reason) by name
         self.not_before: dict[Checkpoint, float] = {}
-        self.news = time.monotonic()  # when a checkpoint last came or was evaluated
-        self.next_look = 0.0
+        self.last_activity = time.monotonic()  # when a checkpoint last appeared or was evaluated
+        self.next_poll = 0.0
 
     def start(self) -> None:
-        """Look for the first time."""
+        """List the checkpoints for the first time and check that claims can be written."""
         self._list()
-        if self.wanted.once and not self.checkpoints:
+        if self.options.once and not self.checkpoints:
             raise ModelError(
                 f'{self.store.uri}: there are no checkpoints at or below it; allowed: *.pt, folders of *.distcp, and '
                 'Hugging Face folders'
             )
-        self.names = frozenset(checkpoint.name for checkpoint in self.checkpoints)
+        self.initial_names = frozenset(checkpoint.name for checkpoint in self.checkpoints)
         self.claims.check_writable()
-        places = (self.store.uri, len(self.checkpoints), self.wanted.out, self.claims.store.uri)
+        places = (self.store.uri, len(self.checkpoints), self.options.out, self.claims.store.uri)
         log.info('watching %s: %d checkpoints; records in %s, claims in %s', *places)
 
     def _list(self) -> None:
-        """Find the checkpoints, the newest first."""
+        """List the checkpoints, newest first."""
         found = find_checkpoints(self.store.files())
         if any(checkpoint.name == '.' for checkpoint in found):
             raise ModelError(
@@ -161,59 +161,60 @@ class Watcher:
         self.checkpoints = sorted(found, key=lambda checkpoint: checkpoint.batch or -1, reverse=True)
 
     def next_step(self) -> Due | float | None:
-        """Return a claimed checkpoint, the seconds until the next look, or `None` at the end of the watch."""
+        """Return a claimed checkpoint, the seconds until the next poll, or `None` if the watch is over."""
         now = time.monotonic()
-        if now < self.next_look:
-            return self.next_look - now
+        if now < self.next_poll:
+            return self.next_poll - now
         try:
             self._list()
             self.claims.refresh()
-            wanted = [c for c in self.checkpoints if not self.wanted.once or c.name in self.names]
-            for checkpoint in wanted:
+            candidates = [c for c in self.checkpoints if not self.options.once or c.name in self.initial_names]
+            for checkpoint in candidates:
                 if self._is_due(checkpoint) and (due := self._take(checkpoint)):
                     return due
         except StoreError as error:
-            log.warning('%s; retrying in %.0f s', error, self.wanted.poll_seconds)
-            self.next_look = now + self.wanted.poll_seconds
-            return self.wanted.poll_seconds
-        is_open = any(self.states[c.name][0] in (WAITING, RUNNING) for c in wanted)
-        if self.wanted.once and not is_open:
+            log.warning('%s; retrying in %.0f s', error, self.options.poll_seconds)
+            self.next_poll = now + self.options.poll_seconds
+            return self.options.poll_seconds
+        is_open = any(self.states[c.name][0] in (WAITING, RUNNING) for c in candidates)
+        if self.options.once and not is_open:
             return None
-        if not is_open and self.wanted.stop_seconds is not None and now - self.news > self.wanted.stop_seconds:
-            log.info('nothing new has come for %.0f s', now - self.news)
+        idle_seconds, stop_seconds = now - self.last_activity, self.options.stop_seconds
+        if not is_open and stop_seconds is not None and idle_seconds > stop_seconds:
+            log.info('no new checkpoint for %.0f s; stopping', idle_seconds)
             return None
-        self.next_look = min([now + self.wanted.poll_seconds, *(at for at in self.not_before.values() if at > now)])
-        return self.next_look - now
+        self.next_poll = min([now + self.options.poll_seconds, *(at for at in self.not_before.values() if at > now)])
+        return self.next_poll - now
 
     def _is_due(self, checkpoint: Checkpoint) -> bool:
-        """Return whether a checkpoint may be claimed; keep its state."""
+        """Return whether a checkpoint can be claimed now; update its state."""
         now = time.monotonic()
-        if checkpoint not in self.not_before:  # a version that is new
-            self.not_before[checkpoint] = now + self.wanted.settle_seconds
-            self.news = now
+        if checkpoint not in self.not_before:  # new or overwritten
+            self.not_before[checkpoint] = now + self.options.settle_seconds
+            self.last_activity = now
             self.states[checkpoint.name] = (WAITING, '')
         for claim in self.claims.on(checkpoint)[-1:]:
             if claim.is_done or claim.is_running:
                 self._report(checkpoint, DONE if claim.is_done else RUNNING, f'by {claim.owner}')
                 return False
-        is_limited = self.questions['time_budget'] is not None
+        is_limited = self.identity['time_budget'] is not None
         if is_limited and self.claims.sizes() is None and self.claims.is_any_running():
-            return False  # another watcher finds out, for all, what fits into the time budget
+            return False  # another watcher is measuring what fits into the time budget, for all of them
         return now >= self.not_before[checkpoint]
 
     def _report(self, checkpoint: Checkpoint, state: str, detail: str) -> None:
-        """Keep and log the state of a checkpoint, if it is new."""
+        """Store and log the state of a checkpoint if it has changed."""
         before, known = self.states[checkpoint.name]
         if before != state or not known.startswith(detail):
             log.log(logging.WARNING if state in BAD else logging.INFO, '%s: %s %s', checkpoint.name, state, detail)
             self.states[checkpoint.name] = (state, detail)
 
     def _take(self, checkpoint: Checkpoint) -> Due | None:
-        """Claim a checkpoint; `None` if another watcher was faster, or if its records are there already."""
+        """Claim a checkpoint; return `None` if another watcher was faster or its records already exist."""
         out = self._folder(checkpoint)
         is_done = not self.claims.is_known(checkpoint) and (out / RESULTS).is_file()
         if is_done:
-            check_recorded(out, self.questions)
+            check_recorded(out, self.identity)
         if not self.claims.take(checkpoint):
             return None
         self.due = due = Due(
@@ -228,24 +229,24 @@ class Watcher:
         return due
 
     def _folder(self, checkpoint: Checkpoint) -> Path:
-        """Return where the records of a checkpoint go.
+        """Return the folder for the records of a checkpoint.
 
-        `out/ba{batch}`, or a folder with the checkpoint's name if another one is there or there is no batch.
+        `out/ba{batch}`, or a folder with the checkpoint's name if that is another checkpoint's or there is no batch.
         """
-        own, batch = checkpoint.name.replace('/', '-'), checkpoint.batch
+        name, batch = checkpoint.name.replace('/', '-'), checkpoint.batch
         if batch is None:
-            return self.wanted.out / own
-        folder = self.wanted.out / f'ba{batch}'
+            return self.options.out / name
+        folder = self.options.out / f'ba{batch}'
         is_taken = next(other for other in self.checkpoints if other.batch == batch) != checkpoint
         if not is_taken and (folder / RESULTS).is_file():
-            recorded = str((read_results(folder)['training'] or {}).get('checkpoint'))
-            is_taken = not f'/{recorded}/'.endswith(f'/{checkpoint.name}/')
-        return self.wanted.out / f'ba{batch}-{own}' if is_taken else folder
+            checkpoint_name = str((read_results(folder)['training'] or {}).get('checkpoint'))
+            is_taken = not f'/{checkpoint_name}/'.endswith(f'/{checkpoint.name}/')
+        return self.options.out / f'ba{batch}-{name}' if is_taken else folder
 
     def conclude(self, due: Due, state: str, reason: str = '') -> None:
-        """Record the outcome of an evaluation, done, damaged or failed, for the other watchers as well."""
+        """Record the outcome of an evaluation (done, damaged or failed), also in the claim that other watchers read."""
         checkpoint = due.checkpoint
-        self.news = time.monotonic()
+        self.last_activity = time.monotonic()
         if state == DONE:
             self._finish(due, expires=None, sizes=read_results(due.out)['timing'].get('time_budget'))
             self._report(checkpoint, DONE, f'by {self.claims.owner}: {due.out}')
@@ -256,38 +257,38 @@ class Watcher:
         if self.claims.is_lost:
             return
         if checkpoint not in self.checkpoints:
-            log.info('%s: was deleted or overwritten during its evaluation', checkpoint.name)
+            log.info('%s: deleted or overwritten during its evaluation', checkpoint.name)
         else:
-            is_final = state == DAMAGED or self.wanted.once
-            self.not_before[checkpoint] = math.inf if is_final else self.news + self.wanted.expires_seconds
+            is_final = state == DAMAGED or self.options.once
+            self.not_before[checkpoint] = math.inf if is_final else self.last_activity + self.options.expires_seconds
             self._report(checkpoint, state, f'by {self.claims.owner}: {reason}')
 
     def _finish(self, due: Due, *, expires: float | None, sizes: Mapping[str, int] | None = None) -> None:
-        """Write the last state of this watcher's claim."""
+        """Write the final state of this watcher's claim."""
         self.due = None
         try:
             self.claims.write(expires, sizes)
-        except StoreError as error:  # the claim expires, then the records show whether it is done
-            log.warning('%s: the claim is not changed: %s', due.checkpoint.name, error)
+        except StoreError as error:  # it expires; the records then show whether it is done
+            log.warning('%s: claim not updated: %s', due.checkpoint.name, error)
 
     def release(self) -> None:
-        """Leave the checkpoint that is being evaluated, if any, to others, with its journal."""
+        """Release the claim on the checkpoint being evaluated, if any; its journal is kept."""
         if self.due is not None:
-            log.info('%s: released; what is finished is kept', self.due.checkpoint.name)
+            log.info('%s: released; finished items are kept', self.due.checkpoint.name)
             self._finish(self.due, expires=0.0)
 
     def table(self) -> list[tuple[str, str, str]]:
-        """Return name, state and detail of each checkpoint, by batch."""
+        """Return name, state and detail of each checkpoint, oldest first."""
         names = [checkpoint.name for checkpoint in reversed(self.checkpoints)]
         return [(name, *self.states[name]) for name in names if name in self.states]
 
 
 @contextmanager
 def stop_signals() -> Iterator[Callable[[], None]]:
-    """Handle SIGTERM and SIGINT: a single rank exits at once, several exit together when they meet.
+    """Handle SIGTERM and SIGINT: a single rank exits at once, several exit together at their next check.
 
-    Yield a function for all ranks to call together, which raises SystemExit if the first was told to stop. A single
-    rank notes the signal too, as what a handler raises may be swallowed, such as in the finalizer of an object.
+    Yield a check that all ranks call together; it raises SystemExit if rank 0 has received a signal. A single rank
+    needs it too, because an exception raised by a handler can be swallowed, for example in an object's finalizer.
     """
     noted: list[int] = []
 
@@ -308,11 +309,11 @@ def stop_signals() -> Iterator[Callable[[], None]]:
             signal.signal(number, handler)
 
 
-class Overseer(LoggerDestination):
-    """Hooks of the watch into an evaluation; Composer calls it as it does loggers.
+class EvaluationHooks(LoggerDestination):
+    """Adapt an evaluation to the watch, through the events that Composer sends to loggers.
 
-    If a checkpoint does not hold its training batch, its name says at which one metrics are logged. With a time budget
-    all checkpoints are asked the same questions.
+    If a checkpoint does not contain its training batch, metrics are logged at the batch in its name. With a time
+    budget all checkpoints are evaluated on the same questions.
     """
 
     def __init__(self, watcher: Watcher, due: Due, check_stop: Callable[[], None]) -> None:
@@ -321,7 +322,7 @@ class Overseer(LoggerDestination):
         self.check_stop = check_stop
 
     def eval_standalone_start(self, state: State, logger: Logger) -> None:
-        """Set the training step, which questions fit into the time budget, and that other records are replaced."""
+        """Set the training step and the number of questions per task; have records of another version replaced."""
         batch = self.due.checkpoint.batch
         for callback in state.callbacks:
             if not isinstance(callback, EvalGauntlet) or callback.source is None:
@@ -335,27 +336,27 @@ class Overseer(LoggerDestination):
                 callback.source = replace(callback.source, training=point)
 
     def eval_batch_end(self, state: State, logger: Logger) -> None:
-        """Raise SystemExit, or StoreError if another watcher has taken over, on all ranks together."""
+        """Raise SystemExit after a signal, or StoreError if another watcher has taken over, on all ranks."""
         self.check_stop()
         on_first_rank(self.watcher.claims.check_held)
 
 
 def evaluate_due(due: Due, watcher: Watcher, device: str, check_stop: Callable[[], None]) -> tuple[str, str]:
-    """Evaluate a claimed checkpoint; return its state and why it is not done. Raise GauntletError for settings."""
-    wanted = watcher.wanted
-    loggers = build_loggers(logger_settings(wanted.loggers, wanted.run_name, due.checkpoint.name))
+    """Evaluate a claimed checkpoint; return its state and, unless done, the reason. Raise other GauntletErrors."""
+    options = watcher.options
+    loggers = build_loggers(logger_settings(options.loggers, options.run_name, due.checkpoint.name))
     try:
         evaluate(
             due.uri,
             out=due.out,
-            tokenizer=wanted.tokenizer,
-            model_config=wanted.model_config,
+            tokenizer=options.tokenizer,
+            model_config=options.model_config,
             device=device,
-            precision=wanted.precision,
-            run_name=wanted.run_name,
-            loggers=[*loggers, Overseer(watcher, due, check_stop)],
+            precision=options.precision,
+            run_name=options.run_name,
+            loggers=[*loggers, EvaluationHooks(watcher, due, check_stop)],
             resume=True,
-            **wanted.settings,
+            **options.settings,
         )
     except StoreError as error:
         return FAILED, str(error)
@@ -365,15 +366,15 @@ def evaluate_due(due: Due, watcher: Watcher, device: str, check_stop: Callable[[
 
 
 def free_memory() -> None:
-    """Free the last evaluation, which Composer 0.32.1 keeps in order to close every Trainer at exit."""
+    """Free the last evaluation; Composer 0.32.1 keeps every Trainer referenced until exit."""
     atexit.unregister(Engine._close)
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
-def questions_of(data: EvaluationData, precision: str | None) -> dict[str, Any]:
-    """Return what makes two evaluations of a checkpoint the same."""
+def watch_identity(data: EvaluationData, precision: str | None) -> dict[str, Any]:
+    """Return the tasks, rows and settings that determine the scores of a checkpoint."""
     settings = data.settings
     return {
         'rows': {task.key: data.digests.get(task.key) for task in data.suite.tasks},
@@ -384,15 +385,17 @@ def questions_of(data: EvaluationData, precision: str | None) -> dict[str, Any]:
     }
 
 
-def check_recorded(folder: Path, questions: Mapping[str, Any]) -> None:
-    """Raise RecordError if a folder holds records of other tasks, rows or settings."""
+def check_recorded(folder: Path, identity: Mapping[str, Any]) -> None:
+    """Raise RecordError if a folder has records of other tasks, rows or settings."""
     record = read_results(folder)
     score = {entry['task']: entry for entry in (record['score'] or {}).values()}
     rows = {key: entry.get('data_sha256') for key, entry in {**record['tasks'], **score}.items()}
-    differing = [] if rows == questions['rows'] else ['tasks or rows']
-    identity = record.get('identity') or {}
-    then = {name: record['config'].get(name) for name in RECORDED}
-    then |= {name: identity[name] for name in RESOLVED if name in identity and questions[name]}
-    differing += [f'{name} {found} (now {questions[name]})' for name, found in then.items() if found != questions[name]]
+    differing = [] if rows == identity['rows'] else ['tasks or rows']
+    resolved = record.get('identity') or {}
+    recorded = {name: record['config'].get(name) for name in RECORDED}
+    recorded |= {name: resolved[name] for name in RESOLVED if name in resolved and identity[name]}
+    differing += [
+        f'{name} {found} (now {identity[name]})' for name, found in recorded.items() if found != identity[name]
+    ]
     if differing:
         raise RecordError(f'{folder / RESULTS}: differs in {", ".join(differing)}; give another --out')

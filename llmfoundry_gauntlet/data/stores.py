@@ -1,4 +1,4 @@
-"""Folders and files on disks and in object stores, through fsspec, and what its errors mean."""
+"""Read and write files on disk and in object stores through fsspec, and explain its errors."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 
 from llmfoundry_gauntlet.errors import StoreError
 
-CONNECT_SECONDS = 5  # so that a wrong endpoint shows soon
-EXTRAS = {'s3': 's3', 'gs': 'gcs', 'az': 'azure'}  # of this package, by scheme
+CONNECT_SECONDS = 5  # short, so that a wrong endpoint fails soon
+EXTRAS = {'s3': 's3', 'gs': 'gcs', 'az': 'azure'}  # this package's extras by scheme
 ALIASES = {'gcs': 'gs', 'azure': 'az'}
 CREDENTIALS = {
     's3': 'set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE',
@@ -23,7 +23,7 @@ CREDENTIALS = {
 }
 SCHEMES = ', '.join(f'{scheme}://' for scheme in EXTRAS)
 CONFLICTS = ('PreconditionFailed', 'ConditionalRequestConflict', '412', '409')
-MEANINGS = (  # of S3's error codes and of exceptions
+MEANINGS = (  # by S3 error code or exception name
     (
         ('InvalidAccessKeyId', 'SignatureDoesNotMatch', 'ExpiredToken', 'InvalidToken', 'AuthFailure'),
         'the credentials are refused ({code}); {credentials}',
@@ -37,7 +37,7 @@ MEANINGS = (  # of S3's error codes and of exceptions
     ),
     (('FileNotFoundError',), 'there is no such file'),
 )
-CLIENT_ERRORS = (  # those of clients that are not OSErrors
+CLIENT_ERRORS = (  # of the clients; not OSErrors
     'botocore.exceptions.BotoCoreError',
     'botocore.exceptions.ClientError',
     'gcsfs.retry.HttpError',
@@ -53,16 +53,16 @@ def is_remote(source: str) -> bool:
 
 
 def scheme_of(uri: str) -> str:
-    """Return what precedes '://' under its usual name, or '' for a local path."""
+    """Return the scheme of a URI, with aliases resolved, or '' for a local path."""
     scheme = uri.partition('://')[0] if is_remote(uri) else ''
     return ALIASES.get(scheme, scheme)
 
 
 def open_filesystem(uri: str) -> tuple[Any, str]:
-    """Return the fsspec filesystem of a local path or URI and the path in it. Nothing is looked up yet.
+    """Return the fsspec filesystem of a local path or URI, and the path in it, without accessing it.
 
-    The endpoint of S3 is S3_ENDPOINT_URL, as for Composer, else AWS_ENDPOINT_URL, else Amazon's. Raise StoreError for
-    a scheme that fsspec does not know and for a package that is not installed.
+    The S3 endpoint is S3_ENDPOINT_URL, as in Composer, else AWS_ENDPOINT_URL, else Amazon's. Raise StoreError for an
+    unknown scheme or a package that is not installed.
     """
     import fsspec
 
@@ -77,12 +77,12 @@ def open_filesystem(uri: str) -> tuple[Any, str]:
         advice = f": pip install 'llmfoundry-gauntlet[{EXTRAS[scheme]}]'" if scheme in EXTRAS else ''
         raise StoreError(f'{uri}: {error}{advice}') from error
     except ValueError as error:
-        raise StoreError(f'{uri}: unknown scheme; allowed: {SCHEMES}, or another that fsspec knows') from error
+        raise StoreError(f'{uri}: unknown scheme; allowed: {SCHEMES}, or any other that fsspec supports') from error
     return fs, fs._strip_protocol(uri)
 
 
 def options_of(scheme: str) -> dict[str, Any]:
-    """Return what filesystems do not read from the environment themselves, under Composer's names."""
+    """Return the options that fsspec does not take from Composer's environment variables by itself."""
     if scheme == 's3':
         return {'endpoint_url': s3_endpoint(), 'config_kwargs': {'connect_timeout': CONNECT_SECONDS}}
     if scheme == 'az':
@@ -92,7 +92,7 @@ def options_of(scheme: str) -> dict[str, Any]:
 
 
 def open_file(uri: str) -> io.BufferedReader:
-    """Open a file for reading in binary. Raise StoreError."""
+    """Open a file for reading bytes. Raise StoreError."""
     scheme = scheme_of(uri)
     bucket, _, name = uri.partition('://')[2].partition('/')
     if scheme in EXTRAS and not (bucket and name):
@@ -103,13 +103,13 @@ def open_file(uri: str) -> io.BufferedReader:
 
 
 def s3_endpoint() -> str | None:
-    """Return the endpoint that the environment names, or `None` for Amazon's."""
+    """Return the S3 endpoint set in the environment, or `None` for Amazon's."""
     return os.environ.get('S3_ENDPOINT_URL') or os.environ.get('AWS_ENDPOINT_URL')
 
 
 @contextmanager
 def explained(uri: str) -> Iterator[None]:
-    """Turn the errors of filesystems and object stores into a StoreError that says what to do."""
+    """Convert errors of filesystems and object stores to a StoreError that says what to do."""
     clients = [name.rpartition('.') for name in CLIENT_ERRORS]
     loaded = [getattr(sys.modules[module], name) for module, _, name in clients if module in sys.modules]
     try:
@@ -120,7 +120,7 @@ def explained(uri: str) -> Iterator[None]:
 
 
 def meaning(uri: str, error: BaseException) -> str:
-    """Return what went wrong and what to do."""
+    """Return the message for an error: the problem and, for known errors, the fix."""
     code, name = error_code(error), type(error).__name__
     for names, text in MEANINGS:
         if code in names or name in names:
@@ -129,14 +129,14 @@ def meaning(uri: str, error: BaseException) -> str:
 
 
 def error_code(error: BaseException) -> str:
-    """Return S3's error code, which s3fs keeps as the cause of its own error, or ''."""
+    """Return the S3 error code, from the cause of s3fs's own error, or ''."""
     response = getattr(error.__cause__ or error, 'response', None)
     return str(response['Error'].get('Code', '')) if isinstance(response, dict) and 'Error' in response else ''
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file by its name relative to a folder. `version` changes whenever the content does."""
+    """A file, named relative to its store. `version` changes whenever the content does."""
 
     name: str
     size: int  # bytes
@@ -144,7 +144,7 @@ class StoredFile:
 
 
 class Store:
-    """A folder on a disk or in an object store, by local path or URI. Every call raises StoreError."""
+    """A folder on disk or in an object store, given by local path or URI. All methods raise StoreError."""
 
     def __init__(self, uri: str) -> None:
         if scheme_of(uri) not in ('', *EXTRAS):
@@ -160,9 +160,9 @@ class Store:
         return f'{self.uri}/{name}'
 
     def files(self, prefix: str = '') -> list[StoredFile]:
-        """Return all files whose names start with `prefix`, sorted; none if there is no such folder.
+        """Return all files whose names start with `prefix`, sorted; none if the folder does not exist.
 
-        Links on a disk are left out and not followed.
+        Symbolic links on disk are skipped and not followed.
         """
         options = {'on_error': raise_unless_gone} if self.is_local else {'prefix': prefix}
         with explained(self.uri):
@@ -183,16 +183,16 @@ class Store:
         return content
 
     def download(self, names: Iterable[str], folder: Path) -> None:
-        """Copy files into a folder on this machine, under the last parts of their names."""
+        """Copy files into a local folder, each under the last part of its name."""
         pairs = {self._path(name): str(folder / name.rpartition('/')[2]) for name in names}
         folder.mkdir(parents=True, exist_ok=True)
         with explained(self.uri):
             self.fs.get(list(pairs), list(pairs.values()))
 
     def create(self, name: str, content: bytes) -> bool:
-        """Write a file if there is none; return whether it was written. Of several concurrent calls one succeeds.
+        """Create a file unless it exists; return whether it was created. Of concurrent calls exactly one succeeds.
 
-        On a disk others may see the file before its content.
+        On disk, readers may see the file before its content.
         """
         path = self._path(name)
         with explained(self._place(name)):
@@ -201,16 +201,16 @@ class Store:
                     self.fs.makedirs(self.fs._parent(path), exist_ok=True)
                     with self.fs.open(path, 'xb') as file:
                         file.write(content)
-                else:  # s3fs 2025.3.0 ignores mode 'xb', and fsspec's pipe_file is not exclusive on a disk
+                else:  # s3fs 2025.3.0 ignores mode 'xb', and fsspec's pipe_file is not exclusive on disk
                     self.fs.pipe_file(path, content, mode='create')
             except OSError as error:
                 if not isinstance(error, FileExistsError) and error_code(error) not in CONFLICTS:
                     raise
-                return self.read(name) == content  # the answer to a first attempt may be lost
+                return self.read(name) == content  # the response to a first attempt may have been lost
         return True
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file that nobody else writes."""
+        """Write or overwrite a file that has no other writers."""
         with explained(self._place(name)):
             self.fs.pipe_file(self._path(name), content)
 
@@ -221,12 +221,12 @@ class Store:
 
 
 def version_of(info: dict[str, Any]) -> str:
-    """Return the entity tag of an object, or time, size and inode of a file."""
+    """Return the entity tag of an object, or the time, size and inode of a file."""
     tag = info.get('ETag') or info.get('etag')
     return str(tag).strip('"') if tag else f'{info.get("mtime")}-{info["size"]}-{info.get("ino")}'
 
 
 def raise_unless_gone(error: OSError) -> None:
-    """Raise an error in listing a folder, unless there is no such folder."""
+    """Raise an error of a listing unless it says that the folder does not exist."""
     if not isinstance(error, FileNotFoundError):
         raise error

@@ -1,4 +1,4 @@
-"""Which checkpoints a folder has, by their names."""
+"""Checkpoints are found by the names of their files."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from llmfoundry_gauntlet.composer.checkpoint_folders import find_checkpoints
 from llmfoundry_gauntlet.data.stores import StoredFile
 
 
-def test_every_kind_is_found_with_the_batch_in_its_name_and_hidden_files_are_not():
+def test_all_formats_are_found_with_the_batch_in_their_names_and_hidden_files_are_skipped():
     names = (
         'ep0-ba2-rank0.pt',
         'deeper/ep10-ba2000-rank0.pt',
         'ep0-ba2-rank1.pt',  # of the same checkpoint
         'ep0-ba6/.metadata',
         'ep0-ba6/__0_0.distcp',
-        'ep0-ba8/__0_0.distcp',  # whose metadata has yet to come
+        'ep0-ba8/__0_0.distcp',  # metadata not yet written
         'huggingface/ba10/config.json',
         'huggingface/ba10/model.safetensors',
         'huggingface/ba10/optimizer.pt',
@@ -41,7 +41,7 @@ def test_every_kind_is_found_with_the_batch_in_its_name_and_hidden_files_are_not
     }
 
 
-def test_a_version_is_of_all_files():
+def test_the_version_depends_on_all_files_of_a_checkpoint():
     def version(*versions: str) -> str:
         files = [StoredFile(f'ba1/__{i}_0.distcp', 1, version) for i, version in enumerate(versions)]
         (checkpoint,) = find_checkpoints([*files, StoredFile('ba1/notes.txt', 1, str(random.random()))])

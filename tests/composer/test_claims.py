@@ -1,4 +1,4 @@
-"""Claims on checkpoints: one of all watchers evaluates, and expired claims are taken over."""
+"""Claims on checkpoints: exactly one watcher gets each, and expired claims are taken over."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ONE, OVERWRITTEN, ANOTHER = checkpoint(), checkpoint(version='v2'), checkpoint('
 
 @pytest.fixture(params=['disk', 's3'])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Return where claims lie."""
+    """Return a folder or URI for claims."""
     if request.param == 'disk':
         return str(tmp_path / '.gauntlet')
     server: S3Server = request.getfixturevalue('s3_server')
@@ -35,7 +35,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def claims_in(place: str, *, expires: float = 60.0) -> Claims:
-    """Return a watcher's view of the claims."""
+    """Return the claims as one watcher sees them."""
     claims = Claims(Store(place), expires_seconds=expires)
     claims.refresh()
     return claims
@@ -45,11 +45,11 @@ def last(place: str, of: Checkpoint = ONE) -> Claim:
     return claims_in(place).on(of)[-1]
 
 
-def test_a_claim_keeps_others_away_until_it_is_released_or_for_ever_once_done(place: str):
+def test_a_claim_excludes_other_watchers_until_released_and_for_good_once_done(place: str):
     first, second = claims_in(place), claims_in(place)
     assert first.on(ONE) == [] and not first.is_known(ONE)
     assert first.take(ONE)
-    assert not second.take(ONE)  # which has not looked since
+    assert not second.take(ONE)  # has not refreshed since
     second.refresh()
     assert last(place).is_running and second.is_any_running() and second.is_known(OVERWRITTEN)
     assert second.on(OVERWRITTEN) == second.on(ANOTHER) == [] and not second.is_known(ANOTHER)
@@ -62,8 +62,8 @@ def test_a_claim_keeps_others_away_until_it_is_released_or_for_ever_once_done(pl
     assert [file.name.partition('@')[0] for file in Store(place).files()] == ['deep%2Fep0-ba2-rank0.pt'] * 3
 
 
-def test_one_of_many_takes_over_an_expired_claim_and_its_owner_loses_it(place: str):
-    """Mutation: an expired claim counts, or a claim is not created exclusively."""
+def test_exactly_one_watcher_takes_over_an_expired_claim_and_the_owner_notices(place: str):
+    """Mutation: an expired claim is valid, or a claim is not created exclusively."""
     owner = claims_in(place, expires=0.05)
     assert owner.take(ONE)
     time.sleep(0.1)
@@ -82,7 +82,7 @@ def test_one_of_many_takes_over_an_expired_claim_and_its_owner_loses_it(place: s
         thread.start()
     for thread in threads:
         thread.join()
-    owner.check_held()  # as far as it knows
+    owner.check_held()  # has not refreshed since
     with owner.renewed(), pytest.raises(StoreError, match=r'watcher \d has taken over'):
         for _ in range(1000):
             time.sleep(0.02)
@@ -92,7 +92,7 @@ def test_one_of_many_takes_over_an_expired_claim_and_its_owner_loses_it(place: s
     assert [last(place).owner] == taken and last(place).is_running
 
 
-def test_a_renewed_claim_expires_later_and_later(place: str):
+def test_a_renewed_claim_keeps_extending_its_expiry(place: str):
     owner, watching, expiries = claims_in(place, expires=2.0), claims_in(place), set()
     assert owner.take(ONE)
     with owner.renewed():
@@ -107,8 +107,8 @@ def test_a_renewed_claim_expires_later_and_later(place: str):
     owner.check_held()
 
 
-def test_a_claim_that_cannot_be_read_counts_as_new_and_expires(place: str, caplog: pytest.LogCaptureFixture):
-    """As a watcher leaves it that is killed while it creates one."""
+def test_an_unreadable_claim_counts_as_new_and_expires(place: str, caplog: pytest.LogCaptureFixture):
+    """A watcher killed while creating a claim leaves such a file."""
     assert claims_in(place).take(ONE)
     (file,) = Store(place).files()
     Store(place).write(file.name, b'[1, 2')
@@ -119,7 +119,7 @@ def test_a_claim_that_cannot_be_read_counts_as_new_and_expires(place: str, caplo
     assert last(place).owner == waiting.owner
 
 
-def test_a_place_where_claims_cannot_be_written_is_said_with_what_to_do(tmp_path: Path, s3_server: S3Server):
+def test_a_folder_where_claims_cannot_be_written_is_an_error_that_names_the_option(tmp_path: Path, s3_server: S3Server):
     (tmp_path / 'file').write_text('in the way')
     for place, words in ((str(tmp_path / 'file'), 'file'), ('s3://no-bucket-here/x', 'there is no such bucket')):
         with pytest.raises(StoreError, match=f'{words}.*--claims'):

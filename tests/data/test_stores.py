@@ -1,4 +1,4 @@
-"""Folders on a disk and in a real S3 server behave the same, data files are read from both; errors say what to do."""
+"""Stores on disk and on an S3 server behave the same, and so does reading data files; errors say what to do."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def problem_of(action: Callable[[], object]) -> str:
     return problem
 
 
-def test_a_store_holds_what_was_written_and_nothing_before(store: Store, tmp_path: Path):
+def test_files_can_be_created_listed_read_downloaded_overwritten_and_deleted(store: Store, tmp_path: Path):
     assert store.files() == []
     assert not store.uri.endswith('/')
     for name, content in (('b/two', b'22'), ('b.txt', b'1'), ('a', b'')):
@@ -59,8 +59,8 @@ def test_a_store_holds_what_was_written_and_nothing_before(store: Store, tmp_pat
     assert [file.name for file in store.files()] == ['a', 'b.txt']
 
 
-def test_a_file_is_created_once_whoever_tries_at_the_same_time(store: Store):
-    """Mutation: `mode='create'` left out, or mode 'wb' on a disk."""
+def test_only_one_of_several_concurrent_writers_creates_a_file(store: Store):
+    """Mutation: `mode='create'` omitted, or mode 'wb' on disk."""
     start, won = threading.Barrier(6), []
 
     def create(content: bytes) -> None:
@@ -78,7 +78,7 @@ def test_a_file_is_created_once_whoever_tries_at_the_same_time(store: Store):
     assert not store.create('claim0', b'later') and store.create('claim0', store.read('claim0'))
 
 
-def test_links_on_a_disk_are_left_out(tmp_path: Path):
+def test_symbolic_links_are_skipped(tmp_path: Path):
     (tmp_path / 'sharded').mkdir()
     (tmp_path / 'sharded/.metadata').write_bytes(b'meta')
     (tmp_path / 'latest').symlink_to('sharded')
@@ -87,7 +87,7 @@ def test_links_on_a_disk_are_left_out(tmp_path: Path):
     assert [file.name for file in Store(str(tmp_path)).files()] == ['sharded/.metadata']
 
 
-def test_a_file_that_is_not_there_is_named(store: Store, tmp_path: Path):
+def test_errors_name_a_missing_file(store: Store, tmp_path: Path):
     store.create('other', b'')
     assert problem_of(lambda: store.read('none')).startswith(f'{store.uri}/none')
     assert problem_of(lambda: store.download(['other', 'none'], tmp_path / 'x')).startswith(store.uri)
@@ -105,7 +105,7 @@ def test_a_file_that_is_not_there_is_named(store: Store, tmp_path: Path):
         (read_rows, 'azure://b/x', ('adlfs', "install 'llmfoundry-gauntlet[azure]'")),
     ],
 )
-def test_a_store_that_cannot_be_used_says_what_is_allowed_or_missing(
+def test_errors_name_the_allowed_schemes_or_the_missing_package(
     action: Callable[[str], object], uri: str, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ):
     for scheme, package in (('s3', 's3fs'), ('gs', 'gcsfs'), ('az', 'adlfs')):
@@ -115,17 +115,17 @@ def test_a_store_that_cannot_be_used_says_what_is_allowed_or_missing(
     assert problem.startswith(f'{uri}: ') and all(word in problem for word in words), problem
 
 
-def test_files_in_the_way_and_missing_permissions_are_named(tmp_path: Path):
+def test_errors_name_files_used_as_folders_and_missing_permissions(tmp_path: Path):
     (tmp_path / 'file').write_text('')
     assert problem_of(Store(str(tmp_path / 'file')).files) == f'{tmp_path}/file: is a file; give a folder'
     assert problem_of(lambda: Store(str(tmp_path)).create('file/claim', b'')).startswith(f'{tmp_path}/file/claim: ')
-    if os.geteuid():  # nothing is forbidden to root
+    if os.geteuid():  # root may write anywhere
         tmp_path.chmod(0o500)
         assert 'Permission denied' in problem_of(lambda: Store(str(tmp_path)).create('claim', b''))
         tmp_path.chmod(0o700)
 
 
-def test_a_missing_bucket_and_a_wrong_endpoint_are_named(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch):
+def test_errors_name_a_missing_bucket_and_a_wrong_endpoint(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch):
     store = Store('s3://no-such-bucket/x')
     for action in (store.files, lambda: store.create('claim', b''), lambda: store.read('file')):
         problem = problem_of(action)
@@ -142,7 +142,7 @@ def test_a_missing_bucket_and_a_wrong_endpoint_are_named(s3_server: S3Server, mo
     assert Store(s3_server.uri('')).files() == []
 
 
-def test_missing_wrong_and_weak_credentials_are_told_apart(
+def test_errors_distinguish_missing_wrong_and_insufficient_credentials(
     s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     import boto3
@@ -186,7 +186,7 @@ def put(url: str, content: bytes) -> str:
     return url
 
 
-def test_rows_come_out_of_a_store_with_their_line_numbers_and_problems_with_their_url(bucket: str):
+def test_rows_are_read_from_a_store_with_line_numbers_and_errors_name_the_url(bucket: str):
     url = put(f'{bucket}/a/rows.jsonl', LINES.replace(b'\n', b'\n\n', 1))
     task = TaskSpec(label='t', dataset_uri=url, icl_task_type='language_modeling', num_fewshot=(0,))
     assert read_task_rows(task, 'no/such/folder') == (url, [(0, ROWS[0]), (2, ROWS[1])])

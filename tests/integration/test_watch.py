@@ -1,4 +1,4 @@
-"""`gauntlet watch --once` on checkpoints of a real training: each kind, damage, restarts, and what is refused."""
+"""`gauntlet watch` on checkpoints of a real training: all formats, damage, restarts, outages and user errors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BOTH = {'ep0-ba2-rank0.pt': 'done', 'ep0-ba4-rank0.pt': 'done'}
 
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tasks, and a training of four batches with a checkpoint every other one, all evaluated by the callback."""
+    """Train for four batches with a checkpoint every other batch, each evaluated by the callback."""
     folder = tmp_path_factory.mktemp('trained')
     train(folder, 4, **tiny.write_tasks(folder))
     return folder
@@ -42,14 +42,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(trained: Path, tmp_path: Path) -> Path:
-    """The test's own copy of the checkpoints."""
+    """Return a folder with a copy of the checkpoints."""
     shutil.copytree(trained / 'checkpoints', tmp_path / 'checkpoints', symlinks=True)
     return tmp_path
 
 
 @pytest.fixture
 def watch(trained: Path, folder: Path, gauntlet: Watch) -> Watch:
-    """Runs `gauntlet watch --once` on the test's checkpoints; status, standard output and error."""
+    """Run `gauntlet watch --once` on the copied checkpoints; return exit status, standard output and error."""
 
     def call(*more: Any, uri: Any = folder / 'checkpoints', out: str = 'watched') -> tuple[int, str, str]:
         tasks = ['--tasks', trained / 'tasks.yaml', '--gauntlet', trained / 'gauntlet.yaml', '--data-root', trained]
@@ -59,13 +59,13 @@ def watch(trained: Path, folder: Path, gauntlet: Watch) -> Watch:
 
 
 def runs(log: pytest.LogCaptureFixture) -> list[str]:
-    """The checkpoints whose evaluation has begun since the last call, in their order."""
+    """Return the checkpoints whose evaluation started since the last call, in order."""
     found = [text.split(':')[0] for text in log.messages if ': running by ' in text]
     log.clear()
     return found
 
 
-def test_numbers_and_samples_are_those_of_the_callback_and_a_restart_does_nothing(
+def test_results_equal_those_of_the_callback_and_a_restart_does_nothing(
     watch: Watch, folder: Path, trained: Path, caplog: pytest.LogCaptureFixture
 ):
     def num_models() -> int:
@@ -75,7 +75,7 @@ def test_numbers_and_samples_are_those_of_the_callback_and_a_restart_does_nothin
     before = num_models()
     status, out, err = watch()
     assert status == 0, err
-    assert num_models() <= before  # those of other tests may go as well
+    assert num_models() <= before  # models of earlier tests may be freed too
     for batch in (2, 4):
         assert outcome(folder / f'watched/ba{batch}') == outcome(trained / f'training/ba{batch}')
         training = record(folder / f'watched/ba{batch}')['training']
@@ -87,13 +87,13 @@ def test_numbers_and_samples_are_those_of_the_callback_and_a_restart_does_nothin
     assert out.count('ep0-ba4-rank0.pt: done by ') == 1 and 'latest' not in out
     written = {path: path.stat().st_mtime_ns for path in (folder / 'watched').rglob('*')}
     assert watch()[0] == 0
-    shutil.rmtree(folder / 'checkpoints/.gauntlet')  # then the records say that all is done
+    shutil.rmtree(folder / 'checkpoints/.gauntlet')  # the records alone show that all is done
     assert watch()[0] == 0
     assert runs(caplog) == [] and states(folder) == BOTH
     assert written == {path: path.stat().st_mtime_ns for path in (folder / 'watched').rglob('*')}
 
 
-def test_what_the_training_has_recorded_is_done_and_other_questions_want_another_folder(
+def test_records_of_the_training_count_as_done_and_other_settings_need_another_out(
     watch: Watch, folder: Path, trained: Path, caplog: pytest.LogCaptureFixture
 ):
     shutil.copytree(trained / 'training', folder / 'watched')
@@ -108,13 +108,13 @@ def test_what_the_training_has_recorded_is_done_and_other_questions_want_another
     assert record(folder / 'fewer/ba2')['tasks']['sums/0-shot']['num_items'] == 2
 
 
-@pytest.mark.parametrize('damage', ['cut off', 'no model'])
+@pytest.mark.parametrize('damage', ['truncated', 'not a checkpoint'])
 def test_an_unfinished_or_damaged_checkpoint_is_skipped_until_it_changes(
     watch: Watch, folder: Path, trained: Path, caplog: pytest.LogCaptureFixture, damage: str
 ):
     path = folder / 'checkpoints/ep0-ba4-rank0.pt'
     whole = path.read_bytes()
-    if damage == 'cut off':
+    if damage == 'truncated':
         path.write_bytes(whole[: len(whole) // 2])
         reason = f'is cut off after {len(whole) // 2} bytes'
     else:
@@ -132,7 +132,7 @@ def test_an_unfinished_or_damaged_checkpoint_is_skipped_until_it_changes(
     assert outcome(folder / 'watched/ba4') == outcome(trained / 'training/ba4')
 
 
-def test_a_checkpoint_that_is_overwritten_is_evaluated_again_in_place_of_the_old(
+def test_an_overwritten_checkpoint_is_evaluated_again_and_its_records_replaced(
     watch: Watch, folder: Path, trained: Path, caplog: pytest.LogCaptureFixture
 ):
     assert watch()[0] == 0
@@ -177,7 +177,7 @@ def test_sharded_and_hugging_face_folders_and_names_without_a_batch_are_evaluate
         assert training['batch'] == batch and training['checkpoint'] == str(checkpoints / name)
 
 
-def test_in_an_object_store_it_is_the_same(watch: Watch, folder: Path, trained: Path, s3_server: S3Server):
+def test_results_are_the_same_in_an_object_store(watch: Watch, folder: Path, trained: Path, s3_server: S3Server):
     for path in (trained / 'checkpoints').glob('ep*.pt'):
         s3_server.client.upload_file(str(path), s3_server.bucket, f'run/checkpoints/{path.name}')
     s3_server.client.put_object(
@@ -194,7 +194,7 @@ def test_in_an_object_store_it_is_the_same(watch: Watch, folder: Path, trained: 
 
 
 def next_due(watcher: Watcher) -> Due:
-    """Return what a watcher takes up next, after some looks if need be."""
+    """Poll until a watcher claims a checkpoint, and return it."""
     while not isinstance(step := watcher.next_step(), Due):
         assert step is not None
         time.sleep(step)
@@ -202,7 +202,7 @@ def next_due(watcher: Watcher) -> Due:
 
 
 def watcher_of(folder: Path, trained: Path, /, **more: Any) -> tuple[Watcher, Due, Callable[[Due], None]]:
-    """Return a watcher, what it takes up first, and what evaluates that."""
+    """Return a watcher, the checkpoint it claims first, and a function that evaluates a claimed checkpoint."""
     names = {'tasks': 'tasks.yaml', 'gauntlet': 'gauntlet.yaml', 'data_root': '.'}
     settings = {name: str(trained / path) for name, path in names.items()}
     more = {'folder': str(folder / 'checkpoints'), 'settle_seconds': 0, 'poll_seconds': 0.5, **more}
@@ -219,14 +219,14 @@ def watcher_of(folder: Path, trained: Path, /, **more: Any) -> tuple[Watcher, Du
     return watcher, due, evaluate
 
 
-def test_a_checkpoint_that_is_deleted_during_its_evaluation_is_skipped(
+def test_a_checkpoint_deleted_during_its_evaluation_is_skipped(
     folder: Path, trained: Path, caplog: pytest.LogCaptureFixture
 ):
     caplog.set_level('INFO', 'llmfoundry_gauntlet')
     watcher, due, evaluate = watcher_of(folder, trained)
     (folder / 'checkpoints/ep0-ba4-rank0.pt').unlink()
     evaluate(due)
-    assert 'ep0-ba4-rank0.pt: was deleted or overwritten during its evaluation' in caplog.messages
+    assert 'ep0-ba4-rank0.pt: deleted or overwritten during its evaluation' in caplog.messages
     assert not (folder / 'watched/ba4').exists()
     assert next_due(watcher).checkpoint.name == 'ep0-ba2-rank0.pt'
     assert states(folder) == {'ep0-ba2-rank0.pt': 'running', 'ep0-ba4-rank0.pt': 'released'}
@@ -245,12 +245,10 @@ def test_an_evaluation_stops_when_another_watcher_has_taken_over(folder: Path, t
     found = other.on(due.checkpoint)[-1]
     assert found.owner == 'another' and found.is_running
     other.write(0.0)
-    assert next_due(watcher).checkpoint == due.checkpoint  # as that one has given up too
+    assert next_due(watcher).checkpoint == due.checkpoint  # released by the other watcher
 
 
-def test_a_folder_that_is_out_of_reach_for_a_while_is_listed_again(
-    folder: Path, trained: Path, caplog: pytest.LogCaptureFixture
-):
+def test_a_folder_that_was_unreachable_is_listed_again(folder: Path, trained: Path, caplog: pytest.LogCaptureFixture):
     watcher, due, _ = watcher_of(folder, trained)
     watcher.release()
     (folder / 'checkpoints').rename(folder / 'away')
@@ -262,7 +260,7 @@ def test_a_folder_that_is_out_of_reach_for_a_while_is_listed_again(
     assert next_due(watcher).checkpoint == due.checkpoint
 
 
-def test_a_store_that_is_out_of_reach_during_an_evaluation_says_nothing_of_the_checkpoint(
+def test_a_checkpoint_is_retried_if_its_store_was_unreachable_during_the_evaluation(
     folder: Path, trained: Path, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ):
     path = trained / 'checkpoints/ep0-ba4-rank0.pt'
@@ -279,7 +277,7 @@ def test_a_store_that_is_out_of_reach_during_an_evaluation_says_nothing_of_the_c
     assert outcome(folder / 'watched/ba4') == outcome(trained / 'training/ba4')
 
 
-def test_with_a_time_budget_all_checkpoints_are_asked_the_same(
+def test_with_a_time_budget_all_checkpoints_are_evaluated_on_the_same_items(
     watch: Watch, folder: Path, caplog: pytest.LogCaptureFixture
 ):
     assert watch('--time-budget', '0.2s')[0] == 0
@@ -305,7 +303,7 @@ def test_with_a_time_budget_all_checkpoints_are_asked_the_same(
         ('s3://', [], 'names no bucket'),
     ],
 )
-def test_what_the_user_has_wrong_ends_the_watch_before_anything_is_claimed(
+def test_user_errors_end_the_watch_before_anything_is_claimed(
     watch: Watch, folder: Path, name: str, more: list[str], message: str
 ):
     (folder / 'ba3').mkdir()
@@ -317,7 +315,7 @@ def test_what_the_user_has_wrong_ends_the_watch_before_anything_is_claimed(
 
 @pytest.fixture
 def training(trained: Path, folder: Path) -> dict[str, Any]:
-    """A training's own YAML, with loggers."""
+    """Return the content of a training YAML with loggers."""
     names = {'tasks': 'tasks.yaml', 'gauntlet': 'gauntlet.yaml', 'data_root': '.'}
     block = {name: str(trained / path) for name, path in names.items()}
     block |= {'interval': '2ba', 'save_folder': str(folder / '{run_name}/gauntlet')}
@@ -328,7 +326,7 @@ def training(trained: Path, folder: Path) -> dict[str, Any]:
     return {'run_name': 'tiny', 'precision': 'fp32', 'callbacks': {'eval_gauntlet': block}, 'loggers': loggers}
 
 
-def test_with_a_training_yaml_metrics_reach_its_loggers_at_their_training_steps(
+def test_metrics_reach_the_loggers_of_a_training_yaml_at_their_training_steps(
     gauntlet: Watch, folder: Path, training: dict[str, Any]
 ):
     network = folder / 'checkpoints/huggingface/ba7'
@@ -349,12 +347,14 @@ def test_with_a_training_yaml_metrics_reach_its_loggers_at_their_training_steps(
         assert f'[batch={batch}' in (folder / f'logs/{name}-tiny.txt').read_text()
 
 
-def test_a_training_yaml_says_all_and_says_it_right(gauntlet: Watch, folder: Path, training: dict[str, Any]):
+def test_errors_in_a_training_yaml_and_options_that_conflict_with_it_are_reported(
+    gauntlet: Watch, folder: Path, training: dict[str, Any]
+):
     block = training['callbacks']['eval_gauntlet']
     refused = partial(gauntlet, 'watch', folder / 'checkpoints', '--once', '--train-yaml', folder / 'train.yaml')
     for changes, more, messages in (
         ({}, ['--tasks', 'x', '--limit', 3], ['--tasks: has no effect with --train-yaml', '--limit: has no effect']),
-        ({'run_name': None}, [], ['has loggers and no run_name']),
+        ({'run_name': None}, [], ['loggers', 'no run_name']),
         ({'run_name': None, 'loggers': None}, [], ['give one with --out']),
         ({'loggers': {'wanddb': {}}}, [], ["loggers: unknown key 'wanddb', did you mean 'wandb'?"]),
         ({'callbacks': ['x']}, [], ['callbacks: is a list; allowed: a mapping']),

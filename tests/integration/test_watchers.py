@@ -1,4 +1,4 @@
-"""Watchers as processes: beside a training, several on one folder, killed, ended, and on two ranks."""
+"""Watchers as processes: next to a training, several on one folder, killed, terminated, and on two ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paths import ROOT
 from watched import claims, record, start, states
 
 HERE = Path(__file__).parent
-PATIENCE = 240  # seconds that something may take on a busy machine
+PATIENCE = 240  # seconds, generous for a busy machine
 PATHS = os.pathsep.join(map(str, (HERE, HERE.parent, ROOT)))
 ENVIRONMENT = {'OMP_NUM_THREADS': '1', 'PYTHONPATH': PATHS}
 ALL = (2, 4, 6, 8)
@@ -28,29 +28,29 @@ ALL = (2, 4, 6, 8)
 
 @pytest.fixture(scope='module', autouse=True)
 def forks() -> Iterator[None]:
-    """Have the process that jobs are forks of import from the folders that tests import from."""
+    """Give the fork server the import paths of the tests."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
         yield
 
 
-def said(log: Path) -> str:
+def tail_of(log: Path) -> str:
     return log.read_text()[-3000:] if log.exists() else ''
 
 
 def status_of(process: Any, log: Path) -> int:
-    """Return the exit status of a job, negative if a signal ended it."""
+    """Wait for a job and return its exit status, negative if it was killed by a signal."""
     process.join(PATIENCE)
-    assert process.exitcode is not None, said(log)
+    assert process.exitcode is not None, tail_of(log)
     return int(process.exitcode)
 
 
 def until(condition: Callable[[], bool], log: Path) -> None:
-    """Waits for something that must come."""
+    """Wait until a condition holds."""
     end = time.monotonic() + PATIENCE
     while not condition():
-        assert time.monotonic() < end, said(log)
+        assert time.monotonic() < end, tail_of(log)
         time.sleep(0.02)
 
 
@@ -61,7 +61,7 @@ def write_sums(folder: Path, number: int) -> None:
 
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A training of eight batches with a checkpoint every other one, all evaluated by the callback."""
+    """Train for eight batches with a checkpoint every other batch, each evaluated by the callback."""
     folder = tmp_path_factory.mktemp('trained')
     tiny.write_tasks(folder)
     write_sums(folder, 300)
@@ -71,7 +71,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(trained: Path, tmp_path: Path) -> Path:
-    """The same tasks, and no checkpoints yet."""
+    """Return a folder with the same tasks and no checkpoints yet."""
     for path in trained.glob('*.*'):
         shutil.copy(path, tmp_path)
     return tmp_path
@@ -81,8 +81,8 @@ def copy_checkpoints(trained: Path, folder: Path) -> None:
     shutil.copytree(trained / 'checkpoints', folder / 'checkpoints', symlinks=True, dirs_exist_ok=True)
 
 
-def words(folder: Path, *more: Any) -> list[str]:
-    """A watch of what is below a folder."""
+def watch_arguments(folder: Path, *more: Any) -> list[str]:
+    """Return the arguments of a watch of a folder."""
     tasks = ['--tasks', folder / 'tasks.yaml', '--gauntlet', folder / 'gauntlet.yaml', '--data-root', folder]
     small = ['--tokens-per-batch', '120', '--device', 'cpu', '--poll', '0.2s', '--settle', '0.3s']
     return [str(word) for word in (folder / 'checkpoints', *tasks, *small, '--out', folder / 'watched', *more)]
@@ -93,7 +93,7 @@ def all_done(folder: Path) -> bool:
 
 
 def assert_same_as_training(watched: Path, training: Path) -> None:
-    """Metrics and samples, and nothing else in the folder of records."""
+    """Check that metrics and samples are equal and that there are no other records."""
     assert sorted(path.name for path in watched.iterdir()) == [f'ba{batch}' for batch in ALL]
     for batch in ALL:
         assert outcome(watched / f'ba{batch}') == outcome(training / f'ba{batch}')
@@ -101,13 +101,13 @@ def assert_same_as_training(watched: Path, training: Path) -> None:
         assert point['batch'] == batch and Path(point['checkpoint']).name == f'ep0-ba{batch}-rank0.pt'
 
 
-def test_beside_a_training_every_checkpoint_is_evaluated_as_the_callback_does(folder: Path):
+def test_a_watcher_next_to_a_training_gives_the_results_of_the_callback(folder: Path):
     log = folder / 'watch.log'
-    watcher = start('watch', log, *words(folder))  # before there is anything
+    watcher = start('watch', log, *watch_arguments(folder))  # before the folder exists
     assert status_of(start('train', folder / 'train.log', folder, 0.2), folder / 'train.log') == 0
     until(lambda: all_done(folder), log)
     watcher.terminate()
-    assert status_of(watcher, log) == 143, said(log)
+    assert status_of(watcher, log) == 143, tail_of(log)
     assert_same_as_training(folder / 'watched', folder / 'training')
     text = log.read_text()
     assert 'damaged' not in text and 'deleted' not in text
@@ -115,9 +115,9 @@ def test_beside_a_training_every_checkpoint_is_evaluated_as_the_callback_does(fo
 
 def test_two_watchers_share_the_work_and_evaluate_each_checkpoint_once(trained: Path, folder: Path):
     logs = [folder / 'one.log', folder / 'two.log']
-    watchers = [start('watch', log, *words(folder)) for log in logs]
+    watchers = [start('watch', log, *watch_arguments(folder)) for log in logs]
     for log in logs:
-        until(lambda log=log: 'watching' in said(log), log)
+        until(lambda log=log: 'watching' in tail_of(log), log)
     copy_checkpoints(trained, folder)
     until(lambda: all_done(folder), logs[0])
     for watcher in watchers:
@@ -134,24 +134,26 @@ def test_two_watchers_share_the_work_and_evaluate_each_checkpoint_once(trained: 
     ('number', 'status'),
     [(signal.SIGKILL, -9), (signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)],
 )
-def test_what_a_watcher_was_at_that_ends_is_gone_on_with_by_another(
+def test_another_watcher_resumes_the_evaluation_of_one_that_ended(
     trained: Path, folder: Path, number: int, status: int
 ):
-    """At once if it was told to end, and when its claim expires if it was killed."""
+    """It resumes at once after SIGTERM or SIGINT, and when the claim has expired after SIGKILL."""
     copy_checkpoints(trained, folder)
     log, out = folder / 'first.log', folder / 'watched/ba8'
-    watcher = start('watch', log, *words(folder, '--claim-expires', '3s'))
+    watcher = start('watch', log, *watch_arguments(folder, '--claim-expires', '3s'))
     until(lambda: len(journal_lines(out)) >= 100, log)
     os.kill(watcher.pid, number)
-    assert status_of(watcher, log) == status, said(log)
+    assert status_of(watcher, log) == status, tail_of(log)
     is_killed = number == signal.SIGKILL
-    assert ('ep0-ba8-rank0.pt: released; what is finished is kept' in log.read_text()) != is_killed
+    assert ('ep0-ba8-rank0.pt: released; finished items are kept' in log.read_text()) != is_killed
     assert states(folder) == {'ep0-ba8-rank0.pt': 'running' if is_killed else 'released'}
     num_lines = len(journal_lines(out))
     log = folder / 'second.log'
-    assert status_of(start('watch', log, *words(folder, '--once')), log) == 0, said(log)
+    assert status_of(start('watch', log, *watch_arguments(folder, '--once')), log) == 0, tail_of(log)
     assert (f':{watcher.pid}' in log.read_text().partition('taken over from ')[2]) == is_killed
-    assert num_lines - 5 <= record(out)['timing']['reused_items'] < num_lines  # but for identities and a torn last line
+    assert (
+        num_lines - 5 <= record(out)['timing']['reused_items'] < num_lines
+    )  # identity lines and an incomplete last line do not count
     assert all_done(folder)
     assert_same_as_training(folder / 'watched', trained / 'training')
     order = [line.split()[2] for line in log.read_text().splitlines() if ' running by ' in line]
@@ -159,14 +161,14 @@ def test_what_a_watcher_was_at_that_ends_is_gone_on_with_by_another(
 
 
 def launched(folder: Path, *more: Any) -> list[str]:
-    """The command of a watch on two ranks."""
+    """Return the command of a watch on two ranks."""
     launcher = str(Path(sys.executable).parent / 'composer')
     command = [launcher, '-n', '2', '--stderr', str(folder / 'rank{rank}.txt'), '-m', 'llmfoundry_gauntlet', 'watch']
-    return command + words(folder, *more)
+    return command + watch_arguments(folder, *more)
 
 
 @pytest.mark.slow
-def test_two_ranks_that_are_told_to_end_do_so_together(trained: Path, folder: Path):
+def test_two_ranks_exit_together_on_sigterm(trained: Path, folder: Path):
     write_sums(folder, 6000)
     copy_checkpoints(trained, folder)
     log = folder / 'launcher.log'
@@ -174,13 +176,13 @@ def test_two_ranks_that_are_told_to_end_do_so_together(trained: Path, folder: Pa
         process = subprocess.Popen(launched(folder), stdout=file, stderr=file, env={**os.environ, **ENVIRONMENT})
         until(lambda: len(journal_lines(folder / 'watched/ba8')) >= 100, log)
         process.terminate()
-        assert process.wait(timeout=PATIENCE) == 143, said(log)
+        assert process.wait(timeout=PATIENCE) == 143, tail_of(log)
     assert states(folder) == {'ep0-ba8-rank0.pt': 'released'}
     assert len(journal_lines(folder / 'watched/ba8')) >= 100
 
 
 @pytest.mark.slow
-def test_on_two_ranks_the_numbers_are_the_same_and_only_the_first_speaks(trained: Path, folder: Path):
+def test_two_ranks_give_the_same_results_and_only_rank_0_logs(trained: Path, folder: Path):
     copy_checkpoints(trained, folder)
     (folder / 'checkpoints/ep0-ba9-rank0.pt').write_bytes(b'torn')
     done = subprocess.run(launched(folder, '--once'), capture_output=True, text=True, env={**os.environ, **ENVIRONMENT})

@@ -1,4 +1,4 @@
-"""Trainings that are watched, and jobs that tests start and kill, in forks that have imported everything."""
+"""Trainings to watch, and jobs that tests start and kill: forks of a process with everything imported."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FORKS.set_forkserver_preload([__name__])
 
 
 class Slow(Callback):
-    """Makes a batch of training take longer."""
+    """Slow down each batch of training."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -44,7 +44,7 @@ def train(folder: Path, batches: int, *, seconds: float = 0.0, **settings: Any) 
 
 
 def run(kind: str, log: str, arguments: list[str]) -> None:
-    """Run a job, with what it prints in `log`."""
+    """Run a job with its output appended to `log`."""
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
@@ -70,7 +70,7 @@ def record(folder: Path) -> dict[str, Any]:
 
 
 def claims(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the last claim on each checkpoint, as of the last version that was claimed."""
+    """Return the latest claim on each checkpoint."""
     found = {}
     for path in sorted((folder / 'checkpoints/.gauntlet').glob('*/*.json'), key=lambda path: path.stat().st_mtime_ns):
         found[unquote(path.name.partition('@')[0])] = json.loads(path.read_text() or '{"expires": 1}')
