@@ -63,11 +63,11 @@ def test_validate_names_every_invalid_row(gauntlet, tmp_path):
         ),
         (('--model', 'MODEL', '--semantics', 'upstream'), "semantics: is 'upstream'; allowed: corrected, reference"),
         (('--model', 'MODEL', '--precision', 'fp7'), "precision is 'fp7'; allowed:"),
-        (('--model', 'MODEL', '--precision', 'amp_bf16', '--device', 'cpu'), 'where Composer has fp32 alone'),
+        (('--model', 'MODEL', '--precision', 'amp_bf16', '--device', 'cpu'), 'only fp32 on a CPU'),
         (('--model', 'MODEL', '--device', 'tpu'), "device is 'tpu'; allowed: cpu, gpu"),
         pytest.param(
             ('--model', 'MODEL', '--device', 'gpu'),
-            'device is gpu, and torch finds no GPU',
+            'device is gpu, but torch finds no usable GPU',
             marks=pytest.mark.skipif(HAS_GPU, reason='there is a GPU here'),
         ),
         (('--model', 'MODEL', '--data-root', '/nowhere'), 'there is no such data file'),

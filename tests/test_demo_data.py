@@ -10,16 +10,17 @@ sys.path.insert(0, str(ROOT / 'scripts'))
 import demo_data
 
 ROWS_FOLDER = ROOT / 'eval_data' / 'symbolic_problem_solving'
+ARITHMETIC = ['simple_arithmetic_withspaces', 'simple_arithmetic_nospaces']
 
 
 @pytest.fixture(scope='module')
 def training_text():
-    """Return the whole text that `make demo` trains on."""
+    """The whole text that `make demo` trains on."""
     return '\n'.join(demo_data.training_documents())
 
 
 @pytest.mark.parametrize('task', demo_data.TASKS)
-def test_rows_in_the_repository_are_those_of_the_generator(task):
+def test_the_rows_in_the_repository_are_what_the_generator_makes(task):
     lines = (ROWS_FOLDER / f'{task}.jsonl').read_text(encoding='utf-8').splitlines()
     assert [json.loads(line) for line in lines] == demo_data.evaluation_rows(task)
 
@@ -32,20 +33,43 @@ def test_no_evaluated_prompt_occurs_in_the_training_text(task, training_text):
 
 
 def problem(row):
-    """Return a prompt without the instruction that all rows share."""
+    """What is left of a prompt without the instruction that all rows share."""
     return row['context'].strip().rpartition('\n\n')[2]
 
 
 @pytest.mark.parametrize('task', demo_data.TASKS)
-def test_no_evaluated_prompt_occurs_with_other_seeds(task):
+def test_other_seeds_draw_no_evaluated_prompt_either(task):
     rng = random.Random(99)
     trained = '\n'.join(demo_data.training_document(rng, task, num_rows=24) for _ in range(200))
     for row in demo_data.evaluation_rows(task, num_rows=60, seed=5):
         assert row['context'].strip() not in trained
 
 
-def test_a_problem_that_is_the_end_of_another_is_on_the_same_side_of_the_split():
+def test_a_problem_that_ends_another_shares_its_side_of_the_split():
     assert demo_data.arithmetic_key(13, '+', 14) == demo_data.arithmetic_key(3, '+', 14)
+
+
+@pytest.mark.parametrize('task', ARITHMETIC)
+def test_arithmetic_answers_are_right(task):
+    for row in demo_data.evaluation_rows(task):
+        problem = row['context'].replace(' ', '').rstrip('=')
+        left, right = (int(number) for number in problem.replace('-', '+').split('+'))
+        assert int(row['continuation']) == (left + right if '+' in problem else left - right)
+
+
+def test_bracket_answers_close_every_bracket_in_order():
+    for row in demo_data.evaluation_rows('bigbench_dyck_languages'):
+        word = row['context'].split('Input: ')[1].removesuffix('\nOutput:') + ' ' + row['continuation']
+        word = word.replace(' ', '')
+        while word:
+            shorter = word.replace('()', '').replace('[]', '').replace('{}', '').replace('<>', '')
+            assert shorter != word
+            word = shorter
+
+
+def test_copies_equal_what_was_said():
+    for row in demo_data.evaluation_rows('bigbench_repeat_copy_logic'):
+        assert row['context'] == f'repeat with logic:\n\nQ: say {row["continuation"]}\nA:'
 
 
 def test_the_same_seed_gives_the_same_text():

@@ -47,6 +47,17 @@ def test_tests_in_the_architecture_exist():
     assert [name for name in TESTS if not (ROOT / name).is_file()] == []
 
 
+def test_the_files_in_extending_exist():
+    page = (ROOT / 'docs' / 'extending.md').read_text('utf-8')
+    changes = [line for line in page.splitlines() if re.match(r'\| (a|an|models|clusters) .*`', line)]
+    assert len(changes) >= 10
+    for change in changes:
+        names = re.findall(r'`((?:[\w.]+/)+[\w.]*|\w+\.py)`', change)
+        assert names
+        for name in names:
+            assert (ROOT / name).exists() or (ROOT / 'llmfoundry_gauntlet' / name).exists(), name
+
+
 def heads_of(page: Path) -> set[str]:
     """Return the anchors of a page's headings."""
     heads = re.findall(r'^#+ (.+)$', page.read_text('utf-8'), re.MULTILINE)
