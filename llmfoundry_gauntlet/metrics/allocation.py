@@ -17,8 +17,8 @@ PRIOR = 8.0  # items, half of them right, that count beside those that were meas
 class TaskCosts:
     """Costs and spread of a task.
 
-    `seconds` is the time for one item, `share_right` of `num_measured` items. At least `least` items are taken, `most`
-    there are. `weight` is how much composites move with the task's accuracy.
+    `seconds` is the time per item, `share_right` the accuracy on `num_measured` items. At least `least` and at most
+    `most` items are taken. `weight` is the effect of the task's accuracy on composites.
     """
 
     seconds: float
@@ -30,17 +30,17 @@ class TaskCosts:
 
     @property
     def deviation(self) -> float:
-        """The standard deviation of an item's credit, near that of an even chance where little was measured."""
+        """Return the standard deviation of an item's score, shrunk towards that of an even chance for little data."""
         right = (self.share_right * self.num_measured + PRIOR / 2) / (self.num_measured + PRIOR)
         return math.sqrt(right * (1 - right))
 
 
 def allocate(tasks: Mapping[str, TaskCosts], seconds: float) -> dict[str, int]:
-    """Items of each task that together take at most so many seconds, or the least of each where that is more.
+    """Return the number of items of each task that fit in the time together, or the least of each if that takes longer.
 
-    The variance of a sum of accuracies falls most where an item buys most of it for its time: the number of items is
-    proportional to weight times deviation over the root of an item's seconds (Neyman's allocation with costs), within
-    what there is.
+    The variance of a sum of accuracies falls most if items go where they reduce it most for their time: the number of
+    items is proportional to weight times deviation over the square root of the seconds per item (Neyman allocation with
+    costs), within the limits.
     """
 
     def sizes(scale: float) -> dict[str, int]:
@@ -66,9 +66,9 @@ def allocate(tasks: Mapping[str, TaskCosts], seconds: float) -> dict[str, int]:
 
 
 def influences(gauntlet: GauntletSpec | None, num_items: Mapping[str, int]) -> dict[str, float]:
-    """Return how much composites move with the accuracy of each task: the root of the sum of squares over all of them.
+    """Return the effect of each task's accuracy on composites: the root of the sum of squares over all composites.
 
-    Tasks that no composite holds count like the mean of those that one does; without a gauntlet all count alike.
+    Tasks in no composite count like the mean of the others; without a gauntlet all count alike.
     """
     if gauntlet is None:
         return dict.fromkeys(num_items, 1.0)

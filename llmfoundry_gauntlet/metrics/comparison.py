@@ -1,7 +1,7 @@
-"""Differences of two runs over the same items, and the course of several checkpoints, with their errors.
+"""Differences between two runs over the same items, and trends over several checkpoints, with standard errors.
 
-Runs are paired: a difference is one of the same items, so that what makes items easy or hard for both drops out of its
-error (arXiv 2411.00640, section 4).
+Runs are paired: a difference is taken item by item, so item difficulty that both runs share drops out of its error
+(arXiv 2411.00640, section 4).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ POWER = 0.8416212335729143  # standard errors beyond CONFIDENT that are seen in 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """The second run's measure minus the first's. `num_items` are those that both have.
+    """The measure of the second run minus that of the first. `num_items` are the items that both have.
 
-    `p_value` is two-sided, of a normal difference; `p_holm` the same corrected for all that it was compared beside
-    (Holm 1979). `detectable` is the smallest difference that would be seen with a probability of 80 %, at a level of
-    5 %. They are None where no error is known.
+    `p_value` is two-sided, for a normally distributed difference; `p_holm` is corrected for all simultaneous
+    comparisons (Holm 1979). `detectable` is the minimum detectable effect: the smallest difference found with a
+    probability of 80 % at a level of 5 %. They are None if the error is unknown.
     """
 
     first: Measure
@@ -37,13 +37,13 @@ class Difference:
 
     @property
     def detectable(self) -> float | None:
-        """The smallest difference that would be seen; None where all items differ alike, so that it cannot be known."""
+        """Return the minimum detectable effect; None if all items differ alike, so that it is unknown."""
         error = self.difference.standard_error
         return (CONFIDENT + POWER) * error if error is not None and error > ROUNDING else None
 
 
 def difference(first: Measure, second: Measure, num_items: int) -> Difference:
-    """The second less the first, absent where either is, for its reason."""
+    """Return the second measure minus the first; absent if either is, for its reason."""
     for measure in (first, second):
         if measure.value is None:
             return Difference(first=first, second=second, difference=measure, num_items=num_items, p_value=None)
@@ -52,9 +52,9 @@ def difference(first: Measure, second: Measure, num_items: int) -> Difference:
 
 
 def p_value(measure: Measure) -> float | None:
-    """Return how probable a value so far from 0 would be by chance; None where there is no error.
+    """Return the probability of a value this far from 0 by chance; None without a standard error.
 
-    Where every cluster differs by the same, so that the error is 0, it is that of a test of signs.
+    If every cluster differs by the same, so that the error is 0, it is that of a sign test.
     """
     if measure.value is None or measure.spread is None or measure.standard_error is None:
         return None
@@ -64,7 +64,7 @@ def p_value(measure: Measure) -> float | None:
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """The p-values corrected for their number; None stays, and does not count."""
+    """Return the p-values corrected for their number; None stays, and does not count."""
     known = sorted((value, place) for place, value in enumerate(p_values) if value is not None)
     corrected: list[float | None] = [None] * len(p_values)
     highest = 0.0
@@ -78,10 +78,10 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 class Course:
     """The trend of a score over the checkpoints of a run.
 
-    `slope` is that of the straight line with the least squares, per training batch; its error is over items. `noise` is
-    what a score strays from one checkpoint to the next, `signal_to_noise` the line's change over the run in units of it
-    (after arXiv 2508.13144, whose signal is the spread of several models and whose noise that of the last checkpoints).
-    They are None where there are too few checkpoints, or no noise at all.
+    `slope` is that of the least-squares line, per training batch; its error is over items. `noise` is the variation of
+    the score between checkpoints, `signal_to_noise` the line's change over the run divided by it (after arXiv
+    2508.13144, whose signal is the spread of several models and whose noise is that of the last checkpoints). They are
+    None with too few checkpoints, or without noise.
     """
 
     slope: Measure
@@ -90,7 +90,7 @@ class Course:
 
 
 def course(batches: Sequence[int], scores: Sequence[Measure]) -> Course:
-    """The course of scores at these training batches, two or more, in ascending order."""
+    """Return the trend of scores at these training batches, two or more, in ascending order."""
     missing = next((score for score in scores if score.value is None), None)
     if missing is not None:
         return Course(slope=missing, noise=None, signal_to_noise=None)
@@ -107,10 +107,10 @@ def course(batches: Sequence[int], scores: Sequence[Measure]) -> Course:
 
 
 def step_noise(batches: Sequence[int], values: Sequence[float]) -> float | None:
-    """The standard deviation of a score about its own course, from how much its steps differ from each other.
+    """Return the standard deviation of a score around its trend, from the variation of its steps.
 
-    Steps are taken less the mean climb per batch of training, so that a steady climb is no noise. For K scores with the
-    same variance, the variance of K - 1 steps about their mean is expected to be 2 K / (K - 1) times that.
+    Steps are taken minus the mean slope, so that a steady climb is no noise. For K scores with the same variance, the
+    variance of K - 1 steps about their mean is expected to be 2 K / (K - 1) times that.
     """
     num_scores = len(values)
     if num_scores < 3:

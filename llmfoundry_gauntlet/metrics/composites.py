@@ -17,10 +17,10 @@ def compute_composites(
     *,
     reference: bool,
 ) -> Composites:
-    """Composites from the accuracy and size of each task, keyed by '{label}/{n}-shot'.
+    """Return composites from the accuracy and size of each task, keyed by '{label}/{n}-shot'.
 
-    What cannot be computed is absent with the reason. With `reference`, averages are taken over the categories that
-    are left, and an average over none is 0, as upstream.
+    What cannot be computed is absent, with the reason. With `reference`, averages are taken over the categories that
+    are left, and an average over none is 0, as in llm-foundry.
     """
     categories = {
         category.name: category_score(gauntlet, category, accuracies, num_items) for category in gauntlet.categories
@@ -36,7 +36,7 @@ def category_score(
     accuracies: Mapping[str, Measure],
     num_items: Mapping[str, int],
 ) -> Measure:
-    """The weighted mean of the category's rescaled accuracies."""
+    """Return the weighted mean of the category's rescaled accuracies."""
     missing: dict[str, list[str]] = {}
     scores, weights = [], []
     for benchmark in category.benchmarks:
@@ -53,7 +53,7 @@ def category_score(
 
 
 def rescale(gauntlet: GauntletSpec, benchmark: BenchmarkSpec, accuracy: Measure) -> Measure:
-    """The accuracy above chance, as a share of what can be had above chance."""
+    """Return the accuracy above chance, as a share of the possible accuracy above chance."""
     if not gauntlet.subtract_random_baseline:
         return accuracy
     scale = 1 / (1 - benchmark.random_baseline) if gauntlet.rescale_accuracy else 1.0
@@ -61,7 +61,7 @@ def rescale(gauntlet: GauntletSpec, benchmark: BenchmarkSpec, accuracy: Measure)
 
 
 def weight(weighting: str, num_items: int) -> float:
-    """A benchmark's weight in its category."""
+    """Return a benchmark's weight in its category."""
     if weighting == 'SAMPLE_SZ':
         return max(num_items, 1)
     if weighting == 'LOG_SAMPLE_SZ':
@@ -70,7 +70,7 @@ def weight(weighting: str, num_items: int) -> float:
 
 
 def average_corrected(members: tuple[str, ...], categories: Mapping[str, Measure]) -> Measure:
-    """The plain mean over the named categories; absent where any of them is."""
+    """Return the plain mean over the named categories; absent if any of them is."""
     unknown = [name for name in members if name not in categories]
     absent = [name for name in members if name in categories and categories[name].value is None]
     if unknown or absent:
@@ -84,11 +84,11 @@ def average_corrected(members: tuple[str, ...], categories: Mapping[str, Measure
 
 
 def average_reference(members: tuple[str, ...], categories: Mapping[str, Measure]) -> Measure:
-    """Upstream's average: over the categories that have a score, 0 where none has."""
+    """Return llm-foundry's average: over the categories that have a score, 0 if none has."""
     left = [measure for name, measure in categories.items() if name in members and measure.value is not None]
     return mean_of(left) if left else Measure(value=0.0)
 
 
 def mean_of(measures: Sequence[Measure]) -> Measure:
-    """The plain mean of measures that have values."""
+    """Return the plain mean of measures that have values."""
     return weighted_sum(measures, [1 / len(measures)] * len(measures))

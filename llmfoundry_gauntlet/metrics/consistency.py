@@ -1,8 +1,8 @@
-"""Accuracy and consistency of one data set under one perturbation, as pure functions of what each variant gave.
+"""Accuracy and consistency of one dataset under one perturbation, as pure functions of the results of each variant.
 
 A question is asked in several variants: its gold option at every label, ten prompts, or five seeds. Accuracy is the
-mean over a question's variants, then over questions; consistency is how often two variants of a question have one
-answer. Sums are exact (`math.fsum`), so that the order of results changes no bit.
+mean over a question's variants, then over questions; consistency is the share of pairs of variants with the same
+answer. Sums are exact (`math.fsum`), so the order of results changes no bit.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class VariantResult:
     """The result of one variant of a question.
 
     `question` is the file's stem and the row, `variant` such as 'option_order:B', 'prompt:3' or 'non_greedy:2', and
-    `gold` the gold option's label as asked, '' where there are no options. `credit` is None where it is unscored.
-    `answer` is what is compared, the chosen option's text or the answer of a problem; None is unparsed, and agrees with
-    nothing. `reference_answer` is what the reference takes from the reply. `cluster` is the number of what the question
-    has in common with others, such as a passage; None where it has nothing.
+    `gold` the gold option's label in the variant, '' without options. `credit` is None if unscored. `answer` is
+    compared: the text of the chosen option or the answer of a problem; None is unparsed, and agrees with nothing.
+    `reference_answer` is extracted by the reference's rule. `cluster` is the number of the question's cluster, such as
+    a passage; None without one.
     """
 
     question: QuestionKey
@@ -46,9 +46,9 @@ class VariantResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PerturbationScore:
-    """The metrics of a data set under one perturbation, shares from 0 to 1.
+    """The metrics of a dataset under one perturbation, shares from 0 to 1.
 
-    `accuracy` is one of `accuracy_micro` and `accuracy_macro`, as are those by variant and by gold label.
+    `accuracy` is either `accuracy_micro` or `accuracy_macro`, as are those by variant and by gold label.
     `accuracy_mean` is the plain mean over variants. Accuracies and consistency have a standard error. `num_questions`
     counts all questions, `num_incomplete` those with an unscored variant, which consistency leaves out.
     """
@@ -77,11 +77,10 @@ def perturbation_score(
     reference_consistency: Measure | None = None,
     allow_missing: bool = False,
 ) -> PerturbationScore:
-    """All metrics of one perturbation; with `macro` accuracies are plain means over categories.
+    """Return all metrics of one perturbation; with `macro` accuracies are plain means over categories.
 
-    `equal` is symmetric and is not asked about equal strings, which agree. Where any variant is unscored only
-    consistency has a value, over the questions without one; with `allow_missing` the others are taken over the
-    variants that are scored.
+    `equal` is symmetric and is not called for equal strings, which agree. If any variant is unscored only consistency
+    has a value, over complete questions; with `allow_missing` the others are taken over the scored variants.
     """
     questions = by_question(results)
     incomplete = missing_reason(results)
@@ -117,7 +116,7 @@ def perturbation_score(
 
 
 def by_question(results: Iterable[VariantResult]) -> dict[QuestionKey, list[VariantResult]]:
-    """The results of each question."""
+    """Return the results of each question."""
     questions: dict[QuestionKey, list[VariantResult]] = {}
     for result in results:
         questions.setdefault(result.question, []).append(result)
@@ -125,7 +124,7 @@ def by_question(results: Iterable[VariantResult]) -> dict[QuestionKey, list[Vari
 
 
 def agreement(group: Sequence[VariantResult], equal: Callable[[str, str], bool] = operator.eq) -> float | None:
-    """The share of a question's unordered pairs of variants that have one answer; None where there is no pair."""
+    """Return the share of a question's unordered pairs of variants with the same answer; None without pairs."""
     if len(group) < 2:
         return None
     counts = Counter(result.answer for result in group if result.answer is not None)
@@ -136,10 +135,10 @@ def agreement(group: Sequence[VariantResult], equal: Callable[[str, str], bool] 
 
 
 def accuracy_of(scored: Sequence[VariantResult], *, macro: bool, missing: str | None = None) -> Measure:
-    """Mean credit over a question's variants, then over questions (macro: of a category, then over categories).
+    """Return the mean credit over a question's variants, then over questions (macro: of a category, then categories).
 
-    The standard error is that of the mean of the questions' means, which is what arXiv 2411.00640 takes where a
-    question is answered several times; questions of one cluster vary together.
+    The standard error is that of the mean of the questions' means, as in arXiv 2411.00640 for questions answered
+    several times; questions of one cluster vary together.
     """
     credits: dict[QuestionKey, list[float]] = {}
     first: dict[QuestionKey, VariantResult] = {}
@@ -159,18 +158,18 @@ def accuracy_of(scored: Sequence[VariantResult], *, macro: bool, missing: str | 
 
 
 def cluster_of(result: VariantResult) -> int:
-    """The number of a question's cluster."""
+    """Return the number of a question's cluster."""
     return number_of(result.question) if result.cluster is None else result.cluster
 
 
 @functools.lru_cache(maxsize=100_000)
 def number_of(question: QuestionKey) -> int:
-    """The number of a question that is a cluster by itself."""
+    """Return the number of a question that is a cluster by itself."""
     return int.from_bytes(hashlib.sha256(repr(question).encode()).digest()[:8], 'big')
 
 
 def estimate(values: Sequence[tuple[float, int]], missing: str | None) -> Measure:
-    """The mean of values, each with its cluster's number, or why there is none."""
+    """Return the mean of values with their clusters' numbers, or why there is none."""
     if not values:
         return Measure(value=None, reason=missing or NO_ITEMS)
     import numpy as np
@@ -185,7 +184,7 @@ def split_accuracy(
     macro: bool,
     missing: str | None,
 ) -> dict[str, Measure]:
-    """The accuracy of each part of the results, in natural order; results whose part is '' are left out."""
+    """Return the accuracy of each part of the results, in natural order; results with part '' are left out."""
     parts: dict[str, list[VariantResult]] = {}
     for result in results:
         if name := part(result):
@@ -201,20 +200,20 @@ def split_accuracy(
 
 
 def variant_order(variant: str) -> tuple[str, int, str]:
-    """Sorts 'prompt:9' before 'prompt:10'."""
+    """Return a sort key that puts 'prompt:9' before 'prompt:10'."""
     perturbation, _, name = variant.rpartition(':')
     return perturbation, int(name) if name.isdecimal() else -1, name
 
 
 def measure(summary: Callable[[Sequence[float]], float], values: Sequence[float], missing: str | None) -> Measure:
-    """A summary of values, or why there are none."""
+    """Return a summary of values, or why there are none."""
     if not values:
         return Measure(value=None, reason=missing or NO_ITEMS)
     return Measure(value=float(summary(values)))
 
 
 def missing_reason(results: Sequence[VariantResult]) -> str | None:
-    """'n of m items unscored', None where every item has its credit."""
+    """Return 'n of m items unscored', None if all items are scored."""
     if not results:
         return NO_ITEMS
     unscored = sum(result.credit is None for result in results)

@@ -1,4 +1,4 @@
-"""The names of everything that goes into the metric stream. Task and composite keys are llm-foundry's."""
+"""The keys of the metric stream. Task and composite keys are llm-foundry's."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ MAX_KEY_LENGTH = 250  # MLflow's
 
 
 def valid_key(key: str) -> str:
-    """The key as every logger takes it; one that MLflow takes is left as it is, if it has no colon.
+    """Return a key that every logger accepts; one that MLflow accepts is unchanged unless it has a colon.
 
-    What is no letter, digit, '_', '-', '.', space or '/' becomes '_', and so does a part between two '/' that is empty,
-    '.' or '..' (each of its dots). What is longer than 250 characters ends in '_' and 12 digits of its SHA-256.
+    Characters other than letters, digits, '_', '-', '.', space and '/' become '_', and so does a part between two '/'
+    that is empty, '.' or '..' (each of its dots). A key of more than 250 characters is truncated and ends in '_' and 12
+    digits of its SHA-256.
     """
     parts = re.sub(r'[^\w\-. /]', '_', key).split('/')
     valid = '/'.join({'': '_', '.': '_', '..': '__'}.get(part, part) for part in parts)
@@ -36,7 +37,7 @@ def valid_key(key: str) -> str:
 
 
 def valid_keys(keys: Iterable[str]) -> dict[str, str]:
-    """Each key and what stands for it in loggers. Raises ConfigError with every two that would be one there."""
+    """Return each key with its form in loggers. Raise ConfigError for keys with the same form."""
     found = {key: valid_key(key) for key in keys}
     first: dict[str, str] = {}
     problems = [
@@ -50,26 +51,26 @@ def valid_keys(keys: Iterable[str]) -> dict[str, str]:
 
 
 def check_names(categories: Mapping[str, Iterable[str]], composites: Iterable[str]) -> None:
-    """Raises ConfigError where two tasks, two of a task's categories, or two composites would be one key in loggers."""
+    """Raise ConfigError if two tasks, two categories of a task, or two composites have the same key in loggers."""
     tasks = [f'metrics/{task}' for task in categories]
     names = [f'metrics/{task}/{category}' for task, found in categories.items() for category in found]
     valid_keys([*tasks, *names, *(f'{COMPOSITE_PREFIX}/{name}' for name in composites)])
 
 
 def with_errors(metrics: Mapping[str, Measure]) -> Iterator[tuple[str, float | None]]:
-    """Name and value of each metric and of its standard error, which for the first, the accuracy, is StandardError."""
+    """Return the name and value of each metric and of its standard error; that of the accuracy is StandardError."""
     for place, (name, measure) in enumerate(metrics.items()):
         yield name, measure.value
         yield error_name(name, is_accuracy=place == 0), measure.standard_error
 
 
 def error_name(metric: str, *, is_accuracy: bool) -> str:
-    """The name of a metric's standard error."""
+    """Return the name of a metric's standard error."""
     return STANDARD_ERROR if is_accuracy else f'{metric}{STANDARD_ERROR}'
 
 
 def task_values(score: TaskScore) -> Iterator[tuple[str, float | None]]:
-    """Key and value of every metric of a task, its categories first."""
+    """Yield key and value of every metric of a task, those of its categories first."""
     for category, part in score.categories.items():
         for name, value in with_errors(part.metrics):
             yield f'metrics/{score.task}/{category}/{name}', value
@@ -78,14 +79,14 @@ def task_values(score: TaskScore) -> Iterator[tuple[str, float | None]]:
 
 
 def composite_values(composites: Composites) -> Iterator[tuple[str, float | None]]:
-    """Key and value of every category score and average."""
+    """Yield key and value of every category score and average."""
     for name, measure in composites.by_name.items():
         yield f'{COMPOSITE_PREFIX}/{name}', measure.value
         yield f'{COMPOSITE_PREFIX}/{name}/standard_error', measure.standard_error
 
 
 def score_values(dataset: str, perturbation: str, score: PerturbationScore) -> Iterator[tuple[str, float | None]]:
-    """Key and value of what SCORE says of a data set under one perturbation."""
+    """Yield key and value of SCORE's metrics of a dataset under one perturbation."""
     prefix = f'{SCORE_PREFIX}/{dataset}/{perturbation}'
     for name in ('accuracy', 'consistency_rate'):
         measure: Measure = getattr(score, name)
@@ -105,9 +106,9 @@ def metric_stream(
     robustness: Mapping[str, Mapping[str, PerturbationScore]],
     seconds: Mapping[str, float],
 ) -> dict[str, float]:
-    """Everything that has a value, flat, under keys that all loggers take.
+    """Return all values by keys that every logger accepts.
 
-    `robustness` is by data set; `seconds` is by task, the whole is its sum. Raises ConfigError where two keys are one.
+    `robustness` is by dataset; `seconds` is by task, their sum is the total. Raise ConfigError for duplicate keys.
     """
     values = [pair for score in scores.values() for pair in task_values(score)]
     if composites is not None:

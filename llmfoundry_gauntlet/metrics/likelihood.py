@@ -1,4 +1,4 @@
-"""Metrics of log-probabilities beside the accuracy: what a model makes of the right choice, and how sure it is.
+"""Metrics of log-probabilities besides the accuracy: the probability of the right choice, and calibration.
 
 Log-probabilities are sums over a choice's tokens, in nats. Probabilities of choices are normalised over the choices.
 """
@@ -18,12 +18,12 @@ NUM_BINS = 10
 
 
 def gold_bits_per_byte() -> Metric:
-    """Bits that the right continuation takes, for each byte of its text: a mean over items."""
+    """Return the metric of bits per byte of the right continuation: a mean over items."""
     return Metric('GoldBitsPerByte', bits_per_byte)
 
 
 def choice_metrics() -> tuple[Metric, ...]:
-    """The metrics of tasks in which one of several choices is right."""
+    """Return the metrics of tasks in which one of several choices is right."""
     return (
         gold_bits_per_byte(),
         Metric('GoldProbability', gold_probabilities),
@@ -37,12 +37,12 @@ def choice_metrics() -> tuple[Metric, ...]:
 
 
 def pmi() -> Metric:
-    """Matches by how much more probable the prompt makes a choice (arXiv 2104.08315)."""
+    """Return the metric of matches by how much the prompt raises each choice's probability (arXiv 2104.08315)."""
     return Metric('PMINormalizedMatch', pmi_matches)
 
 
 def bits_per_byte(results: Sequence[ItemResult]) -> list[float]:
-    """-log2 of the right choice's probability over its bytes, item by item."""
+    """Yield -log2 of the right choice's probability per byte, item by item."""
     return [
         -logprobs[gold] / math.log(2) / lengths[gold]
         for (logprobs, gold), lengths in zip(scored(results), sizes(results, lambda r: r.num_bytes), strict=True)
@@ -50,7 +50,7 @@ def bits_per_byte(results: Sequence[ItemResult]) -> list[float]:
 
 
 def gold_probabilities(results: Sequence[ItemResult]) -> list[float]:
-    """The right choice's probability among the choices, item by item."""
+    """Yield the right choice's probability among the choices, item by item."""
     return [probabilities(logprobs)[gold] for logprobs, gold in scored(results)]
 
 
@@ -82,11 +82,11 @@ def pmi_matches(results: Sequence[ItemResult]) -> list[float]:
 
 
 def calibration_gaps(results: Sequence[ItemResult]) -> list[float]:
-    """Values whose mean is the expected calibration error over bins of equal width (arXiv 1706.04599).
+    """Return values whose mean is the expected calibration error over bins of equal width (arXiv 1706.04599).
 
-    In a bin, confidence is the mean probability of the preferred choices; its gap is that less the share of them that
-    are right. An item's value is its own part of its bin's gap, with the gap's sign, so that
-    the mean of the values is the mean of the gaps' sizes, weighted by the number of items.
+    In a bin, confidence is the mean probability of the preferred choices; its gap is the confidence minus the accuracy.
+    An item's value is its own part of its bin's gap, with the gap's sign, so that the mean of the values is the mean of
+    the gaps' sizes, weighted by the number of items.
     """
     confidences, rights, bins = [], [], []
     for logprobs, gold in scored(results):
@@ -100,7 +100,7 @@ def calibration_gaps(results: Sequence[ItemResult]) -> list[float]:
 
 
 def brier_scores(results: Sequence[ItemResult]) -> list[float]:
-    """The squared distance of the choices' probabilities from certainty of the right one: 0 at best, 2 at worst."""
+    """Yield the squared distance of the choices' probabilities from certainty of the right one: 0 (best) to 2."""
     return [
         math.fsum((p - (place == gold)) ** 2 for place, p in enumerate(probabilities(logprobs)))
         for logprobs, gold in scored(results)
@@ -115,7 +115,7 @@ def majority(results: Sequence[ItemResult]) -> list[float]:
 
 
 def scored(results: Sequence[ItemResult]) -> Iterator[tuple[tuple[float, ...], int]]:
-    """Log-probabilities and the right choice of each item. Raises Absent where an item has none that are numbers."""
+    """Return log-probabilities and the right choice of each item. Raise Absent if an item has none that are finite."""
     known = [
         (result.logprobs, result.gold)
         for result in results
@@ -131,7 +131,7 @@ def scored(results: Sequence[ItemResult]) -> Iterator[tuple[tuple[float, ...], i
 def sizes(
     results: Sequence[ItemResult], lengths_of: Callable[[ItemResult], tuple[int, ...] | None]
 ) -> list[tuple[int, ...]]:
-    """The lengths of each item's choices, 1 at least. Raises Absent where they are not known of some."""
+    """Return the lengths of each item's choices, 1 at least. Raise Absent if some are unknown."""
     known = [tuple(max(length, 1) for length in found) for result in results if (found := lengths_of(result))]
     if len(known) < len(results):
         raise Absent(f'the lengths of choices are not known of {len(results) - len(known)} of {len(results)} items')
@@ -139,7 +139,7 @@ def sizes(
 
 
 def probabilities(logprobs: Sequence[float]) -> list[float]:
-    """Normalised over the choices."""
+    """Return probabilities normalised over the choices."""
     highest = max(logprobs)
     parts = [math.exp(logprob - highest) for logprob in logprobs]
     whole = math.fsum(parts)
@@ -147,9 +147,9 @@ def probabilities(logprobs: Sequence[float]) -> list[float]:
 
 
 def credit(scores: Sequence[float], gold: int, *, rounding_of: float = 0.0) -> float:
-    """1 where the right choice is the best, its share where it ties with others, else 0.
+    """Return 1 if the right choice is the best, its share if it ties with others, else 0.
 
-    Scores tie that are equal but for the rounding of numbers as large as themselves, or as `rounding_of`.
+    Scores tie if they are equal up to the rounding error of numbers of their size, or of `rounding_of`.
     """
     best = best_of(scores, rounding_of=rounding_of)
     return 1 / len(best) if gold in best else 0.0

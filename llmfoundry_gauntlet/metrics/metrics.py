@@ -1,4 +1,4 @@
-"""Metrics of a task as pure functions of its item results: each is a mean of a value of every item."""
+"""Metrics of a task as pure functions of its item results: each is the mean of one value per item."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ RENAMED = {'CutShare': 'TruncatedShare'}  # metrics by their earlier names, whic
 
 
 class Absent(ValueError):
-    """A metric has no value, for the reason in the message."""
+    """Raised if a metric has no value, with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A number of a task or a category: the mean of a value of each item, whose error follows from that.
+    """A metric of a task or a category: the mean of one value per item, with the standard error of that mean.
 
-    `values` gives them for the results of items that are scored, one at least; None where an item has no part in the
-    mean. It raises Absent where there is no such number.
+    `values` returns them for scored items, at least one; None for an item that does not count. It raises Absent if
+    there is no such number.
     """
 
     name: str
@@ -35,27 +35,27 @@ class Metric:
 
 
 def accuracy(name: str) -> Metric:
-    """The mean credit, under the name that a task type gives it."""
+    """Return the mean credit, under the name given by a task type."""
     return Metric(name, credits_of)
 
 
 def mark(name: str) -> Metric:
-    """The mean of a mark that the task type's `judge` gives every item, absent where some items lack it."""
+    """Return the mean of a mark that the task type's scorer gives every item; absent if some items lack it."""
     return Metric(name, partial(marks_of, name))
 
 
 def passes_at(ks: Sequence[int]) -> tuple[Metric, ...]:
-    """pass@k for each k."""
+    """Return pass@k for each k."""
     return tuple(Metric(f'PassAt{k}', partial(pass_chances, k)) for k in ks)
 
 
 def task_score(
     task: str, metrics: Sequence[Metric], results: Sequence[ItemResult], *, allow_missing: bool = False
 ) -> TaskScore:
-    """The metrics of a task, in order; without any, counts alone.
+    """Return the metrics of a task, in order; only counts without any metric.
 
-    A task with categories has the plain mean over its categories. Where any item is unscored there are no metrics,
-    only the reason; with `allow_missing` they are taken over the items that are scored, if there are any.
+    A task with categories has the plain mean over its categories. If any item is unscored there are no metrics, only
+    the reason; with `allow_missing` they are taken over the scored items, if there are any.
     """
     names = sorted({result.category for result in results if result.category is not None}) if metrics else []
     if not names:
@@ -78,9 +78,9 @@ def task_score(
 
 
 def mean_over(categories: Mapping[str, TaskScore], metric: str, results: Sequence[ItemResult]) -> Measure:
-    """A metric's plain mean over categories, absent where it is in any of them.
+    """Return a metric's plain mean over categories; absent if it is absent in any of them.
 
-    The categories are given and their items are what varies: each counts with its own error.
+    The categories are fixed and the items vary: each category counts with its own error.
     """
     measures = [score.metrics[metric] for score in categories.values()]
     if any(measure.value is None for measure in measures):
@@ -92,7 +92,7 @@ def mean_over(categories: Mapping[str, TaskScore], metric: str, results: Sequenc
 def plain_score(
     task: str, metrics: Sequence[Metric], results: Sequence[ItemResult], *, allow_missing: bool
 ) -> TaskScore:
-    """Metrics over items that are not told apart by category."""
+    """Return metrics over items, regardless of category."""
     reason = unscored_reason(results)
     scored = [result for result in results if result.credit is not None]
     if allow_missing and scored:
@@ -111,7 +111,7 @@ def plain_score(
 
 
 def measure(metric: Metric, results: Sequence[ItemResult], clusters: ClusterNumbers | None = None) -> Measure:
-    """A metric of these results, all of them scored. `clusters` has the numbers of their clusters, uint64 [N]."""
+    """Return a metric of scored results. `clusters` has the numbers of their clusters, uint64 [N]."""
     if clusters is None:
         clusters = cluster_numbers(results)
     try:
@@ -125,7 +125,7 @@ def measure(metric: Metric, results: Sequence[ItemResult], clusters: ClusterNumb
 
 
 def marks_of(name: str, results: Sequence[ItemResult]) -> list[float]:
-    """A mark of every item."""
+    """Yield a mark of every item."""
     values = [result.marks[name] for result in results if name in result.marks]
     if len(values) < len(results):
         raise Absent(f'{name} is not known of {len(results) - len(values)} of {len(results)} items')
@@ -133,7 +133,7 @@ def marks_of(name: str, results: Sequence[ItemResult]) -> list[float]:
 
 
 def pass_chances(k: int, results: Sequence[ItemResult]) -> list[float | None]:
-    """The probability that one of k programs passes, at each problem's first program.
+    """Yield the probability that one of k programs passes, at each problem's first program.
 
     Unbiased, from n programs of which c pass: 1 - C(n - c, k) / C(n, k) (arXiv 2107.03374).
     """
@@ -150,7 +150,7 @@ def pass_chances(k: int, results: Sequence[ItemResult]) -> list[float | None]:
 
 
 def unscored_reason(results: Sequence[ItemResult]) -> str | None:
-    """'n of m items unscored: ...' with the commonest reasons, None where every item has its credit."""
+    """Return 'n of m items unscored: ...' with the most common reasons, None if all items are scored."""
     if not results:
         return 'there are no items'
     reasons = [result.reason or 'no reason given' for result in results if result.credit is None]
@@ -161,5 +161,5 @@ def unscored_reason(results: Sequence[ItemResult]) -> str | None:
 
 
 def credits_of(results: Iterable[ItemResult]) -> list[float]:
-    """The credits of items that are scored."""
+    """Yield the credits of scored items."""
     return [result.credit for result in results if result.credit is not None]

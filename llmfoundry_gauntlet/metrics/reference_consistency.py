@@ -1,6 +1,6 @@
-"""The numbers that SCORE's own implementation in lm-eval 0.4.13 reports, computed from our item results.
+"""The consistency rates of SCORE's own implementation in lm-eval 0.4.13, computed from our item results.
 
-Its tasks are `lm_eval/tasks/score`; `non_greedy_summarizer.py` there joins the five runs of different seeds.
+Its tasks are `lm_eval/tasks/score`; `non_greedy_summarizer.py` there joins the runs of five seeds.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def reference_consistency_rate(
     own_labels: Mapping[QuestionKey, str] | None = None,
     equal: Equal = operator.eq,
 ) -> Measure:
-    """Pairs of variants with equal answers over all pairs, both summed over questions. `equal` gets (earlier, later).
+    """Return pairs of variants with equal answers over all pairs, both summed over questions.
 
-    An earlier reply without an answer (None) equals nothing; a later one is `equal`'s to judge. Of option order it
-    wants the labels that the reference puts the gold option at, and the gold's label in the question as it is; see
-    `unswapped`. Questions with an unscored variant are left out.
+    `equal` gets (earlier, later). An earlier generation without an answer (None) equals nothing; a later one is passed
+    to `equal`. Option order needs the labels to which the reference moves the gold option, and the gold's label in the
+    data; see `unswapped`. Questions with an unscored variant are left out.
     """
     agreeing = pairs = 0
     for question, group in by_question(results).items():
@@ -55,11 +55,11 @@ def reference_consistency_rate(
 
 
 def unswapped(group: Sequence[VariantResult], labels: Sequence[str], own: str) -> list[str | None]:
-    """The answers to one question by label, in the letters of the question as it is, as far as the reference does so.
+    """Return the answers to a question by label, in the letters of the original question, as the reference does.
 
-    It takes the letter of the gold option back to the gold's own label, but leaves the option that the gold changed
-    places with where the swap put it: two `if`s follow each other and the second undoes the first. A label that the
-    question does not have repeats the answer to the question as it is.
+    It maps the letter of the gold option back to the gold's own label, but leaves the option that was swapped with the
+    gold where the swap put it: of two consecutive `if`s the second undoes the first. A label that the question does not
+    have repeats the answer to the original question.
     """
     given = answers_by_label(group)
     answers = [given[label] if label in given else given[own] for label in labels]
@@ -72,7 +72,7 @@ def answers_by_label(group: Sequence[VariantResult]) -> dict[str, str | None]:
 
 
 def own_label_of(question: QuestionKey, own_labels: Mapping[QuestionKey, str] | None) -> str:
-    """The gold's label in the question as it is. Raises ValueError where it was not given."""
+    """Return the gold's label in the original question. Raise ValueError if it is unknown."""
     if own_labels is None or question not in own_labels:
         raise ValueError(f'question {question}: option order needs the label of its gold option')
     return own_labels[question]

@@ -1,9 +1,9 @@
-"""Estimates with their standard errors, clustered, and carried through every mean that is made of them.
+"""Estimates with clustered standard errors, carried through every mean and composite.
 
-The method is that of arXiv 2411.00640. An estimate keeps what each cluster of items adds to its deviation from what it
-estimates. Whatever is linear in estimates (rescaling, means over categories, composites, differences of two runs) is
-the same in these deviations, so that what has items in common, as a task that counts twice, is correlated as it should
-be. Clusters have the same numbers wherever they appear. Sums are exact (`math.fsum`): no order of items changes a bit.
+The method is that of arXiv 2411.00640. An estimate keeps the contribution of each cluster of items to its deviation.
+Linear functions of estimates (rescaling, means over categories, composites, differences of runs) are the same functions
+of these deviations, so estimates that share items, such as a task counted twice, are correlated correctly. A cluster
+has the same number everywhere. Sums are exact (`math.fsum`): no order of items changes a bit.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 
 def mean(values: Sequence[float]) -> float:
-    """The arithmetic mean, whatever the order of the values."""
+    """Return the arithmetic mean, independent of the order of the values."""
     return math.fsum(values) / len(values)
 
 
 def mean_over_clusters(values: Sequence[float], clusters: ClusterNumbers) -> Measure:
-    """The mean of the values of items, with the spread of their clusters: `clusters` has the number of each item's.
+    """Return the mean of items' values with the spread of their clusters: `clusters` has the number of each item's.
 
-    A cluster's deviation is the sum of its items' deviations from the mean, over their number. As these use up a degree
-    of freedom, the variance is that of the paper times G / (G - 1) for G clusters: for clusters of one item the usual
-    error of a mean. A single cluster has no spread.
+    A cluster's deviation is the sum of its items' deviations from the mean, over the number of items. As these use up a
+    degree of freedom, the variance is that of the paper times G / (G - 1) for G clusters: for clusters of one item the
+    usual error of a mean. A single cluster has no spread.
     """
     import numpy as np
 
@@ -50,9 +50,9 @@ def mean_over_clusters(values: Sequence[float], clusters: ClusterNumbers) -> Mea
 
 
 def weighted_sum(measures: Sequence[Measure], weights: Sequence[float], shift: float = 0.0) -> Measure:
-    """`shift` and the sum of measures, which have values, each times its weight, and how that varies.
+    """Return `shift` plus the weighted sum of measures that have values, with its spread.
 
-    The spread is not known where that of any measure is not.
+    The spread is unknown if that of any measure is.
     """
     import numpy as np
 
@@ -69,14 +69,14 @@ def weighted_sum(measures: Sequence[Measure], weights: Sequence[float], shift: f
 
 
 def cluster_numbers(results: Sequence[ItemResult]) -> ClusterNumbers:
-    """The number of each item's cluster, uint64 [N]; an item without one is a cluster by itself, all its samples."""
+    """Return the number of each item's cluster, uint64 [N]; an item without one is its own cluster."""
     import numpy as np
 
     return np.array([cluster_number(result) for result in results], np.uint64)
 
 
 def cluster_number(result: ItemResult) -> int:
-    """The number of an item's cluster, from its 16 hexadecimal digits."""
+    """Return the number of an item's cluster, from its 16 hexadecimal digits."""
     if result.cluster:
         return int(result.cluster, 16)
     key = result.key

@@ -1,1 +1,1 @@
-"""The files of a run, and what is made of them."""
+"""The files of a run, external answers, tables and reports."""

@@ -1,4 +1,4 @@
-"""Answers from elsewhere: JSON lines that name an item as the lines of requests do."""
+"""External answers: JSON lines that name an item with the same keys as exported requests."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from llmfoundry_gauntlet.types import Answer, ItemKey
 
 
 class LineError(ValueError):
-    """A line cannot be read as an answer."""
+    """Raised for a line that cannot be read as an answer."""
 
 
 def read_answers(path: Path) -> Iterator[Answer]:
-    """The answers of a file, one at a time. Raises DataError with every line that is none, once all were read."""
+    """Yield the answers of a file. Raise DataError with every invalid line, after all were read."""
     problems: list[str] = []
     try:
         with path.open(encoding='utf-8') as lines:
@@ -40,7 +40,7 @@ def read_answers(path: Path) -> Iterator[Answer]:
 
 
 def parse_answer(row: Any, place: str) -> Answer:
-    """One line as an Answer. Keys that say nothing of the answer are ignored."""
+    """Return one line as an Answer. Unknown keys are ignored."""
     if not isinstance(row, dict):
         raise LineError(f'is {describe(row)}; allowed: a JSON object')
     text = optional(row, 'text', str)
@@ -65,14 +65,14 @@ def parse_answer(row: Any, place: str) -> Answer:
 
 
 def required(row: dict[str, Any], key: str, kind: type) -> Any:
-    """The value at `key`."""
+    """Return the value at `key`."""
     if row.get(key) is None:
         raise LineError(f"the key '{key}' is missing")
     return optional(row, key, kind)
 
 
 def optional(row: dict[str, Any], key: str, kind: type) -> Any:
-    """The value at `key`, None where there is none."""
+    """Return the value at `key`, None if it is missing."""
     value = row.get(key)
     if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
         raise LineError(f'{key} is {describe(value)}; allowed: {KINDS[kind]}')
@@ -80,7 +80,7 @@ def optional(row: dict[str, Any], key: str, kind: type) -> Any:
 
 
 def optional_list(row: dict[str, Any], key: str, kinds: Any) -> list[Any] | None:
-    """The list of numbers at `key`, None where there is none."""
+    """Return the list of numbers at `key`, None if it is missing."""
     value = row.get(key)
     if value is None:
         return None

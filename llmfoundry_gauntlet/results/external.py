@@ -1,4 +1,4 @@
-"""Scores answers from elsewhere (a server, an API, a canonical solution) with the same scorers as our own outputs."""
+"""Score external answers (of a server, an API, or canonical solutions) with the same scorers as our own outputs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CheckedSolutions:
 
 
 class AnswerError(ValueError):
-    """An answer cannot be scored."""
+    """Raised for an answer that cannot be scored."""
 
 
 @dataclass(slots=True)
@@ -64,15 +64,15 @@ class Marked:
                 self.problems.append(f'{answer.place}: {name(key)}: {error}')
 
     def finish(self) -> None:
-        """Waits for the programs that are still being run."""
+        """Wait for the programs that are still running."""
         self.results.update({key: program.result() for key, program in self.programs.items()})
 
 
 def score_answers(data: EvaluationData, answers: Iterable[Answer], *, allow_missing: bool = False) -> Evaluation:
-    """The evaluation that these answers make, each taken as it comes.
+    """Return the evaluation of these answers, scored as they are read.
 
-    Raises DataError with every answer that is unknown, doubled or of the wrong form, and unless `allow_missing` with
-    every item that has none.
+    Raise DataError with every answer that is unknown, duplicate or of the wrong form, and unless `allow_missing` with
+    every item without an answer.
     """
     started = time.perf_counter()
     data = with_programs(data)
@@ -159,9 +159,9 @@ def mark(item: Item, answer: Answer, task: Task, sandbox: Sandbox | None) -> Ite
 
 
 def score_output(item: Item, answer: Answer, logprobs: tuple[float, ...]) -> ScoreOutput:
-    """Sums of log-probabilities as the engine would give them, spread evenly over a choice's tokens.
+    """Return log-probabilities like those of the engine, with each sum spread evenly over a choice's tokens.
 
-    Without a number of tokens each choice counts as one token, so that sums are compared.
+    Without numbers of tokens each choice counts as one token, so that sums are compared.
     """
     num_choices = len(item.choices)
     if len(logprobs) != num_choices:
@@ -184,12 +184,12 @@ def score_output(item: Item, answer: Answer, logprobs: tuple[float, ...]) -> Sco
 
 
 def order(key: ItemKey) -> tuple[str, str, int, str, int]:
-    """Items in messages: by name."""
+    """Return the sort key of an item in messages: its name."""
     return key.task, key.file or '', key.row, key.variant or '', key.sample
 
 
 def name(key: ItemKey) -> str:
-    """An item in messages."""
+    """Return the name of an item in messages."""
     parts = [key.task, *([key.file] if key.file else []), f'row {key.row}']
     parts += [key.variant] if key.variant else []
     parts += [f'sample {key.sample}'] if key.sample else []
@@ -197,7 +197,7 @@ def name(key: ItemKey) -> str:
 
 
 def unanswered(keys: Sequence[ItemKey]) -> list[str]:
-    """Names items without an answer, given in order: a line for each task, its neighbouring rows together."""
+    """Yield lines that name items without an answer, given in order: one per task, with adjacent rows joined."""
     groups: dict[str, list[int]] = {}
     for key in keys:
         groups.setdefault(name(replace(key, row=0)).replace(', row 0', ''), []).append(key.row)
@@ -205,7 +205,7 @@ def unanswered(keys: Sequence[ItemKey]) -> list[str]:
 
 
 def ranges(rows: Sequence[int]) -> str:
-    """Rows in ascending order, such as '0-3, 7'."""
+    """Return ascending rows as text, such as '0-3, 7'."""
     runs: list[list[int]] = []
     for row in rows:
         if runs and row == runs[-1][-1] + 1:

@@ -1,4 +1,4 @@
-"""`results.json` and `samples/` of one evaluation, written whole and read back."""
+"""`results.json` and `samples/` of one evaluation, written atomically and read back."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def write_records(
 
 
 def write_again(folder: Path, evaluation: Evaluation, earlier: Mapping[str, Any]) -> None:
-    """Writes what was made of an earlier evaluation's items, with all that the earlier record says of the model."""
+    """Write metrics that were recomputed from an earlier evaluation's items, with the model's data of its record."""
     record = results_record(evaluation)
     kept = ('model', 'environment', 'training', 'timing', 'config', 'identity')
     replace_run(folder, evaluation.results, {**record, **{name: earlier[name] for name in kept}})
@@ -101,7 +101,7 @@ def write_run(folder: Path, results: Mapping[str, Iterable[ItemResult]], record:
 
 
 def check_out(out: Path, *, overwrite: bool, resume: bool = False) -> None:
-    """Raises RecordError where `out` holds something that must not be lost."""
+    """Raise RecordError if `out` holds something that must not be lost."""
     if overwrite and resume:
         raise ConfigError('--resume goes on with what is there, --overwrite replaces it; give one of them')
     if out.exists() and not out.is_dir():
@@ -124,7 +124,7 @@ def json_text(content: Any) -> str:
 
 
 def results_record(evaluation: Evaluation) -> dict[str, Any]:
-    """The content of results.json that the evaluation itself knows."""
+    """Return the part of results.json that the evaluation itself knows."""
     tasks = {
         key: score_record(score) | task_record(evaluation, key)
         for key, score in evaluation.scores.items()
@@ -148,7 +148,7 @@ def results_record(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def composites_record(evaluation: Evaluation) -> dict[str, Any] | None:
-    """The composites, what they are made of, and a digest of that, which differs where they cannot be compared."""
+    """Return the composites, their definition, and a digest that differs if they are not comparable."""
     composites, gauntlet = evaluation.composites, evaluation.data.suite.gauntlet
     if composites is None or gauntlet is None:
         return None
@@ -175,7 +175,7 @@ def timing_record(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def config_record(evaluation: Evaluation) -> dict[str, Any]:
-    """The settings, with what was found for those that were left open."""
+    """Return the settings, with the values found for automatic ones."""
     settings = asdict(evaluation.data.settings)
     if evaluation.planned is not None:
         settings.update(
@@ -203,7 +203,7 @@ def task_record(evaluation: Evaluation, key: str) -> dict[str, Any]:
 
 
 def score_record(score: TaskScore) -> dict[str, Any]:
-    """A task's metrics and counts, categories below."""
+    """Return a task's metrics and counts, with its categories."""
     record: dict[str, Any] = {
         'metrics': {name: measure_record(measure) for name, measure in score.metrics.items()},
         'num_items': score.num_items,
@@ -216,7 +216,7 @@ def score_record(score: TaskScore) -> dict[str, Any]:
 
 
 def robustness_record(evaluation: Evaluation) -> dict[str, Any] | None:
-    """SCORE's data sets: the files that were absent, and each perturbation, or why it does not apply."""
+    """Return SCORE's datasets: the files that were absent, and each perturbation, or why it does not apply."""
     record: dict[str, Any] = {}
     for key, task in evaluation.tasks.items():
         if not isinstance(task, ScoreTask):
@@ -240,7 +240,7 @@ def robustness_record(evaluation: Evaluation) -> dict[str, Any] | None:
 
 
 def perturbation_record(score: PerturbationScore) -> dict[str, Any]:
-    """All of a perturbation's measures, those by variant and by gold label below."""
+    """Return all measures of a perturbation, with those by variant and by gold label."""
     record: dict[str, Any] = {}
     for field in fields(score):
         value = getattr(score, field.name)
@@ -254,7 +254,7 @@ def perturbation_record(score: PerturbationScore) -> dict[str, Any]:
 
 
 def measure_record(measure: Measure) -> dict[str, Any]:
-    """`{"value": ..., "standard_error": ...}`, or `{"reason": ...}` where there is no value."""
+    """Return `{"value": ..., "standard_error": ...}`, or `{"reason": ...}` without a value."""
     if measure.value is None:
         return {'reason': measure.reason}
     error = measure.standard_error
@@ -262,13 +262,13 @@ def measure_record(measure: Measure) -> dict[str, Any]:
 
 
 def note_checkpoint(folder: Path, checkpoint: str) -> None:
-    """Writes the name of the checkpoint that an evaluation in training belongs to into its results.json."""
+    """Add the name of the checkpoint of an evaluation in training to its results.json."""
     record = read_results(folder)
     write_json(folder / RESULTS, {**record, 'training': {**record['training'], 'checkpoint': checkpoint}})
 
 
 def read_results(folder: Path) -> dict[str, Any]:
-    """The content of a folder's results.json. Raises RecordError."""
+    """Return the content of a folder's results.json. Raise RecordError."""
     path = folder / RESULTS
     try:
         record = json.loads(path.read_text(encoding='utf-8'))
@@ -295,7 +295,7 @@ def with_current_names(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def find_results(run: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """Every results.json at or below `run`, ordered by training batch, then by path."""
+    """Return every results.json at or below `run`, ordered by training batch, then by path."""
     paths = sorted(run.rglob(RESULTS))
     if not paths:
         raise RecordError(f'{run}: there is no {RESULTS} at or below it')

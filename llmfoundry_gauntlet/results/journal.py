@@ -34,14 +34,14 @@ Identity = Mapping[str, Any]  # what must agree for items to be used again
 
 
 class OtherEvaluationError(RecordError):
-    """The journal is of another model, or of other settings."""
+    """Raised for a journal of another model or other settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
     """The items that an earlier attempt finished.
 
-    `suspects` are items whose numbers were not finite among others, and which are to be run again by themselves.
+    `suspects` are items whose numbers were not finite in a batch with others, to be run again by themselves.
     """
 
     identity: Identity
@@ -50,7 +50,7 @@ class Finished:
 
 
 class Journal:
-    """One rank's file of the journal in `folder`. Where it cannot be written, `problem` says why, and it ends there."""
+    """One rank's file of the journal in `folder`. After an error `problem` says why, and nothing more is written."""
 
     def __init__(self, folder: Path, identity: Identity, *, attempt: int, rank: int) -> None:
         self.path = folder / JOURNAL / f'{attempt:03d}-rank{rank}.jsonl'
@@ -65,7 +65,7 @@ class Journal:
         self._write([json.dumps({'identity': dict(identity)})])
 
     def add(self, results: Iterable[ItemResult], *, suspect: bool = False) -> None:
-        """Appends finished items, all at once."""
+        """Append finished items in one write."""
         kind = SUSPECT if suspect else ITEM
         self._write(f'{{"task": {json.dumps(result.key.task)}, "{kind}": {sample_line(result)}}}' for result in results)
 
@@ -96,7 +96,7 @@ class Journal:
 
 
 def line_of(content: str) -> bytes:
-    """A line of the journal."""
+    """Return a line of the journal."""
     payload = content.encode('utf-8', 'surrogatepass')
     return b'%d %s %s\n' % (len(payload), hashlib.sha256(payload).hexdigest()[:16].encode(), payload)
 
@@ -154,7 +154,7 @@ def read_journal(folder: Path, *, repair: bool = False) -> Finished | None:
 
 
 def entries(path: Path, problems: list[str]) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file that check, with their numbers; others go to `problems`, but a torn last one."""
+    """Yield the valid lines of a file with their numbers; invalid ones go to `problems`, except a torn last one."""
     try:
         lines = list(lines_of(path.read_bytes()))
     except OSError as error:
@@ -169,7 +169,7 @@ def entries(path: Path, problems: list[str]) -> Iterator[tuple[int, bytes]]:
 
 
 def check_identity(found: Identity, wanted: Identity, place: Path) -> None:
-    """Raises OtherEvaluationError naming everything in which a journal is of another evaluation than the one wanted."""
+    """Raise OtherEvaluationError with everything in which a journal differs from the current evaluation."""
     differing = [name for name in {**wanted, **found} if found.get(name) != wanted.get(name)]
     if differing:
         parts = [f'{name} {found.get(name)} (now {wanted.get(name)})' for name in differing]
@@ -180,7 +180,7 @@ def check_identity(found: Identity, wanted: Identity, place: Path) -> None:
 
 
 def next_attempt(folder: Path) -> int:
-    """The number of the attempt after all those in the journal."""
+    """Return the number of the attempt after all those in the journal."""
     numbers = []
     with contextlib.suppress(OSError):  # then no file can be begun either, which the journal says
         numbers = [int(path.name.partition('-')[0]) for path in (folder / JOURNAL).glob('[0-9]*-rank*.jsonl')]
@@ -188,5 +188,5 @@ def next_attempt(folder: Path) -> int:
 
 
 def remove_journal(folder: Path) -> None:
-    """Removes the journal, once all of it is in the records."""
+    """Remove the journal, once everything in it is in the records."""
     shutil.rmtree(folder / JOURNAL, ignore_errors=True)

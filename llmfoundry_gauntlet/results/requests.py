@@ -1,4 +1,4 @@
-"""Requests for models elsewhere, such as a server or an API: one JSON line per item."""
+"""Requests for external models, such as a server or an API: one JSON line per item."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An evaluation read back from its folder: what was asked, and every item, so that all numbers can be made again."""
+"""Evaluations read back from their folders: tasks, settings and every item, so that all metrics can be recomputed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from llmfoundry_gauntlet.types import ItemResult
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(Scores):
-    """One evaluation: its results.json, the tasks as they were asked, and their items."""
+    """One evaluation: its results.json, its tasks with their settings, and their items."""
 
     folder: Path
     record: Mapping[str, Any]
@@ -34,17 +34,17 @@ class Run(Scores):
 
     @property
     def tasks(self) -> dict[str, Task]:
-        """The tasks that were run, by key."""
+        """Return the tasks that were run, by key."""
         return {task.key: task for task in self.data.suite.tasks}
 
     @property
     def batch(self) -> int | None:
-        """The training batch that the model is of, None where it is not known."""
+        """Return the training batch of the model, None if unknown."""
         return (self.record['training'] or {}).get('batch')
 
 
 def read_run(folder: str | Path) -> Run:
-    """The evaluation in a folder. Raises RecordError."""
+    """Return the evaluation in a folder. Raise RecordError."""
     folder = Path(folder)
     record = read_results(folder)
     try:
@@ -69,7 +69,7 @@ def read_run(folder: str | Path) -> Run:
 
 
 def finished_run(folder: Path) -> Finished | None:
-    """The items of a finished evaluation, None where it does not say what must agree to use them again."""
+    """Return the items of a finished evaluation, None if it has no identity to compare with."""
     run = read_run(folder)
     if run.record.get('identity') is None:
         return None
@@ -78,7 +78,7 @@ def finished_run(folder: Path) -> Finished | None:
 
 
 def read_runs(run: str | Path) -> list[Run]:
-    """Every evaluation at or below a folder, in the order of training. Raises RecordError."""
+    """Return every evaluation at or below a folder, in the order of training. Raise RecordError."""
     return [read_run(folder) for folder, _ in find_results(Path(run))]
 
 
@@ -114,7 +114,7 @@ def recorded_data(record: Mapping[str, Any], path: Path) -> EvaluationData:
 
 
 def recorded_task(spec: Mapping[str, Any], problems: Problems) -> Task | None:
-    """A task as results.json has it."""
+    """Return a task from its entry in results.json."""
     if 'dataset' in spec:
         score: ScoreSpec | None = decode(ScoreSpec, spec, 'score', problems)
         return None if score is None else score_task(score, ())
@@ -122,7 +122,7 @@ def recorded_task(spec: Mapping[str, Any], problems: Problems) -> Task | None:
 
 
 def summarize_again(run: Run, gauntlet: GauntletSpec | None, *, allow_missing: bool) -> Evaluation:
-    """All metrics of a run from its items, as this version has them; with another gauntlet where one is given."""
+    """Return all metrics of a run, recomputed from its items by this version; with another gauntlet, if given."""
     data = run.data
     if gauntlet is not None:
         data = replace(data, suite=replace(data.suite, gauntlet=gauntlet))

@@ -50,7 +50,7 @@ MAPPINGS = {'marks': (int, float), 'facts': (int, str)}
 
 
 class FieldError(ValueError):
-    """A field of a line has the wrong type."""
+    """Raised for a field of a line with the wrong type."""
 
 
 def samples_file(folder: Path, task: str) -> Path:
@@ -59,7 +59,7 @@ def samples_file(folder: Path, task: str) -> Path:
 
 
 def sample_line(result: ItemResult) -> str:
-    """One line of a samples file. Log-probabilities that are no finite numbers are null."""
+    """Return one line of a samples file. Log-probabilities that are not finite are null."""
     key = result.key
     sample: dict[str, Any] = {
         'file': key.file,
@@ -92,7 +92,7 @@ def sample_line(result: ItemResult) -> str:
 
 
 def parse_sample(task: str, sample: Mapping[str, Any]) -> ItemResult:
-    """The item result of a line's JSON. Raises KeyError, TypeError or ValueError where it is none."""
+    """Return the item result of a line's JSON. Raise KeyError, TypeError or ValueError if it is invalid."""
     check_fields(sample)
     int(sample['cluster'] or '0', 16)  # is a number in hexadecimal digits
     return ItemResult(
@@ -131,7 +131,7 @@ def current_reason(reason: str | None) -> str | None:
 
 
 def check_fields(sample: Mapping[str, Any]) -> None:
-    """Raises KeyError for a field that is not there, FieldError for one that is of another type."""
+    """Raise KeyError for a missing field, FieldError for one of the wrong type."""
     for name, kinds in FIELDS.items():
         check_type(name, sample[name], kinds)
     for name, kinds in LISTS.items():
@@ -147,13 +147,13 @@ def check_fields(sample: Mapping[str, Any]) -> None:
 
 
 def check_type(name: str, value: object, kinds: tuple[type, ...]) -> None:
-    """Raises FieldError unless the value is of one of these very types, as JSON gives them."""
+    """Raise FieldError unless the value is of one of exactly these types, as JSON gives them."""
     if type(value) not in kinds:
         raise FieldError(f'{name} is {describe(value)}')
 
 
 def read_samples(folder: Path, task: str) -> tuple[ItemResult, ...]:
-    """A task's items in the order of the file. Raises RecordError."""
+    """Return a task's items in the order of the file. Raise RecordError."""
     path = samples_file(folder, task)
     results = []
     try:
@@ -171,15 +171,15 @@ def read_samples(folder: Path, task: str) -> tuple[ItemResult, ...]:
 
 
 def finite(values: Sequence[float] | None) -> list[float | None] | None:
-    """The values, None for those that JSON has no word for."""
+    """Return the values, None for those that JSON cannot represent."""
     return None if values is None else [value if math.isfinite(value) else None for value in values]
 
 
 def numbers(values: Sequence[float | None] | None) -> tuple[float, ...] | None:
-    """The values, NaN for None."""
+    """Return the values, NaN for None."""
     return None if values is None else tuple(math.nan if value is None else value for value in values)
 
 
 def whole(values: Sequence[int] | None) -> tuple[int, ...] | None:
-    """The values as they were."""
+    """Return the values unchanged."""
     return None if values is None else tuple(values)

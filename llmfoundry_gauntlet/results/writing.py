@@ -1,4 +1,4 @@
-"""Text files that appear whole or not at all."""
+"""Text files that are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def encoded(lines: Iterable[str]) -> Iterator[bytes]:
 
 
 def check_writable(folder: Path) -> None:
-    """Raises RecordError where a folder, which may not be there yet, could not be made or written into."""
+    """Raise RecordError if a folder, which may not exist yet, cannot be created or written to."""
     place = next(path for path in (folder, *folder.parents) if path.exists())
     try:
         with tempfile.TemporaryFile(dir=place):

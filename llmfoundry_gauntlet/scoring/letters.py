@@ -1,9 +1,9 @@
-"""The letter that a reply to a lettered multiple-choice question chooses, read in two ways.
+"""The letter chosen by a generation that answers a lettered multiple-choice question, extracted by two rules.
 
-`tolerant_letter` reads what people would read and leaves open what is ambiguous: it wants a statement, or a reply that
-is nothing but its answer, and never takes a letter out of running text. Marking is by letter, so a letter that stands
-beside another option's text counts. Not covered: numerals for letters, letters of other alphabets, languages other
-than English.
+`tolerant_letter` reads what people would read and leaves ambiguous answers open: it requires a statement, or a
+generation that is nothing but its answer, and never takes a letter from running text. Scoring is by letter, so a letter
+beside another option's text counts. Not covered: numerals instead of letters, other alphabets, other languages than
+English.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ AFTER_TEXT = re.compile(
 def reference_letter(reply: str) -> str:
     """Return what SCORE in lm-eval 0.4.13 extracts from a generation, which is not stripped first.
 
-    After the last 'the best answer is ' up to a line break or a space, without signs, in upper case; without the
-    phrase the whole reply, in upper case. With options that are numbered it would translate numerals as well.
+    After the last 'the best answer is ' up to a line break or a space, without punctuation, in upper case; without the
+    phrase the whole generation, in upper case. For numbered options it would translate numerals as well.
     """
     lowered = reply.lower()
     if PHRASE not in lowered:
@@ -82,11 +82,11 @@ def reference_letter(reply: str) -> str:
 
 
 def tolerant_letter(reply: str, options: Sequence[str]) -> str | None:
-    """The letter of the option that a reply chooses, 'A' for the first; None where it chooses none or several.
+    """Return the letter of the option that a generation chooses, 'A' for the first; None if it chooses none or several.
 
     The last statement counts: of those with 'best answer', if there are any, else of other usual ones. Without a
-    statement the reply, or its first or its last line, must be an answer and nothing else. An option's text stands for
-    its letter where no other option has the same.
+    statement the generation, or its first or last line, must be an answer and nothing else. An option's text counts as
+    its letter if no other option has the same text.
     """
     text = cleaned(reply)
     texts = [folded(option) for option in options]
@@ -103,7 +103,7 @@ def tolerant_letter(reply: str, options: Sequence[str]) -> str | None:
 
 
 def other_statement(text: str, texts: Sequence[str], start: int) -> str | None:
-    """The letter of the last statement other than 'the best answer is' that begins at `start` or later."""
+    """Return the letter of the last statement other than 'the best answer is' that begins at `start` or later."""
     places = [*OTHER.finditer(text, start), *BEFORE.finditer(text, start)]
     for found in sorted(places, key=lambda found: found.end(), reverse=True):
         if found.re is BEFORE:
@@ -121,9 +121,9 @@ def other_statement(text: str, texts: Sequence[str], start: int) -> str | None:
 
 
 def said_in(statement: str, texts: Sequence[str]) -> str | None:
-    """The letter at the head of a statement, by its option's text or itself.
+    """Return the letter at the beginning of a statement, as itself or by its option's text.
 
-    None where it names several or one beyond the options, UNSAID where it has none.
+    None if it names several or one beyond the options, UNSAID if it has none.
     """
     named = named_by_text(statement, texts)
     if named != UNSAID:
@@ -165,10 +165,10 @@ def stands_alone(letter: str, rest: str) -> bool:
 
 
 def named_by_text(statement: str, texts: Sequence[str]) -> str | None:
-    """The letter of the option whose text a statement is, or begins with before a reason; else UNSAID.
+    """Return the letter of the option whose text a statement is, or begins with before a reason; else UNSAID.
 
-    The longest text counts; None where several options have it, or where a letter in brackets contradicts it. Texts
-    that are a single letter do not count here.
+    The longest text counts; None if several options have it, or if a letter in brackets contradicts it. Texts that are
+    a single letter do not count here.
     """
     wholes, lines = set(), set()
     for begun in (statement.lstrip(' \n\t:='), OPENERS.sub('', statement)):
@@ -193,7 +193,7 @@ def named_by_text(statement: str, texts: Sequence[str]) -> str | None:
 
 
 def whole_reply(text: str, texts: Sequence[str]) -> str | None:
-    """The letter of a reply without a statement: it, its first or its last line is an answer and nothing else."""
+    """Return the letter of a generation without a statement: it, its first or its last line is just an answer."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
         return None
@@ -212,7 +212,7 @@ def whole_reply(text: str, texts: Sequence[str]) -> str | None:
 
 
 def lone_letter(line: str, texts: Sequence[str]) -> str | None:
-    """The letter of a line that is a letter, an 'option B' or a letter with its text, such as 'B) Paris' or 'B. Paris'.
+    """Return the letter of a line that is a letter, 'option B' or a letter with its text: 'B) Paris' or 'B. Paris'.
 
     After a full stop, a colon or a dash the text must be that option's: 'A: ...' may be an answer, 'E. coli' a name.
     """
@@ -232,9 +232,9 @@ def lone_letter(line: str, texts: Sequence[str]) -> str | None:
 
 
 def option_letter(letter: str, texts: Sequence[str]) -> str | None:
-    """A letter as one of the options', or the one option that has it for a text; None for another.
+    """Return a letter as one of the options', or the one option with that text; None for another.
 
-    A small letter that is both, such as 'c' where an option is 'c', may be meant for either.
+    A lower-case letter that is both, such as 'c' if an option is 'c', may mean either.
     """
     places = [string.ascii_uppercase[index] for index, text in enumerate(texts) if text == letter.lower()]
     if letter.upper() in string.ascii_uppercase[: len(texts)]:
@@ -248,7 +248,7 @@ def is_letter(text: str) -> bool:
 
 
 def cleaned(text: str) -> str:
-    """A text without Markdown, HTML, dollar signs and LaTeX's fonts, in plain letters and quotes."""
+    """Return a text without Markdown, HTML, dollar signs and LaTeX fonts, in plain letters and quotes."""
     if not text.isascii():
         text = unicodedata.normalize('NFKC', text)
     text = text.translate(PLAIN).replace('__', '')
@@ -259,5 +259,5 @@ def cleaned(text: str) -> str:
 
 @lru_cache(maxsize=65536)
 def folded(text: str) -> str:
-    """A text for comparison: cleaned, in small letters, single spaces, without quotes around it or a full stop."""
+    """Return a text for comparison: cleaned, lower case, single spaces, without surrounding quotes and full stop."""
     return ' '.join(cleaned(text).casefold().split()).strip('"\' ').rstrip('.').strip('"\' ')

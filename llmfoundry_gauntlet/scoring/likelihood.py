@@ -1,4 +1,4 @@
-"""Marks log-probabilities: which choice a model prefers, and whether a continuation is its own first choice."""
+"""Score log-probabilities: the choice that a model prefers, and whether a continuation is the most probable one."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ TIE_TOLERANCE = 1e-6
 
 
 def score_choice(output: ScoreOutput, gold: int, *, reference: bool) -> Score:
-    """The choice with the highest mean log-probability per token; a k-way tie with the gold in it earns 1/k.
+    """Score the choice with the highest mean log-probability per token; a k-way tie that includes the gold scores 1/k.
 
-    With `reference`, llm-foundry 0.22's rule (`eval/metrics/nlp.py:InContextLearningMultipleChoiceAccuracy`):
-    the first of the lowest perplexities in float32, so that ties and NaN fall to the first choice.
+    With `reference`, llm-foundry 0.22's rule (`eval/metrics/nlp.py:InContextLearningMultipleChoiceAccuracy`): the first
+    of the lowest perplexities in float32, so ties and NaN go to the first choice.
     """
     means = [float(logprobs.mean()) for logprobs in output.logprobs]
     if reference:
@@ -39,7 +39,7 @@ def score_choice(output: ScoreOutput, gold: int, *, reference: bool) -> Score:
 
 
 def score_argmax(output: ScoreOutput, *, reference: bool) -> Score:
-    """Right when every token of the only continuation is the most probable one; predicted is then 0, else None.
+    """Score 1 if every token of the only continuation is the most probable one; predicted is then 0, else None.
 
     A token that ties with k - 1 others at the top counts 1/k; with `reference` only the first of them counts
     (llm-foundry 0.22, `eval/metrics/nlp.py:InContextLearningLMAccuracy`).
@@ -63,9 +63,10 @@ def score_argmax(output: ScoreOutput, *, reference: bool) -> Score:
 
 
 def best_of(scores: Sequence[float], *, rounding_of: float = 0.0) -> list[int]:
-    """The places of the highest score and of those that are equal to it but for rounding.
+    """Return the indices of the highest score and of those equal to it up to rounding.
 
-    Scores that are differences are rounded like the numbers that they are differences of, `rounding_of` at most.
+    Scores that are differences have the rounding error of the numbers that they are differences of, at most
+    `rounding_of`.
     """
     best = max(scores)
     least = TIE_TOLERANCE * rounding_of
@@ -75,5 +76,5 @@ def best_of(scores: Sequence[float], *, rounding_of: float = 0.0) -> list[int]:
 
 
 def first_lowest(values: Sequence[float]) -> int:
-    """Index of the first lowest value as Python's `min` finds it: a NaN is never lower, and never replaced."""
+    """Return the index of the first lowest value like Python's `min`: a NaN is never lower, and never replaced."""
     return min(range(len(values)), key=values.__getitem__)

@@ -1,7 +1,7 @@
-"""Takes from a process what arithmetic does not need: new processes, programs, connections, files to write.
+"""Deny a process what arithmetic does not need: new processes, programs, connections, files to write.
 
-sympy's parser evaluates what a model wrote as Python. The names that it may use are few, and this is the wall behind
-them. Where the kernel or the machine has no seccomp filters there is no wall.
+sympy's parser evaluates model output as Python. It may use only a few names; this is the second line of defence.
+Without seccomp filters in the kernel there is none.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ FILTER = 2
 
 
 class Program(ctypes.Structure):
-    """struct sock_fprog."""
+    """The C struct sock_fprog."""
 
     _fields_ = (('length', ctypes.c_ushort), ('code', ctypes.c_char_p))
 
 
 def confine() -> None:
-    """Confines this process, which then dies with the one that forked it."""
+    """Confine this process, which then dies with the one that forked it."""
     library = ctypes.CDLL(None, use_errno=True)
     library.prctl(DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
     if platform.machine() not in ALLOWED:
@@ -70,7 +70,7 @@ def confine() -> None:
 
 
 def allow_list(machine: str) -> bytes:
-    """A BPF program that refuses all but the calls above, and opening files other than to read them."""
+    """Return a BPF program that denies all but the calls above, and opening files except for reading."""
     refuse = (RETURN, 0, 0, DENY | errno.EPERM)
     code: list[Instruction] = []
     for number in ALLOWED[machine]:

@@ -128,5 +128,5 @@ def equations_equal(algebra: Algebra, one: Form, other: Form) -> bool:
 
 
 def written(text: str) -> str:
-    """An expression as algebra reads it: degrees as numbers."""
+    """Return an expression in the form for algebra: degrees as numbers."""
     return DEGREES.sub(r'(\\frac{\1 \\pi}{180})', text)

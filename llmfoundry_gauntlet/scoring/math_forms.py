@@ -1,7 +1,7 @@
 """The form of an answer: a number with its unit, a pair, an interval, a set, a list, a matrix, a word, an expression.
 
-Forms keep apart what a computer algebra system takes for one: (1,2) and {1,2}, 10 in base 2 and 10, 5 cm and 5 m, 50%
-and 50. Nothing is evaluated but the digits of numbers.
+Forms distinguish what a computer algebra system takes for equal: (1,2) and {1,2}, 10 in base 2 and 10, 5 cm and 5 m,
+50% and 50. Nothing is evaluated but the digits of numbers.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ POWERS = {'square': '2', 'sq': '2', 'squared': '2', 'cubic': '3', 'cubed': '3'}
 class Form:
     """One reading of an answer.
 
-    `text` is its LaTeX without unit and label, `label` what stood before an equals sign or a sign of membership, `ends`
-    the two brackets of a pair or an interval, the base of digits, or the signs of a relation.
+    `text` is its LaTeX without unit and label, `label` what precedes an equals sign or a sign of membership, `ends` the
+    two brackets of a pair or an interval, the base of digits, or the signs of a relation.
     """
 
     kind: str
@@ -89,7 +89,7 @@ class Form:
 
 @lru_cache(maxsize=65536)
 def forms_of(answer: str) -> tuple[Form, ...]:
-    """The readings of an answer, '1,234' having two; none for one that is too long to look at."""
+    """Return the readings of an answer, two for '1,234'; none for one that is too long."""
     if len(answer) > MAX_CHARACTERS:
         return ()
     text = one_spelling(answer)
@@ -103,7 +103,7 @@ def forms_of(answer: str) -> tuple[Form, ...]:
 
 
 def form_of(text: str, depth: int) -> Form:
-    """The form of a text in one spelling. Deeper than six levels all is an expression."""
+    """Return the form of a normalised text. Below six levels everything is an expression."""
     text = unwrapped(text)
     if depth >= MAX_DEPTH:
         return Form(kind=EXPRESSION, text=text)
@@ -128,7 +128,7 @@ def form_of(text: str, depth: int) -> Form:
 
 
 def list_of(text: str, pieces: list[str], depth: int, kind: str = LIST) -> Form:
-    """Answers beside each other; one with a plus-minus sign is two, a lone label belongs to all."""
+    """Return the answers of a list; one with a plus-minus sign is two, a single label belongs to all."""
     parts: list[Form] = []
     for piece in pieces:
         if piece.strip():
@@ -168,7 +168,7 @@ def occurs_in(label: str, value: str) -> bool:
 
 
 def as_interval(text: str, pieces: list[str], signs: list[str], parts: tuple[Form, ...]) -> Form | None:
-    """The interval of a variable between bounds, or on one side of one, the smaller on the left."""
+    """Return the interval of a variable between bounds, or on one side of one, the smaller on the left."""
     closed = [sign == '\\le' for sign in signs]
     infinite = Form(kind=EXPRESSION, text=INFINITY)
     below = Form(kind=EXPRESSION, text=f'-{INFINITY}')
@@ -186,7 +186,7 @@ def as_interval(text: str, pieces: list[str], signs: list[str], parts: tuple[For
 
 
 def in_brackets(text: str, depth: int) -> Form | None:
-    """A set, a pair or an interval; what is in parentheses alone."""
+    """Return a set, a pair or an interval; or the content of parentheses."""
     opening = re.match(r'\\\{|[(\[]', text)
     if not opening or (end := closing(text, 0)) is None:
         return None
@@ -206,7 +206,7 @@ def in_brackets(text: str, depth: int) -> Form | None:
 
 
 def in_matrix(text: str, depth: int) -> Form | None:
-    """A matrix or vector: a part for each row, of parts for its entries."""
+    """Return a matrix or vector: a part for each row, of parts for its entries."""
     found = MATRIX_WHOLE.fullmatch(text)
     if not found or '\\begin' in found['rows']:
         return None
@@ -219,7 +219,7 @@ def in_matrix(text: str, depth: int) -> Form | None:
 
 
 def in_words(text: str, depth: int) -> Form | None:
-    """A text, or the number that one holds."""
+    """Return a text, or the number in it."""
     found = WHOLE_TEXT.fullmatch(text)
     if not found:
         return None
@@ -230,7 +230,7 @@ def in_words(text: str, depth: int) -> Form | None:
 
 
 def in_base(text: str, _: int) -> Form | None:
-    """Digits in a base; their value counts for nothing, as the base is what was asked for."""
+    """Return digits in a base; their value does not count, as the base is part of the question."""
     found = IN_BASE.fullmatch(text)
     if not found:
         return None
@@ -243,7 +243,7 @@ def in_base(text: str, _: int) -> Form | None:
 
 
 def as_ratio(text: str, depth: int) -> Form | None:
-    """Numbers with colons between, of which a ratio or a time consists."""
+    """Return the numbers of a ratio or a time, which have colons between them."""
     pieces, _ = split_outside(text, COLON)
     if not 1 < len(pieces) < 5:
         return None
@@ -251,7 +251,7 @@ def as_ratio(text: str, depth: int) -> Form | None:
 
 
 def quantity(text: str, core: str) -> Form:
-    """A number or an expression, without its unit."""
+    """Return a number or an expression, without its unit."""
     core, unit = without_unit(core)
     core = re.sub(r'\A\+\s*', '', unwrapped(core))
     value = number_of(core)
@@ -259,7 +259,7 @@ def quantity(text: str, core: str) -> Form:
 
 
 def without_unit(text: str) -> tuple[str, str]:
-    """An expression and the unit, currency, degree or percent sign beside it, '' where there is none."""
+    """Return an expression and its unit, currency, degree or percent sign, '' without one."""
     if money := MONEY.fullmatch(text):
         amount = UNIT_TEXT.fullmatch(money[2]) or UNIT_WORDS.fullmatch(money[2])
         return money[1] + (amount['core'] if amount else money[2]), '$'
@@ -287,7 +287,7 @@ def is_unit(name: str) -> bool:
 
 
 def unit_of(name: str, power: str | None) -> str:
-    """A unit by one name, with its power."""
+    """Return a unit by its canonical name, with its power."""
     name = re.sub(r'\\text|[{}.\\]', ' ' if '/' in name else '', name.lower())
     words = [word for word in name.replace('/', ' per ').replace('-', ' ').split() if word != 'of']
     power = next((POWERS[word] for word in words if word in POWERS), power)
@@ -301,7 +301,7 @@ def unit_of(name: str, power: str | None) -> str:
 
 
 def number_of(text: str) -> Fraction | None:
-    """The value of a number: an integer, a decimal, a fraction, a mixed number or one with a power of ten."""
+    """Return the value of a number: an integer, a decimal, a fraction, a mixed number or one with a power of ten."""
     if found := DECIMAL.fullmatch(text):
         return signed(found[1], Fraction(found[2]))
     if found := QUOTIENT.fullmatch(text):
@@ -318,5 +318,5 @@ def number_of(text: str) -> Fraction | None:
 
 
 def signed(sign: str, value: Fraction) -> Fraction:
-    """A value with its sign."""
+    """Return a value with its sign."""
     return -value if sign == '-' else value

@@ -1,4 +1,4 @@
-"""LaTeX of an answer in one spelling: what looks the same is written the same, and nothing is evaluated."""
+"""The LaTeX of an answer in a normal form: what looks the same is written the same, and nothing is evaluated."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ ARGUMENTS = {'frac': 2, 'binom': 2, 'sqrt': 1}
 
 @lru_cache(maxsize=65536)
 def one_spelling(text: str) -> str:
-    """An answer's LaTeX without what only places or dresses it, every argument in braces, texts as \\text{...}."""
+    """Return an answer's LaTeX without spacing and fonts, every argument in braces, texts as \\text{...}."""
     text = text.translate(CHARACTERS).replace('\\$', r'\money ').replace('$', ' ')
     text = re.sub(r'(?<!\\)\\[()\[\]]', ' ', text)
     text = THOUSANDS.sub('', SIZES.sub('', text))
@@ -89,7 +89,7 @@ def is_mathematics(content: str) -> bool:
 
 
 def one_command(found: re.Match[str]) -> str:
-    """A command by the name that we use, or the character that it stands for."""
+    """Return the canonical name of a command, or the character that it stands for."""
     name = found[1]
     return SYMBOLS.get(name) or '\\' + COMMANDS.get(name, name)
 
@@ -108,7 +108,7 @@ def one_text(found: re.Match[str]) -> str:
 
 
 def outside_braces(found: re.Match[str]) -> str:
-    """A comma for 'and' and 'or'; a comma or semicolon stays."""
+    """Return a comma for 'and' and 'or'; a comma or semicolon is kept."""
     return found[0] if found[0].strip() in (',', ';') else ','
 
 
@@ -168,7 +168,7 @@ def closing(text: str, begin: int) -> int | None:
 
 
 def unwrapped(text: str) -> str:
-    """A text without white space and braces around it, and punctuation at its end."""
+    """Return a text without surrounding white space and braces, and without final punctuation."""
     before = None
     while text != before:
         before = text
@@ -179,7 +179,7 @@ def unwrapped(text: str) -> str:
 
 
 def split_outside(text: str, pattern: re.Pattern[str]) -> tuple[list[str], list[str]]:
-    """The pieces of a text between the matches of a pattern that are in no brackets, and these matches."""
+    """Return the pieces of a text between matches of a pattern outside of brackets, and these matches."""
     pieces, marks, place, skip_to = [], [], 0, 0
     for found in re.compile(rf'(?P<open>\\?\{{|[(\[]|\\begin(?![A-Za-z]))|(?P<mark>{pattern.pattern})|\\.').finditer(
         text

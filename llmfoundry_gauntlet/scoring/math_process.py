@@ -1,7 +1,7 @@
-"""The process that compares with sympy, from the side of the one that asks.
+"""The client of the process that compares with sympy.
 
-It is started on first use, as a program of its own rather than a fork, so that a training job with threads and CUDA can
-have it; `math_worker` says how it keeps to its limits.
+The process is started on first use, as a program of its own rather than a fork, so that a training job with threads and
+CUDA can have one; `math_worker` describes its limits.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Request = tuple[Question, str, str]
 
 
 class Line(TypedDict, total=False):
-    """A message of the process: first that it is ready or what is wrong, then the verdict on a request."""
+    """A message of the process: first that it is ready or what is wrong, then the result of a request."""
 
     ready: bool
     error: str
@@ -41,14 +41,14 @@ class Line(TypedDict, total=False):
 
 
 class ComparisonError(GauntletError):
-    """Mathematical answers cannot be compared on this machine."""
+    """Raised if mathematical answers cannot be compared on this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits of a comparison. CPU seconds decide, so that a busy machine changes no verdict; wall seconds end it.
+    """The limits of a comparison. CPU seconds decide, so that a busy machine changes no result; wall seconds end it.
 
-    `reference_seconds` is for the reference's way, a step of which may take `step_seconds`.
+    `reference_seconds` is for the reference's comparison, a step of which may take `step_seconds`.
     """
 
     seconds: int = 5
@@ -60,7 +60,7 @@ class Limits:
 
 
 class Process:
-    """A worker process, started on first use and once more where it was lost. For one thread at a time."""
+    """A worker process, started on first use and once more if it was lost. Use it from one thread at a time."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -104,7 +104,7 @@ class Process:
         return [verdicts[number] for number in range(len(lines))]
 
     def _start(self) -> subprocess.Popen[bytes]:
-        """The process, started where it is not running, or belongs to the process that forked this one."""
+        """Return the process, started if it is not running, or if it belongs to the process that forked this one."""
         if self._running is not None and self._owner == os.getpid() and self._running.poll() is None:
             return self._running
         self.close()
@@ -133,7 +133,7 @@ class Process:
         return process
 
     def _receive(self, process: subprocess.Popen[bytes], seconds: float) -> Line:
-        """The next line. Raises OSError where there is none in time, or there can be none."""
+        """Return the next line. Raise OSError if none comes in time, or can come."""
         output = pipes_of(process)[1].fileno()
         deadline = time.monotonic() + seconds
         while b'\n' not in self._unread:
@@ -150,7 +150,7 @@ class Process:
         return said
 
     def close(self) -> None:
-        """Ends the process, and whatever it runs."""
+        """End the process and everything that it runs."""
         if self._finalizer is not None:
             self._finalizer()
         self._running, self._finalizer, self._unread = None, None, b''
@@ -163,7 +163,7 @@ def pipes_of(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
 
 
 def stop(process: subprocess.Popen[bytes], owner: int) -> None:
-    """Ends a process of ours with all that it started; a fork leaves its parent's alone."""
+    """End a process of ours with everything it started; a fork leaves its parent's alone."""
     if os.getpid() != owner:
         return
     for stream in pipes_of(process):

@@ -60,7 +60,7 @@ def closing_brace(text: str, begin: int) -> int | None:
 
 
 def reference_gold_of(problem: str, solution: str, fixes: Mapping[str, str] | None) -> str:
-    """The right answer of a solution, or of the fix table where its boxes differ. Raises ValueError without a box."""
+    """Return the right answer of a solution, or of the fix table if its boxes differ. Raise ValueError if none."""
     entries = [normalized(entry) for entry in outer_boxes(solution)]
     if not entries:
         raise ValueError('the solution has no \\boxed{...}')
@@ -72,7 +72,7 @@ def reference_gold_of(problem: str, solution: str, fixes: Mapping[str, str] | No
 
 
 def outer_boxes(text: str) -> list[str]:
-    """The contents of all boxes that are in no other box."""
+    """Return the contents of all boxes that are in no other box."""
     found, begin = [], text.find(BOX)
     while begin >= 0:
         begin += len(BOX)
@@ -85,7 +85,7 @@ def outer_boxes(text: str) -> list[str]:
 
 
 def normalized(text: str) -> str:
-    """An answer without units, spaces and much of its LaTeX. Raises ValueError for two \\mbox in an answer."""
+    """Return an answer without units, spaces and much of its LaTeX. Raise ValueError for two \\mbox in an answer."""
     text = text.replace('\\left', '').replace('\\right', '')
     text = re.sub(r',\s*,', ',', re.sub(r'\s*\\text\{\s*(?:or|and)\s*\}\s*', ',', text))
     text = without_unit_after(text)
@@ -111,7 +111,7 @@ def normalized(text: str) -> str:
 
 
 def without_unit_after(text: str) -> str:
-    """An answer up to its only \\text or its \\mbox; several \\text are replaced by what is in them."""
+    """Return an answer up to its only \\text or its \\mbox; several \\text are replaced by their contents."""
     pieces = re.split(r'\\text\s*\{\s*', text) if '\\text' in text else []
     if len(pieces) == 2 and pieces[0] not in ('', '('):
         return pieces[0]
@@ -139,7 +139,10 @@ def with_braced_fractions(text: str) -> str:
 
 
 def as_integer(text: str) -> str:
-    """A number within 1e-7 of an integer as that, cut towards zero; a base after it is lost. Other texts unchanged."""
+    """Return a number within 1e-7 of an integer as that, truncated; a base after it is lost.
+
+    Other texts are unchanged.
+    """
     plain, before = text, None
     while plain != before:
         before, plain = plain, re.sub(r'(\d),(\d\d\d)($|\D)', r'\1\2\3', plain)
@@ -153,7 +156,7 @@ def as_integer(text: str) -> str:
 
 
 def as_number(text: str) -> float | None:
-    """A text as a number, commas aside."""
+    """Return a text as a number, ignoring commas."""
     try:
         return float(text.replace('{,}' if '{,}' in text else ',', ''))
     except ValueError:
@@ -161,7 +164,7 @@ def as_number(text: str) -> float | None:
 
 
 def without_sign(text: str) -> str:
-    """An answer without the dollar before a number, or the percent sign after one."""
+    """Return an answer without the dollar sign before a number, or the percent sign after one."""
     if re.match(r'\$\d+(\.\d+)?', text):
         return text[1:]
     if re.match(r'\d+(\.\d+)?\\?%$', text):
@@ -170,9 +173,10 @@ def without_sign(text: str) -> str:
 
 
 def reference_equal_with(sympy: Sympy, answer: str | None, gold: str | None) -> bool:
-    """The reference's comparison, which is not symmetric and takes 0.5, 50 and 5000 for one.
+    """Return the reference's comparison, which is not symmetric and takes 0.5, 50 and 5000 for equal.
 
-    No answer equals nothing, but a later one is compared as the word None."""
+    A missing answer equals nothing, but a later one is compared as the word None.
+    """
     if answer is None:
         return False
     try:
@@ -199,7 +203,7 @@ def reference_equal_with(sympy: Sympy, answer: str | None, gold: str | None) -> 
 
 
 def as_brackets(text: str) -> str:
-    """sympy's notation of an interval as ours."""
+    """Return sympy's notation of an interval as ours."""
     for name, ends in INTERVALS.items():
         if whole := re.match(rf'{re.escape(name)}\((.*)\)$', text):
             return f'{ends[0]}{whole[1]}{ends[1]}'

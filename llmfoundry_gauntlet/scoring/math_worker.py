@@ -54,11 +54,11 @@ NAMES_NOT_FOR_MODELS = (  # builtins that sympy's parser would call for whoever 
 
 
 class StepTimeoutError(Exception):
-    """A step of the reference's comparison took too long; the next is tried."""
+    """Raised if a step of the reference's comparison took too long; the next step is tried."""
 
 
 def main() -> None:
-    """Serves until standard input ends."""
+    """Serve requests until standard input ends."""
     limits = json.loads(sys.argv[1])
     starter = os.getppid()
     results = os.fdopen(os.dup(1), 'wb', buffering=0)
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def prepare() -> None:
-    """Loads what every comparison needs, and has it used once."""
+    """Load what every comparison needs, and use it once."""
     import gc
     import logging
 
@@ -105,7 +105,7 @@ class Server:
         self._open = True
 
     def serve(self) -> None:
-        """Answers requests until there can be no more of them; kills what then still runs."""
+        """Answer requests until there are no more; kill what still runs then."""
         try:
             while self._open and os.getppid() == self._starter:
                 while self._waiting and len(self._running) < self._limits['processes']:
@@ -148,7 +148,7 @@ class Server:
         self._poll.register(reading, select.POLLIN)
 
     def _finish(self, descriptor: int, *, answer: bool = True) -> None:
-        """Takes a fork's verdict; one that gave none, or is late, is killed, and the answers are not equal."""
+        """Take a fork's result; a fork without one, or a late one, is killed, and the answers are not equal."""
         process, request, deadline = self._running.pop(descriptor)
         self._poll.unregister(descriptor)
         verdict = os.read(descriptor, 1) if answer and time.monotonic() <= deadline else b''
@@ -166,7 +166,7 @@ class Server:
 
 
 def compare_and_exit(request: dict[str, Any], limits: dict[str, float], writing: int) -> None:
-    """Writes whether a request's texts are equal, a byte; nothing where that cannot be told."""
+    """Write whether a request's texts are equal, as one byte; nothing if that is unknown."""
     try:
         is_reference = request['question'] != 'algebra'
         seconds = int(limits['reference_seconds' if is_reference else 'seconds'])
@@ -211,7 +211,7 @@ def both_ways(verify: Any, one: Any, other: Any) -> bool:
 
 
 def parsed(text: str) -> Any:
-    """A text as an expression of sympy, with real variables, i as the imaginary unit and exact decimals; or None."""
+    """Return a text as a sympy expression, with real variables, i as the imaginary unit and exact decimals; or None."""
     import sympy
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig, NormalizationConfig, latex2sympy
 
@@ -259,7 +259,7 @@ def near(one: Any, other: Any) -> bool:
 
 
 def points(symbols: Any) -> Iterator[dict[Any, Any]]:
-    """Three values for each variable."""
+    """Return three values for each variable."""
     from sympy import Rational
 
     for start in (3, 17, -11):
@@ -290,7 +290,7 @@ def solvable(one: Any, other: Any) -> bool:
 
 
 def reference_equal(first: str, second: str, step_seconds: float) -> bool:
-    """The reference's comparison, its part that needs sympy too."""
+    """Return the reference's comparison, including the part that needs sympy."""
 
     def ask(question: str, answer: str, gold: str) -> bool:
         if question == 'no_entries':
@@ -314,7 +314,7 @@ def symbolic_equal(answer: str, gold: str, step_seconds: float) -> bool:
 
 
 def reference_parsed(text: str, step_seconds: float) -> Any:
-    """A text as Python for sympy, else as LaTeX, else as it is; on most texts one of the two fails, in any way."""
+    """Return a text parsed as Python for sympy, else as LaTeX, else as it is; for most texts one of the two fails."""
     from sympy.parsing.latex import parse_latex
     from sympy.parsing.sympy_parser import parse_expr
 
@@ -344,7 +344,7 @@ def has_no_entries(text: str) -> bool:
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raises StepTimeoutError in what takes more CPU time."""
+    """Raise StepTimeoutError in code that takes more CPU time."""
 
     def stop(*_: object) -> None:
         raise StepTimeoutError
@@ -358,7 +358,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def deny_names() -> None:
-    """Takes from sympy's parser, which evaluates what a model wrote, the names that no mathematics needs."""
+    """Remove from sympy's parser, which evaluates model output, the names that mathematics does not need."""
     import re
 
     from sympy.parsing import sympy_parser

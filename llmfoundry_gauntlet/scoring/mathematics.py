@@ -1,8 +1,8 @@
-"""Answers to MATH problems: which part of a reply is one, and whether two are equal.
+"""Answers to MATH problems: extraction from a generation, and equality.
 
-Ours is symmetric and takes notations of one value for one: it compares forms first (`math_forms`), and expressions with
-math-verify, in a process with limits. The reference's own way is here too (`math_reference`). Importing this loads no
-sympy, and comparing does where it has to, in the other process.
+Our equality is symmetric and takes different notations of a value for equal: it compares forms first (`math_forms`),
+and expressions with math-verify, in a process with limits. The reference's rules are here too (`math_reference`).
+Importing this module does not load sympy; comparing loads it only in the other process.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ MAX_NESTING = 60
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A box of a text: where it begins and ends, and what is in it."""
+    """A box of a text: its beginning, end and content."""
 
     begin: int
     end: int
@@ -68,7 +68,7 @@ class Box:
 
 
 def boxes_in(text: str) -> list[Box]:
-    """The boxes of a text that are in no other box, in their order; one that does not close is none."""
+    """Return the boxes of a text that are in no other box, in order; unclosed ones are ignored."""
     found, place, closing = [], 0, matching_braces(text)
     while command := BOX.search(text, place):
         place = command.end()
@@ -99,9 +99,9 @@ def boxed(text: str) -> list[str]:
 
 
 def gold_of(problem: str, solution: str, fixes: Mapping[str, str] | None) -> str:
-    """The right answer to a problem: the fix table's, else what its solution ends in. Raises ValueError without a box.
+    """Return the right answer to a problem: the fix table's, else that of its solution. Raise ValueError without a box.
 
-    Boxes that a solution ends in are joined by ', '; one on the way to the last is no answer.
+    Boxes at the end of a solution are joined by ', '; boxes in earlier steps are no answer.
     """
     if fixes and problem in fixes:
         return fixes[problem]
@@ -112,10 +112,10 @@ def gold_of(problem: str, solution: str, fixes: Mapping[str, str] | None) -> str
 
 
 def answer_of(reply: str) -> str | None:
-    """The last box of a reply that is not empty, or the boxes that it ends in, joined by ', '; None without one.
+    """Return the last box of a generation that is not empty, or its final boxes, joined by ', '; None without one.
 
-    Boxes belong together that stand beside each other, in rows of one formula, or each say what the same thing is.
-    Where a reply says that either of two is right the last is taken, and a note after the answer is no part of it.
+    Boxes belong together if they are adjacent, in rows of one formula, or each say what the same thing is. If a
+    generation says that either of two is right the last is taken; a note after the answer is not part of it.
     """
     boxes = [replace(box, content=without_boxes(box.content)) for box in boxes_in(reply)]
     found = [box for box in boxes if HIDDEN.sub('', box.content).strip('{} \t\n')]
@@ -181,17 +181,17 @@ def same_key(content: str) -> object:
 
 
 class Unknown(Exception):
-    """A comparison needs the other process's word on these two texts."""
+    """Raised if a comparison needs the other process for these two texts."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
 
 
 class Comparer:
-    """Compares answers, and remembers. For several threads, one at a time; close it, or leave that to its end.
+    """Compares answers and caches results. Several threads may use it, one at a time; close it after use.
 
-    Two answers whose comparison breaks a limit are not equal. Numbers, words, and whatever is written alike need no
-    process; it is started by the first comparison that does.
+    Two answers whose comparison exceeds a limit are not equal. Numbers, words, and identical texts need no process; it
+    is started by the first comparison that does.
     """
 
     def __init__(self, limits: Limits | None = None) -> None:
@@ -208,7 +208,7 @@ class Comparer:
         self.close()
 
     def close(self) -> None:
-        """Ends the process; a later comparison starts another."""
+        """End the process; a later comparison starts another."""
         with self._lock:
             self._process.close()
 
@@ -221,18 +221,18 @@ class Comparer:
         return self._settled([partial(self._ours, *pair) for pair in pairs])
 
     def equal_reference(self, a: str | None, b: str | None) -> bool:
-        """The reference's `math_equal(a, b)`, which is not symmetric.
+        """Return the reference's `math_equal(a, b)`, which is not symmetric.
 
-        None, which is no answer, equals nothing, but as the later one the word None.
+        None, a missing answer, equals nothing, but as the later one it is compared as the word None.
         """
         return self.equal_reference_many([(a, b)])[0]
 
     def equal_reference_many(self, pairs: Iterable[tuple[str | None, str | None]]) -> list[bool]:
-        """The reference's `math_equal` of each pair."""
+        """Return the reference's `math_equal` of each pair."""
         return self._settled([partial(self._reference, *pair) for pair in pairs])
 
     def _settled(self, comparisons: list[Callable[[], bool]]) -> list[bool]:
-        """Their verdicts: they are taken up again until the process was asked all that they need."""
+        """Return the results, retried until the process was asked for everything that they need."""
         verdicts: dict[int, bool] = {}
         with self._lock:
             while len(verdicts) < len(comparisons):
@@ -277,11 +277,11 @@ class Comparer:
 
 
 def reference_equal(a: str | None, b: str | None) -> bool:
-    """The reference's `math_equal(a, b)`, with a comparer that lasts as long as this process."""
+    """Return the reference's `math_equal(a, b)`, with a comparer that lives as long as this process."""
     return shared_comparer().equal_reference(a, b)
 
 
 @cache
 def shared_comparer() -> Comparer:
-    """The comparer of `reference_equal`."""
+    """Return the comparer of `reference_equal`."""
     return Comparer()

@@ -1,4 +1,4 @@
-"""Numbers in answers: '18', '$18.00' and '18 dollars' are one, '18x', '18 cents' and '18 thousand' are others."""
+"""Numbers in answers: '18', '$18.00' and '18 dollars' are equal; '18x', '18 cents' and '18 thousand' are different."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ DASHES = str.maketrans(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantity:
-    """A number and the unit after it, '' where there is none; `alone` where nothing but a full stop is around them."""
+    """A number and the unit after it, '' without one; `alone` if only a full stop may be around them."""
 
     value: Fraction
     unit: str
@@ -100,7 +100,7 @@ class Quantity:
 
 @lru_cache(maxsize=65536)
 def number_in(text: str) -> Quantity | None:
-    """The number of a text that has just one; None where it has none, several, or one that is part of a formula."""
+    """Return the number of a text with just one; None if it has none, several, or one that is part of a formula."""
     text = plain(text)
     found = NUMBER.search(text)
     if found is None or len(found[0]) > MAX_CHARACTERS or int(found['divisor'] or 1) == 0:
@@ -135,7 +135,7 @@ def has_own_sign(found: re.Match[str], before: str) -> bool:
 
 @lru_cache(maxsize=65536)
 def quantity_of(gold: str) -> Quantity | None:
-    """The number that a right answer is, a currency or a unit of measure beside it; None where it is anything else."""
+    """Return the number that a right answer is, with a currency or unit; None if it is anything else."""
     quantity = number_in(gold)
     if quantity is None or not quantity.alone or not is_known(quantity.unit):
         return None
@@ -143,7 +143,7 @@ def quantity_of(gold: str) -> Quantity | None:
 
 
 def plain(text: str) -> str:
-    """A text without what LaTeX and Markdown put around a number."""
+    """Return a text without what LaTeX and Markdown put around a number."""
     text = BOLD.sub(r'\2', INLINE.sub(r'\2', WRAPPED.sub(r'\1', text)))
     text = FRACTION.sub(r'\1/\2', re.sub(r'(?<=\d)(?=\s*\\[dt]?frac)', ' ', text))
     text = re.sub(r'\\[()\[\],!;:]', '', text.replace('{,}', ','))
@@ -152,7 +152,7 @@ def plain(text: str) -> str:
 
 
 def unit_called(name: str) -> str:
-    """The unit of a name: one spelling for all names of one of ours, else the name in lower case."""
+    """Return the unit of a name: one spelling for all names of a known unit, else the name in lower case."""
     parts = [one_unit(part) for part in re.split(r'/| per ', name)]
     if parts[0] in CURRENCIES:
         return parts[0]
@@ -161,7 +161,7 @@ def unit_called(name: str) -> str:
 
 
 def one_unit(name: str) -> str:
-    """The unit of a name without a division in it."""
+    """Return the unit of a name without a division."""
     lower = name.lower().replace(' ', '') if len(name) > 1 else name
     return UNITS.get(lower.replace('°c', '°C').replace('°f', '°F')) or UNITS.get(lower.removesuffix('s'), lower)
 

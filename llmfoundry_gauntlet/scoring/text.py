@@ -1,4 +1,4 @@
-"""Marks replies by their text: where a reply ends, what of it is the answer, and whether that is a right one."""
+"""Score generations by their text: where a generation ends, what its answer is, and whether that is right."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def stop_position(text: str, rule: StopRule, start: int = 0) -> int | None:
 
 
 def answer_position(text: str, rule: StopRule) -> list[int]:
-    """The end of a reply's answer, or nothing."""
+    """Return the end of the answer in a generation, if there is one."""
     begin = text.find(rule.answer_delimiter)
     if begin < 0:
         return []
@@ -58,9 +58,9 @@ def block_end(text: str) -> list[int]:
 
 
 def cut_at_stops(text: str, rule: StopRule) -> str:
-    """The reply up to its stop.
+    """Return a generation up to its stop.
 
-    As a pattern the strings are one regular expression of which the first match cuts (llm-foundry 0.22,
+    As a pattern the strings are one regular expression, at whose first match the text ends (llm-foundry 0.22,
     `eval/metrics/nlp.py:InContextLearningGenerationExactMatchAccuracy`).
     """
     if rule.as_pattern:
@@ -75,9 +75,9 @@ def answer_in(text: str, cot_delimiter: str) -> str:
 
 @lru_cache(maxsize=65536)
 def normalize_answer(text: str) -> str:
-    """Lower case without punctuation, articles and surplus white space, as TriviaQA's evaluation has it.
+    """Return lower case without punctuation, articles and surplus white space, as in TriviaQA's evaluation.
 
-    Minus signs and decimal points go as well.
+    Minus signs and decimal points are dropped as well.
     """
     words = text.replace('_', ' ').lower().translate(PUNCTUATION)
     return ' '.join(ARTICLES.sub(' ', words).split())
@@ -141,7 +141,7 @@ def is_numeric_match(answer: str, golds: Iterable[str], *, normalize: bool) -> b
 
 
 def score_named(text: str, choices: Sequence[str], gold: int) -> Score:
-    """The choice that a reply begins with, but for case; the longest of several. A reply with none is wrong."""
+    """Score the choice that a generation begins with, ignoring case; the longest of several. None is wrong."""
     given = text.strip().lower()
     named = [
         index
@@ -160,5 +160,5 @@ def is_same_text(answer: str, gold: str) -> bool:
 
 
 def trimmed(text: str) -> str:
-    """A text without white space around it and a full stop at its end."""
+    """Return a text without surrounding white space and a final full stop."""
     return text.strip().removesuffix('.').rstrip()

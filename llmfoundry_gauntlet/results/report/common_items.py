@@ -1,4 +1,4 @@
-"""The items that runs have in common: those asked in the same words; how many others there are, and what differs."""
+"""The items with the same prompts in all runs, how many others there are, and which settings differ."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ MAX_SHOWN = 40  # characters of a setting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommonItems:
-    """The items of a task that all runs were asked in the same words.
+    """The items of a task with the same prompt in all runs.
 
-    `num_items` counts the items of each run, `num_shared` those that all runs have. `settings` are those that differ
-    and that can be why shared items were asked in different words, such as 'max_seq_len 1024 / 2048'; `first_other` is
-    the first such item.
+    `num_items` counts the items of each run, `num_shared` those that all runs have. `settings` are differing settings
+    that may explain different prompts, such as 'max_seq_len 1024 / 2048'; `first_other` is the first item with
+    different prompts.
     """
 
     keys: frozenset[ItemKey]
@@ -33,12 +33,12 @@ class CommonItems:
 
     @property
     def num_other_words(self) -> int:
-        """The items that all runs have, and that were asked in different words."""
+        """Return the number of items that all runs have but with different prompts."""
         return self.num_shared - len(self.keys)
 
     @property
     def causes(self) -> str:
-        """The settings that differ, or an item to look at where none does."""
+        """Return the settings that differ, or an example item if none does."""
         if self.settings or self.first_other is None:
             return ', '.join(self.settings)
         place = (self.first_other.file, f'row {self.first_other.row}', self.first_other.variant)
@@ -53,7 +53,7 @@ class CommonItems:
 
     @property
     def reason(self) -> str | None:
-        """The same with the settings."""
+        """Return the reason why the task is left out, with these settings."""
         return f'{NO_COMMON_ITEM} ({self.causes})' if self.num_shared and not self.keys else self.short_reason
 
 

@@ -24,8 +24,8 @@ SCORED = ('accuracy', 'consistency_rate')  # of SCORE
 class Comparison:
     """The differences of a run from the first: 'tasks', 'composites' and 'score', each corrected for their number.
 
-    All of it is over the items of `common`, by task. `warnings` say how many others there are, and in what the runs
-    differ besides the model.
+    All are over the items of `common`, by task. `warnings` say how many others there are, and how the runs differ
+    besides the model.
     """
 
     first: str

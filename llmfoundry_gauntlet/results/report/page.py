@@ -1,7 +1,7 @@
 """The report page: one self-contained HTML file.
 
-Texts from records are escaped by Jinja, and scripts get them as JSON alone. A Content-Security-Policy forbids every
-request, and every script and style but those of the page, which it names by digest.
+Jinja escapes texts from records, and scripts get them only as JSON. A Content-Security-Policy forbids every request,
+and every script and style except those of the page, which it lists by digest.
 """
 
 from __future__ import annotations

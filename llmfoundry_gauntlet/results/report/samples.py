@@ -1,4 +1,4 @@
-"""The samples of a report page: the first items of each task, with what each run answered and with their prompts.
+"""The samples of a report page: the first items of each task, with the results of each run and their prompts.
 
 Prompts are rebuilt from the data files, and shown only if they have the recorded digest.
 """
@@ -34,7 +34,7 @@ PromptOrReason = Prompt | str
 class Sample:
     """An item with its prompt, or the reason why that is not shown, and its results by number of the run.
 
-    `choices` are the texts that are scored, those that are not known `None`.
+    `choices` are the texts that are scored, `None` if unknown.
     """
 
     key: ItemKey
@@ -46,17 +46,17 @@ class Sample:
 
     @property
     def preview(self) -> str:
-        """The end of the prompt in one line."""
+        """Return the end of the prompt in one line."""
         return ' '.join((self.prompt or '')[-10 * PREVIEW :].split())[-PREVIEW:]
 
     @property
     def gold(self) -> int | str | None:
-        """The place of the right choice, or the right answer."""
+        """Return the index of the right choice, or the right answer."""
         return self.results[0][1].gold
 
     @property
     def kinds(self) -> list[str]:
-        """The kinds of all results."""
+        """Return the kinds of all results."""
         found = {kind for _, result in self.results for kind in kinds_of(result)}
         return [kind for kind in KINDS if kind in found]
 

@@ -32,9 +32,9 @@ Record = Mapping[str, Any]  # the content of a results.json
 class ScoreRow:
     """One number of an evaluation, or the reason why there is none.
 
-    `kind` is category, average, task or perturbation (of SCORE); `part` is a task's own category, or a variant. `run`
-    is the evaluation's folder, `batch` the training batch of its model. `chance` is the accuracy of guessing, given
-    for accuracies alone.
+    `kind` is category, average, task or perturbation (of SCORE); `part` is a category of a task, or a variant. `run` is
+    the evaluation's folder, `batch` the training batch of its model. `chance` is the accuracy of guessing, given for
+    accuracies only.
     """
 
     run: str
@@ -65,17 +65,20 @@ class RecordedEvaluation:
 
     @property
     def batch(self) -> int | None:
-        """The training batch, `None` where it is unknown."""
+        """Return the training batch, `None` if unknown."""
         return batch_of(self.record)
 
     @property
     def name(self) -> str:
-        """The training batch, else the name of the folder."""
+        """Return the training batch, else the name of the folder."""
         return (self.folder.name or str(self.folder)) if self.batch is None else f'ba{self.batch}'
 
     @cached_property
     def headline(self) -> dict[tuple[str, str], ScoreRow]:
-        """By kind and name: the accuracy of each task, categories, averages, accuracy and consistency of SCORE."""
+        """Return the main scores by kind and name.
+
+        These are the accuracy of each task, categories, averages, and accuracy and consistency of SCORE.
+        """
         found: dict[tuple[str, str], ScoreRow] = {}
         for row in self.rows:
             for name in headline_names(row):
@@ -84,7 +87,7 @@ class RecordedEvaluation:
 
     @property
     def majorities(self) -> dict[str, float]:
-        """The accuracy of always giving the commonest answer, by task."""
+        """Return the accuracy of always giving the most common answer, by task."""
         rows = (row for row in self.rows if row.metric == MAJORITY and row.part is None)
         return {row.name: row.value for row in rows if row.value is not None}
 
@@ -128,7 +131,7 @@ class RecordedRun:
 
     @property
     def last(self) -> RecordedEvaluation:
-        """The evaluation that stands for the run beside others."""
+        """Return the evaluation that represents the run in comparisons."""
         return self.evaluations[-1]
 
 
@@ -170,7 +173,7 @@ def short_names(folders: Sequence[Path]) -> list[str]:
 
 
 class WrongRecord(ValueError):
-    """A key of a record holds something else than it should."""
+    """Raised if a key of a record has the wrong type."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Tables, written for the terminal, as Markdown, CSV and JSON; the report page has a template for the same tables."""
+"""Tables for the terminal, as Markdown, CSV and JSON; the report page has a template for the same tables."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ Cell = str | int | float | Measure | ScoreRow | None
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """The column of a table: its name, and how its numbers are written.
+    """The column of a table: its name, and the format of its numbers.
 
-    Standard errors are shown beside the numbers `with_error`. `absent` stands for a number that is missing.
+    Standard errors are shown next to the numbers `with_error`. `absent` is shown for a missing number.
     """
 
     name: str
@@ -62,9 +62,9 @@ class Column:
 class Table:
     """Rows in groups, below a header. A row begins with its name.
 
-    Names in `composites` are bold, and their rows first but for the terminal, where the end of a table is what is seen.
-    `legend` explains the columns; `notes` say why numbers are absent; `warnings` come after them. On a page a table
-    that `is_long` is folded and has a search box.
+    Names in `composites` are bold, and their rows come first, except on the terminal, which shows the end of a table.
+    `legend` explains the columns; `notes` say why numbers are absent; `warnings` come last. On a page a table that
+    `is_long` is folded and has a search box.
     """
 
     title: str
@@ -78,7 +78,7 @@ class Table:
 
     @property
     def rows(self) -> list[Sequence[Cell]]:
-        """All rows, those of composites first."""
+        """Return all rows, those of composites first."""
         return sorted((row for group in self.groups for row in group), key=lambda row: row[0] not in self.composites)
 
 

@@ -1,1 +1,1 @@
-"""Marks generated programs: each is run against its test, the two apart, each in a sandbox of its own."""
+"""Score generated programs: program and test run in separate processes, each in a sandbox of its own."""

@@ -1,4 +1,4 @@
-"""Builds C++ programs in the sandbox: a completion and a test of separate sources, which share none of their text."""
+"""Build C++ programs in the sandbox: completion and test are separate sources that share no text."""
 
 from __future__ import annotations
 
@@ -81,14 +81,14 @@ COMPLETION = '#define main gauntlet_unused_main\n'  # a completion's own main is
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """The parts that all completions of a problem share: the test's program, and the object that serves calls."""
+    """The parts shared by all completions of a problem: the test's program, and the object that serves calls."""
 
     test: bytes
     server: bytes
 
 
 def build_completion(problem: Problem, code: str, sandbox: Sandbox, deadline: float) -> bytes:
-    """The program that a completion makes. Raises Undecided where it is not built."""
+    """Return the program of a completion. Raise Undecided if it does not build."""
     built = build(
         f'{COMPILER} {COMMON} "$FILES/completion.cpp" "$FILES/server.o" -o "$TMPDIR/program" && cat "$TMPDIR/program"',
         header_mounts(sandbox),
@@ -103,9 +103,9 @@ def build_completion(problem: Problem, code: str, sandbox: Sandbox, deadline: fl
 
 @functools.lru_cache(maxsize=KEPT)
 def build_problem(program: Program, sandbox: Sandbox) -> Problem:
-    """Builds what is the problem's own.
+    """Build the parts of a problem.
 
-    Raises CannotJudge where that fails, Undecided where it is by pairs, of which some are wrong in the data.
+    Raise CannotJudge if that fails, or Undecided with `pairs`, some of which are wrong in the data.
     """
     failure = CannotJudge if program.pairs is None else Undecided
     try:
@@ -136,9 +136,9 @@ def build_problem(program: Program, sandbox: Sandbox) -> Problem:
 
 
 def test_of(program: Program, returns: str) -> str:
-    """The test's source; of pairs one that compares every result.
+    """Return the test's source; for pairs a test that compares every result.
 
-    As Composer 0.17 did, floats within 1e-4; results of types that it did not know must be equal.
+    As in Composer 0.17, floats within 1e-4; results of types that it did not know must be equal.
     """
     if program.pairs is None:
         return program.test
@@ -179,14 +179,14 @@ def build(
 
 
 def header_mounts(sandbox: Sandbox) -> tuple[Mount, ...]:
-    """The header of all programs, and the same compiled, if it can be kept in the user's cache folder."""
+    """Return the header of all programs, and the same compiled if it can be kept in the user's cache directory."""
     with _building:
         return compiled_header(sandbox)
 
 
 @functools.lru_cache(maxsize=1)
 def compiled_header(sandbox: Sandbox) -> tuple[Mount, ...]:
-    """As `header_mounts`; built once for a compiler."""
+    """Return `header_mounts`, built once per compiler."""
     header = runner('common.hpp')
     folder = cache_folder('headers')
     if folder is None:
@@ -217,7 +217,7 @@ def compiled_header(sandbox: Sandbox) -> tuple[Mount, ...]:
 
 
 def keep(path: Path, content: bytes) -> bool:
-    """Writes a file that others may read or write as well; whether it could."""
+    """Write a file that others may read or write as well, and return whether that worked."""
     try:
         write_atomically(path, [content])
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Judge whether a completion solves its problem: it and the test run apart, and only plain values cross.
+"""Run a completion against the test of its problem: in separate processes, between which only plain values pass.
 
-The verdict is the test's process's. What the completion's process prints, exits with or does to itself is of no
-consequence; it can only answer calls, wrongly or rightly. What cannot be decided in time is wrong, with a reason.
+The result is that of the test's process. What the completion's process prints, exits with or does to itself is ignored;
+it can only answer calls, rightly or wrongly. Anything undecided in time is wrong, with a reason.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ STATUSES = {  # 90 to 92 are those of runners/remote.hpp
 
 
 def judge(program: Program, completion: str, sandbox: Sandbox, *, seconds: float = SECONDS) -> Verdict:
-    """Runs a completion against its problem's test.
+    """Run a completion against its problem's test.
 
-    Raises CannotJudge or OSError where that could not be done, by no fault of the completion's.
+    Raise CannotJudge or OSError if that was impossible for reasons other than the completion.
     """
     code = whole_text(program, completion)
     try:
@@ -63,7 +63,7 @@ def self_test(language: str, sandbox: Sandbox) -> str | None:
 
 
 def judge_script(program: Program, code: str, interpreter: Interpreter, sandbox: Sandbox, deadline: float) -> Verdict:
-    """A program of an interpreted language."""
+    """Run a program of an interpreted language."""
     test = {'prelude': program.prelude, 'target': program.target, 'test': program.test, 'pairs': program.pairs}
     while True:
         server = server_for(interpreter, sandbox)
@@ -87,7 +87,7 @@ def judge_script(program: Program, code: str, interpreter: Interpreter, sandbox:
 
 
 def judge_cpp(program: Program, code: str, sandbox: Sandbox, seconds: float) -> Verdict:
-    """A C++ program: its verdict is the exit status of the test's process, in which none of its code is."""
+    """Run a C++ program: its result is the exit status of the test's process, which contains none of its code."""
     problem = build_problem(program, sandbox)  # whose time is not the completion's
     deadline = time.monotonic() + seconds
     completion = build_completion(problem, code, sandbox, deadline)

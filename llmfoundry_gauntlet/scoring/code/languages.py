@@ -1,4 +1,4 @@
-"""The languages of programs: what begins a function in each, and the interpreters and compilers in a sandbox."""
+"""Programming languages: patterns of functions in prompts, and interpreters and compilers in a sandbox."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ PYTHON, CPP, JAVASCRIPT = 'python', 'c++', 'javascript'
 
 
 class Interpreter(Protocol):
-    """A process of an interpreter in a role, which has these descriptors open; one for tests runs several of them."""
+    """Starts a process of an interpreter in a role with these open descriptors; one for tests runs several of them."""
 
     def __call__(self, role: str, *descriptors: int, num_tests: int = 1) -> Command:
-        """The command that starts it."""
+        """Return the command that starts it."""
         ...
 
 
@@ -57,13 +57,13 @@ def missing_tool(language: str) -> str | None:
 
 
 def runner(name: str) -> Mount:
-    """A file of ours that runs inside."""
+    """Return one of our files that run inside."""
     return Mount(str(RUNNERS / name), f'{INSIDE}/{name}')
 
 
 @functools.cache
 def python_mounts() -> tuple[str, tuple[Mount, ...], tuple[str, ...]]:
-    """This Python's program, its folders outside the system's, and the folders of packages, which are hidden."""
+    """Return this Python's program, its folders outside the system's, and the folders of packages, which are hidden."""
     program = os.path.realpath(sys.executable)
     mounts = []
     if not Path(program).is_relative_to('/usr'):
@@ -75,7 +75,7 @@ def python_mounts() -> tuple[str, tuple[Mount, ...], tuple[str, ...]]:
 
 
 def python_command(role: str, *descriptors: int, num_tests: int = 1) -> Command:
-    """A Python process in a role, without any installed package. Each test is a process of its own."""
+    """Return a Python process in a role, without any installed package. Each test is a process of its own."""
     program, mounts, hidden = python_mounts()
     script = runner('python_runner.py')
     return Command(
@@ -89,13 +89,13 @@ def python_command(role: str, *descriptors: int, num_tests: int = 1) -> Command:
 
 @functools.cache
 def node_mounts() -> tuple[str, tuple[Mount, ...]]:
-    """Node's program, and where it is if that is outside the system's folders."""
+    """Return Node's program, and its location if that is outside the system's folders."""
     program = os.path.realpath(shutil.which(NODE) or NODE)
     return program, () if Path(program).is_relative_to('/usr') else (Mount(program, program),)
 
 
 def node_command(role: str, *descriptors: int, num_tests: int = 1) -> Command:
-    """A Node process in a role. It reserves more address space than it uses, so that does not count."""
+    """Return a Node process in a role. It reserves more address space than it uses, so that is not limited."""
     program, mounts = node_mounts()
     script = runner('node_runner.js')
     limits = Limits(counts_reserved=False, open_files=OPEN_FILES + len(descriptors))
@@ -107,7 +107,7 @@ def node_command(role: str, *descriptors: int, num_tests: int = 1) -> Command:
 
 
 def cpp_command(image: int, calls: int, results: int) -> Command:
-    """A compiled program, out of an open file."""
+    """Return a compiled program, run from an open file."""
     program = Mount(image, f'{INSIDE}/program', is_program=True)
     return Command(
         arguments=(program,),

@@ -1,4 +1,4 @@
-"""A problem and its test, taken apart so that a completion can be run without seeing the test."""
+"""Split a problem and its test, so that a completion runs without access to the test."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Program:
 
 
 class Begun(NamedTuple):
-    """A function that a text begins, and where; of a C++ function also the type that it returns and its parameters."""
+    """A function that a text begins, and where; for C++ also its return type and parameters."""
 
     start: int
     name: str
@@ -38,7 +38,7 @@ class Begun(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """The names of the parameters. Raises ValueError for a parameter without one."""
+        """Return the names of the parameters. Raise ValueError for a parameter without one."""
         return [name_of(part) for part in split_parameters(self.parameters)]
 
 
@@ -51,7 +51,7 @@ def make_program(
     pairs: tuple[tuple[str, str], ...] | None = None,
     joins_lines: bool = True,
 ) -> Program:
-    """A problem taken apart. Where a prompt begins no function, `entry_point` is the one to write."""
+    """Return a problem split into its parts. If a prompt begins no function, `entry_point` is the one to write."""
     prelude, target = '', entry_point
     if begun := functions(language, prompt):
         prelude, target = prompt[: begun[-1].start], begun[-1].name
@@ -67,7 +67,7 @@ def make_program(
 
 
 def functions(language: str, text: str) -> list[Begun]:
-    """All that begin at the start of a line."""
+    """Return all functions that begin at the start of a line."""
     found = LANGUAGES[language].begins.finditer(text)
     if language == CPP:
         return [
@@ -86,12 +86,12 @@ def signature_of(program: Program) -> Begun:
 
 
 def bare_type(text: str) -> str:
-    """A type without what says how a function is linked."""
+    """Return a type without linkage specifiers."""
     return ' '.join(word for word in text.split() if word not in ('inline', 'static', 'constexpr', 'extern'))
 
 
 def split_parameters(text: str) -> list[str]:
-    """Parameters, whose types may have commas of their own."""
+    """Return the parameters; their types may contain commas."""
     parts, depth, start = [], 0, 0
     for place, letter in enumerate(text):
         depth += (letter in '<{[') - (letter in '>}]')
@@ -102,7 +102,7 @@ def split_parameters(text: str) -> list[str]:
 
 
 def name_of(parameter: str) -> str:
-    """The name that a parameter is declared with."""
+    """Return the name of a parameter."""
     found = re.search(r'(\w+)\s*(?:\[\s*\]\s*)?$', parameter.split('=')[0].strip())
     if found is None:
         raise ValueError(f'the parameter {parameter!r} has no name')
@@ -110,7 +110,7 @@ def name_of(parameter: str) -> str:
 
 
 def whole_text(program: Program, completion: str) -> str:
-    """Prompt and completion as one text.
+    """Return prompt and completion as one text.
 
     In Python an indented completion begins a new line, which the prompt may lack; not in Composer 0.17.
     """

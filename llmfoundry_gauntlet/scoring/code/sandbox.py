@@ -52,7 +52,7 @@ ALLOW = 'or allow programs without isolation: sandbox: rlimits (limits alone), s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits of one program. `counts_reserved`: address space counts, not only memory that can be written to."""
+    """The limits of one program. `counts_reserved`: address space counts, not only writable memory."""
 
     cpu_seconds: int = 5
     memory_bytes: int = 1024 * MIB
@@ -65,7 +65,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A file or folder of ours inside the sandbox: a path, or an open file's descriptor, to be read at `target`."""
+    """One of our files or folders inside the sandbox: a path, or an open file's descriptor, readable at `target`."""
 
     source: str | int
     target: str
@@ -78,7 +78,7 @@ class Mount:
         return os.path.join(folder, os.path.basename(self.target))
 
     def put_into(self, folder: str) -> None:
-        """Puts it where it is found without isolation."""
+        """Copy or link it to its place without isolation."""
         path = self.path(folder)
         if isinstance(self.source, str):
             if path != self.source:
@@ -102,14 +102,14 @@ class Command:
 
     @property
     def descriptors(self) -> list[int]:
-        """Those of the mounts."""
+        """Return the descriptors of the mounts."""
         return [mount.source for mount in self.mounts if isinstance(mount.source, int)]
 
 
 class Running:
-    """A program that was started. `stop` leaves nothing of it.
+    """A started program. `stop` leaves nothing of it.
 
-    `errors` is the descriptor of what was said before the program itself began, which is nothing if all went well.
+    `errors` is the descriptor of messages from before the program itself began, empty if all went well.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], errors: int, folder: str | None) -> None:
@@ -118,12 +118,12 @@ class Running:
         self._folder = folder
 
     def check_started(self) -> None:
-        """Raises OSError where the sandbox could not be set up, so that what the program did means nothing."""
+        """Raise OSError if the sandbox could not be set up, so that the program's result means nothing."""
         if said := os.pread(self._errors, MAX_SAID, 0).decode(errors='replace').strip():
             raise OSError(said.splitlines()[-1])
 
     def wait(self, seconds: float) -> int:
-        """The exit status, negative for a signal. Raises subprocess.TimeoutExpired."""
+        """Return the exit status, negative for a signal. Raise subprocess.TimeoutExpired."""
         ended = os.pidfd_open(self.process.pid)
         try:
             if not select.select([ended], [], [], max(0.0, seconds))[0]:
@@ -133,7 +133,7 @@ class Running:
         return self.process.wait()
 
     def _kill_children(self) -> None:
-        """Kills what bubblewrap may have started before it asked to die with its parent."""
+        """Kill what bubblewrap may have started before it asked to die with its parent."""
         pid = self.process.pid
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGSTOP)  # it starts no more
@@ -142,7 +142,7 @@ class Running:
                 os.kill(int(child), signal.SIGKILL)
 
     def stop(self) -> None:
-        """Kills the program and whatever belongs to it, and waits until it is gone."""
+        """Kill the program and everything that belongs to it, and wait until it is gone."""
         if self.process.returncode is None:
             self._kill_children()
         if self.process.returncode is None or self._folder is not None:
@@ -156,7 +156,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """A way to run programs: `level` is what confines them, `as_root` how they come to a user of their own."""
+    """A way to run programs: `level` is the isolation, `as_root` how they get a user of their own."""
 
     level: str
     as_root: bool = False
@@ -182,7 +182,7 @@ class Sandbox:
         stdout: int = subprocess.DEVNULL,
         pass_fds: Sequence[int] = (),
     ) -> Running:
-        """Starts a program in a process group of its own; descriptors keep their numbers inside."""
+        """Start a program in its own process group; descriptors keep their numbers inside."""
         with contextlib.ExitStack() as after_failure, contextlib.ExitStack() as always:
             errors = in_memory(b'')
             after_failure.callback(os.close, errors)
@@ -206,7 +206,7 @@ class Sandbox:
         return Running(process, errors, folder)
 
     def _line(self, command: Command, folder: str | None, opened: list[int]) -> list[str]:
-        """The whole command line. Descriptors that it needs are appended to `opened`."""
+        """Return the whole command line. Descriptors that it needs are appended to `opened`."""
         if folder is not None:
             for mount in command.mounts:
                 mount.put_into(folder)
@@ -226,7 +226,7 @@ class Sandbox:
         return [*self._unshare(), *options_from, '--starter', str(os.getpid()), '--', *self._user(), *limited]
 
     def _unshare(self) -> list[str]:
-        """Our launcher in new namespaces, where it does what bubblewrap would."""
+        """Return our launcher in new namespaces, which replaces bubblewrap."""
         line = ['setpriv', '--pdeathsig', 'KILL', '--', 'unshare']
         if not self.as_root:
             line += ['--user', f'--map-user={FIRST_UID}', f'--map-group={FIRST_UID}', '--keep-caps']
@@ -264,7 +264,7 @@ class Sandbox:
         return self.as_root or version >= (5, 14)
 
     def _user(self) -> list[str]:
-        """As root: a user of this program's own, so that its limit of threads is its own, and no privileges."""
+        """Return, as root, a user of the program's own, so that its thread limit is its own, without privileges."""
         if not self.as_root:
             return []
         user = FIRST_UID + secrets.randbelow(NUM_UIDS)
@@ -272,7 +272,7 @@ class Sandbox:
 
 
 def prlimit(limits: Limits, *, counts_threads: bool) -> list[str]:
-    """The command that sets limits."""
+    """Return the command that sets limits."""
     memory = 'as' if limits.counts_reserved else 'data'
     line = ['prlimit', f'--{memory}={limits.memory_bytes}', f'--cpu={limits.cpu_seconds}', '--core=0']
     line += [f'--fsize={limits.file_bytes}', f'--nofile={limits.open_files}']
@@ -283,7 +283,7 @@ def prlimit(limits: Limits, *, counts_threads: bool) -> list[str]:
 
 @functools.cache
 def system_mounts() -> tuple[str, ...]:
-    """The system's programs and libraries, as bubblewrap's options."""
+    """Return the system's programs and libraries, as bubblewrap options."""
     options = ['--ro-bind', '/usr', '/usr']
     for name in SYSTEM:
         path = Path(name)
@@ -299,19 +299,19 @@ def system_mounts() -> tuple[str, ...]:
 
 
 def parents(target: str) -> list[str]:
-    """The folders above a path that the system's mounts do not have."""
+    """Return the folders above a path that the system's mounts do not have."""
     return [str(folder) for folder in Path(target).parents if str(folder) != '/' and not folder.is_relative_to('/usr')]
 
 
 def environment(folder: str | None) -> dict[str, str]:
-    """All that a program knows of its surroundings. `folder` is its own where it is not isolated."""
+    """Return the environment variables of a program. `folder` is its own without isolation."""
     own = folder or '/tmp'
     path = '/usr/local/bin:/usr/bin:/bin'
     return {'PATH': path, 'HOME': own, 'TMPDIR': own, 'LANG': 'C.UTF-8', 'FILES': folder or INSIDE}
 
 
 def in_memory(content: bytes) -> int:
-    """A descriptor from which this can be read, of a file that is in memory alone."""
+    """Return a descriptor for reading this content from a file in memory."""
     descriptor = os.memfd_create('gauntlet', os.MFD_CLOEXEC)
     try:
         with open(descriptor, 'wb', closefd=False) as stream:
@@ -324,14 +324,14 @@ def in_memory(content: bytes) -> int:
 
 
 def close_all(descriptors: list[int]) -> None:
-    """Closes those that are in the list by now."""
+    """Close the descriptors that are in the list by now."""
     for descriptor in descriptors:
         os.close(descriptor)
 
 
 @contextlib.contextmanager
 def file_in_memory(content: bytes) -> Iterator[int]:
-    """Its descriptor, for as long as it is wanted here."""
+    """Yield its descriptor and close it afterwards."""
     descriptor = in_memory(content)
     try:
         yield descriptor
@@ -341,7 +341,7 @@ def file_in_memory(content: bytes) -> Iterator[int]:
 
 @contextlib.contextmanager
 def started(sandbox: Sandbox, command: Command, **descriptors: Any) -> Iterator[Running]:
-    """A program while it runs, with descriptors as `start` has them; nothing is left of it afterwards."""
+    """Yield a running program, with descriptors as for `start`; nothing is left of it afterwards."""
     running = sandbox.start(command, **descriptors)
     try:
         yield running
@@ -351,7 +351,7 @@ def started(sandbox: Sandbox, command: Command, **descriptors: Any) -> Iterator[
 
 @functools.cache
 def find_sandbox(asked: str = AUTO) -> Sandbox:
-    """The sandbox of this machine, tried out. Raises SandboxError where there is none, with what is missing."""
+    """Return the tested sandbox of this machine. Raise SandboxError without one, with what is missing."""
     if asked == NONE:
         return Sandbox(NONE)
     if not shutil.which('prlimit'):

@@ -52,9 +52,9 @@ Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, op
 
 
 def seccomp_filter(*, may_fork: bool, machine: str | None = None) -> bytes:
-    """The filter for this machine. Without `may_fork` a program is one process for ever; threads are allowed.
+    """Return the filter for this machine. Without `may_fork` a program stays one process; threads are allowed.
 
-    Raises SandboxError for a machine whose calls are not known.
+    Raise SandboxError for a machine with unknown system calls.
     """
     machine = machine or platform.machine()
     if machine not in DENIED:

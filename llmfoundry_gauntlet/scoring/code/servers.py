@@ -1,7 +1,7 @@
-"""Processes that run the tests of many programs, one after another, and those that wait for the programs.
+"""Processes that run the tests of many programs one after another, and processes started ahead for the programs.
 
-A program has a process and a sandbox to itself, started while the ones before it are judged. Its test, which is not the
-model's, shares these with other tests: it has a process of its own in Python, and a context of its own in JavaScript.
+A program has a process and a sandbox to itself, started while earlier ones run. Its test, which is not the model's,
+shares these with other tests: it has a process of its own in Python, and a context of its own in JavaScript.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ _of_thread = threading.local()  # a sandbox dies with the thread that started it
 
 
 class Pipes:
-    """Pipes whose ends are closed with them, or one by one."""
+    """Pipes whose ends are closed together, or one by one."""
 
     def __init__(self) -> None:
         self._open: set[int] = set()
 
     def make(self) -> tuple[int, int]:
-        """The end to read from, and the end to write to."""
+        """Return the end to read from, and the end to write to."""
         ends = os.pipe()
         self._open.update(ends)
         return ends
 
     def close(self, *ends: int) -> None:
-        """Closes these."""
+        """Close these ends."""
         for end in ends:
             self._open.discard(end)
             os.close(end)
 
     def close_all(self) -> None:
-        """Closes those that are open."""
+        """Close the ends that are open."""
         self.close(*self._open)
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A process of a completion's that has started, and is told its program through a pipe."""
+    """A started process for a completion, which gets its program through a pipe."""
 
     running: Running
     program: int
@@ -66,7 +66,7 @@ class Waiting:
 
 
 class TestServer:
-    """A process that runs tests, and the ones ahead of it that run their completions. With the object all end."""
+    """A process that runs tests, and processes started ahead for their completions. All end with the object."""
 
     __test__ = False  # pytest, it is no test
 
@@ -98,7 +98,7 @@ class TestServer:
         return is_alive and (self._waiting[0].is_usable if self._waiting else bool(self._ends))
 
     def start_completion(self, program: dict[str, Any]) -> Running:
-        """The process of the next test's completion, told its program. The caller stops it. Raises OSError."""
+        """Return the process of the next test's completion, with its program. The caller stops it. Raise OSError."""
         if not self._waiting:
             self._start_waiting()
         waiting = self._waiting.pop(0)
@@ -123,7 +123,7 @@ class TestServer:
         return said
 
     def _start_waiting(self) -> None:
-        """Starts a process for the next completion that has none."""
+        """Start a process for the next completion without one."""
         ends = self._ends.pop(0)
         stdin, program = self._pipes.make()
         running = self._sandbox.start(self._command(COMPLETION, *ends), stdin=stdin, pass_fds=ends)
@@ -132,20 +132,20 @@ class TestServer:
 
 
 def write_line(descriptor: int, message: dict[str, Any]) -> None:
-    """Writes a message to a pipe. Raises BrokenPipeError."""
+    """Write a message to a pipe. Raise BrokenPipeError."""
     with open(descriptor, 'wb', closefd=False) as stream:
         stream.write(json.dumps(message).encode() + b'\n')
 
 
 def end_processes(tests: Running, waiting: list[Waiting], pipes: Pipes) -> None:
-    """Leaves nothing of the processes and their pipes."""
+    """End the processes and close their pipes."""
     pipes.close_all()
     for running in (tests, *(one.running for one in waiting)):
         running.stop()
 
 
 def server_for(interpreter: Interpreter, sandbox: Sandbox) -> TestServer:
-    """This thread's process for tests of a language."""
+    """Return this thread's process for tests of a language."""
     servers: dict[tuple[Interpreter, Sandbox], TestServer] = _of_thread.__dict__.setdefault('servers', {})
     server = servers.get((interpreter, sandbox))
     if server is None or not server.is_usable:

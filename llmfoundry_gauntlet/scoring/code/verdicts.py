@@ -1,4 +1,4 @@
-"""The verdicts on a completion."""
+"""The result of running a completion."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ LATE = 'not done in time'
 
 
 class Verdict(NamedTuple):
-    """A completion passed or failed. The reason holds no text of the completion or of any file."""
+    """The result of a completion: passed or failed. The reason contains no text of the completion or of any file."""
 
     passed: bool
     reason: str | None
 
 
 class CannotJudge(Exception):
-    """A completion cannot be judged, as its problem or this machine is at fault."""
+    """Raised if a completion cannot be run because of its problem or this machine."""
 
 
 class SandboxError(Exception):
-    """No program can run on this machine as it should."""
+    """Raised if no program can run properly on this machine."""
 
 
 class Undecided(Exception):
-    """A completion could not be judged, and counts as wrong."""
+    """Raised if the result of a completion is undecided; it counts as wrong."""

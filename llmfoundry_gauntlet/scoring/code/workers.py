@@ -1,4 +1,4 @@
-"""A pool of threads that run programs while the model generates others."""
+"""A pool of threads that run programs while the model generates more."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _lock = threading.Lock()
 
 @functools.cache
 def workers() -> ThreadPoolExecutor:
-    """Threads that each see to one program, as many as there are processors for this rank.
+    """Return threads that each run one program, as many as there are processors for this rank.
 
     They live as long as the process: a sandbox dies with the thread that started it.
     """
@@ -26,7 +26,7 @@ def workers() -> ThreadPoolExecutor:
 
 
 def submit(judge: Callable[..., Result], *arguments: Any) -> Future[Result]:
-    """Has a program judged by one of the workers."""
+    """Run a program on one of the workers."""
     future = workers().submit(judge, *arguments)
     future.add_done_callback(_count)
     return future
@@ -39,5 +39,5 @@ def _count(_: Future[Any]) -> None:
 
 
 def num_judged() -> int:
-    """Programs that have been judged in this process."""
+    """Return the number of programs that were run in this process."""
     return _judged
