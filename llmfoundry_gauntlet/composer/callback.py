@@ -123,7 +123,7 @@ class EvalGauntlet(Callback):
             self._begin(state)
 
     def eval_end(self, state: State, logger: Logger) -> None:
-        """Gather, score, log and record; restore `eval_forward` whatever happens."""
+        """Gather, score, log and record; always restore `eval_forward`."""
         if self._is_ours(state):
             try:
                 self._finish(state, logger)

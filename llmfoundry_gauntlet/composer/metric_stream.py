@@ -1,7 +1,7 @@
 """Log an evaluation's metrics to every logger of a Trainer, at their training step.
 
-An error of a logger must not stop a training, nor keep values from the other loggers, so it becomes a warning. Caught
-are errors of Python, of the libraries below, and of the logger's own package. Composer's loggers that need more than
+An error of a logger must not stop a training or keep values from the other loggers, so it becomes a warning. Errors of
+Python, of the libraries below, and of the logger's own package are caught. Composer's loggers that need more than
 `log_metrics` have functions of their own.
 """
 

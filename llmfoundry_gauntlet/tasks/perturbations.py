@@ -25,7 +25,7 @@ class Posed:
 
     @property
     def text(self) -> str:
-        """The whole prompt."""
+        """Return the whole prompt."""
         return self.template.text(self.question.text, self.question.options, self.question.topic)
 
     @property
@@ -48,7 +48,7 @@ class PosedProblem:
 
     @property
     def text(self) -> str:
-        """The whole prompt."""
+        """Return the whole prompt."""
         return self.template.text(self.question.text)
 
     @property
