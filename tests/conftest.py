@@ -42,7 +42,7 @@ SLOW = [
     'engine/test_plan',
     'engine/test_probe',
     'engine/test_probe_generation',
-    'engine/test_ranks',
+    'engine/test_balance',
     'engine/test_rotary',
     'engine/test_tree_attention',
     'integration/test_checkpoint_sources',

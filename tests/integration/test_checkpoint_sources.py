@@ -185,7 +185,7 @@ def test_what_a_checkpoint_does_not_hold_can_be_given(training: Training, tmp_pa
 
 def test_fsdp_is_refused_where_composer_has_none(training: Training):
     model = training.folder / 'latest-rank0.pt'
-    with pytest.raises(ConfigError, match='fsdp_config: Composer shards models over GPUs alone; leave it out'):
+    with pytest.raises(ConfigError, match='fsdp_config: Composer shards models over GPUs only; leave it out'):
         evaluate(model, **training.settings, device='cpu', fsdp_config={'sharding_strategy': 'FULL_SHARD'})
     with pytest.raises(ConfigError, match="unknown key 'sharding_strateg', did you mean 'sharding_strategy'"):
         evaluate(model, **training.settings, device='cpu', fsdp_config={'sharding_strateg': 'FULL_SHARD'})

@@ -116,7 +116,7 @@ def test_an_unfinished_or_damaged_checkpoint_is_skipped_until_it_changes(
     whole = path.read_bytes()
     if damage == 'truncated':
         path.write_bytes(whole[: len(whole) // 2])
-        reason = f'is cut off after {len(whole) // 2} bytes'
+        reason = f'is truncated after {len(whole) // 2} bytes'
     else:
         torch.save({'state': {'nothing': 1}}, path)
         reason = "is not a Composer checkpoint: it has no 'state'"
