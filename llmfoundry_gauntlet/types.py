@@ -223,28 +223,28 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """The score of one output. `credit` is in [0, 1], None if the item could not be scored.
+    """The score of one output. `value` is in [0, 1], None if the item could not be scored.
 
-    `answer` is the answer extracted from a generation. `marks` are further metrics of the item by name, the same names
-    for every item of a task; a task's metric is their mean. `facts` are other properties that its metrics need.
+    `answer` is the answer extracted from a generation. `metrics` are further metrics of the item by name, the same
+    names for every item of a task, which reports their means. `facts` are other properties that its metrics need.
     """
 
-    credit: float | None
+    value: float | None
     predicted: int | None = None
     reason: str | None = None
     answer: str | None = None
-    marks: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
     facts: Mapping[str, str | int] = field(default_factory=dict)
 
     @classmethod
     def unscored(cls, reason: str) -> Self:
         """Return the score of an item that could not be scored."""
-        return cls(credit=None, reason=reason)
+        return cls(value=None, reason=reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemResult:
-    """One line of a samples file, with all that metrics need. An unscored item has credit None and a reason.
+    """One line of a samples file, with all that metrics need. An unscored item has score None and a reason.
 
     `gold` is the index of the right choice, or the right answer's text. `num_characters` and `num_bytes` (UTF-8) are of
     the choices' texts, without a leading space. Items of a `cluster` have something in common, such as a passage.
@@ -254,7 +254,7 @@ class ItemResult:
     category: str | None
     gold: int | str | None
     predicted: int | None
-    credit: float | None
+    score: float | None
     logprobs: tuple[float, ...] | None  # sums in nats, one per choice
     num_tokens: tuple[int, ...] | None  # one per choice, or of the generation
     reason: str | None
@@ -262,7 +262,7 @@ class ItemResult:
     truncated: bool
     text: str | None = None  # of a generation, up to its stop
     answer: str | None = None
-    marks: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
     facts: Mapping[str, str | int] = field(default_factory=dict)
     num_characters: tuple[int, ...] | None = None  # one per choice
     num_bytes: tuple[int, ...] | None = None  # one per choice
@@ -272,7 +272,7 @@ class ItemResult:
     @property
     def status(self) -> str:
         """Return 'scored' or 'unscored'."""
-        return 'unscored' if self.credit is None else 'scored'
+        return 'unscored' if self.score is None else 'scored'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ def item(row: int, credit: float | None, cluster: str = '', *, task: str = 'a/0-
         category=None,
         gold=0,
         predicted=None,
-        credit=credit,
+        score=credit,
         logprobs=None,
         num_tokens=None,
         reason=None if credit is not None else 'nan',

@@ -64,7 +64,7 @@ SLOW = [
     'results/test_runs_refused',
     'scoring/code/test_attacks',
     'scoring/code/test_confine',
-    'scoring/code/test_judge',
+    'scoring/code/test_execution',
     'scoring/code/test_servers',
     'scoring/code/test_solutions',
     'scoring/test_mathematics',

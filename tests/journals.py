@@ -24,7 +24,7 @@ def item(row: int, **changes: Any) -> ItemResult:
         category='Größe',
         gold=1,
         predicted=0,
-        credit=0.5,
+        score=0.5,
         num_tokens=(2, 3),
         reason=None,
         prompt_sha256='5e7f',

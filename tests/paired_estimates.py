@@ -28,7 +28,7 @@ def cluster_of(key: str, row: int) -> str:
 
 
 def credit(sample: Sample) -> float:
-    return sample['credit']
+    return sample['score']
 
 
 def bits_per_byte(key: str) -> Value:
@@ -92,7 +92,7 @@ def over_items(key: str, rows: Sequence[int], values: Sequence[float]) -> Estima
 def paired(key: str, first: Path, second: Path, value: Value = credit) -> Estimate:
     """Return the mean difference over the items that both runs have scored."""
     ours, theirs = (
-        {sample['row']: value(sample) for sample in samples_of(run, key) if sample['credit'] is not None}
+        {sample['row']: value(sample) for sample in samples_of(run, key) if sample['score'] is not None}
         for run in (first, second)
     )
     rows = sorted(ours.keys() & theirs.keys())
@@ -119,7 +119,7 @@ def score_differences(first: Path, second: Path) -> dict[str, Estimate]:
         for sample in samples_of(run, AGIEVAL):
             groups[sample['variant'].partition(':')[0], sample['row']].append(sample)
         shares.append(
-            {name: (np.mean([s['credit'] for s in group]), agreement(group)) for name, group in groups.items()}
+            {name: (np.mean([s['score'] for s in group]), agreement(group)) for name, group in groups.items()}
         )
     found = {}
     for perturbation in ('option_order', 'prompt'):

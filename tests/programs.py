@@ -7,9 +7,9 @@ import shutil
 import pytest
 
 from llmfoundry_gauntlet.scoring.code.languages import CPP, JAVASCRIPT, PYTHON
+from llmfoundry_gauntlet.scoring.code.outcomes import SandboxError
 from llmfoundry_gauntlet.scoring.code.programs import Program, make_program
 from llmfoundry_gauntlet.scoring.code.sandbox import Sandbox, find_sandbox
-from llmfoundry_gauntlet.scoring.code.verdicts import SandboxError
 
 PROMPTS = {
     PYTHON: 'def answer(n: int) -> str:\n    """The answer."""\n',

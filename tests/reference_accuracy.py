@@ -91,7 +91,7 @@ def marks(
 
 def is_right(result: VariantResult) -> bool:
     """Return whether the reference's answer is right, by its letter; for a problem by its score."""
-    return result.reference_answer == result.gold if result.gold else result.credit == 1
+    return result.reference_answer == result.gold if result.gold else result.score == 1
 
 
 def rounded_accuracy(right: Sequence[tuple[str | None, bool]], *, macro: bool) -> float:

@@ -82,7 +82,7 @@ def check_metrics(record: dict[str, Any], samples: list[dict[str, Any]], perturb
             groups.setdefault(sample['row'], []).append(sample)
     by_category: dict[str, list[float]] = {}
     for group in groups.values():
-        by_category.setdefault(group[0]['category'], []).append(mean(sample['credit'] for sample in group))
+        by_category.setdefault(group[0]['category'], []).append(mean(sample['score'] for sample in group))
     rates = []
     for group in groups.values():
         texts = [None if s['predicted'] is None else options_of(s)[0][s['predicted']] for s in group]
@@ -93,7 +93,7 @@ def check_metrics(record: dict[str, Any], samples: list[dict[str, Any]], perturb
         'consistency_rate': mean(rates),
         'consistency_rate/standard_error': np.std(rates, ddof=1) / math.sqrt(len(rates)),
         'unparsed_rate': mean(sample['predicted'] is None for group in groups.values() for sample in group),
-        'all_variants_right': mean(all(sample['credit'] == 1 for sample in group) for group in groups.values()),
+        'all_variants_right': mean(all(sample['score'] == 1 for sample in group) for group in groups.values()),
     }
     for name, value in wanted.items():
         found = record['metrics'][f'icl/metrics/score/mmlu_pro/{perturbation}/{name}']

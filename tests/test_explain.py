@@ -191,7 +191,7 @@ def test_shots_of_a_type_that_has_none_are_refused(gauntlet, name: str, type_nam
             ['score_math', '--score', ROOT / 'yamls' / 'score' / 'math.yaml'],
             'is in several files; name one with --file',
         ),
-        (['winograd', '--answer', 'x'], 'a text cannot be marked here'),
+        (['winograd', '--answer', 'x'], 'a text cannot be scored here'),
     ],
 )
 def test_errors_name_the_option_and_what_is_allowed(gauntlet, words, message):

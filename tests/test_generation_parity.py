@@ -84,7 +84,7 @@ def check_item(item: dict[str, Any], reply: Generation, result: ItemResult, norm
         assert digest(reply.text) == item['output']
         assert (reply.num_tokens, reply.is_truncated) == (item['num_tokens'], not item['eos'])
     assert digest(normalize_answer(result.answer) if normalized else result.answer) == item['cleaned']
-    assert result.credit == item['mark']
+    assert result.score == item['mark']
 
 
 def check_prompts(planned: PlannedEvaluation, case: dict[str, Any], items: dict[int, dict[str, Any]]) -> None:

@@ -134,7 +134,7 @@ def check_same(one: Evaluation, other: Evaluation) -> None:
     ours, theirs = items(one), items(other)
     assert ours.keys() == theirs.keys()
     for key, result in ours.items():
-        assert (result.credit, result.predicted) == (theirs[key].credit, theirs[key].predicted)
+        assert (result.score, result.predicted) == (theirs[key].score, theirs[key].predicted)
         assert result.prompt_sha256 == theirs[key].prompt_sha256
         np.testing.assert_allclose(result.logprobs, theirs[key].logprobs, **ROUNDING)
     for key, value in numbers(one).items():
@@ -144,7 +144,7 @@ def check_same(one: Evaluation, other: Evaluation) -> None:
 def test_the_model_does_not_answer_all_alike(model, planned):
     """Else nothing below could fail."""
     evaluation = run(model, planned())
-    credits = {key: {result.credit for result in results} for key, results in evaluation.results.items()}
+    credits = {key: {result.score for result in results} for key, results in evaluation.results.items()}
     assert credits['choices/2-shot'] == credits['schemas/2-shot'] == {0.0, 1.0}
     assert all(measure.standard_error for measure in evaluation.composites.averages.values())
 
@@ -229,7 +229,7 @@ def test_the_order_of_tasks(model, planned):
     alone = run(model, planned(tasks=TASKS[1:2], gauntlet=None))
     ours = items(run(model, planned()))
     for key, result in items(alone).items():
-        assert (result.credit, result.prompt_sha256) == (ours[key].credit, ours[key].prompt_sha256)
+        assert (result.score, result.prompt_sha256) == (ours[key].score, ours[key].prompt_sha256)
 
 
 def test_a_subset(model, planned):
@@ -242,7 +242,7 @@ def test_a_subset(model, planned):
         'schemas/2-shot': 12,
     }
     for key, result in items(part).items():
-        assert (result.credit, result.prompt_sha256) == (every[key].credit, every[key].prompt_sha256)
+        assert (result.score, result.prompt_sha256) == (every[key].score, every[key].prompt_sha256)
         np.testing.assert_allclose(result.logprobs, every[key].logprobs, **ROUNDING)
     pages = {(result.category, result.cluster) for result in part.results['choices/2-shot']}
     whole = {pair: sum((one.category, one.cluster) == pair for one in full.results['choices/2-shot']) for pair in pages}

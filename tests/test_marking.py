@@ -206,9 +206,9 @@ def test_texts_answer_choices_and_continuations_too(settings: dict[str, Any], tm
         answers['sums', row] = name | {'text': text}
     evaluation = marked(settings, write_answers(tmp_path, list(answers.values())))
     colours = evaluation.results['colours/1-shot']
-    assert [(r.predicted, r.credit) for r in colours] == [(0, 1.0), (1, 1.0), (None, 0.0), (None, 0.0)]
+    assert [(r.predicted, r.score) for r in colours] == [(0, 1.0), (1, 1.0), (None, 0.0), (None, 0.0)]
     assert colours[2].reason == 'the reply begins with none of the choices' and colours[2].text == 'reddish'
-    assert [r.credit for r in evaluation.results['sums/1-shot']] == [1.0, 1.0, 0.0, 0.0]
+    assert [r.score for r in evaluation.results['sums/1-shot']] == [1.0, 1.0, 0.0, 0.0]
 
 
 def test_log_probabilities_that_are_no_numbers_leave_an_item_unscored(settings: dict[str, Any], tmp_path: Path):
@@ -267,7 +267,7 @@ def test_answers_of_the_wrong_kind_are_named(settings: dict[str, Any], tmp_path:
     found = [problem.partition(': ')[2] for problem in problems_of(settings, write_answers(tmp_path, answers))]
     assert found[0].startswith('sums/1-shot, row 0: has logprobs without is_argmax')
     assert found[1:] == [
-        'pronouns/1-shot, row 0: has no logprobs; a text cannot be marked here',
+        'pronouns/1-shot, row 0: has no logprobs; a text cannot be scored here',
         'riddles/1-shot, row 0: has no text; a reply is wanted',
     ]
 

@@ -62,7 +62,7 @@ def test_likelihoods_are_those_of_plain_forwards_of_each_letter(tiny_llamas: Pat
         assert (sample['text'], sample['status'], sample['num_tokens']) == (None, 'scored', [2] * len(options))
         assert sample['answer'] == LETTERS[sample['predicted']]
         assert sample['predicted'] == int(np.argmax(sample['logprobs']))
-        assert sample['credit'] == float(sample['predicted'] == gold)
+        assert sample['score'] == float(sample['predicted'] == gold)
         if number % 9 == 0:
             context = np.array([0, *tokenizer()(text, add_special_tokens=False)['input_ids']])
             for letter, logprob in zip(LETTERS, sample['logprobs'], strict=False):

@@ -184,7 +184,7 @@ def test_samples_have_the_same_order_whoever_answers(tiny_llamas: Path, tmp_path
     ]
     theirs = score_answers(data_of(entry), read_answers(write_answers(tmp_path, lines)))
     assert [result.key for result in theirs.results['score_agieval/0-shot']] == [result.key for result in ours]
-    assert [result.credit for result in theirs.results['score_agieval/0-shot']] == [result.credit for result in ours]
+    assert [result.score for result in theirs.results['score_agieval/0-shot']] == [result.score for result in ours]
 
 
 @pytest.mark.parametrize('dataset', ['mmlu_pro', 'agieval'])

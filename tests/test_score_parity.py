@@ -120,7 +120,7 @@ def test_every_generation_has_the_same_answer_and_score(scored: Scored):
                 result = ours.get(scored.key(item, f'{perturbation}:{variant}'))
                 if result is None:
                     continue
-                assert result.credit == correct
+                assert result.score == correct
                 if scored.recorded['dataset'] != 'math':
                     letter = reference_letter(result.text)
                     assert answer == letter or answer == f'sha256:{digest(letter)}'

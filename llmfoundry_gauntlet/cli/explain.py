@@ -208,7 +208,7 @@ def show_scoring(
     for name, value in shown.items():
         if value is not None:
             typer.echo(f'  {name}: {one_line(str(value))}')
-    score = 'unscored' if result.credit is None else f'{result.credit:g}'
+    score = 'unscored' if result.score is None else f'{result.score:g}'
     typer.echo(f'  score: {score}{f" ({result.reason})" if result.reason else ""}')
 
 
@@ -232,7 +232,7 @@ def scored(
     task: Task, asked: AskedItem, examples: Sequence[Example], answer: str, settings: EvaluationSettings
 ) -> ItemResult:
     """Return the result of a generation. Raises ConfigError if it cannot be scored, or a program cannot be run."""
-    from llmfoundry_gauntlet.results.external import AnswerError, mark
+    from llmfoundry_gauntlet.results.external import AnswerError, score_answer
     from llmfoundry_gauntlet.tasks.items import untokenized_items
     from llmfoundry_gauntlet.tasks.programs import check_programs
     from llmfoundry_gauntlet.types import Answer
@@ -242,7 +242,7 @@ def scored(
         raise ConfigError(f'{task.key}: its programs cannot be run here: {reasons[task.key]}')
     item, _ = next(untokenized_items(task, examples, [asked.example]))
     try:
-        return mark(item, Answer(place='--answer', key=item.key, text=answer), task, sandbox)
+        return score_answer(item, Answer(place='--answer', key=item.key, text=answer), task, sandbox)
     except AnswerError as error:
         raise ConfigError(
             f'--answer: {error}; {task.key} is scored by the probabilities of its continuations'

@@ -255,7 +255,7 @@ class EvaluationLoader:
             journal.add(results, suspect=suspect)
         for result in () if suspect else results.values():
             self.tally[result.key.task].num_items += 1
-            self.tally[result.key.task].num_right += result.credit or 0.0
+            self.tally[result.key.task].num_right += result.score or 0.0
         return results
 
     def _plan(self) -> Results:

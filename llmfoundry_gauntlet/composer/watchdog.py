@@ -19,7 +19,7 @@ import torch
 from composer.utils import dist
 from torch.distributed import DistError
 
-from llmfoundry_gauntlet.scoring.code.workers import num_judged
+from llmfoundry_gauntlet.scoring.code.workers import num_programs_run
 
 if TYPE_CHECKING:
     from llmfoundry_gauntlet.composer.loader import EvaluationLoader
@@ -173,7 +173,7 @@ def progress_of(loader: EvaluationLoader) -> tuple[int, ...]:
         loader.num_steps,
         0 if model is None else model.num_forwards,
         0 if writer is None else writer.usage.steps,
-        num_judged(),
+        num_programs_run(),
     )
 
 

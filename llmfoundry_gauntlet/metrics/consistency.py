@@ -28,7 +28,7 @@ class VariantResult:
     """The result of one variant of a question.
 
     `question` is the file's stem and the row, `variant` such as 'option_order:B', 'prompt:3' or 'non_greedy:2', and
-    `gold` the gold option's label in the variant, '' without options. `credit` is None if unscored. `answer` is
+    `gold` the gold option's label in the variant, '' without options. `score` is None if unscored. `answer` is
     compared: the text of the chosen option or the answer of a problem; None is unparsed, and agrees with nothing.
     `reference_answer` is extracted by the reference's rule. `cluster` is the number of the question's cluster, such as
     a passage; None without one.
@@ -38,7 +38,7 @@ class VariantResult:
     category: str | None
     variant: str
     gold: str
-    credit: float | None
+    score: float | None
     answer: str | None
     reference_answer: str | None
     cluster: int | None = None
@@ -84,8 +84,8 @@ def perturbation_score(
     """
     questions = by_question(results)
     incomplete = missing_reason(results)
-    complete = [group for group in questions.values() if all(result.credit is not None for result in group)]
-    scored = [result for result in results if result.credit is not None]
+    complete = [group for group in questions.values() if all(result.score is not None for result in group)]
+    scored = [result for result in results if result.score is not None]
     missing = None if allow_missing and scored else incomplete
     if missing is not None:
         scored = []
@@ -94,7 +94,7 @@ def perturbation_score(
     by_variant = split_accuracy(results, operator.attrgetter('variant'), macro=macro, missing=missing)
     by_gold = split_accuracy(results, operator.attrgetter('gold'), macro=macro, missing=missing)
     of_variants = [part.value for part in by_variant.values() if part.value is not None]
-    right = [all(result.credit == 1 for result in group) for group in complete] if missing is None else []
+    right = [all(result.score == 1 for result in group) for group in complete] if missing is None else []
     rates = [(rate, cluster_of(group[0])) for group in complete if (rate := agreement(group, equal)) is not None]
     no_rates = 'no question has more than one variant' if complete else incomplete
     return PerturbationScore(
@@ -135,20 +135,20 @@ def agreement(group: Sequence[VariantResult], equal: Callable[[str, str], bool] 
 
 
 def accuracy_of(scored: Sequence[VariantResult], *, macro: bool, missing: str | None = None) -> Measure:
-    """Return the mean credit over a question's variants, then over questions (macro: of a category, then categories).
+    """Return the mean score over a question's variants, then over questions (macro: of a category, then categories).
 
     The standard error is that of the mean of the questions' means, as in arXiv 2411.00640 for questions answered
     several times; questions of one cluster vary together.
     """
-    credits: dict[QuestionKey, list[float]] = {}
+    scores: dict[QuestionKey, list[float]] = {}
     first: dict[QuestionKey, VariantResult] = {}
     for result in scored:
-        if result.credit is None:
+        if result.score is None:
             raise ValueError(f'{result.question}, {result.variant}: is unscored')
-        credits.setdefault(result.question, []).append(result.credit)
+        scores.setdefault(result.question, []).append(result.score)
         first.setdefault(result.question, result)
     categories: dict[str | None, list[tuple[float, int]]] = {}
-    for question, values in credits.items():
+    for question, values in scores.items():
         category = first[question].category if macro else None
         categories.setdefault(category, []).append((mean(values), cluster_of(first[question])))
     if not categories:
@@ -191,7 +191,7 @@ def split_accuracy(
             parts.setdefault(name, []).append(result)
     return {
         name: accuracy_of(
-            [result for result in parts[name] if result.credit is not None and missing is None],
+            [result for result in parts[name] if result.score is not None and missing is None],
             macro=macro,
             missing=missing or missing_reason(parts[name]),
         )
@@ -216,5 +216,5 @@ def missing_reason(results: Sequence[VariantResult]) -> str | None:
     """Return 'n of m items unscored', None if all items are scored."""
     if not results:
         return NO_ITEMS
-    unscored = sum(result.credit is None for result in results)
+    unscored = sum(result.score is None for result in results)
     return f'{unscored} of {len(results)} items unscored' if unscored else None

@@ -57,7 +57,7 @@ def gold_probabilities(results: Sequence[ItemResult]) -> list[float]:
 def matches(lengths_of: Callable[[ItemResult], tuple[int, ...] | None], results: Sequence[ItemResult]) -> list[float]:
     """Return whether the right choice has the highest log-probability per unit of length; a tie earns its share."""
     return [
-        credit([logprob / length for logprob, length in zip(logprobs, lengths, strict=True)], gold)
+        gold_share([logprob / length for logprob, length in zip(logprobs, lengths, strict=True)], gold)
         for (logprobs, gold), lengths in zip(scored(results), sizes(results, lengths_of), strict=True)
     ]
 
@@ -72,7 +72,7 @@ def pmi_matches(results: Sequence[ItemResult]) -> list[float]:
     if len(alone) < len(results):
         raise Absent(f'{len(results) - len(alone)} of {len(results)} items have no log-probabilities of choices alone')
     return [
-        credit(
+        gold_share(
             [one - other for one, other in zip(logprobs, without, strict=True)],
             gold,
             rounding_of=max(map(abs, logprobs)),
@@ -93,7 +93,7 @@ def calibration_gaps(results: Sequence[ItemResult]) -> list[float]:
         confidence = max(probabilities(logprobs))
         bins.append(min(int(confidence * NUM_BINS), NUM_BINS - 1))
         confidences.append(confidence)
-        rights.append(credit(logprobs, gold))
+        rights.append(gold_share(logprobs, gold))
     gaps = [confidence - right for confidence, right in zip(confidences, rights, strict=True)]
     totals = [math.fsum(gap for gap, place in zip(gaps, bins, strict=True) if place == b) for b in range(NUM_BINS)]
     return [math.copysign(1.0, totals[place]) * gap for gap, place in zip(gaps, bins, strict=True)]
@@ -146,7 +146,7 @@ def probabilities(logprobs: Sequence[float]) -> list[float]:
     return [part / whole for part in parts]
 
 
-def credit(scores: Sequence[float], gold: int, *, rounding_of: float = 0.0) -> float:
+def gold_share(scores: Sequence[float], gold: int, *, rounding_of: float = 0.0) -> float:
     """Return 1 if the right choice is the best, its share if it ties with others, else 0.
 
     Scores tie if they are equal up to the rounding error of numbers of their size, or of `rounding_of`.

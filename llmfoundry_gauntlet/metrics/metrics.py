@@ -35,13 +35,13 @@ class Metric:
 
 
 def accuracy(name: str) -> Metric:
-    """Return the mean credit, under the name given by a task type."""
-    return Metric(name, credits_of)
+    """Return the mean score, under the name given by a task type."""
+    return Metric(name, scores_of)
 
 
-def mark(name: str) -> Metric:
-    """Return the mean of a mark that the task type's scorer gives every item; absent if some items lack it."""
-    return Metric(name, partial(marks_of, name))
+def item_metric(name: str) -> Metric:
+    """Return the mean of a metric that the task type's scorer gives every item; absent if some items lack it."""
+    return Metric(name, partial(item_metric_values, name))
 
 
 def passes_at(ks: Sequence[int]) -> tuple[Metric, ...]:
@@ -94,7 +94,7 @@ def plain_score(
 ) -> TaskScore:
     """Return metrics over items, regardless of category."""
     reason = unscored_reason(results)
-    scored = [result for result in results if result.credit is not None]
+    scored = [result for result in results if result.score is not None]
     if allow_missing and scored:
         reason = None
     clusters = cluster_numbers(scored if reason is None else ())
@@ -124,9 +124,9 @@ def measure(metric: Metric, results: Sequence[ItemResult], clusters: ClusterNumb
     return mean_over_clusters([value for value in values if value is not None], clusters[known])
 
 
-def marks_of(name: str, results: Sequence[ItemResult]) -> list[float]:
-    """Yield a mark of every item."""
-    values = [result.marks[name] for result in results if name in result.marks]
+def item_metric_values(name: str, results: Sequence[ItemResult]) -> list[float]:
+    """Return a metric of every item that has it."""
+    values = [result.metrics[name] for result in results if name in result.metrics]
     if len(values) < len(results):
         raise Absent(f'{name} is not known of {len(results) - len(values)} of {len(results)} items')
     return values
@@ -144,7 +144,7 @@ def pass_chances(k: int, results: Sequence[ItemResult]) -> list[float | None]:
         raise Absent(f'{len(fewest)} problems have less than {k} programs')
     chances: list[float | None] = [None] * len(results)
     for places in problems.values():
-        n, c = len(places), sum(results[place].credit == 1 for place in places)
+        n, c = len(places), sum(results[place].score == 1 for place in places)
         chances[places[0]] = 1 - math.comb(n - c, k) / math.comb(n, k)
     return chances
 
@@ -153,13 +153,13 @@ def unscored_reason(results: Sequence[ItemResult]) -> str | None:
     """Return 'n of m items unscored: ...' with the most common reasons, None if all items are scored."""
     if not results:
         return 'there are no items'
-    reasons = [result.reason or 'no reason given' for result in results if result.credit is None]
+    reasons = [result.reason or 'no reason given' for result in results if result.score is None]
     if not reasons:
         return None
     commonest = sorted(set(reasons), key=lambda reason: (-reasons.count(reason), reason))[:MAX_REASONS]
     return f'{len(reasons)} of {len(results)} items unscored: {"; ".join(commonest)}'
 
 
-def credits_of(results: Iterable[ItemResult]) -> list[float]:
-    """Yield the credits of scored items."""
-    return [result.credit for result in results if result.credit is not None]
+def scores_of(results: Iterable[ItemResult]) -> list[float]:
+    """Return the scores of scored items."""
+    return [result.score for result in results if result.score is not None]

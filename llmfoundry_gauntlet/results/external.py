@@ -36,7 +36,7 @@ class AnswerError(ValueError):
 
 
 @dataclass(slots=True)
-class Marked:
+class ScoredAnswers:
     """The scored answers so far with their places, and the problems of others."""
 
     sandbox: Sandbox | None
@@ -57,9 +57,9 @@ class Marked:
             item, task = asked[key], tasks[key.task]
             try:
                 if task.runs_programs and answer.text is not None:
-                    self.programs[key] = workers().submit(mark, item, answer, task, self.sandbox)
+                    self.programs[key] = workers().submit(score_answer, item, answer, task, self.sandbox)
                 else:
-                    self.results[key] = mark(item, answer, task, self.sandbox)
+                    self.results[key] = score_answer(item, answer, task, self.sandbox)
             except AnswerError as error:
                 self.problems.append(f'{answer.place}: {name(key)}: {error}')
 
@@ -82,25 +82,25 @@ def score_answers(data: EvaluationData, answers: Iterable[Answer], *, allow_miss
         for key, task in tasks.items()
         for item, _ in untokenized_items(task, data.examples[key], data.asked(key))
     }
-    marked = Marked(data.sandbox)
+    scored = ScoredAnswers(data.sandbox)
     try:
         for answer in answers:
-            marked.take(answer, asked, tasks)
+            scored.take(answer, asked, tasks)
     except DataError as error:  # lines that are no answers, once all were read
-        marked.problems.extend(error.problems)
-    missing = sorted(asked.keys() - marked.places.keys(), key=order)
+        scored.problems.extend(error.problems)
+    missing = sorted(asked.keys() - scored.places.keys(), key=order)
     if not allow_missing:
-        marked.problems += unanswered(missing)
-    if marked.problems:
-        for program in marked.programs.values():
+        scored.problems += unanswered(missing)
+    if scored.problems:
+        for program in scored.programs.values():
             program.cancel()
-        raise DataError(marked.problems)
-    marked.finish()
+        raise DataError(scored.problems)
+    scored.finish()
     for key in missing:
-        marked.results[key] = result_of(asked[key], None, Score.unscored(MISSING))
+        scored.results[key] = result_of(asked[key], None, Score.unscored(MISSING))
     by_task: dict[str, list[ItemResult]] = {key: [] for key in tasks}
     for key in in_row_order(asked, data):
-        by_task[key.task].append(marked.results[key])
+        by_task[key.task].append(scored.results[key])
     seconds = time.perf_counter() - started
     shares = {key: seconds * len(task_results) / len(asked) for key, task_results in by_task.items()}
     return summarize(data, tasks, by_task, shares, allow_missing=allow_missing)
@@ -120,7 +120,7 @@ def check_solutions(data: EvaluationData) -> list[CheckedSolutions]:
             output = Generation(key=ItemKey(key, example.row), text=text)
             running[example.row] = workers().submit(task.score_program, output, example.content, data.sandbox)
         results = {row: program.result() for row, program in running.items()}
-        failures = {row: result.reason or '' for row, result in results.items() if result.credit != 1}
+        failures = {row: result.reason or '' for row, result in results.items() if result.score != 1}
         seconds = time.perf_counter() - started
         checked.append(CheckedSolutions(task=key, num_solutions=len(results), failures=failures, seconds=seconds))
     return checked
@@ -141,7 +141,7 @@ def in_row_order(keys: Iterable[ItemKey], data: EvaluationData) -> list[ItemKey]
     return sorted(keys, key=place)
 
 
-def mark(item: Item, answer: Answer, task: Task, sandbox: Sandbox | None) -> ItemResult:
+def score_answer(item: Item, answer: Answer, task: Task, sandbox: Sandbox | None) -> ItemResult:
     """Return the item scored by an answer; programs run in the sandbox. Raise AnswerError for an unusable answer."""
     written = Generation(key=answer.key, text=answer.text or '')
     if task.generates:
@@ -151,7 +151,7 @@ def mark(item: Item, answer: Answer, task: Task, sandbox: Sandbox | None) -> Ite
     if answer.logprobs is None:
         score = task.score_text(written.text, item.example.content)
         if score is None:
-            raise AnswerError('has no logprobs; a text cannot be marked here')
+            raise AnswerError('has no logprobs; a text cannot be scored here')
         return result_of(item, written, score)
     output = score_output(item, answer, answer.logprobs)
     result = item_result(item, output, task)

@@ -15,6 +15,7 @@ from llmfoundry_gauntlet.types import ItemKey, ItemResult
 
 SAMPLES = 'samples'
 NONE = type(None)
+RENAMED_FIELDS = {'score': 'score', 'marks': 'metrics'}  # by the names of earlier versions
 RENAMED_REASONS = {  # by the words of earlier versions
     'cut at the token limit': 'truncated at the token limit',
     'no answer found in the reply': 'no answer found in the generation',
@@ -30,7 +31,7 @@ FIELDS = {
     'category': (str, NONE),
     'gold': (int, str, NONE),
     'predicted': (int, NONE),
-    'credit': (int, float, NONE),
+    'score': (int, float, NONE),
     'text': (str, NONE),
     'answer': (str, NONE),
     'reason': (str, NONE),
@@ -46,7 +47,7 @@ LISTS = {
     'num_bytes': (int,),
 }
 ALWAYS_THERE = ('logprobs', 'num_tokens')
-MAPPINGS = {'marks': (int, float), 'facts': (int, str)}
+MAPPINGS = {'metrics': (int, float), 'facts': (int, str)}
 
 
 class FieldError(ValueError):
@@ -69,7 +70,7 @@ def sample_line(result: ItemResult) -> str:
         'sample': key.sample,
         'gold': result.gold,
         'predicted': result.predicted,
-        'credit': result.credit,
+        'score': result.score,
         'logprobs': finite(result.logprobs),
         'num_tokens': result.num_tokens,
         'text': result.text,
@@ -84,7 +85,7 @@ def sample_line(result: ItemResult) -> str:
         'num_characters': result.num_characters,
         'num_bytes': result.num_bytes,
         'logprobs_alone': finite(result.logprobs_alone),
-        'marks': dict(result.marks),
+        'metrics': dict(result.metrics),
         'facts': dict(result.facts),
     }
     sample.update({name: value for name, value in further.items() if value})
@@ -93,6 +94,7 @@ def sample_line(result: ItemResult) -> str:
 
 def parse_sample(task: str, sample: Mapping[str, Any]) -> ItemResult:
     """Return the item result of a line's JSON. Raise KeyError, TypeError or ValueError if it is invalid."""
+    sample = {RENAMED_FIELDS.get(name, name): value for name, value in sample.items()}
     check_fields(sample)
     int(sample['cluster'] or '0', 16)  # is a number in hexadecimal digits
     return ItemResult(
@@ -106,7 +108,7 @@ def parse_sample(task: str, sample: Mapping[str, Any]) -> ItemResult:
         category=sample['category'],
         gold=sample['gold'],
         predicted=sample['predicted'],
-        credit=sample['credit'],
+        score=sample['score'],
         logprobs=numbers(sample['logprobs']),
         num_tokens=whole(sample['num_tokens']),
         reason=current_reason(sample['reason']),
@@ -114,7 +116,7 @@ def parse_sample(task: str, sample: Mapping[str, Any]) -> ItemResult:
         truncated=sample['truncated'],
         text=sample['text'],
         answer=sample['answer'],
-        marks={RENAMED.get(name, name): value for name, value in sample.get('marks', {}).items()},
+        metrics={RENAMED.get(name, name): value for name, value in sample.get('metrics', {}).items()},
         facts=sample.get('facts', {}),
         num_characters=whole(sample.get('num_characters')),
         num_bytes=whole(sample.get('num_bytes')),

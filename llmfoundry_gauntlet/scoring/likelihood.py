@@ -25,14 +25,14 @@ def score_choice(output: ScoreOutput, gold: int, *, reference: bool) -> Score:
 
         with np.errstate(over='ignore'):  # beyond float32 they are all infinite, as there
             predicted = first_lowest([float(np.exp(np.float32(-mean))) for mean in means])
-        return Score(credit=float(predicted == gold), predicted=predicted)
+        return Score(value=float(predicted == gold), predicted=predicted)
     if not all(map(math.isfinite, means)):
         return Score.unscored(NON_FINITE)
     tied = best_of(means)
     if len(tied) == 1:
-        return Score(credit=float(tied[0] == gold), predicted=tied[0])
+        return Score(value=float(tied[0] == gold), predicted=tied[0])
     return Score(
-        credit=1 / len(tied) if gold in tied else 0.0,
+        value=1 / len(tied) if gold in tied else 0.0,
         predicted=tied[0],
         reason=f'tie of the choices {", ".join(map(str, tied))}',
     )
@@ -49,14 +49,14 @@ def score_argmax(output: ScoreOutput, *, reference: bool) -> Score:
     (logprobs,), (is_argmax,), (num_top,) = output.logprobs, output.is_argmax, output.num_top
     if reference:
         right = bool(is_argmax.all())
-        return Score(credit=float(right), predicted=0 if right else None)
+        return Score(value=float(right), predicted=0 if right else None)
     if not np.isfinite(logprobs).all():
         return Score.unscored(NON_FINITE)
     if not num_top.all():
-        return Score(credit=0.0)
+        return Score(value=0.0)
     ties = int((num_top > 1).sum())
     return Score(
-        credit=float(np.prod(1.0 / num_top)),
+        value=float(np.prod(1.0 / num_top)),
         predicted=0,
         reason=f'tie for the most probable token at {ties} of {len(num_top)} tokens' if ties else None,
     )

@@ -89,7 +89,7 @@ class Process:
             json.dumps({'number': number, 'question': question, 'first': first, 'second': second}) + '\n'
             for number, (question, first, second) in enumerate(requests)
         ]
-        verdicts: dict[int, bool] = {}
+        outcomes: dict[int, bool] = {}
         limit = self._limits.wall_seconds * 2 + STOP_SECONDS
         try:
             for begin in range(0, len(lines), 100):  # no more than the pipes hold
@@ -97,11 +97,11 @@ class Process:
                 requested.flush()
                 for _ in lines[begin : begin + 100]:
                     answer = self._receive(process, limit)
-                    verdicts[answer['number']] = answer['equal']
+                    outcomes[answer['number']] = answer['equal']
         finally:
-            if len(verdicts) < len(lines):  # interrupted: a later request would get the answers to these
+            if len(outcomes) < len(lines):  # interrupted: a later request would get the answers to these
                 self.close()
-        return [verdicts[number] for number in range(len(lines))]
+        return [outcomes[number] for number in range(len(lines))]
 
     def _start(self) -> subprocess.Popen[bytes]:
         """Return the process, started if it is not running, or if it belongs to the process that forked this one."""

@@ -198,8 +198,8 @@ def reference_equal_with(sympy: Sympy, answer: str | None, gold: str | None) -> 
     answer, gold = as_brackets(answer.strip()), gold.strip()
     if without_brackets(answer, gold) == without_brackets(gold, gold, like=answer):
         return True
-    verdict = equal_by_parts(sympy, answer, gold)
-    return sympy('expressions', answer, gold) if verdict is None else verdict
+    outcome = equal_by_parts(sympy, answer, gold)
+    return sympy('expressions', answer, gold) if outcome is None else outcome
 
 
 def as_brackets(text: str) -> str:

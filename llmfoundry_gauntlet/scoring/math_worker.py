@@ -2,7 +2,7 @@
 
 Reads requests, a JSON line each, and answers each with a line; LIMITS is a JSON object. sympy is loaded once; every
 comparison runs in a fork, which has limits of its own for CPU time and memory and may neither start processes, write
-files nor open connections. So a verdict depends on nothing that was compared before, and what hangs or grows is killed
+files nor open connections. So a result depends on nothing that was compared before, and what hangs or grows is killed
 and costs no new start; a text that was killed for twice is not compared any more. All ends when standard input does,
 or when the process that started this one is gone.
 """
@@ -151,17 +151,17 @@ class Server:
         """Take a fork's result; a fork without one, or a late one, is killed, and the answers are not equal."""
         process, request, deadline = self._running.pop(descriptor)
         self._poll.unregister(descriptor)
-        verdict = os.read(descriptor, 1) if answer and time.monotonic() <= deadline else b''
+        outcome = os.read(descriptor, 1) if answer and time.monotonic() <= deadline else b''
         os.close(descriptor)
         os.kill(process, signal.SIGKILL)
         status = os.waitpid(process, 0)[1]
         if answer:
-            if not verdict and os.WIFSIGNALED(status):
+            if not outcome and os.WIFSIGNALED(status):
                 self._broken[max(request['first'], request['second'], key=len)] += 1
-            self._say(request, verdict)
+            self._say(request, outcome)
 
-    def _say(self, request: dict[str, Any], verdict: bytes) -> None:
-        line = {'number': request['number'], 'equal': verdict == b'1'}
+    def _say(self, request: dict[str, Any], outcome: bytes) -> None:
+        line = {'number': request['number'], 'equal': outcome == b'1'}
         self._results.write(json.dumps(line).encode() + b'\n')
 
 

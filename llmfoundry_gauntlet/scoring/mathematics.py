@@ -233,21 +233,21 @@ class Comparer:
 
     def _settled(self, comparisons: list[Callable[[], bool]]) -> list[bool]:
         """Return the results, retried until the process was asked for everything that they need."""
-        verdicts: dict[int, bool] = {}
+        outcomes: dict[int, bool] = {}
         with self._lock:
-            while len(verdicts) < len(comparisons):
+            while len(outcomes) < len(comparisons):
                 needed: dict[Request, None] = {}
                 for index, comparison in enumerate(comparisons):
-                    if index not in verdicts:
+                    if index not in outcomes:
                         try:
-                            verdicts[index] = comparison()
+                            outcomes[index] = comparison()
                         except Unknown as unknown:
                             needed[unknown.request] = None
                 if needed:
                     if len(self._known) > MAX_CACHED:
                         self._known.clear()
                     self._known.update(zip(needed, self._process.ask(list(needed)), strict=True))
-        return [verdicts[index] for index in range(len(comparisons))]
+        return [outcomes[index] for index in range(len(comparisons))]
 
     def _ours(self, a: str | None, b: str | None) -> bool:
         return a is not None and b is not None and answers_equal(self._algebra, *sorted((a, b)))

@@ -149,9 +149,9 @@ def score_named(text: str, choices: Sequence[str], gold: int) -> Score:
         if (name := choice.strip().lower()) and re.match(rf'{re.escape(name)}(?!\w|[.,]\d)', given)
     ]
     if not named:
-        return Score(credit=0.0, answer=text.strip(), reason='the reply begins with none of the choices')
+        return Score(value=0.0, answer=text.strip(), reason='the reply begins with none of the choices')
     longest = max(named, key=lambda index: len(choices[index].strip()))
-    return Score(credit=float(longest == gold), predicted=longest, answer=text.strip())
+    return Score(value=float(longest == gold), predicted=longest, answer=text.strip())
 
 
 def is_same_text(answer: str, gold: str) -> bool:

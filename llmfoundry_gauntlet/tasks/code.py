@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 
 from llmfoundry_gauntlet.config.decode import describe
 from llmfoundry_gauntlet.data.fields import RowError, optional_text_field, optional_texts_field, text_field
-from llmfoundry_gauntlet.metrics.metrics import Metric, accuracy, mark, passes_at
+from llmfoundry_gauntlet.metrics.metrics import Metric, accuracy, item_metric, passes_at
 from llmfoundry_gauntlet.scoring.code.languages import LANGUAGES, PYTHON
+from llmfoundry_gauntlet.scoring.code.outcomes import CannotRun
 from llmfoundry_gauntlet.scoring.code.programs import Program, make_program
 from llmfoundry_gauntlet.scoring.code.sandbox import Sandbox
-from llmfoundry_gauntlet.scoring.code.verdicts import CannotJudge
 from llmfoundry_gauntlet.scoring.text import NON_FINITE_REPLY
 from llmfoundry_gauntlet.tasks.base import TRUNCATED_REASON, TRUNCATED_SHARE, Task
 from llmfoundry_gauntlet.types import Generation, Prompt, Sampling, Score, StopRule
@@ -107,7 +107,7 @@ class CodeTask(Task):
 
     def metrics(self) -> tuple[Metric, ...]:
         """Return the accuracy, TruncatedShare and every pass@k."""
-        return accuracy('InContextLearningCodeEvalAccuracy'), mark(TRUNCATED_SHARE), *passes_at(self.passes_at)
+        return accuracy('InContextLearningCodeEvalAccuracy'), item_metric(TRUNCATED_SHARE), *passes_at(self.passes_at)
 
     def parse(self, row: Mapping[str, Any]) -> CodeProblem:
         """Return the content of a row. Raise RowError."""
@@ -187,19 +187,21 @@ class CodeTask(Task):
 
     def score_program(self, output: Generation, content: CodeProblem, sandbox: Sandbox) -> Score:
         """Score 1 if the program passes; unscored if it cannot be run through no fault of its own."""
-        from llmfoundry_gauntlet.scoring.code.judge import judge  # late, as reading YAML files needs no compilers
+        from llmfoundry_gauntlet.scoring.code.execution import (
+            check_completion,
+        )  # late, as reading YAML files needs no compilers
 
         if not output.is_finite and not self.reference:
             return Score.unscored(NON_FINITE_REPLY)
         try:
-            verdict = judge(self.program(content), output.text, sandbox)
-        except (CannotJudge, OSError) as error:
+            outcome = check_completion(self.program(content), output.text, sandbox)
+        except (CannotRun, OSError) as error:
             return Score.unscored(f'the program could not be run: {error}')
-        reasons = [verdict.reason] if verdict.reason else []
+        reasons = [outcome.reason] if outcome.reason else []
         if output.is_truncated:
             reasons.append(TRUNCATED_REASON)
-        marks = {} if output.is_truncated is None else {TRUNCATED_SHARE: float(output.is_truncated)}
-        return Score(credit=float(verdict.passed), reason='; '.join(reasons) or None, marks=marks)
+        metrics = {} if output.is_truncated is None else {TRUNCATED_SHARE: float(output.is_truncated)}
+        return Score(value=float(outcome.passed), reason='; '.join(reasons) or None, metrics=metrics)
 
 
 def check_passes(task: CodeTask) -> None:

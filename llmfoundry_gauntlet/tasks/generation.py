@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from llmfoundry_gauntlet.data.fields import RowError, optional_text_field, optional_texts_field, text_field
-from llmfoundry_gauntlet.metrics.metrics import Metric, accuracy, mark
+from llmfoundry_gauntlet.metrics.metrics import Metric, accuracy, item_metric
 from llmfoundry_gauntlet.scoring.text import (
     NON_FINITE_REPLY,
     answer_in,
@@ -67,7 +67,7 @@ class GenerationTask(Task):
 
     def metrics(self) -> tuple[Metric, ...]:
         """Return the accuracy, StrictMatch, NumericMatch and TruncatedShare."""
-        further = map(mark, (STRICT_MATCH, NUMERIC_MATCH, TRUNCATED_SHARE))
+        further = map(item_metric, (STRICT_MATCH, NUMERIC_MATCH, TRUNCATED_SHARE))
         return accuracy('InContextLearningGenerationExactMatchAccuracy'), *further
 
     def parse(self, row: Mapping[str, Any]) -> Problem:
@@ -135,10 +135,10 @@ class GenerationTask(Task):
         reasons = [] if answer.strip() else ['empty answer' if output.text.strip() else 'empty generation']
         if output.is_truncated:
             reasons.append(TRUNCATED_REASON)
-        marks = {
+        metrics = {
             STRICT_MATCH: float(is_strict_match(answer, content.golds, normalize=normalize)),
             NUMERIC_MATCH: float(is_numeric_match(answer, content.golds, normalize=normalize)),
         }
         if output.is_truncated is not None:
-            marks[TRUNCATED_SHARE] = float(output.is_truncated)
-        return Score(credit=float(right), answer=answer.strip(), reason='; '.join(reasons) or None, marks=marks)
+            metrics[TRUNCATED_SHARE] = float(output.is_truncated)
+        return Score(value=float(right), answer=answer.strip(), reason='; '.join(reasons) or None, metrics=metrics)

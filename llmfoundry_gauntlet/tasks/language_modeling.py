@@ -58,4 +58,4 @@ class LanguageModelingTask(Task):
     def score_text(self, text: str, content: Passage) -> Score:
         """Score 1 if a greedy generation begins with the continuation."""
         right = text.lstrip().startswith(content.continuation.strip())
-        return Score(credit=float(right), predicted=0 if right else None, answer=text.strip())
+        return Score(value=float(right), predicted=0 if right else None, answer=text.strip())

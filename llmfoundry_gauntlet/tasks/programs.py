@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 
-from llmfoundry_gauntlet.scoring.code.judge import self_test
+from llmfoundry_gauntlet.scoring.code.execution import self_test
 from llmfoundry_gauntlet.scoring.code.languages import missing_tool
+from llmfoundry_gauntlet.scoring.code.outcomes import SandboxError
 from llmfoundry_gauntlet.scoring.code.sandbox import Sandbox, find_sandbox
-from llmfoundry_gauntlet.scoring.code.verdicts import SandboxError
 from llmfoundry_gauntlet.tasks.base import Task
 from llmfoundry_gauntlet.types import Example
 

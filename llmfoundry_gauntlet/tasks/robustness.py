@@ -91,7 +91,7 @@ def variant_result(result: ItemResult, *, is_math: bool) -> VariantResult:
         'question': (result.key.file, result.key.row),
         'category': result.category,
         'variant': result.key.variant,
-        'credit': result.credit,
+        'score': result.score,
         'cluster': int(result.cluster, 16) if result.cluster else None,
     }
     if is_math:

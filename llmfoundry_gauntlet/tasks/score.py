@@ -158,7 +158,7 @@ class MathTask(ScoreTask):
             answer = answer_of(output.text)
             right = answer is not None and shared_comparer().equal(answer, content.gold)
         answer = answer or None  # an empty box is no answer, though the reference may score it as right
-        return Score(credit=float(right), answer=answer, reason=reason(output, answer))
+        return Score(value=float(right), answer=answer, reason=reason(output, answer))
 
 
 def score_task(spec: ScoreSpec, tasks: Sequence[Task]) -> ScoreTask:
@@ -244,7 +244,7 @@ def score_letter(letter: str | None, content: Posed, why: str | None) -> Score:
     """Score 1 if a letter is the right one."""
     predicted = None if letter is None else LETTERS.index(letter)
     return Score(
-        credit=float(predicted == content.gold),
+        value=float(predicted == content.gold),
         predicted=predicted,
         answer=letter,
         reason=why,

@@ -23,7 +23,7 @@ class Batch(NamedTuple):
 class BareForward:
     """`measure` times the model's own attention without a mask, and logits at as many positions as are read.
 
-    Rows have the mean length of the planned sequences; there is no tokenisation, padding, softmax or judging in it.
+    Rows have the mean length of the planned sequences; there is no tokenisation, padding, softmax or scoring in it.
     """
 
     def load(self, model_folder: str) -> None:

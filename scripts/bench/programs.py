@@ -1,8 +1,8 @@
-"""Times the judging of programs in each language, in the sandbox and as bare processes.
+"""Times the scoring of programs in each language, in the sandbox and as bare processes.
 
     make bench PART=programs [QUICK=1]      (or: .venv/bin/python scripts/bench/programs.py [--quick])
 
-Programs are the solutions that come with HumanEval's files where these are at hand, else our own. Each is judged whole:
+Programs are the solutions that come with HumanEval's files where these are at hand, else our own. Each is scored whole:
 its test and it in two processes, in C++ compiled first. `alone` is the median of one program after another, `pool` the
 time of all over their number with as many at a time as there are processors; `bare` is alone without a sandbox. In C++
 a problem's test is built once for all programs of the problem: `first` are programs with their test built, `alone` is
@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from llmfoundry_gauntlet.scoring.code.judge import judge
+from llmfoundry_gauntlet.scoring.code.execution import check_completion
 from llmfoundry_gauntlet.scoring.code.languages import LANGUAGES, missing_tool
 from llmfoundry_gauntlet.scoring.code.programs import Program, make_program
 from llmfoundry_gauntlet.scoring.code.sandbox import NONE, Sandbox, find_sandbox
@@ -78,12 +78,12 @@ def measure(language: str, rows: list[tuple[Program, str]], sandbox: Sandbox) ->
     bare = [timed(*row, bare_sandbox) for row in rows]
     started = time.perf_counter()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        verdicts = list(pool.map(lambda row: judge(*row, sandbox), rows))
+        outcomes = list(pool.map(lambda row: check_completion(*row, sandbox), rows))
     wall = time.perf_counter() - started
     return {
         'language': language,
         'programs': len(rows),
-        'passed': sum(verdict.passed for verdict in verdicts),
+        'passed': sum(outcome.passed for outcome in outcomes),
         'first': statistics.median(first),
         'alone': statistics.median(alone),
         'bare': statistics.median(bare),
@@ -95,7 +95,7 @@ def measure(language: str, rows: list[tuple[Program, str]], sandbox: Sandbox) ->
 def timed(program: Program, solution: str, sandbox: Sandbox) -> float:
     """Wall seconds of one program."""
     started = time.perf_counter()
-    judge(program, solution, sandbox)
+    check_completion(program, solution, sandbox)
     return time.perf_counter() - started
 
 

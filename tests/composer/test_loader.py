@@ -70,9 +70,9 @@ def check(results: dict[ItemKey, ItemResult], expected: dict[ItemKey, ItemResult
     assert {key for key, result in results.items() if result.status == 'unscored'} == unscored
     for key, result in results.items():
         if key in unscored:
-            assert (result.credit, result.reason) == (None, NON_FINITE)
+            assert (result.score, result.reason) == (None, NON_FINITE)
         else:
-            assert (result.credit, result.predicted) == (expected[key].credit, expected[key].predicted)
+            assert (result.score, result.predicted) == (expected[key].score, expected[key].predicted)
             np.testing.assert_allclose(result.logprobs, expected[key].logprobs, rtol=0, atol=1e-5)
 
 
@@ -207,7 +207,7 @@ def test_a_model_of_nan_gets_no_score_and_no_second_look(settings):
         results.update(step.run())
     assert len(sizes) == len(loader.planned.batches)
     assert len(results) == 28
-    assert all((result.credit, result.reason) == (None, NON_FINITE) for result in results.values())
+    assert all((result.score, result.reason) == (None, NON_FINITE) for result in results.values())
 
 
 def test_a_model_that_was_broken_once_is_probed_again(settings):

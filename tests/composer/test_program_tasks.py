@@ -20,7 +20,7 @@ from llmfoundry_gauntlet import EvalGauntlet, build_icl_evaluators
 from llmfoundry_gauntlet.composer.journal import SharedJournal
 from llmfoundry_gauntlet.evaluation.run import PreparedEvaluation
 from llmfoundry_gauntlet.metrics.keys import with_errors
-from llmfoundry_gauntlet.scoring.code.judge import judge
+from llmfoundry_gauntlet.scoring.code.execution import check_completion
 
 METRICS = ('InContextLearningCodeEvalAccuracy', 'TruncatedShare', 'PassAt1', 'PassAt1StandardError', 'PassAt3')
 
@@ -49,12 +49,12 @@ def test_programs_are_run_while_the_model_goes_on_and_all_are_marked(settings, t
     assert [(result.key.row, result.key.sample) for result in results] == [(n, k) for n in range(6) for k in range(3)]
     problems = callback.data.examples['programs/0-shot']
     task = callback.data.suite.tasks[0]
-    for result in results:  # each verdict is what its text deserves
+    for result in results:  # each score is that of its text
         program = task.program(problems[result.key.row].content)
-        assert result.credit == judge(program, result.text, sandbox()).passed
-    assert {result.credit for result in results} == {0.0, 1.0}
+        assert result.score == check_completion(program, result.text, sandbox()).passed
+    assert {result.score for result in results} == {0.0, 1.0}
     assert set(METRICS) <= {key.rsplit('/', 1)[1] for key in logged if key.startswith('metrics/programs/0-shot/')}
-    share = sum(result.credit for result in results) / len(results)
+    share = sum(result.score for result in results) / len(results)
     accuracy = logged['metrics/programs/0-shot/InContextLearningCodeEvalAccuracy']
     assert accuracy == pytest.approx(share) == logged['metrics/programs/0-shot/PassAt1']
     assert logged['metrics/programs/0-shot/PassAt3'] >= accuracy

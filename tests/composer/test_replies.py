@@ -58,7 +58,7 @@ def test_an_evaluation_of_replies_alone_is_probed_planned_and_logged(settings, c
     assert len(results) == 40 == logged['gauntlet/items']
     assert all(result.text is not None and result.status == 'scored' for result in results)
     assert not any(stop in result.text for result in results for stop in 'aeiou')
-    cut = sum(result.marks['TruncatedShare'] for result in callback.evaluation.results['greedy/1-shot'])
+    cut = sum(result.metrics['TruncatedShare'] for result in callback.evaluation.results['greedy/1-shot'])
     assert logged['metrics/greedy/1-shot/TruncatedShare'] == pytest.approx(cut / 20)
     assert logged['gauntlet/seconds/drawn/1-shot'] > 0
 
@@ -85,7 +85,7 @@ def test_a_tokenizer_without_eos_and_padding_gives_replies_to_their_limit(settin
     trainer.close()
     results = callback.evaluation.results['greedy/1-shot']
     assert {result.num_tokens for result in results} == {(9,)}
-    assert {result.marks['TruncatedShare'] for result in results} == {1.0}
+    assert {result.metrics['TruncatedShare'] for result in results} == {1.0}
 
 
 def test_evaluators_of_single_tasks_report_all_metrics(settings):

@@ -181,7 +181,7 @@ def test_items_within_a_time_score_as_without_a_limit(settings, tmp_path):
     for key, results in part.results.items():
         whole = {result.key: result for result in full.results[key]}
         assert all(
-            (result.credit, result.prompt_sha256) == (whole[result.key].credit, whole[result.key].prompt_sha256)
+            (result.score, result.prompt_sha256) == (whole[result.key].score, whole[result.key].prompt_sha256)
             for result in results
         )
     assert 12 + 6 < sum(map(len, part.results.values())) < sum(map(len, full.results.values()))

@@ -73,7 +73,7 @@ def scores(callback: EvalGauntlet) -> dict:
         'num_prefixes': len(prefixes),
         'repeats_a_prefix': len(set(prefixes)) < len(prefixes),
         'items': {
-            str(result.key): [result.predicted, result.credit, result.logprobs, result.text]
+            str(result.key): [result.predicted, result.score, result.logprobs, result.text]
             for results in callback.evaluation.results.values()
             for result in results
         },

@@ -82,7 +82,7 @@ def test_a_damaged_line_is_an_error_and_repair_drops_it(folder: Path, attempt: A
     out = Path(shutil.copytree(half_done, folder / 'damaged'))
     (path,) = (out / 'journal').iterdir()
     lines = path.read_bytes()[:-7].splitlines(True)  # the last line is torn
-    path.write_bytes(b''.join([*lines[:4], lines[4].replace(b'"credit": ', b'"credit":  '), *lines[5:]]))
+    path.write_bytes(b''.join([*lines[:4], lines[4].replace(b'"score": ', b'"score":  '), *lines[5:]]))
     assert attempt(out, 2) == [2, 2]
     assert f'{path}:5: ' in said(folder) and '--repair-journal' in said(folder)
     assert attempt(out, 1, repair_journal='true') == [0], said(folder)

@@ -19,7 +19,7 @@ def results_of(case: Mapping[str, Any]) -> list[VariantResult]:
             category=question['category'],
             variant=variant,
             gold=(gold := gold_of(case, question, variant)),
-            credit=float(answer == gold) if gold else float(question['credits'][variant]),
+            score=float(answer == gold) if gold else float(question['credits'][variant]),
             answer=answer,
             reference_answer=answer,
         )

@@ -9,7 +9,7 @@ from clustered_items import METRIC, credits_of, item, usual_error
 from llmfoundry_gauntlet.evaluation.suite import load_suite
 from llmfoundry_gauntlet.metrics.composites import compute_composites
 from llmfoundry_gauntlet.metrics.keys import metric_stream
-from llmfoundry_gauntlet.metrics.metrics import accuracy, mark, task_score
+from llmfoundry_gauntlet.metrics.metrics import accuracy, item_metric, task_score
 from llmfoundry_gauntlet.types import Composites, Measure
 
 CREDITS = {
@@ -40,8 +40,8 @@ def composites(measures=None, *, reference: bool = False, **keys) -> Composites:
     return compute_composites(load_suite(None, block).gauntlet, measures, SIZES, reference=reference)
 
 
-@pytest.mark.parametrize('reference', [False, True])
-@pytest.mark.parametrize(
+@pytest.item_metric.parametrize('reference', [False, True])
+@pytest.item_metric.parametrize(
     ('weighting', 'a', 'b'),
     [('EQUAL', 1, 1), ('SAMPLE_SZ', 300, 100), ('LOG_SAMPLE_SZ', math.log2(300), math.log2(100))],
 )
@@ -55,7 +55,7 @@ def test_the_error_of_a_category_by_hand(weighting: str, a: float, b: float, ref
     assert found.averages['half'].standard_error == pytest.approx(knowledge, rel=1e-14)
 
 
-@pytest.mark.parametrize('subtract', [True, False])
+@pytest.item_metric.parametrize('subtract', [True, False])
 def test_without_rescaling_errors_are_those_of_the_accuracies(subtract: bool):
     found = composites(rescale_accuracy=False, subtract_random_baseline=subtract)
     assert found.categories['safety'].standard_error == pytest.approx(C, rel=1e-14)
@@ -107,11 +107,11 @@ def test_errors_stand_in_the_metric_stream_beside_what_they_are_of():
     rows = itertools.count()
     parts = {'law': [(1.0, 1.0), (0.0, 0.0), (0.0, 1.0)], 'physics': [(1.0, 0.0), (0.0, 0.0)]}
     results = [
-        item(next(rows), credit, category=name, marks={'StrictMatch': strict})
+        item(next(rows), credit, category=name, metrics={'StrictMatch': strict})
         for name, pairs in parts.items()
         for credit, strict in pairs
     ]
-    score = task_score('a/0-shot', [accuracy(METRIC), mark('StrictMatch')], results)
+    score = task_score('a/0-shot', [accuracy(METRIC), item_metric('StrictMatch')], results)
     stream = metric_stream({'a/0-shot': score}, composites(), {}, {})
     law, physics = usual_error([1, 0, 0]), usual_error([1, 0])
     strict_law = usual_error([1, 0, 1])
@@ -136,7 +136,7 @@ def test_errors_stand_in_the_metric_stream_beside_what_they_are_of():
 
 def test_the_error_of_a_single_item_is_absent_from_the_stream():
     results = [item(0, 1.0, category='law'), item(1, 0.0, category='law'), item(2, 1.0, category='physics')]
-    score = task_score('a/0-shot', [accuracy(METRIC), mark('StrictMatch')], results)
+    score = task_score('a/0-shot', [accuracy(METRIC), item_metric('StrictMatch')], results)
     lone = {'a/0-shot': credits_of('a/0-shot', [1.0]), 'b/3-shot': credits_of('b/3-shot', [0.0, 1.0])}
     found = composites({**lone, 'c/0-shot': credits_of('c/0-shot', [0.0, 1.0])})
     stream = metric_stream({'a/0-shot': score}, found, {}, {})

@@ -24,7 +24,7 @@ WRONG = 'wrong'
 
 def result(row: int, variant: str, credit: float | None, answer: str | None = 'x', **changes) -> VariantResult:
     values = {'question': (None, row), 'category': None, 'gold': '', 'reference_answer': answer, **changes}
-    return VariantResult(variant=variant, credit=credit, answer=answer, **values)
+    return VariantResult(variant=variant, score=credit, answer=answer, **values)
 
 
 def prompts(row: int, credits: str, answers: str = '', category: str | None = None) -> list[VariantResult]:

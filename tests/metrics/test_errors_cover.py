@@ -19,7 +19,7 @@ from llmfoundry_gauntlet.evaluation.suite import load_suite
 from llmfoundry_gauntlet.metrics.comparison import CONFIDENT, course, difference
 from llmfoundry_gauntlet.metrics.composites import compute_composites
 from llmfoundry_gauntlet.metrics.likelihood import choice_metrics, pmi
-from llmfoundry_gauntlet.metrics.metrics import Metric, accuracy, mark, measure, passes_at, task_score
+from llmfoundry_gauntlet.metrics.metrics import Metric, accuracy, item_metric, measure, passes_at, task_score
 from llmfoundry_gauntlet.metrics.statistics import mean_over_clusters
 from llmfoundry_gauntlet.types import ItemKey, ItemResult, Measure
 
@@ -33,7 +33,7 @@ def item(task: str, row: int, credit: float, cluster: int | None = None, **chang
     return ItemResult(
         key=ItemKey(task, row, sample=values.pop('sample')),
         predicted=None,
-        credit=credit,
+        score=credit,
         reason=None,
         prompt_sha256='',
         truncated=False,
@@ -81,12 +81,12 @@ def test_of_accuracies_and_marks_over_independent_items():
     outcomes = [(0.0, 0.0), (0.5, 0.0), (1.0, 0.0), (1.0, 1.0)]  # wrong, a tie, right, strictly right
     chances = [0.35, 0.1, 0.25, 0.3]
     rows = [
-        [item('a', row, credit, marks={'StrictMatch': strict}) for credit, strict in outcomes] for row in range(150)
+        [item('a', row, credit, metrics={'StrictMatch': strict}) for credit, strict in outcomes] for row in range(150)
     ]
 
     def draw() -> Mapping[str, Measure]:
         results = taken(rows, random.choice(4, 150, p=chances))
-        return task_score('a', [ACCURACY, mark('StrictMatch')], results).metrics
+        return task_score('a', [ACCURACY, item_metric('StrictMatch')], results).metrics
 
     assert_cover(coverages(draw, {'Accuracy': 0.6, 'StrictMatch': 0.3}))
 
@@ -136,7 +136,7 @@ def test_of_a_mean_over_clusters_where_the_error_of_items_does_not(passages: Pas
         nonlocal unclustered
         drawn = random.choice(6000, 100, replace=False).tolist()
         results = list(chain.from_iterable(by_passage[place] for place in drawn))
-        credits = [result.credit for result in results]
+        credits = [result.score for result in results]
         low, high = interval(mean_over_clusters(credits, np.arange(len(credits), dtype=np.uint64)))
         unclustered += low <= truth <= high
         return {'clustered': measure(ACCURACY, results)}
@@ -371,7 +371,7 @@ TRUTHS: dict[str, tuple[Callable[[Choices], float], int]] = {
 METRICS: dict[str, Metric] = {metric.name: metric for metric in (*choice_metrics(), pmi())}
 
 
-@pytest.mark.parametrize('name', TRUTHS)
+@pytest.item_metric.parametrize('name', TRUTHS)
 def test_of_what_log_probabilities_say(choices: Choices, name: str):
     random = np.random.default_rng(11)
     truth, size = TRUTHS[name]

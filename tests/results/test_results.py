@@ -85,7 +85,7 @@ def test_samples_have_one_line_per_row_in_order_with_all_keys(evaluation, tmp_pa
     lines = [json.loads(line) for line in (out / 'samples' / 'mc_0-shot.jsonl').read_text().splitlines()]
     assert [line['row'] for line in lines] == [0, 1, 2, 3, 4]
     assert list(lines[0]) == [
-        'file', 'row', 'category', 'variant', 'sample', 'gold', 'predicted', 'credit', 'logprobs', 'num_tokens',
+        'file', 'row', 'category', 'variant', 'sample', 'gold', 'predicted', 'score', 'logprobs', 'num_tokens',
         'text', 'answer', 'status', 'reason', 'prompt_sha256', 'cluster', 'truncated', 'num_characters', 'num_bytes',
     ]  # fmt: skip
     assert lines[0]['num_characters'] == lines[0]['num_bytes'] == [3, 2]
@@ -94,7 +94,7 @@ def test_samples_have_one_line_per_row_in_order_with_all_keys(evaluation, tmp_pa
     for line, result in zip(lines, evaluation.results['mc/0-shot'], strict=True):
         means = [total / n for total, n in zip(line['logprobs'], line['num_tokens'], strict=True)]
         assert line['predicted'] == means.index(max(means)) == result.predicted
-        assert line['credit'] == float(line['predicted'] == line['gold'])
+        assert line['score'] == float(line['predicted'] == line['gold'])
 
 
 def test_an_evaluation_replaces_what_an_earlier_one_left(evaluation, tmp_path):

@@ -99,7 +99,7 @@ def test_log_probabilities_that_are_no_numbers_come_back_as_such(make_run, tmp_p
     assert files_of(tmp_path / 'again') == files_of(run)
     (result,) = [result for result in read_run(run).results['choices/1-shot'] if result.key.row == 2]
     assert result.logprobs is not None and math.isnan(result.logprobs[0]) and result.logprobs[1] == -1
-    assert (result.credit is None) == (semantics == 'corrected')
+    assert (result.score is None) == (semantics == 'corrected')
 
 
 def test_a_run_with_tasks_that_cannot_be_run_here_is_scored_again_to_the_byte(make_run, source: Path, tmp_path: Path):
@@ -157,8 +157,8 @@ def test_numbers_are_made_of_the_samples_and_not_taken_over(make_run, tmp_path: 
     run = make_run()
     path = samples_file(run, 'lines/1-shot')
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [line['credit'] for line in lines] == [1, 1, 0, 1, 1]
-    lines[2]['credit'] = 1.0
+    assert [line['score'] for line in lines] == [1, 1, 0, 1, 1]
+    lines[2]['score'] = 1.0
     write_lines(path, map(json.dumps, lines))
     assert run_cli('run', '--from', run, '--out', tmp_path / 'again') == 0
     accuracies = [

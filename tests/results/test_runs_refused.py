@@ -67,7 +67,7 @@ def test_a_damaged_line_of_samples_is_named_by_file_and_line(gauntlet, make_run,
     assert not out.exists()
 
 
-@pytest.mark.parametrize('missing', ['row', 'credit', 'cluster', 'prompt_sha256'])
+@pytest.mark.parametrize('missing', ['row', 'score', 'cluster', 'prompt_sha256'])
 def test_a_sample_that_lacks_something_is_no_sample_of_this_version(gauntlet, make_run, tmp_path: Path, missing: str):
     run = make_run()
     path = samples_file(run, 'riddles/1-shot')

@@ -34,7 +34,7 @@ RESULTS = st.builds(
     category=st.none() | TEXTS,
     gold=st.none() | st.integers(0, 25) | TEXTS,
     predicted=st.none() | st.integers(0, 25),
-    credit=st.none() | st.floats(0, 1),
+    score=st.none() | st.floats(0, 1),
     logprobs=LOGPROBS,
     num_tokens=COUNTS,
     reason=st.none() | TEXTS,
@@ -42,7 +42,7 @@ RESULTS = st.builds(
     truncated=st.booleans(),
     text=st.none() | TEXTS,
     answer=st.none() | TEXTS,
-    marks=st.dictionaries(TEXTS, FINITE, max_size=3),
+    metrics=st.dictionaries(TEXTS, FINITE, max_size=3),
     facts=st.dictionaries(TEXTS, TEXTS | st.integers(), max_size=3),
     num_characters=COUNTS,
     num_bytes=COUNTS,
@@ -53,7 +53,7 @@ RESULTS = st.builds(
 ITEM = {
     'key': ItemKey('t/0-shot', 0),
     **dict.fromkeys(('category', 'gold', 'predicted', 'logprobs', 'num_tokens', 'reason')),
-    'credit': 0.0,
+    'score': 0.0,
     'prompt_sha256': '',
     'truncated': False,
 }
@@ -65,7 +65,7 @@ def comparable(result: ItemResult) -> list[Any]:
     for name in ('logprobs', 'logprobs_alone'):
         if fields[name] is not None:
             fields[name] = [repr(value) if math.isfinite(value) else 'no number' for value in fields[name]]
-    fields['credit'] = repr(fields['credit'])
+    fields['score'] = repr(fields['score'])
     return [(name, type(value).__name__, value) for name, value in fields.items()]
 
 
@@ -79,11 +79,11 @@ def test_samples_are_read_back_as_they_were_written(tmp_path_factory: pytest.Tem
 
 
 def test_earlier_names_of_metrics_and_reasons_are_read_as_those_of_today(tmp_path: Path):
-    line = json.loads(sample_line(ItemResult(**ITEM, marks={'CutShare': 1.0, 'StrictMatch': 0.0})))
+    line = json.loads(sample_line(ItemResult(**ITEM, metrics={'CutShare': 1.0, 'StrictMatch': 0.0})))
     line['reason'] = 'no answer found in the reply; cut at the token limit'
     write_lines(samples_file(tmp_path, 't/0-shot'), [json.dumps(line)])
     (found,) = read_samples(tmp_path, 't/0-shot')
-    assert found.marks == {'TruncatedShare': 1.0, 'StrictMatch': 0.0}
+    assert found.metrics == {'TruncatedShare': 1.0, 'StrictMatch': 0.0}
     assert found.reason == 'no answer found in the generation; truncated at the token limit'
     metrics = {'StrictMatch': {'value': 0.5}, 'CutShare': {'value': 1.0}}
     record = {'format_version': 1, 'training': None, 'tasks': {'t/0-shot': {'metrics': metrics}}}

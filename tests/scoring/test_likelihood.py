@@ -32,8 +32,8 @@ def continuation(logprobs: list[float], num_top: list[int], is_argmax: list[bool
 @pytest.mark.parametrize('reference', [False, True])
 def test_the_highest_mean_per_token_wins_not_the_highest_sum(reference: bool):
     output = choices([-3.0], [-2.0, -2.0, -2.0])  # sums -3 and -6, means -3 and -2
-    assert score_choice(output, 1, reference=reference).credit == 1
-    assert score_choice(output, 0, reference=reference).credit == 0
+    assert score_choice(output, 1, reference=reference).value == 1
+    assert score_choice(output, 0, reference=reference).value == 0
 
 
 @pytest.mark.parametrize(
@@ -48,20 +48,20 @@ def test_the_highest_mean_per_token_wins_not_the_highest_sum(reference: bool):
 def test_a_tie_earns_its_share_when_the_gold_is_in_it(output: ScoreOutput, gold: int, credit: float):
     """Fix 1: the reference gives a tie to choice 0."""
     score = score_choice(output, gold, reference=False)
-    assert score.credit == credit and 'tie' in score.reason
-    assert score_choice(output, gold, reference=True).credit == float(gold == 0)
+    assert score.value == credit and 'tie' in score.reason
+    assert score_choice(output, gold, reference=True).value == float(gold == 0)
 
 
 @pytest.mark.parametrize(('apart', 'ties'), [(1e-7, True), (1e-5, False), (1e-4, False)])
 def test_a_tie_is_as_close_as_rounding_and_no_wider(apart: float, ties: bool):
     score = score_choice(choices([-1.0], [-1.0 - apart]), 0, reference=False)
-    assert score.credit == (1 / 2 if ties else 1) and (score.reason is not None) == ties
+    assert score.value == (1 / 2 if ties else 1) and (score.reason is not None) == ties
 
 
 def test_equal_probabilities_tie_whatever_the_number_of_tokens():
     uniform = -math.log(50257)
     output = choices([uniform], [uniform] * 3, [uniform] * 7)
-    assert score_choice(output, 2, reference=False).credit == pytest.approx(1 / 3)
+    assert score_choice(output, 2, reference=False).value == pytest.approx(1 / 3)
 
 
 @pytest.mark.parametrize('bad', [NAN, math.inf, -math.inf])
@@ -69,31 +69,31 @@ def test_a_value_that_is_not_finite_makes_the_item_unscored(bad: float):
     """Fix 1: a NaN model earns 1.0 in the reference wherever gold is 0."""
     output = choices([-1.0], [bad])
     score = score_choice(output, 0, reference=False)
-    assert score.credit is None and score.predicted is None and 'not a finite number' in score.reason
-    assert score_argmax(continuation([-1.0, bad], [1, 1]), reference=False).credit is None
+    assert score.value is None and score.predicted is None and 'not a finite number' in score.reason
+    assert score_argmax(continuation([-1.0, bad], [1, 1]), reference=False).value is None
 
 
 def test_the_reference_gives_a_model_of_nan_the_first_choice():
-    assert score_choice(choices([NAN], [NAN]), 0, reference=True).credit == 1
-    assert score_choice(choices([-2.0], [NAN], [-1.0]), 2, reference=True).credit == 1
+    assert score_choice(choices([NAN], [NAN]), 0, reference=True).value == 1
+    assert score_choice(choices([-2.0], [NAN], [-1.0]), 2, reference=True).value == 1
 
 
 @pytest.mark.parametrize('reference', [False, True])
 def test_language_modelling_wants_every_token(reference: bool):
-    assert score_argmax(continuation([-0.1, -0.2], [1, 1]), reference=reference).credit == 1
-    assert score_argmax(continuation([-0.1, -0.2], [1, 0]), reference=reference).credit == 0
+    assert score_argmax(continuation([-0.1, -0.2], [1, 1]), reference=reference).value == 1
+    assert score_argmax(continuation([-0.1, -0.2], [1, 0]), reference=reference).value == 0
 
 
 def test_a_tied_token_earns_its_share_and_the_references_only_when_it_is_the_first():
     tied_first = continuation([-0.7, -0.1], [2, 1], [True, True])
     tied_second = continuation([-0.7, -0.1], [2, 1], [False, True])
-    assert score_argmax(tied_first, reference=False).credit == 1 / 2
-    assert score_argmax(tied_second, reference=False).credit == 1 / 2
-    assert score_argmax(tied_first, reference=True).credit == 1
-    assert score_argmax(tied_second, reference=True).credit == 0
+    assert score_argmax(tied_first, reference=False).value == 1 / 2
+    assert score_argmax(tied_second, reference=False).value == 1 / 2
+    assert score_argmax(tied_first, reference=True).value == 1
+    assert score_argmax(tied_second, reference=True).value == 0
 
 
 def test_very_unlikely_choices_are_told_apart_and_the_references_perplexities_overflow():
     output = choices([-95.0], [-90.0])  # exp(89) is beyond float32
-    assert score_choice(output, 1, reference=False).credit == 1
-    assert score_choice(output, 1, reference=True).credit == 0
+    assert score_choice(output, 1, reference=False).value == 1
+    assert score_choice(output, 1, reference=True).value == 0

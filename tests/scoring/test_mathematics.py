@@ -163,10 +163,10 @@ def test_answers_of_two_values_are_not_equal(comparer: Comparer):
     assert [pair for pair in UNEQUAL if comparer.equal(*pair) or comparer.equal(*pair[::-1])] == []
 
 
-def test_many_at_once_have_the_verdicts_of_one_by_one(comparer: Comparer):
+def test_many_at_once_have_the_results_of_one_by_one(comparer: Comparer):
     with Comparer() as another:
-        verdicts = another.equal_many((*EQUAL, *UNEQUAL))
-    assert verdicts == [comparer.equal(*pair) for pair in (*EQUAL, *UNEQUAL)]
+        outcomes = another.equal_many((*EQUAL, *UNEQUAL))
+    assert outcomes == [comparer.equal(*pair) for pair in (*EQUAL, *UNEQUAL)]
 
 
 def test_numbers_words_and_like_spellings_need_no_process():
@@ -243,9 +243,9 @@ def test_every_gold_solution_is_a_right_reply(
         (answer_of(row['solution']), gold_of(row['problem'], row['solution'], fixes if with_table else None))
         for row in rows
     ]
-    verdicts = comparer.equal_many(pairs)
-    assert len(verdicts) == 5000
-    assert [pair for pair, accepted in zip(pairs, verdicts, strict=True) if not accepted] == []
+    outcomes = comparer.equal_many(pairs)
+    assert len(outcomes) == 5000
+    assert [pair for pair, accepted in zip(pairs, outcomes, strict=True) if not accepted] == []
 
 
 def test_golds_in_other_spellings_are_right_answers(rows: list[dict[str, str]], comparer: Comparer):

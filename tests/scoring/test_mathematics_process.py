@@ -75,7 +75,7 @@ def test_what_hangs_makes_nothing_after_it_slow(comparer: Comparer):
     assert descendants(process) == []
 
 
-def test_a_verdict_does_not_depend_on_what_was_compared_before():
+def test_a_result_does_not_depend_on_what_was_compared_before():
     pairs = [('x(x+1)', 'x^2+x'), (BOMBS[0], 'x'), (r'\sin 2x', r'2\sin x\cos x'), (BOMBS[1], '5'), ('x', 'y')]
     with Comparer(QUICK) as one, Comparer(QUICK) as other:
         forwards, backwards = one.equal_many(pairs), [other.equal(*pair) for pair in reversed(pairs)]
@@ -99,8 +99,8 @@ def test_memory_is_limited():
         'print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024)\n'
     )
     done = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, check=True)
-    verdict, most_mib = done.stdout.split()
-    assert verdict == 'False'
+    outcome, most_mib = done.stdout.split()
+    assert outcome == 'False'
     assert int(most_mib) < 1100
 
 
@@ -182,17 +182,17 @@ def test_a_process_that_was_killed_is_started_again(comparer: Comparer):
 
 
 def test_threads_may_share_a_comparer(comparer: Comparer):
-    verdicts: dict[int, bool] = {}
+    outcomes: dict[int, bool] = {}
 
     def compare(number: int) -> None:
-        verdicts[number] = comparer.equal(f'{number}(x+1)', f'{number}x+{number if number % 2 else 1}')
+        outcomes[number] = comparer.equal(f'{number}(x+1)', f'{number}x+{number if number % 2 else 1}')
 
     threads = [threading.Thread(target=compare, args=(number,)) for number in range(2, 12)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert verdicts == {number: bool(number % 2) for number in range(2, 12)}
+    assert outcomes == {number: bool(number % 2) for number in range(2, 12)}
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_a_text_that_broke_a_limit_twice_is_not_compared_again(monkeypatch: pyte
     assert b'"number": 6, "equal": true' in said[-1] and all(b'false' in line for line in said[:-1])
 
 
-def test_an_interrupted_comparison_leaves_no_verdict_for_the_next(monkeypatch):
+def test_an_interrupted_comparison_leaves_no_result_for_the_next(monkeypatch):
     """Ctrl-C, or a test's time limit, comes between a request and its answer."""
     with Comparer() as comparer:
         assert comparer.equal('x+1', '1+x')

@@ -1,7 +1,7 @@
 """The reference's comparison of MATH answers, against what it said itself.
 
 Recorded from lm-eval 0.4.13 (`lm_eval/tasks/score/math`) with sympy 1.14.0 and antlr4-python3-runtime 4.11.0. Beside
-what is kept here its verdicts and ours were compared on 14,681 pairs: the 5,000 gold solutions, each gold with the
+what is kept here its results and ours were compared on 14,681 pairs: the 5,000 gold solutions, each gold with the
 next, 4,618 changed answers and 63 odd ones. All were the same but for 25 with two \\mbox, where it raises.
 """
 
@@ -198,13 +198,13 @@ def sha256(texts: Sequence[str]) -> str:
 
 
 def test_pairs_that_the_reference_takes_for_equal(comparer: Comparer):
-    verdicts = comparer.equal_reference_many(EQUAL)
-    assert [pair for pair, equal in zip(EQUAL, verdicts, strict=True) if not equal] == []
+    outcomes = comparer.equal_reference_many(EQUAL)
+    assert [pair for pair, equal in zip(EQUAL, outcomes, strict=True) if not equal] == []
 
 
 def test_pairs_that_the_reference_takes_for_different(comparer: Comparer):
-    verdicts = comparer.equal_reference_many(UNEQUAL)
-    assert [pair for pair, equal in zip(UNEQUAL, verdicts, strict=True) if equal] == []
+    outcomes = comparer.equal_reference_many(UNEQUAL)
+    assert [pair for pair, equal in zip(UNEQUAL, outcomes, strict=True) if equal] == []
 
 
 def test_where_the_reference_raises_nothing_is_equal(comparer: Comparer):
@@ -222,9 +222,9 @@ def test_the_reference_accepts_4980_of_the_5000_gold_solutions(
     rows: list[dict[str, str]], golds: list[str], comparer: Comparer
 ):
     answers = [reference_answer_of(row['solution']) for row in rows]
-    verdicts = comparer.equal_reference_many(zip(answers, golds, strict=True))
-    assert sum(verdicts) == 4980
-    assert tuple(index for index, equal in enumerate(verdicts) if not equal) == NOT_ACCEPTED
+    outcomes = comparer.equal_reference_many(zip(answers, golds, strict=True))
+    assert sum(outcomes) == 4980
+    assert tuple(index for index, equal in enumerate(outcomes) if not equal) == NOT_ACCEPTED
 
 
 @pytest.mark.slow
@@ -232,8 +232,8 @@ def test_the_reference_tells_golds_from_the_next_but_for_51(
     rows: list[dict[str, str]], golds: list[str], comparer: Comparer
 ):
     answers = [reference_answer_of(row['solution']) for row in rows]
-    verdicts = comparer.equal_reference_many(zip(answers, [*golds[1:], golds[0]], strict=True))
-    assert tuple(index for index, equal in enumerate(verdicts) if equal) == EQUAL_TO_THE_NEXT
+    outcomes = comparer.equal_reference_many(zip(answers, [*golds[1:], golds[0]], strict=True))
+    assert tuple(index for index, equal in enumerate(outcomes) if equal) == EQUAL_TO_THE_NEXT
 
 
 @pytest.mark.parametrize(

@@ -220,10 +220,10 @@ def wrong_answers(golds: list[str], number: int, seed: int) -> Iterator[tuple[st
 
 def assert_none_accepted(cases: list[tuple[str, str, str]]) -> None:
     with Comparer() as comparer:
-        verdicts = comparer.equal_many([(answer, gold) for _, gold, answer in cases])
+        outcomes = comparer.equal_many([(answer, gold) for _, gold, answer in cases])
         others = comparer.equal_many([(gold, answer) for _, gold, answer in cases])
-    assert verdicts == others
-    assert [case for case, accepted in zip(cases, verdicts, strict=True) if accepted] == []
+    assert outcomes == others
+    assert [case for case, accepted in zip(cases, outcomes, strict=True) if accepted] == []
 
 
 def test_every_kind_of_wrong_answer_is_made_of_the_hand_written_golds():

@@ -124,7 +124,7 @@ def test_each_sample_is_an_item_of_its_own(write_jsonl, tmp_path, character_toke
     wrong, good = ('    return x\n', '    return x + 1\n')
     outputs = [Generation(key=key, text=good if key.sample == key.row else wrong) for key in prepared.items]
     results = prepared.results(outputs)
-    assert [result.credit for result in results.values()] == [1, 0, 0, 0, 1, 0]
+    assert [result.score for result in results.values()] == [1, 0, 0, 0, 1, 0]
     assert {result.reason for result in results.values()} == {None, 'call 1: the result is not the expected one'}
 
 
@@ -191,7 +191,7 @@ def results_of(*passed: list[int]) -> list[ItemResult]:
             category=None,
             gold=None,
             predicted=None,
-            credit=float(credit),
+            score=float(credit),
             logprobs=None,
             num_tokens=None,
             reason=None,
@@ -255,7 +255,7 @@ def test_completions_generated_elsewhere_are_run_and_scored(write_jsonl, tmp_pat
     assert metrics['PassAt1StandardError'] == pytest.approx(0.25) and 'TruncatedShare' not in metrics
     assert record['config']['sandbox'] == str(sandbox())
     samples = [json.loads(line) for line in (tmp_path / 'out/samples/t_0-shot.jsonl').read_text().splitlines()]
-    assert [(line['row'], line['sample'], line['credit']) for line in samples] == [
+    assert [(line['row'], line['sample'], line['score']) for line in samples] == [
         *((0, sample, credit) for sample, credit in enumerate([1.0, 0.0, 0.0, 1.0])),
         *((1, sample, 0.0) for sample in range(4)),
     ]

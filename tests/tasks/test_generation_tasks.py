@@ -355,8 +355,8 @@ def test_accuracy_strict_match_numeric_match_and_cut_share(
     character_tokenizer, generated: str, keys: dict, expected: tuple, reason: str | None
 ):
     found = result(character_tokenizer, generated, **keys)
-    assert (found.credit, *found.marks.values()) == expected
-    assert found.status == ('unscored' if found.credit is None else 'scored')
+    assert (found.score, *found.metrics.values()) == expected
+    assert found.status == ('unscored' if found.score is None else 'scored')
     assert found.reason is None if reason is None else reason in found.reason
 
 
@@ -382,19 +382,19 @@ def test_reference_semantics_score_by_the_references_rules(
     for semantics, expected in (('corrected', corrected), ('reference', reference)):
         spec = replace(with_thoughts(**keys), semantics=semantics)
         found = result(character_tokenizer, generated, spec, problem)
-        assert (found.credit, found.text) == expected
+        assert (found.score, found.text) == expected
 
 
 def test_reference_semantics_score_a_generation_from_logits_that_are_not_finite(character_tokenizer):
     spec = replace(with_thoughts(), semantics='reference')
-    assert result(character_tokenizer, 'so #### 2', spec, is_finite=False).credit == 1
+    assert result(character_tokenizer, 'so #### 2', spec, is_finite=False).score == 1
 
 
 def test_without_normalization_signs_and_case_count(character_tokenizer):
     spec = with_thoughts(do_normalization=False)
     for answer in ('-2', 'Two'):
-        assert result(character_tokenizer, f'so #### {answer}', spec).credit == 0
-        assert result(character_tokenizer, f'so #### {answer}').credit == 1
+        assert result(character_tokenizer, f'so #### {answer}', spec).score == 0
+        assert result(character_tokenizer, f'so #### {answer}').score == 1
 
 
 def test_an_unscorable_item_is_unscored_with_its_reason(character_tokenizer):
@@ -441,7 +441,7 @@ def test_an_unscored_item_leaves_no_metric_but_the_reason(character_tokenizer):
 
 def test_cut_share_alone_is_absent_where_it_is_unknown_for_an_item(character_tokenizer):
     first, *others = results(character_tokenizer, '    ')
-    first = replace(first, marks={name: first.marks[name] for name in ('StrictMatch', 'NumericMatch')})
+    first = replace(first, metrics={name: first.metrics[name] for name in ('StrictMatch', 'NumericMatch')})
     score = task_score('t/0-shot', metrics_of(with_thoughts()), [first, *others])
     assert score.metrics['StrictMatch'].value == 1 / 4
     assert score.metrics['TruncatedShare'].value is None and '1 of 4' in score.metrics['TruncatedShare'].reason

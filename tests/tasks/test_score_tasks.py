@@ -54,7 +54,7 @@ def task_of(dataset: str = 'mmlu_pro', **keys: Any) -> ScoreTask:
     return load_suite(None, None, {'dataset': dataset, **keys}).tasks[0]
 
 
-def judge(text: str, content: Posed = POSED, dataset: str = 'mmlu_pro', **more: Any) -> Score:
+def score_of(text: str, content: Posed = POSED, dataset: str = 'mmlu_pro', **more: Any) -> Score:
     keys = {name: more.pop(name) for name in ('answer_extraction',) if name in more}
     task = task_of(dataset, **keys)
     return task.score(Generation(key=KEY, text=text, **more), content)
@@ -94,8 +94,8 @@ def test_types_have_their_names_and_no_metrics_over_items():
 )
 def test_letters_are_right_wrong_or_unparsed(text: str, tolerant: str | None, reference: str | None):
     for extraction, letter in (('tolerant', tolerant), ('reference', reference)):
-        assert judge(text, answer_extraction=extraction) == Score(
-            credit=float(letter == 'B'),
+        assert score_of(text, answer_extraction=extraction) == Score(
+            value=float(letter == 'B'),
             predicted=None if letter is None else 'ABC'.index(letter),
             answer=letter,
             reason=UNPARSED if letter is None else None,
@@ -105,27 +105,27 @@ def test_letters_are_right_wrong_or_unparsed(text: str, tolerant: str | None, re
 
 def test_scoring_is_by_letter_even_if_options_have_the_same_text():
     twice = Posed(LetteredQuestion('Which?', ('red', 'blue', 'blue'), 1), Template('{question}{options}'), 1)
-    assert judge('The best answer is C', twice).credit == 0
-    assert judge('The best answer is B', twice).credit == 1
-    assert judge('The best answer is blue', twice).answer is None  # it may be either
+    assert score_of('The best answer is C', twice).value == 0
+    assert score_of('The best answer is B', twice).value == 1
+    assert score_of('The best answer is blue', twice).answer is None  # it may be either
 
 
 @pytest.mark.parametrize(
     ('text', 'expected'),
     [
-        ('The best answer is B', Score(credit=1.0, predicted=1, answer='B', reason=TRUNCATED_REASON, facts=FACTS['B'])),
-        ('Let me see', Score(credit=0.0, reason=f'{UNPARSED}; {TRUNCATED_REASON}', facts=FACTS[None])),
+        ('The best answer is B', Score(value=1.0, predicted=1, answer='B', reason=TRUNCATED_REASON, facts=FACTS['B'])),
+        ('Let me see', Score(value=0.0, reason=f'{UNPARSED}; {TRUNCATED_REASON}', facts=FACTS[None])),
     ],
 )
 def test_a_reply_that_was_cut_is_marked_and_says_so(text: str, expected: Score):
-    assert judge(text, is_truncated=True) == expected
+    assert score_of(text, is_truncated=True) == expected
 
 
 @pytest.mark.parametrize('extraction', ['tolerant', 'reference'])
 @pytest.mark.parametrize('dataset', ['mmlu_pro', 'math'])
 def test_generations_from_non_finite_logits_are_unscored(dataset: str, extraction: str):
-    found = judge('The best answer is B', POSED, dataset, answer_extraction=extraction, is_finite=False)
-    assert found == Score(credit=None, reason=NON_FINITE_REPLY)
+    found = score_of('The best answer is B', POSED, dataset, answer_extraction=extraction, is_finite=False)
+    assert found == Score(value=None, reason=NON_FINITE_REPLY)
 
 
 SUM = PosedProblem(MathQuestion('1/4+1/4?', '', r'\frac{1}{2}'), Template('{question}'))
@@ -145,8 +145,8 @@ SUM = PosedProblem(MathQuestion('1/4+1/4?', '', r'\frac{1}{2}'), Template('{ques
 )
 @pytest.mark.parametrize('extraction', ['tolerant', 'reference'])
 def test_boxed_answers_are_right_if_equal(extraction: str, text: str, answer: str | None, credit, reason):
-    found = judge(text, SUM, 'math', answer_extraction=extraction)
-    assert found == Score(credit=credit, answer=answer, reason=reason)
+    found = score_of(text, SUM, 'math', answer_extraction=extraction)
+    assert found == Score(value=credit, answer=answer, reason=reason)
 
 
 def scored(*means: float) -> ScoreOutput:
@@ -161,12 +161,12 @@ def scored(*means: float) -> ScoreOutput:
 
 def test_the_most_probable_letter_is_predicted():
     task = task_of(answers='likelihood')
-    assert task.score(scored(-3, -1, -2), POSED) == Score(credit=1.0, predicted=1, answer='B', facts=FACTS['B'])
-    assert task.score(scored(-1, -3, -2), POSED) == Score(credit=0.0, predicted=0, answer='A', facts=FACTS['A'])
+    assert task.score(scored(-3, -1, -2), POSED) == Score(value=1.0, predicted=1, answer='B', facts=FACTS['B'])
+    assert task.score(scored(-1, -3, -2), POSED) == Score(value=0.0, predicted=0, answer='A', facts=FACTS['A'])
     tie = task.score(scored(-3, -1, -1), POSED)
-    assert (tie.credit, tie.predicted, tie.answer) == (0.5, 1, 'B') and 'tie' in tie.reason
+    assert (tie.value, tie.predicted, tie.answer) == (0.5, 1, 'B') and 'tie' in tie.reason
     for value in (float('nan'), float('-inf')):
-        assert task.score(scored(value, -1, -2), POSED) == Score(credit=None, reason=NON_FINITE)
+        assert task.score(scored(value, -1, -2), POSED) == Score(value=None, reason=NON_FINITE)
 
 
 def test_reference_semantics_change_no_score():
@@ -177,9 +177,9 @@ def test_reference_semantics_change_no_score():
 
 
 def test_likelihood_tasks_accept_text_answers():
-    judge_text = task_of(answers='likelihood').score_text
-    assert judge_text(' B.', POSED) == Score(credit=1.0, predicted=1, answer='B', facts=FACTS['B'])
-    assert judge_text('no idea', POSED) == Score(credit=0.0, reason=UNPARSED, facts=FACTS[None])
+    score_text = task_of(answers='likelihood').score_text
+    assert score_text(' B.', POSED) == Score(value=1.0, predicted=1, answer='B', facts=FACTS['B'])
+    assert score_text('no idea', POSED) == Score(value=0.0, reason=UNPARSED, facts=FACTS[None])
 
 
 @pytest.fixture

@@ -60,7 +60,7 @@ class CommonItems:
 def common_items(runs: Sequence[Run], task: str, *, scored: bool) -> CommonItems:
     """Return what the runs have in common of a task that all have; with `scored`, of the items scored in all."""
     parts = [
-        {result.key: result for result in run.results[task] if not scored or result.credit is not None} for run in runs
+        {result.key: result for result in run.results[task] if not scored or result.score is not None} for run in runs
     ]
     is_cut_alike = not differing([length_settings(run, task) for run in runs])
     shared = [key for key in parts[0] if all(key in part for part in parts)]

@@ -49,7 +49,7 @@ def samples_frame(scored: Scored | Iterable[Scored]) -> Any:
     """Return a pandas.DataFrame with a row for each item; columns are run, batch, task and the keys of a samples file.
 
     >>> items = samples_frame(run)
-    >>> bool((items.credit.isna() == (items.status == 'unscored')).all())
+    >>> bool((items.score.isna() == (items.status == 'unscored')).all())
     True
     """
     pd = importlib.import_module('pandas')  # has no types

@@ -113,10 +113,10 @@ def logprob(result: ItemResult, place: int) -> float | None:
 
 def kinds_of(result: ItemResult) -> list[str]:
     """Return whether an item is right, wrong or in between, and whether its generation is truncated or unparsed."""
-    if result.credit is None:
+    if result.score is None:
         return [UNSCORED]
-    kinds = [RIGHT if result.credit == 1 else WRONG if result.credit == 0 else PARTLY]
-    if TRUNCATED_REASON in (result.reason or '') or result.marks.get(TRUNCATED_SHARE) == 1:
+    kinds = [RIGHT if result.score == 1 else WRONG if result.score == 0 else PARTLY]
+    if TRUNCATED_REASON in (result.reason or '') or result.metrics.get(TRUNCATED_SHARE) == 1:
         kinds.append(TRUNCATED)
     has_no_letter = isinstance(result.gold, int) and result.predicted is None
     if result.text is not None and (result.answer == '' or NO_ANSWER in (result.reason or '') or has_no_letter):

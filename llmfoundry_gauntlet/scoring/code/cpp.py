@@ -17,6 +17,7 @@ from pathlib import Path
 from llmfoundry_gauntlet.config.resources import cache_folder
 from llmfoundry_gauntlet.data.atomic import write_atomically
 from llmfoundry_gauntlet.scoring.code.languages import COMPILER, RUNNERS, runner
+from llmfoundry_gauntlet.scoring.code.outcomes import CannotRun, Undecided
 from llmfoundry_gauntlet.scoring.code.programs import Program, signature_of
 from llmfoundry_gauntlet.scoring.code.sandbox import (
     INSIDE,
@@ -28,7 +29,6 @@ from llmfoundry_gauntlet.scoring.code.sandbox import (
     file_in_memory,
     started,
 )
-from llmfoundry_gauntlet.scoring.code.verdicts import CannotJudge, Undecided
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ def build_problem(program: Program, sandbox: Sandbox) -> Problem:
 
     Raise CannotJudge if that fails, or Undecided with `pairs`, some of which are wrong in the data.
     """
-    failure = CannotJudge if program.pairs is None else Undecided
+    failure = CannotRun if program.pairs is None else Undecided
     try:
         signature = signature_of(program)
         names = ', '.join(signature.names)
@@ -129,7 +129,7 @@ def build_problem(program: Program, sandbox: Sandbox) -> Problem:
             for name, source, options in (('test', test, WITH_CALLS), ('server', server, f'{WITH_CALLS} -c'))
         ]
     except Undecided as reason:
-        raise CannotJudge(f'the test: {reason}') from None
+        raise CannotRun(f'the test: {reason}') from None
     if built_test is None or built_server is None:
         raise failure('the test does not compile')
     return Problem(built_test, built_server)
@@ -194,7 +194,7 @@ def compiled_header(sandbox: Sandbox) -> tuple[Mount, ...]:
     try:
         version = subprocess.run([COMPILER, '--version'], capture_output=True, check=True).stdout
     except subprocess.CalledProcessError as error:
-        raise CannotJudge(f'{COMPILER} --version: {error}') from None
+        raise CannotRun(f'{COMPILER} --version: {error}') from None
     content = (RUNNERS / 'common.hpp').read_bytes()
     digest = hashlib.sha256(b'\0'.join([version, FLAGS.encode(), content])).hexdigest()[:16]
     compiled = folder / f'{digest}.gch'

@@ -37,7 +37,7 @@ class Language:
     `begins` matches what begins a function in a prompt; the last one there is for a completion to write. With
     `has_braces` a completion ends with the brace that closes it. `simple` is a prompt, its test and a right completion.
     `tool` is a program that must be on the path, Debian's package of it `package`. `interpreter` starts a process that
-    runs tests or completions (a script in `runners`); without one programs are compiled (`judge.judge`).
+    runs tests or completions (a script in `runners`); without one programs are compiled (`execution.check_completion`).
     """
 
     begins: re.Pattern[str]

@@ -31,8 +31,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from llmfoundry_gauntlet.scoring.code.outcomes import SandboxError
 from llmfoundry_gauntlet.scoring.code.seccomp import seccomp_filter
-from llmfoundry_gauntlet.scoring.code.verdicts import SandboxError
 
 AUTO, BUBBLEWRAP, NAMESPACES, RLIMITS, NONE = 'auto', 'bubblewrap', 'namespaces', 'rlimits', 'none'
 CONFINE = Path(__file__).parent / 'runners' / 'confine.py'

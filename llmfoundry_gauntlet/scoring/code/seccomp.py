@@ -12,7 +12,7 @@ import platform
 import struct
 from collections.abc import Sequence
 
-from llmfoundry_gauntlet.scoring.code.verdicts import SandboxError
+from llmfoundry_gauntlet.scoring.code.outcomes import SandboxError
 
 # Numbers by machine (Linux, asm/unistd.h); None where a machine has no such call.
 DENIED = {

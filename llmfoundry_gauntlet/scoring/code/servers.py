@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmfoundry_gauntlet.scoring.code.languages import COMPLETION, TESTS, Interpreter
+from llmfoundry_gauntlet.scoring.code.outcomes import LATE, Undecided
 from llmfoundry_gauntlet.scoring.code.sandbox import Running, Sandbox
-from llmfoundry_gauntlet.scoring.code.verdicts import LATE, Undecided
 
 NUM_TESTS = 16  # of one process
 NUM_WAITING = 2  # processes started ahead of their programs
@@ -80,10 +80,10 @@ class TestServer:
         with ExitStack() as after_failure:
             after_failure.callback(self._pipes.close_all)
             tests, self._tests = self._pipes.make()
-            self._verdicts, verdicts = self._pipes.make()
+            self._outcomes, outcomes = self._pipes.make()
             pairs = [(*self._pipes.make(), *self._pipes.make()) for _ in range(NUM_TESTS)]
             self._ends = [(calls, results) for calls, _, _, results in pairs]
-            theirs = [verdicts, *(end for _, calls, results, _ in pairs for end in (calls, results))]
+            theirs = [outcomes, *(end for _, calls, results, _ in pairs for end in (calls, results))]
             command = self._command(TESTS, *theirs, num_tests=NUM_TESTS)
             self._running = sandbox.start(command, stdin=tests, pass_fds=theirs)
             after_failure.pop_all()
@@ -117,7 +117,7 @@ class TestServer:
         if self.num_run > 1:  # so there is more than one program
             while self._ends and len(self._waiting) < NUM_WAITING:
                 self._start_waiting()
-        said = wait_for_line(self._verdicts, self._running, deadline)
+        said = wait_for_line(self._outcomes, self._running, deadline)
         self._running.check_started()
         self._last_used = time.monotonic()
         return said

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 Result = TypeVar('Result')
-_judged = 0
+_num_programs_run = 0
 _lock = threading.Lock()
 
 
@@ -25,19 +25,19 @@ def workers() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=count, thread_name_prefix='program')
 
 
-def submit(judge: Callable[..., Result], *arguments: Any) -> Future[Result]:
+def submit(run: Callable[..., Result], *arguments: Any) -> Future[Result]:
     """Run a program on one of the workers."""
-    future = workers().submit(judge, *arguments)
+    future = workers().submit(run, *arguments)
     future.add_done_callback(_count)
     return future
 
 
 def _count(_: Future[Any]) -> None:
-    global _judged
+    global _num_programs_run
     with _lock:
-        _judged += 1
+        _num_programs_run += 1
 
 
-def num_judged() -> int:
+def num_programs_run() -> int:
     """Return the number of programs that were run in this process."""
-    return _judged
+    return _num_programs_run

@@ -31,7 +31,7 @@ from paired_estimates import bits_per_byte, check_differences, cluster_of, compo
 def test_the_runs_here_differ_correlate_and_have_clusters(runs: dict[str, Path]):
     """Else these tests would see little."""
     for key, rows in ROWS.items():
-        first, second = (np.array([s['credit'] for s in samples_of(runs[name], key)]) for name in 'ab')
+        first, second = (np.array([s['score'] for s in samples_of(runs[name], key)]) for name in 'ab')
         assert 0 < first.mean() < 1 and 0 < second.mean() < 1 and (first != second).any()
         names = {s['row']: s['cluster'] for s in samples_of(runs['a'], key)}
         ours = {row: cluster_of(key, row) for row in range(len(rows))}

@@ -27,7 +27,7 @@ def slopes(folder: Path, batches: Sequence[int], without: Iterable[tuple[str, in
     for key, rows in ROWS.items():
         kept = [row for row in range(len(rows)) if (key, row) not in set(without)]
         credits = [
-            [sample['credit'] for sample in samples_of(folder / f'ba{batch}', key) if sample['row'] in kept]
+            [sample['score'] for sample in samples_of(folder / f'ba{batch}', key) if sample['row'] in kept]
             for batch in batches
         ]
         found[key] = over_items(key, kept, np.polyfit(batches, np.array(credits), 1)[0].tolist())

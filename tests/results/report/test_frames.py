@@ -60,7 +60,7 @@ def test_samples_are_the_lines_of_the_files(run: Run):
         lines = samples_of(run.folder, key)
         mine = frame[frame.task == key]
         assert list(mine.row) == [line['row'] for line in lines]
-        assert list(mine.credit) == [line['credit'] for line in lines]
+        assert list(mine.score) == [line['score'] for line in lines]
         assert list(mine.prompt_sha256) == [line['prompt_sha256'] for line in lines]
 
 

@@ -163,7 +163,7 @@ def result(**changes: Any) -> ItemResult:
         'category': None,
         'gold': 1,
         'predicted': 1,
-        'credit': 1.0,
+        'score': 1.0,
         'logprobs': (-1.0, -0.5),
         'num_tokens': (1, 1),
         'reason': None,
@@ -181,19 +181,19 @@ CUT = 'truncated at the token limit'
     ('changes', 'kinds'),
     [
         ({}, ['right']),
-        ({'credit': 0.0, 'predicted': 0}, ['wrong']),
-        ({'credit': 0.5, 'predicted': 0, 'reason': 'tie of the choices 0, 1'}, ['partly right']),
-        ({'credit': None, 'reason': 'not finite'}, ['unscored']),
+        ({'score': 0.0, 'predicted': 0}, ['wrong']),
+        ({'score': 0.5, 'predicted': 0, 'reason': 'tie of the choices 0, 1'}, ['partly right']),
+        ({'score': None, 'reason': 'not finite'}, ['unscored']),
         ({**REPLY, 'text': '4', 'answer': '4'}, ['right']),
         ({**REPLY, 'text': '4 and', 'answer': '4 and', 'reason': CUT}, ['right', 'truncated']),
-        ({**REPLY, 'credit': 0.0, 'text': ' ', 'answer': '', 'reason': 'empty generation'}, ['wrong', 'unparsed']),
+        ({**REPLY, 'score': 0.0, 'text': ' ', 'answer': '', 'reason': 'empty generation'}, ['wrong', 'unparsed']),
         (
-            {**REPLY, 'credit': 0.0, 'text': 'x', 'reason': f'no answer found in the generation; {CUT}'},
+            {**REPLY, 'score': 0.0, 'text': 'x', 'reason': f'no answer found in the generation; {CUT}'},
             ['wrong', 'truncated', 'unparsed'],
         ),
-        ({**REPLY, 'gold': 2, 'credit': 0.0, 'text': 'hm', 'answer': 'hm'}, ['wrong', 'unparsed']),
-        ({**REPLY, 'gold': None, 'credit': 0.0, 'text': 'return 1', 'reason': 'AssertionError'}, ['wrong']),
-        ({**REPLY, 'gold': None, 'text': 'return 1', 'marks': {'TruncatedShare': 1.0}}, ['right', 'truncated']),
+        ({**REPLY, 'gold': 2, 'score': 0.0, 'text': 'hm', 'answer': 'hm'}, ['wrong', 'unparsed']),
+        ({**REPLY, 'gold': None, 'score': 0.0, 'text': 'return 1', 'reason': 'AssertionError'}, ['wrong']),
+        ({**REPLY, 'gold': None, 'text': 'return 1', 'metrics': {'TruncatedShare': 1.0}}, ['right', 'truncated']),
     ],
 )
 def test_kinds_of_an_item(changes: dict[str, Any], kinds: list[str]):
@@ -203,14 +203,14 @@ def test_kinds_of_an_item(changes: dict[str, Any], kinds: list[str]):
 @pytest.mark.parametrize(
     ('name', 'value'),
     [
-        ('credit', 'high'),
+        ('score', 'high'),
         ('text', 7),
         ('gold', [1]),
         ('row', '3'),
         ('reason', {}),
         ('prompt_sha256', None),
         ('num_tokens[0]', '4'),
-        ('marks', [1]),
+        ('metrics', [1]),
         ('marks.StrictMatch', 'yes'),
     ],
 )

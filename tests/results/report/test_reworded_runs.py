@@ -64,7 +64,7 @@ def test_the_items_asked_in_the_same_words_are_compared(compared, pair, tmp_path
 def test_the_value_of_each_run_is_over_the_same_items(compared, gauntlet, pair, tmp_path: Path):
     (found,) = compared(*pair)
     credits = [
-        [sample['credit'] for sample in samples_of(run, CHOICES) if sample['row'] not in LONG[CHOICES]] for run in pair
+        [sample['score'] for sample in samples_of(run, CHOICES) if sample['row'] not in LONG[CHOICES]] for run in pair
     ]
     for place, run, values in zip(('first', 'second'), pair, credits, strict=True):
         own = record_of(run)['tasks'][CHOICES]['metrics']['InContextLearningMultipleChoiceAccuracy']['value']

@@ -1,4 +1,4 @@
-"""Hostile completions: each is marked wrong and leaves nothing behind, and the next item is judged as ever.
+"""Hostile completions: each fails and leaves nothing behind, and the next item is scored as usual.
 
 The right answer is a word that the program could only have by breaking out, so an attack that succeeds passes its test
 here and fails this one. Each is bounded in itself, and aims at what the test made. They are in one long file, as a few
@@ -20,12 +20,12 @@ from pathlib import Path
 import pytest
 from programs import CPP, JAVASCRIPT, PYTHON, SECRET, need, problem, right, sandbox
 
-from llmfoundry_gauntlet.scoring.code.judge import judge
+from llmfoundry_gauntlet.scoring.code.execution import check_completion
+from llmfoundry_gauntlet.scoring.code.outcomes import LATE
 from llmfoundry_gauntlet.scoring.code.sandbox import Command, Sandbox, try_out
-from llmfoundry_gauntlet.scoring.code.verdicts import LATE
 
 SECONDS = 4.0  # for each, so that the endless ones end
-ENDED = 60.0  # by when a judge that ends what is late has ended it, also on a busy machine
+ENDED = 60.0  # by when a late program was killed, also on a busy machine
 MARK = 'gauntlet_attack_5521'  # in the names of processes and files that attacks make
 WAYS = [  # the one that is in force here, then others
     pytest.param(None, id='default'),
@@ -81,8 +81,8 @@ return 'FORKED'
 
 @pytest.mark.parametrize('name', ONE_PROCESS)
 def test_a_program_is_one_process(name: str):
-    verdict = judge(problem(PYTHON, 'FORKED'), body(ONE_PROCESS[name]), sandbox(), seconds=SECONDS)
-    assert not verdict.passed and 'in a call' in verdict.reason
+    outcome = check_completion(problem(PYTHON, 'FORKED'), body(ONE_PROCESS[name]), sandbox(), seconds=SECONDS)
+    assert not outcome.passed and 'in a call' in outcome.reason
     assert_unharmed(PYTHON)
 
 
@@ -128,8 +128,8 @@ COSTS = {
 def test_a_program_costs_little(name: str):
     code, reason = COSTS[name]
     started = time.monotonic()
-    verdict = judge(problem(PYTHON, 'GOT'), body(code), sandbox(), seconds=SECONDS)
-    assert not verdict.passed and reason in verdict.reason
+    outcome = check_completion(problem(PYTHON, 'GOT'), body(code), sandbox(), seconds=SECONDS)
+    assert not outcome.passed and reason in outcome.reason
     assert time.monotonic() - started < ENDED
     assert_unharmed(PYTHON)
 
@@ -185,8 +185,8 @@ def test_a_program_sees_nothing_of_the_user(name: str, tmp_path: Path, monkeypat
     path = tmp_path / 'secret'
     path.write_text(SECRET)
     code = READS[name].format(path=str(path), user='', secret=SECRET, secret_head='the-word-')
-    verdict = judge(problem(PYTHON), body(code), sandbox(), seconds=100)
-    assert not verdict.passed and 'in time' not in verdict.reason
+    outcome = check_completion(problem(PYTHON), body(code), sandbox(), seconds=100)
+    assert not outcome.passed and 'in time' not in outcome.reason
     assert_unharmed(PYTHON)
 
 
@@ -209,10 +209,10 @@ def test_a_program_writes_nothing_outside(code: str, tmp_path: Path):
     present.write_text('here')
     path = tmp_path / 'written'
     text = code.format(path=str(path), present=str(present), folder=str(tmp_path)) + "\nreturn 'DONE'"
-    verdict = judge(
+    outcome = check_completion(
         problem(PYTHON, 'DONE' if 'rmtree' not in code else 'never'), body(text), sandbox(), seconds=SECONDS
     )
-    assert not verdict.passed
+    assert not outcome.passed
     assert present.read_text() == 'here' and sorted(tmp_path.iterdir()) == [present]
     assert_unharmed(PYTHON)
 
@@ -241,8 +241,8 @@ def test_a_program_has_no_network(server: int):
     with socket.create_connection(('127.0.0.1', server)) as reached:
         assert reached.recv(100).decode() == SECRET
     code = f"import socket\nline = socket.create_connection(('127.0.0.1', {server}), 2)\nreturn line.recv(100).decode()"
-    verdict = judge(problem(PYTHON), body(code), sandbox(), seconds=SECONDS)
-    assert not verdict.passed and 'Error in a call' in verdict.reason
+    outcome = check_completion(problem(PYTHON), body(code), sandbox(), seconds=SECONDS)
+    assert not outcome.passed and 'Error in a call' in outcome.reason
 
 
 @pytest.mark.parametrize('kind', ['abstract', 'file'])
@@ -252,15 +252,15 @@ def test_a_program_reaches_no_socket_of_this_machine(kind: str, tmp_path: Path):
         listening.bind(address)
         listening.listen()
         code = f"import socket\nline = socket.socket(socket.AF_UNIX)\nline.connect({address!r})\nreturn 'DONE'"
-        assert not judge(problem(PYTHON, 'DONE'), body(code), sandbox(), seconds=SECONDS).passed
+        assert not check_completion(problem(PYTHON, 'DONE'), body(code), sandbox(), seconds=SECONDS).passed
 
 
 @pytest.mark.parametrize('family', ['socket.AF_INET', 'socket.AF_INET6', 'socket.AF_NETLINK', '40'])
 def test_there_are_no_sockets_but_those_of_files(family: str):
     """Number 40 is vsock, which network namespaces do not hold back."""
     code = f"import socket\nsocket.socket({family}, socket.SOCK_STREAM)\nreturn 'DONE'"
-    verdict = judge(problem(PYTHON, 'DONE'), body(code), sandbox(), seconds=SECONDS)
-    assert verdict.reason == 'OSError in a call'
+    outcome = check_completion(problem(PYTHON, 'DONE'), body(code), sandbox(), seconds=SECONDS)
+    assert outcome.reason == 'OSError in a call'
 
 
 @pytest.mark.parametrize('path', ['/proc/1/fd/2', '/proc/1/mem', '/proc/sys/kernel/core_pattern', '/proc/self/oom_adj'])
@@ -271,7 +271,9 @@ def test_nothing_of_proc_can_be_written(path: str, as_root: bool):
     if as_root != way.as_root and try_out(replace(way, as_root=as_root)) is not None:
         pytest.skip('bubblewrap cannot be called in this way here')
     code = f"open({path!r}, 'r+').write('x')\nreturn 'DONE'"
-    assert not judge(problem(PYTHON, 'DONE'), body(code), replace(way, as_root=as_root), seconds=SECONDS).passed
+    assert not check_completion(
+        problem(PYTHON, 'DONE'), body(code), replace(way, as_root=as_root), seconds=SECONDS
+    ).passed
 
 
 def test_node_loads_no_machine_code():
@@ -280,8 +282,8 @@ def test_node_loads_no_machine_code():
         "  require('fs').writeFileSync('/tmp/x.node', 'x')\n"
         "  process.dlopen({exports: {}}, '/tmp/x.node')\n  return ''\n}\n"
     )
-    verdict = judge(problem(JAVASCRIPT, ''), code, sandbox(), seconds=SECONDS)
-    assert not verdict.passed and 'in a call' in verdict.reason
+    outcome = check_completion(problem(JAVASCRIPT, ''), code, sandbox(), seconds=SECONDS)
+    assert not outcome.passed and 'in a call' in outcome.reason
 
 
 def test_nothing_is_left_of_a_program_that_is_stopped_while_its_sandbox_is_set_up():
@@ -304,12 +306,12 @@ def command_lines() -> Iterator[str]:
             continue
 
 
-@pytest.mark.parametrize('target', ['os.getppid()', '1', '-1', '0', 'os.getpid()', '{judge}', '{parent}'])
+@pytest.mark.parametrize('target', ['os.getppid()', '1', '-1', '0', 'os.getpid()', '{scorer}', '{parent}'])
 def test_a_signal_reaches_nobody_else(target: str):
-    target = target.format(judge=os.getpid(), parent=os.getppid())
+    target = target.format(scorer=os.getpid(), parent=os.getppid())
     code = f"import os\ntry:\n    os.kill({target}, 9)\nexcept OSError:\n    pass\nreturn 'no'"
-    verdict = judge(problem(PYTHON), body(code), sandbox(), seconds=SECONDS)
-    assert not verdict.passed and verdict.reason != LATE
+    outcome = check_completion(problem(PYTHON), body(code), sandbox(), seconds=SECONDS)
+    assert not outcome.passed and outcome.reason != LATE
     assert_unharmed(PYTHON)
 
 
@@ -330,7 +332,7 @@ except OSError:
 return 'no'
 """
     before = set(Path('/tmp').glob('*'))
-    assert not judge(problem(PYTHON), body(code), sandbox(), seconds=SECONDS).passed
+    assert not check_completion(problem(PYTHON), body(code), sandbox(), seconds=SECONDS).passed
     deadline = time.monotonic() + 20
     while (left := [name for name in process_names() if name == MARK[:15]]) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -484,11 +486,11 @@ extern "C" void __assert_fail(const char*, const char*, unsigned, const char*) n
 
 
 @pytest.mark.parametrize(('language', 'name'), FAKES)
-def test_a_verdict_cannot_be_faked(language: str, name: str):
+def test_a_result_cannot_be_faked(language: str, name: str):
     need(*{PYTHON: (), CPP: ('g++',), JAVASCRIPT: ('node',)}[language])
     text = FAKES[language, name]
-    verdict = judge(problem(language), body(text) if language == PYTHON else text, sandbox(), seconds=10)
-    assert not verdict.passed
+    outcome = check_completion(problem(language), body(text) if language == PYTHON else text, sandbox(), seconds=10)
+    assert not outcome.passed
     assert_unharmed(language)
 
 
@@ -509,8 +511,8 @@ def test_a_source_includes_nothing_from_outside(code: str, tmp_path: Path):
     path.write_text(f'"{SECRET}"')
     assert_unharmed(CPP)  # which builds what is ours
     started = time.monotonic()
-    verdict = judge(problem(CPP), code.format(path=path), sandbox(), seconds=10)
-    assert not verdict.passed and SECRET not in verdict.reason
+    outcome = check_completion(problem(CPP), code.format(path=path), sandbox(), seconds=10)
+    assert not outcome.passed and SECRET not in outcome.reason
     assert time.monotonic() - started < ENDED
     assert_unharmed(CPP)
 
@@ -532,13 +534,13 @@ def test_compiling_costs_little(code: str):
     need('g++')
     assert_unharmed(CPP)  # which builds what is ours
     started = time.monotonic()
-    assert not judge(problem(CPP), code, sandbox(), seconds=SECONDS).passed
+    assert not check_completion(problem(CPP), code, sandbox(), seconds=SECONDS).passed
     assert time.monotonic() - started < ENDED
     assert_unharmed(CPP)
 
 
 def assert_unharmed(language: str) -> None:
-    """The next item is judged as ever."""
-    assert judge(problem(language), right(language), sandbox()).passed
-    assert not judge(problem(language), right(language, 'another'), sandbox()).passed
+    """The next item is scored as usual."""
+    assert check_completion(problem(language), right(language), sandbox()).passed
+    assert not check_completion(problem(language), right(language, 'another'), sandbox()).passed
     assert shutil.disk_usage('/').free > 2**20

@@ -6,6 +6,7 @@ import struct
 
 import pytest
 
+from llmfoundry_gauntlet.scoring.code.outcomes import SandboxError
 from llmfoundry_gauntlet.scoring.code.seccomp import (
     ALLOW,
     AUDIT_ARCH,
@@ -16,7 +17,6 @@ from llmfoundry_gauntlet.scoring.code.seccomp import (
     KILL,
     seccomp_filter,
 )
-from llmfoundry_gauntlet.scoring.code.verdicts import SandboxError
 
 DENY = 0x00050001  # with EPERM
 MACHINES = tuple(DENIED)
@@ -24,7 +24,7 @@ FORK_FLAGS, NEW_USER = 0x01200011, 0x10000000
 FREE = {'x86_64': (0, 1, 9, 39, 59, 60, 202, 257), 'aarch64': (56, 63, 64, 93, 98, 172, 221, 222)}
 
 
-def verdict(code: bytes, number: int, architecture: int, argument: int = 0) -> int:
+def decision(code: bytes, number: int, architecture: int, argument: int = 0) -> int:
     data = struct.pack('<iIQQ', number, architecture, 0, argument)
     accumulator = place = 0
     program = list(struct.iter_unpack('<HBBI', code))
@@ -48,19 +48,19 @@ def test_what_is_denied_and_what_is_not(machine: str, may_fork: bool):
     assert len(code) // 8 < 4096
     forks = {57, 58} if machine == 'x86_64' else set()
     for number in DENIED[machine]:
-        assert verdict(code, number, architecture) == (ALLOW if may_fork and number in forks else DENY)
+        assert decision(code, number, architecture) == (ALLOW if may_fork and number in forks else DENY)
     for number in FREE[machine]:
-        assert verdict(code, number, architecture) == ALLOW
-    assert verdict(code, CLONE3, architecture) == 0x00050026  # ENOSYS
-    assert verdict(code, CLONE[machine], architecture, FORK_FLAGS) == (ALLOW if may_fork else DENY)
-    assert verdict(code, CLONE[machine], architecture, FORK_FLAGS | NEW_USER) == DENY
-    assert verdict(code, CLONE[machine], architecture, CLONE_THREAD | 0x3D0F00) == ALLOW
+        assert decision(code, number, architecture) == ALLOW
+    assert decision(code, CLONE3, architecture) == 0x00050026  # ENOSYS
+    assert decision(code, CLONE[machine], architecture, FORK_FLAGS) == (ALLOW if may_fork else DENY)
+    assert decision(code, CLONE[machine], architecture, FORK_FLAGS | NEW_USER) == DENY
+    assert decision(code, CLONE[machine], architecture, CLONE_THREAD | 0x3D0F00) == ALLOW
 
 
 def test_other_ways_into_the_kernel_end_the_program():
     code = seccomp_filter(may_fork=False, machine='x86_64')
-    assert verdict(code, 1, 0x40000003) == KILL  # i386
-    assert verdict(code, 0x40000000 + 57, AUDIT_ARCH['x86_64']) == KILL  # x32
+    assert decision(code, 1, 0x40000003) == KILL  # i386
+    assert decision(code, 0x40000000 + 57, AUDIT_ARCH['x86_64']) == KILL  # x32
 
 
 def test_a_machine_that_is_not_known():

@@ -11,12 +11,12 @@ import time
 import pytest
 
 from llmfoundry_gauntlet.scoring.code import servers
-from llmfoundry_gauntlet.scoring.code.judge import judge
+from llmfoundry_gauntlet.scoring.code.execution import check_completion
 from llmfoundry_gauntlet.scoring.code.languages import JAVASCRIPT, LANGUAGES, PYTHON
+from llmfoundry_gauntlet.scoring.code.outcomes import Outcome
 from llmfoundry_gauntlet.scoring.code.programs import Program, make_program
 from llmfoundry_gauntlet.scoring.code.sandbox import Sandbox
 from llmfoundry_gauntlet.scoring.code.servers import NUM_TESTS, NUM_WAITING, TestServer, Waiting, server_for
-from llmfoundry_gauntlet.scoring.code.verdicts import Verdict
 from tests.programs import need, problem, right, sandbox
 
 PROMPTS = {PYTHON: 'def f():\n', JAVASCRIPT: 'const f = () => {\n'}
@@ -58,35 +58,35 @@ def test_a_test_finds_nothing_of_the_one_before(language: str, number: int):
     need(*{JAVASCRIPT: ['node']}.get(language, []))
     first, second = (test_of(language, does) for does in LEFT[language][number])
     for program in (first, second, first, second):
-        assert judge(program, ONES[language], sandbox()) == Verdict(True, None)
+        assert check_completion(program, ONES[language], sandbox()) == Outcome(True, None)
 
 
 @pytest.mark.parametrize('language', [PYTHON, JAVASCRIPT])
-def test_verdicts_come_in_order_over_more_tests_than_a_process_runs(language: str):
+def test_results_come_in_order_over_more_tests_than_a_process_runs(language: str):
     need(*{JAVASCRIPT: ['node']}.get(language, []))
     for number in range(NUM_TESTS + 5):
         passes = number % 3 != 1
         word = f'word-{number}'
         completion = right(language, word if passes else 'another')
-        assert judge(problem(language, word), completion, sandbox()).passed == passes
+        assert check_completion(problem(language, word), completion, sandbox()).passed == passes
 
 
 @pytest.mark.parametrize('language', [PYTHON, JAVASCRIPT])
-def test_a_process_that_ends_between_tests_costs_nobody_a_verdict(language: str):
+def test_a_process_that_ends_between_tests_loses_no_result(language: str):
     need(*{JAVASCRIPT: ['node']}.get(language, []))
-    assert judge(problem(language), right(language), sandbox()).passed
+    assert check_completion(problem(language), right(language), sandbox()).passed
     server = server_for(LANGUAGES[language].interpreter, sandbox())
     os.kill(server._running.process.pid, signal.SIGKILL)
-    assert judge(problem(language), right(language), sandbox()).passed
+    assert check_completion(problem(language), right(language), sandbox()).passed
 
 
 @pytest.mark.parametrize('language', [PYTHON, JAVASCRIPT])
 def test_a_test_that_ends_its_process_each_time_is_an_answer(language: str):
     need(*{JAVASCRIPT: ['node']}.get(language, []))
     ends = {PYTHON: 'import os\nos._exit(3)', JAVASCRIPT: 'process.exit(3)'}
-    verdict = judge(test_of(language, ends[language]), ONES[language], sandbox())
-    assert verdict == Verdict(False, 'the test ended without a verdict')
-    assert judge(problem(language), right(language), sandbox()).passed
+    outcome = check_completion(test_of(language, ends[language]), ONES[language], sandbox())
+    assert outcome == Outcome(False, 'the test ended without a result')
+    assert check_completion(problem(language), right(language), sandbox()).passed
 
 
 def test_with_its_thread_goes_the_process():
@@ -112,21 +112,21 @@ def test_one_that_was_idle_is_not_used_again(monkeypatch: pytest.MonkeyPatch):
 
 
 def waiting_of(language: str) -> list[Waiting]:
-    """The processes that wait for a program after two were judged."""
+    """The processes that wait for a program after two were run."""
     need(*{JAVASCRIPT: ['node']}.get(language, []))
     server_for(LANGUAGES[language].interpreter, sandbox()).close()
-    assert judge(problem(language), right(language), sandbox()).passed
+    assert check_completion(problem(language), right(language), sandbox()).passed
     assert not server_for(LANGUAGES[language].interpreter, sandbox())._waiting
-    assert judge(problem(language), right(language), sandbox()).passed
+    assert check_completion(problem(language), right(language), sandbox()).passed
     waiting = list(server_for(LANGUAGES[language].interpreter, sandbox())._waiting)
     assert len(waiting) == NUM_WAITING
     return waiting
 
 
 @pytest.mark.parametrize('language', [PYTHON, JAVASCRIPT])
-def test_a_process_is_started_ahead_and_judges_one_program(language: str):
+def test_a_process_is_started_ahead_and_runs_one_program(language: str):
     first, second = waiting_of(language)
-    assert judge(problem(language), right(language), sandbox()).passed
+    assert check_completion(problem(language), right(language), sandbox()).passed
     assert first.running.process.returncode is not None
     assert second.running.process.poll() is None
     assert server_for(LANGUAGES[language].interpreter, sandbox())._waiting[0] is second
@@ -135,11 +135,11 @@ def test_a_process_is_started_ahead_and_judges_one_program(language: str):
 
 
 @pytest.mark.parametrize('language', [PYTHON, JAVASCRIPT])
-def test_one_that_ended_while_it_waited_costs_nobody_a_verdict(language: str):
+def test_one_that_ended_while_it_waited_loses_no_result(language: str):
     first, second = waiting_of(language)
     os.kill(first.running.process.pid, signal.SIGKILL)
     first.running.process.wait()
-    assert judge(problem(language), right(language), sandbox()).passed
+    assert check_completion(problem(language), right(language), sandbox()).passed
     assert second.running.process.returncode is not None
 
 
@@ -147,7 +147,7 @@ def test_one_that_ended_while_it_waited_costs_nobody_a_verdict(language: str):
 def test_a_program_may_be_longer_than_a_pipe_holds(language: str):
     waiting_of(language)
     comment = {PYTHON: '#', JAVASCRIPT: '//'}[language] + 'x' * 300_000
-    assert judge(problem(language), f'{right(language)}\n{comment}\n', sandbox()).passed
+    assert check_completion(problem(language), f'{right(language)}\n{comment}\n', sandbox()).passed
 
 
 def test_one_that_waited_long_is_not_used(monkeypatch: pytest.MonkeyPatch):

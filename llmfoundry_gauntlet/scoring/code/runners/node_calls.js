@@ -173,7 +173,7 @@
       numFailed += 1
       if (numFailed === 1) firstFailed = numCalls
     }
-    const verdict = (error) => {
+    const outcome = (error) => {
       if (failure !== null) return failure
       if (error instanceof CompletionFailed) return error.message
       if (error !== null) return `${kindOf(error)} in the test, after call ${numCalls}`
@@ -198,7 +198,7 @@
     } catch (error) {
       thrown = error
     }
-    return (error) => verdict(thrown ?? error)
+    return (error) => outcome(thrown ?? error)
   }
 
   return { serve, runTest, send }

@@ -59,22 +59,22 @@ function newContext() {
 }
 
 // Runs each test once the one before has nothing left to do.
-function runTests(verdicts, pairs) {
+function runTests(outcomes, pairs) {
   let context
-  let verdict
+  let outcome
   const files = fs.readdirSync('.').length
   const next = () => {
     context = newContext()
     onNextLine((program) => {
-      verdict = context.runTest(program, ...pairs[0])
+      outcome = context.runTest(program, ...pairs[0])
     })
   }
   const say = (error) => {
     const [callsEnd, resultsEnd] = pairs.shift()
-    const reason = verdict(error)
+    const reason = outcome(error)
     fs.closeSync(callsEnd)
     fs.closeSync(resultsEnd)
-    context.send(verdicts, { passed: reason === null, reason })
+    context.send(outcomes, { passed: reason === null, reason })
     const leavesFiles = fs.readdirSync('.').length !== files // which the next test shall not find
     if (error !== null || leavesFiles || pairs.length === 0) process.exit(0)
     next()

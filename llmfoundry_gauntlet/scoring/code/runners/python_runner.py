@@ -306,10 +306,10 @@ def run_pairs(pairs: list[list[str]], candidate: Candidate) -> str | None:
     return None if pairs else 'there are no pairs of input and output'
 
 
-def judge(program: 'dict[str, Any]', calls: int, results: int, verdicts: int) -> None:
+def report_test(program: 'dict[str, Any]', calls: int, results: int, outcomes: int) -> None:
     """Runs one test and says what came of it."""
     reason = run_test(program, Candidate(os.fdopen(calls, 'wb'), os.fdopen(results, 'rb')))
-    with os.fdopen(verdicts, 'wb') as stream:
+    with os.fdopen(outcomes, 'wb') as stream:
         send(stream, {'passed': reason is None, 'reason': reason})
 
 
@@ -320,7 +320,7 @@ def next_line() -> bytes:
     return sys.stdin.buffer.readline() if waiting.poll(IDLE_MILLISECONDS) else b''
 
 
-def run_tests(verdicts: int, pairs: list[tuple[int, int]]) -> None:
+def run_tests(outcomes: int, pairs: list[tuple[int, int]]) -> None:
     """Runs each test in a fork of this process, until there is none for a while."""
     for name in LOADED_ONCE:
         importlib.import_module(name)
@@ -335,7 +335,7 @@ def run_tests(verdicts: int, pairs: list[tuple[int, int]]) -> None:
                 return
             continue
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        judge(loads(line.decode()), calls, results, verdicts)
+        report_test(loads(line.decode()), calls, results, outcomes)
         os._exit(0)
 
 

@@ -7,14 +7,14 @@ from typing import NamedTuple
 LATE = 'not done in time'
 
 
-class Verdict(NamedTuple):
+class Outcome(NamedTuple):
     """The result of a completion: passed or failed. The reason contains no text of the completion or of any file."""
 
     passed: bool
     reason: str | None
 
 
-class CannotJudge(Exception):
+class CannotRun(Exception):
     """Raised if a completion cannot be run because of its problem or this machine."""
 
 

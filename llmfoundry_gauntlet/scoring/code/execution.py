@@ -14,10 +14,10 @@ import time
 
 from llmfoundry_gauntlet.scoring.code.cpp import build_completion, build_problem
 from llmfoundry_gauntlet.scoring.code.languages import LANGUAGES, Interpreter, cpp_command
+from llmfoundry_gauntlet.scoring.code.outcomes import LATE, CannotRun, Outcome, Undecided
 from llmfoundry_gauntlet.scoring.code.programs import Program, make_program, whole_text
 from llmfoundry_gauntlet.scoring.code.sandbox import Sandbox, file_in_memory, started
 from llmfoundry_gauntlet.scoring.code.servers import Pipes, server_for
-from llmfoundry_gauntlet.scoring.code.verdicts import LATE, CannotJudge, Undecided, Verdict
 
 SELF_TEST_SECONDS = 60.0
 SECONDS = 10.0  # of wall time, for a completion and all that is done for it
@@ -36,7 +36,7 @@ STATUSES = {  # 90 to 92 are those of runners/remote.hpp
 }
 
 
-def judge(program: Program, completion: str, sandbox: Sandbox, *, seconds: float = SECONDS) -> Verdict:
+def check_completion(program: Program, completion: str, sandbox: Sandbox, *, seconds: float = SECONDS) -> Outcome:
     """Run a completion against its problem's test.
 
     Raise CannotJudge or OSError if that was impossible for reasons other than the completion.
@@ -45,10 +45,10 @@ def judge(program: Program, completion: str, sandbox: Sandbox, *, seconds: float
     try:
         interpreter = LANGUAGES[program.language].interpreter
         if interpreter is None:
-            return judge_cpp(program, code, sandbox, seconds)
-        return judge_script(program, code, interpreter, sandbox, time.monotonic() + seconds)
+            return check_cpp(program, code, sandbox, seconds)
+        return check_script(program, code, interpreter, sandbox, time.monotonic() + seconds)
     except Undecided as reason:
-        return Verdict(False, str(reason))
+        return Outcome(False, str(reason))
 
 
 def self_test(language: str, sandbox: Sandbox) -> str | None:
@@ -56,13 +56,13 @@ def self_test(language: str, sandbox: Sandbox) -> str | None:
     prompt, test, solution = LANGUAGES[language].simple
     program = make_program(language=language, prompt=prompt, entry_point='f', test=test)
     try:
-        verdict = judge(program, solution, sandbox, seconds=SELF_TEST_SECONDS)
-    except (CannotJudge, OSError) as error:
+        outcome = check_completion(program, solution, sandbox, seconds=SELF_TEST_SECONDS)
+    except (CannotRun, OSError) as error:
         return f'{language} programs cannot be run here: {error}'
-    return None if verdict.passed else f'{language} programs cannot be run here: {verdict.reason}'
+    return None if outcome.passed else f'{language} programs cannot be run here: {outcome.reason}'
 
 
-def judge_script(program: Program, code: str, interpreter: Interpreter, sandbox: Sandbox, deadline: float) -> Verdict:
+def check_script(program: Program, code: str, interpreter: Interpreter, sandbox: Sandbox, deadline: float) -> Outcome:
     """Run a program of an interpreted language."""
     test = {'prelude': program.prelude, 'target': program.target, 'test': program.test, 'pairs': program.pairs}
     while True:
@@ -79,14 +79,14 @@ def judge_script(program: Program, code: str, interpreter: Interpreter, sandbox:
             server.close()
             raise
         if said:
-            verdict = json.loads(said)
-            return Verdict(verdict['passed'], verdict['reason'])
+            outcome = json.loads(said)
+            return Outcome(outcome['passed'], outcome['reason'])
         server.close()
         if is_fresh:  # else it may have ended for what another test had done
-            raise Undecided('the test ended without a verdict')
+            raise Undecided('the test ended without a result')
 
 
-def judge_cpp(program: Program, code: str, sandbox: Sandbox, seconds: float) -> Verdict:
+def check_cpp(program: Program, code: str, sandbox: Sandbox, seconds: float) -> Outcome:
     """Run a C++ program: its result is the exit status of the test's process, which contains none of its code."""
     problem = build_problem(program, sandbox)  # whose time is not the completion's
     deadline = time.monotonic() + seconds
@@ -107,4 +107,4 @@ def judge_cpp(program: Program, code: str, sandbox: Sandbox, seconds: float) -> 
         for running in both:
             running.check_started()
         reason = STATUSES.get(abs(status), f'the test ended with status {status}')
-        return Verdict(status == 0, reason if status else None)
+        return Outcome(status == 0, reason if status else None)

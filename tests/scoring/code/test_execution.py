@@ -1,4 +1,4 @@
-"""Programs judged for real, in each language."""
+"""Programs run for real, in each language."""
 
 from __future__ import annotations
 
@@ -8,48 +8,50 @@ import time
 import pytest
 from programs import CPP, JAVASCRIPT, PYTHON, need, problem, right, sandbox
 
-from llmfoundry_gauntlet.scoring.code.judge import judge
+from llmfoundry_gauntlet.scoring.code.execution import check_completion
+from llmfoundry_gauntlet.scoring.code.outcomes import CannotRun, Outcome
 from llmfoundry_gauntlet.scoring.code.programs import make_program
 from llmfoundry_gauntlet.scoring.code.sandbox import find_sandbox
-from llmfoundry_gauntlet.scoring.code.verdicts import CannotJudge, Verdict
 
 TOOLS = {PYTHON: (), CPP: ('g++',), JAVASCRIPT: ('node',)}
 
 
-def python(test: str, solution: str, prompt: str = 'def f(*args, **kwargs):\n') -> Verdict:
+def python(test: str, solution: str, prompt: str = 'def f(*args, **kwargs):\n') -> Outcome:
     made = make_program(language=PYTHON, prompt=prompt, entry_point='f', test=test)
-    return judge(made, solution, sandbox())
+    return check_completion(made, solution, sandbox())
 
 
-def javascript(test: str, solution: str, prompt: str = 'const f = (...args) => {\n') -> Verdict:
+def javascript(test: str, solution: str, prompt: str = 'const f = (...args) => {\n') -> Outcome:
     need('node')
-    return judge(make_program(language=JAVASCRIPT, prompt=prompt, entry_point='f', test=test), solution, sandbox())
+    return check_completion(
+        make_program(language=JAVASCRIPT, prompt=prompt, entry_point='f', test=test), solution, sandbox()
+    )
 
 
-def cpp(test: str, solution: str, prompt: str) -> Verdict:
+def cpp(test: str, solution: str, prompt: str) -> Outcome:
     need('g++')
-    return judge(make_program(language=CPP, prompt=prompt, entry_point='f', test=test), solution, sandbox())
+    return check_completion(make_program(language=CPP, prompt=prompt, entry_point='f', test=test), solution, sandbox())
 
 
 @pytest.mark.parametrize('language', TOOLS)
 def test_right_and_wrong(language: str):
     need(*TOOLS[language])
-    assert judge(problem(language), right(language), sandbox()) == Verdict(True, None)
-    wrong = judge(problem(language), right(language, 'other'), sandbox())
+    assert check_completion(problem(language), right(language), sandbox()) == Outcome(True, None)
+    wrong = check_completion(problem(language), right(language, 'other'), sandbox())
     assert not wrong.passed and 'not the expected one' in wrong.reason
-    broken = judge(problem(language), '  this is no program', sandbox())
+    broken = check_completion(problem(language), '  this is no program', sandbox())
     assert not broken.passed and ('before the first call' in broken.reason or 'compile' in broken.reason)
-    empty = judge(problem(language), '', sandbox())
+    empty = check_completion(problem(language), '', sandbox())
     assert not empty.passed
 
 
 @pytest.mark.parametrize('level', ['rlimits', 'none'])
 @pytest.mark.parametrize('language', TOOLS)
-def test_with_less_than_isolation_verdicts_are_the_same(language: str, level: str):
+def test_with_less_than_isolation_results_are_the_same(language: str, level: str):
     need(*TOOLS[language])
     less = find_sandbox(level)
-    assert judge(problem(language), right(language), less).passed
-    assert not judge(problem(language), right(language, 'other'), less).passed
+    assert check_completion(problem(language), right(language), less).passed
+    assert not check_completion(problem(language), right(language, 'other'), less).passed
 
 
 VALUES = [
@@ -86,7 +88,7 @@ def test_plain_values_cross_to_the_last_bit(value):
     )
     if isinstance(value, (set, frozenset)):
         test = test.replace(' and repr(result) == repr(value)', '')
-    assert python(test, '    return args[0] if args else kwargs["key"]\n') == Verdict(True, None)
+    assert python(test, '    return args[0] if args else kwargs["key"]\n') == Outcome(True, None)
 
 
 @pytest.mark.parametrize(
@@ -139,24 +141,24 @@ def test_the_test_may_use_what_the_prompt_defines():
     ],
 )
 def test_reasons_say_what_happened_and_have_no_words_of_the_program(solution: str, reason: str):
-    verdict = python('def check(candidate):\n    assert candidate(1) == 1\n    assert candidate(2) == 1\n', solution)
-    assert verdict == Verdict(False, reason)
+    outcome = python('def check(candidate):\n    assert candidate(1) == 1\n    assert candidate(2) == 1\n', solution)
+    assert outcome == Outcome(False, reason)
 
 
 def test_a_test_that_asks_nothing_proves_nothing():
-    assert python('def check(candidate):\n    pass\n', '    return 1\n') == Verdict(False, 'the test makes no call')
-    assert javascript('1 + 1', '  return 1\n}\n') == Verdict(False, 'the test makes no call')
+    assert python('def check(candidate):\n    pass\n', '    return 1\n') == Outcome(False, 'the test makes no call')
+    assert javascript('1 + 1', '  return 1\n}\n') == Outcome(False, 'the test makes no call')
 
 
 def test_a_test_that_fails_by_itself_says_so():
-    verdict = python('def check(candidate):\n    candidate(1)\n    missing()\n', '    return 1\n')
-    assert verdict == Verdict(False, 'NameError in the test, after call 1')
+    outcome = python('def check(candidate):\n    candidate(1)\n    missing()\n', '    return 1\n')
+    assert outcome == Outcome(False, 'NameError in the test, after call 1')
 
 
 def test_not_done_in_time():
     started = time.monotonic()
-    verdict = judge(problem(PYTHON), '    while True: pass\n', sandbox(), seconds=1.0)
-    assert verdict == Verdict(False, 'not done in time') and time.monotonic() - started < 60
+    outcome = check_completion(problem(PYTHON), '    while True: pass\n', sandbox(), seconds=1.0)
+    assert outcome == Outcome(False, 'not done in time') and time.monotonic() - started < 60
 
 
 PAIRS = [
@@ -171,12 +173,12 @@ def test_pairs_in_python(given: str, wanted: str, passes: bool):
     made = make_program(
         language=PYTHON, prompt='def f(x):\n', entry_point='f', test='', pairs=(('([5],)', '5'), (given, wanted))
     )
-    assert judge(made, '    return sum(x)\n', sandbox()).passed == passes
+    assert check_completion(made, '    return sum(x)\n', sandbox()).passed == passes
 
 
 def test_an_output_that_is_no_expression_stands_for_itself():
     made = make_program(language=PYTHON, prompt='def f(x):\n', entry_point='f', test='', pairs=(("('a b',)", 'a b'),))
-    assert judge(made, '    return x\n', sandbox()).passed
+    assert check_completion(made, '    return x\n', sandbox()).passed
 
 
 def test_pairs_in_javascript_and_cpp():
@@ -184,12 +186,12 @@ def test_pairs_in_javascript_and_cpp():
     made = make_program(
         language=JAVASCRIPT, prompt='const f = (a) => {\n', entry_point='f', test='', pairs=(('[1, 2]', '[2, 4]'),)
     )
-    assert judge(made, '  return a.map((x) => 2 * x)\n}\n', sandbox()).passed
-    assert not judge(made, '  return a\n}\n', sandbox()).passed
+    assert check_completion(made, '  return a.map((x) => 2 * x)\n}\n', sandbox()).passed
+    assert not check_completion(made, '  return a\n}\n', sandbox()).passed
     prompt = '#include <vector>\nusing namespace std;\nvector<float> f(vector<float> a, float b) {\n'
     made = make_program(language=CPP, prompt=prompt, entry_point='f', test='', pairs=(('{1, 2}, 3', '{3, 6.00001}'),))
-    assert judge(made, '  for (auto& x : a) x *= b;\n  return a;\n}\n', sandbox()).passed
-    assert not judge(made, '  return a;\n}\n', sandbox()).passed
+    assert check_completion(made, '  for (auto& x : a) x *= b;\n  return a;\n}\n', sandbox()).passed
+    assert not check_completion(made, '  return a;\n}\n', sandbox()).passed
 
 
 def test_values_of_javascript_cross():
@@ -202,7 +204,7 @@ for (const value of {values}) {{
   console.assert(util.isDeepStrictEqual(f(value), value))
 }}
 """
-    assert javascript(test, '  return args[0]\n}\n') == Verdict(True, None)
+    assert javascript(test, '  return args[0]\n}\n') == Outcome(True, None)
     assert javascript('console.assert(f() === 1)', '  return () => 1\n}\n').reason == (
         'the result of a call is no plain value'
     )
@@ -235,7 +237,7 @@ int main() {
   return m;
 }
 """
-    assert cpp(test, solution, prompt) == Verdict(True, None)
+    assert cpp(test, solution, prompt) == Outcome(True, None)
 
 
 def test_a_cpp_function_with_the_name_of_one_of_the_library():
@@ -255,7 +257,7 @@ def test_a_cpp_function_with_the_name_of_one_of_the_library():
 )
 def test_reasons_of_cpp(solution: str, reason: str):
     test = '#undef NDEBUG\n#include <assert.h>\nint main() { assert(f(1) == 1); }\n'
-    assert cpp(test, solution, 'int f(int a) {\n') == Verdict(False, reason)
+    assert cpp(test, solution, 'int f(int a) {\n') == Outcome(False, reason)
 
 
 def test_nan_is_no_result_in_cpp():
@@ -263,7 +265,7 @@ def test_nan_is_no_result_in_cpp():
     test = '#include <cstdlib>\nint main() { if (f(1) - 1 > 1e-4 || 1 - f(1) > 1e-4) abort(); }\n'
     prompt = '#include <cmath>\nusing namespace std;\ndouble f(double x) {\n'
     assert cpp(test, '  return x;\n}\n', prompt).passed
-    assert cpp(test, '  return NAN;\n}\n', prompt) == Verdict(False, 'the result of a call is no plain value')
+    assert cpp(test, '  return NAN;\n}\n', prompt) == Outcome(False, 'the result of a call is no plain value')
 
 
 @pytest.mark.parametrize('returned', ['2', '1'])
@@ -308,7 +310,7 @@ def test_a_test_that_catches_everything_does_not_pass_what_gave_no_result(soluti
     ],
 )
 def test_further_plain_values(prompt: str, solution: str, expected: str):
-    assert python(f'def check(candidate):\n    assert candidate(1) {expected}\n', solution, prompt) == Verdict(
+    assert python(f'def check(candidate):\n    assert candidate(1) {expected}\n', solution, prompt) == Outcome(
         True, None
     )
 
@@ -316,11 +318,11 @@ def test_further_plain_values(prompt: str, solution: str, expected: str):
 @pytest.mark.parametrize('language', TOOLS)
 def test_text_that_cannot_be_written_is_wrong_and_no_error(language: str):
     need(*TOOLS[language])
-    assert not judge(problem(language), '\ud800', sandbox()).passed
+    assert not check_completion(problem(language), '\ud800', sandbox()).passed
 
 
 def test_a_problem_whose_own_test_does_not_compile_leaves_programs_unmarked():
-    with pytest.raises(CannotJudge, match='the test does not compile'):
+    with pytest.raises(CannotRun, match='the test does not compile'):
         cpp('int main() { return nothing; }', '  return 1;\n}\n', 'int f(int a) {\n')
-    with pytest.raises(CannotJudge, match='does not begin f'):
+    with pytest.raises(CannotRun, match='does not begin f'):
         cpp('int main() {}', '  return 1;\n}\n', 'int f = [](int a) {\n')
