@@ -101,13 +101,13 @@ def check_replies(
     case: dict[str, Any],
     items: dict[int, dict[str, Any]],
     model: str,
-    pools: list[ContinuousBatch],
+    batches: list[ContinuousBatch],
 ) -> dict[ItemKey, ItemResult]:
-    """Writes the replies to some pools and checks each."""
+    """Writes the replies to some batches and checks each."""
     run = generator(model)
-    replies = {reply.key: reply for pool in pools for reply in run.run(pool)}
+    replies = {reply.key: reply for batch in batches for reply in run.run(batch)}
     results = planned.results(replies.values())
-    assert len(results) == sum(len(pool.requests) for pool in pools)
+    assert len(results) == sum(len(batch.requests) for batch in batches)
     for key, result in results.items():
         check_item(items[case['rows'][key.row]], replies[key], result, case['task'].get('do_normalization', True))
     return results
@@ -120,10 +120,10 @@ def test_prompts_replies_and_marks_are_those_of_the_reference(model: str, index:
     items = {item['row']: item for item in case['items']}
     planned = plan_case(case, model, real_data, tmp_path)
     check_prompts(planned, case, items)
-    pools = list(planned.pools)
+    batches = list(planned.continuous_batches)
     if case['max_new_tokens'] > LONG:
-        pools = [replace(pools[0], requests=pools[0].requests[:NUM_OF_LONG])]
-    check_replies(planned, case, items, model, pools)
+        batches = [replace(batches[0], requests=batches[0].requests[:NUM_OF_LONG])]
+    check_replies(planned, case, items, model, batches)
 
 
 @pytest.mark.slow
@@ -132,7 +132,9 @@ def test_all_replies_and_metrics_are_those_of_the_reference(model: str, index: i
     """Run 60 rows of each of the four files with the keys of its task."""
     case = recorded(model)['cases'][index]
     planned = plan_case(case, model, real_data, tmp_path)
-    results = check_replies(planned, case, {item['row']: item for item in case['items']}, model, list(planned.pools))
+    results = check_replies(
+        planned, case, {item['row']: item for item in case['items']}, model, list(planned.continuous_batches)
+    )
     (score,) = conclude(planned, results, {}).scores.values()
     metrics = dict(task_values(score))
     for key, value in case['metrics'].items():

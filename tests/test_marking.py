@@ -207,7 +207,7 @@ def test_texts_answer_choices_and_continuations_too(settings: dict[str, Any], tm
     evaluation = marked(settings, write_answers(tmp_path, list(answers.values())))
     colours = evaluation.results['colours/1-shot']
     assert [(r.predicted, r.score) for r in colours] == [(0, 1.0), (1, 1.0), (None, 0.0), (None, 0.0)]
-    assert colours[2].reason == 'the reply begins with none of the choices' and colours[2].text == 'reddish'
+    assert colours[2].reason == 'the generation starts with none of the choices' and colours[2].text == 'reddish'
     assert [r.score for r in evaluation.results['sums/1-shot']] == [1.0, 1.0, 0.0, 0.0]
 
 

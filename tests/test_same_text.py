@@ -75,8 +75,8 @@ def planned_task(model: str, label: str, data_root: Path, folder: Path, rows: in
 def check(model: str, planned: PlannedEvaluation) -> None:
     """Every reply, character by character."""
     run, network = generator(model), generator(model).language_model.model
-    requests = [request for pool in planned.pools for request in pool.requests]
-    texts = {reply.key: reply.text for pool in planned.pools for reply in run.run(pool)}
+    requests = [request for batch in planned.continuous_batches for request in batch.requests]
+    texts = {reply.key: reply.text for batch in planned.continuous_batches for reply in run.run(batch)}
     assert len(texts) == len(planned.items) == len(requests)
     space = '' if len(tokenizer(model)(' a', add_special_tokens=False)['input_ids']) == 1 else ' '
     for request in requests:

@@ -64,11 +64,11 @@ def measure(loader: EvaluationLoader, preparing_seconds: float = 0.0) -> Estimat
     seconds = {'probing the model': probing, 'scoring': scoring}
     busy = defaultdict(float, {task: scoring * count / tokens.total() for task, count in tokens.items()})
     notes = ['scoring: one batch was run, and scaled by its cost'] if planned.batches else []
-    if planned.pools:
+    if planned.continuous_batches:
         timings = time_generations(loader, planned)
-        by_rank = assign_continuous_batches(planned.pools, num_ranks=dist.get_world_size())
+        by_rank = assign_continuous_batches(planned.continuous_batches, num_ranks=dist.get_world_size())
         for name, work in (('generating', timings.generating), ('programs', timings.running)):
-            of_ranks = [work(pools) for pools in by_rank]
+            of_ranks = [work(batches) for batches in by_rank]
             seconds[name] = max(sum(part.values()) for part in of_ranks)
             for task, part in (pair for of_rank in of_ranks for pair in of_rank.items()):
                 busy[task] += part
@@ -84,11 +84,11 @@ def measure(loader: EvaluationLoader, preparing_seconds: float = 0.0) -> Estimat
 
 def task_estimates(planned: PlannedEvaluation, seconds: Mapping[str, float]) -> list[TaskEstimate]:
     """Return the counts of each task in the plan."""
-    tokens = scored_tokens(planned.batches) + prompt_tokens(planned.pools)
-    most_written: Counter[str] = Counter()
-    for pool in planned.pools:
-        for request in distinct(pool):
-            most_written[request.key.task] += request.max_new_tokens
+    tokens = scored_tokens(planned.batches) + prompt_tokens(planned.continuous_batches)
+    most_tokens_of: Counter[str] = Counter()
+    for batch in planned.continuous_batches:
+        for request in distinct(batch):
+            most_tokens_of[request.key.task] += request.max_new_tokens
     num_items = Counter(key.task for key in planned.items)
     truncated = Counter(key.task for key, item in planned.items.items() if item.request.truncated)
     return [
@@ -96,7 +96,7 @@ def task_estimates(planned: PlannedEvaluation, seconds: Mapping[str, float]) -> 
             task=task,
             num_items=num_items[task],
             num_tokens=tokens[task],
-            reply_tokens=most_written[task],
+            generation_tokens=most_tokens_of[task],
             num_truncated=truncated[task],
             seconds=seconds.get(task, 0.0),
         )
@@ -104,10 +104,10 @@ def task_estimates(planned: PlannedEvaluation, seconds: Mapping[str, float]) -> 
     ]
 
 
-def distinct(pool: ContinuousBatch) -> list[GenerateRequest]:
-    """Return the requests of a pool that are generated; equal ones share a generation."""
-    names = first_of_equal(pool.requests)
-    return [request for request in pool.requests if names[request.key] == request.key]
+def distinct(batch: ContinuousBatch) -> list[GenerateRequest]:
+    """Return the requests of a batch that are generated; equal ones share a generation."""
+    names = first_of_equal(batch.requests)
+    return [request for request in batch.requests if names[request.key] == request.key]
 
 
 def timed(loader: EvaluationLoader, work: Callable[[], Answer]) -> tuple[float, Answer]:
@@ -149,18 +149,18 @@ class GenerationTimings:
     samples: Mapping[str, Sequence[Generation]] = field(default_factory=dict)
     program_seconds: Mapping[str, float] = field(default_factory=dict)
 
-    def generating(self, pools: Sequence[ContinuousBatch]) -> dict[str, float]:
-        """Return the seconds of generating for these pools, by task."""
-        found = defaultdict(float, {task: self.prompt_seconds * n for task, n in prompt_tokens(pools).items()})
-        for pool in pools:
-            for request in distinct(pool):
+    def generating(self, batches: Sequence[ContinuousBatch]) -> dict[str, float]:
+        """Return the seconds of generating for these batches, by task."""
+        found = defaultdict(float, {task: self.prompt_seconds * n for task, n in prompt_tokens(batches).items()})
+        for batch in batches:
+            for request in distinct(batch):
                 task = request.key.task
                 found[task] += self.token_seconds * expected_tokens(self.samples[task], request.max_new_tokens)
         return found
 
-    def running(self, pools: Sequence[ContinuousBatch]) -> dict[str, float]:
-        """Return the seconds of running the programs of these pools, by task."""
-        counts = Counter(request.key.task for pool in pools for request in pool.requests)
+    def running(self, batches: Sequence[ContinuousBatch]) -> dict[str, float]:
+        """Return the seconds of running the programs of these batches, by task."""
+        counts = Counter(request.key.task for batch in batches for request in batch.requests)
         return {task: seconds * counts[task] for task, seconds in self.program_seconds.items()}
 
     @property
@@ -175,11 +175,11 @@ class GenerationTimings:
 
 def time_generations(loader: EvaluationLoader, planned: PlannedEvaluation) -> GenerationTimings:
     """Generate for a few prompts of each task, one token and then more, and run their programs, on every rank."""
-    writer = loader.writer
-    assert writer is not None  # as there are pools
-    prompts, pool = (sample_pool(planned, most_tokens=most) for most in (1, NEW_TOKENS))
-    in_prompts, _ = timed(loader, partial(writer.run, prompts))
-    in_all, outputs = timed(loader, partial(writer.run, pool))
+    generator = loader.generator
+    assert generator is not None  # as there are generations
+    prompts, batch = (sample_batch(planned, most_tokens=most) for most in (1, NEW_TOKENS))
+    in_prompts, _ = timed(loader, partial(generator.run, prompts))
+    in_all, outputs = timed(loader, partial(generator.run, batch))
     samples: dict[str, list[Generation]] = {}
     for output in outputs:
         samples.setdefault(output.key.task, []).append(output)
@@ -200,18 +200,18 @@ def time_generations(loader: EvaluationLoader, planned: PlannedEvaluation) -> Ge
     )
 
 
-def sample_pool(planned: PlannedEvaluation, *, most_tokens: int) -> ContinuousBatch:
-    """Return a pool of a few requests of each task, spread over it, that generate at most this many tokens."""
+def sample_batch(planned: PlannedEvaluation, *, most_tokens: int) -> ContinuousBatch:
+    """Return a batch of a few requests of each task, spread over it, that generate at most this many tokens."""
     by_task: dict[str, list[GenerateRequest]] = {}
-    for pool in planned.pools:
-        for request in distinct(pool):
+    for batch in planned.continuous_batches:
+        for request in distinct(batch):
             by_task.setdefault(request.key.task, []).append(request)
     chosen = {one.key for of_task in by_task.values() for one in of_task[:: -(-len(of_task) // NUM_GENERATIONS)]}
     requests = [
         replace(request, max_new_tokens=min(request.max_new_tokens, most_tokens))
-        for pool in planned.pools
-        for request in pool.requests
+        for batch in planned.continuous_batches
+        for request in batch.requests
         if request.key in chosen
     ]
-    num_slots = min(max(pool.num_slots for pool in planned.pools), len(requests))
+    num_slots = min(max(batch.num_slots for batch in planned.continuous_batches), len(requests))
     return ContinuousBatch(requests=tuple(requests), num_slots=num_slots, tokens_per_batch=planned.tokens_per_batch)

@@ -159,7 +159,7 @@ def identity_of(prepared: PreparedEvaluation, *, items: str, model: str, precisi
         'precision': precision,
         'semantics': settings.semantics,
         'fewshot': settings.fewshot,
-        'truncation': settings.cut,
+        'truncation': settings.effective_truncation,
         'max_seq_len': prepared.max_seq_len,
         'items': items,
     }

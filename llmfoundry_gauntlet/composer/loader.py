@@ -65,13 +65,13 @@ class Found:
     """The results of the probes and the tokens per batch, the same for all evaluations of a training."""
 
     scoring: Probe | None
-    replies: Probe | None
+    generation: Probe | None
     budget: int
 
     @property
     def certain(self) -> bool:
         """Return whether later weights need no further probe."""
-        return all(probe is None or probe.certain for probe in (self.scoring, self.replies))
+        return all(probe is None or probe.certain for probe in (self.scoring, self.generation))
 
     @property
     def layout(self) -> str:
@@ -95,14 +95,14 @@ class EvaluationLoader:
         self.model = model
         self.tokenizer: Any = model.tokenizer
         self.longest = prepared.longest
-        self.longest_reply = prepared.longest_reply
+        self.longest_generation = prepared.longest_generation
         self.planned: PlannedEvaluation | None = None  # the latest plan, kept while the layout stays the same
         self.found: Found | None = None
-        self.writer: TextGenerator | None = None  # after the first probe, if anything is generated
+        self.generator: TextGenerator | None = None  # after the first probe, if anything is generated
         self.language_model: CausalLanguageModel | None = None  # after the first step has begun
         self.runs_programs = any(task.runs_programs for task in prepared.tasks.values())
         self.background = ThreadPoolExecutor(max_workers=1, thread_name_prefix='gauntlet-programs')
-        self.running: list[Future[Results]] = []  # programs of finished pools
+        self.running: list[Future[Results]] = []  # programs of finished batches
         self.num_steps = 0  # begun and ended
         self.work = Work()  # of this rank, in this evaluation
         self.requests: Sequence[Request] = ()  # of the current step
@@ -134,18 +134,21 @@ class EvaluationLoader:
         suspects: Results = {}
         if self.journal is not None and dist.get_global_rank() == 0:
             suspects.update(self.journal.suspects)
-        wanted: list[Batch | ContinuousBatch] = [*self._unfinished(planned.batches), *self._unfinished(planned.pools)]
+        wanted: list[Batch | ContinuousBatch] = [
+            *self._unfinished(planned.batches),
+            *self._unfinished(planned.continuous_batches),
+        ]
         batches = self._share([part for part in wanted if isinstance(part, Batch)])
         everyones = assign_continuous_batches(
             [part for part in wanted if isinstance(part, ContinuousBatch)], num_ranks=dist.get_world_size()
         )
-        pools = everyones[dist.get_global_rank()]
-        mine: list[Batch | ContinuousBatch] = [*batches, *pools]
+        generations = everyones[dist.get_global_rank()]
+        mine: list[Batch | ContinuousBatch] = [*batches, *generations]
         self.work.add(num_requests(wanted), num_requests(mine), sum(part.cost for part in mine))
         for batch in batches:
             yield self._step(partial(self._score, batch, suspects), batch)
-        for pool in pools:
-            yield self._step(partial(self._write, pool), pool)
+        for generating in generations:
+            yield self._step(partial(self._generate, generating), generating)
         if self.runs_programs:
             yield self._step(self._collect)
         found = {key for keys in dist.all_gather_object(list(suspects)) for key in keys}
@@ -239,7 +242,7 @@ class EvaluationLoader:
         return assign(batches, num_ranks=dist.get_world_size())[dist.get_global_rank()]
 
     def _unfinished(self, parts: Sequence[Part], *, also_suspects: bool = False) -> list[Part]:
-        """Return the batches or pools with an item that no earlier attempt has finished; they are run whole.
+        """Return the batches with an item that no earlier attempt has finished; they are run whole.
 
         Items with numbers that are not finite count as finished, with `also_suspects` only once they were run alone.
         """
@@ -265,18 +268,18 @@ class EvaluationLoader:
             self.journal.read()
         if found is None or not found.certain:
             budget = self._budget() if found is None else found.budget
-            mine = Found(scoring=self._probe(), replies=self._probe_replies(), budget=budget)
+            mine = Found(scoring=self._probe(), generation=self._probe_generation(), budget=budget)
             found = self.found = agreed(dist.all_gather_object(mine))
             if any(dist.all_gather_object(bool(self._model.eager))):
                 use_eager_attention(self._model, 'another rank found it off the eager attention that defines the model')
-        if self.writer is not None and found.replies is not None:
-            self.writer.layout = found.replies.layout
+        if self.generator is not None and found.generation is not None:
+            self.generator.layout = found.generation.layout
         if self.planned is None or self.planned.layout != found.layout:
             tokens = f'{found.budget} tokens per batch'
             if found.scoring is not None:
                 log.info('scoring: %s; %s', found.scoring, tokens)
-            if found.replies is not None:
-                log.info('replies: %s; %s', found.replies, tokens)
+            if found.generation is not None:
+                log.info('generation: %s; %s', found.generation, tokens)
             self.planned = None
         if self.is_finding_subset:
             return {}
@@ -288,15 +291,15 @@ class EvaluationLoader:
         return self.journal.results
 
     def _planned(self, prepared: PreparedEvaluation) -> PlannedEvaluation:
-        """Return the batches and pools of these items, as the model can run them."""
+        """Return the batches of these items, as the model can run them."""
         found = self.found
         assert found is not None  # set by the first step
         return plan_evaluation(
             prepared,
             tokens_per_batch=found.budget,
             layout=found.layout,
-            way=str(found.scoring or ''),
-            reply_way=str(found.replies or ''),
+            scoring=str(found.scoring or ''),
+            generation=str(found.generation or ''),
             hidden_token_id=self._model.hidden_token_id,
             rotary=self._model.rotary,
         )
@@ -307,14 +310,14 @@ class EvaluationLoader:
             return None
         return probe(self._model, vocabulary=self._vocabulary, longest=self.longest)
 
-    def _probe_replies(self) -> Probe | None:
+    def _probe_generation(self) -> Probe | None:
         """Return how the model can generate; None if nothing is generated."""
-        if not self.longest_reply:
+        if not self.longest_generation:
             return None
-        if self.writer is None:
+        if self.generator is None:
             ends = end_ids(self.tokenizer, self._model.model, reference=self.prepared.data.settings.reference)
-            self.writer = TextGenerator(self._model, GenerationDecoder(self.tokenizer, ends))
-        return probe_generation(self.writer, vocabulary=self._vocabulary, longest=self.longest_reply)
+            self.generator = TextGenerator(self._model, GenerationDecoder(self.tokenizer, ends))
+        return probe_generation(self.generator, vocabulary=self._vocabulary, longest=self.longest_generation)
 
     @property
     def _vocabulary(self) -> int:
@@ -332,7 +335,7 @@ class EvaluationLoader:
             self._model.device,
             num_tokens=self.prepared.num_tokens,
             num_ranks=dist.get_world_size(),
-            generates=self.longest_reply > 0,
+            generates=self.longest_generation > 0,
         )
 
     def _score(self, batch: Batch, suspects: Results | None) -> Results:
@@ -344,14 +347,14 @@ class EvaluationLoader:
             results = {key: result for key, result in results.items() if key not in not_finite}
         return self._keep(results, self.journal)
 
-    def _write(self, pool: ContinuousBatch) -> Results:
-        """Return the results of a pool, programs excepted, which run in the background until `_collect`.
+    def _generate(self, batch: ContinuousBatch) -> Results:
+        """Return the results of a batch, programs excepted, which run in the background until `_collect`.
 
         Ranks wait for each other, as the time that generations take is not known beforehand.
         """
-        if self.writer is None:
+        if self.generator is None:
             raise RuntimeError('the first step, which probes the model, was not run')
-        outputs = self.writer.generate(pool)
+        outputs = self.generator.generate(batch)
         tasks = self.prepared.tasks
         programs = [one for one in outputs if tasks[one.key.task].runs_programs]
         if programs:
@@ -422,16 +425,16 @@ def language_model_of(model: HuggingFaceModel, prepared: PreparedEvaluation) -> 
 def agreed(found: Sequence[Found]) -> Found:
     """Return what every rank can run: the layouts lowest in preference, and the smallest budget."""
     scoring = [one.scoring for one in found if one.scoring is not None]
-    replies = [one.replies for one in found if one.replies is not None]
+    generation = [one.generation for one in found if one.generation is not None]
     return Found(
         scoring=max(scoring, key=lambda probe: LAYOUTS.index(probe.layout), default=None),
-        replies=max(replies, key=lambda probe: GENERATION_LAYOUTS.index(probe.layout), default=None),
+        generation=max(generation, key=lambda probe: GENERATION_LAYOUTS.index(probe.layout), default=None),
         budget=min(one.budget for one in found),
     )
 
 
 def num_requests(parts: Sequence[Batch | ContinuousBatch]) -> int:
-    """Return the number of items in these batches and pools."""
+    """Return the number of items in these batches."""
     return sum(len(part.requests) for part in parts)
 
 

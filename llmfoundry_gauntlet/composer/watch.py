@@ -381,7 +381,7 @@ def watch_identity(data: EvaluationData, precision: str | None) -> dict[str, Any
         'tasks': [task.keys for task in data.suite.tasks],
         'gauntlet': data.suite.gauntlet and asdict(data.suite.gauntlet),
         **{name: getattr(settings, name) for name in RECORDED},
-        **{'precision': precision, 'max_seq_len': settings.max_seq_len, 'truncation': settings.cut},
+        **{'precision': precision, 'max_seq_len': settings.max_seq_len, 'truncation': settings.effective_truncation},
     }
 
 

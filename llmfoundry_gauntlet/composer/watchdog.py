@@ -168,11 +168,11 @@ def stacks() -> str:
 
 def progress_of(loader: EvaluationLoader) -> tuple[int, ...]:
     """Return counters that change with any progress: steps, forwards, generated tokens, programs."""
-    model, writer = loader.language_model, loader.writer
+    model, generator = loader.language_model, loader.generator
     return (
         loader.num_steps,
         0 if model is None else model.num_forwards,
-        0 if writer is None else writer.usage.steps,
+        0 if generator is None else generator.usage.steps,
         num_programs_run(),
     )
 

@@ -77,7 +77,7 @@ class ScoreSpec:
         if self.is_math:
             return {OPTION_ORDER: 'math has no options'}
         if self.answers == LIKELIHOOD:
-            return {NON_GREEDY: 'nothing is drawn with answers: likelihood'}
+            return {NON_GREEDY: 'answers: likelihood does not sample'}
         return {}
 
     @property

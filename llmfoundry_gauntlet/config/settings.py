@@ -107,7 +107,7 @@ class EvaluationSettings:
         return self.semantics == 'reference'
 
     @property
-    def cut(self) -> str:
+    def effective_truncation(self) -> str:
         """Return 'drop_shots' or 'reference': how prompts that are too long are truncated."""
         return self.truncation or ('reference' if self.reference else 'drop_shots')
 

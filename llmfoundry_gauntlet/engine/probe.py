@@ -130,7 +130,7 @@ def probe_generation(generator: TextGenerator, *, vocabulary: int, longest: int)
     def difference(layout: str) -> float:
         return furthest(expected, logits_of(generator, layout, batch, vocabulary), generator.rounding)
 
-    found = first_that_agrees(GENERATION_LAYOUTS, difference, tolerance, what=f'{len(batch.requests)} replies')
+    found = first_that_agrees(GENERATION_LAYOUTS, difference, tolerance, what=f'{len(batch.requests)} generations')
     return replace(found, certain=bool(contrast >= LEAST_CONTRAST * tolerance))
 
 

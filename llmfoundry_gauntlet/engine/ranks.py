@@ -123,7 +123,7 @@ class TaskEstimate:
     task: str
     num_items: int
     num_tokens: int
-    reply_tokens: int
+    generation_tokens: int
     num_truncated: int
     seconds: float
 

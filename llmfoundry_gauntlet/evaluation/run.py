@@ -81,7 +81,7 @@ class PreparedEvaluation:
         return max((longest_row(request) for request in self.score_requests if request.unscorable is None), default=1)
 
     @property
-    def longest_reply(self) -> int:
+    def longest_generation(self) -> int:
         """Return the tokens of the longest prompt with its longest generation; 0 if nothing is generated."""
         wanted = [request for request in self.generate_requests if request.unscorable is None]
         return max((request.length for request in wanted), default=0)
@@ -120,13 +120,13 @@ class PreparedEvaluation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedEvaluation(PreparedEvaluation):
-    """A prepared evaluation with its batches and pools; `way` and `reply_way` describe how they run, for records."""
+    """A prepared evaluation with its batches. `scoring` and `generation` describe layouts and probes for records."""
 
     batches: tuple[Batch, ...]
-    pools: tuple[ContinuousBatch, ...]
+    continuous_batches: tuple[ContinuousBatch, ...]
     layout: str
-    way: str
-    reply_way: str
+    scoring: str
+    generation: str
     tokens_per_batch: int
 
     @property
@@ -196,7 +196,7 @@ def prepare_evaluation(
         )
         for key, task in tasks.items()
     }
-    warn_of_short_replies(tasks.values(), max_seq_len)
+    warn_of_short_generations(tasks.values(), max_seq_len)
     prepared = prepare_tasks(preparations, cache, data.subsets)
     items = {
         item.key: item
@@ -209,7 +209,7 @@ def prepare_evaluation(
     return PreparedEvaluation(data=data, tasks=tasks, items=items, max_seq_len=max_seq_len, tokenizer=encoder.name)
 
 
-def warn_of_short_replies(tasks: Iterable[Task], max_seq_len: int) -> None:
+def warn_of_short_generations(tasks: Iterable[Task], max_seq_len: int) -> None:
     """Warn if generations get fewer tokens than their task's default, as half of `max_seq_len` is the prompt's."""
     short = {}
     for task in tasks:
@@ -240,12 +240,12 @@ def plan_evaluation(
     *,
     tokens_per_batch: int,
     layout: str = STREAM,
-    way: str = '',
-    reply_way: str = '',
+    scoring: str = '',
+    generation: str = '',
     hidden_token_id: int | None = None,
     rotary: RotaryLengths | None = None,
 ) -> PlannedEvaluation:
-    """Return the evaluation with batches and pools over all tasks together.
+    """Return the evaluation with batches over all tasks together.
 
     Requests that contain `hidden_token_id` always run in padded rows; those with different rotary frequencies never run
     together. `tokens_per_batch` is raised to the largest request, with a warning.
@@ -278,12 +278,12 @@ def plan_evaluation(
         max_seq_len=prepared.max_seq_len,
         tokenizer=prepared.tokenizer,
         batches=tuple(batches),
-        pools=tuple(
+        continuous_batches=tuple(
             plan_continuous_batches(prepared.generate_requests, tokens_per_batch=tokens_per_batch, rotary=rotary)
         ),
         layout=layout,
-        way=way,
-        reply_way=reply_way,
+        scoring=scoring,
+        generation=generation,
         tokens_per_batch=max(tokens_per_batch, largest),
     )
 
@@ -375,7 +375,7 @@ def gauntlet_version(data: EvaluationData, gauntlet: GauntletSpec) -> str:
         for task in data.suite.tasks
         if task.key in named and task.key in data.digests  # tasks that cannot run here are in no composite
     }
-    parts = [asdict(gauntlet), tasks, settings.semantics, settings.cut, settings.fewshot]
+    parts = [asdict(gauntlet), tasks, settings.semantics, settings.effective_truncation, settings.fewshot]
     text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:16]
 

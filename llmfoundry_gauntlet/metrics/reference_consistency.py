@@ -67,7 +67,7 @@ def unswapped(group: Sequence[VariantResult], labels: Sequence[str], own: str) -
 
 
 def answers_by_label(group: Sequence[VariantResult]) -> dict[str, str | None]:
-    """Return what the reference takes from each reply, by the label that the gold option was moved to."""
+    """Return what the reference takes from each generation, by the label that the gold option was moved to."""
     return {result.variant.removeprefix(OPTION_ORDER): result.reference_answer for result in group}
 
 

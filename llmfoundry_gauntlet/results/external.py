@@ -120,7 +120,7 @@ def check_solutions(data: EvaluationData) -> list[CheckedSolutions]:
             output = Generation(key=ItemKey(key, example.row), text=text)
             running[example.row] = workers().submit(task.score_program, output, example.content, data.sandbox)
         results = {row: program.result() for row, program in running.items()}
-        failures = {row: result.reason or '' for row, result in results.items() if result.score != 1}
+        failures = {row: result.reason or '' for row, result in results.items() if result.value != 1}
         seconds = time.perf_counter() - started
         checked.append(CheckedSolutions(task=key, num_solutions=len(results), failures=failures, seconds=seconds))
     return checked
@@ -146,7 +146,7 @@ def score_answer(item: Item, answer: Answer, task: Task, sandbox: Sandbox | None
     written = Generation(key=answer.key, text=answer.text or '')
     if task.generates:
         if answer.text is None:
-            raise AnswerError('has no text; a reply is wanted')
+            raise AnswerError('has no text; a generation is required')
         return item_result(item, written, task, sandbox=sandbox)
     if answer.logprobs is None:
         score = task.score_text(written.text, item.example.content)

@@ -168,8 +168,8 @@ def timing_record(evaluation: Evaluation) -> dict[str, Any]:
         record.update(
             model_tokens=planned.num_model_tokens,
             batches=len(planned.batches),
-            scoring=planned.way or None,
-            replies=planned.reply_way or None,
+            scoring=planned.scoring or None,
+            generation=planned.generation or None,
         )
     return record
 

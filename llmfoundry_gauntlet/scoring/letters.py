@@ -22,7 +22,7 @@ TAGS = re.compile(r'</?(?:b|i|u|p|em|br|code|span|strong)\s*/?>|</answer>', re.I
 WRAPPED = re.compile(r'\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf)\s*\{([^{}]*)\}')
 MATHS = re.compile(r'\\[()\[\]]')
 
-# What a statement begins with; 'is' and 'be' commit a reply to what follows, the other endings may lead anywhere.
+# What a statement begins with; 'is' and 'be' commit an answer to what follows, the other endings may lead anywhere.
 ABOUT = r'(?:\s+(?:choice|option|letter|here))?(?:\s+(?:to|for|among|from|of)(?:\s+\w+){1,4}?)?\s*'
 ENDING = r'(?P<commits>\bis\b(?!\s*$)|\b(?:would|must|should|has\s+to)\s+be\b)|["\']?\s*[:=]|\s[-\u2013\u2014]\s'
 BEST = re.compile(rf'[Bb](?i:est\s+answer{ABOUT}(?:{ENDING}))')  # a set of letters first makes a search fast
@@ -68,27 +68,27 @@ AFTER_TEXT = re.compile(
 )
 
 
-def reference_letter(reply: str) -> str:
+def reference_letter(completion: str) -> str:
     """Return what SCORE in lm-eval 0.4.13 extracts from a generation, which is not stripped first.
 
     After the last 'the best answer is ' up to a line break or a space, without punctuation, in upper case; without the
     phrase the whole generation, in upper case. For numbered options it would translate numerals as well.
     """
-    lowered = reply.lower()
+    lowered = completion.lower()
     if PHRASE not in lowered:
-        return reply.upper()
+        return completion.upper()
     said = lowered.rpartition(f'{PHRASE} ')[2].partition('\n')[0].partition(' ')[0]
     return re.sub('[^a-z0-9]', '', said).upper()
 
 
-def tolerant_letter(reply: str, options: Sequence[str]) -> str | None:
+def tolerant_letter(completion: str, options: Sequence[str]) -> str | None:
     """Return the letter of the option that a generation chooses, 'A' for the first; None if it chooses none or several.
 
     The last statement counts: of those with 'best answer', if there are any, else of other usual ones. Without a
     statement the generation, or its first or last line, must be an answer and nothing else. An option's text counts as
     its letter if no other option has the same text.
     """
-    text = cleaned(reply)
+    text = cleaned(completion)
     texts = [folded(option) for option in options]
     for found in reversed(list(BEST.finditer(text))):
         if PLACEHOLDER.match(text, found.end()):

@@ -40,13 +40,13 @@ Question = Literal['expressions', 'no_entries']
 Sympy = Callable[[Question, str, str], bool]
 
 
-def reference_answer_of(reply: str) -> str | None:
+def reference_answer_of(completion: str) -> str | None:
     """Return the content of the last \\boxed; None without one, or if it has no braces or no end."""
-    begin = reply.rfind('\\boxed')
-    if begin < 0 or not reply.startswith(BOX, begin):
+    begin = completion.rfind('\\boxed')
+    if begin < 0 or not completion.startswith(BOX, begin):
         return None
-    end = closing_brace(reply, begin + len(BOX))
-    return None if end is None else reply[begin + len(BOX) : end]
+    end = closing_brace(completion, begin + len(BOX))
+    return None if end is None else completion[begin + len(BOX) : end]
 
 
 def closing_brace(text: str, begin: int) -> int | None:

@@ -111,22 +111,22 @@ def gold_of(problem: str, solution: str, fixes: Mapping[str, str] | None) -> str
     return gold
 
 
-def answer_of(reply: str) -> str | None:
+def answer_of(completion: str) -> str | None:
     """Return the last box of a generation that is not empty, or its final boxes, joined by ', '; None without one.
 
     Boxes belong together if they are adjacent, in rows of one formula, or each say what the same thing is. If a
     generation says that either of two is right the last is taken; a note after the answer is not part of it.
     """
-    boxes = [replace(box, content=without_boxes(box.content)) for box in boxes_in(reply)]
+    boxes = [replace(box, content=without_boxes(box.content)) for box in boxes_in(completion)]
     found = [box for box in boxes if HIDDEN.sub('', box.content).strip('{} \t\n')]
-    if (remark := REMARK.search(reply)) and any(box.end <= remark.start() for box in found):
+    if (remark := REMARK.search(completion)) and any(box.end <= remark.start() for box in found):
         found = [box for box in found if box.end <= remark.start()]
     if not found:
         return None
     answers = found[-1:]
-    if not EITHER.search(reply[found[-1].end : found[-1].end + 200]):
+    if not EITHER.search(completion[found[-1].end : found[-1].end + 200]):
         for box in reversed(found[:-1]):
-            if not belong_together(reply, box, answers[0]):
+            if not belong_together(completion, box, answers[0]):
                 break
             answers.insert(0, box)
     contents = {same_key(box.content): box.content.strip() for box in answers}
@@ -145,23 +145,23 @@ def without_boxes(content: str) -> str:
     return BOX.sub('', content[begin:end])
 
 
-def belong_together(reply: str, box: Box, following: Box) -> bool:
+def belong_together(completion: str, box: Box, following: Box) -> bool:
     """Return whether two boxes are parts of one answer."""
-    between = reply[box.end : following.begin]
+    between = completion[box.end : following.begin]
     plain = ' '.join(MATH_MARKS.sub(' ', between).split())
     if re.match(r'[,;]|and\b|or\b', plain) and JOINED.fullmatch(plain):
         return True
     if ROW.fullmatch(between):
         return True
-    label = label_before(reply, following)
+    label = label_before(completion, following)
     if not label or len(between) > MAX_BETWEEN or NEW_START.search(between):
         return False
-    return label == label_before(reply, box) and (len(label) == 1 or ENUMERATED.search(between) is not None)
+    return label == label_before(completion, box) and (len(label) == 1 or ENUMERATED.search(between) is not None)
 
 
-def label_before(reply: str, box: Box) -> str | None:
+def label_before(completion: str, box: Box) -> str | None:
     """Return the name of a box: x in `x = \\boxed{1}`, angle in `this angle is \\boxed{30}`; None without one."""
-    before = reply[max(0, box.begin - 200) : box.begin].replace('&', '')
+    before = completion[max(0, box.begin - 200) : box.begin].replace('&', '')
     prose, _, formula = before.rpartition('$')
     if named := re.match(r'\s*([A-Za-z](?:_\{?\w+\}?)?)\s*=', formula):
         return named[1]

@@ -10,7 +10,7 @@ from functools import lru_cache
 from llmfoundry_gauntlet.scoring.numbers import DASHES, number_in, plain, quantity_of
 from llmfoundry_gauntlet.types import Score, StopRule
 
-NON_FINITE_REPLY = 'the model returned logits that are not finite numbers'
+NON_FINITE_GENERATION = 'the model returned logits that are not finite numbers'
 
 PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation + '\u2018\u2019\u00b4`', ' '))
 ARTICLES = re.compile(r'\b(a|an|the)\b')
@@ -26,7 +26,7 @@ FORMULA = re.compile(r'\\|\$.*\$|[<>=^√≤≥≠±]|\(.*[-+*/].*\)|[\d)]\s?[!*
 
 
 def stop_position(text: str, rule: StopRule, start: int = 0) -> int | None:
-    """Return where a reply ends, None where nothing stops it. Strings that begin before `start` are not looked for."""
+    """Return where a generation ends, None if nothing stops it. Strings that begin before `start` are not looked for."""
     found = [place for word in rule.strings if (place := text.find(word, start)) >= 0]
     if rule.answer_end:
         found += answer_position(text, rule)
@@ -69,7 +69,7 @@ def cut_at_stops(text: str, rule: StopRule) -> str:
 
 
 def answer_in(text: str, cot_delimiter: str) -> str:
-    """Return what follows the last delimiter of a chain of thought; the whole reply where there is none."""
+    """Return what follows the last delimiter of a chain of thought; the whole generation if there is none."""
     return text.split(cot_delimiter)[-1] if cot_delimiter else text
 
 
@@ -149,7 +149,7 @@ def score_named(text: str, choices: Sequence[str], gold: int) -> Score:
         if (name := choice.strip().lower()) and re.match(rf'{re.escape(name)}(?!\w|[.,]\d)', given)
     ]
     if not named:
-        return Score(value=0.0, answer=text.strip(), reason='the reply begins with none of the choices')
+        return Score(value=0.0, answer=text.strip(), reason='the generation starts with none of the choices')
     longest = max(named, key=lambda index: len(choices[index].strip()))
     return Score(value=float(longest == gold), predicted=longest, answer=text.strip())
 

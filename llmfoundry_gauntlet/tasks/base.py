@@ -122,7 +122,7 @@ class Task(TaskSpec):
 
     def with_settings(self, settings: EvaluationSettings) -> Self:
         """Return the task with the settings of an evaluation. Types that llm-foundry lacks keep whole choices."""
-        truncation = settings.cut if self.is_in_llm_foundry else settings.truncation or 'drop_shots'
+        truncation = settings.effective_truncation if self.is_in_llm_foundry else settings.truncation or 'drop_shots'
         return replace(self, semantics=settings.semantics, fewshot=settings.fewshot, truncation=truncation)
 
     def prompt(self, example: Example, shots: Sequence[Example] = ()) -> Prompt:

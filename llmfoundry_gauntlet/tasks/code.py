@@ -19,7 +19,7 @@ from llmfoundry_gauntlet.scoring.code.languages import LANGUAGES, PYTHON
 from llmfoundry_gauntlet.scoring.code.outcomes import CannotRun
 from llmfoundry_gauntlet.scoring.code.programs import Program, make_program
 from llmfoundry_gauntlet.scoring.code.sandbox import Sandbox
-from llmfoundry_gauntlet.scoring.text import NON_FINITE_REPLY
+from llmfoundry_gauntlet.scoring.text import NON_FINITE_GENERATION
 from llmfoundry_gauntlet.tasks.base import TRUNCATED_REASON, TRUNCATED_SHARE, Task
 from llmfoundry_gauntlet.types import Generation, Prompt, Sampling, Score, StopRule
 
@@ -187,12 +187,10 @@ class CodeTask(Task):
 
     def score_program(self, output: Generation, content: CodeProblem, sandbox: Sandbox) -> Score:
         """Score 1 if the program passes; unscored if it cannot be run through no fault of its own."""
-        from llmfoundry_gauntlet.scoring.code.execution import (
-            check_completion,
-        )  # late, as reading YAML files needs no compilers
+        from llmfoundry_gauntlet.scoring.code.execution import check_completion  # late: YAML needs no compiler
 
         if not output.is_finite and not self.reference:
-            return Score.unscored(NON_FINITE_REPLY)
+            return Score.unscored(NON_FINITE_GENERATION)
         try:
             outcome = check_completion(self.program(content), output.text, sandbox)
         except (CannotRun, OSError) as error:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from llmfoundry_gauntlet.data.fields import RowError, optional_text_field, optional_texts_field, text_field
 from llmfoundry_gauntlet.metrics.metrics import Metric, accuracy, item_metric
 from llmfoundry_gauntlet.scoring.text import (
-    NON_FINITE_REPLY,
+    NON_FINITE_GENERATION,
     answer_in,
     has_prefix_of,
     is_numeric_match,
@@ -128,7 +128,7 @@ class GenerationTask(Task):
     def score(self, output: Generation, content: Problem) -> Score:
         """Score 1 if the normalised answer begins with a right one."""
         if not output.is_finite and not self.reference:
-            return Score.unscored(NON_FINITE_REPLY)
+            return Score.unscored(NON_FINITE_GENERATION)
         answer = answer_in(output.text, self.cot_delimiter)
         normalize = self.do_normalization
         right = has_prefix_of(answer, content.golds, normalize=normalize, reference=self.reference)

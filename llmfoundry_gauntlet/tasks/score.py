@@ -32,7 +32,7 @@ from llmfoundry_gauntlet.scoring.mathematics import (
     reference_gold_of,
     shared_comparer,
 )
-from llmfoundry_gauntlet.scoring.text import NON_FINITE_REPLY
+from llmfoundry_gauntlet.scoring.text import NON_FINITE_GENERATION
 from llmfoundry_gauntlet.tasks.base import TRUNCATED_REASON, Task
 from llmfoundry_gauntlet.tasks.multiple_choice import Choices, MultipleChoiceTask
 from llmfoundry_gauntlet.tasks.perturbations import Posed, PosedProblem, seed_of, variants
@@ -106,7 +106,7 @@ class LettersTask(ScoreTask):
     def score(self, output: Generation, content: Posed) -> Score:
         """Score 1 if the generation chooses the right letter."""
         if not output.is_finite:
-            return Score.unscored(NON_FINITE_REPLY)
+            return Score.unscored(NON_FINITE_GENERATION)
         if self.spec.answer_extraction == REFERENCE:
             found = reference_letter(output.text)
             letter = found if len(found) == 1 and found in LETTERS[: content.num_choices] else None
@@ -150,7 +150,7 @@ class MathTask(ScoreTask):
     def score(self, output: Generation, content: PosedProblem) -> Score:
         """Score 1 if the boxed answer equals the right one as mathematics."""
         if not output.is_finite:
-            return Score.unscored(NON_FINITE_REPLY)
+            return Score.unscored(NON_FINITE_GENERATION)
         if self.spec.answer_extraction == REFERENCE:
             answer = reference_answer_of(output.text)
             right = answer is not None and shared_comparer().equal_reference(answer, content.gold)

@@ -113,7 +113,7 @@ class Ours:
         writer = self.writer(tokenizer)
         writer.layout = self.writing.layout
         outputs: list[Any] = [output for batch in forwards(planned) for output in self.language_model.run(batch)]
-        for pool in assign_continuous_batches(planned.pools, num_ranks=1)[0]:
+        for pool in assign_continuous_batches(planned.continuous_batches, num_ranks=1)[0]:
             outputs += writer.generate(pool)
         (results,) = conclude(planned, planned.results(outputs), {}).results.values()
         return Evaluated(planned, sorted(results, key=lambda one: (one.key.variant or '', one.key.row)), writer)

@@ -77,9 +77,9 @@ def count_tokens(planned: PlannedEvaluation) -> Counter[str]:
                 new = prefixes_of(request) - seen
                 seen |= new
                 found[request.key.task] += len(new)
-    for pool in planned.pools:
+    for batch in planned.continuous_batches:
         prompts: set[tuple[int, ...]] = set()
-        for request in pool.requests:
+        for request in batch.requests:
             prompt = tuple(request.context.tolist())
             found[request.key.task] += 0 if prompt in prompts else len(prompt)
             prompts.add(prompt)
@@ -101,7 +101,7 @@ def test_items_and_tokens_are_those_of_the_plan_counted_one_by_one(settings, few
     assert {task.task: task.num_items for task in found.tasks} == items
     assert (items['sums/2-shot'], items['drawn/1-shot']) == (7, 40)
     assert all(task.num_truncated == 0 for task in found.tasks)
-    most = {task.task: task.reply_tokens for task in found.tasks}
+    most = {task.task: task.generation_tokens for task in found.tasks}
     assert most['sums/2-shot'] == 0
     assert most['drawn/1-shot'] == 40 * 9
 

@@ -247,14 +247,14 @@ def test_memory_that_is_too_small_changes_no_score(settings, caplog):
 def test_ranks_agree_on_what_all_of_them_can_run():
     """The most careful layout and the smallest budget, whatever the order of the ranks."""
     layouts = [Probe(layout=layout, reason=f'of {layout}') for layout in (STREAM, PADDED_ROWS, MASKED_ROWS)]
-    replies = [Probe(layout=layout, reason=f'of {layout}') for layout in (TUPLES, CACHE, NO_CACHE)]
+    generation = [Probe(layout=layout, reason=f'of {layout}') for layout in (TUPLES, CACHE, NO_CACHE)]
     found = [
-        Found(scoring=layout, replies=reply, budget=budget)
-        for layout, reply, budget in zip(layouts, replies, (4096, 2048, 1024), strict=True)
+        Found(scoring=layout, generation=reply, budget=budget)
+        for layout, reply, budget in zip(layouts, generation, (4096, 2048, 1024), strict=True)
     ]
-    assert agreed(found) == Found(scoring=layouts[1], replies=replies[2], budget=1024)
-    assert agreed(found[:2]) == Found(scoring=layouts[1], replies=replies[0], budget=2048)
-    nothing = Found(scoring=None, replies=None, budget=7)
+    assert agreed(found) == Found(scoring=layouts[1], generation=generation[2], budget=1024)
+    assert agreed(found[:2]) == Found(scoring=layouts[1], generation=generation[0], budget=2048)
+    nothing = Found(scoring=None, generation=None, budget=7)
     assert agreed([nothing, nothing]) == nothing
 
 

@@ -51,7 +51,7 @@ def test_an_evaluation_of_replies_alone_is_probed_planned_and_logged(settings, c
         callback, logged = evaluate(settings)
     said = [record.message for record in caplog.records if 'probe' in record.message]
     assert len(said) == 1
-    assert said[0].startswith('replies: key-value cache, prompts in a token stream (probe: 8 replies within ')
+    assert said[0].startswith('generation: key-value cache, prompts in a token stream (probe: 8 generations within ')
     for task in ('greedy/1-shot', 'drawn/1-shot'):
         assert all(0 <= logged[f'metrics/{task}/{metric}'] <= 1 for metric in METRICS)
     results = [result for results in callback.evaluation.results.values() for result in results]

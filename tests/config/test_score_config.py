@@ -116,7 +116,7 @@ def test_all_keys_can_be_given():
         ),
         (
             {'dataset': 'mmlu_pro', 'perturbations': ['non_greedy'], 'answers': 'likelihood'},
-            'score[0]: perturbations: nothing is left to run (non_greedy: nothing is drawn with answers: likelihood)',
+            'score[0]: perturbations: nothing is left to run (non_greedy: answers: likelihood does not sample)',
         ),
         (
             {'dataset': 'mmlu_pro', 'perturbations': {'prompt': True}},
@@ -226,7 +226,7 @@ def test_perturbations_that_do_not_apply_have_a_reason():
     (spec,) = specs_of([{'dataset': 'math'}])
     assert spec.does_not_apply == {'option_order': 'math has no options'}
     (spec,) = specs_of([{'dataset': 'mmlu_pro', 'answers': 'likelihood'}])
-    assert spec.does_not_apply == {'non_greedy': 'nothing is drawn with answers: likelihood'}
+    assert spec.does_not_apply == {'non_greedy': 'answers: likelihood does not sample'}
     assert spec.applied == ('option_order', 'prompt')
     assert specs_of([{'dataset': 'agieval'}])[0].does_not_apply == {}
 

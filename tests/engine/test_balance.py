@@ -217,7 +217,7 @@ def test_the_costliest_forward_is_in_the_first_round(own_rows: PlannedEvaluation
 def test_ranks_get_equally_many_continuous_batches_of_about_the_same_work(own_rows: PlannedEvaluation):
     """By what is known beforehand: lengths of prompts, and of generations at most. The number of forwards depends on
     the generations; ranks wait for each other after each batch, and sharded ones take part in each other's forwards."""
-    batches = own_rows.pools
+    batches = own_rows.continuous_batches
     ranks = assign_continuous_batches(batches, num_ranks=2)
     costs = [sum(batch.cost for batch in mine) for mine in ranks]
     print(f'{len(batches)} batches on 2 ranks: {max(costs) / np.mean(costs) - 1:.2%} above the mean')
@@ -239,12 +239,13 @@ def test_ranks_share_the_real_gauntlet_evenly(real_rows: PreparedEvaluation, dev
     most = {'cuda': (0.02, 0.04, 0.1), 'cpu': (0.06, 0.13, 0.23)}[device]
     assert all(found[num_ranks].waiting < limit for num_ranks, limit in zip(RANKS, most, strict=True))
     for num_ranks in RANKS:
-        ranks = assign_continuous_batches(planned.pools, num_ranks=num_ranks)
+        batches = planned.continuous_batches
+        ranks = assign_continuous_batches(batches, num_ranks=num_ranks)
         costs = [sum(batch.cost for batch in mine) for mine in ranks]
         above = max(costs) / np.mean(costs) - 1
-        print(f'{num_ranks:>3} ranks: {len(ranks[0])} of {len(planned.pools)} batches each, {above:.1%} above the mean')
+        print(f'{num_ranks:>3} ranks: {len(ranks[0])} of {len(batches)} batches each, {above:.1%} above the mean')
         assert len(set(map(len, ranks))) == 1
-        assert above < ABOVE_MEAN or len(planned.pools) < 2 * num_ranks  # a batch is decoded by one rank
+        assert above < ABOVE_MEAN or len(batches) < 2 * num_ranks  # a batch is decoded by one rank
 
 
 # Estimates from parts that were timed.

@@ -213,7 +213,7 @@ def test_rows_of_any_length_are_probed(longest: int):
     model = change(networks.network(), measure)
     found = probed(model, longest)
     assert found.layout == PROMPT_STREAM
-    assert max(widths) <= max(longest - 1, 1) or found.reason.startswith('probe: 8 replies')
+    assert max(widths) <= max(longest - 1, 1) or found.reason.startswith('probe: 8 generations')
 
 
 def test_the_probe_says_what_it_found_and_leaves_the_writer_as_it_was():
@@ -223,7 +223,7 @@ def test_the_probe_says_what_it_found_and_leaves_the_writer_as_it_was():
     before = dict(generator.__dict__)
     found = probe_generation(generator, vocabulary=networks.VOCABULARY, longest=LONGEST)
     assert {**generator.__dict__, 'rounding': 0.0} == before
-    assert str(found).startswith('key-value cache (probe: 8 replies within ')
+    assert str(found).startswith('key-value cache (probe: 8 generations within ')
     assert 'key-value cache, prompts in a token stream' in found.reason
 
 

@@ -69,7 +69,7 @@ def scores(callback: EvalGauntlet) -> dict:
     prefixes = [id(batch.prefix) for batch in mine if not batch.trees]
     return {
         'layout': planned.layout,
-        'num_pools': len(planned.pools),
+        'num_pools': len(planned.continuous_batches),
         'num_prefixes': len(prefixes),
         'repeats_a_prefix': len(set(prefixes)) < len(prefixes),
         'items': {

@@ -14,7 +14,7 @@ from llmfoundry_gauntlet.data.score_rows import LetteredQuestion, MathQuestion
 from llmfoundry_gauntlet.errors import ConfigError, DataError
 from llmfoundry_gauntlet.evaluation.suite import load_suite
 from llmfoundry_gauntlet.scoring.likelihood import NON_FINITE
-from llmfoundry_gauntlet.scoring.text import NON_FINITE_REPLY
+from llmfoundry_gauntlet.scoring.text import NON_FINITE_GENERATION
 from llmfoundry_gauntlet.tasks.encode import Encoder
 from llmfoundry_gauntlet.tasks.items import Preparation, item_result, untokenized_items
 from llmfoundry_gauntlet.tasks.perturbations import Posed, PosedProblem
@@ -125,7 +125,7 @@ def test_a_reply_that_was_cut_is_marked_and_says_so(text: str, expected: Score):
 @pytest.mark.parametrize('dataset', ['mmlu_pro', 'math'])
 def test_generations_from_non_finite_logits_are_unscored(dataset: str, extraction: str):
     found = score_of('The best answer is B', POSED, dataset, answer_extraction=extraction, is_finite=False)
-    assert found == Score(value=None, reason=NON_FINITE_REPLY)
+    assert found == Score(value=None, reason=NON_FINITE_GENERATION)
 
 
 SUM = PosedProblem(MathQuestion('1/4+1/4?', '', r'\frac{1}{2}'), Template('{question}'))

@@ -333,7 +333,7 @@ def print_estimate(estimate: Estimate, form: str = 'table') -> None:
     elif form == 'json':
         sys.stdout.write(as_json({**asdict(estimate), 'total_seconds': estimate.total_seconds}))
     else:
-        counts = ('items', 'tokens', 'reply tokens at most', 'truncated')
+        counts = ('items', 'tokens', 'generated tokens at most', 'truncated')
         columns = [Column(''), *(Column(name, counted) for name in counts), Column('seconds', '{:.1f}'.format)]
         cells = [list(row.values()) for row in rows]
         table = Table(title='Dry run', columns=columns, groups=[cells[:-1], cells[-1:]])

@@ -230,7 +230,7 @@ def evaluations_section(runs: Sequence[RecordedRun]) -> Section:
             numbers = [(one.record.get('metrics') or {}).get(ITEMS)]
             numbers += [timing.get(key) for key in ('model_tokens', 'batches', 'reused_items')]
             words = [environment.get(key) for key in ('device', 'precision', 'num_ranks')]
-            words += [timing.get(key) for key in ('scoring', 'replies')]
+            words += [timing.get('scoring'), timing.get('generation', timing.get('replies'))]  # its name in 0.1
             counts = [None if number is None else int(number) for number in numbers]
             rows.append([name, timing['seconds'], *counts, *('' if word is None else str(word) for word in words)])
     columns = [Column('Evaluation'), Column('Seconds')]
