@@ -21,10 +21,9 @@ from composer.utils import dist
 from llmfoundry_gauntlet import EvaluationSettings, evaluate
 from llmfoundry_gauntlet.composer.evaluate import DIST_TIMEOUT, TRAINING_KEYS, check_arguments, default_device
 from llmfoundry_gauntlet.composer.loggers import build_loggers
-from llmfoundry_gauntlet.composer.pretrained import load_config
-from llmfoundry_gauntlet.config.decode import Problems, decode_value, suggestion
+from llmfoundry_gauntlet.composer.models import load_config
 from llmfoundry_gauntlet.config.llm_foundry import EVALUATION_KEYS, ListedModel, map_evaluation
-from llmfoundry_gauntlet.config.yaml import read_yaml
+from llmfoundry_gauntlet.config.yaml import Problems, decode_value, read_yaml, suggestion
 from llmfoundry_gauntlet.errors import ConfigError, GauntletError, print_problems
 from llmfoundry_gauntlet.results.report.printing import absences, print_runs, timed_table
 from llmfoundry_gauntlet.results.report.scores import find_evaluations

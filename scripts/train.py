@@ -36,8 +36,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreT
 from llmfoundry_gauntlet import ConfigError, EvalGauntlet, GauntletError
 from llmfoundry_gauntlet.composer.evaluate import check_fsdp, check_precision, default_device
 from llmfoundry_gauntlet.composer.loggers import Builders, build_each, build_loggers
-from llmfoundry_gauntlet.composer.models import composer_model, mark_blocks_for_fsdp
-from llmfoundry_gauntlet.composer.pretrained import load_tokenizer
+from llmfoundry_gauntlet.composer.models import composer_model, load_tokenizer, mark_blocks_for_fsdp
 from llmfoundry_gauntlet.errors import print_problems
 from llmfoundry_gauntlet.results.report.printing import print_runs
 

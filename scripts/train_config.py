@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from llmfoundry_gauntlet.config.decode import Problems, decode, suggestion
 from llmfoundry_gauntlet.config.llm_foundry import map_training
-from llmfoundry_gauntlet.config.yaml import read_yaml
+from llmfoundry_gauntlet.config.yaml import Problems, decode, read_yaml, suggestion
 from llmfoundry_gauntlet.errors import ConfigError
 
 SCHEDULERS = ('constant_with_warmup', 'cosine_with_warmup', 'linear_decay_with_warmup', 'warmup_stable_decay')

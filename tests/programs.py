@@ -6,9 +6,7 @@ import shutil
 
 import pytest
 
-from llmfoundry_gauntlet.scoring.code.languages import CPP, JAVASCRIPT, PYTHON
-from llmfoundry_gauntlet.scoring.code.outcomes import SandboxError
-from llmfoundry_gauntlet.scoring.code.programs import Program, make_program
+from llmfoundry_gauntlet.scoring.code.programs import CPP, JAVASCRIPT, PYTHON, Program, SandboxError, make_program
 from llmfoundry_gauntlet.scoring.code.sandbox import Sandbox, find_sandbox
 
 PROMPTS = {

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from llmfoundry_gauntlet.metrics.consistency import (
+    OPTION_ORDER,
     QuestionKey,
     VariantResult,
+    answers_by_label,
     by_question,
     missing_reason,
+    own_label_of,
     variant_order,
 )
-from llmfoundry_gauntlet.metrics.reference_consistency import OPTION_ORDER, answers_by_label, own_label_of
 
 DECIMALS = 4
 

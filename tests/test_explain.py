@@ -11,7 +11,7 @@ import pytest
 import yaml
 from paths import ROOT
 
-from llmfoundry_gauntlet.cli.explain import ends_of_generation
+from llmfoundry_gauntlet.cli.inspect import ends_of_generation
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.evaluation.explanation import ask, tokenize
 from llmfoundry_gauntlet.evaluation.inputs import load_data

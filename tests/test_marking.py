@@ -14,9 +14,7 @@ from llmfoundry_gauntlet.engine.fake import FakeLanguageModel
 from llmfoundry_gauntlet.errors import DataError
 from llmfoundry_gauntlet.evaluation.inputs import load_data
 from llmfoundry_gauntlet.evaluation.run import conclude, plan_evaluation, prepare_evaluation
-from llmfoundry_gauntlet.results.answers import read_answers
-from llmfoundry_gauntlet.results.external import ranges, score_answers
-from llmfoundry_gauntlet.results.requests import request_lines
+from llmfoundry_gauntlet.results.external import ranges, read_answers, request_lines, score_answers
 from llmfoundry_gauntlet.tasks.encode import Encoder
 
 ROWS = {

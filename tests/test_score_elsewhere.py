@@ -26,9 +26,8 @@ from score_runs import (
 
 from llmfoundry_gauntlet import EvalGauntlet, evaluate
 from llmfoundry_gauntlet.errors import DataError
-from llmfoundry_gauntlet.results.answers import read_answers
-from llmfoundry_gauntlet.results.external import score_answers
-from llmfoundry_gauntlet.tasks.seeds import draw_seed
+from llmfoundry_gauntlet.results.external import read_answers, score_answers
+from llmfoundry_gauntlet.tasks.fewshot import draw_seed
 from llmfoundry_gauntlet.types import ItemKey
 
 

@@ -21,8 +21,8 @@ from llmfoundry_gauntlet.evaluation.run import Evaluation
 from llmfoundry_gauntlet.results.external import score_answers
 from llmfoundry_gauntlet.scoring.letters import reference_letter
 from llmfoundry_gauntlet.tasks.items import untokenized_items
-from llmfoundry_gauntlet.tasks.perturbations import perturbation_of, seed_of
-from llmfoundry_gauntlet.tasks.robustness import REFERENCE_LABELS, variant_result
+from llmfoundry_gauntlet.tasks.score import REFERENCE_LABELS, variant_result
+from llmfoundry_gauntlet.tasks.templates import perturbation_of, seed_of
 from llmfoundry_gauntlet.types import Answer, ItemKey
 
 SCORE = SHARED_DATA / 'score'

@@ -10,16 +10,11 @@ from typing import Annotated
 
 import typer
 
-from llmfoundry_gauntlet.cli.compare import compare
 from llmfoundry_gauntlet.cli.data import data_commands
-from llmfoundry_gauntlet.cli.explain import explain
-from llmfoundry_gauntlet.cli.export import export
-from llmfoundry_gauntlet.cli.ls import ls
+from llmfoundry_gauntlet.cli.inspect import explain, ls, validate
 from llmfoundry_gauntlet.cli.options import BROKEN, MISTAKE
-from llmfoundry_gauntlet.cli.report import report
-from llmfoundry_gauntlet.cli.run import run
-from llmfoundry_gauntlet.cli.show import show
-from llmfoundry_gauntlet.cli.validate import validate
+from llmfoundry_gauntlet.cli.report import compare, report, show
+from llmfoundry_gauntlet.cli.run import export, run
 from llmfoundry_gauntlet.cli.watch import watch
 from llmfoundry_gauntlet.errors import GauntletError, print_problems
 

@@ -1,4 +1,4 @@
-"""`gauntlet report`: its options, and where the page goes."""
+"""`gauntlet report`, `compare` and `show`: a page, differences between runs, and tables of scores."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from llmfoundry_gauntlet.cli.options import check_options
-from llmfoundry_gauntlet.errors import RecordError
+from llmfoundry_gauntlet.cli.options import Form, Format, check_options
+from llmfoundry_gauntlet.errors import ConfigError, RecordError
 
 
 def report(
@@ -35,8 +35,8 @@ def report(
 
     gauntlet report runs/baseline runs/candidate --out report.html --title 'Longer warm-up'
     """
+    from llmfoundry_gauntlet.results.files import write_lines
     from llmfoundry_gauntlet.results.report.page import make_page
-    from llmfoundry_gauntlet.results.writing import write_lines
 
     check_options(context, excludes={'no_prompts': ('data_root',)})
     if out.is_dir() or (out.exists() and not overwrite):
@@ -44,3 +44,54 @@ def report(
     page = make_page(runs, title=title, samples=samples, data_root=data_root, with_prompts=not no_prompts)
     write_lines(out, [page])
     typer.echo(f'{out}: {out.stat().st_size / 1e6:.1f} MB')
+
+
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help='Folders of evaluations, or of several at training checkpoints.')],
+    metric: Annotated[str | None, typer.Option(help='To compare in place of the accuracy, as GoldBitsPerByte.')] = None,
+    allow_missing: Annotated[
+        bool, typer.Option('--allow-missing', help='Compare tasks over the items that are scored.')
+    ] = False,
+    form: Format = Form.TABLE,
+) -> None:
+    """Compare runs with the first, item by item, with standard errors; or show the trend of one run over checkpoints.
+
+    Of a folder with several evaluations, beside others, the last one is taken.
+
+    gauntlet compare runs/baseline runs/candidate
+
+    gauntlet compare runs/demo
+
+    gauntlet compare runs/baseline runs/candidate --format markdown
+    """
+    from llmfoundry_gauntlet.results.files import find_results
+    from llmfoundry_gauntlet.results.report import comparison, printing
+    from llmfoundry_gauntlet.results.runs import read_run, read_runs
+
+    if len(runs) == 1:
+        found = read_runs(runs[0])
+        if len(found) == 1:
+            raise ConfigError(f'{runs[0]}: holds one evaluation; name another run to compare it with')
+        printing.print_trends(comparison.trends(found, metric=metric, allow_missing=allow_missing), form)
+        return
+    first, *others = [read_run(find_results(folder)[-1][0]) for folder in runs]
+    compared = [comparison.compare(first, other, metric=metric, allow_missing=allow_missing) for other in others]
+    printing.print_comparisons(compared, metric, form)
+
+
+def show(
+    runs: Annotated[list[Path], typer.Argument(help='Folders of evaluations, or of several at training checkpoints.')],
+    form: Format = Form.TABLE,
+) -> None:
+    """Prints the scores of evaluations that were recorded, beside each other; needs no model.
+
+    gauntlet show runs/demo
+
+    gauntlet show runs/baseline runs/candidate --format markdown
+
+    gauntlet show runs/demo --format csv > scores.csv
+    """
+    from llmfoundry_gauntlet.results.report.printing import print_scores
+    from llmfoundry_gauntlet.results.report.scores import find_evaluations
+
+    print_scores(find_evaluations(runs), form)

@@ -1,11 +1,11 @@
-"""`gauntlet run`: evaluate a model, score generations from another engine, or recompute an earlier run's metrics."""
+"""`gauntlet run`: evaluate a model, score external answers, recompute an earlier run; and `gauntlet export`."""
 
 from __future__ import annotations
 
 import logging
 import platform
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -38,7 +38,7 @@ from llmfoundry_gauntlet.cli.options import (
     Truncation,
     check_options,
 )
-from llmfoundry_gauntlet.errors import ConfigError
+from llmfoundry_gauntlet.errors import ConfigError, RecordError
 
 OF_MODELS = (
     *('tokenizer', 'model_config', 'max_seq_len', 'tokens_per_batch', 'device', 'precision', 'truncation'),
@@ -161,8 +161,7 @@ def score_outputs(
     """Score the generations in a file and write the records. Raises GauntletError."""
     from llmfoundry_gauntlet.config.settings import decode_settings
     from llmfoundry_gauntlet.evaluation.inputs import load_data
-    from llmfoundry_gauntlet.results.answers import read_answers
-    from llmfoundry_gauntlet.results.external import score_answers
+    from llmfoundry_gauntlet.results.external import read_answers, score_answers
     from llmfoundry_gauntlet.results.files import check_out, write_records
 
     check_out(out, overwrite=overwrite)
@@ -176,7 +175,7 @@ def score_outputs(
 
 def recompute(recorded: Path, out: Path, gauntlet: Path | None, *, allow_missing: bool, overwrite: bool) -> None:
     """Recompute all metrics of an earlier run and write the records. Raises GauntletError."""
-    from llmfoundry_gauntlet.evaluation.suite import load_gauntlet
+    from llmfoundry_gauntlet.evaluation.inputs import load_gauntlet
     from llmfoundry_gauntlet.results.files import check_out, write_again
     from llmfoundry_gauntlet.results.runs import read_run, summarize_again
 
@@ -186,3 +185,53 @@ def recompute(recorded: Path, out: Path, gauntlet: Path | None, *, allow_missing
     run = read_run(recorded)
     spec = None if gauntlet is None else load_gauntlet(gauntlet)
     write_again(out, summarize_again(run, spec, allow_missing=allow_missing), run.record)
+
+
+def export(
+    out: Annotated[Path, typer.Option('--out', help='File for the requests, a JSON line each.')],
+    tasks: Tasks = None,
+    score: Score = None,
+    data_root: DataRoot = 'eval_data',
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            help='Folder or name: counts max_new_tokens, which is an estimate without it; has a chat template.'
+        ),
+    ] = None,
+    semantics: Semantics = 'corrected',
+    fewshot: Fewshot = 'reference',
+    limit: Limit = None,
+    overwrite: Annotated[bool, typer.Option('--overwrite', help='Replace the file.')] = False,
+) -> None:
+    """Writes the requests of all tasks for a server or an API; `gauntlet run --outputs` marks what it answers.
+
+    gauntlet export --tasks yamls/tasks/gauntlet_v0.1.yaml --out requests.jsonl
+    """
+    from llmfoundry_gauntlet.config.settings import decode_settings
+    from llmfoundry_gauntlet.evaluation.inputs import load_data
+    from llmfoundry_gauntlet.results.external import request_lines
+    from llmfoundry_gauntlet.results.files import write_lines
+
+    if out.is_dir() or (out.exists() and not overwrite):
+        raise RecordError(f'{out}: is there already; give another file, or --overwrite to replace it')
+    if tasks is None and score is None:
+        raise ConfigError('nothing to export: give --tasks, --score or both')
+    settings = {
+        'tasks': tasks,
+        'score': score,
+        'data_root': data_root,
+        'semantics': semantics,
+        'fewshot': fewshot,
+        'subset_items': limit,
+    }
+    data = load_data(decode_settings(settings, 'export'))
+    for warning in data.warnings:
+        typer.echo(f'warning: {warning}')
+    encoder = None
+    if tokenizer is not None:
+        from llmfoundry_gauntlet.composer.models import load_tokenizer
+        from llmfoundry_gauntlet.tasks.encode import Encoder
+
+        encoder = Encoder(load_tokenizer(tokenizer))
+    write_lines(out, request_lines(data, encoder))
+    typer.echo(f'{out}: requests of {len(data.examples)} tasks')

@@ -132,9 +132,8 @@ def watch(
 
 def training_settings(path: Path) -> dict[str, Any]:
     """Return the WatchSettings fields given by a training YAML, `out` possibly None. Raise ConfigError."""
-    from llmfoundry_gauntlet.config.decode import describe
     from llmfoundry_gauntlet.config.settings import EvaluationSettings
-    from llmfoundry_gauntlet.config.yaml import read_yaml
+    from llmfoundry_gauntlet.config.yaml import describe, read_yaml
 
     values = read_yaml(path)
     callbacks = values.get('callbacks') or {}

@@ -6,26 +6,38 @@ import json
 import logging
 import platform
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
 import composer
 import torch
 import transformers
-from composer.core import Callback, State, get_precision_context
+from composer.callbacks import CheckpointSaver
+from composer.core import Callback, Event, State, get_precision_context
 from composer.loggers import Logger
 from composer.models import HuggingFaceModel
-from composer.utils import dist, model_eval_mode
+from composer.utils import create_interval_scheduler, dist, model_eval_mode
 
-from llmfoundry_gauntlet.composer.evaluators import make_evaluator, prepare_for_model, unwrapped
-from llmfoundry_gauntlet.composer.fingerprint import model_fingerprint
-from llmfoundry_gauntlet.composer.interval import EvaluationSchedule, checkpoint_of_batch
-from llmfoundry_gauntlet.composer.journal import Resuming, SharedJournal, digest_of_items, identity_of
-from llmfoundry_gauntlet.composer.loader import EvaluationLoader, Results, Step
-from llmfoundry_gauntlet.composer.metric_stream import log_evaluation
+from llmfoundry_gauntlet.composer.checkpoints import SHARD
+from llmfoundry_gauntlet.composer.journal import (
+    Resuming,
+    SharedJournal,
+    digest_of_items,
+    identity_of,
+    model_fingerprint,
+)
+from llmfoundry_gauntlet.composer.loggers import log_evaluation
+from llmfoundry_gauntlet.composer.loop import (
+    EvaluationLoader,
+    Results,
+    Step,
+    make_evaluator,
+    prepare_for_model,
+    unwrapped,
+)
 from llmfoundry_gauntlet.composer.models import ModelSource
 from llmfoundry_gauntlet.composer.progress import ProgressReport
 from llmfoundry_gauntlet.composer.watchdog import Watchdog, check_timeout, doing, progress_of
@@ -33,17 +45,64 @@ from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.errors import GauntletError, RecordError
 from llmfoundry_gauntlet.evaluation.inputs import load_data
 from llmfoundry_gauntlet.evaluation.run import Evaluation, PreparedEvaluation
-from llmfoundry_gauntlet.results.files import RESULTS, note_checkpoint, write_records
+from llmfoundry_gauntlet.results.files import RESULTS, check_writable, note_checkpoint, write_records
 from llmfoundry_gauntlet.results.journal import remove_journal
-from llmfoundry_gauntlet.results.writing import check_writable
 from llmfoundry_gauntlet.types import TrainingPoint
 
+CHECKPOINT_EVENTS = {Event.BATCH_END: Event.BATCH_CHECKPOINT, Event.EPOCH_END: Event.EPOCH_CHECKPOINT}
 log = logging.getLogger(__name__)
 
 Answer = TypeVar('Answer')
 Sizes = Mapping[str, int | None]  # by task, the number of questions in its subset; None where not known yet
 
 LABEL = 'gauntlet'  # of the one evaluator that holds all tasks
+
+
+class EvaluationSchedule:
+    """Decides at Composer's BATCH_END, EPOCH_END and FIT_END whether to evaluate; never twice at the same batch.
+
+    A checkpoint is written right after the evaluation of its batch, so the schedule asks the checkpoint savers whether
+    they are about to write one.
+    """
+
+    def __init__(self, interval: Sequence[str]) -> None:
+        self.first = 'first' in interval
+        self.checkpoint = 'checkpoint' in interval
+        self.last = 'last' in interval
+        self.times = [
+            create_interval_scheduler(entry, include_end_of_training=False, checkpoint_events=False)
+            for entry in interval
+            if entry not in ('first', 'checkpoint', 'last')
+        ]
+        self.evaluated_batch: int | None = None
+
+    def __call__(self, state: State, event: Event) -> bool:
+        """Return whether an evaluation is due."""
+        due = [time(state, event) for time in self.times]
+        due.append(self.last and event == Event.FIT_END)
+        due.append(self.checkpoint and self.checkpoint_follows(state, event))
+        return any(due) and self.evaluated_batch != state.timestamp.batch.value
+
+    def checkpoint_follows(self, state: State, event: Event) -> bool:
+        """Return whether a saver writes a checkpoint right after this event."""
+        save_event = CHECKPOINT_EVENTS.get(event)
+        if save_event is None:
+            return False
+        return any(saver.save_interval(state, save_event) for saver in checkpoint_savers(state))
+
+
+def checkpoint_savers(state: State) -> list[CheckpointSaver]:
+    """Return the callbacks that write Composer checkpoints."""
+    return [callback for callback in state.callbacks if isinstance(callback, CheckpointSaver)]
+
+
+def checkpoint_of_batch(state: State, batch: int) -> str | None:
+    """Return the checkpoint written at a training batch, None if there is none yet; the folder of a sharded one."""
+    for saver in checkpoint_savers(state):
+        for name, timestamp in saver.all_saved_checkpoints_to_timestamp.items():
+            if timestamp.batch.value == batch:
+                return str(PurePath(name).parent) if name.endswith(SHARD) else name
+    return None
 
 
 class EvalGauntlet(Callback):

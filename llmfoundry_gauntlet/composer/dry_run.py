@@ -15,9 +15,9 @@ from composer.core import get_precision_context
 from composer.utils import dist, model_eval_mode
 
 from llmfoundry_gauntlet.composer.evaluate import opened
-from llmfoundry_gauntlet.composer.loader import EvaluationLoader
-from llmfoundry_gauntlet.engine.continuous_batches import ContinuousBatch
+from llmfoundry_gauntlet.composer.loop import EvaluationLoader
 from llmfoundry_gauntlet.engine.generate import first_of_equal
+from llmfoundry_gauntlet.engine.plan import ContinuousBatch
 from llmfoundry_gauntlet.engine.ranks import (
     Estimate,
     TaskEstimate,

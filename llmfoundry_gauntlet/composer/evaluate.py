@@ -16,9 +16,9 @@ from composer.loggers import LoggerDestination
 from composer.utils import FSDPConfig, dist
 
 from llmfoundry_gauntlet.composer.callback import EvalGauntlet
-from llmfoundry_gauntlet.composer.evaluators import longest_prompt
 from llmfoundry_gauntlet.composer.journal import Resuming
-from llmfoundry_gauntlet.composer.metric_stream import join_run
+from llmfoundry_gauntlet.composer.loggers import join_run
+from llmfoundry_gauntlet.composer.loop import longest_prompt
 from llmfoundry_gauntlet.composer.models import (
     ModelSource,
     check_vocabulary,
@@ -26,8 +26,8 @@ from llmfoundry_gauntlet.composer.models import (
     mark_blocks_for_fsdp,
     open_model,
 )
-from llmfoundry_gauntlet.config.decode import Problems, decode_value, describe, suggestion
 from llmfoundry_gauntlet.config.settings import plain
+from llmfoundry_gauntlet.config.yaml import Problems, decode_value, describe, suggestion
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.evaluation.run import Evaluation
 from llmfoundry_gauntlet.results.files import check_out

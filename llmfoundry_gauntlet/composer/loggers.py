@@ -1,22 +1,54 @@
-"""Composer's loggers, and other parts of a Trainer, by their names in a YAML file."""
+"""Composer's loggers: build them from YAML, and log metrics in an order and form that each of them accepts."""
 
 from __future__ import annotations
 
+import fnmatch
 import inspect
+import logging
+import math
 import re
-from collections.abc import Callable, Mapping
-from pathlib import PurePosixPath
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from composer.loggers import FileLogger, LoggerDestination, MLFlowLogger, TensorboardLogger, WandBLogger
-from composer.utils import MissingConditionalImportError
+import numpy as np
+from composer.core import State
+from composer.loggers import FileLogger, Logger, LoggerDestination, MLFlowLogger, TensorboardLogger, WandBLogger
+from composer.utils import MissingConditionalImportError, dist
 
-from llmfoundry_gauntlet.config.decode import describe, suggestion
-from llmfoundry_gauntlet.errors import ConfigError
+from llmfoundry_gauntlet.config.yaml import describe, suggestion
+from llmfoundry_gauntlet.errors import Caught, ConfigError
+from llmfoundry_gauntlet.metrics.keys import BATCH, COMPOSITE_PREFIX, SCORE_PREFIX, SECONDS
 
 Builders = Mapping[str, Callable[..., Any]]
 
 LOGGERS: Builders = {'file': FileLogger, 'mlflow': MLFlowLogger, 'tensorboard': TensorboardLogger, 'wandb': WandBLogger}
+log = logging.getLogger(__name__)
+
+LIBRARIES = (  # of Composer's loggers, and those they call servers with
+    *('composer', 'wandb', 'mlflow', 'mlflow_skinny', 'tensorboard', 'comet_ml', 'neptune', 'slack_sdk', 'databricks'),
+    *('requests', 'urllib3', 'httpx', 'grpc', 'google', 'sqlalchemy', 'alembic', 'botocore'),
+)
+MLFLOW_WAIT_SECONDS = 20.0  # for the server, at each evaluation; then training continues
+OURS = BATCH.partition('/')[0]
+
+# The charts of TensorBoard's Custom Scalars; keys are given as regular expressions.
+TENSORBOARD_CHARTS: dict[str, dict[str, list[Any]]] = {
+    'gauntlet': {
+        'composites': ['Multiline', [rf'^{COMPOSITE_PREFIX}/(?!.*/standard_error$).*$']],
+        'accuracy of tasks': ['Multiline', [r'^metrics/[^/]+/\d+-shot/InContextLearning[^/]*$']],
+        'seconds': ['Multiline', [rf'^{SECONDS}$']],
+    },
+    'score': {
+        'accuracy': ['Multiline', [rf'^{SCORE_PREFIX}/[^/]+/[^/]+/accuracy$']],
+        'consistency rate': ['Multiline', [rf'^{SCORE_PREFIX}/[^/]+/[^/]+/consistency_rate$']],
+    },
+}
 
 
 def build_loggers(chosen: Mapping[str, Any] | None) -> list[LoggerDestination]:
@@ -86,3 +118,220 @@ def build(part: str, known: Builders, name: str, arguments: Mapping[str, Any]) -
         raise ConfigError(
             f"{part}.{name}: its library is not installed; pip install 'llmfoundry-gauntlet[{name}]'"
         ) from error
+
+
+@dataclass(slots=True, eq=False)
+class Rows:
+    """The state of one logger: the values it holds, and those still to log.
+
+    `held` is by key and step. `waiting` are evaluations that MLflow's server has not confirmed: step, milliseconds
+    since 1970, and values.
+    """
+
+    held: dict[tuple[str, int], float] = field(default_factory=dict)
+    is_open: bool = False
+    waiting: deque[tuple[int, int, dict[str, float]]] = field(default_factory=deque)
+    writer: threading.Thread | None = None
+    error: BaseException | None = None
+
+
+_ROWS: WeakKeyDictionary[LoggerDestination, Rows] = WeakKeyDictionary()
+
+
+def logger_errors(destination: LoggerDestination) -> Caught:
+    """Return a context that catches what a logger raises."""
+    own = [kind.__module__.partition('.')[0] for kind in type(destination).__mro__]
+    return Caught(packages=[*LIBRARIES, *(name for name in own if name != 'builtins')])
+
+
+def join_run(destination: LoggerDestination) -> LoggerDestination:
+    """Return the same logger, changed to leave the hyperparameters of a run that it joins as they are.
+
+    Composer logs every Trainer's seed and ranks as hyperparameters, and W&B and MLflow refuse to change those they
+    have: without this no evaluation could be logged into the run of a finished training.
+    """
+    log_hyperparameters = destination.log_hyperparameters
+
+    def log_where_allowed(hyperparameters: dict[str, Any]) -> None:
+        with logger_errors(destination) as caught:
+            log_hyperparameters(hyperparameters)
+        if caught.error is not None:  # an evaluation does not need them
+            log.info('%s keeps its hyperparameters: %s', type(destination).__name__, caught.error)
+
+    vars(destination)['log_hyperparameters'] = log_where_allowed
+    return destination
+
+
+def log_evaluation(state: State, logger: Logger, metrics: Mapping[str, float], batch: int) -> None:
+    """Log the metrics to every logger at training step `batch`, on every rank; errors of loggers become warnings."""
+    values = {**metrics, BATCH: batch}
+    for destination in logger.destinations:
+        rows = _ROWS.setdefault(destination, Rows())
+        with logger_errors(destination) as caught:
+            if isinstance(destination, WandBLogger):
+                log_to_wandb(destination, rows, values, batch, is_late=state.max_duration is None)
+            elif isinstance(destination, MLFlowLogger):
+                log_to_mlflow(destination, rows, values, batch)
+            elif isinstance(destination, TensorboardLogger):
+                log_to_tensorboard(destination, rows, values, batch)
+            else:
+                destination.log_metrics(values, batch)
+        if caught.error is not None:
+            log.warning(
+                '%s failed to log the metrics of batch %d: %s: %s. Training and the other loggers continue',
+                type(destination).__name__,
+                batch,
+                type(caught.error).__name__,
+                caught.error,
+            )
+
+
+def log_to_wandb(destination: WandBLogger, rows: Rows, values: dict[str, float], batch: int, *, is_late: bool) -> None:
+    """Add the values to W&B's current row, with the training batch as the axis of their charts.
+
+    W&B drops rows of a step below its own. A late evaluation gets a row of its own after the last one. During training
+    a lower step means that it was resumed from before the step that its W&B run had reached: an error.
+    """
+    if not destination._enabled:
+        return
+    import wandb
+
+    run = wandb.run
+    if run is None:
+        raise RuntimeError('there is no W&B run, or it is finished')
+    if not rows.is_open:
+        run.define_metric(BATCH, hidden=True)
+        for pattern in wandb_patterns(values):
+            run.define_metric(pattern, step_metric=BATCH)
+        rows.is_open = True
+    if batch < run.step and not is_late:
+        raise RuntimeError(f'the W&B run had reached step {run.step} before the training was resumed')
+    run.log(dict(values), step=max(batch, run.step + 1) if is_late else batch)
+
+
+def wandb_patterns(keys: Iterable[str]) -> list[str]:
+    """Return patterns for `define_metric` that cover these keys; W&B allows a star only at the end.
+
+    Not `metrics/*`, for Composer's own evaluators and its training metrics have such keys too.
+    """
+    tasks = (re.match(r'metrics/.+?/\d+-shot/', key) for key in keys)
+    found = [match.group() for match in tasks if match is not None]
+    return [f'{prefix}*' for prefix in dict.fromkeys([f'{OURS}/', f'{COMPOSITE_PREFIX}/', f'{SCORE_PREFIX}/', *found])]
+
+
+def log_to_tensorboard(destination: TensorboardLogger, rows: Rows, values: dict[str, float], batch: int) -> None:
+    """Write the values to disk at once, and before the first ones the panels of Custom Scalars.
+
+    A resumed training reads what its folder holds and does not write the same again.
+    """
+    if destination.rank_zero_only and dist.get_global_rank() != 0:
+        return
+    writer = destination.writer
+    if writer is None:
+        raise RuntimeError('its writer has been closed')
+    if not rows.is_open:
+        writer.flush()
+        rows.held = scalars_in(Path(writer.log_dir))
+        if not rows.held:
+            writer.add_custom_scalars(tensorboard_layout(values))
+        rows.is_open = True
+    rounded = {key: float(np.float32(value)) for key, value in values.items()}
+    for key in missing(rows.held, rounded, batch, 'TensorboardLogger'):
+        writer.add_scalar(key, values[key], global_step=batch)
+        rows.held[key, batch] = rounded[key]
+    writer.flush()
+
+
+def tensorboard_layout(keys: Iterable[str]) -> dict[str, dict[str, list[Any]]]:
+    """Return the charts with at least one of the keys, by section."""
+    logged = list(keys)
+    found = {
+        section: {title: chart for title, chart in charts.items() if any(re.match(chart[1][0], key) for key in logged)}
+        for section, charts in TENSORBOARD_CHARTS.items()
+    }
+    return {section: charts for section, charts in found.items() if charts}
+
+
+def scalars_in(folder: Path) -> dict[tuple[str, int], float]:
+    """Return our values in TensorBoard's files of a folder, by key and step."""
+    from tensorboard.backend.event_processing import event_file_loader  # type: ignore[import-untyped]
+
+    held = {}
+    for path in sorted(folder.glob('*.tfevents.*')):
+        if BATCH.encode() not in path.read_bytes():
+            continue  # most files of a long training
+        for event in event_file_loader.LegacyEventFileLoader(str(path)).Load():
+            held.update({(value.tag, event.step): value.simple_value for value in event.summary.value})
+    return held
+
+
+def log_to_mlflow(destination: MLFlowLogger, rows: Rows, values: dict[str, float], batch: int) -> None:
+    """Send the values to MLflow's server and wait a short time for its answer.
+
+    `destination.log_metrics` would skip a value equal to the previous one and buffer the others for some seconds.
+    Values that the server did not confirm are sent again with the next evaluation.
+    """
+    if not destination._enabled:
+        return
+    wanted = {
+        destination.rename(key): value
+        for key, value in values.items()
+        if not any(fnmatch.fnmatch(key, pattern) for pattern in destination.ignore_metrics)
+    }
+    if rows.writer is not None:
+        rows.writer.join(MLFLOW_WAIT_SECONDS)  # it may still send earlier evaluations
+    rows.waiting.append((batch, time.time_ns() // 1_000_000, wanted))
+    if rows.writer is None or not rows.writer.is_alive():
+        rows.error = None
+        rows.writer = threading.Thread(target=write_waiting, args=(destination, rows), daemon=True)
+        rows.writer.start()
+        rows.writer.join(MLFLOW_WAIT_SECONDS)
+    if rows.writer.is_alive():
+        raise TimeoutError(f'{destination.tracking_uri} does not answer; {len(rows.waiting)} evaluations are waiting')
+    if rows.error is not None:
+        raise rows.error
+    if rows.waiting:
+        raise RuntimeError(f'the thread that writes to {destination.tracking_uri} failed')
+
+
+def write_waiting(destination: MLFlowLogger, rows: Rows) -> None:
+    """Send all waiting values to MLflow's server, up to the first error, which is kept in `rows`."""
+    from mlflow import MlflowClient
+    from mlflow.entities import Metric
+
+    with logger_errors(destination) as caught:
+        client = MlflowClient(destination.tracking_uri)
+        run = str(destination._run_id)
+        while rows.waiting:
+            batch, time_ms, values = rows.waiting[0]
+            batch_key = destination.rename(BATCH)
+            held: dict[tuple[str, int], float] = {}
+            if any(point.step == batch for point in client.get_metric_history(run, batch_key)):
+                for key in values:
+                    held.update({(key, point.step): point.value for point in client.get_metric_history(run, key)})
+            new = missing(held, values, batch, 'MLFlowLogger')
+            points = [Metric(key, values[key], time_ms, batch) for key in new]  # type: ignore[no-untyped-call]
+            client.log_batch(run, points, synchronous=True)
+            rows.waiting.popleft()
+    rows.error = caught.error
+
+
+def missing(held: Mapping[tuple[str, int], float], values: Mapping[str, float], batch: int, logger: str) -> list[str]:
+    """Return the keys whose value a logger does not hold at a step.
+
+    A resumed training repeats the evaluations after its checkpoint. Scores that differ from the first ones by more than
+    rounding are logged as well, with a warning; times and counts are kept as they are.
+    """
+    new = [key for key in values if (key, batch) not in held]
+    again = [key for key in values if (key, batch) in held and not key.startswith(f'{OURS}/')]
+    changed = [key for key in again if not math.isclose(held[key, batch], values[key], rel_tol=1e-4, abs_tol=1e-6)]
+    if changed:
+        log.warning(
+            '%s holds other values of batch %d already, as of %s: %g, now %g; now it holds both',
+            logger,
+            batch,
+            changed[0],
+            held[changed[0], batch],
+            values[changed[0]],
+        )
+    return new + changed

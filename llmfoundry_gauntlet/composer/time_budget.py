@@ -6,10 +6,10 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from llmfoundry_gauntlet.data.subsets import in_turns
+from llmfoundry_gauntlet.data.examples import in_turns
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.evaluation.run import PreparedEvaluation
-from llmfoundry_gauntlet.metrics.allocation import TaskCosts, allocate, influences
+from llmfoundry_gauntlet.metrics.statistics import TaskCosts, allocate, influences
 from llmfoundry_gauntlet.types import Example, ItemKey
 
 log = logging.getLogger(__name__)

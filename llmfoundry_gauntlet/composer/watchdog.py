@@ -19,10 +19,10 @@ import torch
 from composer.utils import dist
 from torch.distributed import DistError
 
-from llmfoundry_gauntlet.scoring.code.workers import num_programs_run
+from llmfoundry_gauntlet.scoring.code.execution import num_programs_run
 
 if TYPE_CHECKING:
-    from llmfoundry_gauntlet.composer.loader import EvaluationLoader
+    from llmfoundry_gauntlet.composer.loop import EvaluationLoader
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from llmfoundry_gauntlet.config.decode import Problems, describe, suggestion
 from llmfoundry_gauntlet.config.settings import is_interval
-from llmfoundry_gauntlet.config.yaml import find_yaml
+from llmfoundry_gauntlet.config.yaml import Problems, describe, find_yaml, suggestion
 from llmfoundry_gauntlet.errors import ConfigError
 
 CALLBACK = 'eval_gauntlet'  # our callback has the name of llm-foundry's key

@@ -1,9 +1,14 @@
-"""Locate the package's YAML files and sample data, and the cache directory."""
+"""Locate the package's YAML files and sample data, the cache directory, and plugins of installed packages."""
 
 from __future__ import annotations
 
 import os
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from typing import Any
+
+from llmfoundry_gauntlet.errors import ConfigError
 
 PACKAGE = Path(__file__).parent.parent
 FOLDERS = ('yamls', 'eval_data')
@@ -11,6 +16,9 @@ FOLDERS = ('yamls', 'eval_data')
 VARIABLE = 'LLMFOUNDRY_GAUNTLET_CACHE'  # a directory, or OFF
 OFF = 'off'
 FOLDER = 'llmfoundry_gauntlet'  # in the user's cache directory
+TASK_TYPES = 'llmfoundry_gauntlet.task_types'  # each a subclass of Task
+METRICS = 'llmfoundry_gauntlet.metrics'  # each a function from a Task to additional Metrics
+PERTURBATIONS = 'llmfoundry_gauntlet.perturbations'  # each a function from an Example to its variants
 
 
 def shipped(path: str | Path) -> Path:
@@ -33,3 +41,37 @@ def cache_folder(part: str) -> Path | None:
     if not os.path.isabs(base):
         base = os.path.expanduser('~/.cache')
     return Path(base) / FOLDER / part if os.path.isabs(base) else None
+
+
+@cache
+def installed(group: str) -> dict[str, EntryPoint]:
+    """Return a group's entry points sorted by name, without loading them. Raises ConfigError for duplicate names."""
+    points: dict[str, EntryPoint] = {}
+    for point in sorted(entry_points(group=group), key=lambda point: point.name):
+        other = points.setdefault(point.name, point)
+        if other.value != point.value:
+            raise ConfigError(
+                f'{package_of(other)} and {package_of(point)} both have an entry point {point.name} in {group}; '
+                'uninstall one of them'
+            )
+    return points
+
+
+@cache
+def load_installed(group: str) -> dict[str, Any]:
+    """Return the objects of a group's entry points. Raises ConfigError if one cannot be imported."""
+    loaded = {}
+    for name, point in installed(group).items():
+        try:
+            loaded[name] = point.load()
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(
+                f'{package_of(point)}: its entry point {name} in {group} cannot be loaded ({error}); fix or '
+                'uninstall the package'
+            ) from error
+    return loaded
+
+
+def package_of(point: EntryPoint) -> str:
+    """Return the name of the package that defines an entry point."""
+    return point.value if point.dist is None else point.dist.name

@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from llmfoundry_gauntlet.config.decode import Problems, decode, describe
-from llmfoundry_gauntlet.config.plugins import PERTURBATIONS as PERTURBATIONS_GROUP
-from llmfoundry_gauntlet.config.plugins import installed
+from llmfoundry_gauntlet.config.resources import PERTURBATIONS as PERTURBATIONS_GROUP
+from llmfoundry_gauntlet.config.resources import installed
 from llmfoundry_gauntlet.config.tasks import LABEL_PATTERN, MULTIPLE_CHOICE, TaskSpec, task_key
-from llmfoundry_gauntlet.config.yaml import read_key, source_name
+from llmfoundry_gauntlet.config.yaml import Problems, decode, describe, read_key, source_name
 
 SCORE_KEY = 'score'
 MMLU_PRO, AGIEVAL, MATH = 'mmlu_pro', 'agieval', 'math'

@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
-from llmfoundry_gauntlet.data.files import opened
+from llmfoundry_gauntlet.data.readers import opened
 from llmfoundry_gauntlet.data.score_rows import LETTERS
 from llmfoundry_gauntlet.data.stores import is_remote
 from llmfoundry_gauntlet.errors import DataError

@@ -12,8 +12,8 @@ from hashlib import sha1, sha256
 from pathlib import Path
 from urllib.parse import quote
 
-from llmfoundry_gauntlet.config.decode import suggestion
 from llmfoundry_gauntlet.config.resources import PACKAGE
+from llmfoundry_gauntlet.config.yaml import suggestion
 from llmfoundry_gauntlet.errors import ConfigError
 
 PATH = PACKAGE / 'eval_data' / 'manifest.tsv'

@@ -9,13 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmfoundry_gauntlet.config.decode import describe, suggestion
 from llmfoundry_gauntlet.config.score import AGIEVAL, MATH, MMLU_PRO, ScoreSpec
+from llmfoundry_gauntlet.config.yaml import describe, suggestion
 from llmfoundry_gauntlet.data.clusters import cluster_of
-from llmfoundry_gauntlet.data.collection import paused_collection
-from llmfoundry_gauntlet.data.examples import TaskRows, digest_of
-from llmfoundry_gauntlet.data.fields import RowError, field_value, optional_text_field, text_field, texts_field
-from llmfoundry_gauntlet.data.files import locate, read_rows
+from llmfoundry_gauntlet.data.examples import TaskRows, digest_of, paused_collection
+from llmfoundry_gauntlet.data.readers import (
+    RowError,
+    field_value,
+    locate,
+    optional_text_field,
+    read_rows,
+    text_field,
+    texts_field,
+)
 from llmfoundry_gauntlet.errors import DataError
 from llmfoundry_gauntlet.types import Example
 

@@ -17,11 +17,11 @@ from itertools import groupby
 
 import torch
 
-from llmfoundry_gauntlet.engine.continuous_batches import ContinuousBatch, is_family
 from llmfoundry_gauntlet.engine.decoding import NO_CACHE, PROMPT_STREAM, DecodingModel, Usage
 from llmfoundry_gauntlet.engine.kv_cache import KVCache
 from llmfoundry_gauntlet.engine.logits import next_tokens, uniform_draws
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
+from llmfoundry_gauntlet.engine.plan import ContinuousBatch, is_family
 from llmfoundry_gauntlet.engine.stopping import GenerationDecoder, OngoingGeneration
 from llmfoundry_gauntlet.engine.trees import num_shared
 from llmfoundry_gauntlet.errors import ModelError

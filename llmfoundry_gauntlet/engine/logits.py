@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from llmfoundry_gauntlet.tasks.seeds import draw_seed
+from llmfoundry_gauntlet.tasks.fewshot import draw_seed
 from llmfoundry_gauntlet.types import Bools, Floats, GenerateRequest, Ids, Ints, Sampling
 
 CHUNK = 512  # positions at a time, fewer where the vocabulary is large

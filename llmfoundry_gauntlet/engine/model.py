@@ -12,7 +12,6 @@ import numpy.typing as npt
 import torch
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
-from llmfoundry_gauntlet.engine.continuous_batches import CACHED_PER_TOKEN
 from llmfoundry_gauntlet.engine.logits import (
     LogitReader,
     Tail,
@@ -23,7 +22,7 @@ from llmfoundry_gauntlet.engine.logits import (
     rounding_of,
     tail_of,
 )
-from llmfoundry_gauntlet.engine.plan import MASKED_ROWS, PADDED_ROWS, Batch
+from llmfoundry_gauntlet.engine.plan import CACHED_PER_TOKEN, MASKED_ROWS, PADDED_ROWS, Batch
 from llmfoundry_gauntlet.engine.rotary import RotaryLengths, rotary_length
 from llmfoundry_gauntlet.engine.tree_attention import Change, KeyValue, changed, tree_attention, tree_layout
 from llmfoundry_gauntlet.engine.trees import (

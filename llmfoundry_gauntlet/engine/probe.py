@@ -23,11 +23,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from llmfoundry_gauntlet.engine.continuous_batches import ContinuousBatch
 from llmfoundry_gauntlet.engine.decoding import CACHE, GENERATION_LAYOUTS, NO_CACHE, PROMPT_STREAM, TUPLES
 from llmfoundry_gauntlet.engine.generate import Slot, TextGenerator
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
-from llmfoundry_gauntlet.engine.plan import LAYOUTS, MASKED_ROWS, PADDED_ROWS, STREAM, Batch, make_batch, plan
+from llmfoundry_gauntlet.engine.plan import (
+    LAYOUTS,
+    MASKED_ROWS,
+    PADDED_ROWS,
+    STREAM,
+    Batch,
+    ContinuousBatch,
+    make_batch,
+    plan,
+)
 from llmfoundry_gauntlet.engine.tree_attention import Change, changed
 from llmfoundry_gauntlet.engine.trees import Tree, count_prefixes
 from llmfoundry_gauntlet.types import Floats, GenerateRequest, Ids, ItemKey, ScoreRequest

@@ -10,8 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from llmfoundry_gauntlet.engine.continuous_batches import ContinuousBatch
-from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, PAIRS_PER_TOKEN, STREAM, Batch, num_distinct_rows, pairs
+from llmfoundry_gauntlet.engine.plan import (
+    PADDED_ROWS,
+    PAIRS_PER_TOKEN,
+    STREAM,
+    Batch,
+    ContinuousBatch,
+    num_distinct_rows,
+    pairs,
+)
 from llmfoundry_gauntlet.engine.trees import Tree, count_prefixes
 from llmfoundry_gauntlet.types import Generation
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.tasks.base import Task
-from llmfoundry_gauntlet.tasks.encode import Encoder, aligned, spaced
-from llmfoundry_gauntlet.tasks.fit import FittedPrompt
+from llmfoundry_gauntlet.tasks.encode import Encoder, FittedPrompt, aligned, spaced
 from llmfoundry_gauntlet.tasks.items import Preparation
 from llmfoundry_gauntlet.types import Example, GenerateRequest, Ids, Item, Prompt
 

@@ -18,15 +18,22 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from llmfoundry_gauntlet.config.tasks import GauntletSpec
-from llmfoundry_gauntlet.engine.continuous_batches import ContinuousBatch, plan_continuous_batches
-from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, STREAM, Batch, longest_row, plan
+from llmfoundry_gauntlet.engine.plan import (
+    PADDED_ROWS,
+    STREAM,
+    Batch,
+    ContinuousBatch,
+    longest_row,
+    plan,
+    plan_continuous_batches,
+)
 from llmfoundry_gauntlet.engine.rotary import RotaryLengths
 from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, with_programs, with_subsets
 from llmfoundry_gauntlet.metrics.composites import compute_composites
 from llmfoundry_gauntlet.metrics.consistency import PerturbationScore
 from llmfoundry_gauntlet.metrics.keys import metric_stream
 from llmfoundry_gauntlet.metrics.metrics import task_score
-from llmfoundry_gauntlet.scoring.code.workers import submit
+from llmfoundry_gauntlet.scoring.code.execution import submit
 from llmfoundry_gauntlet.tasks import Task, metrics_of
 from llmfoundry_gauntlet.tasks.encode import Encoder
 from llmfoundry_gauntlet.tasks.items import Preparation, item_result, with_alone, with_samples

@@ -2,23 +2,199 @@
 
 from __future__ import annotations
 
+import json
+import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from llmfoundry_gauntlet.config.tasks import task_key
+from llmfoundry_gauntlet.config.yaml import describe
 from llmfoundry_gauntlet.errors import DataError
 from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, with_programs
 from llmfoundry_gauntlet.evaluation.run import Evaluation, summarize
+from llmfoundry_gauntlet.scoring.code.execution import workers
 from llmfoundry_gauntlet.scoring.code.sandbox import Sandbox
-from llmfoundry_gauntlet.scoring.code.workers import workers
 from llmfoundry_gauntlet.tasks import Task
-from llmfoundry_gauntlet.tasks.items import ALONE, item_result, result_of, untokenized_items
-from llmfoundry_gauntlet.types import Answer, Generation, Item, ItemKey, ItemResult, Score, ScoreOutput
+from llmfoundry_gauntlet.tasks.encode import Encoder, spaced
+from llmfoundry_gauntlet.tasks.fewshot import by_category, draw_seed
+from llmfoundry_gauntlet.tasks.items import ALONE, item_result, num_new_tokens, result_of, untokenized_items
+from llmfoundry_gauntlet.types import (
+    Answer,
+    Example,
+    GenerateRequest,
+    Generation,
+    Item,
+    ItemKey,
+    ItemResult,
+    Prompt,
+    Score,
+    ScoreOutput,
+)
 
+CHARACTERS_PER_TOKEN = 2  # of right generations, if there is no tokenizer: few, so that none is truncated
+SAMPLING = ('temperature', 'top_p', 'top_k', 'seed')
+SCORED = dict.fromkeys(('stop', 'max_new_tokens', *SAMPLING))
 MISSING = 'there is no answer'
+
+
+def request_lines(data: EvaluationData, encoder: Encoder | None = None) -> Iterator[str]:
+    """Yield the requests of all tasks, one task after the other.
+
+    Without an encoder `max_new_tokens` is an estimate, and continuations begin with a space, as most tokenizers expect.
+    """
+    for key, task in data.tasks.items():
+        max_new_tokens = token_limits(task, data.examples[key], encoder)
+        for item, prompt in untokenized_items(task, data.examples[key], data.asked(key)):
+            choices = [spaced(text) if encoder is None else encoder.continuation_text(text) for text in item.choices]
+            fields: dict[str, Any] = {**name_fields(item.key), **asked(prompt, encoder), 'choices': choices or None}
+            if isinstance(item.request, GenerateRequest):
+                fields |= generation_fields(item.request, max_new_tokens[item.example.category])
+            else:
+                fields |= SCORED
+            yield json.dumps(fields, ensure_ascii=False)
+
+
+def token_limits(task: Task, examples: Sequence[Example], encoder: Encoder | None) -> dict[str | None, int]:
+    """Return the token limit of generations by category; {} if the task does not generate."""
+
+    def longest(members: Sequence[Example]) -> int:
+        right = {text for example in members for text in task.responses(example.content)}
+        if encoder is not None:
+            return encoder.longest(right)
+        return math.ceil(max(map(len, right)) / CHARACTERS_PER_TOKEN)
+
+    if not task.generates:
+        return {}
+    return {
+        category: num_new_tokens(task, partial(longest, members)) for category, members in by_category(examples).items()
+    }
+
+
+def generation_fields(request: GenerateRequest, max_new_tokens: int) -> dict[str, Any]:
+    """Return the keys that say how to generate."""
+    sampling = request.sampling
+    return {
+        'stop': list(request.stops.strings),
+        'max_new_tokens': max_new_tokens,
+        'temperature': sampling.temperature,
+        'top_p': sampling.top_p,
+        'top_k': sampling.top_k,
+        'seed': draw_seed(sampling, request.key) if sampling.temperature > 0 else None,
+    }
+
+
+def asked(prompt: Prompt, encoder: Encoder | None) -> dict[str, Any]:
+    """Return the text: `messages` if the server has a chat template to apply, else `prompt`.
+
+    `prompt` is a list if each choice has a prompt of its own (schema tasks).
+    """
+    if prompt.chat_template is True or (encoder is not None and encoder.in_chat(prompt)):
+        (text,) = prompt.contexts
+        begun = [{'role': 'assistant', 'content': prompt.lead}] if prompt.lead else []
+        return {'messages': [{'role': 'user', 'content': text}, *begun]}
+    texts = [prompt.preamble + text for text in prompt.own_texts]
+    return {'prompt': texts[0] if len(texts) == 1 else texts}
+
+
+def name_fields(key: ItemKey) -> dict[str, Any]:
+    """Return the keys that name an item in lines of requests and answers."""
+    label, _, shots = key.task.rpartition('/')
+    return {
+        'task': label,
+        'num_shots': int(shots.removesuffix('-shot')),
+        'file': key.file,
+        'row': key.row,
+        'variant': key.variant,
+        'sample': key.sample,
+    }
+
+
+class LineError(ValueError):
+    """Raised for a line that cannot be read as an answer."""
+
+
+def read_answers(path: Path) -> Iterator[Answer]:
+    """Yield the answers of a file. Raise DataError with every invalid line, after all were read."""
+    problems: list[str] = []
+    try:
+        with path.open(encoding='utf-8') as lines:
+            for number, line in enumerate(lines, 1):
+                place = f'{path}:{number}'
+                if not line.strip():
+                    continue
+                try:
+                    yield parse_answer(json.loads(line), place)
+                except json.JSONDecodeError as error:
+                    problems.append(f'{place}: malformed JSON: {error.msg} at column {error.colno}')
+                except LineError as error:
+                    problems.append(f'{place}: {error}')
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f'{path}: cannot be read: {error}') from error
+    if problems:
+        raise DataError(problems)
+
+
+def parse_answer(row: Any, place: str) -> Answer:
+    """Return one line as an Answer. Unknown keys are ignored."""
+    if not isinstance(row, dict):
+        raise LineError(f'is {describe(row)}; allowed: a JSON object')
+    text = optional(row, 'text', str)
+    logprobs = optional_list(row, 'logprobs', (int, float, type(None)))
+    if text is None and logprobs is None:
+        raise LineError('has neither text nor logprobs')
+    num_tokens = optional_list(row, 'num_tokens', int)
+    return Answer(
+        place=place,
+        key=ItemKey(
+            task=task_key(required(row, 'task', str), required(row, 'num_shots', int)),
+            row=required(row, 'row', int),
+            file=optional(row, 'file', str),
+            variant=optional(row, 'variant', str),
+            sample=optional(row, 'sample', int) or 0,
+        ),
+        text=text,
+        logprobs=None if logprobs is None else tuple(math.nan if value is None else float(value) for value in logprobs),
+        num_tokens=None if num_tokens is None else tuple(num_tokens),
+        is_argmax=optional(row, 'is_argmax', bool),
+    )
+
+
+def required(row: dict[str, Any], key: str, kind: type) -> Any:
+    """Return the value at `key`."""
+    if row.get(key) is None:
+        raise LineError(f"the key '{key}' is missing")
+    return optional(row, key, kind)
+
+
+def optional(row: dict[str, Any], key: str, kind: type) -> Any:
+    """Return the value at `key`, None if it is missing."""
+    value = row.get(key)
+    if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
+        raise LineError(f'{key} is {describe(value)}; allowed: {KINDS[kind]}')
+    return value
+
+
+def optional_list(row: dict[str, Any], key: str, kinds: Any) -> list[Any] | None:
+    """Return the list of numbers at `key`, None if it is missing."""
+    value = row.get(key)
+    if value is None:
+        return None
+    if not isinstance(value, list) or not value:
+        raise LineError(f'{key} is {describe(value)}; allowed: a list of numbers')
+    for index, item in enumerate(value):
+        if not isinstance(item, kinds) or isinstance(item, bool):
+            raise LineError(f'{key}[{index}] is {describe(item)}; allowed: a number')
+    return value
+
+
+KINDS = {str: 'text', int: 'a whole number', bool: 'true or false'}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,21 +5,21 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from llmfoundry_gauntlet.config.decode import describe
 from llmfoundry_gauntlet.config.score import PERTURBATIONS
-from llmfoundry_gauntlet.data.atomic import UNFINISHED, sync_folder, unfinished_path, write_synced
+from llmfoundry_gauntlet.config.yaml import describe
+from llmfoundry_gauntlet.data.atomic import UNFINISHED, sync_folder, unfinished_path, write_atomically, write_synced
 from llmfoundry_gauntlet.errors import ConfigError, RecordError
 from llmfoundry_gauntlet.evaluation.run import Evaluation, gauntlet_version
 from llmfoundry_gauntlet.metrics.consistency import PerturbationScore
 from llmfoundry_gauntlet.metrics.metrics import RENAMED
 from llmfoundry_gauntlet.results.samples import SAMPLES, sample_line, samples_file
-from llmfoundry_gauntlet.results.writing import encoded, write_lines
 from llmfoundry_gauntlet.tasks.fewshot import FIXED_VERSION
 from llmfoundry_gauntlet.tasks.score import ScoreTask
 from llmfoundry_gauntlet.types import ItemResult, Measure, TaskScore, TrainingPoint
@@ -27,6 +27,32 @@ from llmfoundry_gauntlet.types import ItemResult, Measure, TaskScore, TrainingPo
 FORMAT_VERSION = 1
 RESULTS = 'results.json'
 NEW_RESULTS, OLD_SAMPLES = 'results', 'old_samples'  # of a run while it replaces another
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Write text lines atomically. Raises RecordError."""
+    try:
+        write_atomically(path, encoded(lines))
+    except OSError as error:
+        raise RecordError(f'{path}: cannot be written: {error.strerror or error}') from error
+
+
+def encoded(lines: Iterable[str]) -> Iterator[bytes]:
+    """Yield text lines as bytes; surrogates are escaped as JSON does."""
+    return (f'{line}\n'.encode('utf-8', 'backslashreplace') for line in lines)
+
+
+def check_writable(folder: Path) -> None:
+    """Raise RecordError if a folder, which may not exist yet, cannot be created or written to."""
+    place = next(path for path in (folder, *folder.parents) if path.exists())
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        raise RecordError(
+            f'{folder}: nothing can be written there ({error.strerror or error}); give another folder, or the right '
+            'to write into this one'
+        ) from error
 
 
 def write_records(

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llmfoundry_gauntlet.config.decode import describe
+from llmfoundry_gauntlet.config.yaml import describe
 from llmfoundry_gauntlet.errors import RecordError
 from llmfoundry_gauntlet.metrics.metrics import RENAMED
 from llmfoundry_gauntlet.types import ItemKey, ItemResult

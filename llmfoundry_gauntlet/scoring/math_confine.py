@@ -13,7 +13,7 @@ import os
 import platform
 import signal
 
-from llmfoundry_gauntlet.scoring.code.seccomp import (
+from llmfoundry_gauntlet.scoring.code.sandbox import (
     ALLOW,
     DENY,
     JUMP_EQUAL,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from llmfoundry_gauntlet.config.plugins import METRICS, TASK_TYPES, load_installed
+from llmfoundry_gauntlet.config.resources import METRICS, TASK_TYPES, load_installed
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.metrics.metrics import Metric
 from llmfoundry_gauntlet.tasks.base import Task

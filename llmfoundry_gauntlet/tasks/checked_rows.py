@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from llmfoundry_gauntlet.data.checks import CheckedRow, TaskFile
-from llmfoundry_gauntlet.data.files import locate
+from llmfoundry_gauntlet.data.readers import locate
 from llmfoundry_gauntlet.data.score_rows import LetteredQuestion, find_files, read_score_rows
 from llmfoundry_gauntlet.errors import ConfigError, DataError
 from llmfoundry_gauntlet.scoring.mathematics import gold_of

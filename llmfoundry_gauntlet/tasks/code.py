@@ -12,12 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from llmfoundry_gauntlet.config.decode import describe
-from llmfoundry_gauntlet.data.fields import RowError, optional_text_field, optional_texts_field, text_field
+from llmfoundry_gauntlet.config.yaml import describe
+from llmfoundry_gauntlet.data.readers import RowError, optional_text_field, optional_texts_field, text_field
 from llmfoundry_gauntlet.metrics.metrics import Metric, accuracy, item_metric, passes_at
-from llmfoundry_gauntlet.scoring.code.languages import LANGUAGES, PYTHON
-from llmfoundry_gauntlet.scoring.code.outcomes import CannotRun
-from llmfoundry_gauntlet.scoring.code.programs import Program, make_program
+from llmfoundry_gauntlet.scoring.code.programs import LANGUAGES, PYTHON, CannotRun, Program, make_program
 from llmfoundry_gauntlet.scoring.code.sandbox import Sandbox
 from llmfoundry_gauntlet.scoring.text import NON_FINITE_GENERATION
 from llmfoundry_gauntlet.tasks.base import TRUNCATED_REASON, TRUNCATED_SHARE, Task

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Callable, Hashable, Iterator, Sequence
 
-from llmfoundry_gauntlet.types import Example
+from llmfoundry_gauntlet.types import Example, ItemKey, Sampling
 
 FIXED_VERSION = 1  # of the draw of fixed shots; stored in results
+
+
+def draw_seed(sampling: Sampling, key: ItemKey) -> int:
+    """Return the seed of one generation, from that of the task and the item's key: 31 bits, as servers accept them."""
+    words = (sampling.seed, key.task, key.file, key.row, key.variant, key.sample)
+    return int.from_bytes(hashlib.sha256(repr(words).encode()).digest()[:4], 'big') >> 1
 
 
 def fewshot_indices(num_examples: int, num_shots: int, *, seed: int) -> Iterator[tuple[int, ...]]:

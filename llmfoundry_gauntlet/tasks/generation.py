@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from llmfoundry_gauntlet.data.fields import RowError, optional_text_field, optional_texts_field, text_field
+from llmfoundry_gauntlet.data.readers import RowError, optional_text_field, optional_texts_field, text_field
 from llmfoundry_gauntlet.metrics.metrics import Metric, accuracy, item_metric
 from llmfoundry_gauntlet.scoring.text import (
     NON_FINITE_GENERATION,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from llmfoundry_gauntlet.data.fields import text_field
+from llmfoundry_gauntlet.data.readers import text_field
 from llmfoundry_gauntlet.metrics.likelihood import gold_bits_per_byte
 from llmfoundry_gauntlet.metrics.metrics import Metric, accuracy
 from llmfoundry_gauntlet.scoring.likelihood import score_argmax

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from llmfoundry_gauntlet.config.tasks import MULTIPLE_CHOICE
-from llmfoundry_gauntlet.data.fields import gold_field, text_field, texts_field
+from llmfoundry_gauntlet.data.readers import gold_field, text_field, texts_field
 from llmfoundry_gauntlet.metrics import likelihood
 from llmfoundry_gauntlet.metrics.metrics import Metric, accuracy
 from llmfoundry_gauntlet.scoring.likelihood import score_choice

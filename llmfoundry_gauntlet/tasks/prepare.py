@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from types import MappingProxyType
 
-from llmfoundry_gauntlet.data.collection import paused_collection
+from llmfoundry_gauntlet.data.examples import paused_collection
 from llmfoundry_gauntlet.tasks.base import Task
 from llmfoundry_gauntlet.tasks.encode import PROMPTS_VERSION
 from llmfoundry_gauntlet.tasks.fewshot import FIXED_VERSION
 from llmfoundry_gauntlet.tasks.items import Preparation
-from llmfoundry_gauntlet.tasks.packed import FORMAT_VERSION, pack, unpack
-from llmfoundry_gauntlet.tasks.token_cache import TokenCache
+from llmfoundry_gauntlet.tasks.token_cache import FORMAT_VERSION, TokenCache, pack, unpack
 from llmfoundry_gauntlet.types import Example, Item, Prompt
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from llmfoundry_gauntlet.data.fields import gold_field, text_field, texts_field
+from llmfoundry_gauntlet.data.readers import gold_field, text_field, texts_field
 from llmfoundry_gauntlet.tasks.multiple_choice import ChoicesTask
 from llmfoundry_gauntlet.types import Prompt
 

@@ -1,19 +1,20 @@
-"""SCORE's prompts: JSON files in the schema of the paper's reference (lm-eval 0.4.13, `prompt_templates.json`)."""
+"""SCORE's prompts (JSON in the schema of lm-eval 0.4.13, the paper's reference) and the variants of a question."""
 
 from __future__ import annotations
 
 import json
 import string
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from llmfoundry_gauntlet.config.decode import Problems, describe, suggestion
-from llmfoundry_gauntlet.config.resources import shipped
+from llmfoundry_gauntlet.config.resources import PERTURBATIONS, load_installed, shipped
 from llmfoundry_gauntlet.config.score import AGIEVAL, MATH, MMLU_PRO, NON_GREEDY, OPTION_ORDER, PROMPT, ScoreSpec
-from llmfoundry_gauntlet.data.score_rows import LETTERS
+from llmfoundry_gauntlet.config.yaml import Problems, describe, suggestion
+from llmfoundry_gauntlet.data.score_rows import LETTERS, LetteredQuestion, MathQuestion
 from llmfoundry_gauntlet.errors import ConfigError
+from llmfoundry_gauntlet.types import Example
 
 NUM_PROMPTS = 10
 OWN_FOLDER = 'eval_data/score/prompts'
@@ -149,3 +150,96 @@ def read_json(path: Path) -> Any:
         raise ConfigError(f'{path}: cannot be read: {error}') from error
     except json.JSONDecodeError as error:
         raise ConfigError(f'{path}:{error.lineno}: malformed JSON: {error.msg} at column {error.colno}') from error
+
+
+@dataclass(frozen=True, slots=True)
+class Posed:
+    """A question with options in one prompt template. `own_gold` is the index of its right option in the data."""
+
+    question: LetteredQuestion
+    template: Template
+    own_gold: int
+
+    @property
+    def text(self) -> str:
+        """Return the whole prompt."""
+        return self.template.text(self.question.text, self.question.options, self.question.topic)
+
+    @property
+    def gold(self) -> int:
+        """Return the index of the right option."""
+        return self.question.gold
+
+    @property
+    def num_choices(self) -> int:
+        """Return the number of options."""
+        return len(self.question.options)
+
+
+@dataclass(frozen=True, slots=True)
+class PosedProblem:
+    """A problem in one prompt template."""
+
+    question: MathQuestion
+    template: Template
+
+    @property
+    def text(self) -> str:
+        """Return the whole prompt."""
+        return self.template.text(self.question.text)
+
+    @property
+    def gold(self) -> str:
+        """Return the right answer."""
+        return self.question.gold
+
+
+def option_order(example: Example, spec: ScoreSpec, templates: Templates) -> Iterator[Example]:
+    """Yield the question with the right option at every label in turn, swapped with the option there."""
+    question: LetteredQuestion = example.content
+    for place in range(len(question.options)):
+        options = list(question.options)
+        options[question.gold], options[place] = options[place], options[question.gold]
+        swapped = replace(question, options=tuple(options), gold=place)
+        yield variant(example, f'{OPTION_ORDER}:{LETTERS[place]}', swapped, templates.option_order)
+
+
+def prompt(example: Example, spec: ScoreSpec, templates: Templates) -> Iterator[Example]:
+    """Yield the question in every prompt template."""
+    for number, template in enumerate(templates.prompt):
+        yield variant(example, f'{PROMPT}:{number}', example.content, template)
+
+
+def non_greedy(example: Example, spec: ScoreSpec, templates: Templates) -> Iterator[Example]:
+    """Yield the same prompt once for each sampling seed."""
+    for seed in spec.seeds:
+        yield variant(example, f'{NON_GREEDY}:{seed}', example.content, templates.non_greedy)
+
+
+Perturbation = Callable[[Example, ScoreSpec, Templates], Iterator[Example]]
+OWN: dict[str, Perturbation] = {OPTION_ORDER: option_order, PROMPT: prompt, NON_GREEDY: non_greedy}
+
+
+def variants(example: Example, spec: ScoreSpec, templates: Templates) -> Iterator[Example]:
+    """Yield all variants of a question."""
+    for name in spec.applied:
+        perturb: Perturbation = OWN.get(name) or load_installed(PERTURBATIONS)[name]
+        yield from perturb(example, spec, templates)
+
+
+def variant(example: Example, name: str, question: LetteredQuestion | MathQuestion, template: Template) -> Example:
+    """Return one variant of an example."""
+    if isinstance(question, MathQuestion):
+        return replace(example, variant=name, content=PosedProblem(question, template))
+    return replace(example, variant=name, content=Posed(question, template, example.content.gold))
+
+
+def perturbation_of(name: str) -> str:
+    """Return the perturbation of a variant."""
+    return name.partition(':')[0]
+
+
+def seed_of(name: str | None) -> int | None:
+    """Return the sampling seed of a variant; None for greedy decoding."""
+    perturbation, _, value = (name or '').partition(':')
+    return int(value) if perturbation == NON_GREEDY else None

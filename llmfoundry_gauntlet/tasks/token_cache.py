@@ -8,24 +8,268 @@ error here costs time and changes no result.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import inspect
+import json
 import logging
 import os
+import tempfile
 import time
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from importlib.metadata import PackageNotFoundError, version
+from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from filelock import FileLock, Timeout
 
 from llmfoundry_gauntlet.data.atomic import UNFINISHED, write_atomically
-from llmfoundry_gauntlet.tasks.packed import PackedItems, from_bytes, to_bytes
+from llmfoundry_gauntlet.tasks.encode import EncodedItem
+from llmfoundry_gauntlet.types import Bools, Ids, Ints
 
+FORMAT_VERSION = 4
+MAGIC = b'gauntlet'
+START = len(MAGIC) + 4  # bytes of the magic word and the checksum of what follows
+ALIGNMENT = 64  # bytes
+# Encoded for the digest, with and without special tokens, to notice the effect of any setting.
+PROBES = (
+    '',
+    ' ',
+    'a',
+    ' a',
+    'Two and two are 4.\n\nHello\tWORLD!  ',
+    '  3.14159\r\n- "x" = {y};',
+    'Stra\u00dfe, \ufb01n, \u6771\u4eac \U0001f642e\u0301',
+)
+LIBRARIES = ('tokenizers', 'transformers', 'sentencepiece', 'tiktoken')
+
+# Attributes and arguments of a tokenizer that no token id depends on and that vary between runs.
+IRRELEVANT = {
+    'name_or_path',
+    'vocab_file',
+    'merges_file',
+    'tokenizer_file',
+    'tokenizer_config_file',
+    'special_tokens_map_file',
+    'added_tokens_file',
+    'chat_template',
+    'model_max_length',
+    'max_len',
+    'verbose',
+    '_in_target_context_manager',
+    '_decode_use_source_tokenizer',
+    '_pad_token_type_id',
+    'clean_up_tokenization_spaces',
+}
 log = logging.getLogger(__name__)
 
 TOKENS = 'tokens'  # subfolder of the cache directory
 SUFFIX, LOCK = '.tokens', '.lock'
 LIMIT_BYTES = 8 * 2**30
 LEFTOVER_SECONDS = 24 * 3600  # older locks and unfinished files are deleted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PackedItems:
+    """Encoded items in flat arrays.
+
+    N = items, C = choices of all items, P = pieces: an item's different contexts, then its continuations.
+    """
+
+    tokens: Ids  # [tokens], piece after piece
+    piece_ends: Ints  # [P], where a piece ends in `tokens`
+    num_contexts: npt.NDArray[np.int32]  # [N], different ones of an item
+    num_choices: npt.NDArray[np.int32]  # [N]
+    context_of: npt.NDArray[np.int32]  # [C], which of its item's contexts a choice follows
+    truncated: Bools  # [N]
+    unscorable: npt.NDArray[np.int32]  # [N], which of `reasons`, or -1
+    prompt_sha256: npt.NDArray[np.uint8]  # [N, 32]
+    max_new_tokens: npt.NDArray[np.int32]  # [N], 0 unless the model generates
+    reasons: tuple[str, ...]
+
+
+ARRAYS = tuple(field.name for field in fields(PackedItems) if field.name != 'reasons')
+
+
+def pack(items: Sequence[EncodedItem]) -> PackedItems:
+    """Return the items as arrays, in their order."""
+    pieces: list[Ids] = []
+    num_contexts: list[int] = []
+    num_choices: list[int] = []
+    context_of: list[int] = []
+    reasons: dict[str | None, int] = {None: -1}
+    for item in items:
+        contexts: dict[int, int] = {}  # equal contexts are the same array
+        for context in item.contexts:
+            if id(context) not in contexts:
+                contexts[id(context)] = len(contexts)
+                pieces.append(context)
+        context_of.extend(contexts[id(context)] for context, _ in zip(item.contexts, item.continuations, strict=False))
+        num_contexts.append(len(contexts))
+        num_choices.append(len(item.continuations))
+        pieces.extend(item.continuations)
+        if item.unscorable not in reasons:
+            reasons[item.unscorable] = len(reasons) - 1
+    hashes = bytes.fromhex(''.join(item.prompt_sha256 for item in items))
+    return PackedItems(
+        tokens=np.concatenate(pieces) if pieces else np.zeros(0, np.int32),
+        piece_ends=np.cumsum([len(piece) for piece in pieces], dtype=np.int64),
+        num_contexts=np.array(num_contexts, np.int32),
+        num_choices=np.array(num_choices, np.int32),
+        context_of=np.array(context_of, np.int32),
+        truncated=np.array([item.truncated for item in items], np.bool_),
+        unscorable=np.array([reasons[item.unscorable] for item in items], np.int32),
+        prompt_sha256=np.frombuffer(hashes, np.uint8).reshape(len(items), 32),
+        max_new_tokens=np.array([item.max_new_tokens for item in items], np.int32),
+        reasons=tuple(reason for reason in reasons if reason is not None),
+    )
+
+
+def unpack(packed: PackedItems) -> Iterator[EncodedItem]:
+    """Yield the items; their token ids are views of the packed ones."""
+    ends = packed.piece_ends.tolist()
+    pieces = iter([packed.tokens[start:end] for start, end in pairwise([0, *ends])])
+    places = pairwise(accumulate(packed.num_choices.tolist(), initial=0))
+    context_of = packed.context_of.tolist()
+    hashes = packed.prompt_sha256.tobytes().hex()
+    reasons = (*packed.reasons, None)  # -1 is the last
+    columns = (packed.num_contexts, packed.truncated, packed.unscorable, packed.max_new_tokens)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    for index, ((start, end), (num_contexts, truncated, reason, max_new_tokens)) in enumerate(
+        zip(places, rows, strict=True)
+    ):
+        contexts = [next(pieces) for _ in range(num_contexts)]
+        yield EncodedItem(
+            contexts=tuple([contexts[place] for place in context_of[start:end]]) or tuple(contexts),
+            continuations=tuple([next(pieces) for _ in range(end - start)]),
+            prompt_sha256=hashes[64 * index : 64 * index + 64],
+            truncated=truncated,
+            unscorable=reasons[reason],
+            max_new_tokens=max_new_tokens,
+        )
+
+
+def to_bytes(packed: PackedItems) -> list[memoryview]:
+    """Return the parts of a file: a magic word, a checksum, the length of the header, the header, the arrays."""
+    arrays = {name: np.ascontiguousarray(getattr(packed, name)) for name in ARRAYS}
+    layout = {name: [array.dtype.str, list(array.shape)] for name, array in arrays.items()}
+    header = json.dumps({'arrays': layout, 'reasons': packed.reasons}).encode()
+    parts: list[bytes | memoryview] = [len(header).to_bytes(4, 'little'), header]
+    size = START + sum(map(len, parts))
+    for array in arrays.values():
+        padding = -size % ALIGNMENT
+        parts += [bytes(padding), array.data.cast('B') if array.size else b'']
+        size += padding + array.nbytes
+    checksum = 0
+    for part in parts:
+        checksum = zlib.crc32(part, checksum)
+    return [memoryview(part) for part in (MAGIC, checksum.to_bytes(4, 'little'), *parts)]
+
+
+def from_bytes(content: npt.NDArray[np.uint8]) -> PackedItems | None:
+    """Return the arrays in a file's content (uint8), as views of it; None if it is damaged or something else."""
+    start = content[:START].tobytes()
+    if len(content) < START + 4 or not start.startswith(MAGIC):
+        return None
+    if zlib.crc32(content[START:].data) != int.from_bytes(start[len(MAGIC) :], 'little'):
+        return None
+    place = START + 4
+    end = place + int.from_bytes(content[START:place].tobytes(), 'little')
+    header = json.loads(content[place:end].tobytes())
+    arrays = {}
+    for name, (dtype, shape) in header['arrays'].items():
+        place = end + -end % ALIGNMENT
+        end = place + int(np.prod(shape)) * np.dtype(dtype).itemsize
+        arrays[name] = content[place:end].view(dtype).reshape(shape)
+    return PackedItems(**arrays, reasons=tuple(header['reasons']))
+
+
+def tokenizer_fingerprint(tokenizer: Any, encode: Callable[[str, bool], Any]) -> str | None:
+    """Return the digest of a Hugging Face tokenizer, None if it is unknown what its ids depend on.
+
+    `encode(text, special)` is how it is used. The probes come first: they reset a truncation or padding left by an
+    earlier use.
+    """
+    probed = [[repr(encode(text, special)) for special in (True, False)] for text in (*PROBES, special_text(tokenizer))]
+    vocabulary = vocabulary_of(tokenizer)
+    sources = foreign_sources(type(tokenizer))
+    if vocabulary is None or sources is None:
+        return None
+    kind = type(tokenizer)
+    described = [f'{kind.__module__}.{kind.__qualname__}', probed, plain_settings(tokenizer), library_versions()]
+    digest = hashlib.sha256(repr(described).encode('utf-8', 'surrogatepass'))
+    for content in (*vocabulary, *sources):
+        digest.update(hashlib.sha256(content).digest())
+    return digest.hexdigest()
+
+
+def tokenizer_name(tokenizer: Any) -> str:
+    """Return the class of a tokenizer, its number of tokens, and 8 digits of its vocabulary, rules and chat template.
+
+    'LlamaTokenizerFast 32000 (1a2b3c4d)' is the same on all machines, and with all versions of the libraries that save
+    it identically. There are no digits if the vocabulary cannot be read.
+    """
+    vocabulary = vocabulary_of(tokenizer)
+    name = f'{type(tokenizer).__name__} {len(tokenizer)}'
+    if vocabulary is None:
+        return name
+    template = repr(getattr(tokenizer, 'chat_template', None)).encode('utf-8', 'surrogatepass')
+    digest = hashlib.sha256(b''.join(hashlib.sha256(content).digest() for content in (*vocabulary, template)))
+    return f'{name} ({digest.hexdigest()[:8]})'
+
+
+def special_text(tokenizer: Any) -> str:
+    """Return a text with all special tokens, which some settings split and others do not."""
+    return ' a'.join(map(str, getattr(tokenizer, 'all_special_tokens', ())))
+
+
+def vocabulary_of(tokenizer: Any) -> list[bytes] | None:
+    """Return the content of a tokenizer: the state of a Rust tokenizer, or the files and arguments of a slow one."""
+    backend = getattr(tokenizer, 'backend_tokenizer', None)
+    if backend is not None and hasattr(backend, 'to_str'):
+        return [backend.to_str().encode('utf-8', 'surrogatepass')]
+    try:
+        added = sorted((index, repr(token)) for index, token in tokenizer.added_tokens_decoder.items())
+        arguments = sorted((key, repr(value)) for key, value in tokenizer.init_kwargs.items() if key not in IRRELEVANT)
+        with tempfile.TemporaryDirectory() as folder:
+            paths = [Path(path) for path in tokenizer.save_vocabulary(folder)]
+            files = [path.name.encode() + b'\0' + path.read_bytes() for path in paths]
+    except (AttributeError, NotImplementedError, OSError, TypeError, ValueError):
+        return None
+    return [repr([added, arguments]).encode('utf-8', 'surrogatepass'), *files]
+
+
+def foreign_sources(kind: type) -> list[bytes] | None:
+    """Return the source files of a tokenizer's classes outside transformers; None if they cannot be read."""
+    foreign = [base for base in kind.__mro__ if base is not object and not base.__module__.startswith('transformers.')]
+    try:
+        return [Path(inspect.getfile(base)).read_bytes() for base in foreign]
+    except (OSError, TypeError):
+        return None
+
+
+def plain_settings(tokenizer: Any) -> list[tuple[str, Any]]:
+    """Return the tokenizer's flags and numbers, such as `add_bos_token`."""
+    return sorted(
+        (name, value)
+        for name, value in getattr(tokenizer, '__dict__', {}).items()
+        if isinstance(value, (bool, int, float)) and name not in IRRELEVANT
+    )
+
+
+def library_versions() -> list[tuple[str, str]]:
+    """Return the installed tokenizer libraries with their versions."""
+    found = []
+    for name in LIBRARIES:
+        try:
+            found.append((name, version(name)))
+        except PackageNotFoundError:
+            continue
+    return found
 
 
 class TokenCache:

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, NamedTuple
 
 from llmfoundry_gauntlet.config.score import GENERATE, LIKELIHOOD, MMLU_PRO, OPTION_ORDER, PROMPT
 from llmfoundry_gauntlet.config.yaml import read_yaml
-from llmfoundry_gauntlet.data.files import locate
+from llmfoundry_gauntlet.data.examples import subset
+from llmfoundry_gauntlet.data.readers import locate
 from llmfoundry_gauntlet.data.score_rows import FILES
-from llmfoundry_gauntlet.data.subsets import subset
 from llmfoundry_gauntlet.types import Example
 
 TASKS_YAML = 'yamls/tasks/gauntlet_v0.1.yaml'

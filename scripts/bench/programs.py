@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from llmfoundry_gauntlet.scoring.code.execution import check_completion
-from llmfoundry_gauntlet.scoring.code.languages import LANGUAGES, missing_tool
-from llmfoundry_gauntlet.scoring.code.programs import Program, make_program
+from llmfoundry_gauntlet.scoring.code.programs import LANGUAGES, Program, make_program, missing_tool
 from llmfoundry_gauntlet.scoring.code.sandbox import NONE, Sandbox, find_sandbox
 
 OUT = Path('runs/bench')

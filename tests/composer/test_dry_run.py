@@ -19,8 +19,7 @@ from composer.models import HuggingFaceModel
 from paths import FIXTURES
 
 from llmfoundry_gauntlet.composer.dry_run import measure
-from llmfoundry_gauntlet.composer.evaluators import prepare_for_model
-from llmfoundry_gauntlet.composer.loader import EvaluationLoader
+from llmfoundry_gauntlet.composer.loop import EvaluationLoader, prepare_for_model
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.engine.plan import MASKED_ROWS, PADDED_ROWS, STREAM
 from llmfoundry_gauntlet.evaluation.inputs import load_data

@@ -16,8 +16,14 @@ from composer import Trainer
 from composer.models import HuggingFaceModel
 
 from llmfoundry_gauntlet import EvalGauntlet
-from llmfoundry_gauntlet.composer.evaluators import prepare_for_model
-from llmfoundry_gauntlet.composer.loader import EvaluationLoader, Found, Step, agreed, language_model_of
+from llmfoundry_gauntlet.composer.loop import (
+    EvaluationLoader,
+    Found,
+    Step,
+    agreed,
+    language_model_of,
+    prepare_for_model,
+)
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.config.yaml import read_yaml
 from llmfoundry_gauntlet.engine.decoding import CACHE, NO_CACHE, TUPLES

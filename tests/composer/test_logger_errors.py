@@ -14,7 +14,7 @@ from composer.loggers import InMemoryLogger, LoggerDestination
 from mlflow.exceptions import MlflowException
 from requests.exceptions import ConnectionError as RequestsConnectionError
 
-from llmfoundry_gauntlet.composer.metric_stream import join_run, log_evaluation
+from llmfoundry_gauntlet.composer.loggers import join_run, log_evaluation
 
 
 class OwnError(Exception):

@@ -4,7 +4,7 @@ import pytest
 
 from llmfoundry_gauntlet import tasks as task_types
 from llmfoundry_gauntlet.errors import ConfigError
-from llmfoundry_gauntlet.evaluation.suite import load_suite
+from llmfoundry_gauntlet.evaluation.inputs import load_suite
 from llmfoundry_gauntlet.tasks.base import Task
 from llmfoundry_gauntlet.tasks.multiple_choice import MultipleChoiceTask
 

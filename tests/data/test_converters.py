@@ -10,7 +10,7 @@ import pytest
 from paths import SHARED_DATA
 from pyarrow import Table, parquet
 
-from llmfoundry_gauntlet.data.converters import CONVERTERS, convert
+from llmfoundry_gauntlet.data.download import CONVERTERS, convert
 from llmfoundry_gauntlet.data.manifest import DataFile, read_manifest, select_files
 from llmfoundry_gauntlet.errors import DataError
 

@@ -17,12 +17,11 @@ from character_tokenizer import CharacterTokenizer
 
 from llmfoundry_gauntlet.config.settings import EvaluationSettings
 from llmfoundry_gauntlet.errors import DataError
-from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, load_data
-from llmfoundry_gauntlet.evaluation.suite import load_suite
+from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, load_data, load_suite
 from llmfoundry_gauntlet.tasks.encode import Encoder
 from llmfoundry_gauntlet.tasks.items import Preparation
-from llmfoundry_gauntlet.tasks.packed import pack, to_bytes
 from llmfoundry_gauntlet.tasks.prepare import describe
+from llmfoundry_gauntlet.tasks.token_cache import pack, to_bytes
 
 QUIZ = [
     {'query': ' Sky? ', 'choices': [' blue', 'green'], 'gold': 0},

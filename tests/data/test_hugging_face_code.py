@@ -13,7 +13,7 @@ import hub_server
 import pytest
 
 from llmfoundry_gauntlet.errors import DataError
-from llmfoundry_gauntlet.evaluation.suite import load_suite
+from llmfoundry_gauntlet.evaluation.inputs import load_suite
 
 hub = hub_server.hub
 ROWS = b'{"context": "a", "continuation": "b"}\n'

@@ -20,7 +20,7 @@ from paths import ROOT
 
 from llmfoundry_gauntlet.data.score_rows import read_score_rows
 from llmfoundry_gauntlet.errors import DataError
-from llmfoundry_gauntlet.evaluation.suite import load_suite
+from llmfoundry_gauntlet.evaluation.inputs import load_suite
 from llmfoundry_gauntlet.results.samples import sample_line
 from llmfoundry_gauntlet.tasks import Task
 from llmfoundry_gauntlet.tasks.encode import Encoder

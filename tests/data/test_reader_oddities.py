@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from llmfoundry_gauntlet.data.files import locate, read_rows
+from llmfoundry_gauntlet.data.readers import locate, read_rows
 from llmfoundry_gauntlet.errors import DataError
-from llmfoundry_gauntlet.evaluation.suite import load_suite
+from llmfoundry_gauntlet.evaluation.inputs import load_suite
 
 ONE, TWO = (
     {'query': 'Sky?', 'choices': ['blue', 'green'], 'gold': 0},

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from llmfoundry_gauntlet.data.files import read_rows
-from llmfoundry_gauntlet.evaluation.suite import load_suite
+from llmfoundry_gauntlet.data.readers import read_rows
+from llmfoundry_gauntlet.evaluation.inputs import load_suite
 
 KINDS = {  # rows of the real files, by task type and folder
     'language_modeling': {

@@ -14,7 +14,7 @@ from paths import ROOT, SHARED_DATA
 
 from llmfoundry_gauntlet.config.tasks import MULTIPLE_CHOICE, TaskSpec
 from llmfoundry_gauntlet.data.examples import TaskRows
-from llmfoundry_gauntlet.data.fields import RowError
+from llmfoundry_gauntlet.data.readers import RowError
 from llmfoundry_gauntlet.data.score_rows import (
     LetteredQuestion,
     MathQuestion,
@@ -23,7 +23,7 @@ from llmfoundry_gauntlet.data.score_rows import (
     split_list,
 )
 from llmfoundry_gauntlet.errors import DataError
-from llmfoundry_gauntlet.evaluation.suite import load_suite
+from llmfoundry_gauntlet.evaluation.inputs import load_suite
 from llmfoundry_gauntlet.tasks import multiple_choice
 from llmfoundry_gauntlet.tasks.score import ScoreTask, read_source
 

@@ -17,7 +17,7 @@ import pytest
 from object_store import S3Server
 
 from llmfoundry_gauntlet.config.tasks import TaskSpec
-from llmfoundry_gauntlet.data.files import read_rows, read_task_rows
+from llmfoundry_gauntlet.data.readers import read_rows, read_task_rows
 from llmfoundry_gauntlet.data.stores import Store, open_filesystem
 from llmfoundry_gauntlet.errors import DataError, StoreError
 

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from llmfoundry_gauntlet.config.settings import decode_settings
-from llmfoundry_gauntlet.data.subsets import subset
+from llmfoundry_gauntlet.data.examples import subset
 from llmfoundry_gauntlet.evaluation.inputs import load_data
 from llmfoundry_gauntlet.types import Example
 

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmfoundry_gauntlet.engine.continuous_batches import (
+from llmfoundry_gauntlet.engine.plan import (
     CACHED_PER_TOKEN,
     LEAST_REQUESTS,
     MOST_BATCHES,
     TOKENS_PER_SLOT,
     ContinuousBatch,
-    families,
     plan_continuous_batches,
+    prompt_families,
 )
 from llmfoundry_gauntlet.engine.ranks import assign_continuous_batches
 from llmfoundry_gauntlet.types import GenerateRequest, ItemKey
@@ -94,7 +94,7 @@ def test_slots_are_bounded_by_tokens_and_batches_by_their_share(wanted, tokens_p
 def test_the_longest_come_first_and_those_that_share_a_prefix_together(wanted, tokens_per_batch: int):
     """Mutation: families in the order of their tokens."""
     requests = [one for one in make_requests(wanted) if one.unscorable is None]
-    found = families(requests)
+    found = prompt_families(requests)
     longest = [max(one.length for one in family) for family in found]
     assert longest == sorted(longest, reverse=True)
     in_batches = [
@@ -117,7 +117,7 @@ def test_families_by_hand():
         prefix[:63],
         [*prefix, 9],
     ]
-    found = families([request(row, prompt) for row, prompt in enumerate(prompts)])
+    found = prompt_families([request(row, prompt) for row, prompt in enumerate(prompts)])
     assert [sorted(one.key.row for one in family) for family in found] == [[4], [0, 2, 6], [5], [1, 3]]
 
 

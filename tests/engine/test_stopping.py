@@ -18,7 +18,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from llmfoundry_gauntlet.engine.logits import uniform_draws
 from llmfoundry_gauntlet.engine.stopping import GenerationDecoder, OngoingGeneration
-from llmfoundry_gauntlet.tasks.seeds import draw_seed
+from llmfoundry_gauntlet.tasks.fewshot import draw_seed
 from llmfoundry_gauntlet.types import GenerateRequest, ItemKey, Sampling, StopRule
 
 EOS = '</s>'

@@ -24,7 +24,7 @@ import transformers.models.gpt2.modeling_gpt2  # noqa: F401
 
 from llmfoundry_gauntlet import evaluate
 from llmfoundry_gauntlet.composer import watchdog
-from llmfoundry_gauntlet.composer.loader import EvaluationLoader
+from llmfoundry_gauntlet.composer.loop import EvaluationLoader
 from llmfoundry_gauntlet.errors import GauntletError, print_problems
 
 

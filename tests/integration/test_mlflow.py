@@ -14,8 +14,7 @@ from composer.loggers import InMemoryLogger, MLFlowLogger
 from logged_values import MLflowServer, memory_values, mlflow_values, recorded, sorted_values, warnings_of
 
 from llmfoundry_gauntlet import evaluate
-from llmfoundry_gauntlet.composer import metric_stream
-from llmfoundry_gauntlet.composer.metric_stream import join_run
+from llmfoundry_gauntlet.composer.loggers import join_run
 
 pytestmark = pytest.mark.slow  # the server takes ten seconds to start
 mlflow_server = logged_values.mlflow_server
@@ -109,7 +108,7 @@ def test_values_for_an_unavailable_server_are_logged_with_the_next_evaluation(
     monkeypatch.setenv('MLFLOW_HTTP_REQUEST_MAX_RETRIES', retries)
 
     def wait(seconds: float) -> None:
-        monkeypatch.setattr(metric_stream, 'MLFLOW_WAIT_SECONDS', seconds)
+        monkeypatch.setattr(loggers, 'MLFLOW_WAIT_SECONDS', seconds)
 
     wait(200.0)
     memory = InMemoryLogger()

@@ -22,8 +22,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.distributed import checkpoint as sharded
 from watched import record, states, train
 
-from llmfoundry_gauntlet.composer.claims import Claims
-from llmfoundry_gauntlet.composer.watch import Due, Watcher, WatchSettings, evaluate_due
+from llmfoundry_gauntlet.composer.watch import Claims, Due, Watcher, WatchSettings, evaluate_due
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.evaluation.inputs import load_data
 

@@ -5,8 +5,7 @@ from typing import Any
 
 from reference_accuracy import reference_accuracy
 
-from llmfoundry_gauntlet.metrics.consistency import VariantResult
-from llmfoundry_gauntlet.metrics.reference_consistency import reference_consistency_rate
+from llmfoundry_gauntlet.metrics.consistency import VariantResult, reference_consistency_rate
 
 LABELS = {'mmlu_pro': 'ABCDEFGHIJ', 'agieval': 'ABCD', 'math': ''}
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmfoundry_gauntlet.config.decode import Problems, decode
 from llmfoundry_gauntlet.config.tasks import GauntletSpec
-from llmfoundry_gauntlet.metrics.allocation import TaskCosts, allocate, influences
+from llmfoundry_gauntlet.config.yaml import Problems, decode
+from llmfoundry_gauntlet.metrics.statistics import TaskCosts, allocate, influences
 
 TASKS = st.dictionaries(
     st.sampled_from('abcdef'),

@@ -13,8 +13,7 @@ from paths import FIXTURES
 from reference_accuracy import reference_accuracy
 from score_cases import differences
 
-from llmfoundry_gauntlet.metrics.consistency import VariantResult, perturbation_score
-from llmfoundry_gauntlet.metrics.reference_consistency import reference_consistency_rate
+from llmfoundry_gauntlet.metrics.consistency import VariantResult, perturbation_score, reference_consistency_rate
 from llmfoundry_gauntlet.types import Measure
 
 RECORDED = json.loads((FIXTURES / 'score' / 'functions.json').read_text(encoding='utf-8'))

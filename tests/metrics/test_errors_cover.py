@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pytest
 from clustered_items import interval
 
-from llmfoundry_gauntlet.evaluation.suite import load_suite
+from llmfoundry_gauntlet.evaluation.inputs import load_suite
 from llmfoundry_gauntlet.metrics.comparison import CONFIDENT, course, difference
 from llmfoundry_gauntlet.metrics.composites import compute_composites
 from llmfoundry_gauntlet.metrics.likelihood import choice_metrics, pmi

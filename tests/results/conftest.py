@@ -11,7 +11,7 @@ import pytest
 from answered_runs import GAUNTLET, KINDS, QUESTIONS, ROWS, TEMPLATE, answers, words, write_yaml
 from command_line import run_cli
 
-from llmfoundry_gauntlet.results.writing import write_lines
+from llmfoundry_gauntlet.results.files import write_lines
 
 
 @pytest.fixture

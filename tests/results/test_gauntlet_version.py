@@ -12,7 +12,7 @@ from answered_runs import ROWS, record_of
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.evaluation.inputs import load_data
 from llmfoundry_gauntlet.evaluation.run import gauntlet_version
-from llmfoundry_gauntlet.results.writing import write_lines
+from llmfoundry_gauntlet.results.files import write_lines
 
 
 def version(folder: Path, **changes: Any) -> str:

@@ -16,9 +16,9 @@ from command_line import run_cli
 
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.evaluation.inputs import load_data
+from llmfoundry_gauntlet.results.files import write_lines
 from llmfoundry_gauntlet.results.runs import read_run, read_runs
 from llmfoundry_gauntlet.results.samples import samples_file
-from llmfoundry_gauntlet.results.writing import write_lines
 
 # The same numbers again.
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from answered_runs import edit, files_of
 
+from llmfoundry_gauntlet.results.files import write_lines
 from llmfoundry_gauntlet.results.samples import samples_file
-from llmfoundry_gauntlet.results.writing import write_lines
 
 
 def test_the_folder_of_the_earlier_run_is_refused_under_any_name(gauntlet, make_run, tmp_path: Path):

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmfoundry_gauntlet.results.files import read_results
+from llmfoundry_gauntlet.results.files import read_results, write_lines
 from llmfoundry_gauntlet.results.samples import read_samples, sample_line, samples_file
-from llmfoundry_gauntlet.results.writing import write_lines
 from llmfoundry_gauntlet.types import ItemKey, ItemResult
 
 TEXTS = st.text(max_size=8) | st.sampled_from(['\n', '\r\n', '\x85', '\u2028', '\0', '"\\', 'é\U0001f600'])

@@ -4,8 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from llmfoundry_gauntlet.scoring.numbers import number_in, quantity_of
-from llmfoundry_gauntlet.scoring.text import is_numeric_match
+from llmfoundry_gauntlet.scoring.text import is_numeric_match, number_in, quantity_of
 
 SAME = [
     # the number alone, and words, money and full stops around it

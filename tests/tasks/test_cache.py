@@ -7,8 +7,7 @@ import pytest
 
 from llmfoundry_gauntlet.config.resources import cache_folder
 from llmfoundry_gauntlet.tasks import token_cache as cache_module
-from llmfoundry_gauntlet.tasks.packed import pack
-from llmfoundry_gauntlet.tasks.token_cache import LEFTOVER_SECONDS, NO_CACHE, TOKENS, TokenCache
+from llmfoundry_gauntlet.tasks.token_cache import LEFTOVER_SECONDS, NO_CACHE, TOKENS, TokenCache, pack
 
 EMPTY = pack([])
 

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmfoundry_gauntlet.tasks.encode import EncodedItem
-from llmfoundry_gauntlet.tasks.packed import ALIGNMENT, ARRAYS, from_bytes, pack, to_bytes, unpack
+from llmfoundry_gauntlet.tasks.token_cache import ALIGNMENT, ARRAYS, from_bytes, pack, to_bytes, unpack
 
 IDS = st.lists(st.integers(0, 2**31 - 1), max_size=6).map(lambda ids: np.array(ids, np.int32))
 

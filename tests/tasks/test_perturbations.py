@@ -8,8 +8,16 @@ from hypothesis import strategies as st
 
 from llmfoundry_gauntlet.config.score import ScoreSpec
 from llmfoundry_gauntlet.data.score_rows import LetteredQuestion, MathQuestion
-from llmfoundry_gauntlet.tasks.perturbations import Posed, PosedProblem, perturbation_of, seed_of, variants
-from llmfoundry_gauntlet.tasks.templates import NO_TEMPLATE, Template, Templates
+from llmfoundry_gauntlet.tasks.templates import (
+    NO_TEMPLATE,
+    Posed,
+    PosedProblem,
+    Template,
+    Templates,
+    perturbation_of,
+    seed_of,
+    variants,
+)
 from llmfoundry_gauntlet.types import Example
 
 TEN = tuple(Template(f'{number}. {{question}}{{options}}') for number in range(10))

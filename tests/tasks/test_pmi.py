@@ -12,8 +12,7 @@ from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.engine.fake import FakeLanguageModel
 from llmfoundry_gauntlet.evaluation.inputs import load_data
 from llmfoundry_gauntlet.evaluation.run import Evaluation, conclude, plan_evaluation, prepare_evaluation
-from llmfoundry_gauntlet.results.external import score_answers
-from llmfoundry_gauntlet.results.requests import request_lines
+from llmfoundry_gauntlet.results.external import request_lines, score_answers
 from llmfoundry_gauntlet.results.samples import sample_line
 from llmfoundry_gauntlet.tasks.encode import Encoder
 from llmfoundry_gauntlet.tasks.items import ALONE

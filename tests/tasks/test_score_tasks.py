@@ -12,12 +12,12 @@ import pytest
 
 from llmfoundry_gauntlet.data.score_rows import LetteredQuestion, MathQuestion
 from llmfoundry_gauntlet.errors import ConfigError, DataError
-from llmfoundry_gauntlet.evaluation.suite import load_suite
+from llmfoundry_gauntlet.evaluation.inputs import load_suite
 from llmfoundry_gauntlet.scoring.likelihood import NON_FINITE
 from llmfoundry_gauntlet.scoring.text import NON_FINITE_GENERATION
 from llmfoundry_gauntlet.tasks.encode import Encoder
+from llmfoundry_gauntlet.tasks.fewshot import draw_seed
 from llmfoundry_gauntlet.tasks.items import Preparation, item_result, untokenized_items
-from llmfoundry_gauntlet.tasks.perturbations import Posed, PosedProblem
 from llmfoundry_gauntlet.tasks.score import (
     TRUNCATED_REASON,
     UNPARSED,
@@ -27,8 +27,7 @@ from llmfoundry_gauntlet.tasks.score import (
     ScoreTask,
     read_variants,
 )
-from llmfoundry_gauntlet.tasks.seeds import draw_seed
-from llmfoundry_gauntlet.tasks.templates import Template
+from llmfoundry_gauntlet.tasks.templates import Posed, PosedProblem, Template
 from llmfoundry_gauntlet.types import Generation, ItemKey, Sampling, Score, ScoreOutput, StopRule
 
 KEY = ItemKey('score_mmlu_pro/0-shot', 0, variant='prompt:0')

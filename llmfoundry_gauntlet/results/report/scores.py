@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
-from llmfoundry_gauntlet.config.decode import describe
+from llmfoundry_gauntlet.config.yaml import describe
 from llmfoundry_gauntlet.errors import ConfigError, RecordError
 from llmfoundry_gauntlet.metrics.comparison import CONFIDENT
 from llmfoundry_gauntlet.results.files import RESULTS, find_results

@@ -16,9 +16,15 @@ from pathlib import Path
 
 from llmfoundry_gauntlet.config.resources import cache_folder
 from llmfoundry_gauntlet.data.atomic import write_atomically
-from llmfoundry_gauntlet.scoring.code.languages import COMPILER, RUNNERS, runner
-from llmfoundry_gauntlet.scoring.code.outcomes import CannotRun, Undecided
-from llmfoundry_gauntlet.scoring.code.programs import Program, signature_of
+from llmfoundry_gauntlet.scoring.code.programs import (
+    COMPILER,
+    RUNNERS,
+    CannotRun,
+    Program,
+    Undecided,
+    runner,
+    signature_of,
+)
 from llmfoundry_gauntlet.scoring.code.sandbox import (
     INSIDE,
     MIB,

@@ -7,18 +7,47 @@ it can only answer calls, rightly or wrongly. Anything undecided in time is wron
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import os
+import select
 import signal
 import subprocess
+import threading
 import time
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from llmfoundry_gauntlet.scoring.code.cpp import build_completion, build_problem
-from llmfoundry_gauntlet.scoring.code.languages import LANGUAGES, Interpreter, cpp_command
-from llmfoundry_gauntlet.scoring.code.outcomes import LATE, CannotRun, Outcome, Undecided
-from llmfoundry_gauntlet.scoring.code.programs import Program, make_program, whole_text
-from llmfoundry_gauntlet.scoring.code.sandbox import Sandbox, file_in_memory, started
-from llmfoundry_gauntlet.scoring.code.servers import Pipes, server_for
+from llmfoundry_gauntlet.scoring.code.programs import (
+    COMPLETION,
+    LANGUAGES,
+    LATE,
+    TESTS,
+    CannotRun,
+    Interpreter,
+    Outcome,
+    Program,
+    Undecided,
+    cpp_command,
+    make_program,
+    whole_text,
+)
+from llmfoundry_gauntlet.scoring.code.sandbox import Running, Sandbox, file_in_memory, started
 
+Result = TypeVar('Result')
+_num_programs_run = 0
+_lock = threading.Lock()
+NUM_TESTS = 16  # of one process
+NUM_WAITING = 2  # processes started ahead of their programs
+IDLE_SECONDS = 10.0  # after which no process is used again; by itself it ends after three times as long
+MAX_VERDICT = 65536  # bytes
+
+_of_thread = threading.local()  # a sandbox dies with the thread that started it
 SELF_TEST_SECONDS = 60.0
 SECONDS = 10.0  # of wall time, for a completion and all that is done for it
 
@@ -34,6 +63,188 @@ STATUSES = {  # 90 to 92 are those of runners/remote.hpp
     signal.SIGABRT: UNEXPECTED,
     128 + signal.SIGABRT: UNEXPECTED,
 }
+
+
+@functools.cache
+def workers() -> ThreadPoolExecutor:
+    """Return threads that each run one program, as many as there are processors for this rank.
+
+    They live as long as the process: a sandbox dies with the thread that started it.
+    """
+    num_ranks = int(os.environ.get('LOCAL_WORLD_SIZE', '1'))
+    count = max(1, len(os.sched_getaffinity(0)) // max(1, num_ranks))
+    return ThreadPoolExecutor(max_workers=count, thread_name_prefix='program')
+
+
+def submit(run: Callable[..., Result], *arguments: Any) -> Future[Result]:
+    """Run a program on one of the workers."""
+    future = workers().submit(run, *arguments)
+    future.add_done_callback(_count)
+    return future
+
+
+def _count(_: Future[Any]) -> None:
+    global _num_programs_run
+    with _lock:
+        _num_programs_run += 1
+
+
+def num_programs_run() -> int:
+    """Return the number of programs that were run in this process."""
+    return _num_programs_run
+
+
+class Pipes:
+    """Pipes whose ends are closed together, or one by one."""
+
+    def __init__(self) -> None:
+        self._open: set[int] = set()
+
+    def make(self) -> tuple[int, int]:
+        """Return the end to read from, and the end to write to."""
+        ends = os.pipe()
+        self._open.update(ends)
+        return ends
+
+    def close(self, *ends: int) -> None:
+        """Close these ends."""
+        for end in ends:
+            self._open.discard(end)
+            os.close(end)
+
+    def close_all(self) -> None:
+        """Close the ends that are open."""
+        self.close(*self._open)
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A started process for a completion, which gets its program through a pipe."""
+
+    running: Running
+    program: int
+    since: float
+
+    @property
+    def is_usable(self) -> bool:
+        """Return whether it is alive, and will be for a while."""
+        return time.monotonic() - self.since <= IDLE_SECONDS and self.running.process.poll() is None
+
+
+class TestServer:
+    """A process that runs tests, and processes started ahead for their completions. All end with the object."""
+
+    __test__ = False  # pytest, it is no test
+
+    def __init__(self, interpreter: Interpreter, sandbox: Sandbox) -> None:
+        self.num_run = 0
+        self._sandbox = sandbox
+        self._command = interpreter
+        self._pipes = Pipes()
+        self._waiting: list[Waiting] = []
+        self._last_used = time.monotonic()
+        with ExitStack() as after_failure:
+            after_failure.callback(self._pipes.close_all)
+            tests, self._tests = self._pipes.make()
+            self._outcomes, outcomes = self._pipes.make()
+            pairs = [(*self._pipes.make(), *self._pipes.make()) for _ in range(NUM_TESTS)]
+            self._ends = [(calls, results) for calls, _, _, results in pairs]
+            theirs = [outcomes, *(end for _, calls, results, _ in pairs for end in (calls, results))]
+            command = self._command(TESTS, *theirs, num_tests=NUM_TESTS)
+            self._running = sandbox.start(command, stdin=tests, pass_fds=theirs)
+            after_failure.pop_all()
+        self.close = weakref.finalize(self, end_processes, self._running, self._waiting, self._pipes)
+        self._pipes.close(tests, *theirs)
+
+    @property
+    def is_usable(self) -> bool:
+        """Return whether it is alive and takes another test."""
+        is_idle = time.monotonic() - self._last_used > IDLE_SECONDS
+        is_alive = self.close.alive and not is_idle and self._running.process.poll() is None
+        return is_alive and (self._waiting[0].is_usable if self._waiting else bool(self._ends))
+
+    def start_completion(self, program: dict[str, Any]) -> Running:
+        """Return the process of the next test's completion, with its program. The caller stops it. Raise OSError."""
+        if not self._waiting:
+            self._start_waiting()
+        waiting = self._waiting.pop(0)
+        with suppress(BrokenPipeError):  # where it has ended, which its test will say
+            write_line(waiting.program, program)
+        self._pipes.close(waiting.program)
+        return waiting.running
+
+    def run(self, test: dict[str, Any], deadline: float) -> bytes:
+        """Return what the next test says, as a line; none where its process ended first. Raises Undecided, OSError."""
+        self.num_run += 1
+        try:
+            write_line(self._tests, test)
+        except BrokenPipeError:
+            return b''
+        if self.num_run > 1:  # so there is more than one program
+            while self._ends and len(self._waiting) < NUM_WAITING:
+                self._start_waiting()
+        said = wait_for_line(self._outcomes, self._running, deadline)
+        self._running.check_started()
+        self._last_used = time.monotonic()
+        return said
+
+    def _start_waiting(self) -> None:
+        """Start a process for the next completion without one."""
+        ends = self._ends.pop(0)
+        stdin, program = self._pipes.make()
+        running = self._sandbox.start(self._command(COMPLETION, *ends), stdin=stdin, pass_fds=ends)
+        self._waiting.append(Waiting(running, program, time.monotonic()))
+        self._pipes.close(stdin, *ends)
+
+
+def write_line(descriptor: int, message: dict[str, Any]) -> None:
+    """Write a message to a pipe. Raise BrokenPipeError."""
+    with open(descriptor, 'wb', closefd=False) as stream:
+        stream.write(json.dumps(message).encode() + b'\n')
+
+
+def end_processes(tests: Running, waiting: list[Waiting], pipes: Pipes) -> None:
+    """End the processes and close their pipes."""
+    pipes.close_all()
+    for running in (tests, *(one.running for one in waiting)):
+        running.stop()
+
+
+def server_for(interpreter: Interpreter, sandbox: Sandbox) -> TestServer:
+    """Return this thread's process for tests of a language."""
+    servers: dict[tuple[Interpreter, Sandbox], TestServer] = _of_thread.__dict__.setdefault('servers', {})
+    server = servers.get((interpreter, sandbox))
+    if server is None or not server.is_usable:
+        if server is not None:
+            server.close()
+        server = servers[interpreter, sandbox] = TestServer(interpreter, sandbox)
+    return server
+
+
+def wait_for_line(descriptor: int, running: Running, deadline: float) -> bytes:
+    """Return what a process writes until it ends a line or itself. Raises Undecided where it does neither in time."""
+    said = b''
+    ended = os.pidfd_open(running.process.pid)
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        poll.register(ended, select.POLLIN)  # for a child that another thread forked may hold the pipe open
+        while not said.endswith(b'\n'):
+            left = deadline - time.monotonic()
+            ready = dict(poll.poll(left * 1000)) if left > 0 else {}
+            if not ready:
+                raise Undecided(LATE)
+            if ready.get(descriptor, 0) & select.POLLIN:
+                said += os.read(descriptor, MAX_VERDICT)
+            elif ended in ready:
+                break
+            if len(said) > MAX_VERDICT:
+                raise Undecided('the test said too much')
+            if ready.get(descriptor) == select.POLLHUP:
+                poll.unregister(descriptor)
+    finally:
+        os.close(ended)
+    return said
 
 
 def check_completion(program: Program, completion: str, sandbox: Sandbox, *, seconds: float = SECONDS) -> Outcome:

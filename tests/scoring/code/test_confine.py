@@ -19,8 +19,16 @@ from pathlib import Path
 import pytest
 
 from llmfoundry_gauntlet.scoring.code import sandbox as sandbox_module
-from llmfoundry_gauntlet.scoring.code.sandbox import BUBBLEWRAP, Command, Limits, Mount, Sandbox, environment, in_memory
-from llmfoundry_gauntlet.scoring.code.seccomp import seccomp_filter
+from llmfoundry_gauntlet.scoring.code.sandbox import (
+    BUBBLEWRAP,
+    Command,
+    Limits,
+    Mount,
+    Sandbox,
+    environment,
+    in_memory,
+    seccomp_filter,
+)
 
 CONFINE = Path(sandbox_module.__file__).parent / 'runners' / 'confine.py'
 NOBODY = ('--reuid=65534', '--regid=65534', '--clear-groups')

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from llmfoundry_gauntlet.scoring.code.languages import CPP, JAVASCRIPT, PYTHON
 from llmfoundry_gauntlet.scoring.code.programs import (
+    CPP,
+    JAVASCRIPT,
+    PYTHON,
     make_program,
     signature_of,
     split_parameters,

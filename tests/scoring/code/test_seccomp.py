@@ -6,8 +6,8 @@ import struct
 
 import pytest
 
-from llmfoundry_gauntlet.scoring.code.outcomes import SandboxError
-from llmfoundry_gauntlet.scoring.code.seccomp import (
+from llmfoundry_gauntlet.scoring.code.programs import SandboxError
+from llmfoundry_gauntlet.scoring.code.sandbox import (
     ALLOW,
     AUDIT_ARCH,
     CLONE,

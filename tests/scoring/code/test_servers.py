@@ -10,13 +10,17 @@ import time
 
 import pytest
 
-from llmfoundry_gauntlet.scoring.code import servers
-from llmfoundry_gauntlet.scoring.code.execution import check_completion
-from llmfoundry_gauntlet.scoring.code.languages import JAVASCRIPT, LANGUAGES, PYTHON
-from llmfoundry_gauntlet.scoring.code.outcomes import Outcome
-from llmfoundry_gauntlet.scoring.code.programs import Program, make_program
+from llmfoundry_gauntlet.scoring.code import execution
+from llmfoundry_gauntlet.scoring.code.execution import (
+    NUM_TESTS,
+    NUM_WAITING,
+    TestServer,
+    Waiting,
+    check_completion,
+    server_for,
+)
+from llmfoundry_gauntlet.scoring.code.programs import JAVASCRIPT, LANGUAGES, PYTHON, Outcome, Program, make_program
 from llmfoundry_gauntlet.scoring.code.sandbox import Sandbox
-from llmfoundry_gauntlet.scoring.code.servers import NUM_TESTS, NUM_WAITING, TestServer, Waiting, server_for
 from tests.programs import need, problem, right, sandbox
 
 PROMPTS = {PYTHON: 'def f():\n', JAVASCRIPT: 'const f = () => {\n'}
@@ -106,7 +110,7 @@ def test_with_its_thread_goes_the_process():
 
 def test_one_that_was_idle_is_not_used_again(monkeypatch: pytest.MonkeyPatch):
     server = server_for(LANGUAGES[PYTHON].interpreter, sandbox())
-    monkeypatch.setattr(servers, 'IDLE_SECONDS', 0.0)
+    monkeypatch.setattr(execution, 'IDLE_SECONDS', 0.0)
     time.sleep(0.01)
     assert server_for(LANGUAGES[PYTHON].interpreter, sandbox()) is not server
 
@@ -153,7 +157,7 @@ def test_a_program_may_be_longer_than_a_pipe_holds(language: str):
 def test_one_that_waited_long_is_not_used(monkeypatch: pytest.MonkeyPatch):
     waiting_of(PYTHON)
     server = server_for(LANGUAGES[PYTHON].interpreter, sandbox())
-    server._waiting[0] = dataclasses.replace(server._waiting[0], since=time.monotonic() - servers.IDLE_SECONDS - 1)
+    server._waiting[0] = dataclasses.replace(server._waiting[0], since=time.monotonic() - execution.IDLE_SECONDS - 1)
     assert server_for(LANGUAGES[PYTHON].interpreter, sandbox()) is not server
 
 

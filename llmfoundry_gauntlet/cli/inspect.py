@@ -1,37 +1,238 @@
-"""`gauntlet explain`: show the exact prompt of one item, and how a generation is scored."""
+"""`gauntlet ls`, `validate` and `explain`: list tasks and the state of their data, check YAML files, show one item."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llmfoundry_gauntlet.cli.data import PLAIN_WIDTH, STYLES, presence
 from llmfoundry_gauntlet.cli.options import (
+    CHECK_FAILED,
+    GAUNTLET,
     GAUNTLET_TASKS,
     Confinement,
     DataRoot,
     Fewshot,
+    Gauntlet,
     Length,
     Score,
     Semantics,
     Tasks,
     check_options,
 )
-from llmfoundry_gauntlet.errors import ConfigError
+from llmfoundry_gauntlet.errors import ConfigError, GauntletError, print_problems
 
 if TYPE_CHECKING:
     from llmfoundry_gauntlet.config.settings import EvaluationSettings
+    from llmfoundry_gauntlet.config.tasks import GauntletSpec
     from llmfoundry_gauntlet.evaluation.explanation import AskedItem, Token, TokenizedItem
-    from llmfoundry_gauntlet.evaluation.suite import Suite
+    from llmfoundry_gauntlet.evaluation.inputs import Suite
     from llmfoundry_gauntlet.tasks import Task
     from llmfoundry_gauntlet.types import Example, ItemResult, StopRule
 
+NO_CATEGORY = 'in no category'
 VISIBLE = str.maketrans({' ': '·', '\t': '⇥\t', '\n': '↵\n', '\r': '␍', '\u00a0': '⍽'})
 NUM_TOKENS = 48  # listed, from the end of the prompt
 NUM_STOPS = 6  # listed
 NEEDS = {'max_seq_len': ('model',), 'all_tokens': ('model',), 'sandbox': ('answer',)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """A listed task. `rows` counts the lines of its data file; None if the file is missing or remote."""
+
+    category: str
+    task: str
+    num_shots: int
+    type: str
+    chance: float | None
+    dataset_uri: str
+    rows: int | None
+    data: str
+
+
+def ls(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar='[NAME]...', help='Labels or categories to list. Default: all.')
+    ] = None,
+    tasks: Tasks = None,
+    gauntlet: Gauntlet = None,
+    score: Score = None,
+    data_root: DataRoot = 'eval_data',
+    as_json: Annotated[bool, typer.Option('--json', help='Print JSON instead of a table.')] = False,
+) -> None:
+    """List tasks by category: shots, type, chance, rows and state of the data. Default: the Gauntlet v0.1.0.
+
+    gauntlet ls
+
+    gauntlet ls safety programming --data-root data
+
+    gauntlet ls --tasks my_tasks.yaml
+    """
+    from llmfoundry_gauntlet.config.yaml import suggestion
+    from llmfoundry_gauntlet.errors import ConfigError
+    from llmfoundry_gauntlet.evaluation.inputs import load_suite
+
+    is_default = tasks is None and score is None
+    suite = load_suite(
+        GAUNTLET_TASKS if is_default else tasks, gauntlet or (GAUNTLET if is_default else None), score, is_partial=True
+    )
+    listed = list_tasks(suite, data_root)
+    known = {name for one in listed for name in (one.category, one.task)}
+    unknown = [
+        f'{name}: no such task or category{suggestion(name, known)}' for name in names or () if name not in known
+    ]
+    if unknown:
+        raise ConfigError(unknown)
+    chosen = [one for one in listed if not names or {one.category, one.task} & set(names)]
+    if as_json:
+        typer.echo(json.dumps([asdict(one) for one in chosen], indent=1))
+    else:
+        print_tasks(chosen, data_root)
+
+
+def list_tasks(suite: Suite, data_root: str) -> list[Listed]:
+    """Return tasks in the gauntlet's order of categories, then those in none; a task may appear in several."""
+    places = places_of(suite.gauntlet)
+    order = dict.fromkeys(name for found in places.values() for name, _ in found)
+    ranks = {name: rank for rank, name in enumerate(order)}
+    found = [
+        (ranks.get(category, len(ranks)), listed_task(task, category, chance, data_root))
+        for task in suite.tasks
+        for category, chance in places.get(task.key, [(NO_CATEGORY, None)])
+    ]
+    return [one for _, one in sorted(found, key=lambda pair: pair[0])]
+
+
+def places_of(gauntlet: GauntletSpec | None) -> dict[str, list[tuple[str, float | None]]]:
+    """Return the categories of each task by '{label}/{n}-shot', with the accuracy of guessing."""
+    places: dict[str, list[tuple[str, float | None]]] = {}
+    for category in () if gauntlet is None else gauntlet.categories:
+        for benchmark in category.benchmarks:
+            places.setdefault(benchmark.key, []).append((category.name, benchmark.random_baseline))
+    return places
+
+
+def listed_task(task: Task, category: str, chance: float | None, data_root: str) -> Listed:
+    """Return a task with the state of its data."""
+    rows, data = data_of(task, data_root)
+    return Listed(
+        category=category,
+        task=task.label,
+        num_shots=task.num_fewshot[0],
+        type=task.icl_task_type,
+        chance=chance,
+        dataset_uri=task.dataset_uri,
+        rows=rows,
+        data=data,
+    )
+
+
+def data_of(task: Task, data_root: str) -> tuple[int | None, str]:
+    """Return the number of lines of a task's data file, and its state by its size."""
+    from llmfoundry_gauntlet.data.manifest import read_manifest
+    from llmfoundry_gauntlet.data.readers import locate
+    from llmfoundry_gauntlet.errors import DataError
+
+    if '://' in task.dataset_uri:
+        return None, 'elsewhere'
+    try:
+        path = locate(task.dataset_uri, data_root)
+    except DataError:
+        return None, 'not there'
+    with path.open('rb') as lines:
+        rows = sum(1 for line in lines if line.strip())
+    file = next((file for file in read_manifest() if path.as_posix().endswith(f'/{file.path}')), None)
+    return rows, 'there' if file is None else presence(file, path)
+
+
+def print_tasks(listed: Sequence[Listed], data_root: str) -> None:
+    """Print a table of tasks by category."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console(width=None if Console().is_terminal else PLAIN_WIDTH, highlight=False)
+    table = Table(box=None, pad_edge=False)
+    for name in ('task', 'shots', 'type', 'chance', 'rows', f'data in {data_root}'):
+        is_number = name in ('shots', 'chance', 'rows')
+        table.add_column(escape(name), justify='right' if is_number else 'left', overflow='fold')
+    category = None
+    for one in listed:
+        if one.category != category:
+            category = one.category
+            table.add_row(f'[bold]{escape(category)}[/bold]')
+        table.add_row(
+            f'  {escape(one.task)}',
+            str(one.num_shots),
+            one.type,
+            '' if one.chance is None else f'{one.chance:.2f}',
+            '' if one.rows is None else f'{one.rows:,}',
+            f'[{STYLES.get(one.data, "yellow")}]{one.data}[/]',
+        )
+    console.print(table)
+    num_tasks = len({(one.task, one.num_shots) for one in listed})
+    console.print(
+        f'{num_tasks} tasks; gauntlet explain TASK shows one; gauntlet data fetch downloads the published data'
+    )
+
+
+def validate(
+    context: typer.Context,
+    tasks: Tasks = None,
+    gauntlet: Gauntlet = None,
+    score: Score = None,
+    data_root: DataRoot = 'eval_data',
+    no_data: Annotated[bool, typer.Option('--no-data', help='Check only the YAML files.')] = False,
+) -> None:
+    """Check YAML files and the data of their tasks; list all errors at once. Exit status 1 if there are any.
+
+    gauntlet validate --tasks yamls/tasks/gauntlet_v0.1.yaml --gauntlet yamls/gauntlets/eval_gauntlet_v0.1.yaml
+    """
+    if tasks is None and gauntlet is None and score is None:
+        raise ConfigError('nothing to check: give at least one of --tasks, --gauntlet and --score')
+    check_options(context, needs={'data_root': ('tasks', 'score')}, excludes={'no_data': ('data_root',)})
+    try:
+        check(tasks, gauntlet, score, None if no_data else data_root)
+    except GauntletError as error:
+        print_problems(error)
+        raise typer.Exit(CHECK_FAILED) from error
+    typer.echo('no errors')
+
+
+def check(tasks: Path | None, gauntlet: Path | None, score: Path | None, data_root: str | None) -> None:
+    """Print what was found and all warnings; data is read if `data_root` is given. Raises ConfigError, DataError."""
+    from llmfoundry_gauntlet.evaluation.inputs import load_suite
+
+    suite = load_suite(tasks, gauntlet, score, is_partial=tasks is None)
+    for warning in suite.warnings:
+        typer.echo(f'warning: {warning}')
+    num_score = sum(not task.metrics() for task in suite.tasks)
+    if tasks is not None:
+        typer.echo(f'{tasks}: {len(suite.tasks) - num_score} tasks')
+    if score is not None:
+        typer.echo(f'{score}: {num_score} SCORE datasets')
+    if suite.gauntlet is not None:
+        typer.echo(f'{gauntlet}: {len(suite.gauntlet.categories)} categories')
+    complete = replace(suite, tasks=tuple(task for task in suite.tasks if task.has_rows))
+    if complete.tasks and data_root is not None:
+        check_data(complete, data_root)
+
+
+def check_data(suite: Suite, data_root: str) -> None:
+    """Print the number of rows and all warnings. Raises DataError."""
+    from llmfoundry_gauntlet.evaluation.inputs import read_data
+
+    rows = read_data(suite, data_root)
+    for warning in rows.warnings:
+        typer.echo(f'warning: {warning}')
+    examples = rows.examples
+    typer.echo(f'{data_root}: {sum(map(len, examples.values()))} rows of {len(examples)} tasks')
 
 
 def explain(
@@ -62,7 +263,7 @@ def explain(
     """
     from llmfoundry_gauntlet.config.settings import decode_settings
     from llmfoundry_gauntlet.evaluation.explanation import ask
-    from llmfoundry_gauntlet.evaluation.suite import load_suite
+    from llmfoundry_gauntlet.evaluation.inputs import load_suite
 
     check_options(context, needs=NEEDS)
     source = None if score is not None and tasks is None else tasks or GAUNTLET_TASKS
@@ -85,7 +286,7 @@ def explain(
 
 def find_task(suite: Suite, label: str, num_shots: int | None) -> Task:
     """Return the task with this label, at this number of shots or its first one. Raises ConfigError."""
-    from llmfoundry_gauntlet.config.decode import suggestion
+    from llmfoundry_gauntlet.config.yaml import suggestion
 
     found = next((task for task in suite.tasks if label in (task.label, task.key)), None)
     if found is None:
