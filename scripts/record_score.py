@@ -5,7 +5,7 @@
 Runs in the environment of `requirements/reference.txt`; `record_reference.py` runs it too, after the models. The tasks
 are lm-eval's own, with its prompt files, 0-shot and without a chat template. Two things alone are put in their place:
 `datasets.load_dataset` returns the chosen rows of the files below the SCORE root (`score_sample.py`), and the model's
-replies are those of `tests/score_replies.py`, a function of the prompt and the seed. To compare with what is there,
+replies are those of `tests/score_generations.py`, a function of the prompt and the seed. To compare with what is there,
 record into another folder.
 
 One file per data set, `tests/fixtures/score/{mmlu_pro,agieval,math}.json`, holds numbers, row numbers and digests, and
@@ -87,7 +87,7 @@ from lm_eval.loggers import EvaluationTracker
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks.score import non_greedy_summarizer
 from lm_eval.tasks.score.math import math_grader
-from score_replies import CannedReplies
+from score_generations import CannedReplies
 from score_sample import ABSENT_TASKS, DATA_SETS, SCORE_TASKS, DataSet, Rows
 
 REPOSITORY = Path(__file__).resolve().parent.parent

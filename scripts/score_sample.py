@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import score_replies
+import score_generations
 from lm_eval.tasks import score
-from score_replies import Question
+from score_generations import Question
 
 SCORE_TASKS = Path(next(iter(score.__path__)))
 
@@ -138,10 +138,10 @@ def hails_row(row: Row) -> Row:
 
 def question_of(file: str, row: Row) -> Question:
     if file.startswith('mmlu_pro'):
-        return score_replies.mmlu_pro_question(row)
+        return score_generations.mmlu_pro_question(row)
     if file.startswith('agieval'):
-        return score_replies.agieval_question(row)
-    return score_replies.math_question(row, fix_table())
+        return score_generations.agieval_question(row)
+    return score_generations.math_question(row, fix_table())
 
 
 class Rows:

@@ -26,7 +26,7 @@ SLOW = [
     'composer/test_models',
     'composer/test_program_tasks',
     'composer/test_progress',
-    'composer/test_replies',
+    'composer/test_generation_run',
     'composer/test_time_budget',
     'data/test_checks',
     'data/test_download',

@@ -96,7 +96,7 @@ def check(model: str, planned: PlannedEvaluation) -> None:
 
 @pytest.mark.parametrize('label', LABELS)
 @pytest.mark.parametrize('model', LAYOUTS)
-def test_our_own_rows_get_the_text_of_generate(model: str, label: str, tmp_path: Path):
+def test_sample_data_gets_the_text_of_generate(model: str, label: str, tmp_path: Path):
     check(model, planned_task(model, label, ROOT / 'eval_data', tmp_path, rows=60, tokens=24))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from paths import FIXTURES, SHARED_DATA
 from reference_accuracy import ReferenceAccuracy, reference_accuracy
-from score_replies import CannedReplies, agieval_question, math_question, mmlu_pro_question
+from score_generations import CannedReplies, agieval_question, math_question, mmlu_pro_question
 
 from llmfoundry_gauntlet.config.settings import EvaluationSettings
 from llmfoundry_gauntlet.evaluation.inputs import load_data

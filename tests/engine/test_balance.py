@@ -127,7 +127,7 @@ class PieceTokenizer:
 
 
 @pytest.fixture(scope='module')
-def own_rows() -> PlannedEvaluation:
+def sample_rows() -> PlannedEvaluation:
     """All 57 tasks over the rows that come with the project, in small batches: there are a thousand items."""
     from character_tokenizer import CharacterTokenizer
 
@@ -181,42 +181,42 @@ def test_families_of_any_size_are_shared_out(family_sizes: list[int], costs: lis
             assert batch.prefix is None or batch.prefix is cached
 
 
-def test_ranks_have_equally_many_forwards_and_tokens(own_rows: PlannedEvaluation):
+def test_ranks_have_equally_many_forwards_and_tokens(sample_rows: PlannedEvaluation):
     """Mutations: units of a round in the order of ranks; rounds that begin with the cheapest; no forwards repeated."""
-    found = spread_over_ranks(own_rows.batches)
+    found = spread_over_ranks(sample_rows.batches)
     assert all(one.above_mean < ABOVE_MEAN for one in found.values())
     assert found[2].waiting < 0.08
     assert found[8].waiting < 0.2
     assert found[64].waiting < 0.5
 
 
-def test_a_step_has_a_prefix_on_every_rank_or_on_none(own_rows: PlannedEvaluation):
+def test_a_step_has_a_prefix_on_every_rank_or_on_none(sample_rows: PlannedEvaluation):
     """Where one rank runs a hundred tokens while others run a batch, it waits. Fails where units are dealt by cost
     alone: then about half of the steps are mixed."""
     for num_ranks in RANKS[:2]:
-        steps = list(zip(*assign(own_rows.batches, num_ranks=num_ranks), strict=True))
+        steps = list(zip(*assign(sample_rows.batches, num_ranks=num_ranks), strict=True))
         mixed = sum(len({bool(batch.trees) for batch in step}) == 2 for step in steps)
         print(f'{num_ranks} ranks: {mixed} of {len(steps)} steps are of prefixes on some ranks alone')
         assert mixed < 0.05 * len(steps)
 
 
-def test_the_costliest_forward_is_in_the_first_round(own_rows: PlannedEvaluation):
+def test_the_costliest_forward_is_in_the_first_round(sample_rows: PlannedEvaluation):
     """So that memory which is too small shows at once."""
-    costliest = max(own_rows.batches, key=lambda batch: batch.cost)
+    costliest = max(sample_rows.batches, key=lambda batch: batch.cost)
     longest_unit = 1 + max(
-        sum(batch.prefix is other.prefix for batch in own_rows.batches)
-        for other in own_rows.batches
+        sum(batch.prefix is other.prefix for batch in sample_rows.batches)
+        for other in sample_rows.batches
         if other.prefix is not None
     )
     for num_ranks in RANKS:
-        ranks = assign(own_rows.batches, num_ranks=num_ranks)
+        ranks = assign(sample_rows.batches, num_ranks=num_ranks)
         assert any(batch is costliest for mine in ranks for batch in mine[:longest_unit])
 
 
-def test_ranks_get_equally_many_continuous_batches_of_about_the_same_work(own_rows: PlannedEvaluation):
+def test_ranks_get_equally_many_continuous_batches_of_about_the_same_work(sample_rows: PlannedEvaluation):
     """By what is known beforehand: lengths of prompts, and of generations at most. The number of forwards depends on
     the generations; ranks wait for each other after each batch, and sharded ones take part in each other's forwards."""
-    batches = own_rows.continuous_batches
+    batches = sample_rows.continuous_batches
     ranks = assign_continuous_batches(batches, num_ranks=2)
     costs = [sum(batch.cost for batch in mine) for mine in ranks]
     print(f'{len(batches)} batches on 2 ranks: {max(costs) / np.mean(costs) - 1:.2%} above the mean')

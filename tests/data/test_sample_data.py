@@ -298,7 +298,7 @@ def test_a_copied_sentence_is_seen_and_the_words_of_a_form_are_not():
 
 
 def test_the_page_about_these_rows_counts_them():
-    page = (ROOT / 'docs' / 'own_rows.md').read_text(encoding='utf-8')
+    page = (ROOT / 'docs' / 'sample_data.md').read_text(encoding='utf-8')
     said = {name: int(count) for name, count in re.findall(r'^\| ([\w./-]+/[\w.-]+) \| (\d+) \|', page, re.MULTILINE)}
     there = [str(path.relative_to(FOLDER)).removesuffix('.jsonl') for path in FOLDER.rglob('*.jsonl')]
     assert said == {name: len(rows_of(name)) for name in there}

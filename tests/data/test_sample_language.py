@@ -6,7 +6,7 @@ import re
 from collections import Counter, defaultdict
 
 import pytest
-from test_own_rows import FOLDER, rows_of
+from test_sample_data import FOLDER, rows_of
 
 READING, LANGUAGE, SAFETY = 'reading_comprehension', 'language_understanding', 'safety'
 SCHEMAS = [f'{LANGUAGE}/winograd_wsc', f'{LANGUAGE}/winogrande']
