@@ -4,7 +4,7 @@
 
 `rotary_bos` is a Llama with a byte-level BPE tokenizer that adds a bos token, has a pad token of its own and knows " a"
 as one token. `alibi_pad_eos` is an MPT whose tokenizer adds nothing, pads with its eos token and keeps every space as a
-token of its own. Both see nothing but this repository's sample data (`eval_data/**/*.jsonl`) and generated arithmetic and
+token of its own. Both see nothing but this sample data (`eval_data/**/*.jsonl`) and generated arithmetic and
 brackets. `unigram_characters` is a tokenizer alone, like those of SentencePiece: a unigram model in which every ASCII
 character is a token, with a bos token.
 

@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 
-from llmfoundry_gauntlet.scoring.code.programs import CPP, JAVASCRIPT, PYTHON, Program, SandboxError, make_program
-from llmfoundry_gauntlet.scoring.code.sandbox import Sandbox, find_sandbox
+from llmfoundry_gauntlet.scoring.code.programs import CPP, JAVASCRIPT, PYTHON, Program, make_program
+from llmfoundry_gauntlet.scoring.code.sandbox import Sandbox, SandboxError, find_sandbox
 
 PROMPTS = {
     PYTHON: 'def answer(n: int) -> str:\n    """The answer."""\n',

@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 from llmfoundry_gauntlet.config.yaml import describe
 from llmfoundry_gauntlet.data.readers import RowError, optional_text_field, optional_texts_field, text_field
 from llmfoundry_gauntlet.metrics.metrics import Metric, accuracy, item_metric, passes_at
-from llmfoundry_gauntlet.scoring.code.programs import LANGUAGES, PYTHON, CannotRun, Program, make_program
-from llmfoundry_gauntlet.scoring.code.sandbox import Sandbox
+from llmfoundry_gauntlet.scoring.code.programs import LANGUAGES, PYTHON, Program, make_program
+from llmfoundry_gauntlet.scoring.code.sandbox import CannotRun, Sandbox
 from llmfoundry_gauntlet.scoring.text import NON_FINITE_GENERATION
 from llmfoundry_gauntlet.tasks.base import TRUNCATED_REASON, TRUNCATED_SHARE, Task
 from llmfoundry_gauntlet.types import Generation, Prompt, Sampling, Score, StopRule

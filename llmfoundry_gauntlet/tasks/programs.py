@@ -6,8 +6,8 @@ import functools
 from collections.abc import Mapping, Sequence
 
 from llmfoundry_gauntlet.scoring.code.execution import self_test
-from llmfoundry_gauntlet.scoring.code.programs import SandboxError, missing_tool
-from llmfoundry_gauntlet.scoring.code.sandbox import Sandbox, find_sandbox
+from llmfoundry_gauntlet.scoring.code.programs import missing_tool
+from llmfoundry_gauntlet.scoring.code.sandbox import Sandbox, SandboxError, find_sandbox
 from llmfoundry_gauntlet.tasks.base import Task
 from llmfoundry_gauntlet.types import Example
 

@@ -16,22 +16,16 @@ from pathlib import Path
 
 from llmfoundry_gauntlet.config.resources import cache_folder
 from llmfoundry_gauntlet.data.atomic import write_atomically
-from llmfoundry_gauntlet.scoring.code.programs import (
-    COMPILER,
-    RUNNERS,
-    CannotRun,
-    Program,
-    Undecided,
-    runner,
-    signature_of,
-)
+from llmfoundry_gauntlet.scoring.code.programs import COMPILER, RUNNERS, Program, runner, signature_of
 from llmfoundry_gauntlet.scoring.code.sandbox import (
     INSIDE,
     MIB,
+    CannotRun,
     Command,
     Limits,
     Mount,
     Sandbox,
+    Undecided,
     file_in_memory,
     started,
 )

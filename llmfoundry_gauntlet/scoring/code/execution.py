@@ -26,18 +26,23 @@ from llmfoundry_gauntlet.scoring.code.cpp import build_completion, build_problem
 from llmfoundry_gauntlet.scoring.code.programs import (
     COMPLETION,
     LANGUAGES,
-    LATE,
     TESTS,
-    CannotRun,
     Interpreter,
-    Outcome,
     Program,
-    Undecided,
     cpp_command,
     make_program,
     whole_text,
 )
-from llmfoundry_gauntlet.scoring.code.sandbox import Running, Sandbox, file_in_memory, started
+from llmfoundry_gauntlet.scoring.code.sandbox import (
+    LATE,
+    CannotRun,
+    Outcome,
+    Running,
+    Sandbox,
+    Undecided,
+    file_in_memory,
+    started,
+)
 
 Result = TypeVar('Result')
 _num_programs_run = 0

@@ -14,32 +14,12 @@ from typing import NamedTuple, Protocol
 
 from llmfoundry_gauntlet.scoring.code.sandbox import INSIDE, Command, Limits, Mount
 
-LATE = 'not done in time'
 RUNNERS = Path(__file__).parent / 'runners'
 COMPILER = 'g++'
 NODE = 'node'
 COMPLETION, TESTS = 'completion', 'tests'  # roles
 OPEN_FILES = 64  # besides the pipes
 PYTHON, CPP, JAVASCRIPT = 'python', 'c++', 'javascript'
-
-
-class Outcome(NamedTuple):
-    """The result of a completion: passed or failed. The reason contains no text of the completion or of any file."""
-
-    passed: bool
-    reason: str | None
-
-
-class CannotRun(Exception):
-    """Raised if a completion cannot be run because of its problem or this machine."""
-
-
-class SandboxError(Exception):
-    """Raised if no program can run properly on this machine."""
-
-
-class Undecided(Exception):
-    """Raised if the result of a completion is undecided; it counts as wrong."""
 
 
 class Interpreter(Protocol):

@@ -31,9 +31,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-from llmfoundry_gauntlet.scoring.code.programs import SandboxError
+from typing import Any, NamedTuple
 
 # Numbers by machine (Linux, asm/unistd.h); None where a machine has no such call.
 DENIED = {
@@ -84,6 +82,28 @@ PROBE_SECONDS = 20
 MAX_SAID = 2000  # bytes of what a sandbox says of itself
 INSTALL = 'install bubblewrap (Debian: apt-get install bubblewrap)'
 ALLOW_HINT = 'or allow programs without isolation: sandbox: rlimits (limits alone), sandbox: none'
+
+
+LATE = 'not done in time'
+
+
+class Outcome(NamedTuple):
+    """The result of a completion: passed or failed. The reason contains no text of the completion or of any file."""
+
+    passed: bool
+    reason: str | None
+
+
+class CannotRun(Exception):
+    """Raised if a completion cannot be run because of its problem or this machine."""
+
+
+class SandboxError(Exception):
+    """Raised if no program can run properly on this machine."""
+
+
+class Undecided(Exception):
+    """Raised if the result of a completion is undecided; it counts as wrong."""
 
 
 def seccomp_filter(*, may_fork: bool, machine: str | None = None) -> bytes:

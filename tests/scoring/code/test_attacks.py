@@ -21,8 +21,7 @@ import pytest
 from programs import CPP, JAVASCRIPT, PYTHON, SECRET, need, problem, right, sandbox
 
 from llmfoundry_gauntlet.scoring.code.execution import check_completion
-from llmfoundry_gauntlet.scoring.code.programs import LATE
-from llmfoundry_gauntlet.scoring.code.sandbox import Command, Sandbox, try_out
+from llmfoundry_gauntlet.scoring.code.sandbox import LATE, Command, Sandbox, try_out
 
 SECONDS = 4.0  # for each, so that the endless ones end
 ENDED = 60.0  # by when a late program was killed, also on a busy machine

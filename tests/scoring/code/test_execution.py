@@ -9,8 +9,8 @@ import pytest
 from programs import CPP, JAVASCRIPT, PYTHON, need, problem, right, sandbox
 
 from llmfoundry_gauntlet.scoring.code.execution import check_completion
-from llmfoundry_gauntlet.scoring.code.programs import CannotRun, Outcome, make_program
-from llmfoundry_gauntlet.scoring.code.sandbox import find_sandbox
+from llmfoundry_gauntlet.scoring.code.programs import make_program
+from llmfoundry_gauntlet.scoring.code.sandbox import CannotRun, Outcome, find_sandbox
 
 TOOLS = {PYTHON: (), CPP: ('g++',), JAVASCRIPT: ('node',)}
 

@@ -6,7 +6,6 @@ import struct
 
 import pytest
 
-from llmfoundry_gauntlet.scoring.code.programs import SandboxError
 from llmfoundry_gauntlet.scoring.code.sandbox import (
     ALLOW,
     AUDIT_ARCH,
@@ -15,6 +14,7 @@ from llmfoundry_gauntlet.scoring.code.sandbox import (
     CLONE_THREAD,
     DENIED,
     KILL,
+    SandboxError,
     seccomp_filter,
 )
 

@@ -19,8 +19,8 @@ from llmfoundry_gauntlet.scoring.code.execution import (
     check_completion,
     server_for,
 )
-from llmfoundry_gauntlet.scoring.code.programs import JAVASCRIPT, LANGUAGES, PYTHON, Outcome, Program, make_program
-from llmfoundry_gauntlet.scoring.code.sandbox import Sandbox
+from llmfoundry_gauntlet.scoring.code.programs import JAVASCRIPT, LANGUAGES, PYTHON, Program, make_program
+from llmfoundry_gauntlet.scoring.code.sandbox import Outcome, Sandbox
 from tests.programs import need, problem, right, sandbox
 
 PROMPTS = {PYTHON: 'def f():\n', JAVASCRIPT: 'const f = () => {\n'}
