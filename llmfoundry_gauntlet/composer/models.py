@@ -19,6 +19,7 @@ from huggingface_hub import snapshot_download
 from tokenizers import Tokenizer  # type: ignore[import-untyped]
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 
+from llmfoundry_gauntlet.composer.checkpoint_folders import downloaded, what_is_in_it
 from llmfoundry_gauntlet.composer.checkpoints import (
     CONFIG,
     METADATA,
@@ -32,7 +33,6 @@ from llmfoundry_gauntlet.composer.checkpoints import (
     read_sharded,
     reason_of,
 )
-from llmfoundry_gauntlet.composer.watch import downloaded, what_is_in_it
 from llmfoundry_gauntlet.config.yaml import describe
 from llmfoundry_gauntlet.data.stores import scheme_of
 from llmfoundry_gauntlet.engine.rotary import RotaryLengths

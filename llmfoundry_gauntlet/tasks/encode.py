@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from llmfoundry_gauntlet.errors import Caught, ModelError
-from llmfoundry_gauntlet.tasks.token_cache import tokenizer_fingerprint, tokenizer_name
+from llmfoundry_gauntlet.tasks.fingerprint import tokenizer_fingerprint, tokenizer_name
 from llmfoundry_gauntlet.types import Ids, Prompt
 
 # Raise it where texts or token ids of prompts change: cached requests are then recomputed.

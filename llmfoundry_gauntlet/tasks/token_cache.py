@@ -8,20 +8,15 @@ error here costs time and changes no result.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import inspect
 import json
 import logging
 import os
-import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from importlib.metadata import PackageNotFoundError, version
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,36 +30,6 @@ FORMAT_VERSION = 4
 MAGIC = b'gauntlet'
 START = len(MAGIC) + 4  # bytes of the magic word and the checksum of what follows
 ALIGNMENT = 64  # bytes
-# Encoded for the digest, with and without special tokens, to notice the effect of any setting.
-PROBES = (
-    '',
-    ' ',
-    'a',
-    ' a',
-    'Two and two are 4.\n\nHello\tWORLD!  ',
-    '  3.14159\r\n- "x" = {y};',
-    'Stra\u00dfe, \ufb01n, \u6771\u4eac \U0001f642e\u0301',
-)
-LIBRARIES = ('tokenizers', 'transformers', 'sentencepiece', 'tiktoken')
-
-# Attributes and arguments of a tokenizer that no token id depends on and that vary between runs.
-IRRELEVANT = {
-    'name_or_path',
-    'vocab_file',
-    'merges_file',
-    'tokenizer_file',
-    'tokenizer_config_file',
-    'special_tokens_map_file',
-    'added_tokens_file',
-    'chat_template',
-    'model_max_length',
-    'max_len',
-    'verbose',
-    '_in_target_context_manager',
-    '_decode_use_source_tokenizer',
-    '_pad_token_type_id',
-    'clean_up_tokenization_spaces',
-}
 log = logging.getLogger(__name__)
 
 TOKENS = 'tokens'  # subfolder of the cache directory
@@ -186,90 +151,6 @@ def from_bytes(content: npt.NDArray[np.uint8]) -> PackedItems | None:
         end = place + int(np.prod(shape)) * np.dtype(dtype).itemsize
         arrays[name] = content[place:end].view(dtype).reshape(shape)
     return PackedItems(**arrays, reasons=tuple(header['reasons']))
-
-
-def tokenizer_fingerprint(tokenizer: Any, encode: Callable[[str, bool], Any]) -> str | None:
-    """Return the digest of a Hugging Face tokenizer, None if it is unknown what its ids depend on.
-
-    `encode(text, special)` is how it is used. The probes come first: they reset a truncation or padding left by an
-    earlier use.
-    """
-    probed = [[repr(encode(text, special)) for special in (True, False)] for text in (*PROBES, special_text(tokenizer))]
-    vocabulary = vocabulary_of(tokenizer)
-    sources = foreign_sources(type(tokenizer))
-    if vocabulary is None or sources is None:
-        return None
-    kind = type(tokenizer)
-    described = [f'{kind.__module__}.{kind.__qualname__}', probed, plain_settings(tokenizer), library_versions()]
-    digest = hashlib.sha256(repr(described).encode('utf-8', 'surrogatepass'))
-    for content in (*vocabulary, *sources):
-        digest.update(hashlib.sha256(content).digest())
-    return digest.hexdigest()
-
-
-def tokenizer_name(tokenizer: Any) -> str:
-    """Return the class of a tokenizer, its number of tokens, and 8 digits of its vocabulary, rules and chat template.
-
-    'LlamaTokenizerFast 32000 (1a2b3c4d)' is the same on all machines, and with all versions of the libraries that save
-    it identically. There are no digits if the vocabulary cannot be read.
-    """
-    vocabulary = vocabulary_of(tokenizer)
-    name = f'{type(tokenizer).__name__} {len(tokenizer)}'
-    if vocabulary is None:
-        return name
-    template = repr(getattr(tokenizer, 'chat_template', None)).encode('utf-8', 'surrogatepass')
-    digest = hashlib.sha256(b''.join(hashlib.sha256(content).digest() for content in (*vocabulary, template)))
-    return f'{name} ({digest.hexdigest()[:8]})'
-
-
-def special_text(tokenizer: Any) -> str:
-    """Return a text with all special tokens, which some settings split and others do not."""
-    return ' a'.join(map(str, getattr(tokenizer, 'all_special_tokens', ())))
-
-
-def vocabulary_of(tokenizer: Any) -> list[bytes] | None:
-    """Return the content of a tokenizer: the state of a Rust tokenizer, or the files and arguments of a slow one."""
-    backend = getattr(tokenizer, 'backend_tokenizer', None)
-    if backend is not None and hasattr(backend, 'to_str'):
-        return [backend.to_str().encode('utf-8', 'surrogatepass')]
-    try:
-        added = sorted((index, repr(token)) for index, token in tokenizer.added_tokens_decoder.items())
-        arguments = sorted((key, repr(value)) for key, value in tokenizer.init_kwargs.items() if key not in IRRELEVANT)
-        with tempfile.TemporaryDirectory() as folder:
-            paths = [Path(path) for path in tokenizer.save_vocabulary(folder)]
-            files = [path.name.encode() + b'\0' + path.read_bytes() for path in paths]
-    except (AttributeError, NotImplementedError, OSError, TypeError, ValueError):
-        return None
-    return [repr([added, arguments]).encode('utf-8', 'surrogatepass'), *files]
-
-
-def foreign_sources(kind: type) -> list[bytes] | None:
-    """Return the source files of a tokenizer's classes outside transformers; None if they cannot be read."""
-    foreign = [base for base in kind.__mro__ if base is not object and not base.__module__.startswith('transformers.')]
-    try:
-        return [Path(inspect.getfile(base)).read_bytes() for base in foreign]
-    except (OSError, TypeError):
-        return None
-
-
-def plain_settings(tokenizer: Any) -> list[tuple[str, Any]]:
-    """Return the tokenizer's flags and numbers, such as `add_bos_token`."""
-    return sorted(
-        (name, value)
-        for name, value in getattr(tokenizer, '__dict__', {}).items()
-        if isinstance(value, (bool, int, float)) and name not in IRRELEVANT
-    )
-
-
-def library_versions() -> list[tuple[str, str]]:
-    """Return the installed tokenizer libraries with their versions."""
-    found = []
-    for name in LIBRARIES:
-        try:
-            found.append((name, version(name)))
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 class TokenCache:

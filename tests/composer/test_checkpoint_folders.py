@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from llmfoundry_gauntlet.composer.watch import find_checkpoints
+from llmfoundry_gauntlet.composer.checkpoint_folders import find_checkpoints
 from llmfoundry_gauntlet.data.stores import StoredFile
 
 

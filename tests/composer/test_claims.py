@@ -10,7 +10,8 @@ import object_store
 import pytest
 from object_store import S3Server
 
-from llmfoundry_gauntlet.composer.watch import Checkpoint, Claim, Claims
+from llmfoundry_gauntlet.composer.checkpoint_folders import Checkpoint
+from llmfoundry_gauntlet.composer.watch import Claim, Claims
 from llmfoundry_gauntlet.data.stores import Store, StoredFile
 from llmfoundry_gauntlet.errors import StoreError
 

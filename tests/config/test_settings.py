@@ -17,10 +17,10 @@ def test_paths_are_kept_as_text_so_that_records_can_hold_them():
 
 
 def test_truncation_follows_the_semantics_unless_it_is_given():
-    assert decode_settings({'tasks': 't.yaml'}).cut == 'drop_shots'
-    assert decode_settings({'tasks': 't.yaml', 'semantics': 'reference'}).cut == 'reference'
+    assert decode_settings({'tasks': 't.yaml'}).effective_truncation == 'drop_shots'
+    assert decode_settings({'tasks': 't.yaml', 'semantics': 'reference'}).effective_truncation == 'reference'
     both = {'tasks': 't.yaml', 'semantics': 'reference', 'truncation': 'drop_shots'}
-    assert decode_settings(both).cut == 'drop_shots'
+    assert decode_settings(both).effective_truncation == 'drop_shots'
 
 
 @pytest.mark.parametrize(

@@ -40,8 +40,8 @@ def composites(measures=None, *, reference: bool = False, **keys) -> Composites:
     return compute_composites(load_suite(None, block).gauntlet, measures, SIZES, reference=reference)
 
 
-@pytest.item_metric.parametrize('reference', [False, True])
-@pytest.item_metric.parametrize(
+@pytest.mark.parametrize('reference', [False, True])
+@pytest.mark.parametrize(
     ('weighting', 'a', 'b'),
     [('EQUAL', 1, 1), ('SAMPLE_SZ', 300, 100), ('LOG_SAMPLE_SZ', math.log2(300), math.log2(100))],
 )
@@ -55,7 +55,7 @@ def test_the_error_of_a_category_by_hand(weighting: str, a: float, b: float, ref
     assert found.averages['half'].standard_error == pytest.approx(knowledge, rel=1e-14)
 
 
-@pytest.item_metric.parametrize('subtract', [True, False])
+@pytest.mark.parametrize('subtract', [True, False])
 def test_without_rescaling_errors_are_those_of_the_accuracies(subtract: bool):
     found = composites(rescale_accuracy=False, subtract_random_baseline=subtract)
     assert found.categories['safety'].standard_error == pytest.approx(C, rel=1e-14)

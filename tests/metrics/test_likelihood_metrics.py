@@ -153,7 +153,7 @@ def test_gains_that_differ_by_the_rounding_of_large_sums_tie(difference: float, 
     assert tuple(value('PMINormalizedMatch', result) for result in results) == shares
 
 
-@pytest.mark.parametrize(('difference', 'score'), [(1e-5, 1.0), (1e-7, 0.5)])
+@pytest.mark.parametrize(('difference', 'credit'), [(1e-5, 1.0), (1e-7, 0.5)])
 def test_gains_between_small_sums_tie_only_where_they_differ_less(difference: float, credit: float):
     result = item(0, [-1.0 + difference, -2.0], 0, logprobs_alone=(-3.0, -4.0))
     assert value('PMINormalizedMatch', result) == credit

@@ -1,0 +1,173 @@
+"""Find the checkpoints in a local folder or object store, and download them."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from composer.utils import dist
+
+from llmfoundry_gauntlet.composer.checkpoints import (
+    CONFIG,
+    LINK,
+    METADATA,
+    SHARD,
+    check_shards,
+    checkpoints_among,
+    first_of,
+    read_metadata,
+)
+from llmfoundry_gauntlet.data.stores import Store, StoredFile, scheme_of
+from llmfoundry_gauntlet.errors import GauntletError, ModelError
+
+BATCH = re.compile(r'(?:^|[^A-Za-z])(?:ba|batch|checkpoint-|step)[-_]?(\d+)')
+LATER_RANK = re.compile(r'rank[1-9]\d*\.pt$')  # files of one checkpoint; rank 0's stands for all
+FINISHED = 'finished'  # the file that other ranks wait for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A checkpoint: its name, relative to a store, and its files."""
+
+    name: str
+    files: tuple[StoredFile, ...]
+
+    @property
+    def is_file(self) -> bool:
+        """Return whether the checkpoint is a single file rather than a folder."""
+        return [file.name for file in self.files] == [self.name]
+
+    @property
+    def batch(self) -> int | None:
+        """Return the training batch in the name, or `None`."""
+        found = BATCH.findall(self.name)
+        return int(found[-1]) if found else None
+
+    @property
+    def version(self) -> str:
+        """Return a hash of 16 hexadecimal digits that changes whenever a file does."""
+        content = repr([(file.name, file.version) for file in self.files])
+        return hashlib.sha256(content.encode('utf-8', 'surrogatepass')).hexdigest()[:16]
+
+
+def find_checkpoints(files: Sequence[StoredFile]) -> list[Checkpoint]:
+    """Return the checkpoints among files, sorted by name.
+
+    These are Composer's single files (`*.pt`), its sharded folders, and Hugging Face folders. Hidden files and folders
+    are skipped.
+    """
+    by_parent: dict[str, list[StoredFile]] = {}
+    for file in files:
+        path = PurePosixPath(file.name)
+        if not any(part.startswith('.') and part != METADATA for part in path.parts):
+            by_parent.setdefault(str(path.parent), []).append(file)
+    found = []
+    for parent, inside in by_parent.items():
+        names = {PurePosixPath(file.name).name for file in inside}
+        if METADATA in names or any(name.endswith(SHARD) for name in names):
+            shards = [f for f in inside if f.name.endswith(SHARD) or PurePosixPath(f.name).name == METADATA]
+            found.append(Checkpoint(name=parent, files=tuple(shards)))
+        elif CONFIG in names or any(name.endswith('.safetensors') for name in names):
+            found.append(Checkpoint(name=parent, files=tuple(inside)))
+        else:
+            whole = [f for f in inside if f.name.endswith('.pt') and not LATER_RANK.search(f.name)]
+            found += [Checkpoint(name=file.name, files=(file,)) for file in whole]
+    return sorted(found, key=lambda checkpoint: checkpoint.name)
+
+
+@contextlib.contextmanager
+def downloaded(uri: str) -> Iterator[tuple[Path, str]]:
+    """Yield the path of a local copy of a model in an object store, and its URI with any link resolved.
+
+    All ranks call this. One rank per machine downloads; the copy is deleted when all ranks have left the context.
+    Raise ModelError or StoreError on all ranks.
+    """
+    is_first = dist.get_local_rank() == 0
+    first = dist.get_global_rank() - dist.get_local_rank()
+    with tempfile.TemporaryDirectory(prefix='gauntlet-model-') if is_first else contextlib.nullcontext('') as made:
+        folder = Path(dist.all_gather_object(made)[first])
+        outcome: Any = None
+        if is_first:
+            try:
+                outcome = download(uri, folder)
+            except GauntletError as error:
+                outcome = error
+            finally:
+                (folder / FINISHED).touch()
+        with dist.local_rank_zero_download_and_wait(str(folder / FINISHED)):
+            pass  # instead of a collective: a download may exceed its timeout
+        outcomes: list[Any] = dist.all_gather_object(outcome)
+        for problem in outcomes:
+            if isinstance(problem, GauntletError):
+                raise problem
+        yield outcomes[first]
+        dist.barrier()
+
+
+def download(uri: str, folder: Path) -> tuple[Path, str]:
+    """Download a model into a folder; return its local path and its URI. Raise ModelError or StoreError."""
+    prefix = f'{scheme_of(uri)}://'
+    bucket, _, key = uri.removeprefix(prefix).partition('/')
+    store = Store(f'{prefix}{bucket}')
+    checkpoint = find_model(store, key.rstrip('/'))
+    path = folder / 'model' / PurePosixPath(checkpoint.name).name
+    own_uri = f'{store.uri}/{checkpoint.name}'.removesuffix('/.')
+    names = [file.name for file in checkpoint.files]
+    metadata = f'{checkpoint.name}/{METADATA}'
+    if metadata in names:
+        names.remove(metadata)
+        store.download([metadata], path)
+        sizes = {PurePosixPath(file.name).name: file.size for file in checkpoint.files}
+        try:  # before downloading the large files
+            check_shards(path, read_metadata(path), sizes)
+        except ModelError as error:
+            raise ModelError(str(error).replace(str(path), own_uri)) from error
+    store.download(names, path.parent if checkpoint.is_file else path)
+    return path, own_uri
+
+
+def find_model(store: Store, key: str) -> Checkpoint:
+    """Return the checkpoint at a key of a bucket, following a link. Raise ModelError."""
+    files = {file.name: file for file in store.files(key)}
+    for link in (key, f'{key}{LINK}'):
+        if link.endswith(LINK) and link in files:
+            return follow(store, link)
+    if key in files:
+        return Checkpoint(name=key, files=(files[key],))
+    below = [file for name, file in files.items() if name.startswith(f'{key}/') or not key]
+    for checkpoint in find_checkpoints(below):
+        if checkpoint.name == (key or '.'):
+            return checkpoint
+    if not below:
+        raise ModelError(f'{store.uri}/{key}: there is no such object, and nothing below it')
+    names = [str(PurePosixPath(file.name).relative_to(key)) for file in below]
+    raise ModelError(f'{store.uri}/{key}: {what_is_in_it(names)}')
+
+
+def follow(store: Store, link: str) -> Checkpoint:
+    """Return the checkpoint whose key in the bucket is the text of a link. Raise ModelError."""
+    text = store.read(link).decode(errors='replace').strip()
+    key = text.removeprefix(f'{store.uri}/').strip('/')
+    if not key or key.endswith(LINK):
+        raise ModelError(f'{store.uri}/{link}: leads to {text!r}; allowed: the key of a checkpoint')
+    try:
+        return find_model(store, key)
+    except ModelError as error:
+        raise ModelError(f'{store.uri}/{link}: leads to {text!r}: {error}') from error
+
+
+def what_is_in_it(names: list[str]) -> str:
+    """Return a message saying why a folder is not a model, given the relative names of its files."""
+    found = checkpoints_among(names)
+    if found:
+        return f'is a folder of {len(found)} checkpoints; name one of them: {", ".join(found)}'
+    return (
+        f'is not a model: it has no {CONFIG} and no {METADATA}; allowed: a Composer checkpoint, whole or sharded, or a '
+        f'Hugging Face folder; it contains {first_of(sorted(names), ", ") or "no files"}'
+    )
