@@ -69,7 +69,7 @@ def write_answers(folder: Path, lines: list[dict[str, Any] | str]) -> Path:
 
 
 def right_answers(settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """One for each request: a text where a generation is required, else log-probabilities that favour the gold choice."""
+    """One for each request: a text where one is required, else log-probabilities that favour the gold choice."""
     answers = []
     for request in requests_of(settings):
         name = {key: request[key] for key in SAME}

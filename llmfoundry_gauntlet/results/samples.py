@@ -15,7 +15,7 @@ from llmfoundry_gauntlet.types import ItemKey, ItemResult
 
 SAMPLES = 'samples'
 NONE = type(None)
-RENAMED_FIELDS = {'score': 'score', 'marks': 'metrics'}  # by the names of earlier versions
+RENAMED_FIELDS = {'credit': 'score', 'marks': 'metrics'}  # by the names of earlier versions
 RENAMED_REASONS = {  # by the words of earlier versions
     'cut at the token limit': 'truncated at the token limit',
     'no answer found in the reply': 'no answer found in the generation',
