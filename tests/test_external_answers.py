@@ -114,7 +114,7 @@ def test_requests_name_items_and_say_all_that_an_engine_needs(settings: dict[str
     assert reply['prompt'] in [f'Twice {i}? {i} and {i} # {2 * i}\nTwice 0?' for i in (1, 2, 3)]
 
 
-def test_a_tokenizer_counts_the_tokens_of_replies(settings: dict[str, Any], character_tokenizer):
+def test_a_tokenizer_counts_the_tokens_of_generations(settings: dict[str, Any], character_tokenizer):
     """Special tokens and ten more after a chain of thought, as llm-foundry."""
     limits = {r['max_new_tokens'] for r in requests_of(settings, Encoder(character_tokenizer)) if r['choices'] is None}
     assert limits == {1 + len('3 and 3 # 6') + 10}

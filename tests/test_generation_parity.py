@@ -54,7 +54,7 @@ def tokenizer(model: str) -> Any:
 
 
 def generator(model: str) -> TextGenerator:
-    """As an evaluation with `semantics: reference` makes it: real tokens that are equal to padding are hidden."""
+    """Return the generator of `semantics: reference`: real tokens equal to the padding token are hidden."""
     network = AutoModelForCausalLM.from_pretrained(FIXTURES / 'models' / model).eval()
     padding = recorded(model)['tokenizer']['pad_tok_id']
     engine = CausalLanguageModel(network, device=torch.device('cpu'), hidden_token_id=padding)
