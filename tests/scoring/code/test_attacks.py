@@ -403,7 +403,7 @@ while frame:
     frame = frame.f_back
 return 'no'
 """,
-    (PYTHON, 'a generation that is no JSON'): """
+    (PYTHON, 'an answer that is no JSON'): """
 import os
 for number in range(3, 64):
     try:
