@@ -78,7 +78,7 @@ def token_limits(task: Task, examples: Sequence[Example], encoder: Encoder | Non
 
 
 def generation_fields(request: GenerateRequest, max_new_tokens: int) -> dict[str, Any]:
-    """Return the keys that say how to generate."""
+    """Return the request keys for generation."""
     sampling = request.sampling
     return {
         'stop': list(request.stops.strings),
@@ -91,9 +91,9 @@ def generation_fields(request: GenerateRequest, max_new_tokens: int) -> dict[str
 
 
 def asked(prompt: Prompt, encoder: Encoder | None) -> dict[str, Any]:
-    """Return the text: `messages` if the server has a chat template to apply, else `prompt`.
+    """Return the prompt: `messages` if the server has a chat template to apply, else `prompt`.
 
-    `prompt` is a list if each choice has a prompt of its own (schema tasks).
+    `prompt` is a list if each choice has its own (schema tasks).
     """
     if prompt.chat_template is True or (encoder is not None and encoder.in_chat(prompt)):
         (text,) = prompt.contexts
@@ -104,7 +104,7 @@ def asked(prompt: Prompt, encoder: Encoder | None) -> dict[str, Any]:
 
 
 def name_fields(key: ItemKey) -> dict[str, Any]:
-    """Return the keys that name an item in lines of requests and answers."""
+    """Return the keys that identify an item in requests and answers."""
     label, _, shots = key.task.rpartition('/')
     return {
         'task': label,
@@ -121,7 +121,7 @@ class LineError(ValueError):
 
 
 def read_answers(path: Path) -> Iterator[Answer]:
-    """Yield the answers of a file. Raise DataError with every invalid line, after all were read."""
+    """Yield the answers of a file. Raise DataError with every invalid line."""
     problems: list[str] = []
     try:
         with path.open(encoding='utf-8') as lines:
@@ -303,7 +303,7 @@ def check_solutions(data: EvaluationData) -> list[CheckedSolutions]:
 
 
 def in_row_order(keys: Iterable[ItemKey], data: EvaluationData) -> list[ItemKey]:
-    """Return items in the order of their data, as a model's are; variants in the order in which they are asked."""
+    """Return items in the order of their data, as a model's; variants in the order in which they are asked."""
     places = {
         task.item_key(example): (number, place)
         for number, (key, task) in enumerate(data.tasks.items())
@@ -335,9 +335,9 @@ def score_answer(item: Item, answer: Answer, task: Task, sandbox: Sandbox | None
 
 
 def score_output(item: Item, answer: Answer, logprobs: tuple[float, ...]) -> ScoreOutput:
-    """Return log-probabilities like those of the engine, with each sum spread evenly over a choice's tokens.
+    """Return log-probabilities as the engine returns them, with each sum spread evenly over a choice's tokens.
 
-    Without numbers of tokens each choice counts as one token, so that sums are compared.
+    Without token counts each choice counts as one token, so sums are compared.
     """
     num_choices = len(item.choices)
     if len(logprobs) != num_choices:

@@ -66,10 +66,10 @@ def write_records(
     reused_items: int = 0,
     time_budget: Mapping[str, int] | None = None,
 ) -> None:
-    """Write samples and results.json in place of an earlier evaluation's, as `replace_run` does. Raises RecordError.
+    """Write samples and results.json, replacing an earlier evaluation as `replace_run` does. Raise RecordError.
 
-    `identity` is what must agree for another evaluation to use the items again; so many of these were.
-    `time_budget` has the number of questions of each task that fit into the time, where there is a limit.
+    `identity` is what must agree for another evaluation to reuse the items; `reused_items` is the number reused in this
+    one. `time_budget` is the number of questions of each task that fit into the time budget, if there is one.
     """
     record = results_record(evaluation)
     record.update(model=dict(model), environment=dict(environment), training=training and asdict(training))
@@ -79,17 +79,17 @@ def write_records(
 
 
 def write_again(folder: Path, evaluation: Evaluation, earlier: Mapping[str, Any]) -> None:
-    """Write metrics that were recomputed from an earlier evaluation's items, with the model's data of its record."""
+    """Write metrics recomputed from an earlier evaluation's items, keeping the model's data of its record."""
     record = results_record(evaluation)
     kept = ('model', 'environment', 'training', 'timing', 'config', 'identity')
     replace_run(folder, evaluation.results, {**record, **{name: earlier[name] for name in kept}})
 
 
 def replace_run(folder: Path, results: Mapping[str, Iterable[ItemResult]], record: Mapping[str, Any]) -> None:
-    """Write a run in place of an earlier one. Raises RecordError.
+    """Write a run in place of an earlier one. Raise RecordError.
 
-    Whenever this is stopped, the folder has the whole old run, the whole new one, or no results.json, which is no run.
-    The old one stays until the new one is on the disk, in a hidden folder; then only names change.
+    If interrupted at any point, the folder has the whole old run, the whole new one, or no results.json, which is no
+    run. The new run is written to a hidden folder; once it is on the disk, files are only renamed.
     """
     new = unfinished_path(folder)
     try:
@@ -114,7 +114,7 @@ def replace_run(folder: Path, results: Mapping[str, Iterable[ItemResult]], recor
 
 
 def write_run(folder: Path, results: Mapping[str, Iterable[ItemResult]], record: Mapping[str, Any]) -> None:
-    """Write a run into a new folder, and return once it is on the disk. Raises OSError, and leaves nothing then."""
+    """Write a run into a new folder and return once it is on the disk. Raise OSError, leaving nothing behind."""
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         (folder / SAMPLES).mkdir(parents=True)
@@ -127,15 +127,15 @@ def write_run(folder: Path, results: Mapping[str, Iterable[ItemResult]], record:
 
 
 def check_out(out: Path, *, overwrite: bool, resume: bool = False) -> None:
-    """Raise RecordError if `out` holds something that must not be lost."""
+    """Raise RecordError if `out` holds results that would be lost."""
     if overwrite and resume:
-        raise ConfigError('--resume goes on with what is there, --overwrite replaces it; give one of them')
+        raise ConfigError('--resume and --overwrite exclude each other; give one of them')
     if out.exists() and not out.is_dir():
         raise RecordError(f'{out}: is a file; give a folder')
     if out.is_dir() and any(out.iterdir()) and not overwrite and not resume:
         raise RecordError(
-            f'{out}: is not empty; give another folder, --resume to go on with an evaluation that was cut off, or '
-            '--overwrite to replace what is there'
+            f'{out}: is not empty; give another folder, --resume to resume an interrupted evaluation, or '
+            '--overwrite to replace the content'
         )
 
 
@@ -187,7 +187,7 @@ def composites_record(evaluation: Evaluation) -> dict[str, Any] | None:
 
 
 def timing_record(evaluation: Evaluation) -> dict[str, Any]:
-    """Return what the evaluation took, and how the model was run, if one was."""
+    """Return the evaluation's seconds and, if a model was run, its tokens, batches and layouts."""
     record: dict[str, Any] = {'seconds': sum(evaluation.seconds.values()), 'tasks': dict(evaluation.seconds)}
     planned = evaluation.planned
     if planned is not None:
@@ -201,7 +201,7 @@ def timing_record(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def config_record(evaluation: Evaluation) -> dict[str, Any]:
-    """Return the settings, with the values found for automatic ones."""
+    """Return the settings, with the values chosen for automatic ones."""
     settings = asdict(evaluation.data.settings)
     if evaluation.planned is not None:
         settings.update(
@@ -217,7 +217,7 @@ def config_record(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def task_record(evaluation: Evaluation, key: str) -> dict[str, Any]:
-    """Return what was asked under a task's key."""
+    """Return the definition of the task with this key."""
     task = evaluation.tasks[key]
     return {
         'icl_task_type': task.icl_task_type,
@@ -313,7 +313,7 @@ def read_results(folder: Path) -> dict[str, Any]:
 
 
 def with_current_names(record: dict[str, Any]) -> dict[str, Any]:
-    """Return a record, or a part of one, with today's names of metrics."""
+    """Return a record, or a part of one, with the current names of metrics."""
     return {
         RENAMED.get(name, name): with_current_names(value) if isinstance(value, dict) else value
         for name, value in record.items()

@@ -1,8 +1,8 @@
-"""The journal of an evaluation: items as they are finished, so that one that is cut off can go on.
+"""The journal of an evaluation: items as they are finished, so that an interrupted evaluation can be resumed.
 
-Every rank appends to a file of its own, and an evaluation that goes on begins new files. A line is the number of bytes
-of what follows, 16 hexadecimal digits of its SHA-256, and itself: the identity of the evaluation first, then an item a
-line. The last line of a file may be torn; any other that does not check is damage.
+Every rank appends to its own file, and a resumed evaluation starts new files. A line is the number of bytes of its
+payload, 16 hexadecimal digits of the payload's SHA-256, and the payload: the identity of the evaluation first, then one
+item per line. The last line of a file may be incomplete; any other invalid line is damage.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class OtherEvaluationError(RecordError):
 class Finished:
     """The items that an earlier attempt finished.
 
-    `suspects` are items whose numbers were not finite in a batch with others, to be run again by themselves.
+    `suspects` are items whose numbers were not finite in a batch with others; they are run again by themselves.
     """
 
     identity: Identity
@@ -50,7 +50,7 @@ class Finished:
 
 
 class Journal:
-    """One rank's file of the journal in `folder`. After an error `problem` says why, and nothing more is written."""
+    """One rank's file of the journal in `folder`. After an error `problem` is set and nothing more is written."""
 
     def __init__(self, folder: Path, identity: Identity, *, attempt: int, rank: int) -> None:
         self.path = folder / JOURNAL / f'{attempt:03d}-rank{rank}.jsonl'
@@ -70,7 +70,7 @@ class Journal:
         self._write(f'{{"task": {json.dumps(result.key.task)}, "{kind}": {sample_line(result)}}}' for result in results)
 
     def close(self) -> None:
-        """Write nothing more. Waits for another thread that writes."""
+        """Close the file, after any thread that is writing."""
         with self._lock:
             self._close()
 
@@ -102,7 +102,7 @@ def line_of(content: str) -> bytes:
 
 
 def lines_of(content: bytes) -> Iterator[bytes | None]:
-    """Return what the lines of a file hold, None for one that is torn or damaged."""
+    """Return the payload of each line of a file, None for an incomplete or damaged one."""
     place = 0
     while place < len(content):
         head = HEAD.match(content, place)
@@ -117,11 +117,10 @@ def lines_of(content: bytes) -> Iterator[bytes | None]:
 
 
 def read_journal(folder: Path, *, repair: bool = False) -> Finished | None:
-    """Return what the journal of an evaluation holds, None where there is none. Raises RecordError.
+    """Return the content of an evaluation's journal, None if there is none. Raise RecordError.
 
-    The last line of a file is dropped where it is torn; other lines that do not check are named, or with `repair`
-    dropped. Items that came twice are the same. Items of an attempt do not count of which no file says any more what
-    evaluation it is of.
+    An incomplete last line of a file is dropped; other invalid lines are errors, or dropped with `repair`. Duplicate
+    items are identical. Items of an attempt are ignored if no file of it names the evaluation.
     """
     identities: dict[str, Identity] = {}  # by attempt
     items: dict[str, list[tuple[str, ItemResult]]] = {}
@@ -154,7 +153,7 @@ def read_journal(folder: Path, *, repair: bool = False) -> Finished | None:
 
 
 def entries(path: Path, problems: list[str]) -> Iterator[tuple[int, bytes]]:
-    """Yield the valid lines of a file with their numbers; invalid ones go to `problems`, except a torn last one."""
+    """Yield valid lines with their numbers; add invalid ones, except an incomplete last one, to `problems`."""
     try:
         lines = list(lines_of(path.read_bytes()))
     except OSError as error:
@@ -169,7 +168,7 @@ def entries(path: Path, problems: list[str]) -> Iterator[tuple[int, bytes]]:
 
 
 def check_identity(found: Identity, wanted: Identity, place: Path) -> None:
-    """Raise OtherEvaluationError with everything in which a journal differs from the current evaluation."""
+    """Raise OtherEvaluationError with all differences between a journal and the current evaluation."""
     differing = [name for name in {**wanted, **found} if found.get(name) != wanted.get(name)]
     if differing:
         parts = [f'{name} {found.get(name)} (now {wanted.get(name)})' for name in differing]
@@ -180,7 +179,7 @@ def check_identity(found: Identity, wanted: Identity, place: Path) -> None:
 
 
 def next_attempt(folder: Path) -> int:
-    """Return the number of the attempt after all those in the journal."""
+    """Return the number of the next attempt."""
     numbers = []
     with contextlib.suppress(OSError):  # then no file can be begun either, which the journal says
         numbers = [int(path.name.partition('-')[0]) for path in (folder / JOURNAL).glob('[0-9]*-rank*.jsonl')]
@@ -188,5 +187,5 @@ def next_attempt(folder: Path) -> int:
 
 
 def remove_journal(folder: Path) -> None:
-    """Remove the journal, once everything in it is in the records."""
+    """Remove the journal once all its items are in the records."""
     shutil.rmtree(folder / JOURNAL, ignore_errors=True)

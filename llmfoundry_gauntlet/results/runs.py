@@ -68,7 +68,7 @@ def read_run(folder: str | Path) -> Run:
 
 
 def finished_run(folder: Path) -> Finished | None:
-    """Return the items of a finished evaluation, None if it has no identity to compare with."""
+    """Return the items of a finished evaluation, None if its identity is unknown."""
     run = read_run(folder)
     if run.record.get('identity') is None:
         return None
@@ -82,7 +82,7 @@ def read_runs(run: str | Path) -> list[Run]:
 
 
 def recorded_data(record: Mapping[str, Any], path: Path) -> EvaluationData:
-    """Return what an evaluation was made of, without its rows."""
+    """Return the data of a recorded evaluation, without its rows."""
     problems = Problems(str(path))
     asked = {**record['tasks'], **{entry['task']: entry for entry in (record['score'] or {}).values()}}
     lacking = [key for key, entry in asked.items() if 'spec' not in entry and 'reason' not in entry]
@@ -121,7 +121,7 @@ def recorded_task(spec: Mapping[str, Any], problems: Problems) -> Task | None:
 
 
 def summarize_again(run: Run, gauntlet: GauntletSpec | None, *, allow_missing: bool) -> Evaluation:
-    """Return all metrics of a run, recomputed from its items by this version; with another gauntlet, if given."""
+    """Return all metrics of a run, recomputed from its items by this version, with another gauntlet if given."""
     data = run.data
     if gauntlet is not None:
         data = replace(data, suite=replace(data.suite, gauntlet=gauntlet))

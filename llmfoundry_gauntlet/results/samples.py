@@ -55,7 +55,7 @@ class FieldError(ValueError):
 
 
 def samples_file(folder: Path, task: str) -> Path:
-    """Return where a task's items are, below the folder of an evaluation."""
+    """Return the path of a task's samples in the folder of an evaluation."""
     return folder / SAMPLES / f'{task.replace("/", "_")}.jsonl'
 
 
@@ -126,7 +126,7 @@ def parse_sample(task: str, sample: Mapping[str, Any]) -> ItemResult:
 
 
 def current_reason(reason: str | None) -> str | None:
-    """Return a reason in the words of this version."""
+    """Return a reason in this version's wording."""
     for old, new in RENAMED_REASONS.items():
         reason = reason and reason.replace(old, new)
     return reason

@@ -105,7 +105,7 @@ def build_completion(problem: Problem, code: str, sandbox: Sandbox, deadline: fl
 def build_problem(program: Program, sandbox: Sandbox) -> Problem:
     """Build the parts of a problem.
 
-    Raise CannotJudge if that fails, or Undecided with `pairs`, some of which are wrong in the data.
+    Raise CannotRun if that fails, or Undecided with `pairs`, some of which are wrong in the data.
     """
     failure = CannotRun if program.pairs is None else Undecided
     try:
@@ -136,9 +136,9 @@ def build_problem(program: Program, sandbox: Sandbox) -> Problem:
 
 
 def test_of(program: Program, returns: str) -> str:
-    """Return the test's source; for pairs a test that compares every result.
+    """Return the test's source; for pairs, a test that compares every result.
 
-    As in Composer 0.17, floats within 1e-4; results of types that it did not know must be equal.
+    As in Composer 0.17, floats are equal within 1e-4; results of types it did not know must be equal.
     """
     if program.pairs is None:
         return program.test
@@ -179,14 +179,14 @@ def build(
 
 
 def header_mounts(sandbox: Sandbox) -> tuple[Mount, ...]:
-    """Return the header of all programs, and the same compiled if it can be kept in the user's cache directory."""
+    """Return the header of all programs, precompiled if that can be cached for this user."""
     with _building:
         return compiled_header(sandbox)
 
 
 @functools.lru_cache(maxsize=1)
 def compiled_header(sandbox: Sandbox) -> tuple[Mount, ...]:
-    """Return `header_mounts`, built once per compiler."""
+    """Return `header_mounts`, computed once per compiler."""
     header = runner('common.hpp')
     folder = cache_folder('headers')
     if folder is None:
@@ -217,7 +217,7 @@ def compiled_header(sandbox: Sandbox) -> tuple[Mount, ...]:
 
 
 def keep(path: Path, content: bytes) -> bool:
-    """Write a file that others may read or write as well, and return whether that worked."""
+    """Write a file that other processes may read or write too; return whether that succeeded."""
     try:
         write_atomically(path, [content])
     except OSError as error:

@@ -1,7 +1,8 @@
-"""Run a completion against the test of its problem: in separate processes, between which only plain values pass.
+"""Run a completion against the test of its problem, in separate processes between which only plain values pass.
 
-The result is that of the test's process. What the completion's process prints, exits with or does to itself is ignored;
-it can only answer calls, rightly or wrongly. Anything undecided in time is wrong, with a reason.
+The result is the test process's. What the completion's process prints, its exit status and what it does to itself are
+ignored; it can only answer calls, rightly or wrongly. A completion that does not finish in time is wrong, with a
+reason.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _lock = threading.Lock()
 NUM_TESTS = 16  # of one process
 NUM_WAITING = 2  # processes started ahead of their programs
 IDLE_SECONDS = 10.0  # after which no process is used again; by itself it ends after three times as long
-MAX_VERDICT = 65536  # bytes
+MAX_LINE = 65536  # bytes
 
 _of_thread = threading.local()  # a sandbox dies with the thread that started it
 SELF_TEST_SECONDS = 60.0
@@ -72,9 +73,9 @@ STATUSES = {  # 90 to 92 are those of runners/remote.hpp
 
 @functools.cache
 def workers() -> ThreadPoolExecutor:
-    """Return threads that each run one program, as many as there are processors for this rank.
+    """Return a thread pool in which each thread runs one program, with one thread per processor of this rank.
 
-    They live as long as the process: a sandbox dies with the thread that started it.
+    Threads live as long as the process: a sandbox dies with the thread that started it.
     """
     num_ranks = int(os.environ.get('LOCAL_WORLD_SIZE', '1'))
     count = max(1, len(os.sched_getaffinity(0)) // max(1, num_ranks))
@@ -82,7 +83,7 @@ def workers() -> ThreadPoolExecutor:
 
 
 def submit(run: Callable[..., Result], *arguments: Any) -> Future[Result]:
-    """Run a program on one of the workers."""
+    """Run a program in the thread pool."""
     future = workers().submit(run, *arguments)
     future.add_done_callback(_count)
     return future
@@ -95,7 +96,7 @@ def _count(_: Future[Any]) -> None:
 
 
 def num_programs_run() -> int:
-    """Return the number of programs that were run in this process."""
+    """Return the number of programs that have run in this process."""
     return _num_programs_run
 
 
@@ -124,7 +125,7 @@ class Pipes:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A started process for a completion, which gets its program through a pipe."""
+    """A process started for a completion; it gets its program through a pipe."""
 
     running: Running
     program: int
@@ -132,12 +133,12 @@ class Waiting:
 
     @property
     def is_usable(self) -> bool:
-        """Return whether it is alive, and will be for a while."""
+        """Return whether it is alive and will not time out soon."""
         return time.monotonic() - self.since <= IDLE_SECONDS and self.running.process.poll() is None
 
 
 class TestServer:
-    """A process that runs tests, and processes started ahead for their completions. All end with the object."""
+    """A process that runs tests, and processes started ahead for their completions. All of them end with the object."""
 
     __test__ = False  # pytest, it is no test
 
@@ -163,13 +164,13 @@ class TestServer:
 
     @property
     def is_usable(self) -> bool:
-        """Return whether it is alive and takes another test."""
+        """Return whether it is alive and accepts another test."""
         is_idle = time.monotonic() - self._last_used > IDLE_SECONDS
         is_alive = self.close.alive and not is_idle and self._running.process.poll() is None
         return is_alive and (self._waiting[0].is_usable if self._waiting else bool(self._ends))
 
     def start_completion(self, program: dict[str, Any]) -> Running:
-        """Return the process of the next test's completion, with its program. The caller stops it. Raise OSError."""
+        """Return the process of the next test's completion; the caller must stop it. Raise OSError."""
         if not self._waiting:
             self._start_waiting()
         waiting = self._waiting.pop(0)
@@ -179,7 +180,7 @@ class TestServer:
         return waiting.running
 
     def run(self, test: dict[str, Any], deadline: float) -> bytes:
-        """Return what the next test says, as a line; none where its process ended first. Raises Undecided, OSError."""
+        """Return the output line of the next test, empty if its process ended first. Raise Undecided or OSError."""
         self.num_run += 1
         try:
             write_line(self._tests, test)
@@ -194,7 +195,7 @@ class TestServer:
         return said
 
     def _start_waiting(self) -> None:
-        """Start a process for the next completion without one."""
+        """Start a process for the next completion ahead of time."""
         ends = self._ends.pop(0)
         stdin, program = self._pipes.make()
         running = self._sandbox.start(self._command(COMPLETION, *ends), stdin=stdin, pass_fds=ends)
@@ -216,7 +217,7 @@ def end_processes(tests: Running, waiting: list[Waiting], pipes: Pipes) -> None:
 
 
 def server_for(interpreter: Interpreter, sandbox: Sandbox) -> TestServer:
-    """Return this thread's process for tests of a language."""
+    """Return this thread's test process for a language."""
     servers: dict[tuple[Interpreter, Sandbox], TestServer] = _of_thread.__dict__.setdefault('servers', {})
     server = servers.get((interpreter, sandbox))
     if server is None or not server.is_usable:
@@ -227,7 +228,7 @@ def server_for(interpreter: Interpreter, sandbox: Sandbox) -> TestServer:
 
 
 def wait_for_line(descriptor: int, running: Running, deadline: float) -> bytes:
-    """Return what a process writes until it ends a line or itself. Raises Undecided where it does neither in time."""
+    """Return a process's output up to the end of a line or of the process. Raise Undecided on a timeout."""
     said = b''
     ended = os.pidfd_open(running.process.pid)
     try:
@@ -240,10 +241,10 @@ def wait_for_line(descriptor: int, running: Running, deadline: float) -> bytes:
             if not ready:
                 raise Undecided(LATE)
             if ready.get(descriptor, 0) & select.POLLIN:
-                said += os.read(descriptor, MAX_VERDICT)
+                said += os.read(descriptor, MAX_LINE)
             elif ended in ready:
                 break
-            if len(said) > MAX_VERDICT:
+            if len(said) > MAX_LINE:
                 raise Undecided('the test said too much')
             if ready.get(descriptor) == select.POLLHUP:
                 poll.unregister(descriptor)
@@ -255,7 +256,7 @@ def wait_for_line(descriptor: int, running: Running, deadline: float) -> bytes:
 def check_completion(program: Program, completion: str, sandbox: Sandbox, *, seconds: float = SECONDS) -> Outcome:
     """Run a completion against its problem's test.
 
-    Raise CannotJudge or OSError if that was impossible for reasons other than the completion.
+    Raise CannotRun or OSError if that failed for reasons other than the completion.
     """
     code = whole_text(program, completion)
     try:
@@ -268,7 +269,7 @@ def check_completion(program: Program, completion: str, sandbox: Sandbox, *, sec
 
 
 def self_test(language: str, sandbox: Sandbox) -> str | None:
-    """Return why no program of a language can be run here, None where a simple one passes."""
+    """Return why programs of a language cannot run here, None if a simple one passes."""
     prompt, test, solution = LANGUAGES[language].simple
     program = make_program(language=language, prompt=prompt, entry_point='f', test=test)
     try:

@@ -23,21 +23,21 @@ PYTHON, CPP, JAVASCRIPT = 'python', 'c++', 'javascript'
 
 
 class Interpreter(Protocol):
-    """Starts a process of an interpreter in a role with these open descriptors; one for tests runs several of them."""
+    """Return the command of an interpreter in a role; a process in the role of tests runs several."""
 
     def __call__(self, role: str, *descriptors: int, num_tests: int = 1) -> Command:
-        """Return the command that starts it."""
+        """Return the command."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Language:
-    """A language of programs.
+    """A programming language.
 
-    `begins` matches what begins a function in a prompt; the last one there is for a completion to write. With
-    `has_braces` a completion ends with the brace that closes it. `simple` is a prompt, its test and a right completion.
-    `tool` is a program that must be on the path, Debian's package of it `package`. `interpreter` starts a process that
-    runs tests or completions (a script in `runners`); without one programs are compiled (`execution.check_completion`).
+    `begins` matches the start of a function in a prompt; the last match is the function to complete. With `has_braces`
+    a completion ends at the closing brace. `simple` is a prompt, its test and a correct completion. `tool` is the
+    required program, `package` its Debian package. `interpreter` starts a process that runs tests or completions (a
+    script in `runners`); without one, programs are compiled (`execution.check_completion`).
     """
 
     begins: re.Pattern[str]
@@ -49,7 +49,7 @@ class Language:
 
 
 def missing_tool(language: str) -> str | None:
-    """Return what is not there of what a language needs, and how to get it; None where all is."""
+    """Return the missing requirement of a language and how to install it, None if nothing is missing."""
     tool, package = LANGUAGES[language].tool, LANGUAGES[language].package
     if tool is None or shutil.which(tool):
         return None
@@ -57,13 +57,13 @@ def missing_tool(language: str) -> str | None:
 
 
 def runner(name: str) -> Mount:
-    """Return one of our files that run inside."""
+    """Return one of our files that run in the sandbox."""
     return Mount(str(RUNNERS / name), f'{INSIDE}/{name}')
 
 
 @functools.cache
 def python_mounts() -> tuple[str, tuple[Mount, ...], tuple[str, ...]]:
-    """Return this Python's program, its folders outside the system's, and the folders of packages, which are hidden."""
+    """Return this Python's executable, its folders outside the system's, and its package folders, which are hidden."""
     program = os.path.realpath(sys.executable)
     mounts = []
     if not Path(program).is_relative_to('/usr'):
@@ -75,7 +75,7 @@ def python_mounts() -> tuple[str, tuple[Mount, ...], tuple[str, ...]]:
 
 
 def python_command(role: str, *descriptors: int, num_tests: int = 1) -> Command:
-    """Return a Python process in a role, without any installed package. Each test is a process of its own."""
+    """Return the command of a Python process without installed packages. Each test runs in its own process."""
     program, mounts, hidden = python_mounts()
     script = runner('python_runner.py')
     return Command(
@@ -89,13 +89,13 @@ def python_command(role: str, *descriptors: int, num_tests: int = 1) -> Command:
 
 @functools.cache
 def node_mounts() -> tuple[str, tuple[Mount, ...]]:
-    """Return Node's program, and its location if that is outside the system's folders."""
+    """Return Node's executable, and its folder if that is outside the system's."""
     program = os.path.realpath(shutil.which(NODE) or NODE)
     return program, () if Path(program).is_relative_to('/usr') else (Mount(program, program),)
 
 
 def node_command(role: str, *descriptors: int, num_tests: int = 1) -> Command:
-    """Return a Node process in a role. It reserves more address space than it uses, so that is not limited."""
+    """Return the command of a Node process. Its address space is not limited: Node reserves more than it uses."""
     program, mounts = node_mounts()
     script = runner('node_runner.js')
     limits = Limits(counts_reserved=False, open_files=OPEN_FILES + len(descriptors))
@@ -107,7 +107,7 @@ def node_command(role: str, *descriptors: int, num_tests: int = 1) -> Command:
 
 
 def cpp_command(image: int, calls: int, results: int) -> Command:
-    """Return a compiled program, run from an open file."""
+    """Return the command of a compiled program, run from an open file."""
     program = Mount(image, f'{INSIDE}/program', is_program=True)
     return Command(
         arguments=(program,),
@@ -149,12 +149,12 @@ LANGUAGES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """A problem of one language.
+    """A problem in one language.
 
-    `prelude` is what its prompt has before the function to write, whose name is `target`: imports and helpers that the
-    test may use as well. `pairs` are source texts of arguments and results, which take the place of the test where they
-    are not None; they are calls of the entry point, whatever else a prompt begins. `joins_lines` gives an indented
-    Python completion a line of its own where the prompt does not end one.
+    `prelude` is the part of the prompt before the function to complete, whose name is `target`: imports and helpers
+    that the test may use too. `pairs` are source texts of arguments and results that replace the test if not None; they
+    call the entry point, whatever other functions a prompt starts. `joins_lines` puts an indented Python completion on
+    a new line if the prompt does not end one.
     """
 
     language: str
@@ -167,7 +167,7 @@ class Program:
 
 
 class Begun(NamedTuple):
-    """A function that a text begins, and where; for C++ also its return type and parameters."""
+    """A function that a text starts, and its position; for C++ also its return type and parameters."""
 
     start: int
     name: str
@@ -189,7 +189,7 @@ def make_program(
     pairs: tuple[tuple[str, str], ...] | None = None,
     joins_lines: bool = True,
 ) -> Program:
-    """Return a problem split into its parts. If a prompt begins no function, `entry_point` is the one to write."""
+    """Return a problem split into its parts. If a prompt starts no function, `entry_point` is the one to write."""
     prelude, target = '', entry_point
     if begun := functions(language, prompt):
         prelude, target = prompt[: begun[-1].start], begun[-1].name
@@ -216,7 +216,7 @@ def functions(language: str, text: str) -> list[Begun]:
 
 
 def signature_of(program: Program) -> Begun:
-    """Return how a C++ prompt declares the function to write. Raises ValueError where it does not."""
+    """Return how a C++ prompt declares the function to complete. Raise ValueError if it does not."""
     begun = [function for function in functions(CPP, program.prompt) if function.name == program.target]
     if not begun:
         raise ValueError(f'the prompt does not begin {program.target}')
@@ -250,7 +250,7 @@ def name_of(parameter: str) -> str:
 def whole_text(program: Program, completion: str) -> str:
     """Return prompt and completion as one text.
 
-    In Python an indented completion begins a new line, which the prompt may lack; not in Composer 0.17.
+    In Python an indented completion starts a new line if the prompt does not end one; Composer 0.17 does not do that.
     """
     lacks_line = completion.startswith(('  ', '\t')) and not program.prompt.endswith('\n')
     joins = program.joins_lines and program.language == PYTHON and lacks_line

@@ -1,16 +1,16 @@
-"""Runs a hostile program as one confined process: bubblewrap's namespaces, a seccomp filter, and limits.
+"""Run a hostile program as one confined process: bubblewrap's namespaces, a seccomp filter, and limits.
 
-Inside there is no network, no file of the user's, no environment, no other process, and one small temporary folder in
-memory. The program can make threads but no process, so that killing it leaves nothing, and the limits of one process
-are the limits of all that it does.
+Inside there is no network, none of the user's files, no environment, no other process, and one small temporary folder
+in memory. The program can create threads but no processes, so killing it leaves nothing behind, and the limits of one
+process cover everything it does.
 
-Where bubblewrap is absent, util-linux' `unshare` and a launcher of ours do the same from the same options. Either is
-called in one of two ways. As root the program is given a user id of its own, which owns nothing. A plain user gets a
-user namespace. Where neither works nothing is run, unless the caller asks for `rlimits` (limits alone: the program sees
-the user's files and the network) or `none`.
+If bubblewrap is not installed, util-linux' `unshare` and our own launcher do the same from the same options. Either
+runs in one of two ways: as root, the program gets its own user id, which owns nothing; as a plain user, it gets a user
+namespace. If neither works, nothing is run, unless the caller asks for `rlimits` (only limits: the program sees the
+user's files and the network) or `none`.
 
-Not covered: under bubblewrap the names of empty files in `/tmp` take memory that is counted nowhere (a program that
-makes nothing else gets to 750 MB), and with `rlimits` or `none` a program may leave its process group and live on.
+Not covered: under bubblewrap the names of empty files in `/tmp` use memory that is not counted (a program that creates
+nothing else gets to 750 MB), and with `rlimits` or `none` a program may leave its process group and keep running.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Undecided(Exception):
 def seccomp_filter(*, may_fork: bool, machine: str | None = None) -> bytes:
     """Return the filter for this machine. Without `may_fork` a program stays one process; threads are allowed.
 
-    Raise SandboxError for a machine with unknown system calls.
+    Raise SandboxError for a machine whose system calls are unknown.
     """
     machine = machine or platform.machine()
     if machine not in DENIED:
@@ -136,7 +136,7 @@ def seccomp_filter(*, may_fork: bool, machine: str | None = None) -> bytes:
 
 
 def bpf_program(machine: str, code: Sequence[Instruction]) -> bytes:
-    """Return a filter whose `code` starts with the number of a call loaded; other machines' calls are killed."""
+    """Return a filter whose `code` starts with a call's number loaded; calls of other architectures are killed."""
     start: list[Instruction] = [
         (LOAD, 0, 0, ARCHITECTURE),
         (JUMP_EQUAL, 1, 0, AUDIT_ARCH[machine]),
@@ -161,20 +161,20 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """One of our files or folders inside the sandbox: a path, or an open file's descriptor, readable at `target`."""
+    """One of our files or folders inside the sandbox: a path or an open file's descriptor, readable at `target`."""
 
     source: str | int
     target: str
     is_program: bool = False
 
     def path(self, folder: str | None) -> str:
-        """Return where a program finds it: at its target, or without isolation in a private folder."""
+        """Return the path for a program: the target, or without isolation a path in a private folder."""
         if folder is None or self.source == self.target:
             return self.target
         return os.path.join(folder, os.path.basename(self.target))
 
     def put_into(self, folder: str) -> None:
-        """Copy or link it to its place without isolation."""
+        """Copy or link it to its place if there is no isolation."""
         path = self.path(folder)
         if isinstance(self.source, str):
             if path != self.source:
@@ -187,7 +187,7 @@ class Mount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """A program with its arguments; a Mount among these stands for its path. `hidden` folders appear empty."""
+    """A program with its arguments; a Mount among these becomes its path. `hidden` folders appear empty."""
 
     arguments: tuple[str | Mount, ...]
     mounts: tuple[Mount, ...] = ()
@@ -203,9 +203,9 @@ class Command:
 
 
 class Running:
-    """A started program. `stop` leaves nothing of it.
+    """A started program. `stop` leaves nothing of it behind.
 
-    `errors` is the descriptor of messages from before the program itself began, empty if all went well.
+    `errors` is the descriptor of messages from before the program started, empty if the sandbox was set up.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], errors: int, folder: str | None) -> None:
@@ -214,7 +214,7 @@ class Running:
         self._folder = folder
 
     def check_started(self) -> None:
-        """Raise OSError if the sandbox could not be set up, so that the program's result means nothing."""
+        """Raise OSError if the sandbox could not be set up, which makes the program's result meaningless."""
         if said := os.pread(self._errors, MAX_SAID, 0).decode(errors='replace').strip():
             raise OSError(said.splitlines()[-1])
 
@@ -229,7 +229,7 @@ class Running:
         return self.process.wait()
 
     def _kill_children(self) -> None:
-        """Kill what bubblewrap may have started before it asked to die with its parent."""
+        """Kill processes that bubblewrap may have started before it asked to die with its parent."""
         pid = self.process.pid
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGSTOP)  # it starts no more
@@ -252,14 +252,14 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """A way to run programs: `level` is the isolation, `as_root` how they get a user of their own."""
+    """A way to run programs: `level` is the isolation, `as_root` how programs get their own user."""
 
     level: str
     as_root: bool = False
 
     @property
     def is_isolated(self) -> bool:
-        """Return whether programs see nothing of the user's."""
+        """Return whether programs cannot see the user's files."""
         return self.level in (BUBBLEWRAP, NAMESPACES)
 
     def __str__(self) -> str:
@@ -302,7 +302,7 @@ class Sandbox:
         return Running(process, errors, folder)
 
     def _line(self, command: Command, folder: str | None, opened: list[int]) -> list[str]:
-        """Return the whole command line. Descriptors that it needs are appended to `opened`."""
+        """Return the whole command line; append the descriptors it needs to `opened`."""
         if folder is not None:
             for mount in command.mounts:
                 mount.put_into(folder)
@@ -322,7 +322,7 @@ class Sandbox:
         return [*self._unshare(), *options_from, '--starter', str(os.getpid()), '--', *self._user(), *limited]
 
     def _unshare(self) -> list[str]:
-        """Return our launcher in new namespaces, which replaces bubblewrap."""
+        """Return the command that runs our launcher in new namespaces, in place of bubblewrap."""
         line = ['setpriv', '--pdeathsig', 'KILL', '--', 'unshare']
         if not self.as_root:
             line += ['--user', f'--map-user={FIRST_UID}', f'--map-group={FIRST_UID}', '--keep-caps']
@@ -355,12 +355,12 @@ class Sandbox:
         yield from ('--remount-ro', '/', '--chdir', '/tmp')
 
     def _has_threads(self) -> bool:
-        """Return whether a program's threads are counted separately: by user, or by namespace (Linux 5.14)."""
+        """Return whether a program's threads are counted separately, by user or by namespace (Linux 5.14)."""
         version = tuple(int(number) for number in platform.release().split('-')[0].split('.')[:2])
         return self.as_root or version >= (5, 14)
 
     def _user(self) -> list[str]:
-        """Return, as root, a user of the program's own, so that its thread limit is its own, without privileges."""
+        """Return, as root, the program's own user without privileges, so that its thread limit is its own."""
         if not self.as_root:
             return []
         user = FIRST_UID + secrets.randbelow(NUM_UIDS)
@@ -379,7 +379,7 @@ def prlimit(limits: Limits, *, counts_threads: bool) -> list[str]:
 
 @functools.cache
 def system_mounts() -> tuple[str, ...]:
-    """Return the system's programs and libraries, as bubblewrap options."""
+    """Return bubblewrap options for the system's programs and libraries."""
     options = ['--ro-bind', '/usr', '/usr']
     for name in SYSTEM:
         path = Path(name)
@@ -395,19 +395,19 @@ def system_mounts() -> tuple[str, ...]:
 
 
 def parents(target: str) -> list[str]:
-    """Return the folders above a path that the system's mounts do not have."""
+    """Return the folders above a path that the system's mounts do not include."""
     return [str(folder) for folder in Path(target).parents if str(folder) != '/' and not folder.is_relative_to('/usr')]
 
 
 def environment(folder: str | None) -> dict[str, str]:
-    """Return the environment variables of a program. `folder` is its own without isolation."""
+    """Return the environment variables of a program; `folder` is its own if there is no isolation."""
     own = folder or '/tmp'
     path = '/usr/local/bin:/usr/bin:/bin'
     return {'PATH': path, 'HOME': own, 'TMPDIR': own, 'LANG': 'C.UTF-8', 'FILES': folder or INSIDE}
 
 
 def in_memory(content: bytes) -> int:
-    """Return a descriptor for reading this content from a file in memory."""
+    """Return a descriptor of a file in memory with this content."""
     descriptor = os.memfd_create('gauntlet', os.MFD_CLOEXEC)
     try:
         with open(descriptor, 'wb', closefd=False) as stream:
@@ -420,14 +420,14 @@ def in_memory(content: bytes) -> int:
 
 
 def close_all(descriptors: list[int]) -> None:
-    """Close the descriptors that are in the list by now."""
+    """Close all descriptors in the list."""
     for descriptor in descriptors:
         os.close(descriptor)
 
 
 @contextlib.contextmanager
 def file_in_memory(content: bytes) -> Iterator[int]:
-    """Yield its descriptor and close it afterwards."""
+    """Yield the descriptor of a file in memory and close it afterwards."""
     descriptor = in_memory(content)
     try:
         yield descriptor
@@ -437,7 +437,7 @@ def file_in_memory(content: bytes) -> Iterator[int]:
 
 @contextlib.contextmanager
 def started(sandbox: Sandbox, command: Command, **descriptors: Any) -> Iterator[Running]:
-    """Yield a running program, with descriptors as for `start`; nothing is left of it afterwards."""
+    """Yield a running program, with descriptors as for `start`; nothing of it is left afterwards."""
     running = sandbox.start(command, **descriptors)
     try:
         yield running
@@ -447,7 +447,7 @@ def started(sandbox: Sandbox, command: Command, **descriptors: Any) -> Iterator[
 
 @functools.cache
 def find_sandbox(asked: str = AUTO) -> Sandbox:
-    """Return the tested sandbox of this machine. Raise SandboxError without one, with what is missing."""
+    """Return the tested sandbox of this machine. Raise SandboxError if there is none, with what is missing."""
     if asked == NONE:
         return Sandbox(NONE)
     if not shutil.which('prlimit'):
@@ -474,7 +474,7 @@ def find_sandbox(asked: str = AUTO) -> Sandbox:
 
 
 def try_out(sandbox: Sandbox) -> str | None:
-    """Return why a sandbox cannot be used, None where it can: a shell runs in it, and cannot make a second process."""
+    """Return why a sandbox cannot be used, None if it can: a shell runs in it and cannot start a second process."""
     for script, works in (('test -e /usr && test ! -e /home && test ! -e /root', True), ('(:)', False)):
         command = Command(arguments=('sh', '-c', script))
         try:

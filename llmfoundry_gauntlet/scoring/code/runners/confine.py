@@ -1,13 +1,13 @@
-"""Stands in for bubblewrap where it is not installed: `confine.py --args FD --starter PID -- COMMAND...`.
+"""Replace bubblewrap if it is not installed: `confine.py --args FD --starter PID -- COMMAND...`.
 
-It is process 1 of namespaces that `unshare` has made, and does what bubblewrap's options say: a root of its own, no
-capabilities, a seccomp filter. Then it starts COMMAND, waits for it, and exits with its status, 128 and the number for
-a signal. What goes wrong before COMMAND is said in one line, and COMMAND is not run.
+It is process 1 of namespaces that `unshare` has created, and does what bubblewrap's options say: its own root, no
+capabilities, a seccomp filter. Then it starts COMMAND, waits for it, and exits with its status, or 128 plus the number
+of a signal. An error before COMMAND starts is printed in one line, and COMMAND is not run.
 
-The options are in a file, each ended by a zero byte. PID is the process that started all this: where it is gone, or has
-one of the namespaces that the options want made, nothing is run. Of bubblewrap this does what `Sandbox` asks for, with
-three differences: folders in memory have a limit of files too, /dev has neither terminals nor /dev/core, and the lone
-network interface stays down. It starts for every program, so it imports little.
+The options are in a file, each ended by a zero byte. PID is the process that started all this: if it is gone, or shares
+one of the requested namespaces, nothing is run. Of bubblewrap this does what `Sandbox` uses, with three differences:
+folders in memory have a file limit too, /dev has neither terminals nor /dev/core, and the only network interface stays
+down. It starts for every program, so it imports little.
 """
 
 import ctypes
@@ -48,7 +48,7 @@ class Program(ctypes.Structure):
 def call(
     name: str, *arguments: int | str | ctypes.Array[ctypes.c_uint32] | ctypes.Array[ctypes.c_char_p] | None
 ) -> None:
-    """Calls a function of the C library. Raises OSError."""
+    """Call a function of the C library. Raise OSError."""
     encoded = [os.fsencode(value) if isinstance(value, str) else value for value in arguments]
     values = [ctypes.c_ulong(value) if isinstance(value, int) else value for value in encoded]
     if getattr(LIBC, name)(*values) == -1:
@@ -57,13 +57,13 @@ def call(
 
 
 def read_all(descriptor: int) -> bytes:
-    """Return what is left to read of a descriptor, which is then closed."""
+    """Return the rest of a descriptor's content and close it."""
     with open(descriptor, 'rb') as stream:
         return stream.read()
 
 
 def parse(text: bytes) -> list[tuple[str, list[str]]]:
-    """Options with their arguments, in their order. Raises ValueError."""
+    """Return options with their arguments, in order. Raise ValueError."""
     words = iter(os.fsdecode(text).split('\0')[:-1])
     operations = []
     for name in words:
@@ -77,13 +77,13 @@ def parse(text: bytes) -> list[tuple[str, list[str]]]:
 
 
 def parent_of(pid: str) -> str:
-    """The process that started another, in the numbers of the /proc that is mounted."""
+    """Return the process that started another, in the numbering of the mounted /proc."""
     with open(f'/proc/{pid}/stat') as stream:
         return stream.read().rpartition(')')[2].split()[1]
 
 
 def check_starter(starter: str, operations: list[tuple[str, list[str]]]) -> None:
-    """Raises OSError unless `starter` lives, will take this process with it, and shares no namespace with it."""
+    """Raise OSError unless `starter` is alive, this process dies with it, and it shares no namespace with it."""
     call('prctl', SET_DEATH_SIGNAL, SIGKILL, 0, 0, 0)
     if os.getpid() != 1:
         raise OSError('this is not the first process of a namespace')
@@ -102,27 +102,27 @@ def check_starter(starter: str, operations: list[tuple[str, list[str]]]) -> None
 
 
 def make_folder(path: str, perms: int = 0o755) -> None:
-    """Makes a folder and those above it."""
+    """Create a folder and its parents."""
     if not os.path.isdir(path):
         os.makedirs(path)
         os.chmod(path, perms)
 
 
 def make_file(path: str) -> None:
-    """Makes an empty file to mount upon."""
+    """Create an empty file to mount upon."""
     make_folder(os.path.dirname(path))
     if not os.path.exists(path):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o444))
 
 
 def restrict(path: str, flags: int = READ_ONLY | NO_SUID | NO_DEVICES) -> None:
-    """Makes a mount read-only. A flag that it has is kept: a user namespace may not take it away."""
+    """Make a mount read-only. Its flags are kept: a user namespace may not remove them."""
     kept = os.statvfs(path).f_flag & NO_PROGRAMS
     call('mount', None, path, None, REMOUNT | BIND | flags | kept, None)
 
 
 def mounts_below(path: str) -> list[str]:
-    """The mounts under a path, which is not among them."""
+    """Return the mounts below a path, without the path itself."""
     with open(f'{OLD}/proc/self/mountinfo', 'rb') as stream:
         points = [line.split(b' ', 5)[4] for line in stream]
     for escaped, character in ESCAPES.items():
@@ -131,7 +131,7 @@ def mounts_below(path: str) -> list[str]:
 
 
 def bind(source: str, path: str) -> None:
-    """Shows what the old root has, with all that is mounted below it, to be read alone."""
+    """Mount a path of the old root, with everything mounted below it, read-only."""
     if os.path.isdir(source):
         make_folder(path)
     else:
@@ -147,7 +147,7 @@ def bind(source: str, path: str) -> None:
 
 
 def bind_data(descriptor: int, path: str, perms: int) -> None:
-    """Shows what a descriptor has as a file, to be read alone."""
+    """Mount the content of a descriptor as a read-only file."""
     with open('/data', 'xb') as stream:
         stream.write(read_all(descriptor))
     os.chmod('/data', perms)
@@ -158,7 +158,7 @@ def bind_data(descriptor: int, path: str, perms: int) -> None:
 
 
 def mount_memory(path: str, perms: int = 0o755, size: int | None = None) -> None:
-    """An empty folder in memory. A limit of bytes is one of files too, whose names take memory as well."""
+    """Mount an empty folder in memory. A byte limit is also a file limit, as file names use memory too."""
     make_folder(path)
     data = f'mode={perms:o}'
     if size is not None:
@@ -167,7 +167,7 @@ def mount_memory(path: str, perms: int = 0o755, size: int | None = None) -> None
 
 
 def mount_devices(path: str) -> None:
-    """The devices that any program may expect, and no other."""
+    """Mount the devices that any program may expect, and no others."""
     mount_memory(path, size=FEWEST_FILES * BYTES_PER_FILE)
     for name in DEVICES:
         make_file(f'{path}/{name}')
@@ -179,7 +179,7 @@ def mount_devices(path: str) -> None:
 
 
 def perform(name: str, arguments: list[str], perms: int, size: int | None) -> None:
-    """One step of building the root; other options are no such step."""
+    """Run one step of building the root; other options are ignored."""
     path = NEW + arguments[-1] if arguments else NEW
     if name == '--dir':
         make_folder(path, perms)
@@ -202,7 +202,7 @@ def perform(name: str, arguments: list[str], perms: int, size: int | None) -> No
 
 
 def build_root(operations: list[tuple[str, list[str]]]) -> None:
-    """Makes the root that the options describe, and leaves nothing of the old one."""
+    """Create the root that the options describe, and remove the old one."""
     for name, arguments in operations:
         if name == '--ro-bind':
             arguments[0] = OLD + os.path.realpath(arguments[0], strict=True)
@@ -229,7 +229,7 @@ def build_root(operations: list[tuple[str, list[str]]]) -> None:
 
 
 def confine(capabilities: int, code: bytes | None) -> None:
-    """Leaves this process these capabilities alone, no way to more, and the system calls of a filter."""
+    """Restrict this process to these capabilities and the system calls of a filter."""
     for number in range(MOST_CAPABILITIES):
         if LIBC.prctl(READ_BOUNDING, number, 0, 0, 0) == 1 and not capabilities >> number & 1:
             call('prctl', DROP_BOUNDING, number, 0, 0, 0)
@@ -242,14 +242,14 @@ def confine(capabilities: int, code: bytes | None) -> None:
 
 
 def become(command: list[str]) -> None:
-    """Runs a command in the place of this process, with the signals that Python has taken for itself as they were."""
+    """Replace this process by a command, with the signals that Python has changed restored."""
     LIBC.signal(SIGPIPE, None)
     LIBC.signal(SIGXFSZ, None)
     call('execvp', command[0], (ctypes.c_char_p * (len(command) + 1))(*map(os.fsencode, command)))
 
 
 def wait_for(child: int) -> int:
-    """The exit status of a child, 128 and the number for a signal. Whoever else ends is forgotten."""
+    """Return the exit status of a child, or 128 plus the number of a signal. Other children are ignored."""
     while True:
         pid, status = os.wait()
         if pid == child:
@@ -258,7 +258,7 @@ def wait_for(child: int) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """The status to exit with."""
+    """Return the exit status."""
     if len(arguments) < 6 or arguments[:5:2] != ['--args', '--starter', '--']:
         raise ValueError('usage: confine.py --args FD --starter PID -- COMMAND...')
     operations = parse(read_all(int(arguments[1])))

@@ -1,9 +1,9 @@
 // Runs in the sandbox, on its own: a completion that answers calls, or the tests that make them.
 //
 //     node node_runner.js completion CALLS RESULTS
-//     node node_runner.js tests VERDICTS CALLS RESULTS [CALLS RESULTS ...]
+//     node node_runner.js tests OUTCOMES CALLS RESULTS [CALLS RESULTS ...]
 //
-// CALLS, RESULTS and VERDICTS are descriptors. Standard input has a line of JSON with the completion's program, or one
+// CALLS, RESULTS and OUTCOMES are descriptors. Standard input has a line of JSON with the completion's program, or one
 // for each test, which is run in a context of its own with the next pair of descriptors. Calls and results are lines of
 // JSON with plain values alone: what a test compares are its own objects, whatever the completion returned.
 'use strict'

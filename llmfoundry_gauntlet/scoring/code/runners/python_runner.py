@@ -1,14 +1,14 @@
-"""Runs in the sandbox, on its own: a completion that answers calls, or the tests that make them.
+"""Run in the sandbox, on its own: a completion that answers calls, or the tests that make them.
 
     python -I -S python_runner.py completion CALLS RESULTS
-    python -I -S python_runner.py tests VERDICTS CALLS RESULTS [CALLS RESULTS ...]
+    python -I -S python_runner.py tests OUTCOMES CALLS RESULTS [CALLS RESULTS ...]
 
-CALLS, RESULTS and VERDICTS are descriptors. Standard input has a line of JSON with the completion's program, or one for
-each test, which is run in a process of its own with the next pair of descriptors. Calls and results are lines of JSON
-with plain values alone: what a test compares are its own objects of built-in types, whatever the completion returned.
+CALLS, RESULTS and OUTCOMES are descriptors. Standard input has one line of JSON with the completion's program, or one
+for each test, which runs in its own process with the next pair of descriptors. Calls and results are lines of JSON with
+plain values only: a test compares its own objects of built-in types, whatever the completion returned.
 
-Every program waits for this to start, so it imports little, and types for the checker alone. Annotations are strings
-where they need those: `from __future__ import annotations` would hold for the programs that are compiled here as well.
+Every program waits for this to start, so it imports little. Annotations are strings where they need types that are only
+imported for the type checker: `from __future__ import annotations` would also apply to the programs compiled here.
 """
 
 import builtins
@@ -50,21 +50,21 @@ NOT_PLAIN = 'the result of a call is no plain value'
 
 
 class NotPlain(Exception):
-    """A value that is not one of the built-in ones."""
+    """Raised for a value that is not of a built-in type."""
 
 
 class CompletionFailed(Exception):
-    """The completion has no result for a call, nor will it for another."""
+    """Raised if the completion has no result for a call, and will have none for another."""
 
 
 class Raised:
-    """Marks an exception that a call raised."""
+    """An exception that a call raised."""
 
     reason: str
 
 
 class Numbers:
-    """Reader of JSON."""
+    """The settings of the JSON scanner."""
 
     strict = True
     object_hook = object_pairs_hook = None
@@ -77,7 +77,7 @@ scan = make_scanner(how_to_read)
 
 
 def loads(text: str) -> 'Any':
-    """Return what a text of JSON says, or ValueError."""
+    """Return the value of a JSON text. Raise ValueError."""
     try:
         value, end = scan(text, 0)
     except StopIteration:
@@ -88,7 +88,7 @@ def loads(text: str) -> 'Any':
 
 
 def dumps(value: object) -> str:
-    """A value of `encode` as JSON."""
+    """Return an encoded value as JSON."""
     if isinstance(value, str):
         return encode_basestring_ascii(value)
     if isinstance(value, list):
@@ -101,7 +101,7 @@ def dumps(value: object) -> str:
 
 
 def encode(value: 'Any') -> object:
-    """A plain value as JSON has it; subclasses as what they are made of."""
+    """Return a plain value in JSON types; subclasses become their base types."""
     if value is None or value is True or value is False:
         return value
     if isinstance(value, int):
@@ -141,7 +141,7 @@ def encode(value: 'Any') -> object:
 
 
 def decode(value: 'Any') -> 'Any':
-    """The built-in value that `encode` had, or ValueError."""
+    """Return the built-in value that was encoded. Raise ValueError."""
     if isinstance(value, list):
         return [decode(item) for item in value]
     if not isinstance(value, dict):
@@ -172,25 +172,25 @@ def decode(value: 'Any') -> 'Any':
 
 
 def send(stream: 'BinaryIO', message: dict[str, object]) -> None:
-    """One line."""
+    """Write one line."""
     stream.write(dumps(message).encode() + b'\n')
     stream.flush()
 
 
 def builtin_name(error: BaseException) -> str:
-    """The name of an exception's nearest built-in class, which carries no text of the program's."""
+    """Return the name of an exception's nearest built-in class, which contains no text of the program."""
     return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == 'builtins')
 
 
 def new_module() -> 'dict[str, Any]':
-    """An empty module that the code of a program runs in, known by its name as dataclasses want it."""
+    """Return an empty module for a program's code, registered by name as dataclasses require."""
     module = types.ModuleType('program')
     sys.modules['program'] = module
     return module.__dict__
 
 
 def serve(program: dict[str, str], calls: 'BinaryIO', results: 'BinaryIO') -> None:
-    """Defines the completion's functions, then answers calls to the one that is asked for."""
+    """Run the completion's code, then answer calls to its function."""
     namespace = new_module()
     try:
         exec(compile(program['code'], 'program', 'exec'), namespace)
@@ -215,7 +215,7 @@ def serve(program: dict[str, str], calls: 'BinaryIO', results: 'BinaryIO') -> No
 
 
 class Candidate:
-    """The completion's function, as the test sees it."""
+    """The completion's function as the test sees it."""
 
     def __init__(self, calls: 'BinaryIO', results: 'BinaryIO') -> None:
         self._calls, self._results = calls, results
@@ -223,12 +223,12 @@ class Candidate:
         self.failure: str | None = None  # kept beside the exception, which a test might catch
 
     def give_up(self, reason: str) -> 'NoReturn':
-        """Ends the test, whatever it catches."""
+        """End the test, whatever it catches."""
         self.failure = self.failure or reason
         raise CompletionFailed(reason) from None
 
     def fail(self, failed: 'Any') -> 'NoReturn':
-        """Raises in the test what a call raised, if that is a built-in exception."""
+        """Raise in the test the exception a call raised, if it is a built-in one."""
         name, _, when = failed.partition(' ') if isinstance(failed, str) else ('', '', '')
         if failed != NOT_PLAIN and (
             when not in WHEN or not (name.isascii() and name.isalpha()) or len(name) > MAX_NAME
@@ -245,7 +245,7 @@ class Candidate:
         raise error
 
     def answer(self) -> 'Any':
-        """Return what the completion says next."""
+        """Return the completion's next answer."""
         line = self._results.readline(MAX_LINE)
         if not line:
             self.give_up('the program ended before its test did')
@@ -262,7 +262,7 @@ class Candidate:
         return value
 
     def __call__(self, *args: object, **kwargs: object) -> 'Any':
-        """The result of a call."""
+        """Return the result of a call."""
         self.num_calls += 1
         try:
             send(self._calls, {'args': encode(list(args)), 'kwargs': encode(kwargs)})
@@ -272,7 +272,7 @@ class Candidate:
 
 
 def run_test(program: 'dict[str, Any]', candidate: Candidate) -> str | None:
-    """None where the completion passes, else why not."""
+    """Return None if the completion passes, else the reason."""
     try:
         candidate.answer()  # that it is ready
         namespace = new_module()
@@ -294,7 +294,7 @@ def run_test(program: 'dict[str, Any]', candidate: Candidate) -> str | None:
 
 
 def run_pairs(pairs: list[list[str]], candidate: Candidate) -> str | None:
-    """Composer 0.17's rule: an output that is no expression stands for itself."""
+    """Compare results by Composer 0.17's rule: an expected output that is no expression is taken literally."""
     for given, wanted in pairs:
         arguments = eval(given, {})
         try:
@@ -307,21 +307,21 @@ def run_pairs(pairs: list[list[str]], candidate: Candidate) -> str | None:
 
 
 def report_test(program: 'dict[str, Any]', calls: int, results: int, outcomes: int) -> None:
-    """Runs one test and says what came of it."""
+    """Run one test and write its outcome."""
     reason = run_test(program, Candidate(os.fdopen(calls, 'wb'), os.fdopen(results, 'rb')))
     with os.fdopen(outcomes, 'wb') as stream:
         send(stream, {'passed': reason is None, 'reason': reason})
 
 
 def next_line() -> bytes:
-    """The next line of standard input; none at its end, or if there is none for a while."""
+    """Return the next line of standard input, empty at its end or after a timeout."""
     waiting = select.poll()
     waiting.register(0, select.POLLIN)
     return sys.stdin.buffer.readline() if waiting.poll(IDLE_MILLISECONDS) else b''
 
 
 def run_tests(outcomes: int, pairs: list[tuple[int, int]]) -> None:
-    """Runs each test in a fork of this process, until there is none for a while."""
+    """Run each test in a fork of this process, until there is none for a while."""
     for name in LOADED_ONCE:
         importlib.import_module(name)
     files = os.listdir('.')
@@ -340,7 +340,7 @@ def run_tests(outcomes: int, pairs: list[tuple[int, int]]) -> None:
 
 
 def main(role: str, *numbers: str) -> None:
-    """Runs a program in its role."""
+    """Run in the given role."""
     descriptors = [int(text) for text in numbers]
     if role == 'tests':
         run_tests(descriptors[0], list(zip(descriptors[1::2], descriptors[2::2], strict=True)))
