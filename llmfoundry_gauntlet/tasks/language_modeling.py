@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from llmfoundry_gauntlet.data.readers import text_field
-from llmfoundry_gauntlet.metrics.likelihood import gold_bits_per_byte
-from llmfoundry_gauntlet.metrics.metrics import Metric, accuracy
+from llmfoundry_gauntlet.metrics.metrics import Metric, accuracy, gold_bits_per_byte
 from llmfoundry_gauntlet.scoring.likelihood import score_argmax
 from llmfoundry_gauntlet.tasks.base import Task
 from llmfoundry_gauntlet.types import Prompt, Score, ScoreOutput

@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 
 from llmfoundry_gauntlet.config.tasks import MULTIPLE_CHOICE
 from llmfoundry_gauntlet.data.readers import gold_field, text_field, texts_field
-from llmfoundry_gauntlet.metrics import likelihood
-from llmfoundry_gauntlet.metrics.metrics import Metric, accuracy
+from llmfoundry_gauntlet.metrics.metrics import Metric, accuracy, choice_metrics, pmi
 from llmfoundry_gauntlet.scoring.likelihood import score_choice
 from llmfoundry_gauntlet.scoring.text import score_named
 from llmfoundry_gauntlet.tasks.base import Task
@@ -26,7 +25,7 @@ class ChoicesTask(Task):
 
     def metrics(self) -> tuple[Metric, ...]:
         """Return the accuracy and the metrics of the choices' log-probabilities."""
-        return accuracy('InContextLearningMultipleChoiceAccuracy'), *likelihood.choice_metrics()
+        return accuracy('InContextLearningMultipleChoiceAccuracy'), *choice_metrics()
 
     def score(self, output: ScoreOutput, content: Any) -> Score:
         """Score 1 if the preferred choice is the gold one."""
@@ -65,7 +64,7 @@ class MultipleChoiceTask(ChoicesTask):
 
     def metrics(self) -> tuple[Metric, ...]:
         """Return the metrics of choices, with PMINormalizedMatch if there is a `pmi_context`."""
-        further = () if self.pmi_context is None else (likelihood.pmi(),)
+        further = () if self.pmi_context is None else (pmi(),)
         return (*ChoicesTask.metrics(self), *further)
 
     def parse(self, row: Mapping[str, Any]) -> Choices:

@@ -18,8 +18,16 @@ from clustered_items import interval
 from llmfoundry_gauntlet.evaluation.inputs import load_suite
 from llmfoundry_gauntlet.metrics.comparison import CONFIDENT, course, difference
 from llmfoundry_gauntlet.metrics.composites import compute_composites
-from llmfoundry_gauntlet.metrics.likelihood import choice_metrics, pmi
-from llmfoundry_gauntlet.metrics.metrics import Metric, accuracy, item_metric, measure, passes_at, task_score
+from llmfoundry_gauntlet.metrics.metrics import (
+    Metric,
+    accuracy,
+    choice_metrics,
+    item_metric,
+    measure,
+    passes_at,
+    pmi,
+    task_score,
+)
 from llmfoundry_gauntlet.metrics.statistics import mean_over_clusters
 from llmfoundry_gauntlet.types import ItemKey, ItemResult, Measure
 
@@ -371,7 +379,7 @@ TRUTHS: dict[str, tuple[Callable[[Choices], float], int]] = {
 METRICS: dict[str, Metric] = {metric.name: metric for metric in (*choice_metrics(), pmi())}
 
 
-@pytest.item_metric.parametrize('name', TRUTHS)
+@pytest.mark.parametrize('name', TRUTHS)
 def test_of_what_log_probabilities_say(choices: Choices, name: str):
     random = np.random.default_rng(11)
     truth, size = TRUTHS[name]

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmfoundry_gauntlet.metrics.likelihood import choice_metrics, gold_bits_per_byte, pmi
-from llmfoundry_gauntlet.metrics.metrics import measure, task_score
+from llmfoundry_gauntlet.metrics.metrics import choice_metrics, gold_bits_per_byte, measure, pmi, task_score
 from llmfoundry_gauntlet.types import ItemKey, ItemResult, Measure
 
 OURS = {metric.name: metric for metric in choice_metrics()}

@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from llmfoundry_gauntlet.scoring import math_worker
-from llmfoundry_gauntlet.scoring.math_process import Process
-from llmfoundry_gauntlet.scoring.mathematics import Comparer, ComparisonError, Limits
+from llmfoundry_gauntlet.scoring.mathematics import Comparer, ComparisonError, Limits, Process
 
 BOMBS = ('9^{9^{9^9}}', '99999999999!', r'\sum_{n=1}^{10^{9}} \frac{1}{n^n}')
 NESTED = ('(' * 400 + '1' + ')' * 400, r'\sqrt{' * 150 + '2' + '}' * 150, '{' * 500, r'\frac{1}{' * 120, '\\' * 999)
@@ -217,7 +216,7 @@ def test_the_reference_s_parser_runs_no_python_of_a_reply(comparer: Comparer, tm
 def test_a_fork_may_neither_write_files_nor_start_processes_nor_open_connections():
     program = (
         'import os, socket, sys\n'
-        'from llmfoundry_gauntlet.scoring.math_confine import confine\n'
+        'from llmfoundry_gauntlet.scoring.math_worker import confine\n'
         'confine()\n'
         'open("/proc/self/stat").read()\n'
         'def refused(what):\n'
