@@ -69,7 +69,7 @@ def write_answers(folder: Path, lines: list[dict[str, Any] | str]) -> Path:
 
 
 def right_answers(settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """One for each request: a text where a reply is wanted, else log-probabilities that favour the gold choice."""
+    """One for each request: a text where one is required, else log-probabilities that favour the gold choice."""
     answers = []
     for request in requests_of(settings):
         name = {key: request[key] for key in SAME}
@@ -266,7 +266,7 @@ def test_answers_of_the_wrong_kind_are_named(settings: dict[str, Any], tmp_path:
     assert found[0].startswith('sums/1-shot, row 0: has logprobs without is_argmax')
     assert found[1:] == [
         'pronouns/1-shot, row 0: has no logprobs; a text cannot be scored here',
-        'riddles/1-shot, row 0: has no text; a reply is wanted',
+        'riddles/1-shot, row 0: has no text; a generation is required',
     ]
 
 

@@ -227,7 +227,7 @@ def test_the_reference_accepts_4980_of_the_5000_gold_solutions(
     assert tuple(index for index, equal in enumerate(outcomes) if not equal) == NOT_ACCEPTED
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_reference_tells_golds_from_the_next_but_for_51(
     rows: list[dict[str, str]], golds: list[str], comparer: Comparer
 ):
