@@ -386,9 +386,9 @@ def verify(
 
     files = select_files(names or ())
     places = list_copies(files, folder)
-    outcomes = [find(file, places[file.path])[0] for file in files]
+    outcomes = (find(file, places[file.path])[0] for file in files)
     if as_json:
-        found = [
+        found: list[dict[str, Any]] = [
             {
                 'path': outcome.file.path,
                 'task': outcome.file.task,
@@ -398,10 +398,10 @@ def verify(
             }
             for outcome in outcomes
         ]
+        statuses = {file['status'] for file in found}
         print_json({'folder': folder, 'files': found})
     else:
-        print_outcomes(outcomes, files)
-    statuses = {outcome.status for outcome in outcomes}
+        statuses = print_outcomes(outcomes, files)
     if 'other bytes' in statuses:
         raise typer.Exit(CHECK_FAILED)
 

@@ -66,13 +66,12 @@ def unreadable(error: DataError, file: DataFile, place: str) -> Outcome:
 
 
 def find(file: DataFile, places: Sequence[str]) -> tuple[Outcome, bytes]:
-    """Return the state of a file and its content at the first path or URL that is RIGHT or NO_HASH, else at the first.
+    """Return the state of a file at the first of these paths or URLs that is RIGHT or NO_HASH, and its content.
 
-    Published parquet files are converted.
+    If none is, return the state at the first. Published parquet files are converted.
     """
     others = []
     for place in places:
-        content = b''
         try:
             with opened(place) as copy:
                 content = copy.read()
@@ -83,8 +82,8 @@ def find(file: DataFile, places: Sequence[str]) -> tuple[Outcome, bytes]:
             found = unreadable(error, file, place)
         if found.status != OTHER:
             return found, content
-        others.append((found, content))
-    return others[0] if others else (Outcome(file=file, status=MISSING), b'')
+        others.append(found)
+    return (others[0] if others else Outcome(file=file, status=MISSING)), b''
 
 
 def look(file: DataFile, data_root: Path) -> Outcome:
@@ -107,9 +106,10 @@ def list_copies(files: Sequence[DataFile], url: str, *, published: bool = False)
         paths = [path for path in file_system.find(root) if '/.' not in path.removeprefix(root)]
     if is_remote(url) and not paths:
         raise ConfigError(f'{url}: there is no such folder, or nothing in it')
+    scheme = url[: url.find('://') + 3] if is_remote(url) else ''  # as given: fsspec's own may be an alias
     places = defaultdict(list)
     for path in sorted(paths, key=lambda path: (path.count('/'), path)):
-        places[PurePosixPath(path).name].append(file_system.unstrip_protocol(path).removeprefix('file://'))
+        places[PurePosixPath(path).name].append(path if is_remote(path) else f'{scheme}{path}')
     copies = {}
     for file in files:
         found = list(places[PurePosixPath(file.path).name])
