@@ -62,7 +62,7 @@ def check(
         bool, typer.Option('--solutions', help='Run the canonical solutions of code tasks instead.')
     ] = False,
     sandbox: Confinement = 'auto',
-    as_json: Annotated[bool, typer.Option('--json', help='Print JSON instead of tables.')] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Find duplicates, conflicting golds, majority answers, and rows that occur in a training text.
 
@@ -75,11 +75,7 @@ def check(
 
     gauntlet data check --solutions
     """
-    check_options(
-        context,
-        needs={'sandbox': ('solutions',)},
-        excludes={'solutions': ('score', 'against')},
-    )
+    check_options(context, needs={'sandbox': ('solutions',)}, excludes={'solutions': ('score', 'against')})
     if solutions:
         check_programs(tasks, data_root, sandbox, as_json)
         return

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from paths import SHARED_DATA
-from pyarrow import Table, parquet
+from test_download import parquet_of
 
 from llmfoundry_gauntlet.data.download import CONVERTERS, convert
 from llmfoundry_gauntlet.data.manifest import DataFile, read_manifest, select_files
@@ -29,12 +28,6 @@ SUM = {'problem': 'What is $1 + 1$?', 'level': 'Level 1', 'type': 'Number Theory
 (MMLU_PRO,) = (replace(file, sha256=None) for file in select_files(['score_mmlu_pro']))
 (NUMBER_THEORY,) = select_files(['number_theory'])
 CONVERTED = [replace(file, sha256=None) for file in read_manifest() if file.converter]
-
-
-def parquet_of(rows: list[dict[str, Any]]) -> bytes:
-    sink = io.BytesIO()
-    parquet.write_table(Table.from_pylist(rows), sink)
-    return sink.getvalue()
 
 
 def problems_of(file: DataFile, content: bytes) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +13,7 @@ import pytest
 from command_line import loaded_by
 from object_store import S3Server
 from paths import ROOT, SHARED_DATA
-from pyarrow import Table, parquet
+from test_download import files_in, parquet_of
 
 from llmfoundry_gauntlet.data import manifest
 from llmfoundry_gauntlet.data.manifest import read_manifest, select_files
@@ -53,10 +52,6 @@ def write(path: Path, content: bytes) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     return path
-
-
-def files_in(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob('*') if path.is_file()}
 
 
 def statuses(out: str) -> dict[str, str]:
@@ -126,9 +121,7 @@ def test_import_replaces_a_different_file_only_with_overwrite(gauntlet: Gauntlet
 
 @pytest.mark.usefixtures('small_manifest')
 def test_a_published_parquet_file_is_imported_as_json_lines(gauntlet: Gauntlet, tmp_path: Path):
-    sink = io.BytesIO()
-    parquet.write_table(Table.from_pylist(ALGEBRA), sink)
-    write(tmp_path / 'from' / 'hub' / 'algebra' / 'test-00000-of-00001.parquet', sink.getvalue())
+    write(tmp_path / 'from' / 'hub' / 'algebra' / 'test-00000-of-00001.parquet', parquet_of(ALGEBRA))
     write(tmp_path / 'from' / 'hub' / 'geometry' / 'test-00000-of-00001.parquet', b'another subject')
     assert gauntlet('data', 'import', tmp_path / 'from', '--to', tmp_path / 'to', 'score_math')[0] == 0
     assert files_in(tmp_path / 'to') == {f'{MATH}algebra.jsonl': ALGEBRA_LINES}
