@@ -21,15 +21,13 @@ from llmfoundry_gauntlet.cli.options import (
     Tasks,
     check_options,
 )
+from llmfoundry_gauntlet.data.manifest import PATH, DataFile, select_files
 from llmfoundry_gauntlet.errors import ConfigError, DataError, print_problems
 
 if TYPE_CHECKING:
     from llmfoundry_gauntlet.data.checks import Record
     from llmfoundry_gauntlet.data.download import Outcome
-    from llmfoundry_gauntlet.data.manifest import DataFile
     from llmfoundry_gauntlet.tasks import Task
-
-WIDTH = 100  # of tables, if the output is not a terminal
 
 Against = Annotated[
     list[str] | None,
@@ -43,7 +41,7 @@ STYLES = {
     **dict.fromkeys(('missing', 'there already', 'not there'), 'dim'),
     **dict.fromkeys(('other bytes', 'failed'), 'bold red'),
 }
-PLAIN_WIDTH = 170  # of tables that are not printed on a terminal
+PLAIN_WIDTH = 200  # of tables; a narrower terminal wraps lines, which splits no names
 STATUS_WIDTH = 15
 OFFLINE_VARIABLES = ('HF_HUB_OFFLINE', 'HF_DATASETS_OFFLINE')
 YES = ('1', 'on', 'yes', 'true')
@@ -64,7 +62,7 @@ def check(
         bool, typer.Option('--solutions', help='Run the canonical solutions of code tasks instead.')
     ] = False,
     sandbox: Confinement = 'auto',
-    as_json: Annotated[bool, typer.Option('--json', help='Print JSON instead of tables.')] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Find duplicates, conflicting golds, majority answers, and rows that occur in a training text.
 
@@ -77,15 +75,11 @@ def check(
 
     gauntlet data check --solutions
     """
-    check_options(
-        context,
-        needs={'sandbox': ('solutions',)},
-        excludes={'solutions': ('score', 'against')},
-    )
+    check_options(context, needs={'sandbox': ('solutions',)}, excludes={'solutions': ('score', 'against')})
     if solutions:
         check_programs(tasks, data_root, sandbox, as_json)
         return
-    from llmfoundry_gauntlet.data.checks import check_file, find_overlap, training_files
+    from llmfoundry_gauntlet.data.checks import check_file, find_overlap, overlap_finding, training_files
     from llmfoundry_gauntlet.data.examples import paused_collection
     from llmfoundry_gauntlet.tasks.checked_rows import read_files
 
@@ -96,9 +90,10 @@ def check(
         files = list(read_files(specs, data_root, problems))
         checked = [check_file(file) for file in files]
         overlap = find_overlap(files, texts) if texts and files else None
+    for file, found in zip(checked, overlap['tasks'] if overlap else (), strict=False):
+        file['findings'] += [overlap_finding(found)] if found['found'] else []
     if as_json:
-        record = {'files': checked, 'absent': absent, 'problems': problems, 'overlap': overlap}
-        typer.echo(json.dumps(record, indent=2, ensure_ascii=False))
+        print_json({'files': checked, 'absent': absent, 'problems': problems, 'overlap': overlap})
     else:
         print_checks(checked, absent, overlap)
     if problems:
@@ -148,7 +143,6 @@ def print_checks(files: Sequence[Record], absent: Sequence[str], overlap: Record
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(width=None if Console().is_terminal else WIDTH, highlight=False, markup=False)
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for name in ('', 'rows', 'duplicates', 'repeated prompts', 'conflicts', 'majority answer', 'chance'):
         table.add_column(name, justify='right' if name else 'left', overflow='fold')
@@ -158,36 +152,24 @@ def print_checks(files: Sequence[Record], absent: Sequence[str], overlap: Record
         shares = ['-' if majority[key] is None else f'{majority[key]:.0%}' for key in ('share', 'chance')]
         table.add_row(*map(str, counts), *shares)
     if files:
-        console.print(table)
-    findings = [(file['source'], finding) for file in files for finding in file['findings']]
+        Console(width=PLAIN_WIDTH, highlight=False, markup=False).print(table)
     if overlap is not None:
         num_checked, num_most = (sum(task[key] for task in overlap['tasks']) for key in ('num_checked', 'num_most'))
-        console.print(
+        typer.echo(
             f'\ntraining text of {overlap["num_words"]:,} words: '
             f'{sum(len(task["found"]) for task in overlap["tasks"]):,} of {num_checked:,} rows share a sequence of '
             f'words with it, {num_most:,} share most of theirs'
         )
-        findings += [(task['source'], overlap_warning(task['found'])) for task in overlap['tasks'] if task['found']]
-    for name, warns, style in (('warnings', True, None), ('notes', False, 'dim')):
-        lines = [finding_line(source, finding) for source, finding in findings if finding['is_warning'] == warns]
-        if absent and not warns:
-            lines.append(f'{len(absent)} tasks have no file: {", ".join(absent)}')
-        console.print(f'\n{name}: {len(lines)}', style='bold')
-        for line in lines:
-            console.print(line, style=style)
-
-
-def overlap_warning(found: Sequence[Record]) -> Record:
-    """Return a finding about the rows of a file that occur in training text, with the place of the first."""
-    from llmfoundry_gauntlet.data.checks import MAX_LINES, NUM_WORDS
-
-    sequences = f'{found[0]["num_found"]} of its {found[0]["num_sequences"]} sequences of {NUM_WORDS} words'
-    return {
-        'text': f'{sequences} occur in {found[0]["place"]}',
-        'count': len(found),
-        'lines': [row['line'] for row in found[:MAX_LINES]],
-        'is_warning': True,
-    }
+    lines: dict[str, list[str]] = {'warnings': [], 'notes': []}
+    for file in files:
+        for finding in file['findings']:
+            lines['warnings' if finding['is_warning'] else 'notes'].append(finding_line(file['source'], finding))
+    if absent:
+        lines['notes'].append(f'{len(absent)} tasks have no file: {", ".join(absent)}')
+    for name, found in lines.items():
+        typer.secho(f'\n{name}: {len(found)}', bold=True)
+        for line in found:
+            typer.secho(line, dim=name == 'notes')
 
 
 def finding_line(source: str, finding: Record) -> str:
@@ -221,7 +203,7 @@ def check_programs(tasks: Path | None, data_root: str, sandbox: str, as_json: bo
     if not checked:
         raise ConfigError(f'{tasks or data_root}: none of the tasks runs programs here')
     if as_json:
-        typer.echo(json.dumps([asdict(result) for result in checked], indent=2, ensure_ascii=False))
+        print_json([asdict(result) for result in checked])
     for result in () if as_json else checked:
         num_passed = result.num_solutions - len(result.failures)
         typer.echo(f'{result.task}: {num_passed} of {result.num_solutions} solutions pass ({result.seconds:.1f} s)')
@@ -244,15 +226,13 @@ def ls(
 
     gauntlet data ls --urls
     """
-    from llmfoundry_gauntlet.data.manifest import select_files
-
     check_options(context, excludes={'urls': ('data_root', 'as_json')})
     files = select_files(names or ())
     if urls:
         for file in files:
             typer.echo(file.url)
     elif as_json:
-        typer.echo(json.dumps([file_json(file, data_root) for file in files], indent=1))
+        print_json([file_json(file, data_root) for file in files])
     else:
         print_files(files, data_root)
 
@@ -275,39 +255,32 @@ def file_json(file: DataFile, data_root: str) -> dict[str, Any]:
 
 
 def print_files(files: Sequence[DataFile], data_root: str) -> None:
-    """Print a table of files by category."""
+    """Print a table of files."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    console = Console(width=PLAIN_WIDTH, highlight=False)  # a narrower terminal wraps lines, which splits no names
     table = Table(box=None, pad_edge=False)
-    for name in ('file', escape(data_root), 'rows', 'bytes', 'licence', 'published in'):
+    for name in ('file', 'task', escape(data_root), 'rows', 'bytes', 'licence', 'published in'):
         table.add_column(name, justify='right' if name in ('rows', 'bytes') else 'left')
-    heading = ''
     for file in files:
-        is_alone = sum(other.task == file.task for other in files) == 1
-        if heading != (heading := file.category if is_alone else f'{file.category} ({file.task})'):
-            table.add_row(f'[bold]{heading}[/bold]')
-        name = file.path.partition('/')[2]
         there = presence(file, Path(data_root) / file.path)
         table.add_row(
-            f'  {name}' if name == f'{file.task}.jsonl' or not is_alone else f'  {name} ({file.task})',
+            file.path,
+            file.task,
             f'[{STYLES.get(there, "yellow")}]{there}[/]',
             f'{file.num_rows:,}',
             '' if file.num_bytes is None else f'{file.num_bytes:,}',
             file.licence,
             file.repository.partition(':')[2] + (' *' if file.converter else ''),
         )
-    console.print(table)
+    Console(width=PLAIN_WIDTH, highlight=False).print(table)
     starred = '; * is converted' if any(file.converter for file in files) else ''
-    console.print(f'{len(files)} files, {sum(file.num_rows for file in files):,} rows{starred}')
+    typer.echo(f'{len(files)} files, {sum(file.num_rows for file in files):,} rows{starred}')
 
 
 def presence(file: DataFile, path: Path) -> str:
     """Return the state of a file in a data root by its size; small files are compared with the sample data."""
-    from llmfoundry_gauntlet.data.manifest import PATH
-
     sample = PATH.parent / file.path
     try:
         num_bytes = path.stat().st_size
@@ -341,7 +314,6 @@ def fetch(
     gauntlet data fetch squad safety --to data
     """
     from llmfoundry_gauntlet.data.download import fetch_file
-    from llmfoundry_gauntlet.data.manifest import select_files
 
     check_options(context, excludes={'offline': ('retries', 'overwrite')})
     files = select_files(names or ())
@@ -382,12 +354,12 @@ def import_files(
 
     gauntlet data import llm-foundry --to data
     """
-    from llmfoundry_gauntlet.data.download import import_file, open_folder
-    from llmfoundry_gauntlet.data.manifest import select_files
+    from llmfoundry_gauntlet.data.download import import_file, list_copies
 
     files = select_files(names or ())
-    listed = open_folder(folder)
-    statuses = print_outcomes((import_file(file, listed, to, overwrite=overwrite) for file in files), files)
+    places = list_copies(files, folder, published=True)
+    outcomes = (import_file(file, places[file.path], to, overwrite=overwrite) for file in files)
+    statuses = print_outcomes(outcomes, files)
     if 'failed' in statuses:
         raise typer.Exit(CHECK_FAILED)
     if statuses == {'missing'}:
@@ -406,12 +378,11 @@ def verify(
 
     gauntlet data verify llm-foundry squad safety
     """
-    from llmfoundry_gauntlet.data.download import find, open_folder
-    from llmfoundry_gauntlet.data.manifest import select_files
+    from llmfoundry_gauntlet.data.download import find, list_copies
 
     files = select_files(names or ())
-    listed = open_folder(folder)
-    outcomes = (find(file, listed)[0] for file in files)
+    places = list_copies(files, folder)
+    outcomes = (find(file, places[file.path])[0] for file in files)
     if as_json:
         found: list[dict[str, Any]] = [
             {
@@ -424,7 +395,7 @@ def verify(
             for outcome in outcomes
         ]
         statuses = {file['status'] for file in found}
-        typer.echo(json.dumps({'folder': folder, 'files': found}, indent=1))
+        print_json({'folder': folder, 'files': found})
     else:
         statuses = print_outcomes(outcomes, files)
     if 'other bytes' in statuses:
@@ -455,6 +426,11 @@ def print_outcomes(outcomes: Iterable[Outcome], files: Sequence[DataFile]) -> se
     for failure in failures:
         print(failure, file=sys.stderr)
     return set(statuses)
+
+
+def print_json(value: Any) -> None:
+    """Print JSON for programs."""
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 data_commands = typer.Typer(help='The evaluation files.', no_args_is_help=True)

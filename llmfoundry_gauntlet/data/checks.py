@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from llmfoundry_gauntlet.data.readers import opened
 from llmfoundry_gauntlet.data.score_rows import LETTERS
@@ -33,6 +33,17 @@ TEMPLATE_SHARE = 0.1  # this share of them, belongs to the task's template
 WORD = re.compile(r'[^\W_]+')
 JSON_LINES = ('.jsonl', '.ndjson', '.json')
 READ_CHARACTERS = 1 << 20  # of one line at a time
+
+TEXTS = {
+    'duplicate_rows': 'duplicate of an earlier row, which counts twice in the score',
+    'repeated_prompts': 'same prompt as an earlier row, but not a duplicate',
+    'other_choices': 'the prompt is repeated with other choices, or another ending, and another right answer',
+    'conflicting_golds': 'the question is repeated with a different gold; no model can get both rows right',
+    'identical_choices': 'a wrong choice appears twice, so a guess is right more often',
+    'identical_right_choice': 'the right choice appears twice, and only one of the two counts',
+}
+# Findings that change what a score means.
+WARNINGS = ('conflicting_golds', 'identical_right_choice', 'majority_answer', 'training_text')
 
 Record = dict[str, Any]
 
@@ -79,33 +90,15 @@ def check_file(file: TaskFile) -> Record:
     duplicate_lines = {row.line for row in duplicates}
     wrong_twice, right_twice = identical_choices(rows)
     majority = majority_answer(rows)
-    findings = [
-        finding('duplicate_rows', 'duplicate of an earlier row, which counts twice in the score', duplicates),
-        finding(
-            'repeated_prompts',
-            'same prompt as an earlier row, but not a duplicate',
-            [row for row in later_rows(repeated) if row.line not in duplicate_lines],
-        ),
-        finding(
-            'other_choices',
-            'the prompt is repeated with other choices, or another ending, and another right answer',
-            [group[0] for group in conflicts if group not in contradictory],
-        ),
-        finding(
-            'conflicting_golds',
-            'the question is repeated with a different gold; no model can get both rows right',
-            [group[0] for group in contradictory],
-            warns=True,
-        ),
-        finding('identical_choices', 'a wrong choice appears twice, so a guess is right more often', wrong_twice),
-        finding(
-            'identical_right_choice',
-            'the right choice appears twice, and only one of the two counts',
-            right_twice,
-            warns=True,
-        ),
-    ]
-    warning = None if majority is None else majority_warning(majority, len(rows))
+    found = {
+        'duplicate_rows': duplicates,
+        'repeated_prompts': [row for row in later_rows(repeated) if row.line not in duplicate_lines],
+        'other_choices': [group[0] for group in conflicts if group not in contradictory],
+        'conflicting_golds': [group[0] for group in contradictory],
+        'identical_choices': wrong_twice,
+        'identical_right_choice': right_twice,
+    }
+    findings = [finding(kind, TEXTS[kind], [row.line for row in found[kind]]) for kind in found if found[kind]]
     return {
         'name': file.name,
         'source': file.source,
@@ -114,17 +107,19 @@ def check_file(file: TaskFile) -> Record:
         'num_repeated': len(later_rows(repeated)),
         'num_conflicts': len(conflicts),
         'majority': majority,
-        'findings': [found for found in (*findings, warning) if found and found['count']],
+        'findings': findings + majority_findings(majority, len(rows)),
     }
 
 
-def finding(kind: str, text: str, rows: Sequence[CheckedRow], *, warns: bool = False) -> Record:
-    """Return a finding about these rows, with the first of their lines.
-
-    A warning means that scores on the file do not mean what they seem to.
-    """
-    lines = sorted(row.line for row in rows)[:MAX_LINES]
-    return {'kind': kind, 'text': text, 'count': len(rows), 'lines': lines, 'is_warning': warns}
+def finding(kind: str, text: str, lines: Sequence[int]) -> Record:
+    """Return a finding about the rows on these lines, with the first of them; one without lines is about the file."""
+    return {
+        'kind': kind,
+        'text': text,
+        'count': len(lines) or 1,
+        'lines': sorted(lines)[:MAX_LINES],
+        'is_warning': kind in WARNINGS,
+    }
 
 
 def grouped(rows: Iterable[CheckedRow], key: Callable[[CheckedRow], Hashable]) -> list[list[CheckedRow]]:
@@ -178,22 +173,20 @@ def majority_answer(rows: Sequence[CheckedRow]) -> Record | None:
     return {'answer': answer, 'share': positions[position] / len(chosen), 'chance': chance}
 
 
-def majority_warning(majority: Record, num_rows: int) -> Record | None:
+def majority_findings(majority: Record | None, num_rows: int) -> list[Record]:
     """Return a warning if one answer is right much more often than chance, or in a fifth of free-form rows."""
+    if majority is None:
+        return []
     share, chance = majority['share'], majority['chance']
+    answer, often = repr(majority['answer']), 'every row' if share == 1 else f'{share:.0%} of the rows'
     if chance is None:
         is_common = share >= COMMON_SHARE and num_rows >= MIN_COMMON_ROWS
-        what, level = '', ''
     else:
         standard_error = (chance * (1 - chance) / num_rows) ** 0.5
         is_common = share - chance > max(CLEAR_MARGIN, CLEAR_ERRORS * standard_error)
-        what, level = 'choice ', f' (chance {chance:.0%})'
-    if not is_common:
-        return None
-    answer = f'{what}{majority["answer"]!r}'
-    often = 'every row' if share == 1 else f'{share:.0%} of the rows'
-    text = f'{answer} is right in {often}{level}; always choosing it scores as much'
-    return finding('majority_answer', text, (), warns=True) | {'count': 1}
+        answer, often = f'choice {answer}', f'{often} (chance {chance:.0%})'
+    text = f'{answer} is right in {often}; always choosing it scores as much'
+    return [finding('majority_answer', text, ())] if is_common else []
 
 
 def words_of(text: str) -> list[str]:
@@ -223,6 +216,14 @@ def row_sequences(rows: Sequence[CheckedRow]) -> list[array[int]]:
     limit = max(MAX_TEMPLATE_SOURCES, TEMPLATE_SHARE * len(by_source))
     template = {sequence for sequence, count in num_sources.items() if count > limit}
     return [array('q', (sequence for sequence in own if sequence not in template)) for own in found]
+
+
+def overlap_finding(overlap: Record) -> Record:
+    """Return a warning about the rows of a file that occur in training text, with the place of the first."""
+    first = overlap['found'][0]
+    sequences = f'{first["num_found"]} of its {first["num_sequences"]} sequences of {NUM_WORDS} words'
+    lines = [row['line'] for row in overlap['found']]
+    return finding('training_text', f'{sequences} occur in {first["place"]}', lines)
 
 
 def find_overlap(files: Sequence[TaskFile], texts: Sequence[str]) -> Record:
@@ -279,48 +280,37 @@ def search_text(source: str, wanted: Collection[int], places: dict[int, str]) ->
 
     compression = fsspec.utils.infer_compression(source)
     is_json = source.removesuffix(Path(source).suffix if compression else '').endswith(JSON_LINES)
-    num_words = 0
-    try:
-        with opened(source) as raw:
-            content = fsspec.compression.compr[compression](raw, mode='rb')
-            lines = io.TextIOWrapper(content, encoding='utf-8-sig', errors='ignore', newline='\n')
-            for document in json_documents(source, lines) if is_json else [plain_text(source, lines)]:
-                num_words += search_document(source, document, wanted, places)
-            lines.detach()
-    except (OSError, EOFError, zlib.error, ImportError, ValueError) as error:
-        raise DataError(f'{source}: cannot be read: {error}') from error
-    return num_words
-
-
-def search_document(
-    source: str, document: Iterable[tuple[int, str]], wanted: Collection[int], places: dict[int, str]
-) -> int:
-    """Add the first place of each wanted sequence in a document of (line number, text); return its number of words."""
-    num_words = 0
-    words: list[str] = []  # the last 12 words, so that a sequence may span lines
-    lines: list[int] = []
-    for line, text in document:
-        new = words_of(text)
-        num_words += len(new)
-        words += new
-        lines += [line] * len(new)
-        for start, sequence in enumerate(sequences_of(words)):
-            if sequence in wanted:
-                places.setdefault(sequence, f'{source}:{lines[start]}')
-        words, lines = words[1 - NUM_WORDS :], lines[1 - NUM_WORDS :]
-    return num_words
-
-
-def json_documents(source: str, lines: Iterable[str]) -> Iterator[list[tuple[int, str]]]:
-    """Yield all strings of each JSON line with its number."""
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
+    num_words, number = 0, 1
+    words: list[str] = []  # the last 12 of the document, so that a sequence may span lines
+    lines: list[int] = []  # of each word
+    with opened(source) as raw:
         try:
-            row = json.loads(line.rstrip())
-        except json.JSONDecodeError as error:
-            raise DataError(f'{source}:{number}: malformed JSON: {error.msg} at column {error.colno}') from error
-        yield [(number, '\n'.join(strings_in(row)))]
+            text = io.TextIOWrapper(
+                fsspec.compression.compr[compression](raw, mode='rb'), 'utf-8-sig', errors='ignore', newline='\n'
+            )
+            # Plain text is read a megabyte at a time; a word on such a boundary is split.
+            while line := text.readline(-1 if is_json else READ_CHARACTERS):
+                if not is_json and '\0' in line:
+                    raise DataError(f'{source}:{number}: binary data; allowed: text or JSON lines, also compressed')
+                new = words_of(json_text(line, f'{source}:{number}') if is_json else line)
+                num_words += len(new)
+                words = ([] if is_json else words[1 - NUM_WORDS :]) + new
+                lines = ([] if is_json else lines[1 - NUM_WORDS :]) + [number] * len(new)
+                for start, sequence in enumerate(sequences_of(words)):
+                    if sequence in wanted:
+                        places.setdefault(sequence, f'{source}:{lines[start]}')
+                number += line.endswith('\n')
+        except (OSError, EOFError, zlib.error, ImportError, ValueError) as error:
+            raise DataError(f'{source}: cannot be read: {error}') from error
+    return num_words
+
+
+def json_text(line: str, place: str) -> str:
+    """Return all strings of a JSON line; nothing for a blank one. Raises DataError."""
+    try:
+        return '\n'.join(strings_in(json.loads(line.rstrip()))) if line.strip() else ''
+    except json.JSONDecodeError as error:
+        raise DataError(f'{place}: malformed JSON: {error.msg} at column {error.colno}') from error
 
 
 def strings_in(value: Any) -> Iterator[str]:
@@ -330,13 +320,3 @@ def strings_in(value: Any) -> Iterator[str]:
     elif isinstance(value, dict | list):
         for inner in value.values() if isinstance(value, dict) else value:
             yield from strings_in(inner)
-
-
-def plain_text(source: str, lines: TextIO) -> Iterator[tuple[int, str]]:
-    """Yield lines with their numbers, a megabyte at a time; a word on such a boundary is split."""
-    number = 1
-    while line := lines.readline(READ_CHARACTERS):
-        if '\0' in line:
-            raise DataError(f'{source}:{number}: binary data; allowed: text or JSON lines, also compressed')
-        yield number, line
-        number += line.endswith('\n')

@@ -97,23 +97,15 @@ def check_files(name: str, uri: str, loading: Mapping[str, Any]) -> None:
 
 def files_named(name: str, loading: Mapping[str, Any]) -> Iterator[Path]:
     """Yield the entries of `data_files`, patterns unexpanded, or else all files of a local folder."""
+    from datasets.data_files import sanitize_patterns
+
     folder = Path(name) if Path(name).is_dir() else Path()
     inside = folder / str(loading.get('data_dir') or '')
     if loading.get('data_files') is not None:
-        yield from (inside / text for text in texts_in(loading['data_files']))
+        splits = sanitize_patterns(loading['data_files'])
+        yield from (inside / str(pattern) for patterns in splits.values() for pattern in patterns)
     elif Path(name).is_dir() or loading.get('data_dir'):
         yield from sorted(path for path in inside.rglob('*') if path.is_file())
-
-
-def texts_in(value: Any) -> Iterator[str]:
-    """Yield every text in nested lists and mappings."""
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        for inner in value:
-            yield from texts_in(inner)
-    else:
-        yield str(value)
 
 
 def names_in_archive(path: Path) -> Sequence[str]:
@@ -214,16 +206,13 @@ def load(name: str, uri: str, loading: dict[str, Any]) -> Any:
 def without_bars() -> Iterator[None]:
     """Disable the progress bars of `datasets` and `huggingface_hub`, unless environment variables set them."""
     import datasets
-    from huggingface_hub.constants import HF_HUB_DISABLE_PROGRESS_BARS
-    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from huggingface_hub import utils
 
     with contextlib.ExitStack() as stack:
-        if datasets.config.HF_DATASETS_DISABLE_PROGRESS_BARS is None and not datasets.are_progress_bars_disabled():
-            datasets.disable_progress_bars()
-            stack.callback(datasets.enable_progress_bars)
-        if HF_HUB_DISABLE_PROGRESS_BARS is None and not are_progress_bars_disabled():
-            disable_progress_bars()
-            stack.callback(enable_progress_bars)
+        for library in (datasets, utils):
+            if not library.are_progress_bars_disabled():
+                library.disable_progress_bars()
+                stack.callback(library.enable_progress_bars)
         yield
 
 

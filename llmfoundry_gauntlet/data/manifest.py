@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha1, sha256
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from llmfoundry_gauntlet.config.resources import PACKAGE
@@ -47,11 +47,6 @@ class DataFile:
         return self.path.partition('/')[0]
 
     @property
-    def has_hash(self) -> bool:
-        """Return whether a hash of the published file is known."""
-        return (self.sha256 or self.git_blob) is not None
-
-    @property
     def url(self) -> str:
         """Return the address of the published file."""
         host, _, name = self.repository.partition(':')
@@ -83,23 +78,13 @@ def git_blob_id(content: bytes) -> str:
 @cache
 def read_manifest(path: Path = PATH) -> tuple[DataFile, ...]:
     """Return all files in the order of the manifest; empty fields are unknown."""
+    files = []
     with path.open(encoding='utf-8', newline='') as lines:
-        return tuple(
-            DataFile(
-                path=row['path'],
-                task=row['task'],
-                num_rows=int(row['rows']),
-                num_bytes=int(row['bytes']) if row['bytes'] else None,
-                git_blob=row['git_blob'] or None,
-                sha256=row['sha256'] or None,
-                repository=row['repository'],
-                revision=row['revision'],
-                source=row['source'],
-                licence=row['licence'],
-                converter=row['converter'] or None,
-            )
-            for row in csv.DictReader(lines, dialect='excel-tab')
-        )
+        for row in csv.DictReader(lines, dialect='excel-tab'):
+            known: dict[str, Any] = {name: value or None for name, value in row.items()}
+            num_rows, num_bytes = int(known.pop('rows')), known.pop('bytes')
+            files.append(DataFile(num_rows=num_rows, num_bytes=num_bytes and int(num_bytes), **known))
+    return tuple(files)
 
 
 def select_files(names: Sequence[str]) -> tuple[DataFile, ...]:
@@ -119,5 +104,5 @@ def select_files(names: Sequence[str]) -> tuple[DataFile, ...]:
 
 def names_of(file: DataFile) -> set[str]:
     """Return the names by which a file can be selected."""
-    stem = re.sub(r'\.jsonl$', '', file.path)
+    stem = file.path.removesuffix('.jsonl')
     return {file.task, file.category, file.path, stem, stem.rpartition('/')[2]}

@@ -148,38 +148,28 @@ def read_rows(source: str) -> list[NumberedRow]:
 
     `source` is a path or an fsspec URL, such as s3:// or https://. Raises DataError with every malformed line.
     """
-    try:
-        with explained(source), opened(source) as file:
-            return list(decompressed_lines(file, source))
-    except StoreError as error:
-        raise DataError(error.problems) from error
-
-
-def decompressed_lines(file: io.BufferedReader, source: str) -> Iterator[NumberedRow]:
-    """Yield the rows of an open file. Raise DataError."""
-    head = file.peek(32)[:32]
-    if not head.startswith(GZIP):
-        check_format(head, source)
-        yield from json_lines(file, source)
-        return
-    try:
-        with gzip.open(file) as content:
-            yield from json_lines(content, source)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f'{source}: is a damaged gzip file: {error}; fetch it again') from error
+    with opened(source) as file:
+        head = file.peek(32)[:32]
+        if not head.startswith(GZIP):
+            check_format(head, source)
+            return list(json_lines(file, source))
+        try:
+            with gzip.open(file) as content:
+                return list(json_lines(content, source))
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise DataError(f'{source}: is a damaged gzip file: {error}; fetch it again') from error
 
 
 @contextlib.contextmanager
 def opened(source: str) -> Iterator[io.BufferedReader]:
-    """Open a path or URL for reading bytes. Raises DataError, or StoreError for a URL."""
-    if is_remote(source):
-        with open_file(source) as file:
-            yield file
-    else:
-        if not Path(source).is_file():  # opening a pipe would block
+    """Open a path or URL for reading bytes. Raises DataError, also for errors while reading."""
+    try:
+        if not is_remote(source) and not Path(source).is_file():  # opening a pipe would block
             raise DataError(f'{source}: is not a regular file; allowed: a data file')
-        with open(source, 'rb') as file:
+        with explained(source), open_file(source) if is_remote(source) else Path(source).open('rb') as file:
             yield file
+    except StoreError as error:
+        raise DataError(error.problems) from error
 
 
 def check_format(head: bytes, source: str) -> None:
@@ -214,16 +204,13 @@ def json_value(line: bytes) -> Any:
     numbers out of range, lone surrogates, excessive nesting.
     """
     try:
-        text = line.decode().rstrip()
-        try:
-            value = DECODER.decode(text)
-        except json.JSONDecodeError:
-            bare = text.strip().removeprefix(BYTE_ORDER_MARK).strip()
-            if bare == text:
-                raise
-            value = DECODER.decode(bare)
+        value = DECODER.decode(line.decode().strip().removeprefix(BYTE_ORDER_MARK).strip())
+        if b'\\ud' in line or b'\\uD' in line:
+            json.dumps(value, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
         raise RowError(f'is not UTF-8 text: {error.reason} at byte {error.start + 1}; allowed: UTF-8') from error
+    except UnicodeEncodeError as error:
+        raise RowError('lone surrogate (\\ud800 to \\udfff); allowed: whole characters') from error
     except json.JSONDecodeError as error:
         raise RowError(f'malformed JSON: {error.msg} at column {error.colno}') from error
     except RecursionError as error:
@@ -234,8 +221,6 @@ def json_value(line: bytes) -> Any:
         raise RowError('a number has too many digits; allowed: 4300') from error
     if line.count(b'[') + line.count(b'{') > MAX_DEPTH and is_deep(value):
         raise RowError(TOO_DEEP)
-    if b'\\u' in line and (b'\\ud' in line or b'\\uD' in line) and has_lone_surrogates(value):
-        raise RowError('lone surrogate (\\ud800 to \\udfff); allowed: whole characters')
     return value
 
 
@@ -267,23 +252,9 @@ def refuse_constant(text: str) -> float:
 DECODER = json.JSONDecoder(object_pairs_hook=unique_keys, parse_float=finite, parse_constant=refuse_constant)
 
 
-def is_deep(value: Any) -> bool:
-    """Return whether lists and mappings are nested more than MAX_DEPTH times."""
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [
-            inner
-            for outer in level
-            if isinstance(outer, (list, dict))
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-        ]
-    return any(isinstance(value, (list, dict)) for value in level)
-
-
-def has_lone_surrogates(value: Any) -> bool:
-    """Return whether any text in a value cannot be encoded as UTF-8."""
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return True
-    return False
+def is_deep(value: Any, max_depth: int = MAX_DEPTH) -> bool:
+    """Return whether lists and mappings are nested more than `max_depth` times."""
+    if not isinstance(value, (list, dict)):
+        return False
+    inside = value.values() if isinstance(value, dict) else value
+    return max_depth == 0 or any(is_deep(inner, max_depth - 1) for inner in inside)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from llmfoundry_gauntlet.data.checks import CheckedRow, TaskFile
 from llmfoundry_gauntlet.data.readers import locate
 from llmfoundry_gauntlet.data.score_rows import LetteredQuestion, find_files, read_score_rows
+from llmfoundry_gauntlet.data.stores import is_remote
 from llmfoundry_gauntlet.errors import ConfigError, DataError
 from llmfoundry_gauntlet.scoring.mathematics import gold_of
 from llmfoundry_gauntlet.tasks.base import Task
@@ -18,26 +19,27 @@ from llmfoundry_gauntlet.types import Example
 
 
 def read_files(tasks: Sequence[Task], data_root: str, problems: list[str]) -> Iterator[TaskFile]:
-    """Yield the files of each task once, whatever its numbers of shots; add unreadable rows to `problems`.
-
-    SCORE on a task of a YAML has no file of its own.
-    """
+    """Yield the files of each task once, whatever its numbers of shots; add unreadable rows to `problems`."""
     for task in {task.label: task for task in tasks}.values():
         try:
-            if not isinstance(task, ScoreTask):
-                yield task_file(task, data_root)
-            elif task.source is None and task.has_rows:
-                yield from score_files(task, data_root)
+            yield from files_of(task, data_root)
         except (ConfigError, DataError) as error:
             problems.extend(error.problems)
 
 
-def task_file(task: Task, data_root: str) -> TaskFile:
-    """Return the file of a task of a YAML."""
-    examples = task.read(data_root).examples
-    uri = task.dataset_uri
-    source = uri if '://' in uri else str(locate(uri, data_root))
-    return TaskFile(name=task.label, source=source, rows=tuple(task_row(example, task) for example in examples))
+def files_of(task: Task, data_root: str) -> Iterator[TaskFile]:
+    """Yield the file of a task of a YAML, or those of one of SCORE's datasets; SCORE on such a task has none."""
+    if not isinstance(task, ScoreTask):
+        rows = tuple(task_row(example, task) for example in task.read(data_root).examples)
+        uri = task.dataset_uri
+        yield TaskFile(name=task.label, source=uri if is_remote(uri) else str(locate(uri, data_root)), rows=rows)
+    elif task.source is None and task.has_rows:
+        by_file: dict[str | None, list[CheckedRow]] = defaultdict(list)
+        for example in read_score_rows(task.spec, data_root).examples:
+            by_file[example.file].append(score_row(example))
+        for (stem, found), path in zip(by_file.items(), find_files(task.spec, data_root)[0], strict=True):
+            name = task.label if stem is None else f'{task.label}/{stem}'
+            yield TaskFile(name=name, source=str(path), rows=tuple(found))
 
 
 def task_row(example: Example, task: Task) -> CheckedRow:
@@ -68,16 +70,6 @@ def bare_row(example: Example, prompt: str) -> CheckedRow:
         question=prompt,
         golds=(),
     )
-
-
-def score_files(task: ScoreTask, data_root: str) -> Iterator[TaskFile]:
-    """Yield the files of one of SCORE's datasets."""
-    by_file: dict[str | None, list[CheckedRow]] = defaultdict(list)
-    for example in read_score_rows(task.spec, data_root).examples:
-        by_file[example.file].append(score_row(example))
-    for (stem, rows), path in zip(by_file.items(), find_files(task.spec, data_root)[0], strict=True):
-        name = task.label if stem is None else f'{task.label}/{stem}'
-        yield TaskFile(name=name, source=str(path), rows=tuple(rows))
 
 
 def score_row(example: Example) -> CheckedRow:

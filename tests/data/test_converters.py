@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from paths import SHARED_DATA
-from pyarrow import Table, parquet
+from test_download import parquet_of
 
 from llmfoundry_gauntlet.data.download import CONVERTERS, convert
 from llmfoundry_gauntlet.data.manifest import DataFile, read_manifest, select_files
@@ -25,20 +25,9 @@ PRO = {
     'src': 'hand-written',
 }
 SUM = {'problem': 'What is $1 + 1$?', 'level': 'Level 1', 'type': 'Number Theory', 'solution': 'It is $\\boxed{2}$.'}
-(MMLU_PRO,) = select_files(['score_mmlu_pro'])
+(MMLU_PRO,) = (replace(file, sha256=None) for file in select_files(['score_mmlu_pro']))
 (NUMBER_THEORY,) = select_files(['number_theory'])
-CONVERTED = [file for file in read_manifest() if file.converter]
-
-
-def parquet_of(rows: list[dict[str, Any]]) -> bytes:
-    sink = io.BytesIO()
-    parquet.write_table(Table.from_pylist(rows), sink)
-    return sink.getvalue()
-
-
-def rows_of(file: DataFile, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    content = convert(parquet_of(rows), file, 'test.parquet')
-    return [json.loads(line) for line in content.decode().split('\n')[:-1]]
+CONVERTED = [replace(file, sha256=None) for file in read_manifest() if file.converter]
 
 
 def problems_of(file: DataFile, content: bytes) -> tuple[str, ...]:
@@ -63,43 +52,44 @@ def test_every_converter_in_the_manifest_exists():
     assert {file.converter for file in CONVERTED} == set(CONVERTERS)
 
 
-def test_mmlu_pro_filler_options_are_removed_and_the_answer_adjusted():
-    filled = {**PRO, 'options': ['lead', 'N/A', 'cork', 'iron', 'N/A'], 'answer': 'C', 'answer_index': 2}
-    assert rows_of(MMLU_PRO, [PRO, filled]) == [PRO, PRO]
-
-
-def test_a_letter_of_mmlu_pro_that_contradicts_the_index_is_kept():
-    odd = {**PRO, 'answer': 'C'}
-    filled = {**PRO, 'options': ['N/A', *PRO['options']], 'answer': 'D', 'answer_index': 2}
-    assert rows_of(MMLU_PRO, [odd, filled]) == [odd, odd]
+@pytest.mark.parametrize(
+    ('change', 'expected'),
+    [
+        ({}, PRO),
+        ({'options': ['lead', 'N/A', 'cork', 'iron', 'N/A'], 'answer': 'C', 'answer_index': 2}, PRO),
+        ({'answer': 'C'}, {**PRO, 'answer': 'C'}),  # a letter that contradicts the index
+        ({'options': ['N/A', *PRO['options']], 'answer': 'D', 'answer_index': 2}, {**PRO, 'answer': 'C'}),
+    ],
+)
+def test_mmlu_pro_filler_options_are_removed_and_the_answer_adjusted(change: dict[str, Any], expected: dict[str, Any]):
+    assert json.loads(convert(parquet_of([{**PRO, **change}]), MMLU_PRO, 'test.parquet')) == expected
 
 
 @pytest.mark.parametrize(
-    ('change', 'words'),
+    ('file', 'row', 'words'),
     [
-        ({'question_id': None}, ('question_id',)),
-        ({'answer_index': 3}, ('answer_index 3', 'A, B, C')),
-        ({'answer': 'D'}, ("answer is 'D'", 'A, B, C')),
-        ({'answer': ''}, ("answer is ''",)),
-        ({'options': ['cork', 'N/A', 'iron']}, ('answer_index 1', 'A, C')),
-        ({'options': ['cork', 'lead', 'N/A'], 'answer': 'C'}, ("answer is 'C'", 'A, B')),
-        ({'category': ''}, ('category is empty',)),
-        ({'cot_content': None}, ('cot_content',)),
+        (MMLU_PRO, {**PRO, 'answer_index': 3}, ('answer_index is 3', '0..2')),
+        (MMLU_PRO, {**PRO, 'answer': 'D'}, ("answer is 'D'", 'A, B, C')),
+        (MMLU_PRO, {**PRO, 'answer': ''}, ('answer is', 'A, B, C')),
+        (MMLU_PRO, {**PRO, 'options': ['cork', 'N/A', 'iron']}, ('answer_index 1', 'A, C')),
+        (MMLU_PRO, {**PRO, 'options': ['cork', 'lead', 'N/A'], 'answer': 'C'}, ("answer is 'C'", 'A, B')),
+        (MMLU_PRO, {**PRO, 'category': ''}, ('category is empty',)),
+        (NUMBER_THEORY, {**SUM, 'type': 'Algebra'}, ("'Algebra'", "'Number Theory'")),
+        (NUMBER_THEORY, {**SUM, 'problem': ''}, ('problem is empty',)),
+        (NUMBER_THEORY, {**SUM, 'solution': None}, ('solution is empty',)),
     ],
 )
-def test_a_malformed_row_of_mmlu_pro_is_named(change: dict[str, Any], words: tuple[str, ...]):
-    (problem,) = problems_of(MMLU_PRO, parquet_of([PRO, {**PRO, **change}]))
-    assert problem.startswith('test.parquet: row 2: ') and all(word in problem for word in words)
+def test_every_malformed_row_is_named(file: DataFile, row: dict[str, Any], words: tuple[str, ...]):
+    right = PRO if file is MMLU_PRO else SUM
+    problems = problems_of(file, parquet_of([row, right, row]))
+    for problem, number in zip(problems, (1, 3), strict=True):
+        assert problem.startswith(f'test.parquet: row {number}: ') and all(word in problem for word in words)
 
 
-def test_all_malformed_rows_of_math_are_named():
-    rows = [{**SUM, 'type': 'Algebra'}, SUM, {**SUM, 'problem': ''}, {**SUM, 'solution': None}]
-    problems = problems_of(NUMBER_THEORY, parquet_of(rows))
-    assert [problem.split(': ')[1] for problem in problems] == ['row 1', 'row 3', 'row 4']
-    assert "'Algebra'" in problems[0] and "'Number Theory'" in problems[0]
-
-
-def test_missing_columns_and_files_that_are_not_parquet_are_errors():
+def test_other_bytes_missing_columns_and_files_that_are_not_parquet_are_errors():
+    (published,) = select_files(['score_mmlu_pro'])
+    (problem,) = problems_of(published, parquet_of([PRO]))
+    assert published.sha256 in problem
     (problem,) = problems_of(NUMBER_THEORY, parquet_of([{'problem': 'x', 'answer': 'y'}]))
     assert 'level, type, solution are missing' in problem and 'problem, answer' in problem
     (problem,) = problems_of(NUMBER_THEORY, b'PAR1 and no more')

@@ -36,6 +36,7 @@ BOOLQ = DataFile(
     converter=None,
 )
 OF_GIT = replace(BOOLQ, sha256=None, git_blob=hashlib.sha1(b'blob 5400\0' + ROWS).hexdigest())
+BLOB_OF_OTHERS = hashlib.sha1(b'blob 5400\0' + OTHERS).hexdigest()
 WITHOUT_HASH = replace(BOOLQ, sha256=None, num_bytes=None)
 PROBLEMS = [
     {'problem': f'${number} + 1$?', 'level': 'Level 1', 'type': 'Algebra', 'solution': f'$\\boxed{{{number}}}$'}
@@ -44,6 +45,15 @@ PROBLEMS = [
 ALGEBRA = replace(
     WITHOUT_HASH, path='score/hendrycks_math/algebra.jsonl', task='score_math', num_rows=3, converter='math'
 )
+
+
+GEOMETRY = {**PROBLEMS[2], 'type': 'Geometry'}
+
+
+def parquet_of(rows: list[dict[str, Any]]) -> bytes:
+    sink = io.BytesIO()
+    parquet.write_table(Table.from_pylist(rows), sink)
+    return sink.getvalue()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +110,6 @@ def files_in(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob('*') if path.is_file()}
 
 
-def parquet_of(rows: list[dict[str, Any]]) -> bytes:
-    sink = io.BytesIO()
-    parquet.write_table(Table.from_pylist(rows), sink)
-    return sink.getvalue()
-
-
 @pytest.mark.parametrize('file', [BOOLQ, OF_GIT, WITHOUT_HASH])
 def test_a_file_is_downloaded_once(server: Server, tmp_path: Path, file: DataFile):
     server.give(ROWS)
@@ -117,21 +121,29 @@ def test_a_file_is_downloaded_once(server: Server, tmp_path: Path, file: DataFil
     assert len(server.paths) == 1
 
 
-@pytest.mark.parametrize(('file', 'expected'), [(BOOLQ, BOOLQ.sha256), (OF_GIT, OF_GIT.git_blob)])
-def test_other_bytes_are_never_written(server: Server, tmp_path: Path, file: DataFile, expected: str):
-    server.give(OTHERS)
+@pytest.mark.parametrize(
+    ('file', 'answer', 'words', 'num_requests'),
+    [
+        pytest.param(BOOLQ, OTHERS, (BOOLQ.sha256, hashlib.sha256(OTHERS).hexdigest(), '3 tries'), 3, id='sha256'),
+        pytest.param(OF_GIT, OTHERS, (OF_GIT.git_blob, BLOB_OF_OTHERS, '3 tries'), 3, id='git blob id'),
+        pytest.param(WITHOUT_HASH, ROWS + b'{}\n', ('101 rows; expected 100',), 1, id='rows'),
+        pytest.param(BOOLQ, Answer(ROWS, num_bytes=5346), ('3 tries',), 3, id='broken off after 99 of 100 rows'),
+        pytest.param(WITHOUT_HASH, Answer(ROWS, num_bytes=5346), ('3 tries',), 3, id='broken off, no hash'),
+        pytest.param(BOOLQ, Answer(b'no', 403), ('403',), 1, id='forbidden'),
+        pytest.param(BOOLQ, Answer(b'no', 404), ('404',), 1, id='not found'),
+        pytest.param(ALGEBRA, parquet_of(PROBLEMS[:2]), ('2 rows; expected 3',), 1, id='converted rows'),
+        pytest.param(ALGEBRA, parquet_of([*PROBLEMS[:2], GEOMETRY]), ("row 3: type is 'Geometry'",), 1, id='subject'),
+        pytest.param(ALGEBRA, b'<html>', ('cannot be read as parquet',), 1, id='not parquet'),
+    ],
+)
+def test_a_failed_download_writes_nothing_and_says_why(
+    server: Server, tmp_path: Path, file: DataFile, answer: Answer | bytes, words: tuple[str, ...], num_requests: int
+):
+    server.give(answer)
     outcome = fetch_file(file, tmp_path, num_retries=2)
     assert (outcome.status, outcome.place) == ('failed', file.url)
-    found = hashlib.sha256(OTHERS) if file.sha256 else hashlib.sha1(b'blob 5400\0' + OTHERS)
-    assert expected in outcome.detail and found.hexdigest() in outcome.detail and '3 tries' in outcome.detail
-    assert files_in(tmp_path) == {} and len(server.paths) == 3
-
-
-def test_a_file_without_a_hash_must_have_the_published_number_of_rows(server: Server, tmp_path: Path):
-    server.give(ROWS + b'{}\n')
-    outcome = fetch_file(WITHOUT_HASH, tmp_path)
-    assert outcome.status == 'failed' and '101 rows; expected 100' in outcome.detail
-    assert files_in(tmp_path) == {}
+    assert all(word in outcome.detail for word in words), outcome.detail
+    assert files_in(tmp_path) == {} and len(server.paths) == num_requests
 
 
 @pytest.mark.parametrize('first', [Answer(ROWS, num_bytes=3000), Answer(b'', 503), Answer(b'', 429), OTHERS])
@@ -139,21 +151,6 @@ def test_temporary_failures_are_retried(server: Server, tmp_path: Path, first: A
     server.give(first, ROWS)
     assert fetch_file(BOOLQ, tmp_path, num_retries=1).status == 'fetched'
     assert files_in(tmp_path) == {BOOLQ.path: ROWS} and len(server.paths) == 2
-
-
-@pytest.mark.parametrize('file', [BOOLQ, WITHOUT_HASH])
-def test_an_interrupted_download_leaves_no_file(server: Server, tmp_path: Path, file: DataFile):
-    server.give(Answer(ROWS, num_bytes=5346))  # after 99 of 100 rows
-    assert fetch_file(file, tmp_path, num_retries=1).status == 'failed'
-    assert files_in(tmp_path) == {} and len(server.paths) == 2
-
-
-@pytest.mark.parametrize('status', [403, 404, 410])
-def test_client_errors_are_final_and_name_the_url(server: Server, tmp_path: Path, status: int):
-    server.give(Answer(b'no', status))
-    outcome = fetch_file(BOOLQ, tmp_path)
-    assert (outcome.status, outcome.place) == ('failed', BOOLQ.url)
-    assert str(status) in outcome.detail and len(server.paths) == 1
 
 
 def test_an_unreachable_server_is_a_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -180,21 +177,6 @@ def test_a_published_parquet_file_is_converted(server: Server, tmp_path: Path):
     assert fetch_file(ALGEBRA, tmp_path).status == 'fetched'
     lines = (tmp_path / ALGEBRA.path).read_text().splitlines()
     assert len(lines) == 3 and lines[0].startswith('{"problem": "$0 + 1$?", "level": "Level 1", "type": "Algebra", ')
-
-
-@pytest.mark.parametrize(
-    ('published', 'detail'),
-    [
-        (parquet_of(PROBLEMS[:2]), '2 rows; expected 3'),
-        (parquet_of([*PROBLEMS[:2], {**PROBLEMS[2], 'type': 'Geometry'}]), "row 3: type is 'Geometry'"),
-        (b'<html>', 'cannot be read as parquet'),
-    ],
-)
-def test_a_file_that_cannot_be_converted_is_not_written(server: Server, tmp_path: Path, published: bytes, detail: str):
-    server.give(published)
-    outcome = fetch_file(ALGEBRA, tmp_path)
-    assert outcome.status == 'failed' and detail in outcome.detail
-    assert files_in(tmp_path) == {}
 
 
 def test_concurrent_downloads_of_one_file_succeed(server: Server, tmp_path: Path):

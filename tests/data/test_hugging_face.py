@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -345,20 +343,3 @@ def test_loading_shows_no_progress_bars_and_leaves_random_state_unchanged(tmp_pa
     assert (random.getstate(), repr(np.random.get_state())) == before
     assert capfd.readouterr() == ('', '')
     assert shows_bars and not datasets.are_progress_bars_disabled()  # as it was
-
-
-@pytest.mark.slow
-def test_concurrent_processes_load_the_same_dataset(tmp_path):
-    jsonl(tmp_path / 'sums/test.jsonl', SUMS * 500)
-    program = f"""
-from llmfoundry_gauntlet.config.tasks import TaskSpec
-from llmfoundry_gauntlet.data.hugging_face import hugging_face_rows
-task = TaskSpec(label='t', dataset_uri='hf://./sums', icl_task_type='language_modeling', num_fewshot=(0,),
-                hf_loading_vars={{'split': 'test'}}, hf_parsing_map={MAP!r})
-rows = hugging_face_rows(task, {str(tmp_path)!r})
-print(len(rows), rows[-1]['continuation'])
-"""
-    environment = {**os.environ, 'HF_DATASETS_CACHE': str(tmp_path / 'prepared by several')}
-    words = [sys.executable, '-c', program]
-    ranks = [subprocess.Popen(words, stdout=subprocess.PIPE, env=environment, text=True) for _ in range(4)]
-    assert [rank.communicate(timeout=120)[0] for rank in ranks] == ['3000 10\n'] * 4

@@ -58,21 +58,12 @@ SCORE_FILES = {
     'math': 'score/hendrycks_math/algebra.jsonl',
 }
 ODD = (
-    *(
-        '\u00a0',
-        '\u2028',
-        '\u200b',
-        '\x85',
-        '\0',
-        '\x1f',
-        '\ufffd',
-        '\ufeff',
-        '\U0001f642',
-        'e\u0301',
-        '\ud800',
-        '\udc00',
-    ),
-    *('"', '\\', '\n', '\r', '\t', ' ', '  ', '{}', '%s', '(A)', 'A ', 'NaN'),
+    *'\u00a0\u2028\u200b\x85\0\x1f\ufffd\ufeff\U0001f642\ud800\udc00"\\\n\r\t ',
+    *('e\u0301', '  ', '{}', '%s', '(A)', 'A ', 'NaN'),
+)
+ODD_BYTES = (
+    *(b'\n', b'\r', b'\r\n', b'\0', b'\xff', b'\xef\xbb\xbf', b'\xc2\xa0', b'\xed\xa0\x80', b'\xc0\xaf', b'"', b'\\'),
+    *(b'\\u', b'\\ud800', b'{', b'}', b'[', b']', b',', b':', b'1e9', b'NaN', b'null'),
 )
 RAW = {  # what Python's json does not write: where these stand in quotes, in the line they do not
     '@inf@': b'1e999',
@@ -94,19 +85,18 @@ def mutated_value(value: Any, chance: random.Random) -> Any:
     if kind == 0 and isinstance(value, str):
         place = chance.randint(0, len(value))
         return value[:place] + chance.choice(ODD) + value[place:]
-    if kind <= 2 and isinstance(value, list):
-        changed = list(value)
-        place = chance.randrange(len(changed) + 1)
-        action = chance.randrange(4)
-        if action == 0:
-            changed.insert(place, chance.choice([*value, 'new', chance.choice(OTHERS)]))
-        elif action == 1 and place < len(changed):
-            del changed[place]
-        elif action == 2:
-            changed *= chance.choice([2, 3, 30])
-        elif place < len(changed):
-            changed[place] = mutated_value(changed[place], chance)
-        return changed
+    if kind <= 2 and value and isinstance(value, list):
+        place = chance.randrange(len(value))
+        new = chance.choice(
+            [
+                [],
+                ['new'],
+                value * chance.choice([1, 30]),
+                [chance.choice(OTHERS)],
+                [mutated_value(value[place], chance)],
+            ]
+        )
+        return value[:place] + new + value[place + chance.randrange(2) :]
     if kind == 3:
         return chance.choice([[value], {'text': value}, str(value)])
     return chance.choice(OTHERS)
@@ -119,13 +109,9 @@ def mutated_row(row: Row, chance: random.Random) -> bytes:
     for _ in range(chance.choice([1, 1, 2])):
         key = chance.choice([*row, 'further'])
         action = chance.randrange(8)
-        if action == 0:
-            row.pop(key, None)
-        elif action == 1:
-            row = {
-                chance.choice([key + 's', key.title(), ' ' + key, '', 'k' * 300]) if k == key else k: v
-                for k, v in row.items()
-            }
+        if action <= 1:
+            value = row.pop(key, None)
+            row |= {chance.choice([f'{key}s', key.title(), f' {key}', '', 'k' * 300]): value} if action else {}
         elif action == 2:
             doubled = f'{json.dumps(key)}: {json.dumps(chance.choice(["x", 0, None]))}, '
         else:
@@ -140,21 +126,11 @@ def mutated_row(row: Row, chance: random.Random) -> bytes:
 
 
 def mutated_bytes(line: bytes, chance: random.Random) -> bytes:
-    """The line with some bytes flipped, cut, doubled or put in."""
+    """The line with some bytes replaced, cut, doubled or put in."""
     for _ in range(chance.choice([1, 1, 3])):
         start = chance.randint(0, len(line))
-        end = min(len(line), start + chance.choice([1, 1, 5, 50]))
-        new = (
-            bytes([chance.randrange(256)]),
-            b'',
-            line[start:end] * 2,
-            chance.choice(
-                [b'\n', b'\r', b'\r\n', b'\0', b'\xff', b'\xef\xbb\xbf', b'\xc2\xa0', b'\xed\xa0\x80', b'\xc0\xaf']
-            ),
-            chance.choice(
-                [b'"', b'\\', b'\\u', b'\\ud800', b'{', b'}', b'[', b']', b',', b':', b'1e9', b'NaN', b'null']
-            ),
-        )[chance.randrange(5)]
+        end = min(len(line), start + chance.choice([0, 1, 1, 5, 50]))
+        new = chance.choice([b'', bytes([chance.randrange(256)]), line[start:end] * 2, chance.choice(ODD_BYTES)])
         line = line[:start] + new + line[end:]
     return line if chance.random() < 0.95 else line[: chance.randint(0, len(line))]
 
