@@ -10,7 +10,7 @@ of the data:
     cases[]
         name, path, rows, task, metrics     as in record_reference.py
         max_new_tokens                      as llm-foundry gives it to generate()
-        padding_size                        tokens that every prompt is padded to, or cut to, from the left
+        padding_size                        tokens that every prompt is padded or truncated to, on the left
         items[]
             row
             mark            1 if correct, else 0
@@ -25,16 +25,16 @@ of the data:
             prompt_length   tokens, left padding removed
             prompt          sha256 of these tokens as little-endian int32
 
-How long a row's output is. generate() steps a whole batch until every row has met eos or has max_new_tokens. A row
-that has met eos is filled with the pad token; the text leaves out both (skip_special_tokens). So neither the text nor
-num_tokens depends on the other rows, without stops.
+The length of a row's output. generate() steps a whole batch until every row has reached eos or max_new_tokens. After
+its eos a row is filled with pad tokens; the text leaves out both (skip_special_tokens). So without stops neither the
+text nor num_tokens depends on the other rows.
 
-With stops they do. Each stop string has a criterion of its own, which ends the batch at the step where that string has
-come up in every row, those that have met eos included. Until then a row runs on past its own stop, maybe to eos, and
-different strings in different rows end nothing. The string is looked for in the text of the last tokens, one more than
-it has itself: at the first step all of them but one are the prompt's. So `num_tokens`, `eos`, `margin` and `output`
-belong to a batch of `batch_size` consecutive rows there. `before_stop` and `cleaned` do not, unless a stop reads
-otherwise as a regular expression than as a string: re.split gets the stops joined by "|", not escaped.
+With stops they do. Each stop string has its own criterion, which ends the batch at the step at which that string has
+occurred in every row, including those that have reached eos. Until then a row continues past its own stop, maybe to
+eos, and different strings in different rows do not end the batch. The string is searched in the text of the last
+tokens, one more than it has itself: at the first step all but one of them belong to the prompt. So `num_tokens`, `eos`,
+`margin` and `output` depend on the batch of `batch_size` consecutive rows. `before_stop` and `cleaned` do not, unless a
+stop has another meaning as a regular expression: re.split gets the stops joined by "|", not escaped.
 
 Every text starts with a space that eval_forward puts there, unless the tokenizer makes " a" one token.
 """
@@ -69,7 +69,7 @@ class MarginProcessor(LogitsProcessor):
 
 
 class GenerationRecorder(Callback):
-    """Keeps each evaluator's items. Reads the tokens where generate() returns them, as eval_forward gives text only."""
+    """Keeps each evaluator's items. Reads tokens from generate(), as eval_forward returns only text."""
 
     def __init__(self) -> None:
         self.items: dict[str, list[dict[str, Any]]] = defaultdict(list)

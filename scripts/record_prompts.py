@@ -3,7 +3,7 @@
     .venv-reference/bin/python scripts/record_prompts.py [--data-root ../shared/data/local_data] [--out FILE]
 
 Runs in the environment of `requirements/reference.txt`. Every case of `tests/fixtures/prompt_cases.yaml` goes through
-llm-foundry's own task builder, data set and collation with each tokenizer. The file,
+llm-foundry's own task builder, dataset and collation with each tokenizer. The file,
 `tests/fixtures/reference/prompts.json`, holds numbers, row numbers and digests and no text of the data:
 
     versions
@@ -13,7 +13,7 @@ llm-foundry's own task builder, data set and collation with each tokenizer. The 
             row
             max_new_tokens      as llm-foundry gives it to generate(); null if choices are scored
             num_tokens          of the prompt, or of the prompt and the continuation; padding removed
-            start               where the continuation starts; null for generation tasks
+            start               index of the continuation's first token; null for generation tasks
             ids                 sha256 of these tokens as little-endian int32
 """
 

@@ -3,7 +3,7 @@
     .venv-reference/bin/python scripts/record_reference.py [--data-root ../shared/data/local_data] [--models NAME ...]
 
 Runs in the environment of `requirements/reference.txt`. Every case of `tests/fixtures/reference_cases.yaml` goes
-through llm-foundry's own task builder, data set, collation, metrics and EvalGauntlet under Composer's Trainer; this
+through llm-foundry's own task builder, dataset, collation, metrics and EvalGauntlet under Composer's Trainer; this
 script only looks at the batches and outputs. One file per model, `tests/fixtures/reference/{model}.json`, holds numbers
 and row numbers and no text of the data:
 

@@ -1,19 +1,19 @@
-"""Record what lm-eval 0.4.13 computes in its eight SCORE tasks on real questions with canned replies.
+"""Record what lm-eval 0.4.13 computes in its eight SCORE tasks on real questions with canned generations.
 
     .venv-reference/bin/python scripts/record_score.py [--score-root FOLDER] [--datasets NAME ...] [--out FOLDER]
 
 Runs in the environment of `requirements/reference.txt`. The tasks are lm-eval's own, with its prompt files, 0-shot and
 without a chat template. Only two things are replaced: `datasets.load_dataset` returns the rows of the files below the
-SCORE root that `tests/fixtures/score_cases.yaml` lists, and the model's
-replies are those of `tests/score_generations.py`, a function of the prompt and the seed. To compare with what is there,
-record into another folder.
+SCORE root that `tests/fixtures/score_cases.yaml` lists, and the model's generations are those of
+`tests/score_generations.py`, a function of the prompt and the seed. To compare with the recorded ones, record into
+another folder.
 
-One file per data set, `tests/fixtures/score/{mmlu_pro,agieval,math}.json`, holds numbers, row numbers and digests, and
+One file per dataset, `tests/fixtures/score/{mmlu_pro,agieval,math}.json`, holds numbers, row numbers and digests, and
 no text of the data. A sha256 is of the UTF-8 text, in hex; a digest is its first 16 digits:
 
     dataset, versions
     sources         sha256 of the data files and of lm-eval's prompt templates and fix table
-    rows            file below the SCORE root to 0-based line numbers; lm-eval got these lines alone, in this order
+    rows            file below the SCORE root to 0-based line numbers; lm-eval got only these lines, in this order
     tasks[]         option_order, prompt and non_greedy; the first is not there for MATH
         name        lm-eval's
         variants    option_order: the labels that the gold option is moved to; prompt: numbers of the ten prompts;
@@ -23,14 +23,14 @@ no text of the data. A sha256 is of the UTF-8 text, in hex; a digest is its firs
         items[]     in the order of files and rows
             file, row
             gold        the gold letter, by the row's index; MATH: digest of what lm-eval takes for gold
-            golds       option_order: the letter that is right in each variant
+            golds       option_order: the correct letter in each variant
             prompts     sha256, one per variant; non_greedy: one
             replies     digests, one per variant
-            answers     what lm-eval extracts from each: itself where it is '' or one to three of A-Z and 0-9, else
-                        'sha256:' and a digest. MATH: null where there is no box, '' for an empty one, else a digest
+            answers     what lm-eval extracts from each: itself if it is '' or one to three of A-Z and 0-9, else
+                        'sha256:' and a digest. MATH: null without a box, '' for an empty one, else a digest
             correct     1 or 0, one per variant
         runs[]      one, or one per seed
-            seed        0 where replies are greedy
+            seed        0 for greedy generations
             metrics     task or group to {metric: value}, as lm-eval reports them: accuracies are rounded to 4 places
                         in each task, and a group's are means of these weighted by the number of prompts
             unrounded   the accuracies before rounding, a group's made of unrounded ones
@@ -41,17 +41,16 @@ no text of the data. A sha256 is of the UTF-8 text, in hex; a digest is its firs
 Rows. MMLU-Pro and MATH are as in their files. AGIEval's files are upstream's v1 and lm-eval reads the form of
 hails/agieval-*, which is derived from them: query is the passage, then `Q: `, the question, ` Answer Choices: `, the
 options joined by spaces and a last line `A: Among A through {D or E}, the answer is`; choices are the options with
-their labels; gold is [the label's index]. logiqa-en is not at hand: groups are without it, and the summariser gets an
-empty log of it. MMLU-Pro's validation split is not at hand either; at 0 shots nothing reads it, and lm-eval gets the
-rows in its place.
+their labels; gold is [the label's index]. logiqa-en is not available: groups are without it, and the summarizer gets an
+empty log of it. Nor is MMLU-Pro's validation split; nothing reads it at 0 shots, and lm-eval gets the test rows.
 
 Prompts, to make them from the rows: question is MMLU-Pro's `question`, MATH's `problem`, AGIEval's passage + 'Q: ' +
-question, or the question alone where the passage is empty or null. Options are MMLU-Pro's as they are, and AGIEval's
+question, or only the question if the passage is empty or null. Options are MMLU-Pro's as they are, and AGIEval's
 without the three characters of `(A)`; nothing is stripped. The prompt is str.format of the template in lm-eval's
 prompt_templates.json (the same files are in {SCORE root}/upstream_prompts) with question, options (a
 '\\n{letter}: {option}' each) and category (MMLU-Pro's). option_order swaps the gold option with the one at each label,
-A to J in MMLU-Pro and A to D in AGIEval, also where there is an E; where the question has fewer options than there are
-labels, a variant of an absent label is the unswapped question with its own gold.
+A to J in MMLU-Pro and A to D in AGIEval, even if there is an E; if the question has fewer options than labels, the
+variant of an absent label is the unswapped question with its own gold.
 """
 
 import argparse
@@ -152,34 +151,34 @@ def hails_row(row: Row) -> Row:
 
 
 class CannedModel(LM):
-    """A model that gives the canned replies to one seed. Its chat template shows the messages as JSON."""
+    """A model with the canned generations of one seed. Its chat template is the messages as JSON."""
 
     def __init__(self, replies: CannedReplies, seed: int) -> None:
         super().__init__()
         self.replies, self.seed = replies, seed
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """A reply per request; its stops are ignored, as there are none."""
+        """Return a generation per request; there are no stops."""
         del disable_tqdm
         assert all(request.args[1]['until'] == [] for request in requests)
         return [self.replies.reply(request.args[0], self.seed) for request in requests]
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """The messages themselves."""
+        """Return the messages as JSON."""
         del add_generation_prompt
         return json.dumps(chat_history)
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
-        """Not asked for."""
+        """Raise an error: SCORE does not use it."""
         raise NotImplementedError
 
     def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
-        """Not asked for."""
+        """Raise an error: SCORE does not use it."""
         raise NotImplementedError
 
 
 def load_tasks(data_set: DataSet, name: str) -> dict[str, Any]:
-    """lm-eval's task, or its group without the tasks whose data are absent, as `evaluate` takes it. 0-shot."""
+    """Return lm-eval's 0-shot task, or its group without the tasks without data, as `evaluate` takes it."""
     manager = TaskManager(include_path=str(SCORE_TASKS), include_defaults=False)
     if data_set.name == 'mmlu_pro':
         loaded = manager.load([name])
@@ -197,7 +196,7 @@ def load_tasks(data_set: DataSet, name: str) -> dict[str, Any]:
 
 
 def chat_record(loaded: dict[str, Any], model: CannedModel, prompts: dict[str, list[str]]) -> list[dict[str, str]]:
-    """The messages of a request with a chat template. Those of all requests must be alike but for the prompt."""
+    """Return the messages of a request with a chat template, which must be equal for all requests except the prompt."""
     found = set()
     for name, task in loaded['tasks'].items():
         task.build_all_requests(apply_chat_template=True, chat_template=model.apply_chat_template)
@@ -210,9 +209,9 @@ def chat_record(loaded: dict[str, Any], model: CannedModel, prompts: dict[str, l
 
 
 def outcome(sample: dict[str, Any]) -> tuple[str | None, str, int]:
-    """Return what lm-eval extracted from a reply, what is right, and whether it took it for right."""
+    """Return the answer that lm-eval extracted, the gold answer, and 1 if lm-eval counted it as correct."""
     first = sample[sample['metrics'][0]]
-    if len(first) == 2:  # MATH, prompts: (prompt number, whether right), then (question, answer)
+    if len(first) == 2:  # MATH, prompts: (prompt number, 1 if correct), then (question, answer)
         return sample['consistency_rate'][1], sample['doc']['answer'], first[1]
     if sample['metrics'][0].startswith('non_greedy'):
         _, answer, gold, _ = first
@@ -223,7 +222,7 @@ def outcome(sample: dict[str, Any]) -> tuple[str | None, str, int]:
 
 
 def answer_record(answer: str | None, is_math: bool) -> str | None:
-    """The answer, or its digest where it may be somebody's text."""
+    """Return the answer, or its digest if it may be text of the data."""
     if not answer or (not is_math and re.fullmatch('[A-Z0-9]{1,3}', answer)):
         return answer
     return ('' if is_math else 'sha256:') + digest(answer)[:16]
@@ -249,7 +248,7 @@ def item_record(perturbation: str, runs: list[list[dict[str, Any]]], is_math: bo
 
 
 def unrounded_accuracies(loaded: dict[str, Any], results: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """The accuracies of all tasks and of the group, by lm-eval's own functions without their last step."""
+    """Return the accuracies of all tasks and of the group, by lm-eval's own functions without the rounding."""
     found: dict[str, dict[str, float]] = {}
     with mock.patch.object(np, 'round', lambda value, _: value):
         for name, task in loaded['tasks'].items():
@@ -270,7 +269,7 @@ def unrounded_accuracies(loaded: dict[str, Any], results: dict[str, Any]) -> dic
 
 
 def run_record(loaded: dict[str, Any], results: dict[str, Any], seed: int) -> dict[str, Any]:
-    """The metrics of one evaluation."""
+    """Return the metrics of one evaluation."""
     return {
         'seed': seed,
         'metrics': {
@@ -341,7 +340,7 @@ def task_record(data_set: DataSet, perturbation: str, replies: CannedReplies) ->
 
 
 def files_of(loaded: dict[str, Any], data_set: DataSet) -> list[str]:
-    """The data file of each task."""
+    """Return the data file of each task."""
     configs = [task.config for task in loaded['tasks'].values()]
     return [data_set.sources[config.dataset_path, config.dataset_name or 'default'] for config in configs]
 
@@ -363,7 +362,7 @@ def data_set_record(data_set: DataSet, root: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def watched_time() -> Iterator[None]:
-    """Fail where a symbolic comparison takes so long that a slower machine might give it up."""
+    """Fail if a symbolic comparison takes so long that a slower machine might abort it."""
     symbolic_equal = math_grader.symbolic_equal
 
     def timed(prediction: Any, reference: Any, *arguments: Any) -> bool:

@@ -70,15 +70,15 @@ def read_documents(path: Path) -> Iterator[str]:
         raise ConfigError(f'train_data.path: {path} is not UTF-8: {error.reason}') from error
 
 
-def text_of(line: str, where: str) -> str:
+def text_of(line: str, source: str) -> str:
     """Return the value of `text` in a JSON line. Raises ConfigError."""
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
-        raise ConfigError(f'{where}: is not JSON: {error}') from error
+        raise ConfigError(f'{source}: is not JSON: {error}') from error
     text = row.get('text') if isinstance(row, dict) else None
     if not isinstance(text, str):
-        raise ConfigError(f"{where}: has no text; allowed: a JSON object with the key 'text'")
+        raise ConfigError(f"{source}: has no text; allowed: a JSON object with the key 'text'")
     return text
 
 

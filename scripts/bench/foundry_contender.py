@@ -32,7 +32,7 @@ class PredictionRecorder(Callback):
         self.predictions: list[Any] = []
 
     def eval_batch_end(self, state: State, logger: Logger) -> None:
-        """Take the generations or the last metric's outputs; state.batch is the whole batch where nothing splits it."""
+        """Take the generations or the last metric's outputs; state.batch is the whole batch, as nothing splits it."""
         del logger
         if isinstance(state.outputs, list) and isinstance(state.outputs[0], str):
             self.predictions.extend(state.outputs)
@@ -80,7 +80,7 @@ def prepare_first(data_set: Any, num_items: int) -> None:
 
 
 class LLMFoundry:
-    """Composer's evaluation. It generates up to the length of the longest right answer, whatever the limit."""
+    """Composer's evaluation. It generates up to the length of the longest correct answer, whatever the limit."""
 
     def load(self, model_folder: str, device: str = 'cpu') -> None:
         """Load the model; the next measurement warms it up."""

@@ -229,7 +229,7 @@ def first_items(num_items: int | None) -> Iterator[None]:
 
 
 def predictions(planned: PlannedEvaluation, results: Sequence[ItemResult]) -> list[Any]:
-    """Return the texts of generations, the chosen indices, or for a single continuation 1 where it is right."""
+    """Return the texts of generations, the chosen indices, or for a single continuation 1 if it is correct."""
     if planned.generate_requests:
         return [result.text for result in results]
     num_choices = len(planned.items[results[0].key].request.continuations)

@@ -244,7 +244,7 @@ GSM8K = TaskRow(
     group=task_group('the model ends them', 1, 1.5),
     items=(24, 12),
     foundry_items=(8, 8),
-    max_new_tokens=335,  # as long as the longest right answer
+    max_new_tokens=335,  # as long as the longest correct answer
     end_scale=0.4,
 )
 TRIVIAQA = TaskRow(
