@@ -23,7 +23,7 @@ from train_config import TrainDataConfig
 from transformers import PreTrainedTokenizerBase
 
 from llmfoundry_gauntlet.errors import ConfigError
-from llmfoundry_gauntlet.tasks.token_cache import tokenizer_fingerprint
+from llmfoundry_gauntlet.tasks.fingerprint import tokenizer_fingerprint
 
 log = logging.getLogger('llmfoundry_gauntlet')
 

@@ -83,7 +83,7 @@ def answers() -> list[dict[str, Any]]:
 
 
 def words(source: Path) -> list[Any]:
-    """Where everything is."""
+    """Return the options that name the YAML files and the data."""
     files = [f'--{name}={source / name}.yaml' for name in ('tasks', 'gauntlet', 'score')]
     return [*files, '--data-root', source]
 

@@ -60,7 +60,7 @@ def kept(folder: Path, *, repair: bool = False) -> tuple[set[int], set[int]]:
 
 
 def lines_of(path: Path) -> list[bytes]:
-    """As they were written: no payload here has a raw line feed."""
+    """Return the lines as they were written; no payload here has a raw line feed."""
     return [line + b'\n' for line in path.read_bytes().split(b'\n')[:-1]]
 
 

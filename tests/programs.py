@@ -52,7 +52,7 @@ def sandbox() -> Sandbox:
 
 
 def can_confine() -> bool:
-    """Whether this machine has a sandbox."""
+    """Return whether this machine has a sandbox."""
     try:
         find_sandbox()
     except SandboxError:
@@ -61,7 +61,7 @@ def can_confine() -> bool:
 
 
 def can_run_all() -> bool:
-    """Whether programs of every language can be run here."""
+    """Return whether programs of every language can run here."""
     return can_confine() and all(map(shutil.which, ('g++', 'node')))
 
 

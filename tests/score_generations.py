@@ -141,7 +141,7 @@ def math_question(row: Mapping[str, Any], fixes: Mapping[str, str]) -> Question:
 
 
 def box_contents(text: str) -> list[str]:
-    """What stands in each outermost box, whose braces match."""
+    """Return the content of each outermost box with matching braces."""
     found, end = [], 0
     for start in (match.end() for match in re.finditer(r'\\boxed\{', text)):
         if start < end:

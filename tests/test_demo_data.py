@@ -33,7 +33,7 @@ def test_no_evaluated_prompt_occurs_in_the_training_text(task, training_text):
 
 
 def problem(row):
-    """What is left of a prompt without the instruction that all rows share."""
+    """Return a prompt without the instruction that all rows share."""
     return row['context'].strip().rpartition('\n\n')[2]
 
 

@@ -69,7 +69,7 @@ def write_answers(folder: Path, lines: list[dict[str, Any] | str]) -> Path:
 
 
 def right_answers(settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """One for each request: a text where a reply is wanted, else log-probabilities that favour the gold choice."""
+    """One for each request: a text where one is required, else log-probabilities that favour the gold choice."""
     answers = []
     for request in requests_of(settings):
         name = {key: request[key] for key in SAME}
@@ -114,7 +114,7 @@ def test_requests_name_items_and_say_all_that_an_engine_needs(settings: dict[str
     assert reply['prompt'] in [f'Twice {i}? {i} and {i} # {2 * i}\nTwice 0?' for i in (1, 2, 3)]
 
 
-def test_a_tokenizer_counts_the_tokens_of_replies(settings: dict[str, Any], character_tokenizer):
+def test_a_tokenizer_counts_the_tokens_of_generations(settings: dict[str, Any], character_tokenizer):
     """Special tokens and ten more after a chain of thought, as llm-foundry."""
     limits = {r['max_new_tokens'] for r in requests_of(settings, Encoder(character_tokenizer)) if r['choices'] is None}
     assert limits == {1 + len('3 and 3 # 6') + 10}
@@ -266,7 +266,7 @@ def test_answers_of_the_wrong_kind_are_named(settings: dict[str, Any], tmp_path:
     assert found[0].startswith('sums/1-shot, row 0: has logprobs without is_argmax')
     assert found[1:] == [
         'pronouns/1-shot, row 0: has no logprobs; a text cannot be scored here',
-        'riddles/1-shot, row 0: has no text; a reply is wanted',
+        'riddles/1-shot, row 0: has no text; a generation is required',
     ]
 
 

@@ -30,7 +30,7 @@ from llmfoundry_gauntlet.scoring.text import normalize_answer
 from llmfoundry_gauntlet.tasks.encode import Encoder
 from llmfoundry_gauntlet.types import Generation, ItemKey, ItemResult
 
-LONG = 100  # tokens of a reply
+LONG = 100  # tokens of a generation
 NUM_OF_LONG = 3
 LAYOUTS = {'rotary_bos': PROMPT_STREAM, 'alibi_pad_eos': TUPLES}
 
@@ -42,6 +42,10 @@ def recorded(model: str) -> dict[str, Any]:
 
 CASES = [(model, index) for model in LAYOUTS for index in range(len(recorded(model)['cases']))]
 NAMES = [f'{model}-{recorded(model)["cases"][index]["name"]}' for model, index in CASES]
+ALL_CASES = [
+    pytest.param(*case, id=name, marks=[pytest.mark.long] if 'sat_math' in name else [])
+    for case, name in zip(CASES, NAMES, strict=True)
+]
 
 
 @functools.cache
@@ -50,7 +54,7 @@ def tokenizer(model: str) -> Any:
 
 
 def generator(model: str) -> TextGenerator:
-    """As an evaluation with `semantics: reference` makes it: real tokens that are equal to padding are hidden."""
+    """Return the generator of `semantics: reference`: real tokens equal to the padding token are hidden."""
     network = AutoModelForCausalLM.from_pretrained(FIXTURES / 'models' / model).eval()
     padding = recorded(model)['tokenizer']['pad_tok_id']
     engine = CausalLanguageModel(network, device=torch.device('cpu'), hidden_token_id=padding)
@@ -96,14 +100,14 @@ def check_prompts(planned: PlannedEvaluation, case: dict[str, Any], items: dict[
         assert digest(request.context.astype('<i4').tobytes()) == item['prompt']
 
 
-def check_replies(
+def check_generations(
     planned: PlannedEvaluation,
     case: dict[str, Any],
     items: dict[int, dict[str, Any]],
     model: str,
     batches: list[ContinuousBatch],
 ) -> dict[ItemKey, ItemResult]:
-    """Writes the replies to some batches and checks each."""
+    """Generate for some batches and check each generation."""
     run = generator(model)
     replies = {reply.key: reply for batch in batches for reply in run.run(batch)}
     results = planned.results(replies.values())
@@ -114,7 +118,7 @@ def check_replies(
 
 
 @pytest.mark.parametrize(('model', 'index'), CASES, ids=NAMES)
-def test_prompts_replies_and_marks_are_those_of_the_reference(model: str, index: int, real_data: Path, tmp_path: Path):
+def test_prompts_generations_and_scores_are_the_recorded(model: str, index: int, real_data: Path, tmp_path: Path):
     """Compare token ids, texts and scores; of long generations only those of the first items."""
     case = recorded(model)['cases'][index]
     items = {item['row']: item for item in case['items']}
@@ -123,16 +127,15 @@ def test_prompts_replies_and_marks_are_those_of_the_reference(model: str, index:
     batches = list(planned.continuous_batches)
     if case['max_new_tokens'] > LONG:
         batches = [replace(batches[0], requests=batches[0].requests[:NUM_OF_LONG])]
-    check_replies(planned, case, items, model, batches)
+    check_generations(planned, case, items, model, batches)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(('model', 'index'), CASES, ids=NAMES)
-def test_all_replies_and_metrics_are_those_of_the_reference(model: str, index: int, real_data: Path, tmp_path: Path):
+@pytest.mark.parametrize(('model', 'index'), ALL_CASES)
+def test_all_generations_and_metrics_are_the_recorded(model: str, index: int, real_data: Path, tmp_path: Path):
     """Run 60 rows of each of the four files with the keys of its task."""
     case = recorded(model)['cases'][index]
     planned = plan_case(case, model, real_data, tmp_path)
-    results = check_replies(
+    results = check_generations(
         planned, case, {item['row']: item for item in case['items']}, model, list(planned.continuous_batches)
     )
     (score,) = conclude(planned, results, {}).scores.values()

@@ -164,7 +164,7 @@ def test_packing(model, planned, layout: str):
 @pytest.mark.parametrize('semantics', ['corrected', 'reference'])
 @pytest.mark.parametrize('kind', networks.STRETCHED)
 def test_the_lengths_of_other_rows(planned, kind: str, semantics: str):
-    """Where rotary frequencies depend on a length; those of the reference are those of rows padded to max_seq_len.
+    """Rotary frequencies depend on a length; the reference's are those of rows padded to max_seq_len.
 
     Mutations: requests of unlike frequencies in one batch; frequencies by the longest row of a batch.
     """

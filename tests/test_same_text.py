@@ -1,4 +1,4 @@
-"""The greedy replies of an evaluation against transformers' own `generate`, one prompt at a time, on rows of tasks.
+"""The greedy generations of an evaluation against transformers' own `generate`, one prompt at a time, on rows of tasks.
 
 Three architectures: rotary positions, ALiBi and learned positions.
 """
@@ -62,7 +62,7 @@ def generator(model: str) -> TextGenerator:
 
 
 def planned_task(model: str, label: str, data_root: Path, folder: Path, rows: int, tokens: int) -> PlannedEvaluation:
-    """The first rows of a task of the shipped YAML, its replies without stops and of so many tokens at most."""
+    """The first rows of a task of the shipped YAML, its generations without stops and of so many tokens at most."""
     tasks = {task['label']: task for task in read_yaml(ROOT / 'yamls/tasks/gauntlet_v0.1.yaml')['icl_tasks']}
     task = {**tasks[label], 'early_stopping_criteria': [], 'generation_kwargs': {'max_new_tokens': tokens}}
     lines = (data_root / task['dataset_uri']).read_text(encoding='utf-8').splitlines()[:rows]
@@ -73,7 +73,7 @@ def planned_task(model: str, label: str, data_root: Path, folder: Path, rows: in
 
 
 def check(model: str, planned: PlannedEvaluation) -> None:
-    """Every reply, character by character."""
+    """Every generation, character by character."""
     run, network = generator(model), generator(model).language_model.model
     requests = [request for batch in planned.continuous_batches for request in batch.requests]
     texts = {reply.key: reply.text for batch in planned.continuous_batches for reply in run.run(batch)}

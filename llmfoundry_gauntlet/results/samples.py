@@ -15,7 +15,7 @@ from llmfoundry_gauntlet.types import ItemKey, ItemResult
 
 SAMPLES = 'samples'
 NONE = type(None)
-RENAMED_FIELDS = {'score': 'score', 'marks': 'metrics'}  # by the names of earlier versions
+RENAMED_FIELDS = {'credit': 'score', 'marks': 'metrics'}  # by the names of earlier versions
 RENAMED_REASONS = {  # by the words of earlier versions
     'cut at the token limit': 'truncated at the token limit',
     'no answer found in the reply': 'no answer found in the generation',
@@ -94,7 +94,7 @@ def sample_line(result: ItemResult) -> str:
 
 def parse_sample(task: str, sample: Mapping[str, Any]) -> ItemResult:
     """Return the item result of a line's JSON. Raise KeyError, TypeError or ValueError if it is invalid."""
-    sample = {RENAMED_FIELDS.get(name, name): value for name, value in sample.items()}
+    sample = {RENAMED_FIELDS.get(name, name): value for name, value in dict(sample).items()}
     check_fields(sample)
     int(sample['cluster'] or '0', 16)  # is a number in hexadecimal digits
     return ItemResult(

@@ -88,7 +88,7 @@ def texts_in(row: Mapping[str, Any]) -> list[str]:
 
 
 def test_oddities_of_the_real_files_survive_reading(real_data):
-    """As many as were counted in the files themselves."""
+    """Return the counts of the files themselves."""
 
     def rows(uri: str) -> list[Any]:
         return [row for _, row in read_rows(str(real_data / f'{uri}.jsonl'))]

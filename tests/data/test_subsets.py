@@ -85,7 +85,7 @@ def test_equal_row_numbers_of_two_files_are_sampled_independently(same: str):
 
 
 def passages(sizes: list[int], category: str | None = None) -> list[Example]:
-    """As many questions of each passage as `sizes` says."""
+    """Return `sizes[i]` questions on passage i."""
     names = [f'{index:016x}' for index, size in enumerate(sizes) for _ in range(size)]
     return [Example(row=row, content=None, category=category, cluster=name) for row, name in enumerate(names)]
 

@@ -44,7 +44,7 @@ PIECES = re.compile(r' ?\w{1,6}|.', re.DOTALL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """What ranks have of some parts. `above_mean` is the busiest rank's share of tokens above the mean.
+    """The work of each rank. `above_mean` is the busiest rank's share of tokens above the mean.
 
     `waiting` is what the costliest parts of all steps cost together, above the mean of ranks; `repeated` the share of
     tokens that are run in order to take part, and prefixes run more often than once.
@@ -77,7 +77,7 @@ def name_of(part: Batch | ContinuousBatch) -> int:
 
 
 def spread_over_ranks(batches: Sequence[Batch]) -> dict[int, Spread]:
-    """What each number of ranks has of these batches, printed as well."""
+    """Return and print the work of these batches for each number of ranks."""
     found = {}
     for num_ranks in RANKS:
         ranks = assign(batches, num_ranks=num_ranks)
@@ -164,7 +164,7 @@ def made(cost: float, prefix: Ids | None = None) -> Batch:
     st.integers(1, 9),
 )
 def test_families_of_any_size_are_shared_out(family_sizes: list[int], costs: list[float], num_ranks: int):
-    """Of batches after prefixes and of single ones every one is run, on all ranks equally many, each after its prefix.
+    """Every batch runs once, with or without a prefix, equally many on all ranks, each after its prefix.
 
     Mutations: what is too short stays so; a gap before a unit's last batch is filled with another prefix.
     """

@@ -44,7 +44,7 @@ def generated_alone(layout: str) -> list[list[int]]:
 
 @pytest.mark.parametrize(('name', 'loaded'), networks.LOADED_AS)
 def test_every_family_generates_what_it_does_alone_with_eager_attention_in_its_fastest_layout(name: str, loaded: str):
-    """Sequences of all lengths enter and leave; some end early; a prompt has up to four replies.
+    """Sequences of all lengths enter and leave; some end early; a prompt has up to four generations.
 
     Mutations: a layout trusted untested; `position` not advanced; prompts padded on the right; tuples of all columns.
     """

@@ -1,4 +1,4 @@
-"""Replies of models that need something of their own: hidden tokens, long rotary embeddings, half precision."""
+"""Generations of models that need something of their own: hidden tokens, long rotary embeddings, half precision."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def bare(logits: Callable[[list[int]], torch.Tensor], one: GenerateRequest) -> l
 
 @pytest.mark.parametrize(('name', 'layout'), FAMILIES)
 def test_hidden_tokens_of_prompts_are_not_seen_and_those_of_generations_are(name: str, layout: str):
-    """As `generate` has them with an attention mask; prompts without any are among them.
+    """Prompts are padded as `generate` pads them with an attention mask; some need no padding.
 
-    Mutations: hidden tokens that are seen, that count as positions, or that are hidden in replies.
+    Mutations: hidden tokens that are seen, that count as positions, or that are hidden in generations.
     """
     rng = np.random.default_rng(5)
     contexts = [draw(rng, 9), [HIDDEN, *draw(rng, 4)], [*draw(rng, 8), HIDDEN, HIDDEN, 99], draw(rng, 2)]

@@ -222,7 +222,7 @@ def test_buffers_are_as_wide_as_the_longest_prompt_and_grow_a_few_columns_at_a_t
 
 
 def test_an_empty_cache_has_no_columns():
-    """As models ask of one."""
+    """Call the cache as models do."""
     cache = KVCache(2, longest_context=4, device=CPU)
     assert (len(cache), cache.column, cache.get_max_cache_shape()) == (0, 4, None)
     cache.enter([3], torch.tensor([[True, True, True]]))

@@ -25,7 +25,7 @@ from llmfoundry_gauntlet.errors import ModelError
 
 
 def probed(model) -> CausalLanguageModel:
-    """As the probe leaves a model whose logits are its output layer's."""
+    """Return a model as the probe leaves it: its logits are those of its output layer."""
     language_model = CausalLanguageModel(model, device=CPU)
     language_model.tail = same
     return language_model
@@ -227,7 +227,7 @@ def test_a_compiled_model_is_run_below_its_compilation_and_needs_no_other_afterw
 
 @pytest.mark.parametrize('layout', LAYOUTS)
 def test_a_model_with_activation_checkpointing_gives_the_same_numbers(layout: str):
-    """As Composer wraps it, layer by layer."""
+    """Wrap layer by layer, as Composer does."""
     model, requests = networks.network(), all_requests()
     expected = networks.sums_alone(model, requests)
     apply_activation_checkpointing(model, check_fn=lambda module: module in set(model.model.layers))

@@ -36,7 +36,7 @@ def make_requests(parts) -> list[ScoreRequest]:
 
 
 def sequences(request: ScoreRequest) -> list[tuple[int, ...]]:
-    """What the model must be given for each continuation."""
+    """Return the tokens the model must read for each continuation."""
     pairs = zip(request.contexts, request.continuations, strict=True)
     return [(*context.tolist(), *continuation[:-1].tolist()) for context, continuation in pairs]
 

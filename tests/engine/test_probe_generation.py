@@ -228,7 +228,7 @@ def test_the_probe_says_what_it_found_and_leaves_the_writer_as_it_was():
 
 
 def test_every_rank_makes_the_same_forwards():
-    """As ranks of a sharded model must. Mutation: prompts without a seed of their own."""
+    """Ranks of a sharded model must probe the same prompts. Mutation: prompts without a seed of their own."""
     made = []
     for seed in (0, 1):
         torch.manual_seed(seed)

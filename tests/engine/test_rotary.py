@@ -108,7 +108,7 @@ def test_a_cached_prefix_has_the_frequencies_of_its_batches(kind: str, padded_to
 @pytest.mark.parametrize('layout', LAYOUTS)
 @pytest.mark.parametrize('kind', STRETCHED)
 def test_halves_of_a_batch_keep_its_frequencies(kind: str, layout: str):
-    """As it is run where memory is short. Mutation: `rope_length` left out of `halves`."""
+    """A batch is halved if memory is short. Mutation: `rope_length` left out of `halves`."""
     requests, rotary = rows_around_the_base(), networks.rotary(kind, padded_to=PADDED)
     (batch,) = plan(requests, tokens_per_batch=100_000, layout=layout, rotary=rotary)
     language_model = CausalLanguageModel(networks.stretched(kind), device=CPU, rotary=rotary)

@@ -36,7 +36,7 @@ def random_logits(rows: int = 1) -> torch.Tensor:
 
 
 def probabilities(logits: torch.Tensor, sampling: Sampling) -> np.ndarray:
-    """What transformers would draw from, in the order in which its `generate` sets up the processors."""
+    """Return the distribution transformers samples from, with processors in the order of its `generate`."""
     scores = TemperatureLogitsWarper(sampling.temperature)(None, logits.double())
     if sampling.top_k > 0:
         scores = TopKLogitsWarper(sampling.top_k)(None, scores)
@@ -46,7 +46,7 @@ def probabilities(logits: torch.Tensor, sampling: Sampling) -> np.ndarray:
 
 
 def shares(logits: torch.Tensor, sampling: Sampling) -> np.ndarray:
-    """How much of the numbers from 0 to 1 each token gets."""
+    """Return the share of numbers from 0 to 1 that select each token."""
     draws = ((np.arange(GRID) + 0.5) / GRID).tolist()
     tokens = draw_tokens(logits.expand(GRID, -1), sampling, draws)
     return np.bincount(tokens, minlength=logits.shape[-1]) / GRID
@@ -134,7 +134,7 @@ def test_rows_give_the_same_tokens_whatever_other_rows_want():
 
 
 def test_rounding_of_the_logits_hardly_ever_moves_a_token():
-    """As batches of other sizes round otherwise. Mutation: probabilities that are added up in half precision."""
+    """Batches of other sizes round differently. Mutation: probabilities are summed in half precision."""
     logits = random_logits(GRID)
     draws = np.random.default_rng(0).random(GRID).tolist()
     noise = 1e-6 * torch.randn(logits.shape, generator=torch.Generator().manual_seed(1))

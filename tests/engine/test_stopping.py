@@ -1,4 +1,4 @@
-"""Replies token by token: where they end, and what they say. The measure is the whole text, decoded at every step."""
+"""Generations token by token: where they end, and their text. The measure is the whole text, decoded at every step."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def generated(ids: Sequence[int], decoder: GenerationDecoder, request: GenerateR
 
 
 def first_with(ids: list[int], decoder: GenerationDecoder, stops: Sequence[str]) -> int | None:
-    """How many of the ids make a text that has a stop, and something of their own."""
+    """Return the number of leading ids whose text contains a stop string."""
     for count in range(1, len(ids) + 1):
         text = decoder.text(ids[:count])
         if text != decoder.before and any(stop in text for stop in stops):
@@ -151,7 +151,7 @@ stop_lists = st.lists(st.text(letters, min_size=1, max_size=4), min_size=1, max_
 @every_tokenizer
 @given(texts, stop_lists, st.data())
 def test_a_generation_ends_with_the_first_token_that_completes_a_stop(name: str, text: str, stops: list[str], data):
-    """Of random texts, with stops of their own or others, over the bounds of tokens and within characters.
+    """Random texts with stop strings across token boundaries and inside multi-byte characters.
 
     Mutations: pieces decoded without the token before; `_lookback` of 0; parts of characters taken as text; stops
     looked for in whole characters alone.

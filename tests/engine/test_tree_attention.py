@@ -77,7 +77,7 @@ def test_calls_of_attention_see_ancestors_alone(monkeypatch, name: str, block: i
 
 
 def calls(stream: Stream, device: torch.device = CPU) -> list[tuple[int, int, list[int], bool]]:
-    """Of each call its queries' bounds, its keys, and whether it is a chain."""
+    """Return the query bounds and keys of each call, and whether it is a chain."""
     places = torch.arange(len(stream.tokens) + int(stream.depths[0]))
     return [(span.start, span.stop, span.of(places, 0).tolist(), span.chain) for span in spans_of(stream, device)]
 
@@ -117,7 +117,7 @@ def test_small_trees_share_a_call_and_chains_are_whole_on_a_gpu(monkeypatch):
 
 
 def cuda_calls(stream: Stream) -> list[tuple[int, int, list[int], bool]]:
-    """As `calls`, as a GPU would have them. The tensors stay here."""
+    """Return `calls` as on a GPU; the tensors stay on the CPU."""
     with pytest.MonkeyPatch.context() as patched:
         for table in (attending.BLOCK, attending.CALL):
             patched.setitem(table, 'cpu', table['cuda'])
@@ -147,7 +147,7 @@ def test_a_call_has_the_keys_of_its_queries_and_long_branches_leave_each_other_o
 
 
 def test_a_mask_shows_ancestors_alone():
-    """Of the tree 1 2 (3 4) (5), by hand; with a window of 2, the parent and itself."""
+    """The tree 1 2 (3 4) (5) by hand; with a window of 2, a token sees its parent and itself."""
     tree = tree_of([request(0, [1, 2], [[3, 4, 0], [5, 0]])])
     layout = tree_layout(lay_out_stream([tree]), CPU)
     layout.spans = [Span(0, 5, slice(0, 5), False), Span(4, 5, torch.tensor([0, 1, 4]), False)]
@@ -180,7 +180,7 @@ def test_attention_without_a_layout_is_an_error():
 
 
 def varlen_as_documented(q, k, v, *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal):
-    """What flash-attn 2 says of `flash_attn_varlen_func`, one sequence at a time."""
+    """Compute what flash-attn 2 documents for `flash_attn_varlen_func`, one sequence at a time."""
     assert cu_seqlens_q.dtype == torch.int32 and cu_seqlens_q.equal(cu_seqlens_k) and causal
     output = torch.empty_like(q)
     for start, stop in zip(cu_seqlens_q[:-1].tolist(), cu_seqlens_q[1:].tolist(), strict=True):

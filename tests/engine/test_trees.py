@@ -34,7 +34,7 @@ def test_a_tree_is_laid_out_depth_first_with_its_longest_branch_first():
 
 
 def test_nested_contexts_continue_each_other():
-    """As questions about one passage do: the second context is the first with its answer and more."""
+    """The second context extends the first and its answer, like questions on one passage."""
     first, second = request(0, [1, 2], [3, 4]), request(1, [1, 2, 3, 4, 5], [6])
     stream = lay_out_stream([tree(first, second)])
     assert stream.tokens.tolist() == [1, 2, 3, 4, 5]

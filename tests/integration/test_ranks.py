@@ -67,7 +67,7 @@ def one(folder: Path) -> tuple[dict[str, float], dict[str, bytes]]:
     return evaluate(folder, 1)
 
 
-@pytest.mark.parametrize('num_ranks', [2, 3])
+@pytest.mark.parametrize('num_ranks', [2, pytest.param(3, marks=pytest.mark.long)])
 def test_any_number_of_ranks_gives_identical_items_and_metrics(folder: Path, one, num_ranks: int):
     """Fails when a rank's last batch is dropped, or when results are averaged per rank."""
     num_programs = 6 * 3 if can_confine() else 0
@@ -78,7 +78,7 @@ def test_any_number_of_ranks_gives_identical_items_and_metrics(folder: Path, one
     assert evaluate(folder, num_ranks) == one
 
 
-@pytest.mark.parametrize('num_ranks', [1, 2])
+@pytest.mark.parametrize('num_ranks', [pytest.param(1, marks=pytest.mark.long), 2])
 def test_training_with_evaluation_is_bitwise_training_without(folder: Path, num_ranks: int):
     """Weights, optimizer and random states; fails when the evaluator's loader is a torch DataLoader."""
     for mode in ('without', 'with'):

@@ -34,7 +34,7 @@ def gold_of(case: Mapping[str, Any], question: Mapping[str, Any], variant: str) 
 
 
 def differences(case: Mapping[str, Any], math_equal: Callable[[str, str], bool]) -> list[str]:
-    """What differs by more than 1e-12: name, ours, recorded."""
+    """Return the numbers that differ by more than 1e-12: name, ours, recorded."""
     results = results_of(case)
     own = {(question['file'], question['row']): question['own'] for question in case['questions']}
     order = {'labels': LABELS[case['data_set']], 'own_labels': own}

@@ -34,7 +34,7 @@ def task(**changes) -> TaskCosts:
 
 
 def variance(tasks: dict[str, TaskCosts], sizes: dict[str, int]) -> float:
-    """Of the weighted sum of accuracies."""
+    """Return the variance of the weighted sum of accuracies."""
     return sum((one.weight * one.deviation) ** 2 / sizes[key] for key, one in tasks.items())
 
 

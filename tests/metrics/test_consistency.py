@@ -184,7 +184,7 @@ def test_a_model_that_always_says_one_letter_is_not_consistent(letter, num_optio
     assert rate.value == pytest.approx(reference)
 
 
-def test_the_references_rate_is_pooled_and_takes_unparsed_replies_for_answers():
+def test_the_references_rate_is_pooled_and_takes_unparsed_generations_for_answers():
     results = prompts(0, '000', 'xxy') + prompts(1, '00', '??')
     assert reference_consistency_rate(results).value == pytest.approx(2 / 4)
 

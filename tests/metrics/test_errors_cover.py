@@ -56,7 +56,7 @@ def taken(rows: list[list[ItemResult]], rights: Array) -> list[ItemResult]:
 
 
 def coverages(draw: Callable[[], Mapping[str, Measure]], truths: Mapping[str, float]) -> dict[str, float]:
-    """How often the interval of each estimate holds its true value."""
+    """Return how often the interval of each estimate covers its true value."""
     covered = dict.fromkeys(truths, 0)
     for _ in range(DRAWS):
         for name, found in draw().items():

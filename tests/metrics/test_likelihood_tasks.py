@@ -35,7 +35,7 @@ def test_language_modelling_has_bits_per_byte_alone():
     assert names_of(icl_task_type='language_modeling') == ['InContextLearningLMAccuracy', 'GoldBitsPerByte']
 
 
-def test_replies_have_none_of_them():
+def test_generations_have_none_of_them():
     assert not {*OF_CHOICES, 'PMINormalizedMatch'} & {*names_of(icl_task_type='generation_task_with_answers')}
 
 

@@ -221,7 +221,7 @@ def test_log_probabilities_that_are_no_finite_numbers_come_back_as_nan(tmp_path)
 
 
 def content_of(lines: bytes) -> bytes | None:
-    """What a single line holds."""
+    """Return the content of a single line."""
     found = list(journal_lines_of(lines))
     return found[0] if len(found) == 1 else None
 

@@ -56,7 +56,7 @@ def test_a_link_in_the_place_of_the_file_is_not_followed(tmp_path):
 
 @contextmanager
 def no_file_longer_than(num_bytes: int) -> Iterator[None]:
-    """As on a disk that is full: what is written beyond is an OSError, after what still fits."""
+    """Write as on a full disk: what fits is written, then OSError."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
     try:

@@ -77,12 +77,13 @@ def test_samples_are_read_back_as_they_were_written(tmp_path_factory: pytest.Tem
     assert list(map(sample_line, found)) == list(map(sample_line, results))
 
 
-def test_earlier_names_of_metrics_and_reasons_are_read_as_those_of_today(tmp_path: Path):
+def test_earlier_names_of_fields_metrics_and_reasons_are_read_as_those_of_today(tmp_path: Path):
     line = json.loads(sample_line(ItemResult(**ITEM, metrics={'CutShare': 1.0, 'StrictMatch': 0.0})))
     line['reason'] = 'no answer found in the reply; cut at the token limit'
+    line['credit'], line['marks'] = line.pop('score'), line.pop('metrics')
     write_lines(samples_file(tmp_path, 't/0-shot'), [json.dumps(line)])
     (found,) = read_samples(tmp_path, 't/0-shot')
-    assert found.metrics == {'TruncatedShare': 1.0, 'StrictMatch': 0.0}
+    assert (found.score, found.metrics) == (ITEM['score'], {'TruncatedShare': 1.0, 'StrictMatch': 0.0})
     assert found.reason == 'no answer found in the generation; truncated at the token limit'
     metrics = {'StrictMatch': {'value': 0.5}, 'CutShare': {'value': 1.0}}
     record = {'format_version': 1, 'training': None, 'tasks': {'t/0-shot': {'metrics': metrics}}}

@@ -1,4 +1,4 @@
-"""Which part of a reply is its answer, and which answers are equal."""
+"""Which part of a generation is its answer, and which answers are equal."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_boxes_are_found_with_their_braces(text: str, contents: list[str]):
 
 
 @pytest.mark.parametrize(
-    ('reply', 'answer'),
+    ('generation', 'answer'),
     [
         ('The answer is 5.', None),
         (r'\boxed{}', None),
@@ -221,8 +221,8 @@ def test_boxes_are_found_with_their_braces(text: str, contents: list[str]):
         ('Thus $d=\\boxed{-3}$.\n\nNote: $\\boxed{3}$ is accepted too.', '-3'),
     ],
 )
-def test_the_answer_of_a_reply_is_its_last_box_or_those_it_ends_in(reply: str, answer: str | None):
-    assert answer_of(reply) == answer
+def test_the_answer_of_a_generation_is_its_last_box_or_those_it_ends_in(generation: str, answer: str | None):
+    assert answer_of(generation) == answer
 
 
 def test_a_solution_without_a_box_has_no_gold():

@@ -138,7 +138,7 @@ def test_the_process_dies_with_the_one_that_asks():
 
 
 def test_the_process_sees_that_the_one_that_asks_is_gone_where_its_pipe_stays_open():
-    """As when a data loader's worker was forked, which inherits the pipe and outlives the training job."""
+    """A forked data loader worker inherits the pipe and may outlive the training job."""
     program = (
         'import os, time\n'
         'from llmfoundry_gauntlet.scoring.mathematics import Comparer\n'
@@ -243,7 +243,7 @@ def test_a_machine_without_math_verify_is_told(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_a_text_that_broke_a_limit_twice_is_not_compared_again(monkeypatch: pytest.MonkeyPatch):
-    """Else a few monstrous replies, each compared with all others, would hold up a training job for hours."""
+    """Else a few monstrous generations, each compared with all others, would hold up a training job for hours."""
     forks: list[int] = []
     fork = math_worker.os.fork
     monkeypatch.setattr(math_worker.os, 'fork', lambda: forks.append(1) or fork())

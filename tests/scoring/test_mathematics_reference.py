@@ -227,7 +227,7 @@ def test_the_reference_accepts_4980_of_the_5000_gold_solutions(
     assert tuple(index for index, equal in enumerate(outcomes) if not equal) == NOT_ACCEPTED
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_reference_tells_golds_from_the_next_but_for_51(
     rows: list[dict[str, str]], golds: list[str], comparer: Comparer
 ):
@@ -237,7 +237,7 @@ def test_the_reference_tells_golds_from_the_next_but_for_51(
 
 
 @pytest.mark.parametrize(
-    ('reply', 'answer'),
+    ('generation', 'answer'),
     [
         ('5', None),
         ('\\boxed 5', None),
@@ -250,8 +250,8 @@ def test_the_reference_tells_golds_from_the_next_but_for_51(
         ('\\boxed{\\frac{1}{2}} }', '\\frac{1}{2}'),
     ],
 )
-def test_the_reference_takes_the_last_box_with_braces(reply: str, answer: str | None):
-    assert reference_answer_of(reply) == answer
+def test_the_reference_takes_the_last_box_with_braces(generation: str, answer: str | None):
+    assert reference_answer_of(generation) == answer
 
 
 @pytest.mark.parametrize(

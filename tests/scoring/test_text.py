@@ -1,4 +1,4 @@
-"""Replies and answers marked by hand; the first table was also compared with llm-foundry 0.22's `normalize_answer`."""
+"""Answers and scores by hand; the first table was also compared with llm-foundry 0.22's `normalize_answer`."""
 
 import pytest
 from paths import ROOT
@@ -69,7 +69,7 @@ def test_answers_are_normalised_as_triviaqa_does(text: str, expected: str):
         (('\\n',), 'one\ntwo', 'one\ntwo'),
     ],
 )
-def test_a_reply_ends_before_the_first_of_its_stops(strings: tuple[str, ...], text: str, expected: str):
+def test_a_generation_ends_before_the_first_of_its_stops(strings: tuple[str, ...], text: str, expected: str):
     """Fix 5: the reference joins them into a regular expression, and cuts by that."""
     assert cut_at_stops(text, StopRule(strings=strings)) == expected
 
@@ -92,12 +92,12 @@ def test_a_reply_ends_before_the_first_of_its_stops(strings: tuple[str, ...], te
         (StopRule(strings=('18',), answer_delimiter=' #### ', answer_end='\n'), 'one #### 18\n', 'one #### '),
     ],
 )
-def test_a_reply_ends_with_the_line_of_its_answer(rule: StopRule, text: str, expected: str):
+def test_a_generation_ends_with_the_line_of_its_answer(rule: StopRule, text: str, expected: str):
     assert cut_at_stops(text, rule) == expected
 
 
 def test_a_place_to_stop_is_looked_for_from_a_start_but_an_answer_from_the_beginning():
-    """As a reply grows only what is new is searched, from as far back as a stop string is long."""
+    """As a generation grows, only new text is searched, plus the length of a stop string."""
     assert stop_position('x#y#', StopRule(strings=('#',))) == 1
     assert stop_position('x#y#', StopRule(strings=('#',)), start=2) == 3
     assert stop_position('x#yz', StopRule(strings=('#',)), start=2) is None
@@ -136,7 +136,7 @@ def test_the_answer_follows_the_last_delimiter(text: str, cot_delimiter: str, ex
 
 
 def marks(answer: str, *golds: str, normalize: bool = True) -> tuple[bool, bool, bool]:
-    """Whether an answer is right by prefix, strictly and by number."""
+    """Return whether an answer is right by prefix, strictly and by number."""
     return (
         has_prefix_of(answer, golds, normalize=normalize, reference=False),
         is_strict_match(answer, golds, normalize=normalize),
@@ -242,7 +242,7 @@ def real_rows(label: str, folder):
 
 
 @pytest.mark.parametrize('label', NUM_ROWS)
-def test_every_right_reply_to_a_real_row_is_right_by_all_three_rules(real_data, label: str):
+def test_every_right_generation_to_a_real_row_is_right_by_all_three_rules(real_data, label: str):
     """Also where the model goes on with the next problem. No row of these files fails."""
     task, contents = real_rows(label, real_data)
     assert len(contents) == NUM_ROWS[label]

@@ -36,7 +36,7 @@ def task(num_shots: int = 0, **keys):
 
 
 def with_thoughts(num_shots: int = 0, **keys):
-    """As gsm8k is asked."""
+    """Return a task with the keys of gsm8k."""
     keys = {'cot_delimiter': ' #### ', 'continuation_delimiter': '\nA: ', 'prelimiter': 'Q: ', **keys}
     return task(num_shots, **keys)
 

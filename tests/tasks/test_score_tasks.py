@@ -79,7 +79,7 @@ def test_types_have_their_names_and_no_metrics_over_items():
         ('the best answer is (b).', 'B', 'B'),
         ('B', 'B', 'B'),
         ('The best answer is: B', 'B', None),
-        ('B\n', 'B', None),  # replies are not stripped first
+        ('B\n', 'B', None),  # generations are not stripped first
         (' B', 'B', None),
         (r'The best answer is $\boxed{B}$', 'B', None),
         ('deep blue', 'B', None),
@@ -116,7 +116,7 @@ def test_scoring_is_by_letter_even_if_options_have_the_same_text():
         ('Let me see', Score(value=0.0, reason=f'{UNPARSED}; {TRUNCATED_REASON}', facts=FACTS[None])),
     ],
 )
-def test_a_reply_that_was_cut_is_marked_and_says_so(text: str, expected: Score):
+def test_a_generation_that_was_cut_is_marked_and_says_so(text: str, expected: Score):
     assert score_of(text, is_truncated=True) == expected
 
 

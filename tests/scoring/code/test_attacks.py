@@ -297,7 +297,7 @@ def test_nothing_is_left_of_a_program_that_is_stopped_while_its_sandbox_is_set_u
 
 
 def command_lines() -> Iterator[str]:
-    """Of all processes of this machine that can be seen."""
+    """Return the command lines of all visible processes."""
     for path in Path('/proc').glob('[0-9]*/cmdline'):
         try:
             yield path.read_text(errors='replace')
@@ -340,7 +340,7 @@ return 'no'
 
 
 def process_names() -> Iterator[str]:
-    """Of all processes of this machine that can be seen."""
+    """Return the names of all visible processes."""
     for path in Path('/proc').glob('[0-9]*/comm'):
         try:
             yield path.read_text().strip()
@@ -403,7 +403,7 @@ while frame:
     frame = frame.f_back
 return 'no'
 """,
-    (PYTHON, 'a reply that is no JSON'): """
+    (PYTHON, 'an answer that is no JSON'): """
 import os
 for number in range(3, 64):
     try:

@@ -41,7 +41,7 @@ PTRACE_ATTACH = 16
 
 @dataclass(frozen=True)
 class Way:
-    """How the launcher is started: as which user, with which namespaces, by which Python."""
+    """A way to start the launcher: its user, namespaces and Python."""
 
     as_root: bool
     privileges: tuple[str, ...]
@@ -52,7 +52,7 @@ class Way:
     def line(
         self, options: int, starter: int, user: Sequence[str], namespaces: Sequence[str] | None = None
     ) -> list[str]:
-        """What comes before the command."""
+        """Return the words before the command."""
         chosen = self.namespaces if namespaces is None else namespaces
         return [
             *('setpriv', *self.privileges, '--pdeathsig', 'KILL', '--'),
@@ -129,7 +129,7 @@ def confined(
     pass_fds: Sequence[int] = (),
     **changes: Sequence[str],
 ) -> subprocess.CompletedProcess[str]:
-    """What became of a command."""
+    """Run a command and return its result."""
     with prepared(way, command, **changes) as (args, arguments, inherited):
         return subprocess.run(
             [*before, *way.line(args, starter or os.getpid(), arguments, namespaces)],
@@ -365,7 +365,7 @@ def test_nothing_is_run_where_a_namespace_was_not_made(way: Way, name: str):
 
 
 def alive(mark: str) -> bool:
-    """Whether a process has this in its command line."""
+    """Return whether a process has this in its command line."""
     for path in Path('/proc').glob('[0-9]*/cmdline'):
         with contextlib.suppress(OSError):
             if mark in path.read_text(errors='replace'):
@@ -382,7 +382,7 @@ def becomes(wanted: bool, mark: str) -> bool:
 
 
 def asleep(mark: str) -> bool:
-    """Whether a command sleeps, and not those that start it."""
+    """Return whether the command itself sleeps."""
     for path in Path('/proc').glob('[0-9]*/cmdline'):
         with contextlib.suppress(OSError):
             if path.read_bytes() == f'sleep\0{mark}\0'.encode():

@@ -66,13 +66,9 @@ def test_our_own_solutions_pass(label: str, rule: str):
     assert checked.num_solutions >= 8 and checked.failures == {}
 
 
-# Minutes of compiling, and the problems of human_eval again.
-SLOW = ('human_eval_cpp', 'human_eval_25', 'human_eval_50', 'human_eval_75')
-
-
 def labels(known: Iterable[str]) -> list[Any]:
-    """All, the long ones marked."""
-    return [pytest.param(label, marks=[pytest.mark.slow] if label in SLOW else []) for label in known]
+    """Return all labels; C++ takes minutes of compiling, so it is marked."""
+    return [pytest.param(label, marks=[pytest.mark.long] if label == 'human_eval_cpp' else []) for label in known]
 
 
 @pytest.mark.parametrize('label', labels(TESTED))
@@ -81,7 +77,6 @@ def test_the_solutions_of_human_eval_pass_but_where_its_data_are_wrong(label: st
     assert (checked.num_solutions, failing(checked, real_data, label)) == TESTED[label], checked.failures
 
 
-@pytest.mark.slow
 def test_some_solutions_in_cpp_pass(real_data: Path, tmp_path: Path):
     """The shortest, and those whose functions have names of the C++ library's."""
     lines = (real_data / 'programming' / FILES['human_eval_cpp']).read_text(encoding='utf-8').splitlines()
@@ -93,8 +88,7 @@ def test_some_solutions_in_cpp_pass(real_data: Path, tmp_path: Path):
     assert checked.num_solutions >= 14 and checked.failures == {}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('label', PAIRS)
+@pytest.mark.parametrize('label', labels(PAIRS))
 def test_by_pairs_of_inputs_and_outputs_composers_failures_are_ours(label: str, real_data: Path):
     checked = check(label, real_data, rule='io_pairs')
     assert (checked.num_solutions, failing(checked, real_data, label)) == PAIRS[label], checked.failures
