@@ -1,11 +1,11 @@
-"""Evaluates one or several models without training them, on any number of ranks.
+"""Evaluate one or several models without training them, on any number of ranks.
 
     composer -n 2 scripts/eval.py yamls/eval/demo.yaml [key=value ...]
 
-The keys are those of `gauntlet run` with underscores; `resume=true` goes on with an evaluation that was cut off.
-llm-foundry's evaluation files are read as well, several `models` in one of them (docs/llm_foundry.md): each goes to a
-folder of its own below `out`, and one that fails does not stop the others. Exit status: 0 done, 1 some of several
-models failed, 2 the file is wrong or no model could be evaluated.
+The keys are those of `gauntlet run` with underscores; `resume=true` continues an interrupted evaluation. llm-foundry's
+evaluation files work too, including several `models` in one (docs/llm_foundry.md): each goes to its own folder below
+`out`, and one that fails does not stop the others. Exit status: 0 done, 1 some of several models failed, 2 the file is
+invalid or no model could be evaluated.
 """
 
 import logging
@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -29,21 +30,7 @@ from llmfoundry_gauntlet.results.report.printing import absences, print_runs, ti
 from llmfoundry_gauntlet.results.report.scores import find_evaluations
 from llmfoundry_gauntlet.results.report.tables import print_table
 
-RUN_KEYS = (
-    'model',
-    'tokenizer',
-    'model_config',
-    'device',
-    'precision',
-    'fsdp_config',
-    'loggers',
-    'run_name',
-    'dist_timeout',
-    'out',
-    'overwrite',
-    'resume',
-    'repair_journal',
-)
+RUN_KEYS = [*(name for name in signature(evaluate).parameters if name != 'settings'), 'dist_timeout']
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +39,11 @@ class EvaluationConfig:
 
     shared: dict[str, Any]
     models: tuple[ListedModel, ...]
-    lines: tuple[str, ...]  # what became of llm-foundry's keys
+    lines: tuple[str, ...]  # how llm-foundry's keys were mapped
 
 
 def read_config(path: str, overrides: list[str]) -> EvaluationConfig:
-    """A checked YAML file, after `key=value` words. Raises ConfigError."""
+    """Return the checked content of a YAML file, after `key=value` overrides. Raises ConfigError."""
     content = read_yaml(path, overrides)
     mapped, models = map_evaluation(content, source=path, num_ranks=dist.get_world_size())
     settings = [item.name for item in fields(EvaluationSettings) if item.name not in TRAINING_KEYS]
@@ -78,7 +65,7 @@ def read_config(path: str, overrides: list[str]) -> EvaluationConfig:
 
 
 def evaluate_one(shared: dict[str, Any], *, config_overrides: dict[str, Any] | None = None) -> None:
-    """Evaluates one model with loggers of its own. Raises GauntletError."""
+    """Evaluate one model with its own loggers. Raises GauntletError."""
     arguments = {**shared, 'loggers': build_loggers(shared.get('loggers'))}
     if not config_overrides:
         evaluate(arguments.pop('model'), **arguments)
@@ -89,7 +76,7 @@ def evaluate_one(shared: dict[str, Any], *, config_overrides: dict[str, Any] | N
 
 
 def save_config(name: str, overrides: dict[str, Any], folder: str) -> None:
-    """Writes a model's configuration with other values into a folder. Raises ModelError."""
+    """Write a model's configuration with overrides into a folder. Raises ModelError."""
     config = load_config(name)
     unknown = [key for key in overrides if not hasattr(config, key)]
     if unknown:
@@ -101,7 +88,7 @@ def save_config(name: str, overrides: dict[str, Any], folder: str) -> None:
 
 
 def evaluate_listed(config: EvaluationConfig) -> int:
-    """Evaluates each model in turn into a folder of its own; the exit status."""
+    """Evaluate each model in turn into its own folder; return the exit status."""
     done: list[ListedModel] = []
     for model in config.models:
         say(f'evaluating {model.name}')
@@ -122,7 +109,7 @@ def evaluate_listed(config: EvaluationConfig) -> int:
 
 
 def print_models(out: Path, models: Sequence[ListedModel]) -> None:
-    """Prints the scores of all models side by side, and where the files are."""
+    """Print the scores of all models side by side, and the folders of the files."""
     found = [find_evaluations([out / model.folder])[-1] for model in models]
     names = [model.folder.replace('/', ' ') for model in models]
     table = timed_table(found, names, with_errors=len(found) == 1)
@@ -133,13 +120,13 @@ def print_models(out: Path, models: Sequence[ListedModel]) -> None:
 
 
 def say(line: str) -> None:
-    """Prints a line, once for all ranks."""
+    """Print a line on rank 0."""
     if dist.get_global_rank() == 0:
         print(line, flush=True)
 
 
 def main(arguments: list[str]) -> int:
-    """Evaluates; the exit status."""
+    """Evaluate; return the exit status."""
     if not arguments or '=' in arguments[0]:
         print('usage: composer -n RANKS scripts/eval.py CONFIG.yaml [key=value ...]', file=sys.stderr)
         return 2

@@ -1,10 +1,10 @@
-"""Writes the demo's tokenizer and training text, the same bytes every time; does nothing where they are there.
+"""Write the demo's tokenizer and training text, the same bytes every time; existing ones are kept.
 
     python scripts/make_demo_data.py [--out runs/demo/data] [--eval-data eval_data]
 
-The tokenizer is a byte-level BPE, so any text can be encoded. A digit, a bracket, any other sign and a single letter
-is one token, with or without a space before it, and merges never cross a sign or a line end: a text has the same
-tokens in one piece and cut before a space or a line end, as few-shot prompts are. No special token is added.
+The tokenizer is a byte-level BPE, so any text can be encoded. Digits, brackets, other signs and single letters are one
+token each, with or without a space before them, and merges never cross a sign or a line end: a text has the same tokens
+whole and split before a space or a line end, as few-shot prompts are. No special token is added.
 """
 
 import argparse
@@ -18,15 +18,17 @@ from demo_data import training_documents
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from llmfoundry_gauntlet.data.atomic import write_atomically
+
 VOCABULARY_SIZE = 768
-MAX_TOKENIZER_FILE_BYTES = 200_000  # of each file of eval_data, so that no task rules the merges
+MAX_TOKENIZER_FILE_BYTES = 200_000  # of each file of eval_data, so that no task dominates the merges
 END_OF_TEXT, PADDING = '<|endoftext|>', '<|padding|>'
 WORDS_AND_SIGNS = r' ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]|\s'
 ONE_TOKEN_EACH = string.ascii_letters + string.digits + string.punctuation
 
 
 def evaluation_texts(folder: Path) -> Iterator[str]:
-    """All strings of the evaluation rows, file by file in the order of their names."""
+    """Yield all strings of the evaluation rows, file by file in the order of their names."""
     for path in sorted(folder.rglob('*.jsonl')):
         with path.open(encoding='utf-8') as lines:
             for line in lines.readlines(MAX_TOKENIZER_FILE_BYTES):
@@ -34,7 +36,7 @@ def evaluation_texts(folder: Path) -> Iterator[str]:
 
 
 def strings(value: object) -> Iterator[str]:
-    """The strings anywhere inside a JSON value, but not the keys of mappings."""
+    """Yield the strings in a JSON value, without the keys of mappings."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -46,14 +48,14 @@ def strings(value: object) -> Iterator[str]:
 
 
 def tokenizer_texts(documents: list[str], eval_data: Path) -> Iterator[str]:
-    """Return what the merges are learnt from; signs after a space come so often that they are merged first."""
+    """Yield the text to learn merges from; signs after a space are so frequent that they are merged first."""
     yield from (f' {sign}' * 100_000 for sign in ONE_TOKEN_EACH)
     yield from documents[:500]
     yield from evaluation_texts(eval_data)
 
 
 def build_tokenizer(texts: Iterator[str]) -> PreTrainedTokenizerFast:
-    """A byte-level BPE of `VOCABULARY_SIZE` entries, learnt from the texts."""
+    """Return a byte-level BPE of `VOCABULARY_SIZE` entries, learnt from the texts."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -74,31 +76,18 @@ def build_tokenizer(texts: Iterator[str]) -> PreTrainedTokenizerFast:
     )
 
 
-def write_text(path: Path, documents: list[str]) -> None:
-    """Writes JSON lines under a temporary name first, so that a file of this name is complete."""
-    unfinished = path.with_suffix('.unfinished')
-    unfinished.write_text(''.join(json.dumps({'text': text}) + '\n' for text in documents), encoding='utf-8')
-    os.replace(unfinished, path)
-
-
-def write_tokenizer(folder: Path, texts: Iterator[str]) -> None:
-    """Writes the tokenizer's folder under a temporary name first, so that a folder of this name is complete."""
-    unfinished = folder.with_name(folder.name + '.unfinished')
-    build_tokenizer(texts).save_pretrained(unfinished)
-    os.replace(unfinished, folder)
-
-
 def make_demo_data(*, out: Path, eval_data: Path) -> list[Path]:
-    """Makes what is missing under `out`; the paths that were written."""
+    """Make missing files under `out`; return the paths written. A killed run leaves no partial ones."""
     text_path, tokenizer_folder = out / 'train.jsonl', out / 'tokenizer'
     missing = [path for path in (text_path, tokenizer_folder) if not path.exists()]
     if missing:
-        out.mkdir(parents=True, exist_ok=True)
         documents = list(training_documents())
     if text_path in missing:
-        write_text(text_path, documents)
+        write_atomically(text_path, (f'{json.dumps({"text": text})}\n'.encode() for text in documents))
     if tokenizer_folder in missing:
-        write_tokenizer(tokenizer_folder, tokenizer_texts(documents, eval_data))
+        unfinished = out / 'tokenizer.unfinished'
+        build_tokenizer(tokenizer_texts(documents, eval_data)).save_pretrained(unfinished)
+        os.replace(unfinished, tokenizer_folder)
     return missing
 
 

@@ -1,10 +1,10 @@
-"""Applies mutations to a copy of the package, one at a time, and shows which tests fail for each.
+"""Apply mutations to a copy of the package, one at a time, and show which tests fail for each.
 
     make mutants    (or: .venv/bin/python scripts/mutants.py [--only WORD] [--jobs N])
 
-A mutation is a fault that somebody might make: a text that stands exactly once in a file, what stands there instead,
-and the tests that are to notice; `mutations.yaml` lists them. It survives where these pass; then a test is missing.
-One whose text is no longer there is out of date. The exit status is 1 where any survives or is out of date.
+A mutation is a plausible fault: a text that occurs exactly once in a file, its replacement, and the tests that should
+fail; `mutations.yaml` lists them. It survives if these pass; then a test is missing. It is out of date if its text does
+not occur once. The exit status is 1 if any survives or is out of date.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def read_mutations() -> list[Mutation]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--only', help='mutations whose name or file has this word')
+    parser.add_argument('--only', help='mutations whose name or file contains this word')
     parser.add_argument('--jobs', type=int, default=os.cpu_count())
     arguments = parser.parse_args()
     chosen = [
@@ -82,11 +82,11 @@ def main() -> None:
 
 
 def try_out(mutation: Mutation) -> tuple[bool, str]:
-    """Return whether a test fails for it, and which; or why it could not be tried."""
+    """Return whether a test fails for it, and which; or why none does."""
     path = Path('llmfoundry_gauntlet', mutation.file)
     text = (ROOT / path).read_text('utf-8')
     if (count := text.count(mutation.old)) != 1:
-        return False, f'out of date: its text stands {count} times in the file'
+        return False, f'out of date: its text occurs {count} times in the file'
     with tempfile.TemporaryDirectory(prefix='mutant-') as folder:
         copy = Path(folder, 'project')
         copy.mkdir()

@@ -10,36 +10,35 @@ of the data:
     cases[]
         name, path, rows, task, metrics     as in record_reference.py
         max_new_tokens                      as llm-foundry gives it to generate()
-        padding_size                        tokens that every prompt is padded to, or cut to, from the left
+        padding_size                        tokens that every prompt is padded or truncated to, on the left
         items[]
             row
-            mark            1 where right, else 0
-            num_tokens      generated tokens up to and including the first eos, or all of the row where there is none
-            eos             1 where there is one
-            margin          the least, over these tokens, of the chosen token's logit less the next best
+            mark            1 if correct, else 0
+            num_tokens      generated tokens up to and including the first eos, or all of the row if there is none
+            eos             1 if there is one
+            margin          the least, over these tokens, of the chosen token's logit minus the next best
             first_ids       the first 12 of them
             output          sha256 of the text, as eval_forward returned it
-            before_stop     sha256 of that text up to the first stop as re.split finds it; in cases with stops only
-            cut             1 where re.split found one; in cases with stops only
+            before_stop     sha256 of that text up to the first stop as re.split finds it; only in cases with stops
+            cut             1 if re.split found one; only in cases with stops
             cleaned         sha256 of what the metric compared with the cleaned labels
             prompt_length   tokens, left padding removed
             prompt          sha256 of these tokens as little-endian int32
 
-How long a row's output is. generate() steps a whole batch until every row has met eos or has max_new_tokens. A row
-that has met eos is filled with the pad token; the text leaves out both (skip_special_tokens). So neither the text nor
-num_tokens depends on the other rows, without stops.
+The length of a row's output. generate() steps a whole batch until every row has reached eos or max_new_tokens. After
+its eos a row is filled with pad tokens; the text leaves out both (skip_special_tokens). So without stops neither the
+text nor num_tokens depends on the other rows.
 
-With stops they do. Each stop string has a criterion of its own, which ends the batch at the step where that string has
-come up in every row, those that have met eos included. Until then a row runs on past its own stop, maybe to eos, and
-different strings in different rows end nothing. The string is looked for in the text of the last tokens, one more than
-it has itself: at the first step all of them but one are the prompt's. So `num_tokens`, `eos`, `margin` and `output`
-belong to a batch of `batch_size` consecutive rows there. `before_stop` and `cleaned` do not, unless a stop reads
-otherwise as a regular expression than as a string: re.split gets the stops joined by "|", not escaped.
+With stops they do. Each stop string has its own criterion, which ends the batch at the step at which that string has
+occurred in every row, including those that have reached eos. Until then a row continues past its own stop, maybe to
+eos, and different strings in different rows do not end the batch. The string is searched in the text of the last
+tokens, one more than it has itself: at the first step all but one of them belong to the prompt. So `num_tokens`, `eos`,
+`margin` and `output` depend on the batch of `batch_size` consecutive rows. `before_stop` and `cleaned` do not, unless a
+stop has another meaning as a regular expression: re.split gets the stops joined by "|", not escaped.
 
 Every text starts with a space that eval_forward puts there, unless the tokenizer makes " a" one token.
 """
 
-import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Callable
@@ -48,24 +47,21 @@ from typing import Any
 
 import torch
 from composer import Callback, Logger, State
-from record_reference import Row, case_metrics, evaluate, model_record, record_models, write_subset
+from record_reference import BATCH_SIZE, case_metrics, evaluate, model_record, record_models, write_subset
+from recording import digest
 from transformers import LogitsProcessor, LogitsProcessorList
 
 NUM_FIRST_IDS = 12
 
 
-def digest(data: str | bytes) -> str:
-    return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()
-
-
 class MarginProcessor(LogitsProcessor):
-    """Keeps, per step, every row's best logit less its second best. Leaves the logits as they are."""
+    """Keeps, per step, every row's best logit minus its second best. Leaves the logits unchanged."""
 
     def __init__(self) -> None:
         self.margins: list[list[float]] = []
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        """The scores themselves, of shape [rows, vocabulary]."""
+        """Return the scores unchanged, shape [rows, vocabulary]."""
         del input_ids
         best = scores.topk(2, dim=-1).values
         self.margins.append((best[:, 0] - best[:, 1]).tolist())
@@ -73,7 +69,7 @@ class MarginProcessor(LogitsProcessor):
 
 
 class GenerationRecorder(Callback):
-    """Keeps each evaluator's items. Reads the tokens where generate() returns them, as eval_forward gives text only."""
+    """Keeps each evaluator's items. Reads tokens from generate(), as eval_forward returns only text."""
 
     def __init__(self) -> None:
         self.items: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -86,7 +82,7 @@ class GenerationRecorder(Callback):
         state.model.generate = self.watch(state.model.generate)
 
     def watch(self, generate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        """The function generate, with its tokens and their margins kept here."""
+        """Return a `generate` that also keeps its tokens and their margins here."""
 
         def generate_and_keep(input_ids: torch.Tensor, **arguments: Any) -> torch.Tensor:
             processor = MarginProcessor()
@@ -116,7 +112,7 @@ class GenerationRecorder(Callback):
             )
 
     def tokens_record(self, index: int, width: int, eos_token_id: int) -> dict[str, Any]:
-        """Return what the row at index of the batch just generated after the width of the padded prompts."""
+        """Return the tokens that a row of the last batch has after the width of the padded prompts."""
         ids = self.sequences[index, width:].tolist()
         met_eos = eos_token_id in ids
         num_tokens = ids.index(eos_token_id) + 1 if met_eos else len(ids)
@@ -130,7 +126,7 @@ class GenerationRecorder(Callback):
 
 
 def stop_record(text: str, stops: list[str] | None) -> dict[str, Any]:
-    """Return where the metric cuts the text. The expression is the metric's own; it keeps no copy of what it cuts."""
+    """Return where the metric truncates the text, by the metric's own expression."""
     if not stops:
         return {}
     before, *others = re.split('|'.join(stops), text)
@@ -138,37 +134,18 @@ def stop_record(text: str, stops: list[str] | None) -> dict[str, Any]:
 
 
 def prompt_record(input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, Any]:
-    """Length and digest of one prompt. Only the padding on the left goes; masked tokens after it stay."""
+    """Return length and digest of one prompt without its left padding; masked tokens after it stay."""
     start = int(attention_mask.int().argmax())
     ids = input_ids[start:].numpy().astype('<i4')
     return {'prompt_length': len(ids), 'prompt': digest(ids.tobytes())}
 
 
-def print_summary(record: dict[str, Any]) -> None:
-    """One line per case: items, right ones, output lengths, rows with eos or a stop, prompts, the least margin."""
-    items = record['items']
-    lengths = [item['num_tokens'] for item in items]
-    prompts = [item['prompt_length'] for item in items]
-    print(
-        f'{record["name"]:32} {len(items):2} items  right {sum(item["mark"] for item in items):2}  '
-        f'tokens {min(lengths):3} {sum(lengths) / len(lengths):6.1f} {max(lengths):4} of {record["max_new_tokens"]:4}  '
-        f'eos {sum(item["eos"] for item in items):2}  stop {sum(item.get("cut", 0) for item in items):2}  '
-        f'longest prompt {max(prompts):4} of {record["padding_size"]:4}  '
-        f'full {prompts.count(record["padding_size"]):2}  least margin {min(item["margin"] for item in items):.2g}',
-        flush=True,
-    )
-
-
-def record_model(
-    config: dict[str, Any], model_folder: Path, *, data_root: Path, temporary: Path, batch_size: int
-) -> dict[str, Any]:
-    """The fixture of one model."""
-    subsets: list[tuple[dict[str, Any], list[int], list[Row]]] = [
-        write_subset(case, data_root, temporary) for case in config['cases']
-    ]
+def record_model(config: dict[str, Any], model_folder: Path, data_root: Path, temporary: Path) -> dict[str, Any]:
+    """Return the fixture of one model."""
+    subsets = [write_subset(case, data_root, temporary) for case in config['cases']]
     recorder = GenerationRecorder()
     tasks = [task for task, _, _ in subsets]
-    evaluation = evaluate(tasks, model_folder, recorder=recorder, temporary=temporary, batch_size=batch_size)
+    evaluation = evaluate(tasks, model_folder, recorder=recorder, temporary=temporary)
     records = []
     for case, (_, chosen, _), evaluator in zip(config['cases'], subsets, evaluation.evaluators, strict=True):
         data_set = evaluator.dataloader.dataloader.dataset
@@ -185,9 +162,9 @@ def record_model(
                 'items': [{'row': row, **item} for row, item in items],
             }
         )
-        print_summary(records[-1])
+        print(f'{case["name"]:32} {len(chosen):2} items', flush=True)
     evaluation.trainer.close()
-    return {**model_record(model_folder, evaluation), 'batch_size': batch_size, 'cases': records}
+    return {**model_record(model_folder, evaluation), 'batch_size': BATCH_SIZE, 'cases': records}
 
 
 if __name__ == '__main__':

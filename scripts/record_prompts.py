@@ -3,7 +3,7 @@
     .venv-reference/bin/python scripts/record_prompts.py [--data-root ../shared/data/local_data] [--out FILE]
 
 Runs in the environment of `requirements/reference.txt`. Every case of `tests/fixtures/prompt_cases.yaml` goes through
-llm-foundry's own task builder, data set and collation with each tokenizer. The file,
+llm-foundry's own task builder, dataset and collation with each tokenizer. The file,
 `tests/fixtures/reference/prompts.json`, holds numbers, row numbers and digests and no text of the data:
 
     versions
@@ -11,34 +11,30 @@ llm-foundry's own task builder, data set and collation with each tokenizer. The 
         name, path, rows, categories, task      as in prompt_cases.yaml; `rows` are the numbers of the rows
         items[]
             row
-            max_new_tokens      as llm-foundry gives it to generate(); null where choices are scored
+            max_new_tokens      as llm-foundry gives it to generate(); null if choices are scored
             num_tokens          of the prompt, or of the prompt and the continuation; padding removed
-            start               where the continuation starts; null for generation tasks
+            start               index of the continuation's first token; null for generation tasks
             ids                 sha256 of these tokens as little-endian int32
 """
 
 import argparse
-import hashlib
 import json
 import os
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import datasets
 import torch
 from llmfoundry.utils.builders import build_icl_evaluators, build_tokenizer
-from record_reference import BATCH_SIZE, REPOSITORY, Row, choose_rows, read_cases
+from record_reference import BATCH_SIZE, choose_rows, read_cases
+from recording import DATA_ROOT, FIXTURES, Row, digest, read_lines, versions, write_fixture
 from transformers import PreTrainedTokenizerBase
-
-FIXTURES = REPOSITORY / 'tests' / 'fixtures'
 
 
 def read_rows(case: dict[str, Any], data_root: Path) -> dict[int, Row]:
-    """The case's rows by number, with the categories that the case gives them."""
-    lines = (data_root / case['path']).read_text('utf-8').removesuffix('\n').split('\n')
-    rows = [json.loads(line) for line in lines]
+    """Return the case's rows by number, with the categories that the case gives them."""
+    rows = [json.loads(line) for line in read_lines(data_root / case['path'])]
     chosen = {number: rows[number] for number in choose_rows(case, rows)}
     if names := case.get('categories'):
         return {
@@ -48,16 +44,16 @@ def read_rows(case: dict[str, Any], data_root: Path) -> dict[int, Row]:
 
 
 def item_record(ids: torch.Tensor, mask: torch.Tensor, span: torch.Tensor | None) -> dict[str, Any]:
-    """Length and digest of a row's tokens. Generation prompts are padded on the left, the others on the right."""
+    """Return length and digest of a row's tokens: generation prompts are left-padded, others right-padded."""
     kept = ids[int(mask.int().argmax()) :] if span is None else ids[: int(span[-1]) + 1]
-    digest = hashlib.sha256(kept.numpy().astype('<i4').tobytes()).hexdigest()
-    return {'num_tokens': len(kept), 'start': None if span is None else int(span[0]), 'ids': digest}
+    ids_digest = digest(kept.numpy().astype('<i4').tobytes())
+    return {'num_tokens': len(kept), 'start': None if span is None else int(span[0]), 'ids': ids_digest}
 
 
 def case_record(
     case: dict[str, Any], tokenizer: PreTrainedTokenizerBase, data_root: Path, folder: Path
 ) -> dict[str, Any]:
-    """The fixture's entry of one case with one tokenizer."""
+    """Return the fixture's entry of one case with one tokenizer."""
     rows = read_rows(case, data_root)
     source = folder / 'source.jsonl'
     source.write_text(''.join(f'{json.dumps(row)}\n' for row in rows.values()), 'utf-8')
@@ -86,7 +82,7 @@ def case_record(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--data-root', type=Path, default=REPOSITORY.parent / 'shared' / 'data' / 'local_data')
+    parser.add_argument('--data-root', type=Path, default=DATA_ROOT)
     parser.add_argument('--out', type=Path, default=FIXTURES / 'reference' / 'prompts.json')
     options = parser.parse_args()
     datasets.disable_progress_bars()
@@ -99,10 +95,8 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 datasets.config.HF_DATASETS_CACHE = os.path.join(folder, 'cache')
                 models[name].append(case_record(case, tokenizer, options.data_root, Path(folder)))
-    packages = ('llm-foundry', 'mosaicml', 'transformers', 'tokenizers', 'datasets')
-    fixture = {'versions': {name: version(name) for name in packages}, 'models': models}
-    options.out.write_text(json.dumps(fixture, separators=(',', ':')) + '\n', 'utf-8')
-    print(f'{options.out.name}: {options.out.stat().st_size} bytes')
+    packages = versions('llm-foundry', 'mosaicml', 'transformers', 'tokenizers', 'datasets')
+    write_fixture(options.out, {'versions': packages, 'models': models}, limit=100_000)
 
 
 if __name__ == '__main__':

@@ -3,7 +3,7 @@
     .venv-reference/bin/python scripts/record_reference.py [--data-root ../shared/data/local_data] [--models NAME ...]
 
 Runs in the environment of `requirements/reference.txt`. Every case of `tests/fixtures/reference_cases.yaml` goes
-through llm-foundry's own task builder, data set, collation, metrics and EvalGauntlet under Composer's Trainer; this
+through llm-foundry's own task builder, dataset, collation, metrics and EvalGauntlet under Composer's Trainer; this
 script only looks at the batches and outputs. One file per model, `tests/fixtures/reference/{model}.json`, holds numbers
 and row numbers and no text of the data:
 
@@ -12,33 +12,27 @@ and row numbers and no text of the data:
     cases[]
         name        unique
         path        data file below the data root
-        rows        0-based line numbers in it; llm-foundry got these lines alone, in this order
+        rows        0-based line numbers in it; llm-foundry got only these lines, in this order
         task        the task's YAML keys (num_fewshot is a list of one), without dataset_uri
         metrics     what Composer logged, key to value
-        items[]     row; category where the task has them; losses and num_tokens (an entry per choice); prediction, and
+        items[]     row; category if the task has them; losses and num_tokens (an entry per choice); prediction, and
                     gold for multiple_choice and schema (both are indices of choices), or
-                    matches and margin for language_modeling (prediction is 1 where right; matches has a 0 or 1 per
-                    continuation token; margin is the least, over these, of the right token's logit less the best other)
+                    matches and margin for language_modeling (prediction is 1 if correct; matches has a 0 or 1 per
+                    continuation token; margin is the least, over these, of the target's logit minus the best other)
         prompts[]   for the first items: row, category, and choices[] of {shared, ids, start}. The sequence is the first
                     `shared` tokens of the first choice's sequence, then `ids`; the continuation is what lies at index
                     `start` and after
     gauntlet        categories, averages and runs[]: the keys a run adds or changes, and the composites it gives
-
-After the models it records lm-eval's SCORE tasks with canned replies, as `record_score.py` alone does, whose docstring
-describes these fixtures: from {data root}/../score to {out}/../score.
 """
 
 import argparse
-import hashlib
 import json
 import os
 import tempfile
-import time
 from collections import defaultdict
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +43,10 @@ from composer import Callback, Evaluator, Logger, State, Trainer
 from composer.loggers import InMemoryLogger
 from llmfoundry.callbacks.eval_gauntlet_callback import EvalGauntlet
 from llmfoundry.utils.builders import build_composer_model, build_icl_evaluators, build_tokenizer
+from recording import DATA_ROOT, FIXTURES, Row, digest, read_lines, versions, write_fixture
 from torch.nn import functional
 from transformers import PreTrainedTokenizerBase
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 NUM_ROWS = 60
 ROWS_PER_CATEGORY = 12
 NUM_CATEGORIES = 5
@@ -61,15 +55,13 @@ NUM_PROMPTS_PER_CATEGORY = 2
 BATCH_SIZE = 8
 ATTENTION = {'rotary_bos': 'sdpa', 'alibi_pad_eos': 'eager'}  # MPT of transformers has no other
 
-Row = dict[str, Any]
-
 
 def first_rows(rows: list[Row]) -> list[int]:
     return list(range(min(NUM_ROWS, len(rows))))
 
 
 def rows_by_category(rows: list[Row]) -> list[int]:
-    """The first rows of each of the first categories, in the order of the file."""
+    """Return the first rows of each of the first categories, in the order of the file."""
     members: dict[str, list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
         members[row['category']].append(index)
@@ -82,13 +74,13 @@ def rows_with_leading_spaces(rows: list[Row]) -> list[int]:
 
 
 def rows_with_equal_choices(rows: list[Row]) -> list[int]:
-    """All rows that offer one text twice, so that two choices tie exactly, and the file's first 12 rows."""
+    """Return all rows with two equal choices, which tie exactly, and the file's first 12 rows."""
     twice = {index for index, row in enumerate(rows) if len(set(row['choices'])) < len(row['choices'])}
     return sorted(twice | set(range(12)))
 
 
 def choose_rows(case: dict[str, Any], rows: list[Row]) -> list[int]:
-    """Row numbers by the case's `rows`: the name of a choice, or {first: how many, also: [further row numbers]}."""
+    """Return row numbers by the case's `rows`: a key of ROW_CHOICES, or {first: count, also: [row numbers]}."""
     choice = case.get('rows', 'first')
     if isinstance(choice, str):
         return ROW_CHOICES[choice](rows)
@@ -104,7 +96,7 @@ ROW_CHOICES: dict[str, Callable[[list[Row]], list[int]]] = {
 
 
 def read_cases(path: Path) -> dict[str, Any]:
-    """The mapping of the cases file; each case with its name, label/N-shot."""
+    """Return the content of the cases file; each case with its name, label/N-shot."""
     config = yaml.safe_load(path.read_text('utf-8'))
     for case in config['cases']:
         case['name'] = f'{case["task"]["label"]}/{case["task"]["num_fewshot"][0]}-shot'
@@ -112,12 +104,12 @@ def read_cases(path: Path) -> dict[str, Any]:
 
 
 def short(value: float) -> float:
-    """The value to 9 significant digits: more than float32 holds."""
+    """Return the value to 9 significant digits: more than float32 holds."""
     return float(f'{value:.9g}')
 
 
 class BatchRecorder(Callback):
-    """Keeps, per evaluator, what each item's sequences gave. Reads batches as llm-foundry's own metrics do."""
+    """Keeps the results of each evaluator's items. Reads batches as llm-foundry's own metrics do."""
 
     def __init__(self) -> None:
         self.items: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -156,7 +148,7 @@ class BatchRecorder(Callback):
 
 
 def score_sequence(logits: torch.Tensor, labels: torch.Tensor, span: torch.Tensor) -> dict[str, Any]:
-    """Loss, argmax matches and margin over one continuation. labels are shifted left by one, as by Composer."""
+    """Return loss, argmax matches and margin of a continuation; labels are shifted left by one, as by Composer."""
     logits, targets = logits[span - 1], labels[span - 1]
     chosen = logits.gather(1, targets[:, None])[:, 0]
     others = logits.scatter(1, targets[:, None], -torch.inf).amax(dim=-1)
@@ -173,7 +165,7 @@ def shared_length(first: list[int], second: list[int]) -> int:
 
 
 def prompt_record(sequences: list[tuple[list[int], int]]) -> list[dict[str, Any]]:
-    """The choices' sequences, each but the first without the tokens it has in common with the first."""
+    """Return the choices' sequences, each but the first without the tokens it shares with the first."""
     first = sequences[0][0]
     records = [{'shared': 0, 'ids': first, 'start': sequences[0][1]}]
     for ids, start in sequences[1:]:
@@ -183,8 +175,8 @@ def prompt_record(sequences: list[tuple[list[int], int]]) -> list[dict[str, Any]
 
 
 def write_subset(case: dict[str, Any], data_root: Path, folder: Path) -> tuple[dict[str, Any], list[int], list[Row]]:
-    """The task as llm-foundry takes it, over a file of the case's rows alone; the row numbers; and the rows."""
-    lines = (data_root / case['path']).read_text('utf-8').removesuffix('\n').split('\n')
+    """Return the task as llm-foundry takes it, over a file of only the case's rows; the row numbers; and the rows."""
+    lines = read_lines(data_root / case['path'])
     rows = [json.loads(line) for line in lines]
     chosen = choose_rows(case, rows)
     subset = folder / f'{case["name"].replace("/", "-")}.source.jsonl'
@@ -193,7 +185,7 @@ def write_subset(case: dict[str, Any], data_root: Path, folder: Path) -> tuple[d
 
 
 def case_record(case: dict[str, Any], chosen: list[int], rows: list[Row], recorder: BatchRecorder) -> dict[str, Any]:
-    """The fixture's entry of one case, without its metrics."""
+    """Return the fixture's entry of one case, without its metrics."""
     has_categories = case['task'].get('has_categories', False)
     items, prompts = [], []
     groups: dict[str | None, list[int]] = defaultdict(list)
@@ -218,26 +210,10 @@ def case_record(case: dict[str, Any], chosen: list[int], rows: list[Row], record
     }
 
 
-def print_summary(record: dict[str, Any], sequences: list[list[tuple[list[int], int]]]) -> None:
-    """One line per case: accuracy, least gap that a prediction rests on, longest sequence, items that fill it."""
-    gaps = []
-    for item in record['items']:
-        ordered = sorted(item['losses'])
-        gaps.append(ordered[1] - ordered[0] if len(ordered) > 1 else abs(item['margin']))
-    lengths = [max(len(ids) for ids, _ in choices) for choices in sequences]
-    num_full = sum(length == record['task']['max_seq_len'] for length in lengths)
-    accuracy = sum(record['metrics'].values()) / len(record['metrics'])
-    print(
-        f'{record["name"]:40} {len(record["items"]):3} items  accuracy {accuracy:.4f}  least gap {min(gaps):.2g}  '
-        f'longest {max(lengths):4}  full {num_full:2}',
-        flush=True,
-    )
-
-
 def run_gauntlets(
     config: dict[str, Any], trainer: Trainer, logger_keys: list[str], benchmark_sizes: dict[str, int]
 ) -> list[dict[str, Any]]:
-    """The composites of each run of the gauntlet over the metrics that the trainer has just computed."""
+    """Return the composites of each run of the gauntlet over the metrics that the trainer has just computed."""
     runs = []
     for keys in config['gauntlet_runs']:
         arguments = {**deepcopy(config['gauntlet']), **keys}
@@ -249,7 +225,7 @@ def run_gauntlets(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """A model's evaluation by llm-foundry that has ended; logged is what Composer logged, key to value."""
+    """A finished evaluation of a model by llm-foundry; `logged` are Composer's metrics by key."""
 
     trainer: Trainer
     tokenizer: PreTrainedTokenizerBase
@@ -257,9 +233,7 @@ class Evaluation:
     logged: dict[str, float]
 
 
-def evaluate(
-    tasks: list[dict[str, Any]], model_folder: Path, *, recorder: Callback, temporary: Path, batch_size: int
-) -> Evaluation:
+def evaluate(tasks: list[dict[str, Any]], model_folder: Path, *, recorder: Callback, temporary: Path) -> Evaluation:
     """Run every task with one model. Files are written below the temporary folder only."""
     tokenizer = build_tokenizer(str(model_folder), {})
     model_config = {
@@ -272,7 +246,7 @@ def evaluate(
         tasks,
         tokenizer=tokenizer,
         default_max_seq_len=2048,
-        default_batch_size=batch_size,
+        default_batch_size=BATCH_SIZE,
         destination_dir=str(temporary),
     )
     logger = InMemoryLogger()
@@ -289,13 +263,12 @@ def case_metrics(case: dict[str, Any], logged: dict[str, float]) -> dict[str, fl
 
 
 def model_record(model_folder: Path, evaluation: Evaluation) -> dict[str, Any]:
-    """The head of a fixture: the model, the versions and the tokenizer."""
-    packages = ('llm-foundry', 'mosaicml', 'torch', 'transformers', 'tokenizers', 'datasets')
+    """Return the head of a fixture: the model, the versions and the tokenizer."""
     data_set, tokenizer = evaluation.evaluators[0].dataloader.dataloader.dataset, evaluation.tokenizer
     return {
         'model': model_folder.name,
-        'model_sha256': hashlib.sha256((model_folder / 'model.safetensors').read_bytes()).hexdigest(),
-        'versions': {name: version(name) for name in packages},
+        'model_sha256': digest((model_folder / 'model.safetensors').read_bytes()),
+        'versions': versions('llm-foundry', 'mosaicml', 'torch', 'transformers', 'tokenizers', 'datasets'),
         'tokenizer': {
             'pad_tok_id': data_set.pad_tok_id,
             'bos_token_id': tokenizer.bos_token_id,
@@ -306,27 +279,16 @@ def model_record(model_folder: Path, evaluation: Evaluation) -> dict[str, Any]:
     }
 
 
-def record_model(
-    config: dict[str, Any], model_folder: Path, *, data_root: Path, temporary: Path, batch_size: int
-) -> dict[str, Any]:
-    """The fixture of one model: every case, and the gauntlets over them."""
+def record_model(config: dict[str, Any], model_folder: Path, data_root: Path, temporary: Path) -> dict[str, Any]:
+    """Return the fixture of one model: every case, and the gauntlets over them."""
     subsets = [write_subset(case, data_root, temporary) for case in config['cases']]
     recorder = BatchRecorder()
-    evaluation = evaluate(
-        [task for task, _, _ in subsets],
-        model_folder,
-        recorder=recorder,
-        temporary=temporary,
-        batch_size=batch_size,
-    )
+    evaluation = evaluate([task for task, _, _ in subsets], model_folder, recorder=recorder, temporary=temporary)
     records = []
     for case, (_, chosen, rows) in zip(config['cases'], subsets, strict=True):
         record = case_record(case, chosen, rows, recorder)
         record['metrics'] = case_metrics(case, evaluation.logged)
-        labels = [
-            label for label in recorder.sequences if label == case['name'] or label.startswith(f'{case["name"]}/')
-        ]
-        print_summary(record, [sequences for label in labels for sequences in recorder.sequences[label]])
+        print(f'{case["name"]:40} {len(record["items"]):3} items', flush=True)
         records.append(record)
     sizes = {evaluator.label: evaluator.dataloader.num_samples for evaluator in evaluation.evaluators}
     runs = run_gauntlets(config, evaluation.trainer, list(evaluation.logged), sizes)
@@ -340,43 +302,22 @@ def record_model(
 
 def record_models(
     record: Callable[..., dict[str, Any]], *, description: str | None, cases: str, prefix: str, limit: int
-) -> argparse.Namespace:
-    """A recorder's command line. Writes {prefix}{model}.json, shorter than limit, for each model from record(...)."""
-    fixtures = REPOSITORY / 'tests' / 'fixtures'
+) -> None:
+    """Run a recorder's command line: write {prefix}{model}.json, shorter than `limit`, for each model."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--data-root', type=Path, default=REPOSITORY.parent / 'shared' / 'data' / 'local_data')
-    parser.add_argument('--model-root', type=Path, default=fixtures / 'models')
-    parser.add_argument('--cases', type=Path, default=fixtures / cases)
-    parser.add_argument('--out', type=Path, default=fixtures / 'reference')
+    parser.add_argument('--data-root', type=Path, default=DATA_ROOT)
+    parser.add_argument('--out', type=Path, default=FIXTURES / 'reference')
     parser.add_argument('--models', nargs='*', default=['rotary_bos', 'alibi_pad_eos'])
-    parser.add_argument('--batch-size', type=int, default=BATCH_SIZE)
-    parser.add_argument('--threads', type=int, default=2)
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    torch.set_num_threads(2)
     datasets.disable_progress_bars()
-    config = read_cases(options.cases)
-    options.out.mkdir(parents=True, exist_ok=True)
+    config = read_cases(FIXTURES / cases)
     for name in options.models:
-        started = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
             datasets.config.HF_DATASETS_CACHE = os.path.join(folder, 'cache')
-            fixture = record(
-                config,
-                options.model_root / name,
-                data_root=options.data_root,
-                temporary=Path(folder),
-                batch_size=options.batch_size,
-            )
-        text = json.dumps(fixture, separators=(',', ':')) + '\n'
-        assert len(text) < limit, f'{prefix}{name}.json takes {len(text)} bytes, {limit - 1} at most may be kept'
-        (options.out / f'{prefix}{name}.json').write_text(text, 'utf-8')
-        num_cases, seconds = len(fixture['cases']), time.monotonic() - started
-        print(f'{prefix}{name}: {num_cases} cases, {len(text)} bytes, {seconds:.0f} s', flush=True)
-    return options
+            fixture = record(config, FIXTURES / 'models' / name, options.data_root, Path(folder))
+        write_fixture(options.out / f'{prefix}{name}.json', fixture, limit=limit)
 
 
 if __name__ == '__main__':
-    made = record_models(record_model, description=__doc__, cases='reference_cases.yaml', prefix='', limit=1_000_000)
-    from record_score import record_score  # lm-eval, which the other recorders do without
-
-    record_score(made.data_root.parent / 'score', made.out.parent / 'score')
+    record_models(record_model, description=__doc__, cases='reference_cases.yaml', prefix='', limit=1_000_000)

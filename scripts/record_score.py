@@ -1,19 +1,19 @@
-"""Record what lm-eval 0.4.13 computes in its eight SCORE tasks on real questions with canned replies.
+"""Record what lm-eval 0.4.13 computes in its eight SCORE tasks on real questions with canned generations.
 
     .venv-reference/bin/python scripts/record_score.py [--score-root FOLDER] [--datasets NAME ...] [--out FOLDER]
 
-Runs in the environment of `requirements/reference.txt`; `record_reference.py` runs it too, after the models. The tasks
-are lm-eval's own, with its prompt files, 0-shot and without a chat template. Two things alone are put in their place:
-`datasets.load_dataset` returns the chosen rows of the files below the SCORE root (`score_sample.py`), and the model's
-replies are those of `tests/score_generations.py`, a function of the prompt and the seed. To compare with what is there,
-record into another folder.
+Runs in the environment of `requirements/reference.txt`. The tasks are lm-eval's own, with its prompt files, 0-shot and
+without a chat template. Only two things are replaced: `datasets.load_dataset` returns the rows of the files below the
+SCORE root that `tests/fixtures/score_cases.yaml` lists, and the model's generations are those of
+`tests/score_generations.py`, a function of the prompt and the seed. To compare with the recorded ones, record into
+another folder.
 
-One file per data set, `tests/fixtures/score/{mmlu_pro,agieval,math}.json`, holds numbers, row numbers and digests, and
+One file per dataset, `tests/fixtures/score/{mmlu_pro,agieval,math}.json`, holds numbers, row numbers and digests, and
 no text of the data. A sha256 is of the UTF-8 text, in hex; a digest is its first 16 digits:
 
     dataset, versions
     sources         sha256 of the data files and of lm-eval's prompt templates and fix table
-    rows            file below the SCORE root to 0-based line numbers; lm-eval got these lines alone, in this order
+    rows            file below the SCORE root to 0-based line numbers; lm-eval got only these lines, in this order
     tasks[]         option_order, prompt and non_greedy; the first is not there for MATH
         name        lm-eval's
         variants    option_order: the labels that the gold option is moved to; prompt: numbers of the ten prompts;
@@ -23,14 +23,14 @@ no text of the data. A sha256 is of the UTF-8 text, in hex; a digest is its firs
         items[]     in the order of files and rows
             file, row
             gold        the gold letter, by the row's index; MATH: digest of what lm-eval takes for gold
-            golds       option_order: the letter that is right in each variant
+            golds       option_order: the correct letter in each variant
             prompts     sha256, one per variant; non_greedy: one
             replies     digests, one per variant
-            answers     what lm-eval extracts from each: itself where it is '' or one to three of A-Z and 0-9, else
-                        'sha256:' and a digest. MATH: null where there is no box, '' for an empty one, else a digest
+            answers     what lm-eval extracts from each: itself if it is '' or one to three of A-Z and 0-9, else
+                        'sha256:' and a digest. MATH: null without a box, '' for an empty one, else a digest
             correct     1 or 0, one per variant
         runs[]      one, or one per seed
-            seed        0 where replies are greedy
+            seed        0 for greedy generations
             metrics     task or group to {metric: value}, as lm-eval reports them: accuracies are rounded to 4 places
                         in each task, and a group's are means of these weighted by the number of prompts
             unrounded   the accuracies before rounding, a group's made of unrounded ones
@@ -41,22 +41,20 @@ no text of the data. A sha256 is of the UTF-8 text, in hex; a digest is its firs
 Rows. MMLU-Pro and MATH are as in their files. AGIEval's files are upstream's v1 and lm-eval reads the form of
 hails/agieval-*, which is derived from them: query is the passage, then `Q: `, the question, ` Answer Choices: `, the
 options joined by spaces and a last line `A: Among A through {D or E}, the answer is`; choices are the options with
-their labels; gold is [the label's index]. logiqa-en is not at hand: groups are without it, and the summariser gets an
-empty log of it. MMLU-Pro's validation split is not at hand either; at 0 shots nothing reads it, and lm-eval gets the
-rows in its place.
+their labels; gold is [the label's index]. logiqa-en is not available: groups are without it, and the summarizer gets an
+empty log of it. Nor is MMLU-Pro's validation split; nothing reads it at 0 shots, and lm-eval gets the test rows.
 
 Prompts, to make them from the rows: question is MMLU-Pro's `question`, MATH's `problem`, AGIEval's passage + 'Q: ' +
-question, or the question alone where the passage is empty or null. Options are MMLU-Pro's as they are, and AGIEval's
+question, or only the question if the passage is empty or null. Options are MMLU-Pro's as they are, and AGIEval's
 without the three characters of `(A)`; nothing is stripped. The prompt is str.format of the template in lm-eval's
 prompt_templates.json (the same files are in {SCORE root}/upstream_prompts) with question, options (a
 '\\n{letter}: {option}' each) and category (MMLU-Pro's). option_order swaps the gold option with the one at each label,
-A to J in MMLU-Pro and A to D in AGIEval, also where there is an E; where the question has fewer options than there are
-labels, a variant of an absent label is the unswapped question with its own gold.
+A to J in MMLU-Pro and A to D in AGIEval, even if there is an E; if the question has fewer options than labels, the
+variant of an absent label is the unswapped question with its own gold.
 """
 
 import argparse
 import contextlib
-import hashlib
 import io
 import json
 import logging
@@ -65,8 +63,8 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from importlib.metadata import version
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -76,6 +74,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / 'tests'))
 
 import datasets
 import numpy as np
+import score_generations
 import yaml
 from lm_eval.api.group import Group
 from lm_eval.api.instance import Instance
@@ -84,52 +83,102 @@ from lm_eval.api.model import LM
 from lm_eval.config.group import GroupConfig
 from lm_eval.evaluator import evaluate
 from lm_eval.loggers import EvaluationTracker
-from lm_eval.tasks import TaskManager
+from lm_eval.tasks import TaskManager, score
 from lm_eval.tasks.score import non_greedy_summarizer
 from lm_eval.tasks.score.math import math_grader
-from score_generations import CannedReplies
-from score_sample import ABSENT_TASKS, DATA_SETS, SCORE_TASKS, DataSet, Rows
+from recording import FIXTURES, SCORE_ROOT, Row, digest, read_lines, versions, write_fixture
+from score_generations import CannedReplies, Question
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-NAMES = tuple(data_set.name for data_set in DATA_SETS)
+SCORE_TASKS = Path(next(iter(score.__path__)))
+CASES = yaml.safe_load((FIXTURES / 'score_cases.yaml').read_text('utf-8'))
+ABSENT_TASKS = ('logiqa_en',)
 SEEDS = (1, 2, 3, 4, 5)
-LONGEST_SECONDS = 4.0  # of a symbolic comparison, which lm-eval gives up after 10
+LONGEST_SECONDS = 4.0  # for a symbolic comparison, which lm-eval aborts after 10
 LIMIT = 300_000
 
 
-def digest(text: str | bytes) -> str:
-    return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataSet:
+    """A dataset of `score_cases.yaml` with the rows to record, by file below the SCORE root."""
+
+    name: str
+    folder: str  # of lm-eval's task files
+    perturbations: list[str]
+    sources: dict[tuple[str, str], str]  # the arguments of load_dataset, to a file
+    numbers: dict[str, list[int]]
+    rows: dict[str, list[Row]]
+
+    def load_dataset(self, path: str, name: str = 'default', **_: Any) -> dict[str, datasets.Dataset]:
+        """Return the rows as lm-eval expects them, in place of `datasets.load_dataset`."""
+        rows = self.rows[self.sources[path, name]]
+        rows = [hails_row(row) for row in rows] if self.name == 'agieval' else rows
+        return dict.fromkeys(('test', 'validation'), datasets.Dataset.from_list(rows))
+
+    def questions(self) -> Iterator[Question]:
+        """Yield the questions to make canned replies to."""
+        fixes = json.loads((SCORE_TASKS / 'math' / 'to_be_fixed_questions.json').read_text('utf-8'))
+        answers = {fix['problem']: fix['answer'] for fix in fixes}
+        for row in (row for rows in self.rows.values() for row in rows):
+            if self.name == 'math':
+                yield score_generations.math_question(row, answers)
+            else:
+                yield getattr(score_generations, f'{self.name}_question')(row)
+
+
+def read_data_set(name: str, root: Path) -> DataSet:
+    """Read the rows to record of a dataset."""
+    case = CASES[name]
+    lines = {file: read_lines(root / file) for file in case['files']}
+    return DataSet(
+        name=name,
+        folder=case['folder'],
+        perturbations=case['perturbations'],
+        sources={tuple(entry['load']): file for file, entry in case['files'].items()},
+        numbers={file: entry['rows'] for file, entry in case['files'].items()},
+        rows={file: [json.loads(lines[file][row]) for row in entry['rows']] for file, entry in case['files'].items()},
+    )
+
+
+def hails_row(row: Row) -> Row:
+    """Return a row of AGIEval v1 in the form of hails/agieval-*."""
+    last = 'ABCDE'[len(row['options']) - 1]
+    query = f'{row["passage"] or ""}Q: {row["question"]} Answer Choices: {" ".join(row["options"])}\n'
+    return {
+        'query': f'{query}A: Among A through {last}, the answer is',
+        'choices': row['options'],
+        'gold': ['ABCDE'.index(row['label'])],
+    }
 
 
 class CannedModel(LM):
-    """A model that gives the canned replies to one seed. Its chat template shows the messages as JSON."""
+    """A model with the canned generations of one seed. Its chat template is the messages as JSON."""
 
     def __init__(self, replies: CannedReplies, seed: int) -> None:
         super().__init__()
         self.replies, self.seed = replies, seed
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """A reply per request; its stops are ignored, as there are none."""
+        """Return a generation per request; there are no stops."""
         del disable_tqdm
         assert all(request.args[1]['until'] == [] for request in requests)
         return [self.replies.reply(request.args[0], self.seed) for request in requests]
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """The messages themselves."""
+        """Return the messages as JSON."""
         del add_generation_prompt
         return json.dumps(chat_history)
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
-        """Not asked for."""
+        """Raise an error: SCORE does not use it."""
         raise NotImplementedError
 
     def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
-        """Not asked for."""
+        """Raise an error: SCORE does not use it."""
         raise NotImplementedError
 
 
 def load_tasks(data_set: DataSet, name: str) -> dict[str, Any]:
-    """lm-eval's task, or its group without the tasks whose data are absent, as `evaluate` takes it. 0-shot."""
+    """Return lm-eval's 0-shot task, or its group without the tasks without data, as `evaluate` takes it."""
     manager = TaskManager(include_path=str(SCORE_TASKS), include_defaults=False)
     if data_set.name == 'mmlu_pro':
         loaded = manager.load([name])
@@ -147,7 +196,7 @@ def load_tasks(data_set: DataSet, name: str) -> dict[str, Any]:
 
 
 def chat_record(loaded: dict[str, Any], model: CannedModel, prompts: dict[str, list[str]]) -> list[dict[str, str]]:
-    """The messages of a request with a chat template. Those of all requests must be alike but for the prompt."""
+    """Return the messages of a request with a chat template, which must be equal for all requests except the prompt."""
     found = set()
     for name, task in loaded['tasks'].items():
         task.build_all_requests(apply_chat_template=True, chat_template=model.apply_chat_template)
@@ -160,9 +209,9 @@ def chat_record(loaded: dict[str, Any], model: CannedModel, prompts: dict[str, l
 
 
 def outcome(sample: dict[str, Any]) -> tuple[str | None, str, int]:
-    """Return what lm-eval extracted from a reply, what is right, and whether it took it for right."""
+    """Return the answer that lm-eval extracted, the gold answer, and 1 if lm-eval counted it as correct."""
     first = sample[sample['metrics'][0]]
-    if len(first) == 2:  # MATH, prompts: (prompt number, whether right), then (question, answer)
+    if len(first) == 2:  # MATH, prompts: (prompt number, 1 if correct), then (question, answer)
         return sample['consistency_rate'][1], sample['doc']['answer'], first[1]
     if sample['metrics'][0].startswith('non_greedy'):
         _, answer, gold, _ = first
@@ -173,7 +222,7 @@ def outcome(sample: dict[str, Any]) -> tuple[str | None, str, int]:
 
 
 def answer_record(answer: str | None, is_math: bool) -> str | None:
-    """The answer, or its digest where it may be somebody's text."""
+    """Return the answer, or its digest if it may be text of the data."""
     if not answer or (not is_math and re.fullmatch('[A-Z0-9]{1,3}', answer)):
         return answer
     return ('' if is_math else 'sha256:') + digest(answer)[:16]
@@ -199,7 +248,7 @@ def item_record(perturbation: str, runs: list[list[dict[str, Any]]], is_math: bo
 
 
 def unrounded_accuracies(loaded: dict[str, Any], results: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """The accuracies of all tasks and of the group, by lm-eval's own functions without their last step."""
+    """Return the accuracies of all tasks and of the group, by lm-eval's own functions without the rounding."""
     found: dict[str, dict[str, float]] = {}
     with mock.patch.object(np, 'round', lambda value, _: value):
         for name, task in loaded['tasks'].items():
@@ -220,7 +269,7 @@ def unrounded_accuracies(loaded: dict[str, Any], results: dict[str, Any]) -> dic
 
 
 def run_record(loaded: dict[str, Any], results: dict[str, Any], seed: int) -> dict[str, Any]:
-    """The metrics of one evaluation."""
+    """Return the metrics of one evaluation."""
     return {
         'seed': seed,
         'metrics': {
@@ -259,8 +308,8 @@ def summarize(data_set: DataSet, samples: list[dict[str, Any]]) -> dict[str, flo
     }
 
 
-def task_record(data_set: DataSet, perturbation: str, rows: Rows, replies: CannedReplies) -> dict[str, Any]:
-    """One of the eight tasks: one evaluation, or one per seed."""
+def task_record(data_set: DataSet, perturbation: str, replies: CannedReplies) -> dict[str, Any]:
+    """Return the fixture's entry of one of the eight tasks: one evaluation, or one per seed."""
     name = f'score_{perturbation}_robustness_{data_set.name}'
     seeds = SEEDS if perturbation == 'non_greedy' else (0,)
     evaluations, runs = [], []
@@ -274,11 +323,11 @@ def task_record(data_set: DataSet, perturbation: str, rows: Rows, replies: Canne
     chat = chat_record(loaded, CannedModel(replies, 0), prompts)
     items, variants = [], list(SEEDS)
     for task, file in zip(loaded['tasks'], files_of(loaded, data_set), strict=True):
-        count = len(evaluations[0][task]) // len(rows.numbers[file])
+        count = len(evaluations[0][task]) // len(data_set.numbers[file])
         if perturbation != 'non_greedy':
             key = 'prompt_id' if perturbation == 'prompt' else 'always_same_option'
             variants = [sample['doc'][key] for sample in evaluations[0][task][:count]]
-        for index, number in enumerate(rows.numbers[file]):
+        for index, number in enumerate(data_set.numbers[file]):
             samples = [run[task][index * count : (index + 1) * count] for run in evaluations]
             item = item_record(perturbation, samples, data_set.name == 'math')
             items.append({'file': file, 'row': number, **item})
@@ -286,44 +335,34 @@ def task_record(data_set: DataSet, perturbation: str, rows: Rows, replies: Canne
     record |= {'items': items, 'runs': runs}
     if perturbation == 'non_greedy':
         record['summary'] = summarize(data_set, evaluations)
-    print_summary(record)
+    print(f'{name}: {len(items)} rows, {sum(len(item["correct"]) for item in items)} replies', flush=True)
     return record
 
 
 def files_of(loaded: dict[str, Any], data_set: DataSet) -> list[str]:
-    """The data file of each task."""
+    """Return the data file of each task."""
     configs = [task.config for task in loaded['tasks'].values()]
-    return [data_set.files[config.dataset_path, config.dataset_name or 'default'] for config in configs]
-
-
-def print_summary(record: dict[str, Any]) -> None:
-    """One line per task: rows, prompts, right answers, and the metrics of the task or group."""
-    replies = [mark for item in record['items'] for mark in item['correct']]
-    metrics = record.get('summary') or list(record['runs'][0]['metrics'].values())[-1]
-    values = '  '.join(f'{key} {value:.4f}' for key, value in metrics.items())
-    print(f'{record["name"]}: {len(record["items"])} rows, {len(replies)} replies, {sum(replies)} right\n    {values}')
+    return [data_set.sources[config.dataset_path, config.dataset_name or 'default'] for config in configs]
 
 
 def data_set_record(data_set: DataSet, root: Path) -> dict[str, Any]:
-    """The fixture of one data set."""
-    rows = Rows(data_set, root)
-    replies = CannedReplies(rows.questions())
+    """Return the fixture of one dataset."""
+    replies = CannedReplies(data_set.questions())
     assets = {path.name: digest(path.read_bytes()) for path in sorted((SCORE_TASKS / data_set.folder).glob('*.json'))}
-    packages = ('lm_eval', 'datasets', 'sympy', 'antlr4-python3-runtime')
-    with mock.patch.object(datasets, 'load_dataset', rows.load_dataset), watched_time():
-        tasks = [task_record(data_set, perturbation, rows, replies) for perturbation in data_set.perturbations]
+    with mock.patch.object(datasets, 'load_dataset', data_set.load_dataset), watched_time():
+        tasks = [task_record(data_set, perturbation, replies) for perturbation in data_set.perturbations]
     return {
         'dataset': data_set.name,
-        'versions': {name: version(name) for name in packages},
-        'sources': {**{file: digest((root / file).read_bytes()) for file in rows.numbers}, **assets},
-        'rows': rows.numbers,
+        'versions': versions('lm_eval', 'datasets', 'sympy', 'antlr4-python3-runtime'),
+        'sources': {**{file: digest((root / file).read_bytes()) for file in data_set.numbers}, **assets},
+        'rows': data_set.numbers,
         'tasks': tasks,
     }
 
 
 @contextlib.contextmanager
 def watched_time() -> Iterator[None]:
-    """Fail where a symbolic comparison takes so long that a slower machine might give it up."""
+    """Fail if a symbolic comparison takes so long that a slower machine might abort it."""
     symbolic_equal = math_grader.symbolic_equal
 
     def timed(prediction: Any, reference: Any, *arguments: Any) -> bool:
@@ -337,27 +376,17 @@ def watched_time() -> Iterator[None]:
         yield
 
 
-def record_score(root: Path, out: Path, *, names: Sequence[str] = NAMES) -> None:
-    """Write the fixtures of some data sets."""
-    datasets.disable_progress_bars()
-    logging.disable(logging.WARNING)
-    out.mkdir(parents=True, exist_ok=True)
-    for data_set in (data_set for data_set in DATA_SETS if data_set.name in names):
-        started = time.monotonic()
-        text = json.dumps(data_set_record(data_set, root), separators=(',', ':')) + '\n'
-        path = out / f'{data_set.name}.json'
-        assert len(text) < LIMIT, f'{path.name} takes {len(text)} bytes, {LIMIT - 1} at most may be kept'
-        path.write_text(text, 'utf-8')
-        print(f'{path.name}: {len(text)} bytes, {time.monotonic() - started:.0f} s', flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--score-root', type=Path, default=REPOSITORY.parent / 'shared' / 'data' / 'score')
-    parser.add_argument('--out', type=Path, default=REPOSITORY / 'tests' / 'fixtures' / 'score')
-    parser.add_argument('--datasets', nargs='*', choices=NAMES, default=NAMES)
+    parser.add_argument('--score-root', type=Path, default=SCORE_ROOT)
+    parser.add_argument('--out', type=Path, default=FIXTURES / 'score')
+    parser.add_argument('--datasets', nargs='*', choices=list(CASES), default=list(CASES))
     options = parser.parse_args()
-    record_score(options.score_root, options.out, names=options.datasets)
+    datasets.disable_progress_bars()
+    logging.disable(logging.WARNING)
+    for name in options.datasets:
+        fixture = data_set_record(read_data_set(name, options.score_root), options.score_root)
+        write_fixture(options.out / f'{name}.json', fixture, limit=LIMIT)
 
 
 if __name__ == '__main__':

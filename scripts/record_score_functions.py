@@ -1,29 +1,27 @@
-"""Record what the functions of lm-eval 0.4.13's SCORE tasks return for made-up replies, for the tests of ours.
+"""Record what the functions of lm-eval 0.4.13's SCORE tasks return for made-up generations, for the tests of ours.
 
-    .venv-reference/bin/python scripts/record_score_functions.py [--check LETTERS CASES]
+    .venv-reference/bin/python scripts/record_score_functions.py [--out FILE]
 
 Runs in the environment of `requirements/reference.txt`; no data are read. lm-eval's own functions make the variants of
-made-up questions, take the answers from made-up replies and aggregate them; a reply is a function of the options as
-asked, so that the same prompt has the same reply. `--check` draws anew, that many replies and cases, compares them with
-our own functions and writes nothing.
+made-up questions, extract the answers from made-up generations and aggregate them; a generation is a function of the
+options as shown, so that the same prompt has the same generation.
 
 `tests/fixtures/score/functions.json`:
 
     lm_eval         version
-    letters[]       reply, what is taken from it
-    math_equal[]    earlier, later, 1 where equal; for all pairs of answers in the cases, of which null is none
+    letters[]       generation, extracted answer
+    math_equal[]    earlier, later, 1 if equal; for all pairs of answers in the cases, without null
     cases[]
         data_set, perturbation
         questions[]     file, row, category, own (the gold's label), answers by variant; MATH: credits by variant too
-        consistency_rate    of all files: mean over them weighted by number of prompts; non_greedy: the summariser's
+        consistency_rate    of all files: mean over them weighted by number of prompts; non_greedy: the summarizer's
         by_file, overall    accuracy by variant as a file's task and the group log it
-        micro               non_greedy: the share of right answers by variant, as the summariser has it
+        micro               non_greedy: the share of correct answers by variant, as the summarizer has it
 """
 
 import argparse
 import json
 import random
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -36,79 +34,41 @@ from lm_eval.tasks.score.agi_eval import utils_agieval
 from lm_eval.tasks.score.math import utils_math
 from lm_eval.tasks.score.math.math_grader import math_equal
 from lm_eval.tasks.score.mmlu_pro import utils_mmlu_pro
+from recording import FIXTURES
 
-ROOT = Path(__file__).parent.parent
-FIXTURE = ROOT / 'tests' / 'fixtures' / 'score' / 'functions.json'
 LETTERS = 'ABCDEFGHIJ'
 SEEDS = range(1, 6)
 MODULES = {'mmlu_pro': utils_mmlu_pro, 'agieval': utils_agieval, 'math': utils_math}
+FILES = {'mmlu_pro': [None], 'agieval': ['aqua-rat', 'sat-en', 'lsat-ar'], 'math': ['algebra', 'geometry']}
+SIZES = {'mmlu_pro': (3, 4, 4, 9, 10), 'agieval': (5,), 'math': (4,)}  # numbers of options
 LABELS = {'mmlu_pro': LETTERS, 'agieval': 'ABCD'}
 CONSISTENCY = {'prompt': 'consistency_rate', 'option_order': 'options_consistency_rate'}
 MATH_ANSWERS = (None, '', '5', '5.0', '500', '0.05', '\\frac12', '0.5', '50\\%', 'x', 'x=4', '4', '(1,2)', '1,2', '2,1')
 PIECES = (
     *'ABCDEJabi',
     *('the best answer is', 'The best answer is ', 'THE BEST ANSWER IS ', 'the best answer is  '),
-    *(
-        ' ',
-        '\n',
-        '\t',
-        '\r',
-        '\xa0',
-        '.',
-        ':',
-        '(',
-        ')',
-        '[',
-        ']',
-        '**',
-        '$',
-        '\\boxed{',
-        '}',
-        "'",
-        '"',
-        '_',
-        '-',
-        '\\n',
-    ),
-    *(
-        'option',
-        'and',
-        'or',
-        'man',
-        '12',
-        '\u00e9',
-        '\u00df',
-        '\u0130',
-        '\u212a',
-        '\ufb01',
-        '\uff22',
-        '\u0412',
-        '\u2019',
-    ),
+    *' \n\t\r\xa0.:()[]',
+    *('**', '$', '\\boxed{', '}', "'", '"', '_', '-', '\\n', 'option', 'and', 'or', 'man', '12'),
+    *'\u00e9\u00df\u0130\u212a\ufb01\uff22\u0412\u2019',
     *('Best answer is B', ' is ', 'The', 'best answer is A', '(the_answer_letter)'),
 )
 
 
-def extract(reply: str) -> str:
-    """A reply's answer, as every lettered task takes it."""
-    taken = getattr(utils, '__postprocess_pred')(reply)
-    return utils.translate_model_answer_to_labels(taken, labels=list(LETTERS), option_format='\n{letter}: {option}')
+def extract(text: str) -> str:
+    """Return a generation's answer, as every task with letters extracts it."""
+    answer = getattr(utils, '__postprocess_pred')(text)
+    return utils.translate_model_answer_to_labels(answer, labels=list(LETTERS), option_format='\n{letter}: {option}')
 
 
-def made_up_reply(draw: random.Random) -> str:
+def made_up_generation(draw: random.Random) -> str:
     return ''.join(draw.choices(PIECES, k=draw.randint(0, 9)))
 
 
 def made_up_questions(data_set: str, draw: random.Random, case: int) -> list[dict[str, Any]]:
-    files = {'mmlu_pro': [None], 'agieval': ['aqua-rat', 'sat-en', 'lsat-ar'], 'math': ['algebra', 'geometry']}[
-        data_set
-    ]
     questions = []
-    for file in files:
+    for file in FILES[data_set]:
         for row in range(draw.randint(1, 5)):
-            sizes = {'mmlu_pro': (3, 4, 4, 9, 10), 'agieval': (4,) if file == 'sat-en' else (5,), 'math': (4,)}[
-                data_set
-            ]
+            sizes = (4,) if file == 'sat-en' else SIZES[data_set]
             size = draw.choice(sizes)
             gold = draw.randrange(size)
             questions.append({
@@ -127,8 +87,8 @@ def made_up_questions(data_set: str, draw: random.Random, case: int) -> list[dic
     return questions
 
 
-def reply_to(doc: Mapping[str, Any], seed: int) -> str:
-    """Depends on the question as asked and the seed alone."""
+def generation_for(doc: Mapping[str, Any], seed: int) -> str:
+    """Return a generation that depends only on the question as asked and the seed."""
     asked = (doc['case'], doc['file'], doc['row'], doc['options'], doc.get('prompt_id'), seed)
     draw = random.Random(repr(asked))
     right = draw.random() < doc['skill']
@@ -143,7 +103,7 @@ def reply_to(doc: Mapping[str, Any], seed: int) -> str:
 
 
 def variants_of(data_set: str, perturbation: str, questions: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """lm-eval's documents of all questions, in its order."""
+    """Return lm-eval's documents of all questions, in its order."""
     module = MODULES[data_set]
     columns = {key: [question[key] for question in questions] for key in questions[0]}
     rows = datasets.Dataset.from_dict(columns)
@@ -155,7 +115,7 @@ def variants_of(data_set: str, perturbation: str, questions: list[dict[str, Any]
 
 
 def run_case(data_set: str, perturbation: str, docs: list[dict[str, Any]]) -> dict[str, Any]:
-    """A case of the fixture: its questions with the answers, and what lm-eval makes of these."""
+    """Return a case of the fixture: its questions with the answers, and lm-eval's metrics of them."""
     files: dict[str, list[dict[str, Any]]] = {}
     for doc in docs:
         files.setdefault(doc['file'], []).append(doc)
@@ -186,7 +146,7 @@ def run_case(data_set: str, perturbation: str, docs: list[dict[str, Any]]) -> di
 
 
 def right(data_set: str, given: tuple[Any, ...]) -> bool:
-    """As the summariser compares."""
+    """Return whether an answer is correct, as the summarizer compares them."""
     _, answer, gold, _ = given
     return bool(math_equal(answer, gold)) if data_set == 'math' else answer == gold
 
@@ -198,9 +158,9 @@ def run_file(data_set: str, perturbation: str, docs: list[dict[str, Any]]) -> tu
         entries, accuracies, answers = {}, {}, {}
         name = 'non_greedy_macro_accuracy' if data_set == 'mmlu_pro' else 'non_greedy_accuracy'
         for seed in SEEDS:
-            replies = [reply_to(doc, seed) for doc in docs]
+            texts = [generation_for(doc, seed) for doc in docs]
             process = module.non_greedy_robustness_process_results
-            entries[seed] = [process(doc, [reply])[name] for doc, reply in zip(docs, replies, strict=True)]
+            entries[seed] = [process(doc, [text])[name] for doc, text in zip(docs, texts, strict=True)]
             accuracies[f'non_greedy:{seed}'] = float(getattr(module, name)(entries[seed]))
             answers |= {(place, f'non_greedy:{seed}'): entry[1] for place, entry in enumerate(entries[seed])}
         return entries, accuracies, answers
@@ -208,7 +168,7 @@ def run_file(data_set: str, perturbation: str, docs: list[dict[str, Any]]) -> tu
     answers = {}
     process = getattr(module, 'process_results', None) or getattr(module, f'{perturbation}_robustness_process_results')
     for place, doc in enumerate(docs):
-        entries = process(doc, [reply_to(doc, 0)])
+        entries = process(doc, [generation_for(doc, 0)])
         for key, entry in entries.items():
             logged.setdefault(key, []).append(entry)
         entry = entries[CONSISTENCY[perturbation]]
@@ -222,7 +182,7 @@ def run_file(data_set: str, perturbation: str, docs: list[dict[str, Any]]) -> tu
 
 
 def accuracies_of(data_set: str, perturbation: str) -> Iterator[tuple[str, str, Callable[[list], float]]]:
-    """Variant, the metric's key and its function."""
+    """Yield variant, the metric's key and its function."""
     module, macro = MODULES[data_set], 'macro_' if data_set == 'mmlu_pro' else ''
     if perturbation == 'prompt':
         for number in range(10):
@@ -238,7 +198,7 @@ def variant_of(perturbation: str, doc: Mapping[str, Any]) -> str:
 
 
 def questions_of(data_set: str, perturbation: str, docs: list[dict[str, Any]], answers: dict) -> list[dict[str, Any]]:
-    """Our items: option order without the labels that a question does not have, and with an answer to E."""
+    """Return our items: in option order without labels that a question lacks, and with an answer to E."""
     found: dict[int, dict[str, Any]] = {}
     for (place, variant), answer in answers.items():
         doc = docs[place]
@@ -261,7 +221,7 @@ def questions_of(data_set: str, perturbation: str, docs: list[dict[str, Any]], a
 
 
 def cases(count: int, seed: int) -> Iterator[dict[str, Any]]:
-    """That many cases of each data set and perturbation."""
+    """Yield `count` cases of each dataset and perturbation."""
     for data_set, module in MODULES.items():
         for perturbation in ('option_order', 'prompt', 'non_greedy'):
             if not hasattr(module, f'{perturbation}_robustness_process_docs'):
@@ -275,53 +235,23 @@ def cases(count: int, seed: int) -> Iterator[dict[str, Any]]:
                 yield run_case(data_set, perturbation, group)
 
 
-def record() -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+    parser.add_argument('--out', type=Path, default=FIXTURES / 'score' / 'functions.json')
+    out = parser.parse_args().out
+    datasets.disable_progress_bars()
     draw = random.Random(0)
     pairs = [(one, other) for one in MATH_ANSWERS[1:] for other in MATH_ANSWERS[1:]]
     fixture = {
         'lm_eval': version('lm_eval'),
-        'letters': [[reply, extract(reply)] for reply in (made_up_reply(draw) for _ in range(500))],
+        'letters': [[text, extract(text)] for text in (made_up_generation(draw) for _ in range(500))],
         'math_equal': [[one, other, int(math_equal(one, other))] for one, other in pairs],
         'cases': list(cases(12, 0)),
     }
-    FIXTURE.parent.mkdir(parents=True, exist_ok=True)
     lines = json.dumps(fixture, separators=(',', ':')).replace('{"data_set"', '\n{"data_set"')
-    FIXTURE.write_text(lines + '\n', encoding='utf-8')
-    print(f'{FIXTURE}: {FIXTURE.stat().st_size} bytes')
-
-
-def check(num_letters: int, num_cases: int) -> int:
-    sys.path[:0] = [str(ROOT), str(ROOT / 'tests')]
-    from scores.score_cases import differences
-
-    from llmfoundry_gauntlet.scoring.letters import reference_letter
-
-    draw = random.Random(1)
-    replies = (made_up_reply(draw) for _ in range(num_letters))
-    wrong = [reply for reply in replies if extract(reply) != reference_letter(reply)]
-    print(f'letters: {num_letters - len(wrong)} of {num_letters} agree', *map(repr, wrong[:5]))
-    equal = {(one, other): bool(math_equal(one, other)) for one in MATH_ANSWERS[1:] for other in MATH_ANSWERS[1:]}
-    agreeing: dict[str, list[int]] = {}
-    for case in cases(num_cases, 1):
-        different = differences(case, lambda one, other: equal[one, other])
-        if different:
-            print(case['data_set'], case['perturbation'], different[:3])
-        agreeing.setdefault(f'{case["data_set"]} {case["perturbation"]}', []).append(not different)
-    for name, values in agreeing.items():
-        print(f'{name}: {sum(values)} of {len(values)} cases agree')
-    return int(bool(wrong) or not all(map(all, agreeing.values())))
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
-    parser.add_argument('--check', nargs=2, type=int, metavar=('LETTERS', 'CASES'))
-    arguments = parser.parse_args()
-    datasets.disable_progress_bars()
-    if arguments.check:
-        return check(*arguments.check)
-    record()
-    return 0
+    out.write_text(lines + '\n', encoding='utf-8')
+    print(f'{out}: {len(lines) + 1} bytes')
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    main()

@@ -1,7 +1,7 @@
 """Training text as rows of token ids, and Composer's loader of them.
 
-Text is tokenised once, into files that are mapped into memory: any amount of it takes no memory but that of the rows
-in use, shared by all ranks of a machine. The first rank that comes tokenises, the others wait for it.
+Text is tokenized once, into memory-mapped files, so that only the rows in use take memory, shared by all ranks of a
+machine. The first rank to get the lock tokenizes, the others wait for it.
 """
 
 import hashlib
@@ -28,14 +28,14 @@ from llmfoundry_gauntlet.tasks.fingerprint import tokenizer_fingerprint
 log = logging.getLogger('llmfoundry_gauntlet')
 
 Batch = dict[str, torch.Tensor]
-NO_LABEL = -100  # a position that the loss leaves out
+NO_LABEL = -100  # a position that the loss ignores
 DOCUMENTS_AT_ONCE = 1000  # enough for a fast tokenizer's threads
-TOKENS, ENDS = 'tokens.uint32', 'ends.uint64'  # all token ids in a row; where each document ends among them
+TOKENS, ENDS = 'tokens.uint32', 'ends.uint64'  # all token ids; the end of each document among them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRows:
-    """Rows of token ids out of one long stream: blocks of `length`, or documents cut at it."""
+    """Rows of token ids from one long stream: blocks of `length`, or documents truncated at it."""
 
     tokens: np.ndarray  # uint32 [num_tokens]
     ends: np.ndarray  # uint64 [num_documents]
@@ -46,7 +46,7 @@ class TokenRows:
         return len(self.tokens) // self.length if self.packed else len(self.ends)
 
     def __getitem__(self, index: int) -> np.ndarray:
-        """One row, int64 [at most length]; what is left over after the last block belongs to none."""
+        """Return a row, int64 [at most length]; tokens after the last full block are in no row."""
         if self.packed:
             start, stop = index * self.length, (index + 1) * self.length
         else:
@@ -56,7 +56,7 @@ class TokenRows:
 
 
 def read_documents(path: Path) -> Iterator[str]:
-    """The texts of a file of JSON lines, or a text file as one document. Raises ConfigError."""
+    """Yield the texts of a file of JSON lines, or a text file as one document. Raises ConfigError."""
     try:
         with path.open(encoding='utf-8') as file:
             if path.suffix != '.jsonl':
@@ -70,26 +70,26 @@ def read_documents(path: Path) -> Iterator[str]:
         raise ConfigError(f'train_data.path: {path} is not UTF-8: {error.reason}') from error
 
 
-def text_of(line: str, where: str) -> str:
-    """The value of `text` in a JSON line. Raises ConfigError."""
+def text_of(line: str, source: str) -> str:
+    """Return the value of `text` in a JSON line. Raises ConfigError."""
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
-        raise ConfigError(f'{where}: is not JSON: {error}') from error
+        raise ConfigError(f'{source}: is not JSON: {error}') from error
     text = row.get('text') if isinstance(row, dict) else None
     if not isinstance(text, str):
-        raise ConfigError(f"{where}: has no text; allowed: a JSON object with the key 'text'")
+        raise ConfigError(f"{source}: has no text; allowed: a JSON object with the key 'text'")
     return text
 
 
 def encode_documents(documents: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    """Token ids of each document, with an eos at its end if the tokenizer has one."""
+    """Return the token ids of each document, with an eos at its end if the tokenizer has one."""
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     return [ids + end for ids in tokenizer(documents, verbose=False)['input_ids']]
 
 
 def write_tokens(paths: list[Path], tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Tokenises all documents in their order into the files of `folder`."""
+    """Tokenize all documents in their order into the files of `folder`."""
     num_tokens = 0
     with (folder / TOKENS).open('wb') as tokens, (folder / ENDS).open('wb') as ends:
         for path in paths:
@@ -100,11 +100,11 @@ def write_tokens(paths: list[Path], tokenizer: PreTrainedTokenizerBase, folder: 
                 np.concatenate([np.array(row, dtype=np.uint32) for row in rows]).tofile(tokens)
                 (np.cumsum(lengths) + np.uint64(num_tokens)).tofile(ends)
                 num_tokens += int(lengths.sum())
-            log.info('train_data: %s is tokenised, %d tokens so far', path, num_tokens)
+            log.info('train_data: %s is tokenized, %d tokens so far', path, num_tokens)
 
 
-def tokenised(config: TrainDataConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[np.ndarray, np.ndarray]:
-    """The mapped tokens and ends of documents; tokenised where that is not done yet. Raises ConfigError."""
+def load_tokens(config: TrainDataConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[np.ndarray, np.ndarray]:
+    """Return the memory-mapped tokens and ends of documents, tokenized if not done yet. Raises ConfigError."""
     paths = [Path(path) for path in config.path]
     base = Path(config.cache or f'{paths[0]}.tokens')
     folder = base / digest_of(paths, tokenizer)
@@ -112,7 +112,7 @@ def tokenised(config: TrainDataConfig, tokenizer: PreTrainedTokenizerBase) -> tu
         base.mkdir(parents=True, exist_ok=True)
         with FileLock(f'{folder}.lock'):
             if not folder.is_dir():
-                unfinished = folder.with_suffix('.unfinished')  # of a run that was killed, if it is there
+                unfinished = folder.with_suffix('.unfinished')  # may exist from a killed run
                 unfinished.mkdir(exist_ok=True)
                 write_tokens(paths, tokenizer, unfinished)
                 os.replace(unfinished, folder)
@@ -122,12 +122,12 @@ def tokenised(config: TrainDataConfig, tokenizer: PreTrainedTokenizerBase) -> tu
 
 
 def mapped(path: Path, kind: type) -> np.ndarray:
-    """A file's numbers, mapped and not read; an empty file cannot be mapped."""
+    """Return a file's numbers, memory-mapped; an empty file cannot be mapped."""
     return np.memmap(path, dtype=kind, mode='r') if path.stat().st_size else np.empty(0, dtype=kind)
 
 
 def digest_of(paths: list[Path], tokenizer: PreTrainedTokenizerBase) -> str:
-    """A name for the tokens of these files in their present state, by this tokenizer. Raises ConfigError."""
+    """Return a name for the tokens of these files as they are now, by this tokenizer. Raises ConfigError."""
 
     def encode(text: str, special: bool) -> list[int]:
         ids: list[int] = tokenizer(text, add_special_tokens=special, verbose=False)['input_ids']
@@ -144,7 +144,7 @@ def digest_of(paths: list[Path], tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def collate(rows: list[np.ndarray], *, pad: int) -> Batch:
-    """Rows padded on the right to the longest; padding is neither attended to nor learnt."""
+    """Return rows padded on the right to the longest; padding has no attention and no loss."""
     length = max(map(len, rows))
     input_ids = torch.full((len(rows), length), pad)
     for row, ids in zip(input_ids, rows, strict=True):
@@ -156,8 +156,8 @@ def collate(rows: list[np.ndarray], *, pad: int) -> Batch:
 def build_dataloader(
     config: TrainDataConfig, *, tokenizer: PreTrainedTokenizerBase, max_seq_len: int, rows_per_rank: int, seed: int
 ) -> DataSpec:
-    """This rank's share of the rows, in an order that depends on the seed and the epoch alone."""
-    tokens, ends = tokenised(config, tokenizer)
+    """Return this rank's rows, in an order that depends only on the seed and the epoch."""
+    tokens, ends = load_tokens(config, tokenizer)
     rows = TokenRows(tokens=tokens, ends=ends, length=max_seq_len, packed=config.packed)
     if len(rows) < rows_per_rank * dist.get_world_size():
         raise ConfigError(f'train_data: {len(rows)} rows of {max_seq_len} tokens do not fill one batch')

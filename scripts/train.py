@@ -1,9 +1,9 @@
-"""Trains a causal language model with Composer, from a YAML file with llm-foundry's names of keys where it has them.
+"""Train a causal language model with Composer, from a YAML file with llm-foundry's key names where it has them.
 
     composer -n 2 scripts/train.py yamls/train/demo.yaml [key=value ...]
 
-The loss is next-token cross-entropy over the text. The gauntlet is one entry of `callbacks`. A wrong file ends with
-exit status 2 and the list of what is wrong with it; paths in it are relative to the working directory.
+The loss is next-token cross-entropy over the text. The gauntlet is one entry of `callbacks`. An invalid file ends with
+exit status 2 and the list of its errors; paths in it are relative to the working directory.
 """
 
 import logging
@@ -50,7 +50,7 @@ class WarmupStableDecayScheduler(ComposerScheduler):
         self.decay_share = decay_share
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
-        """The factor of the learning rate at this point of the training."""
+        """Return the factor of the learning rate at this point of the training."""
         left = 1.0 - state.get_elapsed_duration().value
         share_left = min(1.0, left / self.decay_share)
         return self.warmup(state, ssr) * (self.alpha_f + (1.0 - self.alpha_f) * share_left)
@@ -75,7 +75,7 @@ CALLBACKS: Builders = {
 
 
 def build_model(config: ModelConfig, *, tokenizer: PreTrainedTokenizerBase, max_seq_len: int) -> PreTrainedModel:
-    """The Hugging Face model with its pretrained weights, or with fresh ones drawn from torch's generator."""
+    """Return the Hugging Face model with pretrained weights, or with new ones drawn from torch's generator."""
     if config.pretrained is not None:
         return AutoModelForCausalLM.from_pretrained(config.pretrained, trust_remote_code=False)
     defaults = {
@@ -89,21 +89,21 @@ def build_model(config: ModelConfig, *, tokenizer: PreTrainedTokenizerBase, max_
 
 
 def build_optimizer(config: OptimizerConfig, model: torch.nn.Module) -> torch.optim.Optimizer:
-    """AdamW over all parameters."""
+    """Return AdamW over all parameters."""
     return torch.optim.AdamW(
         model.parameters(), lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay
     )
 
 
 def build_scheduler(config: SchedulerConfig) -> ComposerScheduler:
-    """The scheduler of that name, with the values that the file gives."""
+    """Return the scheduler of that name, with the values given in the file."""
     values = {'t_warmup': config.t_warmup, 'alpha_f': config.alpha_f, 'decay_share': config.decay_share}
     given = {name: value for name, value in values.items() if value is not None}
     return build_each('scheduler', SCHEDULERS, {config.name: given})[0]
 
 
 def rows_per_rank(config: TrainConfig) -> int:
-    """The share of a batch that one rank draws."""
+    """Return the number of rows of a batch per rank. Raises ConfigError if they do not divide."""
     rows, rest = divmod(config.global_train_batch_size, dist.get_world_size())
     if rest or not rows:
         found = f'{config.global_train_batch_size} rows for {dist.get_world_size()} ranks'
@@ -112,7 +112,7 @@ def rows_per_rank(config: TrainConfig) -> int:
 
 
 def build_trainer(config: TrainConfig) -> Trainer:
-    """The Trainer with all its parts; the weights of a fresh model depend on the seed alone."""
+    """Return the Trainer with all its parts; the weights of a new model depend only on the seed."""
     if config.cpu_threads is not None:
         torch.set_num_threads(config.cpu_threads)
     callbacks = build_each('callbacks', CALLBACKS, config.callbacks)  # first: they check tasks and data
@@ -122,7 +122,7 @@ def build_trainer(config: TrainConfig) -> Trainer:
     if config.fsdp_config is not None:
         mark_blocks_for_fsdp(model)
         if config.fsdp_config.get('activation_checkpointing'):
-            model.config.use_cache = False  # a block that runs again would put its keys into the cache twice
+            model.config.use_cache = False  # a recomputed block would append its keys to the cache twice
     return Trainer(
         model=composer_model(model, tokenizer),
         train_dataloader=build_dataloader(
@@ -152,19 +152,19 @@ def build_trainer(config: TrainConfig) -> Trainer:
         save_overwrite=config.save_overwrite,
         load_path=config.load_path,
         autoresume=config.autoresume,
-        progress_bar=config.progress_bar and sys.stderr.isatty(),  # elsewhere it is thousands of lines
+        progress_bar=config.progress_bar and sys.stderr.isatty(),  # in a log file it is thousands of lines
         log_to_console=config.log_to_console,
         console_log_interval=config.console_log_interval,
     )
 
 
 def is_over(state: State) -> bool:
-    """Return whether the checkpoint that was loaded is of the end of the training, where `fit` raises an error."""
+    """Return whether the loaded checkpoint is of the end of the training, at which `fit` raises an error."""
     return state.max_duration is not None and state.timestamp >= state.max_duration
 
 
 def print_evaluations(trainer: Trainer) -> None:
-    """The scores over the training, and where the files are."""
+    """Print the scores over the training, and the folders of the files."""
     for callback in trainer.state.callbacks:
         if isinstance(callback, EvalGauntlet) and callback.folder is not None:
             print_runs(callback.folder)
@@ -173,7 +173,7 @@ def print_evaluations(trainer: Trainer) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Trains; the exit status."""
+    """Train; return the exit status."""
     if not arguments or '=' in arguments[0]:
         print('usage: composer -n RANKS scripts/train.py CONFIG.yaml [key=value ...]', file=sys.stderr)
         return 2

@@ -1,4 +1,4 @@
-"""The keys of a training YAML: llm-foundry's names where it has them, and nothing that is not used."""
+"""The keys of a training YAML, with llm-foundry's names where it has them."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainDataConfig:
-    """JSON lines with the key `text`, or text files of a document each; tokenised once, then mapped into memory."""
+    """JSON lines with the key `text`, or text files with one document each; tokenized once, then memory-mapped."""
 
     path: tuple[str, ...]
-    cache: str | None = None  # folder for the tokens of it; null: beside the first file
-    packed: bool = True  # documents and eos in one stream, cut into blocks; false: a row each, cut at max_seq_len
+    cache: str | None = None  # folder for the token ids; null: beside the first file
+    packed: bool = True  # blocks of one stream of documents and eos; false: a row per document, truncated
     shuffle: bool = True
 
     def __post_init__(self) -> None:
@@ -53,7 +53,7 @@ class TrainDataConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW, the only one known here."""
+    """AdamW, the only optimizer supported."""
 
     name: str = 'adamw'
     lr: float
@@ -70,7 +70,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """One of `SCHEDULERS`; times are Composer's (100ba, 0.1dur), `alpha_f` is the last share of the learning rate."""
+    """One of `SCHEDULERS`; times are Composer's (100ba, 0.1dur), `alpha_f` is the final factor of the learning rate."""
 
     name: str = 'constant_with_warmup'
     t_warmup: str = '0ba'
@@ -84,7 +84,7 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    """A training YAML. What is not explained goes to the argument of Composer's Trainer of the same name."""
+    """A training YAML. Keys without a comment are arguments of Composer's Trainer."""
 
     tokenizer: TokenizerConfig
     model: ModelConfig
@@ -94,7 +94,7 @@ class TrainConfig:
     max_seq_len: int
     global_train_batch_size: int  # rows of all ranks together
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
-    algorithms: dict[str, dict[str, Any]] = field(default_factory=dict)  # by name, as the next two: see train.py
+    algorithms: dict[str, dict[str, Any]] = field(default_factory=dict)  # by name, like the next two: see train.py
     callbacks: dict[str, dict[str, Any]] = field(default_factory=dict)
     loggers: dict[str, dict[str, Any]] = field(default_factory=dict)
     run_name: str | None = None
@@ -102,10 +102,10 @@ class TrainConfig:
     device: str | None = None
     device_train_microbatch_size: Any = None  # a number, auto, or null for the whole batch of a rank
     precision: str | None = None
-    cpu_threads: int | None = None  # of torch in each rank; null: what the launcher gives it
+    cpu_threads: int | None = None  # of torch in each rank; null: the launcher's
     fsdp_config: dict[str, Any] | None = None
-    dist_timeout: float = 900.0  # seconds; longer than the gauntlet's stall_seconds, which says where a rank hangs
-    eval_interval: Any = 1  # of evaluators that do not bring their own; the gauntlet does
+    dist_timeout: float = 900.0  # longer than the gauntlet's stall_seconds, which reports a hanging rank
+    eval_interval: Any = 1  # of evaluators without their own; the gauntlet has one
     save_folder: str | None = None
     save_interval: str = '1ep'
     save_num_checkpoints_to_keep: int = -1
@@ -118,9 +118,9 @@ class TrainConfig:
 
 
 def read_config(path: str, overrides: list[str], *, num_ranks: int = 1) -> tuple[TrainConfig, tuple[str, ...]]:
-    """The checked settings of a YAML file, after overrides such as `optimizer.lr=1e-3`.
+    """Return the checked settings of a YAML file, after overrides such as `optimizer.lr=1e-3`.
 
-    Its top-level keys of llm-foundry for ICL become the callback's; what became of them is told in lines.
+    llm-foundry's top-level ICL keys become the callback's; the returned lines report how.
     """
     mapped = map_training(read_yaml(path, overrides), source=path, num_ranks=num_ranks)
     problems = Problems(path)

@@ -11,10 +11,9 @@ from urllib.parse import parse_qs
 import pytest
 from paths import ROOT
 
-sys.path.insert(0, str(ROOT / 'scripts' / 'dashboards'))
+sys.path.insert(0, str(ROOT / 'scripts'))
 
-from mlflow_links import link
-from panels import Panel, panels_of
+from dashboards import Panel, mlflow_link, panels_of
 
 RECORD = {
     'tasks': {
@@ -73,7 +72,7 @@ def test_an_evaluation_without_a_gauntlet_has_its_tasks():
 
 
 def test_a_link_holds_runs_keys_and_the_step_as_axis():
-    url = link('http://host:5000/', '7', ['r1', 'r2'], Panel('Tasks', 'world', ('metrics/a b/0-shot/X', 'y')))
+    url = mlflow_link('http://host:5000/', '7', ['r1', 'r2'], Panel('Tasks', 'world', ('metrics/a b/0-shot/X', 'y')))
     page, _, query = url.partition('?')
     assert page == 'http://host:5000/#/metric'
     found = parse_qs(query)
@@ -84,15 +83,17 @@ def test_a_link_holds_runs_keys_and_the_step_as_axis():
 
 
 @pytest.mark.parametrize(
-    ('script', 'options'),
+    ('command', 'options'),
     [
-        ('wandb_workspace.py', ['--entity', 'e', '--project', 'p', '--dry-run']),
-        ('mlflow_links.py', ['--uri', 'http://127.0.0.1:9', '--experiment', 'e']),
+        ('wandb', ['--entity', 'e', '--project', 'p', '--dry-run']),
+        ('mlflow', ['--uri', 'http://127.0.0.1:9', '--experiment', 'e']),
     ],
 )
-def test_a_folder_without_records_is_an_error_that_names_it(tmp_path: Path, script: str, options: list[str]):
+def test_a_folder_without_records_is_an_error_that_names_it(tmp_path: Path, command: str, options: list[str]):
     done = subprocess.run(
-        [sys.executable, ROOT / 'scripts' / 'dashboards' / script, tmp_path, *options], capture_output=True, text=True
+        [sys.executable, ROOT / 'scripts' / 'dashboards.py', command, tmp_path, *options],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 2
     assert done.stderr.startswith(f'error: {tmp_path}: ') and 'Traceback' not in done.stderr

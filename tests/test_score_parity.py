@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from paths import FIXTURES, SHARED_DATA
 from reference_accuracy import ReferenceAccuracy, reference_accuracy
 from score_generations import CannedReplies, agieval_question, math_question, mmlu_pro_question
@@ -174,3 +175,10 @@ def test_consistency_rates_are_equal(scored: Scored):
             recorded = task['runs'][0]['metrics'][task['name']][RATES[perturbation]]
         assert score.consistency_rate_reference.value == pytest.approx(recorded, abs=1e-9)
         assert 0.1 < score.consistency_rate.value < 0.9
+
+
+@pytest.mark.parametrize('dataset', PROMPTS)
+def test_the_recorded_rows_are_those_of_the_cases_file(dataset: str):
+    files = yaml.safe_load((FIXTURES / 'score_cases.yaml').read_text('utf-8'))[dataset]['files']
+    recorded = json.loads((FIXTURES / 'score' / f'{dataset}.json').read_text())
+    assert recorded['rows'] == {name: entry['rows'] for name, entry in files.items()}

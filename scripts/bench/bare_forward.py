@@ -1,19 +1,17 @@
-"""The limit as a contender: a bare Hugging Face forward over as many tokens as our plan has, nothing around it."""
+"""The lower bound as a contender: a bare Hugging Face forward over as many tokens as our plan has."""
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections import Counter
 from typing import Any, NamedTuple
 
 import torch
 from transformers import AutoModelForCausalLM
 from worker import measure
 
-LENGTH_TOLERANCE = 0.05  # rows may be this much shorter or longer than the mean
-
 
 class Batch(NamedTuple):
-    """Rows of one length, and how many positions of each row are read."""
+    """Rows of one length, with the number of positions that are read in each."""
 
     num_rows: int
     length: int
@@ -21,18 +19,18 @@ class Batch(NamedTuple):
 
 
 class BareForward:
-    """`measure` times the model's own attention without a mask, and logits at as many positions as are read.
+    """Times the model with its own attention, without a mask, and with logits only at as many positions as are read.
 
-    Rows have the mean length of the planned sequences; there is no tokenisation, padding, softmax or scoring in it.
+    Rows have the mean length of the planned sequences. Tokenization, padding, softmax and scoring are not included.
     """
 
     def load(self, model_folder: str) -> None:
-        """Takes the model into memory; the next measurement warms it up."""
+        """Load the model; the next measurement warms it up."""
         self.model = AutoModelForCausalLM.from_pretrained(model_folder, torch_dtype=torch.float32).eval()
         self.warm = False
 
     def measure(self, *, shape: dict[str, Any]) -> dict[str, Any]:
-        """Seconds of a forward over `shape`, the fields of ours.Shape."""
+        """Return the seconds of a forward over `shape`, the arguments of `bare_batches`."""
         batches = bare_batches(**shape)
         inputs = [self.inputs(batch) for batch in batches]
         if not self.warm:
@@ -47,7 +45,7 @@ class BareForward:
         }
 
     def inputs(self, batch: Batch) -> dict[str, torch.Tensor]:
-        """Random token ids, and the last positions as the ones that are read."""
+        """Return random token ids, with the last positions as those that are read."""
         generator = torch.Generator().manual_seed(0)
         size = (batch.num_rows, batch.length)
         return {
@@ -57,29 +55,26 @@ class BareForward:
 
     @torch.no_grad()
     def forward(self, inputs: list[dict[str, torch.Tensor]]) -> None:
-        """All that is timed."""
+        """Run all batches; this is what is timed."""
         for arguments in inputs:
             self.model(**arguments, use_cache=False)
 
 
 def bare_batches(*, num_tokens: int, mean_length: float, num_reads: int, tokens_per_batch: int) -> list[Batch]:
-    """Rows of about `mean_length` that hold `num_tokens` together, in like batches of at most `tokens_per_batch`.
+    """Return batches of at most `tokens_per_batch`, with rows of about `mean_length`.
 
-    Some rows have one read more than the others, so that there are `num_reads` in all.
+    The rows hold `num_tokens` and `num_reads` in all, each row the same number of them or one more.
     """
-    num_rows, length = rows_of(num_tokens, mean_length)
-    reads, num_longer = divmod(num_reads, num_rows)
+    num_rows = max(1, round(num_tokens / mean_length))
+    rows = Counter(zip(spread(num_tokens, num_rows), spread(num_reads, num_rows), strict=True))
     batches = []
-    for count, reads_each in ((num_rows - num_longer, reads), (num_longer, reads + 1)):
+    for (length, reads), count in rows.items():
         num_batches = -(-count // max(1, tokens_per_batch // length))
-        bounds = [count * index // num_batches for index in range(num_batches + 1)] if count else []
-        batches += [Batch(end - start, length, min(reads_each, length)) for start, end in pairwise(bounds)]
+        batches += [Batch(num, length, min(reads, length)) for num in spread(count, num_batches)]
     return batches
 
 
-def rows_of(num_tokens: int, mean_length: float) -> tuple[int, int]:
-    """Number and length of rows: their product as near to `num_tokens` as a length near the mean allows."""
-    least = round(num_tokens / mean_length * (1 - LENGTH_TOLERANCE))
-    most = round(num_tokens / mean_length * (1 + LENGTH_TOLERANCE))
-    pairs = [(rows, max(1, round(num_tokens / rows))) for rows in range(max(1, least), max(1, most) + 1)]
-    return min(pairs, key=lambda pair: (abs(pair[0] * pair[1] - num_tokens), abs(pair[1] - mean_length)))
+def spread(total: int, num_parts: int) -> list[int]:
+    """Return `num_parts` numbers that add up to `total` and differ by at most one."""
+    each, rest = divmod(total, num_parts)
+    return [each + 1] * rest + [each] * (num_parts - rest)

@@ -1,4 +1,4 @@
-"""The controller's side of the contenders: one process each, kept over the whole run."""
+"""The contenders as seen by the controller: one process each, kept for the whole run."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from typing import Any
 
 WORKER = Path(__file__).with_name('worker.py')
 GRACE_SECONDS = 10
-LOG_LINES = 20  # of a process that ended, in an error
-# glibc gives large blocks back to the system and takes them anew, page by page, which took up to a tenth of the time.
+LOG_LINES = 20  # shown in the error about a process that ended
+# By default glibc returns large blocks to the system and gets them again page by page: up to a tenth of the time.
 KEEPS_MEMORY = {'MALLOC_MMAP_THRESHOLD_': str(4 * 2**30), 'MALLOC_TRIM_THRESHOLD_': str(8 * 2**30)}
 
 
 class ContenderError(Exception):
-    """A contender failed, with what it said."""
+    """A contender failed; the message has its output."""
 
 
 class Contender:
-    """A process that answers requests one at a time, and waits without work in between."""
+    """A process that answers requests one at a time and is idle in between."""
 
     def __init__(self, command: list[str], log: Path, environment: Mapping[str, str]) -> None:
         self.log = log
@@ -39,14 +39,14 @@ class Contender:
             )
 
     def send(self, method: str, **arguments: Any) -> None:
-        """Asks for a method of the contender's class; `receive` waits for the answer."""
+        """Call a method of the contender's class; `receive` waits for the answer."""
         try:
             print(json.dumps({'method': method, 'arguments': arguments}), file=self.process.stdin, flush=True)
         except BrokenPipeError as error:
             raise self.ended() from error
 
     def receive(self) -> Any:
-        """The answer to the request sent last. Raises ContenderError where there is none."""
+        """Return the answer to the last request. Raises ContenderError if there is none."""
         line = self.process.stdout.readline()
         if not line:
             raise self.ended()
@@ -56,18 +56,18 @@ class Contender:
         return answer['answer']
 
     def ask(self, method: str, **arguments: Any) -> Any:
-        """The answer to a request."""
+        """Return the answer to a request."""
         self.send(method, **arguments)
         return self.receive()
 
     def ended(self) -> ContenderError:
-        """Return what to raise when the process is gone."""
+        """Return the error to raise if the process has ended."""
         status = self.process.wait()
         tail = '\n'.join(self.log.read_text(errors='replace').splitlines()[-LOG_LINES:])
         return ContenderError(f'the process ended with status {status}; the end of {self.log}:\n{tail}')
 
     def close(self) -> None:
-        """Ends the process, by force where it does not end with its input."""
+        """End the process, by force if it does not end with its input."""
         with suppress(BrokenPipeError):
             self.process.stdin.close()
         try:
@@ -79,15 +79,14 @@ class Contender:
 
 
 @contextmanager
-def running(commands: Mapping[str, tuple[str, str]], folder: Path, num_threads: int) -> Iterator[dict[str, Contender]]:
-    """Contenders by name, each of an interpreter and a MODULE:CLASS. They end with the context."""
-    threads = str(num_threads)
+def running(commands: Mapping[str, tuple[str, str]], folder: Path) -> Iterator[dict[str, Contender]]:
+    """Yield the contenders by name, each started from (interpreter, MODULE:CLASS), and end them with the context."""
     scratch = (folder / 'scratch').resolve()
     scratch.mkdir(parents=True, exist_ok=True)
     environment = {
-        'OMP_NUM_THREADS': threads,
-        'MKL_NUM_THREADS': threads,
-        'RAYON_NUM_THREADS': threads,
+        'OMP_NUM_THREADS': '1',
+        'MKL_NUM_THREADS': '1',
+        'RAYON_NUM_THREADS': '1',
         'TOKENIZERS_PARALLELISM': 'false',
         'CUDA_VISIBLE_DEVICES': '',
         'HF_HUB_OFFLINE': '1',
@@ -99,14 +98,13 @@ def running(commands: Mapping[str, tuple[str, str]], folder: Path, num_threads: 
         stack.callback(shutil.rmtree, scratch, ignore_errors=True)
         contenders = {}
         for name, (python, of_class) in commands.items():
-            command = [python, str(WORKER), of_class, '--threads', threads]
-            contenders[name] = Contender(command, folder / 'logs' / f'{name}.log', environment)
+            contenders[name] = Contender([python, str(WORKER), of_class], folder / 'logs' / f'{name}.log', environment)
             stack.callback(contenders[name].close)
         yield contenders
 
 
 def load_all(contenders: Mapping[str, Contender], model_folder: Path) -> dict[str, Any]:
-    """All contenders take the same model, side by side. What they say of it, by name."""
+    """Load the same model in all contenders at once; return their answers by name."""
     for contender in contenders.values():
         contender.send('load', model_folder=str(model_folder))
     return {name: contender.receive() for name, contender in contenders.items()}

@@ -1,8 +1,8 @@
 """llm-foundry as a contender (see worker.py): Composer's evaluation of one of its tasks, in fp32.
 
-Runs in the environment of `requirements/reference.txt`. Timed is the Trainer's evaluation with few-shot prompting and
-tokenisation, once the model is loaded and a first row was scored; reading the file is not. Each measurement has a
-tokenizer that has met no word yet, and finds nothing that an earlier one has left on disk.
+Runs in the environment of `requirements/reference.txt`. The Trainer's evaluation is timed, including few-shot
+prompting and tokenization, after the model is loaded and warmed up; reading the file is not. Each measurement has a
+tokenizer that has seen no text yet, and no cache from an earlier one.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ WARM_UP_TOKENS = 4
 
 
 class PredictionRecorder(Callback):
-    """Keeps what the metrics say of each item, or its text."""
+    """Keeps each item's result from the metrics, or its generation."""
 
     def __init__(self) -> None:
         self.predictions: list[Any] = []
 
     def eval_batch_end(self, state: State, logger: Logger) -> None:
-        """Take the generations or the last metric's outputs; state.batch is the whole batch where nothing splits it."""
+        """Take the generations or the last metric's outputs; state.batch is the whole batch, as nothing splits it."""
         del logger
         if isinstance(state.outputs, list) and isinstance(state.outputs[0], str):
             self.predictions.extend(state.outputs)
@@ -47,7 +47,7 @@ def evaluator_over(
 ) -> Iterator[Evaluator]:
     """Yield llm-foundry's evaluator of these rows, without categories."""
     datasets.disable_progress_bars()
-    datasets.disable_caching()  # else a second evaluation finds its tokens ready
+    datasets.disable_caching()  # else a second evaluation reuses the tokens
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / 'rows.source.jsonl'
         source.write_bytes(rows_file.read_bytes())
@@ -58,7 +58,7 @@ def evaluator_over(
 
 
 class FirstRows:
-    """The first rows of a data set, with the length of the whole: Composer drops items where the two lengths differ."""
+    """The first rows of a dataset, with the length of all of it: Composer drops items if the two lengths differ."""
 
     def __init__(self, first: Any, num_rows: int) -> None:
         self.first, self.num_rows = first, num_rows
@@ -71,10 +71,7 @@ class FirstRows:
 
 
 def prepare_first(data_set: Any, num_items: int) -> None:
-    """Prepare the first rows only, which the data set does to all when the first is asked for.
-
-    Their shots still come from all rows.
-    """
+    """Prepare only the first rows, with shots from all rows; the dataset itself would prepare all at the first use."""
     first = data_set.dataset.select(range(num_items))
     arguments = {name: getattr(data_set, name) for name in ('num_fewshot', 'prompt_string', 'fewshot_rng')}
     prepared = first.map(data_set._prep_example, with_indices=True, fn_kwargs=arguments)
@@ -83,7 +80,7 @@ def prepare_first(data_set: Any, num_items: int) -> None:
 
 
 class LLMFoundry:
-    """Composer's evaluation. A generation task gets room for its longest right answer, whatever its limit."""
+    """Composer's evaluation. It generates up to the length of the longest correct answer, whatever the limit."""
 
     def load(self, model_folder: str, device: str = 'cpu') -> None:
         """Load the model; the next measurement warms it up."""
@@ -103,7 +100,7 @@ class LLMFoundry:
     def measure(
         self, *, task: dict[str, Any], rows_file: str, max_seq_len: int, batch_size: int, num_items: int
     ) -> dict[str, Any]:
-        """Return seconds and predictions for the first `num_items` rows; texts are cut at their stops."""
+        """Return seconds and predictions for the first `num_items` rows; texts end before their stops."""
         if not self.warm:
             short = {**task, 'generation_kwargs': {'max_new_tokens': WARM_UP_TOKENS}}
             length = min(max_seq_len, WARM_UP_LENGTH)

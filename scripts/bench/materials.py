@@ -1,6 +1,6 @@
 """The model of the benchmark: a Llama with random weights, and a tokenizer trained on the data files.
 
-Both are kept in one folder, named by a hash of what they were made from.
+Both are kept in one folder, named by a hash of everything they depend on.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTraine
 
 CHARACTERS_PER_FILE = 1_000_000  # of the tokenizer's training text
 BOS, EOS, PAD = '<s>', '</s>', '<pad>'
-TRUNK = {'hidden_size': 512, 'intermediate_size': 1376, 'num_hidden_layers': 8, 'num_attention_heads': 8}  # 25.3M
+LAYERS = {'hidden_size': 512, 'intermediate_size': 1376, 'num_hidden_layers': 8, 'num_attention_heads': 8}  # 25.3M
 MAX_POSITIONS = 2048
-LIVELY = 3.0  # times larger weights in all layers, and what a model writes does not repeat itself
+LIVELY = 3.0  # factor of the weights of all layers, with which generations do not repeat themselves
 
 
 def texts_in(value: Any) -> Iterator[str]:
-    """Every string in a JSON value."""
+    """Yield every string in a JSON value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -36,7 +36,7 @@ def texts_in(value: Any) -> Iterator[str]:
 
 
 def training_text(data_root: str) -> list[str]:
-    """The strings of all data files below the root, of each as many as CHARACTERS_PER_FILE allows."""
+    """Return the strings of all data files below the root, up to CHARACTERS_PER_FILE of each."""
     chosen = []
     for path in sorted(Path(data_root).rglob('*.jsonl')):
         left = CHARACTERS_PER_FILE
@@ -51,9 +51,9 @@ def training_text(data_root: str) -> list[str]:
 
 
 def model_folder(vocabulary: int, data_root: str, folder: Path) -> Path:
-    """A Hugging Face folder with the model and the tokenizer of this vocabulary, made where it is not there yet."""
+    """Return a Hugging Face folder with the model and tokenizer of this vocabulary, made if absent."""
     text = training_text(data_root)
-    recipe = json.dumps([vocabulary, TRUNK, MAX_POSITIONS, torch.__version__, text]).encode()
+    recipe = json.dumps([vocabulary, LAYERS, MAX_POSITIONS, torch.__version__, text]).encode()
     path = folder / f'llama-{vocabulary}-{hashlib.sha256(recipe).hexdigest()[:12]}'
     if not (path / 'complete').exists():
         make_tokenizer(text, vocabulary).save_pretrained(path)
@@ -63,7 +63,7 @@ def model_folder(vocabulary: int, data_root: str, folder: Path) -> Path:
 
 
 def make_tokenizer(text: list[str], vocabulary: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer of at most `vocabulary` entries that puts a bos before every text."""
+    """Return a byte-level BPE tokenizer of at most `vocabulary` entries that puts a bos before every text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -81,7 +81,7 @@ def make_tokenizer(text: list[str], vocabulary: int) -> PreTrainedTokenizerFast:
 
 
 def make_model(vocabulary: int) -> LlamaForCausalLM:
-    """A Llama of 25M parameters, embeddings not counted; its weights are random and always the same."""
+    """Return a Llama of 25M parameters without embeddings; its weights are random and always the same."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=vocabulary,
@@ -89,16 +89,16 @@ def make_model(vocabulary: int) -> LlamaForCausalLM:
         bos_token_id=0,
         eos_token_id=1,
         pad_token_id=2,
-        **TRUNK,
+        **LAYERS,
     )
     return LlamaForCausalLM(config)
 
 
 def lively_folder(folder: Path, end_scale: float) -> Path:
-    """A copy of a model that does not write the same few tokens again and again, made where it is not there yet.
+    """Return a copy of a model whose generations do not repeat the same few tokens, made if absent.
 
-    `end_scale` times the best logit that is to be expected is about two deviations of that of eos: at 0 it is never
-    the best, and from 0.4 a reply ends now and then.
+    `end_scale` scales the logit of eos: its two standard deviations are about `end_scale` times the expected best
+    logit. At 0 eos is never the best, and from 0.4 a generation ends now and then.
     """
     path = folder.with_name(f'{folder.name}-lively-{LIVELY:g}-{end_scale:g}')
     if not (path / 'complete').exists():

@@ -36,36 +36,35 @@ PROBE_LENGTH = 512  # tokens; a Llama has no attention window that longer rows w
 
 
 class Evaluated(NamedTuple):
-    """A plan, its results in a fixed order, and the writer of its generations."""
+    """A plan, its results in a fixed order, and its generator."""
 
     planned: PlannedEvaluation
     results: Sequence[ItemResult]
-    writer: TextGenerator
+    generator: TextGenerator
 
 
 class Ours:
-    """`measure` times everything from the files to the scores, with a fresh tokenizer.
-
-    The probes of the model are not timed, as they are made once for a model.
-    """
+    """Times everything from the files to the scores, with a fresh tokenizer, but not the probe of the model."""
 
     def load(self, model_folder: str) -> dict[str, str]:
-        """Load the model; the next measurement warms it up. Return how the model is run."""
+        """Load the model; the next measurement warms it up. Return its batch layouts."""
         self.model_folder = model_folder
         model = AutoModelForCausalLM.from_pretrained(model_folder, torch_dtype=torch.float32).eval()
         self.language_model = CausalLanguageModel(model, device=torch.device('cpu'))
         vocabulary = min(len(self.tokenizer()), self.language_model.vocabulary)
         self.scoring = probe(self.language_model, vocabulary=vocabulary, longest=PROBE_LENGTH)
-        self.writing = probe_generation(self.writer(self.tokenizer()), vocabulary=vocabulary, longest=PROBE_LENGTH)
+        self.generation = probe_generation(
+            self.generator(self.tokenizer()), vocabulary=vocabulary, longest=PROBE_LENGTH
+        )
         self.warm = False
-        return {'way': f'{self.scoring}; {self.writing}'}
+        return {'layouts': f'{self.scoring}; {self.generation}'}
 
     def tokenizer(self) -> Any:
-        """Return a new tokenizer: an old one remembers the words it has met."""
+        """Return a new tokenizer, which has cached no words yet."""
         return AutoTokenizer.from_pretrained(self.model_folder)
 
-    def writer(self, tokenizer: Any) -> TextGenerator:
-        """Return a writer that has generated nothing yet."""
+    def generator(self, tokenizer: Any) -> TextGenerator:
+        """Return a new generator."""
         decoder = GenerationDecoder(tokenizer, end_ids(tokenizer, self.language_model.model, reference=False))
         return TextGenerator(self.language_model, decoder)
 
@@ -110,17 +109,17 @@ class Ours:
             generates=bool(prepared.generate_requests),
         )
         planned = plan_evaluation(prepared, tokens_per_batch=budget, layout=self.scoring.layout)
-        writer = self.writer(tokenizer)
-        writer.layout = self.writing.layout
+        generator = self.generator(tokenizer)
+        generator.layout = self.generation.layout
         outputs: list[Any] = [output for batch in forwards(planned) for output in self.language_model.run(batch)]
-        for pool in assign_continuous_batches(planned.continuous_batches, num_ranks=1)[0]:
-            outputs += writer.generate(pool)
+        for continuous_batch in assign_continuous_batches(planned.continuous_batches, num_ranks=1)[0]:
+            outputs += generator.generate(continuous_batch)
         (results,) = conclude(planned, planned.results(outputs), {}).results.values()
-        return Evaluated(planned, sorted(results, key=lambda one: (one.key.variant or '', one.key.row)), writer)
+        return Evaluated(planned, sorted(results, key=lambda one: (one.key.variant or '', one.key.row)), generator)
 
 
 class Alone(Ours):
-    """Every variant of SCORE in an evaluation of its own, in which no prompt shares a prefix with another."""
+    """Runs every variant of SCORE in its own evaluation, in which no prompts share a prefix."""
 
     def evaluations(self, data: EvaluationData) -> list[EvaluationData]:
         """Return an evaluation for each label or prompt, as if it were the only prompt."""
@@ -144,7 +143,7 @@ def read(settings: dict[str, Any]) -> EvaluationData:
 
 
 def scored(evaluated: Sequence[Evaluated]) -> dict[str, Any]:
-    """Return the shape of what was scored, the sequences, and of SCORE how many of the prompts' tokens were run."""
+    """Return the shape of the work, the sequences, and for SCORE the share of the prompts' tokens that was run."""
     plans = [one.planned for one in evaluated]
     rows = input_rows(plans[0])
     notes = {}
@@ -154,15 +153,15 @@ def scored(evaluated: Sequence[Evaluated]) -> dict[str, Any]:
         distinct = sum(count_prefixes(planned.score_requests) for planned in plans) / num_tokens
         notes = {'tokens run': f'{run:.3f} of the prompts, {distinct:.3f} are distinct'}
     return {
-        'shape': plan_shape(plans[0])._asdict(),
+        'shape': shape(plans[0]),
         'sequences': {'count': len(rows), 'longest': max(map(len, rows))},
         'notes': notes,
     }
 
 
 def generated(evaluated: Sequence[Evaluated], results: Sequence[ItemResult], wall_seconds: float) -> dict[str, Any]:
-    """Return how long the generations are, and what was run for them."""
-    ((planned, _, writer),) = evaluated
+    """Return the lengths of the generations, and the tokens run for them."""
+    ((planned, _, generator),) = evaluated
     lengths = [result.num_tokens[0] for result in results]
     prompt_tokens = sum(len(request.context) for request in planned.generate_requests)
     return {
@@ -170,47 +169,38 @@ def generated(evaluated: Sequence[Evaluated], results: Sequence[ItemResult], wal
         'notes': {
             'new tokens': f'{mean(lengths):.0f}, at most {max(lengths)}',
             'per second': f'{sum(lengths) / wall_seconds:.0f}',
-            'padding': f'{writer.usage.wasted:.3f}',
-            'prompt tokens run': f'{writer.usage.prompt_tokens / prompt_tokens:.3f}',
+            'padding': f'{generator.usage.wasted:.3f}',
+            'prompt tokens run': f'{generator.usage.prompt_tokens / prompt_tokens:.3f}',
         },
     }
 
 
 def forwards(planned: PlannedEvaluation) -> list[plan.Batch]:
-    """Return the batches in the order in which a single rank runs them, cached prefixes as batches of their own."""
+    """Return the batches in the order in which a single rank runs them, including those of cached prefixes."""
     return assign(planned.batches, num_ranks=1)[0] if planned.batches else []
 
 
-class Shape(NamedTuple):
-    """The planned work, for a bare forward over as many tokens.
+def shape(planned: PlannedEvaluation) -> dict[str, float]:
+    """Return the work that a plan leaves to the model, as the arguments of a bare forward.
 
     `num_tokens` are the planned unique tokens, `mean_length` the mean over distinct input sequences, `num_reads` the
     distinct prefixes whose next token is scored.
     """
-
-    num_tokens: int
-    mean_length: float
-    num_reads: int
-    tokens_per_batch: int
-
-
-def plan_shape(planned: PlannedEvaluation) -> Shape:
-    """Return the work that a plan leaves to the model."""
     reads = {
         (*context, *continuation[:count])
         for context, continuation in scored_ids(planned)
         for count in range(len(continuation))
     }
-    return Shape(
-        num_tokens=num_model_tokens(planned),
-        mean_length=mean(map(len, input_rows(planned))),
-        num_reads=len(reads),
-        tokens_per_batch=planned.tokens_per_batch,
-    )
+    return {
+        'num_tokens': num_model_tokens(planned),
+        'mean_length': mean(map(len, input_rows(planned))),
+        'num_reads': len(reads),
+        'tokens_per_batch': planned.tokens_per_batch,
+    }
 
 
 def num_model_tokens(planned: PlannedEvaluation) -> int:
-    """Return the tokens that the model is given: distinct prefixes, cached ones once, and padding in padded rows."""
+    """Return the number of input tokens: distinct prefixes, cached ones once, and padding in padded rows."""
     return sum(batch.num_tokens for batch in forwards(planned))
 
 
@@ -239,7 +229,7 @@ def first_items(num_items: int | None) -> Iterator[None]:
 
 
 def predictions(planned: PlannedEvaluation, results: Sequence[ItemResult]) -> list[Any]:
-    """Return the texts of generations, the chosen indices, or for a single continuation 1 where it is right."""
+    """Return the texts of generations, the chosen indices, or for a single continuation 1 if it is correct."""
     if planned.generate_requests:
         return [result.text for result in results]
     num_choices = len(planned.items[results[0].key].request.continuations)

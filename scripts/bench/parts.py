@@ -1,4 +1,4 @@
-"""The parts of the benchmark: rows of the tables, what each contender does in them, and targets."""
+"""The parts of the benchmark: rows of the tables, jobs of the contenders in them, and targets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from llmfoundry_gauntlet.types import Example
 
 TASKS_YAML = 'yamls/tasks/gauntlet_v0.1.yaml'
 VOCABULARIES = (8_000, 50_000)
-POOL_ROWS = 2000  # that shots come from: with a small pool they repeat, and prompts begin alike
+SHOT_ROWS = 2000  # rows to draw shots from: from a few they repeat, and prompts share prefixes
 TOKENS_PER_FOUNDRY_BATCH = 4096
 PROMPTS_PER_FOUNDRY_BATCH = 8
 (QUESTIONS_FILE,) = FILES[MMLU_PRO]
@@ -39,7 +39,7 @@ class Place(NamedTuple):
 class Group:
     """Rows of one kind of work, and the targets of their geometric means.
 
-    The target of a ratio such as 'lm_eval/ours' is the least; that of 'ours/bare_forward' the most.
+    The target of a ratio such as 'lm_eval/ours' is a minimum; that of 'ours/bare_forward' a maximum.
     """
 
     name: str
@@ -52,9 +52,9 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRow:
-    """A task at one number of shots: the first `items` rows of its file are asked, (in full, in a quick run).
+    """A task at one number of shots, on the first `items` rows of its file (number in a full run, in a quick run).
 
-    llm-foundry asks the first `foundry_items` only, as it pads all items to `max_seq_len` and each costs the same.
+    llm-foundry runs the first `foundry_items`, as it pads all items to `max_seq_len` and each costs the same.
     `category` keeps the rows of one category. `stops` and `max_new_tokens` are for generation tasks; `end_scale` says
     how often the model ends a generation itself, `None` for the model of the other parts (`materials.lively_folder`).
     """
@@ -89,16 +89,17 @@ class TaskRow:
         }
 
     def jobs(self, place: Place, *, quick: bool) -> Jobs:
-        """Return what each contender measures."""
+        """Return the arguments of each contender's measurement."""
         num_items = self.items[quick]
         path = self.write_rows(place, num_items)
         task = self.entry | {'dataset_uri': str(path)}
         others = {'task': task, 'rows_file': str(path), 'max_seq_len': self.max_seq_len}
         batch_size = TOKENS_PER_FOUNDRY_BATCH // self.max_seq_len
+        short = {**task, 'generation_kwargs': {'max_new_tokens': 4}} if 'generation_kwargs' in task else task
         jobs: Jobs = {
             OURS: {
                 'settings': {'tasks': [task], 'truncation': 'reference'},
-                'warm_up': {'tasks': [warm_up(task)], 'truncation': 'reference'},
+                'warm_up': {'tasks': [short], 'truncation': 'reference'},
                 'max_seq_len': self.max_seq_len,
                 'num_items': num_items,
             },
@@ -112,21 +113,16 @@ class TaskRow:
         return jobs
 
     def write_rows(self, place: Place, num_items: int) -> Path:
-        """Write the rows of the task, or of its category, that are asked or shown as shots."""
+        """Write the rows of the task, or of its category, to evaluate or to draw shots from."""
         source = locate(self.entry['dataset_uri'], place.data_root)
         lines = [line for line in source.read_text('utf-8').split('\n') if line.strip()]
         if self.category is not None:
             lines = [line for line in lines if json.loads(line)['category'] == self.category]
-        chosen = lines[: max(num_items, POOL_ROWS) if self.num_shots else num_items]
+        chosen = lines[: max(num_items, SHOT_ROWS) if self.num_shots else num_items]
         path = place.folder / f'{self.label}-{self.num_shots}.jsonl'
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text('\n'.join(chosen) + '\n', 'utf-8')
         return path
-
-
-def warm_up(task: dict[str, Any]) -> dict[str, Any]:
-    """Return the task with short generations."""
-    return {**task, 'generation_kwargs': {'max_new_tokens': 4}} if 'generation_kwargs' in task else task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +143,7 @@ class ScoreRow:
         return f'{self.answers}/{self.perturbation}'
 
     def jobs(self, place: Place, *, quick: bool) -> Jobs:
-        """Return what each contender measures, with upstream's questions and prompts or, if absent, ours."""
+        """Return each contender's arguments, with upstream's questions and prompts or, if absent, ours."""
         source, prompts = next(files for files in SCORE_SOURCES if all(map(Path.is_file, files)))
         root = write_questions(source, self.items[quick], place.folder)
         entry = {
@@ -214,24 +210,20 @@ class Part:
     total: Group | None = None
 
 
-def scoring(name: str, foundry: float, lm_eval: float, bare: float) -> Group:
-    """Return a group of the likelihood part."""
-    return Group(name, {f'{FOUNDRY}/{OURS}': foundry, f'{LM_EVAL}/{OURS}': lm_eval, f'{OURS}/{BARE}': bare})
+def task_group(name: str, foundry: float, lm_eval: float, bare: float | None = None) -> Group:
+    """Return a group of the likelihood part, or without a target for the bare forward of the generation part."""
+    targets = {f'{FOUNDRY}/{OURS}': foundry, f'{LM_EVAL}/{OURS}': lm_eval}
+    return Group(name, targets if bare is None else {**targets, f'{OURS}/{BARE}': bare})
 
 
-def writing(name: str, foundry: float, lm_eval: float) -> Group:
-    """Return a group of the generation part."""
-    return Group(name, {f'{FOUNDRY}/{OURS}': foundry, f'{LM_EVAL}/{OURS}': lm_eval})
-
-
-ZERO_SHOT = scoring('0-shot multiple choice', 50, 1.5, 1.10)
-FOUR_TEXTS = scoring('3 to 10 shots, 4 text choices', 15, 3.5, 1.05)
-TWO_CHOICES = scoring('3 to 10 shots, 2 choices', 7, 2.2, 1.05)
-LETTERS = scoring('letters as choices', 10, 1.5, 1.05)
-OWN_CONTEXTS = scoring('language modelling, own contexts', 20, 1.1, 1.10)
-FULL_CONTEXTS = scoring('the same, filling max_seq_len', 3, 1.1, 1.10)
-SHARED_PASSAGES = scoring('shared passages', 50, 5, 1.05)
-SCORING_ROWS = (
+ZERO_SHOT = task_group('0-shot multiple choice', 50, 1.5, 1.10)
+FOUR_TEXTS = task_group('3 to 10 shots, 4 text choices', 15, 3.5, 1.05)
+TWO_CHOICES = task_group('3 to 10 shots, 2 choices', 7, 2.2, 1.05)
+LETTERS = task_group('letters as choices', 10, 1.5, 1.05)
+OWN_CONTEXTS = task_group('language modelling, own contexts', 20, 1.1, 1.10)
+FULL_CONTEXTS = task_group('the same, filling max_seq_len', 3, 1.1, 1.10)
+SHARED_PASSAGES = task_group('shared passages', 50, 5, 1.05)
+LIKELIHOOD_ROWS = (
     TaskRow(label='copa', num_shots=0, group=ZERO_SHOT, items=(100, 60), foundry_items=(4, 2)),
     TaskRow(label='piqa', num_shots=0, group=ZERO_SHOT, items=(96, 32), foundry_items=(4, 2)),
     TaskRow(label='hellaswag', num_shots=0, group=ZERO_SHOT, items=(48, 16), foundry_items=(2, 1)),
@@ -249,25 +241,25 @@ SCORING_ROWS = (
 GSM8K = TaskRow(
     label='gsm8k',
     num_shots=3,
-    group=writing('the model ends them', 1, 1.5),
+    group=task_group('the model ends them', 1, 1.5),
     items=(24, 12),
     foundry_items=(8, 8),
-    max_new_tokens=335,  # as long as the longest right answer
+    max_new_tokens=335,  # as long as the longest correct answer
     end_scale=0.4,
 )
 TRIVIAQA = TaskRow(
     label='triviaqa_sm_sub',
     num_shots=3,
-    group=writing('a stop string ends them', 5, 1),
+    group=task_group('a stop string ends them', 5, 1),
     items=(48, 16),
     foundry_items=(8, 8),
     max_new_tokens=22,
     end_scale=0.0,
     stops=('m',),
 )
-WRITING_ROWS = (
+GENERATION_ROWS = (
     GSM8K,
-    replace(GSM8K, group=writing('all to the limit', 1, 1), items=(24, 8), max_new_tokens=64, end_scale=0.0),
+    replace(GSM8K, group=task_group('all to the limit', 1, 1), items=(24, 8), max_new_tokens=64, end_scale=0.0),
     TRIVIAQA,
 )
 
@@ -288,7 +280,7 @@ SCORE_ROWS = (
 
 PARTS = {
     'likelihood': Part(
-        rows=SCORING_ROWS,
+        rows=LIKELIHOOD_ROWS,
         contenders={
             OURS: 'ours:Ours',
             BARE: 'bare_forward:BareForward',
@@ -296,10 +288,10 @@ PARTS = {
             LM_EVAL: 'lm_eval_contender:LMEval',
         },
         vocabularies=VOCABULARIES,
-        total=scoring('all rows', 25, 2, 1.05),
+        total=task_group('all rows', 25, 2, 1.05),
     ),
     'generation': Part(
-        rows=WRITING_ROWS,
+        rows=GENERATION_ROWS,
         contenders={
             OURS: 'ours:Ours',
             FOUNDRY: 'foundry_contender:LLMFoundry',
@@ -309,7 +301,7 @@ PARTS = {
     ),
     'score': Part(
         rows=SCORE_ROWS,
-        contenders={OURS: 'ours:Ours', ALONE: 'ours:Alone', LM_EVAL: 'score_lm_eval:LMEvalScore'},
+        contenders={OURS: 'ours:Ours', ALONE: 'ours:Alone', LM_EVAL: 'lm_eval_contender:LMEvalScore'},
         vocabularies=VOCABULARIES[:1],
     ),
 }

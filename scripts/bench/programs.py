@@ -1,12 +1,11 @@
-"""Times the scoring of programs in each language, in the sandbox and as bare processes.
+"""Time the scoring of programs in each language, in the sandbox and as bare processes.
 
     make bench PART=programs [QUICK=1]      (or: .venv/bin/python scripts/bench/programs.py [--quick])
 
-Programs are the solutions that come with HumanEval's files where these are at hand, else our own. Each is scored whole:
-its test and it in two processes, in C++ compiled first. `alone` is the median of one program after another, `pool` the
-time of all over their number with as many at a time as there are processors; `bare` is alone without a sandbox. In C++
-a problem's test is built once for all programs of the problem: `first` are programs with their test built, `alone` is
-of further programs of the same problems.
+Programs are the solutions in HumanEval's files or, if absent, in our own. Each is scored as in an evaluation: the
+program and its test in two processes, compiled first in C++. `alone` is the median of one program after another, `bare`
+the same without a sandbox, and `parallel` the total time by the number of programs with one per processor at a time. In
+C++ a problem's test is built once for all its programs: `first` includes that, `alone` does not.
 
 Results are in runs/bench/code.json.
 """
@@ -22,6 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from tabulate import tabulate
+
 from llmfoundry_gauntlet.scoring.code.execution import check_completion
 from llmfoundry_gauntlet.scoring.code.programs import LANGUAGES, Program, make_program, missing_tool
 from llmfoundry_gauntlet.scoring.code.sandbox import NONE, Sandbox, find_sandbox
@@ -33,9 +34,7 @@ FILES = {
     'c++': 'processed_human_eval_cpp.jsonl',
     'javascript': 'processed_human_eval_js.jsonl',
 }
-COUNTS = {'python': (160, 30), 'c++': (24, 5), 'javascript': (160, 30)}  # in full, and quickly
-COLUMNS = ('first', 'alone', 'bare', 'pool', 'a second', 'a minute')
-HEAD = f'{"":12}{"programs":>9}{"passed":>8}' + ''.join(f'{name:>10}' for name in COLUMNS)
+COUNTS = {'python': (160, 30), 'c++': (24, 5), 'javascript': (160, 30)}  # in a full run, in a quick one
 
 
 def main() -> None:
@@ -44,23 +43,22 @@ def main() -> None:
     parser.add_argument('--data-root', default=next(root for root in DATA_ROOTS if Path(root).is_dir()))
     arguments = parser.parse_args()
     sandbox = find_sandbox()
-    print(f'{sandbox}; milliseconds a program, {os.cpu_count()} processors')
-    print(HEAD)
     results = []
     for language in LANGUAGES:
         if missing := missing_tool(language):
-            print(f'{language:12}{missing}')
+            print(f'{language}: {missing}')
             continue
         rows = read(arguments.data_root, language, COUNTS[language][arguments.quick])
-        results.append(result := measure(language, rows, sandbox))
-        print(line(result), flush=True)
+        results.append(measure(language, rows, sandbox))
+    print(f'{sandbox}; seconds per program, {os.cpu_count()} processors')
+    print(tabulate(results, headers='keys', floatfmt='.4g'))
     OUT.mkdir(parents=True, exist_ok=True)
     (OUT / 'code.json').write_text(json.dumps({'sandbox': str(sandbox), 'languages': results}, indent=2) + '\n')
     print(f'{OUT / "code.json"}')
 
 
 def read(data_root: str, language: str, count: int) -> list[tuple[Program, str]]:
-    """Problems and their solutions."""
+    """Return problems with their solutions."""
     lines = (Path(data_root) / 'programming' / FILES[language]).read_text(encoding='utf-8').splitlines()[:count]
     rows = [json.loads(text) for text in lines]
     keys = ('language', 'prompt', 'entry_point', 'test')
@@ -68,11 +66,11 @@ def read(data_root: str, language: str, count: int) -> list[tuple[Program, str]]
 
 
 def measure(language: str, rows: list[tuple[Program, str]], sandbox: Sandbox) -> dict[str, Any]:
-    """All figures of a language, in seconds."""
+    """Return all figures of a language, in seconds."""
     first = [timed(*row, sandbox) for row in rows]
     alone = [timed(*row, sandbox) for row in rows]
     bare_sandbox = Sandbox(NONE)
-    for row in rows[:1] if language != 'c++' else rows:  # builds their tests
+    for row in rows[:1] if language != 'c++' else rows:  # build their tests
         timed(*row, bare_sandbox)
     bare = [timed(*row, bare_sandbox) for row in rows]
     started = time.perf_counter()
@@ -86,23 +84,16 @@ def measure(language: str, rows: list[tuple[Program, str]], sandbox: Sandbox) ->
         'first': statistics.median(first),
         'alone': statistics.median(alone),
         'bare': statistics.median(bare),
-        'pool': wall / len(rows),
+        'parallel': wall / len(rows),
         'programs_per_second': len(rows) / wall,
     }
 
 
 def timed(program: Program, solution: str, sandbox: Sandbox) -> float:
-    """Wall seconds of one program."""
+    """Return the wall seconds of one program."""
     started = time.perf_counter()
     check_completion(program, solution, sandbox)
     return time.perf_counter() - started
-
-
-def line(result: dict[str, Any]) -> str:
-    """A row of the table."""
-    times = ''.join(f'{1000 * result[name]:10.1f}' for name in ('first', 'alone', 'bare', 'pool'))
-    second = result['programs_per_second']
-    return f'{result["language"]:12}{result["programs"]:9}{result["passed"]:8}{times}{second:10.1f}{60 * second:10.0f}'
 
 
 if __name__ == '__main__':

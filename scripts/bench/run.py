@@ -1,24 +1,24 @@
-"""Times our evaluation, llm-foundry's and lm-eval's in one run, and prints ratios.
+"""Time our evaluation, llm-foundry's and lm-eval's in one run, and print ratios.
 
     make bench [QUICK=1] [PART=generation]      (or: .venv/bin/python scripts/bench/run.py [PART] [options])
 
 The model is a Llama of 25M parameters besides its embeddings, with random weights; tokenizers of 8,000 and 50,000
-entries are trained on the data. Each contender has a process of its own, with the model in memory and one thread, and
-waits while another is measured: in each round every contender runs the same rows with the same shots once. Figures
-are medians over rounds, in processor seconds per item; the ratios of one run are what counts.
+entries are trained on the data. Each contender has its own process, with the model in memory and one thread, and is
+idle while another is measured: in each round every contender runs the same rows with the same shots once. The table
+shows medians over rounds, in processor seconds per item; compare the ratios within one run.
 
-ours          from the files to the scores: rows, prompts, tokenisation, planning, model, scoring. Not the probe, which
-              is made once for a model, whatever the number of tasks
-alone         the same (part score), an evaluation for each variant in which no prompt shares a prefix with another
-llm_foundry   the Trainer's evaluation, prompting and tokenisation included, at its defaults. It pads every item to
-              max_seq_len, so all cost the same: it runs the first few items only
-lm_eval       tokenisation and scoring or generation of ready texts, or (part score) its own SCORE tasks, at the best of
+ours          from the files to the scores: rows, prompts, tokenization, planning, model, scoring. Without the probe,
+              which runs once per model, whatever the number of tasks
+alone         the same (part score), but each variant in its own evaluation, in which no prompts share a prefix
+llm_foundry   the Trainer's evaluation, including prompting and tokenization, at its defaults. It pads every item to
+              max_seq_len, so all cost the same and the first few items suffice
+lm_eval       tokenization and scoring or generation of ready texts, or (part score) its own SCORE tasks, at the best of
               batch sizes 8, 16, 32. The first round measures them all (a quick run until one is slower than a smaller
-              one), later rounds the best
-bare_forward  the model alone over as many tokens as ours plans, in rows of their mean length, logits only where read
+              one), later rounds only the best
+bare_forward  only the model, over as many tokens as ours plans, in rows of their mean length, logits only where read
 
-The model of the generation rows is a copy whose generations do not repeat themselves; generation is greedy. Results are
-in runs/bench/{part}.json.
+Generation is greedy, by a copy of the model whose generations do not repeat themselves. Results are in
+runs/bench/{part}.json.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ import platform
 import sys
 import time
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
+import psutil
 from contenders import Contender, load_all, running
 from materials import lively_folder, model_folder
 from parts import BARE, FOUNDRY, LM_EVAL, OURS, PARTS, ROUNDS, Part, Place, Row
-from table import RowResult, group_lines, head_line, row_line
+from table import RowResult, groups_table, rows_table
 
 OUT = Path('runs/bench')
 DATA_ROOTS = ('../shared/data/local_data', 'eval_data')
@@ -48,7 +49,7 @@ MEMORY_SHARE = 0.6  # of the free memory, for lm-eval's logits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """A run: its contenders, and how much each does."""
+    """A run: its contenders, and the number of rounds of each."""
 
     contenders: dict[str, Contender]
     rounds: dict[str, int]
@@ -94,52 +95,38 @@ class Bench:
 
 
 def batch_sizes(sequences: dict[str, int], vocabulary: int) -> list[int]:
-    """Return lm-eval's batch sizes that are worth trying and fit: it keeps float32 logits of all positions twice.
+    """Return the batch sizes to try with lm-eval, which keeps float32 logits of all positions twice.
 
-    Of those that hold all sequences in one batch only the smallest is tried: the others would do the same.
+    Leaves out sizes that do not fit in memory, and those beyond the smallest that holds all sequences in one batch.
     """
     count, longest = sequences['count'], sequences['longest']
-    free = available_bytes()
+    free = psutil.virtual_memory().available
     num_different = sum(size < count for size in LM_EVAL_BATCH_SIZES) + 1
     sizes = LM_EVAL_BATCH_SIZES[:num_different]
     fitting = [size for size in sizes if 2 * 4 * min(size, count) * longest * vocabulary < MEMORY_SHARE * free]
     return fitting or list(sizes[:1])
 
 
-def available_bytes() -> int:
-    """Return the memory that can be had without swapping."""
-    kibibytes = [int(line.split()[1]) for line in proc_lines('meminfo') if line.startswith('MemAvailable')]
-    return kibibytes[0] * 1024 if kibibytes else os.sysconf('SC_AVPHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
-
-
 def machine() -> dict[str, Any]:
-    """Return what the figures depend on."""
-    models = [line.split(':', 1)[1].strip() for line in proc_lines('cpuinfo') if line.startswith('model name')]
+    """Return the properties of the machine that the figures depend on."""
+    info = Path('/proc/cpuinfo')
+    lines = info.read_text().splitlines() if info.exists() else []
+    models = [line.split(':', 1)[1].strip() for line in lines if line.startswith('model name')]
     return {
         'processor': models[0] if models else platform.processor(),
         'cores': os.cpu_count(),
         'load_average': os.getloadavg()[0],
         'python': platform.python_version(),
-        'torch': torch.__version__,
+        'torch': version('torch'),
     }
-
-
-def proc_lines(name: str) -> list[str]:
-    """Return the lines of a file of /proc, or none if the system has no such file."""
-    path = Path('/proc') / name
-    return path.read_text().splitlines() if path.exists() else []
 
 
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('part', nargs='?', choices=list(PARTS), default='likelihood')
     parser.add_argument('--quick', action='store_true', help='fewer items, one round, one vocabulary')
-    parser.add_argument('--rounds', type=int, help='at most this many of each contender')
     parser.add_argument('--rows', help='comma-separated names such as copa/0-shot; default: all')
-    parser.add_argument('--vocabularies', help='comma-separated sizes')
     parser.add_argument('--data-root', default=next(root for root in DATA_ROOTS if Path(root).is_dir()))
-    parser.add_argument('--out', type=Path, default=OUT, help='folder for the results and what is made for them')
-    parser.add_argument('--threads', type=int, default=1)
     parser.add_argument('--reference-python', default=REFERENCE_PYTHON, help='with llm-foundry and lm-eval')
     return parser.parse_args()
 
@@ -147,55 +134,41 @@ def parse_options() -> argparse.Namespace:
 def main() -> None:
     options = parse_options()
     part = PARTS[options.part]
-    most = options.rounds or (1 if options.quick else max(ROUNDS.values()))
-    rounds = {name: min(most, ROUNDS[name]) for name in part.contenders}
-    vocabularies = part.vocabularies[-1:] if options.quick else part.vocabularies
-    if options.vocabularies:
-        vocabularies = tuple(map(int, options.vocabularies.split(',')))
+    rounds = {name: 1 if options.quick else ROUNDS[name] for name in part.contenders}
     rows = [row for row in part.rows if options.rows is None or row.name in options.rows.split(',')]
     started = time.perf_counter()
-    torch.set_num_threads(options.threads)
-    print(
-        f'Processor seconds per item, medians over rounds ({", ".join(f"{name} {n}" for name, n in rounds.items())}); '
-        f'Llama of 25M parameters and its embeddings, fp32, {options.threads} thread(s).'
-    )
-    print(head_line(part), flush=True)
-    results = run_rows(part, rows, vocabularies, rounds, options)
-    print('', *group_lines(part, results), sep='\n')
+    results = run_rows(part, rows, rounds, options)
     wall_seconds = time.perf_counter() - started
-    path = options.out / f'{options.part}.json'
-    about = {'quick': options.quick, 'threads': options.threads, 'wall_seconds': wall_seconds}
+    counts = ', '.join(f'{name} {count}' for name, count in rounds.items())
+    print(f'\nProcessor seconds per item, one thread, fp32, medians over rounds ({counts}):\n')
+    print(rows_table(results), groups_table(part, results), sep='\n\n')
+    path = OUT / f'{options.part}.json'
+    about = {'quick': options.quick, 'wall_seconds': wall_seconds}
     content = {'machine': machine(), 'options': about, 'rows': [result.as_json() for result in results]}
     path.write_text(json.dumps(content, indent=1) + '\n', 'utf-8')
     print(f'{wall_seconds / 60:.1f} minutes; {path}')
 
 
-def run_rows(
-    part: Part,
-    rows: list[Row],
-    vocabularies: tuple[int, ...],
-    rounds: dict[str, int],
-    options: argparse.Namespace,
-) -> list[RowResult]:
-    """Run the rows with each vocabulary; print each as it is done."""
+def run_rows(part: Part, rows: list[Row], rounds: dict[str, int], options: argparse.Namespace) -> list[RowResult]:
+    """Run the rows with each vocabulary, a quick run only with the last; print each as it is done."""
     commands = {
         name: (options.reference_python if name in (FOUNDRY, LM_EVAL) else sys.executable, of_class)
         for name, of_class in part.contenders.items()
     }
     results: list[RowResult] = []
-    place = Place(Path(options.data_root), options.out / 'rows')
-    with running(commands, options.out, options.threads) as contenders:
+    place = Place(Path(options.data_root), OUT / 'rows')
+    with running(commands, OUT) as contenders:
         bench = Bench(contenders=contenders, rounds=rounds, quick=options.quick, place=place)
         loaded = None
-        for vocabulary in vocabularies:
-            base = model_folder(vocabulary, options.data_root, options.out / 'models')
+        for vocabulary in part.vocabularies[-1:] if options.quick else part.vocabularies:
+            base = model_folder(vocabulary, options.data_root, OUT / 'models')
             for row in rows:
                 folder = base if row.end_scale is None else lively_folder(base, row.end_scale)
                 if folder != loaded:
-                    print(load_all(contenders, folder)[OURS]['way'], flush=True)
+                    print(load_all(contenders, folder)[OURS]['layouts'], flush=True)
                     loaded = folder
                 results.append(bench.run_row(row, vocabulary))
-                print(row_line(part, results[-1]), flush=True)
+                print(rows_table(results[-1:]), flush=True)
     return results
 
 

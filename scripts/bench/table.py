@@ -1,16 +1,14 @@
-"""The table of the benchmark: a line for each row, then the geometric means of the groups beside their targets."""
+"""The tables of the benchmark: its rows, and the geometric means of its groups beside their targets."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import geometric_mean, median
 from typing import Any
 
 from parts import FOUNDRY, LM_EVAL, OURS, Group, Part, Row
-
-NAME_WIDTH, WIDTH, MEAN_WIDTH = 40, 13, 28
+from tabulate import tabulate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,18 +29,32 @@ class RowResult:
         pairs = {ratio: ratio.split('/') for ratio in self.row.group.targets}
         return {ratio: self.seconds(first) / self.seconds(second) for ratio, (first, second) in pairs.items()}
 
-    def num_same(self, contender: str) -> tuple[int, int]:
-        """Return how many of a contender's predictions, or texts, are ours, and how many it made."""
-        ours, others = self.rounds[OURS][0], self.rounds[contender][0]
-        if 'prompts' in ours and 'prompts' in others:  # lm-eval has its own order of SCORE's variants
-            by_prompt = dict(zip(others['prompts'], others['predictions'], strict=True))
-            theirs = [by_prompt.get(prompt) for prompt in ours['prompts']]
-        else:
-            theirs = others['predictions']
-        return sum(a == b for a, b in zip(ours['predictions'], theirs, strict=False)), len(theirs)
+    @property
+    def same(self) -> dict[str, tuple[int, int]]:
+        """How many of each other contender's predictions equal ours, and how many it made, if it made any."""
+        ours, found = self.rounds[OURS][0], {}
+        for name, (first, *_) in self.rounds.items():
+            theirs = first['predictions']
+            if name == OURS or not theirs:
+                continue
+            if 'prompts' in ours and 'prompts' in first:  # lm-eval has its own order of SCORE's variants
+                by_prompt = dict(zip(first['prompts'], theirs, strict=True))
+                theirs = [by_prompt.get(prompt) for prompt in ours['prompts']]
+            found[name] = (sum(a == b for a, b in zip(ours['predictions'], theirs, strict=False)), len(theirs))
+        return found
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """What ours reports about its work."""
+        return self.rounds[OURS][0]['notes']
+
+    @property
+    def lm_eval_batch_size(self) -> int | None:
+        """lm-eval's fastest batch size."""
+        return self.rounds[LM_EVAL][0]['batch_size'] if LM_EVAL in self.rounds else None
 
     def as_json(self) -> dict[str, Any]:
-        """Return the row's entry in the results file: seconds are per item, of the processor unless it says wall."""
+        """Return the row's entry in the results file: seconds are per item, processor time unless it says wall."""
         return {
             'row': self.row.name,
             'group': self.row.group.name,
@@ -56,72 +68,43 @@ class RowResult:
             },
             'ratios': self.ratios,
             'lm_eval_batch_size': self.lm_eval_batch_size,
-            'same': {name: self.num_same(name) for name in self.others},
+            'same': self.same,
             'notes': self.notes,
         }
 
-    @property
-    def others(self) -> list[str]:
-        """The contenders that predict something, without ours."""
-        return [name for name, rounds in self.rounds.items() if name != OURS and rounds[0]['predictions']]
 
-    @property
-    def notes(self) -> dict[str, str]:
-        """Return what ours says about its work."""
-        return self.rounds[OURS][0]['notes']
+def rows_table(results: Sequence[RowResult]) -> str:
+    """Return seconds per item, ratios, lm-eval's best batch size, and predictions equal to ours.
 
-    @property
-    def lm_eval_batch_size(self) -> int | None:
-        """Lm-eval's best batch size."""
-        return self.rounds[LM_EVAL][0]['batch_size'] if LM_EVAL in self.rounds else None
-
-
-def ratios_of(part: Part) -> list[str]:
-    """Return the names of all ratios of a part."""
-    return list(dict.fromkeys(ratio for row in part.rows for ratio in row.group.targets))
-
-
-def line(name: str, cells: Iterable[str], width: int = WIDTH) -> str:
-    """Return a line of a table."""
-    return f'{name:<{NAME_WIDTH}}' + ''.join(f'{cell:>{width}}' for cell in cells)
+    Items are those of ours and of llm-foundry.
+    """
+    rows = []
+    for result in results:
+        counted = [result.rounds[name][0]['num_items'] for name in (OURS, FOUNDRY) if name in result.rounds]
+        rows.append({
+            'row': result.row.name,
+            'vocabulary': result.vocabulary,
+            'items': '/'.join(map(str, counted)),
+            **{name: result.seconds(name) for name in result.rounds},
+            **result.ratios,
+            'batch': result.lm_eval_batch_size,
+            'same': ', '.join(f'{name} {same} of {made}' for name, (same, made) in result.same.items()),
+            'notes': '; '.join(f'{name} {value}' for name, value in result.notes.items()),
+        })  # fmt: skip
+    return tabulate(rows, headers='keys', floatfmt='.4g', missingval='-')
 
 
-def head_line(part: Part) -> str:
-    """Return the head of the rows."""
-    ratios = [ratio.replace(FOUNDRY, 'foundry').replace('bare_forward', 'bare') for ratio in ratios_of(part)]
-    return line('', ['vocabulary', 'items', *part.contenders, *ratios, 'batch']) + '  same; notes'
-
-
-def row_line(part: Part, result: RowResult) -> str:
-    """Return a row: items are ours and llm-foundry's, batch is lm-eval's best, same are predictions equal to ours."""
-    ratios = result.ratios
-    counted = [result.rounds[name][0]['num_items'] for name in (OURS, FOUNDRY) if name in result.rounds]
-    cells = [
-        f'{result.vocabulary:,}',
-        '/'.join(map(str, counted)),
-        *(f'{result.seconds(name):.4f}' if name in result.rounds else '-' for name in part.contenders),
-        *(f'{ratios[ratio]:.2f}' if ratio in ratios else '-' for ratio in ratios_of(part)),
-        str(result.lm_eval_batch_size or '-'),
-    ]
-    same = [f'{name} {"/".join(map(str, result.num_same(name)))}' for name in result.others]
-    notes = [f'{name} {value}' for name, value in result.notes.items()]
-    return f'{line(result.row.name, cells)}  {"; ".join([*same, *notes])}'
-
-
-def group_lines(part: Part, results: Sequence[RowResult]) -> list[str]:
+def groups_table(part: Part, results: Sequence[RowResult]) -> str:
     """Return the geometric mean of each group's ratios beside its target."""
-    lines = [line('geometric means (targets)', ratios_of(part), MEAN_WIDTH)]
+    rows = []
     for group, means in group_means(part, results):
-        cells = []
-        for ratio in ratios_of(part):
-            if ratio not in means:
-                cells.append('-')
-                continue
+        cells = {'geometric means (targets)': group.name}
+        for ratio, mean in means.items():
             sign = '<=' if ratio.startswith(f'{OURS}/') else '>='
-            met = 'met' if group.is_met(ratio, means[ratio]) else 'MISSED'
-            cells.append(f'{means[ratio]:.2f} ({sign} {group.targets[ratio]:g}) {met}')
-        lines.append(line(group.name, cells, MEAN_WIDTH))
-    return lines
+            met = 'met' if group.is_met(ratio, mean) else 'MISSED'
+            cells[ratio] = f'{mean:.2f} ({sign} {group.targets[ratio]:g}) {met}'
+        rows.append(cells)
+    return tabulate(rows, headers='keys', missingval='-')
 
 
 def group_means(part: Part, results: Sequence[RowResult]) -> list[tuple[Group, dict[str, float]]]:
@@ -131,10 +114,5 @@ def group_means(part: Part, results: Sequence[RowResult]) -> list[tuple[Group, d
     for group in [*groups, *([part.total] if part.total else [])]:
         ratios = [result.ratios for result in results if group.name == result.row.group.name or group is part.total]
         if ratios:
-            means.append((group, {ratio: geometric_mean([one[ratio] for one in ratios]) for ratio in group.targets}))
+            means.append((group, {ratio: geometric_mean(one[ratio] for one in ratios) for ratio in group.targets}))
     return means
-
-
-def geometric_mean(values: Sequence[float]) -> float:
-    """Return the geometric mean."""
-    return math.exp(math.fsum(map(math.log, values)) / len(values))

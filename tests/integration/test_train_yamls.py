@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT / 'scripts'))
 
 import make_demo_data
 import train
-from text_data import TokenRows, tokenised
+from text_data import TokenRows, load_tokens
 from train_config import TrainDataConfig, read_config
 
 HERE = Path(__file__).parent
@@ -154,7 +154,7 @@ def documents(folder: Path) -> tuple[TrainDataConfig, list[str]]:
 def test_rows_are_those_of_the_whole_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int):
     monkeypatch.setattr('text_data.DOCUMENTS_AT_ONCE', at_once)
     config, texts = documents(tmp_path)
-    tokens, ends = tokenised(config, tokenizer := tiny.tokenizer())
+    tokens, ends = load_tokens(config, tokenizer := tiny.tokenizer())
     assert isinstance(tokens, np.memmap) and tokens.dtype == np.uint32
     wanted = [[*tokenizer(text)['input_ids'], tokenizer.eos_token_id] for text in texts]
     stream = [token for document in wanted for token in document]
@@ -170,16 +170,16 @@ def test_text_is_tokenized_again_only_if_it_or_the_tokenizer_changed(tmp_path: P
     config, _ = documents(tmp_path)
     cache = Path(config.cache)
 
-    tokenised(config, tiny.tokenizer())
+    load_tokens(config, tiny.tokenizer())
     (cache / next(iter(folders_of(cache)))).with_suffix('.unfinished').mkdir()  # left by a killed run
     before = folders_of(cache)
-    tokenised(config, tiny.tokenizer())
+    load_tokens(config, tiny.tokenizer())
     assert folders_of(cache) == before
     changed = tiny.tokenizer()
     changed.add_tokens(['one'])
-    tokenised(config, changed)
+    load_tokens(config, changed)
     (tmp_path / 'c.txt').write_text('another')
-    tokens, _ = tokenised(config, tiny.tokenizer())
+    tokens, _ = load_tokens(config, tiny.tokenizer())
     assert len(folders_of(cache)) == len(before) + 2
     assert tiny.tokenizer().decode(tokens[-8:-1].tolist()) == 'another'
 
@@ -203,6 +203,6 @@ def test_a_wrong_line_is_an_error_and_caches_nothing(tmp_path: Path, line: str, 
     path.write_text(f'{{"text": "good"}}\n{line}\n')
     for _ in range(2):
         with pytest.raises(ConfigError, match=rf'bad\.jsonl:2: .*{problem}'):
-            tokenised(TrainDataConfig(path=(str(path),)), tiny.tokenizer())
+            load_tokens(TrainDataConfig(path=(str(path),)), tiny.tokenizer())
     with pytest.raises(ConfigError, match=r'gone\.jsonl'):
-        tokenised(TrainDataConfig(path=(str(tmp_path / 'gone.jsonl'),)), tiny.tokenizer())
+        load_tokens(TrainDataConfig(path=(str(tmp_path / 'gone.jsonl'),)), tiny.tokenizer())
