@@ -189,7 +189,8 @@ def test_results_are_the_same_in_an_object_store(watch: Watch, folder: Path, tra
         assert outcome(folder / f'watched/ba{batch}') == outcome(trained / f'training/ba{batch}')
         assert record(folder / f'watched/ba{batch}')['training']['checkpoint'] == f'{uri}/ep0-ba{batch}-rank0.pt'
     claims = s3_server.names('run/checkpoints/.gauntlet/')
-    assert [name.rpartition('/')[2].partition('@')[0] for name in claims] == ['ep0-ba2-rank0.pt', 'ep0-ba4-rank0.pt']
+    names = [name.rpartition('/')[2].partition('@')[0] for name in claims]
+    assert names == [*BOTH, 'settings.json']
 
 
 def next_due(watcher: Watcher) -> Due:
@@ -297,6 +298,7 @@ def test_with_a_time_budget_all_checkpoints_are_evaluated_on_the_same_items(
         ('checkpoints', ['--tasks', 'none.yaml'], 'none.yaml: there is no such file'),
         ('checkpoints', ['--data-root', 'nowhere'], 'sums.jsonl'),
         ('checkpoints', ['--claims', 'gs://bucket'], 'llmfoundry-gauntlet[gcs]'),
+        ('checkpoints', ['--claims', '/dev/null'], 'give another folder or URI with --claims'),
         ('elsewhere', [], 'elsewhere: there are no checkpoints at or below it; allowed: *.pt'),
         ('ba3', [], 'is a checkpoint itself; give the folder above it'),
         ('s3://', [], 'names no bucket'),

@@ -72,7 +72,7 @@ def record(folder: Path) -> dict[str, Any]:
 def claims(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the latest claim on each checkpoint."""
     found = {}
-    for path in sorted((folder / 'checkpoints/.gauntlet').glob('*/*.json'), key=lambda path: path.stat().st_mtime_ns):
+    for path in sorted((folder / 'checkpoints/.gauntlet').glob('*/*@*.json'), key=lambda path: path.stat().st_mtime_ns):
         found[unquote(path.name.partition('@')[0])] = json.loads(path.read_text() or '{"expires": 1}')
     return dict(sorted(found.items()))
 
