@@ -138,10 +138,17 @@ class Claims:
     def _content(self, expires: float | None, sizes: Mapping[str, int] | None = None) -> bytes:
         return (json.dumps(asdict(Claim(self.owner, expires, sizes))) + '\n').encode()
 
+    def close(self, expires: float | None, sizes: Mapping[str, int] | None = None) -> None:
+        """Write the final state of this watcher's claim; log an error, after which the claim expires."""
+        try:
+            self.write(expires, sizes)
+        except StoreError as error:
+            log.warning('%s; claim not updated', error)
+
     @contextmanager
-    def renewed(self) -> Iterator[None]:
-        """Renew this watcher's claim in a thread until the context is left."""
-        end = threading.Event()
+    def renewed(self, name: str) -> Iterator[None]:
+        """Renew this watcher's claim on a checkpoint in a thread; release it if an exception ends the context."""
+        end, is_finished = threading.Event(), False
 
         def renew() -> None:
             while not end.wait(self.expires_seconds / RENEWALS):
@@ -154,9 +161,13 @@ class Claims:
         thread.start()
         try:
             yield
+            is_finished = True
         finally:
             end.set()
             thread.join()
+            if not is_finished:
+                self.close(0.0)
+                log.info('%s: released; finished items are kept', name)
 
 
 def file_of(checkpoint: Checkpoint, number: int) -> str:
@@ -215,21 +226,15 @@ def watch(options: WatchSettings) -> list[tuple[str, str, str]]:
     watcher = Watcher(options, data)  # used by rank 0 only
     on_first_rank(watcher.start)
     with stop_signals() as check_stop:
-        try:
-            while (step := on_first_rank(watcher.next_step)) is not None:
-                if isinstance(step, Due):
-                    with watcher.claims.renewed() if dist.get_global_rank() == 0 else nullcontext():
-                        outcome = evaluate_due(step, watcher, device, check_stop)
-                    on_first_rank(partial(watcher.conclude, step, *outcome))
-                    free_memory()
-                else:
-                    parts = math.ceil(step / SYNC_SECONDS)  # the same on all ranks
-                    for _ in range(parts):
-                        time.sleep(step / parts)
-                        check_stop()
-                check_stop()
-        finally:
-            watcher.release()
+        while (step := on_first_rank(watcher.next_step)) is not None:
+            if isinstance(step, Due):
+                evaluate_due(step, watcher, device, check_stop)
+            else:
+                parts = math.ceil(step / SYNC_SECONDS)  # the same on all ranks
+                for _ in range(parts):
+                    time.sleep(step / parts)
+                    check_stop()
+            check_stop()
     return watcher.table()
 
 
@@ -244,7 +249,6 @@ class Watcher:
         place = options.claims or f'{self.store.uri}/{CLAIMS}'
         digest = hashlib.sha256(self.settings).hexdigest()[:16]
         self.claims = Claims(Store(f'{place}/{digest}'), expires_seconds=options.expires_seconds)
-        self.due: Due | None = None  # being evaluated by this watcher
         self.checkpoints: list[Checkpoint] = []
         self.initial_names: frozenset[str] = frozenset()  # found at the start
         self.states: dict[str, tuple[str, str]] = {}  # state and detail (owner; records or reason) by name
@@ -333,7 +337,7 @@ class Watcher:
             check_recorded(out, self.identity)
         if not self.claims.take(checkpoint):
             return None
-        self.due = due = Due(checkpoint, out)
+        due = Due(checkpoint, out)
         if is_done:
             self.conclude(due, DONE)
             return None
@@ -362,10 +366,10 @@ class Watcher:
         checkpoint = due.checkpoint
         self.last_activity = time.monotonic()
         if state == DONE:
-            self._finish(due, expires=None, sizes=read_results(due.out)['timing'].get('time_budget'))
+            self.claims.close(None, read_results(due.out)['timing'].get('time_budget'))
             self._report(checkpoint, DONE, f'by {self.claims.owner}: {due.out}')
             return
-        self._finish(due, expires=0.0)
+        self.claims.close(0.0)
         with suppress(StoreError):
             self._list()
         if self.claims.is_lost:
@@ -376,20 +380,6 @@ class Watcher:
             is_final = state == DAMAGED or self.options.once
             self.not_before[checkpoint] = math.inf if is_final else self.last_activity + self.options.expires_seconds
             self._report(checkpoint, state, f'by {self.claims.owner}: {reason}')
-
-    def _finish(self, due: Due, *, expires: float | None, sizes: Mapping[str, int] | None = None) -> None:
-        """Write the final state of this watcher's claim."""
-        self.due = None
-        try:
-            self.claims.write(expires, sizes)
-        except StoreError as error:  # it expires; the records then show whether it is done
-            log.warning('%s: claim not updated: %s', due.checkpoint.name, error)
-
-    def release(self) -> None:
-        """Release the claim on the checkpoint being evaluated, if any; its journal is kept."""
-        if self.due is not None:
-            log.info('%s: released; finished items are kept', self.due.checkpoint.name)
-            self._finish(self.due, expires=0.0)
 
     def table(self) -> list[tuple[str, str, str]]:
         """Return name, state and detail of each checkpoint, oldest first."""
@@ -454,33 +444,31 @@ class EvaluationHooks(LoggerDestination):
             raise StoreError('another watcher has taken over')
 
 
-def evaluate_due(due: Due, watcher: Watcher, device: str, check_stop: Callable[[], None]) -> tuple[str, str]:
-    """Evaluate a claimed checkpoint; return its state and, unless done, the reason. Raise other GauntletErrors."""
-    options = watcher.options
-    loggers = build_loggers(logger_settings(options.loggers, options.run_name, due.checkpoint.name))
-    try:
-        evaluate(
-            f'{watcher.store.uri}/{due.checkpoint.name}',
-            out=due.out,
-            tokenizer=options.tokenizer,
-            model_config=options.model_config,
-            device=device,
-            precision=options.precision,
-            run_name=options.run_name,
-            loggers=[*loggers, EvaluationHooks(watcher, due.checkpoint.batch, check_stop)],
-            resume=True,
-            **options.settings,
-        )
-    except StoreError as error:
-        return FAILED, str(error)
-    except ModelError as error:
-        return DAMAGED, '; '.join(error.problems)
-    return DONE, ''
-
-
-def free_memory() -> None:
-    """Free the last evaluation; Composer 0.32.1 keeps every Trainer referenced until exit."""
-    atexit.unregister(Engine._close)
+def evaluate_due(due: Due, watcher: Watcher, device: str, check_stop: Callable[[], None]) -> None:
+    """Evaluate a claimed checkpoint. Raise GauntletErrors other than of the checkpoint or its store."""
+    options, name = watcher.options, due.checkpoint.name
+    state, reason = DONE, ''
+    with watcher.claims.renewed(name) if dist.get_global_rank() == 0 else nullcontext():
+        loggers = build_loggers(logger_settings(options.loggers, options.run_name, name))
+        try:
+            evaluate(
+                f'{watcher.store.uri}/{name}',
+                out=due.out,
+                tokenizer=options.tokenizer,
+                model_config=options.model_config,
+                device=device,
+                precision=options.precision,
+                run_name=options.run_name,
+                loggers=[*loggers, EvaluationHooks(watcher, due.checkpoint.batch, check_stop)],
+                resume=True,
+                **options.settings,
+            )
+        except StoreError as error:
+            state, reason = FAILED, str(error)
+        except ModelError as error:
+            state, reason = DAMAGED, '; '.join(error.problems)
+    on_first_rank(partial(watcher.conclude, due, state, reason))
+    atexit.unregister(Engine._close)  # Composer 0.32.1 keeps every Trainer referenced until exit
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
