@@ -23,7 +23,7 @@ from llmfoundry_gauntlet.composer.checkpoints import (
     first_of,
     read_metadata,
 )
-from llmfoundry_gauntlet.data.stores import Store, StoredFile
+from llmfoundry_gauntlet.data.stores import Store, StoredFile, scheme_of
 from llmfoundry_gauntlet.errors import GauntletError, ModelError
 
 BATCH = re.compile(r'(?:^|[^A-Za-z])(?:ba|batch|checkpoint-|step)[-_]?(\d+)')
@@ -112,9 +112,8 @@ def downloaded(uri: str) -> Iterator[tuple[Path, str]]:
 
 def download(uri: str, folder: Path) -> tuple[Path, str]:
     """Download a model into a folder; return its local path and its URI. Raise ModelError or StoreError."""
-    scheme, _, place = uri.partition('://')
-    bucket, _, key = place.partition('/')
-    store = Store(f'{scheme}://{bucket}')
+    bucket, _, key = uri.partition('://')[2].partition('/')
+    store = Store(f'{scheme_of(uri)}://{bucket}')
     checkpoint = find_model(store, key.rstrip('/'))
     path = folder / 'model' / PurePosixPath(checkpoint.name).name
     own_uri = f'{store.uri}/{checkpoint.name}'.removesuffix('/.')
