@@ -37,32 +37,18 @@ EVALUATION = (  # options that --train-yaml sets
 )
 TRAINING_KEYS = ('interval', 'save_folder')  # keys of the callback that `evaluate` does not take
 
-Watched = Annotated[
-    str,
-    typer.Argument(metavar='FOLDER', help='save_folder of the training: local, s3://, gs:// or az://.'),
-]
-OutOfWatch = Annotated[
-    Path | None, typer.Option('--out', help='Folder for records, in ba{batch}/. Default: from --train-yaml.')
-]
-TrainYaml = Annotated[
-    Path | None,
-    typer.Option('--train-yaml', help='Take eval_gauntlet, loggers, run_name and precision from this training YAML.'),
-]
-Poll = Annotated[str, typer.Option(help='Interval between listings of FOLDER, such as 30s.')]
-Settle = Annotated[str, typer.Option(help='Evaluate a checkpoint once it has not changed for this long.')]
-Once = Annotated[bool, typer.Option('--once', help='Evaluate the existing checkpoints, then exit.')]
-Claims = Annotated[str | None, typer.Option('--claims', help='Folder or URI for claims. Default: FOLDER/.gauntlet.')]
-Expires = Annotated[str, typer.Option('--claim-expires', help='Take over claims not renewed for this long.')]
-StopAfter = Annotated[
-    str, typer.Option('--stop-after', help='Exit after this long without a new checkpoint; or never.')
-]
-
 
 def watch(
     context: typer.Context,
-    folder: Watched,
-    out: OutOfWatch = None,
-    train_yaml: TrainYaml = None,
+    folder: Annotated[
+        str, typer.Argument(metavar='FOLDER', help='save_folder of the training: local, s3://, gs:// or az://.')
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help='Folder for records, in ba{batch}/. Default: from --train-yaml.')
+    ] = None,
+    train_yaml: Annotated[
+        Path | None, typer.Option(help='Take eval_gauntlet, loggers, run_name and precision from this training YAML.')
+    ] = None,
     tasks: Tasks = None,
     score: Score = None,
     gauntlet: Gauntlet = None,
@@ -79,12 +65,12 @@ def watch(
     sandbox: Confinement = 'auto',
     limit: Limit = None,
     time_budget: Budget = None,
-    poll: Poll = '30s',
-    settle: Settle = '5s',
-    once: Once = False,
-    claims: Claims = None,
-    claim_expires: Expires = '10m',
-    stop_after: StopAfter = 'never',
+    poll: Annotated[str, typer.Option(help='Interval between listings of FOLDER, such as 30s.')] = '30s',
+    settle: Annotated[str, typer.Option(help='Evaluate a checkpoint once it has not changed for this long.')] = '5s',
+    once: Annotated[bool, typer.Option('--once', help='Evaluate the existing checkpoints, then exit.')] = False,
+    claims: Annotated[str | None, typer.Option(help='Folder or URI for claims. Default: FOLDER/.gauntlet.')] = None,
+    claim_expires: Annotated[str, typer.Option(help='Take over claims not renewed for this long.')] = '10m',
+    stop_after: Annotated[str, typer.Option(help='Exit after this long without a new checkpoint; or never.')] = 'never',
 ) -> None:
     """Evaluate each new checkpoint of a folder once and log at its training step. Exit status 1 if any failed.
 

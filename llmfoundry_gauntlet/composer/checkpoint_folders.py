@@ -112,9 +112,8 @@ def downloaded(uri: str) -> Iterator[tuple[Path, str]]:
 
 def download(uri: str, folder: Path) -> tuple[Path, str]:
     """Download a model into a folder; return its local path and its URI. Raise ModelError or StoreError."""
-    prefix = f'{scheme_of(uri)}://'
-    bucket, _, key = uri.removeprefix(prefix).partition('/')
-    store = Store(f'{prefix}{bucket}')
+    bucket, _, key = uri.partition('://')[2].partition('/')
+    store = Store(f'{scheme_of(uri)}://{bucket}')
     checkpoint = find_model(store, key.rstrip('/'))
     path = folder / 'model' / PurePosixPath(checkpoint.name).name
     own_uri = f'{store.uri}/{checkpoint.name}'.removesuffix('/.')

@@ -17,7 +17,6 @@ import signal
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -37,7 +36,7 @@ from llmfoundry_gauntlet.composer.evaluate import DIST_TIMEOUT, check_device, ch
 from llmfoundry_gauntlet.composer.journal import Resuming
 from llmfoundry_gauntlet.composer.loggers import build_loggers, logger_settings
 from llmfoundry_gauntlet.config.settings import decode_settings
-from llmfoundry_gauntlet.data.stores import Store
+from llmfoundry_gauntlet.data.stores import Store, StoredFile
 from llmfoundry_gauntlet.errors import ModelError, RecordError, StoreError
 from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, load_data, with_programs
 from llmfoundry_gauntlet.results.files import RESULTS, read_results
@@ -49,6 +48,7 @@ RENEWALS = 5  # per expiry time
 SYNC_SECONDS = 10.0  # between checks for a stop signal, in which all ranks take part, while waiting
 CLAIMS = '.gauntlet'  # the folder of claims, next to the checkpoints
 CLAIM_FORMAT = 3
+SETTINGS = 'settings.json'  # what all claims in a folder have in common, for people to read
 # States of a checkpoint. A damaged one is skipped until it changes; a failed one (store unreachable) is retried.
 WAITING, RUNNING, DONE, DAMAGED, FAILED = 'waiting', 'running', 'done', 'damaged', 'failed'
 BAD = (DAMAGED, FAILED)
@@ -81,107 +81,98 @@ class Claims:
         self.store = store
         self.expires_seconds = expires_seconds
         self.owner = f'{platform.node()}:{os.getpid()}'
-        self.by_file: dict[str, Claim] = {}
-        self._versions: dict[str, str] = {}  # of the files read so far
+        self.by_name: dict[str, Claim] = {}
+        self._by_file: dict[StoredFile, Claim] = {}  # not read again
         self._own = self._next = ''  # names of this watcher's claim file and of its successor
-
-    def check_writable(self) -> None:
-        """Raise StoreError if claims cannot be written."""
-        probe = f'.{uuid.uuid4().hex}'
-        try:
-            self.store.create(probe, b'')
-            self.store.delete(probe)
-        except StoreError as error:
-            raise StoreError(
-                f'{error}; watchers write claims there so that no checkpoint is evaluated twice; give another folder '
-                'or URI with --claims'
-            ) from error
 
     def refresh(self) -> None:
         """Read the claims that have changed. An unreadable one counts as new: it may be only half written."""
-        for file in self.store.files():
-            if not file.name.endswith('.json') or self._versions.get(file.name) == file.version:
-                continue
-            try:
-                claim = Claim(**json.loads(self.store.read(file.name)))
-            except (ValueError, TypeError) as error:
-                claim = Claim('unknown', self.expiry())
-                log.warning('%s/%s: is not a claim (%s); it counts until it expires', self.store.uri, file.name, error)
-            self._versions[file.name], self.by_file[file.name] = file.version, claim
+        files = [file for file in self.store.files() if '@' in file.name]
+        self._by_file = {file: self._by_file.get(file) or self._read(file.name) for file in files}
+        self.by_name = {file.name: claim for file, claim in self._by_file.items()}
+
+    def _read(self, name: str) -> Claim:
+        try:
+            return Claim(**json.loads(self.store.read(name)))
+        except (ValueError, TypeError) as error:
+            log.warning('%s/%s: is not a claim (%s); it counts until it expires', self.store.uri, name, error)
+            return Claim('unknown', self.expiry())
 
     def on(self, checkpoint: Checkpoint) -> list[Claim]:
         """Return the claims on this version of a checkpoint; the last one is valid."""
         found: list[Claim] = []
-        while (claim := self.by_file.get(file_of(checkpoint, len(found)))) is not None:
+        while (claim := self.by_name.get(file_of(checkpoint, len(found)))) is not None:
             found.append(claim)
         return found
 
     def is_known(self, checkpoint: Checkpoint) -> bool:
         """Return whether there is a claim on any version of a checkpoint."""
-        return any(name.startswith(f'{quote(checkpoint.name, safe="")}@') for name in self.by_file)
-
-    def is_any_running(self) -> bool:
-        """Return whether any claim is running."""
-        return any(claim.is_running for claim in self.by_file.values())
+        return any(name.startswith(f'{quote(checkpoint.name, safe="")}@') for name in self.by_name)
 
     def sizes(self) -> Mapping[str, int] | None:
         """Return the numbers of questions per task within the time budget, or `None` before the first evaluation."""
-        return next((claim.sizes for claim in self.by_file.values() if claim.sizes is not None), None)
+        return next((claim.sizes for claim in self.by_name.values() if claim.sizes is not None), None)
 
     def take(self, checkpoint: Checkpoint) -> bool:
         """Create this watcher's claim; return `False` if another watcher was faster. Any earlier claim must be over."""
         number = len(self.on(checkpoint))
         self._own, self._next = file_of(checkpoint, number), file_of(checkpoint, number + 1)
-        return self.store.create(self._own, content_of(Claim(self.owner, self.expiry())))
+        return self.store.create(self._own, self._content(self.expiry()))
+
+    def write(self, expires: float | None, sizes: Mapping[str, int] | None = None) -> None:
+        """Rewrite this watcher's claim. Raise StoreError if it `is_lost`."""
+        self.refresh()
+        if self.is_lost:
+            raise StoreError(f'{self.store.uri}/{self._next}: {self.by_name[self._next].owner} has taken over')
+        self.store.write(self._own, self._content(expires, sizes))
+
+    @property
+    def is_lost(self) -> bool:
+        """Return whether another watcher has taken over this watcher's claim."""
+        return self._next in self.by_name
 
     def expiry(self) -> float:
         """Return the expiry of a claim created or renewed now."""
         return time.time() + self.expires_seconds
 
-    @property
-    def is_lost(self) -> bool:
-        """Return whether another watcher has taken over this watcher's claim."""
-        return self._next in self.by_file
+    def _content(self, expires: float | None, sizes: Mapping[str, int] | None = None) -> bytes:
+        return (json.dumps(asdict(Claim(self.owner, expires, sizes))) + '\n').encode()
 
-    def check_held(self) -> None:
-        """Raise StoreError if this watcher's claim `is_lost`."""
-        if self.is_lost:
-            raise StoreError(f'{self.store.uri}/{self._next}: {self.by_file[self._next].owner} has taken over')
-
-    def write(self, expires: float | None, sizes: Mapping[str, int] | None = None) -> None:
-        """Rewrite this watcher's claim. Raise StoreError if it `is_lost`."""
-        self.refresh()
-        self.check_held()
-        self.store.write(self._own, content_of(Claim(self.owner, expires, sizes)))
+    def close(self, expires: float | None, sizes: Mapping[str, int] | None = None) -> None:
+        """Write the final state of this watcher's claim; log an error, after which the claim expires."""
+        try:
+            self.write(expires, sizes)
+        except StoreError as error:
+            log.warning('%s; claim not updated', error)
 
     @contextmanager
-    def renewed(self) -> Iterator[None]:
-        """Renew this watcher's claim in a thread until the context is left."""
-        end = threading.Event()
-        thread = threading.Thread(target=self._renew, args=(end,), name='claim', daemon=True)
+    def renewed(self, name: str) -> Iterator[None]:
+        """Renew this watcher's claim on a checkpoint in a thread; release it if an exception ends the context."""
+        end, is_finished = threading.Event(), False
+
+        def renew() -> None:
+            while not end.wait(self.expires_seconds / RENEWALS):
+                try:
+                    self.write(self.expiry())
+                except StoreError as error:
+                    log.warning('%s; claim not renewed', error)
+
+        thread = threading.Thread(target=renew, name='claim', daemon=True)
         thread.start()
         try:
             yield
+            is_finished = True
         finally:
             end.set()
             thread.join()
-
-    def _renew(self, end: threading.Event) -> None:
-        while not end.wait(self.expires_seconds / RENEWALS):
-            try:
-                self.write(self.expiry())
-            except StoreError as error:
-                log.warning('%s; claim not renewed', error)
+            if not is_finished:
+                self.close(0.0)
+                log.info('%s: released; finished items are kept', name)
 
 
 def file_of(checkpoint: Checkpoint, number: int) -> str:
     """Return the name of a claim file."""
     return f'{quote(checkpoint.name, safe="")}@{checkpoint.version}.{number}.json'
-
-
-def content_of(claim: Claim) -> bytes:
-    """Return the JSON of a claim."""
-    return (json.dumps(asdict(claim)) + '\n').encode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,17 +202,12 @@ class WatchSettings:
     stop_seconds: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Due:
-    """A claimed checkpoint to evaluate, with records in `out`.
-
-    `sizes` are the numbers of questions per task that fit into the time budget, measured by an earlier evaluation.
-    """
+    """A claimed checkpoint to evaluate, with records in `out`."""
 
     checkpoint: Checkpoint
-    uri: str
     out: Path
-    sizes: Mapping[str, int] | None
 
 
 def watch(options: WatchSettings) -> list[tuple[str, str, str]]:
@@ -240,18 +226,15 @@ def watch(options: WatchSettings) -> list[tuple[str, str, str]]:
     watcher = Watcher(options, data)  # used by rank 0 only
     on_first_rank(watcher.start)
     with stop_signals() as check_stop:
-        try:
-            while (step := on_first_rank(watcher.next_step)) is not None:
-                if isinstance(step, Due):
-                    with watcher.claims.renewed() if dist.get_global_rank() == 0 else nullcontext():
-                        outcome = evaluate_due(step, watcher, device, check_stop)
-                    on_first_rank(partial(watcher.conclude, step, *outcome))
-                    free_memory()
-                else:
-                    time.sleep(min(step, SYNC_SECONDS))
-                check_stop()
-        finally:
-            watcher.release()
+        while (step := on_first_rank(watcher.next_step)) is not None:
+            if isinstance(step, Due):
+                evaluate_due(step, watcher, device, check_stop)
+            else:
+                parts = math.ceil(step / SYNC_SECONDS)  # the same on all ranks
+                for _ in range(parts):
+                    time.sleep(step / parts)
+                    check_stop()
+            check_stop()
     return watcher.table()
 
 
@@ -262,17 +245,15 @@ class Watcher:
         self.options = options
         self.identity = watch_identity(data, options.precision)
         self.store = Store(options.folder)
-        text = json.dumps([CLAIM_FORMAT, self.identity], sort_keys=True, default=repr)
-        digest = hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:16]
+        self.settings = json.dumps([CLAIM_FORMAT, self.identity], sort_keys=True, default=repr).encode()
         place = options.claims or f'{self.store.uri}/{CLAIMS}'
+        digest = hashlib.sha256(self.settings).hexdigest()[:16]
         self.claims = Claims(Store(f'{place}/{digest}'), expires_seconds=options.expires_seconds)
-        self.due: Due | None = None  # being evaluated by this watcher
         self.checkpoints: list[Checkpoint] = []
         self.initial_names: frozenset[str] = frozenset()  # found at the start
         self.states: dict[str, tuple[str, str]] = {}  # state and detail (owner; records or reason) by name
         self.not_before: dict[Checkpoint, float] = {}
         self.last_activity = time.monotonic()  # when a checkpoint last appeared or was evaluated
-        self.next_poll = 0.0
 
     def start(self) -> None:
         """List the checkpoints for the first time and check that claims can be written."""
@@ -283,7 +264,13 @@ class Watcher:
                 'Hugging Face folders'
             )
         self.initial_names = frozenset(checkpoint.name for checkpoint in self.checkpoints)
-        self.claims.check_writable()
+        try:
+            self.claims.store.write(SETTINGS, self.settings)
+        except StoreError as error:
+            raise StoreError(
+                f'{error}; watchers write claims there so that no checkpoint is evaluated twice; give another folder '
+                'or URI with --claims'
+            ) from error
         places = (self.store.uri, len(self.checkpoints), self.options.out, self.claims.store.uri)
         log.info('watching %s: %d checkpoints; records in %s, claims in %s', *places)
 
@@ -300,8 +287,6 @@ class Watcher:
     def next_step(self) -> Due | float | None:
         """Return a claimed checkpoint, the seconds until the next poll, or `None` if the watch is over."""
         now = time.monotonic()
-        if now < self.next_poll:
-            return self.next_poll - now
         try:
             self._list()
             self.claims.refresh()
@@ -311,7 +296,6 @@ class Watcher:
                     return due
         except StoreError as error:
             log.warning('%s; retrying in %.0f s', error, self.options.poll_seconds)
-            self.next_poll = now + self.options.poll_seconds
             return self.options.poll_seconds
         is_open = any(self.states[c.name][0] in (WAITING, RUNNING) for c in candidates)
         if self.options.once and not is_open:
@@ -320,8 +304,7 @@ class Watcher:
         if not is_open and stop_seconds is not None and idle_seconds > stop_seconds:
             log.info('no new checkpoint for %.0f s; stopping', idle_seconds)
             return None
-        self.next_poll = min([now + self.options.poll_seconds, *(at for at in self.not_before.values() if at > now)])
-        return self.next_poll - now
+        return min([self.options.poll_seconds, *(at - now for at in self.not_before.values() if at > now)])
 
     def _is_due(self, checkpoint: Checkpoint) -> bool:
         """Return whether a checkpoint can be claimed now; update its state."""
@@ -335,7 +318,7 @@ class Watcher:
                 self._report(checkpoint, DONE if claim.is_done else RUNNING, f'by {claim.owner}')
                 return False
         is_limited = self.identity['time_budget'] is not None
-        if is_limited and self.claims.sizes() is None and self.claims.is_any_running():
+        if is_limited and self.claims.sizes() is None and any(c.is_running for c in self.claims.by_name.values()):
             return False  # another watcher is measuring what fits into the time budget, for all of them
         return now >= self.not_before[checkpoint]
 
@@ -354,9 +337,7 @@ class Watcher:
             check_recorded(out, self.identity)
         if not self.claims.take(checkpoint):
             return None
-        self.due = due = Due(
-            checkpoint=checkpoint, uri=f'{self.store.uri}/{checkpoint.name}', out=out, sizes=self.claims.sizes()
-        )
+        due = Due(checkpoint, out)
         if is_done:
             self.conclude(due, DONE)
             return None
@@ -385,10 +366,10 @@ class Watcher:
         checkpoint = due.checkpoint
         self.last_activity = time.monotonic()
         if state == DONE:
-            self._finish(due, expires=None, sizes=read_results(due.out)['timing'].get('time_budget'))
+            self.claims.close(None, read_results(due.out)['timing'].get('time_budget'))
             self._report(checkpoint, DONE, f'by {self.claims.owner}: {due.out}')
             return
-        self._finish(due, expires=0.0)
+        self.claims.close(0.0)
         with suppress(StoreError):
             self._list()
         if self.claims.is_lost:
@@ -399,20 +380,6 @@ class Watcher:
             is_final = state == DAMAGED or self.options.once
             self.not_before[checkpoint] = math.inf if is_final else self.last_activity + self.options.expires_seconds
             self._report(checkpoint, state, f'by {self.claims.owner}: {reason}')
-
-    def _finish(self, due: Due, *, expires: float | None, sizes: Mapping[str, int] | None = None) -> None:
-        """Write the final state of this watcher's claim."""
-        self.due = None
-        try:
-            self.claims.write(expires, sizes)
-        except StoreError as error:  # it expires; the records then show whether it is done
-            log.warning('%s: claim not updated: %s', due.checkpoint.name, error)
-
-    def release(self) -> None:
-        """Release the claim on the checkpoint being evaluated, if any; its journal is kept."""
-        if self.due is not None:
-            log.info('%s: released; finished items are kept', self.due.checkpoint.name)
-            self._finish(self.due, expires=0.0)
 
     def table(self) -> list[tuple[str, str, str]]:
         """Return name, state and detail of each checkpoint, oldest first."""
@@ -453,58 +420,55 @@ class EvaluationHooks(LoggerDestination):
     budget all checkpoints are evaluated on the same questions.
     """
 
-    def __init__(self, watcher: Watcher, due: Due, check_stop: Callable[[], None]) -> None:
+    def __init__(self, watcher: Watcher, batch: int | None, check_stop: Callable[[], None]) -> None:
         self.watcher = watcher
-        self.due = due
+        self.batch = batch
         self.check_stop = check_stop
 
     def eval_standalone_start(self, state: State, logger: Logger) -> None:
         """Set the training step and the number of questions per task; have records of another version replaced."""
-        batch = self.due.checkpoint.batch
-        for callback in state.callbacks:
-            if not isinstance(callback, EvalGauntlet) or callback.source is None:
-                continue
-            callback.resuming = Resuming(wanted=True)
-            if self.due.sizes is not None:
-                callback.load_state_dict({'sizes': [dict(self.due.sizes)]})
-            if callback.source.training is None and batch is not None:
-                state.timestamp = state.timestamp.copy(batch=batch)
-                point = TrainingPoint(batch=batch, epoch=None, token=None, checkpoint=self.due.uri)
-                callback.source = replace(callback.source, training=point)
+        (callback,) = (callback for callback in state.callbacks if isinstance(callback, EvalGauntlet))
+        callback.resuming = Resuming(wanted=True)
+        if sizes := on_first_rank(self.watcher.claims.sizes):
+            callback.load_state_dict({'sizes': [dict(sizes)]})
+        source = callback.source
+        if source is not None and source.training is None and self.batch is not None:
+            state.timestamp = state.timestamp.copy(batch=self.batch)
+            point = TrainingPoint(batch=self.batch, epoch=None, token=None, checkpoint=source.name)
+            callback.source = replace(source, training=point)
 
     def eval_batch_end(self, state: State, logger: Logger) -> None:
         """Raise SystemExit after a signal, or StoreError if another watcher has taken over, on all ranks."""
         self.check_stop()
-        on_first_rank(self.watcher.claims.check_held)
+        if on_first_rank(lambda: self.watcher.claims.is_lost):
+            raise StoreError('another watcher has taken over')
 
 
-def evaluate_due(due: Due, watcher: Watcher, device: str, check_stop: Callable[[], None]) -> tuple[str, str]:
-    """Evaluate a claimed checkpoint; return its state and, unless done, the reason. Raise other GauntletErrors."""
-    options = watcher.options
-    loggers = build_loggers(logger_settings(options.loggers, options.run_name, due.checkpoint.name))
-    try:
-        evaluate(
-            due.uri,
-            out=due.out,
-            tokenizer=options.tokenizer,
-            model_config=options.model_config,
-            device=device,
-            precision=options.precision,
-            run_name=options.run_name,
-            loggers=[*loggers, EvaluationHooks(watcher, due, check_stop)],
-            resume=True,
-            **options.settings,
-        )
-    except StoreError as error:
-        return FAILED, str(error)
-    except ModelError as error:
-        return DAMAGED, '; '.join(error.problems)
-    return DONE, ''
-
-
-def free_memory() -> None:
-    """Free the last evaluation; Composer 0.32.1 keeps every Trainer referenced until exit."""
-    atexit.unregister(Engine._close)
+def evaluate_due(due: Due, watcher: Watcher, device: str, check_stop: Callable[[], None]) -> None:
+    """Evaluate a claimed checkpoint. Raise GauntletErrors other than of the checkpoint or its store."""
+    options, name = watcher.options, due.checkpoint.name
+    state, reason = DONE, ''
+    with watcher.claims.renewed(name) if dist.get_global_rank() == 0 else nullcontext():
+        loggers = build_loggers(logger_settings(options.loggers, options.run_name, name))
+        try:
+            evaluate(
+                f'{watcher.store.uri}/{name}',
+                out=due.out,
+                tokenizer=options.tokenizer,
+                model_config=options.model_config,
+                device=device,
+                precision=options.precision,
+                run_name=options.run_name,
+                loggers=[*loggers, EvaluationHooks(watcher, due.checkpoint.batch, check_stop)],
+                resume=True,
+                **options.settings,
+            )
+        except StoreError as error:
+            state, reason = FAILED, str(error)
+        except ModelError as error:
+            state, reason = DAMAGED, '; '.join(error.problems)
+    on_first_rank(partial(watcher.conclude, due, state, reason))
+    atexit.unregister(Engine._close)  # Composer 0.32.1 keeps every Trainer referenced until exit
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -68,7 +68,7 @@ def open_filesystem(uri: str) -> tuple[Any, str]:
 
     scheme = scheme_of(uri)
     if not scheme:
-        return fsspec.filesystem('file'), Path(uri).expanduser().absolute().as_posix()
+        return fsspec.filesystem('file', auto_mkdir=True), Path(uri).expanduser().absolute().as_posix()
     if scheme in EXTRAS and not uri.partition('://')[2].strip('/'):
         raise StoreError(f'{uri}: names no bucket; allowed: {scheme}://bucket/path')
     try:
@@ -92,14 +92,13 @@ def options_of(scheme: str) -> dict[str, Any]:
 
 
 def open_file(uri: str) -> io.BufferedReader:
-    """Open a file for reading bytes. Raise StoreError."""
+    """Open the file of a URI for reading bytes, inside `explained`. Raise StoreError."""
     scheme = scheme_of(uri)
     bucket, _, name = uri.partition('://')[2].partition('/')
     if scheme in EXTRAS and not (bucket and name):
         raise StoreError(f'{uri}: names no file; allowed: {scheme}://bucket/path/file')
-    with explained(uri):
-        fs, path = open_filesystem(uri)
-        return io.BufferedReader(fs.open(path, 'rb'))
+    fs, path = open_filesystem(uri)
+    return io.BufferedReader(fs.open(path, 'rb'))
 
 
 def s3_endpoint() -> str | None:
@@ -153,20 +152,19 @@ class Store:
         self.is_local = not scheme_of(uri)
         self.uri = self._root if self.is_local else uri.rstrip('/')
 
-    def _path(self, name: str) -> str:
-        return f'{self._root}/{name}'
-
-    def _place(self, name: str) -> str:
-        return f'{self.uri}/{name}'
-
     def files(self, prefix: str = '') -> list[StoredFile]:
         """Return all files whose names start with `prefix`, sorted; none if the folder does not exist.
 
         Symbolic links on disk are skipped and not followed.
         """
-        options = {'on_error': raise_unless_gone} if self.is_local else {'prefix': prefix}
+        options = {'on_error': 'raise'} if self.is_local else {'prefix': prefix}
         with explained(self.uri):
-            found = self.fs.find(self._root, detail=True, **options).values()
+            try:
+                found = self.fs.find(self._root, detail=True, **options).values()
+            except FileNotFoundError:
+                if not self.is_local:  # a bucket must exist
+                    raise
+                return []
         if any(info['name'] == self._root for info in found):
             raise StoreError(f'{self.uri}: is a file; give a folder')
         infos = {info['name'][len(self._root) + 1 :]: info for info in found if not info.get('islink')}
@@ -178,14 +176,13 @@ class Store:
 
     def read(self, name: str) -> bytes:
         """Return the content of a file."""
-        with explained(self._place(name)):
-            content: bytes = self.fs.cat_file(self._path(name))
+        with self._at(name) as path:
+            content: bytes = self.fs.cat_file(path)
         return content
 
     def download(self, names: Iterable[str], folder: Path) -> None:
         """Copy files into a local folder, each under the last part of its name."""
-        pairs = {self._path(name): str(folder / name.rpartition('/')[2]) for name in names}
-        folder.mkdir(parents=True, exist_ok=True)
+        pairs = {f'{self._root}/{name}': str(folder / name.rpartition('/')[2]) for name in names}
         with explained(self.uri):
             self.fs.get(list(pairs), list(pairs.values()))
 
@@ -194,8 +191,7 @@ class Store:
 
         On disk, readers may see the file before its content.
         """
-        path = self._path(name)
-        with explained(self._place(name)):
+        with self._at(name) as path:
             try:
                 if self.is_local:
                     self.fs.makedirs(self.fs._parent(path), exist_ok=True)
@@ -211,22 +207,17 @@ class Store:
 
     def write(self, name: str, content: bytes) -> None:
         """Write or overwrite a file that has no other writers."""
-        with explained(self._place(name)):
-            self.fs.pipe_file(self._path(name), content)
+        with self._at(name) as path:
+            self.fs.pipe_file(path, content)
 
-    def delete(self, name: str) -> None:
-        """Delete a file."""
-        with explained(self._place(name)):
-            self.fs.rm_file(self._path(name))
+    @contextmanager
+    def _at(self, name: str) -> Iterator[str]:
+        """Yield the path of a file; errors name it and are explained."""
+        with explained(f'{self.uri}/{name}'):
+            yield f'{self._root}/{name}'
 
 
 def version_of(info: dict[str, Any]) -> str:
     """Return the entity tag of an object, or the time, size and inode of a file."""
     tag = info.get('ETag') or info.get('etag')
     return str(tag).strip('"') if tag else f'{info.get("mtime")}-{info["size"]}-{info.get("ino")}'
-
-
-def raise_unless_gone(error: OSError) -> None:
-    """Raise an error of a listing unless it says that the folder does not exist."""
-    if not isinstance(error, FileNotFoundError):
-        raise error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ OF_ANY_JSON: list[Damage] = [
     cut(0.5),
 ]
 CASES: list[tuple[str, Damage]] = [
-    *((file, damage) for file in (CONFIG, TOKENIZER, TOKENIZER_CONFIG, GENERATION, SPECIAL) for damage in OF_ANY_JSON),
+    *product((CONFIG, TOKENIZER, TOKENIZER_CONFIG, GENERATION, SPECIAL, INDEX), OF_ANY_JSON),
     *((CONFIG, has(model_type=value)) for value in ('nope', 3, ['llama'])),
     *((CONFIG, has(hidden_size=value)) for value in ('64', [64], {'a': 1}, None, 1.5, -1)),
     *((CONFIG, has(num_attention_heads=value)) for value in ('4', [4], None, 0)),
@@ -85,35 +86,19 @@ CASES: list[tuple[str, Damage]] = [
     (GENERATION, has(compile_config='nope')),
     *((WEIGHTS, cut(share)) for share in (0, 0.001, 0.5, 0.999)),
     (WEIGHTS, holds((2).to_bytes(8, 'little') + b'[]')),
-]
-INDEX_CASES: list[Damage] = [
-    *OF_ANY_JSON,
-    *(has(weight_map=value) for value in ([], 'x', {'w': 3}, {'w': ['x']}, {'w': None})),
-    has(weight_map__w='model-9.safetensors'),
+    *((INDEX, has(weight_map=value)) for value in ([], 'x', {'w': 3}, {'w': ['x']}, {'w': None})),
+    (INDEX, has(weight_map__w='model-9.safetensors')),
 ]
 
 
 @pytest.mark.parametrize(('file', 'damage'), CASES, ids=[f'{file} {number}' for number, (file, _) in enumerate(CASES)])
 def test_a_damaged_file_is_named_in_one_line(models: Path, tmp_path: Path, file: str, damage: Damage):
-    folder = shutil.copytree(models / 'one', tmp_path / 'model')
+    folder = shutil.copytree(models / ('several' if file == INDEX else 'one'), tmp_path / 'model')
     damage(folder / file)
-    assert named(folder, folder / file)
-
-
-@pytest.mark.parametrize('damage', INDEX_CASES)
-def test_a_damaged_index_is_named_in_one_line(models: Path, tmp_path: Path, damage: Damage):
-    folder = shutil.copytree(models / 'several', tmp_path / 'model')
-    damage(folder / INDEX)
-    assert named(folder, folder / INDEX)
-
-
-def named(folder: Path, file: Path) -> bool:
-    """Whether the model is refused by one line that begins with the file's name."""
     with pytest.raises(ModelError) as raised, open_model(str(folder)) as source:
         source.load(torch.device('cpu'))
     (problem,) = raised.value.problems
-    assert '\n' not in problem
-    return problem.startswith(f'{file}: ')
+    assert '\n' not in problem and problem.startswith(f'{folder / file}: ')
 
 
 @pytest.mark.parametrize('file', [CONFIG, TOKENIZER, GENERATION, INDEX])

@@ -20,7 +20,7 @@ from composer.utils import dist
 from object_store import S3Server
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.distributed import checkpoint as sharded
-from watched import record, states, train
+from watched import options_of, record, settings_of, states, train
 
 from llmfoundry_gauntlet.composer.watch import Claims, Due, Watcher, WatchSettings, evaluate_due
 from llmfoundry_gauntlet.config.settings import decode_settings
@@ -35,7 +35,8 @@ BOTH = {'ep0-ba2-rank0.pt': 'done', 'ep0-ba4-rank0.pt': 'done'}
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Train for four batches with a checkpoint every other batch, each evaluated by the callback."""
     folder = tmp_path_factory.mktemp('trained')
-    train(folder, 4, **tiny.write_tasks(folder))
+    tiny.write_tasks(folder)
+    train(folder, 4)
     return folder
 
 
@@ -51,8 +52,8 @@ def watch(trained: Path, folder: Path, gauntlet: Watch) -> Watch:
     """Run `gauntlet watch --once` on the copied checkpoints; return exit status, standard output and error."""
 
     def call(*more: Any, uri: Any = folder / 'checkpoints', out: str = 'watched') -> tuple[int, str, str]:
-        tasks = ['--tasks', trained / 'tasks.yaml', '--gauntlet', trained / 'gauntlet.yaml', '--data-root', trained]
-        return gauntlet('watch', uri, *tasks, '--out', folder / out, '--once', '--settle', '0s', '--poll', '1s', *more)
+        timing = ['--once', '--settle', '0s', '--poll', '1s']
+        return gauntlet('watch', uri, *options_of(trained), '--out', folder / out, *timing, *more)
 
     return call
 
@@ -189,7 +190,8 @@ def test_results_are_the_same_in_an_object_store(watch: Watch, folder: Path, tra
         assert outcome(folder / f'watched/ba{batch}') == outcome(trained / f'training/ba{batch}')
         assert record(folder / f'watched/ba{batch}')['training']['checkpoint'] == f'{uri}/ep0-ba{batch}-rank0.pt'
     claims = s3_server.names('run/checkpoints/.gauntlet/')
-    assert [name.rpartition('/')[2].partition('@')[0] for name in claims] == ['ep0-ba2-rank0.pt', 'ep0-ba4-rank0.pt']
+    names = [name.rpartition('/')[2].partition('@')[0] for name in claims]
+    assert names == [*BOTH, 'settings.json']
 
 
 def next_due(watcher: Watcher) -> Due:
@@ -202,20 +204,13 @@ def next_due(watcher: Watcher) -> Due:
 
 def watcher_of(folder: Path, trained: Path, /, **more: Any) -> tuple[Watcher, Due, Callable[[Due], None]]:
     """Return a watcher, the checkpoint it claims first, and a function that evaluates a claimed checkpoint."""
-    names = {'tasks': 'tasks.yaml', 'gauntlet': 'gauntlet.yaml', 'data_root': '.'}
-    settings = {name: str(trained / path) for name, path in names.items()}
+    settings = settings_of(trained)
     more = {'folder': str(folder / 'checkpoints'), 'settle_seconds': 0, 'poll_seconds': 0.5, **more}
     wanted = WatchSettings(out=folder / 'watched', settings=settings, **more)
     watcher = Watcher(wanted, load_data(decode_settings(settings, 'watch')))
     due = next_due(watcher)
     assert due.checkpoint.name == 'ep0-ba4-rank0.pt'
-
-    def evaluate(due: Due) -> None:
-        with watcher.claims.renewed():
-            outcome = evaluate_due(due, watcher, 'cpu', lambda: None)
-        watcher.conclude(due, *outcome)
-
-    return watcher, due, evaluate
+    return watcher, due, lambda due: evaluate_due(due, watcher, 'cpu', lambda: None)
 
 
 def test_a_checkpoint_deleted_during_its_evaluation_is_skipped(
@@ -239,7 +234,6 @@ def test_an_evaluation_stops_when_another_watcher_has_taken_over(folder: Path, t
     assert other.take(due.checkpoint)
     evaluate(due)
     assert not (folder / 'watched/ba4/results.json').exists()
-    watcher.release()
     other.refresh()
     found = other.on(due.checkpoint)[-1]
     assert found.owner == 'another' and found.is_running
@@ -249,7 +243,7 @@ def test_an_evaluation_stops_when_another_watcher_has_taken_over(folder: Path, t
 
 def test_a_folder_that_was_unreachable_is_listed_again(folder: Path, trained: Path, caplog: pytest.LogCaptureFixture):
     watcher, due, _ = watcher_of(folder, trained)
-    watcher.release()
+    watcher.claims.close(0.0)
     (folder / 'checkpoints').rename(folder / 'away')
     (folder / 'checkpoints').write_text('')
     assert watcher.next_step() == 0.5
@@ -297,6 +291,7 @@ def test_with_a_time_budget_all_checkpoints_are_evaluated_on_the_same_items(
         ('checkpoints', ['--tasks', 'none.yaml'], 'none.yaml: there is no such file'),
         ('checkpoints', ['--data-root', 'nowhere'], 'sums.jsonl'),
         ('checkpoints', ['--claims', 'gs://bucket'], 'llmfoundry-gauntlet[gcs]'),
+        ('checkpoints', ['--claims', '/dev/null'], 'give another folder or URI with --claims'),
         ('elsewhere', [], 'elsewhere: there are no checkpoints at or below it; allowed: *.pt'),
         ('ba3', [], 'is a checkpoint itself; give the folder above it'),
         ('s3://', [], 'names no bucket'),
@@ -315,9 +310,7 @@ def test_user_errors_end_the_watch_before_anything_is_claimed(
 @pytest.fixture
 def training(trained: Path, folder: Path) -> dict[str, Any]:
     """Return the content of a training YAML with loggers."""
-    names = {'tasks': 'tasks.yaml', 'gauntlet': 'gauntlet.yaml', 'data_root': '.'}
-    block = {name: str(trained / path) for name, path in names.items()}
-    block |= {'interval': '2ba', 'save_folder': str(folder / '{run_name}/gauntlet')}
+    block = {**settings_of(trained), 'interval': '2ba', 'save_folder': str(folder / '{run_name}/gauntlet')}
     loggers = {
         'tensorboard': {'log_dir': str(folder / 'boards')},
         'file': {'filename': str(folder / 'logs/{run_name}.txt')},

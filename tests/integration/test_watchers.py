@@ -17,7 +17,7 @@ import pytest
 import tiny
 from attempts import journal_lines, outcome
 from paths import ROOT
-from watched import claims, record, start, states
+from watched import claims, options_of, record, start, states
 
 HERE = Path(__file__).parent
 PATIENCE = 240  # seconds, generous for a busy machine
@@ -83,9 +83,10 @@ def copy_checkpoints(trained: Path, folder: Path) -> None:
 
 def watch_arguments(folder: Path, *more: Any) -> list[str]:
     """Return the arguments of a watch of a folder."""
-    tasks = ['--tasks', folder / 'tasks.yaml', '--gauntlet', folder / 'gauntlet.yaml', '--data-root', folder]
     small = ['--tokens-per-batch', '120', '--device', 'cpu', '--poll', '0.2s', '--settle', '0.3s']
-    return [str(word) for word in (folder / 'checkpoints', *tasks, *small, '--out', folder / 'watched', *more)]
+    return [
+        str(word) for word in (folder / 'checkpoints', *options_of(folder), *small, '--out', folder / 'watched', *more)
+    ]
 
 
 def all_done(folder: Path) -> bool:

@@ -34,9 +34,20 @@ class Slow(Callback):
         time.sleep(self.seconds)
 
 
+def settings_of(folder: Path) -> dict[str, str]:
+    """Return the settings for the tasks that `tiny.write_tasks` has written to a folder."""
+    return {'tasks': f'{folder}/tasks.yaml', 'gauntlet': f'{folder}/gauntlet.yaml', 'data_root': str(folder)}
+
+
+def options_of(folder: Path) -> list[str]:
+    """Return the same as options of the command."""
+    return [word for name, value in settings_of(folder).items() for word in (f'--{name.replace("_", "-")}', value)]
+
+
 def train(folder: Path, batches: int, *, seconds: float = 0.0, **settings: Any) -> None:
     """Train with a checkpoint every other batch, evaluated by the callback."""
-    gauntlet = EvalGauntlet(**settings, interval='checkpoint', save_folder=str(folder / 'training'))
+    settings |= {**settings_of(folder), 'interval': 'checkpoint', 'save_folder': str(folder / 'training')}
+    gauntlet = EvalGauntlet(**settings)
     places = {'save_folder': str(folder / 'checkpoints'), 'save_interval': '2ba'}
     trainer = tiny.trainer([gauntlet, Slow(seconds)], max_duration=f'{batches}ba', **places)
     trainer.fit()
@@ -50,8 +61,7 @@ def run(kind: str, log: str, arguments: list[str]) -> None:
     os.dup2(handle, 2)
     if kind == 'train':
         folder, seconds = arguments
-        names = {'tasks': f'{folder}/tasks.yaml', 'gauntlet': f'{folder}/gauntlet.yaml', 'data_root': folder}
-        train(Path(folder), 8, seconds=float(seconds), tokens_per_batch=120, **names)
+        train(Path(folder), 8, seconds=float(seconds), tokens_per_batch=120)
     else:
         sys.argv = ['gauntlet', 'watch', *arguments]
         gauntlet()
@@ -72,7 +82,7 @@ def record(folder: Path) -> dict[str, Any]:
 def claims(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the latest claim on each checkpoint."""
     found = {}
-    for path in sorted((folder / 'checkpoints/.gauntlet').glob('*/*.json'), key=lambda path: path.stat().st_mtime_ns):
+    for path in sorted((folder / 'checkpoints/.gauntlet').glob('*/*@*.json'), key=lambda path: path.stat().st_mtime_ns):
         found[unquote(path.name.partition('@')[0])] = json.loads(path.read_text() or '{"expires": 1}')
     return dict(sorted(found.items()))
 
