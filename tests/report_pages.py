@@ -49,7 +49,6 @@ class Page(HTMLParser):
     tables: dict[str, list[list[Cell]]] = field(default_factory=dict)
     elements: list[tuple[str, dict[str, str | None]]] = field(default_factory=list)
     scripts: list[str] = field(default_factory=list)
-    options: dict[str, list[str]] = field(default_factory=dict)  # of the selects of a form, by what the form is for
     samples: list[Sample] = field(default_factory=list)
     text: str = ''
 
@@ -57,8 +56,7 @@ class Page(HTMLParser):
         super().__init__()
         self.open: list[str] = []
         self.rows: list[list[Cell]] = []
-        self.table_id: str | None = None
-        self.caption = self.form = ''
+        self.caption = ''
         self.is_in_sample = False
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -67,22 +65,18 @@ class Page(HTMLParser):
         if tag not in VOID:
             self.open.append(tag)
         if tag == 'table':
-            self.rows, self.table_id, self.caption = [], attributes.get('id'), ''
+            self.rows, self.caption = [], ''
         elif tag == 'tr':
             self.rows.append([])
         elif tag in ('td', 'th'):
             self.rows[-1].append(Cell(attributes))
         elif tag == 'script':
             self.scripts.append('')
-        elif tag == 'form':
-            self.form = next(name for name in attributes if name.startswith('data-')).removeprefix('data-')
         elif tag == 'details' and attributes.get('class') == 'sample':
             self.samples.append(Sample((attributes['data-kinds'] or '').split('|')))
             self.is_in_sample = True
         elif tag == 'pre' and self.is_in_sample:
             self.samples[-1].passages.append('')
-        elif tag == 'option':
-            self.options.setdefault(self.form, []).append('')
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open and self.open.pop() == tag, f'{tag} is closed out of order'
@@ -93,7 +87,7 @@ class Page(HTMLParser):
         elif tag in ('td', 'th'):
             self.rows[-1][-1].text = self.rows[-1][-1].text.strip()
         elif tag == 'table':
-            self.tables.setdefault(self.table_id or self.caption, self.rows)
+            self.tables.setdefault(self.caption, self.rows)
 
     def handle_data(self, data: str) -> None:
         if 'script' in self.open:
@@ -106,9 +100,7 @@ class Page(HTMLParser):
             self.samples[-1].text += data
             if 'pre' in self.open:
                 self.samples[-1].passages[-1] += data
-        if 'option' in self.open:
-            self.options[self.form][-1] += data
-        elif 'caption' in self.open:
+        if 'caption' in self.open:
             self.caption += data
         elif ('td' in self.open or 'th' in self.open) and self.rows and self.rows[-1]:
             self.rows[-1][-1].text += data

@@ -77,7 +77,8 @@ def scores_chart(scored: Scored | Iterable[Scored]) -> Any:
     if find_spec('altair') is None:
         raise ConfigError("charts need Altair, which is not installed: pip install 'llmfoundry-gauntlet[report]'")
     evaluations = [one for _, one in recorded(scored)]
-    rows = [row for one in evaluations for row in headline(one)]
+    numbers = [row for one in evaluations for row in one.headline.values()]
+    rows = [row for row in numbers if row.kind != 'perturbation' and row.value is not None]
     batches = {one.batch for one in evaluations}
     if len(evaluations) > 1 and None not in batches and len(batches) == len(evaluations):
         shown = [row for row in rows if row.kind != 'task'] or rows
@@ -107,11 +108,6 @@ def recorded(scored: Scored | Iterable[Scored]) -> list[tuple[Scored, RecordedEv
             folder, record = Path(one.data.settings.save_folder or f'evaluation {number}'), results_record(one)
         found.append((one, recorded_evaluation(folder, record)))
     return found
-
-
-def headline(one: RecordedEvaluation) -> list[ScoreRow]:
-    """Return composites and the accuracy of each task, as far as they have a value."""
-    return [row for (kind, _), row in one.headline.items() if kind != 'perturbation' and row.value is not None]
 
 
 def datum(row: ScoreRow, run: str) -> Datum:

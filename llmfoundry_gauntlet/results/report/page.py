@@ -26,6 +26,7 @@ from llmfoundry_gauntlet.results.report.frames import Datum, curve, datum, mark,
 from llmfoundry_gauntlet.results.report.printing import LEGEND, difference_table, is_clear
 from llmfoundry_gauntlet.results.report.samples import KINDS, kinds_of, logprob, make_samples
 from llmfoundry_gauntlet.results.report.scores import (
+    COUNTS,
     RecordedRun,
     ScoreRow,
     find_runs,
@@ -134,7 +135,7 @@ def tasks_section(runs: Sequence[RecordedRun], lines: Sequence[Line]) -> Section
         return Section(name='tasks', title='Tasks')
     category = {task: name for run in reversed(runs) for task, name in task_categories(run.last.record).items()}
     charts, rows = [], []
-    majorities = runs[0].last.majorities
+    majorities, record = runs[0].last.majorities, runs[0].last.record
     for name in dict.fromkeys([*category.values(), OTHER_TASKS]):
         mine = [line for line in lines if category.get(line[1], OTHER_TASKS) == name]
         if data := last_data(runs, mine):
@@ -142,8 +143,11 @@ def tasks_section(runs: Sequence[RecordedRun], lines: Sequence[Line]) -> Section
         for line in mine:
             found = cells(runs, line)
             chance = next((cell.chance for cell in found if isinstance(cell, ScoreRow)), None)
-            counts = task_counts(runs[0], line[1]) if len(runs) == 1 else []
-            rows.append([line[1], *found, chance, majorities.get(line[1]), *counts, name])
+            row: list[Cell] = [line[1], *found, chance, majorities.get(line[1])]
+            if len(runs) == 1:
+                entry = record['tasks'].get(line[1], {})
+                row += [*map(entry.get, COUNTS), record['timing']['tasks'].get(line[1])]
+            rows.append([*row, name])
     columns = [Column('Task'), *score_columns(runs, 'Accuracy'), Column('Chance'), Column('Majority class')]
     if len(runs) == 1:
         columns += [*map(count_column, ('Items', 'Unscored', 'Truncated')), Column('Seconds')]
@@ -154,12 +158,6 @@ def tasks_section(runs: Sequence[RecordedRun], lines: Sequence[Line]) -> Section
         charts=charts,
         tables=[Table(title='Tasks', columns=[*columns, Column('Category')], groups=[rows]), all_numbers(runs)],
     )
-
-
-def task_counts(run: RecordedRun, task: str) -> list[Cell]:
-    """Return items, unscored and truncated items, and seconds of a task."""
-    entry, timing = run.last.record['tasks'].get(task, {}), run.last.record['timing']['tasks']
-    return [*(entry.get(name) for name in ('num_items', 'num_unscored', 'num_truncated')), timing.get(task)]
 
 
 def all_numbers(runs: Sequence[RecordedRun]) -> Table:
@@ -194,17 +192,13 @@ def score_section(runs: Sequence[RecordedRun]) -> Section:
         names = [name for name in perturbations if name.startswith(f'{dataset}/')]
         pairs = [(name, place) for name in names for place in range(len(runs))]
         heads = [f'{name.partition("/")[2]}{f" {runs[place].name}" if len(runs) > 1 else ""}' for name, place in pairs]
-        cells = [
-            [metric, *(score_cell(found[place], name, metric) for name, place in pairs)] for metric in SCORE_METRICS
-        ]
+        cells: list[list[Cell]] = []
+        for metric in SCORE_METRICS:  # the reason of a perturbation that did not run stands for all of them
+            known = [found[place].get((name, metric)) or found[place].get((name, None)) for name, place in pairs]
+            cells.append([metric, *(row or NOT_ASKED for row in known)])
         tables.append(Table(title=dataset, columns=[*map(Column, ('Metric', *heads))], groups=[cells]))
     notes = ['The same questions asked in several ways: accuracy, and how often two answers to one question agree.']
     return Section(name='score', title='SCORE', notes=notes if tables else (), charts=charts, tables=tables)
-
-
-def score_cell(found: dict[tuple[str, str | None], ScoreRow], name: str, metric: str) -> Cell:
-    """Return a metric of a data set under a perturbation; the reason of the perturbation where it did not run."""
-    return found.get((name, metric)) or found.get((name, None)) or NOT_ASKED
 
 
 def comparison_section(runs: Sequence[RecordedRun], results: Sequence[Run]) -> Section:
@@ -341,6 +335,9 @@ def make_page(
     """
     if missing := [name for name in NEEDS if find_spec(name) is None]:
         raise ConfigError(EXTRA.format(', '.join(missing)))
+    from jinja2.utils import htmlsafe_json_dumps
+    from markupsafe import Markup
+
     runs = find_runs(folders)
     results = [read_run(run.last.folder) for run in runs]
     sections = make_sections(runs, results)
@@ -348,6 +345,7 @@ def make_page(
     templates = resources.files(PACKAGE) / 'templates'
     style, script = ((templates / name).read_text(encoding='utf-8') for name in ('page.css', 'page.js'))
     scripts = [chart_library(), script]
+    charts = [spec for section in sections for _, spec in section.charts]
     return (
         make_environment()
         .get_template('page.html')
@@ -361,10 +359,10 @@ def make_page(
             per_task=samples,
             sample_tasks=list(dict.fromkeys(sample.key.task for sample in shown)),
             footnotes={},
-            style=trusted(style),
-            scripts=list(map(trusted, scripts)),
+            style=Markup(style),
+            scripts=list(map(Markup, scripts)),
             digests={'style': digest(style), 'scripts': list(map(digest, scripts))},
-            data=trusted(json_for_html([spec for section in sections for _, spec in section.charts])),
+            data=htmlsafe_json_dumps(charts, separators=(',', ':'), allow_nan=False),
         )
     )
 
@@ -417,13 +415,6 @@ def excerpt(text: str, head: int, tail: int) -> str:
     return f'{text[:head]}\n[{num_left_out:,} of {len(text):,} characters left out]\n{text[len(text) - tail :]}'
 
 
-def trusted(text: str) -> Any:
-    """Return a text that templates do not escape."""
-    from markupsafe import Markup
-
-    return Markup(text)
-
-
 @cache
 def chart_library() -> str:
     """Return Vega, Vega-Lite and Vega-Embed as one script."""
@@ -436,9 +427,3 @@ def chart_library() -> str:
 def digest(text: str) -> str:
     """Return the name of a script or a style in a security policy."""
     return f'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'
-
-
-def json_for_html(value: Any) -> str:
-    """Return ASCII JSON that cannot end the element in which it stands."""
-    text = json.dumps(value, separators=(',', ':'), allow_nan=False)
-    return text.replace('&', '\\u0026').replace('<', '\\u003c').replace('>', '\\u003e')

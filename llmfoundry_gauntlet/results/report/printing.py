@@ -43,6 +43,10 @@ LEGEND = (
 )
 COMPOSITE_KINDS = ('category', 'average')
 SIGNED = '{:+.3f}'.format
+KEYS = {  # of JSON and CSV
+    Difference: ('first', 'second', 'difference', 'p_value', 'p_holm', 'detectable', 'num_items'),
+    Course: ('slope', 'noise', 'signal_to_noise'),
+}
 
 
 def print_runs(folder: Path) -> None:
@@ -134,7 +138,19 @@ def print_comparisons(compared: Sequence[Comparison], metric: str | None = None,
         columns = ['first_run', 'second_run', 'kind', 'name', 'first', 'first_standard_error', 'second']
         columns += ['second_standard_error', 'difference', 'standard_error', 'reason']
         columns += ['p_value', 'p_holm', 'detectable', 'num_items']
-        sys.stdout.write(as_csv([row for comparison in compared for row in flat_records(comparison)], columns))
+        rows = [
+            {
+                'first_run': one.first,
+                'second_run': one.second,
+                'kind': kind,
+                'name': name,
+                **row_of(found, 'difference'),
+            }
+            for one in compared
+            for kind, group in one.groups.items()
+            for name, found in group.items()
+        ]
+        sys.stdout.write(as_csv(rows, columns))
         print_warnings(warnings)
     elif form == 'markdown':
         sys.stdout.write('\n'.join(f'{plain(table.title)}\n\n{as_markdown(table)}' for table in tables))
@@ -220,15 +236,28 @@ def starred(value: float) -> str:
     return p_text(value) + ('*' if value < CLEAR else ' ')
 
 
+def record_of(found: Difference | Course) -> dict[str, Any]:
+    """Return a difference or a trend for JSON."""
+    values = {name: getattr(found, name) for name in KEYS[type(found)]}
+    return {name: measure_record(value) if isinstance(value, Measure) else value for name, value in values.items()}
+
+
+def row_of(found: Difference | Course, main: str) -> dict[str, Any]:
+    """Return the same for CSV; the standard error and the reason without a prefix are those of the `main` measure."""
+    row = {name: getattr(found, name) for name in KEYS[type(found)]}
+    for name, value in list(row.items()):
+        if isinstance(value, Measure):
+            error = 'standard_error' if name == main else f'{name}_standard_error'
+            row.update({name: value.value, error: value.standard_error})
+    return {**row, 'reason': getattr(found, main).reason}
+
+
 def comparison_record(comparison: Comparison) -> dict[str, Any]:
     """Return a comparison for JSON."""
     return {
         'first': comparison.first,
         'second': comparison.second,
-        **{
-            kind: {name: difference_record(one) for name, one in group.items()}
-            for kind, group in comparison.groups.items()
-        },
+        **{kind: {name: record_of(one) for name, one in group.items()} for kind, group in comparison.groups.items()},
         'left_out': {
             key: {
                 'num_items': list(items.num_items),
@@ -243,46 +272,16 @@ def comparison_record(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def difference_record(found: Difference) -> dict[str, Any]:
-    """Return a difference for JSON."""
-    return {
-        'first': measure_record(found.first),
-        'second': measure_record(found.second),
-        'difference': measure_record(found.difference),
-        **{name: getattr(found, name) for name in ('p_value', 'p_holm', 'detectable', 'num_items')},
-    }
-
-
-def flat_records(comparison: Comparison) -> list[dict[str, Any]]:
-    """Return the differences of a comparison for CSV."""
-    rows = []
-    for kind, group in comparison.groups.items():
-        for name, one in group.items():
-            names = {'first_run': comparison.first, 'second_run': comparison.second, 'kind': kind, 'name': name}
-            values = {place: getattr(one, place).value for place in ('first', 'second', 'difference')}
-            errors = {f'{place}_standard_error': getattr(one, place).standard_error for place in ('first', 'second')}
-            rows.append({**difference_record(one), **names, **values, **errors, **flat(one.difference)})
-    return rows
-
-
-def flat(measure: Measure) -> dict[str, Any]:
-    """Return the error and the reason of a measure for CSV."""
-    return {'standard_error': measure.standard_error, 'reason': measure.reason}
-
-
 def print_trends(found: Trends, form: str = 'table') -> None:
     """Print the trend of each score over the checkpoints of a run, as a table or as 'markdown', 'csv' or 'json'.
 
     With CSV and JSON, slopes are per batch, and warnings go to standard error.
     """
     if form == 'json':
-        sys.stdout.write(as_json({name: trend_record(one) for name, one in found.trends.items()}))
+        sys.stdout.write(as_json({name: record_of(one) for name, one in found.trends.items()}))
         print_warnings(found.warnings)
     elif form == 'csv':
-        rows = [
-            {**trend_record(one), **flat(one.slope), 'name': name, 'slope': one.slope.value}
-            for name, one in found.trends.items()
-        ]
+        rows = [{'name': name, **row_of(one, 'slope')} for name, one in found.trends.items()]
         columns = ['name', 'slope', 'standard_error', 'reason', 'noise', 'signal_to_noise']
         sys.stdout.write(as_csv(rows, columns))
         print_warnings(found.warnings)
@@ -290,15 +289,6 @@ def print_trends(found: Trends, form: str = 'table') -> None:
         sys.stdout.write(as_markdown(trends_table(found)))
     else:
         print_table(trends_table(found))
-
-
-def trend_record(found: Course) -> dict[str, Any]:
-    """Return a trend for JSON."""
-    return {
-        'slope': measure_record(found.slope),
-        'noise': found.noise,
-        'signal_to_noise': found.signal_to_noise,
-    }
 
 
 def trends_table(found: Trends) -> Table:

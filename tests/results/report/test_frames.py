@@ -97,9 +97,8 @@ def test_a_chart_without_altair_names_the_extra(run: Run, monkeypatch):
         run.plot()
 
 
-@pytest.mark.parametrize('module', [frames], ids=lambda module: module.__name__.rpartition('.')[2])
-def test_the_examples_in_docstrings_are_right(module: Any, run: Run):
-    failed, tried = doctest.testmod(module, extraglobs={'run': run})
+def test_the_examples_in_docstrings_are_right(run: Run):
+    failed, tried = doctest.testmod(frames, extraglobs={'run': run})
     assert (failed, tried > 0) == (0, True)
 
 

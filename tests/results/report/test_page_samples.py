@@ -211,7 +211,7 @@ def test_kinds_of_an_item(changes: dict[str, Any], kinds: list[str]):
         ('prompt_sha256', None),
         ('num_tokens[0]', '4'),
         ('metrics', [1]),
-        ('marks.StrictMatch', 'yes'),
+        ('metrics.StrictMatch', 'yes'),
     ],
 )
 def test_a_damaged_sample_is_an_error_that_names_its_line(gauntlet, runs, tmp_path: Path, name: str, value: Any):
