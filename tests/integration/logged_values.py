@@ -177,4 +177,4 @@ def approximately(values: Values, **tolerance: float) -> dict[str, Any]:
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Return the warnings of the metric stream."""
-    return [record.getMessage() for record in caplog.records if record.name.endswith('metric_stream')]
+    return [record.getMessage() for record in caplog.records if record.name == 'llmfoundry_gauntlet.composer.loggers']
