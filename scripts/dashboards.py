@@ -106,7 +106,7 @@ def mlflow_link(uri: str, experiment_id: str, run_ids: Sequence[str], panel: Pan
 
 
 def find_mlflow_runs(uri: str, experiment: str, names: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the ids of the experiment and of its runs. Raises ConfigError if one of them does not exist."""
+    """Return the ids of the experiment and of its runs. Raise ConfigError if one of them does not exist."""
     from mlflow import MlflowClient
 
     client = MlflowClient(uri)

@@ -43,7 +43,7 @@ class EvaluationConfig:
 
 
 def read_config(path: str, overrides: list[str]) -> EvaluationConfig:
-    """Return the checked content of a YAML file, after `key=value` overrides. Raises ConfigError."""
+    """Return the checked content of a YAML file, after `key=value` overrides. Raise ConfigError."""
     content = read_yaml(path, overrides)
     mapped, models = map_evaluation(content, source=path, num_ranks=dist.get_world_size())
     settings = [item.name for item in fields(EvaluationSettings) if item.name not in TRAINING_KEYS]
@@ -65,7 +65,7 @@ def read_config(path: str, overrides: list[str]) -> EvaluationConfig:
 
 
 def evaluate_one(shared: dict[str, Any], *, config_overrides: dict[str, Any] | None = None) -> None:
-    """Evaluate one model with its own loggers. Raises GauntletError."""
+    """Evaluate one model with its own loggers. Raise GauntletError."""
     arguments = {**shared, 'loggers': build_loggers(shared.get('loggers'))}
     if not config_overrides:
         evaluate(arguments.pop('model'), **arguments)
@@ -76,7 +76,7 @@ def evaluate_one(shared: dict[str, Any], *, config_overrides: dict[str, Any] | N
 
 
 def save_config(name: str, overrides: dict[str, Any], folder: str) -> None:
-    """Write a model's configuration with overrides into a folder. Raises ModelError."""
+    """Write a model's configuration with overrides into a folder. Raise ModelError."""
     config = load_config(name)
     unknown = [key for key in overrides if not hasattr(config, key)]
     if unknown:

@@ -30,7 +30,7 @@ def versions(*packages: str) -> dict[str, str]:
 
 
 def write_fixture(path: Path, fixture: dict[str, Any], *, limit: int) -> None:
-    """Write compact JSON. Raises ValueError if it takes `limit` bytes or more."""
+    """Write compact JSON. Raise ValueError if it takes `limit` bytes or more."""
     text = json.dumps(fixture, separators=(',', ':')) + '\n'
     if len(text) >= limit:
         raise ValueError(f'{path.name} takes {len(text)} bytes; allowed: below {limit}')

@@ -56,7 +56,7 @@ class TokenRows:
 
 
 def read_documents(path: Path) -> Iterator[str]:
-    """Yield the texts of a file of JSON lines, or a text file as one document. Raises ConfigError."""
+    """Yield the texts of a file of JSON lines, or a text file as one document. Raise ConfigError."""
     try:
         with path.open(encoding='utf-8') as file:
             if path.suffix != '.jsonl':
@@ -71,7 +71,7 @@ def read_documents(path: Path) -> Iterator[str]:
 
 
 def text_of(line: str, source: str) -> str:
-    """Return the value of `text` in a JSON line. Raises ConfigError."""
+    """Return the value of `text` in a JSON line. Raise ConfigError."""
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
@@ -104,7 +104,7 @@ def write_tokens(paths: list[Path], tokenizer: PreTrainedTokenizerBase, folder: 
 
 
 def load_tokens(config: TrainDataConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[np.ndarray, np.ndarray]:
-    """Return the memory-mapped tokens and ends of documents, tokenized if not done yet. Raises ConfigError."""
+    """Return the memory-mapped tokens and ends of documents, tokenized if not done yet. Raise ConfigError."""
     paths = [Path(path) for path in config.path]
     base = Path(config.cache or f'{paths[0]}.tokens')
     folder = base / digest_of(paths, tokenizer)
@@ -127,7 +127,7 @@ def mapped(path: Path, kind: type) -> np.ndarray:
 
 
 def digest_of(paths: list[Path], tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return a name for the tokens of these files as they are now, by this tokenizer. Raises ConfigError."""
+    """Return a name for the tokens of these files as they are now, by this tokenizer. Raise ConfigError."""
 
     def encode(text: str, special: bool) -> list[int]:
         ids: list[int] = tokenizer(text, add_special_tokens=special, verbose=False)['input_ids']

@@ -103,7 +103,7 @@ def build_scheduler(config: SchedulerConfig) -> ComposerScheduler:
 
 
 def rows_per_rank(config: TrainConfig) -> int:
-    """Return the number of rows of a batch per rank. Raises ConfigError if they do not divide."""
+    """Return the number of rows of a batch per rank. Raise ConfigError if they do not divide."""
     rows, rest = divmod(config.global_train_batch_size, dist.get_world_size())
     if rest or not rows:
         found = f'{config.global_train_batch_size} rows for {dist.get_world_size()} ranks'

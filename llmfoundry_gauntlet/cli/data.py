@@ -183,7 +183,7 @@ def finding_line(source: str, finding: Record) -> str:
 
 
 def check_programs(tasks: Path | None, data_root: str, sandbox: str, as_json: bool) -> None:
-    """Run the canonical solutions of code tasks. Raises typer.Exit if one fails."""
+    """Run the canonical solutions of code tasks. Raise typer.Exit if one fails."""
     from llmfoundry_gauntlet.config.settings import decode_settings
     from llmfoundry_gauntlet.evaluation.inputs import load_data, with_programs
     from llmfoundry_gauntlet.results.external import check_solutions

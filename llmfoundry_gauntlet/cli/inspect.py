@@ -206,7 +206,7 @@ def validate(
 
 
 def check(tasks: Path | None, gauntlet: Path | None, score: Path | None, data_root: str | None) -> None:
-    """Print what was found and all warnings; data is read if `data_root` is given. Raises ConfigError, DataError."""
+    """Print what was found and all warnings; data is read if `data_root` is given. Raise ConfigError, DataError."""
     from llmfoundry_gauntlet.evaluation.inputs import load_suite
 
     suite = load_suite(tasks, gauntlet, score, is_partial=tasks is None)
@@ -225,7 +225,7 @@ def check(tasks: Path | None, gauntlet: Path | None, score: Path | None, data_ro
 
 
 def check_data(suite: Suite, data_root: str) -> None:
-    """Print the number of rows and all warnings. Raises DataError."""
+    """Print the number of rows and all warnings. Raise DataError."""
     from llmfoundry_gauntlet.evaluation.inputs import read_data
 
     rows = read_data(suite, data_root)
@@ -285,7 +285,7 @@ def explain(
 
 
 def find_task(suite: Suite, label: str, num_shots: int | None) -> Task:
-    """Return the task with this label, at this number of shots or its first one. Raises ConfigError."""
+    """Return the task with this label, at this number of shots or its first one. Raise ConfigError."""
     from llmfoundry_gauntlet.config.yaml import suggestion
 
     found = next((task for task in suite.tasks if label in (task.label, task.key)), None)
@@ -307,7 +307,7 @@ def tokenized_by(
     examples: Sequence[Example],
     settings: EvaluationSettings,
 ) -> TokenizedItem:
-    """Return the item in a model's tokens; its weights are not loaded. Raises ModelError."""
+    """Return the item in a model's tokens; its weights are not loaded. Raise ModelError."""
     from llmfoundry_gauntlet.composer.models import open_model, resolve_max_seq_len
     from llmfoundry_gauntlet.evaluation.explanation import tokenize
     from llmfoundry_gauntlet.tasks.encode import Encoder
@@ -432,7 +432,7 @@ def ends_of_generation(stops: StopRule) -> list[str]:
 def scored(
     task: Task, asked: AskedItem, examples: Sequence[Example], answer: str, settings: EvaluationSettings
 ) -> ItemResult:
-    """Return the result of a generation. Raises ConfigError if it cannot be scored, or a program cannot be run."""
+    """Return the result of a generation. Raise ConfigError if it cannot be scored, or a program cannot be run."""
     from llmfoundry_gauntlet.results.external import AnswerError, score_answer
     from llmfoundry_gauntlet.tasks.items import untokenized_items
     from llmfoundry_gauntlet.tasks.programs import check_programs

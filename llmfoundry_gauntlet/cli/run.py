@@ -143,7 +143,7 @@ def run(
 
 
 def evaluate_or_estimate(model: str, settings: dict[str, Any], form: Form, *, dry_run: bool) -> None:
-    """Evaluate a model, or print an estimate of the work. Raises GauntletError."""
+    """Evaluate a model, or print an estimate of the work. Raise GauntletError."""
     if not dry_run:
         from llmfoundry_gauntlet.composer import evaluate
 
@@ -158,7 +158,7 @@ def evaluate_or_estimate(model: str, settings: dict[str, Any], form: Form, *, dr
 def score_outputs(
     outputs: Path, out: Path, settings: dict[str, Any], form: Form, *, allow_missing: bool, overwrite: bool
 ) -> None:
-    """Score the generations in a file and write the records. Raises GauntletError."""
+    """Score the generations in a file and write the records. Raise GauntletError."""
     from llmfoundry_gauntlet.config.settings import decode_settings
     from llmfoundry_gauntlet.evaluation.inputs import load_data
     from llmfoundry_gauntlet.results.external import read_answers, score_answers
@@ -174,7 +174,7 @@ def score_outputs(
 
 
 def recompute(recorded: Path, out: Path, gauntlet: Path | None, *, allow_missing: bool, overwrite: bool) -> None:
-    """Recompute all metrics of an earlier run and write the records. Raises GauntletError."""
+    """Recompute all metrics of an earlier run and write the records. Raise GauntletError."""
     from llmfoundry_gauntlet.evaluation.inputs import load_gauntlet
     from llmfoundry_gauntlet.results.files import check_out, write_again
     from llmfoundry_gauntlet.results.runs import read_run, summarize_again

@@ -388,7 +388,7 @@ def model_type_of(huggingface: Mapping[str, Any] | None) -> str | None:
 
 
 def timestamp_of(path: Path, stored: Any) -> Timestamp | None:
-    """Return the timestamp of a checkpoint; None for one of weights alone. Raise ModelError."""
+    """Return the timestamp of a checkpoint; None if it only has weights. Raise ModelError."""
     if stored is None or isinstance(stored, Timestamp):
         return stored
     try:

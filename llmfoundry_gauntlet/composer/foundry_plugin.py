@@ -15,8 +15,8 @@ log = logging.getLogger(__name__)
 class FoundryEvalGauntlet(EvalGauntlet):
     """EvalGauntlet for llm-foundry, which passes the training YAML to the constructor as `train_config`.
 
-    Of that come `max_seq_len` and `interval` where the callback's own keys do not say them; the tokenizer and the name
-    of the run are the Trainer's. Raises ConfigError where llm-foundry would evaluate `icl_tasks` beside it.
+    It supplies `max_seq_len` and `interval` if the callback's own keys do not; the tokenizer and the name of the run
+    are the Trainer's. Raise ConfigError if llm-foundry would evaluate `icl_tasks` as well.
     """
 
     def __init__(self, *, train_config: Mapping[str, Any], **settings: Any) -> None:

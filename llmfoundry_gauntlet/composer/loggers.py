@@ -54,7 +54,7 @@ TENSORBOARD_CHARTS: dict[str, dict[str, list[Any]]] = {
 def build_loggers(chosen: Mapping[str, Any] | None) -> list[LoggerDestination]:
     """Return a Composer logger for each name, with its arguments: `{'mlflow': {'experiment_name': 'llama'}}`.
 
-    Raises ConfigError for unknown names and arguments, and where a logger's library is not installed.
+    Raise ConfigError for unknown names and arguments, and if a logger's library is not installed.
     """
     return build_each('loggers', LOGGERS, chosen)
 
@@ -81,7 +81,7 @@ def logger_settings(loggers: Mapping[str, Any], run_name: str | None, checkpoint
 def build_each(part: str, known: Builders, chosen: Mapping[str, Any] | None) -> list[Any]:
     """Return an object for each entry of a part such as `loggers`, in the order of the file; None: no arguments.
 
-    Raises one ConfigError with every unknown name and argument.
+    Raise one ConfigError with every unknown name and argument.
     """
     if chosen is not None and not isinstance(chosen, Mapping):
         raise ConfigError(f'{part}: is {describe(chosen)}; allowed: a mapping with {", ".join(known)}')

@@ -454,7 +454,7 @@ def num_requests(parts: Sequence[Batch | ContinuousBatch]) -> int:
 
 
 def size_of(request: Request) -> int:
-    """Return the number of tokens that stands for a request's work."""
+    """Return the number of tokens that represents a request's work."""
     if isinstance(request, ScoreRequest):
         return sum(len(ids) for ids in (*request.contexts, *request.continuations))
     return request.length

@@ -52,7 +52,7 @@ OF_HUB = (('model*.safetensors', 'model*.safetensors.index.json'), ('pytorch_mod
 
 
 def load_config(name: str) -> PretrainedConfig:
-    """Return a model configuration by folder or name. Raises ModelError."""
+    """Return a model configuration by folder or name. Raise ModelError."""
     check_objects(name, CONFIG)
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(name, trust_remote_code=False)
@@ -64,7 +64,7 @@ def load_config(name: str) -> PretrainedConfig:
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """Return a tokenizer by folder or name. Raises ModelError."""
+    """Return a tokenizer by folder or name. Raise ModelError."""
     check_objects(name, *OF_TOKENIZER)
     with tokenizer_errors() as caught:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
@@ -78,7 +78,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 def load_generation_config(folder: Path) -> GenerationConfig | None:
-    """Return the generation settings of a folder, None where it has none. Raises ModelError."""
+    """Return the generation settings of a folder, None if it has none. Raise ModelError."""
     if not (folder / GENERATION).is_file():
         return None
     check_objects(str(folder), GENERATION)
@@ -107,7 +107,7 @@ def check_objects(name: str, *files: str) -> None:
 
 
 def check_numbers(config: PretrainedConfig) -> None:
-    """Raise ModelError for texts and the like where a configuration has numbers by default.
+    """Raise ModelError if a configuration has text or the like in place of a number.
 
     A model may take a list in place of a whole number, such as one of eos_token_id, but not of a fraction.
     """

@@ -144,7 +144,7 @@ def map_training(values: Mapping[str, Any], *, source: str, num_ranks: int) -> M
     """Move a training file's top-level ICL keys into the callback; a file without them is returned unchanged.
 
     With `icl_tasks` at the top, llm-foundry's defaults hold as well: `eval_interval` of one epoch, and `max_seq_len`
-    as the length. Raises ConfigError for keys that contradict the callback's.
+    as the length. Raise ConfigError for keys that contradict the callback's.
     """
     notes = Notes(source)
     given = {key: value for key, value in values.items() if key not in (*TRAINING_KEYS, 'variables')}
@@ -175,7 +175,7 @@ def map_evaluation(values: Mapping[str, Any], *, source: str, num_ranks: int) ->
     """Return an evaluation file in our keys without its models, and the models in the order of the file.
 
     Without llm-foundry's `models` or `model` the values keep our `model`, and no models are listed.
-    Raises ConfigError with all problems, including kinds of models that cannot be run here.
+    Raise ConfigError with all problems, including kinds of models that cannot be run here.
     """
     notes = Notes(source)
     values = {key: value for key, value in values.items() if value is not None}
@@ -204,7 +204,7 @@ def map_evaluation(values: Mapping[str, Any], *, source: str, num_ranks: int) ->
 def map_plugin(settings: Mapping[str, Any], train_config: Mapping[str, Any]) -> Mapped:
     """Return our callback's settings in llm-foundry's own training, completed from its training file.
 
-    Raises ConfigError if the file has `icl_tasks`: llm-foundry would evaluate them too, and log the same keys.
+    Raise ConfigError if the file has `icl_tasks`: llm-foundry would evaluate them too, and log the same keys.
     """
     notes = Notes(f'callbacks.{PLUGIN}')
     if any(train_config.get(key) is not None for key in ('icl_tasks', 'icl_tasks_str')):

@@ -45,7 +45,7 @@ def cache_folder(part: str) -> Path | None:
 
 @cache
 def installed(group: str) -> dict[str, EntryPoint]:
-    """Return a group's entry points sorted by name, without loading them. Raises ConfigError for duplicate names."""
+    """Return a group's entry points sorted by name, without loading them. Raise ConfigError for duplicate names."""
     points: dict[str, EntryPoint] = {}
     for point in sorted(entry_points(group=group), key=lambda point: point.name):
         other = points.setdefault(point.name, point)
@@ -59,7 +59,7 @@ def installed(group: str) -> dict[str, EntryPoint]:
 
 @cache
 def load_installed(group: str) -> dict[str, Any]:
-    """Return the objects of a group's entry points. Raises ConfigError if one cannot be imported."""
+    """Return the objects of a group's entry points. Raise ConfigError if one cannot be imported."""
     loaded = {}
     for name, point in installed(group).items():
         try:

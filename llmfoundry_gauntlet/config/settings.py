@@ -113,7 +113,7 @@ class EvaluationSettings:
 
 
 def decode_settings(values: Mapping[str, Any], source: str = 'eval_gauntlet') -> EvaluationSettings:
-    """Return settings from plain values and paths; a single interval need not be a list. Raises ConfigError."""
+    """Return settings from plain values and paths; a single interval need not be a list. Raise ConfigError."""
     values = {key: plain(value) for key, value in values.items()}
     problems = Problems(source)
     for key in SOURCES:

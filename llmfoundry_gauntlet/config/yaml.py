@@ -136,7 +136,7 @@ class StrictLoader(getattr(yaml, 'CSafeLoader', yaml.SafeLoader)):  # type: igno
         self.deep_construct = True  # so that PyYAML rejects a node that contains itself
 
     def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Return a mapping. Raises ConstructorError for a duplicate key; keys merged by `<<` may be replaced."""
+        """Return a mapping. Raise ConstructorError for a duplicate key; keys merged by `<<` may be replaced."""
         seen: set[tuple[str, str]] = set()
         for key, _ in node.value:
             name = (key.tag, str(key.value))
@@ -150,7 +150,7 @@ StrictLoader.add_implicit_resolver(FLOAT, NUMBER_WITH_EXPONENT, list('-+.0123456
 
 
 def open_yaml(path: str | Path, overrides: Sequence[str] = ()) -> Mapping[str, Any]:
-    """Return a YAML file's mapping with `key=value` overrides merged in, for `plain`. Raises ConfigError."""
+    """Return a YAML file's mapping with `key=value` overrides merged in, for `plain`. Raise ConfigError."""
     text, content = parse(path)
     if not isinstance(content, dict):
         kind = 'a list' if isinstance(content, list) else 'plain text'
@@ -161,7 +161,7 @@ def open_yaml(path: str | Path, overrides: Sequence[str] = ()) -> Mapping[str, A
 
 
 def parse(path: str | Path) -> tuple[str, Any]:
-    """Return a YAML file's text and content, an empty mapping for an empty file. Raises ConfigError."""
+    """Return a YAML file's text and content, an empty mapping for an empty file. Raise ConfigError."""
     try:
         text = Path(shipped(path)).read_text(encoding='utf-8')
         content = yaml.load(text, StrictLoader)
@@ -176,7 +176,7 @@ def parse(path: str | Path) -> tuple[str, Any]:
 
 
 def merged(content: dict[str, Any], path: str | Path, overrides: Sequence[str]) -> Mapping[str, Any]:
-    """Return the mapping as an OmegaConf mapping with overrides. Raises ConfigError."""
+    """Return the mapping as an OmegaConf mapping with overrides. Raise ConfigError."""
     from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -192,7 +192,7 @@ def merged(content: dict[str, Any], path: str | Path, overrides: Sequence[str]) 
 def plain(content: Mapping[str, Any], where: str, key: str | None = None) -> Any:
     """Return the mapping, or one of its values, as plain Python with interpolations resolved.
 
-    Raises ConfigError naming `where`.
+    Raise ConfigError naming `where`.
     """
     if isinstance(content, dict):
         return content if key is None else content[key]
@@ -208,7 +208,7 @@ def plain(content: Mapping[str, Any], where: str, key: str | None = None) -> Any
 
 
 def read_yaml(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Return a whole YAML file as plain Python. Raises ConfigError."""
+    """Return a whole YAML file as plain Python. Raise ConfigError."""
     content: dict[str, Any] = plain(open_yaml(path, overrides), str(path))
     return content
 

@@ -13,7 +13,7 @@ UNFINISHED = '.unfinished'  # suffix of files being written, or left behind by a
 
 
 def write_atomically(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
-    """Write or replace a file atomically, creating missing folders. Raises OSError.
+    """Write or replace a file atomically, creating missing folders. Raise OSError.
 
     If interrupted, the path has either its old content or all of the new.
     """
@@ -39,7 +39,7 @@ def unfinished_path(folder: Path) -> Path:
 
 
 def write_synced(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
-    """Write a new file and sync it to disk. Raises OSError."""
+    """Write a new file and sync it to disk. Raise OSError."""
     with path.open('xb') as file:
         file.writelines(chunks)
         file.flush()
@@ -47,7 +47,7 @@ def write_synced(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Sync the names of a folder's files to disk. Raises OSError."""
+    """Sync the names of a folder's files to disk. Raise OSError."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

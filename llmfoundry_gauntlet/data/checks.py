@@ -229,7 +229,7 @@ def overlap_finding(overlap: Record) -> Record:
 def find_overlap(files: Sequence[TaskFile], texts: Sequence[str]) -> Record:
     """Return the rows that share sequences of words with training texts, ready for JSON.
 
-    Raises DataError for an unreadable text.
+    Raise DataError for an unreadable text.
     """
     sequences = [row_sequences(file.rows) for file in files]
     wanted = {sequence for rows in sequences for own in rows for sequence in own}
@@ -260,7 +260,7 @@ def file_overlap(file: TaskFile, sequences: Sequence[array[int]], places: Mappin
 
 
 def training_files(source: str) -> list[str]:
-    """Return a file or URL itself, or all files below a folder. Raises DataError if there is none."""
+    """Return a file or URL itself, or all files below a folder. Raise DataError if there is none."""
     path = Path(source)
     if is_remote(source) or path.is_file():
         return [source]
@@ -274,7 +274,7 @@ def search_text(source: str, wanted: Collection[int], places: dict[int, str]) ->
     """Add the first place of each wanted sequence in a training text to `places`; return the text's number of words.
 
     Files named .jsonl, .ndjson or .json hold one document per line, of which every string counts; other files are one
-    document of plain text. Either may be compressed (.gz, .bz2, .xz, .zst). Raises DataError for an unreadable file.
+    document of plain text. Either may be compressed (.gz, .bz2, .xz, .zst). Raise DataError for an unreadable file.
     """
     import fsspec
 
@@ -306,7 +306,7 @@ def search_text(source: str, wanted: Collection[int], places: dict[int, str]) ->
 
 
 def json_text(line: str, place: str) -> str:
-    """Return all strings of a JSON line; nothing for a blank one. Raises DataError."""
+    """Return all strings of a JSON line; nothing for a blank one. Raise DataError."""
     try:
         return '\n'.join(strings_in(json.loads(line.rstrip()))) if line.strip() else ''
     except json.JSONDecodeError as error:

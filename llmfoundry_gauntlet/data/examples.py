@@ -41,7 +41,7 @@ class TaskRows:
 
 @paused_collection()
 def read_examples(task: TaskSpec, data_root: str | Path, parse: Callable[[Mapping[str, Any]], Any]) -> list[Example]:
-    """Read all examples of a task in file order. Raises DataError with every malformed row.
+    """Read all examples of a task in file order. Raise DataError with every malformed row.
 
     Top-level strings are stripped unless the task sets `strip_dataset: false`; strings in lists are not
     (llm-foundry 0.22, `eval/datasets/utils.py:strip_data`).
@@ -61,7 +61,7 @@ def read_examples(task: TaskSpec, data_root: str | Path, parse: Callable[[Mappin
 
 
 def parse_row(number: int, row: Any, task: TaskSpec, parse: Callable[[Mapping[str, Any]], Any]) -> Example:
-    """Parse one row as an Example. Raises RowError."""
+    """Parse one row as an Example. Raise RowError."""
     if not isinstance(row, Mapping):
         raise RowError(f'is {type(row).__name__}; allowed: a JSON object')
     if task.strips_rows:

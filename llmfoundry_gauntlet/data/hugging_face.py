@@ -37,7 +37,7 @@ Row = Mapping[str, Any]
 def safe_variables(name: str, uri: str, loading: Mapping[str, Any]) -> dict[str, Any]:
     """Return keyword arguments for `datasets.load_dataset` with which no code from a dataset can run.
 
-    Raises DataError unless one of the five builders reads it from files that hold no code, and whatever
+    Raise DataError unless one of the five builders reads it from files that hold no code, and whatever
     `datasets.load_dataset` raises if there is no such dataset. Runs nothing and reads no data.
     """
     from datasets.load import dataset_module_factory
@@ -127,7 +127,7 @@ def hugging_face_rows(task: TaskSpec, data_root: str | Path) -> list[dict[str, A
 
     `hf://org/name` is on the hub; `hf://./folder` and `hf:///folder` are local, relative ones below `data_root` or else
     the working directory. `hf_loading_vars` are passed to `datasets.load_dataset`, as in llm-foundry. No code from a
-    dataset runs: scripts, pickles and builders other than those for plain files are refused. Raises DataError.
+    dataset runs: scripts, pickles and builders other than those for plain files are refused. Raise DataError.
     """
     uri, loading = task.dataset_uri, dict(task.hf_loading_vars or {})
     name = uri.removeprefix(HUGGING_FACE)
@@ -150,7 +150,7 @@ def hugging_face_rows(task: TaskSpec, data_root: str | Path) -> list[dict[str, A
 
 
 def find_folder(name: str, data_root: str | Path) -> Path:
-    """Return the folder below `data_root`, or else the working directory. Raises DataError."""
+    """Return the folder below `data_root`, or else the working directory. Raise DataError."""
     path = Path(name).expanduser()
     candidates = list(dict.fromkeys((Path(data_root) / path, path)))
     for candidate in candidates:
@@ -179,7 +179,7 @@ def check_hub(name: str, uri: str, loading: Row) -> None:
 
 
 def load(name: str, uri: str, loading: dict[str, Any]) -> Any:
-    """Load one split. Raises DataError."""
+    """Load one split. Raise DataError."""
     import datasets
 
     try:
@@ -228,7 +228,7 @@ def why(error: BaseException) -> str:
 
 
 def parsing_map(task: TaskSpec, found: Sequence[str]) -> dict[str, list[str]] | None:
-    """Return the columns of each key; None if rows are used unchanged. Raises DataError with every problem."""
+    """Return the columns of each key; None if rows are used unchanged. Raise DataError with every problem."""
     if not task.hf_parsing_map:
         return None
     columns, problems = {}, []

@@ -103,7 +103,7 @@ def gold_field(row: Mapping[str, Any], num_choices: int) -> int:
 
 
 def field_value(row: Mapping[str, Any], key: str) -> Any:
-    """Return the value at `key`. Raises RowError if the key is missing."""
+    """Return the value at `key`. Raise RowError if the key is missing."""
     if key not in row:
         found = [name for name in row if name.isprintable() and len(name) <= MOST_NAME][:MOST_NAMES]
         raise RowError(f"the key '{key}' is missing{suggestion(key, found).replace('; allowed:', '; found:')}")
@@ -113,7 +113,7 @@ def field_value(row: Mapping[str, Any], key: str) -> Any:
 def locate(uri: str, data_root: str | Path) -> Path:
     """Return the path of a `dataset_uri`, relative to `data_root` or else the working directory.
 
-    Upstream's prefixes are dropped first. Raises DataError with every path tried.
+    Upstream's prefixes are dropped first. Raise DataError with every path tried.
     """
     name = next((uri[len(prefix) :] for prefix in UPSTREAM_DATA_FOLDERS if uri.startswith(prefix)), uri)
     candidates = list(dict.fromkeys((shipped(data_root) / name, shipped(name))))
@@ -146,7 +146,7 @@ def read_task_rows(task: TaskSpec, data_root: str | Path) -> tuple[str, list[Num
 def read_rows(source: str) -> list[NumberedRow]:
     """Read all rows of a UTF-8 file of JSON lines, gzip-compressed or not, whatever its name.
 
-    `source` is a path or an fsspec URL, such as s3:// or https://. Raises DataError with every malformed line.
+    `source` is a path or an fsspec URL, such as s3:// or https://. Raise DataError with every malformed line.
     """
     with opened(source) as file:
         head = file.peek(32)[:32]
@@ -162,7 +162,7 @@ def read_rows(source: str) -> list[NumberedRow]:
 
 @contextlib.contextmanager
 def opened(source: str) -> Iterator[io.BufferedReader]:
-    """Open a path or URL for reading bytes. Raises DataError, also for errors while reading."""
+    """Open a path or URL for reading bytes. Raise DataError, also for errors while reading."""
     try:
         if not is_remote(source) and not Path(source).is_file():  # opening a pipe would block
             raise DataError(f'{source}: is not a regular file; allowed: a data file')
@@ -182,7 +182,7 @@ def check_format(head: bytes, source: str) -> None:
 
 
 def json_lines(lines: Iterable[bytes], source: str) -> Iterator[NumberedRow]:
-    """Yield the JSON value of each line that is not blank. Raises DataError with every malformed line."""
+    """Yield the JSON value of each line that is not blank. Raise DataError with every malformed line."""
     problems = []
     for number, line in enumerate(lines):
         if line.isspace():
@@ -200,7 +200,7 @@ def json_lines(lines: Iterable[bytes], source: str) -> Iterator[NumberedRow]:
 def json_value(line: bytes) -> Any:
     """Parse one line, ignoring surrounding white space (Unicode's included) and byte order marks.
 
-    Raises RowError for malformed JSON, and for JSON that parsers read differently: duplicate keys in one object,
+    Raise RowError for malformed JSON, and for JSON that parsers read differently: duplicate keys in one object,
     numbers out of range, lone surrogates, excessive nesting.
     """
     try:
@@ -228,7 +228,7 @@ TOO_DEEP = f'lists or objects are nested too deeply; allowed: {MAX_DEPTH} levels
 
 
 def unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Build a JSON object. Raises RowError for duplicate keys."""
+    """Build a JSON object. Raise RowError for duplicate keys."""
     found = dict(pairs)
     if len(found) < len(pairs):
         duplicate = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
@@ -237,7 +237,7 @@ def unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def finite(text: str) -> float:
-    """Parse a number with a fraction or an exponent. Raises RowError if it overflows."""
+    """Parse a number with a fraction or an exponent. Raise RowError if it overflows."""
     value = float(text)
     if not math.isfinite(value):
         raise RowError(f'the number {text[:60]} is too large')

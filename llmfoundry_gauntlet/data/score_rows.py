@@ -68,7 +68,7 @@ class MathQuestion:
 
 @paused_collection()
 def read_score_rows(spec: ScoreSpec, data_root: str | Path) -> TaskRows:
-    """Read the questions of one of SCORE's own datasets. Raises DataError with every malformed row."""
+    """Read the questions of one of SCORE's own datasets. Raise DataError with every malformed row."""
     dataset = spec.dataset
     paths, absent = find_files(spec, data_root)
     parse: Callable[[Mapping[str, Any], str], tuple[Any, str]] = PARSERS[dataset]
@@ -109,7 +109,7 @@ def read_score_rows(spec: ScoreSpec, data_root: str | Path) -> TaskRows:
 
 
 def find_files(spec: ScoreSpec, data_root: str | Path) -> tuple[list[Path], tuple[str, ...]]:
-    """Return a dataset's files and the stems of absent ones. Raises DataError if one listed in `subsets` is absent."""
+    """Return a dataset's files and the stems of absent ones. Raise DataError if one listed in `subsets` is absent."""
     wanted = spec.subsets
     names = {Path(name).stem: name for name in FILES[spec.dataset]}
     problems = [
@@ -169,7 +169,7 @@ PARSERS = {MMLU_PRO: parse_mmlu_pro, AGIEVAL: parse_agieval, MATH: parse_math}
 
 
 def lettered(options: tuple[str, ...], dataset: str) -> tuple[str, ...]:
-    """Return the options. Raises RowError if there are more than letters."""
+    """Return the options. Raise RowError if there are more than letters."""
     most = NUM_LETTERS.get(dataset, len(LETTERS))
     if len(options) > most:
         raise RowError(
@@ -199,7 +199,7 @@ def as_lettered(query: str, choices: Sequence[str], gold: int, topic: str) -> Le
     """Return the question and options of a multiple_choice row.
 
     Many rows list the options in the query. If the choices are letters, the options are taken from the list; if the
-    list equals the choices, it is removed from the question. Raises RowError for letters without a list.
+    list equals the choices, it is removed from the question. Raise RowError for letters without a list.
     """
     text, options = split_list(query, len(choices))
     if all(choice.strip(' ().') == letter for choice, letter in zip(choices, LETTERS, strict=False)):

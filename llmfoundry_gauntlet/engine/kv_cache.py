@@ -60,7 +60,7 @@ class KVCache(Cache):
         return 0 if self._is_prompt else self._columns.start
 
     def get_mask_sizes(self, cache_position: torch.Tensor, layer_idx: int) -> tuple[int, int]:
-        """Return the columns that attention is given, and where they begin."""
+        """Return the number of columns that attention sees, and the first of them."""
         return (len(cache_position) if self._is_prompt else self.mask.shape[1]), 0
 
     def get_max_cache_shape(self) -> int | None:
@@ -77,7 +77,7 @@ class KVCache(Cache):
     ) -> None:
         """Write the prompts that have just entered from a token stream.
 
-        `found` has keys and values [1, heads, tokens, width] by layer, `places` where each prompt's tokens stand.
+        `found` has keys and values [1, heads, tokens, width] by layer, `places` the positions of each prompt's tokens.
         """
         for layer, states in found.items():
             for buffer, tokens in zip(self._buffers(layer, *states), states, strict=True):

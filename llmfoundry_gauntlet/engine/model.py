@@ -50,10 +50,10 @@ CHUNK_BYTES = 2**29  # a chunk of logits and its copies
 class CausalLanguageModel:
     """A Hugging Face causal language model, also wrapped by FSDP: `model` is what is called.
 
-    `hidden_token_id` names a token that is masked wherever it stands in padded rows, as llm-foundry does with real
-    eos tokens where pad is eos; None masks padding alone. `rotary` says which length decides rotary frequencies; None
-    if none does. The probe learns `dtype`, what the model computes in, and `tail`, what it does to its output layer's
-    logits; None if unknown: then the model makes the logits of all positions.
+    `hidden_token_id` names a token that is masked at every position of padded rows, as llm-foundry does with real eos
+    tokens if pad is eos; None masks only padding. `rotary` says which length determines rotary frequencies; None if
+    none does. The probe learns `dtype`, the model's compute type, and `tail`, the function applied to its output
+    layer's logits; if that is None (unknown), the model computes the logits of all positions.
     """
 
     def __init__(

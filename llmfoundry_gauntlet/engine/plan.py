@@ -135,8 +135,8 @@ def plan(
 ) -> list[Batch]:
     """Return batches of at most `tokens_per_batch` tokens, those of the longest trees or rows first.
 
-    All choices of a request are in one batch, so one item alone may be larger. Requests that cannot be scored are
-    left out. Padded rows count with their padding. With `rotary` all requests of a batch have the same frequencies.
+    All choices of a request are in one batch, so a single item may be larger. Requests that cannot be scored are left
+    out. Padded rows count with their padding. With `rotary` all requests of a batch have the same frequencies.
     """
     if tokens_per_batch < 1:
         raise ValueError(f'tokens_per_batch is {tokens_per_batch}; allowed: 1 or more')
@@ -193,9 +193,9 @@ def measure(request: ScoreRequest) -> _Measured:
 
 
 def grow_trees(ordered: Sequence[_Measured], cap: int, layout: str, prefix: int = 0) -> list[list[_Measured]]:
-    """Join neighbours where one tree is less work than two, up to `cap` tokens.
+    """Join neighbours if one tree is less work than two, up to `cap` tokens.
 
-    After a cached prefix they are joined in any case, as each tree reads all of it again.
+    After a cached prefix they are always joined, as each tree reads all of it again.
     """
     groups: list[list[_Measured]] = []
     num_tokens = alike = 0
@@ -411,7 +411,7 @@ def prompt_families(requests: Sequence[GenerateRequest]) -> list[list[GenerateRe
 
 
 def is_family(num_shared: int, length: int) -> bool:
-    """Return whether a prompt of this length is of the family of another with which it shares so many tokens."""
+    """Return whether a prompt of this length belongs to the family of another with which it shares this many tokens."""
     return num_shared >= min(LEAST_SHARED, length) and 2 * num_shared >= length
 
 

@@ -21,9 +21,9 @@ Asked = TypeVar('Asked', ScoreRequest, GenerateRequest)
 class RotaryLengths:
     """The rule of a model whose rotary frequencies depend on a length.
 
-    Up to `base` tokens all rows have the same frequencies. Beyond, they are those of each length where the model
-    `scales_by_length` (dynamic NTK), else one further set (longrope). `padded_to` has the length of rows by task where
-    they count as padded, as llm-foundry pads what it scores.
+    Up to `base` tokens all rows have the same frequencies. Beyond, they are those of each length if the model
+    `scales_by_length` (dynamic NTK), else one further set (longrope). `padded_to` has, by task, the length to which
+    rows count as padded, as llm-foundry pads scored rows.
     """
 
     base: int
@@ -76,7 +76,7 @@ def is_rotary(module: Any) -> bool:
 
 
 def reset_length(module: Any) -> None:
-    """Undo what dynamic NTK keeps of longer rows: it resets itself at shorter rows alone."""
+    """Undo what dynamic NTK keeps of longer rows: it only resets itself at shorter rows."""
     original = getattr(module, 'original_max_seq_len', None)
     if original is not None and module.max_seq_len_cached > original:
         module.inv_freq = module.original_inv_freq.to(module.inv_freq.device)

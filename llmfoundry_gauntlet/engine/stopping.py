@@ -15,8 +15,8 @@ LONGEST_CHARACTER = 4  # bytes, and so tokens at most
 class GenerationDecoder:
     """Decode generations with a tokenizer. `end_ids` end a generation; special ones are left out of its text.
 
-    Where a tokenizer drops a text's leading space, a generation gets one, as in Composer 0.32
-    (`models/huggingface.py:eval_forward`): a delimiter that begins with a space may open it.
+    If a tokenizer drops a text's leading space, a generation gets one, as in Composer 0.32
+    (`models/huggingface.py:eval_forward`): a delimiter that begins with a space may be at its start.
     """
 
     def __init__(self, tokenizer: Any, end_ids: Collection[int] = ()) -> None:
@@ -104,7 +104,7 @@ class OngoingGeneration:
 def end_ids(tokenizer: Any, model: Any, *, reference: bool) -> set[int]:
     """Return the tokens that end a generation: the tokenizer's eos, and those of the model's generation settings.
 
-    With `reference` the tokenizer's alone, as llm-foundry gives to transformers.
+    With `reference` only the tokenizer's, as llm-foundry passes to transformers.
     """
     ends = {tokenizer.eos_token_id}
     if not reference:

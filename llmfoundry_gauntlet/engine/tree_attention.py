@@ -94,7 +94,7 @@ class TreeLayout:
         return seen
 
     def chains(self) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """Return where all chains' tokens stand, the bounds of each among them, and the length of the longest."""
+        """Return the positions of all chains' tokens, the bounds of each, and the length of the longest."""
         if self.packed is None:
             chains = [span for span in self.spans if span.chain]
             sizes = torch.tensor([0, *(span.stop - span.start for span in chains)], dtype=torch.int32)

@@ -254,7 +254,7 @@ class _StreamBuilder:
 
 
 def _positions(path: Sequence[tuple[int, int, int]], start: int, stop: int) -> Ints:
-    """Return where the tokens of depths start..stop of a path stand in the stream."""
+    """Return the positions in the stream of the tokens of depths start..stop of a path."""
     found = []
     for depth, place, length in path:
         first, last = max(start, depth), min(stop, depth + length)

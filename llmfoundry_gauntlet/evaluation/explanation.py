@@ -49,7 +49,7 @@ class TokenizedItem:
 def ask(task: Task, examples: Sequence[Example], row: int, *, file: str | None, variant: str | None) -> AskedItem:
     """Return the item of a row, counted from 0, in its first variant unless one is named.
 
-    Raises ConfigError if there is none, or if several files have this row.
+    Raise ConfigError if there is none, or if several files have this row.
     """
     found = [example for example in examples if example.row == row and file in (None, example.file)]
     if not found:

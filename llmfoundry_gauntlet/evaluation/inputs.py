@@ -188,7 +188,7 @@ def read_gauntlet(source: GauntletSource, found: list[str]) -> GauntletSpec | No
 
 
 def load_gauntlet(source: GauntletSource) -> GauntletSpec:
-    """Load only a gauntlet. Raises ConfigError."""
+    """Load only a gauntlet. Raise ConfigError."""
     found: list[str] = []
     spec = read_gauntlet(source, found)
     if spec is None:

@@ -30,7 +30,7 @@ NEW_RESULTS, OLD_SAMPLES = 'results', 'old_samples'  # of a run while it replace
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Write text lines atomically. Raises RecordError."""
+    """Write text lines atomically. Raise RecordError."""
     try:
         write_atomically(path, encoded(lines))
     except OSError as error:
@@ -140,12 +140,12 @@ def check_out(out: Path, *, overwrite: bool, resume: bool = False) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write indented JSON atomically. Raises RecordError."""
+    """Write indented JSON atomically. Raise RecordError."""
     write_lines(path, [json_text(content)])
 
 
 def json_text(content: Any) -> str:
-    """Return indented JSON. Raises ValueError for a number that is not finite, which is an internal error."""
+    """Return indented JSON. Raise ValueError for a number that is not finite, which is an internal error."""
     return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
 
 

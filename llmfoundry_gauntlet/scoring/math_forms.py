@@ -151,7 +151,7 @@ def is_mathematics(content: str) -> bool:
 
 
 def one_command(found: re.Match[str]) -> str:
-    """Return the canonical name of a command, or the character that it stands for."""
+    """Return the canonical name of a command, or the character that it represents."""
     name = found[1]
     return SYMBOLS.get(name) or '\\' + COMMANDS.get(name, name)
 
@@ -199,7 +199,7 @@ def with_braces(text: str) -> str:
 
 
 def argument_at(text: str, place: int) -> tuple[int, int]:
-    """Return where the argument of a command begins and ends: a group, a command, or one character."""
+    """Return the start and end of a command's argument: a group, a command, or one character."""
     while place < len(text) and text[place] == ' ':
         place += 1
     if place >= len(text) or text[place] in '}])':
@@ -217,7 +217,7 @@ def argument_at(text: str, place: int) -> tuple[int, int]:
 
 
 def closing(text: str, begin: int) -> int | None:
-    """Return where the bracket at `begin` closes, whatever its shape; None where it does not."""
+    """Return the position at which the bracket at `begin` closes, whatever its shape; None if it does not."""
     depth = 0
     for found in re.compile(r'\\[{}]|\\[^{}]|[{}()\[\]]').finditer(text, begin):
         mark = found[0][-1] if found[0] in ('\\{', '\\}') else found[0]
@@ -330,7 +330,7 @@ def list_of(text: str, pieces: list[str], depth: int, kind: str = LIST) -> Form:
 
 
 def relation(text: str, pieces: list[str], marks: list[str], depth: int) -> Form:
-    """Return what a label is equal to or in, an inequality as an interval where it is one, or a relation."""
+    """Return the value or set of a label, an inequality as an interval if it is one, or a relation."""
     pieces = [piece.strip() for piece in pieces]
     is_label = [bool(LABEL.fullmatch(piece)) for piece in pieces]
     names_last = set(marks) <= {'=', '\\in'} and is_label[0] and not any(is_label[1:-1])
@@ -464,7 +464,7 @@ def without_unit(text: str) -> tuple[str, str]:
 
 
 def is_sum(text: str) -> bool:
-    """Return whether a sign at the end belongs to the last term alone, or to a function's argument."""
+    """Return whether a sign at the end belongs only to the last term, or to a function's argument."""
     return bool(re.search(r'(?<!\A)[+\-]|\\(?!(?:frac|degree|sqrt|pi|cdot|times)(?![a-z]))[a-z]{2,}', text))
 
 

@@ -50,7 +50,7 @@ def reference_answer_of(completion: str) -> str | None:
 
 
 def closing_brace(text: str, begin: int) -> int | None:
-    """Return where the brace closes that was opened just before `begin`, escaped ones counted as well."""
+    """Return the position of the brace that closes the one opened just before `begin`; escaped braces count."""
     depth = 1
     for found in re.compile('[{}]').finditer(text, begin):
         depth += 1 if found[0] == '{' else -1
@@ -211,7 +211,7 @@ def as_brackets(text: str) -> str:
 
 
 def without_brackets(text: str, gold: str, *, like: str | None = None) -> str:
-    """A text without braces and parentheses, nor square brackets at its ends where the answer `like` may lose them."""
+    """Return a text without braces and parentheses, or outer square brackets if the answer `like` may lose them."""
     answer = text if like is None else like
     square = answer.startswith('[') and answer.endswith(']') and not gold.startswith('(')
     round_ = answer.startswith('(') and answer.endswith(')') and not gold.startswith('[')
@@ -221,7 +221,7 @@ def without_brackets(text: str, gold: str, *, like: str | None = None) -> str:
 
 
 def equal_by_parts(sympy: Sympy, answer: str, gold: str) -> bool | None:
-    """Return whether two lists are equal part by part; None where that is no answer."""
+    """Return whether two lists are equal part by part; None if that cannot be decided."""
 
     def all_equal(answers: list[str], golds: list[str]) -> bool:
         pairs = zip(answers, golds, strict=True)
@@ -246,5 +246,5 @@ def equal_by_parts(sympy: Sympy, answer: str, gold: str) -> bool | None:
 
 
 def inner(text: str) -> list[str]:
-    """Return what stands between the first and the last character, at commas."""
+    """Return the text between the first and the last character, split at commas."""
     return text[1:-1].split(',')

@@ -401,7 +401,7 @@ def reference_parsed(text: str, step_seconds: float) -> Any:
 
 
 def unreadable() -> Caught:
-    """Return a context that is left where a text cannot be parsed, computed with, or handled within its limits.
+    """Return a context that ends if a text cannot be parsed, computed with, or handled within its limits.
 
     sympy evaluates it as Python; latex2sympy2 and sympy's own parser of LaTeX also raise plain `Exception`.
     """

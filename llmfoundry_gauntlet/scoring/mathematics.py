@@ -115,7 +115,7 @@ class Process:
         self._owner = 0
 
     def ask(self, requests: Sequence[Request]) -> list[bool]:
-        """Return whether each request's two texts are equal. Raises ComparisonError where no process can be had."""
+        """Return whether each request's two texts are equal. Raise ComparisonError if no process can be started."""
         for is_last_try in (False, True):
             try:
                 return self._ask(requests)
@@ -202,13 +202,13 @@ class Process:
 
 
 def pipes_of(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
-    """Return where a process of ours reads, and where it writes."""
+    """Return the descriptors that a worker process reads from and writes to."""
     assert process.stdin is not None and process.stdout is not None
     return process.stdin, process.stdout
 
 
 def stop(process: subprocess.Popen[bytes], owner: int) -> None:
-    """End a process of ours with everything it started; a fork leaves its parent's alone."""
+    """End a worker process with everything it started; a fork leaves its parent's running."""
     if os.getpid() != owner:
         return
     for stream in pipes_of(process):

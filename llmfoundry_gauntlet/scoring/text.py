@@ -104,7 +104,7 @@ FORMULA = re.compile(r'\\|\$.*\$|[<>=^√≤≥≠±]|\(.*[-+*/].*\)|[\d)]\s?[!*
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantity:
-    """A number and the unit after it, '' without one; `alone` if only a full stop may be around them."""
+    """A number and the unit after it, '' without one; `alone` if nothing but a full stop is around them."""
 
     value: Fraction
     unit: str
@@ -144,7 +144,7 @@ def number_in(text: str) -> Quantity | None:
 
 
 def has_own_sign(found: re.Match[str], before: str) -> bool:
-    """Return whether what stands before a number's digits is its sign, if anything is, and not an operation."""
+    """Return whether the text before a number's digits is its sign, if anything, and not an operation."""
     if found['sign'] and found['inner']:
         return False
     return not (found['sign'] and found['gap']) or not before.strip() or before.rstrip().endswith(JOINS)
@@ -211,7 +211,7 @@ def answer_position(text: str, rule: StopRule) -> list[int]:
 
 
 def block_end(text: str) -> list[int]:
-    """Return where the first closing brace ends that text did not open, comments and strings aside, or nothing."""
+    """Return, in a list, the end of the first unopened closing brace outside comments and strings, if any."""
     depth = 0
     for found in BRACES.finditer(text):
         depth += {'{': 1, '}': -1}.get(found[0], 0)
@@ -262,10 +262,10 @@ def has_prefix_of(answer: str, golds: Iterable[str], *, normalize: bool, referen
 
 
 def is_strict_match(answer: str, golds: Iterable[str], *, normalize: bool) -> bool:
-    """Return whether an answer is one of the right answers, nothing before or after.
+    """Return whether an answer is one of the gold answers, with nothing before or after.
 
-    Normalised both, and of the same value where the right answer is a number, with the same signs where it is a
-    formula; not normalised but for white space around them and a full stop at the end.
+    Both are normalised; if the gold answer is a number they must have the same value, if it is a formula the same
+    signs. Without normalisation, only surrounding white space and a final full stop are ignored.
     """
     return any(is_strictly(answer, gold, normalize=normalize) for gold in golds)
 

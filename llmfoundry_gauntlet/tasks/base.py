@@ -26,9 +26,9 @@ TRUNCATED_REASON = 'truncated at the token limit'
 class Task(TaskSpec):
     """A task of one type. A subclass sets the class attributes and the methods that its type needs.
 
-    `type_name` is the `icl_task_type` of its tasks; further fields of the subclass are YAML keys of its tasks alone.
-    `content` is what `parse` makes of a row; it has an attribute `gold`: the index of the right choice, the right
-    answer as text, or None. `older_metrics` are metrics that llm-foundry's YAML files name and that are left out.
+    `type_name` is the `icl_task_type` of its tasks; further fields of the subclass are YAML keys of its own tasks.
+    `content` is the result of `parse` for a row; its attribute `gold` is the index of the gold choice, the gold answer
+    as text, or None. `older_metrics` are metrics named in llm-foundry's YAML files that are left out.
     """
 
     type_name: ClassVar[str]

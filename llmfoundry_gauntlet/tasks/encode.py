@@ -48,7 +48,7 @@ class EncodedPrompt:
 
 
 class Encoder:
-    """Encodes prompts with a Hugging Face tokenizer. Raises ModelError for text that it cannot encode."""
+    """Encodes prompts with a Hugging Face tokenizer. Raise ModelError for text that it cannot encode."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer

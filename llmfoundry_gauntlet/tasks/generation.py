@@ -104,8 +104,8 @@ class GenerationTask(Task):
     def stops(self, contents: Sequence[Problem]) -> StopRule:
         """Return the task's own stop strings.
 
-        Without any, a generation ends where the next problem would begin, and where its answer does: at the delimiter
-        between examples, unless a right answer contains it. llm-foundry lets it run on.
+        Without any, a generation ends before the next question, and at the end of its answer: at the delimiter between
+        examples, unless a gold answer contains it. llm-foundry lets it run on.
         """
         if self.reference:
             return StopRule(strings=self.early_stopping_criteria or (), as_pattern=True)

@@ -59,7 +59,7 @@ class TokenLimit:
 class Preparation:
     """Turns examples of a task into items. `examples` are all of its rows, from which shots are drawn.
 
-    Prompts have at most `max_seq_len` tokens, the continuation included. Raises ModelError.
+    Prompts have at most `max_seq_len` tokens, the continuation included. Raise ModelError.
     """
 
     task: Task
@@ -307,7 +307,7 @@ def result_of(item: Item, output: Output | None, score: Score) -> ItemResult:
 
 
 def with_alone(results: Sequence[ItemResult]) -> list[ItemResult]:
-    """Return the items, with the results of choices alone merged into the items that they belong to."""
+    """Return the items, with the results of choices scored without a question merged into their items."""
     alone = {replace(result.key, variant=None): result.logprobs for result in results if result.key.variant == ALONE}
     if not alone:
         return list(results)

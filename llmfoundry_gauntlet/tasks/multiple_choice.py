@@ -50,7 +50,7 @@ class Choices:
 class MultipleChoiceTask(ChoicesTask):
     """Score choices after a query.
 
-    With `pmi_context`, such as 'Answer:', choices are also scored after that text alone, for PMINormalizedMatch.
+    With `pmi_context`, such as 'Answer:', choices are also scored after only that text, for PMINormalizedMatch.
     """
 
     type_name: ClassVar[str] = MULTIPLE_CHOICE

@@ -77,7 +77,7 @@ FIX_TABLE = 'to_be_fixed_questions.json'
 def robustness(
     spec: ScoreSpec, results: Sequence[ItemResult], *, allow_missing: bool = False
 ) -> dict[str, PerturbationScore]:
-    """Return the metrics of each perturbation of a data set from the results of all its variants."""
+    """Return the metrics of each perturbation of a dataset from the results of all its variants."""
     by_perturbation: dict[str, list[ItemResult]] = {name: [] for name in spec.applied}
     for result in results:
         by_perturbation[perturbation_of(result.key.variant or '')].append(result)
@@ -279,7 +279,7 @@ class MathTask(ScoreTask):
 
 
 def score_task(spec: ScoreSpec, tasks: Sequence[Task]) -> ScoreTask:
-    """Return the task of a SCORE data set; `tasks` has the one whose label `spec.dataset` is, if it is one."""
+    """Return the task of a SCORE dataset; `tasks` contains the task whose label is `spec.dataset`, if it is one."""
     kind = MathTask if spec.is_math else LikelihoodTask if spec.answers == LIKELIHOOD else LettersTask
     return kind(
         label=spec.label,
@@ -292,7 +292,7 @@ def score_task(spec: ScoreSpec, tasks: Sequence[Task]) -> ScoreTask:
 
 
 def read_variants(task: ScoreTask, data_root: str) -> TaskRows:
-    """Return every question of a data set in all of its variants. Raise ConfigError or DataError."""
+    """Return every question of a dataset in all its variants. Raise ConfigError or DataError."""
     spec = task.spec
     templates = read_templates(spec, data_root)
     rows = read_score_rows(spec, data_root) if spec.dataset in DATASETS else read_source(task, data_root)

@@ -46,7 +46,7 @@ class Contender:
             raise self.ended() from error
 
     def receive(self) -> Any:
-        """Return the answer to the last request. Raises ContenderError if there is none."""
+        """Return the answer to the last request. Raise ContenderError if there is none."""
         line = self.process.stdout.readline()
         if not line:
             raise self.ended()

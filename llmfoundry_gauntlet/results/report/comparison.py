@@ -1,4 +1,4 @@
-"""Compare runs over the items that they were asked in the same words."""
+"""Compare runs over the items that they were asked with the same prompt."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class CommonItems:
 
     @property
     def short_reason(self) -> str | None:
-        """Return why there is no such item, without the settings; None where there is one."""
+        """Return why there is no such item, without the settings; None if there is one."""
         if self.keys:
             return None
         return NO_COMMON_ITEM if self.num_shared else 'the runs have no item in common'
@@ -65,7 +65,7 @@ class CommonItems:
 
 
 def common_items(runs: Sequence[Run], task: str, *, scored: bool) -> CommonItems:
-    """Return what the runs have in common of a task that all have; with `scored`, of the items scored in all."""
+    """Return the items of a task that all runs have in common; with `scored`, only those scored in all."""
     parts = [
         {result.key: result for result in run.results[task] if not scored or result.score is not None} for run in runs
     ]
@@ -86,10 +86,10 @@ def common_items(runs: Sequence[Run], task: str, *, scored: bool) -> CommonItems
 
 
 def asked_alike(results: Sequence[ItemResult], *, is_cut_alike: bool) -> bool:
-    """Return whether an item was asked in the same words in all runs.
+    """Return whether an item had the same prompt in all runs.
 
-    The digest is of the prompt with the shots that are left, before its beginning is cut off token by token, where that
-    is needed. So prompts that were truncated are known to be the same only if the settings of length are.
+    The digest is of the prompt with the remaining shots, before its beginning is truncated token by token. So truncated
+    prompts are known to be the same only if the settings that limit the length are.
     """
     if len({(result.prompt_sha256, result.truncated) for result in results}) > 1:
         return False
@@ -97,7 +97,7 @@ def asked_alike(results: Sequence[ItemResult], *, is_cut_alike: bool) -> bool:
 
 
 def causes_of(runs: Sequence[Run], task: str, others: Sequence[Sequence[ItemResult]]) -> tuple[str, ...]:
-    """Return the settings that differ: those of length if any prompt was truncated, the others if any was not."""
+    """Return the differing settings: limits of length if any prompt was truncated, the others if any was not."""
     truncated = [any(result.truncated for result in results) for results in others]
     found: list[str] = []
     if any(truncated):
@@ -110,7 +110,7 @@ def causes_of(runs: Sequence[Run], task: str, others: Sequence[Sequence[ItemResu
 
 
 def length_settings(run: Run, task: str) -> dict[str, Any]:
-    """Return what decides how much of a long prompt is asked."""
+    """Return the settings that determine how a long prompt is truncated."""
     settings, spec = run.data.settings, run.tasks[task]
     limits = [limit for limit in (settings.max_seq_len, spec.max_seq_len) if limit is not None]
     return {
@@ -121,7 +121,7 @@ def length_settings(run: Run, task: str) -> dict[str, Any]:
 
 
 def word_settings(run: Run, task: str) -> dict[str, Any]:
-    """Return what decides the words of a prompt that fits."""
+    """Return the settings that determine the text of a prompt that fits."""
     spec = run.tasks[task]
     keys = spec.keys
     if isinstance(spec, ScoreTask):  # whose chat template is the tokenizer's
@@ -138,7 +138,7 @@ def word_settings(run: Run, task: str) -> dict[str, Any]:
 def differing(settings: Sequence[dict[str, Any]]) -> list[str]:
     """Return the settings that differ among the runs, such as 'max_seq_len 1024 / 2048'.
 
-    Digests and tokenizers that a run has not recorded differ from none.
+    Digests and tokenizers that a run has not recorded are not compared.
     """
     found = []
     for name in dict.fromkeys(name for of_run in settings for name in of_run):
@@ -159,10 +159,10 @@ def shown(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The differences of a run from the first: 'tasks', 'composites' and 'score', each corrected for their number.
+    """Differences of a run from the first: 'tasks', 'composites' and 'score', each corrected for their number.
 
-    All are over the items of `common`, by task. `warnings` say how many others there are, and how the runs differ
-    besides the model.
+    All are over the items of `common`, by task. `warnings` count the other items and list differences besides the
+    model.
     """
 
     first: str
@@ -174,7 +174,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trends:
-    """The trend of each score over the checkpoints of a run. `warnings` say how many items are left out, and why."""
+    """The trend of each score over the checkpoints of a run. `warnings` say which items are left out and why."""
 
     batches: Sequence[int]
     trends: Mapping[str, Course]
@@ -183,9 +183,9 @@ class Trends:
 
 
 def compare(first: Run, second: Run, *, metric: str | None = None, allow_missing: bool = False) -> Comparison:
-    """Return the differences of the second run from the first over the items that both were asked in the same words.
+    """Return the differences of the second run from the first over the items that both were asked with the same prompt.
 
-    `metric` is compared in place of the accuracy, where a task has it. Raises RecordError where they have no task, or
+    `metric` is compared in place of the accuracy for tasks that have it. Raise RecordError if the runs have no task, or
     no item of any task, in common.
     """
     if not first.results.keys() & second.results.keys():
@@ -216,9 +216,9 @@ def compare(first: Run, second: Run, *, metric: str | None = None, allow_missing
 
 
 def common_by_task(runs: Sequence[Run], who: str, *, scored: bool) -> dict[str, CommonItems]:
-    """Return what the runs have in common of each task that all have.
+    """Return the items in common of each task that all runs have.
 
-    Raises RecordError, with the reason for each task, where that is no item at all; `who` begins its last line.
+    Raise RecordError, with the reason for each task, if there is no item at all; `who` begins its last line.
     """
     tasks = [key for key in runs[0].results if all(key in run.results for run in runs)]
     common = {key: common_items(runs, key, scored=scored) for key in tasks}
@@ -229,9 +229,9 @@ def common_by_task(runs: Sequence[Run], who: str, *, scored: bool) -> dict[str, 
 
 
 def rescored(run: Run, runs: Sequence[Run], common: Mapping[str, CommonItems], *, allow_missing: bool) -> Evaluation:
-    """Return one of the runs over the common items alone, by the metrics and the gauntlet of the first.
+    """Return one of the runs over the common items only, with the metrics and the gauntlet of the first.
 
-    A task without any is as one that cannot be run, and a composite over it is absent.
+    A task without common items counts as one that cannot be run, and a composite over it is absent.
     """
     asked = runs[0]
     results = {
@@ -247,7 +247,7 @@ def rescored(run: Run, runs: Sequence[Run], common: Mapping[str, CommonItems], *
 
 
 def without_partial_averages(evaluation: Evaluation, left_out: set[str]) -> Evaluation:
-    """Return the evaluation without averages over benchmarks left out, which llm-foundry's averages pass over."""
+    """Return the evaluation without averages over missing benchmarks, which llm-foundry's averages ignore."""
     composites, gauntlet = evaluation.composites, evaluation.data.suite.gauntlet
     if composites is None or gauntlet is None:
         return evaluation
@@ -287,13 +287,13 @@ def measures(
 
 
 def perturbations(evaluation: Evaluation) -> Iterator[tuple[str, PerturbationScore]]:
-    """Yield SCORE's data sets under each perturbation, by name."""
+    """Yield SCORE's datasets under each perturbation, by name."""
     for dataset, scores in evaluation.robustness.items():
         yield from ((f'{dataset} {perturbation}', score) for perturbation, score in scores.items())
 
 
 def item_counts(evaluation: Evaluation, common: Mapping[str, CommonItems]) -> dict[str, dict[str, int]]:
-    """Return how many items, of SCORE questions, each measure is of."""
+    """Return the number of items, or of SCORE questions, of each measure."""
     gauntlet = evaluation.data.suite.gauntlet
     tasks = {} if gauntlet is None else tasks_of_composites(gauntlet)
     num_items = {key: score.num_items for key, score in evaluation.scores.items()}
@@ -305,9 +305,9 @@ def item_counts(evaluation: Evaluation, common: Mapping[str, CommonItems]) -> di
 
 
 def metric_names(tasks: Mapping[str, Task], keys: Iterable[str], metric: str | None) -> dict[str, str]:
-    """Return the metric to compare of each task: the one that is wanted, where it has that, or else its accuracy.
+    """Return the metric to compare of each task: the given one for tasks that have it, else the accuracy.
 
-    Raises ConfigError where no task has the metric that is wanted.
+    Raise ConfigError if no task has the given metric.
     """
     metric = RENAMED.get(metric or '', metric)
     known = {key: [one.name for one in metrics_of(tasks[key])] for key in keys}
@@ -325,7 +325,7 @@ def corrected(differences: Mapping[str, Difference]) -> dict[str, Difference]:
 
 
 def other_words(common: Mapping[str, CommonItems]) -> Iterable[str]:
-    """Yield how many items of which tasks were asked in different words, a line for each set of differing settings."""
+    """Yield the number of items with different prompts by task, one line for each set of differing settings."""
     tasks: dict[str, list[str]] = {}
     for key, items in common.items():
         if items.num_other_words:
@@ -335,7 +335,7 @@ def other_words(common: Mapping[str, CommonItems]) -> Iterable[str]:
 
 
 def warnings(first: Run, second: Run, common: Mapping[str, CommonItems]) -> Iterable[str]:
-    """Yield how many items are left out, and in what two runs differ besides the model."""
+    """Yield the number of items left out, and the differences between two runs besides the model."""
     yield from other_words(common)
     for one, other in ((first, second), (second, first)):
         if lacking := [key for key in one.results if key not in other.results]:
@@ -359,10 +359,10 @@ def warnings(first: Run, second: Run, common: Mapping[str, CommonItems]) -> Iter
 
 
 def trends(runs: Sequence[Run], *, metric: str | None = None, allow_missing: bool = False) -> Trends:
-    """Return the trends of tasks and composites over the items that all checkpoints were asked in the same words.
+    """Return the trends of tasks and composites over the items that all checkpoints were asked with the same prompt.
 
-    `metric` is followed in place of the accuracy, where a task has it.
-    Raises RecordError where checkpoints have no task or item in common, or stand at the same batch.
+    `metric` is used in place of the accuracy for tasks that have it. Raise RecordError if checkpoints have no task or
+    item in common, or are of the same batch.
     """
     folder = runs[0].folder.parent
     batches = [run.batch for run in runs]

@@ -67,12 +67,11 @@ def samples_frame(scored: Scored | Iterable[Scored]) -> Any:
 def scores_chart(scored: Scored | Iterable[Scored]) -> Any:
     """Return an altair.Chart of accuracies and composites with 95 % intervals.
 
-    One evaluation is drawn as points with a tick at chance; several as curves over training batches, or, where these
-    are unknown or equal, as points side by side. Raises ConfigError if Altair is not installed.
+    One evaluation is drawn as points with a tick at chance; several as curves over training batches or, if these are
+    unknown or equal, as points side by side. Raise ConfigError if Altair is not installed.
 
-    >>> chart = scores_chart(run)
-    >>> [part['title'] for part in chart.to_dict()['vconcat']]
-    ['categories and averages', 'tasks']
+    >>> chart = scores_chart(run) >>> [part['title'] for part in chart.to_dict()['vconcat']] ['categories and averages',
+    'tasks']
     """
     if find_spec('altair') is None:
         raise ConfigError("charts need Altair, which is not installed: pip install 'llmfoundry-gauntlet[report]'")
@@ -122,7 +121,7 @@ def mark(name: str, run: str, value: float | None, error: float | None) -> Datum
 
 
 def altair() -> Any:
-    """Return the module, without its types, in which each argument has dozens."""
+    """Return the altair module, untyped: each of its arguments has dozens of types."""
     return importlib.import_module('altair')
 
 
@@ -141,7 +140,7 @@ def encodings(data: Sequence[Datum], *fields: str) -> dict[str, Any]:
 
 
 def points(data: Sequence[Datum], *, zero: bool = False, domain: Sequence[float] | None = None) -> Any:
-    """Return a chart with a point and its 95 % interval for each name and run, and a tick at chance where it is known.
+    """Return a chart with a point and its 95 % interval for each name and run, and a tick at chance if it is known.
 
     `zero` draws a line at 0, `domain` fixes the ends of the axis.
     """

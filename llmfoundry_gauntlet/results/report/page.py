@@ -79,7 +79,7 @@ class Section:
 
 
 def make_sections(runs: Sequence[RecordedRun], results: Sequence[Run]) -> list[Section]:
-    """Return the sections of a page, those that are empty left out; `results` are the runs' last evaluations."""
+    """Return the sections of a page without empty ones; `results` are the runs' last evaluations."""
     lines = headlines(run.last for run in runs)
     sections = [
         composites_section(runs, lines),
@@ -92,7 +92,7 @@ def make_sections(runs: Sequence[RecordedRun], results: Sequence[Run]) -> list[S
 
 
 def composites_section(runs: Sequence[RecordedRun], lines: Sequence[Line]) -> Section:
-    """Return averages and categories: over training where a run has several evaluations, else side by side."""
+    """Return averages and categories: over training if a run has several evaluations, else side by side."""
     shown = [line for kind in ('average', 'category') for line in lines if line[0] == kind]
     if not shown:
         return Section(name='scores', title='Scores', notes=['The runs have no gauntlet, so there are no composites.'])
@@ -115,7 +115,7 @@ def composites_section(runs: Sequence[RecordedRun], lines: Sequence[Line]) -> Se
 
 
 def composite_note(runs: Sequence[RecordedRun]) -> str:
-    """Return what composites are under the first gauntlet."""
+    """Return the definition of composites in the first gauntlet."""
     composites = [run.last.record['composites'] for run in runs]
     gauntlet: dict[str, Any] = next((found['gauntlet'] for found in composites if found), {})
     if not gauntlet.get('subtract_random_baseline', True):
@@ -173,7 +173,7 @@ def all_numbers(runs: Sequence[RecordedRun]) -> Table:
 
 
 def score_section(runs: Sequence[RecordedRun]) -> Section:
-    """Return SCORE's numbers for each data set: a table by perturbation, and accuracy by variant."""
+    """Return SCORE's metrics for each dataset: a table by perturbation, and accuracy by variant."""
     rows = [[row for row in run.last.rows if row.kind == 'perturbation'] for run in runs]
     charts, tables = [], []
     perturbations = list(dict.fromkeys(row.name for of_run in rows for row in of_run))
@@ -202,7 +202,7 @@ def score_section(runs: Sequence[RecordedRun]) -> Section:
 
 
 def comparison_section(runs: Sequence[RecordedRun], results: Sequence[Run]) -> Section:
-    """Return each run compared with the first, or the last evaluation of a single run with its first."""
+    """Return each run compared with the first, or a single run's last evaluation with its first."""
     pairs = [(runs[0].name, run.name, results[0], one) for run, one in zip(runs[1:], results[1:], strict=True)]
     first, *further = runs[0].evaluations
     if len(runs) == 1 and further:
@@ -243,7 +243,7 @@ def difference_charts(found: Comparison, title: str) -> list[Chart]:
 
 
 def evaluations_section(runs: Sequence[RecordedRun]) -> Section:
-    """Return what each evaluation took and how it was run, and the settings of the last ones."""
+    """Return time, size and environment of each evaluation, and the settings of the last ones."""
     rows: list[list[Cell]] = []
     for run in runs:
         for one in run.evaluations:
@@ -283,7 +283,7 @@ def cells(runs: Sequence[RecordedRun], line: Line) -> list[Cell]:
 
 
 def intervals(runs: Sequence[RecordedRun], line: Line) -> list[Cell]:
-    """Return the 95 % interval of a single run's number, empty where it is unknown."""
+    """Return the 95 % interval of a single run's score, empty if unknown."""
     if len(runs) > 1:
         return []
     row = runs[0].last.headline[line]
@@ -292,7 +292,7 @@ def intervals(runs: Sequence[RecordedRun], line: Line) -> list[Cell]:
 
 
 def last_data(runs: Sequence[RecordedRun], lines: Iterable[Line]) -> list[Datum]:
-    """Return the points of numbers of the last evaluations, those without a value left out."""
+    """Return the points of scores of the last evaluations, without those that have no value."""
     rows = [(run.name, run.last.headline.get(line)) for line in lines for run in runs]
     return labelled([datum(row, label) for label, row in rows if row is not None and row.value is not None])
 
@@ -305,7 +305,7 @@ def curve_data(runs: Sequence[RecordedRun], line: Line) -> list[Datum]:
 
 
 def labelled(data: Sequence[Datum]) -> list[Datum]:
-    """Return marks with names and runs as a chart shows them."""
+    """Return marks with names and runs as labels for charts."""
     found = list(data)
     for key in ('name', 'run'):
         names = list(dict.fromkeys(one[key] for one in found))
@@ -315,7 +315,7 @@ def labelled(data: Sequence[Datum]) -> list[Datum]:
 
 
 def finished(chart: Any) -> Any:
-    """Return the specification of a chart that is as wide as its place, without what all charts share."""
+    """Return the specification of a chart as wide as its container, without the parts that all charts share."""
     spec = chart.properties(width='container').to_dict()
     return {key: value for key, value in spec.items() if key not in ('$schema', 'config')}
 
@@ -328,10 +328,10 @@ def make_page(
     data_root: str | None = None,
     with_prompts: bool = True,
 ) -> str:
-    """Return the HTML of a page over the evaluations at or below these folders, with so many samples of each task.
+    """Return the HTML of a page over the evaluations at or below these folders, with this many samples of each task.
 
     `data_root` is the folder of the data files, `None` for the recorded one; without `with_prompts` none are read.
-    Raises GauntletError.
+    Raise GauntletError.
     """
     if missing := [name for name in NEEDS if find_spec(name) is None]:
         raise ConfigError(EXTRA.format(', '.join(missing)))
@@ -374,7 +374,7 @@ def default_title(runs: Sequence[RecordedRun]) -> str:
 
 
 def make_environment() -> Environment:
-    """Return templates that escape all they are given, and write unprintable characters as escapes."""
+    """Return a template environment that escapes all values and writes unprintable characters as escapes."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -408,7 +408,7 @@ def typographic(number: str) -> str:
 
 
 def excerpt(text: str, head: int, tail: int) -> str:
-    """Return the text, or the beginning and end of a long one with the number of characters left out between."""
+    """Return the text, or the beginning and end of a long one with the number of omitted characters between."""
     num_left_out = len(text) - head - tail
     if num_left_out <= 0:
         return text

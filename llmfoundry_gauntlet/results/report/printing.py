@@ -74,7 +74,7 @@ def scores_table(
 ) -> Table:
     """Return a row per task and composite and a column per evaluation, named by batch or folder.
 
-    Of a single evaluation the accuracies of guessing and of the majority class stand beside tasks.
+    For a single evaluation, the accuracies of guessing and of the majority class are shown beside tasks.
     """
     names = names or [one.name for one in evaluations]
     if len(set(names)) < len(names):
@@ -100,7 +100,7 @@ def scores_table(
 def timed_table(
     evaluations: Sequence[RecordedEvaluation], names: Sequence[str] | None = None, *, with_errors: bool
 ) -> Table:
-    """Return the same with the seconds that evaluations took as its last row."""
+    """Return the same table with the seconds of each evaluation as its last row."""
     table = scores_table(evaluations, names, with_errors=with_errors)
     seconds: list[Cell] = [f'{one.record["timing"]["seconds"]:.1f}' for one in evaluations]
     empty = [''] * (len(table.columns) - len(seconds) - 1)
@@ -183,7 +183,7 @@ def difference_table(comparison: Comparison, metric: str | None = None) -> Table
 
 
 def by_reason(comparison: Comparison) -> list[str]:
-    """Return why differences are absent, a line per reason."""
+    """Return why differences are absent, one line per reason."""
     names: dict[str, list[str]] = {}
     for group in comparison.groups.values():
         for name, one in group.items():
@@ -193,7 +193,7 @@ def by_reason(comparison: Comparison) -> list[str]:
 
 
 def several_table(compared: Sequence[Comparison], metric: str | None) -> Table:
-    """Return the scores of the first run, which are over the items of each pair, and the differences of the others."""
+    """Return the first run's scores, which are over the items of each pair, and the differences of the others."""
     groups: list[list[list[Cell]]] = []
     for kind in compared[0].groups:
         parts = [comparison.groups[kind] for comparison in compared]
@@ -222,7 +222,7 @@ def difference_text(found: Difference) -> str:
 
 
 def is_clear(found: Difference) -> bool:
-    """Return whether the corrected p-value is below the level of significance."""
+    """Return whether the corrected p-value is below the significance level."""
     return found.p_holm is not None and found.p_holm < CLEAR
 
 
@@ -232,7 +232,7 @@ def p_text(value: float) -> str:
 
 
 def starred(value: float) -> str:
-    """Return a corrected p-value, with a star below the level of significance."""
+    """Return a corrected p-value, with a star below the significance level."""
     return p_text(value) + ('*' if value < CLEAR else ' ')
 
 
@@ -243,7 +243,7 @@ def record_of(found: Difference | Course) -> dict[str, Any]:
 
 
 def row_of(found: Difference | Course, main: str) -> dict[str, Any]:
-    """Return the same for CSV; the standard error and the reason without a prefix are those of the `main` measure."""
+    """Return the same for CSV; standard error and reason without a prefix are those of the `main` measure."""
     row = {name: getattr(found, name) for name in KEYS[type(found)]}
     for name, value in list(row.items()):
         if isinstance(value, Measure):
@@ -335,12 +335,12 @@ def print_estimate(estimate: Estimate, form: str = 'table') -> None:
 
 
 def counted(value: int) -> str:
-    """Return a count, nothing for 0."""
+    """Return a count, '' for 0."""
     return f'{value:,}' if value else ''
 
 
 def summary(estimate: Estimate) -> list[str]:
-    """Return the whole time, its parts, and how it was estimated."""
+    """Return the total time, its parts, and how it was estimated."""
     parts = ', '.join(f'{name} {seconds:.1f} s' for name, seconds in estimate.seconds.items())
     ranks = f' on {estimate.num_ranks} ranks' if estimate.num_ranks > 1 else ''
     return [

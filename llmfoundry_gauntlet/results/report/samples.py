@@ -32,7 +32,7 @@ PromptOrReason = Prompt | str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """An item with its prompt, or the reason why that is not shown, and its results by number of the run.
+    """An item with its prompt, or the reason why the prompt is not shown, and its results by index of the run.
 
     `choices` are the texts that are scored, `None` if unknown.
     """
@@ -64,7 +64,7 @@ class Sample:
 def make_samples(runs: Sequence[Run], per_task: int, *, data_root: str | None, with_prompts: bool) -> list[Sample]:
     """Return the first items of each task, in the order of its samples file, with the results of all runs.
 
-    An item that was asked in other words is another item. `data_root` replaces the recorded one.
+    Items with different prompts are different items. `data_root` replaces the recorded one.
     """
     found: dict[tuple[ItemKey, str], list[tuple[int, ItemResult]]] = {}
     for key in dict.fromkeys(key for run in runs for key in run.results):
@@ -98,7 +98,7 @@ def make_sample(results: Sequence[tuple[int, ItemResult]], prompt: PromptOrReaso
 
 
 def prompt_and_choices(prompt: Prompt) -> tuple[str, tuple[str, ...]]:
-    """Return the prompt and the texts to choose from; where each has its own context, together with that."""
+    """Return the prompt and the choices; if each choice has its own context, together with that."""
     contexts, continuations = prompt.own_texts, prompt.continuations
     if len(contexts) > 1:
         return prompt.preamble, tuple(f'{text} {end}' for text in contexts for end in continuations)
@@ -127,7 +127,7 @@ def kinds_of(result: ItemResult) -> list[str]:
 def find_prompts(
     run: Run, wanted: Sequence[ItemResult], data_root: str | None
 ) -> Iterator[tuple[ItemResult, PromptOrReason]]:
-    """Yield each item with its prompt exactly as it was sent, or why it is not known.
+    """Yield each item with its prompt exactly as it was sent, or the reason why it is unknown.
 
     `data_root` replaces the recorded one. Only files on this machine are read.
     """
@@ -149,7 +149,7 @@ def find_prompts(
 
 
 def read_examples(task: Task, data_root: str) -> Sequence[Example] | str:
-    """Return a task's examples from local files, or why they cannot be read."""
+    """Return a task's examples from local files, or the reason why they cannot be read."""
     source = task.source or task if isinstance(task, ScoreTask) else task
     if '://' in source.dataset_uri:
         return f'its rows are at {source.dataset_uri}, which a report does not read'
@@ -169,7 +169,7 @@ def shared_key(key: ItemKey) -> ItemKey:
 def prompts_of(
     task: Task, examples: Sequence[Example], results: Sequence[ItemResult]
 ) -> Iterator[tuple[ItemKey, dict[str, Prompt]]]:
-    """Yield each item whose row exists with its prompts by digest: with all shots, then with ever fewer."""
+    """Yield each item whose row exists with its prompts by digest: with all shots, then with fewer and fewer."""
     wanted = {shared_key(result.key) for result in results}
     asked = [example for example in examples if task.item_key(example) in wanted]
     for example, shots in task.examples_with_shots(examples, asked):

@@ -30,11 +30,11 @@ Record = Mapping[str, Any]  # the content of a results.json
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreRow:
-    """One number of an evaluation, or the reason why there is none.
+    """One score of an evaluation, or the reason why it is absent.
 
     `kind` is category, average, task or perturbation (of SCORE); `part` is a category of a task, or a variant. `run` is
-    the evaluation's folder, `batch` the training batch of its model. `chance` is the accuracy of guessing, given for
-    accuracies only.
+    the evaluation's folder, `batch` the training batch of its model. `chance` is the accuracy of guessing, given only
+    for accuracies.
     """
 
     run: str
@@ -51,7 +51,7 @@ class ScoreRow:
 
 
 def interval(value: float | None, error: float | None) -> tuple[float, float] | None:
-    """Return the 95 % interval of a value with this standard error; `None` where either is missing."""
+    """Return the 95 % interval of a value with this standard error; `None` if either is missing."""
     return None if value is None or error is None else (value - CONFIDENT * error, value + CONFIDENT * error)
 
 
@@ -112,13 +112,13 @@ def headlines(evaluations: Iterable[RecordedEvaluation]) -> list[tuple[str, str]
 
 
 def find_evaluations(folders: Sequence[Path]) -> list[RecordedEvaluation]:
-    """Return the evaluations at or below each folder, each once, in the order of training. Raises RecordError."""
+    """Return the evaluations at or below each folder, each once, in the order of training. Raise RecordError."""
     found = {path.resolve(): (path, record) for folder in folders for path, record in find_results(folder)}
     return [recorded_evaluation(path, record) for path, record in found.values()]
 
 
 def recorded_evaluation(folder: Path, record: Record) -> RecordedEvaluation:
-    """Return a record with its numbers. Raises RecordError."""
+    """Return a record with its scores. Raise RecordError."""
     return RecordedEvaluation(folder=folder, record=record, rows=tuple(read_scores(folder, record)))
 
 
@@ -138,8 +138,8 @@ class RecordedRun:
 def find_runs(folders: Sequence[Path]) -> list[RecordedRun]:
     """Return the runs at or below these folders.
 
-    Sibling folders with evaluations of different training batches are one run, every other evaluation is a run of its
-    own. Raises RecordError for a damaged record, ConfigError for more runs than a page can show.
+    Sibling folders with evaluations of different training batches are one run; every other evaluation is a run of its
+    own. Raise RecordError for a damaged record, ConfigError for more runs than a page can show.
     """
     found = {place.resolve(): (place, run) for folder in folders for place, run in runs_below(folder)}
     places = [place for place, _ in found.values()]
@@ -164,7 +164,7 @@ def runs_below(folder: Path) -> Iterator[tuple[Path, list[RecordedEvaluation]]]:
 
 
 def short_names(folders: Sequence[Path]) -> list[str]:
-    """Return the folders without the part of their paths that all share."""
+    """Return the folders without their common parent path."""
     if len(folders) == 1:
         return [str(folders[0])]
     paths = [os.path.abspath(folder) for folder in folders]
@@ -190,7 +190,7 @@ class Node:
         return found
 
     def get(self, name: str) -> Node | None:
-        """Return the value of a key, `None` where it is missing or null."""
+        """Return the value of a key, `None` if it is missing or null."""
         found = self.mapping().get(name)
         return None if found is None else Node(found, f'{self.path}{"." * bool(self.path)}{name}')
 
@@ -236,9 +236,9 @@ class Node:
 
 
 def read_scores(folder: Path | str, record: Record) -> list[ScoreRow]:
-    """Return all numbers of a record: categories and averages first, then tasks, then SCORE.
+    """Return all scores of a record: categories and averages first, then tasks, then SCORE.
 
-    Raises RecordError naming the file and the key that is wrong.
+    Raise RecordError naming the file and the invalid key.
     """
     root = Node(record)
     try:
@@ -254,7 +254,7 @@ def read_scores(folder: Path | str, record: Record) -> list[ScoreRow]:
 
 
 def batch_of(record: Record) -> int | None:
-    """Return the training batch of the evaluated model, `None` where it is unknown."""
+    """Return the training batch of the evaluated model, `None` if unknown."""
     return (record['training'] or {}).get('batch')
 
 
@@ -307,7 +307,7 @@ def benchmarks(root: Node) -> dict[str, tuple[Node, str]]:
 
 
 def perturbation_rows(root: Node) -> Iterator[dict[str, Any]]:
-    """Yield all metrics of each SCORE data set under each perturbation, then those by variant and by gold label."""
+    """Yield all metrics of each SCORE dataset under each perturbation, then those by variant and by gold label."""
     score = root.get('score') if 'score' in root.mapping() else root['score']
     for dataset, entry in score.items() if score is not None else ():
         for perturbation, found in entry['perturbations'].items():

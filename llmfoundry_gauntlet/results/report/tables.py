@@ -35,9 +35,9 @@ Cell = str | int | float | Measure | ScoreRow | None
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """The column of a table: its name, and the format of its numbers.
+    """A column of a table: its name and the format of its numbers.
 
-    Standard errors are shown next to the numbers `with_error`. `absent` is shown for a missing number.
+    With `with_error`, standard errors are shown next to the numbers. `absent` is shown for a missing number.
     """
 
     name: str
@@ -53,17 +53,17 @@ class Column:
         return value if isinstance(value, str) else self.number(value)
 
     def error(self, cell: Cell) -> str:
-        """Return the standard error of a cell, empty where there is none."""
+        """Return the standard error of a cell, '' if there is none."""
         found = cell.standard_error if isinstance(cell, Measure | ScoreRow) else None
         return '' if found is None else self.number(found).removeprefix('+')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows in groups, below a header. A row begins with its name.
+    """Rows in groups below a header. A row starts with its name.
 
     Names in `composites` are bold, and their rows come first, except on the terminal, which shows the end of a table.
-    `legend` explains the columns; `notes` say why numbers are absent; `warnings` come last. On a page a table that
+    `legend` explains the columns; `notes` say why numbers are absent; `warnings` come last. On a page, a table that
     `is_long` is folded and has a search box.
     """
 
@@ -83,7 +83,7 @@ class Table:
 
 
 def print_table(table: Table, console: Console | None = None, *, width: int = WIDTH) -> None:
-    """Print a table for the terminal, `width` characters wide where there is none."""
+    """Print a table for the terminal; `width` is used if standard output is not one."""
     console = console or Console(width=None if Console().is_terminal else width)
     shown = RichTable(title=escape(table.title), title_justify='left')
     shown.add_column(escape(table.columns[0].name), no_wrap=True)
@@ -109,7 +109,7 @@ def print_table(table: Table, console: Console | None = None, *, width: int = WI
 
 
 def as_markdown(table: Table) -> str:
-    """Return a table in Markdown without its title, errors in columns of their own, the first column aligned left."""
+    """Return a table in Markdown without its title, errors in their own columns, the first column aligned left."""
     header, rows = [], []
     for column in table.columns:
         header += [plain(column.name), '±'] if column.with_error else [plain(column.name)]
@@ -128,7 +128,7 @@ def as_markdown(table: Table) -> str:
 
 
 def plain(text: str) -> str:
-    """Return a text as one line in which Markdown finds no markup."""
+    """Return a text as one line without Markdown markup."""
     return SPECIAL.sub(lambda found: f'\\{found[0]}', ' '.join(text.split()))
 
 
@@ -147,7 +147,7 @@ def as_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
 
 
 def print_warnings(warnings: Sequence[str]) -> None:
-    """Print warnings to standard error, where standard output is for another program."""
+    """Print warnings to standard error, as standard output is for another program."""
     for warning in warnings:
         print(f'warning: {warning}', file=sys.stderr)
 
@@ -158,7 +158,7 @@ def visible(text: str) -> str:
 
 
 def shortened(text: str, length: int) -> str:
-    """Return the text, its middle left out if it has more than `length` characters."""
+    """Return the text, its middle omitted if it has more than `length` characters."""
     if len(text) <= length:
         return text
     tail = length // 3
@@ -166,7 +166,7 @@ def shortened(text: str, length: int) -> str:
 
 
 def unique_labels(names: Iterable[str]) -> list[str]:
-    """Return the names as a chart shows them, numbered where two would be the same."""
+    """Return the names as labels of a chart, numbered if two would be equal."""
     found: list[str] = []
     for name in names:
         label = visible(shortened(name, LABEL_LENGTH))
