@@ -70,8 +70,9 @@ def scores_chart(scored: Scored | Iterable[Scored]) -> Any:
     One evaluation is drawn as points with a tick at chance; several as curves over training batches or, if these are
     unknown or equal, as points side by side. Raise ConfigError if Altair is not installed.
 
-    >>> chart = scores_chart(run) >>> [part['title'] for part in chart.to_dict()['vconcat']] ['categories and averages',
-    'tasks']
+    >>> chart = scores_chart(run)
+    >>> [part['title'] for part in chart.to_dict()['vconcat']]
+    ['categories and averages', 'tasks']
     """
     if find_spec('altair') is None:
         raise ConfigError("charts need Altair, which is not installed: pip install 'llmfoundry-gauntlet[report]'")
