@@ -12,7 +12,7 @@ import logging
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from llmfoundry_gauntlet.composer.models import load_config
 from llmfoundry_gauntlet.config.llm_foundry import EVALUATION_KEYS, ListedModel, map_evaluation
 from llmfoundry_gauntlet.config.yaml import Problems, decode_value, read_yaml, suggestion
 from llmfoundry_gauntlet.errors import ConfigError, GauntletError, print_problems
-from llmfoundry_gauntlet.results.report.printing import absences, print_runs, timed_table
+from llmfoundry_gauntlet.results.report.printing import print_runs, scores_table, with_seconds
 from llmfoundry_gauntlet.results.report.scores import find_evaluations
 from llmfoundry_gauntlet.results.report.tables import print_table
 
@@ -112,9 +112,8 @@ def print_models(out: Path, models: Sequence[ListedModel]) -> None:
     """Print the scores of all models side by side, and the folders of the files."""
     found = [find_evaluations([out / model.folder])[-1] for model in models]
     names = [model.folder.replace('/', ' ') for model in models]
-    table = timed_table(found, names, with_errors=len(found) == 1)
-    notes = tuple(dict.fromkeys(note for one in found for note in absences(one.rows)))
-    print_table(replace(table, notes=notes), width=60 + 20 * len(models))
+    table = with_seconds(scores_table(found, names, with_errors=len(found) == 1), found)
+    print_table(table, width=60 + 20 * len(models))
     folders = ' '.join(str(out / model.folder) for model in models)
     print(f'with errors: gauntlet compare {folders}' if len(found) > 1 else folders)
 

@@ -193,7 +193,6 @@ def reworded(
     to: Path,
     rows: Mapping[str, Sequence[int]],
     *,
-    truncated: bool = True,
     same_digest: bool = False,
     config: Mapping[str, Any] | None = None,
     batch: int | None = None,
@@ -205,7 +204,7 @@ def reworded(
         for sample in lines:
             if sample['row'] in places:
                 digest = sample['prompt_sha256'] if same_digest else 'ab' * 32
-                sample.update(truncated=truncated, prompt_sha256=digest)
+                sample.update(truncated=True, prompt_sha256=digest)
         write_lines(samples_path(to, key), lines)
     record = record_of(to)
     (to / 'results.json').write_text(json.dumps({**record, 'config': {**record['config'], **(config or {})}}))

@@ -47,7 +47,10 @@ def suggestion(word: str, allowed: typing.Iterable[str]) -> str:
 
 
 def decode(cls: type, value: Any, path: str, problems: Problems) -> Any:
-    """Return an instance of the dataclass `cls` from a mapping, or None if anything in it is wrong."""
+    """Return an instance of the dataclass `cls` from a mapping, or None if anything in it is wrong.
+
+    Unknown keys are problems, unless `cls.ignore_unknown_keys` is true.
+    """
     if not isinstance(value, Mapping):
         problems.add(path, f'is {describe(value)}; allowed: a mapping')
         return None
@@ -55,7 +58,7 @@ def decode(cls: type, value: Any, path: str, problems: Problems) -> Any:
     hints = hints_of(cls)
     known = {item.name: item for item in fields(cls)}
     for key in value:
-        if key not in known:
+        if key not in known and not getattr(cls, 'ignore_unknown_keys', False):
             problems.add(join(path, str(key)), f"unknown key '{key}'{suggestion(str(key), known)}")
     arguments = {}
     for name, item in known.items():

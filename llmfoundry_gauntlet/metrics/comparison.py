@@ -75,7 +75,7 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
+class Trend:
     """The trend of a score over the checkpoints of a run.
 
     `slope` is that of the least-squares line, per training batch; its error is over items. `noise` is the variation of
@@ -89,11 +89,11 @@ class Course:
     signal_to_noise: float | None
 
 
-def course(batches: Sequence[int], scores: Sequence[Measure]) -> Course:
+def trend(batches: Sequence[int], scores: Sequence[Measure]) -> Trend:
     """Return the trend of scores at these training batches, two or more, in ascending order."""
     missing = next((score for score in scores if score.value is None), None)
     if missing is not None:
-        return Course(slope=missing, noise=None, signal_to_noise=None)
+        return Trend(slope=missing, noise=None, signal_to_noise=None)
     center = mean(batches)
     whole = math.fsum((batch - center) ** 2 for batch in batches)
     slope = weighted_sum(scores, [(batch - center) / whole for batch in batches])
@@ -103,7 +103,7 @@ def course(batches: Sequence[int], scores: Sequence[Measure]) -> Course:
         noise = 0.0
     signal = None if slope.value is None else abs(slope.value) * (batches[-1] - batches[0])
     ratio = None if noise is None or noise == 0 or signal is None else signal / noise
-    return Course(slope=slope, noise=noise, signal_to_noise=ratio)
+    return Trend(slope=slope, noise=noise, signal_to_noise=ratio)
 
 
 def step_noise(batches: Sequence[int], values: Sequence[float]) -> float | None:

@@ -113,14 +113,13 @@ def test_charts_are_drawn_and_the_page_works(opened, page_file: Path):
     page = opened(page_file, viewport={'width': 1280, 'height': 900})
     check_charts(page)
     check_sorting(page)
-    check_filter(page)
     check_samples(page)
 
 
 def check_charts(page: Any) -> None:
     """All are drawn, with marks in them; a curve has a point for each checkpoint, which says its numbers."""
     charts = page.query_selector_all('[data-chart]')
-    assert len(charts) >= 10
+    assert len(charts) == 4 + 2 + 2  # composites, categories of tasks, perturbations
     for chart in charts:
         assert chart.query_selector('svg') is not None
         assert len(chart.query_selector_all('svg path')) > 3
@@ -147,18 +146,6 @@ def check_sorting(page: Any) -> None:
     name.locator('button').click()
     assert column(page, 'Tasks', 0) == sorted(ROWS)
     assert head.get_attribute('aria-sort') == 'none'
-
-
-def check_filter(page: Any) -> None:
-    """Words choose the rows of a long table."""
-    details = page.locator('details:has(table:has(caption:text-is("All numbers")))')
-    details.locator('summary').click()
-    form = details.locator('[data-filter]')
-    form.get_by_label('Find').fill('topics BITS a')
-    rows = details.locator('tbody tr:visible')
-    names = [row.split('\t')[0] for row in rows.all_inner_texts()]
-    assert names and set(names) == {'topics/0-shot'}
-    assert form.get_by_role('status').inner_text().startswith(f'{len(names)} of ')
 
 
 def check_samples(page: Any) -> None:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmfoundry_gauntlet.metrics.comparison import course, difference, holm, p_value
+from llmfoundry_gauntlet.metrics.comparison import difference, holm, p_value, trend
 from llmfoundry_gauntlet.metrics.statistics import mean_over_clusters
 from llmfoundry_gauntlet.types import Measure, Spread
 
@@ -223,14 +223,14 @@ def test_the_slope_is_the_least_squares_line_and_its_error_that_of_the_items_own
     random = np.random.default_rng(len(batches))
     scores = random.random((len(batches), 30))
     clusters = random.integers(0, 11, 30).tolist()
-    slope = course(batches, [measure(row, clusters) for row in scores]).slope
+    slope = trend(batches, [measure(row, clusters) for row in scores]).slope
     assert slope.value == pytest.approx(np.polyfit(batches, scores.mean(axis=1), 1)[0], rel=1e-9)
     own = np.polyfit(batches, scores, 1)[0]  # a slope for every item
     assert slope.standard_error == pytest.approx(clustered_error(own, clusters), rel=1e-9)
 
 
 def test_two_checkpoints_have_a_slope_and_no_noise():
-    found = course([100, 300], [Measure(value=0.25), Measure(value=0.75)])
+    found = trend([100, 300], [Measure(value=0.25), Measure(value=0.75)])
     assert found.slope.value == pytest.approx(0.5 / 200, abs=1e-18)
     assert found.noise is None and found.signal_to_noise is None
 
@@ -248,13 +248,13 @@ def test_two_checkpoints_have_a_slope_and_no_noise():
     ],
 )
 def test_a_steady_course_has_no_noise_and_no_ratio(batches, values):
-    found = course(batches, [Measure(value=value) for value in values])
+    found = trend(batches, [Measure(value=value) for value in values])
     assert found.noise == pytest.approx(0, abs=1e-15)
     assert found.signal_to_noise is None
 
 
 def test_the_noise_of_scores_that_go_to_and_fro():
-    found = course([0, 10, 20, 30, 40], [Measure(value=value) for value in (0.2, 0.4, 0.2, 0.4, 0.2)])
+    found = trend([0, 10, 20, 30, 40], [Measure(value=value) for value in (0.2, 0.4, 0.2, 0.4, 0.2)])
     assert found.slope.value == pytest.approx(0, abs=1e-17)
     # Steps 0.2, -0.2, 0.2, -0.2 about 0: a variance of 4 * 0.04 / 3. Of five scores it is 2 * 5 / 4 times theirs.
     assert found.noise == pytest.approx(math.sqrt(0.16 / 3 * 4 / 10), abs=1e-15)
@@ -263,7 +263,7 @@ def test_the_noise_of_scores_that_go_to_and_fro():
 
 @pytest.mark.parametrize('sign', [1, -1])
 def test_steps_are_taken_per_batch_and_a_fall_is_as_much_signal_as_a_climb(sign):
-    found = course([0, 10, 30], [Measure(value=0.5 + sign * value) for value in (0.0, 0.3, 0.6)])
+    found = trend([0, 10, 30], [Measure(value=0.5 + sign * value) for value in (0.0, 0.3, 0.6)])
     # 0.02 a batch: steps of 0.3 where 0.2 and 0.4 were due. The line by hand: 9 / (1400 / 3) a batch, over 30 batches.
     assert found.slope.value == pytest.approx(sign * 27 / 1400, abs=1e-15)
     # Strays of 0.1 and -0.1: a variance of 0.02, which of three scores is 2 * 3 / 2 times theirs.
@@ -279,18 +279,18 @@ def test_the_noise_of_a_course_is_that_of_its_scores(num_scores: int):
     squares = []
     for _ in range(8000):
         values = 0.3 + 0.0004 * np.array(batches) + random.normal(scale=0.02, size=num_scores)
-        squares.append(course(batches, [Measure(value=float(value)) for value in values]).noise ** 2)
+        squares.append(trend(batches, [Measure(value=float(value)) for value in values]).noise ** 2)
     error = np.std(squares, ddof=1) / math.sqrt(8000)
     assert error < 0.02 * 0.02**2
     assert np.mean(squares) == pytest.approx(0.02**2, abs=4 * error)
 
 
 def test_a_course_is_absent_where_any_checkpoint_is():
-    found = course([0, 10, 20], [measure([0, 1]), ABSENT, Measure(value=None, reason='another')])
+    found = trend([0, 10, 20], [measure([0, 1]), ABSENT, Measure(value=None, reason='another')])
     assert found.slope == ABSENT
     assert found.noise is None and found.signal_to_noise is None
 
 
 def test_the_slope_of_scores_without_an_error_has_none():
-    found = course([0, 10, 20], [measure([0, 1]), Measure(value=0.75), measure([1, 1])])
+    found = trend([0, 10, 20], [measure([0, 1]), Measure(value=0.75), measure([1, 1])])
     assert found.slope.value == pytest.approx(0.025, abs=1e-16) and found.slope.standard_error is None

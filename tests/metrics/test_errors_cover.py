@@ -16,7 +16,7 @@ import pytest
 from clustered_items import interval
 
 from llmfoundry_gauntlet.evaluation.inputs import load_suite
-from llmfoundry_gauntlet.metrics.comparison import CONFIDENT, course, difference
+from llmfoundry_gauntlet.metrics.comparison import CONFIDENT, difference, trend
 from llmfoundry_gauntlet.metrics.composites import compute_composites
 from llmfoundry_gauntlet.metrics.metrics import (
     Metric,
@@ -178,7 +178,7 @@ def test_of_the_slope_over_checkpoints(passages: Passages):
     def draw() -> Mapping[str, Measure]:
         drawn = random.choice(6000, 80, replace=False)
         scores = [answered(passages, model, drawn) for model in range(5)]
-        slope = course(batches, scores).slope
+        slope = trend(batches, scores).slope
         assert math.isclose(slope.value, np.polyfit(batches, [score.value for score in scores], 1)[0], rel_tol=1e-9)
         return {'slope': slope}
 

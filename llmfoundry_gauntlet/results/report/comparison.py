@@ -9,7 +9,7 @@ from typing import Any
 from llmfoundry_gauntlet.config.tasks import GauntletSpec
 from llmfoundry_gauntlet.errors import ConfigError, RecordError
 from llmfoundry_gauntlet.evaluation.run import WITHOUT_EFFECT, Evaluation, summarize
-from llmfoundry_gauntlet.metrics.comparison import Course, Difference, course, difference, holm
+from llmfoundry_gauntlet.metrics.comparison import Difference, Trend, difference, holm, trend
 from llmfoundry_gauntlet.metrics.consistency import NO_ITEMS, PerturbationScore
 from llmfoundry_gauntlet.metrics.metrics import RENAMED
 from llmfoundry_gauntlet.results.runs import Run
@@ -17,8 +17,11 @@ from llmfoundry_gauntlet.tasks import Task, metrics_of
 from llmfoundry_gauntlet.tasks.score import ScoreTask
 from llmfoundry_gauntlet.types import ItemKey, ItemResult, Measure
 
-NO_COMMON_ITEM = 'no item was asked in the same words'
-NOT_IN_PROMPTS = (*WITHOUT_EFFECT, 'max_seq_len', 'generation_kwargs', 'cluster_key', 'source')  # keys of a task
+NO_SHARED_ITEM = 'the runs have no item in common'
+NO_COMMON_ITEM = 'no item has the same prompt in all runs'
+NOT_IN_PROMPTS = (*WITHOUT_EFFECT, 'generation_kwargs', 'cluster_key', 'source')  # keys of a task
+LIMITS = {'max_seq_len', 'tokenizer', 'truncation'}  # settings that determine how a long prompt is truncated
+RECORDED_LATER = ('tokenizer', 'data_sha256')  # not compared if a run has not recorded them
 MAX_SHOWN = 40  # characters of a setting
 SCORED = ('accuracy', 'consistency_rate')  # of SCORE
 
@@ -27,41 +30,26 @@ SCORED = ('accuracy', 'consistency_rate')  # of SCORE
 class CommonItems:
     """The items of a task with the same prompt in all runs.
 
-    `num_items` counts the items of each run, `num_shared` those that all runs have. `settings` are differing settings
-    that may explain different prompts, such as 'max_seq_len 1024 / 2048'; `first_other` is the first item with
-    different prompts.
+    `num_items` counts the items of each run, `num_shared` those that all runs have. If some have different prompts,
+    `settings` are the differing settings, such as 'max_seq_len 1024 / 2048'.
     """
 
     keys: frozenset[ItemKey]
     num_items: tuple[int, ...]
     num_shared: int
     settings: tuple[str, ...]
-    first_other: ItemKey | None
-
-    @property
-    def num_other_words(self) -> int:
-        """Return the number of items that all runs have but with different prompts."""
-        return self.num_shared - len(self.keys)
 
     @property
     def causes(self) -> str:
-        """Return the settings that differ, or an example item if none does."""
-        if self.settings or self.first_other is None:
-            return ', '.join(self.settings)
-        place = (self.first_other.file, f'row {self.first_other.row}', self.first_other.variant)
-        return f'no recorded setting differs, first at {" ".join(filter(None, place))}'
-
-    @property
-    def short_reason(self) -> str | None:
-        """Return why there is no such item, without the settings; None if there is one."""
-        if self.keys:
-            return None
-        return NO_COMMON_ITEM if self.num_shared else 'the runs have no item in common'
+        """Return the differing settings in one text."""
+        return ', '.join(self.settings) or 'no recorded setting differs'
 
     @property
     def reason(self) -> str | None:
-        """Return the reason why the task is left out, with these settings."""
-        return f'{NO_COMMON_ITEM} ({self.causes})' if self.num_shared and not self.keys else self.short_reason
+        """Return why there is no such item, `None` if there is one."""
+        if self.keys:
+            return None
+        return f'{NO_COMMON_ITEM} ({self.causes})' if self.num_shared else NO_SHARED_ITEM
 
 
 def common_items(runs: Sequence[Run], task: str, *, scored: bool) -> CommonItems:
@@ -69,23 +57,19 @@ def common_items(runs: Sequence[Run], task: str, *, scored: bool) -> CommonItems
     parts = [
         {result.key: result for result in run.results[task] if not scored or result.score is not None} for run in runs
     ]
-    is_cut_alike = not differing([length_settings(run, task) for run in runs])
+    differing = differing_settings([prompt_settings(run, task) for run in runs])
     shared = [key for key in parts[0] if all(key in part for part in parts)]
-    others = {}
-    for key in shared:
-        results = [part[key] for part in parts]
-        if not asked_alike(results, is_cut_alike=is_cut_alike):
-            others[key] = results
+    same_limits = not LIMITS & differing.keys()
+    keys = {key for key in shared if same_prompt([part[key] for part in parts], same_limits=same_limits)}
     return CommonItems(
-        keys=frozenset(shared) - others.keys(),
+        keys=frozenset(keys),
         num_items=tuple(len(run.results[task]) for run in runs),
         num_shared=len(shared),
-        settings=causes_of(runs, task, list(others.values())),
-        first_other=next(iter(others), None),
+        settings=tuple(differing.values()) if len(keys) < len(shared) else (),
     )
 
 
-def asked_alike(results: Sequence[ItemResult], *, is_cut_alike: bool) -> bool:
+def same_prompt(results: Sequence[ItemResult], *, same_limits: bool) -> bool:
     """Return whether an item had the same prompt in all runs.
 
     The digest is of the prompt with the remaining shots, before its beginning is truncated token by token. So truncated
@@ -93,59 +77,33 @@ def asked_alike(results: Sequence[ItemResult], *, is_cut_alike: bool) -> bool:
     """
     if len({(result.prompt_sha256, result.truncated) for result in results}) > 1:
         return False
-    return is_cut_alike or not results[0].truncated
+    return same_limits or not results[0].truncated
 
 
-def causes_of(runs: Sequence[Run], task: str, others: Sequence[Sequence[ItemResult]]) -> tuple[str, ...]:
-    """Return the differing settings: limits of length if any prompt was truncated, the others if any was not."""
-    truncated = [any(result.truncated for result in results) for results in others]
-    found: list[str] = []
-    if any(truncated):
-        found += differing(lengths := [length_settings(run, task) for run in runs])
-        if not found and any(of_run['tokenizer'] is None for of_run in lengths):
-            found.append('tokenizers, which not all runs have recorded')
-    if not all(truncated):
-        found += differing([word_settings(run, task) for run in runs])
-    return tuple(dict.fromkeys(found))
-
-
-def length_settings(run: Run, task: str) -> dict[str, Any]:
-    """Return the settings that determine how a long prompt is truncated."""
-    settings, spec = run.data.settings, run.tasks[task]
+def prompt_settings(run: Run, task: str) -> dict[str, Any]:
+    """Return the settings that determine the prompts of a task."""
+    settings, spec, config = run.data.settings, run.tasks[task], run.record['config']
     limits = [limit for limit in (settings.max_seq_len, spec.max_seq_len) if limit is not None]
     return {
+        **{name: value for name, value in spec.keys.items() if name not in NOT_IN_PROMPTS},
+        'semantics': settings.semantics,
+        'fewshot': settings.fewshot,
+        'fewshot_version': config.get('fewshot_version'),
+        'data_sha256': run.data.digests.get(task, '')[:8] or None,
         'max_seq_len': min(limits, default=None),
-        'tokenizer': run.record['config'].get('tokenizer'),
+        'tokenizer': config.get('tokenizer'),
         'truncation': spec.truncation,
     }
 
 
-def word_settings(run: Run, task: str) -> dict[str, Any]:
-    """Return the settings that determine the text of a prompt that fits."""
-    spec = run.tasks[task]
-    keys = spec.keys
-    if isinstance(spec, ScoreTask):  # whose chat template is the tokenizer's
-        keys = {**keys, 'tokenizer': run.record['config'].get('tokenizer')}
-    return {
-        'semantics': run.data.settings.semantics,
-        'fewshot': run.data.settings.fewshot,
-        'fewshot_version': run.record['config'].get('fewshot_version'),
-        'data_sha256': run.data.digests.get(task, '')[:8] or None,
-        **{name: value for name, value in keys.items() if name not in NOT_IN_PROMPTS},
-    }
-
-
-def differing(settings: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the settings that differ among the runs, such as 'max_seq_len 1024 / 2048'.
-
-    Digests and tokenizers that a run has not recorded are not compared.
-    """
-    found = []
+def differing_settings(settings: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Return the settings that differ among the runs by name, such as 'max_seq_len 1024 / 2048'."""
+    found = {}
     for name in dict.fromkeys(name for of_run in settings for name in of_run):
-        values = [shown(of_run.get(name)) for of_run in settings]
-        is_known = name not in ('tokenizer', 'data_sha256') or shown(None) not in values
-        if is_known and len(set(values)) > 1:
-            found.append(f'{name} {" / ".join(dict.fromkeys(values))}')
+        values = [of_run.get(name) for of_run in settings]
+        texts = dict.fromkeys(shown(value) for value in values)
+        if len(texts) > 1 and not (name in RECORDED_LATER and None in values):
+            found[name] = f'{name} {" / ".join(texts)}'
     return found
 
 
@@ -177,7 +135,7 @@ class Trends:
     """The trend of each score over the checkpoints of a run. `warnings` say which items are left out and why."""
 
     batches: Sequence[int]
-    trends: Mapping[str, Course]
+    trends: Mapping[str, Trend]
     composites: frozenset[str]
     warnings: tuple[str, ...]
 
@@ -239,7 +197,7 @@ def rescored(run: Run, runs: Sequence[Run], common: Mapping[str, CommonItems], *
         for key, items in common.items()
         if items.keys or isinstance(asked.tasks[key], ScoreTask)
     }
-    absent = {key: items.short_reason for key, items in common.items() if items.short_reason is not None}
+    absent = {key: items.reason for key, items in common.items() if items.reason is not None}
     data = replace(asked.data, unsupported={**asked.data.unsupported, **absent})
     evaluation = summarize(data, asked.tasks, results, {}, allow_missing=allow_missing)
     ran = {key for one in runs for key in one.results}
@@ -324,19 +282,19 @@ def corrected(differences: Mapping[str, Difference]) -> dict[str, Difference]:
     return {name: replace(one, p_holm=p) for (name, one), p in zip(differences.items(), p_values, strict=True)}
 
 
-def other_words(common: Mapping[str, CommonItems]) -> Iterable[str]:
+def different_prompts(common: Mapping[str, CommonItems]) -> Iterable[str]:
     """Yield the number of items with different prompts by task, one line for each set of differing settings."""
     tasks: dict[str, list[str]] = {}
     for key, items in common.items():
-        if items.num_other_words:
-            tasks.setdefault(items.causes, []).append(f'{key} {items.num_other_words} of {items.num_shared}')
+        if num_different := items.num_shared - len(items.keys):
+            tasks.setdefault(items.causes, []).append(f'{key} {num_different} of {items.num_shared}')
     for causes, parts in tasks.items():
-        yield f'asked in different words and left out ({causes}): {", ".join(parts)}'
+        yield f'items with different prompts are left out ({causes}): {", ".join(parts)}'
 
 
 def warnings(first: Run, second: Run, common: Mapping[str, CommonItems]) -> Iterable[str]:
     """Yield the number of items left out, and the differences between two runs besides the model."""
-    yield from other_words(common)
+    yield from different_prompts(common)
     for one, other in ((first, second), (second, first)):
         if lacking := [key for key in one.results if key not in other.results]:
             yield f'{other.folder} has no {", ".join(lacking)}'
@@ -384,7 +342,7 @@ def trends(runs: Sequence[Run], *, metric: str | None = None, allow_missing: boo
             scores.setdefault(name, []).append(measure)
     return Trends(
         batches=known,
-        trends={name: course(known, of_score) for name, of_score in scores.items()},
+        trends={name: trend(known, of_score) for name, of_score in scores.items()},
         composites=frozenset(found[0]['composites']),
-        warnings=tuple(other_words(common)),
+        warnings=tuple(different_prompts(common)),
     )

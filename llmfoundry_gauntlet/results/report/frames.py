@@ -16,7 +16,8 @@ from typing import Any
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.evaluation.run import Evaluation
 from llmfoundry_gauntlet.results.files import results_record
-from llmfoundry_gauntlet.results.report.scores import RecordedEvaluation, ScoreRow, interval, recorded_evaluation
+from llmfoundry_gauntlet.results.report.scores import RecordedEvaluation, ScoreRow, recorded_evaluation
+from llmfoundry_gauntlet.results.report.tables import unique_labels
 from llmfoundry_gauntlet.results.runs import Run
 from llmfoundry_gauntlet.results.samples import sample_line
 
@@ -25,7 +26,6 @@ ROW_HEIGHT = 22  # pixels, of a name with one run
 GROUPS = {'categories and averages': ('category', 'average'), 'tasks': ('task',)}
 
 Scored = Evaluation | Run
-Datum = dict[str, Any]  # the name, run, value, low, high, chance and batch of a mark
 
 
 def scores_frame(scored: Scored | Iterable[Scored]) -> Any:
@@ -77,23 +77,20 @@ def scores_chart(scored: Scored | Iterable[Scored]) -> Any:
     if find_spec('altair') is None:
         raise ConfigError("charts need Altair, which is not installed: pip install 'llmfoundry-gauntlet[report]'")
     evaluations = [one for _, one in recorded(scored)]
-    numbers = [row for one in evaluations for row in one.headline.values()]
-    rows = [row for row in numbers if row.kind != 'perturbation' and row.value is not None]
+    rows = [row for one in evaluations for row in one.headline.values() if row.kind != 'perturbation']
     batches = {one.batch for one in evaluations}
     if len(evaluations) > 1 and None not in batches and len(batches) == len(evaluations):
-        shown = [row for row in rows if row.kind != 'task'] or rows
+        known = [row for row in rows if row.value is not None]
+        shown = [row for row in known if row.kind != 'task'] or known
         panels = [
-            curve([datum(row, 'run') for row in shown if row.name == name]).properties(
+            curve([row for row in shown if row.name == name], run='run').properties(
                 title=name, width=PANEL_WIDTH, height=PANEL_HEIGHT
             )
             for name in dict.fromkeys(row.name for row in shown)
         ]
         return altair().concat(*panels, columns=COLUMNS)
-    parts = []
-    for title, kinds in GROUPS.items():
-        data = [datum(row, row.run) for row in rows if row.kind in kinds]
-        if data:
-            parts.append(points(data).properties(title=title, width=WIDTH))
+    groups = {title: [row for row in rows if row.kind in kinds] for title, kinds in GROUPS.items()}
+    parts = [points(group).properties(title=title, width=WIDTH) for title, group in groups.items() if marks(group)]
     return altair().vconcat(*parts).configure_axis(labelLimit=0)
 
 
@@ -110,28 +107,24 @@ def recorded(scored: Scored | Iterable[Scored]) -> list[tuple[Scored, RecordedEv
     return found
 
 
-def datum(row: ScoreRow, run: str) -> Datum:
-    """Return the mark of a score."""
-    return mark(row.name, run, row.value, row.standard_error) | {'chance': row.chance, 'batch': row.batch}
-
-
-def mark(name: str, run: str, value: float | None, error: float | None) -> Datum:
-    """Return a mark with its 95 % interval; without a standard error both ends are the value."""
-    low, high = interval(value, error) or (value, value)
-    return {'name': name, 'run': run, 'value': value, 'low': low, 'high': high}
-
-
 def altair() -> Any:
     """Return the altair module, untyped: each of its arguments has dozens of types."""
     return importlib.import_module('altair')
 
 
-def inline(data: Sequence[Datum]) -> Any:
-    """Return data as part of the chart."""
-    return altair().InlineData(values=list(data))
+def marks(rows: Sequence[ScoreRow]) -> list[dict[str, Any]]:
+    """Return the data of a chart: the scores with a value, their intervals, and labels of names and runs."""
+    known = [row for row in rows if row.value is not None]
+    names, runs = unique_labels(row.name for row in known), unique_labels(row.run for row in known)
+    found = []
+    for row in known:
+        low, high = row.interval or (row.value, row.value)
+        labels = {'name': names[row.name], 'run': runs[row.run], 'batch': row.batch, 'chance': row.chance}
+        found.append({**labels, 'value': row.value, 'low': low, 'high': high})
+    return found
 
 
-def encodings(data: Sequence[Datum], *fields: str) -> dict[str, Any]:
+def encodings(data: Sequence[dict[str, Any]], *fields: str) -> dict[str, Any]:
     """Return colour by run, with a legend for several, and a tooltip of these fields and the numbers."""
     alt = altair()
     is_single = len({one['run'] for one in data}) == 1
@@ -140,33 +133,38 @@ def encodings(data: Sequence[Datum], *fields: str) -> dict[str, Any]:
     return {'color': alt.Color('run:N', sort=None, legend=legend), 'tooltip': [*fields, *numbers]}
 
 
-def points(data: Sequence[Datum], *, zero: bool = False, domain: Sequence[float] | None = None) -> Any:
+def points(rows: Sequence[ScoreRow], *, zero: bool = False, domain: Sequence[float] | None = None) -> Any:
     """Return a chart with a point and its 95 % interval for each name and run, and a tick at chance if it is known.
 
     `zero` draws a line at 0, `domain` fixes the ends of the axis.
     """
-    alt = altair()
-    names = list(dict.fromkeys(one['name'] for one in data))
-    runs = list(dict.fromkeys(one['run'] for one in data))
+    alt, data = altair(), marks(rows)
+    names, runs = (list(dict.fromkeys(one[key] for one in data)) for key in ('name', 'run'))
     scale = alt.Scale(zero=False, nice=True) if domain is None else alt.Scale(domain=list(domain), nice=False)
     x = alt.X('value:Q', title=None, scale=scale)
     y = alt.Y('name:N', sort=names, title=None)
     offset = {'yOffset': alt.YOffset('run:N', sort=runs)} if len(runs) > 1 else {}
-    base = alt.Chart(inline(data)).encode(y=y, **offset, **encodings(data, 'name:N', 'run:N'))
+    base = alt.Chart(alt.InlineData(values=data)).encode(y=y, **offset, **encodings(data, 'name:N', 'run:N'))
     layers = [base.mark_rule(clip=True).encode(x='low:Q', x2='high:Q'), base.mark_point(filled=True).encode(x=x)]
-    guesses = {one['name']: one['chance'] for one in data if one.get('chance') is not None}
+    guesses = {one['name']: one['chance'] for one in data if one['chance'] is not None}
     if guesses:
-        ticks = inline([{'name': name, 'value': chance, 'mark': 'chance'} for name, chance in guesses.items()])
-        layers.insert(0, alt.Chart(ticks).mark_tick(thickness=2).encode(x=x, y=y, tooltip=['mark:N', 'value:Q']))
+        ticks = [{'name': name, 'value': chance, 'mark': 'chance'} for name, chance in guesses.items()]
+        tick = alt.Chart(alt.InlineData(values=ticks)).mark_tick(thickness=2)
+        layers.insert(0, tick.encode(x=x, y=y, tooltip=['mark:N', 'value:Q']))
     if zero:
-        layers.insert(0, alt.Chart(inline([{'value': 0}])).mark_rule(strokeDash=[3, 3]).encode(x=x))
+        rule = alt.Chart(alt.InlineData(values=[{'value': 0}])).mark_rule(strokeDash=[3, 3])
+        layers.insert(0, rule.encode(x=x))
     return alt.layer(*layers).properties(height=len(names) * (ROW_HEIGHT if len(runs) == 1 else 12 + 12 * len(runs)))
 
 
-def curve(data: Sequence[Datum]) -> Any:
-    """Return a chart of one score of one or several runs over training batches with its 95 % interval."""
+def curve(rows: Sequence[ScoreRow], *, run: str | None = None) -> Any:
+    """Return a chart of one score over training batches with its 95 % interval, a line for each run.
+
+    With `run`, all rows are of one run of this name.
+    """
     alt = altair()
-    base = alt.Chart(inline(data)).encode(
+    data = [one if run is None else {**one, 'run': run} for one in marks(rows)]
+    base = alt.Chart(alt.InlineData(values=data)).encode(
         x=alt.X('batch:Q', title='training batch', scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=4)),
         **encodings(data, 'run:N', 'batch:Q'),
     )

@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
@@ -20,21 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmfoundry_gauntlet.errors import ConfigError, RecordError
-from llmfoundry_gauntlet.metrics.keys import ITEMS
-from llmfoundry_gauntlet.results.report.comparison import Comparison, compare
-from llmfoundry_gauntlet.results.report.frames import Datum, curve, datum, mark, points
-from llmfoundry_gauntlet.results.report.printing import LEGEND, difference_table, is_clear
+from llmfoundry_gauntlet.results.report.comparison import compare
+from llmfoundry_gauntlet.results.report.frames import curve, marks, points
+from llmfoundry_gauntlet.results.report.printing import LEGEND, difference_table
 from llmfoundry_gauntlet.results.report.samples import KINDS, kinds_of, logprob, make_samples
-from llmfoundry_gauntlet.results.report.scores import (
-    COUNTS,
-    RecordedRun,
-    ScoreRow,
-    find_runs,
-    headlines,
-    interval,
-    task_categories,
-)
-from llmfoundry_gauntlet.results.report.tables import MINUS, Cell, Column, Table, shortened, unique_labels, visible
+from llmfoundry_gauntlet.results.report.scores import RecordedRun, ScoreRow, find_runs, headlines
+from llmfoundry_gauntlet.results.report.tables import MINUS, Cell, Column, Table, shortened, visible
 from llmfoundry_gauntlet.results.runs import Run, read_run
 from llmfoundry_gauntlet.types import Measure
 
@@ -44,7 +35,7 @@ if TYPE_CHECKING:
 
 NOT_ASKED = Measure(value=None, reason='this run was not asked it')
 OTHER_TASKS = 'tasks outside the gauntlet'
-MARGIN = 0.02  # so that a point at 0 or 1 is whole
+UNIT = (-0.02, 1.02)  # so that a point at 0 or 1 is whole
 BY_VARIANT = 'accuracy_by_variant'
 SCORE_METRICS = (
     'accuracy',
@@ -56,9 +47,9 @@ SCORE_METRICS = (
     'all_variants_right',
     'unparsed_rate',
 )
-KEPT = ('package_version', 'semantics', 'model', 'training', 'environment', 'config', 'identity')
+SETTINGS = ('package_version', 'semantics', 'model', 'training', 'timing', 'environment', 'config', 'identity')
 
-Chart = tuple[str, Any]  # title and Vega-Lite specification
+Chart = tuple[str, Any]  # title and Altair chart
 Line = tuple[str, str]  # kind and name of a headline number
 PACKAGE = 'llmfoundry_gauntlet.results.report'
 TITLE = 'Eval Gauntlet'
@@ -80,10 +71,9 @@ class Section:
 
 def make_sections(runs: Sequence[RecordedRun], results: Sequence[Run]) -> list[Section]:
     """Return the sections of a page without empty ones; `results` are the runs' last evaluations."""
-    lines = headlines(run.last for run in runs)
     sections = [
-        composites_section(runs, lines),
-        tasks_section(runs, [line for line in lines if line[0] == 'task']),
+        composites_section(runs),
+        tasks_section(runs),
         score_section(runs),
         comparison_section(runs, results),
         evaluations_section(runs),
@@ -91,36 +81,36 @@ def make_sections(runs: Sequence[RecordedRun], results: Sequence[Run]) -> list[S
     return [one for one in sections if one.tables or one.notes]
 
 
-def composites_section(runs: Sequence[RecordedRun], lines: Sequence[Line]) -> Section:
+def composites_section(runs: Sequence[RecordedRun]) -> Section:
     """Return averages and categories: over training if a run has several evaluations, else side by side."""
+    lines = headlines(run.last for run in runs)
     shown = [line for kind in ('average', 'category') for line in lines if line[0] == kind]
     if not shown:
         return Section(name='scores', title='Scores', notes=['The runs have no gauntlet, so there are no composites.'])
     if all(len(run.evaluations) == 1 for run in runs):
-        data = last_data(runs, shown)
-        charts = [('Averages and categories', finished(points(data, zero=True)))] if data else []
+        charts = point_charts('Averages and categories', last_rows(runs, shown), zero=True)
     else:
-        courses = [(name, curve_data(runs, (kind, name))) for kind, name in shown]
-        charts = [(name, finished(curve(data))) for name, data in courses if data]
-    columns = [Column('Composite'), *score_columns(runs, 'Score')]
-    columns += [Column('95 % interval')] if len(runs) == 1 else []
-    rows = [[line[1], *cells(runs, line), *intervals(runs, line)] for line in shown]
-    return Section(
-        name='scores',
-        title='Scores',
-        notes=[composite_note(runs)],
-        charts=charts,
-        tables=[Table(title='Composites', columns=columns, groups=[rows])],
+        rows_of = {line[1]: [row for row in all_rows(runs, line) if row.batch is not None] for line in shown}
+        charts = [(name, curve(rows)) for name, rows in rows_of.items() if marks(rows)]
+    table = Table(
+        title='Composites',
+        columns=[Column('Composite'), *score_columns(runs, 'Score')],
+        groups=[[[line[1], *cells(runs, line)] for line in shown]],
     )
+    if len(runs) == 1:
+        rows = [[*row, interval_text(row[1])] for row in table.rows]
+        table = replace(table, columns=[*table.columns, Column('95 % interval')], groups=[rows])
+    notes = [composite_note(runs)]
+    return Section(name='scores', title='Scores', notes=notes, charts=charts, tables=[table])
 
 
 def composite_note(runs: Sequence[RecordedRun]) -> str:
     """Return the definition of composites in the first gauntlet."""
-    composites = [run.last.record['composites'] for run in runs]
-    gauntlet: dict[str, Any] = next((found['gauntlet'] for found in composites if found), {})
-    if not gauntlet.get('subtract_random_baseline', True):
+    composites = [run.last.results.composites for run in runs]
+    gauntlet = next(found.gauntlet for found in composites if found is not None)
+    if not gauntlet.subtract_random_baseline:
         meaning = 'Composites are weighted means of accuracies.'
-    elif not gauntlet.get('rescale_accuracy', True):
+    elif not gauntlet.rescale_accuracy:
         meaning = f'Composites are weighted means of accuracy {MINUS} chance.'
     else:
         meaning = 'Composites are weighted means of accuracies rescaled so that 0 is chance and 1 is perfect.'
@@ -129,73 +119,58 @@ def composite_note(runs: Sequence[RecordedRun]) -> str:
     return f'{meaning} ± is one standard error; bands and bars are 95 % intervals over items.{last}'
 
 
-def tasks_section(runs: Sequence[RecordedRun], lines: Sequence[Line]) -> Section:
-    """Return the accuracies of tasks by category, and all numbers in a folded table."""
+def tasks_section(runs: Sequence[RecordedRun]) -> Section:
+    """Return the accuracies of tasks, by category."""
+    lines = [line for line in headlines(run.last for run in runs) if line[0] == 'task']
     if not lines:
         return Section(name='tasks', title='Tasks')
-    category = {task: name for run in reversed(runs) for task, name in task_categories(run.last.record).items()}
-    charts, rows = [], []
-    majorities, record = runs[0].last.majorities, runs[0].last.record
-    for name in dict.fromkeys([*category.values(), OTHER_TASKS]):
-        mine = [line for line in lines if category.get(line[1], OTHER_TASKS) == name]
-        if data := last_data(runs, mine):
-            charts.append((name, finished(points(data, domain=(-MARGIN, 1 + MARGIN)))))
-        for line in mine:
-            found = cells(runs, line)
-            chance = next((cell.chance for cell in found if isinstance(cell, ScoreRow)), None)
-            row: list[Cell] = [line[1], *found, chance, majorities.get(line[1])]
-            if len(runs) == 1:
-                entry = record['tasks'].get(line[1], {})
-                row += [*map(entry.get, COUNTS), record['timing']['tasks'].get(line[1])]
-            rows.append([*row, name])
+    category = {task: name for run in reversed(runs) for task, name in run.last.task_categories.items()}
     columns = [Column('Task'), *score_columns(runs, 'Accuracy'), Column('Chance'), Column('Majority class')]
     if len(runs) == 1:
         columns += [*map(count_column, ('Items', 'Unscored', 'Truncated')), Column('Seconds')]
+    first = runs[0].last
+    charts: list[Chart] = []
+    rows: list[list[Cell]] = []
+    for name in dict.fromkeys([*category.values(), OTHER_TASKS]):
+        mine = [line for line in lines if category.get(line[1], OTHER_TASKS) == name]
+        charts += point_charts(name, last_rows(runs, mine), domain=UNIT)
+        for line in mine:
+            found = cells(runs, line)
+            chance = next((cell.chance for cell in found if isinstance(cell, ScoreRow)), None)
+            row: list[Cell] = [line[1], *found, chance, first.majorities.get(line[1])]
+            if len(runs) == 1:
+                task = first.results.tasks[line[1]]
+                ran = task.metrics is not None
+                row += [task.num_items, task.num_unscored, task.num_truncated] if ran else [None] * 3
+                row.append(first.results.timing.tasks.get(line[1]))
+            rows.append([*row, name])
     return Section(
         name='tasks',
         title='Tasks',
         notes=['Accuracy of each task with its 95 % interval; the tick marks chance.'],
         charts=charts,
-        tables=[Table(title='Tasks', columns=[*columns, Column('Category')], groups=[rows]), all_numbers(runs)],
-    )
-
-
-def all_numbers(runs: Sequence[RecordedRun]) -> Table:
-    """Return every number of the last evaluations."""
-    found = [{(row.name, row.part, row.metric): row for row in run.last.rows} for run in runs]
-    keys = dict.fromkeys(key for one in found for key in one)
-    return Table(
-        title='All numbers',
-        columns=[*map(Column, ('Score', 'Part', 'Metric')), *score_columns(runs, 'Value')],
-        groups=[[[*(part or '' for part in key), *(one.get(key, NOT_ASKED) for one in found)] for key in keys]],
-        is_long=True,
+        tables=[Table(title='Tasks', columns=[*columns, Column('Category')], groups=[rows])],
     )
 
 
 def score_section(runs: Sequence[RecordedRun]) -> Section:
     """Return SCORE's metrics for each dataset: a table by perturbation, and accuracy by variant."""
-    rows = [[row for row in run.last.rows if row.kind == 'perturbation'] for run in runs]
-    charts, tables = [], []
-    perturbations = list(dict.fromkeys(row.name for of_run in rows for row in of_run))
-    for name in perturbations:
-        data = [
-            datum(replace(row, name=(row.part or '').rpartition(':')[2]), run.name)
-            for run, of_run in zip(runs, rows, strict=True)
-            for row in of_run
-            if (row.name, row.metric) == (name, BY_VARIANT) and row.value is not None
-        ]
-        if data:
-            title = f'{name.replace("/", ": accuracy by ")}'
-            charts.append((title, finished(points(labelled(data), domain=(-MARGIN, 1 + MARGIN)))))
-    found = [{(row.name, row.metric): row for row in of_run if row.part is None} for of_run in rows]
-    for dataset in dict.fromkeys(name.partition('/')[0] for name in perturbations):
-        names = [name for name in perturbations if name.startswith(f'{dataset}/')]
-        pairs = [(name, place) for name in names for place in range(len(runs))]
-        heads = [f'{name.partition("/")[2]}{f" {runs[place].name}" if len(runs) > 1 else ""}' for name, place in pairs]
+    rows = [replace(row, run=run.name) for run in runs for row in run.last.rows if row.kind == 'perturbation']
+    names = list(dict.fromkeys(row.name for row in rows))
+    charts: list[Chart] = []
+    tables: list[Table] = []
+    for name in names:
+        variants = [row for row in rows if (row.name, row.metric) == (name, BY_VARIANT)]
+        variants = [replace(row, name=(row.part or '').rpartition(':')[2]) for row in variants]
+        charts += point_charts(name.replace('/', ': accuracy by '), variants, domain=UNIT)
+    found = {(row.name, row.run, row.metric): row for row in rows if row.part is None}
+    for dataset in dict.fromkeys(name.partition('/')[0] for name in names):
+        pairs = [(name, run.name) for name in names if name.startswith(f'{dataset}/') for run in runs]
+        heads = [f'{name.partition("/")[2]}{f" {run}" if len(runs) > 1 else ""}' for name, run in pairs]
         cells: list[list[Cell]] = []
-        for metric in SCORE_METRICS:  # the reason of a perturbation that did not run stands for all of them
-            known = [found[place].get((name, metric)) or found[place].get((name, None)) for name, place in pairs]
-            cells.append([metric, *(row or NOT_ASKED for row in known)])
+        for metric in SCORE_METRICS:  # the reason of a perturbation that did not run applies to all of them
+            known = [found.get((*pair, metric)) or found.get((*pair, None)) or NOT_ASKED for pair in pairs]
+            cells.append([metric, *known])
         tables.append(Table(title=dataset, columns=[*map(Column, ('Metric', *heads))], groups=[cells]))
     notes = ['The same questions asked in several ways: accuracy, and how often two answers to one question agree.']
     return Section(name='score', title='SCORE', notes=notes if tables else (), charts=charts, tables=tables)
@@ -208,62 +183,40 @@ def comparison_section(runs: Sequence[RecordedRun], results: Sequence[Run]) -> S
     if len(runs) == 1 and further:
         pairs = [(first.name, further[-1].name, read_run(first.folder), results[0])]
     notes: list[str] = []
-    charts: list[Chart] = []
     tables: list[Table] = []
     for one, other, *compared in pairs:
         title = f'{other} {MINUS} {one}'
         try:
-            found = compare(*compared)
+            table = difference_table(compare(*compared))
         except RecordError as error:
             notes.append(f'{title} cannot be compared: {"; ".join(error.problems)}')
             continue
-        notes += [f'{title}: {warning}' for warning in found.warnings]
-        charts += difference_charts(found, title)
-        table = difference_table(found)
-        columns = [Column('Score'), *table.columns[1:]]
-        tables.append(replace(table, title=title, columns=columns, is_long=True))
+        notes += [f'{title}: {warning}' for warning in table.warnings]
+        tables.append(replace(table, title=title, columns=[Column('Score'), *table.columns[1:]]))
     if tables:
         notes.insert(0, f'Items are paired; {LEGEND}.')
-    return Section(name='comparison', title='Comparison', notes=notes, charts=charts, tables=tables)
-
-
-def difference_charts(found: Comparison, title: str) -> list[Chart]:
-    """Return the differences of composites, SCORE and tasks, each from the largest to the smallest."""
-    charts = []
-    for kind in ('composites', 'score', 'tasks'):
-        known = [(name, one) for name, one in found.groups[kind].items() if one.difference.value is not None]
-        known.sort(key=lambda pair: -(pair[1].difference.value or 0))
-        names = [f'{"* " if is_clear(one) else ""}{name}' for name, one in known]
-        measures = [one.difference for _, one in known]
-        data = [mark(name, '', m.value, m.standard_error) for name, m in zip(names, measures, strict=True)]
-        if data:
-            head = f'{title}: {"SCORE" if kind == "score" else kind}'
-            charts.append((head, finished(points(labelled(data), zero=True))))
-    return charts
+    return Section(name='comparison', title='Comparison', notes=notes, tables=tables)
 
 
 def evaluations_section(runs: Sequence[RecordedRun]) -> Section:
-    """Return time, size and environment of each evaluation, and the settings of the last ones."""
+    """Return the cost of each evaluation, and the settings of the last ones."""
     rows: list[list[Cell]] = []
     for run in runs:
         for one in run.evaluations:
             timing, environment = one.record['timing'], one.record.get('environment') or {}
             name = one.name if len(runs) == 1 else f'{run.name} {one.name}'
-            numbers = [(one.record.get('metrics') or {}).get(ITEMS)]
-            numbers += [timing.get(key) for key in ('model_tokens', 'batches', 'reused_items')]
-            words = [environment.get(key) for key in ('device', 'precision', 'num_ranks')]
-            words += [timing.get('scoring'), timing.get('generation', timing.get('replies'))]  # its name in 0.1
-            counts = [None if number is None else int(number) for number in numbers]
-            rows.append([name, timing['seconds'], *counts, *('' if word is None else str(word) for word in words)])
+            counts = [timing.get(key) for key in ('model_tokens', 'batches', 'reused_items')]
+            words = [str(environment.get(key) or '') for key in ('device', 'precision', 'num_ranks')]
+            rows.append([name, timing['seconds'], *counts, *words])
     columns = [Column('Evaluation'), Column('Seconds')]
-    columns += map(count_column, ('Items', 'Tokens', 'Batches', 'Reused items'))
-    columns += map(Column, ('Device', 'Precision', 'Ranks', 'Scoring', 'Generation'))
-    records = {run.name: {key: run.last.record.get(key) for key in KEPT} for run in runs}
+    columns += map(count_column, ('Tokens', 'Batches', 'Reused items'))
+    columns += map(Column, ('Device', 'Precision', 'Ranks'))
+    settings = {run.name: {key: run.last.record.get(key) for key in SETTINGS} for run in runs}
     return Section(
         name='evaluations',
         title='Evaluations and settings',
         tables=[Table(title='Evaluations', columns=columns, groups=[rows])],
-        texts=[(f'Settings of {name}', json.dumps(one, indent=2, default=str)) for name, one in records.items()],
+        texts=[(f'Settings of {name}', json.dumps(one, indent=2, default=str)) for name, one in settings.items()],
     )
 
 
@@ -282,42 +235,27 @@ def cells(runs: Sequence[RecordedRun], line: Line) -> list[Cell]:
     return [run.last.headline.get(line, NOT_ASKED) for run in runs]
 
 
-def intervals(runs: Sequence[RecordedRun], line: Line) -> list[Cell]:
-    """Return the 95 % interval of a single run's score, empty if unknown."""
-    if len(runs) > 1:
-        return []
-    row = runs[0].last.headline[line]
-    found = interval(row.value, row.standard_error)
-    return ['' if found is None else '{:.3f} to {:.3f}'.format(*found).replace('-', MINUS)]
+def interval_text(cell: Cell) -> str:
+    """Return the 95 % interval of a score, empty if unknown."""
+    interval = cell.interval if isinstance(cell, ScoreRow) else None
+    return '' if interval is None else '{:.3f} to {:.3f}'.format(*interval).replace('-', MINUS)
 
 
-def last_data(runs: Sequence[RecordedRun], lines: Iterable[Line]) -> list[Datum]:
-    """Return the points of scores of the last evaluations, without those that have no value."""
-    rows = [(run.name, run.last.headline.get(line)) for line in lines for run in runs]
-    return labelled([datum(row, label) for label, row in rows if row is not None and row.value is not None])
+def all_rows(runs: Sequence[RecordedRun], line: Line) -> list[ScoreRow]:
+    """Return a number in all evaluations, under the names of the runs."""
+    found = [(run.name, one.headline.get(line)) for run in runs for one in run.evaluations]
+    return [replace(row, run=name) for name, row in found if row is not None]
 
 
-def curve_data(runs: Sequence[RecordedRun], line: Line) -> list[Datum]:
-    """Return the points of a number of all evaluations in training."""
-    rows = [(run.name, evaluation.headline.get(line)) for run in runs for evaluation in run.evaluations]
-    known = [(label, row) for label, row in rows if row is not None and row.value is not None]
-    return labelled([datum(row, label) for label, row in known if row.batch is not None])
+def last_rows(runs: Sequence[RecordedRun], lines: Sequence[Line]) -> list[ScoreRow]:
+    """Return numbers in the last evaluations, under the names of the runs."""
+    found = [(run.name, run.last.headline.get(line)) for line in lines for run in runs]
+    return [replace(row, run=name) for name, row in found if row is not None]
 
 
-def labelled(data: Sequence[Datum]) -> list[Datum]:
-    """Return marks with names and runs as labels for charts."""
-    found = list(data)
-    for key in ('name', 'run'):
-        names = list(dict.fromkeys(one[key] for one in found))
-        labels = dict(zip(names, unique_labels(names), strict=True))
-        found = [{**one, key: labels[one[key]]} for one in found]
-    return found
-
-
-def finished(chart: Any) -> Any:
-    """Return the specification of a chart as wide as its container, without the parts that all charts share."""
-    spec = chart.properties(width='container').to_dict()
-    return {key: value for key, value in spec.items() if key not in ('$schema', 'config')}
+def point_charts(title: str, rows: Sequence[ScoreRow], **settings: Any) -> list[Chart]:
+    """Return a chart of the scores that have a value, none without any."""
+    return [(title, points(rows, **settings))] if marks(rows) else []
 
 
 def make_page(
@@ -345,7 +283,10 @@ def make_page(
     templates = resources.files(PACKAGE) / 'templates'
     style, script = ((templates / name).read_text(encoding='utf-8') for name in ('page.css', 'page.js'))
     scripts = [chart_library(), script]
-    charts = [spec for section in sections for _, spec in section.charts]
+    charts = []
+    for chart in (chart for section in sections for _, chart in section.charts):  # without what all of them share
+        spec = chart.properties(width='container').to_dict()
+        charts.append({key: value for key, value in spec.items() if key not in ('$schema', 'config')})
     return (
         make_environment()
         .get_template('page.html')

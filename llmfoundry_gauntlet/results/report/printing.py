@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, fields, replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from llmfoundry_gauntlet.engine.ranks import Estimate
-from llmfoundry_gauntlet.metrics.comparison import Course, Difference
+from llmfoundry_gauntlet.metrics.comparison import Difference, Trend
 from llmfoundry_gauntlet.metrics.statistics import weighted_sum
 from llmfoundry_gauntlet.results.files import RESULTS, measure_record
 from llmfoundry_gauntlet.results.report.comparison import Comparison, Trends
@@ -21,32 +21,28 @@ from llmfoundry_gauntlet.results.report.scores import (
     score_name,
 )
 from llmfoundry_gauntlet.results.report.tables import (
-    ABSENT,
     MINUS,
     Cell,
     Column,
     Table,
-    as_csv,
-    as_json,
     as_markdown,
     plain,
+    print_records,
     print_table,
-    print_warnings,
 )
 from llmfoundry_gauntlet.types import Measure
 
 CLEAR = 0.05  # a corrected p-value below it is marked
 BATCHES = 1000  # of training, the unit of printed slopes
 LEGEND = (
-    f'* p below {CLEAR} after correction for the number of comparisons (Holm); detectable: the smallest difference '
-    'seen in 80 % of cases; scores are over the items that both were asked in the same words'
+    f'* p below {CLEAR} after correction for the number of comparisons (Holm); detectable: minimum detectable effect '
+    'at 80 % power; scores are over items with the same prompt in both runs'
 )
 COMPOSITE_KINDS = ('category', 'average')
 SIGNED = '{:+.3f}'.format
-KEYS = {  # of JSON and CSV
-    Difference: ('first', 'second', 'difference', 'p_value', 'p_holm', 'detectable', 'num_items'),
-    Course: ('slope', 'noise', 'signal_to_noise'),
-}
+DIFFERENCE_KEYS = ('p_value', 'p_holm', 'detectable', 'num_items')
+TREND_KEYS = ('noise', 'signal_to_noise')
+RECORDS = ('csv', 'json')
 
 
 def print_runs(folder: Path) -> None:
@@ -56,15 +52,12 @@ def print_runs(folder: Path) -> None:
 
 def print_scores(evaluations: Sequence[RecordedEvaluation], form: str = 'table') -> None:
     """Print the scores of evaluations as a 'table' with the paths of their files, or as 'markdown', 'csv' or 'json'."""
-    if form == 'json':
-        sys.stdout.write(as_json([asdict(row) for one in evaluations for row in one.rows]))
-    elif form == 'csv':
-        names = [field.name for field in fields(ScoreRow)]
-        sys.stdout.write(as_csv([asdict(row) for one in evaluations for row in one.rows], names))
+    if form in RECORDS:
+        print_records(form, [asdict(row) for one in evaluations for row in one.rows])
     elif form == 'markdown':
         sys.stdout.write(as_markdown(scores_table(evaluations, with_errors=True)))
     else:
-        print_table(timed_table(evaluations, with_errors=len(evaluations) == 1))
+        print_table(with_seconds(scores_table(evaluations, with_errors=len(evaluations) == 1), evaluations))
         for one in evaluations:
             print(one.folder / RESULTS)
 
@@ -90,75 +83,70 @@ def scores_table(
         chance = cells[0].chance if isinstance(cells[0], ScoreRow) else None
         beside = [chance, majority.get(name) if kind == 'task' else None] if is_single else []
         groups.setdefault(kind, []).append([name, *cells, *beside])
-    composites = frozenset(name for kind, name in headlines(evaluations) if kind in COMPOSITE_KINDS)
-    notes = absences(evaluations[-1].rows)
     return Table(
-        title='Eval Gauntlet', columns=columns, groups=list(groups.values()), composites=composites, notes=notes
+        title='Eval Gauntlet',
+        columns=columns,
+        groups=list(groups.values()),
+        composites=frozenset(name for kind, name in headlines(evaluations) if kind in COMPOSITE_KINDS),
+        notes=absences(evaluations),
     )
 
 
-def timed_table(
-    evaluations: Sequence[RecordedEvaluation], names: Sequence[str] | None = None, *, with_errors: bool
-) -> Table:
-    """Return the same table with the seconds of each evaluation as its last row."""
-    table = scores_table(evaluations, names, with_errors=with_errors)
-    seconds: list[Cell] = [f'{one.record["timing"]["seconds"]:.1f}' for one in evaluations]
+def with_seconds(table: Table, evaluations: Sequence[RecordedEvaluation]) -> Table:
+    """Return the table with the seconds of each evaluation as its last row."""
+    seconds = [f'{one.record["timing"]["seconds"]:.1f}' for one in evaluations]
     empty = [''] * (len(table.columns) - len(seconds) - 1)
     return replace(table, groups=[*table.groups, [['seconds', *seconds, *empty]]])
 
 
-def absences(rows: Iterable[ScoreRow]) -> list[str]:
-    """Return why scores are absent: a line per reason, one for all composites."""
-    by_reason: dict[str, dict[str, None]] = {}
-    composites: list[str] = []
-    for row in rows:
-        if row.reason is None or row.part is not None:
-            continue
-        if row.kind in COMPOSITE_KINDS:
-            composites.append(row.name)
-        elif row.kind == 'task' or row.metric in ('accuracy', None):
-            name = row.name if row.kind == 'task' else score_name(row)
-            by_reason.setdefault(row.reason, {})[name] = None
-    lines = [f'{reason}: {", ".join(names)}' for reason, names in by_reason.items()]
+def absences(evaluations: Sequence[RecordedEvaluation]) -> list[str]:
+    """Return why scores in the table are absent: a line per reason, one for all composites."""
+    names: dict[str, dict[str, None]] = {}
+    composites: dict[str, None] = {}
+    for row in (row for one in evaluations for row in one.headline.values()):
+        if row.reason is not None and row.kind in COMPOSITE_KINDS:
+            composites[row.name] = None
+        elif row.reason is not None:
+            names.setdefault(row.reason, {})[row.name if row.kind == 'task' else score_name(row)] = None
+    lines = [f'{reason}: {", ".join(of_reason)}' for reason, of_reason in names.items()]
     if composites:
         lines.append(f'composites over tasks without a score are absent: {", ".join(composites)}')
     return lines
 
 
 def print_comparisons(compared: Sequence[Comparison], metric: str | None = None, form: str = 'table') -> None:
-    """Print two runs as a table, or the differences of several from the first; or 'markdown', 'csv', 'json'.
+    """Print each comparison as a table, or all of them as 'markdown', 'csv' or 'json'.
 
     With CSV, warnings go to standard error.
     """
-    warnings = list(dict.fromkeys(warning for comparison in compared for warning in comparison.warnings))
-    tables = [difference_table(comparison, metric) for comparison in compared]
     if form == 'json':
-        sys.stdout.write(as_json([comparison_record(comparison) for comparison in compared]))
+        print_records(form, [comparison_record(comparison) for comparison in compared])
     elif form == 'csv':
-        columns = ['first_run', 'second_run', 'kind', 'name', 'first', 'first_standard_error', 'second']
-        columns += ['second_standard_error', 'difference', 'standard_error', 'reason']
-        columns += ['p_value', 'p_holm', 'detectable', 'num_items']
         rows = [
-            {
-                'first_run': one.first,
-                'second_run': one.second,
-                'kind': kind,
-                'name': name,
-                **row_of(found, 'difference'),
-            }
+            {'first_run': one.first, 'second_run': one.second, 'kind': kind, 'name': name}
+            | {key: value for part in ('first', 'second', 'difference') for key, value in flat(found, part).items()}
+            | {'reason': found.difference.reason}
+            | {key: getattr(found, key) for key in DIFFERENCE_KEYS}
             for one in compared
             for kind, group in one.groups.items()
             for name, found in group.items()
         ]
-        sys.stdout.write(as_csv(rows, columns))
-        print_warnings(warnings)
-    elif form == 'markdown':
-        sys.stdout.write('\n'.join(f'{plain(table.title)}\n\n{as_markdown(table)}' for table in tables))
-    elif len(tables) == 1:
-        print_table(tables[0])
+        warnings = list(dict.fromkeys(warning for comparison in compared for warning in comparison.warnings))
+        print_records(form, rows, warnings=warnings)
     else:
-        notes = list(dict.fromkeys(note for table in tables for note in table.notes))
-        print_table(replace(several_table(compared, metric), notes=notes, warnings=warnings))
+        tables = [difference_table(comparison, metric) for comparison in compared]
+        if form == 'markdown':
+            sys.stdout.write('\n'.join(f'{plain(table.title)}\n\n{as_markdown(table)}' for table in tables))
+        else:
+            for table in tables:
+                print_table(table)
+
+
+def flat(found: Difference | Trend, part: str) -> dict[str, float | None]:
+    """Return one of the measures of a row of CSV, and its standard error."""
+    measure: Measure = getattr(found, part)
+    error = f'{part}_standard_error' if part in ('first', 'second') else 'standard_error'
+    return {part: measure.value, error: measure.standard_error}
 
 
 def difference_table(comparison: Comparison, metric: str | None = None) -> Table:
@@ -192,40 +180,6 @@ def by_reason(comparison: Comparison) -> list[str]:
     return [f'{reason}: {", ".join(found)}' for reason, found in names.items()]
 
 
-def several_table(compared: Sequence[Comparison], metric: str | None) -> Table:
-    """Return the first run's scores, which are over the items of each pair, and the differences of the others."""
-    groups: list[list[list[Cell]]] = []
-    for kind in compared[0].groups:
-        parts = [comparison.groups[kind] for comparison in compared]
-        groups.append([])
-        for name in dict.fromkeys(name for part in parts for name in part):
-            found = [part.get(name) for part in parts]
-            firsts = [f'{one.first.value:.3f}' for one in found if one is not None and one.first.value is not None]
-            cells = [ABSENT if one is None else difference_text(one) for one in found]
-            groups[-1].append([name, ' / '.join(dict.fromkeys(firsts)) or ABSENT, *cells])
-    first = compared[0].first
-    return Table(
-        title=f'{metric or "accuracy"}: differences from {first}',
-        columns=[Column(name) for name in ('', first, *(comparison.second for comparison in compared))],
-        groups=groups,
-        composites=frozenset(name for comparison in compared for name in comparison.groups['composites']),
-        legend=LEGEND,
-    )
-
-
-def difference_text(found: Difference) -> str:
-    """Return a difference with its error and a star if it is clear."""
-    value, error = found.difference.value, found.difference.standard_error
-    if value is None:
-        return f'{ABSENT} '
-    return f'{value:+.3f}{"" if error is None else f" ± {error:.3f}"}{"*" if is_clear(found) else " "}'
-
-
-def is_clear(found: Difference) -> bool:
-    """Return whether the corrected p-value is below the significance level."""
-    return found.p_holm is not None and found.p_holm < CLEAR
-
-
 def p_text(value: float) -> str:
     """Return a p-value."""
     return '<0.0001' if value < 0.0001 else f'{value:.4f}'
@@ -236,40 +190,28 @@ def starred(value: float) -> str:
     return p_text(value) + ('*' if value < CLEAR else ' ')
 
 
-def record_of(found: Difference | Course) -> dict[str, Any]:
-    """Return a difference or a trend for JSON."""
-    values = {name: getattr(found, name) for name in KEYS[type(found)]}
-    return {name: measure_record(value) if isinstance(value, Measure) else value for name, value in values.items()}
-
-
-def row_of(found: Difference | Course, main: str) -> dict[str, Any]:
-    """Return the same for CSV; standard error and reason without a prefix are those of the `main` measure."""
-    row = {name: getattr(found, name) for name in KEYS[type(found)]}
-    for name, value in list(row.items()):
-        if isinstance(value, Measure):
-            error = 'standard_error' if name == main else f'{name}_standard_error'
-            row.update({name: value.value, error: value.standard_error})
-    return {**row, 'reason': getattr(found, main).reason}
-
-
 def comparison_record(comparison: Comparison) -> dict[str, Any]:
     """Return a comparison for JSON."""
-    return {
-        'first': comparison.first,
-        'second': comparison.second,
-        **{kind: {name: record_of(one) for name, one in group.items()} for kind, group in comparison.groups.items()},
-        'left_out': {
-            key: {
-                'num_items': list(items.num_items),
-                'num_common': items.num_shared,
-                'num_same_words': len(items.keys),
-                'settings': list(items.settings),
-            }
-            for key, items in comparison.common.items()
-            if len(items.keys) < max(items.num_items)
-        },
-        'warnings': list(comparison.warnings),
+    groups = {
+        kind: {
+            name: {part: measure_record(getattr(found, part)) for part in ('first', 'second', 'difference')}
+            | {key: getattr(found, key) for key in DIFFERENCE_KEYS}
+            for name, found in group.items()
+        }
+        for kind, group in comparison.groups.items()
     }
+    left_out = {
+        key: {
+            'num_items': list(items.num_items),
+            'num_common': items.num_shared,
+            'num_same_words': len(items.keys),
+            'settings': list(items.settings),
+        }
+        for key, items in comparison.common.items()
+        if len(items.keys) < max(items.num_items)
+    }
+    runs = {'first': comparison.first, 'second': comparison.second}
+    return {**runs, **groups, 'left_out': left_out, 'warnings': list(comparison.warnings)}
 
 
 def print_trends(found: Trends, form: str = 'table') -> None:
@@ -277,14 +219,16 @@ def print_trends(found: Trends, form: str = 'table') -> None:
 
     With CSV and JSON, slopes are per batch, and warnings go to standard error.
     """
+    noise = {name: {key: getattr(one, key) for key in TREND_KEYS} for name, one in found.trends.items()}
     if form == 'json':
-        sys.stdout.write(as_json({name: record_of(one) for name, one in found.trends.items()}))
-        print_warnings(found.warnings)
+        content = {name: {'slope': measure_record(one.slope), **noise[name]} for name, one in found.trends.items()}
+        print_records(form, [], content, found.warnings)
     elif form == 'csv':
-        rows = [{'name': name, **row_of(one, 'slope')} for name, one in found.trends.items()]
-        columns = ['name', 'slope', 'standard_error', 'reason', 'noise', 'signal_to_noise']
-        sys.stdout.write(as_csv(rows, columns))
-        print_warnings(found.warnings)
+        rows = [
+            {'name': name, **flat(one, 'slope'), 'reason': one.slope.reason, **noise[name]}
+            for name, one in found.trends.items()
+        ]
+        print_records(form, rows, warnings=found.warnings)
     elif form == 'markdown':
         sys.stdout.write(as_markdown(trends_table(found)))
     else:
@@ -296,7 +240,13 @@ def trends_table(found: Trends) -> Table:
     columns = [Column(''), Column(f'slope per {BATCHES} batches', SIGNED, with_error=True)]
     columns += [Column('noise from step to step'), Column('signal to noise', '{:.1f}'.format)]
     rows: list[list[Cell]] = [
-        [name, per_batches(one.slope), one.noise, one.signal_to_noise] for name, one in found.trends.items()
+        [
+            name,
+            one.slope if one.slope.value is None else weighted_sum([one.slope], [BATCHES]),
+            one.noise,
+            one.signal_to_noise,
+        ]
+        for name, one in found.trends.items()
     ]
     return Table(
         title=f'{len(found.batches)} checkpoints, ba{found.batches[0]} to ba{found.batches[-1]}',
@@ -308,20 +258,14 @@ def trends_table(found: Trends) -> Table:
     )
 
 
-def per_batches(slope: Measure) -> Measure:
-    """Return a slope per batch as one per `BATCHES`."""
-    return slope if slope.value is None else weighted_sum([slope], [BATCHES])
-
-
 def print_estimate(estimate: Estimate, form: str = 'table') -> None:
     """Print what each task and all together would take: a table, or 'markdown', 'csv' or 'json'."""
     rows = [asdict(task) for task in estimate.tasks]
     names = [name for name in (rows[0] if rows else ()) if name != 'task']
     rows.append({'task': 'all', **{name: sum(row[name] for row in rows) for name in names}})
-    if form == 'csv':
-        sys.stdout.write(as_csv(rows, list(rows[0])))
-    elif form == 'json':
-        sys.stdout.write(as_json({**asdict(estimate), 'total_seconds': estimate.total_seconds}))
+    if form in RECORDS:
+        content = {**asdict(estimate), 'total_seconds': estimate.total_seconds}
+        print_records(form, rows, content if form == 'json' else None)
     else:
         counts = ('items', 'tokens', 'generated tokens at most', 'truncated')
         columns = [Column(''), *(Column(name, counted) for name in counts), Column('seconds', '{:.1f}'.format)]

@@ -1,31 +1,28 @@
-"""The scores in a results.json, checked and typed: the source of tables, frames, charts and the report page."""
+"""Read the scores in results.json, checked and typed: the source of tables, frames, charts and the report page."""
 
 from __future__ import annotations
 
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar
 
-from llmfoundry_gauntlet.config.yaml import describe
+from llmfoundry_gauntlet.config.tasks import GauntletSpec
+from llmfoundry_gauntlet.config.yaml import Problems, decode, join
 from llmfoundry_gauntlet.errors import ConfigError, RecordError
 from llmfoundry_gauntlet.metrics.comparison import CONFIDENT
 from llmfoundry_gauntlet.results.files import RESULTS, find_results
 
 COMPOSITE = 'Composite'  # the metric of categories and averages
-COMPOSITES = {'category': 'categories', 'average': 'averages'}  # kind, and its key in a record
 KINDS = ('task', 'category', 'average', 'perturbation')
 SHOWN_OF_SCORE = ('accuracy', 'consistency_rate')
-COUNTS = ('num_items', 'num_unscored', 'num_truncated')
 MAJORITY = 'MajorityClass'
 NO_METRICS = 'its type has no accuracy'
-
 MAX_RUNS = 8  # that colours tell apart
-
-Record = Mapping[str, Any]  # the content of a results.json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,24 +46,105 @@ class ScoreRow:
     num_items: int | None = None
     chance: float | None = None
 
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Return the 95 % interval, `None` if the value or its error is unknown."""
+        if self.value is None or self.standard_error is None:
+            return None
+        half = CONFIDENT * self.standard_error
+        return self.value - half, self.value + half
 
-def interval(value: float | None, error: float | None) -> tuple[float, float] | None:
-    """Return the 95 % interval of a value with this standard error; `None` if either is missing."""
-    return None if value is None or error is None else (value - CONFIDENT * error, value + CONFIDENT * error)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureRecord:
+    """A measure in results.json."""
+
+    value: float | None = None
+    standard_error: float | None = None
+    reason: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.value is None) == (self.reason is None):
+            raise ValueError('is neither a value nor a reason, or both')
+        if not math.isfinite(self.value or 0) or not 0 <= (self.standard_error or 0) < math.inf:
+            raise ValueError(f'is {self.value}, standard error {self.standard_error}; allowed: finite numbers')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskRecord:
+    """The scores of a task, or of a category of it, in results.json; `metrics` is `None` if it was not run."""
+
+    ignore_unknown_keys: ClassVar = True
+    metrics: dict[str, MeasureRecord] | None = None
+    reason: str | None = None
+    num_items: int = 0
+    num_unscored: int = 0
+    num_truncated: int = 0
+    categories: dict[str, TaskRecord] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if (self.metrics is None) == (self.reason is None):
+            raise ValueError('has neither metrics nor a reason, or both')
+        counts = (self.num_items, self.num_unscored, self.num_truncated)
+        if min(counts) < 0:
+            raise ValueError(f'num_items, num_unscored, num_truncated: are {counts}; allowed: 0 or more')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompositesRecord:
+    """The composites in results.json."""
+
+    ignore_unknown_keys: ClassVar = True
+    categories: dict[str, MeasureRecord]
+    averages: dict[str, MeasureRecord]
+    gauntlet: GauntletSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetRecord:
+    """A dataset of SCORE in results.json: all measures of each perturbation, or the reason why it was not run."""
+
+    ignore_unknown_keys: ClassVar = True
+    perturbations: dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimingRecord:
+    """The seconds of an evaluation in results.json."""
+
+    ignore_unknown_keys: ClassVar = True
+    seconds: float
+    tasks: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultsRecord:
+    """The part of results.json that tables and pages show."""
+
+    ignore_unknown_keys: ClassVar = True
+    tasks: dict[str, TaskRecord]
+    composites: CompositesRecord | None
+    score: dict[str, DatasetRecord] | None
+    timing: TimingRecord
+    model: dict[str, Any] | None = None
+    training: dict[str, Any] | None = None
+    environment: dict[str, Any] | None = None
+    config: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedEvaluation:
-    """One results.json and its checked numbers."""
+    """One results.json: its raw content, its checked scores, and its folder."""
 
     folder: Path
-    record: Record
+    record: Mapping[str, Any]
+    results: ResultsRecord
     rows: tuple[ScoreRow, ...]
 
     @property
     def batch(self) -> int | None:
         """Return the training batch, `None` if unknown."""
-        return batch_of(self.record)
+        return (self.results.training or {}).get('batch')
 
     @property
     def name(self) -> str:
@@ -80,8 +158,11 @@ class RecordedEvaluation:
         These are the accuracy of each task, categories, averages, and accuracy and consistency of SCORE.
         """
         found: dict[tuple[str, str], ScoreRow] = {}
-        for row in self.rows:
-            for name in headline_names(row):
+        for row in (row for row in self.rows if row.part is None):
+            names = [row.name]  # a task's first number is its accuracy
+            if row.kind == 'perturbation':
+                names = [f'{score_name(row)} {metric}' for metric in SHOWN_OF_SCORE if row.metric in (metric, None)]
+            for name in names:
                 found.setdefault((row.kind, name), row)
         return found
 
@@ -91,13 +172,12 @@ class RecordedEvaluation:
         rows = (row for row in self.rows if row.metric == MAJORITY and row.part is None)
         return {row.name: row.value for row in rows if row.value is not None}
 
-
-def headline_names(row: ScoreRow) -> Iterator[str]:
-    """Yield the names under which a number may be shown; a task's first number is its accuracy."""
-    if row.part is None and row.kind != 'perturbation':
-        yield row.name
-    elif row.part is None:
-        yield from (f'{score_name(row)} {metric}' for metric in SHOWN_OF_SCORE if row.metric in (metric, None))
+    @property
+    def task_categories(self) -> dict[str, str]:
+        """Return the first category of the gauntlet that counts each task."""
+        composites = self.results.composites
+        categories = composites.gauntlet.categories if composites is not None else ()
+        return {one.key: category.name for category in reversed(categories) for one in category.benchmarks}
 
 
 def score_name(row: ScoreRow) -> str:
@@ -117,9 +197,67 @@ def find_evaluations(folders: Sequence[Path]) -> list[RecordedEvaluation]:
     return [recorded_evaluation(path, record) for path, record in found.values()]
 
 
-def recorded_evaluation(folder: Path, record: Record) -> RecordedEvaluation:
-    """Return a record with its scores. Raise RecordError."""
-    return RecordedEvaluation(folder=folder, record=record, rows=tuple(read_scores(folder, record)))
+def recorded_evaluation(folder: Path, record: Mapping[str, Any]) -> RecordedEvaluation:
+    """Return a record with its scores: composites first, then tasks, then SCORE.
+
+    Raise RecordError naming the file and each invalid key.
+    """
+    problems = Problems(str(folder / RESULTS))
+    results: ResultsRecord | None = decode(ResultsRecord, record, '', problems)
+    parts: list[dict[str, Any]] = []
+    if results is not None:
+        parts += [*composite_rows(results), *task_rows(results), *perturbation_rows(results, problems)]
+    if results is None or problems.found:
+        raise RecordError([f'{problem}; evaluate again' for problem in problems.found])
+    batch = (results.training or {}).get('batch')
+    rows = tuple(ScoreRow(run=str(folder), batch=batch, **part) for part in parts)
+    return RecordedEvaluation(folder=folder, record=record, results=results, rows=rows)
+
+
+def composite_rows(results: ResultsRecord) -> Iterator[dict[str, Any]]:
+    """Yield categories and averages."""
+    if results.composites is not None:
+        for kind, group in (('category', results.composites.categories), ('average', results.composites.averages)):
+            for name, measure in group.items():
+                yield {'kind': kind, 'name': name, 'metric': COMPOSITE, **asdict(measure)}
+
+
+def task_rows(results: ResultsRecord) -> Iterator[dict[str, Any]]:
+    """Yield all metrics of each task, the accuracy first, then those of its own categories."""
+    categories = results.composites.gauntlet.categories if results.composites is not None else ()
+    benchmarks = chain.from_iterable(category.benchmarks for category in categories)
+    chance: dict[str, float] = {}
+    for benchmark in benchmarks:
+        chance.setdefault(benchmark.key, benchmark.random_baseline)
+    for task, entry in results.tasks.items():
+        if entry.metrics is None:
+            yield {'kind': 'task', 'name': task, 'reason': entry.reason}
+            continue
+        for part, score in [(None, entry), *entry.categories.items()]:
+            row = {'kind': 'task', 'name': task, 'part': part, 'num_items': score.num_items}
+            if not score.metrics:
+                yield {**row, 'reason': NO_METRICS}
+            for place, (metric, measure) in enumerate((score.metrics or {}).items()):
+                yield {**row, 'metric': metric, 'chance': None if place else chance.get(task), **asdict(measure)}
+
+
+def perturbation_rows(results: ResultsRecord, problems: Problems) -> Iterator[dict[str, Any]]:
+    """Yield all metrics of each SCORE dataset under each perturbation, then those by variant and by gold label."""
+    for dataset, entry in (results.score or {}).items():
+        for perturbation, found in entry.perturbations.items():
+            row = {'kind': 'perturbation', 'name': f'{dataset}/{perturbation}', 'num_items': found.get('num_questions')}
+            if 'accuracy' not in found:
+                yield {**row, 'reason': str(found.get('reason'))}
+                continue
+            for metric, content in found.items():
+                if not isinstance(content, Mapping):
+                    continue
+                path = join(f'score.{dataset}.perturbations.{perturbation}', metric)
+                is_measure = bool(content.keys() & {'value', 'reason'})
+                for part, one in [(None, content)] if is_measure else content.items():
+                    measure = decode(MeasureRecord, one, path if part is None else join(path, part), problems)
+                    if measure is not None:
+                        yield {**row, 'metric': metric, 'part': part, **asdict(measure)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,18 +274,21 @@ class RecordedRun:
 
 
 def find_runs(folders: Sequence[Path]) -> list[RecordedRun]:
-    """Return the runs at or below these folders.
+    """Return the runs at or below these folders, named without their common parent path.
 
     Sibling folders with evaluations of different training batches are one run; every other evaluation is a run of its
     own. Raise RecordError for a damaged record, ConfigError for more runs than a page can show.
     """
     found = {place.resolve(): (place, run) for folder in folders for place, run in runs_below(folder)}
-    places = [place for place, _ in found.values()]
     if len(found) > MAX_RUNS:
-        named = ', '.join(map(str, places[:3]))
+        named = ', '.join(str(place) for place, _ in list(found.values())[:3])
         raise ConfigError(f'there are {len(found)} runs ({named}, ...); a page shows at most {MAX_RUNS}: name fewer')
-    runs = zip(short_names(places), found.values(), strict=True)
-    return [RecordedRun(name=name, evaluations=evaluations) for name, (_, evaluations) in runs]
+    if len(found) == 1:
+        return [RecordedRun(name=str(place), evaluations=run) for place, run in found.values()]
+    paths = [os.path.abspath(place) for place, _ in found.values()]
+    common = os.path.commonpath(paths)
+    names = [path if path == common else os.path.relpath(path, common) for path in paths]
+    return [RecordedRun(name=name, evaluations=run) for name, (_, run) in zip(names, found.values(), strict=True)]
 
 
 def runs_below(folder: Path) -> Iterator[tuple[Path, list[RecordedEvaluation]]]:
@@ -161,169 +302,3 @@ def runs_below(folder: Path) -> Iterator[tuple[Path, list[RecordedEvaluation]]]:
             yield parent, sorted(members, key=lambda member: member.batch or 0)
         else:
             yield from ((member.folder, [member]) for member in members)
-
-
-def short_names(folders: Sequence[Path]) -> list[str]:
-    """Return the folders without their common parent path."""
-    if len(folders) == 1:
-        return [str(folders[0])]
-    paths = [os.path.abspath(folder) for folder in folders]
-    common = os.path.commonpath(paths)
-    return [path if path == common else os.path.relpath(path, common) for path in paths]
-
-
-class WrongRecord(ValueError):
-    """Raised if a key of a record has the wrong type."""
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A value inside a record with its dotted path. Its methods raise WrongRecord for a value of another type."""
-
-    value: Any
-    path: str = ''
-
-    def __getitem__(self, name: str) -> Node:
-        found = self.get(name)
-        if found is None:
-            raise WrongRecord(f'{self.path}{"." * bool(self.path)}{name}: is missing')
-        return found
-
-    def get(self, name: str) -> Node | None:
-        """Return the value of a key, `None` if it is missing or null."""
-        found = self.mapping().get(name)
-        return None if found is None else Node(found, f'{self.path}{"." * bool(self.path)}{name}')
-
-    def items(self) -> Iterator[tuple[str, Node]]:
-        """Yield each key with its value."""
-        for name, value in self.mapping().items():
-            yield name, Node(value, f'{self.path}.{name}')
-
-    def entries(self) -> Iterator[Node]:
-        """Yield each element of a list."""
-        if not isinstance(self.value, list | tuple):
-            self.wrong('a list')
-        for place, value in enumerate(self.value):
-            yield Node(value, f'{self.path}[{place}]')
-
-    def mapping(self) -> Mapping[str, Any]:
-        """Return the value, a mapping."""
-        return self.value if isinstance(self.value, Mapping) else self.wrong('a mapping')
-
-    def text(self) -> str:
-        """Return the value, a string."""
-        return self.value if isinstance(self.value, str) else self.wrong('text')
-
-    def count(self) -> int:
-        """Return the value, an integer of at least 0."""
-        if isinstance(self.value, int) and not isinstance(self.value, bool) and self.value >= 0:
-            return self.value
-        self.wrong('a whole number, 0 or more')
-
-    def number(self, least: float = -math.inf) -> float:
-        """Return the value, a finite number of at least `least`; Python's JSON reads NaN and Infinity too."""
-        is_number = isinstance(self.value, int | float) and not isinstance(self.value, bool)
-        try:
-            if is_number and math.isfinite(self.value) and self.value >= least:
-                return float(self.value)
-        except OverflowError:
-            pass
-        self.wrong('a finite number' + (f', {least:g} or more' if least > -math.inf else ''))
-
-    def wrong(self, allowed: str) -> NoReturn:
-        """Raise WrongRecord."""
-        raise WrongRecord(f'{self.path}: is {describe(self.value)}; allowed: {allowed}')
-
-
-def read_scores(folder: Path | str, record: Record) -> list[ScoreRow]:
-    """Return all scores of a record: categories and averages first, then tasks, then SCORE.
-
-    Raise RecordError naming the file and the invalid key.
-    """
-    root = Node(record)
-    try:
-        for name in ('model', 'training', 'environment', 'config', 'timing'):
-            if (part := root.get(name)) is not None:
-                part.mapping()
-        for value in (root['timing']['seconds'], *(found for _, found in root['timing']['tasks'].items())):
-            value.number(0)
-        rows = [*composite_rows(root), *task_rows(root), *perturbation_rows(root)]
-    except WrongRecord as error:
-        raise RecordError(f'{Path(folder) / RESULTS}: {error}; evaluate again') from error
-    return [ScoreRow(run=str(folder), batch=batch_of(record), **row) for row in rows]
-
-
-def batch_of(record: Record) -> int | None:
-    """Return the training batch of the evaluated model, `None` if unknown."""
-    return (record['training'] or {}).get('batch')
-
-
-def measure(node: Node) -> dict[str, Any]:
-    """Return the value and standard error of a measure, or its reason."""
-    if node.get('value') is None:
-        return {'reason': node['reason'].text()}
-    error = node.get('standard_error')
-    return {'value': node['value'].number(), 'standard_error': None if error is None else error.number(0)}
-
-
-def composite_rows(root: Node) -> Iterator[dict[str, Any]]:
-    """Yield categories and averages."""
-    composites = root.get('composites')
-    if composites is None:
-        return
-    for kind, group in COMPOSITES.items():
-        for name, node in composites[group].items():
-            yield {'kind': kind, 'name': name, 'metric': COMPOSITE, **measure(node)}
-
-
-def task_rows(root: Node) -> Iterator[dict[str, Any]]:
-    """Yield all metrics of each task, the accuracy first, then those of its own categories."""
-    chance = {key: one.number() for key, (one, _) in benchmarks(root).items()}
-    for task, entry in root['tasks'].items():
-        if entry.get('metrics') is None:
-            yield {'kind': 'task', 'name': task, 'reason': entry['reason'].text()}
-            continue
-        categories = entry.get('categories')
-        for part, score in [(None, entry), *(categories.items() if categories is not None else ())]:
-            counts = {name: score[name].count() for name in COUNTS}
-            row = {'kind': 'task', 'name': task, 'part': part, 'num_items': counts['num_items']}
-            metrics = list(score['metrics'].items())
-            for place, (metric, node) in enumerate(metrics):
-                guess = chance.get(task) if place == 0 else None
-                yield {**row, 'metric': metric, 'chance': guess, **measure(node)}
-            if not metrics:
-                yield {**row, 'reason': NO_METRICS}
-
-
-def benchmarks(root: Node) -> dict[str, tuple[Node, str]]:
-    """Return the chance accuracy of each task of the gauntlet, and the first category that counts it."""
-    found: dict[str, tuple[Node, str]] = {}
-    composites = root.get('composites')
-    for category in composites['gauntlet']['categories'].entries() if composites is not None else ():
-        for one in category['benchmarks'].entries():
-            key = f'{one["name"].text()}/{one["num_fewshot"].count()}-shot'
-            found.setdefault(key, (one['random_baseline'], category['name'].text()))
-    return found
-
-
-def perturbation_rows(root: Node) -> Iterator[dict[str, Any]]:
-    """Yield all metrics of each SCORE dataset under each perturbation, then those by variant and by gold label."""
-    score = root.get('score') if 'score' in root.mapping() else root['score']
-    for dataset, entry in score.items() if score is not None else ():
-        for perturbation, found in entry['perturbations'].items():
-            row: dict[str, Any] = {'kind': 'perturbation', 'name': f'{dataset}/{perturbation}'}
-            if 'accuracy' not in found.mapping():
-                yield {**row, 'reason': found['reason'].text()}
-                continue
-            row['num_items'] = found['num_questions'].count()
-            for metric, node in found.items():
-                if not isinstance(node.value, Mapping):
-                    continue
-                is_measure = bool(node.value.keys() & {'value', 'reason'})
-                for part, one in [(None, node)] if is_measure else node.items():
-                    yield {**row, 'metric': metric, 'part': part, **measure(one)}
-
-
-def task_categories(record: Record) -> dict[str, str]:
-    """Return the first category of the gauntlet that counts each task."""
-    return {key: category for key, (_, category) in benchmarks(Node(record)).items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import re
 import sys
@@ -63,8 +62,7 @@ class Table:
     """Rows in groups below a header. A row starts with its name.
 
     Names in `composites` are bold, and their rows come first, except on the terminal, which shows the end of a table.
-    `legend` explains the columns; `notes` say why numbers are absent; `warnings` come last. On a page, a table that
-    `is_long` is folded and has a search box.
+    `legend` explains the columns; `notes` say why numbers are absent; `warnings` come last.
     """
 
     title: str
@@ -74,7 +72,6 @@ class Table:
     legend: str = ''
     notes: Sequence[str] = ()
     warnings: Sequence[str] = ()
-    is_long: bool = False
 
     @property
     def rows(self) -> list[Sequence[Cell]]:
@@ -132,22 +129,20 @@ def plain(text: str) -> str:
     return SPECIAL.sub(lambda found: f'\\{found[0]}', ' '.join(text.split()))
 
 
-def as_json(content: Any) -> str:
-    """Return JSON; numbers keep their full precision."""
-    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + '\n'
+def print_records(
+    form: str, rows: Sequence[Mapping[str, Any]], content: Any = None, warnings: Sequence[str] = ()
+) -> None:
+    """Print rows as 'csv', or the content, if not the rows, as 'json': numbers in full precision, absent ones empty.
 
-
-def as_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
-    """Return rows below a header, numbers in full precision, absent ones empty."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator='\n')
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
-
-
-def print_warnings(warnings: Sequence[str]) -> None:
-    """Print warnings to standard error, as standard output is for another program."""
+    Warnings go to standard error, as standard output is for another program.
+    """
+    if form == 'json':
+        json.dump(rows if content is None else content, sys.stdout, indent=2, ensure_ascii=False, allow_nan=False)
+        print()
+    else:
+        writer = csv.DictWriter(sys.stdout, list(rows[0]) if rows else [], lineterminator='\n')
+        writer.writeheader()
+        writer.writerows(rows)
     for warning in warnings:
         print(f'warning: {warning}', file=sys.stderr)
 
@@ -165,10 +160,10 @@ def shortened(text: str, length: int) -> str:
     return f'{text[: length - tail - 1]}{ELLIPSIS}{text[-tail:]}'
 
 
-def unique_labels(names: Iterable[str]) -> list[str]:
-    """Return the names as labels of a chart, numbered if two would be equal."""
-    found: list[str] = []
-    for name in names:
+def unique_labels(names: Iterable[str]) -> dict[str, str]:
+    """Return a chart's label for each name; equal ones are numbered."""
+    labels: dict[str, str] = {}
+    for name in dict.fromkeys(names):
         label = visible(shortened(name, LABEL_LENGTH))
-        found.append(label if label not in found else f'{label} ({len(found) + 1})')
-    return found
+        labels[name] = label if label not in labels.values() else f'{label} ({len(labels) + 1})'
+    return labels

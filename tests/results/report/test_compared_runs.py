@@ -131,8 +131,6 @@ def test_a_star_marks_what_is_clear_after_correction(gauntlet, make_run, monkeyp
     table = rows_of_table(gauntlet('compare', 'wrong', 'right')[1])
     assert table[LINES] == ['0.000', '1.000', '+1.000', '±0.000', f'{1 / 128:.4f}', f'{1 / 64:.4f}*', '-', '9']
     assert table[RIDDLES][2:7] == ['+0.000', '±0.000', '1.0000', '1.0000', '-']
-    table = rows_of_table(gauntlet('compare', 'wrong', 'right', 'wrong')[1])
-    assert table[LINES] == ['0.000', '+1.000 ± 0.000*', '+0.000 ± 0.000']
 
 
 def test_names_with_brackets_are_printed_as_they_are(
@@ -160,18 +158,7 @@ def test_of_three_runs_the_differences_from_the_first_are_shown(
         assert [one] == compared('a', other)
     status, out, _ = gauntlet('compare', 'a', 'b', 'c')
     assert status == 0
-    lines = out.splitlines()
-    assert lines[0].strip() == 'accuracy: differences from a'
-    assert [cell.strip() for cell in lines[2].strip('┃').split('┃')] == ['', 'a', 'b', 'c']
-    table = rows_of_table(out)
-    entries = [one['tasks'] | one['composites'] | one['score'] for one in found]
-    assert list(table) == list(entries[0])
-    for name, cells in table.items():
-        assert cells[0] == f'{entries[0][name]["first"]["value"]:.3f}'
-        for cell, one in zip(cells[1:], (entry[name] for entry in entries), strict=True):
-            difference = one['difference']
-            star = '*' if one['p_holm'] < 0.05 else ''
-            assert cell == f'{difference["value"]:+.3f} ± {difference["standard_error"]:.3f}{star}'
+    assert out == ''.join(gauntlet('compare', 'a', other)[1] for other in 'bc')
 
 
 def test_a_task_that_one_of_three_lacks_has_no_difference_there(
@@ -180,8 +167,8 @@ def test_a_task_that_one_of_three_lacks_has_no_difference_there(
     few = make_run('few', [CHOICES, LINES])
     monkeypatch.chdir(runs['a'].parent)
     status, out, _ = gauntlet('compare', 'a', 'b', few)
-    table = rows_of_table(out)
-    assert status == 0 and table[RIDDLES][2] == '-' and table[RIDDLES][1] != '-'
+    assert status == 0
+    assert RIDDLES not in rows_of_table(out[out.index(f'{few} \u2212 a') :])
     assert f'warning: {few} has no {TOPICS}, {RIDDLES}, {AGIEVAL}' in ' '.join(out.split())
 
 

@@ -97,15 +97,15 @@ def checkpoints_in_other_words(stage: Stage) -> tuple[list[Any], str]:
     rows = {**{key: range(size) for key, size in SIZES.items()}, AGIEVAL: range(7)}
     first = reworded(stage.a, stage.folder / 'one', {}, config=LONGER)
     folder = stage.checkpoints(first, reworded(stage.a, stage.folder / 'other', rows, config=SHORTER))
-    return [folder], f'{LINES}: no item was asked in the same words (max_seq_len 2048 / 1024)'
+    return [folder], f'{LINES}: no item has the same prompt in all runs (max_seq_len 2048 / 1024)'
 
 
 def runs_in_other_words(stage: Stage) -> tuple[list[Any], str]:
     changed = {'choices': {'prompt_string': 'Please answer.\n'}, 'lines': {'prelimiter': 'Say: '}}
     other = stage.make('other', [CHOICES, LINES], tasks=changed)
     return [stage.a, other], (
-        f"error: {CHOICES}: no item was asked in the same words (prompt_string '' / 'Please answer.\\n')\n"
-        f"error: {LINES}: no item was asked in the same words (prelimiter '' / 'Say: ')\n"
+        f"error: {CHOICES}: no item has the same prompt in all runs (prompt_string '' / 'Please answer.\\n')\n"
+        f"error: {LINES}: no item has the same prompt in all runs (prelimiter '' / 'Say: ')\n"
         f'error: {stage.a} and {other} have no item in common; evaluate with the same tasks, shots and data\n'
     )
 
@@ -118,7 +118,10 @@ def other_data(stage: Stage) -> tuple[list[Any], str]:
     words = ['--tasks', stage.folder / 'tasks.yaml', '--data-root', stage.folder, '--out', other]
     assert run_cli('run', '--outputs', answers, *words) == 0
     digests = [record_of(run)['tasks'][RIDDLES]['data_sha256'][:8] for run in (first, other)]
-    return [first, other], f'{RIDDLES}: no item was asked in the same words (data_sha256 {digests[0]} / {digests[1]})'
+    return [
+        first,
+        other,
+    ], f'{RIDDLES}: no item has the same prompt in all runs (data_sha256 {digests[0]} / {digests[1]})'
 
 
 @pytest.mark.parametrize(

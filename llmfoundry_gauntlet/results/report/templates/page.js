@@ -38,28 +38,16 @@
     });
   }
 
-  // Filters: rows or samples that hold all words; samples also by task and outcome, a page at a time.
-  const wordsOf = (form) => lower(form.querySelector('input').value).split(/\s+/).filter(Boolean);
-  const status = (form, text) => { form.querySelector('[role=status]').textContent = text; };
-  for (const form of all('form.controls')) {
-    form.hidden = false;
-    form.addEventListener('submit', (event) => event.preventDefault());
-  }
-  for (const form of all('[data-filter]')) {
-    const rows = all('tbody tr', form.parentElement);
-    form.addEventListener('input', () => {
-      const words = wordsOf(form);
-      rows.forEach((row) => { row.hidden = !words.every((word) => lower(row.textContent).includes(word)); });
-      status(form, `${rows.filter((row) => !row.hidden).length} of ${rows.length} rows`);
-    });
-  }
+  // Samples: those of a task and outcome that hold all words, a page at a time.
   const picker = document.querySelector('[data-samples]');
+  picker.hidden = false;
+  picker.addEventListener('submit', (event) => event.preventDefault());
   const samples = all('#sample-list > .sample');
   const [task, kind] = all('select', picker);
   const more = document.querySelector('.show-more');
   let limit = SHOWN;
   const pick = () => {
-    const words = wordsOf(picker);
+    const words = lower(picker.querySelector('input').value).split(/\s+/).filter(Boolean);
     let fitting = 0;
     for (const sample of samples) {
       const fits = (!task.value || sample.dataset.task === task.value)
@@ -69,7 +57,7 @@
       fitting += fits;
     }
     more.hidden = fitting <= limit;
-    status(picker, `${Math.min(fitting, limit)} of ${fitting} items are shown`);
+    picker.querySelector('[role=status]').textContent = `${Math.min(fitting, limit)} of ${fitting} items are shown`;
   };
   picker.addEventListener('input', () => { limit = SHOWN; pick(); });
   more.addEventListener('click', () => { limit += SHOWN; pick(); });
