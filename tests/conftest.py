@@ -63,7 +63,6 @@ SLOW = [
     'results/test_replaced_runs',
     'results/test_runs_refused',
     'scoring/code/test_attacks',
-    'scoring/code/test_confine',
     'scoring/code/test_execution',
     'scoring/code/test_servers',
     'scoring/code/test_solutions',

@@ -4,13 +4,12 @@ Inside there is no network, none of the user's files, no environment, no other p
 in memory. The program can create threads but no processes, so killing it leaves nothing behind, and the limits of one
 process cover everything it does.
 
-If bubblewrap is not installed, util-linux' `unshare` and our own launcher do the same from the same options. Either
-runs in one of two ways: as root, the program gets its own user id, which owns nothing; as a plain user, it gets a user
-namespace. If neither works, nothing is run, unless the caller asks for `rlimits` (only limits: the program sees the
-user's files and the network) or `none`.
+As root, the program gets its own user id, which owns nothing; as a plain user, it gets a user namespace. If bubblewrap
+does not work here, nothing is run, unless the caller asks for `rlimits` (only limits: the program sees the user's files
+and the network) or `none`.
 
-Not covered: under bubblewrap the names of empty files in `/tmp` use memory that is not counted (a program that creates
-nothing else gets to 750 MB), and with `rlimits` or `none` a program may leave its process group and keep running.
+Not covered: the names of empty files in `/tmp` use memory that is not counted (a program that creates nothing else gets
+to 750 MB), and with `rlimits` or `none` a program may leave its process group and keep running.
 """
 
 from __future__ import annotations
@@ -68,8 +67,7 @@ NUMBER, ARCHITECTURE, FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_dat
 ALLOW, KILL, DENY = 0x7FFF0000, 0x80000000, 0x00050000
 
 Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, operand
-AUTO, BUBBLEWRAP, NAMESPACES, RLIMITS, NONE = 'auto', 'bubblewrap', 'namespaces', 'rlimits', 'none'
-CONFINE = Path(__file__).parent / 'runners' / 'confine.py'
+AUTO, BUBBLEWRAP, RLIMITS, NONE = 'auto', 'bubblewrap', 'rlimits', 'none'
 MIB = 2**20
 INSIDE = '/gauntlet'  # our files in a sandbox; a shell script finds them by the variable FILES
 SYSTEM = ('/bin', '/sbin', '/lib', '/lib32', '/lib64', '/etc/alternatives', '/etc/ld.so.cache', '/nix/store')
@@ -80,8 +78,8 @@ NOT_THE_SYSTEMS = (  # what lies under /usr and may be a user's, or differs from
 )
 PROBE_SECONDS = 20
 MAX_SAID = 2000  # bytes of what a sandbox says of itself
-INSTALL = 'install bubblewrap (Debian: apt-get install bubblewrap)'
-ALLOW_HINT = 'or allow programs without isolation: sandbox: rlimits (limits alone), sandbox: none'
+INSTALL = 'install it (Debian: apt-get install bubblewrap)'
+ALLOW_HINT = 'or allow programs without isolation: sandbox: rlimits (only limits), sandbox: none'
 
 
 LATE = 'not done in time'
@@ -260,13 +258,12 @@ class Sandbox:
     @property
     def is_isolated(self) -> bool:
         """Return whether programs cannot see the user's files."""
-        return self.level in (BUBBLEWRAP, NAMESPACES)
+        return self.level == BUBBLEWRAP
 
     def __str__(self) -> str:
         return {
             BUBBLEWRAP: 'bubblewrap, no network, no files of yours',
-            NAMESPACES: 'namespaces, no network, no files of yours',
-            RLIMITS: 'limits alone: programs see your files and the network',
+            RLIMITS: 'only limits: programs see your files and the network',
             NONE: 'none: programs run as you',
         }[self.level]
 
@@ -316,19 +313,7 @@ class Sandbox:
         opened.append(in_memory(seccomp_filter(may_fork=command.may_fork)))
         options = [*self._options(command), '--seccomp', str(opened[0])]
         opened.append(in_memory(b''.join(option.encode() + b'\0' for option in options)))
-        options_from = ['--args', str(opened[1])]
-        if self.level == BUBBLEWRAP:
-            return ['bwrap', *options_from, '--', *self._user(), *limited]
-        return [*self._unshare(), *options_from, '--starter', str(os.getpid()), '--', *self._user(), *limited]
-
-    def _unshare(self) -> list[str]:
-        """Return the command that runs our launcher in new namespaces, in place of bubblewrap."""
-        line = ['setpriv', '--pdeathsig', 'KILL', '--', 'unshare']
-        if not self.as_root:
-            line += ['--user', f'--map-user={FIRST_UID}', f'--map-group={FIRST_UID}', '--keep-caps']
-        line += ['--mount', '--pid', '--net', '--ipc', '--uts', '--fork', '--kill-child=KILL', '--']
-        python = os.path.realpath(sys.executable)
-        return [*line, python, '-I', '-S', '-B', str(CONFINE)]
+        return ['bwrap', '--args', str(opened[1]), '--', *self._user(), *limited]
 
     def _options(self, command: Command) -> Iterator[str]:
         yield from ('--die-with-parent', '--new-session', '--unshare-ipc', '--unshare-pid', '--unshare-net')
@@ -455,20 +440,17 @@ def find_sandbox(asked: str = AUTO) -> Sandbox:
     if asked == RLIMITS:
         return Sandbox(RLIMITS)
     if not sys.platform.startswith('linux'):
-        raise SandboxError(f'code tasks: programs are confined on Linux alone; {ALLOW_HINT}')
-    tools = {BUBBLEWRAP: ('bwrap',), NAMESPACES: ('unshare', 'setpriv')}
+        raise SandboxError(f'code tasks: programs are confined only on Linux; {ALLOW_HINT}')
+    if not shutil.which('bwrap'):
+        raise SandboxError(f'code tasks: bubblewrap is missing; {INSTALL}, {ALLOW_HINT}')
     failures = []
-    for level, needed in tools.items():
-        if missing := [tool for tool in needed if not shutil.which(tool)]:
-            failures.append(f'{level}: {missing[0]} is missing')
-            continue
-        for as_root in (True, False) if os.geteuid() == 0 else (False,):
-            failure = try_out(Sandbox(level, as_root=as_root))
-            if failure is None:
-                return Sandbox(level, as_root=as_root)
-            failures.append(f'{level}: {failure}')
+    for as_root in (True, False) if os.geteuid() == 0 else (False,):
+        failure = try_out(Sandbox(BUBBLEWRAP, as_root=as_root))
+        if failure is None:
+            return Sandbox(BUBBLEWRAP, as_root=as_root)
+        failures.append(failure)
     raise SandboxError(
-        f'code tasks: programs cannot be confined here ({"; ".join(failures)}); {INSTALL}, allow namespaces '
+        f'code tasks: bubblewrap cannot confine programs here ({"; ".join(dict.fromkeys(failures))}); allow namespaces '
         f'(sysctl kernel.unprivileged_userns_clone=1, or a container with CAP_SYS_ADMIN), {ALLOW_HINT}'
     )
 

@@ -26,11 +26,9 @@ from llmfoundry_gauntlet.scoring.code.sandbox import LATE, Command, Sandbox, try
 SECONDS = 4.0  # for each, so that the endless ones end
 ENDED = 60.0  # by when a late program was killed, also on a busy machine
 MARK = 'gauntlet_attack_5521'  # in the names of processes and files that attacks make
-WAYS = [  # the one that is in force here, then others
+WAYS = [  # the one in use here, then as a plain user
     pytest.param(None, id='default'),
     pytest.param(Sandbox('bubblewrap'), id='bubblewrap-user', marks=pytest.mark.slow),
-    pytest.param(Sandbox('namespaces', as_root=True), id='namespaces-root', marks=pytest.mark.slow),
-    pytest.param(Sandbox('namespaces'), id='namespaces-user', marks=pytest.mark.slow),
 ]
 
 
