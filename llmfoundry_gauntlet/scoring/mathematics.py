@@ -1,9 +1,9 @@
 """Answers to MATH problems: extraction from a generation, and equality.
 
 Our equality is symmetric and takes different notations of a value for equal: it compares forms first (`math_forms`),
-and expressions with math-verify, in a process with limits. The reference's rules are here too (`math_reference`).
-Importing this module does not load sympy; comparing loads it only in the other process, which is started on first use,
-as a program of its own rather than a fork, so that a training job with threads and CUDA can have one.
+and expressions with math-verify, in processes with limits. The reference's rules are here too (`math_reference`).
+Importing this module does not load sympy; comparing loads it only in the other processes, which are started on first
+use, as programs of their own rather than forks, so that a training job with threads and CUDA can have some.
 """
 
 from __future__ import annotations
@@ -17,28 +17,27 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from types import TracebackType
-from typing import IO, Literal, Self, TypedDict
+from typing import Literal, Self
 
 from llmfoundry_gauntlet.errors import GauntletError
 from llmfoundry_gauntlet.scoring.math_equality import answers_equal
-from llmfoundry_gauntlet.scoring.math_forms import MAX_CHARACTERS, NUMBER, forms_of
-from llmfoundry_gauntlet.scoring.math_reference import (
-    reference_answer_of,
-    reference_equal_with,
-    reference_gold_of,
-)
+from llmfoundry_gauntlet.scoring.math_forms import NUMBER, forms_of
+from llmfoundry_gauntlet.scoring.math_reference import reference_answer_of, reference_equal_with, reference_gold_of
 
 MIB = 2**20
 START_SECONDS = 120  # on a machine that is busy; a second or two otherwise
 STOP_SECONDS = 2
 PASSED_ON = ('PATH', 'LD_LIBRARY_PATH', 'PYTHONHOME')
 WORKER = 'llmfoundry_gauntlet.scoring.math_worker'
+EQUAL, BROKE_LIMIT = 'equal', 'broke a limit'  # what a worker answers
+MAX_BROKEN = 2  # comparisons that broke a limit, after which the longer text of both equals no other
 
 Question = Literal['algebra', 'reference']
 Request = tuple[Question, str, str]
@@ -73,20 +72,16 @@ ENUMERATED = re.compile(r'\b(?:another|other|second|third|fourth|last)\b', re.IG
 NO_LABEL = ('answer', 'result', 'value', 'solution', 'it', 'this', 'that', 'which', 'there')
 MAX_BETWEEN = 600
 MAX_CACHED = 200_000
-MAX_NESTING = 60
-
-
-class Line(TypedDict, total=False):
-    """A message of the process: first that it is ready or what is wrong, then the result of a request."""
-
-    ready: bool
-    error: str
-    number: int
-    equal: bool
+MAX_CHARACTERS, MAX_NESTING = 10_000, 60  # of what the reference's rules compare in this process
 
 
 class ComparisonError(GauntletError):
     """Raised if mathematical answers cannot be compared on this machine."""
+
+
+def num_processes() -> int:
+    """Return the workers that this rank may start: its processors, at most four."""
+    return max(1, min(4, (os.cpu_count() or 1) // int(os.environ.get('LOCAL_WORLD_SIZE', '1'))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,60 +94,15 @@ class Limits:
     seconds: int = 5
     reference_seconds: int = 20
     step_seconds: float = 5.0
-    wall_seconds: float = 60.0
+    wall_seconds: int = 60
     memory_bytes: int = 1024 * MIB
-    processes: int = field(default_factory=lambda: min(4, os.cpu_count() or 1))
+    processes: int = field(default_factory=num_processes)
 
 
-class Process:
-    """A worker process, started on first use and once more if it was lost. Use it from one thread at a time."""
+class Worker:
+    """A process that compares, used by one thread at a time. Raise ComparisonError if it cannot be started."""
 
     def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self._running: subprocess.Popen[bytes] | None = None
-        self._finalizer: weakref.finalize[[subprocess.Popen[bytes], int], Process] | None = None
-        self._unread = b''
-        self._owner = 0
-
-    def ask(self, requests: Sequence[Request]) -> list[bool]:
-        """Return whether each request's two texts are equal. Raise ComparisonError if no process can be started."""
-        for is_last_try in (False, True):
-            try:
-                return self._ask(requests)
-            except OSError as error:
-                self.close()
-                if is_last_try:
-                    raise ComparisonError(
-                        f'comparing MATH answers: the process that does it was lost: {error}'
-                    ) from error
-        raise AssertionError
-
-    def _ask(self, requests: Sequence[Request]) -> list[bool]:
-        process = self._start()
-        requested, _ = pipes_of(process)
-        lines = [
-            json.dumps({'number': number, 'question': question, 'first': first, 'second': second}) + '\n'
-            for number, (question, first, second) in enumerate(requests)
-        ]
-        outcomes: dict[int, bool] = {}
-        limit = self._limits.wall_seconds * 2 + STOP_SECONDS
-        try:
-            for begin in range(0, len(lines), 100):  # no more than the pipes hold
-                requested.write(''.join(lines[begin : begin + 100]).encode())
-                requested.flush()
-                for _ in lines[begin : begin + 100]:
-                    answer = self._receive(process, limit)
-                    outcomes[answer['number']] = answer['equal']
-        finally:
-            if len(outcomes) < len(lines):  # interrupted: a later request would get the answers to these
-                self.close()
-        return [outcomes[number] for number in range(len(lines))]
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        """Return the process, started if it is not running, or if it belongs to the process that forked this one."""
-        if self._running is not None and self._owner == os.getpid() and self._running.poll() is None:
-            return self._running
-        self.close()
         environment = {
             **{name: os.environ[name] for name in PASSED_ON if name in os.environ},
             'PYTHONPATH': os.pathsep.join(map(os.path.abspath, sys.path)),
@@ -160,8 +110,8 @@ class Process:
             'OMP_NUM_THREADS': '1',
             'OPENBLAS_NUM_THREADS': '1',
         }
-        process = self._running = subprocess.Popen(
-            [sys.executable, '-P', '-m', WORKER, json.dumps(asdict(self._limits))],
+        self.process = subprocess.Popen(
+            [sys.executable, '-P', '-m', WORKER, json.dumps(asdict(limits))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -169,56 +119,47 @@ class Process:
             cwd='/',
             start_new_session=True,
         )
-        self._owner = os.getpid()
-        self._finalizer = weakref.finalize(self, stop, process, self._owner)
-        hello = self._receive(process, START_SECONDS)
-        if 'ready' not in hello:
-            self.close()
-            raise ComparisonError(f'comparing MATH answers needs math-verify and sympy: {hello["error"]}')
-        return process
+        self._seconds = 2 * limits.wall_seconds + STOP_SECONDS
+        self.stop = weakref.finalize(self, stop, self.process, os.getpid())
+        try:
+            ready = self._receive(START_SECONDS)
+        except OSError as error:
+            self.stop()
+            raise ComparisonError(f'comparing MATH answers: the process that does it was lost: {error}') from error
+        if 'error' in ready:
+            self.stop()
+            raise ComparisonError(f'comparing MATH answers needs math-verify and sympy: {ready["error"]}')
 
-    def _receive(self, process: subprocess.Popen[bytes], seconds: float) -> Line:
+    def ask(self, request: Request) -> str:
+        """Return the answer to a request. Raise OSError if the process was lost."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(request).encode() + b'\n')
+        self.process.stdin.flush()
+        return self._receive(self._seconds)['answer']
+
+    def _receive(self, seconds: float) -> dict[str, str]:
         """Return the next line. Raise OSError if none comes in time, or can come."""
-        output = pipes_of(process)[1].fileno()
-        deadline = time.monotonic() + seconds
-        while b'\n' not in self._unread:
-            if not select.select([output], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                raise TimeoutError(f'no answer in {seconds:.0f} s')
-            received = os.read(output, 65536)
-            if not received:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(STOP_SECONDS)
-                raise BrokenPipeError(f'it ended with status {process.returncode}')
-            self._unread += received
-        line, self._unread = self._unread.split(b'\n', 1)
-        said: Line = json.loads(line)
-        return said
-
-    def close(self) -> None:
-        """End the process and everything that it runs."""
-        if self._finalizer is not None:
-            self._finalizer()
-        self._running, self._finalizer, self._unread = None, None, b''
-
-
-def pipes_of(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
-    """Return the descriptors that a worker process reads from and writes to."""
-    assert process.stdin is not None and process.stdout is not None
-    return process.stdin, process.stdout
+        assert self.process.stdout is not None
+        if not select.select([self.process.stdout], [], [], seconds)[0]:
+            raise TimeoutError(f'no answer in {seconds:.0f} s')
+        line = self.process.stdout.readline()
+        if not line.endswith(b'\n'):
+            raise BrokenPipeError(f'it ended with status {self.process.wait()}')
+        found: dict[str, str] = json.loads(line)
+        return found
 
 
 def stop(process: subprocess.Popen[bytes], owner: int) -> None:
-    """End a worker process with everything it started; a fork leaves its parent's running."""
+    """End a worker with everything that it runs, unless it belongs to the process that forked this one."""
     if os.getpid() != owner:
         return
-    for stream in pipes_of(process):
-        with contextlib.suppress(OSError):  # a line was left that nobody can read
-            stream.close()
-    try:
-        process.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    process.wait()
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            with contextlib.suppress(OSError):  # a line is left that nobody can read
+                stream.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,24 +284,31 @@ def same_key(content: str) -> object:
     return tuple(sorted(re.findall(r'[+-][^+-]+', text if text[:1] in '+-' else f'+{text}')))
 
 
-class Unknown(Exception):
-    """Raised if a comparison needs the other process for these two texts."""
+class NeedsSympy(Exception):
+    """Raised if the reference's comparison of two texts needs sympy, and so a worker."""
 
-    def __init__(self, request: Request) -> None:
-        self.request = request
+
+def needs_sympy(*_: str) -> bool:
+    """Raise NeedsSympy."""
+    raise NeedsSympy
 
 
 class Comparer:
-    """Compares answers and caches results. Several threads may use it, one at a time; close it after use.
+    """Compares answers in a few threads, each with a worker, and caches results. Close it after use.
 
-    Two answers whose comparison exceeds a limit are not equal. Numbers, words, and identical texts need no process; it
-    is started by the first comparison that does.
+    Two answers whose comparison exceeds a limit are not equal. Numbers, words, and identical texts need no worker; a
+    thread starts its worker at the first comparison that does.
     """
 
     def __init__(self, limits: Limits | None = None) -> None:
-        self._process = Process(limits or Limits())
-        self._lock = threading.RLock()
+        self._limits = limits or Limits()
+        self._threads = self._new_threads()
+        self._workers: dict[int, Worker] = {}  # by thread: a worker ends with the thread that started it
         self._known: dict[Request, bool] = {}
+        self._broken: Counter[str] = Counter()  # how often a text broke a limit
+
+    def _new_threads(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self._limits.processes, thread_name_prefix='mathematics')
 
     def __enter__(self) -> Self:
         return self
@@ -371,9 +319,11 @@ class Comparer:
         self.close()
 
     def close(self) -> None:
-        """End the process; a later comparison starts another."""
-        with self._lock:
-            self._process.close()
+        """End all workers and what they compare; a later comparison starts others."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads = self._new_threads()
+        while self._workers:
+            self._workers.popitem()[1].stop()
 
     def equal(self, a: str | None, b: str | None) -> bool:
         """Return whether two answers are equal in either order; None is no answer, but a later None is the word."""
@@ -381,7 +331,7 @@ class Comparer:
 
     def equal_many(self, pairs: Iterable[tuple[str | None, str | None]]) -> list[bool]:
         """Return whether the two answers of each pair are equal; faster than one by one."""
-        return self._settled([partial(self._ours, *pair) for pair in pairs])
+        return list(self._threads.map(self._equal, pairs))
 
     def equal_reference(self, a: str | None, b: str | None) -> bool:
         """Return the reference's `math_equal(a, b)`, which is not symmetric.
@@ -392,51 +342,58 @@ class Comparer:
 
     def equal_reference_many(self, pairs: Iterable[tuple[str | None, str | None]]) -> list[bool]:
         """Return the reference's `math_equal` of each pair."""
-        return self._settled([partial(self._reference, *pair) for pair in pairs])
+        return list(self._threads.map(self._equal_reference, pairs))
 
-    def _settled(self, comparisons: list[Callable[[], bool]]) -> list[bool]:
-        """Return the results, retried until the process was asked for everything that they need."""
-        outcomes: dict[int, bool] = {}
-        with self._lock:
-            while len(outcomes) < len(comparisons):
-                needed: dict[Request, None] = {}
-                for index, comparison in enumerate(comparisons):
-                    if index not in outcomes:
-                        try:
-                            outcomes[index] = comparison()
-                        except Unknown as unknown:
-                            needed[unknown.request] = None
-                if needed:
-                    if len(self._known) > MAX_CACHED:
-                        self._known.clear()
-                    self._known.update(zip(needed, self._process.ask(list(needed)), strict=True))
-        return [outcomes[index] for index in range(len(comparisons))]
-
-    def _ours(self, a: str | None, b: str | None) -> bool:
+    def _equal(self, pair: tuple[str | None, str | None]) -> bool:
+        a, b = pair
         return a is not None and b is not None and answers_equal(self._algebra, *sorted((a, b)))
 
     def _algebra(self, first: str, second: str) -> bool:
         first, second = sorted((first, second))
-        return self._look_up(('algebra', first, second))
+        return self._ask(('algebra', first, second))
 
-    def _reference(self, a: str | None, b: str | None) -> bool:
+    def _equal_reference(self, pair: tuple[str | None, str | None]) -> bool:
+        a, b = pair
         if a is None or b is None:
             return reference_equal_with(lambda *_: False, a, b)
-        request: Request = ('reference', a, b)
-        if request in self._known:
-            return self._known[request]
-        if max(len(a), len(b)) > 10 * MAX_CHARACTERS or max(map(a.count, '([')) > MAX_NESTING:
-            raise Unknown(request)
+        if max(len(a), len(b)) <= MAX_CHARACTERS and max(map(a.count, '([')) <= MAX_NESTING:
+            with contextlib.suppress(NeedsSympy):
+                return reference_equal_with(needs_sympy, a, b)
+        return self._ask(('reference', a, b))
 
-        def ask(*_: str) -> bool:
-            raise Unknown(request)
+    def _ask(self, request: Request) -> bool:
+        """Return whether the two texts of a request are equal, from this thread's worker unless known."""
+        known = self._known.get(request)
+        if known is not None:
+            return known
+        _, *texts = request
+        if max(self._broken[text] for text in texts) >= MAX_BROKEN:
+            return False
+        answer = self._ask_worker(request)
+        if answer == BROKE_LIMIT:
+            self._broken[max(texts, key=len)] += 1
+        if len(self._known) > MAX_CACHED:
+            self._known.clear()
+        self._known[request] = answer == EQUAL
+        return answer == EQUAL
 
-        return reference_equal_with(ask, a, b)
-
-    def _look_up(self, request: Request) -> bool:
-        if request not in self._known:
-            raise Unknown(request)
-        return self._known[request]
+    def _ask_worker(self, request: Request) -> str:
+        """Return the answer of this thread's worker, started again if it was lost. Raise ComparisonError."""
+        thread = threading.get_ident()
+        for is_last_try in (False, True):
+            worker = self._workers.get(thread)
+            if worker is None:
+                worker = self._workers[thread] = Worker(self._limits)
+            try:
+                return worker.ask(request)
+            except OSError as error:
+                worker.stop()
+                is_closed = self._workers.pop(thread, None) is None
+                if is_last_try or is_closed:
+                    raise ComparisonError(
+                        f'comparing MATH answers: the process that does it was lost: {error}'
+                    ) from error
+        raise AssertionError
 
 
 def reference_equal(a: str | None, b: str | None) -> bool:
