@@ -61,17 +61,6 @@ def test_the_items_asked_in_the_same_words_are_compared(compared, pair, tmp_path
     assert found['composites']['reading']['num_items'] == 9 + 7
 
 
-def test_the_value_of_each_run_is_over_the_same_items(compared, gauntlet, pair, tmp_path: Path):
-    (found,) = compared(*pair)
-    credits = [
-        [sample['score'] for sample in samples_of(run, CHOICES) if sample['row'] not in LONG[CHOICES]] for run in pair
-    ]
-    for place, run, values in zip(('first', 'second'), pair, credits, strict=True):
-        own = record_of(run)['tasks'][CHOICES]['metrics']['InContextLearningMultipleChoiceAccuracy']['value']
-        assert found['tasks'][CHOICES][place]['value'] == pytest.approx(sum(values) / 9, abs=1e-15) != own
-    assert 'scores are over items with the same prompt in both runs' in ' '.join(gauntlet('compare', *pair)[1].split())
-
-
 def test_how_many_are_left_out_and_which_setting_differs_is_said(compared, gauntlet, pair):
     (found,) = compared(*pair)
     said = f'items with different prompts are left out (max_seq_len 2048 / 1024): {CHOICES} 3 of 12, {TOPICS} 2 of 14'
@@ -96,16 +85,6 @@ def test_how_many_are_left_out_and_which_setting_differs_is_said(compared, gaunt
         gauntlet('compare', *pair, '--format', 'markdown')[1].replace('\\_', '_').split()
     )
     assert said in gauntlet('compare', *pair, '--format', 'csv')[2]
-
-
-def test_rows_that_one_run_lacks_are_told_from_those_in_other_words(compared, pair, tmp_path: Path):
-    first = copy_run(pair[0], tmp_path / 'fewer', without={CHOICES: [0, 1]})
-    (found,) = compared(first, pair[1])
-    assert found['tasks'][CHOICES]['num_items'] == 12 - 2 - 2  # row 1 is both missing and in other words
-    assert found['warnings'] == [
-        f'items with different prompts are left out (max_seq_len 2048 / 1024): {CHOICES} 2 of 10, {TOPICS} 2 of 14',
-        f'{CHOICES}: 10 items are in both, of 10 and 12',
-    ]
 
 
 TOKENIZERS = [{'tokenizer': 'LlamaTokenizerFast 900 (1a2b3c4d)'}, {'tokenizer': 'GPTNeoXTokenizerFast 800 (4d3c2b1a)'}]

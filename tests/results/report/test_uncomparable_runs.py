@@ -124,25 +124,24 @@ def other_data(stage: Stage) -> tuple[list[Any], str]:
     ], f'{RIDDLES}: no item has the same prompt in all runs (data_sha256 {digests[0]} / {digests[1]})'
 
 
-@pytest.mark.parametrize(
-    'case',
-    [
-        no_task_in_common,
-        other_shots,
-        no_run,
-        no_samples,
-        one_alone,
-        unknown_metric,
-        unknown_metric_of_checkpoints,
-        one_batch_twice,
-        an_unknown_batch,
-        checkpoints_of_other_tasks,
-        checkpoints_in_other_words,
-        runs_in_other_words,
-        other_data,
-    ],
-    ids=lambda case: case.__name__,
+CASES = (
+    no_task_in_common,
+    other_shots,
+    no_run,
+    no_samples,
+    one_alone,
+    unknown_metric,
+    unknown_metric_of_checkpoints,
+    one_batch_twice,
+    an_unknown_batch,
+    checkpoints_of_other_tasks,
+    checkpoints_in_other_words,
+    runs_in_other_words,
+    other_data,
 )
+
+
+@pytest.mark.parametrize('case', CASES, ids=lambda case: case.__name__)
 def test_what_cannot_be_compared_is_an_error(gauntlet, runs: dict[str, Path], make_run, tmp_path: Path, case):
     words, expected = case(Stage(runs, make_run, tmp_path))
     for form in ('table', 'json'):

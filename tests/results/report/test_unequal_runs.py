@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from command_line import run_cli
 from compared_runs import (
     AGIEVAL,
     BASELINES,
@@ -17,10 +16,7 @@ from compared_runs import (
     TOPICS,
     answers_of,
     copy_run,
-    read_lines,
     record_of,
-    samples_of,
-    tasks_yaml,
 )
 from paired_estimates import check_differences, combined, composites_of, paired
 
@@ -42,24 +38,6 @@ def test_rows_that_one_run_lacks_are_left_out_of_both(compared, runs: dict[str, 
         f'{CHOICES}: 9 items are in both, of {counts[CHOICES]}',
         f'{TOPICS}: 12 items are in both, of {counts[TOPICS]}',
     ]
-
-
-def test_a_run_of_a_part_of_the_items_is_compared_over_that_part(
-    compared, make_run, runs: dict[str, Path], data: Path, tmp_path: Path
-):
-    keys = [CHOICES, LINES]
-    words = ['--tasks', tasks_yaml(tmp_path, keys), '--data-root', data, '--limit', 8]
-    assert run_cli('export', *words, '--out', tmp_path / 'requests.jsonl') == 0
-    asked = {(line['task'], line['row']) for line in read_lines(tmp_path / 'requests.jsonl')}
-    answers = [answer for answer in answers_of(2, keys) if (answer['task'], answer['row']) in asked]
-    part = make_run('part', keys, '--limit', 8, answers=answers)
-    sizes = {key: len(samples_of(part, key)) for key in keys}
-    assert all(4 <= size <= 8 for size in sizes.values())
-    (found,) = compared(runs['a'], part)
-    check_differences(found['tasks'], {key: paired(key, runs['a'], part) for key in keys})
-    assert {key: one['num_items'] for key, one in found['tasks'].items()} == sizes
-    for key in keys:
-        assert f'{key}: {sizes[key]} items are in both, of {SIZES[key]} and {sizes[key]}' in found['warnings']
 
 
 def test_tasks_without_an_item_in_common_have_no_difference(compared, runs: dict[str, Path], tmp_path: Path):
@@ -130,13 +108,3 @@ def test_other_semantics_and_ways_of_drawing_shots_are_warned_of(compared, make_
     other = make_run('other', [LINES], '--semantics', 'reference', '--fewshot', 'fixed')
     (found,) = compared(one, other)
     assert found['warnings'] == ['semantics is corrected and reference', 'fewshot is reference and fixed']
-
-
-def test_each_run_may_lack_rows_of_its_own(compared, gauntlet, runs: dict[str, Path], tmp_path: Path):
-    one = copy_run(runs['a'], tmp_path / 'one', without={LINES: [0, 5]})
-    other = copy_run(runs['b'], tmp_path / 'other', without={LINES: [5, 8]})
-    (found,) = compared(one, other)
-    check_differences(found['tasks'], {key: paired(key, one, other) for key in ROWS})
-    assert found['tasks'][LINES]['num_items'] == 6
-    assert found['warnings'] == [f'{LINES}: 6 items are in both, of 7 and 7']
-    assert f'warning: {LINES}: 6 items are in both, of 7 and 7' in gauntlet('compare', one, other)[1]
