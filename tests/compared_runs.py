@@ -71,7 +71,7 @@ def label_of(key: str) -> str:
 
 
 def write_data(folder: Path) -> None:
-    """All data files, and SCORE's prompts."""
+    """Write all data files and SCORE's prompts."""
     for key, rows in ROWS.items():
         write_lines(folder / f'{label_of(key)}.jsonl', rows)
     (folder / 'score' / 'agieval_v1').mkdir(parents=True)
@@ -94,7 +94,7 @@ def read_lines(path: Path) -> list[Any]:
 
 
 def tasks_yaml(folder: Path, keys: Iterable[str] = ROWS, **changes: Any) -> Path:
-    """A file of tasks, some keys of which are changed."""
+    """Write a file of tasks with some keys changed."""
     path = folder / 'tasks.yaml'
     tasks = []
     for key in keys:
@@ -131,7 +131,7 @@ def score_yaml(folder: Path, **changes: Any) -> Path:
 
 
 def answers_of(seed: int, keys: Iterable[str] = (*ROWS, AGIEVAL)) -> list[dict[str, Any]]:
-    """Answers that are in part the same for all seeds, as what is easy for one model is for another."""
+    """Return answers that correlate between seeds, as those of real models do."""
     shared, own = np.random.default_rng(77), np.random.default_rng(seed)
 
     def drawn(size: int) -> np.ndarray:
@@ -174,7 +174,7 @@ def record_of(run: Path) -> dict[str, Any]:
 def copy_run(
     run: Path, to: Path, *, without: Mapping[str, Sequence[int]] | None = None, batch: int | None = None
 ) -> Path:
-    """A run in another folder, some rows of its samples left out, at a training batch."""
+    """Copy a run, leaving out rows of its samples, at a training batch."""
     shutil.copytree(run, to)
     for key, rows in (without or {}).items():
         kept = [line for line in samples_path(to, key).read_text().splitlines() if json.loads(line)['row'] not in rows]
@@ -188,7 +188,7 @@ def copy_run(
     return to
 
 
-def reworded(
+def with_truncated_prompts(
     run: Path,
     to: Path,
     rows: Mapping[str, Sequence[int]],
@@ -197,7 +197,7 @@ def reworded(
     config: Mapping[str, Any] | None = None,
     batch: int | None = None,
 ) -> Path:
-    """A run in another folder, whose prompts of some rows were other words, as shots did not fit into its length."""
+    """Copy a run with truncated prompts for some rows."""
     copy_run(run, to, batch=batch)
     for key, places in rows.items():
         lines = samples_of(to, key)
@@ -212,6 +212,6 @@ def reworded(
 
 
 def rows_of_table(out: str) -> dict[str, list[str]]:
-    """The cells of each row, by the first of them."""
+    """Return the cells of each row by its first cell."""
     rows = [[cell.strip() for cell in line.strip('│┃').split('│')] for line in out.splitlines() if line.startswith('│')]
     return {row[0]: row[1:] for row in rows}

@@ -1,4 +1,4 @@
-"""Pages of `gauntlet report` read back, and runs whose every text is hostile."""
+"""Parse report pages, and make runs with hostile texts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VOID = {'meta', 'input', 'br', 'wbr', 'img', 'link'}
 
 @dataclass
 class Cell:
-    """A table's cell: its attributes, and its text without white space around it."""
+    """A table cell with its attributes and stripped text."""
 
     attributes: dict[str, str | None]
     text: str = ''
@@ -35,7 +35,7 @@ class Cell:
 
 @dataclass
 class Sample:
-    """An item that a page shows: its kinds, its text, and each `pre` of it."""
+    """A sample on a page with its kinds, its text and its `pre` elements."""
 
     kinds: list[str]
     text: str = ''
@@ -44,7 +44,7 @@ class Sample:
 
 @dataclass
 class Page(HTMLParser):
-    """What stands in a page: tables by their caption; all elements; scripts."""
+    """A parsed page: tables by caption, all elements, scripts and samples."""
 
     tables: dict[str, list[list[Cell]]] = field(default_factory=dict)
     elements: list[tuple[str, dict[str, str | None]]] = field(default_factory=list)
@@ -111,7 +111,7 @@ class Page(HTMLParser):
 
 
 def read_page(path: Path) -> Page:
-    """A page, all elements of which are closed."""
+    """Return a parsed page; all its elements must be closed."""
     page = Page()
     page.feed(path.read_text(encoding='utf-8'))
     page.close()
@@ -142,12 +142,12 @@ LONG = 'w' * 100_000
 
 
 def shown(place: int) -> str:
-    """How a page shows a hostile text."""
+    """Return a hostile text as a page shows it."""
     return SHOWN.get(place, HOSTILE[place])
 
 
 def hostile_run(folder: Path) -> Path:
-    """A run in which prompts, answers, choices, names of categories, of the run and of its model are hostile."""
+    """Make a run with hostile prompts, answers, choices and names."""
     data = folder / 'data'
     data.mkdir(parents=True)
     texts = [HOSTILE[place] for place in range(len(HOSTILE)) if place != 8]  # prompts are UTF-8

@@ -1,4 +1,4 @@
-"""Pages of `gauntlet report` in a real browser, Chromium without a screen: drawn, sorted, filtered, never online."""
+"""Report pages in headless Chromium: charts, sorting, filters, and no requests."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope='module')
 def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page of a training with four checkpoints, and SCORE."""
+    """Return the page of a training run with four checkpoints and SCORE."""
     folder = tmp_path_factory.mktemp('report')
     write_data(folder)
     words = ['--tasks', tasks_yaml(folder), '--gauntlet', gauntlet_yaml(folder), '--score', score_yaml(folder)]
@@ -74,7 +74,7 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def opened(browser: Any) -> Iterator[Callable[..., Any]]:
-    """Opens a page and waits for its charts; nothing may be asked for, and the console stays empty."""
+    """Return a function that opens a page and waits for its charts; it allows no request and no console message."""
     contexts, messages, requests = [], [], []
 
     def call(path: Path, **settings: Any) -> Any:
@@ -104,7 +104,7 @@ def opened(browser: Any) -> Iterator[Callable[..., Any]]:
 
 
 def column(page: Any, table: str, place: int) -> list[str]:
-    """The texts of a column's cells in rows that are shown."""
+    """Return the texts of a column's visible cells."""
     rows = page.query_selector_all(f'table:has(caption:text-is("{table}")) tbody tr')
     return [row.query_selector_all('th, td')[place].inner_text() for row in rows if row.is_visible()]
 
@@ -117,7 +117,7 @@ def test_charts_are_drawn_and_the_page_works(opened, page_file: Path):
 
 
 def check_charts(page: Any) -> None:
-    """All are drawn, with marks in them; a curve has a point for each checkpoint, which says its numbers."""
+    """Check that all charts have marks, and that a curve has a point with a tooltip for each checkpoint."""
     charts = page.query_selector_all('[data-chart]')
     assert len(charts) == 4 + 2 + 2  # composites, categories of tasks, perturbations
     for chart in charts:
@@ -132,7 +132,7 @@ def check_charts(page: Any) -> None:
 
 
 def check_sorting(page: Any) -> None:
-    """A head sorts by its numbers, the highest first, then the other way; the keyboard does too."""
+    """Check that a click or Enter on a header sorts, descending first."""
     head = page.locator('table:has(caption:text-is("Tasks")) thead th').nth(1)
     assert head.get_attribute('aria-sort') == 'none'
     head.locator('button').click()
@@ -149,7 +149,7 @@ def check_sorting(page: Any) -> None:
 
 
 def check_samples(page: Any) -> None:
-    """Task and outcome choose, more are shown on request, and an item opens."""
+    """Check the filters, the button for more samples, and that a sample opens."""
     form = page.locator('[data-samples]')
     assert page.locator('.sample:visible').count() == 25
     page.get_by_role('button', name='Show more').click()
@@ -167,8 +167,8 @@ def check_samples(page: Any) -> None:
     assert found.count() == 0
 
 
-def test_scripts_that_are_put_in_and_requests_are_refused(browser: Any, page_file: Path):
-    """By the page's own policy. What is evaluated at once is allowed all, as a debugger's is; a later call is not."""
+def test_the_policy_blocks_injected_scripts_and_requests(browser: Any, page_file: Path):
+    """Code that a debugger evaluates directly is exempt from the policy, so the attempts run in later callbacks."""
     context = browser.new_context()
     page = context.new_page()
     page.goto(page_file.as_uri())

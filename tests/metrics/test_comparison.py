@@ -1,4 +1,4 @@
-"""Differences of two runs and courses of checkpoints, against numpy, hand-computed numbers and the normal distribution.
+"""Differences of two runs and trends of checkpoints, checked with NumPy and hand-computed numbers.
 
 Measures are made by `mean_over_clusters`, as those of tasks are.
 """
@@ -44,7 +44,7 @@ def clustered_error(values: np.ndarray, clusters: Sequence[int]) -> float:
 # Differences.
 
 
-def test_a_difference_is_the_second_less_the_first_with_the_error_of_the_items_own_differences():
+def test_a_difference_is_second_minus_first_with_a_paired_error():
     first, second = [0, 1, 0, 1, 1, 0, 0, 1], [1, 1, 0, 1, 1, 1, 0, 0]
     found = difference(measure(first), measure(second), 8)
     assert found.difference.value == pytest.approx(5 / 8 - 4 / 8, abs=1e-15)
@@ -58,7 +58,7 @@ def test_a_difference_is_the_second_less_the_first_with_the_error_of_the_items_o
     assert found.p_holm is None
 
 
-def test_pairing_takes_away_what_items_have_in_common_and_adds_what_they_have_against_each_other():
+def test_pairing_uses_the_covariance_of_items():
     random = np.random.default_rng(3)
     ease = random.normal(size=200)
     first, alike, opposite = (
@@ -82,7 +82,7 @@ ITEMS = st.lists(
 
 
 @given(ITEMS)
-def test_the_error_of_a_difference_is_the_clustered_one_of_the_items_differences(items):
+def test_the_error_of_a_difference_is_clustered(items):
     first, second, clusters = zip(*items, strict=True)
     found = difference(measure(first, clusters), measure(second, clusters), len(items))
     own = np.array(second) - np.array(first)
@@ -94,11 +94,11 @@ def test_the_error_of_a_difference_is_the_clustered_one_of_the_items_differences
 
 
 @pytest.mark.parametrize('z', [0.0, 0.5, -1.0, 1.959963984540054, -2.5, 4.0])
-def test_the_p_value_is_two_sided_and_of_a_normal_distribution(z: float):
+def test_the_p_value_is_two_sided_normal(z: float):
     assert p_value(known(z * 0.03, 0.03)) == pytest.approx(2 * NormalDist().cdf(-abs(z)), abs=1e-14)
 
 
-def test_a_p_value_far_out_is_small_and_not_nothing():
+def test_extreme_p_values_are_positive():
     assert p_value(known(1.0, 0.1)) == pytest.approx(1.523970604832105e-23, rel=1e-9)  # twice the tail beyond 10
 
 
@@ -110,20 +110,20 @@ def test_a_p_value_far_out_is_small_and_not_nothing():
         (Measure(value=None, reason='did not run'), ABSENT, 'did not run'),
     ],
 )
-def test_a_difference_from_or_to_what_is_absent_is_absent_for_its_reason(first, second, reason):
+def test_a_difference_with_an_absent_measure_has_its_reason(first, second, reason):
     found = difference(first, second, 9)
     assert found.difference == Measure(value=None, reason=reason)
     assert (found.p_value, found.detectable, found.num_items) == (None, None, 9)
     assert (found.first, found.second) == (first, second)
 
 
-def test_of_a_single_cluster_there_is_a_difference_without_error_or_p_value():
+def test_a_single_cluster_has_no_error_and_no_p_value():
     found = difference(measure([0, 1], [7, 7]), measure([1, 1], [7, 7]), 2)
     assert found.difference == Measure(value=0.5)
     assert found.difference.standard_error is found.p_value is found.detectable is None
 
 
-def test_runs_that_give_the_same_of_every_item_do_not_differ_at_all():
+def test_equal_runs_have_no_difference():
     values, clusters = [0.1, 0.7, 1 / 3, 0.2, 0.9], [1, 1, 2, 3, 3]
     found = difference(measure(values, clusters), measure(values, clusters), 5)
     assert (found.difference.value, found.difference.standard_error) == (0, 0)
@@ -144,9 +144,7 @@ def test_runs_that_give_the_same_of_every_item_do_not_differ_at_all():
     ],
     ids=['up', 'down', 'in clusters', 'in quarters', 'in tenths', 'in thirds', 'in sevenths'],
 )
-def test_where_every_cluster_differs_by_the_same_the_p_value_is_that_of_a_test_of_signs(
-    first, second, clusters, num_clusters
-):
+def test_equal_differences_of_all_clusters_are_a_sign_test(first, second, clusters, num_clusters):
     """All signs are equal in 2 of 2 ** G cases."""
     found = difference(measure(first, clusters), measure(second, clusters), len(first))
     assert found.difference.standard_error == pytest.approx(0, abs=1e-15)
@@ -154,7 +152,7 @@ def test_where_every_cluster_differs_by_the_same_the_p_value_is_that_of_a_test_o
     assert found.detectable is None
 
 
-def test_what_can_be_detected_is_seen_in_80_percent_of_cases_at_a_level_of_5_percent():
+def test_the_minimum_detectable_effect_has_80_percent_power():
     normal = NormalDist()
     found = difference(measure([0, 1, 0, 1, 0]), measure([1, 1, 0, 0, 1]), 5)
     error = found.difference.standard_error
@@ -180,7 +178,7 @@ def test_what_can_be_detected_is_seen_in_80_percent_of_cases_at_a_level_of_5_per
         ([0.0, 1.0], [0.0, 1.0]),
     ],
 )
-def test_holm_multiplies_the_smallest_by_all_the_next_by_one_less(given_values, expected):
+def test_holm_correction_by_hand(given_values, expected):
     assert holm(given_values) == pytest.approx(expected, abs=1e-15)
 
 
@@ -188,7 +186,7 @@ P_VALUES = st.lists(st.one_of(st.none(), st.floats(0, 1)), max_size=12)
 
 
 @given(P_VALUES)
-def test_corrected_p_values_keep_their_order_and_are_never_smaller_nor_over_1(values):
+def test_corrected_p_values_are_monotone_and_at_most_1(values):
     found = holm(values)
     assert [one is None for one in found] == [one is None for one in values]
     pairs = [(one, other) for one, other in zip(values, found, strict=True) if one is not None]
@@ -198,7 +196,7 @@ def test_corrected_p_values_keep_their_order_and_are_never_smaller_nor_over_1(va
 
 
 @given(P_VALUES)
-def test_a_corrected_p_value_is_the_highest_of_all_that_are_not_above_it(values):
+def test_corrected_p_values_follow_the_closed_form(values):
     """Holm 1979 as a closed formula: of p_j <= p_i, the largest of p_j times how many p are not below p_j."""
     numbers = np.array([value for value in values if value is not None])
     found = [value for value in holm(values) if value is not None]
@@ -208,18 +206,18 @@ def test_a_corrected_p_value_is_the_highest_of_all_that_are_not_above_it(values)
 
 
 @given(P_VALUES, st.randoms(use_true_random=False))
-def test_the_order_of_comparisons_does_not_matter_to_the_correction(values, random):
+def test_holm_does_not_depend_on_order(values, random):
     places = list(range(len(values)))
     random.shuffle(places)
     found = holm(values)
     assert holm([values[place] for place in places]) == [found[place] for place in places]
 
 
-# Courses.
+# Trends.
 
 
 @pytest.mark.parametrize('batches', [[0, 10, 20, 30, 40], [5, 6, 100, 5000], [0, 1]])
-def test_the_slope_is_the_least_squares_line_and_its_error_that_of_the_items_own_slopes(batches):
+def test_the_slope_is_least_squares_with_a_paired_error(batches):
     random = np.random.default_rng(len(batches))
     scores = random.random((len(batches), 30))
     clusters = random.integers(0, 11, 30).tolist()
@@ -247,13 +245,13 @@ def test_two_checkpoints_have_a_slope_and_no_noise():
         ([0, 100, 200], [0.6, 0.4, 0.2]),
     ],
 )
-def test_a_steady_course_has_no_noise_and_no_ratio(batches, values):
+def test_a_steady_trend_has_no_noise_and_no_ratio(batches, values):
     found = trend(batches, [Measure(value=value) for value in values])
     assert found.noise == pytest.approx(0, abs=1e-15)
     assert found.signal_to_noise is None
 
 
-def test_the_noise_of_scores_that_go_to_and_fro():
+def test_the_noise_of_alternating_scores():
     found = trend([0, 10, 20, 30, 40], [Measure(value=value) for value in (0.2, 0.4, 0.2, 0.4, 0.2)])
     assert found.slope.value == pytest.approx(0, abs=1e-17)
     # Steps 0.2, -0.2, 0.2, -0.2 about 0: a variance of 4 * 0.04 / 3. Of five scores it is 2 * 5 / 4 times theirs.
@@ -262,7 +260,7 @@ def test_the_noise_of_scores_that_go_to_and_fro():
 
 
 @pytest.mark.parametrize('sign', [1, -1])
-def test_steps_are_taken_per_batch_and_a_fall_is_as_much_signal_as_a_climb(sign):
+def test_steps_are_per_batch_and_falling_scores_are_signal(sign):
     found = trend([0, 10, 30], [Measure(value=0.5 + sign * value) for value in (0.0, 0.3, 0.6)])
     # 0.02 a batch: steps of 0.3 where 0.2 and 0.4 were due. The line by hand: 9 / (1400 / 3) a batch, over 30 batches.
     assert found.slope.value == pytest.approx(sign * 27 / 1400, abs=1e-15)
@@ -272,7 +270,7 @@ def test_steps_are_taken_per_batch_and_a_fall_is_as_much_signal_as_a_climb(sign)
 
 
 @pytest.mark.parametrize('num_scores', [3, 4, 9])
-def test_the_noise_of_a_course_is_that_of_its_scores(num_scores: int):
+def test_the_noise_estimates_the_spread_of_scores(num_scores: int):
     """Scores about a line with a known spread: the squares of the noise have its variance for their mean."""
     random = np.random.default_rng(num_scores)
     batches = [100 * place for place in range(num_scores)]
@@ -285,12 +283,12 @@ def test_the_noise_of_a_course_is_that_of_its_scores(num_scores: int):
     assert np.mean(squares) == pytest.approx(0.02**2, abs=4 * error)
 
 
-def test_a_course_is_absent_where_any_checkpoint_is():
+def test_a_trend_with_an_absent_score_is_absent():
     found = trend([0, 10, 20], [measure([0, 1]), ABSENT, Measure(value=None, reason='another')])
     assert found.slope == ABSENT
     assert found.noise is None and found.signal_to_noise is None
 
 
-def test_the_slope_of_scores_without_an_error_has_none():
+def test_the_slope_of_scores_without_errors_has_no_error():
     found = trend([0, 10, 20], [measure([0, 1]), Measure(value=0.75), measure([1, 1])])
     assert found.slope.value == pytest.approx(0.025, abs=1e-16) and found.slope.standard_error is None

@@ -1,4 +1,4 @@
-"""What tests of `gauntlet compare` share."""
+"""Fixtures for tests of `gauntlet compare` and the report."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from compared_runs import (
 
 @pytest.fixture
 def compared(gauntlet):
-    """What `gauntlet compare --format json` prints."""
+    """Return the output of `gauntlet compare --format json`."""
 
     def call(*words: Any) -> Any:
         status, out, err = gauntlet('compare', *words, '--format', 'json')
@@ -38,7 +38,7 @@ def compared(gauntlet):
 
 @pytest.fixture(scope='session')
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Data files alone."""
+    """Return a folder of data files."""
     folder = tmp_path_factory.mktemp('data')
     write_data(folder)
     return folder
@@ -46,7 +46,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope='session')
 def runs(tmp_path_factory: pytest.TempPathFactory, data: Path) -> dict[str, Path]:
-    """Whole runs of four models."""
+    """Return complete runs of four models."""
     folder = tmp_path_factory.mktemp('runs')
     words = ['--tasks', tasks_yaml(folder), '--gauntlet', gauntlet_yaml(folder), '--score', score_yaml(folder)]
     found = {}
@@ -59,7 +59,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, data: Path) -> dict[str, Path
 
 @pytest.fixture
 def make_run(tmp_path: Path, data: Path):
-    """Marks answers to some of the tasks, with changed settings, in a folder of the test."""
+    """Return a function that scores answers to some of the tasks with changed settings."""
 
     def make(
         name: str,
@@ -83,14 +83,14 @@ def make_run(tmp_path: Path, data: Path):
 
 @pytest.fixture
 def unscored(make_run, runs: dict[str, Path]) -> tuple[Path, Path]:
-    """Two runs of different models, the second without answers to some rows."""
+    """Return runs of two models, the second with unscored items."""
     answers = [answer for answer in answers_of(2, ROWS) if answer['task'] != 'choices' or answer['row'] not in (2, 3)]
     return runs['a'], make_run('unscored', ROWS, '--allow-missing', answers=answers, gauntlet={})
 
 
 @pytest.fixture
 def training(runs: dict[str, Path], tmp_path: Path) -> Path:
-    """One run with four checkpoints, at uneven distances."""
+    """Return a training run with four unevenly spaced checkpoints."""
     folder = tmp_path / 'training'
     for name, batch in BATCHES.items():
         copy_run(runs[name], folder / f'ba{batch}', batch=batch)

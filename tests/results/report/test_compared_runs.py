@@ -1,4 +1,4 @@
-"""`gauntlet compare` on two runs, on three, and by another metric, against numpy over their samples and rows."""
+"""`gauntlet compare` with two and three runs and other metrics, checked with NumPy on samples and rows."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from compared_runs import (
 from paired_estimates import bits_per_byte, check_differences, cluster_of, composites_of, paired, score_differences
 
 
-def test_the_runs_here_differ_correlate_and_have_clusters(runs: dict[str, Path]):
-    """Else these tests would see little."""
+def test_fixture_runs_differ_and_have_clusters(runs: dict[str, Path]):
+    """Precondition of the tests below."""
     for key, rows in ROWS.items():
         first, second = (np.array([s['score'] for s in samples_of(runs[name], key)]) for name in 'ab')
         assert 0 < first.mean() < 1 and 0 < second.mean() < 1 and (first != second).any()
@@ -44,7 +44,7 @@ def test_the_runs_here_differ_correlate_and_have_clusters(runs: dict[str, Path])
 # Two runs.
 
 
-def test_differences_of_tasks_are_those_of_paired_items_and_clusters(compared, runs: dict[str, Path]):
+def test_task_differences_are_paired_by_item_with_clustered_errors(compared, runs: dict[str, Path]):
     (found,) = compared(runs['a'], runs['b'])
     assert (found['first'], found['second']) == (str(runs['a']), str(runs['b']))
     assert found['warnings'] == []
@@ -55,7 +55,7 @@ def test_differences_of_tasks_are_those_of_paired_items_and_clusters(compared, r
             assert found['tasks'][key][place] == next(iter(task['metrics'].values()))
 
 
-def test_differences_of_composites_count_a_passage_once_however_many_tasks_have_it(compared, runs: dict[str, Path]):
+def test_composite_errors_count_a_passage_shared_by_tasks_once(compared, runs: dict[str, Path]):
     (found,) = compared(runs['a'], runs['b'])
     tasks = {key: paired(key, runs['a'], runs['b']) for key in ROWS}
     expected = composites_of(tasks, SIZES)
@@ -72,7 +72,7 @@ def test_differences_of_composites_count_a_passage_once_however_many_tasks_have_
         assert {key: one[place] for key, one in found['composites'].items()} == own
 
 
-def test_differences_of_scores_numbers_are_over_questions(compared, runs: dict[str, Path]):
+def test_score_differences_are_over_questions(compared, runs: dict[str, Path]):
     (found,) = compared(runs['a'], runs['b'])
     check_differences(found['score'], score_differences(runs['a'], runs['b']))
     assert {one['num_items'] for one in found['score'].values()} == {len(QUESTIONS)}
@@ -82,7 +82,7 @@ def test_differences_of_scores_numbers_are_over_questions(compared, runs: dict[s
             assert one[place] == record_of(runs[run])['score'][dataset]['perturbations'][perturbation][metric]
 
 
-def test_a_run_beside_itself_differs_in_nothing(compared, runs: dict[str, Path], tmp_path: Path):
+def test_a_run_does_not_differ_from_itself(compared, runs: dict[str, Path], tmp_path: Path):
     again = copy_run(runs['a'], tmp_path / 'again')
     for (found,) in (compared(runs['a'], again), compared(runs['a'], runs['a'])):
         assert found['warnings'] == []
@@ -93,7 +93,7 @@ def test_a_run_beside_itself_differs_in_nothing(compared, runs: dict[str, Path],
             assert (one['p_value'], one['p_holm'], one['detectable']) == (1, 1, None)
 
 
-def test_the_table_has_both_runs_and_every_difference(
+def test_the_table_shows_both_runs_and_every_difference(
     gauntlet, compared, runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(runs['a'].parent)
@@ -121,8 +121,8 @@ def test_the_table_has_both_runs_and_every_difference(
     assert 'Holm' in out and 'warning' not in out
 
 
-def test_a_star_marks_what_is_clear_after_correction(gauntlet, make_run, monkeypatch: pytest.MonkeyPatch):
-    """All lines wrong, then right: all signs of 8 clusters equal, 2 cases in 256, twice that after Holm."""
+def test_a_star_marks_significant_differences(gauntlet, make_run, monkeypatch: pytest.MonkeyPatch):
+    """All lines are wrong, then right: a sign test of 8 clusters has p = 2 / 256, and twice that after Holm."""
     keys = [LINES, RIDDLES]
     wrong = [answer | ({'is_argmax': False} if 'is_argmax' in answer else {}) for answer in answers_of(0, keys)]
     right = [answer | ({'is_argmax': True} if 'is_argmax' in answer else {}) for answer in answers_of(0, keys)]
@@ -148,7 +148,7 @@ def test_names_with_brackets_are_printed_as_they_are(
 # More than two runs.
 
 
-def test_of_three_runs_the_differences_from_the_first_are_shown(
+def test_each_further_run_is_compared_with_the_first(
     gauntlet, compared, runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(runs['a'].parent)
@@ -161,7 +161,7 @@ def test_of_three_runs_the_differences_from_the_first_are_shown(
     assert out == ''.join(gauntlet('compare', 'a', other)[1] for other in 'bc')
 
 
-def test_a_task_that_one_of_three_lacks_has_no_difference_there(
+def test_a_task_missing_from_one_run_has_no_difference_there(
     gauntlet, make_run, runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ):
     few = make_run('few', [CHOICES, LINES])
@@ -175,7 +175,7 @@ def test_a_task_that_one_of_three_lacks_has_no_difference_there(
 # Another metric.
 
 
-def test_another_metric_is_compared_where_tasks_have_it(compared, gauntlet, runs: dict[str, Path]):
+def test_another_metric_is_compared_for_tasks_that_have_it(compared, gauntlet, runs: dict[str, Path]):
     (found,) = compared(runs['a'], runs['b'], '--metric', 'GoldBitsPerByte')
     keys = [CHOICES, TOPICS, LINES]
     check_differences(found['tasks'], {key: paired(key, runs['a'], runs['b'], bits_per_byte(key)) for key in keys})
@@ -185,7 +185,7 @@ def test_another_metric_is_compared_where_tasks_have_it(compared, gauntlet, runs
     assert list(rows_of_table(out)) == keys
 
 
-def test_an_absent_metric_is_shown_with_its_reason(compared, gauntlet, runs: dict[str, Path]):
+def test_an_absent_metric_has_a_reason(compared, gauntlet, runs: dict[str, Path]):
     (found,) = compared(runs['a'], runs['b'], '--metric', 'TruncatedShare')
     assert list(found['tasks']) == [RIDDLES]
     reason = 'TruncatedShare is not known of 7 of 7 items'
@@ -200,7 +200,7 @@ def test_an_absent_metric_is_shown_with_its_reason(compared, gauntlet, runs: dic
 # Start-up.
 
 
-def test_comparing_loads_neither_torch_nor_composer_nor_transformers(runs: dict[str, Path], training: Path):
+def test_compare_imports_no_torch_composer_or_transformers(runs: dict[str, Path], training: Path):
     names = ('torch', 'composer', 'transformers', 'datasets', 'sympy')
     for words in ([runs['a'], runs['b']], [training], [runs['a'], runs['b'], '--format', 'json']):
         assert loaded_by('compare', *words, names=names) == []

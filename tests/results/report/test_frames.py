@@ -1,4 +1,4 @@
-"""Scores and items as pandas frames, and as charts."""
+"""Scores and items as pandas frames and charts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from llmfoundry_gauntlet.results.runs import summarize_again
 
 
 def drawn(chart: Any) -> list[dict[str, Any]]:
-    """The rows that a chart is drawn of; it can be drawn."""
+    """Return the data of a chart, which must render."""
     assert len(chart.to_dict()) > 1
     vl_convert = pytest.importorskip('vl_convert')
     assert '<svg' in vl_convert.vegalite_to_svg(chart.to_json())
@@ -47,14 +47,14 @@ def test_a_frame_has_the_numbers_of_the_record(run: Run):
     assert frame.batch.isna().all() and set(frame.run) == {str(run.folder)}
 
 
-def test_an_evaluation_gives_the_frame_of_its_run(run: Run):
+def test_an_evaluation_has_the_frame_of_its_run(run: Run):
     evaluation = summarize_again(run, None, allow_missing=False)
     ours, theirs = evaluation.to_pandas(), run.to_pandas()
     pd.testing.assert_frame_equal(ours.drop(columns='run'), theirs.drop(columns='run'))
     assert evaluation.samples().drop(columns='run').equals(run.samples().drop(columns='run'))
 
 
-def test_samples_are_the_lines_of_the_files(run: Run):
+def test_samples_frame_has_the_lines_of_the_files(run: Run):
     frame = run.samples()
     for key in ROWS:
         lines = samples_of(run.folder, key)
@@ -64,14 +64,14 @@ def test_samples_are_the_lines_of_the_files(run: Run):
         assert list(mine.prompt_sha256) == [line['prompt_sha256'] for line in lines]
 
 
-def test_several_runs_are_in_one_frame_in_the_order_of_training(training: Path):
+def test_frames_of_several_runs_are_in_order_of_training(training: Path):
     found = read_runs(str(training))
     frame = scores_frame(found)
     assert list(frame.batch.unique()) == [20, 100, 400, 1000]
     assert len(samples_frame(found)) == 4 * len(found[0].samples())
 
 
-def test_bars_have_chance_and_intervals(run: Run):
+def test_points_have_chance_and_intervals(run: Run):
     rows = {row['name']: row for row in drawn(run.plot())}
     assert {'reading', 'core', *ROWS} < rows.keys()
     measure = record_of(run.folder)['composites']['categories']['reading']
@@ -81,10 +81,10 @@ def test_bars_have_chance_and_intervals(run: Run):
     assert (rows[CHOICES]['chance'], rows[LINES]['chance']) == (1 / 3, 0.0)
 
 
-def test_checkpoints_are_drawn_as_a_course_and_models_beside_each_other(training: Path, runs: dict[str, Path]):
-    course = scores_chart(read_runs(training))
-    assert 'concat' in course.to_dict()
-    assert {(row['name'], row['batch']) for row in drawn(course)} == {
+def test_checkpoints_are_learning_curves_and_models_are_side_by_side(training: Path, runs: dict[str, Path]):
+    curves = scores_chart(read_runs(training))
+    assert 'concat' in curves.to_dict()
+    assert {(row['name'], row['batch']) for row in drawn(curves)} == {
         (name, batch) for name in ('reading', 'rest', 'core', 'reading alone') for batch in (20, 100, 400, 1000)
     }
     beside = drawn(scores_chart([read_run(runs['a']), read_run(runs['b'])]))
@@ -97,13 +97,13 @@ def test_a_chart_without_altair_names_the_extra(run: Run, monkeypatch):
         run.plot()
 
 
-def test_the_examples_in_docstrings_are_right(run: Run):
+def test_docstring_examples_run(run: Run):
     failed, tried = doctest.testmod(frames, extraglobs={'run': run})
     assert (failed, tried > 0) == (0, True)
 
 
-def test_the_code_of_the_page_on_python_runs(tmp_path, monkeypatch, runs: dict[str, Path]):
-    """All of it, with a small model, a single task, and other runs in the places of those that it names."""
+def test_code_of_the_python_api_page_runs(tmp_path, monkeypatch, runs: dict[str, Path]):
+    """All blocks run in order, with a tiny model, one task, and stand-ins for the runs that they name."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'eval_data').symlink_to(ROOT / 'eval_data')
     demo = tmp_path / 'runs' / 'demo'
@@ -131,7 +131,7 @@ def test_the_code_of_the_page_on_python_runs(tmp_path, monkeypatch, runs: dict[s
     assert 'vega' in (tmp_path / 'scores.html').read_text()
 
 
-def test_what_is_absent_is_nan_with_its_reason(unscored: tuple[Path, Path], gauntlet, tmp_path):
+def test_absent_values_are_nan_with_a_reason(unscored: tuple[Path, Path], gauntlet, tmp_path):
     assert gauntlet('run', '--from', unscored[1], '--out', tmp_path / 'again')[0] == 0
     frame = read_run(tmp_path / 'again').to_pandas()
     row = frame[(frame.name == CHOICES)].iloc[0]

@@ -1,4 +1,4 @@
-"""`gauntlet report`: every number of its page is the recorded one, and absent ones say why."""
+"""`gauntlet report`: numbers equal the recorded ones, and absent ones have a reason."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from compared_runs import (
     answers_of,
     copy_run,
     record_of,
-    reworded,
     score_yaml,
+    with_truncated_prompts,
     write_lines,
 )
 from report_pages import HOSTILE, LONG, Cell, Page, hostile_run, read_page, shown
@@ -33,7 +33,7 @@ MINUS = '\u2212'
 
 @pytest.fixture
 def report(gauntlet, tmp_path: Path):
-    """The page of these runs."""
+    """Return the page of these runs."""
 
     def call(*words: Any) -> Page:
         out = tmp_path / f'report{len(list(tmp_path.glob("report*.html")))}.html'
@@ -47,7 +47,7 @@ def report(gauntlet, tmp_path: Path):
 
 @pytest.fixture(scope='module')
 def pages(runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Page]:
-    """Pages of one run, of three, and of a training."""
+    """Return the pages of one run, of three runs, and of a training run."""
     folder = tmp_path_factory.mktemp('pages')
     for name, batch in BATCHES.items():
         copy_run(runs[name], folder / 'training' / f'ba{batch}', batch=batch)
@@ -58,7 +58,7 @@ def pages(runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> di
 
 
 def check_cell(cell: Cell, measure: dict[str, Any], places: int = 3) -> None:
-    """A cell has a recorded number to the last bit, and shows it to three places; or it has a reason."""
+    """Check that a cell has the recorded number exactly and shows three places, or has a reason."""
     assert (cell.value, cell.error) == (measure.get('value'), measure.get('standard_error'))
     if 'value' not in measure:
         assert re.fullmatch(r'absent\d+', cell.text)
@@ -69,7 +69,7 @@ def check_cell(cell: Cell, measure: dict[str, Any], places: int = 3) -> None:
     assert cell.text == expected.replace(f'{MINUS}0.000', '0.000')
 
 
-def test_every_composite_is_the_recorded_one_with_its_interval(pages, runs):
+def test_composites_equal_the_recorded_ones_with_intervals(pages, runs):
     composites = record_of(runs['a'])['composites']
     measures = {**composites['averages'], **composites['categories']}
     rows = {row[0].text: row[1:] for row in pages['one'].body_rows('Composites')}
@@ -80,7 +80,7 @@ def test_every_composite_is_the_recorded_one_with_its_interval(pages, runs):
         assert interval.text == f'{value - half:.3f} to {value + half:.3f}'.replace('-', MINUS)
 
 
-def test_every_accuracy_chance_majority_and_count_is_the_recorded_one(pages, runs):
+def test_task_table_equals_the_record(pages, runs):
     record = record_of(runs['a'])
     rows = {row[0].text: row for row in pages['one'].body_rows('Tasks')}
     chances = {CHOICES: 1 / 3, TOPICS: 0.25, RIDDLES: 0.0, 'lines/0-shot': 0.0}
@@ -95,7 +95,7 @@ def test_every_accuracy_chance_majority_and_count_is_the_recorded_one(pages, run
         assert seconds.value == record['timing']['tasks'][key]
 
 
-def test_every_number_of_score_is_the_recorded_one(pages, runs):
+def test_score_table_equals_the_record(pages, runs):
     perturbations = record_of(runs['a'])['score']['agieval']['perturbations']
     head, *rows = pages['one'].tables['agieval']
     names = [cell.text for cell in head[1:]]
@@ -108,7 +108,7 @@ def test_every_number_of_score_is_the_recorded_one(pages, runs):
             check_cell(cell, perturbations[perturbation][name.text])
 
 
-def test_several_runs_stand_side_by_side(pages, runs):
+def test_several_runs_are_side_by_side(pages, runs):
     page = pages['three']
     for row in page.body_rows('Composites'):
         for name, cell in zip('abc', row[1:], strict=True):
@@ -118,11 +118,11 @@ def test_several_runs_stand_side_by_side(pages, runs):
 
 
 def rows_of_charts(page: Page) -> list[list[dict[str, Any]]]:
-    """What each chart of a page is drawn from."""
+    """Return the data of each chart of a page."""
     return [[row for rows in chart['datasets'].values() for row in rows] for chart in json.loads(page.scripts[0])]
 
 
-def test_curves_go_through_the_recorded_numbers_of_every_checkpoint(pages, runs):
+def test_curves_show_the_recorded_numbers_of_every_checkpoint(pages, runs):
     curves = {rows[0]['name']: rows for rows in rows_of_charts(pages['training']) if rows[0].get('batch')}
     names = {batch: name for name, batch in BATCHES.items()}
     assert curves.keys() >= {'core', 'reading', 'rest'}
@@ -144,8 +144,8 @@ def test_points_of_tasks_have_ticks_at_chance(pages):
 
 
 @pytest.mark.parametrize('case', [('three', f'b {MINUS} a', 'b'), ('training', f'ba1000 {MINUS} ba20', 'd')])
-def test_differences_are_those_of_gauntlet_compare(pages, runs, compared, case):
-    """A training is compared with its beginning."""
+def test_differences_equal_those_of_compare(pages, runs, compared, case):
+    """A training run's last checkpoint is compared with its first."""
     page, title, other = case
     (found,) = compared(runs['a'], runs[other])
     rows = {row[0].text: row for row in pages[page].body_rows(title)}
@@ -159,14 +159,14 @@ def test_differences_are_those_of_gauntlet_compare(pages, runs, compared, case):
         assert [p_holm.value, detectable.value, items.value] == [one['p_holm'], one['detectable'], one['num_items']]
 
 
-def test_runs_that_were_asked_in_other_words_are_not_compared(report, runs, make_run):
+def test_runs_with_different_prompts_are_not_compared(report, runs, make_run):
     other = make_run('other', [CHOICES], tasks={'choices': {'prompt_string': 'Think.\n'}})
     text = report(runs['a'], other).text
     assert 'cannot be compared: choices/0-shot: no item has the same prompt in all runs (prompt_string' in text
 
 
-def test_runs_some_of_whose_prompts_differ_are_compared_over_the_others(report, runs, compared, tmp_path):
-    other = reworded(runs['b'], tmp_path / 'short', {CHOICES: [1, 4, 9]}, config={'max_seq_len': 128})
+def test_runs_are_compared_over_items_with_equal_prompts(report, runs, compared, tmp_path):
+    other = with_truncated_prompts(runs['b'], tmp_path / 'short', {CHOICES: [1, 4, 9]}, config={'max_seq_len': 128})
     page = report(runs['a'], other)
     (found,) = compared(runs['a'], other)
     (differences,) = [name for name in page.tables if f' {MINUS} ' in name]
@@ -176,7 +176,7 @@ def test_runs_some_of_whose_prompts_differ_are_compared_over_the_others(report, 
     assert f'items with different prompts are left out (max_seq_len none / 128): {CHOICES} 3 of 12' in page.text
 
 
-def test_absent_numbers_say_why(report, unscored):
+def test_absent_numbers_have_reasons(report, unscored):
     page = report(unscored[1], '--no-prompts')
     record = record_of(unscored[1])
     rows = {row[0].text: row[1] for row in page.body_rows('Composites')}
@@ -196,7 +196,7 @@ def test_a_run_without_a_gauntlet_has_a_page(report, make_run):
     assert [row[0].text for row in page.body_rows('Tasks')] == [RIDDLES]
 
 
-def test_a_run_of_score_alone_has_a_page(report, gauntlet, data: Path, tmp_path: Path):
+def test_a_run_of_only_score_has_a_page(report, gauntlet, data: Path, tmp_path: Path):
     answers = write_lines(tmp_path / 'answers.jsonl', answers_of(0, [AGIEVAL]))
     words = ['--outputs', answers, '--score', score_yaml(tmp_path), '--data-root', data]
     assert gauntlet('run', *words, '--out', tmp_path / 'alone')[0] == 0
@@ -205,7 +205,7 @@ def test_a_run_of_score_alone_has_a_page(report, gauntlet, data: Path, tmp_path:
     assert AGIEVAL in page.samples[0].text
 
 
-def test_a_task_that_could_not_be_run_says_why(report, runs, tmp_path: Path):
+def test_a_task_that_did_not_run_has_a_reason(report, runs, tmp_path: Path):
     run = copy_run(runs['a'], tmp_path / 'run')
     record = record_of(run)
     record['tasks']['human_eval/0-shot'] = {'reason': 'there is no sandbox'}
@@ -217,13 +217,13 @@ def test_a_task_that_could_not_be_run_says_why(report, runs, tmp_path: Path):
     assert 'there is no sandbox' in page.text
 
 
-def test_the_same_records_make_the_same_page(gauntlet, runs, tmp_path: Path):
+def test_pages_are_deterministic(gauntlet, runs, tmp_path: Path):
     for name in ('one', 'two'):
         assert gauntlet('report', runs['a'], '--out', tmp_path / name)[0] == 0
     assert (tmp_path / 'one').read_bytes() == (tmp_path / 'two').read_bytes()
 
 
-def test_folders_are_runs_by_training(report, training: Path, runs, tmp_path: Path):
+def test_checkpoints_of_a_folder_are_one_run(report, training: Path, runs, tmp_path: Path):
     copy_run(runs['a'], tmp_path / 'all' / 'alone')
     training.rename(tmp_path / 'all' / 'training')
     names = [row[0].text for row in report(tmp_path / 'all').body_rows('Runs')]
@@ -232,7 +232,7 @@ def test_folders_are_runs_by_training(report, training: Path, runs, tmp_path: Pa
     assert [row[0].text for row in report(*one_by_one).body_rows('Runs')] == ['ba20', 'ba1000']
 
 
-def test_more_runs_than_colours_are_refused(gauntlet, runs, tmp_path: Path):
+def test_too_many_runs_are_an_error(gauntlet, runs, tmp_path: Path):
     for number in range(9):
         copy_run(runs['a'], tmp_path / 'many' / str(number))
     status, _, err = gauntlet('report', tmp_path / 'many', '--out', tmp_path / 'page.html')
@@ -269,7 +269,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize('place', DAMAGED)
-def test_a_damaged_record_is_an_error_that_names_the_key(gauntlet, runs, tmp_path: Path, place: str):
+def test_a_damaged_record_is_an_error_naming_the_key(gauntlet, runs, tmp_path: Path, place: str):
     run = copy_run(runs['a'], tmp_path / 'run')
     record = record_of(run)
     DAMAGED[place](record)
@@ -280,7 +280,7 @@ def test_a_damaged_record_is_an_error_that_names_the_key(gauntlet, runs, tmp_pat
     assert not (tmp_path / 'page.html').exists()
 
 
-def test_a_page_that_is_there_is_replaced_on_request_alone(gauntlet, runs, tmp_path: Path):
+def test_an_existing_page_is_replaced_only_with_overwrite(gauntlet, runs, tmp_path: Path):
     out = tmp_path / 'page.html'
     out.write_text('mine')
     status, _, err = gauntlet('report', runs['a'], '--out', out)
@@ -291,7 +291,7 @@ def test_a_page_that_is_there_is_replaced_on_request_alone(gauntlet, runs, tmp_p
     assert gauntlet('report', runs['a'], '--out', tmp_path, '--overwrite')[0] == 2
 
 
-def test_without_its_packages_the_error_says_what_to_install(gauntlet, runs, tmp_path: Path, monkeypatch):
+def test_missing_packages_are_named_with_the_install_command(gauntlet, runs, tmp_path: Path, monkeypatch):
     monkeypatch.setitem(sys.modules, 'altair', None)
     monkeypatch.setitem(sys.modules, 'vl_convert', None)
     status, _, err = gauntlet('report', runs['a'], '--out', tmp_path / 'page.html')
@@ -299,7 +299,7 @@ def test_without_its_packages_the_error_says_what_to_install(gauntlet, runs, tmp
     assert "not installed (altair, vl_convert): pip install 'llmfoundry-gauntlet[report]'" in err
 
 
-def test_hostile_texts_are_shown_and_are_no_markup(report, tmp_path: Path):
+def test_hostile_texts_are_escaped(report, tmp_path: Path):
     page = report(hostile_run(tmp_path / 'hostile'), '--title', HOSTILE[0], '--samples', 50)
     assert len(page.scripts) == 3
     for place in range(len(HOSTILE)):
@@ -314,7 +314,7 @@ def test_hostile_texts_are_shown_and_are_no_markup(report, tmp_path: Path):
     assert 'of 100,000 characters left out' in page.text
 
 
-def test_a_page_names_its_scripts_and_styles_and_allows_nothing_else(pages):
+def test_security_policy_allows_only_the_scripts_and_style_of_the_page(pages):
     page = pages['one']
     (policy,) = [
         attributes['content']
@@ -327,5 +327,5 @@ def test_a_page_names_its_scripts_and_styles_and_allows_nothing_else(pages):
     assert re.fullmatch(r"'sha256-[\w+/=]+'", parts['style-src'])
 
 
-def test_long_names_break_after_their_strokes_and_stay_escaped():
+def test_long_names_break_after_underscores_and_slashes():
     assert breakable('a_b/<i>&\u202e') == 'a_<wbr>b/<wbr>&lt;i&gt;&amp;\\u202e'

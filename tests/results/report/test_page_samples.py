@@ -1,4 +1,4 @@
-"""The samples of a page: which are shown, and their prompts in the words that the model was sent."""
+"""Samples on a report page: which are shown, and their exact prompts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from llmfoundry_gauntlet.types import ItemKey, ItemResult
 
 @pytest.fixture
 def samples(gauntlet, tmp_path: Path):
-    """The items that a page shows, of which the text holds this."""
+    """Return the samples on a page whose text contains a string."""
 
     def call(holding: str, *words: Any) -> list[Sample]:
         out = tmp_path / 'report.html'
@@ -42,18 +42,18 @@ def samples(gauntlet, tmp_path: Path):
 
 @pytest.fixture
 def own_data(data: Path, tmp_path: Path) -> Path:
-    """Data files that a test may change."""
+    """Return data files that a test may change."""
     return shutil.copytree(data, tmp_path / 'own_data')
 
 
 def edit_samples(run: Path, key: str, **changes: Any) -> Path:
-    """A run, the first sample of one task changed."""
+    """Return a run after changing the first sample of a task."""
     first, *rest = read_lines(samples_path(run, key))
     write_lines(samples_path(run, key), [{**first, **changes}, *rest])
     return run
 
 
-def test_a_prompt_is_shown_as_it_was_sent(samples, runs):
+def test_prompts_are_shown_as_sent(samples, runs):
     shown = {sample.passages[0] for sample in samples(RIDDLES, runs['a'], '--samples', 50)}
     assert shown == {f'Twice {row}?' for row in range(7)}
     digests = {line['prompt_sha256'] for line in read_lines(samples_path(runs['a'], RIDDLES))}
@@ -61,12 +61,12 @@ def test_a_prompt_is_shown_as_it_was_sent(samples, runs):
 
 
 def shot_run(make_run) -> Path:
-    """Riddles with two shots, which the seed of the task draws."""
+    """Return a 2-shot run."""
     answers = [{**answer, 'num_shots': 2} for answer in answers_of(0, [RIDDLES])]
     return make_run('shots', ['riddles/2-shot'], answers=answers)
 
 
-def test_a_prompt_whose_shots_did_not_fit_is_found_again(samples, make_run):
+def test_a_prompt_with_dropped_shots_is_rebuilt(samples, make_run):
     run = shot_run(make_run)
     key = 'riddles/2-shot'
     whole = [sample for sample in samples(key, run, '--samples', 50) if 'Twice 0?' in sample.passages[0][-9:]]
@@ -79,7 +79,7 @@ def test_a_prompt_whose_shots_did_not_fit_is_found_again(samples, make_run):
     assert 'Prompt 1-shot' in words and "shortened to the model's length" in words
 
 
-def test_a_prompt_that_is_another_one_now_is_not_shown(samples, runs, own_data: Path):
+def test_a_prompt_whose_data_changed_is_not_shown(samples, runs, own_data: Path):
     rows = [{**row, 'context': row['context'] + '!'} for row in ROWS[RIDDLES][:5]]
     write_lines(own_data / 'riddles.jsonl', rows)
     shown = samples(RIDDLES, runs['a'], '--data-root', own_data, '--samples', 50)
@@ -91,7 +91,7 @@ def test_a_prompt_that_is_another_one_now_is_not_shown(samples, runs, own_data: 
     assert not any('Twice' in passage for one in shown for passage in one.passages)
 
 
-def test_without_its_data_file_a_task_has_answers_alone(samples, runs, own_data: Path):
+def test_without_data_file_only_results_are_shown(samples, runs, own_data: Path):
     (own_data / 'choices.jsonl').unlink()
     shown = samples(CHOICES, runs['a'], '--data-root', own_data)
     assert shown
@@ -100,12 +100,12 @@ def test_without_its_data_file_a_task_has_answers_alone(samples, runs, own_data:
         assert 'choice 0' in sample.text and 'gold' in sample.text
 
 
-def test_no_data_are_read_where_that_is_not_wanted(samples, runs):
+def test_no_prompts_reads_no_data(samples, runs):
     shown = samples('', runs['a'], '--no-prompts')
     assert shown and all('data files were not read' in sample.text for sample in shown)
 
 
-def test_rows_that_are_elsewhere_are_not_fetched(samples, runs, tmp_path: Path):
+def test_remote_data_are_not_fetched(samples, runs, tmp_path: Path):
     run = copy_run(runs['a'], tmp_path / 'run')
     record = json.loads((run / 'results.json').read_text())
     record['tasks'][RIDDLES]['spec']['dataset_uri'] = 'https://example.invalid/riddles.jsonl'
@@ -115,7 +115,7 @@ def test_rows_that_are_elsewhere_are_not_fetched(samples, runs, tmp_path: Path):
     assert all('https://example.invalid/riddles.jsonl, which a report does not read' in one.text for one in shown)
 
 
-def test_choices_stand_with_their_log_probabilities(samples, runs):
+def test_choices_have_their_log_probabilities(samples, runs):
     lines = {line['row']: line for line in read_lines(samples_path(runs['a'], CHOICES))}
     for sample in samples(CHOICES, runs['a']):
         row = next(row for row in lines if f'row {row}\n' in sample.text or f'row {row} ' in sample.text)
@@ -136,7 +136,7 @@ def test_the_first_items_of_each_task_are_shown(samples, runs):
     assert samples('', runs['a'], '--samples', 0) == []
 
 
-def test_an_item_of_several_runs_stands_once_with_all_answers(samples, runs):
+def test_an_item_of_several_runs_is_shown_once_with_all_results(samples, runs):
     shown = samples(RIDDLES, runs['a'], runs['b'], '--samples', 50)
     assert len(shown) == 7
     texts = [{line['row']: line['text'] for line in read_lines(samples_path(runs[name], RIDDLES))} for name in 'ab']
@@ -145,7 +145,7 @@ def test_an_item_of_several_runs_stands_once_with_all_answers(samples, runs):
         assert sample.passages[1:] == [str(2 * row), texts[0][row], texts[1][row]]
 
 
-def test_a_long_prompt_is_cut_and_its_length_said(samples, make_run, own_data: Path, tmp_path: Path, gauntlet):
+def test_long_prompts_are_shortened_with_a_count(samples, make_run, own_data: Path, tmp_path: Path, gauntlet):
     write_lines(own_data / 'riddles.jsonl', [{'context': f'{"long " * 2000}{row}', 'answer': '1'} for row in range(2)])
     answers = [{'task': 'riddles', 'num_shots': 0, 'row': row, 'text': 'x' * 5000} for row in range(2)]
     words = ['--outputs', write_lines(tmp_path / 'answers.jsonl', answers), '--tasks', tasks_yaml(tmp_path, [RIDDLES])]
@@ -173,8 +173,8 @@ def result(**changes: Any) -> ItemResult:
     return ItemResult(**{**values, **changes})
 
 
-REPLY = {'logprobs': None, 'predicted': None, 'gold': '4'}
-CUT = 'truncated at the token limit'
+GENERATION = {'logprobs': None, 'predicted': None, 'gold': '4'}
+TRUNCATED = 'truncated at the token limit'
 
 
 @pytest.mark.parametrize(
@@ -184,16 +184,16 @@ CUT = 'truncated at the token limit'
         ({'score': 0.0, 'predicted': 0}, ['wrong']),
         ({'score': 0.5, 'predicted': 0, 'reason': 'tie of the choices 0, 1'}, ['partly right']),
         ({'score': None, 'reason': 'not finite'}, ['unscored']),
-        ({**REPLY, 'text': '4', 'answer': '4'}, ['right']),
-        ({**REPLY, 'text': '4 and', 'answer': '4 and', 'reason': CUT}, ['right', 'truncated']),
-        ({**REPLY, 'score': 0.0, 'text': ' ', 'answer': '', 'reason': 'empty generation'}, ['wrong', 'unparsed']),
+        ({**GENERATION, 'text': '4', 'answer': '4'}, ['right']),
+        ({**GENERATION, 'text': '4 and', 'answer': '4 and', 'reason': TRUNCATED}, ['right', 'truncated']),
+        ({**GENERATION, 'score': 0.0, 'text': ' ', 'answer': '', 'reason': 'empty generation'}, ['wrong', 'unparsed']),
         (
-            {**REPLY, 'score': 0.0, 'text': 'x', 'reason': f'no answer found in the generation; {CUT}'},
+            {**GENERATION, 'score': 0.0, 'text': 'x', 'reason': f'no answer found in the generation; {TRUNCATED}'},
             ['wrong', 'truncated', 'unparsed'],
         ),
-        ({**REPLY, 'gold': 2, 'score': 0.0, 'text': 'hm', 'answer': 'hm'}, ['wrong', 'unparsed']),
-        ({**REPLY, 'gold': None, 'score': 0.0, 'text': 'return 1', 'reason': 'AssertionError'}, ['wrong']),
-        ({**REPLY, 'gold': None, 'text': 'return 1', 'metrics': {'TruncatedShare': 1.0}}, ['right', 'truncated']),
+        ({**GENERATION, 'gold': 2, 'score': 0.0, 'text': 'hm', 'answer': 'hm'}, ['wrong', 'unparsed']),
+        ({**GENERATION, 'gold': None, 'score': 0.0, 'text': 'return 1', 'reason': 'AssertionError'}, ['wrong']),
+        ({**GENERATION, 'gold': None, 'text': 'return 1', 'metrics': {'TruncatedShare': 1.0}}, ['right', 'truncated']),
     ],
 )
 def test_kinds_of_an_item(changes: dict[str, Any], kinds: list[str]):
@@ -214,7 +214,7 @@ def test_kinds_of_an_item(changes: dict[str, Any], kinds: list[str]):
         ('metrics.StrictMatch', 'yes'),
     ],
 )
-def test_a_damaged_sample_is_an_error_that_names_its_line(gauntlet, runs, tmp_path: Path, name: str, value: Any):
+def test_a_damaged_sample_is_an_error_naming_its_line(gauntlet, runs, tmp_path: Path, name: str, value: Any):
     key, _, part = name.partition('.')
     change = {key.removesuffix('[0]'): [value] if '[' in key else {part: value} if part else value}
     run = edit_samples(copy_run(runs['a'], tmp_path / 'run'), LINES, **change)

@@ -19,7 +19,7 @@ COMPOSITES = ['reading', 'rest', 'core', 'reading alone']
 
 
 def rows_of_markdown(out: str) -> dict[str, list[str]]:
-    """The cells of each row of a table by the first of them; the header is that of the empty name."""
+    """Return the cells of each row by its first cell; the header has an empty first cell."""
     lines = [line for line in out.splitlines() if line.startswith('|')]
     assert len({cell_len(line) for line in lines}) == 1, 'pipes are not aligned'
     assert set(lines.pop(1)) == set('|:-')
@@ -38,8 +38,8 @@ def printed(gauntlet: Any, *words: Any) -> str:
     return out
 
 
-def in_words(measure: dict[str, Any]) -> list[str]:
-    """A value and its error as a table has them."""
+def formatted(measure: dict[str, Any]) -> list[str]:
+    """Return a value and its error as in a table."""
     return [f'{measure["value"]:.3f}', f'{measure["standard_error"]:.3f}' if 'standard_error' in measure else '']
 
 
@@ -49,13 +49,13 @@ def test_markdown_has_composites_first_and_errors_beside_values(gauntlet, runs: 
     assert rows.pop('') == ['a', '±', 'chance', 'majority']
     assert list(rows)[:8] == [*(f'**{name}**' for name in COMPOSITES), *ROWS]
     for name in ('reading', 'rest'):
-        assert rows[f'**{name}**'] == [*in_words(record['composites']['categories'][name]), '', '']
+        assert rows[f'**{name}**'] == [*formatted(record['composites']['categories'][name]), '', '']
     for key in ROWS:
         metrics = record['tasks'][key]['metrics']
         majority = f'{metrics["MajorityClass"]["value"]:.3f}' if 'MajorityClass' in metrics else ''
-        assert rows[key] == [*in_words(next(iter(metrics.values()))), f'{BASELINES[key]:.3f}', majority]
+        assert rows[key] == [*formatted(next(iter(metrics.values()))), f'{BASELINES[key]:.3f}', majority]
     score = record['score']['agieval']['perturbations']['prompt']['accuracy']
-    assert rows['score agieval prompt accuracy'][:2] == in_words(score)
+    assert rows['score agieval prompt accuracy'][:2] == formatted(score)
 
 
 def test_markdown_of_several_runs_has_two_columns_for_each(gauntlet, training: Path):
@@ -63,7 +63,7 @@ def test_markdown_of_several_runs_has_two_columns_for_each(gauntlet, training: P
     assert rows[''] == ['ba20', '±', 'ba100', '±', 'ba400', '±', 'ba1000', '±']
     records = [record_of(training / f'ba{batch}') for batch in (20, 100, 400, 1000)]
     metrics = [next(iter(record['tasks'][LINES]['metrics'].values())) for record in records]
-    assert rows[LINES] == [cell for measure in metrics for cell in in_words(measure)]
+    assert rows[LINES] == [cell for measure in metrics for cell in formatted(measure)]
 
 
 def test_csv_has_every_number_in_full_precision(gauntlet, runs: dict[str, Path]):
@@ -102,7 +102,7 @@ def test_json_has_the_rows_of_csv(gauntlet, runs: dict[str, Path]):
     assert [{key: '' if value is None else str(value) for key, value in row.items()} for row in found] == rows
 
 
-def test_running_prints_nothing_but_json(gauntlet, make_run, runs: dict[str, Path], tmp_path):
+def test_run_with_json_prints_only_json(gauntlet, make_run, runs: dict[str, Path], tmp_path):
     make_run('answers of lines', [LINES])  # which leaves its answers and tasks
     words = ('--outputs', tmp_path / 'answers.jsonl', '--tasks', tmp_path / 'tasks.yaml')
     root = runs['a'].parent.parent
@@ -112,18 +112,18 @@ def test_running_prints_nothing_but_json(gauntlet, make_run, runs: dict[str, Pat
     assert {row['name'] for row in json.loads(out)} == {LINES}
 
 
-def test_the_table_of_the_terminal_ends_with_the_files(gauntlet, runs: dict[str, Path]):
+def test_terminal_table_ends_with_the_files(gauntlet, runs: dict[str, Path]):
     out = printed(gauntlet, 'show', runs['a'])
     record = record_of(runs['a'])
-    value, error = in_words(next(iter(record['tasks'][TOPICS]['metrics'].values())))
+    value, error = formatted(next(iter(record['tasks'][TOPICS]['metrics'].values())))
     assert rows_of_table(out)[TOPICS][:3] == [value, f'±{error}', '0.250']
     assert list(rows_of_table(out))[:8] == [*ROWS, *COMPOSITES]
     assert rows_of_table(out)['seconds'][0] == f'{record["timing"]["seconds"]:.1f}'
     assert out.splitlines()[-1] == str(runs['a'] / 'results.json')
 
 
-def test_what_is_absent_is_empty_beside_its_reason(gauntlet, unscored: tuple[Path, Path], tmp_path: Path):
-    """Mutation: 0 in place of nothing."""
+def test_absent_numbers_are_empty_with_a_reason(gauntlet, unscored: tuple[Path, Path], tmp_path: Path):
+    """Mutation: write 0 for an absent number."""
     run = tmp_path / 'again'
     status, out, err = gauntlet('run', '--from', unscored[1], '--out', run, '--format', 'csv')
     assert (status, err) == (0, '')
@@ -138,13 +138,13 @@ def test_what_is_absent_is_empty_beside_its_reason(gauntlet, unscored: tuple[Pat
     assert f'- {reason}: {CHOICES}' in printed(gauntlet, 'show', run)
 
 
-def test_a_run_that_is_named_twice_is_shown_once_and_names_that_are_equal_are_whole(gauntlet, runs, tmp_path):
+def test_duplicate_runs_are_shown_once_and_equal_names_in_full(gauntlet, runs, tmp_path):
     first, second = (copy_run(runs[name], tmp_path / name / 'ba7', batch=7) for name in 'ab')
     rows = rows_of_markdown(printed(gauntlet, 'show', first, second, tmp_path, '--format', 'markdown'))
     assert rows[''] == [plain(str(first)), '±', plain(str(second)), '±']
 
 
-def test_what_markdown_would_take_for_its_own_is_escaped(gauntlet, runs: dict[str, Path], tmp_path):
+def test_markdown_syntax_in_names_is_escaped(gauntlet, runs: dict[str, Path], tmp_path):
     run = copy_run(runs['a'], tmp_path / 'a|b_*c*_<b>')
     header = printed(gauntlet, 'show', run, '--format', 'markdown').splitlines()[0]
     assert r'a\|b\_\*c\*\_\<b>' in header
@@ -152,7 +152,7 @@ def test_what_markdown_would_take_for_its_own_is_escaped(gauntlet, runs: dict[st
 
 
 @pytest.mark.parametrize('form', ['markdown', 'csv'])
-def test_comparisons_are_those_of_json(gauntlet, compared, runs: dict[str, Path], form: str):
+def test_comparisons_equal_those_of_json(gauntlet, compared, runs: dict[str, Path], form: str):
     (found,) = compared(runs['a'], runs['b'])
     out = printed(gauntlet, 'compare', runs['a'], runs['b'], '--format', form)
     every = {**found['composites'], **found['tasks'], **found['score']}
@@ -173,7 +173,7 @@ def test_comparisons_are_those_of_json(gauntlet, compared, runs: dict[str, Path]
         assert rows[key][2:4] == [f'{one["value"]:+.3f}', f'{one["standard_error"]:.3f}']
 
 
-def test_courses_are_those_of_json(gauntlet, compared, training: Path):
+def test_trends_equal_those_of_json(gauntlet, compared, training: Path):
     found = compared(training)
     rows = rows_of_csv(printed(gauntlet, 'compare', training, '--format', 'csv'))
     assert {row['name']: float(row['slope']) for row in rows} == {
@@ -189,7 +189,7 @@ def test_warnings_are_not_in_csv(gauntlet, unscored: tuple[Path, Path]):
     assert err.startswith('warning: ')
 
 
-def test_showing_loads_nothing_heavy(runs: dict[str, Path]):
+def test_show_imports_nothing_heavy(runs: dict[str, Path]):
     names = ('torch', 'composer', 'transformers', 'datasets', 'sympy', 'pandas', 'altair')
     for form in ('table', 'csv', 'markdown'):
         assert loaded_by('show', runs['a'], '--format', form, names=names) == []

@@ -1,4 +1,4 @@
-"""`gauntlet compare` on the checkpoints of one run: slopes, and how much they are above the noise."""
+"""`gauntlet compare` with the checkpoints of one run: slopes and signal to noise."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from paired_estimates import Estimate, check_differences, composites_of, over_it
 
 
 def slopes(folder: Path, batches: Sequence[int], without: Iterable[tuple[str, int]] = ()) -> dict[str, Estimate]:
-    """A line with the least squares through every item's credits, and the mean of their slopes."""
+    """Return the mean of the least-squares slopes of each item's scores."""
     found = {}
     for key, rows in ROWS.items():
         kept = [row for row in range(len(rows)) if (key, row) not in set(without)]
@@ -35,21 +35,21 @@ def slopes(folder: Path, batches: Sequence[int], without: Iterable[tuple[str, in
 
 
 def noise_of(batches: Sequence[int], values: Sequence[float]) -> float:
-    """Of steps less the mean climb; K - 1 steps between K scores vary 2 K / (K - 1) times as the scores do."""
+    """Return the noise from steps minus the mean slope; their variance is 2 K / (K - 1) that of K scores."""
     rate = (values[-1] - values[0]) / (batches[-1] - batches[0])
     variance = np.var(np.diff(values) - rate * np.diff(batches), ddof=1)
     return float(np.sqrt(variance * (len(values) - 1) / (2 * len(values))))
 
 
 def values_at(folder: Path, batch: int) -> dict[str, float]:
-    """Accuracies and composites as a checkpoint's own results.json has them."""
+    """Return the accuracies and composites in a checkpoint's results.json."""
     record = record_of(folder / f'ba{batch}')
     tasks = {key: next(iter(task['metrics'].values())) for key, task in record['tasks'].items()}
     everything = tasks | record['composites']['categories'] | record['composites']['averages']
     return {name: measure['value'] for name, measure in everything.items()}
 
 
-def test_one_folder_with_checkpoints_has_courses(compared, training: Path):
+def test_trends_equal_least_squares_slopes(compared, training: Path):
     batches = list(BATCHES.values())
     found = compared(training)
     tasks = slopes(training, batches)
@@ -65,7 +65,7 @@ def test_one_folder_with_checkpoints_has_courses(compared, training: Path):
         assert one['signal_to_noise'] == pytest.approx(abs(expected[name].value) * 980 / noise, rel=1e-9), name
 
 
-def test_courses_are_printed_per_thousand_batches(gauntlet, compared, training: Path):
+def test_slopes_are_printed_per_thousand_batches(gauntlet, compared, training: Path):
     status, out, _ = gauntlet('compare', training)
     assert status == 0 and out.splitlines()[0].strip() == '4 checkpoints, ba20 to ba1000'
     assert 'slope per 1000 batches' in out
@@ -78,7 +78,7 @@ def test_courses_are_printed_per_thousand_batches(gauntlet, compared, training: 
         assert table[name] == cells
 
 
-def test_checkpoints_are_compared_over_the_rows_that_all_have(compared, runs: dict[str, Path], tmp_path: Path):
+def test_trends_are_over_rows_that_all_checkpoints_have(compared, runs: dict[str, Path], tmp_path: Path):
     folder = tmp_path / 'training'
     lacking = {'a': [0, 3], 'b': [], 'c': [3, 8]}
     for name, rows in lacking.items():
@@ -92,7 +92,7 @@ def test_checkpoints_are_compared_over_the_rows_that_all_have(compared, runs: di
         assert one['slope']['standard_error'] == pytest.approx(expected[name].error, abs=1e-15), name
 
 
-def test_a_checkpoint_with_unscored_items_has_no_course_unless_that_is_allowed(
+def test_unscored_items_prevent_a_trend_unless_allowed(
     compared, gauntlet, unscored, runs: dict[str, Path], tmp_path: Path
 ):
     folder = tmp_path / 'training'
@@ -109,7 +109,7 @@ def test_a_checkpoint_with_unscored_items_has_no_course_unless_that_is_allowed(
     assert allowed[CHOICES]['slope']['value'] == pytest.approx(expected[CHOICES].value, abs=1e-15)
 
 
-def test_beside_another_run_the_last_checkpoint_is_taken(compared, runs: dict[str, Path], training: Path):
+def test_the_last_checkpoint_represents_a_run(compared, runs: dict[str, Path], training: Path):
     (found,) = compared(runs['a'], training)
     assert found['second'] == str(training / 'ba1000')
     check_differences(found['tasks'], {key: paired(key, runs['a'], runs['d']) for key in ROWS})

@@ -1,4 +1,4 @@
-"""`gauntlet compare` on runs that differ in more than the model: in rows, tasks, gauntlets, settings."""
+"""`gauntlet compare` with runs that differ in rows, tasks, gauntlets or settings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from paired_estimates import check_differences, combined, composites_of, paired
 
 
 @pytest.mark.parametrize('is_turned', [False, True])
-def test_rows_that_one_run_lacks_are_left_out_of_both(compared, runs: dict[str, Path], tmp_path: Path, is_turned: bool):
+def test_rows_missing_from_one_run_are_left_out_of_both(
+    compared, runs: dict[str, Path], tmp_path: Path, is_turned: bool
+):
     lacking = {CHOICES: [0, 4, 7], TOPICS: [1, 13]}
     part = copy_run(runs['b'], tmp_path / 'part', without=lacking)
     pair = (part, runs['a']) if is_turned else (runs['a'], part)
@@ -52,7 +54,7 @@ def test_tasks_without_an_item_in_common_have_no_difference(compared, runs: dict
     }
 
 
-def test_tasks_with_unscored_items_are_not_compared_without_being_allowed(compared, unscored):
+def test_tasks_with_unscored_items_are_not_compared_by_default(compared, unscored):
     (found,) = compared(*unscored)
     reason = '2 of 12 items unscored: there is no answer'
     assert found['tasks'][CHOICES]['difference'] == found['tasks'][CHOICES]['second'] == {'reason': reason}
@@ -63,13 +65,13 @@ def test_tasks_with_unscored_items_are_not_compared_without_being_allowed(compar
     check_differences({key: one for key, one in found['tasks'].items() if key != CHOICES}, known)
 
 
-def test_the_items_that_are_scored_in_both_are_compared_where_that_is_allowed(compared, unscored):
-    """Rows that one model did not answer say nothing of the difference: the other's go as well."""
+def test_allow_missing_compares_items_scored_in_both(compared, unscored):
+    """Items that are unscored in one run are left out of both."""
     (found,) = compared(*unscored, '--allow-missing')
     check_differences(found['tasks'], {key: paired(key, *unscored) for key in ROWS})
 
 
-def test_tasks_that_only_one_run_has_are_warned_of_and_left_out(compared, make_run, runs: dict[str, Path]):
+def test_tasks_of_only_one_run_are_left_out_with_a_warning(compared, make_run, runs: dict[str, Path]):
     few = make_run('few', [CHOICES, RIDDLES])
     (found,) = compared(runs['a'], few)
     assert list(found['tasks']) == [CHOICES, RIDDLES]
@@ -84,7 +86,7 @@ def test_tasks_that_only_one_run_has_are_warned_of_and_left_out(compared, make_r
     assert turned['warnings'] == found['warnings']
 
 
-def test_another_gauntlet_is_warned_of_and_that_of_the_first_is_taken(compared, make_run, runs: dict[str, Path]):
+def test_another_gauntlet_is_a_warning_and_the_first_is_used(compared, make_run, runs: dict[str, Path]):
     answers = answers_of(2, ROWS)
     other = make_run('other', ROWS, answers=answers, gauntlet={'weighting': 'EQUAL'})
     versions = [record_of(run)['composites']['version'] for run in (runs['a'], other)]
@@ -103,7 +105,7 @@ def test_another_gauntlet_is_warned_of_and_that_of_the_first_is_taken(compared, 
     assert turned['composites']['reading']['difference']['value'] == pytest.approx(-expected, abs=1e-13)
 
 
-def test_other_semantics_and_ways_of_drawing_shots_are_warned_of(compared, make_run):
+def test_other_semantics_and_fewshot_are_warnings(compared, make_run):
     one = make_run('one', [LINES])
     other = make_run('other', [LINES], '--semantics', 'reference', '--fewshot', 'fixed')
     (found,) = compared(one, other)

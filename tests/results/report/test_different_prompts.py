@@ -1,4 +1,4 @@
-"""`gauntlet compare` on runs some of whose prompts differ: over the items that were asked in the same words."""
+"""`gauntlet compare` with partly different prompts compares the items with the same prompt."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from compared_runs import (
     answers_of,
     copy_run,
     record_of,
-    reworded,
     rows_of_table,
     samples_of,
     samples_path,
     score_yaml,
+    with_truncated_prompts,
     write_lines,
 )
 from paired_estimates import check_differences, composites_of, paired, score_differences
@@ -38,18 +38,18 @@ SHORTER, LONGER = {'max_seq_len': 1024}, {'max_seq_len': 2048}
 
 @pytest.fixture
 def pair(runs: dict[str, Path], tmp_path: Path) -> tuple[Path, Path]:
-    """Two models with the same tasks, shots and data, one of which has seen less of the longest prompts."""
-    long = reworded(runs['a'], tmp_path / 'long', {}, config=LONGER)
-    return long, reworded(runs['b'], tmp_path / 'short', LONG, config=SHORTER)
+    """Return runs of two models, the second with a shorter context that truncates the longest prompts."""
+    long = with_truncated_prompts(runs['a'], tmp_path / 'long', {}, config=LONGER)
+    return long, with_truncated_prompts(runs['b'], tmp_path / 'short', LONG, config=SHORTER)
 
 
 def without(pair: Sequence[Path], rows: Mapping[str, Sequence[int]], folder: Path) -> tuple[Path, Path]:
-    """The same runs without these rows."""
+    """Return the runs without these rows."""
     first, second = (copy_run(run, folder / f'{run.name}_part', without=rows) for run in pair)
     return first, second
 
 
-def test_the_items_asked_in_the_same_words_are_compared(compared, pair, tmp_path: Path):
+def test_items_with_the_same_prompt_are_compared(compared, pair, tmp_path: Path):
     (found,) = compared(*pair)
     parts = without(pair, LONG, tmp_path)
     sizes = {**SIZES, CHOICES: 12 - 3, TOPICS: 14 - 2}
@@ -61,7 +61,7 @@ def test_the_items_asked_in_the_same_words_are_compared(compared, pair, tmp_path
     assert found['composites']['reading']['num_items'] == 9 + 7
 
 
-def test_how_many_are_left_out_and_which_setting_differs_is_said(compared, gauntlet, pair):
+def test_warning_counts_items_left_out_and_names_the_setting(compared, gauntlet, pair):
     (found,) = compared(*pair)
     said = f'items with different prompts are left out (max_seq_len 2048 / 1024): {CHOICES} 3 of 12, {TOPICS} 2 of 14'
     assert found['warnings'] == [said]
@@ -102,8 +102,8 @@ TOKENIZERS = [{'tokenizer': 'LlamaTokenizerFast 900 (1a2b3c4d)'}, {'tokenizer': 
     ],
 )
 def test_settings_that_may_explain_different_prompts_are_named(compared, runs, tmp_path: Path, configs, said: str):
-    first = reworded(runs['a'], tmp_path / 'one', {}, config=configs[0])
-    second = reworded(runs['b'], tmp_path / 'other', {LINES: [3]}, config=configs[1])
+    first = with_truncated_prompts(runs['a'], tmp_path / 'one', {}, config=configs[0])
+    second = with_truncated_prompts(runs['b'], tmp_path / 'other', {LINES: [3]}, config=configs[1])
     (found,) = compared(first, second)
     assert found['warnings'][0] == f'items with different prompts are left out ({said}): {LINES} 1 of 9'
 
@@ -117,12 +117,14 @@ def test_settings_that_may_explain_different_prompts_are_named(compared, runs, t
         ((None, SHORTER), False),  # cut in one run alone
     ],
 )
-def test_prompts_with_one_digest_that_were_cut_at_different_places_are_left_out(
+def test_truncated_prompts_count_as_equal_only_with_equal_limits(
     compared, runs, tmp_path: Path, configs, is_compared: bool
 ):
-    """The digest is of the text before tokens are cut off its beginning."""
+    """The digest is of the text before tokens are removed from its beginning."""
     first, second = (
-        reworded(runs[name], tmp_path / name, {LINES: [2, 5]} if config else {}, same_digest=True, config=config)
+        with_truncated_prompts(
+            runs[name], tmp_path / name, {LINES: [2, 5]} if config else {}, same_digest=True, config=config
+        )
         for name, config in zip('ab', configs, strict=True)
     )
     (found,) = compared(first, second)
@@ -132,7 +134,7 @@ def test_prompts_with_one_digest_that_were_cut_at_different_places_are_left_out(
 # Tasks without a common item.
 
 
-def test_a_task_without_an_item_in_the_same_words_is_left_out_with_the_reason(compared, gauntlet, make_run, runs):
+def test_a_task_without_equal_prompts_has_a_reason(compared, gauntlet, make_run, runs):
     other = make_run(
         'other', ROWS, tasks={'choices': {'prompt_string': 'Please answer.\n'}}, answers=answers_of(2, ROWS)
     )
@@ -155,7 +157,7 @@ def test_a_task_without_an_item_in_the_same_words_is_left_out_with_the_reason(co
 
 
 def test_composites_over_other_tasks_are_still_compared(compared, runs, tmp_path: Path):
-    other = reworded(runs['b'], tmp_path / 'other', {TOPICS: range(14)}, config=SHORTER)
+    other = with_truncated_prompts(runs['b'], tmp_path / 'other', {TOPICS: range(14)}, config=SHORTER)
     (found,) = compared(runs['a'], other)
     tasks = {key: paired(key, runs['a'], other) for key in ROWS}
     expected = composites_of(tasks, SIZES)
@@ -164,16 +166,16 @@ def test_composites_over_other_tasks_are_still_compared(compared, runs, tmp_path
     assert 'value' not in found['composites']['rest']['difference']
 
 
-def test_llm_foundrys_average_over_what_is_left_is_not_compared_either(compared, make_run, tmp_path: Path):
-    """It takes the categories that have a score; without a common item in one that is another average."""
+def test_llm_foundry_averages_over_missing_benchmarks_are_not_compared(compared, make_run, tmp_path: Path):
+    """Its averages ignore categories without a score, so they would be over other benchmarks."""
     first = make_run('one', ROWS, '--semantics', 'reference', gauntlet={})
-    second = reworded(first, tmp_path / 'other', {TOPICS: range(14)}, config=SHORTER)
+    second = with_truncated_prompts(first, tmp_path / 'other', {TOPICS: range(14)}, config=SHORTER)
     (found,) = compared(first, second)
     assert found['composites']['reading']['difference']['value'] == 0
     assert found['composites']['core']['difference'] == {'reason': f'benchmarks without a common item: {TOPICS}'}
 
 
-def test_other_shots_leave_the_prompts_that_are_the_same(compared, make_run):
+def test_other_shots_leave_items_whose_prompts_are_equal(compared, make_run):
     key = 'riddles/1-shot'
     answers = [answer | {'num_shots': 1} for answer in answers_of(0, [RIDDLES])]
     one = make_run('one', [key], answers=answers)
@@ -190,7 +192,7 @@ def test_other_shots_leave_the_prompts_that_are_the_same(compared, make_run):
 
 
 def other_prompts(runs: dict[str, Path], data: Path, tmp_path: Path, variants: Sequence[int]) -> Path:
-    """A run of SCORE with other words in some of the ten prompts."""
+    """Return a SCORE run with some of the ten prompts changed."""
     prompts = json.loads((data / 'score' / 'prompts' / 'agieval.json').read_text())
     for number in variants:
         prompts['prompt_robustness'][number]['prompt'] += ' Please.'
@@ -202,7 +204,7 @@ def other_prompts(runs: dict[str, Path], data: Path, tmp_path: Path, variants: S
     return out
 
 
-def test_variants_of_score_in_other_words_are_left_out(compared, runs, data: Path, tmp_path: Path):
+def test_score_variants_with_different_prompts_are_left_out(compared, runs, data: Path, tmp_path: Path):
     other = other_prompts(runs, data, tmp_path, [4])
     (found,) = compared(runs['a'], other)
     assert f'{AGIEVAL} {len(QUESTIONS)} of {len(QUESTIONS) * len(VARIANTS)}' in found['warnings'][0]
@@ -215,7 +217,7 @@ def test_variants_of_score_in_other_words_are_left_out(compared, runs, data: Pat
     check_differences(found['score'], score_differences(*parts))
 
 
-def test_a_perturbation_without_a_variant_in_the_same_words_is_left_out(compared, runs, data: Path, tmp_path: Path):
+def test_a_perturbation_without_equal_prompts_is_left_out(compared, runs, data: Path, tmp_path: Path):
     other = other_prompts(runs, data, tmp_path, range(10))
     (found,) = compared(runs['a'], other)
     reason = {'reason': 'no item has the same prompt in all runs'}
@@ -229,15 +231,15 @@ def test_a_perturbation_without_a_variant_in_the_same_words_is_left_out(compared
 
 @pytest.fixture
 def checkpoints(runs: dict[str, Path], tmp_path: Path) -> Path:
-    """Three of one training, the last after the length was changed."""
+    """Return three checkpoints of a run, the last with another max_seq_len."""
     folder = tmp_path / 'training'
     for name, batch in (('a', 10), ('b', 20)):
-        reworded(runs[name], folder / f'ba{batch}', {}, config=LONGER, batch=batch)
-    reworded(runs['c'], folder / 'ba40', {**LONG, RIDDLES: range(7)}, config=SHORTER, batch=40)
+        with_truncated_prompts(runs[name], folder / f'ba{batch}', {}, config=LONGER, batch=batch)
+    with_truncated_prompts(runs['c'], folder / 'ba40', {**LONG, RIDDLES: range(7)}, config=SHORTER, batch=40)
     return folder
 
 
-def test_checkpoints_are_followed_over_the_items_that_all_were_asked_alike(compared, gauntlet, checkpoints, tmp_path):
+def test_trends_are_over_items_with_equal_prompts_at_all_checkpoints(compared, gauntlet, checkpoints, tmp_path):
     found = compared(checkpoints)
     part = tmp_path / 'part'
     for run in checkpoints.iterdir():
@@ -261,7 +263,7 @@ def test_checkpoints_are_followed_over_the_items_that_all_were_asked_alike(compa
 
 
 def test_two_models_with_different_tokenizers_are_compared(gauntlet, compared, tmp_path: Path):
-    """One takes more tokens for a text: of 20 questions 4 lose shots, and all of the longer ones."""
+    """One needs more tokens: 4 of 20 short questions and all long ones lose shots."""
     tasks = tmp_path / 'tasks.yaml'
     jeopardy, mmlu = 'jeopardy/4-shot', 'mmlu/4-shot'
     entries = yaml.safe_load((ROOT / 'yamls' / 'tasks' / 'gauntlet_v0.1.yaml').read_text())['icl_tasks']

@@ -1,4 +1,4 @@
-"""`gauntlet compare` on what cannot be compared: status 2, nothing printed, an error that names what is wrong."""
+"""`gauntlet compare` with runs that cannot be compared: status 2 and an error, no output."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from compared_runs import (
     answers_of,
     copy_run,
     record_of,
-    reworded,
     samples_path,
+    with_truncated_prompts,
     write_lines,
 )
 
@@ -33,7 +33,7 @@ LONGER, SHORTER = {'max_seq_len': 2048}, {'max_seq_len': 1024}
 
 
 class Stage:
-    """Runs to make, and a folder for them."""
+    """Functions and folders for making runs."""
 
     def __init__(self, runs: dict[str, Path], make_run: Callable[..., Path], folder: Path) -> None:
         self.a, self.make, self.folder = runs['a'], make_run, folder
@@ -93,14 +93,14 @@ def checkpoints_of_other_tasks(stage: Stage) -> tuple[list[Any], str]:
     return [folder], f'{folder}: the evaluations have no task in common'
 
 
-def checkpoints_in_other_words(stage: Stage) -> tuple[list[Any], str]:
+def checkpoints_with_different_prompts(stage: Stage) -> tuple[list[Any], str]:
     rows = {**{key: range(size) for key, size in SIZES.items()}, AGIEVAL: range(7)}
-    first = reworded(stage.a, stage.folder / 'one', {}, config=LONGER)
-    folder = stage.checkpoints(first, reworded(stage.a, stage.folder / 'other', rows, config=SHORTER))
+    first = with_truncated_prompts(stage.a, stage.folder / 'one', {}, config=LONGER)
+    folder = stage.checkpoints(first, with_truncated_prompts(stage.a, stage.folder / 'other', rows, config=SHORTER))
     return [folder], f'{LINES}: no item has the same prompt in all runs (max_seq_len 2048 / 1024)'
 
 
-def runs_in_other_words(stage: Stage) -> tuple[list[Any], str]:
+def runs_with_different_prompts(stage: Stage) -> tuple[list[Any], str]:
     changed = {'choices': {'prompt_string': 'Please answer.\n'}, 'lines': {'prelimiter': 'Say: '}}
     other = stage.make('other', [CHOICES, LINES], tasks=changed)
     return [stage.a, other], (
@@ -135,14 +135,14 @@ CASES = (
     one_batch_twice,
     an_unknown_batch,
     checkpoints_of_other_tasks,
-    checkpoints_in_other_words,
-    runs_in_other_words,
+    checkpoints_with_different_prompts,
+    runs_with_different_prompts,
     other_data,
 )
 
 
 @pytest.mark.parametrize('case', CASES, ids=lambda case: case.__name__)
-def test_what_cannot_be_compared_is_an_error(gauntlet, runs: dict[str, Path], make_run, tmp_path: Path, case):
+def test_incomparable_runs_are_an_error(gauntlet, runs: dict[str, Path], make_run, tmp_path: Path, case):
     words, expected = case(Stage(runs, make_run, tmp_path))
     for form in ('table', 'json'):
         status, out, err = gauntlet('compare', *words, '--format', form)
