@@ -1,12 +1,13 @@
-"""The form of an answer: a number with its unit, a pair, an interval, a set, a list, a matrix, a word, an expression.
+"""Compare answers by their forms: numbers with units, pairs, intervals, sets, lists, matrices, words and expressions.
 
 Forms distinguish what a computer algebra system takes for equal: (1,2) and {1,2}, 10 in base 2 and 10, 5 cm and 5 m,
-50% and 50. Nothing is evaluated but the digits of numbers.
+50% and 50. Only the digits of numbers are evaluated; two expressions are compared by a caller's function.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
@@ -39,7 +40,6 @@ SYMBOLS = {
 SIZES = re.compile(r'\\(?:(?:left|right)(?![A-Za-z])\.?|[bB]igg?[lrm]?(?![A-Za-z]))')
 THOUSANDS = re.compile(r'(?<=\d)\s*(?:\{,\}|,\s*\\!|\\,|\\!)\s*(?=\d{3}(?!\d))')
 SPACES = re.compile(r'(\\\\)|\\[,;:!>]|\\(?=\s)')
-HIDDEN = re.compile(r'\\[hv]?phantom\s*\{[^{}]*\}')
 STYLES = re.compile(r'\\(?:mathbf|mathit|mathsf|mathcal|boldsymbol|bm|ensuremath)\s*\{([^{}]*)\}')
 TEXTS = re.compile(
     r'\\(?:text(?:rm|normal|bf|it|sf|up)?|mbox|hbox|mathrm|emph|operatorname\*?)\s*\{((?:[^{}]|\{[^{}]*\})*)\}'
@@ -64,23 +64,19 @@ DEGREE = '°'
 INFINITY = '\\infty'
 
 COMMA = re.compile(r'[,;]')
-UNION = re.compile(r'\\cup(?![A-Za-z])')
 RELATIONS = re.compile(r'\\(?:le|ge|ne|in|approx|equiv|to)(?![A-Za-z])|<=?|>=?|=')
 FLIPPED = {'>': '<', '\\ge': '\\le', '>=': '\\le'}
 COLON = re.compile(r':')
-BAR = re.compile(r'\||:|\\mid(?![A-Za-z])')
 ROWS = re.compile(r'\\\\')
 CELLS = re.compile(r'&')
 
 DIGITS = r'(?:\d+(?:\.\d*)?|\.\d+)'
 DECIMAL = re.compile(rf'([+-]?)\s*({DIGITS})')
-GROUPED = re.compile(r'([+-]?)\s*(\d{1,3}(?:,\d{3})+)(\.\d+)?')
 ONE_GROUPED = re.compile(r'[^\d,]*\d{1,3}(?:,\d{3})+(?![\d,])(?:\.\d+)?[^,]*')  # 1,234 with what is around it
 QUOTIENT = re.compile(
     rf'([+-]?)\s*(?:\\frac\{{\s*([+-]?{DIGITS})\s*\}}\{{\s*([+-]?{DIGITS})\s*\}}|({DIGITS})\s*/\s*({DIGITS}))'
 )
 MIXED = re.compile(r'([+-]?)\s*(\d+)(?:\s*\\frac\{\s*(\d+)\s*\}\{\s*(\d+)\s*\}|\s+(\d+)\s*/\s*(\d+))')
-SCIENTIFIC = re.compile(rf'([+-]?{DIGITS})\s*(?:\\times|\\cdot)\s*10\s*\^\s*(?:(\d)|\{{\s*([+-]?\d{{1,3}})\s*\}})')
 LABEL = re.compile(
     r"(?:(?:\\[A-Za-z]+|[A-Za-z]|[A-Z]{2}|[A-Za-z]{3,})'?|\\text\{[^{}]*\}|\\(?:angle|triangle|overline|widehat)\s*\{?\s*[A-Z]+\s*\}?)"
     r'(?:_(?:\w|\{\w+\}))?(?:\s*\(\s*-?\w+(?:\s*,\s*-?\w+)*\s*\))?|\(\s*[a-z](?:\s*,\s*[a-z])+\s*\)'
@@ -109,6 +105,12 @@ NOUN = r'(?!(?:arc)?(?:sin|cos|tan|sec|csc|cot)|log|sqrt|theta|alpha|beta|gamma|
 MONEY = re.compile(r'(-?)\s*(?:\\money|[€£])\s*(.*)')
 POWERS = {'square': '2', 'sq': '2', 'squared': '2', 'cubic': '3', 'cubed': '3'}
 
+# Whether two expressions, or two equations, are equal; neither is a list, a number with a unit, or too long.
+Algebra = Callable[[str, str], bool]
+
+BARE_WORD = re.compile(r'[A-Za-z]{4,}(?: [A-Za-z]+)*')  # not a product of variables
+DEGREES_OF = re.compile(r'(\d+(?:\.\d+)?)\s*\\degree(?![A-Za-z])')
+
 
 @lru_cache(maxsize=65536)
 def one_spelling(text: str) -> str:
@@ -117,7 +119,7 @@ def one_spelling(text: str) -> str:
     text = re.sub(r'(?<!\\)\\[()\[\]]', ' ', text)
     text = THOUSANDS.sub('', SIZES.sub('', text))
     text = with_mathematics_bare(text)
-    text = HIDDEN.sub('', SPACES.sub(lambda found: found[1] or ' ', text))
+    text = SPACES.sub(lambda found: found[1] or ' ', text)
     text = re.sub(r'\\([A-Za-z]+)', one_command, text)
     text = DEGREES.sub(r'\\degree ', STYLES.sub(r'\1', text))
     text = PERCENT.sub('%', TEXTS.sub(one_text, text))
@@ -295,7 +297,7 @@ def form_of(text: str, depth: int) -> Form:
     text = unwrapped(text)
     if depth >= MAX_DEPTH:
         return Form(kind=EXPRESSION, text=text)
-    for pattern in (COMMA, RELATIONS, UNION):
+    for pattern in (COMMA, RELATIONS):
         pieces, marks = split_outside(text, pattern)
         if len(pieces) > MAX_PARTS:
             return Form(kind=EXPRESSION, text=text)
@@ -383,7 +385,7 @@ def in_brackets(text: str, depth: int) -> Form | None:
         return None
     within = text[len(opening[0]) : end - 1 if is_set else end]
     pieces, _ = split_outside(within, COMMA)
-    if len(pieces) > MAX_PARTS or (is_set and split_outside(within, BAR)[1]):
+    if len(pieces) > MAX_PARTS:
         return Form(kind=EXPRESSION, text=text)
     if is_set:
         return list_of(text, pieces, depth, kind=SET)
@@ -489,7 +491,7 @@ def unit_of(name: str, power: str | None) -> str:
 
 
 def number_of(text: str) -> Fraction | None:
-    """Return the value of a number: an integer, a decimal, a fraction, a mixed number or one with a power of ten."""
+    """Return the value of an integer, a decimal, a fraction or a mixed number."""
     if found := DECIMAL.fullmatch(text):
         return signed(found[1], Fraction(found[2]))
     if found := QUOTIENT.fullmatch(text):
@@ -498,13 +500,116 @@ def number_of(text: str) -> Fraction | None:
     if found := MIXED.fullmatch(text):
         numerator, denominator = int(found[3] or found[5]), int(found[4] or found[6])
         return signed(found[1], int(found[2]) + Fraction(numerator, denominator)) if denominator else None
-    if found := SCIENTIFIC.fullmatch(text):
-        return Fraction(found[1]) * Fraction(10) ** int(found[2] or found[3])
-    if found := GROUPED.fullmatch(text):
-        return signed(found[1], Fraction(found[2].replace(',', '') + (found[3] or '')))
     return None
 
 
 def signed(sign: str, value: Fraction) -> Fraction:
     """Return a value with its sign."""
     return -value if sign == '-' else value
+
+
+def answers_equal(algebra: Algebra, first: str, second: str) -> bool:
+    """Return whether two answers are equal, whichever comes first. An empty answer equals nothing."""
+    if not first.strip() or not second.strip():
+        return False
+    if first.split() == second.split():
+        return True
+    forms = forms_of(first), forms_of(second)
+    return any(same(algebra, one, other) for one in forms[0] for other in forms[1])
+
+
+def same(algebra: Algebra, one: Form, other: Form) -> bool:
+    """Return whether two forms are equal."""
+    if one.label and other.label and one.label != other.label:
+        scalars = one.kind in (NUMBER, EXPRESSION) and other.kind in (NUMBER, EXPRESSION)
+        return scalars and not one.unit and not other.unit and equations_equal(algebra, one, other)
+    if one.unit and other.unit and one.unit != other.unit:
+        return False
+    kinds = {one.kind, other.kind}
+    if kinds <= {LIST, SET}:
+        return lists_equal(algebra, one, other)
+    if kinds == {RELATION, EXPRESSION} or kinds == {RELATION, NUMBER}:
+        return equations_equal(algebra, one, other)
+    if kinds <= {NUMBER, EXPRESSION}:
+        return quantities_equal(algebra, one, other)
+    if TEXT in kinds:
+        return texts_equal(one, other)
+    if len(kinds) > 1:
+        return False
+    if one.kind == BASED:
+        return (one.text, one.ends) == (other.text, other.ends)
+    if one.kind == RELATION and one.ends == other.ends == '=' and algebra(written(one.text), written(other.text)):
+        return True
+    return one.ends == other.ends and in_order(algebra, one.parts, other.parts)
+
+
+def in_order(algebra: Algebra, ones: Sequence[Form], others: Sequence[Form]) -> bool:
+    """Return whether parts are equal one by one."""
+    pairs = list(zip(ones, others, strict=False))
+    return len(ones) == len(others) and all(same(algebra, one, other) for one, other in pairs)
+
+
+def lists_equal(algebra: Algebra, one: Form, other: Form) -> bool:
+    """Return whether two lists have equal parts, in any order unless only one of them says what each part is."""
+    if len(one.parts) != len(other.parts) or (one.label and other.label and one.label != other.label):
+        return False
+    if says_which(one) != says_which(other):
+        return in_order(algebra, one.parts, other.parts)
+    left = list(other.parts)
+    for part in one.parts:
+        found = next((index for index, candidate in enumerate(left) if same(algebra, part, candidate)), None)
+        if found is None:
+            return False
+        del left[found]
+    return True
+
+
+def says_which(form: Form) -> bool:
+    """Return whether the parts of a list have names of their own, as in x = 1, y = 2."""
+    return len({part.label for part in form.parts}) > 1
+
+
+def quantities_equal(algebra: Algebra, one: Form, other: Form) -> bool:
+    """Return whether two numbers or expressions are equal, and their units where both have one.
+
+    A percentage equals another, and the number that it is, but not the number before its sign.
+    """
+    percent = '%' in (one.unit, other.unit)
+    if percent and one.unit != other.unit:
+        if one.value is None or other.value is None or {one.unit, other.unit} != {'%', ''}:
+            return False
+        return one.value / (100 if one.unit else 1) == other.value / (100 if other.unit else 1)
+    if one.value is not None and other.value is not None:
+        return one.value == other.value
+    if BARE_WORD.fullmatch(one.text) and BARE_WORD.fullmatch(other.text):
+        return texts_equal(one, other)
+    first, second = written(one.text), written(other.text)
+    return first.replace(' ', '') == second.replace(' ', '') or algebra(first, second)
+
+
+def texts_equal(one: Form, other: Form) -> bool:
+    """Return whether two words are equal but for case and punctuation; a bare word is one too."""
+    if not all(form.kind == TEXT or WORDS.fullmatch(form.text) for form in (one, other)):
+        return False
+    keys = [re.sub(r'[^a-z0-9]', '', form.text.lower()) for form in (one, other)]
+    return keys[0] == keys[1] != ''
+
+
+def equations_equal(algebra: Algebra, one: Form, other: Form) -> bool:
+    """Return whether two equations are equal, of which a label and its value are one."""
+    texts = []
+    for form in (one, other):
+        if form.kind == RELATION:
+            if form.ends != '=':
+                return False
+            texts.append(form.text)
+        elif form.label:
+            texts.append(f'{form.label} = {form.text}')
+        else:
+            return False
+    return algebra(written(texts[0]), written(texts[1]))
+
+
+def written(text: str) -> str:
+    """Return an expression in the form for algebra: degrees as numbers."""
+    return DEGREES_OF.sub(r'(\\frac{\1 \\pi}{180})', text)

@@ -27,8 +27,7 @@ from types import TracebackType
 from typing import Literal, Self
 
 from llmfoundry_gauntlet.errors import GauntletError
-from llmfoundry_gauntlet.scoring.math_equality import answers_equal
-from llmfoundry_gauntlet.scoring.math_forms import NUMBER, forms_of
+from llmfoundry_gauntlet.scoring.math_forms import NUMBER, answers_equal, forms_of
 from llmfoundry_gauntlet.scoring.math_reference import reference_answer_of, reference_equal_with, reference_gold_of
 
 MIB = 2**20
