@@ -1,4 +1,4 @@
-"""Tiny random networks of many families, mixed requests, and their answer one sequence at a time."""
+"""Tiny random networks of many families, mixed requests, and their scores one sequence at a time."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ WINDOWED = {**GROUPED, 'sliding_window': WINDOW}
 
 
 def maker(model: str, config: str, **sizes: Any) -> Callable[..., Any]:
-    """Makes a network from the names of its classes in transformers; more settings may be given each time."""
+    """Return a function that makes a network from the names of its transformers classes and further settings."""
     return lambda **more: getattr(hf, model)(getattr(hf, config)(**{**sizes, **more}))
 
 
 def family(name: str, **sizes: Any) -> Callable[..., Any]:
-    """A maker of a family whose classes are named alike."""
+    """Return the maker of a family whose classes follow one naming scheme."""
     return maker(f'{name}ForCausalLM', f'{name}Config', **sizes)
 
 
@@ -127,13 +127,13 @@ LAYOUT_OF = {
 
 
 def network(name: str = 'llama', *, seed: int = 0, **more: Any) -> Any:
-    """A network of a family, in eval mode; the same seed makes the same weights, whatever its attention."""
+    """Return a network of a family in eval mode; a seed determines the weights, whatever the attention."""
     torch.manual_seed(seed)
     return FAMILIES[name](**more).eval()
 
 
 def stretched(kind: str, base: int = 32, **more: Any) -> Any:
-    """A network whose rotary frequencies depend on a length, and differ beyond `base` tokens."""
+    """Return a network whose rotary frequencies depend on a length beyond `base` tokens."""
     if kind == 'dynamic':
         return network(max_position_embeddings=base, rope_scaling={'rope_type': 'dynamic', 'factor': 4.0}, **more)
     scaling = {'type': 'longrope', 'short_factor': [1.0] * 4, 'long_factor': [1.5, 2.0, 4.0, 8.0]}
@@ -142,7 +142,7 @@ def stretched(kind: str, base: int = 32, **more: Any) -> Any:
 
 
 def rotary(kind: str, base: int = 32, padded_to: int | None = None) -> RotaryLengths:
-    """The rule of a stretched network; with `padded_to`, that of rows that count as padded."""
+    """Return the rotary rule of a stretched network; with `padded_to`, for rows that count as padded."""
     padded = {} if padded_to is None else {'t/0-shot': padded_to}
     return RotaryLengths(base=base, scales_by_length=kind == 'dynamic', padded_to=padded)
 
@@ -153,7 +153,7 @@ STRETCHED = ('dynamic', 'longrope')
 def request(
     row: int, contexts: Sequence[int] | Sequence[Sequence[int]], continuations: Iterable[Sequence[int]]
 ) -> ScoreRequest:
-    """A request of plain numbers; a single context is that of all continuations."""
+    """Return a request from plain numbers; a single context is that of all continuations."""
     choices = tuple(np.array(ids, dtype=np.int32) for ids in continuations)
     if np.ndim(contexts[0]) == 0:
         shared = (np.array(contexts, dtype=np.int32),) * len(choices)
@@ -163,12 +163,14 @@ def request(
 
 
 def draw(rng: np.random.Generator, count: int) -> list[int]:
-    """Random tokens."""
+    """Return random tokens."""
     return rng.integers(3, VOCABULARY, count).tolist()
 
 
 def mixed_requests() -> list[ScoreRequest]:
-    """Nested contexts, choices that all share, single tokens, contexts of a choice's own, rows of 1 to 40 tokens."""
+    """Return nested contexts, shared choices, single tokens, choices with their own contexts, and rows of 1 to 40
+    tokens.
+    """
     rng = np.random.default_rng(1)
     passage, answer = draw(rng, 15), draw(rng, 3)
     choices = [draw(rng, 1), draw(rng, 4), draw(rng, 2)]
@@ -200,12 +202,12 @@ PREFIX_BUDGET = 160
 
 @torch.no_grad()
 def logits_of(model: Any, ids: Sequence[int]) -> torch.Tensor:
-    """The logits [T, V] of a bare forward of one sequence."""
+    """Return the logits [T, V] of a bare forward of one sequence."""
     return model(input_ids=torch.tensor([list(ids)])).logits[0].float()
 
 
 def alone(model: Any, context: np.ndarray, continuation: np.ndarray, after: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Log-probabilities and argmax flags of a continuation by a bare forward, `after` more tokens behind it."""
+    """Return log-probabilities and argmax flags of a continuation by a bare forward with `after` tokens appended."""
     logits = logits_of(model, [*context.tolist(), *continuation.tolist(), *[0] * after])
     logits = logits[len(context) - 1 : len(context) - 1 + len(continuation)]
     target = torch.from_numpy(continuation).long()
@@ -214,17 +216,17 @@ def alone(model: Any, context: np.ndarray, continuation: np.ndarray, after: int 
 
 
 def run(language_model: Any, batches: Iterable[Batch]) -> dict[ItemKey, ScoreOutput]:
-    """The outputs of batches, by key."""
+    """Return the outputs of batches, by key."""
     return {output.key: output for batch in batches for output in language_model.run(batch)}
 
 
 def sums_of(outputs: dict[ItemKey, ScoreOutput], requests: Sequence[ScoreRequest]) -> np.ndarray:
-    """Summed log-probability of each continuation, in the order of the requests."""
+    """Return the summed log-probability of each continuation, in the order of the requests."""
     return np.array([values.sum() for request in requests for values in outputs[request.key].logprobs])
 
 
 def sums_alone(model: Any, requests: Sequence[ScoreRequest], after: int = 0) -> np.ndarray:
-    """The same by bare forwards of one sequence."""
+    """Return the same by bare forwards of one sequence."""
     return np.array(
         [
             alone(model, context, continuation, after)[0].sum(dtype=np.float64)
@@ -237,7 +239,7 @@ def sums_alone(model: Any, requests: Sequence[ScoreRequest], after: int = 0) -> 
 def check_against_bare_forwards(
     model: Any, requests: Sequence[ScoreRequest], outputs: dict[ItemKey, ScoreOutput], tolerance: float = 1e-5
 ) -> None:
-    """Every log-probability and flag of every request, one sequence at a time."""
+    """Check every log-probability and flag of every request, one sequence at a time."""
     assert outputs.keys() == {request.key for request in requests}
     for request in requests:
         output = outputs[request.key]
@@ -252,7 +254,7 @@ def check_against_bare_forwards(
 
 @contextmanager
 def compiled_for_training(model: Any) -> Iterator[Any]:
-    """The model compiled; a training step gives the same after the context, and needs no other compilation."""
+    """Return the model compiled; check that a training step gives the same afterwards, without recompilation."""
     counter = CompileCounter()
     torch._dynamo.reset()
     compiled = torch.compile(model, backend=counter)

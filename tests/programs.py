@@ -1,4 +1,4 @@
-"""Problems for programs that are run, and what they are run in."""
+"""Problems for tests that run programs, and the sandbox they run in."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SECRET = 'the-word-9157'  # what a program must return, and cannot know
 
 
 def problem(language: str, secret: str = SECRET) -> Program:
-    """A problem whose right answer is a word that only the test has."""
+    """Return a problem whose right answer is a word that only the test has."""
     return make_program(
         language=language,
         prompt=PROMPTS[language],
@@ -39,12 +39,12 @@ def problem(language: str, secret: str = SECRET) -> Program:
 
 
 def right(language: str, secret: str = SECRET) -> str:
-    """The completion that has it."""
+    """Return the right completion."""
     return RIGHT[language].format(secret=secret)
 
 
 def sandbox() -> Sandbox:
-    """The machine's sandbox; the test is skipped where it has none."""
+    """Return the machine's sandbox; skip the test if there is none."""
     try:
         return find_sandbox()
     except SandboxError as error:
@@ -66,7 +66,7 @@ def can_run_all() -> bool:
 
 
 def need(*tools: str) -> None:
-    """Skips the test where a tool is absent."""
+    """Skip the test if a tool is missing."""
     for tool in tools:
         if shutil.which(tool) is None:
             pytest.skip(f'{tool} is not installed')

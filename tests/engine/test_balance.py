@@ -1,7 +1,7 @@
-"""The Gauntlet's work on 2, 8 and 64 ranks: equally many forwards, about as many tokens, and little waiting.
+"""Balance of the Gauntlet's work over 2, 8 and 64 ranks: equal numbers of forwards, similar tokens, little waiting.
 
-Composer has all ranks wait for each other after every batch (`Trainer._iter_dataloader`), so that an evaluation takes
-as long as the costliest forwards of all steps together. Every test prints what it measures.
+Composer makes all ranks wait for each other after every batch (`Trainer._iter_dataloader`), so an evaluation takes
+as long as the costliest forward of every step. Each test prints what it measures.
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ PIECES = re.compile(r' ?\w{1,6}|.', re.DOTALL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """The work of each rank. `above_mean` is the busiest rank's share of tokens above the mean.
+    """The work of each rank.
 
-    `waiting` is what the costliest parts of all steps cost together, above the mean of ranks; `repeated` the share of
-    tokens that are run in order to take part, and prefixes run more often than once.
+    `above_mean` is the busiest rank's share of tokens above the mean. `waiting` is the cost of the costliest part of
+    every step above the mean of ranks; `repeated` is the share of tokens run only to take part, and of prefixes run
+    more than once.
     """
 
     num_steps: int
@@ -57,7 +58,7 @@ class Spread:
 
 
 def spread_of(ranks: Sequence[Sequence[Batch]] | Sequence[Sequence[ContinuousBatch]]) -> Spread:
-    """Measures the shares of ranks, which must be equally many parts."""
+    """Return the shares of ranks, which must have equal numbers of parts."""
     assert len(set(map(len, ranks))) == 1
     tokens = np.array([[part.num_tokens for part in mine] for mine in ranks])
     costs = np.array([[part.cost for part in mine] for mine in ranks])
@@ -71,13 +72,13 @@ def spread_of(ranks: Sequence[Sequence[Batch]] | Sequence[Sequence[ContinuousBat
 
 
 def name_of(part: Batch | ContinuousBatch) -> int:
-    """The same for parts that give the same: runs of a prefix are made anew for every rank."""
+    """Return a name that equal parts share; every rank makes its own batch for a prefix."""
     is_prefix = isinstance(part, Batch) and not part.trees
     return id(part.prefix if is_prefix else part)
 
 
 def spread_over_ranks(batches: Sequence[Batch]) -> dict[int, Spread]:
-    """Return and print the work of these batches for each number of ranks."""
+    """Return and print the work of the batches for each number of ranks."""
     found = {}
     for num_ranks in RANKS:
         ranks = assign(batches, num_ranks=num_ranks)
@@ -92,15 +93,15 @@ def spread_over_ranks(batches: Sequence[Batch]) -> dict[int, Spread]:
 
 
 def prepared(tasks: object, data_root: Path, tokenizer: object, max_seq_len: int) -> PreparedEvaluation:
-    """All items of the tasks, programs included, which are generated but not run."""
+    """Return all items of the tasks, including programs, which are generated but not run."""
     settings = decode_settings({'tasks': tasks, 'data_root': str(data_root)})
     return prepare_evaluation(load_data(settings), Encoder(tokenizer), max_seq_len=max_seq_len)
 
 
 class PieceTokenizer:
-    """A token for each word of up to six letters with the space before it, and for every other sign.
+    """A tokenizer with a token for each word of up to six letters, with its space, and for every other character.
 
-    On the real files about as many as a byte-level BPE of 50,000 entries, in a quarter of the time.
+    It makes about as many tokens of the real files as a byte-level BPE with 50,000 entries, in a quarter of the time.
     """
 
     eos_token_id = 2
@@ -117,18 +118,18 @@ class PieceTokenizer:
         return {'input_ids': [special + [self.id(piece) for piece in PIECES.findall(text)] for text in texts]}
 
     def id(self, piece: str) -> int:
-        """A number of its own, above those of special tokens."""
+        """Return a token's own number, above those of special tokens."""
         return self.ids.setdefault(piece, len(self.ids) + 3)
 
     def decode(self, ids: Sequence[int], **_: Any) -> str:
-        """The pieces of these numbers."""
+        """Return the text of token ids."""
         pieces = {number: piece for piece, number in self.ids.items()}
         return ''.join(pieces.get(number, '') for number in ids)
 
 
 @pytest.fixture(scope='module')
 def sample_rows() -> PlannedEvaluation:
-    """All 57 tasks over the rows that come with the project, in small batches: there are a thousand items."""
+    """Return the 57 tasks over the sample data; batches are small as there are about a thousand items."""
     from character_tokenizer import CharacterTokenizer
 
     return plan_evaluation(prepared(TASKS, ROOT / 'eval_data', CharacterTokenizer(), 512), tokens_per_batch=512)
@@ -136,7 +137,7 @@ def sample_rows() -> PlannedEvaluation:
 
 @pytest.fixture(scope='module')
 def real_rows() -> PreparedEvaluation:
-    """All tasks of the Gauntlet whose real files are there."""
+    """Return all Gauntlet tasks whose real files are available."""
     data_root = ROOT.parent / 'shared/data/local_data'
     if not data_root.is_dir():
         pytest.skip('the real evaluation files (../shared/data/local_data) are not here')
@@ -151,7 +152,7 @@ def real_rows() -> PreparedEvaluation:
 
 
 def made(cost: float, prefix: Ids | None = None) -> Batch:
-    """A batch of one request of a token, whatever it is said to cost."""
+    """Return a batch of a one-token request with the given cost."""
     ids = np.ones(1, np.int32)
     request = ScoreRequest(key=ItemKey('t/0-shot', 0), contexts=(ids,), continuations=(ids,))
     tree = Tree(requests=(request,), num_tokens=1)
@@ -163,10 +164,10 @@ def made(cost: float, prefix: Ids | None = None) -> Batch:
     st.lists(st.floats(1, 4000), max_size=40),
     st.integers(1, 9),
 )
-def test_families_of_any_size_are_shared_out(family_sizes: list[int], costs: list[float], num_ranks: int):
-    """Every batch runs once, with or without a prefix, equally many on all ranks, each after its prefix.
+def test_batches_of_any_prefix_group_are_assigned(family_sizes: list[int], costs: list[float], num_ranks: int):
+    """Every batch runs once, with or without a prefix, with equal numbers on all ranks, each after its prefix.
 
-    Mutations: what is too short stays so; a gap before a unit's last batch is filled with another prefix.
+    Mutations: short units are not lengthened; a gap before a unit's last batch is filled with another prefix.
     """
     families = [(np.ones(5, np.int32), size) for size in family_sizes]
     batches = [made(10.0, prefix) for prefix, size in families for _ in range(size)] + [made(cost) for cost in costs]
@@ -181,8 +182,8 @@ def test_families_of_any_size_are_shared_out(family_sizes: list[int], costs: lis
             assert batch.prefix is None or batch.prefix is cached
 
 
-def test_ranks_have_equally_many_forwards_and_tokens(sample_rows: PlannedEvaluation):
-    """Mutations: units of a round in the order of ranks; rounds that begin with the cheapest; no forwards repeated."""
+def test_ranks_have_equal_forwards_and_similar_tokens(sample_rows: PlannedEvaluation):
+    """Mutations: units of a round in the order of ranks; rounds start with the cheapest; no forwards repeated."""
     found = spread_over_ranks(sample_rows.batches)
     assert all(one.above_mean < ABOVE_MEAN for one in found.values())
     assert found[2].waiting < 0.08
@@ -190,9 +191,11 @@ def test_ranks_have_equally_many_forwards_and_tokens(sample_rows: PlannedEvaluat
     assert found[64].waiting < 0.5
 
 
-def test_a_step_has_a_prefix_on_every_rank_or_on_none(sample_rows: PlannedEvaluation):
-    """Where one rank runs a hundred tokens while others run a batch, it waits. Fails where units are dealt by cost
-    alone: then about half of the steps are mixed."""
+def test_a_step_runs_a_prefix_on_all_ranks_or_none(sample_rows: PlannedEvaluation):
+    """A rank that runs a prefix waits for ranks that run a batch.
+
+    Mutation: deal units by cost only, which mixes half of the steps.
+    """
     for num_ranks in RANKS[:2]:
         steps = list(zip(*assign(sample_rows.batches, num_ranks=num_ranks), strict=True))
         mixed = sum(len({bool(batch.trees) for batch in step}) == 2 for step in steps)
@@ -201,7 +204,7 @@ def test_a_step_has_a_prefix_on_every_rank_or_on_none(sample_rows: PlannedEvalua
 
 
 def test_the_costliest_forward_is_in_the_first_round(sample_rows: PlannedEvaluation):
-    """So that memory which is too small shows at once."""
+    """So running out of memory shows at once."""
     costliest = max(sample_rows.batches, key=lambda batch: batch.cost)
     longest_unit = 1 + max(
         sum(batch.prefix is other.prefix for batch in sample_rows.batches)
@@ -213,9 +216,8 @@ def test_the_costliest_forward_is_in_the_first_round(sample_rows: PlannedEvaluat
         assert any(batch is costliest for mine in ranks for batch in mine[:longest_unit])
 
 
-def test_ranks_get_equally_many_continuous_batches_of_about_the_same_work(sample_rows: PlannedEvaluation):
-    """By what is known beforehand: lengths of prompts, and of generations at most. The number of forwards depends on
-    the generations; ranks wait for each other after each batch, and sharded ones take part in each other's forwards."""
+def test_ranks_get_equal_numbers_of_continuous_batches(sample_rows: PlannedEvaluation):
+    """Work is estimated from lengths of prompts and generations; ranks wait for each other after each batch."""
     batches = sample_rows.continuous_batches
     ranks = assign_continuous_batches(batches, num_ranks=2)
     costs = [sum(batch.cost for batch in mine) for mine in ranks]
@@ -227,7 +229,7 @@ def test_ranks_get_equally_many_continuous_batches_of_about_the_same_work(sample
 @pytest.mark.long
 @pytest.mark.parametrize('device', ['cuda', 'cpu'])
 def test_ranks_share_the_real_gauntlet_evenly(real_rows: PreparedEvaluation, device: str):
-    """In batches as large as `tokens_per_batch: auto` has them where memory is no limit."""
+    """With the batch size that `tokens_per_batch: auto` chooses if memory is no limit."""
     tokens_per_batch = MOST_TOKENS[device]
     assert LEAST_BATCHES * tokens_per_batch * RANKS[-1] <= real_rows.num_tokens  # nothing is halved for so many ranks
     planned = plan_evaluation(real_rows, tokens_per_batch=tokens_per_batch)
@@ -250,8 +252,8 @@ def test_ranks_share_the_real_gauntlet_evenly(real_rows: PreparedEvaluation, dev
 # Estimates from parts that were timed.
 
 
-def test_a_prefix_of_several_batches_counts_once_for_the_first_of_its_tasks():
-    """Forty rows of 25 tokens of their own after the same 100; one choice of a single token adds nothing."""
+def test_a_shared_prefix_counts_once():
+    """Forty rows of 25 tokens after the same 100; a choice of a single token adds nothing."""
     shared = np.arange(100, dtype=np.int32)
     requests = [
         ScoreRequest(
@@ -281,8 +283,8 @@ def test_a_prefix_of_several_batches_counts_once_for_the_first_of_its_tasks():
         ([(1, False)] * 3, 100, 1.0),  # all ended at once
     ],
 )
-def test_a_generation_takes_the_mean_of_a_geometric_distribution(lengths, most: int, expected: float):
-    """Each token ends it with the same chance."""
+def test_expected_length_is_geometric(lengths, most: int, expected: float):
+    """Each token ends a generation with the same probability."""
     generations = [
         Generation(key=ItemKey('a', 0), text='', num_tokens=count, is_truncated=is_truncated)
         for count, is_truncated in lengths

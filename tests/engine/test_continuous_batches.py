@@ -1,4 +1,4 @@
-"""Which requests are decoded together, and on which rank."""
+"""Continuous batches: which requests are decoded together, and on which rank."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def make_requests(wanted) -> list[GenerateRequest]:
     ]
 
 
-def told(batches: list[ContinuousBatch]) -> list[tuple]:
-    """Pools as plain values."""
+def described(batches: list[ContinuousBatch]) -> list[tuple]:
+    """Return batches as plain values."""
     return [(tuple(wanted.key for wanted in batch.requests), batch.num_slots, batch.cost) for batch in batches]
 
 
 @given(parts, budgets)
-def test_every_request_that_can_be_run_is_in_one_batch(wanted, tokens_per_batch: int):
-    """Mutations: the last `yield` of `gather` left out; unscorable requests kept."""
+def test_every_runnable_request_is_in_one_batch(wanted, tokens_per_batch: int):
+    """Mutations: drop the last `yield` of `gather`; keep unscorable requests."""
     requests = make_requests(wanted)
     batches = plan_continuous_batches(requests, tokens_per_batch=tokens_per_batch)
     found = Counter(one.key for batch in batches for one in batch.requests)
@@ -59,9 +59,8 @@ def test_every_request_that_can_be_run_is_in_one_batch(wanted, tokens_per_batch:
 
 
 @given(parts, budgets)
-def test_requests_with_one_prompt_follow_each_other_in_one_batch(wanted, tokens_per_batch: int):
-    """Also with generations of different lengths. Mutations: groups of neighbours in order of length alone; requests
-    gathered one by one."""
+def test_requests_with_the_same_prompt_are_neighbours(wanted, tokens_per_batch: int):
+    """Also with different generation lengths. Mutations: order by length only; gather requests one by one."""
     batches = plan_continuous_batches(make_requests(wanted), tokens_per_batch=tokens_per_batch)
     in_order = [one.context.tobytes() for batch in batches for one in batch.requests]
     runs = [context for context, before in zip(in_order, [None, *in_order], strict=False) if context != before]
@@ -74,14 +73,14 @@ def test_requests_with_one_prompt_follow_each_other_in_one_batch(wanted, tokens_
 def test_the_order_of_requests_does_not_matter(wanted, tokens_per_batch: int, random):
     """Mutation: no key in the order of requests."""
     requests = make_requests(wanted)
-    expected = told(plan_continuous_batches(requests, tokens_per_batch=tokens_per_batch))
+    expected = described(plan_continuous_batches(requests, tokens_per_batch=tokens_per_batch))
     random.shuffle(requests)
-    assert told(plan_continuous_batches(requests, tokens_per_batch=tokens_per_batch)) == expected
+    assert described(plan_continuous_batches(requests, tokens_per_batch=tokens_per_batch)) == expected
 
 
 @given(parts, budgets)
-def test_slots_are_bounded_by_tokens_and_batches_by_their_share(wanted, tokens_per_batch: int):
-    """Mutations: no `min` with the number of requests; groups gathered for ever; no limit by tokens."""
+def test_slots_and_batch_sizes_are_bounded(wanted, tokens_per_batch: int):
+    """Mutations: no `min` with the number of requests; groups never end; no limit by tokens."""
     batches = plan_continuous_batches(make_requests(wanted), tokens_per_batch=tokens_per_batch)
     for batch in batches:
         assert 1 <= batch.num_slots <= len(batch.requests)
@@ -91,8 +90,8 @@ def test_slots_are_bounded_by_tokens_and_batches_by_their_share(wanted, tokens_p
 
 
 @given(parts, budgets)
-def test_the_longest_come_first_and_those_that_share_a_prefix_together(wanted, tokens_per_batch: int):
-    """Mutation: families in the order of their tokens."""
+def test_longest_first_and_shared_prefixes_together(wanted, tokens_per_batch: int):
+    """Mutation: order families by their tokens."""
     requests = [one for one in make_requests(wanted) if one.unscorable is None]
     found = prompt_families(requests)
     longest = [max(one.length for one in family) for family in found]
@@ -106,7 +105,7 @@ def test_the_longest_come_first_and_those_that_share_a_prefix_together(wanted, t
 
 
 def test_families_by_hand():
-    """Half of a prompt and 64 tokens are alike, or all of a shorter one."""
+    """Prompts share half of their tokens and 64, or all of the shorter one."""
     prefix = [*range(100)]
     prompts = [
         [*prefix, 7, 8],
@@ -133,22 +132,22 @@ def test_families_by_hand():
         (64, 384, 3),
     ],
 )
-def test_rows_by_hand(length: int, tokens_per_batch: int, num_slots: int):
-    """A slot for 128 tokens of a batch, and 8 tokens cached for each of its tokens."""
+def test_slots_by_hand(length: int, tokens_per_batch: int, num_slots: int):
+    """One slot for 128 tokens of a batch, and 8 cached tokens for each of its tokens."""
     requests = [request(row, [row] * (length - 4), 4) for row in range(16)]
     for batch in plan_continuous_batches(requests, tokens_per_batch=tokens_per_batch):
         assert batch.num_slots == min(num_slots, len(batch.requests))
 
 
-def test_the_longest_sequence_of_a_batch_decides_its_slots():
-    """Eight of 2,048 tokens, although the others are short. Mutation: those of the last request."""
+def test_the_longest_sequence_determines_the_slots():
+    """Eight slots of 2,048 tokens, although the other sequences are short. Mutation: use the last request."""
     requests = [request(row, [row] * (2044 if row == 7 else 6), 4) for row in range(16)]
     (batch,) = plan_continuous_batches(requests, tokens_per_batch=2048)
     assert (batch.num_slots, batch.longest, batch.requests[0].key.row) == (8, 2048, 7)
 
 
-def test_many_requests_make_enough_batches_and_few_make_batches_worth_having():
-    """3,000 in 32 batches of 94, 66 in one of 64 and what is left; four for each row where rows are few."""
+def test_the_number_of_batches_suits_the_number_of_requests():
+    """3,000 requests make 32 batches of 94; 66 make one of 64 and a rest; at least four per slot."""
     many = [request(row, [row] * 100, 28) for row in range(3000)]
     assert [len(batch.requests) for batch in plan_continuous_batches(many, tokens_per_batch=16_384)] == [94] * 31 + [86]
     assert MOST_BATCHES == 32
@@ -156,29 +155,29 @@ def test_many_requests_make_enough_batches_and_few_make_batches_worth_having():
     assert [len(batch.requests) for batch in plan_continuous_batches(many[:10], tokens_per_batch=256)] == [8, 2]
 
 
-def test_more_requests_for_one_prompt_than_a_batch_has_stay_together():
+def test_requests_for_one_prompt_are_never_split():
     requests = [request(row, [row < 80] * 5, 3) for row in range(100)]
     assert sorted(len(batch.requests) for batch in plan_continuous_batches(requests, tokens_per_batch=2048)) == [20, 80]
 
 
-def test_the_cost_counts_a_prompt_once_and_half_of_what_may_be_generated():
-    """Two prompts of 3 and 2 tokens, and 4 times half of 6 + 6 + 8 tokens."""
+def test_the_cost_of_a_batch_by_hand():
+    """Prompts of 3 and 2 tokens, plus 4 times half of 6 + 6 + 8 tokens."""
     requests = [request(0, [1, 2, 3], 6), request(1, [1, 2, 3], 6), request(2, [4, 5], 8)]
     (batch,) = plan_continuous_batches(requests, tokens_per_batch=2048)
     assert batch.cost == 3 + 2 + 4 * 0.5 * 20
     assert batch.longest == 10
 
 
-def test_a_batch_without_tokens_is_a_mistake():
+def test_a_batch_needs_at_least_one_token():
     with pytest.raises(ValueError, match='tokens_per_batch is 0; allowed: 1 or more'):
         plan_continuous_batches([], tokens_per_batch=0)
 
 
 @given(st.lists(st.integers(1, 1000), max_size=40), st.integers(1, 9))
-def test_ranks_get_equally_many_batches_and_about_the_same_work(costs, num_ranks: int):
-    """No rank had more than another when it was given its last batch, and those were the cheapest.
+def test_ranks_get_equal_numbers_of_batches_and_similar_work(costs, num_ranks: int):
+    """When a rank gets its last batch, no rank has less work.
 
-    Mutations: batches in the order given; batches counted instead of their cost; no empty batches.
+    Mutations: batches in the given order; batches counted instead of costed; no empty batches.
     """
     batches = [
         ContinuousBatch(requests=(request(row, [1]),), num_slots=1, tokens_per_batch=9, cost=cost)
@@ -198,6 +197,6 @@ def test_ranks_get_equally_many_batches_and_about_the_same_work(costs, num_ranks
         assert load - min(given, default=0) <= min(loads)
 
 
-def test_nothing_to_generate_is_no_batch_on_any_rank():
+def test_no_requests_make_no_batches():
     assert plan_continuous_batches([request(0, [1], unscorable=True)], tokens_per_batch=100) == []
     assert assign_continuous_batches([], num_ranks=3) == [[], [], []]

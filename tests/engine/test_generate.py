@@ -1,4 +1,6 @@
-"""Generations do not depend on what else is generated. Expected: transformers' own `generate`, a prompt at a time."""
+"""Generations do not depend on what else is generated; expected texts are from transformers' `generate`, one prompt at
+a time.
+"""
 
 from __future__ import annotations
 
@@ -31,22 +33,23 @@ every_layout = pytest.mark.parametrize('layout', GENERATION_LAYOUTS)
 
 
 def untied(name: str, loaded: str = 'eager') -> Any:
-    """A network whose generations are not its last token again and again."""
+    """Return a network that does not repeat its last token."""
     more = {'tie_word_embeddings': False} if name.startswith(('gemma', 'mamba')) else {}
     return networks.network(name, attn_implementation=loaded, **more)
 
 
 @cache
 def generated_alone(layout: str) -> list[list[int]]:
-    """The tokens that the network of a layout generates for the mixed requests."""
+    """Return the tokens that the network of a layout generates for the mixed requests, one at a time."""
     return generations.generated_alone(networks.network(FAMILY_OF[layout]), generations.mixed_requests())
 
 
 @pytest.mark.parametrize(('name', 'loaded'), networks.LOADED_AS)
-def test_every_family_generates_what_it_does_alone_with_eager_attention_in_its_fastest_layout(name: str, loaded: str):
-    """Sequences of all lengths enter and leave; some end early; a prompt has up to four generations.
+def test_every_family_generates_as_alone_with_eager_attention(name: str, loaded: str):
+    """Sequences of many lengths enter and leave; some end early; a prompt has up to four generations.
 
-    Mutations: a layout trusted untested; `position` not advanced; prompts padded on the right; tuples of all columns.
+    Mutations: a layout is used without a probe; `position` is not advanced; prompts are padded on the right; tuples
+    have all columns.
     """
     model, requests = untied(name, loaded), generations.mixed_requests()
     alone = generations.generated_alone(untied(name, 'eager'), requests)
@@ -61,8 +64,8 @@ def test_every_family_generates_what_it_does_alone_with_eager_attention_in_its_f
 
 @every_layout
 @pytest.mark.parametrize('order', [slice(None, None, -1), slice(None, None, 2), slice(5, 6)])
-def test_the_other_requests_of_a_batch_change_nothing(layout: str, order: slice):
-    """In another order, some alone, prompts one by one and all at once. Mutation: slots not in their new order."""
+def test_other_requests_of_a_batch_change_nothing(layout: str, order: slice):
+    """Other orders, single requests, prompts one by one and all at once. Mutation: slots not in their new order."""
     model, requests = networks.network(FAMILY_OF[layout]), generations.mixed_requests()
     expected = [letters(ids) for ids in generated_alone(layout)]
     generator = generator_of(model, layout)
@@ -71,8 +74,8 @@ def test_the_other_requests_of_a_batch_change_nothing(layout: str, order: slice)
 
 
 @every_layout
-def test_a_generation_ends_at_its_stop_and_its_slot_is_taken(layout: str):
-    """Mutation: `stops` ignored."""
+def test_a_generation_ends_at_its_stop_and_frees_its_slot(layout: str):
+    """Mutation: ignore `stops`."""
     model, requests = networks.network(FAMILY_OF[layout]), generations.mixed_requests()
     texts = [letters(ids) for ids in generated_alone(layout)]
     stopped, expected = [], []
@@ -98,13 +101,15 @@ def test_a_batch_without_requests_makes_no_forward():
 
 
 def distinct_prompts(requests: Sequence[GenerateRequest]) -> int:
-    """Their tokens."""
+    """Return the number of tokens of all distinct prompts."""
     return sum(len(context) // 4 for context, _ in groupby(requests, key=lambda one: one.context.tobytes()))
 
 
-def test_a_prompt_is_run_once_whatever_the_number_of_generations_and_slots():
-    """And each of its tokens once, as is every generated token but the last. Mutations: no `copy_prompt` beyond the
-    slots that are free at first; a further generation's prompt run again."""
+def test_a_prompt_is_run_once():
+    """For any number of generations and slots; every generated token but the last runs once too.
+
+    Mutations: no `copy_prompt` beyond the slots that are free at first; the prompt runs again for a further generation.
+    """
     rng = np.random.default_rng(0)
     prompts = [networks.draw(rng, length) for length in (5, 11, 2)]
     requests = [
@@ -122,8 +127,8 @@ def test_a_prompt_is_run_once_whatever_the_number_of_generations_and_slots():
             assert generator.usage.generated_tokens == sum(one.max_new_tokens - 1 for one in requests)
 
 
-def test_padding_is_what_shorter_prompts_lack_and_whole_rows_run_again():
-    """By hand: prompts of 5 and 2 tokens together; then 3 tokens after 4 prompts tokens, in rows of 4, 5 and 6."""
+def test_usage_counts_padding_and_repeated_tokens():
+    """By hand: prompts of 5 and 2 tokens together; then 3 tokens after a prompt of 4, in rows of 4, 5 and 6."""
     generator = generator_of(networks.network(), CACHE)
     generations.run(generator, [request(0, [3] * 5, 2), request(1, [4] * 2, 1)])
     assert (generator.usage.prompt_tokens, generator.usage.padding_tokens, generator.usage.generated_tokens) == (
@@ -139,8 +144,8 @@ def test_padding_is_what_shorter_prompts_lack_and_whole_rows_run_again():
 
 @every_layout
 @pytest.mark.parametrize('tokens_per_batch', [1, 50, 130])
-def test_no_forward_has_more_tokens_than_a_batch_but_for_a_single_prompt(layout: str, tokens_per_batch: int):
-    """Mutations: prompts as many as there are rows; whole rows as many as a cache has."""
+def test_forwards_keep_to_tokens_per_batch(layout: str, tokens_per_batch: int):
+    """Except for a single long prompt. Mutations: as many prompts as slots; as many whole rows as cached ones."""
     model, forwards = networks.network(FAMILY_OF[layout]), []
 
     def count(_: Any, args: tuple, kwargs: dict) -> None:
@@ -154,7 +159,7 @@ def test_no_forward_has_more_tokens_than_a_batch_but_for_a_single_prompt(layout:
 
 
 @every_layout
-def test_the_output_layer_makes_one_place_of_each_row_alone(layout: str):
+def test_logits_are_made_at_one_position_per_row(layout: str):
     """No tensor of [rows, length, vocabulary] exists. Mutation: no `picking`."""
     model, places = networks.network(FAMILY_OF[layout]), []
     output_layer(model).register_forward_hook(lambda _, inputs, output: places.append(output[..., 0].numel()))
@@ -163,7 +168,7 @@ def test_the_output_layer_makes_one_place_of_each_row_alone(layout: str):
 
 
 @pytest.mark.parametrize('layout', [PROMPT_STREAM, CACHE, TUPLES])
-def test_sequences_move_to_the_left_while_they_are_decoded(layout: str, monkeypatch):
+def test_the_cache_shifts_sequences_to_the_left(layout: str, monkeypatch):
     """Twelve generations of up to 22 tokens, two at a time. Mutations: `_grow` without keys, or without `starts`."""
     caches = []
 
@@ -197,7 +202,7 @@ def sampled_requests(seed: int = 0, temperature: float = 1.0) -> list[GenerateRe
 
 
 @every_layout
-def test_a_sampled_generation_depends_on_its_request_alone(layout: str):
+def test_a_sampled_generation_depends_only_on_its_request(layout: str):
     """Mutations: one generator for all; seeds without the sample."""
     model, requests = networks.network(FAMILY_OF[layout]), sampled_requests()
     generator = generator_of(model, layout)
@@ -216,8 +221,8 @@ def test_a_sampled_generation_depends_on_its_request_alone(layout: str):
     assert all(one != other for one, other in zip(expected, others, strict=True))
 
 
-def test_tokens_are_drawn_by_the_probabilities_of_a_bare_forward_and_the_requests_own_numbers():
-    """A loop of bare forwards, numpy's cumulated probabilities, and the place of each number among them."""
+def test_sampled_tokens_follow_the_probabilities_of_a_bare_forward():
+    """Expected: a loop of bare forwards, NumPy's cumulative probabilities, and the request's own uniform draws."""
     model = networks.network()
     requests = [replace(one, sampling=Sampling(temperature=0.8)) for one in sampled_requests()]
     found = generations.texts(generator_of(model, CACHE), requests, 4)
@@ -233,11 +238,11 @@ def test_tokens_are_drawn_by_the_probabilities_of_a_bare_forward_and_the_request
 
 
 @every_layout
-def test_numbers_that_are_not_finite_spoil_the_generations_that_saw_them_alone(layout: str):
-    """A token turns all into NaN: of prompts, or of generations that reach it.
+def test_non_finite_logits_fail_only_their_own_generations(layout: str):
+    """A token makes everything NaN, in prompts or in generations that reach it.
 
-    Mutations: `clear` left out; logits looked at in the first row alone; a NaN row goes on; `logits` of a spoilt prompt
-    taken for its further replies.
+    Mutations: no `clear`; only the first row's logits are checked; a NaN row continues; `logits` of a failed prompt
+    are used for its further generations.
     """
     model, requests = networks.network(FAMILY_OF[layout]), generations.mixed_requests()
     alone = generated_alone(layout)
@@ -261,7 +266,7 @@ def test_numbers_that_are_not_finite_spoil_the_generations_that_saw_them_alone(l
 
 
 def limit_rows(model: Any, most: int, after: int = 0) -> list[int]:
-    """Makes a model run out of memory with more rows after so many forwards; returns how many it was given."""
+    """Make a model run out of memory with more rows after some forwards; return the numbers of rows it was given."""
     sizes: list[int] = []
 
     def fail(_: Any, args: tuple, kwargs: dict) -> None:
@@ -275,8 +280,8 @@ def limit_rows(model: Any, most: int, after: int = 0) -> list[int]:
 
 @every_layout
 @pytest.mark.parametrize('after', [0, 7])
-def test_slots_are_halved_until_they_fit_and_later_batches_have_no_more(layout: str, after: int, caplog):
-    """Right from the start, or in the middle. Mutation: `most_slots` not kept."""
+def test_slots_are_halved_when_memory_runs_out(layout: str, after: int, caplog):
+    """At the start or in the middle; later batches keep the limit. Mutation: `most_slots` not kept."""
     model, requests = networks.network(FAMILY_OF[layout]), [*generations.mixed_requests()[2:], *sampled_requests()]
     expected = generations.texts(generator_of(model, layout), requests, 8, tokens_per_batch=1000)
     sizes = limit_rows(model, 3, after)
@@ -294,8 +299,8 @@ def test_slots_are_halved_until_they_fit_and_later_batches_have_no_more(layout: 
 
 
 @every_layout
-def test_what_was_generated_before_memory_ran_out_is_kept(layout: str):
-    """Two generations of three tokens are done when the next two make it run out. Mutation: `done` starts empty."""
+def test_finished_generations_survive_running_out_of_memory(layout: str):
+    """Two generations of three tokens are done when the next two run out of memory. Mutation: `done` starts empty."""
     model = networks.network(FAMILY_OF[layout])
     requests = [request(row, [5 + row] * 7, 3) for row in range(4)]
     limit_rows(model, 1, after=3)
@@ -314,7 +319,7 @@ def test_what_was_generated_before_memory_ran_out_is_kept(layout: str):
 
 
 def test_a_single_row_that_does_not_fit_is_an_error():
-    """Mutation: halving goes on for ever."""
+    """Mutation: halve forever."""
     model = networks.network()
     limit_rows(model, 0)
     with pytest.raises(ModelError, match='1 rows of up to 44 tokens do not fit into the memory of the device: 1 rows'):
@@ -322,7 +327,7 @@ def test_a_single_row_that_does_not_fit_is_an_error():
 
 
 @every_layout
-def test_a_model_is_left_as_it_was_after_a_run_and_after_an_error_in_the_middle(layout: str):
+def test_a_model_is_restored_after_runs_and_errors(layout: str):
     """Mutations: no `finally` in `picking` or `trying`."""
     model = networks.network(FAMILY_OF[layout])
     layer, state = output_layer(model), {key: value.clone() for key, value in model.state_dict().items()}

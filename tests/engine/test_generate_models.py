@@ -1,4 +1,4 @@
-"""Generations of models that need something of their own: hidden tokens, long rotary embeddings, half precision."""
+"""Generations of models with special needs: hidden tokens, length-dependent rotary embeddings, half precision."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FAMILIES = [
 
 
 def bare(logits: Callable[[list[int]], torch.Tensor], one: GenerateRequest) -> list[int]:
-    """The most probable tokens by bare forwards of the whole row."""
+    """Return the most probable tokens by bare forwards of the whole row."""
     ids = one.context.tolist()
     for _ in range(one.max_new_tokens):
         ids.append(int(logits(ids).argmax()))
@@ -42,10 +42,10 @@ def bare(logits: Callable[[list[int]], torch.Tensor], one: GenerateRequest) -> l
 
 
 @pytest.mark.parametrize(('name', 'layout'), FAMILIES)
-def test_hidden_tokens_of_prompts_are_not_seen_and_those_of_generations_are(name: str, layout: str):
-    """Prompts are padded as `generate` pads them with an attention mask; some need no padding.
+def test_hidden_tokens_are_masked_only_in_prompts(name: str, layout: str):
+    """Prompts are padded as `generate` pads them, with an attention mask; some need no padding.
 
-    Mutations: hidden tokens that are seen, that count as positions, or that are hidden in generations.
+    Mutations: hidden tokens are seen, count as positions, or are hidden in generations.
     """
     rng = np.random.default_rng(5)
     contexts = [draw(rng, 9), [HIDDEN, *draw(rng, 4)], [*draw(rng, 8), HIDDEN, HIDDEN, 99], draw(rng, 2)]
@@ -64,7 +64,7 @@ def test_hidden_tokens_of_prompts_are_not_seen_and_those_of_generations_are(name
 
 
 def filled_up(kind: str, one: GenerateRequest) -> Callable[[list[int]], torch.Tensor]:
-    """Logits of a bare forward of a fresh network that is padded to the last token that the generation may have."""
+    """Return logits of a bare forward of a fresh network, padded to the longest possible generation."""
     length = len(one.context) + one.max_new_tokens
     model = networks.stretched(kind)
     return lambda ids: networks.logits_of(model, [*ids, *[0] * (length - len(ids))])[len(ids) - 1]
@@ -72,8 +72,8 @@ def filled_up(kind: str, one: GenerateRequest) -> Callable[[list[int]], torch.Te
 
 @pytest.mark.parametrize('layout', [PROMPT_STREAM, CACHE, NO_CACHE])
 @pytest.mark.parametrize('kind', networks.STRETCHED)
-def test_long_rows_change_no_generation_of_others(kind: str, layout: str):
-    """Rotary frequencies are those of the prompt with all tokens that the generation may have. Mutation: no length."""
+def test_rotary_frequencies_of_a_generation_are_its_own(kind: str, layout: str):
+    """Its length is that of the prompt and the longest possible generation. Mutation: no length."""
     rng = np.random.default_rng(6)
     requests = [request(row, draw(rng, length), 6) for row, length in enumerate((3, 41, 12, 26, 27, 41))]
     requests.append(request(6, requests[2].context, 4))
@@ -87,8 +87,8 @@ def test_long_rows_change_no_generation_of_others(kind: str, layout: str):
 
 
 @pytest.mark.parametrize('layout', [PROMPT_STREAM, CACHE, NO_CACHE])
-def test_long_rows_change_generations_otherwise(layout: str):
-    """Else nothing above could fail."""
+def test_rotary_frequencies_matter_for_the_test_above(layout: str):
+    """Precondition of the test above."""
     rng = np.random.default_rng(6)
     requests = [request(0, draw(rng, 8), 12), request(1, draw(rng, 41), 12)]
     together, alone = (
@@ -98,8 +98,8 @@ def test_long_rows_change_generations_otherwise(layout: str):
     assert together[0] != alone[0]
 
 
-def test_a_compiled_model_generates_below_its_compilation_and_needs_no_other_afterwards():
-    """Every step has a shape of its own. Mutation: `_orig_mod` not taken."""
+def test_a_compiled_model_generates_uncompiled():
+    """Every step has another shape, and training needs no recompilation. Mutation: ignore `_orig_mod`."""
     model, requests = networks.network(), generations.mixed_requests()
     expected = [letters(ids) for ids in generations.generated_alone(model, requests)]
     with networks.compiled_for_training(model) as compiled:
@@ -108,7 +108,7 @@ def test_a_compiled_model_generates_below_its_compilation_and_needs_no_other_aft
 
 
 def check_within_rounding(model: Any, requests: list[GenerateRequest], texts: list[str], eps: float) -> None:
-    """Every token is, by a bare forward of all before it, within a few roundings of the most probable one."""
+    """Check that every token is within a few roundings of the most probable one by a bare forward."""
     for one, text in zip(requests, texts, strict=True):
         assert len(text) == one.max_new_tokens
         ids = one.context.tolist()
@@ -119,10 +119,10 @@ def check_within_rounding(model: Any, requests: list[GenerateRequest], texts: li
 
 @pytest.mark.parametrize(('dtype', 'mixed'), [(torch.bfloat16, False), (torch.float16, False), (torch.bfloat16, True)])
 @pytest.mark.parametrize(('name', 'layout'), FAMILIES)
-def test_half_and_mixed_precision_generate_the_most_probable_tokens_within_their_rounding(
+def test_half_and_mixed_precision_generate_the_most_probable_tokens(
     name: str, layout: str, dtype: torch.dtype, mixed: bool
 ):
-    """Mutations: keys and values in float32, which the model does not take; the forward outside of autocast."""
+    """Mutations: keys and values in float32, which the model refuses; the forward outside of autocast."""
     model, requests = networks.network(name), generations.mixed_requests()
     model = model if mixed else model.to(dtype)
     generator = generator_of(model, layout)
@@ -133,8 +133,8 @@ def test_half_and_mixed_precision_generate_the_most_probable_tokens_within_their
 
 
 @pytest.mark.parametrize('layout', [CACHE, NO_CACHE])
-def test_the_rounding_is_that_of_the_output_layer_where_the_model_rounds_up_its_logits(layout: str):
-    """GPT-J makes float32 of them. Mutation: the rounding of the logits that it returns."""
+def test_the_rounding_is_that_of_the_output_layer(layout: str):
+    """GPT-J converts its logits to float32. Mutation: use the rounding of the returned logits."""
     generator = generator_of(networks.network('gptj').to(torch.bfloat16), layout)
     generations.texts(generator, generations.mixed_requests())
     assert generator.rounding == torch.finfo(torch.bfloat16).eps
@@ -143,8 +143,8 @@ def test_the_rounding_is_that_of_the_output_layer_where_the_model_rounds_up_its_
 # Prompts in a stream.
 
 
-def test_what_prompts_of_a_stream_begin_with_is_run_once():
-    """A beginning of 20 tokens, and 3 of each of four prompts; a fifth is on its own."""
+def test_a_shared_prefix_of_prompts_runs_once():
+    """A prefix of 20 tokens, 3 more of each of four prompts, and an unrelated fifth prompt."""
     model = networks.network()
     requests = [request(row, [5] * 20 + [30 + row] * 3, 3) for row in range(4)]
     requests += [request(4, [9] * 6, 4), request(4, [9] * 6, 4, sample=1)]
@@ -155,8 +155,8 @@ def test_what_prompts_of_a_stream_begin_with_is_run_once():
 
 
 @pytest.mark.parametrize('num_slots', [1, 2, 4, 6])
-def test_a_prompt_that_gives_no_numbers_does_not_spoil_those_that_begin_like_it(num_slots: int, monkeypatch):
-    """In a stream they share a tree, where what a token does not see is a number times zero.
+def test_a_nan_prompt_does_not_affect_prompts_with_the_same_prefix(num_slots: int, monkeypatch):
+    """In a stream they share a tree, in which unseen tokens are multiplied by zero.
 
     Mutations: no `take_back`, or one that clears nothing.
     """

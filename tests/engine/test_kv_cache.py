@@ -1,4 +1,4 @@
-"""What rows see of the buffers, against lists of their own tokens, whatever enters, leaves and moves meanwhile."""
+"""The KV cache: what rows see, compared with lists of their own tokens while rows enter, leave and move."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def columns_that_soon_end():
 
 @dataclass
 class Row:
-    """A row as it should be: the token of each of its columns, and whether it is seen."""
+    """The expected state of a row: the token of each of its columns, and whether it is seen."""
 
     context: list[tuple[float, bool]]
     end: int  # of its prompt, in columns from before any move
@@ -49,7 +49,7 @@ class Row:
 
 
 class Model:
-    """Makes each token its own key, and its negative the value, in two layers, and compares what comes back."""
+    """A stand-in for a model whose keys are token ids and whose values are their negatives, in two layers."""
 
     def __init__(self, layout: str) -> None:
         self.layout = layout
@@ -62,12 +62,12 @@ class Model:
         return self.last
 
     def states(self, tokens: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """The keys and values of tokens [rows, columns], by layer."""
+        """Return the keys and values of tokens [rows, columns], by layer."""
         tokens = tokens[:, None, :, None]
         return [(100 * layer + tokens, -tokens) for layer in range(NUM_LAYERS)]
 
     def forward(self, tokens: torch.Tensor, *, is_step: bool) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Tokens by the keys and by the values that each layer's attention is given, [rows, columns]."""
+        """Return tokens according to the keys and values that each layer's attention gets, [rows, columns]."""
         new = self.states(tokens)
         if self.layout == 'tuples':
             past = self.cache.as_tuples() if is_step else None
@@ -81,7 +81,7 @@ class Model:
         return [(keys[:, 0, :, 0] - 100 * layer, -values[:, 0, :, 0]) for layer, (keys, values) in enumerate(found)]
 
     def stream(self, contexts: list[list[float]]) -> None:
-        """Runs prompts as a stream, in which their tokens stand in any order between others."""
+        """Run prompts as a stream, in which their tokens are interleaved in any order."""
         order = np.random.default_rng(len(contexts)).permutation(3 + sum(map(len, contexts)))
         tokens = torch.full((1, len(order)), PADDING)
         places, done = [], 0
@@ -154,7 +154,7 @@ class Model:
             self.leave_all([slot])
 
     def copy(self, choice: int) -> None:
-        """A further row with the prompt of one."""
+        """Add a row with the prompt of another."""
         if 0 < len(self.rows) < NUM_SLOTS:
             slot = choice % len(self.rows)
             row = self.rows[slot]
@@ -162,7 +162,7 @@ class Model:
             self.cache.copy_prompt(slot, row.end, len(row.context), len(self.rows) - 1)
 
     def restart(self, choice: int) -> None:
-        """A row's prompt again, without what followed it."""
+        """Reset a row to its prompt."""
         if self.rows:
             slot = choice % len(self.rows)
             row = self.rows[slot]
@@ -171,7 +171,7 @@ class Model:
 
 
 def joined(past: tuple[torch.Tensor, ...], new: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """Keys and values with those of the new columns behind them."""
+    """Return keys and values with those of the new columns appended."""
     return tuple(torch.cat(pair, dim=2) for pair in zip(past, new, strict=True))
 
 
@@ -180,9 +180,10 @@ events = st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 1000)), max_
 
 
 @given(events, st.sampled_from(LAYOUTS))
-def test_a_row_sees_its_own_tokens_in_order_whatever_happens_to_others(happening, layout: str):
-    """Mutations: any of the masks not written; `starts` not in the new order; `moved` not taken from `end`; columns not
-    moved with their mask; values written as keys; the places of a stream taken in order; no `clear`."""
+def test_a_row_sees_its_own_tokens_in_order(happening, layout: str):
+    """Mutations: a mask not written; `starts` not in the new order; `moved` not subtracted from `end`; columns moved
+    without their mask; values written as keys; positions of a stream taken in order; no `clear`.
+    """
     model = Model(layout)
     model.enter(len(happening))
     for event, choice in happening:
@@ -193,8 +194,8 @@ def test_a_row_sees_its_own_tokens_in_order_whatever_happens_to_others(happening
 
 
 @pytest.mark.parametrize('layout', LAYOUTS)
-def test_rows_are_right_through_hundreds_of_columns_in_a_few(layout: str):
-    """Buffers are made anew at every other step."""
+def test_rows_survive_reallocation_of_buffers(layout: str):
+    """Buffers are reallocated at every other step."""
     rng = np.random.default_rng(0)
     model = Model(layout)
     for _ in range(300):
@@ -204,7 +205,7 @@ def test_rows_are_right_through_hundreds_of_columns_in_a_few(layout: str):
     assert model.cache.moved > 300
 
 
-def test_buffers_are_as_wide_as_the_longest_prompt_and_grow_a_few_columns_at_a_time(monkeypatch):
+def test_buffers_grow_by_a_few_columns(monkeypatch):
     """By hand: prompts of 10 and 4, and 3 columns more; the first leaves at step 5, and its columns at step 6."""
     monkeypatch.setattr(kv_cache, 'GROWTH', 3)
     cache = KVCache(2, longest_context=10, device=CPU)

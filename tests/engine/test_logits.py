@@ -1,4 +1,4 @@
-"""Log-probabilities from logits, by hand."""
+"""Log-probabilities from logits, computed by hand."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def reader(reads: list[int], targets: list[int]) -> LogitReader:
     return LogitReader(np.array(reads), np.array(targets, dtype=np.int32), CPU)
 
 
-def test_log_probabilities_flags_and_ties_are_those_computed_by_hand():
-    """Position 0: probabilities 1/8, 1/8, 2/8, 4/8; position 1: two of four share the top; position 2: all do.
+def test_log_probabilities_flags_and_ties_by_hand():
+    """Position 0: probabilities 1/8, 1/8, 2/8, 4/8; position 1: two of four tie at the top; position 2: all do.
 
-    Position 0 is read three times and positions out of order. Mutations: no `back`; `argmax` of the last in a tie;
-    ties counted for tokens that are not at the top.
+    Position 0 is read three times and positions out of order. Mutations: no `back`; the last of a tie is the argmax;
+    ties counted for tokens below the top.
     """
     logits = torch.tensor([[0.0, 0.0, math.log(2), math.log(4)], [5.0, 1.0, 5.0, 1.0], [-3.0] * 4])
     found = reader([2, 0, 1, 0, 1, 0, 2], [3, 3, 2, 0, 0, 2, 0])
@@ -41,7 +41,7 @@ def test_log_probabilities_flags_and_ties_are_those_computed_by_hand():
 
 
 def random_case() -> tuple[torch.Tensor, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Logits of 50 positions; 80 reads, some positions often and some never; what they should give."""
+    """Return logits of 50 positions, 80 reads with repeated and unread positions, and the expected values."""
     rng = np.random.default_rng(0)
     logits = rng.normal(0, 5, (50, 30)).astype(np.float32)
     reads, targets = rng.integers(0, 40, 80), rng.integers(0, 30, 80)
@@ -62,8 +62,8 @@ def test_chunks_of_any_size_give_the_same_values(size: int):
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float16])
-def test_all_logits_are_left_as_they_are(monkeypatch, dtype: torch.dtype):
-    """A model may hand out its own. Mutation: `logits` for `logits[places]` in `take_all`."""
+def test_the_logits_of_a_model_are_not_modified(monkeypatch, dtype: torch.dtype):
+    """A model may return its own tensor. Mutation: `logits` for `logits[places]` in `take_all`."""
     monkeypatch.setattr(reducing, 'CHUNK', 7)
     logits, reads, targets, logprobs, _ = random_case()
     logits = logits.to(dtype)
@@ -75,8 +75,8 @@ def test_all_logits_are_left_as_they_are(monkeypatch, dtype: torch.dtype):
 
 
 @pytest.mark.parametrize('offset', [0.0, -100.0, 1000.0])
-def test_an_offset_that_all_logits_share_costs_no_digits(offset: float):
-    """GPT-2's stand about -100. Mutation: the offset added back to the logarithm of the sum, then taken away."""
+def test_a_common_offset_of_logits_loses_no_precision(offset: float):
+    """GPT-2's logits are near -100. Mutation: add the offset to the logarithm of the sum, then subtract it."""
     logits, reads, targets, _, _ = random_case()
     logits += offset
     found = LogitReader(reads, targets, CPU)
@@ -91,7 +91,7 @@ def test_huge_logits_do_not_overflow():
     assert found.scores().logprobs.tolist() == pytest.approx([-math.log(2), -1e30])
 
 
-def test_positions_that_were_not_made_are_an_error():
+def test_missing_positions_are_an_error():
     found = reader([0, 3], [1, 1])
     found.take(torch.zeros(1, 4))
     with pytest.raises(RuntimeError, match='logits of 1 positions were made, 2 are read'):
@@ -99,8 +99,8 @@ def test_positions_that_were_not_made_are_an_error():
 
 
 @pytest.mark.parametrize('size', [3, 512])
-def test_an_output_layer_gives_its_logits_to_the_reader_alone(monkeypatch, size: int):
-    """Never more than a chunk of them, at the positions that are read alone. Mutation: `reader.places` left out."""
+def test_the_output_layer_computes_only_the_positions_read(monkeypatch, size: int):
+    """At most a chunk of them at a time. Mutation: leave out `reader.places`."""
     monkeypatch.setattr(reducing, 'CHUNK', size)
     torch.manual_seed(0)
     layer = torch.nn.Linear(8, 30)
@@ -121,7 +121,7 @@ def test_an_output_layer_gives_its_logits_to_the_reader_alone(monkeypatch, size:
     assert sum(made) == len(set(reads.tolist())) and max(made) <= size
 
 
-def test_chunks_are_smaller_where_the_vocabulary_is_large(monkeypatch):
+def test_chunks_are_smaller_for_large_vocabularies(monkeypatch):
     monkeypatch.setattr(reducing, 'CHUNK_ELEMENTS', 100)
     layer, made = torch.nn.Linear(8, 30), []
     found = reader(list(range(10)), [0] * 10)
@@ -131,8 +131,11 @@ def test_chunks_are_smaller_where_the_vocabulary_is_large(monkeypatch):
 
 
 @pytest.mark.parametrize('own', [False, True])
-def test_an_output_layer_is_given_back_its_forward_after_an_error_too(own: bool):
-    """Also one that stood on the instance, as accelerate's hooks do. Mutations: no `finally`; always `del`."""
+def test_the_forward_of_the_output_layer_is_restored(own: bool):
+    """Also after an error, and one set on the instance, as accelerate's hooks do.
+
+    Mutations: no `finally`; always `del`.
+    """
     layer = torch.nn.Linear(4, 4)
     if own:
         layer.forward = lambda hidden: hidden + 1
@@ -149,7 +152,7 @@ def test_an_output_layer_is_given_back_its_forward_after_an_error_too(own: bool)
 
 
 class ScaledAndShifted(LlamaForCausalLM):
-    """Does to its logits what no configuration names."""
+    """A model that changes its logits in a way that no configuration names."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__(config)
@@ -162,7 +165,7 @@ class ScaledAndShifted(LlamaForCausalLM):
 
 
 class CutLogits(LlamaForCausalLM):
-    """Has more rows in its output layer than tokens, for speed, and leaves them out of its logits."""
+    """A model whose output layer has more rows than tokens, for speed, which its logits leave out."""
 
     def forward(self, *args, **kwargs):
         outputs = super().forward(*args, **kwargs)
@@ -171,7 +174,7 @@ class CutLogits(LlamaForCausalLM):
 
 
 class ByEmbedding(LlamaForCausalLM):
-    """Makes its logits from an embedding: there is no output layer to read from."""
+    """A model that makes its logits from an embedding, without an output layer."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__(config)
@@ -218,8 +221,8 @@ def check_all_layouts(model, *, learns: bool) -> CausalLanguageModel:
         ('gemma2', lambda logits: 2 * torch.tanh(logits / 2)),
     ],
 )
-def test_scales_and_caps_behind_the_output_layer_are_learned(name: str, tail):
-    """Mutation: `same` kept for all."""
+def test_scales_and_caps_after_the_output_layer_are_learned(name: str, tail):
+    """Mutation: always use `same`."""
     more = {'sliding_window': 1000} if name.startswith('gemma2') else {}  # masked rows know no windows
     language_model = check_all_layouts(networks.network(name, **more), learns=True)
     logits = torch.linspace(-5, 5, 50)
@@ -227,7 +230,7 @@ def test_scales_and_caps_behind_the_output_layer_are_learned(name: str, tail):
 
 
 def test_a_cap_is_learned_from_logits_too_small_to_show_it():
-    """Logits of a small model's first step; what is learned there holds later. Mutation: `same` tried first."""
+    """What is learned from a small model's first step holds later. Mutation: try `same` first."""
     model = networks.network('gemma2', final_logit_softcapping=30.0, initializer_range=0.003)
     (batch,) = plan([networks.request(0, [5, 6, 7], [[8, 9]])], tokens_per_batch=99, layout=PADDED_ROWS)
     language_model = CausalLanguageModel(model, device=CPU)
@@ -237,16 +240,16 @@ def test_a_cap_is_learned_from_logits_too_small_to_show_it():
     networks.check_against_bare_forwards(model, batch.requests, networks.run(language_model, [batch]))
 
 
-def test_what_a_model_does_to_its_logits_unknown_to_us_is_left_to_the_model():
-    """Mutation: the last of the known ones taken where none fits."""
+def test_unknown_changes_of_logits_are_left_to_the_model():
+    """Mutation: use the last known function if none fits."""
     model = of_class(ScaledAndShifted)
     check_all_layouts(model, learns=False)
     assert output_layer(model) is model.lm_head
 
 
 @pytest.mark.parametrize('model', [CutLogits, ScaledAndShifted])
-def test_logits_of_another_shape_or_precision_than_the_layers_are_left_to_the_model(model):
-    """Under autocast the layer's are bfloat16, and a parameter added to them makes float32."""
+def test_logits_of_another_shape_or_precision_are_left_to_the_model(model):
+    """Under autocast the layer returns bfloat16, and a parameter added to it makes float32."""
     network = of_class(model)
     language_model = CausalLanguageModel(network, device=CPU)
     (batch,) = plan([networks.request(0, [5, 6, 7], [[8, 9]])], tokens_per_batch=99, layout=PADDED_ROWS)
@@ -258,8 +261,8 @@ def test_logits_of_another_shape_or_precision_than_the_layers_are_left_to_the_mo
     np.testing.assert_allclose(output.logprobs[0], logprobs, atol=1e-5)
 
 
-def test_a_model_without_an_output_layer_of_its_own_makes_its_logits_itself():
-    """Mutation: any module that `get_output_embeddings` returns is taken for a layer."""
+def test_a_model_without_output_layer_makes_its_own_logits():
+    """Mutation: accept any module that `get_output_embeddings` returns."""
     model = of_class(ByEmbedding)
     assert output_layer(model) is None
     check_all_layouts(model, learns=False)

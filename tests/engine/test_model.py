@@ -1,4 +1,4 @@
-"""How a model is run: numbers, memory, and what is left of it afterwards. Families are tests/engine/test_probe.py's."""
+"""Running a model: numbers, memory, and its state afterwards. Families are tested in tests/engine/test_probe.py."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def all_requests():
 
 
 @pytest.mark.parametrize('layout', LAYOUTS)
-def test_no_budget_changes_a_score(layout: str):
-    """Batches of one item, of a few, and of all; a stream with a cached prefix, and without.
+def test_tokens_per_batch_changes_no_score(layout: str):
+    """Batches of one item, of a few, and of all; a stream with and without a cached prefix.
 
-    Mutations: `ends` left out of a mask; reads of padded rows counted in another width.
+    Mutations: `ends` left out of a mask; reads of padded rows counted with another width.
     """
     model, requests = networks.network(), all_requests()
     for tokens_per_batch in (50, PREFIX_BUDGET, 300, 5000):
@@ -49,8 +49,8 @@ def test_no_budget_changes_a_score(layout: str):
 
 
 @pytest.mark.parametrize('layout', LAYOUTS)
-def test_the_same_batches_give_bitwise_the_same_numbers_again(layout: str):
-    """Mutation: `new_empty` for the zeros that stand for an attention mask, or weights that dropout touches."""
+def test_repeated_batches_are_bitwise_equal(layout: str):
+    """Mutation: `new_empty` for the zeros of an attention mask, or dropout on weights."""
     language_model = CausalLanguageModel(networks.network(), device=CPU)
     batches = plan(all_requests(), tokens_per_batch=PREFIX_BUDGET, layout=layout)
     first, second = networks.run(language_model, batches), networks.run(language_model, batches)
@@ -59,7 +59,7 @@ def test_the_same_batches_give_bitwise_the_same_numbers_again(layout: str):
             assert one.tobytes() == other.tobytes()
 
 
-def test_a_cached_prefix_is_run_once_and_not_kept_beyond_an_evaluation():
+def test_a_cached_prefix_runs_once_per_evaluation():
     """Its keys and values belong to the weights that made them. Mutation: `forget` does nothing."""
     model, requests = networks.network(), networks.requests_after_a_prefix()
     language_model = CausalLanguageModel(model, device=CPU)
@@ -77,8 +77,8 @@ def test_a_cached_prefix_is_run_once_and_not_kept_beyond_an_evaluation():
 
 
 @pytest.mark.parametrize('layout', LAYOUTS)
-def test_the_output_layer_makes_the_scored_positions_alone(layout: str):
-    """No tensor of [batch, length, vocabulary] exists. Mutation: the places that are read left out in `reading`."""
+def test_logits_are_made_only_at_scored_positions(layout: str):
+    """No tensor of [batch, length, vocabulary] exists. Mutation: leave out the positions in `reading`."""
     model, requests = networks.network(), networks.mixed_requests()
     (batch,) = plan(requests, tokens_per_batch=10_000, layout=layout)
     made = []
@@ -95,8 +95,8 @@ def test_the_output_layer_makes_the_scored_positions_alone(layout: str):
     assert model.lm_head.forward is seen
 
 
-def test_real_tokens_equal_to_padding_are_seen_unless_the_reference_is_wanted():
-    """Fix 2: the reference hides real eos tokens where pad is eos."""
+def test_real_tokens_equal_to_padding_are_hidden_only_with_reference_semantics():
+    """Fix 2: the reference hides real eos tokens if pad is eos."""
     model = networks.network()
     (batch,) = plan([request(0, [5, 7, 9], [[3]])], tokens_per_batch=100, layout=PADDED_ROWS)
     (seen,) = CausalLanguageModel(model, device=CPU).run(batch)
@@ -109,7 +109,7 @@ def test_real_tokens_equal_to_padding_are_seen_unless_the_reference_is_wanted():
 
 
 def peak_bytes(run: Callable[[], object], path: Path) -> int:
-    """The most memory held at once of what `run` allocates on the CPU, by the profiler's record of the allocator."""
+    """Return the peak memory that `run` allocates on the CPU, by the profiler's record."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         run()
     recorded.export_chrome_trace(str(path))
@@ -120,10 +120,10 @@ def peak_bytes(run: Callable[[], object], path: Path) -> int:
 
 @pytest.mark.parametrize('vocabulary', [32_768, 131_072])
 @pytest.mark.parametrize('layout', [STREAM, PADDED_ROWS])
-def test_memory_is_that_of_the_model_without_logits_and_a_chunk_of_them(tmp_path, layout: str, vocabulary: int):
-    """Within 10 %, for 4,096 tokens of which 1,088 are read, in the vocabulary of Llama 3 as well.
+def test_peak_memory_is_the_model_plus_a_chunk_of_logits(tmp_path, layout: str, vocabulary: int):
+    """Within 10 %, for 4,096 tokens of which 1,088 are read, also with the vocabulary of Llama 3.
 
-    Mutations: `reading` without chunks; a tail that is not known, so that all logits are made.
+    Mutations: `reading` without chunks; an unknown tail, so that all logits are made.
     """
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -151,7 +151,7 @@ def test_memory_is_that_of_the_model_without_logits_and_a_chunk_of_them(tmp_path
 
 
 def limit_tokens(model, most: int) -> list[int]:
-    """Makes a model run out of memory above so many tokens; returns the sizes that it was then given."""
+    """Make a model run out of memory above some number of tokens; return the sizes it was given."""
     sizes: list[int] = []
 
     def fail(_, args, kwargs):
@@ -164,10 +164,10 @@ def limit_tokens(model, most: int) -> list[int]:
 
 
 @pytest.mark.parametrize('layout', LAYOUTS)
-def test_batches_that_do_not_fit_are_run_in_halves_and_later_ones_without_trying(layout: str, caplog):
-    """One warning, which says what fits. Mutations: `most_tokens` not kept; a half's tokens counted without its rows.
+def test_batches_that_do_not_fit_are_halved(layout: str, caplog):
+    """The model fails above 300 tokens; batches of 500 follow, in halves of at most 250, with one warning.
 
-    The model fails above 300 tokens; batches of 500 follow, in halves of 250 or less.
+    Mutations: `most_tokens` not kept; a half's tokens counted without its rows.
     """
     rng = np.random.default_rng(0)
     requests = [request(row, draw(rng, 20), [draw(rng, 6) for _ in range(4)]) for row in range(37)]
@@ -188,7 +188,7 @@ def test_batches_that_do_not_fit_are_run_in_halves_and_later_ones_without_trying
     assert f'tokens_per_batch: {batches[0].num_tokens // 2} avoids it' in message
 
 
-def test_a_cached_prefix_survives_a_batch_that_does_not_fit():
+def test_a_cached_prefix_survives_halving():
     model, requests = networks.network(), networks.requests_after_a_prefix(12)
     batches = plan(requests, tokens_per_batch=PREFIX_BUDGET)
     assert max(batch.num_tokens for batch in batches) > 80 and batches[0].prefix is not None
@@ -199,8 +199,8 @@ def test_a_cached_prefix_survives_a_batch_that_does_not_fit():
 
 
 @pytest.mark.parametrize('layout', LAYOUTS)
-def test_a_single_item_or_cached_prefix_that_does_not_fit_is_an_error_that_names_it(layout: str):
-    """Mutation: halving goes on for ever."""
+def test_an_item_or_prefix_that_does_not_fit_is_an_error(layout: str):
+    """Mutation: halve forever."""
     model = networks.network()
     limit_tokens(model, 30)
     items = [request(0, [5] * 10, [[3]]), request(1, [6] * 50, [[3]])]
@@ -216,8 +216,8 @@ def test_a_single_item_or_cached_prefix_that_does_not_fit_is_an_error_that_names
 # Wrapped models, and what is left of them.
 
 
-def test_a_compiled_model_is_run_below_its_compilation_and_needs_no_other_afterwards():
-    """Every batch has a shape of its own. Mutation: `_orig_mod` not taken, or `lm_head.forward` not removed."""
+def test_a_compiled_model_scores_uncompiled():
+    """Every batch has another shape. Mutation: ignore `_orig_mod`, or keep `lm_head.forward`."""
     model, requests = networks.network(), all_requests()
     with networks.compiled_for_training(model) as compiled:
         batches = plan(requests, tokens_per_batch=PREFIX_BUDGET)
@@ -227,7 +227,7 @@ def test_a_compiled_model_is_run_below_its_compilation_and_needs_no_other_afterw
 
 @pytest.mark.parametrize('layout', LAYOUTS)
 def test_a_model_with_activation_checkpointing_gives_the_same_numbers(layout: str):
-    """Wrap layer by layer, as Composer does."""
+    """Layers are wrapped as Composer does."""
     model, requests = networks.network(), all_requests()
     expected = networks.sums_alone(model, requests)
     apply_activation_checkpointing(model, check_fn=lambda module: module in set(model.model.layers))
@@ -239,7 +239,7 @@ def test_a_model_with_activation_checkpointing_gives_the_same_numbers(layout: st
 
 @pytest.mark.parametrize('layout', LAYOUTS)
 @pytest.mark.parametrize('name', ['llama', 'gemma2'])
-def test_a_model_is_left_as_it_was_after_a_run_and_after_an_error_in_the_middle(name: str, layout: str):
+def test_a_model_is_restored_after_runs_and_errors(name: str, layout: str):
     """Mutation: no `finally` in `tree_attention` or `reading`."""
     model = networks.network(name)
     attention, layer, state = model.config._attn_implementation, dict(model.lm_head.__dict__), model.state_dict()
@@ -278,11 +278,11 @@ GIB = 2**30
         (LlamaConfig(hidden_size=4096, intermediate_size=11008), GIB // 2, 1),
     ],
 )
-def test_as_many_tokens_are_run_as_half_of_the_free_memory_holds(config, free_bytes: int, tokens: int):
+def test_automatic_budget_fills_half_of_the_free_memory(config, free_bytes: int, tokens: int):
     assert tokens_in_memory(config, free_bytes) == tokens
 
 
-def test_a_model_of_text_and_images_counts_by_its_text_part():
+def test_automatic_budget_of_a_multimodal_model_uses_its_text_part():
     text = {'hidden_size': 4096, 'intermediate_size': 11008}
     assert tokens_in_memory(Gemma3Config(text_config=text), 4 * GIB) == 2**12
 
@@ -299,7 +299,7 @@ def test_a_model_of_text_and_images_counts_by_its_text_part():
         (10**9, 64, 2048),
     ],
 )
-def test_a_cpu_takes_fewer_tokens_where_each_rank_would_have_less_than_four_batches(num_tokens, num_ranks, tokens):
+def test_automatic_budget_leaves_four_batches_per_rank(num_tokens, num_ranks, tokens):
     assert automatic_budget(LlamaConfig(), CPU, num_tokens=num_tokens, num_ranks=num_ranks) == tokens
 
 
@@ -315,5 +315,5 @@ def test_a_cpu_takes_fewer_tokens_where_each_rank_would_have_less_than_four_batc
         (MptConfig(d_model=2048, n_layers=24, n_heads=16), 2**13),
     ],
 )
-def test_generations_count_with_the_keys_and_values_that_are_cached(config, tokens: int):
+def test_automatic_budget_counts_the_kv_cache(config, tokens: int):
     assert tokens_in_memory(config, 80 * GIB, generates=True) == tokens

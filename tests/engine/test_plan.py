@@ -21,7 +21,7 @@ request_parts = st.one_of(shared_context, own_contexts)
 
 
 def make_requests(parts) -> list[ScoreRequest]:
-    """Requests of (contexts, continuations); a single context is that of all continuations."""
+    """Return requests from (contexts, continuations); a single context is that of all continuations."""
     requests = []
     for row, (texts, continuations) in enumerate(parts):
         arrays = tuple(np.array(text, dtype=np.int32) for text in texts)
@@ -42,14 +42,14 @@ def sequences(request: ScoreRequest) -> list[tuple[int, ...]]:
 
 
 def prefixes(requests) -> set[tuple[int, ...]]:
-    """Every beginning of every sequence."""
+    """Return every prefix of every sequence."""
     rows = [row for request in requests for row in sequences(request)]
     return {row[: length + 1] for row in rows for length in range(len(row))}
 
 
 @pytest.fixture(params=[1, 30, 2048])
 def cheap_and_expensive_tokens(request, monkeypatch):
-    """Trees of every size, and prefixes that are cached: neither pays with a handful of tokens otherwise."""
+    """Make trees of all sizes and cached prefixes pay off with a handful of tokens."""
     monkeypatch.setattr(planning, 'PAIRS_PER_TOKEN', request.param)
     monkeypatch.setattr(planning, 'LEAST_PREFIX', 1)
     monkeypatch.setattr(planning, 'LEAST_SAVED_BY_PREFIX', 0.05)
@@ -63,8 +63,10 @@ layouts = st.sampled_from(LAYOUTS)
 
 
 @given(any_requests, budgets, layouts)
-def test_the_batches_give_what_each_request_gives_alone(parts, tokens_per_batch: int, layout: str):
-    """Fails when a token sees one that is not its ancestor, sequences are merged by context alone, or a read is off."""
+def test_batches_score_as_single_requests(parts, tokens_per_batch: int, layout: str):
+    """Fails if a token sees one that is not its ancestor, sequences are merged by context only, or a read is off by
+    one.
+    """
     requests = make_requests(parts)
     batches = plan(requests, tokens_per_batch=tokens_per_batch, layout=layout)
     found = {output.key: output for batch in batches for output in FakeLanguageModel().run(batch)}
@@ -76,7 +78,7 @@ def test_the_batches_give_what_each_request_gives_alone(parts, tokens_per_batch:
 
 
 @given(any_requests, budgets, st.sampled_from((STREAM, MASKED_ROWS)))
-def test_every_path_spells_its_tokens_and_no_token_is_in_two_places(parts, tokens_per_batch: int, layout: str):
+def test_every_path_holds_its_tokens_once(parts, tokens_per_batch: int, layout: str):
     """The path of a read through its tree is the request's own sequence; each distinct prefix of a tree runs once."""
     for batch in plan(make_requests(parts), tokens_per_batch=tokens_per_batch, layout=layout):
         cached = [] if batch.prefix is None else batch.prefix.tolist()
@@ -102,20 +104,21 @@ def test_every_path_spells_its_tokens_and_no_token_is_in_two_places(parts, token
 
 
 @given(st.lists(request_parts, min_size=1, max_size=12))
-def test_prefixes_are_counted_as_the_tree_has_them(parts):
+def test_prefix_counts_equal_tree_sizes(parts):
     requests = make_requests(parts)
     assert count_prefixes(requests) == len(prefixes(requests))
 
 
 @given(any_requests, budgets)
-def test_a_batch_of_trees_counts_the_tokens_that_it_runs(parts, tokens_per_batch: int):
+def test_a_batch_counts_the_tokens_it_runs(parts, tokens_per_batch: int):
     for batch in plan(make_requests(parts), tokens_per_batch=tokens_per_batch):
         num_cached = 0 if batch.prefix is None else len(batch.prefix)
         assert batch.num_tokens == len(lay_out_stream(batch.trees, num_cached).tokens)
 
 
 @given(any_requests, budgets, layouts)
-def test_batches_keep_to_the_budget_unless_one_item_alone_is_larger(parts, tokens_per_batch: int, layout: str):
+def test_batches_keep_to_the_budget(parts, tokens_per_batch: int, layout: str):
+    """Except for a single larger item."""
     for batch in plan(make_requests(parts), tokens_per_batch=tokens_per_batch, layout=layout):
         assert batch.num_tokens <= tokens_per_batch or len(batch.requests) == 1
         if layout == PADDED_ROWS:
@@ -131,7 +134,7 @@ def test_the_order_of_the_requests_does_not_change_the_batches(parts, layout: st
 
 
 @given(any_requests, budgets, layouts)
-def test_halves_run_the_requests_of_the_whole(parts, tokens_per_batch: int, layout: str):
+def test_halves_have_all_requests(parts, tokens_per_batch: int, layout: str):
     for batch in plan(make_requests(parts), tokens_per_batch=tokens_per_batch, layout=layout):
         halves = batch.halves()
         assert len(halves) == min(2, len(batch.requests))
@@ -142,8 +145,8 @@ def test_halves_run_the_requests_of_the_whole(parts, tokens_per_batch: int, layo
 
 
 @given(any_requests, budgets, st.integers(1, 5))
-def test_every_rank_has_as_many_forwards_and_all_batches_are_there(parts, tokens_per_batch: int, num_ranks: int):
-    """Fails when the filler is left out: Composer would stop with the shortest rank."""
+def test_ranks_have_equal_forwards_and_all_batches(parts, tokens_per_batch: int, num_ranks: int):
+    """Fails without the filler: Composer would stop with the shortest rank."""
     batches = plan(make_requests(parts), tokens_per_batch=tokens_per_batch)
     ranks = assign(batches, num_ranks=num_ranks)
     assert len(ranks) == num_ranks
@@ -157,7 +160,7 @@ def test_every_rank_has_as_many_forwards_and_all_batches_are_there(parts, tokens
 
 
 def shots_and_questions(num_items: int) -> list[ScoreRequest]:
-    """100 tokens that all items begin with, then 20 of their own and four choices of 5."""
+    """Return items with 100 common tokens, 20 of their own, and four choices of 5."""
     rng = np.random.default_rng(0)
     shots = rng.integers(0, 1000, 100).tolist()
     return make_requests(
@@ -168,7 +171,7 @@ def shots_and_questions(num_items: int) -> list[ScoreRequest]:
     )
 
 
-def test_a_prefix_that_all_items_share_is_run_once(monkeypatch):
+def test_a_common_prefix_runs_once(monkeypatch):
     monkeypatch.undo()
     batches = plan(shots_and_questions(200), tokens_per_batch=1024)
     assert {id(batch.prefix) for batch in batches} == {id(batches[0].prefix)}
@@ -178,15 +181,15 @@ def test_a_prefix_that_all_items_share_is_run_once(monkeypatch):
     assert [not batch.trees for batch in rank] == [True] + [False] * len(batches)
 
 
-def test_trees_in_rows_repeat_what_cannot_be_cached(monkeypatch):
+def test_masked_rows_repeat_prefixes(monkeypatch):
     monkeypatch.undo()
     batches = plan(shots_and_questions(200), tokens_per_batch=1024, layout=MASKED_ROWS)
     assert all(batch.prefix is None for batch in batches)
     assert sum(batch.num_tokens for batch in batches) < 200 * (20 + 16) + 100 * 200 / 20
 
 
-def test_prompts_that_hardly_begin_alike_stay_apart(monkeypatch):
-    """Joining saves a tenth of the tokens and doubles the attention."""
+def test_prompts_with_short_common_prefixes_are_not_joined(monkeypatch):
+    """Joining would save a tenth of the tokens and double the attention."""
     monkeypatch.undo()
     rng = np.random.default_rng(0)
     shot = rng.integers(0, 1000, 50).tolist()
@@ -196,7 +199,7 @@ def test_prompts_that_hardly_begin_alike_stay_apart(monkeypatch):
 
 
 def test_ranks_share_the_work_evenly(monkeypatch):
-    """Within 5 % of the mean in cost where each rank has some batches."""
+    """Within 5 % of the mean cost if each rank has several batches."""
     monkeypatch.undo()
     rng = np.random.default_rng(0)
     requests = make_requests([([rng.integers(0, 99, rng.integers(5, 400)).tolist()], [[1, 2]]) for _ in range(3000)])
@@ -212,7 +215,7 @@ def test_single_token_choices_cost_nothing_beyond_their_context():
         assert batch.num_tokens == 3
 
 
-def test_requests_that_cannot_be_scored_are_left_out():
+def test_unscorable_requests_are_left_out():
     (request,) = make_requests([([[1]], [[2]])])
     unscorable = ScoreRequest(
         key=request.key, contexts=request.contexts, continuations=request.continuations, unscorable='too long'
@@ -220,7 +223,7 @@ def test_requests_that_cannot_be_scored_are_left_out():
     assert plan([unscorable], tokens_per_batch=10) == []
 
 
-def test_a_budget_of_nothing_is_refused():
+def test_a_budget_of_zero_is_an_error():
     with pytest.raises(ValueError, match='tokens_per_batch is 0'):
         plan([], tokens_per_batch=0)
     with pytest.raises(ValueError, match='num_ranks is 0'):
@@ -228,17 +231,17 @@ def test_a_budget_of_nothing_is_refused():
 
 
 def test_short_rows_are_not_padded_to_long_ones():
-    """Fails when a batch is closed by its budget alone: 7,600 padded tokens then hold the 5,050."""
+    """Fails if only the budget closes a batch: 7,600 padded tokens would then hold the 5,050."""
     requests = make_requests([([[1] * length], [[0]]) for length in range(1, 101)])
     batches = plan(requests, tokens_per_batch=4096, layout=PADDED_ROWS)
     assert sum(batch.num_tokens for batch in batches) < 1.1 * 5050
 
 
 @pytest.mark.parametrize('first', [0, 1000], ids=['sorted before', 'sorted after'])
-def test_an_item_that_leaves_early_does_not_shorten_what_the_others_keep(monkeypatch, first: int):
-    """With fixed shots the item that is a shot itself sees a spare there.
+def test_an_item_with_a_shorter_prefix_does_not_shorten_that_of_others(monkeypatch, first: int):
+    """With fixed shots an item that is a shot itself has another shot there.
 
-    Fails without `leaves_early`, and without `begins_family` where that item is the first in order.
+    Fails without `ends_family`, and without `begins_family` if that item is the first in order.
     """
     monkeypatch.undo()
     rng = np.random.default_rng(1)

@@ -1,4 +1,4 @@
-"""Which layout the probe finds for a family, and that the numbers in it are those of bare forwards."""
+"""The layout that the probe finds for each family, and its numbers compared with bare forwards."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def probed(model, longest: int = LONGEST) -> tuple[probing.Probe, CausalLanguage
 
 
 @pytest.mark.parametrize(('name', 'loaded'), networks.LOADED_AS)
-def test_every_family_runs_in_the_fastest_layout_that_gives_its_eager_numbers(name: str, loaded: str):
-    """Whatever attention it was loaded with, in its layout and in padded rows, which take what other layouts cannot.
+def test_every_family_runs_in_its_fastest_correct_layout(name: str, loaded: str):
+    """With any loaded attention, in its layout and in padded rows.
 
-    Fails when a layout is trusted unseen, windows or caps are left out, or heads are not shared by their group.
-    Mutations: `LAYOUTS[:1]` accepted without comparing; `window = None` or `softcap = None` in `attend`; `repeat`
-    for `repeat_interleave`; no `check_attention`.
+    Fails if a layout is used without a probe, windows or caps are left out, or heads are not shared by their group.
+    Mutations: accept `LAYOUTS[:1]` without comparing; `window = None` or `softcap = None` in `attend`; `repeat` for
+    `repeat_interleave`; no `check_attention`.
     """
     model = networks.network(name, attn_implementation=loaded)
     found, language_model = probed(model)
@@ -41,15 +41,15 @@ def test_every_family_runs_in_the_fastest_layout_that_gives_its_eager_numbers(na
 
 
 def eager(name: str, **more: object):
-    """A family's network as transformers has it with eager attention."""
+    """Return a family's network with transformers' eager attention."""
     return networks.network(name, attn_implementation='eager', **more)
 
 
 @pytest.mark.parametrize(('name', 'loaded'), networks.LOADED_AS)
-def test_attention_that_is_not_the_eager_one_is_replaced_and_named_once(name: str, loaded: str, caplog):
-    """sdpa of transformers 4.53 leaves out Gemma 2's cap, and adds Falcon's ALiBi once where eager adds it twice.
+def test_attention_that_differs_from_eager_is_replaced_with_one_warning(name: str, loaded: str, caplog):
+    """sdpa of transformers 4.53 ignores Gemma 2's cap, and adds Falcon's ALiBi once where eager adds it twice.
 
-    Mutation: the loaded attention as the measure.
+    Mutation: measure against the loaded attention.
     """
     model = networks.network(name, attn_implementation=loaded)
     for _ in range(2):
@@ -62,7 +62,10 @@ def test_attention_that_is_not_the_eager_one_is_replaced_and_named_once(name: st
 
 
 def state_of(model) -> list[tuple]:
-    """All that decides how a model attends: classes and attributes of its modules, values of its configuration."""
+    """Return everything that determines a model's attention:
+
+    classes and attributes of modules, and configuration values.
+    """
     return [
         (type(module), sorted(vars(module)), getattr(module, '_use_sdpa', None), str(getattr(module, 'config', '')))
         for module in model.modules()
@@ -70,8 +73,8 @@ def state_of(model) -> list[tuple]:
 
 
 @pytest.mark.parametrize('name', ['llama', 'gpt2', 'stablelm', 'gpt_bigcode', 'falcon, alibi', 'gemma2'])
-def test_a_model_trains_on_with_the_attention_that_it_was_loaded_with(name: str):
-    """To the last bit, after the probe, after scores, and after a forward that fails. Mutation: no `finally`."""
+def test_training_continues_with_the_loaded_attention(name: str):
+    """Bitwise, after the probe, after scoring, and after a failed forward. Mutation: no `finally`."""
     model = networks.network(name, attn_implementation='sdpa').train()
     ids = torch.tensor([[3, 14, 15, 9, 26, 5, 35, 8, 9]])
 
@@ -100,21 +103,21 @@ def test_a_model_trains_on_with_the_attention_that_it_was_loaded_with(name: str)
 
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize('name', ['llama', 'mixtral', 'olmo', 'stablelm', 'gemma2', 'falcon, alibi'])
-def test_rounding_of_half_precision_is_not_taken_for_other_attention(name: str, dtype: torch.dtype):
-    """Mutation: the largest difference of all rows, which fails where rounding sends a token to other experts."""
+def test_half_precision_rounding_is_not_another_attention(name: str, dtype: torch.dtype):
+    """Mutation: use the largest difference, which fails if rounding sends a token to other experts."""
     _, language_model = probed(networks.network(name, attn_implementation='sdpa').to(dtype))
     assert bool(language_model.eager) == (name in ('gemma2', 'falcon, alibi'))
 
 
 @pytest.mark.parametrize('trained', [True, False])
-def test_a_cap_that_does_not_show_yet_counts_all_the_same(trained: bool):
-    """With weights so small that no score comes near the cap; later it does. Mutation: the comparison alone."""
+def test_a_cap_counts_before_it_has_an_effect(trained: bool):
+    """With weights so small that no score comes near the cap. Mutation: compare only."""
     model = networks.network('gemma2', attn_implementation='sdpa', initializer_range=0.3 if trained else 0.003)
     assert probed(model)[1].eager
 
 
-def test_long_rows_are_cut_to_what_eager_attention_has_memory_for(monkeypatch):
-    """Four heads: rows of 50 tokens make 10,000 scores a layer. Mutation: `longest` as it is."""
+def test_long_rows_are_shortened_for_eager_attention(monkeypatch):
+    """Four heads: rows of 50 tokens make 10,000 scores per layer. Mutation: use `longest`."""
     monkeypatch.setattr(probing, 'MAX_EAGER_SCORES', 10_000)
     model, widths = networks.network('llama', attn_implementation='sdpa'), []
     model.register_forward_pre_hook(
@@ -129,8 +132,8 @@ def test_long_rows_are_cut_to_what_eager_attention_has_memory_for(monkeypatch):
 @pytest.mark.parametrize(
     ('name', 'layout'), [('gpt_neo', STREAM), ('gpt_neo', MASKED_ROWS), ('mpt', MASKED_ROWS), ('stablelm', STREAM)]
 )
-def test_families_that_the_probe_keeps_from_a_layout_give_wrong_numbers_in_it_without_a_word(name: str, layout: str):
-    """Nothing but the probe stands between these and wrong scores."""
+def test_rejected_layouts_would_be_silently_wrong(name: str, layout: str):
+    """Only the probe prevents wrong scores for these families."""
     model = networks.network(name)
     requests = networks.mixed_requests()
     outputs = networks.run(CausalLanguageModel(model, device=CPU), plan(requests, tokens_per_batch=400, layout=layout))
@@ -140,7 +143,7 @@ def test_families_that_the_probe_keeps_from_a_layout_give_wrong_numbers_in_it_wi
 
 
 @pytest.mark.parametrize('longest', [WINDOW - 1, WINDOW, WINDOW + 1, 40])
-def test_a_model_with_windows_runs_in_a_stream_whether_or_not_rows_are_longer(longest: int):
+def test_a_model_with_windows_runs_in_a_stream(longest: int):
     model = networks.network('mistral, windows')
     found, language_model = probed(model, longest)
     requests = networks.requests_after_a_prefix() if longest == 40 else networks.mixed_requests()
@@ -149,8 +152,8 @@ def test_a_model_with_windows_runs_in_a_stream_whether_or_not_rows_are_longer(lo
     networks.check_against_bare_forwards(model, requests, outputs)
 
 
-def test_a_window_by_stream_position_is_found_out(monkeypatch):
-    """The probe's rows are long enough, and its branches far enough apart, to tell. Mutation: the one made here."""
+def test_a_window_by_stream_position_is_rejected(monkeypatch):
+    """The probe's rows are long enough and its branches far enough apart. Mutation: the wrong window made here."""
     from llmfoundry_gauntlet.engine.tree_attention import TreeLayout
 
     right = TreeLayout._mask
@@ -168,8 +171,8 @@ def test_a_window_by_stream_position_is_found_out(monkeypatch):
     assert 'token stream' in found.reason and 'nats off' in found.reason
 
 
-def test_a_model_whose_numbers_do_not_depend_on_the_context_runs_padded_rows():
-    """It would agree with anything. Fails without the contrast: it is then given a stream."""
+def test_a_model_that_ignores_its_context_runs_padded_rows():
+    """It would agree in any layout. Fails without the contrast: the model then gets a stream."""
     model = networks.network()
     for layer in model.model.layers:
         torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
@@ -179,7 +182,7 @@ def test_a_model_whose_numbers_do_not_depend_on_the_context_runs_padded_rows():
 
 
 def test_a_model_of_nan_runs_padded_rows():
-    """Fails without the check: a comparison with NaN says nothing."""
+    """Fails without the check, as comparisons with NaN are false."""
     model = networks.network()
     with torch.no_grad():
         model.model.layers[0].mlp.up_proj.weight.fill_(torch.nan)
@@ -192,7 +195,7 @@ def test_a_model_of_nan_runs_padded_rows():
     'breaks', [lambda positions: positions[0, 0] > 0, lambda positions: positions.max() > 50], ids=['prefix', 'long']
 )
 def test_a_layout_that_gives_nan_is_not_used(breaks):
-    """After a cached prefix, or in long rows alone. Mutation: Python's `max`, which passes NaN."""
+    """After a cached prefix, or only in long rows. Mutation: Python's `max`, which ignores NaN."""
     model = networks.network()
 
     def spoil(_, args, kwargs, outputs):
@@ -206,7 +209,10 @@ def test_a_layout_that_gives_nan_is_not_used(breaks):
 
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
 def test_half_precision_is_compared_within_its_own_rounding(dtype: torch.dtype):
-    """Twice the spacing of the largest logit. Fails with the tolerance of float32, and with one that lets all pass."""
+    """Within twice the spacing of the largest logit.
+
+    Fails with the tolerance of float32, and with one that accepts everything.
+    """
     model = networks.network().to(dtype)
     found, language_model = probed(model)
     assert found.layout == STREAM
@@ -225,8 +231,8 @@ def test_half_precision_is_compared_within_its_own_rounding(dtype: torch.dtype):
 
 
 @pytest.mark.parametrize('name', ['llama', 'gemma2', 'stablelm', 'bloom'])
-def test_mixed_precision_is_that_of_the_run(name: str):
-    """Under autocast the numbers are those of bare forwards under autocast. Mutation: the forward outside of it."""
+def test_mixed_precision_follows_the_run(name: str):
+    """Under autocast, numbers equal those of bare forwards under autocast. Mutation: the forward outside of it."""
     model = networks.network(name)
     requests = [*networks.mixed_requests(), *networks.requests_after_a_prefix(4)]
     with torch.no_grad(), torch.autocast('cpu', torch.bfloat16):

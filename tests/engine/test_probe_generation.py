@@ -1,4 +1,4 @@
-"""A layout for generation is used where its logits are those of whole rows. For families see test_generate.py."""
+"""A generation layout is used only if its logits are those of whole rows. Families are tested in test_generate.py."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LONG_WINDOW = 40
 
 
 def probed(model: Any, longest: int = LONGEST) -> Probe:
-    """Every token ends a generation, which the probe must ignore."""
+    """Probe with every token as an end token, which the probe must ignore."""
     generator = TextGenerator(
         CausalLanguageModel(model, device=CPU), GenerationDecoder(Letters(), range(networks.VOCABULARY))
     )
@@ -30,7 +30,7 @@ def probed(model: Any, longest: int = LONGEST) -> Probe:
 
 
 def change(model: Any, how: Callable[[dict[str, Any]], None]) -> Any:
-    """The model, its arguments changed before each forward."""
+    """Return the model with its arguments changed before each forward."""
 
     def hook(_: Any, args: tuple, kwargs: dict[str, Any]) -> tuple:
         how(kwargs)
@@ -71,13 +71,13 @@ def drop_mask_of_prompts(kwargs: dict[str, Any]) -> None:
 
 
 def stream_positions(kwargs: dict[str, Any]) -> None:
-    """Prompts at the positions of the stream instead of their own."""
+    """Give prompts the positions of the stream instead of their own."""
     if kwargs['attention_mask'].dim() == 4:
         kwargs['position_ids'] = torch.arange(kwargs['input_ids'].shape[1])[None]
 
 
 def stream_positions_in_branches(kwargs: dict[str, Any]) -> None:
-    """The same only where the stream goes back to a position that is not the first: prompts that share a prefix."""
+    """Do the same only where the stream returns to a later position: prompts with a common prefix."""
     if kwargs['attention_mask'].dim() == 4:
         positions = kwargs['position_ids'][0]
         if ((positions.diff() <= 0) & (positions[1:] > 0)).any():
@@ -99,11 +99,10 @@ def stream_positions_in_branches(kwargs: dict[str, Any]) -> None:
     ],
 )
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
-def test_a_layout_that_gives_wrong_numbers_silently_is_not_used(
-    name: str, fault: Callable, right: str, wrong: str, dtype: torch.dtype
-):
-    """Mutations: the first layout accepted; generations that end, or are compared, at the first token; prompts of one
-    length; no two prompts run together, or none that share a prefix."""
+def test_a_silently_wrong_layout_is_not_used(name: str, fault: Callable, right: str, wrong: str, dtype: torch.dtype):
+    """Mutations: accept the first layout; end or compare generations at the first token; prompts of one length; no two
+    prompts run together, or none with a common prefix.
+    """
     assert probed(networks.network(name).to(dtype)).layout == right
     found = probed(change(networks.network(name).to(dtype), fault))
     assert found.layout == wrong, found.reason
@@ -113,9 +112,9 @@ def test_a_layout_that_gives_wrong_numbers_silently_is_not_used(
 
 @pytest.mark.parametrize(('name', 'layout'), [('llama', PROMPT_STREAM), ('gptj', CACHE)])
 def test_half_precision_is_compared_within_its_own_rounding(name: str, layout: str):
-    """Steps that are twice the spacing of the largest logit off, as other kernels may be.
+    """Steps that are off by twice the spacing of the largest logit, as other kernels may be.
 
-    Mutations: the tolerance of float32; the rounding of the logits that GPT-J returns, which are float32.
+    Mutations: the tolerance of float32; the rounding of GPT-J's returned logits, which are float32.
     """
 
     def rounded(_: Any, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
@@ -130,9 +129,10 @@ def test_half_precision_is_compared_within_its_own_rounding(name: str, layout: s
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
-def test_a_window_that_steps_forget_is_found_out_where_rows_are_longer(dtype: torch.dtype):
-    """It is longer than the probe's short rows. Mutations: no long row; a long row of two tokens, of which half
-    precision lets one be off."""
+def test_a_window_ignored_by_steps_is_rejected(dtype: torch.dtype):
+    """The window is longer than the probe's short rows. Mutations: no long row; a long row of two tokens, of which half
+    precision tolerates one.
+    """
 
     def forgetful() -> Any:
         model = networks.network('mistral, windows', sliding_window=LONG_WINDOW).to(dtype)
@@ -149,7 +149,7 @@ def test_a_window_that_steps_forget_is_found_out_where_rows_are_longer(dtype: to
 
 
 def no_numbers_where(model: Any, spoilt: Callable[[dict[str, Any]], torch.Tensor | bool]) -> Any:
-    """The model, NaN in the rows that are named."""
+    """Return the model with NaN in the given rows."""
 
     def hook(_: Any, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
         rows = torch.as_tensor(spoilt(kwargs)).expand(len(output.logits))
@@ -169,7 +169,7 @@ def no_numbers_where(model: Any, spoilt: Callable[[dict[str, Any]], torch.Tensor
     ids=['all', 'short', 'long'],
 )
 def test_a_model_of_nan_runs_whole_rows_and_is_probed_again(spoilt: Callable):
-    """Also where a single prompt shows it. Mutation: Python's `max`, which passes NaN."""
+    """Also if only a single prompt shows it. Mutation: Python's `max`, which ignores NaN."""
     found = probed(no_numbers_where(networks.network(), spoilt))
     assert (found.layout, found.certain) == (NO_CACHE, False)
     assert found.reason == "probe: the model's numbers are not finite"
@@ -177,7 +177,7 @@ def test_a_model_of_nan_runs_whole_rows_and_is_probed_again(spoilt: Callable):
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize('last', [True, False])
-def test_a_way_that_gives_nan_is_not_taken(last: bool, dtype: torch.dtype):
+def test_a_layout_that_gives_nan_is_not_used(last: bool, dtype: torch.dtype):
     """In the last step of the long row, or in steps after single tokens. Mutation: Python's `max` in `furthest`."""
 
     def in_steps(kwargs: dict[str, Any]) -> torch.Tensor | bool:
@@ -192,7 +192,7 @@ def test_a_way_that_gives_nan_is_not_taken(last: bool, dtype: torch.dtype):
 
 @pytest.mark.parametrize('name', ['llama', 'gpt2'])
 def test_weights_that_ignore_their_context_are_probed_again(name: str):
-    """They agree in any layout. Fails without the contrast, and where that is of another last token or position."""
+    """They agree in any layout. Fails without the contrast, or if that has another last token or position."""
     model = networks.network(name)
     for layer in model.model.layers if name == 'llama' else model.transformer.h:
         output = layer.self_attn.o_proj if name == 'llama' else layer.attn.c_proj
@@ -203,7 +203,7 @@ def test_weights_that_ignore_their_context_are_probed_again(name: str):
 
 @pytest.mark.parametrize('longest', [1, 2, 3, 7, 30, 200])
 def test_rows_of_any_length_are_probed(longest: int):
-    """No row is longer. Mutation: prompts not cut."""
+    """No row is longer than the longest. Mutation: prompts not shortened."""
     widths = []
 
     def measure(kwargs: dict[str, Any]) -> None:
@@ -216,7 +216,7 @@ def test_rows_of_any_length_are_probed(longest: int):
     assert max(widths) <= max(longest - 1, 1) or found.reason.startswith('probe: 8 generations')
 
 
-def test_the_probe_says_what_it_found_and_leaves_the_writer_as_it_was():
+def test_the_probe_reports_and_restores_the_generator():
     generator = TextGenerator(
         CausalLanguageModel(networks.network('bloom'), device=CPU), GenerationDecoder(Letters(), [5])
     )
@@ -228,7 +228,7 @@ def test_the_probe_says_what_it_found_and_leaves_the_writer_as_it_was():
 
 
 def test_every_rank_makes_the_same_forwards():
-    """Ranks of a sharded model must probe the same prompts. Mutation: prompts without a seed of their own."""
+    """Ranks of a sharded model must probe the same prompts. Mutation: prompts without a fixed seed."""
     made = []
     for seed in (0, 1):
         torch.manual_seed(seed)
@@ -244,7 +244,7 @@ def test_every_rank_makes_the_same_forwards():
 
 
 def test_a_model_that_does_not_fit_is_an_error():
-    """Not a reason to step down. Mutation: the error taken for one of a layout."""
+    """It is no reason to use another layout. Mutation: treat the error as one of the layout."""
     model = networks.network()
 
     def fail(kwargs: dict[str, Any]) -> None:

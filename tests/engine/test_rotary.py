@@ -1,4 +1,4 @@
-"""Rotary frequencies that depend on a length: each request's are its own, and a model is left as it was."""
+"""Length-dependent rotary frequencies: each request has its own, and the model is restored."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PADDED = 64
 
 
 def rows_around_the_base() -> list[ScoreRequest]:
-    """Far shorter rows, one of exactly 32 tokens, one of 33, longer ones of equal length, choices on both sides."""
+    """Return much shorter rows, one of exactly 32 tokens, one of 33, equally long ones, and choices on both sides."""
     rng = np.random.default_rng(0)
     shared = draw(rng, 12)
     shapes = [(0, (3, 2)), (16, (4,)), (17, (4,)), (28, (3,)), (18, (1, 6)), (28, (3, 1)), (36, (8,))]
@@ -32,15 +32,15 @@ def rows_around_the_base() -> list[ScoreRequest]:
 
 
 def rows_of(one: ScoreRequest) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Contexts and continuations."""
+    """Return contexts and continuations."""
     return [*zip(one.contexts, one.continuations, strict=True)]
 
 
 @cache
 def sums_by_row(kind: str, padded_to: int) -> list[list[float]]:
-    """Summed log-probabilities of each request by bare forwards of a fresh network, one row each.
+    """Return summed log-probabilities of each request by bare forwards of a fresh network, one row each.
 
-    A row is filled up to its request's longest, or to `padded_to` tokens, as llm-foundry pads rows.
+    Rows are padded to their request's longest, or to `padded_to` tokens, as llm-foundry does.
     """
     found = []
     for one in rows_around_the_base():
@@ -58,9 +58,9 @@ def sums_by_row(kind: str, padded_to: int) -> list[list[float]]:
 @pytest.mark.parametrize('layout', LAYOUTS)
 @pytest.mark.parametrize('kind', STRETCHED)
 def test_no_row_changes_the_frequencies_of_another(kind: str, layout: str, padded_to: int):
-    """They are those of the request's longest row, or of its padded rows, in every batch and after any other.
+    """They follow the request's longest row, or its padded rows, in every batch and order.
 
-    Mutations: no `rotary_length`; requests of unlike frequencies in one batch; no `forget_lengths`.
+    Mutations: no `rotary_length`; requests with different frequencies in one batch; no `forget_lengths`.
     """
     requests = rows_around_the_base()
     rotary = networks.rotary(kind, padded_to=padded_to or None)
@@ -75,8 +75,8 @@ def test_no_row_changes_the_frequencies_of_another(kind: str, layout: str, padde
 
 @pytest.mark.parametrize('layout', [STREAM, PADDED_ROWS])
 @pytest.mark.parametrize('kind', STRETCHED)
-def test_a_long_row_in_the_batch_changes_scores_otherwise(kind: str, layout: str):
-    """Else nothing above could fail."""
+def test_long_rows_matter_for_the_test_above(kind: str, layout: str):
+    """Precondition of the test above."""
     requests = rows_around_the_base()
     found = []
     for chosen in (requests, requests[:1]):
@@ -90,7 +90,7 @@ def test_a_long_row_in_the_batch_changes_scores_otherwise(kind: str, layout: str
 @pytest.mark.parametrize('padded_to', [0, 128])
 @pytest.mark.parametrize('kind', STRETCHED)
 def test_a_cached_prefix_has_the_frequencies_of_its_batches(kind: str, padded_to: int):
-    """Rows of 95 tokens. Mutation: the length of a batch left out where its prefix is run by itself."""
+    """Rows of 95 tokens. Mutation: no length for a prefix that runs by itself."""
     requests = networks.requests_after_a_prefix()
     rotary = networks.rotary(kind, padded_to=padded_to or None)
     batches = plan(requests, tokens_per_batch=PREFIX_BUDGET, rotary=rotary)
@@ -108,7 +108,7 @@ def test_a_cached_prefix_has_the_frequencies_of_its_batches(kind: str, padded_to
 @pytest.mark.parametrize('layout', LAYOUTS)
 @pytest.mark.parametrize('kind', STRETCHED)
 def test_halves_of_a_batch_keep_its_frequencies(kind: str, layout: str):
-    """A batch is halved if memory is short. Mutation: `rope_length` left out of `halves`."""
+    """Mutation: leave `rope_length` out of `halves`."""
     requests, rotary = rows_around_the_base(), networks.rotary(kind, padded_to=PADDED)
     (batch,) = plan(requests, tokens_per_batch=100_000, layout=layout, rotary=rotary)
     language_model = CausalLanguageModel(networks.stretched(kind), device=CPU, rotary=rotary)
@@ -119,7 +119,7 @@ def test_halves_of_a_batch_keep_its_frequencies(kind: str, layout: str):
 
 @pytest.mark.parametrize('kind', STRETCHED)
 def test_a_stretched_model_runs_in_a_stream(kind: str):
-    """Rows of the probe are longer and shorter than the base. Mutation: the probe's batches without a length."""
+    """The probe has rows longer and shorter than the base. Mutation: probe batches without a length."""
     language_model = CausalLanguageModel(networks.stretched(kind), device=CPU, rotary=networks.rotary(kind))
     found = probe(language_model, vocabulary=networks.VOCABULARY, longest=60)
     assert found.layout == STREAM, found.reason
@@ -127,8 +127,10 @@ def test_a_stretched_model_runs_in_a_stream(kind: str):
 
 @pytest.mark.parametrize('kind', STRETCHED)
 def test_training_and_evaluation_do_not_change_each_others_frequencies(kind: str):
-    """To the last bit, with rows of exactly the base, at which dynamic NTK does not reset itself, and after long rows,
-    the longest of which it keeps. Mutations: the rotary embedding left as it was run; no `reset_length`."""
+    """Bitwise, with rows of exactly the base, at which dynamic NTK does not reset itself, and after long rows.
+
+    Mutations: the rotary embedding left as it was run; no `reset_length`.
+    """
     model, rotary, requests = networks.stretched(kind), networks.rotary(kind), rows_around_the_base()
     (embedding,) = [module for module in model.modules() if hasattr(module, 'inv_freq')]
     language_model = CausalLanguageModel(model, device=CPU, rotary=rotary)
@@ -147,8 +149,8 @@ def test_training_and_evaluation_do_not_change_each_others_frequencies(kind: str
         assert torch.equal(networks.logits_of(model, ids), before)
 
 
-def test_the_length_that_decides_is_that_of_the_longest_row_as_it_is_asked():
-    """By hand: choices of 3 and 6 after 30 tokens; a prompt of 30 with 2 or 3 tokens to come."""
+def test_the_rotary_length_by_hand():
+    """Choices of 3 and 6 after 30 tokens; a prompt of 30 and 2 or 3 tokens to generate."""
     scored = request(0, [1] * 30, [[2] * 3, [2] * 6])
     prompts = [
         GenerateRequest(key=ItemKey('t/0-shot', 0), context=np.ones(30, np.int32), max_new_tokens=count)
@@ -162,7 +164,7 @@ def test_the_length_that_decides_is_that_of_the_longest_row_as_it_is_asked():
     assert [padded.of(one) for one in (scored, *prompts)] == [64, 32, 33]
 
 
-def test_batches_and_batches_are_of_one_length_each():
+def test_batches_have_one_rotary_length():
     rotary = networks.rotary('dynamic')
     requests = rows_around_the_base()
     batches = plan(requests, tokens_per_batch=1000, rotary=rotary)

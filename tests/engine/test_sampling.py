@@ -1,4 +1,4 @@
-"""Tokens chosen by probability: against transformers' processors, by a fine grid of draws."""
+"""Sampling of tokens, compared with transformers' processors on a fine grid of draws."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def shares(logits: torch.Tensor, sampling: Sampling) -> np.ndarray:
 
 
 @pytest.mark.parametrize('sampling', SETTINGS, ids=str)
-def test_every_token_gets_its_probability_of_the_draws(sampling: Sampling):
-    """The grid is as fine as the tolerance: nothing is left to chance.
+def test_tokens_are_drawn_with_their_probabilities(sampling: Sampling):
+    """The grid is as fine as the tolerance, so nothing is left to chance.
 
     Mutations: the temperature after `top_p`; `top_p` before `top_k`; a token too few in `top_p`; no `gather`.
     """
@@ -65,8 +65,8 @@ def test_every_token_gets_its_probability_of_the_draws(sampling: Sampling):
         assert (found[expected == 0] == 0).all()
 
 
-def test_without_limits_a_draw_picks_by_place_in_the_vocabulary():
-    """Four equal tokens, and the numbers at their bounds, each of which belongs to the token after; then 5/8, 1/8, 2/8.
+def test_without_limits_tokens_keep_the_order_of_the_vocabulary():
+    """Four equal tokens and draws at their bounds, each of which belongs to the next token; then 5/8, 1/8, 2/8.
 
     Mutation: `right=False`.
     """
@@ -77,10 +77,10 @@ def test_without_limits_a_draw_picks_by_place_in_the_vocabulary():
 
 
 @pytest.mark.parametrize('sampling', SETTINGS, ids=str)
-def test_the_lowest_and_the_highest_draw_pick_tokens_that_count(sampling: Sampling):
-    """Tokens of no probability stand first, last and in between.
+def test_extreme_draws_pick_possible_tokens(sampling: Sampling):
+    """Tokens of probability 0 are first, last and in between.
 
-    Mutation: `right=False`, which gives the first token at 0.
+    Mutation: `right=False`, which picks the first token for 0.
     """
     logits = random_logits(20)
     logits[:, [0, 1, 7, VOCABULARY - 2, VOCABULARY - 1]] = -torch.inf
@@ -90,8 +90,8 @@ def test_the_lowest_and_the_highest_draw_pick_tokens_that_count(sampling: Sampli
         assert (expected[np.arange(len(logits)), tokens] > 0).all()
 
 
-def test_as_many_tokens_count_as_top_k_says_also_where_they_tie():
-    """Logits in half precision tie often; transformers counts all that tie with the last."""
+def test_top_k_keeps_exactly_k_tokens_with_ties():
+    """Logits in half precision often tie; transformers keeps all that tie with the last."""
     logits = torch.tensor([[1.0, 3.0, 2.0, 2.0, 2.0, 0.0]])
     found = shares(logits, Sampling(temperature=1.0, top_k=3))
     assert (found > 0).sum() == 3
@@ -99,8 +99,8 @@ def test_as_many_tokens_count_as_top_k_says_also_where_they_tie():
     np.testing.assert_allclose(np.sort(found)[-3:], [tied, tied, top], atol=1.001 / GRID)
 
 
-def test_of_equal_tokens_at_the_end_of_top_p_the_first_count():
-    """1/8 four times and 1/2: the half and the first two of the equal ones make up 0.75, three are needed for 0.76."""
+def test_top_p_keeps_the_first_of_equal_tokens():
+    """1/8 four times and 1/2: the half and the first two equal ones make up 0.75; 0.76 needs three."""
     logits = torch.tensor([[1.0, 1.0, 4.0, 1.0, 1.0]]).log()
     found = shares(logits, Sampling(temperature=1.0, top_p=0.74))
     np.testing.assert_allclose(found, np.array([1, 1, 4, 0, 0]) / 6, atol=1.001 / GRID)
@@ -108,14 +108,14 @@ def test_of_equal_tokens_at_the_end_of_top_p_the_first_count():
     np.testing.assert_allclose(found, np.array([1, 1, 4, 1, 0]) / 7, atol=1.001 / GRID)
 
 
-def test_the_most_probable_token_is_the_first_of_equal_ones():
-    """At temperature 0, whatever the other settings."""
+def test_greedy_picks_the_first_of_equal_tokens():
+    """At temperature 0 with any other settings."""
     logits = torch.tensor([[1.0, 5.0, 5.0], [7.0, 7.0, 7.0], [0.0, 1.0, 2.0]])
     samplings = [Sampling(), Sampling(top_k=2), Sampling(top_p=0.1)]
     assert next_tokens(logits, samplings, [None, None, None]) == [1, 0, 2]
 
 
-def test_rows_give_the_same_tokens_whatever_other_rows_want():
+def test_rows_are_sampled_independently():
     """Mutations: draws by their place in the group; the first row's settings for all."""
     samplings = [Sampling(), *SETTINGS] * 4
     logits = random_logits(len(samplings))
@@ -133,8 +133,8 @@ def test_rows_give_the_same_tokens_whatever_other_rows_want():
     assert len(set(together)) > 10
 
 
-def test_rounding_of_the_logits_hardly_ever_moves_a_token():
-    """Batches of other sizes round differently. Mutation: probabilities are summed in half precision."""
+def test_rounding_rarely_changes_a_sampled_token():
+    """Batches of other sizes round differently. Mutation: sum probabilities in half precision."""
     logits = random_logits(GRID)
     draws = np.random.default_rng(0).random(GRID).tolist()
     noise = 1e-6 * torch.randn(logits.shape, generator=torch.Generator().manual_seed(1))
@@ -143,7 +143,7 @@ def test_rounding_of_the_logits_hardly_ever_moves_a_token():
         assert sum(a != b for a, b in zip(one, other, strict=True)) <= 2
 
 
-def test_the_random_state_of_the_process_is_neither_used_nor_touched():
+def test_global_random_state_is_not_used():
     """Mutation: `multinomial`."""
     logits, sampling = random_logits(8), Sampling(temperature=1.0, top_k=30, top_p=0.95)
     draws = np.random.default_rng(0).random(8).tolist()
@@ -158,8 +158,8 @@ def test_the_random_state_of_the_process_is_neither_used_nor_touched():
     assert found[0] == found[1]
 
 
-def test_logits_that_are_no_numbers_break_nothing():
-    """The row is marked elsewhere; others beside it are right. Mutation: no `minimum`."""
+def test_non_finite_logits_do_not_affect_other_rows():
+    """Mutation: no `minimum`."""
     logits = random_logits(3)
     expected = next_tokens(logits, [SETTINGS[10]] * 3, [0.3, 0.4, 0.5])
     logits[1] = torch.nan

@@ -1,4 +1,4 @@
-"""Generations token by token: where they end, and their text. The measure is the whole text, decoded at every step."""
+"""The end and text of generations token by token, compared with decoding the whole text at every step."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def alibi_pad_eos() -> Any:
 
 
 def bytes_and_parts() -> Any:
-    """A token for each byte, and some that end in the middle of a character or span two."""
+    """Return a tokenizer with a token for each byte, and some that end within a character or span two."""
     symbols = sorted(pre_tokenizers.ByteLevel.alphabet())
     pairs = [
         '!\xf0',
@@ -61,20 +61,20 @@ def bytes_and_parts() -> Any:
 
 
 def byte_order() -> list[int]:
-    """Bytes in the order in which GPT-2's alphabet of bytes has them: first those that can be seen."""
+    """Return bytes in the order of GPT-2's byte alphabet: visible ones first."""
     seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
     return seen + [byte for byte in range(256) if byte not in seen]
 
 
 def coded_bytes(coded: Any) -> list[str]:
-    """The letters of that alphabet: of bytes that can be seen their own, of others those from 256 on."""
+    """Return the letters of that alphabet: visible bytes are themselves, others start at 256."""
     seen = [chr(byte) for byte in byte_order()[:188]]
     assert set(seen) | {chr(256 + n) for n in range(68)} == set(coded.alphabet())
     return seen + [chr(256 + n) for n in range(68)]
 
 
 def sentence_pieces() -> Any:
-    """As of Llama 2: words begin with a mark for their space, which a text's first loses; other characters in bytes."""
+    """Return a tokenizer like Llama 2's: words begin with a mark for their space; other characters are bytes."""
     words = [
         '<unk>',
         '<s>',
@@ -115,7 +115,7 @@ def wanted(stops: StopRule | Sequence[str] = (), *, max_new_tokens: int = 1000, 
 
 
 def generated(ids: Sequence[int], decoder: GenerationDecoder, request: GenerateRequest) -> OngoingGeneration:
-    """The generation once it is done, or has all ids."""
+    """Return the generation once it is done or has all ids."""
     generation = OngoingGeneration(request, decoder)
     for token in ids:
         generation.add(token)
@@ -134,7 +134,7 @@ def first_with(ids: list[int], decoder: GenerationDecoder, stops: Sequence[str])
 
 
 def check(ids: list[int], decoder: GenerationDecoder, stops: Sequence[str]) -> None:
-    """The generation ends where the whole text first has a stop, and says what its ids say."""
+    """Check that a generation ends where the whole text first has a stop."""
     expected = first_with(ids, decoder, stops)
     generation = generated(ids, decoder, wanted(stops))
     assert (len(generation.ids), generation.is_done) == ((expected, True) if expected else (len(ids), False))
@@ -151,10 +151,10 @@ stop_lists = st.lists(st.text(letters, min_size=1, max_size=4), min_size=1, max_
 @every_tokenizer
 @given(texts, stop_lists, st.data())
 def test_a_generation_ends_with_the_first_token_that_completes_a_stop(name: str, text: str, stops: list[str], data):
-    """Random texts with stop strings across token boundaries and inside multi-byte characters.
+    """Random texts with stop strings across tokens and within multi-byte characters.
 
-    Mutations: pieces decoded without the token before; `_lookback` of 0; parts of characters taken as text; stops
-    looked for in whole characters alone.
+    Mutations: pieces decoded without the previous token; `_lookback` of 0; parts of characters treated as text; stops
+    searched only in whole characters.
     """
     if text:
         start = data.draw(st.integers(0, len(text) - 1))
@@ -164,8 +164,8 @@ def test_a_generation_ends_with_the_first_token_that_completes_a_stop(name: str,
 
 @every_tokenizer
 @given(st.data())
-def test_a_stop_is_found_among_tokens_that_are_no_text(name: str, data):
-    """Models at their first steps write bytes that are no characters, and special tokens."""
+def test_a_stop_is_found_among_undecodable_tokens(name: str, data):
+    """Models at their first steps generate invalid bytes and special tokens."""
     tokenizer = TOKENIZERS[name]
     ids = data.draw(st.lists(st.integers(0, len(tokenizer) - 1), max_size=25))
     after = encode(tokenizer, data.draw(st.sampled_from(['Q:', 'a\n\n', '!', ' a'])))
@@ -173,8 +173,8 @@ def test_a_stop_is_found_among_tokens_that_are_no_text(name: str, data):
 
 
 @every_tokenizer
-def test_every_part_of_a_text_stops_it_where_it_ends(name: str):
-    """Also those that end within a token. Mutation: a stop must end with its token."""
+def test_every_substring_stops_where_it_ends(name: str):
+    """Also within a token. Mutation: a stop must end with its token."""
     tokenizer = TOKENIZERS[name]
     decoder, ids = GenerationDecoder(tokenizer), encode(tokenizer, MIXED)
     assert decoder.text(ids).lstrip() == MIXED
@@ -184,7 +184,7 @@ def test_every_part_of_a_text_stops_it_where_it_ends(name: str):
 
 
 def test_stops_by_hand():
-    """He-ll-o is three tokens, a blank line two."""
+    """He-ll-o is three tokens, an empty line two."""
     tokenizer = TOKENIZERS['rotary_bos']
     decoder, ids = GenerationDecoder(tokenizer), encode(tokenizer, 'Hello world\n\nQuestion: 12')
     assert [tokenizer.decode([token]) for token in ids] == [
@@ -204,8 +204,8 @@ def test_stops_by_hand():
     assert len(generated(ids, decoder, wanted(['12', 'ld', '\n'])).ids) == 5
 
 
-def test_a_character_in_parts_is_waited_for_and_what_stands_before_it_is_not():
-    """A mark and the first byte of a face are one token: the mark stops at once, the face with its last byte."""
+def test_incomplete_characters_are_awaited():
+    """A mark and the first byte of an emoji are one token: the mark stops at once, the emoji with its last byte."""
     tokenizer = TOKENIZERS['bytes_and_parts']
     ids = encode(tokenizer, 'a!😀b')
     assert [tokenizer.decode([token]) for token in ids] == ['a', '!\ufffd', '\ufffd', '\ufffd\ufffd', 'b']
@@ -215,8 +215,8 @@ def test_a_character_in_parts_is_waited_for_and_what_stands_before_it_is_not():
     assert not cut.is_truncated
 
 
-def test_what_stands_in_the_prompt_stops_nothing():
-    """Not even where prompt and generation make a stop together."""
+def test_stops_in_the_prompt_are_ignored():
+    """Even if prompt and generation form a stop together."""
     tokenizer = TOKENIZERS['rotary_bos']
     context = encode(tokenizer, 'Q: 1\n\nA: 2\n')
     generation = generated(
@@ -237,8 +237,8 @@ def test_what_stands_in_the_prompt_stops_nothing():
     ],
 )
 @every_tokenizer
-def test_an_answer_ends_a_generation_with_what_follows_it(name: str, text: str, delimiter: str, up_to: str | None):
-    """Mutations: only strings are watched for; the end of the line looked for in the latest piece alone."""
+def test_a_generation_ends_after_its_answer(name: str, text: str, delimiter: str, up_to: str | None):
+    """Mutations: only strings stop; the end of the line searched only in the latest piece."""
     tokenizer = TOKENIZERS[name]
     decoder, ids = GenerationDecoder(tokenizer), encode(tokenizer, text)
     generation = generated(ids, decoder, wanted(StopRule(answer_delimiter=delimiter, answer_end='\n')))
@@ -249,8 +249,8 @@ def test_an_answer_ends_a_generation_with_what_follows_it(name: str, text: str, 
         assert len(generation.ids) == next(n for n in range(len(ids)) if up_to in decoder.text(ids[:n]))
 
 
-def test_the_token_limit_cuts_unless_a_stop_or_the_end_comes_with_the_last_token():
-    """Mutation: the limit looked at first."""
+def test_the_token_limit_truncates():
+    """Unless a stop or the end comes with the last token. Mutation: check the limit first."""
     tokenizer = TOKENIZERS['rotary_bos']
     decoder = GenerationDecoder(tokenizer, [tokenizer.eos_token_id])
     ids = [*encode(tokenizer, 'Hello world\n\nQuestion'), tokenizer.eos_token_id, 7]
@@ -264,7 +264,7 @@ def test_the_token_limit_cuts_unless_a_stop_or_the_end_comes_with_the_last_token
     assert [outcome(limit, '\n\n') for limit in (6, 7, 8)] == [(6, True), (7, False), (7, False)]
 
 
-def test_the_end_token_counts_and_is_left_out_of_the_text_where_it_is_special():
+def test_a_special_end_token_counts_but_is_no_text():
     tokenizer = TOKENIZERS['rotary_bos']
     (newline,) = encode(tokenizer, '\n')
     decoder = GenerationDecoder(tokenizer, {tokenizer.eos_token_id, newline})
@@ -284,10 +284,10 @@ def test_the_end_token_counts_and_is_left_out_of_the_text_where_it_is_special():
         ('sentence_pieces', ' Hello'),
     ],
 )
-def test_a_generation_begins_with_a_space_where_the_tokenizer_drops_one(name: str, text: str):
-    """Or has a token of its own for it: Composer asks for the tokens of ' a'. A stop may begin with it.
+def test_a_dropped_leading_space_is_restored(name: str, text: str):
+    """Or the tokenizer has a token for it: Composer encodes ' a'. A stop may begin with it.
 
-    Mutations: `before` left out of the text, or of what stops are looked for in.
+    Mutations: `before` left out of the text, or of the text that is searched for stops.
     """
     decoder = GenerationDecoder(TOKENIZERS[name])
     generation = generated(encode(TOKENIZERS[name], 'Hello'), decoder, wanted([' H']))
@@ -295,7 +295,7 @@ def test_a_generation_begins_with_a_space_where_the_tokenizer_drops_one(name: st
     assert generation.is_done == (text[0] == ' ')
 
 
-def test_a_generation_of_no_tokens_is_empty_and_a_spoilt_one_says_so():
+def test_empty_and_failed_generations():
     decoder = GenerationDecoder(TOKENIZERS['alibi_pad_eos'])
     generation = OngoingGeneration(wanted(), decoder)
     assert generation.result().text == ''
@@ -306,8 +306,8 @@ def test_a_generation_of_no_tokens_is_empty_and_a_spoilt_one_says_so():
     assert (result.is_finite, result.is_truncated) == (False, False)
 
 
-def test_a_stop_that_the_tokenizer_cleans_away_stops_nothing():
-    """The text that is marked counts. Mutation: no second look at the whole text."""
+def test_a_stop_removed_by_the_tokenizer_is_ignored():
+    """The scored text decides. Mutation: do not check the whole text."""
     tokenizer = rotary_bos(clean_up_tokenization_spaces=True)
     ids = encode(tokenizer, 'a . b\n')
     assert tokenizer.decode(ids) == 'a. b\n'
@@ -331,8 +331,8 @@ class Counting:
 
 @every_tokenizer
 @pytest.mark.parametrize(('text', 'most'), [('Q: a dead end 123 ', 4), ('漢字', 12), ('😀', 12), (MIXED, 8)])
-def test_decoding_is_linear_in_the_length_of_a_generation(name: str, text: str, most: int):
-    """Tokens decoded for each that is generated: more where a character has several. Mutation: `_start` stays 0."""
+def test_decoding_is_linear_in_length(name: str, text: str, most: int):
+    """Counts decoded tokens per generated one: more if a character has several. Mutation: `_start` stays 0."""
     tokenizer = Counting(TOKENIZERS[name])
     ids = [token for _ in range(500) for token in encode(tokenizer, text)][:500]
     generation = generated(ids, GenerationDecoder(tokenizer), wanted(['never', '\n\n\n'], max_new_tokens=500))
@@ -340,7 +340,7 @@ def test_decoding_is_linear_in_the_length_of_a_generation(name: str, text: str, 
     assert tokenizer.decoded <= most * 500
 
 
-def test_without_stops_nothing_is_decoded_before_the_end():
+def test_without_stops_text_is_decoded_only_at_the_end():
     tokenizer = Counting(TOKENIZERS['rotary_bos'])
     generation = generated([7] * 500, GenerationDecoder(tokenizer), wanted(max_new_tokens=500))
     assert tokenizer.decoded == 0
@@ -361,8 +361,8 @@ OTHER_KEYS = [
 ]
 
 
-def test_a_seed_is_of_31_bits_by_the_settings_seed_and_all_of_the_items_name():
-    """Mutation: any field left out."""
+def test_seeds_depend_on_the_whole_item_key():
+    """Mutation: leave any field out."""
     text = b"(5, 't/0-shot', None, 3, None, 0)"
     assert draw_seed(Sampling(seed=5), KEY) == int.from_bytes(hashlib.sha256(text).digest()[:4], 'big') // 2
     seeds = [draw_seed(Sampling(seed=5), key) for key in (KEY, *OTHER_KEYS)] + [draw_seed(Sampling(seed=6), KEY)]
@@ -372,8 +372,8 @@ def test_a_seed_is_of_31_bits_by_the_settings_seed_and_all_of_the_items_name():
     assert min(many) >= 0 and 2**30 < max(many) < 2**31
 
 
-def test_draws_depend_on_the_request_alone():
-    """Other settings but the seed leave them as they are. Mutation: numpy's global generator."""
+def test_draws_depend_only_on_the_request():
+    """Settings other than the seed leave them unchanged. Mutation: NumPy's global generator."""
 
     def draws(key: ItemKey = KEY, **sampling: Any) -> list[float]:
         np.random.seed(len(sampling))

@@ -1,4 +1,4 @@
-"""Attention inside the trees of a stream, against bare forwards."""
+"""Attention inside the trees of a stream, compared with bare forwards."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def one_tree(requests) -> Batch:
 
 @pytest.mark.parametrize('name', WITH_WINDOWS)
 def test_windows_count_by_depth_in_the_tree(name: str):
-    """Four branches of 12 tokens after a context of 5: the last one's first token stands 37 tokens behind the context.
+    """Four branches of 12 tokens after a context of 5: the last one begins 37 tokens after the context in the stream.
 
-    It sees all of it, in a window of 8. Mutation: the window by position in the stream.
+    It sees all of the context in a window of 8. Mutation: the window by position in the stream.
     """
     rng = np.random.default_rng(0)
     context = draw(rng, 5)
@@ -47,7 +47,7 @@ def test_windows_count_by_depth_in_the_tree(name: str):
 
 @pytest.mark.parametrize('name', WITH_WINDOWS)
 def test_windows_reach_into_a_cached_prefix_and_no_further(name: str):
-    """Mutation: depths after the prefix counted from 0, or all of the prefix seen whatever the window."""
+    """Mutation: depths after the prefix counted from 0, or all of the prefix seen with any window."""
     requests = networks.requests_after_a_prefix()
     batches = plan(requests, tokens_per_batch=PREFIX_BUDGET)
     assert all(batch.prefix is not None for batch in batches)
@@ -60,10 +60,10 @@ def test_windows_reach_into_a_cached_prefix_and_no_further(name: str):
     ('block', 'queries', 'call'), [(1, 3, 0), (1, 512, 0), (512, 512, 6000), (64, 512, 6000), (40, 3, 50)]
 )
 @pytest.mark.parametrize('name', ['llama', 'gemma2'])
-def test_calls_of_attention_see_ancestors_alone(monkeypatch, name: str, block: int, queries: int, call: int):
-    """Small trees in one call, as on a GPU; trees in many calls; few queries under one mask.
+def test_attention_sees_only_ancestors(monkeypatch, name: str, block: int, queries: int, call: int):
+    """Small trees in one call, as on a GPU; trees in many calls; few queries per mask.
 
-    Mutations: a tree that sees its neighbour; `ends` left out of the mask; the cut at `MAX_QUERIES` off by one; keys
+    Mutations: a tree that sees its neighbour; `ends` left out of the mask; the limit `MAX_QUERIES` off by one; keys
     without those of the path.
     """
     monkeypatch.setitem(attending.BLOCK, 'cpu', block)
@@ -83,7 +83,7 @@ def calls(stream: Stream, device: torch.device = CPU) -> list[tuple[int, int, li
 
 
 def four_trees() -> Stream:
-    """A context of 4 with branches of 3 and 2, a chain of 5, two single tokens."""
+    """Return a context of 4 with branches of 3 and 2, a chain of 5, and two single tokens."""
     return lay_out_stream(
         [
             tree_of([request(0, [1, 2, 3, 4], [[5, 6, 7, 0], [8, 9, 0]])]),
@@ -94,7 +94,7 @@ def four_trees() -> Stream:
     )
 
 
-def test_the_calls_of_a_stream_are_its_trees_or_parts_of_these(monkeypatch):
+def test_calls_are_trees_or_parts_of_them(monkeypatch):
     single = [(14, 15, [14], True), (15, 16, [15], True)]
     chain = (9, 14, [9, 10, 11, 12, 13], True)
     assert calls(four_trees()) == [(0, 9, [*range(9)], False), chain, *single]
@@ -126,8 +126,8 @@ def cuda_calls(stream: Stream) -> list[tuple[int, int, list[int], bool]]:
 
 
 @pytest.mark.parametrize('num_cached', [0, 2])
-def test_a_call_has_the_keys_of_its_queries_and_long_branches_leave_each_other_out(monkeypatch, num_cached: int):
-    """A context of 300 with four branches of 200, each with a twig of 50; or all but the first tokens of these."""
+def test_long_branches_do_not_share_keys(monkeypatch, num_cached: int):
+    """A context of 300 with four branches of 200, each with a twig of 50; or all but their first tokens."""
     rng = np.random.default_rng(0)
     context = draw(rng, 300)
     branches = [np.concatenate([context, draw(rng, 200)]) for _ in range(4)]
@@ -146,7 +146,7 @@ def test_a_call_has_the_keys_of_its_queries_and_long_branches_leave_each_other_o
     assert any(len(keys) < stop and not chain for _, stop, keys, chain in found)
 
 
-def test_a_mask_shows_ancestors_alone():
+def test_a_mask_shows_only_ancestors():
     """The tree 1 2 (3 4) (5) by hand; with a window of 2, a token sees its parent and itself."""
     tree = tree_of([request(0, [1, 2], [[3, 4, 0], [5, 0]])])
     layout = tree_layout(lay_out_stream([tree]), CPU)
@@ -159,7 +159,7 @@ def test_a_mask_shows_ancestors_alone():
     assert layout.mask(1, 2).tolist() == [[False, True, True]]
 
 
-def test_a_configuration_is_left_as_it_was_after_an_error_too():
+def test_the_configuration_is_restored_after_errors():
     """Mutation: no `finally`."""
     config = networks.network().config
     layout = tree_layout(lay_out_stream([tree_of([request(0, [1], [[2]])])]), CPU)
@@ -173,7 +173,7 @@ def test_a_configuration_is_left_as_it_was_after_an_error_too():
 
 
 def test_attention_without_a_layout_is_an_error():
-    """A configuration that was saved or copied inside a stream must not attend to nothing in silence."""
+    """So a configuration saved or copied inside a stream cannot silently attend to nothing."""
     query = torch.zeros(1, 1, 1, 4)
     with pytest.raises(RuntimeError, match='gauntlet_trees attention is called outside of a token stream'):
         attend(torch.nn.Module(), query, query, query, None)
@@ -194,7 +194,7 @@ def varlen_as_documented(q, k, v, *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, m
     return output
 
 
-def test_chains_are_packed_as_flash_attn_wants_them(monkeypatch):
+def test_chains_are_packed_for_flash_attn(monkeypatch):
     """The kernel itself needs a GPU and was not run; this is its documented contract."""
     module = types.ModuleType('flash_attn')
     module.flash_attn_varlen_func = varlen_as_documented

@@ -23,7 +23,7 @@ def tree(*requests: ScoreRequest) -> Tree:
 
 
 def test_a_tree_is_laid_out_depth_first_with_its_longest_branch_first():
-    """7 8 then a branch of one token and one of three: the longer comes first, so that the chain is long."""
+    """7 8, then branches of one and three tokens: the longer comes first, so that the chain is long."""
     stream = lay_out_stream([tree(request(0, [7, 8], [1, 5], [9, 4, 3, 6]))])
     assert stream.tokens.tolist() == [7, 8, 9, 4, 3, 1]
     assert stream.depths.tolist() == [0, 1, 2, 3, 4, 2]
@@ -41,20 +41,20 @@ def test_nested_contexts_continue_each_other():
     assert stream.reads.tolist() == [1, 2, 4]
 
 
-def test_sequences_that_begin_differently_are_trees_of_their_own():
+def test_sequences_without_common_prefix_are_separate_trees():
     stream = lay_out_stream([tree(request(0, [1], [2]), request(1, [3], [2]))])
     assert stream.tree_starts.tolist() == [0, 1, 2]
     assert stream.ends.tolist() == [1, 2]
 
 
-def test_a_cached_prefix_is_left_out_and_counts_in_the_positions():
+def test_a_cached_prefix_only_shifts_positions():
     stream = lay_out_stream([tree(request(0, [5, 6, 7], [1, 2], [3]))], 2)
     assert stream.tokens.tolist() == [7, 1]
     assert stream.depths.tolist() == [2, 3]
     assert stream.reads.tolist() == [0, 1, 0]
 
 
-def test_equal_rows_are_one_and_short_ones_repeat_their_last_token():
+def test_padded_rows_are_distinct_and_repeat_their_last_token():
     rows = lay_out_rows([request(0, [1, 2], [3], [4]), request(1, [5], [6, 7, 8])])
     assert rows.tokens.tolist() == [[1, 2, 2], [5, 6, 7]]
     assert rows.lengths.tolist() == [2, 3]
@@ -63,7 +63,7 @@ def test_equal_rows_are_one_and_short_ones_repeat_their_last_token():
 
 
 def test_trees_fill_rows_as_long_as_the_largest():
-    """Trees of 2, 4, 1 and 1 tokens: the largest alone, the others together."""
+    """Trees of 2, 4, 1 and 1 tokens: the largest alone in a row, the others together."""
     trees = [tree(request(row, list(range(10 * row, 10 * row + size)), [99])) for row, size in enumerate((2, 4, 1, 1))]
     rows = lay_out_tree_rows(lay_out_stream(trees))
     assert (rows.num_rows, rows.width) == (2, 4)

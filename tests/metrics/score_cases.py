@@ -1,4 +1,4 @@
-"""Cases of `fixtures/score/functions.json` as our values, and where our numbers differ from the recorded ones."""
+"""Cases of `fixtures/score/functions.json` as our types, and where our numbers differ from the recorded ones."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,7 +11,7 @@ LABELS = {'mmlu_pro': 'ABCDEFGHIJ', 'agieval': 'ABCD', 'math': ''}
 
 
 def results_of(case: Mapping[str, Any]) -> list[VariantResult]:
-    """The item results of a case, marked by the reference's letter."""
+    """Return the item results of a case, scored by the reference's letter."""
     return [
         VariantResult(
             question=(question['file'], question['row']),

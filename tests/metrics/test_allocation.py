@@ -1,4 +1,4 @@
-"""Items of tasks within a time: where they buy most precision."""
+"""Allocation of items to tasks within a time budget."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def variance(tasks: dict[str, TaskCosts], sizes: dict[str, int]) -> float:
 
 
 @given(TASKS, st.floats(0.1, 100))
-def test_the_time_is_kept_and_no_task_has_less_than_its_least_or_more_than_there_is(tasks, seconds):
+def test_allocations_keep_the_time_and_the_bounds_of_tasks(tasks, seconds):
     sizes = allocate(tasks, seconds)
     assert all(one.least <= sizes[key] <= one.most for key, one in tasks.items())
     taken = sum(tasks[key].seconds * number for key, number in sizes.items())
@@ -51,12 +51,12 @@ def test_the_time_is_kept_and_no_task_has_less_than_its_least_or_more_than_there
 
 
 @given(TASKS, st.floats(1, 20), st.floats(1, 3))
-def test_more_time_takes_nothing_away(tasks, seconds, factor):
+def test_more_time_never_removes_items(tasks, seconds, factor):
     less, more = allocate(tasks, seconds), allocate(tasks, seconds * factor)
     assert all(more[key] >= less[key] for key in tasks)
 
 
-def test_no_other_shares_of_the_time_are_more_precise():
+def test_allocations_are_optimal():
     tasks = {
         'dear': task(seconds=0.4),
         'sure': task(share_right=0.02),
@@ -76,13 +76,13 @@ def test_no_other_shares_of_the_time_are_more_precise():
     assert sizes['plain'] / sizes['dear'] == pytest.approx(2, rel=0.01)  # the root of four times the time
 
 
-def test_a_task_of_which_little_is_known_is_not_taken_for_sure():
+def test_few_measurements_do_not_imply_low_variance():
     assert task(share_right=0.0, num_measured=0).deviation == 0.5
     assert task(share_right=0.0, num_measured=8).deviation == pytest.approx(math.sqrt(0.25 * 0.75))
     assert task(share_right=0.0, num_measured=10**6).deviation < 0.01
 
 
-def test_where_everything_fits_all_of_it_is_taken():
+def test_everything_is_allocated_if_it_fits():
     tasks = {'a': task(most=30), 'b': task(most=50, share_right=0.0)}
     assert allocate(tasks, 8.1) == {'a': 30, 'b': 50}
 
@@ -101,7 +101,7 @@ def gauntlet(**keys) -> GauntletSpec:
     return decode(GauntletSpec, {'categories': categories, **keys}, '', Problems('test'))
 
 
-def test_the_influence_of_a_task_is_that_on_all_composites():
+def test_influence_sums_over_composites():
     sizes = {'a/0-shot': 100, 'b/0-shot': 300, 'c/0-shot': 7}
     found = influences(gauntlet(), sizes)
     assert found['a/0-shot'] == pytest.approx(math.hypot(1, 1 / 2))  # in category one, rescaled, and in the average

@@ -22,19 +22,19 @@ ABSENT = Measure(value=None, reason='2 of 9 items unscored: there is no answer')
 
 
 def measure(values: Sequence[float], clusters: Sequence[int] | None = None) -> Measure:
-    """The mean of items, each a cluster by itself where none are given."""
+    """Return the mean of items, each its own cluster by default."""
     numbers = range(len(values)) if clusters is None else clusters
     return mean_over_clusters(list(map(float, values)), np.array(list(numbers), np.uint64))
 
 
 def known(value: float, error: float) -> Measure:
-    """A number with this standard error, of two clusters."""
+    """Return a measure of two clusters with the given standard error."""
     deviations = np.array([error, -error]) / math.sqrt(2)
     return Measure(value=value, spread=Spread(clusters=np.array([1, 2], np.uint64), deviations=deviations))
 
 
 def clustered_error(values: np.ndarray, clusters: Sequence[int]) -> float:
-    """arXiv 2411.00640: root of the sum over clusters of products of deviations, over n; with G / (G - 1)."""
+    """Return the clustered standard error of arXiv 2411.00640 with the factor G / (G - 1)."""
     numbers = np.array(clusters)
     centred = values - values.mean()
     sums = np.array([centred[numbers == number].sum() for number in np.unique(numbers)])
@@ -197,7 +197,7 @@ def test_corrected_p_values_are_monotone_and_at_most_1(values):
 
 @given(P_VALUES)
 def test_corrected_p_values_follow_the_closed_form(values):
-    """Holm 1979 as a closed formula: of p_j <= p_i, the largest of p_j times how many p are not below p_j."""
+    """Holm 1979: the largest p_j times the number of p not below p_j, over p_j <= p_i."""
     numbers = np.array([value for value in values if value is not None])
     found = [value for value in holm(values) if value is not None]
     for value, corrected in zip(numbers, found, strict=True):
@@ -271,7 +271,7 @@ def test_steps_are_per_batch_and_falling_scores_are_signal(sign):
 
 @pytest.mark.parametrize('num_scores', [3, 4, 9])
 def test_the_noise_estimates_the_spread_of_scores(num_scores: int):
-    """Scores about a line with a known spread: the squares of the noise have its variance for their mean."""
+    """The mean of squared noise is the variance of scores around a line."""
     random = np.random.default_rng(num_scores)
     batches = [100 * place for place in range(num_scores)]
     squares = []

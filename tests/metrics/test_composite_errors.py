@@ -1,4 +1,4 @@
-"""Standard errors through composites by hand, and in the metric stream."""
+"""Standard errors of composites by hand, and in the metric stream."""
 
 import itertools
 import math
@@ -56,13 +56,13 @@ def test_the_error_of_a_category_by_hand(weighting: str, a: float, b: float, ref
 
 
 @pytest.mark.parametrize('subtract', [True, False])
-def test_without_rescaling_errors_are_those_of_the_accuracies(subtract: bool):
+def test_errors_without_rescaling(subtract: bool):
     found = composites(rescale_accuracy=False, subtract_random_baseline=subtract)
     assert found.categories['safety'].standard_error == pytest.approx(C, rel=1e-14)
     assert found.categories['knowledge'].standard_error == pytest.approx(math.hypot(A, B) / 2, rel=1e-14)
 
 
-def test_a_benchmark_in_two_categories_counts_with_its_error_in_both():
+def test_a_benchmark_in_two_categories_contributes_to_both_errors():
     found = composites(
         categories=[
             {
@@ -85,7 +85,7 @@ def test_a_benchmark_in_two_categories_counts_with_its_error_in_both():
     assert expected > math.hypot(knowledge, safety) / 2
 
 
-def test_a_composite_with_a_part_of_unknown_error_has_none():
+def test_a_composite_with_an_unknown_error_has_no_error():
     measures = {task: credits_of(task, credits) for task, credits in CREDITS.items()}
     found = composites({**measures, 'b/3-shot': credits_of('b/3-shot', [1.0])})
     assert found.categories['knowledge'].value is not None
@@ -94,7 +94,7 @@ def test_a_composite_with_a_part_of_unknown_error_has_none():
     assert found.categories['safety'].standard_error == pytest.approx(2 * C)
 
 
-def test_what_the_reference_averages_over_what_is_left_has_the_error_of_that():
+def test_reference_averages_have_the_error_of_their_parts():
     absent = Measure(value=None, reason='did not run')
     measures = {task: credits_of(task, credits) for task, credits in CREDITS.items()}
     found = composites({**measures, 'a/0-shot': absent}, reference=True)
@@ -103,7 +103,7 @@ def test_what_the_reference_averages_over_what_is_left_has_the_error_of_that():
     assert (found.averages['half'].value, found.averages['half'].standard_error) == (0, None)
 
 
-def test_errors_stand_in_the_metric_stream_beside_what_they_are_of():
+def test_the_metric_stream_has_errors_beside_values():
     rows = itertools.count()
     parts = {'law': [(1.0, 1.0), (0.0, 0.0), (0.0, 1.0)], 'physics': [(1.0, 0.0), (0.0, 0.0)]}
     results = [

@@ -57,18 +57,18 @@ def test_a_category_is_the_weighted_mean_of_accuracies_above_chance(weighting: s
         ({'rescale_accuracy': False, 'subtract_random_baseline': False}, (0.4 + 0.1) / 2),
     ],
 )
-def test_baseline_and_rescaling_can_be_left_out(keys: dict, expected: float):
+def test_without_baseline_and_rescaling(keys: dict, expected: float):
     found = compute_composites(gauntlet(**keys), values(a=0.4, b=0.1, c=0.4), SIZES, reference=False)
     assert found.categories['knowledge'].value == pytest.approx(expected)
 
 
-def test_without_averages_there_is_one_over_all_categories():
+def test_the_default_average_is_over_all_categories():
     found = compute_composites(gauntlet(averages=None), values(a=0.4, b=0.1, c=0.4), SIZES, reference=False)
     assert found.averages['default_average'].value == pytest.approx((0.15 - 0.2) / 2)
 
 
-def test_what_cannot_be_computed_is_absent_with_the_reason():
-    """Fix 8: the reference drops the category and averages what is left."""
+def test_composites_that_cannot_be_computed_have_a_reason():
+    """Fix 8: the reference drops the category and averages the others."""
     accuracies = {**values(a=0.4, c=0.4), 'b/3-shot': Measure(value=None, reason='2 of 9 items unscored: nan')}
     found = compute_composites(gauntlet(), accuracies, SIZES, reference=False)
     assert found.categories['knowledge'].reason == 'benchmarks without a score: b/3-shot (2 of 9 items unscored: nan)'
@@ -77,14 +77,14 @@ def test_what_cannot_be_computed_is_absent_with_the_reason():
     assert found.averages['core'].value is None
 
 
-def test_the_reference_averages_over_what_is_left_and_calls_nothing_zero():
+def test_the_reference_averages_over_the_remaining_categories():
     found = compute_composites(gauntlet(), values(a=0.4, c=0.4), SIZES, reference=True)
     assert found.categories['knowledge'].reason == 'benchmarks without a score: b/3-shot (did not run)'
     assert found.averages['core'].value == pytest.approx(-0.2)
     assert found.averages['half'].value == 0
 
 
-def test_an_average_over_a_category_that_the_gauntlet_lacks():
+def test_an_average_over_an_unknown_category():
     spec = gauntlet(averages={'core': ['knowledge', 'programming']})
     accuracies = values(a=0.4, b=0.1, c=0.4)
     corrected = compute_composites(spec, accuracies, SIZES, reference=False).averages['core']
@@ -92,6 +92,6 @@ def test_an_average_over_a_category_that_the_gauntlet_lacks():
     assert compute_composites(spec, accuracies, SIZES, reference=True).averages['core'].value == pytest.approx(0.15)
 
 
-def test_benchmarks_that_are_absent_for_one_reason_are_named_together():
+def test_absent_benchmarks_are_grouped_by_reason():
     found = compute_composites(gauntlet(), values(c=0.4), SIZES, reference=False)
     assert found.categories['knowledge'].reason == 'benchmarks without a score: a/0-shot, b/3-shot (did not run)'

@@ -1,4 +1,4 @@
-"""Consistency by hand, by its invariants, by simulation, and against what lm-eval 0.4.13's functions return."""
+"""Consistency by hand, by invariants, by simulation, and compared with lm-eval 0.4.13's functions."""
 
 import dataclasses
 import itertools
@@ -27,7 +27,7 @@ def result(row: int, variant: str, credit: float | None, answer: str | None = 'x
 
 
 def prompts(row: int, credits: str, answers: str = '', category: str | None = None) -> list[VariantResult]:
-    """A question's variants, a digit of `credits` and a letter of `answers` each; '-' is None."""
+    """Return a question's variants from a digit of `credits` and a letter of `answers` each; '-' is None."""
     return [
         result(
             row,
@@ -41,7 +41,7 @@ def prompts(row: int, credits: str, answers: str = '', category: str | None = No
 
 
 def always(letter: str, num_options: int, gold: str, row: int = 0) -> list[VariantResult]:
-    """Option order of a question, its texts t0, t1, ..., by a model that says one letter."""
+    """Return the option orders of a question with texts t0, t1, ... by a model that always gives one letter."""
     own, place = LABELS.index(gold), LABELS.index(letter)
     results = []
     for moved_to in range(num_options):
@@ -69,7 +69,7 @@ def test_accuracy_and_consistency_are_means_over_questions():
     assert (scored.num_questions, scored.num_incomplete) == (2, 0)
 
 
-def test_macro_accuracy_is_by_category_and_its_error_that_of_a_mean_of_independent_means():
+def test_macro_accuracy_is_over_categories():
     results = prompts(0, '11', category='a') + prompts(1, '00', category='a')
     results += [entry for row in range(2, 6) for entry in prompts(row, '11', category='b')]
     results += prompts(6, '10', category='b')
@@ -105,7 +105,7 @@ def test_answers_are_compared_by_the_function_given():
     assert near.consistency_rate.value == pytest.approx((1 + 2 + 1) / 6)  # aa, ab twice, bc; a and c are not equal
 
 
-def test_variants_and_gold_labels_have_accuracies_of_their_own():
+def test_variants_and_gold_labels_have_accuracies():
     results = always('A', 4, 'A', 0) + always('A', 3, 'B', 1)
     scored = score(results)
     by_variant = {variant: measure.value for variant, measure in scored.accuracy_by_variant.items()}
@@ -121,7 +121,7 @@ def test_variants_and_gold_labels_have_accuracies_of_their_own():
     assert list(score(prompts(0, '1' * 11)).accuracy_by_variant)[-2:] == ['prompt:9', 'prompt:10']
 
 
-def test_an_unscored_variant_leaves_no_accuracy_and_its_question_out_of_consistency():
+def test_an_unscored_variant_makes_accuracy_absent():
     results = prompts(0, '1-', 'xx') + prompts(1, '11', 'xy') + prompts(2, '01', 'zz')
     scored = score(results)
     absent = Measure(value=None, reason='1 of 6 items unscored')
@@ -149,7 +149,7 @@ def test_missing_items_may_be_allowed():
     assert nothing.accuracy.reason == nothing.consistency_rate.reason == '2 of 2 items unscored'
 
 
-def test_what_there_is_not_enough_of_is_absent_with_a_reason():
+def test_absent_measures_have_reasons():
     single = score(prompts(0, '10'))
     assert single.accuracy.value == 0.5
     assert single.accuracy.standard_error is single.consistency_rate.standard_error is None  # of a single question
@@ -176,7 +176,7 @@ def test_what_there_is_not_enough_of_is_absent_with_a_reason():
         ('E', 5, 'E', 0, 1),
     ],
 )
-def test_a_model_that_always_says_one_letter_is_not_consistent(letter, num_options, gold, ours, reference):
+def test_always_giving_one_letter_is_not_consistent(letter, num_options, gold, ours, reference):
     results = always(letter, num_options, gold)
     assert score(results).consistency_rate.value == pytest.approx(ours)
     labels = 'ABCD' if num_options in (4, 5) else LABELS
@@ -184,12 +184,12 @@ def test_a_model_that_always_says_one_letter_is_not_consistent(letter, num_optio
     assert rate.value == pytest.approx(reference)
 
 
-def test_the_references_rate_is_pooled_and_takes_unparsed_generations_for_answers():
+def test_the_reference_rate_is_pooled_and_counts_unparsed_answers():
     results = prompts(0, '000', 'xxy') + prompts(1, '00', '??')
     assert reference_consistency_rate(results).value == pytest.approx(2 / 4)
 
 
-def test_the_reference_compares_earlier_with_later_and_nothing_before_with_anything():
+def test_the_reference_compares_earlier_with_later_answers():
     asked = []
     results = [
         result(0, f'prompt:{number}', 0.0, answer) for number, answer in ((10, 'c'), (2, 'b'), (0, 'a'), (1, None))
@@ -199,7 +199,7 @@ def test_the_reference_compares_earlier_with_later_and_nothing_before_with_anyth
     assert rate.value == pytest.approx(1 / 6)
 
 
-def test_the_reference_has_nothing_of_unscored_questions():
+def test_the_reference_rate_is_absent_with_unscored_questions():
     assert reference_consistency_rate(prompts(0, '1-', 'xx') + prompts(1, '11', 'xy')).value == 0
     assert reference_consistency_rate(prompts(0, '1-', 'xx')).reason == '1 of 2 items unscored'
     with pytest.raises(ValueError, match='1 of 2 items unscored'):
@@ -209,7 +209,7 @@ def test_the_reference_has_nothing_of_unscored_questions():
 
 
 @pytest.mark.parametrize('number', range(len(RECORDED['cases'])))
-def test_the_references_numbers_are_the_recorded_ones(number):
+def test_reference_numbers_equal_the_recording(number):
     equal = {(one, other): bool(value) for one, other, value in RECORDED['math_equal']}
     assert differences(RECORDED['cases'][number], lambda one, other: other is not None and equal[one, other]) == []
 
@@ -230,7 +230,7 @@ def results_of(questions) -> list[VariantResult]:
 
 
 @given(QUESTIONS, st.booleans(), st.randoms(use_true_random=False))
-def test_scores_are_shares_and_no_order_changes_a_bit(questions, macro, random):
+def test_order_changes_no_bit(questions, macro, random):
     results = results_of(questions)
     scored = score(results, macro=macro)
     shares = [scored.accuracy, scored.consistency_rate, scored.unparsed_rate, scored.all_variants_right]
@@ -260,7 +260,7 @@ def test_consistency_does_not_depend_on_names(questions, numbers, letters):
 
 
 @given(QUESTIONS)
-def test_consistency_is_the_share_of_pairs_counted_one_by_one(questions):
+def test_consistency_equals_counting_pairs(questions):
     shares = []
     for _, entries in questions:
         pairs = list(itertools.combinations([answer for answer, _ in entries], 2))
@@ -272,7 +272,7 @@ def test_consistency_is_the_share_of_pairs_counted_one_by_one(questions):
 
 
 @given(st.lists(st.tuples(st.integers(2, 10), st.integers(0, 9)), min_size=1, max_size=6), st.booleans())
-def test_a_perfect_model_has_one_everywhere(sizes, macro):
+def test_a_perfect_model_scores_one(sizes, macro):
     results, own = [], {}
     for row, (size, gold) in enumerate(sizes):
         own[None, row] = LABELS[gold % size]
@@ -298,8 +298,8 @@ def test_a_perfect_model_has_one_everywhere(sizes, macro):
 
 @settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 1), min_size=4, max_size=4), min_size=2, max_size=12))
-def test_the_standard_error_is_the_clustered_one(credits):
-    """arXiv 2411.00640: root of the sum over clusters of products of deviations, over n; with K / (K - 1)."""
+def test_the_standard_error_is_clustered(credits):
+    """arXiv 2411.00640 with the factor K / (K - 1)."""
     items = np.array(credits, dtype=float)
     sums = (items - items.mean()).sum(axis=1)
     expected = math.sqrt((sums**2).sum() / items.size**2 * len(items) / (len(items) - 1))
@@ -309,7 +309,7 @@ def test_the_standard_error_is_the_clustered_one(credits):
 
 @pytest.mark.parametrize(('macro', 'categories'), [(False, 1), (True, 3)])
 def test_95_percent_intervals_cover_the_truth(macro, categories):
-    """2,000 draws of 90 questions of three or five variants, which are right with the question's own probability."""
+    """2,000 draws of 90 questions with three or five variants, each right with the question's own probability."""
     random = np.random.default_rng(17)
     shapes = np.array([(1.0, 1.0), (3.0, 1.0), (0.5, 1.5)])[:categories]
     truth = np.mean([a / (a + b) for a, b in shapes])

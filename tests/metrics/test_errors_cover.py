@@ -1,7 +1,7 @@
-"""By simulation: 95 % intervals hold the true value in 95 % of cases, whatever the estimate.
+"""Simulation: 95 % intervals cover the true value in 95 % of cases, for every estimate.
 
-Each draw takes new items, or new clusters of items, as a benchmark might have had them. Where items come from a
-population, that is so large beside a draw that none of it being drawn twice is of no account; the truth is its own.
+Each draw takes new items, or new clusters of items. Populations are so large compared with a draw that repeated items
+do not matter.
 """
 
 import math
@@ -51,7 +51,7 @@ def item(task: str, row: int, credit: float, cluster: int | None = None, **chang
 
 
 def both(task: str, num_rows: int, clusters: Sequence[int] | None = None, **changes: Any) -> list[list[ItemResult]]:
-    """Each row as an item that is wrong, and as one that is right."""
+    """Return each row as a wrong item and as a right item."""
     return [
         [item(task, row, float(credit), None if clusters is None else clusters[row], **changes) for credit in (0, 1)]
         for row in range(num_rows)
@@ -59,7 +59,7 @@ def both(task: str, num_rows: int, clusters: Sequence[int] | None = None, **chan
 
 
 def taken(rows: list[list[ItemResult]], rights: Array) -> list[ItemResult]:
-    """Of each row the item that is as right as is said."""
+    """Return the item of each row with the given score."""
     return [row[right] for row, right in zip(rows, rights.tolist(), strict=True)]
 
 
@@ -79,12 +79,12 @@ def assert_cover(found: Mapping[str, float]) -> None:
 
 
 def quadrature(measures: Sequence[Measure], weights: Sequence[float]) -> float:
-    """The error of a weighted sum as if its parts had nothing in common."""
+    """Return the error of a weighted sum of independent parts."""
     errors = [one.standard_error for one in measures]
     return math.sqrt(math.fsum((error * weight) ** 2 for error, weight in zip(errors, weights, strict=True)))
 
 
-def test_of_accuracies_and_marks_over_independent_items():
+def test_coverage_of_means_over_independent_items():
     random = np.random.default_rng(1)
     outcomes = [(0.0, 0.0), (0.5, 0.0), (1.0, 0.0), (1.0, 1.0)]  # wrong, a tie, right, strictly right
     chances = [0.35, 0.1, 0.25, 0.3]
@@ -101,9 +101,9 @@ def test_of_accuracies_and_marks_over_independent_items():
 
 @dataclass(frozen=True)
 class Passages:
-    """A population of passages with one to eight questions each, which several models answer.
+    """A population of passages with one to eight questions each, answered by several models.
 
-    `rights` are whether each model is right [models, questions], `results` the items by model and passage.
+    `rights` says whether each model is right [models, questions]; `results` are the items by model and passage.
     """
 
     rights: Array
@@ -134,7 +134,7 @@ def answered(passages: Passages, model: int, drawn: Array) -> Measure:
     return measure(ACCURACY, list(chain.from_iterable(by_passage[place] for place in drawn.tolist())))
 
 
-def test_of_a_mean_over_clusters_where_the_error_of_items_does_not(passages: Passages):
+def test_coverage_of_means_over_clusters(passages: Passages):
     random = np.random.default_rng(3)
     truth = passages.rights[4].mean()
     by_passage = passages.results[4]
@@ -153,7 +153,7 @@ def test_of_a_mean_over_clusters_where_the_error_of_items_does_not(passages: Pas
     assert unclustered / DRAWS < 0.90
 
 
-def test_of_the_difference_of_two_models_on_the_same_items(passages: Passages):
+def test_coverage_of_paired_differences(passages: Passages):
     random = np.random.default_rng(4)
     truth = passages.rights[3].mean() - passages.rights[1].mean()
     unpaired = 0
@@ -170,7 +170,7 @@ def test_of_the_difference_of_two_models_on_the_same_items(passages: Passages):
     assert unpaired / DRAWS > 0.98  # as if of different items: too wide
 
 
-def test_of_the_slope_over_checkpoints(passages: Passages):
+def test_coverage_of_slopes_over_checkpoints(passages: Passages):
     random = np.random.default_rng(5)
     batches = [100, 200, 400, 800, 1000]
     truth = np.polyfit(batches, passages.rights.mean(axis=1), 1)[0]
@@ -185,7 +185,7 @@ def test_of_the_slope_over_checkpoints(passages: Passages):
     assert_cover(coverages(draw, {'slope': truth}))
 
 
-def test_of_a_mean_over_categories_of_unequal_sizes():
+def test_coverage_of_means_over_unequal_categories():
     random = np.random.default_rng(6)
     parts = {'history': (40, 0.55), 'law': (75, 0.3), 'physics': (180, 0.8)}
     rows = {name: both(name, size, category=name) for name, (size, _) in parts.items()}
@@ -197,7 +197,7 @@ def test_of_a_mean_over_categories_of_unequal_sizes():
     assert_cover(coverages(draw, {'macro': (0.55 + 0.3 + 0.8) / 3}))
 
 
-def test_of_a_category_of_rescaled_tasks():
+def test_coverage_of_rescaled_categories():
     random = np.random.default_rng(7)
     sizes = {'a/0-shot': 60, 'b/0-shot': 120, 'c/0-shot': 300}
     chances = {'a/0-shot': 0.45, 'b/0-shot': 0.7, 'c/0-shot': 0.6}
@@ -229,7 +229,7 @@ def test_of_a_category_of_rescaled_tasks():
     assert_cover(coverages(draw, truths))
 
 
-def test_of_an_average_in_which_a_task_counts_twice_and_two_have_passages_in_common():
+def test_coverage_of_averages_with_shared_passages():
     random = np.random.default_rng(8)
     passages_of = {'b/0-shot': np.repeat(np.arange(80), 2), 'c/0-shot': np.repeat(np.arange(80), 3)}
     rows = {task: both(task, len(places), places.tolist()) for task, places in passages_of.items()}
@@ -258,7 +258,7 @@ def test_of_an_average_in_which_a_task_counts_twice_and_two_have_passages_in_com
     assert apart / DRAWS < 0.90  # as if its categories had nothing in common
 
 
-def test_of_pass_at_k_and_the_accuracy_of_several_programs():
+def test_coverage_of_pass_at_k():
     random = np.random.default_rng(9)
     shape = (0.4, 1.2)  # of the chances, which differ much from problem to problem
     rows = [
@@ -278,9 +278,9 @@ def test_of_pass_at_k_and_the_accuracy_of_several_programs():
 
 @dataclass(frozen=True)
 class Choices:
-    """A population of items with four choices, of a model that is too sure of itself.
+    """A population of items with four choices, of an overconfident model.
 
-    The log-probabilities, alone too, and lengths of choices are [items, 4].
+    Log-probabilities, with and without the prompt, and lengths of choices are [items, 4].
     """
 
     logprobs: Array
@@ -340,7 +340,7 @@ def bits_per_byte(choices: Choices) -> Array:
 
 
 def calibration_error(choices: Choices) -> float:
-    """Over the whole population, as a sum over bins."""
+    """Return the calibration error of the whole population, as a sum over bins."""
     confidences, rights = choices.shares.max(axis=1), choices.shares.argmax(axis=1) == choices.golds
     places = np.minimum((confidences * 10).astype(int), 9)
     gaps = []
@@ -380,7 +380,7 @@ METRICS: dict[str, Metric] = {metric.name: metric for metric in (*choice_metrics
 
 
 @pytest.mark.parametrize('name', TRUTHS)
-def test_of_what_log_probabilities_say(choices: Choices, name: str):
+def test_coverage_of_likelihood_metrics(choices: Choices, name: str):
     random = np.random.default_rng(11)
     truth, size = TRUTHS[name]
 

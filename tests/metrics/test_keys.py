@@ -1,4 +1,4 @@
-"""Metric keys that every logger takes, whatever users call their categories."""
+"""Metric keys are accepted by every logger, whatever categories are called."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMES = strategies.text(max_size=300)
 @example('a\n')
 @example('a//b/./c/')
 @example('\ud800')
-def test_mlflow_takes_the_key_of_any_name(name):
+def test_mlflow_accepts_the_key_of_any_name(name):
     for key in (valid_key(f'metrics/t/0-shot/{name}/Accuracy'), valid_key(f'icl/metrics/eval_gauntlet/{name}')):
         _validate_metric_name(key)
         _validate_length_limit('Metric name', MAX_ENTITY_KEY_LENGTH, key)
@@ -30,7 +30,7 @@ def test_mlflow_takes_the_key_of_any_name(name):
 
 
 @given(strategies.from_regex(r'[A-Za-z0-9_ .-]*[A-Za-z0-9_]', fullmatch=True).filter(lambda name: len(name) < 200))
-def test_a_key_that_mlflow_takes_stays_as_llm_foundry_has_it(name):
+def test_valid_keys_are_those_of_llm_foundry(name):
     assert valid_key(f'metrics/mmlu/5-shot/{name}/Accuracy') == f'metrics/mmlu/5-shot/{name}/Accuracy'
 
 
@@ -38,7 +38,7 @@ def test_a_key_that_mlflow_takes_stays_as_llm_foundry_has_it(name):
     ('name', 'expected'),
     [('a:b', 'a_b'), ('R&D', 'R_D'), ('Öl', 'Öl'), ('a b', 'a b'), ('', '_'), ('.', '_'), ('..', '__'), ('...', '...')],
 )
-def test_what_a_logger_does_not_take_is_replaced(name, expected):
+def test_invalid_characters_are_replaced(name, expected):
     assert valid_key(f'metrics/{name}/x') == f'metrics/{expected}/x'
 
 
@@ -51,7 +51,7 @@ def test_long_keys_that_differ_at_their_end_stay_different():
 
 @given(strategies.lists(NAMES, unique=True, max_size=6))
 @example(['a:b', 'a_b'])
-def test_no_two_names_become_one_key_without_an_error(names):
+def test_colliding_names_are_an_error(names):
     keys = [f'metrics/t/0-shot/{name}/x' for name in names]
     try:
         found = valid_keys(keys)
@@ -62,7 +62,7 @@ def test_no_two_names_become_one_key_without_an_error(names):
         assert len(set(found.values())) == len(keys)
 
 
-def test_categories_and_composites_that_would_collide_are_errors_that_name_both():
+def test_colliding_categories_and_composites_are_named():
     with pytest.raises(ConfigError) as caught:
         check_names({'t/0-shot': ['a:b', 'plain', 'a_b'], 'u/0-shot': ['a_b']}, ['world', 'my:own', 'my_own'])
     assert caught.value.problems == (
@@ -77,7 +77,7 @@ def test_categories_and_composites_that_would_collide_are_errors_that_name_both(
 
 
 @pytest.mark.parametrize('value', [math.nan, math.inf])
-def test_what_is_no_number_is_not_in_the_stream(value):
+def test_absent_numbers_are_not_in_the_stream(value):
     score = TaskScore(
         task='t/0-shot',
         metrics={'Accuracy': Measure(value=0.5), 'Own': Measure(value=value)},
@@ -90,7 +90,7 @@ def test_what_is_no_number_is_not_in_the_stream(value):
     assert 'metrics/t/0-shot/Own' not in stream
 
 
-def test_a_category_whose_name_no_logger_takes_has_a_valid_key():
+def test_any_category_has_a_valid_key():
     part = TaskScore(
         task='t/0-shot', metrics={'Accuracy': Measure(value=1.0)}, num_items=1, num_unscored=0, num_truncated=0
     )

@@ -1,4 +1,4 @@
-"""Metrics of choices' log-probabilities by hand, and calibration against numpy."""
+"""Metrics of choices' log-probabilities by hand, and calibration compared with NumPy."""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ EVERY = {**OURS, 'PMINormalizedMatch': pmi()}
 
 
 def item(row: int, logprobs: Sequence[float] | None, gold: int = 0, **changes: Any) -> ItemResult:
-    """An item whose credit no metric here looks at; its choices have two bytes and characters and a token each."""
+    """Return an item whose score no metric here uses; choices have two bytes, two characters and one token."""
     lengths = None if logprobs is None else (2,) * len(logprobs)
     values: dict[str, Any] = {
         'num_tokens': None if logprobs is None else (1,) * len(logprobs),
@@ -52,7 +52,7 @@ def of_texts(row: int, texts: Sequence[str], logprobs: Sequence[float], gold: in
 
 
 def of_shares(row: int, shares: Sequence[float], gold: int) -> ItemResult:
-    """An item whose choices have these probabilities among each other."""
+    """Return an item whose choices have these relative probabilities."""
     return item(row, [math.log(share) - 40 for share in shares], gold)
 
 
@@ -62,7 +62,7 @@ def value(name: str, *results: ItemResult) -> float:
     return found.value
 
 
-def test_bits_per_byte_are_of_the_right_choice_and_of_bytes_not_characters():
+def test_bits_per_byte_use_bytes_of_the_gold_choice():
     # 'né' has 3 bytes, '猫の木' 9: with -3 ln 2 and -4.5 ln 2 nats that are 1 and 0.5 bits per byte
     first = of_texts(0, ['na', 'né'], [-1.0, -3 * math.log(2)], 1, [1, 1])
     second = of_texts(1, ['猫の木', 'cat'], [-4.5 * math.log(2), -9.0], 0, [5, 1])
@@ -78,7 +78,7 @@ def test_bits_per_byte_of_a_single_continuation():
     assert found.standard_error == pytest.approx(0.5, rel=1e-14)
 
 
-def test_the_right_choices_probability_is_its_share_of_all_choices():
+def test_gold_probability_is_relative_to_all_choices():
     first, second = of_shares(0, [0.2, 0.7, 0.1], 1), of_shares(1, [0.2, 0.7, 0.1], 2)
     assert value('GoldProbability', first) == pytest.approx(0.7, rel=1e-12)
     found = measure(OURS['GoldProbability'], [first, second])
@@ -95,9 +95,7 @@ TEXTS, TOKENS = ['abcdefgh', 'ééééé', '1234'], [1, 2, 4]
     ('gold', 'character', 'byte', 'token'),
     [(0, 1.0, 0.0, 0.0), (1, 0.0, 1.0, 0.0), (2, 0.0, 0.0, 1.0)],
 )
-def test_characters_bytes_and_tokens_may_prefer_different_choices(
-    gold: int, character: float, byte: float, token: float
-):
+def test_normalizations_may_prefer_different_choices(gold: int, character: float, byte: float, token: float):
     result = of_texts(0, TEXTS, [-6.0, -6.0, -6.0], gold, TOKENS)
     assert value('CharacterNormalizedMatch', result) == character
     assert value('ByteNormalizedMatch', result) == byte
@@ -114,7 +112,7 @@ def test_characters_bytes_and_tokens_may_prefer_different_choices(
         ('TokenNormalizedMatch', [-4.0, -6.0, -12.001], (0.0, 1.0, 0.0)),
     ],
 )
-def test_a_tie_earns_the_right_choice_its_share(name: str, logprobs: list[float], shares: tuple[float, ...]):
+def test_a_tie_scores_its_share(name: str, logprobs: list[float], shares: tuple[float, ...]):
     results = [of_texts(gold, TEXTS, logprobs, gold, TOKENS) for gold in range(3)]
     assert tuple(value(name, result) for result in results) == shares
     assert value(name, *results) == pytest.approx(1 / 3)
@@ -127,7 +125,7 @@ def test_a_choice_without_text_counts_as_one_character():
     assert value('GoldBitsPerByte', result) == pytest.approx(1 / math.log(2))
 
 
-def test_pmi_prefers_what_the_prompt_makes_more_probable():
+def test_pmi_prefers_choices_that_the_prompt_makes_more_probable():
     # gains of 1, 3 and 2.5 nats, though the first choice is the most probable and the last the least
     first = item(0, [-2.0, -5.0, -9.0], 1, logprobs_alone=(-3.0, -8.0, -11.5))
     second = item(1, [-2.0, -5.0, -9.0], 0, logprobs_alone=(-3.0, -8.0, -11.5))
@@ -145,7 +143,7 @@ def test_pmi_does_not_depend_on_lengths():
     ('difference', 'shares'),
     [(1e-5, (0.5, 0.5, 0.0)), (-1e-5, (0.5, 0.5, 0.0)), (1e-3, (0.0, 1.0, 0.0)), (-1e-3, (1.0, 0.0, 0.0))],
 )
-def test_gains_that_differ_by_the_rounding_of_large_sums_tie(difference: float, shares: tuple[float, ...]):
+def test_gains_within_the_rounding_of_large_sums_tie(difference: float, shares: tuple[float, ...]):
     # gains of 2, about 2, and 1.5 nats between sums near 100, of which float32 has one in every 8e-6
     logprobs, alone = [-100.0, -103.0 + difference, -98.0], (-102.0, -105.0, -99.5)
     results = [item(gold, logprobs, gold, logprobs_alone=alone) for gold in range(3)]
@@ -153,15 +151,13 @@ def test_gains_that_differ_by_the_rounding_of_large_sums_tie(difference: float, 
 
 
 @pytest.mark.parametrize(('difference', 'credit'), [(1e-5, 1.0), (1e-7, 0.5)])
-def test_gains_between_small_sums_tie_only_where_they_differ_less(difference: float, credit: float):
+def test_gains_of_small_sums_have_a_smaller_tolerance(difference: float, credit: float):
     result = item(0, [-1.0 + difference, -2.0], 0, logprobs_alone=(-3.0, -4.0))
     assert value('PMINormalizedMatch', result) == credit
 
 
 @given(st.lists(st.floats(-500, -20), min_size=3, max_size=3), st.floats(0, 5), st.floats(1e-5, 1e-1))
-def test_equal_gains_tie_however_float32_rounds_their_sums_and_clearly_higher_ones_do_not(
-    logprobs: list[float], gain: float, share: float
-):
+def test_equal_gains_tie_despite_float32_rounding(logprobs: list[float], gain: float, share: float):
     sums = [float(np.float32(logprob)) for logprob in logprobs]
     alone = [float(np.float32(logprob - gain)) for logprob in logprobs]
     assert value('PMINormalizedMatch', item(0, sums, 1, logprobs_alone=tuple(alone))) == pytest.approx(1 / 3)
@@ -179,7 +175,7 @@ def test_the_calibration_error_by_hand():
     assert value('CalibrationError', *results) == pytest.approx((2 * 0.335 + 2 * 0.47) / 4, rel=1e-12)
 
 
-def test_gaps_of_a_bin_make_up_for_each_other_and_gaps_of_different_bins_do_not():
+def test_calibration_gaps_cancel_only_within_a_bin():
     sure, unsure = [0.75, 0.25], [0.65, 0.35]
     # 3 of 4 right where the confidence is 0.75; then bins with gaps of -0.35 and 0.75
     assert value('CalibrationError', *(of_shares(row, sure, row == 3) for row in range(4))) == pytest.approx(
@@ -196,12 +192,12 @@ def test_certainty_is_in_the_last_bin():
     assert value('CalibrationError', certain, of_shares(1, [0.96, 0.04], 1)) == pytest.approx(0.48)
 
 
-def test_choices_that_tie_are_right_by_their_share():
+def test_tied_choices_count_by_their_share():
     assert value('CalibrationError', item(0, [-3.0, -3.0], 1)) == 0  # confidence 0.5, right by half
 
 
 def expected_calibration_error(logprobs: np.ndarray, golds: np.ndarray) -> float:
-    """ECE over ten bins of equal width (arXiv 1706.04599), as a sum over bins."""
+    """Return the ECE over ten bins of equal width (arXiv 1706.04599)."""
     shares = np.exp(logprobs) / np.exp(logprobs).sum(axis=1, keepdims=True)
     confidences, rights = shares.max(axis=1), shares.argmax(axis=1) == golds
     places = np.clip(np.digitize(confidences, np.linspace(0, 1, 11)) - 1, 0, 9)
@@ -213,7 +209,7 @@ def expected_calibration_error(logprobs: np.ndarray, golds: np.ndarray) -> float
 
 
 @pytest.mark.parametrize(('num_choices', 'num_items', 'sharpness'), [(2, 40, 1.0), (4, 300, 2.0), (5, 500, 0.5)])
-def test_the_calibration_error_is_that_of_numpy(num_choices: int, num_items: int, sharpness: float):
+def test_the_calibration_error_equals_numpy(num_choices: int, num_items: int, sharpness: float):
     random = np.random.default_rng(num_items)
     logprobs = random.normal(-20, sharpness, (num_items, num_choices))
     golds = random.integers(0, num_choices, num_items)
@@ -223,7 +219,7 @@ def test_the_calibration_error_is_that_of_numpy(num_choices: int, num_items: int
     assert expected > 0.05
 
 
-def test_the_brier_score_is_0_for_certainty_of_the_right_choice_and_2_of_a_wrong_one():
+def test_the_brier_score_is_between_0_and_2():
     assert value('BrierScore', item(0, [0.0, -1000.0, -1000.0], 0)) == 0
     assert value('BrierScore', item(0, [0.0, -1000.0, -1000.0], 2)) == 2
     assert value('BrierScore', item(0, [-7.0] * 4, 3)) == pytest.approx(0.75**2 + 3 * 0.25**2, rel=1e-14)
@@ -241,7 +237,7 @@ def test_the_brier_score_is_0_for_certainty_of_the_right_choice_and_2_of_a_wrong
         ([3, 3, 3], 1.0),
     ],
 )
-def test_the_majority_class_earns_the_share_of_the_commonest_gold(golds: list[int], expected: float):
+def test_the_majority_class_scores_the_share_of_the_most_common_gold(golds: list[int], expected: float):
     results = [item(row, [-1.0] * 11, gold) for row, gold in enumerate(golds)]
     assert value('MajorityClass', *results) == pytest.approx(expected)
 
@@ -265,7 +261,7 @@ def absent(name: str, *results: ItemResult) -> str | None:
 
 @pytest.mark.parametrize('broken', [None, [math.nan, -1.0], [-1.0, -math.inf]])
 @pytest.mark.parametrize('name', sorted(EVERY.keys() - {'MajorityClass'}))
-def test_without_finite_log_probabilities_of_all_items_there_is_no_metric(name: str, broken: list[float] | None):
+def test_metrics_need_finite_log_probabilities_of_all_items(name: str, broken: list[float] | None):
     lengths = {'num_tokens': (1, 1), 'num_characters': (2, 2), 'num_bytes': (2, 2), 'logprobs_alone': (-1.0, -1.0)}
     results = [item(0, [-1.0, -2.0], **lengths), item(1, broken, **lengths)]
     assert absent(name, *results) == '1 of 2 items have no finite log-probabilities'
@@ -286,7 +282,7 @@ def test_the_majority_class_needs_no_log_probabilities():
         ('TokenNormalizedMatch', 'num_tokens'),
     ],
 )
-def test_without_the_lengths_of_all_choices_there_is_no_metric(name: str, key: str):
+def test_normalizations_need_the_lengths_of_all_choices(name: str, key: str):
     known, unknown = item(0, [-1.0, -2.0]), item(1, [-1.0, -2.0], **{key: None})
     reason = 'the lengths of choices are not known of 2 of 3 items'
     assert absent(name, known, unknown, item(2, [-1.0, -2.0], **{key: None})) == reason
@@ -294,12 +290,12 @@ def test_without_the_lengths_of_all_choices_there_is_no_metric(name: str, key: s
         assert measure(EVERY[other], [known, unknown]).value is not None
 
 
-def test_without_log_probabilities_alone_there_is_no_pmi():
+def test_pmi_needs_log_probabilities_without_the_prompt():
     results = [item(0, [-1.0, -2.0], logprobs_alone=(-1.0, -1.0)), item(1, [-1.0, -2.0])]
     assert absent('PMINormalizedMatch', *results) == '1 of 2 items have no log-probabilities of choices alone'
 
 
-def test_the_absence_of_one_metric_leaves_the_others():
+def test_an_absent_metric_does_not_affect_others():
     results = [item(0, [-1.0, -2.0], num_characters=None), item(1, [-2.0, -1.0])]
     score = task_score('t/0-shot', choice_metrics(), results)
     assert [name for name, found in score.metrics.items() if found.value is None] == ['CharacterNormalizedMatch']

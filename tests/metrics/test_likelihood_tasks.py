@@ -1,4 +1,4 @@
-"""Which tasks have which metrics of log-probabilities."""
+"""Likelihood metrics of each task type."""
 
 from typing import Any
 
@@ -27,24 +27,24 @@ def names_of(**keys: Any) -> list[str]:
 
 
 @pytest.mark.parametrize('name', ['multiple_choice', 'schema'])
-def test_tasks_with_choices_have_all_these_metrics_after_the_accuracy(name: str):
+def test_tasks_with_choices_have_all_likelihood_metrics(name: str):
     assert names_of(icl_task_type=name) == ['InContextLearningMultipleChoiceAccuracy', *OF_CHOICES]
 
 
-def test_language_modelling_has_bits_per_byte_alone():
+def test_language_modeling_has_only_bits_per_byte():
     assert names_of(icl_task_type='language_modeling') == ['InContextLearningLMAccuracy', 'GoldBitsPerByte']
 
 
-def test_generations_have_none_of_them():
+def test_generation_tasks_have_no_likelihood_metrics():
     assert not {*OF_CHOICES, 'PMINormalizedMatch'} & {*names_of(icl_task_type='generation_task_with_answers')}
 
 
-def test_a_task_with_a_pmi_context_has_pmi_too():
+def test_a_pmi_context_adds_pmi():
     assert names_of(pmi_context='Answer:')[1:] == [*OF_CHOICES, 'PMINormalizedMatch']
 
 
 @pytest.mark.parametrize('name', ['multiple_choice', 'schema'])
-def test_upstreams_calibration_error_is_left_out_with_a_warning_where_a_task_names_it(name: str):
+def test_upstream_calibration_error_is_left_out_with_a_warning(name: str):
     upstream = 'InContextLearningMCExpectedCalibrationError'
     suite = load_suite([{**TASK, 'icl_task_type': name, 'metric_names': [upstream]}])
     assert suite.warnings == (f'copa: metric_names: {upstream} is not supported by this version; it is left out',)
@@ -73,7 +73,7 @@ def test_upstreams_calibration_error_is_left_out_with_a_warning_where_a_task_nam
         ({'pmi_context': 7}, 'icl_tasks[0].pmi_context: is 7; allowed: text'),
     ],
 )
-def test_a_pmi_context_that_has_no_meaning_is_refused(keys: dict[str, Any], problem: str):
+def test_an_invalid_pmi_context_is_an_error(keys: dict[str, Any], problem: str):
     with pytest.raises(ConfigError) as raised:
         load_suite([{**TASK, **keys}])
     (found,) = raised.value.problems

@@ -22,7 +22,7 @@ def item(row: int, credit: float | None, category: str | None = None, *, truncat
     )
 
 
-def test_accuracy_is_the_mean_credit():
+def test_accuracy_is_the_mean_score():
     score = task_score('t/3-shot', [accuracy(METRIC)], [item(0, 1.0), item(1, 0.0), item(2, 0.25, truncated=True)])
     assert score.metrics[METRIC].value == pytest.approx(1.25 / 3)
     assert (score.num_items, score.num_unscored, score.num_truncated) == (3, 0, 1)
@@ -35,7 +35,7 @@ def test_a_task_with_categories_is_the_plain_mean_over_them():
     assert list(score.categories) == ['a', 'b']
 
 
-def test_an_unscored_item_leaves_no_accuracy():
+def test_an_unscored_item_makes_accuracy_absent():
     score = task_score('t/3-shot', [accuracy(METRIC)], [item(0, 1.0, 'a'), item(1, None, 'b')])
     assert score.metrics[METRIC].value is None
     assert score.metrics[METRIC].reason == '1 of 2 items unscored: nan'
@@ -43,7 +43,7 @@ def test_an_unscored_item_leaves_no_accuracy():
     assert task_score('t/3-shot', [accuracy(METRIC)], [item(0, 1.0), item(1, None)]).metrics[METRIC].value is None
 
 
-def test_the_metric_stream_has_upstreams_keys_and_no_key_for_what_is_absent():
+def test_the_metric_stream_has_upstream_keys_without_absent_values():
     scores = {'t/3-shot': task_score('t/3-shot', [accuracy(METRIC)], [item(0, 1.0, 'a'), item(1, None, 'b')])}
     assert metric_stream(scores, None, {}, {'t/3-shot': 1.5}) == {
         f'metrics/t/3-shot/a/{METRIC}': 1.0,

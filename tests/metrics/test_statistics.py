@@ -1,4 +1,4 @@
-"""Standard errors by the formula of arXiv 2411.00640, of items, tasks and categories."""
+"""Standard errors by the formulas of arXiv 2411.00640, of items, tasks and categories."""
 
 import itertools
 import math
@@ -31,7 +31,7 @@ def over(values: Sequence[float], clusters: Sequence[int]) -> Measure:
 
 
 def alone(values: Sequence[float], first: int = 0) -> Measure:
-    """The mean of independent items, whose clusters have the numbers from `first` on."""
+    """Return the mean of independent items whose cluster numbers start at `first`."""
     return over(values, range(first, first + len(values)))
 
 
@@ -42,7 +42,7 @@ def test_the_clustered_error_by_hand():
     assert found.standard_error == pytest.approx(math.sqrt((1.0 + 2.25 + 0.25) * 3 / 2) / 6, rel=1e-14)
 
 
-def test_the_clustered_error_is_the_papers_sum_over_pairs_of_one_cluster_but_for_small_samples():
+def test_the_clustered_error_is_the_sum_over_pairs_of_a_cluster():
     random = np.random.default_rng(5)
     clusters = np.sort(random.integers(0, 12, 50))
     values = random.random(50) + clusters / 10
@@ -54,7 +54,7 @@ def test_the_clustered_error_is_the_papers_sum_over_pairs_of_one_cluster_but_for
 
 
 @given(CLUSTERED)
-def test_the_clustered_error_is_the_root_of_the_squared_sums_of_clusters(pairs):
+def test_the_clustered_error_uses_sums_of_clusters(pairs):
     values, clusters = (list(part) for part in zip(*pairs, strict=True))
     numbers = sorted(set(clusters))
     assume(len(numbers) > 1)
@@ -68,11 +68,11 @@ def test_the_clustered_error_is_the_root_of_the_squared_sums_of_clusters(pairs):
 
 
 @given(st.lists(VALUES, min_size=2, max_size=25))
-def test_the_error_of_items_that_share_nothing_is_the_usual_one(values):
+def test_the_error_of_independent_items_is_the_usual_one(values):
     assert alone(values).standard_error == pytest.approx(usual_error(values), abs=1e-11)
 
 
-def test_deviations_stand_in_the_order_of_their_clusters_numbers():
+def test_deviations_are_ordered_by_cluster():
     # 0.5, -0.5, 0 and 0 from the mean, times sqrt(4 / 3) / 4, in whatever order the items come
     part = 0.5 * math.sqrt(4 / 3) / 4
     for values, clusters in (([1, 0.5, 0, 0.5], [30, 10, 20, 40]), ([0.5, 0.5, 0, 1], [40, 10, 20, 30])):
@@ -100,7 +100,7 @@ def test_the_order_of_items_changes_no_bit(data):
 
 
 @given(st.data())
-def test_the_order_of_results_changes_no_bit_of_a_tasks_score(data):
+def test_the_order_of_results_changes_no_bit(data):
     parts = st.tuples(st.sampled_from([0.0, 1 / 3, 0.5, 1.0]), st.sampled_from('ab'), st.sampled_from(['', *'cdef']))
     results = [
         item(row, credit, cluster and named(cluster), category=category)
@@ -111,14 +111,14 @@ def test_the_order_of_results_changes_no_bit_of_a_tasks_score(data):
         assert (one.value, one.standard_error) == (other.value, other.standard_error)
 
 
-def test_parts_that_share_nothing_add_in_quadrature():
+def test_independent_parts_add_in_quadrature():
     one, other = [1, 0, 0, 1, 1], [0.2, 0.9, 0.4]
     found = weighted_sum([alone(one), alone(other, first=5)], [0.25, -3.0])
     assert found.value == pytest.approx(0.25 * 0.6 - 3 * 0.5)
     assert found.standard_error == pytest.approx(math.hypot(0.25 * usual_error(one), 3 * usual_error(other)), rel=1e-14)
 
 
-def test_a_measure_that_counts_twice_has_the_error_of_one():
+def test_a_measure_counted_twice_has_its_own_error():
     one = over([1, 0, 0, 1, 1, 0], [1, 1, 2, 2, 3, 4])
     assert one.standard_error > 0.1
     for weights in ([0.5, 0.5], [0.25, 0.75], [2.0, -1.0]):
@@ -128,21 +128,21 @@ def test_a_measure_that_counts_twice_has_the_error_of_one():
 
 
 @given(CLUSTERED)
-def test_what_differs_from_itself_by_nothing_has_no_error_of_it(pairs):
+def test_a_difference_from_itself_has_no_error(pairs):
     values, clusters = (list(part) for part in zip(*pairs, strict=True))
     assume(len(set(clusters)) > 1)
     found = weighted_sum([over(values, clusters)] * 2, [1.0, -1.0])
     assert (found.value, found.standard_error) == (0, 0)
 
 
-def test_a_shift_changes_the_value_alone():
+def test_a_shift_changes_only_the_value():
     one = alone([1, 0, 0, 1, 1])
     found = weighted_sum([one], [1.0], shift=-0.25)
     assert found.value == pytest.approx(0.35)
     assert found.standard_error == one.standard_error
 
 
-def test_where_the_error_of_a_part_is_not_known_there_is_none():
+def test_an_unknown_error_of_a_part_makes_the_error_unknown():
     known, unknown = alone([1, 0, 0]), Measure(value=0.5)
     for measures in ([known, unknown], [unknown, known], [unknown]):
         found = weighted_sum(measures, [1.0] * len(measures))
@@ -150,7 +150,7 @@ def test_where_the_error_of_a_part_is_not_known_there_is_none():
         assert found.spread is None
 
 
-def test_the_deviations_of_one_cluster_are_added_before_they_are_squared():
+def test_deviations_of_a_cluster_are_added_before_squaring():
     # of clusters 1, 2 and 2, 3; each mean deviates by 0.5 * sqrt(2) / 2 in its clusters
     part = math.sqrt(2) / 4
     for other, shared in (([1, 0], 0.0), ([0, 1], -2 * part)):
@@ -168,7 +168,7 @@ def test_the_deviations_of_one_cluster_are_added_before_they_are_squared():
         ('01', True, math.sqrt(0.125)),
     ],
 )
-def test_tasks_with_clusters_in_common_vary_together(other: str, apart: bool, error: float):
+def test_tasks_with_shared_clusters_are_correlated(other: str, apart: bool, error: float):
     names = [named('c'), named('d')] if apart else [named('a'), named('b')]
     first = score_of([item(0, 1.0, named('a')), item(1, 0.0, named('b'))])
     second = score_of(
@@ -181,7 +181,7 @@ def test_tasks_with_clusters_in_common_vary_together(other: str, apart: bool, er
     assert found.standard_error == pytest.approx(error, abs=1e-15)
 
 
-def test_rows_without_a_cluster_are_clusters_by_task_file_and_row():
+def test_rows_without_cluster_are_their_own_clusters():
     same = [
         item(0, 1.0),
         item(0, 0.0, key=ItemKey('a/0-shot', 0, sample=3)),
@@ -198,14 +198,14 @@ def test_rows_without_a_cluster_are_clusters_by_task_file_and_row():
     assert cluster_number(item(0, 1.0)) == cluster_number(item(0, 0.0))
 
 
-def test_a_clusters_number_is_its_name_in_hexadecimal_digits():
+def test_cluster_names_are_hexadecimal_numbers():
     results = [item(0, 1.0, '00000000000000ff'), item(1, 1.0, 'f' * 16, task='b/0-shot'), item(2, 0.0, '0' * 16)]
     found = cluster_numbers(results)
     assert (found.dtype, found.tolist()) == (np.uint64, [255, 2**64 - 1, 0])
     assert score_of(results).spread.clusters.tolist() == [0, 255, 2**64 - 1]
 
 
-def test_all_samples_of_a_row_vary_together():
+def test_samples_of_a_row_are_one_cluster():
     credits = [[1, 1, 1, 0], [0, 0, 0, 0], [1, 0, 1, 0]]
     samples = [
         item(row, float(credit), key=ItemKey('a/0-shot', row, sample=sample))
@@ -217,7 +217,7 @@ def test_all_samples_of_a_row_vary_together():
     assert found.standard_error == pytest.approx(usual_error([0.75, 0.0, 0.5]), rel=1e-14)  # of the rows' means
 
 
-def test_the_interval_has_1_96_errors_on_each_side():
+def test_the_interval_is_1_96_errors_on_each_side():
     assert statistics.NormalDist().inv_cdf(0.975) == pytest.approx(CONFIDENT, rel=1e-14)
     low, high = interval(alone([1, 0, 0, 0]))
     assert (low, high) == pytest.approx((0.25 - 1.959963984540054 * 0.25, 0.25 + 1.959963984540054 * 0.25))
@@ -226,7 +226,7 @@ def test_the_interval_has_1_96_errors_on_each_side():
     assert interval(alone([1, 1, 1])) == (1, 1)
 
 
-def test_the_error_of_a_mean_over_categories_is_that_of_a_mean_of_independent_means():
+def test_the_error_of_a_mean_over_categories():
     parts = {'history': [1, 0, 0, 1, 1], 'law': [0, 1], 'physics': [0, 0, 1]}
     rows = itertools.count()
     results = [item(next(rows), float(credit), category=name) for name, credits in parts.items() for credit in credits]
@@ -238,7 +238,7 @@ def test_the_error_of_a_mean_over_categories_is_that_of_a_mean_of_independent_me
     assert score.accuracy.standard_error == pytest.approx(expected, rel=1e-14)
 
 
-def test_categories_with_a_passage_in_common_vary_together():
+def test_categories_with_a_shared_passage_are_correlated():
     # each category has an error of 0.5, made of the same two passages; of independent ones it were 0.5 / sqrt(2)
     results = [
         item(row, credit, named(cluster), category=category)
@@ -249,7 +249,7 @@ def test_categories_with_a_passage_in_common_vary_together():
     assert score_of(results).standard_error == pytest.approx(0.5)
 
 
-def test_a_category_of_one_item_leaves_the_mean_without_an_error():
+def test_a_category_of_one_item_makes_the_error_unknown():
     results = [item(0, 1.0, category='law'), item(1, 0.0, category='law'), item(2, 1.0, category='physics')]
     score = task_score('a/0-shot', [accuracy(METRIC)], results)
     assert score.categories['law'].accuracy.standard_error == pytest.approx(0.5)
@@ -257,7 +257,7 @@ def test_a_category_of_one_item_leaves_the_mean_without_an_error():
     assert score.accuracy.standard_error is None
 
 
-def test_an_accuracy_that_is_absent_has_no_error():
+def test_an_absent_accuracy_has_no_error():
     score = task_score('a/0-shot', [accuracy(METRIC)], [item(0, 1.0), item(1, 0.0), item(2, None)])
     assert (score.accuracy.value, score.accuracy.standard_error) == (None, None)
     left = task_score('a/0-shot', [accuracy(METRIC)], [item(0, 1.0), item(1, 0.0), item(2, None)], allow_missing=True)

@@ -1,4 +1,4 @@
-"""What several tests of mathematics share."""
+"""Fixtures for tests of mathematics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What generations choose, form by form. The last column was recorded from lm-eval 0.4.13 (`__postprocess_pred`)."""
+"""Letters chosen in generations; the last column was recorded from lm-eval 0.4.13 (`__postprocess_pred`)."""
 
 import json
 import time
@@ -181,33 +181,33 @@ STATEMENTS = (
 
 
 @pytest.mark.parametrize(('form', 'options', 'expected', 'reference'), READ)
-def test_a_generation_that_chooses_is_read(form, options, expected, reference):
+def test_a_chosen_letter_is_extracted(form, options, expected, reference):
     assert tolerant_letter(form, options) == expected
     assert reference_letter(form) == reference
 
 
 @pytest.mark.parametrize(('form', 'options', 'reference'), UNREAD)
-def test_a_generation_that_chooses_none_or_several_is_not_read(form, options, reference):
+def test_no_letter_is_extracted_from_none_or_several_choices(form, options, reference):
     assert tolerant_letter(form, options) is None
     assert reference_letter(form) == reference
 
 
 @pytest.mark.parametrize('form', STATEMENTS)
-def test_every_letter_is_read_alike_those_that_are_words_too(form):
+def test_letters_that_are_words_are_extracted_too(form):
     assert [tolerant_letter(form.format(letter), TEN) for letter in 'ABCDEFGHIJ'] == list('ABCDEFGHIJ')
 
 
 @pytest.mark.parametrize('form', STATEMENTS)
-def test_a_letter_beyond_the_options_is_not_read(form):
+def test_letters_beyond_the_options_are_ignored(form):
     assert [tolerant_letter(form.format(letter), CITIES) for letter in 'EFGHIJXZ'] == [None] * 8
 
 
-def test_the_reference_does_not_strip_a_reply():
+def test_the_reference_does_not_strip_generations():
     assert reference_letter('B\n') == 'B\n'
     assert reference_letter(' B') == ' B'
 
 
-def test_the_references_extraction_is_the_recorded_one():
+def test_reference_extraction_equals_the_recording():
     recorded = json.loads((FIXTURES / 'score' / 'functions.json').read_text(encoding='utf-8'))['letters']
     assert len(recorded) >= 500
     assert [reference_letter(generation) for generation, _ in recorded] == [taken for _, taken in recorded]
@@ -219,14 +219,14 @@ PIECES = st.sampled_from(
 
 
 @given(st.one_of(st.text(), st.lists(PIECES).map(''.join)), st.sampled_from([CITIES, TEN, TWICE, SIGNS]))
-def test_what_is_read_is_always_one_of_the_options(generation, options):
+def test_extracted_letters_are_options(generation, options):
     assert tolerant_letter(generation, options) in {None, *'ABCDEFGHIJ'[: len(options)]}
 
 
 @pytest.mark.parametrize(
     'piece', ['-', '(', '"', '{', ' ', '\n', 'A or ', 'answer ', 'therefore ', 'the best answer is ', '\\text{']
 )
-def test_long_generations_end(piece):
+def test_long_generations_are_extracted_in_time(piece):
     start = time.process_time()
     tolerant_letter('The best answer is ' + piece * 5000, CITIES)  # 10 ms; hours where an expression tries all ways
     assert time.process_time() - start < 20

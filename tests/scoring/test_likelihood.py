@@ -30,7 +30,7 @@ def continuation(logprobs: list[float], num_top: list[int], is_argmax: list[bool
 
 
 @pytest.mark.parametrize('reference', [False, True])
-def test_the_highest_mean_per_token_wins_not_the_highest_sum(reference: bool):
+def test_the_highest_mean_per_token_wins(reference: bool):
     output = choices([-3.0], [-2.0, -2.0, -2.0])  # sums -3 and -6, means -3 and -2
     assert score_choice(output, 1, reference=reference).value == 1
     assert score_choice(output, 0, reference=reference).value == 0
@@ -45,7 +45,7 @@ def test_the_highest_mean_per_token_wins_not_the_highest_sum(reference: bool):
         (choices([-1.0], [-1.0, -1.0], [-1.0], [-1.0]), 3, 1 / 4),
     ],
 )
-def test_a_tie_earns_its_share_when_the_gold_is_in_it(output: ScoreOutput, gold: int, credit: float):
+def test_a_tie_with_the_gold_scores_its_share(output: ScoreOutput, gold: int, credit: float):
     """Fix 1: the reference gives a tie to choice 0."""
     score = score_choice(output, gold, reference=False)
     assert score.value == credit and 'tie' in score.reason
@@ -53,38 +53,38 @@ def test_a_tie_earns_its_share_when_the_gold_is_in_it(output: ScoreOutput, gold:
 
 
 @pytest.mark.parametrize(('apart', 'ties'), [(1e-7, True), (1e-5, False), (1e-4, False)])
-def test_a_tie_is_as_close_as_rounding_and_no_wider(apart: float, ties: bool):
+def test_ties_are_within_rounding(apart: float, ties: bool):
     score = score_choice(choices([-1.0], [-1.0 - apart]), 0, reference=False)
     assert score.value == (1 / 2 if ties else 1) and (score.reason is not None) == ties
 
 
-def test_equal_probabilities_tie_whatever_the_number_of_tokens():
+def test_equal_probabilities_tie_for_any_number_of_tokens():
     uniform = -math.log(50257)
     output = choices([uniform], [uniform] * 3, [uniform] * 7)
     assert score_choice(output, 2, reference=False).value == pytest.approx(1 / 3)
 
 
 @pytest.mark.parametrize('bad', [NAN, math.inf, -math.inf])
-def test_a_value_that_is_not_finite_makes_the_item_unscored(bad: float):
-    """Fix 1: a NaN model earns 1.0 in the reference wherever gold is 0."""
+def test_non_finite_values_make_an_item_unscored(bad: float):
+    """Fix 1: a NaN model scores 1.0 in the reference if gold is 0."""
     output = choices([-1.0], [bad])
     score = score_choice(output, 0, reference=False)
     assert score.value is None and score.predicted is None and 'not a finite number' in score.reason
     assert score_argmax(continuation([-1.0, bad], [1, 1]), reference=False).value is None
 
 
-def test_the_reference_gives_a_model_of_nan_the_first_choice():
+def test_the_reference_predicts_the_first_choice_for_nan():
     assert score_choice(choices([NAN], [NAN]), 0, reference=True).value == 1
     assert score_choice(choices([-2.0], [NAN], [-1.0]), 2, reference=True).value == 1
 
 
 @pytest.mark.parametrize('reference', [False, True])
-def test_language_modelling_wants_every_token(reference: bool):
+def test_language_modeling_requires_every_token(reference: bool):
     assert score_argmax(continuation([-0.1, -0.2], [1, 1]), reference=reference).value == 1
     assert score_argmax(continuation([-0.1, -0.2], [1, 0]), reference=reference).value == 0
 
 
-def test_a_tied_token_earns_its_share_and_the_references_only_when_it_is_the_first():
+def test_a_tied_token_scores_its_share():
     tied_first = continuation([-0.7, -0.1], [2, 1], [True, True])
     tied_second = continuation([-0.7, -0.1], [2, 1], [False, True])
     assert score_argmax(tied_first, reference=False).value == 1 / 2
@@ -93,7 +93,7 @@ def test_a_tied_token_earns_its_share_and_the_references_only_when_it_is_the_fir
     assert score_argmax(tied_second, reference=True).value == 0
 
 
-def test_very_unlikely_choices_are_told_apart_and_the_references_perplexities_overflow():
+def test_very_unlikely_choices_are_distinguished():
     output = choices([-95.0], [-90.0])  # exp(89) is beyond float32
     assert score_choice(output, 1, reference=False).value == 1
     assert score_choice(output, 1, reference=True).value == 0

@@ -1,4 +1,4 @@
-"""Which part of a generation is its answer, and which answers are equal."""
+"""Extraction of answers from generations, and equality of answers."""
 
 from __future__ import annotations
 
@@ -155,21 +155,21 @@ UNEQUAL = (
 )
 
 
-def test_answers_of_one_value_are_equal_whichever_comes_first(comparer: Comparer):
+def test_equal_answers_are_equal_in_either_order(comparer: Comparer):
     assert [pair for pair in EQUAL if not comparer.equal(*pair) or not comparer.equal(*pair[::-1])] == []
 
 
-def test_answers_of_two_values_are_not_equal(comparer: Comparer):
+def test_unequal_answers_are_not_equal(comparer: Comparer):
     assert [pair for pair in UNEQUAL if comparer.equal(*pair) or comparer.equal(*pair[::-1])] == []
 
 
-def test_many_at_once_have_the_results_of_one_by_one(comparer: Comparer):
+def test_batches_of_comparisons_equal_single_ones(comparer: Comparer):
     with Comparer() as another:
         outcomes = another.equal_many((*EQUAL, *UNEQUAL))
     assert outcomes == [comparer.equal(*pair) for pair in (*EQUAL, *UNEQUAL)]
 
 
-def test_numbers_words_and_like_spellings_need_no_process():
+def test_numbers_and_words_need_no_worker():
     with Comparer() as comparer:
         assert comparer.equal(r'\frac{3}{4}', '0.75')
         assert not comparer.equal('3', '4')
@@ -191,7 +191,7 @@ def test_numbers_words_and_like_spellings_need_no_process():
         (r'\boxedx{3}', []),
     ],
 )
-def test_boxes_are_found_with_their_braces(text: str, contents: list[str]):
+def test_boxes_are_found_with_nested_braces(text: str, contents: list[str]):
     assert boxed(text) == contents
 
 
@@ -221,7 +221,7 @@ def test_boxes_are_found_with_their_braces(text: str, contents: list[str]):
         ('Thus $d=\\boxed{-3}$.\n\nNote: $\\boxed{3}$ is accepted too.', '-3'),
     ],
 )
-def test_the_answer_of_a_generation_is_its_last_box_or_those_it_ends_in(generation: str, answer: str | None):
+def test_the_answer_is_the_last_box_or_the_final_boxes(generation: str, answer: str | None):
     assert answer_of(generation) == answer
 
 
@@ -230,13 +230,13 @@ def test_a_solution_without_a_box_has_no_gold():
         gold_of('1 + 1?', 'It is 2.', None)
 
 
-def test_the_fix_table_has_the_last_word():
+def test_the_fix_table_overrides_the_gold():
     assert gold_of('1 + 1?', r'It is \boxed{2}.', {'1 + 1?': '3'}) == '3'
     assert gold_of('1 + 1?', r'It is \boxed{2}.', {'2 + 2?': '3'}) == '2'
 
 
 @pytest.mark.parametrize('with_table', [False, True])
-def test_every_gold_solution_is_a_right_reply(
+def test_every_gold_solution_is_right(
     rows: list[dict[str, str]], fixes: dict[str, str], comparer: Comparer, with_table: bool
 ):
     pairs = [
@@ -248,7 +248,7 @@ def test_every_gold_solution_is_a_right_reply(
     assert [pair for pair, accepted in zip(pairs, outcomes, strict=True) if not accepted] == []
 
 
-def test_golds_in_other_spellings_are_right_answers(rows: list[dict[str, str]], comparer: Comparer):
+def test_golds_in_other_notation_are_right(rows: list[dict[str, str]], comparer: Comparer):
     golds = sorted({gold_of(row['problem'], row['solution'], None) for row in rows})
     respelled = [(gold.replace(r'\frac', r'\dfrac').replace(' ', '  '), gold) for gold in golds]
     respelled += [(f'${gold}$', gold) for gold in golds]
@@ -257,7 +257,7 @@ def test_golds_in_other_spellings_are_right_answers(rows: list[dict[str, str]], 
     assert [pair for pair, equal in zip(respelled, comparer.equal_many(respelled), strict=True) if not equal] == []
 
 
-def test_importing_loads_neither_sympy_nor_torch():
+def test_importing_loads_no_sympy_or_torch():
     program = (
         'import sys, llmfoundry_gauntlet.scoring.mathematics\n'
         'print(sorted({"sympy", "math_verify", "torch", "numpy", "antlr4"} & set(sys.modules)))'

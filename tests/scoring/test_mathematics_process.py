@@ -1,4 +1,4 @@
-"""The comparing process: its limits, its end, and what it may not do."""
+"""Worker processes of comparisons: limits, end, and forbidden names."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def wait_until(what: object, seconds: float = 20) -> bool:
 
 
 @pytest.mark.parametrize('bomb', BOMBS)
-def test_a_bomb_costs_its_cpu_seconds_and_is_not_equal(comparer: Comparer, bomb: str):
+def test_an_endless_comparison_ends_at_its_limit(comparer: Comparer, bomb: str):
     begin = time.monotonic()
     assert not comparer.equal(bomb, 'x+1')
     assert not comparer.equal_reference(bomb, '2')
@@ -70,7 +70,7 @@ def test_deep_nesting_is_not_equal(comparer: Comparer, text: str):
     assert not comparer.equal_reference(text, '7')
 
 
-def test_what_hangs_makes_nothing_after_it_slow(comparer: Comparer):
+def test_a_comparison_that_hangs_does_not_slow_later_ones(comparer: Comparer):
     comparer.equal(BOMBS[0], 'x+1')
     process = worker_of(comparer)
     begin = time.monotonic()
@@ -80,14 +80,14 @@ def test_what_hangs_makes_nothing_after_it_slow(comparer: Comparer):
     assert descendants(process) == []
 
 
-def test_a_result_does_not_depend_on_what_was_compared_before():
+def test_results_do_not_depend_on_earlier_comparisons():
     pairs = [('x(x+1)', 'x^2+x'), (BOMBS[0], 'x'), (r'\sin 2x', r'2\sin x\cos x'), (BOMBS[1], '5'), ('x', 'y')]
     with Comparer(QUICK) as one, Comparer(QUICK) as other:
         forwards, backwards = one.equal_many(pairs), [other.equal(*pair) for pair in reversed(pairs)]
     assert forwards == backwards[::-1] == [True, False, True, False, False]
 
 
-def test_wall_time_ends_what_cpu_time_does_not():
+def test_wall_time_is_limited():
     with Comparer(Limits(seconds=60, wall_seconds=1)) as comparer:
         comparer.equal('x+1', '1+x')
         begin = time.monotonic()
@@ -109,7 +109,7 @@ def test_memory_is_limited():
     assert int(most_mib) < 1100
 
 
-def test_closing_leaves_nothing(comparer: Comparer):
+def test_closing_ends_workers_and_comparisons(comparer: Comparer):
     process = worker_of(comparer)
     with ThreadPoolExecutor() as threads:
         running = threads.submit(comparer.equal, BOMBS[1], 'y')
@@ -122,7 +122,7 @@ def test_closing_leaves_nothing(comparer: Comparer):
     assert comparer.equal('2x+x', '3x')
 
 
-def test_a_comparer_that_is_forgotten_ends_its_process():
+def test_a_collected_comparer_ends_its_worker():
     comparer = Comparer(QUICK)
     comparer.equal('x+1', '1+x')
     process = worker_of(comparer)
@@ -131,7 +131,7 @@ def test_a_comparer_that_is_forgotten_ends_its_process():
     assert not os.path.exists(f'/proc/{process}')
 
 
-def test_the_process_dies_with_the_one_that_asks():
+def test_workers_die_with_their_parent():
     program = (
         'from llmfoundry_gauntlet.scoring.mathematics import Comparer\n'
         'comparer = Comparer()\n'
@@ -148,7 +148,7 @@ def test_the_process_dies_with_the_one_that_asks():
     assert wait_until(lambda: not any(os.path.exists(f'/proc/{pid}') for pid in (worker, *forks)), 4)
 
 
-def test_the_process_sees_that_the_one_that_asks_is_gone_where_its_pipe_stays_open():
+def test_workers_die_with_their_parent_if_a_fork_keeps_the_pipe_open():
     """A forked data loader worker inherits the pipe and may outlive the training job."""
     program = (
         'import os, time\n'
@@ -172,7 +172,7 @@ def test_the_process_sees_that_the_one_that_asks_is_gone_where_its_pipe_stays_op
         os.kill(fork, signal.SIGKILL)
 
 
-def test_a_fork_leaves_the_process_of_its_parent_alone(comparer: Comparer):
+def test_a_fork_does_not_end_the_worker_of_its_parent(comparer: Comparer):
     process = worker_of(comparer)
     fork = os.fork()
     if fork == 0:
@@ -183,7 +183,7 @@ def test_a_fork_leaves_the_process_of_its_parent_alone(comparer: Comparer):
     assert comparer.equal('2(x+1)', '2x+2')
 
 
-def test_a_process_that_was_killed_is_started_again(comparer: Comparer):
+def test_a_killed_worker_is_restarted(comparer: Comparer):
     os.kill(worker_of(comparer), signal.SIGKILL)
     assert comparer.equal('3(x+1)', '3x+3')
     killed = worker_of(comparer)
@@ -219,13 +219,13 @@ def test_threads_may_share_a_comparer(comparer: Comparer):
         'fcode(x, assign_to="{}")',
     ],
 )
-def test_the_reference_s_parser_runs_no_python_of_a_reply(comparer: Comparer, tmp_path: Path, text: str):
+def test_the_reference_parser_runs_no_python_of_a_generation(comparer: Comparer, tmp_path: Path, text: str):
     made = tmp_path / 'made'
     assert not comparer.equal_reference(text.replace('{}', str(made)), '5')
     assert not made.exists()
 
 
-def test_a_machine_without_math_verify_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_missing_math_verify_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     (tmp_path / 'math_verify.py').write_text('raise ImportError("no math_verify here")')
     monkeypatch.syspath_prepend(tmp_path)
     with Comparer() as comparer, pytest.raises(ComparisonError, match='needs math-verify and sympy: no math_verify'):
@@ -233,7 +233,7 @@ def test_a_machine_without_math_verify_is_told(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_a_text_that_broke_a_limit_twice_is_not_compared_again(comparer: Comparer):
-    """Else a few monstrous generations, each compared with all others, would hold up a training job for hours."""
+    """Otherwise a few huge generations, each compared with all others, would hold up a training job for hours."""
     monster = r'\sum_{n=1}^{10^{9}} \frac{\sin(n)}{n^{0}}'
     comparer.equal_many([(monster, 'x'), (monster, 'y')])
     begin = time.monotonic()

@@ -1,8 +1,8 @@
-"""The reference's comparison of MATH answers, against what it said itself.
+"""The reference's comparison of MATH answers, compared with its recorded results.
 
-Recorded from lm-eval 0.4.13 (`lm_eval/tasks/score/math`) with sympy 1.14.0 and antlr4-python3-runtime 4.11.0. Beside
-what is kept here its results and ours were compared on 14,681 pairs: the 5,000 gold solutions, each gold with the
-next, 4,618 changed answers and 63 odd ones. All were the same but for 25 with two \\mbox, where it raises.
+Recorded from lm-eval 0.4.13 (`lm_eval/tasks/score/math`) with sympy 1.14.0 and antlr4-python3-runtime 4.11.0. Its
+results and ours were also compared on 14,681 pairs: the 5,000 gold solutions, each gold with the next, 4,618 changed
+answers and 63 unusual ones. All were equal except 25 with two \\mbox, where it raises.
 """
 
 from __future__ import annotations
@@ -197,22 +197,22 @@ def sha256(texts: Sequence[str]) -> str:
     return hashlib.sha256('\n'.join(texts).encode()).hexdigest()
 
 
-def test_pairs_that_the_reference_takes_for_equal(comparer: Comparer):
+def test_pairs_equal_in_the_reference(comparer: Comparer):
     outcomes = comparer.equal_reference_many(EQUAL)
     assert [pair for pair, equal in zip(EQUAL, outcomes, strict=True) if not equal] == []
 
 
-def test_pairs_that_the_reference_takes_for_different(comparer: Comparer):
+def test_pairs_unequal_in_the_reference(comparer: Comparer):
     outcomes = comparer.equal_reference_many(UNEQUAL)
     assert [pair for pair, equal in zip(UNEQUAL, outcomes, strict=True) if equal] == []
 
 
-def test_where_the_reference_raises_nothing_is_equal(comparer: Comparer):
+def test_errors_of_the_reference_are_unequal(comparer: Comparer):
     assert not comparer.equal_reference('\\mbox{a}\\mbox{b}4', '4')
     assert not comparer.equal_reference('Point(1,2)', '')
 
 
-def test_the_reference_s_golds_and_answers(rows: list[dict[str, str]], golds: list[str]):
+def test_reference_golds_and_answers(rows: list[dict[str, str]], golds: list[str]):
     assert sha256(golds) == GOLDS
     assert sha256([reference_gold_of(row['problem'], row['solution'], None) for row in rows]) == GOLDS_WITHOUT_TABLE
     assert sha256([reference_answer_of(row['solution']) for row in rows]) == ANSWERS
@@ -228,7 +228,7 @@ def test_the_reference_accepts_4980_of_the_5000_gold_solutions(
 
 
 @pytest.mark.long
-def test_the_reference_tells_golds_from_the_next_but_for_51(
+def test_the_reference_confuses_51_golds_with_the_next(
     rows: list[dict[str, str]], golds: list[str], comparer: Comparer
 ):
     answers = [reference_answer_of(row['solution']) for row in rows]
@@ -250,7 +250,7 @@ def test_the_reference_tells_golds_from_the_next_but_for_51(
         ('\\boxed{\\frac{1}{2}} }', '\\frac{1}{2}'),
     ],
 )
-def test_the_reference_takes_the_last_box_with_braces(generation: str, answer: str | None):
+def test_the_reference_answer_is_the_last_box_with_braces(generation: str, answer: str | None):
     assert reference_answer_of(generation) == answer
 
 
@@ -266,11 +266,11 @@ def test_the_reference_takes_the_last_box_with_braces(generation: str, answer: s
         ('Which of both?', '$\\boxed{7}$', '7'),
     ],
 )
-def test_the_reference_s_gold(problem: str, solution: str, gold: str):
+def test_reference_gold(problem: str, solution: str, gold: str):
     assert reference_gold_of(problem, solution, {'Which of both?': '9'}) == gold
 
 
-def test_a_function_compares_without_a_comparer_at_hand():
+def test_reference_equal_uses_a_shared_comparer():
     assert reference_equal('(x+1)^2', 'x^2+2x+1')
     assert not reference_equal(None, None)
 

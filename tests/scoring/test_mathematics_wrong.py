@@ -1,7 +1,6 @@
-"""Wrong answers of the form of right ones: none may be accepted, whichever comes first.
+"""Wrong answers similar to right ones must be refused in either order.
 
-They are made from right answers by a seeded generator, several kinds in turn, from hand-written answers always and from
-MATH's own where they are there.
+A seeded generator makes them from hand-written right answers and, if available, from MATH's own.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ Wrong = Callable[[str, Form, random.Random], str | None]
 
 
 def replaced_once(pattern: str, new: Callable[[re.Match[str]], str]) -> Wrong:
-    """Changes one place that a pattern finds."""
+    """Return a change of one match of a pattern."""
 
     def wrong(gold: str, _: Form, rng: random.Random) -> str | None:
         places = list(re.finditer(pattern, gold))
@@ -75,7 +74,7 @@ def digit_changed(gold: str, _: Form, rng: random.Random) -> str | None:
 
 
 def of_number(new: Callable[[Fraction], str]) -> Wrong:
-    """Another number in the place of one without a unit."""
+    """Return a change of a number without a unit."""
 
     def wrong(_: str, form: Form, __: random.Random) -> str | None:
         return new(form.value) if form.kind == NUMBER and not form.unit and form.value else None
@@ -115,7 +114,7 @@ def wrong_power_of_unit(_: str, form: Form, __: random.Random) -> str | None:
 
 
 def in_brackets(new: Callable[[list[str]], str | None], *, kinds: tuple[str, ...]) -> Wrong:
-    """Changes the parts of a pair, an interval or a set."""
+    """Return a change of the parts of a pair, an interval or a set."""
 
     def wrong(_: str, form: Form, __: random.Random) -> str | None:
         return new([part.text for part in form.parts]) if form.kind in kinds and form.ends in ('()', '') else None
@@ -203,7 +202,7 @@ KINDS: dict[str, Wrong] = {
 
 
 def wrong_answers(golds: list[str], number: int, seed: int) -> Iterator[tuple[str, str, str]]:
-    """So many of kind, right and wrong answer, the kinds in turn and golds by chance."""
+    """Yield this number of kinds, right and wrong answers: kinds in turn, golds at random."""
     rng, made = random.Random(seed), 0
     while made < number:
         for kind, wrong in KINDS.items():
@@ -226,18 +225,18 @@ def assert_none_accepted(cases: list[tuple[str, str, str]]) -> None:
     assert [case for case, accepted in zip(cases, outcomes, strict=True) if accepted] == []
 
 
-def test_every_kind_of_wrong_answer_is_made_of_the_hand_written_golds():
+def test_hand_written_golds_cover_every_kind_of_wrong_answer():
     kinds = Counter(kind for kind, *_ in wrong_answers(list(GOLDS), NUM_WRONG, seed=1))
     assert set(kinds) == set(KINDS)
     assert kinds.total() == NUM_WRONG
 
 
-def test_no_wrong_answer_to_a_hand_written_gold_is_accepted():
+def test_wrong_answers_to_hand_written_golds_are_refused():
     assert_none_accepted(list(wrong_answers(list(GOLDS), NUM_WRONG, seed=1)))
 
 
 @pytest.mark.parametrize('seed', [1, 2, 3])
-def test_no_wrong_answer_to_a_real_gold_is_accepted(seed: int):
+def test_wrong_answers_to_real_golds_are_refused(seed: int):
     folder = SHARED_DATA / 'score' / 'hendrycks_math'
     if not folder.is_dir():
         pytest.skip('MATH (../shared/data/score/hendrycks_math) is not here')

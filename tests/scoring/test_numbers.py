@@ -1,4 +1,4 @@
-"""Which numbers are one, worked out by hand."""
+"""Equality of numbers with and without units, by hand."""
 
 from fractions import Fraction
 
@@ -150,12 +150,12 @@ DIFFERENT = [
 
 
 @pytest.mark.parametrize(('answer', 'gold'), SAME)
-def test_the_same_number_agrees_however_it_is_written(answer: str, gold: str):
+def test_equal_numbers_in_other_notation_are_equal(answer: str, gold: str):
     assert is_numeric_match(answer, [gold], normalize=True)
 
 
 @pytest.mark.parametrize(('answer', 'gold'), DIFFERENT)
-def test_what_is_another_number_or_no_single_one_does_not_agree(answer: str, gold: str):
+def test_other_or_several_numbers_are_unequal(answer: str, gold: str):
     assert not is_numeric_match(answer, [gold], normalize=True)
 
 
@@ -166,8 +166,8 @@ def test_the_value_of_a_number_is_exact():
     assert number_in('about 3 billion').value == 3_000_000_000
 
 
-def test_digits_without_end_are_no_number():
-    """Python refuses to read more than 4,300 of them; a model may write them."""
+def test_very_long_digits_are_no_number():
+    """Python refuses to parse more than 4,300 digits, which a model may generate."""
     for text in ('9' * 5000, f'0.{"3" * 5000}', f'1/{"7" * 5000}'):
         assert number_in(text) is None
         assert not is_numeric_match(text, ['9'], normalize=True)
@@ -191,7 +191,7 @@ def test_digits_without_end_are_no_number():
         ('18 Boxes', 'boxes'),  # none of ours
     ],
 )
-def test_a_unit_has_one_name(text: str, unit: str):
+def test_units_have_one_canonical_name(text: str, unit: str):
     assert number_in(text).unit == unit
 
 
@@ -209,7 +209,7 @@ def test_a_unit_has_one_name(text: str, unit: str):
         ('18,000 mph', 18000),
     ],
 )
-def test_a_right_answer_that_is_a_number_with_or_without_a_unit_is_compared_by_value(gold: str, value: Fraction):
+def test_numeric_answers_are_compared_by_value(gold: str, value: Fraction):
     assert quantity_of(gold).value == value
 
 
@@ -234,13 +234,13 @@ def test_a_right_answer_that_is_a_number_with_or_without_a_unit_is_compared_by_v
         '',
     ],
 )
-def test_other_right_answers_want_a_strict_match(gold: str):
+def test_other_answers_require_a_strict_match(gold: str):
     assert quantity_of(gold) is None
     assert is_numeric_match(gold, [gold], normalize=True) == bool(gold)
     assert not is_numeric_match('3', [gold], normalize=True)
 
 
-def test_any_of_several_right_answers_will_do():
+def test_any_right_answer_suffices():
     assert is_numeric_match('9 of them', ['Nine', '9', 'nine'], normalize=True)
     assert is_numeric_match('nine', ['Nine', '9', 'nine'], normalize=True)
     assert not is_numeric_match('nine of them', ['Nine', '9', 'nine'], normalize=True)

@@ -1,4 +1,6 @@
-"""Answers and scores by hand; the first table was also compared with llm-foundry 0.22's `normalize_answer`."""
+"""Answers of generations and their scores by hand; the first table was also compared with llm-foundry 0.22's
+`normalize_answer`.
+"""
 
 import pytest
 from paths import ROOT
@@ -46,7 +48,7 @@ NORMALISED = [
 
 
 @pytest.mark.parametrize(('text', 'expected'), NORMALISED)
-def test_answers_are_normalised_as_triviaqa_does(text: str, expected: str):
+def test_answers_are_normalized_as_in_triviaqa(text: str, expected: str):
     assert normalize_answer(text) == expected
 
 
@@ -69,8 +71,8 @@ def test_answers_are_normalised_as_triviaqa_does(text: str, expected: str):
         (('\\n',), 'one\ntwo', 'one\ntwo'),
     ],
 )
-def test_a_generation_ends_before_the_first_of_its_stops(strings: tuple[str, ...], text: str, expected: str):
-    """Fix 5: the reference joins them into a regular expression, and cuts by that."""
+def test_a_generation_ends_before_its_first_stop(strings: tuple[str, ...], text: str, expected: str):
+    """Fix 5: the reference joins them into a regular expression."""
     assert cut_at_stops(text, StopRule(strings=strings)) == expected
 
 
@@ -96,7 +98,7 @@ def test_a_generation_ends_with_the_line_of_its_answer(rule: StopRule, text: str
     assert cut_at_stops(text, rule) == expected
 
 
-def test_a_place_to_stop_is_looked_for_from_a_start_but_an_answer_from_the_beginning():
+def test_stops_are_searched_from_a_start_and_answers_from_the_beginning():
     """As a generation grows, only new text is searched, plus the length of a stop string."""
     assert stop_position('x#y#', StopRule(strings=('#',))) == 1
     assert stop_position('x#y#', StopRule(strings=('#',)), start=2) == 3
@@ -165,12 +167,12 @@ def marks(answer: str, *golds: str, normalize: bool = True) -> tuple[bool, bool,
         ('7!', ['7!']),
     ],
 )
-def test_a_right_answer_is_right_by_strict_and_numeric_match(answer: str, golds: list[str]):
+def test_a_right_answer_matches_strictly_and_numerically(answer: str, golds: list[str]):
     assert marks(answer, *golds)[1:] == (True, True)
 
 
-def test_the_prefix_accepts_what_goes_on_and_strict_and_numeric_match_do_not():
-    """Fix 6: in the reference 12 is right where 1 is wanted."""
+def test_only_the_prefix_accepts_longer_answers():
+    """Fix 6: in the reference 12 is right if the answer is 1."""
     assert marks('12', '1') == (True, False, False)
     assert marks('The Beatles, who else', 'Beatles') == (True, False, False)
     assert marks('Beat', 'Beatles') == (False, False, False)
@@ -200,26 +202,26 @@ def test_the_prefix_accepts_what_goes_on_and_strict_and_numeric_match_do_not():
         (' \n', 'Paris'),
     ],
 )
-def test_what_normalisation_makes_equal_is_no_strict_match_where_signs_differ(answer: str, gold: str):
+def test_strict_match_distinguishes_signs_that_normalization_removes(answer: str, gold: str):
     assert marks(answer, gold)[1:] == (False, False)
 
 
 @pytest.mark.parametrize('answer', ['anything', 'the 7', '7', 'b', '', ' \n', '$a$ b'])
 @pytest.mark.parametrize('gold', ['$a$', '(a', 'The', '...', '', ' '])
-def test_a_right_answer_that_normalises_to_nothing_accepts_nothing_else(answer: str, gold: str):
+def test_an_answer_normalized_to_nothing_accepts_only_itself(answer: str, gold: str):
     """Fix 6: in the reference it accepts every output."""
     assert marks(answer, gold) == (False, False, False)
     assert has_prefix_of(answer, [gold], normalize=True, reference=True)
 
 
-def test_a_right_answer_that_normalises_to_nothing_is_met_in_full_and_others_count_beside_it():
+def test_aliases_of_an_answer_normalized_to_nothing_count():
     assert marks(' $A$\n', '$a$') == (True, True, True)
     assert marks('(a', 'Static library', '(a') == (True, True, True)
     assert marks('static library', 'Static library', '(a') == (True, True, True)
     assert marks('Roadrunner', 'Static library', '(a') == (False, False, False)
 
 
-def test_without_normalisation_only_white_space_around_answers_is_dropped():
+def test_without_normalization_only_surrounding_white_space_is_removed():
     assert marks(' The Beatles\n', 'The Beatles ', normalize=False) == (True, True, True)
     assert marks('The Beatles.', 'The Beatles', normalize=False) == (True, True, True)
     assert marks('The Beatles!', 'The Beatles', normalize=False) == (True, False, False)
@@ -235,15 +237,15 @@ NUM_ROWS = {'gsm8k': 1319, 'aqua': 245, 'agi_eval_sat_math': 220, 'triviaqa_sm_s
 
 
 def real_rows(label: str, folder):
-    """A task of the gauntlet and the contents of its real rows."""
+    """Return a task of the gauntlet and the contents of its real rows."""
     suite = load_suite(ROOT / 'yamls/tasks/gauntlet_v0.1.yaml')
     task = next(task for task in suite.tasks if task.label == label)
     return task, [example.content for example in task.read(folder).examples]
 
 
 @pytest.mark.parametrize('label', NUM_ROWS)
-def test_every_right_generation_to_a_real_row_is_right_by_all_three_rules(real_data, label: str):
-    """Also where the model goes on with the next problem. No row of these files fails."""
+def test_right_generations_to_real_rows_match_by_all_rules(real_data, label: str):
+    """Also if the model continues with the next problem."""
     task, contents = real_rows(label, real_data)
     assert len(contents) == NUM_ROWS[label]
     rule = task.stops(contents)
@@ -258,9 +260,7 @@ def test_every_right_generation_to_a_real_row_is_right_by_all_three_rules(real_d
 @pytest.mark.parametrize(
     ('label', 'row', 'empty'), [('agi_eval_sat_math', 130, '$a$'), ('triviaqa_sm_sub', 2102, '(a')]
 )
-def test_the_real_rows_that_accept_every_output_in_the_reference_do_not_here(
-    real_data, label: str, row: int, empty: str
-):
+def test_real_rows_do_not_accept_every_output(real_data, label: str, row: int, empty: str):
     _, contents = real_rows(label, real_data)
     golds = contents[row].golds
     assert empty in golds
@@ -271,8 +271,8 @@ def test_the_real_rows_that_accept_every_output_in_the_reference_do_not_here(
     assert others == []
 
 
-def test_numbers_of_real_rows_agree_just_where_their_values_do(real_data):
-    """By Python's own floats; the prefix takes 25 of the 1,319 next rows' numbers for right."""
+def test_numbers_of_real_rows_are_equal_if_their_values_are(real_data):
+    """By Python's floats; the prefix accepts 25 of the 1,319 next rows' numbers."""
     _, contents = real_rows('gsm8k', real_data)
     golds = [content.gold for content in contents]
     num_prefixes = 0

@@ -1,8 +1,8 @@
 """Hostile completions: each fails and leaves nothing behind, and the next item is scored as usual.
 
-The right answer is a word that the program could only have by breaking out, so an attack that succeeds passes its test
-here and fails this one. Each is bounded in itself, and aims at what the test made. They are in one long file, as a few
-tests try each in every language and way of confinement.
+The right answer is a word that a program can only have by breaking out, so a successful attack passes its own test and
+fails this one. Each attack is bounded in itself and aims at objects of the test. They share one long file because some
+tests try each in every language and sandbox.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WAYS = [  # the one in use here, then as a plain user
 
 @pytest.fixture(autouse=True, params=WAYS)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
-    """Every attack in every way of confining that this machine has; the first is part of each run."""
+    """Run every attack in every sandbox of this machine; the default one is part of each run."""
     if request.param is None:
         return
     if request.param == sandbox() or (reason := try_out(request.param)) is not None:
@@ -43,7 +43,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
 
 
 def body(text: str) -> str:
-    """The lines of a Python function's body."""
+    """Return the indented lines of a Python function's body."""
     return ''.join(f'    {line}\n' for line in text.strip().splitlines())
 
 
@@ -122,7 +122,7 @@ COSTS = {
 
 
 @pytest.mark.parametrize('name', COSTS)
-def test_a_program_costs_little(name: str):
+def test_a_program_has_limits(name: str):
     code, reason = COSTS[name]
     started = time.monotonic()
     outcome = check_completion(problem(PYTHON, 'GOT'), body(code), sandbox(), seconds=SECONDS)
@@ -177,7 +177,7 @@ READS = {
 
 
 @pytest.mark.parametrize('name', READS)
-def test_a_program_sees_nothing_of_the_user(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_program_sees_no_files_of_the_user(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv('GAUNTLET_TEST_SECRET', SECRET)
     path = tmp_path / 'secret'
     path.write_text(SECRET)
@@ -216,7 +216,7 @@ def test_a_program_writes_nothing_outside(code: str, tmp_path: Path):
 
 @pytest.fixture
 def server() -> Iterator[int]:
-    """A port of this machine where the word is to be had."""
+    """Return a port of this machine that serves the word."""
     listening = socket.create_server(('127.0.0.1', 0))
 
     def answer() -> None:
@@ -253,8 +253,8 @@ def test_a_program_reaches_no_socket_of_this_machine(kind: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize('family', ['socket.AF_INET', 'socket.AF_INET6', 'socket.AF_NETLINK', '40'])
-def test_there_are_no_sockets_but_those_of_files(family: str):
-    """Number 40 is vsock, which network namespaces do not hold back."""
+def test_only_unix_sockets_exist(family: str):
+    """Number 40 is vsock, which network namespaces do not block."""
     code = f"import socket\nsocket.socket({family}, socket.SOCK_STREAM)\nreturn 'DONE'"
     outcome = check_completion(problem(PYTHON, 'DONE'), body(code), sandbox(), seconds=SECONDS)
     assert outcome.reason == 'OSError in a call'
@@ -262,8 +262,8 @@ def test_there_are_no_sockets_but_those_of_files(family: str):
 
 @pytest.mark.parametrize('path', ['/proc/1/fd/2', '/proc/1/mem', '/proc/sys/kernel/core_pattern', '/proc/self/oom_adj'])
 @pytest.mark.parametrize('as_root', [True, False])
-def test_nothing_of_proc_can_be_written(path: str, as_root: bool):
-    """Also where bubblewrap's own process has the program's user, so that no item is made unscored."""
+def test_proc_is_read_only(path: str, as_root: bool):
+    """Also if bubblewrap's own process has the program's user, so that no item becomes unscored."""
     way = sandbox()
     if as_root != way.as_root and try_out(replace(way, as_root=as_root)) is not None:
         pytest.skip('bubblewrap cannot be called in this way here')
@@ -273,7 +273,7 @@ def test_nothing_of_proc_can_be_written(path: str, as_root: bool):
     ).passed
 
 
-def test_node_loads_no_machine_code():
+def test_node_loads_no_native_addons():
     need('node')
     code = (
         "  require('fs').writeFileSync('/tmp/x.node', 'x')\n"
@@ -283,8 +283,8 @@ def test_node_loads_no_machine_code():
     assert not outcome.passed and 'in a call' in outcome.reason
 
 
-def test_nothing_is_left_of_a_program_that_is_stopped_while_its_sandbox_is_set_up():
-    """Its parent has not asked yet that it die with it."""
+def test_stopping_during_set_up_leaves_no_process():
+    """Its parent has not yet asked to die with it."""
     command = Command(arguments=('sleep', '61.5521'))
     for pause in range(40):
         running = sandbox().start(command)
@@ -304,7 +304,7 @@ def command_lines() -> Iterator[str]:
 
 
 @pytest.mark.parametrize('target', ['os.getppid()', '1', '-1', '0', 'os.getpid()', '{scorer}', '{parent}'])
-def test_a_signal_reaches_nobody_else(target: str):
+def test_signals_reach_no_other_process(target: str):
     target = target.format(scorer=os.getpid(), parent=os.getppid())
     code = f"import os\ntry:\n    os.kill({target}, 9)\nexcept OSError:\n    pass\nreturn 'no'"
     outcome = check_completion(problem(PYTHON), body(code), sandbox(), seconds=SECONDS)
@@ -502,7 +502,7 @@ def test_a_result_cannot_be_faked(language: str, name: str):
         '  return "";\n}}\n#include "/dev/zero"\n',
     ],
 )
-def test_a_source_includes_nothing_from_outside(code: str, tmp_path: Path):
+def test_a_source_includes_no_outside_file(code: str, tmp_path: Path):
     need('g++')
     path = tmp_path / 'secret'
     path.write_text(f'"{SECRET}"')
@@ -527,7 +527,7 @@ def test_a_source_includes_nothing_from_outside(code: str, tmp_path: Path):
         '  return "";\n}\nstruct Big { char block[1000000000]; } big = {{1}};\n',
     ],
 )
-def test_compiling_costs_little(code: str):
+def test_compiling_has_limits(code: str):
     need('g++')
     assert_unharmed(CPP)  # which builds what is ours
     started = time.monotonic()
@@ -537,7 +537,7 @@ def test_compiling_costs_little(code: str):
 
 
 def assert_unharmed(language: str) -> None:
-    """The next item is scored as usual."""
+    """Check that the next item is scored as usual."""
     assert check_completion(problem(language), right(language), sandbox()).passed
     assert not check_completion(problem(language), right(language, 'another'), sandbox()).passed
     assert shutil.disk_usage('/').free > 2**20

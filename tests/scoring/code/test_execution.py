@@ -1,4 +1,4 @@
-"""Programs run for real, in each language."""
+"""Programs run for real in each language."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def cpp(test: str, solution: str, prompt: str) -> Outcome:
 
 
 @pytest.mark.parametrize('language', TOOLS)
-def test_right_and_wrong(language: str):
+def test_right_and_wrong_programs(language: str):
     need(*TOOLS[language])
     assert check_completion(problem(language), right(language), sandbox()) == Outcome(True, None)
     wrong = check_completion(problem(language), right(language, 'other'), sandbox())
@@ -46,7 +46,7 @@ def test_right_and_wrong(language: str):
 
 @pytest.mark.parametrize('level', ['rlimits', 'none'])
 @pytest.mark.parametrize('language', TOOLS)
-def test_with_less_than_isolation_results_are_the_same(language: str, level: str):
+def test_results_do_not_depend_on_isolation(language: str, level: str):
     need(*TOOLS[language])
     less = find_sandbox(level)
     assert check_completion(problem(language), right(language), less).passed
@@ -78,7 +78,7 @@ VALUES = [
 
 
 @pytest.mark.parametrize('value', VALUES)
-def test_plain_values_cross_to_the_last_bit(value):
+def test_plain_values_are_copied_exactly(value):
     test = (
         f'def check(candidate):\n    value = {value!r}\n'.replace('inf', 'float("inf")')
         + '    result = candidate(value)\n'
@@ -103,11 +103,11 @@ def test_plain_values_cross_to_the_last_bit(value):
         ('    return {"a": 2}.items()\n', False),
     ],
 )
-def test_subclasses_cross_as_what_they_are_made_of(solution: str, passes: bool):
+def test_subclasses_become_their_base_types(solution: str, passes: bool):
     assert python('def check(candidate):\n    assert candidate() == {"a": 2}\n', solution).passed == passes
 
 
-def test_an_iterator_crosses_as_one():
+def test_iterators_stay_iterators():
     test = 'def check(candidate):\n    assert list(candidate()) == [0, 1, 2]\n'
     assert python(test, '    return iter(range(3))\n').passed
     assert python(test, '    yield from range(3)\n').passed
@@ -139,22 +139,22 @@ def test_the_test_may_use_what_the_prompt_defines():
         ('    return 2\n', 'call 1: the result is not the expected one'),
     ],
 )
-def test_reasons_say_what_happened_and_have_no_words_of_the_program(solution: str, reason: str):
+def test_reasons_contain_no_text_of_the_program(solution: str, reason: str):
     outcome = python('def check(candidate):\n    assert candidate(1) == 1\n    assert candidate(2) == 1\n', solution)
     assert outcome == Outcome(False, reason)
 
 
-def test_a_test_that_asks_nothing_proves_nothing():
+def test_a_test_without_calls_fails():
     assert python('def check(candidate):\n    pass\n', '    return 1\n') == Outcome(False, 'the test makes no call')
     assert javascript('1 + 1', '  return 1\n}\n') == Outcome(False, 'the test makes no call')
 
 
-def test_a_test_that_fails_by_itself_says_so():
+def test_an_error_of_the_test_is_the_reason():
     outcome = python('def check(candidate):\n    candidate(1)\n    missing()\n', '    return 1\n')
     assert outcome == Outcome(False, 'NameError in the test, after call 1')
 
 
-def test_not_done_in_time():
+def test_late_programs_fail():
     started = time.monotonic()
     outcome = check_completion(problem(PYTHON), '    while True: pass\n', sandbox(), seconds=1.0)
     assert outcome == Outcome(False, 'not done in time') and time.monotonic() - started < 60
@@ -168,19 +168,19 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(('given', 'wanted', 'passes'), PAIRS)
-def test_pairs_in_python(given: str, wanted: str, passes: bool):
+def test_input_output_pairs_in_python(given: str, wanted: str, passes: bool):
     made = make_program(
         language=PYTHON, prompt='def f(x):\n', entry_point='f', test='', pairs=(('([5],)', '5'), (given, wanted))
     )
     assert check_completion(made, '    return sum(x)\n', sandbox()).passed == passes
 
 
-def test_an_output_that_is_no_expression_stands_for_itself():
+def test_an_output_that_is_no_expression_is_literal():
     made = make_program(language=PYTHON, prompt='def f(x):\n', entry_point='f', test='', pairs=(("('a b',)", 'a b'),))
     assert check_completion(made, '    return x\n', sandbox()).passed
 
 
-def test_pairs_in_javascript_and_cpp():
+def test_input_output_pairs_in_javascript_and_cpp():
     need('node', 'g++')
     made = make_program(
         language=JAVASCRIPT, prompt='const f = (a) => {\n', entry_point='f', test='', pairs=(('[1, 2]', '[2, 4]'),)
@@ -193,7 +193,7 @@ def test_pairs_in_javascript_and_cpp():
     assert not check_completion(made, '  return a;\n}\n', sandbox()).passed
 
 
-def test_values_of_javascript_cross():
+def test_javascript_values_are_copied():
     values = (
         "[undefined, null, -0, NaN, Infinity, 12n, 'é', [1, [2]], {a: {b: [1]}}, new Map([[1, [2]]]), new Set([1])]"
     )
@@ -212,12 +212,12 @@ for (const value of {values}) {{
     )
 
 
-def test_a_javascript_test_that_catches_everything_is_not_fooled():
+def test_a_javascript_test_that_catches_everything_still_fails():
     test = 'let ok = true\ntry { f() } catch (error) { ok = true }\nconsole.assert(ok)'
     assert not javascript(test, '  throw new Error()\n}\n').passed
 
 
-def test_values_of_cpp_cross():
+def test_cpp_values_are_copied():
     prompt = """#include <bits/stdc++.h>
 using namespace std;
 map<string, vector<pair<int, double>>> f(map<string, vector<pair<int, double>>> m, const string& s, vector<bool> b,
@@ -239,7 +239,7 @@ int main() {
     assert cpp(test, solution, prompt) == Outcome(True, None)
 
 
-def test_a_cpp_function_with_the_name_of_one_of_the_library():
+def test_a_cpp_function_may_have_a_library_name():
     prompt = '#include <vector>\nusing namespace std;\nfloat max_element(vector<float> l) {\n'
     test = '#undef NDEBUG\n#include <assert.h>\nint main() { assert(max_element({1, 3, 2}) == 3); }\n'
     assert cpp(test, '  float m = l[0];\n  for (float x : l) if (x > m) m = x;\n  return m;\n}\n', prompt).passed
@@ -254,13 +254,13 @@ def test_a_cpp_function_with_the_name_of_one_of_the_library():
         ('  return 2;\n}\n', 'the result of a call is not the expected one'),
     ],
 )
-def test_reasons_of_cpp(solution: str, reason: str):
+def test_cpp_reasons(solution: str, reason: str):
     test = '#undef NDEBUG\n#include <assert.h>\nint main() { assert(f(1) == 1); }\n'
     assert cpp(test, solution, 'int f(int a) {\n') == Outcome(False, reason)
 
 
-def test_nan_is_no_result_in_cpp():
-    """Some tests ask whether results differ by more than a bound, which NaN never does."""
+def test_nan_fails_in_cpp():
+    """Some tests ask whether results differ by more than a bound, which is false for NaN."""
     test = '#include <cstdlib>\nint main() { if (f(1) - 1 > 1e-4 || 1 - f(1) > 1e-4) abort(); }\n'
     prompt = '#include <cmath>\nusing namespace std;\ndouble f(double x) {\n'
     assert cpp(test, '  return x;\n}\n', prompt).passed
@@ -268,7 +268,7 @@ def test_nan_is_no_result_in_cpp():
 
 
 @pytest.mark.parametrize('returned', ['2', '1'])
-def test_an_asynchronous_javascript_test_is_waited_for(returned: str):
+def test_asynchronous_javascript_tests_are_awaited(returned: str):
     test = '(async () => { await null; console.assert(await f(1) === 2) })()'
     assert javascript(test, f'  return {returned}\n}}\n').passed == (returned == '2')
     later = 'setTimeout(() => { console.assert(f(1) === 2) }, 20)'
@@ -294,7 +294,7 @@ def test_a_python_test_may_expect_an_exception(solution: str, passes: bool):
 
 
 @pytest.mark.parametrize('solution', ['    import os\n    os._exit(0)\n', '    return object()\n'])
-def test_a_test_that_catches_everything_does_not_pass_what_gave_no_result(solution: str):
+def test_a_test_that_catches_everything_still_fails(solution: str):
     test = 'def check(candidate):\n    try:\n        candidate(1)\n    except BaseException:\n        pass\n'
     assert not python(test, solution).passed
 
@@ -308,19 +308,19 @@ def test_a_test_that_catches_everything_does_not_pass_what_gave_no_result(soluti
         ('async def f(x):\n', '    return x\n', '== 1'),
     ],
 )
-def test_further_plain_values(prompt: str, solution: str, expected: str):
+def test_other_plain_values_are_copied(prompt: str, solution: str, expected: str):
     assert python(f'def check(candidate):\n    assert candidate(1) {expected}\n', solution, prompt) == Outcome(
         True, None
     )
 
 
 @pytest.mark.parametrize('language', TOOLS)
-def test_text_that_cannot_be_written_is_wrong_and_no_error(language: str):
+def test_unencodable_text_fails_without_an_error(language: str):
     need(*TOOLS[language])
     assert not check_completion(problem(language), '\ud800', sandbox()).passed
 
 
-def test_a_problem_whose_own_test_does_not_compile_leaves_programs_unmarked():
+def test_programs_are_unscored_if_the_test_does_not_compile():
     with pytest.raises(CannotRun, match='the test does not compile'):
         cpp('int main() { return nothing; }', '  return 1;\n}\n', 'int f(int a) {\n')
     with pytest.raises(CannotRun, match='does not begin f'):

@@ -1,4 +1,4 @@
-"""Problems taken apart, by hand."""
+"""Splitting of problems into parts, by hand."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def program(language: str, prompt: str, entry_point: str = 'named', **more):
         (CPP, 'int f(\n    int a,\n    int b) {\n', '', 'f'),
     ],
 )
-def test_the_last_function_that_a_prompt_begins_is_the_one_to_write(language, prompt, prelude, target):
+def test_the_last_function_of_a_prompt_is_the_target(language, prompt, prelude, target):
     made = program(language, prompt)
     assert (made.prelude, made.target) == (prelude, target)
 
@@ -86,19 +86,19 @@ def test_pairs_call_the_entry_point():
         ('unsigned  f (int x [ ]) {\n', 'unsigned', 'int x [ ]', ['x']),
     ],
 )
-def test_a_signature_of_cpp(prompt, returns, parameters, names):
+def test_cpp_signatures(prompt, returns, parameters, names):
     found = signature_of(program(CPP, prompt, 'f'))
     assert (found.name, found.returns, found.parameters, found.names) == ('f', returns, parameters, names)
 
 
-def test_a_signature_that_is_not_there():
+def test_a_missing_signature_is_an_error():
     with pytest.raises(ValueError, match='does not begin named'):
         signature_of(program(CPP, '#include <map>\n'))
     with pytest.raises(ValueError, match="'\\(\\)' has no name"):
         signature_of(program(CPP, 'int f(int) {\n', 'f'))._replace(parameters='()').names  # noqa: B018
 
 
-def test_parameters_are_split_at_their_own_commas():
+def test_parameters_are_split_at_top_level_commas():
     assert split_parameters('map<a, b> m, pair<vector<int>, int> p, int n = max(1, 2)') == [
         'map<a, b> m',
         'pair<vector<int>, int> p',
@@ -118,10 +118,10 @@ def test_parameters_are_split_at_their_own_commas():
         (CPP, 'int f() {', '  return 1;', 'int f() {  return 1;'),
     ],
 )
-def test_prompt_and_completion_are_joined_by_a_line_end_where_one_is_lacking(language, prompt, completion, whole):
+def test_a_missing_line_end_joins_prompt_and_completion(language, prompt, completion, whole):
     assert whole_text(program(language, prompt, 'f'), completion) == whole
 
 
-def test_composer_joins_them_as_they_are():
+def test_composer_semantics_join_without_line_end():
     made = program(PYTHON, 'def f():\n    x = 1', joins_lines=False)
     assert whole_text(made, '    return x') == 'def f():\n    x = 1    return x'

@@ -1,4 +1,4 @@
-"""The filter, run by a small machine for its instructions."""
+"""The seccomp filter, run by a small interpreter of its instructions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def decision(code: bytes, number: int, architecture: int, argument: int = 0) -> 
 
 @pytest.mark.parametrize('machine', MACHINES)
 @pytest.mark.parametrize('may_fork', [False, True])
-def test_what_is_denied_and_what_is_not(machine: str, may_fork: bool):
+def test_denied_and_allowed_calls(machine: str, may_fork: bool):
     code = seccomp_filter(may_fork=may_fork, machine=machine)
     architecture = AUDIT_ARCH[machine]
     assert len(code) // 8 < 4096
@@ -57,12 +57,12 @@ def test_what_is_denied_and_what_is_not(machine: str, may_fork: bool):
     assert decision(code, CLONE[machine], architecture, CLONE_THREAD | 0x3D0F00) == ALLOW
 
 
-def test_other_ways_into_the_kernel_end_the_program():
+def test_other_architectures_are_killed():
     code = seccomp_filter(may_fork=False, machine='x86_64')
     assert decision(code, 1, 0x40000003) == KILL  # i386
     assert decision(code, 0x40000000 + 57, AUDIT_ARCH['x86_64']) == KILL  # x32
 
 
-def test_a_machine_that_is_not_known():
+def test_an_unknown_machine_is_an_error():
     with pytest.raises(SandboxError, match='cannot be confined on riscv64; allowed: x86_64, aarch64'):
         seccomp_filter(may_fork=False, machine='riscv64')

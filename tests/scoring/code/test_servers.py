@@ -1,4 +1,4 @@
-"""Tests that share a process know nothing of each other, and leave nothing."""
+"""Tests that share a process are isolated from each other and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ test_of.__test__ = False
 
 @pytest.mark.parametrize('language', LEFT)
 @pytest.mark.parametrize('number', range(6))
-def test_a_test_finds_nothing_of_the_one_before(language: str, number: int):
+def test_a_test_sees_nothing_of_the_previous_one(language: str, number: int):
     need(*{JAVASCRIPT: ['node']}.get(language, []))
     first, second = (test_of(language, does) for does in LEFT[language][number])
     for program in (first, second, first, second):
@@ -66,7 +66,7 @@ def test_a_test_finds_nothing_of_the_one_before(language: str, number: int):
 
 
 @pytest.mark.parametrize('language', [PYTHON, JAVASCRIPT])
-def test_results_come_in_order_over_more_tests_than_a_process_runs(language: str):
+def test_results_are_in_order_over_several_processes(language: str):
     need(*{JAVASCRIPT: ['node']}.get(language, []))
     for number in range(NUM_TESTS + 5):
         passes = number % 3 != 1
@@ -76,7 +76,7 @@ def test_results_come_in_order_over_more_tests_than_a_process_runs(language: str
 
 
 @pytest.mark.parametrize('language', [PYTHON, JAVASCRIPT])
-def test_a_process_that_ends_between_tests_loses_no_result(language: str):
+def test_no_result_is_lost_if_a_process_ends(language: str):
     need(*{JAVASCRIPT: ['node']}.get(language, []))
     assert check_completion(problem(language), right(language), sandbox()).passed
     server = server_for(LANGUAGES[language].interpreter, sandbox())
@@ -85,7 +85,7 @@ def test_a_process_that_ends_between_tests_loses_no_result(language: str):
 
 
 @pytest.mark.parametrize('language', [PYTHON, JAVASCRIPT])
-def test_a_test_that_ends_its_process_each_time_is_an_answer(language: str):
+def test_a_test_that_always_ends_its_process_fails(language: str):
     need(*{JAVASCRIPT: ['node']}.get(language, []))
     ends = {PYTHON: 'import os\nos._exit(3)', JAVASCRIPT: 'process.exit(3)'}
     outcome = check_completion(test_of(language, ends[language]), ONES[language], sandbox())
@@ -93,7 +93,7 @@ def test_a_test_that_ends_its_process_each_time_is_an_answer(language: str):
     assert check_completion(problem(language), right(language), sandbox()).passed
 
 
-def test_with_its_thread_goes_the_process():
+def test_processes_end_with_their_thread():
     pids = []
 
     def run():
@@ -108,7 +108,7 @@ def test_with_its_thread_goes_the_process():
         os.kill(pids[0], 0)
 
 
-def test_one_that_was_idle_is_not_used_again(monkeypatch: pytest.MonkeyPatch):
+def test_an_idle_process_is_not_reused(monkeypatch: pytest.MonkeyPatch):
     server = server_for(LANGUAGES[PYTHON].interpreter, sandbox())
     monkeypatch.setattr(execution, 'IDLE_SECONDS', 0.0)
     time.sleep(0.01)
@@ -116,7 +116,7 @@ def test_one_that_was_idle_is_not_used_again(monkeypatch: pytest.MonkeyPatch):
 
 
 def waiting_of(language: str) -> list[Waiting]:
-    """The processes that wait for a program after two were run."""
+    """Return the processes that wait for a program after two were run."""
     need(*{JAVASCRIPT: ['node']}.get(language, []))
     server_for(LANGUAGES[language].interpreter, sandbox()).close()
     assert check_completion(problem(language), right(language), sandbox()).passed
@@ -128,7 +128,7 @@ def waiting_of(language: str) -> list[Waiting]:
 
 
 @pytest.mark.parametrize('language', [PYTHON, JAVASCRIPT])
-def test_a_process_is_started_ahead_and_runs_one_program(language: str):
+def test_waiting_processes_run_one_program_each(language: str):
     first, second = waiting_of(language)
     assert check_completion(problem(language), right(language), sandbox()).passed
     assert first.running.process.returncode is not None
@@ -139,7 +139,7 @@ def test_a_process_is_started_ahead_and_runs_one_program(language: str):
 
 
 @pytest.mark.parametrize('language', [PYTHON, JAVASCRIPT])
-def test_one_that_ended_while_it_waited_loses_no_result(language: str):
+def test_no_result_is_lost_if_a_waiting_process_ends(language: str):
     first, second = waiting_of(language)
     os.kill(first.running.process.pid, signal.SIGKILL)
     first.running.process.wait()
@@ -154,7 +154,7 @@ def test_a_program_may_be_longer_than_a_pipe_holds(language: str):
     assert check_completion(problem(language), f'{right(language)}\n{comment}\n', sandbox()).passed
 
 
-def test_one_that_waited_long_is_not_used(monkeypatch: pytest.MonkeyPatch):
+def test_a_process_that_waited_long_is_not_used(monkeypatch: pytest.MonkeyPatch):
     waiting_of(PYTHON)
     server = server_for(LANGUAGES[PYTHON].interpreter, sandbox())
     server._waiting[0] = dataclasses.replace(server._waiting[0], since=time.monotonic() - execution.IDLE_SECONDS - 1)
@@ -164,7 +164,7 @@ def test_one_that_waited_long_is_not_used(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.slow
 @pytest.mark.parametrize('level', ['bubblewrap', 'none'])
 @pytest.mark.parametrize('language', [PYTHON, JAVASCRIPT])
-def test_those_that_are_idle_end_by_themselves(language: str, level: str):
+def test_idle_processes_end(language: str, level: str):
     need(*{JAVASCRIPT: ['node']}.get(language, []))
     server = TestServer(LANGUAGES[language].interpreter, sandbox() if level == 'bubblewrap' else Sandbox(level))
     server._start_waiting()

@@ -1,4 +1,4 @@
-"""The solutions that come with problems, ours and HumanEval's, run as if a model had written them."""
+"""Canonical solutions of our problems and of HumanEval, run as if a model had generated them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def check(label: str, data_root: Path, **keys) -> CheckedSolutions:
 
 
 def failing(checked: CheckedSolutions, data_root: Path, label: str) -> tuple[int, ...]:
-    """The numbers in the names of the problems that fail."""
+    """Return the numbers of the problems that fail."""
     lines = (data_root / 'programming' / FILES[label]).read_text(encoding='utf-8').splitlines()
     return tuple(sorted(int(json.loads(lines[row])['task_id'].split('/')[1]) for row in checked.failures))
 
@@ -67,18 +67,18 @@ def test_our_own_solutions_pass(label: str, rule: str):
 
 
 def labels(known: Iterable[str]) -> list[Any]:
-    """Return all labels; C++ takes minutes of compiling, so it is marked."""
+    """Return all labels; C++ is marked as it takes minutes to compile."""
     return [pytest.param(label, marks=[pytest.mark.long] if label == 'human_eval_cpp' else []) for label in known]
 
 
 @pytest.mark.parametrize('label', labels(TESTED))
-def test_the_solutions_of_human_eval_pass_but_where_its_data_are_wrong(label: str, real_data: Path):
+def test_human_eval_solutions_pass_except_known_errors_in_the_data(label: str, real_data: Path):
     checked = check(label, real_data)
     assert (checked.num_solutions, failing(checked, real_data, label)) == TESTED[label], checked.failures
 
 
 def test_some_solutions_in_cpp_pass(real_data: Path, tmp_path: Path):
-    """The shortest, and those whose functions have names of the C++ library's."""
+    """The shortest, and those whose functions have names of the C++ library."""
     lines = (real_data / 'programming' / FILES['human_eval_cpp']).read_text(encoding='utf-8').splitlines()
     named = [line for line in lines if re.search(r'"entry_point": "(strlen|max_element|unique|search)"', line)]
     (tmp_path / 'programming').mkdir()
@@ -89,6 +89,6 @@ def test_some_solutions_in_cpp_pass(real_data: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize('label', labels(PAIRS))
-def test_by_pairs_of_inputs_and_outputs_composers_failures_are_ours(label: str, real_data: Path):
+def test_input_output_pairs_fail_as_in_composer(label: str, real_data: Path):
     checked = check(label, real_data, rule='io_pairs')
     assert (checked.num_solutions, failing(checked, real_data, label)) == PAIRS[label], checked.failures
