@@ -56,7 +56,7 @@ def write_yaml(path: Path, **content: Any) -> Path:
 
 
 def answers() -> list[dict[str, Any]]:
-    """Right and wrong ones, a tie among them."""
+    """Return right and wrong answers, with a tie among them."""
     found: list[dict[str, Any]] = []
     for label, rows in ROWS.items():
         for number, row in enumerate(rows):
@@ -89,7 +89,7 @@ def words(source: Path) -> list[Any]:
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    """Names and bytes."""
+    """Return the names and bytes of a folder's files."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob('*') if path.is_file()}
 
 
@@ -98,7 +98,7 @@ def record_of(run: Path) -> dict[str, Any]:
 
 
 def edit(run: Path, change: Callable[[dict[str, Any]], None]) -> Path:
-    """A run with another record."""
+    """Return a run with a changed record."""
     record = record_of(run)
     change(record)
     (run / 'results.json').write_text(json.dumps(record))

@@ -1,4 +1,4 @@
-"""Paths and small helpers that all tests share."""
+"""Fixtures and paths that all tests share."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def in_slow_module(path: Path) -> bool:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Without importing it, leave out a slow module where `make test` asks for the fast tests."""
+    """Skip slow modules without importing them if only fast tests are selected."""
     return True if config.option.markexpr == 'not slow' and in_slow_module(collection_path) else None
 
 
@@ -107,7 +107,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True, scope='session')
 def token_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder of the tests' own for token ids, for the processes that they start too."""
+    """Return a cache folder of the tests' own, also for processes that they start."""
     folder = tmp_path_factory.mktemp('tokens')
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv('LLMFOUNDRY_GAUNTLET_CACHE', str(folder))
@@ -123,7 +123,7 @@ def tiny_llamas(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def gauntlet(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Runs `gauntlet` with these words; status, standard output, standard error."""
+    """Return a function that runs `gauntlet` and returns status, standard output and standard error."""
     from command_line import run_cli  # after the environment is set
 
     def call(*words: Any) -> tuple[int, str, str]:
@@ -142,7 +142,7 @@ def character_tokenizer() -> CharacterTokenizer:
 
 @pytest.fixture
 def real_data() -> Path:
-    """The real evaluation files, which are other people's and not part of the project."""
+    """Return the folder of real evaluation files, which are not part of the project."""
     folder = SHARED_DATA / 'local_data'
     if not folder.is_dir():
         pytest.skip('the real evaluation files (../shared/data/local_data) are not here')
@@ -151,7 +151,7 @@ def real_data() -> Path:
 
 @pytest.fixture
 def upstream_yamls() -> Path:
-    """llm-foundry's own YAML files."""
+    """Return the folder of llm-foundry's YAML files."""
     folder = SHARED_DATA / 'upstream_yamls'
     if not folder.is_dir():
         pytest.skip("llm-foundry's YAML files (../shared/data/upstream_yamls) are not here")
@@ -160,7 +160,7 @@ def upstream_yamls() -> Path:
 
 @pytest.fixture
 def write_jsonl(tmp_path: Path) -> Callable[..., Path]:
-    """Writes rows as JSON lines below the test's folder; a string is written as it is."""
+    """Return a function that writes rows as JSON lines into the test's folder; strings are written unchanged."""
 
     def write(name: str, rows: Sequence[Any]) -> Path:
         path = tmp_path / name

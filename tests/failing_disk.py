@@ -1,4 +1,4 @@
-"""A disk that fails at a chosen operation, or at all from then on, as after a kill."""
+"""Make disk operations fail, once or from then on, as after a kill."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ OPERATIONS = ((io, 'open'), *((os, name) for name in OF_OS))
 
 @contextlib.contextmanager
 def failing_disk(at: int | None = None, *, killed: bool = False) -> Iterator[list[str]]:
-    """Fail the operation with the number `at`, and with `killed` all that follow; yield the names of those so far.
+    """Fail operation number `at`, with `killed` also all later ones; yield the names of the operations so far.
 
-    The disk then holds what a process leaves that is killed right before the operation.
+    The disk then holds what a process leaves behind that is killed right before the operation.
     """
     done: list[str] = []
     io_open = io.open

@@ -1,4 +1,4 @@
-"""A server of this process that answers as the Hugging Face hub does for data sets of a few small files."""
+"""A local server that answers as the Hugging Face hub for datasets of a few small files."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ COMMIT = '0123456789abcdef0123456789abcdef01234567'
 
 
 class HubServer:
-    """The data sets that it has, by name, and their files."""
+    """The datasets of the server by name, and their files."""
 
     def __init__(self) -> None:
         self.files: dict[str, dict[str, bytes]] = {}
         self.asked: list[str] = []
 
     def put(self, name: str, files: Mapping[str, bytes]) -> None:
-        """Adds a data set."""
+        """Add a dataset."""
         self.files[name] = dict(files)
 
     def answer(self, path: str, asked: Mapping[str, list[str]]) -> tuple[int, dict[str, str], bytes]:
-        """Status, headers and body of an answer."""
+        """Return status, headers and body of an answer."""
         self.asked.append(path)
         is_api = path.startswith('/api/datasets/')
         parts = path.removeprefix('/api').removeprefix('/datasets/').split('/')
@@ -50,7 +50,7 @@ class HubServer:
         return as_json([] if below else entries)
 
     def file(self, files: Mapping[str, bytes], file: str) -> tuple[int, dict[str, str], bytes]:
-        """A file of a data set."""
+        """Return a file of a dataset."""
         if file not in files:
             return 404, {'X-Error-Code': 'EntryNotFound', 'X-Repo-Commit': COMMIT}, b''
         etag = hashlib.sha1(files[file]).hexdigest()
@@ -58,13 +58,13 @@ class HubServer:
 
 
 def as_json(value: Any) -> tuple[int, dict[str, str], bytes]:
-    """An answer of the API."""
+    """Return an answer of the API."""
     return 200, {'Content-Type': 'application/json'}, json.dumps(value).encode()
 
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    """A hub which `datasets` and `huggingface_hub` ask in the place of the real one."""
+    """Return a hub that `datasets` and `huggingface_hub` use instead of the real one."""
     import datasets
     from huggingface_hub.utils import reset_sessions
 

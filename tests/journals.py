@@ -1,4 +1,4 @@
-"""Journals of a few items, for tests that damage and read them."""
+"""Make journals of a few items, for tests that damage and read them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def write(
     attempt: int = 0,
     rank: int = 0,
 ) -> Path:
-    """One rank's file of one attempt."""
+    """Write one rank's file of one attempt."""
     with closing(Journal(folder, identity, attempt=attempt, rank=rank)) as journal:
         for result in results:
             journal.add([result])
@@ -53,7 +53,7 @@ def write(
 
 
 def kept(folder: Path, *, repair: bool = False) -> tuple[set[int], set[int]]:
-    """The rows of the items and of the suspects that are read."""
+    """Return the rows of the items and suspects that are read."""
     found = read_journal(folder, repair=repair)
     assert found is not None
     return {key.row for key in found.results}, {key.row for key in found.suspects}

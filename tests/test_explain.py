@@ -1,4 +1,4 @@
-"""`gauntlet explain`: the prompt and tokens are those of an evaluation, and what is odd about them is said."""
+"""`gauntlet explain` shows the prompt and tokens of an evaluation, and warnings about them."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_variants_of_score_are_explained(gauntlet):
 @pytest.mark.parametrize(
     ('name', 'type_name', 'file'), [('mmlu_pro', 'score_choices', []), ('math', 'score_math', ['--file', 'algebra'])]
 )
-def test_shots_of_a_type_that_has_none_are_refused(gauntlet, name: str, type_name: str, file: list[str]):
+def test_shots_for_a_type_without_shots_are_an_error(gauntlet, name: str, type_name: str, file: list[str]):
     score = ROOT / 'yamls' / 'score' / f'{name}.yaml'
     words = ('explain', f'score_{name}', '--score', score, '--data-root', DATA, *file)
     status, _, err = gauntlet(*words, '--shots', 2)

@@ -1,4 +1,4 @@
-"""Requests for other engines, and their answers marked by the code that marks our own."""
+"""Requests for other engines, and their answers, scored by the code that scores our own."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SAME = ('task', 'num_shots', 'file', 'row', 'variant', 'sample')
 
 @pytest.fixture
 def settings(tmp_path: Path) -> dict[str, Any]:
-    """A task of each type, with one shot, and a gauntlet over them."""
+    """Return settings with a task of each type with one shot, and a gauntlet over them."""
     tasks = []
     for label, (kind, rows) in ROWS.items():
         (tmp_path / f'{label}.jsonl').write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
@@ -69,7 +69,7 @@ def write_answers(folder: Path, lines: list[dict[str, Any] | str]) -> Path:
 
 
 def right_answers(settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """One for each request: a text where one is required, else log-probabilities that favour the gold choice."""
+    """Return a right answer to each request: text if required, else log-probabilities that favour the gold choice."""
     answers = []
     for request in requests_of(settings):
         name = {key: request[key] for key in SAME}
@@ -93,7 +93,7 @@ def problems_of(settings: dict[str, Any], path: Path, **options: Any) -> list[st
     return [problem.replace(f'{path}:', 'line ') for problem in caught.value.problems]
 
 
-def test_requests_name_items_and_say_all_that_an_engine_needs(settings: dict[str, Any]):
+def test_requests_have_everything_an_engine_needs(settings: dict[str, Any]):
     requests = {(request['task'], request['row']): request for request in requests_of(settings)}
     assert len(requests) == 14
     keys = [*SAME, 'prompt', 'choices', 'stop', 'max_new_tokens', 'temperature', 'top_p', 'top_k', 'seed']
@@ -115,12 +115,12 @@ def test_requests_name_items_and_say_all_that_an_engine_needs(settings: dict[str
 
 
 def test_a_tokenizer_counts_the_tokens_of_generations(settings: dict[str, Any], character_tokenizer):
-    """Special tokens and ten more after a chain of thought, as llm-foundry."""
+    """Special tokens and ten more after a chain of thought, as in llm-foundry."""
     limits = {r['max_new_tokens'] for r in requests_of(settings, Encoder(character_tokenizer)) if r['choices'] is None}
     assert limits == {1 + len('3 and 3 # 6') + 10}
 
 
-def test_requests_of_a_category_have_the_limit_of_its_longest_right_reply(tmp_path: Path, character_tokenizer):
+def test_token_limits_follow_the_longest_right_answer_of_a_category(tmp_path: Path, character_tokenizer):
     """bos and the answer's characters; without a tokenizer half of the characters."""
     rows = [{'context': f'{answer}?', 'answer': answer, 'category': answer[0]} for answer in ('aa', 'a', 'bbbbb', 'b')]
     (tmp_path / 'rows.jsonl').write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
@@ -132,10 +132,8 @@ def test_requests_of_a_category_have_the_limit_of_its_longest_right_reply(tmp_pa
         assert [made[row] for row in range(4)] == expected
 
 
-def test_exported_prompts_are_those_that_a_model_is_asked(
-    settings: dict[str, Any], tmp_path: Path, character_tokenizer
-):
-    """By the digest in the records, for every type of task, also with fixed shots."""
+def test_exported_prompts_equal_those_of_an_evaluation(settings: dict[str, Any], tmp_path: Path, character_tokenizer):
+    """By the recorded digests, for every task type, also with fixed shots."""
     for fewshot in ('reference', 'fixed'):
         own = {**settings, 'fewshot': fewshot}
         prepared = prepare_evaluation(data_of(own), Encoder(character_tokenizer), max_seq_len=4096)
@@ -144,7 +142,7 @@ def test_exported_prompts_are_those_that_a_model_is_asked(
         assert digests == {key: item.prompt_sha256 for key, item in prepared.items.items()}
 
 
-def test_right_answers_are_marked_right_and_wrong_ones_wrong(settings: dict[str, Any], tmp_path: Path):
+def test_right_and_wrong_answers_are_scored(settings: dict[str, Any], tmp_path: Path):
     answers = right_answers(settings)
     evaluation = marked(settings, write_answers(tmp_path, answers[::-1]))
     assert [score.accuracy.value for score in evaluation.scores.values()] == [1, 1, 1, 1]
@@ -161,8 +159,8 @@ def test_right_answers_are_marked_right_and_wrong_ones_wrong(settings: dict[str,
     assert [score.accuracy.value for score in evaluation.scores.values()] == [0, 0, 0, 0]
 
 
-def test_answers_of_our_own_engine_get_the_marks_that_it_gave(settings: dict[str, Any], tmp_path: Path):
-    """Sums of log-probabilities with the number of tokens decide as the mean over tokens does."""
+def test_answers_of_our_own_engine_have_the_same_scores(settings: dict[str, Any], tmp_path: Path):
+    """Sums of log-probabilities and numbers of tokens decide as the mean over tokens does."""
 
     class Characters:
         eos_token_id = None
@@ -194,7 +192,7 @@ def test_answers_of_our_own_engine_get_the_marks_that_it_gave(settings: dict[str
     }
 
 
-def test_texts_answer_choices_and_continuations_too(settings: dict[str, Any], tmp_path: Path):
+def test_texts_may_answer_choices_and_continuations(settings: dict[str, Any], tmp_path: Path):
     answers = {(answer['task'], answer['row']): answer for answer in right_answers(settings)}
     for row, text in enumerate([' Red.', 'deep blue', 'reddish', 'I do not know']):
         name = {key: answers['colours', row][key] for key in SAME}
@@ -209,7 +207,7 @@ def test_texts_answer_choices_and_continuations_too(settings: dict[str, Any], tm
     assert [r.score for r in evaluation.results['sums/1-shot']] == [1.0, 1.0, 0.0, 0.0]
 
 
-def test_log_probabilities_that_are_no_numbers_leave_an_item_unscored(settings: dict[str, Any], tmp_path: Path):
+def test_non_finite_log_probabilities_are_unscored(settings: dict[str, Any], tmp_path: Path):
     answers = right_answers(settings)
     for answer in answers:
         if answer['task'] == 'colours' and answer['row'] == 1:
@@ -270,7 +268,7 @@ def test_answers_of_the_wrong_kind_are_named(settings: dict[str, Any], tmp_path:
     ]
 
 
-def test_missing_answers_are_errors_or_unscored_where_that_is_allowed(settings: dict[str, Any], tmp_path: Path):
+def test_missing_answers_are_errors_unless_allowed(settings: dict[str, Any], tmp_path: Path):
     answers = [a for a in right_answers(settings) if a['task'] != 'riddles' or a['row'] == 2]
     answers = [a for a in answers if a['task'] != 'pronouns']
     path = write_answers(tmp_path, answers)
@@ -291,7 +289,7 @@ def test_rows_are_named_in_ranges():
     assert ranges([0, 1, 2, 5, 7, 8]) == '0-2, 5, 7-8'
 
 
-def test_the_command_line_exports_and_marks(settings: dict[str, Any], tmp_path: Path, capsys):
+def test_the_command_line_exports_and_scores(settings: dict[str, Any], tmp_path: Path, capsys):
     common = ['--tasks', settings['tasks'], '--data-root', settings['data_root']]
     requests, out = tmp_path / 'requests.jsonl', tmp_path / 'out'
     assert run_cli('export', *common, '--out', requests) == 0
@@ -314,7 +312,7 @@ def test_the_command_line_exports_and_marks(settings: dict[str, Any], tmp_path: 
     assert run_cli('run', '--outputs', few, *common, '--out', tmp_path / 'few', '--allow-missing') == 0
 
 
-def test_neither_torch_nor_composer_is_loaded(settings: dict[str, Any], tmp_path: Path):
+def test_no_torch_or_composer_is_imported(settings: dict[str, Any], tmp_path: Path):
     answers = write_answers(tmp_path, right_answers(settings))
     common = ['--tasks', settings['tasks'], '--data-root', settings['data_root']]
     assert loaded_by('export', *common, '--out', tmp_path / 'requests.jsonl') == []

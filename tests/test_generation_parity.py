@@ -1,6 +1,6 @@
-"""Generations against llm-foundry 0.22.0, as recorded by scripts/record_generation.py on the two fixture models.
+"""Generations compared with llm-foundry 0.22.0, as recorded by scripts/record_generation.py on the two fixture models.
 
-The real rows are read from ../shared/data; the fixtures hold numbers, row numbers and digests alone.
+Real rows are read from ../shared/data; the fixtures hold only numbers, row numbers and digests.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def check_generations(
 
 
 @pytest.mark.parametrize(('model', 'index'), CASES, ids=NAMES)
-def test_prompts_generations_and_scores_are_the_recorded(model: str, index: int, real_data: Path, tmp_path: Path):
+def test_prompts_generations_and_scores_equal_the_recording(model: str, index: int, real_data: Path, tmp_path: Path):
     """Compare token ids, texts and scores; of long generations only those of the first items."""
     case = recorded(model)['cases'][index]
     items = {item['row']: item for item in case['items']}
@@ -131,7 +131,7 @@ def test_prompts_generations_and_scores_are_the_recorded(model: str, index: int,
 
 
 @pytest.mark.parametrize(('model', 'index'), ALL_CASES)
-def test_all_generations_and_metrics_are_the_recorded(model: str, index: int, real_data: Path, tmp_path: Path):
+def test_all_generations_and_metrics_equal_the_recording(model: str, index: int, real_data: Path, tmp_path: Path):
     """Run 60 rows of each of the four files with the keys of its task."""
     case = recorded(model)['cases'][index]
     planned = plan_case(case, model, real_data, tmp_path)

@@ -1,7 +1,6 @@
-"""What no score may depend on. Each test names the mutation (scripts/mutations.yaml) that breaks it.
+"""Invariants of scores. Each test names the mutation (scripts/mutations.yaml) that breaks it.
 
-Ranks that are processes of their own, and evaluations that are killed, are in integration/test_ranks.py and
-integration/test_resume.py.
+Ranks in separate processes and killed evaluations are in integration/test_ranks.py and integration/test_resume.py.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ ROUNDING = {'rtol': 1e-4, 'atol': 1e-4}  # of float32 sums, nats
 
 @pytest.fixture
 def rows() -> dict[str, list[dict[str, Any]]]:
-    """Choices, in three categories, of questions on passages; passages to go on with; schemas."""
+    """Return choices in three categories, questions on passages, passages to continue, and schemas."""
     draw = random.Random(3)
     choices = [
         {
@@ -83,7 +82,7 @@ GAUNTLET = {
 
 @pytest.fixture
 def planned(rows: Mapping[str, Sequence[Any]], tmp_path: Path, character_tokenizer):
-    """Makes the plan of an evaluation over the rows, or over others in their place."""
+    """Plan an evaluation of the rows, or of others."""
 
     def planned(
         *,
@@ -107,30 +106,30 @@ def planned(rows: Mapping[str, Sequence[Any]], tmp_path: Path, character_tokeniz
 
 @pytest.fixture
 def model() -> CausalLanguageModel:
-    """Random weights; a token is a character."""
+    """Return a model with random weights; a token is a character."""
     network = networks.network(vocab_size=128)
     return CausalLanguageModel(network, device=torch.device('cpu'))
 
 
 def run(model: CausalLanguageModel, planned: PlannedEvaluation, batches: Sequence[Batch] | None = None) -> Evaluation:
-    """The evaluation of a plan, by its own batches or these."""
+    """Evaluate a plan with its own batches or others."""
     outputs = [output for batch in batches or planned.batches for output in model.run(batch)]
     model.forget()
     return conclude(planned, planned.results(outputs), dict.fromkeys(planned.tasks, 0.0))
 
 
 def items(evaluation: Evaluation) -> dict[ItemKey, ItemResult]:
-    """All items by key."""
+    """Return all items by key."""
     return {result.key: result for results in evaluation.results.values() for result in results}
 
 
 def numbers(evaluation: Evaluation) -> dict[str, float]:
-    """All metrics but timings."""
+    """Return all metrics but timings."""
     return {key: value for key, value in evaluation.metrics.items() if not key.startswith('gauntlet/seconds')}
 
 
 def check_same(one: Evaluation, other: Evaluation) -> None:
-    """The same items and scores, log-probabilities but for rounding."""
+    """Check that items and scores are equal, and log-probabilities up to rounding."""
     ours, theirs = items(one), items(other)
     assert ours.keys() == theirs.keys()
     for key, result in ours.items():
@@ -141,8 +140,8 @@ def check_same(one: Evaluation, other: Evaluation) -> None:
         assert value == pytest.approx(numbers(other)[key], abs=1e-4), key
 
 
-def test_the_model_does_not_answer_all_alike(model, planned):
-    """Else nothing below could fail."""
+def test_the_model_gives_different_answers(model, planned):
+    """Precondition of the tests below."""
     evaluation = run(model, planned())
     credits = {key: {result.score for result in results} for key, results in evaluation.results.items()}
     assert credits['choices/2-shot'] == credits['schemas/2-shot'] == {0.0, 1.0}
@@ -151,13 +150,13 @@ def test_the_model_does_not_answer_all_alike(model, planned):
 
 @pytest.mark.parametrize('tokens_per_batch', [1, 90, 1000, 100_000])
 def test_the_tokens_of_a_batch(model, planned, tokens_per_batch: int):
-    """Mutation: positions that go on from tree to tree."""
+    """Mutation: positions continue from tree to tree."""
     check_same(run(model, planned()), run(model, planned(tokens_per_batch=tokens_per_batch)))
 
 
 @pytest.mark.parametrize('layout', LAYOUTS[1:])
 def test_packing(model, planned, layout: str):
-    """Mutation: a token that sees the tree before its own."""
+    """Mutation: a token sees the tree before its own."""
     check_same(run(model, planned()), run(model, planned(layout=layout)))
 
 
@@ -166,7 +165,7 @@ def test_packing(model, planned, layout: str):
 def test_the_lengths_of_other_rows(planned, kind: str, semantics: str):
     """Rotary frequencies depend on a length; the reference's are those of rows padded to max_seq_len.
 
-    Mutations: requests of unlike frequencies in one batch; frequencies by the longest row of a batch.
+    Mutations: requests with different frequencies in one batch; frequencies by the longest row of a batch.
     """
     base = 48
     padded_to = {f'{task["label"]}/2-shot': LONGEST for task in TASKS} if semantics == 'reference' else {}
@@ -193,7 +192,7 @@ def test_the_lengths_of_other_rows(planned, kind: str, semantics: str):
 
 
 def stretched(kind: str, base: int, rotary: RotaryLengths | None) -> CausalLanguageModel:
-    """A fresh model whose rotary frequencies differ beyond `base` tokens."""
+    """Return a fresh model whose rotary frequencies differ beyond `base` tokens."""
     network = networks.stretched(kind, base, vocab_size=128)
     return CausalLanguageModel(network, device=torch.device('cpu'), rotary=rotary)
 
@@ -201,7 +200,7 @@ def stretched(kind: str, base: int, rotary: RotaryLengths | None) -> CausalLangu
 @pytest.mark.parametrize('num_ranks', [1, 2, 3])
 @pytest.mark.parametrize('layout', [STREAM, PADDED_ROWS])
 def test_the_number_of_ranks(model, planned, num_ranks: int, layout: str):
-    """To the last bit, whatever a rank has run before. Mutation: the last unit of batches is nobody's."""
+    """Bitwise, whatever a rank has run before. Mutation: the last unit of batches is not assigned."""
     plan = planned(layout=layout)
     shares = [batch for share in assign(plan.batches, num_ranks=num_ranks) for batch in share]
     one, other = run(model, plan), run(model, plan, shares)
@@ -209,7 +208,7 @@ def test_the_number_of_ranks(model, planned, num_ranks: int, layout: str):
 
 
 def test_the_order_of_items(model, planned):
-    """To the last bit, of all metrics and errors. Mutation: sums that are rounded at every step."""
+    """Bitwise, for all metrics and errors. Mutation: sums rounded at every step."""
     plan = planned()
     evaluation = run(model, plan)
     outputs = [output for batch in plan.batches for output in model.run(batch)]
@@ -224,7 +223,7 @@ def test_the_order_of_items(model, planned):
 
 
 def test_the_order_of_tasks(model, planned):
-    """Mutation: shots that are drawn from the process's own generator."""
+    """Mutation: shots drawn from the process's own generator."""
     check_same(run(model, planned()), run(model, planned(tasks=TASKS[::-1])))
     alone = run(model, planned(tasks=TASKS[1:2], gauntlet=None))
     ours = items(run(model, planned()))
@@ -233,7 +232,7 @@ def test_the_order_of_tasks(model, planned):
 
 
 def test_a_subset(model, planned):
-    """Its items score as in the full run. Mutation: shots that are drawn from the subset alone."""
+    """Its items score as in the full run. Mutation: shots drawn only from the subset."""
     full, part = run(model, planned()), run(model, planned(subset_items=12))
     every = items(full)
     assert {key: len(results) for key, results in part.results.items()} == {

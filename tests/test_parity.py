@@ -1,6 +1,6 @@
-"""Item by item against llm-foundry 0.22.0, as recorded by scripts/record_reference.py on the two fixture models.
+"""Scores compared item by item with llm-foundry 0.22.0, as recorded by scripts/record_reference.py.
 
-The real rows are read from ../shared/data; the fixtures hold numbers and row numbers alone.
+Real rows are read from ../shared/data; the fixtures hold only numbers and row numbers.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def check_item(item: dict[str, Any], output: ScoreOutput, result: ItemResult) ->
 
 
 @pytest.mark.parametrize('model', MODELS)
-def test_the_probe_finds_the_layouts_that_are_compared(model: str):
+def test_the_probe_finds_the_compared_layouts(model: str):
     found = probe(language_model(model), vocabulary=len(encoder(model).tokenizer), longest=200)
     assert found.layout == LAYOUTS_OF[model][0]
 
@@ -125,7 +125,7 @@ def test_the_probe_finds_the_layouts_that_are_compared(model: str):
 def test_items_and_metrics_agree_with_the_reference(
     model: str, index: int, layout: str, real_data: Path, tmp_path: Path
 ):
-    """Token ids and predictions equal, mean losses within 1e-4, metrics within 1e-6; ties differ on purpose."""
+    """Token ids and predictions are equal, mean losses within 1e-4, metrics within 1e-6; ties differ on purpose."""
     case = recorded(model)['cases'][index]
     planned = plan_case(model, case, real_data, tmp_path, layout)
     check_prompts(planned, case)
@@ -150,7 +150,7 @@ def metrics_of(planned: PlannedEvaluation, outputs: dict[ItemKey, ScoreOutput]) 
 
 
 @pytest.mark.parametrize('model', MODELS)
-def test_composites_are_those_of_the_reference(model: str):
+def test_composites_equal_the_reference(model: str):
     """Check all weightings, with and without baseline and rescaling, from the recorded accuracies."""
     content = recorded(model)
     accuracies, sizes = {}, {}

@@ -1,6 +1,6 @@
-"""Token ids and limits of prompts against llm-foundry 0.22.0, as recorded by scripts/record_prompts.py.
+"""Token ids and limits of prompts compared with llm-foundry 0.22.0, as recorded by scripts/record_prompts.py.
 
-The real rows are read from ../shared/data; the fixture holds numbers, row numbers and digests alone.
+Real rows are read from ../shared/data; the fixture holds only numbers, row numbers and digests.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def ids_of(request: Request) -> np.ndarray:
 
 
 @pytest.mark.parametrize(('model', 'case'), CASES)
-def test_token_ids_and_limits_equal_the_references(model: str, case: dict[str, Any], real_data: Path, tmp_path: Path):
+def test_token_ids_and_limits_equal_the_reference(model: str, case: dict[str, Any], real_data: Path, tmp_path: Path):
     requests = requests_of(model, case, real_data, tmp_path, 'reference')
     assert requests.keys() == {item['row'] for item in case['items']}
     for item in case['items']:
@@ -61,7 +61,7 @@ def test_token_ids_and_limits_equal_the_references(model: str, case: dict[str, A
 
 
 @pytest.mark.parametrize('model', RECORDED)
-def test_corrected_prompts_equal_the_references_unless_truncated(model: str, real_data: Path, tmp_path: Path):
+def test_corrected_prompts_equal_the_reference_unless_truncated(model: str, real_data: Path, tmp_path: Path):
     """With one token per character all 12 exceed 1024; without shots to drop they lose as much, but keep bos."""
     case = next(case for case in RECORDED[model] if case['name'] == 'conlang_truncated/0-shot')
     requests = requests_of(model, case, real_data, tmp_path, 'corrected')

@@ -1,4 +1,4 @@
-"""The greedy generations of an evaluation against transformers' own `generate`, one prompt at a time, on rows of tasks.
+"""Greedy generations of an evaluation compared with transformers' `generate`, one prompt at a time.
 
 Three architectures: rotary positions, ALiBi and learned positions.
 """
@@ -62,7 +62,7 @@ def generator(model: str) -> TextGenerator:
 
 
 def planned_task(model: str, label: str, data_root: Path, folder: Path, rows: int, tokens: int) -> PlannedEvaluation:
-    """The first rows of a task of the shipped YAML, its generations without stops and of so many tokens at most."""
+    """Plan the first rows of a shipped task, with generations of a fixed length without stops."""
     tasks = {task['label']: task for task in read_yaml(ROOT / 'yamls/tasks/gauntlet_v0.1.yaml')['icl_tasks']}
     task = {**tasks[label], 'early_stopping_criteria': [], 'generation_kwargs': {'max_new_tokens': tokens}}
     lines = (data_root / task['dataset_uri']).read_text(encoding='utf-8').splitlines()[:rows]
@@ -73,7 +73,7 @@ def planned_task(model: str, label: str, data_root: Path, folder: Path, rows: in
 
 
 def check(model: str, planned: PlannedEvaluation) -> None:
-    """Every generation, character by character."""
+    """Check every generation character by character."""
     run, network = generator(model), generator(model).language_model.model
     requests = [request for batch in planned.continuous_batches for request in batch.requests]
     texts = {reply.key: reply.text for batch in planned.continuous_batches for reply in run.run(batch)}
@@ -96,7 +96,7 @@ def check(model: str, planned: PlannedEvaluation) -> None:
 
 @pytest.mark.parametrize('label', LABELS)
 @pytest.mark.parametrize('model', LAYOUTS)
-def test_sample_data_gets_the_text_of_generate(model: str, label: str, tmp_path: Path):
+def test_sample_data_has_the_text_of_generate(model: str, label: str, tmp_path: Path):
     check(model, planned_task(model, label, ROOT / 'eval_data', tmp_path, rows=60, tokens=24))
 
 
@@ -104,5 +104,5 @@ def test_sample_data_gets_the_text_of_generate(model: str, label: str, tmp_path:
 @pytest.mark.parametrize(
     'model', ['rotary', *(pytest.param(model, marks=pytest.mark.long) for model in ('alibi', 'learned'))]
 )
-def test_sixty_real_rows_get_the_text_of_generate(model: str, label: str, real_data: Path, tmp_path: Path):
+def test_sixty_real_rows_have_the_text_of_generate(model: str, label: str, real_data: Path, tmp_path: Path):
     check(model, planned_task(model, label, real_data, tmp_path, rows=60, tokens=32))

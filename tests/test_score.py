@@ -40,7 +40,7 @@ from llmfoundry_gauntlet.types import GenerateRequest, ItemKey
 LIKELY = {'dataset': 'mmlu_pro', 'answers': 'likelihood', 'subset_items': 5}
 
 
-def test_likelihoods_are_those_of_plain_forwards_of_each_letter(tiny_llamas: Path, tmp_path: Path):
+def test_likelihoods_equal_plain_forwards_of_each_letter(tiny_llamas: Path, tmp_path: Path):
     """Build each prompt by hand from the row and the prompt file, and run each letter in its own forward."""
     out = tmp_path / 'out'
     evaluation = evaluate(tiny_llamas / 'plain', out=out, device='cpu', **settings_of(LIKELY))
@@ -99,7 +99,7 @@ def written(tiny_llamas: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
     return out, evaluate(tiny_llamas / 'plain', out=out, device='cpu', **settings_of(WRITTEN, agieval))
 
 
-def test_generations_are_those_of_transformers_and_sampled_for_seeds_alone(written):
+def test_generations_equal_transformers_and_are_sampled_only_for_seeds(written):
     _, evaluation = written
     network = networks.network(vocab_size=259, max_position_embeddings=1024, eos_token_id=1)
     decode = tokenizer().decode

@@ -120,7 +120,7 @@ def test_likelihood_exports_letters_as_choices(rows: Path, tiny_llamas: Path):
 
 
 def answers_to(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Right ones: the right option is 'she', 'x' or 2; letters are found in the text that was asked."""
+    """Return right answers: the right option is 'she', 'x' or 2, whose letters are found in the prompt."""
     found = []
     for line in lines:
         text = line['messages'][0]['content'] if 'messages' in line else line['prompt']
@@ -173,8 +173,8 @@ def test_answers_generated_elsewhere_are_scored(rows: Path, tmp_path: Path):
     assert {sample['answer'] for sample in samples} == {'2'}
 
 
-def test_samples_have_the_same_order_whoever_answers(tiny_llamas: Path, tmp_path: Path):
-    """DESIGN: one line per item and variant, in row order. Mutation: variants and files sorted by their names."""
+def test_samples_have_one_line_per_item_and_variant_in_row_order(tiny_llamas: Path, tmp_path: Path):
+    """Mutation: variants and files sorted by name."""
     entry = {'dataset': 'agieval', 'answers': 'likelihood', 'subset_items': 7, 'perturbations': [ORDER, PROMPT]}
     ours = evaluate(tiny_llamas / 'plain', device='cpu', **settings_of(entry)).results['score_agieval/0-shot']
     lines = [
@@ -187,8 +187,8 @@ def test_samples_have_the_same_order_whoever_answers(tiny_llamas: Path, tmp_path
 
 
 @pytest.mark.parametrize('dataset', ['mmlu_pro', 'agieval'])
-def test_accuracy_is_by_category_in_mmlu_pro_and_over_all_questions_elsewhere(tmp_path: Path, dataset: str):
-    """20 of our questions with answers drawn at random: 14 categories of one or two, 7 files of two or three."""
+def test_accuracy_is_macro_only_for_mmlu_pro(tmp_path: Path, dataset: str):
+    """20 of our questions with random answers: 14 categories of one or two, 7 files of two or three."""
     entry = {'dataset': dataset, 'subset_items': 20, 'perturbations': [ORDER], 'answers': 'likelihood'}
     data, draws = data_of(entry), np.random.default_rng(3)
     (examples,) = data.examples.values()

@@ -1,4 +1,4 @@
-"""SCORE against lm-eval 0.4.13 on real questions with canned generations, recorded by `scripts/record_score.py`."""
+"""SCORE compared with lm-eval 0.4.13 on real questions with canned generations (`scripts/record_score.py`)."""
 
 from __future__ import annotations
 

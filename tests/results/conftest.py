@@ -1,4 +1,4 @@
-"""What tests of runs that are read back share."""
+"""Fixtures for tests of runs that are read back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llmfoundry_gauntlet.results.files import write_lines
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """Data files and YAML files of a task of each type with one shot, of SCORE on two data sets, and of a gauntlet."""
+    """Return data and YAML files of a task of each type with one shot, of SCORE on two datasets, and of a gauntlet."""
     folder = tmp_path / 'source'
     (folder / 'score' / 'agieval_v1').mkdir(parents=True)
     (folder / 'score' / 'prompts').mkdir()
@@ -38,7 +38,7 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def make_run(source: Path, tmp_path: Path):
-    """Marks answers, all of them where none are given, into a folder of the test."""
+    """Return a function that scores answers, by default all, into a folder of the test."""
 
     def make(*more: Any, lines: Iterable[Mapping[str, Any]] | None = None, name: str = 'run') -> Path:
         path = tmp_path / 'answers.jsonl'

@@ -1,4 +1,4 @@
-"""The version of a gauntlet: what changes it, and what does not."""
+"""The version of a gauntlet: what changes it and what does not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llmfoundry_gauntlet.results.files import write_lines
 
 
 def version(folder: Path, **changes: Any) -> str:
-    """The version with other rows (of the task in it), keys of its task, of the gauntlet, or settings."""
+    """Return the version with changed rows, task keys, gauntlet keys or settings."""
     rows = changes.pop('rows', ROWS['choices'])
     uri = changes.pop('uri', 'rows.jsonl')
     dumps = changes.pop('dumps', json.dumps)
@@ -35,13 +35,13 @@ def version(folder: Path, **changes: Any) -> str:
 
 
 def name_of(changes: dict[str, Any]) -> str:
-    """For the names of tests, the same in every process."""
+    """Return a name for the ids of tests that is the same in every process."""
     shown = {name: value if isinstance(value, (str, int, dict)) else 'other' for name, value in changes.items()}
     return ' '.join(f'{name} {value}' for name, value in shown.items())
 
 
 def changed_row(row: int, **values: Any) -> list[dict[str, Any]]:
-    """The rows with other values in one of them."""
+    """Return the rows with other values in one of them."""
     return [{**old, **(values if number == row else {})} for number, old in enumerate(ROWS['choices'])]
 
 
@@ -72,7 +72,7 @@ def changed_row(row: int, **values: Any) -> list[dict[str, Any]]:
     ],
     ids=name_of,
 )
-def test_the_version_changes_with_what_composites_depend_on(tmp_path: Path, changes: dict[str, Any]):
+def test_the_version_depends_on_everything_that_changes_composites(tmp_path: Path, changes: dict[str, Any]):
     assert version(tmp_path, **changes) != version(tmp_path)
 
 
@@ -97,11 +97,11 @@ def test_the_version_changes_with_what_composites_depend_on(tmp_path: Path, chan
     ],
     ids=name_of,
 )
-def test_the_version_does_not_change_with_what_composites_do_not_depend_on(tmp_path: Path, changes: dict[str, Any]):
+def test_the_version_does_not_depend_on_anything_else(tmp_path: Path, changes: dict[str, Any]):
     assert version(tmp_path, **changes) == version(tmp_path)
 
 
-def test_the_version_is_16_hexadecimal_digits_and_that_of_the_record(make_run, source: Path):
+def test_the_version_is_16_hexadecimal_digits_and_recorded(make_run, source: Path):
     settings = {name: str(source / f'{name}.yaml') for name in ('tasks', 'gauntlet', 'score')}
     data = load_data(decode_settings({**settings, 'data_root': str(source)}))
     found = record_of(make_run())['composites']['version']

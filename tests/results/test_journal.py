@@ -1,4 +1,4 @@
-"""The journal of an evaluation: what was finished is read again, by the evaluation that wrote it alone."""
+"""The journal of an evaluation: finished items are read back, only by the same evaluation."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from llmfoundry_gauntlet.results.samples import sample_line
 from llmfoundry_gauntlet.types import ItemKey, ItemResult
 
 
-def test_where_nothing_was_written_there_is_no_journal(tmp_path):
+def test_without_files_there_is_no_journal(tmp_path):
     assert read_journal(tmp_path / 'nowhere') is None
     assert read_journal(tmp_path) is None
     (tmp_path / JOURNAL).mkdir()
@@ -43,13 +43,13 @@ def test_where_nothing_was_written_there_is_no_journal(tmp_path):
     assert read_journal(tmp_path, repair=True) is None
 
 
-def test_a_file_in_the_place_of_the_journal_is_none(tmp_path):
+def test_a_file_instead_of_the_journal_folder_is_no_journal(tmp_path):
     (tmp_path / JOURNAL).write_text('something else')
     assert read_journal(tmp_path) is None
 
 
-def test_a_journal_that_is_closed_while_another_thread_writes_has_what_that_wrote(tmp_path, monkeypatch):
-    """Programs are run beside the model, and an evaluation may end before they do."""
+def test_closing_waits_for_a_writing_thread(tmp_path, monkeypatch):
+    """Programs run beside the model, and an evaluation may end before they do."""
     journal = Journal(tmp_path, IDENTITY, attempt=0, rank=0)
     writing, may_end = threading.Event(), threading.Event()
 
@@ -88,7 +88,7 @@ def test_items_and_suspects_of_all_ranks_and_attempts_are_found(tmp_path):
     assert found.suspects == {result.key: result for result in map(item, (2, 5))}
 
 
-def test_a_suspect_that_was_run_again_is_both(tmp_path):
+def test_a_suspect_run_again_is_both(tmp_path):
     spoilt = item(0, logprobs=(math.nan, math.nan))
     write(tmp_path, suspects=[spoilt])
     write(tmp_path, [item(0)], attempt=1)
@@ -97,13 +97,13 @@ def test_a_suspect_that_was_run_again_is_both(tmp_path):
     assert found.suspects.keys() == {spoilt.key}
 
 
-def test_an_item_that_came_twice_is_one(tmp_path):
+def test_duplicate_items_are_one(tmp_path):
     write(tmp_path, [item(0), item(1), item(0)])
     write(tmp_path, [item(1)], attempt=1)
     assert read_journal(tmp_path).results == {result.key: result for result in map(item, (0, 1))}
 
 
-def test_items_can_be_read_as_soon_as_they_are_added(tmp_path):
+def test_items_are_readable_once_added(tmp_path):
     with closing(Journal(tmp_path, IDENTITY, attempt=0, rank=0)) as journal:
         for row in range(5):
             journal.add([item(2 * row), item(2 * row + 1)])
@@ -112,7 +112,7 @@ def test_items_can_be_read_as_soon_as_they_are_added(tmp_path):
         assert len(lines_of(journal.path)) == 11
 
 
-def test_after_its_end_nothing_is_added(tmp_path):
+def test_nothing_is_added_after_closing(tmp_path):
     journal = Journal(tmp_path, IDENTITY, attempt=0, rank=0)
     journal.close()
     journal.add([item(0)])
@@ -120,7 +120,7 @@ def test_after_its_end_nothing_is_added(tmp_path):
     assert kept(tmp_path) == (set(), set())
 
 
-def test_threads_that_add_items_at_once_do_not_mix_them_up(tmp_path):
+def test_concurrent_threads_write_whole_lines(tmp_path):
     with closing(Journal(tmp_path, IDENTITY, attempt=0, rank=0)) as journal, ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda row: journal.add([item(row, text='long' * 5000)]), range(200)))
     assert len(lines_of(journal.path)) == 201
@@ -169,7 +169,7 @@ PLACED = st.tuples(RESULTS, st.integers(0, 1), st.integers(0, 1), st.booleans())
     placed=st.lists(PLACED, max_size=8, unique_by=lambda one: one[0].key),
     identity=st.dictionaries(st.text(), st.none() | st.integers() | st.text() | st.booleans(), max_size=4),
 )
-def test_what_is_written_is_read_again_bit_for_bit(tmp_path_factory, placed, identity):
+def test_items_are_read_back_exactly(tmp_path_factory, placed, identity):
     folder = tmp_path_factory.mktemp('run')
     for attempt, rank in product(range(2), range(2)):
         with closing(Journal(folder, identity, attempt=attempt, rank=rank)) as journal:
@@ -198,7 +198,7 @@ def test_what_is_written_is_read_again_bit_for_bit(tmp_path_factory, placed, ide
         '',
     ],
 )
-def test_any_text_is_a_line_and_comes_back(tmp_path, text: str):
+def test_any_text_is_read_back(tmp_path, text: str):
     results = [
         item(0, text=text, answer=text, facts={text: text}),
         replace(item(1), key=ItemKey('t', 1, file=text, variant=text), reason=text, gold=text, category=text),
@@ -208,7 +208,7 @@ def test_any_text_is_a_line_and_comes_back(tmp_path, text: str):
     assert read_journal(tmp_path).results == {result.key: result for result in results}
 
 
-def test_log_probabilities_that_are_no_finite_numbers_come_back_as_nan(tmp_path):
+def test_non_finite_log_probabilities_are_read_as_nan(tmp_path):
     result = item(0, logprobs=(math.nan, -math.inf, math.inf, -2.5), logprobs_alone=(-1.0, math.nan))
     path = write(tmp_path, suspects=[result])
     assert not {b'NaN', b'Infinity'} & {*path.read_bytes().replace(b',', b' ').replace(b'[', b' ').split()}
@@ -227,7 +227,7 @@ def content_of(lines: bytes) -> bytes | None:
 
 
 @given(ANY_TEXT, st.data())
-def test_a_line_holds_its_content_and_neither_a_part_of_it_nor_one_with_another_byte_does(content: str, data):
+def test_partial_and_changed_lines_are_detected(content: str, data):
     line = line_of(content)
     assert content_of(line) == content.encode('utf-8', 'surrogatepass')
     place = data.draw(st.integers(0, len(line) - 1))
@@ -253,16 +253,16 @@ def test_a_line_holds_its_content_and_neither_a_part_of_it_nor_one_with_another_
         b'{"identity": {}}\n',
     ],
 )
-def test_what_is_no_line_holds_nothing(line: bytes):
+def test_invalid_lines_have_no_content(line: bytes):
     assert content_of(line) is None
 
 
-def test_an_empty_content_is_a_line():
+def test_empty_content_is_a_line():
     assert content_of(b'0 e3b0c44298fc1c14 \n') == b''
 
 
 @pytest.mark.parametrize('repair', [False, True])
-def test_files_of_different_evaluations_are_no_journal(tmp_path, repair: bool):
+def test_files_of_different_evaluations_are_an_error(tmp_path, repair: bool):
     write(tmp_path, [item(0)])
     write(tmp_path, [item(1)], rank=1)
     path = write(tmp_path, [item(2)], attempt=1, identity={**IDENTITY, 'model': '77', 'layout': 'packed'})
@@ -274,7 +274,7 @@ def test_files_of_different_evaluations_are_no_journal(tmp_path, repair: bool):
     )
 
 
-def test_all_in_which_an_identity_differs_is_named_with_both_values():
+def test_all_differences_of_identities_are_named():
     found = {'model': 'aa', 'precision': 'fp32', 'max_seq_len': 99, 'unknown': None, 'old': 1}
     wanted = {'precision': 'amp_bf16', 'model': 'aa', 'max_seq_len': 98, 'layout': 'packed', 'items': None}
     with pytest.raises(OtherEvaluationError) as raised:
@@ -292,7 +292,7 @@ IDENTITIES = st.dictionaries(st.sampled_from(['model', 'precision', 'items', 'la
 @given(IDENTITIES, IDENTITIES)
 @example({}, {})
 @example({'model': 1}, {'model': 1})
-def test_identities_agree_where_all_of_each_is_in_the_other(found: dict[str, int], wanted: dict[str, int]):
+def test_identities_agree_in_every_key(found: dict[str, int], wanted: dict[str, int]):
     if found == wanted:
         check_identity(found, wanted, Path('journal'))
         return
@@ -303,7 +303,7 @@ def test_identities_agree_where_all_of_each_is_in_the_other(found: dict[str, int
         assert (both in str(raised.value)) == (found.get(name) != wanted.get(name))
 
 
-def test_an_attempt_comes_after_all_others(tmp_path):
+def test_the_next_attempt_is_after_all_others(tmp_path):
     assert next_attempt(tmp_path / 'nowhere') == 0
     assert next_attempt(tmp_path) == 0
     write(tmp_path)
@@ -319,14 +319,14 @@ def test_an_attempt_comes_after_all_others(tmp_path):
     assert next_attempt(tmp_path) == 42
 
 
-def test_attempts_are_read_in_their_order(tmp_path):
+def test_attempts_are_read_in_order(tmp_path):
     for attempt in (10, 2, 0):
         write(tmp_path, [item(0, text=str(attempt))], attempt=attempt)
     (read,) = read_journal(tmp_path).results.values()
     assert read.text == '10'
 
 
-def test_a_removed_journal_is_gone_and_nothing_else(tmp_path):
+def test_removing_a_journal_removes_nothing_else(tmp_path):
     write(tmp_path, [item(0)])
     (tmp_path / 'results.json').write_text('{}')
     remove_journal(tmp_path)

@@ -1,4 +1,4 @@
-"""A journal that is cut or damaged: nothing that is whole is lost, and nothing that is damaged is believed."""
+"""A truncated or damaged journal: no whole line is lost, and no damaged line is used."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llmfoundry_gauntlet.results.samples import sample_line
 
 
 def write_several(folder: Path) -> Path:
-    """The second of three files, which has an identity, the items 10 to 15, and a suspect after 12."""
+    """Write three files and return the second, with an identity, the items 10 to 15, and a suspect after 12."""
     write(folder, [item(row) for row in range(3)], suspects=[item(3)])
     with closing(Journal(folder, IDENTITY, attempt=0, rank=1)) as journal:
         journal.add([item(row, text='猫\n') for row in (10, 11, 12)])
@@ -49,7 +49,7 @@ def lasting(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @settings(max_examples=200)
 @given(data=st.data())
-def test_a_middle_line_with_one_wrong_byte_is_named_and_repair_drops_it_alone(lasting: Path, data):
+def test_a_damaged_line_is_named_and_repair_drops_only_it(lasting: Path, data):
     lines = lines_of(lasting)
     place = data.draw(st.integers(1, len(lines) - 2), label='line')
     offset = data.draw(st.integers(0, len(lines[place]) - 2), label='byte')  # for the line feed see below
@@ -70,7 +70,7 @@ def test_a_middle_line_with_one_wrong_byte_is_named_and_repair_drops_it_alone(la
 
 @pytest.mark.parametrize('place', [1, 6])  # of the line; 6 is the last but one
 @pytest.mark.parametrize('byte', [b'\r', b'*', b' '])
-def test_a_line_with_a_wrong_line_feed_is_named_and_repair_drops_it_alone(several: Path, byte: bytes, place: int):
+def test_a_wrong_line_feed_is_named_and_repair_drops_only_its_line(several: Path, byte: bytes, place: int):
     lines = lines_of(several)
     lines[place] = lines[place][:-1] + byte
     put(several, lines)
@@ -80,13 +80,13 @@ def test_a_line_with_a_wrong_line_feed_is_named_and_repair_drops_it_alone(severa
     assert kept(several.parent.parent, repair=True) == without(ROWS[place - 1])
 
 
-def test_lines_that_are_lost_or_exchanged_as_wholes_are_no_damage(several: Path):
+def test_missing_or_swapped_lines_are_no_damage(several: Path):
     lines = lines_of(several)
     put(several, [lines[0], *lines[:3:-1]])
     assert kept(several.parent.parent) == without(10, 11, 12)
 
 
-def test_every_damaged_line_of_every_file_is_named_and_what_is_dropped_is_said(several: Path, caplog):
+def test_every_damaged_line_is_named(several: Path, caplog):
     folder = several.parent.parent
     first = several.with_name('000-rank0.jsonl')
     for path, places in ((first, [1]), (several, [2, 4])):
@@ -104,7 +104,7 @@ def test_every_damaged_line_of_every_file_is_named_and_what_is_dropped_is_said(s
     assert warnings == [f'{place}: is damaged: its length or checksum does not fit: dropped' for place in places]
 
 
-def test_a_file_that_is_cut_keeps_everything_before_and_the_other_files_are_whole(several: Path, caplog):
+def test_a_truncated_file_keeps_its_whole_lines(several: Path, caplog):
     folder = several.parent.parent
     whole = several.read_bytes()
     ends = [place + 1 for place, byte in enumerate(whole) if byte == ord('\n')]
@@ -118,7 +118,7 @@ def test_a_file_that_is_cut_keeps_everything_before_and_the_other_files_are_whol
     ]  # a kill is nothing to warn of
 
 
-def test_the_only_file_cut_at_any_byte_keeps_everything_before_and_without_an_identity_is_no_journal(tmp_path):
+def test_a_journal_truncated_at_any_byte_keeps_its_whole_lines(tmp_path):
     path = write(tmp_path, [item(0, text='\u2028'), item(1)], suspects=[item(2)])
     whole = path.read_bytes()
     ends = [place + 1 for place, byte in enumerate(whole) if byte == ord('\n')]
@@ -131,7 +131,7 @@ def test_the_only_file_cut_at_any_byte_keeps_everything_before_and_without_an_id
             assert kept(tmp_path) == ({*range(min(num_whole - 1, 2))}, {2} if num_whole == 4 else set()), size
 
 
-def test_a_file_whose_last_line_is_torn_goes_on_in_another(tmp_path):
+def test_a_torn_file_is_continued_in_another(tmp_path):
     path = write(tmp_path, [item(0), item(1)])
     path.write_bytes(path.read_bytes()[:-1])
     assert next_attempt(tmp_path) == 1
@@ -139,7 +139,7 @@ def test_a_file_whose_last_line_is_torn_goes_on_in_another(tmp_path):
     assert kept(tmp_path) == ({0, 1, 2}, set())
 
 
-def test_torn_lines_in_several_files_and_damage_elsewhere_are_told_apart(several: Path):
+def test_torn_lines_are_distinguished_from_damage(several: Path):
     folder = several.parent.parent
     for path in several.parent.iterdir():
         path.write_bytes(path.read_bytes()[:-20])
@@ -154,11 +154,11 @@ def test_torn_lines_in_several_files_and_damage_elsewhere_are_told_apart(several
 
 
 def lose_identity(path: Path) -> None:
-    """Damages the first line of a file."""
+    """Damage the first line of a file."""
     path.write_bytes(path.read_bytes().replace(b'fp32', b'fp16', 1))
 
 
-def test_without_any_identity_items_are_of_no_use(tmp_path):
+def test_items_without_any_identity_are_not_used(tmp_path):
     path = write(tmp_path, [item(0)])
     lose_identity(path)
     with pytest.raises(RecordError) as raised:
@@ -167,7 +167,7 @@ def test_without_any_identity_items_are_of_no_use(tmp_path):
     assert read_journal(tmp_path, repair=True) is None
 
 
-def test_the_identity_of_an_attempt_is_known_from_its_other_ranks(several: Path):
+def test_other_ranks_identify_an_attempt(several: Path):
     lose_identity(several)
     with pytest.raises(RecordError) as raised:
         read_journal(several.parent.parent)
@@ -175,7 +175,7 @@ def test_the_identity_of_an_attempt_is_known_from_its_other_ranks(several: Path)
     assert kept(several.parent.parent, repair=True) == (ITEMS, SUSPECTS)
 
 
-def test_items_of_an_attempt_without_an_identity_are_not_those_of_a_later_evaluation(tmp_path):
+def test_items_of_an_unidentified_attempt_are_not_used(tmp_path):
     lose_identity(write(tmp_path, [item(0), item(1)]))
     assert read_journal(tmp_path, repair=True) is None  # so that what follows may be of any model
     write(tmp_path, [item(2)], attempt=next_attempt(tmp_path), identity={**IDENTITY, 'model': 'another'})
@@ -200,7 +200,7 @@ def test_items_of_an_attempt_without_an_identity_are_not_those_of_a_later_evalua
     ],
 )
 @pytest.mark.parametrize('repair', [False, True])
-def test_a_whole_line_of_some_other_version_is_named(tmp_path, content: str, repair: bool):
+def test_a_line_of_another_version_is_named(tmp_path, content: str, repair: bool):
     path = write(tmp_path, [item(0)])
     with path.open('ab') as file:
         file.write(line_of(content))
@@ -210,7 +210,7 @@ def test_a_whole_line_of_some_other_version_is_named(tmp_path, content: str, rep
     assert problem.startswith(f'{path}:3: is no line of this version: ')
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path):
+def test_an_unreadable_file_is_named(tmp_path):
     write(tmp_path)
     path = tmp_path / JOURNAL / '000-rank1.jsonl'
     path.mkdir()

@@ -1,4 +1,4 @@
-"""A journal that cannot be written: it says why, and the evaluation goes on."""
+"""A journal that cannot be written gives a reason, and the evaluation continues."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmfoundry_gauntlet.results.journal import JOURNAL, Journal, read_journal
 
 
 def reason_of(journal: Journal) -> str:
-    """Why a journal cannot be written."""
+    """Return why a journal cannot be written."""
     before, _, rest = (journal.problem or '').partition(' (')
     reason, _, after = rest.rpartition('): ')
     assert (before, after) == (f'{journal.path}: cannot be written', 'this evaluation could not be resumed')
@@ -21,7 +21,7 @@ def reason_of(journal: Journal) -> str:
 
 
 @pytest.mark.parametrize('in_place_of', ['folder', 'journal', 'above'])
-def test_a_journal_that_cannot_be_begun_is_done_without(tmp_path, in_place_of: str):
+def test_an_evaluation_continues_without_a_journal(tmp_path, in_place_of: str):
     folder = tmp_path / 'above' / 'out' if in_place_of == 'above' else tmp_path / 'out'
     occupied = {'folder': folder, 'journal': folder / JOURNAL, 'above': folder.parent}[in_place_of]
     occupied.parent.mkdir(exist_ok=True)
@@ -34,7 +34,7 @@ def test_a_journal_that_cannot_be_begun_is_done_without(tmp_path, in_place_of: s
     assert occupied.read_text() == 'a file'
 
 
-def test_a_file_of_the_same_attempt_and_rank_is_not_written_over(tmp_path):
+def test_an_existing_file_is_not_overwritten(tmp_path):
     path = write(tmp_path, [item(0)])
     before = path.read_bytes()
     with closing(Journal(tmp_path, IDENTITY, attempt=0, rank=0)) as journal:
@@ -43,7 +43,7 @@ def test_a_file_of_the_same_attempt_and_rank_is_not_written_over(tmp_path):
     assert path.read_bytes() == before
 
 
-def test_a_link_in_the_place_of_the_file_is_not_followed(tmp_path):
+def test_links_are_not_followed(tmp_path):
     target = tmp_path / 'target'
     path = tmp_path / JOURNAL / '000-rank0.jsonl'
     path.parent.mkdir()
@@ -66,7 +66,7 @@ def no_file_longer_than(num_bytes: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize('room', [0, 1, 50, 1000])
-def test_when_the_disk_is_full_it_says_so_and_what_was_finished_before_is_kept(tmp_path, room: int):
+def test_a_full_disk_is_reported_and_earlier_items_are_kept(tmp_path, room: int):
     journal = Journal(tmp_path, IDENTITY, attempt=0, rank=0)
     journal.add([item(0)])
     journal.add([item(1)], suspect=True)
@@ -84,7 +84,7 @@ def test_when_the_disk_is_full_it_says_so_and_what_was_finished_before_is_kept(t
 
 
 @pytest.mark.parametrize('room', [0, 10])
-def test_a_disk_that_is_full_from_the_beginning_leaves_no_journal(tmp_path, room: int):
+def test_a_disk_that_was_always_full_has_no_journal(tmp_path, room: int):
     with no_file_longer_than(room):
         journal = Journal(tmp_path, IDENTITY, attempt=0, rank=0)
         journal.add([item(0)])

@@ -1,4 +1,4 @@
-"""A run that is replaced: at any moment there is the old one, the new one, or none, and never parts of both."""
+"""Replacing a run: at any moment there is the old run, the new run, or none, and never parts of both."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def earlier(make_run) -> Run:
 
 
 def marked(earlier: Run, word: str) -> Evaluation:
-    """An evaluation of the same tasks whose items all say the word; the new one lacks a task."""
+    """Return an evaluation whose items all have this word; the new one lacks a task."""
     evaluation = summarize_again(earlier, None, allow_missing=False)
     results = {key: tuple(replace(one, text=word) for one in items) for key, items in evaluation.results.items()}
     return replace(evaluation, results=results)
@@ -35,7 +35,7 @@ def marked(earlier: Run, word: str) -> Evaluation:
 
 @pytest.fixture(params=['evaluation', '--from'])
 def write(request: pytest.FixtureRequest, earlier: Run) -> Write:
-    """Writes an evaluation that can be told from another, in both ways in which there are any."""
+    """Write an evaluation that can be told from others, in both ways of writing."""
     evaluations = {word: marked(earlier, word) for word in (OLD, NEW)}
 
     def write(folder: Path, word: str) -> None:
@@ -48,7 +48,7 @@ def write(request: pytest.FixtureRequest, earlier: Run) -> Write:
 
 
 def what_is_read(folder: Path) -> str | None:
-    """The word of a run, None where there is no run. A folder with a results.json is a whole run."""
+    """Return the word of a run, None if there is no run; a folder with a results.json must be a whole run."""
     if not (folder / 'results.json').exists():
         with pytest.raises(RecordError, match=r'there is no results\.json'):
             find_results(folder)
@@ -65,7 +65,7 @@ def files_of(folder: Path) -> set[str]:
 
 
 def num_operations(folder: Path, write: Write) -> int:
-    """Operations of the disk in replacing a run."""
+    """Return the number of disk operations of replacing a run."""
     write(folder, OLD)
     with failing_disk() as done:
         write(folder, NEW)
@@ -74,7 +74,7 @@ def num_operations(folder: Path, write: Write) -> int:
 
 @pytest.mark.parametrize('killed', [False, True])
 @pytest.mark.parametrize('is_replaced', [False, True])
-def test_whatever_fails_a_reader_finds_the_old_run_or_the_new_one_or_none(
+def test_a_failed_replacement_leaves_the_old_run_the_new_run_or_none(
     tmp_path: Path, write: Write, killed: bool, is_replaced: bool
 ):
     found = []
@@ -98,7 +98,7 @@ def test_whatever_fails_a_reader_finds_the_old_run_or_the_new_one_or_none(
         assert found.count(None) <= 8  # while names are changed, not while anything is written
 
 
-def test_a_checkpoint_is_noted_or_not_whatever_fails(tmp_path: Path, earlier: Run):
+def test_noting_a_checkpoint_is_atomic(tmp_path: Path, earlier: Run):
     point = TrainingPoint(batch=3, epoch=0, token=0, checkpoint=None)
     evaluation = marked(earlier, OLD)
 

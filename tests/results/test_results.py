@@ -17,7 +17,7 @@ ROWS = [{'query': f'{i}?', 'choices': ['yes', 'no'], 'gold': i % 2} for i in ran
 
 @pytest.fixture
 def evaluate(write_jsonl, tmp_path, character_tokenizer, monkeypatch):
-    """Makes a whole evaluation over five rows and a task that cannot be run, by the fake model."""
+    """Return an evaluation of five rows, and of a task that cannot be run, by the fake model."""
     write_jsonl('rows.jsonl', ROWS)
     write_jsonl('programs.jsonl', [{'prompt': 'def f():\n', 'entry_point': 'f', 'test': 'def check(f): f()'}])
     monkeypatch.setattr('shutil.which', lambda tool: None)
@@ -48,7 +48,7 @@ def evaluate(write_jsonl, tmp_path, character_tokenizer, monkeypatch):
 
 @pytest.fixture
 def evaluation(evaluate):
-    """The same with the settings as they are by default."""
+    """Return the same with default settings."""
     return evaluate()
 
 
@@ -97,7 +97,7 @@ def test_samples_have_one_line_per_row_in_order_with_all_keys(evaluation, tmp_pa
         assert line['score'] == float(line['predicted'] == line['gold'])
 
 
-def test_an_evaluation_replaces_what_an_earlier_one_left(evaluation, tmp_path):
+def test_an_evaluation_replaces_an_earlier_one(evaluation, tmp_path):
     out = tmp_path / 'out'
     write(out, evaluation)
     (out / 'samples' / 'old_0-shot.jsonl').write_text('{}\n')
@@ -124,8 +124,8 @@ def test_a_folder_without_results_and_a_damaged_file_are_errors(tmp_path):
         read_results(tmp_path)
 
 
-def test_a_missing_or_unknown_item_stops_the_evaluation(evaluation):
-    """Composer ends an evaluation silently when a rank runs out of batches."""
+def test_missing_or_unknown_items_are_errors(evaluation):
+    """Composer silently ends an evaluation if a rank runs out of batches."""
     planned = evaluation.planned
     results = {result.key: result for result in evaluation.results['mc/0-shot']}
     results.pop(next(iter(results)))

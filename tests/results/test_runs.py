@@ -1,4 +1,4 @@
-"""Runs that are read back: all numbers made again from the samples."""
+"""Runs that are read back: all numbers are recomputed from the samples."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from llmfoundry_gauntlet.results.samples import samples_file
 # The same numbers again.
 
 
-def test_a_run_is_scored_again_to_the_byte_without_data_or_yaml_files(make_run, source: Path, tmp_path: Path):
+def test_recomputed_results_are_identical_without_data_or_yaml_files(make_run, source: Path, tmp_path: Path):
     run = make_run()
     shutil.rmtree(source)
     (tmp_path / 'answers.jsonl').unlink()
@@ -46,7 +46,7 @@ def test_a_run_is_scored_again_to_the_byte_without_data_or_yaml_files(make_run, 
     ],
     ids=' '.join,
 )
-def test_a_run_with_other_settings_is_scored_again_by_these(make_run, tmp_path: Path, more: tuple[str, ...]):
+def test_recomputing_uses_the_settings_of_the_run(make_run, tmp_path: Path, more: tuple[str, ...]):
     run = make_run(*more)
     assert run_cli('run', '--from', run, '--out', tmp_path / 'again') == 0
     assert files_of(tmp_path / 'again') == files_of(run)
@@ -55,7 +55,7 @@ def test_a_run_with_other_settings_is_scored_again_by_these(make_run, tmp_path: 
 NAMES = ('task', 'num_shots', 'file', 'row', 'variant')
 
 
-def test_a_run_of_a_part_of_the_items_is_scored_again_to_the_byte(make_run, source: Path, tmp_path: Path):
+def test_recomputed_results_of_a_subset_are_identical(make_run, source: Path, tmp_path: Path):
     limit = ['--limit', 3]
     files = [word for word in words(source) if '--gauntlet' not in str(word)]
     assert run_cli('export', *files, *limit, '--out', tmp_path / 'requests.jsonl') == 0
@@ -68,7 +68,7 @@ def test_a_run_of_a_part_of_the_items_is_scored_again_to_the_byte(make_run, sour
     assert files_of(tmp_path / 'again') == files_of(run)
 
 
-def test_choices_that_were_scored_alone_are_scored_again_to_the_byte(make_run, source: Path, tmp_path: Path):
+def test_recomputed_pmi_is_identical(make_run, source: Path, tmp_path: Path):
     tasks = json.loads((source / 'tasks.yaml').read_text())['icl_tasks']
     write_yaml(source / 'tasks.yaml', icl_tasks=[tasks[0] | {'pmi_context': 'Antwort:'}, *tasks[1:]])
     alone = [
@@ -90,7 +90,7 @@ def test_choices_that_were_scored_alone_are_scored_again_to_the_byte(make_run, s
 
 
 @pytest.mark.parametrize('semantics', ['corrected', 'reference'])
-def test_log_probabilities_that_are_no_numbers_come_back_as_such(make_run, tmp_path: Path, semantics: str):
+def test_non_finite_log_probabilities_are_read_back(make_run, tmp_path: Path, semantics: str):
     lines = answers()
     (choice,) = [line for line in lines if line['task'] == 'choices' and line['row'] == 2]
     choice['logprobs'] = [None, -1.0]
@@ -102,7 +102,7 @@ def test_log_probabilities_that_are_no_numbers_come_back_as_such(make_run, tmp_p
     assert (result.score is None) == (semantics == 'corrected')
 
 
-def test_a_run_with_tasks_that_cannot_be_run_here_is_scored_again_to_the_byte(make_run, source: Path, tmp_path: Path):
+def test_recomputed_results_with_unsupported_tasks_are_identical(make_run, source: Path, tmp_path: Path):
     """Without a path there is no prlimit, and no sandbox for programs."""
     write_lines(source / 'programs.jsonl', [json.dumps({'prompt': 'def f():\n', 'entry_point': 'f', 'test': 'f()'})])
     tasks = json.loads((source / 'tasks.yaml').read_text())['icl_tasks']
@@ -130,7 +130,7 @@ def test_a_run_with_tasks_that_cannot_be_run_here_is_scored_again_to_the_byte(ma
     assert files_of(tmp_path / 'again') == files_of(tmp_path / 'run')
 
 
-def test_what_training_wrote_stays(make_run, tmp_path: Path):
+def test_recomputing_keeps_the_training_point(make_run, tmp_path: Path):
     training = {'batch': 300, 'epoch': 1, 'token': 7, 'checkpoint': 'ep1-ba300.pt'}
     own = {'name': 'mine', 'class': 'Mine', 'num_parameters': 5}
     timing = {'seconds': 3.5, 'tasks': {'choices/1-shot': 3.5}, 'model_tokens': 9, 'scoring': 'stream'}
@@ -152,8 +152,8 @@ def test_what_training_wrote_stays(make_run, tmp_path: Path):
     assert record['metrics']['gauntlet/seconds'] == 3.5
 
 
-def test_numbers_are_made_of_the_samples_and_not_taken_over(make_run, tmp_path: Path):
-    """A wrong line made right, in the samples alone."""
+def test_numbers_are_recomputed_from_the_samples(make_run, tmp_path: Path):
+    """A wrong line is corrected only in the samples."""
     run = make_run()
     path = samples_file(run, 'lines/1-shot')
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -172,7 +172,7 @@ def test_numbers_are_made_of_the_samples_and_not_taken_over(make_run, tmp_path: 
     assert composites[1] - composites[0] == pytest.approx(0.2 / 2, abs=1e-15)
 
 
-def test_another_gauntlet_changes_composites_and_their_version_and_nothing_else(make_run, tmp_path: Path):
+def test_another_gauntlet_changes_only_composites_and_their_version(make_run, tmp_path: Path):
     run = make_run()
     benchmarks = [
         {'name': 'lines', 'num_fewshot': 1, 'random_baseline': 0.5},
@@ -200,9 +200,7 @@ def test_another_gauntlet_changes_composites_and_their_version_and_nothing_else(
     assert later == earlier
 
 
-def test_a_run_without_a_gauntlet_gets_one_and_the_version_is_that_of_a_run_with_it(
-    make_run, source: Path, tmp_path: Path
-):
+def test_a_gauntlet_can_be_added_to_a_run(make_run, source: Path, tmp_path: Path):
     with_gauntlet = make_run()
     arguments = ['--tasks', source / 'tasks.yaml', '--score', source / 'score.yaml', '--data-root', source]
     out = tmp_path / 'bare'
@@ -223,7 +221,7 @@ def test_a_benchmark_that_did_not_run_is_named(make_run, tmp_path: Path):
     assert categories == {'all': {'reason': 'benchmarks without a score: lines/5-shot (did not run)'}}
 
 
-def test_unscored_items_are_left_out_again_where_that_is_allowed(make_run, tmp_path: Path):
+def test_allow_missing_applies_to_recomputing(make_run, tmp_path: Path):
     lines = [line for line in answers() if line['task'] != 'riddles' or line['row'] > 1]
     run = make_run('--allow-missing', lines=lines)
     assert run_cli('run', '--from', run, '--out', tmp_path / 'again', '--allow-missing') == 0
@@ -264,7 +262,7 @@ def test_a_run_knows_its_tasks_items_and_training_batch(make_run, source: Path):
     assert run.batch is None
 
 
-def test_runs_are_read_in_the_order_of_training(make_run, tmp_path: Path):
+def test_runs_are_read_in_order_of_training(make_run, tmp_path: Path):
     run = make_run()
     for batch in (100, 20, 3):
         shutil.copytree(run, tmp_path / 'runs' / f'ba{batch}')

@@ -1,4 +1,4 @@
-"""Runs that cannot be read back or scored again: the error names what is wrong."""
+"""Runs that cannot be read back or recomputed: the error names the problem."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llmfoundry_gauntlet.results.files import write_lines
 from llmfoundry_gauntlet.results.samples import samples_file
 
 
-def test_the_folder_of_the_earlier_run_is_refused_under_any_name(gauntlet, make_run, tmp_path: Path):
+def test_the_earlier_run_is_never_overwritten(gauntlet, make_run, tmp_path: Path):
     run = make_run()
     before = files_of(run)
     (tmp_path / 'link').symlink_to(run)
@@ -24,7 +24,7 @@ def test_the_folder_of_the_earlier_run_is_refused_under_any_name(gauntlet, make_
         assert files_of(run) == before
 
 
-def test_another_folder_is_overwritten_only_where_that_is_asked_for(gauntlet, make_run, tmp_path: Path):
+def test_a_folder_is_replaced_only_with_overwrite(gauntlet, make_run, tmp_path: Path):
     run, other = make_run(), tmp_path / 'other'
     (other / 'samples').mkdir(parents=True)
     (other / 'samples' / 'old_0-shot.jsonl').write_text('{}\n')
@@ -44,9 +44,7 @@ def test_another_folder_is_overwritten_only_where_that_is_asked_for(gauntlet, ma
         ('outputs', 'give one of --model, --outputs'),
     ],
 )
-def test_other_tasks_and_models_are_refused(
-    gauntlet, make_run, source: Path, tmp_path: Path, option: str, message: str
-):
+def test_other_tasks_and_models_are_errors(gauntlet, make_run, source: Path, tmp_path: Path, option: str, message: str):
     run = make_run()
     out = tmp_path / 'again'
     status, _, err = gauntlet('run', '--from', run, f'--{option}', source / f'{option}.yaml', '--out', out)
@@ -68,7 +66,7 @@ def test_a_damaged_line_of_samples_is_named_by_file_and_line(gauntlet, make_run,
 
 
 @pytest.mark.parametrize('missing', ['row', 'score', 'cluster', 'prompt_sha256'])
-def test_a_sample_that_lacks_something_is_no_sample_of_this_version(gauntlet, make_run, tmp_path: Path, missing: str):
+def test_an_incomplete_sample_is_an_error(gauntlet, make_run, tmp_path: Path, missing: str):
     run = make_run()
     path = samples_file(run, 'riddles/1-shot')
     lines = [json.loads(line) for line in path.read_text(encoding='utf-8').split('\n')[:-1]]
@@ -78,7 +76,7 @@ def test_a_sample_that_lacks_something_is_no_sample_of_this_version(gauntlet, ma
     assert status == 2 and err.startswith(f'error: {path}:4: is no sample of this version') and missing in err
 
 
-def test_samples_that_are_absent_are_named(gauntlet, make_run, tmp_path: Path):
+def test_missing_samples_are_named(gauntlet, make_run, tmp_path: Path):
     run = make_run()
     samples_file(run, 'riddles/1-shot').unlink()
     status, _, err = gauntlet('run', '--from', run, '--out', tmp_path / 'again')
@@ -86,7 +84,7 @@ def test_samples_that_are_absent_are_named(gauntlet, make_run, tmp_path: Path):
 
 
 def forget(*path: str) -> Callable[[dict[str, Any]], None]:
-    """Takes what is at a path out of a record."""
+    """Remove a path from a record."""
 
     def change(record: dict[str, Any]) -> None:
         for name in path[:-1]:
@@ -108,7 +106,7 @@ def forget(*path: str) -> Callable[[dict[str, Any]], None]:
     ids='.'.join,
 )
 @pytest.mark.parametrize('command', ['run', 'compare'])
-def test_a_record_of_an_older_version_is_a_clear_error(
+def test_a_record_of_an_older_version_is_an_error(
     gauntlet, make_run, tmp_path: Path, path: tuple[str, ...], command: str
 ):
     run, whole = make_run(), make_run(name='whole')
@@ -121,7 +119,7 @@ def test_a_record_of_an_older_version_is_a_clear_error(
     assert 'internal error' not in err and not out.exists()
 
 
-def test_the_error_of_an_older_record_says_in_words_what_it_lacks(gauntlet, make_run, tmp_path: Path):
+def test_the_error_of_an_older_record_names_what_is_missing(gauntlet, make_run, tmp_path: Path):
     run = edit(make_run(), forget('tasks', 'riddles/1-shot', 'spec'))
     *_, err = gauntlet('run', '--from', run, '--out', tmp_path / 'again')
     assert 'riddles/1-shot' in err and 'KeyError' not in err
@@ -136,14 +134,14 @@ def test_the_error_of_an_older_record_says_in_words_what_it_lacks(gauntlet, make
         ('{"format_version": 1}', 'training: is empty; it cannot be used'),
     ],
 )
-def test_a_record_that_is_none_is_named(gauntlet, make_run, tmp_path: Path, content: str, message: str):
+def test_an_invalid_record_is_named(gauntlet, make_run, tmp_path: Path, content: str, message: str):
     run = make_run()
     (run / 'results.json').write_text(content)
     status, _, err = gauntlet('run', '--from', run, '--out', tmp_path / 'again')
     assert status == 2 and err.startswith(f'error: {run}/results.json: {message}')
 
 
-def test_a_task_of_a_type_that_is_not_installed_here_is_named(gauntlet, make_run, tmp_path: Path):
+def test_a_task_of_an_unknown_type_is_named(gauntlet, make_run, tmp_path: Path):
     run = edit(
         make_run(), lambda record: record['tasks']['lines/1-shot']['spec'].update(icl_task_type='made_elsewhere')
     )
@@ -167,7 +165,7 @@ def test_a_folder_without_a_run_is_named(gauntlet, tmp_path: Path):
         (('--time-budget', '9s'), '--time-budget: has no effect with --from'),
     ],
 )
-def test_options_without_effect_are_refused(gauntlet, make_run, tmp_path: Path, words: tuple[str, ...], message: str):
+def test_options_without_effect_are_errors(gauntlet, make_run, tmp_path: Path, words: tuple[str, ...], message: str):
     status, _, err = gauntlet('run', '--from', make_run(), '--out', tmp_path / 'again', *words)
     assert status == 2 and message in err
 
@@ -175,7 +173,7 @@ def test_options_without_effect_are_refused(gauntlet, make_run, tmp_path: Path, 
 @pytest.mark.parametrize(
     'change', ['a line is missing', 'a line is doubled', 'a line stands twice in place of another']
 )
-def test_samples_that_are_not_those_of_the_record_are_refused(gauntlet, make_run, tmp_path: Path, change: str):
+def test_samples_of_another_record_are_an_error(gauntlet, make_run, tmp_path: Path, change: str):
     run = make_run()
     path = run / 'samples' / 'lines_1-shot.jsonl'
     first, second, *others = path.read_text().splitlines(keepends=True)

@@ -59,7 +59,7 @@ ITEM = {
 
 
 def comparable(result: ItemResult) -> list[Any]:
-    """All fields; log-probabilities that are no finite numbers are one, and -0.0 is not 0.0."""
+    """Return all fields in comparable form: non-finite values are equal, and -0.0 differs from 0.0."""
     fields = {name: getattr(result, name) for name in ItemResult.__dataclass_fields__}
     for name in ('logprobs', 'logprobs_alone'):
         if fields[name] is not None:
@@ -77,7 +77,7 @@ def test_samples_are_read_back_as_they_were_written(tmp_path_factory: pytest.Tem
     assert list(map(sample_line, found)) == list(map(sample_line, results))
 
 
-def test_earlier_names_of_fields_metrics_and_reasons_are_read_as_those_of_today(tmp_path: Path):
+def test_earlier_names_of_fields_metrics_and_reasons_are_read(tmp_path: Path):
     line = json.loads(sample_line(ItemResult(**ITEM, metrics={'CutShare': 1.0, 'StrictMatch': 0.0})))
     line['reason'] = 'no answer found in the reply; cut at the token limit'
     line['credit'], line['marks'] = line.pop('score'), line.pop('metrics')
