@@ -1,4 +1,4 @@
-"""Arguments of `evaluate` that are of the wrong type, from Python and from a YAML file of `scripts/eval.py`."""
+"""Arguments of `evaluate` with the wrong type, from Python and from a YAML file of `scripts/eval.py`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(('name', 'value', 'found'), WRONG)
-def test_an_argument_of_the_wrong_type_is_refused_by_its_name(name: str, value: Any, found: str):
+def test_an_argument_of_the_wrong_type_is_named(name: str, value: Any, found: str):
     arguments = {'model': MODEL, 'tasks': 't.yaml', name: value}
     with pytest.raises(ConfigError) as raised:
         evaluate(arguments.pop('model'), **arguments)
@@ -41,7 +41,7 @@ def test_an_argument_of_the_wrong_type_is_refused_by_its_name(name: str, value: 
 
 
 @pytest.mark.parametrize(('name', 'value', 'found'), [*WRONG, ('dist_timeout', 'long', "is 'long'; allowed: a number")])
-def test_the_same_in_a_file_of_the_script(tmp_path: Path, name: str, value: Any, found: str):
+def test_a_yaml_argument_of_the_wrong_type_is_named(tmp_path: Path, name: str, value: Any, found: str):
     path = tmp_path / 'eval.yaml'
     path.write_text(json.dumps({'model': MODEL, 'out': 'o', 'tasks': 't.yaml', name: value}))
     with pytest.raises(ConfigError) as raised:
@@ -63,19 +63,19 @@ def test_all_wrong_arguments_are_listed_at_once():
     ('tasks', 'place'),
     [({'label': 'copa'}, 'tasks: is a mapping'), (3, 'tasks: is 3'), ([['t.yaml']], 'tasks[0]: is a')],
 )
-def test_tasks_of_the_wrong_kind_are_refused_before_the_model_is_read(tasks: Any, place: str):
+def test_wrong_tasks_are_an_error_before_the_model_is_loaded(tasks: Any, place: str):
     with pytest.raises(ConfigError) as raised:
         evaluate('/nowhere', tasks=tasks, device='cpu')
     assert place in str(raised.value)
 
 
 @pytest.mark.parametrize('chosen', ['mlflow', ['mlflow'], 3, True])
-def test_loggers_that_are_no_mapping_are_refused(chosen: Any):
+def test_loggers_must_be_a_mapping(chosen: Any):
     with pytest.raises(ConfigError, match=r'loggers: is .*; allowed: a mapping with file, mlflow'):
         build_loggers(chosen)
 
 
 @pytest.mark.parametrize('config', ['FULL_SHARD', ['x'], 3])
-def test_an_fsdp_config_that_is_no_mapping_is_refused(config: Any):
+def test_fsdp_config_must_be_a_mapping(config: Any):
     with pytest.raises(ConfigError, match=r'fsdp_config: is .*; allowed: a mapping'):
         evaluate(MODEL, tasks='t.yaml', device='cpu', fsdp_config=config)

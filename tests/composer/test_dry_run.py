@@ -1,4 +1,4 @@
-"""`--dry-run`: what an evaluation has in it, and that nothing comes of it. No test looks at how long anything takes."""
+"""`--dry-run` counts the work of an evaluation and writes nothing. No test depends on how long anything takes."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ MODEL = FIXTURES / 'models' / 'rotary_bos'
 
 @pytest.fixture
 def with_programs(tmp_path: Path) -> dict[str, Any]:
-    """Tasks that are scored, and tasks that want replies, one of which runs programs."""
+    """Return scored tasks and generation tasks, one of which runs programs."""
     found = tiny.write_tasks(tmp_path, replies=True)
     return {**found, 'tokens_per_batch': 300, 'max_seq_len': 128, 'sandbox': 'none'}
 
 
 @pytest.fixture
 def settings(with_programs: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
-    """The same without programs, which take a while."""
+    """Return the same without programs, which take a while."""
     tasks = json.loads((tmp_path / 'tasks.yaml').read_text())['icl_tasks']
     tasks = [task for task in tasks if task['label'] != 'programs']
     (tmp_path / 'tasks.yaml').write_text(json.dumps({'icl_tasks': tasks}))
@@ -53,7 +53,7 @@ def loader_of(settings: dict[str, Any], **changes: Any) -> tuple[EvaluationLoade
 
 
 def prefixes_of(request: ScoreRequest) -> set[tuple[int, ...]]:
-    """Every beginning of what the model is given; a continuation's last token is never given."""
+    """Return every prefix of what the model is given; a continuation's last token is never given."""
     rows = [
         (*context.tolist(), *continuation.tolist()[:-1])
         for context, continuation in zip(request.contexts, request.continuations, strict=True)
@@ -62,7 +62,7 @@ def prefixes_of(request: ScoreRequest) -> set[tuple[int, ...]]:
 
 
 def count_tokens(planned: PlannedEvaluation) -> Counter[str]:
-    """Tokens by task, counted by the sequences themselves: what no earlier request of the tree begins with."""
+    """Return tokens by task, counted by the sequences: those that no earlier request of the tree begins with."""
     found: Counter[str] = Counter()
     kept: set[tuple[int, ...]] = set()
     for batch in planned.batches:
@@ -86,8 +86,8 @@ def count_tokens(planned: PlannedEvaluation) -> Counter[str]:
 
 
 @pytest.mark.parametrize('fewshot', ['reference', 'fixed'])
-def test_items_and_tokens_are_those_of_the_plan_counted_one_by_one(settings, fewshot: str):
-    """Mutations: a prefix counted in each tree or not at all; prompts counted once a reply."""
+def test_items_and_tokens_equal_a_count_of_the_plan(settings, fewshot: str):
+    """Mutations: a prefix counted in each tree or not at all; prompts counted once per generation."""
     loader, _ = loader_of(settings, fewshot=fewshot)
     found = measure(loader)
     planned = loader.current_plan
@@ -115,7 +115,7 @@ def rows_of(request: Any) -> list[list[int]]:
 
 
 @pytest.mark.parametrize('layout', [STREAM, MASKED_ROWS, PADDED_ROWS])
-def test_tokens_add_up_to_those_of_the_batches_in_every_layout(settings, layout: str):
+def test_tokens_sum_to_those_of_the_batches(settings, layout: str):
     from llmfoundry_gauntlet.engine.ranks import scored_tokens
     from llmfoundry_gauntlet.evaluation.run import plan_evaluation
 
@@ -133,7 +133,7 @@ def test_truncated_items_are_counted(settings):
     assert len(set(truncated)) > 1
 
 
-def test_weights_and_random_states_stay_as_they_were(settings):
+def test_a_dry_run_changes_no_weight_or_random_state(settings):
     loader, model = loader_of(settings)
     model.train()
     weights = {name: value.clone() for name, value in model.state_dict().items()}
@@ -147,7 +147,7 @@ def test_weights_and_random_states_stay_as_they_were(settings):
     assert torch.equal(torch.get_rng_state(), states[2])
 
 
-def test_seconds_are_of_every_part_and_add_up_to_those_of_the_tasks(with_programs):
+def test_seconds_of_parts_sum_to_those_of_tasks(with_programs):
     found = measure(loader_of(with_programs)[0])
     assert found.seconds.keys() == {'probing the model', 'scoring', 'generating', 'programs'}
     assert all(seconds > 0 for seconds in found.seconds.values())
@@ -155,8 +155,8 @@ def test_seconds_are_of_every_part_and_add_up_to_those_of_the_tasks(with_program
     assert all(task.seconds > 0 for task in found.tasks)
 
 
-def test_an_evaluation_after_it_is_the_same(settings):
-    """What was timed is in no result."""
+def test_a_dry_run_changes_no_later_evaluation(settings):
+    """Timed items are in no result."""
     alone, dry = loader_of(settings)[0], loader_of(settings)[0]
     measure(dry)
     results = [{key: result for step in loader for key, result in step.run().items()} for loader in (alone, dry)]
@@ -201,6 +201,6 @@ def test_settings_are_checked_as_in_a_real_run(gauntlet, settings, tmp_path, wor
     assert expected in err and 'Traceback' not in err
 
 
-def test_a_real_run_wants_a_folder(gauntlet, settings):
+def test_a_real_run_needs_a_folder(gauntlet, settings):
     status, _, err = gauntlet('run', '--model', MODEL, '--tasks', settings['tasks'])
     assert (status, err) == (2, 'error: give --out, the folder for results.json and samples/\n')

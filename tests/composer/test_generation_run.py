@@ -1,4 +1,4 @@
-"""Tasks that want replies in Composer's loop, on one rank."""
+"""Generation tasks in Composer's loop, on one rank."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ METRICS = ('InContextLearningGenerationExactMatchAccuracy', 'StrictMatch', 'Nume
 
 @pytest.fixture
 def settings(tmp_path: Path) -> dict[str, Any]:
-    """The two tasks that want replies, and no other."""
+    """Return settings with only the two generation tasks."""
     (tmp_path / 'tasks.yaml').write_text(json.dumps({'icl_tasks': tiny.write_replies(tmp_path, num_rows=20)}))
     return {'tasks': str(tmp_path / 'tasks.yaml'), 'data_root': str(tmp_path)}
 
@@ -35,7 +35,7 @@ def composer_model(family: str = 'llama') -> HuggingFaceModel:
 
 
 def evaluate(settings: dict[str, Any], family: str = 'llama') -> tuple[EvalGauntlet, dict[str, float]]:
-    """The callback after `Trainer.eval`, and what was logged."""
+    """Return the callback after `Trainer.eval`, and what was logged."""
     logger = InMemoryLogger()
     callback = EvalGauntlet(**settings, max_seq_len=128, save_folder=None)
     trainer = Trainer(
@@ -46,7 +46,7 @@ def evaluate(settings: dict[str, Any], family: str = 'llama') -> tuple[EvalGaunt
     return callback, {key: float(values[-1][1]) for key, values in logger.data.items()}
 
 
-def test_an_evaluation_of_replies_alone_is_probed_planned_and_logged(settings, caplog):
+def test_an_evaluation_of_only_generation_tasks(settings, caplog):
     with caplog.at_level(logging.INFO, 'llmfoundry_gauntlet'):
         callback, logged = evaluate(settings)
     said = [record.message for record in caplog.records if 'probe' in record.message]
@@ -63,14 +63,14 @@ def test_an_evaluation_of_replies_alone_is_probed_planned_and_logged(settings, c
     assert logged['gauntlet/seconds/drawn/1-shot'] > 0
 
 
-def test_a_model_without_a_cache_gives_replies_and_says_so(settings, caplog):
+def test_a_model_without_a_cache_generates_and_logs_it(settings, caplog):
     with caplog.at_level(logging.INFO, 'llmfoundry_gauntlet'):
         callback, _ = evaluate(settings, 'gpt_bigcode')
     assert any('no cache, whole rows at every token' in record.message for record in caplog.records)
     assert len(callback.evaluation.results['greedy/1-shot']) == 20
 
 
-def test_a_tokenizer_without_eos_and_padding_gives_replies_to_their_limit(settings, tmp_path: Path):
+def test_without_eos_generations_reach_their_limit(settings, tmp_path: Path):
     tasks = json.loads(Path(settings['tasks']).read_text())['icl_tasks'][:1]
     del tasks[0]['early_stopping_criteria']
     bare = tiny.tokenizer()
@@ -102,15 +102,15 @@ def test_evaluators_of_single_tasks_report_all_metrics(settings):
             assert float(logger.data[key][-1][1]) == pytest.approx(expected[key], abs=1e-6)
 
 
-def test_a_reply_as_long_as_the_model_is_refused_before_the_run(settings, tmp_path: Path):
+def test_a_generation_as_long_as_the_model_is_an_error(settings, tmp_path: Path):
     tasks = json.loads(Path(settings['tasks']).read_text())['icl_tasks']
     tasks[0]['generation_kwargs'] = {'max_new_tokens': 128}
     with pytest.raises(ModelError, match=r'greedy/1-shot: a generation may have 128 tokens .* max_seq_len is 128'):
         evaluate({**settings, 'tasks': tasks})
 
 
-def test_a_generation_past_the_models_positions_is_refused_before_the_run(settings, tmp_path: Path):
-    """llm-foundry's truncation leaves room for the longest answer alone, so that 127 tokens may go past 128."""
+def test_a_generation_beyond_the_positions_is_an_error(settings, tmp_path: Path):
+    """llm-foundry's truncation leaves room only for the longest answer, so that 127 tokens may exceed 128."""
     tasks = json.loads(Path(settings['tasks']).read_text())['icl_tasks']
     tasks[0]['generation_kwargs'] = {'max_new_tokens': 127}
     settings = {**settings, 'tasks': tasks, 'semantics': 'reference'}
@@ -121,7 +121,7 @@ def test_a_generation_past_the_models_positions_is_refused_before_the_run(settin
 
 
 @pytest.mark.parametrize(('own', 'expected'), [(None, {7}), (9, {7, 9}), ([8, 9], {7, 8, 9})])
-def test_the_models_own_settings_name_further_tokens_that_end_a_reply(own, expected):
+def test_generation_config_names_further_end_tokens(own, expected):
     model = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=own))
     assert end_ids(SimpleNamespace(eos_token_id=7), model, reference=False) == expected
     assert end_ids(SimpleNamespace(eos_token_id=7), model, reference=True) == {7}

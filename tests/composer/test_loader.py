@@ -1,4 +1,4 @@
-"""An evaluation step by step, as Composer's loop takes them, on one rank."""
+"""An evaluation step by step, as Composer's loop runs it, on one rank."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from llmfoundry_gauntlet.types import ItemKey, ItemResult
 
 @pytest.fixture
 def settings(tmp_path) -> dict[str, Any]:
-    """The tiny tasks, in several batches."""
+    """Return the tiny tasks in several batches."""
     return {**tiny.write_tasks(tmp_path), 'tokens_per_batch': 200}
 
 
 def composer_model(network: Any = None) -> HuggingFaceModel:
-    """A tiny Llama, or what is given, with a token for each byte."""
+    """Return a tiny Llama, or the given network, with a token for each byte."""
     network = network or networks.network(vocab_size=259, max_position_embeddings=128)
     return HuggingFaceModel(network, tokenizer=tiny.tokenizer())
 
@@ -51,7 +51,7 @@ def loader_of(model: HuggingFaceModel, settings: dict[str, Any]) -> EvaluationLo
 
 
 def drive(loader: EvaluationLoader) -> tuple[dict[ItemKey, ItemResult], list[Step]]:
-    """All results and steps of an evaluation."""
+    """Return all results and steps of an evaluation."""
     results, steps = {}, []
     for step in loader:
         found = step.run()
@@ -62,7 +62,7 @@ def drive(loader: EvaluationLoader) -> tuple[dict[ItemKey, ItemResult], list[Ste
 
 
 def count_forwards(network: Any) -> list[int]:
-    """A list that grows by the number of tokens of each forward."""
+    """Return a list that records the number of tokens of each forward."""
     sizes: list[int] = []
     network.register_forward_pre_hook(
         lambda _, args, kwargs: sizes.append(kwargs['input_ids'].numel()), with_kwargs=True
@@ -71,7 +71,7 @@ def count_forwards(network: Any) -> list[int]:
 
 
 def check(results: dict[ItemKey, ItemResult], expected: dict[ItemKey, ItemResult], unscored: set[ItemKey]) -> None:
-    """These are without a score, for the reason; all others as they should be."""
+    """Check that these items are unscored for the reason, and all others are right."""
     assert results.keys() == expected.keys()
     assert {key for key, result in results.items() if result.status == 'unscored'} == unscored
     for key, result in results.items():
@@ -82,7 +82,7 @@ def check(results: dict[ItemKey, ItemResult], expected: dict[ItemKey, ItemResult
             np.testing.assert_allclose(result.logprobs, expected[key].logprobs, rtol=0, atol=1e-5)
 
 
-def test_the_steps_score_every_item_once_as_bare_forwards_do(settings):
+def test_every_item_is_scored_once_as_by_bare_forwards(settings):
     model = composer_model()
     loader = loader_of(model, settings)
     results, steps = drive(loader)
@@ -94,8 +94,8 @@ def test_the_steps_score_every_item_once_as_bare_forwards_do(settings):
         np.testing.assert_allclose(result.logprobs, expected, rtol=0, atol=1e-5)
 
 
-def test_a_second_evaluation_plans_and_probes_no_more_and_sees_the_new_weights(settings):
-    """Mutations: what was kept of the first evaluation used in the second; the plan made again each time."""
+def test_a_second_evaluation_reuses_the_plan_with_new_weights(settings):
+    """Mutations: cached values of the first evaluation are used in the second; the plan is made again."""
     model = composer_model()
     loader = loader_of(model, settings)
     first, _ = drive(loader)
@@ -113,7 +113,7 @@ def test_a_second_evaluation_plans_and_probes_no_more_and_sees_the_new_weights(s
 
 
 def tokens_of_the_probe(settings: dict[str, Any]) -> set[int]:
-    """Those that the first step gives a model; they are always the same."""
+    """Return the tokens that the first step gives a model; they are always the same."""
     model = composer_model()
     seen: set[int] = set()
     model.model.register_forward_pre_hook(
@@ -125,7 +125,7 @@ def tokens_of_the_probe(settings: dict[str, Any]) -> set[int]:
 
 
 def add_task(settings: dict[str, Any], character: str) -> dict[str, Any]:
-    """A task of eight items that begin alike, two of them with a character that no other item has."""
+    """Add a task of eight items with a common beginning, two of them with a character that no other item has."""
     rows = [{'context': f'A: {character * (row in (2, 5))}{row}=', 'continuation': f'{row}'} for row in range(8)]
     lines = ''.join(f'{json.dumps(row)}\n' for row in rows)
     (Path(settings['data_root']) / 'broken.jsonl').write_text(lines)
@@ -135,10 +135,10 @@ def add_task(settings: dict[str, Any], character: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize('in_probe', [False, True])
 @pytest.mark.parametrize('whole', [False, True], ids=['loader', 'trainer'])
-def test_a_token_that_is_broken_costs_the_items_that_it_stands_in_and_no_others(settings, in_probe: bool, whole: bool):
-    """Its embedding is NaN. In the stream all eight items of its tree are spoilt at first.
+def test_a_nan_token_affects_only_its_items(settings, in_probe: bool, whole: bool):
+    """Its embedding is NaN. In the stream all eight items of its tree are affected at first.
 
-    Mutation: no second look at what may have been spoilt by others.
+    Mutation: items are not run again by themselves.
     """
     given = tokens_of_the_probe(settings)
     model = composer_model()
@@ -178,8 +178,8 @@ def test_a_token_that_is_broken_costs_the_items_that_it_stands_in_and_no_others(
         check(results, expected, broken)
 
 
-def test_a_broken_token_in_the_only_batch_costs_its_items_alone(settings):
-    """All eight are spoilt, and yet the model is not broken."""
+def test_a_nan_token_in_the_only_batch_affects_only_its_items(settings):
+    """All eight are affected at first, although the model is not broken."""
     model = composer_model()
     settings = add_task(settings, '~')
     settings = {**settings, 'tasks': settings['tasks'][-1:], 'gauntlet': None}
@@ -194,13 +194,13 @@ def test_a_broken_token_in_the_only_batch_costs_its_items_alone(settings):
 
 
 def is_given(request, token: int) -> bool:
-    """Whether the model is given a token to read, not just to predict."""
+    """Return whether the model is given a token to read, not only to predict."""
     parts = zip(request.contexts, request.continuations, strict=True)
     return any(token in context or token in continuation[:-1] for context, continuation in parts)
 
 
-def test_a_model_of_nan_gets_no_score_and_no_second_look(settings):
-    """Mutation: every item of a broken model run again by itself."""
+def test_a_nan_model_is_unscored_without_reruns(settings):
+    """Mutation: every item of a broken model is run again by itself."""
     model = composer_model()
     with torch.no_grad():
         model.model.model.norm.weight.fill_(torch.nan)
@@ -217,7 +217,7 @@ def test_a_model_of_nan_gets_no_score_and_no_second_look(settings):
 
 
 def test_a_model_that_was_broken_once_is_probed_again(settings):
-    """Mutation: the layout of the first evaluation kept whatever it was found from."""
+    """Mutation: the layout of the first evaluation is kept, whatever the probe found."""
     model = composer_model()
     loader = loader_of(model, settings)
     weight = model.model.model.norm.weight
@@ -233,8 +233,8 @@ def test_a_model_that_was_broken_once_is_probed_again(settings):
     assert all(result.status == 'scored' for result in results.values())
 
 
-def test_memory_that_is_too_small_changes_no_score(settings, caplog):
-    """The probe fits; the batches do not. Mutation: the plan's items dropped with the batch that failed."""
+def test_running_out_of_memory_changes_no_score(settings, caplog):
+    """The probe fits; the batches do not. Mutation: items of the failed batch are dropped."""
     settings |= {'tokens_per_batch': 2000}
     model = composer_model()
     expected, _ = drive(loader_of(model, settings))
@@ -250,8 +250,8 @@ def test_memory_that_is_too_small_changes_no_score(settings, caplog):
     assert len([message for message in caplog.messages if 'out of memory' in message]) == 1
 
 
-def test_ranks_agree_on_what_all_of_them_can_run():
-    """The most careful layout and the smallest budget, whatever the order of the ranks."""
+def test_ranks_agree_on_the_layout_and_budget():
+    """The most general layout and the smallest budget, whatever the order of the ranks."""
     layouts = [Probe(layout=layout, reason=f'of {layout}') for layout in (STREAM, PADDED_ROWS, MASKED_ROWS)]
     generation = [Probe(layout=layout, reason=f'of {layout}') for layout in (TUPLES, CACHE, NO_CACHE)]
     found = [
@@ -264,8 +264,8 @@ def test_ranks_agree_on_what_all_of_them_can_run():
     assert agreed([nothing, nothing]) == nothing
 
 
-def test_scores_follow_eager_attention_and_one_line_says_so(settings, caplog):
-    """Of a Gemma 2 loaded with sdpa, in two evaluations. Mutation: `check_attention` left out."""
+def test_scores_follow_eager_attention_with_one_log_line(settings, caplog):
+    """A Gemma 2 loaded with sdpa, in two evaluations. Mutation: leave out `check_attention`."""
     scores, lines = [], []
     for loaded in ('eager', 'sdpa'):
         caplog.clear()
@@ -285,8 +285,8 @@ def test_scores_follow_eager_attention_and_one_line_says_so(settings, caplog):
 
 
 @pytest.mark.parametrize('semantics', ['corrected', 'reference'])
-def test_rows_count_as_padded_to_max_seq_len_in_the_reference_alone(settings, semantics: str):
-    """A task's own limit included. Mutations: `padded_to` always, or never."""
+def test_only_reference_semantics_pad_to_max_seq_len(settings, semantics: str):
+    """Including a task's own limit. Mutations: always or never use `padded_to`."""
     network = networks.stretched('dynamic', 128, vocab_size=259)
     tasks = json.loads(Path(settings['tasks']).read_text())['icl_tasks']
     tasks[0]['max_seq_len'] = 100

@@ -18,11 +18,11 @@ from llmfoundry_gauntlet.composer.loggers import join_run, log_evaluation
 
 
 class OwnError(Exception):
-    """Of the package that the logger is of."""
+    """An error of the logger's own package."""
 
 
 class Failing(LoggerDestination):
-    """A logger that somebody has written."""
+    """A user's logger."""
 
     def __init__(self, error: BaseException) -> None:
         self.error: BaseException | None = error
@@ -35,7 +35,7 @@ class Failing(LoggerDestination):
 
 
 def log_with(error: BaseException) -> dict[str, Any]:
-    """What a second logger holds after the first one has failed."""
+    """Return what a second logger holds after the first one failed."""
     memory = InMemoryLogger()
     state: Any = SimpleNamespace(max_duration=None, timestamp=SimpleNamespace(batch=7))
     memory.state = state
@@ -56,16 +56,14 @@ def log_with(error: BaseException) -> dict[str, Any]:
         AssertionError(),
     ],
 )
-def test_a_logger_that_fails_is_warned_of_and_keeps_nothing_from_the_others(
-    caplog: pytest.LogCaptureFixture, error: Exception
-):
+def test_a_failing_logger_is_a_warning_and_others_get_everything(caplog: pytest.LogCaptureFixture, error: Exception):
     assert [value for _, value in log_with(error)['metrics/a']] == [0.5]
     (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert f'Failing failed to log the metrics of batch 7: {type(error).__name__}' in record.getMessage()
 
 
-def test_a_logger_that_failed_is_not_kept_by_its_error(caplog: pytest.LogCaptureFixture):
-    """Else a W&B run that is over would be closed at a later collection, and with it the run that is open then."""
+def test_the_error_of_a_logger_does_not_keep_it_alive(caplog: pytest.LogCaptureFixture):
+    """Otherwise a finished W&B run would be closed at a later collection, with the run that is open then."""
     failing = Failing(OwnError())
     logger: Any = SimpleNamespace(destinations=[failing])
     state: Any = SimpleNamespace(max_duration=None)
@@ -81,11 +79,11 @@ def test_a_logger_that_failed_is_not_kept_by_its_error(caplog: pytest.LogCapture
         gc.enable()
 
 
-def test_an_interrupt_is_no_error_of_a_logger():
+def test_an_interrupt_is_not_a_logger_error():
     with pytest.raises(KeyboardInterrupt):
         log_with(KeyboardInterrupt())
 
 
 @pytest.mark.parametrize('error', [OwnError(), wandb.Error('changed'), MlflowException('changed')])
-def test_hyperparameters_that_a_run_keeps_are_no_error(error: Exception):
+def test_unchangeable_hyperparameters_are_no_error(error: Exception):
     join_run(Failing(error)).log_hyperparameters({'seed': 2})

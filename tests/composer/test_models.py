@@ -1,4 +1,4 @@
-"""Networks out of files are those that transformers makes of the same files, bit for bit."""
+"""Networks loaded from files equal those that transformers makes of the same files, bit for bit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def loaded(model: Any) -> Any:
 
 
 def check_same(network: Any, expected: Any) -> None:
-    """Weights, buffers, logits and what ends a reply, to the last bit."""
+    """Check weights, buffers, logits and end tokens bit for bit."""
     for kind in ('named_parameters', 'named_buffers'):
         found, wanted = dict(getattr(network, kind)()), dict(getattr(expected, kind)())
         assert found.keys() == wanted.keys()
@@ -48,7 +48,7 @@ def expected_of(folder: Path) -> Any:
 
 
 def save_checkpoints(network: Any, folder: Path) -> None:
-    """Composer's checkpoint of weights alone, as one file and sharded."""
+    """Save a Composer checkpoint of only the weights, as one file and sharded."""
     model = HuggingFaceModel(network, tokenizer=tiny.tokenizer())
     content = {'state': {'model': model.state_dict(), 'integrations': {'huggingface': model.get_metadata()}}}
     torch.save(content, folder / 'whole.pt')
@@ -66,8 +66,8 @@ def save_folder(network: Any, folder: Path, **arguments: Any) -> Path:
 @pytest.mark.parametrize('is_tied', [False, True])
 @pytest.mark.parametrize('is_half', [False, True])
 @pytest.mark.parametrize('family', FAMILIES)
-def test_every_form_gives_the_network_of_transformers(tmp_path: Path, family: str, is_half: bool, is_tied: bool):
-    """Mutation: without `tie_weights` tied outputs are whatever was in memory."""
+def test_every_format_gives_the_network_of_transformers(tmp_path: Path, family: str, is_half: bool, is_tied: bool):
+    """Mutation: without `tie_weights`, tied outputs are uninitialized."""
     network = networks.network(family, vocab_size=259, tie_word_embeddings=is_tied)
     network = network.bfloat16() if is_half else network
     save_folder(network, tmp_path)
@@ -80,13 +80,13 @@ def test_every_form_gives_the_network_of_transformers(tmp_path: Path, family: st
 
 
 @pytest.mark.parametrize('name', ['rotary_bos', 'alibi_pad_eos'])
-def test_the_fixture_models_are_those_of_transformers(name: str):
+def test_fixture_models_equal_those_of_transformers(name: str):
     folder = FIXTURES / 'models' / name
     check_same(loaded(folder), expected_of(folder))
 
 
-def test_a_folder_may_hold_files_of_torch_and_names_without_the_prefix(tmp_path: Path):
-    """As old folders do: pytorch_model.bin, and the names of the model without its output layer."""
+def test_old_folders_are_loaded(tmp_path: Path):
+    """With pytorch_model.bin, and names without the prefix of the model."""
     network = networks.network('gpt2', vocab_size=259)
     for name, part, size in (('bin', network, '1GB'), ('bins', network, '40KB'), ('bare', network.transformer, '1GB')):
         folder = save_folder(part, tmp_path / name, safe_serialization=name == 'bare', max_shard_size=size)
@@ -94,13 +94,13 @@ def test_a_folder_may_hold_files_of_torch_and_names_without_the_prefix(tmp_path:
     assert len(list((tmp_path / 'bins').glob('*.bin'))) > 1
 
 
-def test_what_ends_a_reply_is_read_from_the_folder(tmp_path: Path):
+def test_end_tokens_are_read_from_the_folder(tmp_path: Path):
     network = networks.network('llama', vocab_size=259)
     network.generation_config.eos_token_id = [1, 7]
     assert loaded(save_folder(network, tmp_path)).generation_config.eos_token_id == [1, 7]
 
 
-def test_a_name_of_the_hub_is_read_from_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_hub_name_is_loaded_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     commit = '0' * 40
     cached = tmp_path / 'models--someone--tiny'
     save_folder(networks.network('llama', vocab_size=259), cached / 'snapshots' / commit)
@@ -112,8 +112,8 @@ def test_a_name_of_the_hub_is_read_from_its_cache(tmp_path: Path, monkeypatch: p
     check_same(loaded('someone/tiny'), expected_of(cached / 'snapshots' / commit))
 
 
-def test_weights_that_lie_in_another_order_are_read_right(tmp_path: Path):
-    """Tensors that are views of others: a transposed one, and two of one storage."""
+def test_weights_that_are_views_are_loaded(tmp_path: Path):
+    """A transposed tensor, and two of one storage."""
     network = networks.network('llama', vocab_size=259)
     expected = save_folder(network, tmp_path / 'folder')
     save_checkpoints(network, tmp_path)
@@ -132,8 +132,8 @@ def test_weights_that_lie_in_another_order_are_read_right(tmp_path: Path):
     assert all(torch.equal(value, wanted[name]) for name, value in network.state_dict().items())
 
 
-def test_the_files_may_go_once_the_network_is_there(tmp_path: Path):
-    """Mutation: weights that stay mapped are of the file, and change with it."""
+def test_files_may_be_removed_after_loading(tmp_path: Path):
+    """Mutation: weights stay mapped to the file and change with it."""
     network = networks.network('llama', vocab_size=259)
     folder = save_folder(network, tmp_path / 'folder')
     found, expected = loaded(folder), expected_of(shutil.copytree(folder, tmp_path / 'copy'))
@@ -173,7 +173,7 @@ def config_of(kind: str | None, scaling: dict[str, Any], **more: Any) -> transfo
         ('longrope', FACTORS, LONG_PHI, 512),
     ],
 )
-def test_a_scaled_rotary_embedding_has_its_positions_times_the_factor(kind, scaling, more, positions: int):
+def test_rotary_scaling_multiplies_the_positions(kind, scaling, more, positions: int):
     """By hand, and never fewer than the configuration names, which stay the default."""
     config = config_of(kind, scaling, **more)
     assert resolve_max_seq_len(positions, config, {}) == positions
@@ -184,7 +184,7 @@ def test_a_scaled_rotary_embedding_has_its_positions_times_the_factor(kind, scal
         resolve_max_seq_len(None, config, {'t': 4096})
 
 
-def test_rotary_frequencies_depend_on_a_length_with_dynamic_ntk_and_longrope_alone():
+def test_only_dynamic_ntk_and_longrope_depend_on_a_length():
     padded = {'t': 64}
     for kind, scaling in ((None, {}), ('linear', {'factor': 4.0}), ('yarn', {'factor': 4.0})):
         assert rotary_lengths(config_of(kind, scaling), padded) is None

@@ -1,4 +1,4 @@
-"""Tasks whose replies are programs in Composer's loop, on one rank."""
+"""Code tasks in Composer's loop, on one rank."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ METRICS = ('InContextLearningCodeEvalAccuracy', 'TruncatedShare', 'PassAt1', 'Pa
 
 @pytest.fixture
 def settings(tmp_path: Path) -> dict[str, Any]:
-    """One task, whose programs a random model writes right more often than not: they are comments."""
+    """Return one task whose programs a random model mostly gets right: they are comments."""
     sandbox()
     (tmp_path / 'tasks.yaml').write_text(json.dumps({'icl_tasks': [tiny.write_programs(tmp_path)]}))
     return {'tasks': str(tmp_path / 'tasks.yaml'), 'data_root': str(tmp_path)}
@@ -38,7 +38,7 @@ def model() -> HuggingFaceModel:
     return HuggingFaceModel(network, tokenizer=tiny.tokenizer())
 
 
-def test_programs_are_run_while_the_model_goes_on_and_all_are_marked(settings, tmp_path):
+def test_programs_run_beside_the_model_and_all_are_scored(settings, tmp_path):
     logger = InMemoryLogger()
     callback = EvalGauntlet(**settings, max_seq_len=128, save_folder=str(tmp_path / 'records'))
     trainer = Trainer(model=model(), callbacks=[callback], loggers=[logger], device='cpu', progress_bar=False)
@@ -62,7 +62,7 @@ def test_programs_are_run_while_the_model_goes_on_and_all_are_marked(settings, t
     assert json.loads(record.read_text())['config']['sandbox'] == str(sandbox())
 
 
-def test_one_evaluator_gives_the_same_numbers(settings):
+def test_a_single_evaluator_gives_the_same_numbers(settings):
     network = model()
     tasks, data_root = settings['tasks'], settings['data_root']
     evaluators = build_icl_evaluators(tasks, network, data_root=data_root, max_seq_len=128)
@@ -77,11 +77,11 @@ def test_one_evaluator_gives_the_same_numbers(settings):
 
 
 class Broken(Exception):
-    """Ends an evaluation."""
+    """Raised to end an evaluation."""
 
 
 def in_background(monkeypatch: pytest.MonkeyPatch, work: Callable[[], None]) -> None:
-    """Has `work` done in the thread that runs programs, before its first ones."""
+    """Run `work` in the thread of programs, before its first ones."""
     whole, waiting = PreparedEvaluation.results, [work]
 
     def results(self: PreparedEvaluation, outputs: Any) -> Any:
@@ -96,7 +96,7 @@ def fail() -> None:
     raise Broken
 
 
-def test_an_evaluation_whose_programs_failed_leaves_the_next_one_alone(settings, monkeypatch):
+def test_failed_programs_do_not_affect_the_next_evaluation(settings, monkeypatch):
     in_background(monkeypatch, fail)
     callback = EvalGauntlet(**settings, max_seq_len=128, save_folder=None)
     trainer = Trainer(model=model(), callbacks=[callback], device='cpu', progress_bar=False)
@@ -108,7 +108,7 @@ def test_an_evaluation_whose_programs_failed_leaves_the_next_one_alone(settings,
 
 
 @pytest.mark.filterwarnings('ignore:eval_dataloader label')
-def test_an_evaluator_whose_programs_failed_can_be_used_again(settings, monkeypatch):
+def test_an_evaluator_can_be_reused_after_failed_programs(settings, monkeypatch):
     in_background(monkeypatch, fail)
     network = model()
     evaluators = build_icl_evaluators(settings['tasks'], network, data_root=settings['data_root'], max_seq_len=128)
@@ -120,7 +120,7 @@ def test_an_evaluator_whose_programs_failed_can_be_used_again(settings, monkeypa
 
 
 class Ending(Callback):
-    """Ends the first evaluation once programs are waiting, and lets these go on in the second."""
+    """End the first evaluation once programs are waiting, and let them continue in the second."""
 
     def __init__(self, gauntlet: EvalGauntlet, released: threading.Event) -> None:
         self.gauntlet = gauntlet
@@ -137,7 +137,7 @@ class Ending(Callback):
             raise Broken
 
 
-def test_programs_of_an_evaluation_that_failed_do_not_get_into_the_next_journal(settings, tmp_path, monkeypatch):
+def test_programs_of_a_failed_evaluation_are_not_in_the_next_journal(settings, tmp_path, monkeypatch):
     released = threading.Event()
     in_background(monkeypatch, lambda: released.wait() or None)
     written: list[tuple[SharedJournal, Any]] = []

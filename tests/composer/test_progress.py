@@ -1,4 +1,4 @@
-"""How far an evaluation is, as it is said while it runs."""
+"""Progress reports of an evaluation."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from llmfoundry_gauntlet.composer.progress import log as progress_log
 A_QUARTER = Work(num_items=100, num_own=30, num_done=12, cost=800.0, cost_done=200.0, task='boolq/10-shot')
 
 
-def test_a_share_of_the_work_says_how_long_the_rest_takes():
+def test_the_time_left_follows_from_the_share_done():
     assert describe(A_QUARTER, 20.0) == '40 of 100 items, 2 items/s, 1:00 left, boolq/10-shot'
 
 
-def test_before_there_is_a_plan_nothing_is_made_up():
+def test_there_is_no_estimate_before_the_plan():
     assert describe(Work(), 5.0) == 'probing the model'
     assert describe(Work(num_items=4, num_own=4, cost=8.0), 5.0) == '0 of 4 items'
 
 
 @pytest.mark.parametrize(('seconds', 'shown'), [(6.6, '0:07'), (750, '12:30'), (3900, '1:05:00')])
-def test_times_are_shown_as_on_a_clock(seconds: float, shown: str):
+def test_times_are_formatted_as_a_clock(seconds: float, shown: str):
     assert clock(seconds) == shown
 
 
-def test_without_a_terminal_a_line_is_logged_now_and_then(caplog: pytest.LogCaptureFixture):
+def test_without_a_terminal_lines_are_logged(caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.INFO, progress_log.name)
     report = ProgressReport('gauntlet ba7', lambda: A_QUARTER, stream=io.StringIO(), line_seconds=0.01)
     report.start()
@@ -67,7 +67,7 @@ def test_a_terminal_without_a_size_gets_lines():
     os.close(ours)
 
 
-def test_on_a_terminal_a_bar_is_drawn_and_taken_away():
+def test_on_a_terminal_a_bar_is_drawn_and_removed():
     ours, theirs = open_terminal(40, 120)
     with os.fdopen(theirs, 'w') as terminal:
         report = ProgressReport('gauntlet ba7', lambda: A_QUARTER, stream=terminal)
@@ -86,7 +86,7 @@ def test_on_a_terminal_a_bar_is_drawn_and_taken_away():
 
 
 def test_an_evaluation_counts_all_its_work(tiny_llamas: Path, monkeypatch: pytest.MonkeyPatch):
-    """The last that is said of an evaluation: everything is done, each item once."""
+    """The last report says that everything is done, each item once."""
     seen: list[Work] = []
     stop = ProgressReport.stop
 

@@ -1,4 +1,4 @@
-"""What becomes of what an earlier attempt left in the folder of an evaluation."""
+"""Records of an earlier attempt in the folder of an evaluation."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ REQUIRED = Resuming(required=True)
 
 
 def leave_journal(folder: Path, **identity: str) -> None:
-    """An attempt that has finished nothing."""
+    """Write the journal of an attempt that finished nothing."""
     Journal(folder, {**IDENTITY, 'layout': 'stream', **identity}, attempt=0, rank=0).close()
 
 
 @pytest.mark.parametrize('content', ['{}', '{', json.dumps({'format_version': 1})])
-def test_records_that_cannot_be_gone_on_with_are_kept_where_that_was_asked_for(tmp_path: Path, content: str):
-    """Else `--resume` would replace what somebody has computed."""
+def test_required_records_that_cannot_be_resumed_are_kept(tmp_path: Path, content: str):
+    """Otherwise `--resume` would replace computed results."""
     (tmp_path / 'results.json').write_text(content)
     with pytest.raises(RecordError, match=r'results\.json'):
         SharedJournal(tmp_path, IDENTITY, REQUIRED).read()
@@ -34,7 +34,7 @@ def test_records_that_cannot_be_gone_on_with_are_kept_where_that_was_asked_for(t
     assert not shared.done
 
 
-def test_an_empty_folder_is_begun_anew(tmp_path: Path):
+def test_an_empty_folder_starts_a_new_evaluation(tmp_path: Path):
     shared = SharedJournal(tmp_path / 'new', IDENTITY, REQUIRED)
     shared.read()
     shared.begin({'layout': 'stream'})
@@ -42,7 +42,7 @@ def test_an_empty_folder_is_begun_anew(tmp_path: Path):
     assert [path.name for path in (tmp_path / 'new' / JOURNAL).iterdir()] == ['000-rank0.jsonl']
 
 
-def test_a_journal_of_another_plan_is_refused_or_replaced_once_the_plan_is_known(tmp_path: Path):
+def test_a_journal_of_another_plan_is_an_error_or_replaced(tmp_path: Path):
     leave_journal(tmp_path)
     refusing = SharedJournal(tmp_path, IDENTITY, REQUIRED)
     refusing.read()
@@ -65,13 +65,13 @@ def test_a_journal_of_another_model_is_replaced_in_training(tmp_path: Path):
     assert not (tmp_path / JOURNAL).exists()
 
 
-def test_nothing_is_used_again_unless_that_is_wanted(tmp_path: Path):
+def test_records_are_reused_only_if_wanted(tmp_path: Path):
     leave_journal(tmp_path)
     SharedJournal(tmp_path, IDENTITY, Resuming(wanted=False)).read()
     assert not (tmp_path / JOURNAL).exists()
 
 
-def test_a_record_that_is_damaged_is_told_to_all_ranks(tmp_path: Path):
+def test_a_damaged_record_is_an_error_on_all_ranks(tmp_path: Path):
     """The others wait for the first one in a collective."""
     (tmp_path / 'results.json').write_text(json.dumps({'format_version': 1, 'tasks': 3, 'score': None}))
     with pytest.raises(RecordError):
@@ -79,11 +79,11 @@ def test_a_record_that_is_damaged_is_told_to_all_ranks(tmp_path: Path):
 
 
 class Unforeseen(Exception):
-    """What nothing is known of."""
+    """An unexpected error."""
 
 
-def test_what_nobody_has_foreseen_ends_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The first rank says that it failed before its own error ends it."""
+def test_an_unexpected_error_ends_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The first rank reports that it failed before its own error ends it."""
     told: list[Any] = []
 
     def fail(*_: Any, **__: Any) -> None:

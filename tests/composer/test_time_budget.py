@@ -1,4 +1,4 @@
-"""A time for an evaluation: rounds, the items that fit, and the same ones ever after."""
+"""Time budgets: rounds, the items that fit, and the same items afterwards."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COSTS = {'short': 0.01, 'long': 0.04, 'few': 0.02}  # seconds an item
 
 @pytest.fixture
 def settings(tmp_path: Path) -> dict[str, Any]:
-    """Three tasks: of short rows, of long ones in two categories and passages of three, and of few rows."""
+    """Return three tasks: of short rows, of long ones in two categories and passages of three, and of few rows."""
     tasks = []
     for label, count in NUM_ROWS.items():
         rows = [
@@ -55,7 +55,7 @@ def prepared(settings: dict[str, Any], character_tokenizer) -> PreparedEvaluatio
 
 
 def rounds(budget: TimeBudget, *, slow_start: float = 1.0, overhead: float = 1.0) -> list[set[ItemKey]]:
-    """Runs the rounds of a machine on which items take what COSTS says, the first ones `slow_start` times that."""
+    """Run the rounds of a machine on which items take COSTS, in the first rounds `slow_start` times that."""
     found, spent, factor = [], 0.0, slow_start
     while keys := budget.next_round(spent):
         measured = {key: Measured() for key in budget.order}
@@ -80,7 +80,7 @@ def expected_seconds(prepared: PreparedEvaluation, overhead: float = 1.0) -> flo
 @pytest.mark.parametrize('slow_start', [1.0, 3.0])
 @pytest.mark.parametrize('overhead', [1.0, 1.3])
 @pytest.mark.parametrize('seconds', [6.0, 15.0])
-def test_what_is_settled_takes_the_time_that_there_is(prepared, seconds: float, overhead: float, slow_start: float):
+def test_the_subset_takes_the_given_time(prepared, seconds: float, overhead: float, slow_start: float):
     budget = TimeBudget(prepared, seconds)
     run = rounds(budget, slow_start=slow_start, overhead=overhead)
     chosen = budget.chosen()
@@ -89,14 +89,14 @@ def test_what_is_settled_takes_the_time_that_there_is(prepared, seconds: float, 
     assert chosen.items.keys() <= set().union(*run)
 
 
-def test_everything_is_taken_where_it_fits(prepared):
+def test_all_items_are_taken_if_they_fit(prepared):
     budget = TimeBudget(prepared, 1000.0)
     rounds(budget)
     assert budget.chosen().items.keys() == prepared.items.keys()
     assert not budget.chosen().data.subsets
 
 
-def test_dear_items_are_fewer_and_passages_whole(prepared):
+def test_expensive_items_are_fewer_and_passages_whole(prepared):
     budget = TimeBudget(prepared, 10.0)
     rounds(budget)
     chosen = budget.chosen()
@@ -119,7 +119,7 @@ def test_more_time_keeps_the_items_of_less(prepared):
     assert chosen[0] < chosen[1]
 
 
-def test_too_little_time_for_the_least_of_each_task_says_how_much_it_takes(prepared):
+def test_too_little_time_is_an_error_with_the_time_needed(prepared):
     budget = TimeBudget(prepared, 0.2)
     with pytest.raises(ConfigError, match=r'time_budget: is 0.2s, .* takes about 0\.\d+s'):
         rounds(budget)
@@ -128,13 +128,13 @@ def test_too_little_time_for_the_least_of_each_task_says_how_much_it_takes(prepa
 @pytest.mark.parametrize(
     ('value', 'problem'), [('120', "is '120'"), ('0s', "is '0s'"), ('-3s', "is '-3s'"), (120, 'is 120; allowed: text')]
 )
-def test_a_budget_is_a_time(settings, value, problem):
+def test_a_budget_must_be_a_duration(settings, value, problem):
     with pytest.raises(ConfigError, match=f'time_budget: {problem}'):
         decode_settings({**settings, 'time_budget': value})
     assert decode_settings({**settings, 'time_budget': '1.5m'}).budget_seconds == 90
 
 
-def test_the_sizes_of_an_earlier_job_give_its_items_whatever_the_time(prepared):
+def test_recorded_sizes_restore_the_items(prepared):
     earlier, later = TimeBudget(prepared, 5.0), TimeBudget(prepared, 50.0)
     rounds(earlier)
     later.restore(dict(earlier.sizes))
@@ -148,7 +148,7 @@ def counted(gauntlet: EvalGauntlet) -> dict[str, tuple[ItemKey, ...]]:
     return {key: tuple(result.key for result in results) for key, results in gauntlet.evaluation.results.items()}
 
 
-def test_every_evaluation_of_a_training_asks_the_same_items_and_a_later_job_too(settings, tmp_path):
+def test_all_evaluations_and_later_jobs_use_the_same_items(settings, tmp_path):
     folder = tmp_path / 'checkpoints'
     settings = {**settings, 'time_budget': '1s', 'interval': ['first', '2ba'], 'max_seq_len': 128}
     gauntlet = EvalGauntlet(**{**settings, 'save_folder': str(tmp_path / 'records')})
@@ -171,7 +171,7 @@ def test_every_evaluation_of_a_training_asks_the_same_items_and_a_later_job_too(
     assert counted(later) == counted(gauntlet)
 
 
-def test_items_within_a_time_score_as_without_a_limit(settings, tmp_path):
+def test_items_within_a_budget_score_as_without(settings, tmp_path):
     model = tmp_path / 'model'
     tiny.model().save_pretrained(model)
     tiny.tokenizer().save_pretrained(model)

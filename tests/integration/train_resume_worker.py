@@ -1,6 +1,6 @@
-"""Trains the tiny model with evaluations and checkpoints; with 'kill' it dies in the middle of the one at batch 4.
+"""Train the tiny model with evaluations and checkpoints; with 'kill' it dies in the evaluation at batch 4.
 
-train_resume_worker.py FOLDER kill|whole
+train_resume_worker.py FOLDER kill or whole
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from llmfoundry_gauntlet import EvalGauntlet
 
 
 class Killer(Callback):
-    """Kills the process after some steps of the evaluation at batch 4."""
+    """Kill the process after some steps of the evaluation at batch 4."""
 
     def __init__(self) -> None:
         self.steps = 0
 
     def eval_batch_end(self, state: State, logger: Logger) -> None:
-        """Counts."""
+        """Count steps."""
         if state.timestamp.batch.value == 4:
             self.steps += 1
             if self.steps == 6:
