@@ -14,7 +14,7 @@ import re
 import sys
 import warnings
 import zipfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -59,7 +59,6 @@ METADATA = '.metadata'  # of a sharded checkpoint
 CONFIG = 'config.json'  # of a Hugging Face folder
 SHARD = '.distcp'
 LINK = '.symlink'  # of a link in an object store: a text file with the name of its target
-WHOLE = ('.pt', '.pth', '.ckpt')
 PACKED = ('.tar', '.gz', '.tgz', '.bz2', '.lz4', '.lzma', '.lzo', '.xz', '.zst')
 WEIGHTS = ('model.safetensors', 'pytorch_model.bin')
 OF_MODEL = ('state', 'model')
@@ -313,18 +312,6 @@ class CheckpointContent:
 def is_sharded(path: Path) -> bool:
     """Return whether a folder is a sharded checkpoint, finished or not."""
     return (path / METADATA).is_file() or any(path.glob(f'*{SHARD}'))
-
-
-def checkpoints_among(names: Sequence[str]) -> list[str]:
-    """Return the files and folders among relative names below a folder that are models."""
-    found = set()
-    for name in names:
-        folder, _, file = name.rpartition('/')
-        if file in (METADATA, CONFIG) and folder:
-            found.add(f'{folder}/')
-        elif file.endswith((*WHOLE, LINK, *PACKED)):
-            found.add(name)
-    return sorted(found)
 
 
 def read_file(path: Path) -> CheckpointContent:
