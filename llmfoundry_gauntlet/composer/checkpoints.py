@@ -25,6 +25,7 @@ import torch
 from composer.core import Time, Timestamp, TimeUnit
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -62,6 +63,7 @@ LINK = '.symlink'  # of a link in an object store: a text file with the name of 
 PACKED = ('.tar', '.gz', '.tgz', '.bz2', '.lz4', '.lzma', '.lzo', '.xz', '.zst')
 WEIGHTS = ('model.safetensors', 'pytorch_model.bin')
 OF_MODEL = ('state', 'model')
+PREFIX = 'model.'  # of weights in a Composer checkpoint: the attribute with the Hugging Face model
 OF_HUGGINGFACE = ('state', 'integrations', 'huggingface')
 OF_TIME = ('state', 'timestamp')
 READ_AGAIN = 'copy it again, or name another checkpoint'
@@ -146,7 +148,6 @@ class Weights:
 
     tensors: Mapping[str, torch.Tensor]
     copy_into: Callable[[Mapping[str, torch.Tensor]], None]
-    model_type: str | None = None  # that they were trained as, if known
 
 
 def load_network(name: str, config: PretrainedConfig, weights: Weights, device: torch.device) -> Any:
@@ -168,7 +169,7 @@ def load_network(name: str, config: PretrainedConfig, weights: Weights, device: 
     network.to(device).eval().requires_grad_(False)
     targets = network.state_dict()
     places = places_of(network, weights.tensors)
-    check_names(name, network, places, weights.model_type)
+    check_names(name, network, places)
     found = {places[own]: target for own, target in targets.items() if own in places}
     check_tensors(name, {stored: (weights.tensors[stored], target) for stored, target in found.items()})
     weights.copy_into({stored: found[stored] for stored in first_of_tied(found)})
@@ -196,7 +197,7 @@ def places_of(network: Any, stored: Collection[str]) -> dict[str, str]:
     return {own: name for name, own in renamed.items()}
 
 
-def check_names(name: str, network: Any, places: Mapping[str, str], model_type: str | None) -> None:
+def check_names(name: str, network: Any, places: Mapping[str, str]) -> None:
     """Raise ModelError unless all weights are stored and nothing else is, given `places_of` them."""
     targets = network.state_dict()
     buffers = dict(network.named_buffers())
@@ -212,26 +213,21 @@ def check_names(name: str, network: Any, places: Mapping[str, str], model_type: 
     ]
     if not missing and not unknown:
         return
-    own_type = network.config.model_type
-    types = f'is of {own_type}' if model_type in (None, own_type) else f'is of {own_type}, they are of {model_type}'
     raise ModelError(
-        f'{name}: the weights do not match the configuration, which {types}: {listed(missing)} missing, '
-        f'{listed(unknown)} unknown; give the configuration that they were trained with (--model-config)'
+        f'{name}: the weights do not match the configuration, which is of {network.config.model_type}: '
+        f'{listed(missing)} missing, {listed(unknown)} unknown; give the configuration that they were trained with '
+        '(--model-config)'
     )
 
 
 def check_tensors(name: str, pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Raise ModelError unless stored tensors, the first of each pair, have the network's shapes and are floats."""
-    shapes = [
-        f'{key} is {list(stored.shape)} in the file and {list(target.shape)} in the model'
-        for key, (stored, target) in pairs.items()
-        if stored.shape != target.shape
-    ]
-    types = [
-        f'{key} is {str(stored.dtype).removeprefix("torch.")}'
-        for key, (stored, target) in pairs.items()
-        if target.is_floating_point() and stored.dtype not in FLOATS
-    ]
+    shapes, types = [], []
+    for key, (stored, target) in pairs.items():
+        if stored.shape != target.shape:
+            shapes.append(f'{key} is {list(stored.shape)} in the file and {list(target.shape)} in the model')
+        if target.is_floating_point() and stored.dtype not in FLOATS:
+            types.append(f'{key} is {str(stored.dtype).removeprefix("torch.")}')
     if shapes:
         raise ModelError(
             f'{name}: the weights do not match the configuration: {first_of(shapes, "; ")}; give the configuration '
@@ -322,11 +318,12 @@ def read_file(path: Path) -> CheckpointContent:
     state = content.get('state') if isinstance(content, Mapping) else None
     if not isinstance(state, Mapping) or not isinstance(state.get('model'), Mapping):
         raise ModelError(f"{path}: is not a Composer checkpoint: it has no 'state' with a 'model'")
-    tensors = {own_name(name): value for name, value in state['model'].items() if isinstance(value, torch.Tensor)}
-    huggingface = huggingface_of(state)
+    tensors = {
+        name.removeprefix(PREFIX): value for name, value in state['model'].items() if isinstance(value, torch.Tensor)
+    }
     return CheckpointContent(
-        weights=mapped_weights(tensors, model_type_of(huggingface)),
-        huggingface=huggingface,
+        weights=mapped_weights(tensors),
+        huggingface=huggingface_of(state),
         timestamp=timestamp_of(path, state.get('timestamp')),
     )
 
@@ -336,13 +333,10 @@ def load_mapped(path: Path, kind: str) -> Any:
     try:
         if not zipfile.is_zipfile(path):
             size = path.stat().st_size
-            with path.open('rb') as file:
-                begins_well = file.read(4) == b'PK\x03\x04'
-            if begins_well or not size:
-                raise ModelError(
-                    f'{path}: is truncated after {size} bytes: the directory at its end is missing; {READ_AGAIN}'
-                )
-            raise ModelError(f'{path}: is not {kind}: it was not written by torch.save')
+            raise ModelError(
+                f'{path}: is not {kind}: it is truncated after {size} bytes, or was not written by torch.save; '
+                f'{READ_AGAIN}'
+            )
         return load_inert(path, mmap=True)
     except UnpicklingError as error:
         raise ModelError(
@@ -353,25 +347,11 @@ def load_mapped(path: Path, kind: str) -> Any:
         raise ModelError(f'{path}: is not {kind}: {first_line(error)}') from error
 
 
-def own_name(name: str) -> str:
-    """Return a weight's name in the Hugging Face model, which is the attribute `model` of Composer's."""
-    return name.removeprefix('model.')
-
-
 def huggingface_of(state: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the state stored by a HuggingFaceModel, None if the checkpoint has none."""
     integrations = state.get('integrations')
     found = integrations.get('huggingface') if isinstance(integrations, Mapping) else None
     return found if isinstance(found, Mapping) else None
-
-
-def model_type_of(huggingface: Mapping[str, Any] | None) -> str | None:
-    """Return the model type stored in a checkpoint, None if unknown."""
-    try:
-        found = None if huggingface is None else huggingface['model']['config']['content'].get('model_type')
-    except (LookupError, TypeError, AttributeError):  # an error once the configuration is loaded
-        return None
-    return found if isinstance(found, str) else None
 
 
 def timestamp_of(path: Path, stored: Any) -> Timestamp | None:
@@ -394,7 +374,10 @@ def read_sharded(path: Path, *, wants_tokenizer: bool) -> CheckpointContent:
     metadata = read_metadata(path)
     paths = {name: tuple(place) for name, place in (metadata.planner_data or {}).items()}
     tensors = {
-        own_name(paths[name][2]): (name, torch.empty(stored.size, dtype=stored.properties.dtype, device='meta'))
+        str(paths[name][2]).removeprefix(PREFIX): (
+            name,
+            torch.empty(stored.size, dtype=stored.properties.dtype, device='meta'),
+        )
         for name, stored in metadata.state_dict_metadata.items()
         if isinstance(stored, TensorStorageMetadata) and paths.get(name, ())[:2] == OF_MODEL
     }
@@ -409,15 +392,13 @@ def read_sharded(path: Path, *, wants_tokenizer: bool) -> CheckpointContent:
     ]
     values: dict[str, Any] = dict.fromkeys(wanted)
     load_distributed(path, values)
-    state = nested({paths[name]: value for name, value in values.items()}).get('state', {})
-    huggingface = huggingface_of(state)
+    state: Any = unflatten_state_dict(values, paths).get('state', {})
     return CheckpointContent(
         weights=Weights(
             tensors={own: tensor for own, (_, tensor) in tensors.items()},
             copy_into=lambda targets: load_distributed(path, {tensors[own][0]: to for own, to in targets.items()}),
-            model_type=model_type_of(huggingface),
         ),
-        huggingface=huggingface,
+        huggingface=huggingface_of(state),
         timestamp=timestamp_of(path, state.get('timestamp')),
     )
 
@@ -457,33 +438,13 @@ def load_distributed(path: Path, values: dict[str, Any]) -> None:
             raise ModelError(f'{path}: cannot be read: {first_of(reasons, "; ")}; {READ_AGAIN}') from error
 
 
-def nested(values: Mapping[tuple[Any, ...], Any]) -> dict[str, Any]:
-    """Return a tree of dicts, or of lists if the keys are numbers, from values by their paths."""
-    whole: dict[Any, Any] = {}
-    for path, value in values.items():
-        part = whole
-        for key in path[:-1]:
-            part = part.setdefault(key, {})
-        part[path[-1]] = value
-    return {key: with_lists(value) for key, value in whole.items()}
-
-
-def with_lists(part: Any) -> Any:
-    """Return a tree with a list in place of each dict whose keys are all numbers."""
-    if not isinstance(part, dict):
-        return part
-    if part and all(isinstance(key, int) for key in part):
-        return [with_lists(part[key]) for key in sorted(part)]
-    return {key: with_lists(value) for key, value in part.items()}
-
-
-def read_folder(path: Path, model_type: str | None) -> Weights:
+def read_folder(path: Path) -> Weights:
     """Return the weights of a Hugging Face folder, mapped from one file or several. Raise ModelError."""
     for name in WEIGHTS:
         if (path / f'{name}.index.json').is_file():
-            return mapped_weights(read_shards(path / f'{name}.index.json'), model_type)
+            return mapped_weights(read_shards(path / f'{name}.index.json'))
         if (path / name).is_file():
-            return mapped_weights(read_tensors(path / name), model_type)
+            return mapped_weights(read_tensors(path / name))
     allowed = ', '.join(f'{name}, {name}.index.json' for name in WEIGHTS)
     raise ModelError(f'{path}: has no weights; allowed: {allowed}')
 
@@ -521,11 +482,11 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
         raise ModelError(f'{path}: cannot be read ({size} bytes): {first_line(error)}; {READ_AGAIN}') from error
 
 
-def mapped_weights(tensors: Mapping[str, torch.Tensor], model_type: str | None) -> Weights:
+def mapped_weights(tensors: Mapping[str, torch.Tensor]) -> Weights:
     """Return weights whose tensors are mapped from files."""
 
     def copy_into(targets: Mapping[str, torch.Tensor]) -> None:
         for name, target in targets.items():
             copy_mapped(tensors[name], target)
 
-    return Weights(tensors=tensors, copy_into=copy_into, model_type=model_type)
+    return Weights(tensors=tensors, copy_into=copy_into)

@@ -135,7 +135,7 @@ def test_a_file_of_weights_with_an_object_in_it_is_an_error(tmp_path: Path, mark
     for value in (code, [code], {'w': code}):
         torch.save(value, tmp_path / 'pytorch_model.bin')
         with pytest.raises(ModelError, match=r'pytorch_model\.bin: is not a file of weights'):
-            read_folder(tmp_path, None)
+            read_folder(tmp_path)
     assert not marker.exists()
 
 

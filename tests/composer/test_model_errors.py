@@ -67,10 +67,8 @@ def test_a_checkpoint_of_another_architecture(models: Path, tmp_path: Path, refu
     network.config.save_pretrained(tmp_path / 'gpt2')
     num_wanted = len([name for name in network.state_dict() if name != 'lm_head.weight'])  # which is tied
     error = refused(models / 'whole.pt', '--model-config', tmp_path / 'gpt2')
-    assert error.startswith(
-        f'{models / "whole.pt"}: the weights do not match the configuration, which is of gpt2, they'
-    )
-    assert f'they are of llama: {num_wanted} (transformer.h.0.attn.c_attn.bias, ' in error
+    assert error.startswith(f'{models / "whole.pt"}: the weights do not match the configuration, which is of gpt2: ')
+    assert f'which is of gpt2: {num_wanted} (transformer.h.0.attn.c_attn.bias, ' in error
     assert (
         f' missing, {len(networks.network("llama").state_dict())} (lm_head.weight, model.embed_tokens.weight, ' in error
     )
@@ -100,12 +98,12 @@ def test_shapes_that_differ(models: Path, tmp_path: Path, refused: Callable[...,
 def test_a_file_that_is_cut_off(models: Path, tmp_path: Path, refused: Callable[..., str], share: float):
     path = shutil.copy(models / 'whole.pt', tmp_path / 'x.pt')
     size = int(path.stat().st_size * share)
-    assert f'{path}: is truncated after {size} bytes' in refused(cut(path, size))
+    assert f'it is truncated after {size} bytes, or ' in refused(cut(path, size))
 
 
 def test_files_that_are_something_else(models: Path, tmp_path: Path, refused: Callable[..., str]):
     (tmp_path / 'text.pt').write_text('no checkpoint')
-    assert 'text.pt: is not a Composer checkpoint: it was not written by torch.save' in refused(tmp_path / 'text.pt')
+    assert 'text.pt: is not a Composer checkpoint: it is truncated after ' in refused(tmp_path / 'text.pt')
     torch.save({'weights': {}}, tmp_path / 'x.pt')
     assert "x.pt: is not a Composer checkpoint: it has no 'state' with a 'model'" in refused(tmp_path / 'x.pt')
     shutil.copy(models / 'whole.pt', tmp_path / 'x.pt.gz')
