@@ -139,15 +139,15 @@ class InertPlanner(DefaultLoadPlanner):
         self.state_dict[read_item.dest_index.fqn] = load_inert(value)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Weights:
-    """The stored tensors of a model by name: shapes and types, not necessarily data.
+    """The stored tensors of a model by name, mapped from files, or without data if there is `load_into`.
 
-    `copy_into` reads the named ones into tensors of the same shapes, cast to their type, on their device.
+    `load_into` reads the named ones into tensors of the same shapes, cast to their type, on their device.
     """
 
     tensors: Mapping[str, torch.Tensor]
-    copy_into: Callable[[Mapping[str, torch.Tensor]], None]
+    load_into: Callable[[Mapping[str, torch.Tensor]], None] | None = None
 
 
 def load_network(name: str, config: PretrainedConfig, weights: Weights, device: torch.device) -> Any:
@@ -172,7 +172,12 @@ def load_network(name: str, config: PretrainedConfig, weights: Weights, device: 
     check_names(name, network, places)
     found = {places[own]: target for own, target in targets.items() if own in places}
     check_tensors(name, {stored: (weights.tensors[stored], target) for stored, target in found.items()})
-    weights.copy_into({stored: found[stored] for stored in first_of_tied(found)})
+    wanted = {stored: found[stored] for stored in first_of_tied(found)}
+    if weights.load_into is not None:
+        weights.load_into(wanted)
+    else:
+        for stored, target in wanted.items():
+            copy_mapped(weights.tensors[stored], target)
     return network
 
 
@@ -250,29 +255,22 @@ def first_of(words: Collection[str], between: str) -> str:
 
 
 def copy_mapped(stored: torch.Tensor, target: torch.Tensor) -> None:
-    """Copy a tensor that is mapped from a file piece by piece, releasing each piece's pages."""
-    if not stored.is_contiguous():
+    """Copy a tensor that is mapped from a file piece by piece, releasing each piece's pages on Linux.
+
+    Otherwise mapped pages count as the process's memory until the file is unmapped. They are read again on use.
+    """
+    if not stored.is_contiguous() or sys.platform != 'linux':
         target.copy_(stored)
         return
     source, goal = stored.view(-1), target.view(-1)
     step = PIECE_BYTES // stored.element_size()
-    for start in range(0, len(source), step):
-        piece = source[start : start + step]
-        goal[start : start + step].copy_(piece)
-        release_pages(piece)
-
-
-def release_pages(piece: torch.Tensor) -> None:
-    """Release the pages of a part of a mapped file; they are read again on use.
-
-    Otherwise mapped pages count as the process's memory until the file is unmapped. Does nothing except on Linux.
-    """
-    if sys.platform != 'linux':
-        return
-    start = -(-piece.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-    end = (piece.data_ptr() + piece.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-    if end > start:
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
+    for begin in range(0, len(source), step):
+        piece = source[begin : begin + step]
+        goal[begin : begin + step].copy_(piece)
+        start = -(-piece.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (piece.data_ptr() + piece.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if end > start:
+            ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
 
 
 def first_line(error: BaseException) -> str:
@@ -322,7 +320,7 @@ def read_file(path: Path) -> CheckpointContent:
         name.removeprefix(PREFIX): value for name, value in state['model'].items() if isinstance(value, torch.Tensor)
     }
     return CheckpointContent(
-        weights=mapped_weights(tensors),
+        weights=Weights(tensors),
         huggingface=huggingface_of(state),
         timestamp=timestamp_of(path, state.get('timestamp')),
     )
@@ -383,7 +381,7 @@ def read_sharded(path: Path, *, wants_tokenizer: bool) -> CheckpointContent:
     }
     if not tensors:
         raise ModelError(f"{path}: is not a Composer checkpoint: it has no 'state' with a 'model'")
-    check_shards(path, metadata, {file.name: file.stat().st_size for file in path.iterdir()})
+    check_shards(path, metadata)
     of_tokenizer = (*OF_HUGGINGFACE, 'tokenizer')
     wanted = [
         name
@@ -395,8 +393,8 @@ def read_sharded(path: Path, *, wants_tokenizer: bool) -> CheckpointContent:
     state: Any = unflatten_state_dict(values, paths).get('state', {})
     return CheckpointContent(
         weights=Weights(
-            tensors={own: tensor for own, (_, tensor) in tensors.items()},
-            copy_into=lambda targets: load_distributed(path, {tensors[own][0]: to for own, to in targets.items()}),
+            {own: tensor for own, (_, tensor) in tensors.items()},
+            lambda targets: load_distributed(path, {tensors[own][0]: to for own, to in targets.items()}),
         ),
         huggingface=huggingface_of(state),
         timestamp=timestamp_of(path, state.get('timestamp')),
@@ -414,8 +412,9 @@ def read_metadata(path: Path) -> Metadata:
     return metadata
 
 
-def check_shards(path: Path, metadata: Metadata, sizes: Mapping[str, int]) -> None:
-    """Raise ModelError unless all files of a sharded checkpoint exist in full length, given their sizes by name."""
+def check_shards(path: Path, metadata: Metadata) -> None:
+    """Raise ModelError unless all files of a sharded checkpoint exist in full length."""
+    sizes = {file.name: file.stat().st_size for file in path.iterdir()}
     lengths: dict[str, int] = {}
     for info in metadata.storage_data.values():
         lengths[info.relative_path] = max(lengths.get(info.relative_path, 0), info.offset + info.length)
@@ -442,9 +441,9 @@ def read_folder(path: Path) -> Weights:
     """Return the weights of a Hugging Face folder, mapped from one file or several. Raise ModelError."""
     for name in WEIGHTS:
         if (path / f'{name}.index.json').is_file():
-            return mapped_weights(read_shards(path / f'{name}.index.json'))
+            return Weights(read_shards(path / f'{name}.index.json'))
         if (path / name).is_file():
-            return mapped_weights(read_tensors(path / name))
+            return Weights(read_tensors(path / name))
     allowed = ', '.join(f'{name}, {name}.index.json' for name in WEIGHTS)
     raise ModelError(f'{path}: has no weights; allowed: {allowed}')
 
@@ -461,11 +460,7 @@ def read_shards(index: Path) -> dict[str, torch.Tensor]:
     missing = [name for name in files if not (index.parent / name).is_file()]
     if missing:
         raise ModelError(f'{index}: of {len(files)} files {len(missing)} are missing: {first_of(missing, ", ")}')
-    tensors = {name: tensor for file in files for name, tensor in read_tensors(index.parent / file).items()}
-    lost = [f'{name} in {file}' for name, file in places.items() if name not in tensors]
-    if lost:
-        raise ModelError(f'{index}: lists weights that do not exist: {first_of(lost, ", ")}; {READ_AGAIN}')
-    return tensors
+    return {name: tensor for file in files for name, tensor in read_tensors(index.parent / file).items()}
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
@@ -480,13 +475,3 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
     except (OSError, SafetensorError) as error:
         size = path.stat().st_size
         raise ModelError(f'{path}: cannot be read ({size} bytes): {first_line(error)}; {READ_AGAIN}') from error
-
-
-def mapped_weights(tensors: Mapping[str, torch.Tensor]) -> Weights:
-    """Return weights whose tensors are mapped from files."""
-
-    def copy_into(targets: Mapping[str, torch.Tensor]) -> None:
-        for name, target in targets.items():
-            copy_mapped(tensors[name], target)
-
-    return Weights(tensors=tensors, copy_into=copy_into)

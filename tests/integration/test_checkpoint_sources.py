@@ -233,7 +233,7 @@ def save_forms(folder: Path) -> list[Path]:
 
 @pytest.mark.slow
 def test_loading_takes_little_more_memory_than_the_weights(tmp_path: Path):
-    """Mutation: without `release_pages` half precision takes 1.5 times as much, and single precision twice as much."""
+    """Mutation: without releasing pages half precision takes 1.5 times as much, and single precision twice as much."""
     models = save_forms(tmp_path)
     found = [json.loads(line) for line in launch('measure', *models).splitlines()]
     assert [entry['model'] for entry in found] == [str(model) for model in models]
