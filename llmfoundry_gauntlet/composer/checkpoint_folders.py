@@ -30,11 +30,6 @@ class Checkpoint:
     files: tuple[StoredFile, ...]
 
     @property
-    def is_file(self) -> bool:
-        """Return whether the checkpoint is a single file rather than a folder."""
-        return [file.name for file in self.files] == [self.name]
-
-    @property
     def batch(self) -> int | None:
         """Return the training batch in the name, or `None`."""
         found = BATCH.findall(self.name)
@@ -111,7 +106,7 @@ def download(uri: str, folder: Path) -> tuple[Path, str]:
     names = [file.name for file in checkpoint.files]
     if any(name.endswith(SHARD) for name in names) and not any(name.endswith(METADATA) for name in names):
         raise ModelError(f'{own_uri}: has shards but no {METADATA}, which is written last')
-    store.download(names, path.parent if checkpoint.is_file else path)
+    store.download(names, path.parent if names == [checkpoint.name] else path)
     return path, own_uri
 
 

@@ -203,7 +203,7 @@ class Watcher:
         self.checkpoints: list[Checkpoint] = []  # newest first
         self.states: dict[Checkpoint, tuple[str, str]] = {}  # state and detail: owner, records or reason
         self.not_before: dict[Checkpoint, float] = {}
-        self.last_activity = 0.0  # when a checkpoint last appeared or changed its state
+        self.last_activity = time.monotonic()  # when a checkpoint last appeared or changed its state
 
     def start(self) -> None:
         """List the checkpoints for the first time and check that claims can be written."""
@@ -257,8 +257,7 @@ class Watcher:
                 self.states[checkpoint] = WAITING, ''
                 self.last_activity = time.monotonic()
                 self.not_before[checkpoint] = self.last_activity + self.options.settle_seconds
-            state, _ = self.states[checkpoint]
-            if state == DONE:
+            if self.states[checkpoint][0] in (DONE, DAMAGED):
                 continue
             owner, expires = self.claims.owner_of(checkpoint)
             folder = self.folder(checkpoint)
@@ -267,7 +266,7 @@ class Watcher:
             elif (folder / RESULTS).is_file() and not self.claims.is_overwritten(checkpoint):
                 check_recorded(folder, self.identity)
                 self.report(checkpoint, DONE, str(folder))
-            elif state != DAMAGED:
+            else:
                 self.states[checkpoint] = WAITING, f': taken over from {owner}' if expires else ''
 
     def folder(self, checkpoint: Checkpoint) -> Path:

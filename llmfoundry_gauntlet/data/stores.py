@@ -66,10 +66,6 @@ def open_filesystem(uri: str) -> tuple[Any, str]:
 
 def open_file(uri: str) -> io.BufferedReader:
     """Open the file of a URI for reading bytes, inside `explained`. Raise StoreError."""
-    scheme = scheme_of(uri)
-    bucket, _, name = uri.partition('://')[2].partition('/')
-    if scheme in EXTRAS and not (bucket and name):
-        raise StoreError(f'{uri}: names no file; allowed: {scheme}://bucket/path/file')
     fs, path = open_filesystem(uri)
     return io.BufferedReader(fs.open(path, 'rb'))
 

@@ -134,6 +134,11 @@ def test_the_newest_checkpoint_without_a_valid_claim_is_next(tmp_path: Path, cap
     with ExitStack() as stack:
         assert other.claim(newest, stack) is not None
     assert 'taken over from dead:1' in caplog.messages[-1]
+    watcher.report(newest, 'damaged', 'truncated')
+    with ExitStack() as stack:
+        assert other.claim(newest, stack) is not None
+        assert next_batch(watcher) == 2
+    assert next_batch(watcher) == 2, 'not again after another watcher has tried'
 
 
 def test_with_a_time_budget_watchers_wait_for_the_first_evaluation_which_measures(tmp_path: Path):
