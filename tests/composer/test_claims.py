@@ -135,6 +135,7 @@ def test_the_newest_checkpoint_without_a_valid_claim_is_next(tmp_path: Path, cap
         assert other.claim(newest, stack) is not None
     assert 'taken over from dead:1' in caplog.messages[-1]
     watcher.report(newest, 'damaged', 'truncated')
+    assert next_batch(other) == 4
     with ExitStack() as stack:
         assert other.claim(newest, stack) is not None
         assert next_batch(watcher) == 2
