@@ -60,26 +60,22 @@ def save_sharded(content: dict[str, Any], folder: Path) -> Path:
     return folder
 
 
-def test_objects_of_unknown_classes_in_a_checkpoint_are_not_made(tmp_path: Path, marker: Path, content: dict[str, Any]):
+@pytest.mark.parametrize(
+    'timestamp', [{'Timestamp': Timestamp(batch=7).state_dict()}, Timestamp(batch=Time(7, TimeUnit.BATCH))]
+)
+def test_objects_of_unknown_classes_in_a_checkpoint_are_not_made(
+    tmp_path: Path, marker: Path, content: dict[str, Any], timestamp: Any
+):
     content['state']['callbacks'] = {'mine': {'state': Own(), 'code': Marking(open, marker, 'w')}}
-    content['state']['timestamp'] = {'Timestamp': Timestamp(batch=7).state_dict()}
+    content['state']['timestamp'] = timestamp
     torch.save(content, tmp_path / 'x.pt')
     found = read_file(tmp_path / 'x.pt')
     assert not marker.exists()
     assert found.timestamp is not None and found.timestamp.batch.value == 7
     assert len(found.weights.tensors) == len(content['state']['model'])
     with open_model(str(tmp_path / 'x.pt')) as source:
-        assert (
-            source.config.model_type == 'llama'
-            and source.tokenizer('a')['input_ids'] == tiny.tokenizer()('a').input_ids
-        )
-
-
-def test_a_timestamp_kept_as_an_object_is_read(tmp_path: Path, content: dict[str, Any]):
-    content['state']['timestamp'] = Timestamp(batch=Time(7, TimeUnit.BATCH))
-    torch.save(content, tmp_path / 'x.pt')
-    found = read_file(tmp_path / 'x.pt').timestamp
-    assert found is not None and found.batch == Time(7, TimeUnit.BATCH)
+        assert source.config.model_type == 'llama'
+        assert source.tokenizer('a')['input_ids'] == tiny.tokenizer()('a').input_ids
 
 
 @pytest.mark.parametrize('place', ['model', 'huggingface'])

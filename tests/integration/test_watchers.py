@@ -166,34 +166,23 @@ def test_another_watcher_resumes_the_evaluation_of_one_that_ended(
     assert [name for name in order if 'ba8' not in name] == [f'ep0-ba{batch}-rank0.pt:' for batch in (6, 4, 2)]
 
 
-def launched(folder: Path, *more: Any) -> list[str]:
-    """Return the command of a watch on two ranks."""
-    launcher = str(Path(sys.executable).parent / 'composer')
-    command = [launcher, '-n', '2', '--stderr', str(folder / 'rank{rank}.txt'), '-m', 'llmfoundry_gauntlet', 'watch']
-    return command + watch_arguments(folder, *more)
-
-
 @pytest.mark.slow
-def test_two_ranks_exit_on_sigterm_and_release_the_claim(trained: Path, folder: Path):
-    write_sums(folder, 6000)
+def test_two_ranks_exit_on_sigterm_and_then_give_the_same_results_while_only_rank_0_logs(trained: Path, folder: Path):
     copy_checkpoints(trained, folder)
-    log = folder / 'launcher.log'
+    (folder / 'checkpoints/ep0-ba1-rank0.pt').write_bytes(b'torn')
+    log, environment = folder / 'launcher.log', {**os.environ, **ENVIRONMENT}
+    launcher = [str(Path(sys.executable).parent / 'composer'), '-n', '2', '--stderr', str(folder / 'rank{rank}.txt')]
+    command = [*launcher, '-m', 'llmfoundry_gauntlet', 'watch', *watch_arguments(folder)]
     with log.open('w') as file:
-        process = subprocess.Popen(launched(folder), stdout=file, stderr=file, env={**os.environ, **ENVIRONMENT})
+        process = subprocess.Popen(command, stdout=file, stderr=file, env=environment)
         until(lambda: len(journal_lines(folder / 'watched/ba8')) >= 100, log)
         process.terminate()
         assert process.wait(timeout=PATIENCE) == 143, tail_of(log)
     assert [claim['expires'] for claim in claims(folder).values()] == [0]
     assert len(journal_lines(folder / 'watched/ba8')) >= 100
-
-
-@pytest.mark.slow
-def test_two_ranks_give_the_same_results_and_only_rank_0_logs(trained: Path, folder: Path):
-    copy_checkpoints(trained, folder)
-    (folder / 'checkpoints/ep0-ba9-rank0.pt').write_bytes(b'torn')
-    done = subprocess.run(launched(folder, '--once'), capture_output=True, text=True, env={**os.environ, **ENVIRONMENT})
+    done = subprocess.run([*command, '--once'], capture_output=True, text=True, env=environment)
     assert done.returncode == 1, done.stderr[-3000:]
     assert_same_as_training(folder / 'watched', trained / 'training')
-    assert done.stdout.count('ep0-ba9-rank0.pt: damaged') == 1
+    assert done.stdout.count('ep0-ba1-rank0.pt: damaged') == 1
     assert ': done ' in done.stderr
     assert ': done ' not in (folder / 'rank1.txt').read_text()
