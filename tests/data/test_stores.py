@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import re
 import sys
 import threading
 from collections.abc import Callable
@@ -132,25 +131,15 @@ def test_errors_name_a_missing_bucket_and_a_wrong_endpoint(s3_server: S3Server, 
     assert Store(s3_server.uri('')).files() == []
 
 
-def test_errors_distinguish_missing_wrong_and_insufficient_credentials(
+def test_errors_of_missing_and_wrong_credentials_say_which_to_set(
     s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    import boto3
-
     for name in ('AWS_SHARED_CREDENTIALS_FILE', 'AWS_CONFIG_FILE'):
         monkeypatch.setenv(name, str(tmp_path / 'none'))
-    iam = boto3.Session().client('iam', endpoint_url=s3_server.endpoint)
-    user = f'weak-{s3_server.bucket}'
-    iam.create_user(UserName=user)
-    weak = iam.create_access_key(UserName=user)['AccessKey']
     try:
         s3_server.want_credentials(after=0)
-        refused = problem_of(Store(s3_server.uri('x')).files)
-        assert 'Access Key Id you provided does not exist' in refused and 'set AWS_ACCESS_KEY_ID and ' in refused
-        monkeypatch.setenv('AWS_ACCESS_KEY_ID', weak['AccessKeyId'])
-        monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', weak['SecretAccessKey'])
         for action in (Store(s3_server.uri('x')).files, lambda: read_rows(s3_server.uri('x'))):
-            assert re.search('Access Denied|Forbidden', problem_of(action))
+            assert problem_of(action).endswith('; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE')
         monkeypatch.delenv('AWS_ACCESS_KEY_ID')
         monkeypatch.delenv('AWS_SECRET_ACCESS_KEY')
         assert 'Unable to locate credentials; set AWS_ACCESS_KEY_ID' in problem_of(Store(s3_server.uri('x')).files)
@@ -158,11 +147,8 @@ def test_errors_distinguish_missing_wrong_and_insufficient_credentials(
         s3_server.want_credentials(after=float('inf'))
 
 
-@pytest.mark.parametrize('scheme', ['memory', 's3'])
-def test_rows_are_read_from_a_store_with_line_numbers_and_errors_name_the_url(
-    scheme: str, s3_server: S3Server, tmp_path: Path
-):
-    bucket = s3_server.uri('rows') if scheme == 's3' else f'memory://{tmp_path}'
+def test_rows_are_read_from_a_store_with_line_numbers_and_errors_name_the_url(s3_server: S3Server):
+    bucket = s3_server.uri('rows')
 
     def put(url: str, content: bytes) -> str:
         fs, path = open_filesystem(url)
