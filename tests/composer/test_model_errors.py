@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,7 @@ import object_store
 import pytest
 import tiny
 import torch
-from composer.models import HuggingFaceModel
 from paths import FIXTURES
-from torch.distributed.checkpoint import FileSystemWriter, save
 
 s3_server = object_store.s3_server
 ROTARY = FIXTURES / 'models' / 'rotary_bos'
@@ -32,12 +29,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     network.save_pretrained(folder / 'one')
     for name in ('one', 'several'):
         tiny.tokenizer().save_pretrained(folder / name)
-    model = HuggingFaceModel(network, tokenizer=tiny.tokenizer())
-    content = {'state': {'model': model.state_dict(), 'integrations': {'huggingface': model.get_metadata()}}}
-    torch.save(content, folder / 'whole.pt')
-    with warnings.catch_warnings():
-        warnings.simplefilter('ignore')  # torch's own storages, and that one rank saves alone
-        save(content, storage_writer=FileSystemWriter(folder / 'sharded'), no_dist=True)
+    torch.save(tiny.content_of(network), folder / 'whole.pt')
+    tiny.save_sharded(tiny.content_of(network), folder / 'sharded')
     return folder
 
 

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,7 @@ import transformers
 from attempts import outcome
 from composer.core import Timestamp
 from composer.loggers import InMemoryLogger
-from composer.models import HuggingFaceModel
 from paths import ROOT
-from torch.distributed.checkpoint import FileSystemWriter, save
 from watched import record
 
 from llmfoundry_gauntlet import ConfigError, EvalGauntlet, evaluate
@@ -42,13 +39,6 @@ class Training:
     others: Path  # the last checkpoint in other forms
 
 
-def save_sharded(content: Any, folder: Path) -> None:
-    """What is in a checkpoint as Composer writes it when it is sharded, by one rank."""
-    with warnings.catch_warnings():
-        warnings.simplefilter('ignore')  # torch's own storages, and that one rank saves alone
-        save(content, storage_writer=FileSystemWriter(folder), no_dist=True)
-
-
 @pytest.fixture(scope='module')
 def training(tmp_path_factory: pytest.TempPathFactory) -> Training:
     folder = tmp_path_factory.mktemp('training')
@@ -57,7 +47,7 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Training:
     checkpoints, others = folder / 'run' / 'checkpoints', folder / 'others'
     trainer = tiny.trainer([callback], save_folder=str(checkpoints), save_interval='3ba')
     trainer.fit()
-    save_sharded(torch.load(checkpoints / 'latest-rank0.pt', weights_only=False), others / 'run' / 'ep0-ba6')
+    tiny.save_sharded(torch.load(checkpoints / 'latest-rank0.pt', weights_only=False), others / 'run' / 'ep0-ba6')
     (others / 'run' / 'latest-rank0.pt').symlink_to('ep0-ba6')
     network = trainer.state.model.model
     for name, size in {'one': '1GB', 'several': '20KB'}.items():
@@ -146,7 +136,7 @@ def test_what_a_checkpoint_does_not_hold_can_be_given(training: Training, tmp_pa
     content = torch.load(training.folder / 'latest-rank0.pt', weights_only=False)
     bare = {'state': {'model': content['state']['model']}}
     torch.save(bare, tmp_path / 'bare.pt')
-    save_sharded(bare, tmp_path / 'bare')
+    tiny.save_sharded(bare, tmp_path / 'bare')
     given = {'tokenizer': str(training.others / 'one'), 'model_config': str(training.others / 'one')}
     for name in ('bare.pt', 'bare'):
         out = tmp_path / f'{name}.out'
@@ -219,15 +209,11 @@ def save_forms(folder: Path) -> list[Path]:
     network.save_pretrained(folder / 'one')
     network.save_pretrained(folder / 'several', max_shard_size='50MB')
 
-    def content() -> dict[str, Any]:
-        whole = HuggingFaceModel(network, tokenizer=tiny.tokenizer())
-        return {'state': {'model': whole.state_dict(), 'integrations': {'huggingface': whole.get_metadata()}}}
-
-    torch.save(content(), folder / 'whole.pt')
-    save_sharded(content(), folder / 'sharded')
+    torch.save(tiny.content_of(network), folder / 'whole.pt')
+    tiny.save_sharded(tiny.content_of(network), folder / 'sharded')
     network.bfloat16()
     network.save_pretrained(folder / 'half')
-    torch.save(content(), folder / 'half.pt')
+    torch.save(tiny.content_of(network), folder / 'half.pt')
     return [folder / name for name in ('whole.pt', 'half.pt', 'sharded', 'one', 'several', 'half')]
 
 
