@@ -109,20 +109,14 @@ class MetadataUnpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def load_metadata(content: bytes) -> Metadata:
-    """Load the metadata of a sharded checkpoint. Raise UNPICKLING_ERRORS."""
-    metadata = MetadataUnpickler(io.BytesIO(content)).load()
-    if not isinstance(metadata, Metadata):
-        raise pickle.UnpicklingError(f'holds {type(metadata).__name__}; allowed: the metadata of a checkpoint')
-    return metadata
-
-
 class InertReader(FileSystemReader):
     """Reads shards, with metadata that run no code."""
 
     def read_metadata(self) -> Metadata:
         """Return the metadata. Raise UNPICKLING_ERRORS."""
-        metadata = load_metadata((Path(self.path) / '.metadata').read_bytes())
+        metadata = MetadataUnpickler(io.BytesIO((Path(self.path) / METADATA).read_bytes())).load()
+        if not isinstance(metadata, Metadata):
+            raise pickle.UnpicklingError(f'holds {type(metadata).__name__}; allowed: the metadata of a checkpoint')
         metadata.storage_meta = metadata.storage_meta or StorageMeta()
         metadata.storage_meta.load_id = self.load_id
         return metadata
@@ -369,7 +363,12 @@ def read_sharded(path: Path, *, wants_tokenizer: bool) -> CheckpointContent:
 
     The tokenizer is thousands of entries, one per token, and only read if `wants_tokenizer`.
     """
-    metadata = read_metadata(path)
+    try:
+        metadata = InertReader(path).read_metadata()
+    except FileNotFoundError as error:
+        raise ModelError(f'{path}: has shards but no {METADATA}, which is written last: {READ_AGAIN}') from error
+    except UNPICKLING_ERRORS as error:
+        raise ModelError(f'{path / METADATA}: cannot be read: {first_line(error)}; {READ_AGAIN}') from error
     paths = {name: tuple(place) for name, place in (metadata.planner_data or {}).items()}
     tensors = {
         str(paths[name][2]).removeprefix(PREFIX): (
@@ -399,17 +398,6 @@ def read_sharded(path: Path, *, wants_tokenizer: bool) -> CheckpointContent:
         huggingface=huggingface_of(state),
         timestamp=timestamp_of(path, state.get('timestamp')),
     )
-
-
-def read_metadata(path: Path) -> Metadata:
-    """Return the metadata of a sharded checkpoint. Raise ModelError."""
-    try:
-        metadata = InertReader(path).read_metadata()
-    except FileNotFoundError as error:
-        raise ModelError(f'{path}: has shards but no {METADATA}, which is written last: {READ_AGAIN}') from error
-    except UNPICKLING_ERRORS as error:
-        raise ModelError(f'{path / METADATA}: cannot be read: {first_line(error)}; {READ_AGAIN}') from error
-    return metadata
 
 
 def check_shards(path: Path, metadata: Metadata) -> None:
