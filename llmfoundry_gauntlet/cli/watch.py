@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,7 +34,6 @@ EVALUATION = (  # options that --train-yaml sets
     *('tasks', 'score', 'gauntlet', 'data_root', 'max_seq_len', 'tokens_per_batch', 'semantics', 'truncation'),
     *('fewshot', 'sandbox', 'limit', 'time_budget'),
 )
-TRAINING_KEYS = ('interval', 'save_folder')  # keys of the callback that `evaluate` does not take
 
 
 def watch(
@@ -102,7 +100,7 @@ def watch(
     logging.basicConfig(format='%(asctime)s %(message)s', datefmt='%Y-%m-%d %H:%M:%S')
     if os.environ.get('RANK', '0') == '0':
         logging.getLogger('llmfoundry_gauntlet').setLevel(logging.INFO)
-    from llmfoundry_gauntlet.composer.watch import BAD, WatchSettings, watch
+    from llmfoundry_gauntlet.composer.watch import DAMAGED, WatchSettings, watch
     from llmfoundry_gauntlet.results.files import RESULTS
     from llmfoundry_gauntlet.results.report.printing import print_runs
 
@@ -112,40 +110,33 @@ def watch(
         typer.echo(f'{name}: {state} {detail}')
     if table and any(training['out'].rglob(RESULTS)):
         print_runs(training['out'])
-    if any(state in BAD for _, state, _ in table):
+    if any(state == DAMAGED for _, state, _ in table):
         raise typer.Exit(CHECK_FAILED)
 
 
 def training_settings(path: Path) -> dict[str, Any]:
     """Return the WatchSettings fields given by a training YAML, `out` possibly None. Raise ConfigError."""
-    from llmfoundry_gauntlet.config.settings import EvaluationSettings
-    from llmfoundry_gauntlet.config.yaml import describe, read_yaml
+    from llmfoundry_gauntlet.config.settings import decode_settings
+    from llmfoundry_gauntlet.config.yaml import Problems, decode_value, read_yaml
 
-    values = read_yaml(path)
-    callbacks = values.get('callbacks') or {}
-    if not isinstance(callbacks, Mapping):
-        raise ConfigError(f'{path}: callbacks: is {describe(callbacks)}; allowed: a mapping')
-    block = callbacks.get('eval_gauntlet')
-    if not isinstance(block, Mapping):
-        raise ConfigError(f'{path}: callbacks.eval_gauntlet: is {describe(block)}; allowed: the settings as a mapping')
+    values, problems = read_yaml(path), Problems(str(path))
+    callbacks = decode_value(dict[str, Any], values.get('callbacks', {}), 'callbacks', problems) or {}
+    block = decode_value(dict[str, Any], callbacks.get('eval_gauntlet'), 'callbacks.eval_gauntlet', problems)
     run_name = values.get('run_name') or os.environ.get('RUN_NAME')
     loggers = values.get('loggers') or {}
     if loggers and run_name is None:
-        raise ConfigError(
-            f'{path}: has loggers but no run_name; set run_name so that all evaluations are logged as one run'
-        )
-    save_folder = block.get('save_folder', EvaluationSettings(tasks='-').save_folder)
-    if not isinstance(save_folder, str | None):
-        raise ConfigError(f'{path}: callbacks.eval_gauntlet.save_folder: is {describe(save_folder)}; allowed: text')
-    out = None
-    if save_folder is not None and (run_name is not None or '{run_name}' not in save_folder):
-        out = Path(save_folder.replace('{run_name}', str(run_name)))
+        problems.add('', 'has loggers but no run_name; set run_name so that all evaluations are logged as one run')
+    if problems.found:
+        raise ConfigError(problems.found)
+    save_folder = decode_settings(block, f'{path}: callbacks.eval_gauntlet').save_folder
+    if run_name is not None and save_folder is not None:
+        save_folder = save_folder.replace('{run_name}', run_name)
     return {
-        'settings': {key: value for key, value in block.items() if key not in TRAINING_KEYS},
+        'settings': {key: value for key, value in block.items() if key not in ('interval', 'save_folder')},
         'loggers': loggers,
         'run_name': run_name,
         'precision': values.get('precision'),
-        'out': out,
+        'out': None if save_folder is None or '{run_name}' in save_folder else Path(save_folder),
     }
 
 

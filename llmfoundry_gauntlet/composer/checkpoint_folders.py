@@ -13,16 +13,7 @@ from typing import Any
 
 from composer.utils import dist
 
-from llmfoundry_gauntlet.composer.checkpoints import (
-    CONFIG,
-    LINK,
-    METADATA,
-    SHARD,
-    check_shards,
-    checkpoints_among,
-    first_of,
-    read_metadata,
-)
+from llmfoundry_gauntlet.composer.checkpoints import CONFIG, LINK, METADATA, SHARD, first_of
 from llmfoundry_gauntlet.data.stores import Store, StoredFile, scheme_of
 from llmfoundry_gauntlet.errors import GauntletError, ModelError
 
@@ -37,11 +28,6 @@ class Checkpoint:
 
     name: str
     files: tuple[StoredFile, ...]
-
-    @property
-    def is_file(self) -> bool:
-        """Return whether the checkpoint is a single file rather than a folder."""
-        return [file.name for file in self.files] == [self.name]
 
     @property
     def batch(self) -> int | None:
@@ -118,16 +104,9 @@ def download(uri: str, folder: Path) -> tuple[Path, str]:
     path = folder / 'model' / PurePosixPath(checkpoint.name).name
     own_uri = f'{store.uri}/{checkpoint.name}'.removesuffix('/.')
     names = [file.name for file in checkpoint.files]
-    metadata = f'{checkpoint.name}/{METADATA}'
-    if metadata in names:
-        names.remove(metadata)
-        store.download([metadata], path)
-        sizes = {PurePosixPath(file.name).name: file.size for file in checkpoint.files}
-        try:  # before downloading the large files
-            check_shards(path, read_metadata(path), sizes)
-        except ModelError as error:
-            raise ModelError(str(error).replace(str(path), own_uri)) from error
-    store.download(names, path.parent if checkpoint.is_file else path)
+    if any(name.endswith(SHARD) for name in names) and not any(name.endswith(METADATA) for name in names):
+        raise ModelError(f'{own_uri}: has shards but no {METADATA}, which is written last')
+    store.download(names, path.parent if names == [checkpoint.name] else path)
     return path, own_uri
 
 
@@ -136,7 +115,11 @@ def find_model(store: Store, key: str) -> Checkpoint:
     files = {file.name: file for file in store.files(key)}
     for link in (key, f'{key}{LINK}'):
         if link.endswith(LINK) and link in files:
-            return follow(store, link)
+            text = store.read(link).decode(errors='replace').strip()
+            target = text.removeprefix(f'{store.uri}/').strip('/')
+            if not target or target.endswith(LINK):
+                raise ModelError(f'{store.uri}/{link}: leads to {text!r}; allowed: the key of a checkpoint')
+            return find_model(store, target)
     if key in files:
         return Checkpoint(name=key, files=(files[key],))
     below = [file for name, file in files.items() if name.startswith(f'{key}/') or not key]
@@ -149,21 +132,9 @@ def find_model(store: Store, key: str) -> Checkpoint:
     raise ModelError(f'{store.uri}/{key}: {what_is_in_it(names)}')
 
 
-def follow(store: Store, link: str) -> Checkpoint:
-    """Return the checkpoint whose key in the bucket is the text of a link. Raise ModelError."""
-    text = store.read(link).decode(errors='replace').strip()
-    key = text.removeprefix(f'{store.uri}/').strip('/')
-    if not key or key.endswith(LINK):
-        raise ModelError(f'{store.uri}/{link}: leads to {text!r}; allowed: the key of a checkpoint')
-    try:
-        return find_model(store, key)
-    except ModelError as error:
-        raise ModelError(f'{store.uri}/{link}: leads to {text!r}: {error}') from error
-
-
 def what_is_in_it(names: list[str]) -> str:
     """Return a message saying why a folder is not a model, given the relative names of its files."""
-    found = checkpoints_among(names)
+    found = [checkpoint.name for checkpoint in find_checkpoints([StoredFile(name, 0, '') for name in names])]
     if found:
         return f'is a folder of {len(found)} checkpoints; name one of them: {", ".join(found)}'
     return (

@@ -14,7 +14,7 @@ import re
 import sys
 import warnings
 import zipfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -25,6 +25,7 @@ import torch
 from composer.core import Time, Timestamp, TimeUnit
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -59,10 +60,10 @@ METADATA = '.metadata'  # of a sharded checkpoint
 CONFIG = 'config.json'  # of a Hugging Face folder
 SHARD = '.distcp'
 LINK = '.symlink'  # of a link in an object store: a text file with the name of its target
-WHOLE = ('.pt', '.pth', '.ckpt')
 PACKED = ('.tar', '.gz', '.tgz', '.bz2', '.lz4', '.lzma', '.lzo', '.xz', '.zst')
 WEIGHTS = ('model.safetensors', 'pytorch_model.bin')
 OF_MODEL = ('state', 'model')
+PREFIX = 'model.'  # of weights in a Composer checkpoint: the attribute with the Hugging Face model
 OF_HUGGINGFACE = ('state', 'integrations', 'huggingface')
 OF_TIME = ('state', 'timestamp')
 READ_AGAIN = 'copy it again, or name another checkpoint'
@@ -108,20 +109,14 @@ class MetadataUnpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def load_metadata(content: bytes) -> Metadata:
-    """Load the metadata of a sharded checkpoint. Raise UNPICKLING_ERRORS."""
-    metadata = MetadataUnpickler(io.BytesIO(content)).load()
-    if not isinstance(metadata, Metadata):
-        raise pickle.UnpicklingError(f'holds {type(metadata).__name__}; allowed: the metadata of a checkpoint')
-    return metadata
-
-
 class InertReader(FileSystemReader):
     """Reads shards, with metadata that run no code."""
 
     def read_metadata(self) -> Metadata:
         """Return the metadata. Raise UNPICKLING_ERRORS."""
-        metadata = load_metadata((Path(self.path) / '.metadata').read_bytes())
+        metadata = MetadataUnpickler(io.BytesIO((Path(self.path) / METADATA).read_bytes())).load()
+        if not isinstance(metadata, Metadata):
+            raise pickle.UnpicklingError(f'holds {type(metadata).__name__}; allowed: the metadata of a checkpoint')
         metadata.storage_meta = metadata.storage_meta or StorageMeta()
         metadata.storage_meta.load_id = self.load_id
         return metadata
@@ -138,16 +133,15 @@ class InertPlanner(DefaultLoadPlanner):
         self.state_dict[read_item.dest_index.fqn] = load_inert(value)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Weights:
-    """The stored tensors of a model by name: shapes and types, not necessarily data.
+    """The stored tensors of a model by name, mapped from files, or without data if there is `load_into`.
 
-    `copy_into` reads the named ones into tensors of the same shapes, cast to their type, on their device.
+    `load_into` reads the named ones into tensors of the same shapes, cast to their type, on their device.
     """
 
     tensors: Mapping[str, torch.Tensor]
-    copy_into: Callable[[Mapping[str, torch.Tensor]], None]
-    model_type: str | None = None  # that they were trained as, if known
+    load_into: Callable[[Mapping[str, torch.Tensor]], None] | None = None
 
 
 def load_network(name: str, config: PretrainedConfig, weights: Weights, device: torch.device) -> Any:
@@ -169,10 +163,15 @@ def load_network(name: str, config: PretrainedConfig, weights: Weights, device: 
     network.to(device).eval().requires_grad_(False)
     targets = network.state_dict()
     places = places_of(network, weights.tensors)
-    check_names(name, network, places, weights.model_type)
+    check_names(name, network, places)
     found = {places[own]: target for own, target in targets.items() if own in places}
     check_tensors(name, {stored: (weights.tensors[stored], target) for stored, target in found.items()})
-    weights.copy_into({stored: found[stored] for stored in first_of_tied(found)})
+    wanted = {stored: found[stored] for stored in first_of_tied(found)}
+    if weights.load_into is not None:
+        weights.load_into(wanted)
+    else:
+        for stored, target in wanted.items():
+            copy_mapped(weights.tensors[stored], target)
     return network
 
 
@@ -197,7 +196,7 @@ def places_of(network: Any, stored: Collection[str]) -> dict[str, str]:
     return {own: name for name, own in renamed.items()}
 
 
-def check_names(name: str, network: Any, places: Mapping[str, str], model_type: str | None) -> None:
+def check_names(name: str, network: Any, places: Mapping[str, str]) -> None:
     """Raise ModelError unless all weights are stored and nothing else is, given `places_of` them."""
     targets = network.state_dict()
     buffers = dict(network.named_buffers())
@@ -213,26 +212,21 @@ def check_names(name: str, network: Any, places: Mapping[str, str], model_type: 
     ]
     if not missing and not unknown:
         return
-    own_type = network.config.model_type
-    types = f'is of {own_type}' if model_type in (None, own_type) else f'is of {own_type}, they are of {model_type}'
     raise ModelError(
-        f'{name}: the weights do not match the configuration, which {types}: {listed(missing)} missing, '
-        f'{listed(unknown)} unknown; give the configuration that they were trained with (--model-config)'
+        f'{name}: the weights do not match the configuration, which is of {network.config.model_type}: '
+        f'{listed(missing)} missing, {listed(unknown)} unknown; give the configuration that they were trained with '
+        '(--model-config)'
     )
 
 
 def check_tensors(name: str, pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Raise ModelError unless stored tensors, the first of each pair, have the network's shapes and are floats."""
-    shapes = [
-        f'{key} is {list(stored.shape)} in the file and {list(target.shape)} in the model'
-        for key, (stored, target) in pairs.items()
-        if stored.shape != target.shape
-    ]
-    types = [
-        f'{key} is {str(stored.dtype).removeprefix("torch.")}'
-        for key, (stored, target) in pairs.items()
-        if target.is_floating_point() and stored.dtype not in FLOATS
-    ]
+    shapes, types = [], []
+    for key, (stored, target) in pairs.items():
+        if stored.shape != target.shape:
+            shapes.append(f'{key} is {list(stored.shape)} in the file and {list(target.shape)} in the model')
+        if target.is_floating_point() and stored.dtype not in FLOATS:
+            types.append(f'{key} is {str(stored.dtype).removeprefix("torch.")}')
     if shapes:
         raise ModelError(
             f'{name}: the weights do not match the configuration: {first_of(shapes, "; ")}; give the configuration '
@@ -255,29 +249,22 @@ def first_of(words: Collection[str], between: str) -> str:
 
 
 def copy_mapped(stored: torch.Tensor, target: torch.Tensor) -> None:
-    """Copy a tensor that is mapped from a file piece by piece, releasing each piece's pages."""
-    if not stored.is_contiguous():
+    """Copy a tensor that is mapped from a file piece by piece, releasing each piece's pages on Linux.
+
+    Otherwise mapped pages count as the process's memory until the file is unmapped. They are read again on use.
+    """
+    if not stored.is_contiguous() or sys.platform != 'linux':
         target.copy_(stored)
         return
     source, goal = stored.view(-1), target.view(-1)
     step = PIECE_BYTES // stored.element_size()
-    for start in range(0, len(source), step):
-        piece = source[start : start + step]
-        goal[start : start + step].copy_(piece)
-        release_pages(piece)
-
-
-def release_pages(piece: torch.Tensor) -> None:
-    """Release the pages of a part of a mapped file; they are read again on use.
-
-    Otherwise mapped pages count as the process's memory until the file is unmapped. Does nothing except on Linux.
-    """
-    if sys.platform != 'linux':
-        return
-    start = -(-piece.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-    end = (piece.data_ptr() + piece.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-    if end > start:
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
+    for begin in range(0, len(source), step):
+        piece = source[begin : begin + step]
+        goal[begin : begin + step].copy_(piece)
+        start = -(-piece.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (piece.data_ptr() + piece.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if end > start:
+            ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
 
 
 def first_line(error: BaseException) -> str:
@@ -315,18 +302,6 @@ def is_sharded(path: Path) -> bool:
     return (path / METADATA).is_file() or any(path.glob(f'*{SHARD}'))
 
 
-def checkpoints_among(names: Sequence[str]) -> list[str]:
-    """Return the files and folders among relative names below a folder that are models."""
-    found = set()
-    for name in names:
-        folder, _, file = name.rpartition('/')
-        if file in (METADATA, CONFIG) and folder:
-            found.add(f'{folder}/')
-        elif file.endswith((*WHOLE, LINK, *PACKED)):
-            found.add(name)
-    return sorted(found)
-
-
 def read_file(path: Path) -> CheckpointContent:
     """Return a checkpoint in one file, mapped into memory. Raise ModelError."""
     if path.name.endswith(PACKED):
@@ -335,11 +310,12 @@ def read_file(path: Path) -> CheckpointContent:
     state = content.get('state') if isinstance(content, Mapping) else None
     if not isinstance(state, Mapping) or not isinstance(state.get('model'), Mapping):
         raise ModelError(f"{path}: is not a Composer checkpoint: it has no 'state' with a 'model'")
-    tensors = {own_name(name): value for name, value in state['model'].items() if isinstance(value, torch.Tensor)}
-    huggingface = huggingface_of(state)
+    tensors = {
+        name.removeprefix(PREFIX): value for name, value in state['model'].items() if isinstance(value, torch.Tensor)
+    }
     return CheckpointContent(
-        weights=mapped_weights(tensors, model_type_of(huggingface)),
-        huggingface=huggingface,
+        weights=Weights(tensors),
+        huggingface=huggingface_of(state),
         timestamp=timestamp_of(path, state.get('timestamp')),
     )
 
@@ -349,13 +325,10 @@ def load_mapped(path: Path, kind: str) -> Any:
     try:
         if not zipfile.is_zipfile(path):
             size = path.stat().st_size
-            with path.open('rb') as file:
-                begins_well = file.read(4) == b'PK\x03\x04'
-            if begins_well or not size:
-                raise ModelError(
-                    f'{path}: is truncated after {size} bytes: the directory at its end is missing; {READ_AGAIN}'
-                )
-            raise ModelError(f'{path}: is not {kind}: it was not written by torch.save')
+            raise ModelError(
+                f'{path}: is not {kind}: it is truncated after {size} bytes, or was not written by torch.save; '
+                f'{READ_AGAIN}'
+            )
         return load_inert(path, mmap=True)
     except UnpicklingError as error:
         raise ModelError(
@@ -366,25 +339,11 @@ def load_mapped(path: Path, kind: str) -> Any:
         raise ModelError(f'{path}: is not {kind}: {first_line(error)}') from error
 
 
-def own_name(name: str) -> str:
-    """Return a weight's name in the Hugging Face model, which is the attribute `model` of Composer's."""
-    return name.removeprefix('model.')
-
-
 def huggingface_of(state: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the state stored by a HuggingFaceModel, None if the checkpoint has none."""
     integrations = state.get('integrations')
     found = integrations.get('huggingface') if isinstance(integrations, Mapping) else None
     return found if isinstance(found, Mapping) else None
-
-
-def model_type_of(huggingface: Mapping[str, Any] | None) -> str | None:
-    """Return the model type stored in a checkpoint, None if unknown."""
-    try:
-        found = None if huggingface is None else huggingface['model']['config']['content'].get('model_type')
-    except (LookupError, TypeError, AttributeError):  # an error once the configuration is loaded
-        return None
-    return found if isinstance(found, str) else None
 
 
 def timestamp_of(path: Path, stored: Any) -> Timestamp | None:
@@ -404,16 +363,24 @@ def read_sharded(path: Path, *, wants_tokenizer: bool) -> CheckpointContent:
 
     The tokenizer is thousands of entries, one per token, and only read if `wants_tokenizer`.
     """
-    metadata = read_metadata(path)
+    try:
+        metadata = InertReader(path).read_metadata()
+    except FileNotFoundError as error:
+        raise ModelError(f'{path}: has shards but no {METADATA}, which is written last: {READ_AGAIN}') from error
+    except UNPICKLING_ERRORS as error:
+        raise ModelError(f'{path / METADATA}: cannot be read: {first_line(error)}; {READ_AGAIN}') from error
     paths = {name: tuple(place) for name, place in (metadata.planner_data or {}).items()}
     tensors = {
-        own_name(paths[name][2]): (name, torch.empty(stored.size, dtype=stored.properties.dtype, device='meta'))
+        str(paths[name][2]).removeprefix(PREFIX): (
+            name,
+            torch.empty(stored.size, dtype=stored.properties.dtype, device='meta'),
+        )
         for name, stored in metadata.state_dict_metadata.items()
         if isinstance(stored, TensorStorageMetadata) and paths.get(name, ())[:2] == OF_MODEL
     }
     if not tensors:
         raise ModelError(f"{path}: is not a Composer checkpoint: it has no 'state' with a 'model'")
-    check_shards(path, metadata, {file.name: file.stat().st_size for file in path.iterdir()})
+    check_shards(path, metadata)
     of_tokenizer = (*OF_HUGGINGFACE, 'tokenizer')
     wanted = [
         name
@@ -422,32 +389,20 @@ def read_sharded(path: Path, *, wants_tokenizer: bool) -> CheckpointContent:
     ]
     values: dict[str, Any] = dict.fromkeys(wanted)
     load_distributed(path, values)
-    state = nested({paths[name]: value for name, value in values.items()}).get('state', {})
-    huggingface = huggingface_of(state)
+    state: Any = unflatten_state_dict(values, paths).get('state', {})
     return CheckpointContent(
         weights=Weights(
-            tensors={own: tensor for own, (_, tensor) in tensors.items()},
-            copy_into=lambda targets: load_distributed(path, {tensors[own][0]: to for own, to in targets.items()}),
-            model_type=model_type_of(huggingface),
+            {own: tensor for own, (_, tensor) in tensors.items()},
+            lambda targets: load_distributed(path, {tensors[own][0]: to for own, to in targets.items()}),
         ),
-        huggingface=huggingface,
+        huggingface=huggingface_of(state),
         timestamp=timestamp_of(path, state.get('timestamp')),
     )
 
 
-def read_metadata(path: Path) -> Metadata:
-    """Return the metadata of a sharded checkpoint. Raise ModelError."""
-    try:
-        metadata = InertReader(path).read_metadata()
-    except FileNotFoundError as error:
-        raise ModelError(f'{path}: has shards but no {METADATA}, which is written last: {READ_AGAIN}') from error
-    except UNPICKLING_ERRORS as error:
-        raise ModelError(f'{path / METADATA}: cannot be read: {first_line(error)}; {READ_AGAIN}') from error
-    return metadata
-
-
-def check_shards(path: Path, metadata: Metadata, sizes: Mapping[str, int]) -> None:
-    """Raise ModelError unless all files of a sharded checkpoint exist in full length, given their sizes by name."""
+def check_shards(path: Path, metadata: Metadata) -> None:
+    """Raise ModelError unless all files of a sharded checkpoint exist in full length."""
+    sizes = {file.name: file.stat().st_size for file in path.iterdir()}
     lengths: dict[str, int] = {}
     for info in metadata.storage_data.values():
         lengths[info.relative_path] = max(lengths.get(info.relative_path, 0), info.offset + info.length)
@@ -470,33 +425,13 @@ def load_distributed(path: Path, values: dict[str, Any]) -> None:
             raise ModelError(f'{path}: cannot be read: {first_of(reasons, "; ")}; {READ_AGAIN}') from error
 
 
-def nested(values: Mapping[tuple[Any, ...], Any]) -> dict[str, Any]:
-    """Return a tree of dicts, or of lists if the keys are numbers, from values by their paths."""
-    whole: dict[Any, Any] = {}
-    for path, value in values.items():
-        part = whole
-        for key in path[:-1]:
-            part = part.setdefault(key, {})
-        part[path[-1]] = value
-    return {key: with_lists(value) for key, value in whole.items()}
-
-
-def with_lists(part: Any) -> Any:
-    """Return a tree with a list in place of each dict whose keys are all numbers."""
-    if not isinstance(part, dict):
-        return part
-    if part and all(isinstance(key, int) for key in part):
-        return [with_lists(part[key]) for key in sorted(part)]
-    return {key: with_lists(value) for key, value in part.items()}
-
-
-def read_folder(path: Path, model_type: str | None) -> Weights:
+def read_folder(path: Path) -> Weights:
     """Return the weights of a Hugging Face folder, mapped from one file or several. Raise ModelError."""
     for name in WEIGHTS:
         if (path / f'{name}.index.json').is_file():
-            return mapped_weights(read_shards(path / f'{name}.index.json'), model_type)
+            return Weights(read_shards(path / f'{name}.index.json'))
         if (path / name).is_file():
-            return mapped_weights(read_tensors(path / name), model_type)
+            return Weights(read_tensors(path / name))
     allowed = ', '.join(f'{name}, {name}.index.json' for name in WEIGHTS)
     raise ModelError(f'{path}: has no weights; allowed: {allowed}')
 
@@ -513,11 +448,7 @@ def read_shards(index: Path) -> dict[str, torch.Tensor]:
     missing = [name for name in files if not (index.parent / name).is_file()]
     if missing:
         raise ModelError(f'{index}: of {len(files)} files {len(missing)} are missing: {first_of(missing, ", ")}')
-    tensors = {name: tensor for file in files for name, tensor in read_tensors(index.parent / file).items()}
-    lost = [f'{name} in {file}' for name, file in places.items() if name not in tensors]
-    if lost:
-        raise ModelError(f'{index}: lists weights that do not exist: {first_of(lost, ", ")}; {READ_AGAIN}')
-    return tensors
+    return {name: tensor for file in files for name, tensor in read_tensors(index.parent / file).items()}
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
@@ -532,13 +463,3 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
     except (OSError, SafetensorError) as error:
         size = path.stat().st_size
         raise ModelError(f'{path}: cannot be read ({size} bytes): {first_line(error)}; {READ_AGAIN}') from error
-
-
-def mapped_weights(tensors: Mapping[str, torch.Tensor], model_type: str | None) -> Weights:
-    """Return weights whose tensors are mapped from files."""
-
-    def copy_into(targets: Mapping[str, torch.Tensor]) -> None:
-        for name, target in targets.items():
-            copy_mapped(tensors[name], target)
-
-    return Weights(tensors=tensors, copy_into=copy_into, model_type=model_type)

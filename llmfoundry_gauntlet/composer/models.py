@@ -191,8 +191,7 @@ def load_folder(name: str, config: PretrainedConfig, device: torch.device) -> An
     """Return the model of a Hugging Face folder or name. Raise ModelError."""
     folder = Path(name) if Path(name).is_dir() else hub_folder(name)
     generation = load_generation_config(folder)
-    stored_type = load_config(str(folder)).model_type
-    network = load_network(name, config, read_folder(folder, stored_type), device)
+    network = load_network(name, config, read_folder(folder), device)
     if generation is not None and network.can_generate():
         network.generation_config = generation
     return network

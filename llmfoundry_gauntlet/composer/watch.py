@@ -1,6 +1,7 @@
 """`gauntlet watch`: evaluate each checkpoint of a folder once, when it appears.
 
-Several watchers can share the work: a claim is a lock object with an expiry.
+A checkpoint is done if its records have a results.json. While it is evaluated, a claim keeps other watchers away: a
+lock object with an expiry.
 """
 
 from __future__ import annotations
@@ -10,33 +11,31 @@ import gc
 import hashlib
 import json
 import logging
-import math
 import os
 import platform
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote
 
 import torch
-from composer.core import Engine, State
-from composer.loggers import Logger, LoggerDestination
+from composer.core import Engine
 from composer.utils import dist
 
-from llmfoundry_gauntlet.composer.callback import EvalGauntlet, on_first_rank
+from llmfoundry_gauntlet.composer.callback import on_first_rank
 from llmfoundry_gauntlet.composer.checkpoint_folders import Checkpoint, find_checkpoints
-from llmfoundry_gauntlet.composer.evaluate import DIST_TIMEOUT, check_device, check_precision, default_device, evaluate
+from llmfoundry_gauntlet.composer.evaluate import DIST_TIMEOUT, check_device, check_precision, default_device, opened
 from llmfoundry_gauntlet.composer.journal import Resuming
 from llmfoundry_gauntlet.composer.loggers import build_loggers, logger_settings
 from llmfoundry_gauntlet.config.settings import decode_settings
-from llmfoundry_gauntlet.data.stores import Store, StoredFile
+from llmfoundry_gauntlet.data.stores import Store
 from llmfoundry_gauntlet.errors import ModelError, RecordError, StoreError
 from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, load_data, with_programs
 from llmfoundry_gauntlet.results.files import RESULTS, read_results
@@ -45,134 +44,8 @@ from llmfoundry_gauntlet.types import TrainingPoint
 log = logging.getLogger(__name__)
 
 RENEWALS = 5  # per expiry time
-SYNC_SECONDS = 10.0  # between checks for a stop signal, in which all ranks take part, while waiting
-CLAIMS = '.gauntlet'  # the folder of claims, next to the checkpoints
-CLAIM_FORMAT = 3
-SETTINGS = 'settings.json'  # what all claims in a folder have in common, for people to read
-# States of a checkpoint. A damaged one is skipped until it changes; a failed one (store unreachable) is retried.
-WAITING, RUNNING, DONE, DAMAGED, FAILED = 'waiting', 'running', 'done', 'damaged', 'failed'
-BAD = (DAMAGED, FAILED)
-RECORDED, RESOLVED = ('semantics', 'fewshot', 'subset_items', 'time_budget'), ('precision', 'max_seq_len', 'truncation')
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """The content of a claim file."""
-
-    owner: str  # host:process
-    expires: float | None  # Unix time, 0 once released; None once the checkpoint is evaluated
-    sizes: Mapping[str, int] | None = None  # questions per task within the time budget, once evaluated
-
-    @property
-    def is_done(self) -> bool:
-        """Return whether the checkpoint is evaluated."""
-        return self.expires is None
-
-    @property
-    def is_running(self) -> bool:
-        """Return whether the claim has neither expired nor been released or completed."""
-        return self.expires is not None and time.time() < self.expires
-
-
-class Claims:
-    """The claims in a folder as of the last `refresh`, and this watcher's own. All methods raise StoreError."""
-
-    def __init__(self, store: Store, *, expires_seconds: float) -> None:
-        self.store = store
-        self.expires_seconds = expires_seconds
-        self.owner = f'{platform.node()}:{os.getpid()}'
-        self.by_name: dict[str, Claim] = {}
-        self._by_file: dict[StoredFile, Claim] = {}  # not read again
-        self._own = self._next = ''  # names of this watcher's claim file and of its successor
-
-    def refresh(self) -> None:
-        """Read the claims that have changed. An unreadable one counts as new: it may be only half written."""
-        files = [file for file in self.store.files() if '@' in file.name]
-        self._by_file = {file: self._by_file.get(file) or self._read(file.name) for file in files}
-        self.by_name = {file.name: claim for file, claim in self._by_file.items()}
-
-    def _read(self, name: str) -> Claim:
-        try:
-            return Claim(**json.loads(self.store.read(name)))
-        except (ValueError, TypeError) as error:
-            log.warning('%s/%s: is not a claim (%s); it counts until it expires', self.store.uri, name, error)
-            return Claim('unknown', self.expiry())
-
-    def on(self, checkpoint: Checkpoint) -> list[Claim]:
-        """Return the claims on this version of a checkpoint; the last one is valid."""
-        found: list[Claim] = []
-        while (claim := self.by_name.get(file_of(checkpoint, len(found)))) is not None:
-            found.append(claim)
-        return found
-
-    def is_known(self, checkpoint: Checkpoint) -> bool:
-        """Return whether there is a claim on any version of a checkpoint."""
-        return any(name.startswith(f'{quote(checkpoint.name, safe="")}@') for name in self.by_name)
-
-    def sizes(self) -> Mapping[str, int] | None:
-        """Return the numbers of questions per task within the time budget, or `None` before the first evaluation."""
-        return next((claim.sizes for claim in self.by_name.values() if claim.sizes is not None), None)
-
-    def take(self, checkpoint: Checkpoint) -> bool:
-        """Create this watcher's claim; return `False` if another watcher was faster. Any earlier claim must be over."""
-        number = len(self.on(checkpoint))
-        self._own, self._next = file_of(checkpoint, number), file_of(checkpoint, number + 1)
-        return self.store.create(self._own, self._content(self.expiry()))
-
-    def write(self, expires: float | None, sizes: Mapping[str, int] | None = None) -> None:
-        """Rewrite this watcher's claim. Raise StoreError if it `is_lost`."""
-        self.refresh()
-        if self.is_lost:
-            raise StoreError(f'{self.store.uri}/{self._next}: {self.by_name[self._next].owner} has taken over')
-        self.store.write(self._own, self._content(expires, sizes))
-
-    @property
-    def is_lost(self) -> bool:
-        """Return whether another watcher has taken over this watcher's claim."""
-        return self._next in self.by_name
-
-    def expiry(self) -> float:
-        """Return the expiry of a claim created or renewed now."""
-        return time.time() + self.expires_seconds
-
-    def _content(self, expires: float | None, sizes: Mapping[str, int] | None = None) -> bytes:
-        return (json.dumps(asdict(Claim(self.owner, expires, sizes))) + '\n').encode()
-
-    def close(self, expires: float | None, sizes: Mapping[str, int] | None = None) -> None:
-        """Write the final state of this watcher's claim; log an error, after which the claim expires."""
-        try:
-            self.write(expires, sizes)
-        except StoreError as error:
-            log.warning('%s; claim not updated', error)
-
-    @contextmanager
-    def renewed(self, name: str) -> Iterator[None]:
-        """Renew this watcher's claim on a checkpoint in a thread; release it if an exception ends the context."""
-        end, is_finished = threading.Event(), False
-
-        def renew() -> None:
-            while not end.wait(self.expires_seconds / RENEWALS):
-                try:
-                    self.write(self.expiry())
-                except StoreError as error:
-                    log.warning('%s; claim not renewed', error)
-
-        thread = threading.Thread(target=renew, name='claim', daemon=True)
-        thread.start()
-        try:
-            yield
-            is_finished = True
-        finally:
-            end.set()
-            thread.join()
-            if not is_finished:
-                self.close(0.0)
-                log.info('%s: released; finished items are kept', name)
-
-
-def file_of(checkpoint: Checkpoint, number: int) -> str:
-    """Return the name of a claim file."""
-    return f'{quote(checkpoint.name, safe="")}@{checkpoint.version}.{number}.json'
+COMPARED = ('semantics', 'fewshot', 'subset_items', 'time_budget', 'truncation', 'max_seq_len')  # with existing records
+WAITING, RUNNING, DONE, DAMAGED = 'waiting', 'running', 'done', 'damaged'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,9 +53,9 @@ class WatchSettings:
     """The settings of a watch and of the evaluation of its checkpoints.
 
     `settings` are the keyword arguments of `evaluate`; `loggers` are Composer's by name, with their arguments. With
-    `once` the watch ends when all checkpoints found at the start are evaluated, here or by another watcher; with
-    `stop_seconds`, after this long without a new checkpoint. A checkpoint is complete when it has not changed for
-    `settle_seconds`. A claim expires after `expires_seconds` unless it is renewed.
+    `once` the watch ends when all checkpoints are done or damaged; with `stop_seconds`, after this long without a new
+    checkpoint. A checkpoint is complete when it has not changed for `settle_seconds`. A claim expires after
+    `expires_seconds` unless it is renewed.
     """
 
     folder: str
@@ -202,19 +75,89 @@ class WatchSettings:
     stop_seconds: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Due:
-    """A claimed checkpoint to evaluate, with records in `out`."""
+class Claims:
+    """The claims on checkpoints in a folder. All methods raise StoreError.
 
-    checkpoint: Checkpoint
-    out: Path
+    Claims on a version of a checkpoint are numbered and the last one is valid, as creating the next one is exclusive.
+    """
+
+    def __init__(self, store: Store, *, expires_seconds: float) -> None:
+        self.store = store
+        self.expires_seconds = expires_seconds
+        self.owner = f'{platform.node()}:{os.getpid()}'
+        self.names: list[str] = []  # as of the last `refresh`
+
+    def refresh(self) -> None:
+        """List the claims."""
+        self.names = [file.name for file in self.store.files()]
+
+    def is_overwritten(self, checkpoint: Checkpoint) -> bool:
+        """Return whether all claims on a checkpoint are on earlier versions."""
+        is_known = any(name.startswith(f'{quote(checkpoint.name, safe="")}@') for name in self.names)
+        return is_known and f'{stem_of(checkpoint)}.0.json' not in self.names
+
+    def owner_of(self, checkpoint: Checkpoint) -> tuple[str | None, float]:
+        """Return the owner, host:process, and the expiry in Unix time of the last claim; 0 once it is released."""
+        if not (number := self._count(checkpoint)):
+            return None, 0.0
+        name = f'{stem_of(checkpoint)}.{number - 1}.json'
+        for wait_seconds in (1.0, 0.0):  # it may be half written
+            try:
+                claim = json.loads(self.store.read(name))
+                return str(claim['owner']), float(claim['expires'])
+            except (ValueError, TypeError, LookupError):
+                time.sleep(wait_seconds)
+        log.warning('%s/%s: is not a claim; it counts as expired', self.store.uri, name)
+        return 'unknown', 0.0
+
+    @contextmanager
+    def held(self, checkpoint: Checkpoint) -> Iterator[bool]:
+        """Create a claim, renew it in a thread and release it at the end; yield `False` if another watcher was faster.
+
+        The last claim must be over. A claim that cannot be written any more expires.
+        """
+        name, end = f'{stem_of(checkpoint)}.{self._count(checkpoint)}.json', threading.Event()
+
+        def content(expires: float) -> bytes:
+            return json.dumps({'owner': self.owner, 'expires': expires}).encode()
+
+        def write(expires: float) -> None:
+            try:
+                self.store.write(name, content(expires))
+            except StoreError as error:
+                log.warning('%s; claim not updated', error)
+
+        def renew() -> None:
+            while not end.wait(self.expires_seconds / RENEWALS):
+                write(time.time() + self.expires_seconds)
+
+        if not self.store.create(name, content(time.time() + self.expires_seconds)):
+            yield False
+            return
+        thread = threading.Thread(target=renew, name='claim', daemon=True)
+        thread.start()
+        try:
+            yield True
+        finally:
+            end.set()
+            thread.join()
+            write(0.0)
+
+    def _count(self, checkpoint: Checkpoint) -> int:
+        return sum(name.startswith(f'{stem_of(checkpoint)}.') for name in self.names)
+
+
+def stem_of(checkpoint: Checkpoint) -> str:
+    """Return the name of a checkpoint's claim files without number and suffix."""
+    return f'{quote(checkpoint.name, safe="")}@{checkpoint.version}'
 
 
 def watch(options: WatchSettings) -> list[tuple[str, str, str]]:
     """Evaluate checkpoints until the watch ends; return name, state and detail of each. Raise GauntletError.
 
     Settings, tasks, data, loggers and folders are checked before anything is claimed. A checkpoint that cannot be
-    evaluated is reported and skipped. All ranks of the `composer` launcher call this; rank 0 lists and decides.
+    evaluated is reported and skipped. SIGTERM and SIGINT release the claim and raise SystemExit. All ranks of the
+    `composer` launcher call this; rank 0 lists and decides.
     """
     device = options.device or default_device()
     check_device(device)
@@ -225,35 +168,42 @@ def watch(options: WatchSettings) -> list[tuple[str, str, str]]:
     dist.initialize_dist(device, timeout=DIST_TIMEOUT)
     watcher = Watcher(options, data)  # used by rank 0 only
     on_first_rank(watcher.start)
-    with stop_signals() as check_stop:
+    signals: list[int] = []
+
+    def stop(number: int, frame: object) -> None:
+        signals.append(number)
+        log.info('stopping; finished items are kept')
+        sys.exit(128 + number)
+
+    handlers = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
         while (step := on_first_rank(watcher.next_step)) is not None:
-            if isinstance(step, Due):
-                evaluate_due(step, watcher, device, check_stop)
+            if isinstance(step, Checkpoint):
+                evaluate_checkpoint(step, watcher)
             else:
-                parts = math.ceil(step / SYNC_SECONDS)  # the same on all ranks
-                for _ in range(parts):
-                    time.sleep(step / parts)
-                    check_stop()
-            check_stop()
+                time.sleep(step)
+            if signals:  # an exception from a handler is lost if it interrupts an object's finalizer
+                sys.exit(128 + signals[0])
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
     return watcher.table()
 
 
 class Watcher:
-    """The checkpoints of a folder, their states, and the claims on them. All methods raise GauntletError."""
+    """The checkpoints of a folder and their states. All methods raise GauntletError."""
 
     def __init__(self, options: WatchSettings, data: EvaluationData) -> None:
         self.options = options
         self.identity = watch_identity(data, options.precision)
+        self.content = json.dumps(self.identity, sort_keys=True, default=repr).encode()
         self.store = Store(options.folder)
-        self.settings = json.dumps([CLAIM_FORMAT, self.identity], sort_keys=True, default=repr).encode()
-        place = options.claims or f'{self.store.uri}/{CLAIMS}'
-        digest = hashlib.sha256(self.settings).hexdigest()[:16]
-        self.claims = Claims(Store(f'{place}/{digest}'), expires_seconds=options.expires_seconds)
-        self.checkpoints: list[Checkpoint] = []
-        self.initial_names: frozenset[str] = frozenset()  # found at the start
-        self.states: dict[str, tuple[str, str]] = {}  # state and detail (owner; records or reason) by name
+        place = f'{options.claims or f"{self.store.uri}/.gauntlet"}/{hashlib.sha256(self.content).hexdigest()[:16]}'
+        self.claims = Claims(Store(place), expires_seconds=options.expires_seconds)
+        self.checkpoints: list[Checkpoint] = []  # newest first
+        self.states: dict[Checkpoint, tuple[str, str]] = {}  # state and detail: owner, records or reason
         self.not_before: dict[Checkpoint, float] = {}
-        self.last_activity = time.monotonic()  # when a checkpoint last appeared or was evaluated
+        self.last_activity = time.monotonic()  # when a checkpoint last appeared or changed its state
 
     def start(self) -> None:
         """List the checkpoints for the first time and check that claims can be written."""
@@ -263,19 +213,37 @@ class Watcher:
                 f'{self.store.uri}: there are no checkpoints at or below it; allowed: *.pt, folders of *.distcp, and '
                 'Hugging Face folders'
             )
-        self.initial_names = frozenset(checkpoint.name for checkpoint in self.checkpoints)
         try:
-            self.claims.store.write(SETTINGS, self.settings)
+            self.claims.store.write('settings.json', self.content)  # for people to read
         except StoreError as error:
-            raise StoreError(
-                f'{error}; watchers write claims there so that no checkpoint is evaluated twice; give another folder '
-                'or URI with --claims'
-            ) from error
+            raise StoreError(f'{error}; give another folder or URI for claims with --claims') from error
         places = (self.store.uri, len(self.checkpoints), self.options.out, self.claims.store.uri)
         log.info('watching %s: %d checkpoints; records in %s, claims in %s', *places)
 
+    def next_step(self) -> Checkpoint | float | None:
+        """Return a checkpoint to claim, the seconds until the next poll, or `None` if the watch is over."""
+        options = self.options
+        try:
+            self._list()
+        except StoreError as error:
+            log.warning('%s; retrying in %.0f s', error, options.poll_seconds)
+            return options.poll_seconds
+        now = time.monotonic()
+        states = [self.states[checkpoint][0] for checkpoint in self.checkpoints]
+        # The first evaluation measures what fits into a time budget, for all watchers.
+        is_measuring = self.identity['time_budget'] is not None and RUNNING in states and DONE not in states
+        for checkpoint, state in zip(self.checkpoints, states, strict=True):
+            if state == WAITING and now >= self.not_before[checkpoint] and not is_measuring:
+                return checkpoint
+        if not {WAITING, RUNNING} & {*states}:
+            idle_seconds = now - self.last_activity
+            if options.once or (options.stop_seconds is not None and idle_seconds > options.stop_seconds):
+                log.info('no new checkpoint for %.0f s; stopping', idle_seconds)
+                return None
+        return min([options.poll_seconds, *(at - now for at in self.not_before.values() if at > now)])
+
     def _list(self) -> None:
-        """List the checkpoints, newest first."""
+        """List the checkpoints and update their states."""
         found = find_checkpoints(self.store.files())
         if any(checkpoint.name == '.' for checkpoint in found):
             raise ModelError(
@@ -283,191 +251,95 @@ class Watcher:
                 'run --model'
             )
         self.checkpoints = sorted(found, key=lambda checkpoint: checkpoint.batch or -1, reverse=True)
+        self.claims.refresh()
+        for checkpoint in self.checkpoints:
+            if checkpoint not in self.states:  # new or overwritten
+                self.states[checkpoint] = WAITING, ''
+                self.last_activity = time.monotonic()
+                self.not_before[checkpoint] = self.last_activity + self.options.settle_seconds
+            if self.states[checkpoint][0] in (DONE, DAMAGED):
+                continue
+            owner, expires = self.claims.owner_of(checkpoint)
+            folder = self.folder(checkpoint)
+            if time.time() < expires:
+                self.report(checkpoint, RUNNING, f'by {owner}')
+            elif (folder / RESULTS).is_file() and not self.claims.is_overwritten(checkpoint):
+                check_recorded(folder, self.identity)
+                self.report(checkpoint, DONE, str(folder))
+            else:
+                self.states[checkpoint] = WAITING, f': taken over from {owner}' if expires else ''
 
-    def next_step(self) -> Due | float | None:
-        """Return a claimed checkpoint, the seconds until the next poll, or `None` if the watch is over."""
-        now = time.monotonic()
-        try:
-            self._list()
-            self.claims.refresh()
-            candidates = [c for c in self.checkpoints if not self.options.once or c.name in self.initial_names]
-            for checkpoint in candidates:
-                if self._is_due(checkpoint) and (due := self._take(checkpoint)):
-                    return due
-        except StoreError as error:
-            log.warning('%s; retrying in %.0f s', error, self.options.poll_seconds)
-            return self.options.poll_seconds
-        is_open = any(self.states[c.name][0] in (WAITING, RUNNING) for c in candidates)
-        if self.options.once and not is_open:
-            return None
-        idle_seconds, stop_seconds = now - self.last_activity, self.options.stop_seconds
-        if not is_open and stop_seconds is not None and idle_seconds > stop_seconds:
-            log.info('no new checkpoint for %.0f s; stopping', idle_seconds)
-            return None
-        return min([self.options.poll_seconds, *(at - now for at in self.not_before.values() if at > now)])
+    def folder(self, checkpoint: Checkpoint) -> Path:
+        """Return the folder for the records of a checkpoint: `ba{batch}`, or its name if there is no batch in it."""
+        path = PurePosixPath(checkpoint.name)
+        return self.options.out / path.parent / (path.name if checkpoint.batch is None else f'ba{checkpoint.batch}')
 
-    def _is_due(self, checkpoint: Checkpoint) -> bool:
-        """Return whether a checkpoint can be claimed now; update its state."""
-        now = time.monotonic()
-        if checkpoint not in self.not_before:  # new or overwritten
-            self.not_before[checkpoint] = now + self.options.settle_seconds
-            self.last_activity = now
-            self.states[checkpoint.name] = (WAITING, '')
-        for claim in self.claims.on(checkpoint)[-1:]:
-            if claim.is_done or claim.is_running:
-                self._report(checkpoint, DONE if claim.is_done else RUNNING, f'by {claim.owner}')
-                return False
-        is_limited = self.identity['time_budget'] is not None
-        if is_limited and self.claims.sizes() is None and any(c.is_running for c in self.claims.by_name.values()):
-            return False  # another watcher is measuring what fits into the time budget, for all of them
-        return now >= self.not_before[checkpoint]
+    def claim(self, checkpoint: Checkpoint, stack: ExitStack) -> tuple[Path, Any] | None:
+        """Claim a checkpoint until the stack is closed; return `None` if another watcher was faster.
 
-    def _report(self, checkpoint: Checkpoint, state: str, detail: str) -> None:
-        """Store and log the state of a checkpoint if it has changed."""
-        before, known = self.states[checkpoint.name]
-        if before != state or not known.startswith(detail):
-            log.log(logging.WARNING if state in BAD else logging.INFO, '%s: %s %s', checkpoint.name, state, detail)
-            self.states[checkpoint.name] = (state, detail)
-
-    def _take(self, checkpoint: Checkpoint) -> Due | None:
-        """Claim a checkpoint; return `None` if another watcher was faster or its records already exist."""
-        out = self._folder(checkpoint)
-        is_done = not self.claims.is_known(checkpoint) and (out / RESULTS).is_file()
-        if is_done:
-            check_recorded(out, self.identity)
-        if not self.claims.take(checkpoint):
-            return None
-        due = Due(checkpoint, out)
-        if is_done:
-            self.conclude(due, DONE)
-            return None
-        expired = [claim for claim in self.claims.on(checkpoint)[-1:] if claim.expires]
-        text = f': taken over from {expired[0].owner}' if expired else ''
-        self._report(checkpoint, RUNNING, f'by {self.claims.owner}{text}')
-        return due
-
-    def _folder(self, checkpoint: Checkpoint) -> Path:
-        """Return the folder for the records of a checkpoint.
-
-        `out/ba{batch}`, or a folder with the checkpoint's name if that is another checkpoint's or there is no batch.
+        Return the folder for its records, and the number of questions per task within the time budget if known.
         """
-        name, batch = checkpoint.name.replace('/', '-'), checkpoint.batch
-        if batch is None:
-            return self.options.out / name
-        folder = self.options.out / f'ba{batch}'
-        is_taken = next(other for other in self.checkpoints if other.batch == batch) != checkpoint
-        if not is_taken and (folder / RESULTS).is_file():
-            checkpoint_name = str((read_results(folder)['training'] or {}).get('checkpoint'))
-            is_taken = not f'/{checkpoint_name}/'.endswith(f'/{checkpoint.name}/')
-        return self.options.out / f'ba{batch}-{name}' if is_taken else folder
+        folder = self.folder(checkpoint)
+        if self.claims.is_overwritten(checkpoint):
+            (folder / RESULTS).unlink(missing_ok=True)
+        if not stack.enter_context(self.claims.held(checkpoint)):
+            return None
+        self.report(checkpoint, RUNNING, f'by {self.claims.owner}{self.states[checkpoint][1]}')
+        done = [other for other in self.checkpoints if self.states[other][0] == DONE]
+        return folder, read_results(self.folder(done[0]))['timing'].get('time_budget') if done else None
 
-    def conclude(self, due: Due, state: str, reason: str = '') -> None:
-        """Record the outcome of an evaluation (done, damaged or failed), also in the claim that other watchers read."""
-        checkpoint = due.checkpoint
-        self.last_activity = time.monotonic()
-        if state == DONE:
-            self.claims.close(None, read_results(due.out)['timing'].get('time_budget'))
-            self._report(checkpoint, DONE, f'by {self.claims.owner}: {due.out}')
-            return
-        self.claims.close(0.0)
-        with suppress(StoreError):
-            self._list()
-        if self.claims.is_lost:
-            return
-        if checkpoint not in self.checkpoints:
-            log.info('%s: deleted or overwritten during its evaluation', checkpoint.name)
-        else:
-            is_final = state == DAMAGED or self.options.once
-            self.not_before[checkpoint] = math.inf if is_final else self.last_activity + self.options.expires_seconds
-            self._report(checkpoint, state, f'by {self.claims.owner}: {reason}')
+    def report(self, checkpoint: Checkpoint, state: str, detail: str) -> None:
+        """Store the state of a checkpoint, and log it if it has changed."""
+        if self.states[checkpoint][0] != state:
+            log.log(logging.WARNING if state == DAMAGED else logging.INFO, '%s: %s %s', checkpoint.name, state, detail)
+            self.last_activity = time.monotonic()
+        self.states[checkpoint] = state, detail
 
     def table(self) -> list[tuple[str, str, str]]:
         """Return name, state and detail of each checkpoint, oldest first."""
-        names = [checkpoint.name for checkpoint in reversed(self.checkpoints)]
-        return [(name, *self.states[name]) for name in names if name in self.states]
+        return [(checkpoint.name, *self.states[checkpoint]) for checkpoint in reversed(self.checkpoints)]
 
 
-@contextmanager
-def stop_signals() -> Iterator[Callable[[], None]]:
-    """Handle SIGTERM and SIGINT: a single rank exits at once, several exit together at their next check.
+def evaluate_checkpoint(checkpoint: Checkpoint, watcher: Watcher) -> None:
+    """Claim and evaluate a checkpoint. Raise GauntletErrors other than of the checkpoint or its store.
 
-    Yield a check that all ranks call together; it raises SystemExit if rank 0 has received a signal. A single rank
-    needs it too, because an exception raised by a handler can be swallowed, for example in an object's finalizer.
+    If a checkpoint does not contain its training batch, metrics are logged at the batch in its name.
     """
-    noted: list[int] = []
-
-    def note(number: int, frame: object) -> None:
-        noted.append(128 + number)
-        if dist.get_world_size() == 1:
-            sys.exit(noted[0])
-
-    def check() -> None:
-        if status := on_first_rank(lambda: sum(noted[:1])):
-            sys.exit(status)
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield check
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-class EvaluationHooks(LoggerDestination):
-    """Adapt an evaluation to the watch, through the events that Composer sends to loggers.
-
-    If a checkpoint does not contain its training batch, metrics are logged at the batch in its name. With a time
-    budget all checkpoints are evaluated on the same questions.
-    """
-
-    def __init__(self, watcher: Watcher, batch: int | None, check_stop: Callable[[], None]) -> None:
-        self.watcher = watcher
-        self.batch = batch
-        self.check_stop = check_stop
-
-    def eval_standalone_start(self, state: State, logger: Logger) -> None:
-        """Set the training step and the number of questions per task; have records of another version replaced."""
-        (callback,) = (callback for callback in state.callbacks if isinstance(callback, EvalGauntlet))
-        callback.resuming = Resuming(wanted=True)
-        if sizes := on_first_rank(self.watcher.claims.sizes):
-            callback.load_state_dict({'sizes': [dict(sizes)]})
-        source = callback.source
-        if source is not None and source.training is None and self.batch is not None:
-            state.timestamp = state.timestamp.copy(batch=self.batch)
-            point = TrainingPoint(batch=self.batch, epoch=None, token=None, checkpoint=source.name)
-            callback.source = replace(source, training=point)
-
-    def eval_batch_end(self, state: State, logger: Logger) -> None:
-        """Raise SystemExit after a signal, or StoreError if another watcher has taken over, on all ranks."""
-        self.check_stop()
-        if on_first_rank(lambda: self.watcher.claims.is_lost):
-            raise StoreError('another watcher has taken over')
-
-
-def evaluate_due(due: Due, watcher: Watcher, device: str, check_stop: Callable[[], None]) -> None:
-    """Evaluate a claimed checkpoint. Raise GauntletErrors other than of the checkpoint or its store."""
-    options, name = watcher.options, due.checkpoint.name
-    state, reason = DONE, ''
-    with watcher.claims.renewed(name) if dist.get_global_rank() == 0 else nullcontext():
-        loggers = build_loggers(logger_settings(options.loggers, options.run_name, name))
+    options = watcher.options
+    with ExitStack() as stack:
         try:
-            evaluate(
-                f'{watcher.store.uri}/{name}',
-                out=due.out,
-                tokenizer=options.tokenizer,
-                model_config=options.model_config,
-                device=device,
-                precision=options.precision,
-                run_name=options.run_name,
-                loggers=[*loggers, EvaluationHooks(watcher, due.checkpoint.batch, check_stop)],
-                resume=True,
-                **options.settings,
+            claimed = on_first_rank(partial(watcher.claim, checkpoint, stack))
+            if claimed is None:
+                return
+            folder, sizes = claimed
+            trainer, callback = stack.enter_context(
+                opened(
+                    f'{watcher.store.uri}/{checkpoint.name}',
+                    out=folder,
+                    tokenizer=options.tokenizer,
+                    model_config=options.model_config,
+                    device=options.device,
+                    precision=options.precision,
+                    run_name=options.run_name,
+                    loggers=build_loggers(logger_settings(options.loggers, options.run_name, checkpoint.name)),
+                    resume=True,
+                    **options.settings,
+                )
             )
+            callback.resuming = Resuming()  # a journal of an earlier version is replaced
+            if sizes is not None:
+                callback.load_state_dict({'sizes': [dict(sizes)]})
+            source = callback.source
+            if source is not None and source.training is None and checkpoint.batch is not None:
+                trainer.state.timestamp = trainer.state.timestamp.copy(batch=checkpoint.batch)
+                point = TrainingPoint(batch=checkpoint.batch, epoch=None, token=None, checkpoint=source.name)
+                callback.source = replace(source, training=point)
+            trainer.eval()
         except StoreError as error:
-            state, reason = FAILED, str(error)
+            log.warning('%s: %s; retrying in %.0f s', checkpoint.name, error, options.poll_seconds)
+            watcher.not_before[checkpoint] = time.monotonic() + options.poll_seconds
         except ModelError as error:
-            state, reason = DAMAGED, '; '.join(error.problems)
-    on_first_rank(partial(watcher.conclude, due, state, reason))
+            on_first_rank(partial(watcher.report, checkpoint, DAMAGED, '; '.join(error.problems)))
     atexit.unregister(Engine._close)  # Composer 0.32.1 keeps every Trainer referenced until exit
     gc.collect()
     if torch.cuda.is_available():
@@ -479,24 +351,23 @@ def watch_identity(data: EvaluationData, precision: str | None) -> dict[str, Any
     settings = data.settings
     return {
         'rows': {task.key: data.digests.get(task.key) for task in data.suite.tasks},
-        'tasks': [task.keys for task in data.suite.tasks],
-        'gauntlet': data.suite.gauntlet and asdict(data.suite.gauntlet),
-        **{name: getattr(settings, name) for name in RECORDED},
-        **{'precision': precision, 'max_seq_len': settings.max_seq_len, 'truncation': settings.effective_truncation},
+        'task_keys': [task.keys for task in data.suite.tasks],
+        'composites': data.suite.gauntlet and asdict(data.suite.gauntlet),
+        **{name: getattr(settings, name) for name in COMPARED},
+        'precision': precision,
     }
 
 
 def check_recorded(folder: Path, identity: Mapping[str, Any]) -> None:
     """Raise RecordError if a folder has records of other tasks, rows or settings."""
     record = read_results(folder)
-    score = {entry['task']: entry for entry in (record['score'] or {}).values()}
-    rows = {key: entry.get('data_sha256') for key, entry in {**record['tasks'], **score}.items()}
-    differing = [] if rows == identity['rows'] else ['tasks or rows']
-    resolved = record.get('identity') or {}
-    recorded = {name: record['config'].get(name) for name in RECORDED}
-    recorded |= {name: resolved[name] for name in RESOLVED if name in resolved and identity[name]}
-    differing += [
-        f'{name} {found} (now {identity[name]})' for name, found in recorded.items() if found != identity[name]
+    tasks = {**record['tasks'], **{entry['task']: entry for entry in (record['score'] or {}).values()}}
+    found = {'rows': {key: entry.get('data_sha256') for key, entry in tasks.items()}}
+    found |= {name: record['config'].get(name) for name in COMPARED if name != 'max_seq_len' or identity[name]}
+    differing = [
+        name if name == 'rows' else f'{name} {value} (now {identity[name]})'
+        for name, value in found.items()
+        if value != identity[name]
     ]
     if differing:
         raise RecordError(f'{folder / RESULTS}: differs in {", ".join(differing)}; give another --out')

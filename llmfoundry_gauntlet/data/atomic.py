@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import uuid
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 UNFINISHED = '.unfinished'  # suffix of files being written, or left behind by a killed writer
@@ -19,18 +19,14 @@ def write_atomically(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = unfinished_path(path.parent)
-    with contextlib.ExitStack() as stack:
-        stack.callback(remove, unfinished)
+    try:
         write_synced(unfinished, chunks)
         os.replace(unfinished, path)
-        stack.pop_all()
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(unfinished)
+        raise
     sync_folder(path.parent)
-
-
-def remove(path: Path) -> None:
-    """Delete a file, ignoring errors."""
-    with contextlib.suppress(OSError):
-        os.unlink(path)
 
 
 def unfinished_path(folder: Path) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,29 +21,8 @@ CREDENTIALS = {
     'az': 'set AZURE_STORAGE_CONNECTION_STRING, or AZURE_ACCOUNT_NAME and AZURE_ACCOUNT_ACCESS_KEY',
 }
 SCHEMES = ', '.join(f'{scheme}://' for scheme in EXTRAS)
-CONFLICTS = ('PreconditionFailed', 'ConditionalRequestConflict', '412', '409')
-MEANINGS = (  # by S3 error code or exception name
-    (
-        ('InvalidAccessKeyId', 'SignatureDoesNotMatch', 'ExpiredToken', 'InvalidToken', 'AuthFailure'),
-        'the credentials are refused ({code}); {credentials}',
-    ),
-    (('AccessDenied', '403'), 'access denied; allow listing, reading and, for claims, writing'),
-    (('NoSuchBucket',), 'there is no such bucket; create it, or correct the name or the endpoint'),
-    (('NoCredentialsError', 'PartialCredentialsError'), 'there are no credentials; {credentials}'),
-    (
-        ('EndpointConnectionError', 'ConnectTimeoutError', 'ReadTimeoutError', 'ConnectionClosedError'),
-        'the endpoint does not answer; check the network and S3_ENDPOINT_URL',
-    ),
-    (('FileNotFoundError',), 'there is no such file'),
-)
-CLIENT_ERRORS = (  # of the clients; not OSErrors
-    'botocore.exceptions.BotoCoreError',
-    'botocore.exceptions.ClientError',
-    'gcsfs.retry.HttpError',
-    'google.auth.exceptions.GoogleAuthError',
-    'aiohttp.ClientError',
-    'azure.core.exceptions.AzureError',
-)
+CLIENTS = ('botocore', 'gcsfs', 'google', 'aiohttp', 'azure')  # packages whose errors are not OSErrors
+CONFLICTS = ('PreconditionFailed', 'ConditionalRequestConflict', '412', '409')  # another writer was faster
 
 
 def is_remote(source: str) -> bool:
@@ -61,8 +39,7 @@ def scheme_of(uri: str) -> str:
 def open_filesystem(uri: str) -> tuple[Any, str]:
     """Return the fsspec filesystem of a local path or URI, and the path in it, without accessing it.
 
-    The S3 endpoint is S3_ENDPOINT_URL, as in Composer, else AWS_ENDPOINT_URL, else Amazon's. Raise StoreError for an
-    unknown scheme or a package that is not installed.
+    Raise StoreError for an unknown scheme or a package that is not installed.
     """
     import fsspec
 
@@ -71,8 +48,14 @@ def open_filesystem(uri: str) -> tuple[Any, str]:
         return fsspec.filesystem('file', auto_mkdir=True), Path(uri).expanduser().absolute().as_posix()
     if scheme in EXTRAS and not uri.partition('://')[2].strip('/'):
         raise StoreError(f'{uri}: names no bucket; allowed: {scheme}://bucket/path')
+    options: dict[str, Any] = {}  # that fsspec does not take from Composer's environment variables by itself
+    if scheme == 's3':
+        options = {'endpoint_url': s3_endpoint(), 'config_kwargs': {'connect_timeout': CONNECT_SECONDS}}
+    elif scheme == 'az':
+        variables = {'account_name': 'AZURE_ACCOUNT_NAME', 'account_key': 'AZURE_ACCOUNT_ACCESS_KEY'}
+        options = {option: os.environ[name] for option, name in variables.items() if os.environ.get(name)}
     try:
-        fs = fsspec.filesystem(scheme, use_listings_cache=False, skip_instance_cache=True, **options_of(scheme))
+        fs = fsspec.filesystem(scheme, use_listings_cache=False, skip_instance_cache=True, **options)
     except ImportError as error:
         advice = f": pip install 'llmfoundry-gauntlet[{EXTRAS[scheme]}]'" if scheme in EXTRAS else ''
         raise StoreError(f'{uri}: {error}{advice}') from error
@@ -81,50 +64,34 @@ def open_filesystem(uri: str) -> tuple[Any, str]:
     return fs, fs._strip_protocol(uri)
 
 
-def options_of(scheme: str) -> dict[str, Any]:
-    """Return the options that fsspec does not take from Composer's environment variables by itself."""
-    if scheme == 's3':
-        return {'endpoint_url': s3_endpoint(), 'config_kwargs': {'connect_timeout': CONNECT_SECONDS}}
-    if scheme == 'az':
-        variables = {'account_name': 'AZURE_ACCOUNT_NAME', 'account_key': 'AZURE_ACCOUNT_ACCESS_KEY'}
-        return {option: os.environ[name] for option, name in variables.items() if os.environ.get(name)}
-    return {}
-
-
 def open_file(uri: str) -> io.BufferedReader:
     """Open the file of a URI for reading bytes, inside `explained`. Raise StoreError."""
-    scheme = scheme_of(uri)
-    bucket, _, name = uri.partition('://')[2].partition('/')
-    if scheme in EXTRAS and not (bucket and name):
-        raise StoreError(f'{uri}: names no file; allowed: {scheme}://bucket/path/file')
     fs, path = open_filesystem(uri)
     return io.BufferedReader(fs.open(path, 'rb'))
 
 
 def s3_endpoint() -> str | None:
-    """Return the S3 endpoint set in the environment, or `None` for Amazon's."""
+    """Return the S3 endpoint: S3_ENDPOINT_URL, as in Composer, else AWS_ENDPOINT_URL, else `None` for Amazon's."""
     return os.environ.get('S3_ENDPOINT_URL') or os.environ.get('AWS_ENDPOINT_URL')
 
 
 @contextmanager
 def explained(uri: str) -> Iterator[None]:
-    """Convert errors of filesystems and object stores to a StoreError that says what to do."""
-    clients = [name.rpartition('.') for name in CLIENT_ERRORS]
-    loaded = [getattr(sys.modules[module], name) for module, _, name in clients if module in sys.modules]
+    """Convert errors of filesystems and object stores to a StoreError with the URI, the endpoint and the reason."""
     try:
         yield
-    except (OSError, ValueError, NotImplementedError, *loaded) as error:
-        endpoint = s3_endpoint() if scheme_of(uri) == 's3' else None
-        raise StoreError(f'{uri}{f" at {endpoint}" if endpoint else ""}: {meaning(uri, error)}') from error
-
-
-def meaning(uri: str, error: BaseException) -> str:
-    """Return the message for an error: the problem and, for known errors, the fix."""
-    code, name = error_code(error), type(error).__name__
-    for names, text in MEANINGS:
-        if code in names or name in names:
-            return text.format(code=code, credentials=CREDENTIALS.get(scheme_of(uri)))
-    return getattr(error, 'strerror', None) or ' '.join(str(error).split()) or name
+    except Exception as error:
+        is_of_client = type(error).__module__.partition('.')[0] in CLIENTS
+        if not is_of_client and not isinstance(error, (OSError, ValueError, NotImplementedError)):
+            raise
+        code, scheme = error_code(error), scheme_of(uri)
+        reason = getattr(error, 'strerror', None) or ' '.join(str(error).split()).rstrip('.') or type(error).__name__
+        if isinstance(error, FileNotFoundError) and code != 'NoSuchBucket':
+            reason = 'there is no such file'
+        elif isinstance(error, PermissionError) or 'Credentials' in type(error).__name__:
+            reason += f'; {CREDENTIALS[scheme]}' if scheme in CREDENTIALS else ''
+        endpoint = f' at {s3_endpoint()}' if scheme == 's3' and s3_endpoint() else ''
+        raise StoreError(f'{uri}{endpoint}: {reason}') from error
 
 
 def error_code(error: BaseException) -> str:
@@ -139,7 +106,7 @@ class StoredFile:
 
     name: str
     size: int  # bytes
-    version: str
+    version: str  # the entity tag of an object, or the time, size and inode of a file
 
 
 class Store:
@@ -160,24 +127,25 @@ class Store:
         options = {'on_error': 'raise'} if self.is_local else {'prefix': prefix}
         with explained(self.uri):
             try:
-                found = self.fs.find(self._root, detail=True, **options).values()
+                found = self.fs.find(self._root, detail=True, **options)
             except FileNotFoundError:
                 if not self.is_local:  # a bucket must exist
                     raise
                 return []
-        if any(info['name'] == self._root for info in found):
+        if self._root in found:
             raise StoreError(f'{self.uri}: is a file; give a folder')
-        infos = {info['name'][len(self._root) + 1 :]: info for info in found if not info.get('islink')}
-        return [
-            StoredFile(name, info['size'], version_of(info))
-            for name, info in sorted(infos.items())
-            if name.startswith(prefix) and name and not name.endswith('/')
-        ]
+        files = []
+        for path, info in sorted(found.items()):
+            name, tag = path[len(self._root) + 1 :], info.get('ETag') or info.get('etag')
+            if name.startswith(prefix) and name and not name.endswith('/') and not info.get('islink'):
+                version = str(tag).strip('"') if tag else f'{info.get("mtime")}-{info["size"]}-{info.get("ino")}'
+                files.append(StoredFile(name, info['size'], version))
+        return files
 
     def read(self, name: str) -> bytes:
         """Return the content of a file."""
-        with self._at(name) as path:
-            content: bytes = self.fs.cat_file(path)
+        with explained(f'{self.uri}/{name}'):
+            content: bytes = self.fs.cat_file(f'{self._root}/{name}')
         return content
 
     def download(self, names: Iterable[str], folder: Path) -> None:
@@ -191,14 +159,15 @@ class Store:
 
         On disk, readers may see the file before its content.
         """
-        with self._at(name) as path:
+        path = f'{self._root}/{name}'
+        with explained(f'{self.uri}/{name}'):
             try:
-                if self.is_local:
-                    self.fs.makedirs(self.fs._parent(path), exist_ok=True)
-                    with self.fs.open(path, 'xb') as file:
-                        file.write(content)
-                else:  # s3fs 2025.3.0 ignores mode 'xb', and fsspec's pipe_file is not exclusive on disk
+                if not self.is_local:  # s3fs 2025.3.0 ignores 'xb', and fsspec's pipe_file is not exclusive on disk
                     self.fs.pipe_file(path, content, mode='create')
+                    return True
+                self.fs.makedirs(self.fs._parent(path), exist_ok=True)
+                with self.fs.open(path, 'xb') as file:
+                    file.write(content)
             except OSError as error:
                 if not isinstance(error, FileExistsError) and error_code(error) not in CONFLICTS:
                     raise
@@ -207,17 +176,5 @@ class Store:
 
     def write(self, name: str, content: bytes) -> None:
         """Write or overwrite a file that has no other writers."""
-        with self._at(name) as path:
-            self.fs.pipe_file(path, content)
-
-    @contextmanager
-    def _at(self, name: str) -> Iterator[str]:
-        """Yield the path of a file; errors name it and are explained."""
         with explained(f'{self.uri}/{name}'):
-            yield f'{self._root}/{name}'
-
-
-def version_of(info: dict[str, Any]) -> str:
-    """Return the entity tag of an object, or the time, size and inode of a file."""
-    tag = info.get('ETag') or info.get('etag')
-    return str(tag).strip('"') if tag else f'{info.get("mtime")}-{info["size"]}-{info.get("ino")}'
+            self.fs.pipe_file(f'{self._root}/{name}', content)

@@ -29,15 +29,15 @@ def test_all_formats_are_found_with_the_batch_in_their_names_and_hidden_files_ar
         '.cache/ep0-ba3-rank0.pt',
     )
     found = find_checkpoints([StoredFile(name, 1, 'v') for name in names])
-    assert {checkpoint.name: (checkpoint.is_file, checkpoint.batch) for checkpoint in found} == {
-        'ep0-ba2-rank0.pt': (True, 2),
-        'deeper/ep10-ba2000-rank0.pt': (True, 2000),
-        'ep0-ba6': (False, 6),
-        'ep0-ba8': (False, 8),
-        'huggingface/ba10': (False, 10),
-        'checkpoint-500': (False, 500),
-        'run1/step_30': (False, 30),
-        'llama-7b.pt': (True, None),
+    assert {checkpoint.name: checkpoint.batch for checkpoint in found} == {
+        'ep0-ba2-rank0.pt': 2,
+        'deeper/ep10-ba2000-rank0.pt': 2000,
+        'ep0-ba6': 6,
+        'ep0-ba8': 8,
+        'huggingface/ba10': 10,
+        'checkpoint-500': 500,
+        'run1/step_30': 30,
+        'llama-7b.pt': None,
     }
 
 

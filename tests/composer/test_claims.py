@@ -1,20 +1,24 @@
-"""Claims on checkpoints: exactly one watcher gets each, and expired claims are taken over."""
+"""Claims on disk and in S3 exclude other watchers and decide which checkpoint a watcher takes next."""
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import object_store
 import pytest
+import tiny
 from object_store import S3Server
 
 from llmfoundry_gauntlet.composer.checkpoint_folders import Checkpoint
-from llmfoundry_gauntlet.composer.watch import Claim, Claims
+from llmfoundry_gauntlet.composer.watch import Claims, Watcher, WatchSettings
+from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.data.stores import Store, StoredFile
-from llmfoundry_gauntlet.errors import StoreError
+from llmfoundry_gauntlet.evaluation.inputs import load_data
 
 s3_server = object_store.s3_server
 
@@ -24,6 +28,7 @@ def checkpoint(name: str = 'deep/ep0-ba2-rank0.pt', version: str = 'v1') -> Chec
 
 
 ONE, OVERWRITTEN, ANOTHER = checkpoint(), checkpoint(version='v2'), checkpoint('deep/ep0-ba2-rank0.pt.1')
+STEM = f'deep%2Fep0-ba2-rank0.pt@{ONE.version}'  # of the names of its claims
 
 
 @pytest.fixture(params=['disk', 's3'])
@@ -42,75 +47,118 @@ def claims_in(place: str, *, expires: float = 60.0) -> Claims:
     return claims
 
 
-def last(place: str, of: Checkpoint = ONE) -> Claim:
-    return claims_in(place).on(of)[-1]
-
-
-def test_a_claim_excludes_other_watchers_until_released_and_for_good_once_done(place: str):
+def test_a_claim_excludes_other_watchers_until_it_is_released(place: str):
     first, second = claims_in(place), claims_in(place)
-    assert first.on(ONE) == [] and not first.is_known(ONE)
-    assert first.take(ONE)
-    assert not second.take(ONE)  # has not refreshed since
+    with first.held(ONE) as is_held, second.held(ONE) as is_held_too:  # the second has not refreshed since
+        assert is_held and not is_held_too
+        second.refresh()
+        owner, expires = second.owner_of(ONE)
+        assert owner == first.owner and time.time() < expires
+        assert [second.is_overwritten(one) for one in (ONE, OVERWRITTEN, ANOTHER)] == [False, True, False]
+        assert second.owner_of(OVERWRITTEN) == second.owner_of(ANOTHER) == (None, 0.0)
     second.refresh()
-    assert second.on(ONE)[-1].is_running and second.is_known(OVERWRITTEN)
-    assert second.on(OVERWRITTEN) == second.on(ANOTHER) == [] and not second.is_known(ANOTHER)
-    first.write(0.0)
-    second.refresh()
-    assert not second.on(ONE)[-1].is_running and second.take(ONE) and not last(place).is_done
-    second.write(None, {'sums/0-shot': 3})
-    assert last(place).is_done and claims_in(place).sizes() == {'sums/0-shot': 3}
-    assert second.take(OVERWRITTEN)
-    assert [file.name.partition('@')[0] for file in Store(place).files()] == ['deep%2Fep0-ba2-rank0.pt'] * 3
+    assert second.owner_of(ONE) == (first.owner, 0.0)
+    with second.held(ONE) as is_held:
+        assert is_held
 
 
-def test_exactly_one_watcher_takes_over_an_expired_claim_and_the_owner_notices(place: str):
-    """Mutation: an expired claim is valid, or a claim is not created exclusively."""
-    owner = claims_in(place, expires=0.05)
-    assert owner.take(ONE)
-    time.sleep(0.1)
-    assert not last(place).is_running
-    start = threading.Barrier(4)
+def test_exactly_one_of_several_watchers_takes_over_a_claim_that_expired(place: str):
+    """Mutation: a claim is not created exclusively."""
+    start, end = threading.Barrier(4), threading.Barrier(4)
+    Store(place).write(f'{STEM}.0.json', json.dumps({'owner': 'dead:1', 'expires': 1.0}).encode())
 
-    def take_over(number: int) -> bool:
+    def take_over(_: int) -> bool:
         watcher = claims_in(place)
-        watcher.owner = f'watcher {number}'
+        assert watcher.owner_of(ONE) == ('dead:1', 1.0)
         start.wait()
-        return watcher.take(ONE)
+        with watcher.held(ONE) as is_held:
+            end.wait()
+            return is_held
 
     with ThreadPoolExecutor(4) as pool:
-        taken = list(pool.map(take_over, range(4)))
-    assert sum(taken) == 1
-    assert not owner.is_lost  # has not refreshed since
-    with owner.renewed('one'):
-        end = time.monotonic() + 60.0
-        while not owner.is_lost and time.monotonic() < end:
-            time.sleep(0.02)
-    with pytest.raises(StoreError, match=r'watcher \d has taken over'):
-        owner.write(None)
-    assert last(place).owner == f'watcher {taken.index(True)}' and last(place).is_running
+        assert sum(pool.map(take_over, range(4))) == 1
 
 
-def test_a_renewed_claim_keeps_extending_its_expiry(place: str):
+def test_a_claim_is_renewed_while_it_is_held_and_an_unreadable_one_has_expired(place: str):
+    """Creating a claim and writing its content are two steps."""
     owner, watching, expiries = claims_in(place, expires=2.0), claims_in(place), set()
-    assert owner.take(ONE)
-    with owner.renewed('one'):
+    with owner.held(ONE):
+        watching.refresh()
         end = time.monotonic() + 60.0
-        while len(expiries) < 4 and time.monotonic() < end:
-            watching.refresh()
-            if (found := watching.on(ONE)[-1]).owner != 'unknown':  # read while it is written
-                assert found.expires >= max(expiries, default=0.0)
-                expiries.add(found.expires)
+        while len(expiries) < 3 and time.monotonic() < end:
+            expiries.add(watching.owner_of(ONE)[1])
             time.sleep(0.1)
-    assert len(expiries) == 4 and not owner.is_lost
+        assert len(expiries) == 3 and min(expiries) > time.time() - 2.0
+    watching.store.write(f'{STEM}.0.json', b'[1, 2')
+    assert watching.owner_of(ONE) == ('unknown', 0.0)
 
 
-def test_an_unreadable_claim_counts_as_new_and_expires(place: str, caplog: pytest.LogCaptureFixture):
-    """A watcher killed while creating a claim leaves such a file."""
-    assert claims_in(place).take(ONE)
-    (file,) = Store(place).files()
-    Store(place).write(file.name, b'[1, 2')
-    assert last(place).is_running and f'{file.name}: is not a claim' in caplog.text
-    waiting = claims_in(place, expires=0.0)
-    waiting.refresh()
-    assert not waiting.on(ONE)[-1].is_running and waiting.take(ONE)
-    assert last(place).owner == waiting.owner
+def watcher_of(folder: Path, **settings: str) -> Watcher:
+    """Return a watcher of a folder whose checkpoints are files without content."""
+    settings = {**tiny.write_tasks(folder), **settings}
+    options = WatchSettings(
+        folder=str(folder / 'checkpoints'), out=folder / 'out', settings=settings, settle_seconds=0.0, poll_seconds=9.0
+    )
+    return Watcher(options, load_data(decode_settings(settings, 'watch')))
+
+
+def write(folder: Path, batch: int) -> None:
+    (folder / 'checkpoints').mkdir(exist_ok=True)
+    (folder / f'checkpoints/ep0-ba{batch}-rank0.pt').touch()
+
+
+def next_batch(watcher: Watcher) -> int | None:
+    """Return the batch of the checkpoint to evaluate next, or `None` if the watcher waits."""
+    step = watcher.next_step()
+    return step.batch if isinstance(step, Checkpoint) else None
+
+
+def test_the_newest_checkpoint_without_a_valid_claim_is_next(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """Mutation: an expired claim is valid."""
+    caplog.set_level('INFO', 'llmfoundry_gauntlet')
+    watcher, other = watcher_of(tmp_path), watcher_of(tmp_path)
+    assert next_batch(watcher) is None
+    write(tmp_path, 2)
+    write(tmp_path, 4)
+    newest = watcher.next_step()
+    assert isinstance(newest, Checkpoint) and newest.batch == 4
+    with ExitStack() as stack:
+        assert watcher.claim(newest, stack) == (tmp_path / 'out/ba4', None)
+        assert next_batch(other) == 2 and 'ep0-ba4-rank0.pt: running by ' in caplog.text
+    assert next_batch(other) == 4
+    (claim,) = (tmp_path / 'checkpoints/.gauntlet').glob('*/*.0.json')
+    claim.write_text(json.dumps({'owner': 'dead:1', 'expires': time.time() + 1.0}))
+    assert next_batch(other) == 2
+    time.sleep(1.1)
+    assert next_batch(other) == 4
+    with ExitStack() as stack:
+        assert other.claim(newest, stack) is not None
+    assert 'taken over from dead:1' in caplog.messages[-1]
+    watcher.report(newest, 'damaged', 'truncated')
+    assert next_batch(other) == 4
+    with ExitStack() as stack:
+        assert other.claim(newest, stack) is not None
+        assert next_batch(watcher) == 2
+    assert next_batch(watcher) == 2, 'not again after another watcher has tried'
+
+
+def test_with_a_time_budget_watchers_wait_for_the_first_evaluation_which_measures(tmp_path: Path):
+    watcher, other = (watcher_of(tmp_path, time_budget='10s') for _ in range(2))
+    write(tmp_path, 2)
+    write(tmp_path, 4)
+    step = watcher.next_step()
+    assert isinstance(step, Checkpoint)
+    with ExitStack() as stack:
+        watcher.claim(step, stack)
+        assert next_batch(other) is None
+    assert next_batch(other) == 4
+
+
+def test_a_folder_that_is_unreachable_is_listed_again(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    watcher = watcher_of(tmp_path)
+    (tmp_path / 'checkpoints').write_text('')
+    assert watcher.next_step() == 9.0
+    assert f'{tmp_path}/checkpoints: is a file' in caplog.text
+    (tmp_path / 'checkpoints').unlink()
+    write(tmp_path, 2)
+    assert next_batch(watcher) == 2

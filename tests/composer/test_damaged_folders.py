@@ -28,7 +28,6 @@ Damage = Callable[[Path], object]
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model in one file and in several."""
     folder = tmp_path_factory.mktemp('models')
-    tiny.write_tasks(folder)
     network = networks.network('llama', vocab_size=259, max_position_embeddings=128)
     network.save_pretrained(folder / 'several', max_shard_size='20KB')
     network.save_pretrained(folder / 'one')
@@ -99,13 +98,3 @@ def test_a_damaged_file_is_named_in_one_line(models: Path, tmp_path: Path, file:
         source.load(torch.device('cpu'))
     (problem,) = raised.value.problems
     assert '\n' not in problem and problem.startswith(f'{folder / file}: ')
-
-
-@pytest.mark.parametrize('file', [CONFIG, TOKENIZER, GENERATION, INDEX])
-def test_the_command_prints_the_line_and_ends_with_status_2(gauntlet: Any, models: Path, tmp_path: Path, file: str):
-    folder = shutil.copytree(models / 'several', tmp_path / 'model')
-    (folder / file).write_text('[]')
-    words = ('--tasks', models / 'tasks.yaml', '--data-root', models, '--out', tmp_path / 'out', '--device', 'cpu')
-    status, _, error = gauntlet('run', '--model', folder, *words)
-    assert (status, error.count('error: ')) == (2, 1), error
-    assert error.startswith(f'error: {folder / file}: ') and not (tmp_path / 'out').exists()

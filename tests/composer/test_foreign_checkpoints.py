@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,6 @@ import pytest
 import tiny
 import torch
 from composer.core import Time, Timestamp, TimeUnit
-from composer.models import HuggingFaceModel
-from torch.distributed.checkpoint import FileSystemWriter, save
 
 from llmfoundry_gauntlet.composer.checkpoints import read_file, read_folder, read_sharded
 from llmfoundry_gauntlet.composer.models import open_model
@@ -49,37 +46,25 @@ def marker(tmp_path: Path) -> Path:
 def content() -> dict[str, Any]:
     """What a Composer checkpoint holds, in small."""
     network = networks.network('llama', vocab_size=259, max_position_embeddings=128)
-    model = HuggingFaceModel(network, tokenizer=tiny.tokenizer())
-    return {'state': {'model': model.state_dict(), 'integrations': {'huggingface': model.get_metadata()}}}
+    return tiny.content_of(network)
 
 
-def save_sharded(content: dict[str, Any], folder: Path) -> Path:
-    with warnings.catch_warnings():
-        warnings.simplefilter('ignore')  # torch's own storages, and that one rank saves alone
-        save(content, storage_writer=FileSystemWriter(folder), no_dist=True)
-    return folder
-
-
-def test_objects_of_unknown_classes_in_a_checkpoint_are_not_made(tmp_path: Path, marker: Path, content: dict[str, Any]):
+@pytest.mark.parametrize(
+    'timestamp', [{'Timestamp': Timestamp(batch=7).state_dict()}, Timestamp(batch=Time(7, TimeUnit.BATCH))]
+)
+def test_objects_of_unknown_classes_in_a_checkpoint_are_not_made(
+    tmp_path: Path, marker: Path, content: dict[str, Any], timestamp: Any
+):
     content['state']['callbacks'] = {'mine': {'state': Own(), 'code': Marking(open, marker, 'w')}}
-    content['state']['timestamp'] = {'Timestamp': Timestamp(batch=7).state_dict()}
+    content['state']['timestamp'] = timestamp
     torch.save(content, tmp_path / 'x.pt')
     found = read_file(tmp_path / 'x.pt')
     assert not marker.exists()
     assert found.timestamp is not None and found.timestamp.batch.value == 7
     assert len(found.weights.tensors) == len(content['state']['model'])
     with open_model(str(tmp_path / 'x.pt')) as source:
-        assert (
-            source.config.model_type == 'llama'
-            and source.tokenizer('a')['input_ids'] == tiny.tokenizer()('a').input_ids
-        )
-
-
-def test_a_timestamp_kept_as_an_object_is_read(tmp_path: Path, content: dict[str, Any]):
-    content['state']['timestamp'] = Timestamp(batch=Time(7, TimeUnit.BATCH))
-    torch.save(content, tmp_path / 'x.pt')
-    found = read_file(tmp_path / 'x.pt').timestamp
-    assert found is not None and found.batch == Time(7, TimeUnit.BATCH)
+        assert source.config.model_type == 'llama'
+        assert source.tokenizer('a')['input_ids'] == tiny.tokenizer()('a').input_ids
 
 
 @pytest.mark.parametrize('place', ['model', 'huggingface'])
@@ -112,7 +97,7 @@ def test_objects_in_a_sharded_checkpoint_are_not_made(tmp_path: Path, marker: Pa
     content['state']['timestamp'] = {
         'Timestamp': {**Timestamp(batch=7).state_dict(), 'mine': Marking(open, marker, 'w')}
     }
-    folder = save_sharded(content, tmp_path / 'ep0-ba7')
+    folder = tiny.save_sharded(content, tmp_path / 'ep0-ba7')
     found = read_sharded(folder, wants_tokenizer=True)
     assert not marker.exists()
     assert found.timestamp is not None and found.timestamp.batch.value == 7
@@ -123,7 +108,7 @@ def test_objects_in_a_sharded_checkpoint_are_not_made(tmp_path: Path, marker: Pa
 def test_metadata_that_are_something_else_are_an_error(
     tmp_path: Path, marker: Path, content: dict[str, Any], protocol: int
 ):
-    folder = save_sharded(content, tmp_path / 'run/ep0-ba7')
+    folder = tiny.save_sharded(content, tmp_path / 'run/ep0-ba7')
     (folder / '.metadata').write_bytes(pickle.dumps(Marking(open, marker, 'w'), protocol))
     with pytest.raises(ModelError, match=r'\.metadata: cannot be read: names '):
         read_sharded(folder, wants_tokenizer=False)
@@ -135,7 +120,7 @@ def test_a_file_of_weights_with_an_object_in_it_is_an_error(tmp_path: Path, mark
     for value in (code, [code], {'w': code}):
         torch.save(value, tmp_path / 'pytorch_model.bin')
         with pytest.raises(ModelError, match=r'pytorch_model\.bin: is not a file of weights'):
-            read_folder(tmp_path, None)
+            read_folder(tmp_path)
     assert not marker.exists()
 
 

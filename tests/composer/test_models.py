@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,7 @@ import pytest
 import tiny
 import torch
 import transformers
-from composer.models import HuggingFaceModel
 from paths import FIXTURES
-from torch.distributed.checkpoint import FileSystemWriter, save
 
 from llmfoundry_gauntlet.composer.models import open_model, resolve_max_seq_len, rotary_lengths
 from llmfoundry_gauntlet.engine.rotary import RotaryLengths
@@ -49,12 +46,8 @@ def expected_of(folder: Path) -> Any:
 
 def save_checkpoints(network: Any, folder: Path) -> None:
     """Save a Composer checkpoint of only the weights, as one file and sharded."""
-    model = HuggingFaceModel(network, tokenizer=tiny.tokenizer())
-    content = {'state': {'model': model.state_dict(), 'integrations': {'huggingface': model.get_metadata()}}}
-    torch.save(content, folder / 'whole.pt')
-    with warnings.catch_warnings():
-        warnings.simplefilter('ignore')  # torch's own storages, and that one rank saves alone
-        save(content, storage_writer=FileSystemWriter(folder / 'sharded'), no_dist=True)
+    torch.save(tiny.content_of(network), folder / 'whole.pt')
+    tiny.save_sharded(tiny.content_of(network), folder / 'sharded')
 
 
 def save_folder(network: Any, folder: Path, **arguments: Any) -> Path:

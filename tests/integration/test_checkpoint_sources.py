@@ -1,4 +1,4 @@
-"""What training has saved, in every form and place that it can have, evaluated by itself: the numbers of training."""
+"""Checkpoints in every form and place, evaluated alone, have the numbers of training."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,11 @@ import pytest
 import tiny
 import torch
 import transformers
+from attempts import outcome
 from composer.core import Timestamp
 from composer.loggers import InMemoryLogger
-from composer.models import HuggingFaceModel
 from paths import ROOT
-from torch.distributed.checkpoint import FileSystemWriter, save
+from watched import record
 
 from llmfoundry_gauntlet import ConfigError, EvalGauntlet, evaluate
 
@@ -40,13 +39,6 @@ class Training:
     others: Path  # the last checkpoint in other forms
 
 
-def save_sharded(content: Any, folder: Path) -> None:
-    """What is in a checkpoint as Composer writes it when it is sharded, by one rank."""
-    with warnings.catch_warnings():
-        warnings.simplefilter('ignore')  # torch's own storages, and that one rank saves alone
-        save(content, storage_writer=FileSystemWriter(folder), no_dist=True)
-
-
 @pytest.fixture(scope='module')
 def training(tmp_path_factory: pytest.TempPathFactory) -> Training:
     folder = tmp_path_factory.mktemp('training')
@@ -55,7 +47,7 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Training:
     checkpoints, others = folder / 'run' / 'checkpoints', folder / 'others'
     trainer = tiny.trainer([callback], save_folder=str(checkpoints), save_interval='3ba')
     trainer.fit()
-    save_sharded(torch.load(checkpoints / 'latest-rank0.pt', weights_only=False), others / 'run' / 'ep0-ba6')
+    tiny.save_sharded(torch.load(checkpoints / 'latest-rank0.pt', weights_only=False), others / 'run' / 'ep0-ba6')
     (others / 'run' / 'latest-rank0.pt').symlink_to('ep0-ba6')
     network = trainer.state.model.model
     for name, size in {'one': '1GB', 'several': '20KB'}.items():
@@ -66,62 +58,42 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Training:
     return Training(settings, checkpoints, folder / 'records', others)
 
 
-def numbers(folder: Path) -> tuple[dict[str, float], list[str]]:
-    """The metrics of a record but for the seconds, and its sample files."""
-    metrics = json.loads((folder / 'results.json').read_text())['metrics']
-    samples = [path.read_text() for path in sorted((folder / 'samples').iterdir())]
-    return {key: value for key, value in metrics.items() if not key.startswith('gauntlet/seconds')}, samples
+def check_against_training(training: Training, out: Path, model: Any, checkpoint: Any) -> None:
+    """Check the numbers of the sixth batch, the name of the model, and the training point, None for Hugging Face's."""
+    assert outcome(out) == outcome(training.records / 'ba6')
+    found, wanted = record(out), record(training.records / 'ba6')['training']
+    assert wanted['token'] == 6 * 2 * 16 and found['model']['name'] == str(model)
+    assert found['training'] == (None if checkpoint is None else {**wanted, 'checkpoint': str(checkpoint)})
 
 
-def check_against_training(training: Training, out: Path, checkpoint: str | None) -> None:
-    """All numbers are those that training had at its sixth batch, and so is the training point if there is one."""
-    assert numbers(out) == numbers(training.records / 'ba6')
-    point = json.loads((out / 'results.json').read_text())['training']
-    wanted = json.loads((training.records / 'ba6' / 'results.json').read_text())['training']
-    assert point == (None if checkpoint is None else {**wanted, 'checkpoint': checkpoint})
-    assert wanted['token'] == 6 * 2 * 16
-
-
-LOCAL = {
-    'a file': 'run/checkpoints/LAST',
-    'a link to a file': 'run/checkpoints/latest-rank0.pt',
-    'shards': 'others/run/ep0-ba6',
-    'a link to shards': 'others/run/latest-rank0.pt',
-    'a Hugging Face folder': 'others/one',
-    'a Hugging Face folder of several files': 'others/several',
-}
-
-
-@pytest.mark.parametrize('form', LOCAL)
-def test_a_checkpoint_has_the_numbers_of_training_in_every_form(training: Training, tmp_path: Path, form: str):
+def test_a_checkpoint_has_the_numbers_of_training_in_every_form(training: Training, tmp_path: Path):
     last = (training.folder / 'latest-rank0.pt').resolve()
-    path = training.records.parent / LOCAL[form].replace('LAST', last.name)
-    evaluate(path, **training.settings, out=tmp_path / 'out', device='cpu')
-    is_composer = 'Hugging Face' not in form
-    check_against_training(training, tmp_path / 'out', str(path.resolve()) if is_composer else None)
-    assert json.loads((tmp_path / 'out' / 'results.json').read_text())['model']['name'] == str(path)
+    composer = (last, training.folder / 'latest-rank0.pt', *(training.others / 'run').iterdir())
+    assert len(composer) == 4
+    for number, path in enumerate((*composer, training.others / 'one', training.others / 'several')):
+        evaluate(path, **training.settings, out=tmp_path / str(number), device='cpu')
+        check_against_training(training, tmp_path / str(number), path, path.resolve() if path in composer else None)
 
 
-def upload(server: Any, training: Training) -> dict[str, str]:
-    """All forms in a bucket as Composer and users put them there; what each one's own URI is."""
+def upload(server: Any, training: Training) -> dict[str, str | None]:
+    """Upload all forms as Composer and users do; return by key that of the checkpoint, None for Hugging Face's."""
     last = (training.folder / 'latest-rank0.pt').resolve()
-    for path in (last, *training.folder.glob('ep*')):
-        server.client.upload_file(str(path), server.bucket, f'run/{path.name}')
-    for folder in ('one', 'several'):
+    server.client.upload_file(str(last), server.bucket, f'run/{last.name}')
+    folders = {'hf/one': 'one', 'hf/several': 'several', 'sharded/ep0-ba6': 'run/ep0-ba6'}
+    for key, folder in folders.items():
         for path in (training.others / folder).iterdir():
-            server.client.upload_file(str(path), server.bucket, f'hf/{folder}/{path.name}')
-    for path in (training.others / 'run' / 'ep0-ba6').iterdir():
-        server.client.upload_file(str(path), server.bucket, f'sharded/ep0-ba6/{path.name}')
+            server.client.upload_file(str(path), server.bucket, f'{key}/{path.name}')
     for link, target in (('run/latest-rank0.pt', f'run/{last.name}'), ('sharded/latest-rank0.pt', 'sharded/ep0-ba6')):
         server.client.put_object(Bucket=server.bucket, Key=f'{link}.symlink', Body=target.encode())
     server.client.put_object(Bucket=server.bucket, Key='sharded/ep0-ba60/.metadata', Body=b'of another')
     return {
+        'run/latest-rank0.pt': f'run/{last.name}',
+        'sharded/ep0-ba6/': 'sharded/ep0-ba6',
+        'hf/several': None,
         f'run/{last.name}': f'run/{last.name}',
         'run/latest-rank0.pt.symlink': f'run/{last.name}',
-        'run/latest-rank0.pt': f'run/{last.name}',
-        'sharded/ep0-ba6': 'sharded/ep0-ba6',
-        'sharded/ep0-ba6/': 'sharded/ep0-ba6',
         'sharded/latest-rank0.pt.symlink': 'sharded/ep0-ba6',
+        'hf/one': None,
     }
 
 
@@ -139,21 +111,10 @@ def test_a_checkpoint_in_s3_has_the_numbers_of_training_and_leaves_nothing_here(
 ):
     """Mutation: the link's text taken as relative to the link's own folder."""
     for number, (name, own) in enumerate(upload(s3_server, training).items()):
-        out = tmp_path / str(number)
-        evaluate(s3_server.uri(name), **training.settings, out=out, device='cpu')
-        check_against_training(training, out, s3_server.uri(own))
-        assert json.loads((out / 'results.json').read_text())['model']['name'] == s3_server.uri(name)
+        out, uri = tmp_path / str(number), s3_server.uri(name)
+        evaluate(uri, **training.settings, out=out, device='cpu')
+        check_against_training(training, out, uri, own and s3_server.uri(own))
         assert list(downloads.iterdir()) == []
-
-
-@pytest.mark.parametrize('folder', ['one', 'several'])
-def test_a_hugging_face_folder_in_s3_has_the_numbers_of_training(
-    training: Training, tmp_path: Path, s3_server: Any, downloads: Path, folder: str
-):
-    upload(s3_server, training)
-    evaluate(s3_server.uri(f'hf/{folder}'), **training.settings, out=tmp_path / 'out', device='cpu')
-    check_against_training(training, tmp_path / 'out', None)
-    assert list(downloads.iterdir()) == []
 
 
 def test_loggers_get_the_metrics_at_the_step_of_training(training: Training):
@@ -175,12 +136,12 @@ def test_what_a_checkpoint_does_not_hold_can_be_given(training: Training, tmp_pa
     content = torch.load(training.folder / 'latest-rank0.pt', weights_only=False)
     bare = {'state': {'model': content['state']['model']}}
     torch.save(bare, tmp_path / 'bare.pt')
-    save_sharded(bare, tmp_path / 'bare')
+    tiny.save_sharded(bare, tmp_path / 'bare')
     given = {'tokenizer': str(training.others / 'one'), 'model_config': str(training.others / 'one')}
     for name in ('bare.pt', 'bare'):
         out = tmp_path / f'{name}.out'
         evaluate(tmp_path / name, **training.settings, **given, out=out, device='cpu')
-        check_against_training(training, out, None)
+        check_against_training(training, out, tmp_path / name, None)
 
 
 def test_fsdp_is_refused_where_composer_has_none(training: Training):
@@ -210,30 +171,26 @@ def launch(*words: Any, ranks: int | None = None, **environment: str) -> str:
 def test_what_composer_itself_has_sharded_has_the_numbers_of_training(tmp_path: Path):
     """Two ranks train under FSDP and write a file each; one rank reads both. Each file holds a part of each weight."""
     launch('train', tmp_path, ranks=2)
-    folder = tmp_path / 'checkpoints'
     settings = {name: str(tmp_path / f'{name}.yaml') for name in ('tasks', 'gauntlet')} | {'data_root': str(tmp_path)}
     for name, batch in (('ep0-ba2', 2), ('latest-rank0.pt', 4)):
-        assert {path.name for path in (folder / name).iterdir()} == {'.metadata', '__0_0.distcp', '__1_0.distcp'}
-        out = tmp_path / 'out' / name
-        evaluate(folder / name, **settings, out=out, device='cpu')
-        assert numbers(out) == numbers(tmp_path / 'records' / f'ba{batch}')
-        noted = json.loads((tmp_path / 'records' / f'ba{batch}' / 'results.json').read_text())['training']
-        assert noted['checkpoint'] == str(folder / f'ep0-ba{batch}')
-        point = json.loads((out / 'results.json').read_text())['training']
-        assert point == {'batch': batch, 'epoch': 0, 'token': 64 * batch, 'checkpoint': str((folder / name).resolve())}
+        path, out, trained = tmp_path / 'checkpoints' / name, tmp_path / 'out' / name, tmp_path / f'records/ba{batch}'
+        assert {file.name for file in path.iterdir()} == {'.metadata', '__0_0.distcp', '__1_0.distcp'}
+        evaluate(path, **settings, out=out, device='cpu')
+        assert outcome(out) == outcome(trained)
+        assert record(trained)['training']['checkpoint'] == str(tmp_path / f'checkpoints/ep0-ba{batch}')
+        point = {'batch': batch, 'epoch': 0, 'token': 64 * batch, 'checkpoint': str(path.resolve())}
+        assert record(out)['training'] == point
 
 
 @pytest.mark.slow
 def test_one_rank_of_a_machine_downloads_for_all(training: Training, tmp_path: Path, s3_server: Any, downloads: Path):
     """Mutation: every rank downloads for itself."""
-    own = upload(s3_server, training)
-    names = ('run/latest-rank0.pt', 'sharded/ep0-ba6', 'hf/several')
+    models = [*upload(s3_server, training).items()][:3]
     for file in Path(training.settings['data_root']).glob('*.*'):
         shutil.copy(file, tmp_path)
-    launch('evaluate', tmp_path, *map(s3_server.uri, names), ranks=2, TMPDIR=str(downloads))
-    for number, name in enumerate(names):
-        uri = s3_server.uri(own[name]) if name in own else None
-        check_against_training(training, tmp_path / str(number), uri)
+    launch('evaluate', tmp_path, *(s3_server.uri(name) for name, _ in models), ranks=2, TMPDIR=str(downloads))
+    for number, (name, own) in enumerate(models):
+        check_against_training(training, tmp_path / str(number), s3_server.uri(name), own and s3_server.uri(own))
     noted = (tmp_path / 'downloads').read_text().splitlines()
     assert {line.split()[0] for line in noted} == {'0'} and len(noted) == len(set(noted)) >= 6
     assert not list(downloads.glob('gauntlet-model-*'))
@@ -252,21 +209,17 @@ def save_forms(folder: Path) -> list[Path]:
     network.save_pretrained(folder / 'one')
     network.save_pretrained(folder / 'several', max_shard_size='50MB')
 
-    def content() -> dict[str, Any]:
-        whole = HuggingFaceModel(network, tokenizer=tiny.tokenizer())
-        return {'state': {'model': whole.state_dict(), 'integrations': {'huggingface': whole.get_metadata()}}}
-
-    torch.save(content(), folder / 'whole.pt')
-    save_sharded(content(), folder / 'sharded')
+    torch.save(tiny.content_of(network), folder / 'whole.pt')
+    tiny.save_sharded(tiny.content_of(network), folder / 'sharded')
     network.bfloat16()
     network.save_pretrained(folder / 'half')
-    torch.save(content(), folder / 'half.pt')
+    torch.save(tiny.content_of(network), folder / 'half.pt')
     return [folder / name for name in ('whole.pt', 'half.pt', 'sharded', 'one', 'several', 'half')]
 
 
 @pytest.mark.slow
 def test_loading_takes_little_more_memory_than_the_weights(tmp_path: Path):
-    """Mutation: without `release_pages` half precision takes 1.5 times as much, and single precision twice as much."""
+    """Mutation: without releasing pages half precision takes 1.5 times as much, and single precision twice as much."""
     models = save_forms(tmp_path)
     found = [json.loads(line) for line in launch('measure', *models).splitlines()]
     assert [entry['model'] for entry in found] == [str(model) for model in models]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from composer.core import DataSpec
 from composer.models import HuggingFaceModel
 from composer.utils import dist
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from torch.distributed.checkpoint import FileSystemWriter, save
 from torch.utils.data import DataLoader
 
 # 7, 5 and 2 items: no number of ranks divides them, and 3 ranks are more than the last has.
@@ -59,6 +61,20 @@ def model(seed: int = 0) -> transformers.GPT2LMHeadModel:
         eos_token_id=1,
     )
     return transformers.GPT2LMHeadModel(config)
+
+
+def content_of(network: Any) -> dict[str, Any]:
+    """Return the content of Composer's checkpoint of weights alone."""
+    whole = HuggingFaceModel(network, tokenizer=tokenizer())
+    return {'state': {'model': whole.state_dict(), 'integrations': {'huggingface': whole.get_metadata()}}}
+
+
+def save_sharded(content: dict[str, Any], folder: Path) -> Path:
+    """Write a sharded checkpoint as Composer does, by one rank; return its folder."""
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # torch's own storages, and that one rank saves alone
+        save(content, storage_writer=FileSystemWriter(folder), no_dist=True)
+    return folder
 
 
 def write_replies(folder: Path, num_rows: int = 40) -> list[dict[str, Any]]:

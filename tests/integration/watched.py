@@ -9,7 +9,6 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import composer.trainer  # noqa: F401  imported once, for all forks
 import tiny
@@ -77,17 +76,3 @@ def start(kind: str, log: Path, *arguments: Any) -> Any:
 def record(folder: Path) -> dict[str, Any]:
     content: dict[str, Any] = json.loads((folder / 'results.json').read_text())
     return content
-
-
-def claims(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the latest claim on each checkpoint."""
-    found = {}
-    for path in sorted((folder / 'checkpoints/.gauntlet').glob('*/*@*.json'), key=lambda path: path.stat().st_mtime_ns):
-        found[unquote(path.name.partition('@')[0])] = json.loads(path.read_text() or '{"expires": 1}')
-    return dict(sorted(found.items()))
-
-
-def states(folder: Path) -> dict[str, str]:
-    """Return the state of each checkpoint's claim."""
-    words = {None: 'done', 0.0: 'released'}
-    return {name: words.get(claim['expires'], 'running') for name, claim in claims(folder).items()}
