@@ -21,7 +21,7 @@ PACKAGED = 'datasets.packaged_modules.'
 TRUST = 'trust_remote_code'
 RESOLVED_BY = ('revision', 'data_dir', 'data_files', 'cache_dir', 'download_mode', 'token', 'storage_options')
 KEPT = (list, tuple, Mapping, bytes)  # types that are not converted to text
-MOST_TEXT = 400  # characters of an error of `datasets`
+MOST_TEXT = 200  # characters at each end of an error of `datasets`
 
 
 def hugging_face_rows(task: TaskSpec, data_root: str | Path) -> list[dict[str, Any]]:
@@ -68,8 +68,9 @@ def load(uri: str, loading: Mapping[str, Any], data_root: str | Path) -> Any:
         datasets.exceptions.DatasetsError,
     ) as error:
         text = ': '.join(' '.join(str(one).split()) for one in (error, error.__cause__) if one is not None)
+        text = text if len(text) <= 2 * MOST_TEXT else f'{text[:MOST_TEXT]} [...] {text[-MOST_TEXT:]}'
         raise DataError(
-            f'{uri}: cannot be loaded: {text[:MOST_TEXT]}; set hf_loading_vars to valid arguments of '
+            f'{uri}: cannot be loaded: {text}; set hf_loading_vars to valid arguments of '
             'datasets.load_dataset, or save the dataset to a folder: hf://./folder'
         ) from error
     if isinstance(data, Mapping):

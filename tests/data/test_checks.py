@@ -213,10 +213,10 @@ def test_no_heavy_library_is_loaded():
 # Training text.
 
 
-def file_of(*questions: str, source: str | None = None, golds: tuple[str, ...] = ()) -> TaskFile:
+def file_of(*questions: str, source: str | None = None, answer: str | None = None) -> TaskFile:
     """A file of these questions, each with a source of its own unless they share one."""
     rows = [
-        CheckedRow(line=line, digest=text, source=source or str(line), prompt=text, question=text, golds=golds)
+        CheckedRow(line=line, digest=text, source=source or str(line), prompt=text, question=text, answer=answer)
         for line, text in enumerate(questions, start=1)
     ]
     return TaskFile(name='mine', source='rows.jsonl', rows=tuple(rows))
@@ -266,7 +266,7 @@ START, END = ' '.join(WORDS[:10]), ' '.join(WORDS[10:])
         (file_of(FOX), ' '.join(WORDS[:13]), 'text.txt', [(1, 1, 5)]),
         (file_of(FOX), '\n'.join(['x', *HALVES]), 'text.txt', [(1, 5, 5)]),  # a sequence may span lines,
         (file_of(FOX), '\n'.join(map(json.dumps, HALVES)), 'text.jsonl', []),  # but not documents
-        (file_of(START, golds=(END,)), FOX, 'text.txt', [(1, 5, 5)]),  # a short question, with its answer
+        (file_of(START, answer=END), FOX, 'text.txt', [(1, 5, 5)]),  # a short question, with its answer
         (file_of(START), FOX, 'text.txt', []),
     ],
 )

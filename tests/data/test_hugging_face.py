@@ -148,6 +148,186 @@ def test_lists_of_aliases_stay_lists_and_nulls_are_absent(tmp_path):
     assert [row.chain_of_thought for row in found] == [None, None, 'It is not.']
 
 
+@pytest.mark.parametrize(
+    ('loading', 'expected'),
+    [
+        ({'split': 'test'}, range(6)),
+        ({'split': 'train'}, range(2)),
+        ({'split': 'test[2:4]'}, range(2, 4)),
+        ({'split': 'train+test'}, [0, 1, *range(6)]),
+        ({'data_files': 'test.jsonl', 'split': 'train'}, range(6)),
+        ({'data_files': {'some': 'train.jsonl'}, 'split': 'some'}, range(2)),
+    ],
+)
+def test_splits_and_files_are_selected_as_in_datasets(tmp_path, loading: dict[str, Any], expected: Any):
+    jsonl(tmp_path / 'sums/test.jsonl', SUMS)
+    jsonl(tmp_path / 'sums/train.jsonl', SUMS[:2])
+    found = read(tmp_path, 'language_modeling', 'hf://./sums', hf_loading_vars=loading, hf_parsing_map=MAP)
+    assert [row.content.continuation for row in found] == [str(2 * n) for n in expected]
+    assert [row.row for row in found] == list(range(len(found)))
+
+
+def test_configurations_are_selected_by_name(tmp_path):
+    jsonl(tmp_path / 'sums/small/test.jsonl', SUMS[:2])
+    jsonl(tmp_path / 'sums/large/test.jsonl', SUMS)
+    card = 'configs:\n- config_name: small\n  data_files: small/*\n- config_name: large\n  data_files: large/*\n'
+    (tmp_path / 'sums/README.md').write_text(f'---\n{card}---\n')
+    keys = {'hf_parsing_map': MAP}
+    for name, count in (('small', 2), ('large', 6)):
+        loading = {'name': name, 'split': 'train'}
+        assert len(read(tmp_path, 'language_modeling', 'hf://./sums', hf_loading_vars=loading, **keys)) == count
+    (problem,) = problems(tmp_path, 'language_modeling', 'hf://./sums', hf_loading_vars={'split': 'train'}, **keys)
+    assert "Please pick one among the available configs: ['small', 'large']" in problem
+    loading = {'name': 'huge', 'split': 'train'}
+    (problem,) = problems(tmp_path, 'language_modeling', 'hf://./sums', hf_loading_vars=loading, **keys)
+    assert (
+        problem.startswith('hf://./sums: cannot be loaded: ') and "'huge' not found" in problem and 'small' in problem
+    )
+
+
+@pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')  # datasets 3.6 leaves the file open
+def test_csv_files_are_read(tmp_path):
+    (tmp_path / 'sums').mkdir()
+    (tmp_path / 'sums/test.csv').write_text('a,b,c\n"two, and",two are,4\n"He said ""NA""",so,NA\n')
+    loading = {'split': 'test'}
+    keys = {'hf_parsing_map': MAP, 'hf_loading_vars': loading}
+    assert problems(tmp_path, 'language_modeling', 'hf://./sums', **keys) == [
+        'hf://./sums:2: continuation is empty; allowed: text'  # what `datasets` makes of NA
+    ]
+    loading['keep_default_na'] = False
+    found = [
+        (row.content.context, row.content.continuation)
+        for row in read(tmp_path, 'language_modeling', 'hf://./sums', **keys)
+    ]
+    assert found == [('two, and two are', '4'), ('He said "NA" so', 'NA')]
+
+
+def test_folders_are_relative_to_data_root_then_the_working_directory(tmp_path, monkeypatch):
+    keys = {'hf_loading_vars': {'split': 'test'}, 'hf_parsing_map': MAP}
+    root, here = tmp_path / 'root', tmp_path / 'here'
+    here.mkdir()
+    monkeypatch.chdir(here)
+    (problem,) = problems(root, 'language_modeling', 'hf://./sums', **keys)
+    assert (
+        problem == f'hf://./sums: there is no such folder (looked for {root}/sums, sums); set data_root to its parent'
+    )
+    jsonl(here / 'sums/test.jsonl', SUMS[:1])
+    assert len(read(root, 'language_modeling', 'hf://./sums', **keys)) == 1
+    jsonl(root / 'sums/test.jsonl', SUMS[:2])
+    assert len(read(root, 'language_modeling', 'hf://./sums', **keys)) == 2
+    assert len(read(root, 'language_modeling', f'hf://{here}/sums', **keys)) == 1
+    monkeypatch.setenv('HOME', str(root))
+    assert len(read(here, 'language_modeling', 'hf://~/sums', **keys)) == 2
+    found = read(
+        here,
+        'language_modeling',
+        'hf://json',
+        hf_loading_vars={'data_files': 'sums/test.jsonl', 'split': 'train'},
+        hf_parsing_map=MAP,
+    )
+    assert len(found) == 1
+
+
+def test_errors_in_parsing_map_and_loading_variables_are_named(tmp_path):
+    jsonl(tmp_path / 'sums/test.jsonl', SUMS)
+    jsonl(tmp_path / 'sums/train.jsonl', SUMS)
+    (tmp_path / 'empty').mkdir()
+
+    def said(uri: str = 'hf://./sums', parsing: Any = MAP, **loading: Any) -> str:
+        return '\n'.join(problems(tmp_path, 'language_modeling', uri, hf_loading_vars=loading, hf_parsing_map=parsing))
+
+    assert 'hf_loading_vars.trust_remote_code: ' in said(trust_remote_code=True, split='test')
+    assert said() == 'hf://./sums: has the splits train, test; name one in hf_loading_vars.split'
+    assert "Unknown split \"tst\". Should be one of ['train', 'test']" in said(split='tst')
+    assert "doesn't have a 'splt' key" in said(split='test', splt=1)
+    assert 'IterableDataset' in said(split='test', streaming=True) and 'gives list' in said(split=['test'])
+    assert 'Unable to find' in said(split='train', data_files='none.jsonl')
+    assert "doesn't contain any data files" in said('hf://./empty', split='test')
+    assert 'hf_loading_vars.path: ' in said(path='x', split='test')
+    wrong = {'context': ['a', 'd'], 'continuation': 'c', 'category': [], 'gold': ['aa']}
+    assert said(split='test', parsing=wrong).splitlines() == [
+        "hf://./sums: hf_parsing_map.context: there is no column 'd'; found: a, b, c",
+        "hf://./sums: hf_parsing_map.continuation: is 'c'; allowed: a list of columns, such as [question]",
+        'hf://./sums: hf_parsing_map.category: is an empty list; allowed: a list of columns, such as [question]',
+        "hf://./sums: hf_parsing_map.gold: there is no column 'aa', did you mean 'a'?",
+    ]
+
+
+def test_malformed_rows_are_named_by_number(tmp_path):
+    rows = [*QUIZ, {**QUIZ[0], 'gold': 2}, {**QUIZ[0], 'query': None}]
+    jsonl(tmp_path / 'quiz/test.jsonl', rows)
+    keys = {'hf_loading_vars': {'split': 'test'}}
+    assert problems(tmp_path, 'multiple_choice', 'hf://./quiz', **keys) == [
+        'hf://./quiz:4: gold is 2 but there are 2 choices (0..1)',
+        'hf://./quiz:5: query is empty; allowed: text',
+    ]
+    keys['hf_parsing_map'] = {'query': ['query', 'gold'], 'choices': ['choices'], 'gold': ['gold']}
+    assert problems(tmp_path, 'multiple_choice', 'hf://./quiz', **keys) == [
+        'hf://./quiz:5: query joins query, gold, but query is empty; allowed: text'
+    ]
+    (tmp_path / 'quiz/test.jsonl').write_text('{"query": "a"}\n{"query": \n')
+    (problem,) = problems(tmp_path, 'multiple_choice', 'hf://./quiz', hf_loading_vars={'split': 'test'})
+    assert problem.startswith('hf://./quiz: cannot be loaded: ') and 'JSON parse error' in problem
+    (tmp_path / 'quiz/test.jsonl').write_text('')
+    assert problems(tmp_path, 'multiple_choice', 'hf://./quiz', hf_loading_vars={'split': 'test'})
+
+
+def test_non_text_columns_are_errors_only_if_used(tmp_path):
+    """Pictures, dates and missing numbers may stand in columns that nobody asks for; asked for, they are errors."""
+    day = pd.Timestamp('2020-02-03 04:05:06')
+    table = {
+        'a': ['x', 'y'],
+        'c': ['1', '2'],
+        'picture': [b'\x89PNG', None],
+        'day': [day, day],
+        'size': [1.5, float('nan')],
+    }
+    (tmp_path / 'odd').mkdir()
+    pd.DataFrame(table).to_parquet(tmp_path / 'odd/test.parquet')
+    keys = {'hf_loading_vars': {'split': 'test'}}
+    plain = read(tmp_path, 'language_modeling', 'hf://./odd', context_key='a', answer_key='c', **keys)
+    assert [row.content.context for row in plain] == ['x', 'y'] and len({row.digest for row in plain}) == 2
+    for column in ('picture', 'size'):
+        parsing = {'context': [column], 'continuation': ['c']}
+        found = problems(tmp_path, 'language_modeling', 'hf://./odd', hf_parsing_map=parsing, **keys)
+        assert 'hf://./odd:2: context is empty; allowed: text' in found
+    assert problems(tmp_path, 'language_modeling', 'hf://./odd', context_key='day', answer_key='c', **keys)[0] == (
+        'hf://./odd:1: day is a mapping; allowed: text'
+    )
+    parsing = {'context': ['day'], 'continuation': ['c']}  # llm-foundry's str() of it
+    (first, _) = read(tmp_path, 'language_modeling', 'hf://./odd', hf_parsing_map=parsing, **keys)
+    assert first.content.context == '2020-02-03 04:05:06'
+
+
+def test_changed_rows_are_reloaded_and_miss_the_token_cache(tmp_path):
+    def digests() -> tuple[str, str]:
+        data = data_of(tmp_path, 'hf://./quiz', hf_loading_vars={'split': 'test'})
+        encoder, examples = Encoder(CharacterTokenizer()), data.examples['t/0-shot']
+        preparation = Preparation(task=data.suite.tasks[0], examples=examples, encoder=encoder, max_seq_len=500)
+        return data.digests['t/0-shot'], describe(preparation).name
+
+    path = jsonl(tmp_path / 'quiz/test.jsonl', QUIZ)
+    before = digests()
+    assert digests() == before
+    jsonl(path, [{**QUIZ[0], 'query': 'Sun?'}, *QUIZ[1:]])
+    os.utime(path, (1, 1))  # older than before
+    after = digests()
+    assert after[0] != before[0] and after[1] != before[1]
+
+
+def test_an_uncached_dataset_is_an_error_offline(tmp_path, monkeypatch):
+    import datasets
+
+    monkeypatch.setattr(datasets.config, 'HF_HUB_OFFLINE', True)
+    (problem,) = problems(
+        tmp_path, 'language_modeling', 'hf://no-such-org/no-such-name', hf_loading_vars={'split': 'test'}
+    )
+    assert problem.startswith(
+        "hf://no-such-org/no-such-name: cannot be loaded: Couldn't reach 'no-such-org/no-such-name'"
+    )
+    assert problem.endswith('or save the dataset to a folder: hf://./folder')
+
+
 # No dataset runs code.
 
 
