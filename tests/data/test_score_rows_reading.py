@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from paths import ROOT, SHARED_DATA
 
-from llmfoundry_gauntlet.config.tasks import MULTIPLE_CHOICE, TaskSpec
+from llmfoundry_gauntlet.config.tasks import MULTIPLE_CHOICE
 from llmfoundry_gauntlet.data.examples import TaskRows
 from llmfoundry_gauntlet.data.readers import RowError
 from llmfoundry_gauntlet.data.score_rows import (
@@ -316,61 +315,22 @@ def test_malformed_rows_of_a_task_are_named(write_jsonl, tmp_path):
     assert list(raised.value.problems) == [f'score_arc: arc.jsonl:{line}: {problem}' for line in (1, 2)]
 
 
-def multiple_choice_tasks(*paths: Path) -> Iterator[TaskSpec]:
-    seen = set()
-    for path in paths:
-        if 'icl_tasks:' not in path.read_text():
-            continue
-        for task in load_suite(path).tasks:
-            name = task.dataset_uri.rpartition('local_data/')[2]
-            if task.icl_task_type == MULTIPLE_CHOICE and name not in seen:
-                seen.add(name)
-                yield task
-
-
-def check_rows(tasks: Iterator[TaskSpec], folder: Path) -> dict[str, Counter[str]]:
-    """Every row of every file that is there, by a second way to read lists: line by line."""
+def test_every_row_of_every_real_multiple_choice_file_gives_its_options(real_data):
+    """mmlu, math_qa and logi_qa have names, formulas and empty options that were once taken for letters."""
     found: dict[str, Counter[str]] = {}
-    for task in tasks:
-        try:
-            examples = task.read(folder).examples
-        except DataError:
-            continue  # not here
-        counts = found.setdefault(task.dataset_uri.rpartition('local_data/')[2], Counter())
-        for example in examples:
+    for task in load_suite(ROOT / 'yamls/tasks/gauntlet_v0.1.yaml').tasks:
+        if task.icl_task_type != MULTIPLE_CHOICE or not (real_data / task.dataset_uri).is_file():
+            continue
+        counts = found[task.dataset_uri] = Counter()
+        for example in task.read(real_data).examples:
             content: multiple_choice.Choices = example.content
             question = as_lettered(content.query, content.choices, content.gold, '')
             counts['rows'] += 1
             counts['listed'] += split_list(content.query, len(content.choices))[1] is not None
             counts['empty'] += '' in question.options
-            assert question.gold == content.gold and question.text
-            lines = listed_lines(content.query, len(content.choices))
-            if lines is None:
-                assert question.options == content.choices
-                assert content.query.startswith(question.text)
-                continue
-            assert question.options == lines
             if not all(map(re.compile(r'[A-Z]').fullmatch, content.choices)):
-                assert question.options == tuple(map(str.strip, content.choices))
-            assert not re.search(r'^[A-Da-d]\.', question.text.rpartition('\n')[2])
-    return found
-
-
-def listed_lines(query: str, num_options: int) -> tuple[str, ...] | None:
-    """The last lines of a query, without their letters, where they begin with the first letters of the alphabet."""
-    lines = re.sub(r'\n(Answer:?|A:)\s*$', '', query).replace('\nChoices: A. ', '\nA. ').split('\n')
-    starts = [number for number, line in enumerate(lines) if re.match(r'[A-Za-z]\.(\)|\s|$)', line)][-num_options:]
-    if ''.join(lines[start][0] for start in starts).upper() != 'ABCDEFGHIJ'[:num_options]:
-        return None
-    ends = [*starts[1:], len(lines)]
-    parts = ['\n'.join(lines[start:end]) for start, end in zip(starts, ends, strict=True)]
-    return tuple(re.sub(r'^[A-Za-z]\.\)?', '', part).strip() for part in parts)
-
-
-def test_every_row_of_every_real_multiple_choice_file_gives_its_options(real_data, upstream_yamls):
-    """mmlu, math_qa and logi_qa have names, formulas and empty options that were once taken for letters."""
-    names = ('tasks.yaml', 'tasks_v0.1.yaml')
-    found = check_rows(multiple_choice_tasks(*(upstream_yamls / name for name in names)), real_data)
+                assert [*map(str.strip, question.options)] == [*map(str.strip, content.choices)]
+            assert question.gold == content.gold and question.text and content.query.startswith(question.text)
     listed = {
         'commonsense_qa': 1221,
         'bigbench_conceptual_combinations': 103,
@@ -389,10 +349,3 @@ def test_every_row_of_every_real_multiple_choice_file_gives_its_options(real_dat
     assert all(counts['listed'] in (0, counts['rows']) for counts in found.values())
     assert {Path(name).stem: counts['empty'] for name, counts in found.items() if counts['empty']} == {'math_qa': 62}
     assert len(found) == 24
-
-
-def test_every_row_of_our_own_multiple_choice_files_gives_its_options():
-    tasks = multiple_choice_tasks(ROOT / 'yamls' / 'tasks' / 'gauntlet_v0.1.yaml')
-    found = check_rows(tasks, ROOT / 'eval_data')
-    assert len(found) > 25
-    assert sum(bool(counts['listed']) for counts in found.values()) > 12
