@@ -151,11 +151,8 @@ def test_lists_of_aliases_stay_lists_and_nulls_are_absent(tmp_path):
 @pytest.mark.parametrize(
     ('loading', 'expected'),
     [
-        ({'split': 'test'}, range(6)),
-        ({'split': 'train'}, range(2)),
         ({'split': 'test[2:4]'}, range(2, 4)),
         ({'split': 'train+test'}, [0, 1, *range(6)]),
-        ({'data_files': 'test.jsonl', 'split': 'train'}, range(6)),
         ({'data_files': {'some': 'train.jsonl'}, 'split': 'some'}, range(2)),
     ],
 )
@@ -165,41 +162,6 @@ def test_splits_and_files_are_selected_as_in_datasets(tmp_path, loading: dict[st
     found = read(tmp_path, 'language_modeling', 'hf://./sums', hf_loading_vars=loading, hf_parsing_map=MAP)
     assert [row.content.continuation for row in found] == [str(2 * n) for n in expected]
     assert [row.row for row in found] == list(range(len(found)))
-
-
-def test_configurations_are_selected_by_name(tmp_path):
-    jsonl(tmp_path / 'sums/small/test.jsonl', SUMS[:2])
-    jsonl(tmp_path / 'sums/large/test.jsonl', SUMS)
-    card = 'configs:\n- config_name: small\n  data_files: small/*\n- config_name: large\n  data_files: large/*\n'
-    (tmp_path / 'sums/README.md').write_text(f'---\n{card}---\n')
-    keys = {'hf_parsing_map': MAP}
-    for name, count in (('small', 2), ('large', 6)):
-        loading = {'name': name, 'split': 'train'}
-        assert len(read(tmp_path, 'language_modeling', 'hf://./sums', hf_loading_vars=loading, **keys)) == count
-    (problem,) = problems(tmp_path, 'language_modeling', 'hf://./sums', hf_loading_vars={'split': 'train'}, **keys)
-    assert "Please pick one among the available configs: ['small', 'large']" in problem
-    loading = {'name': 'huge', 'split': 'train'}
-    (problem,) = problems(tmp_path, 'language_modeling', 'hf://./sums', hf_loading_vars=loading, **keys)
-    assert (
-        problem.startswith('hf://./sums: cannot be loaded: ') and "'huge' not found" in problem and 'small' in problem
-    )
-
-
-@pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')  # datasets 3.6 leaves the file open
-def test_csv_files_are_read(tmp_path):
-    (tmp_path / 'sums').mkdir()
-    (tmp_path / 'sums/test.csv').write_text('a,b,c\n"two, and",two are,4\n"He said ""NA""",so,NA\n')
-    loading = {'split': 'test'}
-    keys = {'hf_parsing_map': MAP, 'hf_loading_vars': loading}
-    assert problems(tmp_path, 'language_modeling', 'hf://./sums', **keys) == [
-        'hf://./sums:2: continuation is empty; allowed: text'  # what `datasets` makes of NA
-    ]
-    loading['keep_default_na'] = False
-    found = [
-        (row.content.context, row.content.continuation)
-        for row in read(tmp_path, 'language_modeling', 'hf://./sums', **keys)
-    ]
-    assert found == [('two, and two are', '4'), ('He said "NA" so', 'NA')]
 
 
 def test_folders_are_relative_to_data_root_then_the_working_directory(tmp_path, monkeypatch):
@@ -313,19 +275,6 @@ def test_changed_rows_are_reloaded_and_miss_the_token_cache(tmp_path):
     os.utime(path, (1, 1))  # older than before
     after = digests()
     assert after[0] != before[0] and after[1] != before[1]
-
-
-def test_an_uncached_dataset_is_an_error_offline(tmp_path, monkeypatch):
-    import datasets
-
-    monkeypatch.setattr(datasets.config, 'HF_HUB_OFFLINE', True)
-    (problem,) = problems(
-        tmp_path, 'language_modeling', 'hf://no-such-org/no-such-name', hf_loading_vars={'split': 'test'}
-    )
-    assert problem.startswith(
-        "hf://no-such-org/no-such-name: cannot be loaded: Couldn't reach 'no-such-org/no-such-name'"
-    )
-    assert problem.endswith('or save the dataset to a folder: hf://./folder')
 
 
 # No dataset runs code.

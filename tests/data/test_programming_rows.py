@@ -1,5 +1,4 @@
 import ast
-import json
 import sys
 
 import pytest
@@ -80,20 +79,3 @@ def test_the_published_rows_are_cut_in_this_way(share: float):
     cut = [build_programming_variants.with_share(whole[row['task_id']], share) for row in rows]
     assert sum(row['prompt'] == own['prompt'] for row, own in zip(rows, cut, strict=True)) >= 159
     assert len(rows) == 164
-
-
-def test_only_a_last_return_of_one_line_is_left_to_write_and_a_bare_name_is_simple():
-    bodies = [
-        '    a += 1\n    return a\n',
-        '    a += 1\n    return a + 1\n',
-        '    a += 1\n    return None\n',
-        '    while True:\n        return a\n',
-        '    return (\n        a\n    )\n',
-    ]
-    rows = [{'prompt': 'def f(a):\n', 'canonical_solution': body} for body in bodies]
-    files = build_programming_variants.derived_files(rows)
-    solutions = [
-        [json.loads(line)['canonical_solution'] for line in files[f'{name}.jsonl'].splitlines()] for name in RETURNS
-    ]
-    assert solutions == [['    return a\n'], ['    return a + 1\n', '    return None\n']]
-    assert json.loads(files['human_eval_return_simple.jsonl'])['prompt'] == 'def f(a):\n    a += 1'

@@ -13,7 +13,6 @@ import pytest
 
 from llmfoundry_gauntlet.data.readers import locate, read_rows
 from llmfoundry_gauntlet.errors import DataError
-from llmfoundry_gauntlet.evaluation.inputs import load_suite
 
 ONE, TWO = (
     {'query': 'Sky?', 'choices': ['blue', 'green'], 'gold': 0},
@@ -56,15 +55,9 @@ def test_white_space_and_line_ends_around_rows_are_ignored(tmp_path, content: by
     assert rows_of(tmp_path / 'rows.jsonl', members) == expected
 
 
-@pytest.mark.parametrize(
-    'odd',
-    [
-        *('\u00a0', '\u200b', '\u200e', '\ufeff', '\ufffd', '\u00ad', '\x7f', '\x85', '\u2028', '\u2029', '\x9b'),
-        *('\U0001f642', 'e\u0301', '\u202e', '\U000e0001', '\ue000', '\uffff'),
-    ],
-)
-def test_unusual_characters_are_preserved(tmp_path, odd: str):
-    row = {'query': f'a{odd}b', 'choices': [f'{odd}a', f'b{odd}'], 'gold': 0}
+def test_unusual_characters_are_preserved(tmp_path):
+    odd = '\u00a0\u200b\ufeff\ufffd\u00ad\x7f\x85\u2028\u2029\U0001f642e\u0301\u202e\ue000\uffff'
+    row = {'query': f'a{odd}b', 'choices': [f'{char}a' for char in odd], 'gold': 0}
     for escapes in (True, False):
         line = json.dumps(row, ensure_ascii=escapes).encode()
         assert rows_of(tmp_path / 'rows.jsonl', line + b'\n' + A) == [(0, row), (1, ONE)]
@@ -77,28 +70,6 @@ def test_escaped_control_characters_are_preserved_and_raw_ones_are_errors(tmp_pa
         'rows.jsonl:2: malformed JSON: Invalid control character at at column 13',
         'rows.jsonl:3: malformed JSON: Invalid control character at at column 13',
     ]
-
-
-def examples_of(folder: Path, rows: list[Any], **keys: Any) -> list[Any]:
-    (folder / 'rows.jsonl').write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
-    entry = {'label': 't', 'dataset_uri': 'rows.jsonl', 'num_fewshot': [0], 'icl_task_type': 'multiple_choice', **keys}
-    task = load_suite([entry]).tasks[0]
-    return task.read(folder).examples
-
-
-def test_repeated_choices_and_rows_leading_spaces_and_long_texts_are_allowed(tmp_path):
-    rows = [
-        {'query': 'a ', 'choices': ['x', 'x', 'y'], 'gold': 2},
-        {'query': 'a ', 'choices': ['x', 'x', 'y'], 'gold': 2},
-        {'query': 'a', 'choices': [' x', 'x\n', ' '], 'gold': 0},
-        {'query': 'long ' * 400_000, 'choices': ['x' * 1_000_000, 'y', 'z'], 'gold': 1},
-        {'query': '', 'choices': ['1', '2', '3'], 'gold': 1, 'note': {'depth': [[[1.5e300]]]}, 'none': None},
-    ]
-    first, second, third, fourth, fifth = examples_of(tmp_path, rows)
-    assert (first.content, first.digest, first.cluster) == (second.content, second.digest, second.cluster)
-    assert (first.row, second.row) == (0, 1) and third.content.choices == (' x', 'x\n', ' ')
-    assert (len(fourth.content.query), len(fourth.content.choices[0])) == (2_000_000 - 1, 1_000_000)
-    assert fifth.content.query == ''
 
 
 @pytest.mark.parametrize(
