@@ -103,14 +103,11 @@ def locate(uri: str, data_root: str | Path) -> Path:
     name = next((uri[len(prefix) :] for prefix in UPSTREAM_DATA_FOLDERS if uri.startswith(prefix)), uri)
     candidates = list(dict.fromkeys((shipped(data_root) / name, shipped(name))))
     try:
-        for candidate in candidates:
-            if candidate.is_file():
-                return candidate
-        other = next((candidate for candidate in candidates if candidate.exists()), None)
+        found = next((candidate for candidate in candidates if candidate.is_file()), None)
     except OSError as error:  # no permission to enter a folder
         raise DataError(f'{uri}: cannot be looked for: {error.strerror}: {error.filename}') from error
-    if other is not None:
-        raise DataError(f'{other}: is {"a folder" if other.is_dir() else "not a regular file"}; allowed: a data file')
+    if found is not None:
+        return found
     looked = ', '.join(map(str, candidates))
     raise DataError(f'{uri}: there is no such data file (looked for {looked}); set data_root to its folder')
 
