@@ -77,7 +77,7 @@ def check(
     if solutions:
         check_programs(tasks, data_root, sandbox, as_json)
         return
-    from llmfoundry_gauntlet.data.checks import check_file, find_overlap, overlap_finding, training_files
+    from llmfoundry_gauntlet.data.checks import check_files, training_files
     from llmfoundry_gauntlet.data.score_rows import FILES
     from llmfoundry_gauntlet.evaluation.inputs import load_suite
     from llmfoundry_gauntlet.tasks.checked_rows import read_files
@@ -98,11 +98,7 @@ def check(
     for warning in suite.warnings:
         typer.echo(f'warning: {warning}', err=as_json)
     problems: list[str] = []
-    files = list(read_files(suite.tasks, data_root, problems))
-    checked = [check_file(file) for file in files]
-    overlap = find_overlap(files, texts) if texts and files else None
-    for file, shared in zip(checked, overlap['tasks'] if overlap else (), strict=False):
-        file['findings'] += [overlap_finding(shared['found'])] if shared['found'] else []
+    checked, overlap = check_files(list(read_files(suite.tasks, data_root, problems)), texts)
     if as_json:
         print_json({'files': checked, 'absent': absent, 'problems': problems, 'overlap': overlap})
     else:

@@ -75,6 +75,18 @@ class TaskFile:
     rows: tuple[CheckedRow, ...]
 
 
+def check_files(files: Sequence[TaskFile], texts: Sequence[str]) -> tuple[list[Record], Record | None]:
+    """Return the counts and findings of each file, and which rows occur in training texts, if there are any texts."""
+    checked = [check_file(file) for file in files]
+    overlap = find_overlap(files, texts) if texts and files else None
+    for record, task in zip(checked, overlap['tasks'] if overlap else (), strict=False):
+        for first in task['found'][:1]:
+            sequences = f'{first["num_found"]} of its {first["num_sequences"]} sequences of {NUM_WORDS} words'
+            lines = [row['line'] for row in task['found']]
+            record['findings'].append(finding('training_text', f'{sequences} occur in {first["place"]}', lines))
+    return checked, overlap
+
+
 def check_file(file: TaskFile) -> Record:
     """Return the counts and findings of one file, ready for JSON.
 
@@ -229,13 +241,6 @@ def find_overlap(files: Sequence[TaskFile], texts: Sequence[str]) -> Record:
             }
         )
     return {'files': list(texts), 'num_words': num_words, 'tasks': tasks}
-
-
-def overlap_finding(found: Sequence[Record]) -> Record:
-    """Return a warning about the rows of a file that occur in training text, with the place of the first."""
-    first = found[0]
-    sequences = f'{first["num_found"]} of its {first["num_sequences"]} sequences of {NUM_WORDS} words'
-    return finding('training_text', f'{sequences} occur in {first["place"]}', [row['line'] for row in found])
 
 
 def training_files(source: str) -> list[str]:

@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,28 +74,27 @@ def read_score_rows(spec: ScoreSpec, data_root: str | Path) -> TaskRows:
     examples: list[Example] = []
     oddities: list[tuple[str, str]] = []  # description and place of each
 
+    def example_of(path: Path, number: int, row: Mapping[str, Any]) -> Example:
+        content, category = PARSERS[spec.dataset](row, path.stem)
+        place = f'{path}:{number + 1}'
+        if isinstance(content, LetteredQuestion):
+            oddities.extend((oddity, place) for oddity in option_oddities(content))
+            if is_mmlu_pro and row.get('answer', LETTERS[content.gold]) != LETTERS[content.gold]:
+                oddities.append(('answer contradicts answer_index; answer_index is used', place))
+        return Example(
+            row=number,
+            file=None if is_mmlu_pro else path.stem,
+            category=category,
+            content=content,
+            digest=digest_of(row),
+            cluster=cluster_of(path.stem, row),
+        )
+
     for path in paths:
-
-        def example_of(number: int, row: Mapping[str, Any], path: Path = path) -> Example:
-            content, category = PARSERS[spec.dataset](row, path.stem)
-            place = f'{path}:{number + 1}'
-            if isinstance(content, LetteredQuestion):
-                oddities.extend((oddity, place) for oddity in option_oddities(content))
-                if is_mmlu_pro and row.get('answer', LETTERS[content.gold]) != LETTERS[content.gold]:
-                    oddities.append(('answer contradicts answer_index; answer_index is used', place))
-            return Example(
-                row=number,
-                file=None if is_mmlu_pro else path.stem,
-                category=category,
-                content=content,
-                digest=digest_of(row),
-                cluster=cluster_of(path.stem, row),
-            )
-
         rows = read_rows(str(path))
         if not rows:
             problems.append(f'{path}: has no rows; allowed: one JSON object per line')
-        examples += parse_rows(str(path), rows, example_of, problems)
+        examples += parse_rows(str(path), rows, partial(example_of, path), problems)
     if problems:
         raise DataError(problems)
     warnings = [f'{spec.label}: no file of {name}; skipped' for name in absent]
