@@ -25,16 +25,8 @@ from llmfoundry_gauntlet.data.manifest import PATH, DataFile, select_files
 from llmfoundry_gauntlet.errors import ConfigError, DataError, print_problems
 
 if TYPE_CHECKING:
-    from llmfoundry_gauntlet.data.checks import Record
     from llmfoundry_gauntlet.data.download import Outcome
-    from llmfoundry_gauntlet.tasks import Task
 
-Against = Annotated[
-    list[str] | None,
-    typer.Option(
-        '--against', help='Training text to look for the rows in: a file of text or JSON lines, or a folder of them.'
-    ),
-]
 STYLES = {
     **dict.fromkeys(('right', 'imported', 'fetched', 'right size'), 'green'),
     **dict.fromkeys(('sample data', 'no hash'), 'yellow'),
@@ -46,6 +38,12 @@ STATUS_WIDTH = 15
 OFFLINE_VARIABLES = ('HF_HUB_OFFLINE', 'HF_DATASETS_OFFLINE')
 YES = ('1', 'on', 'yes', 'true')
 
+Against = Annotated[
+    list[str] | None,
+    typer.Option(
+        '--against', help='Training text to look for the rows in: a file of text or JSON lines, or a folder of them.'
+    ),
+]
 Names = Annotated[list[str] | None, typer.Argument(metavar='NAME', help='Tasks, categories or files. Default: all.')]
 AsJson = Annotated[bool, typer.Option('--json', help='Print JSON instead of text.')]
 To = Annotated[Path, typer.Option('--to', help='Data root that the files are put into.')]
@@ -79,19 +77,28 @@ def check(
     if solutions:
         check_programs(tasks, data_root, sandbox, as_json)
         return
-    from llmfoundry_gauntlet.data.checks import check_file, find_overlap, overlap_finding, training_files
-    from llmfoundry_gauntlet.data.examples import paused_collection
+    from llmfoundry_gauntlet.data.checks import check_files, training_files
+    from llmfoundry_gauntlet.data.score_rows import FILES
+    from llmfoundry_gauntlet.evaluation.inputs import load_suite
     from llmfoundry_gauntlet.tasks.checked_rows import read_files
 
     texts = [file for source in against or () for file in training_files(source)]
-    specs, absent = chosen_tasks(tasks, score, data_root, as_json=as_json)
+    entries: Any = tasks
+    datasets: Any = score
+    absent: list[str] = []
+    if tasks is None and score is None:
+        entries, absent = gauntlet_tasks(data_root)
+        root = Path(data_root)
+        datasets = [
+            {'dataset': name} for name, paths in FILES.items() if any((root / path).is_file() for path in paths)
+        ]
+        if not entries and not datasets:
+            raise ConfigError(f'{data_root}: has no file of the Gauntlet or of SCORE; give another --data-root')
+    suite = load_suite(entries or None, None, datasets or None)
+    for warning in suite.warnings:
+        typer.echo(f'warning: {warning}', err=as_json)
     problems: list[str] = []
-    with paused_collection():
-        files = list(read_files(specs, data_root, problems))
-        checked = [check_file(file) for file in files]
-        overlap = find_overlap(files, texts) if texts and files else None
-    for file, found in zip(checked, overlap['tasks'] if overlap else (), strict=False):
-        file['findings'] += [overlap_finding(found)] if found['found'] else []
+    checked, overlap = check_files(list(read_files(suite.tasks, data_root, problems)), texts)
     if as_json:
         print_json({'files': checked, 'absent': absent, 'problems': problems, 'overlap': overlap})
     else:
@@ -99,33 +106,6 @@ def check(
     if problems:
         print_problems(DataError(problems))
         raise typer.Exit(CHECK_FAILED)
-
-
-def chosen_tasks(
-    tasks: Path | None, score: Path | None, data_root: str, *, as_json: bool
-) -> tuple[Sequence[Task], list[str]]:
-    """Return the tasks to check, and the labels of Gauntlet tasks that have no file if no task is named."""
-    from llmfoundry_gauntlet.data.score_rows import FILES
-    from llmfoundry_gauntlet.evaluation.inputs import load_suite
-
-    entries: Any = tasks
-    datasets: Any = score
-    absent: list[str] = []
-    if tasks is None and score is None:
-        entries, absent = gauntlet_tasks(data_root)
-        datasets = [
-            {'dataset': dataset}
-            for dataset, files in FILES.items()
-            if any((Path(data_root) / file).is_file() for file in files)
-        ]
-        if not entries and not datasets:
-            raise ConfigError(
-                f'{data_root}: has no file of the Gauntlet or of SCORE; give --data-root, --tasks or --score'
-            )
-    suite = load_suite(entries or None, None, datasets or None)
-    for warning in suite.warnings:
-        typer.echo(f'warning: {warning}', err=as_json)
-    return suite.tasks, absent
 
 
 def gauntlet_tasks(data_root: str) -> tuple[list[dict[str, Any]], list[str]]:
@@ -137,49 +117,54 @@ def gauntlet_tasks(data_root: str) -> tuple[list[dict[str, Any]], list[str]]:
     return present, [entry['label'] for entry in entries if entry not in present]
 
 
-def print_checks(files: Sequence[Record], absent: Sequence[str], overlap: Record | None) -> None:
+def print_checks(files: Sequence[dict[str, Any]], absent: Sequence[str], overlap: dict[str, Any] | None) -> None:
     """Print a line for each file, then all warnings, then notes on what changes no score."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in ('', 'rows', 'duplicates', 'repeated prompts', 'conflicts', 'majority answer', 'chance'):
-        table.add_column(name, justify='right' if name else 'left', overflow='fold')
-    for file in files:
-        counts = [file[key] for key in ('name', 'num_rows', 'num_duplicates', 'num_repeated', 'num_conflicts')]
-        majority = file['majority'] or {'share': None, 'chance': None}
-        shares = ['-' if majority[key] is None else f'{majority[key]:.0%}' for key in ('share', 'chance')]
-        table.add_row(*map(str, counts), *shares)
-    if files:
-        Console(width=PLAIN_WIDTH, highlight=False, markup=False).print(table)
-    if overlap is not None:
-        num_checked, num_most = (sum(task[key] for task in overlap['tasks']) for key in ('num_checked', 'num_most'))
-        typer.echo(
-            f'\ntraining text of {overlap["num_words"]:,} words: '
-            f'{sum(len(task["found"]) for task in overlap["tasks"]):,} of {num_checked:,} rows share a sequence of '
-            f'words with it, {num_most:,} share most of theirs'
-        )
+    rows = []
     lines: dict[str, list[str]] = {'warnings': [], 'notes': []}
     for file in files:
-        for finding in file['findings']:
-            lines['warnings' if finding['is_warning'] else 'notes'].append(finding_line(file['source'], finding))
+        majority = file['majority'] or {'share': None, 'chance': None}
+        shares = ['-' if majority[key] is None else f'{majority[key]:.0%}' for key in ('share', 'chance')]
+        counts = (file[key] for key in ('name', 'num_rows', 'num_duplicates', 'num_repeated', 'num_conflicts'))
+        rows.append([*map(str, counts), *shares])
+        for found in file['findings']:
+            lines['warnings' if found['is_warning'] else 'notes'].append(finding_line(file['source'], found))
+    print_rows(('', 'rows', 'duplicates', 'repeated prompts', 'conflicts', 'majority answer', 'chance'), rows)
+    if overlap is not None:
+        num_found = sum(len(task['found']) for task in overlap['tasks'])
+        num_checked, num_most = (sum(task[key] for task in overlap['tasks']) for key in ('num_checked', 'num_most'))
+        typer.echo(
+            f'\ntraining text of {overlap["num_words"]:,} words: {num_found:,} of {num_checked:,} rows share a '
+            f'sequence of words with it, {num_most:,} share most of theirs'
+        )
     if absent:
         lines['notes'].append(f'{len(absent)} tasks have no file: {", ".join(absent)}')
-    for name, found in lines.items():
-        typer.secho(f'\n{name}: {len(found)}', bold=True)
-        for line in found:
-            typer.secho(line, dim=name == 'notes')
+    for kind, found in lines.items():
+        typer.echo('\n'.join([f'\n{kind}: {len(found)}', *found]))
 
 
-def finding_line(source: str, finding: Record) -> str:
+def finding_line(source: str, finding: dict[str, Any]) -> str:
     """Return `file:line: problem (number of rows, the first lines)`, or `file: problem`."""
     lines, count = finding['lines'], finding['count']
-    if not lines:
-        return f'{source}: {finding["text"]}'
+    place = ':'.join(map(str, (source, *lines[:1])))
     more = ', ...' if count > len(lines) else ''
-    rows = '' if count == 1 else f' ({count} rows: lines {", ".join(map(str, lines))}{more})'
-    return f'{source}:{lines[0]}: {finding["text"]}{rows}'
+    rows = f' ({count} rows: lines {", ".join(map(str, lines))}{more})' if count > 1 else ''
+    return f'{place}: {finding["text"]}{rows}'
+
+
+def print_rows(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table whose columns of numbers are aligned to the right."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    rows = list(rows)
+    table = Table(box=None, pad_edge=False)
+    for name, *cells in zip(header, *rows, strict=True):
+        is_text = any(cell[:1].isalpha() for cell in cells)
+        table.add_column(escape(name), justify='left' if is_text else 'right', overflow='fold')
+    for row in rows:
+        table.add_row(*map(escape, row))
+    Console(width=PLAIN_WIDTH, highlight=False).print(table)
 
 
 def check_programs(tasks: Path | None, data_root: str, sandbox: str, as_json: bool) -> None:
@@ -187,11 +172,10 @@ def check_programs(tasks: Path | None, data_root: str, sandbox: str, as_json: bo
     from llmfoundry_gauntlet.config.settings import decode_settings
     from llmfoundry_gauntlet.evaluation.inputs import load_data, with_programs
     from llmfoundry_gauntlet.results.external import check_solutions
-    from llmfoundry_gauntlet.tasks.code import CodeTask
 
     entries: Any = tasks
     if tasks is None:
-        entries = [entry for entry in gauntlet_tasks(data_root)[0] if entry['icl_task_type'] == CodeTask.type_name]
+        entries = [entry for entry in gauntlet_tasks(data_root)[0] if entry['icl_task_type'] == 'code_evaluation']
         if not entries:
             raise ConfigError(f'{data_root}: has no file of a code task; give --data-root or --tasks')
     data = with_programs(
@@ -229,54 +213,32 @@ def ls(
     check_options(context, excludes={'urls': ('data_root', 'as_json')})
     files = select_files(names or ())
     if urls:
-        for file in files:
-            typer.echo(file.url)
-    elif as_json:
-        print_json([file_json(file, data_root) for file in files])
-    else:
-        print_files(files, data_root)
-
-
-def file_json(file: DataFile, data_root: str) -> dict[str, Any]:
-    """Return what the manifest says about a file, and its state in the data root."""
-    return {
-        'path': file.path,
-        'category': file.category,
-        'task': file.task,
-        'rows': file.num_rows,
-        'licence': file.licence,
-        'url': file.url,
-        'bytes': file.num_bytes,
-        'git_blob': file.git_blob,
-        'sha256': file.sha256,
-        'converter': file.converter,
-        'there': presence(file, Path(data_root) / file.path),
-    }
-
-
-def print_files(files: Sequence[DataFile], data_root: str) -> None:
-    """Print a table of files."""
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for name in ('file', 'task', escape(data_root), 'rows', 'bytes', 'licence', 'published in'):
-        table.add_column(name, justify='right' if name in ('rows', 'bytes') else 'left')
-    for file in files:
-        there = presence(file, Path(data_root) / file.path)
-        table.add_row(
-            file.path,
-            file.task,
-            f'[{STYLES.get(there, "yellow")}]{there}[/]',
-            f'{file.num_rows:,}',
-            '' if file.num_bytes is None else f'{file.num_bytes:,}',
-            file.licence,
-            file.repository.partition(':')[2] + (' *' if file.converter else ''),
-        )
-    Console(width=PLAIN_WIDTH, highlight=False).print(table)
+        typer.echo('\n'.join(file.url for file in files))
+        return
+    there = {file.path: presence(file, Path(data_root) / file.path) for file in files}
+    if as_json:
+        computed = [{'category': file.category, 'url': file.url, 'there': there[file.path]} for file in files]
+        print_json([{**describe(file), **more} for file, more in zip(files, computed, strict=True)])
+        return
+    print_rows(
+        ('file', 'task', data_root, 'rows', 'bytes', 'licence', 'published in'),
+        [
+            (
+                *(file.path, file.task, there[file.path], f'{file.num_rows:,}'),
+                '' if file.num_bytes is None else f'{file.num_bytes:,}',
+                *(file.licence, file.repository.partition(':')[2] + (' *' if file.converter else '')),
+            )
+            for file in files
+        ],
+    )
     starred = '; * is converted' if any(file.converter for file in files) else ''
     typer.echo(f'{len(files)} files, {sum(file.num_rows for file in files):,} rows{starred}')
+
+
+def describe(file: DataFile) -> dict[str, Any]:
+    """Return what the manifest says about a file, ready for JSON."""
+    renamed = {'num_rows': 'rows', 'num_bytes': 'bytes'}
+    return {renamed.get(name, name): value for name, value in asdict(file).items()}
 
 
 def presence(file: DataFile, path: Path) -> str:
@@ -313,32 +275,19 @@ def fetch(
 
     gauntlet data fetch squad safety --to data
     """
-    from llmfoundry_gauntlet.data.download import fetch_file
+    from llmfoundry_gauntlet.data.download import fetch_file, look
 
     check_options(context, excludes={'offline': ('retries', 'overwrite')})
     files = select_files(names or ())
     variable = next((name for name in OFFLINE_VARIABLES if os.environ.get(name, '').lower() in YES), None)
     if offline or variable is not None:
         typer.echo(f'offline{"" if offline else f", as {variable} is set"}: nothing is downloaded')
-        outcomes = (missing_file(file, to) for file in files)
+        outcomes = (look(file, to) for file in files)
     else:
         outcomes = (fetch_file(file, to, overwrite=overwrite, num_retries=retries) for file in files)
     statuses = print_outcomes(outcomes, files)
     if not statuses.isdisjoint(('failed', 'missing', 'other bytes')):
         raise typer.Exit(CHECK_FAILED)
-
-
-def missing_file(file: DataFile, to: Path) -> Outcome:
-    """Return the state of a file in a data root, with its address if it is not right."""
-    from dataclasses import replace
-
-    from llmfoundry_gauntlet.data.download import MISSING, OTHER, look
-
-    there = look(file, to)
-    if there.status not in (MISSING, OTHER):
-        return there
-    conversion = ', to be converted' if file.converter else ''
-    return replace(there, detail='; '.join(filter(None, (f'from {file.url}{conversion}', there.detail))))
 
 
 def import_files(
@@ -384,18 +333,14 @@ def verify(
     places = list_copies(files, folder)
     outcomes = (find(file, places[file.path])[0] for file in files)
     if as_json:
-        found: list[dict[str, Any]] = [
-            {
-                'path': outcome.file.path,
-                'task': outcome.file.task,
-                'status': outcome.status,
-                'found': outcome.place or None,
-                'detail': outcome.detail or None,
-            }
-            for outcome in outcomes
+        found = list(outcomes)
+        statuses = {outcome.status for outcome in found}
+        listed = [
+            {'path': one.file.path, 'task': one.file.task, 'status': one.status, 'found': one.place or None}
+            | {'detail': one.detail or None}
+            for one in found
         ]
-        statuses = {file['status'] for file in found}
-        print_json({'folder': folder, 'files': found})
+        print_json({'folder': folder, 'files': listed})
     else:
         statuses = print_outcomes(outcomes, files)
     if 'other bytes' in statuses:
@@ -403,26 +348,26 @@ def verify(
 
 
 def print_outcomes(outcomes: Iterable[Outcome], files: Sequence[DataFile]) -> set[str]:
-    """Print a line per file as it is done, then the counts; failures go to standard error. Return the statuses."""
-    from rich.console import Console
-    from rich.text import Text
+    """Print a line per file as it is done, then the counts; failures go to standard error. Return the statuses.
 
-    console = Console(soft_wrap=True, highlight=False, markup=False)
+    Files that are missing, or not the published ones, have their address.
+    """
     width = max(len(file.path) for file in files)
     statuses: list[str] = []
     failures = []
     for outcome in outcomes:
-        statuses.append(outcome.status)
-        detail = outcome.detail
-        if outcome.status in ('failed', 'other bytes') and outcome.place:
-            detail = f'{outcome.place}: {detail}'
-        if outcome.status == 'failed':
-            failures.append(f'error: {outcome.file.path}: {detail}')
+        status, file = outcome.status, outcome.file
+        statuses.append(status)
+        detail = ': '.join(filter(None, (outcome.place, outcome.detail))) if outcome.detail else ''
+        if status == 'failed':
+            failures.append(f'error: {file.path}: {detail}')
             detail = ''
-        word = (outcome.status.ljust(STATUS_WIDTH), STYLES.get(outcome.status, ''))
-        console.print(Text.assemble(word, f'{outcome.file.path.ljust(width)}  {detail}'.rstrip()))
+        elif status in ('missing', 'other bytes'):
+            detail = f'{detail}; published at {file.url}'.removeprefix('; ')
+        line = f'{status.ljust(STATUS_WIDTH)}{file.path.ljust(width)}  {detail}'
+        typer.secho(line.rstrip(), fg='red' if status in ('failed', 'other bytes') else None)
     counts = ', '.join(f'{statuses.count(status)} {status}' for status in dict.fromkeys(statuses))
-    console.print(f'{len(statuses)} files: {counts}')
+    typer.echo(f'{len(statuses)} files: {counts}')
     for failure in failures:
         print(failure, file=sys.stderr)
     return set(statuses)

@@ -8,7 +8,7 @@ import re
 import zlib
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -52,9 +52,8 @@ Record = dict[str, Any]
 class CheckedRow:
     """The parts of an evaluation row that the checks compare.
 
-    Rows with one `prompt` may offer different choices; rows with one `question` offer the same. `golds` are the right
-    answers as text, the preferred one first. `gold` is the index of the right choice, if there are choices. Rows that
-    share a passage share a `source`.
+    Rows with one `prompt` may offer different choices; rows with one `question` offer the same. `answer` is the
+    preferred right answer, if any, `gold` its index if there are choices. Rows on one passage share a `source`.
     """
 
     line: int  # 1-based
@@ -62,7 +61,7 @@ class CheckedRow:
     source: str
     prompt: str
     question: Hashable
-    golds: tuple[str, ...]
+    answer: str | None
     choices: tuple[str, ...] = ()
     gold: int | None = None
 
@@ -76,6 +75,18 @@ class TaskFile:
     rows: tuple[CheckedRow, ...]
 
 
+def check_files(files: Sequence[TaskFile], texts: Sequence[str]) -> tuple[list[Record], Record | None]:
+    """Return the counts and findings of each file, and which rows occur in training texts, if there are any texts."""
+    checked = [check_file(file) for file in files]
+    overlap = find_overlap(files, texts) if texts and files else None
+    for record, task in zip(checked, overlap['tasks'] if overlap else (), strict=False):
+        for first in task['found'][:1]:
+            sequences = f'{first["num_found"]} of its {first["num_sequences"]} sequences of {NUM_WORDS} words'
+            lines = [row['line'] for row in task['found']]
+            record['findings'].append(finding('training_text', f'{sequences} occur in {first["place"]}', lines))
+    return checked, overlap
+
+
 def check_file(file: TaskFile) -> Record:
     """Return the counts and findings of one file, ready for JSON.
 
@@ -83,35 +94,43 @@ def check_file(file: TaskFile) -> Record:
     `num_conflicts` the repeated prompts that have more than one right answer.
     """
     rows = file.rows
-    duplicates = later_rows(grouped(rows, lambda row: row.digest))
-    repeated = [group for group in grouped(rows, lambda row: row.prompt) if len(group) > 1]
-    conflicts = [group for group in repeated if has_conflict(group)]
-    contradictory = [group for group in conflicts if any(map(has_conflict, grouped(group, lambda row: row.question)))]
-    duplicate_lines = {row.line for row in duplicates}
-    wrong_twice, right_twice = identical_choices(rows)
-    majority = majority_answer(rows)
+    duplicates = [row.line for group in repeated(rows, 'digest') for row in group[1:]]
+    by_prompt = repeated(rows, 'prompt')
+    later = [row.line for group in by_prompt for row in group[1:]]
+    conflicts = [group for group in by_prompt if has_conflict(group)]
+    contradictory = [group[0].line for group in conflicts if any(map(has_conflict, repeated(group, 'question')))]
+    right_twice: list[int] = []
+    wrong_twice: list[int] = []
+    for row in rows:
+        choices = [choice.strip() for choice in row.choices]
+        if len(set(choices)) < len(choices):
+            is_right = row.gold is not None and choices.count(choices[row.gold]) > 1
+            (right_twice if is_right else wrong_twice).append(row.line)
     found = {
         'duplicate_rows': duplicates,
-        'repeated_prompts': [row for row in later_rows(repeated) if row.line not in duplicate_lines],
-        'other_choices': [group[0] for group in conflicts if group not in contradictory],
-        'conflicting_golds': [group[0] for group in contradictory],
+        'repeated_prompts': sorted({*later} - {*duplicates}),
+        'other_choices': [group[0].line for group in conflicts if group[0].line not in contradictory],
+        'conflicting_golds': contradictory,
         'identical_choices': wrong_twice,
         'identical_right_choice': right_twice,
     }
-    findings = [finding(kind, TEXTS[kind], [row.line for row in found[kind]]) for kind in found if found[kind]]
+    majority, warning = majority_answer(rows)
     return {
         'name': file.name,
         'source': file.source,
         'num_rows': len(rows),
         'num_duplicates': len(duplicates),
-        'num_repeated': len(later_rows(repeated)),
+        'num_repeated': len(later),
         'num_conflicts': len(conflicts),
         'majority': majority,
-        'findings': findings + majority_findings(majority, len(rows)),
+        'findings': [
+            *(finding(kind, TEXTS[kind], lines) for kind, lines in found.items() if lines),
+            *([finding('majority_answer', warning)] if warning else []),
+        ],
     }
 
 
-def finding(kind: str, text: str, lines: Sequence[int]) -> Record:
+def finding(kind: str, text: str, lines: Sequence[int] = ()) -> Record:
     """Return a finding about the rows on these lines, with the first of them; one without lines is about the file."""
     return {
         'kind': kind,
@@ -122,71 +141,48 @@ def finding(kind: str, text: str, lines: Sequence[int]) -> Record:
     }
 
 
-def grouped(rows: Iterable[CheckedRow], key: Callable[[CheckedRow], Hashable]) -> list[list[CheckedRow]]:
-    """Return groups of rows with the same key, in file order."""
+def repeated(rows: Iterable[CheckedRow], attribute: str) -> list[list[CheckedRow]]:
+    """Return the groups of several rows with the same value of an attribute, in file order."""
     groups: dict[Hashable, list[CheckedRow]] = defaultdict(list)
     for row in rows:
-        groups[key(row)].append(row)
-    return list(groups.values())
-
-
-def later_rows(groups: Iterable[Sequence[CheckedRow]]) -> list[CheckedRow]:
-    """Return all rows but the first of each group."""
-    return [row for group in groups for row in group[1:]]
+        groups[getattr(row, attribute)].append(row)
+    return [group for group in groups.values() if len(group) > 1]
 
 
 def has_conflict(rows: Iterable[CheckedRow]) -> bool:
-    """Return whether the preferred right answers differ."""
-    return len({row.golds[:1] for row in rows}) > 1
+    """Return whether the right answers differ."""
+    return len({row.answer for row in rows}) > 1
 
 
-def identical_choices(rows: Sequence[CheckedRow]) -> tuple[list[CheckedRow], list[CheckedRow]]:
-    """Return the rows in which a wrong choice appears twice, and those in which the right choice does."""
-    wrong: list[CheckedRow] = []
-    right: list[CheckedRow] = []
-    for row in rows:
-        choices = [choice.strip() for choice in row.choices]
-        if len(set(choices)) < len(choices):
-            is_gold = row.gold is not None and choices.count(choices[row.gold]) > 1
-            (right if is_gold else wrong).append(row)
-    return wrong, right
-
-
-def majority_answer(rows: Sequence[CheckedRow]) -> Record | None:
-    """Return the most common right answer, its share of the rows and a random guess's; `None` if no row has one.
+def majority_answer(rows: Sequence[CheckedRow]) -> tuple[Record | None, str]:
+    """Return the most common right answer with its share of the rows and a random guess's, and a warning if large.
 
     The answer is a choice's letter, or its text if all rows have the same choices. `chance` is `None` without choices.
     """
-    chosen = [row for row in rows if row.gold is not None]
-    if not chosen:
-        golds = [row.golds[0] for row in rows if row.golds]
-        if not golds:
-            return None
-        ((answer, count),) = Counter(golds).most_common(1)
-        return {'answer': answer, 'share': count / len(golds), 'chance': None}
-    positions = Counter(row.gold for row in chosen if row.gold is not None)
-    position = min(positions, key=lambda gold: (-positions[gold], gold))
-    choices = chosen[0].choices
-    is_same = all(row.choices == choices for row in chosen)
-    answer = choices[position] if is_same else LETTERS[position : position + 1] or str(position)
-    chance = sum(1 / len(row.choices) for row in chosen) / len(chosen)
-    return {'answer': answer, 'share': positions[position] / len(chosen), 'chance': chance}
-
-
-def majority_findings(majority: Record | None, num_rows: int) -> list[Record]:
-    """Return a warning if one answer is right much more often than chance, or in a fifth of free-form rows."""
-    if majority is None:
-        return []
-    share, chance = majority['share'], majority['chance']
-    answer, often = repr(majority['answer']), 'every row' if share == 1 else f'{share:.0%} of the rows'
-    if chance is None:
-        is_common = share >= COMMON_SHARE and num_rows >= MIN_COMMON_ROWS
-    else:
-        standard_error = (chance * (1 - chance) / num_rows) ** 0.5
+    answers = Counter(row.answer for row in rows if row.answer is not None)
+    golds = Counter(row.gold for row in rows if row.gold is not None)
+    if not answers:
+        return None, ''
+    counts: Counter[Any] = golds or answers
+    best = max(counts.values())
+    share = best / counts.total()
+    often = 'every row' if share == 1 else f'{share:.0%} of the rows'
+    chance = None
+    if golds:
+        chosen = [row for row in rows if row.gold is not None]
+        gold = min(gold for gold in golds if golds[gold] == best)
+        is_same = all(row.choices == chosen[0].choices for row in chosen)
+        answer = chosen[0].choices[gold] if is_same else LETTERS[gold : gold + 1] or str(gold)
+        chance = sum(1 / len(row.choices) for row in chosen) / len(chosen)
+        standard_error = (chance * (1 - chance) / len(rows)) ** 0.5
         is_common = share - chance > max(CLEAR_MARGIN, CLEAR_ERRORS * standard_error)
-        answer, often = f'choice {answer}', f'{often} (chance {chance:.0%})'
-    text = f'{answer} is right in {often}; always choosing it scores as much'
-    return [finding('majority_answer', text, ())] if is_common else []
+        text = f'choice {answer!r} is right in {often} (chance {chance:.0%})'
+    else:
+        answer = answers.most_common(1)[0][0]
+        is_common = share >= COMMON_SHARE and len(rows) >= MIN_COMMON_ROWS
+        text = f'{answer!r} is right in {often}'
+    warning = f'{text}; always choosing it scores as much' if is_common else ''
+    return {'answer': answer, 'share': share, 'chance': chance}, warning
 
 
 def words_of(text: str) -> list[str]:
@@ -208,8 +204,8 @@ def row_sequences(rows: Sequence[CheckedRow]) -> list[array[int]]:
     by_source: dict[str, set[int]] = defaultdict(set)
     for row in rows:
         words = words_of(row.prompt)
-        if len(words) < NUM_WORDS and row.golds:
-            words += words_of(row.golds[0])
+        if len(words) < NUM_WORDS:
+            words += words_of(row.answer or '')
         found.append(array('q', sequences_of(words)))
         by_source[row.source].update(found[-1])
     num_sources = Counter(chain.from_iterable(by_source.values()))
@@ -218,45 +214,33 @@ def row_sequences(rows: Sequence[CheckedRow]) -> list[array[int]]:
     return [array('q', (sequence for sequence in own if sequence not in template)) for own in found]
 
 
-def overlap_finding(overlap: Record) -> Record:
-    """Return a warning about the rows of a file that occur in training text, with the place of the first."""
-    first = overlap['found'][0]
-    sequences = f'{first["num_found"]} of its {first["num_sequences"]} sequences of {NUM_WORDS} words'
-    lines = [row['line'] for row in overlap['found']]
-    return finding('training_text', f'{sequences} occur in {first["place"]}', lines)
-
-
 def find_overlap(files: Sequence[TaskFile], texts: Sequence[str]) -> Record:
     """Return the rows that share sequences of words with training texts, ready for JSON.
 
-    Raise DataError for an unreadable text.
+    Of each file, `num_checked` rows are long enough to be looked for; `num_most` rows have at least 80% of their
+    sequences in the texts. Raise DataError for an unreadable text.
     """
     sequences = [row_sequences(file.rows) for file in files]
     wanted = {sequence for rows in sequences for own in rows for sequence in own}
     places: dict[int, str] = {}
     num_words = sum(search_text(text, wanted, places) for text in texts)
-    tasks = [file_overlap(file, rows, places) for file, rows in zip(files, sequences, strict=True)]
+    tasks: list[Record] = []
+    for file, rows in zip(files, sequences, strict=True):
+        found: list[Record] = []
+        for row, own in zip(file.rows, rows, strict=True):
+            if hits := [places[sequence] for sequence in own if sequence in places]:
+                found.append({'line': row.line, 'num_found': len(hits), 'num_sequences': len(own), 'place': hits[0]})
+        tasks.append(
+            {
+                'name': file.name,
+                'source': file.source,
+                'num_rows': len(file.rows),
+                'num_checked': sum(len(own) > 0 for own in rows),
+                'num_most': sum(row['num_found'] >= MOST * row['num_sequences'] for row in found),
+                'found': found,
+            }
+        )
     return {'files': list(texts), 'num_words': num_words, 'tasks': tasks}
-
-
-def file_overlap(file: TaskFile, sequences: Sequence[array[int]], places: Mapping[int, str]) -> Record:
-    """Return which rows of a file have sequences among `places`, those found in the training text.
-
-    `num_checked` rows are long enough to be looked for; `num_most` rows have at least 80% of their sequences in it.
-    """
-    found: list[Record] = []
-    for row, own in zip(file.rows, sequences, strict=True):
-        hits = [places[sequence] for sequence in own if sequence in places]
-        if hits:
-            found.append({'line': row.line, 'num_found': len(hits), 'num_sequences': len(own), 'place': hits[0]})
-    return {
-        'name': file.name,
-        'source': file.source,
-        'num_rows': len(file.rows),
-        'num_checked': sum(len(own) > 0 for own in sequences),
-        'num_most': sum(row['num_found'] >= MOST * row['num_sequences'] for row in found),
-        'found': found,
-    }
 
 
 def training_files(source: str) -> list[str]:

@@ -57,12 +57,7 @@ def _found(field: str, pattern: str) -> Rule:
 
 def _opening(field: str, head: str, num_words: int) -> Rule:
     """Make a rule: the first words after `head`, for sources reworded slightly from row to row."""
-
-    def rule(row: Mapping[str, Any]) -> str:
-        text = _text(row, field)
-        return ' '.join(text.removeprefix(head).split()[:num_words]) if text.startswith(head) else ''
-
-    return rule
+    return _found(field, rf'{head}\s*((?:\S+\s+){{0,{num_words - 1}}}\S+)')
 
 
 def _wording(row: Mapping[str, Any]) -> str:
@@ -76,22 +71,23 @@ def _scheme(row: Mapping[str, Any]) -> str:
 
     The sentences of a pair differ in one word, which may come before or after the pronoun.
     """
-    options = row.get('context_options')
-    if not isinstance(options, list) or len(options) != 2 or not all(isinstance(option, str) for option in options):
-        return ''
-    first, second = (option.split() for option in options)
-    same = 0
-    while same < min(len(first), len(second)) and first[same] == second[same]:
-        same += 1
+    first, second = (option.split() for option in _pair(row, 'context_options'))
+    pairs = enumerate(zip(first, second, strict=False))
+    same = next((place for place, (one, other) in pairs if one != other), min(len(first), len(second)))
     return json.dumps([first[:2], first[same:], second[same:]], ensure_ascii=False) if same >= 2 else ''
 
 
 def _persons(row: Mapping[str, Any]) -> str:
     """Return the two people in a Winogender sentence; each pair occurs in one template only."""
-    choices = row.get('choices')
-    if not isinstance(choices, list) or len(choices) != 2 or not all(isinstance(choice, str) for choice in choices):
-        return ''
-    return ' / '.join(sorted(choices))
+    return ' / '.join(sorted(filter(None, _pair(row, 'choices'))))
+
+
+def _pair(row: Mapping[str, Any], field: str) -> tuple[str, str]:
+    """Return a field's two strings; empty ones if it is anything else."""
+    match row.get(field):
+        case [str(first), str(second)]:
+            return first, second
+    return '', ''
 
 
 def _bias_question(row: Mapping[str, Any]) -> str:

@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from llmfoundry_gauntlet.config.tasks import TaskSpec
 from llmfoundry_gauntlet.data.clusters import cluster_of
-from llmfoundry_gauntlet.data.readers import RowError, field_value, read_task_rows, text_field
+from llmfoundry_gauntlet.data.readers import NumberedRow, RowError, field_value, read_task_rows, text_field
 from llmfoundry_gauntlet.errors import DataError
 from llmfoundry_gauntlet.types import Example
-
-
-@contextlib.contextmanager
-def paused_collection() -> Iterator[None]:
-    """Disable cyclic garbage collection; it would take a third of the time and find nothing."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,55 +25,59 @@ class TaskRows:
     warnings: tuple[str, ...] = ()
 
 
-@paused_collection()
 def read_examples(task: TaskSpec, data_root: str | Path, parse: Callable[[Mapping[str, Any]], Any]) -> list[Example]:
     """Read all examples of a task in file order. Raise DataError with every malformed row.
 
     Top-level strings are stripped unless the task sets `strip_dataset: false`; strings in lists are not
     (llm-foundry 0.22, `eval/datasets/utils.py:strip_data`).
     """
+
+    def example_of(number: int, row: Mapping[str, Any]) -> Example:
+        if task.strips_rows:
+            row = {key: value.strip() if isinstance(value, str) else value for key, value in row.items()}
+        if task.cluster_key is None:
+            cluster = cluster_of(Path(task.dataset_uri).name.partition('.jsonl')[0], row)
+        else:
+            cluster = cluster_of('', {task.cluster_key: field_value(row, task.cluster_key)})
+        return Example(
+            row=number,
+            category=text_field(row, 'category', allow_empty=False) if task.has_categories else None,
+            content=parse(row),
+            digest=digest_of(row),
+            cluster=cluster,
+        )
+
     source, rows = read_task_rows(task, data_root)
     problems: list[str] = []
-    examples = []
-    for number, row in rows:
-        try:
-            examples.append(parse_row(number, row, task, parse))
-        except RowError as error:
-            problems.append(error.at(f'{source}:{number + 1}'))
+    examples = parse_rows(source, rows, example_of, problems)
     problems.extend(uneven_choices(source, examples))
     if problems:
         raise DataError(problems)
     return examples
 
 
-def parse_row(number: int, row: Any, task: TaskSpec, parse: Callable[[Mapping[str, Any]], Any]) -> Example:
-    """Parse one row as an Example. Raise RowError."""
-    if not isinstance(row, Mapping):
-        raise RowError(f'is {type(row).__name__}; allowed: a JSON object')
-    if task.strips_rows:
-        row = {key: value.strip() if isinstance(value, str) else value for key, value in row.items()}
-    category = text_field(row, 'category', allow_empty=False) if task.has_categories else None
-    key = task.cluster_key
-    return Example(
-        row=number,
-        category=category,
-        content=parse(row),
-        digest=digest_of(row),
-        cluster=cluster_of(stem_of(task.dataset_uri), row)
-        if key is None
-        else cluster_of('', {key: field_value(row, key)}),
-    )
+def parse_rows(
+    source: str,
+    rows: Iterable[NumberedRow],
+    parse: Callable[[int, Mapping[str, Any]], Example],
+    problems: list[str],
+) -> list[Example]:
+    """Return the rows as examples; add those for which `parse` raises RowError to `problems`, with file and line."""
+    examples = []
+    for number, row in rows:
+        try:
+            if not isinstance(row, Mapping):
+                raise RowError(f'is {type(row).__name__}; allowed: a JSON object')
+            examples.append(parse(number, row))
+        except RowError as error:
+            problems.append(error.at(f'{source}:{number + 1}'))
+    return examples
 
 
 def digest_of(row: Mapping[str, Any]) -> str:
     """Return 16 hexadecimal digits that identify a row's content regardless of key order."""
     text = json.dumps(row, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:16]
-
-
-def stem_of(uri: str) -> str:
-    """Return the name of a data file without its folder and suffixes."""
-    return Path(uri).name.partition('.jsonl')[0]
 
 
 def uneven_choices(source: str, examples: list[Example]) -> list[str]:
@@ -125,7 +115,8 @@ def in_turns(examples: Sequence[Example]) -> list[list[int]]:
     categories: dict[str | None, dict[str, list[int]]] = {}
     for place, example in enumerate(examples):
         clusters = categories.setdefault(example.category, {})
-        clusters.setdefault(name_of(example), []).append(place)
+        name = example.cluster or hashlib.sha256(repr((example.file, example.row)).encode()).hexdigest()
+        clusters.setdefault(name, []).append(place)
     turns = []
     for clusters in categories.values():
         whole = sum(map(len, clusters.values()))
@@ -134,8 +125,3 @@ def in_turns(examples: Sequence[Example]) -> list[list[int]]:
             turns.append(((before + len(clusters[name]) / 2) / whole, name, clusters[name]))
             before += len(clusters[name])
     return [places for _, _, places in sorted(turns)]
-
-
-def name_of(example: Example) -> str:
-    """Return the name of an example's cluster, or a digest of its file and row if it has none."""
-    return example.cluster or hashlib.sha256(repr((example.file, example.row)).encode()).hexdigest()

@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import math
+import re
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,19 +25,8 @@ MOST_NAME, MOST_NAMES = 40, 20  # characters of a key, and number of keys, in a 
 MOST_TEXT = 200  # characters at each end of a message
 UPSTREAM_DATA_FOLDERS = ('eval/local_data/', 'scripts/eval/local_data/')
 GZIP = b'\x1f\x8b'
-FOREIGN = {  # first bytes of other formats: what the file is, and what is allowed
-    b'\xff\xfe': 'UTF-16 or UTF-32 text; allowed: UTF-8',
-    b'\xfe\xff': 'UTF-16 text; allowed: UTF-8',
-    b'\0\0\xfe\xff': 'UTF-32 text; allowed: UTF-8',
-    b'\xfd7zXZ': 'compressed with xz; allowed: plain text or gzip',
-    b'BZh': 'compressed with bzip2; allowed: plain text or gzip',
-    b'\x28\xb5\x2f\xfd': 'compressed with zstd; allowed: plain text or gzip',
-    b'PK\x03\x04': 'a zip archive; allowed: plain text or gzip',
-    b'PAR1': 'a parquet file; allowed: JSON lines here, parquet as hf://parquet with hf_loading_vars.data_files',
-    b'version https://git-lfs': 'the Git LFS pointer of a data file; get the file with git lfs pull',
-    b'<': 'a web page or XML; allowed: one JSON object per line',
-}
-MAX_DEPTH = 64  # of nested lists and mappings
+# Bytes at which JSON lines may begin: JSON values, white space (Unicode's included) and byte order marks.
+BEGINNING = re.compile(rb'[\s{\["\-0-9tfn\xef\xc2\xe2\xe3]')
 BYTE_ORDER_MARK = '\ufeff'
 
 NumberedRow = tuple[int, Any]  # 0-based line number, parsed JSON
@@ -81,14 +71,9 @@ def optional_text_field(row: Mapping[str, Any], key: str) -> str | None:
 
 def optional_texts_field(row: Mapping[str, Any], key: str) -> tuple[str, ...]:
     """Return the list of strings at `key`; empty if it is absent or null."""
-    value = row.get(key)
-    if value is None:
-        return ()
-    if not isinstance(value, list):
+    value = [] if row.get(key) is None else row[key]
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise RowError(f'{key} is {describe(value)}; allowed: a list of texts')
-    for index, item in enumerate(value):
-        if not isinstance(item, str):
-            raise RowError(f'{key}[{index}] is {describe(item)}; allowed: text')
     return tuple(value)
 
 
@@ -118,14 +103,11 @@ def locate(uri: str, data_root: str | Path) -> Path:
     name = next((uri[len(prefix) :] for prefix in UPSTREAM_DATA_FOLDERS if uri.startswith(prefix)), uri)
     candidates = list(dict.fromkeys((shipped(data_root) / name, shipped(name))))
     try:
-        for candidate in candidates:
-            if candidate.is_file():
-                return candidate
-        other = next((candidate for candidate in candidates if candidate.exists()), None)
+        found = next((candidate for candidate in candidates if candidate.is_file()), None)
     except OSError as error:  # no permission to enter a folder
         raise DataError(f'{uri}: cannot be looked for: {error.strerror}: {error.filename}') from error
-    if other is not None:
-        raise DataError(f'{other}: is {"a folder" if other.is_dir() else "not a regular file"}; allowed: a data file')
+    if found is not None:
+        return found
     looked = ', '.join(map(str, candidates))
     raise DataError(f'{uri}: there is no such data file (looked for {looked}); set data_root to its folder')
 
@@ -149,15 +131,19 @@ def read_rows(source: str) -> list[NumberedRow]:
     `source` is a path or an fsspec URL, such as s3:// or https://. Raise DataError with every malformed line.
     """
     with opened(source) as file:
-        head = file.peek(32)[:32]
-        if not head.startswith(GZIP):
-            check_format(head, source)
-            return list(json_lines(file, source))
-        try:
-            with gzip.open(file) as content:
-                return list(json_lines(content, source))
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise DataError(f'{source}: is a damaged gzip file: {error}; fetch it again') from error
+        head = file.peek(4)[:4]
+        if head.startswith(GZIP):
+            try:
+                with gzip.open(file) as content:
+                    return list(json_lines(content, source))
+            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+                raise DataError(f'{source}: is a damaged gzip file: {error}; fetch it again') from error
+        if head and (not BEGINNING.match(head) or b'\0' in head):
+            raise DataError(
+                f'{source}: begins with {head!r}, so it is not JSON lines; allowed: one JSON object per line, in '
+                'UTF-8, plain or gzip; parquet files are read as hf://parquet with hf_loading_vars.data_files'
+            )
+        return list(json_lines(file, source))
 
 
 @contextlib.contextmanager
@@ -170,15 +156,6 @@ def opened(source: str) -> Iterator[io.BufferedReader]:
             yield file
     except StoreError as error:
         raise DataError(error.problems) from error
-
-
-def check_format(head: bytes, source: str) -> None:
-    """Raise DataError if the first bytes are those of another format."""
-    for beginning, what in FOREIGN.items():
-        if head.startswith(beginning):
-            raise DataError(f'{source}: is {what}')
-    if b'\0' in head[:4]:
-        raise DataError(f'{source}: is UTF-16, UTF-32 or binary data; allowed: UTF-8')
 
 
 def json_lines(lines: Iterable[bytes], source: str) -> Iterator[NumberedRow]:
@@ -214,17 +191,12 @@ def json_value(line: bytes) -> Any:
     except json.JSONDecodeError as error:
         raise RowError(f'malformed JSON: {error.msg} at column {error.colno}') from error
     except RecursionError as error:
-        raise RowError(TOO_DEEP) from error
+        raise RowError('lists or objects are nested too deeply') from error
     except RowError:
         raise
     except ValueError as error:  # an integer beyond Python's limit of digits
         raise RowError('a number has too many digits; allowed: 4300') from error
-    if line.count(b'[') + line.count(b'{') > MAX_DEPTH and is_deep(value):
-        raise RowError(TOO_DEEP)
     return value
-
-
-TOO_DEEP = f'lists or objects are nested too deeply; allowed: {MAX_DEPTH} levels'
 
 
 def unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -250,11 +222,3 @@ def refuse_constant(text: str) -> float:
 
 
 DECODER = json.JSONDecoder(object_pairs_hook=unique_keys, parse_float=finite, parse_constant=refuse_constant)
-
-
-def is_deep(value: Any, max_depth: int = MAX_DEPTH) -> bool:
-    """Return whether lists and mappings are nested more than `max_depth` times."""
-    if not isinstance(value, (list, dict)):
-        return False
-    inside = value.values() if isinstance(value, dict) else value
-    return max_depth == 0 or any(is_deep(inner, max_depth - 1) for inner in inside)

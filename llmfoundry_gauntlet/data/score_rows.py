@@ -6,13 +6,14 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from llmfoundry_gauntlet.config.score import AGIEVAL, MATH, MMLU_PRO, ScoreSpec
 from llmfoundry_gauntlet.config.yaml import describe, suggestion
 from llmfoundry_gauntlet.data.clusters import cluster_of
-from llmfoundry_gauntlet.data.examples import TaskRows, digest_of, paused_collection
+from llmfoundry_gauntlet.data.examples import TaskRows, digest_of, parse_rows
 from llmfoundry_gauntlet.data.readers import (
     RowError,
     field_value,
@@ -26,7 +27,6 @@ from llmfoundry_gauntlet.errors import DataError
 from llmfoundry_gauntlet.types import Example
 
 LETTERS = 'ABCDEFGHIJKLMNOPQRSTUVWXYZ'
-NUM_LETTERS = {MMLU_PRO: 10, AGIEVAL: 5}  # in the prompts' answer format
 FILES = {
     MMLU_PRO: ('score/mmlu_pro_test.jsonl',),
     AGIEVAL: tuple(
@@ -66,42 +66,35 @@ class MathQuestion:
     gold: str = ''
 
 
-@paused_collection()
 def read_score_rows(spec: ScoreSpec, data_root: str | Path) -> TaskRows:
     """Read the questions of one of SCORE's own datasets. Raise DataError with every malformed row."""
-    dataset = spec.dataset
+    is_mmlu_pro = spec.dataset == MMLU_PRO
     paths, absent = find_files(spec, data_root)
-    parse: Callable[[Mapping[str, Any], str], tuple[Any, str]] = PARSERS[dataset]
-    problems, examples = [], []
+    problems: list[str] = []
+    examples: list[Example] = []
     oddities: list[tuple[str, str]] = []  # description and place of each
+
+    def example_of(path: Path, number: int, row: Mapping[str, Any]) -> Example:
+        content, category = PARSERS[spec.dataset](row, path.stem)
+        place = f'{path}:{number + 1}'
+        if isinstance(content, LetteredQuestion):
+            oddities.extend((oddity, place) for oddity in option_oddities(content))
+            if is_mmlu_pro and row.get('answer', LETTERS[content.gold]) != LETTERS[content.gold]:
+                oddities.append(('answer contradicts answer_index; answer_index is used', place))
+        return Example(
+            row=number,
+            file=None if is_mmlu_pro else path.stem,
+            category=category,
+            content=content,
+            digest=digest_of(row),
+            cluster=cluster_of(path.stem, row),
+        )
+
     for path in paths:
         rows = read_rows(str(path))
         if not rows:
             problems.append(f'{path}: has no rows; allowed: one JSON object per line')
-        for number, row in rows:
-            place = f'{path}:{number + 1}'
-            try:
-                if not isinstance(row, Mapping):
-                    raise RowError(f'is {type(row).__name__}; allowed: a JSON object')
-                content, category = parse(row, path.stem)
-            except RowError as error:
-                problems.append(error.at(place))
-                continue
-            if isinstance(content, LetteredQuestion):
-                oddities += [(oddity, place) for oddity in option_oddities(content)]
-            if dataset == MMLU_PRO and row.get('answer', LETTERS[content.gold]) != LETTERS[content.gold]:
-                oddities.append(('answer contradicts answer_index; answer_index is used', place))
-            stem = None if dataset == MMLU_PRO else path.stem
-            examples.append(
-                Example(
-                    row=number,
-                    file=stem,
-                    category=category,
-                    content=content,
-                    digest=digest_of(row),
-                    cluster=cluster_of(path.stem, row),
-                )
-            )
+        examples += parse_rows(str(path), rows, partial(example_of, path), problems)
     if problems:
         raise DataError(problems)
     warnings = [f'{spec.label}: no file of {name}; skipped' for name in absent]
@@ -138,7 +131,7 @@ def find_files(spec: ScoreSpec, data_root: str | Path) -> tuple[list[Path], tupl
 
 def parse_mmlu_pro(row: Mapping[str, Any], stem: str) -> tuple[LetteredQuestion, str]:
     """Parse `{"question", "options", "answer", "answer_index", "category"}`; `answer_index` is the gold."""
-    options = lettered(texts_field(row, 'options'), MMLU_PRO)
+    options = lettered(texts_field(row, 'options'), 10)
     gold = field_value(row, 'answer_index')
     if not isinstance(gold, int) or isinstance(gold, bool) or not 0 <= gold < len(options):
         raise RowError(f'answer_index is {describe(gold)}; allowed: 0..{len(options) - 1}')
@@ -148,7 +141,7 @@ def parse_mmlu_pro(row: Mapping[str, Any], stem: str) -> tuple[LetteredQuestion,
 
 def parse_agieval(row: Mapping[str, Any], stem: str) -> tuple[LetteredQuestion, str]:
     """Parse `{"passage", "question", "options", "label"}`; options begin with their letter."""
-    options = lettered(texts_field(row, 'options'), AGIEVAL)
+    options = lettered(texts_field(row, 'options'), 5)
     label = text_field(row, 'label', allow_empty=False)
     letters = LETTERS[: len(options)]
     if len(label) != 1 or label not in letters:
@@ -165,16 +158,18 @@ def parse_math(row: Mapping[str, Any], stem: str) -> tuple[MathQuestion, str]:
     return MathQuestion(text_field(row, 'problem', allow_empty=False), text_field(row, 'solution')), stem
 
 
-PARSERS = {MMLU_PRO: parse_mmlu_pro, AGIEVAL: parse_agieval, MATH: parse_math}
+PARSERS: Mapping[str, Callable[[Mapping[str, Any], str], tuple[LetteredQuestion | MathQuestion, str]]] = {
+    MMLU_PRO: parse_mmlu_pro,
+    AGIEVAL: parse_agieval,
+    MATH: parse_math,
+}
 
 
-def lettered(options: tuple[str, ...], dataset: str) -> tuple[str, ...]:
+def lettered(options: tuple[str, ...], most: int) -> tuple[str, ...]:
     """Return the options. Raise RowError if there are more than letters."""
-    most = NUM_LETTERS.get(dataset, len(LETTERS))
     if len(options) > most:
-        raise RowError(
-            f'there are {len(options)} options; allowed: {most}, one per letter from A to {LETTERS[most - 1]}'
-        )
+        last = LETTERS[most - 1]
+        raise RowError(f'there are {len(options)} options; allowed: {most}, one per letter from A to {last}')
     return options
 
 
@@ -207,13 +202,7 @@ def as_lettered(query: str, choices: Sequence[str], gold: int, topic: str) -> Le
             raise RowError("the choices are letters, but the query does not end in a list of options (lines 'A. ...')")
     elif options != tuple(choice.strip() for choice in choices):
         text, options = LIST_END.sub('', query), tuple(choices)
-    return LetteredQuestion(text, lettered(options, ''), gold, topic)
-
-
-def list_end(query: str) -> int:
-    """Return the end of a query before a final 'Answer:' or 'A:'."""
-    found = LIST_END.search(query)
-    return len(query) if found is None else found.start()
+    return LetteredQuestion(text, lettered(options, len(LETTERS)), gold, topic)
 
 
 def split_list(query: str, num_options: int) -> tuple[str, tuple[str, ...] | None]:
@@ -224,6 +213,7 @@ def split_list(query: str, num_options: int) -> tuple[str, tuple[str, ...] | Non
     marks = list(LISTED.finditer(query))[-num_options:]
     if ''.join(match[1] for match in marks).upper() != LETTERS[:num_options]:
         return query, None
-    ends = [match.start() for match in marks[1:]] + [list_end(query)]
+    end = LIST_END.search(query)  # before a final 'Answer:' or 'A:'
+    ends = [*(match.start() for match in marks[1:]), end.start() if end else len(query)]
     options = tuple(query[match.end() : end].strip() for match, end in zip(marks, ends, strict=True))
     return LIST_HEAD.sub('', query[: marks[0].start()]).rstrip(), options

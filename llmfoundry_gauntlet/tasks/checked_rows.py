@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any
 
 from llmfoundry_gauntlet.data.checks import CheckedRow, TaskFile
 from llmfoundry_gauntlet.data.readers import locate
@@ -19,68 +19,68 @@ from llmfoundry_gauntlet.types import Example
 
 
 def read_files(tasks: Sequence[Task], data_root: str, problems: list[str]) -> Iterator[TaskFile]:
-    """Yield the files of each task once, whatever its numbers of shots; add unreadable rows to `problems`."""
+    """Yield the files of each task once, whatever its numbers of shots; add unreadable rows to `problems`.
+
+    A task of a YAML has one file, one of SCORE's datasets several; SCORE on a task of a YAML has none.
+    """
     for task in {task.label: task for task in tasks}.values():
         try:
-            yield from files_of(task, data_root)
+            if not isinstance(task, ScoreTask):
+                rows = tuple(task_row(example, task) for example in task.read(data_root).examples)
+                uri = task.dataset_uri
+                yield TaskFile(
+                    name=task.label, source=uri if is_remote(uri) else str(locate(uri, data_root)), rows=rows
+                )
+            elif task.source is None and task.has_rows:
+                by_file: dict[str | None, list[CheckedRow]] = defaultdict(list)
+                for example in read_score_rows(task.spec, data_root).examples:
+                    by_file[example.file].append(score_row(example))
+                for (stem, found), path in zip(by_file.items(), find_files(task.spec, data_root)[0], strict=True):
+                    name = task.label if stem is None else f'{task.label}/{stem}'
+                    yield TaskFile(name=name, source=str(path), rows=tuple(found))
         except (ConfigError, DataError) as error:
             problems.extend(error.problems)
-
-
-def files_of(task: Task, data_root: str) -> Iterator[TaskFile]:
-    """Yield the file of a task of a YAML, or those of one of SCORE's datasets; SCORE on such a task has none."""
-    if not isinstance(task, ScoreTask):
-        rows = tuple(task_row(example, task) for example in task.read(data_root).examples)
-        uri = task.dataset_uri
-        yield TaskFile(name=task.label, source=uri if is_remote(uri) else str(locate(uri, data_root)), rows=rows)
-    elif task.source is None and task.has_rows:
-        by_file: dict[str | None, list[CheckedRow]] = defaultdict(list)
-        for example in read_score_rows(task.spec, data_root).examples:
-            by_file[example.file].append(score_row(example))
-        for (stem, found), path in zip(by_file.items(), find_files(task.spec, data_root)[0], strict=True):
-            name = task.label if stem is None else f'{task.label}/{stem}'
-            yield TaskFile(name=name, source=str(path), rows=tuple(found))
 
 
 def task_row(example: Example, task: Task) -> CheckedRow:
     """Return a row of a task of a YAML, of any type."""
     content = example.content
     asked = task.ask(content, True)
-    row = bare_row(example, asked.contexts[0])
     if task.generates:
         golds = content.golds if isinstance(content, Problem) else task.responses(content)
-        return replace(row, golds=tuple(golds))
+        return checked_row(example, asked.contexts[0], next(iter(golds), None))
     if len(asked.continuations) == 1:
-        return replace(row, golds=asked.continuations)
-    row = replace(row, question=(asked.contexts, tuple(sorted(asked.continuations))), choices=asked.continuations)
-    if len(asked.contexts) > 1:  # of a schema: several contexts before one ending
-        row = replace(row, prompt='\n'.join(asked.contexts), choices=asked.contexts)
-    if not isinstance(content.gold, int):  # a task type of another package may have another gold
-        return row
-    return replace(row, gold=content.gold, golds=(row.choices[content.gold],))
+        return checked_row(example, asked.contexts[0], asked.continuations[0])
+    # A schema has several contexts before one ending.
+    choices = asked.contexts if len(asked.contexts) > 1 else asked.continuations
+    gold = content.gold if isinstance(content.gold, int) else None  # a plugin's task type may have another gold
+    question = (asked.contexts, tuple(sorted(asked.continuations)))
+    answer = None if gold is None else choices[gold]
+    return checked_row(example, '\n'.join(asked.contexts), answer, question=question, choices=choices, gold=gold)
 
 
-def bare_row(example: Example, prompt: str) -> CheckedRow:
-    """Return a row without its answers."""
+def score_row(example: Example) -> CheckedRow:
+    """Return a row of one of SCORE's datasets; without an answer if a problem of MATH has no boxed one."""
+    content = example.content
+    if isinstance(content, LetteredQuestion):
+        question, answer = (content.text, tuple(sorted(content.options))), content.options[content.gold]
+        return checked_row(example, content.text, answer, question=question, choices=content.options, gold=content.gold)
+    try:
+        return checked_row(example, content.text, gold_of(content.text, content.solution, None))
+    except ValueError:
+        return checked_row(example, content.text, None)
+
+
+def checked_row(
+    example: Example, prompt: str, answer: str | None, *, question: Hashable = None, **choices: Any
+) -> CheckedRow:
+    """Return a row; its question is the prompt unless it has choices."""
     return CheckedRow(
         line=example.row + 1,
         digest=example.digest,
         source=example.cluster,
         prompt=prompt,
-        question=prompt,
-        golds=(),
+        question=question or prompt,
+        answer=answer,
+        **choices,
     )
-
-
-def score_row(example: Example) -> CheckedRow:
-    """Return a row of one of SCORE's datasets; without a gold if a problem of MATH has no boxed answer."""
-    content = example.content
-    row = bare_row(example, content.text)
-    if isinstance(content, LetteredQuestion):
-        question = (content.text, tuple(sorted(content.options)))
-        golds = (content.options[content.gold],)
-        return replace(row, question=question, choices=content.options, gold=content.gold, golds=golds)
-    try:
-        return replace(row, golds=(gold_of(content.text, content.solution, None),))
-    except ValueError:
-        return row

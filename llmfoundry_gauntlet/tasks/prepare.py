@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from types import MappingProxyType
 
-from llmfoundry_gauntlet.data.examples import paused_collection
 from llmfoundry_gauntlet.tasks.base import Task
 from llmfoundry_gauntlet.tasks.encode import PROMPTS_VERSION
 from llmfoundry_gauntlet.tasks.fewshot import FIXED_VERSION
@@ -59,7 +58,6 @@ class Work:
         ]
 
 
-@paused_collection()
 def prepare_tasks(
     preparations: Mapping[str, Preparation],
     cache: TokenCache,

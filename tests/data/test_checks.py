@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 import yaml
-from command_line import loaded_by
 from paths import ROOT, SHARED_DATA
 
-from llmfoundry_gauntlet.data.checks import CheckedRow, Record, TaskFile, find_overlap, training_files
+from llmfoundry_gauntlet.data.checks import CheckedRow, Record, TaskFile, find_overlap
 from llmfoundry_gauntlet.errors import DataError
 
 sys.path.insert(0, str(ROOT / 'scripts'))
@@ -86,11 +85,6 @@ def test_a_prompt_with_other_choices_is_no_conflict(check: Check):
     )
     assert (file['num_repeated'], file['num_conflicts']) == (2, 1)
     assert brief(file) == {'repeated_prompts': (2, [2, 4], False), 'other_choices': (1, [1], False)}
-
-
-def test_the_same_choices_in_another_order_with_another_gold_conflict(check: Check):
-    file = check(choices(('to dry a cup', ['towel', 'water'], 0), ('to dry a cup', ['water', 'towel'], 0)))
-    assert brief(file)['conflicting_golds'] == (1, [1], True)
 
 
 def test_the_two_sentences_of_a_schema_do_not_conflict(check: Check):
@@ -206,17 +200,13 @@ def test_canonical_solutions_run_only_with_solutions(gauntlet, tmp_path: Path, w
     assert 'row 1: ' in out
 
 
-def test_no_heavy_library_is_loaded():
-    assert loaded_by('data', 'check', '--data-root', ROOT / 'eval_data') == []
-
-
 # Training text.
 
 
-def file_of(*questions: str, source: str | None = None, golds: tuple[str, ...] = ()) -> TaskFile:
+def file_of(*questions: str, source: str | None = None, answer: str | None = None) -> TaskFile:
     """A file of these questions, each with a source of its own unless they share one."""
     rows = [
-        CheckedRow(line=line, digest=text, source=source or str(line), prompt=text, question=text, golds=golds)
+        CheckedRow(line=line, digest=text, source=source or str(line), prompt=text, question=text, answer=answer)
         for line, text in enumerate(questions, start=1)
     ]
     return TaskFile(name='mine', source='rows.jsonl', rows=tuple(rows))
@@ -266,17 +256,12 @@ START, END = ' '.join(WORDS[:10]), ' '.join(WORDS[10:])
         (file_of(FOX), ' '.join(WORDS[:13]), 'text.txt', [(1, 1, 5)]),
         (file_of(FOX), '\n'.join(['x', *HALVES]), 'text.txt', [(1, 5, 5)]),  # a sequence may span lines,
         (file_of(FOX), '\n'.join(map(json.dumps, HALVES)), 'text.jsonl', []),  # but not documents
-        (file_of(START, golds=(END,)), FOX, 'text.txt', [(1, 5, 5)]),  # a short question, with its answer
+        (file_of(START, answer=END), FOX, 'text.txt', [(1, 5, 5)]),  # a short question, with its answer
         (file_of(START), FOX, 'text.txt', []),
     ],
 )
 def test_rows_are_found_by_13_consecutive_words_of_one_document(tmp_path, file, text: str, name: str, expected):
     assert found_in(search(tmp_path, file, text, name)) == expected
-
-
-def test_the_place_of_a_row_is_the_line_of_its_first_sequence(tmp_path):
-    (task,) = search(tmp_path, file_of(FOX), '\n'.join(['x', *HALVES]))['tasks']
-    assert task['found'][0]['place'].endswith('text.txt:2')
 
 
 def test_an_instruction_shared_by_many_rows_is_not_searched_for(tmp_path):
@@ -292,14 +277,6 @@ def test_compressed_text_is_read(tmp_path, suffix: str, compress):
     content = f'\ufeff{{"text": "{FOX}"}}\r\n\r\n{{"text": "Two."}}\r\n'.encode()
     overlap = search(tmp_path, file_of(FOX), compress(content), f'train.jsonl.{suffix}')
     assert (found_in(overlap), overlap['num_words']) == ([(1, 5, 5)], 18)
-
-
-def test_a_folder_means_all_files_below_it(tmp_path: Path):
-    for name in ('b/two.txt', 'a.txt', 'b/one.jsonl'):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text('{}')
-    assert training_files(str(tmp_path)) == [str(tmp_path / name) for name in ('a.txt', 'b/one.jsonl', 'b/two.txt')]
-    assert training_files('https://host/train.jsonl') == ['https://host/train.jsonl']
 
 
 @pytest.mark.parametrize(

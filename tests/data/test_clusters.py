@@ -177,21 +177,10 @@ ROWS = {
 # Rows of these files in which the file's rule finds nothing.
 WITHOUT = {
     'squad': context('A mill. Where?'),
-    'coqa': context('Ben ran. Who?'),
-    'boolq': query('is salt cheap?'),
-    'siqa': query('Why did Ann sit?'),
-    'agi_eval_lsat_rc': query('Q: Why?'),
     'agi_eval_sat_math': {'context': 'Q: What is $2x$?', 'answer': '4', 'chain_of_thought': ''},
     'logi_qa': query('Six cooks F, G, H, I, J and K work.\nQuestion: Who?'),
-    'bigbench_strange_stories': query('Mia gives Ben a scarf.'),
-    'bigbench_conlang_translation': context('ONO: Su mo.'),
     'mmlu': mmlu('', 'Who?'),
-    'mmlu_pro_test': {'question': 'This question has no passage.', 'options': ['a', 'b'], 'answer': 'A'},
-    'lsat-rc': score('', 'Why?'),
     'aqua-rat': score(None, 'How many?'),
-    'logiqa-en': score('', 'Who?'),
-    'bigbench_logical_deduction': query('Three cups stand.'),
-    'hellaswag': query('Baking: . A cook mixes eggs and'),
     'winograd_wsc': {'context_options': ['Ann sat and Ann', 'Bob sat and Bob'], 'continuation': 'slept.', 'gold': 0},
     'winogender_mc_male': query('Who?', choices=['the cook', 'the pilot', 'the boy']),
     'bbq': query('Who sang well?', category='Sex'),
@@ -285,25 +274,6 @@ def test_without_a_rule_file_and_key_order_do_not_change_the_cluster():
     assert cluster_of('any', query('Why?', category='a', id=1)) == cluster_of('any', query('Why?', category='b', id=2))
 
 
-def test_without_a_rule_other_choices_are_another_cluster():
-    assert len(set(names('any', query('Wind can'), query('Wind can', choices=['C', 'D'])))) == 2
-
-
-def test_without_a_rule_schema_sentences_with_the_same_options_share_a_cluster():
-    options = ['Kim gave Pat gloves because Kim', 'Kim gave Pat gloves because Pat']
-    first = {'context_options': options, 'continuation': 'had cold hands.', 'gold': 1}
-    second = {'context_options': options, 'continuation': 'had two pairs.', 'gold': 0}
-    assert cluster_of('winogrande', first) == cluster_of('winogrande', second)
-
-
-def test_a_row_with_only_an_answer_is_clustered_by_it():
-    assert len(set(names('any', {'answer': '1'}, {'answer': '2'}, {}))) == 3
-
-
-def test_lone_surrogates_are_hashed_as_text():
-    assert len(set(names('any', context('\ud800'), context('\ud801')))) == 2
-
-
 def test_a_human_eval_problem_is_one_cluster_in_all_files_and_languages():
     assert cluster_of('human_eval-0.5', problem(12)) == cluster_of('human_eval', problem(12, prompt='def f():\n x'))
     assert cluster_of('human_eval', problem(12)) == cluster_of('processed_human_eval_cpp', problem(12, 'CPP'))
@@ -336,20 +306,3 @@ def test_a_row_with_fields_of_other_kinds_is_named_as_in_a_file_without_a_rule(s
 def test_the_published_files_have_so_many_sources(name):
     rows = read(name)
     assert (len(rows), len({cluster_of(name.rsplit('/', 1)[-1], row) for row in rows})) == MEASURED[name]
-
-
-@real
-def test_the_published_files_of_human_eval_have_one_source_for_each_of_164_problems():
-    files = [name for name in MEASURED if '/programming/' in name]
-    found = [cluster_of(name.rsplit('/', 1)[-1], row) for name in files for row in read(name)]
-    assert (len(files), len(found), len(set(found))) == (8, 1145, 164)
-
-
-@real
-def test_the_two_published_files_of_winogender_have_the_same_60_sources():
-    sources = [
-        {cluster_of('winogender_mc_male', row) for row in read(f'local_data/safety/winogender_mc_{name}')}
-        for name in ('female', 'male')
-    ]
-    assert sources[0] == sources[1]
-    assert len(sources[0]) == 60

@@ -67,6 +67,7 @@ def test_files_are_imported_from_anywhere_below_a_folder(gauntlet: Gauntlet, tmp
     write(source / f'{folder}{COPA}', ROWS[COPA])
     write(source / f'{folder}boolq.jsonl', ROWS[BOOLQ])
     write(source / f'{folder}algebra.jsonl', ALGEBRA_LINES)
+    write(source / 'a' / 'copa.jsonl', b'other bytes, and further up')
     write(source / '.git' / 'copa.jsonl', b'hidden')
     status, out, err = gauntlet('data', 'import', source, '--to', to)
     assert (status, err) == (0, '') and out.splitlines()[-1] == '3 files: 3 imported'
@@ -102,14 +103,6 @@ def test_import_rejects_other_bytes_and_names_both_hashes(gauntlet: Gauntlet, tm
 
 
 @pytest.mark.usefixtures('small_manifest')
-def test_a_copy_with_the_right_bytes_is_preferred(gauntlet: Gauntlet, tmp_path: Path):
-    write(tmp_path / 'from' / COPA, b'another\n')
-    write(tmp_path / 'from' / 'old' / 'x' / 'copa.jsonl', ROWS[COPA])
-    assert gauntlet('data', 'import', tmp_path / 'from', '--to', tmp_path / 'to', 'copa')[0] == 0
-    assert files_in(tmp_path / 'to') == {COPA: ROWS[COPA]}
-
-
-@pytest.mark.usefixtures('small_manifest')
 def test_import_replaces_a_different_file_only_with_overwrite(gauntlet: Gauntlet, tmp_path: Path):
     write(tmp_path / 'from' / 'copa.jsonl', ROWS[COPA])
     there = write(tmp_path / 'to' / COPA, b'mine\n')
@@ -125,19 +118,6 @@ def test_a_published_parquet_file_is_imported_as_json_lines(gauntlet: Gauntlet, 
     write(tmp_path / 'from' / 'hub' / 'geometry' / 'test-00000-of-00001.parquet', b'another subject')
     assert gauntlet('data', 'import', tmp_path / 'from', '--to', tmp_path / 'to', 'score_math')[0] == 0
     assert files_in(tmp_path / 'to') == {f'{MATH}algebra.jsonl': ALGEBRA_LINES}
-
-
-@pytest.mark.usefixtures('small_manifest')
-def test_symlinks_to_files_and_folders_are_followed(gauntlet: Gauntlet, tmp_path: Path):
-    write(tmp_path / 'elsewhere' / 'copa.jsonl', ROWS[COPA])
-    write(tmp_path / 'elsewhere' / '1', ROWS[BOOLQ])
-    (tmp_path / 'root' / 'reading_comprehension').mkdir(parents=True)
-    (tmp_path / 'root' / BOOLQ).symlink_to(tmp_path / 'elsewhere' / '1')
-    (tmp_path / 'root' / 'commonsense_reasoning').symlink_to(tmp_path / 'elsewhere')
-    assert statuses(gauntlet('data', 'verify', tmp_path / 'root', 'copa', 'boolq')[1]) == {
-        'copa': 'right',
-        'boolq': 'right',
-    }
 
 
 @pytest.mark.usefixtures('small_manifest')
@@ -200,9 +180,9 @@ def test_offline_lists_missing_files_with_their_urls(gauntlet: Gauntlet, tmp_pat
     assert status == 1
     assert statuses(out) == {'copa': 'missing', 'geometry': 'no hash', 'precalculus': 'other bytes'}
     (copa,) = [line for line in out.splitlines() if 'copa' in line]
-    assert copa.endswith(f'from {select_files(["copa"])[0].url}')
+    assert copa.endswith(select_files(['copa'])[0].url)
     (precalculus,) = [line for line in out.splitlines() if 'precalculus' in line]
-    assert 'http://127.0.0.1:9/' in precalculus and 'to be converted' in precalculus
+    assert 'http://127.0.0.1:9/' in precalculus
     assert '1 rows; expected 546' in precalculus
     if variable is not None:
         assert variable in out
@@ -247,9 +227,7 @@ def test_all_real_files_verify_except_two_reconstructions(gauntlet: Gauntlet, tm
     assert status == 0 and out.splitlines()[-1] == '72 files: 53 right, 11 missing, 8 no hash'
 
 
-@pytest.mark.parametrize(
-    'words', [('data', 'ls'), ('data', 'ls', '--urls'), ('data', '--help'), ('data', 'fetch', '--help')]
-)
+@pytest.mark.parametrize('words', [('data', 'ls'), ('data', 'fetch', '--help')])
 def test_quick_commands_import_no_slow_library(words: tuple[str, ...]):
     slow = ('torch', 'composer', 'transformers', 'datasets', 'requests', 'pyarrow', 'pandas', 'fsspec', 'pooch')
     assert loaded_by(*words, names=slow) == []

@@ -1,25 +1,22 @@
-"""Rows of hf:// data sets: real folders of them, read by the `datasets` library."""
+"""Rows of hf:// datasets, read by the `datasets` library from folders and a local hub, none of which runs code."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
-import random
+import pickle
+import tarfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import hub_server
 import pandas as pd
 import pytest
-from character_tokenizer import CharacterTokenizer
 
 from llmfoundry_gauntlet.config.settings import EvaluationSettings
 from llmfoundry_gauntlet.errors import DataError
 from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, load_data, load_suite
-from llmfoundry_gauntlet.tasks.encode import Encoder
-from llmfoundry_gauntlet.tasks.items import Preparation
-from llmfoundry_gauntlet.tasks.prepare import describe
-from llmfoundry_gauntlet.tasks.token_cache import pack, to_bytes
 
 QUIZ = [
     {'query': ' Sky? ', 'choices': [' blue', 'green'], 'gold': 0},
@@ -28,14 +25,20 @@ QUIZ = [
 ]
 SUMS = [{'a': f'{n} and {n}', 'b': 'are', 'c': str(2 * n)} for n in range(6)]
 MAP = {'context': ['a', 'b'], 'continuation': ['c']}
+LINE = b'{"context": "a", "continuation": "b"}\n'
+
+hub = hub_server.hub
 
 
 @pytest.fixture(autouse=True)
-def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What `datasets` prepares is kept in the test's own folder."""
+def careless(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Set up an environment that trusts everything, with its own caches."""
     import datasets
 
+    monkeypatch.setattr(datasets.config, 'HF_DATASETS_TRUST_REMOTE_CODE', True, raising=False)
     monkeypatch.setattr(datasets.config, 'HF_DATASETS_CACHE', str(tmp_path / 'prepared'))
+    monkeypatch.setattr(datasets.config, 'HF_MODULES_CACHE', str(tmp_path / 'modules'), raising=False)
+    monkeypatch.setattr('huggingface_hub.constants.HF_HUB_CACHE', str(tmp_path / 'hub'))
 
 
 def jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -65,7 +68,7 @@ def data_of(folder: Path, uri: str, **keys: Any) -> EvaluationData:
 
 
 @pytest.mark.parametrize('form', ['jsonl', 'parquet'])
-def test_a_folder_gives_the_items_prompts_and_digests_of_the_same_rows_in_a_file(tmp_path, form: str):
+def test_a_folder_gives_the_examples_and_digests_of_the_same_rows_in_a_file(tmp_path, form: str):
     rows = [{**row, 'query': f'{row["query"]} {n}'} for n, row in enumerate(QUIZ * 4)]
     jsonl(tmp_path / 'quiz.jsonl', rows)
     folder = tmp_path / 'quiz'
@@ -78,16 +81,7 @@ def test_a_folder_gives_the_items_prompts_and_digests_of_the_same_rows_in_a_file
     by_file = data_of(tmp_path, 'quiz.jsonl', **keys)
     by_hub = data_of(tmp_path, 'hf://./quiz', hf_loading_vars={'split': 'test'}, **keys)
     assert by_hub.examples == by_file.examples and by_hub.digests == by_file.digests
-    encoder = Encoder(CharacterTokenizer())
-    items = [
-        Preparation(
-            task=data.suite.tasks[0], examples=data.examples['t/3-shot'], encoder=encoder, max_seq_len=500
-        ).encoded()
-        for data in (by_file, by_hub)
-    ]
-    assert len(items[0]) == 12
-    packed = [b''.join(map(bytes, to_bytes(pack([item for _, item in of_data])))) for of_data in items]
-    assert packed[0] == packed[1]
+    assert len(by_hub.examples['t/3-shot']) == 12
 
 
 def test_columns_are_joined_by_a_space_and_stripped_as_in_llm_foundry(tmp_path):
@@ -143,11 +137,8 @@ def test_lists_of_aliases_stay_lists_and_nulls_are_absent(tmp_path):
 @pytest.mark.parametrize(
     ('loading', 'expected'),
     [
-        ({'split': 'test'}, range(6)),
-        ({'split': 'train'}, range(2)),
         ({'split': 'test[2:4]'}, range(2, 4)),
         ({'split': 'train+test'}, [0, 1, *range(6)]),
-        ({'data_files': 'test.jsonl', 'split': 'train'}, range(6)),
         ({'data_files': {'some': 'train.jsonl'}, 'split': 'some'}, range(2)),
     ],
 )
@@ -157,41 +148,6 @@ def test_splits_and_files_are_selected_as_in_datasets(tmp_path, loading: dict[st
     found = read(tmp_path, 'language_modeling', 'hf://./sums', hf_loading_vars=loading, hf_parsing_map=MAP)
     assert [row.content.continuation for row in found] == [str(2 * n) for n in expected]
     assert [row.row for row in found] == list(range(len(found)))
-
-
-def test_configurations_are_selected_by_name(tmp_path):
-    jsonl(tmp_path / 'sums/small/test.jsonl', SUMS[:2])
-    jsonl(tmp_path / 'sums/large/test.jsonl', SUMS)
-    card = 'configs:\n- config_name: small\n  data_files: small/*\n- config_name: large\n  data_files: large/*\n'
-    (tmp_path / 'sums/README.md').write_text(f'---\n{card}---\n')
-    keys = {'hf_parsing_map': MAP}
-    for name, count in (('small', 2), ('large', 6)):
-        loading = {'name': name, 'split': 'train'}
-        assert len(read(tmp_path, 'language_modeling', 'hf://./sums', hf_loading_vars=loading, **keys)) == count
-    (problem,) = problems(tmp_path, 'language_modeling', 'hf://./sums', hf_loading_vars={'split': 'train'}, **keys)
-    assert "Please pick one among the available configs: ['small', 'large']" in problem
-    loading = {'name': 'huge', 'split': 'train'}
-    (problem,) = problems(tmp_path, 'language_modeling', 'hf://./sums', hf_loading_vars=loading, **keys)
-    assert (
-        problem.startswith('hf://./sums: cannot be loaded: ') and "'huge' not found" in problem and 'small' in problem
-    )
-
-
-@pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')  # datasets 3.6 leaves the file open
-def test_csv_files_are_read(tmp_path):
-    (tmp_path / 'sums').mkdir()
-    (tmp_path / 'sums/test.csv').write_text('a,b,c\n"two, and",two are,4\n"He said ""NA""",so,NA\n')
-    loading = {'split': 'test'}
-    keys = {'hf_parsing_map': MAP, 'hf_loading_vars': loading}
-    assert problems(tmp_path, 'language_modeling', 'hf://./sums', **keys) == [
-        'hf://./sums:2: continuation is empty; allowed: text'  # what `datasets` makes of NA
-    ]
-    loading['keep_default_na'] = False
-    found = [
-        (row.content.context, row.content.continuation)
-        for row in read(tmp_path, 'language_modeling', 'hf://./sums', **keys)
-    ]
-    assert found == [('two, and two are', '4'), ('He said "NA" so', 'NA')]
 
 
 def test_folders_are_relative_to_data_root_then_the_working_directory(tmp_path, monkeypatch):
@@ -228,6 +184,7 @@ def test_errors_in_parsing_map_and_loading_variables_are_named(tmp_path):
     def said(uri: str = 'hf://./sums', parsing: Any = MAP, **loading: Any) -> str:
         return '\n'.join(problems(tmp_path, 'language_modeling', uri, hf_loading_vars=loading, hf_parsing_map=parsing))
 
+    assert 'hf_loading_vars.trust_remote_code: ' in said(trust_remote_code=True, split='test')
     assert said() == 'hf://./sums: has the splits train, test; name one in hf_loading_vars.split'
     assert "Unknown split \"tst\". Should be one of ['train', 'test']" in said(split='tst')
     assert "doesn't have a 'splt' key" in said(split='test', splt=1)
@@ -290,56 +247,105 @@ def test_non_text_columns_are_errors_only_if_used(tmp_path):
     assert first.content.context == '2020-02-03 04:05:06'
 
 
-def test_changed_rows_are_reloaded_and_miss_the_token_cache(tmp_path):
-    def digests() -> tuple[str, str]:
-        data = data_of(tmp_path, 'hf://./quiz', hf_loading_vars={'split': 'test'})
-        encoder, examples = Encoder(CharacterTokenizer()), data.examples['t/0-shot']
-        preparation = Preparation(task=data.suite.tasks[0], examples=examples, encoder=encoder, max_seq_len=500)
-        return data.digests['t/0-shot'], describe(preparation).name
+def test_changed_rows_are_reloaded(tmp_path):
+    def digest() -> str:
+        return data_of(tmp_path, 'hf://./quiz', hf_loading_vars={'split': 'test'}).digests['t/0-shot']
 
     path = jsonl(tmp_path / 'quiz/test.jsonl', QUIZ)
-    before = digests()
-    assert digests() == before
+    before = digest()
+    assert digest() == before
     jsonl(path, [{**QUIZ[0], 'query': 'Sun?'}, *QUIZ[1:]])
     os.utime(path, (1, 1))  # older than before
-    after = digests()
-    assert after[0] != before[0] and after[1] != before[1]
+    assert digest() != before
 
 
-def test_an_uncached_dataset_is_an_error_offline(tmp_path, monkeypatch):
-    import datasets
-
-    monkeypatch.setattr(datasets.config, 'HF_HUB_OFFLINE', True)
-    (problem,) = problems(
-        tmp_path, 'language_modeling', 'hf://no-such-org/no-such-name', hf_loading_vars={'split': 'test'}
-    )
-    assert problem.startswith(
-        "hf://no-such-org/no-such-name: cannot be loaded: Couldn't reach 'no-such-org/no-such-name'"
-    )
-    assert problem.endswith('or save the dataset to a folder: hf://./folder')
+# No dataset runs code.
 
 
-def test_an_unreachable_hub_is_an_immediate_error(tmp_path, monkeypatch):
-    import datasets
+class Marking:
+    """Create a file when it is unpickled."""
 
-    monkeypatch.setattr(datasets.config, 'HF_HUB_OFFLINE', False)
-    monkeypatch.setattr(datasets.config, 'HF_ENDPOINT', 'http://127.0.0.1:9')
-    monkeypatch.setenv('NO_PROXY', '127.0.0.1')
-    monkeypatch.setattr(datasets, 'load_dataset', lambda *_, **__: pytest.fail('which would try for half a minute'))
-    (problem,) = problems(tmp_path, 'language_modeling', 'hf://org/name', hf_loading_vars={'split': 'test'})
-    assert problem.startswith('hf://org/name: http://127.0.0.1:9 does not respond (ConnectionError); check the network')
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.marker,)
 
 
-def test_loading_shows_no_progress_bars_and_leaves_random_state_unchanged(tmp_path, capfd):
-    import datasets
+def script_of(marker: Path) -> bytes:
+    """Return a loading script as datasets 3 runs them."""
+    return f"""
+import pathlib
+import datasets
 
-    jsonl(tmp_path / 'sums/test.jsonl', SUMS * 1000)
-    random.seed(7)
-    np.random.seed(7)
-    before = random.getstate(), repr(np.random.get_state())
-    shows_bars = not datasets.are_progress_bars_disabled()
-    found = read(tmp_path, 'language_modeling', 'hf://./sums', hf_loading_vars={'split': 'test'}, hf_parsing_map=MAP)
-    assert len(found) == 6000
-    assert (random.getstate(), repr(np.random.get_state())) == before
-    assert capfd.readouterr() == ('', '')
-    assert shows_bars and not datasets.are_progress_bars_disabled()  # as it was
+pathlib.Path({str(marker)!r}).touch()
+
+
+class Quiz(datasets.GeneratorBasedBuilder):
+    def _info(self):
+        return datasets.DatasetInfo()
+
+    def _split_generators(self, manager):
+        return [datasets.SplitGenerator(name='test')]
+
+    def _generate_examples(self):
+        yield 0, {{'context': 'a', 'continuation': 'b'}}
+""".encode()
+
+
+def tar_of(name: str, content: bytes) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode='w:gz') as archive:
+        info = tarfile.TarInfo(name)
+        info.size = len(content)
+        archive.addfile(info, io.BytesIO(content))
+    return packed.getvalue()
+
+
+@pytest.mark.parametrize(
+    ('uri', 'name', 'data_files'),
+    [
+        *((uri, 'quiz.py', None) for uri in ('hf://./quiz', 'hf://quiz', 'hf://quiz/quiz.py', 'hf://quiz/../quiz')),
+        *(('hf://./quiz', name, None) for name in ('test.pkl', 'deep/test.pickle', 'test.pkl.tar.gz')),
+        ('hf://./quiz', 'test.pkl', 'test.pkl'),
+        *((f'hf://{builder}', 'test.pkl', 'quiz/test.pkl') for builder in ('json', 'pandas', 'webdataset', 'xml')),
+        ('hf://./quiz', 'test.tar', None),
+    ],
+)
+def test_scripts_pickles_and_other_builders_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uri: str, name: str, data_files: str | None
+):
+    marker = tmp_path / 'code has run'
+    pickled = pickle.dumps(Marking(marker))
+    content = script_of(marker) if name.endswith('.py') else tar_of('0.pkl', pickled) if '.tar' in name else pickled
+    (tmp_path / 'quiz/deep').mkdir(parents=True)
+    (tmp_path / 'quiz' / name).write_bytes(content)
+    if name.endswith('.py'):
+        (tmp_path / 'quiz/test.jsonl').write_bytes(LINE)
+    monkeypatch.chdir(tmp_path)
+    loading = {'split': 'test', **({'data_files': {'test': data_files}} if data_files else {})}
+    (problem,) = problems(tmp_path, 'language_modeling', uri, hf_loading_vars=loading)
+    assert problem.startswith(f'{uri}: ')
+    assert not marker.exists()
+
+
+def test_other_files_beside_the_data_are_ignored(tmp_path: Path):
+    marker = tmp_path / 'code has run'
+    for name, content in (('test.jsonl', LINE), ('convert.py', script_of(marker)), ('a.pkl', b'rubbish')):
+        (tmp_path / 'quiz').mkdir(exist_ok=True)
+        (tmp_path / 'quiz' / name).write_bytes(content)
+    assert len(read(tmp_path, 'language_modeling', 'hf://./quiz', hf_loading_vars={'split': 'test'})) == 1
+    assert not marker.exists()
+
+
+def test_rows_on_the_hub_are_read_and_scripts_and_pickles_are_not(tmp_path: Path, hub: hub_server.HubServer):
+    marker = tmp_path / 'code has run'
+    loading = {'hf_loading_vars': {'split': 'test'}}
+    hub.put('org/rows', {'test.jsonl': LINE, 'other.pkl': pickle.dumps(Marking(marker))})
+    assert len(read(tmp_path, 'language_modeling', 'hf://org/rows', **loading)) == 1
+    hub.put('org/quiz', {'quiz.py': script_of(marker), 'test.jsonl': LINE})
+    hub.put('org/pickle', {'test.pkl': pickle.dumps(Marking(marker))})
+    for uri in ('hf://org/quiz', 'hf://org/pickle'):
+        (problem,) = problems(tmp_path, 'language_modeling', uri, **loading)
+        assert problem.startswith(f'{uri}: ')
+    assert not marker.exists()
