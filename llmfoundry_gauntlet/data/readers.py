@@ -72,8 +72,11 @@ def optional_text_field(row: Mapping[str, Any], key: str) -> str | None:
 def optional_texts_field(row: Mapping[str, Any], key: str) -> tuple[str, ...]:
     """Return the list of strings at `key`; empty if it is absent or null."""
     value = [] if row.get(key) is None else row[key]
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+    if not isinstance(value, list):
         raise RowError(f'{key} is {describe(value)}; allowed: a list of texts')
+    for index, item in enumerate(value):
+        if not isinstance(item, str):
+            raise RowError(f'{key}[{index}] is {describe(item)}; allowed: text')
     return tuple(value)
 
 
