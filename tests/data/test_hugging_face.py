@@ -18,8 +18,7 @@ from llmfoundry_gauntlet.errors import DataError
 from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, load_data, load_suite
 from llmfoundry_gauntlet.tasks.encode import Encoder
 from llmfoundry_gauntlet.tasks.items import Preparation
-from llmfoundry_gauntlet.tasks.prepare import describe
-from llmfoundry_gauntlet.tasks.token_cache import pack, to_bytes
+from llmfoundry_gauntlet.tasks.prepare import cache_name, store
 
 QUIZ = [
     {'query': ' Sky? ', 'choices': [' blue', 'green'], 'gold': 0},
@@ -86,8 +85,9 @@ def test_a_folder_gives_the_items_prompts_and_digests_of_the_same_rows_in_a_file
         for data in (by_file, by_hub)
     ]
     assert len(items[0]) == 12
-    packed = [b''.join(map(bytes, to_bytes(pack([item for _, item in of_data])))) for of_data in items]
-    assert packed[0] == packed[1]
+    for name, of_data in zip('ab', items, strict=True):
+        assert store(tmp_path / name, [item for _, item in of_data])
+    assert (tmp_path / 'a').read_bytes() == (tmp_path / 'b').read_bytes()
 
 
 def test_columns_are_joined_by_a_space_and_stripped_as_in_llm_foundry(tmp_path):
@@ -295,7 +295,7 @@ def test_changed_rows_are_reloaded_and_miss_the_token_cache(tmp_path):
         data = data_of(tmp_path, 'hf://./quiz', hf_loading_vars={'split': 'test'})
         encoder, examples = Encoder(CharacterTokenizer()), data.examples['t/0-shot']
         preparation = Preparation(task=data.suite.tasks[0], examples=examples, encoder=encoder, max_seq_len=500)
-        return data.digests['t/0-shot'], describe(preparation).name
+        return data.digests['t/0-shot'], cache_name(preparation)
 
     path = jsonl(tmp_path / 'quiz/test.jsonl', QUIZ)
     before = digests()

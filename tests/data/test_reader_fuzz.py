@@ -25,7 +25,7 @@ from llmfoundry_gauntlet.results.samples import sample_line
 from llmfoundry_gauntlet.tasks import Task
 from llmfoundry_gauntlet.tasks.encode import Encoder
 from llmfoundry_gauntlet.tasks.items import Preparation, item_result
-from llmfoundry_gauntlet.tasks.prepare import describe
+from llmfoundry_gauntlet.tasks.prepare import cache_name
 from llmfoundry_gauntlet.types import Generation, Item, ScoreRequest
 
 Row = dict[str, Any]
@@ -354,7 +354,7 @@ def check_later_steps(task: Task, folder: Path) -> None:
     examples = task.read(folder).examples
     encoder = Encoder(CharacterTokenizer())
     preparation = Preparation(task=task, examples=examples, encoder=encoder, max_seq_len=200_000)
-    assert len(describe(preparation).name) > 40
+    assert len(cache_name(preparation)) > 40
     items = preparation.items()
     assert len(items) == len(examples) and len({item.request.key for item in items}) == len(items)
     for item, example in zip(items, examples, strict=True):
