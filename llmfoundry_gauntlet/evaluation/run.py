@@ -37,7 +37,7 @@ from llmfoundry_gauntlet.metrics.metrics import task_score
 from llmfoundry_gauntlet.scoring.code.execution import submit
 from llmfoundry_gauntlet.tasks import Task, metrics_of
 from llmfoundry_gauntlet.tasks.encode import Encoder
-from llmfoundry_gauntlet.tasks.items import Preparation, item_result, with_alone, with_samples
+from llmfoundry_gauntlet.tasks.items import Preparation, item_result, with_alone
 from llmfoundry_gauntlet.tasks.prepare import prepare_tasks
 from llmfoundry_gauntlet.types import (
     Composites,
@@ -212,7 +212,11 @@ def prepare_evaluation(
         item.key: item
         for key, task_items in prepared.items()
         for item in (
-            *with_samples(task_items, tasks[key].num_samples),
+            *(
+                replace(item, request=replace(item.request, key=replace(item.key, sample=sample)))
+                for item in task_items
+                for sample in range(tasks[key].num_samples)
+            ),
             *preparations[key].items_alone(data.asked(key)),
         )
     }
