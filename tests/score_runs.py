@@ -19,7 +19,6 @@ from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.evaluation.inputs import load_data
 from llmfoundry_gauntlet.evaluation.run import PreparedEvaluation, prepare_evaluation
 from llmfoundry_gauntlet.tasks.encode import Encoder
-from llmfoundry_gauntlet.tasks.token_cache import NO_CACHE, TokenCache
 
 DATA = ROOT / 'eval_data'
 LETTERS = 'ABCDEFGHIJ'
@@ -48,7 +47,7 @@ def data_of(*entries: dict[str, Any], **more: Any) -> Any:
 
 
 def prepared_of(
-    *entries: dict[str, Any], template: str | None = None, cache: TokenCache = NO_CACHE, **more: Any
+    *entries: dict[str, Any], template: str | None = None, cache: Path | None = None, **more: Any
 ) -> PreparedEvaluation:
     return prepare_evaluation(data_of(*entries, **more), Encoder(tokenizer(template)), max_seq_len=1024, cache=cache)
 

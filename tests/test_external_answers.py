@@ -14,7 +14,7 @@ from llmfoundry_gauntlet.engine.fake import FakeLanguageModel
 from llmfoundry_gauntlet.errors import DataError
 from llmfoundry_gauntlet.evaluation.inputs import load_data
 from llmfoundry_gauntlet.evaluation.run import conclude, plan_evaluation, prepare_evaluation
-from llmfoundry_gauntlet.results.external import ranges, read_answers, request_lines, score_answers
+from llmfoundry_gauntlet.results.external import read_answers, request_lines, score_answers
 from llmfoundry_gauntlet.tasks.encode import Encoder
 
 ROWS = {
@@ -273,8 +273,8 @@ def test_missing_answers_are_errors_unless_allowed(settings: dict[str, Any], tmp
     answers = [a for a in answers if a['task'] != 'pronouns']
     path = write_answers(tmp_path, answers)
     assert problems_of(settings, path) == [
-        'pronouns/1-shot: there is no answer to row 0-1',
-        'riddles/1-shot: there is no answer to row 0-1, 3',
+        'pronouns/1-shot, row 0-1: there is no answer',
+        'riddles/1-shot, row 0-1, 3: there is no answer',
     ]
     evaluation = marked(settings, path, allow_missing=True)
     scores = evaluation.scores
@@ -283,10 +283,6 @@ def test_missing_answers_are_errors_unless_allowed(settings: dict[str, Any], tmp
     assert scores['sums/1-shot'].accuracy.value == 1
     reason = evaluation.composites.categories['all'].reason
     assert 'riddles/1-shot (3 of 4 items unscored)' in reason
-
-
-def test_rows_are_named_in_ranges():
-    assert ranges([0, 1, 2, 5, 7, 8]) == '0-2, 5, 7-8'
 
 
 def test_the_command_line_exports_and_scores(settings: dict[str, Any], tmp_path: Path, capsys):

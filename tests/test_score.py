@@ -34,7 +34,6 @@ from llmfoundry_gauntlet import ModelError, evaluate
 from llmfoundry_gauntlet.config.yaml import read_yaml
 from llmfoundry_gauntlet.engine.stopping import GenerationDecoder, OngoingGeneration
 from llmfoundry_gauntlet.evaluation.run import Evaluation, PreparedEvaluation, plan_evaluation
-from llmfoundry_gauntlet.tasks.token_cache import TokenCache
 from llmfoundry_gauntlet.types import GenerateRequest, ItemKey
 
 LIKELY = {'dataset': 'mmlu_pro', 'answers': 'likelihood', 'subset_items': 5}
@@ -265,9 +264,7 @@ def test_a_chat_template_changes_log_probabilities(tiny_llamas: Path):
 
 def test_another_template_prompt_or_seed_is_another_cache_entry(tmp_path: Path):
     def contexts(template: str | None, **keys: Any) -> list[Any]:
-        prepared = prepared_of(
-            {'dataset': 'mmlu_pro', 'subset_items': 2, **keys}, template=template, cache=TokenCache(tmp_path)
-        )
+        prepared = prepared_of({'dataset': 'mmlu_pro', 'subset_items': 2, **keys}, template=template, cache=tmp_path)
         return [(item.request.context.tolist(), item.request.sampling) for item in prepared.items.values()]
 
     plain, chat = contexts(None), contexts(CHAT)

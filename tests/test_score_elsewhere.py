@@ -242,9 +242,9 @@ def test_missing_duplicate_and_unknown_variants_are_named(rows: Path, tmp_path: 
             (f'line {place + 2}: score_math/0-shot, geometry, row 0, prompt:0',),
             (f'line {place + 3}: score_mmlu_pro/0-shot, row 0',),
             (f'line {place + 4}: variant',),
-            ('score_math/0-shot, algebra, prompt:3', 'row 0'),
-            ('score_math/0-shot, algebra, prompt:4', 'row 0'),
-            ('score_mmlu_pro/0-shot, option_order:B', 'row 0'),
+            ('score_mmlu_pro/0-shot, row 0, option_order:B', 'no answer'),
+            ('score_math/0-shot, algebra, row 0, prompt:3', 'no answer'),
+            ('score_math/0-shot, algebra, row 0, prompt:4', 'no answer'),
         ],
         strict=True,
     ):
@@ -271,7 +271,7 @@ def test_allow_missing_scores_the_other_items(rows: Path, tmp_path: Path, capsys
     common = ['--score', rows / 'score.yaml', '--data-root', rows, '--outputs', path]
     assert run_cli('run', *common, '--out', tmp_path / 'no') == 2
     error = capsys.readouterr().err
-    assert 'score_mmlu_pro/0-shot, option_order:C: ' in error
+    assert 'score_mmlu_pro/0-shot, row 0, option_order:C: ' in error
     assert run_cli('run', *common, '--out', tmp_path / 'out', '--allow-missing') == 0
     record = json.loads((tmp_path / 'out' / 'results.json').read_text())
     order = record['score']['mmlu_pro']['perturbations'][ORDER]

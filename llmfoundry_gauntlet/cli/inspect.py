@@ -326,9 +326,7 @@ def tokenized_by(
 
 def show_item(task: Task, asked: AskedItem, examples: Sequence[Example]) -> None:
     """Print the item and its prompt with visible white space."""
-    from llmfoundry_gauntlet.evaluation.explanation import prompt_parts
-
-    example = asked.example
+    example, prompt = asked.example, asked.prompt
     place = example.file or task.dataset_uri
     gold = example.content.gold  # None for programs
     facts = {
@@ -341,8 +339,10 @@ def show_item(task: Task, asked: AskedItem, examples: Sequence[Example]) -> None
     for name, value in facts.items():
         if value is not None:
             typer.echo(f'{name:>12}  {value}')
-    heading(f'Prompt, shots: {asked.prompt.num_shots}  (· space, ↵ end of line, ⇥ tab, ⍽ non-breaking space)')
-    for part, text in prompt_parts(asked.prompt):
+    heading(f'Prompt, shots: {prompt.num_shots}  (· space, ↵ end of line, ⇥ tab, ⍽ non-breaking space)')
+    parts = [('shots', prompt.preamble)] if prompt.preamble else []
+    parts += [('context', text) for text in prompt.own_texts]
+    for part, text in [*parts, *(('continuation', text) for text in prompt.continuations)]:
         for number, line in enumerate(visible(text).split('\n')):
             typer.echo(f'{part if number == 0 else "":>12} │ {line}')
 

@@ -48,7 +48,7 @@ from llmfoundry_gauntlet.evaluation.run import (
 from llmfoundry_gauntlet.metrics.keys import error_name, with_errors
 from llmfoundry_gauntlet.tasks import metrics_of
 from llmfoundry_gauntlet.tasks.encode import Encoder
-from llmfoundry_gauntlet.tasks.token_cache import TOKENS, TokenCache
+from llmfoundry_gauntlet.tasks.prepare import TOKENS
 from llmfoundry_gauntlet.types import Generation, ItemKey, ItemResult, Request, ScoreRequest
 
 log = logging.getLogger(__name__)
@@ -490,7 +490,7 @@ def prepare_for_model(data: EvaluationData, model: HuggingFaceModel) -> Prepared
         data,
         Encoder(model.tokenizer),
         max_seq_len=longest_prompt(data, model.config),
-        cache=TokenCache(cache_folder(TOKENS)),
+        cache=cache_folder(TOKENS),
     )
     check_generations_fit(prepared, model.config)
     return prepared

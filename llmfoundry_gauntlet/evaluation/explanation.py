@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.tasks.base import Task
-from llmfoundry_gauntlet.tasks.encode import Encoder, FittedPrompt, aligned, spaced
+from llmfoundry_gauntlet.tasks.encode import NO_IDS, Encoder, aligned, spaced
 from llmfoundry_gauntlet.tasks.items import Preparation
 from llmfoundry_gauntlet.types import Example, GenerateRequest, Ids, Item, Prompt
 
@@ -73,89 +74,68 @@ def ask(task: Task, examples: Sequence[Example], row: int, *, file: str | None, 
 
 def tokenize(asked: AskedItem, preparation: Preparation) -> TokenizedItem:
     """Return the item as an evaluation gives it to the model."""
+    encoder = preparation.encoder
     (fitted,) = preparation.fitted([(asked.example, asked.shots)])
     item = preparation.item(asked.example, preparation.encoded_item(asked.example, fitted))
-    rows = tuple(
-        row_of(preparation.encoder, fitted, context, own, continuation)
-        for context, own, continuation in parts_of(fitted, item)
-    )
-    lost = len(asked.shots) - fitted.prompt.num_shots
-    return TokenizedItem(
-        item=item,
-        prompt=fitted.prompt,
-        rows=rows,
-        warnings=(
-            *length_warnings(item, lost, preparation.max_seq_len),
-            *token_warnings(preparation.encoder, fitted, rows),
-        ),
-    )
-
-
-def parts_of(fitted: FittedPrompt, item: Item) -> list[tuple[Ids, Ids, Ids | None]]:
-    """Return for each row the context as sent, the example's own part of it before truncation, and the continuation."""
     request, encoded = item.request, fitted.encoded
+    contexts: tuple[Ids, ...]
+    continuations: tuple[Ids, ...]
     if isinstance(request, GenerateRequest):
-        return [(request.context, encoded.contexts[0], None)]
-    own = aligned(encoded.contexts, len(request.continuations))
-    return list(zip(request.contexts, own, request.continuations, strict=True))
+        contexts, continuations = (request.context,), (NO_IDS,)
+    else:
+        contexts, continuations = request.contexts, request.continuations
+    own = aligned(encoded.contexts, len(continuations))  # the example's part of each context, before truncation
+    rows = tuple(map(partial(row_of, encoder.tokenizer), contexts, own, continuations))
+    warnings = []
+    if lost := len(asked.shots) - fitted.prompt.num_shots:
+        warnings.append(f'truncated: {lost} shots dropped to fit the prompt into {preparation.max_seq_len} tokens')
+    elif request.truncated:
+        warnings.append(
+            f'truncated: the beginning of the prompt is dropped to fit it into {preparation.max_seq_len} tokens'
+        )
+    if request.unscorable is not None:
+        warnings.append(f'cannot be scored: {request.unscorable}')
+    warnings += special_warnings(encoder.tokenizer, rows)
+    for number, text in enumerate(fitted.prompt.continuations):
+        found = boundary_warnings(encoder, own[number].tolist(), encoded.continuations[number].tolist(), text)
+        warnings += [f'choice {number}: {warning}' for warning in found]
+    return TokenizedItem(item=item, prompt=fitted.prompt, rows=rows, warnings=tuple(warnings))
 
 
-def row_of(
-    encoder: Encoder, fitted: FittedPrompt, context: Ids, own: Ids, continuation: Ids | None
-) -> tuple[Token, ...]:
+def row_of(tokenizer: Any, context: Ids, own: Ids, continuation: Ids) -> tuple[Token, ...]:
     """Return the tokens of a row, each with its part."""
-    special = set(encoder.tokenizer.all_special_ids)
+    special = set(tokenizer.all_special_ids)
     num_before = max(0, len(context) - len(own))  # instruction and shots; truncation keeps the end of the question
-    ids = [*context.tolist(), *(() if continuation is None else continuation.tolist())]
-    texts = encoder.tokenizer.convert_ids_to_tokens(ids)
+    ids = [*context.tolist(), *continuation.tolist()]
     tokens = []
-    for place, (id_, text) in enumerate(zip(ids, texts, strict=True)):
+    for place, (id_, text) in enumerate(zip(ids, tokenizer.convert_ids_to_tokens(ids), strict=True)):
         part = SHOTS if place < num_before else CONTEXT if place < len(context) else CONTINUATION
         tokens.append(Token(id=id_, text=text, part=SPECIAL if id_ in special else part))
     return tuple(tokens)
 
 
-def length_warnings(item: Item, num_lost_shots: int, max_seq_len: int) -> list[str]:
-    """Return warnings about truncation."""
-    found = []
-    if num_lost_shots:
-        found.append(f'truncated: {num_lost_shots} shots dropped to fit the prompt into {max_seq_len} tokens')
-    elif item.request.truncated:
-        found.append(f'truncated: the beginning of the prompt is dropped to fit it into {max_seq_len} tokens')
-    if item.request.unscorable is not None:
-        found.append(f'cannot be scored: {item.request.unscorable}')
-    return found
-
-
-def token_warnings(encoder: Encoder, fitted: FittedPrompt, rows: Sequence[Sequence[Token]]) -> list[str]:
-    """Return warnings about the tokenizer's handling of the text."""
-    tokenizer = encoder.tokenizer
+def special_warnings(tokenizer: Any, rows: Sequence[Sequence[Token]]) -> list[str]:
+    """Return warnings about a second bos and about unknown characters."""
     found = []
     bos, unknown = tokenizer.bos_token_id, tokenizer.unk_token_id
-    first = [token.id for token in rows[0]]
-    if bos is not None and first[:2] == [bos, bos]:
+    if bos is not None and [token.id for token in rows[0][:2]] == [bos, bos]:
         found.append(f'double bos: the prompt begins with two {tokenizer.bos_token}')
-    if unknown is not None and unknown not in (bos, tokenizer.eos_token_id):
-        num_unknown = sum(token.id == unknown for row in rows for token in row)
-        if num_unknown:
-            found.append(f'unknown characters: {num_unknown} tokens are {tokenizer.unk_token}')
-    for number, text in enumerate(fitted.prompt.continuations):
-        found += [f'choice {number}: {warning}' for warning in boundary_warnings(encoder, fitted, number, text)]
+    num_unknown = sum(token.id == unknown for row in rows for token in row)
+    if num_unknown and unknown not in (bos, tokenizer.eos_token_id):
+        found.append(f'unknown characters: {num_unknown} tokens are {tokenizer.unk_token}')
     return found
 
 
-def boundary_warnings(encoder: Encoder, fitted: FittedPrompt, number: int, text: str) -> list[str]:
-    """Return warnings about the boundary between context and continuation."""
-    encoded = fitted.encoded
-    context = aligned(encoded.contexts, len(encoded.continuations))[number].tolist()
-    ids = encoded.continuations[number].tolist()
-    before, both = decode(encoder, context), decode(encoder, [*context, *ids])
+def boundary_warnings(encoder: Encoder, context: list[int], ids: list[int], text: str) -> list[str]:
+    """Return warnings about the boundary between a context and the ids of a continuation, the tokens of `text`."""
+    decode = partial(encoder.tokenizer.decode, clean_up_tokenization_spaces=False)
+    before, both = str(decode(context)), str(decode([*context, *ids]))
     found = []
     wanted = text if before[-1:].isspace() else spaced(text)
     if both.startswith(before) and (read := both[len(before) :]) != wanted and read.strip() == text.strip():
         found.append(f'lost leading space: the model reads {read!r} after the prompt instead of {wanted!r}')
-    if decode(encoder, ids).strip() != text.strip():
-        found.append(f'the tokens read {decode(encoder, ids)!r}, the text is {text!r}')
+    if decode(ids).strip() != text.strip():
+        found.append(f'the tokens read {decode(ids)!r}, the text is {text!r}')
     (whole,) = encoder.encode([both], special=False).values()
     if whole.tolist() != [*context, *ids]:
         found.append(
@@ -163,16 +143,3 @@ def boundary_warnings(encoder: Encoder, fitted: FittedPrompt, number: int, text:
             'as in llm-foundry'
         )
     return found
-
-
-def decode(encoder: Encoder, ids: list[int]) -> str:
-    """Return tokens as text, keeping all spaces."""
-    text: Any = encoder.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
-    return str(text)
-
-
-def prompt_parts(prompt: Prompt) -> list[tuple[str, str]]:
-    """Return a prompt's texts with the names of their parts."""
-    shots = [(SHOTS, prompt.preamble)] if prompt.preamble else []
-    contexts = [(CONTEXT, text) for text in prompt.own_texts]
-    return [*shots, *contexts, *((CONTINUATION, text) for text in prompt.continuations)]

@@ -15,6 +15,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence, Set
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from llmfoundry_gauntlet.config.tasks import GauntletSpec
@@ -36,9 +37,8 @@ from llmfoundry_gauntlet.metrics.metrics import task_score
 from llmfoundry_gauntlet.scoring.code.execution import submit
 from llmfoundry_gauntlet.tasks import Task, metrics_of
 from llmfoundry_gauntlet.tasks.encode import Encoder
-from llmfoundry_gauntlet.tasks.items import Preparation, item_result, with_alone, with_samples
+from llmfoundry_gauntlet.tasks.items import Preparation, item_result, with_alone
 from llmfoundry_gauntlet.tasks.prepare import prepare_tasks
-from llmfoundry_gauntlet.tasks.token_cache import NO_CACHE, TokenCache
 from llmfoundry_gauntlet.types import (
     Composites,
     GenerateRequest,
@@ -189,9 +189,12 @@ class Evaluation(Scores):
 
 
 def prepare_evaluation(
-    data: EvaluationData, encoder: Encoder, *, max_seq_len: int, cache: TokenCache = NO_CACHE
+    data: EvaluationData, encoder: Encoder, *, max_seq_len: int, cache: Path | None = None
 ) -> PreparedEvaluation:
-    """Return all items in token ids. A task's own max_seq_len may only be shorter. Raise ConfigError, ModelError."""
+    """Return all items in token ids, cached in the folder `cache`. Raise ConfigError or ModelError.
+
+    A task's own max_seq_len may only be shorter.
+    """
     data = with_programs(data)
     tasks = data.tasks
     preparations = {
@@ -209,7 +212,11 @@ def prepare_evaluation(
         item.key: item
         for key, task_items in prepared.items()
         for item in (
-            *with_samples(task_items, tasks[key].num_samples),
+            *(
+                replace(item, request=replace(item.request, key=replace(item.key, sample=sample)))
+                for item in task_items
+                for sample in range(tasks[key].num_samples)
+            ),
             *preparations[key].items_alone(data.asked(key)),
         )
     }

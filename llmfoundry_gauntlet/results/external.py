@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,9 +39,9 @@ from llmfoundry_gauntlet.types import (
 )
 
 CHARACTERS_PER_TOKEN = 2  # of right generations, if there is no tokenizer: few, so that none is truncated
-SAMPLING = ('temperature', 'top_p', 'top_k', 'seed')
-SCORED = dict.fromkeys(('stop', 'max_new_tokens', *SAMPLING))
+GENERATION_KEYS = ('stop', 'max_new_tokens', 'temperature', 'top_p', 'top_k', 'seed')
 MISSING = 'there is no answer'
+KINDS = {str: 'text', int: 'a whole number', bool: 'true or false', list: 'a list of numbers'}
 
 
 def request_lines(data: EvaluationData, encoder: Encoder | None = None) -> Iterator[str]:
@@ -52,12 +52,27 @@ def request_lines(data: EvaluationData, encoder: Encoder | None = None) -> Itera
     for key, task in data.tasks.items():
         max_new_tokens = token_limits(task, data.examples[key], encoder)
         for item, prompt in untokenized_items(task, data.examples[key], data.asked(key)):
+            label, _, shots = key.rpartition('/')
             choices = [spaced(text) if encoder is None else encoder.continuation_text(text) for text in item.choices]
-            fields: dict[str, Any] = {**name_fields(item.key), **asked(prompt, encoder), 'choices': choices or None}
+            fields: dict[str, Any] = {
+                'task': label,
+                'num_shots': int(shots.removesuffix('-shot')),
+                'file': item.key.file,
+                'row': item.key.row,
+                'variant': item.key.variant,
+                'sample': item.key.sample,
+                **prompt_fields(prompt, encoder),
+                'choices': choices or None,
+                **dict.fromkeys(GENERATION_KEYS),
+            }
             if isinstance(item.request, GenerateRequest):
-                fields |= generation_fields(item.request, max_new_tokens[item.example.category])
-            else:
-                fields |= SCORED
+                sampling = item.request.sampling
+                fields |= {
+                    **asdict(sampling),
+                    'stop': list(item.request.stops.strings),
+                    'max_new_tokens': max_new_tokens[item.example.category],
+                    'seed': draw_seed(sampling, item.key) if sampling.temperature > 0 else None,
+                }
             yield json.dumps(fields, ensure_ascii=False)
 
 
@@ -77,20 +92,7 @@ def token_limits(task: Task, examples: Sequence[Example], encoder: Encoder | Non
     }
 
 
-def generation_fields(request: GenerateRequest, max_new_tokens: int) -> dict[str, Any]:
-    """Return the request keys for generation."""
-    sampling = request.sampling
-    return {
-        'stop': list(request.stops.strings),
-        'max_new_tokens': max_new_tokens,
-        'temperature': sampling.temperature,
-        'top_p': sampling.top_p,
-        'top_k': sampling.top_k,
-        'seed': draw_seed(sampling, request.key) if sampling.temperature > 0 else None,
-    }
-
-
-def asked(prompt: Prompt, encoder: Encoder | None) -> dict[str, Any]:
+def prompt_fields(prompt: Prompt, encoder: Encoder | None) -> dict[str, Any]:
     """Return the prompt: `messages` if the server has a chat template to apply, else `prompt`.
 
     `prompt` is a list if each choice has its own (schema tasks).
@@ -103,21 +105,8 @@ def asked(prompt: Prompt, encoder: Encoder | None) -> dict[str, Any]:
     return {'prompt': texts[0] if len(texts) == 1 else texts}
 
 
-def name_fields(key: ItemKey) -> dict[str, Any]:
-    """Return the keys that identify an item in requests and answers."""
-    label, _, shots = key.task.rpartition('/')
-    return {
-        'task': label,
-        'num_shots': int(shots.removesuffix('-shot')),
-        'file': key.file,
-        'row': key.row,
-        'variant': key.variant,
-        'sample': key.sample,
-    }
-
-
-class LineError(ValueError):
-    """Raised for a line that cannot be read as an answer."""
+class AnswerError(ValueError):
+    """Raised for a line that is not an answer, or an answer that cannot be scored."""
 
 
 def read_answers(path: Path) -> Iterator[Answer]:
@@ -133,7 +122,7 @@ def read_answers(path: Path) -> Iterator[Answer]:
                     yield parse_answer(json.loads(line), place)
                 except json.JSONDecodeError as error:
                     problems.append(f'{place}: malformed JSON: {error.msg} at column {error.colno}')
-                except LineError as error:
+                except AnswerError as error:
                     problems.append(f'{place}: {error}')
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f'{path}: cannot be read: {error}') from error
@@ -142,106 +131,49 @@ def read_answers(path: Path) -> Iterator[Answer]:
 
 
 def parse_answer(row: Any, place: str) -> Answer:
-    """Return one line as an Answer. Unknown keys are ignored."""
+    """Return one line as an Answer. Unknown keys are ignored. Raise AnswerError."""
     if not isinstance(row, dict):
-        raise LineError(f'is {describe(row)}; allowed: a JSON object')
-    text = optional(row, 'text', str)
-    logprobs = optional_list(row, 'logprobs', (int, float, type(None)))
+        raise AnswerError(f'is {describe(row)}; allowed: a JSON object')
+    text = value_at(row, 'text', str)
+    logprobs = numbers_at(row, 'logprobs', (int, float, type(None)))
     if text is None and logprobs is None:
-        raise LineError('has neither text nor logprobs')
-    num_tokens = optional_list(row, 'num_tokens', int)
+        raise AnswerError('has neither text nor logprobs')
+    for key in ('task', 'num_shots', 'row'):
+        if row.get(key) is None:
+            raise AnswerError(f"the key '{key}' is missing")
     return Answer(
         place=place,
         key=ItemKey(
-            task=task_key(required(row, 'task', str), required(row, 'num_shots', int)),
-            row=required(row, 'row', int),
-            file=optional(row, 'file', str),
-            variant=optional(row, 'variant', str),
-            sample=optional(row, 'sample', int) or 0,
+            task=task_key(value_at(row, 'task', str), value_at(row, 'num_shots', int)),
+            row=value_at(row, 'row', int),
+            file=value_at(row, 'file', str),
+            variant=value_at(row, 'variant', str),
+            sample=value_at(row, 'sample', int) or 0,
         ),
         text=text,
-        logprobs=None if logprobs is None else tuple(math.nan if value is None else float(value) for value in logprobs),
-        num_tokens=None if num_tokens is None else tuple(num_tokens),
-        is_argmax=optional(row, 'is_argmax', bool),
+        logprobs=logprobs and tuple(math.nan if value is None else float(value) for value in logprobs),
+        num_tokens=numbers_at(row, 'num_tokens', (int,)),
+        is_argmax=value_at(row, 'is_argmax', bool),
     )
 
 
-def required(row: dict[str, Any], key: str, kind: type) -> Any:
-    """Return the value at `key`."""
-    if row.get(key) is None:
-        raise LineError(f"the key '{key}' is missing")
-    return optional(row, key, kind)
-
-
-def optional(row: dict[str, Any], key: str, kind: type) -> Any:
-    """Return the value at `key`, None if it is missing."""
+def value_at(row: Mapping[str, Any], key: str, kind: type) -> Any:
+    """Return the value at `key`, None if it is missing. Raise AnswerError if it is of another kind."""
     value = row.get(key)
-    if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
-        raise LineError(f'{key} is {describe(value)}; allowed: {KINDS[kind]}')
+    if value is not None and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
+        raise AnswerError(f'{key} is {describe(value)}; allowed: {KINDS[kind]}')
     return value
 
 
-def optional_list(row: dict[str, Any], key: str, kinds: Any) -> list[Any] | None:
-    """Return the list of numbers at `key`, None if it is missing."""
-    value = row.get(key)
-    if value is None:
+def numbers_at(row: Mapping[str, Any], key: str, kinds: tuple[type, ...]) -> tuple[Any, ...] | None:
+    """Return the numbers at `key`, None if it is missing. Raise AnswerError for anything else."""
+    values = value_at(row, key, list)
+    if values is None:
         return None
-    if not isinstance(value, list) or not value:
-        raise LineError(f'{key} is {describe(value)}; allowed: a list of numbers')
-    for index, item in enumerate(value):
-        if not isinstance(item, kinds) or isinstance(item, bool):
-            raise LineError(f'{key}[{index}] is {describe(item)}; allowed: a number')
-    return value
-
-
-KINDS = {str: 'text', int: 'a whole number', bool: 'true or false'}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckedSolutions:
-    """The canonical solutions of a code task: their number, the reasons of failures by row, and seconds."""
-
-    task: str
-    num_solutions: int
-    failures: Mapping[int, str]
-    seconds: float
-
-
-class AnswerError(ValueError):
-    """Raised for an answer that cannot be scored."""
-
-
-@dataclass(slots=True)
-class ScoredAnswers:
-    """The scored answers so far with their places, and the problems of others."""
-
-    sandbox: Sandbox | None
-    results: dict[ItemKey, ItemResult] = field(default_factory=dict)
-    programs: dict[ItemKey, Future[ItemResult]] = field(default_factory=dict)  # that are being run
-    places: dict[ItemKey, str] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
-
-    def take(self, answer: Answer, asked: Mapping[ItemKey, Item], tasks: Mapping[str, Task]) -> None:
-        """Score the next answer."""
-        key = answer.key
-        if key not in asked:
-            self.problems.append(f'{answer.place}: {name(key)} is not an item of these tasks')
-        elif key in self.places:
-            self.problems.append(f'{answer.place}: {name(key)} was answered already at {self.places[key]}')
-        else:
-            self.places[key] = answer.place
-            item, task = asked[key], tasks[key.task]
-            try:
-                if task.runs_programs and answer.text is not None:
-                    self.programs[key] = workers().submit(score_answer, item, answer, task, self.sandbox)
-                else:
-                    self.results[key] = score_answer(item, answer, task, self.sandbox)
-            except AnswerError as error:
-                self.problems.append(f'{answer.place}: {name(key)}: {error}')
-
-    def finish(self) -> None:
-        """Wait for the programs that are still running."""
-        self.results.update({key: program.result() for key, program in self.programs.items()})
+    for index, value in enumerate(values):
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            raise AnswerError(f'{key}[{index}] is {describe(value)}; allowed: a number')
+    return tuple(values)
 
 
 def score_answers(data: EvaluationData, answers: Iterable[Answer], *, allow_missing: bool = False) -> Evaluation:
@@ -253,33 +185,65 @@ def score_answers(data: EvaluationData, answers: Iterable[Answer], *, allow_miss
     started = time.perf_counter()
     data = with_programs(data)
     tasks = data.tasks
-    asked = {
-        item.key: item
-        for key, task in tasks.items()
-        for item, _ in untokenized_items(task, data.examples[key], data.asked(key))
-    }
-    scored = ScoredAnswers(data.sandbox)
+    asked = {item.key: item for key in tasks for item in items_in_row_order(data, key)}
+    found: dict[ItemKey, ItemResult | Future[ItemResult]] = {}
+    places: dict[ItemKey, str] = {}
+    problems: list[str] = []
     try:
         for answer in answers:
-            scored.take(answer, asked, tasks)
+            key = answer.key
+            if key not in asked:
+                problems.append(f'{answer.place}: {item_name(key, key.row)} is not an item of these tasks')
+                continue
+            if key in places:
+                problems.append(f'{answer.place}: {item_name(key, key.row)} was answered already at {places[key]}')
+                continue
+            places[key] = answer.place
+            try:
+                if tasks[key.task].runs_programs and answer.text is not None:
+                    found[key] = workers().submit(score_answer, asked[key], answer, tasks[key.task], data.sandbox)
+                else:
+                    found[key] = score_answer(asked[key], answer, tasks[key.task], data.sandbox)
+            except AnswerError as error:
+                problems.append(f'{answer.place}: {item_name(key, key.row)}: {error}')
     except DataError as error:  # lines that are no answers, once all were read
-        scored.problems.extend(error.problems)
-    missing = sorted(asked.keys() - scored.places.keys(), key=order)
+        problems.extend(error.problems)
+    missing = [key for key in asked if key not in places]
     if not allow_missing:
-        scored.problems += unanswered(missing)
-    if scored.problems:
-        for program in scored.programs.values():
-            program.cancel()
-        raise DataError(scored.problems)
-    scored.finish()
-    for key in missing:
-        scored.results[key] = result_of(asked[key], None, Score.unscored(MISSING))
+        problems += unanswered(missing)
+    if problems:
+        for result in found.values():
+            if isinstance(result, Future):
+                result.cancel()
+        raise DataError(problems)
+    found.update((key, result_of(asked[key], None, Score.unscored(MISSING))) for key in missing)
     by_task: dict[str, list[ItemResult]] = {key: [] for key in tasks}
-    for key in in_row_order(asked, data):
-        by_task[key.task].append(scored.results[key])
+    for key in asked:
+        result = found[key]
+        by_task[key.task].append(result.result() if isinstance(result, Future) else result)
     seconds = time.perf_counter() - started
-    shares = {key: seconds * len(task_results) / len(asked) for key, task_results in by_task.items()}
+    shares = {key: seconds * len(results) / len(asked) for key, results in by_task.items()}
     return summarize(data, tasks, by_task, shares, allow_missing=allow_missing)
+
+
+def items_in_row_order(data: EvaluationData, key: str) -> list[Item]:
+    """Return a task's items in the order of its data, as a model's; variants in the order in which they are asked."""
+    task = data.tasks[key]
+    places = {task.item_key(example): place for place, example in enumerate(data.asked(key))}
+    return sorted(
+        (item for item, _ in untokenized_items(task, data.examples[key], data.asked(key))),
+        key=lambda item: (places[task.item_key(item.example)], item.key.variant == ALONE, item.key.sample),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedSolutions:
+    """The canonical solutions of a code task: their number, the reasons of failures by row, and seconds."""
+
+    task: str
+    num_solutions: int
+    failures: Mapping[int, str]
+    seconds: float
 
 
 def check_solutions(data: EvaluationData) -> list[CheckedSolutions]:
@@ -300,21 +264,6 @@ def check_solutions(data: EvaluationData) -> list[CheckedSolutions]:
         seconds = time.perf_counter() - started
         checked.append(CheckedSolutions(task=key, num_solutions=len(results), failures=failures, seconds=seconds))
     return checked
-
-
-def in_row_order(keys: Iterable[ItemKey], data: EvaluationData) -> list[ItemKey]:
-    """Return items in the order of their data, as a model's; variants in the order in which they are asked."""
-    places = {
-        task.item_key(example): (number, place)
-        for number, (key, task) in enumerate(data.tasks.items())
-        for place, example in enumerate(data.asked(key))
-    }
-
-    def place(key: ItemKey) -> tuple[tuple[int, int], bool, int]:
-        is_alone = key.variant == ALONE
-        return places[replace(key, sample=0, variant=None if is_alone else key.variant)], is_alone, key.sample
-
-    return sorted(keys, key=place)
 
 
 def score_answer(item: Item, answer: Answer, task: Task, sandbox: Sandbox | None) -> ItemResult:
@@ -342,7 +291,7 @@ def score_output(item: Item, answer: Answer, logprobs: tuple[float, ...]) -> Sco
     num_choices = len(item.choices)
     if len(logprobs) != num_choices:
         raise AnswerError(f'has {len(logprobs)} logprobs; allowed: {num_choices}, one per choice')
-    counts = answer.num_tokens or (1,) * num_choices
+    counts = (1,) * num_choices if answer.num_tokens is None else answer.num_tokens
     if len(counts) != num_choices or min(counts) < 1:
         raise AnswerError(f'num_tokens is {list(counts)}; allowed: {num_choices} numbers of 1 or more')
     if num_choices == 1 and answer.is_argmax is None and np.isfinite(logprobs[0]):
@@ -359,33 +308,22 @@ def score_output(item: Item, answer: Answer, logprobs: tuple[float, ...]) -> Sco
     )
 
 
-def order(key: ItemKey) -> tuple[str, str, int, str, int]:
-    """Return the sort key of an item in messages: its name."""
-    return key.task, key.file or '', key.row, key.variant or '', key.sample
+def item_name(key: ItemKey, rows: int | str) -> str:
+    """Return the name of items in messages that differ only in their rows."""
+    parts = [key.task, key.file, f'row {rows}', key.variant, f'sample {key.sample}' if key.sample else None]
+    return ', '.join(part for part in parts if part)
 
 
-def name(key: ItemKey) -> str:
-    """Return the name of an item in messages."""
-    parts = [key.task, *([key.file] if key.file else []), f'row {key.row}']
-    parts += [key.variant] if key.variant else []
-    parts += [f'sample {key.sample}'] if key.sample else []
-    return ', '.join(parts)
-
-
-def unanswered(keys: Sequence[ItemKey]) -> list[str]:
-    """Yield lines that name items without an answer, given in order: one per task, with adjacent rows joined."""
-    groups: dict[str, list[int]] = {}
+def unanswered(keys: Iterable[ItemKey]) -> list[str]:
+    """Return lines that name items without an answer, given in row order, adjacent rows as a range."""
+    runs: dict[ItemKey, list[tuple[int, int]]] = {}
     for key in keys:
-        groups.setdefault(name(replace(key, row=0)).replace(', row 0', ''), []).append(key.row)
-    return [f'{group}: {MISSING} to row {ranges(rows)}' for group, rows in groups.items()]
-
-
-def ranges(rows: Sequence[int]) -> str:
-    """Return ascending rows as text, such as '0-3, 7'."""
-    runs: list[list[int]] = []
-    for row in rows:
-        if runs and row == runs[-1][-1] + 1:
-            runs[-1] = [runs[-1][0], row]
+        of_group = runs.setdefault(replace(key, row=0), [])
+        if of_group and key.row == of_group[-1][1] + 1:
+            of_group[-1] = of_group[-1][0], key.row
         else:
-            runs.append([row])
-    return ', '.join('-'.join(map(str, run)) for run in runs)
+            of_group.append((key.row, key.row))
+    return [
+        f'{item_name(group, ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in of_group))}: {MISSING}'
+        for group, of_group in runs.items()
+    ]

@@ -28,7 +28,6 @@ from llmfoundry_gauntlet.types import (
     GenerateRequest,
     Generation,
     Item,
-    ItemKey,
     ItemResult,
     Output,
     Prompt,
@@ -235,33 +234,15 @@ def untokenized_items(
     stops = task.stops([example.content for example in examples])
     for example, shots in task.examples_with_shots(examples, asked):
         prompt = task.prompt(example, shots)
-        for sample in range(task.num_samples):
-            yield untokenized_item(task, example, prompt, stops, task.item_key(example, sample)), prompt
+        keyed = [(task.item_key(example, sample), prompt) for sample in range(task.num_samples)]
         if alone := task.prompt_alone(example):
-            key = replace(task.item_key(example), variant=ALONE)
-            yield untokenized_item(task, example, alone, stops, key), alone
-
-
-def untokenized_item(task: Task, example: Example, prompt: Prompt, stops: StopRule, key: ItemKey) -> Item:
-    """Return an item without token ids."""
-    request: Request
-    if task.generates:
-        sampling = task.sampling(key.variant)
-        request = GenerateRequest(key=key, context=NO_IDS, max_new_tokens=0, stops=stops, sampling=sampling)
-    else:
-        request = ScoreRequest(key=key, contexts=(), continuations=())
-    return Item(example=example, prompt_sha256=prompt.sha256, request=request, choices=prompt.continuations)
-
-
-def with_samples(items: Sequence[Item], num_samples: int) -> list[Item]:
-    """Return each item `num_samples` times."""
-    if num_samples == 1:
-        return list(items)
-    return [
-        replace(item, request=replace(item.request, key=replace(item.key, sample=sample)))
-        for item in items
-        for sample in range(num_samples)
-    ]
+            keyed.append((replace(task.item_key(example), variant=ALONE), alone))
+        for key, sent in keyed:
+            request: Request = ScoreRequest(key=key, contexts=(), continuations=())
+            if task.generates:
+                sampling = task.sampling(key.variant)
+                request = GenerateRequest(key=key, context=NO_IDS, max_new_tokens=0, stops=stops, sampling=sampling)
+            yield Item(example=example, prompt_sha256=sent.sha256, request=request, choices=sent.continuations), sent
 
 
 def item_result(item: Item, output: Output | None, task: Task, *, sandbox: Sandbox | None = None) -> ItemResult:
@@ -285,14 +266,19 @@ def item_result(item: Item, output: Output | None, task: Task, *, sandbox: Sandb
 def result_of(item: Item, output: Output | None, score: Score) -> ItemResult:
     """Return an item, its output and its score in one record."""
     choices = [text.removeprefix(' ') for text in item.choices]
+    num_tokens: tuple[int, ...] | None = None  # of each continuation, or of the generation
+    if isinstance(item.request, ScoreRequest):
+        num_tokens = tuple(map(len, item.request.continuations))
+    elif isinstance(output, Generation) and output.num_tokens is not None:
+        num_tokens = (output.num_tokens,)
     return ItemResult(
         key=item.key,
         category=item.example.category,
         gold=item.example.content.gold,
         predicted=score.predicted,
         score=score.value,
-        logprobs=logprob_sums(output),
-        num_tokens=num_tokens(item.request, output),
+        logprobs=tuple(float(one.sum()) for one in output.logprobs) if isinstance(output, ScoreOutput) else None,
+        num_tokens=num_tokens,
         reason=score.reason,
         prompt_sha256=item.prompt_sha256,
         truncated=item.request.truncated,
@@ -312,15 +298,3 @@ def with_alone(results: Sequence[ItemResult]) -> list[ItemResult]:
     if not alone:
         return list(results)
     return [replace(result, logprobs_alone=alone.get(result.key)) for result in results if result.key.variant != ALONE]
-
-
-def logprob_sums(output: Output | None) -> tuple[float, ...] | None:
-    """Return the summed log-probabilities of the continuations in nats; None for a generation."""
-    return tuple(float(values.sum()) for values in output.logprobs) if isinstance(output, ScoreOutput) else None
-
-
-def num_tokens(request: Request, output: Output | None) -> tuple[int, ...] | None:
-    """Return the number of tokens of each continuation, or of the generation."""
-    if isinstance(request, ScoreRequest):
-        return tuple(len(ids) for ids in request.continuations)
-    return (output.num_tokens,) if isinstance(output, Generation) and output.num_tokens is not None else None

@@ -1,124 +1,111 @@
-"""The items of many tasks, each task tokenised only once per machine.
+"""The items of many tasks, their token ids cached on disk so that a machine tokenises each task only once.
 
-Processes that prepare the same tasks at the same time share the work: each takes tasks that no other works on, the
-largest first, and reads the results of the others.
+There is one file per task, named by a digest of everything that its content depends on. Processes that prepare the
+same tasks at the same time share the work: each takes tasks that no other works on and reads the results of the others;
+the system releases the lock of a process that dies. An error of the cache costs time and changes no result.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
+import json
 import logging
+import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
 from types import MappingProxyType
 
-from llmfoundry_gauntlet.tasks.base import Task
-from llmfoundry_gauntlet.tasks.encode import PROMPTS_VERSION
+import numpy as np
+from filelock import FileLock, Timeout
+
+from llmfoundry_gauntlet.data.atomic import UNFINISHED, write_atomically
+from llmfoundry_gauntlet.tasks.encode import PROMPTS_VERSION, EncodedItem
 from llmfoundry_gauntlet.tasks.fewshot import FIXED_VERSION
 from llmfoundry_gauntlet.tasks.items import Preparation
-from llmfoundry_gauntlet.tasks.token_cache import FORMAT_VERSION, TokenCache, pack, unpack
-from llmfoundry_gauntlet.types import Example, Item, Prompt
+from llmfoundry_gauntlet.types import Example, Ids, Item
 
 log = logging.getLogger(__name__)
 
 NO_SUBSETS: Mapping[str, Sequence[Example]] = MappingProxyType({})
 
-POLL_SECONDS = 0.05
-PATIENCE_SECONDS = 1800  # without progress; then this process also does work claimed by others
+FORMAT_VERSION = 5
+TOKENS = 'tokens'  # subfolder of the cache directory
+SUFFIX, LOCK = '.tokens', '.lock'
+PATIENCE_SECONDS = 1800  # that another process may take for a task; then this one prepares it too
 MAX_LABEL = 80  # characters of a task's label in a file name
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """A task to prepare: its rows, its name in the cache, and its cost relative to others."""
-
-    preparation: Preparation
-    asked: Sequence[Example]
-    name: str
-    cost: int
-
-    def make(self, cache: TokenCache) -> list[Item]:
-        """Return the items and store them for others."""
-        found = self.preparation.encoded(self.asked)
-        cache.store(self.name, pack([encoded for _, encoded in found]))
-        log.debug('%s: %d items tokenised', self.preparation.task.key, len(self.asked))
-        # Loaded, so that all processes share the memory.
-        return self.load(cache) or [self.preparation.item(*pair) for pair in found]
-
-    def load(self, cache: TokenCache) -> list[Item] | None:
-        """Return the cached items; None if there are none."""
-        packed = cache.load(self.name)
-        if packed is None:
-            return None
-        return [
-            self.preparation.item(example, encoded) for example, encoded in zip(self.asked, unpack(packed), strict=True)
-        ]
+LIMIT_BYTES = 8 * 2**30
+LEFTOVER_SECONDS = 24 * 3600  # older locks and unfinished files are deleted
+NUM_DIGEST_BYTES = 32
 
 
 def prepare_tasks(
     preparations: Mapping[str, Preparation],
-    cache: TokenCache,
+    folder: Path | None = None,
     subsets: Mapping[str, Sequence[Example]] = NO_SUBSETS,
 ) -> dict[str, list[Item]]:
-    """Return all items by task, each task's in row order, from the cache or computed and stored there.
+    """Return all items by task, each task's in row order, from the cache in `folder` or computed and stored there.
 
     For tasks in `subsets` only those rows become items. If a tokenizer's ids depend on something unknown, nothing is
     cached.
     """
-    if cache.folder is None or any(preparation.encoder.fingerprint is None for preparation in preparations.values()):
+    if folder is None or any(preparation.encoder.fingerprint is None for preparation in preparations.values()):
         return {key: preparation.items(subsets.get(key)) for key, preparation in preparations.items()}
-    work = {key: describe(preparation, subsets.get(key)) for key, preparation in preparations.items()}
-    items: dict[str, list[Item]] = {}
-    waiting = sorted(work, key=lambda key: -work[key].cost)
-    progressed = time.monotonic()
-    while waiting:
-        for key in waiting:
-            found = work[key].load(cache)
+    paths = {
+        key: folder / f'{cache_name(preparation, subsets.get(key))}{SUFFIX}'
+        for key, preparation in preparations.items()
+    }
+    encoded: dict[str, list[EncodedItem]] = {}
+    is_writable = True
+    for timeout in (0, PATIENCE_SECONDS):  # at first, leave out tasks that other processes work on
+        for key in [key for key in preparations if key not in encoded]:
+            found = load(paths[key])
             if found is None:
-                with cache.claim(work[key].name) as is_mine:
-                    if is_mine or time.monotonic() > progressed + PATIENCE_SECONDS:
-                        found = work[key].load(cache) or work[key].make(cache)  # another process may have finished it
+                with claim(paths[key], timeout) as is_mine:
+                    if is_mine or timeout:
+                        found = load(paths[key])  # another process may have finished it
+                        if found is None:
+                            found = [item for _, item in preparations[key].encoded(subsets.get(key))]
+                            is_writable = is_writable and store(paths[key], found)
             if found is not None:
-                items[key] = found
-                progressed = time.monotonic()
-        if all(key not in items for key in waiting):
-            time.sleep(POLL_SECONDS)
-        waiting = [key for key in waiting if key not in items]
-    cache.trim()
-    return {key: items[key] for key in work}
+                encoded[key] = found
+    trim(folder)
+    return {
+        key: [
+            preparation.item(example, item)
+            for example, item in zip(subsets.get(key) or preparation.examples, encoded[key], strict=True)
+        ]
+        for key, preparation in preparations.items()
+    }
 
 
-def describe(preparation: Preparation, subset: Sequence[Example] | None = None) -> Work:
-    """Return the work of preparing all examples of a task, or a subset.
+def cache_name(preparation: Preparation, subset: Sequence[Example] | None = None) -> str:
+    """Return the name in the cache of a task's items, of all its examples or a subset.
 
-    Its name in the cache is a digest of everything that the items depend on. Instead of rows and the code of the task
-    type it covers all texts that the type can make of a row.
+    It has a digest of everything that the items depend on. Instead of rows and the code of the task type it covers all
+    texts that the type can make of a row: as a shot and as a question, first or not.
     """
-    task, examples = preparation.task, preparation.examples
+    task = preparation.task
     (num_shots,) = task.num_fewshot
+    firsts = (False,) if task.prompt_string else (False, True)
     digest = hashlib.sha256()
-    cost = 0
     in_chat = False
-    for example in examples:
-        shots, prompts = possible_texts(task, example)
+    for example in preparation.examples:
+        content = example.content
+        prompts = [task.ask(content, first) for first in firsts]
         in_chat = in_chat or any(prompt.chat_template for prompt in prompts)
-        parts = [part for prompt in prompts for part in (prompt.own_texts, prompt.continuations)]
-        right = task.responses(example.content) if task.generates else ()
-        texts = [*shots, *(text for part in parts for text in part), *right]
-        places = (
-            example.row,
-            example.file,
-            example.variant,
-            example.category,
-            list(map(len, texts)),
-            list(map(len, parts)),
+        texts = (
+            [task.shot(content, first) for first in firsts] if num_shots else [],
+            [(prompt.own_texts, prompt.continuations) for prompt in prompts],
+            task.responses(content) if task.generates else (),
         )
-        digest.update(repr(places).encode('utf-8', 'surrogatepass'))
-        digest.update(''.join(texts).encode('utf-8', 'surrogatepass'))
-        cost += sum(map(len, parts[0])) + num_shots * sum(map(len, shots[:1]))
+        described = (example.row, example.file, example.variant, example.category, texts)
+        digest.update(repr(described).encode('utf-8', 'surrogatepass'))
     settings = {
         'format': FORMAT_VERSION,
         'prompts': PROMPTS_VERSION,
@@ -134,13 +121,95 @@ def describe(preparation: Preparation, subset: Sequence[Example] | None = None) 
         'subset': None if subset is None else [(one.file, one.row, one.variant) for one in subset],
     }
     key = hashlib.sha256(repr(settings).encode('utf-8', 'surrogatepass')).hexdigest()
-    name = f'{task.label[:MAX_LABEL]}_{num_shots}-shot_{key[:40]}'
-    return Work(preparation=preparation, asked=subset or examples, name=name, cost=cost)
+    return f'{task.label[:MAX_LABEL]}_{num_shots}-shot_{key[:40]}'
 
 
-def possible_texts(task: Task, example: Example) -> tuple[list[str], list[Prompt]]:
-    """Return all texts that prompts can contain of an example: as a shot and as a question, first or not."""
-    content = example.content
-    firsts = (False,) if task.prompt_string else (False, True)
-    shots = [task.shot(content, first) for first in firsts] if task.num_fewshot != (0,) else []
-    return shots, [task.ask(content, first) for first in firsts]
+@contextlib.contextmanager
+def claim(path: Path, timeout: float) -> Iterator[bool]:
+    """Yield True if this process should make a file, False if after so many seconds another one still does.
+
+    Without file locks every process makes its own.
+    """
+    with contextlib.ExitStack() as stack:
+        is_mine = True
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(FileLock(path.with_suffix(LOCK), timeout=timeout))
+        except Timeout:
+            is_mine = False
+        except (OSError, NotImplementedError) as error:
+            log.debug('%s: no lock: %s', path.parent, error)
+        yield is_mine
+
+
+def load(path: Path) -> list[EncodedItem] | None:
+    """Return the items that any process stored in a file; None if there is none or it is damaged."""
+    try:
+        content = path.read_bytes()
+        os.utime(path)  # for `trim`
+    except OSError:
+        return None
+    digest, data = content[:NUM_DIGEST_BYTES], memoryview(content)[NUM_DIGEST_BYTES:]
+    if hashlib.sha256(data).digest() != digest:
+        log.warning('%s: is damaged and is recomputed', path)
+        return None
+    with np.load(io.BytesIO(data)) as arrays:
+        tokens: Ids = arrays['tokens']
+        pieces = iter(np.split(tokens, arrays['piece_ends']))
+        rows = json.loads(arrays['items'].tobytes())
+    items = []
+    for num_contexts, context_of, num_continuations, settings in rows:
+        contexts = list(islice(pieces, num_contexts))
+        items.append(
+            EncodedItem(
+                contexts=tuple(contexts[place] for place in context_of),
+                continuations=tuple(islice(pieces, num_continuations)),
+                **settings,
+            )
+        )
+    return items
+
+
+def store(path: Path, items: Sequence[EncodedItem]) -> bool:
+    """Write items to a file: the SHA-256 of what follows, then the arrays as an npz file. Return whether it worked."""
+    pieces: list[Ids] = []  # an item's different contexts, then its continuations
+    rows = []
+    for item in items:
+        contexts = {id(context): context for context in item.contexts}  # equal contexts are the same array
+        places = {name: place for place, name in enumerate(contexts)}
+        pieces += [*contexts.values(), *item.continuations]
+        settings = {
+            'prompt_sha256': item.prompt_sha256,
+            'truncated': item.truncated,
+            'unscorable': item.unscorable,
+            'max_new_tokens': item.max_new_tokens,
+        }
+        context_of = [places[id(context)] for context in item.contexts]
+        rows.append((len(contexts), context_of, len(item.continuations), settings))
+    buffer = io.BytesIO()
+    np.savez(
+        buffer,
+        tokens=np.concatenate([*pieces, np.zeros(0, np.int32)]),
+        piece_ends=np.cumsum([len(piece) for piece in pieces], dtype=np.int64),
+        items=np.frombuffer(json.dumps(rows).encode(), np.uint8),
+    )
+    data = buffer.getbuffer()
+    try:
+        write_atomically(path, [memoryview(hashlib.sha256(data).digest()), data])
+    except OSError as error:
+        log.warning('%s: token ids are not cached: %s', path.parent, error)
+        return False
+    return True
+
+
+def trim(folder: Path, limit_bytes: int = LIMIT_BYTES) -> None:
+    """Delete the least recently used files beyond the limit, and what dead processes left."""
+    with contextlib.suppress(OSError):
+        entries = sorted((entry.stat().st_mtime, entry.stat().st_size, entry.path) for entry in os.scandir(folder))
+        total = sum(size for _, size, path in entries if path.endswith(SUFFIX))
+        for used, size, path in entries:
+            is_excess = path.endswith(SUFFIX) and total > limit_bytes
+            if is_excess or (path.endswith((LOCK, UNFINISHED)) and used < time.time() - LEFTOVER_SECONDS):
+                total -= size if is_excess else 0
+                with contextlib.suppress(OSError):
+                    os.unlink(path)

@@ -11,7 +11,6 @@ from characters import Characters
 from test_prepare import digest_of, examples_of, preparation_of
 
 from llmfoundry_gauntlet.tasks.prepare import prepare_tasks
-from llmfoundry_gauntlet.tasks.token_cache import TokenCache
 
 NUM_TASKS = 6
 
@@ -20,5 +19,5 @@ if __name__ == '__main__':
     tokenizer = Characters(notes=notes, seconds=0.05)
     labels = [f'task{number}' for number in range(NUM_TASKS)]
     preparations = {label: preparation_of(examples_of(label), tokenizer, label=label) for label in labels}
-    items = prepare_tasks(preparations, TokenCache(cache))
+    items = prepare_tasks(preparations, cache)
     print(hashlib.sha256(repr([digest_of(items[label]) for label in labels]).encode()).hexdigest())

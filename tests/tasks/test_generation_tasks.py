@@ -16,7 +16,7 @@ from llmfoundry_gauntlet.tasks import metrics_of
 from llmfoundry_gauntlet.tasks.encode import Encoder
 from llmfoundry_gauntlet.tasks.generation import Problem
 from llmfoundry_gauntlet.tasks.items import Preparation, item_result
-from llmfoundry_gauntlet.tasks.prepare import describe
+from llmfoundry_gauntlet.tasks.prepare import cache_name
 from llmfoundry_gauntlet.types import Example, Generation, ItemKey, ItemResult, Sampling, StopRule
 
 ACCURACY = 'InContextLearningGenerationExactMatchAccuracy'
@@ -315,7 +315,7 @@ def test_a_changed_alias_or_thought_is_another_cache_entry(character_tokenizer):
     ]
     for num_shots in (0, 2):
         names = {
-            describe(preparation(character_tokenizer, with_thoughts(num_shots), examples([one, *THOUGHTS[1:]]))).name
+            cache_name(preparation(character_tokenizer, with_thoughts(num_shots), examples([one, *THOUGHTS[1:]])))
             for one in (first, *changed)
         }
         assert len(names) == 6

@@ -1,5 +1,6 @@
 import dataclasses
 import hashlib
+import os
 import subprocess
 import sys
 import threading
@@ -17,9 +18,8 @@ from llmfoundry_gauntlet.tasks.generation import Problem
 from llmfoundry_gauntlet.tasks.items import Preparation
 from llmfoundry_gauntlet.tasks.language_modeling import Passage
 from llmfoundry_gauntlet.tasks.multiple_choice import Choices, MultipleChoiceTask
-from llmfoundry_gauntlet.tasks.prepare import describe, prepare_tasks
+from llmfoundry_gauntlet.tasks.prepare import LEFTOVER_SECONDS, cache_name, claim, prepare_tasks, trim
 from llmfoundry_gauntlet.tasks.schema import Schema
-from llmfoundry_gauntlet.tasks.token_cache import NO_CACHE, TokenCache
 from llmfoundry_gauntlet.types import Example, GenerateRequest, Item, Request, StopRule
 
 HERE = Path(__file__).parent
@@ -88,7 +88,7 @@ def terms_of(items: list[Item]) -> list[tuple]:
     return [(request.max_new_tokens, request.stops, request.sampling) for request in requests]
 
 
-def prepared(preparation: Preparation, cache: TokenCache) -> list[Item]:
+def prepared(preparation: Preparation, cache: Path | None) -> list[Item]:
     (items,) = prepare_tasks({'t': preparation}, cache).values()
     return items
 
@@ -117,8 +117,8 @@ def test_cached_items_equal_those_prepared_without_a_cache(tmp_path, kind: str, 
     keys = {'icl_task_type': kind, 'has_categories': kind == 'multiple_choice', 'truncation': truncation}
     preparation = preparation_of(examples, max_seq_len=max_seq_len, **keys)
     made = preparation.items()
-    first = prepared(preparation, TokenCache(tmp_path))
-    again = prepared(preparation, TokenCache(tmp_path))
+    first = prepared(preparation, tmp_path)
+    again = prepared(preparation, tmp_path)
     assert len(made) == len(examples)
     assert digest_of(made) == digest_of(first) == digest_of(again)
     assert terms_of(made) == terms_of(first) == terms_of(again)
@@ -130,7 +130,7 @@ def test_a_cached_task_is_not_tokenized_again(tmp_path):
     notes = tmp_path / 'notes'
     for expected in (True, False):
         notes.unlink(missing_ok=True)
-        prepared(preparation_of(examples_of('task1'), Characters(notes=notes)), TokenCache(tmp_path / 'cache'))
+        prepared(preparation_of(examples_of('task1'), Characters(notes=notes)), tmp_path / 'cache')
         assert bool(notes_of(notes)) == expected
 
 
@@ -166,10 +166,10 @@ CHANGES = [
 def test_a_changed_row_is_another_cache_entry(changed: dict):
     first, *others = examples_of('q')
     names = [
-        describe(preparation_of([example, *others])).name for example in (first, dataclasses.replace(first, **changed))
+        cache_name(preparation_of([example, *others])) for example in (first, dataclasses.replace(first, **changed))
     ]
     assert names[0] != names[1]
-    assert describe(preparation_of(others)).name not in names
+    assert cache_name(preparation_of(others)) not in names
 
 
 def test_another_tokenizer_or_encoder_is_another_cache_entry():
@@ -180,43 +180,41 @@ def test_another_tokenizer_or_encoder_is_another_cache_entry():
         preparation_of(tokenizer=Characters(bos=3)),
         dataclasses.replace(preparation_of(), encoder=encoder),
     ]
-    assert len({describe(preparation).name for preparation in preparations}) == 3
+    assert len({cache_name(preparation) for preparation in preparations}) == 3
 
 
 def test_changed_code_of_a_task_type_is_another_cache_entry(monkeypatch):
     """The digest includes its source, also of an installed type."""
-    before = describe(preparation_of()).name
+    before = cache_name(preparation_of())
     shot = MultipleChoiceTask.shot
     monkeypatch.setattr(MultipleChoiceTask, 'shot', lambda task, content, first: shot(task, content, first).upper())
-    assert describe(preparation_of()).name != before
+    assert cache_name(preparation_of()) != before
 
 
 def test_items_cached_with_one_setting_are_not_read_with_another(tmp_path):
-    cache = TokenCache(tmp_path)
     for changes in ({}, *CHANGES, {}):
         preparation = preparation_of(**changes)
-        assert digest_of(prepared(preparation, cache)) == digest_of(preparation.items())
+        assert digest_of(prepared(preparation, tmp_path)) == digest_of(preparation.items())
 
 
 @pytest.mark.parametrize('damage', ['flipped', 'cut', 'empty', 'other'])
 def test_a_damaged_file_is_replaced(tmp_path, caplog, damage: str):
-    preparation, cache = preparation_of(), TokenCache(tmp_path)
-    expected = digest_of(prepared(preparation, cache))
+    preparation = preparation_of()
+    expected = digest_of(prepared(preparation, tmp_path))
     (path,) = tmp_path.glob('*.tokens')
     content = path.read_bytes()
     flipped = bytearray(content)
     flipped[len(content) // 2] ^= 1
     path.write_bytes({'flipped': bytes(flipped), 'cut': content[:-1], 'empty': b'', 'other': b'x' * 500}[damage])
-    assert digest_of(prepared(preparation, cache)) == expected
+    assert digest_of(prepared(preparation, tmp_path)) == expected
     assert str(path) in caplog.text
     assert path.read_bytes() == content
 
 
 def test_an_unwritable_cache_folder_is_one_warning(tmp_path, caplog):
     (tmp_path / 'file').write_text('')
-    cache = TokenCache(tmp_path / 'file' / 'folder')
     preparations = {name: preparation_of(label=name) for name in 'abc'}
-    items = prepare_tasks(preparations, cache)
+    items = prepare_tasks(preparations, tmp_path / 'file' / 'folder')
     assert [digest_of(items[name]) for name in 'abc'] == [
         digest_of(preparation.items()) for preparation in preparations.values()
     ]
@@ -225,9 +223,9 @@ def test_an_unwritable_cache_folder_is_one_warning(tmp_path, caplog):
 
 def test_nothing_is_written_without_a_cache_or_a_fingerprint(tmp_path, monkeypatch, character_tokenizer):
     monkeypatch.chdir(tmp_path)
-    assert len(prepared(preparation_of(), NO_CACHE)) == 12
+    assert len(prepared(preparation_of(), None)) == 12
     assert Encoder(character_tokenizer).fingerprint is None
-    assert len(prepared(preparation_of(tokenizer=character_tokenizer), TokenCache(tmp_path))) == 12
+    assert len(prepared(preparation_of(tokenizer=character_tokenizer), tmp_path)) == 12
     assert not list(tmp_path.iterdir())
 
 
@@ -242,44 +240,95 @@ def test_processes_share_the_tasks_and_each_is_tokenized_once(tmp_path):
     assert len({process for _, process in notes}) > 1
 
 
+def path_of(preparation: Preparation, cache: Path) -> Path:
+    return cache / f'{cache_name(preparation)}.tokens'
+
+
 def test_a_task_claimed_by_another_process_is_waited_for_last(tmp_path):
-    cache, notes = TokenCache(tmp_path / 'cache'), tmp_path / 'notes'
+    cache, notes = tmp_path / 'cache', tmp_path / 'notes'
     tokenizer = Characters(notes=notes)
     preparations = {name: preparation_of(examples_of(name), tokenizer, label=name) for name in ('task0', 'task1')}
-    busy = describe(preparations['task0'])
     found: dict[str, list[Item]] = {}
     thread = threading.Thread(target=lambda: found.update(prepare_tasks(preparations, cache)))
-    with TokenCache(tmp_path / 'cache').claim(busy.name) as is_mine:
+    with claim(path_of(preparations['task0'], cache), 0) as is_mine:
         assert is_mine
         thread.start()
         while not notes_of(notes):
             thread.join(0.01)
         thread.join(0.3)
         assert thread.is_alive() and {task for task, _ in notes_of(notes)} == {'task1'}
-        made = busy.make(cache)
     thread.join(20)
-    assert digest_of(found['task0']) == digest_of(made)
+    assert digest_of(found['task0']) == digest_of(preparations['task0'].items())
     assert list(found) == ['task0', 'task1']
 
 
-def test_a_task_finished_between_lookup_and_claim_is_read(tmp_path):
+def test_a_task_finished_between_lookup_and_claim_is_read(tmp_path, monkeypatch):
     examples, notes = examples_of('task1'), tmp_path / 'notes'
-    work = describe(preparation_of(examples))
 
-    class Late(TokenCache):
-        def claim(self, name: str):
-            work.make(TokenCache(tmp_path))
-            return super().claim(name)
+    def late(path: Path, timeout: float):
+        monkeypatch.undo()
+        prepared(preparation_of(examples), tmp_path)
+        return claim(path, timeout)
 
-    assert len(prepared(preparation_of(examples, Characters(notes=notes)), Late(tmp_path))) == 12
+    monkeypatch.setattr(prepare, 'claim', late)
+    assert len(prepared(preparation_of(examples, Characters(notes=notes)), tmp_path)) == 12
     assert not notes_of(notes)
 
 
 def test_a_hanging_process_is_not_waited_for_forever(tmp_path, monkeypatch):
     monkeypatch.setattr(prepare, 'PATIENCE_SECONDS', 0.2)
-    cache, preparation = TokenCache(tmp_path), preparation_of()
-    with cache.claim(describe(preparation).name):
-        assert len(prepared(preparation, TokenCache(tmp_path))) == 12
+    preparation = preparation_of()
+    with claim(path_of(preparation, tmp_path), 0):
+        assert len(prepared(preparation, tmp_path)) == 12
+
+
+def test_a_claim_ends_with_an_error(tmp_path):
+    with pytest.raises(KeyError), claim(tmp_path / 'a.tokens', 0):
+        raise KeyError
+    with claim(tmp_path / 'a.tokens', 0) as is_mine:
+        assert is_mine
+
+
+def test_without_file_locks_each_process_prepares_its_own(tmp_path, monkeypatch):
+    def unsupported(*_, **__):
+        raise OSError(37, 'No locks available')
+
+    monkeypatch.setattr(prepare, 'FileLock', unsupported)
+    assert len(prepared(preparation_of(), tmp_path)) == 12
+    assert len(list(tmp_path.glob('*.tokens'))) == 1
+
+
+def aged(path: Path, seconds: float) -> Path:
+    path.write_bytes(b'1234')
+    now = path.stat().st_mtime
+    os.utime(path, (now - seconds, now - seconds))
+    return path
+
+
+def test_least_recently_used_files_are_removed_first(tmp_path):
+    for seconds, name in enumerate('cab'):
+        aged(tmp_path / f'{name}.tokens', 100 - seconds)
+    for limit_bytes, kept in ((12, 'abc'), (8, 'ab'), (7, 'b')):
+        trim(tmp_path, limit_bytes)
+        assert sorted(path.stem for path in tmp_path.iterdir()) == list(kept)
+
+
+def test_reading_a_file_is_use(tmp_path):
+    preparation = preparation_of()
+    prepared(preparation, tmp_path)
+    (path,) = tmp_path.glob('*.tokens')
+    os.utime(path, (1, 1))
+    prepared(preparation, tmp_path)
+    assert path.stat().st_mtime > 1
+
+
+def test_leftovers_of_dead_processes_are_removed_after_a_day(tmp_path):
+    for name in ('old.lock', 'old.unfinished', 'old.tokens', 'new.lock', 'new.unfinished', 'old.other'):
+        aged(tmp_path / name, LEFTOVER_SECONDS + 60 if name.startswith('old') else 0)
+    trim(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        'new.lock', 'new.unfinished', 'old.other', 'old.tokens',
+    ]  # fmt: skip
 
 
 def test_stop_rules_are_not_cached(tmp_path):
@@ -287,7 +336,7 @@ def test_stop_rules_are_not_cached(tmp_path):
     (examples,) = REPLIES.values()
     keys = {'icl_task_type': 'generation_task_with_answers', 'has_categories': False}
     for semantics, stops in (('corrected', StopRule(answer_end='\n')), ('reference', StopRule(as_pattern=True))):
-        items = prepared(preparation_of(examples, semantics=semantics, **keys), TokenCache(tmp_path))
+        items = prepared(preparation_of(examples, semantics=semantics, **keys), tmp_path)
         assert {item.request.stops for item in items} == {stops}
     assert len(list(tmp_path.glob('*.tokens'))) == 1
 
