@@ -83,25 +83,43 @@ SLOW = [
     'test_score_elsewhere',
 ]
 
+# The modules that take longest, which run first so that no worker ends with one while the others are idle.
+LONGEST = [
+    'scoring/code/test_attacks',
+    'engine/test_generate',
+    'test_generation_parity',
+    'test_parity',
+    'integration/test_demo',
+    'integration/test_fsdp',
+    'scoring/code/test_servers',
+    'scoring/test_mathematics_reference',
+    'engine/test_probe',
+    'integration/test_resume',
+    'test_same_text',
+    'test_score_parity',
+]
+
 os.environ.setdefault('HF_HUB_OFFLINE', '1')
 os.environ.setdefault('OMP_NUM_THREADS', '1')
 os.environ.setdefault('TOKENIZERS_PARALLELISM', 'false')
 
 
-def in_slow_module(path: Path) -> bool:
-    return path.relative_to(ROOT / 'tests').with_suffix('').as_posix() in SLOW
+def module_of(path: Path) -> str:
+    """Return the path of a test module below tests/, without its suffix."""
+    return path.relative_to(ROOT / 'tests').with_suffix('').as_posix()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Skip slow modules without importing them if only fast tests are selected."""
-    return True if config.option.markexpr == 'not slow' and in_slow_module(collection_path) else None
+    return True if config.option.markexpr == 'not slow' and module_of(collection_path) in SLOW else None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of slow modules; long ones are slow too."""
+    """Mark the tests of slow modules, and run the longest modules first; long tests are slow too."""
+    items.sort(key=lambda item: LONGEST.index(name) if (name := module_of(item.path)) in LONGEST else len(LONGEST))
     for item in items:
-        if in_slow_module(item.path) or item.get_closest_marker('long'):
+        if module_of(item.path) in SLOW or item.get_closest_marker('long'):
             item.add_marker('slow')
 
 
