@@ -162,12 +162,16 @@ def test_a_process_that_waited_long_is_not_used(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('level', ['bubblewrap', 'none'])
-@pytest.mark.parametrize('language', [PYTHON, JAVASCRIPT])
-def test_idle_processes_end(language: str, level: str):
-    need(*{JAVASCRIPT: ['node']}.get(language, []))
-    server = TestServer(LANGUAGES[language].interpreter, sandbox() if level == 'bubblewrap' else Sandbox(level))
-    server._start_waiting()
-    for running in (server._running, server._waiting[0].running):
+def test_idle_processes_end():
+    """In each language, with and without a sandbox, all waited for at once."""
+    need('node')
+    servers = [
+        TestServer(LANGUAGES[language].interpreter, level)
+        for language in (PYTHON, JAVASCRIPT)
+        for level in (sandbox(), Sandbox('none'))
+    ]
+    for server in servers:
+        server._start_waiting()
+    for running in (process for server in servers for process in (server._running, server._waiting[0].running)):
         running.wait(45)
         running.check_started()
