@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from networks import CPU
 
-from llmfoundry_gauntlet.engine.decoding import CACHE, NO_CACHE, PROMPT_STREAM, TUPLES
+from llmfoundry_gauntlet.engine.decoding import NO_CACHE, PROMPT_STREAM
 from llmfoundry_gauntlet.engine.generate import TextGenerator
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.plan import ContinuousBatch
@@ -22,9 +22,7 @@ FIRST_LETTER = 0x4E00
 LONGEST = 60
 LAYOUT_OF = {
     **dict.fromkeys(networks.IN_STREAM, PROMPT_STREAM),
-    **dict.fromkeys(('stablelm', 'falcon', 'falcon, alibi', 'gptj', 'bloom'), CACHE),
-    **dict.fromkeys(('mpt', 'gpt_neo'), TUPLES),
-    **dict.fromkeys(('gpt_bigcode', 'mamba'), NO_CACHE),
+    **dict.fromkeys(networks.IN_PADDED_ROWS, NO_CACHE),
 }
 
 

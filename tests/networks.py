@@ -11,7 +11,7 @@ import torch
 import transformers as hf
 from torch._dynamo.testing import CompileCounter
 
-from llmfoundry_gauntlet.engine.plan import MASKED_ROWS, PADDED_ROWS, STREAM, Batch
+from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, STREAM, Batch
 from llmfoundry_gauntlet.engine.rotary import RotaryLengths
 from llmfoundry_gauntlet.types import ItemKey, ScoreOutput, ScoreRequest
 
@@ -91,13 +91,9 @@ IN_STREAM = {
         word_embed_proj_dim=32,
         init_std=0.3,
     ),
-}
-IN_MASKED_ROWS = {
     'stablelm': family('StableLm', **GROUPED),
     'falcon': family('Falcon', **SIZES),
     'gptj': family('GPTJ', **GPT, rotary_dim=4),
-}
-IN_PADDED_ROWS = {
     'gpt_neo': family(
         'GPTNeo',
         hidden_size=32,
@@ -112,18 +108,16 @@ IN_PADDED_ROWS = {
     'bloom': family('Bloom', hidden_size=32, n_layer=2, n_head=4, vocab_size=VOCABULARY, initializer_range=0.3),
     'falcon, alibi': family('Falcon', **SIZES, alibi=True, attn_implementation='eager'),
     'gpt_bigcode': family('GPTBigCode', **GPT),
+}
+IN_PADDED_ROWS = {
     'mamba': family(
         'Mamba', hidden_size=32, num_hidden_layers=2, vocab_size=VOCABULARY, state_size=4, initializer_range=0.3
     ),
 }
 EAGER_ALONE = ('gptj', 'gpt_neo', 'mpt', 'bloom', 'mamba')  # families that transformers 4.53 has no sdpa for
-FAMILIES = {**IN_STREAM, **IN_MASKED_ROWS, **IN_PADDED_ROWS}
+FAMILIES = {**IN_STREAM, **IN_PADDED_ROWS}
 LOADED_AS = [(name, how) for name in FAMILIES for how in ('eager', 'sdpa') if how == 'eager' or name not in EAGER_ALONE]
-LAYOUT_OF = {
-    **dict.fromkeys(IN_STREAM, STREAM),
-    **dict.fromkeys(IN_MASKED_ROWS, MASKED_ROWS),
-    **dict.fromkeys(IN_PADDED_ROWS, PADDED_ROWS),
-}
+LAYOUT_OF = {**dict.fromkeys(IN_STREAM, STREAM), **dict.fromkeys(IN_PADDED_ROWS, PADDED_ROWS)}
 
 
 def network(name: str = 'llama', *, seed: int = 0, **more: Any) -> Any:

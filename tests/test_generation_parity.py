@@ -18,7 +18,7 @@ from paths import FIXTURES
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from llmfoundry_gauntlet.config.settings import decode_settings
-from llmfoundry_gauntlet.engine.decoding import PROMPT_STREAM, TUPLES
+from llmfoundry_gauntlet.engine.decoding import PROMPT_STREAM
 from llmfoundry_gauntlet.engine.generate import TextGenerator
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.plan import ContinuousBatch
@@ -32,7 +32,7 @@ from llmfoundry_gauntlet.types import Generation, ItemKey, ItemResult
 
 LONG = 100  # tokens of a generation
 NUM_OF_LONG = 3
-LAYOUTS = {'rotary_bos': PROMPT_STREAM, 'alibi_pad_eos': TUPLES}
+LAYOUTS = dict.fromkeys(('rotary_bos', 'alibi_pad_eos'), PROMPT_STREAM)
 
 
 @functools.cache

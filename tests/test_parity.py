@@ -36,7 +36,6 @@ def recorded(model: str) -> dict[str, Any]:
     return json.loads((FIXTURES / 'reference' / f'{model}.json').read_text())
 
 
-LAYOUTS_OF = {'rotary_bos': LAYOUTS, 'alibi_pad_eos': (PADDED_ROWS,)}  # what the probe finds, and what is below it
 # Where padded rows take long; other tasks are asked in them too, and these in the other layouts.
 LONG_IN_ROWS = ('hellaswag/3-shot', 'hellaswag_spaces/0-shot', 'arc_easy/3-shot', 'math_qa/3-shot', 'piqa/10-shot')
 
@@ -55,7 +54,7 @@ CASES = [
     )
     for model in MODELS
     for index, case in enumerate(recorded(model)['cases'])
-    for layout in LAYOUTS_OF[model]
+    for layout in LAYOUTS
 ]
 
 
@@ -118,7 +117,7 @@ def check_item(item: dict[str, Any], output: ScoreOutput, result: ItemResult) ->
 @pytest.mark.parametrize('model', MODELS)
 def test_the_probe_finds_the_compared_layouts(model: str):
     found = probe(language_model(model), vocabulary=len(encoder(model).tokenizer), longest=200)
-    assert found.layout == LAYOUTS_OF[model][0]
+    assert found.layout == LAYOUTS[0]
 
 
 @pytest.mark.parametrize(('model', 'index', 'layout'), CASES)

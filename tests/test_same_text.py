@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LM
 
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.config.yaml import read_yaml
-from llmfoundry_gauntlet.engine.decoding import PROMPT_STREAM, TUPLES
+from llmfoundry_gauntlet.engine.decoding import PROMPT_STREAM
 from llmfoundry_gauntlet.engine.generate import TextGenerator
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.probe import probe_generation
@@ -27,7 +27,7 @@ from llmfoundry_gauntlet.tasks.encode import Encoder
 
 LABELS = ('triviaqa_sm_sub', 'agi_eval_sat_math', 'aqua', 'gsm8k', 'svamp')
 REAL = LABELS[:4]  # svamp's file is not at hand
-LAYOUTS = {'rotary': PROMPT_STREAM, 'alibi': TUPLES, 'learned': PROMPT_STREAM}
+LAYOUTS = dict.fromkeys(('rotary', 'alibi', 'learned'), PROMPT_STREAM)
 FOLDERS = {'rotary': 'rotary_bos', 'alibi': 'alibi_pad_eos', 'learned': 'rotary_bos'}
 MAX_SEQ_LEN = 2048
 

@@ -1,12 +1,9 @@
-"""The forwards of generation, of prompts and of steps, in the layout that the model allows.
-
-The model's own forward, attention and masks are used as they are.
-"""
+"""The forwards of generation, of prompts and of steps, in the layout that the model allows."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,20 +11,18 @@ import numpy as np
 import torch
 from torch import distributed
 
-from llmfoundry_gauntlet.engine import plan
-from llmfoundry_gauntlet.engine.kv_cache import KVCache
+from llmfoundry_gauntlet.engine.kv_cache import CachedAttention, KVCache
 from llmfoundry_gauntlet.engine.logits import output_layer, picking, rounding_of
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel, is_sharded
 from llmfoundry_gauntlet.engine.plan import grow_trees, in_order, make_tree
-from llmfoundry_gauntlet.engine.tree_attention import KeyValue, tree_attention, tree_layout
+from llmfoundry_gauntlet.engine.tree_attention import KeyValue, tree_layout
 from llmfoundry_gauntlet.engine.trees import Stream, context_request, lay_out_stream
 from llmfoundry_gauntlet.types import Bools, Ids, Ints
 
-PROMPT_STREAM = 'prompt_stream'  # as CACHE, with prompts in a token stream: no padding, shared prefixes once
-CACHE = 'cache'  # keys and values in our buffers, through transformers' cache interface
-TUPLES = 'tuples'  # the same for models that take and return them as tuples
+PROMPT_STREAM = 'prompt_stream'  # the engine's attention: prompts in a token stream, steps from our buffers
+CACHE = 'cache'  # the model's own attention, with our buffers as its cache: for models that take transformers' caches
 NO_CACHE = 'no_cache'  # every step runs whole sequences: for every model
-GENERATION_LAYOUTS = (PROMPT_STREAM, CACHE, TUPLES, NO_CACHE)  # the least work first
+GENERATION_LAYOUTS = (PROMPT_STREAM, CACHE, NO_CACHE)  # the least work first
 
 
 @dataclass(slots=True)
@@ -55,7 +50,6 @@ class DecodingModel:
         self.usage = Usage()
         self.rounding = 0.0  # relative, of the model's precision; 0 for float32
         self.is_sharded = is_sharded(language_model.model)
-        self.takes_positions = 'position_ids' in inspect.signature(unwrapped(language_model.model).forward).parameters
 
     @property
     def caches(self) -> bool:
@@ -83,7 +77,7 @@ class DecodingModel:
         """Run a token of every slot in use; return the logits after it, float32 [slots, V]."""
         cache.step()
         columns = np.array(tokens)[:, None], np.array(positions)[:, None]
-        return self._forward(columns[0], cache.seen(), columns[1], cache=cache, has_past=True)
+        return self._forward(columns[0], cache.seen(), columns[1], cache=cache)
 
     def run_whole(self, contexts: Sequence[Ids], generated: Sequence[Sequence[int]]) -> torch.Tensor:
         """Run prompts with all that was generated so far, without a cache; return last logits, float32 [prompts, V]."""
@@ -127,53 +121,56 @@ class DecodingModel:
         positions: Ints | None,
         ends: torch.Tensor | None = None,
         cache: KVCache | None = None,
-        *,
-        has_past: bool = False,
     ) -> torch.Tensor:
         """Return the logits after the last token of each row, or after those at `ends`: float32 [rows, V]."""
-        arguments: dict[str, Any] = {'input_ids': self._ids(tokens), 'attention_mask': seen.long()}
-        arguments['use_cache'] = cache is not None
-        if self.takes_positions and positions is not None:
-            arguments['position_ids'] = self._ids(positions)
-        if cache is not None and self.layout != TUPLES:
-            arguments['past_key_values'] = cache
-        elif cache is not None and has_past:
-            arguments['past_key_values'] = cache.as_tuples()
-            arguments['attention_mask'] = cache.seen_by_tuples().long()
+        language_model = self.language_model
+        mask: torch.Tensor | None = seen.long()
+        attention: AbstractContextManager[None] = language_model.attention()
+        if cache is not None and self.layout == PROMPT_STREAM:
+            engine = language_model.engine_attention
+            mask = engine.mask(language_model.device)
+            attention = engine.using(
+                CachedAttention(cache, tokens.shape[1], engine.key_bias, counts_masked=engine.counts_masked)
+            )
 
         def pick(states: torch.Tensor) -> torch.Tensor:
             return states[:, -1:] if ends is None else states[torch.arange(len(ends)), ends][:, None]
 
+        with attention:
+            return self._logits(tokens, positions, mask, pick, cache if self.layout == CACHE else None)[:, -1]
+
+    def _logits(
+        self,
+        tokens: Ints | Ids,
+        positions: Ints | Ids | None,
+        mask: torch.Tensor | None,
+        pick: Callable[[torch.Tensor], torch.Tensor],
+        cache: KVCache | None = None,
+    ) -> torch.Tensor:
+        """Return the logits of the positions that `pick` takes of [rows, T, ...]: float32 [rows, picked, V]."""
+        arguments: dict[str, Any] = {'input_ids': self._ids(tokens), 'attention_mask': mask}
+        if self.language_model.takes_positions and positions is not None:
+            arguments['position_ids'] = self._ids(positions)
         model = self.language_model.model
-        with self.language_model.attention(), picking(output_layer(model), pick) as made:
-            output = model(**arguments)
-        if cache is not None and self.layout == TUPLES:
-            cache.take_tuples(output.past_key_values)
-        logits: torch.Tensor = output.logits
+        with picking(output_layer(model), pick) as made:
+            logits: torch.Tensor = model(**arguments, use_cache=cache is not None, past_key_values=cache).logits
         self.rounding = rounding_of(made[0] if made else logits)
-        return (logits if made else pick(logits))[:, -1].float()
+        return (logits if made else pick(logits)).float()
 
     def _run_stream(self, contexts: Sequence[Ids], cache: KVCache) -> torch.Tensor:
         """Run prompts as a token stream into the cache; return the logits after each, float32 [prompts, V]."""
-        device, model = self.language_model.device, self.language_model.model
+        device, engine = self.language_model.device, self.language_model.engine_attention
         stream, ends = stream_of(contexts)
         self.usage.prompt_tokens += len(stream.tokens)
         found: dict[int, KeyValue] = {}
-        layout = tree_layout(stream, device, found, is_cached=True)
         last = self._ids(ends)
-        with (
-            tree_attention(model.config, layout),
-            picking(output_layer(model), lambda states: states[:, last]) as made,
-        ):
-            logits: torch.Tensor = model(
-                input_ids=self._ids(stream.tokens[None]),
-                position_ids=self._ids(stream.depths[None]),
-                attention_mask=torch.zeros(1, 1, 1, 1, device=device),
-                use_cache=False,
-            ).logits
+        with engine.using(tree_layout(stream, device, found, is_cached=True, key_bias=engine.key_bias)):
+            logits = self._logits(
+                stream.tokens[None], stream.depths[None], engine.mask(device), lambda states: states[:, last]
+            )
         places = [np.flatnonzero(stream.ends[: end + 1] > end) for end in ends]  # a token and those before it
         cache.take_stream(found, [self._ids(place) for place in places])
-        return (logits if made else logits[:, last])[0].float()
+        return logits[0]
 
 
 def positions_of(seen: Bools) -> Ints:
@@ -186,15 +183,8 @@ def stream_of(contexts: Sequence[Ids]) -> tuple[Stream, Ints]:
     """Return distinct prompts as a stream of trees, and where each of them ends."""
     requests = [context_request(context, row) for row, context in enumerate(contexts)]
     most = sum(map(len, contexts))
-    trees = [make_tree(group) for group in grow_trees(in_order(requests), most, plan.STREAM)]
+    trees = [make_tree(group) for group in grow_trees(in_order(requests), most)]
     stream = lay_out_stream(trees)
     ends = np.zeros(len(contexts), np.int64)
     ends[[request.key.row for tree in trees for request in tree.requests]] = stream.reads
     return stream, ends
-
-
-def unwrapped(model: Any) -> Any:
-    """Return the model below FSDP."""
-    while hasattr(model, '_fsdp_wrapped_module'):
-        model = model._fsdp_wrapped_module
-    return model

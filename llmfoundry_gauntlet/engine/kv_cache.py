@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache
 
-GROWTH = 32  # columns
+from llmfoundry_gauntlet.engine.attention import KeyBias, torch_attention
+from llmfoundry_gauntlet.engine.tree_attention import dense
 
-KeyValues = list[tuple[torch.Tensor, torch.Tensor]]
+GROWTH = 32  # columns
 
 
 class KVCache(Cache):
@@ -40,7 +41,7 @@ class KVCache(Cache):
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._slots = slice(0, 0)  # what a forward writes: slots, and columns
         self._columns = slice(0, 0)
-        self._is_prompt = False
+        self.is_prompt = False
 
     # What transformers' models ask of a cache.
 
@@ -51,17 +52,17 @@ class KVCache(Cache):
         keys, values = self._buffers(layer_idx, key_states, value_states)
         keys[self._slots, :, self._columns] = key_states
         values[self._slots, :, self._columns] = value_states
-        if self._is_prompt:
+        if self.is_prompt:
             return key_states, value_states
         return keys[self._slots], values[self._slots]
 
     def get_seq_length(self, layer_idx: int | None = 0) -> int:
         """Return the columns before those that the forward writes."""
-        return 0 if self._is_prompt else self._columns.start
+        return 0 if self.is_prompt else self._columns.start
 
     def get_mask_sizes(self, cache_position: torch.Tensor, layer_idx: int) -> tuple[int, int]:
         """Return the number of columns that attention sees, and the first of them."""
-        return (len(cache_position) if self._is_prompt else self.mask.shape[1]), 0
+        return (len(cache_position) if self.is_prompt else self.mask.shape[1]), 0
 
     def get_max_cache_shape(self) -> int | None:
         """Return None: buffers grow without limit."""
@@ -87,7 +88,7 @@ class KVCache(Cache):
     def enter(self, lengths: Sequence[int], seen: torch.Tensor) -> None:
         """Take slots for prompts that the next forward runs: `seen` [prompts, width] has them right-aligned."""
         width = seen.shape[1]
-        self._is_prompt = True
+        self.is_prompt = True
         self._slots = slice(self.num_used, self.num_used + len(lengths))
         self._columns = slice(self.column - width, self.column)
         self.mask[self._slots] = False
@@ -99,15 +100,15 @@ class KVCache(Cache):
         """Take one more column, which the next forward writes."""
         if self.column == self.mask.shape[1]:
             self._grow()
-        self._is_prompt = False
+        self.is_prompt = False
         self._slots = slice(0, self.num_used)
         self._columns = slice(self.column, self.column + 1)
         self.mask[self._slots, self.column] = True
         self.column += 1
 
     def seen(self) -> torch.Tensor:
-        """Return the mask of the forward of a step, [slots, columns]."""
-        return self.mask[self._slots]
+        """Return the mask of the forward, [slots, columns]: of prompts their own columns alone."""
+        return self.mask[self._slots, self._columns] if self.is_prompt else self.mask[self._slots]
 
     def copy_prompt(self, source: int, end: int, length: int, target: int) -> None:
         """Have `target` hold only the prompt that ended before column `end` of `source`.
@@ -180,26 +181,52 @@ class KVCache(Cache):
         slots, columns = self.mask.shape
         return states.new_zeros(slots, states.shape[1], columns, states.shape[3])
 
-    # For models that take and return keys and values as tuples.
-
-    def as_tuples(self) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
-        """Return what the slots of the next step see before it."""
-        past = slice(self._first, self._columns.start)
-        return tuple(
-            (keys[self._slots, :, past], values[self._slots, :, past])
-            for _, (keys, values) in sorted(self._layers.items())
-        )
-
-    def seen_by_tuples(self) -> torch.Tensor:
-        """Return the mask of the forward of a step, [slots, columns that some slot uses]."""
-        return self.mask[self._slots, self._first : self.column]
-
     @property
     def _first(self) -> int:
         return min(self.starts, default=self.column)
 
-    def take_tuples(self, given: KeyValues) -> None:
-        """Write what a forward returned: all keys and values, of which the last columns are new."""
-        num_new = self._columns.stop - self._columns.start
-        for layer, (keys, values) in enumerate(given):
-            self.update(keys[:, :, -num_new:], values[:, :, -num_new:], layer)
+
+class CachedAttention:
+    """The attention of one forward over the cache: of prompts of `width` columns, or of a step (see `Attention`).
+
+    `key_bias` is the model's ALiBi, whose positions count masked tokens as well where `counts_masked`.
+    """
+
+    def __init__(self, cache: KVCache, width: int, key_bias: KeyBias | None, *, counts_masked: bool) -> None:
+        self.cache = cache
+        self.key_bias = key_bias
+        self.next_layer = 0
+        seen = cache.seen()[:, None]  # [slots, 1, columns]
+        self.columns = torch.arange(seen.shape[-1], device=seen.device)
+        self.ends = self.columns[-width:] if cache.is_prompt else self.columns[cache.column - 1 : cache.column]
+        self.seen = seen & (self.columns <= self.ends[:, None])  # [slots, queries, columns]
+        self.seen |= self.columns == self.ends[:, None]  # padding sees itself: softmax of nothing is nan
+        counted = torch.ones_like(seen) if counts_masked else seen
+        self.positions = (counted[:, 0].cumsum(1) - 1).clamp(min=0)
+        self.bias: torch.Tensor | None = None  # [slots, heads, 1, columns]
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scaling: float | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
+        """Return the attention of the next layer, with its keys and values written to the cache."""
+        keys, values = self.cache.update(key, value, self.next_layer)
+        self.next_layer += 1
+        if (groups := query.shape[1] // keys.shape[1]) > 1:
+            keys, values = keys.repeat_interleave(groups, dim=1), values.repeat_interleave(groups, dim=1)
+        mask = self.seen[:, None]
+        if window is not None:
+            mask = mask & (self.ends[:, None] - self.columns < window)
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        if self.key_bias is not None and self.bias is None:
+            table = self.key_bias(len(self.columns), query)
+            self.bias = table[:, self.positions].transpose(0, 1)[:, :, None]
+        if softcap or self.bias is not None:
+            return dense(query, keys, values, mask, scale, softcap, self.bias).transpose(1, 2)
+        return torch_attention(query, keys, values, attn_mask=mask, scale=scale).transpose(1, 2)

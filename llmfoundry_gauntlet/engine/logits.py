@@ -8,6 +8,7 @@ vocabulary] exists. What a model does with its logits after that layer, a scale 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from llmfoundry_gauntlet.engine.attention import changed
 from llmfoundry_gauntlet.tasks.fewshot import draw_seed
 from llmfoundry_gauntlet.types import Bools, Floats, GenerateRequest, Ids, Ints, Sampling
 
@@ -88,54 +90,67 @@ def reduce_logits(
     return below_top - logsumexp[rows], argmax[rows] == targets, num_top
 
 
-def output_layer(model: Any) -> torch.nn.Linear | None:
-    """Return the linear layer that makes the model's logits, below any FSDP wrapper; None if it has none."""
+def output_layer(model: Any) -> torch.nn.Linear | torch.nn.Embedding | None:
+    """Return the layer that makes the model's logits, below any FSDP wrapper; None if it is not known.
+
+    It is linear or, with tied weights in llm-foundry, the embedding, called with a second argument.
+    """
     layer: Any = getattr(model, 'get_output_embeddings', lambda: None)()
     while hasattr(layer, '_fsdp_wrapped_module'):
         layer = layer._fsdp_wrapped_module
-    return layer if isinstance(layer, torch.nn.Linear) else None
+    is_shared = isinstance(layer, torch.nn.Embedding) and 'unembed' in inspect.signature(layer.forward).parameters
+    return layer if isinstance(layer, torch.nn.Linear) or is_shared else None
+
+
+def makes_logits(layer: torch.nn.Module, arguments: tuple[Any, ...]) -> bool:
+    """Return whether a call of the output layer makes logits, not embeddings."""
+    return isinstance(layer, torch.nn.Linear) or len(arguments) > 1
 
 
 @contextmanager
-def reading(layer: torch.nn.Linear, reader: LogitReader, tail: Tail) -> Iterator[None]:
+def reading(layer: torch.nn.Linear | torch.nn.Embedding, reader: LogitReader, tail: Tail) -> Iterator[None]:
     """Have the output layer hand its logits to the reader and return next to nothing."""
-    module: torch.nn.Module = layer  # whose forward may be replaced
-    own_forward = layer.__dict__.get('forward')
     forward = layer.forward
+    size = max(1, min(CHUNK, CHUNK_ELEMENTS // layer.weight.shape[0]))
 
-    def read(hidden: torch.Tensor) -> torch.Tensor:
+    def read(hidden: torch.Tensor, *more: Any) -> torch.Tensor:
+        if not makes_logits(layer, (hidden, *more)):
+            return forward(hidden)
         picked = hidden.reshape(-1, hidden.shape[-1])[reader.places]
-        size = max(1, min(CHUNK, CHUNK_ELEMENTS // layer.out_features))
         for start in range(0, len(picked), size):
-            reader.take(tail(forward(picked[start : start + size])))
+            reader.take(tail(forward(picked[start : start + size], *more)))
         return hidden.new_zeros(1, 1, 1)
 
-    module.forward = read
-    try:
+    with changed([(layer, 'forward', read)]):
         yield
-    finally:
-        if own_forward is None:
-            del module.forward
-        else:
-            module.forward = own_forward
 
 
 @contextmanager
 def picking(
-    layer: torch.nn.Module | None, pick: Callable[[torch.Tensor], torch.Tensor]
+    layer: torch.nn.Module | None, pick: Callable[[torch.Tensor], torch.Tensor], *, copies: bool = False
 ) -> Iterator[list[torch.Tensor]]:
-    """Have the output layer make logits only of the hidden states that `pick` takes. Yield a list of what it makes."""
+    """Have the output layer make logits only of the hidden states that `pick` takes. Yield a list of what it makes.
+
+    These are `copies` if wanted, as llm-foundry's MPT scales its logits in place.
+    """
     made: list[torch.Tensor] = []
     if layer is None:
         yield made
         return
-    before = layer.register_forward_pre_hook(lambda _, inputs: (pick(inputs[0]),))
-    after = layer.register_forward_hook(lambda _, inputs, logits: made.append(logits))
+
+    def before(_: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (pick(inputs[0]), *inputs[1:]) if makes_logits(layer, inputs) else inputs
+
+    def after(_: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        if makes_logits(layer, inputs):
+            made.append(output.clone() if copies else output)
+
+    hooks = [layer.register_forward_pre_hook(before), layer.register_forward_hook(after)]
     try:
         yield made
     finally:
-        before.remove()
-        after.remove()
+        for hook in hooks:
+            hook.remove()
 
 
 def tail_of(config: Any, raw: torch.Tensor, final: torch.Tensor) -> Tail | None:
@@ -161,14 +176,17 @@ def same(logits: torch.Tensor) -> torch.Tensor:
 
 
 def tails(config: Any) -> Iterator[Tail]:
-    """Yield scales and caps by the names that transformers has for them."""
+    """Yield the scale and cap that a configuration names, in the order in which models apply them."""
     config = config.get_text_config() if hasattr(config, 'get_text_config') else config
-    if scale := getattr(config, 'logit_scale', None):  # Cohere
+    scale = getattr(config, 'logit_scale', None) or 1.0  # Cohere, llm-foundry
+    if scale == 'inv_sqrt_d_model':
+        scale = config.d_model**-0.5
+    scale /= getattr(config, 'logits_scaling', None) or 1.0  # Granite
+    cap = getattr(config, 'final_logit_softcapping', None)  # Gemma, llm-foundry
+    if cap:
+        yield lambda logits: torch.tanh(logits * scale / cap) * cap
+    elif scale != 1:
         yield lambda logits: logits * scale
-    if divisor := getattr(config, 'logits_scaling', None):  # Granite
-        yield lambda logits: logits / divisor
-    if cap := getattr(config, 'final_logit_softcapping', None):  # Gemma
-        yield lambda logits: torch.tanh(logits / cap) * cap
 
 
 def uniform_draws(request: GenerateRequest) -> Iterator[float]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
+from llmfoundry_gauntlet.engine.attention import Change, Replacement, changed, replacement
 from llmfoundry_gauntlet.engine.logits import (
     LogitReader,
     Tail,
@@ -22,16 +25,15 @@ from llmfoundry_gauntlet.engine.logits import (
     rounding_of,
     tail_of,
 )
-from llmfoundry_gauntlet.engine.plan import CACHED_PER_TOKEN, MASKED_ROWS, PADDED_ROWS, Batch
+from llmfoundry_gauntlet.engine.plan import CACHED_PER_TOKEN, PADDED_ROWS, Batch
 from llmfoundry_gauntlet.engine.rotary import RotaryLengths, rotary_length
-from llmfoundry_gauntlet.engine.tree_attention import Change, KeyValue, changed, tree_attention, tree_layout
+from llmfoundry_gauntlet.engine.tree_attention import KeyValue, tree_layout
 from llmfoundry_gauntlet.engine.trees import (
     Stream,
     Tree,
     context_request,
     lay_out_rows,
     lay_out_stream,
-    lay_out_tree_rows,
     split_outputs,
 )
 from llmfoundry_gauntlet.errors import ModelError
@@ -74,6 +76,17 @@ class CausalLanguageModel:
         self.eager: list[Change] = []  # what switches the model to eager attention, if the probe wants it
         self.most_tokens: int | None = None  # of a batch, once the device ran out of memory with more
         self._prefix: tuple[Ids, dict[int, KeyValue]] | None = None
+
+    @cached_property
+    def engine_attention(self) -> Replacement:
+        """Return what makes the model use the engine's attention. Raise Unsupported."""
+        return replacement(self.model)
+
+    @cached_property
+    def takes_positions(self) -> bool:
+        """Return whether the model is given positions; others, with ALiBi, need none."""
+        parameters = inspect.signature(unwrapped(self.model).forward).parameters
+        return 'position_ids' in parameters or self.engine_attention.by_name
 
     @property
     def vocabulary(self) -> int:
@@ -129,8 +142,6 @@ class CausalLanguageModel:
         """Return the values of a batch's scored tokens; None for a batch that only runs a prefix."""
         if batch.layout == PADDED_ROWS:
             return self._padded_rows(batch)
-        if batch.layout == MASKED_ROWS:
-            return self._masked_rows(lay_out_stream(batch.trees))
         if not batch.trees:  # a forward even if the prefix is cached: sharded ranks must make equally many
             self.forget()
         prefix = None if batch.prefix is None else self._cached(batch.prefix)
@@ -156,7 +167,7 @@ class CausalLanguageModel:
         Return the largest logit and the relative rounding of their precision, 0 for float32.
         """
         ids = torch.from_numpy(lay_out_rows(requests).tokens.astype(np.int64)).to(self.device)
-        with picking(output_layer(self.model), lambda states: states) as raw:
+        with picking(output_layer(self.model), lambda states: states, copies=True) as raw:
             final = self.model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
         self.tail = tail_of(self.model.config, raw[0], final) if len(raw) == 1 else None
         logits = raw[0] if raw else final
@@ -164,7 +175,7 @@ class CausalLanguageModel:
         return float(final.abs().max()), rounding_of(logits)
 
     def attention(self) -> AbstractContextManager[None]:
-        """Return the context of padded rows, masked rows and generation: eager attention if the probe wants it."""
+        """Return the context of padded rows and generation with the model's attention: eager if the probe wants it."""
         return changed(self.eager)
 
     def rotary_length(self, length: int | None) -> AbstractContextManager[None]:
@@ -178,34 +189,16 @@ class CausalLanguageModel:
     def _stream(
         self, stream: Stream, prefix: dict[int, KeyValue] | None = None, *, is_cached: bool = False
     ) -> TokenScores:
-        """Run one row of trees. The attention ignores the mask of one element that the model hands through to it."""
-        layout = tree_layout(stream, self.device, prefix, is_cached=is_cached)
-        with tree_attention(self.model.config, layout):
+        """Run one row of trees."""
+        engine = self.engine_attention
+        layout = tree_layout(stream, self.device, prefix, is_cached=is_cached, key_bias=engine.key_bias)
+        with engine.using(layout):
             return self._forward(
                 stream.tokens[None],
                 stream.reads,
                 stream.targets,
                 position_ids=stream.depths[None],
-                attention_mask=torch.zeros(1, 1, 1, 1, device=self.device),
-            )
-
-    def _masked_rows(self, stream: Stream) -> TokenScores:
-        rows = lay_out_tree_rows(stream)
-        shape = (rows.num_rows, rows.width)
-        tokens, depths = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-        ends = np.zeros(rows.num_rows * rows.width, np.int64)
-        tokens.reshape(-1)[rows.places] = stream.tokens
-        depths.reshape(-1)[rows.places] = stream.depths
-        ends[rows.places] = rows.places + stream.ends - np.arange(len(stream.ends))
-        columns = torch.arange(rows.width, device=self.device)
-        closed = torch.from_numpy(ends.reshape(shape) - np.arange(rows.num_rows)[:, None] * rows.width).to(self.device)
-        seen = (columns[None, :, None] >= columns[None, None]) & (closed[:, None, :] > columns[None, :, None])
-        seen |= columns[:, None] == columns  # padding sees itself: softmax of nothing is nan
-        dtype = self.dtype or next(self.model.parameters()).dtype
-        mask = torch.zeros(seen.shape, dtype=dtype, device=self.device).masked_fill_(~seen, torch.finfo(dtype).min)
-        with self.attention():
-            return self._forward(
-                tokens, rows.places[stream.reads], stream.targets, position_ids=depths, attention_mask=mask[:, None]
+                attention_mask=engine.mask(self.device),
             )
 
     def _padded_rows(self, batch: Batch) -> TokenScores:
@@ -223,7 +216,7 @@ class CausalLanguageModel:
         reads: Ints,
         targets: Ids,
         *,
-        attention_mask: torch.Tensor,
+        attention_mask: torch.Tensor | None,
         position_ids: npt.NDArray[np.integer[Any]] | None = None,
     ) -> TokenScores:
         """Run the model on tokens [R, L] and read logits at positions of [R * L]."""
@@ -232,7 +225,7 @@ class CausalLanguageModel:
             'attention_mask': attention_mask,
             'use_cache': False,
         }
-        if position_ids is not None:
+        if position_ids is not None and self.takes_positions:
             arguments['position_ids'] = torch.from_numpy(position_ids.astype(np.int64)).to(self.device)
         reader = LogitReader(reads, targets, self.device)
         layer = None if self.tail is None else output_layer(self.model)
@@ -242,6 +235,13 @@ class CausalLanguageModel:
         if layer is None:
             reader.take_all(logits.reshape(-1, logits.shape[-1]))
         return reader.scores()
+
+
+def unwrapped(model: Any) -> Any:
+    """Return the model below FSDP and PEFT."""
+    while hasattr(model, '_fsdp_wrapped_module'):
+        model = model._fsdp_wrapped_module
+    return model.get_base_model() if hasattr(model, 'get_base_model') else model
 
 
 def is_sharded(model: Any) -> bool:
@@ -273,18 +273,23 @@ def tokens_in_memory(config: Any, free_bytes: int, *, generates: bool = False) -
     the feed-forward part.
     """
     config = config.get_text_config()
-    width = config.hidden_size
+    width = getattr(config, 'hidden_size', None) or config.d_model
     inner = getattr(config, 'intermediate_size', None) or 4 * width
     bytes_per_token = 4 * (6 * width + 3 * inner)
     if generates:
-        bytes_per_token += CACHED_PER_TOKEN * 4 * 2 * config.num_hidden_layers * cached_width(config)
+        num_layers = getattr(config, 'num_hidden_layers', None) or config.n_layers
+        bytes_per_token += CACHED_PER_TOKEN * 4 * 2 * num_layers * cached_width(config, width)
     tokens = max(1, int((SHARE_OF_MEMORY * free_bytes - CHUNK_BYTES) / bytes_per_token))
     return 1 << (tokens.bit_length() - 1)
 
 
-def cached_width(config: Any) -> int:
+def cached_width(config: Any, width: int) -> int:
     """Return the values that a layer caches of a token as its key, and as many as its value."""
-    num_heads: int = config.num_attention_heads
-    head_width: int = getattr(config, 'head_dim', None) or config.hidden_size // num_heads
-    num_cached: int = getattr(config, 'num_key_value_heads', None) or num_heads
-    return head_width * num_cached
+    num_heads: int = getattr(config, 'num_attention_heads', None) or config.n_heads
+    head_width: int = getattr(config, 'head_dim', None) or width // num_heads
+    of_foundry = getattr(config, 'attn_config', None)
+    if isinstance(of_foundry, dict):
+        num_cached = 1 if of_foundry['attn_type'] == 'multiquery_attention' else of_foundry.get('kv_n_heads')
+    else:
+        num_cached = getattr(config, 'num_key_value_heads', None)
+    return head_width * (num_cached or num_heads)

@@ -33,12 +33,11 @@ from llmfoundry_gauntlet.engine.trees import (
 from llmfoundry_gauntlet.types import GenerateRequest, Ids, ScoreRequest
 
 STREAM = 'stream'  # trees one after the other, attention by tree
-MASKED_ROWS = 'masked_rows'  # trees in rows, attention by a dense mask
 PADDED_ROWS = 'padded_rows'  # one row a sequence: runs with every model
-LAYOUTS = (STREAM, MASKED_ROWS, PADDED_ROWS)  # the least work first
+LAYOUTS = (STREAM, PADDED_ROWS)  # the least work first
 
 PAIRS_PER_TOKEN = 2048
-MAX_TREE_TOKENS = {STREAM: 4096, MASKED_ROWS: 1024}  # under a dense mask work grows with its square
+MAX_TREE_TOKENS = 4096
 BRANCHES = 128  # tokens of a stream that share a call of attention, about
 LEAST_PREFIX = 64  # tokens
 FAMILY = 8  # requests that make it worth starting a new tree
@@ -97,7 +96,7 @@ class Batch:
         if self.layout == PADDED_ROWS:
             halves = [batch_of_rows([tree.requests[0] for tree in part]) for part in parts]
         else:
-            halves = [make_batch(part, self.layout, self.prefix) for part in parts]
+            halves = [make_batch(part, self.prefix) for part in parts]
         return tuple(replace(half, rope_length=self.rope_length) for half in halves)
 
     def _tree(self, requests: tuple[ScoreRequest, ...]) -> Tree:
@@ -155,17 +154,17 @@ def plan_alike(scorable: Sequence[ScoreRequest], tokens_per_batch: int, layout: 
         return pack_rows(scorable, tokens_per_batch)
     batches: list[Batch] = []
     single: list[Tree] = []
-    cap = min(MAX_TREE_TOKENS[layout], tokens_per_batch)
-    least_saved = LEAST_SAVED_BY_PREFIX * tokens_per_batch if layout == STREAM else math.inf
-    for family, prefix in families(grow_trees(in_order(scorable), cap, layout), least_saved):
+    cap = min(MAX_TREE_TOKENS, tokens_per_batch)
+    least_saved = LEAST_SAVED_BY_PREFIX * tokens_per_batch
+    for family, prefix in families(grow_trees(in_order(scorable), cap), least_saved):
         if prefix == 0:
             single.extend(map(make_tree, family))
             continue
         members = [one for group in family for one in group]
-        trees = [make_tree(group, prefix) for group in grow_trees(members, prefix + cap, layout, prefix)]
+        trees = [make_tree(group, prefix) for group in grow_trees(members, prefix + cap, prefix)]
         cached = np.ascontiguousarray(members[0].request.contexts[0][:prefix])
-        batches.extend(pack_trees(trees, layout, tokens_per_batch, cached))
-    return [*pack_trees(single, layout, tokens_per_batch, None), *batches]
+        batches.extend(pack_trees(trees, tokens_per_batch, cached))
+    return [*pack_trees(single, tokens_per_batch), *batches]
 
 
 def in_order(requests: Iterable[ScoreRequest]) -> list[_Measured]:
@@ -192,7 +191,7 @@ def measure(request: ScoreRequest) -> _Measured:
     return _Measured(request, contexts[0], common, count_prefixes((request,)), nested=True)
 
 
-def grow_trees(ordered: Sequence[_Measured], cap: int, layout: str, prefix: int = 0) -> list[list[_Measured]]:
+def grow_trees(ordered: Sequence[_Measured], cap: int, prefix: int = 0) -> list[list[_Measured]]:
     """Join neighbours if one tree is less work than two, up to `cap` tokens.
 
     After a cached prefix they are always joined, as each tree reads all of it again.
@@ -203,7 +202,7 @@ def grow_trees(ordered: Sequence[_Measured], cap: int, layout: str, prefix: int 
         added = one.num_tokens - one.shared
         joins = bool(groups) and num_tokens + added <= cap
         if joins and not prefix:
-            joins = is_less_work(one, num_tokens, added, layout)
+            joins = is_less_work(one, num_tokens, added)
             joins = joins and not ends_family(one.shared, len(groups[-1]), alike) and not begins_family(ordered, index)
         if joins:
             groups[-1].append(one)
@@ -227,21 +226,21 @@ def ends_family(shared: int, size: int, alike: int) -> bool:
     return size > 1 and alike >= LEAST_PREFIX and 2 * shared < alike
 
 
-def is_less_work(one: _Measured, num_tokens: int, added: int, layout: str) -> bool:
+def is_less_work(one: _Measured, num_tokens: int, added: int) -> bool:
     """Return whether `added` tokens after a tree of `num_tokens` are less work than the request by itself."""
-    seen = seen_by_branch(one.shared, num_tokens, layout)
+    seen = seen_by_branch(one.shared, num_tokens)
     joined = added * (PAIRS_PER_TOKEN + seen + added)
-    return joined <= one.num_tokens * PAIRS_PER_TOKEN + pairs(one.common, one.num_tokens, layout)
+    return joined <= one.num_tokens * PAIRS_PER_TOKEN + pairs(one.common, one.num_tokens)
 
 
-def seen_by_branch(depth: int, num_tokens: int, layout: str) -> int:
-    """Return the keys that a branch at this depth computes attention for: under a dense mask all of the tree."""
-    return min(num_tokens, depth + BRANCHES) if layout == STREAM else num_tokens
+def seen_by_branch(depth: int, num_tokens: int) -> int:
+    """Return the keys that a branch at this depth computes attention for."""
+    return min(num_tokens, depth + BRANCHES)
 
 
-def pairs(chain: int, num_tokens: int, layout: str) -> float:
+def pairs(chain: int, num_tokens: int) -> float:
     """Return the pairs of query and key in a tree whose first tokens are a chain of this length."""
-    return chain * chain / 2 + (num_tokens - chain) * seen_by_branch(chain, num_tokens, layout)
+    return chain * chain / 2 + (num_tokens - chain) * seen_by_branch(chain, num_tokens)
 
 
 def families(groups: Sequence[list[_Measured]], least_saved: float) -> list[tuple[list[list[_Measured]], int]]:
@@ -281,32 +280,31 @@ def make_tree(group: Sequence[_Measured], prefix: int = 0) -> Tree:
     return Tree(requests=requests, num_tokens=num_tokens - prefix)
 
 
-def make_batch(trees: Sequence[Tree], layout: str, prefix: Ids | None) -> Batch:
-    """Return the batch of these trees."""
+def make_batch(trees: Sequence[Tree], prefix: Ids | None = None) -> Batch:
+    """Return these trees as a batch of a token stream."""
     num_cached = 0 if prefix is None else len(prefix)
     num_tokens = sum(tree.num_tokens for tree in trees)
     in_attention = sum(
-        pairs(min(tree.longest_context - num_cached, tree.num_tokens), tree.num_tokens, layout)
-        + tree.num_tokens * num_cached
+        pairs(min(tree.longest_context - num_cached, tree.num_tokens), tree.num_tokens) + tree.num_tokens * num_cached
         for tree in trees
     )
     cost = num_tokens + in_attention / PAIRS_PER_TOKEN
-    return Batch(layout=layout, trees=tuple(trees), num_tokens=num_tokens, cost=cost, prefix=prefix)
+    return Batch(layout=STREAM, trees=tuple(trees), num_tokens=num_tokens, cost=cost, prefix=prefix)
 
 
-def pack_trees(trees: list[Tree], layout: str, tokens_per_batch: int, prefix: Ids | None) -> list[Batch]:
+def pack_trees(trees: list[Tree], tokens_per_batch: int, prefix: Ids | None = None) -> list[Batch]:
     """Return batches of trees of similar size, the largest first."""
     batches = []
     group: list[Tree] = []
     num_tokens = 0
     for tree in sorted(trees, key=lambda tree: (-tree.num_tokens, tree.requests[0].key)):
         if group and num_tokens + tree.num_tokens > tokens_per_batch:
-            batches.append(make_batch(group, layout, prefix))
+            batches.append(make_batch(group, prefix))
             group, num_tokens = [], 0
         group.append(tree)
         num_tokens += tree.num_tokens
     if group:
-        batches.append(make_batch(group, layout, prefix))
+        batches.append(make_batch(group, prefix))
     return batches
 
 

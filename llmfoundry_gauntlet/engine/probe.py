@@ -23,12 +23,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from llmfoundry_gauntlet.engine.decoding import CACHE, GENERATION_LAYOUTS, NO_CACHE, PROMPT_STREAM, TUPLES
+from llmfoundry_gauntlet.engine.attention import Change, Unsupported, changed
+from llmfoundry_gauntlet.engine.decoding import CACHE, GENERATION_LAYOUTS, NO_CACHE, PROMPT_STREAM
 from llmfoundry_gauntlet.engine.generate import Slot, TextGenerator
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.plan import (
     LAYOUTS,
-    MASKED_ROWS,
     PADDED_ROWS,
     STREAM,
     Batch,
@@ -36,7 +36,6 @@ from llmfoundry_gauntlet.engine.plan import (
     make_batch,
     plan,
 )
-from llmfoundry_gauntlet.engine.tree_attention import Change, changed
 from llmfoundry_gauntlet.engine.trees import Tree, count_prefixes
 from llmfoundry_gauntlet.types import Floats, GenerateRequest, Ids, ItemKey, ScoreRequest
 
@@ -46,11 +45,9 @@ EAGER = 'eager'
 FLAGS = ('_use_sdpa', '_use_flash_attention_2')  # of attention modules
 NAMES = {
     STREAM: 'token stream',
-    MASKED_ROWS: 'masked rows',
     PADDED_ROWS: 'padded rows',
     PROMPT_STREAM: 'key-value cache, prompts in a token stream',
     CACHE: 'key-value cache',
-    TUPLES: 'key-value tuples',
     NO_CACHE: 'no cache, whole rows at every token',
 }
 NOT_FINITE = "probe: the model's numbers are not finite"
@@ -109,7 +106,7 @@ def probe(language_model: CausalLanguageModel, *, vocabulary: int, longest: int)
         return Probe(layout=PADDED_ROWS, reason=NOT_FINITE, certain=False)
 
     def difference(layout: str) -> float:
-        found = [sums(language_model, batches, longest) for batches in trial_batches(short, layout)]
+        found = [sums(language_model, batches, longest) for batches in trial_batches(short)]
         off = np.max([np.abs(values - expected) for values in found])
         if off <= tolerance:
             of_long = sums(language_model, plan(long, tokens_per_batch=longest, layout=layout), longest)
@@ -153,7 +150,8 @@ def first_that_agrees(
         except torch.OutOfMemoryError:
             raise
         except CANNOT as error:
-            failures.append(f'{NAMES[layout]}: {type(error).__name__}')
+            reason = f'{error} is not supported' if isinstance(error, Unsupported) else type(error).__name__
+            failures.append(f'{NAMES[layout]}: {reason}')
             continue
         if off <= tolerance:
             agreement = f'probe: {what} within {off:.0e}'.replace('e-0', 'e-')
@@ -194,7 +192,7 @@ def check_attention(language_model: CausalLanguageModel, *, vocabulary: int, lon
 
 
 def use_eager_attention(language_model: CausalLanguageModel, reason: str) -> None:
-    """Use eager attention in padded rows, masked rows and generation from now on; log the reason once."""
+    """Use eager attention where the model's own is used from now on; log the reason once."""
     if not language_model.eager:
         language_model.eager = eager_changes(language_model.model)
         log.warning('attention: %s; evaluation follows eager attention', reason)
@@ -211,7 +209,8 @@ def eager_changes(model: torch.nn.Module) -> list[Change]:
     by_class: list[Change] = []
     flags: list[Change] = []
     for module in model.modules():
-        if hasattr(own := vars(module).get('config'), '_attn_implementation'):
+        own = vars(module).get('config')
+        if implementation_of(own) is not None:
             configs[id(own)] = own
         if (eager := eager_class(module)) is not None:
             by_class.append((module, '__class__', eager))
@@ -223,6 +222,14 @@ def eager_changes(model: torch.nn.Module) -> list[Change]:
     ]
     can_switch = bool(by_class or flags) or getattr(model, '_supports_attention_backend', False)
     return [*by_config, *flags, *by_class] if by_config and can_switch else []
+
+
+def implementation_of(config: Any) -> str | None:
+    """Return the attention implementation that a configuration names, `None` if it names none."""
+    try:
+        return getattr(config, '_attn_implementation', None)
+    except KeyError:  # of the configuration of rotary embeddings in llm-foundry 0.22, which refuses unknown keys
+        return None
 
 
 def eager_class(module: torch.nn.Module) -> type[torch.nn.Module] | None:
@@ -277,17 +284,17 @@ def with_other_contexts(requests: Sequence[ScoreRequest], vocabulary: int) -> li
     return others
 
 
-def trial_batches(requests: Sequence[ScoreRequest], layout: str) -> Iterator[list[Batch]]:
-    """Yield batches of a layout: in the planner's trees and in one tree; a stream also after a cached prefix."""
+def trial_batches(requests: Sequence[ScoreRequest]) -> Iterator[list[Batch]]:
+    """Yield batches of a token stream: in the planner's trees, in one tree, and after a cached prefix."""
     num_tokens = sum(len(ids) for request in requests for ids in (*request.contexts, *request.continuations))
-    yield plan(requests, tokens_per_batch=num_tokens, layout=layout)
+    yield plan(requests, tokens_per_batch=num_tokens)
     tree = Tree(requests=tuple(requests), num_tokens=count_prefixes(requests))
-    yield [make_batch([tree], layout, None)]
+    yield [make_batch([tree])]
     num_cached = min(NUM_SHARED, min(len(request.contexts[0]) for request in requests) - 1)
-    if layout == STREAM and num_cached > 0:
+    if num_cached > 0:
         prefix = requests[0].contexts[0][:num_cached].copy()
         trees = [Tree(requests=(one,), num_tokens=count_prefixes((one,)) - num_cached) for one in requests]
-        yield [make_batch(trees, layout, prefix)]
+        yield [make_batch(trees, prefix)]
 
 
 def sums(language_model: CausalLanguageModel, batches: Sequence[Batch], rope_length: int) -> Floats:

@@ -13,7 +13,6 @@ from itertools import groupby
 from llmfoundry_gauntlet.engine.plan import (
     PADDED_ROWS,
     PAIRS_PER_TOKEN,
-    STREAM,
     Batch,
     ContinuousBatch,
     num_distinct_rows,
@@ -97,7 +96,7 @@ def closest(single: list[Batch], cost: float, otherwise: Batch) -> Batch:
 def prefix_batch(batch: Batch) -> Batch:
     """Return the batch that runs the prefix of another, to be cached for those after it."""
     length = 0 if batch.prefix is None else len(batch.prefix)
-    cost = length + pairs(length, length, STREAM) / PAIRS_PER_TOKEN
+    cost = length + pairs(length, length) / PAIRS_PER_TOKEN
     return replace(batch, trees=(), num_tokens=length, cost=cost)
 
 

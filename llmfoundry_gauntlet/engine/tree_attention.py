@@ -1,4 +1,4 @@
-"""Attention inside the trees of a token stream, as an attention function of transformers.
+"""Attention inside the trees of a token stream.
 
 A call of attention takes neighbouring tokens of a tree as queries, and as keys their ancestors and themselves, with a
 mask unless these are a chain. How many tokens a call takes is a balance: what is computed under a mask for nothing
@@ -13,22 +13,17 @@ torch's own, which is a flash kernel there as well.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+import math
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
 from transformers.utils import is_flash_attn_2_available
 
+from llmfoundry_gauntlet.engine.attention import KeyBias, torch_attention
 from llmfoundry_gauntlet.engine.trees import Stream
 
-NAME = 'gauntlet_trees'  # what a model's configuration calls it while a stream runs
 MAX_QUERIES = 512  # under one mask
 PIECE = 64  # tokens between places where a path may be cut
 CALL = {'cpu': 6000, 'cuda': 250_000}  # the cost of a call, in pairs of a query and a key
@@ -37,9 +32,9 @@ COPY = 6  # the same of a key, which is copied
 BLOCK = {'cpu': 1, 'cuda': 512}  # neighbouring trees up to this many tokens share a call: a GPU is bound by launches
 
 MAX_FLASH_WIDTH = 256  # of a head
+BIAS_COLUMNS = 8  # three hold a bias, as half precision has too few digits for one
 
 KeyValue = tuple[torch.Tensor, torch.Tensor]
-Change = tuple[Any, str, Any]  # an object, the name of an attribute, and its temporary value
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,8 +70,86 @@ class TreeLayout:
     num_cached: int = 0
     prefix: dict[int, KeyValue] = field(default_factory=dict)
     is_cached: bool = False
+    key_bias: KeyBias | None = None
+    next_layer: int = 0  # counts the calls of a forward
     masks: dict[tuple[int, int | None], torch.Tensor] = field(default_factory=dict)
     packed: tuple[torch.Tensor, torch.Tensor, int] | None = None
+    bias: torch.Tensor | None = None
+    columns: torch.Tensor | None = None  # of biased keys
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scaling: float | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
+        """Return the attention of the next layer of a stream, which is one row (see `Attention`)."""
+        layer, self.next_layer = self.next_layer, self.next_layer + 1
+        width, groups = value.shape[-1], query.shape[1] // key.shape[1]
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        if self.is_cached:
+            self.prefix[layer] = (key.clone(), value.clone())
+        if self.num_cached:
+            key, value = (torch.cat(parts, dim=2) for parts in zip(self.prefix[layer], (key, value), strict=True))
+        bias = None if self.key_bias is None else self._bias(self.key_bias, query)
+        if bias is not None and not softcap:
+            key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+            groups = 1
+            query, key, value = self._biased(bias, query, key, value, scale)
+        window = window if window is not None and window < self.longest else None
+        plain = window is None and not self.num_cached and not softcap  # a chain needs no mask
+        output = torch.empty_like(query.transpose(1, 2))
+        packed = plain and can_pack(query) and any(span.chain for span in self.spans)
+        if packed:
+            attend_chains(query, key, value, output, self, scale)
+        if groups > 1:
+            key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+        for index, span in enumerate(self.spans):
+            if packed and span.chain:
+                continue
+            keys, values = span.of(key, 2), span.of(value, 2)
+            queries = query[:, :, span.start : span.stop]
+            if plain and span.chain:
+                found = torch_attention(queries, keys, values, is_causal=True, scale=scale)
+            elif softcap:
+                biases = None if bias is None else span.of(bias, 1)[:, None]
+                found = dense(queries, keys, values, self.mask(index, window), scale, softcap, biases)
+            else:
+                found = torch_attention(queries, keys, values, attn_mask=self.mask(index, window), scale=scale)
+            output[:, span.start : span.stop] = found.transpose(1, 2)
+        return output[..., :width]
+
+    def _bias(self, key_bias: KeyBias, query: torch.Tensor) -> torch.Tensor:
+        """Return the ALiBi of all keys, float32 [heads, P + T]."""
+        if self.bias is None:
+            self.bias = key_bias(self.longest, query)[:, self.depths]
+        return self.bias
+
+    def _biased(
+        self, bias: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return query, key and value with further columns, in which each score gains the bias of its key.
+
+        The constant of the query is a power of two, which all precisions hold.
+        """
+        constant = 2.0 ** round(-math.log2(scale))
+        if self.columns is None:
+            left = bias / (scale * constant)
+            self.columns = query.new_zeros(1, *left.shape, BIAS_COLUMNS)
+            for column in range(3):
+                self.columns[0, :, :, column] = left
+                left = left - self.columns[0, :, :, column]
+        constants = query.new_zeros(BIAS_COLUMNS)
+        constants[:3] = constant
+        return (
+            torch.cat([query, constants.expand(*query.shape[:3], -1)], dim=3),
+            torch.cat([key, self.columns], dim=3),
+            torch.cat([value, value.new_zeros(*value.shape[:3], BIAS_COLUMNS)], dim=3),
+        )
 
     def mask(self, index: int, window: int | None) -> torch.Tensor:
         """Return which keys the queries of a span see, the cached prefix first. Boolean, [queries, keys]."""
@@ -103,9 +176,6 @@ class TreeLayout:
             bounds = sizes.cumsum(0, dtype=torch.int32)
             self.packed = places.to(device), bounds.to(device), int(sizes.max())
         return self.packed
-
-
-_layout: ContextVar[TreeLayout | None] = ContextVar('_layout', default=None)
 
 
 def spans_of(stream: Stream, device: torch.device) -> list[Span]:
@@ -170,7 +240,12 @@ def num_in_chain(stream: Stream, start: int, stop: int) -> int:
 
 
 def tree_layout(
-    stream: Stream, device: torch.device, prefix: dict[int, KeyValue] | None = None, *, is_cached: bool = False
+    stream: Stream,
+    device: torch.device,
+    prefix: dict[int, KeyValue] | None = None,
+    *,
+    is_cached: bool = False,
+    key_bias: KeyBias | None = None,
 ) -> TreeLayout:
     """Return a stream's layout on a device, after a cached prefix if there is one, or for one to be cached."""
     num_cached = int(stream.depths[0])
@@ -184,92 +259,8 @@ def tree_layout(
         num_cached=num_cached,
         prefix={} if prefix is None else prefix,
         is_cached=is_cached,
+        key_bias=key_bias,
     )
-
-
-@contextmanager
-def changed(changes: Sequence[Change]) -> Iterator[None]:
-    """Give attributes other values until the context ends; an attribute that an instance did not have is removed."""
-    before = [(owner, name, getattr(owner, name), is_own(owner, name)) for owner, name, _ in changes]
-    try:
-        for owner, name, value in changes:
-            setattr(owner, name, value)
-        yield
-    finally:
-        for owner, name, value, own in before:
-            if own:
-                setattr(owner, name, value)
-            else:
-                owner.__dict__.pop(name, None)
-
-
-def is_own(owner: Any, name: str) -> bool:
-    """Return whether an attribute belongs to the instance: stored in it, or set through a descriptor."""
-    return name in vars(owner) or any(hasattr(vars(base).get(name), '__set__') for base in type(owner).__mro__)
-
-
-@contextmanager
-def tree_attention(config: Any, layout: TreeLayout) -> Iterator[None]:
-    """Have a model of this configuration attend by the layout until the context ends."""
-    configs = {id(part): part for part in (config, config.get_text_config())}.values()
-    token = _layout.set(layout)
-    try:
-        with changed([(part, '_attn_implementation', NAME) for part in configs]):
-            yield
-    finally:
-        _layout.reset(token)
-
-
-def attend(
-    module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    *,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    **_: Any,
-) -> tuple[torch.Tensor, None]:
-    """Return the attention of one layer, [1, T, heads, width]; query, key and value are [1, heads, T, width].
-
-    Key and value may have fewer heads, each shared by a group of the query's.
-
-    `attention_mask`, dropout and whatever else a model hands over are not used; the probe finds models for which
-    that is wrong.
-    """
-    layout = _layout.get()
-    if layout is None:
-        raise RuntimeError(f'{NAME} attention is called outside of a token stream')
-    if layout.is_cached:
-        layout.prefix[module.layer_idx] = (key.clone(), value.clone())
-    groups = query.shape[1] // key.shape[1]
-    cached = layout.prefix[module.layer_idx] if layout.num_cached else None
-    window = sliding_window if sliding_window is not None and sliding_window < layout.longest else None
-    plain = window is None and cached is None and not softcap  # a chain needs no mask
-    output = torch.empty_like(query.transpose(1, 2))
-    packed = plain and can_pack(query) and any(span.chain for span in layout.spans)
-    if packed:
-        attend_chains(query, key, value, output, layout, scaling)
-    if cached is not None:
-        key, value = torch.cat([cached[0], key], dim=2), torch.cat([cached[1], value], dim=2)
-    if groups > 1:
-        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-    for index, span in enumerate(layout.spans):
-        if packed and span.chain:
-            continue
-        keys, values = span.of(key, 2), span.of(value, 2)
-        queries = query[:, :, span.start : span.stop]
-        if plain and span.chain:
-            found = scaled_dot_product_attention(queries, keys, values, is_causal=True, scale=scaling)
-        elif softcap:
-            found = capped(queries, keys, values, layout.mask(index, window), scaling, softcap)
-        else:
-            mask = layout.mask(index, window)
-            found = scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scaling)
-        output[:, span.start : span.stop] = found.transpose(1, 2)
-    return output, None
 
 
 def can_pack(query: torch.Tensor) -> bool:
@@ -284,7 +275,7 @@ def attend_chains(
     value: torch.Tensor,
     output: torch.Tensor,
     layout: TreeLayout,
-    scaling: float | None,
+    scale: float,
 ) -> None:
     """Write the causal attention of all chains into the output, in one call."""
     from flash_attn import flash_attn_varlen_func
@@ -299,29 +290,33 @@ def attend_chains(
         cu_seqlens_k=bounds,
         max_seqlen_q=longest,
         max_seqlen_k=longest,
-        softmax_scale=scaling,
+        softmax_scale=scale,
         causal=True,
     )
     output[0, places] = found.to(output.dtype)
 
 
-def capped(
+def dense(
     queries: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
     mask: torch.Tensor,
-    scaling: float | None,
-    softcap: float,
+    scale: float,
+    softcap: float | None,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return attention whose scores go through `softcap * tanh(scores / softcap)`, as in Gemma 2 (arXiv 2408.00118)."""
+    """Return attention with all its scores, to which a bias is added in float32.
+
+    With `softcap` they go through `softcap * tanh(scores / softcap)` before, as in Gemma 2 (arXiv 2408.00118).
+    """
     outputs = []
-    scale = queries.shape[-1] ** -0.5 if scaling is None else scaling
     for start in range(0, queries.shape[2], MAX_QUERIES):
         part = slice(start, start + MAX_QUERIES)
-        scores = softcap * torch.tanh(queries[:, :, part] @ keys.transpose(2, 3) * scale / softcap)
-        scores = scores.masked_fill(~mask[part], float('-inf')).softmax(dim=-1, dtype=torch.float32)
+        scores = queries[:, :, part] @ keys.transpose(2, 3) * scale
+        if softcap:
+            scores = softcap * torch.tanh(scores / softcap)
+        if bias is not None:
+            scores = scores + bias
+        scores = scores.masked_fill(~mask[..., part, :], float('-inf')).softmax(dim=-1, dtype=torch.float32)
         outputs.append(scores.to(values.dtype) @ values)
     return torch.cat(outputs, dim=2)
-
-
-AttentionInterface.register(NAME, attend)

@@ -1,4 +1,4 @@
-"""Lay out the tokens of a batch: trees in a stream or in rows, or padded rows. Imports no torch.
+"""Lay out the tokens of a batch: trees in a stream, or padded rows. Imports no torch.
 
 A tree holds each distinct prefix of its sequences once, depth first, the deepest branch first. A token's ancestors,
 the tokens before it in its sequences, are those before it in the stream whose subtree has not ended.
@@ -49,15 +49,6 @@ class Rows:
     lengths: Ints  # [R]
     reads: Ints  # [N]
     targets: Ids  # [N]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TreeRows:
-    """Trees of a stream in rows. R = rows, L = longest row; `places` maps the stream's tokens to [R * L]."""
-
-    places: Ints  # [T]
-    num_rows: int
-    width: int
 
 
 def split_outputs(
@@ -132,23 +123,6 @@ def lay_out_stream(trees: Sequence[Tree], num_cached: int = 0) -> Stream:
     for tree in trees:
         builder.add(tree.requests)
     return builder.stream()
-
-
-def lay_out_tree_rows(stream: Stream) -> TreeRows:
-    """Return the stream's trees in rows as long as the largest, each tree in the first row with room for it."""
-    sizes = np.diff(stream.tree_starts)
-    width = int(sizes.max())
-    room: list[int] = []
-    places = np.empty(len(stream.tokens), dtype=np.int64)
-    for tree in np.argsort(-sizes, kind='stable'):
-        size, start = sizes[tree], stream.tree_starts[tree]
-        row = next((index for index, left in enumerate(room) if left >= size), len(room))
-        if row == len(room):
-            room.append(width)
-        first = row * width + width - room[row]
-        places[start : start + size] = np.arange(first, first + size)
-        room[row] -= size
-    return TreeRows(places=places, num_rows=len(room), width=width)
 
 
 def count_prefixes(requests: Iterable[ScoreRequest]) -> int:

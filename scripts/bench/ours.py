@@ -133,7 +133,7 @@ class Alone(Ours):
 
     def evaluate(self, data: EvaluationData, tokenizer: Any, max_seq_len: int) -> Evaluated:
         """Run one evaluation with a tree for each request, and no cached prefix."""
-        with patch.dict(plan.MAX_TREE_TOKENS, {plan.STREAM: 1}), patch.object(plan, 'LEAST_PREFIX', math.inf):
+        with patch.object(plan, 'MAX_TREE_TOKENS', 1), patch.object(plan, 'LEAST_PREFIX', math.inf):
             return super().evaluate(data, tokenizer, max_seq_len)
 
 

@@ -21,7 +21,7 @@ from paths import FIXTURES
 from llmfoundry_gauntlet.composer.dry_run import measure
 from llmfoundry_gauntlet.composer.loop import EvaluationLoader, prepare_for_model
 from llmfoundry_gauntlet.config.settings import decode_settings
-from llmfoundry_gauntlet.engine.plan import MASKED_ROWS, PADDED_ROWS, STREAM
+from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, STREAM
 from llmfoundry_gauntlet.evaluation.inputs import load_data
 from llmfoundry_gauntlet.evaluation.run import PlannedEvaluation
 from llmfoundry_gauntlet.types import GenerateRequest, ScoreRequest
@@ -114,7 +114,7 @@ def rows_of(request: Any) -> list[list[int]]:
     ]
 
 
-@pytest.mark.parametrize('layout', [STREAM, MASKED_ROWS, PADDED_ROWS])
+@pytest.mark.parametrize('layout', [STREAM, PADDED_ROWS])
 def test_tokens_sum_to_those_of_the_batches(settings, layout: str):
     from llmfoundry_gauntlet.engine.ranks import scored_tokens
     from llmfoundry_gauntlet.evaluation.run import plan_evaluation

@@ -26,8 +26,8 @@ from llmfoundry_gauntlet.composer.loop import (
 )
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.config.yaml import read_yaml
-from llmfoundry_gauntlet.engine.decoding import CACHE, NO_CACHE, TUPLES
-from llmfoundry_gauntlet.engine.plan import MASKED_ROWS, PADDED_ROWS, STREAM
+from llmfoundry_gauntlet.engine.decoding import CACHE, NO_CACHE, PROMPT_STREAM
+from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, STREAM
 from llmfoundry_gauntlet.engine.probe import Probe
 from llmfoundry_gauntlet.evaluation.inputs import load_data
 from llmfoundry_gauntlet.scoring.likelihood import NON_FINITE
@@ -252,14 +252,14 @@ def test_running_out_of_memory_changes_no_score(settings, caplog):
 
 def test_ranks_agree_on_the_layout_and_budget():
     """The most general layout and the smallest budget, whatever the order of the ranks."""
-    layouts = [Probe(layout=layout, reason=f'of {layout}') for layout in (STREAM, PADDED_ROWS, MASKED_ROWS)]
-    generation = [Probe(layout=layout, reason=f'of {layout}') for layout in (TUPLES, CACHE, NO_CACHE)]
+    layouts = [Probe(layout=layout, reason=f'of {layout}') for layout in (STREAM, PADDED_ROWS, STREAM)]
+    generation = [Probe(layout=layout, reason=f'of {layout}') for layout in (PROMPT_STREAM, CACHE, NO_CACHE)]
     found = [
         Found(scoring=layout, generation=reply, budget=budget)
         for layout, reply, budget in zip(layouts, generation, (4096, 2048, 1024), strict=True)
     ]
     assert agreed(found) == Found(scoring=layouts[1], generation=generation[2], budget=1024)
-    assert agreed(found[:2]) == Found(scoring=layouts[1], generation=generation[0], budget=2048)
+    assert agreed(found[:2]) == Found(scoring=layouts[1], generation=generation[1], budget=2048)
     nothing = Found(scoring=None, generation=None, budget=7)
     assert agreed([nothing, nothing]) == nothing
 

@@ -20,7 +20,7 @@ import torch
 from generations import LAYOUT_OF, generator_of, letters, request, tokens
 
 from llmfoundry_gauntlet.engine import generate
-from llmfoundry_gauntlet.engine.decoding import CACHE, GENERATION_LAYOUTS, NO_CACHE, PROMPT_STREAM, TUPLES
+from llmfoundry_gauntlet.engine.decoding import CACHE, GENERATION_LAYOUTS, NO_CACHE, PROMPT_STREAM
 from llmfoundry_gauntlet.engine.kv_cache import GROWTH, KVCache
 from llmfoundry_gauntlet.engine.logits import output_layer, uniform_draws
 from llmfoundry_gauntlet.errors import ModelError
@@ -28,7 +28,7 @@ from llmfoundry_gauntlet.types import GenerateRequest, Sampling, StopRule
 
 NUMBERS_OF_SLOTS = (1, 2, 4, 50)
 # One family for each layout.
-FAMILY_OF = {PROMPT_STREAM: 'qwen2', CACHE: 'llama', TUPLES: 'mpt', NO_CACHE: 'gpt_bigcode'}
+FAMILY_OF = {PROMPT_STREAM: 'qwen2', CACHE: 'llama', NO_CACHE: 'gpt_bigcode'}
 every_layout = pytest.mark.parametrize('layout', GENERATION_LAYOUTS)
 
 
@@ -48,8 +48,7 @@ def generated_alone(layout: str) -> list[list[int]]:
 def test_every_family_generates_as_alone_with_eager_attention(name: str, loaded: str):
     """Sequences of many lengths enter and leave; some end early; a prompt has up to four generations.
 
-    Mutations: a layout is used without a probe; `position` is not advanced; prompts are padded on the right; tuples
-    have all columns.
+    Mutations: a layout is used without a probe; `position` is not advanced; prompts are padded on the right.
     """
     model, requests = untied(name, loaded), generations.mixed_requests()
     alone = generations.generated_alone(untied(name, 'eager'), requests)
@@ -117,7 +116,7 @@ def test_a_prompt_is_run_once():
         for row, context in enumerate(prompts)
         for sample in range((9, 1, 4)[row])
     ]
-    for layout in (PROMPT_STREAM, CACHE, TUPLES):
+    for layout in (PROMPT_STREAM, CACHE):
         model = networks.network(FAMILY_OF[layout])
         expected = [letters(ids) for ids in generations.generated_alone(model, requests)]
         for num_slots in NUMBERS_OF_SLOTS:
@@ -167,7 +166,7 @@ def test_logits_are_made_at_one_position_per_row(layout: str):
     assert max(places) == 4
 
 
-@pytest.mark.parametrize('layout', [PROMPT_STREAM, CACHE, TUPLES])
+@pytest.mark.parametrize('layout', [PROMPT_STREAM, CACHE])
 def test_the_cache_shifts_sequences_to_the_left(layout: str, monkeypatch):
     """Twelve generations of up to 22 tokens, two at a time. Mutations: `_grow` without keys, or without `starts`."""
     caches = []

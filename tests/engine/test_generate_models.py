@@ -13,7 +13,7 @@ import torch
 from generations import generator_of, letters, request, tokens
 from networks import draw
 
-from llmfoundry_gauntlet.engine.decoding import CACHE, NO_CACHE, PROMPT_STREAM, TUPLES
+from llmfoundry_gauntlet.engine.decoding import CACHE, NO_CACHE, PROMPT_STREAM
 from llmfoundry_gauntlet.engine.generate import DecodingLoop, Prompt
 from llmfoundry_gauntlet.engine.kv_cache import KVCache
 from llmfoundry_gauntlet.engine.plan import plan_continuous_batches
@@ -28,7 +28,8 @@ FAMILIES = [
     ('gpt2', CACHE),
     ('opt', PROMPT_STREAM),
     ('opt', CACHE),
-    ('mpt', TUPLES),
+    ('mpt', PROMPT_STREAM),
+    ('bloom', PROMPT_STREAM),
     ('bloom', CACHE),
 ]
 

@@ -21,7 +21,7 @@ NUM_LAYERS = 2
 PADDING = -7.0
 MOST_COLUMNS = LONGEST_ROW + 2 * 2
 
-LAYOUTS = ('cache', 'stream', 'tuples')
+LAYOUTS = ('cache', 'stream')
 
 
 @pytest.fixture(autouse=True, scope='module')
@@ -69,15 +69,10 @@ class Model:
     def forward(self, tokens: torch.Tensor, *, is_step: bool) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return tokens according to the keys and values that each layer's attention gets, [rows, columns]."""
         new = self.states(tokens)
-        if self.layout == 'tuples':
-            past = self.cache.as_tuples() if is_step else None
-            found = new if past is None else [joined(*layers) for layers in zip(past, new, strict=True)]
-            self.cache.take_tuples(found)
-        else:
-            found = [self.cache.update(*states, layer) for layer, states in enumerate(new)]
-            width, first = self.cache.get_mask_sizes(torch.arange(tokens.shape[1]), 0)
-            assert (width, first) == (found[0][0].shape[2], 0)
-            assert self.cache.get_seq_length() == (self.cache.column - 1 if is_step else 0)
+        found = [self.cache.update(*states, layer) for layer, states in enumerate(new)]
+        width, first = self.cache.get_mask_sizes(torch.arange(tokens.shape[1]), 0)
+        assert (width, first) == (found[0][0].shape[2], 0)
+        assert self.cache.get_seq_length() == (self.cache.column - 1 if is_step else 0)
         return [(keys[:, 0, :, 0] - 100 * layer, -values[:, 0, :, 0]) for layer, (keys, values) in enumerate(found)]
 
     def stream(self, contexts: list[list[float]]) -> None:
@@ -126,9 +121,8 @@ class Model:
             row.generated.append(self.token())
         self.cache.step()
         tokens = [row.generated[-1] for row in self.rows]
-        longest = max(len(row.context) + len(row.generated) for row in self.rows)
-        seen = self.cache.seen_by_tuples() if self.layout == 'tuples' else self.cache.seen()
-        assert seen.shape[1] == longest if self.layout == 'tuples' else seen.shape[1] <= MOST_COLUMNS
+        seen = self.cache.seen()
+        assert seen.shape[1] <= MOST_COLUMNS
         for keys, values in self.forward(torch.tensor(tokens)[:, None], is_step=True):
             assert keys.shape == values.shape == seen.shape
             assert keys.isfinite().all() and values.isfinite().all()
@@ -168,11 +162,6 @@ class Model:
             row = self.rows[slot]
             self.rows[slot] = Row(row.context, self.cache.column + self.cache.moved)
             self.cache.copy_prompt(slot, row.end, len(row.context), slot)
-
-
-def joined(past: tuple[torch.Tensor, ...], new: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """Return keys and values with those of the new columns appended."""
-    return tuple(torch.cat(pair, dim=2) for pair in zip(past, new, strict=True))
 
 
 EVENTS = ['step', 'step', 'step', 'step', 'enter', 'enter', 'copy', 'restart', 'leave', 'spoil']
@@ -227,4 +216,4 @@ def test_an_empty_cache_has_no_columns():
     cache = KVCache(2, longest_context=4, device=CPU)
     assert (len(cache), cache.column, cache.get_max_cache_shape()) == (0, 4, None)
     cache.enter([3], torch.tensor([[True, True, True]]))
-    assert (cache.get_seq_length(), cache.seen().tolist()) == (0, [[False, True, True, True, False, False]])
+    assert (cache.get_seq_length(), cache.seen().tolist()) == (0, [[True, True, True]])

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from llmfoundry_gauntlet.engine import plan as planning
 from llmfoundry_gauntlet.engine.fake import FakeLanguageModel
-from llmfoundry_gauntlet.engine.plan import LAYOUTS, MASKED_ROWS, PADDED_ROWS, STREAM, plan
+from llmfoundry_gauntlet.engine.plan import LAYOUTS, PADDED_ROWS, plan
 from llmfoundry_gauntlet.engine.ranks import assign
 from llmfoundry_gauntlet.engine.trees import count_prefixes, lay_out_rows, lay_out_stream
 from llmfoundry_gauntlet.types import ItemKey, ScoreRequest
@@ -77,10 +77,10 @@ def test_batches_score_as_single_requests(parts, tokens_per_batch: int, layout: 
             assert here.tolist() == there.tolist()
 
 
-@given(any_requests, budgets, st.sampled_from((STREAM, MASKED_ROWS)))
-def test_every_path_holds_its_tokens_once(parts, tokens_per_batch: int, layout: str):
+@given(any_requests, budgets)
+def test_every_path_holds_its_tokens_once(parts, tokens_per_batch: int):
     """The path of a read through its tree is the request's own sequence; each distinct prefix of a tree runs once."""
-    for batch in plan(make_requests(parts), tokens_per_batch=tokens_per_batch, layout=layout):
+    for batch in plan(make_requests(parts), tokens_per_batch=tokens_per_batch):
         cached = [] if batch.prefix is None else batch.prefix.tolist()
         stream = lay_out_stream(batch.trees, len(cached))
         paths = [
@@ -179,13 +179,6 @@ def test_a_common_prefix_runs_once(monkeypatch):
     assert sum(batch.num_tokens for batch in batches) <= 200 * (20 + 4 * 4)
     (rank,) = assign(batches, num_ranks=1)
     assert [not batch.trees for batch in rank] == [True] + [False] * len(batches)
-
-
-def test_masked_rows_repeat_prefixes(monkeypatch):
-    monkeypatch.undo()
-    batches = plan(shots_and_questions(200), tokens_per_batch=1024, layout=MASKED_ROWS)
-    assert all(batch.prefix is None for batch in batches)
-    assert sum(batch.num_tokens for batch in batches) < 200 * (20 + 16) + 100 * 200 / 20
 
 
 def test_prompts_with_short_common_prefixes_are_not_joined(monkeypatch):

@@ -12,9 +12,10 @@ import torch
 from networks import CPU, PREFIX_BUDGET, WINDOW, draw, request
 
 from llmfoundry_gauntlet.engine import tree_attention as attending
+from llmfoundry_gauntlet.engine.attention import NAME, attend_by_name, replacement
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
-from llmfoundry_gauntlet.engine.plan import STREAM, Batch, make_batch, plan
-from llmfoundry_gauntlet.engine.tree_attention import NAME, Span, attend, spans_of, tree_attention, tree_layout
+from llmfoundry_gauntlet.engine.plan import Batch, make_batch, plan
+from llmfoundry_gauntlet.engine.tree_attention import Span, spans_of, tree_layout
 from llmfoundry_gauntlet.engine.trees import Stream, Tree, count_prefixes, lay_out_stream
 
 WITH_WINDOWS = ['mistral, windows', 'qwen2, windows on some layers', 'gemma2', 'gemma3', 'cohere2']
@@ -25,7 +26,7 @@ def tree_of(requests) -> Tree:
 
 
 def one_tree(requests) -> Batch:
-    return make_batch([tree_of(requests)], STREAM, None)
+    return make_batch([tree_of(requests)])
 
 
 @pytest.mark.parametrize('name', WITH_WINDOWS)
@@ -161,11 +162,12 @@ def test_a_mask_shows_only_ancestors():
 
 def test_the_configuration_is_restored_after_errors():
     """Mutation: no `finally`."""
-    config = networks.network().config
+    model = networks.network()
+    config = model.config
     layout = tree_layout(lay_out_stream([tree_of([request(0, [1], [[2]])])]), CPU)
     before = config._attn_implementation
     for fails in (False, True):
-        with pytest.raises(ZeroDivisionError) if fails else torch.no_grad(), tree_attention(config, layout):
+        with pytest.raises(ZeroDivisionError) if fails else torch.no_grad(), replacement(model).using(layout):
             assert config._attn_implementation == NAME
             if fails:
                 raise ZeroDivisionError
@@ -175,8 +177,8 @@ def test_the_configuration_is_restored_after_errors():
 def test_attention_without_a_layout_is_an_error():
     """So a configuration saved or copied inside a stream cannot silently attend to nothing."""
     query = torch.zeros(1, 1, 1, 4)
-    with pytest.raises(RuntimeError, match='gauntlet_trees attention is called outside of a token stream'):
-        attend(torch.nn.Module(), query, query, query, None)
+    with pytest.raises(RuntimeError, match='gauntlet_attention is called outside of an evaluation'):
+        attend_by_name(torch.nn.Module(), query, query, query, None)
 
 
 def varlen_as_documented(q, k, v, *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal):

@@ -4,7 +4,6 @@ from llmfoundry_gauntlet.engine.trees import (
     Tree,
     lay_out_rows,
     lay_out_stream,
-    lay_out_tree_rows,
 )
 from llmfoundry_gauntlet.types import ItemKey, ScoreRequest
 
@@ -60,11 +59,3 @@ def test_padded_rows_are_distinct_and_repeat_their_last_token():
     assert rows.lengths.tolist() == [2, 3]
     assert rows.reads.tolist() == [1, 1, 3, 4, 5]
     assert rows.targets.tolist() == [3, 4, 6, 7, 8]
-
-
-def test_trees_fill_rows_as_long_as_the_largest():
-    """Trees of 2, 4, 1 and 1 tokens: the largest alone in a row, the others together."""
-    trees = [tree(request(row, list(range(10 * row, 10 * row + size)), [99])) for row, size in enumerate((2, 4, 1, 1))]
-    rows = lay_out_tree_rows(lay_out_stream(trees))
-    assert (rows.num_rows, rows.width) == (2, 4)
-    assert rows.places.tolist() == [4, 5, 0, 1, 2, 3, 6, 7]

@@ -30,7 +30,8 @@ TASKS = ('mixed', 'long', 'replies')
 
 
 def make_trainer(family: str, callbacks: list, *, sharded: bool) -> Trainer:
-    network = networks.network(family, vocab_size=259, attn_implementation='sdpa').train()
+    attention = {} if family in networks.EAGER_ALONE else {'attn_implementation': 'sdpa'}
+    network = networks.network(family, vocab_size=259, **attention).train()
     blocks = next(part for part in network.modules() if isinstance(part, torch.nn.ModuleList))
     parts = [*blocks] if network.config.tie_word_embeddings else [*blocks, network.get_output_embeddings()]
     for part in parts:  # as llm-foundry shards Hugging Face models

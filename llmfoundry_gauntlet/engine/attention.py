@@ -1,0 +1,333 @@
+"""The engine's attention in place of a model's own, while a token stream or a step of generation runs.
+
+Models that look their attention up by name (transformers' AttentionInterface) get it by that name. Of others single
+functions are replaced: torch's `scaled_dot_product_attention` and the functions that make dense masks, the `_attn` of
+GPT-J and its like, the forward of MPT's and Bloom's attention, and the `attn_fn` of llm-foundry's. The probe finds
+models for which that is wrong.
+
+ALiBi (arXiv 2108.12409) adds a bias to each score that depends on the head and on the position of the key alone, as
+softmax ignores what all keys of a query share. So a model's own table of biases by position is all that is needed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch.nn import functional
+from transformers import AttentionInterface
+
+NAME = 'gauntlet_attention'  # what a model's configuration calls it while it is in use
+UNLIMITED = 1 << 30  # tokens of a stream
+
+Change = tuple[Any, str, Any]  # an object, the name of an attribute, and its temporary value
+KeyBias = Callable[[int, torch.Tensor], torch.Tensor]  # length and a query: biases [heads, length] by position
+torch_attention = functional.scaled_dot_product_attention
+
+
+class Unsupported(NotImplementedError):
+    """A setting of a model that the engine's attention does not have; the message names it."""
+
+
+class Attention(Protocol):
+    """The attention of all layers in one forward."""
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scaling: float | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
+        """Return the attention of the next layer, [rows, T, heads, width].
+
+        The query is [rows, heads, T, width]; key and value may have fewer heads, each shared by a group of the query's.
+        `window` counts the positions that a token sees, with its own.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Replacement:
+    """What makes a model use the engine's attention.
+
+    `by_name` says that it looks its attention up by name, and takes a mask that is already made; `key_bias` is its
+    ALiBi, which counts masked tokens as well where `counts_masked`.
+    """
+
+    changes: Sequence[Change]
+    by_name: bool
+    key_bias: KeyBias | None = None
+    counts_masked: bool = False
+
+    def mask(self, device: torch.device) -> torch.Tensor | None:
+        """Return the `attention_mask` of a forward, which the engine's attention ignores."""
+        return torch.zeros(1, 1, 1, 1, device=device) if self.by_name else None
+
+    @contextmanager
+    def using(self, attention: Attention) -> Iterator[None]:
+        """Have the model use this attention until the context ends."""
+        token = _attention.set(attention)
+        try:
+            with changed(self.changes):
+                yield
+        finally:
+            _attention.reset(token)
+
+
+_attention: ContextVar[Attention | None] = ContextVar('_attention', default=None)
+
+
+@contextmanager
+def changed(changes: Sequence[Change]) -> Iterator[None]:
+    """Give attributes other values until the context ends; an attribute that an instance did not have is removed."""
+    before = [(owner, name, getattr(owner, name), is_own(owner, name)) for owner, name, _ in changes]
+    try:
+        for owner, name, value in changes:
+            setattr(owner, name, value)
+        yield
+    finally:
+        for owner, name, value, own in before:
+            if own:
+                setattr(owner, name, value)
+            else:
+                owner.__dict__.pop(name, None)
+
+
+def is_own(owner: Any, name: str) -> bool:
+    """Return whether an attribute belongs to the instance: stored in it, or set through a descriptor."""
+    return name in vars(owner) or any(hasattr(vars(base).get(name), '__set__') for base in type(owner).__mro__)
+
+
+def replacement(model: Any) -> Replacement:
+    """Return what makes a model, also one wrapped by FSDP or PEFT, use the engine's attention. Raise Unsupported."""
+    modules = list(model.modules())
+    if any(getattr(module, '_supports_attention_backend', False) for module in modules):
+        configs = {id(part): part for part in (model.config, model.config.get_text_config())}.values()
+        return Replacement(changes=[(part, '_attn_implementation', NAME) for part in configs], by_name=True)
+    changes: list[Change] = [(functional, 'scaled_dot_product_attention', attend_for_torch)]
+    key_bias, counts_masked = None, False
+    for module in modules:
+        family = type(module).__name__
+        if hasattr(module, 'attn_fn'):
+            check_foundry(module)
+            changes.append((module, 'attn_fn', partial(attend_for_foundry, module.attn_impl)))
+        elif family in FUNCTIONS:
+            name, function = FUNCTIONS[family]
+            changes.append((module, name, partial(function, module)))
+        elif (sdpa := sdpa_class(module)) is not None:
+            changes.append((module, '__class__', sdpa))
+        if '_use_sdpa' in vars(module):
+            changes.append((module, '_use_sdpa', True))
+        if hasattr(module, '_update_causal_mask'):
+            changes.append((module, '_update_causal_mask', no_mask))
+        if family == 'MptModel':
+            changes.append((sys.modules[type(module).__module__], '_prepare_4d_causal_attention_mask', small_mask))
+        if family == 'MPTModel':
+            if module.rope_impl == 'dail':
+                raise Unsupported('rope_impl: dail')
+            changes += [(module, '_attn_bias', no_bias), (module.config, 'max_seq_len', UNLIMITED)]
+        if family in KEY_BIASES and getattr(module, 'use_alibi', getattr(module, 'alibi', True)):
+            key_bias, counts_masked = partial(KEY_BIASES[family], module), family in COUNT_MASKED
+    return Replacement(changes=changes, by_name=False, key_bias=key_bias, counts_masked=counts_masked)
+
+
+def sdpa_class(module: torch.nn.Module) -> type[torch.nn.Module] | None:
+    """Return the class of an attention module that calls torch's attention, by the table in its module."""
+    for name, table in vars(sys.modules[type(module).__module__]).items():
+        if name.endswith('ATTENTION_CLASSES') and 'sdpa' in table and type(module) in table.values():
+            found: type[torch.nn.Module] = table['sdpa']
+            return found if found is not type(module) else None
+    return None
+
+
+def no_mask(*_: Any, **__: Any) -> None:
+    """Make no mask, in place of a dense one."""
+
+
+def small_mask(mask: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    """Return a mask of one element, in place of a dense one."""
+    return mask.new_zeros(1, 1, 1, 1)
+
+
+def no_bias(*_: Any, **__: Any) -> tuple[None, None]:
+    """Make neither a bias nor a mask, in place of llm-foundry's."""
+    return None, None
+
+
+def attend_by_name(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend as transformers' AttentionInterface asks for it; what else a model hands over is not used."""
+    attention = _attention.get()
+    if attention is None:
+        raise RuntimeError(f'{NAME} is called outside of an evaluation')
+    return attention.attend(query, key, value, scaling=scaling, window=sliding_window, softcap=softcap), None
+
+
+def attend_for_torch(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **more: Any) -> Any:
+    """Attend in place of torch's function; in other threads than that of the forward it is torch's."""
+    attention = _attention.get()
+    if attention is None:
+        return torch_attention(query, key, value, *args, **more)
+    return attention.attend(query, key, value, scaling=more.get('scale')).transpose(1, 2)
+
+
+def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **settings: Any) -> torch.Tensor:
+    """Attend in the forward that is running; query and key are computed in the value's precision."""
+    attention = _attention.get()
+    assert attention is not None
+    return attention.attend(query.to(value.dtype), key.to(value.dtype), value, **settings)
+
+
+def attend_for_gptj(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
+) -> tuple[torch.Tensor, None]:
+    """Attend as the `_attn` of GPT-J and CodeGen."""
+    return attend(query, key, value, scaling=query.shape[-1] ** -0.5).transpose(1, 2), None
+
+
+def attend_for_gpt_neo(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
+) -> tuple[torch.Tensor, None]:
+    """Attend as the `_attn` of GPT-Neo, which scales no scores and has windows in some layers."""
+    is_local = module.config.attention_layers[module.layer_id] == 'local'
+    window = module.config.window_size if is_local else None
+    return attend(query, key, value, scaling=1.0, window=window).transpose(1, 2), None
+
+
+def attend_for_mpt(module: Any, hidden_states: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, None, None]:
+    """Attend as transformers' MptAttention."""
+    projected = module.Wqkv(hidden_states)
+    if module.clip_qkv:
+        projected = projected.clamp(min=-module.clip_qkv, max=module.clip_qkv)
+    parts = (heads_of(part, module.n_heads) for part in projected.chunk(3, dim=2))
+    return module.out_proj(attend(*parts, scaling=module.softmax_scale).flatten(2)), None, None
+
+
+def attend_for_bloom(
+    module: Any, hidden_states: torch.Tensor, residual: torch.Tensor, *_: Any, **__: Any
+) -> tuple[torch.Tensor, None]:
+    """Attend as transformers' BloomAttention."""
+    query, key, value = module._reshape(module.query_key_value(hidden_states))
+    found = attend(query, key, value, scaling=module.inv_norm_factor)
+    return residual + module.dense(found.flatten(2)), None
+
+
+def check_foundry(module: Any) -> None:
+    """Raise Unsupported for settings of llm-foundry's attention that depend on the row of a token."""
+    tuning = getattr(module, 'attn_temperature_tuning', None)
+    if tuning is not None and tuning['attn_scale'] != 0:
+        raise Unsupported('attn_temperature_tuning')
+
+
+def attend_for_foundry(
+    attn_impl: str,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    n_heads: int,
+    kv_n_heads: int,
+    softmax_scale: float,
+    attn_logit_softcapping: float | None = None,
+    sliding_window_size: int = -1,
+    **_: Any,
+) -> tuple[torch.Tensor, None, tuple[torch.Tensor, torch.Tensor]]:
+    """Attend as an attention implementation of llm-foundry; query, key and value are [rows, T, heads * width].
+
+    A token sees `sliding_window_size` tokens before its own. Keys and values are returned for layers that reuse them,
+    in the order of dimensions that these expect of `attn_impl`.
+    """
+    keys, values = heads_of(key, kv_n_heads), heads_of(value, kv_n_heads)
+    found = attend(
+        heads_of(query, n_heads),
+        keys,
+        values,
+        scaling=softmax_scale,
+        window=None if sliding_window_size == -1 else sliding_window_size + 1,
+        softcap=attn_logit_softcapping,
+    )
+    return found.flatten(2), None, (keys.transpose(2, 3), values) if attn_impl == 'torch' else (key, value)
+
+
+def heads_of(states: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """Return [rows, T, heads * width] as [rows, heads, T, width]."""
+    parts: torch.Tensor = states.unflatten(-1, (num_heads, -1))
+    return parts.transpose(1, 2)
+
+
+def bias_of_mpt(module: Any, length: int, query: torch.Tensor) -> torch.Tensor:
+    """Return the biases of transformers' MptModel."""
+    table: torch.Tensor = module.build_mpt_alibi_tensor(module.num_heads, length, device=query.device)
+    return table[:, 0]
+
+
+def bias_of_bloom(module: Any, length: int, query: torch.Tensor) -> torch.Tensor:
+    """Return the biases of BloomModel, rounded as it rounds them."""
+    mask = torch.ones(1, length, device=query.device)
+    table: torch.Tensor = module.build_alibi_tensor(mask, module.num_heads, query.dtype)[:, 0]
+    return table.float()
+
+
+def bias_of_falcon(module: Any, length: int, query: torch.Tensor) -> torch.Tensor:
+    """Return the biases of FalconModel, which rounds them to bfloat16 and scales them with the scores.
+
+    In transformers 4.53 its eager attention adds them twice: to the scores, and to the mask.
+    """
+    build: Any = vars(sys.modules[type(module).__module__])['build_alibi_tensor']
+    mask = torch.ones(1, length, device=query.device, dtype=torch.long)
+    table: torch.Tensor = build(mask, module.num_heads, torch.float32)
+    factor: float = module.h[0].self_attention.inv_norm_factor
+    return 2 * factor * table[:, 0]
+
+
+def bias_of_foundry(module: Any, length: int, query: torch.Tensor) -> torch.Tensor:
+    """Return the biases of llm-foundry's MPTModel."""
+    from llmfoundry.models.layers.attention import build_alibi_bias
+
+    config = module.config
+    table: torch.Tensor = build_alibi_bias(
+        config.n_heads,
+        length,
+        alibi_bias_max=module.alibi_bias_max,
+        device=query.device,
+        dtype=torch.float32,
+    )
+    return table[0, :, 0]
+
+
+FUNCTIONS: dict[str, tuple[str, Callable[..., Any]]] = {  # of attention modules, by their class
+    'GPTJAttention': ('_attn', attend_for_gptj),
+    'CodeGenAttention': ('_attn', attend_for_gptj),
+    'GPTNeoSelfAttention': ('_attn', attend_for_gpt_neo),
+    'MptAttention': ('forward', attend_for_mpt),
+    'BloomAttention': ('forward', attend_for_bloom),
+}
+KEY_BIASES: dict[str, Callable[[Any, int, torch.Tensor], torch.Tensor]] = {
+    'MptModel': bias_of_mpt,
+    'BloomModel': bias_of_bloom,
+    'FalconModel': bias_of_falcon,
+    'MPTModel': bias_of_foundry,
+}
+COUNT_MASKED = ('MptModel', 'MPTModel')
+
+AttentionInterface.register(NAME, attend_by_name)
