@@ -57,7 +57,7 @@ def test_a_quick_run_has_all_rows_and_contenders(part: str, tmp_path: Path, monk
         jobs = row.jobs(Place(ROOT / 'eval_data', tmp_path), quick=True)
         asked |= jobs.keys()
         assert {name for ratio in row.group.targets for name in ratio.split('/')} <= jobs.keys()
-    assert asked == PARTS[part].contenders.keys()
+    assert asked >= PARTS[part].contenders.keys()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The model of the benchmark: a Llama with random weights, and a tokenizer trained on the data files.
+"""The models of the benchmark, with random weights, and a tokenizer trained on the data files.
 
 Both are kept in one folder, named by a hash of everything they depend on.
 """
@@ -14,12 +14,25 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
 CHARACTERS_PER_FILE = 1_000_000  # of the tokenizer's training text
 BOS, EOS, PAD = '<s>', '</s>', '<pad>'
-LAYERS = {'hidden_size': 512, 'intermediate_size': 1376, 'num_hidden_layers': 8, 'num_attention_heads': 8}  # 25.3M
-MAX_POSITIONS = 2048
+LLAMA = 'llama'
+LAYERS = {'hidden_size': 512, 'num_hidden_layers': 8, 'num_attention_heads': 8}
+GATED = {**LAYERS, 'intermediate_size': 1376, 'max_position_embeddings': 2048}
+PLAIN = {**LAYERS, 'intermediate_size': 2048, 'max_position_embeddings': 2048}
+FAMILIES: dict[str, dict[str, Any]] = {  # 25M parameters each without embeddings
+    LLAMA: GATED,
+    'gpt_neox': PLAIN,
+    'gpt2': {'n_embd': 512, 'n_layer': 8, 'n_head': 8, 'n_positions': 2048},
+    'mpt': {'d_model': 512, 'n_layers': 8, 'n_heads': 8, 'max_seq_len': 2048},
+    'bloom': {'hidden_size': 512, 'n_layer': 8, 'n_head': 8},
+    'falcon': LAYERS,
+    'qwen2': {**GATED, 'num_key_value_heads': 8},
+    'gemma2': {**GATED, 'num_key_value_heads': 8, 'head_dim': 64, 'attn_implementation': 'eager'},
+    'olmo2': GATED,
+}
 LIVELY = 3.0  # factor of the weights of all layers, with which generations do not repeat themselves
 
 
@@ -50,14 +63,14 @@ def training_text(data_root: str) -> list[str]:
     return chosen
 
 
-def model_folder(vocabulary: int, data_root: str, folder: Path) -> Path:
-    """Return a Hugging Face folder with the model and tokenizer of this vocabulary, made if absent."""
+def model_folder(vocabulary: int, data_root: str, folder: Path, family: str = LLAMA) -> Path:
+    """Return a Hugging Face folder with a model and tokenizer of this vocabulary, made if absent."""
     text = training_text(data_root)
-    recipe = json.dumps([vocabulary, LAYERS, MAX_POSITIONS, torch.__version__, text]).encode()
-    path = folder / f'llama-{vocabulary}-{hashlib.sha256(recipe).hexdigest()[:12]}'
+    recipe = json.dumps([vocabulary, FAMILIES[family], torch.__version__, text]).encode()
+    path = folder / f'{family}-{vocabulary}-{hashlib.sha256(recipe).hexdigest()[:12]}'
     if not (path / 'complete').exists():
         make_tokenizer(text, vocabulary).save_pretrained(path)
-        make_model(vocabulary).save_pretrained(path)
+        make_model(vocabulary, family).save_pretrained(path)
         (path / 'complete').touch()
     return path
 
@@ -80,18 +93,12 @@ def make_tokenizer(text: list[str], vocabulary: int) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=BOS, eos_token=EOS, pad_token=PAD)
 
 
-def make_model(vocabulary: int) -> LlamaForCausalLM:
-    """Return a Llama of 25M parameters without embeddings; its weights are random and always the same."""
+def make_model(vocabulary: int, family: str) -> Any:
+    """Return a model of a family; its weights are random and always the same."""
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=vocabulary,
-        max_position_embeddings=MAX_POSITIONS,
-        bos_token_id=0,
-        eos_token_id=1,
-        pad_token_id=2,
-        **LAYERS,
-    )
-    return LlamaForCausalLM(config)
+    tokens = {'bos_token_id': 0, 'eos_token_id': 1, 'pad_token_id': 2}
+    config = AutoConfig.for_model(family, vocab_size=vocabulary, **tokens, **FAMILIES[family])
+    return AutoModelForCausalLM.from_config(config)
 
 
 def lively_folder(folder: Path, end_scale: float) -> Path:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from materials import FAMILIES, LLAMA
+
 from llmfoundry_gauntlet.config.score import GENERATE, LIKELIHOOD, MMLU_PRO, OPTION_ORDER, PROMPT
 from llmfoundry_gauntlet.config.yaml import read_yaml
 from llmfoundry_gauntlet.data.examples import subset
@@ -57,6 +59,7 @@ class TaskRow:
     llm-foundry runs the first `foundry_items`, as it pads all items to `max_seq_len` and each costs the same.
     `category` keeps the rows of one category. `stops` and `max_new_tokens` are for generation tasks; `end_scale` says
     how often the model ends a generation itself, `None` for the model of the other parts (`materials.lively_folder`).
+    `family` is that of the model.
     """
 
     label: str
@@ -69,11 +72,14 @@ class TaskRow:
     stops: tuple[str, ...] = ()
     max_new_tokens: int | None = None
     end_scale: float | None = None
+    family: str = LLAMA
 
     @property
     def name(self) -> str:
-        """'{label}/{n}-shot', and the group if it is a generation task."""
-        return f'{self.label}/{self.num_shots}-shot' + (f'/{self.group.name}' if self.max_new_tokens else '')
+        """'{label}/{n}-shot', with the family unless it is Llama, and the group if it is a generation task."""
+        family = '' if self.family == LLAMA else f'{self.family}/'
+        group = f'/{self.group.name}' if self.max_new_tokens else ''
+        return f'{family}{self.label}/{self.num_shots}-shot{group}'
 
     @property
     def entry(self) -> dict[str, Any]:
@@ -135,6 +141,7 @@ class ScoreRow:
     items: tuple[int, int]
     max_new_tokens: int = 1
     end_scale: float | None = None
+    family: ClassVar[str] = LLAMA
     max_seq_len: ClassVar[int] = 2048
 
     @property
@@ -278,7 +285,32 @@ SCORE_ROWS = (
     score_row(GENERATE, PROMPT, f'{LM_EVAL}/{OURS}', 2),
 )
 
+
+def family_rows(family: str) -> tuple[TaskRow, ...]:
+    """Return the rows of the families part with a model of one family: four to score, and one to generate."""
+    scoring = Group(family, {f'{LM_EVAL}/{OURS}': 1.7, f'{OURS}/{BARE}': 1.10})
+    generation = replace(GSM8K, group=Group('generation', {f'{LM_EVAL}/{OURS}': 1}), items=(12, 6))
+    rows = (
+        TaskRow(label='piqa', num_shots=0, group=scoring, items=(96, 32), foundry_items=(4, 2)),
+        TaskRow(label='arc_challenge', num_shots=3, group=scoring, items=(16, 6), foundry_items=(2, 1)),
+        TaskRow(label='mmlu', num_shots=5, group=scoring, items=(16, 6), foundry_items=(2, 1), category='nutrition'),
+        TaskRow(label='lambada_openai', num_shots=0, group=scoring, items=(128, 32), foundry_items=(4, 4)),
+        replace(generation, max_new_tokens=32, end_scale=None),
+    )
+    return tuple(replace(row, family=family) for row in rows)
+
+
 PARTS = {
+    'families': Part(
+        rows=tuple(row for family in FAMILIES for row in family_rows(family)),
+        contenders={
+            OURS: 'ours:Ours',
+            BARE: 'bare_forward:BareForward',
+            LM_EVAL: 'lm_eval_contender:LMEval',
+        },
+        vocabularies=VOCABULARIES[:1],
+        total=Group('all rows', {f'{LM_EVAL}/{OURS}': 2}),
+    ),
     'likelihood': Part(
         rows=LIKELIHOOD_ROWS,
         contenders={

@@ -2,10 +2,11 @@
 
     make bench [QUICK=1] [PART=generation]      (or: .venv/bin/python scripts/bench/run.py [PART] [options])
 
-The model is a Llama of 25M parameters besides its embeddings, with random weights; tokenizers of 8,000 and 50,000
-entries are trained on the data. Each contender has its own process, with the model in memory and one thread, and is
-idle while another is measured: in each round every contender runs the same rows with the same shots once. The table
-shows medians over rounds, in processor seconds per item; compare the ratios within one run.
+The model is a Llama (part families: one of each of nine families) of 25M parameters besides its embeddings, with random
+weights; tokenizers of 8,000 and 50,000 entries are trained on the data. Each contender has its own process, with the
+model in memory and one thread, and is idle while another is measured: in each round every contender runs the same rows
+with the same shots once. The table shows medians over rounds, in processor seconds per item; compare the ratios within
+one run.
 
 ours          from the files to the scores: rows, prompts, tokenization, planning, model, scoring. Without the probe,
               which runs once per model, whatever the number of tasks
@@ -58,7 +59,7 @@ class Bench:
 
     def run_row(self, row: Row, vocabulary: int) -> RowResult:
         """Run all rounds of one row with the model that is loaded."""
-        jobs = row.jobs(self.place, quick=self.quick)
+        jobs = {name: job for name, job in row.jobs(self.place, quick=self.quick).items() if name in self.contenders}
         answers: dict[str, list[dict[str, Any]]] = {name: [] for name in jobs}
         for number in range(max(self.rounds[name] for name in jobs)):
             for name, job in jobs.items():
@@ -161,8 +162,8 @@ def run_rows(part: Part, rows: list[Row], rounds: dict[str, int], options: argpa
         bench = Bench(contenders=contenders, rounds=rounds, quick=options.quick, place=place)
         loaded = None
         for vocabulary in part.vocabularies[-1:] if options.quick else part.vocabularies:
-            base = model_folder(vocabulary, options.data_root, OUT / 'models')
             for row in rows:
+                base = model_folder(vocabulary, options.data_root, OUT / 'models', row.family)
                 folder = base if row.end_scale is None else lively_folder(base, row.end_scale)
                 if folder != loaded:
                     print(load_all(contenders, folder)[OURS]['layouts'], flush=True)

@@ -6,6 +6,8 @@ import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import networks
 import numpy as np
@@ -303,6 +305,13 @@ def test_automatic_budget_leaves_four_batches_per_rank(num_tokens, num_ranks, to
     assert automatic_budget(LlamaConfig(), CPU, num_tokens=num_tokens, num_ranks=num_ranks) == tokens
 
 
+def foundry_config(attn_config: dict[str, Any]) -> SimpleNamespace:
+    """Return the keys of llm-foundry's MPTConfig that tell its size."""
+    config = SimpleNamespace(d_model=2048, n_layers=24, n_heads=16, attn_config=attn_config)
+    config.get_text_config = lambda: config
+    return config
+
+
 @pytest.mark.parametrize(
     ('config', 'tokens'),
     [
@@ -313,6 +322,10 @@ def test_automatic_budget_leaves_four_batches_per_rank(num_tokens, num_ranks, to
         (LlamaConfig(hidden_size=4096, intermediate_size=11008, num_hidden_layers=32, num_key_value_heads=8), 2**14),
         # MPT: 147,456 and 8 * 4 * 2 * 24 * 2048 = 3,145,728 bytes; 12,879 tokens.
         (MptConfig(d_model=2048, n_layers=24, n_heads=16), 2**13),
+        # llm-foundry's with 4 of 16 key-value heads: 147,456 and 786,432 bytes; 45,415 tokens.
+        (foundry_config({'attn_type': 'grouped_query_attention', 'kv_n_heads': 4}), 2**15),
+        # One of 16: 147,456 and 196,608 bytes; 123,271 tokens.
+        (foundry_config({'attn_type': 'multiquery_attention'}), 2**16),
     ],
 )
 def test_automatic_budget_counts_the_kv_cache(config, tokens: int):
