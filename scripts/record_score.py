@@ -268,16 +268,18 @@ def unrounded_accuracies(loaded: dict[str, Any], results: dict[str, Any]) -> dic
     return found
 
 
+def own_metrics(results: dict[str, Any]) -> dict[str, Any]:
+    """Return lm-eval's metrics without the name of their filter, and without standard errors."""
+    kept = {key.removesuffix(',none'): value for key, value in results.items() if key.endswith(',none')}
+    return {key: value for key, value in kept.items() if not key.endswith('_stderr')}
+
+
 def run_record(loaded: dict[str, Any], results: dict[str, Any], seed: int) -> dict[str, Any]:
     """Return the metrics of one evaluation."""
     return {
         'seed': seed,
         'metrics': {
-            name: {
-                key.removesuffix(',none'): float(value)
-                for key, value in metrics.items()
-                if key.endswith(',none') and not key.endswith('_stderr,none')
-            }
+            name: {key: float(value) for key, value in own_metrics(metrics).items()}
             for name, metrics in results['results'].items()
         },
         'unrounded': unrounded_accuracies(loaded, results),
@@ -301,11 +303,7 @@ def summarize(data_set: DataSet, samples: list[dict[str, Any]]) -> dict[str, flo
             non_greedy_summarizer.main()
         (path,) = Path(folder).glob('*_results_*.json')
         (results,) = json.loads(path.read_text('utf-8'))['results'].values()
-    return {
-        key.removesuffix(',none'): value
-        for key, value in results.items()
-        if key.endswith(',none') and not key.endswith('_stderr,none')
-    }
+    return own_metrics(results)
 
 
 def task_record(data_set: DataSet, perturbation: str, replies: CannedReplies) -> dict[str, Any]:

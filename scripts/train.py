@@ -30,7 +30,7 @@ from composer.optim import (
 )
 from composer.utils import dist, reproducibility
 from text_data import build_dataloader
-from train_config import ModelConfig, OptimizerConfig, SchedulerConfig, TrainConfig, read_config
+from train_config import ModelConfig, SchedulerConfig, TrainConfig, read_config
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from llmfoundry_gauntlet import ConfigError, EvalGauntlet, GauntletError
@@ -88,13 +88,6 @@ def build_model(config: ModelConfig, *, tokenizer: PreTrainedTokenizerBase, max_
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(**{**defaults, **config.config}))
 
 
-def build_optimizer(config: OptimizerConfig, model: torch.nn.Module) -> torch.optim.Optimizer:
-    """Return AdamW over all parameters."""
-    return torch.optim.AdamW(
-        model.parameters(), lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay
-    )
-
-
 def build_scheduler(config: SchedulerConfig) -> ComposerScheduler:
     """Return the scheduler of that name, with the values given in the file."""
     values = {'t_warmup': config.t_warmup, 'alpha_f': config.alpha_f, 'decay_share': config.decay_share}
@@ -133,7 +126,13 @@ def build_trainer(config: TrainConfig) -> Trainer:
             seed=config.seed,
         ),
         max_duration=config.max_duration,
-        optimizers=build_optimizer(config.optimizer, model),
+        optimizers=torch.optim.AdamW(
+            model.parameters(),
+            lr=config.optimizer.lr,
+            betas=config.optimizer.betas,
+            eps=config.optimizer.eps,
+            weight_decay=config.optimizer.weight_decay,
+        ),
         schedulers=build_scheduler(config.scheduler),
         algorithms=build_each('algorithms', ALGORITHMS, config.algorithms),
         callbacks=callbacks,
@@ -156,11 +155,6 @@ def build_trainer(config: TrainConfig) -> Trainer:
         log_to_console=config.log_to_console,
         console_log_interval=config.console_log_interval,
     )
-
-
-def is_over(state: State) -> bool:
-    """Return whether the loaded checkpoint is of the end of the training, at which `fit` raises an error."""
-    return state.max_duration is not None and state.timestamp >= state.max_duration
 
 
 def print_evaluations(trainer: Trainer) -> None:
@@ -188,8 +182,9 @@ def main(arguments: list[str]) -> int:
         if config.precision is not None:
             check_precision(config.precision, device)
         trainer = build_trainer(config)
-        if is_over(trainer.state):
-            print(f'nothing is left to train: the checkpoint is of batch {trainer.state.timestamp.batch.value}')
+        state = trainer.state
+        if state.max_duration is not None and state.timestamp >= state.max_duration:  # `fit` would raise an error
+            print(f'nothing is left to train: the checkpoint is of batch {state.timestamp.batch.value}')
         else:
             trainer.fit()
     except GauntletError as error:
