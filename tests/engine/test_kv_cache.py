@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from networks import CPU
 
 from llmfoundry_gauntlet.engine import kv_cache
-from llmfoundry_gauntlet.engine.kv_cache import KVCache
+from llmfoundry_gauntlet.engine.kv_cache import CachedAttention, KVCache
 
 LONGEST_CONTEXT = 5
 LONGEST_ROW = 9
@@ -217,3 +217,17 @@ def test_an_empty_cache_has_no_columns():
     assert (len(cache), cache.column, cache.get_max_cache_shape()) == (0, 4, None)
     cache.enter([3], torch.tensor([[True, True, True]]))
     assert (cache.get_seq_length(), cache.seen().tolist()) == (0, [[True, True, True]])
+
+
+@pytest.mark.parametrize(('counts_masked', 'positions'), [(True, [0, 1, 2, 3]), (False, [0, 0, 1, 2])])
+def test_positions_of_biases_count_masked_tokens_as_the_model_does(counts_masked: bool, positions: list[int]):
+    """A prompt of three tokens, the second masked, and a step: MPT counts columns, Bloom the tokens that are seen."""
+    cache = KVCache(1, longest_context=3, device=CPU)
+    cache.enter([3], torch.tensor([[True, False, True]]))
+    prompt = CachedAttention(cache, 3, None, counts_masked=counts_masked)
+    assert prompt.positions[0].tolist() == positions[:3]
+    assert prompt.seen[0].int().tolist() == [[1, 0, 0], [1, 1, 0], [1, 0, 1]]  # a masked token sees itself
+    cache.step()
+    step = CachedAttention(cache, 1, None, counts_masked=counts_masked)
+    assert step.positions[0, :4].tolist() == positions
+    assert step.seen[0, 0, :5].int().tolist() == [1, 0, 1, 1, 0]
