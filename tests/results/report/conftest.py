@@ -75,7 +75,7 @@ def make_run(tmp_path: Path, data: Path):
             words += ['--gauntlet', gauntlet_yaml(tmp_path, **gauntlet)]
         path = write_lines(tmp_path / 'answers.jsonl', answers_of(0, keys) if answers is None else answers)
         out = tmp_path / name
-        assert run_cli('run', '--outputs', path, *words, '--data-root', data, '--out', out) == 0
+        assert run_cli('run', '--outputs', path, '--data-root', data, *words, '--out', out) == 0
         return out
 
     return make

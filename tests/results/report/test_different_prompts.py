@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -34,70 +33,41 @@ from paths import FIXTURES, ROOT
 
 LONG: dict[str, list[int]] = {CHOICES: [1, 4, 9], TOPICS: [0, 13]}  # rows that do not fit into the shorter length
 SHORTER, LONGER = {'max_seq_len': 1024}, {'max_seq_len': 2048}
+LLAMA, NEOX = ({'tokenizer': name} for name in ('LlamaTokenizerFast 900 (1a2b)', 'GPTNeoXTokenizerFast 800 (4d3c)'))
 
 
-@pytest.fixture
-def pair(runs: dict[str, Path], tmp_path: Path) -> tuple[Path, Path]:
-    """Return runs of two models, the second with a shorter context that truncates the longest prompts."""
-    long = with_truncated_prompts(runs['a'], tmp_path / 'long', {}, config=LONGER)
-    return long, with_truncated_prompts(runs['b'], tmp_path / 'short', LONG, config=SHORTER)
-
-
-def without(pair: Sequence[Path], rows: Mapping[str, Sequence[int]], folder: Path) -> tuple[Path, Path]:
-    """Return the runs without these rows."""
-    first, second = (copy_run(run, folder / f'{run.name}_part', without=rows) for run in pair)
-    return first, second
-
-
-def test_items_with_the_same_prompt_are_compared(compared, pair, tmp_path: Path):
+def test_items_with_the_same_prompt_are_compared_and_the_others_counted(compared, gauntlet, runs, tmp_path: Path):
+    pair = (
+        with_truncated_prompts(runs['a'], tmp_path / 'long', {}, config=LONGER),
+        with_truncated_prompts(runs['b'], tmp_path / 'short', LONG, config=SHORTER),
+    )
     (found,) = compared(*pair)
-    parts = without(pair, LONG, tmp_path)
+    first, second = (copy_run(run, tmp_path / f'{run.name}_part', without=LONG) for run in pair)
     sizes = {**SIZES, CHOICES: 12 - 3, TOPICS: 14 - 2}
-    tasks = {key: paired(key, *parts) for key in ROWS}
+    tasks = {key: paired(key, first, second) for key in ROWS}
     check_differences(found['tasks'], tasks)
     check_differences(found['composites'], composites_of(tasks, sizes))
     check_differences(found['score'], score_differences(*pair))
     assert {key: one['num_items'] for key, one in found['tasks'].items()} == sizes
     assert found['composites']['reading']['num_items'] == 9 + 7
-
-
-def test_warning_counts_items_left_out_and_names_the_setting(compared, gauntlet, pair):
-    (found,) = compared(*pair)
-    said = f'items with different prompts are left out (max_seq_len 2048 / 1024): {CHOICES} 3 of 12, {TOPICS} 2 of 14'
-    assert found['warnings'] == [said]
-    assert found['left_out'] == {
-        CHOICES: {
-            'num_items': [12, 12],
-            'num_common': 12,
-            'num_same_words': 9,
-            'settings': ['max_seq_len 2048 / 1024'],
-        },
-        TOPICS: {
-            'num_items': [14, 14],
-            'num_common': 14,
-            'num_same_words': 12,
-            'settings': ['max_seq_len 2048 / 1024'],
-        },
-    }
-    status, out, _ = gauntlet('compare', *pair)
-    assert status == 0 and f'warning: {said}' in ' '.join(out.split())
-    assert f'- warning: {said}' in ' '.join(
-        gauntlet('compare', *pair, '--format', 'markdown')[1].replace('\\_', '_').split()
-    )
-    assert said in gauntlet('compare', *pair, '--format', 'csv')[2]
-
-
-TOKENIZERS = [{'tokenizer': 'LlamaTokenizerFast 900 (1a2b3c4d)'}, {'tokenizer': 'GPTNeoXTokenizerFast 800 (4d3c2b1a)'}]
+    counts = {'num_items': [12, 12], 'num_common': 12, 'num_same_words': 9, 'settings': ['max_seq_len 2048 / 1024']}
+    topics = {**counts, 'num_items': [14, 14], 'num_common': 14, 'num_same_words': 12}
+    assert found['left_out'] == {CHOICES: counts, TOPICS: topics}
+    (said,) = found['warnings']
+    assert said.endswith(f'(max_seq_len 2048 / 1024): {CHOICES} 3 of 12, {TOPICS} 2 of 14')
+    for form, place in (('table', 1), ('markdown', 1), ('csv', 2)):
+        shown = gauntlet('compare', *pair, '--format', form)[place]
+        assert f'warning: {said}' in ' '.join(shown.replace('\\_', '_').split()), form
 
 
 @pytest.mark.parametrize(
     ('configs', 'said'),
     [
-        (TOKENIZERS, 'tokenizer LlamaTokenizerFast 900 (1a2b3c4d) / GPTNeoXTokenizerFast 800 (4d3c2b1a)'),
+        ((LLAMA, NEOX), f'tokenizer {LLAMA["tokenizer"]} / {NEOX["tokenizer"]}'),
         (({}, {'truncation': 'reference'}), 'truncation drop_shots / reference'),
         (({}, {'semantics': 'reference'}), 'semantics corrected / reference, truncation drop_shots / reference'),
-        (({'tokenizer': None}, TOKENIZERS[0]), 'no recorded setting differs'),
-        (({'max_seq_len': 9, **TOKENIZERS[0]}, {'max_seq_len': 9, **TOKENIZERS[0]}), 'no recorded setting differs'),
+        (({'tokenizer': None}, LLAMA), 'no recorded setting differs'),
+        (({'max_seq_len': 9, **LLAMA}, {'max_seq_len': 9, **LLAMA}), 'no recorded setting differs'),
         ((LONGER, {**SHORTER, 'fewshot': 'fixed'}), 'max_seq_len 2048 / 1024, fewshot reference / fixed'),
     ],
 )
@@ -105,65 +75,49 @@ def test_settings_that_may_explain_different_prompts_are_named(compared, runs, t
     first = with_truncated_prompts(runs['a'], tmp_path / 'one', {}, config=configs[0])
     second = with_truncated_prompts(runs['b'], tmp_path / 'other', {LINES: [3]}, config=configs[1])
     (found,) = compared(first, second)
-    assert found['warnings'][0] == f'items with different prompts are left out ({said}): {LINES} 1 of 9'
+    assert found['warnings'][0].endswith(f' ({said}): {LINES} 1 of 9')
 
 
 @pytest.mark.parametrize(
-    ('configs', 'is_compared'),
+    ('configs', 'num_items'),
     [
-        ((SHORTER, SHORTER), True),
-        ((LONGER, SHORTER), False),
-        (TOKENIZERS, False),
-        ((None, SHORTER), False),  # cut in one run alone
+        ((SHORTER, SHORTER), 9),
+        ((LONGER, SHORTER), 7),
+        ((LLAMA, NEOX), 7),
+        ((None, SHORTER), 7),  # truncated in one run alone
     ],
 )
 def test_truncated_prompts_count_as_equal_only_with_equal_limits(
-    compared, runs, tmp_path: Path, configs, is_compared: bool
+    compared, runs, tmp_path: Path, configs, num_items: int
 ):
     """The digest is of the text before tokens are removed from its beginning."""
-    first, second = (
-        with_truncated_prompts(
-            runs[name], tmp_path / name, {LINES: [2, 5]} if config else {}, same_digest=True, config=config
-        )
-        for name, config in zip('ab', configs, strict=True)
-    )
-    (found,) = compared(first, second)
-    assert found['tasks'][LINES]['num_items'] == (9 if is_compared else 7)
+    pair = []
+    for name, config in zip('ab', configs, strict=True):
+        rows = {LINES: [2, 5]} if config else {}
+        pair.append(with_truncated_prompts(runs[name], tmp_path / name, rows, same_digest=True, config=config))
+    (found,) = compared(*pair)
+    assert found['tasks'][LINES]['num_items'] == num_items
 
 
-# Tasks without a common item.
-
-
-def test_a_task_without_equal_prompts_has_a_reason(compared, gauntlet, make_run, runs):
-    other = make_run(
-        'other', ROWS, tasks={'choices': {'prompt_string': 'Please answer.\n'}}, answers=answers_of(2, ROWS)
-    )
-    (found,) = compared(runs['a'], other)
-    reason = "no item has the same prompt in all runs (prompt_string '' / 'Please answer.\\n')"
-    assert found['tasks'][CHOICES]['difference'] == found['tasks'][CHOICES]['first'] == {'reason': reason}
-    assert found['tasks'][CHOICES]['num_items'] == 0 and found['tasks'][CHOICES]['p_holm'] is None
-    others = [key for key in ROWS if key != CHOICES]
-    check_differences(
-        {key: found['tasks'][key] for key in others}, {key: paired(key, runs['a'], other) for key in others}
-    )
-    for name in ('reading', 'rest'):  # both have it
-        assert found['composites'][name]['difference'] == {
-            'reason': f'benchmarks without a score: {CHOICES} ({reason})'
-        }
-    assert 'value' not in found['composites']['core']['difference']
-    status, out, _ = gauntlet('compare', runs['a'], other)
-    assert status == 0 and rows_of_table(out)[CHOICES][2] == '-'
-    assert f'- {reason}: {CHOICES}' in ' '.join(out.split())
-
-
-def test_composites_over_other_tasks_are_still_compared(compared, runs, tmp_path: Path):
+def test_a_task_without_equal_prompts_has_a_reason_and_composites_over_others_are_compared(
+    compared, gauntlet, runs, tmp_path: Path
+):
     other = with_truncated_prompts(runs['b'], tmp_path / 'other', {TOPICS: range(14)}, config=SHORTER)
     (found,) = compared(runs['a'], other)
+    reason = 'no item has the same prompt in all runs (max_seq_len none / 1024)'
+    lost = found['tasks'].pop(TOPICS)
+    assert lost['difference'] == lost['first'] == {'reason': reason}
+    assert (lost['num_items'], lost['p_holm']) == (0, None)
     tasks = {key: paired(key, runs['a'], other) for key in ROWS}
-    expected = composites_of(tasks, SIZES)
-    names = ('reading', 'reading alone')
-    check_differences({name: found['composites'][name] for name in names}, {name: expected[name] for name in names})
-    assert 'value' not in found['composites']['rest']['difference']
+    composites = composites_of(tasks, SIZES)
+    check_differences(found['tasks'], {key: tasks[key] for key in found['tasks']})
+    assert found['composites'].pop('rest')['difference'] == {
+        'reason': f'benchmarks without a score: {TOPICS} ({reason})'
+    }
+    assert 'value' not in found['composites'].pop('core')['difference']
+    check_differences(found['composites'], {name: composites[name] for name in ('reading', 'reading alone')})
+    out = gauntlet('compare', runs['a'], other)[1]
+    assert rows_of_table(out)[TOPICS][2] == '-' and f'- {reason}: {TOPICS}' in ' '.join(out.split())
 
 
 def test_llm_foundry_averages_over_missing_benchmarks_are_not_compared(compared, make_run, tmp_path: Path):
@@ -188,100 +142,67 @@ def test_other_shots_leave_items_whose_prompts_are_equal(compared, make_run):
     assert f'(fewshot_random_seed 1234 / 5): {key} {num_different} of 7' in found['warnings'][0]
 
 
-# SCORE.
-
-
-def other_prompts(runs: dict[str, Path], data: Path, tmp_path: Path, variants: Sequence[int]) -> Path:
-    """Return a SCORE run with some of the ten prompts changed."""
+@pytest.mark.parametrize('numbers', [[4], range(10)])
+def test_score_variants_with_different_prompts_are_left_out(compared, runs, data: Path, tmp_path: Path, numbers):
+    """Without any, a perturbation has no difference."""
     prompts = json.loads((data / 'score' / 'prompts' / 'agieval.json').read_text())
-    for number in variants:
+    for number in numbers:
         prompts['prompt_robustness'][number]['prompt'] += ' Please.'
     (tmp_path / 'prompts.json').write_text(json.dumps(prompts))
     answers = write_lines(tmp_path / 'answers.jsonl', answers_of(2, [AGIEVAL]))
-    score = score_yaml(tmp_path, prompts=str(tmp_path / 'prompts.json'))
-    out = tmp_path / 'other'
-    assert run_cli('run', '--outputs', answers, '--score', score, '--data-root', data, '--out', out) == 0
-    return out
-
-
-def test_score_variants_with_different_prompts_are_left_out(compared, runs, data: Path, tmp_path: Path):
-    other = other_prompts(runs, data, tmp_path, [4])
+    score, other = score_yaml(tmp_path, prompts=str(tmp_path / 'prompts.json')), tmp_path / 'other'
+    assert run_cli('run', '--outputs', answers, '--score', score, '--data-root', data, '--out', other) == 0
     (found,) = compared(runs['a'], other)
-    assert f'{AGIEVAL} {len(QUESTIONS)} of {len(QUESTIONS) * len(VARIANTS)}' in found['warnings'][0]
-    parts = []
-    for run in (runs['a'], other):
-        parts.append(tmp_path / f'{run.name}_part')
-        copy_run(run, parts[-1])
-        lines = [sample for sample in samples_of(run, AGIEVAL) if sample['variant'] != 'prompt:4']
-        write_lines(samples_path(parts[-1], AGIEVAL), lines)
+    num_different = len(QUESTIONS) * len(numbers)
+    assert f'{AGIEVAL} {num_different} of {len(QUESTIONS) * len(VARIANTS)}' in found['warnings'][0]
+    if len(numbers) == 10:
+        assert {name for name, one in found['score'].items() if 'value' not in one['difference']} == {
+            'agieval prompt accuracy',
+            'agieval prompt consistency_rate',
+        }
+        return
+    parts = [copy_run(run, tmp_path / f'{run.name}_part') for run in (runs['a'], other)]
+    for part in parts:
+        write_lines(
+            samples_path(part, AGIEVAL), [one for one in samples_of(part, AGIEVAL) if one['variant'] != 'prompt:4']
+        )
     check_differences(found['score'], score_differences(*parts))
 
 
-def test_a_perturbation_without_equal_prompts_is_left_out(compared, runs, data: Path, tmp_path: Path):
-    other = other_prompts(runs, data, tmp_path, range(10))
-    (found,) = compared(runs['a'], other)
-    reason = {'reason': 'no item has the same prompt in all runs'}
-    for name in ('accuracy', 'consistency_rate'):
-        assert found['score'][f'agieval prompt {name}']['difference'] == reason
-        assert 'value' in found['score'][f'agieval option_order {name}']['difference']
-
-
-# The checkpoints of a run.
-
-
-@pytest.fixture
-def checkpoints(runs: dict[str, Path], tmp_path: Path) -> Path:
-    """Return three checkpoints of a run, the last with another max_seq_len."""
-    folder = tmp_path / 'training'
+def test_trends_are_over_items_with_equal_prompts_at_all_checkpoints(compared, gauntlet, runs, tmp_path: Path):
+    folder, part = tmp_path / 'training', tmp_path / 'part'
     for name, batch in (('a', 10), ('b', 20)):
         with_truncated_prompts(runs[name], folder / f'ba{batch}', {}, config=LONGER, batch=batch)
     with_truncated_prompts(runs['c'], folder / 'ba40', {**LONG, RIDDLES: range(7)}, config=SHORTER, batch=40)
-    return folder
-
-
-def test_trends_are_over_items_with_equal_prompts_at_all_checkpoints(compared, gauntlet, checkpoints, tmp_path):
-    found = compared(checkpoints)
-    part = tmp_path / 'part'
-    for run in checkpoints.iterdir():
+    for run in folder.iterdir():
         copy_run(run, part / run.name, without=LONG)
-    expected = compared(part)
+    found, expected = compared(folder), compared(part)
     for key in (CHOICES, TOPICS, LINES, 'rest'):
         assert found[key]['slope'] == expected[key]['slope'], key
     reason = 'no item has the same prompt in all runs (max_seq_len 2048 / 1024)'
     assert found[RIDDLES]['slope'] == {'reason': reason}
     assert found['reading']['slope'] == {'reason': f'benchmarks without a score: {RIDDLES} ({reason})'}
-    said = (
-        f'items with different prompts are left out (max_seq_len 2048 / 1024): {CHOICES} 3 of 12, {TOPICS} 2 of 14, '
-        f'{RIDDLES} 7 of 7'
-    )
-    assert f'warning: {said}' in ' '.join(gauntlet('compare', checkpoints)[1].split())
-    for form in ('csv', 'json'):
-        assert f'warning: {said}' in gauntlet('compare', checkpoints, '--format', form)[2]
-
-
-# Real tokenizers.
+    for form, place in (('table', 1), ('csv', 2), ('json', 2)):
+        shown = ' '.join(gauntlet('compare', folder, '--format', form)[place].split())
+        assert f'{CHOICES} 3 of 12, {TOPICS} 2 of 14, {RIDDLES} 7 of 7' in shown, form
 
 
 def test_two_models_with_different_tokenizers_are_compared(gauntlet, compared, tmp_path: Path):
     """One needs more tokens: 4 of 20 short questions and all long ones lose shots."""
     tasks = tmp_path / 'tasks.yaml'
-    jeopardy, mmlu = 'jeopardy/4-shot', 'mmlu/4-shot'
     entries = yaml.safe_load((ROOT / 'yamls' / 'tasks' / 'gauntlet_v0.1.yaml').read_text())['icl_tasks']
-    entries = [entry for entry in entries if entry['label'] in ('jeopardy', 'mmlu')]
-    tasks.write_text(json.dumps({'icl_tasks': [{**entry, 'num_fewshot': [4]} for entry in entries]}))
+    entries = [{**entry, 'num_fewshot': [4]} for entry in entries if entry['label'] in ('jeopardy', 'mmlu')]
+    tasks.write_text(json.dumps({'icl_tasks': entries}))
     pair = tmp_path / 'rotary_bos', tmp_path / 'alibi_pad_eos'
     for out in pair:
         words = ['--model', FIXTURES / 'models' / out.name, '--data-root', ROOT / 'eval_data', '--tasks', tasks]
         status, _, err = gauntlet('run', *words, '--device', 'cpu', '--max-seq-len', 256, '--out', out)
         assert status == 0, err
-    truncated = [[sample['row'] for sample in samples_of(run, jeopardy) if sample['truncated']] for run in pair]
+    truncated = [sum(sample['truncated'] for sample in samples_of(run, 'jeopardy/4-shot')) for run in pair]
     (found,) = compared(*pair)
     one, other = (record_of(run)['config']['tokenizer'] for run in pair)
-    assert (one.split()[1], other.split()[1]) == ('900', '800')
-    said = f'items with different prompts are left out (tokenizer {one} / {other})'
-    assert found['warnings'] == [f'{said}: {jeopardy} {len(truncated[1])} of 20, {mmlu} 16 of 16']
-    assert truncated[0] == [] and len(truncated[1]) == 4
-    assert found['tasks'][jeopardy]['num_items'] == 16
-    assert found['tasks'][mmlu]['difference'] == {
-        'reason': f'no item has the same prompt in all runs (tokenizer {one} / {other})'
-    }
+    assert (one.split()[1], other.split()[1], truncated) == ('900', '800', [0, 4])
+    (said,) = found['warnings']
+    assert said.endswith(f'(tokenizer {one} / {other}): jeopardy/4-shot 4 of 20, mmlu/4-shot 16 of 16')
+    assert found['tasks']['jeopardy/4-shot']['num_items'] == 16
+    assert f'(tokenizer {one} / {other})' in found['tasks']['mmlu/4-shot']['difference']['reason']

@@ -17,6 +17,7 @@ from compared_runs import (
     answers_of,
     copy_run,
     read_lines,
+    record_of,
     samples_path,
     tasks_yaml,
     write_lines,
@@ -60,15 +61,10 @@ def test_prompts_are_shown_as_sent(samples, runs):
     assert {hashlib.sha256(text.encode()).hexdigest() for text in shown} == digests
 
 
-def shot_run(make_run) -> Path:
-    """Return a 2-shot run."""
-    answers = [{**answer, 'num_shots': 2} for answer in answers_of(0, [RIDDLES])]
-    return make_run('shots', ['riddles/2-shot'], answers=answers)
-
-
 def test_a_prompt_with_dropped_shots_is_rebuilt(samples, make_run):
-    run = shot_run(make_run)
     key = 'riddles/2-shot'
+    answers = [{**answer, 'num_shots': 2} for answer in answers_of(0, [RIDDLES])]
+    run = make_run('shots', [key], answers=answers)
     whole = [sample for sample in samples(key, run, '--samples', 50) if 'Twice 0?' in sample.passages[0][-9:]]
     (text,) = {sample.passages[0] for sample in whole}
     assert text.count('Twice') == 3 and 'Prompt 2-shot' in ' '.join(whole[0].text.split())
@@ -91,28 +87,21 @@ def test_a_prompt_whose_data_changed_is_not_shown(samples, runs, own_data: Path)
     assert not any('Twice' in passage for one in shown for passage in one.passages)
 
 
-def test_without_data_file_only_results_are_shown(samples, runs, own_data: Path):
+def test_without_data_only_results_are_shown(samples, runs, own_data: Path, tmp_path: Path):
+    """Data that are missing, remote or not wanted are not read."""
     (own_data / 'choices.jsonl').unlink()
-    shown = samples(CHOICES, runs['a'], '--data-root', own_data)
-    assert shown
-    for sample in shown:
-        assert 'its data cannot be read: choices.jsonl: there is no such data file' in sample.text
-        assert 'choice 0' in sample.text and 'gold' in sample.text
-
-
-def test_no_prompts_reads_no_data(samples, runs):
-    shown = samples('', runs['a'], '--no-prompts')
-    assert shown and all('data files were not read' in sample.text for sample in shown)
-
-
-def test_remote_data_are_not_fetched(samples, runs, tmp_path: Path):
-    run = copy_run(runs['a'], tmp_path / 'run')
-    record = json.loads((run / 'results.json').read_text())
-    record['tasks'][RIDDLES]['spec']['dataset_uri'] = 'https://example.invalid/riddles.jsonl'
-    (run / 'results.json').write_text(json.dumps(record))
-    shown = samples(RIDDLES, run)
-    assert shown
-    assert all('https://example.invalid/riddles.jsonl, which a report does not read' in one.text for one in shown)
+    remote = copy_run(runs['a'], tmp_path / 'remote')
+    record, uri = record_of(remote), 'https://example.invalid/riddles.jsonl'
+    record['tasks'][RIDDLES]['spec']['dataset_uri'] = uri
+    (remote / 'results.json').write_text(json.dumps(record))
+    for key, words, fact in (
+        (CHOICES, [runs['a'], '--data-root', own_data], 'choices.jsonl: there is no such data file'),
+        (RIDDLES, [remote], uri),
+        ('', [runs['a'], '--no-prompts'], 'data files were not read'),
+    ):
+        shown = samples(key, *words)
+        assert shown and all(fact in sample.text for sample in shown), fact
+        assert not any(row['query'] in sample.text for sample in shown for row in ROWS[CHOICES])
 
 
 def test_choices_have_their_log_probabilities(samples, runs):

@@ -189,7 +189,8 @@ def test_warnings_are_not_in_csv(gauntlet, unscored: tuple[Path, Path]):
     assert err.startswith('warning: ')
 
 
-def test_show_imports_nothing_heavy(runs: dict[str, Path]):
+@pytest.mark.parametrize('command', ['show', 'compare'])
+def test_show_and_compare_import_nothing_heavy(runs: dict[str, Path], training: Path, command: str):
     names = ('torch', 'composer', 'transformers', 'datasets', 'sympy', 'pandas', 'altair')
-    for form in ('table', 'csv', 'markdown'):
-        assert loaded_by('show', runs['a'], '--format', form, names=names) == []
+    for words in ([runs['a'], runs['b']], [training], [runs['a'], runs['b'], '--format', 'csv']):
+        assert loaded_by(command, *words, names=names) == []

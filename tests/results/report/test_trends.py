@@ -26,11 +26,11 @@ def slopes(folder: Path, batches: Sequence[int], without: Iterable[tuple[str, in
     found = {}
     for key, rows in ROWS.items():
         kept = [row for row in range(len(rows)) if (key, row) not in set(without)]
-        credits = [
+        scores = [
             [sample['score'] for sample in samples_of(folder / f'ba{batch}', key) if sample['row'] in kept]
             for batch in batches
         ]
-        found[key] = over_items(key, kept, np.polyfit(batches, np.array(credits), 1)[0].tolist())
+        found[key] = over_items(key, kept, np.polyfit(batches, np.array(scores), 1)[0].tolist())
     return found
 
 
@@ -41,22 +41,19 @@ def noise_of(batches: Sequence[int], values: Sequence[float]) -> float:
     return float(np.sqrt(variance * (len(values) - 1) / (2 * len(values))))
 
 
-def values_at(folder: Path, batch: int) -> dict[str, float]:
-    """Return the accuracies and composites in a checkpoint's results.json."""
-    record = record_of(folder / f'ba{batch}')
-    tasks = {key: next(iter(task['metrics'].values())) for key, task in record['tasks'].items()}
-    everything = tasks | record['composites']['categories'] | record['composites']['averages']
-    return {name: measure['value'] for name, measure in everything.items()}
-
-
 def test_trends_equal_least_squares_slopes(compared, training: Path):
     batches = list(BATCHES.values())
     found = compared(training)
     tasks = slopes(training, batches)
     expected = tasks | composites_of(tasks, SIZES)
     assert list(found) == list(expected)
+    recorded = []
+    for batch in batches:
+        record = record_of(training / f'ba{batch}')
+        measures = {key: next(iter(task['metrics'].values())) for key, task in record['tasks'].items()}
+        recorded.append(measures | record['composites']['categories'] | record['composites']['averages'])
     for name, one in found.items():
-        values = [values_at(training, batch)[name] for batch in batches]
+        values = [measures[name]['value'] for measures in recorded]
         assert one['slope']['value'] == pytest.approx(np.polyfit(batches, values, 1)[0], abs=1e-15), name
         assert one['slope']['value'] == pytest.approx(expected[name].value, abs=1e-15), name
         assert one['slope']['standard_error'] == pytest.approx(expected[name].error, abs=1e-15), name
