@@ -47,7 +47,7 @@ from typing import Any
 
 import torch
 from composer import Callback, Logger, State
-from record_reference import BATCH_SIZE, case_metrics, evaluate, model_record, record_models, write_subset
+from record_reference import BATCH_SIZE, build_model, case_metrics, evaluate, model_record, record_models, write_subset
 from recording import digest
 from transformers import LogitsProcessor, LogitsProcessorList
 
@@ -145,7 +145,7 @@ def record_model(config: dict[str, Any], model_folder: Path, data_root: Path, te
     subsets = [write_subset(case, data_root, temporary) for case in config['cases']]
     recorder = GenerationRecorder()
     tasks = [task for task, _, _ in subsets]
-    evaluation = evaluate(tasks, model_folder, recorder=recorder, temporary=temporary)
+    evaluation = evaluate(tasks, *build_model(model_folder), recorder=recorder, temporary=temporary)
     records = []
     for case, (_, chosen, _), evaluator in zip(config['cases'], subsets, evaluation.evaluators, strict=True):
         data_set = evaluator.dataloader.dataloader.dataset

@@ -41,6 +41,7 @@ import torch
 import yaml
 from composer import Callback, Evaluator, Logger, State, Trainer
 from composer.loggers import InMemoryLogger
+from composer.models import ComposerModel
 from llmfoundry.callbacks.eval_gauntlet_callback import EvalGauntlet
 from llmfoundry.utils.builders import build_composer_model, build_icl_evaluators, build_tokenizer
 from recording import DATA_ROOT, FIXTURES, Row, digest, read_lines, versions, write_fixture
@@ -233,15 +234,26 @@ class Evaluation:
     logged: dict[str, float]
 
 
-def evaluate(tasks: list[dict[str, Any]], model_folder: Path, *, recorder: Callback, temporary: Path) -> Evaluation:
-    """Run every task with one model. Files are written below the temporary folder only."""
+def build_model(model_folder: Path) -> tuple[ComposerModel, PreTrainedTokenizerBase]:
+    """Return a fixture model and its tokenizer as llm-foundry builds them."""
     tokenizer = build_tokenizer(str(model_folder), {})
     model_config = {
         'pretrained_model_name_or_path': str(model_folder),
         'pretrained': True,
         'attn_implementation': ATTENTION[model_folder.name],
     }
-    model = build_composer_model(name='hf_causal_lm', tokenizer=tokenizer, cfg=model_config)
+    return build_composer_model(name='hf_causal_lm', tokenizer=tokenizer, cfg=model_config), tokenizer
+
+
+def evaluate(
+    tasks: list[dict[str, Any]],
+    model: ComposerModel,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    recorder: Callback,
+    temporary: Path,
+) -> Evaluation:
+    """Run every task with one model. Files are written below the temporary folder only."""
     evaluators, logger_keys = build_icl_evaluators(
         tasks,
         tokenizer=tokenizer,
@@ -283,7 +295,8 @@ def record_model(config: dict[str, Any], model_folder: Path, data_root: Path, te
     """Return the fixture of one model: every case, and the gauntlets over them."""
     subsets = [write_subset(case, data_root, temporary) for case in config['cases']]
     recorder = BatchRecorder()
-    evaluation = evaluate([task for task, _, _ in subsets], model_folder, recorder=recorder, temporary=temporary)
+    tasks = [task for task, _, _ in subsets]
+    evaluation = evaluate(tasks, *build_model(model_folder), recorder=recorder, temporary=temporary)
     records = []
     for case, (_, chosen, rows) in zip(config['cases'], subsets, strict=True):
         record = case_record(case, chosen, rows, recorder)
