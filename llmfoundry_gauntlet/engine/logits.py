@@ -111,7 +111,8 @@ def makes_logits(layer: torch.nn.Module, arguments: tuple[Any, ...]) -> bool:
 def reading(layer: torch.nn.Linear | torch.nn.Embedding, reader: LogitReader, tail: Tail) -> Iterator[None]:
     """Have the output layer hand its logits to the reader and return next to nothing."""
     forward = layer.forward
-    size = max(1, min(CHUNK, CHUNK_ELEMENTS // layer.weight.shape[0]))
+    vocabulary = layer.out_features if isinstance(layer, torch.nn.Linear) else layer.num_embeddings  # also if sharded
+    size = max(1, min(CHUNK, CHUNK_ELEMENTS // vocabulary))
 
     def read(hidden: torch.Tensor, *more: Any) -> torch.Tensor:
         if not makes_logits(layer, (hidden, *more)):
