@@ -11,6 +11,7 @@ PYTHON = ROOT / '.venv-reference' / 'bin' / 'python'
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize('model', ['rotary_bos', 'alibi_pad_eos'])
 def test_recording_again_gives_the_same_fixture(model: str, tmp_path):
