@@ -286,20 +286,37 @@ class TrainingPoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Spread:
-    """The spread of an estimate over items: the contribution of each cluster of items to its deviation.
+class Stratum:
+    """The contribution of each cluster of a stratum, a task or a category of it, to an estimate's deviation.
 
     Clusters are independent of each other, so the variance is the sum of the squares. `clusters` are the clusters'
-    numbers, uint64 [G], ascending; `deviations` float64 [G].
+    numbers, uint64 [G], ascending; `deviations` float64 [G]. `freedom` are the effective degrees of freedom of the
+    variance. `is_borrowed` if the stratum is a single cluster, whose deviation is taken from other strata or its items.
     """
 
+    name: str
     clusters: ClusterNumbers
     deviations: Floats
+    freedom: float
+    is_borrowed: bool = False
 
-    @property
-    def standard_error(self) -> float:
-        """Return the square root of the variance."""
-        return math.sqrt(math.fsum((self.deviations**2).tolist()))
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Spread:
+    """The spread of an estimate over items.
+
+    `freedom` are the degrees of freedom of the standard error. `below` and `above` are the standard errors towards
+    lower and higher values, which differ where a share without variation takes part; `bounds` are the lowest and the
+    highest possible value. `num_items` is the number of independent items that a share is worth, None for others.
+    """
+
+    strata: tuple[Stratum, ...]
+    standard_error: float
+    freedom: float
+    below: float
+    above: float
+    bounds: tuple[float, float] = (-math.inf, math.inf)
+    num_items: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

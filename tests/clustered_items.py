@@ -5,7 +5,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
-from llmfoundry_gauntlet.metrics.comparison import CONFIDENT
 from llmfoundry_gauntlet.metrics.metrics import accuracy, task_score
 from llmfoundry_gauntlet.types import ItemKey, ItemResult, Measure
 
@@ -44,10 +43,3 @@ def score_of(results: Sequence[ItemResult], task: str = 'a/0-shot') -> Measure:
 
 def credits_of(task: str, credits: Sequence[float]) -> Measure:
     return score_of([item(row, credit, task=task) for row, credit in enumerate(credits)], task)
-
-
-def interval(measure: Measure) -> tuple[float, float] | None:
-    """Return the 95 % interval, None if there is no error."""
-    if measure.value is None or measure.standard_error is None:
-        return None
-    return measure.value - CONFIDENT * measure.standard_error, measure.value + CONFIDENT * measure.standard_error

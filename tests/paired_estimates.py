@@ -53,11 +53,14 @@ class Estimate:
 
 
 def mean_of(values: Sequence[float], clusters: Sequence[str]) -> Estimate:
-    """Return the mean with clustered errors (arXiv 2411.00640, with G / (G - 1))."""
-    deviations = np.array(values) - np.mean(values)
-    parts = {name: deviations[[one == name for one in clusters]].sum() for name in set(clusters)}
-    scale = math.sqrt(len(parts) / (len(parts) - 1)) / len(values)
-    return Estimate(float(np.mean(values)), {name: part * scale for name, part in parts.items()})
+    """Return the mean with the error of a jackknife over clusters."""
+    center = float(np.mean(values))
+    parts = {
+        name: center - np.mean([value for value, one in zip(values, clusters, strict=True) if one != name])
+        for name in set(clusters)
+    }
+    scale = math.sqrt((len(parts) - 1) / len(parts))
+    return Estimate(center, {name: part * scale for name, part in parts.items()})
 
 
 def combined(estimates: Iterable[Estimate], weights: Iterable[float]) -> Estimate:

@@ -76,7 +76,7 @@ def compare(
         return
     first, *others = [read_run(find_results(folder)[-1][0]) for folder in runs]
     compared = [comparison.compare(first, other, metric=metric, allow_missing=allow_missing) for other in others]
-    printing.print_comparisons(compared, metric, form)
+    printing.print_comparisons(comparison.corrected(compared), metric, form)
 
 
 def show(

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from llmfoundry_gauntlet.metrics.statistics import mean, mean_over_clusters, weighted_sum
+from llmfoundry_gauntlet.metrics.statistics import mean, mean_over_categories, mean_over_clusters
 from llmfoundry_gauntlet.types import Measure
 
 OPTION_ORDER = 'option_order:'
@@ -218,8 +218,8 @@ def accuracy_of(scored: Sequence[VariantResult], *, macro: bool, missing: str | 
         categories.setdefault(category, []).append((mean(values), cluster_of(first[question])))
     if not categories:
         return Measure(value=None, reason=missing or NO_ITEMS)
-    measures = [estimate(values, missing) for values in categories.values()]
-    return weighted_sum(measures, [1 / len(measures)] * len(measures))
+    measures = [estimate(values, missing, stratum=str(name)) for name, values in categories.items()]
+    return mean_over_categories(measures, [values[0][1] for values in categories.values()], is_share=True)
 
 
 def cluster_of(result: VariantResult) -> int:
@@ -233,13 +233,14 @@ def number_of(question: QuestionKey) -> int:
     return int.from_bytes(hashlib.sha256(repr(question).encode()).digest()[:8], 'big')
 
 
-def estimate(values: Sequence[tuple[float, int]], missing: str | None) -> Measure:
-    """Return the mean of values with their clusters' numbers, or why there is none."""
+def estimate(values: Sequence[tuple[float, int]], missing: str | None, *, stratum: str = '') -> Measure:
+    """Return the mean of shares with their clusters' numbers, or why there is none."""
     if not values:
         return Measure(value=None, reason=missing or NO_ITEMS)
     import numpy as np
 
-    return mean_over_clusters([value for value, _ in values], np.array([number for _, number in values], np.uint64))
+    numbers = np.array([number for _, number in values], np.uint64)
+    return mean_over_clusters([value for value, _ in values], numbers, stratum=stratum, is_share=True)
 
 
 def split_accuracy(

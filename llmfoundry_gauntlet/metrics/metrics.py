@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from llmfoundry_gauntlet.metrics.statistics import cluster_numbers, mean_over_clusters, weighted_sum
+from llmfoundry_gauntlet.metrics.statistics import (
+    cluster_number,
+    cluster_numbers,
+    mean,
+    mean_over_categories,
+    mean_over_clusters,
+)
 from llmfoundry_gauntlet.scoring.likelihood import best_of
 from llmfoundry_gauntlet.types import ItemResult, Measure, TaskScore
 
@@ -30,16 +36,19 @@ class Metric:
     """A metric of a task or a category: the mean of one value per item, with the standard error of that mean.
 
     `values` returns them for scored items, at least one; None for an item that does not count. It raises Absent if
-    there is no such number.
+    there is no such number. `is_share` if values are between 0 and 1; without `has_error` the mean is of values that
+    depend on each other, so that no standard error is known.
     """
 
     name: str
     values: Callable[[Sequence[ItemResult]], Iterable[float | None]]
+    is_share: bool = False
+    has_error: bool = True
 
 
 def accuracy(name: str) -> Metric:
     """Return the mean score, under the name given by a task type."""
-    return Metric(name, scores_of)
+    return Metric(name, scores_of, is_share=True)
 
 
 def item_metric(name: str) -> Metric:
@@ -49,7 +58,7 @@ def item_metric(name: str) -> Metric:
 
 def passes_at(ks: Sequence[int]) -> tuple[Metric, ...]:
     """Return pass@k for each k."""
-    return tuple(Metric(f'PassAt{k}', partial(pass_chances, k)) for k in ks)
+    return tuple(Metric(f'PassAt{k}', partial(pass_chances, k), is_share=True) for k in ks)
 
 
 def task_score(
@@ -62,17 +71,18 @@ def task_score(
     """
     names = sorted({result.category for result in results if result.category is not None}) if metrics else []
     if not names:
-        return plain_score(task, metrics, results, allow_missing=allow_missing)
+        return plain_score(task, task, metrics, results, allow_missing=allow_missing)
     parts: dict[str, list[ItemResult]] = {name: [] for name in names}
     for result in results:
         if result.category is not None:
             parts[result.category].append(result)
     categories = {
-        name: plain_score(task, metrics, members, allow_missing=allow_missing) for name, members in parts.items()
+        name: plain_score(task, f'{task}/{name}', metrics, members, allow_missing=allow_missing)
+        for name, members in parts.items()
     }
     return TaskScore(
         task=task,
-        metrics={metric.name: mean_over(categories, metric.name, results) for metric in metrics},
+        metrics={metric.name: mean_over(categories, metric, results) for metric in metrics},
         num_items=len(results),
         num_unscored=sum(score.num_unscored for score in categories.values()),
         num_truncated=sum(score.num_truncated for score in categories.values()),
@@ -80,22 +90,29 @@ def task_score(
     )
 
 
-def mean_over(categories: Mapping[str, TaskScore], metric: str, results: Sequence[ItemResult]) -> Measure:
+def mean_over(categories: Mapping[str, TaskScore], metric: Metric, results: Sequence[ItemResult]) -> Measure:
     """Return a metric's plain mean over categories; absent if it is absent in any of them.
 
     The categories are fixed and the items vary: each category counts with its own error.
     """
-    measures = [score.metrics[metric] for score in categories.values()]
+    measures = [score.metrics[metric.name] for score in categories.values()]
     if any(measure.value is None for measure in measures):
         reasons = dict.fromkeys(measure.reason for measure in measures if measure.reason is not None)
         return Measure(value=None, reason=unscored_reason(results) or '; '.join(reasons))
-    return weighted_sum(measures, [1 / len(measures)] * len(measures))
+    if not metric.has_error:
+        return Measure(value=mean([measure.value for measure in measures if measure.value is not None]))
+    first: dict[str | None, ItemResult] = {}
+    for result in results:
+        first.setdefault(result.category, result)
+    return mean_over_categories(
+        measures, [cluster_number(first[name]) for name in categories], is_share=metric.is_share
+    )
 
 
 def plain_score(
-    task: str, metrics: Sequence[Metric], results: Sequence[ItemResult], *, allow_missing: bool
+    task: str, stratum: str, metrics: Sequence[Metric], results: Sequence[ItemResult], *, allow_missing: bool
 ) -> TaskScore:
-    """Return metrics over items, regardless of category."""
+    """Return metrics over items, regardless of category; `stratum` is the name of these items in spreads."""
     reason = unscored_reason(results)
     scored = [result for result in results if result.score is not None]
     if allow_missing and scored:
@@ -104,7 +121,9 @@ def plain_score(
     return TaskScore(
         task=task,
         metrics={
-            metric.name: measure(metric, scored, clusters) if reason is None else Measure(value=None, reason=reason)
+            metric.name: measure(metric, scored, clusters, stratum=stratum)
+            if reason is None
+            else Measure(value=None, reason=reason)
             for metric in metrics
         },
         num_items=len(results),
@@ -113,7 +132,9 @@ def plain_score(
     )
 
 
-def measure(metric: Metric, results: Sequence[ItemResult], clusters: ClusterNumbers | None = None) -> Measure:
+def measure(
+    metric: Metric, results: Sequence[ItemResult], clusters: ClusterNumbers | None = None, *, stratum: str = ''
+) -> Measure:
     """Return a metric of scored results. `clusters` has the numbers of their clusters, uint64 [N]."""
     if clusters is None:
         clusters = cluster_numbers(results)
@@ -121,10 +142,13 @@ def measure(metric: Metric, results: Sequence[ItemResult], clusters: ClusterNumb
         values = list(metric.values(results))
     except Absent as error:
         return Measure(value=None, reason=str(error))
-    known = [value is not None for value in values]
-    if not any(known):
+    known = [value for value in values if value is not None]
+    if not known:
         return Measure(value=None, reason='no item has a value')
-    return mean_over_clusters([value for value in values if value is not None], clusters[known])
+    if not metric.has_error:
+        return Measure(value=mean(known))
+    numbers = clusters[[value is not None for value in values]]
+    return mean_over_clusters(known, numbers, stratum=stratum, is_share=metric.is_share)
 
 
 def item_metric_values(name: str, results: Sequence[ItemResult]) -> list[float]:
@@ -177,19 +201,20 @@ def choice_metrics() -> tuple[Metric, ...]:
     """Return the metrics of tasks in which one of several choices is right."""
     return (
         gold_bits_per_byte(),
-        Metric('GoldProbability', gold_probabilities),
-        Metric('CharacterNormalizedMatch', partial(matches, lambda result: result.num_characters)),
-        Metric('ByteNormalizedMatch', partial(matches, lambda result: result.num_bytes)),
-        Metric('TokenNormalizedMatch', partial(matches, lambda result: result.num_tokens)),
-        Metric('CalibrationError', calibration_gaps),
+        Metric('GoldProbability', gold_probabilities, is_share=True),
+        Metric('CharacterNormalizedMatch', partial(matches, lambda result: result.num_characters), is_share=True),
+        Metric('ByteNormalizedMatch', partial(matches, lambda result: result.num_bytes), is_share=True),
+        Metric('TokenNormalizedMatch', partial(matches, lambda result: result.num_tokens), is_share=True),
+        Metric('CalibrationError', calibration_gaps, has_error=False),
+        Metric('CalibrationBias', calibration_bias, has_error=False),
         Metric('BrierScore', brier_scores),
-        Metric('MajorityClass', majority),
+        Metric('MajorityClass', majority, is_share=True),
     )
 
 
 def pmi() -> Metric:
     """Return the metric of matches by how much the prompt raises each choice's probability (arXiv 2104.08315)."""
-    return Metric('PMINormalizedMatch', pmi_matches)
+    return Metric('PMINormalizedMatch', pmi_matches, is_share=True)
 
 
 def bits_per_byte(results: Sequence[ItemResult]) -> list[float]:
@@ -248,6 +273,24 @@ def calibration_gaps(results: Sequence[ItemResult]) -> list[float]:
     gaps = [confidence - right for confidence, right in zip(confidences, rights, strict=True)]
     totals = [math.fsum(gap for gap, place in zip(gaps, bins, strict=True) if place == b) for b in range(NUM_BINS)]
     return [math.copysign(1.0, totals[place]) * gap for gap, place in zip(gaps, bins, strict=True)]
+
+
+def calibration_bias(results: Sequence[ItemResult]) -> list[float]:
+    """Return values whose mean is the calibration error expected of a perfectly calibrated model.
+
+    Its items would be right with the probability of their preferred choices, and the size of a bin's gap would be that
+    of a normal deviation.
+    """
+    confidences = [max(probabilities(logprobs)) for logprobs, _ in scored(results)]
+    bins = [min(int(confidence * NUM_BINS), NUM_BINS - 1) for confidence in confidences]
+    counts = Counter(bins)
+    sizes = {
+        b: math.sqrt(
+            2 / math.pi * math.fsum(c * (1 - c) for c, place in zip(confidences, bins, strict=True) if place == b)
+        )
+        for b in counts
+    }
+    return [sizes[place] / counts[place] for place in bins]
 
 
 def brier_scores(results: Sequence[ItemResult]) -> list[float]:

@@ -1,22 +1,34 @@
 """Estimates with clustered standard errors, carried through every mean and composite.
 
-The method is that of arXiv 2411.00640. An estimate keeps the contribution of each cluster of items to its deviation.
-Linear functions of estimates (rescaling, means over categories, composites, differences of runs) are the same functions
-of these deviations, so estimates that share items, such as a task counted twice, are correlated correctly. A cluster
-has the same number everywhere. Sums are exact (`math.fsum`): no order of items changes a bit.
+The method is that of arXiv 2411.00640 with a jackknife over clusters. An estimate keeps the contribution of each
+cluster of items to its deviation. Linear functions of estimates (rescaling, means over categories, composites,
+differences of runs) are the same functions of these deviations, so estimates that share items, such as a task counted
+twice, are correlated correctly. A cluster has the same number everywhere. Sums are exact (`math.fsum`): no order of
+items changes a bit.
+
+Intervals and p-values are those of Student's t with the effective degrees of freedom: of few or uneven clusters there
+are fewer than clusters (Carter, Schnepel and Steigerwald 2017), of a sum those of Satterthwaite (1946). The interval of
+a share is Wilson's with the effective number of items, so that it is not empty at 0 and 1; that of a sum is put
+together from those of its parts (Zou and Donner 2008).
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from llmfoundry_gauntlet.types import ItemResult, Measure, Spread
+from llmfoundry_gauntlet.types import ItemResult, Measure, Spread, Stratum
 
 if TYPE_CHECKING:
     from llmfoundry_gauntlet.types import ClusterNumbers
+
+CONFIDENCE = 0.95  # of intervals
+NORMAL_QUANTILE = 1.959963984540054  # of a 95 % interval
 
 
 def mean(values: Sequence[float]) -> float:
@@ -24,20 +36,32 @@ def mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-def mean_over_clusters(values: Sequence[float], clusters: ClusterNumbers) -> Measure:
+def mean_over_clusters(
+    values: Sequence[float], clusters: ClusterNumbers, *, stratum: str = '', is_share: bool = False
+) -> Measure:
     """Return the mean of items' values with the spread of their clusters: `clusters` has the number of each item's.
 
-    A cluster's deviation is the sum of its items' deviations from the mean, over the number of items. As these use up a
-    degree of freedom, the variance is that of the paper times G / (G - 1) for G clusters: for clusters of one item the
-    usual error of a mean. A single cluster has no spread.
+    A cluster's deviation is the change of the mean without it (jackknife): e / (N - n) * sqrt((G - 1) / G) for its n of
+    N items, with the sum e of their deviations from the mean, and G clusters; for clusters of one size the paper's
+    error times sqrt(G / (G - 1)). The error of a single cluster of several items is the standard deviation of an item,
+    as if they were all alike; that of a single item is unknown. `is_share` says that values are between 0 and 1.
     """
     import numpy as np
 
     center = mean(values)
-    numbers, places = np.unique(clusters, return_inverse=True)
-    if len(numbers) < 2:
+    numbers, places, sizes = np.unique(clusters, return_inverse=True, return_counts=True)
+    if len(values) < 2:
         return Measure(value=center)
     deviations = np.array(values, np.float64) - center
+    if len(numbers) < 2:
+        alone = Stratum(
+            name=stratum,
+            clusters=np.sort(numbers[0] + np.arange(len(values), dtype=np.uint64)),
+            deviations=deviations / math.sqrt(len(values) - 1),
+            freedom=1.0,
+            is_borrowed=True,
+        )
+        return Measure(value=center, spread=spread_of_mean(alone, center, 1.0, is_share=is_share))
     if len(numbers) == len(values):
         sums = deviations[np.argsort(places)]
     else:
@@ -45,8 +69,73 @@ def mean_over_clusters(values: Sequence[float], clusters: ClusterNumbers) -> Mea
         for place, deviation in zip(places.tolist(), deviations.tolist(), strict=True):
             members[place].append(deviation)
         sums = np.array([math.fsum(group) for group in members])
-    scale = math.sqrt(len(numbers) / (len(numbers) - 1)) / len(values)
-    return Measure(value=center, spread=Spread(clusters=numbers, deviations=sums * scale))
+    num_effective = len(values) ** 2 / math.fsum((sizes.astype(np.float64) ** 2).tolist())
+    found = Stratum(
+        name=stratum,
+        clusters=numbers,
+        deviations=sums / (len(values) - sizes) * math.sqrt((len(numbers) - 1) / len(numbers)),
+        freedom=max(1.0, num_effective - 1),
+    )
+    return Measure(value=center, spread=spread_of_mean(found, center, num_effective, is_share=is_share))
+
+
+def spread_of_mean(stratum: Stratum, value: float, num_effective: float, *, is_share: bool) -> Spread:
+    """Return the spread of a mean over the clusters of a stratum, whose error so many even clusters would have.
+
+    Of a share without variation, such as 0 of 100 items, the error towards either side is that of Wilson's interval.
+    """
+    spread = spread_of([stratum])
+    if not is_share:
+        return spread
+    variance = spread.standard_error**2
+    varies = variance > 0 and 0 < value < 1
+    num_items = value * (1 - value) / variance if varies else num_effective
+    low, high = wilson(value, num_items, NORMAL_QUANTILE)
+    below, above = (value - low) / NORMAL_QUANTILE, (high - value) / NORMAL_QUANTILE
+    error = spread.standard_error
+    return replace(
+        spread,
+        below=error if varies else max(error, below),
+        above=error if varies else max(error, above),
+        bounds=(0.0, 1.0),
+        num_items=None if stratum.is_borrowed else num_items,
+    )
+
+
+def wilson(share: float, num_items: float, quantile: float) -> tuple[float, float]:
+    """Return the ends of Wilson's interval of a share of independent items."""
+    weight = quantile**2 / num_items
+    middle = (share + weight / 2) / (1 + weight)
+    half = math.sqrt(weight * share * (1 - share) + weight**2 / 4) / (1 + weight)
+    return max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))
+
+
+def spread_of(strata: Sequence[Stratum]) -> Spread:
+    """Return the spread of a sum of strata, which may share clusters."""
+    import numpy as np
+
+    numbers, places = np.unique(np.concatenate([one.clusters for one in strata]), return_inverse=True)
+    deviations = np.concatenate([one.deviations for one in strata])
+    totals = np.zeros(len(numbers))
+    np.add.at(totals, places, deviations)
+    variance = math.fsum((totals**2).tolist())
+    ends = np.cumsum([0, *(len(one.clusters) for one in strata)])
+    parts = deviations * totals[places]  # of the variance
+    variances = [float(parts[begin:end].sum()) for begin, end in itertools.pairwise(ends)]
+    error = math.sqrt(variance)
+    return Spread(
+        strata=tuple(strata),
+        standard_error=error,
+        freedom=freedom_of_sum(variances, [one.freedom for one in strata]),
+        below=error,
+        above=error,
+    )
+
+
+def freedom_of_sum(variances: Sequence[float], freedoms: Sequence[float]) -> float:
+    """Return the degrees of freedom of a sum of variances (Satterthwaite 1946); of 0 the sum of their freedoms."""
+    uncertain = math.fsum(variance**2 / freedom for variance, freedom in zip(variances, freedoms, strict=True))
+    return math.fsum(variances) ** 2 / uncertain if uncertain > 0 else math.fsum(freedoms)
 
 
 def weighted_sum(measures: Sequence[Measure], weights: Sequence[float], shift: float = 0.0) -> Measure:
@@ -54,18 +143,111 @@ def weighted_sum(measures: Sequence[Measure], weights: Sequence[float], shift: f
 
     The spread is unknown if that of any measure is.
     """
+    value = math.fsum([shift, *(m.value * w for m, w in zip(measures, weights, strict=True) if m.value is not None)])
+    known = [
+        (measure.spread, weight)
+        for measure, weight in zip(measures, weights, strict=True)
+        if measure.spread is not None
+    ]
+    if len(known) < len(measures) or not known:
+        return Measure(value=value)
+    strata = [
+        replace(stratum, deviations=stratum.deviations * weight) for part, weight in known for stratum in part.strata
+    ]
+    spread = spread_of(joined(strata))
+    independent = math.fsum((weight * part.standard_error) ** 2 for part, weight in known)
+    shared = spread.standard_error / math.sqrt(independent) if independent > 0 else 1.0
+    sides, bounds = [], []
+    for part, weight in known:
+        ends = ((part.below, part.bounds[0]), (part.above, part.bounds[1]))
+        (below, low), (above, high) = ends if weight > 0 else ends[::-1]
+        sides.append((weight * below, weight * above))
+        bounds.append((weight * low, weight * high) if weight else (0.0, 0.0))
+    return Measure(
+        value=value,
+        spread=replace(
+            spread,
+            below=shared * math.hypot(*(below for below, _ in sides)),
+            above=shared * math.hypot(*(above for _, above in sides)),
+            bounds=(shift + sum(low for low, _ in bounds), shift + sum(high for _, high in bounds)),
+        ),
+    )
+
+
+def mean_over_categories(measures: Sequence[Measure], clusters: Sequence[int], *, is_share: bool) -> Measure:
+    """Return the plain mean of categories' means, given the number of a cluster of each; the categories are fixed.
+
+    The error of a category with a single cluster is borrowed: the distance of its mean from that of the others
+    (collapsed strata; Cochran 1977, section 5A.12). Categories differ, so it is conservative.
+    """
     import numpy as np
 
-    value = math.fsum([shift, *(m.value * w for m, w in zip(measures, weights, strict=True) if m.value is not None)])
-    spreads = [measure.spread for measure in measures]
-    known = [spread for spread in spreads if spread is not None]
-    if len(known) < len(spreads) or not known:
-        return Measure(value=value)
-    numbers, places = np.unique(np.concatenate([spread.clusters for spread in known]), return_inverse=True)
-    parts = [spread.deviations * weight for spread, weight in zip(known, weights, strict=True)]
-    deviations = np.zeros(len(numbers))
-    np.add.at(deviations, places, np.concatenate(parts))
-    return Measure(value=value, spread=Spread(clusters=numbers, deviations=deviations))
+    lonely = [place for place, one in enumerate(measures) if one.spread is None or one.spread.strata[0].is_borrowed]
+    values = [one.value for one in measures if one.value is not None]
+    found = list(measures)
+    for place in lonely if len(measures) > 1 else ():
+        value, own = values[place], measures[place].spread
+        stratum = Stratum(
+            name=f'cluster {clusters[place]:x}' if own is None else own.strata[0].name,
+            clusters=np.array([clusters[place]], np.uint64),
+            deviations=np.array([value - mean([*values[:place], *values[place + 1 :]])]),
+            freedom=max(1, len(lonely) - 1) / len(lonely),
+            is_borrowed=True,
+        )
+        found[place] = Measure(value=value, spread=spread_of_mean(stratum, value, 1.0, is_share=is_share))
+    return weighted_sum(found, [1 / len(found)] * len(found))
+
+
+def joined(strata: Iterable[Stratum]) -> list[Stratum]:
+    """Return the strata, those of one name as one: their deviations are added by cluster."""
+    import numpy as np
+
+    groups: dict[str, list[Stratum]] = {}
+    for stratum in strata:
+        groups.setdefault(stratum.name, []).append(stratum)
+    found = []
+    for name, members in groups.items():
+        if len(members) > 1:
+            numbers, places = np.unique(np.concatenate([one.clusters for one in members]), return_inverse=True)
+            deviations = np.zeros(len(numbers))
+            np.add.at(deviations, places, np.concatenate([one.deviations for one in members]))
+            members = [
+                Stratum(
+                    name=name,
+                    clusters=numbers,
+                    deviations=deviations,
+                    freedom=min(one.freedom for one in members),
+                    is_borrowed=any(one.is_borrowed for one in members),
+                )
+            ]
+        found += members
+    return found
+
+
+def interval(measure: Measure) -> tuple[float, float] | None:
+    """Return the 95 % confidence interval, None without a spread."""
+    if measure.value is None or measure.spread is None:
+        return None
+    spread, quantile = measure.spread, student_quantile(measure.spread.freedom)
+    if spread.num_items is not None:  # where all items are alike no variance is estimated
+        return wilson(measure.value, spread.num_items, quantile if spread.standard_error > 0 else NORMAL_QUANTILE)
+    low, high = measure.value - quantile * spread.below, measure.value + quantile * spread.above
+    return max(low, spread.bounds[0]), min(high, spread.bounds[1])
+
+
+@functools.lru_cache(maxsize=10_000)
+def student_quantile(freedom: float, probability: float = (1 + CONFIDENCE) / 2) -> float:
+    """Return a quantile of Student's t."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(freedom, probability))
+
+
+def student_tail(value: float, freedom: float) -> float:
+    """Return the probability of a value of Student's t that is at least this far from 0."""
+    from scipy.special import stdtr
+
+    return float(2 * stdtr(freedom, -abs(value)))
 
 
 def cluster_numbers(results: Sequence[ItemResult]) -> ClusterNumbers:
@@ -77,8 +259,11 @@ def cluster_numbers(results: Sequence[ItemResult]) -> ClusterNumbers:
 
 def cluster_number(result: ItemResult) -> int:
     """Return the number of an item's cluster, from its 16 hexadecimal digits."""
-    if result.cluster:
-        return int(result.cluster, 16)
+    return int(result.cluster, 16) if result.cluster else number_of_row(result)
+
+
+def number_of_row(result: ItemResult) -> int:
+    """Return the number of the cluster that an item is by itself."""
     key = result.key
     digest = hashlib.sha256(repr((key.task, key.file, key.row)).encode())
     return int.from_bytes(digest.digest()[:8], 'big')

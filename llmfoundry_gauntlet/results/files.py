@@ -19,6 +19,7 @@ from llmfoundry_gauntlet.errors import ConfigError, RecordError
 from llmfoundry_gauntlet.evaluation.run import Evaluation, gauntlet_version
 from llmfoundry_gauntlet.metrics.consistency import PerturbationScore
 from llmfoundry_gauntlet.metrics.metrics import RENAMED
+from llmfoundry_gauntlet.metrics.statistics import interval
 from llmfoundry_gauntlet.results.samples import SAMPLES, sample_line, samples_file
 from llmfoundry_gauntlet.tasks.fewshot import FIXED_VERSION
 from llmfoundry_gauntlet.tasks.score import ScoreTask
@@ -280,11 +281,23 @@ def perturbation_record(score: PerturbationScore) -> dict[str, Any]:
 
 
 def measure_record(measure: Measure) -> dict[str, Any]:
-    """Return `{"value": ..., "standard_error": ...}`, or `{"reason": ...}` without a value."""
+    """Return a measure for results.json: its value, error and 95 % interval, or the reason why it has no value.
+
+    `single_clusters` names tasks and categories of one cluster, whose part of the error is borrowed.
+    """
     if measure.value is None:
         return {'reason': measure.reason}
-    error = measure.standard_error
-    return {'value': measure.value} if error is None else {'value': measure.value, 'standard_error': error}
+    if measure.spread is None:
+        return {'value': measure.value}
+    record: dict[str, Any] = {
+        'value': measure.value,
+        'standard_error': measure.spread.standard_error,
+        'confidence_interval': interval(measure),
+        'degrees_of_freedom': measure.spread.freedom,
+    }
+    if borrowed := [stratum.name for stratum in measure.spread.strata if stratum.is_borrowed]:
+        record['single_clusters'] = borrowed
+    return record
 
 
 def note_checkpoint(folder: Path, checkpoint: str) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -15,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmfoundry_gauntlet.metrics.comparison import difference, holm, p_value, trend
-from llmfoundry_gauntlet.metrics.statistics import mean_over_clusters
-from llmfoundry_gauntlet.types import Measure, Spread
+from llmfoundry_gauntlet.metrics.statistics import mean_over_clusters, spread_of
+from llmfoundry_gauntlet.types import Measure, Stratum
 
 ABSENT = Measure(value=None, reason='2 of 9 items unscored: there is no answer')
 
@@ -27,18 +26,18 @@ def measure(values: Sequence[float], clusters: Sequence[int] | None = None) -> M
     return mean_over_clusters(list(map(float, values)), np.array(list(numbers), np.uint64))
 
 
-def known(value: float, error: float) -> Measure:
-    """Return a measure of two clusters with the given standard error."""
+def known(value: float, error: float, freedom: float) -> Measure:
+    """Return a measure of two clusters with the given standard error and degrees of freedom."""
     deviations = np.array([error, -error]) / math.sqrt(2)
-    return Measure(value=value, spread=Spread(clusters=np.array([1, 2], np.uint64), deviations=deviations))
+    stratum = Stratum(name='', clusters=np.array([1, 2], np.uint64), deviations=deviations, freedom=freedom)
+    return Measure(value=value, spread=spread_of([stratum]))
 
 
 def clustered_error(values: np.ndarray, clusters: Sequence[int]) -> float:
-    """Return the clustered standard error of arXiv 2411.00640 with the factor G / (G - 1)."""
+    """Return the standard error of a jackknife over clusters."""
     numbers = np.array(clusters)
-    centred = values - values.mean()
-    sums = np.array([centred[numbers == number].sum() for number in np.unique(numbers)])
-    return float(np.sqrt((sums**2).sum() * len(sums) / (len(sums) - 1)) / len(values))
+    without = np.array([values[numbers != number].mean() for number in np.unique(numbers)])
+    return float(np.sqrt(((without - values.mean()) ** 2).sum() * (len(without) - 1) / len(without)))
 
 
 # Differences.
@@ -54,7 +53,7 @@ def test_a_difference_is_second_minus_first_with_a_paired_error():
     assert np.std(own, ddof=1) / math.sqrt(8) == pytest.approx(by_hand)
     assert found.difference.standard_error == pytest.approx(by_hand, abs=1e-15)
     assert (found.first.value, found.second.value, found.num_items) == (0.5, 0.625, 8)
-    assert found.p_value == pytest.approx(2 * NormalDist().cdf(-1 / 8 / by_hand), abs=1e-14)
+    assert found.p_value == pytest.approx(0.59833, abs=1e-5)  # of t = 0.5517 with seven degrees of freedom
     assert found.p_holm is None
 
 
@@ -93,13 +92,20 @@ def test_the_error_of_a_difference_is_clustered(items):
     assert turned.difference.standard_error == pytest.approx(found.difference.standard_error, abs=1e-16)
 
 
-@pytest.mark.parametrize('z', [0.0, 0.5, -1.0, 1.959963984540054, -2.5, 4.0])
-def test_the_p_value_is_two_sided_normal(z: float):
-    assert p_value(known(z * 0.03, 0.03)) == pytest.approx(2 * NormalDist().cdf(-abs(z)), abs=1e-14)
-
-
-def test_extreme_p_values_are_positive():
-    assert p_value(known(1.0, 0.1)) == pytest.approx(1.523970604832105e-23, rel=1e-9)  # twice the tail beyond 10
+@pytest.mark.parametrize(
+    ('t', 'freedom', 'expected'),
+    [
+        (0.0, 5, 1.0),
+        (1.0, 1, 0.5),  # of a Cauchy distribution
+        (-1.0, 2, 1 - 1 / math.sqrt(3)),  # t / sqrt(2 + t²)
+        (2.262157, 9, 0.05),
+        (-2.570582, 5, 0.05),
+        (1.959964, 1e9, 0.05),
+        (10.0, 1e9, 1.523971e-23),  # twice the tail of a normal distribution beyond 10
+    ],
+)
+def test_the_p_value_is_two_sided_of_students_t(t: float, freedom: float, expected: float):
+    assert p_value(known(t * 0.03, 0.03, freedom)) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -117,9 +123,9 @@ def test_a_difference_with_an_absent_measure_has_its_reason(first, second, reaso
     assert (found.first, found.second) == (first, second)
 
 
-def test_a_single_cluster_has_no_error_and_no_p_value():
-    found = difference(measure([0, 1], [7, 7]), measure([1, 1], [7, 7]), 2)
-    assert found.difference == Measure(value=0.5)
+def test_a_single_item_has_no_error_and_no_p_value():
+    found = difference(measure([0]), measure([1]), 1)
+    assert found.difference == Measure(value=1.0)
     assert found.difference.standard_error is found.p_value is found.detectable is None
 
 
@@ -153,13 +159,9 @@ def test_equal_differences_of_all_clusters_are_a_sign_test(first, second, cluste
 
 
 def test_the_minimum_detectable_effect_has_80_percent_power():
-    normal = NormalDist()
     found = difference(measure([0, 1, 0, 1, 0]), measure([1, 1, 0, 0, 1]), 5)
-    error = found.difference.standard_error
-    assert found.detectable == pytest.approx((normal.inv_cdf(0.975) + normal.inv_cdf(0.8)) * error, abs=1e-14)
-    z = found.detectable / error
-    edge = normal.inv_cdf(0.975)
-    assert normal.cdf(z - edge) + normal.cdf(-z - edge) == pytest.approx(0.8, abs=2e-6)
+    # quantiles 0.975 and 0.8 of Student's t with four degrees of freedom
+    assert found.detectable == pytest.approx((2.776445 + 0.940965) * found.difference.standard_error, rel=1e-6)
 
 
 # Holm's correction.
@@ -219,12 +221,39 @@ def test_holm_does_not_depend_on_order(values, random):
 @pytest.mark.parametrize('batches', [[0, 10, 20, 30, 40], [5, 6, 100, 5000], [0, 1]])
 def test_the_slope_is_least_squares_with_a_paired_error(batches):
     random = np.random.default_rng(len(batches))
-    scores = random.random((len(batches), 30))
+    center = np.array(batches) - np.mean(batches)
+    scores = random.random(30) + np.outer(center, random.normal(size=30))  # each item on a line of its own
     clusters = random.integers(0, 11, 30).tolist()
     slope = trend(batches, [measure(row, clusters) for row in scores]).slope
     assert slope.value == pytest.approx(np.polyfit(batches, scores.mean(axis=1), 1)[0], rel=1e-9)
     own = np.polyfit(batches, scores, 1)[0]  # a slope for every item
     assert slope.standard_error == pytest.approx(clustered_error(own, clusters), rel=1e-9)
+
+
+def test_the_slope_varies_with_checkpoints():
+    """The items move together, so that only the distances from the line tell how sure it is."""
+    values = [0.2, 0.3, 0.7, 0.4, 0.5, 0.9]
+    slope = trend(list(range(6)), [measure([value, value]) for value in values]).slope
+    fit = np.polyfit(range(6), values, 1)
+    strays = np.array(values) - np.polyval(fit, range(6))
+    correlation = (strays[1:] @ strays[:-1]) / (strays @ strays)
+    assert correlation + (1 + 4 * correlation) / 6 < 0  # so no correction
+    assert slope.standard_error == pytest.approx(math.sqrt(strays @ strays / 4 / 17.5))  # 17.5 = sum of squares
+    assert slope.spread.freedom == 1  # of two items
+
+
+def test_resemblance_of_neighbouring_checkpoints_widens_the_error():
+    values = [0.0, 0.1, 0.2, 0.3, 0.2, 0.1, 0.0, -0.1, -0.2, -0.3, -0.2, -0.1] * 2
+    slope = trend(list(range(24)), [Measure(value=value) for value in values]).slope
+    center = np.arange(24) - 11.5
+    line = center * (center @ values) / (center @ center)
+    strays = np.array(values) - line
+    plain = math.sqrt(strays @ strays / 22 / (center @ center))
+    correlation = (strays[1:] @ strays[:-1]) / (strays @ strays)
+    corrected = min(0.9, correlation + (1 + 4 * correlation) / 24)
+    assert slope.standard_error == pytest.approx(plain * math.sqrt((1 + corrected) / (1 - corrected)))
+    assert slope.standard_error > 3 * plain
+    assert slope.spread.freedom == pytest.approx(max(1, 22 * (1 - corrected) / (1 + corrected)))
 
 
 def test_two_checkpoints_have_a_slope_and_no_noise():
@@ -289,6 +318,6 @@ def test_a_trend_with_an_absent_score_is_absent():
     assert found.noise is None and found.signal_to_noise is None
 
 
-def test_the_slope_of_scores_without_errors_has_no_error():
-    found = trend([0, 10, 20], [measure([0, 1]), Measure(value=0.75), measure([1, 1])])
-    assert found.slope.value == pytest.approx(0.025, abs=1e-16) and found.slope.standard_error is None
+def test_the_slope_of_two_scores_without_errors_has_no_error():
+    found = trend([0, 20], [measure([0, 1]), Measure(value=0.75)])
+    assert found.slope.value == pytest.approx(0.0125, abs=1e-16) and found.slope.standard_error is None

@@ -145,5 +145,6 @@ def test_the_error_of_a_single_item_is_absent_from_the_stream():
     assert stream['icl/metrics/eval_gauntlet/half'] == pytest.approx(0.75)
     assert {key for key in stream if 'rror' in key} == {
         'metrics/a/0-shot/law/StandardError',
+        'metrics/a/0-shot/StandardError',
         'icl/metrics/eval_gauntlet/safety/standard_error',
     }

@@ -15,6 +15,7 @@ OF_CHOICES = (
     'ByteNormalizedMatch',
     'TokenNormalizedMatch',
     'CalibrationError',
+    'CalibrationBias',
     'BrierScore',
     'MajorityClass',
 )

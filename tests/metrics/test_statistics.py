@@ -8,15 +8,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from clustered_items import METRIC, interval, item, named, score_of, usual_error
+from clustered_items import METRIC, item, named, score_of, usual_error
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from llmfoundry_gauntlet.metrics.comparison import CONFIDENT
 from llmfoundry_gauntlet.metrics.metrics import accuracy, task_score
 from llmfoundry_gauntlet.metrics.statistics import (
     cluster_number,
     cluster_numbers,
+    interval,
     mean_over_clusters,
     weighted_sum,
 )
@@ -35,36 +35,49 @@ def alone(values: Sequence[float], first: int = 0) -> Measure:
     return over(values, range(first, first + len(values)))
 
 
+def deviations_of(measure: Measure) -> dict[int, float]:
+    """Return the deviation of each cluster, those of all strata added."""
+    found: dict[int, float] = {}
+    for stratum in measure.spread.strata:
+        for number, deviation in zip(stratum.clusters.tolist(), stratum.deviations.tolist(), strict=True):
+            found[number] = found.get(number, 0.0) + deviation
+    return found
+
+
 def test_the_clustered_error_by_hand():
-    # mean 0.5; sums of deviations: 1.0 of the first cluster, -1.5 of the second, 0.5 of the third; n = 6, G = 3
+    # mean 0.5; without a cluster it is 1/4, 3/4 (three right of four) and 2/5 of the rest; G = 3
     found = over([1, 1, 0, 0, 0, 1], [7, 7, 9, 9, 9, 8])
+    without = [1 / 4, 1.0, 2 / 5]  # 0 0 0 1, then 1 1 1, then 1 1 0 0 0
     assert found.value == 0.5
-    assert found.standard_error == pytest.approx(math.sqrt((1.0 + 2.25 + 0.25) * 3 / 2) / 6, rel=1e-14)
+    expected = math.sqrt(2 / 3 * math.fsum((0.5 - value) ** 2 for value in without))
+    assert found.standard_error == pytest.approx(expected, rel=1e-14)
+    assert found.spread.freedom == pytest.approx(36 / (4 + 9 + 1) - 1)  # of 36 / 14 even clusters
 
 
-def test_the_clustered_error_is_the_sum_over_pairs_of_a_cluster():
+def test_the_error_of_clusters_of_one_size_is_the_sum_over_pairs_of_a_cluster():
     random = np.random.default_rng(5)
-    clusters = np.sort(random.integers(0, 12, 50))
-    values = random.random(50) + clusters / 10
+    clusters = np.repeat(np.arange(12), 4)
+    values = random.random(48) + clusters / 10
     deviations = values - values.mean()
-    paper = math.sqrt((np.outer(deviations, deviations) * (clusters[:, None] == clusters)).sum()) / 50
-    assert len(set(clusters.tolist())) == 12
-    assert over(values.tolist(), clusters).standard_error == pytest.approx(paper * math.sqrt(12 / 11), rel=1e-12)
+    paper = math.sqrt((np.outer(deviations, deviations) * (clusters[:, None] == clusters)).sum()) / 48
+    found = over(values.tolist(), clusters)
+    assert found.standard_error == pytest.approx(paper * math.sqrt(12 / 11), rel=1e-12)
+    assert found.spread.freedom == pytest.approx(11)
     assert paper > 1.5 * usual_error(values.tolist())  # where items of a cluster are alike
 
 
 @given(CLUSTERED)
-def test_the_clustered_error_uses_sums_of_clusters(pairs):
+def test_the_clustered_error_is_a_jackknife(pairs):
     values, clusters = (list(part) for part in zip(*pairs, strict=True))
     numbers = sorted(set(clusters))
     assume(len(numbers) > 1)
     center = np.mean(values)
-    sums = [sum(value - center for value, cluster in pairs if cluster == number) for number in numbers]
-    expected = np.sqrt(np.sum(np.square(sums))) / len(values) * np.sqrt(len(numbers) / (len(numbers) - 1))
+    without = [np.mean([value for value, cluster in pairs if cluster != number]) for number in numbers]
+    expected = np.sqrt(np.sum(np.square(center - without)) * (len(numbers) - 1) / len(numbers))
     found = over(values, clusters)
     assert found.value == pytest.approx(center, abs=1e-12)
-    assert found.standard_error == pytest.approx(expected, abs=1e-12)
-    assert found.spread.clusters.tolist() == numbers
+    assert found.standard_error == pytest.approx(expected, abs=1e-9)
+    assert sorted(deviations_of(found)) == numbers
 
 
 @given(st.lists(VALUES, min_size=2, max_size=25))
@@ -76,19 +89,21 @@ def test_deviations_are_ordered_by_cluster():
     # 0.5, -0.5, 0 and 0 from the mean, times sqrt(4 / 3) / 4, in whatever order the items come
     part = 0.5 * math.sqrt(4 / 3) / 4
     for values, clusters in (([1, 0.5, 0, 0.5], [30, 10, 20, 40]), ([0.5, 0.5, 0, 1], [40, 10, 20, 30])):
-        spread = over(values, clusters).spread
-        assert spread.clusters.tolist() == [10, 20, 30, 40]
-        assert spread.deviations.tolist() == pytest.approx([0, -part, part, 0], rel=1e-14)
+        found = over(values, clusters)
+        assert deviations_of(found) == pytest.approx({10: 0, 20: -part, 30: part, 40: 0}, rel=1e-14)
     same = weighted_sum(
         [over([1, 0.5, 0, 0.5], [30, 10, 20, 40]), over([0.5, 0, 1, 0.5], [10, 20, 30, 40])], [1.0, -1.0]
     )
     assert same.standard_error == 0
 
 
-@given(st.lists(VALUES, min_size=1, max_size=9))
-def test_a_single_cluster_has_no_error(values):
+@given(st.lists(VALUES, min_size=2, max_size=9))
+def test_a_single_cluster_has_the_standard_deviation_of_its_items(values):
     found = over(values, [3] * len(values))
-    assert (found.value, found.spread, found.standard_error) == (math.fsum(values) / len(values), None, None)
+    assert found.standard_error == pytest.approx(statistics.stdev(values), abs=1e-9)
+    (stratum,) = found.spread.strata
+    assert stratum.is_borrowed and stratum.freedom == 1
+    assert over(values[:1], [3]).spread is None
 
 
 @given(st.data())
@@ -155,8 +170,7 @@ def test_deviations_of_a_cluster_are_added_before_squaring():
     part = math.sqrt(2) / 4
     for other, shared in (([1, 0], 0.0), ([0, 1], -2 * part)):
         found = weighted_sum([over([1, 0], [1, 2]), over(other, [2, 3])], [1.0, 1.0])
-        assert found.spread.clusters.tolist() == [1, 2, 3]
-        assert found.spread.deviations.tolist() == pytest.approx([part, shared, -part if shared == 0 else part])
+        assert deviations_of(found) == pytest.approx({1: part, 2: shared, 3: -part if shared == 0 else part})
 
 
 @pytest.mark.parametrize(
@@ -202,7 +216,7 @@ def test_cluster_names_are_hexadecimal_numbers():
     results = [item(0, 1.0, '00000000000000ff'), item(1, 1.0, 'f' * 16, task='b/0-shot'), item(2, 0.0, '0' * 16)]
     found = cluster_numbers(results)
     assert (found.dtype, found.tolist()) == (np.uint64, [255, 2**64 - 1, 0])
-    assert score_of(results).spread.clusters.tolist() == [0, 255, 2**64 - 1]
+    assert list(deviations_of(score_of(results))) == [0, 255, 2**64 - 1]
 
 
 def test_samples_of_a_row_are_one_cluster():
@@ -217,13 +231,53 @@ def test_samples_of_a_row_are_one_cluster():
     assert found.standard_error == pytest.approx(usual_error([0.75, 0.0, 0.5]), rel=1e-14)  # of the rows' means
 
 
-def test_the_interval_is_1_96_errors_on_each_side():
-    assert statistics.NormalDist().inv_cdf(0.975) == pytest.approx(CONFIDENT, rel=1e-14)
-    low, high = interval(alone([1, 0, 0, 0]))
-    assert (low, high) == pytest.approx((0.25 - 1.959963984540054 * 0.25, 0.25 + 1.959963984540054 * 0.25))
+def test_intervals_are_those_of_students_t():
+    # mean 2, error 1 of three items: 4.303 is the quantile of two degrees of freedom
+    assert interval(alone([1, 1, 4])) == pytest.approx((2 - 4.30265, 2 + 4.30265), abs=1e-4)
+    # 12.706 for one: two clusters of one size
+    assert interval(over([0, 0, 2, 2], [1, 1, 2, 2])) == pytest.approx((1 - 12.7062, 1 + 12.7062), abs=1e-4)
     assert interval(Measure(value=0.5)) is None
     assert interval(Measure(value=None, reason='did not run')) is None
-    assert interval(alone([1, 1, 1])) == (1, 1)
+
+
+def test_the_interval_of_a_share_is_wilsons():
+    # 3 of 10 items, and t = 2.2622 of nine degrees of freedom; the error is that of nine items
+    n, p, t = 9, 0.3, 2.26216
+    middle, half = (p + t**2 / 2 / n) / (1 + t**2 / n), t / (1 + t**2 / n) * math.sqrt(p * 0.7 / n + (t / 2 / n) ** 2)
+    found = mean_over_clusters([1.0] * 3 + [0.0] * 7, np.arange(10, dtype=np.uint64), is_share=True)
+    assert interval(found) == pytest.approx((middle - half, middle + half), abs=1e-5)
+    for value, expected in ((0.0, (0, 0.27753)), (1.0, (0.72247, 1))):  # 1.96² / (10 + 1.96²) from the end
+        found = mean_over_clusters([value] * 10, np.arange(10, dtype=np.uint64), is_share=True)
+        assert found.standard_error == 0
+        assert interval(found) == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_sum_with_a_share_of_0_has_room_above_only():
+    none = mean_over_clusters([0.0] * 100, np.arange(100, dtype=np.uint64), stratum='none', is_share=True)
+    some = mean_over_clusters([0.0, 1.0] * 50, np.arange(100, 200, dtype=np.uint64), stratum='some', is_share=True)
+    found = weighted_sum([none, some], [0.5, 0.5])
+    low, high = interval(found)
+    t = 1.984217  # of 99 degrees of freedom, as only the second share varies
+    assert found.spread.freedom == pytest.approx(99)
+    assert found.value - low == pytest.approx(t * some.standard_error / 2, abs=1e-5)
+    beyond = 1.96**2 / (100 + 1.96**2) / 1.96  # Wilson's end of 0 of 100, in standard errors
+    assert high - found.value == pytest.approx(t * math.hypot(some.standard_error, beyond) / 2, abs=1e-5)
+    turned = interval(weighted_sum([none, some], [-0.5, 0.5]))
+    assert turned == pytest.approx((0.25 - (high - 0.25), 0.25 + (0.25 - low)), abs=1e-9)
+
+
+def test_freedom_of_a_sum_is_satterthwaites():
+    one, other = over([1.0, 3.0, 2.0], [1, 2, 3]), over([1.0, 2.0, 9.0, 4.0], [4, 5, 6, 7])
+    measures = [replace_stratum(one, 'one'), replace_stratum(other, 'other')]
+    found = weighted_sum(measures, [2.0, 0.5]).spread
+    variances = [4 * one.standard_error**2, 0.25 * other.standard_error**2]
+    assert found.freedom == pytest.approx(sum(variances) ** 2 / (variances[0] ** 2 / 2 + variances[1] ** 2 / 3))
+    assert weighted_sum([measures[0]] * 2, [0.5, 0.5]).spread.freedom == pytest.approx(2)  # the same stratum twice
+
+
+def replace_stratum(measure: Measure, name: str) -> Measure:
+    (stratum,) = measure.spread.strata
+    return replace(measure, spread=replace(measure.spread, strata=(replace(stratum, name=name),)))
 
 
 def test_the_error_of_a_mean_over_categories():
@@ -249,12 +303,24 @@ def test_categories_with_a_shared_passage_are_correlated():
     assert score_of(results).standard_error == pytest.approx(0.5)
 
 
-def test_a_category_of_one_item_makes_the_error_unknown():
+def test_a_category_of_one_item_borrows_its_error_from_the_others():
     results = [item(0, 1.0, category='law'), item(1, 0.0, category='law'), item(2, 1.0, category='physics')]
     score = task_score('a/0-shot', [accuracy(METRIC)], results)
     assert score.categories['law'].accuracy.standard_error == pytest.approx(0.5)
     assert score.accuracy.value == pytest.approx(0.75)
-    assert score.accuracy.standard_error is None
+    # physics is half above the mean of the others
+    assert score.accuracy.standard_error == pytest.approx(math.hypot(0.5, 0.5) / 2)
+    assert [stratum.is_borrowed for stratum in score.accuracy.spread.strata] == [False, True]
+
+
+def test_categories_of_one_cluster_each_are_collapsed():
+    """With one item each, the error is nearly that of independent items: times 3 / sqrt(3 * 2)."""
+    credits = [1.0, 0.0, 0.0]
+    results = [item(row, credit, category=str(row)) for row, credit in enumerate(credits)]
+    accuracy_of = task_score('a/0-shot', [accuracy(METRIC)], results).accuracy
+    # distances from the mean of the other two: 1, -0.5, -0.5, over three
+    assert accuracy_of.standard_error == pytest.approx(math.sqrt(1.5) / 3)
+    assert accuracy_of.standard_error == pytest.approx(usual_error(credits) * math.sqrt(3 / 2))
 
 
 def test_an_absent_accuracy_has_no_error():

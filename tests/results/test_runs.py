@@ -227,7 +227,9 @@ def test_allow_missing_applies_to_recomputing(make_run, tmp_path: Path):
     assert run_cli('run', '--from', run, '--out', tmp_path / 'again', '--allow-missing') == 0
     assert files_of(tmp_path / 'again') == files_of(run)
     name = 'InContextLearningGenerationExactMatchAccuracy'
-    assert record_of(run)['tasks']['riddles/1-shot']['metrics'][name] == {'value': 1, 'standard_error': 0}
+    found = record_of(run)['tasks']['riddles/1-shot']['metrics'][name]
+    assert (found['value'], found['standard_error']) == (1, 0)
+    assert found['confidence_interval'] == pytest.approx([2 / (2 + 1.959964**2), 1])  # Wilson's, of two items
     assert run_cli('run', '--from', run, '--out', tmp_path / 'strict') == 0
     strict = record_of(tmp_path / 'strict')['tasks']['riddles/1-shot']
     assert strict['metrics'][name] == {'reason': '2 of 4 items unscored: there is no answer'}

@@ -143,8 +143,8 @@ class Trends:
 def compare(first: Run, second: Run, *, metric: str | None = None, allow_missing: bool = False) -> Comparison:
     """Return the differences of the second run from the first over the items that both were asked with the same prompt.
 
-    `metric` is compared in place of the accuracy for tasks that have it. Raise RecordError if the runs have no task, or
-    no item of any task, in common.
+    `metric` is compared in place of the accuracy for tasks that have it. p-values are corrected for this pair of runs;
+    `corrected` does so for several. Raise RecordError if the runs have no task, or no item of any task, in common.
     """
     if not first.results.keys() & second.results.keys():
         raise RecordError(
@@ -164,13 +164,14 @@ def compare(first: Run, second: Run, *, metric: str | None = None, allow_missing
         }
         for kind, group in ours.items()
     }
-    return Comparison(
+    comparison = Comparison(
         first=str(first.folder),
         second=str(second.folder),
-        groups={kind: corrected(found) for kind, found in groups.items()},
+        groups=groups,
         common=common,
         warnings=tuple(warnings(first, second, common)),
     )
+    return corrected([comparison])[0]
 
 
 def common_by_task(runs: Sequence[Run], who: str, *, scored: bool) -> dict[str, CommonItems]:
@@ -276,10 +277,23 @@ def metric_names(tasks: Mapping[str, Task], keys: Iterable[str], metric: str | N
     return names
 
 
-def corrected(differences: Mapping[str, Difference]) -> dict[str, Difference]:
-    """Return the differences with their p-values corrected for their number."""
-    p_values = holm([one.p_value for one in differences.values()])
-    return {name: replace(one, p_holm=p) for (name, one), p in zip(differences.items(), p_values, strict=True)}
+def corrected(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """Return comparisons shown together with their p-values corrected for the number of all of a kind (Holm)."""
+    p_values: dict[str, list[float | None]] = {}
+    for comparison in comparisons:
+        for kind, group in comparison.groups.items():
+            p_values.setdefault(kind, []).extend(one.p_value for one in group.values())
+    left = {kind: iter(holm(found)) for kind, found in p_values.items()}
+    return [
+        replace(
+            comparison,
+            groups={
+                kind: {name: replace(one, p_holm=next(left[kind])) for name, one in group.items()}
+                for kind, group in comparison.groups.items()
+            },
+        )
+        for comparison in comparisons
+    ]
 
 
 def different_prompts(common: Mapping[str, CommonItems]) -> Iterable[str]:

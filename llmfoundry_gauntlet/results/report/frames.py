@@ -42,7 +42,7 @@ def scores_frame(scored: Scored | Iterable[Scored]) -> Any:
     found = [asdict(row) for _, one in recorded(scored) for row in one.rows]
     frame = pd.DataFrame(found, columns=[field.name for field in fields(ScoreRow)])
     integers = dict.fromkeys(('batch', 'num_items'), 'Int64')
-    return frame.astype({**integers, **dict.fromkeys(('value', 'standard_error', 'chance'), 'float64')})
+    return frame.astype({**integers, **dict.fromkeys(('value', 'standard_error', 'low', 'high', 'chance'), 'float64')})
 
 
 def samples_frame(scored: Scored | Iterable[Scored]) -> Any:
@@ -118,7 +118,7 @@ def marks(rows: Sequence[ScoreRow]) -> list[dict[str, Any]]:
     names, runs = unique_labels(row.name for row in known), unique_labels(row.run for row in known)
     found = []
     for row in known:
-        low, high = row.interval or (row.value, row.value)
+        low, high = (row.value, row.value) if row.low is None else (row.low, row.high)
         labels = {'name': names[row.name], 'run': runs[row.run], 'batch': row.batch, 'chance': row.chance}
         found.append({**labels, 'value': row.value, 'low': low, 'high': high})
     return found

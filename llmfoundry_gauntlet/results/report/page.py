@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmfoundry_gauntlet.errors import ConfigError, RecordError
-from llmfoundry_gauntlet.results.report.comparison import compare
+from llmfoundry_gauntlet.results.report.comparison import Comparison, compare, corrected
 from llmfoundry_gauntlet.results.report.frames import curve, marks, points
 from llmfoundry_gauntlet.results.report.printing import LEGEND, difference_table
 from llmfoundry_gauntlet.results.report.samples import KINDS, kinds_of, logprob, make_samples
@@ -183,14 +183,16 @@ def comparison_section(runs: Sequence[RecordedRun], results: Sequence[Run]) -> S
     if len(runs) == 1 and further:
         pairs = [(first.name, further[-1].name, read_run(first.folder), results[0])]
     notes: list[str] = []
-    tables: list[Table] = []
+    found: dict[str, Comparison] = {}
     for one, other, *compared in pairs:
         title = f'{other} {MINUS} {one}'
         try:
-            table = difference_table(compare(*compared))
+            found[title] = compare(*compared)
         except RecordError as error:
             notes.append(f'{title} cannot be compared: {"; ".join(error.problems)}')
-            continue
+    tables: list[Table] = []
+    for title, comparison in zip(found, corrected(list(found.values())), strict=True):
+        table = difference_table(comparison)
         notes += [f'{title}: {warning}' for warning in table.warnings]
         tables.append(replace(table, title=title, columns=[Column('Score'), *table.columns[1:]]))
     if tables:
@@ -237,8 +239,9 @@ def cells(runs: Sequence[RecordedRun], line: Line) -> list[Cell]:
 
 def interval_text(cell: Cell) -> str:
     """Return the 95 % interval of a score, empty if unknown."""
-    interval = cell.interval if isinstance(cell, ScoreRow) else None
-    return '' if interval is None else '{:.3f} to {:.3f}'.format(*interval).replace('-', MINUS)
+    if not isinstance(cell, ScoreRow) or cell.low is None:
+        return ''
+    return f'{cell.low:.3f} to {cell.high:.3f}'.replace('-', MINUS)
 
 
 def all_rows(runs: Sequence[RecordedRun], line: Line) -> list[ScoreRow]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from llmfoundry_gauntlet.config.tasks import GauntletSpec
 from llmfoundry_gauntlet.config.yaml import Problems, decode, join
 from llmfoundry_gauntlet.errors import ConfigError, RecordError
-from llmfoundry_gauntlet.metrics.comparison import CONFIDENT
+from llmfoundry_gauntlet.metrics.statistics import NORMAL_QUANTILE
 from llmfoundry_gauntlet.results.files import RESULTS, find_results
 
 COMPOSITE = 'Composite'  # the metric of categories and averages
@@ -30,8 +30,8 @@ class ScoreRow:
     """One score of an evaluation, or the reason why it is absent.
 
     `kind` is category, average, task or perturbation (of SCORE); `part` is a category of a task, or a variant. `run` is
-    the evaluation's folder, `batch` the training batch of its model. `chance` is the accuracy of guessing, given only
-    for accuracies.
+    the evaluation's folder, `batch` the training batch of its model. `low` and `high` are the ends of the 95 %
+    interval, `None` if the error is unknown. `chance` is the accuracy of guessing, given only for accuracies.
     """
 
     run: str
@@ -42,17 +42,11 @@ class ScoreRow:
     metric: str | None = None
     value: float | None = None
     standard_error: float | None = None
+    low: float | None = None
+    high: float | None = None
     reason: str | None = None
     num_items: int | None = None
     chance: float | None = None
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """Return the 95 % interval, `None` if the value or its error is unknown."""
-        if self.value is None or self.standard_error is None:
-            return None
-        half = CONFIDENT * self.standard_error
-        return self.value - half, self.value + half
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +55,9 @@ class MeasureRecord:
 
     value: float | None = None
     standard_error: float | None = None
+    confidence_interval: tuple[float, ...] = ()
+    degrees_of_freedom: float | None = None
+    single_clusters: tuple[str, ...] = ()
     reason: str | None = None
 
     def __post_init__(self) -> None:
@@ -68,6 +65,24 @@ class MeasureRecord:
             raise ValueError('is neither a value nor a reason, or both')
         if not math.isfinite(self.value or 0) or not 0 <= (self.standard_error or 0) < math.inf:
             raise ValueError(f'is {self.value}, standard error {self.standard_error}; allowed: finite numbers')
+        if self.confidence_interval and not is_interval(self.confidence_interval):
+            raise ValueError(f'confidence_interval: is {self.confidence_interval}; allowed: two finite numbers')
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """Return the fields of a ScoreRow; earlier versions recorded no interval, so that it is that of their error."""
+        ends = self.confidence_interval
+        if not ends and self.value is not None and self.standard_error is not None:
+            half = NORMAL_QUANTILE * self.standard_error
+            ends = (self.value - half, self.value + half)
+        low, high = ends or (None, None)
+        shown = {'value': self.value, 'standard_error': self.standard_error, 'reason': self.reason}
+        return {**shown, 'low': low, 'high': high}
+
+
+def is_interval(ends: Sequence[float]) -> bool:
+    """Return whether these are the finite ends of an interval."""
+    return len(ends) == 2 and all(map(math.isfinite, ends)) and ends[0] <= ends[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +234,7 @@ def composite_rows(results: ResultsRecord) -> Iterator[dict[str, Any]]:
     if results.composites is not None:
         for kind, group in (('category', results.composites.categories), ('average', results.composites.averages)):
             for name, measure in group.items():
-                yield {'kind': kind, 'name': name, 'metric': COMPOSITE, **asdict(measure)}
+                yield {'kind': kind, 'name': name, 'metric': COMPOSITE, **measure.columns}
 
 
 def task_rows(results: ResultsRecord) -> Iterator[dict[str, Any]]:
@@ -238,7 +253,7 @@ def task_rows(results: ResultsRecord) -> Iterator[dict[str, Any]]:
             if not score.metrics:
                 yield {**row, 'reason': NO_METRICS}
             for place, (metric, measure) in enumerate((score.metrics or {}).items()):
-                yield {**row, 'metric': metric, 'chance': None if place else chance.get(task), **asdict(measure)}
+                yield {**row, 'metric': metric, 'chance': None if place else chance.get(task), **measure.columns}
 
 
 def perturbation_rows(results: ResultsRecord, problems: Problems) -> Iterator[dict[str, Any]]:
@@ -257,7 +272,7 @@ def perturbation_rows(results: ResultsRecord, problems: Problems) -> Iterator[di
                 for part, one in [(None, content)] if is_measure else content.items():
                     measure = decode(MeasureRecord, one, path if part is None else join(path, part), problems)
                     if measure is not None:
-                        yield {**row, 'metric': metric, 'part': part, **asdict(measure)}
+                        yield {**row, 'metric': metric, 'part': part, **measure.columns}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,7 +77,7 @@ def test_points_have_chance_and_intervals(run: Run):
     measure = record_of(run.folder)['composites']['categories']['reading']
     row = rows['reading']
     assert row['value'] == measure['value']
-    assert row['high'] - row['low'] == pytest.approx(2 * 1.959964 * measure['standard_error'], rel=1e-6)
+    assert [row['low'], row['high']] == measure['confidence_interval']
     assert (rows[CHOICES]['chance'], rows[LINES]['chance']) == (1 / 3, 0.0)
 
 
