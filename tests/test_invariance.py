@@ -243,8 +243,9 @@ def test_a_subset(model, planned):
     for key, result in items(part).items():
         assert (result.score, result.prompt_sha256) == (every[key].score, every[key].prompt_sha256)
         np.testing.assert_allclose(result.logprobs, every[key].logprobs, **ROUNDING)
-    pages = {(result.category, result.cluster) for result in part.results['choices/2-shot']}
-    whole = {pair: sum((one.category, one.cluster) == pair for one in full.results['choices/2-shot']) for pair in pages}
-    assert sum(whole.values()) == 12  # passages are whole
+    pages, every_page = (
+        {(result.category, result.cluster) for result in run.results['choices/2-shot']} for run in (part, full)
+    )
+    assert len(pages) == min(12, len(every_page))  # as many passages as there can be
     again = run(model, planned(subset_items=12, tokens_per_batch=70))
     assert items(again).keys() == items(part).keys()

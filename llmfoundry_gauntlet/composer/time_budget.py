@@ -43,7 +43,7 @@ class TimeBudget:
     prepared: PreparedEvaluation
     seconds: float
     sizes: dict[str, int] | None = None
-    order: dict[str, list[list[Row]]] = field(default_factory=dict)  # a task's questions by cluster, in the order taken
+    order: dict[str, list[Row]] = field(default_factory=dict)  # a task's questions in the order taken
     num_asked: dict[str, dict[Row, int]] = field(default_factory=dict)  # items per question: variants and samples
     least: dict[str, int] = field(default_factory=dict)
     measured: dict[str, Measured] = field(default_factory=dict)  # of the largest round of each task
@@ -54,7 +54,7 @@ class TimeBudget:
 
     def __post_init__(self) -> None:
         for key, task_rows in rows_of(self.prepared).items():
-            self.order[key] = [[row_of(task_rows[place]) for place in group] for group in in_turns(task_rows)]
+            self.order[key] = [row_of(task_rows[place]) for place in in_turns(task_rows)]
             self.least[key] = least_of(task_rows)
             self.measured[key], self.right[key] = Measured(), Measured()
             self.taken[key] = 0
@@ -70,7 +70,7 @@ class TimeBudget:
 
     def items(self, sizes: Mapping[str, int]) -> set[ItemKey]:
         """Return the items of the first questions of each task, given their numbers."""
-        rows = {key: {row for group in self._groups(key, sizes[key]) for row in group} for key in self.order}
+        rows = {key: set(order[: sizes[key]]) for key, order in self.order.items()}
         return {key for key in self.prepared.items if (key.file, key.row) in rows[key.task]}
 
     def chosen(self) -> PreparedEvaluation:
@@ -85,7 +85,7 @@ class TimeBudget:
         Raise ConfigError if the minimum of every task takes longer than the budget.
         """
         if not any(self.taken.values()):
-            self.taken = self._whole_clusters(self.least)
+            self.taken = dict(self.least)
             return self.items(self.taken)
         costs = self.costs()
         least = sum(costs[key].seconds * number for key, number in self.least.items())
@@ -100,7 +100,7 @@ class TimeBudget:
         for share in ROUNDS if left > 0 else ():
             if expected >= CLOSE * share * self.seconds:
                 continue
-            wanted = self._whole_clusters(allocate(costs, min(share * self.seconds, expected + left)))
+            wanted = allocate(costs, min(share * self.seconds, expected + left))
             wanted = {key: max(number, self.taken[key]) for key, number in wanted.items()}
             if wanted != self.taken:
                 items = self.items(wanted) - self.items(self.taken)
@@ -125,7 +125,7 @@ class TimeBudget:
 
     def settle(self) -> None:
         """Choose the subset for all later evaluations among the items that were run."""
-        sizes = self._whole_clusters(allocate(self.costs(), self.seconds))
+        sizes = allocate(self.costs(), self.seconds)
         self.sizes = {key: min(self.taken[key], number) for key, number in sizes.items()}
         log.info(
             'time_budget %gs: %d of %d items, the same at every evaluation',
@@ -136,43 +136,25 @@ class TimeBudget:
 
     def restore(self, sizes: Mapping[str, int]) -> None:
         """Use the subset of an earlier job with the same tasks."""
-        self.sizes = self._whole_clusters(sizes)
+        self.sizes = dict(sizes)
 
     def costs(self) -> dict[str, TaskCosts]:
         """Return the measured costs of each task."""
-        weights = influences(self.prepared.data.suite.gauntlet, {key: self.num_questions(key) for key in self.order})
+        weights = influences(self.prepared.data.suite.gauntlet, {key: len(order) for key, order in self.order.items()})
         return {
             key: TaskCosts(
                 seconds=self.factor * one.busy_seconds / max(one.num_items, 1) * self._items_per_question(key),
                 share_right=self.right[key].num_right / max(self.right[key].num_items, 1),
                 num_measured=self.right[key].num_items,
                 least=self.least[key],
-                most=self.num_questions(key),
+                most=len(self.order[key]),
                 weight=weights[key],
             )
             for key, one in self.measured.items()
         }
 
-    def num_questions(self, key: str) -> int:
-        """Return the number of questions of a task."""
-        return sum(map(len, self.order[key]))
-
     def _items_per_question(self, key: str) -> float:
         return sum(self.num_asked[key].values()) / max(len(self.num_asked[key]), 1)
-
-    def _groups(self, key: str, number: int) -> list[list[Row]]:
-        """Return the first clusters of a task with at most `number` questions, or else with the minimum of the task."""
-        found: list[list[Row]] = []
-        count = 0
-        for group in self.order[key]:
-            if count + len(group) > max(number, self.least[key]):
-                break
-            found.append(group)
-            count += len(group)
-        return found
-
-    def _whole_clusters(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        return {key: sum(map(len, self._groups(key, number))) for key, number in sizes.items()}
 
 
 def summed(parts: Sequence[Measured]) -> Measured:
@@ -197,13 +179,14 @@ def row_of(example: Example) -> Row:
 
 
 def least_of(examples: list[Example]) -> int:
-    """Return the minimum of a task: questions of two clusters, with at least one of each category."""
+    """Return the minimum of a task: the first questions of two clusters, with at least one of each category."""
     categories = {example.category for example in examples}
+    num_clusters = len({example.cluster or row_of(example) for example in examples})
     seen: set[str | None] = set()
-    count = 0
-    for number, group in enumerate(in_turns(examples), 1):
-        count += len(group)
-        seen.update(examples[place].category for place in group)
-        if number >= LEAST_CLUSTERS and seen == categories:
-            break
-    return count
+    found: set[object] = set()
+    for place in (order := in_turns(examples)):
+        seen.add(examples[place].category)
+        found.add(examples[place].cluster or row_of(examples[place]))
+        if len(found) >= min(LEAST_CLUSTERS, num_clusters) and seen == categories:
+            return order.index(place) + 1
+    return len(order)

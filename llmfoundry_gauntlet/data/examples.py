@@ -15,6 +15,8 @@ from llmfoundry_gauntlet.data.readers import NumberedRow, RowError, field_value,
 from llmfoundry_gauntlet.errors import DataError
 from llmfoundry_gauntlet.types import Example
 
+SUBSET_VERSION = 2  # of the choice of subsets; stored in results
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRows:
@@ -91,37 +93,31 @@ def uneven_choices(source: str, examples: list[Example]) -> list[str]:
 
 
 def subset(examples: Sequence[Example], num_items: int | None) -> list[Example]:
-    """Return at most `num_items` examples in their original order; all if `num_items` is None.
-
-    Rows of one cluster, such as the questions on a passage, are taken together, so there may be slightly fewer; at
-    least one cluster is taken, however large.
-    """
+    """Return at most `num_items` examples, those first `in_turns`, in their original order; all if it is None."""
     if num_items is None or num_items >= len(examples):
         return list(examples)
-    taken: list[int] = []
-    for group in in_turns(examples):
-        if taken and len(taken) + len(group) > num_items:
-            break
-        taken.extend(group)
-    return [examples[place] for place in sorted(taken)]
+    return [examples[place] for place in sorted(in_turns(examples)[:num_items])]
 
 
-def in_turns(examples: Sequence[Example]) -> list[list[int]]:
-    """Return the positions of the examples by cluster, in the order in which clusters are taken.
+def in_turns(examples: Sequence[Example]) -> list[int]:
+    """Return the positions of the examples in the order in which subsets take them (SUBSET_VERSION).
 
-    Within a category, clusters are ordered by name, a digest of the rows' content. Categories alternate by the share
-    of each taken so far. Neither depends on the order of the rows.
+    Within a category every cluster, such as the questions on a passage, gives one example, then every cluster another,
+    as examples of many clusters make a score most precise. Clusters are ordered by name, a digest of the rows' content,
+    and examples within a cluster by a digest of theirs. Categories alternate by the share of each taken so far. Nothing
+    depends on the order of the rows.
     """
-    categories: dict[str | None, dict[str, list[int]]] = {}
+    clusters: dict[tuple[str | None, str], list[int]] = {}
     for place, example in enumerate(examples):
-        clusters = categories.setdefault(example.category, {})
         name = example.cluster or hashlib.sha256(repr((example.file, example.row)).encode()).hexdigest()
-        clusters.setdefault(name, []).append(place)
-    turns = []
-    for clusters in categories.values():
-        whole = sum(map(len, clusters.values()))
-        before = 0
-        for name in sorted(clusters):
-            turns.append(((before + len(clusters[name]) / 2) / whole, name, clusters[name]))
-            before += len(clusters[name])
-    return [places for _, _, places in sorted(turns)]
+        clusters.setdefault((example.category, name), []).append(place)
+    rounds: dict[str | None, list[tuple[int, str, int]]] = {}
+    for (category, name), places in clusters.items():
+        ordered = sorted(places, key=lambda place: (examples[place].digest, examples[place].file or '', place))
+        rounds.setdefault(category, []).extend((turn, name, place) for turn, place in enumerate(ordered))
+    turns = [
+        ((number + 0.5) / len(found), name, place)
+        for found in rounds.values()
+        for number, (_, name, place) in enumerate(sorted(found))
+    ]
+    return [place for _, _, place in sorted(turns)]

@@ -218,8 +218,9 @@ def accuracy_of(scored: Sequence[VariantResult], *, macro: bool, missing: str | 
         categories.setdefault(category, []).append((mean(values), cluster_of(first[question])))
     if not categories:
         return Measure(value=None, reason=missing or NO_ITEMS)
-    measures = [estimate(values, missing, stratum=str(name)) for name, values in categories.items()]
-    return mean_over_categories(measures, [values[0][1] for values in categories.values()], is_share=True)
+    measures = {str(name): estimate(values, missing, stratum=str(name)) for name, values in categories.items()}
+    clusters = {str(name): values[0][1] for name, values in categories.items()}
+    return mean_over_categories(measures, clusters, is_share=True)
 
 
 def cluster_of(result: VariantResult) -> int:

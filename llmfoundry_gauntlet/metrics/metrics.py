@@ -95,18 +95,15 @@ def mean_over(categories: Mapping[str, TaskScore], metric: Metric, results: Sequ
 
     The categories are fixed and the items vary: each category counts with its own error.
     """
-    measures = [score.metrics[metric.name] for score in categories.values()]
-    if any(measure.value is None for measure in measures):
-        reasons = dict.fromkeys(measure.reason for measure in measures if measure.reason is not None)
+    measures = {name: score.metrics[metric.name] for name, score in categories.items()}
+    if any(measure.value is None for measure in measures.values()):
+        reasons = dict.fromkeys(measure.reason for measure in measures.values() if measure.reason is not None)
         return Measure(value=None, reason=unscored_reason(results) or '; '.join(reasons))
     if not metric.has_error:
-        return Measure(value=mean([measure.value for measure in measures if measure.value is not None]))
-    first: dict[str | None, ItemResult] = {}
-    for result in results:
-        first.setdefault(result.category, result)
-    return mean_over_categories(
-        measures, [cluster_number(first[name]) for name in categories], is_share=metric.is_share
-    )
+        return Measure(value=mean([measure.value for measure in measures.values() if measure.value is not None]))
+    clusters = {result.category: cluster_number(result) for result in reversed(results) if result.category is not None}
+    task = results[0].key.task
+    return mean_over_categories(measures, clusters, stratum=task, is_share=metric.is_share)
 
 
 def plain_score(

@@ -18,7 +18,7 @@ import functools
 import hashlib
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -174,28 +174,37 @@ def weighted_sum(measures: Sequence[Measure], weights: Sequence[float], shift: f
     )
 
 
-def mean_over_categories(measures: Sequence[Measure], clusters: Sequence[int], *, is_share: bool) -> Measure:
+def mean_over_categories(
+    measures: Mapping[str, Measure], clusters: Mapping[str, int], *, stratum: str = '', is_share: bool
+) -> Measure:
     """Return the plain mean of categories' means, given the number of a cluster of each; the categories are fixed.
 
-    The error of a category with a single cluster is borrowed: the distance of its mean from that of the others
+    Categories with a single cluster borrow their errors: the distance of each mean from that of all other categories
     (collapsed strata; Cochran 1977, section 5A.12). Categories differ, so it is conservative.
     """
     import numpy as np
 
-    lonely = [place for place, one in enumerate(measures) if one.spread is None or one.spread.strata[0].is_borrowed]
-    values = [one.value for one in measures if one.value is not None]
-    found = list(measures)
-    for place in lonely if len(measures) > 1 else ():
-        value, own = values[place], measures[place].spread
-        stratum = Stratum(
-            name=f'cluster {clusters[place]:x}' if own is None else own.strata[0].name,
-            clusters=np.array([clusters[place]], np.uint64),
-            deviations=np.array([value - mean([*values[:place], *values[place + 1 :]])]),
-            freedom=max(1, len(lonely) - 1) / len(lonely),
-            is_borrowed=True,
-        )
-        found[place] = Measure(value=value, spread=spread_of_mean(stratum, value, 1.0, is_share=is_share))
-    return weighted_sum(found, [1 / len(found)] * len(found))
+    values = {name: one.value for name, one in measures.items() if one.value is not None}
+    alone = [name for name, one in measures.items() if one.spread is None or one.spread.strata[0].is_borrowed]
+    if not alone or len(measures) < 2:
+        return weighted_sum(list(measures.values()), [1 / len(measures)] * len(measures))
+    distances: dict[int, float] = {}  # by cluster, which two categories may have in common
+    for name in alone:
+        distance = values[name] - mean([value for other, value in values.items() if other != name])
+        distances[clusters[name]] = distances.get(clusters[name], 0.0) + distance
+    numbers = sorted(distances)
+    collapsed = Stratum(
+        name=f'{stratum}: categories of one cluster: {", ".join(alone)}',
+        clusters=np.array(numbers, np.uint64),
+        deviations=np.array([distances[number] for number in numbers]) / len(alone),
+        freedom=max(1, len(alone) - 1),
+        is_borrowed=True,
+    )
+    center = mean([values[name] for name in alone])
+    together = Measure(value=center, spread=spread_of_mean(collapsed, center, len(alone), is_share=is_share))
+    others = [one for name, one in measures.items() if name not in alone]
+    weights = [1 / len(measures)] * len(others)
+    return weighted_sum([*others, together], [*weights, len(alone) / len(measures)])
 
 
 def joined(strata: Iterable[Stratum]) -> list[Stratum]:

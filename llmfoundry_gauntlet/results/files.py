@@ -15,6 +15,7 @@ from typing import Any
 from llmfoundry_gauntlet.config.score import PERTURBATIONS
 from llmfoundry_gauntlet.config.yaml import describe
 from llmfoundry_gauntlet.data.atomic import UNFINISHED, sync_folder, unfinished_path, write_atomically, write_synced
+from llmfoundry_gauntlet.data.examples import SUBSET_VERSION
 from llmfoundry_gauntlet.errors import ConfigError, RecordError
 from llmfoundry_gauntlet.evaluation.run import Evaluation, gauntlet_version
 from llmfoundry_gauntlet.metrics.consistency import PerturbationScore
@@ -214,6 +215,8 @@ def config_record(evaluation: Evaluation) -> dict[str, Any]:
         settings['sandbox'] = str(evaluation.data.sandbox)
     if evaluation.data.settings.fewshot == 'fixed':
         settings['fewshot_version'] = FIXED_VERSION
+    if evaluation.data.subset_sizes:
+        settings['subset_version'] = SUBSET_VERSION
     return settings
 
 

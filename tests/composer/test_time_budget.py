@@ -96,7 +96,7 @@ def test_all_items_are_taken_if_they_fit(prepared):
     assert not budget.chosen().data.subsets
 
 
-def test_expensive_items_are_fewer_and_passages_whole(prepared):
+def test_expensive_items_are_fewer_and_of_many_passages(prepared):
     budget = TimeBudget(prepared, 10.0)
     rounds(budget)
     chosen = budget.chosen()
@@ -105,7 +105,7 @@ def test_expensive_items_are_fewer_and_passages_whole(prepared):
     assert counts['short/0-shot'] > 1.5 * counts['long/0-shot'] > 0
     long = chosen.data.asked('long/0-shot')
     pages = [(example.category, example.cluster) for example in long]
-    assert {pages.count(page) for page in pages} == {3}
+    assert len(set(pages)) == len(pages) == counts['long/0-shot'] < 1000  # of which each has three items
     assert {example.category for example in long} == {'a', 'b'}
     assert len(chosen.data.examples['long/0-shot']) == NUM_ROWS['long']  # shots are drawn from all
 
@@ -120,8 +120,8 @@ def test_more_time_keeps_the_items_of_less(prepared):
 
 
 def test_too_little_time_is_an_error_with_the_time_needed(prepared):
-    budget = TimeBudget(prepared, 0.2)
-    with pytest.raises(ConfigError, match=r'time_budget: is 0.2s, .* takes about 0\.\d+s'):
+    budget = TimeBudget(prepared, 0.1)
+    with pytest.raises(ConfigError, match=r'time_budget: is 0.1s, .* takes about 0\.\d+s'):
         rounds(budget)
 
 

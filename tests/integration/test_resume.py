@@ -38,7 +38,7 @@ def half_done(folder: Path, attempt: Attempt) -> Path:
 def test_killed_at_twenty_moments_and_resumed_on_other_ranks_results_are_identical(
     folder: Path, attempt: Attempt, undisturbed
 ):
-    """Half of the moments are times, which may come before or after the journal; the others are lines of the journal."""
+    """Half of the moments are times, which may come before the first item; the others are lines of the journal."""
     draw = random.Random(20)
     kills = 0
     while kills < 20:
