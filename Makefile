@@ -21,6 +21,7 @@ help:
 	@echo 'make mutants    put faults into a copy of the code, one by one, and show which test notices each'
 	@echo 'make bench      time our evaluation, llm-foundry and lm-eval side by side; QUICK=1 in about ten minutes,'
 	@echo '                PART=generation generation tasks, PART=programs code tasks,'
+	@echo '                PART=families nine model families, PART=mpt that of llm-foundry,'
 	@echo '                PART=score the variants of SCORE in one evaluation and alone, and against lm-eval'
 	@echo 'make reference  the environment with llm-foundry and lm-eval that bench and the recorder use'
 	@echo 'make clean      remove the environments, runs, site and what was built'
@@ -29,12 +30,12 @@ help:
 define install
 	test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
 	$(1)/bin/python -m pip install --quiet --disable-pip-version-check uv==0.13.9
-	$(1)/bin/uv pip install --quiet --python $(1)/bin/python $(2) \
+	$(3) $(1)/bin/uv pip install --quiet --python $(1)/bin/python $(2) \
 		|| $(1)/bin/python -m pip install --quiet --disable-pip-version-check $(2)
 endef
 
 $(READY): pyproject.toml requirements/constraints.txt
-	$(call install,$(VENV),-c requirements/constraints.txt -e '.[dev]')
+	$(call install,$(VENV),-c requirements/constraints.txt -e '.[dev]',UV_COMPILE_BYTECODE=1)
 	touch $@
 
 demo: $(READY)
