@@ -2,7 +2,7 @@
 
 composer -n 2 checkpoint_worker.py train FOLDER  trains under FSDP, evaluates, writes sharded checkpoints
 composer -n 2 checkpoint_worker.py evaluate OUT MODEL...  into OUT/0 and so on; OUT/downloads: which rank loads what
-python checkpoint_worker.py measure MODEL...           prints each one's bytes in memory, as a JSON line
+python checkpoint_worker.py measure TINY MODEL...      prints each one's bytes in memory, as a JSON line
 """
 
 from __future__ import annotations
@@ -74,9 +74,11 @@ def main(command: str, *words: str) -> None:
     elif command == 'evaluate':
         evaluate_on_ranks(Path(words[0]), list(words[1:]))
     else:
-        for word in words:
+        small, *models = words
+        for word in models:
             child = os.fork()  # so that each has a most of its own
             if not child:
+                measure(small)  # maps the pages of libraries that reading uses
                 print(json.dumps({'model': word, **measure(word)}), flush=True)
                 os._exit(0)
             assert os.waitpid(child, 0)[1] == 0
