@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from transformers import AutoModelForCausalLM
+from materials import load_model
 from worker import measure
 
 
@@ -26,7 +27,7 @@ class BareForward:
 
     def load(self, model_folder: str) -> None:
         """Load the model; the next measurement warms it up."""
-        self.model = AutoModelForCausalLM.from_pretrained(model_folder, torch_dtype=torch.float32).eval()
+        self.model = load_model(model_folder)
         self.warm = False
 
     def measure(self, *, shape: dict[str, Any]) -> dict[str, Any]:
@@ -54,11 +55,15 @@ class BareForward:
     def forward(self, inputs: list[tuple[torch.Tensor, int]]) -> None:
         """Run all batches; this is what is timed."""
         for ids, num_reads in inputs:
-            keep = self.model.get_output_embeddings().register_forward_pre_hook(
-                lambda _, args, num_reads=num_reads: (args[0][:, -num_reads:],)
-            )
+            keep = self.model.get_output_embeddings().register_forward_pre_hook(partial(last_positions, num_reads))
             self.model(input_ids=ids, use_cache=False)
             keep.remove()
+
+
+def last_positions(num_reads: int, _: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the arguments of an output layer at the last positions; token ids are those of a shared input layer."""
+    hidden, *others = arguments
+    return (hidden[:, -num_reads:] if hidden.is_floating_point() else hidden, *others)
 
 
 def bare_batches(*, num_tokens: int, mean_length: float, num_reads: int, tokens_per_batch: int) -> list[Batch]:

@@ -7,6 +7,7 @@ tokenizer that has seen no text yet, and no cache from an earlier one.
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from typing import Any
 import datasets
 from composer import Callback, Evaluator, Logger, State, Trainer
 from llmfoundry.utils.builders import build_composer_model, build_icl_evaluators, build_tokenizer
+from materials import MPT_CONFIG, load_model
 from transformers import PreTrainedTokenizerBase
 from worker import measure
 
@@ -85,8 +87,13 @@ class LLMFoundry:
     def load(self, model_folder: str, device: str = 'cpu') -> None:
         """Load the model; the next measurement warms it up."""
         self.model_folder, self.device = model_folder, device
-        config = {'pretrained_model_name_or_path': model_folder, 'pretrained': True}
-        model = build_composer_model(name='hf_causal_lm', tokenizer=build_tokenizer(model_folder, {}), cfg=config)
+        name, config = 'hf_causal_lm', {'pretrained_model_name_or_path': model_folder, 'pretrained': True}
+        own = Path(model_folder) / MPT_CONFIG
+        if own.exists():
+            name, config = 'mpt_causal_lm', {**json.loads(own.read_text()), 'loss_fn': 'torch_crossentropy'}
+        model = build_composer_model(name=name, tokenizer=build_tokenizer(model_folder, {}), cfg=config)
+        if own.exists():
+            model.model.load_state_dict(load_model(model_folder).state_dict())
         self.recorder = PredictionRecorder()
         self.trainer = Trainer(
             model=model,

@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaF
 CHARACTERS_PER_FILE = 1_000_000  # of the tokenizer's training text
 BOS, EOS, PAD = '<s>', '</s>', '<pad>'
 LLAMA = 'llama'
+FOUNDRY_MPT = 'llm_foundry_mpt'  # llm-foundry's own, with ALiBi
 LAYERS = {'hidden_size': 512, 'num_hidden_layers': 8, 'num_attention_heads': 8}
 GATED = {**LAYERS, 'intermediate_size': 1376, 'max_position_embeddings': 2048}
 PLAIN = {**LAYERS, 'intermediate_size': 2048, 'max_position_embeddings': 2048}
@@ -32,7 +33,12 @@ FAMILIES: dict[str, dict[str, Any]] = {  # 25M parameters each without embedding
     'qwen2': {**GATED, 'num_key_value_heads': 8},
     'gemma2': {**GATED, 'num_key_value_heads': 8, 'head_dim': 64, 'attn_implementation': 'eager'},
     'olmo2': GATED,
+    FOUNDRY_MPT: {
+        **{'d_model': 512, 'n_layers': 8, 'n_heads': 8, 'expansion_ratio': 4, 'max_seq_len': 2048},
+        **{'learned_pos_emb': False, 'attn_config': {'attn_impl': 'torch', 'alibi': True}},
+    },
 }
+MPT_CONFIG = 'mpt.json'
 LIVELY = 3.0  # factor of the weights of all layers, with which generations do not repeat themselves
 
 
@@ -70,9 +76,23 @@ def model_folder(vocabulary: int, data_root: str, folder: Path, family: str = LL
     path = folder / f'{family}-{vocabulary}-{hashlib.sha256(recipe).hexdigest()[:12]}'
     if not (path / 'complete').exists():
         make_tokenizer(text, vocabulary).save_pretrained(path)
-        make_model(vocabulary, family).save_pretrained(path)
+        if family == FOUNDRY_MPT:  # created in the environment of llm-foundry, always with the same weights
+            (path / MPT_CONFIG).write_text(json.dumps({**FAMILIES[family], 'vocab_size': vocabulary}))
+        else:
+            make_model(vocabulary, family).save_pretrained(path)
         (path / 'complete').touch()
     return path
+
+
+def load_model(folder: str) -> Any:
+    """Return the model in a folder, in fp32."""
+    config = Path(folder) / MPT_CONFIG
+    if not config.exists():
+        return AutoModelForCausalLM.from_pretrained(folder, torch_dtype=torch.float32).eval()
+    from llmfoundry.models.mpt import MPTConfig, MPTForCausalLM
+
+    torch.manual_seed(0)
+    return MPTForCausalLM(MPTConfig(**json.loads(config.read_text()))).eval()
 
 
 def make_tokenizer(text: list[str], vocabulary: int) -> PreTrainedTokenizerFast:

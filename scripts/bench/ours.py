@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from materials import load_model
+from transformers import AutoTokenizer
 from worker import measure
 
 from llmfoundry_gauntlet.config.score import PROMPT
@@ -49,8 +50,7 @@ class Ours:
     def load(self, model_folder: str) -> dict[str, str]:
         """Load the model; the next measurement warms it up. Return its batch layouts."""
         self.model_folder = model_folder
-        model = AutoModelForCausalLM.from_pretrained(model_folder, torch_dtype=torch.float32).eval()
-        self.language_model = CausalLanguageModel(model, device=torch.device('cpu'))
+        self.language_model = CausalLanguageModel(load_model(model_folder), device=torch.device('cpu'))
         vocabulary = min(len(self.tokenizer()), self.language_model.vocabulary)
         self.scoring = probe(self.language_model, vocabulary=vocabulary, longest=PROBE_LENGTH)
         self.generation = probe_generation(

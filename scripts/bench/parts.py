@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from materials import FAMILIES, LLAMA
+from materials import FAMILIES, FOUNDRY_MPT, LLAMA
 
 from llmfoundry_gauntlet.config.score import GENERATE, LIKELIHOOD, MMLU_PRO, OPTION_ORDER, PROMPT
 from llmfoundry_gauntlet.config.yaml import read_yaml
@@ -208,13 +208,15 @@ Row = TaskRow | ScoreRow
 class Part:
     """A part of the benchmark. `contenders` are classes for `worker.py`.
 
-    A full run has all `vocabularies`, a quick one the last. `total` has the targets of all rows together.
+    A full run has all `vocabularies`, a quick one the last. `total` has the targets of all rows together. With
+    `needs_reference` all contenders run in the environment of llm-foundry, whose model it is.
     """
 
     rows: tuple[Row, ...]
     contenders: Mapping[str, str]
     vocabularies: tuple[int, ...]
     total: Group | None = None
+    needs_reference: bool = False
 
 
 def task_group(name: str, foundry: float, lm_eval: float, bare: float | None = None) -> Group:
@@ -287,22 +289,27 @@ SCORE_ROWS = (
 
 
 def family_rows(family: str) -> tuple[TaskRow, ...]:
-    """Return the rows of the families part with a model of one family: four to score, and one to generate."""
-    scoring = Group(family, {f'{LM_EVAL}/{OURS}': 1.7, f'{OURS}/{BARE}': 1.10})
-    generation = replace(GSM8K, group=Group('generation', {f'{LM_EVAL}/{OURS}': 1}), items=(12, 6))
+    """Return the rows of a part with a model of one family: four to score, and one to generate.
+
+    llm-foundry's own MPT is compared with llm-foundry, as lm-eval cannot load it.
+    """
+    other, least, least_generating = (FOUNDRY, 25, 5) if family == FOUNDRY_MPT else (LM_EVAL, 1.7, 1)
+    scoring = Group(family, {f'{other}/{OURS}': least, f'{OURS}/{BARE}': 1.10})
+    group = Group('generation', {f'{other}/{OURS}': least_generating})
+    generation = replace(TRIVIAQA if family == FOUNDRY_MPT else GSM8K, group=group, items=(12, 6), end_scale=None)
     rows = (
         TaskRow(label='piqa', num_shots=0, group=scoring, items=(96, 32), foundry_items=(4, 2)),
         TaskRow(label='arc_challenge', num_shots=3, group=scoring, items=(16, 6), foundry_items=(2, 1)),
         TaskRow(label='mmlu', num_shots=5, group=scoring, items=(16, 6), foundry_items=(2, 1), category='nutrition'),
         TaskRow(label='lambada_openai', num_shots=0, group=scoring, items=(128, 32), foundry_items=(4, 4)),
-        replace(generation, max_new_tokens=32, end_scale=None),
+        generation if family == FOUNDRY_MPT else replace(generation, max_new_tokens=32),
     )
     return tuple(replace(row, family=family) for row in rows)
 
 
 PARTS = {
     'families': Part(
-        rows=tuple(row for family in FAMILIES for row in family_rows(family)),
+        rows=tuple(row for family in FAMILIES if family != FOUNDRY_MPT for row in family_rows(family)),
         contenders={
             OURS: 'ours:Ours',
             BARE: 'bare_forward:BareForward',
@@ -310,6 +317,16 @@ PARTS = {
         },
         vocabularies=VOCABULARIES[:1],
         total=Group('all rows', {f'{LM_EVAL}/{OURS}': 2}),
+    ),
+    'mpt': Part(
+        rows=family_rows(FOUNDRY_MPT),
+        contenders={
+            OURS: 'ours:Ours',
+            BARE: 'bare_forward:BareForward',
+            FOUNDRY: 'foundry_contender:LLMFoundry',
+        },
+        vocabularies=VOCABULARIES[:1],
+        needs_reference=True,
     ),
     'likelihood': Part(
         rows=LIKELIHOOD_ROWS,
