@@ -1,9 +1,12 @@
-"""Score unsharded and sharded networks, and train the sharded ones with and without evaluations.
+"""Score and train networks on two ranks, sharded and not, with and without evaluations.
 
 composer -n 2 fsdp_worker.py FOLDER FAMILY...
+
+The families hf_causal_lm and hf_causal_lm+lora are llm-foundry's `ComposerHFCausalLM` of a Llama, in its environment.
 """
 
 import hashlib
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -29,19 +32,39 @@ torch.cuda.synchronize = lambda *_: None
 TASKS = ('mixed', 'long', 'replies')
 
 
-def make_trainer(family: str, callbacks: list, *, sharded: bool) -> Trainer:
+LORA = {'peft_type': 'LORA', 'task_type': 'CAUSAL_LM', 'r': 4, 'target_modules': ['q_proj', 'v_proj']}
+
+
+def foundry_model(folder: Path, family: str) -> HuggingFaceModel:
+    """Return llm-foundry's model of a Llama that is saved in the folder, its adapter with random weights."""
+    from llmfoundry.models import ComposerHFCausalLM
+
+    torch.manual_seed(5)
+    adapter = {**LORA, 'init_lora_weights': False} if family.endswith('+lora') else None
+    return ComposerHFCausalLM(tiny.tokenizer(), str(folder / 'llama'), peft_config=adapter, use_train_metrics=False)
+
+
+def hugging_face_model(family: str) -> HuggingFaceModel:
     attention = {} if family in networks.EAGER_ALONE else {'attn_implementation': 'sdpa'}
     network = networks.network(family, vocab_size=259, **attention).train()
     blocks = next(part for part in network.modules() if isinstance(part, torch.nn.ModuleList))
     parts = [*blocks] if network.config.tie_word_embeddings else [*blocks, network.get_output_embeddings()]
     for part in parts:  # as llm-foundry shards Hugging Face models
         part._fsdp_wrap = True
+    return HuggingFaceModel(network, tokenizer=tiny.tokenizer())
+
+
+def make_trainer(folder: Path, family: str, callbacks: list, *, sharded: bool) -> Trainer:
+    is_foundrys = family.startswith('hf_causal_lm')
+    model = foundry_model(folder, family) if is_foundrys else hugging_face_model(family)
+    model.train()
+    torch.manual_seed(7)
     rows = [{'input_ids': row, 'labels': row} for row in torch.randint(3, 259, (16, 16))]
     sharding = {'fsdp': {'sharding_strategy': 'FULL_SHARD', 'state_dict_type': 'full'}}
     return Trainer(
-        model=HuggingFaceModel(network, tokenizer=tiny.tokenizer()),
+        model=model,
         train_dataloader=DataSpec(DataLoader(rows, batch_size=2, sampler=dist.get_sampler(rows, shuffle=True))),
-        optimizers=torch.optim.AdamW(network.parameters(), lr=1e-3),
+        optimizers=torch.optim.AdamW(model.parameters(), lr=1e-3),
         max_duration='3ba',
         device='cpu',
         seed=3,
@@ -88,22 +111,23 @@ def weights(trainer: Trainer) -> str:
 
 
 def run(folder: Path, family: str) -> dict:
+    """Return scores and weights; of our own models those of unsharded training are tested elsewhere (test_ranks.py)."""
     found = {}
-    evaluators = {tasks: make_evaluator(folder, tasks) for tasks in TASKS}
-    trainer = make_trainer(family, [*evaluators.values()], sharded=False)
-    trainer.eval()
-    found['unsharded'] = {tasks: scores(evaluator) for tasks, evaluator in evaluators.items()}
-    trainer.close()
-    for mode in ('without', 'with'):
-        evaluators = {tasks: make_evaluator(folder, tasks) for tasks in TASKS}
-        trainer = make_trainer(family, [*evaluators.values()] if mode == 'with' else [], sharded=True)
-        parts = [part for part in trainer.state.model.modules() if isinstance(part, FullyShardedDataParallel)]
-        assert trainer.state.model.model is parts[0] and len(parts) >= 3
+    trains = {'unsharded': family.startswith('hf_causal_lm'), 'sharded': True}
+    for state, mode in itertools.product(trains, ('without', 'with')):
+        if not trains[state] and mode == 'without':
+            continue
+        evaluators = {tasks: make_evaluator(folder, tasks) for tasks in TASKS} if mode == 'with' else {}
+        trainer = make_trainer(folder, family, [*evaluators.values()], sharded=state == 'sharded')
+        if state == 'sharded':
+            parts = [part for part in trainer.state.model.modules() if isinstance(part, FullyShardedDataParallel)]
+            assert trainer.state.model.model is parts[0] and len(parts) >= 3
         if mode == 'with':
             trainer.eval()
-            found['sharded'] = {tasks: scores(evaluator) for tasks, evaluator in evaluators.items()}
-        trainer.fit()
-        found[mode] = weights(trainer)
+            found[state] = {tasks: scores(evaluator) for tasks, evaluator in evaluators.items()}
+        if trains[state]:
+            trainer.fit()
+            found[f'{state} {mode}'] = weights(trainer)
         trainer.close()
     return found
 

@@ -1,4 +1,4 @@
-"""FSDP on two CPU ranks, which Composer does not support by itself: a smoke test, see fsdp_worker.py."""
+"""FSDP and DDP on two CPU ranks, the first of which Composer does not support by itself: see fsdp_worker.py."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import networks
 import numpy as np
 import pytest
 import tiny
@@ -18,13 +20,16 @@ pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
 INSTRUCTION = 'The same long instruction stands before each one of all of these questions. '
 # The second has ALiBi and functions of its attention replaced. The third has no attention.
-FAMILIES = {'llama': 'stream', 'falcon, alibi': 'stream', 'mamba': 'padded_rows'}
+OURS = {'llama': 'stream', 'falcon, alibi': 'stream', 'mamba': 'padded_rows'}
+FOUNDRYS = {'hf_causal_lm': 'stream', 'hf_causal_lm+lora': 'stream'}
+FAMILIES = {**OURS, **FOUNDRYS}
+REFERENCE = ROOT / '.venv-reference/bin'
 
 
-@pytest.fixture(scope='module')
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+@cache
+def ranks_of(folder: Path, is_foundrys: bool) -> list[dict[str, Any]]:
     """Return the results of each of two ranks, by family."""
-    folder = tmp_path_factory.mktemp('fsdp')
+    folder.mkdir()
     mixed = Path(tiny.write_tasks(folder)['tasks'])
     mixed.rename(folder / 'mixed.yaml')
     rows = [{'context': f'{i}+{i}=', 'continuation': f'{2 * i}!'} for i in range(55)]
@@ -32,11 +37,13 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     task = {'label': 'long', 'dataset_uri': 'rows.jsonl', 'num_fewshot': [0], 'icl_task_type': 'language_modeling'}
     (folder / 'long.yaml').write_text(json.dumps({'icl_tasks': [{**task, 'prompt_string': INSTRUCTION}]}))
     (folder / 'replies.yaml').write_text(json.dumps({'icl_tasks': tiny.write_replies(folder)}))
-    composer = Path(sys.executable).parent / 'composer'
+    networks.network('llama', vocab_size=259).save_pretrained(folder / 'llama')
+    tiny.tokenizer().save_pretrained(folder / 'llama')
+    programs, families = (REFERENCE, FOUNDRYS) if is_foundrys else (Path(sys.executable).parent, OURS)
     paths = os.pathsep.join(map(str, (HERE, HERE.parent, ROOT)))
     environment = {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': paths}
     done = subprocess.run(
-        [composer, '-n', '2', HERE / 'fsdp_worker.py', folder, *FAMILIES],
+        [programs / 'composer', '-n', '2', HERE / 'fsdp_worker.py', folder, *families],
         capture_output=True,
         text=True,
         cwd=folder,
@@ -45,6 +52,20 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return [json.loads((folder / f'rank{rank}.json').read_text()) for rank in range(2)]
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp('fsdp')
+
+
+@pytest.fixture
+def ranks(request: pytest.FixtureRequest, folder: Path) -> list[dict[str, Any]]:
+    """Return the results of the two ranks that ran the test's family."""
+    family = request.node.callspec.params['family'] if hasattr(request.node, 'callspec') else 'llama'
+    if family in FOUNDRYS and not (REFERENCE / 'composer').exists():
+        pytest.skip('there is no .venv-reference; `make reference` makes it')
+    return ranks_of(folder / ('foundrys' if family in FOUNDRYS else 'ours'), family in FOUNDRYS)
 
 
 @pytest.mark.parametrize('family', FAMILIES)
@@ -83,8 +104,13 @@ def test_ranks_stay_in_step_if_one_repeats_a_cached_prefix(ranks):
     assert any(share['repeats_a_prefix'] for share in shares), 'choose another number of rows'
 
 
-@pytest.mark.parametrize('family', FAMILIES)
-def test_training_a_sharded_model_with_evaluations_is_bitwise_training_without(ranks, family: str):
+@pytest.mark.parametrize(
+    ('family', 'state'),
+    [*((family, 'sharded') for family in FAMILIES), *((family, 'unsharded') for family in FOUNDRYS)],
+)
+def test_training_with_evaluations_is_bitwise_training_without(ranks, family: str, state: str):
+    """Under DDP and under FSDP."""
     for found in ranks:
-        assert found[family]['with'] == found[family]['without']
-    assert ranks[0][family]['with'] != ranks[1][family]['with']  # shards of their own
+        assert found[family][f'{state} with'] == found[family][f'{state} without']
+    are_shards = ranks[0][family][f'{state} with'] != ranks[1][family][f'{state} with']
+    assert are_shards == (state == 'sharded')
