@@ -186,8 +186,9 @@ def mean_over_categories(
 
     values = {name: one.value for name, one in measures.items() if one.value is not None}
     alone = [name for name, one in measures.items() if one.spread is None or one.spread.strata[0].is_borrowed]
+    plain = weighted_sum(list(measures.values()), [1 / len(measures)] * len(measures))
     if not alone or len(measures) < 2:
-        return weighted_sum(list(measures.values()), [1 / len(measures)] * len(measures))
+        return plain
     distances: dict[int, float] = {}  # by cluster, which two categories may have in common
     for name in alone:
         distance = values[name] - mean([value for other, value in values.items() if other != name])
@@ -204,7 +205,8 @@ def mean_over_categories(
     together = Measure(value=center, spread=spread_of_mean(collapsed, center, len(alone), is_share=is_share))
     others = [one for name, one in measures.items() if name not in alone]
     weights = [1 / len(measures)] * len(others)
-    return weighted_sum([*others, together], [*weights, len(alone) / len(measures)])
+    found = weighted_sum([*others, together], [*weights, len(alone) / len(measures)])
+    return replace(found, value=plain.value)  # to the last bit that of the plain mean
 
 
 def joined(strata: Iterable[Stratum]) -> list[Stratum]:
