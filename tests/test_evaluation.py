@@ -1,6 +1,7 @@
 import logging
 
 import pytest
+from paths import ROOT
 
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, STREAM
@@ -48,3 +49,47 @@ def test_longest_is_the_longest_row(prepared):
         for context, continuation in zip(request.contexts, request.continuations, strict=True)
     ]
     assert prepared.longest == max(rows)
+
+
+def warnings_of(write_jsonl, tmp_path, rows, **changes):
+    write_jsonl('rows.jsonl', rows)
+    task = {'label': 'mc', 'dataset_uri': 'rows.jsonl', 'num_fewshot': [0], 'icl_task_type': 'multiple_choice'}
+    return load_data(decode_settings({'tasks': [{**task, **changes}], 'data_root': str(tmp_path)})).warnings
+
+
+@pytest.mark.parametrize(('wanted', 'own', 'asked'), [(3, 200, 3), (300, 200, 200), (None, 200, 200), (3, None, 3)])
+def test_the_smaller_of_two_subset_sizes_counts(wanted, own, asked):
+    """Mutation: the dataset's own one, which hid --limit for every shipped SCORE file."""
+    score = [{'dataset': 'math', 'subset_items': own}]
+    settings = decode_settings({'score': score, 'data_root': str(ROOT / 'eval_data'), 'subset_items': wanted})
+    data = load_data(settings)
+    (task,) = data.tasks.values()
+    assert task.spec.subset_items == asked
+    questions = {(example.file, example.row) for example in data.examples['score_math/0-shot']}
+    assert len(questions) == min(asked, 84)  # sample problems
+
+
+CATEGORIES = ['a'] * 3 + ['b'] * 12
+
+
+@pytest.mark.parametrize(
+    ('num_rows', 'changes', 'named'),
+    [
+        (4, {'num_fewshot': [0, 10]}, ['mc/10-shot: prompts have 3 of 10 shots', '4 rows']),
+        (10, {'num_fewshot': [10]}, ['9 of 10 shots', '10 rows']),
+        (11, {'num_fewshot': [10]}, None),
+        (15, {'num_fewshot': [10], 'has_categories': True}, ['2 of 10 shots', "category 'a'", '1 of 2 categories']),
+    ],
+)
+def test_too_few_rows_for_the_shots_are_a_warning_with_both_numbers(write_jsonl, tmp_path, num_rows, changes, named):
+    rows = [{'query': f'{i}?', 'choices': ['yes', 'no'], 'gold': 0, 'category': CATEGORIES[i]} for i in range(num_rows)]
+    found = warnings_of(write_jsonl, tmp_path, rows, **changes)
+    assert len(found) == (named is not None)
+    assert all(text in found[0] for text in named or ())
+
+
+def test_repeated_choices_are_one_warning_with_their_number(write_jsonl, tmp_path):
+    choices = [['yes', 'no', 'no'], ['yes', 'yes', 'no'], ['yes', 'no', 'perhaps']]
+    rows = [{'query': f'{i}?', 'choices': choices[i % 3], 'gold': 0} for i in range(9)]
+    (found,) = warnings_of(write_jsonl, tmp_path, rows, num_fewshot=[0, 1])
+    assert 'mc: 6 of 9 rows have a choice twice, 3 of them the right one' in found

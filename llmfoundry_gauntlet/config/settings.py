@@ -40,8 +40,7 @@ class EvaluationSettings:
     * `tasks`: a path, a list of paths, or the list itself. `gauntlet`: a path or the mapping itself. `score`: a path or
       the list of SCORE datasets. At least one of tasks and score is needed.
     * `interval`: 'first', 'checkpoint', 'last' and Composer times such as '500ba'.
-    * `subset_items`: at most this many items per task, the same at every evaluation; for SCORE, questions per dataset,
-      unless the dataset has its own `subset_items`.
+    * `subset_items`: at most this many items per task, the same at every evaluation; for SCORE, questions per dataset.
     * `time_budget`, such as '120s', '10m' or '1h': the time for one evaluation. The first one selects the items that
       fit; later ones run the same items.
     * `semantics`: 'corrected', or 'reference' for llm-foundry's scores, including its bugs.

@@ -15,6 +15,7 @@ from llmfoundry_gauntlet.config.tasks import SETTINGS, GauntletSpec, task_key
 from llmfoundry_gauntlet.config.yaml import Problems, decode, describe, read_key, source_name, suggestion
 from llmfoundry_gauntlet.data.examples import subset
 from llmfoundry_gauntlet.errors import ConfigError, DataError, GauntletError
+from llmfoundry_gauntlet.evaluation.data_warnings import row_warnings
 from llmfoundry_gauntlet.metrics.keys import check_names
 from llmfoundry_gauntlet.metrics.metrics import RENAMED
 from llmfoundry_gauntlet.scoring.code.sandbox import Sandbox
@@ -285,7 +286,7 @@ def load_data(settings: EvaluationSettings) -> EvaluationData:
         suite=suite,
         examples=rows.examples,
         absent=rows.absent,
-        warnings=(*suite.warnings, *rows.warnings, *lost_categories(rows.examples, subsets)),
+        warnings=(*suite.warnings, *rows.warnings, *row_warnings(suite.tasks, rows.examples, subsets)),
         digests={key: digest_of_rows(found) for key, found in rows.examples.items()},
     )
     return with_subsets(data, subsets)
@@ -322,9 +323,9 @@ def with_subsets(data: EvaluationData, subsets: Mapping[str, list[Example]]) -> 
 
 
 def with_fewer_questions(suite: Suite, num_items: int) -> Suite:
-    """Return the suite with this `subset_items` for SCORE datasets without one of their own."""
+    """Return the suite with at most this many questions of each SCORE dataset."""
     tasks = [
-        replace(task, spec=replace(task.spec, subset_items=task.spec.subset_items or num_items))
+        replace(task, spec=replace(task.spec, subset_items=min(task.spec.subset_items or num_items, num_items)))
         if isinstance(task, ScoreTask)
         else task
         for task in suite.tasks
@@ -352,20 +353,6 @@ def subsets_of(suite: Suite, examples: Mapping[str, list[Example]], num_items: i
         and task.key in examples
         and len(examples[task.key]) > num_items
     }
-
-
-def lost_categories(examples: Mapping[str, list[Example]], subsets: Mapping[str, list[Example]]) -> list[str]:
-    """Return a warning for each task whose subset lacks some categories."""
-    found = []
-    for key, rows in subsets.items():
-        categories = {example.category for example in examples[key]}
-        lost = len(categories - {example.category for example in rows})
-        if lost:
-            found.append(
-                f'{key}: {len(rows)} items leave out {lost} of {len(categories)} categories; its score is the mean '
-                'over the others'
-            )
-    return found
 
 
 def digest_of_rows(examples: Sequence[Example]) -> str:

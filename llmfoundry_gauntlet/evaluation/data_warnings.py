@@ -1,0 +1,61 @@
+"""Warnings about the rows of an evaluation: what its scores are of, where that is not what the YAML files say."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from llmfoundry_gauntlet.tasks import Task
+from llmfoundry_gauntlet.tasks.multiple_choice import MultipleChoiceTask
+from llmfoundry_gauntlet.types import Example
+
+Rows = Mapping[str, Sequence[Example]]  # by task
+
+
+def row_warnings(tasks: Sequence[Task], examples: Rows, subsets: Rows) -> list[str]:
+    """Return all warnings about rows, each once, though a file may belong to several tasks."""
+    found: list[str] = []
+    for task in tasks:
+        rows = examples[task.key]
+        found += few_rows(task, rows)
+        if isinstance(task, MultipleChoiceTask):
+            found += repeated_choices(task, rows)
+        if task.key in subsets:
+            found += lost_categories(task, rows, subsets[task.key])
+    return list(dict.fromkeys(found))
+
+
+def few_rows(task: Task, rows: Sequence[Example]) -> Iterator[str]:
+    """Yield a warning if there are fewer other rows than shots, which are drawn within a category."""
+    (num_shots,) = task.num_fewshot
+    sizes = Counter(row.category for row in rows)
+    smallest, size = min(sizes.items(), key=lambda pair: pair[1])
+    if size > num_shots:
+        return
+    of_category = ''
+    if smallest is not None:
+        num_small = sum(size <= num_shots for size in sizes.values())
+        of_category = f' in category {smallest!r} ({num_small} of {len(sizes)} categories have too few)'
+    yield f'{task.key}: prompts have {size - 1} of {num_shots} shots, as there are {size} rows{of_category}'
+
+
+def repeated_choices(task: MultipleChoiceTask, rows: Sequence[Example]) -> Iterator[str]:
+    """Yield a warning if rows have a choice twice; only one of two right ones counts."""
+    repeated = [row.content for row in rows if len(set(row.content.choices)) < len(row.content.choices)]
+    if repeated:
+        right = sum(row.choices.count(row.choices[row.gold]) > 1 for row in repeated)
+        yield (
+            f'{task.label}: {len(repeated)} of {len(rows)} rows have a choice twice, {right} of them the right one, '
+            'of which only one counts; gauntlet data check lists them'
+        )
+
+
+def lost_categories(task: Task, rows: Sequence[Example], asked: Sequence[Example]) -> Iterator[str]:
+    """Yield a warning if the rows of a subset lack some categories."""
+    categories = {row.category for row in rows}
+    lost = len(categories - {row.category for row in asked})
+    if lost:
+        yield (
+            f'{task.key}: {len(asked)} items leave out {lost} of {len(categories)} categories; its score is the mean '
+            'over the others'
+        )
