@@ -3,7 +3,7 @@
     composer -n 2 scripts/eval.py yamls/eval/demo.yaml [key=value ...]
 
 The keys are those of `gauntlet run` with underscores; `resume=true` continues an interrupted evaluation. llm-foundry's
-evaluation files work too, including several `models` in one (docs/llm_foundry.md): each goes to its own folder below
+evaluation files work too, including several `models` in one (docs/migrating.md): each goes to its own folder below
 `out`, and one that fails does not stop the others. Exit status: 0 done, 1 some of several models failed, 2 the file is
 invalid or no model could be evaluated.
 """

@@ -25,7 +25,6 @@ from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.evaluation.inputs import load_gauntlet, load_suite
 
 BLOCKS = [block for page in TEXTS for block in blocks_of(page)]
-RUN_BY = {'python_api.md': 'tests/results/report/test_frames.py'}
 TROUBLE = ROOT / 'docs' / 'troubleshooting.md'
 UNKNOWN = '...'  # stands for any text in a message
 LANGUAGES = {'', 'bash', 'json', 'python', 'text', 'toml', 'yaml'}
@@ -202,7 +201,7 @@ def test_blocks_parse(block: Block, monkeypatch: pytest.MonkeyPatch):
         assert all(isinstance(json.loads(row), dict) for row in rows)
 
 
-@pytest.mark.parametrize('page', [pytest.param(page, id=page.name) for page in TEXTS if page.name not in RUN_BY])
+@pytest.mark.parametrize('page', [pytest.param(page, id=page.name) for page in TEXTS])
 def test_code_of_a_page_runs(page: Path, place: Path):
     names = names_of(page)
     for block in blocks_of(page):

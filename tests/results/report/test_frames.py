@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import doctest
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
-from compared_runs import CHOICES, LINES, ROWS, TOPICS, copy_run, record_of, samples_of
-from paths import FIXTURES, ROOT
+from compared_runs import CHOICES, LINES, ROWS, TOPICS, record_of, samples_of
 
 from llmfoundry_gauntlet import ConfigError, Run, read_run, read_runs, samples_frame, scores_chart, scores_frame
 from llmfoundry_gauntlet.results.report import frames
@@ -100,35 +98,6 @@ def test_a_chart_without_altair_names_the_extra(run: Run, monkeypatch):
 def test_docstring_examples_run(run: Run):
     failed, tried = doctest.testmod(frames, extraglobs={'run': run})
     assert (failed, tried > 0) == (0, True)
-
-
-def test_code_of_the_python_api_page_runs(tmp_path, monkeypatch, runs: dict[str, Path]):
-    """All blocks run in order, with a tiny model, one task, and stand-ins for the runs that they name."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / 'eval_data').symlink_to(ROOT / 'eval_data')
-    demo = tmp_path / 'runs' / 'demo'
-    (demo / 'checkpoints').mkdir(parents=True)
-    (demo / 'checkpoints' / 'latest-rank0.pt').symlink_to(FIXTURES / 'models' / 'rotary_bos')
-    (tmp_path / 'yamls' / 'tasks').mkdir(parents=True)
-    (tmp_path / 'yamls' / 'gauntlets').mkdir()
-    task = {'label': 'copa', 'dataset_uri': 'commonsense_reasoning/copa.jsonl', 'num_fewshot': [0]}
-    tasks = {'icl_tasks': [{**task, 'icl_task_type': 'multiple_choice'}]}
-    (tmp_path / 'yamls/tasks/gauntlet_v0.1.yaml').write_text(json.dumps(tasks))
-    benchmark = {'name': 'copa', 'num_fewshot': 0, 'random_baseline': 0.5}
-    gauntlet = {'categories': [{'name': 'reasoning', 'benchmarks': [benchmark]}]}
-    gauntlet['averages'] = {'core_average': ['reasoning']}
-    (tmp_path / 'yamls/gauntlets/eval_gauntlet_v0.1.yaml').write_text(json.dumps({'eval_gauntlet': gauntlet}))
-    first, *others = re.findall(r'```python\n(.*?)```', (ROOT / 'docs/python_api.md').read_text(), re.DOTALL)
-    names: dict[str, Any] = {}
-    exec(first, names)
-    assert names['evaluation'].scores['copa/0-shot'].num_items > 2
-    (demo / 'alone').rename(tmp_path / 'alone')
-    for batch in (700, 1400):
-        copy_run(tmp_path / 'alone', demo / 'gauntlet' / f'ba{batch}', batch=batch)
-    for code in others:
-        exec(code, names)
-    assert list(names['frame'].batch.unique()) == [1400] and len(names['items']) > 2
-    assert 'vega' in (tmp_path / 'scores.html').read_text()
 
 
 def test_absent_values_are_nan_with_a_reason(unscored: tuple[Path, Path], gauntlet, tmp_path):
