@@ -104,23 +104,55 @@ def test_keys_of_an_installed_type_are_checked(folder: Path):
         assert place in done.stderr
 
 
+WRONG = """\
+class NotATask: ...
+def listed(task): return ['accuracy']
+def nothing(task): return None
+def failing(task): return [task.no_such_attribute]
+def texts(example, spec, templates): return [example.content.text]
+"""
+METRIC, EXAMPLE = 'allowed: a function that returns Metric', 'allowed: a function that returns Example'
+
+
 @pytest.mark.parametrize(
     ('group', 'line', 'problem'),
     [
-        (0, 'estimate = "nowhere:EstimateTask"', 'estimate in llmfoundry_gauntlet.task_types'),
+        (0, 'estimate = "nowhere:EstimateTask"', 'cannot be loaded (No module named'),
         (0, 'estimate = "estimates:NOTHING"', 'NOTHING'),
-        (0, 'choice = "llmfoundry_gauntlet.tasks.schema:SchemaTask"', 'schema is '),
-        (0, 'estimate = "estimates:parse_number"', 'estimate in llmfoundry_gauntlet.task_types'),
-        (1, 'more = "estimates:EstimateTask.metrics"', 'two metrics'),
+        (0, 'estimate = "broken:EstimateTask"', 'cannot be loaded ('),
+        (
+            0,
+            'choice = "llmfoundry_gauntlet.tasks.schema:SchemaTask"',
+            "has the type_name 'schema'; allowed: ",
+        ),
+        (0, 'bare = "llmfoundry_gauntlet.tasks:Task"', 'has the type_name None; allowed: text'),
+        (0, 'estimate = "estimates:parse_number"', 'allowed: a subclass of Task'),
+        (0, 'estimate = "wrong:NotATask"', "is <class 'wrong.NotATask'>; allowed: a subclass of Task"),
+        (1, 'margins = "wrong:__name__"', f"is 'wrong'; {METRIC}"),
+        (1, 'margins = "wrong:listed"', f"returned 'accuracy'; {METRIC}"),
+        (1, 'margins = "wrong:nothing"', f'returned None; {METRIC}'),
+        (1, 'margins = "wrong:failing"', "failed: AttributeError: '"),
+        (2, 'shout = "wrong:texts"', f"returned 'Hue 0?'; {EXAMPLE}"),
     ],
 )
-def test_a_broken_or_conflicting_package_is_named(folder: Path, group: int, line: str, problem: str):
+def test_a_wrong_entry_point_is_named_with_its_package(folder: Path, group: int, line: str, problem: str):
     groups = [*GROUPS]
     groups[group] = (GROUPS[group][0], line)
     install(folder, groups)
+    (folder / 'wrong.py').write_text(WRONG)
+    (folder / 'broken.py').write_text('class EstimateTask(:\n')
+    (folder / 'tasks.yaml').write_text(json.dumps({'icl_tasks': [COLOURS]}))
+    done = gauntlet(folder, 'validate', '--score', str(folder / 'score.yaml'), '--data-root', str(folder))
+    assert done.returncode in (1, 2)
+    assert f'theirs 1.0: its entry point {line.split()[0]} in {GROUPS[group][0]} ' in done.stderr
+    assert problem in done.stderr and 'internal error' not in done.stderr
+
+
+def test_two_metrics_may_not_have_the_same_name(folder: Path):
+    install(folder, [(GROUPS[1][0], 'more = "estimates:EstimateTask.metrics"'), *GROUPS[::2]])
     done = gauntlet(folder, 'validate', '--no-data')
     assert done.returncode in (1, 2)
-    assert problem in done.stderr
+    assert 'two metrics' in done.stderr
 
 
 def test_two_packages_may_not_have_the_same_entry_point(folder: Path):

@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 from paths import ROOT
 
 BUILD = 'import sys, setuptools.build_meta as m; print(getattr(m, sys.argv[1])(sys.argv[2]))'
@@ -88,6 +89,13 @@ def test_optional_dependencies_are_extras():
     assert set(PROJECT['optional-dependencies']) == {
         *('wandb', 'mlflow', 'tensorboard', 's3', 'gcs', 'azure', 'report', 'llm-foundry', 'dev'),
     }
+
+
+@pytest.mark.parametrize('extra', ['mlflow', 'llm-foundry'])
+def test_extras_with_mlflow_exclude_sqlalchemy_that_it_cannot_use(extra: str):
+    """MLflow below 3, which Composer 0.32 needs, fails with SQLAlchemy 2.1."""
+    wanted = {one.name: one for one in map(Requirement, PROJECT['optional-dependencies'][extra])}
+    assert '2.0.58' in wanted['sqlalchemy'].specifier and '2.1.0' not in wanted['sqlalchemy'].specifier
 
 
 def test_an_installed_wheel_works_in_any_folder(wheel: Path, tmp_path: Path):

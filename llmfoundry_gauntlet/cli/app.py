@@ -16,6 +16,7 @@ from llmfoundry_gauntlet.cli.options import BROKEN, MISTAKE
 from llmfoundry_gauntlet.cli.report import compare, report, show
 from llmfoundry_gauntlet.cli.run import export, run
 from llmfoundry_gauntlet.cli.watch import watch
+from llmfoundry_gauntlet.config.resources import plugin_of
 from llmfoundry_gauntlet.errors import GauntletError, print_problems
 
 app = typer.Typer(
@@ -79,5 +80,7 @@ def exit_without_traceback(
         raise SystemExit(MISTAKE)
     if kind is not None and not issubclass(kind, (SystemExit, KeyboardInterrupt)):
         text = ' '.join(f'{kind.__name__}: {error}'.split())
-        print(f'error: internal error: {text}; rerun with --traceback to see where', file=sys.stderr)
-        raise SystemExit(BROKEN)
+        plugin = plugin_of(traceback)
+        where = 'internal error' if plugin is None else f'{plugin} failed'
+        print(f'error: {where}: {text}; rerun with --traceback to see where', file=sys.stderr)
+        raise SystemExit(BROKEN if plugin is None else MISTAKE)

@@ -144,6 +144,11 @@ def run(
 
 def evaluate_or_estimate(model: str, settings: dict[str, Any], form: Form, *, dry_run: bool) -> None:
     """Evaluate a model, or print an estimate of the work. Raise GauntletError."""
+    from llmfoundry_gauntlet.data.hub import find_model
+    from llmfoundry_gauntlet.data.stores import scheme_of
+
+    if not scheme_of(model):
+        find_model(model)  # before data are read and torch is imported
     if not dry_run:
         from llmfoundry_gauntlet.composer import evaluate
 

@@ -29,7 +29,7 @@ from llmfoundry_gauntlet.composer.journal import (
     identity_of,
     model_fingerprint,
 )
-from llmfoundry_gauntlet.composer.loggers import log_evaluation
+from llmfoundry_gauntlet.composer.loggers import log_evaluation, warn_of_libraries
 from llmfoundry_gauntlet.composer.loop import (
     EvaluationLoader,
     Results,
@@ -139,6 +139,7 @@ class EvalGauntlet(Callback):
 
     def before_load(self, state: State, logger: Logger) -> None:
         """Prepare the items and attach the evaluator; the Trainer would remove one attached at `init`."""
+        warn_of_libraries(logger.destinations)
         model = unwrapped(state.model)
         prepared = prepare_for_model(self.data, model)
         self.data = prepared.data  # without tasks whose programs cannot run here

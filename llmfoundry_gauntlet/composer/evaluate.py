@@ -225,4 +225,4 @@ def check_precision(precision: str, device: str) -> None:
 def check_choice(name: str, value: str, allowed: list[str] | tuple[str, ...]) -> None:
     """Raise ConfigError unless the value is allowed."""
     if value not in allowed:
-        raise ConfigError(f'{name} is {value!r}; allowed: {", ".join(allowed)}')
+        raise ConfigError(f'{name} is {value!r}{suggestion(value, allowed)}')

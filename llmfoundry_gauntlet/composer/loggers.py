@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import inspect
 import logging
 import math
@@ -10,8 +11,9 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path, PurePosixPath
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -20,6 +22,7 @@ import numpy as np
 from composer.core import State
 from composer.loggers import FileLogger, Logger, LoggerDestination, MLFlowLogger, TensorboardLogger, WandBLogger
 from composer.utils import MissingConditionalImportError, dist
+from packaging.requirements import Requirement
 
 from llmfoundry_gauntlet.config.yaml import describe, suggestion
 from llmfoundry_gauntlet.errors import Caught, ConfigError
@@ -27,7 +30,12 @@ from llmfoundry_gauntlet.metrics.keys import BATCH, COMPOSITE_PREFIX, SCORE_PREF
 
 Builders = Mapping[str, Callable[..., Any]]
 
-LOGGERS: Builders = {'file': FileLogger, 'mlflow': MLFlowLogger, 'tensorboard': TensorboardLogger, 'wandb': WandBLogger}
+LOGGERS: dict[str, type[LoggerDestination]] = {
+    'file': FileLogger,
+    'mlflow': MLFlowLogger,
+    'tensorboard': TensorboardLogger,
+    'wandb': WandBLogger,
+}
 log = logging.getLogger(__name__)
 
 LIBRARIES = (  # of Composer's loggers, and those they call servers with
@@ -56,7 +64,36 @@ def build_loggers(chosen: Mapping[str, Any] | None) -> list[LoggerDestination]:
 
     Raise ConfigError for unknown names and arguments, and if a logger's library is not installed.
     """
-    return build_each('loggers', LOGGERS, chosen)
+    loggers = build_each('loggers', LOGGERS, chosen)
+    warn_of_libraries(loggers)
+    return loggers
+
+
+def warn_of_libraries(loggers: Sequence[LoggerDestination]) -> None:
+    """Warn, once a process, of each logger whose library has a version that Composer cannot use."""
+    for name in LOGGERS:
+        if any(isinstance(logger, LOGGERS[name]) for logger in loggers):
+            warn_of_library(name)
+
+
+@functools.cache
+def warn_of_library(extra: str) -> None:
+    """Warn if the installed packages are not those that Composer and this package require for an extra of this name."""
+    lines = [line for package in ('mosaicml', 'llmfoundry-gauntlet') for line in metadata.requires(package) or ()]
+    wrong = []
+    for wanted in map(Requirement, lines):
+        if wanted.marker is not None and f'extra == "{extra}"' in str(wanted.marker):
+            version = metadata.version(wanted.name)
+            if not wanted.specifier.contains(version, prereleases=True):
+                wrong.append(f'{wanted.name} {version} is installed, {wanted.name}{wanted.specifier} is needed')
+    if wrong:
+        log.warning(
+            "loggers.%s: may fail with Composer %s: %s; pip install 'llmfoundry-gauntlet[%s]'",
+            extra,
+            metadata.version('mosaicml'),
+            ', '.join(wrong),
+            extra,
+        )
 
 
 def logger_settings(loggers: Mapping[str, Any], run_name: str | None, checkpoint: str) -> dict[str, Any]:

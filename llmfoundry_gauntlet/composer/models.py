@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from composer.core import Timestamp
 from composer.models import HuggingFaceModel
-from huggingface_hub import snapshot_download
 from tokenizers import Tokenizer  # type: ignore[import-untyped]
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 
@@ -34,6 +33,7 @@ from llmfoundry_gauntlet.composer.checkpoints import (
     reason_of,
 )
 from llmfoundry_gauntlet.config.yaml import describe
+from llmfoundry_gauntlet.data.hub import download_weights, find_folder, find_model
 from llmfoundry_gauntlet.data.stores import scheme_of
 from llmfoundry_gauntlet.engine.rotary import RotaryLengths
 from llmfoundry_gauntlet.errors import FOREIGN_ERRORS, ModelError
@@ -42,22 +42,23 @@ from llmfoundry_gauntlet.types import TrainingPoint
 
 GENERATION = 'generation_config.json'
 TOKENIZER, TOKENIZER_CONFIG = 'tokenizer.json', 'tokenizer_config.json'
-OF_TOKENIZER = (TOKENIZER, TOKENIZER_CONFIG, 'special_tokens_map.json', 'added_tokens.json')
+OF_TOKENIZER = ('tokenizer', 'vocab', 'spiece', 'sentencepiece', 'merges')  # beginnings of its files' names
+TOKENIZER_SUFFIXES = ('.model', '.tiktoken')
 LENGTH_KEYS = ('max_position_embeddings', 'n_positions', 'max_seq_len', 'max_sequence_length', 'seq_length')
 ALIBI_MODELS = ('bloom', 'mpt')  # they run any length, whatever the configuration says
 SCALED_ROPE = ('linear', 'dynamic', 'yarn', 'llama3', 'longrope')
 LENGTH_DEPENDENT_ROPE = ('dynamic', 'longrope')
 GIVE_BOTH = 'give them with --model-config and --tokenizer'
-OF_HUB = (('model*.safetensors', 'model*.safetensors.index.json'), ('pytorch_model*.bin', 'pytorch_model*.index.json'))
 
 
 def load_config(name: str) -> PretrainedConfig:
     """Return a model configuration by folder or name. Raise ModelError."""
-    check_objects(name, CONFIG)
+    folder = find_folder(name)
+    check_objects(folder, CONFIG)
     try:
-        config: PretrainedConfig = AutoConfig.from_pretrained(name, trust_remote_code=False)
+        config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except FOREIGN_ERRORS as error:
-        message = f'{place_of(name, CONFIG)}: the model configuration cannot be loaded: {reason_of(error)}'
+        message = f'{place_of(folder, CONFIG)}: the model configuration cannot be loaded: {reason_of(error)}'
         raise ModelError(message) from error
     check_numbers(config)
     return config
@@ -65,15 +66,18 @@ def load_config(name: str) -> PretrainedConfig:
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """Return a tokenizer by folder or name. Raise ModelError."""
-    check_objects(name, *OF_TOKENIZER)
+    folder = find_folder(name)
+    if not any(path.name.startswith(OF_TOKENIZER) or path.suffix in TOKENIZER_SUFFIXES for path in folder.iterdir()):
+        raise ModelError(f'{name}: has no tokenizer; give one with --tokenizer, a folder or a name on the hub')
+    check_objects(folder, TOKENIZER, TOKENIZER_CONFIG, 'special_tokens_map.json', 'added_tokens.json')
     with tokenizer_errors() as caught:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         return tokenizer
-    place = place_of(name, TOKENIZER_CONFIG)
-    if Path(name, TOKENIZER).is_file():
+    place = place_of(folder, TOKENIZER_CONFIG)
+    if (folder / TOKENIZER).is_file():
         with tokenizer_errors() as of_file:
-            Tokenizer.from_file(str(Path(name, TOKENIZER)))
-        place = place if of_file.error is None else place_of(name, TOKENIZER)
+            Tokenizer.from_file(str(folder / TOKENIZER))
+        place = place if of_file.error is None else place_of(folder, TOKENIZER)
     raise ModelError(f'{place}: the tokenizer cannot be loaded: {reason_of(caught.error)}') from caught.error
 
 
@@ -81,21 +85,21 @@ def load_generation_config(folder: Path) -> GenerationConfig | None:
     """Return the generation settings of a folder, None if it has none. Raise ModelError."""
     if not (folder / GENERATION).is_file():
         return None
-    check_objects(str(folder), GENERATION)
+    check_objects(folder, GENERATION)
     try:
         return GenerationConfig.from_pretrained(folder)
     except FOREIGN_ERRORS as error:
         raise ModelError(f'{folder / GENERATION}: cannot be loaded: {reason_of(error)}') from error
 
 
-def place_of(name: str, file: str) -> str:
-    """Return the path of a file in a folder, else the name as it is."""
-    return str(Path(name, file)) if Path(name, file).exists() else name
+def place_of(folder: Path, file: str) -> Path:
+    """Return the path of a file in a folder, else the folder."""
+    return folder / file if (folder / file).exists() else folder
 
 
-def check_objects(name: str, *files: str) -> None:
+def check_objects(folder: Path, *files: str) -> None:
     """Raise ModelError unless those of the files that are in a folder hold a JSON object each."""
-    for path in (Path(name, file) for file in files):
+    for path in (folder / file for file in files):
         if not path.is_file():
             continue
         try:
@@ -155,26 +159,20 @@ def open_model(model: str, *, tokenizer: str | None = None, model_config: str | 
 
 def open_local(model: str, *, tokenizer: str | None, model_config: str | None) -> ModelSource:
     """Open a model on this machine, or by its name on the hub. Raise ModelError."""
-    path = Path(model).expanduser()
+    path = find_model(model)
     if path.is_file():
         return open_checkpoint(path, read_file(path), tokenizer=tokenizer, model_config=model_config)
     if is_sharded(path):
         checkpoint = read_sharded(path, wants_tokenizer=tokenizer is None)
         return open_checkpoint(path, checkpoint, tokenizer=tokenizer, model_config=model_config)
-    if path.is_dir() and not (path / CONFIG).is_file():
+    if not (path / CONFIG).is_file():
         raise ModelError(f'{model}: {what_is_in_it(names_in(path))}')
-    if path.is_symlink() and not path.exists():
-        raise ModelError(f'{model}: is a link to {path.readlink()}, which does not exist')
-    looks_local = model.startswith(('.', '/', '~')) or model.count('/') > 1 or path.suffix == '.pt'
-    if not path.exists() and looks_local:
-        raise ModelError(f'{model}: there is no such file or folder')
-    place = str(path) if path.exists() else model
-    config = load_config(model_config or place)
+    config = load_config(model_config or str(path))
     return ModelSource(
         name=model,
         config=config,
-        tokenizer=load_tokenizer(tokenizer or place),
-        load=partial(load_folder, place, config),
+        tokenizer=load_tokenizer(tokenizer or str(path)),
+        load=partial(load_folder, model, path, config),
     )
 
 
@@ -187,26 +185,15 @@ def names_in(folder: Path) -> list[str]:
     return [path.relative_to(folder).as_posix() for path in found]
 
 
-def load_folder(name: str, config: PretrainedConfig, device: torch.device) -> Any:
-    """Return the model of a Hugging Face folder or name. Raise ModelError."""
-    folder = Path(name) if Path(name).is_dir() else hub_folder(name)
+def load_folder(name: str, folder: Path, config: PretrainedConfig, device: torch.device) -> Any:
+    """Return the model in a Hugging Face folder, downloading the weights of a name on the hub. Raise ModelError."""
+    if folder != Path(name).expanduser():
+        download_weights(name, folder)
     generation = load_generation_config(folder)
-    network = load_network(name, config, read_folder(folder), device)
+    network = load_network(str(folder), config, read_folder(folder), device)
     if generation is not None and network.can_generate():
         network.generation_config = generation
     return network
-
-
-def hub_folder(name: str) -> Path:
-    """Return the folder of a model on the hub, downloaded unless it is in the cache. Raise ModelError."""
-    for patterns in OF_HUB:
-        try:
-            folder = Path(snapshot_download(name, allow_patterns=[*patterns, CONFIG, GENERATION]))
-        except (OSError, ValueError) as error:
-            raise ModelError(f'{name}: the model cannot be downloaded: {first_line(error)}') from error
-        if any(folder.glob(patterns[0])):
-            break
-    return folder
 
 
 def open_checkpoint(

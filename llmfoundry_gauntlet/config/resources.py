@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, TypeVar
 
 from llmfoundry_gauntlet.errors import ConfigError
+
+Item = TypeVar('Item')
 
 PACKAGE = Path(__file__).parent.parent
 FOLDERS = ('yamls', 'eval_data')
@@ -64,14 +68,44 @@ def load_installed(group: str) -> dict[str, Any]:
     for name, point in installed(group).items():
         try:
             loaded[name] = point.load()
-        except (ImportError, AttributeError) as error:
-            raise ConfigError(
-                f'{package_of(point)}: its entry point {name} in {group} cannot be loaded ({error}); fix or '
-                'uninstall the package'
-            ) from error
+        except (ImportError, AttributeError, SyntaxError) as error:
+            raise plugin_error(group, name, f'cannot be loaded ({error}); fix or uninstall the package') from error
     return loaded
+
+
+def call_installed(group: str, name: str, kind: type[Item], *arguments: Any) -> list[Item]:
+    """Return the items that an entry point's function gives for these arguments. Raise ConfigError for other things."""
+    function = load_installed(group)[name]
+    allowed = f'allowed: a function that returns {kind.__name__} objects'
+    if not callable(function):
+        raise plugin_error(group, name, f'is {function!r}; {allowed}')
+    found = function(*arguments)
+    items = list(found) if isinstance(found, Iterable) else [found]
+    for item in items:
+        if not isinstance(item, kind):
+            raise plugin_error(group, name, f'returned {item!r}; {allowed}, in a list or one by one')
+    return items
+
+
+def plugin_error(group: str, name: str, problem: str) -> ConfigError:
+    """Return an error that names an entry point and its package."""
+    return ConfigError(f'{package_of(installed(group)[name])}: its entry point {name} in {group} {problem}')
+
+
+def plugin_of(traceback: TracebackType | None) -> str | None:
+    """Return the entry point, with its package, whose module is innermost in a traceback; None if there is none."""
+    modules = {
+        point.module.partition('.')[0]: f'{package_of(point)}: its entry point {name} in {group}'
+        for group in (TASK_TYPES, METRICS, PERTURBATIONS)
+        for name, point in installed(group).items()
+    }
+    found = None
+    while traceback is not None:
+        found = modules.get(traceback.tb_frame.f_globals.get('__name__', '').partition('.')[0], found)
+        traceback = traceback.tb_next
+    return found
 
 
 def package_of(point: EntryPoint) -> str:
     """Return the name of the package that defines an entry point."""
-    return point.value if point.dist is None else point.dist.name
+    return point.value if point.dist is None else f'{point.dist.name} {point.dist.version}'

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from functools import cache
 
-from llmfoundry_gauntlet.config.resources import METRICS, TASK_TYPES, load_installed
+from llmfoundry_gauntlet.config.resources import (
+    METRICS,
+    TASK_TYPES,
+    call_installed,
+    installed,
+    load_installed,
+    plugin_error,
+)
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.metrics.metrics import Metric
 from llmfoundry_gauntlet.tasks.base import Task
@@ -22,13 +29,15 @@ OWN: tuple[type[Task], ...] = (LanguageModelingTask, MultipleChoiceTask, SchemaT
 @cache
 def task_types() -> dict[str, type[Task]]:
     """Return the types that a task of a YAML file can have, by `icl_task_type`. Raise ConfigError."""
-    types: dict[str, type[Task]] = {}
-    for name, kind in [(kind.type_name, kind) for kind in OWN] + list(load_installed(TASK_TYPES).items()):
+    types = {kind.type_name: kind for kind in OWN}
+    for name, kind in load_installed(TASK_TYPES).items():
         if not (isinstance(kind, type) and issubclass(kind, Task)):
-            raise ConfigError(f'the entry point {name} in {TASK_TYPES} is {kind!r}; allowed: a subclass of Task')
-        if kind.type_name in types:
-            raise ConfigError(f'{kind.type_name} is the name of two task types; an installed one needs another')
-        types[kind.type_name] = kind
+            raise plugin_error(TASK_TYPES, name, f'is {kind!r}; allowed: a subclass of Task')
+        own_name = getattr(kind, 'type_name', None)
+        if not isinstance(own_name, str) or own_name in types:
+            known = ', '.join(types)
+            raise plugin_error(TASK_TYPES, name, f'has the type_name {own_name!r}; allowed: text other than {known}')
+        types[own_name] = kind
     return types
 
 
@@ -40,7 +49,7 @@ def metrics_of(task: Task) -> tuple[Metric, ...]:
     own = task.metrics()
     if not own:
         return ()
-    metrics = [*own, *(metric for further in load_installed(METRICS).values() for metric in further(task))]
+    metrics = [*own, *(metric for name in installed(METRICS) for metric in call_installed(METRICS, name, Metric, task))]
     names = [metric.name for metric in metrics]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(f'{task.label}: {", ".join(twice)} names two metrics; an installed one needs another name')

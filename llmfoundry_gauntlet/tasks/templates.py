@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from llmfoundry_gauntlet.config.resources import PERTURBATIONS, load_installed, shipped
+from llmfoundry_gauntlet.config.resources import PERTURBATIONS, call_installed, shipped
 from llmfoundry_gauntlet.config.score import AGIEVAL, MATH, MMLU_PRO, NON_GREEDY, OPTION_ORDER, PROMPT, ScoreSpec
 from llmfoundry_gauntlet.config.yaml import Problems, describe, suggestion
 from llmfoundry_gauntlet.data.score_rows import LETTERS, LetteredQuestion, MathQuestion
@@ -223,8 +223,10 @@ OWN: dict[str, Perturbation] = {OPTION_ORDER: option_order, PROMPT: prompt, NON_
 def variants(example: Example, spec: ScoreSpec, templates: Templates) -> Iterator[Example]:
     """Yield all variants of a question."""
     for name in spec.applied:
-        perturb: Perturbation = OWN.get(name) or load_installed(PERTURBATIONS)[name]
-        yield from perturb(example, spec, templates)
+        if name in OWN:
+            yield from OWN[name](example, spec, templates)
+        else:
+            yield from call_installed(PERTURBATIONS, name, Example, example, spec, templates)
 
 
 def variant(example: Example, name: str, question: LetteredQuestion | MathQuestion, template: Template) -> Example:

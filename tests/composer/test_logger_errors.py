@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
+from importlib import metadata
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +16,7 @@ from composer.loggers import InMemoryLogger, LoggerDestination
 from mlflow.exceptions import MlflowException
 from requests.exceptions import ConnectionError as RequestsConnectionError
 
-from llmfoundry_gauntlet.composer.loggers import join_run, log_evaluation
+from llmfoundry_gauntlet.composer.loggers import build_loggers, join_run, log_evaluation, warn_of_library
 
 
 class OwnError(Exception):
@@ -87,3 +89,38 @@ def test_an_interrupt_is_not_a_logger_error():
 @pytest.mark.parametrize('error', [OwnError(), wandb.Error('changed'), MlflowException('changed')])
 def test_unchangeable_hyperparameters_are_no_error(error: Exception):
     join_run(Failing(error)).log_hyperparameters({'seed': 2})
+
+
+@pytest.mark.parametrize(
+    ('package', 'version', 'allowed'),
+    [
+        ('tensorboard', '2.20.0', None),
+        ('tensorboard', '3.1', 'tensorboard<3.0.0,>=2.9.1 is needed'),
+    ],
+)
+def test_a_library_that_composer_cannot_use_is_a_line_at_the_start(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    package: str,
+    version: str,
+    allowed: str | None,
+):
+    real = metadata.version
+    monkeypatch.setattr(metadata, 'version', lambda name: version if name.lower() == package else real(name))
+    warn_of_library.cache_clear()
+    build_loggers({'tensorboard': {'log_dir': str(tmp_path)}})
+    lines = [record.getMessage() for record in caplog.records if 'loggers.tensorboard: ' in record.getMessage()]
+    assert len(lines) == (allowed is not None)
+    assert all(f'{package} {version} is installed, {allowed}' in line for line in lines)
+
+
+@pytest.mark.parametrize(('extra', 'package'), [('wandb', 'wandb'), ('mlflow', 'mlflow'), ('mlflow', 'sqlalchemy')])
+def test_all_libraries_of_a_logger_are_checked(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, extra: str, package: str
+):
+    real = metadata.version
+    monkeypatch.setattr(metadata, 'version', lambda name: '99' if name.lower() == package else real(name))
+    warn_of_library.cache_clear()
+    warn_of_library(extra)
+    assert f'{package} 99 is installed, {package}<' in caplog.text and f'llmfoundry-gauntlet[{extra}]' in caplog.text

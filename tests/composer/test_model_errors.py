@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -163,6 +167,47 @@ def test_weights_that_are_no_floating_numbers(models: Path, tmp_path: Path, refu
     config = json.loads((folder / 'config.json').read_text())
     (folder / 'config.json').write_text(json.dumps({**config, 'quantization_config': {'quant_method': 'fp8'}}))
     assert f'{folder}: has quantised weights; allowed: float32, ' in refused(folder)
+
+
+@pytest.mark.parametrize(
+    ('name', 'found'),
+    [
+        ('no_such_folder', 'there is no such file or folder, HF_HUB_OFFLINE is set, and the model is not in the cache'),
+        ('nobody/no-such-model', 'there is no such file or folder, HF_HUB_OFFLINE is set, and the model'),
+        ('not a name', 'there is no such file or folder, and the Hugging Face hub has no such model'),
+        ('./nowhere', 'there is no such file or folder'),
+        ('nowhere.pt', 'there is no such file or folder'),
+    ],
+)
+def test_a_model_that_is_nowhere(refused: Callable[..., str], name: str, found: str):
+    assert refused(name).startswith(f'{name}: {found}')
+
+
+def test_a_hub_that_cannot_be_reached_is_asked_once(models: Path, tmp_path: Path):
+    """Mutation: transformers asks for each file, and repeats itself for half a minute, twice in the log."""
+    hub = {'HF_HUB_OFFLINE': '0', 'HF_ENDPOINT': 'http://127.0.0.1:9', 'HF_HOME': str(tmp_path)}
+    words = ('run', '--model', 'nobody/nothing', '--tasks', models / 'tasks.yaml', '--out', tmp_path / 'out')
+    command = [sys.executable, '-m', 'llmfoundry_gauntlet', *map(str, words)]
+    started = time.monotonic()
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **hub}, timeout=60)
+    assert time.monotonic() - started < 20  # on a busy machine
+    assert (done.returncode, done.stdout, done.stderr.count('\n')) == (2, '', 1)
+    assert 'nobody/nothing: there is no such file or folder, http://127.0.0.1:9 cannot be reached' in done.stderr
+
+
+def test_a_folder_without_a_tokenizer(models: Path, tmp_path: Path, refused: Callable[..., str]):
+    folder = shutil.copytree(models / 'one', tmp_path / 'one')
+    for path in [*folder.glob('*token*')]:
+        path.unlink()
+    assert refused(folder) == f'{folder}: has no tokenizer; give one with --tokenizer, a folder or a name on the hub'
+
+
+@pytest.mark.parametrize(
+    ('precision', 'hint'),
+    [('bf16', "did you mean 'amp_bf16'?"), ('fp16', "did you mean 'amp_fp16'?"), ('int8', 'allowed: amp_bf16, ')],
+)
+def test_a_precision_by_another_name(models: Path, refused: Callable[..., str], precision: str, hint: str):
+    assert hint in refused(models / 'one', '--precision', precision)
 
 
 def test_a_folder_of_checkpoints_is_listed(models: Path, tmp_path: Path, refused: Callable[..., str]):

@@ -1,0 +1,68 @@
+"""Find models and tokenizers on this machine and on the Hugging Face hub. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub.constants import ENDPOINT, HF_HUB_CACHE, HF_HUB_OFFLINE
+from huggingface_hub.errors import (
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from llmfoundry_gauntlet.errors import ModelError
+
+ANSWER_SECONDS = 4.0  # for the hub
+SMALL_FILES = ['*.json', '*.txt', '*.model', '*.tiktoken', '*.jinja']  # of a model: all but its weights
+WEIGHT_FILES = ('model*.safetensors', 'pytorch_model*.bin')  # the first that a model has
+
+
+def find_model(name: str, *, revision: str | None = None) -> Path:
+    """Return a file or folder, or the folder of a name on the hub, with all files but weights. Raise ModelError."""
+    path = Path(name).expanduser()
+    if path.exists():
+        return path
+    if path.is_symlink():
+        raise ModelError(f'{name}: is a link to {path.readlink()}, which does not exist')
+    if name.startswith(('.', '/', '~')) or name.count('/') > 1 or path.suffix == '.pt':
+        raise ModelError(f'{name}: there is no such file or folder')
+    absent, is_reachable, commit = f'{name}: there is no such file or folder, ', True, revision
+    try:
+        commit = HfApi().model_info(name, revision=revision, timeout=ANSWER_SECONDS).sha
+    except RevisionNotFoundError as error:
+        raise ModelError(f'{name}: has no revision {revision!r} on the Hugging Face hub') from error
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        message = 'and the Hugging Face hub has no such model, or none that you may read (huggingface-cli login)'
+        raise ModelError(absent + message) from error
+    except OSError:
+        is_reachable = False
+    try:
+        folder = snapshot_download(name, revision=commit, allow_patterns=SMALL_FILES, local_files_only=not is_reachable)
+    except LocalEntryNotFoundError as error:
+        reason = 'HF_HUB_OFFLINE is set' if HF_HUB_OFFLINE else f'{ENDPOINT} cannot be reached'
+        raise ModelError(f'{absent}{reason}, and the model is not in the cache ({HF_HUB_CACHE})') from error
+    except OSError as error:
+        raise ModelError(f'{name}: cannot be downloaded: {" ".join(str(error).split())}') from error
+    return Path(folder)
+
+
+def find_folder(name: str) -> Path:
+    """Return a folder, or that of a name on the hub. Raise ModelError."""
+    path = find_model(name)
+    if path.is_file():
+        raise ModelError(f'{name}: is a file; allowed: a folder, or a name on the Hugging Face hub')
+    return path
+
+
+def download_weights(name: str, folder: Path) -> None:
+    """Download the weights of a model on the hub into its folder in the cache. Raise ModelError."""
+    for pattern in WEIGHT_FILES:
+        try:
+            snapshot_download(name, revision=folder.name, allow_patterns=pattern)
+        except OSError as error:
+            raise ModelError(f'{name}: the weights cannot be downloaded: {" ".join(str(error).split())}') from error
+        if any(folder.glob(pattern)):
+            return
