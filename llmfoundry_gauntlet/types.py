@@ -159,10 +159,14 @@ Request = ScoreRequest | GenerateRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Item:
-    """An example with the request for its prompt; `choices` are the texts to score, if any."""
+    """An example with the request for its prompt; `choices` are the texts to score, if any.
+
+    `num_shots` are those left after truncation, one that is cut in part as a part.
+    """
 
     example: Example
     prompt_sha256: str
+    num_shots: float
     request: Request
     choices: tuple[str, ...] = ()
 
@@ -247,7 +251,8 @@ class ItemResult:
     """One line of a samples file, with all that metrics need. An unscored item has score None and a reason.
 
     `gold` is the index of the right choice, or the right answer's text. `num_characters` and `num_bytes` (UTF-8) are of
-    the choices' texts, without a leading space. Items of a `cluster` have something in common, such as a passage.
+    the choices' texts, without a leading space. `num_shots` are the shots left after truncation. Items of a `cluster`
+    share something, such as a passage.
     """
 
     key: ItemKey
@@ -267,6 +272,7 @@ class ItemResult:
     num_characters: tuple[int, ...] | None = None  # one per choice
     num_bytes: tuple[int, ...] | None = None  # one per choice
     logprobs_alone: tuple[float, ...] | None = None  # after the task's pmi_context alone
+    num_shots: float | None = None  # None if unknown, in records of earlier versions
     cluster: str = ''
 
     @property

@@ -93,3 +93,40 @@ def test_repeated_choices_are_one_warning_with_their_number(write_jsonl, tmp_pat
     rows = [{'query': f'{i}?', 'choices': choices[i % 3], 'gold': 0} for i in range(9)]
     (found,) = warnings_of(write_jsonl, tmp_path, rows, num_fewshot=[0, 1])
     assert 'mc: 6 of 9 rows have a choice twice, 3 of them the right one' in found
+
+
+@pytest.mark.parametrize(
+    ('max_seq_len', 'truncation', 'kept', 'logged'),
+    [
+        (34, 'drop_shots', 4, None),
+        (31, 'drop_shots', 3, '1 of 2 tasks: prompts shortened to fit 31 tokens; 4-shot is 3.0 on average'),
+        (31, 'reference', 25 / 7, '1 of 2 tasks: prompts shortened to fit 31 tokens; 4-shot is 3.6 on average'),
+        (9, 'drop_shots', 0, '2 of 2 tasks: prompts shortened to fit 9 tokens; 4-shot is 0.0 on average'),
+    ],
+)
+def test_truncated_prompts_are_one_line_with_the_shots_that_are_left(
+    write_jsonl, tmp_path, character_tokenizer, caplog, max_seq_len, truncation, kept, logged
+):
+    """A prompt is bos, shots of 6 tokens ('0? yes'), the question of 2, each after a line feed, and 'yes' of 3."""
+    write_jsonl('rows.jsonl', [{'query': f'{i}?', 'choices': ['yes', 'no'], 'gold': 0} for i in range(5)])
+    write_jsonl('long.jsonl', [{'query': 'a long one?', 'choices': ['yes', 'no'], 'gold': 0}])
+    task = {'label': 'mc', 'dataset_uri': 'rows.jsonl', 'num_fewshot': [4], 'icl_task_type': 'multiple_choice'}
+    tasks = [task, {**task, 'label': 'long', 'dataset_uri': 'long.jsonl', 'num_fewshot': [0]}]
+    data = load_data(decode_settings({'tasks': tasks, 'data_root': str(tmp_path), 'truncation': truncation}))
+    with caplog.at_level(logging.WARNING):
+        prepared = prepare_evaluation(data, Encoder(character_tokenizer), max_seq_len=max_seq_len)
+    shots = [item.num_shots for key, item in prepared.items.items() if key.task == 'mc/4-shot']
+    assert shots == pytest.approx([kept] * 5)
+    assert [record.message for record in caplog.records] == [logged] * (logged is not None)
+
+
+def test_sample_data_is_one_warning_line_at_the_start(write_jsonl, tmp_path):
+    tasks = [
+        {'label': name, 'dataset_uri': uri, 'num_fewshot': [0], 'icl_task_type': 'multiple_choice'}
+        for name, uri in (('copa', 'commonsense_reasoning/copa.jsonl'), ('mine', str(tmp_path / 'rows.jsonl')))
+    ]
+    write_jsonl('rows.jsonl', [{'query': '?', 'choices': ['yes', 'no'], 'gold': 0}])
+    data = load_data(decode_settings({'tasks': tasks, 'data_root': str(ROOT / 'eval_data')}))
+    assert data.origins == {'copa/0-shot': 'sample', 'mine/0-shot': 'own'}
+    (found,) = data.warnings
+    assert found.startswith('1 of 2 tasks are sample data, not the benchmark (copa/0-shot); gauntlet data fetch --to')

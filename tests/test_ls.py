@@ -81,13 +81,18 @@ def test_published_files_are_recognised_by_size(gauntlet):
     assert all(one['rows'] == rows[one['task']] for one in right)
 
 
-def test_custom_tasks_need_no_gauntlet(gauntlet, tmp_path: Path):
+def test_custom_tasks_and_score_need_no_gauntlet(gauntlet, tmp_path: Path):
     task = {'label': 'mine', 'dataset_uri': 'x.jsonl', 'num_fewshot': [0, 5], 'icl_task_type': 'language_modeling'}
     elsewhere = {**task, 'label': 'hub', 'dataset_uri': 'hf://org/name', 'num_fewshot': [0]}
     (tmp_path / 'tasks.yaml').write_text(json.dumps({'icl_tasks': [task, elsewhere]}))
     (tmp_path / 'x.jsonl').write_text('{}\n')
     _, out, _ = gauntlet('ls', '--tasks', tmp_path / 'tasks.yaml', '--data-root', tmp_path, '--json')
     shown = [(one['category'], one['task'], one['num_shots'], one['rows'], one['data']) for one in json.loads(out)]
+    _, out, _ = gauntlet('ls', '--score', ROOT / 'yamls/score/base_models.yaml', '--data-root', 'eval_data', '--json')
+    assert [(one['task'], one['rows'], one['data']) for one in json.loads(out)] == [
+        ('score_mmlu_pro', 42, 'sample data'),
+        ('score_agieval', 84, 'sample data'),
+    ]
     assert shown == [
         ('in no category', 'mine', 0, 1, 'there'),
         ('in no category', 'mine', 5, 1, 'there'),

@@ -134,21 +134,20 @@ def listed_task(task: Task, category: str, chance: float | None, data_root: str)
 
 
 def data_of(task: Task, data_root: str) -> tuple[int | None, str]:
-    """Return the number of lines of a task's data file, and its state by its size."""
+    """Return the number of lines of a task's data files, None if they are missing or remote, and their state."""
     from llmfoundry_gauntlet.data.manifest import read_manifest
-    from llmfoundry_gauntlet.data.readers import locate
     from llmfoundry_gauntlet.errors import DataError
 
-    if '://' in task.dataset_uri:
-        return None, 'elsewhere'
     try:
-        path = locate(task.dataset_uri, data_root)
+        paths = task.files(data_root) if task.has_rows else ()
     except DataError:
         return None, 'not there'
-    with path.open('rb') as lines:
-        rows = sum(1 for line in lines if line.strip())
-    file = next((file for file in read_manifest() if path.as_posix().endswith(f'/{file.path}')), None)
-    return rows, 'there' if file is None else presence(file, path)
+    if not paths:
+        return None, 'elsewhere'
+    rows = sum(bool(line.strip()) for path in paths for line in path.read_bytes().splitlines())
+    files = {path: [file for file in read_manifest() if path.as_posix().endswith(f'/{file.path}')] for path in paths}
+    states = [presence(found[0], path) if found else 'there' for path, found in files.items()]
+    return rows, '; '.join(dict.fromkeys(states))
 
 
 def print_tasks(listed: Sequence[Listed], data_root: str) -> None:

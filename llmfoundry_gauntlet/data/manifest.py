@@ -17,6 +17,7 @@ from llmfoundry_gauntlet.config.yaml import suggestion
 from llmfoundry_gauntlet.errors import ConfigError
 
 PATH = PACKAGE / 'eval_data' / 'manifest.tsv'
+SAMPLE, UNOFFICIAL, OWN, PUBLISHED = 'sample', 'unofficial', 'own', 'published'  # where rows come from
 HUGGING_FACE_ENDPOINT = 'HF_ENDPOINT'  # the environment variable that names a mirror of the Hugging Face hub
 
 
@@ -106,3 +107,27 @@ def names_of(file: DataFile) -> set[str]:
     """Return the names by which a file can be selected."""
     stem = file.path.removesuffix('.jsonl')
     return {file.task, file.category, file.path, stem, stem.rpartition('/')[2]}
+
+
+def origin_of(paths: Sequence[Path]) -> str:
+    """Return where the rows of a task come from.
+
+    SAMPLE if a file is the package's sample data, UNOFFICIAL if a file has a published one's name and is not known to
+    be it (MMLU-Pro and MATH are converted, so that no hash is known), OWN for any other file or none, else PUBLISHED.
+    """
+    origins = {origin_of_file(path) for path in paths} or {OWN}
+    return next(origin for origin in (SAMPLE, UNOFFICIAL, OWN, PUBLISHED) if origin in origins)
+
+
+def origin_of_file(path: Path) -> str:
+    """Return where a file comes from, by its content and by its path below a data root."""
+    if path.resolve().is_relative_to(PATH.parent.resolve()):
+        return SAMPLE
+    content = path.read_bytes()
+    hashes = {git_blob_id(content), sha256(content).hexdigest()}
+    if any(file.converter is None and not hashes.isdisjoint((file.git_blob, file.sha256)) for file in read_manifest()):
+        return PUBLISHED
+    named = [file for file in read_manifest() if path.resolve().as_posix().endswith(f'/{file.path}')]
+    if any((PATH.parent / file.path).is_file() and (PATH.parent / file.path).read_bytes() == content for file in named):
+        return SAMPLE
+    return UNOFFICIAL if named else OWN

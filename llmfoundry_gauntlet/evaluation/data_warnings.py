@@ -5,11 +5,28 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from llmfoundry_gauntlet.data.manifest import SAMPLE, UNOFFICIAL
 from llmfoundry_gauntlet.tasks import Task
 from llmfoundry_gauntlet.tasks.multiple_choice import MultipleChoiceTask
 from llmfoundry_gauntlet.types import Example
 
+MAX_LISTED = 5  # tasks
+
 Rows = Mapping[str, Sequence[Example]]  # by task
+
+
+def origin_warnings(origins: Mapping[str, str], data_root: str) -> list[str]:
+    """Return at most one warning, that scores are not of the published data; own data is no reason for one."""
+    parts = []
+    for origin, what, advice in (
+        (SAMPLE, 'sample data, not the benchmark', 'gauntlet data fetch --to data downloads the published data'),
+        (UNOFFICIAL, 'not known to be the published data', f'gauntlet data verify {data_root} compares the files'),
+    ):
+        tasks = [task for task, found in origins.items() if found == origin]
+        if tasks:
+            listed = '' if len(tasks) > MAX_LISTED else f' ({", ".join(tasks)})'
+            parts.append(f'{len(tasks)} of {len(origins)} tasks are {what}{listed}; {advice}')
+    return ['. '.join(parts)] if parts else []
 
 
 def row_warnings(tasks: Sequence[Task], examples: Rows, subsets: Rows) -> list[str]:

@@ -14,8 +14,9 @@ from llmfoundry_gauntlet.config.settings import EvaluationSettings
 from llmfoundry_gauntlet.config.tasks import SETTINGS, GauntletSpec, task_key
 from llmfoundry_gauntlet.config.yaml import Problems, decode, describe, read_key, source_name, suggestion
 from llmfoundry_gauntlet.data.examples import subset
+from llmfoundry_gauntlet.data.manifest import origin_of
 from llmfoundry_gauntlet.errors import ConfigError, DataError, GauntletError
-from llmfoundry_gauntlet.evaluation.data_warnings import row_warnings
+from llmfoundry_gauntlet.evaluation.data_warnings import origin_warnings, row_warnings
 from llmfoundry_gauntlet.metrics.keys import check_names
 from llmfoundry_gauntlet.metrics.metrics import RENAMED
 from llmfoundry_gauntlet.scoring.code.sandbox import Sandbox
@@ -245,8 +246,9 @@ class EvaluationData:
 
     `examples` are all rows by task, from which shots are drawn; `subsets` has the rows to evaluate of tasks with a
     subset, `subset_sizes` their number. `absent` lists optional data files that are absent, by task; `digests` has a
-    SHA-256 of the rows by task. `sandbox` and `unsupported`, the tasks whose programs cannot run here with the reason,
-    are set when the evaluation starts (`with_programs`).
+    SHA-256 of the rows by task, `origins` where they come from: sample, published, unofficial or own. `sandbox` and
+    `unsupported`, the tasks whose programs cannot run here with the reason, are set when the evaluation starts
+    (`with_programs`).
     """
 
     settings: EvaluationSettings
@@ -258,6 +260,7 @@ class EvaluationData:
     absent: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     digests: Mapping[str, str] = field(default_factory=dict)
+    origins: Mapping[str, str] = field(default_factory=dict)
     subset_sizes: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -281,12 +284,19 @@ def load_data(settings: EvaluationSettings) -> EvaluationData:
         check_patterns(suite, rows)
     check_keys(suite, rows.examples)
     subsets = subsets_of(suite, rows.examples, settings.subset_items)
+    origins = {task.key: origin_of(task.files(settings.data_root)) for task in suite.tasks}
     data = EvaluationData(
         settings=settings,
         suite=suite,
         examples=rows.examples,
         absent=rows.absent,
-        warnings=(*suite.warnings, *rows.warnings, *row_warnings(suite.tasks, rows.examples, subsets)),
+        warnings=(
+            *origin_warnings(origins, settings.data_root),
+            *suite.warnings,
+            *rows.warnings,
+            *row_warnings(suite.tasks, rows.examples, subsets),
+        ),
+        origins=origins,
         digests={key: digest_of_rows(found) for key, found in rows.examples.items()},
     )
     return with_subsets(data, subsets)
@@ -313,6 +323,7 @@ def with_programs(data: EvaluationData) -> EvaluationData:
         subsets=supported(data.subsets),
         subset_sizes=supported(data.subset_sizes),
         digests=supported(data.digests),
+        origins=supported(data.origins),
     )
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from llmfoundry_gauntlet.config.tasks import GauntletSpec
@@ -208,6 +209,7 @@ def prepare_evaluation(
     }
     warn_of_short_generations(tasks.values(), max_seq_len)
     prepared = prepare_tasks(preparations, cache, data.subsets)
+    warn_of_truncated_prompts(tasks, prepared, max_seq_len)
     items = {
         item.key: item
         for key, task_items in prepared.items()
@@ -236,6 +238,26 @@ def warn_of_short_generations(tasks: Iterable[Task], max_seq_len: int) -> None:
             max_seq_len,
             max_seq_len // 2,
             ', '.join(f'{key} ({most})' for key, most in short.items()),
+        )
+
+
+def warn_of_truncated_prompts(tasks: Mapping[str, Task], items: Mapping[str, Sequence[Item]], max_seq_len: int) -> None:
+    """Warn in one line of tasks with truncated prompts, and of the shots that these have left on average."""
+    shots: dict[int, list[float]] = {}
+    num_tasks = 0
+    for key, task_items in items.items():
+        if any(item.request.truncated for item in task_items):
+            num_tasks += 1
+            (num_shots,) = tasks[key].num_fewshot
+            shots.setdefault(num_shots, []).append(fmean(item.num_shots for item in task_items))
+    if num_tasks:
+        kept = ', '.join(f'{n}-shot is {fmean(means):.1f}' for n, means in sorted(shots.items()) if n)
+        log.warning(
+            '%d of %d tasks: prompts shortened to fit %d tokens%s',
+            num_tasks,
+            len(items),
+            max_seq_len,
+            f'; {kept} on average' if kept else '',
         )
 
 

@@ -6,10 +6,11 @@ import contextlib
 import json
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from importlib.metadata import version
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from llmfoundry_gauntlet.config.score import PERTURBATIONS
@@ -227,9 +228,17 @@ def task_record(evaluation: Evaluation, key: str) -> dict[str, Any]:
         'icl_task_type': task.icl_task_type,
         'dataset_uri': task.dataset_uri,
         'data_sha256': evaluation.data.digests.get(key),
+        'data_origin': evaluation.data.origins.get(key),
+        'effective_shots': effective_shots(evaluation.results[key]),
         'subset_items': evaluation.data.subset_sizes.get(key),
         'spec': task.keys,
     }
+
+
+def effective_shots(results: Sequence[ItemResult]) -> float | None:
+    """Return the mean number of shots that prompts have after truncation; None for records without it."""
+    known = [result.num_shots for result in results if result.num_shots is not None]
+    return fmean(known) if known else None
 
 
 def score_record(score: TaskScore) -> dict[str, Any]:
@@ -264,6 +273,7 @@ def robustness_record(evaluation: Evaluation) -> dict[str, Any] | None:
             'absent_files': absent,
             'perturbations': perturbations,
             'data_sha256': evaluation.data.digests.get(key),
+            'data_origin': evaluation.data.origins.get(key),
             'spec': asdict(task.spec),
         }
     return record or None

@@ -108,6 +108,7 @@ def recorded_data(record: Mapping[str, Any], path: Path) -> EvaluationData:
         unsupported={key: entry['reason'] for key, entry in record['tasks'].items() if 'spec' not in entry},
         absent={entry['task']: tuple(entry['absent_files']) for entry in (record['score'] or {}).values()},
         subset_sizes={key: entry['subset_items'] for key, entry in asked.items() if entry.get('subset_items')},
+        origins={key: entry['data_origin'] for key, entry in asked.items() if entry.get('data_origin')},
         digests={key: entry['data_sha256'] for key, entry in asked.items() if 'data_sha256' in entry},
     )
 

@@ -80,6 +80,7 @@ def sample_line(result: ItemResult) -> str:
         'prompt_sha256': result.prompt_sha256,
         'cluster': result.cluster,
         'truncated': result.truncated,
+        'num_shots': result.num_shots,
     }
     further: dict[str, Any] = {
         'num_characters': result.num_characters,
@@ -122,6 +123,7 @@ def parse_sample(task: str, sample: Mapping[str, Any]) -> ItemResult:
         num_bytes=whole(sample.get('num_bytes')),
         logprobs_alone=numbers(sample.get('logprobs_alone')),
         cluster=sample['cluster'],
+        num_shots=sample.get('num_shots'),  # earlier versions have none
     )
 
 
@@ -136,6 +138,7 @@ def check_fields(sample: Mapping[str, Any]) -> None:
     """Raise KeyError for a missing field, FieldError for one of the wrong type."""
     for name, kinds in FIELDS.items():
         check_type(name, sample[name], kinds)
+    check_type('num_shots', sample.get('num_shots'), (int, float, NONE))
     for name, kinds in LISTS.items():
         values = sample[name] if name in ALWAYS_THERE else sample.get(name)
         check_type(name, values, (list, NONE))

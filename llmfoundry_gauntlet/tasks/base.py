@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from llmfoundry_gauntlet.config.tasks import TaskSpec
 from llmfoundry_gauntlet.data.examples import TaskRows, read_examples
+from llmfoundry_gauntlet.data.readers import locate
 from llmfoundry_gauntlet.metrics.consistency import PerturbationScore
 from llmfoundry_gauntlet.metrics.metrics import Metric
 from llmfoundry_gauntlet.tasks.fewshot import with_shots
@@ -48,6 +50,10 @@ class Task(TaskSpec):
     def read(self, data_root: str) -> TaskRows:
         """Return all examples in the order of the data file. Raise DataError with every wrong row."""
         return TaskRows(examples=read_examples(self, data_root, self.parse))
+
+    def files(self, data_root: str) -> tuple[Path, ...]:
+        """Return the data files; none if the rows are not on this machine. Raise DataError for a missing file."""
+        return () if '://' in self.dataset_uri else (locate(self.dataset_uri, data_root),)
 
     def shot(self, content: Any, first: bool) -> str:
         """Return the text of a few-shot example; `first` if nothing precedes it."""

@@ -231,19 +231,21 @@ def has_plain_backend(tokenizer: Any) -> bool:
 class EncodedItem:
     """The token ids of an item, truncated to the model's length; contexts that are equal are the same array.
 
-    `unscorable` says why nothing can be scored, if so. `max_new_tokens` is 0 unless the model generates.
+    `num_shots` are the shots left after truncation, one that is cut in part as a part. `unscorable` says why nothing
+    can be scored, if so. `max_new_tokens` is 0 unless the model generates.
     """
 
     contexts: Parts
     continuations: Parts
     prompt_sha256: str
+    num_shots: float = 0
     truncated: bool = False
     unscorable: str | None = None
     max_new_tokens: int = 0
 
 
 def encode_scored(
-    encoded: EncodedPrompt, *, prompt_sha256: str, max_seq_len: int, truncated: bool, reference: bool
+    encoded: EncodedPrompt, *, prompt: Prompt, max_seq_len: int, truncated: bool, reference: bool
 ) -> EncodedItem:
     """Return an item whose continuations are scored, its contexts truncated from the left.
 
@@ -260,13 +262,15 @@ def encode_scored(
     else:
         length = max_seq_len - max(map(len, continuations))
         kept = aligned([cut_question(preamble, context, length) for context in encoded.contexts], len(continuations))
-    whole_lengths = [len(preamble) + len(context) for context in aligned(encoded.contexts, len(continuations))]
+    wholes = aligned(encoded.contexts, len(continuations))
+    num_dropped = max(len(preamble) + len(whole) - len(ids) for ids, whole in zip(kept, wholes, strict=True))
     distinct: dict[bytes, Ids] = {}
     return EncodedItem(
         contexts=tuple(distinct.setdefault(ids.tobytes(), ids) for ids in kept),
         continuations=continuations,
-        prompt_sha256=prompt_sha256,
-        truncated=truncated or any(len(ids) < length for ids, length in zip(kept, whole_lengths, strict=True)),
+        prompt_sha256=prompt.sha256,
+        num_shots=shots_left(prompt, preamble, num_dropped),
+        truncated=truncated or num_dropped > 0,
         unscorable=unscorable(continuations, kept, max_seq_len),
     )
 
@@ -274,7 +278,7 @@ def encode_scored(
 def encode_generated(
     encoded: EncodedPrompt,
     *,
-    prompt_sha256: str,
+    prompt: Prompt,
     max_prompt_tokens: int,
     max_new_tokens: int,
     truncated: bool,
@@ -285,19 +289,27 @@ def encode_generated(
     With `reference` through special tokens and instruction; else these stay if anything else can go.
     """
     (context,) = encoded.contexts
-    whole_length = len(encoded.preamble) + len(context)
     if reference:
         kept = np.concatenate([encoded.preamble, context])[-max_prompt_tokens:]
     else:
         kept = cut_question(encoded.preamble, context, max_prompt_tokens)
+    num_dropped = len(encoded.preamble) + len(context) - len(kept)
     return EncodedItem(
         contexts=(kept,),
         continuations=(),
-        prompt_sha256=prompt_sha256,
-        truncated=truncated or len(kept) < whole_length,
+        prompt_sha256=prompt.sha256,
+        num_shots=shots_left(prompt, encoded.preamble, num_dropped),
+        truncated=truncated or num_dropped > 0,
         unscorable=None if len(kept) else NO_CONTEXT,
         max_new_tokens=max_new_tokens,
     )
+
+
+def shots_left(prompt: Prompt, preamble: Ids, num_dropped: int) -> float:
+    """Return the number of shots after truncation from the left, one that is cut in part as a part."""
+    if not prompt.num_shots or not num_dropped:
+        return prompt.num_shots
+    return prompt.num_shots * max(0, len(preamble) - num_dropped) / len(preamble)
 
 
 def aligned(contexts: Sequence[Ids], num_continuations: int) -> Sequence[Ids]:

@@ -153,19 +153,18 @@ class Preparation:
 
     def encoded_item(self, example: Example, fitted: FittedPrompt) -> EncodedItem:
         """Return a prompt truncated to the limits, even if it is too long without shots."""
-        prompt = fitted.prompt
         limit = self.token_limits[example.category] if self.token_limits else None
         if limit is None:
             return encode_scored(
                 fitted.encoded,
-                prompt_sha256=prompt.sha256,
+                prompt=fitted.prompt,
                 max_seq_len=self.max_seq_len,
                 truncated=fitted.too_long,
                 reference=self.task.truncation == 'reference',
             )
         return encode_generated(
             fitted.encoded,
-            prompt_sha256=prompt.sha256,
+            prompt=fitted.prompt,
             max_prompt_tokens=limit.max_prompt_tokens,
             max_new_tokens=limit.max_new_tokens,
             truncated=fitted.too_long,
@@ -181,6 +180,7 @@ class Preparation:
             return Item(
                 example=example,
                 prompt_sha256=encoded.prompt_sha256,
+                num_shots=encoded.num_shots,
                 request=GenerateRequest(
                     key=key,
                     context=encoded.contexts[0],
@@ -201,7 +201,13 @@ class Preparation:
             unscorable=encoded.unscorable,
         )
         choices = task.ask(example.content, False).continuations
-        return Item(example=example, prompt_sha256=encoded.prompt_sha256, request=request, choices=choices)
+        return Item(
+            example=example,
+            prompt_sha256=encoded.prompt_sha256,
+            num_shots=encoded.num_shots,
+            request=request,
+            choices=choices,
+        )
 
     def items_alone(self, examples: Sequence[Example]) -> list[Item]:
         """Return further items that score choices without their questions, if the task has a `pmi_context`."""
@@ -242,7 +248,14 @@ def untokenized_items(
             if task.generates:
                 sampling = task.sampling(key.variant)
                 request = GenerateRequest(key=key, context=NO_IDS, max_new_tokens=0, stops=stops, sampling=sampling)
-            yield Item(example=example, prompt_sha256=sent.sha256, request=request, choices=sent.continuations), sent
+            item = Item(
+                example=example,
+                prompt_sha256=sent.sha256,
+                num_shots=sent.num_shots,
+                request=request,
+                choices=sent.continuations,
+            )
+            yield item, sent
 
 
 def item_result(item: Item, output: Output | None, task: Task, *, sandbox: Sandbox | None = None) -> ItemResult:
@@ -281,6 +294,7 @@ def result_of(item: Item, output: Output | None, score: Score) -> ItemResult:
         num_tokens=num_tokens,
         reason=score.reason,
         prompt_sha256=item.prompt_sha256,
+        num_shots=item.num_shots,
         truncated=item.request.truncated,
         text=output.text if isinstance(output, Generation) else None,
         answer=score.answer,

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 NO_SUBSETS: Mapping[str, Sequence[Example]] = MappingProxyType({})
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 TOKENS = 'tokens'  # subfolder of the cache directory
 SUFFIX, LOCK = '.tokens', '.lock'
 PATIENCE_SECONDS = 1800  # that another process may take for a task; then this one prepares it too
@@ -180,6 +180,7 @@ def store(path: Path, items: Sequence[EncodedItem]) -> bool:
         pieces += [*contexts.values(), *item.continuations]
         settings = {
             'prompt_sha256': item.prompt_sha256,
+            'num_shots': item.num_shots,
             'truncated': item.truncated,
             'unscorable': item.unscorable,
             'max_new_tokens': item.max_new_tokens,

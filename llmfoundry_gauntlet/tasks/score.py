@@ -25,6 +25,7 @@ from llmfoundry_gauntlet.data.score_rows import (
     LETTERS,
     MathQuestion,
     as_lettered,
+    find_files,
     oddity_warnings,
     option_oddities,
     read_score_rows,
@@ -193,6 +194,10 @@ class ScoreTask(Task):
     def read(self, data_root: str) -> TaskRows:
         """Return every question in all of its variants. Raise ConfigError or DataError."""
         return read_variants(self, data_root)
+
+    def files(self, data_root: str) -> tuple[Path, ...]:
+        """Return the data files that are there. Raise DataError if none is."""
+        return tuple(find_files(self.spec, data_root)[0]) if self.source is None else self.source.files(data_root)
 
     def ask(self, content: Any, first: bool) -> Prompt:
         """Return the prompt, to be answered in text."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import csv
 import re
+from dataclasses import replace
 
 import pytest
 from paths import ROOT, SHARED_DATA
 
 from llmfoundry_gauntlet.config.score import AGIEVAL, MATH, MMLU_PRO
 from llmfoundry_gauntlet.config.yaml import read_yaml
-from llmfoundry_gauntlet.data.manifest import PATH, git_blob_id, read_manifest, select_files
+from llmfoundry_gauntlet.data.manifest import PATH, git_blob_id, origin_of, read_manifest, select_files
 from llmfoundry_gauntlet.data.score_rows import FILES
 from llmfoundry_gauntlet.errors import ConfigError
 
@@ -113,3 +114,24 @@ def test_files_are_selected_by_task_category_path_or_stem():
     with pytest.raises(ConfigError) as raised:
         select_files(['jepardy', 'copa', 'moon'])
     assert len(raised.value.problems) == 2 and "did you mean 'jeopardy'" in raised.value.problems[0]
+
+
+def test_the_origin_of_a_file_is_found_by_its_content(tmp_path, monkeypatch):
+    sample = PATH.parent / 'commonsense_reasoning' / 'copa.jsonl'
+    copied, other = (tmp_path / name for name in ('commonsense_reasoning/copa.jsonl', 'other.jsonl'))
+    copied.parent.mkdir()
+    copied.write_bytes(sample.read_bytes())
+    other.write_text('{}')
+    assert [origin_of([path]) for path in (sample, copied, other)] == ['sample', 'sample', 'own']
+    copied.write_bytes(b'{}\n')
+    assert origin_of([copied]) == 'unofficial'
+    copa = next(file for file in read_manifest() if file.task == 'copa')
+    known = replace(copa, git_blob=git_blob_id(b'{}\n'), sha256=None)
+    monkeypatch.setattr('llmfoundry_gauntlet.data.manifest.read_manifest', lambda: (known,))
+    assert origin_of([copied]) == 'published'
+    assert origin_of([copied, other]) == 'own' and origin_of([copied, sample]) == 'sample' and origin_of([]) == 'own'
+
+
+@pytest.mark.skipif(not SHARED_DATA.is_dir(), reason='the published files are not here')
+def test_published_files_are_known_as_such():
+    assert origin_of([SHARED_DATA / 'local_data' / 'commonsense_reasoning' / 'copa.jsonl']) == 'published'

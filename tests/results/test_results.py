@@ -63,6 +63,8 @@ def test_results_hold_metrics_composites_and_reasons(evaluation, tmp_path):
     accuracy = evaluation.scores['mc/0-shot'].metrics['InContextLearningMultipleChoiceAccuracy'].value
     assert record['metrics']['metrics/mc/0-shot/InContextLearningMultipleChoiceAccuracy'] == accuracy
     assert record['metrics']['icl/metrics/eval_gauntlet/one'] == pytest.approx((accuracy - 0.5) / 0.5)
+    task = record['tasks']['mc/0-shot']
+    assert (task['data_origin'], task['effective_shots']) == ('own', 0)
     assert 'prlimit is missing' in record['tasks']['code/0-shot']['reason']
     assert 'prlimit is missing' in record['composites']['categories']['two']['reason']
     assert 'icl/metrics/eval_gauntlet/two' not in record['metrics']
@@ -86,7 +88,8 @@ def test_samples_have_one_line_per_row_in_order_with_all_keys(evaluation, tmp_pa
     assert [line['row'] for line in lines] == [0, 1, 2, 3, 4]
     assert list(lines[0]) == [
         'file', 'row', 'category', 'variant', 'sample', 'gold', 'predicted', 'score', 'logprobs', 'num_tokens',
-        'text', 'answer', 'status', 'reason', 'prompt_sha256', 'cluster', 'truncated', 'num_characters', 'num_bytes',
+        'text', 'answer', 'status', 'reason', 'prompt_sha256', 'cluster', 'truncated', 'num_shots',
+        'num_characters', 'num_bytes',
     ]  # fmt: skip
     assert lines[0]['num_characters'] == lines[0]['num_bytes'] == [3, 2]
     assert [line['gold'] for line in lines] == [0, 1, 0, 1, 0]

@@ -31,7 +31,9 @@ def encoded(preamble: str, context: str, *continuations: str) -> EncodedPrompt:
 
 
 def truncated(parts: EncodedPrompt, max_seq_len: int, *, reference: bool = False) -> EncodedItem:
-    return encode_scored(parts, prompt_sha256='', max_seq_len=max_seq_len, truncated=False, reference=reference)
+    return encode_scored(
+        parts, prompt=Prompt(contexts=('',)), max_seq_len=max_seq_len, truncated=False, reference=reference
+    )
 
 
 def test_parts_are_tokenized_separately_and_only_the_first_gets_special_tokens(character_tokenizer):
