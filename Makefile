@@ -20,8 +20,8 @@ help:
 	@echo 'make docs       the documentation as a site, in site/: python -m http.server -d site'
 	@echo 'make mutants    put faults into a copy of the code, one by one, and show which test notices each'
 	@echo 'make bench      time our evaluation, llm-foundry and lm-eval side by side; QUICK=1 in about ten minutes,'
-	@echo '                PART=generation generation tasks, PART=families nine model families,'
-	@echo '                PART=mpt that of llm-foundry,'
+	@echo '                PART=generation generation tasks, PART=programs code tasks,'
+	@echo '                PART=families nine model families, PART=mpt that of llm-foundry,'
 	@echo '                PART=score the variants of SCORE in one evaluation and alone, and against lm-eval'
 	@echo 'make reference  the environment with llm-foundry and lm-eval that bench and the recorder use'
 	@echo 'make clean      remove the environments, runs, site and what was built'
@@ -71,8 +71,8 @@ $(REFERENCE_READY): pyproject.toml requirements/reference.txt
 
 reference: $(REFERENCE_READY)
 
-bench: $(READY) $(REFERENCE_READY)
-	$(BIN)/python scripts/bench/run.py $(PART) $(if $(QUICK),--quick)
+bench: $(READY) $(if $(filter programs,$(PART)),,$(REFERENCE_READY))
+	$(BIN)/python scripts/bench/$(if $(filter programs,$(PART)),programs.py,run.py $(PART)) $(if $(QUICK),--quick)
 
 clean:
 	rm -rf $(VENV) $(REFERENCE) runs build site *.egg-info
