@@ -1,12 +1,12 @@
-"""The engine's attention in place of a model's own, while a token stream or a step of generation runs.
+"""Replace a model's attention with the engine's while a token stream or a decoding step runs.
 
-Models that look their attention up by name (transformers' AttentionInterface) get it by that name. Of others single
-functions are replaced: torch's `scaled_dot_product_attention` and the functions that make dense masks, the `_attn` of
-GPT-J and its like, the forward of MPT's and Bloom's attention, and the `attn_fn` of llm-foundry's. The probe finds
-models for which that is wrong.
+Models that look up their attention by name (transformers' AttentionInterface) find the engine's under NAME. For other
+models, individual functions are patched: torch's `scaled_dot_product_attention` and the functions that build dense
+masks, `_attn` of GPT-J, CodeGen and GPT-Neo, the forward of MPT's and Bloom's attention, and `attn_fn` in llm-foundry.
+The probe catches models for which this gives wrong numbers.
 
-ALiBi (arXiv 2108.12409) adds a bias to each score that depends on the head and on the position of the key alone, as
-softmax ignores what all keys of a query share. So a model's own table of biases by position is all that is needed.
+ALiBi (arXiv 2108.12409) biases each attention score by the distance between query and key. Softmax is invariant to
+terms shared by all keys of a query, so a bias by head and key position is equivalent, and a model's own table is used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from torch.nn import functional
 from transformers import AttentionInterface
 
-NAME = 'gauntlet_attention'  # what a model's configuration calls it while it is in use
+NAME = 'gauntlet_attention'  # the attn_implementation in a model's configuration while the engine runs it
 UNLIMITED = 1 << 30  # tokens of a stream
 
 Change = tuple[Any, str, Any]  # an object, the name of an attribute, and its temporary value
@@ -32,7 +32,7 @@ torch_attention = functional.scaled_dot_product_attention
 
 
 class Unsupported(NotImplementedError):
-    """A setting of a model that the engine's attention does not have; the message names it."""
+    """Raised for a model setting that the engine's attention does not support; the message names the setting."""
 
 
 class Attention(Protocol):
@@ -48,20 +48,20 @@ class Attention(Protocol):
         window: int | None = None,
         softcap: float | None = None,
     ) -> torch.Tensor:
-        """Return the attention of the next layer, [rows, T, heads, width].
+        """Return the attention output of the next layer, shape [rows, T, heads, width].
 
-        The query is [rows, heads, T, width]; key and value may have fewer heads, each shared by a group of the query's.
-        `window` counts the positions that a token sees, with its own.
+        The query is [rows, heads, T, width]; key and value may have fewer heads, each shared by a group of query heads.
+        `window` is the number of positions that a token attends to, including its own.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Replacement:
-    """What makes a model use the engine's attention.
+    """The temporary changes that make a model use the engine's attention.
 
-    `by_name` says that it looks its attention up by name, and takes a mask that is already made; `key_bias` is its
-    ALiBi, which counts masked tokens as well where `counts_masked`.
+    With `by_name` the model looks up its attention by name and accepts a ready-made mask. `key_bias` is its ALiBi;
+    with `counts_masked` the positions of ALiBi include masked tokens.
     """
 
     changes: Sequence[Change]
@@ -70,12 +70,12 @@ class Replacement:
     counts_masked: bool = False
 
     def mask(self, device: torch.device) -> torch.Tensor | None:
-        """Return the `attention_mask` of a forward, which the engine's attention ignores."""
+        """Return the `attention_mask` to pass to the forward; the engine's attention ignores it."""
         return torch.zeros(1, 1, 1, 1, device=device) if self.by_name else None
 
     @contextmanager
     def using(self, attention: Attention) -> Iterator[None]:
-        """Have the model use this attention until the context ends."""
+        """Make the model use this attention until the context ends."""
         token = _attention.set(attention)
         try:
             with changed(self.changes):
@@ -89,7 +89,7 @@ _attention: ContextVar[Attention | None] = ContextVar('_attention', default=None
 
 @contextmanager
 def changed(changes: Sequence[Change]) -> Iterator[None]:
-    """Give attributes other values until the context ends; an attribute that an instance did not have is removed."""
+    """Set attributes until the context ends, then restore them or remove those that the instance did not have."""
     before = [(owner, name, getattr(owner, name), is_own(owner, name)) for owner, name, _ in changes]
     try:
         for owner, name, value in changes:
@@ -109,7 +109,7 @@ def is_own(owner: Any, name: str) -> bool:
 
 
 def replacement(model: Any) -> Replacement:
-    """Return what makes a model, also one wrapped by FSDP or PEFT, use the engine's attention. Raise Unsupported."""
+    """Return the changes that make a model use the engine's attention, also under FSDP or PEFT. Raise Unsupported."""
     modules = list(model.modules())
     if any(getattr(module, '_supports_attention_backend', False) for module in modules):
         configs = {id(part): part for part in (model.config, model.config.get_text_config())}.values()
@@ -142,7 +142,7 @@ def replacement(model: Any) -> Replacement:
 
 
 def sdpa_class(module: torch.nn.Module) -> type[torch.nn.Module] | None:
-    """Return the class of an attention module that calls torch's attention, by the table in its module."""
+    """Return the sdpa variant of an attention module's class, from transformers' `*_ATTENTION_CLASSES` table."""
     for name, table in vars(sys.modules[type(module).__module__]).items():
         if name.endswith('ATTENTION_CLASSES') and 'sdpa' in table and type(module) in table.values():
             found: type[torch.nn.Module] = table['sdpa']
@@ -151,16 +151,16 @@ def sdpa_class(module: torch.nn.Module) -> type[torch.nn.Module] | None:
 
 
 def no_mask(*_: Any, **__: Any) -> None:
-    """Make no mask, in place of a dense one."""
+    """Replace a function that builds a dense mask; return no mask."""
 
 
 def small_mask(mask: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-    """Return a mask of one element, in place of a dense one."""
+    """Replace a function that builds a dense mask; return a mask with one element."""
     return mask.new_zeros(1, 1, 1, 1)
 
 
 def no_bias(*_: Any, **__: Any) -> tuple[None, None]:
-    """Make neither a bias nor a mask, in place of llm-foundry's."""
+    """Replace llm-foundry's function that builds bias and mask; return neither."""
     return None, None
 
 
@@ -176,7 +176,7 @@ def attend_by_name(
     softcap: float | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend as transformers' AttentionInterface asks for it; what else a model hands over is not used."""
+    """Implement transformers' AttentionInterface; further arguments are ignored."""
     attention = _attention.get()
     if attention is None:
         raise RuntimeError(f'{NAME} is called outside of an evaluation')
@@ -184,7 +184,7 @@ def attend_by_name(
 
 
 def attend_for_torch(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **more: Any) -> Any:
-    """Attend in place of torch's function; in other threads than that of the forward it is torch's."""
+    """Replace torch's function; call torch's own in threads other than the one that runs the forward."""
     attention = _attention.get()
     if attention is None:
         return torch_attention(query, key, value, *args, **more)
@@ -192,7 +192,7 @@ def attend_for_torch(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 
 
 def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **settings: Any) -> torch.Tensor:
-    """Attend in the forward that is running; query and key are computed in the value's precision."""
+    """Call the current forward's attention, with query and key cast to the value's dtype."""
     attention = _attention.get()
     assert attention is not None
     return attention.attend(query.to(value.dtype), key.to(value.dtype), value, **settings)
@@ -201,21 +201,21 @@ def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **settin
 def attend_for_gptj(
     module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
 ) -> tuple[torch.Tensor, None]:
-    """Attend as the `_attn` of GPT-J and CodeGen."""
+    """Replace `_attn` of GPT-J and CodeGen."""
     return attend(query, key, value, scaling=query.shape[-1] ** -0.5).transpose(1, 2), None
 
 
 def attend_for_gpt_neo(
     module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
 ) -> tuple[torch.Tensor, None]:
-    """Attend as the `_attn` of GPT-Neo, which scales no scores and has windows in some layers."""
+    """Replace `_attn` of GPT-Neo, which does not scale scores and has sliding windows in some layers."""
     is_local = module.config.attention_layers[module.layer_id] == 'local'
     window = module.config.window_size if is_local else None
     return attend(query, key, value, scaling=1.0, window=window).transpose(1, 2), None
 
 
 def attend_for_mpt(module: Any, hidden_states: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, None, None]:
-    """Attend as transformers' MptAttention."""
+    """Replace the forward of transformers' MptAttention."""
     projected = module.Wqkv(hidden_states)
     if module.clip_qkv:
         projected = projected.clamp(min=-module.clip_qkv, max=module.clip_qkv)
@@ -226,14 +226,14 @@ def attend_for_mpt(module: Any, hidden_states: torch.Tensor, *_: Any, **__: Any)
 def attend_for_bloom(
     module: Any, hidden_states: torch.Tensor, residual: torch.Tensor, *_: Any, **__: Any
 ) -> tuple[torch.Tensor, None]:
-    """Attend as transformers' BloomAttention."""
+    """Replace the forward of transformers' BloomAttention."""
     query, key, value = module._reshape(module.query_key_value(hidden_states))
     found = attend(query, key, value, scaling=module.inv_norm_factor)
     return residual + module.dense(found.flatten(2)), None
 
 
 def check_foundry(module: Any) -> None:
-    """Raise Unsupported for settings of llm-foundry's attention that depend on the row of a token."""
+    """Raise Unsupported for settings of llm-foundry's attention that depend on a token's place in its row."""
     tuning = getattr(module, 'attn_temperature_tuning', None)
     if tuning is not None and tuning['attn_scale'] != 0:
         raise Unsupported('attn_temperature_tuning')
@@ -252,10 +252,10 @@ def attend_for_foundry(
     sliding_window_size: int = -1,
     **_: Any,
 ) -> tuple[torch.Tensor, None, tuple[torch.Tensor, torch.Tensor]]:
-    """Attend as an attention implementation of llm-foundry; query, key and value are [rows, T, heads * width].
+    """Replace an attention implementation of llm-foundry; query, key and value are [rows, T, heads * width].
 
-    A token sees `sliding_window_size` tokens before its own. Keys and values are returned for layers that reuse them,
-    in the order of dimensions that these expect of `attn_impl`.
+    A token attends to `sliding_window_size` tokens before itself. Keys and values are returned for layers that reuse
+    them, with the order of dimensions that `attn_impl` uses.
     """
     keys, values = heads_of(key, kv_n_heads), heads_of(value, kv_n_heads)
     found = attend(
@@ -276,22 +276,22 @@ def heads_of(states: torch.Tensor, num_heads: int) -> torch.Tensor:
 
 
 def bias_of_mpt(module: Any, length: int, query: torch.Tensor) -> torch.Tensor:
-    """Return the biases of transformers' MptModel."""
+    """Return the ALiBi biases of transformers' MptModel."""
     table: torch.Tensor = module.build_mpt_alibi_tensor(module.num_heads, length, device=query.device)
     return table[:, 0]
 
 
 def bias_of_bloom(module: Any, length: int, query: torch.Tensor) -> torch.Tensor:
-    """Return the biases of BloomModel, rounded as it rounds them."""
+    """Return the ALiBi biases of BloomModel, rounded as the model rounds them."""
     mask = torch.ones(1, length, device=query.device)
     table: torch.Tensor = module.build_alibi_tensor(mask, module.num_heads, query.dtype)[:, 0]
     return table.float()
 
 
 def bias_of_falcon(module: Any, length: int, query: torch.Tensor) -> torch.Tensor:
-    """Return the biases of FalconModel, which rounds them to bfloat16 and scales them with the scores.
+    """Return the ALiBi biases of FalconModel, which rounds them to bfloat16 and scales them with the scores.
 
-    In transformers 4.53 its eager attention adds them twice: to the scores, and to the mask.
+    In transformers 4.53 eager attention adds them twice: to the scores, and to the mask.
     """
     build: Any = vars(sys.modules[type(module).__module__])['build_alibi_tensor']
     mask = torch.ones(1, length, device=query.device, dtype=torch.long)
@@ -301,7 +301,7 @@ def bias_of_falcon(module: Any, length: int, query: torch.Tensor) -> torch.Tenso
 
 
 def bias_of_foundry(module: Any, length: int, query: torch.Tensor) -> torch.Tensor:
-    """Return the biases of llm-foundry's MPTModel."""
+    """Return the ALiBi biases of llm-foundry's MPTModel."""
     from llmfoundry.models.layers.attention import build_alibi_bias
 
     config = module.config
@@ -315,7 +315,7 @@ def bias_of_foundry(module: Any, length: int, query: torch.Tensor) -> torch.Tens
     return table[0, :, 0]
 
 
-FUNCTIONS: dict[str, tuple[str, Callable[..., Any]]] = {  # of attention modules, by their class
+FUNCTIONS: dict[str, tuple[str, Callable[..., Any]]] = {  # patched methods of attention modules, by class name
     'GPTJAttention': ('_attn', attend_for_gptj),
     'CodeGenAttention': ('_attn', attend_for_gptj),
     'GPTNeoSelfAttention': ('_attn', attend_for_gpt_neo),

@@ -1,4 +1,4 @@
-"""The forwards of generation, of prompts and of steps, in the layout that the model allows."""
+"""Run the forwards of generation, prompts and decoding steps, in the layout that the model supports."""
 
 from __future__ import annotations
 
@@ -19,45 +19,45 @@ from llmfoundry_gauntlet.engine.tree_attention import KeyValue, tree_layout
 from llmfoundry_gauntlet.engine.trees import Stream, context_request, lay_out_stream
 from llmfoundry_gauntlet.types import Bools, Ids, Ints
 
-PROMPT_STREAM = 'prompt_stream'  # the engine's attention: prompts in a token stream, steps from our buffers
-CACHE = 'cache'  # the model's own attention, with our buffers as its cache: for models that take transformers' caches
-NO_CACHE = 'no_cache'  # every step runs whole sequences: for every model
-GENERATION_LAYOUTS = (PROMPT_STREAM, CACHE, NO_CACHE)  # the least work first
+PROMPT_STREAM = 'prompt_stream'  # the engine's attention: prompts in a token stream, steps from the engine's KV cache
+CACHE = 'cache'  # the model's own attention with the engine's KV cache, for models that take transformers' caches
+NO_CACHE = 'no_cache'  # every step runs whole sequences; works with every model
+GENERATION_LAYOUTS = (PROMPT_STREAM, CACHE, NO_CACHE)  # the fastest first
 
 
 @dataclass(slots=True)
 class Usage:
-    """Counts of the forwards of generations."""
+    """Counts of decoding steps and of the tokens that generation ran."""
 
     steps: int = 0
-    generated_tokens: int = 0  # one a slot and step
+    generated_tokens: int = 0  # one per slot and step
     prompt_tokens: int = 0
-    padding_tokens: int = 0  # beside them
+    padding_tokens: int = 0
 
     @property
     def wasted(self) -> float:
-        """Return the share of computed tokens that was padding."""
+        """Return the share of all computed tokens that was padding."""
         computed = self.generated_tokens + self.prompt_tokens + self.padding_tokens
         return self.padding_tokens / computed if computed else 0.0
 
 
 class DecodingModel:
-    """A language model that runs prompts and steps. `layout` is what the model can do (see `GENERATION_LAYOUTS`)."""
+    """A language model that runs prompts and decoding steps in a `layout` of `GENERATION_LAYOUTS`."""
 
     def __init__(self, language_model: CausalLanguageModel, layout: str = NO_CACHE) -> None:
         self.language_model = language_model
         self.layout = layout
         self.usage = Usage()
-        self.rounding = 0.0  # relative, of the model's precision; 0 for float32
+        self.rounding = 0.0  # relative rounding error of the model's precision; 0 for float32
         self.is_sharded = is_sharded(language_model.model)
 
     @property
     def caches(self) -> bool:
-        """Return whether keys and values are cached from token to token."""
+        """Return whether keys and values are cached between steps."""
         return self.layout != NO_CACHE
 
     def run_prompts(self, contexts: Sequence[Ids], cache: KVCache, *, as_stream: bool) -> torch.Tensor:
-        """Run prompts, which end in the same column, into the cache; return their last logits, float32 [prompts, V]."""
+        """Run right-aligned prompts into the cache; return their last logits, float32 [prompts, V]."""
         lengths = list(map(len, contexts))
         width = max(lengths)
         tokens = np.zeros((len(contexts), width), np.int64)
@@ -74,13 +74,13 @@ class DecodingModel:
         return self._forward(tokens, mask, positions_of(seen), cache=cache)
 
     def run_step(self, tokens: Sequence[int], positions: Sequence[int], cache: KVCache) -> torch.Tensor:
-        """Run a token of every slot in use; return the logits after it, float32 [slots, V]."""
+        """Run the latest token of every slot in use; return the next logits, float32 [slots, V]."""
         cache.step()
         columns = np.array(tokens)[:, None], np.array(positions)[:, None]
         return self._forward(columns[0], cache.seen(), columns[1], cache=cache)
 
     def run_whole(self, contexts: Sequence[Ids], generated: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Run prompts with all that was generated so far, without a cache; return last logits, float32 [prompts, V]."""
+        """Run prompts and their generations so far without a cache; return the last logits, float32 [prompts, V]."""
         whole = [np.append(*parts).astype(np.int64) for parts in zip(contexts, generated, strict=True)]
         width = max(map(len, whole))
         tokens = np.zeros((len(whole), width), np.int64)
@@ -95,12 +95,12 @@ class DecodingModel:
         return self._forward(tokens, torch.from_numpy(seen).to(self.language_model.device), positions, ends)
 
     def is_seen(self, context: Ids) -> Bools:
-        """Return which tokens of a prompt are seen: all but those that the reference hides."""
+        """Return which tokens of a prompt are attended to: all but those that the reference masks."""
         hidden = self.language_model.hidden_token_id
         return np.ones(len(context), np.bool_) if hidden is None else context != hidden
 
     def is_any(self, active: bool) -> bool:
-        """Return whether this rank has work, or any rank if all must make the same forwards."""
+        """Return whether this rank has work left; for a sharded model, whether any rank has."""
         if not self.is_sharded or not distributed.is_initialized():
             return active
         flag = torch.tensor(int(active), device=self.language_model.device)
@@ -108,7 +108,7 @@ class DecodingModel:
         return bool(flag)
 
     def take_part(self) -> None:
-        """Make a forward for the sake of other ranks."""
+        """Run a dummy forward so that other ranks can gather sharded weights."""
         self.language_model.model(input_ids=self._ids([[0]]), use_cache=False)
 
     def _ids(self, tokens: Any) -> torch.Tensor:
@@ -122,7 +122,7 @@ class DecodingModel:
         ends: torch.Tensor | None = None,
         cache: KVCache | None = None,
     ) -> torch.Tensor:
-        """Return the logits after the last token of each row, or after those at `ends`: float32 [rows, V]."""
+        """Return the logits at the last token of each row, or at `ends`: float32 [rows, V]."""
         language_model = self.language_model
         mask: torch.Tensor | None = seen.long()
         attention: AbstractContextManager[None] = language_model.attention()
@@ -147,7 +147,7 @@ class DecodingModel:
         pick: Callable[[torch.Tensor], torch.Tensor],
         cache: KVCache | None = None,
     ) -> torch.Tensor:
-        """Return the logits of the positions that `pick` takes of [rows, T, ...]: float32 [rows, picked, V]."""
+        """Return the logits of the positions that `pick` selects from [rows, T, ...]: float32 [rows, picked, V]."""
         arguments: dict[str, Any] = {'input_ids': self._ids(tokens), 'attention_mask': mask}
         if self.language_model.takes_positions and positions is not None:
             arguments['position_ids'] = self._ids(positions)
@@ -158,7 +158,7 @@ class DecodingModel:
         return (logits if made else pick(logits)).float()
 
     def _run_stream(self, contexts: Sequence[Ids], cache: KVCache) -> torch.Tensor:
-        """Run prompts as a token stream into the cache; return the logits after each, float32 [prompts, V]."""
+        """Run prompts as a token stream into the cache; return their last logits, float32 [prompts, V]."""
         device, engine = self.language_model.device, self.language_model.engine_attention
         stream, ends = stream_of(contexts)
         self.usage.prompt_tokens += len(stream.tokens)
@@ -168,19 +168,19 @@ class DecodingModel:
             logits = self._logits(
                 stream.tokens[None], stream.depths[None], engine.mask(device), lambda states: states[:, last]
             )
-        places = [np.flatnonzero(stream.ends[: end + 1] > end) for end in ends]  # a token and those before it
+        places = [np.flatnonzero(stream.ends[: end + 1] > end) for end in ends]  # a token and its ancestors
         cache.take_stream(found, [self._ids(place) for place in places])
         return logits[0]
 
 
 def positions_of(seen: Bools) -> Ints:
-    """Return the position of each token among those of its row that are seen."""
+    """Return the position of each token among the unmasked tokens of its row."""
     positions: Ints = np.maximum(seen.cumsum(axis=1) - 1, 0)
     return positions
 
 
 def stream_of(contexts: Sequence[Ids]) -> tuple[Stream, Ints]:
-    """Return distinct prompts as a stream of trees, and where each of them ends."""
+    """Return distinct prompts as a stream of trees, and the index of each prompt's last token."""
     requests = [context_request(context, row) for row, context in enumerate(contexts)]
     most = sum(map(len, contexts))
     trees = [make_tree(group) for group in grow_trees(in_order(requests), most)]

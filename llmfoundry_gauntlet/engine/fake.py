@@ -1,4 +1,4 @@
-"""A language model for tests, without torch: its log-probabilities are a hash of the tokens before them."""
+"""A language model for tests, without torch: each log-probability is a hash of the tokens before it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmfoundry_gauntlet.types import ScoreOutput, ScoreRequest
 
 
 class FakeLanguageModel:
-    """Score tokens from -1 to 0 by a hash of every visible token and its position.
+    """Give each token a log-probability in (-1, 0], a hash of every visible token and its position.
 
     `score` computes the output of one request directly, without batches.
     """

@@ -1,8 +1,8 @@
-"""Continuous batching: requests in, generations out.
+"""Generate text with continuous batching.
 
-Not transformers' `generate` (4.53), which runs a batch at full width until its last sequence is done, looks for stop
-strings in prompt and generation together, and draws from the global random state. Here a finished generation leaves
-its slot to a waiting request, a prompt is run once for all generations wanted of it, and a draw depends on its request
+In place of transformers' `generate` (4.53), which keeps a batch at full width until its last sequence ends, searches
+prompt and generation together for stop strings, and samples from the global random state. Here a finished generation
+frees its slot for a waiting request, a prompt runs once for all its generations, and sampling depends on the request
 alone.
 """
 
@@ -29,12 +29,12 @@ from llmfoundry_gauntlet.types import GenerateRequest, Generation, Ids, ItemKey
 
 log = logging.getLogger(__name__)
 
-ENTERING_SHARE = 8  # prompts are run once this share of the slots is free
+ENTERING_SHARE = 8  # prompts are run once 1 / 8 of the slots are free
 
 
 @dataclass(slots=True, eq=False)
 class Prompt:
-    """A prompt and its waiting requests. `logits` [V] are those after it, once it was run."""
+    """A prompt and its waiting requests. `logits` [V] are its last logits, once it was run."""
 
     context: Ids
     waiting: deque[GenerateRequest]
@@ -43,7 +43,7 @@ class Prompt:
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """A generation in a slot. `end` is the column after its prompt, `position` that of its next token."""
+    """A generation in a slot. `end` is the column after its prompt, `position` the position of its next token."""
 
     prompt: Prompt
     generation: OngoingGeneration
@@ -72,7 +72,7 @@ class TextGenerator(DecodingModel):
 
     @contextmanager
     def trying(self, layout: str, choice: Choice) -> Iterator[None]:
-        """Generate in a given layout, with tokens chosen otherwise and no stops, until the context ends."""
+        """Generate in another layout, with another choice of tokens and no stop rules, until the context ends."""
         before = self.layout, self.choose, self.decoder, self.usage
         self.layout, self.choose, self.usage = layout, choice, Usage()
         self.decoder = GenerationDecoder(self.decoder.tokenizer)
@@ -136,7 +136,7 @@ def first_of_equal(requests: Sequence[GenerateRequest]) -> dict[ItemKey, ItemKey
 class DecodingLoop:
     """Decode one continuous batch, at most `num_slots` requests at a time. Finished generations go to `done`.
 
-    Every turn of its loop makes one forward, so that ranks of a sharded model can take part in each other's.
+    Each iteration makes exactly one forward, so that the ranks of a sharded model stay in step.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class DecodingLoop:
                 self.generator.take_part()
 
     def enter(self, free: int) -> None:
-        """Run the next prompts, and start a generation of each, more of the same prompt while slots are free."""
+        """Run the next prompts and start their generations, several per prompt while slots are free."""
         if self.cache is None:
             while self.prompts and len(self.slots) < self.num_slots:
                 self.slots.append(self.new_slot(self.prompts[0]))
@@ -202,7 +202,7 @@ class DecodingLoop:
         self.extend(new, logits[sources])
 
     def take_back(self, prompts: Sequence[Prompt], cache: KVCache) -> None:
-        """Put prompts back, for padded rows: in a stream a non-finite one spoils those that share a prefix."""
+        """Requeue prompts to run as padded rows: in a stream non-finite values spread across a shared prefix."""
         self.streams = False
         slots = range(len(self.slots), len(self.slots) + len(prompts))
         for slot in slots:
@@ -211,7 +211,7 @@ class DecodingLoop:
         self.prompts.extendleft(reversed(prompts))
 
     def next_prompts(self, free: int) -> list[Prompt]:
-        """Take as many waiting prompts as there are free slots and a batch has tokens for."""
+        """Take as many waiting prompts as fit into the free slots and into `tokens_per_batch`."""
         chosen: list[Prompt] = []
         width = total = 0
         while self.prompts and len(chosen) < free:
@@ -227,7 +227,7 @@ class DecodingLoop:
         return chosen
 
     def new_slot(self, prompt: Prompt) -> Slot:
-        """Return a slot with the next waiting request of a prompt, which ends in the cache's last column."""
+        """Return a slot for the next waiting request of a prompt that ends in the cache's last column."""
         request = prompt.waiting.popleft()
         return Slot(
             prompt=prompt,
@@ -253,7 +253,7 @@ class DecodingLoop:
         self.extend(self.slots, logits)
 
     def extend(self, slots: Sequence[Slot], logits: torch.Tensor) -> None:
-        """Add the next token of each of these slots from its logits; finished generations leave."""
+        """Append the next token to each of these slots; finished generations leave."""
         finite = torch.isfinite(logits.amax(dim=-1)).tolist()
         tokens = self.generator.choose(slots, logits)
         for slot, token, is_finite in zip(slots, tokens, finite, strict=True):
@@ -265,7 +265,7 @@ class DecodingLoop:
             self.free_slots()
 
     def free_slots(self) -> None:
-        """Take finished generations out, and start further ones of prompts in the cache in their slots."""
+        """Remove finished generations and give their slots to further requests for cached prompts."""
         leaving = []
         for index, slot in enumerate(self.slots):
             while slot.generation.is_done:
@@ -286,11 +286,11 @@ class DecodingLoop:
         self.slots = [self.slots[index] for index in self.cache.leave(leaving)]
 
     def following(self, index: int, slot: Slot) -> Slot | None:
-        """Return a further generation for a slot, with its first token; None if no cached prompt has a request waiting.
+        """Return the next generation for a slot, with its first token; None if no cached prompt has waiting requests.
 
-        Of the same prompt, or of that of another slot, the one with most requests waiting.
+        The slot's own prompt comes first, then the cached prompt with the most waiting requests.
         """
-        if not slot.generation.is_finite:  # what is cached of the prompt is spoilt
+        if not slot.generation.is_finite:  # its cached keys and values are not finite either
             if slot.prompt.waiting and slot.prompt.logits is not None:
                 self.prompts.appendleft(Prompt(context=slot.prompt.context, waiting=slot.prompt.waiting))
                 slot.prompt.waiting = deque()

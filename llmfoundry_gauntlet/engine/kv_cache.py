@@ -1,10 +1,10 @@
-"""The KV cache of continuous batching: keys and values of sequences side by side, in buffers written in place.
+"""The KV cache of continuous batching: one slot per sequence in buffers that are written in place.
 
-Not a cache class of transformers 4.53: its DynamicCache copies all keys and values at every step and has all sequences
-begin and end together; its StaticCache attends over as many columns as there can ever be. Here a step writes one
-column, sequences leave and enter between steps, and every GROWTH columns the buffers are reallocated, as wide as the
-sequences in use. Attention is given whole buffers, whose unused columns are masked: a part of their columns would not
-be contiguous, and transformers' sdpa would copy it at every step.
+The caches of transformers 4.53 do not fit: DynamicCache copies all keys and values at every step and requires that
+sequences begin and end together; StaticCache attends over the longest possible length. Here a step writes one column,
+sequences enter and leave between steps, and every GROWTH columns the buffers are reallocated to the width in use.
+Attention runs over whole buffers with unused columns masked: a slice would not be contiguous, and transformers' sdpa
+would copy it at every step.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ GROWTH = 32  # columns
 
 
 class KVCache(Cache):
-    """Buffers [slots, heads, columns, width] a layer. Sequences end in the same column, whatever their length.
+    """Key and value buffers [slots, heads, columns, width] per layer. All sequences end in the same column.
 
-    The first `num_used` slots are in use. `mask` [slots, columns] says which columns a slot sees. `column` is the next
-    to be written. A prompt of `longest_context` tokens fits before it at any time.
+    The first `num_used` slots are in use. `mask` [slots, columns] marks the columns that a slot attends to. `column` is
+    the next one to write; a prompt of `longest_context` tokens always fits before it.
     """
 
     is_compileable = False
@@ -37,18 +37,18 @@ class KVCache(Cache):
         self.column = longest_context
         self.num_used = 0
         self.starts: list[int] = []  # the first column of each slot in use
-        self.moved = 0  # columns that all sequences were moved to the left so far
+        self.moved = 0  # columns by which all sequences were shifted left so far
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._slots = slice(0, 0)  # what a forward writes: slots, and columns
+        self._slots = slice(0, 0)  # slots and columns that the current forward writes
         self._columns = slice(0, 0)
         self.is_prompt = False
 
-    # What transformers' models ask of a cache.
+    # The interface of transformers' Cache.
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, cache_kwargs: Any = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write a forward's keys and values, [slots, heads, new columns, width]; return all that its slots see."""
+        """Write keys and values, [slots, heads, new columns, width]; return those that the slots attend to."""
         keys, values = self._buffers(layer_idx, key_states, value_states)
         keys[self._slots, :, self._columns] = key_states
         values[self._slots, :, self._columns] = value_states
@@ -57,11 +57,11 @@ class KVCache(Cache):
         return keys[self._slots], values[self._slots]
 
     def get_seq_length(self, layer_idx: int | None = 0) -> int:
-        """Return the columns before those that the forward writes."""
+        """Return the number of columns before those that the forward writes."""
         return 0 if self.is_prompt else self._columns.start
 
     def get_mask_sizes(self, cache_position: torch.Tensor, layer_idx: int) -> tuple[int, int]:
-        """Return the number of columns that attention sees, and the first of them."""
+        """Return the number of columns in attention, and the first of them."""
         return (len(cache_position) if self.is_prompt else self.mask.shape[1]), 0
 
     def get_max_cache_shape(self) -> int | None:
@@ -71,12 +71,12 @@ class KVCache(Cache):
     def __len__(self) -> int:
         return len(self._layers)
 
-    # What the engine does between forwards.
+    # Called by the engine between forwards.
 
     def take_stream(
         self, found: Mapping[int, tuple[torch.Tensor, torch.Tensor]], places: Sequence[torch.Tensor]
     ) -> None:
-        """Write the prompts that have just entered from a token stream.
+        """Write prompts that ran as a token stream into the slots taken last.
 
         `found` has keys and values [1, heads, tokens, width] by layer, `places` the positions of each prompt's tokens.
         """
@@ -86,7 +86,7 @@ class KVCache(Cache):
                     buffer[slot, :, self.column - len(place) : self.column] = tokens[0][:, place]
 
     def enter(self, lengths: Sequence[int], seen: torch.Tensor) -> None:
-        """Take slots for prompts that the next forward runs: `seen` [prompts, width] has them right-aligned."""
+        """Take slots for the prompts of the next forward; `seen` [prompts, width] is their right-aligned mask."""
         width = seen.shape[1]
         self.is_prompt = True
         self._slots = slice(self.num_used, self.num_used + len(lengths))
@@ -97,7 +97,7 @@ class KVCache(Cache):
         self.num_used += len(lengths)
 
     def step(self) -> None:
-        """Take one more column, which the next forward writes."""
+        """Take the column that the next forward writes."""
         if self.column == self.mask.shape[1]:
             self._grow()
         self.is_prompt = False
@@ -107,13 +107,13 @@ class KVCache(Cache):
         self.column += 1
 
     def seen(self) -> torch.Tensor:
-        """Return the mask of the forward, [slots, columns]: of prompts their own columns alone."""
+        """Return the mask of the forward, [slots, columns]; for prompts only their own columns."""
         return self.mask[self._slots, self._columns] if self.is_prompt else self.mask[self._slots]
 
     def copy_prompt(self, source: int, end: int, length: int, target: int) -> None:
-        """Have `target` hold only the prompt that ended before column `end` of `source`.
+        """Copy the prompt that ended before column `end` of slot `source` to slot `target`, replacing its content.
 
-        `end` counts from before sequences were moved. `target` is any slot in use, or the first that is not.
+        `end` counts columns as before any shift. `target` is a slot in use, or the first free one.
         """
         end -= self.moved
         start = self.column - length
@@ -130,7 +130,7 @@ class KVCache(Cache):
             self.starts[target] = start
 
     def leave(self, slots: Sequence[int]) -> list[int]:
-        """Free slots; the last ones move into the gaps. Return the previous slots of the rest, in their new order."""
+        """Free slots and move the last ones into the gaps. Return the previous slot of each remaining one, in order."""
         kept = [slot for slot in range(self.num_used) if slot not in set(slots)]
         stay = [slot for slot in kept if slot < len(kept)]
         moving = [slot for slot in kept if slot >= len(kept)]
@@ -148,13 +148,13 @@ class KVCache(Cache):
         return order
 
     def clear(self, slot: int) -> None:
-        """Zero a slot: a value that is not finite would spoil slots that do not even see it."""
+        """Zero a slot: a non-finite value would spread even where it is masked, as 0 * nan is nan."""
         for buffers in self._layers.values():
             for buffer in buffers:
                 buffer[slot] = 0
 
     def _grow(self) -> None:
-        """Reallocate buffers with GROWTH more columns, without the first columns if no slot uses them any more."""
+        """Reallocate buffers with GROWTH more columns, dropping leading columns that no slot uses."""
         by = min(self._first, self.column - self.longest_context)
         used = self.column - by
         for layer, (keys, values) in self._layers.items():
@@ -187,9 +187,9 @@ class KVCache(Cache):
 
 
 class CachedAttention:
-    """The attention of one forward over the cache: of prompts of `width` columns, or of a step (see `Attention`).
+    """The `Attention` of one forward over the cache, of prompts with `width` columns or of a decoding step.
 
-    `key_bias` is the model's ALiBi, whose positions count masked tokens as well where `counts_masked`.
+    `key_bias` is the model's ALiBi; with `counts_masked` its positions include masked tokens.
     """
 
     def __init__(self, cache: KVCache, width: int, key_bias: KeyBias | None, *, counts_masked: bool) -> None:
@@ -200,7 +200,7 @@ class CachedAttention:
         self.columns = torch.arange(seen.shape[-1], device=seen.device)
         self.ends = self.columns[-width:] if cache.is_prompt else self.columns[cache.column - 1 : cache.column]
         self.seen = seen & (self.columns <= self.ends[:, None])  # [slots, queries, columns]
-        self.seen |= self.columns == self.ends[:, None]  # padding sees itself: softmax of nothing is nan
+        self.seen |= self.columns == self.ends[:, None]  # padding attends to itself: an empty softmax is nan
         counted = torch.ones_like(seen) if counts_masked else seen
         self.positions = (counted[:, 0].cumsum(1) - 1).clamp(min=0)
         self.bias: torch.Tensor | None = None  # [slots, heads, 1, columns]
@@ -215,7 +215,7 @@ class CachedAttention:
         window: int | None = None,
         softcap: float | None = None,
     ) -> torch.Tensor:
-        """Return the attention of the next layer, with its keys and values written to the cache."""
+        """Write the next layer's keys and values to the cache; return its attention output."""
         keys, values = self.cache.update(key, value, self.next_layer)
         self.next_layer += 1
         if (groups := query.shape[1] // keys.shape[1]) > 1:

@@ -1,9 +1,8 @@
-"""Log-probabilities and next tokens from a model's logits, which are made only where they are read.
+"""Compute log-probabilities and next tokens from logits that exist only at the positions that are read.
 
-Within `reading` the layer that makes a model's logits is given the hidden states of the positions that are read,
-CHUNK of them at once, and each chunk of logits is reduced before the next is made: no tensor of [batch, length,
-vocabulary] exists. What a model does with its logits after that layer, a scale or a cap, is found by the probe
-(`tail_of`) and applied to each chunk.
+Within `reading` the model's output layer receives the hidden states of those positions only, CHUNK at a time, and each
+chunk of logits is reduced before the next is computed: no [batch, length, vocabulary] tensor exists. A scale or cap
+that the model applies to its logits afterwards is determined by the probe (`tail_of`) and applied to each chunk.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from llmfoundry_gauntlet.types import Bools, Floats, GenerateRequest, Ids, Ints,
 
 CHUNK = 512  # positions at a time, fewer where the vocabulary is large
 CHUNK_ELEMENTS = 512 * 32768  # logits at a time
-BLOCK = {'cpu': 32, 'cuda': 128}  # positions reduced at a time: on a CPU their logits stay in its cache
+BLOCK = {'cpu': 32, 'cuda': 128}  # positions reduced at a time; on a CPU their logits fit into its cache
 
 Tail = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenScores:
-    """Values of the scored tokens, in their order. N = scored tokens."""
+    """Values of the N scored tokens, in order."""
 
     logprobs: Floats  # [N], natural logarithms
     is_argmax: Bools  # [N]
@@ -39,11 +38,11 @@ class TokenScores:
 
 
 class LogitReader:
-    """Reduce logits at positions to values of the tokens that follow. `reads` may repeat positions."""
+    """Reduce logits at the positions `reads`, which may repeat, to values of the `targets` that follow them."""
 
     def __init__(self, reads: Ints, targets: Ids, device: torch.device) -> None:
         places, inverse = np.unique(reads, return_inverse=True)
-        self.order = np.argsort(inverse, kind='stable')  # tokens of one position follow each other
+        self.order = np.argsort(inverse, kind='stable')  # groups the targets by position
         self.places = torch.from_numpy(places).to(device)
         self.of_place = inverse[self.order]
         self.targets = torch.from_numpy(targets[self.order].astype(np.int64)).to(device)
@@ -60,7 +59,7 @@ class LogitReader:
             self.done += len(block)
 
     def take_all(self, logits: torch.Tensor) -> None:
-        """Reduce the positions that are read out of all logits, shape [all positions, V]."""
+        """Reduce the read positions of the logits of all positions, shape [all positions, V]."""
         for places in self.places.split(CHUNK):
             self.take(logits[places])
 
@@ -77,23 +76,23 @@ class LogitReader:
 def reduce_logits(
     logits: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return log-probability, argmax flag and number of entries at the top of targets in rows of logits, all [tokens].
+    """Return each target's log-probability, argmax flag and number of tied top entries, all of shape [tokens].
 
-    The logits are float32, [positions, V], and are overwritten.
+    `rows` are the targets' rows in the logits, float32 [positions, V], which are overwritten.
     """
     top, argmax = logits.max(dim=1)
     below_top = logits[rows, targets] - top[rows]
     is_top = below_top == 0
     num_top = torch.zeros_like(rows)
     num_top[is_top] = (logits[rows[is_top]] == top[rows[is_top], None]).sum(dim=1)
-    logsumexp = logits.sub_(top[:, None]).exp_().sum(dim=1).log_()  # beyond the top: adding it would round twice
+    logsumexp = logits.sub_(top[:, None]).exp_().sum(dim=1).log_()  # relative to the top: adding it would round twice
     return below_top - logsumexp[rows], argmax[rows] == targets, num_top
 
 
 def output_layer(model: Any) -> torch.nn.Linear | torch.nn.Embedding | None:
-    """Return the layer that makes the model's logits, below any FSDP wrapper; None if it is not known.
+    """Return the model's output layer, unwrapped from FSDP; None if unknown.
 
-    It is linear or, with tied weights in llm-foundry, the embedding, called with a second argument.
+    It is a linear layer or, with tied weights in llm-foundry, the embedding called with a second argument.
     """
     layer: Any = getattr(model, 'get_output_embeddings', lambda: None)()
     while hasattr(layer, '_fsdp_wrapped_module'):
@@ -103,13 +102,13 @@ def output_layer(model: Any) -> torch.nn.Linear | torch.nn.Embedding | None:
 
 
 def makes_logits(layer: torch.nn.Module, arguments: tuple[Any, ...]) -> bool:
-    """Return whether a call of the output layer makes logits, not embeddings."""
+    """Return whether a call of the output layer computes logits and not embeddings."""
     return isinstance(layer, torch.nn.Linear) or len(arguments) > 1
 
 
 @contextmanager
 def reading(layer: torch.nn.Linear | torch.nn.Embedding, reader: LogitReader, tail: Tail) -> Iterator[None]:
-    """Have the output layer hand its logits to the reader and return next to nothing."""
+    """Make the output layer pass its logits to the reader and return a dummy tensor, until the context ends."""
     forward = layer.forward
     vocabulary = layer.out_features if isinstance(layer, torch.nn.Linear) else layer.num_embeddings  # also if sharded
     size = max(1, min(CHUNK, CHUNK_ELEMENTS // vocabulary))
@@ -130,9 +129,9 @@ def reading(layer: torch.nn.Linear | torch.nn.Embedding, reader: LogitReader, ta
 def picking(
     layer: torch.nn.Module | None, pick: Callable[[torch.Tensor], torch.Tensor], *, copies: bool = False
 ) -> Iterator[list[torch.Tensor]]:
-    """Have the output layer make logits only of the hidden states that `pick` takes. Yield a list of what it makes.
+    """Make the output layer compute only the logits of the hidden states that `pick` selects; yield a list of them.
 
-    These are `copies` if wanted, as llm-foundry's MPT scales its logits in place.
+    With `copies` they are cloned, as llm-foundry's MPT scales its logits in place.
     """
     made: list[torch.Tensor] = []
     if layer is None:
@@ -155,29 +154,29 @@ def picking(
 
 
 def tail_of(config: Any, raw: torch.Tensor, final: torch.Tensor) -> Tail | None:
-    """Return the function from the output layer's `raw` logits to the model's `final` ones; None if unknown."""
-    for tail in (*tails(config), same):  # a cap first: small logits do not show it
+    """Return the function that maps the output layer's `raw` logits to the model's `final` ones; None if unknown."""
+    for tail in (*tails(config), same):  # a cap first: it hardly changes small logits
         if raw.shape == final.shape and torch.allclose(tail(raw).float(), final.float(), rtol=1e-5, atol=1e-6):
             return tail
     return None
 
 
 def rounding_of(logits: torch.Tensor) -> float:
-    """Return the relative rounding of the precision that logits were computed in, 0 for float32."""
+    """Return the relative rounding error of the precision that logits were computed in, 0 for float32."""
     if logits.dtype != torch.float32:
         return torch.finfo(logits.dtype).eps
     if logits.device.type == 'cuda' and torch.backends.cuda.matmul.allow_tf32:
-        return torch.finfo(torch.float16).eps  # TF32 has as many digits
+        return torch.finfo(torch.float16).eps  # TF32 has the same mantissa
     return 0.0
 
 
 def same(logits: torch.Tensor) -> torch.Tensor:
-    """Return the logits as the output layer makes them."""
+    """Return the logits unchanged."""
     return logits
 
 
 def tails(config: Any) -> Iterator[Tail]:
-    """Yield the scale and cap that a configuration names, in the order in which models apply them."""
+    """Yield the transformation of logits that a configuration names: a scale, then a cap."""
     config = config.get_text_config() if hasattr(config, 'get_text_config') else config
     scale = getattr(config, 'logit_scale', None) or 1.0  # Cohere, llm-foundry
     if scale == 'inv_sqrt_d_model':
@@ -191,14 +190,14 @@ def tails(config: Any) -> Iterator[Tail]:
 
 
 def uniform_draws(request: GenerateRequest) -> Iterator[float]:
-    """Yield numbers from 0 to 1, one for each sampled token of a generation."""
+    """Yield uniform draws in [0, 1), one for each sampled token of a generation."""
     rng = np.random.Generator(np.random.Philox(key=draw_seed(request.sampling, request.key)))
     while True:
         yield rng.random()
 
 
 def next_tokens(logits: torch.Tensor, samplings: Sequence[Sampling], draws: Sequence[float | None]) -> list[int]:
-    """Return a token for each row of logits, float32 [rows, V]: sampled by its draw, from 0 to 1; None for greedy."""
+    """Return the next token of each row of logits, float32 [rows, V]: sampled with its uniform draw, greedy if None."""
     chosen = logits.argmax(dim=-1).tolist()
     drawn = {index: draw for index, draw in enumerate(draws) if draw is not None}
 
@@ -214,10 +213,9 @@ def next_tokens(logits: torch.Tensor, samplings: Sequence[Sampling], draws: Sequ
 
 
 def draw_tokens(logits: torch.Tensor, sampling: Sampling, draws: Sequence[float]) -> list[int]:
-    """Return a sampled token for each row: temperature, then the `top_k` most probable, then those within `top_p`.
+    """Return a sampled token for each row: temperature, then top-k, then top-p, as transformers' logits processors.
 
-    The order is that of transformers' logits processors. A draw picks the token in whose share of the cumulative
-    probabilities it falls: in float64, so that rounding in the model hardly ever moves it.
+    Sampling inverts the cumulative distribution in float64, so that rounding in the model hardly ever changes a token.
     """
     tokens = None
     if 0 < sampling.top_k < logits.shape[-1]:
@@ -231,6 +229,6 @@ def draw_tokens(logits: torch.Tensor, sampling: Sampling, draws: Sequence[float]
     cumulative = probabilities.cumsum(dim=-1)
     numbers = torch.tensor(draws, dtype=torch.float64, device=logits.device)[:, None]
     places = torch.searchsorted(cumulative, numbers * cumulative[:, -1:], right=True)
-    last = (probabilities > 0).long().cumsum(dim=-1).argmax(dim=-1, keepdim=True)  # of those that count
+    last = (probabilities > 0).long().cumsum(dim=-1).argmax(dim=-1, keepdim=True)  # with nonzero probability
     places = torch.minimum(places, last)
     return (places if tokens is None else tokens.gather(1, places)).squeeze(1).tolist()

@@ -44,18 +44,18 @@ log = logging.getLogger(__name__)
 # tokens_per_batch: auto
 MOST_TOKENS = {'cpu': 2048, 'cuda': 32768}  # on a CPU 4096 took 5 to 12 % longer
 LEAST_TOKENS = {'cpu': 1024, 'cuda': 4096}
-LEAST_BATCHES = 4  # for each rank: with fewer, ranks wait for each other
-SHARE_OF_MEMORY = 0.5  # of what is free: the rest is for what the estimate leaves out
-CHUNK_BYTES = 2**29  # a chunk of logits and its copies
+LEAST_BATCHES = 4  # per rank; with fewer, ranks wait for each other
+SHARE_OF_MEMORY = 0.5  # of free memory; the rest is a margin for what the estimate leaves out
+CHUNK_BYTES = 2**29  # for a chunk of logits and its copies
 
 
 class CausalLanguageModel:
-    """A Hugging Face causal language model, also wrapped by FSDP: `model` is what is called.
+    """A Hugging Face causal language model, possibly wrapped by FSDP; `model` is the module to call.
 
-    `hidden_token_id` names a token that is masked at every position of padded rows, as llm-foundry does with real eos
-    tokens if pad is eos; None masks only padding. `rotary` says which length determines rotary frequencies; None if
-    none does. The probe learns `dtype`, the model's compute type, and `tail`, the function applied to its output
-    layer's logits; if that is None (unknown), the model computes the logits of all positions.
+    `hidden_token_id` is a token that is masked at every position of padded rows, as llm-foundry masks real eos tokens
+    if pad is eos; None masks only padding. `rotary` is given if rotary frequencies depend on a length. The probe
+    determines `dtype`, the model's compute type, and `tail`, the function applied to the output layer's logits; if that
+    is None (unknown), the model computes the logits of all positions.
     """
 
     def __init__(
@@ -73,24 +73,24 @@ class CausalLanguageModel:
         self.tail: Tail | None = None
         self.dtype: torch.dtype | None = None
         self.num_forwards = 0
-        self.eager: list[Change] = []  # what switches the model to eager attention, if the probe wants it
-        self.most_tokens: int | None = None  # of a batch, once the device ran out of memory with more
+        self.eager: list[Change] = []  # switch the model to eager attention, if the probe found that necessary
+        self.most_tokens: int | None = None  # per batch, once the device ran out of memory with more
         self._prefix: tuple[Ids, dict[int, KeyValue]] | None = None
 
     @cached_property
     def engine_attention(self) -> Replacement:
-        """Return what makes the model use the engine's attention. Raise Unsupported."""
+        """Return the changes that make the model use the engine's attention. Raise Unsupported."""
         return replacement(self.model)
 
     @cached_property
     def takes_positions(self) -> bool:
-        """Return whether the model is given positions; others, with ALiBi, need none."""
+        """Return whether the model takes position ids; models with ALiBi need none."""
         parameters = inspect.signature(unwrapped(self.model).forward).parameters
         return 'position_ids' in parameters or self.engine_attention.by_name
 
     @property
     def vocabulary(self) -> int:
-        """Return the number of tokens that the model knows."""
+        """Return the size of the model's vocabulary."""
         size: int = self.model.config.get_text_config().vocab_size
         return size
 
@@ -98,7 +98,7 @@ class CausalLanguageModel:
     def run(self, batch: Batch) -> list[ScoreOutput]:
         """Return the outputs of a batch, in the order of its requests.
 
-        If the device runs out of memory, the batch is run in halves, and larger ones from then on as well.
+        If the device runs out of memory, the batch and all later ones of its size are run in halves.
         Raise ModelError if a single request does not fit, or if the model is sharded.
         """
         if self.most_tokens is not None and batch.num_tokens > self.most_tokens and batch.trees:
@@ -109,7 +109,7 @@ class CausalLanguageModel:
             return self._run(batch)
         except torch.OutOfMemoryError as error:
             failure = str(error)
-        # Here the exception is gone, and with it the tensors that its frames held.
+        # The exception, whose frames held tensors, has been freed here.
         self._make_room(batch, failure)
         return [output for half in batch.halves() for output in self.run(half)]
 
@@ -142,7 +142,7 @@ class CausalLanguageModel:
         """Return the values of a batch's scored tokens; None for a batch that only runs a prefix."""
         if batch.layout == PADDED_ROWS:
             return self._padded_rows(batch)
-        if not batch.trees:  # a forward even if the prefix is cached: sharded ranks must make equally many
+        if not batch.trees:  # rerun even a cached prefix: sharded ranks must make equally many forwards
             self.forget()
         prefix = None if batch.prefix is None else self._cached(batch.prefix)
         if not batch.trees:
@@ -153,7 +153,7 @@ class CausalLanguageModel:
     def _cached(self, prefix: Ids) -> dict[int, KeyValue]:
         """Return the keys and values of a prefix by layer. One prefix is cached at a time."""
         if self._prefix is None or self._prefix[0] is not prefix:
-            self._prefix = None  # frees its memory first
+            self._prefix = None  # free its memory first
             found: dict[int, KeyValue] = {}
             tree = Tree(requests=(context_request(prefix),), num_tokens=len(prefix))
             self._stream(lay_out_stream([tree]), found, is_cached=True)
@@ -162,9 +162,9 @@ class CausalLanguageModel:
 
     @torch.no_grad()
     def learn(self, requests: Sequence[ScoreRequest]) -> tuple[float, float]:
-        """Learn from padded rows the precision of logits, and what the model does to those of its output layer.
+        """Determine `dtype` and `tail` from a forward of padded rows.
 
-        Return the largest logit and the relative rounding of their precision, 0 for float32.
+        Return the largest logit and the relative rounding error of the precision, 0 for float32.
         """
         ids = torch.from_numpy(lay_out_rows(requests).tokens.astype(np.int64)).to(self.device)
         with picking(output_layer(self.model), lambda states: states, copies=True) as raw:
@@ -175,21 +175,21 @@ class CausalLanguageModel:
         return float(final.abs().max()), rounding_of(logits)
 
     def attention(self) -> AbstractContextManager[None]:
-        """Return the context of padded rows and generation with the model's attention: eager if the probe wants it."""
+        """Return the context for the model's own attention, which is eager if the probe found that necessary."""
         return changed(self.eager)
 
     def rotary_length(self, length: int | None) -> AbstractContextManager[None]:
-        """Return the context in which this length decides the model's rotary frequencies, if one does."""
+        """Return the context in which rotary frequencies are those of this length, if they depend on one."""
         return nullcontext() if self.rotary is None or length is None else rotary_length(self.model, length)
 
     def forget(self) -> None:
-        """Free a cached prefix; the weights may change after it."""
+        """Free the cached prefix, which is stale once the weights change."""
         self._prefix = None
 
     def _stream(
         self, stream: Stream, prefix: dict[int, KeyValue] | None = None, *, is_cached: bool = False
     ) -> TokenScores:
-        """Run one row of trees."""
+        """Run trees as one row."""
         engine = self.engine_attention
         layout = tree_layout(stream, self.device, prefix, is_cached=is_cached, key_bias=engine.key_bias)
         with engine.using(layout):
@@ -219,7 +219,7 @@ class CausalLanguageModel:
         attention_mask: torch.Tensor | None,
         position_ids: npt.NDArray[np.integer[Any]] | None = None,
     ) -> TokenScores:
-        """Run the model on tokens [R, L] and read logits at positions of [R * L]."""
+        """Run the model on tokens [R, L] and read logits at flat positions of [R * L]."""
         arguments: dict[str, Any] = {
             'input_ids': torch.from_numpy(tokens.astype(np.int64)).to(self.device),
             'attention_mask': attention_mask,
@@ -238,23 +238,23 @@ class CausalLanguageModel:
 
 
 def unwrapped(model: Any) -> Any:
-    """Return the model below FSDP and PEFT."""
+    """Return the model without its FSDP and PEFT wrappers."""
     while hasattr(model, '_fsdp_wrapped_module'):
         model = model._fsdp_wrapped_module
     return model.get_base_model() if hasattr(model, 'get_base_model') else model
 
 
 def is_sharded(model: Any) -> bool:
-    """Return whether FSDP holds the model's weights, so that all ranks must make the same forwards."""
+    """Return whether FSDP shards the model, so that all ranks must make the same forwards."""
     return any(isinstance(module, (FullyShardedDataParallel, FSDPModule)) for module in model.modules())
 
 
 def automatic_budget(
     config: Any, device: torch.device, *, num_tokens: int, num_ranks: int, generates: bool = False
 ) -> int:
-    """Return `tokens_per_batch: auto`: what the device's free memory holds, halved while ranks have few batches each.
+    """Return `tokens_per_batch: auto`: what fits into free memory, halved while ranks would have too few batches.
 
-    If the model `generates`, the keys and values that it caches count as well.
+    If the model `generates`, its KV cache is included.
     """
     most, least = (bounds.get(device.type, bounds['cpu']) for bounds in (MOST_TOKENS, LEAST_TOKENS))
     if device.type == 'cuda':
@@ -267,10 +267,10 @@ def automatic_budget(
 
 
 def tokens_in_memory(config: Any, free_bytes: int, *, generates: bool = False) -> int:
-    """Return the largest power of two of tokens whose activations fit, by the widths of a layer in float32.
+    """Return the largest power of two of tokens whose activations fit, estimated from a layer's widths in float32.
 
-    At its widest a layer holds the residual stream, its norm, query, key, value, and three times the inner width of
-    the feed-forward part.
+    At its peak a layer holds the residual stream, its norm, query, key and value, and three times the feed-forward
+    width.
     """
     config = config.get_text_config()
     width = getattr(config, 'hidden_size', None) or config.d_model
@@ -284,7 +284,7 @@ def tokens_in_memory(config: Any, free_bytes: int, *, generates: bool = False) -
 
 
 def cached_width(config: Any, width: int) -> int:
-    """Return the values that a layer caches of a token as its key, and as many as its value."""
+    """Return the width of a token's key in a layer's KV cache, which is also that of its value."""
     num_heads: int = getattr(config, 'num_attention_heads', None) or config.n_heads
     head_width: int = getattr(config, 'head_dim', None) or width // num_heads
     of_foundry = getattr(config, 'attn_config', None)

@@ -1,15 +1,15 @@
-"""Plan batches: requests that share prefixes are computed together. Imports no torch.
+"""Plan batches so that each distinct prefix is computed once. Imports no torch.
 
-The batches are a function of the whole set of requests, `tokens_per_batch` and the layout alone. Requests that share a
-prefix are joined into trees in which each distinct prefix stands once, where that is less work than running them
-apart; a continuation's last token is never an input, so single-token choices cost nothing beyond their context. A
-prefix that many trees share is run once and cached.
+The batches depend only on the set of requests, `tokens_per_batch` and the layout. Requests that share a prefix are
+joined into trees that hold each distinct prefix once, if that is less work than running them separately. A
+continuation's last token is never an input, so single-token choices cost nothing beyond their context. A prefix that
+many trees share is run once and cached.
 
-Work is measured in tokens: PAIRS_PER_TOKEN pairs of a query and a key in attention count as one token in the linear
-layers. The true figure depends on the model (about 2,000 for a width of 512 on a CPU, more for wider models).
+Work is measured in tokens: PAIRS_PER_TOKEN query-key pairs in attention count as one token in the linear layers. The
+true figure depends on the model (about 2,000 for a width of 512 on a CPU, more for wider models).
 
-Requests to generate form continuous batches of prompts of similar length: each is decoded by one rank, with a slot for
-each generation, and when a generation ends a waiting request takes its slot.
+Generation requests form continuous batches of prompts of similar length. Each is decoded by one rank with a fixed
+number of slots; when a generation ends, a waiting request takes its slot.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ from llmfoundry_gauntlet.engine.trees import (
 )
 from llmfoundry_gauntlet.types import GenerateRequest, Ids, ScoreRequest
 
-STREAM = 'stream'  # trees one after the other, attention by tree
-PADDED_ROWS = 'padded_rows'  # one row a sequence: runs with every model
-LAYOUTS = (STREAM, PADDED_ROWS)  # the least work first
+STREAM = 'stream'  # trees in one row, attention within each tree
+PADDED_ROWS = 'padded_rows'  # one row per sequence; works with every model
+LAYOUTS = (STREAM, PADDED_ROWS)  # the fastest first
 
 PAIRS_PER_TOKEN = 2048
 MAX_TREE_TOKENS = 4096
-BRANCHES = 128  # tokens of a stream that share a call of attention, about
+BRANCHES = 128  # tokens of a stream that share an attention call, about
 LEAST_PREFIX = 64  # tokens
-FAMILY = 8  # requests that make it worth starting a new tree
-LEAST_SAVED_BY_PREFIX = 1 / 32  # of tokens_per_batch: a forward of its own must be worth it
+FAMILY = 8  # requests that justify starting a new tree
+LEAST_SAVED_BY_PREFIX = 1 / 32  # of tokens_per_batch; the prefix costs a forward of its own
 
-# A batch of padded rows is closed early, once it holds this share of its tokens, where rows become shorter than this
-# share of its longest: padding costs more than a further forward.
+# A batch of padded rows that holds LEAST_SHARE of its tokens is closed once rows are shorter than SHORTEST_SHARE of its
+# longest: the padding would cost more than another forward.
 LEAST_SHARE = 1 / 16
 SHORTEST_SHARE = 0.9
-CACHED_PER_TOKEN = 8  # tokens whose keys and values may be cached, for each token of a batch
-TOKENS_PER_SLOT = 128  # of a batch, for each slot at least
-MOST_BATCHES = 32  # are enough to share out
-LEAST_REQUESTS = 64  # of a continuous batch
+CACHED_PER_TOKEN = 8  # tokens in the KV cache per token of a batch, at most
+TOKENS_PER_SLOT = 128  # of a batch, at least
+MOST_BATCHES = 32  # enough to balance over ranks
+LEAST_REQUESTS = 64  # per continuous batch
 LEAST_SHARED = 64  # tokens, and half of a prompt, that it shares with another of its family
-WAITING = 4  # requests of a continuous batch for each of its slots
+WAITING = 4  # requests per slot of a continuous batch
 
-# The work of a step for one slot, in tokens of a prompt (about 4 at 16 slots on a CPU), and the share of the longest
+# The work of a decoding step for one slot in prompt tokens (about 4 at 16 slots on a CPU), and the share of the longest
 # generation that is expected to be generated.
 STEP_COST = 4
 GENERATED_SHARE = 0.5
@@ -62,11 +62,11 @@ GENERATED_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Batch:
-    """Requests that are run together. `trees` holds them by tree; in padded rows each is a tree of its own.
+    """Requests that run together, by tree; in padded rows each request is a tree of its own.
 
-    `num_tokens` is what the model is given, with padding, without a cached `prefix`. `cost` is the estimated work in
-    tokens. A batch without requests runs its prefix. `rope_length` decides the rotary frequencies of all its rows;
-    None if no length does.
+    `num_tokens` are the model's input tokens, with padding and without the cached `prefix`. `cost` is the estimated
+    work in tokens. A batch without requests runs its prefix. `rope_length` sets the rotary frequencies of all rows;
+    None if they depend on no length.
     """
 
     layout: str
@@ -82,7 +82,7 @@ class Batch:
         return tuple(request for tree in self.trees for request in tree.requests)
 
     def halves(self) -> tuple[Batch, ...]:
-        """Return the batch in two of about equal tokens; the batch itself if it cannot be split."""
+        """Split the batch into two of about equal tokens; return only itself if that is not possible."""
         if len(self.trees) > 1:
             middle = int(np.searchsorted(np.cumsum([tree.num_tokens for tree in self.trees]), self.num_tokens / 2)) + 1
             middle = min(middle, len(self.trees) - 1)
@@ -106,10 +106,10 @@ class Batch:
 
 @dataclass(slots=True, eq=False)
 class _Measured:
-    """A request in the order of planning. `context` is its first context as sortable bytes.
+    """A request with its lengths in tokens. `context` is its first context as sortable bytes.
 
-    `common` counts the tokens that all its contexts share, `num_tokens` its distinct prefixes, `shared` the tokens that
-    its first context shares with that of the request before. `nested`: its contexts differ.
+    `common` is the prefix that all its contexts share, `num_tokens` the number of distinct prefixes, `shared` the
+    prefix that its first context shares with that of the previous request. `nested` if its contexts differ.
     """
 
     request: ScoreRequest
@@ -121,7 +121,7 @@ class _Measured:
 
     @property
     def cacheable(self) -> int:
-        """Return the tokens that could be a cached prefix of all contexts, one left for each to be read from."""
+        """Return the longest prefix of all contexts that could be cached, leaving each a token to read logits from."""
         return min(self.common, len(self.context) // 4 - 1)
 
 
@@ -132,10 +132,10 @@ def plan(
     layout: str = STREAM,
     rotary: RotaryLengths | None = None,
 ) -> list[Batch]:
-    """Return batches of at most `tokens_per_batch` tokens, those of the longest trees or rows first.
+    """Return batches of at most `tokens_per_batch` tokens, padding included, the longest trees or rows first.
 
-    All choices of a request are in one batch, so a single item may be larger. Requests that cannot be scored are left
-    out. Padded rows count with their padding. With `rotary` all requests of a batch have the same frequencies.
+    All choices of a request are in one batch, so a single item may exceed the limit. Requests that cannot be scored are
+    left out. With `rotary` all requests of a batch have the same rotary frequencies.
     """
     if tokens_per_batch < 1:
         raise ValueError(f'tokens_per_batch is {tokens_per_batch}; allowed: 1 or more')
@@ -149,7 +149,7 @@ def plan(
 
 
 def plan_alike(scorable: Sequence[ScoreRequest], tokens_per_batch: int, layout: str) -> list[Batch]:
-    """Return batches of requests that may all be run together."""
+    """Return batches of requests with the same rotary frequencies."""
     if layout == PADDED_ROWS:
         return pack_rows(scorable, tokens_per_batch)
     batches: list[Batch] = []
@@ -168,7 +168,7 @@ def plan_alike(scorable: Sequence[ScoreRequest], tokens_per_batch: int, layout: 
 
 
 def in_order(requests: Iterable[ScoreRequest]) -> list[_Measured]:
-    """Return the requests sorted by their tokens, so that those that share a prefix are neighbours."""
+    """Return the requests sorted by their tokens, so that requests with a common prefix are adjacent."""
     ordered = sorted(map(measure, requests), key=lambda one: (one.context, one.request.key))
     for before, one in pairwise(ordered):
         one.shared = num_shared(before.context, one.context)
@@ -176,7 +176,7 @@ def in_order(requests: Iterable[ScoreRequest]) -> list[_Measured]:
 
 
 def measure(request: ScoreRequest) -> _Measured:
-    """Return a request with its lengths."""
+    """Measure a request."""
     first = request.contexts[0]
     if all(context is first for context in request.contexts):
         beyond = 0
@@ -192,9 +192,9 @@ def measure(request: ScoreRequest) -> _Measured:
 
 
 def grow_trees(ordered: Sequence[_Measured], cap: int, prefix: int = 0) -> list[list[_Measured]]:
-    """Join neighbours if one tree is less work than two, up to `cap` tokens.
+    """Join adjacent requests if one tree is less work than two, up to `cap` tokens.
 
-    After a cached prefix they are always joined, as each tree reads all of it again.
+    After a cached prefix they are always joined, as each tree attends to the whole prefix again.
     """
     groups: list[list[_Measured]] = []
     num_tokens = alike = 0
@@ -215,36 +215,36 @@ def grow_trees(ordered: Sequence[_Measured], cap: int, prefix: int = 0) -> list[
 
 
 def begins_family(ordered: Sequence[_Measured], index: int) -> bool:
-    """Return whether many requests from this one on share far more with each other than it does with the one before."""
+    """Return whether many requests from `index` on share far more with each other than with the previous one."""
     least = max(LEAST_PREFIX, 2 * ordered[index].shared + 1)
     following = ordered[index + 1 : index + 1 + FAMILY]
     return len(following) == FAMILY and all(one.shared >= least for one in following)
 
 
 def ends_family(shared: int, size: int, alike: int) -> bool:
-    """Return whether joining what shares so few tokens would keep a prefix of `alike`, of `size` requests, uncached."""
+    """Return whether joining a request that shares `shared` tokens would prevent caching the prefix of the group."""
     return size > 1 and alike >= LEAST_PREFIX and 2 * shared < alike
 
 
 def is_less_work(one: _Measured, num_tokens: int, added: int) -> bool:
-    """Return whether `added` tokens after a tree of `num_tokens` are less work than the request by itself."""
+    """Return whether adding `added` tokens to a tree of `num_tokens` is less work than running the request alone."""
     seen = seen_by_branch(one.shared, num_tokens)
     joined = added * (PAIRS_PER_TOKEN + seen + added)
     return joined <= one.num_tokens * PAIRS_PER_TOKEN + pairs(one.common, one.num_tokens)
 
 
 def seen_by_branch(depth: int, num_tokens: int) -> int:
-    """Return the keys that a branch at this depth computes attention for."""
+    """Return the number of keys in attention for a branch at this depth."""
     return min(num_tokens, depth + BRANCHES)
 
 
 def pairs(chain: int, num_tokens: int) -> float:
-    """Return the pairs of query and key in a tree whose first tokens are a chain of this length."""
+    """Return the number of query-key pairs of a tree that starts with a chain of this length."""
     return chain * chain / 2 + (num_tokens - chain) * seen_by_branch(chain, num_tokens)
 
 
 def families(groups: Sequence[list[_Measured]], least_saved: float) -> list[tuple[list[list[_Measured]], int]]:
-    """Return neighbouring trees that share a prefix, with its length if caching it saves enough, else 0."""
+    """Group adjacent trees that share a prefix; give its length if caching it saves enough tokens, else 0."""
     found: list[tuple[list[list[_Measured]], int]] = []
     for group in groups:
         alike = min([*(one.shared for one in group[1:]), *(one.cacheable for one in group)])
@@ -268,10 +268,10 @@ def families(groups: Sequence[list[_Measured]], least_saved: float) -> list[tupl
 
 
 def make_tree(group: Sequence[_Measured], prefix: int = 0) -> Tree:
-    """Return the tree of neighbours, its tokens counted exactly, those of a cached prefix left out."""
+    """Return the tree of adjacent requests, with its exact number of tokens beyond a cached prefix."""
     requests = tuple(one.request for one in group)
     num_tokens = group[0].num_tokens + sum(one.num_tokens - one.shared for one in group[1:])
-    # A context that another begins with may be followed by the same tokens as its continuations: only a count tells.
+    # If a context is the prefix of another, its continuations may coincide with the other's tokens: count exactly.
     nested = any(one.nested for one in group) or any(
         4 * one.shared == min(len(one.context), len(before.context)) for before, one in pairwise(group)
     )
@@ -281,7 +281,7 @@ def make_tree(group: Sequence[_Measured], prefix: int = 0) -> Tree:
 
 
 def make_batch(trees: Sequence[Tree], prefix: Ids | None = None) -> Batch:
-    """Return these trees as a batch of a token stream."""
+    """Return trees as a batch in the stream layout."""
     num_cached = 0 if prefix is None else len(prefix)
     num_tokens = sum(tree.num_tokens for tree in trees)
     in_attention = sum(
@@ -309,7 +309,7 @@ def pack_trees(trees: list[Tree], tokens_per_batch: int, prefix: Ids | None = No
 
 
 def pack_rows(requests: Sequence[ScoreRequest], tokens_per_batch: int) -> list[Batch]:
-    """Return batches of rows of similar length, the longest first; padding counts as tokens."""
+    """Return batches of rows of similar length, the longest first."""
     measured = [(request, longest_row(request), num_distinct_rows(request)) for request in requests]
     measured.sort(key=lambda entry: (-entry[1], entry[0].key))
     batches: list[Batch] = []
@@ -331,7 +331,7 @@ def pack_rows(requests: Sequence[ScoreRequest], tokens_per_batch: int) -> list[B
 
 
 def batch_of_rows(requests: Sequence[ScoreRequest]) -> Batch:
-    """Return a batch of padded rows, in which each request counts as a tree though its rows share nothing."""
+    """Return a batch of padded rows; each request counts as a tree, though its rows share nothing."""
     trees = tuple(Tree(requests=(request,), num_tokens=longest_row(request)) for request in requests)
     width = max(tree.num_tokens for tree in trees)
     num_rows = sum(map(num_distinct_rows, requests))
@@ -340,7 +340,7 @@ def batch_of_rows(requests: Sequence[ScoreRequest]) -> Batch:
 
 
 def longest_row(request: ScoreRequest) -> int:
-    """Return the tokens of the request's longest input row."""
+    """Return the length of the request's longest input row."""
     return max(len(a) + len(b) - 1 for a, b in zip(request.contexts, request.continuations, strict=True))
 
 
@@ -351,10 +351,10 @@ def num_distinct_rows(request: ScoreRequest) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ContinuousBatch:
-    """Requests that are decoded together, at most `num_slots` at a time. `cost` is in tokens of a prompt.
+    """Requests that are decoded together, at most `num_slots` at a time. `cost` is in prompt tokens.
 
-    Requests with the same prompt are neighbours, as are prompts that share a prefix. A prompt is run with others in
-    batches of `tokens_per_batch`. `rope_length` decides the rotary frequencies of all; None if no length does.
+    Requests with equal prompts are adjacent, as are prompts that share a prefix. Prompts run in batches of at most
+    `tokens_per_batch` tokens. `rope_length` sets the rotary frequencies; None if they depend on no length.
     """
 
     requests: tuple[GenerateRequest, ...]
@@ -365,21 +365,21 @@ class ContinuousBatch:
 
     @property
     def num_tokens(self) -> int:
-        """Return the tokens of all prompts and of the longest generations for them."""
+        """Return the tokens of all prompts and their longest generations."""
         return sum(request.length for request in self.requests)
 
     @property
     def longest(self) -> int:
-        """Return the tokens of the longest prompt with its generation."""
+        """Return the largest number of tokens of a prompt with its generation."""
         return max((request.length for request in self.requests), default=0)
 
 
 def plan_continuous_batches(
     requests: Sequence[GenerateRequest], *, tokens_per_batch: int, rotary: RotaryLengths | None = None
 ) -> list[ContinuousBatch]:
-    """Return batches of requests of about the same length, the longest first, without those that cannot be run.
+    """Return batches of requests of similar length, the longest first; requests that cannot be run are left out.
 
-    Prompts that share a prefix, a family, are neighbours. With `rotary` all requests of a batch have the same
+    Prompts that share a prefix, a family, are adjacent. With `rotary` all requests of a batch have the same rotary
     frequencies.
     """
     if tokens_per_batch < 1:
@@ -395,7 +395,7 @@ def plan_continuous_batches(
 
 
 def prompt_families(requests: Sequence[GenerateRequest]) -> list[list[GenerateRequest]]:
-    """Return requests whose prompts share a prefix, the longest family first; within one in the order of tokens."""
+    """Group requests whose prompts share a prefix, the longest family first, each sorted by its tokens."""
     found: list[list[GenerateRequest]] = []
     before = b''
     for request in sorted(requests, key=lambda request: (sortable(request.context), -request.length, request.key)):
@@ -409,14 +409,14 @@ def prompt_families(requests: Sequence[GenerateRequest]) -> list[list[GenerateRe
 
 
 def is_family(num_shared: int, length: int) -> bool:
-    """Return whether a prompt of this length belongs to the family of another with which it shares this many tokens."""
+    """Return whether a prompt of this length, which shares `num_shared` tokens with another, is of its family."""
     return num_shared >= min(LEAST_SHARED, length) and 2 * num_shared >= length
 
 
 def gather(
     families: Iterable[Sequence[GenerateRequest]], share: int, tokens_per_batch: int
 ) -> Iterator[tuple[list[GenerateRequest], int]]:
-    """Yield the requests and slots of each batch: whole groups with the same prompt, up to a batch's size."""
+    """Yield the requests and the number of slots of each batch; requests with equal prompts stay together."""
     members: list[GenerateRequest] = []
     num_slots = size = 0
     for family in families:
@@ -435,7 +435,7 @@ def gather(
 
 
 def slots_at_once(length: int, tokens_per_batch: int) -> int:
-    """Return the number of sequences of this length that are decoded side by side."""
+    """Return the number of sequences of this length to decode at a time."""
     return max(1, min(CACHED_PER_TOKEN * tokens_per_batch // length, tokens_per_batch // TOKENS_PER_SLOT))
 
 

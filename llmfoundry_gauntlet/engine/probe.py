@@ -1,13 +1,13 @@
-"""Probe which layouts a model allows: run a few sequences in each, and trust only a layout that agrees.
+"""Probe which layouts a model supports: run a few sequences in each and use the first that gives the right numbers.
 
-A model is defined by its eager attention, which is also what llm-foundry loads. If the implementation that it was
-loaded with gives other numbers, as transformers' sdpa does for Gemma 2, whose cap on attention scores it leaves out,
-evaluation uses eager attention or our own.
+A model is defined by its eager attention, which is also what llm-foundry loads. If the implementation it was loaded
+with differs, as transformers' sdpa does for Gemma 2, where it ignores the cap on attention scores, evaluation uses
+eager attention or the engine's own.
 
-Some models accept tree masks, positions or windows silently and give wrong numbers. So scoring is measured against
-padded rows and generation against whole sequences without a cache, which every model can run, and the first layout
-that agrees is used. A model whose numbers hardly depend on the context, as some do at their first step, would agree
-whatever it does: it scores in padded rows for now, and is probed again at the next evaluation.
+Some models silently accept masks, positions or windows that they do not support and return wrong numbers. So scoring is
+compared with padded rows, and generation with whole sequences without a cache, both of which work with every model. A
+model whose outputs hardly depend on the context, as at the first training steps, would agree in any layout: it is
+scored in padded rows and probed again at the next evaluation.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ NAMES = {
 NOT_FINITE = "probe: the model's numbers are not finite"
 CANNOT = (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError, AssertionError)
 
-TOLERANCE = 1e-4  # nats, where the model computes in float32: between summed log-probabilities, and between logits
-HALF_TOLERANCE = 2  # roundings of the largest logit, where it computes in less: between summed log-probabilities
-HALF_TOLERANCE_OF_LOGITS = 8  # the same between logits of generations
-LEAST_CONTRAST = 3  # times the tolerance: what other contexts must change
-MAX_EAGER_SCORES = 1 << 27  # attention scores of a layer that eager attention may hold at once for the check
+TOLERANCE = 1e-4  # in float32, of summed log-probabilities in nats and of logits
+HALF_TOLERANCE = 2  # in half precision, of summed log-probabilities, in rounding errors of the largest logit
+HALF_TOLERANCE_OF_LOGITS = 8  # the same for logits of generations
+LEAST_CONTRAST = 3  # least change of the outputs with other contexts, in tolerances
+MAX_EAGER_SCORES = 1 << 27  # attention scores per layer that eager attention may hold at once
 
-NUM_SHARED = 8  # tokens that the probe's contexts begin with
-MAX_SHORT = 128  # tokens of a request's short rows together
+NUM_SHARED = 8  # tokens of the prefix that the probe's contexts share
+MAX_SHORT = 128  # tokens per request of short rows
 
-LENGTHS = (14, 3, 11, 3, 20, 1)  # tokens of the prompts; the second and the fourth end with the same
+LENGTHS = (14, 3, 11, 3, 20, 1)  # of the prompts in tokens; the second and the fourth end with the same token
 NEW_TOKENS = (4, 6, 2, 5, 7, 3)
-LONG_NEW_TOKENS = 3  # so that most of its logits are those of steps
+LONG_NEW_TOKENS = 3  # after the long prompt, so that most of its logits come from decoding steps
 NUM_SLOTS = 3
 
 Steps = dict[ItemKey, dict[int, npt.NDArray[np.float32]]]  # logits by request and step
@@ -72,7 +72,7 @@ Steps = dict[ItemKey, dict[int, npt.NDArray[np.float32]]]  # logits by request a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """The layout to run a model with, and why. It holds for later weights as well if it is `certain`."""
+    """The layout to run a model with, and the reason. If `certain`, it also holds for later weights."""
 
     layout: str
     reason: str
@@ -83,10 +83,10 @@ class Probe:
 
 
 def probe(language_model: CausalLanguageModel, *, vocabulary: int, longest: int) -> Probe:
-    """Return the layout for scoring, with the same forwards on every rank; the model learns from its first forward.
+    """Return the layout for scoring. Every rank makes the same forwards; the first sets the model's `dtype` and `tail`.
 
-    `vocabulary` counts the tokens that may occur, `longest` the tokens of the longest row to come: one row is as long,
-    so that shorter attention windows show.
+    `vocabulary` is the number of tokens to draw from, `longest` the length of the longest row to be scored: one row of
+    the probe is as long, to reveal shorter attention windows.
     """
     check_attention(language_model, vocabulary=vocabulary, longest=longest)
     short, long = rows_to_score(vocabulary, longest, language_model.hidden_token_id)
@@ -118,10 +118,10 @@ def probe(language_model: CausalLanguageModel, *, vocabulary: int, longest: int)
 
 
 def probe_generation(generator: TextGenerator, *, vocabulary: int, longest: int) -> Probe:
-    """Return the layout for generation, with the same forwards on every rank.
+    """Return the layout for generation. Every rank makes the same forwards.
 
-    Logits of every step are compared, of prompts of different lengths that enter and leave while others are decoded,
-    and of one as long as can be, so that windows show. `vocabulary` and `longest` are as for `probe`.
+    The logits of every step are compared, for prompts of different lengths that enter and leave while others are
+    decoded and for one of the greatest length. `vocabulary` and `longest` are as for `probe`.
     """
     check_attention(generator.language_model, vocabulary=vocabulary, longest=longest)
     batch = batch_to_generate(vocabulary, longest, generator.language_model.hidden_token_id)
@@ -142,7 +142,7 @@ def probe_generation(generator: TextGenerator, *, vocabulary: int, longest: int)
 def first_that_agrees(
     layouts: Sequence[str], difference: Callable[[str], float], tolerance: float, *, what: str, unit: str = ''
 ) -> Probe:
-    """Return the first layout whose `difference` is within the tolerance; the last, which needs no test, if none is."""
+    """Return the first layout whose `difference` is within the tolerance, else the last, which needs no test."""
     failures: list[str] = []
     for layout in layouts[:-1]:
         try:
@@ -161,11 +161,11 @@ def first_that_agrees(
 
 
 def check_attention(language_model: CausalLanguageModel, *, vocabulary: int, longest: int) -> None:
-    """Compare the model's attention with its eager one in padded rows; make it use eager if they differ.
+    """Compare the model's attention with its eager attention in padded rows; use eager if they differ.
 
-    In half precision the median row must agree within the tolerance, as rounding may send a token to other experts.
-    There, and in weights that are hardly trained, a cap that is left out might not show, so that it counts by itself.
-    Long rows are shortened to what eager attention has memory for.
+    In half precision only the median row must agree, as rounding may route a token to other experts. An ignored cap on
+    attention scores always counts as a difference: with hardly trained weights it might not show. Long rows are
+    shortened to what eager attention has memory for.
     """
     model = language_model.model
     changes = eager_changes(model)
@@ -192,18 +192,18 @@ def check_attention(language_model: CausalLanguageModel, *, vocabulary: int, lon
 
 
 def use_eager_attention(language_model: CausalLanguageModel, reason: str) -> None:
-    """Use eager attention where the model's own is used from now on; log the reason once."""
+    """Run the model's own attention as eager from now on; log the reason once."""
     if not language_model.eager:
         language_model.eager = eager_changes(language_model.model)
         log.warning('attention: %s; evaluation follows eager attention', reason)
 
 
 def eager_changes(model: torch.nn.Module) -> list[Change]:
-    """Return what makes a model use eager attention; empty if it does already, or if it cannot be switched.
+    """Return the changes that switch a model to eager attention; empty if it uses it already or cannot be switched.
 
-    transformers 4.51 to 4.53 select the implementation in three ways: by configuration at every call, by flags that
-    attention modules take from the configuration when they are constructed, and by the class of these modules. All are
-    replaced together, as each family's masks are made for one implementation.
+    transformers 4.51 to 4.53 select the implementation in three ways: by the configuration at every call, by flags that
+    attention modules copy from the configuration when constructed, and by the class of these modules. All three change
+    together, as a family's masks are built for one implementation.
     """
     configs: dict[int, Any] = {}
     by_class: list[Change] = []
@@ -228,12 +228,12 @@ def implementation_of(config: Any) -> str | None:
     """Return the attention implementation that a configuration names, `None` if it names none."""
     try:
         return getattr(config, '_attn_implementation', None)
-    except KeyError:  # of the configuration of rotary embeddings in llm-foundry 0.22, which refuses unknown keys
+    except KeyError:  # raised by llm-foundry 0.22's configuration of rotary embeddings for unknown keys
         return None
 
 
 def eager_class(module: torch.nn.Module) -> type[torch.nn.Module] | None:
-    """Return the eager class of an attention module of another class, by the table in its module of transformers."""
+    """Return the eager variant of an attention module's class, from transformers' `*_ATTENTION_CLASSES` table."""
     for name, table in vars(sys.modules[type(module).__module__]).items():
         if name.endswith('ATTENTION_CLASSES') and EAGER in table:
             found: type[torch.nn.Module] = table[EAGER]
@@ -242,19 +242,19 @@ def eager_class(module: torch.nn.Module) -> type[torch.nn.Module] | None:
 
 
 def learn(language_model: CausalLanguageModel, request: ScoreRequest) -> tuple[float, float]:
-    """Let the model learn from a single row; return its largest logit and the relative rounding of its precision."""
+    """Call `learn` with a single row; return the largest logit and the relative rounding error of the precision."""
     single = replace(request, contexts=request.contexts[:1], continuations=request.continuations[:1])
     return language_model.learn([single])
 
 
 def draw(rng: np.random.Generator, count: int, vocabulary: int, hidden: int | None) -> Ids:
-    """Return random tokens, none of them hidden."""
+    """Return random tokens other than the hidden one."""
     tokens = rng.integers(0, vocabulary, size=count, dtype=np.int32)
     return np.where(tokens == hidden, (tokens + 1) % vocabulary, tokens).astype(np.int32)
 
 
 def rows_to_score(vocabulary: int, longest: int, hidden: int | None) -> tuple[list[ScoreRequest], list[ScoreRequest]]:
-    """Return requests of eleven short rows in three trees, and of one as long as can be; the same each time."""
+    """Return requests of eleven short rows in three trees, and one of the greatest length; always the same."""
     rng = np.random.default_rng(0)
 
     def tokens(count: int) -> Ids:
@@ -275,7 +275,7 @@ def rows_to_score(vocabulary: int, longest: int, hidden: int | None) -> tuple[li
 
 
 def with_other_contexts(requests: Sequence[ScoreRequest], vocabulary: int) -> list[ScoreRequest]:
-    """Return the same choices after contexts of the same length in which all tokens but the last differ."""
+    """Return the same choices after contexts that differ in all tokens but the last."""
     others = []
     for request in requests:
         context = request.contexts[0]
@@ -285,7 +285,7 @@ def with_other_contexts(requests: Sequence[ScoreRequest], vocabulary: int) -> li
 
 
 def trial_batches(requests: Sequence[ScoreRequest]) -> Iterator[list[Batch]]:
-    """Yield batches of a token stream: in the planner's trees, in one tree, and after a cached prefix."""
+    """Yield batches in the stream layout: in the planner's trees, in one tree, and after a cached prefix."""
     num_tokens = sum(len(ids) for request in requests for ids in (*request.contexts, *request.continuations))
     yield plan(requests, tokens_per_batch=num_tokens)
     tree = Tree(requests=tuple(requests), num_tokens=count_prefixes(requests))
@@ -298,7 +298,7 @@ def trial_batches(requests: Sequence[ScoreRequest]) -> Iterator[list[Batch]]:
 
 
 def sums(language_model: CausalLanguageModel, batches: Sequence[Batch], rope_length: int) -> Floats:
-    """Return the summed log-probability of each row, in the order of the requests, with the frequencies of a length."""
+    """Return the summed log-probability of each row, in the order of the requests, all with the same `rope_length`."""
     alike = [replace(batch, rope_length=rope_length + 1) for batch in batches]  # no row is longer
     outputs = {output.key: output for batch in alike for output in language_model.run(batch)}
     language_model.forget()
@@ -306,7 +306,7 @@ def sums(language_model: CausalLanguageModel, batches: Sequence[Batch], rope_len
 
 
 def batch_to_generate(vocabulary: int, longest: int, hidden: int | None = None) -> ContinuousBatch:
-    """Return a few short prompts, two of them equal, and a long one, the same each time."""
+    """Return a few short prompts, two of them equal, and a long one; always the same."""
     rng = np.random.default_rng(0)
     shapes = [*zip(LENGTHS, NEW_TOKENS, strict=True), (longest - LONG_NEW_TOKENS, LONG_NEW_TOKENS)]
     requests: list[GenerateRequest] = []
@@ -328,7 +328,7 @@ def batch_to_generate(vocabulary: int, longest: int, hidden: int | None = None) 
 
 
 def logits_of(generator: TextGenerator, layout: str, batch: ContinuousBatch, vocabulary: int) -> Steps:
-    """Return the logits after each token of a batch's generations in a layout; the tokens are the same in each."""
+    """Return the logits after each token of a batch's generations in a layout; every layout gets the same tokens."""
     found: Steps = {}
 
     def choose(slots: Sequence[Slot], logits: torch.Tensor) -> list[int]:
@@ -345,14 +345,14 @@ def logits_of(generator: TextGenerator, layout: str, batch: ContinuousBatch, voc
 
 
 def largest_of(steps: Steps) -> float:
-    """Return the largest logit, NaN if one is."""
+    """Return the largest absolute logit, NaN if any is NaN."""
     return float(np.max([np.abs(logits).max() for of_request in steps.values() for logits in of_request.values()]))
 
 
 def furthest(expected: Steps, found: Steps, rounding: float) -> float:
-    """Return the largest difference of logits, NaN if one of those found is.
+    """Return the largest difference of logits, NaN if any in `found` is NaN.
 
-    In half precision the largest of the generations' medians: rounding may send single tokens to other experts.
+    In half precision it is the largest median of a generation, as rounding may route single tokens to other experts.
     """
     if not np.isfinite(largest_of(found)):
         return np.nan

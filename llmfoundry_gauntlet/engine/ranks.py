@@ -1,4 +1,4 @@
-"""Share out planned work to ranks, and estimate it. Pure, and free of torch."""
+"""Assign planned batches to ranks and estimate their work. Pure; imports no torch."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from llmfoundry_gauntlet.engine.plan import (
 from llmfoundry_gauntlet.engine.trees import Tree, count_prefixes
 from llmfoundry_gauntlet.types import Generation
 
-SHARES = 16  # of a rank's work: batches after one prefix that are more are shared out
+SHARES = 16  # batches after one prefix are split over ranks beyond 1 / 16 of a rank's work
 
 
 def assign(batches: Sequence[Batch], *, num_ranks: int) -> list[list[Batch]]:
-    """Return the forwards of each rank: about the same work, equally many, and similar ones at the same step.
+    """Return the batches of each rank: about equal work, equally many, and similar ones at the same step.
 
-    Composer has all ranks wait for each other after every batch, so a step takes as long as its costliest batch. Ranks
-    go from round to round together, the round with the costliest batch first; in each, the rank that has had least
-    gets the unit that costs most. What a rank repeats, so that all take part in every collective, is the same by key.
+    In Composer all ranks wait for each other after every batch, so a step takes as long as its costliest batch. The
+    work is divided into rounds, the one with the costliest batch first; in each round the least loaded rank gets the
+    costliest unit. Filler batches keep the number equal; their results have the same item keys and count once.
     """
     if num_ranks < 1:
         raise ValueError(f'num_ranks is {num_ranks}; allowed: 1 or more')
@@ -46,7 +46,7 @@ def assign(batches: Sequence[Batch], *, num_ranks: int) -> list[list[Batch]]:
 
 
 def units_of(batches: Sequence[Batch], share: float) -> list[list[Batch]]:
-    """Return batches that a rank runs one after the other: single ones, or some after the same prefix, run first."""
+    """Return units of batches that a rank runs in sequence: single batches, or a prefix and batches that follow it."""
     units: list[list[Batch]] = []
     for batch in batches:
         if batch.prefix is None:
@@ -59,17 +59,17 @@ def units_of(batches: Sequence[Batch], share: float) -> list[list[Batch]]:
 
 
 def rounds_of(units: Sequence[list[Batch]], num_ranks: int) -> list[list[list[Batch]]]:
-    """Return rounds with a unit for every rank, all of a round with as many forwards, and as similar as can be.
+    """Return rounds with one unit per rank, equal in forwards within a round and similar in cost.
 
-    A shorter unit gets single batches that cost about as much as those of the others at that step, while there are any.
-    Then it runs its prefix again; a rank without any unit runs the cheapest forward of all.
+    A shorter unit is extended with single batches of about the same cost as those of the other ranks at that step and,
+    once there are none left, with repetitions of its prefix. A rank without a unit repeats the cheapest batch.
     """
     if not units:
         return []
     filler = min((unit[0] for unit in units), key=lambda batch: batch.cost)
     single = sorted((unit[0] for unit in units if unit[0].prefix is None), key=lambda batch: batch.cost)
     cached = [unit for unit in units if unit[0].prefix is not None]
-    cached.sort(key=lambda unit: (-len(unit), -unit[-1].cost))  # one of few batches is full but for the last
+    cached.sort(key=lambda unit: (-len(unit), -unit[-1].cost))  # all batches of a unit but the last are full
     rounds = []
     for start in range(0, len(cached), num_ranks):
         mine = cached[start : start + num_ranks]
@@ -83,18 +83,18 @@ def rounds_of(units: Sequence[list[Batch]], num_ranks: int) -> list[list[list[Ba
 
 
 def lengthened(unit: Sequence[Batch], pattern: Sequence[Batch], single: list[Batch]) -> list[Batch]:
-    """Return the unit with as many forwards as `pattern`, by further ones before its last, taken out of `single`."""
+    """Return the unit with as many forwards as `pattern`, extended before its last with batches taken from `single`."""
     further = [closest(single, batch.cost, unit[0]) for batch in pattern[len(unit) - 1 : -1]]
     return [*unit[:-1], *further, unit[-1]]
 
 
 def closest(single: list[Batch], cost: float, otherwise: Batch) -> Batch:
-    """Take the costliest batch of at most this cost, or the cheapest; `otherwise` if there is none."""
+    """Remove and return the costliest batch of at most this cost, else the cheapest; `otherwise` if there is none."""
     return single.pop(max(0, bisect_right(single, cost, key=lambda batch: batch.cost) - 1)) if single else otherwise
 
 
 def prefix_batch(batch: Batch) -> Batch:
-    """Return the batch that runs the prefix of another, to be cached for those after it."""
+    """Return the batch that runs and caches the prefix of another."""
     length = 0 if batch.prefix is None else len(batch.prefix)
     cost = length + pairs(length, length) / PAIRS_PER_TOKEN
     return replace(batch, trees=(), num_tokens=length, cost=cost)
@@ -106,7 +106,7 @@ def cost_of(unit: Sequence[Batch]) -> float:
 
 
 def assign_continuous_batches(batches: Sequence[ContinuousBatch], *, num_ranks: int) -> list[list[ContinuousBatch]]:
-    """Return the continuous batches of each rank, by cost, the costliest first; empty ones make numbers equal."""
+    """Return the continuous batches of each rank, balanced by cost, the costliest first; padded with empty ones."""
     loads = [(0.0, rank) for rank in range(num_ranks)]
     ranks: list[list[ContinuousBatch]] = [[] for _ in range(num_ranks)]
     for batch in sorted(batches, key=lambda batch: -batch.cost):
@@ -122,8 +122,8 @@ def assign_continuous_batches(batches: Sequence[ContinuousBatch], *, num_ranks: 
 class TaskEstimate:
     """The work of one task.
 
-    `num_tokens` are those of contexts, choices and prompts, each distinct prefix once, as the model is given them; a
-    prefix of several tasks counts for the first of them. `reply_tokens` are the most that can be generated.
+    `num_tokens` are the model's input tokens for contexts, choices and prompts, each distinct prefix once; a prefix of
+    several tasks counts for the first. `generation_tokens` are the most that can be generated.
     """
 
     task: str
@@ -136,10 +136,10 @@ class TaskEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """The estimated cost of an evaluation. Its `seconds` by part add up to those of the tasks.
+    """The estimated cost of an evaluation. The `seconds` by part add up to those of the tasks.
 
-    `preparing_seconds` is what reading data and loading the model took; a real run spends it as well, before the
-    evaluation. `notes` say how the rest was estimated.
+    `preparing_seconds` is the measured time to read data and load the model, which a real run also needs. `notes` say
+    how the rest was estimated.
     """
 
     tasks: tuple[TaskEstimate, ...]
@@ -155,7 +155,7 @@ class Estimate:
 
 
 def scored_tokens(batches: Sequence[Batch]) -> Counter[str]:
-    """Return the tokens that the model is given to score, by task; a cached prefix counts once."""
+    """Return the input tokens of scoring by task; a cached prefix counts once."""
     found: Counter[str] = Counter()
     prefix = None
     for batch in batches:
@@ -168,7 +168,7 @@ def scored_tokens(batches: Sequence[Batch]) -> Counter[str]:
 
 
 def tokens_of_batch(batch: Batch) -> Iterator[tuple[str, int]]:
-    """Yield the tokens of a batch by task, in parts; they add up to its own."""
+    """Yield the tokens of a batch by task, in parts that add up to `num_tokens`."""
     if batch.layout == PADDED_ROWS:
         width = max(tree.num_tokens for tree in batch.trees)
         for request in batch.requests:
@@ -179,7 +179,7 @@ def tokens_of_batch(batch: Batch) -> Iterator[tuple[str, int]]:
 
 
 def tokens_of_tree(tree: Tree) -> Iterator[tuple[str, int]]:
-    """Yield the tokens of a tree by task: what is added to those of the requests before."""
+    """Yield the tokens of a tree by task: those that it adds to the requests before it."""
     parts = [(task, len(list(requests))) for task, requests in groupby(tree.requests, lambda request: request.key.task)]
     rest = tree.num_tokens
     for place in range(len(parts) - 1, 0, -1):
@@ -192,7 +192,7 @@ def tokens_of_tree(tree: Tree) -> Iterator[tuple[str, int]]:
 
 
 def prompt_tokens(batches: Sequence[ContinuousBatch]) -> Counter[str]:
-    """Return the tokens of the prompts to generate for, by task; equal prompts of a batch count once."""
+    """Return the prompt tokens of generation by task; equal prompts of a batch count once."""
     found: Counter[str] = Counter()
     for batch in batches:
         prompts = {request.context.tobytes(): request for request in reversed(batch.requests)}
@@ -202,9 +202,9 @@ def prompt_tokens(batches: Sequence[ContinuousBatch]) -> Counter[str]:
 
 
 def expected_tokens(generations: Sequence[Generation], most: int) -> float:
-    """Return the expected length of a generation of at most `most` tokens, as likely to end at each token as these.
+    """Return the expected length of a generation of at most `most` tokens, from the rate at which `generations` end.
 
-    Truncated ones count only as not having ended so far.
+    The rate is ends per token, so that truncated generations only count as not having ended yet.
     """
     num_ended = sum(not generation.is_truncated for generation in generations)
     num_tokens = sum(generation.num_tokens or 0 for generation in generations)

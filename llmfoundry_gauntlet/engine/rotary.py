@@ -1,7 +1,7 @@
 """Rotary embeddings whose frequencies depend on a length: longrope and dynamic NTK. Imports no torch.
 
-transformers 4.51 to 4.53 take the longest row of a forward, and dynamic NTK then keeps the longest that it has seen. So
-that no score depends on what else is run, each forward is given the length that decides.
+transformers 4.51 to 4.53 use the longest row of a forward, and dynamic NTK keeps the longest seen so far. So that no
+score depends on other items, each forward is told which length to use.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Asked = TypeVar('Asked', ScoreRequest, GenerateRequest)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RotaryLengths:
-    """The rule of a model whose rotary frequencies depend on a length.
+    """How a model's rotary frequencies depend on a length.
 
-    Up to `base` tokens all rows have the same frequencies. Beyond, they are those of each length if the model
-    `scales_by_length` (dynamic NTK), else one further set (longrope). `padded_to` has, by task, the length to which
-    rows count as padded, as llm-foundry pads scored rows.
+    Up to `base` tokens all rows have the same frequencies. Beyond, each length has its own if the model
+    `scales_by_length` (dynamic NTK), else all share a second set (longrope). `padded_to` is, by task, the length to
+    which llm-foundry pads scored rows.
     """
 
     base: int
@@ -31,9 +31,9 @@ class RotaryLengths:
     padded_to: Mapping[str, int] = field(default_factory=dict)
 
     def of(self, request: ScoreRequest | GenerateRequest) -> int:
-        """Return the length that decides for all rows of a request, the same for all that have equal frequencies.
+        """Return the length that sets the frequencies of a request, equal for requests with equal frequencies.
 
-        That is its longest row: a context and all of its continuation, or a prompt and as many tokens as it may get.
+        It is that of the longest row: a context with its whole continuation, or a prompt with its longest generation.
         """
         if isinstance(request, GenerateRequest):
             length = request.length
@@ -45,7 +45,7 @@ class RotaryLengths:
         return length if self.scales_by_length else self.base + 1
 
     def groups(self, requests: Iterable[Asked]) -> list[tuple[int, list[Asked]]]:
-        """Return the requests of equal frequencies together, with the length that decides, the longest first."""
+        """Group requests with equal frequencies, each group with its length, the longest first."""
         found: dict[int, list[Asked]] = {}
         for request in requests:
             found.setdefault(self.of(request), []).append(request)
@@ -54,7 +54,7 @@ class RotaryLengths:
 
 @contextmanager
 def rotary_length(model: Any, length: int) -> Iterator[None]:
-    """Have rotary embeddings act as in a forward whose longest row has this length; then restore them."""
+    """Make rotary embeddings act as in a forward whose longest row has this length, until the context ends."""
     modules = [module for module in model.modules() if is_rotary(module)]
     before = [(dict(module.__dict__), dict(module._buffers)) for module in modules]
     try:
@@ -71,12 +71,12 @@ def rotary_length(model: Any, length: int) -> Iterator[None]:
 
 
 def is_rotary(module: Any) -> bool:
-    """Return whether a module makes rotary embeddings of positions."""
+    """Return whether a module computes rotary embeddings."""
     return hasattr(module, 'inv_freq') and 'position_ids' in inspect.signature(module.forward).parameters
 
 
 def reset_length(module: Any) -> None:
-    """Undo what dynamic NTK keeps of longer rows: it only resets itself at shorter rows."""
+    """Reset dynamic NTK to its original length, which it does by itself only for shorter rows."""
     original = getattr(module, 'original_max_seq_len', None)
     if original is not None and module.max_seq_len_cached > original:
         module.inv_freq = module.original_inv_freq.to(module.inv_freq.device)
@@ -84,7 +84,7 @@ def reset_length(module: Any) -> None:
 
 
 def at_length(forward: Callable[[Any, Any], tuple[Any, Any]], length: int) -> Callable[[Any, Any], tuple[Any, Any]]:
-    """Return a rotary embedding's forward that sees one more position, the last of this length."""
+    """Return a rotary embedding's forward with one more position, the last of a row of this length."""
 
     def longer(x: Any, position_ids: Any) -> tuple[Any, Any]:
         extended = position_ids.new_full((*position_ids.shape[:-1], position_ids.shape[-1] + 1), length - 1)

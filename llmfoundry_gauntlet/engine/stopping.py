@@ -1,4 +1,4 @@
-"""Decide where a generation ends: its tokens, its text as far as it is known, its stop rule. Free of torch."""
+"""Track generations token by token and detect where they end. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 from llmfoundry_gauntlet.scoring.text import stop_position
 from llmfoundry_gauntlet.types import GenerateRequest, Generation
 
-UNFINISHED = '\ufffd'  # what a tokenizer makes of a part of a character
-LONGEST_CHARACTER = 4  # bytes, and so tokens at most
+UNFINISHED = '\ufffd'  # decoded from an incomplete UTF-8 character
+LONGEST_CHARACTER = 4  # bytes in UTF-8, and so tokens at most
 
 
 class GenerationDecoder:
-    """Decode generations with a tokenizer. `end_ids` end a generation; special ones are left out of its text.
+    """Decode generations with a tokenizer. The tokens `end_ids` end a generation; special tokens are not in its text.
 
-    If a tokenizer drops a text's leading space, a generation gets one, as in Composer 0.32
-    (`models/huggingface.py:eval_forward`): a delimiter that begins with a space may be at its start.
+    If the tokenizer drops a leading space, one is prepended, as in Composer 0.32
+    (`models/huggingface.py:eval_forward`): a generation may start with a delimiter that begins with a space.
     """
 
     def __init__(self, tokenizer: Any, end_ids: Collection[int] = ()) -> None:
@@ -26,14 +26,14 @@ class GenerationDecoder:
         self.before = '' if keeps_space else ' '
 
     def text(self, ids: list[int], *, verbatim: bool = False, restores_space: bool = True) -> str:
-        """Return the text of a whole generation, its spaces cleaned up as the tokenizer does, unless `verbatim`."""
+        """Return the text of a whole generation, with the tokenizer's clean-up of spaces unless `verbatim`."""
         options = {'clean_up_tokenization_spaces': False} if verbatim else {}
         before = self.before if restores_space else ''
         decoded: str = self.tokenizer.decode(ids, skip_special_tokens=True, **options)
         return before + decoded
 
     def piece(self, ids: list[int]) -> str:
-        """Return the text of some tokens, with no spaces cleaned up."""
+        """Return the text of some tokens without clean-up of spaces."""
         decoded: str = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return decoded
 
@@ -41,8 +41,8 @@ class GenerationDecoder:
 class OngoingGeneration:
     """The generation for one request, token by token.
 
-    Text is decoded a few tokens at a time, each time with the token before, whose text tells how a tokenizer joins
-    them; a stop that this finds is looked for again in the whole text, which is decoded at the end.
+    Text is decoded incrementally, a few tokens at a time together with the previous one, as tokenizers join tokens by
+    context. A stop found this way is confirmed in the decoded text of the whole generation.
     """
 
     def __init__(self, request: GenerateRequest, decoder: GenerationDecoder) -> None:
@@ -59,7 +59,7 @@ class OngoingGeneration:
         self._start = self._read = 0  # tokens [_start, _read) are decoded with those that follow
 
     def add(self, token: int) -> None:
-        """Take the next token."""
+        """Append the next token."""
         self.ids.append(token)
         if token in self.decoder.end_ids or (self._watches and self._stops()):
             self.is_done = True
@@ -72,7 +72,7 @@ class OngoingGeneration:
         self.is_done = True
 
     def result(self) -> Generation:
-        """Return what was generated."""
+        """Return the generation."""
         return Generation(
             key=self.request.key,
             text=self._text() if self.ids else '',
@@ -85,7 +85,7 @@ class OngoingGeneration:
         """Return whether the latest token completes a stop."""
         before = self.decoder.piece(self.ids[self._start : self._read]) if self._read else ''
         piece = self.decoder.piece(self.ids[self._start :])[len(before) :]
-        if not piece:  # a special token, or a space that a text's first word loses
+        if not piece:  # a special token, or a leading space that the tokenizer drops
             self._read = len(self.ids)
             return False
         rule, known, text = self.request.stops, len(self._known), self._known + piece
@@ -102,9 +102,9 @@ class OngoingGeneration:
 
 
 def end_ids(tokenizer: Any, model: Any, *, reference: bool) -> set[int]:
-    """Return the tokens that end a generation: the tokenizer's eos, and those of the model's generation settings.
+    """Return the tokens that end a generation: the tokenizer's eos and those of the model's generation config.
 
-    With `reference` only the tokenizer's, as llm-foundry passes to transformers.
+    With `reference` only the tokenizer's eos, which llm-foundry passes to transformers.
     """
     ends = {tokenizer.eos_token_id}
     if not reference:

@@ -1,14 +1,13 @@
-"""Attention inside the trees of a token stream.
+"""Attention within the trees of a token stream.
 
-A call of attention takes neighbouring tokens of a tree as queries, and as keys their ancestors and themselves, with a
-mask unless these are a chain. How many tokens a call takes is a balance: what is computed under a mask for nothing
-against the cost of a call. Nothing is computed across trees but small ones. All tokens of the stream see a cached
-prefix. Sliding windows count by depth in the tree. Caps on attention scores are always applied, as a model's eager
-attention does.
+An attention call takes adjacent tokens of a tree as queries, and their ancestors and themselves as keys, with a mask
+unless they form a chain. The number of tokens per call balances work wasted under masks against the overhead of calls.
+Attention never crosses trees, except that small trees share a call under a mask. All tokens of the stream attend to a
+cached prefix. Sliding windows are measured by depth in the tree. Caps on attention scores are always applied, as in a
+model's eager attention.
 
-On a GPU in half precision each tree's first path from the root, which is a chain, goes with all others through one call
-of flash-attn's kernel for sequences of many lengths, where that library is installed. Otherwise each has a call of
-torch's own, which is a flash kernel there as well.
+On a GPU in half precision, if flash-attn is installed, the chains of all trees (each tree's first path from the root)
+run in one call of its variable-length kernel. Otherwise each chain is a call of torch's own flash kernel.
 """
 
 from __future__ import annotations
@@ -24,24 +23,24 @@ from transformers.utils import is_flash_attn_2_available
 from llmfoundry_gauntlet.engine.attention import KeyBias, torch_attention
 from llmfoundry_gauntlet.engine.trees import Stream
 
-MAX_QUERIES = 512  # under one mask
-PIECE = 64  # tokens between places where a path may be cut
-CALL = {'cpu': 6000, 'cuda': 250_000}  # the cost of a call, in pairs of a query and a key
-CUTS_CHAINS = {'cpu': True, 'cuda': False}  # where flash kernels leave out what a chain does not see
-COPY = 6  # the same of a key, which is copied
-BLOCK = {'cpu': 1, 'cuda': 512}  # neighbouring trees up to this many tokens share a call: a GPU is bound by launches
+MAX_QUERIES = 512  # per mask
+PIECE = 64  # tokens between possible cuts of a path
+CALL = {'cpu': 6000, 'cuda': 250_000}  # the overhead of a call, in query-key pairs
+CUTS_CHAINS = {'cpu': True, 'cuda': False}  # on a GPU flash kernels skip the masked half of a chain
+COPY = 6  # the cost of copying a key, in query-key pairs
+BLOCK = {'cpu': 1, 'cuda': 512}  # adjacent trees of up to this many tokens share a call: launches dominate on a GPU
 
 MAX_FLASH_WIDTH = 256  # of a head
-BIAS_COLUMNS = 8  # three hold a bias, as half precision has too few digits for one
+BIAS_COLUMNS = 8  # three hold a bias in parts, as half precision has too few digits for it
 
 KeyValue = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Span:
-    """Queries `start` to `stop`, and the keys that they see at most: tokens of the stream, the cached prefix before it.
+    """Queries `start` to `stop` of one attention call and its keys, numbered from the start of the cached prefix.
 
-    Keys are a tensor of their places if they are not neighbours. A chain sees itself causally and needs no mask.
+    `keys` is a tensor of indices if they are not contiguous. A chain is plainly causal and needs no mask.
     """
 
     start: int
@@ -50,7 +49,7 @@ class Span:
     chain: bool
 
     def of(self, part: torch.Tensor, dim: int) -> torch.Tensor:
-        """Return the entries of the keys from a tensor with an entry for each token."""
+        """Select the entries of the keys from a tensor with an entry per token."""
         if isinstance(self.keys, slice):
             return part.narrow(dim, self.keys.start, self.keys.stop - self.keys.start)
         return part.index_select(dim, self.keys)
@@ -58,9 +57,9 @@ class Span:
 
 @dataclass(slots=True, eq=False)
 class TreeLayout:
-    """A stream on the model's device. Of a cached prefix, `prefix` holds keys and values by layer.
+    """A stream on the model's device. `prefix` holds the keys and values of a cached prefix by layer.
 
-    With `is_cached` the keys and values of the stream itself are put into `prefix`.
+    With `is_cached` the keys and values of the stream itself are stored in `prefix`.
     """
 
     spans: list[Span]
@@ -71,7 +70,7 @@ class TreeLayout:
     prefix: dict[int, KeyValue] = field(default_factory=dict)
     is_cached: bool = False
     key_bias: KeyBias | None = None
-    next_layer: int = 0  # counts the calls of a forward
+    next_layer: int = 0  # counts the attention calls of a forward
     masks: dict[tuple[int, int | None], torch.Tensor] = field(default_factory=dict)
     packed: tuple[torch.Tensor, torch.Tensor, int] | None = None
     bias: torch.Tensor | None = None
@@ -87,7 +86,7 @@ class TreeLayout:
         window: int | None = None,
         softcap: float | None = None,
     ) -> torch.Tensor:
-        """Return the attention of the next layer of a stream, which is one row (see `Attention`)."""
+        """Return the attention output of the next layer for a stream, which is one row (see `Attention`)."""
         layer, self.next_layer = self.next_layer, self.next_layer + 1
         width, groups = value.shape[-1], query.shape[1] // key.shape[1]
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -124,7 +123,7 @@ class TreeLayout:
         return output[..., :width]
 
     def _bias(self, key_bias: KeyBias, query: torch.Tensor) -> torch.Tensor:
-        """Return the ALiBi of all keys, float32 [heads, P + T]."""
+        """Return the ALiBi biases of all keys, float32 [heads, P + T]."""
         if self.bias is None:
             self.bias = key_bias(self.longest, query)[:, self.depths]
         return self.bias
@@ -132,9 +131,9 @@ class TreeLayout:
     def _biased(
         self, bias: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return query, key and value with further columns, in which each score gains the bias of its key.
+        """Return query, key and value with extra columns that add the key's bias to each attention score.
 
-        The constant of the query is a power of two, which all precisions hold.
+        The query's constant is a power of two, which is exact in every precision.
         """
         constant = 2.0 ** round(-math.log2(scale))
         if self.columns is None:
@@ -152,7 +151,7 @@ class TreeLayout:
         )
 
     def mask(self, index: int, window: int | None) -> torch.Tensor:
-        """Return which keys the queries of a span see, the cached prefix first. Boolean, [queries, keys]."""
+        """Return the mask of a span, boolean [queries, keys], the cached prefix first."""
         found = self.masks.get((index, window))
         if found is None:
             found = self.masks[index, window] = self._mask(self.spans[index], window)
@@ -167,7 +166,7 @@ class TreeLayout:
         return seen
 
     def chains(self) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """Return the positions of all chains' tokens, the bounds of each, and the length of the longest."""
+        """Return the positions of all tokens in chains, the chains' cumulative lengths, and the longest length."""
         if self.packed is None:
             chains = [span for span in self.spans if span.chain]
             sizes = torch.tensor([0, *(span.stop - span.start for span in chains)], dtype=torch.int32)
@@ -179,7 +178,7 @@ class TreeLayout:
 
 
 def spans_of(stream: Stream, device: torch.device) -> list[Span]:
-    """Return the calls that the attention of a stream takes."""
+    """Return the attention calls of a stream."""
     kind = device.type if device.type in CALL else 'cpu'
     spans: list[Span] = []
     bounds = stream.tree_starts.tolist()
@@ -205,7 +204,7 @@ def spans_of(stream: Stream, device: torch.device) -> list[Span]:
 
 
 def cuts_of(stream: Stream, start: int, stop: int, call: int) -> list[int]:
-    """Return where to split a tree for calls of attention: where another call costs less than a longer one."""
+    """Return where to split a tree into attention calls: where another call costs less than a longer one."""
     if start == stop:
         return [stop]
     depths = stream.depths[start:stop]
@@ -223,17 +222,17 @@ def cuts_of(stream: Stream, start: int, stop: int, call: int) -> list[int]:
 
 
 def keys_of(stream: Stream, first: int, start: int, stop: int, device: torch.device) -> slice | torch.Tensor:
-    """Return what tokens `start` to `stop` of a tree that begins at `first` see of the cached prefix and stream."""
+    """Return the keys of tokens `start` to `stop` in a tree from `first`: cached prefix, ancestors and themselves."""
     num_cached = int(stream.depths[0])
     above = first + (stream.ends[first:start] > start).nonzero()[0]
-    if len(above) == start - first and (num_cached == 0 or first == 0):  # they are neighbours
+    if len(above) == start - first and (num_cached == 0 or first == 0):  # contiguous
         return slice(first, num_cached + stop)
     places = [np.arange(num_cached), num_cached + above, np.arange(num_cached + start, num_cached + stop)]
     return torch.from_numpy(np.concatenate(places)).to(device)
 
 
 def num_in_chain(stream: Stream, start: int, stop: int) -> int:
-    """Return the tokens of a tree before its first path from the root ends."""
+    """Return the length of a tree's first path from the root."""
     depths = stream.depths[start:stop]
     breaks = (depths[1:] != depths[:-1] + 1).nonzero()[0]
     return int(breaks[0]) + 1 if len(breaks) else stop - start
@@ -247,7 +246,7 @@ def tree_layout(
     is_cached: bool = False,
     key_bias: KeyBias | None = None,
 ) -> TreeLayout:
-    """Return a stream's layout on a device, after a cached prefix if there is one, or for one to be cached."""
+    """Return a stream's layout on a device, after a cached prefix or, with `is_cached`, for one to be stored."""
     num_cached = int(stream.depths[0])
     depths = np.concatenate([np.arange(num_cached, dtype=np.int32), stream.depths])
     ends = np.concatenate([np.full(num_cached, len(depths), np.int32), num_cached + stream.ends])
@@ -264,7 +263,7 @@ def tree_layout(
 
 
 def can_pack(query: torch.Tensor) -> bool:
-    """Return whether flash-attn's kernel takes these tensors."""
+    """Return whether flash-attn is installed and supports this query."""
     fits = query.is_cuda and query.dtype in (torch.float16, torch.bfloat16) and query.shape[-1] <= MAX_FLASH_WIDTH
     return fits and is_flash_attn_2_available()
 
@@ -305,9 +304,9 @@ def dense(
     softcap: float | None,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return attention with all its scores, to which a bias is added in float32.
+    """Compute attention from an explicit matrix of scores, with an optional bias added in float32.
 
-    With `softcap` they go through `softcap * tanh(scores / softcap)` before, as in Gemma 2 (arXiv 2408.00118).
+    With `softcap` the scores first become `softcap * tanh(scores / softcap)`, as in Gemma 2 (arXiv 2408.00118).
     """
     outputs = []
     for start in range(0, queries.shape[2], MAX_QUERIES):

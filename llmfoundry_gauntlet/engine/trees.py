@@ -1,7 +1,7 @@
-"""Lay out the tokens of a batch: trees in a stream, or padded rows. Imports no torch.
+"""Lay out the tokens of a batch as a stream of trees or as padded rows. Imports no torch.
 
-A tree holds each distinct prefix of its sequences once, depth first, the deepest branch first. A token's ancestors,
-the tokens before it in its sequences, are those before it in the stream whose subtree has not ended.
+A tree holds each distinct prefix of its sequences once, in depth-first order, the deepest branch first. A token's
+ancestors, the tokens before it in its sequences, are the earlier tokens of the stream whose subtree has not ended.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from llmfoundry_gauntlet.types import Bools, Floats, Ids, Ints, ItemKey, ScoreOu
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Tree:
-    """Requests that are run as one tree. `num_tokens` counts its distinct prefixes beyond a cached prefix."""
+    """Requests that run as one tree; `num_tokens` is its number of distinct prefixes beyond a cached prefix."""
 
     requests: tuple[ScoreRequest, ...]
     num_tokens: int
 
     @property
     def longest_context(self) -> int:
-        """Return the tokens of the longest context."""
+        """Return the length of the longest context."""
         return max(len(context) for request in self.requests for context in request.contexts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Stream:
-    """Trees one after the other. T = tokens, N = scored tokens in the order of requests and continuations."""
+    """Consecutive trees. T = tokens, N = scored tokens in the order of requests and continuations."""
 
     tokens: Ids  # [T]
     depths: npt.NDArray[np.int32]  # [T]: the token's position in its sequences
     ends: npt.NDArray[np.int32]  # [T]: where the token's subtree ends
     tree_starts: Ints  # [trees + 1]
-    reads: Ints  # [N]: the token after which each scored token stands
+    reads: Ints  # [N]: the token before each scored token
     targets: Ids  # [N]: the scored tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rows:
-    """Sequences side by side. R = rows, L = longest row; reads are positions in [R * L]."""
+    """Padded sequences. R = rows, L = longest row; reads are flat positions in [R * L]."""
 
-    tokens: Ids  # [R, L], a short row is padded with its own last token
+    tokens: Ids  # [R, L], short rows padded with their own last token
     lengths: Ints  # [R]
     reads: Ints  # [N]
     targets: Ids  # [N]
@@ -74,12 +74,12 @@ def split_outputs(
 
 
 def sortable(ids: Ids) -> bytes:
-    """Return token ids as bytes, four a token, that compare token by token."""
+    """Return token ids as bytes, four per token, in an encoding that sorts token by token."""
     return ids.astype('>i4').tobytes()
 
 
 def input_row(context: Ids, continuation: Ids) -> Ids:
-    """Return the model's input: context and continuation without the last token, after which nothing is read."""
+    """Return the model's input: context and continuation without its last token, after which nothing is read."""
     return np.concatenate([context, continuation[:-1]])
 
 
@@ -89,7 +89,7 @@ def input_rows(request: ScoreRequest) -> list[Ids]:
 
 
 def context_request(context: Ids, row: int = 0) -> ScoreRequest:
-    """Return a request that runs a context and reads only its last position; the scored token means nothing."""
+    """Return a request that runs a context and reads only its last position; the scored token is arbitrary."""
     return ScoreRequest(key=ItemKey('context', row), contexts=(context,), continuations=(context[-1:],))
 
 
@@ -126,17 +126,17 @@ def lay_out_stream(trees: Sequence[Tree], num_cached: int = 0) -> Stream:
 
 
 def count_prefixes(requests: Iterable[ScoreRequest]) -> int:
-    """Return the distinct prefixes of all sequences: the fewest tokens that the requests can be run with."""
+    """Return the number of distinct prefixes of all sequences: the fewest tokens needed to run the requests."""
     return num_distinct_prefixes(sorted({sortable(row) for request in requests for row in input_rows(request)}))
 
 
 def num_distinct_prefixes(rows: Sequence[bytes]) -> int:
-    """Return the nodes of the trie of sorted rows of four bytes a token."""
+    """Return the number of nodes in the trie of sorted rows with four bytes per token."""
     return sum(len(row) // 4 for row in rows) - sum(_shared(rows))
 
 
 def num_shared(first: bytes, second: bytes) -> int:
-    """Return the length in tokens of the common prefix of two rows of four bytes a token."""
+    """Return the length in tokens of the common prefix of two rows with four bytes per token."""
     length = min(len(first), len(second))
     if first[:32] != second[:32]:  # most neighbours: cheaper than a whole comparison
         length = min(length, 32)
@@ -147,7 +147,7 @@ def num_shared(first: bytes, second: bytes) -> int:
 
 
 def _shared(rows: Sequence[bytes]) -> list[int]:
-    """Return the tokens that each row shares with the row before, 0 for the first."""
+    """Return the number of tokens that each row shares with the previous one, 0 for the first."""
     return [0, *(num_shared(before, row) for before, row in pairwise(rows))][: len(rows)]
 
 
@@ -164,7 +164,7 @@ class _StreamBuilder:
         self.targets: list[Ids] = []
 
     def add(self, requests: Sequence[ScoreRequest]) -> None:
-        """Append the tree of these requests; sequences that begin differently become separate trees."""
+        """Append the tree of these requests; sequences with different first tokens become separate trees."""
         places = []  # (sequence as bytes, first position read, number of reads)
         for request in requests:
             for context, continuation in zip(request.contexts, request.continuations, strict=True):
@@ -213,7 +213,7 @@ class _StreamBuilder:
         return sorted(pairwise(bounds), key=lambda run: -max(map(len, rows[run[0] : run[1]])))
 
     def stream(self) -> Stream:
-        """Return what was appended."""
+        """Return the stream of all appended trees."""
         lengths, firsts, ends = np.array(self.segments, dtype=np.int64).T
         starts = np.cumsum(lengths) - lengths
         within = np.arange(self.length) - np.repeat(starts, lengths)
@@ -228,7 +228,7 @@ class _StreamBuilder:
 
 
 def _positions(path: Sequence[tuple[int, int, int]], start: int, stop: int) -> Ints:
-    """Return the positions in the stream of the tokens of depths start..stop of a path."""
+    """Return the positions in the stream of a path's tokens at depths start..stop."""
     found = []
     for depth, place, length in path:
         first, last = max(start, depth), min(stop, depth + length)
