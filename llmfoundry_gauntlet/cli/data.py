@@ -27,12 +27,7 @@ from llmfoundry_gauntlet.errors import ConfigError, DataError, print_problems
 if TYPE_CHECKING:
     from llmfoundry_gauntlet.data.download import Outcome
 
-STYLES = {
-    **dict.fromkeys(('right', 'imported', 'fetched', 'right size'), 'green'),
-    **dict.fromkeys(('sample data', 'no hash'), 'yellow'),
-    **dict.fromkeys(('missing', 'there already', 'not there'), 'dim'),
-    **dict.fromkeys(('other bytes', 'failed'), 'bold red'),
-}
+STYLES = {'right size': 'green', 'not there': 'dim'}  # of states of a file; yellow for others
 PLAIN_WIDTH = 200  # of tables; a narrower terminal wraps lines, which splits no names
 STATUS_WIDTH = 15
 OFFLINE_VARIABLES = ('HF_HUB_OFFLINE', 'HF_DATASETS_OFFLINE')
@@ -306,7 +301,7 @@ def import_files(
     from llmfoundry_gauntlet.data.download import import_file, list_copies
 
     files = select_files(names or ())
-    places = list_copies(files, folder, published=True)
+    places = list_copies(files, folder)
     outcomes = (import_file(file, places[file.path], to, overwrite=overwrite) for file in files)
     statuses = print_outcomes(outcomes, files)
     if 'failed' in statuses:

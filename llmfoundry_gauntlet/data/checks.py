@@ -8,7 +8,7 @@ import re
 import zlib
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -254,8 +254,8 @@ def training_files(source: str) -> list[str]:
     return found
 
 
-def search_text(source: str, wanted: Collection[int], places: dict[int, str]) -> int:
-    """Add the first place of each wanted sequence in a training text to `places`; return the text's number of words.
+def search_text(source: str, wanted: set[int], places: dict[int, str]) -> int:
+    """Add the line at which each wanted sequence first ends in a training text to `places`; return its number of words.
 
     Files named .jsonl, .ndjson or .json hold one document per line, of which every string counts; other files are one
     document of plain text. Either may be compressed (.gz, .bz2, .xz, .zst). Raise DataError for an unreadable file.
@@ -265,8 +265,7 @@ def search_text(source: str, wanted: Collection[int], places: dict[int, str]) ->
     compression = fsspec.utils.infer_compression(source)
     is_json = source.removesuffix(Path(source).suffix if compression else '').endswith(JSON_LINES)
     num_words, number = 0, 1
-    words: list[str] = []  # the last 12 of the document, so that a sequence may span lines
-    lines: list[int] = []  # of each word
+    words: list[str] = []  # with the last 12 of the document's earlier lines, so that a sequence may span lines
     with opened(source) as raw:
         try:
             text = io.TextIOWrapper(
@@ -279,10 +278,8 @@ def search_text(source: str, wanted: Collection[int], places: dict[int, str]) ->
                 new = words_of(json_text(line, f'{source}:{number}') if is_json else line)
                 num_words += len(new)
                 words = ([] if is_json else words[1 - NUM_WORDS :]) + new
-                lines = ([] if is_json else lines[1 - NUM_WORDS :]) + [number] * len(new)
-                for start, sequence in enumerate(sequences_of(words)):
-                    if sequence in wanted:
-                        places.setdefault(sequence, f'{source}:{lines[start]}')
+                for sequence in wanted.intersection(sequences_of(words)):
+                    places.setdefault(sequence, f'{source}:{number}')
                 number += line.endswith('\n')
         except (OSError, EOFError, zlib.error, ImportError, ValueError) as error:
             raise DataError(f'{source}: cannot be read: {error}') from error

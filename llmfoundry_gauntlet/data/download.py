@@ -56,7 +56,7 @@ def find(file: DataFile, places: Sequence[str]) -> tuple[Outcome, bytes]:
 
     If none is, return the state at the first. Published parquet files are converted.
     """
-    others = []
+    first = None
     for place in places:
         content = b''
         try:
@@ -69,8 +69,8 @@ def find(file: DataFile, places: Sequence[str]) -> tuple[Outcome, bytes]:
             found = Outcome(file=file, status=OTHER, place=place, detail=error.problems[0].removeprefix(f'{place}: '))
         if found.status != OTHER:
             return found, content
-        others.append(found)
-    return (others[0] if others else Outcome(file=file, status=MISSING)), b''
+        first = first or found
+    return first or Outcome(file=file, status=MISSING), b''
 
 
 def look(file: DataFile, data_root: Path) -> Outcome:
@@ -79,11 +79,11 @@ def look(file: DataFile, data_root: Path) -> Outcome:
     return find(file, [path] if os.path.exists(path) else [])[0]
 
 
-def list_copies(files: Sequence[DataFile], url: str, *, published: bool = False) -> Mapping[str, Sequence[str]]:
+def list_copies(files: Sequence[DataFile], url: str) -> Mapping[str, Sequence[str]]:
     """Return the paths or URLs of all files with the names of these files below a folder or fsspec URL, by their path.
 
-    The shallowest are first; hidden files are left out. `published` adds the parquet files that can be converted.
-    Raise ConfigError if there is no such folder.
+    The shallowest are first, then parquet files that can be converted; hidden files are left out. Raise ConfigError if
+    there is no such folder.
     """
     if not is_remote(url) and not Path(url).is_dir():
         kind = 'is a file; give its folder' if Path(url).exists() else 'there is no such folder'
@@ -103,7 +103,7 @@ def list_copies(files: Sequence[DataFile], url: str, *, published: bool = False)
         exact = os.path.join(url, file.path)
         if not found and os.path.isfile(exact):  # below a symlink to a folder, which `find` does not follow
             found = [exact]
-        if published and file.converter is not None:
+        if file.converter is not None:
             sources = places[PurePosixPath(file.source).name]
             found += [place for place in sources if place.endswith(f'/{file.source}')]
         copies[file.path] = found

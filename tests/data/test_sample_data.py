@@ -118,14 +118,22 @@ def texts_in(value: object) -> Iterator[str]:
             yield from texts_in(part)
 
 
-def all_shingles(rows: list[dict[str, Any]]) -> set[str]:
-    return {run for text in texts_in(rows) for run in shingles(text)}
+def common_shingles(ours: list[Any], published: list[Any]) -> tuple[set[str], set[str]]:
+    """All runs in our rows, and those of them that occur in published ones."""
+    runs = {run for text in texts_in(ours) for run in shingles(text)}
+    beginnings, common = {tuple(run.split()[:3]) for run in runs}, set()
+    for text in texts_in(published):
+        words = re.findall(r'\w+', text.casefold())
+        for start, beginning in enumerate(zip(words, words[1:], words[2:], strict=False)):
+            if beginning in beginnings:
+                common.add(' '.join(words[start : start + SHINGLE_WORDS]))
+    return runs, runs & common
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', FILES)
 def test_no_eight_words_in_a_row_are_those_of_the_published_file(name: str):
-    assert not all_shingles(rows_of(name)) & all_shingles(published(name))
+    assert common_shingles(rows_of(name), published(name))[1] == set()
 
 
 def test_the_page_about_these_rows_counts_them():

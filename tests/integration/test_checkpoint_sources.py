@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import checkpoint_worker
 import object_store
 import pytest
 import tiny
@@ -21,11 +22,12 @@ from attempts import outcome
 from composer.core import Timestamp
 from composer.loggers import InMemoryLogger
 from paths import ROOT
-from watched import record
+from watched import record, start_ranks
 
 from llmfoundry_gauntlet import ConfigError, EvalGauntlet, evaluate
 
 HERE = Path(__file__).parent
+PATHS = os.pathsep.join(map(str, (HERE, HERE.parent, ROOT)))
 s3_server = object_store.s3_server
 
 
@@ -152,25 +154,20 @@ def test_fsdp_is_refused_where_composer_has_none(training: Training):
         evaluate(model, **training.settings, device='cpu', fsdp_config={'sharding_strateg': 'FULL_SHARD'})
 
 
-def launch(*words: Any, ranks: int | None = None, **environment: str) -> str:
-    """What the worker prints, alone or on several ranks."""
-    paths = os.pathsep.join(map(str, (HERE, HERE.parent, ROOT)))
-    composer = [Path(sys.executable).parent / 'composer', '-n', str(ranks)]
-    done = subprocess.run(
-        [*(composer if ranks else [sys.executable]), HERE / 'checkpoint_worker.py', *map(str, words)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': paths, **environment},
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout
+def on_two_ranks(folder: Path, *words: Any, **environment: str) -> None:
+    """Run the worker on two ranks."""
+    logs = [folder / f'rank{rank}.txt' for rank in (0, 1)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv('PYTHONPATH', PATHS)
+        ranks = start_ranks(checkpoint_worker.main, logs, *words, OMP_NUM_THREADS='1', **environment)
+    for rank, log in zip(ranks, logs, strict=True):
+        rank.join(300)
+        assert rank.exitcode == 0, log.read_text()[-3000:]
 
 
-@pytest.mark.slow
 def test_what_composer_itself_has_sharded_has_the_numbers_of_training(tmp_path: Path):
     """Two ranks train under FSDP and write a file each; one rank reads both. Each file holds a part of each weight."""
-    launch('train', tmp_path, ranks=2)
+    on_two_ranks(tmp_path, 'train', tmp_path)
     settings = {name: str(tmp_path / f'{name}.yaml') for name in ('tasks', 'gauntlet')} | {'data_root': str(tmp_path)}
     for name, batch in (('ep0-ba2', 2), ('latest-rank0.pt', 4)):
         path, out, trained = tmp_path / 'checkpoints' / name, tmp_path / 'out' / name, tmp_path / f'records/ba{batch}'
@@ -182,13 +179,12 @@ def test_what_composer_itself_has_sharded_has_the_numbers_of_training(tmp_path: 
         assert record(out)['training'] == point
 
 
-@pytest.mark.slow
 def test_one_rank_of_a_machine_downloads_for_all(training: Training, tmp_path: Path, s3_server: Any, downloads: Path):
     """Mutation: every rank downloads for itself."""
     models = [*upload(s3_server, training).items()][:3]
     for file in Path(training.settings['data_root']).glob('*.*'):
         shutil.copy(file, tmp_path)
-    launch('evaluate', tmp_path, *(s3_server.uri(name) for name, _ in models), ranks=2, TMPDIR=str(downloads))
+    on_two_ranks(tmp_path, 'evaluate', tmp_path, *(s3_server.uri(name) for name, _ in models), TMPDIR=str(downloads))
     for number, (name, own) in enumerate(models):
         check_against_training(training, tmp_path / str(number), s3_server.uri(name), own and s3_server.uri(own))
     noted = (tmp_path / 'downloads').read_text().splitlines()
@@ -217,13 +213,16 @@ def save_forms(folder: Path) -> list[Path]:
     return [folder / name for name in ('whole.pt', 'half.pt', 'sharded', 'one', 'several', 'half')]
 
 
-@pytest.mark.slow
 def test_loading_takes_little_more_memory_than_the_weights(tmp_path: Path):
     """Mutation: without releasing pages half precision takes 1.5 times as much, and single precision twice as much."""
     models = save_forms(tmp_path)
     tiny.model().save_pretrained(tmp_path / 'tiny')
     tiny.tokenizer().save_pretrained(tmp_path / 'tiny')
-    found = [json.loads(line) for line in launch('measure', tmp_path / 'tiny', *models).splitlines()]
+    command = [sys.executable, HERE / 'checkpoint_worker.py', 'measure', tmp_path / 'tiny', *models]
+    environment = {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': PATHS}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    found = [json.loads(line) for line in done.stdout.splitlines()]
     assert [entry['model'] for entry in found] == [str(model) for model in models]
     for entry in found:
         assert entry['weights'] > 150e6

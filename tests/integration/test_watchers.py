@@ -6,8 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +15,7 @@ import pytest
 import tiny
 from attempts import journal_lines, outcome
 from paths import ROOT
-from watched import options_of, record, start
+from watched import options_of, record, start, start_ranks, train_slowly, watch
 
 HERE = Path(__file__).parent
 PATIENCE = 240  # seconds, generous for a busy machine
@@ -61,24 +59,28 @@ def write_sums(folder: Path, number: int) -> None:
 
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train for eight batches with a checkpoint every other batch, each evaluated by the callback."""
+    """Train for eight batches with a checkpoint every other batch, next to two watchers that started before."""
     folder = tmp_path_factory.mktemp('trained')
     tiny.write_tasks(folder)
-    write_sums(folder, 300)
-    assert status_of(start('train', folder / 'train.log', folder, 0), folder / 'train.log') == 0
+    write_sums(folder, 150)
+    logs = [folder / 'one.log', folder / 'two.log']
+    watchers = [start(watch, log, *watch_arguments(folder)) for log in logs]
+    assert status_of(start(train_slowly, folder / 'train.log', folder, 0.2), folder / 'train.log') == 0
+    until(lambda: all_done(folder), logs[0])
+    for watcher, log in zip(watchers, logs, strict=True):
+        watcher.terminate()
+        assert status_of(watcher, log) == 143, tail_of(log)
     return folder
 
 
 @pytest.fixture
 def folder(trained: Path, tmp_path: Path) -> Path:
-    """Return a folder with the same tasks and no checkpoints yet."""
+    """Return a folder with the same tasks and checkpoints."""
     for path in trained.glob('*.*'):
         shutil.copy(path, tmp_path)
+    others = shutil.ignore_patterns('.gauntlet')
+    shutil.copytree(trained / 'checkpoints', tmp_path / 'checkpoints', symlinks=True, ignore=others)
     return tmp_path
-
-
-def copy_checkpoints(trained: Path, folder: Path) -> None:
-    shutil.copytree(trained / 'checkpoints', folder / 'checkpoints', symlinks=True, dirs_exist_ok=True)
 
 
 def watch_arguments(folder: Path, *more: Any) -> list[str]:
@@ -109,46 +111,24 @@ def assert_same_as_training(watched: Path, training: Path) -> None:
         assert point['batch'] == batch and Path(point['checkpoint']).name == f'ep0-ba{batch}-rank0.pt'
 
 
-def test_a_watcher_next_to_a_training_gives_the_results_of_the_callback(folder: Path):
-    log = folder / 'watch.log'
-    watcher = start('watch', log, *watch_arguments(folder))  # before the folder exists
-    assert status_of(start('train', folder / 'train.log', folder, 0.2), folder / 'train.log') == 0
-    until(lambda: all_done(folder), log)
-    watcher.terminate()
-    assert status_of(watcher, log) == 143, tail_of(log)
-    assert_same_as_training(folder / 'watched', folder / 'training')
-    assert 'damaged' not in log.read_text()
+def test_two_watchers_next_to_a_training_give_the_results_of_the_callback_each_checkpoint_once(trained: Path):
+    assert_same_as_training(trained / 'watched', trained / 'training')
+    logs = [(trained / name).read_text() for name in ('one.log', 'two.log')]
+    assert 'damaged' not in ''.join(logs)
+    evaluations = [[line for line in log.splitlines() if ': 314 items in ' in line] for log in logs]
+    assert sum(map(len, evaluations)) == 4 and all(evaluations)
+    owners = {claim['owner'] for claim in claims(trained).values()}
+    assert len(claims(trained)) == 4 and len(owners) == 2
 
 
-def test_two_watchers_share_the_work_and_evaluate_each_checkpoint_once(trained: Path, folder: Path):
-    logs = [folder / 'one.log', folder / 'two.log']
-    watchers = [start('watch', log, *watch_arguments(folder)) for log in logs]
-    for log in logs:
-        until(lambda log=log: 'watching' in tail_of(log), log)
-    copy_checkpoints(trained, folder)
-    until(lambda: all_done(folder), logs[0])
-    for watcher in watchers:
-        watcher.terminate()
-    assert [status_of(*pair) for pair in zip(watchers, logs, strict=True)] == [143, 143]
-    assert_same_as_training(folder / 'watched', trained / 'training')
-    owners = [int(claim['owner'].rpartition(':')[2]) for claim in claims(folder).values()]
-    assert set(owners) == {watcher.pid for watcher in watchers} and len(owners) == 4
-    evaluations = [line for log in logs for line in log.read_text().splitlines() if ': 614 items in ' in line]
-    assert len(evaluations) == 4
-
-
-@pytest.mark.parametrize(
-    ('number', 'status'),
-    [(signal.SIGKILL, -9), (signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize(('number', 'status'), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
 def test_another_watcher_resumes_the_evaluation_of_one_that_ended(
     trained: Path, folder: Path, number: int, status: int
 ):
-    """It resumes at once after SIGTERM or SIGINT, and when the claim has expired after SIGKILL."""
-    copy_checkpoints(trained, folder)
+    """It resumes at once after a signal that can be caught, and when the claim has expired after SIGKILL."""
     log, out = folder / 'first.log', folder / 'watched/ba8'
-    watcher = start('watch', log, *watch_arguments(folder, '--claim-expires', '3s'))
-    until(lambda: len(journal_lines(out)) >= 100, log)
+    watcher = start(watch, log, *watch_arguments(folder, '--claim-expires', '3s'))
+    until(lambda: len(journal_lines(out)) >= 50, log)
     os.kill(watcher.pid, number)
     assert status_of(watcher, log) == status, tail_of(log)
     is_killed = number == signal.SIGKILL
@@ -156,7 +136,7 @@ def test_another_watcher_resumes_the_evaluation_of_one_that_ended(
     assert bool(claim['expires']) == is_killed
     num_lines = len(journal_lines(out))
     log = folder / 'second.log'
-    assert status_of(start('watch', log, *watch_arguments(folder, '--once')), log) == 0, tail_of(log)
+    assert status_of(start(watch, log, *watch_arguments(folder, '--once')), log) == 0, tail_of(log)
     assert (f':{watcher.pid}' in log.read_text().partition('taken over from ')[2]) == is_killed
     # Identity lines and an incomplete last line do not count.
     assert num_lines - 5 <= record(out)['timing']['reused_items'] < num_lines
@@ -166,23 +146,18 @@ def test_another_watcher_resumes_the_evaluation_of_one_that_ended(
     assert [name for name in order if 'ba8' not in name] == [f'ep0-ba{batch}-rank0.pt:' for batch in (6, 4, 2)]
 
 
-@pytest.mark.slow
 def test_two_ranks_exit_on_sigterm_and_then_give_the_same_results_while_only_rank_0_logs(trained: Path, folder: Path):
-    copy_checkpoints(trained, folder)
     (folder / 'checkpoints/ep0-ba1-rank0.pt').write_bytes(b'torn')
-    log, environment = folder / 'launcher.log', {**os.environ, **ENVIRONMENT}
-    launcher = [str(Path(sys.executable).parent / 'composer'), '-n', '2', '--stderr', str(folder / 'rank{rank}.txt')]
-    command = [*launcher, '-m', 'llmfoundry_gauntlet', 'watch', *watch_arguments(folder)]
-    with log.open('w') as file:
-        process = subprocess.Popen(command, stdout=file, stderr=file, env=environment)
-        until(lambda: len(journal_lines(folder / 'watched/ba8')) >= 100, log)
-        process.terminate()
-        assert process.wait(timeout=PATIENCE) == 143, tail_of(log)
+    logs = [folder / f'rank{rank}.txt' for rank in (0, 1)]
+    ranks = start_ranks(watch, logs, *watch_arguments(folder))
+    until(lambda: len(journal_lines(folder / 'watched/ba8')) >= 50, logs[0])
+    for rank in ranks:
+        rank.terminate()
+    assert [status_of(*pair) for pair in zip(ranks, logs, strict=True)] == [143, 143]
     assert [claim['expires'] for claim in claims(folder).values()] == [0]
-    assert len(journal_lines(folder / 'watched/ba8')) >= 100
-    done = subprocess.run([*command, '--once'], capture_output=True, text=True, env=environment)
-    assert done.returncode == 1, done.stderr[-3000:]
+    ranks = start_ranks(watch, logs, *watch_arguments(folder, '--once'))
+    assert [status_of(*pair) for pair in zip(ranks, logs, strict=True)] == [1, 0]
+    assert record(folder / 'watched/ba8')['timing']['reused_items'] >= 45
     assert_same_as_training(folder / 'watched', trained / 'training')
-    assert done.stdout.count('ep0-ba1-rank0.pt: damaged') == 1
-    assert ': done ' in done.stderr
-    assert ': done ' not in (folder / 'rank1.txt').read_text()
+    assert logs[0].read_text().count('\nep0-ba1-rank0.pt: damaged') == 1
+    assert 'ep0-ba2-rank0.pt: done ' in logs[0].read_text() and 'ep0-' not in logs[1].read_text()
