@@ -1,8 +1,8 @@
-"""The types on an item's way, in order; all are frozen and printable.
+"""The data types of an evaluation, in the order of its stages; all are frozen and printable.
 
-A row of a data file becomes an Example; an Example with its shots a Prompt; a Prompt in token ids a Request; the engine
-turns Requests into Outputs; an Output is scored into an ItemResult; item results are averaged into TaskScores and
-composites.
+A row of a data file is read as an Example; an Example with its shots makes a Prompt; a Prompt in token ids is a
+Request; the engine turns Requests into Outputs; an Output is scored as an ItemResult; item results are aggregated into
+TaskScores and Composites.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class ItemKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """One checked row of a data file. `content` is the row type of its task type (see `tasks/`).
+    """One checked row of a data file. `content` is an instance of its task type's row class (see `tasks/`).
 
-    `variant` names the perturbation, if there are several. `digest` is of the row, `cluster` of the source that it
+    `variant` names the perturbation, if any. `digest` is a hash of the row, `cluster` a hash of the source that it
     shares with other rows, such as a passage; '' if unknown.
     """
 
@@ -58,8 +58,8 @@ class Prompt:
     """The text of an item: `preamble` (instruction and shots), then its own contexts and the continuations to score.
 
     `contexts` has one entry for all continuations, or one per continuation. Without continuations the model generates.
-    With `chat_template` (True, or 'auto': if the tokenizer has one) the context is a user's message; `lead` is the
-    beginning of the answer to it, before what is scored.
+    With `chat_template` (True, or 'auto': if the tokenizer has one) the context is a user message; `lead` is the start
+    of the assistant's answer, before the scored continuations.
     """
 
     contexts: tuple[str, ...]
@@ -71,7 +71,7 @@ class Prompt:
 
     @property
     def own_texts(self) -> tuple[str, ...]:
-        """Return the contexts with the beginning of the answer, for a model without a chat template."""
+        """Return the contexts with the start of the answer, for a model without a chat template."""
         return tuple(f'{context}\n{self.lead}' for context in self.contexts) if self.lead else self.contexts
 
     @property
@@ -89,7 +89,7 @@ class Prompt:
 class ScoreRequest:
     """A request for the log-probabilities of token ids: `continuations[i]` after `contexts[i]`, int32 arrays.
 
-    Contexts that are equal are the same array. `unscorable` says why nothing can be scored, else None.
+    Equal contexts are the same array. `unscorable` is the reason if the item cannot be scored, else None.
     """
 
     key: ItemKey
@@ -103,10 +103,10 @@ class ScoreRequest:
 class StopRule:
     """The end of a generation: before the first of `strings`, or where its answer ends.
 
-    The answer ends before the first `answer_end` after `answer_delimiter` (which may be empty) and something other than
-    white space; without an `answer_end` it has no end of its own. With `closes_block` a generation also ends after the
-    first closing brace that it did not open. The prompt does not count. With `as_pattern` the strings are one regular
-    expression, as llm-foundry uses them when it scores.
+    The answer ends before the first `answer_end` that follows `answer_delimiter` (which may be empty) and text other
+    than white space; an empty `answer_end` never ends it. With `closes_block` a generation also ends after the first
+    closing brace that it did not open. The prompt is not searched. With `as_pattern` the strings are joined into one
+    regular expression, as llm-foundry does when it scores.
     """
 
     strings: tuple[str, ...] = ()
@@ -120,8 +120,8 @@ class StopRule:
 class Sampling:
     """How tokens are sampled: greedily at temperature 0, else by probability.
 
-    Sampling is from the fewest of the `top_k` most probable tokens (0: all) that reach the probability `top_p`. Draws
-    depend only on the seed and the item.
+    The candidates are the smallest set of the `top_k` most probable tokens (0: all) whose probability reaches `top_p`.
+    Samples depend only on the seed and the item.
     """
 
     temperature: float = 0.0
@@ -134,8 +134,8 @@ class Sampling:
 class GenerateRequest:
     """A request for a generation of at most `max_new_tokens` tokens after `context`, an int32 array of token ids.
 
-    `verbatim` keeps spaces that a tokenizer would clean up. `restores_space` restores the leading space that some
-    tokenizers drop.
+    `verbatim` keeps spaces that the tokenizer would clean up. `restores_space` restores a leading space that the
+    tokenizer drops. `unscorable` is the reason if nothing can be generated, else None.
     """
 
     key: ItemKey
@@ -150,7 +150,7 @@ class GenerateRequest:
 
     @property
     def length(self) -> int:
-        """Return the number of tokens of the prompt and the longest generation."""
+        """Return the number of tokens of the prompt and its longest generation."""
         return len(self.context) + self.max_new_tokens
 
 
@@ -161,7 +161,7 @@ Request = ScoreRequest | GenerateRequest
 class Item:
     """An example with the request for its prompt; `choices` are the texts to score, if any.
 
-    `num_shots` are those left after truncation, one that is cut in part as a part.
+    `num_shots` is the number of shots left after truncation; a partly truncated shot counts as a fraction.
     """
 
     example: Example
@@ -180,9 +180,8 @@ class Item:
 class ScoreOutput:
     """The output for a ScoreRequest: one array per continuation, one entry per continuation token.
 
-    `logprobs` are natural logarithms in float64. `is_argmax` is whether the token is the first of the most
-    probable ones. `num_top` counts the vocabulary entries that share the highest logit, 0 where the token is
-    not among them; it is over 1 only in a tie.
+    `logprobs` are natural logarithms in float64. `is_argmax` is whether the token is the model's argmax. `num_top` is
+    the number of vocabulary entries that tie for the highest logit, 0 if the token is not among them.
     """
 
     key: ItemKey
@@ -193,10 +192,10 @@ class ScoreOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """A generation as decoded; text after the beginning of a stop string is still in it.
+    """A generation as decoded, not yet cut at its stop string.
 
-    `is_truncated`: the token limit ended it. `is_finite`: all logits that tokens were chosen by were numbers.
-    `num_tokens` and `is_truncated` are None if unknown.
+    `is_truncated`: the token limit ended it. `is_finite`: no logit was NaN. `num_tokens` and `is_truncated` are None if
+    unknown.
     """
 
     key: ItemKey
@@ -211,10 +210,10 @@ Output = ScoreOutput | Generation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """An external answer to an item, and its place (`file:line`).
+    """An external answer to an item, from `place` (`file:line`).
 
-    Either the `text` of a generation, or summed log-probabilities in nats, one per choice; with these, if known, the
-    number of tokens of each choice, and for language modelling whether all were the most probable ones.
+    It is either the `text` of a generation or the summed log-probabilities of the choices in nats, if known with the
+    number of tokens of each choice and, for language modelling, whether every token was the argmax.
     """
 
     place: str
@@ -248,11 +247,11 @@ class Score:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemResult:
-    """One line of a samples file, with all that metrics need. An unscored item has score None and a reason.
+    """One line of a samples file, with everything metrics need. An unscored item has score None and a reason.
 
     `gold` is the index of the right choice, or the right answer's text. `num_characters` and `num_bytes` (UTF-8) are of
-    the choices' texts, without a leading space. `num_shots` are the shots left after truncation. Items of a `cluster`
-    share something, such as a passage.
+    the choices' texts without a leading space. `num_shots` is the number of shots left after truncation. Items of one
+    `cluster` share a source, such as a passage.
     """
 
     key: ItemKey
@@ -283,7 +282,7 @@ class ItemResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPoint:
-    """The point of training that was evaluated; `checkpoint` is the file or folder of the weights, None if unknown."""
+    """The evaluated point of training; `checkpoint` is the file or folder of the weights, None if unknown."""
 
     batch: int
     epoch: int | None

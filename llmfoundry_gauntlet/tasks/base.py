@@ -1,4 +1,4 @@
-"""The behaviour of a task: its rows, prompts, scorer and metrics. Each task type is a subclass in a file of its own."""
+"""The base class of tasks: rows, prompts, scorer and metrics. Each task type is a subclass in a file of its own."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ TRUNCATED_REASON = 'truncated at the token limit'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task(TaskSpec):
-    """A task of one type. A subclass sets the class attributes and the methods that its type needs.
+    """A task. Subclasses set the class attributes and override the methods that their type needs.
 
-    `type_name` is the `icl_task_type` of its tasks; further fields of the subclass are YAML keys of its own tasks.
-    `content` is the result of `parse` for a row; its attribute `gold` is the index of the gold choice, the gold answer
-    as text, or None. `older_metrics` are metrics named in llm-foundry's YAML files that are left out.
+    `type_name` is the `icl_task_type` in YAML; further dataclass fields of a subclass are its own YAML keys. `content`
+    is the result of `parse` for a row; its attribute `gold` is the index of the gold choice, the gold answer as text,
+    or None. `older_metrics` are metric names of older llm-foundry YAML files that are accepted and ignored.
     """
 
     type_name: ClassVar[str]
     older_metrics: ClassVar[tuple[str, ...]] = ()
-    generates: ClassVar[bool] = False  # the model generates text, in place of scoring continuations
+    generates: ClassVar[bool] = False  # the model generates text instead of scoring continuations
     runs_programs: ClassVar[bool] = False  # generations are programs
-    is_verbatim: ClassVar[bool] = False  # white space in generations counts
+    is_verbatim: ClassVar[bool] = False  # white space in generations is significant
 
     def metrics(self) -> tuple[Metric, ...]:
         """Return the metrics, the accuracy first; none for SCORE."""
@@ -68,13 +68,13 @@ class Task(TaskSpec):
         raise NotImplementedError
 
     def score_text(self, text: str, content: Any) -> Score | None:
-        """Score text that another model generated in place of log-probabilities; None if that is not possible."""
+        """Score text from another model that gives no log-probabilities; None if that is not possible."""
         return None
 
-    # Types that generate.
+    # For types that generate.
 
     def responses(self, content: Any) -> tuple[str, ...]:
-        """Return every right generation in full."""
+        """Return every correct generation in full."""
         return ()
 
     def stops(self, contents: Sequence[Any]) -> StopRule:
@@ -95,15 +95,15 @@ class Task(TaskSpec):
 
     @property
     def default_max_new_tokens(self) -> int | None:
-        """Return the token limit if the YAML gives none; None: the longest right generation and `extra_tokens`."""
+        """Return the token limit if the YAML gives none; None for the longest correct one plus `extra_tokens`."""
         return None
 
     @property
     def extra_tokens(self) -> int:
-        """Return the tokens that a generation may have beyond the longest right one."""
+        """Return the number of tokens allowed beyond the longest correct generation."""
         return 0
 
-    # Types whose generations are programs.
+    # For types that generate programs.
 
     def language(self, content: Any) -> str:
         """Return the programming language of a row."""
@@ -113,13 +113,13 @@ class Task(TaskSpec):
         """Run a program and score it."""
         raise NotImplementedError
 
-    # SCORE.
+    # For SCORE.
 
     def robustness(self, results: Sequence[Any], *, allow_missing: bool) -> dict[str, PerturbationScore] | None:
         """Return SCORE's metrics by perturbation; None for other types."""
         return None
 
-    # All types.
+    # For all types.
 
     @property
     def has_shots(self) -> bool:
@@ -127,7 +127,7 @@ class Task(TaskSpec):
         return type(self).shot is not Task.shot
 
     def with_settings(self, settings: EvaluationSettings) -> Self:
-        """Return the task with the settings of an evaluation. Types that llm-foundry lacks keep whole choices."""
+        """Return the task bound to an evaluation's settings; types unknown to llm-foundry drop shots by default."""
         truncation = settings.effective_truncation if self.is_in_llm_foundry else settings.truncation or 'drop_shots'
         return replace(self, semantics=settings.semantics, fewshot=settings.fewshot, truncation=truncation)
 
@@ -139,7 +139,7 @@ class Task(TaskSpec):
         return replace(self.ask(example.content, not preamble), preamble=preamble, num_shots=len(shots))
 
     def prompt_alone(self, example: Example) -> Prompt | None:
-        """Return the prompt for scoring the choices without the question; None if the task does not need it."""
+        """Return the prompt that scores the choices without the question; None if no metric needs it."""
         return None
 
     def examples_with_shots(
@@ -163,9 +163,9 @@ class Task(TaskSpec):
         return ItemKey(task=self.key, row=example.row, file=example.file, variant=example.variant, sample=sample)
 
     def part(self, context: str, first: bool) -> str:
-        """Return a context between the task's delimiters, as a shot or the question itself begins."""
+        """Return a context with the task's delimiters, the start of a shot or of the question."""
         return ('' if first else self.example_delimiter) + self.prelimiter + context + self.continuation_delimiter
 
     def strip_end(self, text: str) -> str:
-        """Return a text without white space at its end, unless the task keeps its data unchanged."""
+        """Return a text without trailing white space, unless the task has `strip_dataset: false`."""
         return text.rstrip() if self.strip_dataset else text

@@ -1,4 +1,4 @@
-"""Read tasks' files as the rows that data checks compare, the same for all task types."""
+"""Read the data files of all task types as uniform rows for the data checks."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def task_row(example: Example, task: Task) -> CheckedRow:
         return checked_row(example, asked.contexts[0], next(iter(golds), None))
     if len(asked.continuations) == 1:
         return checked_row(example, asked.contexts[0], asked.continuations[0])
-    # A schema has several contexts before one ending.
+    # A schema has several contexts and one continuation.
     choices = asked.contexts if len(asked.contexts) > 1 else asked.continuations
-    gold = content.gold if isinstance(content.gold, int) else None  # a plugin's task type may have another gold
+    gold = content.gold if isinstance(content.gold, int) else None  # an installed task type may have no index
     question = (asked.contexts, tuple(sorted(asked.continuations)))
     answer = None if gold is None else choices[gold]
     return checked_row(example, '\n'.join(asked.contexts), answer, question=question, choices=choices, gold=gold)

@@ -1,7 +1,7 @@
-"""Code evaluation: the model completes a program, which is run against the test of its problem.
+"""Code evaluation: the model completes a program, which is run against the problem's test.
 
-The accuracy is pass@1, the share of programs that pass; `pass_at_k` adds other k, from the same programs.
-`generations_per_sample` programs are sampled per problem, as in Composer 0.17, whose stop rule for Python applies here.
+The accuracy is pass@1, the share of programs that pass; `pass_at_k` adds other k from the same programs.
+`generations_per_sample` programs are sampled per problem, as in Composer 0.17, whose stop rule for Python is used.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class CodeProblem:
 class CodeTask(Task):
     """Generate programs and run them.
 
-    `generations_per_sample` (formerly `num_beams`) is the number of programs per problem. `rule` says what they are run
-    against: the problem's test, or pairs of inputs and outputs. `pass_at_k` is one number or several.
+    `generations_per_sample` (formerly `num_beams`) is the number of programs per problem. `rule` chooses what they are
+    run against: the problem's test, or pairs of inputs and outputs. `pass_at_k` is a number or a list of numbers.
     """
 
     type_name: ClassVar[str] = 'code_evaluation'
@@ -133,7 +133,7 @@ class CodeTask(Task):
         return self.part(content.prompt, first).removesuffix(self.continuation_delimiter) + content.solution
 
     def ask(self, content: CodeProblem, first: bool) -> Prompt:
-        """Return the problem to its last character, which the generation continues."""
+        """Return the problem with trailing white space, which the generation continues."""
         text = ('' if first else self.example_delimiter) + self.prelimiter + content.prompt
         return Prompt(contexts=(text,))
 
@@ -172,7 +172,7 @@ class CodeTask(Task):
         return content.language
 
     def program(self, content: CodeProblem) -> Program:
-        """Return what a completion is run against: the test, or Composer 0.17's pairs of inputs and outputs."""
+        """Return the program to complete, with its test or with Composer 0.17's pairs of inputs and outputs."""
         rule = self.rule or ('io_pairs' if self.reference else 'test')
         return make_program(
             language=content.language,
@@ -184,7 +184,7 @@ class CodeTask(Task):
         )
 
     def score_program(self, output: Generation, content: CodeProblem, sandbox: Sandbox) -> Score:
-        """Score 1 if the program passes; unscored if it cannot be run through no fault of its own."""
+        """Score 1 if the program passes; unscored if the sandbox fails to run it."""
         from llmfoundry_gauntlet.scoring.code.execution import check_completion  # late: YAML needs no compiler
 
         if not output.is_finite and not self.reference:

@@ -1,7 +1,7 @@
-"""Prompts in token ids, truncated to the model's length.
+"""Tokenize prompts and truncate them to the model's length.
 
-Instruction and shots, the item's own context, and each continuation are tokenised separately and joined, as in
-llm-foundry 0.22 (`eval/datasets/in_context_learning_evaluation.py:tokenize_example`): only the first part gets the
+The preamble (instruction and shots), the item's own context and each continuation are tokenized separately and joined,
+as in llm-foundry 0.22 (`eval/datasets/in_context_learning_evaluation.py:tokenize_example`): only the preamble gets the
 tokenizer's special tokens.
 """
 
@@ -19,7 +19,7 @@ from llmfoundry_gauntlet.errors import Caught, ModelError
 from llmfoundry_gauntlet.tasks.fingerprint import tokenizer_fingerprint, tokenizer_name
 from llmfoundry_gauntlet.types import Ids, Prompt
 
-# Raise it where texts or token ids of prompts change: cached requests are then recomputed.
+# Increment it if texts or token ids of prompts change, so that cached requests are recomputed.
 PROMPTS_VERSION = 2
 
 Parts = tuple[Ids, ...]
@@ -29,13 +29,13 @@ CALL_METHODS = ('__call__', '_call_one', 'batch_encode_plus', '_batch_encode_plu
 
 
 NO_CONTEXT = 'no context token is left to predict the continuation from'
-MANY_CHARACTERS = 3  # per token: prompts with more are probably too long and are not tokenised with all shots
-CERTAIN = 64  # tokens: a prompt whose estimate is too long by more than this is not tokenised
+MANY_CHARACTERS = 3  # per token; longer prompts probably do not fit, so they are not tokenized with all shots
+CERTAIN = 64  # tokens; a prompt whose estimated length exceeds the limit by more is not tokenized
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedPrompt:
-    """A prompt's parts in token ids; `contexts` without the preamble, one for all continuations or one each."""
+    """A prompt's parts in token ids. `contexts` exclude the preamble: one for all continuations, or one each."""
 
     preamble: Ids
     contexts: Parts
@@ -48,7 +48,7 @@ class EncodedPrompt:
 
 
 class Encoder:
-    """Encodes prompts with a Hugging Face tokenizer. Raise ModelError for text that it cannot encode."""
+    """Encode prompts with a Hugging Face tokenizer. Raise ModelError for text that it cannot encode."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
@@ -58,7 +58,7 @@ class Encoder:
 
     @cached_property
     def fingerprint(self) -> str | None:
-        """Return a digest of everything that token ids depend on; None if that cannot be known."""
+        """Return a digest of everything that token ids depend on; None if unknown."""
         probed = tokenizer_fingerprint(self.tokenizer, self._probe)
         return probed and f'{probed} {self.eos_token_id} {self.prefix_space}'
 
@@ -75,7 +75,7 @@ class Encoder:
         return ids
 
     def encode(self, texts: Iterable[str], *, special: bool) -> dict[str, Ids]:
-        """Return token ids by text, each distinct text tokenised once."""
+        """Return token ids by text; each distinct text is tokenized once."""
         distinct = list(dict.fromkeys(texts))
         if not distinct:
             return {}
@@ -86,7 +86,7 @@ class Encoder:
             if self.uses_backend and len(texts) > 1:
                 return self._backend_ids(texts, special)
             return self._called(texts, special)
-        if len(texts) > 1:  # which of them was it?
+        if len(texts) > 1:  # find the text that failed
             half = len(texts) // 2
             return self._ids(texts[:half], special) + self._ids(texts[half:], special)
         name = type(self.tokenizer).__name__
@@ -105,10 +105,10 @@ class Encoder:
         return [as_ids(ids) for ids in encoded['input_ids']]
 
     def _backend_ids(self, texts: list[str], special: bool) -> list[Ids]:
-        """Encode without offsets, which takes a quarter less time than calling the tokenizer.
+        """Encode with the Rust backend without offsets, which takes a quarter less time than calling the tokenizer.
 
         The first text is encoded both ways: the call sets up the backend (no truncation, no padding, special tokens in
-        texts), and its result shows whether the backend gives the same.
+        texts), and its result confirms that the backend gives the same ids.
         """
         (first,) = self._called(texts[:1], special)
         encodings = self.tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=special)
@@ -119,7 +119,7 @@ class Encoder:
         return self._called(texts, special)
 
     def preambles(self, texts: Iterable[str]) -> dict[str, Ids]:
-        """Return ids of instructions and shots with special tokens but no final eos (OPT's tokenizer adds one)."""
+        """Return ids of preambles with special tokens, but without a final eos, which some tokenizers add."""
         encoded = self.encode(texts, special=True)
         return {text: self._without_eos(ids) for text, ids in encoded.items()}
 
@@ -137,12 +137,12 @@ class Encoder:
 
     @cached_property
     def adds_space(self) -> bool:
-        """Return whether texts tokenised separately have a space between them, as with SentencePiece."""
+        """Return whether separately tokenized texts are joined with a space, as in SentencePiece."""
         (ids,) = self.encode(['a'], special=False).values()
         return bool(self.tokenizer.decode([*ids, *ids]) == 'a a')
 
     def word_after(self, text: str) -> str:
-        """Return a word that follows another, with its space unless the tokenizer adds one."""
+        """Return a word that follows another, with a leading space unless the tokenizer adds one."""
         return text.lstrip(' ') if self.adds_space else spaced(text)
 
     @property
@@ -152,7 +152,7 @@ class Encoder:
         return None if template is None else repr(template)
 
     def in_chat(self, prompt: Prompt) -> bool:
-        """Return whether a prompt is sent as a user's message. Raise ModelError if it must be and cannot."""
+        """Return whether a prompt is sent as a chat message. Raise ModelError if the tokenizer lacks a template."""
         if prompt.chat_template is True and self.chat_template is None:
             name = type(self.tokenizer).__name__
             raise ModelError(
@@ -161,7 +161,7 @@ class Encoder:
         return bool(prompt.chat_template) and self.chat_template is not None
 
     def contexts(self, prompt: Prompt) -> tuple[str, ...]:
-        """Return the contexts as the model reads them; a chat template brings its own special tokens."""
+        """Return the contexts, in the chat template if they are sent in chat; it has its own special tokens."""
         if not self.in_chat(prompt):
             return prompt.own_texts
         return tuple(self._message(context) + prompt.lead for context in prompt.contexts)
@@ -176,7 +176,7 @@ class Encoder:
             raise ModelError(f"the tokenizer's chat template cannot be applied: {error}") from error
 
     def own_parts(self, prompts: Sequence[Prompt], known: dict[str, Ids]) -> list[tuple[Parts, Parts]]:
-        """Return contexts and continuations of each prompt. `known` holds ids of earlier calls; new ones are added."""
+        """Return contexts and continuations of each prompt. `known` caches ids by text across calls."""
         texts = [
             (
                 self.contexts(prompt),
@@ -221,7 +221,7 @@ def as_ids(ids: Sequence[int]) -> Ids:
 
 
 def has_plain_backend(tokenizer: Any) -> bool:
-    """Return whether calling `tokenizer` runs a Rust tokenizer and no code from outside transformers."""
+    """Return whether `tokenizer` is a Rust tokenizer whose call runs no code from outside transformers."""
     methods = [getattr(type(tokenizer), name, None) for name in CALL_METHODS]
     plain = all(method is None or method.__module__.startswith('transformers.') for method in methods)
     return plain and hasattr(getattr(tokenizer, 'backend_tokenizer', None), 'encode_batch_fast')
@@ -229,10 +229,10 @@ def has_plain_backend(tokenizer: Any) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedItem:
-    """The token ids of an item, truncated to the model's length; contexts that are equal are the same array.
+    """The token ids of an item, truncated to the model's length; equal contexts are the same array.
 
-    `num_shots` are the shots left after truncation, one that is cut in part as a part. `unscorable` says why nothing
-    can be scored, if so. `max_new_tokens` is 0 unless the model generates.
+    `num_shots` is the number of shots left after truncation; a partly truncated shot counts as a fraction. `unscorable`
+    is the reason if the item cannot be scored. `max_new_tokens` is 0 unless the model generates.
     """
 
     contexts: Parts
@@ -249,8 +249,8 @@ def encode_scored(
 ) -> EncodedItem:
     """Return an item whose continuations are scored, its contexts truncated from the left.
 
-    With `reference` each choice separately, through special tokens and instruction; else all choices alike, and the
-    preamble (special tokens and instruction) stays if anything else can go.
+    With `reference` each choice is truncated separately, special tokens and instruction included. Otherwise all choices
+    are truncated alike, and the preamble only once the item's own context is used up.
     """
     preamble, continuations = encoded.preamble, encoded.continuations
     if reference:
@@ -286,7 +286,8 @@ def encode_generated(
 ) -> EncodedItem:
     """Return an item after which the model generates, its prompt truncated from the left.
 
-    With `reference` through special tokens and instruction; else these stay if anything else can go.
+    With `reference` special tokens and instruction are truncated first; otherwise only once the item's own context is
+    used up.
     """
     (context,) = encoded.contexts
     if reference:
@@ -306,7 +307,7 @@ def encode_generated(
 
 
 def shots_left(prompt: Prompt, preamble: Ids, num_dropped: int) -> float:
-    """Return the number of shots after truncation from the left, one that is cut in part as a part."""
+    """Return the number of shots left after truncation from the left, a partly truncated one as a fraction."""
     if not prompt.num_shots or not num_dropped:
         return prompt.num_shots
     return prompt.num_shots * max(0, len(preamble) - num_dropped) / len(preamble)
@@ -318,7 +319,7 @@ def aligned(contexts: Sequence[Ids], num_continuations: int) -> Sequence[Ids]:
 
 
 def cut_question(preamble: Ids, context: Ids, length: int) -> Ids:
-    """Return at most `length` tokens: the preamble and the context's end, or the end of both if nothing is left."""
+    """Return at most `length` tokens: the preamble and the context's end, or the end of both if that is too short."""
     left = length - len(preamble)
     if left > 0:
         return np.concatenate([preamble, context[-left:]])
@@ -333,7 +334,7 @@ def cut_reference(whole: Ids, num_continuation: int, max_seq_len: int) -> Ids:
 
 
 def unscorable(continuations: Sequence[Ids], contexts: Sequence[Ids], max_seq_len: int) -> str | None:
-    """Return why an item cannot be scored, if so."""
+    """Return why an item cannot be scored, None if it can."""
     longest = max(map(len, continuations))
     if longest > max_seq_len:
         return f'a continuation has {longest} tokens, more than max_seq_len {max_seq_len}'
@@ -346,7 +347,7 @@ def unscorable(continuations: Sequence[Ids], contexts: Sequence[Ids], max_seq_le
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortenable:
-    """A prompt that can be shortened: `build(n)` returns it with its last n shots. `shots` are the texts of all.
+    """A prompt that can drop shots: `build(n)` returns it with its last n shots. `shots` are the texts of all shots.
 
     `max_tokens` is the limit, continuation included.
     """
@@ -359,7 +360,7 @@ class Shortenable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedPrompt:
-    """A prompt with as many shots as fit. `too_long`: with all shots it would not fit."""
+    """A prompt with as many shots as fit; `too_long` if it does not fit with all shots."""
 
     prompt: Prompt
     encoded: EncodedPrompt
@@ -368,12 +369,12 @@ class FittedPrompt:
 
 @dataclass(slots=True, kw_only=True)
 class Search:
-    """The search for the number of shots that fit: `low` shots do (0 is not checked), `high` do not."""
+    """A binary search for the number of shots that fit: `low` shots do (0 is not checked), `high` do not."""
 
     source: Shortenable
     low: int
     high: int
-    best: tuple[Prompt, EncodedPrompt] | None = None  # with `low` shots, once it is tokenised
+    best: tuple[Prompt, EncodedPrompt] | None = None  # with `low` shots, once tokenized
     lengths: list[int] | None = None  # estimated tokens by number of shots
 
     @property
@@ -383,14 +384,14 @@ class Search:
 
 
 class ShotFitter:
-    """Drops the first shots of a task's prompts until prompt and continuation fit."""
+    """Drop the first shots of a task's prompts until prompt and continuation fit."""
 
     def __init__(self, encoder: Encoder) -> None:
         self.encoder = encoder
-        self._num_tokens: dict[str, int] = {}  # of a shot by itself
+        self._num_tokens: dict[str, int] = {}  # of each shot alone
 
     def fit(self, sources: Sequence[Shortenable]) -> list[FittedPrompt]:
-        """Return all prompts in token ids, in order; each round of the searches is one call of the tokenizer."""
+        """Return all prompts in token ids, in order; each round of the searches calls the tokenizer once."""
         known: dict[str, Ids] = {}
         searches = [Search(source=source, low=0, high=len(source.shots) + 1) for source in sources]
         waiting = searches

@@ -1,4 +1,4 @@
-"""Few-shot examples: drawing the shots of each item."""
+"""Draw the few-shot examples of each item."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 
 from llmfoundry_gauntlet.types import Example, ItemKey, Sampling
 
-FIXED_VERSION = 1  # of the draw of fixed shots; stored in results
+FIXED_VERSION = 1  # of how fixed shots are drawn; recorded in results
 
 
 def draw_seed(sampling: Sampling, key: ItemKey) -> int:
-    """Return the seed of one generation, from that of the task and the item's key: 31 bits, as servers accept them."""
+    """Return the seed of one generation, 31 bits as servers accept, from the task's seed and the item's key."""
     words = (sampling.seed, key.task, key.file, key.row, key.variant, key.sample)
     return int.from_bytes(hashlib.sha256(repr(words).encode()).digest()[:4], 'big') >> 1
 
@@ -42,8 +42,8 @@ def fewshot_indices(num_examples: int, num_shots: int, *, seed: int) -> Iterator
 def fixed_indices(questions: Sequence[Hashable], num_shots: int, *, seed: int) -> Iterator[tuple[int, ...]]:
     """Yield, for each question in order, the same `num_shots` indices, drawn once; fewer if there are too few others.
 
-    They are drawn from the distinct questions, together with a spare that replaces a shot with the item's own question.
-    So no item sees an answer to its own question, even if that is repeated.
+    They are drawn from the distinct questions, with a spare that replaces a shot equal to the item's own question. So
+    no item is shown the answer to its own question, even if the question is repeated.
     """
     first_of: dict[Hashable, int] = {}
     for index, question in enumerate(questions):

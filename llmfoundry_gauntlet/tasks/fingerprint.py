@@ -1,4 +1,4 @@
-"""A digest of everything in a tokenizer on which its token ids depend."""
+"""Compute a digest of everything that a tokenizer's token ids depend on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-# Encoded for the digest, with and without special tokens, to notice the effect of any setting.
+# Encoded for the digest, with and without special tokens, to detect the effect of any setting.
 PROBES = (
     '',
     ' ',
@@ -22,7 +22,7 @@ PROBES = (
 )
 LIBRARIES = ('tokenizers', 'transformers', 'sentencepiece', 'tiktoken')
 
-# Attributes and arguments of a tokenizer that no token id depends on and that vary between runs.
+# Attributes and arguments of a tokenizer that vary between runs but do not affect token ids.
 IRRELEVANT = {
     'name_or_path',
     'vocab_file',
@@ -45,8 +45,8 @@ IRRELEVANT = {
 def tokenizer_fingerprint(tokenizer: Any, encode: Callable[[str, bool], Any]) -> str | None:
     """Return the digest of a Hugging Face tokenizer, None if it is unknown what its ids depend on.
 
-    `encode(text, special)` is how it is used. The probes come first: they reset a truncation or padding left by an
-    earlier use.
+    `encode(text, special)` encodes as an evaluation does. It is called first, as that resets a truncation or padding
+    left by earlier use.
     """
     probed = [[repr(encode(text, special)) for special in (True, False)] for text in (*PROBES, special_text(tokenizer))]
     vocabulary = vocabulary_of(tokenizer)
@@ -62,10 +62,10 @@ def tokenizer_fingerprint(tokenizer: Any, encode: Callable[[str, bool], Any]) ->
 
 
 def tokenizer_name(tokenizer: Any) -> str:
-    """Return the class of a tokenizer, its number of tokens, and 8 digits of its vocabulary, rules and chat template.
+    """Return a tokenizer's class, its size, and 8 hex digits of a hash of its vocabulary, rules and chat template.
 
-    'LlamaTokenizerFast 32000 (1a2b3c4d)' is the same on all machines, and with all versions of the libraries that save
-    it identically. There are no digits if the vocabulary cannot be read.
+    'LlamaTokenizerFast 32000 (1a2b3c4d)' is the same on all machines, and across library versions that save it
+    identically. Without a readable vocabulary there are no digits.
     """
     vocabulary = vocabulary_of(tokenizer)
     name = f'{type(tokenizer).__name__} {len(tokenizer)}'
@@ -77,7 +77,7 @@ def tokenizer_name(tokenizer: Any) -> str:
 
 
 def special_text(tokenizer: Any) -> str:
-    """Return a text with all special tokens, which some settings split and others do not."""
+    """Return a text with all special tokens, which some settings split."""
     return ' a'.join(map(str, getattr(tokenizer, 'all_special_tokens', ())))
 
 

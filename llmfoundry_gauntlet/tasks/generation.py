@@ -1,8 +1,8 @@
 """Generation with answers: the model generates an answer, with or without a chain of thought.
 
-The accuracy is llm-foundry's: the normalised answer begins with a right one. Further metrics: StrictMatch, the answer
-equals a right one; NumericMatch, the same with numbers compared by value; TruncatedShare, generations that reached the
-token limit.
+The accuracy is llm-foundry's: the normalised answer begins with a gold answer. Further metrics: StrictMatch, the answer
+equals a gold answer; NumericMatch, the same with numbers compared by value; TruncatedShare, the share of generations
+that reached the token limit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EXTRA_TOKENS_AFTER_THOUGHT = 10
 class Problem:
     """A row: `{"context": ..., "answer": ...}`, optionally with `aliases` and `chain_of_thought`.
 
-    `golds` are the right answers, the preferred one first.
+    `golds` are the gold answers, the preferred one first.
     """
 
     context: str
@@ -90,7 +90,7 @@ class GenerationTask(Task):
         return f'{content.chain_of_thought}{self.cot_delimiter}{gold}'
 
     def responses(self, content: Problem) -> tuple[str, ...]:
-        """Return a generation for each right answer."""
+        """Return a generation for each gold answer."""
         return tuple(self.response(content, gold) for gold in content.golds)
 
     def shot(self, content: Problem, first: bool) -> str:
@@ -104,8 +104,8 @@ class GenerationTask(Task):
     def stops(self, contents: Sequence[Problem]) -> StopRule:
         """Return the task's own stop strings.
 
-        Without any, a generation ends before the next question, and at the end of its answer: at the delimiter between
-        examples, unless a gold answer contains it. llm-foundry lets it run on.
+        Without any, a generation ends before the next question and at the end of its answer: at the delimiter between
+        examples, unless a gold answer contains it. llm-foundry has no such default.
         """
         if self.reference:
             return StopRule(strings=self.early_stopping_criteria or (), as_pattern=True)
@@ -126,7 +126,7 @@ class GenerationTask(Task):
         return EXTRA_TOKENS_AFTER_THOUGHT if self.cot_delimiter else 0
 
     def score(self, output: Generation, content: Problem) -> Score:
-        """Score 1 if the normalised answer begins with a right one."""
+        """Score 1 if the normalised answer begins with a gold answer."""
         if not output.is_finite and not self.reference:
             return Score.unscored(NON_FINITE_GENERATION)
         answer = answer_in(output.text, self.cot_delimiter)

@@ -1,4 +1,4 @@
-"""Turn a task's examples into items, with prompts that are fitted and encoded, and outputs into item results."""
+"""Turn a task's examples into items with encoded prompts, and outputs into item results."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ from llmfoundry_gauntlet.types import (
 )
 
 NO_OUTPUT = 'there is no output'
-ALONE = 'alone'  # the variant in which choices are scored after their task's pmi_context alone
-CHUNK = 1000  # items whose text is in memory at a time
+ALONE = 'alone'  # the variant that scores choices after the task's pmi_context, without the question
+CHUNK = 1000  # items whose texts are in memory at a time
 NO_IDS = np.zeros(0, np.int32)
 
 ExampleWithShots = tuple[Example, tuple[Example, ...]]
@@ -48,7 +48,7 @@ ExampleWithShots = tuple[Example, tuple[Example, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLimit:
-    """The most tokens of a generation and of the prompt before it."""
+    """The largest number of tokens of a generation and of its prompt."""
 
     max_new_tokens: int
     max_prompt_tokens: int
@@ -56,7 +56,7 @@ class TokenLimit:
 
 @dataclass(frozen=True, kw_only=True)
 class Preparation:
-    """Turns examples of a task into items. `examples` are all of its rows, from which shots are drawn.
+    """Turn examples of a task into items. `examples` are all of its rows, from which shots are drawn.
 
     Prompts have at most `max_seq_len` tokens, the continuation included. Raise ModelError.
     """
@@ -73,7 +73,7 @@ class Preparation:
 
     @cached_property
     def token_limits(self) -> Mapping[str | None, TokenLimit]:
-        """Return the limits by category, each a dataset of its own in llm-foundry; {} if the task does not generate.
+        """Return the limits by category, each a dataset in llm-foundry; {} if the task does not generate.
 
         Raise ModelError if no tokens are left for a prompt.
         """
@@ -84,7 +84,7 @@ class Preparation:
     def token_limit(self, examples: Sequence[Example]) -> TokenLimit:
         """Return the limit of all generations for these rows.
 
-        With llm-foundry's truncation a prompt leaves space for the longest right generation, even if
+        With llm-foundry's truncation the prompt reserves tokens for the longest correct generation, even if
         `generation_kwargs.max_new_tokens` is larger (`padding_size` in llm-foundry 0.22).
         """
         task = self.task
@@ -109,11 +109,11 @@ class Preparation:
         return TokenLimit(max_new_tokens=max_new_tokens, max_prompt_tokens=self.max_seq_len - reserved)
 
     def items(self, asked: Sequence[Example] | None = None) -> list[Item]:
-        """Return the items of these examples (default: all), in the order of all examples."""
+        """Return the items of these examples (default: all), in row order."""
         return [self.item(example, encoded) for example, encoded in self.encoded(asked)]
 
     def encoded(self, asked: Sequence[Example] | None = None) -> list[tuple[Example, EncodedItem]]:
-        """Return these examples (default: all) with their token ids, in the order of all examples."""
+        """Return these examples (default: all) with their token ids, in row order."""
         pairs = self.task.examples_with_shots(self.examples, asked or self.examples)
         fitter = ShotFitter(self.encoder)
         found: list[tuple[Example, EncodedItem]] = []
@@ -126,7 +126,7 @@ class Preparation:
         return sorted(found, key=lambda pair: places[self.task.item_key(pair[0])])
 
     def fitted(self, pairs: Sequence[ExampleWithShots], fitter: ShotFitter | None = None) -> list[FittedPrompt]:
-        """Return the prompts in token ids, with the shots that fit; with llm-foundry's truncation with all shots."""
+        """Return the prompts in token ids with the shots that fit, or with all shots under llm-foundry's truncation."""
         if self.task.truncation != 'reference':
             fitter = fitter or ShotFitter(self.encoder)
             return fitter.fit([self.shortenable(example, shots) for example, shots in pairs])
@@ -134,7 +134,7 @@ class Preparation:
         return self.whole(prompts)
 
     def whole(self, prompts: Sequence[Prompt]) -> list[FittedPrompt]:
-        """Return prompts in token ids as they are."""
+        """Return prompts in token ids without dropping shots."""
         encoded = self.encoder.prompts(prompts)
         return [
             FittedPrompt(prompt=prompt, encoded=parts, too_long=False)
@@ -172,7 +172,7 @@ class Preparation:
         )
 
     def item(self, example: Example, encoded: EncodedItem, variant: str | None = None) -> Item:
-        """Return the item of an example; `variant` names it if the example has none."""
+        """Return the item of an example; `variant` replaces that of its key."""
         task = self.task
         key = task.item_key(example)
         key = key if variant is None else replace(key, variant=variant)
@@ -210,7 +210,7 @@ class Preparation:
         )
 
     def items_alone(self, examples: Sequence[Example]) -> list[Item]:
-        """Return further items that score choices without their questions, if the task has a `pmi_context`."""
+        """Return the items that score choices without their questions; none unless the task has a `pmi_context`."""
         asked = [(example, prompt) for example in examples if (prompt := self.task.prompt_alone(example))]
         return [
             self.item(example, self.encoded_item(example, fitted), ALONE)
@@ -219,9 +219,9 @@ class Preparation:
 
 
 def num_new_tokens(task: Task, longest: Callable[[], int]) -> int:
-    """Return the token limit of a generation: the task's, its type's, or else by `longest`, the longest right one.
+    """Return the token limit of a generation: the task's, its type's, or that of the longest correct one, `longest()`.
 
-    As in llm-foundry 0.22 (`_get_max_answer_length`) special tokens count.
+    Special tokens are counted, as in llm-foundry 0.22 (`_get_max_answer_length`).
     """
     given: int | None = (task.generation_kwargs or {}).get('max_new_tokens')
     if given is not None:
@@ -233,9 +233,9 @@ def num_new_tokens(task: Task, longest: Callable[[], int]) -> int:
 def untokenized_items(
     task: Task, examples: Sequence[Example], asked: Sequence[Example]
 ) -> Iterator[tuple[Item, Prompt]]:
-    """Yield the items of examples without token ids, for external models, with their full prompts.
+    """Yield items without token ids and their full prompts, for external models.
 
-    They come category by category and in row order, each as often as it is sampled.
+    They are in row order within each category, one per sample.
     """
     stops = task.stops([example.content for example in examples])
     for example, shots in task.examples_with_shots(examples, asked):
@@ -259,9 +259,9 @@ def untokenized_items(
 
 
 def item_result(item: Item, output: Output | None, task: Task, *, sandbox: Sandbox | None = None) -> ItemResult:
-    """Return the scored item; without an output it is unscored, for the reason that its request gives.
+    """Score an output; without one the item is unscored, with its request's reason.
 
-    Programs run in the `sandbox`, which is needed for them.
+    Programs run in the `sandbox`, which tasks with programs require.
     """
     request, content = item.request, item.example.content
     if isinstance(output, Generation) and isinstance(request, GenerateRequest):
@@ -277,7 +277,7 @@ def item_result(item: Item, output: Output | None, task: Task, *, sandbox: Sandb
 
 
 def result_of(item: Item, output: Output | None, score: Score) -> ItemResult:
-    """Return an item, its output and its score in one record."""
+    """Combine an item, its output and its score into an ItemResult."""
     choices = [text.removeprefix(' ') for text in item.choices]
     num_tokens: tuple[int, ...] | None = None  # of each continuation, or of the generation
     if isinstance(item.request, ScoreRequest):
@@ -307,7 +307,7 @@ def result_of(item: Item, output: Output | None, score: Score) -> ItemResult:
 
 
 def with_alone(results: Sequence[ItemResult]) -> list[ItemResult]:
-    """Return the items, with the results of choices scored without a question merged into their items."""
+    """Merge the log-probabilities of choices scored without their question into their items."""
     alone = {replace(result.key, variant=None): result.logprobs for result in results if result.key.variant == ALONE}
     if not alone:
         return list(results)

@@ -1,4 +1,4 @@
-"""Language modelling: right if every token of the continuation is the model's most probable one."""
+"""Language modelling: correct if every token of the continuation is the model's argmax."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class LanguageModelingTask(Task):
         return Prompt(contexts=(context,), continuations=(content.continuation,))
 
     def score(self, output: ScoreOutput, content: Passage) -> Score:
-        """Score 1 if all tokens of the continuation are the most probable ones."""
+        """Score 1 if every token of the continuation is the argmax."""
         return score_argmax(output, reference=self.reference)
 
     def score_text(self, text: str, content: Passage) -> Score:

@@ -1,8 +1,8 @@
-"""The items of many tasks, their token ids cached on disk so that a machine tokenises each task only once.
+"""Prepare the items of many tasks, with a cache of token ids on disk so that a machine tokenizes each task only once.
 
-There is one file per task, named by a digest of everything that its content depends on. Processes that prepare the
-same tasks at the same time share the work: each takes tasks that no other works on and reads the results of the others;
-the system releases the lock of a process that dies. An error of the cache costs time and changes no result.
+Each task has one file, named by a digest of everything its content depends on. Processes that prepare the same tasks
+concurrently share the work: each takes tasks that are not locked and reads the results of the others; the operating
+system releases the lock of a process that dies. A failure of the cache costs time but never changes a result.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NO_SUBSETS: Mapping[str, Sequence[Example]] = MappingProxyType({})
 FORMAT_VERSION = 6
 TOKENS = 'tokens'  # subfolder of the cache directory
 SUFFIX, LOCK = '.tokens', '.lock'
-PATIENCE_SECONDS = 1800  # that another process may take for a task; then this one prepares it too
+PATIENCE_SECONDS = 1800  # to wait for another process to prepare a task before preparing it as well
 MAX_LABEL = 80  # characters of a task's label in a file name
 LIMIT_BYTES = 8 * 2**30
 LEFTOVER_SECONDS = 24 * 3600  # older locks and unfinished files are deleted
@@ -49,10 +49,9 @@ def prepare_tasks(
     folder: Path | None = None,
     subsets: Mapping[str, Sequence[Example]] = NO_SUBSETS,
 ) -> dict[str, list[Item]]:
-    """Return all items by task, each task's in row order, from the cache in `folder` or computed and stored there.
+    """Return all items by task, in row order, from the cache in `folder`; missing ones are computed and stored there.
 
-    For tasks in `subsets` only those rows become items. If a tokenizer's ids depend on something unknown, nothing is
-    cached.
+    Tasks in `subsets` are limited to those examples. Nothing is cached for a tokenizer without a fingerprint.
     """
     if folder is None or any(preparation.encoder.fingerprint is None for preparation in preparations.values()):
         return {key: preparation.items(subsets.get(key)) for key, preparation in preparations.items()}
@@ -85,10 +84,10 @@ def prepare_tasks(
 
 
 def cache_name(preparation: Preparation, subset: Sequence[Example] | None = None) -> str:
-    """Return the name in the cache of a task's items, of all its examples or a subset.
+    """Return the cache name of a task's items, for all examples or a subset.
 
-    It has a digest of everything that the items depend on. Instead of rows and the code of the task type it covers all
-    texts that the type can make of a row: as a shot and as a question, first or not.
+    It contains a digest of everything the items depend on. Instead of the rows and the task type's code, that covers
+    every text the type can make of a row: as a shot and as a question, first or not.
     """
     task = preparation.task
     (num_shots,) = task.num_fewshot
@@ -126,9 +125,9 @@ def cache_name(preparation: Preparation, subset: Sequence[Example] | None = None
 
 @contextlib.contextmanager
 def claim(path: Path, timeout: float) -> Iterator[bool]:
-    """Yield True if this process should make a file, False if after so many seconds another one still does.
+    """Yield whether this process holds the lock to write a file; False if another still does after `timeout` seconds.
 
-    Without file locks every process makes its own.
+    Where file locks are not supported every process writes its own.
     """
     with contextlib.ExitStack() as stack:
         is_mine = True
@@ -143,7 +142,7 @@ def claim(path: Path, timeout: float) -> Iterator[bool]:
 
 
 def load(path: Path) -> list[EncodedItem] | None:
-    """Return the items that any process stored in a file; None if there is none or it is damaged."""
+    """Return the items stored in a file; None if it is missing or damaged."""
     try:
         content = path.read_bytes()
         os.utime(path)  # for `trim`
@@ -171,8 +170,8 @@ def load(path: Path) -> list[EncodedItem] | None:
 
 
 def store(path: Path, items: Sequence[EncodedItem]) -> bool:
-    """Write items to a file: the SHA-256 of what follows, then the arrays as an npz file. Return whether it worked."""
-    pieces: list[Ids] = []  # an item's different contexts, then its continuations
+    """Write items to a file, a SHA-256 followed by an npz archive. Return whether that succeeded."""
+    pieces: list[Ids] = []  # of each item its distinct contexts, then its continuations
     rows = []
     for item in items:
         contexts = {id(context): context for context in item.contexts}  # equal contexts are the same array
@@ -204,7 +203,7 @@ def store(path: Path, items: Sequence[EncodedItem]) -> bool:
 
 
 def trim(folder: Path, limit_bytes: int = LIMIT_BYTES) -> None:
-    """Delete the least recently used files beyond the limit, and what dead processes left."""
+    """Delete the least recently used files beyond the limit, and stale locks and unfinished files."""
     with contextlib.suppress(OSError):
         entries = sorted((entry.stat().st_mtime, entry.stat().st_size, entry.path) for entry in os.scandir(folder))
         total = sum(size for _, size, path in entries if path.endswith(SUFFIX))

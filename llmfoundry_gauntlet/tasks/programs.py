@@ -1,4 +1,4 @@
-"""The requirements of tasks that run programs: a sandbox, and the tools of their languages."""
+"""Check the requirements of tasks that run programs: a sandbox and the tools of their languages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llmfoundry_gauntlet.types import Example
 def check_programs(
     tasks: Sequence[Task], examples: Mapping[str, Sequence[Example]], asked: str
 ) -> tuple[Sandbox | None, dict[str, str]]:
-    """Return the sandbox for these tasks' programs, None without any, and why tasks cannot run theirs, by key."""
+    """Return the sandbox for these tasks, None if none runs programs, and by key why a task cannot run its programs."""
     languages = {
         task.key: sorted({task.language(example.content) for example in examples[task.key]})
         for task in tasks

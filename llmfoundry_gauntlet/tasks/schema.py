@@ -38,7 +38,7 @@ class SchemaTask(ChoicesTask):
         return Schema(context_options=options, continuation=continuation, gold=gold_field(row, len(options)))
 
     def shot(self, content: Schema, first: bool) -> str:
-        """Return the right context and the continuation. As upstream, the prelimiter precedes the example delimiter."""
+        """Return the gold context and the continuation. As upstream, the prelimiter precedes the example delimiter."""
         delimiter = '' if first else self.example_delimiter
         context = content.context_options[content.gold]
         return self.prelimiter + delimiter + context + self.continuation_delimiter + content.continuation

@@ -1,4 +1,4 @@
-"""SCORE's task types: a lettered question answered in text or by likelihood, and a problem with a boxed answer."""
+"""SCORE's task types: lettered questions answered by generation or by likelihood, and problems with boxed answers."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ from llmfoundry_gauntlet.tasks.templates import (
 )
 from llmfoundry_gauntlet.types import Example, Generation, ItemResult, Prompt, Sampling, Score, ScoreOutput
 
-REFERENCE_LABELS = {MMLU_PRO: 'ABCDEFGHIJ', AGIEVAL: 'ABCD'}  # to which the paper's reference moves the right option
+REFERENCE_LABELS = {MMLU_PRO: 'ABCDEFGHIJ', AGIEVAL: 'ABCD'}  # to which the paper's reference moves the gold option
 
-# Facts of an item of a lettered question: the chosen option's text, the label of the right one in the data, and the
-# number of options.
+# Facts of a lettered question's item: the chosen option's text, the gold option's label in the data, and the number of
+# options.
 OPTION, OWN_GOLD, NUM_OPTIONS = 'option', 'own_gold', 'num_options'
 LEAD = 'The best answer is'
 UNPARSED = 'no answer found in the generation'
@@ -84,14 +84,14 @@ def robustness(
         by_perturbation[perturbation_of(result.key.variant or '')].append(result)
     scores = {name: score_of(spec, name, found, allow_missing=allow_missing) for name, found in by_perturbation.items()}
     if spec.is_math:
-        shared_comparer().close()  # no process stays between evaluations
+        shared_comparer().close()  # no worker process outlives an evaluation
     return scores
 
 
 def score_of(
     spec: ScoreSpec, perturbation: str, results: Sequence[ItemResult], *, allow_missing: bool
 ) -> PerturbationScore:
-    """Return the metrics of one perturbation; the paper's reference rate exists for its own three only."""
+    """Return the metrics of one perturbation; the reference's consistency rate exists only for its own three."""
     variants = [variant_result(result, is_math=spec.is_math) for result in results]
     if spec.is_math:
         compare_all(spec, variants)
@@ -115,7 +115,7 @@ def score_of(
 
 
 def compare_all(spec: ScoreSpec, variants: Sequence[VariantResult]) -> None:
-    """Compare all answers that will be compared later, in batches, which takes less time than one by one."""
+    """Compare in batches all answers that are compared later, which is faster than one by one."""
     pairs: dict[tuple[str, str], None] = {}
     earlier_and_later: dict[tuple[str | None, str | None], None] = {}
     for group in by_question(variants).values():
@@ -131,7 +131,7 @@ def compare_all(spec: ScoreSpec, variants: Sequence[VariantResult]) -> None:
 
 
 def variant_result(result: ItemResult, *, is_math: bool) -> VariantResult:
-    """Return the part of an item that is compared with other variants."""
+    """Return the part of an item result that is compared with other variants of its question."""
     shared: dict[str, Any] = {
         'question': (result.key.file, result.key.row),
         'category': result.category,
@@ -155,7 +155,7 @@ def variant_result(result: ItemResult, *, is_math: bool) -> VariantResult:
 
 
 def equality(spec: ScoreSpec, *, reference: bool) -> Callable[[str, str | None], bool]:
-    """Return the function that compares an earlier with a later answer; the later one may be None."""
+    """Return the function that compares an earlier answer with a later one, which may be None."""
     if not spec.is_math:
         return operator.eq
     if reference:
@@ -165,7 +165,7 @@ def equality(spec: ScoreSpec, *, reference: bool) -> Callable[[str, str | None],
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreTask(Task):
-    """A SCORE dataset. `source` is the multiple_choice task whose rows are perturbed, if it has none of its own."""
+    """A SCORE dataset. `source` is the multiple_choice task whose rows are perturbed, if it has no rows of its own."""
 
     is_verbatim: ClassVar[bool] = True
 
@@ -179,7 +179,7 @@ class ScoreTask(Task):
 
     @property
     def has_rows(self) -> bool:
-        """Return whether the rows can be found: those of SCORE's own datasets, or of a `source`."""
+        """Return whether there are rows: SCORE's own dataset, or those of a `source`."""
         return self.source is not None or self.spec.dataset in DATASETS
 
     @property
@@ -192,15 +192,15 @@ class ScoreTask(Task):
         return ()
 
     def read(self, data_root: str) -> TaskRows:
-        """Return every question in all of its variants. Raise ConfigError or DataError."""
+        """Return every question in all its variants. Raise ConfigError or DataError."""
         return read_variants(self, data_root)
 
     def files(self, data_root: str) -> tuple[Path, ...]:
-        """Return the data files that are there. Raise DataError if none is."""
+        """Return the data files that exist. Raise DataError if none does."""
         return tuple(find_files(self.spec, data_root)[0]) if self.source is None else self.source.files(data_root)
 
     def ask(self, content: Any, first: bool) -> Prompt:
-        """Return the prompt, to be answered in text."""
+        """Return the prompt of a generation."""
         return Prompt(contexts=(content.text,), chat_template=self.spec.chat_template)
 
     def sampling(self, variant: str | None) -> Sampling:
@@ -226,7 +226,7 @@ class LettersTask(ScoreTask):
     generates: ClassVar[bool] = True
 
     def score(self, output: Generation, content: Posed) -> Score:
-        """Score 1 if the generation chooses the right letter."""
+        """Score 1 if the generation chooses the gold letter."""
         if not output.is_finite:
             return Score.unscored(NON_FINITE_GENERATION)
         if self.spec.answer_extraction == REFERENCE:
@@ -239,17 +239,17 @@ class LettersTask(ScoreTask):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LikelihoodTask(ScoreTask):
-    """Score the letters of all options after the beginning of an answer."""
+    """Score the letters of all options after the start of an answer."""
 
     type_name: ClassVar[str] = 'score_likelihood'
 
     def ask(self, content: Posed, first: bool) -> Prompt:
-        """Return the prompt and the beginning of its answer; every letter is scored."""
+        """Return the prompt and the start of its answer; every letter is scored."""
         letters = tuple(f' {letter}' for letter in LETTERS[: content.num_choices])
         return replace(ScoreTask.ask(self, content, first), continuations=letters, lead=LEAD)
 
     def score(self, output: ScoreOutput, content: Posed) -> Score:
-        """Score 1 if the right letter is the most probable one."""
+        """Score 1 if the gold letter is the most probable one."""
         score = score_choice(output, content.gold, reference=False)
         if score.predicted is None:
             return score
@@ -270,7 +270,7 @@ class MathTask(ScoreTask):
     generates: ClassVar[bool] = True
 
     def score(self, output: Generation, content: PosedProblem) -> Score:
-        """Score 1 if the boxed answer equals the right one as mathematics."""
+        """Score 1 if the boxed answer is mathematically equal to the gold answer."""
         if not output.is_finite:
             return Score.unscored(NON_FINITE_GENERATION)
         if self.spec.answer_extraction == REFERENCE:
@@ -279,7 +279,7 @@ class MathTask(ScoreTask):
         else:
             answer = answer_of(output.text)
             right = answer is not None and shared_comparer().equal(answer, content.gold)
-        answer = answer or None  # an empty box is no answer, though the reference may score it as right
+        answer = answer or None  # an empty box is no answer, though the reference may score it as correct
         return Score(value=float(right), answer=answer, reason=reason(output, answer))
 
 
@@ -328,7 +328,7 @@ def read_source(task: ScoreTask, data_root: str) -> TaskRows:
 
 
 def with_golds(spec: ScoreSpec, examples: list[Example], data_root: str) -> list[Example]:
-    """Return problems of MATH with their right answers. Raise DataError for a solution without one."""
+    """Return problems of MATH with their gold answers. Raise DataError for a solution without one."""
     fixes = read_fixes(spec, data_root)
     extract: Callable[..., str] = reference_gold_of if spec.answer_extraction == REFERENCE else gold_of
     problems, found = [], []
@@ -346,7 +346,7 @@ def with_golds(spec: ScoreSpec, examples: list[Example], data_root: str) -> list
 
 
 def read_fixes(spec: ScoreSpec, data_root: str) -> Mapping[str, str] | None:
-    """Return right answers by problem that replace those of the solutions; None without a table. Raise ConfigError."""
+    """Return gold answers by problem that replace those of the solutions; None without a table. Raise ConfigError."""
     path = prompts_file(spec, data_root).parent / FIX_TABLE
     if spec.fix_table is not None:
         path = Path(spec.fix_table)
@@ -363,7 +363,7 @@ def read_fixes(spec: ScoreSpec, data_root: str) -> Mapping[str, str] | None:
 
 
 def score_letter(letter: str | None, content: Posed, why: str | None) -> Score:
-    """Score 1 if a letter is the right one."""
+    """Score 1 if a letter is the gold one."""
     predicted = None if letter is None else LETTERS.index(letter)
     return Score(
         value=float(predicted == content.gold),

@@ -1,4 +1,4 @@
-"""SCORE's prompts (JSON in the schema of lm-eval 0.4.13, the paper's reference) and the variants of a question."""
+"""SCORE's prompts, in the JSON schema of lm-eval 0.4.13 (the paper's reference), and the variants of a question."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ NO_TEMPLATE = Template('')
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Templates:
-    """The prompts of a dataset: one for each perturbation with a single prompt, and the ten that are compared.
+    """The prompts of a dataset: a single one for option order and non-greedy sampling, ten for the prompt perturbation.
 
-    Prompts that no perturbation in use needs may be missing: then there is NO_TEMPLATE, or none of the ten.
-    Perturbations of installed packages use `non_greedy`.
+    Prompts that no perturbation in use needs may be missing; then they are NO_TEMPLATE or empty. Perturbations from
+    installed packages use `non_greedy`.
     """
 
     option_order: Template
@@ -58,7 +58,7 @@ class Templates:
 
 
 def prompts_file(spec: ScoreSpec, data_root: str | Path) -> Path:
-    """Return the file of a dataset's prompts: the given one, else that below the data root, else ours."""
+    """Return the file of a dataset's prompts: the given one, else that below the data root, else the package's."""
     if spec.prompts is not None:
         return shipped(spec.prompts)
     name = f'{spec.dataset if spec.dataset in (MMLU_PRO, AGIEVAL, MATH) else AGIEVAL}.json'
@@ -95,7 +95,7 @@ def read_templates(spec: ScoreSpec, data_root: str | Path) -> Templates:
 
 
 def several(value: Any, key: str, is_math: bool, problems: Problems) -> tuple[Template, ...]:
-    """Return the prompts that are compared."""
+    """Return the ten prompts of the prompt perturbation."""
     if not isinstance(value, list) or len(value) != NUM_PROMPTS:
         found = f'has {len(value)} prompts' if isinstance(value, list) else f'is {describe(value)}'
         problems.add(key, f'{found}; allowed: a list of {NUM_PROMPTS}')
@@ -105,7 +105,7 @@ def several(value: Any, key: str, is_math: bool, problems: Problems) -> tuple[Te
 
 
 def template(value: Any, path: str, is_math: bool, problems: Problems) -> Template | None:
-    """Return one prompt, None if a placeholder in it is unknown or missing."""
+    """Return one prompt, None if it has an unknown or missing placeholder."""
     if not isinstance(value, Mapping) or not isinstance(value.get('prompt'), str):
         problems.add(path, f"is {describe(value)}; allowed: a mapping with the text 'prompt'")
         return None
@@ -154,7 +154,7 @@ def read_json(path: Path) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Posed:
-    """A question with options in one prompt template. `own_gold` is the index of its right option in the data."""
+    """A question with options in one prompt template. `own_gold` is the index of the gold option in the data."""
 
     question: LetteredQuestion
     template: Template
@@ -167,7 +167,7 @@ class Posed:
 
     @property
     def gold(self) -> int:
-        """Return the index of the right option."""
+        """Return the index of the gold option."""
         return self.question.gold
 
     @property
