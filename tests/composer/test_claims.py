@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -60,23 +58,6 @@ def test_a_claim_excludes_other_watchers_until_it_is_released(place: str):
     assert second.owner_of(ONE) == (first.owner, 0.0)
     with second.held(ONE) as is_held:
         assert is_held
-
-
-def test_exactly_one_of_several_watchers_takes_over_a_claim_that_expired(place: str):
-    """Mutation: a claim is not created exclusively."""
-    start, end = threading.Barrier(4), threading.Barrier(4)
-    Store(place).write(f'{STEM}.0.json', json.dumps({'owner': 'dead:1', 'expires': 1.0}).encode())
-
-    def take_over(_: int) -> bool:
-        watcher = claims_in(place)
-        assert watcher.owner_of(ONE) == ('dead:1', 1.0)
-        start.wait()
-        with watcher.held(ONE) as is_held:
-            end.wait()
-            return is_held
-
-    with ThreadPoolExecutor(4) as pool:
-        assert sum(pool.map(take_over, range(4))) == 1
 
 
 def test_a_claim_is_renewed_while_it_is_held_and_an_unreadable_one_has_expired(place: str):
@@ -140,6 +121,26 @@ def test_the_newest_checkpoint_without_a_valid_claim_is_next(tmp_path: Path, cap
         assert other.claim(newest, stack) is not None
         assert next_batch(watcher) == 2
     assert next_batch(watcher) == 2, 'not again after another watcher has tried'
+
+
+def test_records_are_in_folders_named_by_batch_or_by_checkpoint(tmp_path: Path):
+    """Links to checkpoints, as Composer makes them, are no checkpoints."""
+    watcher, folder = watcher_of(tmp_path), tmp_path / 'checkpoints'
+    names = ('ep0-ba2-rank0.pt', 'ep0-ba4/.metadata', 'deep/ep0-ba6-rank0.pt', 'huggingface/ba8/config.json', 'mine.pt')
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    (folder / 'latest').symlink_to('ep0-ba4')
+    (folder / 'latest-rank0.pt').symlink_to('ep0-ba2-rank0.pt')
+    watcher.next_step()
+    records = {checkpoint.name: str(watcher.folder(checkpoint)) for checkpoint in watcher.checkpoints}
+    assert records == {
+        'huggingface/ba8': f'{tmp_path}/out/huggingface/ba8',
+        'deep/ep0-ba6-rank0.pt': f'{tmp_path}/out/deep/ba6',
+        'ep0-ba4': f'{tmp_path}/out/ba4',
+        'ep0-ba2-rank0.pt': f'{tmp_path}/out/ba2',
+        'mine.pt': f'{tmp_path}/out/mine.pt',
+    }
 
 
 def test_with_a_time_budget_watchers_wait_for_the_first_evaluation_which_measures(tmp_path: Path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -13,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paths import SHARED_DATA
 from pyarrow import Table, parquet
 
-from llmfoundry_gauntlet.data.download import fetch_file
-from llmfoundry_gauntlet.data.manifest import DataFile
+from llmfoundry_gauntlet.data.download import convert, fetch_file
+from llmfoundry_gauntlet.data.manifest import DataFile, read_manifest
 from llmfoundry_gauntlet.errors import RecordError
 
 ROWS = b'{"query": "one", "choices": ["no", "yes"], "gold": 1}\n' * 100
@@ -44,6 +46,14 @@ PROBLEMS = [
 ALGEBRA = replace(
     WITHOUT_HASH, path='score/hendrycks_math/algebra.jsonl', task='score_math', num_rows=3, converter='math'
 )
+HASHED = replace(ALGEBRA, sha256='0' * 64)
+EMPTY = {**PROBLEMS[0], 'problem': ''}
+PRO = replace(ALGEBRA, path='score/mmlu_pro_test.jsonl', task='score_mmlu_pro', converter='mmlu_pro')
+QUESTION = {
+    **{'question_id': 7, 'question': 'Which of these floats?', 'options': ['lead', 'cork', 'iron'], 'answer': 'B'},
+    **{'answer_index': 1, 'cot_content': '', 'category': 'physics', 'src': 'hand-written'},
+}
+WRONG, PADDED = {**QUESTION, 'answer_index': 3}, {**QUESTION, 'options': ['cork', 'N/A', 'iron']}
 
 
 def parquet_of(rows: list[dict[str, Any]]) -> bytes:
@@ -128,7 +138,12 @@ def test_a_file_is_downloaded_once(server: Server, tmp_path: Path, file: DataFil
         pytest.param(BOOLQ, Answer(b'no', 403), ('403',), 3, id='forbidden'),
         pytest.param(BOOLQ, Answer(b'no', 404), ('404',), 3, id='not found'),
         pytest.param(ALGEBRA, parquet_of(PROBLEMS[:2]), ('2 rows; expected 3',), 1, id='converted rows'),
-        pytest.param(ALGEBRA, b'<html>', ('cannot be read as the published',), 1, id='not parquet'),
+        pytest.param(ALGEBRA, b'PAR1 and no more', ('cannot be read as the published parquet',), 1, id='not parquet'),
+        pytest.param(ALGEBRA, parquet_of([{'problem': 'x'}]), ('cannot be read as the published',), 1, id='columns'),
+        pytest.param(ALGEBRA, parquet_of([*PROBLEMS, EMPTY]), ('row 4: problem is empty',), 1, id='empty problem'),
+        pytest.param(PRO, parquet_of([QUESTION, WRONG]), ('row 2: answer_index is 3', '0..2'), 1, id='gold'),
+        pytest.param(PRO, parquet_of([QUESTION, PADDED]), ('row 2: N/A is before',), 1, id='padding between options'),
+        pytest.param(HASHED, parquet_of(PROBLEMS), (HASHED.sha256,), 3, id='sha256 of what is converted'),
     ],
 )
 def test_a_failed_download_writes_nothing_and_says_why(
@@ -172,6 +187,19 @@ def test_a_published_parquet_file_is_converted(server: Server, tmp_path: Path):
     assert fetch_file(ALGEBRA, tmp_path).status == 'fetched'
     lines = (tmp_path / ALGEBRA.path).read_text().splitlines()
     assert len(lines) == 3 and lines[0].startswith('{"problem": "$0 + 1$?", "level": "Level 1", "type": "Algebra", ')
+
+
+@pytest.mark.parametrize('file', [file for file in read_manifest() if file.converter], ids=lambda file: file.path)
+def test_real_files_are_reproduced_byte_for_byte_from_parquet(file: DataFile):
+    path = SHARED_DATA / file.path
+    if not path.is_file():
+        pytest.skip(f'{path} is not there')
+    content = path.read_bytes()
+    rows = [json.loads(line) for line in content.decode().split('\n')[:-1]]
+    if file.converter == 'mmlu_pro':
+        rows = [{**row, 'options': row['options'] + ['N/A'] * (10 - len(row['options']))} for row in rows]
+    published = parquet_of([{'extra': 1, **row} for row in rows])
+    assert convert(published, replace(file, sha256=None), 'test.parquet') == content
 
 
 def test_an_unwritable_data_root_is_an_error(server: Server):

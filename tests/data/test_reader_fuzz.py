@@ -16,7 +16,7 @@ from llmfoundry_gauntlet.errors import DataError
 from llmfoundry_gauntlet.evaluation.inputs import load_suite
 
 Row = dict[str, Any]
-NUM_ROWS, SEED = 500, 1  # of each kind
+NUM_ROWS, SEED = 200, 1  # of each kind
 SOUND: dict[str, Row] = {
     'language_modeling': {'context': 'Two and two are', 'continuation': 'four', 'category': 'sums'},
     'multiple_choice': {'query': 'Sky?', 'choices': ['blue', ' green', 'red'], 'gold': 1},
@@ -103,4 +103,4 @@ def test_mutated_rows_are_read_or_named_with_file_and_line(tmp_path: Path, kind:
             assert found[0] == expected and len(found) == 2, line[:300]
             assert re.fullmatch('[0-9a-f]{16}', found[1].digest)
             num_read += 1
-    assert 20 < num_read < NUM_ROWS - 100
+    assert 8 < num_read < NUM_ROWS - 40

@@ -1,45 +1,169 @@
-"""Every published data file is read, with the number of rows in the manifest."""
+"""The published files, each read once: rows, oddities, sources, and the options of multiple-choice questions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
-from paths import ROOT
+import pytest
+from paths import ROOT, SHARED_DATA
 
+from llmfoundry_gauntlet.config.tasks import MULTIPLE_CHOICE
+from llmfoundry_gauntlet.data.examples import TaskRows
 from llmfoundry_gauntlet.data.manifest import select_files
 from llmfoundry_gauntlet.data.readers import read_rows
+from llmfoundry_gauntlet.data.score_rows import as_lettered, read_score_rows, split_list
 from llmfoundry_gauntlet.evaluation.inputs import load_suite
+from llmfoundry_gauntlet.types import Example
+
+CLUSTERS = {  # by stem; in files without a rule they are of repeated prompts
+    'squad': 2067,
+    'coqa': 499,
+    'boolq': 2938,
+    'agi_eval_lsat_rc': 41,
+    'agi_eval_sat_en': 44,
+    'agi_eval_lsat_ar': 40,
+    'agi_eval_sat_math': 213,
+    'logi_qa': 548,
+    'math_qa': 2483,
+    'bigbench_logical_deduction': 300,
+    'simple_arithmetic_nospaces': 998,
+    'simple_arithmetic_withspaces': 998,
+    'bigbench_strange_stories': 48,
+    'bigbench_conlang_translation': 8,
+    'hellaswag': 9477,
+    'winograd_wsc': 137,
+    'mmlu': 13532,
+    'winogender_mc_female': 60,
+    'winogender_mc_male': 60,
+    'human_eval': 164,
+    'human_eval-0.25': 164,
+    'human_eval-0.5': 164,
+    'human_eval-0.75': 164,
+    'human_eval_return_simple': 37,
+    'human_eval_return_complex': 127,
+    'processed_human_eval_cpp': 161,
+    'processed_human_eval_js': 164,
+    'lambada_openai': 5151,
+    'enterprise_pii_classification': 3394,
+    'bigbench_qa_wikidata': 20320,
+    'jeopardy_all': 2109,
+}
+SCORE_SIZES = {  # rows and clusters
+    'sat-math': (220, 213),
+    'lsat-lr': (510, 507),
+    'lsat-rc': (269, 40),
+    'aqua-rat': (254, 254),
+    'sat-en': (206, 44),
+    'lsat-ar': (230, 40),
+}
+LISTED = {  # rows whose query ends in a list of its options
+    'commonsense_qa': 1221,
+    'bigbench_conceptual_combinations': 103,
+    'bigbench_language_identification': 10000,
+    'agi_eval_lsat_rc': 268,
+    'agi_eval_sat_en': 206,
+    'bigbench_understanding_fables': 189,
+    'enterprise_pii_classification': 3395,
+    'agi_eval_lsat_ar': 230,
+    'bigbench_logical_deduction': 1500,
+    'logi_qa': 651,
+    'math_qa': 2983,
+    'mmlu': 14042,
+}
 
 
-def test_every_published_file_is_read_without_an_error(real_data):
-    tasks = {task.label: task for task in load_suite(ROOT / 'yamls/tasks/gauntlet_v0.1.yaml').tasks}
-    num_read = 0
-    for file in select_files([*tasks]):
-        if (real_data / file.path).is_file():
-            examples = tasks[file.task].read(real_data).examples
-            assert [example.row for example in examples] == list(range(file.num_rows)), file.path
-            num_read += 1
-    assert num_read >= 49
+@pytest.fixture(scope='module')
+def tasks() -> dict[str, Any]:
+    """Return the Gauntlet's tasks whose published files are here, by the files' stems."""
+    folder = SHARED_DATA / 'local_data'
+    found = load_suite(ROOT / 'yamls/tasks/gauntlet_v0.1.yaml').tasks
+    there = {(folder / task.dataset_uri).stem: task for task in found if (folder / task.dataset_uri).is_file()}
+    if not there:
+        pytest.skip(f'the published files ({folder}) are not here')
+    return there
 
 
-def texts_in(row: Mapping[str, Any]) -> list[str]:
-    return [value for value in row.values() if isinstance(value, str)]
+@pytest.fixture(scope='module')
+def examples(tasks: dict[str, Any]) -> dict[str, list[Example]]:
+    """Return the examples of each file by its stem."""
+    return {stem: list(task.read(SHARED_DATA / 'local_data').examples) for stem, task in tasks.items()}
 
 
-def test_oddities_of_the_real_files_survive_reading(real_data):
-    """Return the counts of the files themselves."""
+def test_every_published_file_is_read_without_an_error(tasks: dict[str, Any], examples: dict[str, list[Example]]):
+    num_rows = {file.task: file.num_rows for file in select_files([])}
+    for stem, found in examples.items():
+        assert [example.row for example in found] == list(range(num_rows[tasks[stem].label])), stem
+    assert len(examples) >= 49
+    counts = {stem: len({example.cluster for example in examples[stem]}) for stem in CLUSTERS}
+    assert counts == CLUSTERS
+
+
+def test_oddities_of_the_real_files_survive_reading(real_data: Path):
+    """The counts are those of the files themselves."""
 
     def rows(uri: str) -> list[Any]:
         return [row for _, row in read_rows(str(real_data / f'{uri}.jsonl'))]
 
     def hard_spaces(uri: str) -> int:
-        return sum('\u00a0' in text for row in rows(uri) for text in texts_in(row))
+        return sum(isinstance(text, str) and '\u00a0' in text for row in rows(uri) for text in row.values())
 
     assert hard_spaces('reading_comprehension/pubmed_qa_labeled') == 53
     assert hard_spaces('reading_comprehension/coqa') == 205
-    assert hard_spaces('world_knowledge/mmlu') == 54
     assert rows('language_understanding/lambada_openai')[4462]['continuation'] == '\n\nrecorder'
     sums = rows('symbolic_problem_solving/simple_arithmetic_withspaces')
     assert all(row['continuation'].startswith(' ') for row in sums)
     assert {row['gold'] for row in rows('commonsense_reasoning/bigbench_strange_stories')} == {0}
+
+
+def test_every_row_of_every_real_multiple_choice_file_gives_its_options(
+    tasks: dict[str, Any], examples: dict[str, list[Example]]
+):
+    """mmlu, math_qa and logi_qa have names, formulas and empty options that were once taken for letters."""
+    listed: Counter[str] = Counter()
+    empty: Counter[str] = Counter()
+    chosen = [stem for stem, task in tasks.items() if task.icl_task_type == MULTIPLE_CHOICE]
+    assert len(chosen) == 24
+    for stem in chosen:
+        for content in (example.content for example in examples[stem]):
+            question = as_lettered(content.query, content.choices, content.gold, '')
+            listed[stem] += split_list(content.query, len(content.choices))[1] is not None
+            empty[stem] += '' in question.options
+            if not all(map(re.compile(r'[A-Z]').fullmatch, content.choices)):
+                assert [*map(str.strip, question.options)] == [*map(str.strip, content.choices)]
+            assert question.gold == content.gold and question.text and content.query.startswith(question.text)
+        assert listed[stem] in (0, len(examples[stem]))
+    assert +listed == LISTED and +empty == {'math_qa': 62}
+
+
+def score_rows(dataset: str) -> TaskRows:
+    if not (SHARED_DATA / 'score').is_dir():
+        pytest.skip(f'the published questions of SCORE ({SHARED_DATA}/score) are not here')
+    return read_score_rows(load_suite(None, None, {'dataset': dataset}).tasks[-1].spec, SHARED_DATA)
+
+
+def test_the_real_mmlu_pro_has_the_known_oddities():
+    rows = score_rows('mmlu_pro')
+    assert Counter(len(row.content.options) for row in rows.examples) == {
+        **{3: 20, 4: 607, 5: 52, 6: 92, 7: 158, 8: 320, 9: 801, 10: 9982}
+    }
+    assert len({row.category for row in rows.examples}) == 14
+    counts = [re.sub(r'^\S+?:\d+: ', '', warning) for warning in rows.warnings]
+    assert counts[0] == 'answer contradicts answer_index; answer_index is used (1 such rows)'
+    assert sum('is repeated' in line for line in counts) == len(counts) - 1 > 0
+    odd = next(warning for warning in rows.warnings if 'contradicts' in warning)
+    row = dict(read_rows(str(SHARED_DATA / 'score/mmlu_pro_test.jsonl')))[int(odd.split(':')[1]) - 1]
+    assert (row['question_id'], row['answer_index']) == (3983, 1)
+    assert len({row.cluster for row in rows.examples}) == 11782
+
+
+def test_the_real_agieval_has_its_rows_options_and_oddities():
+    rows = score_rows('agieval')
+    sizes = Counter(row.file for row in rows.examples)
+    clusters = {name: len({row.cluster for row in rows.examples if row.file == name}) for name in sizes}
+    assert {name: (size, clusters[name]) for name, size in sizes.items() if name in SCORE_SIZES} == SCORE_SIZES
+    for row in rows.examples:
+        assert len(row.content.options) == (4 if row.file in ('sat-math', 'sat-en', 'logiqa-en') else 5)
+    assert all('is repeated' in warning or 'no file of' in warning for warning in rows.warnings)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from paths import ROOT, SHARED_DATA
+from paths import SHARED_DATA
 
-from llmfoundry_gauntlet.config.tasks import MULTIPLE_CHOICE
 from llmfoundry_gauntlet.data.examples import TaskRows
 from llmfoundry_gauntlet.data.readers import RowError
 from llmfoundry_gauntlet.data.score_rows import (
@@ -19,11 +15,9 @@ from llmfoundry_gauntlet.data.score_rows import (
     MathQuestion,
     as_lettered,
     read_score_rows,
-    split_list,
 )
 from llmfoundry_gauntlet.errors import DataError
 from llmfoundry_gauntlet.evaluation.inputs import load_suite
-from llmfoundry_gauntlet.tasks import multiple_choice
 from llmfoundry_gauntlet.tasks.score import ScoreTask, read_source
 
 LAW = {'question': 'Who?', 'options': ['he', 'she', ' it'], 'answer': 'B', 'answer_index': 1, 'category': 'law'}
@@ -166,33 +160,6 @@ def test_oddities_are_warnings_with_the_first_place_and_a_count(write_jsonl, tmp
     )
 
 
-@real
-def test_the_real_mmlu_pro_has_the_known_oddities():
-    rows = read_score_rows(task_of('mmlu_pro').spec, SHARED_DATA)
-    assert Counter(len(row.content.options) for row in rows.examples) == {
-        **{3: 20, 4: 607, 5: 52, 6: 92, 7: 158, 8: 320, 9: 801, 10: 9982}
-    }
-    assert len({row.category for row in rows.examples}) == 14
-    counts = [re.sub(r'^\S+?:\d+: ', '', warning) for warning in rows.warnings]
-    assert counts[0] == 'answer contradicts answer_index; answer_index is used (1 such rows)'
-    assert sum('is repeated' in line for line in counts) == len(counts) - 1 > 0
-    odd = next(warning for warning in rows.warnings if 'contradicts' in warning)
-    line = (REAL / 'mmlu_pro_test.jsonl').read_text(encoding='utf-8').split('\n')[int(odd.split(':')[1]) - 1]
-    assert (json.loads(line)['question_id'], json.loads(line)['answer_index']) == (3983, 1)
-
-
-@real
-def test_the_real_agieval_has_its_rows_options_and_oddities():
-    rows = read_score_rows(task_of('agieval').spec, SHARED_DATA)
-    sizes = Counter(row.file for row in rows.examples)
-    known = {'sat-math': 220, 'lsat-lr': 510, 'lsat-rc': 269, 'aqua-rat': 254, 'sat-en': 206, 'lsat-ar': 230}
-    expected = {**known, 'logiqa-en': 651}
-    assert sizes == {name: expected[name] for name in SUBSETS if name not in rows.absent}
-    for row in rows.examples:
-        assert len(row.content.options) == (4 if row.file in ('sat-math', 'sat-en', 'logiqa-en') else 5)
-    assert all('is repeated' in warning or 'no file of' in warning for warning in rows.warnings)
-
-
 # Rows of other tasks.
 
 
@@ -270,39 +237,3 @@ def test_malformed_rows_of_a_task_are_named(write_jsonl, tmp_path):
         source_rows(tmp_path)
     problem = "the choices are letters, but the query does not end in a list of options (lines 'A. ...')"
     assert list(raised.value.problems) == [f'score_arc: arc.jsonl:{line}: {problem}' for line in (1, 2)]
-
-
-def test_every_row_of_every_real_multiple_choice_file_gives_its_options(real_data):
-    """mmlu, math_qa and logi_qa have names, formulas and empty options that were once taken for letters."""
-    found: dict[str, Counter[str]] = {}
-    for task in load_suite(ROOT / 'yamls/tasks/gauntlet_v0.1.yaml').tasks:
-        if task.icl_task_type != MULTIPLE_CHOICE or not (real_data / task.dataset_uri).is_file():
-            continue
-        counts = found[task.dataset_uri] = Counter()
-        for example in task.read(real_data).examples:
-            content: multiple_choice.Choices = example.content
-            question = as_lettered(content.query, content.choices, content.gold, '')
-            counts['rows'] += 1
-            counts['listed'] += split_list(content.query, len(content.choices))[1] is not None
-            counts['empty'] += '' in question.options
-            if not all(map(re.compile(r'[A-Z]').fullmatch, content.choices)):
-                assert [*map(str.strip, question.options)] == [*map(str.strip, content.choices)]
-            assert question.gold == content.gold and question.text and content.query.startswith(question.text)
-    listed = {
-        'commonsense_qa': 1221,
-        'bigbench_conceptual_combinations': 103,
-        'bigbench_language_identification': 10000,
-        'agi_eval_lsat_rc': 268,
-        'agi_eval_sat_en': 206,
-        'bigbench_understanding_fables': 189,
-        'enterprise_pii_classification': 3395,
-        'agi_eval_lsat_ar': 230,
-        'bigbench_logical_deduction': 1500,
-        'logi_qa': 651,
-        'math_qa': 2983,
-        'mmlu': 14042,
-    }
-    assert {Path(name).stem: counts['listed'] for name, counts in found.items() if counts['listed']} == listed
-    assert all(counts['listed'] in (0, counts['rows']) for counts in found.values())
-    assert {Path(name).stem: counts['empty'] for name, counts in found.items() if counts['empty']} == {'math_qa': 62}
-    assert len(found) == 24

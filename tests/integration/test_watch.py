@@ -14,10 +14,8 @@ import pytest
 import tiny
 import torch
 from attempts import outcome
-from composer.utils import dist
 from object_store import S3Server
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch.distributed import checkpoint as sharded
 from watched import options_of, record, settings_of, train
 
 from llmfoundry_gauntlet.composer.watch import Watcher, WatchSettings, evaluate_checkpoint
@@ -96,72 +94,32 @@ def test_results_equal_those_of_the_callback_and_a_restart_does_nothing(
     assert record(folder / 'fewer/ba2')['tasks']['sums/0-shot']['num_items'] == 2
 
 
-@pytest.mark.parametrize('damage', ['truncated', 'not a checkpoint'])
-def test_an_unfinished_or_damaged_checkpoint_is_skipped_until_it_changes(
-    watch: Watch, folder: Path, trained: Path, caplog: pytest.LogCaptureFixture, damage: str
+def test_a_damaged_checkpoint_is_skipped_until_it_changes_and_an_overwritten_one_is_evaluated_again(
+    watch: Watch, folder: Path, trained: Path, caplog: pytest.LogCaptureFixture
 ):
-    path = folder / 'checkpoints/ep0-ba4-rank0.pt'
-    whole = path.read_bytes()
-    if damage == 'truncated':
-        path.write_bytes(whole[: len(whole) // 2])
-        reason = f'is truncated after {len(whole) // 2} bytes'
-    else:
-        torch.save({'state': {'nothing': 1}}, path)
-        reason = "is not a Composer checkpoint: it has no 'state'"
+    older, newer = (folder / f'checkpoints/{name}' for name in reversed(BOTH))
+    whole = newer.read_bytes()
+    newer.write_bytes(whole[: len(whole) // 2])
     status, out, _ = watch()
-    assert status == 1 and 'ep0-ba4-rank0.pt: damaged' in out and reason in caplog.text
-    assert runs(caplog) == BOTH
+    assert status == 1 and 'ep0-ba4-rank0.pt: damaged' in out
+    assert f'is truncated after {len(whole) // 2} bytes' in caplog.text and runs(caplog) == BOTH
     assert outcome(folder / 'watched/ba2') == outcome(trained / 'training/ba2')
+
+    torch.save({'state': {'nothing': 1}}, newer)
+    content = torch.load(older, weights_only=False)
+    other = {f'model.{name}': value for name, value in tiny.model(seed=5).state_dict().items()}
+    content['state']['model'] = {name: other[name] for name in content['state']['model']}
+    torch.save(content, older)
+    assert watch()[0] == 1
+    assert "is not a Composer checkpoint: it has no 'state'" in caplog.text and runs(caplog) == BOTH
     assert not (folder / 'watched/ba4').exists()
-    path.write_bytes(whole)
+    assert outcome(folder / 'watched/ba2') != outcome(trained / 'training/ba2')
+    assert not (folder / 'watched/ba2/journal').exists()
+
+    newer.write_bytes(whole)
     assert watch()[0] == 0
     assert runs(caplog) == ['ep0-ba4-rank0.pt']
     assert outcome(folder / 'watched/ba4') == outcome(trained / 'training/ba4')
-
-
-def test_an_overwritten_checkpoint_is_evaluated_again_and_its_records_replaced(
-    watch: Watch, folder: Path, trained: Path, caplog: pytest.LogCaptureFixture
-):
-    assert watch()[0] == 0
-    path = folder / 'checkpoints/ep0-ba2-rank0.pt'
-    content = torch.load(path, weights_only=False)
-    other = {f'model.{name}': value for name, value in tiny.model(seed=5).state_dict().items()}
-    content['state']['model'] = {name: other[name] for name in content['state']['model']}
-    torch.save(content, path)
-    caplog.clear()
-    assert watch()[0] == 0
-    assert runs(caplog) == ['ep0-ba2-rank0.pt']
-    assert outcome(folder / 'watched/ba2') != outcome(trained / 'training/ba2')
-    assert outcome(folder / 'watched/ba4') == outcome(trained / 'training/ba4')
-    assert not (folder / 'watched/ba2/journal').exists()
-
-
-@pytest.mark.filterwarnings('ignore:TypedStorage is deprecated', 'ignore:torch.distributed is disabled')
-def test_sharded_and_hugging_face_folders_and_names_without_a_batch_are_evaluated(
-    watch: Watch, folder: Path, trained: Path
-):
-    checkpoints = folder / 'checkpoints'
-    content = torch.load(checkpoints / 'ep0-ba2-rank0.pt', weights_only=False)
-    weights = {name.removeprefix('model.'): value.clone() for name, value in content['state']['model'].items()}
-    dist.initialize_dist('cpu')
-    sharded.save(content, storage_writer=sharded.FileSystemWriter(checkpoints / 'ep0-ba2'))
-    (checkpoints / 'ep0-ba2-rank0.pt').unlink()
-    network = tiny.model()
-    network.load_state_dict(weights)
-    network.save_pretrained(checkpoints / 'huggingface/ba2', max_shard_size='60KB')
-    tiny.tokenizer().save_pretrained(checkpoints / 'huggingface/ba2')
-    (checkpoints / 'ep0-ba4-rank0.pt').rename(checkpoints / 'mine.pt')
-    (checkpoints / 'latest-rank0.pt').unlink()
-    (checkpoints / 'latest').symlink_to('ep0-ba2')
-    status, out, err = watch()
-    assert status == 0, out + err
-    assert sorted(path.name for path in (folder / 'watched').iterdir()) == ['ba2', 'huggingface', 'mine.pt']
-    table = ((2, 'ba2', 'ep0-ba2'), (2, 'huggingface/ba2', 'huggingface/ba2'), (4, 'mine.pt', 'mine.pt'))
-    for batch, records, name in table:
-        found, expected = outcome(folder / 'watched' / records), outcome(trained / f'training/ba{batch}')
-        assert found[1] == expected[1]
-        training = record(folder / 'watched' / records)['training']
-        assert training['batch'] == batch and training['checkpoint'] == str(checkpoints / name)
 
 
 def test_results_are_the_same_in_an_object_store_and_an_outage_only_delays_them(
