@@ -58,15 +58,15 @@ class Prompt:
     """The text of an item: `preamble` (instruction and shots), then its own contexts and the continuations to score.
 
     `contexts` has one entry for all continuations, or one per continuation. Without continuations the model generates.
-    With `chat_template` (True, or 'auto': if the tokenizer has one) the context is a user message; `lead` is the start
-    of the assistant's answer, before the scored continuations.
+    With `chat_template` (True, or 'auto': if the tokenizer has one; None: as the settings say) preamble and context are
+    a user message; `lead` is the start of the assistant's answer, before the scored continuations.
     """
 
     contexts: tuple[str, ...]
     continuations: tuple[str, ...] = ()
     preamble: str = ''
     num_shots: int = 0
-    chat_template: bool | str = False
+    chat_template: bool | str | None = None
     lead: str = ''
 
     @property

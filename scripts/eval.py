@@ -10,27 +10,21 @@ invalid or no model could be evaluated.
 
 import logging
 import sys
-import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from inspect import signature
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from composer.utils import dist
 
-from llmfoundry_gauntlet import EvaluationSettings, evaluate
-from llmfoundry_gauntlet.composer.evaluate import DIST_TIMEOUT, TRAINING_KEYS, check_arguments, default_device
-from llmfoundry_gauntlet.composer.loggers import build_loggers
-from llmfoundry_gauntlet.composer.models import load_config
+from llmfoundry_gauntlet import evaluate
+from llmfoundry_gauntlet.composer.evaluate import DIST_TIMEOUT, default_device, run_settings
 from llmfoundry_gauntlet.config.llm_foundry import EVALUATION_KEYS, ListedModel, map_evaluation
-from llmfoundry_gauntlet.config.yaml import Problems, decode_value, read_yaml, suggestion
-from llmfoundry_gauntlet.errors import ConfigError, GauntletError, print_problems
+from llmfoundry_gauntlet.config.yaml import read_yaml
+from llmfoundry_gauntlet.errors import GauntletError, print_problems
 from llmfoundry_gauntlet.results.report.printing import print_runs, scores_table, with_seconds
 from llmfoundry_gauntlet.results.report.scores import find_evaluations
 from llmfoundry_gauntlet.results.report.tables import print_table
-
-RUN_KEYS = [*(name for name in signature(evaluate).parameters if name != 'settings'), 'dist_timeout']
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,47 +38,10 @@ class EvaluationConfig:
 
 def read_config(path: str, overrides: list[str]) -> EvaluationConfig:
     """Return the checked content of a YAML file, after `key=value` overrides. Raise ConfigError."""
-    content = read_yaml(path, overrides)
-    mapped, models = map_evaluation(content, source=path, num_ranks=dist.get_world_size())
-    settings = [item.name for item in fields(EvaluationSettings) if item.name not in TRAINING_KEYS]
-    allowed = [*RUN_KEYS, *settings]
-    known = sorted({*allowed, *EVALUATION_KEYS})
-    values = mapped.values
-    problems = [f"{path}: unknown key '{key}'{suggestion(str(key), known)}" for key in values if key not in allowed]
-    required = ('out',) if models else ('model', 'out')
-    problems += [f"{path}: the key '{key}' is missing" for key in required if key not in values]
-    if models and 'model_config' in values:
-        problems.append(f"{path}: model_config belongs to a 'model' that is a path, not to several models")
-    wrong = Problems(path)
-    check_arguments({key: value for key, value in values.items() if key in RUN_KEYS}, wrong)
-    decode_value(float | None, values.get('dist_timeout'), 'dist_timeout', wrong)
-    problems += wrong.found
-    if problems:
-        raise ConfigError(problems)
-    return EvaluationConfig(shared=values, models=models, lines=mapped.lines)
-
-
-def evaluate_one(shared: dict[str, Any], *, config_overrides: dict[str, Any] | None = None) -> None:
-    """Evaluate one model with its own loggers. Raise GauntletError."""
-    arguments = {**shared, 'loggers': build_loggers(shared.get('loggers'))}
-    if not config_overrides:
-        evaluate(arguments.pop('model'), **arguments)
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        save_config(arguments['model_config'], config_overrides, folder)
-        evaluate(arguments.pop('model'), **{**arguments, 'model_config': folder})
-
-
-def save_config(name: str, overrides: dict[str, Any], folder: str) -> None:
-    """Write a model's configuration with overrides into a folder. Raise ModelError."""
-    config = load_config(name)
-    unknown = [key for key in overrides if not hasattr(config, key)]
-    if unknown:
-        raise ConfigError(
-            [f"config_overrides: unknown key '{key}'{suggestion(key, config.to_dict())}" for key in unknown]
-        )
-    config.update(overrides)
-    config.save_pretrained(folder)
+    mapped, models = map_evaluation(read_yaml(path, overrides), source=path, num_ranks=dist.get_world_size())
+    for arguments in [model.arguments for model in models] or [{}]:
+        run_settings({**mapped.values, **arguments}, path, required=('out',), further=EVALUATION_KEYS)
+    return EvaluationConfig(shared=mapped.values, models=models, lines=mapped.lines)
 
 
 def evaluate_listed(config: EvaluationConfig) -> int:
@@ -96,7 +53,7 @@ def evaluate_listed(config: EvaluationConfig) -> int:
         if 'run_name' in arguments and len(config.models) > 1:
             arguments['run_name'] = f'{arguments["run_name"]}-{model.folder.replace("/", "-")}'
         try:
-            evaluate_one(arguments, config_overrides=model.config_overrides)
+            evaluate(**arguments)
             done.append(model)
         except GauntletError as error:
             print(f'{model.name} was not evaluated:', file=sys.stderr)
@@ -136,11 +93,11 @@ def main(arguments: list[str]) -> int:
         config = read_config(arguments[0], arguments[1:])
         for line in config.lines:
             say(line)
-        timeout = config.shared.pop('dist_timeout', DIST_TIMEOUT)
+        timeout = config.shared.get('dist_timeout', DIST_TIMEOUT)
         dist.initialize_dist(config.shared.get('device') or default_device(), timeout=timeout)
         if config.models:
             return evaluate_listed(config)
-        evaluate_one(config.shared)
+        evaluate(**config.shared)
     except GauntletError as error:
         print_problems(error)
         return 2

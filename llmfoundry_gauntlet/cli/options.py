@@ -35,6 +35,23 @@ Model = Annotated[
 ]
 Outputs = Annotated[Path | None, typer.Option(help='JSON Lines of generations from another engine, to be scored.')]
 OfModel = Annotated[str | None, typer.Option(help="Replaces the model's own.")]
+Revision = Annotated[str | None, typer.Option(help='Branch, tag or commit of a model on the Hugging Face hub.')]
+Adapter = Annotated[
+    str | None, typer.Option(help='Folder or name of a PEFT adapter (LoRA), merged into the weights. Needs peft.')
+]
+DType = Annotated[
+    str, typer.Option('--dtype', help='Type of the weights: float32, bfloat16 or float16 (half the memory).')
+]
+Trust = Annotated[
+    bool, typer.Option('--trust-remote-code', help="Run Python code from the model's folder. Read it first.")
+]
+ChatTemplate = Annotated[
+    bool,
+    typer.Option('--apply-chat-template', help="Send prompts, shots included, in the tokenizer's chat template."),
+]
+Loggers = Annotated[
+    list[str] | None, typer.Option('--logger', help='Also log to wandb, mlflow or tensorboard; may be repeated.')
+]
 Length = Annotated[int | None, typer.Option(help="Maximum prompt length in tokens. Default: the model's.")]
 Tokens = Annotated[str, typer.Option(help='Tokens per batch, or auto.')]
 Device = Annotated[str | None, typer.Option(help='cpu or gpu. Default: gpu if available.')]

@@ -10,17 +10,21 @@ from typing import Annotated, Any
 import typer
 
 from llmfoundry_gauntlet.cli.options import (
+    Adapter,
     Budget,
+    ChatTemplate,
     Confinement,
     DataRoot,
     Device,
     DryRun,
+    DType,
     Fewshot,
     Form,
     Format,
     Gauntlet,
     Length,
     Limit,
+    Loggers,
     Model,
     OfModel,
     Out,
@@ -31,24 +35,27 @@ from llmfoundry_gauntlet.cli.options import (
     Recorded,
     Repair,
     Resume,
+    Revision,
     Score,
     Semantics,
     Tasks,
     Tokens,
     Truncation,
+    Trust,
     check_options,
 )
 from llmfoundry_gauntlet.errors import ConfigError, RecordError
 
 OF_MODELS = (
-    *('tokenizer', 'model_config', 'max_seq_len', 'tokens_per_batch', 'device', 'precision', 'truncation'),
-    *('time_budget', 'resume', 'repair_journal', 'dry_run'),
+    *('tokenizer', 'model_config', 'revision', 'adapter', 'dtype', 'trust_remote_code', 'apply_chat_template'),
+    *('max_seq_len', 'tokens_per_batch', 'device', 'precision', 'truncation', 'time_budget', 'logger', 'resume'),
+    *('repair_journal', 'dry_run'),
 )
 EXCLUDES = {  # options that have no effect with another
     'model': ('allow_missing',),
     'outputs': OF_MODELS,
     'recorded': ('tasks', 'score', 'data_root', 'semantics', 'fewshot', 'sandbox', 'limit', *OF_MODELS),
-    'dry_run': ('time_budget', 'resume', 'repair_journal'),
+    'dry_run': ('time_budget', 'logger', 'resume', 'repair_journal'),
 }
 NEEDS = {'repair_journal': ('resume',)}
 
@@ -65,6 +72,11 @@ def run(
     data_root: DataRoot = 'eval_data',
     tokenizer: OfModel = None,
     model_config: OfModel = None,
+    revision: Revision = None,
+    adapter: Adapter = None,
+    dtype: DType = 'float32',
+    trust_remote_code: Trust = False,
+    apply_chat_template: ChatTemplate = False,
     max_seq_len: Length = None,
     tokens_per_batch: Tokens = 'auto',
     device: Device = None,
@@ -75,6 +87,7 @@ def run(
     sandbox: Confinement = 'auto',
     limit: Limit = None,
     time_budget: Budget = None,
+    logger: Loggers = None,
     allow_missing: Partial = False,
     overwrite: Overwrite = False,
     resume: Resume = False,
@@ -126,6 +139,12 @@ def run(
             'out': out,
             'tokenizer': tokenizer,
             'model_config': model_config,
+            'revision': revision,
+            'adapter': adapter,
+            'dtype': dtype,
+            'trust_remote_code': trust_remote_code,
+            'apply_chat_template': apply_chat_template,
+            'loggers': dict.fromkeys(logger or ()),
             'device': device,
             'precision': precision,
             'overwrite': overwrite,
@@ -148,7 +167,7 @@ def evaluate_or_estimate(model: str, settings: dict[str, Any], form: Form, *, dr
     from llmfoundry_gauntlet.data.stores import scheme_of
 
     if not scheme_of(model):
-        find_model(model)  # before data are read and torch is imported
+        find_model(model, revision=settings['revision'])  # before data are read and torch is imported
     if not dry_run:
         from llmfoundry_gauntlet.composer import evaluate
 
@@ -205,6 +224,7 @@ def export(
     ] = None,
     semantics: Semantics = 'corrected',
     fewshot: Fewshot = 'reference',
+    apply_chat_template: ChatTemplate = False,
     limit: Limit = None,
     overwrite: Annotated[bool, typer.Option('--overwrite', help='Replace the file.')] = False,
 ) -> None:
@@ -227,6 +247,7 @@ def export(
         'data_root': data_root,
         'semantics': semantics,
         'fewshot': fewshot,
+        'apply_chat_template': apply_chat_template,
         'subset_items': limit,
     }
     data = load_data(decode_settings(settings, 'export'))

@@ -362,7 +362,7 @@ class EvalGauntlet(Callback):
             folder,
             evaluation,
             model={
-                'name': state.run_name if self.source is None else self.source.name,
+                **({'name': state.run_name} if self.source is None else self.source.record),
                 'class': type(model.model).__name__,
                 'num_parameters': sum(parameter.numel() for parameter in model.model.parameters()),
             },

@@ -144,8 +144,16 @@ class Weights:
     load_into: Callable[[Mapping[str, torch.Tensor]], None] | None = None
 
 
-def load_network(name: str, config: PretrainedConfig, weights: Weights, device: torch.device) -> Any:
-    """Return the causal language model of a configuration with stored weights in float32 on a device, without grads.
+def load_network(
+    name: str,
+    config: PretrainedConfig,
+    weights: Weights,
+    device: torch.device,
+    *,
+    dtype: torch.dtype,
+    trust_remote_code: bool,
+) -> Any:
+    """Return the causal language model of a configuration with stored weights on a device, without grads.
 
     Every weight must be stored in the right shape, or be tied to one that is. Raise ModelError.
     """
@@ -153,7 +161,7 @@ def load_network(name: str, config: PretrainedConfig, weights: Weights, device: 
         raise ModelError(f'{name}: has quantised weights; allowed: float32, bfloat16, float16, float64')
     try:
         with no_init_weights():  # memory that is not written to is not allocated yet
-            network = AutoModelForCausalLM.from_config(config, torch_dtype=torch.float32)
+            network = AutoModelForCausalLM.from_config(config, torch_dtype=dtype, trust_remote_code=trust_remote_code)
     except FOREIGN_ERRORS as error:
         place = place_of_config(config) or name
         raise ModelError(
@@ -277,6 +285,8 @@ def reason_of(error: BaseException | None) -> str:
     """Return the first line of an error's message, with its type unless the message is meant for users."""
     if error is None:
         return ''
+    if 'trust_remote_code=True' in str(error):
+        return 'needs Python code of its own; read that code, then allow it with --trust-remote-code'
     text = first_line(error)
     is_plain = isinstance(error, (OSError, ValueError, ImportError)) or type(error) is Exception
     return text if is_plain or text == type(error).__name__ else f'{type(error).__name__}: {text}'

@@ -3,85 +3,85 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from composer import Trainer
 from composer.core import Precision
-from composer.loggers import LoggerDestination
 from composer.utils import FSDPConfig, dist
 
 from llmfoundry_gauntlet.composer.callback import EvalGauntlet
 from llmfoundry_gauntlet.composer.journal import Resuming
-from llmfoundry_gauntlet.composer.loggers import join_run
+from llmfoundry_gauntlet.composer.loggers import build_loggers, join_run
 from llmfoundry_gauntlet.composer.loop import longest_prompt
 from llmfoundry_gauntlet.composer.models import (
+    ModelSettings,
     ModelSource,
     check_vocabulary,
     composer_model,
     mark_blocks_for_fsdp,
     open_model,
 )
-from llmfoundry_gauntlet.config.settings import plain
-from llmfoundry_gauntlet.config.yaml import Problems, decode_value, describe, suggestion
+from llmfoundry_gauntlet.config.settings import EvaluationSettings, plain
+from llmfoundry_gauntlet.config.yaml import Problems, decode, describe, suggestion
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.evaluation.run import Evaluation
 from llmfoundry_gauntlet.results.files import check_out
 from llmfoundry_gauntlet.tasks.encode import Encoder
 
 DEVICES = ('cpu', 'gpu')
-ARGUMENT_TYPES: dict[str, Any] = {  # of `evaluate`
-    'model': str,
-    **dict.fromkeys(('out', 'tokenizer', 'model_config', 'device', 'precision', 'run_name'), str | None),
-    **dict.fromkeys(('overwrite', 'resume', 'repair_journal'), bool),
-}
 TRAINING_KEYS = ('interval', 'save_folder')  # settings without effect outside of training
 DIST_TIMEOUT = 900.0  # seconds, for a new process group: longer than the watchdog's
 
 
-def evaluate(
-    model: str | Path,
-    *,
-    out: str | Path | None = None,
-    tokenizer: str | None = None,
-    model_config: str | None = None,
-    device: str | None = None,
-    precision: str | None = None,
-    fsdp_config: Mapping[str, Any] | None = None,
-    loggers: Sequence[LoggerDestination] = (),
-    run_name: str | None = None,
-    overwrite: bool = False,
-    resume: bool = False,
-    repair_journal: bool = False,
-    **settings: Any,
-) -> Evaluation:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings(ModelSettings):
+    """The model of an evaluation without training, and where and how it runs.
+
+    * `out`: the folder for results.json and samples.
+    * `device`: 'cpu' or 'gpu', by default a GPU if there is one; `precision`: one of Composer's, by default fp32 on a
+      CPU, and on a GPU amp_bf16, or amp_fp16 for weights in float16.
+    * `fsdp_config`: keys of Composer's FSDPConfig; shards the model over GPUs.
+    * `loggers`: Composer's, or a mapping of their names to their arguments; they get the metrics at the training step
+      of a checkpoint, as the run `run_name`.
+    * `resume`: continue an interrupted evaluation, on any number of ranks; records of another model or other settings
+      in `out` are an error. `repair_journal` drops damaged lines of its journal.
+    """
+
+    out: str | None = None
+    device: str | None = None
+    precision: str | None = None
+    fsdp_config: Any = None
+    dist_timeout: float = DIST_TIMEOUT
+    loggers: Any = ()
+    run_name: str | None = None
+    overwrite: bool = False
+    resume: bool = False
+    repair_journal: bool = False
+
+    def __post_init__(self) -> None:
+        ModelSettings.__post_init__(self)
+        if self.repair_journal and not self.resume:
+            raise ValueError('repair_journal has no effect without resume')
+        if self.out is None and self.resume:
+            raise ValueError('resume needs out, the folder of the interrupted evaluation')
+
+
+OWN = tuple(item.name for item in fields(RunSettings))
+SETTINGS = tuple(item.name for item in fields(EvaluationSettings) if item.name not in TRAINING_KEYS)
+
+
+def evaluate(model: str | Path, **settings: Any) -> Evaluation:
     """Evaluate a Composer checkpoint, or a Hugging Face folder or name; write results.json and samples to `out`.
 
-    `settings` are the fields of EvaluationSettings except `interval` and `save_folder`. `device` is 'cpu' or 'gpu', by
-    default a GPU if there is one; `precision` one of Composer's, by default fp32 on a CPU and amp_bf16 on a GPU.
-    `fsdp_config` has the keys of Composer's FSDPConfig and shards the model over GPUs. `loggers` get the metrics at the
-    training step of a checkpoint, as the run `run_name`.
-    `resume` continues an interrupted evaluation, on any number of ranks; records of another model or other settings in
-    `out` are an error. `repair_journal` drops damaged lines of its journal.
+    The settings are the fields of RunSettings, and those of EvaluationSettings except `interval` and `save_folder`.
     Works on all ranks of the `composer` launcher. Raise GauntletError.
     """
-    arguments: dict[str, Any] = {
-        'tokenizer': tokenizer,
-        'model_config': model_config,
-        'device': device,
-        'precision': precision,
-        'fsdp_config': fsdp_config,
-        'loggers': loggers,
-        'run_name': run_name,
-        'overwrite': overwrite,
-        'resume': resume,
-        'repair_journal': repair_journal,
-    }
-    with opened(model, out=out, **arguments, **settings) as (trainer, callback):
+    with opened(model, **settings) as (trainer, callback):
         trainer.eval()
     dist.barrier()
     if callback.evaluation is None:
@@ -90,62 +90,67 @@ def evaluate(
 
 
 @contextmanager
-def opened(
-    model: str | Path,
-    *,
-    out: str | Path | None = None,
-    tokenizer: str | None = None,
-    model_config: str | None = None,
-    device: str | None = None,
-    precision: str | None = None,
-    fsdp_config: Mapping[str, Any] | None = None,
-    loggers: Sequence[LoggerDestination] = (),
-    run_name: str | None = None,
-    overwrite: bool = False,
-    resume: bool = False,
-    repair_journal: bool = False,
-    **settings: Any,
-) -> Iterator[tuple[Trainer, EvalGauntlet]]:
+def opened(model: str | Path, **settings: Any) -> Iterator[tuple[Trainer, EvalGauntlet]]:
     """Return a Trainer with the model and its callback, ready to evaluate; closed when the context ends.
 
-    The arguments are those of `evaluate` and are checked here.
+    The settings are those of `evaluate` and are checked here.
     """
-    given: dict[str, Any] = {'model': model, 'out': out, 'tokenizer': tokenizer, 'model_config': model_config}
-    given |= {'device': device, 'precision': precision, 'run_name': run_name, 'overwrite': overwrite}
-    problems = Problems('evaluate')
-    check_arguments({**given, 'resume': resume, 'repair_journal': repair_journal, **settings}, problems)
-    if problems.found:
-        raise ConfigError(problems.found)
-    device = device or default_device()
-    precision = precision or ('fp32' if device == 'cpu' else 'amp_bf16')
+    run = run_settings({'model': model, **settings}, 'evaluate')
+    device = run.device or default_device()
+    half = 'amp_fp16' if run.dtype == 'float16' else 'amp_bf16'
+    precision = run.precision or ('fp32' if device == 'cpu' else half)
     check_device(device)
     check_precision(precision, device)
-    check_fsdp(fsdp_config, device)
-    if repair_journal and not resume:
-        raise ConfigError('repair_journal has no effect without resume')
-    if out is None and resume:
-        raise ConfigError('resume needs out, the folder of the interrupted evaluation')
-    if out is not None:
-        check_out(Path(out), overwrite=overwrite, resume=resume)
-    callback = EvalGauntlet(**settings, save_folder=None if out is None else str(out))
-    callback.resuming = Resuming(wanted=resume, required=True, repair=repair_journal)
-    dist.initialize_dist(device, timeout=DIST_TIMEOUT)
-    with open_model(str(model), tokenizer=tokenizer, model_config=model_config) as source:
+    check_fsdp(run.fsdp_config, device)
+    loggers = build_loggers(run.loggers) if isinstance(run.loggers, Mapping) else run.loggers
+    if run.out is not None:
+        check_out(Path(run.out), overwrite=run.overwrite, resume=run.resume)
+    callback = EvalGauntlet(
+        **{name: value for name, value in settings.items() if name in SETTINGS}, save_folder=run.out
+    )
+    callback.resuming = Resuming(wanted=run.resume, required=True, repair=run.repair_journal)
+    dist.initialize_dist(device, timeout=run.dist_timeout)
+    with open_model(**{item.name: getattr(run, item.name) for item in fields(ModelSettings)}) as source:
         check_fit(callback, source)
         callback.source = source
         trainer = make_trainer(
             source,
             callbacks=[callback],
             loggers=[join_run(destination) for destination in loggers],
-            run_name=run_name,
+            run_name=run.run_name,
             device=device,
             precision=precision,
-            parallelism_config=None if fsdp_config is None else {'fsdp': dict(fsdp_config)},
+            parallelism_config=None if run.fsdp_config is None else {'fsdp': dict(run.fsdp_config)},
         )
     try:
         yield trainer, callback
     finally:
         trainer.engine.close()  # not `trainer.close`, in which ranks wait for each other, also after an error
+
+
+def run_settings(
+    values: Mapping[str, Any], source: str, *, required: Sequence[str] = (), further: Iterable[str] = ()
+) -> RunSettings:
+    """Return the RunSettings among the keys of `evaluate`. Raise ConfigError with every wrong key and value.
+
+    `further` are keys that a wrong one may have been meant for.
+    """
+    values = {name: plain(value) for name, value in values.items()}
+    problems = Problems(source)
+    run: RunSettings = decode(RunSettings, {key: values[key] for key in values if key in OWN}, '', problems)
+    for name, value in values.items():
+        if name in TRAINING_KEYS:
+            problems.add(name, 'only applies in training; an evaluation alone runs once and writes to out')
+        elif name not in (*OWN, *SETTINGS):
+            problems.add(name, f"unknown key '{name}'{suggestion(str(name), (*OWN, *SETTINGS, *further))}")
+        elif isinstance(value, str) and not value.strip():
+            problems.add(name, f'is {describe(value)}; allowed: text')
+    for name in required:
+        if name not in values:
+            problems.add('', f"the key '{name}' is missing")
+    if problems.found:
+        raise ConfigError(problems.found)
+    return run
 
 
 def make_trainer(
@@ -168,18 +173,6 @@ def make_trainer(
     if source.timestamp is not None:
         trainer.state.timestamp = source.timestamp
     return trainer
-
-
-def check_arguments(values: Mapping[str, Any], problems: Problems) -> None:
-    """Add arguments of `evaluate` to `problems` that have the wrong type, are empty, or only apply in training."""
-    for name in values:
-        value = plain(values[name])
-        if name in TRAINING_KEYS:
-            problems.add(name, 'only applies in training; an evaluation alone runs once and writes to out')
-        elif isinstance(value, str) and not value.strip():
-            problems.add(name, f'is {describe(value)}; allowed: text')
-        elif name in ARGUMENT_TYPES:
-            decode_value(ARGUMENT_TYPES[name], value, name, problems)
 
 
 def default_device() -> str:

@@ -7,7 +7,7 @@ import json
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from llmfoundry_gauntlet.composer.checkpoints import (
     CONFIG,
     METADATA,
     CheckpointContent,
+    Weights,
     first_line,
     is_sharded,
     load_network,
@@ -32,15 +33,15 @@ from llmfoundry_gauntlet.composer.checkpoints import (
     read_sharded,
     reason_of,
 )
-from llmfoundry_gauntlet.config.yaml import describe
-from llmfoundry_gauntlet.data.hub import download_weights, find_folder, find_model
+from llmfoundry_gauntlet.config.yaml import describe, suggestion
+from llmfoundry_gauntlet.data.hub import download_weights, find_folder, find_model, is_from_hub
 from llmfoundry_gauntlet.data.stores import scheme_of
 from llmfoundry_gauntlet.engine.rotary import RotaryLengths
-from llmfoundry_gauntlet.errors import FOREIGN_ERRORS, ModelError
+from llmfoundry_gauntlet.errors import FOREIGN_ERRORS, Caught, ConfigError, ModelError
 from llmfoundry_gauntlet.tasks.encode import tokenizer_errors
 from llmfoundry_gauntlet.types import TrainingPoint
 
-GENERATION = 'generation_config.json'
+GENERATION, ADAPTER_CONFIG = 'generation_config.json', 'adapter_config.json'
 TOKENIZER, TOKENIZER_CONFIG = 'tokenizer.json', 'tokenizer_config.json'
 OF_TOKENIZER = ('tokenizer', 'vocab', 'spiece', 'sentencepiece', 'merges')  # beginnings of its files' names
 TOKENIZER_SUFFIXES = ('.model', '.tiktoken')
@@ -51,27 +52,68 @@ LENGTH_DEPENDENT_ROPE = ('dynamic', 'longrope')
 GIVE_BOTH = 'give them with --model-config and --tokenizer'
 
 
-def load_config(name: str) -> PretrainedConfig:
-    """Return a model configuration by folder or name. Raise ModelError."""
+DTYPES = {'float32': torch.float32, 'bfloat16': torch.bfloat16, 'float16': torch.float16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings:
+    """A model, and how to load it.
+
+    * `model`: a Composer checkpoint, in one file or sharded, or a Hugging Face folder or name. Files and folders may
+      also be `s3://bucket/key`, `gs://` or `az://`; links are followed.
+    * `tokenizer`, `model_config`: folders or names that replace those in the model's folder or checkpoint.
+    * `config_overrides`: values of the model's configuration that replace its own.
+    * `revision`: a branch, tag or commit of a name on the hub.
+    * `adapter`: the folder or name of a PEFT adapter, which is merged into the weights.
+    * `dtype` of the weights in memory: float32, bfloat16 or float16.
+    * `trust_remote_code`: run Python code in the folders of the model and its tokenizer.
+    """
+
+    model: str
+    tokenizer: str | None = None
+    model_config: str | None = None
+    config_overrides: dict[str, Any] = field(default_factory=dict)
+    revision: str | None = None
+    adapter: str | None = None
+    dtype: str = 'float32'
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f'dtype: is {self.dtype!r}{suggestion(self.dtype, DTYPES)}')
+
+
+def load_config(name: str, settings: ModelSettings) -> PretrainedConfig:
+    """Return a model configuration by folder or name, with its overrides. Raise ConfigError or ModelError."""
     folder = find_folder(name)
     check_objects(folder, CONFIG)
     try:
-        config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=settings.trust_remote_code)
     except FOREIGN_ERRORS as error:
         message = f'{place_of(folder, CONFIG)}: the model configuration cannot be loaded: {reason_of(error)}'
         raise ModelError(message) from error
+    return with_overrides(config, settings.config_overrides)
+
+
+def with_overrides(config: PretrainedConfig, overrides: Mapping[str, Any]) -> PretrainedConfig:
+    """Return a configuration with other values for some keys. Raise ConfigError or ModelError."""
+    known = [*config.to_dict(), *config.attribute_map]
+    unknown = [key for key in overrides if key not in known]
+    if unknown:
+        raise ConfigError([f"config_overrides: unknown key '{key}'{suggestion(key, known)}" for key in unknown])
+    config.update(dict(overrides))
     check_numbers(config)
     return config
 
 
-def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     """Return a tokenizer by folder or name. Raise ModelError."""
     folder = find_folder(name)
     if not any(path.name.startswith(OF_TOKENIZER) or path.suffix in TOKENIZER_SUFFIXES for path in folder.iterdir()):
         raise ModelError(f'{name}: has no tokenizer; give one with --tokenizer, a folder or a name on the hub')
     check_objects(folder, TOKENIZER, TOKENIZER_CONFIG, 'special_tokens_map.json', 'added_tokens.json')
     with tokenizer_errors() as caught:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
         return tokenizer
     place = place_of(folder, TOKENIZER_CONFIG)
     if (folder / TOKENIZER).is_file():
@@ -127,52 +169,60 @@ def check_numbers(config: PretrainedConfig) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
-    """A model with its configuration and tokenizer; `load` loads its weights to a device, in float32."""
+    """A model with its configuration and tokenizer; `load` loads its weights to a device."""
 
-    name: str
+    settings: ModelSettings
     config: PretrainedConfig
     tokenizer: PreTrainedTokenizerBase
     load: Callable[[torch.device], Any]
+    revision: str | None = None  # the commit of a model from the hub
     training: TrainingPoint | None = None  # of a Composer checkpoint
     timestamp: Timestamp | None = None  # the same, as Composer stores it
 
+    @property
+    def record(self) -> dict[str, Any]:
+        """Return the facts about the model for results.json."""
+        settings = self.settings
+        record = {'name': settings.model, 'revision': self.revision, 'adapter': settings.adapter}
+        return {**record, 'dtype': settings.dtype, 'config_overrides': settings.config_overrides or None}
+
 
 @contextlib.contextmanager
-def open_model(model: str, *, tokenizer: str | None = None, model_config: str | None = None) -> Iterator[ModelSource]:
-    """Open a Composer checkpoint, in one file or sharded, or a Hugging Face folder or name.
+def open_model(model: str, **settings: Any) -> Iterator[ModelSource]:
+    """Open a model with these ModelSettings; copies from object stores exist until the context ends.
 
-    Files and folders may also be `s3://bucket/key`, `gs://` or `az://`; they are copied to this machine until the
-    context ends. Links are followed. Call it on all ranks at once. `tokenizer` and `model_config` replace those in the
-    model's folder or checkpoint. Raise ModelError or StoreError.
+    Call it on all ranks at once. Raise ModelError or StoreError.
     """
+    wanted = ModelSettings(model=model, **settings)
+    if wanted.adapter is not None:
+        find_folder(wanted.adapter)  # before anything is loaded
     if not scheme_of(model):
-        yield open_local(model, tokenizer=tokenizer, model_config=model_config)
+        yield open_local(find_model(model, revision=wanted.revision), wanted)
         return
     with downloaded(model) as (path, uri):
         try:
-            source = open_local(str(path), tokenizer=tokenizer, model_config=model_config)
+            source = open_local(path, wanted)
             training = None if source.training is None else replace(source.training, checkpoint=uri)
-            yield replace(source, name=model, training=training)
+            yield replace(source, training=training)
         except ModelError as error:  # which names the copy
             raise ModelError([problem.replace(str(path), uri) for problem in error.problems]) from error
 
 
-def open_local(model: str, *, tokenizer: str | None, model_config: str | None) -> ModelSource:
-    """Open a model on this machine, or by its name on the hub. Raise ModelError."""
-    path = find_model(model)
+def open_local(path: Path, settings: ModelSettings) -> ModelSource:
+    """Open a file or folder on this machine. Raise ModelError."""
     if path.is_file():
-        return open_checkpoint(path, read_file(path), tokenizer=tokenizer, model_config=model_config)
+        return open_checkpoint(path, read_file(path), settings)
     if is_sharded(path):
-        checkpoint = read_sharded(path, wants_tokenizer=tokenizer is None)
-        return open_checkpoint(path, checkpoint, tokenizer=tokenizer, model_config=model_config)
+        return open_checkpoint(path, read_sharded(path, wants_tokenizer=settings.tokenizer is None), settings)
     if not (path / CONFIG).is_file():
-        raise ModelError(f'{model}: {what_is_in_it(names_in(path))}')
-    config = load_config(model_config or str(path))
+        raise ModelError(f'{settings.model}: {what_is_in_it(names_in(path))}')
+    config = load_config(settings.model_config or str(path), settings)
     return ModelSource(
-        name=model,
+        settings=settings,
         config=config,
-        tokenizer=load_tokenizer(tokenizer or str(path)),
-        load=partial(load_folder, model, path, config),
+        tokenizer=load_tokenizer(settings.tokenizer or str(path), trust_remote_code=settings.trust_remote_code),
+        load=partial(load_folder, path, config, settings),
+        revision=path.name if is_from_hub(path, settings.model) else None,
     )
 
 
@@ -185,27 +235,55 @@ def names_in(folder: Path) -> list[str]:
     return [path.relative_to(folder).as_posix() for path in found]
 
 
-def load_folder(name: str, folder: Path, config: PretrainedConfig, device: torch.device) -> Any:
+def load_folder(folder: Path, config: PretrainedConfig, settings: ModelSettings, device: torch.device) -> Any:
     """Return the model in a Hugging Face folder, downloading the weights of a name on the hub. Raise ModelError."""
-    if folder != Path(name).expanduser():
-        download_weights(name, folder)
+    if is_from_hub(folder, settings.model):
+        download_weights(settings.model, folder)
     generation = load_generation_config(folder)
-    network = load_network(str(folder), config, read_folder(folder), device)
+    network = load_weights(str(folder), config, read_folder(folder), settings, device)
     if generation is not None and network.can_generate():
         network.generation_config = generation
     return network
 
 
-def open_checkpoint(
-    path: Path, checkpoint: CheckpointContent, *, tokenizer: str | None, model_config: str | None
-) -> ModelSource:
+def load_weights(
+    name: str, config: PretrainedConfig, weights: Weights, settings: ModelSettings, device: torch.device
+) -> Any:
+    """Return the model of a configuration with its weights and its adapter. Raise ModelError."""
+    trust = settings.trust_remote_code
+    network = load_network(name, config, weights, device, dtype=DTYPES[settings.dtype], trust_remote_code=trust)
+    return network if settings.adapter is None else with_adapter(network, settings.adapter)
+
+
+def with_adapter(network: Any, name: str) -> Any:
+    """Return a model with a PEFT adapter merged into its weights. Raise ModelError."""
+    folder = find_folder(name)
+    if not (folder / ADAPTER_CONFIG).is_file():
+        raise ModelError(f'{name}: has no {ADAPTER_CONFIG}; allowed: the folder or name of a PEFT adapter')
+    try:
+        from peft import PeftModel
+    except ImportError as error:
+        raise ModelError("an adapter needs peft; pip install 'llmfoundry-gauntlet[peft]'") from error
+    with Caught(packages=('peft', 'safetensors')) as caught:
+        return PeftModel.from_pretrained(network, folder).merge_and_unload().requires_grad_(False)
+    raise ModelError(f'{name}: the adapter cannot be loaded: {reason_of(caught.error)}') from caught.error
+
+
+def open_checkpoint(path: Path, checkpoint: CheckpointContent, settings: ModelSettings) -> ModelSource:
     """Return the source of a Composer checkpoint of a HuggingFaceModel. Raise ModelError."""
-    config = load_config(model_config) if model_config else stored_config(path, checkpoint.huggingface)
+    if settings.model_config is None:
+        config = with_overrides(stored_config(path, checkpoint.huggingface), settings.config_overrides)
+    else:
+        config = load_config(settings.model_config, settings)
+    if settings.tokenizer is None:
+        tokenizer = stored_tokenizer(path, checkpoint.huggingface)
+    else:
+        tokenizer = load_tokenizer(settings.tokenizer, trust_remote_code=settings.trust_remote_code)
     return ModelSource(
-        name=str(path),
+        settings=settings,
         config=config,
-        tokenizer=load_tokenizer(tokenizer) if tokenizer else stored_tokenizer(path, checkpoint.huggingface),
-        load=partial(load_network, str(path), config, checkpoint.weights),
+        tokenizer=tokenizer,
+        load=partial(load_weights, str(path), config, checkpoint.weights, settings),
         training=training_of(path, checkpoint.timestamp),
         timestamp=checkpoint.timestamp,
     )

@@ -332,7 +332,7 @@ def evaluate_checkpoint(checkpoint: Checkpoint, watcher: Watcher) -> None:
             source = callback.source
             if source is not None and source.training is None and checkpoint.batch is not None:
                 trainer.state.timestamp = trainer.state.timestamp.copy(batch=checkpoint.batch)
-                point = TrainingPoint(batch=checkpoint.batch, epoch=None, token=None, checkpoint=source.name)
+                point = TrainingPoint(batch=checkpoint.batch, epoch=None, token=None, checkpoint=source.settings.model)
                 callback.source = replace(source, training=point)
             trainer.eval()
         except StoreError as error:

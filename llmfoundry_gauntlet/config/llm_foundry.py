@@ -37,6 +37,7 @@ EVALUATION_KEYS = (*ICL_KEYS, *MODEL_KEYS, *NO_EFFECT, 'models', 'eval_subset_nu
 
 KIND = 'hf_causal_lm'
 PATH = 'pretrained_model_name_or_path'
+ADAPTER = 'pretrained_lora_id_or_path'
 API = 'is an API; write the requests with gauntlet export, run them there, and score them with gauntlet run --outputs'
 OTHER_KINDS = {
     'mpt_causal_lm': (
@@ -46,12 +47,9 @@ OTHER_KINDS = {
     'hf_t5': 'is an encoder-decoder model; only decoders are supported',
     **dict.fromkeys(('openai_causal_lm', 'openai_chat', 'fmapi_causal_lm', 'fmapi_chat'), API),
 }
-NO_ADAPTERS = (
-    'adapters are not supported; merge them into the weights (merge_and_unload of peft), and give the merged folder'
-)
 OWN_ATTENTION = 'the engine uses its own attention where it can; scores are the same either way'
 OWN_TOKEN = 'the token of `huggingface-cli login`, or HF_TOKEN, is used'
-OWN_CODE = "only transformers' own classes are run"
+OWN_CODE = "it is off; to run the code of a model's folder, set trust_remote_code at the top of the file"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +64,7 @@ class KeyTable:
 
 LISTED_KEYS = KeyTable(used=MODEL_KEYS)
 KEYS_OF_MODEL = KeyTable(
-    used=('name', PATH, 'pretrained', 'config_overrides'),
+    used=('name', PATH, 'pretrained', 'config_overrides', ADAPTER),
     no_effect={
         'additional_eval_metrics': 'all metrics of a task are computed',
         'additional_train_metrics': 'nothing is trained',
@@ -81,8 +79,7 @@ KEYS_OF_MODEL = KeyTable(
     },
     refused={
         'load_in_8bit': "weights are not quantised, which would change scores; remove it to run with 'precision'",
-        'peft_config': NO_ADAPTERS,
-        'pretrained_lora_id_or_path': NO_ADAPTERS,
+        'peft_config': f'describes an adapter to be trained; give a trained one as {ADAPTER}',
     },
 )
 KEYS_OF_TOKENIZER = KeyTable(used=('name', 'kwargs'))
@@ -111,15 +108,11 @@ class Mapped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedModel:
-    """One entry of `models`: its name, its folder below `out`, and its arguments of `evaluate`.
-
-    `config_overrides` change the configuration named by its `model_config`.
-    """
+    """One entry of `models`: its name, its folder below `out`, and its arguments of `evaluate`."""
 
     name: str
     folder: str
     arguments: dict[str, Any]
-    config_overrides: dict[str, Any] = field(default_factory=dict)
 
 
 class Notes(Problems):
@@ -188,6 +181,8 @@ def map_evaluation(values: Mapping[str, Any], *, source: str, num_ranks: int) ->
                 notes.add(key, 'belongs to models, or to a model that is a mapping with a name')
     settings = icl_settings(values, notes, num_ranks=num_ranks)
     settings = joined(settings, {key: value for key, value in values.items() if key in ours}, '', notes)
+    if found is not None and 'model_config' in settings:
+        notes.add('model_config', "belongs to a 'model' that is a path, not to models")
     for key in values:
         if key in NO_EFFECT:
             notes.no_effect(key, NO_EFFECT[key])
@@ -327,23 +322,25 @@ def listed_model(entry: Any, index: int, notes: Notes, settings: Mapping[str, An
     name, checkpoint = (text_of(entry, key, path, notes) for key in ('model_name', 'load_path'))
     model, tokenizer = (mapping(entry.get(key), f'{path}.{key}', notes) for key in ('model', 'tokenizer'))
     arguments: dict[str, Any] = {}
-    overrides: dict[str, Any] = {}
     if isinstance(entry.get('model'), Mapping) and check_kind(model.get('name'), f'{path}.model', notes):
         if isinstance(entry.get('tokenizer'), Mapping):
             arguments['tokenizer'] = tokenizer_name(tokenizer, f'{path}.tokenizer', notes)
         check_keys(model, KEYS_OF_MODEL, f'{path}.model', notes)
-        overrides = mapping(model.get('config_overrides'), f'{path}.model.config_overrides', notes)
+        if overrides := mapping(model.get('config_overrides'), f'{path}.model.config_overrides', notes):
+            arguments['config_overrides'] = overrides
+        if adapter := text_of(model, ADAPTER, f'{path}.model', notes):
+            arguments['adapter'] = adapter
         source = text_of(model, PATH, f'{path}.model', notes)
         if source is None:
             notes.add(f'{path}.model', f"the key '{PATH}' is missing")
         elif checkpoint is None and model.get('pretrained') is False:
             notes.add(f'{path}.model.pretrained', 'is false: the weights would be random; give load_path, a checkpoint')
         arguments['model'] = source if checkpoint is None else checkpoint
-        if checkpoint is not None or overrides:
+        if checkpoint is not None:
             arguments['model_config'] = source
     folder = '/'.join(part for part in PurePosixPath(str(name)).parts if part not in ('/', '.', '..'))
     notes.lines.append(f'{path}: {name} -> model: {short(arguments.get("model"))}, out: {settings.get("out")}/{folder}')
-    return ListedModel(name=str(name), folder=folder, arguments=arguments, config_overrides=overrides)
+    return ListedModel(name=str(name), folder=folder, arguments=arguments)
 
 
 def check_folders(models: tuple[ListedModel, ...], notes: Notes) -> None:

@@ -46,6 +46,7 @@ class EvaluationSettings:
     * `semantics`: 'corrected', or 'reference' for llm-foundry's scores, including its bugs.
     * `fewshot`: 'reference' (shots drawn for each item, as in llm-foundry), or 'fixed' (the same shots for all items of
       a task or category).
+    * `apply_chat_template`: send each prompt, shots included, as a user's message. SCORE has its own `chat_template`.
     * `sandbox` for generated programs: 'auto' requires full isolation; 'rlimits' and 'none' accept less.
     * `stall_seconds`: after this long without progress the job is stopped, with every rank's stack in the log; None
       disables this.
@@ -64,6 +65,7 @@ class EvaluationSettings:
     semantics: str = 'corrected'
     truncation: str | None = None  # None: as semantics says
     fewshot: str = 'reference'
+    apply_chat_template: bool = False
     sandbox: str = AUTO
     stall_seconds: float | None = 600.0
     save_folder: str | None = 'runs/{run_name}/gauntlet'

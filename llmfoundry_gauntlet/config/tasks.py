@@ -23,7 +23,7 @@ GENERATION_KEYS: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
     'top_k': (int, lambda value: value >= 0, 'a whole number; 0: all tokens'),
     'seed': (int, lambda value: value >= 0, 'a whole number, 0 or more'),
 }
-SETTINGS = ('semantics', 'truncation', 'fewshot')  # fields of a task that are not YAML keys
+SETTINGS = ('semantics', 'truncation', 'fewshot', 'apply_chat_template')  # fields of a task that are not YAML keys
 LABEL_PATTERN = re.compile(r'(?!\.{1,2}$)[A-Za-z0-9_.-]+')
 
 
@@ -65,6 +65,7 @@ class TaskSpec:
     semantics: str = 'corrected'
     truncation: str = 'drop_shots'
     fewshot: str = 'reference'
+    apply_chat_template: bool = False
 
     def __post_init__(self) -> None:
         if not LABEL_PATTERN.fullmatch(self.label):

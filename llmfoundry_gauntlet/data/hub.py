@@ -13,10 +13,11 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
+from llmfoundry_gauntlet.data.stores import is_remote
 from llmfoundry_gauntlet.errors import ModelError
 
 ANSWER_SECONDS = 4.0  # for the hub
-SMALL_FILES = ['*.json', '*.txt', '*.model', '*.tiktoken', '*.jinja']  # of a model: all but its weights
+SMALL_FILES = ['*.json', '*.txt', '*.model', '*.tiktoken', '*.jinja', '*.py', 'adapter_model.*']  # all but weights
 WEIGHT_FILES = ('model*.safetensors', 'pytorch_model*.bin')  # the first that a model has
 
 
@@ -24,6 +25,8 @@ def find_model(name: str, *, revision: str | None = None) -> Path:
     """Return a file or folder, or the folder of a name on the hub, with all files but weights. Raise ModelError."""
     path = Path(name).expanduser()
     if path.exists():
+        if revision is not None:
+            raise ModelError(f'{name}: is on this machine; revision is only for a name on the Hugging Face hub')
         return path
     if path.is_symlink():
         raise ModelError(f'{name}: is a link to {path.readlink()}, which does not exist')
@@ -55,6 +58,11 @@ def find_folder(name: str) -> Path:
     if path.is_file():
         raise ModelError(f'{name}: is a file; allowed: a folder, or a name on the Hugging Face hub')
     return path
+
+
+def is_from_hub(folder: Path, name: str) -> bool:
+    """Return whether a folder that was found for a name is that of a name on the hub."""
+    return folder != Path(name).expanduser() and not is_remote(name)
 
 
 def download_weights(name: str, folder: Path) -> None:

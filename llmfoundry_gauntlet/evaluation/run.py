@@ -412,6 +412,7 @@ def gauntlet_version(data: EvaluationData, gauntlet: GauntletSpec) -> str:
         if task.key in named and task.key in data.digests  # tasks that cannot run here are in no composite
     }
     parts = [asdict(gauntlet), tasks, settings.semantics, settings.effective_truncation, settings.fewshot]
+    parts += ['chat template'] if settings.apply_chat_template else []
     text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:16]
 

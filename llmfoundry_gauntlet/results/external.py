@@ -95,12 +95,12 @@ def token_limits(task: Task, examples: Sequence[Example], encoder: Encoder | Non
 def prompt_fields(prompt: Prompt, encoder: Encoder | None) -> dict[str, Any]:
     """Return the prompt: `messages` if the server has a chat template to apply, else `prompt`.
 
-    `prompt` is a list if each choice has its own (schema tasks).
+    It is a list of these if each choice has its own (schema tasks).
     """
     if prompt.chat_template is True or (encoder is not None and encoder.in_chat(prompt)):
-        (text,) = prompt.contexts
         begun = [{'role': 'assistant', 'content': prompt.lead}] if prompt.lead else []
-        return {'messages': [{'role': 'user', 'content': text}, *begun]}
+        messages = [[{'role': 'user', 'content': prompt.preamble + context}, *begun] for context in prompt.contexts]
+        return {'messages': messages[0] if len(messages) == 1 else messages}
     texts = [prompt.preamble + text for text in prompt.own_texts]
     return {'prompt': texts[0] if len(texts) == 1 else texts}
 

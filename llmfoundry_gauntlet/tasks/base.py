@@ -129,14 +129,22 @@ class Task(TaskSpec):
     def with_settings(self, settings: EvaluationSettings) -> Self:
         """Return the task bound to an evaluation's settings; types unknown to llm-foundry drop shots by default."""
         truncation = settings.effective_truncation if self.is_in_llm_foundry else settings.truncation or 'drop_shots'
-        return replace(self, semantics=settings.semantics, fewshot=settings.fewshot, truncation=truncation)
+        return replace(
+            self,
+            semantics=settings.semantics,
+            fewshot=settings.fewshot,
+            truncation=truncation,
+            apply_chat_template=settings.apply_chat_template,
+        )
 
     def prompt(self, example: Example, shots: Sequence[Example] = ()) -> Prompt:
         """Return the prompt of an example after these shots, in order."""
         preamble = self.prompt_string
         for shot in shots:
             preamble += self.shot(shot.content, not preamble)
-        return replace(self.ask(example.content, not preamble), preamble=preamble, num_shots=len(shots))
+        prompt = self.ask(example.content, not preamble)
+        in_chat = self.apply_chat_template if prompt.chat_template is None else prompt.chat_template
+        return replace(prompt, preamble=preamble, num_shots=len(shots), chat_template=in_chat)
 
     def prompt_alone(self, example: Example) -> Prompt | None:
         """Return the prompt that scores the choices without the question; None if no metric needs it."""

@@ -8,7 +8,7 @@ tokenizer's special tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
@@ -156,7 +156,8 @@ class Encoder:
         if prompt.chat_template is True and self.chat_template is None:
             name = type(self.tokenizer).__name__
             raise ModelError(
-                f'chat_template: true, but the tokenizer ({name}) has no chat template; allowed: false, or auto'
+                f'the tokenizer ({name}) has no chat template; leave out apply_chat_template (of SCORE: chat_template: '
+                'true), or give a tokenizer that has one'
             )
         return bool(prompt.chat_template) and self.chat_template is not None
 
@@ -164,7 +165,7 @@ class Encoder:
         """Return the contexts, in the chat template if they are sent in chat; it has its own special tokens."""
         if not self.in_chat(prompt):
             return prompt.own_texts
-        return tuple(self._message(context) + prompt.lead for context in prompt.contexts)
+        return tuple(self._message(prompt.preamble + context) + prompt.lead for context in prompt.contexts)
 
     def _message(self, text: str) -> str:
         from jinja2 import TemplateError
@@ -178,11 +179,7 @@ class Encoder:
     def own_parts(self, prompts: Sequence[Prompt], known: dict[str, Ids]) -> list[tuple[Parts, Parts]]:
         """Return contexts and continuations of each prompt. `known` caches ids by text across calls."""
         texts = [
-            (
-                self.contexts(prompt),
-                tuple(map(self.word_after if prompt.lead else self.continuation_text, prompt.continuations)),
-            )
-            for prompt in prompts
+            (self.contexts(prompt), tuple(map(self._continuing(prompt), prompt.continuations))) for prompt in prompts
         ]
         needed = (text for parts in texts for part in parts for text in part)
         known.update(self.encode((text for text in needed if text not in known), special=False))
@@ -190,6 +187,12 @@ class Encoder:
             (tuple(known[text] for text in contexts), tuple(known[text] for text in continuations))
             for contexts, continuations in texts
         ]
+
+    def _continuing(self, prompt: Prompt) -> Callable[[str], str]:
+        """Return a function from a continuation to its text after a prompt; an answer begins without a space."""
+        if prompt.lead:
+            return self.word_after
+        return str.lstrip if self.in_chat(prompt) else self.continuation_text
 
     def prompts(self, prompts: Sequence[Prompt], known: dict[str, Ids] | None = None) -> list[EncodedPrompt]:
         """Return all prompts in token ids, in order. `known` is as for `own_parts`."""
@@ -442,7 +445,8 @@ class ShotFitter:
         texts = {text for search in searches for text in (search.source.instruction, *search.source.shots)}
         counted = self.encoder.encode(texts - self._num_tokens.keys(), special=False)
         self._num_tokens.update((text, len(ids)) for text, ids in counted.items())
-        own_parts = self.encoder.own_parts([search.source.build(1) for search in searches], known)
+        bare = [replace(search.source.build(1), preamble='') for search in searches]
+        own_parts = self.encoder.own_parts(bare, known)
         for search, parts in zip(searches, own_parts, strict=True):
             own = self._num_tokens[search.source.instruction] + sum(max(map(len, part), default=0) for part in parts)
             shots = [self._num_tokens[text] for text in reversed(search.source.shots)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from llmfoundry_gauntlet.config.tasks import MULTIPLE_CHOICE
@@ -86,7 +86,8 @@ class MultipleChoiceTask(ChoicesTask):
         """Return the choices after `pmi_context`, if there is one."""
         if self.pmi_context is None:
             return None
-        return Prompt(contexts=(self.pmi_context,), continuations=example.content.choices)
+        prompt = Prompt(contexts=(self.pmi_context,), continuations=example.content.choices)
+        return replace(prompt, chat_template=self.apply_chat_template)
 
     def score_text(self, text: str, content: Choices) -> Score:
         """Score the choice that a generation begins with."""

@@ -97,7 +97,7 @@ def cache_name(preparation: Preparation, subset: Sequence[Example] | None = None
     for example in preparation.examples:
         content = example.content
         prompts = [task.ask(content, first) for first in firsts]
-        in_chat = in_chat or any(prompt.chat_template for prompt in prompts)
+        in_chat = in_chat or task.apply_chat_template or any(prompt.chat_template for prompt in prompts)
         texts = (
             [task.shot(content, first) for first in firsts] if num_shots else [],
             [(prompt.own_texts, prompt.continuations) for prompt in prompts],
@@ -111,7 +111,7 @@ def cache_name(preparation: Preparation, subset: Sequence[Example] | None = None
         'package': version('llmfoundry-gauntlet'),
         'python': sys.version_info[:2],  # the order of a set of shots is Python's
         'tokenizer': preparation.encoder.fingerprint,
-        'chat_template': preparation.encoder.chat_template if in_chat else None,
+        'chat_template': (task.apply_chat_template, preparation.encoder.chat_template if in_chat else None),
         'task': task.keys,
         'max_seq_len': preparation.max_seq_len,
         'truncation': task.truncation,

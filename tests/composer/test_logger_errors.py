@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import weakref
 from importlib import metadata
@@ -11,12 +12,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tiny
 import wandb
 from composer.loggers import InMemoryLogger, LoggerDestination
 from mlflow.exceptions import MlflowException
 from requests.exceptions import ConnectionError as RequestsConnectionError
 
-from llmfoundry_gauntlet.composer.loggers import build_loggers, join_run, log_evaluation, warn_of_library
+from llmfoundry_gauntlet.composer.loggers import build_loggers, join_run, log_evaluation, scalars_in, warn_of_library
 
 
 class OwnError(Exception):
@@ -89,6 +91,33 @@ def test_an_interrupt_is_not_a_logger_error():
 @pytest.mark.parametrize('error', [OwnError(), wandb.Error('changed'), MlflowException('changed')])
 def test_unchangeable_hyperparameters_are_no_error(error: Exception):
     join_run(Failing(error)).log_hyperparameters({'seed': 2})
+
+
+def test_the_command_line_logs_to_the_loggers_that_it_names(
+    gauntlet: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)  # where TensorBoard's logger writes
+    settings = tiny.write_tasks(tmp_path)
+    tiny.model().save_pretrained(tmp_path / 'model')
+    tiny.tokenizer().save_pretrained(tmp_path / 'model')
+    words = (
+        'run',
+        '--model',
+        'model',
+        '--tasks',
+        settings['tasks'],
+        '--data-root',
+        '.',
+        '--out',
+        'out',
+        '--device',
+        'cpu',
+    )
+    assert gauntlet(*words, '--logger', 'tensorboard')[0] == 0
+    held = [value for folder in (tmp_path / 'tensorboard_logs').iterdir() for value in scalars_in(folder).items()]
+    metrics = json.loads((tmp_path / 'out/results.json').read_text())['metrics']
+    key = 'metrics/sums/0-shot/InContextLearningLMAccuracy'
+    assert ((key, 0), pytest.approx(metrics[key])) in held
 
 
 @pytest.mark.parametrize(

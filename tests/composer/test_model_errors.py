@@ -203,11 +203,24 @@ def test_a_folder_without_a_tokenizer(models: Path, tmp_path: Path, refused: Cal
 
 
 @pytest.mark.parametrize(
-    ('precision', 'hint'),
-    [('bf16', "did you mean 'amp_bf16'?"), ('fp16', "did you mean 'amp_fp16'?"), ('int8', 'allowed: amp_bf16, ')],
+    ('option', 'value', 'hint'),
+    [
+        ('--precision', 'bf16', "did you mean 'amp_bf16'?"),
+        ('--precision', 'fp16', "did you mean 'amp_fp16'?"),
+        ('--precision', 'int8', 'allowed: amp_bf16, '),
+        ('--dtype', 'bf16', "is 'bf16', did you mean 'bfloat16'?"),
+        ('--dtype', 'int4', "is 'int4'; allowed: bfloat16, float16, float32"),
+        ('--logger', 'wanb', "did you mean 'wandb'?"),
+        ('--revision', 'v1', 'is on this machine; revision is only for a name'),
+        ('--adapter', 'nowhere', 'nowhere: there is no such file or folder'),
+    ],
 )
-def test_a_precision_by_another_name(models: Path, refused: Callable[..., str], precision: str, hint: str):
-    assert hint in refused(models / 'one', '--precision', precision)
+def test_a_value_that_is_not_allowed(models: Path, refused: Callable[..., str], option: str, value: str, hint: str):
+    assert hint in refused(models / 'one', option, value)
+
+
+def test_a_chat_template_that_is_not_there(models: Path, refused: Callable[..., str]):
+    assert 'has no chat template; leave out apply_chat_template' in refused(models / 'one', '--apply-chat-template')
 
 
 def test_a_folder_of_checkpoints_is_listed(models: Path, tmp_path: Path, refused: Callable[..., str]):

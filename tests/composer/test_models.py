@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import torch
 import transformers
 from paths import FIXTURES
 
+from llmfoundry_gauntlet import evaluate
 from llmfoundry_gauntlet.composer.models import open_model, resolve_max_seq_len, rotary_lengths
 from llmfoundry_gauntlet.engine.rotary import RotaryLengths
 from llmfoundry_gauntlet.errors import ModelError
@@ -22,8 +25,8 @@ IDS = torch.arange(3, 40)[None]
 FAMILIES = ('llama', 'gemma2', 'gpt2', 'gpt_neox', 'opt', 'mpt', 'bloom', 'falcon', 'gpt_bigcode', 'qwen3_moe')
 
 
-def loaded(model: Any) -> Any:
-    with open_model(str(model)) as source:
+def loaded(model: Any, **settings: Any) -> Any:
+    with open_model(str(model), **settings) as source:
         return source.load(CPU)
 
 
@@ -40,8 +43,8 @@ def check_same(network: Any, expected: Any) -> None:
     assert not network.training
 
 
-def expected_of(folder: Path) -> Any:
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, torch_dtype=torch.float32)
+def expected_of(folder: Path, dtype: torch.dtype = torch.float32, **settings: Any) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, torch_dtype=dtype, **settings)
 
 
 def save_checkpoints(network: Any, folder: Path) -> None:
@@ -93,16 +96,114 @@ def test_end_tokens_are_read_from_the_folder(tmp_path: Path):
     assert loaded(save_folder(network, tmp_path)).generation_config.eos_token_id == [1, 7]
 
 
-def test_a_hub_name_is_loaded_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    commit = '0' * 40
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache of the hub, which holds two commits of someone/tiny: main, and v1."""
     cached = tmp_path / 'models--someone--tiny'
-    save_folder(networks.network('llama', vocab_size=259), cached / 'snapshots' / commit)
-    (cached / 'refs').mkdir()
-    (cached / 'refs' / 'main').write_text(commit)
+    (cached / 'refs').mkdir(parents=True)
+    for number, name in enumerate(('main', 'v1')):
+        save_folder(networks.network('llama', vocab_size=259, seed=number), cached / 'snapshots' / (str(number) * 40))
+        (cached / 'refs' / name).write_text(str(number) * 40)
     for module in ('huggingface_hub.constants', 'transformers.utils.hub'):
         for name in ('HF_HUB_CACHE', 'TRANSFORMERS_CACHE'):
             monkeypatch.setattr(f'{module}.{name}', str(tmp_path), raising=False)
-    check_same(loaded('someone/tiny'), expected_of(cached / 'snapshots' / commit))
+    return cached / 'snapshots'
+
+
+@pytest.mark.parametrize(('revision', 'commit'), [(None, '0' * 40), ('v1', '1' * 40), ('1' * 40, '1' * 40)])
+def test_a_revision_of_a_hub_name_is_loaded_from_the_cache(hub: Path, revision: str | None, commit: str):
+    check_same(loaded('someone/tiny', revision=revision), expected_of(hub / commit))
+    with open_model('someone/tiny', revision=revision) as source:
+        assert source.record['revision'] == commit
+
+
+def test_a_revision_is_for_the_hub_alone(hub: Path):
+    with pytest.raises(ModelError, match=r'someone/tiny: .* is not in the cache'):
+        loaded('someone/tiny', revision='v2')
+    with pytest.raises(ModelError, match='is on this machine; revision is only for a name'):
+        loaded(hub / ('1' * 40), revision='v1')
+
+
+@pytest.mark.parametrize('dtype', ['bfloat16', 'float16'])
+@pytest.mark.parametrize('family', ['llama', 'gpt_neox', 'bloom', 'qwen3_moe'])
+def test_weights_in_half_precision_are_those_of_transformers(tmp_path: Path, family: str, dtype: str):
+    network = networks.network(family, vocab_size=259)
+    save_folder(network, tmp_path)
+    save_checkpoints(network, tmp_path)
+    for form in ('.', 'whole.pt', 'sharded'):
+        check_same(loaded(tmp_path / form, dtype=dtype), expected_of(tmp_path, getattr(torch, dtype)))
+
+
+def test_an_evaluation_in_half_precision_has_the_log_probabilities_of_transformers(tmp_path: Path):
+    """To the rounding of bfloat16: seven bits of logits around 1."""
+    settings = tiny.write_tasks(tmp_path)
+    folder = save_folder(networks.network('llama', vocab_size=259, max_position_embeddings=128), tmp_path / 'model')
+    evaluate(folder, **settings, dtype='bfloat16', device='cpu', out=tmp_path / 'out')
+    assert json.loads((tmp_path / 'out/results.json').read_text())['model']['dtype'] == 'bfloat16'
+    network, tokenizer = expected_of(folder, torch.bfloat16), tiny.tokenizer()
+    for line in (tmp_path / 'out/samples/sums_0-shot.jsonl').read_text().splitlines():
+        sample = json.loads(line)
+        row = tiny.TASKS['sums'][1][sample['row']]
+        context = tokenizer(row['context'])['input_ids']
+        ids = [*context, *tokenizer(row['continuation'], add_special_tokens=False)['input_ids']]
+        with torch.no_grad():
+            logprobs = network(torch.tensor([ids])).logits[0].float().log_softmax(-1)
+        wanted = sum(logprobs[place - 1, ids[place]].item() for place in range(len(context), len(ids)))
+        assert sample['logprobs'] == [pytest.approx(wanted, abs=0.05)]
+
+
+OWN_CODE = """
+from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
+class OwnConfig(LlamaConfig):
+    model_type = 'own'
+class OwnModel(LlamaForCausalLM):
+    config_class = OwnConfig
+"""
+
+
+@pytest.mark.filterwarnings('ignore')  # of transformers, about modules that it copies
+def test_code_of_a_model_is_run_only_if_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr('transformers.dynamic_module_utils.HF_MODULES_CACHE', str(tmp_path / 'modules'))
+    folder = save_folder(networks.network('llama', vocab_size=259), tmp_path / 'own')
+    expected = expected_of(folder)
+    config = json.loads((folder / 'config.json').read_text())
+    automatic = {'AutoConfig': 'own_code.OwnConfig', 'AutoModelForCausalLM': 'own_code.OwnModel'}
+    (folder / 'config.json').write_text(json.dumps({**config, 'model_type': 'own', 'auto_map': automatic}))
+    (folder / 'own_code.py').write_text(OWN_CODE)
+    with pytest.raises(ModelError, match=r'config\.json: .*needs Python code of its own; .* --trust-remote-code'):
+        loaded(folder)
+    assert not (tmp_path / 'modules').exists()
+    network = loaded(folder, trust_remote_code=True)
+    assert type(network).__name__ == 'OwnModel'
+    check_same(network, expected)
+
+
+def test_an_adapter_is_merged_into_the_weights(tmp_path: Path):
+    """Mutation: the adapter is loaded but not merged, so that the engine runs a PEFT model."""
+    peft = pytest.importorskip('peft')
+    folder = save_folder(networks.network('llama', vocab_size=259), tmp_path / 'base')
+    torch.manual_seed(1)
+    lora = peft.LoraConfig(r=4, target_modules=['q_proj', 'up_proj'], init_lora_weights=False, task_type='CAUSAL_LM')
+    adapted = peft.get_peft_model(expected_of(folder), lora).eval()
+    adapted.save_pretrained(tmp_path / 'adapter')
+    found = loaded(folder, adapter=str(tmp_path / 'adapter'))
+    with torch.no_grad():
+        logits = found(input_ids=IDS).logits
+        assert torch.allclose(logits, adapted(input_ids=IDS).logits, atol=1e-4)
+        assert not torch.allclose(logits, loaded(folder)(input_ids=IDS).logits, atol=1e-2)
+    assert type(found).__name__ == 'LlamaForCausalLM' and not any(value.requires_grad for value in found.parameters())
+
+
+def test_an_adapter_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = save_folder(networks.network('llama', vocab_size=259), tmp_path / 'base')
+    with pytest.raises(ModelError, match=r'gone: there is no such file or folder'):
+        loaded(folder, adapter=str(tmp_path / 'gone'))
+    with pytest.raises(ModelError, match=r'base: has no adapter_config\.json; allowed: .* PEFT adapter'):
+        loaded(folder, adapter=str(folder))
+    (folder / 'adapter_config.json').write_text('{"peft_type": "NOPE"}')
+    monkeypatch.setitem(sys.modules, 'peft', None)  # as if it were not installed
+    with pytest.raises(ModelError, match=r"pip install 'llmfoundry-gauntlet\[peft\]'"):
+        loaded(folder, adapter=str(folder))
 
 
 def test_weights_that_are_views_are_loaded(tmp_path: Path):

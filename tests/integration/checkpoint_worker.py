@@ -58,13 +58,14 @@ def evaluate_on_ranks(out: Path, models: list[str]) -> None:
         evaluate(model, **settings, out=out / str(number), device='cpu')
 
 
-def measure(model: str) -> dict[str, int]:
-    """The most memory before and after the weights are read, and the size of the float32 weights, in bytes."""
-    with open_model(model) as source:
+def measure(word: str) -> dict[str, int]:
+    """The most memory before and after the weights of `dtype:path` are read, and their size, in bytes."""
+    dtype, _, model = word.partition(':')
+    with open_model(model, dtype=dtype) as source:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         network = source.load(CPU)
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    assert all(parameter.dtype == torch.float32 for parameter in network.parameters())
+    assert all(parameter.dtype == getattr(torch, dtype) for parameter in network.parameters())
     return {'before': before, 'after': after, 'weights': sum(value.nbytes for value in network.parameters())}
 
 

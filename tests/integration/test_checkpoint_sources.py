@@ -218,12 +218,13 @@ def test_loading_takes_little_more_memory_than_the_weights(tmp_path: Path):
     models = save_forms(tmp_path)
     tiny.model().save_pretrained(tmp_path / 'tiny')
     tiny.tokenizer().save_pretrained(tmp_path / 'tiny')
-    command = [sys.executable, HERE / 'checkpoint_worker.py', 'measure', tmp_path / 'tiny', *models]
+    words = [f'float32:{model}' for model in models] + [f'bfloat16:{models[number]}' for number in (1, 5)]
+    command = [sys.executable, HERE / 'checkpoint_worker.py', 'measure', f'float32:{tmp_path / "tiny"}', *words]
     environment = {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': PATHS}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [entry['model'] for entry in found] == [str(model) for model in models]
+    assert [entry['model'] for entry in found] == words
     for entry in found:
-        assert entry['weights'] > 150e6
+        assert entry['weights'] > (75e6 if entry['model'].startswith('bfloat16') else 150e6)
         assert 0.9 < (entry['after'] - entry['before']) / entry['weights'] < 1.3, entry

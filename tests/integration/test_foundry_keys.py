@@ -108,7 +108,7 @@ def test_config_overrides_reach_the_model(tmp_path: Path, capsys: pytest.Capture
     [
         ({'models': [model('a', ROTARY)], 'icl_task': 1}, "unknown key 'icl_task', did you mean 'icl_tasks'?"),
         ({'icl_tasks': [], 'out': 'o'}, "the key 'model' is missing"),
-        ({'models': [model('a', ROTARY)], 'model_config': 'x'}, 'model_config belongs to'),
+        ({'models': [model('a', ROTARY)], 'model_config': 'x'}, 'model_config: belongs to'),
         ({'models': [model('a', ROTARY, name='openai_chat')]}, 'openai_chat is an API'),
     ],
 )
