@@ -56,6 +56,7 @@ SLOW = [
     'integration/test_watchers',
     'metrics/test_consistency',
     'metrics/test_errors_cover',
+    'metrics/test_file_errors_cover',
     'results/report/test_compared_runs',
     'results/report/test_frames',
     'results/report/test_page',

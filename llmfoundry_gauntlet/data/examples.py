@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from llmfoundry_gauntlet.config.tasks import TaskSpec
 from llmfoundry_gauntlet.data.clusters import cluster_of
 from llmfoundry_gauntlet.data.readers import NumberedRow, RowError, field_value, read_task_rows, text_field
 from llmfoundry_gauntlet.errors import DataError
-from llmfoundry_gauntlet.types import Example
+from llmfoundry_gauntlet.types import Example, FileSizes
 
 SUBSET_VERSION = 2  # of the choice of subsets; stored in results
 
@@ -99,6 +100,21 @@ def subset(examples: Sequence[Example], num_items: int | None) -> list[Example]:
     return [examples[place] for place in sorted(in_turns(examples)[:num_items])]
 
 
+def file_sizes(examples: Iterable[Example]) -> FileSizes:
+    """Return the number of rows of each cluster, by category, in ascending order."""
+    import numpy as np
+
+    counts: dict[str | None, Counter[str]] = {}
+    for example in examples:
+        counts.setdefault(example.category, Counter())[cluster_name(example)] += 1
+    return {category: np.sort(np.array([*of.values()], np.int64)) for category, of in counts.items()}
+
+
+def cluster_name(example: Example) -> str:
+    """Return the name of an example's cluster; one that is a cluster by itself has a digest of its place."""
+    return example.cluster or hashlib.sha256(repr((example.file, example.row)).encode()).hexdigest()
+
+
 def in_turns(examples: Sequence[Example]) -> list[int]:
     """Return the positions of the examples in the order in which subsets take them (SUBSET_VERSION).
 
@@ -109,8 +125,7 @@ def in_turns(examples: Sequence[Example]) -> list[int]:
     """
     clusters: dict[tuple[str | None, str], list[int]] = {}
     for place, example in enumerate(examples):
-        name = example.cluster or hashlib.sha256(repr((example.file, example.row)).encode()).hexdigest()
-        clusters.setdefault((example.category, name), []).append(place)
+        clusters.setdefault((example.category, cluster_name(example)), []).append(place)
     rounds: dict[str | None, list[tuple[int, str, int]]] = {}
     for (category, name), places in clusters.items():
         ordered = sorted(places, key=lambda place: (examples[place].digest, examples[place].file or '', place))

@@ -13,7 +13,7 @@ from llmfoundry_gauntlet.config.score import ScoreSpec, check_labels, read_score
 from llmfoundry_gauntlet.config.settings import EvaluationSettings
 from llmfoundry_gauntlet.config.tasks import SETTINGS, GauntletSpec, task_key
 from llmfoundry_gauntlet.config.yaml import Problems, decode, describe, read_key, source_name, suggestion
-from llmfoundry_gauntlet.data.examples import subset
+from llmfoundry_gauntlet.data.examples import file_sizes, subset
 from llmfoundry_gauntlet.data.manifest import origin_of
 from llmfoundry_gauntlet.errors import ConfigError, DataError, GauntletError
 from llmfoundry_gauntlet.evaluation.data_warnings import origin_warnings, row_warnings
@@ -23,7 +23,7 @@ from llmfoundry_gauntlet.scoring.code.sandbox import Sandbox
 from llmfoundry_gauntlet.tasks import Task, metrics_of, task_types
 from llmfoundry_gauntlet.tasks.programs import check_programs
 from llmfoundry_gauntlet.tasks.score import ScoreTask
-from llmfoundry_gauntlet.types import Example
+from llmfoundry_gauntlet.types import Example, FileSizes
 
 OLDER_NAMES = {'question_answering': 'generation_task_with_answers'}  # of task types
 TASKS_KEY = 'icl_tasks'
@@ -245,8 +245,9 @@ class EvaluationData:
     """Checked settings, tasks and rows.
 
     `examples` are all rows by task, from which shots are drawn; `subsets` has the rows to evaluate of tasks with a
-    subset, `subset_sizes` their number. `absent` lists optional data files that are absent, by task; `digests` has a
-    SHA-256 of the rows by task, `origins` where they come from: sample, published, unofficial or own. `sandbox` and
+    subset, `subset_sizes` their number, `file_sizes` the number of rows of each cluster in the whole file. `absent`
+    lists optional data files that are absent, by task; `digests` has a SHA-256 of the rows by task, `origins` where
+    they come from: sample, published, unofficial or own. `sandbox` and
     `unsupported`, the tasks whose programs cannot run here with the reason, are set when the evaluation starts
     (`with_programs`).
     """
@@ -262,6 +263,7 @@ class EvaluationData:
     digests: Mapping[str, str] = field(default_factory=dict)
     origins: Mapping[str, str] = field(default_factory=dict)
     subset_sizes: Mapping[str, int] = field(default_factory=dict)
+    file_sizes: Mapping[str, FileSizes] = field(default_factory=dict)
 
     @property
     def tasks(self) -> dict[str, Task]:
@@ -271,6 +273,13 @@ class EvaluationData:
     def asked(self, key: str) -> list[Example]:
         """Return the rows of a task to evaluate."""
         return self.subsets.get(key, self.examples[key])
+
+    def file_sizes_of(self, task: Task) -> FileSizes | None:
+        """Return the number of items of each cluster in a task's file; {} without a subset, None if unknown."""
+        if task.key not in self.subset_sizes:
+            return {}
+        sizes = self.file_sizes.get(task.key)
+        return sizes and {category: found * task.num_samples for category, found in sizes.items()}
 
 
 def load_data(settings: EvaluationSettings) -> EvaluationData:
@@ -322,6 +331,7 @@ def with_programs(data: EvaluationData) -> EvaluationData:
         examples=examples,
         subsets=supported(data.subsets),
         subset_sizes=supported(data.subset_sizes),
+        file_sizes=supported(data.file_sizes),
         digests=supported(data.digests),
         origins=supported(data.origins),
     )
@@ -330,7 +340,12 @@ def with_programs(data: EvaluationData) -> EvaluationData:
 def with_subsets(data: EvaluationData, subsets: Mapping[str, list[Example]]) -> EvaluationData:
     """Return the data with only these rows evaluated, by task."""
     fewer = {key: rows for key, rows in subsets.items() if len(rows) < len(data.examples[key])}
-    return replace(data, subsets=fewer, subset_sizes={key: len(rows) for key, rows in fewer.items()})
+    return replace(
+        data,
+        subsets=fewer,
+        subset_sizes={key: len(rows) for key, rows in fewer.items()},
+        file_sizes={key: file_sizes(data.examples[key]) for key in fewer},
+    )
 
 
 def with_fewer_questions(suite: Suite, num_items: int) -> Suite:

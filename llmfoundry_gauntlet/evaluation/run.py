@@ -360,7 +360,13 @@ def summarize(
     """Return scores and composites of all items by task. With `allow_missing` unscored items are left out of them."""
     results = {key: with_alone(task_results) for key, task_results in results.items()}
     scores = {
-        key: task_score(key, metrics_of(tasks[key]), task_results, allow_missing=allow_missing)
+        key: task_score(
+            key,
+            metrics_of(tasks[key]),
+            task_results,
+            allow_missing=allow_missing,
+            file_sizes=data.file_sizes_of(tasks[key]),
+        )
         for key, task_results in results.items()
     }
     return Evaluation(

@@ -14,6 +14,7 @@ from statistics import stdev
 from llmfoundry_gauntlet.metrics.statistics import (
     mean,
     spread_of,
+    spread_of_file,
     student_quantile,
     student_tail,
     weighted_sum,
@@ -31,7 +32,8 @@ class Difference:
 
     `p_value` is two-sided, of Student's t; `p_holm` is corrected for all simultaneous
     comparisons (Holm 1979). `detectable` is the minimum detectable effect: the smallest difference found with a
-    probability of 80 % at a level of 5 %. They are None if the error is unknown.
+    probability of 80 % at a level of 5 %. They are None if the error is unknown. `is_of_file` if the error is that of
+    the difference over the whole data files, as both runs have the same subset of them, and not over other items.
     """
 
     first: Measure
@@ -40,6 +42,7 @@ class Difference:
     num_items: int
     p_value: float | None
     p_holm: float | None = None
+    is_of_file: bool = False
 
     @property
     def detectable(self) -> float | None:
@@ -57,7 +60,17 @@ def difference(first: Measure, second: Measure, num_items: int) -> Difference:
         if measure.value is None:
             return Difference(first=first, second=second, difference=measure, num_items=num_items, p_value=None)
     found = weighted_sum([second, first], [1.0, -1.0])
-    return Difference(first=first, second=second, difference=found, num_items=num_items, p_value=p_value(found))
+    of_file = None if found.spread is None else spread_of_file(found.spread)
+    if of_file is not None:
+        found = replace(found, spread=of_file)
+    return Difference(
+        first=first,
+        second=second,
+        difference=found,
+        num_items=num_items,
+        p_value=p_value(found),
+        is_of_file=of_file is not None,
+    )
 
 
 def p_value(measure: Measure) -> float | None:

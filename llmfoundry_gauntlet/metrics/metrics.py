@@ -20,7 +20,7 @@ from llmfoundry_gauntlet.scoring.likelihood import best_of
 from llmfoundry_gauntlet.types import ItemResult, Measure, TaskScore
 
 if TYPE_CHECKING:
-    from llmfoundry_gauntlet.types import ClusterNumbers
+    from llmfoundry_gauntlet.types import ClusterNumbers, FileSizes, Ints
 
 MAX_REASONS = 3
 RENAMED = {'CutShare': 'TruncatedShare'}  # metrics by their earlier names, which are still read
@@ -62,27 +62,43 @@ def passes_at(ks: Sequence[int]) -> tuple[Metric, ...]:
 
 
 def task_score(
-    task: str, metrics: Sequence[Metric], results: Sequence[ItemResult], *, allow_missing: bool = False
+    task: str,
+    metrics: Sequence[Metric],
+    results: Sequence[ItemResult],
+    *,
+    allow_missing: bool = False,
+    file_sizes: FileSizes | None = None,
 ) -> TaskScore:
     """Return the metrics of a task, in order; only counts without any metric.
 
     A task with categories has the plain mean over its categories. If any item is unscored there are no metrics, only
-    the reason; with `allow_missing` they are taken over the scored items, if there are any.
+    the reason; with `allow_missing` they are taken over the scored items, if there are any. `file_sizes` are those of
+    the task's data file: {} if all of its items are given, None if unknown.
     """
     names = sorted({result.category for result in results if result.category is not None}) if metrics else []
+    if file_sizes and file_sizes.keys() != {result.category for result in results}:
+        file_sizes = None  # the items say nothing about a category that has none of them
     if not names:
-        return plain_score(task, task, metrics, results, allow_missing=allow_missing)
+        sizes = sizes_of(file_sizes, None)
+        return plain_score(task, task, metrics, results, allow_missing=allow_missing, file_sizes=sizes)
     parts: dict[str, list[ItemResult]] = {name: [] for name in names}
     for result in results:
         if result.category is not None:
             parts[result.category].append(result)
     categories = {
-        name: plain_score(task, f'{task}/{name}', metrics, members, allow_missing=allow_missing)
+        name: plain_score(
+            task,
+            f'{task}/{name}',
+            metrics,
+            members,
+            allow_missing=allow_missing,
+            file_sizes=sizes_of(file_sizes, name),
+        )
         for name, members in parts.items()
     }
     return TaskScore(
         task=task,
-        metrics={metric.name: mean_over(categories, metric, results) for metric in metrics},
+        metrics={metric.name: mean_over(categories, metric, results, file_sizes) for metric in metrics},
         num_items=len(results),
         num_unscored=sum(score.num_unscored for score in categories.values()),
         num_truncated=sum(score.num_truncated for score in categories.values()),
@@ -90,7 +106,19 @@ def task_score(
     )
 
 
-def mean_over(categories: Mapping[str, TaskScore], metric: Metric, results: Sequence[ItemResult]) -> Measure:
+def sizes_of(file_sizes: FileSizes | None, category: str | None) -> Ints | None:
+    """Return the sizes of a category's clusters in the data file, empty if all of its items are given."""
+    import numpy as np
+
+    return None if file_sizes is None else file_sizes.get(category, np.zeros(0, np.int64))
+
+
+def mean_over(
+    categories: Mapping[str, TaskScore],
+    metric: Metric,
+    results: Sequence[ItemResult],
+    file_sizes: FileSizes | None = None,
+) -> Measure:
     """Return a metric's plain mean over categories; absent if it is absent in any of them.
 
     The categories are fixed and the items vary: each category counts with its own error.
@@ -103,11 +131,18 @@ def mean_over(categories: Mapping[str, TaskScore], metric: Metric, results: Sequ
         return Measure(value=mean([measure.value for measure in measures.values() if measure.value is not None]))
     clusters = {result.category: cluster_number(result) for result in reversed(results) if result.category is not None}
     task = results[0].key.task
-    return mean_over_categories(measures, clusters, stratum=task, is_share=metric.is_share)
+    sizes = {name: found for name in measures if (found := sizes_of(file_sizes, name)) is not None}
+    return mean_over_categories(measures, clusters, stratum=task, is_share=metric.is_share, file_sizes=sizes or None)
 
 
 def plain_score(
-    task: str, stratum: str, metrics: Sequence[Metric], results: Sequence[ItemResult], *, allow_missing: bool
+    task: str,
+    stratum: str,
+    metrics: Sequence[Metric],
+    results: Sequence[ItemResult],
+    *,
+    allow_missing: bool,
+    file_sizes: Ints | None,
 ) -> TaskScore:
     """Return metrics over items, regardless of category; `stratum` is the name of these items in spreads."""
     reason = unscored_reason(results)
@@ -118,7 +153,7 @@ def plain_score(
     return TaskScore(
         task=task,
         metrics={
-            metric.name: measure(metric, scored, clusters, stratum=stratum)
+            metric.name: measure(metric, scored, clusters, stratum=stratum, file_sizes=file_sizes)
             if reason is None
             else Measure(value=None, reason=reason)
             for metric in metrics
@@ -130,9 +165,17 @@ def plain_score(
 
 
 def measure(
-    metric: Metric, results: Sequence[ItemResult], clusters: ClusterNumbers | None = None, *, stratum: str = ''
+    metric: Metric,
+    results: Sequence[ItemResult],
+    clusters: ClusterNumbers | None = None,
+    *,
+    stratum: str = '',
+    file_sizes: Ints | None = None,
 ) -> Measure:
-    """Return a metric of scored results. `clusters` has the numbers of their clusters, uint64 [N]."""
+    """Return a metric of scored results. `clusters` has the numbers of their clusters, uint64 [N].
+
+    `file_sizes` are those of all clusters of the data file, empty if all items are given, None if unknown.
+    """
     if clusters is None:
         clusters = cluster_numbers(results)
     try:
@@ -145,7 +188,14 @@ def measure(
     if not metric.has_error:
         return Measure(value=mean(known))
     numbers = clusters[[value is not None for value in values]]
-    return mean_over_clusters(known, numbers, stratum=stratum, is_share=metric.is_share)
+    return mean_over_clusters(
+        known,
+        numbers,
+        stratum=stratum,
+        task=results[0].key.task,
+        is_share=metric.is_share,
+        file_sizes=file_sizes if len(known) == len(values) else None,
+    )
 
 
 def item_metric_values(name: str, results: Sequence[ItemResult]) -> list[float]:

@@ -10,6 +10,9 @@ Intervals and p-values are those of Student's t with the effective degrees of fr
 are fewer than clusters (Carter, Schnepel and Steigerwald 2017), of a sum those of Satterthwaite (1946). The interval of
 a share is Wilson's with the effective number of items, so that it is not empty at 0 and 1; that of a sum is put
 together from those of its parts (Zou and Donner 2008).
+
+The error of a subset has two meanings: how far the score is from that of all items that could have been asked, and how
+far from that of the whole data files (`spread_of_file`), which is smaller by what the subset holds of them.
 """
 
 from __future__ import annotations
@@ -22,10 +25,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from llmfoundry_gauntlet.types import ItemResult, Measure, Spread, Stratum
+from llmfoundry_gauntlet.types import FileSample, ItemResult, Measure, Spread, Stratum
 
 if TYPE_CHECKING:
-    from llmfoundry_gauntlet.types import ClusterNumbers
+    from llmfoundry_gauntlet.types import ClusterNumbers, Floats, Ints
 
 CONFIDENCE = 0.95  # of intervals
 NORMAL_QUANTILE = 1.959963984540054  # of a 95 % interval
@@ -37,7 +40,13 @@ def mean(values: Sequence[float]) -> float:
 
 
 def mean_over_clusters(
-    values: Sequence[float], clusters: ClusterNumbers, *, stratum: str = '', is_share: bool = False
+    values: Sequence[float],
+    clusters: ClusterNumbers,
+    *,
+    stratum: str = '',
+    task: str = '',
+    is_share: bool = False,
+    file_sizes: Ints | None = None,
 ) -> Measure:
     """Return the mean of items' values with the spread of their clusters: `clusters` has the number of each item's.
 
@@ -45,6 +54,7 @@ def mean_over_clusters(
     N items, with the sum e of their deviations from the mean, and G clusters; for clusters of one size the paper's
     error times sqrt(G / (G - 1)). The error of a single cluster of several items is the standard deviation of an item,
     as if they were all alike; that of a single item is unknown. `is_share` says that values are between 0 and 1.
+    `file_sizes` are the numbers of items of all clusters in the data file, None if unknown.
     """
     import numpy as np
 
@@ -53,9 +63,12 @@ def mean_over_clusters(
     if len(values) < 2:
         return Measure(value=center)
     deviations = np.array(values, np.float64) - center
+    sample = None if file_sizes is None else file_sample(deviations, places, sizes, file_sizes)
     if len(numbers) < 2:
         alone = Stratum(
             name=stratum,
+            task=task,
+            sample=sample,
             clusters=np.sort(numbers[0] + np.arange(len(values), dtype=np.uint64)),
             deviations=deviations / math.sqrt(len(values) - 1),
             freedom=1.0,
@@ -72,6 +85,8 @@ def mean_over_clusters(
     num_effective = len(values) ** 2 / math.fsum((sizes.astype(np.float64) ** 2).tolist())
     found = Stratum(
         name=stratum,
+        task=task,
+        sample=sample,
         clusters=numbers,
         deviations=sums / (len(values) - sizes) * math.sqrt((len(numbers) - 1) / len(numbers)),
         freedom=max(1.0, num_effective - 1),
@@ -112,16 +127,7 @@ def wilson(share: float, num_items: float, quantile: float) -> tuple[float, floa
 
 def spread_of(strata: Sequence[Stratum]) -> Spread:
     """Return the spread of a sum of strata, which may share clusters."""
-    import numpy as np
-
-    numbers, places = np.unique(np.concatenate([one.clusters for one in strata]), return_inverse=True)
-    deviations = np.concatenate([one.deviations for one in strata])
-    totals = np.zeros(len(numbers))
-    np.add.at(totals, places, deviations)
-    variance = math.fsum((totals**2).tolist())
-    ends = np.cumsum([0, *(len(one.clusters) for one in strata)])
-    parts = deviations * totals[places]  # of the variance
-    variances = [float(parts[begin:end].sum()) for begin, end in itertools.pairwise(ends)]
+    variances, variance = parts_of_variance(strata)
     error = math.sqrt(variance)
     return Spread(
         strata=tuple(strata),
@@ -130,6 +136,20 @@ def spread_of(strata: Sequence[Stratum]) -> Spread:
         below=error,
         above=error,
     )
+
+
+def parts_of_variance(strata: Sequence[Stratum]) -> tuple[list[float], float]:
+    """Return the part of each stratum in the variance of their sum, with its covariances, and the variance."""
+    import numpy as np
+
+    numbers, places = np.unique(np.concatenate([one.clusters for one in strata]), return_inverse=True)
+    deviations = np.concatenate([one.deviations for one in strata])
+    totals = np.zeros(len(numbers))
+    np.add.at(totals, places, deviations)
+    variance = math.fsum((totals**2).tolist())
+    ends = np.cumsum([0, *(len(one.clusters) for one in strata)])
+    parts = deviations * totals[places]
+    return [float(parts[begin:end].sum()) for begin, end in itertools.pairwise(ends)], variance
 
 
 def freedom_of_sum(variances: Sequence[float], freedoms: Sequence[float]) -> float:
@@ -151,9 +171,7 @@ def weighted_sum(measures: Sequence[Measure], weights: Sequence[float], shift: f
     ]
     if len(known) < len(measures) or not known:
         return Measure(value=value)
-    strata = [
-        replace(stratum, deviations=stratum.deviations * weight) for part, weight in known for stratum in part.strata
-    ]
+    strata = [scaled(stratum, weight) for part, weight in known for stratum in part.strata]
     spread = spread_of(joined(strata))
     independent = math.fsum((weight * part.standard_error) ** 2 for part, weight in known)
     shared = spread.standard_error / math.sqrt(independent) if independent > 0 else 1.0
@@ -175,7 +193,12 @@ def weighted_sum(measures: Sequence[Measure], weights: Sequence[float], shift: f
 
 
 def mean_over_categories(
-    measures: Mapping[str, Measure], clusters: Mapping[str, int], *, stratum: str = '', is_share: bool
+    measures: Mapping[str, Measure],
+    clusters: Mapping[str, int],
+    *,
+    stratum: str = '',
+    is_share: bool,
+    file_sizes: Mapping[str, Ints] | None = None,
 ) -> Measure:
     """Return the plain mean of categories' means, given the number of a cluster of each; the categories are fixed.
 
@@ -194,7 +217,18 @@ def mean_over_categories(
         distance = values[name] - mean([value for other, value in values.items() if other != name])
         distances[clusters[name]] = distances.get(clusters[name], 0.0) + distance
     numbers = sorted(distances)
+    sample = None
+    if file_sizes is not None:
+        samples = [spread.strata[0].sample for name in alone if (spread := measures[name].spread) is not None]
+        num_single = len(alone) - len(samples)  # items
+        sample = FileSample(
+            sizes=np.concatenate([np.ones(num_single, np.int64), *(one.sizes for one in samples if one is not None)]),
+            file_sizes=np.concatenate([file_sizes[name] for name in alone]),
+            residuals=np.zeros(0),
+        )
     collapsed = Stratum(
+        task=stratum,
+        sample=sample,
         name=f'{stratum}: categories of one cluster: {", ".join(alone)}',
         clusters=np.array(numbers, np.uint64),
         deviations=np.array([distances[number] for number in numbers]) / len(alone),
@@ -217,22 +251,130 @@ def joined(strata: Iterable[Stratum]) -> list[Stratum]:
     for stratum in strata:
         groups.setdefault(stratum.name, []).append(stratum)
     found = []
-    for name, members in groups.items():
+    for members in groups.values():
         if len(members) > 1:
             numbers, places = np.unique(np.concatenate([one.clusters for one in members]), return_inverse=True)
             deviations = np.zeros(len(numbers))
             np.add.at(deviations, places, np.concatenate([one.deviations for one in members]))
             members = [
-                Stratum(
-                    name=name,
+                replace(
+                    members[0],
                     clusters=numbers,
                     deviations=deviations,
                     freedom=min(one.freedom for one in members),
                     is_borrowed=any(one.is_borrowed for one in members),
+                    sample=joined_sample([one.sample for one in members]),
                 )
             ]
         found += members
     return found
+
+
+def scaled(stratum: Stratum, weight: float) -> Stratum:
+    """Return the contribution of a stratum to an estimate with this weight."""
+    sample = stratum.sample and replace(stratum.sample, residuals=stratum.sample.residuals * weight)
+    return replace(stratum, deviations=stratum.deviations * weight, sample=sample)
+
+
+def file_sample(deviations: Floats, places: Ints, sizes: Ints, file_sizes: Ints) -> FileSample:
+    """Return the part of a data file that items are, given their deviations and the places of their clusters."""
+    import numpy as np
+
+    if not len(sizes) < len(places) < file_sizes.sum():  # nothing is left out, or no cluster has two items
+        return FileSample(sizes=sizes, file_sizes=file_sizes, residuals=np.zeros(0))
+    residuals = deviations - (np.bincount(places, deviations) / sizes)[places]
+    order = np.argsort(places, kind='stable')  # the same for all runs over these items
+    return FileSample(sizes=sizes, file_sizes=file_sizes, residuals=residuals[order])
+
+
+def joined_sample(samples: Sequence[FileSample | None]) -> FileSample | None:
+    """Return the part of a file that the items of all samples are; None if they are not the same items."""
+    import numpy as np
+
+    known = [one for one in samples if one is not None]
+    if len(known) < len(samples) or not all(np.array_equal(one.sizes, known[0].sizes) for one in known):
+        return None
+    return replace(known[0], residuals=np.sum([one.residuals for one in known], axis=0))
+
+
+def spread_of_file(spread: Spread) -> Spread | None:
+    """Return the spread about the value over the whole data files; None if unknown, or if no item is left out.
+
+    The part of each stratum in the variance shrinks to what the items left out add (see `stratum_of_file`).
+    """
+    shares = [one.sample.share for one in spread.strata if one.sample is not None]
+    if len(shares) < len(spread.strata) or min(shares) == 1:
+        return None
+    found = spread_of([stratum_of_file(one) for one in spread.strata])
+    error = spread.standard_error
+    ratio = found.standard_error / error if error > 0 else math.sqrt(1 - min(shares))
+    return replace(
+        found,
+        below=spread.below * ratio,
+        above=spread.above * ratio,
+        bounds=spread.bounds,
+        num_items=None if spread.num_items is None or ratio == 0 else spread.num_items / ratio**2,
+    )
+
+
+def stratum_of_file(stratum: Stratum) -> Stratum:
+    """Return a stratum with deviations from the value over its whole data file.
+
+    Of n of N items, with m of the M items of each cluster, and the variances b between clusters and w within them, the
+    squared deviation is b A + w (1 / n - 1 / N), where A is the sum of (m / n - M / N)²; that from the population is
+    b P + w / n, where P is the sum of (m / n)². Where no cluster has two items, b and w cannot be told apart, and the
+    larger part is left.
+    """
+    sample = stratum.sample
+    variance = float(stratum.deviations @ stratum.deviations)
+    if sample is None or sample.share == 1 or variance == 0:
+        return replace(stratum, deviations=stratum.deviations * 0.0, sample=None)
+    n, num_all = int(sample.sizes.sum()), int(sample.file_sizes.sum())
+    shares, file_shares = sample.sizes / n, sample.file_sizes / num_all
+    of_clusters = float(shares @ shares)
+    between = float(file_shares @ file_shares) - 2 * shared(sample) / (n * num_all) + of_clusters
+    within = 1 / n - 1 / num_all
+    freedom = stratum.freedom
+    if not len(sample.residuals):
+        left = variance * max(between / of_clusters, within * n)
+    else:
+        num_repeats = n - len(sample.sizes)
+        inner = float(sample.residuals @ sample.residuals) / num_repeats
+        outer = max(0.0, variance - inner / n)
+        left = outer * between / of_clusters + inner * within
+        parts = [variance * between / of_clusters, inner * (within - between / of_clusters / n)]
+        freedom = freedom_of_sum(parts, [freedom, num_repeats])
+    deviations = stratum.deviations * math.sqrt(left / variance)
+    return replace(stratum, deviations=deviations, freedom=freedom, sample=None)
+
+
+def shared(sample: FileSample) -> float:
+    """Return the sum over clusters of sampled times all items, expected of subsets that take items in turns."""
+    import numpy as np
+
+    left, file_sizes = int(sample.sizes.sum()), sample.file_sizes
+    taken, turn = np.zeros(len(file_sizes)), 0
+    while left > 0:
+        takes = file_sizes > turn
+        num_taken = min(left, int(takes.sum()))
+        taken += takes * (num_taken / takes.sum())
+        left, turn = left - num_taken, turn + 1
+    return float(taken @ file_sizes)
+
+
+def variance_shares(measure: Measure) -> dict[str, float]:
+    """Return the share of each task in the variance of a composite, the largest first; {} without a variance.
+
+    They sum to 1; a task whose sources are also in others counts with half of what they have in common.
+    """
+    strata = () if measure.spread is None else measure.spread.strata
+    parts, variance = parts_of_variance(strata) if strata else ([], 0.0)
+    if variance == 0:
+        return {}
+    found: dict[str, float] = {}
+    for stratum, part in zip(strata, parts, strict=True):
+        found[stratum.task] = found.get(stratum.task, 0.0) + part / variance
+    return dict(sorted(found.items(), key=lambda pair: -pair[1]))
 
 
 def interval(measure: Measure) -> tuple[float, float] | None:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from importlib.metadata import version
@@ -21,11 +22,11 @@ from llmfoundry_gauntlet.errors import ConfigError, RecordError
 from llmfoundry_gauntlet.evaluation.run import Evaluation, gauntlet_version
 from llmfoundry_gauntlet.metrics.consistency import PerturbationScore
 from llmfoundry_gauntlet.metrics.metrics import RENAMED
-from llmfoundry_gauntlet.metrics.statistics import interval
+from llmfoundry_gauntlet.metrics.statistics import interval, spread_of_file, variance_shares
 from llmfoundry_gauntlet.results.samples import SAMPLES, sample_line, samples_file
 from llmfoundry_gauntlet.tasks.fewshot import FIXED_VERSION
 from llmfoundry_gauntlet.tasks.score import ScoreTask
-from llmfoundry_gauntlet.types import ItemResult, Measure, TaskScore, TrainingPoint
+from llmfoundry_gauntlet.types import FileSizes, ItemResult, Measure, TaskScore, TrainingPoint
 
 FORMAT_VERSION = 1
 RESULTS = 'results.json'
@@ -183,10 +184,15 @@ def composites_record(evaluation: Evaluation) -> dict[str, Any] | None:
         return None
     return {
         'version': gauntlet_version(evaluation.data, gauntlet),
-        'categories': {name: measure_record(measure) for name, measure in composites.categories.items()},
-        'averages': {name: measure_record(measure) for name, measure in composites.averages.items()},
+        'categories': {name: composite_record(measure) for name, measure in composites.categories.items()},
+        'averages': {name: composite_record(measure) for name, measure in composites.averages.items()},
         'gauntlet': asdict(gauntlet),
     }
+
+
+def composite_record(measure: Measure) -> dict[str, Any]:
+    """Return a category score or an average, with the share of each task in its variance."""
+    return measure_record(measure) | ({'variance_shares': shares} if (shares := variance_shares(measure)) else {})
 
 
 def timing_record(evaluation: Evaluation) -> dict[str, Any]:
@@ -231,6 +237,7 @@ def task_record(evaluation: Evaluation, key: str) -> dict[str, Any]:
         'data_origin': evaluation.data.origins.get(key),
         'effective_shots': effective_shots(evaluation.results[key]),
         'subset_items': evaluation.data.subset_sizes.get(key),
+        'file_clusters': file_clusters(evaluation.data.file_sizes.get(key, {})),
         'spec': task.keys,
     }
 
@@ -239,6 +246,22 @@ def effective_shots(results: Sequence[ItemResult]) -> float | None:
     """Return the mean number of shots that prompts have after truncation; None for records without it."""
     known = [result.num_shots for result in results if result.num_shots is not None]
     return fmean(known) if known else None
+
+
+def file_clusters(sizes: FileSizes) -> dict[str, dict[str, int]] | None:
+    """Return, by category ('' without), how many clusters of the data file have so many rows; None without a subset."""
+    counts = {category or '': Counter(found.tolist()) for category, found in sizes.items()}
+    return {category: {str(size): n for size, n in sorted(found.items())} for category, found in counts.items()} or None
+
+
+def read_file_clusters(record: Mapping[str, Mapping[str, int]]) -> FileSizes:
+    """Return the number of rows of each cluster of a data file, by category."""
+    import numpy as np
+
+    return {
+        category or None: np.repeat([int(size) for size in found], [*found.values()])
+        for category, found in record.items()
+    }
 
 
 def score_record(score: TaskScore) -> dict[str, Any]:
@@ -296,6 +319,7 @@ def perturbation_record(score: PerturbationScore) -> dict[str, Any]:
 def measure_record(measure: Measure) -> dict[str, Any]:
     """Return a measure for results.json: its value, error and 95 % interval, or the reason why it has no value.
 
+    Of a subset, `standard_error_of_file` is the error as an estimate of the value over the whole data files.
     `single_clusters` names tasks and categories of one cluster, whose part of the error is borrowed.
     """
     if measure.value is None:
@@ -308,6 +332,8 @@ def measure_record(measure: Measure) -> dict[str, Any]:
         'confidence_interval': interval(measure),
         'degrees_of_freedom': measure.spread.freedom,
     }
+    if (of_file := spread_of_file(measure.spread)) is not None:
+        record['standard_error_of_file'] = of_file.standard_error
     if borrowed := [stratum.name for stratum in measure.spread.strata if stratum.is_borrowed]:
         record['single_clusters'] = borrowed
     return record

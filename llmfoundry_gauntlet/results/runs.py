@@ -14,7 +14,7 @@ from llmfoundry_gauntlet.config.yaml import Problems, decode
 from llmfoundry_gauntlet.errors import ConfigError, RecordError
 from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, Suite, decode_task
 from llmfoundry_gauntlet.evaluation.run import Evaluation, Scores, summarize
-from llmfoundry_gauntlet.results.files import RESULTS, find_results, read_results
+from llmfoundry_gauntlet.results.files import RESULTS, find_results, read_file_clusters, read_results
 from llmfoundry_gauntlet.results.journal import Finished
 from llmfoundry_gauntlet.results.samples import read_samples, samples_file
 from llmfoundry_gauntlet.tasks import Task
@@ -109,6 +109,11 @@ def recorded_data(record: Mapping[str, Any], path: Path) -> EvaluationData:
         absent={entry['task']: tuple(entry['absent_files']) for entry in (record['score'] or {}).values()},
         subset_sizes={key: entry['subset_items'] for key, entry in asked.items() if entry.get('subset_items')},
         origins={key: entry['data_origin'] for key, entry in asked.items() if entry.get('data_origin')},
+        file_sizes={
+            key: read_file_clusters(entry['file_clusters'])
+            for key, entry in asked.items()
+            if entry.get('file_clusters')
+        },
         digests={key: entry['data_sha256'] for key, entry in asked.items() if 'data_sha256' in entry},
     )
 

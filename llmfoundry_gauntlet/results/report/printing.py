@@ -40,7 +40,8 @@ LEGEND = (
 )
 COMPOSITE_KINDS = ('category', 'average')
 SIGNED = '{:+.3f}'.format
-DIFFERENCE_KEYS = ('p_value', 'p_holm', 'detectable', 'num_items')
+DIFFERENCE_KEYS = ('p_value', 'p_holm', 'detectable', 'num_items', 'is_of_file')
+OF_FILE = 'the same subset in both runs, so error, p and detectable are of the whole files, not of other items'
 TREND_KEYS = ('noise', 'signal_to_noise')
 RECORDS = ('csv', 'json')
 
@@ -171,13 +172,15 @@ def difference_table(comparison: Comparison, metric: str | None = None) -> Table
 
 
 def by_reason(comparison: Comparison) -> list[str]:
-    """Return why differences are absent, one line per reason."""
+    """Return why differences are absent, one line per reason, and which errors are those of whole files."""
     names: dict[str, list[str]] = {}
     for group in comparison.groups.values():
         for name, one in group.items():
             if one.difference.reason is not None:
                 names.setdefault(one.difference.reason, []).append(name)
-    return [f'{reason}: {", ".join(found)}' for reason, found in names.items()]
+    of_file = [name for group in comparison.groups.values() for name, one in group.items() if one.is_of_file]
+    notes = [f'{reason}: {", ".join(found)}' for reason, found in names.items()]
+    return [*notes, f'{OF_FILE}: {", ".join(of_file)}'] if of_file else notes
 
 
 def p_text(value: float) -> str:

@@ -51,14 +51,16 @@ class ScoreRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureRecord:
-    """A measure in results.json."""
+    """A measure in results.json; `variance_shares` of a composite are those of its tasks in its error."""
 
     value: float | None = None
     standard_error: float | None = None
+    standard_error_of_file: float | None = None
     confidence_interval: tuple[float, ...] = ()
     degrees_of_freedom: float | None = None
     single_clusters: tuple[str, ...] = ()
     reason: str | None = None
+    variance_shares: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if (self.value is None) == (self.reason is None):
