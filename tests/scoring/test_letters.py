@@ -172,6 +172,93 @@ UNREAD = [
     ("I'm sorry, but I cannot answer that.", TEN, "I'M SORRY, BUT I CANNOT ANSWER THAT."),
 ]
 
+WORDS = [  # one form for each word that a statement may have
+    ('The best answer to this question is C', 'C'),
+    ('The best answer for a tourist is C', 'C'),
+    ('The best answer from the list is C', 'C'),
+    ('The best answer of these four is C', 'C'),
+    ('The best answer choice is C', 'C'),
+    ('The correct answer option is C', 'C'),
+    ('The answer must be C', 'C'),
+    ('The answer should be C', 'C'),
+    ('The correct option is C', 'C'),
+    ('We see that the right choice is C', 'C'),
+    ('All told, the best option would be C', 'C'),
+    ('I would choose C for that', 'C'),
+    ("I'll choose C today", 'C'),
+    ('I choose C today', 'C'),
+    ('It was old, hence $\\boxed{C}$ it is', 'C'),
+    ('Is it A? <answer>C</answer> it is', 'C'),
+    ('It is old.\n\\[ \\boxed{\\textbf{(C)}} \\]', 'C'),
+    ('Rome is old. Option C is correct for that', 'C'),
+    ('Rome is old, so C is the best choice', 'C'),
+    ('We know that C is the right option', 'C'),
+    ('I believe choice C is right there', 'C'),
+    ('Thus answer C is best here', 'C'),
+    ('Therefore C is the correct answer', 'C'),
+    ('The best answer is thus C', 'C'),
+    ('The best answer is most likely C', 'C'),
+    ('The best answer is choice C', 'C'),
+    ('The answer is answer C', 'C'),
+    ('The best answer is (C) as (A) and (B) are wrong', 'C'),
+    ('The best answer is (C) due to (A) and (B)', 'C'),
+    ('The best answer is (C). Both (A) and (B) are wrong', 'C'),
+    ('The best answer is (C), while (A) and (B) are wrong', 'C'),
+    ('The best answer is (C)\nHere (A) and (B) are wrong', 'C'),
+    ('The best answer is A since it is so', 'A'),
+    ('The best answer is A (Paris)', 'A'),
+    ('The best answer is A \u2013 Paris', 'A'),
+    ('The best answer is a!', 'A'),
+    ('The best answer is Rome. It is old', 'C'),
+    ('The best answer is "Rome" as it is old', 'C'),
+    ('(C), because it is old', 'C'),
+    ('The correct answer is (C): Rome, as it is old', 'C'),  # as real models answer MMLU-Pro, and the next
+    ('Let us see.\n\nThe answer is (C). Rome is old.', 'C'),
+    ('The best answer is \\[C\\]', 'C'),
+    ('The best answer is $\\mathbf{C}$', 'C'),
+    ('The best answer is option a by far', 'A'),
+    ('a) Paris', 'A'),
+    ('C - Rome', 'C'),
+    ('C, since it is old', 'C'),
+    ('Rome, since it is old', 'C'),
+    ('The answer is C.\n\nQuestion: what now?\nAnswer:', 'C'),
+    ('The answer is C. The answer is [the_answer_letter]', 'C'),
+    ('The answer is C. No, the answer is unclear', None),
+    ('The best answer is Rome\nIt is old', 'C'),
+    ('c: Bonn', None),
+    ('I know that C is correct here', None),
+    ('It is old.\nC\nIt is so.', None),
+    ('C\n\nIt is A:\nA', None),
+    ('(A) or (B)', None),
+    ('The best answer is B & C', None),
+    ('The best answer is B/C', None),
+    ('The best answer is (B) and C, or D', None),
+    ('The answer is "None of the above."', None),
+    ('The best answer is C#', None),
+    ('The best answer is C^2', None),
+    ('The best answer is C\\times 2', None),
+    ('The best answer is D.C.', None),
+    ('The best answer is C > D', None),
+    ('The best answer is B < D', None),
+    ('The best answer is A & B', None),
+    ('The best answer is option B and choice C', None),
+    ('The best answer is option B and option C', None),
+    ('The best answer is "B" and "C"', None),
+    ('The best answer is (B) London or (C)', None),
+    ('The best answer is B and C.', None),
+]
+
+OPTIONS = [  # a generation, options, what is read
+    ('The best answer is 5', ('6', '5', '.5'), 'B'),
+    ('The best answer is .5', ('6', '5', '.5'), 'C'),
+    ('The best answer is 5.3', ('6', '5', '.5'), None),
+    ('The best answer is no.', ('Yes', 'No'), 'B'),
+    ('The best answer is', ('Yes', ''), None),
+    ('The best answer is 5. It is so', ('5', '5. It is so'), 'B'),
+    ('The best answer is one\n and two', ('one or two', 'one and two'), 'B'),
+    ('The best answer is e.g. B', TEN, None),
+]
+
 STATEMENTS = (
     *('The best answer is {}', 'The best answer is {}.', 'The best answer is ({})', 'the best answer is: **{}**'),
     *('The best answer is\n{}', 'The best answer is option {}', 'The best answer is $\\boxed{{{}}}$', '{}', '({})'),
@@ -190,6 +277,16 @@ def test_a_chosen_letter_is_extracted(form, options, expected, reference):
 def test_no_letter_is_extracted_from_none_or_several_choices(form, options, reference):
     assert tolerant_letter(form, options) is None
     assert reference_letter(form) == reference
+
+
+@pytest.mark.parametrize(('form', 'expected'), WORDS)
+def test_usual_words_are_understood(form, expected):
+    assert tolerant_letter(form, CITIES) == expected
+
+
+@pytest.mark.parametrize(('form', 'options', 'expected'), OPTIONS)
+def test_unusual_options_are_recognized(form, options, expected):
+    assert tolerant_letter(form, options) == expected
 
 
 @pytest.mark.parametrize('form', STATEMENTS)
