@@ -22,9 +22,8 @@ from llmfoundry_gauntlet.composer.evaluate import DIST_TIMEOUT, default_device, 
 from llmfoundry_gauntlet.config.llm_foundry import EVALUATION_KEYS, ListedModel, map_evaluation
 from llmfoundry_gauntlet.config.yaml import read_yaml
 from llmfoundry_gauntlet.errors import GauntletError, print_problems
-from llmfoundry_gauntlet.results.report.printing import print_runs, scores_table, with_seconds
+from llmfoundry_gauntlet.results.report.printing import print_runs, print_scores
 from llmfoundry_gauntlet.results.report.scores import find_evaluations
-from llmfoundry_gauntlet.results.report.tables import print_table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,12 +66,10 @@ def evaluate_listed(config: EvaluationConfig) -> int:
 
 def print_models(out: Path, models: Sequence[ListedModel]) -> None:
     """Print the scores of all models side by side, and the folders of the files."""
-    found = [find_evaluations([out / model.folder])[-1] for model in models]
-    names = [model.folder.replace('/', ' ') for model in models]
-    table = with_seconds(scores_table(found, names, with_errors=len(found) == 1), found)
-    print_table(table, width=60 + 20 * len(models))
+    print_scores([find_evaluations([out / model.folder])[-1] for model in models])
     folders = ' '.join(str(out / model.folder) for model in models)
-    print(f'with errors: gauntlet compare {folders}' if len(found) > 1 else folders)
+    if len(models) > 1:
+        print(f'with errors: gauntlet compare {folders}')
 
 
 def say(line: str) -> None:

@@ -6,7 +6,9 @@ questions of SCORE.
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -212,6 +214,7 @@ def with_truncated_prompts(
 
 
 def rows_of_table(out: str) -> dict[str, list[str]]:
-    """Return the cells of each row by its first cell."""
-    rows = [[cell.strip() for cell in line.strip('│┃').split('│')] for line in out.splitlines() if line.startswith('│')]
-    return {row[0]: row[1:] for row in rows}
+    """Return the cells of each row of a table on the terminal that are not empty, by its first cell."""
+    lines = itertools.takewhile(lambda line: not line.startswith('- '), out.splitlines())
+    rows = [re.split(r' {2,}', line.strip()) for line in lines if line[:1] not in ('', '\u2500')]
+    return {name: cells for name, *cells in rows}

@@ -50,6 +50,7 @@ class Page(HTMLParser):
     elements: list[tuple[str, dict[str, str | None]]] = field(default_factory=list)
     scripts: list[str] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
+    runs: list[str] = field(default_factory=list)
     text: str = ''
 
     def __post_init__(self) -> None:
@@ -72,6 +73,8 @@ class Page(HTMLParser):
             self.rows[-1].append(Cell(attributes))
         elif tag == 'script':
             self.scripts.append('')
+        elif tag == 'b':
+            self.runs.append('')
         elif tag == 'details' and attributes.get('class') == 'sample':
             self.samples.append(Sample((attributes['data-kinds'] or '').split('|')))
             self.is_in_sample = True
@@ -96,6 +99,8 @@ class Page(HTMLParser):
         if 'style' in self.open:
             return
         self.text += data
+        if 'b' in self.open:
+            self.runs[-1] += data
         if self.is_in_sample:
             self.samples[-1].text += data
             if 'pre' in self.open:

@@ -24,6 +24,7 @@ from compared_runs import (
 )
 from report_pages import HOSTILE, hostile_run, shown
 
+SCORES = 'Scores after ba1000'
 SIGNED = str.maketrans({'\u2212': '-'})
 CONTRAST = """() => {
   const luminance = (colour) => {
@@ -33,7 +34,7 @@ CONTRAST = """() => {
   };
   const paper = luminance(getComputedStyle(document.body).backgroundColor);
   const found = {};
-  const shown = ['h1', '.lead', '.error', 'nav a', 'thead th', '.badge.right', '.badge.wrong', '.chart svg text'];
+  const shown = ['h1', '.lead', '.error', '.note', 'nav a', 'thead th', '.badge.wrong', '.chart svg text'];
   for (const selector of shown) {
     const element = document.querySelector(selector);
     const style = getComputedStyle(element);
@@ -119,7 +120,7 @@ def test_charts_are_drawn_and_the_page_works(opened, page_file: Path):
 def check_charts(page: Any) -> None:
     """Check that all charts have marks, and that a curve has a point with a tooltip for each checkpoint."""
     charts = page.query_selector_all('[data-chart]')
-    assert len(charts) == 4 + 2 + 2  # composites, categories of tasks, perturbations
+    assert len(charts) == 4 + 4  # composites and tasks
     for chart in charts:
         assert chart.query_selector('svg') is not None
         assert len(chart.query_selector_all('svg path')) > 3
@@ -128,24 +129,25 @@ def check_charts(page: Any) -> None:
     assert points.count() == len(BATCHES)
     points.first.hover(force=True)
     page.wait_for_selector('#tip:not([hidden])')
-    assert 'batch 20' in page.inner_text('#tip') and 'value 0.' in page.inner_text('#tip')
+    assert 'batch 20' in page.inner_text('#tip') and 'value ' in page.inner_text('#tip')
 
 
 def check_sorting(page: Any) -> None:
-    """Check that a click or Enter on a header sorts, descending first."""
-    head = page.locator('table:has(caption:text-is("Tasks")) thead th').nth(1)
+    """Check that a click or Enter on a header sorts tasks without their categories, and a third one restores both."""
+    before = column(page, SCORES, 0)
+    head = page.locator(f'table:has(caption:text-is("{SCORES}")) thead th').nth(1)
     assert head.get_attribute('aria-sort') == 'none'
     head.locator('button').click()
-    values = [float(text.split()[0].translate(SIGNED)) for text in column(page, 'Tasks', 1)]
+    values = [float(text.split()[0].translate(SIGNED)) for text in column(page, SCORES, 1)]
     assert head.get_attribute('aria-sort') == 'descending'
-    assert values == sorted(values, reverse=True) and len(set(values)) > 2
+    averages, tasks = values[:2], values[2:6]
+    assert averages == sorted(averages, reverse=True) and tasks == sorted(tasks, reverse=True) and len({*tasks}) > 2
+    assert {*column(page, SCORES, 0)[2:6]} == {*ROWS}
     head.locator('button').press('Enter')
     assert head.get_attribute('aria-sort') == 'ascending'
-    assert [float(text.split()[0]) for text in column(page, 'Tasks', 1)] == sorted(values)
-    name = page.locator('table:has(caption:text-is("Tasks")) thead th').nth(0)
-    name.locator('button').click()
-    assert column(page, 'Tasks', 0) == sorted(ROWS)
-    assert head.get_attribute('aria-sort') == 'none'
+    assert [float(text.split()[0]) for text in column(page, SCORES, 1)][2:6] == tasks[::-1]
+    head.locator('button').click()
+    assert column(page, SCORES, 0) == before and head.get_attribute('aria-sort') == 'none'
 
 
 def check_samples(page: Any) -> None:

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from llmfoundry_gauntlet.config.tasks import GauntletSpec
 from llmfoundry_gauntlet.errors import ConfigError, RecordError
 from llmfoundry_gauntlet.evaluation.inputs import EvaluationData
 from llmfoundry_gauntlet.evaluation.run import WITHOUT_EFFECT, Evaluation, summarize
 from llmfoundry_gauntlet.metrics.comparison import Difference, Trend, difference, holm, trend
 from llmfoundry_gauntlet.metrics.consistency import NO_ITEMS, PerturbationScore
 from llmfoundry_gauntlet.metrics.metrics import RENAMED
+from llmfoundry_gauntlet.results.report.scores import tasks_of_composites
 from llmfoundry_gauntlet.results.runs import Run
 from llmfoundry_gauntlet.tasks import Task, metrics_of
 from llmfoundry_gauntlet.tasks.score import ScoreTask
@@ -231,14 +231,6 @@ def without_partial_averages(evaluation: Evaluation, left_out: set[str]) -> Eval
         if lacking and name in averages and averages[name].value is not None:
             averages[name] = Measure(value=None, reason=f'benchmarks without a common item: {", ".join(lacking)}')
     return replace(evaluation, composites=replace(composites, averages=averages))
-
-
-def tasks_of_composites(gauntlet: GauntletSpec) -> dict[str, list[str]]:
-    """Return the tasks of each category and average."""
-    tasks = {category.name: [one.key for one in category.benchmarks] for category in gauntlet.categories}
-    for name, members in gauntlet.named_averages.items():
-        tasks[name] = list(dict.fromkeys(key for member in members for key in tasks.get(member, ())))
-    return tasks
 
 
 def measures(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ def scores_frame(scored: Scored | Iterable[Scored]) -> Any:
 
     found = [asdict(row) for _, one in recorded(scored) for row in one.rows]
     frame = pd.DataFrame(found, columns=[field.name for field in fields(ScoreRow)])
-    integers = dict.fromkeys(('batch', 'num_items'), 'Int64')
+    integers = dict.fromkeys(('batch', 'token', 'num_items'), 'Int64')
     return frame.astype({**integers, **dict.fromkeys(('value', 'standard_error', 'low', 'high', 'chance'), 'float64')})
 
 
@@ -67,7 +67,7 @@ def samples_frame(scored: Scored | Iterable[Scored]) -> Any:
 def scores_chart(scored: Scored | Iterable[Scored]) -> Any:
     """Return an altair.Chart of accuracies and composites with 95 % intervals.
 
-    One evaluation is drawn as points with a tick at chance; several as curves over training batches or, if these are
+    One evaluation is drawn as points with a tick at chance; several as curves over training or, if their batches are
     unknown or equal, as points side by side. Raise ConfigError if Altair is not installed.
 
     >>> chart = scores_chart(run)
@@ -80,13 +80,11 @@ def scores_chart(scored: Scored | Iterable[Scored]) -> Any:
     rows = [row for one in evaluations for row in one.headline.values() if row.kind != 'perturbation']
     batches = {one.batch for one in evaluations}
     if len(evaluations) > 1 and None not in batches and len(batches) == len(evaluations):
-        known = [row for row in rows if row.value is not None]
+        known = [replace(row, run='run') for row in rows if row.value is not None]
         shown = [row for row in known if row.kind != 'task'] or known
         panels = [
-            curve([row for row in shown if row.name == name], run='run').properties(
-                title=name, width=PANEL_WIDTH, height=PANEL_HEIGHT
-            )
-            for name in dict.fromkeys(row.name for row in shown)
+            chart.properties(title=name, width=PANEL_WIDTH, height=PANEL_HEIGHT)
+            for name, chart in curves(shown).items()
         ]
         return altair().concat(*panels, columns=COLUMNS)
     groups = {title: [row for row in rows if row.kind in kinds] for title, kinds in GROUPS.items()}
@@ -119,7 +117,8 @@ def marks(rows: Sequence[ScoreRow]) -> list[dict[str, Any]]:
     found = []
     for row in known:
         low, high = (row.value, row.value) if row.low is None else (row.low, row.high)
-        labels = {'name': names[row.name], 'run': runs[row.run], 'batch': row.batch, 'chance': row.chance}
+        training = {'batch': row.batch, 'token': row.token}
+        labels = {'name': names[row.name], 'run': runs[row.run], **training, 'chance': row.chance}
         found.append({**labels, 'value': row.value, 'low': low, 'high': high})
     return found
 
@@ -133,15 +132,11 @@ def encodings(data: Sequence[dict[str, Any]], *fields: str) -> dict[str, Any]:
     return {'color': alt.Color('run:N', sort=None, legend=legend), 'tooltip': [*fields, *numbers]}
 
 
-def points(rows: Sequence[ScoreRow], *, zero: bool = False, domain: Sequence[float] | None = None) -> Any:
-    """Return a chart with a point and its 95 % interval for each name and run, and a tick at chance if it is known.
-
-    `zero` draws a line at 0, `domain` fixes the ends of the axis.
-    """
+def points(rows: Sequence[ScoreRow]) -> Any:
+    """Return a chart with a point and its 95 % interval for each name and run, and a tick at chance if it is known."""
     alt, data = altair(), marks(rows)
     names, runs = (list(dict.fromkeys(one[key] for one in data)) for key in ('name', 'run'))
-    scale = alt.Scale(zero=False, nice=True) if domain is None else alt.Scale(domain=list(domain), nice=False)
-    x = alt.X('value:Q', title=None, scale=scale)
+    x = alt.X('value:Q', title=None, scale=alt.Scale(zero=False, nice=True))
     y = alt.Y('name:N', sort=names, title=None)
     offset = {'yOffset': alt.YOffset('run:N', sort=runs)} if len(runs) > 1 else {}
     base = alt.Chart(alt.InlineData(values=data)).encode(y=y, **offset, **encodings(data, 'name:N', 'run:N'))
@@ -151,24 +146,34 @@ def points(rows: Sequence[ScoreRow], *, zero: bool = False, domain: Sequence[flo
         ticks = [{'name': name, 'value': chance, 'mark': 'chance'} for name, chance in guesses.items()]
         tick = alt.Chart(alt.InlineData(values=ticks)).mark_tick(thickness=2)
         layers.insert(0, tick.encode(x=x, y=y, tooltip=['mark:N', 'value:Q']))
-    if zero:
-        rule = alt.Chart(alt.InlineData(values=[{'value': 0}])).mark_rule(strokeDash=[3, 3])
-        layers.insert(0, rule.encode(x=x))
     return alt.layer(*layers).properties(height=len(names) * (ROW_HEIGHT if len(runs) == 1 else 12 + 12 * len(runs)))
 
 
-def curve(rows: Sequence[ScoreRow], *, run: str | None = None) -> Any:
-    """Return a chart of one score over training batches with its 95 % interval, a line for each run.
+def curves(
+    rows: Sequence[ScoreRow], *, baseline: float | None = None, domain: Sequence[float] | None = None
+) -> dict[str, Any]:
+    """Return a chart of each score over training with its 95 % interval, a line for each run, by name.
 
-    With `run`, all rows are of one run of this name.
+    A dashed line is at chance or, for scores without one, at `baseline`. All charts have the same axes: over tokens if
+    they are known, else over batches, and over the values from `domain`, or of all intervals.
     """
     alt = altair()
-    data = [one if run is None else {**one, 'run': run} for one in marks(rows)]
-    base = alt.Chart(alt.InlineData(values=data)).encode(
-        x=alt.X('batch:Q', title='training batch', scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=4)),
-        **encodings(data, 'run:N', 'batch:Q'),
-    )
-    y = alt.Y('value:Q', title=None, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=5))
-    band = base.mark_area(opacity=0.16).encode(y=alt.Y('low:Q', title=None), y2='high:Q')
-    line = base.mark_line(point=True).encode(y=y)
-    return alt.layer(band, line).properties(height=PANEL_HEIGHT + 50)
+    known = [row for row in rows if row.value is not None and row.batch is not None]
+    by_token = len({row.token for row in known}) > 1 and all(row.token is not None for row in known)
+    data = marks(known)
+    ends = [one[key] for one in data for key in ('low', 'high')] + ([] if baseline is None else [baseline])
+    domain = domain or ([min(ends), max(ends)] if ends else None)
+    field, title = ('token', 'training tokens') if by_token else ('batch', 'training batch')
+    axis = alt.Axis(tickCount=4, format='~s' if by_token else ',')
+    x = alt.X(f'{field}:Q', title=title, scale=alt.Scale(zero=False, nice=False), axis=axis)
+    y = alt.Y('value:Q', title=None, scale=alt.Scale(domain=domain), axis=alt.Axis(tickCount=4))
+    found = {}
+    for name in dict.fromkeys(row.name for row in known):
+        mine = [one for one, row in zip(data, known, strict=True) if row.name == name]
+        base = alt.Chart(alt.InlineData(values=mine)).encode(x=x, **encodings(mine, 'run:N', f'{field}:Q'))
+        band = base.mark_area(opacity=0.16, clip=True).encode(y=alt.Y('low:Q', title=None), y2='high:Q')
+        chance = next((one['chance'] for one in mine if one['chance'] is not None), baseline)
+        line = alt.Chart(alt.InlineData(values=[] if chance is None else [{'value': chance, 'mark': 'chance'}]))
+        rule = line.mark_rule(strokeDash=[3, 3]).encode(y='value:Q', tooltip=['mark:N', 'value:Q'])
+        found[name] = alt.layer(band, rule, base.mark_line(point=True).encode(y=y)).properties(height=PANEL_HEIGHT)
+    return found

@@ -10,8 +10,8 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from importlib.metadata import version
@@ -19,23 +19,27 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmfoundry_gauntlet.config.tasks import GauntletSpec
 from llmfoundry_gauntlet.errors import ConfigError, RecordError
 from llmfoundry_gauntlet.results.report.comparison import Comparison, compare, corrected
-from llmfoundry_gauntlet.results.report.frames import curve, marks, points
-from llmfoundry_gauntlet.results.report.printing import LEGEND, difference_table
-from llmfoundry_gauntlet.results.report.samples import KINDS, kinds_of, logprob, make_samples
-from llmfoundry_gauntlet.results.report.scores import RecordedRun, ScoreRow, find_runs, headlines
-from llmfoundry_gauntlet.results.report.tables import MINUS, Cell, Column, Table, shortened, visible
+from llmfoundry_gauntlet.results.report.frames import curves
+from llmfoundry_gauntlet.results.report.printing import (
+    OTHER_TASKS,
+    TITLE,
+    difference_table,
+    origin_banner,
+    scores_table,
+    truncation_banner,
+)
+from llmfoundry_gauntlet.results.report.samples import KINDS, deciding, kinds_of, make_samples
+from llmfoundry_gauntlet.results.report.scores import RecordedEvaluation, RecordedRun, ScoreRow, find_runs
+from llmfoundry_gauntlet.results.report.tables import MINUS, Cell, Column, Row, Table, ends_of, shortened, visible
 from llmfoundry_gauntlet.results.runs import Run, read_run
-from llmfoundry_gauntlet.types import Measure
 
 if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
 
-NOT_ASKED = Measure(value=None, reason='this run was not asked it')
-OTHER_TASKS = 'tasks outside the gauntlet'
-UNIT = (-0.02, 1.02)  # so that a point at 0 or 1 is whole
 BY_VARIANT = 'accuracy_by_variant'
 SCORE_METRICS = (
     'accuracy',
@@ -48,217 +52,203 @@ SCORE_METRICS = (
     'unparsed_rate',
 )
 SETTINGS = ('package_version', 'semantics', 'model', 'training', 'timing', 'environment', 'config', 'identity')
+MOST_CHANGED = 10  # tasks of a training run
 
-Chart = tuple[str, Any]  # title and Altair chart
-Line = tuple[str, str]  # kind and name of a headline number
+Charts = Mapping[str, Any]  # Altair charts by title
 PACKAGE = 'llmfoundry_gauntlet.results.report'
-TITLE = 'Eval Gauntlet'
 NEEDS = ('altair', 'jinja2', 'vl_convert')
 EXTRA = "the report needs packages that are not installed ({}): pip install 'llmfoundry-gauntlet[report]'"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A part of the page under its own heading; `notes` are paragraphs, `texts` have a title each."""
+    """A part of the page under its own heading; `notes` are paragraphs, `charts` have a heading, `texts` a title."""
 
     name: str
     title: str
     notes: Sequence[str] = ()
-    charts: Sequence[Chart] = ()
+    charts: Mapping[str, Charts] = field(default_factory=dict)
     tables: Sequence[Table] = ()
-    texts: Sequence[tuple[str, str]] = ()
+    texts: Mapping[str, str] = field(default_factory=dict)
 
 
 def make_sections(runs: Sequence[RecordedRun], results: Sequence[Run]) -> list[Section]:
     """Return the sections of a page without empty ones; `results` are the runs' last evaluations."""
+    is_training = any(len(run.evaluations) > 1 for run in runs)
     sections = [
-        composites_section(runs),
-        tasks_section(runs),
+        *([curves_section(runs)] if is_training else []),
+        changes_section(runs, results),
+        *([tasks_section(runs)] if is_training else []),
+        scores_section(runs),
         score_section(runs),
-        comparison_section(runs, results),
         evaluations_section(runs),
     ]
-    return [one for one in sections if one.tables or one.notes]
+    return [one for one in sections if one.tables or one.charts or one.notes]
 
 
-def composites_section(runs: Sequence[RecordedRun]) -> Section:
-    """Return averages and categories: over training if a run has several evaluations, else side by side."""
-    lines = headlines(run.last for run in runs)
-    shown = [line for kind in ('average', 'category') for line in lines if line[0] == kind]
-    if not shown:
-        return Section(name='scores', title='Scores', notes=['The runs have no gauntlet, so there are no composites.'])
-    if all(len(run.evaluations) == 1 for run in runs):
-        charts = point_charts('Averages and categories', last_rows(runs, shown), zero=True)
-    else:
-        rows_of = {line[1]: [row for row in all_rows(runs, line) if row.batch is not None] for line in shown}
-        charts = [(name, curve(rows)) for name, rows in rows_of.items() if marks(rows)]
-    table = Table(
-        title='Composites',
-        columns=[Column('Composite'), *score_columns(runs, 'Score')],
-        groups=[[[line[1], *cells(runs, line)] for line in shown]],
-    )
-    if len(runs) == 1:
-        rows = [[*row, interval_text(row[1])] for row in table.rows]
-        table = replace(table, columns=[*table.columns, Column('95 % interval')], groups=[rows])
-    notes = [composite_note(runs)]
-    return Section(name='scores', title='Scores', notes=notes, charts=charts, tables=[table])
+def curves_section(runs: Sequence[RecordedRun]) -> Section:
+    """Return the learning curves of averages and categories, with one axis."""
+    rows = {kind: rows_of(runs, kind) for kind in ('average', 'category')}
+    charts = curves([*rows['average'], *rows['category']], baseline=0.0 if is_rescaled(runs) else None)
+    if not charts:
+        return Section(name='curves', title='Learning curves')
+    notes = [f'{composite_note(runs)} Bands are 95 % intervals over items.']
+    return Section(name='curves', title='Learning curves', notes=notes, charts={'': charts})
+
+
+def tasks_section(runs: Sequence[RecordedRun]) -> Section:
+    """Return the learning curves of tasks, by category."""
+    categories = categories_of(runs)
+    charts: dict[str, dict[str, Any]] = {name: {} for name in [*dict.fromkeys(categories.values()), OTHER_TASKS]}
+    for name, chart in curves(rows_of(runs, 'task'), domain=(0, 1)).items():
+        charts[categories.get(name, OTHER_TASKS)][name] = chart.properties(height=90)
+    found = {name: group for name, group in charts.items() if group}
+    notes = ['Accuracy with its 95 % interval; the dashed line is chance.']
+    return Section(name='tasks', title='Tasks', notes=notes if found else (), charts=found)
+
+
+def rows_of(runs: Sequence[RecordedRun], kind: str) -> list[ScoreRow]:
+    """Return the headline numbers of a kind in all evaluations, under the names of the runs."""
+    found = [(run.name, row) for run in runs for one in run.evaluations for row in one.headline.values()]
+    return [replace(row, run=name) for name, row in found if row.kind == kind]
+
+
+def categories_of(runs: Sequence[RecordedRun]) -> dict[str, str]:
+    """Return the category of each task that is in one."""
+    return {task: name for run in reversed(runs) for task, name in run.last.task_categories.items()}
+
+
+def gauntlet_of(runs: Sequence[RecordedRun]) -> GauntletSpec | None:
+    """Return the first gauntlet of the runs, `None` if none has one."""
+    composites = [run.last.results.composites for run in runs]
+    return next((found.gauntlet for found in composites if found is not None), None)
+
+
+def is_rescaled(runs: Sequence[RecordedRun]) -> bool:
+    """Return whether composites are 0 at chance."""
+    gauntlet = gauntlet_of(runs)
+    return gauntlet is not None and gauntlet.subtract_random_baseline
 
 
 def composite_note(runs: Sequence[RecordedRun]) -> str:
     """Return the definition of composites in the first gauntlet."""
-    composites = [run.last.results.composites for run in runs]
-    gauntlet = next(found.gauntlet for found in composites if found is not None)
+    gauntlet = gauntlet_of(runs)
+    if gauntlet is None:
+        return 'The runs have no gauntlet, so there are no composites.'
     if not gauntlet.subtract_random_baseline:
-        meaning = 'Composites are weighted means of accuracies.'
-    elif not gauntlet.rescale_accuracy:
-        meaning = f'Composites are weighted means of accuracy {MINUS} chance.'
-    else:
-        meaning = 'Composites are weighted means of accuracies rescaled so that 0 is chance and 1 is perfect.'
-    several = any(len(run.evaluations) > 1 for run in runs)
-    last = ' Tables show the last evaluation of each run.' if several else ''
-    return f'{meaning} ± is one standard error; bands and bars are 95 % intervals over items.{last}'
+        return 'Composites are weighted means of accuracies.'
+    if not gauntlet.rescale_accuracy:
+        return f'Composites are weighted means of accuracy {MINUS} chance.'
+    return 'Composites are weighted means of accuracies rescaled so that 0 is chance and 1 is perfect.'
 
 
-def tasks_section(runs: Sequence[RecordedRun]) -> Section:
-    """Return the accuracies of tasks, by category."""
-    lines = [line for line in headlines(run.last for run in runs) if line[0] == 'task']
-    if not lines:
-        return Section(name='tasks', title='Tasks')
-    category = {task: name for run in reversed(runs) for task, name in run.last.task_categories.items()}
-    columns = [Column('Task'), *score_columns(runs, 'Accuracy'), Column('Chance'), Column('Majority class')]
-    if len(runs) == 1:
-        columns += [*map(count_column, ('Items', 'Unscored', 'Truncated')), Column('Seconds')]
-    first = runs[0].last
-    charts: list[Chart] = []
-    rows: list[list[Cell]] = []
-    for name in dict.fromkeys([*category.values(), OTHER_TASKS]):
-        mine = [line for line in lines if category.get(line[1], OTHER_TASKS) == name]
-        charts += point_charts(name, last_rows(runs, mine), domain=UNIT)
-        for line in mine:
-            found = cells(runs, line)
-            chance = next((cell.chance for cell in found if isinstance(cell, ScoreRow)), None)
-            row: list[Cell] = [line[1], *found, chance, first.majorities.get(line[1])]
-            if len(runs) == 1:
-                task = first.results.tasks[line[1]]
-                ran = task.metrics is not None
-                row += [task.num_items, task.num_unscored, task.num_truncated] if ran else [None] * 3
-                row.append(first.results.timing.tasks.get(line[1]))
-            rows.append([*row, name])
+def scores_section(runs: Sequence[RecordedRun]) -> Section:
+    """Return all scores of the last evaluations, with their intervals drawn."""
+    evaluations = [run.last for run in runs]
+    is_single = len(runs) == 1
+    table = scores_table(evaluations, ['score'] if is_single else [run.name for run in runs], with_errors=True)
+    if is_single:
+        table = with_counts(table, runs[0].last)
+    lows = [ends[0] for row in table.rows for ends in map(ends_of, row.cells) if ends is not None]
+    last = f' after {runs[0].last.name}' if is_single and len(runs[0].evaluations) > 1 else ''
     return Section(
-        name='tasks',
-        title='Tasks',
-        notes=['Accuracy of each task with its 95 % interval; the tick marks chance.'],
-        charts=charts,
-        tables=[Table(title='Tasks', columns=[*columns, Column('Category')], groups=[rows])],
+        name='scores',
+        title=f'Scores{last}',
+        notes=[f'{composite_note(runs)} The bars are 95 % intervals, the ticks chance.'],
+        tables=[replace(table, title=f'Scores{last}', domain=(min([0.0, *lows]), 1.0))],
     )
 
 
+def with_counts(table: Table, evaluation: RecordedEvaluation) -> Table:
+    """Return the table with the items and seconds of each task."""
+
+    def counts(row: Row) -> list[Cell]:
+        task = evaluation.results.tasks.get(row.name)
+        return [task.num_items, evaluation.results.timing.tasks.get(row.name)] if task is not None else [None, None]
+
+    columns = [Column('items', '{:,}'.format, absent=''), Column('seconds', '{:.1f}'.format, absent='')]
+    parts = [[replace(row, cells=[*row.cells, *counts(row)]) for row in part] for part in table.parts]
+    return replace(table, columns=[*table.columns, *columns], parts=parts)
+
+
 def score_section(runs: Sequence[RecordedRun]) -> Section:
-    """Return SCORE's metrics for each dataset: a table by perturbation, and accuracy by variant."""
+    """Return SCORE's metrics for each dataset by perturbation, and the accuracies of variants."""
     rows = [replace(row, run=run.name) for run in runs for row in run.last.rows if row.kind == 'perturbation']
-    names = list(dict.fromkeys(row.name for row in rows))
-    charts: list[Chart] = []
+    found = {(row.name, row.run, row.metric, row.part): row for row in rows}
+    names = list(dict.fromkeys(row.name for row in rows if row.value is not None))
     tables: list[Table] = []
-    for name in names:
-        variants = [row for row in rows if (row.name, row.metric) == (name, BY_VARIANT)]
-        variants = [replace(row, name=(row.part or '').rpartition(':')[2]) for row in variants]
-        charts += point_charts(name.replace('/', ': accuracy by '), variants, domain=UNIT)
-    found = {(row.name, row.run, row.metric): row for row in rows if row.part is None}
     for dataset in dict.fromkeys(name.partition('/')[0] for name in names):
-        pairs = [(name, run.name) for name in names if name.startswith(f'{dataset}/') for run in runs]
-        heads = [f'{name.partition("/")[2]}{f" {run}" if len(runs) > 1 else ""}' for name, run in pairs]
-        cells: list[list[Cell]] = []
-        for metric in SCORE_METRICS:  # the reason of a perturbation that did not run applies to all of them
-            known = [found.get((*pair, metric)) or found.get((*pair, None)) or NOT_ASKED for pair in pairs]
-            cells.append([metric, *known])
-        tables.append(Table(title=dataset, columns=[*map(Column, ('Metric', *heads))], groups=[cells]))
+        shown = [name for name in names if name.startswith(f'{dataset}/')]
+        columns = [(name, run.name) for name in shown for run in runs]
+        heads = [f'{name.partition("/")[2]}{f" {run}" if len(runs) > 1 else ""}' for name, run in columns]
+        metrics = [
+            Row(name=metric, cells=[found.get((*column, metric, None)) for column in columns])
+            for metric in SCORE_METRICS
+        ]
+        heading = [Column(head, with_error=True) for head in heads]
+        tables.append(Table(title=dataset, columns=heading, parts=[metrics]))
+        for name in shown:
+            variants = list(dict.fromkeys(row.part for row in rows if (row.name, row.metric) == (name, BY_VARIANT)))
+            cells = [[found.get((name, run.name, BY_VARIANT, part)) for run in runs] for part in variants]
+            tables.append(
+                Table(
+                    title=f'{name.replace("/", " ")}: accuracy by variant',
+                    columns=[Column(run.name if len(runs) > 1 else 'accuracy', with_error=True) for run in runs],
+                    parts=[[Row(name=str(part), cells=of) for part, of in zip(variants, cells, strict=True)]],
+                    domain=(0.0, 1.0),
+                )
+            )
     notes = ['The same questions asked in several ways: accuracy, and how often two answers to one question agree.']
-    return Section(name='score', title='SCORE', notes=notes if tables else (), charts=charts, tables=tables)
+    return Section(name='score', title='SCORE', notes=notes if tables else (), tables=tables)
 
 
-def comparison_section(runs: Sequence[RecordedRun], results: Sequence[Run]) -> Section:
-    """Return each run compared with the first, or a single run's last evaluation with its first."""
+def changes_section(runs: Sequence[RecordedRun], results: Sequence[Run]) -> Section:
+    """Return each run compared with the first, or a single run's last evaluation with the one before."""
     pairs = [(runs[0].name, run.name, results[0], one) for run, one in zip(runs[1:], results[1:], strict=True)]
-    first, *further = runs[0].evaluations
-    if len(runs) == 1 and further:
-        pairs = [(first.name, further[-1].name, read_run(first.folder), results[0])]
+    title, is_training = 'Comparison', len(runs) == 1 and len(runs[0].evaluations) > 1
+    if is_training:
+        before, last = runs[0].evaluations[-2:]
+        pairs = [(before.name, last.name, read_run(before.folder), results[0])]
+        title = f'What changed since {before.name}'
     notes: list[str] = []
     found: dict[str, Comparison] = {}
     for one, other, *compared in pairs:
-        title = f'{other} {MINUS} {one}'
+        name = f'{other} {MINUS} {one}'
         try:
-            found[title] = compare(*compared)
+            found[name] = compare(*compared)
         except RecordError as error:
-            notes.append(f'{title} cannot be compared: {"; ".join(error.problems)}')
+            notes.append(f'{name} cannot be compared: {"; ".join(error.problems)}')
     tables: list[Table] = []
-    for title, comparison in zip(found, corrected(list(found.values())), strict=True):
-        table = difference_table(comparison)
-        notes += [f'{title}: {warning}' for warning in table.warnings]
-        tables.append(replace(table, title=title, columns=[Column('Score'), *table.columns[1:]]))
-    if tables:
-        notes.insert(0, f'Items are paired; {LEGEND}.')
-    return Section(name='comparison', title='Comparison', notes=notes, tables=tables)
+    for name, comparison in zip(found, corrected(list(found.values())), strict=True):
+        table = replace(difference_table(comparison), title=name)
+        tasks, *others = table.parts
+        if is_training and len(tasks) > MOST_CHANGED:
+            table = replace(table, parts=[tasks[:MOST_CHANGED], *others])
+            notes.append(f'The {MOST_CHANGED} of {len(tasks)} tasks that changed most; gauntlet compare shows all.')
+        tables.append(table)
+    return Section(name='changes', title=title, notes=notes, tables=tables)
 
 
 def evaluations_section(runs: Sequence[RecordedRun]) -> Section:
     """Return the cost of each evaluation, and the settings of the last ones."""
-    rows: list[list[Cell]] = []
+    rows: list[Row] = []
     for run in runs:
         for one in run.evaluations:
             timing, environment = one.record['timing'], one.record.get('environment') or {}
-            name = one.name if len(runs) == 1 else f'{run.name} {one.name}'
             counts = [timing.get(key) for key in ('model_tokens', 'batches', 'reused_items')]
             words = [str(environment.get(key) or '') for key in ('device', 'precision', 'num_ranks')]
-            rows.append([name, timing['seconds'], *counts, *words])
-    columns = [Column('Evaluation'), Column('Seconds')]
-    columns += map(count_column, ('Tokens', 'Batches', 'Reused items'))
-    columns += map(Column, ('Device', 'Precision', 'Ranks'))
+            name = one.name if len(runs) == 1 else f'{run.name} {one.name}'
+            rows.append(Row(name=name, cells=[timing['seconds'], *counts, *words]))
+    columns = [Column('seconds', '{:.1f}'.format)]
+    columns += [Column(name, '{:,}'.format, absent='') for name in ('tokens', 'batches', 'reused items')]
+    columns += [Column(name) for name in ('device', 'precision', 'ranks')]
     settings = {run.name: {key: run.last.record.get(key) for key in SETTINGS} for run in runs}
     return Section(
         name='evaluations',
         title='Evaluations and settings',
-        tables=[Table(title='Evaluations', columns=columns, groups=[rows])],
-        texts=[(f'Settings of {name}', json.dumps(one, indent=2, default=str)) for name, one in settings.items()],
+        tables=[Table(title='Evaluations', columns=columns, parts=[rows])],
+        texts={f'Settings of {name}': json.dumps(one, indent=2, default=str) for name, one in settings.items()},
     )
-
-
-def count_column(name: str) -> Column:
-    """Return a column of counts."""
-    return Column(name, '{:,}'.format)
-
-
-def score_columns(runs: Sequence[RecordedRun], name: str) -> list[Column]:
-    """Return a column for each run: its name, or this one for a single run."""
-    return [Column(name)] if len(runs) == 1 else [Column(run.name) for run in runs]
-
-
-def cells(runs: Sequence[RecordedRun], line: Line) -> list[Cell]:
-    """Return a number as the last evaluation of each run has it."""
-    return [run.last.headline.get(line, NOT_ASKED) for run in runs]
-
-
-def interval_text(cell: Cell) -> str:
-    """Return the 95 % interval of a score, empty if unknown."""
-    if not isinstance(cell, ScoreRow) or cell.low is None:
-        return ''
-    return f'{cell.low:.3f} to {cell.high:.3f}'.replace('-', MINUS)
-
-
-def all_rows(runs: Sequence[RecordedRun], line: Line) -> list[ScoreRow]:
-    """Return a number in all evaluations, under the names of the runs."""
-    found = [(run.name, one.headline.get(line)) for run in runs for one in run.evaluations]
-    return [replace(row, run=name) for name, row in found if row is not None]
-
-
-def last_rows(runs: Sequence[RecordedRun], lines: Sequence[Line]) -> list[ScoreRow]:
-    """Return numbers in the last evaluations, under the names of the runs."""
-    found = [(run.name, run.last.headline.get(line)) for line in lines for run in runs]
-    return [replace(row, run=name) for name, row in found if row is not None]
-
-
-def point_charts(title: str, rows: Sequence[ScoreRow], **settings: Any) -> list[Chart]:
-    """Return a chart of the scores that have a value, none without any."""
-    return [(title, points(rows, **settings))] if marks(rows) else []
 
 
 def make_page(
@@ -282,12 +272,15 @@ def make_page(
     runs = find_runs(folders)
     results = [read_run(run.last.folder) for run in runs]
     sections = make_sections(runs, results)
+    last = [run.last for run in runs]
+    banners = [origin_banner(last), *dict.fromkeys(truncation_banner([one]) for one in last)]
     shown = make_samples(results, samples, data_root=data_root, with_prompts=with_prompts)
     templates = resources.files(PACKAGE) / 'templates'
     style, script = ((templates / name).read_text(encoding='utf-8') for name in ('page.css', 'page.js'))
     scripts = [chart_library(), script]
     charts = []
-    for chart in (chart for section in sections for _, chart in section.charts):  # without what all of them share
+    found = [chart for section in sections for group in section.charts.values() for chart in group.values()]
+    for chart in found:  # without what all of them share
         spec = chart.properties(width='container').to_dict()
         charts.append({key: value for key, value in spec.items() if key not in ('$schema', 'config')})
     return (
@@ -297,12 +290,12 @@ def make_page(
             title=title or default_title(runs),
             version=version('llmfoundry-gauntlet'),
             runs=runs,
+            banners=[f'{text[:1].upper()}{text[1:]}.' for text in banners if text],
             sections=sections,
             samples=shown,
             kinds=KINDS,
             per_task=samples,
             sample_tasks=list(dict.fromkeys(sample.key.task for sample in shown)),
-            footnotes={},
             style=Markup(style),
             scripts=list(map(Markup, scripts)),
             digests={'style': digest(style), 'scripts': list(map(digest, scripts))},
@@ -335,7 +328,7 @@ def make_environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(breakable=breakable, exact=repr, typographic=typographic, excerpt=excerpt)
-    environment.globals.update(kinds_of=kinds_of, logprob=logprob)
+    environment.globals.update(kinds_of=kinds_of, deciding=deciding, bars=bars)
     return environment
 
 
@@ -349,6 +342,23 @@ def breakable(text: str) -> Markup:
 def typographic(number: str) -> str:
     """Return a number with a typographic minus sign, and 0 without any."""
     return re.sub(r'^-(?=[0.]+$)', '', number.strip()).replace('-', MINUS)
+
+
+def bars(row: Row, domain: tuple[float, float]) -> tuple[str | None, list[tuple[int, list[str]]]]:
+    """Return where the table draws chance, and the low end, value and high end of each run, on an axis of 100."""
+    low, high = domain
+
+    def places(*values: float) -> list[str]:
+        return [f'{100 * (min(max(value, low), high) - low) / (high - low):.1f}' for value in values]
+
+    scores = [(run, cell) for run, cell in enumerate(row.cells) if isinstance(cell, ScoreRow)]
+    drawn = []
+    for run, cell in scores:
+        if cell.value is not None:
+            ends = ends_of(cell) or (cell.value, cell.value)
+            drawn.append((run, places(ends[0], cell.value, ends[1])))
+    chances = [cell.chance for _, cell in scores if cell.chance is not None]
+    return (places(chances[0])[0] if chances else None), drawn
 
 
 def excerpt(text: str, head: int, tail: int) -> str:

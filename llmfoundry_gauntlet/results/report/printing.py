@@ -3,45 +3,60 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from llmfoundry_gauntlet.engine.ranks import Estimate
-from llmfoundry_gauntlet.metrics.comparison import Difference, Trend
+from llmfoundry_gauntlet.metrics.comparison import Difference, Trend, p_value
 from llmfoundry_gauntlet.metrics.statistics import weighted_sum
 from llmfoundry_gauntlet.results.files import RESULTS, measure_record
 from llmfoundry_gauntlet.results.report.comparison import Comparison, Trends
 from llmfoundry_gauntlet.results.report.scores import (
+    KINDS,
     RecordedEvaluation,
     ScoreRow,
+    TaskRecord,
     find_evaluations,
     headlines,
     score_name,
+    short_names,
 )
 from llmfoundry_gauntlet.results.report.tables import (
     MINUS,
     Cell,
     Column,
+    Row,
     Table,
     as_markdown,
-    plain,
+    ends_of,
+    is_absent,
     print_records,
     print_table,
 )
 from llmfoundry_gauntlet.types import Measure
 
-CLEAR = 0.05  # a corrected p-value below it is marked
+CLEAR = 0.05  # a corrected p-value below it is marked, and a trend with one is shown with its signal to noise
 BATCHES = 1000  # of training, the unit of printed slopes
+TITLE = 'Eval Gauntlet'
+SAMPLE_DATA = 'sample data, not the benchmark'
+TRUNCATED = '\u2020'  # marks tasks with shortened prompts
+OTHER_TASKS = 'tasks outside the gauntlet'
 LEGEND = (
-    f'* p below {CLEAR} after correction for the number of comparisons (Holm); detectable: minimum detectable effect '
+    f'* p below {CLEAR} after correction for the number of comparisons (Holm); MDE: minimum detectable effect '
     'at 80 % power; scores are over items with the same prompt in both runs'
 )
-COMPOSITE_KINDS = ('category', 'average')
+TREND_LEGEND = (
+    'noise: variation between checkpoints; signal/noise: change over the run divided by it, where the slope is not '
+    f'within its error (p below {CLEAR})'
+)
+NO_ERROR = 'no standard error, which takes two items'
+NO_DIFFERENCE = 'no error, as every item changed alike or not at all'
 SIGNED = '{:+.3f}'.format
 DIFFERENCE_KEYS = ('p_value', 'p_holm', 'detectable', 'num_items', 'is_of_file')
-OF_FILE = 'the same subset in both runs, so error, p and detectable are of the whole files, not of other items'
+OF_FILE = 'the same subset in both runs, so error, p and MDE are of the whole files, not of other items'
 TREND_KEYS = ('noise', 'signal_to_noise')
 RECORDS = ('csv', 'json')
 
@@ -58,7 +73,10 @@ def print_scores(evaluations: Sequence[RecordedEvaluation], form: str = 'table')
     elif form == 'markdown':
         sys.stdout.write(as_markdown(scores_table(evaluations, with_errors=True)))
     else:
-        print_table(with_seconds(scores_table(evaluations, with_errors=len(evaluations) == 1), evaluations))
+        table = scores_table(evaluations, with_errors=len(evaluations) == 1)
+        seconds = [f'{one.results.timing.seconds:.1f}' for one in evaluations]
+        empty = [''] * (len(table.columns) - len(seconds))
+        print_table(replace(table, parts=[*table.parts, [Row(name='seconds', cells=[*seconds, *empty])]]))
         for one in evaluations:
             print(one.folder / RESULTS)
 
@@ -66,49 +84,120 @@ def print_scores(evaluations: Sequence[RecordedEvaluation], form: str = 'table')
 def scores_table(
     evaluations: Sequence[RecordedEvaluation], names: Sequence[str] | None = None, *, with_errors: bool
 ) -> Table:
-    """Return a row per task and composite and a column per evaluation, named by batch or folder.
+    """Return the tasks by category, then averages and SCORE, with a column per evaluation.
 
-    For a single evaluation, the accuracies of guessing and of the majority class are shown beside tasks.
+    For a single evaluation, the accuracies of guessing and of the majority class are shown beside tasks. Scores that
+    no evaluation has are not in the table but in its notes.
     """
-    names = names or [one.name for one in evaluations]
-    if len(set(names)) < len(names):
-        names = [str(one.folder) for one in evaluations]
-    columns = [Column(''), *(Column(name, with_error=with_errors) for name in names)]
+    names = names or short_names([one.folder for one in evaluations])
+    columns = [Column(name, with_error=with_errors) for name in names]
     majority = evaluations[0].majorities
     is_single = len(evaluations) == 1
     if is_single:
         columns += [Column(name, absent='') for name in ('chance', 'majority')]
-    groups: dict[str, list[list[Cell]]] = {}
+    truncated = {
+        key: shots_left(task) for one in evaluations for key, task in one.results.tasks.items() if task.num_truncated
+    }
+
+    def heading(name: str) -> Row:
+        return Row(name=name, cells=[''] * len(columns), is_bold=True)
+
+    def rows(kind: str, names: Iterable[str]) -> Iterator[Row]:
+        for name in names:
+            cells: list[Cell] = [one.headline.get((kind, name)) for one in evaluations]
+            if all(cell is None or is_absent(cell) for cell in cells):
+                continue
+            chance = cells[0].chance if isinstance(cells[0], ScoreRow) else None
+            beside = [chance, majority.get(name) if kind == 'task' else None] if is_single else []
+            yield Row(
+                name=name,
+                cells=[*cells, *beside],
+                is_bold=kind in ('category', 'average'),
+                is_indented=kind == 'perturbation' or (kind == 'task' and bool(categories)),
+                mark=TRUNCATED if kind == 'task' and name in truncated else '',
+                note=truncated.get(name, '') if kind == 'task' else '',
+            )
+
+    lines: dict[str, list[str]] = {kind: [] for kind in KINDS}
     for kind, name in headlines(evaluations):
-        cells: list[Cell] = [one.headline.get((kind, name)) for one in evaluations]
-        chance = cells[0].chance if isinstance(cells[0], ScoreRow) else None
-        beside = [chance, majority.get(name) if kind == 'task' else None] if is_single else []
-        groups.setdefault(kind, []).append([name, *cells, *beside])
+        lines[kind].append(name)
+    categories = {task: name for one in reversed(evaluations) for task, name in one.task_categories.items()}
+    tasks: list[Row] = []
+    for category in dict.fromkeys([*lines['category'], OTHER_TASKS]):
+        members = list(rows('task', [name for name in lines['task'] if categories.get(name, OTHER_TASKS) == category]))
+        if members and categories:
+            tasks += list(rows('category', [category])) or [heading(category)]
+        tasks += members
+    score = list(rows('perturbation', lines['perturbation']))
     return Table(
-        title='Eval Gauntlet',
+        title=' '.join([TITLE, *(f'({text})' for text in [origin_banner(evaluations)] if text)]),
         columns=columns,
-        groups=list(groups.values()),
-        composites=frozenset(name for kind, name in headlines(evaluations) if kind in COMPOSITE_KINDS),
-        notes=absences(evaluations),
+        parts=[tasks, list(rows('average', lines['average'])), [heading('SCORE'), *score] if score else []],
+        notes=[*score_notes(evaluations), *absences(evaluations)],
     )
 
 
-def with_seconds(table: Table, evaluations: Sequence[RecordedEvaluation]) -> Table:
-    """Return the table with the seconds of each evaluation as its last row."""
-    seconds = [f'{one.record["timing"]["seconds"]:.1f}' for one in evaluations]
-    empty = [''] * (len(table.columns) - len(seconds) - 1)
-    return replace(table, groups=[*table.groups, [['seconds', *seconds, *empty]]])
+def shots_left(task: TaskRecord) -> str:
+    """Return the mean number of shots in shortened prompts, '' if unknown."""
+    return '' if task.effective_shots is None else f'{task.effective_shots:.1f} shots on average'
+
+
+def origin_banner(evaluations: Sequence[RecordedEvaluation]) -> str:
+    """Return how many tasks were run on sample data, '' if none were."""
+    origins = {key: origin for one in evaluations for key, origin in one.origins.items()}
+    sampled = [key for key, origin in origins.items() if origin == 'sample']
+    if not sampled:
+        return ''
+    share = '' if len(sampled) == len(origins) else f'{len(sampled)} of {len(origins)} tasks: '
+    return f'{share}{SAMPLE_DATA}'
+
+
+def truncation_banner(evaluations: Sequence[RecordedEvaluation]) -> str:
+    """Return how many tasks of the last evaluation had shortened prompts and the shots these had left, '' if none."""
+    last = evaluations[-1]
+    ran = {key: task for key, task in last.results.tasks.items() if task.metrics is not None}
+    tasks = {key: task for key, task in ran.items() if task.num_truncated}
+    if not tasks:
+        return ''
+    shots: dict[str, list[float]] = {}
+    for key, task in tasks.items():
+        if task.effective_shots is not None:
+            shots.setdefault(key.rpartition('/')[2], []).append(task.effective_shots)
+    means = [f'{name} is {mean(found):.1f} on average' for name, found in shots.items()]
+    fitting = f' to fit {last.length} tokens' if last.length else ''
+    return f'prompts of {len(tasks)} of {len(ran)} tasks are shortened{fitting}{"; ".join(["", *means])}'
+
+
+def score_notes(evaluations: Sequence[RecordedEvaluation]) -> list[str]:
+    """Return notes on prompts and data: the marks of tasks, and data that are not the published ones."""
+    notes = [f'{TRUNCATED} {text}' for text in [truncation_banner(evaluations)] if text]
+    unscored = {
+        key: f'{key} {task.num_unscored} of {task.num_items}'
+        for one in evaluations
+        for key, task in one.results.tasks.items()
+        if task.num_unscored
+    }
+    if unscored:
+        notes.append(f'unscored items: {", ".join(unscored.values())}')
+    origins = {key: origin for one in evaluations for key, origin in one.origins.items()}
+    for origin, text in (('sample', SAMPLE_DATA), ('unofficial', 'unofficial copies of the data')):
+        found = [key for key, one in origins.items() if one == origin]
+        if found and (origin != 'sample' or len(found) < len(origins)):
+            notes.append(f'{text}: {", ".join(found)}')
+    return notes
 
 
 def absences(evaluations: Sequence[RecordedEvaluation]) -> list[str]:
-    """Return why scores in the table are absent: a line per reason, one for all composites."""
+    """Return why scores and errors are absent: a line per reason, one for all composites."""
     names: dict[str, dict[str, None]] = {}
     composites: dict[str, None] = {}
-    for row in (row for one in evaluations for row in one.headline.values()):
-        if row.reason is not None and row.kind in COMPOSITE_KINDS:
-            composites[row.name] = None
+    for (kind, name), row in ((key, row) for one in evaluations for key, row in one.headline.items()):
+        if row.value is not None and ends_of(row) is None:
+            names.setdefault(NO_ERROR, {})[name] = None
+        elif row.reason is not None and kind in ('category', 'average'):
+            composites[name] = None
         elif row.reason is not None:
-            names.setdefault(row.reason, {})[row.name if row.kind == 'task' else score_name(row)] = None
+            names.setdefault(row.reason, {})[score_name(row) if kind == 'perturbation' else name] = None
     lines = [f'{reason}: {", ".join(of_reason)}' for reason, of_reason in names.items()]
     if composites:
         lines.append(f'composites over tasks without a score are absent: {", ".join(composites)}')
@@ -135,12 +224,17 @@ def print_comparisons(compared: Sequence[Comparison], metric: str | None = None,
         warnings = list(dict.fromkeys(warning for comparison in compared for warning in comparison.warnings))
         print_records(form, rows, warnings=warnings)
     else:
-        tables = [difference_table(comparison, metric) for comparison in compared]
+        print_tables([difference_table(comparison, metric) for comparison in compared], form)
+
+
+def print_tables(tables: Sequence[Table], form: str) -> None:
+    """Print tables for the terminal, or as 'markdown'."""
+    for place, table in enumerate(tables):
+        sys.stdout.write('\n' if place else '')
         if form == 'markdown':
-            sys.stdout.write('\n'.join(f'{plain(table.title)}\n\n{as_markdown(table)}' for table in tables))
+            sys.stdout.write(as_markdown(table))
         else:
-            for table in tables:
-                print_table(table)
+            print_table(table)
 
 
 def flat(found: Difference | Trend, part: str) -> dict[str, float | None]:
@@ -151,41 +245,48 @@ def flat(found: Difference | Trend, part: str) -> dict[str, float | None]:
 
 
 def difference_table(comparison: Comparison, metric: str | None = None) -> Table:
-    """Return two runs with a row per task and composite."""
-    columns = [Column(''), Column('first'), Column('second'), Column('difference', SIGNED, with_error=True)]
-    columns += [Column('p', p_text), Column('p (Holm)', starred), Column('detectable'), Column('items', str)]
+    """Return two runs with a row per task and composite, the largest differences first."""
+    names = short_names([Path(comparison.first), Path(comparison.second)])
+    columns = [Column('first'), Column('second'), Column('diff', SIGNED, with_error=True)]
+    columns += [Column('p (Holm)', starred), Column('MDE')]
+    parts = [
+        [
+            Row(
+                name=name,
+                cells=[one.first, one.second, one.difference, one.p_holm, one.detectable],
+                is_bold=kind == 'composites',
+            )
+            for name, one in sorted(group.items(), key=lambda pair: -abs(pair[1].difference.value or 0.0))
+            if one.difference.value is not None
+        ]
+        for kind, group in comparison.groups.items()
+    ]
+    every = {name: one for group in comparison.groups.values() for name, one in group.items()}
+    of_file = [name for name, one in every.items() if one.is_of_file]
+    notes = by_reason({name: one.difference for name, one in every.items()})
     return Table(
-        title=f'{metric or "accuracy"}: {comparison.second} {MINUS} {comparison.first}',
+        title=f'{metric or "accuracy"}: {names[1]} {MINUS} {names[0]}',
         columns=columns,
-        groups=[
-            [
-                [name, one.first, one.second, one.difference, one.p_value, one.p_holm, one.detectable, one.num_items]
-                for name, one in group.items()
-            ]
-            for group in comparison.groups.values()
-        ],
-        composites=frozenset(comparison.groups['composites']),
+        parts=parts,
         legend=LEGEND,
-        notes=by_reason(comparison),
+        notes=[*notes, f'{OF_FILE}: {", ".join(of_file)}'] if of_file else notes,
         warnings=comparison.warnings,
     )
 
 
-def by_reason(comparison: Comparison) -> list[str]:
-    """Return why differences are absent, one line per reason, and which errors are those of whole files."""
+def by_reason(measures: Mapping[str, Measure]) -> list[str]:
+    """Return why values and errors are absent, one line per reason."""
     names: dict[str, list[str]] = {}
-    for group in comparison.groups.values():
-        for name, one in group.items():
-            if one.difference.reason is not None:
-                names.setdefault(one.difference.reason, []).append(name)
-    of_file = [name for group in comparison.groups.values() for name, one in group.items() if one.is_of_file]
-    notes = [f'{reason}: {", ".join(found)}' for reason, found in names.items()]
-    return [*notes, f'{OF_FILE}: {", ".join(of_file)}'] if of_file else notes
+    for name, one in measures.items():
+        reason = one.reason or (NO_ERROR if one.spread is None else NO_DIFFERENCE)
+        if ends_of(one) is None:
+            names.setdefault(reason, []).append(name)
+    return [f'{reason}: {", ".join(found)}' for reason, found in names.items()]
 
 
 def p_text(value: float) -> str:
     """Return a p-value."""
-    return '<0.0001' if value < 0.0001 else f'{value:.4f}'
+    return '<0.001' if value < 0.001 else f'{value:.3f}'
 
 
 def starred(value: float) -> str:
@@ -232,31 +333,29 @@ def print_trends(found: Trends, form: str = 'table') -> None:
             for name, one in found.trends.items()
         ]
         print_records(form, rows, warnings=found.warnings)
-    elif form == 'markdown':
-        sys.stdout.write(as_markdown(trends_table(found)))
     else:
-        print_table(trends_table(found))
+        print_tables([trends_table(found)], form)
 
 
 def trends_table(found: Trends) -> Table:
-    """Return a row for each score."""
-    columns = [Column(''), Column(f'slope per {BATCHES} batches', SIGNED, with_error=True)]
-    columns += [Column('noise from step to step'), Column('signal to noise', '{:.1f}'.format)]
-    rows: list[list[Cell]] = [
-        [
-            name,
-            one.slope if one.slope.value is None else weighted_sum([one.slope], [BATCHES]),
-            one.noise,
-            one.signal_to_noise,
-        ]
-        for name, one in found.trends.items()
-    ]
+    """Return a row for each score, the steepest first."""
+    columns = [Column('slope', SIGNED, with_error=True), Column('noise')]
+    columns += [Column('signal/noise', '{:.1f}'.format, absent='')]
+    parts: list[list[Row]] = [[], []]
+    for name, one in sorted(found.trends.items(), key=lambda pair: -abs(pair[1].slope.value or 0.0)):
+        if one.slope.value is not None:
+            p = p_value(one.slope)
+            ratio = None if p is None or p >= CLEAR else one.signal_to_noise
+            cells: list[Cell] = [weighted_sum([one.slope], [BATCHES]), one.noise, ratio]
+            is_composite = name in found.composites
+            parts[is_composite].append(Row(name=name, cells=cells, is_bold=is_composite))
     return Table(
-        title=f'{len(found.batches)} checkpoints, ba{found.batches[0]} to ba{found.batches[-1]}',
+        title=f'slope per {BATCHES} batches over {len(found.batches)} checkpoints, ba{found.batches[0]} to '
+        f'ba{found.batches[-1]}',
         columns=columns,
-        groups=[[row for row in rows if (row[0] in found.composites) == is_last] for is_last in (False, True)],
-        composites=found.composites,
-        notes=[f'{one.slope.reason}: {name}' for name, one in found.trends.items() if one.slope.reason is not None],
+        parts=parts,
+        legend=TREND_LEGEND,
+        notes=by_reason({name: one.slope for name, one in found.trends.items()}),
         warnings=found.warnings,
     )
 
@@ -269,16 +368,12 @@ def print_estimate(estimate: Estimate, form: str = 'table') -> None:
     if form in RECORDS:
         content = {**asdict(estimate), 'total_seconds': estimate.total_seconds}
         print_records(form, rows, content if form == 'json' else None)
-    else:
-        counts = ('items', 'tokens', 'generated tokens at most', 'truncated')
-        columns = [Column(''), *(Column(name, counted) for name in counts), Column('seconds', '{:.1f}'.format)]
-        cells = [list(row.values()) for row in rows]
-        table = Table(title='Dry run', columns=columns, groups=[cells[:-1], cells[-1:]])
-        if form == 'markdown':
-            sys.stdout.write(as_markdown(replace(table, notes=summary(estimate))))
-        else:
-            print_table(table)
-            print(*summary(estimate), sep='\n')
+        return
+    counts = ('items', 'tokens', 'generated tokens at most', 'truncated')
+    columns = [*(Column(name, counted) for name in counts), Column('seconds', '{:.1f}'.format)]
+    cells = [Row(name=row.pop('task'), cells=list(row.values())) for row in rows]
+    table = Table(title='Dry run', columns=columns, parts=[cells[:-1], cells[-1:]])
+    print_tables([replace(table, notes=summary(estimate))], form)
 
 
 def counted(value: int) -> str:

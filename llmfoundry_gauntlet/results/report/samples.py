@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from llmfoundry_gauntlet.errors import ConfigError, DataError
+from llmfoundry_gauntlet.results.report.tables import shortened
 from llmfoundry_gauntlet.results.runs import Run
 from llmfoundry_gauntlet.tasks import Task
 from llmfoundry_gauntlet.tasks.base import TRUNCATED_REASON, TRUNCATED_SHARE
@@ -21,7 +22,7 @@ from llmfoundry_gauntlet.types import Example, ItemKey, ItemResult, Prompt
 
 KINDS = ('right', 'wrong', 'partly right', 'truncated', 'unparsed', 'unscored')
 RIGHT, WRONG, PARTLY, TRUNCATED, UNPARSED, UNSCORED = KINDS
-PREVIEW = 80  # characters of the end of a prompt in a list
+PREVIEW = 80  # characters of an answer in a list
 MAX_CHOICES = 30
 NOT_READ = 'data files were not read'
 CHANGED = 'rebuilt from the data file it differs: data, shots or settings have changed since the evaluation'
@@ -32,22 +33,19 @@ PromptOrReason = Prompt | str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """An item with its prompt, or the reason why the prompt is not shown, and its results by index of the run.
+    """An item with its results by index of the run, and its prompt or the reason why that is not shown.
 
-    `choices` are the texts that are scored, `None` if unknown.
+    The prompt is the `shots` with any instruction, then the `question`. `choices` are the texts that are scored, `None`
+    if unknown.
     """
 
     key: ItemKey
-    prompt: str | None
-    absence: str | None
-    num_shots: int | None
+    shots: str = ''
+    question: str = ''
+    absence: str | None = None
+    num_shots: int | None = None
     choices: Sequence[str | None]
     results: Sequence[tuple[int, ItemResult]]
-
-    @property
-    def preview(self) -> str:
-        """Return the end of the prompt in one line."""
-        return ' '.join((self.prompt or '')[-10 * PREVIEW :].split())[-PREVIEW:]
 
     @property
     def gold(self) -> int | str | None:
@@ -59,6 +57,31 @@ class Sample:
         """Return the kinds of all results."""
         found = {kind for _, result in self.results for kind in kinds_of(result)}
         return [kind for kind in KINDS if kind in found]
+
+    @property
+    def places(self) -> list[int]:
+        """Return the places of the choices, those that the first run prefers first."""
+        scores = {place: deciding(self.results[0][1], place) for place in range(len(self.choices))}
+        return sorted(scores, key=lambda place: -(scores[place] or -math.inf))
+
+    @property
+    def preview(self) -> str:
+        """Return the question in one line; where each choice has its own, the first of them."""
+        first = self.choices[0] if self.choices else None
+        return shortened(' '.join((self.question or first or '')[: 100 * PREVIEW].split()), 3 * PREVIEW)
+
+    def answer(self, found: int | str | None) -> str:
+        """Return a right or predicted answer in one line, '' if there is none."""
+        if isinstance(found, int):
+            choice = self.choices[found] if found < len(self.choices) else None
+            found = f'choice {found}' if choice is None else choice
+        return shortened(' '.join((found or '')[: 100 * PREVIEW].split()), PREVIEW)
+
+    def prediction(self, result: ItemResult) -> str:
+        """Return the choice or generation of a run in one line."""
+        if result.text is None:
+            return self.answer(result.predicted)
+        return self.answer(result.answer or result.text)
 
 
 def make_samples(runs: Sequence[Run], per_task: int, *, data_root: str | None, with_prompts: bool) -> list[Sample]:
@@ -85,30 +108,29 @@ def make_samples(runs: Sequence[Run], per_task: int, *, data_root: str | None, w
 
 def make_sample(results: Sequence[tuple[int, ItemResult]], prompt: PromptOrReason) -> Sample:
     """Return one item."""
-    text, choices = (None, ()) if isinstance(prompt, str) else prompt_and_choices(prompt)
-    num_choices = min(MAX_CHOICES, max([len(choices), *(len(result.logprobs or ()) for _, result in results)]))
+    num_scored = max(len(result.logprobs or ()) for _, result in results)
+    if isinstance(prompt, str):
+        unknown = [None] * min(MAX_CHOICES, num_scored)
+        return Sample(key=results[0][1].key, absence=prompt, choices=unknown, results=results)
+    question, choices = prompt.own_texts[0], prompt.continuations
+    if len(prompt.own_texts) > 1:  # each choice has its own
+        question, choices = '', tuple(f'{text} {end}' for text in prompt.own_texts for end in prompt.continuations)
     return Sample(
         key=results[0][1].key,
-        prompt=text,
-        absence=prompt if isinstance(prompt, str) else None,
-        num_shots=None if isinstance(prompt, str) else prompt.num_shots,
-        choices=[*choices, *[None] * (num_choices - len(choices))][:num_choices],
+        shots=prompt.preamble,
+        question=question,
+        num_shots=prompt.num_shots,
+        choices=[*choices, *[None] * (num_scored - len(choices))][:MAX_CHOICES],
         results=results,
     )
 
 
-def prompt_and_choices(prompt: Prompt) -> tuple[str, tuple[str, ...]]:
-    """Return the prompt and the choices; if each choice has its own context, together with that."""
-    contexts, continuations = prompt.own_texts, prompt.continuations
-    if len(contexts) > 1:
-        return prompt.preamble, tuple(f'{text} {end}' for text in contexts for end in continuations)
-    return prompt.preamble + contexts[0], continuations
-
-
-def logprob(result: ItemResult, place: int) -> float | None:
-    """Return the log-probability of a choice, `None` unless it is finite."""
+def deciding(result: ItemResult, place: int) -> float | None:
+    """Return the log-probability of a choice per token, by which one is chosen, `None` unless it is finite."""
     values = result.logprobs or ()
-    return values[place] if place < len(values) and math.isfinite(values[place]) else None
+    if place >= len(values) or not math.isfinite(values[place]):
+        return None
+    return values[place] / max(1, result.num_tokens[place] if result.num_tokens else 1)
 
 
 def kinds_of(result: ItemResult) -> list[str]:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,6 +18,7 @@ from llmfoundry_gauntlet.metrics.statistics import NORMAL_QUANTILE
 from llmfoundry_gauntlet.results.files import RESULTS, find_results
 
 COMPOSITE = 'Composite'  # the metric of categories and averages
+ORIGINS = ('sample', 'unofficial', 'own', 'published')  # of data; the first say most about what a score is worth
 KINDS = ('task', 'category', 'average', 'perturbation')
 SHOWN_OF_SCORE = ('accuracy', 'consistency_rate')
 MAJORITY = 'MajorityClass'
@@ -30,12 +31,15 @@ class ScoreRow:
     """One score of an evaluation, or the reason why it is absent.
 
     `kind` is category, average, task or perturbation (of SCORE); `part` is a category of a task, or a variant. `run` is
-    the evaluation's folder, `batch` the training batch of its model. `low` and `high` are the ends of the 95 %
-    interval, `None` if the error is unknown. `chance` is the accuracy of guessing, given only for accuracies.
+    the evaluation's folder, `batch` and `token` are the training of its model. `low` and `high` are the ends of the
+    95 % interval, `None` if unknown. `chance` is the accuracy of guessing, given only for accuracies.
+    `data_origin` of the rows is sample, published, unofficial or own; that of a composite is the first of
+    `ORIGINS` among its tasks.
     """
 
     run: str
     batch: int | None
+    token: int | None = None
     kind: str
     name: str
     part: str | None = None
@@ -47,18 +51,17 @@ class ScoreRow:
     reason: str | None = None
     num_items: int | None = None
     chance: float | None = None
+    data_origin: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureRecord:
     """A measure in results.json; `variance_shares` of a composite are those of its tasks in its error."""
 
+    ignore_unknown_keys: ClassVar = True
     value: float | None = None
     standard_error: float | None = None
-    standard_error_of_file: float | None = None
     confidence_interval: tuple[float, ...] = ()
-    degrees_of_freedom: float | None = None
-    single_clusters: tuple[str, ...] = ()
     reason: str | None = None
     variance_shares: dict[str, float] = field(default_factory=dict)
 
@@ -70,13 +73,15 @@ class MeasureRecord:
         if self.confidence_interval and not is_interval(self.confidence_interval):
             raise ValueError(f'confidence_interval: is {self.confidence_interval}; allowed: two finite numbers')
 
-    @property
-    def columns(self) -> dict[str, Any]:
-        """Return the fields of a ScoreRow; earlier versions recorded no interval, so that it is that of their error."""
+    def columns(self, least: float = -math.inf, most: float = math.inf) -> dict[str, Any]:
+        """Return the fields of a ScoreRow.
+
+        Earlier versions recorded no interval: then it is that of the error, within the possible values.
+        """
         ends = self.confidence_interval
-        if not ends and self.value is not None and self.standard_error is not None:
+        if not ends and self.value is not None and self.standard_error:
             half = NORMAL_QUANTILE * self.standard_error
-            ends = (self.value - half, self.value + half)
+            ends = (max(least, self.value - half), min(most, self.value + half))
         low, high = ends or (None, None)
         shown = {'value': self.value, 'standard_error': self.standard_error, 'reason': self.reason}
         return {**shown, 'low': low, 'high': high}
@@ -97,6 +102,9 @@ class TaskRecord:
     num_items: int = 0
     num_unscored: int = 0
     num_truncated: int = 0
+    effective_shots: float | None = None
+    data_origin: str | None = None
+    chance: float | None = None
     categories: dict[str, TaskRecord] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -123,6 +131,9 @@ class DatasetRecord:
 
     ignore_unknown_keys: ClassVar = True
     perturbations: dict[str, dict[str, Any]]
+    task: str = ''
+    num_truncated: int = 0
+    data_origin: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +179,17 @@ class RecordedEvaluation:
         """Return the training batch, else the name of the folder."""
         return (self.folder.name or str(self.folder)) if self.batch is None else f'ba{self.batch}'
 
+    @property
+    def length(self) -> int | None:
+        """Return the maximum number of tokens of a prompt, `None` if unknown."""
+        return (self.results.config or {}).get('max_seq_len')
+
+    @property
+    def origins(self) -> dict[str, str | None]:
+        """Return the origin of the data of each task that was run, SCORE's too; `None` if unknown."""
+        tasks = {key: task.data_origin for key, task in self.results.tasks.items() if task.metrics is not None}
+        return tasks | {entry.task or name: entry.data_origin for name, entry in (self.results.score or {}).items()}
+
     @cached_property
     def headline(self) -> dict[tuple[str, str], ScoreRow]:
         """Return the main scores by kind and name.
@@ -199,13 +221,27 @@ class RecordedEvaluation:
 
 def score_name(row: ScoreRow) -> str:
     """Return the name of a perturbation in tables."""
-    return f'score {row.name.replace("/", " ")}'
+    return row.name.replace('/', ' ')
 
 
 def headlines(evaluations: Iterable[RecordedEvaluation]) -> list[tuple[str, str]]:
     """Return kind and name of all headline numbers, tasks first."""
     names = dict.fromkeys(name for one in evaluations for name in one.headline)
     return sorted(names, key=lambda name: KINDS.index(name[0]))
+
+
+def short_names(folders: Sequence[Path]) -> list[str]:
+    """Return a name for each folder: its path without the parts at the beginning and end that all have in common."""
+    paths = [Path(os.path.abspath(folder)).parts for folder in folders]
+    begin = min(num_common(paths), *(len(path) - 1 for path in paths))
+    parts = [path[begin:] for path in paths]
+    end = min(num_common([part[::-1] for part in parts]), *(len(part) - 1 for part in parts))
+    return ['/'.join(part[: len(part) - end]) for part in parts]
+
+
+def num_common(paths: Sequence[Sequence[str]]) -> int:
+    """Return the number of parts at the beginning that all paths have in common."""
+    return sum(1 for _ in takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False)))
 
 
 def find_evaluations(folders: Sequence[Path]) -> list[RecordedEvaluation]:
@@ -226,17 +262,31 @@ def recorded_evaluation(folder: Path, record: Mapping[str, Any]) -> RecordedEval
         parts += [*composite_rows(results), *task_rows(results), *perturbation_rows(results, problems)]
     if results is None or problems.found:
         raise RecordError([f'{problem}; evaluate again' for problem in problems.found])
-    batch = (results.training or {}).get('batch')
-    rows = tuple(ScoreRow(run=str(folder), batch=batch, **part) for part in parts)
+    training = results.training or {}
+    point: dict[str, Any] = {'run': str(folder), 'batch': training.get('batch'), 'token': training.get('token')}
+    rows = tuple(ScoreRow(**point, **part) for part in parts)
     return RecordedEvaluation(folder=folder, record=record, results=results, rows=rows)
 
 
 def composite_rows(results: ResultsRecord) -> Iterator[dict[str, Any]]:
     """Yield categories and averages."""
-    if results.composites is not None:
-        for kind, group in (('category', results.composites.categories), ('average', results.composites.averages)):
-            for name, measure in group.items():
-                yield {'kind': kind, 'name': name, 'metric': COMPOSITE, **measure.columns}
+    if results.composites is None:
+        return
+    tasks = tasks_of_composites(results.composites.gauntlet)
+    for kind, group in (('category', results.composites.categories), ('average', results.composites.averages)):
+        for name, measure in group.items():
+            origins = {results.tasks[key].data_origin for key in tasks.get(name, ()) if key in results.tasks}
+            origin = next((one for one in ORIGINS if one in origins), None)
+            row = {'kind': kind, 'name': name, 'metric': COMPOSITE, 'data_origin': origin}
+            yield {**row, **measure.columns(most=1.0)}
+
+
+def tasks_of_composites(gauntlet: GauntletSpec) -> dict[str, list[str]]:
+    """Return the tasks of each category and average."""
+    tasks = {category.name: [one.key for one in category.benchmarks] for category in gauntlet.categories}
+    for name, members in gauntlet.named_averages.items():
+        tasks[name] = list(dict.fromkeys(key for member in members for key in tasks.get(member, ())))
+    return tasks
 
 
 def task_rows(results: ResultsRecord) -> Iterator[dict[str, Any]]:
@@ -252,10 +302,15 @@ def task_rows(results: ResultsRecord) -> Iterator[dict[str, Any]]:
             continue
         for part, score in [(None, entry), *entry.categories.items()]:
             row = {'kind': 'task', 'name': task, 'part': part, 'num_items': score.num_items}
+            row['data_origin'] = entry.data_origin
             if not score.metrics:
                 yield {**row, 'reason': NO_METRICS}
             for place, (metric, measure) in enumerate((score.metrics or {}).items()):
-                yield {**row, 'metric': metric, 'chance': None if place else chance.get(task), **measure.columns}
+                if place:
+                    yield {**row, 'metric': metric, **measure.columns()}
+                else:
+                    guessed = chance.get(task, entry.chance)
+                    yield {**row, 'metric': metric, 'chance': guessed, **measure.columns(0.0, 1.0)}
 
 
 def perturbation_rows(results: ResultsRecord, problems: Problems) -> Iterator[dict[str, Any]]:
@@ -263,6 +318,7 @@ def perturbation_rows(results: ResultsRecord, problems: Problems) -> Iterator[di
     for dataset, entry in (results.score or {}).items():
         for perturbation, found in entry.perturbations.items():
             row = {'kind': 'perturbation', 'name': f'{dataset}/{perturbation}', 'num_items': found.get('num_questions')}
+            row['data_origin'] = entry.data_origin
             if 'accuracy' not in found:
                 yield {**row, 'reason': str(found.get('reason'))}
                 continue
@@ -274,7 +330,7 @@ def perturbation_rows(results: ResultsRecord, problems: Problems) -> Iterator[di
                 for part, one in [(None, content)] if is_measure else content.items():
                     measure = decode(MeasureRecord, one, path if part is None else join(path, part), problems)
                     if measure is not None:
-                        yield {**row, 'metric': metric, 'part': part, **measure.columns}
+                        yield {**row, 'metric': metric, 'part': part, **measure.columns(0.0, 1.0)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,7 +347,7 @@ class RecordedRun:
 
 
 def find_runs(folders: Sequence[Path]) -> list[RecordedRun]:
-    """Return the runs at or below these folders, named without their common parent path.
+    """Return the runs at or below these folders, named by `short_names`.
 
     Sibling folders with evaluations of different training batches are one run; every other evaluation is a run of its
     own. Raise RecordError for a damaged record, ConfigError for more runs than a page can show.
@@ -302,9 +358,7 @@ def find_runs(folders: Sequence[Path]) -> list[RecordedRun]:
         raise ConfigError(f'there are {len(found)} runs ({named}, ...); a page shows at most {MAX_RUNS}: name fewer')
     if len(found) == 1:
         return [RecordedRun(name=str(place), evaluations=run) for place, run in found.values()]
-    paths = [os.path.abspath(place) for place, _ in found.values()]
-    common = os.path.commonpath(paths)
-    names = [path if path == common else os.path.relpath(path, common) for path in paths]
+    names = short_names([place for place, _ in found.values()])
     return [RecordedRun(name=name, evaluations=run) for name, (_, run) in zip(names, found.values(), strict=True)]
 
 

@@ -10,18 +10,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rich.box import HORIZONTALS
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 from tabulate import tabulate
 
+from llmfoundry_gauntlet.metrics.statistics import interval
 from llmfoundry_gauntlet.results.report.scores import ScoreRow
 from llmfoundry_gauntlet.types import Measure
 
 ABSENT = '-'
-WIDTH = 130  # characters of a table that is not printed on a terminal
 MINUS, ELLIPSIS = '\u2212', '\u2026'
-LABEL_LENGTH = 48  # characters of a name in a chart
+ERRORS = 'error: the standard error, or the 95 % interval where that is 0 or unknown'
+NAME_LENGTH, HEADER_LENGTH, LABEL_LENGTH = 24, 14, 48  # characters of a name, at least, and in a header and a chart
+ROUNDING = 1e-9  # an interval that is smaller is empty
+GAP = 2  # spaces between columns
 SPECIAL = re.compile(r'[\\|`*<\[]|(?<!\w)_|_(?!\w)')  # characters with a meaning in Markdown
 # Characters that a browser would drop, replace or obey: control characters, line separators, marks that change the
 # direction of writing, and halves of surrogate pairs. They are shown as Python escapes.
@@ -32,11 +37,28 @@ UNPRINTABLE = re.compile(
 Cell = str | int | float | Measure | ScoreRow | None
 
 
+def ends_of(cell: Cell) -> tuple[float, float] | None:
+    """Return the 95 % interval of a score, `None` if it is unknown or, as for a difference of equal items, empty."""
+    ends: tuple[float | None, float | None] | None = None
+    if isinstance(cell, Measure):
+        ends = interval(cell)
+    elif isinstance(cell, ScoreRow):
+        ends = cell.low, cell.high
+    if ends is None or ends[0] is None or ends[1] is None or ends[1] - ends[0] < ROUNDING:
+        return None
+    return ends[0], ends[1]
+
+
+def is_absent(cell: Cell) -> bool:
+    """Return whether a score has no value."""
+    return isinstance(cell, Measure | ScoreRow) and cell.value is None
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """A column of a table: its name and the format of its numbers.
 
-    With `with_error`, standard errors are shown next to the numbers. `absent` is shown for a missing number.
+    With `with_error`, errors are shown next to the numbers. `absent` is shown for a missing number.
     """
 
     name: str
@@ -52,76 +74,128 @@ class Column:
         return value if isinstance(value, str) else self.number(value)
 
     def error(self, cell: Cell) -> str:
-        """Return the standard error of a cell, '' if there is none."""
+        """Return the standard error of a cell, or its interval if that is 0 or unknown; '' if both are unknown."""
         found = cell.standard_error if isinstance(cell, Measure | ScoreRow) else None
-        return '' if found is None else self.number(found).removeprefix('+')
+        if found is not None and (text := self.number(found).removeprefix('+')).strip('0.'):
+            return text
+        ends = ends_of(cell)
+        return '' if ends is None else f'[{ends[0]:.2f}, {ends[1]:.2f}]'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A row of a table: its name, a mark that a note explains, and its other cells.
+
+    Scores of several tasks are bold; `is_indented` is a task below the category it counts for. Only the report page has
+    room for the `note`.
+    """
+
+    name: str
+    cells: Sequence[Cell]
+    is_bold: bool = False
+    is_indented: bool = False
+    mark: str = ''
+    note: str = ''
+
+    @property
+    def full_name(self) -> str:
+        """Return the name as a terminal shows it, indented and with its mark."""
+        return f'{"  " * self.is_indented}{self.name}{self.mark}'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows in groups below a header. A row starts with its name.
+    """Rows in parts below a header; `name` is that of the first column, and `columns` are the others.
 
-    Names in `composites` are bold, and their rows come first, except on the terminal, which shows the end of a table.
-    `legend` explains the columns; `notes` say why numbers are absent; `warnings` come last.
+    `legend` explains the columns; `notes` say why numbers are absent; `warnings` come last. The report page draws the
+    intervals on an axis of the `domain`.
     """
 
     title: str
     columns: Sequence[Column]
-    groups: Sequence[Sequence[Sequence[Cell]]]
-    composites: frozenset[str] = frozenset()
+    parts: Sequence[Sequence[Row]]
+    name: str = ''
+    domain: tuple[float, float] | None = None
     legend: str = ''
     notes: Sequence[str] = ()
     warnings: Sequence[str] = ()
 
     @property
-    def rows(self) -> list[Sequence[Cell]]:
-        """Return all rows, those of composites first."""
-        return sorted((row for group in self.groups for row in group), key=lambda row: row[0] not in self.composites)
+    def reading_order(self) -> list[Sequence[Row]]:
+        """Return the parts, averages first, which only the terminal shows last, as the end of its table."""
+        return sorted(filter(None, self.parts), key=lambda part: not all(row.is_bold for row in part))
+
+    @property
+    def rows(self) -> list[Row]:
+        """Return all rows in reading order."""
+        return [row for part in self.reading_order for row in part]
+
+    @property
+    def footer(self) -> list[str]:
+        """Return the lines below the table: the legend, with that of errors if intervals are shown, notes, warnings."""
+        errors = [column.error(cell) for row in self.rows for column, cell in self.pairs(row) if column.with_error]
+        legend = [self.legend, ERRORS if any(text.startswith('[') for text in errors) else '']
+        warnings = [f'warning: {warning}' for warning in self.warnings]
+        return [*filter(None, ['; '.join(filter(None, legend))]), *self.notes, *warnings]
+
+    def pairs(self, row: Row) -> list[tuple[Column, Cell]]:
+        """Return the cells of a row with their columns."""
+        return list(zip(self.columns, row.cells, strict=True))
+
+    def texts(self, row: Row) -> list[str]:
+        """Return the cells of a row as texts, errors in cells of their own."""
+        return [
+            text.strip()
+            for column, cell in self.pairs(row)
+            for text in (column.text(cell), *([column.error(cell)] if column.with_error else []))
+        ]
+
+    @property
+    def header(self) -> list[str]:
+        """Return the names of the columns, of errors too."""
+        return [name for one in self.columns for name in (one.name, *(['error'] if one.with_error else []))]
 
 
-def print_table(table: Table, console: Console | None = None, *, width: int = WIDTH) -> None:
-    """Print a table for the terminal; `width` is used if standard output is not one."""
-    console = console or Console(width=None if Console().is_terminal else width)
-    shown = RichTable(title=escape(table.title), title_justify='left')
-    shown.add_column(escape(table.columns[0].name), no_wrap=True)
-    for column in table.columns[1:]:
-        style = None if column.absent else 'dim'
-        shown.add_column(escape(column.name), justify='right', style=style, overflow='fold')
-        if column.with_error:
-            shown.add_column('error', justify='right', style='dim')
-    for group in table.groups:
-        for name, *cells in group:
-            texts = [f'[bold]{escape(str(name))}[/bold]' if name in table.composites else escape(str(name))]
-            for column, cell in zip(table.columns[1:], cells, strict=True):
-                texts.append(escape(column.text(cell)))
-                if column.with_error:
-                    texts.append(f'±{error}' if (error := column.error(cell)) else '')
-            shown.add_row(*texts)
+def print_table(table: Table) -> None:
+    """Print a table for the terminal, or 80 characters wide if standard output is none.
+
+    Names are shortened to fit; if numbers need more room, the table is wider.
+    """
+    header = [shortened(name, HEADER_LENGTH) for name in table.header]
+    parts = [[(row, table.texts(row)) for row in part] for part in table.parts if part]
+    rows = [texts for part in parts for _, texts in part]
+    widths = [max(map(cell_len, cells)) for cells in zip(header, *rows, strict=True)]
+    numbers = sum(width + GAP for width in widths)
+    longest = max((len(row.full_name) for row in table.rows), default=0)
+    room = min(longest, max(NAME_LENGTH, Console().width - numbers))
+    console = Console(width=max(Console().width, room + numbers))
+    shown = RichTable(box=HORIZONTALS, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), collapse_padding=True)
+    shown.add_column(escape(table.name), no_wrap=True, width=room)
+    for name, width in zip(header, widths, strict=True):
+        shown.add_column(escape(name), justify='right', no_wrap=True, width=width)
+    for part in parts:
+        for row, texts in part:
+            name = escape(shortened(row.full_name, room))
+            shown.add_row(f'[bold]{name}[/bold]' if row.is_bold else name, *map(escape, texts))
         shown.add_section()
+    console.print(table.title, style='bold', highlight=False, markup=False)
     console.print(shown)
-    for line in (*filter(None, [table.legend]), *(f'{ABSENT} {note}' for note in table.notes)):
-        console.print(line, style='dim', highlight=False, markup=False)
-    for warning in table.warnings:
-        console.print(f'warning: {warning}', highlight=False, markup=False)
+    for line in table.footer:
+        console.print(f'- {line}', highlight=False, markup=False)
 
 
 def as_markdown(table: Table) -> str:
-    """Return a table in Markdown without its title, errors in their own columns, the first column aligned left."""
-    header, rows = [], []
-    for column in table.columns:
-        header += [plain(column.name), '±'] if column.with_error else [plain(column.name)]
-    for name, *cells in table.rows:
-        texts = [f'**{plain(str(name))}**' if name in table.composites else plain(str(name))]
-        for column, cell in zip(table.columns[1:], cells, strict=True):
-            texts.append(column.text(cell).strip().replace('*', r'\*'))
-            if column.with_error:
-                texts.append(column.error(cell))
-        rows.append(texts)
+    """Return a table in Markdown below its title."""
+    header = [table.name, *table.header]
+    rows = [
+        [f'**{plain(row.name)}**' if row.is_bold else plain(row.full_name.strip()), *table.texts(row)]
+        for row in table.rows
+    ]
+    cells = [[cell if place == 0 else cell.replace('*', r'\*') for place, cell in enumerate(row)] for row in rows]
     align = ['left', *['right'] * (len(header) - 1)]
-    text = f'{tabulate(rows, header, tablefmt="pipe", colalign=align if rows else None, disable_numparse=True)}\n'
-    lines = [*table.notes, *(f'warning: {warning}' for warning in table.warnings)]
-    legend = f'\n{plain(table.legend)}\n' if table.legend else ''
-    return text + legend + ''.join(['\n', *(f'- {plain(line)}\n' for line in lines)] if lines else [])
+    text = tabulate(cells, map(plain, header), tablefmt='pipe', colalign=align if rows else None, disable_numparse=True)
+    lines = ''.join(f'- {plain(line)}\n' for line in table.footer)
+    return f'{plain(table.title)}\n\n{text}\n' + (f'\n{lines}' if lines else '')
 
 
 def plain(text: str) -> str:
@@ -153,17 +227,18 @@ def visible(text: str) -> str:
 
 
 def shortened(text: str, length: int) -> str:
-    """Return the text, its middle omitted if it has more than `length` characters."""
+    """Return the text, its middle omitted if it has more than `length` characters; the shots of a task stay."""
     if len(text) <= length:
         return text
-    tail = length // 3
+    shots = len(text) - text.rfind('/') if '/' in text else 0
+    tail = shots if length // 3 < shots <= length // 2 else length // 3
     return f'{text[: length - tail - 1]}{ELLIPSIS}{text[-tail:]}'
 
 
-def unique_labels(names: Iterable[str]) -> dict[str, str]:
-    """Return a chart's label for each name; equal ones are numbered."""
+def unique_labels(names: Iterable[str], length: int = LABEL_LENGTH) -> dict[str, str]:
+    """Return a label of a limited length for each name; equal ones are numbered."""
     labels: dict[str, str] = {}
     for name in dict.fromkeys(names):
-        label = visible(shortened(name, LABEL_LENGTH))
+        label = visible(shortened(name, length))
         labels[name] = label if label not in labels.values() else f'{label} ({len(labels) + 1})'
     return labels

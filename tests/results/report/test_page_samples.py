@@ -104,14 +104,21 @@ def test_without_data_only_results_are_shown(samples, runs, own_data: Path, tmp_
         assert not any(row['query'] in sample.text for sample in shown for row in ROWS[CHOICES])
 
 
-def test_choices_have_their_log_probabilities(samples, runs):
-    lines = {line['row']: line for line in read_lines(samples_path(runs['a'], CHOICES))}
-    for sample in samples(CHOICES, runs['a']):
-        row = next(row for row in lines if f'row {row}\n' in sample.text or f'row {row} ' in sample.text)
-        choices = ROWS[CHOICES][row]['choices']
-        assert sample.passages[1:] == choices
-        for logprob in lines[row]['logprobs']:
-            assert f'{logprob:.3f}'.replace('-', '\u2212') in sample.text
+def test_choices_are_ordered_by_the_log_probability_per_token_that_decides(samples, runs, tmp_path: Path):
+    run, counts = copy_run(runs['a'], tmp_path / 'run'), [3, 1, 2]
+    lines = [{**line, 'num_tokens': counts} for line in read_lines(samples_path(run, CHOICES))]
+    write_lines(samples_path(run, CHOICES), lines)
+    for sample, line in zip(samples(CHOICES, run), lines, strict=False):
+        row = ROWS[CHOICES][line['row']]
+        means = [value / count for value, count in zip(line['logprobs'], counts, strict=True)]
+        assert sample.passages == [
+            row['query'],
+            *(row['choices'][means.index(one)] for one in sorted(means)[::-1]),
+        ]
+        shown = ' '.join(sample.text.split())
+        assert all(f'{mean:.3f}'.replace('-', '\u2212') in shown for mean in means)
+        predicted, gold = (row['choices'][line[name]] for name in ('predicted', 'gold'))
+        assert f'{row["query"]} prediction {predicted} gold {gold} Prompt' in shown  # without opening it
 
 
 def test_the_first_items_of_each_task_are_shown(samples, runs):

@@ -14,20 +14,26 @@
     const found = typeof one === 'number' ? one - other : one.localeCompare(other, 'en', { numeric: true });
     return isUp ? found : -found;
   };
+  // A third click brings back the order of the page; headings of categories are shown only there.
   const sortBy = (table, headers, column) => {
     const header = headers[column];
-    const body = table.tBodies[0];
-    const keyed = [...body.rows].map((row) => [keyOf(row.cells[column]), row]);
-    const isNumber = keyed.some(([key]) => typeof key === 'number');
-    const last = header.getAttribute('aria-sort');
-    const isUp = last === 'none' ? !isNumber : last === 'descending';
+    const isNumber = header.classList.contains('number');
+    const steps = isNumber ? ['none', 'descending', 'ascending'] : ['none', 'ascending', 'descending'];
+    const next = steps[(steps.indexOf(header.getAttribute('aria-sort')) + 1) % steps.length];
     headers.forEach((each) => each.setAttribute('aria-sort', 'none'));
-    header.setAttribute('aria-sort', isUp ? 'ascending' : 'descending');
-    keyed.sort((one, other) => compare(one[0], other[0], isUp));
-    body.append(...keyed.map(([, row]) => row));
+    header.setAttribute('aria-sort', next);
+    for (const body of table.tBodies) {
+      const rows = original.get(body);
+      const hasHeadings = rows.some((row) => !row.classList.contains('bold'));
+      rows.forEach((row) => { row.hidden = next !== 'none' && hasHeadings && row.classList.contains('bold'); });
+      const keyed = rows.map((row) => [keyOf(row.cells[column]), row]);
+      if (next !== 'none') keyed.sort((one, other) => compare(one[0], other[0], next === 'ascending'));
+      body.append(...keyed.map(([, row]) => row));
+    }
   };
+  const original = new Map(all('table.sortable tbody').map((body) => [body, [...body.rows]]));
   for (const table of all('table.sortable')) {
-    const headers = all('thead th', table);
+    const headers = all('thead th:not(.plot)', table);
     headers.forEach((header, column) => {
       const button = document.createElement('button');
       button.type = 'button';
