@@ -1,8 +1,8 @@
-"""What wants processes of its own: sharded checkpoints, several ranks that read one, and the memory of reading.
+"""Jobs for processes of their own: sharded checkpoints, several ranks that read one, and the memory of reading.
 
-composer -n 2 checkpoint_worker.py train FOLDER  trains under FSDP, evaluates, writes sharded checkpoints
-composer -n 2 checkpoint_worker.py evaluate OUT MODEL...  into OUT/0 and so on; OUT/downloads: which rank loads what
-python checkpoint_worker.py measure TINY MODEL...      prints each one's bytes in memory, as a JSON line
+* train FOLDER: trains under FSDP, evaluates, writes sharded checkpoints
+* evaluate OUT MODEL...: writes to OUT/0 and so on; OUT/downloads says which rank loads what
+* measure TINY MODEL...: prints each one's bytes in memory, as a JSON line
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import sys
 from pathlib import Path
 
 import tiny
@@ -83,7 +82,3 @@ def main(command: str, *words: str) -> None:
                 print(json.dumps({'model': word, **measure(word)}), flush=True)
                 os._exit(0)
             assert os.waitpid(child, 0)[1] == 0
-
-
-if __name__ == '__main__':
-    main(*sys.argv[1:])

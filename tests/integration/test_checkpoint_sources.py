@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,20 +152,21 @@ def test_fsdp_is_refused_where_composer_has_none(training: Training):
         evaluate(model, **training.settings, device='cpu', fsdp_config={'sharding_strateg': 'FULL_SHARD'})
 
 
-def on_two_ranks(folder: Path, *words: Any, **environment: str) -> None:
-    """Run the worker on two ranks."""
-    logs = [folder / f'rank{rank}.txt' for rank in (0, 1)]
+def run_worker(folder: Path, *words: Any, num_ranks: int = 1, **environment: str) -> str:
+    """Run the worker; return what it has printed."""
+    logs = [folder / f'rank{rank}.txt' for rank in range(num_ranks)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv('PYTHONPATH', PATHS)
         ranks = start_ranks(checkpoint_worker.main, logs, *words, OMP_NUM_THREADS='1', **environment)
     for rank, log in zip(ranks, logs, strict=True):
         rank.join(300)
         assert rank.exitcode == 0, log.read_text()[-3000:]
+    return logs[0].read_text()
 
 
 def test_what_composer_itself_has_sharded_has_the_numbers_of_training(tmp_path: Path):
     """Two ranks train under FSDP and write a file each; one rank reads both. Each file holds a part of each weight."""
-    on_two_ranks(tmp_path, 'train', tmp_path)
+    run_worker(tmp_path, 'train', tmp_path, num_ranks=2)
     settings = {name: str(tmp_path / f'{name}.yaml') for name in ('tasks', 'gauntlet')} | {'data_root': str(tmp_path)}
     for name, batch in (('ep0-ba2', 2), ('latest-rank0.pt', 4)):
         path, out, trained = tmp_path / 'checkpoints' / name, tmp_path / 'out' / name, tmp_path / f'records/ba{batch}'
@@ -184,7 +183,8 @@ def test_one_rank_of_a_machine_downloads_for_all(training: Training, tmp_path: P
     models = [*upload(s3_server, training).items()][:3]
     for file in Path(training.settings['data_root']).glob('*.*'):
         shutil.copy(file, tmp_path)
-    on_two_ranks(tmp_path, 'evaluate', tmp_path, *(s3_server.uri(name) for name, _ in models), TMPDIR=str(downloads))
+    uris = [s3_server.uri(name) for name, _ in models]
+    run_worker(tmp_path, 'evaluate', tmp_path, *uris, num_ranks=2, TMPDIR=str(downloads))
     for number, (name, own) in enumerate(models):
         check_against_training(training, tmp_path / str(number), s3_server.uri(name), own and s3_server.uri(own))
     noted = (tmp_path / 'downloads').read_text().splitlines()
@@ -219,11 +219,8 @@ def test_loading_takes_little_more_memory_than_the_weights(tmp_path: Path):
     tiny.model().save_pretrained(tmp_path / 'tiny')
     tiny.tokenizer().save_pretrained(tmp_path / 'tiny')
     words = [f'float32:{model}' for model in models] + [f'bfloat16:{models[number]}' for number in (1, 5)]
-    command = [sys.executable, HERE / 'checkpoint_worker.py', 'measure', f'float32:{tmp_path / "tiny"}', *words]
-    environment = {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': PATHS}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    found = [json.loads(line) for line in done.stdout.splitlines()]
+    printed = run_worker(tmp_path, 'measure', f'float32:{tmp_path / "tiny"}', *words)
+    found = [json.loads(line) for line in printed.splitlines() if line.startswith('{')]
     assert [entry['model'] for entry in found] == words
     for entry in found:
         assert entry['weights'] > (75e6 if entry['model'].startswith('bfloat16') else 150e6)
