@@ -21,13 +21,13 @@ from llmfoundry_gauntlet.cli.options import (
     Tasks,
     check_options,
 )
-from llmfoundry_gauntlet.data.manifest import PATH, DataFile, select_files
+from llmfoundry_gauntlet.data.manifest import PUBLISHED, DataFile, origin_of, select_files
 from llmfoundry_gauntlet.errors import ConfigError, DataError, print_problems
 
 if TYPE_CHECKING:
     from llmfoundry_gauntlet.data.download import Outcome
 
-STYLES = {'right size': 'green', 'not there': 'dim'}  # of states of a file; yellow for others
+STYLES = {PUBLISHED: 'green', 'not there': 'dim'}  # of states of a file; yellow for others
 PLAIN_WIDTH = 200  # of tables; a narrower terminal wraps lines, which splits no names
 STATUS_WIDTH = 15
 OFFLINE_VARIABLES = ('HF_HUB_OFFLINE', 'HF_DATASETS_OFFLINE')
@@ -210,7 +210,7 @@ def ls(
     if urls:
         typer.echo('\n'.join(file.url for file in files))
         return
-    there = {file.path: presence(file, Path(data_root) / file.path) for file in files}
+    there = {file.path: presence(Path(data_root) / file.path) for file in files}
     if as_json:
         computed = [{'category': file.category, 'url': file.url, 'there': there[file.path]} for file in files]
         print_json([{**describe(file), **more} for file, more in zip(files, computed, strict=True)])
@@ -236,20 +236,14 @@ def describe(file: DataFile) -> dict[str, Any]:
     return {renamed.get(name, name): value for name, value in asdict(file).items()}
 
 
-def presence(file: DataFile, path: Path) -> str:
-    """Return the state of a file in a data root by its size; small files are compared with the sample data."""
-    sample = PATH.parent / file.path
+def presence(path: Path) -> str:
+    """Return where a file comes from, by its content, or that it is missing."""
     try:
-        num_bytes = path.stat().st_size
-        if sample.is_file() and sample.stat().st_size == num_bytes and sample.read_bytes() == path.read_bytes():
-            return 'sample data'
+        return origin_of([path])
     except FileNotFoundError:
         return 'not there'
     except OSError as error:
         return f'cannot be read: {error.strerror or error}'
-    if file.num_bytes is None or file.converter:
-        return f'{num_bytes:,} bytes'
-    return 'right size' if num_bytes == file.num_bytes else f'{num_bytes:,} bytes, published {file.num_bytes:,}'
 
 
 def fetch(

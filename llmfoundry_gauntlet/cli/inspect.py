@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmfoundry_gauntlet.cli.data import PLAIN_WIDTH, STYLES, presence
+from llmfoundry_gauntlet.cli.data import PLAIN_WIDTH, STYLES
 from llmfoundry_gauntlet.cli.options import (
     CHECK_FAILED,
     GAUNTLET,
@@ -134,8 +134,8 @@ def listed_task(task: Task, category: str, chance: float | None, data_root: str)
 
 
 def data_of(task: Task, data_root: str) -> tuple[int | None, str]:
-    """Return the number of lines of a task's data files, None if they are missing or remote, and their state."""
-    from llmfoundry_gauntlet.data.manifest import read_manifest
+    """Return the number of lines of a task's data files, None if missing or remote, and where they come from."""
+    from llmfoundry_gauntlet.data.manifest import origin_of
     from llmfoundry_gauntlet.errors import DataError
 
     try:
@@ -145,9 +145,7 @@ def data_of(task: Task, data_root: str) -> tuple[int | None, str]:
     if not paths:
         return None, 'elsewhere'
     rows = sum(bool(line.strip()) for path in paths for line in path.read_bytes().splitlines())
-    files = {path: [file for file in read_manifest() if path.as_posix().endswith(f'/{file.path}')] for path in paths}
-    states = [presence(found[0], path) if found else 'there' for path, found in files.items()]
-    return rows, '; '.join(dict.fromkeys(states))
+    return rows, origin_of(paths)
 
 
 def print_tasks(listed: Sequence[Listed], data_root: str) -> None:
