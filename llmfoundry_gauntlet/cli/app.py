@@ -15,6 +15,7 @@ from llmfoundry_gauntlet.cli.inspect import explain, ls, validate
 from llmfoundry_gauntlet.cli.options import BROKEN, MISTAKE
 from llmfoundry_gauntlet.cli.report import compare, report, show
 from llmfoundry_gauntlet.cli.run import export, run
+from llmfoundry_gauntlet.cli.train import evaluate, train
 from llmfoundry_gauntlet.cli.watch import watch
 from llmfoundry_gauntlet.config.resources import plugin_of
 from llmfoundry_gauntlet.errors import GauntletError, print_problems
@@ -37,7 +38,7 @@ The Mosaic Eval Gauntlet and SCORE. Getting started:
       --gauntlet yamls/gauntlets/eval_gauntlet_v0.1.yaml --data-root data --out runs/model
   gauntlet report runs/model            write a page with all scores, errors and samples
 
-In training, add the callback eval_gauntlet: composer -n 2 scripts/train.py yamls/train/demo.yaml
+In training, add the callback eval_gauntlet: composer -n 2 -m llmfoundry_gauntlet train FILE.yaml
 All commands: gauntlet --help. Shell completion: gauntlet --install-completion
 """
 
@@ -55,8 +56,9 @@ def root(
         typer.echo(BEGINNING, nl=False)
 
 
-for command in (ls, explain, validate, run, watch, show, compare, report, export):
+for command in (ls, explain, validate, run, train, watch, show, compare, report, export):
     app.command()(command)
+app.command('eval')(evaluate)
 app.add_typer(data_commands, name='data')
 
 
@@ -78,6 +80,8 @@ def exit_without_traceback(
     if isinstance(error, GauntletError):
         print_problems(error)
         raise SystemExit(MISTAKE)
+    if 'train' in sys.argv[1:2]:
+        return  # whose error may come from anywhere, and only after hours
     if kind is not None and not issubclass(kind, (SystemExit, KeyboardInterrupt)):
         text = ' '.join(f'{kind.__name__}: {error}'.split())
         plugin = plugin_of(traceback)

@@ -1,4 +1,4 @@
-"""Settings of an evaluation: the keys of the `eval_gauntlet` callback block, `scripts/eval.py` and `evaluate`."""
+"""Settings of an evaluation: the keys of the `eval_gauntlet` callback block, `gauntlet eval` and `evaluate`."""
 
 from __future__ import annotations
 

@@ -1,21 +1,17 @@
-"""Arguments of `evaluate` with the wrong type, from Python and from a YAML file of `scripts/eval.py`."""
+"""Arguments of `evaluate` with the wrong type, from Python and from a YAML file of `gauntlet eval`."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from paths import FIXTURES, ROOT
+from paths import FIXTURES
 
 from llmfoundry_gauntlet import ConfigError, evaluate
+from llmfoundry_gauntlet.composer.evaluation_files import read_config
 from llmfoundry_gauntlet.composer.loggers import build_loggers
-
-sys.path.insert(0, str(ROOT / 'scripts'))
-
-from eval import read_config
 
 MODEL = str(FIXTURES / 'models' / 'rotary_bos')
 WRONG = [

@@ -1,4 +1,4 @@
-"""`scripts/train.py` and `scripts/eval.py` on llm-foundry's keys, with real models; and loggers by name."""
+"""`gauntlet train` and `gauntlet eval` on llm-foundry's keys, with real models; and loggers by name."""
 
 from __future__ import annotations
 
@@ -10,16 +10,12 @@ from typing import Any
 import pytest
 import tiny
 import yaml
+from command_line import run_cli
 from composer.loggers import FileLogger, MLFlowLogger, TensorboardLogger, WandBLogger
-from paths import FIXTURES, ROOT
+from paths import FIXTURES
 
 from llmfoundry_gauntlet import ConfigError, evaluate
 from llmfoundry_gauntlet.composer.loggers import build_loggers
-
-sys.path.insert(0, str(ROOT / 'scripts'))
-
-import eval as eval_script
-import train as train_script
 
 ROTARY, ALIBI = (str(FIXTURES / 'models' / name) for name in ('rotary_bos', 'alibi_pad_eos'))
 pytestmark = pytest.mark.filterwarnings('ignore:.*optimizer.*:UserWarning')
@@ -64,7 +60,7 @@ def samples(folder: Path) -> dict[str, str]:
 def test_several_models_in_one_file_score_as_each_does_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     models = [model('org/rotary', ROTARY), model('alibi', ALIBI)]
     path = evaluation_file(tmp_path, models)
-    assert eval_script.main([path, f'out={tmp_path}/out', 'device=cpu']) == 0
+    assert run_cli('eval', path, f'out={tmp_path}/out', 'device=cpu') == 0
     settings = {**tiny.write_tasks(tmp_path), 'max_seq_len': 128, 'device': 'cpu'}
     for name, source in (('org/rotary', ROTARY), ('alibi', ALIBI)):
         evaluate(source, out=tmp_path / 'alone' / name, **settings)
@@ -84,22 +80,22 @@ def test_several_models_in_one_file_score_as_each_does_alone(tmp_path: Path, cap
 
 def test_a_failing_model_is_reported_and_the_others_still_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path = evaluation_file(tmp_path, [model('gone', str(tmp_path / 'gone')), model('alibi', ALIBI)])
-    assert eval_script.main([path, f'out={tmp_path}/out', 'device=cpu']) == 1
+    assert run_cli('eval', path, f'out={tmp_path}/out', 'device=cpu') == 1
     assert (tmp_path / 'out/alibi/results.json').is_file() and not (tmp_path / 'out/gone').exists()
     printed = capsys.readouterr()
     assert 'gone was not evaluated:\nerror: ' in printed.err and 'alibi' in printed.out
     broken = evaluation_file(tmp_path, [model('gone', str(tmp_path / 'gone'))])
-    assert eval_script.main([broken, f'out={tmp_path}/none', 'device=cpu']) == 2
+    assert run_cli('eval', broken, f'out={tmp_path}/none', 'device=cpu') == 2
 
 
 def test_config_overrides_reach_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """Another rope_theta changes the log-probabilities."""
     models = [model('plain', ROTARY), model('other', ROTARY, config_overrides={'rope_theta': 30.0})]
     path = evaluation_file(tmp_path, models)
-    assert eval_script.main([path, f'out={tmp_path}/out', 'device=cpu']) == 0
+    assert run_cli('eval', path, f'out={tmp_path}/out', 'device=cpu') == 0
     assert samples(tmp_path / 'out/plain') != samples(tmp_path / 'out/other')
     path = evaluation_file(tmp_path, [model('wrong', ROTARY, config_overrides={'rope_teta': 30.0})])
-    assert eval_script.main([path, f'out={tmp_path}/wrong', 'device=cpu']) == 2
+    assert run_cli('eval', path, f'out={tmp_path}/wrong', 'device=cpu') == 2
     assert "config_overrides: unknown key 'rope_teta', did you mean 'rope_theta'?" in capsys.readouterr().err
 
 
@@ -116,7 +112,7 @@ def test_an_invalid_evaluation_file_gives_status_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], values: dict[str, Any], problem: str
 ):
     path = write(tmp_path / 'eval.yaml', values)
-    assert eval_script.main([path]) == 2
+    assert run_cli('eval', path) == 2
     assert f'error: {path}' in (printed := capsys.readouterr().err) and problem in printed
 
 
@@ -154,7 +150,7 @@ def test_training_follows_llm_foundrys_keys(tmp_path: Path, capsys: pytest.Captu
         'eval_first': True,
         'callbacks': {'eval_gauntlet': {'data_root': str(tmp_path), 'save_folder': str(tmp_path / 'gauntlet')}},
     }
-    assert train_script.main([training_file(tmp_path, **keys)]) == 0
+    assert run_cli('train', training_file(tmp_path, **keys)) == 0
     folders = sorted(path.name for path in (tmp_path / 'gauntlet').iterdir())
     assert folders == ['ba0', 'ba3', 'ba4']
     record = json.loads((tmp_path / 'gauntlet/ba3/results.json').read_text())
@@ -169,7 +165,7 @@ def test_training_follows_llm_foundrys_keys(tmp_path: Path, capsys: pytest.Captu
 def test_conflicting_keys_stop_a_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     own = {'eval_gauntlet': {'tasks': 'mine.yaml'}}
     path = training_file(tmp_path, icl_tasks=tiny.write_tasks(tmp_path)['tasks'], callbacks=own)
-    assert train_script.main([path]) == 2
+    assert run_cli('train', path) == 2
     assert 'callbacks.eval_gauntlet.tasks: is mine.yaml' in capsys.readouterr().err
 
 
@@ -206,3 +202,18 @@ def test_a_logger_without_its_library_says_what_to_install(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, library, None)  # as Python has it where an import fails
     with pytest.raises(ConfigError, match=rf"loggers.{name}: .*; pip install 'llmfoundry-gauntlet\[{name}\]'"):
         build_loggers({name: {}})
+
+
+@pytest.mark.parametrize('command', ['train', 'eval'])
+def test_a_file_that_is_not_there_gives_status_2(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert run_cli(command, tmp_path / 'gone.yaml', 'max_duration=2ba') == 2
+    assert f'error: {tmp_path / "gone.yaml"}: there is no such file' in capsys.readouterr().err
+
+
+def test_an_error_of_a_training_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: Any) -> None:
+        raise RuntimeError('out of memory')
+
+    monkeypatch.setattr('composer.Trainer.fit', fail)
+    with pytest.raises(RuntimeError, match='out of memory'):
+        run_cli('train', training_file(tmp_path))

@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def evaluate(folder: Path, num_ranks: int) -> tuple[dict[str, float], dict[str, bytes]]:
-    """Return metrics without timings, and every samples file, of `scripts/eval.py` on some ranks."""
+    """Return metrics without timings, and every samples file, of `gauntlet eval` on some ranks."""
     out = folder / f'out_{num_ranks}'
     config = folder / f'eval_{num_ranks}.yaml'
     config.write_text(
@@ -54,7 +54,7 @@ def evaluate(folder: Path, num_ranks: int) -> tuple[dict[str, float], dict[str, 
             }
         )
     )
-    launch(num_ranks, 'scripts/eval.py', str(config))
+    launch(num_ranks, '-m', 'llmfoundry_gauntlet', 'eval', str(config))
     record = json.loads((out / 'results.json').read_text())
     assert record['environment']['num_ranks'] == num_ranks
     metrics = {key: value for key, value in record['metrics'].items() if not key.startswith('gauntlet/seconds')}

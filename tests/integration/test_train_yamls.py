@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from command_line import run_cli
 from paths import ROOT
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from llmfoundry_gauntlet import ConfigError
 from llmfoundry_gauntlet.composer.evaluate import check_fsdp
+from llmfoundry_gauntlet.composer.text_data import TokenRows, load_tokens
+from llmfoundry_gauntlet.config.training import TrainDataConfig, read_config
 
 sys.path.insert(0, str(ROOT / 'scripts'))
 
 import make_demo_data
-import train
-from text_data import TokenRows, load_tokens
-from train_config import TrainDataConfig, read_config
 
 HERE = Path(__file__).parent
 YAMLS = {'llama_125m': 123_587_328, 'llama_1b_fsdp': 1_114_982_400}  # and their parameters
@@ -99,14 +99,14 @@ def test_llama_125m_trains_evaluates_and_resumes(tmp_path: Path, demo_data: Path
         f'save_folder={tmp_path}/checkpoints',
         'save_interval=2ba',
     ]
-    assert train.main([*words, 'max_duration=2ba']) == 0
+    assert run_cli('train', *words, 'max_duration=2ba') == 0
     first = written(tmp_path / 'gauntlet')
     assert sorted(first) == ['ba0', 'ba2']
-    assert train.main([*words, 'max_duration=4ba']) == 0
+    assert run_cli('train', *words, 'max_duration=4ba') == 0
     again = written(tmp_path / 'gauntlet')
     assert sorted(again) == ['ba0', 'ba2', 'ba4'] and again.items() >= first.items()
     record = json.loads((tmp_path / 'gauntlet/ba4/results.json').read_text())
-    assert train.main([*words, 'max_duration=4ba']) == 0  # nothing is left to do
+    assert run_cli('train', *words, 'max_duration=4ba') == 0  # nothing is left to do
     assert written(tmp_path / 'gauntlet') == again
     assert record['training']['batch'] == 4 and record['training']['token'] == 4 * 4 * 128
     assert record['metrics']['gauntlet/unscored_items'] == 0
@@ -119,7 +119,7 @@ def test_llama_1b_trains_sharded_with_its_blocks_checkpointed(tmp_path: Path, de
     Mutation: with `use_cache` a recomputed block finds duplicate keys, and torch raises a CheckpointError.
     """
     words = [*overrides(demo_data, tmp_path), 'save_folder=null', 'autoresume=false', 'max_duration=3ba']
-    paths = os.pathsep.join(map(str, (HERE, HERE.parent)))
+    paths = os.pathsep.join(map(str, (HERE, HERE.parent, ROOT)))
     yaml = ROOT / 'yamls/train/llama_1b_fsdp.yaml'
     composer = Path(sys.executable).parent / 'composer'
     done = subprocess.run(
@@ -152,7 +152,7 @@ def documents(folder: Path) -> tuple[TrainDataConfig, list[str]]:
 
 @pytest.mark.parametrize('at_once', [1, 2, 1000])
 def test_rows_are_those_of_the_whole_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int):
-    monkeypatch.setattr('text_data.DOCUMENTS_AT_ONCE', at_once)
+    monkeypatch.setattr('llmfoundry_gauntlet.composer.text_data.DOCUMENTS_AT_ONCE', at_once)
     config, texts = documents(tmp_path)
     tokens, ends = load_tokens(config, tokenizer := tiny.tokenizer())
     assert isinstance(tokens, np.memmap) and tokens.dtype == np.uint32

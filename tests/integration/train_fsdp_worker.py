@@ -9,14 +9,11 @@ from pathlib import Path
 
 import torch
 from composer.utils import dist
-from paths import ROOT
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-sys.path.insert(0, str(ROOT / 'scripts'))
-
-import train  # the script
-from train_config import read_config
+from llmfoundry_gauntlet.composer import train
+from llmfoundry_gauntlet.config.training import read_config
 
 # Composer 0.32 asks for the current GPU where it shards, whatever the device.
 torch.cuda.current_device = lambda: torch.device('cpu')

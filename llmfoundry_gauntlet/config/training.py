@@ -1,4 +1,4 @@
-"""The keys of a training YAML, with llm-foundry's names where it has them."""
+"""The keys of a training YAML (`gauntlet train`), with llm-foundry's names where it has them."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class TrainConfig:
     max_seq_len: int
     global_train_batch_size: int  # rows of all ranks together
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
-    algorithms: dict[str, dict[str, Any]] = field(default_factory=dict)  # by name, like the next two: see train.py
+    algorithms: dict[str, dict[str, Any]] = field(default_factory=dict)  # by name, like the next two
     callbacks: dict[str, dict[str, Any]] = field(default_factory=dict)
     loggers: dict[str, dict[str, Any]] = field(default_factory=dict)
     run_name: str | None = None

@@ -4,6 +4,8 @@ Text is tokenized once, into memory-mapped files, so that only the rows in use t
 machine. The first rank to get the lock tokenizes, the others wait for it.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import logging
@@ -12,41 +14,44 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from composer.core import DataSpec
 from composer.utils import dist
 from filelock import FileLock
-from torch.utils.data import DataLoader
-from train_config import TrainDataConfig
+from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedTokenizerBase
 
+from llmfoundry_gauntlet.config.training import TrainDataConfig
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.tasks.fingerprint import tokenizer_fingerprint
 
 log = logging.getLogger('llmfoundry_gauntlet')
 
 Batch = dict[str, torch.Tensor]
+Row = npt.NDArray[np.int64]  # token ids
 NO_LABEL = -100  # a position that the loss ignores
 DOCUMENTS_AT_ONCE = 1000  # enough for a fast tokenizer's threads
 TOKENS, ENDS = 'tokens.uint32', 'ends.uint64'  # all token ids; the end of each document among them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenRows:
+class TokenRows(Dataset[Row]):
     """Rows of token ids from one long stream: blocks of `length`, or documents truncated at it."""
 
-    tokens: np.ndarray  # uint32 [num_tokens]
-    ends: np.ndarray  # uint64 [num_documents]
+    tokens: npt.NDArray[np.uint32]  # [num_tokens]
+    ends: npt.NDArray[np.uint64]  # [num_documents]
     length: int
     packed: bool
 
     def __len__(self) -> int:
         return len(self.tokens) // self.length if self.packed else len(self.ends)
 
-    def __getitem__(self, index: int) -> np.ndarray:
-        """Return a row, int64 [at most length]; tokens after the last full block are in no row."""
+    def __getitem__(self, index: int) -> Row:
+        """Return a row of at most `length`; tokens after the last full block are in no row."""
         if self.packed:
             start, stop = index * self.length, (index + 1) * self.length
         else:
@@ -103,7 +108,9 @@ def write_tokens(paths: list[Path], tokenizer: PreTrainedTokenizerBase, folder: 
             log.info('train_data: %s is tokenized, %d tokens so far', path, num_tokens)
 
 
-def load_tokens(config: TrainDataConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[np.ndarray, np.ndarray]:
+def load_tokens(
+    config: TrainDataConfig, tokenizer: PreTrainedTokenizerBase
+) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint64]]:
     """Return the memory-mapped tokens and ends of documents, tokenized if not done yet. Raise ConfigError."""
     paths = [Path(path) for path in config.path]
     base = Path(config.cache or f'{paths[0]}.tokens')
@@ -121,7 +128,7 @@ def load_tokens(config: TrainDataConfig, tokenizer: PreTrainedTokenizerBase) -> 
     return mapped(folder / TOKENS, np.uint32), mapped(folder / ENDS, np.uint64)
 
 
-def mapped(path: Path, kind: type) -> np.ndarray:
+def mapped(path: Path, kind: type) -> npt.NDArray[Any]:
     """Return a file's numbers, memory-mapped; an empty file cannot be mapped."""
     return np.memmap(path, dtype=kind, mode='r') if path.stat().st_size else np.empty(0, dtype=kind)
 
@@ -143,7 +150,7 @@ def digest_of(paths: list[Path], tokenizer: PreTrainedTokenizerBase) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
-def collate(rows: list[np.ndarray], *, pad: int) -> Batch:
+def collate(rows: list[Row], *, pad: int) -> Batch:
     """Return rows padded on the right to the longest; padding has no attention and no loss."""
     length = max(map(len, rows))
     input_ids = torch.full((len(rows), length), pad)
@@ -162,7 +169,7 @@ def build_dataloader(
     if len(rows) < rows_per_rank * dist.get_world_size():
         raise ConfigError(f'train_data: {len(rows)} rows of {max_seq_len} tokens do not fill one batch')
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    loader = DataLoader(
+    loader: DataLoader[Any] = DataLoader(
         rows,
         batch_size=rows_per_rank,
         sampler=dist.get_sampler(rows, shuffle=config.shuffle, drop_last=True, seed=seed),

@@ -1,13 +1,12 @@
-"""Train a causal language model with Composer, from a YAML file with llm-foundry's key names where it has them.
+"""`gauntlet train`: train a causal language model on text with Composer, from a YAML file.
 
-    composer -n 2 scripts/train.py yamls/train/demo.yaml [key=value ...]
-
-The loss is next-token cross-entropy over the text. The gauntlet is one entry of `callbacks`. An invalid file ends with
-exit status 2 and the list of its errors; paths in it are relative to the working directory.
+The loss is next-token cross-entropy. The gauntlet is one entry of `callbacks`.
 """
 
-import logging
+from __future__ import annotations
+
 import sys
+from typing import Any
 
 import torch
 from composer import Trainer
@@ -29,15 +28,15 @@ from composer.optim import (
     LinearWithWarmupScheduler,
 )
 from composer.utils import dist, reproducibility
-from text_data import build_dataloader
-from train_config import ModelConfig, SchedulerConfig, TrainConfig, read_config
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase
 
-from llmfoundry_gauntlet import ConfigError, EvalGauntlet, GauntletError
+from llmfoundry_gauntlet.composer.callback import EvalGauntlet
 from llmfoundry_gauntlet.composer.evaluate import check_fsdp, check_precision, default_device
 from llmfoundry_gauntlet.composer.loggers import Builders, build_each, build_loggers
 from llmfoundry_gauntlet.composer.models import composer_model, load_tokenizer, mark_blocks_for_fsdp
-from llmfoundry_gauntlet.errors import print_problems
+from llmfoundry_gauntlet.composer.text_data import build_dataloader
+from llmfoundry_gauntlet.config.training import ModelConfig, SchedulerConfig, TrainConfig, read_config
+from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.results.report.printing import print_runs
 
 
@@ -51,7 +50,8 @@ class WarmupStableDecayScheduler(ComposerScheduler):
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         """Return the factor of the learning rate at this point of the training."""
-        left = 1.0 - state.get_elapsed_duration().value
+        elapsed = state.get_elapsed_duration()
+        left = 1.0 - (0.0 if elapsed is None else elapsed.value)
         share_left = min(1.0, left / self.decay_share)
         return self.warmup(state, ssr) * (self.alpha_f + (1.0 - self.alpha_f) * share_left)
 
@@ -74,7 +74,7 @@ CALLBACKS: Builders = {
 }
 
 
-def build_model(config: ModelConfig, *, tokenizer: PreTrainedTokenizerBase, max_seq_len: int) -> PreTrainedModel:
+def build_model(config: ModelConfig, *, tokenizer: PreTrainedTokenizerBase, max_seq_len: int) -> Any:
     """Return the Hugging Face model with pretrained weights, or with new ones drawn from torch's generator."""
     if config.pretrained is not None:
         return AutoModelForCausalLM.from_pretrained(config.pretrained, trust_remote_code=False)
@@ -85,14 +85,15 @@ def build_model(config: ModelConfig, *, tokenizer: PreTrainedTokenizerBase, max_
         'eos_token_id': tokenizer.eos_token_id,
         'pad_token_id': tokenizer.pad_token_id,
     }
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model(**{**defaults, **config.config}))
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(**{**defaults, **(config.config or {})}))
 
 
 def build_scheduler(config: SchedulerConfig) -> ComposerScheduler:
     """Return the scheduler of that name, with the values given in the file."""
     values = {'t_warmup': config.t_warmup, 'alpha_f': config.alpha_f, 'decay_share': config.decay_share}
     given = {name: value for name, value in values.items() if value is not None}
-    return build_each('scheduler', SCHEDULERS, {config.name: given})[0]
+    scheduler: ComposerScheduler = build_each('scheduler', SCHEDULERS, {config.name: given})[0]
+    return scheduler
 
 
 def rows_per_rank(config: TrainConfig) -> int:
@@ -129,7 +130,7 @@ def build_trainer(config: TrainConfig) -> Trainer:
         optimizers=torch.optim.AdamW(
             model.parameters(),
             lr=config.optimizer.lr,
-            betas=config.optimizer.betas,
+            betas=(config.optimizer.betas[0], config.optimizer.betas[1]),
             eps=config.optimizer.eps,
             weight_decay=config.optimizer.weight_decay,
         ),
@@ -166,35 +167,21 @@ def print_evaluations(trainer: Trainer) -> None:
             print(f'checkpoints: {callback.folder}')
 
 
-def main(arguments: list[str]) -> int:
-    """Train; return the exit status."""
-    if not arguments or '=' in arguments[0]:
-        print('usage: composer -n RANKS scripts/train.py CONFIG.yaml [key=value ...]', file=sys.stderr)
-        return 2
-    logging.basicConfig(format='%(message)s')
-    logging.getLogger('llmfoundry_gauntlet').setLevel(logging.INFO)
-    try:
-        config, lines = read_config(arguments[0], arguments[1:], num_ranks=dist.get_world_size())
-        if lines and dist.get_global_rank() == 0:
-            print('\n'.join(lines), flush=True)
-        device = config.device or default_device()
-        check_fsdp(config.fsdp_config, device)
-        if config.precision is not None:
-            check_precision(config.precision, device)
-        trainer = build_trainer(config)
-        state = trainer.state
-        if state.max_duration is not None and state.timestamp >= state.max_duration:  # `fit` would raise an error
-            print(f'nothing is left to train: the checkpoint is of batch {state.timestamp.batch.value}')
-        else:
-            trainer.fit()
-    except GauntletError as error:
-        print_problems(error)
-        return 2
+def train(path: str, overrides: list[str]) -> None:
+    """Train from a YAML file and print the scores. Raise GauntletError."""
+    config, lines = read_config(path, overrides, num_ranks=dist.get_world_size())
+    if lines and dist.get_global_rank() == 0:
+        print('\n'.join(lines), flush=True)
+    device = config.device or default_device()
+    check_fsdp(config.fsdp_config, device)
+    if config.precision is not None:
+        check_precision(config.precision, device)
+    trainer = build_trainer(config)
+    state = trainer.state
+    if state.max_duration is not None and state.timestamp >= state.max_duration:  # `fit` would raise an error
+        print(f'nothing is left to train: the checkpoint is of batch {state.timestamp.batch.value}')
+    else:
+        trainer.fit()
     trainer.close()
     if dist.get_global_rank() == 0:
         print_evaluations(trainer)
-    return 0
-
-
-if __name__ == '__main__':
-    sys.exit(main(sys.argv[1:]))

@@ -1,14 +1,11 @@
-"""Evaluate one or several models without training them, on any number of ranks.
+"""`gauntlet eval`: evaluate one or several models from a YAML file, on any number of ranks.
 
-    composer -n 2 scripts/eval.py yamls/eval/demo.yaml [key=value ...]
-
-The keys are those of `gauntlet run` with underscores; `resume=true` continues an interrupted evaluation. llm-foundry's
-evaluation files work too, including several `models` in one (docs/migrating.md): each goes to its own folder below
-`out`, and one that fails does not stop the others. Exit status: 0 done, 1 some of several models failed, 2 the file is
-invalid or no model could be evaluated.
+Its keys are those of `evaluate`, or llm-foundry's, which may list several `models`: each goes to its own folder below
+`out`, and one that fails does not stop the others.
 """
 
-import logging
+from __future__ import annotations
+
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,8 +14,7 @@ from typing import Any
 
 from composer.utils import dist
 
-from llmfoundry_gauntlet import evaluate
-from llmfoundry_gauntlet.composer.evaluate import DIST_TIMEOUT, default_device, run_settings
+from llmfoundry_gauntlet.composer.evaluate import DIST_TIMEOUT, default_device, evaluate, run_settings
 from llmfoundry_gauntlet.config.llm_foundry import EVALUATION_KEYS, ListedModel, map_evaluation
 from llmfoundry_gauntlet.config.yaml import read_yaml
 from llmfoundry_gauntlet.errors import GauntletError, print_problems
@@ -78,30 +74,16 @@ def say(line: str) -> None:
         print(line, flush=True)
 
 
-def main(arguments: list[str]) -> int:
-    """Evaluate; return the exit status."""
-    if not arguments or '=' in arguments[0]:
-        print('usage: composer -n RANKS scripts/eval.py CONFIG.yaml [key=value ...]', file=sys.stderr)
-        return 2
-    logging.basicConfig(format='%(message)s')
-    if dist.get_global_rank() == 0:
-        logging.getLogger('llmfoundry_gauntlet').setLevel(logging.INFO)
-    try:
-        config = read_config(arguments[0], arguments[1:])
-        for line in config.lines:
-            say(line)
-        timeout = config.shared.get('dist_timeout', DIST_TIMEOUT)
-        dist.initialize_dist(config.shared.get('device') or default_device(), timeout=timeout)
-        if config.models:
-            return evaluate_listed(config)
-        evaluate(**config.shared)
-    except GauntletError as error:
-        print_problems(error)
-        return 2
+def evaluate_file(path: str, overrides: list[str]) -> int:
+    """Evaluate from a YAML file and return the exit status. Raise GauntletError."""
+    config = read_config(path, overrides)
+    for line in config.lines:
+        say(line)
+    timeout = config.shared.get('dist_timeout', DIST_TIMEOUT)
+    dist.initialize_dist(config.shared.get('device') or default_device(), timeout=timeout)
+    if config.models:
+        return evaluate_listed(config)
+    evaluate(**config.shared)
     if dist.get_global_rank() == 0:
         print_runs(Path(config.shared['out']))
     return 0
-
-
-if __name__ == '__main__':
-    sys.exit(main(sys.argv[1:]))
