@@ -68,7 +68,9 @@ def watch(
     once: Annotated[bool, typer.Option('--once', help='Evaluate the existing checkpoints, then exit.')] = False,
     claims: Annotated[str | None, typer.Option(help='Folder or URI for claims. Default: FOLDER/.gauntlet.')] = None,
     claim_expires: Annotated[str, typer.Option(help='Take over claims not renewed for this long.')] = '10m',
-    stop_after: Annotated[str, typer.Option(help='Exit after this long without a new checkpoint; or never.')] = 'never',
+    stop_after: Annotated[
+        str, typer.Option(help='Exit after this long without a new checkpoint; 0s is --once.')
+    ] = 'never',
 ) -> None:
     """Evaluate each new checkpoint of a folder once and log at its training step. Exit status 1 if any failed.
 
@@ -78,7 +80,7 @@ def watch(
 
     composer -n 8 -m llmfoundry_gauntlet watch runs/demo/checkpoints --train-yaml yamls/train/demo.yaml
     """
-    check_options(context, excludes={'train_yaml': EVALUATION})
+    check_options(context, excludes={'train_yaml': EVALUATION, 'once': ('stop_after',)})
     if train_yaml is not None:
         training = training_settings(train_yaml)
     elif tasks is None and score is None:
@@ -95,7 +97,7 @@ def watch(
         'poll_seconds': seconds_of('--poll', poll),
         'settle_seconds': seconds_of('--settle', settle),
         'expires_seconds': seconds_of('--claim-expires', claim_expires),
-        'stop_seconds': None if stop_after == 'never' else seconds_of('--stop-after', stop_after),
+        'stop_seconds': 0.0 if once else None if stop_after == 'never' else seconds_of('--stop-after', stop_after),
     }
     logging.basicConfig(format='%(asctime)s %(message)s', datefmt='%Y-%m-%d %H:%M:%S')
     if os.environ.get('RANK', '0') == '0':
@@ -105,7 +107,7 @@ def watch(
     from llmfoundry_gauntlet.results.report.printing import print_runs
 
     given: dict[str, Any] = {'tokenizer': tokenizer, 'model_config': model_config, 'device': device, 'claims': claims}
-    table = watch(WatchSettings(folder=folder, once=once, **given, **timing, **training))
+    table = watch(WatchSettings(folder=folder, **given, **timing, **training))
     for name, state, detail in table:
         typer.echo(f'{name}: {state} {detail}')
     if table and any(training['out'].rglob(RESULTS)):

@@ -53,9 +53,9 @@ class WatchSettings:
     """The settings of a watch and of the evaluation of its checkpoints.
 
     `settings` are the keyword arguments of `evaluate`; `loggers` are Composer's by name, with their arguments. With
-    `once` the watch ends when all checkpoints are done or damaged; with `stop_seconds`, after this long without a new
-    checkpoint. A checkpoint is complete when it has not changed for `settle_seconds`. A claim expires after
-    `expires_seconds` unless it is renewed.
+    `stop_seconds` the watch ends when all checkpoints are done or damaged and none has appeared for this long; with 0
+    there must be one at the start. A checkpoint is complete when it has not changed for `settle_seconds`. A claim
+    expires after `expires_seconds` unless it is renewed.
     """
 
     folder: str
@@ -68,7 +68,6 @@ class WatchSettings:
     loggers: Mapping[str, Any] = field(default_factory=dict)
     run_name: str | None = None
     claims: str | None = None  # None: next to the checkpoints
-    once: bool = False
     poll_seconds: float = 30.0
     settle_seconds: float = 5.0
     expires_seconds: float = 600.0
@@ -208,7 +207,7 @@ class Watcher:
     def start(self) -> None:
         """List the checkpoints for the first time and check that claims can be written."""
         self._list()
-        if self.options.once and not self.checkpoints:
+        if self.options.stop_seconds == 0 and not self.checkpoints:
             raise ModelError(
                 f'{self.store.uri}: there are no checkpoints at or below it; allowed: *.pt, folders of *.distcp, and '
                 'Hugging Face folders'
@@ -237,7 +236,7 @@ class Watcher:
                 return checkpoint
         if not {WAITING, RUNNING} & {*states}:
             idle_seconds = now - self.last_activity
-            if options.once or (options.stop_seconds is not None and idle_seconds > options.stop_seconds):
+            if options.stop_seconds is not None and idle_seconds >= options.stop_seconds:
                 log.info('no new checkpoint for %.0f s; stopping', idle_seconds)
                 return None
         return min([options.poll_seconds, *(at - now for at in self.not_before.values() if at > now)])

@@ -226,10 +226,11 @@ def find_overlap(files: Sequence[TaskFile], texts: Sequence[str]) -> Record:
     num_words = sum(search_text(text, wanted, places) for text in texts)
     tasks: list[Record] = []
     for file, rows in zip(files, sequences, strict=True):
-        found: list[Record] = []
-        for row, own in zip(file.rows, rows, strict=True):
-            if hits := [places[sequence] for sequence in own if sequence in places]:
-                found.append({'line': row.line, 'num_found': len(hits), 'num_sequences': len(own), 'place': hits[0]})
+        found: list[Record] = [
+            {'line': row.line, 'num_found': len(hits), 'num_sequences': len(own), 'place': hits[0]}
+            for row, own in zip(file.rows, rows, strict=True)
+            if (hits := [places[sequence] for sequence in own if sequence in places])
+        ]
         tasks.append(
             {
                 'name': file.name,
