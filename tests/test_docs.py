@@ -20,6 +20,7 @@ from paths import ROOT
 from llmfoundry_gauntlet.cli.app import app
 from llmfoundry_gauntlet.config.settings import EvaluationSettings
 from llmfoundry_gauntlet.config.tasks import SETTINGS, TaskSpec
+from llmfoundry_gauntlet.config.training import TrainConfig
 
 LINK = re.compile(r'\]\(([^)#\s]+)(?:#([\w-]+))?\)')
 TEXT = (ROOT / 'docs' / 'extending.md').read_text('utf-8').partition('## The path of an item')[2]
@@ -120,3 +121,8 @@ def test_the_page_on_tasks_has_every_task_key():
     spoken = set(re.findall(r'\w+', ' '.join(inline_code(ROOT / 'docs' / 'tasks.md'))))
     elsewhere = {*SETTINGS, 'label', 'dataset_uri', 'num_fewshot', 'metric_names', 'generation_kwargs'}
     assert {field.name for field in dataclasses.fields(TaskSpec)} - elsewhere <= spoken
+
+
+def test_the_page_on_training_has_every_key_of_a_training_yaml():
+    spoken = set(re.findall(r'\w+', ' '.join(inline_code(ROOT / 'docs' / 'training.md'))))
+    assert {field.name for field in dataclasses.fields(TrainConfig)} <= spoken
