@@ -305,7 +305,8 @@ def tokenized_by(
     settings: EvaluationSettings,
 ) -> TokenizedItem:
     """Return the item in a model's tokens; its weights are not loaded. Raise ModelError."""
-    from llmfoundry_gauntlet.composer.models import open_model, resolve_max_seq_len
+    from llmfoundry_gauntlet.composer.lengths import resolve_max_seq_len
+    from llmfoundry_gauntlet.composer.models import open_model
     from llmfoundry_gauntlet.evaluation.explanation import tokenize
     from llmfoundry_gauntlet.tasks.encode import Encoder
     from llmfoundry_gauntlet.tasks.items import Preparation

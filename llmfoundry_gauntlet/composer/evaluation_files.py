@@ -8,43 +8,32 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from composer.utils import dist
 
 from llmfoundry_gauntlet.composer.evaluate import DIST_TIMEOUT, default_device, evaluate, run_settings
-from llmfoundry_gauntlet.config.llm_foundry import EVALUATION_KEYS, ListedModel, map_evaluation
+from llmfoundry_gauntlet.config.llm_foundry import EVALUATION_KEYS, ListedModel, Mapped, map_evaluation
 from llmfoundry_gauntlet.config.yaml import read_yaml
 from llmfoundry_gauntlet.errors import GauntletError, print_problems
 from llmfoundry_gauntlet.results.report.printing import print_runs, print_scores
 from llmfoundry_gauntlet.results.report.scores import find_evaluations
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationConfig:
-    """The arguments of `evaluate` that all models of a file share, and the models that it lists, if any."""
-
-    shared: dict[str, Any]
-    models: tuple[ListedModel, ...]
-    lines: tuple[str, ...]  # how llm-foundry's keys were mapped
-
-
-def read_config(path: str, overrides: list[str]) -> EvaluationConfig:
+def read_config(path: str, overrides: list[str]) -> Mapped:
     """Return the checked content of a YAML file, after `key=value` overrides. Raise ConfigError."""
-    mapped, models = map_evaluation(read_yaml(path, overrides), source=path, num_ranks=dist.get_world_size())
-    for arguments in [model.arguments for model in models] or [{}]:
+    mapped = map_evaluation(read_yaml(path, overrides), source=path, num_ranks=dist.get_world_size())
+    for arguments in [model.arguments for model in mapped.models] or [{}]:
         run_settings({**mapped.values, **arguments}, path, required=('out',), further=EVALUATION_KEYS)
-    return EvaluationConfig(shared=mapped.values, models=models, lines=mapped.lines)
+    return mapped
 
 
-def evaluate_listed(config: EvaluationConfig) -> int:
+def evaluate_listed(config: Mapped) -> int:
     """Evaluate each model in turn into its own folder; return the exit status."""
     done: list[ListedModel] = []
     for model in config.models:
         say(f'evaluating {model.name}')
-        arguments = {**config.shared, **model.arguments, 'out': str(Path(config.shared['out']) / model.folder)}
+        arguments = {**config.values, **model.arguments, 'out': str(Path(config.values['out']) / model.folder)}
         if 'run_name' in arguments and len(config.models) > 1:
             arguments['run_name'] = f'{arguments["run_name"]}-{model.folder.replace("/", "-")}'
         try:
@@ -54,7 +43,7 @@ def evaluate_listed(config: EvaluationConfig) -> int:
             print(f'{model.name} was not evaluated:', file=sys.stderr)
             print_problems(error)
     if done and dist.get_global_rank() == 0:
-        print_models(Path(config.shared['out']), done)
+        print_models(Path(config.values['out']), done)
     if len(done) == len(config.models):
         return 0
     return 1 if done else 2
@@ -79,11 +68,11 @@ def evaluate_file(path: str, overrides: list[str]) -> int:
     config = read_config(path, overrides)
     for line in config.lines:
         say(line)
-    timeout = config.shared.get('dist_timeout', DIST_TIMEOUT)
-    dist.initialize_dist(config.shared.get('device') or default_device(), timeout=timeout)
+    timeout = config.values.get('dist_timeout', DIST_TIMEOUT)
+    dist.initialize_dist(config.values.get('device') or default_device(), timeout=timeout)
     if config.models:
         return evaluate_listed(config)
-    evaluate(**config.shared)
+    evaluate(**config.values)
     if dist.get_global_rank() == 0:
-        print_runs(Path(config.shared['out']))
+        print_runs(Path(config.values['out']))
     return 0

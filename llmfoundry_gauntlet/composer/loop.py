@@ -21,7 +21,7 @@ from torchmetrics import Metric
 from transformers import PretrainedConfig
 
 from llmfoundry_gauntlet.composer.journal import SharedJournal
-from llmfoundry_gauntlet.composer.models import position_limit, resolve_max_seq_len, rotary_lengths
+from llmfoundry_gauntlet.composer.lengths import position_limit, resolve_max_seq_len, rotary_lengths
 from llmfoundry_gauntlet.composer.progress import Work
 from llmfoundry_gauntlet.composer.time_budget import Measured, TimeBudget, summed
 from llmfoundry_gauntlet.config.resources import cache_folder

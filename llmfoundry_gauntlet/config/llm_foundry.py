@@ -6,12 +6,12 @@ Keys are those of llm-foundry 0.22. Each function also returns a line per key: w
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from llmfoundry_gauntlet.config.settings import is_interval
-from llmfoundry_gauntlet.config.yaml import Problems, describe, find_yaml, suggestion
+from llmfoundry_gauntlet.config.yaml import Problems, decode, describe, find_yaml, suggestion
 from llmfoundry_gauntlet.errors import ConfigError
 
 CALLBACK = 'eval_gauntlet'  # our callback has the name of llm-foundry's key
@@ -36,8 +36,6 @@ NO_EFFECT = {  # keys of an evaluation file
 EVALUATION_KEYS = (*ICL_KEYS, *MODEL_KEYS, *NO_EFFECT, 'models', 'eval_subset_num_batches', 'variables')
 
 KIND = 'hf_causal_lm'
-PATH = 'pretrained_model_name_or_path'
-ADAPTER = 'pretrained_lora_id_or_path'
 API = 'is an API; write the requests with gauntlet export, run them there, and score them with gauntlet run --outputs'
 OTHER_KINDS = {
     'mpt_causal_lm': (
@@ -52,58 +50,75 @@ OWN_TOKEN = 'the token of `huggingface-cli login`, or HF_TOKEN, is used'
 OWN_CODE = "it is off; to run the code of a model's folder, set trust_remote_code at the top of the file"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyTable:
-    """The keys allowed in one mapping; those without effect and those refused come with the reason."""
-
-    used: tuple[str, ...]
-    no_effect: Mapping[str, str] = field(default_factory=dict)
-    refused: Mapping[str, str] = field(default_factory=dict)
-    unknown: str = ''  # the problem with any other key; by default a suggestion
-
-
-LISTED_KEYS = KeyTable(used=MODEL_KEYS)
-KEYS_OF_MODEL = KeyTable(
-    used=('name', PATH, 'pretrained', 'config_overrides', ADAPTER),
-    no_effect={
-        'additional_eval_metrics': 'all metrics of a task are computed',
-        'additional_train_metrics': 'nothing is trained',
-        'allow_embedding_resizing': 'the weights are run as they are',
-        'attn_implementation': OWN_ATTENTION,
-        'init_device': 'weights are loaded directly onto the device',
-        'should_save_peft_only': 'nothing is saved',
-        'trust_remote_code': OWN_CODE,
-        'use_auth_token': OWN_TOKEN,
-        'use_flash_attention_2': OWN_ATTENTION,
-        'use_train_metrics': 'nothing is trained',
-    },
-    refused={
-        'load_in_8bit': "weights are not quantised, which would change scores; remove it to run with 'precision'",
-        'peft_config': f'describes an adapter to be trained; give a trained one as {ADAPTER}',
-    },
-)
-KEYS_OF_TOKENIZER = KeyTable(used=('name', 'kwargs'))
-TOKENIZER_ARGUMENTS = KeyTable(
-    used=(),
-    no_effect={
-        'model_max_length': 'use max_seq_len',
-        'padding_side': 'nothing is padded',
-        'token': OWN_TOKEN,
-        'truncation_side': "use 'truncation'",
-        'trust_remote_code': OWN_CODE,
-        'use_auth_token': OWN_TOKEN,
-    },
-    unknown='may change tokens, and is not supported; save a tokenizer with it (from_pretrained, then '
-    'save_pretrained), and give that folder',
+TOKENIZER_ARGUMENTS = {  # without effect
+    'model_max_length': 'use max_seq_len',
+    'padding_side': 'nothing is padded',
+    'token': OWN_TOKEN,
+    'truncation_side': "use 'truncation'",
+    'trust_remote_code': OWN_CODE,
+    'use_auth_token': OWN_TOKEN,
+}
+OTHER_ARGUMENT = (
+    'may change tokens, and is not supported; save a tokenizer with it (from_pretrained, then save_pretrained), and '
+    'give that folder'
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mapped:
-    """A file's values in our keys, and one line for each of llm-foundry's."""
+def without_effect(reason: str) -> Any:
+    """Return a field for a key that changes nothing."""
+    return field(default=None, metadata={'no_effect': reason})
 
-    values: dict[str, Any]
-    lines: tuple[str, ...] = ()
+
+def refused(reason: str) -> Any:
+    """Return a field for a key that may only be false or empty."""
+    return field(default=None, metadata={'refused': reason})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundryModel:
+    """`model` of llm-foundry's kind hf_causal_lm."""
+
+    name: str
+    pretrained_model_name_or_path: str
+    pretrained: bool | None = True
+    config_overrides: dict[str, Any] | None = None
+    pretrained_lora_id_or_path: str | None = None
+    additional_eval_metrics: Any = without_effect('all metrics of a task are computed')
+    additional_train_metrics: Any = without_effect('nothing is trained')
+    allow_embedding_resizing: Any = without_effect('the weights are run as they are')
+    attn_implementation: Any = without_effect(OWN_ATTENTION)
+    init_device: Any = without_effect('weights are loaded directly onto the device')
+    load_in_8bit: Any = refused(
+        "weights are not quantised, which would change scores; remove it to run with 'precision'"
+    )
+    peft_config: Any = refused('describes an adapter to be trained; give a trained one as pretrained_lora_id_or_path')
+    should_save_peft_only: Any = without_effect('nothing is saved')
+    trust_remote_code: Any = without_effect(OWN_CODE)
+    use_auth_token: Any = without_effect(OWN_TOKEN)
+    use_flash_attention_2: Any = without_effect(OWN_ATTENTION)
+    use_train_metrics: Any = without_effect('nothing is trained')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundryTokenizer:
+    """`tokenizer` of llm-foundry."""
+
+    name: str
+    kwargs: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundryEntry:
+    """An entry of `models` of llm-foundry."""
+
+    model_name: str
+    model: FoundryModel
+    tokenizer: FoundryTokenizer
+    load_path: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.model_name.strip():
+            raise ValueError(f'model_name: is {self.model_name!r}; allowed: text')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +128,15 @@ class ListedModel:
     name: str
     folder: str
     arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mapped:
+    """A file's values in our keys, a line for each of llm-foundry's, and the models that it lists, if any."""
+
+    values: dict[str, Any]
+    lines: tuple[str, ...] = ()
+    models: tuple[ListedModel, ...] = ()
 
 
 class Notes(Problems):
@@ -126,11 +150,11 @@ class Notes(Problems):
         """Add a line for a key that changes nothing."""
         self.lines.append(f'{key}: no effect: {reason}')
 
-    def mapped(self, values: dict[str, Any]) -> Mapped:
-        """Return these values with the lines. Raise ConfigError with all problems if there are any."""
+    def mapped(self, values: dict[str, Any], models: tuple[ListedModel, ...] = ()) -> Mapped:
+        """Return these values and models with the lines. Raise ConfigError with all problems if there are any."""
         if self.found:
             raise ConfigError(self.found)
-        return Mapped(values=values, lines=tuple(self.lines))
+        return Mapped(values=values, lines=tuple(self.lines), models=models)
 
 
 def map_training(values: Mapping[str, Any], *, source: str, num_ranks: int) -> Mapped:
@@ -164,8 +188,8 @@ def map_training(values: Mapping[str, Any], *, source: str, num_ranks: int) -> M
     return notes.mapped({**given, 'callbacks': callbacks})
 
 
-def map_evaluation(values: Mapping[str, Any], *, source: str, num_ranks: int) -> tuple[Mapped, tuple[ListedModel, ...]]:
-    """Return an evaluation file in our keys without its models, and the models in the order of the file.
+def map_evaluation(values: Mapping[str, Any], *, source: str, num_ranks: int) -> Mapped:
+    """Return an evaluation file in our keys, and its models in the order of the file.
 
     Without llm-foundry's `models` or `model` the values keep our `model`, and no models are listed.
     Raise ConfigError with all problems, including kinds of models that cannot be run here.
@@ -191,9 +215,10 @@ def map_evaluation(values: Mapping[str, Any], *, source: str, num_ranks: int) ->
     if found is not None and 'out' not in settings:
         settings['out'] = f'runs/{settings.get("run_name", Path(source).stem)}'
         notes.lines.append(f'out is not given -> out: {settings["out"]}')
-    models = tuple(listed_model(entry, index, notes, settings) for index, entry in enumerate(found or ()))
+    listings = [listed_model(entry, index, notes, settings) for index, entry in enumerate(found or ())]
+    models = tuple(model for model in listings if model is not None)
     check_folders(models, notes)
-    return notes.mapped(settings), models
+    return notes.mapped(settings, models)
 
 
 def map_plugin(settings: Mapping[str, Any], train_config: Mapping[str, Any]) -> Mapped:
@@ -309,38 +334,52 @@ def listed(values: Mapping[str, Any], notes: Notes) -> list[Any] | None:
     return models
 
 
-def listed_model(entry: Any, index: int, notes: Notes, settings: Mapping[str, Any]) -> ListedModel:
-    """Return one entry of `models`, with its problems noted."""
+def listed_model(entry: Any, index: int, notes: Notes, settings: Mapping[str, Any]) -> ListedModel | None:
+    """Return one entry of `models`; None if it has problems, which are noted."""
     path = f'models[{index}]'
-    if not isinstance(entry, Mapping):
-        notes.add(path, f'is {describe(entry)}; allowed: a mapping')
-        entry = {}
-    check_keys(entry, LISTED_KEYS, path, notes)
-    for key in ('model_name', 'model', 'tokenizer'):
-        if entry and entry.get(key) is None:
-            notes.add(path, f"the key '{key}' is missing")
-    name, checkpoint = (text_of(entry, key, path, notes) for key in ('model_name', 'load_path'))
-    model, tokenizer = (mapping(entry.get(key), f'{path}.{key}', notes) for key in ('model', 'tokenizer'))
-    arguments: dict[str, Any] = {}
-    if isinstance(entry.get('model'), Mapping) and check_kind(model.get('name'), f'{path}.model', notes):
-        if isinstance(entry.get('tokenizer'), Mapping):
-            arguments['tokenizer'] = tokenizer_name(tokenizer, f'{path}.tokenizer', notes)
-        check_keys(model, KEYS_OF_MODEL, f'{path}.model', notes)
-        if overrides := mapping(model.get('config_overrides'), f'{path}.model.config_overrides', notes):
-            arguments['config_overrides'] = overrides
-        if adapter := text_of(model, ADAPTER, f'{path}.model', notes):
-            arguments['adapter'] = adapter
-        source = text_of(model, PATH, f'{path}.model', notes)
-        if source is None:
-            notes.add(f'{path}.model', f"the key '{PATH}' is missing")
-        elif checkpoint is None and model.get('pretrained') is False:
-            notes.add(f'{path}.model.pretrained', 'is false: the weights would be random; give load_path, a checkpoint')
-        arguments['model'] = source if checkpoint is None else checkpoint
-        if checkpoint is not None:
-            arguments['model_config'] = source
-    folder = '/'.join(part for part in PurePosixPath(str(name)).parts if part not in ('/', '.', '..'))
-    notes.lines.append(f'{path}: {name} -> model: {short(arguments.get("model"))}, out: {settings.get("out")}/{folder}')
-    return ListedModel(name=str(name), folder=folder, arguments=arguments)
+    if isinstance(entry, Mapping) and isinstance(entry.get('model'), Mapping):
+        if not check_kind(entry['model'].get('name'), f'{path}.model', notes):
+            return None
+        note_keys(entry['model'], f'{path}.model', notes)
+    found: FoundryEntry | None = decode(FoundryEntry, entry, path, notes)
+    if found is None:
+        return None
+    model, source = found.model, found.model.pretrained_model_name_or_path
+    if found.load_path is None and model.pretrained is False:
+        notes.add(f'{path}.model.pretrained', 'is false: the weights would be random; give load_path, a checkpoint')
+    check_tokenizer(found.tokenizer, f'{path}.tokenizer', notes)
+    arguments = {
+        'model': found.load_path or source,
+        'tokenizer': found.tokenizer.name,
+        'model_config': source if found.load_path else None,
+        'config_overrides': model.config_overrides,
+        'adapter': model.pretrained_lora_id_or_path,
+    }
+    name = found.model_name
+    folder = '/'.join(part for part in PurePosixPath(name).parts if part not in ('/', '.', '..'))
+    notes.lines.append(f'{path}: {name} -> model: {arguments["model"]}, out: {settings.get("out")}/{folder}')
+    return ListedModel(name=name, folder=folder, arguments={key: value for key, value in arguments.items() if value})
+
+
+def note_keys(model: Mapping[str, Any], path: str, notes: Notes) -> None:
+    """Add a line for each key of a model without effect, and a problem for each refused one."""
+    for item in fields(FoundryModel):
+        value, where = model.get(item.name), f'{path}.{item.name}'
+        if value is not None and 'no_effect' in item.metadata:
+            notes.no_effect(where, item.metadata['no_effect'])
+        elif value and 'refused' in item.metadata:
+            notes.add(where, f'is {describe(value)}: {item.metadata["refused"]}')
+
+
+def check_tokenizer(tokenizer: FoundryTokenizer, path: str, notes: Notes) -> None:
+    """Add a problem for a tokenizer that is not Hugging Face's, and for arguments that might change its tokens."""
+    if tokenizer.name == 'tiktoken':
+        notes.add(f'{path}.name', "tiktoken is llm-foundry's own class; give a Hugging Face tokenizer with its tokens")
+    for key in tokenizer.kwargs or ():
+        if key in TOKENIZER_ARGUMENTS:
+            notes.no_effect(f'{path}.kwargs.{key}', TOKENIZER_ARGUMENTS[key])
+        else:
+            notes.add(f'{path}.kwargs.{key}', OTHER_ARGUMENT)
 
 
 def check_folders(models: tuple[ListedModel, ...], notes: Notes) -> None:
@@ -364,41 +403,6 @@ def check_kind(name: Any, path: str, notes: Notes) -> bool:
     else:
         notes.add(f'{path}.name', f'there is no kind of model {name!r}{suggestion(str(name), [KIND, *OTHER_KINDS])}')
     return False
-
-
-def check_keys(values: Mapping[str, Any], table: KeyTable, path: str, notes: Notes) -> None:
-    """Add a line for each key without effect, and a problem for each refused or unknown one."""
-    known = (*table.used, *table.no_effect, *table.refused)
-    for key, value in values.items():
-        where = f'{path}.{key}'
-        if key in table.no_effect:
-            notes.no_effect(where, table.no_effect[key])
-        elif key in table.refused and value:
-            notes.add(where, f'is {describe(value)}: {table.refused[key]}')
-        elif key not in known:
-            notes.add(where, table.unknown or f'unknown key{suggestion(str(key), known)}')
-
-
-def tokenizer_name(tokenizer: Mapping[str, Any], path: str, notes: Notes) -> Any:
-    """Return the folder or name of a tokenizer; arguments that might change its tokens are problems."""
-    check_keys(tokenizer, KEYS_OF_TOKENIZER, path, notes)
-    name = text_of(tokenizer, 'name', path, notes)
-    if name == 'tiktoken':
-        notes.add(f'{path}.name', "tiktoken is llm-foundry's own class; give a Hugging Face tokenizer with its tokens")
-        return None
-    if name is None:
-        notes.add(path, f"the key 'name' is missing; found: {', '.join(map(str, tokenizer)) or 'nothing'}")
-    arguments = mapping(tokenizer.get('kwargs'), f'{path}.kwargs', notes)
-    check_keys(arguments, TOKENIZER_ARGUMENTS, f'{path}.kwargs', notes)
-    return name
-
-
-def text_of(values: Mapping[str, Any], key: str, path: str, notes: Notes) -> Any:
-    """Return the value of a key; add a problem if it is given and is not text, or is blank."""
-    value = values.get(key)
-    if value is not None and not (isinstance(value, str) and value.strip()):
-        notes.add(f'{path}.{key}', f'is {describe(value)}; allowed: text')
-    return value
 
 
 def mapping(value: Any, path: str, notes: Notes) -> dict[str, Any]:

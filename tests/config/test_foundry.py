@@ -177,7 +177,7 @@ def test_the_plugin_refuses_tasks_that_llm_foundry_evaluates_itself(key: str):
 @pytest.mark.parametrize('num_ranks', [1, 2])
 def test_hf_eval_yaml_of_llm_foundry_is_translated(upstream_yamls: Path, num_ranks: int):
     path = upstream_yamls / 'hf_eval.yaml'
-    mapped, models = map_evaluation(read_yaml(path), source=str(path), num_ranks=num_ranks)
+    mapped = map_evaluation(read_yaml(path), source=str(path), num_ranks=num_ranks)
     shards = {'sharding_strategy': 'FULL_SHARD', 'mixed_precision': 'FULL'}
     assert mapped.values == {
         'precision': 'fp32',
@@ -188,7 +188,7 @@ def test_hf_eval_yaml_of_llm_foundry_is_translated(upstream_yamls: Path, num_ran
         **({'fsdp_config': {**shards, 'forward_prefetch': True, 'limit_all_gathers': True}} if num_ranks > 1 else {}),
     }
     assert ('fsdp_config: no effect: there is one rank' in mapped.lines) == (num_ranks == 1)
-    (model,) = models
+    (model,) = mapped.models
     assert (model.name, model.folder) == ('EleutherAI/gpt-neo-125m', 'EleutherAI/gpt-neo-125m')
     assert model.arguments == {'model': 'EleutherAI/gpt-neo-125m', 'tokenizer': 'EleutherAI/gpt-neo-125m'}
 
@@ -212,7 +212,8 @@ def test_unsupported_models_are_errors_that_say_what_to_do(upstream_yamls: Path,
 def test_a_checkpoint_uses_the_named_configuration():
     model = {**MODEL['model'], 'config_overrides': {'rope_theta': 5.0}, 'init_device': 'mixed', 'use_auth_token': True}
     values = {'models': [{**MODEL, 'model': model, 'load_path': 's3://b/ep1.pt'}], 'out': 'o'}
-    mapped, (listed,) = map_evaluation(values, source='e.yaml', num_ranks=1)
+    mapped = map_evaluation(values, source='e.yaml', num_ranks=1)
+    (listed,) = mapped.models
     assert listed.arguments == {
         'model': 's3://b/ep1.pt',
         'model_config': 'org/one-125m',
@@ -228,7 +229,8 @@ def test_a_checkpoint_uses_the_named_configuration():
 
 def test_a_single_model_may_be_given_at_the_top():
     values = {'model': MODEL['model'], 'tokenizer': MODEL['tokenizer'], 'load_path': None, 'seed': 1, 'run_name': 'r'}
-    mapped, (listed,) = map_evaluation(values, source='e.yaml', num_ranks=1)
+    mapped = map_evaluation(values, source='e.yaml', num_ranks=1)
+    (listed,) = mapped.models
     assert listed.name == 'hf_causal_lm' and listed.arguments['model'] == 'org/one-125m'
     assert mapped.values == {'run_name': 'r', 'out': 'runs/r'}
     assert mapped.lines[0].startswith('seed: no effect')
@@ -236,8 +238,7 @@ def test_a_single_model_may_be_given_at_the_top():
 
 def test_an_evaluation_file_in_our_keys_is_unchanged():
     values = {'model': 'm.pt', 'tokenizer': 'words', 'out': 'o', 'tasks': 't.yaml', 'subset_items': 5}
-    mapped, models = map_evaluation(values, source='e.yaml', num_ranks=1)
-    assert (mapped, models) == (Mapped(values=values), ())
+    assert map_evaluation(values, source='e.yaml', num_ranks=1) == Mapped(values=values)
 
 
 @pytest.mark.parametrize(
@@ -246,8 +247,11 @@ def test_an_evaluation_file_in_our_keys_is_unchanged():
         (with_model(pretrained=False), 'models[0].model.pretrained: is false: the weights would be random'),
         (with_model(name='fmapi_chat'), 'models[0].model.name: fmapi_chat is an API; write the requests with gauntlet'),
         (with_model(name='hf_casual_lm'), "no kind of model 'hf_casual_lm', did you mean 'hf_causal_lm'?"),
-        (with_model(init_devise='cpu'), "models[0].model.init_devise: unknown key, did you mean 'init_device'?"),
-        (with_model(pretrained_model_name_or_path=None), "the key 'pretrained_model_name_or_path' is missing"),
+        (
+            with_model(init_devise='cpu'),
+            "models[0].model.init_devise: unknown key 'init_devise', did you mean 'init_device'?",
+        ),
+        (with_model(pretrained_model_name_or_path=None), 'pretrained_model_name_or_path: is empty; allowed: text'),
         ({'models': []}, 'models: is an empty list; allowed: a list of models'),
         ({'models': {}}, 'models: is an empty mapping; allowed: a list of models'),
         ({'models': 3}, 'models: is 3; allowed: a list of models'),
@@ -255,7 +259,7 @@ def test_an_evaluation_file_in_our_keys_is_unchanged():
         ({'models': [[MODEL]]}, 'models[0]: is a list; allowed: a mapping'),
         ({'models': [None]}, 'models[0]: is empty; allowed: a mapping'),
         ({'models': [{**MODEL, 'model_name': 3}]}, 'models[0].model_name: is 3; allowed: text'),
-        ({'models': [{**MODEL, 'model_name': ''}]}, "models[0].model_name: is ''; allowed: text"),
+        ({'models': [{**MODEL, 'model_name': ''}]}, "models[0]: model_name: is ''; allowed: text"),
         ({'models': [{**MODEL, 'load_path': ['x']}]}, 'models[0].load_path: is a list; allowed: text'),
         ({'models': [{**MODEL, 'model': {}}]}, "models[0].model: the key 'name' is missing"),
         ({'models': [{**MODEL, 'tokenizer': []}]}, 'models[0].tokenizer: is an empty list; allowed: a mapping'),
@@ -264,7 +268,7 @@ def test_an_evaluation_file_in_our_keys_is_unchanged():
         (with_model(pretrained_model_name_or_path=3), 'model.pretrained_model_name_or_path: is 3; allowed: text'),
         ({'models': ['gpt2']}, "models[0]: is 'gpt2'; allowed: a mapping"),
         ({'models': [{**MODEL, 'model': 'gpt2'}]}, "models[0].model: is 'gpt2'; allowed: a mapping"),
-        ({'models': [{**MODEL, 'modle': 1}]}, "models[0].modle: unknown key, did you mean 'model'?"),
+        ({'models': [{**MODEL, 'modle': 1}]}, "models[0].modle: unknown key 'modle', did you mean 'model'?"),
         ({'models': [{'model_name': 'x'}]}, "models[0]: the key 'tokenizer' is missing"),
         ({'models': [MODEL], 'model': 'm.pt'}, "models: is given together with 'model'"),
         ({'models': [MODEL, MODEL]}, "models[1].model_name: the output folders of 'org/one' and 'org/one' overlap"),
@@ -288,5 +292,5 @@ def test_errors_in_an_evaluation_file_name_the_key(values: dict[str, Any], probl
 
 @pytest.mark.parametrize('name', ['/models/llama', '../../llama', './llama'])
 def test_the_folder_of_a_model_is_always_below_out(name: str):
-    _, (model,) = map_evaluation({'models': [{**MODEL, 'model_name': name}]}, source='e.yaml', num_ranks=1)
+    (model,) = map_evaluation({'models': [{**MODEL, 'model_name': name}]}, source='e.yaml', num_ranks=1).models
     assert model.folder in ('models/llama', 'llama')
