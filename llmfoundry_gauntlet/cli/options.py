@@ -62,6 +62,13 @@ Limit = Annotated[int | None, typer.Option('--limit', help='Maximum number of it
 Budget = Annotated[
     str | None, typer.Option('--time-budget', help="Time limit such as '120s'; runs the items that fit.")
 ]
+Target = Annotated[
+    str | None,
+    typer.Option(
+        '--precision-target',
+        help="The smallest subset with which an average's error is at most this much above that of all items: '5%'.",
+    ),
+]
 Partial = Annotated[
     bool,
     typer.Option('--allow-missing', help='With --outputs or --from: score tasks on the items that have a generation.'),
@@ -86,7 +93,8 @@ class Form(StrEnum):
 
 Format = Annotated[Form, typer.Option('--format', help='Output format of the scores.')]
 DryRun = Annotated[
-    bool, typer.Option('--dry-run', help='Only print the number of items and tokens, and the estimated time.')
+    bool,
+    typer.Option('--dry-run', help='Only print items, tokens and estimated time, also of subsets by precision.'),
 ]
 
 

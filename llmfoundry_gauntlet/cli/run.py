@@ -38,6 +38,7 @@ from llmfoundry_gauntlet.cli.options import (
     Revision,
     Score,
     Semantics,
+    Target,
     Tasks,
     Tokens,
     Truncation,
@@ -54,7 +55,17 @@ OF_MODELS = (
 EXCLUDES = {  # options that have no effect with another
     'model': ('allow_missing',),
     'outputs': OF_MODELS,
-    'recorded': ('tasks', 'score', 'data_root', 'semantics', 'fewshot', 'sandbox', 'limit', *OF_MODELS),
+    'recorded': (
+        'tasks',
+        'score',
+        'data_root',
+        'semantics',
+        'fewshot',
+        'sandbox',
+        'limit',
+        'precision_target',
+        *OF_MODELS,
+    ),
     'dry_run': ('time_budget', 'logger', 'resume', 'repair_journal'),
 }
 NEEDS = {'repair_journal': ('resume',)}
@@ -87,6 +98,7 @@ def run(
     sandbox: Confinement = 'auto',
     limit: Limit = None,
     time_budget: Budget = None,
+    precision_target: Target = None,
     logger: Loggers = None,
     allow_missing: Partial = False,
     overwrite: Overwrite = False,
@@ -127,6 +139,7 @@ def run(
         'fewshot': fewshot,
         'sandbox': sandbox,
         'subset_items': limit,
+        'precision_target': precision_target,
     }
     if recorded is not None and out is not None:
         recompute(recorded, out, gauntlet, allow_missing=allow_missing, overwrite=overwrite)
@@ -215,6 +228,7 @@ def export(
     out: Annotated[Path, typer.Option('--out', help='File for the requests, a JSON line each.')],
     tasks: Tasks = None,
     score: Score = None,
+    gauntlet: Gauntlet = None,
     data_root: DataRoot = 'eval_data',
     tokenizer: Annotated[
         str | None,
@@ -226,6 +240,7 @@ def export(
     fewshot: Fewshot = 'reference',
     apply_chat_template: ChatTemplate = False,
     limit: Limit = None,
+    precision_target: Target = None,
     overwrite: Annotated[bool, typer.Option('--overwrite', help='Replace the file.')] = False,
 ) -> None:
     """Writes the requests of all tasks for a server or an API; `gauntlet run --outputs` marks what it answers.
@@ -239,16 +254,20 @@ def export(
 
     if out.is_dir() or (out.exists() and not overwrite):
         raise RecordError(f'{out}: is there already; give another file, or --overwrite to replace it')
+    if gauntlet is not None and precision_target is None:
+        raise ConfigError('--gauntlet: has no effect without --precision-target; leave it out')
     if tasks is None and score is None:
         raise ConfigError('nothing to export: give --tasks, --score or both')
     settings = {
         'tasks': tasks,
         'score': score,
+        'gauntlet': gauntlet,
         'data_root': data_root,
         'semantics': semantics,
         'fewshot': fewshot,
         'apply_chat_template': apply_chat_template,
         'subset_items': limit,
+        'precision_target': precision_target,
     }
     data = load_data(decode_settings(settings, 'export'))
     for warning in data.warnings:

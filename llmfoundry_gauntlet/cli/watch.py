@@ -23,6 +23,7 @@ from llmfoundry_gauntlet.cli.options import (
     Precision,
     Score,
     Semantics,
+    Target,
     Tasks,
     Tokens,
     Truncation,
@@ -32,7 +33,7 @@ from llmfoundry_gauntlet.errors import ConfigError
 
 EVALUATION = (  # options that --train-yaml sets
     *('tasks', 'score', 'gauntlet', 'data_root', 'max_seq_len', 'tokens_per_batch', 'semantics', 'truncation'),
-    *('fewshot', 'sandbox', 'limit', 'time_budget'),
+    *('fewshot', 'sandbox', 'limit', 'time_budget', 'precision_target'),
 )
 
 
@@ -63,6 +64,7 @@ def watch(
     sandbox: Confinement = 'auto',
     limit: Limit = None,
     time_budget: Budget = None,
+    precision_target: Target = None,
     poll: Annotated[str, typer.Option(help='Interval between listings of FOLDER, such as 30s.')] = '30s',
     settle: Annotated[str, typer.Option(help='Evaluate a checkpoint once it has not changed for this long.')] = '5s',
     once: Annotated[bool, typer.Option('--once', help='Evaluate the existing checkpoints, then exit.')] = False,
@@ -133,8 +135,11 @@ def training_settings(path: Path) -> dict[str, Any]:
     save_folder = decode_settings(block, f'{path}: callbacks.eval_gauntlet').save_folder
     if run_name is not None and save_folder is not None:
         save_folder = save_folder.replace('{run_name}', run_name)
+    settings = {key: value for key, value in block.items() if key not in ('interval', 'save_folder')}
+    if 'precision' in settings:  # which `evaluate` takes for that of the model
+        settings['precision_target'] = settings.pop('precision')
     return {
-        'settings': {key: value for key, value in block.items() if key not in ('interval', 'save_folder')},
+        'settings': settings,
         'loggers': loggers,
         'run_name': run_name,
         'precision': values.get('precision'),

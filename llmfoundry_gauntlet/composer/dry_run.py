@@ -29,7 +29,10 @@ from llmfoundry_gauntlet.engine.ranks import (
     scored_tokens,
 )
 from llmfoundry_gauntlet.errors import ConfigError
+from llmfoundry_gauntlet.evaluation.inputs import EvaluationData
+from llmfoundry_gauntlet.evaluation.precision import precision_plan
 from llmfoundry_gauntlet.evaluation.run import PlannedEvaluation, share_seconds
+from llmfoundry_gauntlet.metrics.allocation import TargetEstimate
 from llmfoundry_gauntlet.types import GenerateRequest, Generation
 
 Answer = TypeVar('Answer')
@@ -73,13 +76,32 @@ def measure(loader: EvaluationLoader, preparing_seconds: float = 0.0) -> Estimat
             for task, part in (pair for of_rank in of_ranks for pair in of_rank.items()):
                 busy[task] += part
         notes += timings.notes
+    tasks = tuple(task_estimates(planned, share_seconds(sum(seconds.values()), busy)))
+    average, targets = target_estimates(planned.data, tasks)
     return Estimate(
-        tasks=tuple(task_estimates(planned, share_seconds(sum(seconds.values()), busy))),
+        tasks=tasks,
+        average=average,
+        targets=targets,
         seconds={name: value for name, value in seconds.items() if value},
         preparing_seconds=preparing_seconds,
         num_ranks=dist.get_world_size(),
         notes=tuple(notes),
     )
+
+
+def target_estimates(
+    data: EvaluationData, tasks: Sequence[TaskEstimate]
+) -> tuple[str | None, tuple[TargetEstimate, ...]]:
+    """Return the average of the gauntlet and what precision targets for it take; nothing without a gauntlet."""
+    if data.suite.gauntlet is None:
+        return None, ()
+    target = data.settings.precision
+    average = None if target is None else target.average
+    plan = precision_plan(data.suite.tasks, data.examples, data.suite.gauntlet, average)
+    if not plan.has_tasks:
+        return None, ()
+    seconds = {one.task: one.seconds / max(1, len(data.asked(one.task))) for one in tasks}
+    return plan.average, plan.estimates(seconds)
 
 
 def task_estimates(planned: PlannedEvaluation, seconds: Mapping[str, float]) -> list[TaskEstimate]:

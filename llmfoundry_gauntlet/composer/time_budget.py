@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import logging
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from llmfoundry_gauntlet.data.examples import in_turns
+from llmfoundry_gauntlet.data.examples import in_turns, least_items
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.evaluation.run import PreparedEvaluation
-from llmfoundry_gauntlet.metrics.composites import TaskCosts, allocate, influences
+from llmfoundry_gauntlet.metrics.allocation import Sizes, TaskCosts, allocate, influences
 from llmfoundry_gauntlet.types import Example, ItemKey
 
 log = logging.getLogger(__name__)
 
 ROUNDS = (0.3, 0.7, 1.0)  # share of the budget that the items of a round and those before are expected to take
-LEAST_CLUSTERS = 2  # of a task, so that it has a standard error
+PRIOR = 8.0  # items, half of them right, that count beside those that were measured
 CLOSE = 0.97  # share of the budget; the rest is not worth another round
 FIRST = 1.1  # share of the budget that the first evaluation may take: its rounds cost more than later evaluations
 
@@ -44,7 +46,7 @@ class TimeBudget:
     seconds: float
     sizes: dict[str, int] | None = None
     order: dict[str, list[Row]] = field(default_factory=dict)  # a task's questions in the order taken
-    num_asked: dict[str, dict[Row, int]] = field(default_factory=dict)  # items per question: variants and samples
+    num_each: dict[str, float] = field(default_factory=dict)  # items per question: variants and samples
     least: dict[str, int] = field(default_factory=dict)
     measured: dict[str, Measured] = field(default_factory=dict)  # of the largest round of each task
     right: dict[str, Measured] = field(default_factory=dict)  # of all rounds
@@ -53,22 +55,21 @@ class TimeBudget:
     factor: float = 1.0  # wall time / busy seconds
 
     def __post_init__(self) -> None:
+        num_items = Counter(item.task for item in self.prepared.items)
         for key, task_rows in rows_of(self.prepared).items():
-            self.order[key] = [row_of(task_rows[place]) for place in in_turns(task_rows)]
-            self.least[key] = least_of(task_rows)
+            order = in_turns(task_rows)
+            self.order[key] = [row_of(task_rows[place]) for place in order]
+            self.least[key] = least_items(task_rows, order)
+            self.num_each[key] = num_items[key] / max(len(order), 1)
             self.measured[key], self.right[key] = Measured(), Measured()
             self.taken[key] = 0
-            self.num_asked[key] = {}
-        for item in self.prepared.items:
-            asked = self.num_asked[item.task]
-            asked[item.file, item.row] = asked.get((item.file, item.row), 0) + 1
 
     @property
     def is_settled(self) -> bool:
         """Return whether the subset is known."""
         return self.sizes is not None
 
-    def items(self, sizes: Mapping[str, int]) -> set[ItemKey]:
+    def items(self, sizes: Sizes) -> set[ItemKey]:
         """Return the items of the first questions of each task, given their numbers."""
         rows = {key: set(order[: sizes[key]]) for key, order in self.order.items()}
         return {key for key in self.prepared.items if (key.file, key.row) in rows[key.task]}
@@ -88,29 +89,25 @@ class TimeBudget:
             self.taken = dict(self.least)
             return self.items(self.taken)
         costs = self.costs()
-        least = sum(costs[key].seconds * number for key, number in self.least.items())
+        least = cost_of(costs, self.least)
         if least > self.seconds:
             raise ConfigError(
                 f'time_budget: is {self.seconds:g}s, but the minimum of each task takes about {least:.2g}s here: '
                 f'{sum(self.least.values())} items of {len(self.order)} tasks (two clusters, and one item of each '
                 'category); give more time, or fewer tasks'
             )
-        expected = self._expected(costs)
+        expected = cost_of(costs, self.taken)
         left = FIRST * self.seconds - spent
         for share in ROUNDS if left > 0 else ():
             if expected >= CLOSE * share * self.seconds:
                 continue
-            wanted = allocate(costs, min(share * self.seconds, expected + left))
+            wanted = fitting(costs, min(share * self.seconds, expected + left))
             wanted = {key: max(number, self.taken[key]) for key, number in wanted.items()}
             if wanted != self.taken:
                 items = self.items(wanted) - self.items(self.taken)
                 self.taken = wanted
                 return items
         return set()
-
-    def _expected(self, costs: Mapping[str, TaskCosts]) -> float:
-        """Return the seconds that the items run so far would take together."""
-        return sum(costs[key].seconds * number for key, number in self.taken.items())
 
     def learn(self, measured: Mapping[str, Measured], wall_seconds: float) -> None:
         """Update the costs with a round: its items and busy seconds by task over all ranks, and its wall time."""
@@ -125,7 +122,7 @@ class TimeBudget:
 
     def settle(self) -> None:
         """Choose the subset for all later evaluations among the items that were run."""
-        sizes = allocate(self.costs(), self.seconds)
+        sizes = fitting(self.costs(), self.seconds)
         self.sizes = {key: min(self.taken[key], number) for key, number in sizes.items()}
         log.info(
             'time_budget %gs: %d of %d items, the same at every evaluation',
@@ -134,27 +131,38 @@ class TimeBudget:
             len(self.prepared.items),
         )
 
-    def restore(self, sizes: Mapping[str, int]) -> None:
+    def restore(self, sizes: Sizes) -> None:
         """Use the subset of an earlier job with the same tasks."""
         self.sizes = dict(sizes)
 
     def costs(self) -> dict[str, TaskCosts]:
-        """Return the measured costs of each task."""
+        """Return the measured costs of each task's questions, in seconds."""
         weights = influences(self.prepared.data.suite.gauntlet, {key: len(order) for key, order in self.order.items()})
         return {
             key: TaskCosts(
-                seconds=self.factor * one.busy_seconds / max(one.num_items, 1) * self._items_per_question(key),
-                share_right=self.right[key].num_right / max(self.right[key].num_items, 1),
-                num_measured=self.right[key].num_items,
+                cost=self.factor * one.busy_seconds / max(one.num_items, 1) * self.num_each[key],
+                deviation=weights[key] * deviation(self.right[key]),
                 least=self.least[key],
                 most=len(self.order[key]),
-                weight=weights[key],
             )
             for key, one in self.measured.items()
         }
 
-    def _items_per_question(self, key: str) -> float:
-        return sum(self.num_asked[key].values()) / max(len(self.num_asked[key]), 1)
+
+def fitting(costs: Mapping[str, TaskCosts], seconds: float) -> dict[str, int]:
+    """Return the number of questions of each task that fit in the time, or the least of each if those take longer."""
+    return allocate(costs, lambda sizes: cost_of(costs, sizes) <= seconds)[0]
+
+
+def cost_of(costs: Mapping[str, TaskCosts], sizes: Sizes) -> float:
+    """Return the seconds that these numbers of questions take together."""
+    return math.fsum(costs[key].cost * number for key, number in sizes.items())
+
+
+def deviation(measured: Measured) -> float:
+    """Return the standard deviation of an item's score, shrunk towards that of an even chance for few items."""
+    right = (measured.num_right + PRIOR / 2) / (measured.num_items + PRIOR)
+    return math.sqrt(right * (1 - right))
 
 
 def summed(parts: Sequence[Measured]) -> Measured:
@@ -176,17 +184,3 @@ def rows_of(prepared: PreparedEvaluation) -> dict[str, list[Example]]:
 def row_of(example: Example) -> Row:
     """Return the file and the row of a question."""
     return example.file, example.row
-
-
-def least_of(examples: list[Example]) -> int:
-    """Return the minimum of a task: the first questions of two clusters, with at least one of each category."""
-    categories = {example.category for example in examples}
-    num_clusters = len({example.cluster or row_of(example) for example in examples})
-    seen: set[str | None] = set()
-    found: set[object] = set()
-    for place in (order := in_turns(examples)):
-        seen.add(examples[place].category)
-        found.add(examples[place].cluster or row_of(examples[place]))
-        if len(found) >= min(LEAST_CLUSTERS, num_clusters) and seen == categories:
-            return order.index(place) + 1
-    return len(order)

@@ -44,7 +44,9 @@ from llmfoundry_gauntlet.types import TrainingPoint
 log = logging.getLogger(__name__)
 
 RENEWALS = 5  # per expiry time
-COMPARED = ('semantics', 'fewshot', 'subset_items', 'time_budget', 'truncation', 'max_seq_len')  # with existing records
+COMPARED = (  # with existing records
+    *('semantics', 'fewshot', 'subset_items', 'time_budget', 'precision_target', 'truncation', 'max_seq_len'),
+)
 WAITING, RUNNING, DONE, DAMAGED = 'waiting', 'running', 'done', 'damaged'
 
 

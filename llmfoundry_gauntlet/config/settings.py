@@ -13,6 +13,7 @@ from llmfoundry_gauntlet.errors import ConfigError
 
 INTERVAL_WORDS = ('first', 'checkpoint', 'last')
 BUDGET = re.compile(r'(\d+(?:\.\d+)?)(s|m|h)')
+PRECISION = re.compile(r'(\d+(?:\.\d+)?) *%(?: of (\S.*))?')
 SECONDS = {'s': 1, 'm': 60, 'h': 3600}
 COMPOSER_TIME = re.compile(r'\d*\.?\d+(ba|ep|sp|tok|dur|iter|sec)')
 INTERVALS = f'{", ".join(INTERVAL_WORDS)} and Composer times (500ba, 1ep, 0.1dur)'
@@ -34,6 +35,14 @@ SOURCES = {  # what each setting that names a source may be
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PrecisionTarget:
+    """The share by which the error of an average may exceed that of all items; None: the default average."""
+
+    share: float
+    average: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationSettings:
     """Settings of an evaluation.
 
@@ -43,6 +52,8 @@ class EvaluationSettings:
     * `subset_items`: at most this many items per task, the same at every evaluation; for SCORE, questions per dataset.
     * `time_budget`, such as '120s', '10m' or '1h': the time for one evaluation. The first one selects the items that
       fit; later ones run the same items.
+    * `precision_target` (`precision` in YAML), such as '5%' or '5% of core_average': the smallest subset with which the
+      error of an average is at most 5 % above that of all items. It replaces `subset_items` and `time_budget`.
     * `semantics`: 'corrected', or 'reference' for llm-foundry's scores, including its bugs.
     * `fewshot`: 'reference' (shots drawn for each item, as in llm-foundry), or 'fixed' (the same shots for all items of
       a task or category).
@@ -60,6 +71,7 @@ class EvaluationSettings:
     interval: tuple[str, ...] = INTERVAL_WORDS
     subset_items: int | None = None  # None: all
     time_budget: str | None = None  # None: no limit
+    precision_target: str | None = None  # None: all items
     max_seq_len: int | None = None  # None: the model's
     tokens_per_batch: Any = AUTO
     semantics: str = 'corrected'
@@ -86,6 +98,17 @@ class EvaluationSettings:
             raise ValueError(f'subset_items: is {self.subset_items}; allowed: 1 or more')
         if self.time_budget is not None and not self.budget_seconds:
             raise ValueError(f"time_budget: is {self.time_budget!r}; allowed: a time such as '120s', '10m' or '1h'")
+        if self.precision_target is not None:
+            if self.precision is None:
+                raise ValueError(
+                    f"precision_target: is {self.precision_target!r}; allowed: a share above 0 such as '5%' or '5% of "
+                    "core_average', by which the error of an average may exceed that of all items"
+                )
+            for key in ('subset_items', 'time_budget'):
+                if getattr(self, key) is not None:
+                    raise ValueError(
+                        f'precision_target: chooses the subset by itself; leave out {key}, or give it alone'
+                    )
         tokens = self.tokens_per_batch
         if tokens != AUTO and (not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1):
             raise ValueError(f'tokens_per_batch: is {tokens!r}; allowed: auto, or 1 or more')
@@ -103,6 +126,13 @@ class EvaluationSettings:
         return float(found[1]) * SECONDS[found[2]] if found else None
 
     @property
+    def precision(self) -> PrecisionTarget | None:
+        """Return the precision target; None if there is none or it cannot be parsed."""
+        found = PRECISION.fullmatch(self.precision_target or '')
+        share = float(found[1]) / 100 if found else 0.0
+        return PrecisionTarget(share=share, average=found[2]) if found and share else None
+
+    @property
     def reference(self) -> bool:
         """Return whether llm-foundry's semantics apply, including its bugs."""
         return self.semantics == 'reference'
@@ -117,6 +147,10 @@ def decode_settings(values: Mapping[str, Any], source: str = 'eval_gauntlet') ->
     """Return settings from plain values and paths; a single interval need not be a list. Raise ConfigError."""
     values = {key: plain(value) for key, value in values.items()}
     problems = Problems(source)
+    if 'precision' in values and 'precision_target' in values:
+        problems.add('precision', 'is another name of precision_target; give one of them')
+    elif 'precision' in values:  # the name in YAML, where the precision of the model has its own place
+        values['precision_target'] = values.pop('precision')
     for key in SOURCES:
         if values.get(key) is not None:
             check_source(values[key], key, problems)

@@ -17,6 +17,7 @@ from llmfoundry_gauntlet.errors import DataError
 from llmfoundry_gauntlet.types import Example, FileSizes
 
 SUBSET_VERSION = 2  # of the choice of subsets; stored in results
+LEAST_CLUSTERS = 2  # of a task, so that it has a standard error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,3 +137,17 @@ def in_turns(examples: Sequence[Example]) -> list[int]:
         for number, (_, name, place) in enumerate(sorted(found))
     ]
     return [place for _, _, place in sorted(turns)]
+
+
+def least_items(examples: Sequence[Example], order: Sequence[int]) -> int:
+    """Return the number of examples, taken in this order, that are of two clusters and of every category."""
+    categories = {example.category for example in examples}
+    num_clusters = min(LEAST_CLUSTERS, len({cluster_name(example) for example in examples}))
+    seen: set[str | None] = set()
+    clusters: set[str] = set()
+    for count, place in enumerate(order, 1):
+        seen.add(examples[place].category)
+        clusters.add(cluster_name(examples[place]))
+        if len(clusters) >= num_clusters and seen == categories:
+            return count
+    return len(order)

@@ -19,6 +19,7 @@ from llmfoundry_gauntlet.engine.plan import (
     pairs,
 )
 from llmfoundry_gauntlet.engine.trees import Tree, count_prefixes
+from llmfoundry_gauntlet.metrics.allocation import TargetEstimate
 from llmfoundry_gauntlet.types import Generation
 
 SHARES = 16  # batches after one prefix are split over ranks beyond 1 / 16 of a rank's work
@@ -139,7 +140,7 @@ class Estimate:
     """The estimated cost of an evaluation. The `seconds` by part add up to those of the tasks.
 
     `preparing_seconds` is the measured time to read data and load the model, which a real run also needs. `notes` say
-    how the rest was estimated.
+    how the rest was estimated. `targets` are subsets for the precision of the gauntlet's `average`, if there is one.
     """
 
     tasks: tuple[TaskEstimate, ...]
@@ -147,6 +148,8 @@ class Estimate:
     preparing_seconds: float
     num_ranks: int
     notes: tuple[str, ...]
+    average: str | None = None
+    targets: tuple[TargetEstimate, ...] = ()
 
     @property
     def total_seconds(self) -> float:

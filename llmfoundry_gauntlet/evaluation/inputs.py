@@ -17,6 +17,7 @@ from llmfoundry_gauntlet.data.examples import file_sizes, subset
 from llmfoundry_gauntlet.data.manifest import origin_of
 from llmfoundry_gauntlet.errors import ConfigError, DataError, GauntletError
 from llmfoundry_gauntlet.evaluation.data_warnings import origin_warnings, row_warnings
+from llmfoundry_gauntlet.evaluation.precision import precise_subsets
 from llmfoundry_gauntlet.metrics.keys import check_names
 from llmfoundry_gauntlet.metrics.metrics import RENAMED
 from llmfoundry_gauntlet.scoring.code.sandbox import Sandbox
@@ -292,7 +293,7 @@ def load_data(settings: EvaluationSettings) -> EvaluationData:
     if settings.reference:
         check_patterns(suite, rows)
     check_keys(suite, rows.examples)
-    subsets = subsets_of(suite, rows.examples, settings.subset_items)
+    subsets = subsets_of(suite, rows.examples, settings)
     origins = {task.key: origin_of(task.files(settings.data_root)) for task in suite.tasks}
     data = EvaluationData(
         settings=settings,
@@ -369,16 +370,16 @@ def check_keys(suite: Suite, examples: Mapping[str, Sequence[Example]]) -> None:
     check_names(categories, composites)
 
 
-def subsets_of(suite: Suite, examples: Mapping[str, list[Example]], num_items: int | None) -> dict[str, list[Example]]:
+def subsets_of(
+    suite: Suite, examples: Mapping[str, list[Example]], settings: EvaluationSettings
+) -> dict[str, list[Example]]:
     """Return the rows to evaluate of each task with more; SCORE's subsets are chosen by question when read."""
-    return {
-        task.key: subset(examples[task.key], num_items)
-        for task in suite.tasks
-        if num_items is not None
-        and not isinstance(task, ScoreTask)
-        and task.key in examples
-        and len(examples[task.key]) > num_items
-    }
+    if settings.precision is not None:
+        subsets = precise_subsets(suite.tasks, examples, suite.gauntlet, settings.precision)
+    else:
+        tasks = [task.key for task in suite.tasks if not isinstance(task, ScoreTask) and task.key in examples]
+        subsets = {key: subset(examples[key], settings.subset_items) for key in tasks}
+    return {key: rows for key, rows in subsets.items() if len(rows) < len(examples[key])}
 
 
 def digest_of_rows(examples: Sequence[Example]) -> str:

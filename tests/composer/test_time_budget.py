@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import tiny
 
 from llmfoundry_gauntlet import EvalGauntlet, evaluate
-from llmfoundry_gauntlet.composer.time_budget import Measured, TimeBudget
+from llmfoundry_gauntlet.composer.time_budget import Measured, TimeBudget, deviation
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.evaluation.inputs import load_data
@@ -132,6 +133,11 @@ def test_a_budget_must_be_a_duration(settings, value, problem):
     with pytest.raises(ConfigError, match=f'time_budget: {problem}'):
         decode_settings({**settings, 'time_budget': value})
     assert decode_settings({**settings, 'time_budget': '1.5m'}).budget_seconds == 90
+
+
+@pytest.mark.parametrize(('num_items', 'expected'), [(0, 0.5), (8, math.sqrt(0.25 * 0.75)), (10**6, 0.0)])
+def test_few_measurements_do_not_imply_low_variance(num_items: int, expected: float):
+    assert deviation(Measured(num_items=num_items, num_right=0)) == pytest.approx(expected, abs=0.01)
 
 
 def test_recorded_sizes_restore_the_items(prepared):

@@ -55,6 +55,11 @@ TREND_LEGEND = (
 NO_ERROR = 'no standard error, which takes two items'
 NO_DIFFERENCE = 'no error, as every item changed alike or not at all'
 SIGNED = '{:+.3f}'.format
+TARGETS_LEGEND = (
+    'error: standard error of the average, at most so much above that of all items; of the files: its distance from '
+    'the average of all items. MDE: the smallest difference that two runs will show (80 % power), if they agree by '
+    'chance only; paired runs of similar models show smaller ones'
+)
 DIFFERENCE_KEYS = ('p_value', 'p_holm', 'detectable', 'num_items', 'is_of_file')
 OF_FILE = 'the same subset in both runs, so error, p and MDE are of the whole files, not of other items'
 TREND_KEYS = ('noise', 'signal_to_noise')
@@ -372,8 +377,23 @@ def print_estimate(estimate: Estimate, form: str = 'table') -> None:
     counts = ('items', 'tokens', 'generated tokens at most', 'truncated')
     columns = [*(Column(name, counted) for name in counts), Column('seconds', '{:.1f}'.format)]
     cells = [Row(name=row.pop('task'), cells=list(row.values())) for row in rows]
-    table = Table(title='Dry run', columns=columns, parts=[cells[:-1], cells[-1:]])
-    print_tables([replace(table, notes=summary(estimate))], form)
+    table = Table(title='Dry run', columns=columns, parts=[cells[:-1], cells[-1:]], notes=summary(estimate))
+    print_tables([table, *([targets_table(estimate)] if estimate.targets else [])], form)
+
+
+def targets_table(estimate: Estimate) -> Table:
+    """Return what subsets by precision target take and give."""
+    columns = [Column('items', counted), Column('seconds', '{:.1f}'.format)]
+    columns += [Column(name, '{:.4f}'.format) for name in ('error', 'of the files', 'MDE')]
+    rows = [
+        Row(
+            name=f'{100 * one.share:g}%' if one.share else 'all items',
+            cells=[one.num_items, one.seconds, one.standard_error, one.standard_error_of_file, one.detectable],
+        )
+        for one in estimate.targets
+    ]
+    title = f'Subsets for the precision of {estimate.average}'
+    return Table(title=title, columns=columns, parts=[rows], name='--precision-target', legend=TARGETS_LEGEND)
 
 
 def counted(value: int) -> str:

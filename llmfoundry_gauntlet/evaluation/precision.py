@@ -1,0 +1,211 @@
+"""A precision target: the smallest subset with which an average is nearly as precise as with all items.
+
+A target of 5 % lets the standard error of the average be 5 % above that of all items, both for a model near chance
+and for one halfway from chance to perfect, so that it holds throughout a training. The subset follows from the files,
+the tasks and the gauntlet alone, so every evaluation of every model asks the same items. Items are taken to be
+independent; where those of a passage are alike the subset is more precise than its target, as it takes one of each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from statistics import NormalDist, fmean
+
+from llmfoundry_gauntlet.config.settings import PrecisionTarget
+from llmfoundry_gauntlet.config.tasks import GauntletSpec
+from llmfoundry_gauntlet.data.examples import in_turns, least_items
+from llmfoundry_gauntlet.errors import ConfigError
+from llmfoundry_gauntlet.metrics.allocation import Sizes, TargetEstimate, TaskCosts, allocate, influences
+from llmfoundry_gauntlet.metrics.comparison import POWER
+from llmfoundry_gauntlet.metrics.composites import slopes
+from llmfoundry_gauntlet.metrics.statistics import NORMAL_QUANTILE
+from llmfoundry_gauntlet.tasks import Task
+from llmfoundry_gauntlet.tasks.score import ScoreTask
+from llmfoundry_gauntlet.types import Example
+
+SHARES = (0.02, 0.05, 0.1, 0.2)  # that a dry run shows
+DEFAULT_AVERAGE = 'gauntlet_average'
+NUM_SAMPLED = 32  # prompts of a task whose length is measured
+CHARACTERS_PER_TOKEN = 4
+COST_OF_GENERATING = 5  # a character, in those of a prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Questions:
+    """The questions of a task in the order in which subsets take them.
+
+    `factors[n]` is the variance of the score of the first n, in that of one question; `cost` is in characters of
+    prompts. `variances` are those of one question near chance and halfway from there to 1.
+    """
+
+    examples: Sequence[Example]
+    order: Sequence[int]
+    factors: Sequence[float]
+    cost: float
+    variances: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrecisionPlan:
+    """The questions of all tasks, SCORE's excepted, and the average whose error counts."""
+
+    gauntlet: GauntletSpec
+    average: str
+    tasks: Mapping[str, Questions]
+
+    @property
+    def whole(self) -> dict[str, int]:
+        """Return the number of questions of each task."""
+        return {key: len(task.order) for key, task in self.tasks.items()}
+
+    @property
+    def has_tasks(self) -> bool:
+        """Return whether any task is in the average."""
+        return bool(slopes(self.gauntlet, self.whole)[self.average])
+
+    def variances(self, sizes: Sizes) -> list[float]:
+        """Return the variance of the average with subsets of these sizes, near chance and halfway from there to 1."""
+        weights = slopes(self.gauntlet, sizes)[self.average]
+        return [
+            math.fsum(
+                weights[key] ** 2 * self.tasks[key].variances[case] * self.tasks[key].factors[sizes[key]]
+                for key in weights
+            )
+            for case in (0, 1)
+        ]
+
+    def sizes(self, share: float) -> dict[str, int]:
+        """Return the number of questions of each task with which the error is at most this share above that of all."""
+        whole = self.variances(self.whole)
+        influence = influences(self.gauntlet, self.whole, self.average)
+        costs = {
+            key: TaskCosts(
+                cost=task.cost,
+                deviation=influence[key]
+                * math.sqrt(
+                    math.fsum(one / of_all for one, of_all in zip(task.variances, whole, strict=True) if of_all)
+                    * (task.factors[-1] * len(task.order))
+                ),
+                least=least_items(task.examples, task.order),
+                most=len(task.order),
+            )
+            for key, task in self.tasks.items()
+        }
+
+        def is_too_imprecise(sizes: Sizes) -> bool:
+            pairs = zip(self.variances(sizes), whole, strict=True)
+            return any(variance > of_all * (1 + share) ** 2 for variance, of_all in pairs)
+
+        return allocate(costs, is_too_imprecise)[1]
+
+    def subsets(self, share: float) -> dict[str, list[Example]]:
+        """Return the rows to evaluate of each task, in the order of the file."""
+        return {
+            key: [self.tasks[key].examples[place] for place in sorted(self.tasks[key].order[:number])]
+            for key, number in self.sizes(share).items()
+        }
+
+    def estimates(self, seconds: Mapping[str, float]) -> tuple[TargetEstimate, ...]:
+        """Return what some targets take and give, and all items, from the seconds per question of each task."""
+        whole = self.variances(self.whole)
+        found = []
+        for share in (*SHARES, 0.0):
+            sizes = self.sizes(share) if share else self.whole
+            variances = self.variances(sizes)
+            error = math.sqrt(max(variances))
+            found.append(
+                TargetEstimate(
+                    share=share,
+                    num_items=sum(sizes.values()),
+                    seconds=math.fsum(seconds.get(key, 0.0) * number for key, number in sizes.items()),
+                    standard_error=error,
+                    standard_error_of_file=math.sqrt(
+                        max(0.0, *(one - of_all for one, of_all in zip(variances, whole, strict=True)))
+                    ),
+                    detectable=(NORMAL_QUANTILE + NormalDist().inv_cdf(POWER)) * math.sqrt(2) * error,
+                )
+            )
+        return tuple(found)
+
+
+def precision_plan(
+    tasks: Sequence[Task], examples: Mapping[str, Sequence[Example]], gauntlet: GauntletSpec, average: str | None = None
+) -> PrecisionPlan:
+    """Return the questions of all tasks that have rows, for an average. Raise ConfigError if there is no such average.
+
+    By default it is gauntlet_average, or the first.
+    """
+    names = [*gauntlet.named_averages]
+    if average is None:
+        average = DEFAULT_AVERAGE if DEFAULT_AVERAGE in names else names[0]
+    if average not in names:
+        raise ConfigError(f'precision_target: the gauntlet has no average {average!r}; allowed: {", ".join(names)}')
+    baselines = {one.key: one.random_baseline for category in gauntlet.categories for one in category.benchmarks}
+    known = [task for task in tasks if task.key in examples and not isinstance(task, ScoreTask)]
+    return PrecisionPlan(
+        gauntlet=gauntlet,
+        average=average,
+        tasks={task.key: questions(task, examples[task.key], baselines.get(task.key, 0.0)) for task in known},
+    )
+
+
+def questions(task: Task, examples: Sequence[Example], chance: float) -> Questions:
+    """Return the questions of a task whose chance of a right guess is known."""
+    order = in_turns(examples)
+    halfway = (1 + chance) / 2
+    return Questions(
+        examples=examples,
+        order=order,
+        factors=variance_factors([examples[place].category for place in order]),
+        cost=cost_of(task, [examples[place] for place in order[:NUM_SAMPLED]]),
+        variances=(chance * (1 - chance), halfway * (1 - halfway)),
+    )
+
+
+def variance_factors(categories: Sequence[str | None]) -> list[float]:
+    """Return the variance of the mean over categories of the first n questions, in that of one, for n from 0."""
+    num_categories, counts, total = len(set(categories)), Counter[str | None](), 0.0
+    factors = [math.inf]
+    for category in categories:
+        number = counts[category]
+        total += 1 / (number + 1) - (1 / number if number else 0.0)
+        counts[category] += 1
+        factors.append(total / num_categories**2 if len(counts) == num_categories else math.inf)
+    return factors
+
+
+def cost_of(task: Task, examples: Sequence[Example]) -> float:
+    """Return the mean cost of some rows, in characters that the model reads; others of them serve as shots."""
+    (num_shots,) = task.num_fewshot
+    tokens = (task.generation_kwargs or {}).get('max_new_tokens') or task.default_max_new_tokens
+    costs = []
+    for place, example in enumerate(examples):
+        others = [*examples[place + 1 :], *examples[:place]]
+        prompt = task.prompt(example, list(islice(others, num_shots)))
+        read = 0 if task.fewshot == 'fixed' else len(prompt.preamble)  # fixed shots are read once
+        read += sum(map(len, (*prompt.own_texts, *prompt.continuations)))
+        written = 0
+        if task.generates:
+            longest = max((len(text) for text in task.responses(example.content)), default=0)
+            written = tokens * CHARACTERS_PER_TOKEN if tokens else longest
+        costs.append((read + COST_OF_GENERATING * written) * task.num_samples)
+    return fmean(costs)
+
+
+def precise_subsets(
+    tasks: Sequence[Task],
+    examples: Mapping[str, Sequence[Example]],
+    gauntlet: GauntletSpec | None,
+    target: PrecisionTarget,
+) -> dict[str, list[Example]]:
+    """Return the rows with which an average is as precise as wanted, by task. Raise ConfigError."""
+    if gauntlet is None:
+        raise ConfigError('precision_target: is about the error of an average; give a gauntlet, which defines it')
+    plan = precision_plan(tasks, examples, gauntlet, target.average)
+    if not plan.has_tasks:
+        raise ConfigError(f'precision_target: no task of the average {plan.average!r} is evaluated; give its tasks')
+    return plan.subsets(target.share)
