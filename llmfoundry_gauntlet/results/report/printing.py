@@ -392,8 +392,8 @@ def targets_table(estimate: Estimate) -> Table:
         )
         for one in estimate.targets
     ]
-    title = f'Subsets for the precision of {estimate.average}'
-    return Table(title=title, columns=columns, parts=[rows], name='--precision-target', legend=TARGETS_LEGEND)
+    title = f'Subsets by --precision-target, for {estimate.average}'
+    return Table(title=title, columns=columns, parts=[rows], name='target', legend=TARGETS_LEGEND)
 
 
 def counted(value: int) -> str:
