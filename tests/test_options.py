@@ -24,6 +24,11 @@ VALUES = {  # of the options of `gauntlet run`
     '--data-root': 'data',
     '--tokenizer': MODEL,
     '--model-config': MODEL,
+    '--revision': 'main',
+    '--adapter': 'adapter',
+    '--dtype': 'bfloat16',
+    '--trust-remote-code': None,
+    '--apply-chat-template': None,
     '--max-seq-len': 64,
     '--tokens-per-batch': 'auto',  # given, although it is the default
     '--device': 'cpu',
@@ -34,6 +39,8 @@ VALUES = {  # of the options of `gauntlet run`
     '--sandbox': 'auto',
     '--limit': 3,
     '--time-budget': '9s',
+    '--precision-target': '5%',
+    '--logger': 'wandb',
     '--allow-missing': None,
     '--overwrite': None,
     '--resume': None,
@@ -45,11 +52,11 @@ SOURCES = {'--model', '--outputs', '--from'}
 USED = {  # by each way of running
     '--outputs': {
         *('--out', '--tasks', '--score', '--gauntlet', '--data-root', '--semantics', '--fewshot', '--sandbox'),
-        *('--limit', '--allow-missing', '--overwrite', '--format'),
+        *('--limit', '--precision-target', '--allow-missing', '--overwrite', '--format'),
     },
     '--from': {'--out', '--gauntlet', '--allow-missing', '--overwrite', '--format'},
     '--model': VALUES.keys() - {'--allow-missing', '--repair-journal'},
-    '--dry-run': VALUES.keys() - {'--allow-missing', '--repair-journal', '--resume', '--time-budget'},
+    '--dry-run': VALUES.keys() - {'--allow-missing', '--repair-journal', '--resume', '--time-budget', '--logger'},
 }
 
 
@@ -85,7 +92,7 @@ def test_a_dry_run_refuses_options_of_a_real_run(gauntlet, tmp_path, monkeypatch
     options = [option for option in VALUES if option not in ('--outputs', '--from', '--allow-missing')]
     status, _, err = gauntlet('run', *words_of(options))
     assert status == 2
-    assert refused(err) == {'--resume', '--repair-journal', '--time-budget'}
+    assert refused(err) == {'--resume', '--repair-journal', '--time-budget', '--logger'}
 
 
 @pytest.mark.parametrize(
