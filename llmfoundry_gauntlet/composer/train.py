@@ -62,6 +62,11 @@ SCHEDULERS: Builders = {
     'linear_decay_with_warmup': LinearWithWarmupScheduler,
     'warmup_stable_decay': WarmupStableDecayScheduler,
 }
+UNCHANGED = (  # keys of a training file that are arguments of the Trainer
+    *('max_duration', 'run_name', 'seed', 'device', 'device_train_microbatch_size', 'precision', 'dist_timeout'),
+    *('eval_interval', 'save_folder', 'save_interval', 'save_num_checkpoints_to_keep', 'save_overwrite', 'load_path'),
+    *('autoresume', 'log_to_console', 'console_log_interval'),
+)
 ALGORITHMS: Builders = {'gradient_clipping': GradientClipping}
 CALLBACKS: Builders = {
     'eval_gauntlet': EvalGauntlet,
@@ -126,7 +131,6 @@ def build_trainer(config: TrainConfig) -> Trainer:
             rows_per_rank=rows_per_rank(config),
             seed=config.seed,
         ),
-        max_duration=config.max_duration,
         optimizers=torch.optim.AdamW(
             model.parameters(),
             lr=config.optimizer.lr,
@@ -138,23 +142,9 @@ def build_trainer(config: TrainConfig) -> Trainer:
         algorithms=build_each('algorithms', ALGORITHMS, config.algorithms),
         callbacks=callbacks,
         loggers=build_loggers(config.loggers),
-        run_name=config.run_name,
-        seed=config.seed,
-        device=config.device,
-        device_train_microbatch_size=config.device_train_microbatch_size,
-        precision=config.precision,
         parallelism_config=None if config.fsdp_config is None else {'fsdp': config.fsdp_config},
-        dist_timeout=config.dist_timeout,
-        eval_interval=config.eval_interval,
-        save_folder=config.save_folder,
-        save_interval=config.save_interval,
-        save_num_checkpoints_to_keep=config.save_num_checkpoints_to_keep,
-        save_overwrite=config.save_overwrite,
-        load_path=config.load_path,
-        autoresume=config.autoresume,
         progress_bar=config.progress_bar and sys.stderr.isatty(),  # in a log file it is thousands of lines
-        log_to_console=config.log_to_console,
-        console_log_interval=config.console_log_interval,
+        **{key: getattr(config, key) for key in UNCHANGED},
     )
 
 
