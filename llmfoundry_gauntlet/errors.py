@@ -3,6 +3,7 @@
 * GauntletError
   * ConfigError       a YAML file, or values given in its place
   * DataError         an evaluation data file
+    * MissingFileError  one that is not there
   * ModelError        a model, checkpoint or tokenizer
   * RecordError       an output folder, or a file written by a run
   * StoreError        a folder, bucket or endpoint that is unavailable
@@ -43,6 +44,10 @@ class ConfigError(GauntletError):
 
 class DataError(GauntletError):
     """Invalid evaluation data; each problem is `file:line: what is wrong`."""
+
+
+class MissingFileError(DataError):
+    """A data file that is not there."""
 
 
 class ModelError(GauntletError):

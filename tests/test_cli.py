@@ -55,25 +55,25 @@ def test_validate_names_every_invalid_row(gauntlet, tmp_path):
         (('--model', '/nowhere/model'), '/nowhere/model: there is no such file or folder'),
         (
             ('--model', 'MODEL', '--max-seq-len', '99999'),
-            'max_seq_len is 99999, but the model (llama)',
+            '--max-seq-len: is 99999, but the model (llama)',
         ),
         (
             ('--model', 'MODEL', '--tokens-per-batch', 'many'),
-            "tokens_per_batch: is 'many'; allowed: auto",
+            "--tokens-per-batch: is 'many'; allowed: auto",
         ),
-        (('--model', 'MODEL', '--semantics', 'upstream'), "semantics: is 'upstream'; allowed: corrected, reference"),
-        (('--model', 'MODEL', '--precision', 'fp7'), "precision is 'fp7'; allowed:"),
+        (('--model', 'MODEL', '--semantics', 'upstream'), "--semantics: is 'upstream'; allowed: corrected, reference"),
+        (('--model', 'MODEL', '--precision', 'fp7'), "--precision: is 'fp7'; allowed:"),
         (('--model', 'MODEL', '--precision', 'amp_bf16', '--device', 'cpu'), 'only fp32 on a CPU'),
-        (('--model', 'MODEL', '--device', 'tpu'), "device is 'tpu'; allowed: cpu, gpu"),
+        (('--model', 'MODEL', '--device', 'tpu'), "--device: is 'tpu', did you mean 'gpu'?"),
         pytest.param(
             ('--model', 'MODEL', '--device', 'gpu'),
-            'device is gpu, but torch finds no usable GPU',
+            '--device: is gpu, but torch finds no usable GPU',
             marks=pytest.mark.skipif(HAS_GPU, reason='there is a GPU here'),
         ),
-        (('--model', 'MODEL', '--data-root', '/nowhere'), 'there is no such data file'),
+        (('--model', 'MODEL', '--data-root', '/nowhere'), '57 of 57 data files are missing below /nowhere: '),
         (('--model', 'EMPTY'), 'has no config.json'),
         (('--model', 'DAMAGED'), 'is not a Composer checkpoint'),
-        (('--model', 'MODEL', '--tokenizer', '/nowhere/at/all'), 'the tokenizer cannot be loaded'),
+        (('--model', 'MODEL', '--tokenizer', '/nowhere/at/all'), '/nowhere/at/all: there is no such file or folder'),
     ],
 )
 def test_a_user_error_is_one_line_and_status_2(gauntlet, tmp_path, words, expected):
@@ -96,7 +96,7 @@ def test_a_user_error_is_one_line_and_status_2(gauntlet, tmp_path, words, expect
 
 def test_a_folder_that_is_not_empty_is_not_overwritten(gauntlet, tmp_path):
     (tmp_path / 'mine.txt').write_text('keep')
-    status, _, err = gauntlet('run', '--model', 'x', '--tasks', TASKS, '--out', str(tmp_path), '--data-root', DATA)
+    status, _, err = gauntlet('run', '--model', str(FIXTURES / 'models' / 'rotary_bos'), '--out', str(tmp_path))
     assert status == 2 and f'{tmp_path}: is not empty' in err and '--overwrite' in err
     assert (tmp_path / 'mine.txt').read_text() == 'keep'
 
@@ -120,6 +120,23 @@ def test_run_writes_results_and_prints_the_scores(gauntlet, tmp_path):
     assert len((out / 'samples' / 'copa_0-shot.jsonl').read_text().splitlines()) == copa['num_items']
 
 
+def test_without_tasks_run_evaluates_the_named_part_of_the_gauntlet(gauntlet, tmp_path):
+    """commonsense_reasoning is not whole, so that its category and the averages are left out."""
+    model = str(FIXTURES / 'models' / 'rotary_bos')
+    words = ('--model', model, '--device', 'cpu', '--max-seq-len', '64', '--limit', '2', '--data-root', DATA)
+    named = ('--only', 'copa, world_knowledge', '--missing', 'skip')
+    assert gauntlet('run', *words, *named, '--out', str(tmp_path / 'named'))[0] == 0
+    record = json.loads((tmp_path / 'named' / 'results.json').read_text())
+    assert len(record['tasks']) == 8 and {'copa/0-shot', 'mmlu/10-shot'} < record['tasks'].keys()
+    assert list(record['composites']['categories']) == ['world_knowledge'] and record['composites']['averages'] == {}
+    assert gauntlet('run', *words, '--only', 'copa/0-shot', '--shots', '3', '--out', str(tmp_path / 'shots'))[0] == 0
+    record = json.loads((tmp_path / 'shots' / 'results.json').read_text())
+    assert list(record['tasks']) == ['copa/3-shot'] and record['composites'] is None
+    status, _, err = gauntlet('run', *words, '--only', 'copq,saftey,piqa', '--out', str(tmp_path / 'unknown'))
+    assert status == 2
+    assert [line.partition(': no such')[0] for line in err.splitlines()] == ['error: copq', 'error: saftey']
+
+
 def test_help_needs_no_model(gauntlet):
     status, out, _ = gauntlet('--help')
     assert status == 0 and 'validate' in out and 'run' in out
@@ -133,12 +150,12 @@ def test_an_internal_error_is_one_line_and_status_3(gauntlet, monkeypatch):
     def fail(*_: object, **__: object) -> None:
         raise Unforeseen('first line\nsecond line')
 
-    monkeypatch.setattr('llmfoundry_gauntlet.evaluation.inputs.load_suite', fail)
+    monkeypatch.setattr('llmfoundry_gauntlet.evaluation.suite.load_suite', fail)
     status, _, err = gauntlet('validate', '--tasks', TASKS)
     (line,) = err.splitlines()
     assert status == 3 and line.startswith('error: ')
     assert 'Unforeseen: first line second line' in line and '--traceback' in line
     with pytest.raises(Unforeseen):
         gauntlet('--traceback', 'validate', '--tasks', TASKS)
-    monkeypatch.setattr('llmfoundry_gauntlet.evaluation.inputs.load_suite', lambda *_, **__: sys.exit(7))
+    monkeypatch.setattr('llmfoundry_gauntlet.evaluation.suite.load_suite', lambda *_, **__: sys.exit(7))
     assert gauntlet('validate', '--tasks', TASKS)[0] == 7

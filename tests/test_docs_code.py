@@ -22,7 +22,7 @@ from paths import ROOT
 
 from llmfoundry_gauntlet.cli.app import app
 from llmfoundry_gauntlet.config.settings import decode_settings
-from llmfoundry_gauntlet.evaluation.inputs import load_gauntlet, load_suite
+from llmfoundry_gauntlet.evaluation.suite import load_gauntlet, load_suite
 
 BLOCKS = [block for page in TEXTS for block in blocks_of(page)]
 TROUBLE = ROOT / 'docs' / 'troubleshooting.md'

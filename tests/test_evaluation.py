@@ -5,8 +5,9 @@ from paths import ROOT
 
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, STREAM
+from llmfoundry_gauntlet.errors import ConfigError, DataError
 from llmfoundry_gauntlet.evaluation.inputs import load_data
-from llmfoundry_gauntlet.evaluation.run import plan_evaluation, prepare_evaluation
+from llmfoundry_gauntlet.evaluation.run import composites_of, plan_evaluation, prepare_evaluation
 from llmfoundry_gauntlet.tasks.encode import Encoder
 
 
@@ -129,4 +130,32 @@ def test_sample_data_is_one_warning_line_at_the_start(write_jsonl, tmp_path):
     data = load_data(decode_settings({'tasks': tasks, 'data_root': str(ROOT / 'eval_data')}))
     assert data.origins == {'copa/0-shot': 'sample', 'mine/0-shot': 'own'}
     (found,) = data.warnings
-    assert found.startswith('1 of 2 tasks are sample data, not the benchmark (copa/0-shot); gauntlet data fetch --to')
+    assert found.startswith('sample data, not the benchmark, in 1 of 2 tasks (copa/0-shot); gauntlet data fetch --to')
+
+
+def test_missing_files_are_one_error_or_skipped_with_the_reason_of_their_composites(write_jsonl, tmp_path):
+    write_jsonl('rows.jsonl', [{'query': '?', 'choices': ['yes', 'no'], 'gold': 0}])
+    uris = {'mine': 'rows.jsonl', 'copa': 'commonsense_reasoning/copa.jsonl', 'other': 'other.jsonl'}
+    common = {'num_fewshot': [0], 'icl_task_type': 'multiple_choice'}
+    tasks = [{'label': label, 'dataset_uri': uri, **common} for label, uri in uris.items()]
+    categories = [{'name': name, 'benchmarks': [{'name': name, 'num_fewshot': 0}]} for name in (*uris, 'absent')]
+    settings = {'tasks': tasks, 'data_root': str(tmp_path), 'gauntlet': {'categories': categories}}
+    with pytest.raises(ConfigError, match='no task provides 1 of 4 benchmarks: absent/0-shot'):
+        load_data(decode_settings(settings))
+    with pytest.raises(DataError) as raised:
+        load_data(decode_settings({**settings, 'gauntlet': None}))
+    (problem,) = raised.value.problems
+    assert problem.startswith(f'2 of 3 data files are missing below {tmp_path}: {uris["copa"]}, {uris["other"]}; ')
+    assert f'`gauntlet data fetch copa --to {tmp_path}`' in problem and '--missing skip' in problem
+    data = load_data(decode_settings({**settings, 'missing': 'skip'}))
+    assert list(data.tasks) == ['mine/0-shot']
+    assert data.unsupported == {
+        'absent/0-shot': 'no task provides it',
+        'copa/0-shot': 'its data file is missing',
+        'other/0-shot': 'its data file is missing',
+    }
+    composites = composites_of(data, {})
+    assert 'copa/0-shot (its data file is missing)' in composites.categories['copa'].reason
+    assert 'absent/0-shot (no task provides it)' in composites.categories['absent'].reason
+    with pytest.raises(DataError, match='1 of 1 data files are missing'):  # nothing is left to run
+        load_data(decode_settings({'tasks': tasks[1:2], 'data_root': str(tmp_path), 'missing': 'skip'}))

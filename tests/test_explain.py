@@ -183,8 +183,8 @@ def test_shots_for_a_type_without_shots_are_an_error(gauntlet, name: str, type_n
         (['boolq', '--shots', 16], '--shots is 16; allowed: 0 to 15, the number of other rows'),
         (['boolq', '--variant', 'prompt:1'], 'boolq/10-shot has no variants; leave --variant out'),
         (['boolq', '--file', 'boolq'], 'boolq/10-shot has one data file; leave --file out'),
-        (['boolq', '--max-seq-len', 1, '--model', 'x'], 'max_seq_len: is 1; allowed: 2 or more'),
-        (['boolq', '--sandbox', 'docker', '--answer', 'A'], "sandbox: is 'docker'; allowed: auto, rlimits, none"),
+        (['boolq', '--max-seq-len', 1, '--model', 'x'], '--max-seq-len: is 1; allowed: 2 or more'),
+        (['boolq', '--sandbox', 'docker', '--answer', 'A'], "--sandbox: is 'docker'; allowed: auto, rlimits, none"),
         (['boolq', '--row', 99], 'boolq/10-shot: there is no row 99; there are rows 0 to 15'),
         (['boolq', '--shots', -1], '--shots is -1; allowed: 0 or more'),
         (

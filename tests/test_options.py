@@ -22,6 +22,9 @@ VALUES = {  # of the options of `gauntlet run`
     '--from': 'earlier',
     '--gauntlet': GAUNTLET,
     '--data-root': 'data',
+    '--only': 'copa',
+    '--shots': 2,
+    '--missing': 'skip',
     '--tokenizer': MODEL,
     '--model-config': MODEL,
     '--revision': 'main',
@@ -52,7 +55,16 @@ SOURCES = {'--model', '--outputs', '--from'}
 USED = {  # by each way of running
     '--outputs': {
         *('--out', '--tasks', '--score', '--gauntlet', '--data-root', '--semantics', '--fewshot', '--sandbox'),
-        *('--limit', '--precision-target', '--allow-missing', '--overwrite', '--format'),
+        *(
+            '--limit',
+            '--precision-target',
+            '--only',
+            '--shots',
+            '--missing',
+            '--allow-missing',
+            '--overwrite',
+            '--format',
+        ),
     },
     '--from': {'--out', '--gauntlet', '--allow-missing', '--overwrite', '--format'},
     '--model': VALUES.keys() - {'--allow-missing', '--repair-journal'},
@@ -125,3 +137,27 @@ def test_other_commands_refuse_options_without_effect(
     assert (status, out) == (2, '')
     assert refused(err) == named
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ('words', 'named'),
+    [
+        (
+            ['run'],
+            {'give one of --model, --outputs and --from (a model, generations, an earlier run)', '--out'},
+        ),
+        (['run', '--out', 'o', '--model', MODEL, '--limit', '0'], {'--limit'}),
+        (['run', '--out', 'o', '--model', MODEL, '--shots', '-1'], {'--shots'}),
+        (['run', '--out', 'o', '--model', MODEL, '--missing', 'never'], {'--missing'}),
+        (['run', '--out', 'o', '--outputs', 'a', '--semantics', 'upstream'], {'--semantics'}),
+        (['run', '--out', 'o', '--model', MODEL, '--device', 'tpu'], {'--device'}),
+        (['run', '--out', 'o', '--model', MODEL, '--max-seq-len', '99999'], {'--max-seq-len'}),
+        (['export', '--out', 'o', '--limit', '0'], {'--limit'}),
+        (['explain', 'copa', '--fewshot', 'none'], {'--fewshot'}),
+        (['run', '--allow-missing', '--model', MODEL], {'--allow-missing', '--out'}),
+    ],
+)
+def test_messages_name_options_and_not_settings(gauntlet, tmp_path, monkeypatch, words, named):
+    monkeypatch.chdir(tmp_path)
+    status, out, err = gauntlet(*words)
+    assert (status, out, refused(err)) == (2, '', named)

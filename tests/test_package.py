@@ -14,7 +14,8 @@ from llmfoundry_gauntlet import EvaluationSettings, errors
 from llmfoundry_gauntlet.config import score, settings, tasks
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.config.yaml import read_yaml
-from llmfoundry_gauntlet.evaluation.inputs import load_suite, read_data
+from llmfoundry_gauntlet.evaluation.inputs import read_data
+from llmfoundry_gauntlet.evaluation.suite import load_suite
 
 SOURCES = {'tasks': 'icl_tasks', 'gauntlet': 'eval_gauntlet', 'score': 'score'}
 HEAVY = ('torch', 'composer', 'transformers', 'datasets', 'pandas', 'altair')

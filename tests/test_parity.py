@@ -21,8 +21,9 @@ from llmfoundry_gauntlet.config.tasks import task_key
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.plan import LAYOUTS, PADDED_ROWS, STREAM
 from llmfoundry_gauntlet.engine.probe import probe
-from llmfoundry_gauntlet.evaluation.inputs import load_data, load_suite
+from llmfoundry_gauntlet.evaluation.inputs import load_data
 from llmfoundry_gauntlet.evaluation.run import PlannedEvaluation, conclude, plan_evaluation, prepare_evaluation
+from llmfoundry_gauntlet.evaluation.suite import load_suite
 from llmfoundry_gauntlet.metrics.composites import compute_composites
 from llmfoundry_gauntlet.metrics.keys import composite_values, task_values
 from llmfoundry_gauntlet.tasks.encode import Encoder

@@ -12,7 +12,7 @@ import typer
 
 from llmfoundry_gauntlet.cli.data import data_commands
 from llmfoundry_gauntlet.cli.inspect import explain, ls, validate
-from llmfoundry_gauntlet.cli.options import BROKEN, MISTAKE
+from llmfoundry_gauntlet.cli.options import BROKEN, MISTAKE, Command
 from llmfoundry_gauntlet.cli.report import compare, report, show
 from llmfoundry_gauntlet.cli.run import export, run
 from llmfoundry_gauntlet.cli.train import evaluate, train
@@ -34,8 +34,8 @@ The Mosaic Eval Gauntlet and SCORE. Getting started:
   gauntlet ls                           list the tasks and the state of their data
   gauntlet explain copa --row 3         show the exact prompt of one item and its scoring
   gauntlet data fetch --to data         download the published data of all tasks
-  gauntlet run --model MODEL --tasks yamls/tasks/gauntlet_v0.1.yaml \\
-      --gauntlet yamls/gauntlets/eval_gauntlet_v0.1.yaml --data-root data --out runs/model
+  gauntlet run --model MODEL --data-root data --out runs/model
+                                        evaluate a model; --only copa,safety and --limit 100 for a first look
   gauntlet report runs/model            write a page with all scores, errors and samples
 
 In training, add the callback eval_gauntlet: composer -n 2 -m llmfoundry_gauntlet train FILE.yaml
@@ -57,8 +57,8 @@ def root(
 
 
 for command in (ls, explain, validate, run, train, watch, show, compare, report, export):
-    app.command()(command)
-app.command('eval')(evaluate)
+    app.command(cls=Command)(command)
+app.command('eval', cls=Command)(evaluate)
 app.add_typer(data_commands, name='data')
 
 

@@ -74,7 +74,7 @@ def check(
         return
     from llmfoundry_gauntlet.data.checks import check_files, training_files
     from llmfoundry_gauntlet.data.score_rows import FILES
-    from llmfoundry_gauntlet.evaluation.inputs import load_suite
+    from llmfoundry_gauntlet.evaluation.suite import load_suite
     from llmfoundry_gauntlet.tasks.checked_rows import read_files
 
     texts = [file for source in against or () for file in training_files(source)]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from llmfoundry_gauntlet.config.settings import EvaluationSettings
     from llmfoundry_gauntlet.config.tasks import GauntletSpec
     from llmfoundry_gauntlet.evaluation.explanation import AskedItem, Token, TokenizedItem
-    from llmfoundry_gauntlet.evaluation.inputs import Suite
+    from llmfoundry_gauntlet.evaluation.suite import Suite
     from llmfoundry_gauntlet.tasks import Task
     from llmfoundry_gauntlet.types import Example, ItemResult, StopRule
 
@@ -74,26 +74,20 @@ def ls(
 
     gauntlet ls --tasks my_tasks.yaml
     """
-    from llmfoundry_gauntlet.config.yaml import suggestion
-    from llmfoundry_gauntlet.errors import ConfigError
-    from llmfoundry_gauntlet.evaluation.inputs import load_suite
+    from llmfoundry_gauntlet.config.settings import SKIP
+    from llmfoundry_gauntlet.evaluation.suite import keys_named, load_suite
 
     is_default = tasks is None and score is None
-    suite = load_suite(
-        GAUNTLET_TASKS if is_default else tasks, gauntlet or (GAUNTLET if is_default else None), score, is_partial=True
-    )
+    source = GAUNTLET_TASKS if is_default else tasks
+    suite = load_suite(source, gauntlet or (GAUNTLET if is_default else None), score, is_partial=True, missing=SKIP)
+    if names:
+        keys = keys_named(suite, names)
+        suite = replace(suite, tasks=tuple(task for task in suite.tasks if task.key in keys))
     listed = list_tasks(suite, data_root)
-    known = {name for one in listed for name in (one.category, one.task)}
-    unknown = [
-        f'{name}: no such task or category{suggestion(name, known)}' for name in names or () if name not in known
-    ]
-    if unknown:
-        raise ConfigError(unknown)
-    chosen = [one for one in listed if not names or {one.category, one.task} & set(names)]
     if as_json:
-        typer.echo(json.dumps([asdict(one) for one in chosen], indent=1))
+        typer.echo(json.dumps([asdict(one) for one in listed], indent=1))
     else:
-        print_tasks(chosen, data_root)
+        print_tasks(listed, data_root)
 
 
 def list_tasks(suite: Suite, data_root: str) -> list[Listed]:
@@ -204,7 +198,7 @@ def validate(
 
 def check(tasks: Path | None, gauntlet: Path | None, score: Path | None, data_root: str | None) -> None:
     """Print what was found and all warnings; data is read if `data_root` is given. Raise ConfigError, DataError."""
-    from llmfoundry_gauntlet.evaluation.inputs import load_suite
+    from llmfoundry_gauntlet.evaluation.suite import load_suite
 
     suite = load_suite(tasks, gauntlet, score, is_partial=tasks is None)
     for warning in suite.warnings:
@@ -260,7 +254,7 @@ def explain(
     """
     from llmfoundry_gauntlet.config.settings import decode_settings
     from llmfoundry_gauntlet.evaluation.explanation import ask
-    from llmfoundry_gauntlet.evaluation.inputs import load_suite
+    from llmfoundry_gauntlet.evaluation.suite import load_suite
 
     check_options(context, needs=NEEDS)
     source = None if score is not None and tasks is None else tasks or GAUNTLET_TASKS

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from llmfoundry_gauntlet.config.resources import PACKAGE
-from llmfoundry_gauntlet.errors import ConfigError
+from llmfoundry_gauntlet.errors import ConfigError, GauntletError
 
 Names = tuple[str, ...]
 NOTHING: Mapping[str, Names] = {}
 DEFAULTS = ('DEFAULT', 'DEFAULT_MAP')  # click's sources of values the user did not give
+SETTINGS = {'limit': 'subset_items', 'shots': 'num_fewshot'}  # of options with another name
+# The beginning of a message about a setting or an argument.
+ABOUT_SETTING = re.compile(r'(?:(?:run|export|explain|evaluate|eval_gauntlet): )?(\w+)(?:: |(?= is | has | needs ))')
 
 Tasks = Annotated[Path | None, typer.Option('--tasks', help='YAML file of tasks (top key icl_tasks).')]
 Score = Annotated[Path | None, typer.Option('--score', help='YAML file of SCORE datasets (top key score).')]
@@ -58,6 +63,14 @@ Device = Annotated[str | None, typer.Option(help='cpu or gpu. Default: gpu if av
 Precision = Annotated[str | None, typer.Option(help='fp32, amp_bf16 or amp_fp16.')]
 Truncation = Annotated[str | None, typer.Option(help='Truncation of long prompts: drop_shots or reference.')]
 Recorded = Annotated[Path | None, typer.Option('--from', help='Folder of an earlier run whose metrics to recompute.')]
+Only = Annotated[
+    str | None, typer.Option('--only', help='Labels of tasks and categories to run, separated by commas. Default: all.')
+]
+Shots = Annotated[int | None, typer.Option('--shots', help="Number of shots of every task. Default: each task's own.")]
+Missing = Annotated[
+    str,
+    typer.Option('--missing', help='error, or skip: leave out tasks without a data file and composites over them.'),
+]
 Limit = Annotated[int | None, typer.Option('--limit', help='Maximum number of items per task; always the same items.')]
 Budget = Annotated[
     str | None, typer.Option('--time-budget', help="Time limit such as '120s'; runs the items that fit.")
@@ -98,18 +111,58 @@ DryRun = Annotated[
 ]
 
 
+class Command(TyperCommand):
+    """A command whose errors name settings as its options, as users know them."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        flags = flags_of(self.params)
+        flags.update({SETTINGS[name]: flag for name, flag in flags.items() if name in SETTINGS})
+        try:
+            return super().invoke(ctx)
+        except GauntletError as error:
+            raise type(error)([with_flag(problem, flags) for problem in error.problems]) from error
+
+
+def with_flag(problem: str, flags: Mapping[str, str]) -> str:
+    """Return a problem with the option in place of the setting that it begins with, if it does."""
+    about = ABOUT_SETTING.match(problem)
+    if about is None or about[1] not in flags:
+        return problem
+    return f'{flags[about[1]]}: {problem[about.end() :].lstrip()}'
+
+
+def flags_of(parameters: Iterable[Any]) -> dict[str, str]:
+    """Return the options of a command, as given on the command line, by the names of its parameters."""
+    return {parameter.name: parameter.opts[0] for parameter in parameters}
+
+
+def settings_of(context: typer.Context, names: Iterable[str]) -> dict[str, Any]:
+    """Return the values of these parameters as settings of an evaluation."""
+    settings = {SETTINGS.get(name, name): context.params[name] for name in names}
+    if str(settings.get('tokens_per_batch')).isdecimal():
+        settings['tokens_per_batch'] = int(settings['tokens_per_batch'])
+    if settings.get('only') is not None:
+        settings['only'] = [name.strip() for name in settings['only'].split(',')]
+    return settings
+
+
 def check_options(
-    context: typer.Context, *, needs: Mapping[str, Names] = NOTHING, excludes: Mapping[str, Names] = NOTHING
+    context: typer.Context,
+    *,
+    needs: Mapping[str, Names] = NOTHING,
+    excludes: Mapping[str, Names] = NOTHING,
+    problems: Sequence[str] = (),
 ) -> None:
-    """Raise one ConfigError naming every given option that would have no effect.
+    """Raise one ConfigError with the `problems`, and naming every given option that would have no effect.
 
     `needs` maps an option to those of which one must be given too; `excludes` maps an option to those that have
     no effect with it. An option counts as given even if its value is the default.
     """
-    flags = {parameter.name: parameter.opts[0] for parameter in context.command.params if parameter.name is not None}
+    flags = flags_of(context.command.params)
     sources = {name: context.get_parameter_source(name) for name in flags}
     given = [name for name, source in sources.items() if source is not None and source.name not in DEFAULTS]
-    problems = []
+    problems = list(problems)
     for name in given:
         if beside := [flags[other] for other in given if name in excludes.get(other, ())]:
             problems.append(f'{flags[name]}: has no effect with {" and ".join(beside)}; leave it out')

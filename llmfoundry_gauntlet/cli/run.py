@@ -10,6 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from llmfoundry_gauntlet.cli.options import (
+    GAUNTLET,
+    GAUNTLET_TASKS,
     Adapter,
     Budget,
     ChatTemplate,
@@ -25,8 +27,10 @@ from llmfoundry_gauntlet.cli.options import (
     Length,
     Limit,
     Loggers,
+    Missing,
     Model,
     OfModel,
+    Only,
     Out,
     Outputs,
     Overwrite,
@@ -38,34 +42,31 @@ from llmfoundry_gauntlet.cli.options import (
     Revision,
     Score,
     Semantics,
+    Shots,
     Target,
     Tasks,
     Tokens,
     Truncation,
     Trust,
     check_options,
+    settings_of,
 )
 from llmfoundry_gauntlet.errors import ConfigError, RecordError
 
+INPUTS = (
+    *('tasks', 'gauntlet', 'score', 'data_root', 'only', 'shots', 'limit', 'missing'),
+    *('semantics', 'fewshot', 'sandbox', 'precision_target'),
+)
 OF_MODELS = (
     *('tokenizer', 'model_config', 'revision', 'adapter', 'dtype', 'trust_remote_code', 'apply_chat_template'),
-    *('max_seq_len', 'tokens_per_batch', 'device', 'precision', 'truncation', 'time_budget', 'logger', 'resume'),
-    *('repair_journal', 'dry_run'),
+    *('device', 'precision', 'max_seq_len', 'tokens_per_batch', 'truncation', 'time_budget', 'resume'),
+    'repair_journal',
 )
+OF_MODELS_ALONE = (*OF_MODELS, 'logger', 'dry_run')
 EXCLUDES = {  # options that have no effect with another
     'model': ('allow_missing',),
-    'outputs': OF_MODELS,
-    'recorded': (
-        'tasks',
-        'score',
-        'data_root',
-        'semantics',
-        'fewshot',
-        'sandbox',
-        'limit',
-        'precision_target',
-        *OF_MODELS,
-    ),
+    'outputs': OF_MODELS_ALONE,
+    'recorded': (*(name for name in INPUTS if name != 'gauntlet'), *OF_MODELS_ALONE),
     'dry_run': ('time_budget', 'logger', 'resume', 'repair_journal'),
 }
 NEEDS = {'repair_journal': ('resume',)}
@@ -81,6 +82,10 @@ def run(
     recorded: Recorded = None,
     gauntlet: Gauntlet = None,
     data_root: DataRoot = 'eval_data',
+    only: Only = None,
+    shots: Shots = None,
+    limit: Limit = None,
+    missing: Missing = 'error',
     tokenizer: OfModel = None,
     model_config: OfModel = None,
     revision: Revision = None,
@@ -96,7 +101,6 @@ def run(
     truncation: Truncation = None,
     fewshot: Fewshot = 'reference',
     sandbox: Confinement = 'auto',
-    limit: Limit = None,
     time_budget: Budget = None,
     precision_target: Target = None,
     logger: Loggers = None,
@@ -109,69 +113,49 @@ def run(
 ) -> None:
     """Evaluate a model, score generations from another engine, or recompute the metrics of an earlier run.
 
-    gauntlet run --model runs/demo/checkpoints/latest-rank0.pt --tasks yamls/tasks/gauntlet_v0.1.yaml
-    --gauntlet yamls/gauntlets/eval_gauntlet_v0.1.yaml --out runs/demo/eval
+    Without --tasks and --score: the Gauntlet v0.1.
+
+    gauntlet run --model MODEL --only hellaswag,copa,world_knowledge --limit 100 --out runs/first_look
+
+    gauntlet run --model runs/demo/checkpoints/latest-rank0.pt --data-root data --out runs/demo/eval
 
     gauntlet run --model MODEL --score yamls/score/mmlu_pro.yaml --out runs/mmlu_pro
 
     gauntlet run --from runs/mmlu_pro --out runs/mmlu_pro_again
 
-    gauntlet run --model MODEL --tasks yamls/tasks/gauntlet_v0.1.yaml --dry-run
+    gauntlet run --model MODEL --dry-run
     """
     from llmfoundry_gauntlet.results.report.printing import print_scores
     from llmfoundry_gauntlet.results.report.scores import find_evaluations
 
     logging.basicConfig(format='%(message)s')
     logging.getLogger('llmfoundry_gauntlet').setLevel(logging.INFO)
+    problems = []
     if [model, outputs, recorded].count(None) != 2:
-        raise ConfigError(
-            'give one of --model, --outputs (generations from another engine) and --from (an earlier run)'
-        )
-    check_options(context, needs=NEEDS, excludes=EXCLUDES)
+        problems.append('give one of --model, --outputs and --from (a model, generations, an earlier run)')
     if out is None and not dry_run:
-        raise ConfigError('give --out, the folder for results.json and samples/')
-    shared: dict[str, Any] = {
-        'tasks': tasks,
-        'gauntlet': gauntlet,
-        'score': score,
-        'data_root': data_root,
-        'semantics': semantics,
-        'fewshot': fewshot,
-        'sandbox': sandbox,
-        'subset_items': limit,
-        'precision_target': precision_target,
-    }
+        problems.append('--out: is missing; give the folder for results.json and samples/')
+    check_options(context, needs=NEEDS, excludes=EXCLUDES, problems=problems)
+    shared = inputs_of(context)
     if recorded is not None and out is not None:
         recompute(recorded, out, gauntlet, allow_missing=allow_missing, overwrite=overwrite)
-    elif tasks is None and score is None:
-        raise ConfigError('nothing to evaluate: give --tasks, --score or both')
     elif outputs is not None and out is not None:
         score_outputs(outputs, out, shared, form, allow_missing=allow_missing, overwrite=overwrite)
     elif model is not None:
-        settings: dict[str, Any] = {
-            'out': out,
-            'tokenizer': tokenizer,
-            'model_config': model_config,
-            'revision': revision,
-            'adapter': adapter,
-            'dtype': dtype,
-            'trust_remote_code': trust_remote_code,
-            'apply_chat_template': apply_chat_template,
-            'loggers': dict.fromkeys(logger or ()),
-            'device': device,
-            'precision': precision,
-            'overwrite': overwrite,
-            'resume': resume,
-            'repair_journal': repair_journal,
-            'max_seq_len': max_seq_len,
-            'time_budget': time_budget,
-            'tokens_per_batch': int(tokens_per_batch) if tokens_per_batch.isdecimal() else tokens_per_batch,
-            'truncation': truncation,
-            **shared,
-        }
+        settings = {'out': out, 'overwrite': overwrite, **settings_of(context, OF_MODELS), **shared}
+        settings['loggers'] = dict.fromkeys(logger or ())
         evaluate_or_estimate(model, settings, form, dry_run=dry_run)
     if out is not None and not dry_run:
         print_scores(find_evaluations([out]), form)
+
+
+def inputs_of(context: typer.Context) -> dict[str, Any]:
+    """Return the settings of the items to run; without tasks and SCORE those of the Gauntlet v0.1."""
+    settings = settings_of(context, [name for name in INPUTS if name in context.params])
+    if settings['tasks'] is None and settings['score'] is None:
+        settings['tasks'] = GAUNTLET_TASKS
+        settings['gauntlet'] = settings.get('gauntlet') or GAUNTLET
+    return settings
 
 
 def evaluate_or_estimate(model: str, settings: dict[str, Any], form: Form, *, dry_run: bool) -> None:
@@ -212,7 +196,7 @@ def score_outputs(
 
 def recompute(recorded: Path, out: Path, gauntlet: Path | None, *, allow_missing: bool, overwrite: bool) -> None:
     """Recompute all metrics of an earlier run and write the records. Raise GauntletError."""
-    from llmfoundry_gauntlet.evaluation.inputs import load_gauntlet
+    from llmfoundry_gauntlet.evaluation.suite import load_gauntlet
     from llmfoundry_gauntlet.results.files import check_out, write_again
     from llmfoundry_gauntlet.results.runs import read_run, summarize_again
 
@@ -225,11 +209,16 @@ def recompute(recorded: Path, out: Path, gauntlet: Path | None, *, allow_missing
 
 
 def export(
+    context: typer.Context,
     out: Annotated[Path, typer.Option('--out', help='File for the requests, a JSON line each.')],
     tasks: Tasks = None,
     score: Score = None,
     gauntlet: Gauntlet = None,
     data_root: DataRoot = 'eval_data',
+    only: Only = None,
+    shots: Shots = None,
+    limit: Limit = None,
+    missing: Missing = 'error',
     tokenizer: Annotated[
         str | None,
         typer.Option(
@@ -239,11 +228,10 @@ def export(
     semantics: Semantics = 'corrected',
     fewshot: Fewshot = 'reference',
     apply_chat_template: ChatTemplate = False,
-    limit: Limit = None,
     precision_target: Target = None,
     overwrite: Annotated[bool, typer.Option('--overwrite', help='Replace the file.')] = False,
 ) -> None:
-    """Writes the requests of all tasks for a server or an API; `gauntlet run --outputs` marks what it answers.
+    """Write the requests of all tasks for a server or an API; `gauntlet run --outputs` scores what it answers.
 
     gauntlet export --tasks yamls/tasks/gauntlet_v0.1.yaml --out requests.jsonl
     """
@@ -254,21 +242,8 @@ def export(
 
     if out.is_dir() or (out.exists() and not overwrite):
         raise RecordError(f'{out}: is there already; give another file, or --overwrite to replace it')
-    if gauntlet is not None and precision_target is None:
-        raise ConfigError('--gauntlet: has no effect without --precision-target; leave it out')
-    if tasks is None and score is None:
-        raise ConfigError('nothing to export: give --tasks, --score or both')
-    settings = {
-        'tasks': tasks,
-        'score': score,
-        'gauntlet': gauntlet,
-        'data_root': data_root,
-        'semantics': semantics,
-        'fewshot': fewshot,
-        'apply_chat_template': apply_chat_template,
-        'subset_items': limit,
-        'precision_target': precision_target,
-    }
+    check_options(context, needs={'gauntlet': ('precision_target', 'only')})
+    settings = {**inputs_of(context), 'apply_chat_template': apply_chat_template}
     data = load_data(decode_settings(settings, 'export'))
     for warning in data.warnings:
         typer.echo(f'warning: {warning}')

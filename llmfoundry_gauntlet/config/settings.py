@@ -18,11 +18,13 @@ SECONDS = {'s': 1, 'm': 60, 'h': 3600}
 COMPOSER_TIME = re.compile(r'\d*\.?\d+(ba|ep|sp|tok|dur|iter|sec)')
 INTERVALS = f'{", ".join(INTERVAL_WORDS)} and Composer times (500ba, 1ep, 0.1dur)'
 AUTO = 'auto'
+ERROR, SKIP = 'error', 'skip'
 CHOICES = {
     'semantics': ('corrected', 'reference'),
     'truncation': ('drop_shots', 'reference'),
     'fewshot': ('reference', 'fixed'),
     'sandbox': (AUTO, 'rlimits', 'none'),
+    'missing': (ERROR, SKIP),
 }
 
 PATH, MAPPING = 'a path', 'a mapping'
@@ -48,6 +50,9 @@ class EvaluationSettings:
 
     * `tasks`: a path, a list of paths, or the list itself. `gauntlet`: a path or the mapping itself. `score`: a path or
       the list of SCORE datasets. At least one of tasks and score is needed.
+    * `only`: labels of tasks and names of categories to run, one or a list. `num_fewshot`: the number of shots of every
+      task, in place of its own. Categories and averages that are not whole then are left out.
+    * `missing`: 'error', or 'skip' to leave out tasks without a data file and the composites over missing tasks.
     * `interval`: 'first', 'checkpoint', 'last' and Composer times such as '500ba'.
     * `subset_items`: at most this many items per task, the same at every evaluation; for SCORE, questions per dataset.
     * `time_budget`, such as '120s', '10m' or '1h': the time for one evaluation. The first one selects the items that
@@ -68,6 +73,9 @@ class EvaluationSettings:
     gauntlet: Any = None
     score: Any = None
     data_root: str = 'eval_data'
+    only: tuple[str, ...] | None = None  # None: all
+    num_fewshot: int | None = None  # None: each task's own
+    missing: str = ERROR
     interval: tuple[str, ...] = INTERVAL_WORDS
     subset_items: int | None = None  # None: all
     time_budget: str | None = None  # None: no limit
@@ -94,6 +102,10 @@ class EvaluationSettings:
             raise ValueError(f'save_folder: is {self.save_folder!r}; allowed: a folder, or null for no records')
         if self.max_seq_len is not None and self.max_seq_len < 2:
             raise ValueError(f'max_seq_len: is {self.max_seq_len}; allowed: 2 or more')
+        if self.only == ():
+            raise ValueError('only: is empty; name at least one task or category, or leave it out')
+        if self.num_fewshot is not None and self.num_fewshot < 0:
+            raise ValueError(f'num_fewshot: is {self.num_fewshot}; allowed: 0 or more')
         if self.subset_items is not None and self.subset_items < 1:
             raise ValueError(f'subset_items: is {self.subset_items}; allowed: 1 or more')
         if self.time_budget is not None and not self.budget_seconds:
@@ -144,8 +156,10 @@ class EvaluationSettings:
 
 
 def decode_settings(values: Mapping[str, Any], source: str = 'eval_gauntlet') -> EvaluationSettings:
-    """Return settings from plain values and paths; a single interval need not be a list. Raise ConfigError."""
+    """Return settings from plain values and paths; a single interval or name need not be a list. Raise ConfigError."""
     values = {key: plain(value) for key, value in values.items()}
+    if isinstance(values.get('only'), str):
+        values['only'] = [values['only']]
     problems = Problems(source)
     if 'precision' in values and 'precision_target' in values:
         problems.add('precision', 'is another name of precision_target; give one of them')

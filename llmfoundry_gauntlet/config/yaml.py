@@ -46,6 +46,13 @@ def suggestion(word: str, allowed: typing.Iterable[str]) -> str:
     return f", did you mean '{close[0]}'?" if close else f'; allowed: {", ".join(allowed)}'
 
 
+def listed(names: typing.Iterable[str], most: int = 5) -> str:
+    """Return the names separated by commas, of many the first few and the number of others."""
+    names = list(names)
+    more = f' and {len(names) - most} more' if len(names) > most else ''
+    return ', '.join(names[:most]) + more
+
+
 def decode(cls: type, value: Any, path: str, problems: Problems) -> Any:
     """Return an instance of the dataclass `cls` from a mapping, or None if anything in it is wrong.
 

@@ -23,7 +23,7 @@ from llmfoundry_gauntlet.data.readers import (
     text_field,
     texts_field,
 )
-from llmfoundry_gauntlet.errors import DataError
+from llmfoundry_gauntlet.errors import DataError, MissingFileError
 from llmfoundry_gauntlet.types import Example
 
 LETTERS = 'ABCDEFGHIJKLMNOPQRSTUVWXYZ'
@@ -121,9 +121,8 @@ def find_files(spec: ScoreSpec, data_root: str | Path) -> tuple[list[Path], tupl
             if wanted is not None:
                 problems.extend(error.problems)
     if not found and not problems:
-        problems = [
-            f'{spec.label}: none of its files exist: {", ".join(names.values())}; set data_root to their folder'
-        ]
+        files = ', '.join(names.values())
+        raise MissingFileError(f'{spec.label}: none of its files exist: {files}; set data_root to their folder')
     if problems:
         raise DataError(problems)
     return found, tuple(absent)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
 
+from llmfoundry_gauntlet.config.yaml import listed
 from llmfoundry_gauntlet.data.manifest import SAMPLE, UNOFFICIAL
 from llmfoundry_gauntlet.tasks import Task
 from llmfoundry_gauntlet.tasks.multiple_choice import MultipleChoiceTask
-from llmfoundry_gauntlet.types import Example
-
-MAX_LISTED = 5  # tasks
+from llmfoundry_gauntlet.types import Example, Item
 
 Rows = Mapping[str, Sequence[Example]]  # by task
 
@@ -24,9 +24,9 @@ def origin_warnings(origins: Mapping[str, str], data_root: str) -> list[str]:
     ):
         tasks = [task for task, found in origins.items() if found == origin]
         if tasks:
-            listed = '' if len(tasks) > MAX_LISTED else f' ({", ".join(tasks)})'
-            parts.append(f'{len(tasks)} of {len(origins)} tasks are {what}{listed}; {advice}')
-    return ['. '.join(parts)] if parts else []
+            names = '' if len(tasks) == len(origins) else f' ({listed(tasks)})'
+            parts.append(f'{what}, in {len(tasks)} of {len(origins)} tasks{names}; {advice}')
+    return ['; '.join(parts)] if parts else []
 
 
 def row_warnings(tasks: Sequence[Task], examples: Rows, subsets: Rows) -> list[str]:
@@ -62,8 +62,8 @@ def repeated_choices(task: MultipleChoiceTask, rows: Sequence[Example]) -> Itera
     if repeated:
         right = sum(row.choices.count(row.choices[row.gold]) > 1 for row in repeated)
         yield (
-            f'{task.label}: {len(repeated)} of {len(rows)} rows have a choice twice, {right} of them the right one, '
-            'of which only one counts; gauntlet data check lists them'
+            f'{task.label}: {len(repeated)} of {len(rows)} rows have a choice twice, {right} of them the right one; '
+            'gauntlet data check lists them'
         )
 
 
@@ -76,3 +76,26 @@ def lost_categories(task: Task, rows: Sequence[Example], asked: Sequence[Example
             f'{task.key}: {len(asked)} items leave out {lost} of {len(categories)} categories; its score is the mean '
             'over the others'
         )
+
+
+def prompt_warnings(tasks: Mapping[str, Task], items: Mapping[str, Sequence[Item]], max_seq_len: int) -> Iterator[str]:
+    """Yield a warning of generations with fewer tokens than their task's default, and one of truncated prompts."""
+    short = {
+        key: most
+        for key, task in tasks.items()
+        if task.generates
+        and (most := task.default_max_new_tokens) is not None
+        and most > max_seq_len // 2  # as half of max_seq_len is the prompt's
+        and 'max_new_tokens' not in (task.generation_kwargs or {})
+    }
+    if short:
+        names = ', '.join(f'{key} ({most})' for key, most in short.items())
+        yield f'max_seq_len is {max_seq_len}, so generations get only {max_seq_len // 2} tokens: {names}'
+    truncated = [key for key, found in items.items() if any(item.request.truncated for item in found)]
+    if truncated:
+        shots: dict[int, list[float]] = {}
+        for key in truncated:
+            shots.setdefault(tasks[key].num_fewshot[0], []).append(fmean(item.num_shots for item in items[key]))
+        means = [f'{num_shots}-shot is {fmean(found):.1f}' for num_shots, found in sorted(shots.items()) if num_shots]
+        left = f'; {", ".join(means)} on average' if means else ''
+        yield f'{len(truncated)} of {len(items)} tasks: prompts shortened to fit {max_seq_len} tokens{left}'

@@ -5,240 +5,27 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from llmfoundry_gauntlet.config.score import ScoreSpec, check_labels, read_score
-from llmfoundry_gauntlet.config.settings import EvaluationSettings
-from llmfoundry_gauntlet.config.tasks import SETTINGS, GauntletSpec, task_key
-from llmfoundry_gauntlet.config.yaml import Problems, decode, describe, read_key, source_name, suggestion
+from llmfoundry_gauntlet.config.settings import ERROR, SKIP, EvaluationSettings
+from llmfoundry_gauntlet.config.tasks import GauntletSpec
+from llmfoundry_gauntlet.config.yaml import listed
 from llmfoundry_gauntlet.data.examples import file_sizes, subset
-from llmfoundry_gauntlet.data.manifest import origin_of
-from llmfoundry_gauntlet.errors import ConfigError, DataError, GauntletError
+from llmfoundry_gauntlet.data.manifest import origin_of, read_manifest
+from llmfoundry_gauntlet.errors import ConfigError, DataError, GauntletError, MissingFileError
 from llmfoundry_gauntlet.evaluation.data_warnings import origin_warnings, row_warnings
 from llmfoundry_gauntlet.evaluation.precision import precise_subsets
+from llmfoundry_gauntlet.evaluation.suite import Suite, at_shots, load_suite, only
 from llmfoundry_gauntlet.metrics.keys import check_names
-from llmfoundry_gauntlet.metrics.metrics import RENAMED
 from llmfoundry_gauntlet.scoring.code.sandbox import Sandbox
-from llmfoundry_gauntlet.tasks import Task, metrics_of, task_types
+from llmfoundry_gauntlet.tasks import Task
 from llmfoundry_gauntlet.tasks.programs import check_programs
 from llmfoundry_gauntlet.tasks.score import ScoreTask
 from llmfoundry_gauntlet.types import Example, FileSizes
 
-OLDER_NAMES = {'question_answering': 'generation_task_with_answers'}  # of task types
-TASKS_KEY = 'icl_tasks'
-GAUNTLET_KEY = 'eval_gauntlet'
-
-TasksSource = str | Path | Sequence[Any]
-GauntletSource = str | Path | Mapping[str, Any]
-ScoreSource = str | Path | Mapping[str, Any] | Sequence[Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Suite:
-    """The checked tasks of an evaluation, each with one number of shots, and the gauntlet over them, if any.
-
-    SCORE's tasks come last.
-    """
-
-    tasks: tuple[Task, ...]
-    gauntlet: GauntletSpec | None
-    warnings: tuple[str, ...]
-
-
-def load_suite(
-    tasks: TasksSource | None,
-    gauntlet: GauntletSource | None = None,
-    score: ScoreSource | None = None,
-    *,
-    is_partial: bool = False,
-) -> Suite:
-    """Load tasks, gauntlet and SCORE from YAML files or plain values; raise one ConfigError with all problems.
-
-    `tasks` is a path, a list of paths, or the list of tasks itself; `gauntlet` a path or the mapping itself; `score` a
-    path, a mapping or a list of them. If both are given, a benchmark without a task is a problem. An average over an
-    unknown category is a warning; with `is_partial`, so is SCORE on a task that is not given.
-    """
-    problems: list[str] = []
-    broken: set[str] = set()
-    specs = () if tasks is None else read_tasks(tasks, problems, broken)
-    spec = None if gauntlet is None else read_gauntlet(gauntlet, problems)
-    score_specs = {} if score is None else read_score(score, problems)
-    unknown_labels = [] if broken else check_labels(score_specs, specs, score)
-    problems.extend([] if is_partial else unknown_labels)
-    if specs and spec:
-        missing = missing_benchmarks(specs, spec, source_name(gauntlet, GAUNTLET_KEY))
-        problems.extend(text for label, text in missing if label not in broken)
-    if problems:
-        raise ConfigError(problems)
-    warnings = metrics_left_out(specs) + unknown_labels
-    if spec is not None:
-        warnings += unknown_averages(spec, source_name(gauntlet, GAUNTLET_KEY))
-    each = tuple(task.at(num_shots) for task in specs for num_shots in task.num_fewshot)
-    return Suite(tasks=(*each, *score_tasks(score_specs, specs)), gauntlet=spec, warnings=tuple(warnings))
-
-
-def read_tasks(source: TasksSource, found: list[str], broken: set[str]) -> tuple[Task, ...]:
-    """Return the tasks of all sources; problems are added to `found`, labels of invalid tasks to `broken`."""
-    parts: list[Any] = [source]
-    if isinstance(source, (list, tuple)) and source and all(isinstance(item, (str, Path)) for item in source):
-        parts = list(source)
-    tasks: list[Task] = []
-    seen: dict[str, str] = {}
-    for part in parts:
-        problems = Problems(source_name(part, TASKS_KEY))
-        node = part if not isinstance(part, (str, Path)) else read_key(Path(part), TASKS_KEY, problems)
-        if node is not None:
-            tasks.extend(decode_tasks(node, problems, seen, broken))
-        found.extend(problems.found)
-    return tuple(tasks)
-
-
-def decode_tasks(node: Any, problems: Problems, seen: dict[str, str], broken: set[str]) -> list[Task]:
-    """Return the tasks of one list; `seen` maps every '{label}/{n}-shot' so far to its place."""
-    if not isinstance(node, (list, tuple)) or not node:
-        problems.add(TASKS_KEY, f'is {describe(node)}; allowed: a list of tasks, or a path to a file with one')
-        return []
-    tasks = []
-    for index, entry in enumerate(node):
-        path = f'{TASKS_KEY}[{index}]'
-        task = decode_task(entry, path, problems)
-        if task is None:
-            if isinstance(entry, Mapping):
-                broken.add(str(entry.get('label')))
-            continue
-        tasks.append(task)
-        for num_shots in task.num_fewshot:
-            key = task_key(task.label, num_shots)
-            if key in seen:
-                problems.add(path, f'duplicate {key}, first at {seen[key]}; give each number of shots of a label once')
-            seen.setdefault(key, f'{problems.source}: {path}')
-    return tasks
-
-
-def decode_task(entry: Any, path: str, problems: Problems) -> Task | None:
-    """Return one task; old names of keys and task types are accepted."""
-    if not isinstance(entry, Mapping):
-        problems.add(path, f'is {describe(entry)}; allowed: a mapping')
-        return None
-    entry = dict(entry)
-    if 'question_prelimiter' in entry:
-        if 'prelimiter' in entry:
-            problems.add(path, "'question_prelimiter' is the old name of 'prelimiter': give one of them")
-        entry['prelimiter'] = entry.pop('question_prelimiter')
-    if isinstance(entry.get('num_fewshot'), int) and not isinstance(entry['num_fewshot'], bool):
-        entry['num_fewshot'] = [entry['num_fewshot']]
-    kind: type[Task] = Task
-    name = entry.get('icl_task_type')
-    if isinstance(name, str):
-        name = entry['icl_task_type'] = OLDER_NAMES.get(name, name)
-        if name not in task_types():
-            problems.add(f'{path}.icl_task_type', f'unknown task type {name!r}{suggestion(name, task_types())}')
-            return None
-        kind = task_types()[name]
-    known = keys_of(kind)
-    for key in [key for key in entry if key not in known]:
-        owners = [owner for owner, other in task_types().items() if key in keys_of(other)]
-        if owners and isinstance(name, str):
-            problems.add(f'{path}.{key}', f'has no meaning in {name}; it belongs to {", ".join(owners)}')
-        if key in SETTINGS:
-            problems.add(f'{path}.{key}', f"unknown key '{key}'{suggestion(key, known)}")
-        if owners or key in SETTINGS:
-            del entry[key]
-    task: Task | None = decode(kind, entry, path, problems)
-    if task is not None:
-        check_metric_names(task, path, problems)
-        if any(task.num_fewshot) and not task.has_shots:
-            problems.add(
-                f'{path}.num_fewshot',
-                f'is {list(task.num_fewshot)}; allowed: [0], as {task.icl_task_type} has no shots',
-            )
-    return task
-
-
-def keys_of(kind: type[Task]) -> set[str]:
-    """Return the YAML keys of a type of task."""
-    return {item.name for item in fields(kind)} - set(SETTINGS)
-
-
-def score_tasks(specs: Mapping[int, ScoreSpec], tasks: Sequence[Task]) -> tuple[Task, ...]:
-    """Return the tasks of SCORE's datasets."""
-    if not specs:
-        return ()
-    from llmfoundry_gauntlet.tasks.score import score_task  # late: other tasks do not need its scorers
-
-    return tuple(score_task(spec, tasks) for spec in specs.values())
-
-
-def check_metric_names(task: Task, path: str, problems: Problems) -> None:
-    """Add a problem for each metric that the task type has under neither a current nor an old name."""
-    allowed = [*(metric.name for metric in metrics_of(task)), *task.older_metrics]
-    for name in task.metric_names or ():
-        if RENAMED.get(name, name) not in allowed:
-            problems.add(
-                path, f'metric_names: {name!r} is not a metric of {task.icl_task_type}; allowed: {", ".join(allowed)}'
-            )
-
-
-def read_gauntlet(source: GauntletSource, found: list[str]) -> GauntletSpec | None:
-    """Return the gauntlet of a source; problems are appended to `found`."""
-    problems = Problems(source_name(source, GAUNTLET_KEY))
-    node = read_key(Path(source), GAUNTLET_KEY, problems) if isinstance(source, (str, Path)) else source
-    spec = None if node is None else decode(GauntletSpec, node, GAUNTLET_KEY, problems)
-    found.extend(problems.found)
-    return spec
-
-
-def load_gauntlet(source: GauntletSource) -> GauntletSpec:
-    """Load only a gauntlet. Raise ConfigError."""
-    found: list[str] = []
-    spec = read_gauntlet(source, found)
-    if spec is None:
-        raise ConfigError(found)
-    return spec
-
-
-def missing_benchmarks(tasks: Sequence[Task], gauntlet: GauntletSpec, source: str) -> list[tuple[str, str]]:
-    """Return label and problem of each benchmark that no task provides at its number of shots."""
-    shots: dict[str, list[int]] = {}
-    for task in tasks:
-        shots.setdefault(task.label, []).extend(task.num_fewshot)
-    problems = []
-    for c, category in enumerate(gauntlet.categories):
-        for b, benchmark in enumerate(category.benchmarks):
-            if benchmark.num_fewshot in shots.get(benchmark.name, []):
-                continue
-            if benchmark.name in shots:
-                have = ', '.join(map(str, shots[benchmark.name]))
-                hint = f'the task {benchmark.name} has {have} shots'
-            else:
-                hint = 'no task has that label' + suggestion(benchmark.name, shots).partition(';')[0]
-            path = f'{GAUNTLET_KEY}.categories[{c}].benchmarks[{b}]'
-            text = f'{source}: {path}: no task provides {benchmark.key} ({category.name}): {hint}'
-            problems.append((benchmark.name, text))
-    return problems
-
-
-def metrics_left_out(tasks: Sequence[Task]) -> list[str]:
-    """Return a warning for each metric of a task that this version does not compute."""
-    return [
-        f'{task.label}: metric_names: {name} is not supported by this version; it is left out'
-        for task in tasks
-        for name in task.metric_names or ()
-        if name in task.older_metrics
-    ]
-
-
-def unknown_averages(gauntlet: GauntletSpec, source: str) -> list[str]:
-    """Return a warning for each category of an average that the gauntlet does not have."""
-    names = [category.name for category in gauntlet.categories]
-    return [
-        f'{source}: {GAUNTLET_KEY}.averages.{average}: the gauntlet has no category {member!r}; the average is absent'
-        for average, members in gauntlet.named_averages.items()
-        for member in members
-        if member not in names
-    ]
+MAX_NAMES = 5  # of files to fetch, in a message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,9 +35,9 @@ class EvaluationData:
     `examples` are all rows by task, from which shots are drawn; `subsets` has the rows to evaluate of tasks with a
     subset, `subset_sizes` their number, `file_sizes` the number of rows of each cluster in the whole file. `absent`
     lists optional data files that are absent, by task; `digests` has a SHA-256 of the rows by task, `origins` where
-    they come from: sample, published, unofficial or own. `sandbox` and
-    `unsupported`, the tasks whose programs cannot run here with the reason, are set when the evaluation starts
-    (`with_programs`).
+    they come from: sample, published, unofficial or own. `unsupported`
+    has the reason for each task and benchmark that is missing or, once the evaluation starts (`with_programs`), whose
+    programs cannot run here; then `sandbox` is set too.
     """
 
     settings: EvaluationSettings
@@ -285,26 +72,32 @@ class EvaluationData:
 
 def load_data(settings: EvaluationSettings) -> EvaluationData:
     """Load tasks, gauntlet and rows. Raise ConfigError or DataError with every problem found."""
-    suite = load_suite(settings.tasks, settings.gauntlet, settings.score)
+    suite = load_suite(settings.tasks, settings.gauntlet, settings.score, missing=settings.missing)
+    if settings.only is not None:
+        suite = only(suite, settings.only)
+    if settings.num_fewshot is not None:
+        suite = at_shots(suite, settings.num_fewshot)
     suite = replace(suite, tasks=tuple(task.with_settings(settings) for task in suite.tasks))
     if settings.subset_items is not None:
         suite = with_fewer_questions(suite, settings.subset_items)
-    rows = read_data(suite, settings.data_root)
+    rows = read_data(suite, settings.data_root, missing=settings.missing)
+    tasks = [task for task in suite.tasks if task.key in rows.examples]
     if settings.reference:
-        check_patterns(suite, rows)
+        check_patterns(tasks, rows)
     check_keys(suite, rows.examples)
-    subsets = subsets_of(suite, rows.examples, settings)
-    origins = {task.key: origin_of(task.files(settings.data_root)) for task in suite.tasks}
+    subsets = subsets_of(tasks, suite.gauntlet, rows.examples, settings)
+    origins = {task.key: origin_of(files_of(task, settings.data_root)) for task in tasks}
     data = EvaluationData(
         settings=settings,
         suite=suite,
         examples=rows.examples,
+        unsupported={**suite.missing, **rows.missing},
         absent=rows.absent,
         warnings=(
             *origin_warnings(origins, settings.data_root),
             *suite.warnings,
             *rows.warnings,
-            *row_warnings(suite.tasks, rows.examples, subsets),
+            *row_warnings(tasks, rows.examples, subsets),
         ),
         origins=origins,
         digests={key: digest_of_rows(found) for key, found in rows.examples.items()},
@@ -371,14 +164,17 @@ def check_keys(suite: Suite, examples: Mapping[str, Sequence[Example]]) -> None:
 
 
 def subsets_of(
-    suite: Suite, examples: Mapping[str, list[Example]], settings: EvaluationSettings
+    tasks: Sequence[Task],
+    gauntlet: GauntletSpec | None,
+    examples: Mapping[str, list[Example]],
+    settings: EvaluationSettings,
 ) -> dict[str, list[Example]]:
     """Return the rows to evaluate of each task with more; SCORE's subsets are chosen by question when read."""
     if settings.precision is not None:
-        subsets = precise_subsets(suite.tasks, examples, suite.gauntlet, settings.precision)
+        subsets = precise_subsets(tasks, examples, gauntlet, settings.precision)
     else:
-        tasks = [task.key for task in suite.tasks if not isinstance(task, ScoreTask) and task.key in examples]
-        subsets = {key: subset(examples[key], settings.subset_items) for key in tasks}
+        keys = [task.key for task in tasks if not isinstance(task, ScoreTask)]
+        subsets = {key: subset(examples[key], settings.subset_items) for key in keys}
     return {key: rows for key, rows in subsets.items() if len(rows) < len(examples[key])}
 
 
@@ -395,12 +191,13 @@ class Rows:
     examples: Mapping[str, list[Example]]
     absent: Mapping[str, tuple[str, ...]]
     warnings: tuple[str, ...]
+    missing: Mapping[str, str] = field(default_factory=dict)  # the reason, by task
 
 
-def check_patterns(suite: Suite, rows: Rows) -> None:
+def check_patterns(tasks: Sequence[Task], rows: Rows) -> None:
     """Raise ConfigError for stop strings that are invalid regular expressions, as which llm-foundry uses them."""
     problems = []
-    for task in suite.tasks:
+    for task in tasks:
         rule = task.stops([example.content for example in rows.examples[task.key]])
         try:
             re.compile('|'.join(rule.strings) if rule.as_pattern else '')
@@ -413,20 +210,60 @@ def check_patterns(suite: Suite, rows: Rows) -> None:
         raise ConfigError(problems)
 
 
-def read_data(suite: Suite, data_root: str) -> Rows:
-    """Return the rows by task. Raise DataError or ConfigError with every problem found."""
+def read_data(suite: Suite, data_root: str, *, missing: str = ERROR) -> Rows:
+    """Return the rows by task. Raise DataError or ConfigError with every problem found.
+
+    With `missing` SKIP tasks without a data file are left out.
+    """
     examples: dict[str, list[Example]] = {}
     absent: dict[str, tuple[str, ...]] = {}
     warnings: list[str] = []
     errors: list[GauntletError] = []
+    lacking: dict[str, MissingFileError] = {}
     for task in suite.tasks:
         try:
             found = task.read(data_root)
+        except MissingFileError as error:
+            lacking[task.key] = error
         except (ConfigError, DataError) as error:
             errors.append(error)
         else:
             examples[task.key], absent[task.key] = list(found.examples), found.absent
             warnings.extend(found.warnings)
+    if lacking and (missing != SKIP or not examples):
+        errors.append(missing_files([task for task in suite.tasks if task.key in lacking], suite, data_root, lacking))
     if errors:
         raise type(errors[0])(list(dict.fromkeys(problem for error in errors for problem in error.problems)))
-    return Rows(examples=examples, absent=absent, warnings=tuple(warnings))
+    return Rows(
+        examples=examples,
+        absent=absent,
+        warnings=tuple(warnings),
+        missing=dict.fromkeys(lacking, 'its data file is missing'),
+    )
+
+
+def missing_files(
+    tasks: Sequence[Task], suite: Suite, data_root: str, errors: Mapping[str, MissingFileError]
+) -> DataError:
+    """Return one error for all missing files: their number, the data root and how to get them."""
+    missing = {task.dataset_uri: task for task in tasks}
+    num_files = len({task.dataset_uri for task in suite.tasks})
+    known = {file.task for file in read_manifest()} & {task.label for task in tasks}
+    if len(missing) == 1 and not known:
+        return errors[tasks[0].key]
+    advice = 'set data_root (--data-root) to their folder'
+    if known:
+        names = f' {" ".join(sorted(known))}' if len(known) <= MAX_NAMES else ''
+        advice = f'`gauntlet data fetch{names} --to {data_root}` downloads the published files'
+    return DataError(
+        f'{len(missing)} of {num_files} data files are missing below {data_root}: {listed(missing)}; {advice}; '
+        '--missing skip (missing: skip) runs the other tasks'
+    )
+
+
+def files_of(task: Task, data_root: str) -> tuple[Path, ...]:
+    """Return a task's data files; none if its type reads its rows from elsewhere."""
+    try:
+        return task.files(data_root)
+    except DataError:
+        return ()

@@ -16,7 +16,6 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from llmfoundry_gauntlet.config.tasks import GauntletSpec
@@ -30,6 +29,7 @@ from llmfoundry_gauntlet.engine.plan import (
     plan_continuous_batches,
 )
 from llmfoundry_gauntlet.engine.rotary import RotaryLengths
+from llmfoundry_gauntlet.evaluation.data_warnings import prompt_warnings
 from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, with_programs, with_subsets
 from llmfoundry_gauntlet.metrics.composites import compute_composites
 from llmfoundry_gauntlet.metrics.consistency import PerturbationScore
@@ -207,9 +207,9 @@ def prepare_evaluation(
         )
         for key, task in tasks.items()
     }
-    warn_of_short_generations(tasks.values(), max_seq_len)
     prepared = prepare_tasks(preparations, cache, data.subsets)
-    warn_of_truncated_prompts(tasks, prepared, max_seq_len)
+    for warning in prompt_warnings(tasks, prepared, max_seq_len):
+        log.warning(warning)
     items = {
         item.key: item
         for key, task_items in prepared.items()
@@ -223,42 +223,6 @@ def prepare_evaluation(
         )
     }
     return PreparedEvaluation(data=data, tasks=tasks, items=items, max_seq_len=max_seq_len, tokenizer=encoder.name)
-
-
-def warn_of_short_generations(tasks: Iterable[Task], max_seq_len: int) -> None:
-    """Warn if generations get fewer tokens than their task's default, as half of `max_seq_len` is the prompt's."""
-    short = {}
-    for task in tasks:
-        most = task.default_max_new_tokens if task.generates else None
-        if most is not None and most > max_seq_len // 2 and 'max_new_tokens' not in (task.generation_kwargs or {}):
-            short[task.key] = most
-    if short:
-        log.warning(
-            'max_seq_len is %d, so generations get only %d tokens: %s',
-            max_seq_len,
-            max_seq_len // 2,
-            ', '.join(f'{key} ({most})' for key, most in short.items()),
-        )
-
-
-def warn_of_truncated_prompts(tasks: Mapping[str, Task], items: Mapping[str, Sequence[Item]], max_seq_len: int) -> None:
-    """Warn in one line of tasks with truncated prompts, and of the shots that these have left on average."""
-    shots: dict[int, list[float]] = {}
-    num_tasks = 0
-    for key, task_items in items.items():
-        if any(item.request.truncated for item in task_items):
-            num_tasks += 1
-            (num_shots,) = tasks[key].num_fewshot
-            shots.setdefault(num_shots, []).append(fmean(item.num_shots for item in task_items))
-    if num_tasks:
-        kept = ', '.join(f'{n}-shot is {fmean(means):.1f}' for n, means in sorted(shots.items()) if n)
-        log.warning(
-            '%d of %d tasks: prompts shortened to fit %d tokens%s',
-            num_tasks,
-            len(items),
-            max_seq_len,
-            f'; {kept} on average' if kept else '',
-        )
 
 
 def one_task(prepared: PreparedEvaluation, key: str) -> PreparedEvaluation:

@@ -12,8 +12,9 @@ from llmfoundry_gauntlet.config.settings import AUTO, EvaluationSettings
 from llmfoundry_gauntlet.config.tasks import GauntletSpec
 from llmfoundry_gauntlet.config.yaml import Problems, decode
 from llmfoundry_gauntlet.errors import ConfigError, RecordError
-from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, Suite, decode_task
+from llmfoundry_gauntlet.evaluation.inputs import EvaluationData
 from llmfoundry_gauntlet.evaluation.run import Evaluation, Scores, summarize
+from llmfoundry_gauntlet.evaluation.suite import Suite, decode_task
 from llmfoundry_gauntlet.results.files import RESULTS, find_results, read_file_clusters, read_results
 from llmfoundry_gauntlet.results.journal import Finished
 from llmfoundry_gauntlet.results.samples import read_samples, samples_file

@@ -4,7 +4,7 @@ import pytest
 
 from llmfoundry_gauntlet import tasks as task_types
 from llmfoundry_gauntlet.errors import ConfigError
-from llmfoundry_gauntlet.evaluation.inputs import load_suite
+from llmfoundry_gauntlet.evaluation.suite import load_suite
 from llmfoundry_gauntlet.tasks.base import Task
 from llmfoundry_gauntlet.tasks.multiple_choice import MultipleChoiceTask
 
@@ -140,9 +140,17 @@ def test_an_invalid_gauntlet_is_refused(changes: dict, expected: str):
 
 def test_a_benchmark_that_no_task_provides_is_an_error_that_says_what_there_is():
     wrong_shots = gauntlet(categories=[{'name': 'a', 'benchmarks': [{**BENCHMARK, 'num_fewshot': 10}]}])
-    assert 'no task provides copa/10-shot (a): the task copa has 0 shots' in problems_of([TASK], wrong_shots)[0]
+    (problem,) = problems_of([TASK], wrong_shots)
+    assert 'no task provides 1 of 1 benchmarks: copa/10-shot (categories[0]' in problem and 'has 0 shots' in problem
     wrong_name = gauntlet(categories=[{'name': 'a', 'benchmarks': [{**BENCHMARK, 'name': 'coppa'}]}])
     assert "no task has that label, did you mean 'copa'?" in problems_of([TASK], wrong_name)[0]
+
+
+def test_many_benchmarks_without_tasks_are_one_line_and_may_be_skipped(upstream_yamls: Path):
+    files = upstream_yamls / 'tasks_light.yaml', upstream_yamls / 'eval_gauntlet_v0.3.yaml'
+    (problem,) = problems_of(*files)
+    assert 'no task provides 29 of 31 benchmarks' in problem and '24 more' in problem and '--missing skip' in problem
+    assert len(load_suite(*files, missing='skip').missing) == 29
 
 
 def test_a_benchmark_of_an_invalid_task_is_not_a_second_error():

@@ -12,7 +12,7 @@ from paths import ROOT
 from llmfoundry_gauntlet.config.score import DATASETS, PERTURBATIONS, ScoreSpec
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.errors import ConfigError
-from llmfoundry_gauntlet.evaluation.inputs import load_suite
+from llmfoundry_gauntlet.evaluation.suite import load_suite
 from llmfoundry_gauntlet.tasks.score import ScoreTask
 
 ARC = {'label': 'arc', 'dataset_uri': 'arc.jsonl', 'num_fewshot': [0, 5], 'icl_task_type': 'multiple_choice'}

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from llmfoundry_gauntlet.errors import DataError
-from llmfoundry_gauntlet.evaluation.inputs import load_suite
+from llmfoundry_gauntlet.evaluation.suite import load_suite
 
 ROW = {'query': 'Sky?', 'choices': ['blue', 'green'], 'gold': 0}
 PASSAGE = {'context': 'two and two are', 'continuation': 'four'}

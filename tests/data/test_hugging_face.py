@@ -16,7 +16,8 @@ import pytest
 
 from llmfoundry_gauntlet.config.settings import EvaluationSettings
 from llmfoundry_gauntlet.errors import DataError
-from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, load_data, load_suite
+from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, load_data
+from llmfoundry_gauntlet.evaluation.suite import load_suite
 
 QUIZ = [
     {'query': ' Sky? ', 'choices': [' blue', 'green'], 'gold': 0},

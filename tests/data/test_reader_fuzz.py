@@ -13,7 +13,7 @@ from paths import ROOT
 
 from llmfoundry_gauntlet.data.score_rows import read_score_rows
 from llmfoundry_gauntlet.errors import DataError
-from llmfoundry_gauntlet.evaluation.inputs import load_suite
+from llmfoundry_gauntlet.evaluation.suite import load_suite
 
 Row = dict[str, Any]
 NUM_ROWS, SEED = 200, 1  # of each kind

@@ -15,7 +15,7 @@ from llmfoundry_gauntlet.data.examples import TaskRows
 from llmfoundry_gauntlet.data.manifest import select_files
 from llmfoundry_gauntlet.data.readers import read_rows
 from llmfoundry_gauntlet.data.score_rows import as_lettered, read_score_rows, split_list
-from llmfoundry_gauntlet.evaluation.inputs import load_suite
+from llmfoundry_gauntlet.evaluation.suite import load_suite
 from llmfoundry_gauntlet.types import Example
 
 CLUSTERS = {  # by stem; in files without a rule they are of repeated prompts

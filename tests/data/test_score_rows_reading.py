@@ -17,7 +17,7 @@ from llmfoundry_gauntlet.data.score_rows import (
     read_score_rows,
 )
 from llmfoundry_gauntlet.errors import DataError
-from llmfoundry_gauntlet.evaluation.inputs import load_suite
+from llmfoundry_gauntlet.evaluation.suite import load_suite
 from llmfoundry_gauntlet.tasks.score import ScoreTask, read_source
 
 LAW = {'question': 'Who?', 'options': ['he', 'she', ' it'], 'answer': 'B', 'answer_index': 1, 'category': 'law'}

@@ -6,7 +6,7 @@ import math
 import pytest
 from clustered_items import METRIC, credits_of, item, usual_error
 
-from llmfoundry_gauntlet.evaluation.inputs import load_suite
+from llmfoundry_gauntlet.evaluation.suite import load_suite
 from llmfoundry_gauntlet.metrics.composites import compute_composites
 from llmfoundry_gauntlet.metrics.keys import metric_stream
 from llmfoundry_gauntlet.metrics.metrics import accuracy, item_metric, task_score

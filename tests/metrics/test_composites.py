@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from llmfoundry_gauntlet.evaluation.inputs import load_suite
+from llmfoundry_gauntlet.evaluation.suite import load_suite
 from llmfoundry_gauntlet.metrics.composites import compute_composites
 from llmfoundry_gauntlet.types import Measure
 

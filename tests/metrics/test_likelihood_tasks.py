@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from llmfoundry_gauntlet.errors import ConfigError
-from llmfoundry_gauntlet.evaluation.inputs import load_suite
+from llmfoundry_gauntlet.evaluation.suite import load_suite
 from llmfoundry_gauntlet.tasks import metrics_of
 
 OF_CHOICES = (

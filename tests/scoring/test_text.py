@@ -5,7 +5,7 @@
 import pytest
 from paths import ROOT
 
-from llmfoundry_gauntlet.evaluation.inputs import load_suite
+from llmfoundry_gauntlet.evaluation.suite import load_suite
 from llmfoundry_gauntlet.scoring.text import (
     answer_in,
     cut_at_stops,

@@ -13,8 +13,9 @@ from programs import SECRET, problem, right, sandbox
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.engine.stopping import GenerationDecoder, OngoingGeneration
 from llmfoundry_gauntlet.errors import ConfigError, DataError
-from llmfoundry_gauntlet.evaluation.inputs import load_data, load_suite
+from llmfoundry_gauntlet.evaluation.inputs import load_data
 from llmfoundry_gauntlet.evaluation.run import prepare_evaluation
+from llmfoundry_gauntlet.evaluation.suite import load_suite
 from llmfoundry_gauntlet.metrics.metrics import Absent, measure, passes_at
 from llmfoundry_gauntlet.scoring.code.programs import CPP, JAVASCRIPT, PYTHON
 from llmfoundry_gauntlet.scoring.text import cut_at_stops

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from llmfoundry_gauntlet.errors import DataError, ModelError
-from llmfoundry_gauntlet.evaluation.inputs import load_suite
+from llmfoundry_gauntlet.evaluation.suite import load_suite
 from llmfoundry_gauntlet.metrics.keys import metric_stream
 from llmfoundry_gauntlet.metrics.metrics import task_score
 from llmfoundry_gauntlet.tasks import metrics_of

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from llmfoundry_gauntlet.evaluation.inputs import load_suite
+from llmfoundry_gauntlet.evaluation.suite import load_suite
 from llmfoundry_gauntlet.tasks.encode import Encoder
 from llmfoundry_gauntlet.tasks.items import Preparation
 from llmfoundry_gauntlet.tasks.language_modeling import Passage

@@ -11,7 +11,7 @@ import pytest
 from characters import Characters
 
 from llmfoundry_gauntlet.config.tasks import SETTINGS
-from llmfoundry_gauntlet.evaluation.inputs import load_suite
+from llmfoundry_gauntlet.evaluation.suite import load_suite
 from llmfoundry_gauntlet.tasks import prepare
 from llmfoundry_gauntlet.tasks.encode import PROMPTS_VERSION, Encoder
 from llmfoundry_gauntlet.tasks.generation import Problem

@@ -12,7 +12,7 @@ import pytest
 
 from llmfoundry_gauntlet.data.score_rows import LetteredQuestion, MathQuestion
 from llmfoundry_gauntlet.errors import ConfigError, DataError
-from llmfoundry_gauntlet.evaluation.inputs import load_suite
+from llmfoundry_gauntlet.evaluation.suite import load_suite
 from llmfoundry_gauntlet.scoring.likelihood import NON_FINITE
 from llmfoundry_gauntlet.scoring.text import NON_FINITE_GENERATION
 from llmfoundry_gauntlet.tasks.encode import Encoder

@@ -14,7 +14,7 @@ from paths import ROOT, SHARED_DATA
 from llmfoundry_gauntlet.config.resources import PACKAGE
 from llmfoundry_gauntlet.config.score import ScoreSpec
 from llmfoundry_gauntlet.errors import ConfigError
-from llmfoundry_gauntlet.evaluation.inputs import load_suite
+from llmfoundry_gauntlet.evaluation.suite import load_suite
 from llmfoundry_gauntlet.tasks.templates import (
     NO_TEMPLATE,
     OPTIONS_FORMAT,

@@ -1,0 +1,281 @@
+"""Load the tasks of an evaluation, its gauntlet and SCORE's datasets from YAML files or plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from llmfoundry_gauntlet.config.score import ScoreSpec, check_labels, read_score
+from llmfoundry_gauntlet.config.settings import ERROR, SKIP
+from llmfoundry_gauntlet.config.tasks import SETTINGS, GauntletSpec, task_key
+from llmfoundry_gauntlet.config.yaml import Problems, decode, describe, listed, read_key, source_name, suggestion
+from llmfoundry_gauntlet.errors import ConfigError
+from llmfoundry_gauntlet.metrics.metrics import RENAMED
+from llmfoundry_gauntlet.tasks import Task, metrics_of, task_types
+
+OLDER_NAMES = {'question_answering': 'generation_task_with_answers'}  # of task types
+TASKS_KEY = 'icl_tasks'
+GAUNTLET_KEY = 'eval_gauntlet'
+
+TasksSource = str | Path | Sequence[Any]
+GauntletSource = str | Path | Mapping[str, Any]
+ScoreSource = str | Path | Mapping[str, Any] | Sequence[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suite:
+    """The checked tasks of an evaluation, each with one number of shots, and the gauntlet over them, if any.
+
+    SCORE's tasks come last. `missing` has the reason for each benchmark of the gauntlet that no task provides.
+    """
+
+    tasks: tuple[Task, ...]
+    gauntlet: GauntletSpec | None
+    warnings: tuple[str, ...]
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+
+def load_suite(
+    tasks: TasksSource | None,
+    gauntlet: GauntletSource | None = None,
+    score: ScoreSource | None = None,
+    *,
+    is_partial: bool = False,
+    missing: str = ERROR,
+) -> Suite:
+    """Load tasks, gauntlet and SCORE from YAML files or plain values; raise one ConfigError with all problems.
+
+    `tasks` is a path, a list of paths, or the list of tasks itself; `gauntlet` a path or the mapping itself; `score` a
+    path, a mapping or a list of them. A benchmark without a task is a problem, unless `missing` is SKIP. An average
+    over an unknown category is a warning; with `is_partial`, so is SCORE on a task that is not given.
+    """
+    problems: list[str] = []
+    broken: set[str] = set()
+    specs = () if tasks is None else read_tasks(tasks, problems, broken)
+    spec = None if gauntlet is None else read_gauntlet(gauntlet, problems)
+    score_specs = {} if score is None else read_score(score, problems)
+    unknown_labels = [] if broken else check_labels(score_specs, specs, score)
+    problems.extend([] if is_partial else unknown_labels)
+    lacking = missing_benchmarks(specs, spec, broken) if specs and spec else {}
+    if spec and lacking and missing != SKIP:
+        num_benchmarks = sum(len(category.benchmarks) for category in spec.categories)
+        problems.append(
+            f'{source_name(gauntlet, GAUNTLET_KEY)}: no task provides {len(lacking)} of {num_benchmarks} benchmarks: '
+            f'{listed(lacking.values())}; add their tasks, or give --missing skip (missing: skip) to leave out the '
+            'composites over them'
+        )
+    if problems:
+        raise ConfigError(problems)
+    warnings = metrics_left_out(specs) + unknown_labels
+    if spec is not None:
+        warnings += unknown_averages(spec, source_name(gauntlet, GAUNTLET_KEY))
+    each = tuple(task.at(num_shots) for task in specs for num_shots in task.num_fewshot)
+    return Suite(
+        tasks=(*each, *score_tasks(score_specs, specs)),
+        gauntlet=spec,
+        warnings=tuple(warnings),
+        missing=dict.fromkeys(lacking, 'no task provides it'),
+    )
+
+
+def at_shots(suite: Suite, num_shots: int) -> Suite:
+    """Return the suite with every task at this number of shots; types without shots stay as they are."""
+    tasks = {task.key: task for task in (task.at(num_shots) if task.has_shots else task for task in suite.tasks)}
+    return with_tasks(suite, tasks.values())
+
+
+def only(suite: Suite, names: Iterable[str]) -> Suite:
+    """Return the suite with the tasks of these names alone. Raise ConfigError."""
+    keys = keys_named(suite, names)
+    return with_tasks(suite, [task for task in suite.tasks if task.key in keys])
+
+
+def keys_named(suite: Suite, names: Iterable[str]) -> set[str]:
+    """Return the keys of the tasks with these labels, keys or categories. Raise ConfigError with every unknown name."""
+    named: dict[str, set[str]] = {}
+    for task in suite.tasks:
+        for name in (task.label, task.key):
+            named.setdefault(name, set()).add(task.key)
+    for category in () if suite.gauntlet is None else suite.gauntlet.categories:
+        named.setdefault(category.name, set()).update(benchmark.key for benchmark in category.benchmarks)
+    unknown = [f'{name}: no such task or category{suggestion(name, named)}' for name in names if name not in named]
+    if unknown:
+        raise ConfigError(unknown)
+    return {key for name in names for key in named[name]}
+
+
+def with_tasks(suite: Suite, tasks: Iterable[Task]) -> Suite:
+    """Return the suite with other tasks, and of its gauntlet the categories and averages that are whole with them."""
+    tasks, gauntlet = tuple(tasks), suite.gauntlet
+    if gauntlet is not None:
+        there = {task.key for task in tasks} | suite.missing.keys()
+        whole = [part for part in gauntlet.categories if there.issuperset(one.key for one in part.benchmarks)]
+        names = {part.name for part in whole}
+        averages = {name: members for name, members in gauntlet.named_averages.items() if names.issuperset(members)}
+        gauntlet = replace(gauntlet, categories=tuple(whole), averages=averages) if whole else None
+    return replace(suite, tasks=tasks, gauntlet=gauntlet)
+
+
+def read_tasks(source: TasksSource, found: list[str], broken: set[str]) -> tuple[Task, ...]:
+    """Return the tasks of all sources; problems are added to `found`, labels of invalid tasks to `broken`."""
+    parts: list[Any] = [source]
+    if isinstance(source, (list, tuple)) and source and all(isinstance(item, (str, Path)) for item in source):
+        parts = list(source)
+    tasks: list[Task] = []
+    seen: dict[str, str] = {}
+    for part in parts:
+        problems = Problems(source_name(part, TASKS_KEY))
+        node = part if not isinstance(part, (str, Path)) else read_key(Path(part), TASKS_KEY, problems)
+        if node is not None:
+            tasks.extend(decode_tasks(node, problems, seen, broken))
+        found.extend(problems.found)
+    return tuple(tasks)
+
+
+def decode_tasks(node: Any, problems: Problems, seen: dict[str, str], broken: set[str]) -> list[Task]:
+    """Return the tasks of one list; `seen` maps every '{label}/{n}-shot' so far to its place."""
+    if not isinstance(node, (list, tuple)) or not node:
+        problems.add(TASKS_KEY, f'is {describe(node)}; allowed: a list of tasks, or a path to a file with one')
+        return []
+    tasks = []
+    for index, entry in enumerate(node):
+        path = f'{TASKS_KEY}[{index}]'
+        task = decode_task(entry, path, problems)
+        if task is None:
+            if isinstance(entry, Mapping):
+                broken.add(str(entry.get('label')))
+            continue
+        tasks.append(task)
+        for num_shots in task.num_fewshot:
+            key = task_key(task.label, num_shots)
+            if key in seen:
+                problems.add(path, f'duplicate {key}, first at {seen[key]}; give each number of shots of a label once')
+            seen.setdefault(key, f'{problems.source}: {path}')
+    return tasks
+
+
+def decode_task(entry: Any, path: str, problems: Problems) -> Task | None:
+    """Return one task; old names of keys and task types are accepted."""
+    if not isinstance(entry, Mapping):
+        problems.add(path, f'is {describe(entry)}; allowed: a mapping')
+        return None
+    entry = dict(entry)
+    if 'question_prelimiter' in entry:
+        if 'prelimiter' in entry:
+            problems.add(path, "'question_prelimiter' is the old name of 'prelimiter': give one of them")
+        entry['prelimiter'] = entry.pop('question_prelimiter')
+    if isinstance(entry.get('num_fewshot'), int) and not isinstance(entry['num_fewshot'], bool):
+        entry['num_fewshot'] = [entry['num_fewshot']]
+    kind: type[Task] = Task
+    name = entry.get('icl_task_type')
+    if isinstance(name, str):
+        name = entry['icl_task_type'] = OLDER_NAMES.get(name, name)
+        if name not in task_types():
+            problems.add(f'{path}.icl_task_type', f'unknown task type {name!r}{suggestion(name, task_types())}')
+            return None
+        kind = task_types()[name]
+    known = keys_of(kind)
+    for key in [key for key in entry if key not in known]:
+        owners = [owner for owner, other in task_types().items() if key in keys_of(other)]
+        if owners and isinstance(name, str):
+            problems.add(f'{path}.{key}', f'has no meaning in {name}; it belongs to {", ".join(owners)}')
+        if key in SETTINGS:
+            problems.add(f'{path}.{key}', f"unknown key '{key}'{suggestion(key, known)}")
+        if owners or key in SETTINGS:
+            del entry[key]
+    task: Task | None = decode(kind, entry, path, problems)
+    if task is not None:
+        check_metric_names(task, path, problems)
+        if any(task.num_fewshot) and not task.has_shots:
+            problems.add(
+                f'{path}.num_fewshot',
+                f'is {list(task.num_fewshot)}; allowed: [0], as {task.icl_task_type} has no shots',
+            )
+    return task
+
+
+def keys_of(kind: type[Task]) -> set[str]:
+    """Return the YAML keys of a type of task."""
+    return {item.name for item in fields(kind)} - set(SETTINGS)
+
+
+def score_tasks(specs: Mapping[int, ScoreSpec], tasks: Sequence[Task]) -> tuple[Task, ...]:
+    """Return the tasks of SCORE's datasets."""
+    if not specs:
+        return ()
+    from llmfoundry_gauntlet.tasks.score import score_task  # late: other tasks do not need its scorers
+
+    return tuple(score_task(spec, tasks) for spec in specs.values())
+
+
+def check_metric_names(task: Task, path: str, problems: Problems) -> None:
+    """Add a problem for each metric that the task type has under neither a current nor an old name."""
+    allowed = [*(metric.name for metric in metrics_of(task)), *task.older_metrics]
+    for name in task.metric_names or ():
+        if RENAMED.get(name, name) not in allowed:
+            problems.add(
+                path, f'metric_names: {name!r} is not a metric of {task.icl_task_type}; allowed: {", ".join(allowed)}'
+            )
+
+
+def read_gauntlet(source: GauntletSource, found: list[str]) -> GauntletSpec | None:
+    """Return the gauntlet of a source; problems are appended to `found`."""
+    problems = Problems(source_name(source, GAUNTLET_KEY))
+    node = read_key(Path(source), GAUNTLET_KEY, problems) if isinstance(source, (str, Path)) else source
+    spec = None if node is None else decode(GauntletSpec, node, GAUNTLET_KEY, problems)
+    found.extend(problems.found)
+    return spec
+
+
+def load_gauntlet(source: GauntletSource) -> GauntletSpec:
+    """Load only a gauntlet. Raise ConfigError."""
+    found: list[str] = []
+    spec = read_gauntlet(source, found)
+    if spec is None:
+        raise ConfigError(found)
+    return spec
+
+
+def missing_benchmarks(tasks: Sequence[Task], gauntlet: GauntletSpec, broken: Collection[str]) -> dict[str, str]:
+    """Return a description of each benchmark that no task provides at its number of shots, by its key.
+
+    Labels of invalid tasks, `broken`, are left out.
+    """
+    shots: dict[str, list[int]] = {}
+    for task in tasks:
+        shots.setdefault(task.label, []).extend(task.num_fewshot)
+    found = {}
+    for c, category in enumerate(gauntlet.categories):
+        for b, benchmark in enumerate(category.benchmarks):
+            name = benchmark.name
+            if benchmark.num_fewshot in shots.get(name, []) or name in broken:
+                continue
+            if name in shots:
+                hint = f'the task {name} has {", ".join(map(str, shots[name]))} shots'
+            else:
+                hint = 'no task has that label' + suggestion(name, shots).partition(';')[0]
+            found[benchmark.key] = f'{benchmark.key} (categories[{c}].benchmarks[{b}]: {hint})'
+    return found
+
+
+def metrics_left_out(tasks: Sequence[Task]) -> list[str]:
+    """Return a warning for each metric of a task that this version does not compute."""
+    return [
+        f'{task.label}: metric_names: {name} is not supported by this version; it is left out'
+        for task in tasks
+        for name in task.metric_names or ()
+        if name in task.older_metrics
+    ]
+
+
+def unknown_averages(gauntlet: GauntletSpec, source: str) -> list[str]:
+    """Return a warning for each category of an average that the gauntlet does not have."""
+    names = [category.name for category in gauntlet.categories]
+    return [
+        f'{source}: {GAUNTLET_KEY}.averages.{average}: the gauntlet has no category {member!r}; the average is absent'
+        for average, members in gauntlet.named_averages.items()
+        for member in members
+        if member not in names
+    ]
