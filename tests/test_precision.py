@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from command_line import run_cli
 
+from llmfoundry_gauntlet.cli.watch import training_settings
 from llmfoundry_gauntlet.config.settings import PrecisionTarget, decode_settings
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, load_data
@@ -145,6 +146,15 @@ def test_targets_are_shares_with_or_without_an_average(settings, text: str, expe
     for key in ('precision', 'precision_target'):
         found = decode_settings({**settings, key: text})
         assert found.precision == PrecisionTarget(share=expected[0], average=expected[1])
+
+
+def test_a_watch_takes_the_target_of_a_training_yaml(settings, tmp_path: Path):
+    """Its other `precision` is that of the model."""
+    block = {**settings, 'precision': '5%', 'save_folder': 'records'}
+    (tmp_path / 'train.yaml').write_text(json.dumps({'precision': 'fp32', 'callbacks': {'eval_gauntlet': block}}))
+    found = training_settings(tmp_path / 'train.yaml')
+    assert (found['precision'], found['settings']['precision_target']) == ('fp32', '5%')
+    assert 'precision' not in found['settings']
 
 
 @pytest.mark.parametrize(

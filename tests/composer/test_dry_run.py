@@ -181,6 +181,29 @@ def test_the_command_prints_everything_and_writes_nothing(gauntlet, settings, tm
     assert sorted(tmp_path.rglob('*')) == before
 
 
+def test_precision_targets_are_shown_with_a_gauntlet(gauntlet, settings, tmp_path):
+    tasks = json.loads((tmp_path / 'tasks.yaml').read_text())['icl_tasks']
+    benchmarks = [{'name': task['label'], 'num_fewshot': task['num_fewshot'][0]} for task in tasks]
+    suite = {'eval_gauntlet': {'categories': [{'name': 'all', 'benchmarks': benchmarks}]}}
+    (tmp_path / 'gauntlet.yaml').write_text(json.dumps(suite))
+    words = ['run', '--model', MODEL, '--tasks', settings['tasks'], '--data-root', settings['data_root']]
+    words += ['--device', 'cpu', '--max-seq-len', 128, '--dry-run', '--sandbox', 'none']
+    status, out, err = gauntlet(*words, '--gauntlet', tmp_path / 'gauntlet.yaml', '--format', 'json')
+    assert status == 0, err
+    found = json.loads(out)
+    assert (found['average'], [one['share'] for one in found['targets']]) == (
+        'default_average',
+        [0.02, 0.05, 0.1, 0.2, 0],
+    )
+    items = [one['num_items'] for one in found['targets']]
+    assert items[:4] == sorted(items[:4], reverse=True)
+    num_questions = sum(task['num_items'] for task in found['tasks'])
+    assert items[4] <= num_questions  # several generations of a question are items
+    assert found['targets'][4]['seconds'] == pytest.approx(found['total_seconds'])
+    _, out, _ = gauntlet(*words, '--gauntlet', tmp_path / 'gauntlet.yaml')
+    assert 'Subsets by --precision-target, for default_average' in out
+
+
 @pytest.mark.parametrize(
     ('words', 'expected'),
     [
