@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import platform
 import shutil
+import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
-from importlib.metadata import version
+from datetime import UTC, datetime, timedelta
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -30,6 +33,16 @@ from llmfoundry_gauntlet.types import FileSizes, ItemResult, Measure, TaskScore,
 
 FORMAT_VERSION = 1
 RESULTS = 'results.json'
+PACKAGES = (
+    'torch',
+    'transformers',
+    'tokenizers',
+    'mosaicml',
+    'numpy',
+    'peft',
+    'llm-foundry',
+)  # recorded where installed
+GIT_SECONDS = 5.0
 NEW_RESULTS, OLD_SAMPLES = 'results', 'old_samples'  # of a run while it replaces another
 
 
@@ -76,10 +89,34 @@ def write_records(
     one. `time_budget` is the number of questions of each task that fit into the time budget, if there is one.
     """
     record = results_record(evaluation)
-    record.update(model=dict(model), environment=dict(environment), training=training and asdict(training))
+    record.update(model=dict(model), environment={**environment, **machine()}, training=training and asdict(training))
     record['identity'] = identity and dict(identity)
     record['timing'].update(reused_items=reused_items, time_budget=time_budget and dict(time_budget))
+    record['timing'].update(times(record['timing']['seconds']))
     replace_run(folder, evaluation.results, record)
+
+
+def machine() -> dict[str, Any]:
+    """Return the host, the git commit of the working directory, None outside of a repository, and library versions."""
+    commit = None
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        command = ['git', 'rev-parse', 'HEAD']
+        done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_SECONDS, check=True)
+        commit = done.stdout.strip()
+    versions = {}
+    for package in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    return {'host': platform.node(), 'git_commit': commit, 'packages': versions}
+
+
+def times(seconds: float) -> dict[str, str]:
+    """Return when an evaluation that took so long and ends now started and finished, in UTC."""
+    now = datetime.now(UTC)
+    return {
+        'started': (now - timedelta(seconds=seconds)).isoformat(timespec='seconds'),
+        'finished': now.isoformat(timespec='seconds'),
+    }
 
 
 def write_again(folder: Path, evaluation: Evaluation, earlier: Mapping[str, Any]) -> None:

@@ -1,4 +1,7 @@
 import json
+import platform
+from datetime import UTC, datetime
+from importlib.metadata import version
 
 import pytest
 
@@ -70,6 +73,19 @@ def test_results_hold_metrics_composites_and_reasons(evaluation, tmp_path):
     assert 'icl/metrics/eval_gauntlet/two' not in record['metrics']
     assert record['timing']['seconds'] == 2.5
     assert record['training'] is None and record['semantics'] == 'corrected'
+
+
+def test_results_say_when_and_where_they_were_computed(evaluation, tmp_path, monkeypatch):
+    monkeypatch.setenv('GIT_CEILING_DIRECTORIES', str(tmp_path.parent))
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / 'out', evaluation)
+    record = read_results(tmp_path / 'out')
+    environment, timing = record['environment'], record['timing']
+    assert environment['host'] == platform.node() and environment['git_commit'] is None
+    assert environment['packages']['torch'] == version('torch')
+    started, finished = (datetime.fromisoformat(timing[name]) for name in ('started', 'finished'))
+    assert 2 <= (finished - started).total_seconds() <= 3  # 2.5, in whole seconds
+    assert abs((datetime.now(UTC) - finished).total_seconds()) < 60
 
 
 def test_fixed_shots_are_named_with_their_version(evaluate, tmp_path):
