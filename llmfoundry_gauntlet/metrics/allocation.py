@@ -34,7 +34,7 @@ class TargetEstimate:
     """What a precision target takes and gives.
 
     `share` is that by which the error of the average may exceed the one of all items (0: all items). The errors are
-    those for other items and about the whole files (see `spread_of_file`), the larger of a model near chance and one
+    those for other items and about the whole files (`file_errors`), the larger of a model near chance and one
     halfway to 1. `detectable` is the smallest difference found between two models with a probability of 80 %, at a
     level of 5 %, if they agree by chance only; models that agree more show smaller ones.
     """

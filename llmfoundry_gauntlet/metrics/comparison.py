@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import stdev
 
+from llmfoundry_gauntlet.metrics.file_errors import spread_of_file
 from llmfoundry_gauntlet.metrics.statistics import (
     mean,
     spread_of,
-    spread_of_file,
     student_quantile,
     student_tail,
     weighted_sum,

@@ -24,8 +24,9 @@ from llmfoundry_gauntlet.data.examples import SUBSET_VERSION
 from llmfoundry_gauntlet.errors import ConfigError, RecordError
 from llmfoundry_gauntlet.evaluation.run import Evaluation, gauntlet_version
 from llmfoundry_gauntlet.metrics.consistency import PerturbationScore
+from llmfoundry_gauntlet.metrics.file_errors import spread_of_file
 from llmfoundry_gauntlet.metrics.metrics import RENAMED
-from llmfoundry_gauntlet.metrics.statistics import interval, spread_of_file, variance_shares
+from llmfoundry_gauntlet.metrics.statistics import interval, variance_shares
 from llmfoundry_gauntlet.results.samples import SAMPLES, sample_line, samples_file
 from llmfoundry_gauntlet.tasks.fewshot import FIXED_VERSION
 from llmfoundry_gauntlet.tasks.score import ScoreTask

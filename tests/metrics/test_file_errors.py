@@ -11,10 +11,10 @@ import pytest
 from clustered_items import METRIC, item, named, score_of, usual_error
 
 from llmfoundry_gauntlet.metrics.comparison import difference
+from llmfoundry_gauntlet.metrics.file_errors import spread_of_file
 from llmfoundry_gauntlet.metrics.metrics import accuracy, task_score
 from llmfoundry_gauntlet.metrics.statistics import (
     mean_over_clusters,
-    spread_of_file,
     variance_shares,
     weighted_sum,
 )

@@ -10,7 +10,8 @@ import pytest
 
 from llmfoundry_gauntlet.data.examples import in_turns
 from llmfoundry_gauntlet.metrics.comparison import difference
-from llmfoundry_gauntlet.metrics.statistics import interval, mean_over_clusters, spread_of_file, weighted_sum
+from llmfoundry_gauntlet.metrics.file_errors import spread_of_file
+from llmfoundry_gauntlet.metrics.statistics import interval, mean_over_clusters, weighted_sum
 from llmfoundry_gauntlet.types import Example
 
 DRAWS, ORDERS = 800, 20
