@@ -46,6 +46,7 @@ def test_validate_names_every_invalid_row(gauntlet, tmp_path):
     )
     status, _, err = gauntlet('validate', '--tasks', str(tasks), '--data-root', str(tmp_path))
     assert status == 1 and f'error: {tmp_path}/rows.jsonl:2: malformed JSON' in err
+    assert f'error: {tmp_path}/rows.jsonl:1: gold is 4 but there are 2 choices' in err
     assert gauntlet('validate')[0] == 2
 
 

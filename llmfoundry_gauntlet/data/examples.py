@@ -51,8 +51,8 @@ def read_examples(task: TaskSpec, data_root: str | Path, parse: Callable[[Mappin
             cluster=cluster,
         )
 
-    source, rows = read_task_rows(task, data_root)
     problems: list[str] = []
+    source, rows = read_task_rows(task, data_root, problems)
     examples = parse_rows(source, rows, example_of, problems)
     problems.extend(uneven_choices(source, examples))
     if problems:

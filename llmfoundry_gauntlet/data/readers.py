@@ -115,30 +115,34 @@ def locate(uri: str, data_root: str | Path) -> Path:
     raise MissingFileError(f'{uri}: there is no such data file (looked for {looked}); set data_root to its folder')
 
 
-def read_task_rows(task: TaskSpec, data_root: str | Path) -> tuple[str, list[NumberedRow]]:
-    """Return the source of a task's data, for messages, and all rows with their 0-based line numbers."""
+def read_task_rows(task: TaskSpec, data_root: str | Path, problems: list[str]) -> tuple[str, list[NumberedRow]]:
+    """Return the source of a task's data, for messages, and all rows with their 0-based line numbers.
+
+    Malformed lines are added to `problems`.
+    """
     uri = task.dataset_uri
     if uri.startswith(HUGGING_FACE):
         source, rows = uri, list(enumerate(hugging_face_rows(task, data_root)))
     else:
         source = uri if is_remote(uri) else str(locate(uri, data_root))
-        rows = read_rows(source)
-    if not rows:
+        rows = read_rows(source, problems)
+    if not rows and not problems:
         raise DataError(f'{source}: has no rows; allowed: one JSON object per line')
     return source, rows
 
 
-def read_rows(source: str) -> list[NumberedRow]:
+def read_rows(source: str, problems: list[str] | None = None) -> list[NumberedRow]:
     """Read all rows of a UTF-8 file of JSON lines, gzip-compressed or not, whatever its name.
 
-    `source` is a path or an fsspec URL, such as s3:// or https://. Raise DataError with every malformed line.
+    `source` is a path or an fsspec URL, such as s3:// or https://. Raise DataError with every malformed line, or
+    add them to `problems` if it is given.
     """
     with opened(source) as file:
         head = file.peek(4)[:4]
         if head.startswith(GZIP):
             try:
                 with gzip.open(file) as content:
-                    return list(json_lines(content, source))
+                    return list(json_lines(content, source, problems))
             except (EOFError, gzip.BadGzipFile, zlib.error) as error:
                 raise DataError(f'{source}: is a damaged gzip file: {error}; fetch it again') from error
         if head and (not BEGINNING.match(head) or b'\0' in head):
@@ -146,7 +150,7 @@ def read_rows(source: str) -> list[NumberedRow]:
                 f'{source}: begins with {head!r}, so it is not JSON lines; allowed: one JSON object per line, in '
                 'UTF-8, plain or gzip; parquet files are read as hf://parquet with hf_loading_vars.data_files'
             )
-        return list(json_lines(file, source))
+        return list(json_lines(file, source, problems))
 
 
 @contextlib.contextmanager
@@ -161,9 +165,12 @@ def opened(source: str) -> Iterator[io.BufferedReader]:
         raise DataError(error.problems) from error
 
 
-def json_lines(lines: Iterable[bytes], source: str) -> Iterator[NumberedRow]:
-    """Yield the JSON value of each line that is not blank. Raise DataError with every malformed line."""
-    problems = []
+def json_lines(lines: Iterable[bytes], source: str, found: list[str] | None = None) -> Iterator[NumberedRow]:
+    """Yield the JSON value of each line that is not blank.
+
+    Raise DataError with every malformed line, or add them to `found` if it is given.
+    """
+    problems: list[str] = [] if found is None else found
     for number, line in enumerate(lines):
         if line.isspace():
             continue
@@ -173,7 +180,7 @@ def json_lines(lines: Iterable[bytes], source: str) -> Iterator[NumberedRow]:
             problems.append(error.at(f'{source}:{number + 1}'))
         else:
             yield number, value
-    if problems:
+    if problems and found is None:
         raise DataError(problems)
 
 
