@@ -17,7 +17,7 @@ import torch
 import transformers
 from composer.callbacks import CheckpointSaver
 from composer.core import Callback, Event, State, get_precision_context
-from composer.loggers import Logger
+from composer.loggers import Logger, ProgressBarLogger
 from composer.models import HuggingFaceModel
 from composer.utils import create_interval_scheduler, dist, model_eval_mode
 
@@ -40,7 +40,7 @@ from llmfoundry_gauntlet.composer.loop import (
 )
 from llmfoundry_gauntlet.composer.models import ModelSource
 from llmfoundry_gauntlet.composer.progress import ProgressReport
-from llmfoundry_gauntlet.composer.watchdog import Watchdog, check_timeout, doing, progress_of
+from llmfoundry_gauntlet.composer.watchdog import Watchdog, check_timeout
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.errors import GauntletError, RecordError
 from llmfoundry_gauntlet.evaluation.inputs import load_data
@@ -182,6 +182,14 @@ class EvalGauntlet(Callback):
         if self._is_ours(state):
             self._begin(state)
 
+    def eval_batch_end(self, state: State, logger: Logger) -> None:
+        """Tell Composer's progress bar and console the number of steps, which the first step finds."""
+        if self._is_ours(state) and self.loader is not None and state.dataloader_len != self.loader.work.num_steps:
+            state.dataloader_len = self.loader.work.num_steps
+            for destination in logger.destinations:
+                if isinstance(destination, ProgressBarLogger) and destination.eval_pbar is not None:
+                    destination.eval_pbar.pbar.total = self.loader.work.num_steps
+
     def eval_end(self, state: State, logger: Logger) -> None:
         """Gather, score, log and record; always restore `eval_forward`."""
         if self._is_ours(state):
@@ -285,7 +293,7 @@ class EvalGauntlet(Callback):
         self._ending = weakref.finalize(self, ending.close)
         ending.callback(loader.stop)
         if self.settings.stall_seconds is not None:
-            watchdog = Watchdog(self.settings.stall_seconds, partial(progress_of, loader), partial(doing, loader))
+            watchdog = Watchdog(self.settings.stall_seconds, loader.progress, loader.doing)
             watchdog.start()
             ending.callback(watchdog.stop)
         if dist.get_global_rank() == 0:

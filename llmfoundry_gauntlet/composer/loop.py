@@ -24,6 +24,7 @@ from llmfoundry_gauntlet.composer.journal import SharedJournal
 from llmfoundry_gauntlet.composer.lengths import position_limit, resolve_max_seq_len, rotary_lengths
 from llmfoundry_gauntlet.composer.progress import Work
 from llmfoundry_gauntlet.composer.time_budget import Measured, TimeBudget, summed
+from llmfoundry_gauntlet.composer.watchdog import meet
 from llmfoundry_gauntlet.config.resources import cache_folder
 from llmfoundry_gauntlet.config.settings import AUTO, decode_settings
 from llmfoundry_gauntlet.engine.decoding import GENERATION_LAYOUTS
@@ -46,6 +47,7 @@ from llmfoundry_gauntlet.evaluation.run import (
     share_seconds,
 )
 from llmfoundry_gauntlet.metrics.keys import error_name, with_errors
+from llmfoundry_gauntlet.scoring.code.execution import num_programs_run
 from llmfoundry_gauntlet.tasks import metrics_of
 from llmfoundry_gauntlet.tasks.encode import Encoder
 from llmfoundry_gauntlet.tasks.prepare import TOKENS
@@ -57,6 +59,7 @@ Results = dict[ItemKey, ItemResult]
 Part = TypeVar('Part', Batch, ContinuousBatch)
 
 COLLECT_SECONDS = 5.0
+SHOWN_ITEMS = 3  # of a rank that hangs
 EvalInterval = Callable[[State, Any], bool]
 
 
@@ -134,7 +137,7 @@ class EvaluationLoader:
         self.started = time.perf_counter()
         self._model.forget()  # prefixes cached for earlier weights
         self._drop_programs()
-        self.work = Work()
+        self.work = Work(num_steps=1)
         self.results, self.evaluation = {}, None
         self.busy_seconds = dict.fromkeys(self.everything.tasks, 0.0)
         yield Step(loader=self, run=partial(self._timed, self._plan, ()))
@@ -160,6 +163,7 @@ class EvaluationLoader:
         generations = everyones[dist.get_global_rank()]
         mine: list[Batch | ContinuousBatch] = [*batches, *generations]
         self.work.add(num_requests(wanted), num_requests(mine), sum(part.cost for part in mine))
+        self.work.num_steps += len(mine) + self.runs_programs
         for batch in batches:
             yield self._step(partial(self._score, batch, suspects), batch)
         for generating in generations:
@@ -168,12 +172,15 @@ class EvaluationLoader:
             yield self._step(self._collect)
         found = {key for keys in dist.all_gather_object(list(suspects)) for key in keys}
         if planned.layout == PADDED_ROWS:  # in which no row affects another
+            self.work.num_steps += 1
             yield self._step(lambda: suspects)
         else:
             again = [request for request in planned.score_requests if request.key in found]
             tokens = planned.tokens_per_batch
             alone = plan(again, tokens_per_batch=tokens, layout=PADDED_ROWS, rotary=self._model.rotary)
-            for batch in self._share(self._unfinished(alone, also_suspects=True)):
+            rerun = self._share(self._unfinished(alone, also_suspects=True))
+            self.work.num_steps += len(rerun)
+            for batch in rerun:
                 yield self._step(partial(self._score, batch, None), batch)
 
     def _find_subset(self, budget: TimeBudget) -> Iterator[Step]:
@@ -199,6 +206,26 @@ class EvaluationLoader:
             return
         self.budget.restore(sizes)
         self.prepared, self.planned = self.budget.chosen(), None
+
+    def progress(self) -> tuple[int, ...]:
+        """Return counters that change with any progress: steps, forwards, generated tokens, programs."""
+        model, generator = self.language_model, self.generator
+        return (
+            self.num_steps,
+            0 if model is None else model.num_forwards,
+            0 if generator is None else generator.usage.steps,
+            num_programs_run(),
+        )
+
+    def doing(self) -> str:
+        """Return this rank's current step and its items."""
+        keys = [request.key for request in self.requests]
+        if not keys:
+            return f'step {self.num_steps}, without items of its own: the plan, programs, or between two steps'
+        shown = [' '.join(filter(None, (f'{key.task} row {key.row}', key.file, key.variant))) for key in keys]
+        further = f' and {len(keys) - SHOWN_ITEMS} more' if len(keys) > SHOWN_ITEMS else ''
+        tasks = ', '.join(dict.fromkeys(key.task for key in keys))
+        return f'step {self.num_steps}, {len(keys)} items of {tasks}: {"; ".join(shown[:SHOWN_ITEMS])}{further}'
 
     def stop(self) -> None:
         """End an evaluation, whether it has finished or failed."""
@@ -376,7 +403,7 @@ class EvaluationLoader:
             self.running.append(self.background.submit(self._score_generations, programs, self.journal))
         keys = {output.key for output in programs}
         results = self._score_generations([output for output in outputs if output.key not in keys], self.journal)
-        dist.barrier()
+        meet()
         return results
 
     def _score_generations(self, outputs: Sequence[Generation], journal: SharedJournal | None) -> Results:

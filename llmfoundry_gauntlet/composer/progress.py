@@ -22,10 +22,11 @@ NUM_TASK = 40  # characters of a task's name
 class Work:
     """The work of an evaluation, and how much of its share this rank has done; all 0 before the plan.
 
-    `num_items` counts those of all ranks, `num_own` this rank's. Costs are in tokens. Ranks take steps of similar cost
-    together, so this rank's progress is taken for that of all.
+    `num_items` counts those of all ranks, `num_own` this rank's, `num_steps` its steps as far as known. Costs are in
+    tokens. Ranks take steps of similar cost together, so this rank's progress is taken for that of all.
     """
 
+    num_steps: int = 0
     num_items: int = 0
     num_own: int = 0
     num_done: int = 0

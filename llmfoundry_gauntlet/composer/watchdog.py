@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import faulthandler
 import functools
+import itertools
 import logging
 import os
 import sys
@@ -13,33 +14,29 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from composer.utils import dist
 from torch.distributed import DistError
 
-from llmfoundry_gauntlet.scoring.code.execution import num_programs_run
-
-if TYPE_CHECKING:
-    from llmfoundry_gauntlet.composer.loop import EvaluationLoader
-
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 2.0  # at most
+MEETING_SECONDS = 0.05
 GRACE_SECONDS = 20.0  # for all ranks to log their stacks
 BACKSTOP_SECONDS = 60.0  # later, faulthandler ends a process whose threads cannot run
 STATUS = 3  # exit status
 STDERR = 2  # file descriptor, as sys.stderr may be replaced
-SHOWN_ITEMS = 3
+MEETINGS = itertools.count(1)
 
 
 class Watchdog:
     """Watch one evaluation on this rank, from `start` to `stop`.
 
-    If `progress()` stays the same for `seconds`, this rank logs what it is `doing` and the stack of every thread, asks
-    the other ranks to do so, and exits. If a thread never releases the GIL, `faulthandler` does so, whose only timer is
-    used meanwhile. Time during which the process is suspended does not count.
+    If `progress()` stays the same on all ranks for `seconds`, each logs what it is `doing` and the stack of every
+    thread, and exits. If a thread never releases the GIL, `faulthandler` does so, whose only timer is used meanwhile.
+    Time during which the process is suspended does not count.
     """
 
     def __init__(self, seconds: float, progress: Callable[[], object], doing: Callable[[], str]) -> None:
@@ -52,7 +49,7 @@ class Watchdog:
 
     def start(self) -> None:
         """Start watching."""
-        self._arm()
+        exit_after(self.seconds + BACKSTOP_SECONDS)
         self._thread.start()
 
     def stop(self) -> None:
@@ -62,49 +59,76 @@ class Watchdog:
         faulthandler.cancel_dump_traceback_later()
 
     def _watch(self) -> None:
-        others = shared_store()
-        last, idle = self.progress(), 0.0
+        mine, everyones, idle = self.progress(), 0, 0.0
         while not self._stopped.wait(self.poll_seconds):
-            self._arm()
-            now = self.progress()
-            idle = idle + self.poll_seconds if now == last else 0.0
-            last = now
+            exit_after(self.seconds + BACKSTOP_SECONDS)
+            before, mine = (mine, everyones), self.progress()
+            everyones = count('progress', int(mine != before[0]))
+            idle = idle + self.poll_seconds if (mine, everyones) == before else 0.0
             if idle >= self.seconds:
-                self._end(f'no progress for {self.seconds:g} s', others)
-            elif others is not None and is_told(others):
-                self._end('another rank makes no progress', others)
+                self._end()
 
-    def _arm(self) -> None:
-        faulthandler.dump_traceback_later(self.seconds + BACKSTOP_SECONDS, exit=True, file=STDERR)
-
-    def _end(self, why: str, others: Any) -> None:
+    def _end(self) -> None:
         """Log where this rank is, wait until all ranks have done so, and exit."""
-        faulthandler.cancel_dump_traceback_later()
-        self._arm_for_logging()
+        exit_after(BACKSTOP_SECONDS)  # the thread that hangs may hold a lock that logging needs
         log.error(
-            'gauntlet: rank %d: %s (stall_seconds); at %s\n%s',
+            'gauntlet: rank %d: no progress for %g s (stall_seconds); at %s\n%s',
             dist.get_global_rank(),
-            why,
+            self.seconds,
             self.doing(),
             stacks(),
         )
-        if others is not None:
-            with contextlib.suppress(DistError, RuntimeError):
-                others.set(told_key(), 'yes')
-                deadline = time.monotonic() + GRACE_SECONDS
-                count = others.add(f'{told_key()}_seen', 1)
-                while count < dist.get_world_size() and time.monotonic() < deadline:
-                    time.sleep(0.1)
-                    count = others.add(f'{told_key()}_seen', 0)
-                if dist.get_global_rank() == 0:  # its process serves the store
-                    time.sleep(1)
+        end = time.monotonic() + GRACE_SECONDS
+        seen = count('stalled', 1)
+        while 0 < seen < dist.get_world_size() and time.monotonic() < end:
+            time.sleep(0.1)
+            seen = count('stalled', 0)
+        if seen and dist.get_global_rank() == 0:  # its process serves the store
+            time.sleep(1)
         logging.shutdown()
         sys.stderr.flush()
         os._exit(STATUS)
 
-    def _arm_for_logging(self) -> None:
-        """Exit even if the thread that hangs holds a lock that logging needs."""
-        faulthandler.dump_traceback_later(BACKSTOP_SECONDS, exit=True, file=STDERR)
+
+def exit_after(seconds: float) -> None:
+    """Let `faulthandler` print all stacks and exit, unless it is called again before."""
+    faulthandler.dump_traceback_later(seconds, exit=True, file=STDERR)
+
+
+def meet() -> None:
+    """Wait for all ranks, however long: a barrier alone would end the job at the timeout of the collectives."""
+    wanted = dist.get_world_size() * next(MEETINGS)
+    here = count('meetings', 1)
+    while 0 < here < wanted:
+        time.sleep(MEETING_SECONDS)
+        here = count('meetings', 0)
+    dist.barrier()
+
+
+def count(name: str, more: int) -> int:
+    """Add to a number that all ranks share and return it; 0 for a single rank, or if it cannot be shared."""
+    store = shared_store()
+    with contextlib.suppress(DistError, RuntimeError):  # as the first rank has ended
+        if store is not None:  # torchrun may restart a job with the same store
+            return int(store.add(f'gauntlet_{name}_{os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")}', more))
+    return 0
+
+
+@functools.cache
+def shared_store() -> Any:
+    """Return a new connection to the store of all ranks; None for a single rank, or if there is no such store.
+
+    The connection of torch itself may be in use by the thread that hangs.
+    """
+    host, port = os.environ.get('MASTER_ADDR'), os.environ.get('MASTER_PORT')
+    if dist.get_world_size() == 1 or not host or not port:
+        return None
+    try:
+        timeout = datetime.timedelta(seconds=GRACE_SECONDS)
+        return torch.distributed.TCPStore(host, int(port), is_master=False, timeout=timeout)  # type: ignore[attr-defined]
+    except (DistError, RuntimeError, ValueError) as error:
+        log.warning('stall_seconds: each rank watches itself alone, as there is no store of all ranks: %s', error)
+        return None
 
 
 def check_timeout(stall_seconds: float) -> None:
@@ -124,36 +148,6 @@ def check_timeout(stall_seconds: float) -> None:
         )
 
 
-@functools.cache
-def shared_store() -> Any:
-    """Return a new connection to the store of all ranks; None for a single rank, or if there is no such store.
-
-    The connection of torch itself may be in use by the thread that hangs.
-    """
-    host, port = os.environ.get('MASTER_ADDR'), os.environ.get('MASTER_PORT')
-    if dist.get_world_size() == 1 or not host or not port:
-        return None
-    try:
-        timeout = datetime.timedelta(seconds=GRACE_SECONDS)
-        return torch.distributed.TCPStore(host, int(port), is_master=False, timeout=timeout)  # type: ignore[attr-defined]
-    except (DistError, RuntimeError, ValueError) as error:
-        log.warning('stall_seconds: a rank that hangs cannot notify the others: %s', error)
-        return None
-
-
-def told_key() -> str:
-    """Return the key under which a rank says that it hangs; torchrun may restart a job with the same store."""
-    return f'gauntlet_stalled_{os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")}'
-
-
-def is_told(store: Any) -> bool:
-    """Return whether a rank has said that it hangs; False if the store is gone."""
-    try:
-        return bool(store.check([told_key()]))
-    except (DistError, RuntimeError):
-        return False
-
-
 def stacks() -> str:
     """Return the stack of every thread of this process, the main thread's first."""
     frames = sys._current_frames()
@@ -164,28 +158,3 @@ def stacks() -> str:
         if thread.ident in frames and thread is not threading.current_thread()
     ]
     return '\n'.join(parts)
-
-
-def progress_of(loader: EvaluationLoader) -> tuple[int, ...]:
-    """Return counters that change with any progress: steps, forwards, generated tokens, programs."""
-    model, generator = loader.language_model, loader.generator
-    return (
-        loader.num_steps,
-        0 if model is None else model.num_forwards,
-        0 if generator is None else generator.usage.steps,
-        num_programs_run(),
-    )
-
-
-def doing(loader: EvaluationLoader) -> str:
-    """Return a rank's current step and its items."""
-    requests = loader.requests
-    if not requests:
-        return f'step {loader.num_steps}, without items of its own: the plan, programs, or between two steps'
-    shown = [
-        f'{key.task} row {key.row}{f" of {key.file}" if key.file else ""}{f" {key.variant}" if key.variant else ""}'
-        for key in (request.key for request in requests[:SHOWN_ITEMS])
-    ]
-    tasks = list(dict.fromkeys(request.key.task for request in requests))
-    further = f' and {len(requests) - len(shown)} more' if len(requests) > len(shown) else ''
-    return f'step {loader.num_steps}, {len(requests)} items of {", ".join(tasks)}: {"; ".join(shown)}{further}'

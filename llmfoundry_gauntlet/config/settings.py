@@ -87,7 +87,7 @@ class EvaluationSettings:
     fewshot: str = 'reference'
     apply_chat_template: bool = False
     sandbox: str = AUTO
-    stall_seconds: float | None = 600.0
+    stall_seconds: float | None = 240.0  # less than the timeout of Composer's collectives, 300 s
     save_folder: str | None = 'runs/{run_name}/gauntlet'
 
     def __post_init__(self) -> None:
@@ -100,6 +100,11 @@ class EvaluationSettings:
             raise ValueError(f"data_root: is {self.data_root!r}; allowed: a folder, such as '.'")
         if self.save_folder is not None and not self.save_folder.strip():
             raise ValueError(f'save_folder: is {self.save_folder!r}; allowed: a folder, or null for no records')
+        if self.save_folder is not None and '://' in self.save_folder:
+            raise ValueError(
+                f'save_folder: is {self.save_folder!r}, but records are written to a local folder; allowed: a path '
+                'such as runs/{run_name}/gauntlet, which can be uploaded later, or null for the metric stream alone'
+            )
         if self.max_seq_len is not None and self.max_seq_len < 2:
             raise ValueError(f'max_seq_len: is {self.max_seq_len}; allowed: 2 or more')
         if self.only == ():

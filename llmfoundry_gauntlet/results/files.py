@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import platform
+import re
 import shutil
 import subprocess
 import tempfile
@@ -172,6 +173,8 @@ def check_out(out: Path, *, overwrite: bool, resume: bool = False) -> None:
     """Raise RecordError if `out` holds results that would be lost."""
     if overwrite and resume:
         raise ConfigError('--resume and --overwrite exclude each other; give one of them')
+    if not out.is_absolute() and re.fullmatch(r'\w{2,}:', next(iter(out.parts), '')):
+        raise RecordError(f'{out}: is not on this machine; allowed: a local folder, which can be uploaded later')
     if out.exists() and not out.is_dir():
         raise RecordError(f'{out}: is a file; give a folder')
     if out.is_dir() and any(out.iterdir()) and not overwrite and not resume:

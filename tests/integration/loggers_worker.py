@@ -1,7 +1,4 @@
-"""Train the tiny model with evaluations, checkpoints and every logger; optionally get killed at batch 4.
-
-[composer -n N] loggers_worker.py FOLDER MLFLOW_URI whole|in_evaluation|after_evaluation
-"""
+"""Train the tiny model with evaluations, checkpoints and every logger; optionally get killed at batch 4."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import atexit
 import json
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -98,13 +94,11 @@ def close(made: Trainer) -> None:
 
 
 def main(folder: Path, mlflow_uri: str, moment: str) -> None:
+    """Train; `moment` is whole, in_evaluation or after_evaluation."""
+    os.chdir(folder)
     is_resumed = (folder / 'checkpoints').is_dir()  # else Composer would ask W&B, which is offline, for a checkpoint
     destinations = [*local_loggers(folder, resume=True), mlflow_logger(folder, mlflow_uri, resume=True)]
     made = trainer(folder, destinations, [], autoresume=is_resumed)
     made.state.callbacks.append(Killer(moment))  # after the gauntlet
     made.fit()
     close(made)
-
-
-if __name__ == '__main__':
-    main(Path(sys.argv[1]), *sys.argv[2:])

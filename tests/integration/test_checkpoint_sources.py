@@ -19,8 +19,9 @@ import transformers
 from attempts import outcome
 from composer.core import Timestamp
 from composer.loggers import InMemoryLogger
+from forks import start_ranks
 from paths import ROOT
-from watched import record, start_ranks
+from watched import record
 
 from llmfoundry_gauntlet import ConfigError, EvalGauntlet, evaluate
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import forks
+import fsdp_worker
 import networks
 import numpy as np
 import pytest
@@ -26,6 +27,20 @@ FAMILIES = {**OURS, **FOUNDRYS}
 REFERENCE = ROOT / '.venv-reference/bin'
 
 
+def launch_reference(folder: Path) -> None:
+    """Run the worker in the environment of llm-foundry."""
+    paths = os.pathsep.join(map(str, (HERE, HERE.parent, ROOT)))
+    done = subprocess.run(
+        [REFERENCE / 'composer', '-n', '2', HERE / 'fsdp_worker.py', folder, *FOUNDRYS],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': paths},
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
 @cache
 def ranks_of(folder: Path, is_foundrys: bool) -> list[dict[str, Any]]:
     """Return the results of each of two ranks, by family."""
@@ -39,18 +54,10 @@ def ranks_of(folder: Path, is_foundrys: bool) -> list[dict[str, Any]]:
     (folder / 'replies.yaml').write_text(json.dumps({'icl_tasks': tiny.write_replies(folder)}))
     networks.network('llama', vocab_size=259).save_pretrained(folder / 'llama')
     tiny.tokenizer().save_pretrained(folder / 'llama')
-    programs, families = (REFERENCE, FOUNDRYS) if is_foundrys else (Path(sys.executable).parent, OURS)
-    paths = os.pathsep.join(map(str, (HERE, HERE.parent, ROOT)))
-    environment = {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': paths}
-    done = subprocess.run(
-        [programs / 'composer', '-n', '2', HERE / 'fsdp_worker.py', folder, *families],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env=environment,
-        timeout=400,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    if is_foundrys:
+        launch_reference(folder)
+    else:
+        forks.run(fsdp_worker.main, folder / 'log.txt', folder, [*OURS], num_ranks=2)
     return [json.loads((folder / f'rank{rank}.json').read_text()) for rank in range(2)]
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+import forks
 import logged_values
 import loggers_worker
 import pytest
@@ -15,17 +13,14 @@ from logged_values import MLflowServer, Values, approximately, mlflow_values, re
 pytestmark = pytest.mark.slow  # starts a server and many processes
 mlflow_server = logged_values.mlflow_server
 
-HERE = Path(__file__).parent
 STEPS = [0, 2, 4, 6]
 
 
-def launch(num_ranks: int, folder: Path, server: MLflowServer, moment: str) -> subprocess.CompletedProcess[str]:
-    """Train, on several ranks with the `composer` launcher."""
-    composer = [Path(sys.executable).parent / 'composer', '-n', str(num_ranks)]
-    environment = {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': str(HERE), 'WANDB_MODE': 'offline'}
-    launcher = [sys.executable] if num_ranks == 1 else composer
-    words = [*launcher, HERE / 'loggers_worker.py', folder, server.uri, moment]
-    return subprocess.run(words, capture_output=True, text=True, cwd=folder, env=environment)
+def train(num_ranks: int, folder: Path, server: MLflowServer, moment: str) -> list[int]:
+    """Train on some ranks; return their exit statuses."""
+    log, arguments = folder / 'log.txt', (folder, server.uri, moment)
+    ranks = forks.start_ranks(loggers_worker.main, [log] * num_ranks, *arguments, WANDB_MODE='offline')
+    return forks.statuses(ranks, log)
 
 
 def everywhere(folder: Path, server: MLflowServer) -> dict[str, Values]:
@@ -37,14 +32,13 @@ def everywhere(folder: Path, server: MLflowServer) -> dict[str, Values]:
 
 @pytest.mark.parametrize('moment', ['in_evaluation', 'after_evaluation'])
 def test_a_killed_and_resumed_training_logs_each_evaluation_once(tmp_path, mlflow_server, moment):
-    killed = launch(1, tmp_path, mlflow_server, moment)
-    assert killed.returncode != 0
-    assert 'Traceback' not in killed.stderr, killed.stderr[-3000:]
+    log = tmp_path / 'log.txt'
+    assert train(1, tmp_path, mlflow_server, moment) == [-9]
+    assert 'Traceback' not in log.read_text(), log.read_text()[-3000:]
     assert [step for step, _ in recorded(tmp_path)['gauntlet/batch']] == (
         [0, 2] if moment == 'in_evaluation' else STEPS[:3]
     )
-    resumed = launch(1, tmp_path, mlflow_server, 'whole')
-    assert resumed.returncode == 0, resumed.stderr[-3000:]
+    assert train(1, tmp_path, mlflow_server, 'whole') == [0], log.read_text()[-3000:]
     expected = {key: points for key, points in recorded(tmp_path).items() if not key.startswith('gauntlet/seconds')}
     assert [step for step, _ in expected['gauntlet/batch']] == STEPS
     found = everywhere(tmp_path, mlflow_server)
@@ -59,8 +53,7 @@ def test_a_killed_and_resumed_training_logs_each_evaluation_once(tmp_path, mlflo
 
 
 def test_only_rank_0_logs(tmp_path, mlflow_server):
-    done = launch(2, tmp_path, mlflow_server, 'whole')
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert train(2, tmp_path, mlflow_server, 'whole') == [0, 0], (tmp_path / 'log.txt').read_text()[-3000:]
     expected = recorded(tmp_path)
     assert [step for step, _ in expected['gauntlet/batch']] == STEPS
     for name, values in everywhere(tmp_path, mlflow_server).items():

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
+import forks
 import pytest
 import tiny
+import train_resume_worker
 from attempts import Attempt, journal_lines, outcome, said
-from paths import ROOT
-
-HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope='module')
@@ -47,7 +43,7 @@ def test_killed_at_twenty_moments_and_resumed_on_other_ranks_results_are_identic
         lines = []
         for _ in range(5):
             if draw.random() < 0.5:
-                attempt(out, draw.choice([1, 2, 3]), draw.uniform(0.3, 2.5))
+                attempt(out, draw.choice([1, 2, 3]), seconds=draw.uniform(0.3, 2.5))
             else:
                 attempt(out, draw.choice([1, 2]), lines=draw.randrange(600))
             if (out / 'results.json').exists():
@@ -89,7 +85,7 @@ def test_a_damaged_line_is_an_error_and_repair_drops_it(folder: Path, attempt: A
     path.write_bytes(b''.join([*lines[:4], lines[4].replace(b'"score": ', b'"score":  '), *lines[5:]]))
     assert attempt(out, 2) == [2, 2]
     assert f'{path}:5: ' in said(folder) and '--repair-journal' in said(folder)
-    assert attempt(out, 1, repair_journal='true') == [0], said(folder)
+    assert attempt(out, 1, repair_journal=True) == [0], said(folder)
     assert outcome(out) == undisturbed
 
 
@@ -115,7 +111,7 @@ def test_a_journal_of_another_model_or_other_settings_is_an_error(
     start = len(said(folder))
     try:
         before = journal_lines(out)
-        assert attempt(out, 1, **{change: values.get(change)}) == [2], said(folder)
+        assert attempt(out, 1, **({change: values[change]} if change in values else {})) == [2], said(folder)
         message = said(folder)[start:]
         assert str(out) in message and named in message
         assert journal_lines(out) == before  # no result is lost
@@ -129,20 +125,17 @@ def test_a_journal_of_another_model_or_other_settings_is_an_error(
 def test_an_evaluation_in_training_goes_on_when_the_job_comes_back_to_its_batch(tmp_path: Path):
     """Composer resumes at the last checkpoint, which is before the evaluation that was killed."""
 
-    def train(folder: Path, mode: str) -> int:
+    def train(folder: Path, mode: str) -> list[int]:
         folder.mkdir(exist_ok=True)
-        command = [sys.executable, str(HERE / 'train_resume_worker.py'), str(folder), mode]
-        environment = {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': os.pathsep.join([str(HERE), str(ROOT)])}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        assert done.returncode in (0, -9), done.stderr[-3000:]
-        return done.returncode
+        log = folder / 'log.txt'
+        return forks.statuses([forks.start(train_resume_worker.main, log, folder, mode)], log)
 
-    assert train(tmp_path / 'whole', 'whole') == 0
-    assert train(tmp_path / 'killed', 'kill') == -9
+    assert train(tmp_path / 'whole', 'whole') == [0]
+    assert train(tmp_path / 'killed', 'kill') == [-9]
     out = tmp_path / 'killed/records/ba4'
     lines = len(journal_lines(out))
     assert lines > 2 and not (out / 'results.json').exists()
-    assert train(tmp_path / 'killed', 'whole') == 0
+    assert train(tmp_path / 'killed', 'whole') == [0]
     assert outcome(out) == outcome(tmp_path / 'whole/records/ba4')
     assert json.loads((out / 'results.json').read_text())['timing']['reused_items'] == lines - 1
     earlier = json.loads((tmp_path / 'killed/records/ba2/results.json').read_text())

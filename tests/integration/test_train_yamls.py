@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
+import forks
 import numpy as np
 import pytest
 import tiny
@@ -24,8 +23,8 @@ from llmfoundry_gauntlet.config.training import TrainDataConfig, read_config
 sys.path.insert(0, str(ROOT / 'scripts'))
 
 import make_demo_data
+import train_fsdp_worker
 
-HERE = Path(__file__).parent
 YAMLS = {'llama_125m': 123_587_328, 'llama_1b_fsdp': 1_114_982_400}  # and their parameters
 SMALL = [
     'model.config.num_hidden_layers=2',
@@ -119,18 +118,9 @@ def test_llama_1b_trains_sharded_with_its_blocks_checkpointed(tmp_path: Path, de
     Mutation: with `use_cache` a recomputed block finds duplicate keys, and torch raises a CheckpointError.
     """
     words = [*overrides(demo_data, tmp_path), 'save_folder=null', 'autoresume=false', 'max_duration=3ba']
-    paths = os.pathsep.join(map(str, (HERE, HERE.parent, ROOT)))
-    yaml = ROOT / 'yamls/train/llama_1b_fsdp.yaml'
-    composer = Path(sys.executable).parent / 'composer'
-    done = subprocess.run(
-        [composer, '-n', '2', HERE / 'train_fsdp_worker.py', tmp_path / 'found.json', yaml, *words],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': paths},
-        timeout=400,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    yaml = str(ROOT / 'yamls/train/llama_1b_fsdp.yaml')
+    arguments = (tmp_path / 'found.json', yaml, words)
+    forks.run(train_fsdp_worker.main, tmp_path / 'log.txt', *arguments, num_ranks=2)
     found = json.loads((tmp_path / 'found.json').read_text())
     assert found['units'] == ['LlamaDecoderLayer', 'LlamaDecoderLayer', 'LlamaForCausalLM']
     assert found['checkpointed'] == ['LlamaDecoderLayer', 'LlamaDecoderLayer']

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import tiny
 from attempts import journal_lines, outcome
+from forks import start, start_ranks
 from paths import ROOT
-from watched import options_of, record, start, start_ranks, train_slowly, watch
+from watched import options_of, record, train_slowly, watch
 
 HERE = Path(__file__).parent
 PATIENCE = 240  # seconds, generous for a busy machine

@@ -1,23 +1,17 @@
-"""Train from a YAML file with FSDP on a CPU, and write what was sharded and checkpointed.
-
-composer -n 2 train_fsdp_worker.py OUT.json CONFIG.yaml [key=value ...]
-"""
+"""Train from a YAML file with FSDP on a CPU, and write what was sharded and checkpointed."""
 
 import json
-import sys
+import os
 from pathlib import Path
 
-import torch
+import tiny
 from composer.utils import dist
+from paths import ROOT
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from llmfoundry_gauntlet.composer import train
 from llmfoundry_gauntlet.config.training import read_config
-
-# Composer 0.32 asks for the current GPU where it shards, whatever the device.
-torch.cuda.current_device = lambda: torch.device('cpu')
-torch.cuda.synchronize = lambda *_: None
 
 
 def wrapped(trainer: train.Trainer, kind: type) -> list[str]:
@@ -25,6 +19,8 @@ def wrapped(trainer: train.Trainer, kind: type) -> list[str]:
 
 
 def main(out: Path, path: str, overrides: list[str]) -> None:
+    os.chdir(ROOT)
+    tiny.shard_on_cpu()
     config, _ = read_config(path, overrides, num_ranks=dist.get_world_size())
     trainer = train.build_trainer(config)
     found = {
@@ -41,7 +37,3 @@ def main(out: Path, path: str, overrides: list[str]) -> None:
     found['loss'] = float(trainer.state.loss)
     if dist.get_global_rank() == 0:
         out.write_text(json.dumps(found))
-
-
-if __name__ == '__main__':
-    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])

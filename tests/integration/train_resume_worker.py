@@ -1,13 +1,9 @@
-"""Train the tiny model with evaluations and checkpoints; with 'kill' it dies in the evaluation at batch 4.
-
-train_resume_worker.py FOLDER kill or whole
-"""
+"""Train the tiny model with evaluations and checkpoints; with 'kill' it dies in the evaluation at batch 4."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 from pathlib import Path
 
 import tiny
@@ -47,7 +43,3 @@ def main(folder: Path, mode: str) -> None:
     )
     trainer.fit()
     trainer.close()
-
-
-if __name__ == '__main__':
-    main(Path(sys.argv[1]), sys.argv[2])

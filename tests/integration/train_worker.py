@@ -1,12 +1,8 @@
-"""Train the tiny model with or without evaluations; write a digest of everything training depends on.
-
-composer -n N train_worker.py FOLDER with|without
-"""
+"""Train the tiny model with or without evaluations; write a digest of everything training depends on."""
 
 import hashlib
 import pickle
 import random
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +48,3 @@ def main(folder: Path, mode: str) -> None:
     name = f'{mode}_{dist.get_world_size()}_{dist.get_global_rank()}.txt'
     (folder / name).write_text(digest(trainer))
     trainer.close()
-
-
-if __name__ == '__main__':
-    main(Path(sys.argv[1]), sys.argv[2])
