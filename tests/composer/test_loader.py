@@ -58,6 +58,7 @@ def drive(loader: EvaluationLoader) -> tuple[dict[ItemKey, ItemResult], list[Ste
         assert not results.keys() & found.keys(), 'an item was scored twice'
         results.update(found)
         steps.append(step)
+    assert loader.work.num_steps == len(steps), "Composer's progress bar needs the number of steps"
     return results, steps
 
 
