@@ -18,16 +18,17 @@ PHRASE = 'the best answer is'
 UNSAID = ''  # a statement without a letter, such as 'the best answer is that of the author'
 
 PLAIN = str.maketrans('\u2018\u2019\u201c\u201d', '\'\'""', '*`$')
+TAGS = re.compile(r'</?(?:b|i|u|em|strong|code|span)>|</answer>', re.IGNORECASE)
 WRAPPED = re.compile(r'\\(?:text|math)[a-z]*\{([^{}]*)\}')
 MATHS = re.compile(r'\\[()\[\]]')
 
 # What a statement begins with; 'is' and 'be' commit an answer to what follows, a colon may lead anywhere.
 ABOUT = r'(?:\s+(?:choice|option))?(?:\s+(?:to|for|among|from|of)(?:\s+\w+){1,4}?)?\s*'
-ENDING = r'(?P<commits>\bis\b|\b(?:would|must|should)\s+be\b)|"?:'
+ENDING = r'(?P<commits>\bis\b|\b(?:would|must|should|has\s+to)\s+be\b)|"?:|\s[-\u2013\u2014]\s'
 BEST = re.compile(rf'[Bb](?i:est\s+answer{ABOUT}(?:{ENDING}))')  # a set of letters first makes a search fast
 OTHER = re.compile(
-    rf'(?:\banswer|\b(?:correct|right|best)\s+(?:option|choice)){ABOUT}(?:{ENDING})|'
-    r"\bI(?:'d|'ll|\s+would)?\s+(?:choose|go\s+with)\b|<answer>|\\boxed",
+    rf'(?:\banswer|\b(?:correct|right|best|final)\s+(?:option|choice)){ABOUT}(?:{ENDING})|'
+    r"\bI(?:'d|'ll|\s+would|\s+will)?\s+(?:choose|pick|select|go\s+(?:with|for))\b|<answer>|\\boxed",
     re.IGNORECASE,
 )
 # 'Option B is correct', 'so C is the best answer'; 'if B is ...' and 'vitamin C is ...' are none.
@@ -209,8 +210,8 @@ def option_letter(letter: str, texts: Sequence[str]) -> str | None:
 
 
 def cleaned(text: str) -> str:
-    """Return a text without Markdown, dollar signs and LaTeX fonts, in plain letters and quotes."""
-    text = unicodedata.normalize('NFKC', text).translate(PLAIN).replace('</answer>', '')
+    """Return a text without Markdown, HTML, dollar signs and LaTeX fonts, in plain letters and quotes."""
+    text = TAGS.sub('', unicodedata.normalize('NFKC', text).translate(PLAIN).replace('__', ''))
     return MATHS.sub('', WRAPPED.sub(r'\1', text))
 
 

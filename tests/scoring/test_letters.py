@@ -173,6 +173,16 @@ UNREAD = [
 ]
 
 WORDS = [  # one form for each word that a statement may have
+    ('My final choice is C', 'C'),
+    ('It has to be said that the answer has to be C', 'C'),
+    ('Answer - C', 'C'),
+    ('The final option \u2014 C', 'C'),
+    ('I will pick C for that', 'C'),
+    ('I would go for C', 'C'),
+    ('I select C today', 'C'),
+    ('The best answer is __C__', 'C'),
+    ('The best answer is <b>C</b>', 'C'),
+    ('<strong>C</strong>', 'C'),
     ('The best answer to this question is C', 'C'),
     ('The best answer for a tourist is C', 'C'),
     ('The best answer from the list is C', 'C'),
