@@ -32,8 +32,8 @@ def test_validate_lists_all_errors_of_both_files_without_traceback(gauntlet, tmp
     status, _, err = gauntlet('validate', '--tasks', str(tasks), '--gauntlet', str(tmp_path / 'none.yaml'))
     assert status == 1
     assert err.splitlines() == [
-        f"error: {tasks}: icl_tasks[0].lable: unknown key 'lable', did you mean 'label'?",
-        f"error: {tasks}: icl_tasks[0]: the key 'dataset_uri' is missing",
+        f"error: {tasks}:1 (a): icl_tasks[0].lable: unknown key 'lable', did you mean 'label'?",
+        f"error: {tasks}:1 (a): icl_tasks[0]: the key 'dataset_uri' is missing",
         f'error: {tmp_path / "none.yaml"}: there is no such file',
     ]
 

@@ -42,4 +42,4 @@ def test_the_commands_of_the_readme_work_in_any_folder(elsewhere: Path, gauntlet
 def test_a_missing_data_root_is_not_replaced(elsewhere: Path, gauntlet):
     status, _, err = gauntlet('validate', '--tasks', 'yamls/tasks/gauntlet_v0.1.yaml', '--data-root', 'data')
     assert status == 1
-    assert 'data/' in err and 'eval_data' not in err
+    assert 'below data:' in err and 'eval_data' not in err

@@ -196,13 +196,11 @@ def check_labels(specs: Mapping[int, ScoreSpec], tasks: Sequence[TaskSpec], sour
     """Return a problem per dataset that is neither SCORE's nor a multiple_choice task, or that has a task's name."""
     kinds: dict[str, str] = {task.label: task.icl_task_type for task in tasks}
     names = {task_key(task.label, num_shots) for task in tasks for num_shots in task.num_fewshot}
-    problems = []
+    problems = Problems(source_name(source, SCORE_KEY))
     for index, spec in specs.items():
-        where = f'{source_name(source, SCORE_KEY)}: {SCORE_KEY}[{index}].dataset'
+        path = f'{SCORE_KEY}[{index}].dataset'
         if (name := task_key(spec.label, 0)) in names:
-            problems.append(
-                f'{where}: {spec.dataset} becomes the task {name}, which is also in tasks; rename the latter'
-            )
+            problems.add(path, f'{spec.dataset} becomes the task {name}, which is also in tasks; rename the latter')
         if spec.dataset in DATASETS or kinds.get(spec.dataset) == MULTIPLE_CHOICE:
             continue
         if spec.dataset in kinds:
@@ -210,5 +208,5 @@ def check_labels(specs: Mapping[int, ScoreSpec], tasks: Sequence[TaskSpec], sour
         else:
             known = ', '.join((*DATASETS, *SPEC_NAMES))
             why = f'is {spec.dataset!r}; allowed: {known}, or the label of a {MULTIPLE_CHOICE} task among the tasks'
-        problems.append(f'{where}: {why}')
-    return problems
+        problems.add(path, why)
+    return problems.found

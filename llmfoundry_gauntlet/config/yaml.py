@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 from yaml.constructor import ConstructorError
-from yaml.nodes import MappingNode
+from yaml.nodes import MappingNode, ScalarNode, SequenceNode
 
 from llmfoundry_gauntlet.config.resources import shipped
 from llmfoundry_gauntlet.errors import ConfigError
@@ -22,21 +22,40 @@ from llmfoundry_gauntlet.errors import ConfigError
 TYPE_NAMES = {str: 'text', int: 'a whole number', float: 'a number', bool: 'true or false', dict: 'a mapping'}
 UPSTREAM_YAML_FOLDERS = ('eval/yamls/', 'scripts/eval/yamls/')
 MAX_REDIRECTS = 5
+Places = dict[str, tuple[int, str]]  # the line of each dotted path, and the label of the entry around it
+SUFFIXES = ('.yaml', '.yml')
+LABELS = ('label', 'name', 'dataset')  # keys that name an entry: a task, a benchmark or category, a SCORE dataset
 INTERPOLATION = '${'
 FLOAT, MERGE, TIMESTAMP = (f'tag:yaml.org,2002:{name}' for name in ('float', 'merge', 'timestamp'))
 NUMBER_WITH_EXPONENT = re.compile(r'[-+]?([0-9][0-9_]*(\.[0-9_]*)?|\.[0-9]+)[eE][-+]?[0-9]+$')
 
 
 class Problems:
-    """Collects problems, each with its file and dotted path."""
+    """Collect problems, each with its file, line and dotted path."""
 
     def __init__(self, source: str) -> None:
         self.source = source
         self.found: list[str] = []
+        self._places: dict[str, Places] = {}  # by source
 
     def add(self, path: str, message: str) -> None:
-        """Add a problem at a dotted path ('' for the whole file)."""
-        self.found.append(f'{self.source}: {path}: {message}' if path else f'{self.source}: {message}')
+        """Add a problem at a dotted path ('' for the whole file), with its line if the source is a YAML file."""
+        where = f'{self.source}{self._place(path)}' if path else self.source
+        self.found.append(f'{where}: {path}: {message}' if path else f'{where}: {message}')
+
+    def _place(self, path: str) -> str:
+        """Return ':LINE (LABEL)' for a dotted path, or for its closest parent in the file; '' if there is none."""
+        if not self.source.endswith(SUFFIXES):
+            return ''
+        if self.source not in self._places:
+            self._places[self.source] = places_of(self.source)
+        places = self._places[self.source]
+        parents = [path, *(path[: cut.start()] for cut in reversed(list(re.finditer(r'[.[]', path))))]
+        found = next((places[parent] for parent in parents if parent in places), None)
+        if found is None:
+            return ''
+        line, label = found
+        return f':{line} ({label})' if label else f':{line}'
 
 
 def suggestion(word: str, allowed: typing.Iterable[str]) -> str:
@@ -221,6 +240,34 @@ def read_yaml(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]
     """Return a whole YAML file as plain Python. Raise ConfigError."""
     content: dict[str, Any] = plain(open_yaml(path, overrides), str(path))
     return content
+
+
+def places_of(source: str) -> Places:
+    """Return the line of every dotted path of a YAML file, and the label of the entry around it; {} if unreadable."""
+    try:
+        root = yaml.compose(Path(shipped(source)).read_text(encoding='utf-8'), StrictLoader)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return {}
+    found: Places = {}
+    todo = [('', root, '')]
+    while todo:
+        path, node, label = todo.pop()
+        if isinstance(node, MappingNode):
+            values = {str(key.value): value for key, value in node.value}
+            label = next(
+                (str(values[name].value) for name in LABELS if isinstance(values.get(name), ScalarNode)), label
+            )
+            for key, value in node.value:
+                place = join(path, str(key.value))
+                found[place] = (key.start_mark.line + 1, label)
+                todo.append((place, value, label))
+            if path.endswith(']'):
+                found[path] = (node.start_mark.line + 1, label)
+        elif isinstance(node, SequenceNode):
+            for index, value in enumerate(node.value):
+                found[f'{path}[{index}]'] = (value.start_mark.line + 1, label)
+                todo.append((f'{path}[{index}]', value, label))
+    return found
 
 
 def source_name(source: Any, key: str) -> str:

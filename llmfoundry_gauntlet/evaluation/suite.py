@@ -174,6 +174,9 @@ def decode_task(entry: Any, path: str, problems: Problems) -> Task | None:
         name = entry['icl_task_type'] = OLDER_NAMES.get(name, name)
         if name not in task_types():
             problems.add(f'{path}.icl_task_type', f'unknown task type {name!r}{suggestion(name, task_types())}')
+            known = set().union(*map(keys_of, task_types().values()))
+            for key in entry.keys() - known:
+                problems.add(f'{path}.{key}', f"unknown key '{key}'{suggestion(str(key), known)}")
             return None
         kind = task_types()[name]
     known = keys_of(kind)

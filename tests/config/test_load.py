@@ -67,7 +67,7 @@ def test_a_metric_that_is_not_computed_is_a_warning_and_an_unknown_one_an_error(
     assert 'metric_names: is empty' in problems_of([{**TASK, 'metric_names': []}])[0]
 
 
-def test_all_errors_are_listed_at_once_with_file_and_dotted_path(tmp_path: Path):
+def test_all_errors_are_listed_at_once_with_file_line_label_and_dotted_path(tmp_path: Path):
     path = tmp_path / 'tasks.yaml'
     path.write_text(
         """
@@ -96,20 +96,21 @@ eval_gauntlet:
     )
     found = problems_of(path, gauntlet_path)
     expected = [
-        "icl_tasks[0]: label: 'a b' cannot be a file name; allowed: letters, digits and '_', '-', '.'",
-        "icl_tasks[1]: the key 'dataset_uri' is missing",
-        "icl_tasks[2].num_fewshot: is 'ten'; allowed: a list",
-        "icl_tasks[3].icl_task_type: unknown task type 'language_modelling', did you mean 'language_modeling'?",
-        'icl_tasks[4]: num_fewshot: [0, 0] has duplicates; give each number of shots once',
-        "icl_tasks[5].prelimiterr: unknown key 'prelimiterr', did you mean 'prelimiter'?",
-        'icl_tasks[6]: num_fewshot: is -1; allowed: 0 or more',
-        'icl_tasks[7].cot_delimiter: has no meaning in schema; it belongs to generation_task_with_answers',
-        f'icl_tasks[9]: duplicate h/1-shot, first at {path}: icl_tasks[8]; give each number of shots of a label once',
+        "3 (a b): icl_tasks[0]: label: 'a b' cannot be a file name; allowed: letters, digits and '_', '-', '.'",
+        "4 (b): icl_tasks[1]: the key 'dataset_uri' is missing",
+        "5 (c): icl_tasks[2].num_fewshot: is 'ten'; allowed: a list",
+        "6 (d): icl_tasks[3].icl_task_type: unknown task type 'language_modelling', did you mean 'language_modeling'?",
+        '7 (e): icl_tasks[4]: num_fewshot: [0, 0] has duplicates; give each number of shots once',
+        "8 (f): icl_tasks[5].prelimiterr: unknown key 'prelimiterr', did you mean 'prelimiter'?",
+        '9 (f): icl_tasks[6]: num_fewshot: is -1; allowed: 0 or more',
+        '10 (g): icl_tasks[7].cot_delimiter: has no meaning in schema; it belongs to generation_task_with_answers',
+        f'12 (h): icl_tasks[9]: duplicate h/1-shot, first at {path}: icl_tasks[8]; '
+        'give each number of shots of a label once',
     ]
-    assert [line.removeprefix(f'{path}: ') for line in found[: len(expected)]] == expected
-    assert [line.removeprefix(f'{gauntlet_path}: ') for line in found[len(expected) :]] == [
-        'eval_gauntlet.categories[0]: benchmarks: is empty; a category needs at least one benchmark',
-        'eval_gauntlet.categories[1].benchmarks[0]: random_baseline: is 1; allowed: at least 0, and less than 1',
+    assert [line.removeprefix(f'{path}:') for line in found[: len(expected)]] == expected
+    assert [line.removeprefix(f'{gauntlet_path}:') for line in found[len(expected) :]] == [
+        '5 (one): eval_gauntlet.categories[0]: benchmarks: is empty; a category needs at least one benchmark',
+        '6 (h): eval_gauntlet.categories[1].benchmarks[0]: random_baseline: is 1; allowed: at least 0, and less than 1',
     ]
 
 
