@@ -1,6 +1,7 @@
-"""Translate llm-foundry's keys of training and evaluation files into ours.
+"""Translate the keys of llm-foundry's training and evaluation files into ours.
 
-Keys are those of llm-foundry 0.22. Each function also returns a line per key: what it became, or why it has no effect.
+Keys are those of llm-foundry 0.22. Each `map_` function also returns a line per key with its translation, or the reason
+why it has no effect.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def refused(reason: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundryModel:
-    """`model` of llm-foundry's kind hf_causal_lm."""
+    """A `model` block of llm-foundry with the name hf_causal_lm."""
 
     name: str
     pretrained_model_name_or_path: str
@@ -101,7 +102,7 @@ class FoundryModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundryTokenizer:
-    """`tokenizer` of llm-foundry."""
+    """A `tokenizer` block of llm-foundry."""
 
     name: str
     kwargs: dict[str, Any] | None = None
@@ -109,7 +110,7 @@ class FoundryTokenizer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundryEntry:
-    """An entry of `models` of llm-foundry."""
+    """An entry of llm-foundry's `models`."""
 
     model_name: str
     model: FoundryModel
@@ -123,7 +124,7 @@ class FoundryEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedModel:
-    """One entry of `models`: its name, its folder below `out`, and its arguments of `evaluate`."""
+    """One entry of `models`: its name, its folder below `out`, and its arguments for `evaluate`."""
 
     name: str
     folder: str
@@ -132,7 +133,7 @@ class ListedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mapped:
-    """A file's values in our keys, a line for each of llm-foundry's, and the models that it lists, if any."""
+    """A file's values under our keys, a line for each of llm-foundry's keys, and the models listed in it, if any."""
 
     values: dict[str, Any]
     lines: tuple[str, ...] = ()
@@ -140,7 +141,7 @@ class Mapped:
 
 
 class Notes(Problems):
-    """Collects the problems of a translation, and its lines."""
+    """Collects the problems of a translation and its lines about keys."""
 
     def __init__(self, source: str) -> None:
         super().__init__(source)
@@ -189,10 +190,10 @@ def map_training(values: Mapping[str, Any], *, source: str, num_ranks: int) -> M
 
 
 def map_evaluation(values: Mapping[str, Any], *, source: str, num_ranks: int) -> Mapped:
-    """Return an evaluation file in our keys, and its models in the order of the file.
+    """Return an evaluation file under our keys, with its models in file order.
 
     Without llm-foundry's `models` or `model` the values keep our `model`, and no models are listed.
-    Raise ConfigError with all problems, including kinds of models that cannot be run here.
+    Raise ConfigError with all problems, including unsupported kinds of models.
     """
     notes = Notes(source)
     values = {key: value for key, value in values.items() if value is not None}
@@ -222,7 +223,7 @@ def map_evaluation(values: Mapping[str, Any], *, source: str, num_ranks: int) ->
 
 
 def map_plugin(settings: Mapping[str, Any], train_config: Mapping[str, Any]) -> Mapped:
-    """Return our callback's settings in llm-foundry's own training, completed from its training file.
+    """Return our callback's settings in llm-foundry's own training, with defaults from its training file.
 
     Raise ConfigError if the file has `icl_tasks`: llm-foundry would evaluate them too, and log the same keys.
     """
@@ -241,7 +242,7 @@ def map_plugin(settings: Mapping[str, Any], train_config: Mapping[str, Any]) -> 
 
 
 def icl_settings(keys: Mapping[str, Any], notes: Notes, *, num_ranks: int) -> dict[str, Any]:
-    """Return our settings for llm-foundry's keys of tasks, gauntlet, length and subset."""
+    """Return our settings for llm-foundry's keys for tasks, gauntlet, length and subset."""
     settings: dict[str, Any] = {}
     for key, our_key in RENAMED.items():
         if key in keys:
@@ -268,7 +269,7 @@ def icl_settings(keys: Mapping[str, Any], notes: Notes, *, num_ranks: int) -> di
 
 
 def icl_schedule(values: Mapping[str, Any], own: Mapping[str, Any], notes: Notes) -> dict[str, Any]:
-    """Return llm-foundry's interval and length, unless only the callback's `own` keys give them."""
+    """Return the interval and length from llm-foundry's keys, unless only the callback's `own` keys set them."""
     settings: dict[str, Any] = {}
     if 'eval_interval' in values or 'eval_first' in values or own.get('interval') is None:
         settings['interval'] = interval_of(values, notes)
@@ -279,7 +280,7 @@ def icl_schedule(values: Mapping[str, Any], own: Mapping[str, Any], notes: Notes
 
 
 def interval_of(values: Mapping[str, Any], notes: Notes) -> list[str]:
-    """Return llm-foundry's interval in our words: every so often and at the end; a bare number counts epochs."""
+    """Return llm-foundry's interval in our notation: periodic and at the end; a bare number counts epochs."""
     is_given, first = values.get('eval_interval') is not None, bool(values.get('eval_first'))
     every = values['eval_interval'] if is_given else 1
     is_epochs = isinstance(every, int) and not isinstance(every, bool) and every >= 0
@@ -296,7 +297,7 @@ def interval_of(values: Mapping[str, Any], notes: Notes) -> list[str]:
 
 
 def located(value: Any, key: str, notes: Notes) -> Any:
-    """Return the path at which a YAML file named in a file is found; return other values unchanged."""
+    """Return the path of a YAML file that another file refers to; return values other than text unchanged."""
     if not isinstance(value, str):
         return value
     found = find_yaml(value, Path(notes.source))
@@ -306,7 +307,7 @@ def located(value: Any, key: str, notes: Notes) -> Any:
 
 
 def joined(settings: Mapping[str, Any], own: Mapping[str, Any], where: str, notes: Notes) -> dict[str, Any]:
-    """Return both; a key with different values in both is a problem."""
+    """Return the merged settings; a key with different values in both is a problem."""
     own = {key: value for key, value in own.items() if value is not None or key not in settings}
     for key in settings.keys() & own.keys():
         mine, theirs = (as_set(value) if key == 'interval' else value for value in (own[key], settings[key]))
@@ -319,7 +320,7 @@ def joined(settings: Mapping[str, Any], own: Mapping[str, Any], where: str, note
 
 
 def listed(values: Mapping[str, Any], notes: Notes) -> list[Any] | None:
-    """Return the entries of `models`, or the one model at the top; None if the file is in our own keys."""
+    """Return the entries of `models`, or the one top-level `model`; None if the file uses our own keys."""
     models = values.get('models')
     if models is not None and 'model' in values:
         notes.add('models', "is given together with 'model'; leave one of them out")
@@ -335,7 +336,7 @@ def listed(values: Mapping[str, Any], notes: Notes) -> list[Any] | None:
 
 
 def listed_model(entry: Any, index: int, notes: Notes, settings: Mapping[str, Any]) -> ListedModel | None:
-    """Return one entry of `models`; None if it has problems, which are noted."""
+    """Return one entry of `models`; None if it has problems, which are added to `notes`."""
     path = f'models[{index}]'
     if isinstance(entry, Mapping) and isinstance(entry.get('model'), Mapping):
         if not check_kind(entry['model'].get('name'), f'{path}.model', notes):
@@ -362,7 +363,7 @@ def listed_model(entry: Any, index: int, notes: Notes, settings: Mapping[str, An
 
 
 def note_keys(model: Mapping[str, Any], path: str, notes: Notes) -> None:
-    """Add a line for each key of a model without effect, and a problem for each refused one."""
+    """Add a line for each model key without effect, and a problem for each refused one."""
     for item in fields(FoundryModel):
         value, where = model.get(item.name), f'{path}.{item.name}'
         if value is not None and 'no_effect' in item.metadata:
@@ -372,7 +373,7 @@ def note_keys(model: Mapping[str, Any], path: str, notes: Notes) -> None:
 
 
 def check_tokenizer(tokenizer: FoundryTokenizer, path: str, notes: Notes) -> None:
-    """Add a problem for a tokenizer that is not Hugging Face's, and for arguments that might change its tokens."""
+    """Add a problem for a tokenizer that is not from Hugging Face, and for arguments that might change its tokens."""
     if tokenizer.name == 'tiktoken':
         notes.add(f'{path}.name', "tiktoken is llm-foundry's own class; give a Hugging Face tokenizer with its tokens")
     for key in tokenizer.kwargs or ():
@@ -383,7 +384,7 @@ def check_tokenizer(tokenizer: FoundryTokenizer, path: str, notes: Notes) -> Non
 
 
 def check_folders(models: tuple[ListedModel, ...], notes: Notes) -> None:
-    """Add a problem for each model whose folder is that of another model, or inside it."""
+    """Add a problem for each pair of models whose folders are the same or nested."""
     for index, model in enumerate(models):
         for other in models[:index]:
             one, two = PurePosixPath(other.folder), PurePosixPath(model.folder)
@@ -406,7 +407,7 @@ def check_kind(name: Any, path: str, notes: Notes) -> bool:
 
 
 def mapping(value: Any, path: str, notes: Notes) -> dict[str, Any]:
-    """Return a mapping as a dict; an empty one for None, and for anything else with a problem."""
+    """Return a mapping as a dict, or {} for None; anything else is a problem and also gives {}."""
     if value is not None and not isinstance(value, Mapping):
         notes.add(path, f'is {describe(value)}; allowed: a mapping')
         return {}
@@ -424,7 +425,7 @@ def as_set(value: Any) -> set[str]:
 
 
 def short(value: Any) -> str:
-    """Return a value as it fits on a line."""
+    """Return a value as short text that fits on one line."""
     if isinstance(value, (list, tuple)) and all(isinstance(item, (str, int)) for item in value):
         return f'[{", ".join(map(str, value))}]'
     if isinstance(value, (list, tuple, Mapping)):

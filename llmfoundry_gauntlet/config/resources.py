@@ -21,12 +21,12 @@ VARIABLE = 'LLMFOUNDRY_GAUNTLET_CACHE'  # a directory, or OFF
 OFF = 'off'
 FOLDER = 'llmfoundry_gauntlet'  # in the user's cache directory
 TASK_TYPES = 'llmfoundry_gauntlet.task_types'  # each a subclass of Task
-METRICS = 'llmfoundry_gauntlet.metrics'  # each a function from a Task to additional Metrics
+METRICS = 'llmfoundry_gauntlet.metrics'  # each a function from a Task to its additional Metrics
 PERTURBATIONS = 'llmfoundry_gauntlet.perturbations'  # each a function from an Example to its variants
 
 
 def shipped(path: str | Path) -> Path:
-    """Return a path, or the package's own file if nothing is there and it begins with 'yamls' or 'eval_data'."""
+    """Return a path, or the package's own file if the path does not exist and begins with 'yamls' or 'eval_data'."""
     path = Path(path)
     if path.parts[:1] and path.parts[0] in FOLDERS and not path.exists() and (PACKAGE / path).exists():
         return PACKAGE / path
@@ -34,7 +34,7 @@ def shipped(path: str | Path) -> Path:
 
 
 def cache_folder(part: str) -> Path | None:
-    """Return the directory of one cache: in the directory named by the environment, or in the user's cache directory.
+    """Return one cache's directory, in the one set by the environment variable or in the user's cache directory.
 
     None if caching is disabled or there is no home directory.
     """
@@ -74,7 +74,7 @@ def load_installed(group: str) -> dict[str, Any]:
 
 
 def call_installed(group: str, name: str, kind: type[Item], *arguments: Any) -> list[Item]:
-    """Return the items that an entry point's function gives for these arguments. Raise ConfigError for other things."""
+    """Call an entry point's function and return its items. Raise ConfigError if one is not of this kind."""
     function = load_installed(group)[name]
     allowed = f'allowed: a function that returns {kind.__name__} objects'
     if not callable(function):
@@ -93,7 +93,7 @@ def plugin_error(group: str, name: str, problem: str) -> ConfigError:
 
 
 def plugin_of(traceback: TracebackType | None) -> str | None:
-    """Return the entry point, with its package, whose module is innermost in a traceback; None if there is none."""
+    """Return the entry point and package whose module is innermost in a traceback; None if there is none."""
     modules = {
         point.module.partition('.')[0]: f'{package_of(point)}: its entry point {name} in {group}'
         for group in (TASK_TYPES, METRICS, PERTURBATIONS)

@@ -25,7 +25,7 @@ PERTURBATIONS = (OPTION_ORDER, PROMPT, NON_GREEDY)
 GENERATE, LIKELIHOOD = 'generate', 'likelihood'
 TOLERANT, REFERENCE = 'tolerant', 'reference'
 AUTO = 'auto'
-SPEC_NAMES = {  # lm-eval's names of groups and tasks: dataset, and perturbation or None for all
+SPEC_NAMES = {  # lm-eval's group and task names: the dataset, and the perturbation or None for all
     **{f'score_robustness_{dataset}': (dataset, None) for dataset in DATASETS},
     **{
         f'score_{perturbation}_robustness_{dataset}': (dataset, perturbation)
@@ -43,7 +43,7 @@ class ScoreSpec:
     `dataset` is mmlu_pro, agieval, math, or a multiple_choice task's label.
     `answers: likelihood` chooses by log-probability. `chat_template` is auto (the tokenizer's, if it has one), true or
     false. `answer_extraction: reference` parses generations like the paper's reference. `subset_items` is the number of
-    questions, the same at every evaluation, each in all its variants.
+    questions, each in all its variants; every evaluation uses the same questions.
     """
 
     dataset: str
@@ -72,7 +72,7 @@ class ScoreSpec:
 
     @property
     def does_not_apply(self) -> dict[str, str]:
-        """Return the paper's perturbations that do not apply here, with the reason."""
+        """Return the paper's perturbations that do not apply to this dataset, with the reason."""
         if self.is_math:
             return {OPTION_ORDER: 'math has no options'}
         if self.answers == LIKELIHOOD:
@@ -81,7 +81,7 @@ class ScoreSpec:
 
     @property
     def applied(self) -> tuple[str, ...]:
-        """Return the perturbations to run: the paper's in its order, then those of installed packages."""
+        """Return the perturbations to run: the paper's in its order, then those of plugins."""
         wanted = in_order(self.perturbations or PERTURBATIONS)
         return tuple(name for name in wanted if name not in self.does_not_apply)
 
@@ -157,7 +157,7 @@ def read_score(source: Any, found: list[str]) -> dict[int, ScoreSpec]:
 
 
 def decode_entry(entry: Any, index: int, problems: Problems) -> ScoreSpec | None:
-    """Return one entry; single values are accepted for lists, and lm-eval's group names for datasets."""
+    """Return one entry; accept single values for lists, and lm-eval's group names for datasets."""
     path = f'{SCORE_KEY}[{index}]'
     if isinstance(entry, Mapping):
         entry = dict(entry)
@@ -177,7 +177,7 @@ def decode_entry(entry: Any, index: int, problems: Problems) -> ScoreSpec | None
 
 
 def merge(specs: Mapping[int, ScoreSpec], problems: Problems) -> dict[int, ScoreSpec]:
-    """Merge the perturbations of entries of the same dataset; other settings may not differ."""
+    """Merge the perturbations of entries for the same dataset; other settings must agree."""
     merged: dict[int, ScoreSpec] = {}
     places: dict[str, int] = {}
     for index, spec in specs.items():
@@ -193,7 +193,7 @@ def merge(specs: Mapping[int, ScoreSpec], problems: Problems) -> dict[int, Score
 
 
 def check_labels(specs: Mapping[int, ScoreSpec], tasks: Sequence[TaskSpec], source: Any) -> list[str]:
-    """Return a problem per dataset that is neither SCORE's nor a multiple_choice task, or that has a task's name."""
+    """Return a problem for each dataset that is neither SCORE's nor a multiple_choice task, or has a task's name."""
     kinds: dict[str, str] = {task.label: task.icl_task_type for task in tasks}
     names = {task_key(task.label, num_shots) for task in tasks for num_shots in task.num_fewshot}
     problems = Problems(source_name(source, SCORE_KEY))

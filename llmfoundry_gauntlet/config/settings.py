@@ -28,8 +28,8 @@ CHOICES = {
 }
 
 PATH, MAPPING = 'a path', 'a mapping'
-LISTS = {'a list of paths': PATH, 'a list of mappings': MAPPING}  # with the kind of their entries
-SOURCES = {  # what each setting that names a source may be
+LISTS = {'a list of paths': PATH, 'a list of mappings': MAPPING}  # to the kind of their entries
+SOURCES = {  # the kinds that each source setting allows
     'tasks': (PATH, *LISTS),
     'gauntlet': (PATH, MAPPING),
     'score': (PATH, MAPPING, 'a list of mappings'),
@@ -38,7 +38,7 @@ SOURCES = {  # what each setting that names a source may be
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrecisionTarget:
-    """The share by which the error of an average may exceed that of all items; None: the default average."""
+    """The share by which an average's error may exceed its error over all items; average None: the default average."""
 
     share: float
     average: str | None
@@ -50,22 +50,22 @@ class EvaluationSettings:
 
     * `tasks`: a path, a list of paths, or the list itself. `gauntlet`: a path or the mapping itself. `score`: a path or
       the list of SCORE datasets. At least one of tasks and score is needed.
-    * `only`: labels of tasks and names of categories to run, one or a list. `num_fewshot`: the number of shots of every
-      task, in place of its own. Categories and averages that are not whole then are left out.
+    * `only`: labels of tasks and names of categories to run, one or a list. `num_fewshot`: overrides the number of
+      shots of every task. Categories and averages that are then incomplete are left out.
     * `missing`: 'error', or 'skip' to leave out tasks without a data file and the composites over missing tasks.
     * `interval`: 'first', 'checkpoint', 'last' and Composer times such as '500ba'.
-    * `subset_items`: at most this many items per task, the same at every evaluation; for SCORE, questions per dataset.
+    * `subset_items`: maximum number of items per task, for SCORE of questions per dataset; every evaluation uses the
+      same ones.
     * `time_budget`, such as '120s', '10m' or '1h': the time for one evaluation. The first one selects the items that
       fit; later ones run the same items.
-    * `precision_target` (`precision` in YAML), such as '5%' or '5% of core_average': the smallest subset with which the
-      error of an average is at most 5 % above that of all items. It replaces `subset_items` and `time_budget`.
+    * `precision_target` (`precision` in YAML), such as '5%' or '5% of core_average': run the smallest subset with which
+      an average's error is at most 5 % above its error over all items. It replaces `subset_items` and `time_budget`.
     * `semantics`: 'corrected', or 'reference' for llm-foundry's scores, including its bugs.
     * `fewshot`: 'reference' (shots drawn for each item, as in llm-foundry), or 'fixed' (the same shots for all items of
       a task or category).
-    * `apply_chat_template`: send each prompt, shots included, as a user's message. SCORE has its own `chat_template`.
+    * `apply_chat_template`: send each prompt, shots included, as a user message. SCORE has its own `chat_template`.
     * `sandbox` for generated programs: 'auto' requires full isolation; 'rlimits' and 'none' accept less.
-    * `stall_seconds`: after this long without progress the job is stopped, with every rank's stack in the log; None
-      disables this.
+    * `stall_seconds`: after this long without progress, log every rank's stack and stop the job; None disables this.
     * `save_folder`: may contain {run_name}; None writes no records.
     """
 
@@ -83,7 +83,7 @@ class EvaluationSettings:
     max_seq_len: int | None = None  # None: the model's
     tokens_per_batch: Any = AUTO
     semantics: str = 'corrected'
-    truncation: str | None = None  # None: as semantics says
+    truncation: str | None = None  # None: follows semantics
     fewshot: str = 'reference'
     apply_chat_template: bool = False
     sandbox: str = AUTO
@@ -156,19 +156,19 @@ class EvaluationSettings:
 
     @property
     def effective_truncation(self) -> str:
-        """Return 'drop_shots' or 'reference': how prompts that are too long are truncated."""
+        """Return how to truncate prompts that are too long: 'drop_shots' or 'reference'."""
         return self.truncation or ('reference' if self.reference else 'drop_shots')
 
 
 def decode_settings(values: Mapping[str, Any], source: str = 'eval_gauntlet') -> EvaluationSettings:
-    """Return settings from plain values and paths; a single interval or name need not be a list. Raise ConfigError."""
+    """Return settings from plain values and paths; accept a single interval or name for a list. Raise ConfigError."""
     values = {key: plain(value) for key, value in values.items()}
     if isinstance(values.get('only'), str):
         values['only'] = [values['only']]
     problems = Problems(source)
     if 'precision' in values and 'precision_target' in values:
         problems.add('precision', 'is another name of precision_target; give one of them')
-    elif 'precision' in values:  # the name in YAML, where the precision of the model has its own place
+    elif 'precision' in values:  # the name in YAML, where the model's precision is set elsewhere
         values['precision_target'] = values.pop('precision')
     for key in SOURCES:
         if values.get(key) is not None:
@@ -182,7 +182,7 @@ def decode_settings(values: Mapping[str, Any], source: str = 'eval_gauntlet') ->
 
 
 def check_source(value: Any, key: str, problems: Problems) -> None:
-    """Add a problem for a value the setting `key` does not allow, and for each entry of the wrong kind in a list."""
+    """Add a problem if the setting `key` does not allow the value, and for each list entry of the wrong kind."""
     kinds = [LISTS[kind] for kind in SOURCES[key] if kind in LISTS]
     if not (isinstance(value, (list, tuple)) and value and kinds):
         if kind_of(value) not in SOURCES[key]:
@@ -196,7 +196,7 @@ def check_source(value: Any, key: str, problems: Problems) -> None:
 
 
 def kind_of(value: Any) -> str | None:
-    """Return PATH or MAPPING, or None for anything else and for what is empty."""
+    """Return PATH or MAPPING; None for any other kind and for empty values."""
     if isinstance(value, (str, Path)) and str(value).strip():
         return PATH
     return MAPPING if isinstance(value, Mapping) and value else None
@@ -208,7 +208,7 @@ def alternatives(words: Sequence[str]) -> str:
 
 
 def intervals(value: Any, problems: Problems) -> tuple[str, ...]:
-    """Return one interval or a list of them as a tuple; entries that are not text are dropped and noted as problems."""
+    """Return one interval or a list of them as a tuple; drop entries that are not text and add a problem for each."""
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, (list, tuple)):
@@ -221,12 +221,12 @@ def intervals(value: Any, problems: Problems) -> tuple[str, ...]:
 
 
 def is_interval(entry: str) -> bool:
-    """Return whether this is a word of ours or a Composer time."""
+    """Return whether an entry is one of our interval names or a Composer time."""
     return entry in INTERVAL_WORDS or COMPOSER_TIME.fullmatch(entry) is not None
 
 
 def plain(value: Any) -> Any:
-    """Return paths as text, also inside lists; other values unchanged."""
+    """Convert paths to text, also inside lists; return other values unchanged."""
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     return str(value) if isinstance(value, Path) else value

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
-MULTIPLE_CHOICE = 'multiple_choice'  # the type whose rows SCORE can perturb
+MULTIPLE_CHOICE = 'multiple_choice'  # the task type whose rows SCORE can perturb
 WEIGHTINGS = ('EQUAL', 'SAMPLE_SZ', 'LOG_SAMPLE_SZ')
 # Keys of generation_kwargs: the type, a check and its description.
 GENERATION_KEYS: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
@@ -32,12 +32,12 @@ class TaskSpec:
     """One entry of `icl_tasks`: the keys of all task types. Each type is a subclass in `tasks/`.
 
     `num_fewshot` is never empty; each number of shots is evaluated separately. `cluster_key` names the field that
-    identifies the source a row shares with others, such as a passage, for standard errors; by default the source is
-    detected (data/clusters.py). The last three fields are settings of the evaluation, the same for all its tasks:
+    identifies a source shared by several rows, such as a passage, for clustered standard errors; by default the source
+    is detected (data/clusters.py). The last fields are settings of the evaluation, the same for all its tasks:
 
     * `semantics`: 'corrected', or 'reference' for llm-foundry's scores, including its bugs.
-    * `truncation` of prompts longer than max_seq_len: 'drop_shots', or 'reference' (tokens from the left, each choice
-      separately, as llm-foundry does).
+    * `truncation` of prompts longer than max_seq_len: 'drop_shots', or 'reference' (drop tokens from the left, for each
+      choice separately, as llm-foundry does).
     * `fewshot`: 'reference' (shots drawn for each item, as llm-foundry does), or 'fixed', the same for all items.
     """
 
@@ -94,7 +94,7 @@ class TaskSpec:
 
     @property
     def is_in_llm_foundry(self) -> bool:
-        """Return whether llm-foundry has this type of task, so that its behaviour can be followed."""
+        """Return whether llm-foundry has this task type, so that its semantics can be reproduced."""
         return True
 
     @property
@@ -104,7 +104,7 @@ class TaskSpec:
 
     @property
     def strips_rows(self) -> bool:
-        """Return whether white space around a row's texts is removed."""
+        """Return whether leading and trailing white space of a row's texts is stripped."""
         return self.strip_dataset
 
     @property
@@ -114,7 +114,7 @@ class TaskSpec:
 
     @property
     def samples_by_default(self) -> bool:
-        """Return whether generations are sampled without `generation_kwargs.do_sample`."""
+        """Return whether generations are sampled if `generation_kwargs.do_sample` is not set."""
         return False
 
     @property
@@ -169,7 +169,7 @@ class BenchmarkSpec:
 
     @property
     def key(self) -> str:
-        """Return '{label}/{n}-shot', as TaskSpec.key."""
+        """Return '{label}/{n}-shot', the same as TaskSpec.key."""
         return task_key(self.name, self.num_fewshot)
 
 
@@ -216,7 +216,7 @@ class GauntletSpec:
 
     @property
     def named_averages(self) -> dict[str, tuple[str, ...]]:
-        """Return the averages; if the file has none, one over all categories, as upstream."""
+        """Return the averages; if the file has none, one over all categories, as in llm-foundry."""
         if self.averages is not None:
             return self.averages
         return {'default_average': tuple(category.name for category in self.categories)}

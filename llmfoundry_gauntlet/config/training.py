@@ -23,8 +23,8 @@ class TokenizerConfig:
 class ModelConfig:
     """Either weights to start from (a folder or a name on the hub), or the values of a Hugging Face configuration.
 
-    `config` needs `model_type`; without `vocab_size` and `max_position_embeddings` the tokenizer's size and
-    `max_seq_len` are taken.
+    `config` needs `model_type`; `vocab_size` defaults to the tokenizer's size and `max_position_embeddings` to
+    `max_seq_len`.
     """
 
     pretrained: str | None = None
@@ -39,11 +39,11 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainDataConfig:
-    """JSON lines with the key `text`, or text files with one document each; tokenized once, then memory-mapped."""
+    """JSON Lines with the key `text`, or text files with one document each; tokenized once, then memory-mapped."""
 
     path: tuple[str, ...]
     cache: str | None = None  # folder for the token ids; null: beside the first file
-    packed: bool = True  # blocks of one stream of documents and eos; false: a row per document, truncated
+    packed: bool = True  # split the stream of documents and eos into blocks; false: one truncated row per document
     shuffle: bool = True
 
     def __post_init__(self) -> None:
@@ -75,7 +75,7 @@ class SchedulerConfig:
     name: str = 'constant_with_warmup'
     t_warmup: str = '0ba'
     alpha_f: float | None = None
-    decay_share: float | None = None  # of the training, for warmup_stable_decay
+    decay_share: float | None = None  # share of the training that decays, for warmup_stable_decay
 
     def __post_init__(self) -> None:
         if self.name not in SCHEDULERS:
@@ -92,20 +92,20 @@ class TrainConfig:
     optimizer: OptimizerConfig
     max_duration: str
     max_seq_len: int
-    global_train_batch_size: int  # rows of all ranks together
+    global_train_batch_size: int  # rows, summed over all ranks
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
-    algorithms: dict[str, dict[str, Any]] = field(default_factory=dict)  # by name, like the next two
+    algorithms: dict[str, dict[str, Any]] = field(default_factory=dict)  # by name, as are callbacks and loggers
     callbacks: dict[str, dict[str, Any]] = field(default_factory=dict)
     loggers: dict[str, dict[str, Any]] = field(default_factory=dict)
     run_name: str | None = None
     seed: int = 17
     device: str | None = None
-    device_train_microbatch_size: Any = None  # a number, auto, or null for the whole batch of a rank
+    device_train_microbatch_size: Any = None  # a number, auto, or null for a rank's whole batch
     precision: str | None = None
-    cpu_threads: int | None = None  # of torch in each rank; null: the launcher's
+    cpu_threads: int | None = None  # torch's threads in each rank; null: as the launcher sets them
     fsdp_config: dict[str, Any] | None = None
-    dist_timeout: float = 900.0  # longer than the gauntlet's stall_seconds, which reports a hanging rank
-    eval_interval: Any = 1  # of evaluators without their own; the gauntlet has one
+    dist_timeout: float = 900.0  # seconds; longer than the gauntlet's stall_seconds, which reports a hanging rank
+    eval_interval: Any = 1  # for evaluators without their own interval; the gauntlet has its own
     save_folder: str | None = None
     save_interval: str = '1ep'
     save_num_checkpoints_to_keep: int = -1
@@ -118,9 +118,9 @@ class TrainConfig:
 
 
 def read_config(path: str, overrides: list[str], *, num_ranks: int = 1) -> tuple[TrainConfig, tuple[str, ...]]:
-    """Return the checked settings of a YAML file, after overrides such as `optimizer.lr=1e-3`.
+    """Return the checked settings of a YAML file with overrides such as `optimizer.lr=1e-3` applied.
 
-    llm-foundry's top-level ICL keys become the callback's; the returned lines report how.
+    llm-foundry's top-level ICL keys are moved into the callback; the returned lines report the translation of each key.
     """
     mapped = map_training(read_yaml(path, overrides), source=path, num_ranks=num_ranks)
     problems = Problems(path)

@@ -1,4 +1,4 @@
-"""Read YAML files and decode typed values. OmegaConf, slow to import, is only used for interpolations."""
+"""Read YAML files and decode typed values. OmegaConf is slow to import, so only interpolations and overrides use it."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def suggestion(word: str, allowed: typing.Iterable[str]) -> str:
 
 
 def listed(names: typing.Iterable[str], most: int = 5) -> str:
-    """Return the names separated by commas, of many the first few and the number of others."""
+    """Return the names separated by commas; beyond `most`, only the number of others."""
     names = list(names)
     more = f' and {len(names) - most} more' if len(names) > most else ''
     return ', '.join(names[:most]) + more
 
 
 def decode(cls: type, value: Any, path: str, problems: Problems) -> Any:
-    """Return an instance of the dataclass `cls` from a mapping, or None if anything in it is wrong.
+    """Return an instance of the dataclass `cls` from a mapping, or None and problems if anything in it is invalid.
 
     Unknown keys are problems, unless `cls.ignore_unknown_keys` is true.
     """
@@ -142,7 +142,7 @@ def join(path: str, key: str) -> str:
 
 
 def describe(value: Any) -> str:
-    """Return a short description of a wrong value: its kind, or itself if it is short."""
+    """Return a short description of an invalid value: its kind, or the value itself if it is short."""
     if value is None:
         return 'empty'
     if isinstance(value, Mapping):
@@ -152,7 +152,7 @@ def describe(value: Any) -> str:
     return repr(value) if len(repr(value)) < 60 else f'{type(value).__name__} {repr(value)[:50]}...'
 
 
-class StrictLoader(getattr(yaml, 'CSafeLoader', yaml.SafeLoader)):  # type: ignore[misc]  # C where PyYAML has it
+class StrictLoader(getattr(yaml, 'CSafeLoader', yaml.SafeLoader)):  # type: ignore[misc]  # the C loader if available
     """Load YAML as OmegaConf does: `1e-3` is a number, a date is text, and duplicate keys are errors."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012  # PyYAML's own attribute
@@ -165,7 +165,7 @@ class StrictLoader(getattr(yaml, 'CSafeLoader', yaml.SafeLoader)):  # type: igno
         self.deep_construct = True  # so that PyYAML rejects a node that contains itself
 
     def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Return a mapping. Raise ConstructorError for a duplicate key; keys merged by `<<` may be replaced."""
+        """Return a mapping. Raise ConstructorError for a duplicate key; keys merged by `<<` may be overridden."""
         seen: set[tuple[str, str]] = set()
         for key, _ in node.value:
             name = (key.tag, str(key.value))
@@ -179,7 +179,7 @@ StrictLoader.add_implicit_resolver(FLOAT, NUMBER_WITH_EXPONENT, list('-+.0123456
 
 
 def open_yaml(path: str | Path, overrides: Sequence[str] = ()) -> Mapping[str, Any]:
-    """Return a YAML file's mapping with `key=value` overrides merged in, for `plain`. Raise ConfigError."""
+    """Return a YAML file's mapping with `key=value` overrides, to be resolved by `plain`. Raise ConfigError."""
     text, content = parse(path)
     if not isinstance(content, dict):
         kind = 'a list' if isinstance(content, list) else 'plain text'
@@ -190,7 +190,7 @@ def open_yaml(path: str | Path, overrides: Sequence[str] = ()) -> Mapping[str, A
 
 
 def parse(path: str | Path) -> tuple[str, Any]:
-    """Return a YAML file's text and content, an empty mapping for an empty file. Raise ConfigError."""
+    """Return a YAML file's text and content; the content of an empty file is {}. Raise ConfigError."""
     try:
         text = Path(shipped(path)).read_text(encoding='utf-8')
         content = yaml.load(text, StrictLoader)
@@ -205,7 +205,7 @@ def parse(path: str | Path) -> tuple[str, Any]:
 
 
 def merged(content: dict[str, Any], path: str | Path, overrides: Sequence[str]) -> Mapping[str, Any]:
-    """Return the mapping as an OmegaConf mapping with overrides. Raise ConfigError."""
+    """Return the mapping with overrides applied, as an OmegaConf mapping. Raise ConfigError."""
     from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -214,7 +214,7 @@ def merged(content: dict[str, Any], path: str | Path, overrides: Sequence[str]) 
     except (yaml.YAMLError, OmegaConfBaseException) as error:
         where = f'{path}: {" ".join(overrides)}' if overrides else path
         raise ConfigError(f'{where}: {" ".join(str(error).split())}') from error
-    assert isinstance(found, DictConfig)  # as both are
+    assert isinstance(found, DictConfig)  # because both inputs are mappings
     return found
 
 
@@ -271,7 +271,7 @@ def places_of(source: str) -> Places:
 
 
 def source_name(source: Any, key: str) -> str:
-    """Return the name of a source in messages: its path, or the key's name for plain values."""
+    """Return the name of a source for messages: its path, or `<key>` for plain values."""
     return str(source) if isinstance(source, (str, Path)) else f'<{key}>'
 
 
@@ -309,9 +309,9 @@ def read_mapping(path: Path, key: str, problems: Problems) -> Any:
 
 
 def find_yaml(name: str, referrer: Path) -> Path | None:
-    """Return the path of a YAML file named in another: from the working directory, or beside the file that names it.
+    """Return the path of a YAML file that `referrer` names, in the working directory or beside `referrer`, or None.
 
-    Upstream's files name each other relative to llm-foundry's `scripts` folder; that prefix is dropped if needed.
+    llm-foundry's files name each other relative to its `scripts` folder; that prefix is dropped if needed.
     """
     names = [name, *(name[len(prefix) :] for prefix in UPSTREAM_YAML_FOLDERS if name.startswith(prefix))]
     candidates = [Path(name), *(referrer.parent / PurePosixPath(candidate) for candidate in names)]
