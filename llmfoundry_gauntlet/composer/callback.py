@@ -53,16 +53,16 @@ CHECKPOINT_EVENTS = {Event.BATCH_END: Event.BATCH_CHECKPOINT, Event.EPOCH_END: E
 log = logging.getLogger(__name__)
 
 Answer = TypeVar('Answer')
-Sizes = Mapping[str, int | None]  # by task, the number of questions in its subset; None where not known yet
+Sizes = Mapping[str, int | None]  # number of questions in each task's subset; None if not known yet
 
-LABEL = 'gauntlet'  # of the one evaluator that holds all tasks
+LABEL = 'gauntlet'  # label of the Evaluator that runs all tasks
 
 
 class EvaluationSchedule:
-    """Decides at Composer's BATCH_END, EPOCH_END and FIT_END whether to evaluate; never twice at the same batch.
+    """Decide at Composer's BATCH_END, EPOCH_END and FIT_END whether to evaluate; at most once per batch.
 
-    A checkpoint is written right after the evaluation of its batch, so the schedule asks the checkpoint savers whether
-    they are about to write one.
+    Composer saves a checkpoint right after the evaluation at the same batch, so the schedule asks the checkpoint savers
+    whether they are about to save one.
     """
 
     def __init__(self, interval: Sequence[str]) -> None:
@@ -97,7 +97,7 @@ def checkpoint_savers(state: State) -> list[CheckpointSaver]:
 
 
 def checkpoint_of_batch(state: State, batch: int) -> str | None:
-    """Return the checkpoint written at a training batch, None if there is none yet; the folder of a sharded one."""
+    """Return the path of the checkpoint saved at a batch, or its folder if sharded; None if there is none yet."""
     for saver in checkpoint_savers(state):
         for name, timestamp in saver.all_saved_checkpoints_to_timestamp.items():
             if timestamp.batch.value == batch:
@@ -106,14 +106,14 @@ def checkpoint_of_batch(state: State, batch: int) -> str | None:
 
 
 class EvalGauntlet(Callback):
-    """Evaluate all tasks at the chosen times, log scores and composites, and write records.
+    """Evaluate all tasks at the chosen times, log metrics and composites, and write records.
 
     The settings are the fields of EvaluationSettings, the same keys as in a training YAML:
 
         EvalGauntlet(tasks='yamls/tasks/gauntlet_v0.1.yaml', gauntlet='yamls/gauntlets/eval_gauntlet_v0.1.yaml')
 
-    Tasks and data are read and checked at once (ConfigError, DataError), the model and its tokenizer when the Trainer
-    is created (ModelError). Training is unchanged to the last bit. The latest result is `evaluation`.
+    Tasks and data are loaded and validated by the constructor (ConfigError, DataError), the model and its tokenizer
+    when the Trainer is created (ModelError). Training is bitwise unchanged. `evaluation` is the latest result.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -122,20 +122,20 @@ class EvalGauntlet(Callback):
         self.schedule = EvaluationSchedule(self.settings.interval)
         self.loader: EvaluationLoader | None = None
         self.evaluation: Evaluation | None = None
-        self.folder: Path | None = None  # of the records, known once the run has its name
-        self.source: ModelSource | None = None  # eval-only: where the model came from
+        self.folder: Path | None = None  # for the records; set once the run name is known
+        self.source: ModelSource | None = None  # only without training: the source of the model
         self.resuming = Resuming()  # how to treat an interrupted evaluation in the same folder
         self._evaluator: Any = None
-        self._ending: weakref.finalize[..., EvalGauntlet] | None = None  # undoes the start of an evaluation
-        self._digest: tuple[PreparedEvaluation, str] | None = None  # of all items
-        self._gauntlets: list[EvalGauntlet] = [self]  # all those of the Trainer
-        self._loaded: list[Sizes] = []  # from a checkpoint, for all callbacks
-        self._own_loaded: Sizes | None = None  # those for this callback
+        self._ending: weakref.finalize[..., EvalGauntlet] | None = None  # cleans up after an evaluation
+        self._digest: tuple[PreparedEvaluation, str] | None = None  # digest of all items
+        self._gauntlets: list[EvalGauntlet] = [self]  # all EvalGauntlets of the Trainer
+        self._loaded: list[Sizes] = []  # from a checkpoint, of all callbacks
+        self._own_loaded: Sizes | None = None  # the entry of _loaded for this callback
         self._awaiting_checkpoint: tuple[int, Path] | None = None
         for warning in self.data.warnings:
             log.warning(warning)
 
-    # Composer's events, in their order.
+    # Composer's events, in the order in which they occur.
 
     def before_load(self, state: State, logger: Logger) -> None:
         """Prepare the items and attach the evaluator; the Trainer would remove one attached at `init`."""
@@ -166,24 +166,24 @@ class EvalGauntlet(Callback):
         )
 
     def after_load(self, state: State, logger: Logger) -> None:
-        """Evaluate if the job ended in the last evaluation of the training: `fit` refuses to start without steps."""
+        """Evaluate if the job stopped during the final evaluation; `fit` raises an error if no steps are left."""
         is_over = state.max_duration is not None and state.timestamp >= state.max_duration
         if is_over and self.schedule.last and not self._is_recorded(state):
             self._evaluate(state, logger)
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        """Evaluate before the first step if `interval` has `first`: Composer's own loop cannot."""
+        """Evaluate before the first step if `interval` contains `first`; Composer's own loop cannot do this."""
         self._attach(state)  # again, as `fit(eval_dataloader=...)` replaces the evaluators
         if self.schedule.first and state.timestamp.batch.value == 0 and self.schedule.evaluated_batch != 0:
             self._evaluate(state, logger)
 
     def eval_start(self, state: State, logger: Logger) -> None:
-        """Let the engine run the model's `eval_forward`, for our evaluator only."""
+        """Replace the model's `eval_forward` with the engine's, only for this callback's evaluator."""
         if self._is_ours(state):
             self._begin(state)
 
     def eval_batch_end(self, state: State, logger: Logger) -> None:
-        """Tell Composer's progress bar and console the number of steps, which the first step finds."""
+        """Pass the number of steps, known after the first one, to Composer's progress bar and console."""
         if self._is_ours(state) and self.loader is not None and state.dataloader_len != self.loader.work.num_steps:
             state.dataloader_len = self.loader.work.num_steps
             for destination in logger.destinations:
@@ -191,7 +191,7 @@ class EvalGauntlet(Callback):
                     destination.eval_pbar.pbar.total = self.loader.work.num_steps
 
     def eval_end(self, state: State, logger: Logger) -> None:
-        """Gather, score, log and record; always restore `eval_forward`."""
+        """Gather, score, log and record the results; always restore `eval_forward`."""
         if self._is_ours(state):
             try:
                 self._finish(state, logger)
@@ -213,27 +213,27 @@ class EvalGauntlet(Callback):
     def state_dict(self) -> dict[str, Any]:
         """Return the subset sizes of all callbacks' time budgets, for the checkpoint.
 
-        Composer stores one state for all callbacks of a class, so each returns that of all. Subsets of tasks that only
-        an earlier job had are kept. The state is one string, as torch loads a sharded checkpoint only into a state of
-        the same shape.
+        Composer stores one state per callback class, so each callback returns the sizes of all. Subsets for tasks that
+        only an earlier job had are kept. The state is a single string because torch loads a sharded checkpoint only
+        into a state of the same structure.
         """
         own = [] if self.loader is None else [gauntlet._known_sizes() for gauntlet in self._gauntlets]
         others = [sizes for sizes in self._loaded if all(sizes.keys() != known.keys() for known in own)]
         return {'sizes': json.dumps([*own, *others])}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue with the subsets of a checkpoint. Older checkpoints have a list, with None for no subset."""
+        """Restore the subsets from a checkpoint. Older checkpoints contain a list, with None for no subset."""
         sizes = state.get('sizes', [])
         self._loaded = [entry for entry in (json.loads(sizes) if isinstance(sizes, str) else sizes) if entry]
         if self.loader is not None:
             self._restore_sizes()
 
     def _known_sizes(self) -> Sizes:
-        """Return the number of questions of each task, None if not known yet."""
+        """Return the number of questions in each task's subset; None if not known yet."""
         return dict(self.sizes or self._own_loaded or dict.fromkeys(self.data.tasks))
 
     def _restore_sizes(self) -> None:
-        """Apply the subsets of a checkpoint. Of several callbacks with the same tasks each gets its own, in order."""
+        """Apply this callback's subset from a checkpoint; callbacks with the same tasks are matched in order."""
         tasks = self.data.tasks.keys()
         candidates = [sizes for sizes in self._loaded if sizes.keys() == tasks]
         twins = [gauntlet for gauntlet in self._gauntlets if gauntlet.data.tasks.keys() == tasks]
@@ -251,10 +251,10 @@ class EvalGauntlet(Callback):
 
     @property
     def sizes(self) -> Mapping[str, int] | None:
-        """Return the number of questions of each task in the time budget's subset; None without one, or before it."""
+        """Return the number of questions per task in the time budget's subset; None without a budget or subset yet."""
         return None if self.loader is None or self.loader.budget is None else self.loader.budget.sizes
 
-    # The work of these events.
+    # Implementation of the events.
 
     def _attach(self, state: State) -> None:
         if all(evaluator is not self._evaluator for evaluator in state.evaluators):
@@ -262,7 +262,7 @@ class EvalGauntlet(Callback):
         state.eval_metrics[LABEL] = {}
 
     def _evaluate(self, state: State, logger: Logger) -> None:
-        """Evaluate outside of Composer's loop."""
+        """Evaluate outside Composer's evaluation loop."""
         loader = self._begin(state)
         try:
             with (
@@ -272,13 +272,13 @@ class EvalGauntlet(Callback):
             ):
                 for step in loader:
                     step.run()
-                    dist.barrier()  # as Composer's loop: ranks that drift apart reach the collectives' timeout
+                    dist.barrier()  # as in Composer's loop: collectives time out if ranks drift apart
             self._finish(state, logger)
         finally:
             self._restore()
 
     def _is_ours(self, state: State) -> bool:
-        """Return whether our evaluator runs; its label is not enough, as there may be a second callback."""
+        """Return whether this callback's evaluator is running; several callbacks would share the label."""
         return state.dataloader is self.loader
 
     def _begin(self, state: State) -> EvaluationLoader:
@@ -288,8 +288,8 @@ class EvalGauntlet(Callback):
         model = unwrapped(state.model)
         loader.journal = self._journal(state)
         ending = ExitStack()
-        # Also run at exit: Composer 0.32.1 does not close a Trainer there if another one was discarded unclosed, or
-        # closes it when the functions of this module are gone.
+        # Also run at exit: Composer 0.32.1 does not close a Trainer at exit if another one was discarded unclosed, or
+        # closes it only after the functions of this module are gone.
         self._ending = weakref.finalize(self, ending.close)
         ending.callback(loader.stop)
         if self.settings.stall_seconds is not None:
@@ -306,7 +306,7 @@ class EvalGauntlet(Callback):
 
     def _restore(self) -> None:
         if self._ending is not None:
-            self._ending()  # only once
+            self._ending()  # runs at most once
 
     def _finish(self, state: State, logger: Logger) -> None:
         if self.loader is None:
@@ -399,19 +399,19 @@ class EvalGauntlet(Callback):
 
 
 def run_step(step: Step, outputs: Any = None) -> Results:
-    """Run a step of an evaluation, in place of a model's `eval_forward`."""
+    """Run a step of an evaluation; replaces a model's `eval_forward`."""
     return step.run()
 
 
 def restore_forward(model: HuggingFaceModel, forward: Any) -> None:
-    """Restore a model's own `eval_forward`, or that of its class."""
+    """Restore the `eval_forward` that was set on the model itself, or else that of its class."""
     del vars(model)['eval_forward']
     if forward is not None:
         vars(model)['eval_forward'] = forward
 
 
 def on_first_rank(work: Callable[[], Answer]) -> Answer:
-    """Return the first rank's answer on all ranks; a GauntletError there is raised on all."""
+    """Call a function on rank 0 and return its result on all ranks; a GauntletError is raised on all ranks."""
     found: list[Any] = [None, None]
     if dist.get_global_rank() == 0:
         try:
@@ -426,7 +426,7 @@ def on_first_rank(work: Callable[[], Answer]) -> Answer:
 
 
 def summary(evaluation: Evaluation) -> str:
-    """Return an evaluation's cost and composites in one line."""
+    """Return the number of items, the seconds and the composites of an evaluation in one line."""
     num_items = sum(score.num_items for score in evaluation.scores.values())
     parts = [f'{num_items} items in {sum(evaluation.seconds.values()):.1f} s']
     if evaluation.composites is not None:
@@ -436,12 +436,12 @@ def summary(evaluation: Evaluation) -> str:
 
 
 def device_type(state: State) -> str:
-    """Return torch's name of the device: cpu or cuda."""
+    """Return torch's device type, cpu or cuda."""
     return 'cuda' if state.device.name == 'gpu' else state.device.name
 
 
 def environment(state: State) -> dict[str, Any]:
-    """Return the software, device and precision that the numbers were computed with."""
+    """Return the software versions, device, precision, ranks and threads that the results were computed with."""
     return {
         'python': platform.python_version(),
         'torch': torch.__version__,

@@ -18,8 +18,8 @@ from llmfoundry_gauntlet.data.stores import Store, StoredFile, scheme_of
 from llmfoundry_gauntlet.errors import GauntletError, ModelError
 
 BATCH = re.compile(r'(?:^|[^A-Za-z])(?:ba|batch|checkpoint-|step)[-_]?(\d+)')
-LATER_RANK = re.compile(r'rank[1-9]\d*\.pt$')  # files of one checkpoint; rank 0's stands for all
-FINISHED = 'finished'  # the file that other ranks wait for
+LATER_RANK = re.compile(r'rank[1-9]\d*\.pt$')  # rank 0's file represents the files of all ranks
+FINISHED = 'finished'  # file that the other ranks wait for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Checkpoint:
 
     @property
     def batch(self) -> int | None:
-        """Return the training batch in the name, or `None`."""
+        """Return the training batch in the name, or None if it contains none."""
         found = BATCH.findall(self.name)
         return int(found[-1]) if found else None
 
@@ -69,9 +69,9 @@ def find_checkpoints(files: Sequence[StoredFile]) -> list[Checkpoint]:
 
 @contextlib.contextmanager
 def downloaded(uri: str) -> Iterator[tuple[Path, str]]:
-    """Yield the path of a local copy of a model in an object store, and its URI with any link resolved.
+    """Download a model from an object store; yield the path of the copy and the model's URI with any link resolved.
 
-    All ranks call this. One rank per machine downloads; the copy is deleted when all ranks have left the context.
+    All ranks must call this. One rank per machine downloads; the copy is deleted when all ranks have left the context.
     Raise ModelError or StoreError on all ranks.
     """
     is_first = dist.get_local_rank() == 0
@@ -87,7 +87,7 @@ def downloaded(uri: str) -> Iterator[tuple[Path, str]]:
             finally:
                 (folder / FINISHED).touch()
         with dist.local_rank_zero_download_and_wait(str(folder / FINISHED)):
-            pass  # instead of a collective: a download may exceed its timeout
+            pass  # not a collective, as a download may take longer than its timeout
         outcomes: list[Any] = dist.all_gather_object(outcome)
         for problem in outcomes:
             if isinstance(problem, GauntletError):
@@ -133,7 +133,7 @@ def find_model(store: Store, key: str) -> Checkpoint:
 
 
 def what_is_in_it(names: list[str]) -> str:
-    """Return a message saying why a folder is not a model, given the relative names of its files."""
+    """Return a message that says why a folder is not a model, given the relative names of its files."""
     found = [checkpoint.name for checkpoint in find_checkpoints([StoredFile(name, 0, '') for name in names])]
     if found:
         return f'is a folder of {len(found)} checkpoints; name one of them: {", ".join(found)}'

@@ -1,6 +1,6 @@
 """Read checkpoints without executing code from them, and copy weights into a model with little memory.
 
-Checkpoints are Composer's, in one file or sharded, and the weights of Hugging Face folders.
+Formats: Composer checkpoints, in one file or sharded, and the weights in Hugging Face folders.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from transformers.modeling_utils import no_init_weights
 
 from llmfoundry_gauntlet.errors import FOREIGN_ERRORS, ModelError
 
-UNPICKLING_ERRORS = (*FOREIGN_ERRORS, pickle.UnpicklingError, EOFError)  # of a damaged pickle, or something else
+UNPICKLING_ERRORS = (*FOREIGN_ERRORS, pickle.UnpicklingError, EOFError)  # for a damaged pickle or another kind of file
 VALUES = tuple((value, f'{value.__module__}.{value.__qualname__}') for value in (Time, Timestamp, TimeUnit, timedelta))
 OF_TORCH = 'WeightsUnpickler error: '
 OF_METADATA = {
@@ -59,11 +59,11 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 METADATA = '.metadata'  # of a sharded checkpoint
 CONFIG = 'config.json'  # of a Hugging Face folder
 SHARD = '.distcp'
-LINK = '.symlink'  # of a link in an object store: a text file with the name of its target
+LINK = '.symlink'  # of Composer's symlinks in object stores: text files that contain the name of the target
 PACKED = ('.tar', '.gz', '.tgz', '.bz2', '.lz4', '.lzma', '.lzo', '.xz', '.zst')
 WEIGHTS = ('model.safetensors', 'pytorch_model.bin')
 OF_MODEL = ('state', 'model')
-PREFIX = 'model.'  # of weights in a Composer checkpoint: the attribute with the Hugging Face model
+PREFIX = 'model.'  # of weight names in a Composer checkpoint: HuggingFaceModel.model is the network
 OF_HUGGINGFACE = ('state', 'integrations', 'huggingface')
 OF_TIME = ('state', 'timestamp')
 READ_AGAIN = 'copy it again, or name another checkpoint'
@@ -83,7 +83,7 @@ class Inert:
 
 
 def load_inert(source: Path | IO[bytes], *, mmap: bool = False) -> Any:
-    """Load what torch.save has written: tensors, plain Python values, and Composer's times.
+    """Load a file written by torch.save: tensors, plain Python values, and Composer's times.
 
     Objects of all other classes become `Inert`. Raise UNPICKLING_ERRORS; UnpicklingError says why something cannot be
     read without running code.
@@ -100,7 +100,7 @@ def load_inert(source: Path | IO[bytes], *, mmap: bool = False) -> Any:
 
 
 class MetadataUnpickler(pickle.Unpickler):
-    """Unpickles the `.metadata` of a sharded checkpoint and refuses all classes but those of torch's metadata."""
+    """Unpickle the `.metadata` of a sharded checkpoint, refusing all classes except those of torch's metadata."""
 
     def find_class(self, module: str, name: str) -> Any:
         """Return a class of torch's metadata. Raise UnpicklingError for any other."""
@@ -110,7 +110,7 @@ class MetadataUnpickler(pickle.Unpickler):
 
 
 class InertReader(FileSystemReader):
-    """Reads shards, with metadata that run no code."""
+    """Read shards; their metadata are unpickled without running code."""
 
     def read_metadata(self) -> Metadata:
         """Return the metadata. Raise UNPICKLING_ERRORS."""
@@ -123,7 +123,7 @@ class InertReader(FileSystemReader):
 
 
 class InertPlanner(DefaultLoadPlanner):
-    """Reads values other than tensors without running code."""
+    """Load values other than tensors without running code."""
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -135,9 +135,9 @@ class InertPlanner(DefaultLoadPlanner):
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The stored tensors of a model by name, mapped from files, or without data if there is `load_into`.
+    """The stored tensors of a model by name, memory-mapped; on the meta device (without data) with `load_into`.
 
-    `load_into` reads the named ones into tensors of the same shapes, cast to their type, on their device.
+    `load_into` reads stored tensors into the given ones of the same names and shapes, cast to their dtype and device.
     """
 
     tensors: Mapping[str, torch.Tensor]
@@ -153,9 +153,9 @@ def load_network(
     dtype: torch.dtype,
     trust_remote_code: bool,
 ) -> Any:
-    """Return the causal language model of a configuration with stored weights on a device, without grads.
+    """Build the causal language model of a configuration on a device and load its weights; none requires grad.
 
-    Every weight must be stored in the right shape, or be tied to one that is. Raise ModelError.
+    Every weight must be stored with the right shape, or be tied to one that is. Raise ModelError.
     """
     if getattr(config, 'quantization_config', None) is not None:
         raise ModelError(f'{name}: has quantised weights; allowed: float32, bfloat16, float16, float64')
@@ -184,12 +184,12 @@ def load_network(
 
 
 def identity(tensor: torch.Tensor) -> tuple[int, torch.Size]:
-    """Return what tied weights share: address and shape."""
+    """Return the address and shape of a tensor, which tied weights share."""
     return tensor.data_ptr(), tensor.shape
 
 
 def first_of_tied(tensors: Mapping[str, torch.Tensor]) -> list[str]:
-    """Return the names of tensors, for tied ones only the first."""
+    """Return the names of tensors, only the first of each group of tied ones."""
     firsts: dict[tuple[int, torch.Size], str] = {}
     for name, tensor in tensors.items():
         firsts.setdefault(identity(tensor), name)
@@ -197,7 +197,7 @@ def first_of_tied(tensors: Mapping[str, torch.Tensor]) -> list[str]:
 
 
 def places_of(network: Any, stored: Collection[str]) -> dict[str, str]:
-    """Return the stored name of each weight by the network's name; old and bare names as in transformers."""
+    """Map the network's name of each weight to its stored name; legacy and unprefixed names as in transformers."""
     prefix = network.base_model_prefix
     is_bare = hasattr(network, prefix) and not any(name.startswith(prefix) for name in stored)
     renamed = network._get_key_renaming_mapping(list(stored), None, False, is_bare)
@@ -205,12 +205,12 @@ def places_of(network: Any, stored: Collection[str]) -> dict[str, str]:
 
 
 def check_names(name: str, network: Any, places: Mapping[str, str]) -> None:
-    """Raise ModelError unless all weights are stored and nothing else is, given `places_of` them."""
+    """Raise ModelError if any weight is missing or unknown; `places` is the result of `places_of`."""
     targets = network.state_dict()
     buffers = dict(network.named_buffers())
     found = {identity(targets[own]) for own in places if own in targets}
     lacking = {own: target for own, target in targets.items() if identity(target) not in found}
-    optional = '|'.join(network._keys_to_ignore_on_load_missing or ()) or '$^'  # buffers are not stored
+    optional = '|'.join(network._keys_to_ignore_on_load_missing or ()) or '$^'  # buffers that need not be stored
     missing = [own for own in first_of_tied(lacking) if own not in buffers or not re.search(optional, own)]
     ignored = '|'.join([*(network._keys_to_ignore_on_load_unexpected or ()), r'rotary_emb\.inv_freq'])
     unknown = [
@@ -228,7 +228,7 @@ def check_names(name: str, network: Any, places: Mapping[str, str]) -> None:
 
 
 def check_tensors(name: str, pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Raise ModelError unless stored tensors, the first of each pair, have the network's shapes and are floats."""
+    """Raise ModelError unless stored tensors have the network's shapes and FLOATS types; pairs are (stored, target)."""
     shapes, types = [], []
     for key, (stored, target) in pairs.items():
         if stored.shape != target.shape:
@@ -251,15 +251,15 @@ def listed(names: Collection[str]) -> str:
 
 
 def first_of(words: Collection[str], between: str) -> str:
-    """Return the first five, with dots if there are more."""
+    """Join the first five words, followed by '...' if there are more."""
     shown = [*words][:MAX_NAMES]
     return between.join([*shown, '...'] if len(words) > MAX_NAMES else shown)
 
 
 def copy_mapped(stored: torch.Tensor, target: torch.Tensor) -> None:
-    """Copy a tensor that is mapped from a file piece by piece, releasing each piece's pages on Linux.
+    """Copy a memory-mapped tensor in pieces, releasing the pages of each piece on Linux.
 
-    Otherwise mapped pages count as the process's memory until the file is unmapped. They are read again on use.
+    Otherwise mapped pages count as resident memory until the file is unmapped. Released pages are reread when used.
     """
     if not stored.is_contiguous() or sys.platform != 'linux':
         target.copy_(stored)
@@ -308,12 +308,12 @@ class CheckpointContent:
 
 
 def is_sharded(path: Path) -> bool:
-    """Return whether a folder is a sharded checkpoint, finished or not."""
+    """Return whether a folder is a sharded checkpoint, complete or not."""
     return (path / METADATA).is_file() or any(path.glob(f'*{SHARD}'))
 
 
 def read_file(path: Path) -> CheckpointContent:
-    """Return a checkpoint in one file, mapped into memory. Raise ModelError."""
+    """Read a single-file checkpoint, memory-mapped. Raise ModelError."""
     if path.name.endswith(PACKED):
         raise ModelError(f'{path}: is compressed or an archive; unpack it first and give the file in it')
     content = load_mapped(path, 'a Composer checkpoint')
@@ -331,7 +331,7 @@ def read_file(path: Path) -> CheckpointContent:
 
 
 def load_mapped(path: Path, kind: str) -> Any:
-    """Load what torch.save has written, its tensors mapped from the file, without running code. Raise ModelError."""
+    """Load a file written by torch.save, its tensors memory-mapped, without running code. Raise ModelError."""
     try:
         if not zipfile.is_zipfile(path):
             size = path.stat().st_size
@@ -357,7 +357,7 @@ def huggingface_of(state: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def timestamp_of(path: Path, stored: Any) -> Timestamp | None:
-    """Return the timestamp of a checkpoint; None if it only has weights. Raise ModelError."""
+    """Return the timestamp of a checkpoint; None if it contains only weights. Raise ModelError."""
     if stored is None or isinstance(stored, Timestamp):
         return stored
     try:
@@ -369,9 +369,9 @@ def timestamp_of(path: Path, stored: Any) -> Timestamp | None:
 
 
 def read_sharded(path: Path, *, wants_tokenizer: bool) -> CheckpointContent:
-    """Return a sharded checkpoint, whatever the numbers of ranks that wrote it and read it. Raise ModelError.
+    """Read a sharded checkpoint, regardless of the numbers of ranks that wrote and read it. Raise ModelError.
 
-    The tokenizer is thousands of entries, one per token, and only read if `wants_tokenizer`.
+    The tokenizer consists of thousands of entries, one per token, and is read only if `wants_tokenizer`.
     """
     try:
         metadata = InertReader(path).read_metadata()
@@ -411,7 +411,7 @@ def read_sharded(path: Path, *, wants_tokenizer: bool) -> CheckpointContent:
 
 
 def check_shards(path: Path, metadata: Metadata) -> None:
-    """Raise ModelError unless all files of a sharded checkpoint exist in full length."""
+    """Raise ModelError unless all files of a sharded checkpoint exist and are not truncated."""
     sizes = {file.name: file.stat().st_size for file in path.iterdir()}
     lengths: dict[str, int] = {}
     for info in metadata.storage_data.values():
@@ -425,7 +425,7 @@ def check_shards(path: Path, metadata: Metadata) -> None:
 
 
 def load_distributed(path: Path, values: dict[str, Any]) -> None:
-    """Load the named entries of a sharded checkpoint into `values`: in place for tensors, else replaced."""
+    """Load entries of a sharded checkpoint by the names in `values`; tensors are filled in place, others replaced."""
     with warnings.catch_warnings():
         warnings.filterwarnings('ignore', message='torch.distributed is .*unavailable')  # each rank reads by itself
         try:
@@ -436,7 +436,7 @@ def load_distributed(path: Path, values: dict[str, Any]) -> None:
 
 
 def read_folder(path: Path) -> Weights:
-    """Return the weights of a Hugging Face folder, mapped from one file or several. Raise ModelError."""
+    """Read the weights of a Hugging Face folder, memory-mapped from one or several files. Raise ModelError."""
     for name in WEIGHTS:
         if (path / f'{name}.index.json').is_file():
             return Weights(read_shards(path / f'{name}.index.json'))
@@ -447,7 +447,7 @@ def read_folder(path: Path) -> Weights:
 
 
 def read_shards(index: Path) -> dict[str, torch.Tensor]:
-    """Return the tensors of all files in an index. Raise ModelError."""
+    """Read the tensors of all files in an index. Raise ModelError."""
     try:
         places: dict[str, str] = json.loads(index.read_text(encoding='utf-8'))['weight_map']
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -462,7 +462,7 @@ def read_shards(index: Path) -> dict[str, torch.Tensor]:
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """Return the tensors of a file, mapped into memory. Raise ModelError."""
+    """Read the tensors of a file, memory-mapped. Raise ModelError."""
     if path.suffix != '.safetensors':
         content = load_mapped(path, 'a file of weights')
         if not isinstance(content, Mapping) or not all(isinstance(value, torch.Tensor) for value in content.values()):

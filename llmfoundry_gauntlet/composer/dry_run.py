@@ -1,4 +1,4 @@
-"""Estimate what an evaluation takes: prepare and plan it as usual, and time one batch of each kind of work."""
+"""Estimate the cost of an evaluation: prepare and plan it as usual, and time a sample of each kind of work."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ from llmfoundry_gauntlet.types import GenerateRequest, Generation
 
 Answer = TypeVar('Answer')
 
-NEW_TOKENS = 64  # of a timed generation, at most
-NUM_GENERATIONS = 6  # that are timed of each task
+NEW_TOKENS = 64  # maximum length of a timed generation
+NUM_GENERATIONS = 6  # maximum number of timed generations per task
 
 
 def estimate(model: str | Path, *, out: str | Path | None = None, **settings: Any) -> Estimate:
-    """Return what `evaluate` would take with the same arguments; nothing is written. Raise GauntletError."""
+    """Estimate the cost of `evaluate` with the same arguments; nothing is written. Raise GauntletError."""
     if settings.get('time_budget') is not None:
         raise ConfigError('time_budget: its subset is found by running items; leave it out of a dry run')
     started = time.perf_counter()
     with opened(model, out=out, **settings) as (trainer, callback):
         state, loader = trainer.state, callback.loader
-        assert loader is not None  # as the Trainer is made
+        assert loader is not None  # set when the Trainer was created
         preparing = time.perf_counter() - started
         with (
             torch.no_grad(),
@@ -59,7 +59,7 @@ def estimate(model: str | Path, *, out: str | Path | None = None, **settings: An
 
 
 def measure(loader: EvaluationLoader, preparing_seconds: float = 0.0) -> Estimate:
-    """Plan an evaluation with the loader's model and time a part of each kind of work; no result is kept."""
+    """Plan an evaluation with the loader's model and time a sample of each kind of work; results are discarded."""
     probing, _ = timed(loader, next(iter(loader)).run)
     planned = loader.current_plan
     tokens = scored_tokens(planned.batches)
@@ -92,7 +92,7 @@ def measure(loader: EvaluationLoader, preparing_seconds: float = 0.0) -> Estimat
 def target_estimates(
     data: EvaluationData, tasks: Sequence[TaskEstimate]
 ) -> tuple[str | None, tuple[TargetEstimate, ...]]:
-    """Return the average of the gauntlet and what precision targets for it take; nothing without a gauntlet."""
+    """Return the name of the gauntlet's average and the cost of precision targets for it; (None, ()) without any."""
     if data.suite.gauntlet is None:
         return None, ()
     target = data.settings.precision
@@ -105,7 +105,7 @@ def target_estimates(
 
 
 def task_estimates(planned: PlannedEvaluation, seconds: Mapping[str, float]) -> list[TaskEstimate]:
-    """Return the counts of each task in the plan."""
+    """Return the planned items, tokens and seconds of each task."""
     tokens = scored_tokens(planned.batches) + prompt_tokens(planned.continuous_batches)
     most_tokens_of: Counter[str] = Counter()
     for batch in planned.continuous_batches:
@@ -127,13 +127,13 @@ def task_estimates(planned: PlannedEvaluation, seconds: Mapping[str, float]) -> 
 
 
 def distinct(batch: ContinuousBatch) -> list[GenerateRequest]:
-    """Return the requests of a batch that are generated; equal ones share a generation."""
+    """Return the distinct requests of a batch; equal requests share a generation."""
     names = first_of_equal(batch.requests)
     return [request for request in batch.requests if names[request.key] == request.key]
 
 
 def timed(loader: EvaluationLoader, work: Callable[[], Answer]) -> tuple[float, Answer]:
-    """Return the seconds that a function takes, and its result."""
+    """Call a function; return the seconds it took and its result."""
     device = None if loader.language_model is None else loader.language_model.device
     started = time.perf_counter()
     answer = work()
@@ -143,16 +143,16 @@ def timed(loader: EvaluationLoader, work: Callable[[], Answer]) -> tuple[float, 
 
 
 def scoring_seconds(loader: EvaluationLoader, planned: PlannedEvaluation) -> float:
-    """Return the seconds of all batches: the one of median cost is run and scored, and the slowest rank counts."""
+    """Estimate the seconds of all batches by running and scoring that of median cost; the slowest rank counts."""
     if not planned.batches:
         return 0.0
     model = loader.language_model
-    assert model is not None  # as the plan was made with it
+    assert model is not None  # set by the step that made the plan
     by_rank = assign(planned.batches, num_ranks=dist.get_world_size())
     steps = sorted(range(len(by_rank[0])), key=lambda step: max(batches[step].cost for batches in by_rank))
     step = steps[len(steps) // 2]
     batch = by_rank[dist.get_global_rank()][step]
-    if any(batches[step].prefix is not None for batches in by_rank):  # whose forward is another step of the plan
+    if any(batches[step].prefix is not None for batches in by_rank):  # in the plan, the prefix runs in a separate step
         model.run(batch if batch.prefix is None else prefix_batch(batch))
     model.run(batch)  # warm-up: the first forward of a process takes longer
     seconds, _ = timed(loader, lambda: planned.results(model.run(batch)))
@@ -164,7 +164,7 @@ def scoring_seconds(loader: EvaluationLoader, planned: PlannedEvaluation) -> flo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationTimings:
-    """Seconds per prompt token, per generated token and, by task, per program; `samples` are generations by task."""
+    """Seconds per prompt token, per generated token and, by task, per program; `samples` has generations by task."""
 
     prompt_seconds: float
     token_seconds: float
@@ -172,7 +172,7 @@ class GenerationTimings:
     program_seconds: Mapping[str, float] = field(default_factory=dict)
 
     def generating(self, batches: Sequence[ContinuousBatch]) -> dict[str, float]:
-        """Return the seconds of generating for these batches, by task."""
+        """Estimate the seconds to generate these batches, by task."""
         found = defaultdict(float, {task: self.prompt_seconds * n for task, n in prompt_tokens(batches).items()})
         for batch in batches:
             for request in distinct(batch):
@@ -181,13 +181,13 @@ class GenerationTimings:
         return found
 
     def running(self, batches: Sequence[ContinuousBatch]) -> dict[str, float]:
-        """Return the seconds of running the programs of these batches, by task."""
+        """Estimate the seconds to run the programs of these batches, by task."""
         counts = Counter(request.key.task for batch in batches for request in batch.requests)
         return {task: seconds * counts[task] for task, seconds in self.program_seconds.items()}
 
     @property
     def notes(self) -> list[str]:
-        """Return how the seconds were measured."""
+        """Return sentences on how the seconds were measured."""
         count = sum(map(len, self.samples.values()))
         notes = [f'generating: {count} generations of at most {NEW_TOKENS} tokens were timed and extrapolated']
         if self.program_seconds:
@@ -196,9 +196,9 @@ class GenerationTimings:
 
 
 def time_generations(loader: EvaluationLoader, planned: PlannedEvaluation) -> GenerationTimings:
-    """Generate for a few prompts of each task, one token and then more, and run their programs, on every rank."""
+    """Time a few generations of each task, of one token and then of more, and their programs, on every rank."""
     generator = loader.generator
-    assert generator is not None  # as there are generations
+    assert generator is not None  # set by the probe, as there are generations
     prompts, batch = (sample_batch(planned, most_tokens=most) for most in (1, NEW_TOKENS))
     in_prompts, _ = timed(loader, partial(generator.run, prompts))
     in_all, outputs = timed(loader, partial(generator.run, batch))
@@ -223,7 +223,7 @@ def time_generations(loader: EvaluationLoader, planned: PlannedEvaluation) -> Ge
 
 
 def sample_batch(planned: PlannedEvaluation, *, most_tokens: int) -> ContinuousBatch:
-    """Return a batch of a few requests of each task, spread over it, that generate at most this many tokens."""
+    """Return a batch of a few evenly spaced requests of each task, each generating at most `most_tokens` tokens."""
     by_task: dict[str, list[GenerateRequest]] = {}
     for batch in planned.continuous_batches:
         for request in distinct(batch):

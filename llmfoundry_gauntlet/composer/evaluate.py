@@ -1,4 +1,4 @@
-"""Evaluation without training: a Trainer that only evaluates, with the same callback."""
+"""Evaluate a model without training: a Trainer that only evaluates, with the same callback."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ DIST_TIMEOUT = 900.0  # seconds, for a new process group: longer than the watchd
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings(ModelSettings):
-    """The model of an evaluation without training, and where and how it runs.
+    """Settings of an evaluation without training: the model, and where and how to run it.
 
     * `out`: the folder for results.json and samples.
     * `device`: 'cpu' or 'gpu', by default a GPU if there is one; `precision`: one of Composer's, by default fp32 on a
       CPU, and on a GPU amp_bf16, or amp_fp16 for weights in float16.
     * `fsdp_config`: keys of Composer's FSDPConfig; shards the model over GPUs.
-    * `loggers`: Composer's, or a mapping of their names to their arguments; they get the metrics at the training step
-      of a checkpoint, as the run `run_name`.
-    * `resume`: continue an interrupted evaluation, on any number of ranks; records of another model or other settings
+    * `loggers`: Composer loggers, or a mapping of their names to their arguments; metrics are logged at the training
+      step of the checkpoint, in the run `run_name`.
+    * `resume`: resume an interrupted evaluation, on any number of ranks; records of another model or other settings
       in `out` are an error. `repair_journal` drops damaged lines of its journal.
     """
 
@@ -79,7 +79,7 @@ def evaluate(model: str | Path, **settings: Any) -> Evaluation:
     """Evaluate a Composer checkpoint, or a Hugging Face folder or name; write results.json and samples to `out`.
 
     The settings are the fields of RunSettings, and those of EvaluationSettings except `interval` and `save_folder`.
-    Works on all ranks of the `composer` launcher. Raise GauntletError.
+    Under the `composer` launcher all ranks must call this. Raise GauntletError.
     """
     with opened(model, **settings) as (trainer, callback):
         trainer.eval()
@@ -91,9 +91,9 @@ def evaluate(model: str | Path, **settings: Any) -> Evaluation:
 
 @contextmanager
 def opened(model: str | Path, **settings: Any) -> Iterator[tuple[Trainer, EvalGauntlet]]:
-    """Return a Trainer with the model and its callback, ready to evaluate; closed when the context ends.
+    """Yield a Trainer with the model, and its callback, ready to evaluate; closed when the context ends.
 
-    The settings are those of `evaluate` and are checked here.
+    The settings are those of `evaluate` and are validated here.
     """
     run = run_settings({'model': model, **settings}, 'evaluate')
     device = run.device or default_device()
@@ -125,15 +125,15 @@ def opened(model: str | Path, **settings: Any) -> Iterator[tuple[Trainer, EvalGa
     try:
         yield trainer, callback
     finally:
-        trainer.engine.close()  # not `trainer.close`, in which ranks wait for each other, also after an error
+        trainer.engine.close()  # not `trainer.close`, in which ranks wait for each other even after an error
 
 
 def run_settings(
     values: Mapping[str, Any], source: str, *, required: Sequence[str] = (), further: Iterable[str] = ()
 ) -> RunSettings:
-    """Return the RunSettings among the keys of `evaluate`. Raise ConfigError with every wrong key and value.
+    """Decode the RunSettings among the arguments of `evaluate`. Raise ConfigError with every invalid key and value.
 
-    `further` are keys that a wrong one may have been meant for.
+    `further` are more keys to suggest for an unknown one.
     """
     values = {name: plain(value) for name, value in values.items()}
     problems = Problems(source)
@@ -156,8 +156,8 @@ def run_settings(
 def make_trainer(
     source: ModelSource, *, device: str, parallelism_config: dict[str, Any] | None, **arguments: Any
 ) -> Trainer:
-    """Return a Trainer at the checkpoint's timestamp, so that loggers get its step."""
-    is_whole_on_gpu = device == 'gpu' and parallelism_config is None  # a model to be sharded is loaded to the host
+    """Return a Trainer set to the checkpoint's timestamp, so that metrics are logged at its step."""
+    is_whole_on_gpu = device == 'gpu' and parallelism_config is None  # a model to be sharded is loaded on the CPU
     network = source.load(torch.device('cuda', dist.get_local_rank()) if is_whole_on_gpu else torch.device('cpu'))
     if parallelism_config is not None:
         mark_blocks_for_fsdp(network)
@@ -181,14 +181,14 @@ def default_device() -> str:
 
 
 def check_device(device: str) -> None:
-    """Raise ConfigError for an unknown or missing device."""
+    """Raise ConfigError for an unknown or unavailable device."""
     check_choice('device', device, DEVICES)
     if device == 'gpu' and not torch.cuda.is_available():
         raise ConfigError('device is gpu, but torch finds no usable GPU; give cpu')
 
 
 def check_fsdp(fsdp_config: Mapping[str, Any] | None, device: str) -> None:
-    """Raise ConfigError for keys unknown to Composer, and on a CPU, where Composer cannot shard."""
+    """Raise ConfigError for keys unknown to Composer, and on a CPU, where Composer does not support FSDP."""
     if fsdp_config is None:
         return
     if not isinstance(fsdp_config, Mapping):
@@ -209,7 +209,7 @@ def check_fit(callback: EvalGauntlet, source: ModelSource) -> None:
 
 
 def check_precision(precision: str, device: str) -> None:
-    """Raise ConfigError for a precision that Composer does not have on this device."""
+    """Raise ConfigError for a precision that Composer does not support on this device."""
     check_choice('precision', precision, [value.value for value in Precision])
     if device == 'cpu' and precision != 'fp32':
         raise ConfigError(f'precision is {precision!r}, but Composer has only fp32 on a CPU; give fp32')

@@ -1,7 +1,7 @@
 """`gauntlet eval`: evaluate one or several models from a YAML file, on any number of ranks.
 
-Its keys are those of `evaluate`, or llm-foundry's, which may list several `models`: each goes to its own folder below
-`out`, and one that fails does not stop the others.
+Its keys are those of `evaluate`, or llm-foundry's, which may list several `models`: each is written to its own folder
+below `out`, and a model that fails does not stop the others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from llmfoundry_gauntlet.results.report.scores import find_evaluations
 
 
 def read_config(path: str, overrides: list[str]) -> Mapped:
-    """Return the checked content of a YAML file, after `key=value` overrides. Raise ConfigError."""
+    """Read a YAML file, apply `key=value` overrides and validate it. Raise ConfigError."""
     mapped = map_evaluation(read_yaml(path, overrides), source=path, num_ranks=dist.get_world_size())
     for arguments in [model.arguments for model in mapped.models] or [{}]:
         run_settings({**mapped.values, **arguments}, path, required=('out',), further=EVALUATION_KEYS)
@@ -50,7 +50,7 @@ def evaluate_listed(config: Mapped) -> int:
 
 
 def print_models(out: Path, models: Sequence[ListedModel]) -> None:
-    """Print the scores of all models side by side, and the folders of the files."""
+    """Print the scores of all models side by side, and for several the command that compares them with errors."""
     print_scores([find_evaluations([out / model.folder])[-1] for model in models])
     folders = ' '.join(str(out / model.folder) for model in models)
     if len(models) > 1:

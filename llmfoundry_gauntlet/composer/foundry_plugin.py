@@ -1,4 +1,4 @@
-"""The callback under its name in llm-foundry's training files, `callbacks.eval_gauntlet_fast`, by an entry point."""
+"""The callback for llm-foundry's training files, `callbacks.eval_gauntlet_fast`, registered by an entry point."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ log = logging.getLogger(__name__)
 class FoundryEvalGauntlet(EvalGauntlet):
     """EvalGauntlet for llm-foundry, which passes the training YAML to the constructor as `train_config`.
 
-    It supplies `max_seq_len` and `interval` if the callback's own keys do not; the tokenizer and the name of the run
-    are the Trainer's. Raise ConfigError if llm-foundry would evaluate `icl_tasks` as well.
+    `max_seq_len` and `interval` are taken from it unless the callback's own keys set them; tokenizer and run name are
+    the Trainer's. Raise ConfigError if llm-foundry would evaluate `icl_tasks` too.
     """
 
     def __init__(self, *, train_config: Mapping[str, Any], **settings: Any) -> None:

@@ -1,4 +1,4 @@
-"""The journal of an evaluation on all ranks: the first rank reads it and tells the others; each writes its items."""
+"""The journal of an evaluation across ranks: rank 0 reads it for all of them, and each rank writes its own items."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from llmfoundry_gauntlet.results.journal import (
 from llmfoundry_gauntlet.results.runs import finished_run
 from llmfoundry_gauntlet.types import ItemKey, ItemResult, ScoreRequest
 
-CHUNK = {'cpu': 1 << 14, 'cuda': 1 << 24}  # elements at a time: what fits in a CPU cache, or keeps a GPU busy
-INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
+CHUNK = {'cpu': 1 << 14, 'cuda': 1 << 24}  # elements per step: fits in a CPU's cache, or keeps a GPU busy
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by element size in bytes
 log = logging.getLogger(__name__)
 
 
 def model_fingerprint(model: torch.nn.Module, *, is_sharded: bool) -> str:
-    """Return 16 hexadecimal digits of a digest of a model's parameters. With `is_sharded` each rank holds a part.
+    """Return a digest of a model's parameters, 16 hexadecimal digits. With `is_sharded` each rank holds a shard.
 
-    The bits of every weight are summed as integers, to the powers of 1, 2 and 3 modulo 2^64: exact, in any order, on
-    any device, and without a copy of the model. Padding adds 0.
+    The bits of each weight are read as an integer x, and x, x^2 and x^3 are summed modulo 2^64. This is exact,
+    independent of order and device, and needs no copy of the model. Padding adds 0.
     """
     parameters = list(model.parameters())
     device = parameters[0].device if parameters else torch.device('cpu')
@@ -61,8 +61,8 @@ def model_fingerprint(model: torch.nn.Module, *, is_sharded: bool) -> str:
 class Resuming:
     """How to treat records of an earlier attempt in the folder.
 
-    They are used if `wanted`. Records of another evaluation are an error if `required`, else they are replaced.
-    `repair` drops damaged lines.
+    They are reused if `wanted`. Records of a different evaluation are an error if `required`, else they are replaced.
+    `repair` drops damaged lines of the journal.
     """
 
     wanted: bool = True
@@ -71,10 +71,10 @@ class Resuming:
 
 
 class SharedJournal:
-    """The journal of one evaluation: `read`, then `begin`, `add` as items finish, `close`.
+    """The journal of one evaluation. Call `read`, then `begin`, `add` as items finish, and `close`.
 
-    Items are reused only if `identity` agrees; the plan adds to it. `done` and `suspects` are the finished items of
-    earlier attempts and those with numbers that are not finite, on all ranks; `results` is on the first rank only.
+    Items are reused only if `identity` matches; `begin` adds the plan to it. On all ranks `done` has the keys of items
+    that earlier attempts finished, and `suspects` their non-finite results; `results` is filled on rank 0 only.
     """
 
     def __init__(self, folder: Path, identity: Identity, resuming: Resuming) -> None:
@@ -84,7 +84,7 @@ class SharedJournal:
         self.results: dict[ItemKey, ItemResult] = {}
         self.done: frozenset[ItemKey] = frozenset()
         self.suspects: dict[ItemKey, ItemResult] = {}
-        self.planned: Identity = {}  # of an earlier attempt, its plan included
+        self.planned: Identity = {}  # identity of the earlier attempt, including its plan
         self._journal: Journal | None = None
 
     def read(self) -> None:
@@ -94,7 +94,7 @@ class SharedJournal:
         try:
             if dist.get_global_rank() == 0:
                 found, problem = self._found()
-        finally:  # the other ranks wait for this broadcast, whatever happens
+        finally:  # the other ranks wait for this broadcast even if rank 0 fails
             shared: list[Any] = [problem, found and (found.identity, list(found.results), dict(found.suspects))]
             dist.broadcast_object_list(shared, src=0)
         if shared[0] is not None:
@@ -105,7 +105,7 @@ class SharedJournal:
             self.results = {} if found is None else dict(found.results)
 
     def _found(self) -> tuple[Finished | None, RecordError | None]:
-        """Return, on the first rank, the usable records of an earlier attempt, or why they cannot be used."""
+        """Return the usable records of an earlier attempt, or why they cannot be used. Called on rank 0."""
         try:
             return self._read(), None
         except RecordError as error:
@@ -118,7 +118,7 @@ class SharedJournal:
             return None, None
 
     def _read(self) -> Finished | None:
-        """Return, on the first rank, the records of an earlier attempt; None if none can be used."""
+        """Return the records of an earlier attempt; None if none can be used. Called on rank 0."""
         if not self.resuming.wanted:
             remove_journal(self.folder)
             return None
@@ -144,7 +144,7 @@ class SharedJournal:
         return found
 
     def begin(self, plan: Identity) -> None:
-        """Start this rank's file, given what the plan adds to the identity. Raise RecordError, on all ranks."""
+        """Add the plan to the identity and open this rank's file. Raise RecordError, on all ranks."""
         self.identity.update(plan)
         if self.planned:
             try:
@@ -162,7 +162,7 @@ class SharedJournal:
             log.info('%s: %d items were finished by an earlier attempt and are reused', self.folder, len(self.done))
 
     def add(self, results: Mapping[ItemKey, ItemResult], *, suspect: bool = False) -> None:
-        """Write finished items."""
+        """Write the results of finished items."""
         if self._journal is not None and results:
             self._journal.add(results.values(), suspect=suspect)
 
@@ -178,7 +178,7 @@ class SharedJournal:
 
 
 def identity_of(prepared: PreparedEvaluation, *, items: str, model: str, precision: str) -> Identity:
-    """Return what must agree with an earlier attempt: digests of items and weights, and settings."""
+    """Return what must match an earlier attempt to resume it: digests of items and weights, and settings."""
     settings = prepared.data.settings
     return {
         'model': model,
@@ -192,7 +192,7 @@ def identity_of(prepared: PreparedEvaluation, *, items: str, model: str, precisi
 
 
 def digest_of_items(prepared: PreparedEvaluation) -> str:
-    """Return 16 hexadecimal digits of a digest of all items: tasks, prompts, token ids."""
+    """Return a digest of all items (tasks, prompts, token ids), 16 hexadecimal digits."""
     digest = hashlib.sha256(repr([task.keys for task in prepared.tasks.values()]).encode('utf-8', 'surrogatepass'))
     for key, item in prepared.items.items():
         digest.update(f'{key}{item.prompt_sha256}'.encode('utf-8', 'surrogatepass'))

@@ -1,4 +1,4 @@
-"""The lengths that a model can run, by its Hugging Face configuration."""
+"""Derive the sequence lengths that a model can run from its Hugging Face configuration."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llmfoundry_gauntlet.engine.rotary import RotaryLengths
 from llmfoundry_gauntlet.errors import ModelError
 
 LENGTH_KEYS = ('max_position_embeddings', 'n_positions', 'max_seq_len', 'max_sequence_length', 'seq_length')
-ALIBI_MODELS = ('bloom', 'mpt')  # they run any length, whatever the configuration says
+ALIBI_MODELS = ('bloom', 'mpt')  # run any length, regardless of the configuration
 SCALED_ROPE = ('linear', 'dynamic', 'yarn', 'llama3', 'longrope')
 LENGTH_DEPENDENT_ROPE = ('dynamic', 'longrope')
 
@@ -24,7 +24,7 @@ def length_limit(config: PretrainedConfig) -> int | None:
 def resolve_max_seq_len(wanted: int | None, config: PretrainedConfig, task_limits: Mapping[str, int]) -> int:
     """Return the maximum length of prompts: `wanted`, else the model's. Raise ModelError if the model cannot run it.
 
-    `task_limits` has the max_seq_len of tasks with one of their own.
+    `task_limits` has the max_seq_len of tasks that set one; these are checked as well.
     """
     limit = length_limit(config)
     hard = position_limit(config)
@@ -39,7 +39,7 @@ def resolve_max_seq_len(wanted: int | None, config: PretrainedConfig, task_limit
 
 
 def rope_scaling(config: PretrainedConfig) -> tuple[str | None, Mapping[str, Any]]:
-    """Return the type of a model's scaled rotary embedding and its settings; None and {} without one."""
+    """Return the scaling type and settings of a model's rotary embedding; None and {} if it is not scaled."""
     scaling = getattr(config.get_text_config(), 'rope_scaling', None) or {}
     return scaling.get('rope_type', scaling.get('type')), scaling
 
@@ -47,8 +47,8 @@ def rope_scaling(config: PretrainedConfig) -> tuple[str | None, Mapping[str, Any
 def position_limit(config: PretrainedConfig) -> int | None:
     """Return the number of tokens that a model can run: its positions, or more if its rotary embedding is scaled.
 
-    The scaled number is the original positions times the factor. None for ALiBi, which runs any length, and if the
-    configuration has no length.
+    With scaling it is the original number of positions times the factor. None for ALiBi, which runs any length, and if
+    the configuration has no length.
     """
     if config.model_type in ALIBI_MODELS:
         return None
@@ -62,10 +62,10 @@ def position_limit(config: PretrainedConfig) -> int | None:
 
 
 def rotary_lengths(config: PretrainedConfig, padded_to: Mapping[str, int]) -> RotaryLengths | None:
-    """Return the lengths on which a model's rotary frequencies depend (dynamic NTK, LongRoPE); None if on none.
+    """Return how a model's rotary frequencies depend on length (dynamic NTK, LongRoPE); None if they do not.
 
-    `padded_to` has, by task, the length to which scored rows count as padded. The lengths are those that transformers
-    4.51 to 4.53 compares with.
+    `padded_to` maps a task to the length to which its scored rows are treated as padded. The base lengths are those
+    used by transformers 4.51 to 4.53.
     """
     kind, _ = rope_scaling(config)
     if kind not in LENGTH_DEPENDENT_ROPE:

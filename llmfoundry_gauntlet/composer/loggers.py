@@ -1,4 +1,4 @@
-"""Composer's loggers: build them from YAML, and log metrics in an order and form that each of them accepts."""
+"""Build Composer's loggers from YAML, and log metrics in an order and form that each of them accepts."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ LOGGERS: dict[str, type[LoggerDestination]] = {
 }
 log = logging.getLogger(__name__)
 
-LIBRARIES = (  # of Composer's loggers, and those they call servers with
+LIBRARIES = (  # used by Composer's loggers, directly or to contact servers
     *('composer', 'wandb', 'mlflow', 'mlflow_skinny', 'tensorboard', 'comet_ml', 'neptune', 'slack_sdk', 'databricks'),
     *('requests', 'urllib3', 'httpx', 'grpc', 'google', 'sqlalchemy', 'alembic', 'botocore'),
 )
-MLFLOW_WAIT_SECONDS = 20.0  # for the server, at each evaluation; then training continues
+MLFLOW_WAIT_SECONDS = 20.0  # longest wait for the server's answer before training continues
 OURS = BATCH.partition('/')[0]
 
-# The charts of TensorBoard's Custom Scalars; keys are given as regular expressions.
+# Charts of TensorBoard's Custom Scalars; metric keys are regular expressions.
 TENSORBOARD_CHARTS: dict[str, dict[str, list[Any]]] = {
     'gauntlet': {
         'composites': ['Multiline', [rf'^{COMPOSITE_PREFIX}/(?!.*/standard_error$).*$']],
@@ -70,7 +70,7 @@ def build_loggers(chosen: Mapping[str, Any] | None) -> list[LoggerDestination]:
 
 
 def warn_of_libraries(loggers: Sequence[LoggerDestination]) -> None:
-    """Warn, once a process, of each logger whose library has a version that Composer cannot use."""
+    """Warn once per process about each logger whose library version is not supported."""
     for name in LOGGERS:
         if any(isinstance(logger, LOGGERS[name]) for logger in loggers):
             warn_of_library(name)
@@ -78,7 +78,7 @@ def warn_of_libraries(loggers: Sequence[LoggerDestination]) -> None:
 
 @functools.cache
 def warn_of_library(extra: str) -> None:
-    """Warn if the installed packages are not those that Composer and this package require for an extra of this name."""
+    """Warn if installed versions do not meet the requirements of this extra of Composer or of this package."""
     lines = [line for package in ('mosaicml', 'llmfoundry-gauntlet') for line in metadata.requires(package) or ()]
     wrong = []
     for wanted in map(Requirement, lines):
@@ -97,10 +97,10 @@ def warn_of_library(extra: str) -> None:
 
 
 def logger_settings(loggers: Mapping[str, Any], run_name: str | None, checkpoint: str) -> dict[str, Any]:
-    """Return the loggers' arguments for one of the evaluations of a run.
+    """Return the loggers' arguments for the evaluation of one checkpoint of a run.
 
-    Each evaluation has its own loggers, which resume the same run of W&B (not the training's, as two processes cannot
-    write to one) and of MLflow, and write separate files. Settings of the user take precedence.
+    Each evaluation has its own loggers. They resume the same W&B run (not the training's, because two processes cannot
+    write to one run) and the same MLflow run, and write separate files. The user's settings take precedence.
     """
     settings = {name: dict(arguments or {}) for name, arguments in loggers.items()}
     if run_name is not None and 'wandb' in settings:
@@ -116,9 +116,9 @@ def logger_settings(loggers: Mapping[str, Any], run_name: str | None, checkpoint
 
 
 def build_each(part: str, known: Builders, chosen: Mapping[str, Any] | None) -> list[Any]:
-    """Return an object for each entry of a part such as `loggers`, in the order of the file; None: no arguments.
+    """Build an object for each entry of a section such as `loggers`, in the order of the file; None: no arguments.
 
-    Raise one ConfigError with every unknown name and argument.
+    Raise one ConfigError that lists every unknown name and argument.
     """
     if chosen is not None and not isinstance(chosen, Mapping):
         raise ConfigError(f'{part}: is {describe(chosen)}; allowed: a mapping with {", ".join(known)}')
@@ -137,7 +137,7 @@ def check(part: str, known: Builders, name: str, arguments: Any) -> list[str]:
         return [f'{part}.{name}: is {describe(arguments)}; allowed: a mapping']
     parameters = inspect.signature(known[name]).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return []  # it checks its own keys
+        return []  # the constructor checks its own keys
     problems = [
         f"{part}.{name}: unknown key '{key}'{suggestion(str(key), parameters)}"
         for key in arguments
@@ -148,7 +148,7 @@ def check(part: str, known: Builders, name: str, arguments: Any) -> list[str]:
 
 
 def build(part: str, known: Builders, name: str, arguments: Mapping[str, Any]) -> Any:
-    """Return an object. Raise ConfigError if its library is not installed."""
+    """Build one object. Raise ConfigError if its library is not installed."""
     try:
         return known[name](**arguments)
     except MissingConditionalImportError as error:
@@ -161,8 +161,8 @@ def build(part: str, known: Builders, name: str, arguments: Mapping[str, Any]) -
 class Rows:
     """The state of one logger: the values it holds, and those still to log.
 
-    `held` is by key and step. `waiting` are evaluations that MLflow's server has not confirmed: step, milliseconds
-    since 1970, and values.
+    `held` maps key and step to the logged value. `waiting` are evaluations that MLflow's server has not confirmed:
+    step, Unix time in milliseconds, and values.
     """
 
     held: dict[tuple[str, int], float] = field(default_factory=dict)
@@ -176,16 +176,16 @@ _ROWS: WeakKeyDictionary[LoggerDestination, Rows] = WeakKeyDictionary()
 
 
 def logger_errors(destination: LoggerDestination) -> Caught:
-    """Return a context that catches what a logger raises."""
+    """Return a context manager that catches the exceptions of a logger and its libraries."""
     own = [kind.__module__.partition('.')[0] for kind in type(destination).__mro__]
     return Caught(packages=[*LIBRARIES, *(name for name in own if name != 'builtins')])
 
 
 def join_run(destination: LoggerDestination) -> LoggerDestination:
-    """Return the same logger, changed to leave the hyperparameters of a run that it joins as they are.
+    """Patch a logger to keep the hyperparameters of the run that it joins, and return it.
 
-    Composer logs every Trainer's seed and ranks as hyperparameters, and W&B and MLflow refuse to change those they
-    have: without this no evaluation could be logged into the run of a finished training.
+    Composer logs every Trainer's seed and number of ranks as hyperparameters, and W&B and MLflow refuse to change
+    existing ones. Without this patch no evaluation could be logged to the run of a finished training.
     """
     log_hyperparameters = destination.log_hyperparameters
 
@@ -200,7 +200,7 @@ def join_run(destination: LoggerDestination) -> LoggerDestination:
 
 
 def log_evaluation(state: State, logger: Logger, metrics: Mapping[str, float], batch: int) -> None:
-    """Log the metrics to every logger at training step `batch`, on every rank; errors of loggers become warnings."""
+    """Log the metrics to every logger at training step `batch`, on every rank; logger errors become warnings."""
     values = {**metrics, BATCH: batch}
     for destination in logger.destinations:
         rows = _ROWS.setdefault(destination, Rows())
@@ -224,10 +224,11 @@ def log_evaluation(state: State, logger: Logger, metrics: Mapping[str, float], b
 
 
 def log_to_wandb(destination: WandBLogger, rows: Rows, values: dict[str, float], batch: int, *, is_late: bool) -> None:
-    """Add the values to W&B's current row, with the training batch as the axis of their charts.
+    """Add the values to W&B's current row, with the training batch as the x-axis of their charts.
 
-    W&B drops rows of a step below its own. A late evaluation gets a row of its own after the last one. During training
-    a lower step means that it was resumed from before the step that its W&B run had reached: an error.
+    W&B drops rows whose step is lower than its current one. A late evaluation, one without training, gets a new row
+    after the last one. In training a lower step raises RuntimeError: the training was resumed from a step before the
+    one that its W&B run had reached.
     """
     if not destination._enabled:
         return
@@ -249,7 +250,7 @@ def log_to_wandb(destination: WandBLogger, rows: Rows, values: dict[str, float],
 def wandb_patterns(keys: Iterable[str]) -> list[str]:
     """Return patterns for `define_metric` that cover these keys; W&B allows a star only at the end.
 
-    Not `metrics/*`, for Composer's own evaluators and its training metrics have such keys too.
+    Not `metrics/*`, because Composer's own evaluators and training metrics have such keys too.
     """
     tasks = (re.match(r'metrics/.+?/\d+-shot/', key) for key in keys)
     found = [match.group() for match in tasks if match is not None]
@@ -257,9 +258,9 @@ def wandb_patterns(keys: Iterable[str]) -> list[str]:
 
 
 def log_to_tensorboard(destination: TensorboardLogger, rows: Rows, values: dict[str, float], batch: int) -> None:
-    """Write the values to disk at once, and before the first ones the panels of Custom Scalars.
+    """Write the values to disk at once, and before the first ones the layout of Custom Scalars.
 
-    A resumed training reads what its folder holds and does not write the same again.
+    After a resume, values that the folder already holds are not written again.
     """
     if destination.rank_zero_only and dist.get_global_rank() != 0:
         return
@@ -290,23 +291,23 @@ def tensorboard_layout(keys: Iterable[str]) -> dict[str, dict[str, list[Any]]]:
 
 
 def scalars_in(folder: Path) -> dict[tuple[str, int], float]:
-    """Return our values in TensorBoard's files of a folder, by key and step."""
+    """Return the values in a folder's TensorBoard files that have any of ours, by key and step."""
     from tensorboard.backend.event_processing import event_file_loader  # type: ignore[import-untyped]
 
     held = {}
     for path in sorted(folder.glob('*.tfevents.*')):
         if BATCH.encode() not in path.read_bytes():
-            continue  # most files of a long training
+            continue  # no evaluation in it, as in most files of a long training
         for event in event_file_loader.LegacyEventFileLoader(str(path)).Load():
             held.update({(value.tag, event.step): value.simple_value for value in event.summary.value})
     return held
 
 
 def log_to_mlflow(destination: MLFlowLogger, rows: Rows, values: dict[str, float], batch: int) -> None:
-    """Send the values to MLflow's server and wait a short time for its answer.
+    """Send the values to MLflow's server and wait a limited time for its answer.
 
     `destination.log_metrics` would skip a value equal to the previous one and buffer the others for some seconds.
-    Values that the server did not confirm are sent again with the next evaluation.
+    Values that the server did not confirm are resent with the next evaluation.
     """
     if not destination._enabled:
         return
@@ -316,7 +317,7 @@ def log_to_mlflow(destination: MLFlowLogger, rows: Rows, values: dict[str, float
         if not any(fnmatch.fnmatch(key, pattern) for pattern in destination.ignore_metrics)
     }
     if rows.writer is not None:
-        rows.writer.join(MLFLOW_WAIT_SECONDS)  # it may still send earlier evaluations
+        rows.writer.join(MLFLOW_WAIT_SECONDS)  # it may still be sending earlier evaluations
     rows.waiting.append((batch, time.time_ns() // 1_000_000, wanted))
     if rows.writer is None or not rows.writer.is_alive():
         rows.error = None
@@ -332,7 +333,7 @@ def log_to_mlflow(destination: MLFlowLogger, rows: Rows, values: dict[str, float
 
 
 def write_waiting(destination: MLFlowLogger, rows: Rows) -> None:
-    """Send all waiting values to MLflow's server, up to the first error, which is kept in `rows`."""
+    """Send all waiting values to MLflow's server; stop at the first error and store it in `rows`."""
     from mlflow import MlflowClient
     from mlflow.entities import Metric
 
@@ -354,10 +355,10 @@ def write_waiting(destination: MLFlowLogger, rows: Rows) -> None:
 
 
 def missing(held: Mapping[tuple[str, int], float], values: Mapping[str, float], batch: int, logger: str) -> list[str]:
-    """Return the keys whose value a logger does not hold at a step.
+    """Return the keys whose value a logger does not hold yet at a step.
 
-    A resumed training repeats the evaluations after its checkpoint. Scores that differ from the first ones by more than
-    rounding are logged as well, with a warning; times and counts are kept as they are.
+    A resumed training repeats the evaluations after its checkpoint. Metrics that differ from those already logged by
+    more than rounding are logged too, with a warning; times and counts are not logged again.
     """
     new = [key for key in values if (key, batch) not in held]
     again = [key for key in values if (key, batch) in held and not key.startswith(f'{OURS}/')]

@@ -1,4 +1,4 @@
-"""The evaluation loop: this rank's steps, which Composer's loop runs, the scores at their end, and the Evaluators."""
+"""The evaluation loop: yield this rank's steps to Composer's loop, gather the scores, and build Evaluators."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ Results = dict[ItemKey, ItemResult]
 Part = TypeVar('Part', Batch, ContinuousBatch)
 
 COLLECT_SECONDS = 5.0
-SHOWN_ITEMS = 3  # of a rank that hangs
+SHOWN_ITEMS = 3  # items named in the report of a rank that hangs
 EvalInterval = Callable[[State, Any], bool]
 
 
@@ -74,13 +74,13 @@ class Step:
 
     @property
     def num_items(self) -> int:
-        """Return the number of items of the step."""
+        """Return the number of items in the step."""
         return len(self.requests)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """The results of the probes and the tokens per batch, the same for all evaluations of a training."""
+    """The probe results and the tokens per batch, reused by all evaluations of a training run."""
 
     scoring: Probe | None
     generation: Probe | None
@@ -88,7 +88,7 @@ class Found:
 
     @property
     def certain(self) -> bool:
-        """Return whether later weights need no further probe."""
+        """Return whether the probes also hold for later weights and need not be repeated."""
         return all(probe is None or probe.certain for probe in (self.scoring, self.generation))
 
     @property
@@ -98,40 +98,40 @@ class Found:
 
 
 class EvaluationLoader:
-    """Yields this rank's steps at each evaluation. Not a torch DataLoader, whose iteration draws random numbers.
+    """Yield this rank's steps of each evaluation. Not a torch DataLoader, because iterating one draws random numbers.
 
-    The first step probes the model and plans; then come the batches, and then the generations. Items whose numbers are
-    not finite, which may be due to other items of their batch, are run again by themselves at the end. Call `finish`
-    after the last step. Under FSDP `model.model` is the root.
+    The first step probes the model and plans; scored batches and then generations follow. Items with non-finite
+    log-probabilities, which other items in the batch may have caused, are rerun as padded rows at the end. Call
+    `finish` after the last step. Under FSDP `model.model` is the root module.
     """
 
-    batch_size = 1  # Composer reads it
+    batch_size = 1  # read by Composer
 
     def __init__(self, prepared: PreparedEvaluation, model: HuggingFaceModel) -> None:
         self.everything = prepared
-        self.prepared = prepared  # what is evaluated: everything, or what fits in the time budget
+        self.prepared = prepared  # the items to evaluate: all, or those that fit in the time budget
         self.model = model
         self.tokenizer: Any = model.tokenizer
         self.longest = prepared.longest
         self.longest_generation = prepared.longest_generation
-        self.planned: PlannedEvaluation | None = None  # the latest plan, kept while the layout stays the same
+        self.planned: PlannedEvaluation | None = None  # the latest plan, reused while the layout stays the same
         self.found: Found | None = None
-        self.generator: TextGenerator | None = None  # after the first probe, if anything is generated
-        self.language_model: CausalLanguageModel | None = None  # after the first step has begun
+        self.generator: TextGenerator | None = None  # set by the first probe if any task generates
+        self.language_model: CausalLanguageModel | None = None  # set by the first step
         self.runs_programs = any(task.runs_programs for task in prepared.tasks.values())
         self.background = ThreadPoolExecutor(max_workers=1, thread_name_prefix='gauntlet-programs')
         self.running: list[Future[Results]] = []  # programs of finished batches
-        self.num_steps = 0  # begun and ended
-        self.work = Work()  # of this rank, in this evaluation
+        self.num_steps = 0  # steps begun plus steps ended
+        self.work = Work()  # progress of the current evaluation on this rank
         self.requests: Sequence[Request] = ()  # of the current step
-        self.journal: SharedJournal | None = None  # of this evaluation, if it has one
+        self.journal: SharedJournal | None = None  # of the current evaluation, if any
         seconds = prepared.data.settings.budget_seconds
         self.budget = None if seconds is None else TimeBudget(prepared, seconds)
         self.started = 0.0
-        self.results: Results = {}  # of this rank, in this evaluation
+        self.results: Results = {}  # of this rank in the current evaluation
         self.evaluation: Evaluation | None = None  # of all ranks, after `finish`
-        self.busy_seconds = dict.fromkeys(prepared.tasks, 0.0)  # by task, of this evaluation
-        self.tally = {key: Measured() for key in prepared.tasks}  # of this round
+        self.busy_seconds = dict.fromkeys(prepared.tasks, 0.0)  # by task, in the current evaluation
+        self.tally = {key: Measured() for key in prepared.tasks}  # by task, in the current round of the time budget
 
     def __iter__(self) -> Iterator[Step]:
         self.started = time.perf_counter()
@@ -171,7 +171,7 @@ class EvaluationLoader:
         if self.runs_programs:
             yield self._step(self._collect)
         found = {key for keys in dist.all_gather_object(list(suspects)) for key in keys}
-        if planned.layout == PADDED_ROWS:  # in which no row affects another
+        if planned.layout == PADDED_ROWS:  # rows do not affect each other, so a rerun would change nothing
             self.work.num_steps += 1
             yield self._step(lambda: suspects)
         else:
@@ -184,7 +184,7 @@ class EvaluationLoader:
                 yield self._step(partial(self._score, batch, None), batch)
 
     def _find_subset(self, budget: TimeBudget) -> Iterator[Step]:
-        """Yield rounds of more and more items until the time budget has found its subset."""
+        """Yield the steps of rounds with more and more items until the time budget has found its subset."""
         while keys := budget.next_round(max(dist.all_gather_object(time.perf_counter() - self.started))):
             begun, busy = time.perf_counter(), dict(self.busy_seconds)
             self.tally = {key: Measured() for key in self.everything.tasks}
@@ -201,14 +201,14 @@ class EvaluationLoader:
         self.planned = self._planned(self.prepared)
 
     def settle(self, sizes: Mapping[str, int]) -> None:
-        """Continue with the subset of an earlier job's time budget, unless one is already chosen."""
+        """Use the subset of an earlier job's time budget, unless one has already been chosen."""
         if self.budget is None or self.budget.is_settled:
             return
         self.budget.restore(sizes)
         self.prepared, self.planned = self.budget.chosen(), None
 
     def progress(self) -> tuple[int, ...]:
-        """Return counters that change with any progress: steps, forwards, generated tokens, programs."""
+        """Return counters that change whenever there is progress: steps, forwards, decoding steps, programs."""
         model, generator = self.language_model, self.generator
         return (
             self.num_steps,
@@ -218,7 +218,7 @@ class EvaluationLoader:
         )
 
     def doing(self) -> str:
-        """Return this rank's current step and its items."""
+        """Describe this rank's current step and its items."""
         keys = [request.key for request in self.requests]
         if not keys:
             return f'step {self.num_steps}, without items of its own: the plan, programs, or between two steps'
@@ -228,7 +228,7 @@ class EvaluationLoader:
         return f'step {self.num_steps}, {len(keys)} items of {tasks}: {"; ".join(shown[:SHOWN_ITEMS])}{further}'
 
     def stop(self) -> None:
-        """End an evaluation, whether it has finished or failed."""
+        """Clean up after an evaluation that has finished or failed."""
         self._drop_programs()
         if self.journal is not None:
             self.journal.close()
@@ -251,7 +251,7 @@ class EvaluationLoader:
 
     @property
     def current_plan(self) -> PlannedEvaluation:
-        """Return the latest plan. Raise RuntimeError before the first step, which makes it."""
+        """Return the latest plan. Raise RuntimeError if the first step, which makes it, has not run."""
         if self.planned is None:
             raise RuntimeError('the first step, which makes the plan, was not run')
         return self.planned
@@ -263,7 +263,7 @@ class EvaluationLoader:
         return Step(loader=self, run=timed, requests=requests, num_tokens=num_tokens)
 
     def _timed(self, run: Callable[[], Results], requests: Sequence[Request], cost: float = 0.0) -> Results:
-        """Run a step, keep its results and share its time among the tasks of its requests."""
+        """Run a step, store its results and split its time among the tasks of its requests."""
         start = time.perf_counter()
         self.num_steps, self.requests = self.num_steps + 1, requests
         self.work.task = requests[0].key.task if requests else ''
@@ -284,9 +284,10 @@ class EvaluationLoader:
         return assign(batches, num_ranks=dist.get_world_size())[dist.get_global_rank()]
 
     def _unfinished(self, parts: Sequence[Part], *, also_suspects: bool = False) -> list[Part]:
-        """Return the batches with an item that no earlier attempt has finished; they are run whole.
+        """Return the batches with at least one unfinished item; such a batch is rerun as a whole.
 
-        Items with numbers that are not finite count as finished, with `also_suspects` only once they were run alone.
+        Items with non-finite results in an earlier attempt count as finished; with `also_suspects` only if they were
+        also rerun as padded rows.
         """
         journal = self.journal
         if journal is None:
@@ -295,7 +296,7 @@ class EvaluationLoader:
         return [part for part in parts if not finished.issuperset(request.key for request in part.requests)]
 
     def _keep(self, results: Results, journal: SharedJournal | None, *, suspect: bool = False) -> Results:
-        """Write results to the journal and return them."""
+        """Write results to the journal, count them for the time budget, and return them."""
         if journal is not None:
             journal.add(results, suspect=suspect)
         for result in () if suspect else results.values():
@@ -304,7 +305,7 @@ class EvaluationLoader:
         return results
 
     def _plan(self) -> Results:
-        """Probe the model if needed, plan for what every rank can run, and return what an earlier attempt finished."""
+        """Probe the model if needed, plan what every rank can run, and return the results of an earlier attempt."""
         found = self.found
         if self.journal is not None:
             self.journal.read()
@@ -333,7 +334,7 @@ class EvaluationLoader:
         return self.journal.results
 
     def _planned(self, prepared: PreparedEvaluation) -> PlannedEvaluation:
-        """Return the batches of these items, as the model can run them."""
+        """Return the plan for these items, in the layout that the model supports."""
         found = self.found
         assert found is not None  # set by the first step
         return plan_evaluation(
@@ -347,13 +348,13 @@ class EvaluationLoader:
         )
 
     def _probe(self) -> Probe | None:
-        """Return the layout that the model can score with; None if nothing is scored."""
+        """Probe the model for scoring; return None if nothing is scored."""
         if not self.prepared.score_requests:
             return None
         return probe(self._model, vocabulary=self._vocabulary, longest=self.longest)
 
     def _probe_generation(self) -> Probe | None:
-        """Return how the model can generate; None if nothing is generated."""
+        """Probe the model for generation; return None if nothing is generated."""
         if not self.longest_generation:
             return None
         if self.generator is None:
@@ -366,7 +367,7 @@ class EvaluationLoader:
         return min(len(self.tokenizer), self._model.vocabulary)
 
     def _budget(self) -> int:
-        """Return the tokens per batch: those of the settings or of an earlier attempt, else what suits the device."""
+        """Return the tokens per batch: from the settings or an earlier attempt, else chosen for the device."""
         tokens = self.prepared.data.settings.tokens_per_batch
         if tokens != AUTO:
             return int(tokens)
@@ -381,7 +382,7 @@ class EvaluationLoader:
         )
 
     def _score(self, batch: Batch, suspects: Results | None) -> Results:
-        """Return the results of a batch; those that are not finite go to `suspects`, if given, to be run again."""
+        """Score a batch and return the results; non-finite ones go to `suspects`, if given, to be rerun."""
         results = self.everything.results(self._model.run(batch))
         if suspects is not None:
             not_finite = {key: result for key, result in results.items() if not is_finite(result)}
@@ -390,9 +391,9 @@ class EvaluationLoader:
         return self._keep(results, self.journal)
 
     def _generate(self, batch: ContinuousBatch) -> Results:
-        """Return the results of a batch, programs excepted, which run in the background until `_collect`.
+        """Generate a batch and return its results, except for programs, which run in the background until `_collect`.
 
-        Ranks wait for each other, as the time that generations take is not known beforehand.
+        Ranks wait for each other afterwards, because the duration of generations cannot be predicted.
         """
         if self.generator is None:
             raise RuntimeError('the first step, which probes the model, was not run')
@@ -407,13 +408,13 @@ class EvaluationLoader:
         return results
 
     def _score_generations(self, outputs: Sequence[Generation], journal: SharedJournal | None) -> Results:
-        """Score generations of the evaluation with this journal, which may have failed meanwhile."""
+        """Score generations of the evaluation that owns this journal; it may have failed in the meantime."""
         return self._keep(self.everything.results(outputs), journal)
 
     def _collect(self) -> Results:
-        """Return the results of all programs.
+        """Wait for all programs and return their results.
 
-        Ranks ask each other every few seconds whether all are done, so that no collective waits longer than that.
+        Ranks exchange their state every COLLECT_SECONDS, so that no collective waits for longer.
         """
         start = time.perf_counter()
         self.work.task = 'programs'
@@ -428,10 +429,10 @@ class EvaluationLoader:
         return found
 
     def finish(self) -> Evaluation:
-        """Gather the items of all ranks by key, once, and return the scores, the same on every rank."""
+        """Gather the results of all ranks by item, only once, and return the scores, the same on every rank."""
         if self.evaluation is None:
             planned = self.current_plan
-            # A time budget may have run items that are not in the subset.
+            # The rounds of a time budget may have run items outside the subset.
             own = [result for result in self.results.values() if self.budget is None or result.key in planned.items]
             gathered = dist.all_gather_object((own, self.busy_seconds))
             busy = {task: sum(seconds[task] for _, seconds in gathered) for task in planned.tasks}
@@ -445,10 +446,10 @@ class EvaluationLoader:
 
 
 def language_model_of(model: HuggingFaceModel, prepared: PreparedEvaluation) -> CausalLanguageModel:
-    """Return the engine's view of a model.
+    """Return the model wrapped for the engine.
 
-    With the reference's semantics real tokens that equal the padding token are masked as well, and rotary frequencies
-    are those of rows padded to max_seq_len.
+    With reference semantics real tokens that equal the padding token are also masked, and rotary frequencies are those
+    of rows padded to max_seq_len.
     """
     tokenizer: Any = model.tokenizer
     hidden, padded_to = None, {}
@@ -465,7 +466,7 @@ def language_model_of(model: HuggingFaceModel, prepared: PreparedEvaluation) -> 
 
 
 def agreed(found: Sequence[Found]) -> Found:
-    """Return what every rank can run: the layouts lowest in preference, and the smallest budget."""
+    """Return what every rank can run: the least preferred of the ranks' layouts and the smallest token budget."""
     scoring = [one.scoring for one in found if one.scoring is not None]
     generation = [one.generation for one in found if one.generation is not None]
     return Found(
@@ -481,7 +482,7 @@ def num_requests(parts: Sequence[Batch | ContinuousBatch]) -> int:
 
 
 def size_of(request: Request) -> int:
-    """Return the number of tokens that represents a request's work."""
+    """Return a request's size in tokens, as a measure of its work."""
     if isinstance(request, ScoreRequest):
         return sum(len(ids) for ids in (*request.contexts, *request.continuations))
     return request.length
@@ -495,7 +496,7 @@ def is_finite(result: ItemResult) -> bool:
 def make_evaluator(
     label: str, loader: EvaluationLoader, eval_interval: EvalInterval | None, metric_names: Sequence[str] = ()
 ) -> Evaluator:
-    """Return an evaluator that runs this rank's steps."""
+    """Return a Composer Evaluator that runs this rank's steps."""
     return Evaluator(
         label=label,
         dataloader=DataSpec(
@@ -512,7 +513,7 @@ def make_evaluator(
 
 
 def prepare_for_model(data: EvaluationData, model: HuggingFaceModel) -> PreparedEvaluation:
-    """Return all items in the model's tokens, no longer than it can run. Raise ModelError."""
+    """Return all items tokenized for the model, no longer than it can run. Raise ModelError."""
     prepared = prepare_evaluation(
         data,
         Encoder(model.tokenizer),
@@ -524,15 +525,15 @@ def prepare_for_model(data: EvaluationData, model: HuggingFaceModel) -> Prepared
 
 
 def longest_prompt(data: EvaluationData, config: PretrainedConfig) -> int:
-    """Return the settings' max_seq_len, or else the model's. Raise ModelError if it is too long for the model."""
+    """Return max_seq_len from the settings, or else the model's. Raise ModelError if it is too long for the model."""
     own_limits = {task.key: task.max_seq_len for task in data.suite.tasks if task.max_seq_len is not None}
     return resolve_max_seq_len(data.settings.max_seq_len, config, own_limits)
 
 
 def check_generations_fit(prepared: PreparedEvaluation, config: PretrainedConfig) -> None:
-    """Raise ModelError if a generation would exceed the model's positions.
+    """Raise ModelError if a prompt and its generation would exceed the model's positions.
 
-    Only llm-foundry's truncation allows one to exceed `max_seq_len` (see `Preparation.token_limit`).
+    Only llm-foundry's truncation lets them exceed `max_seq_len` (see `Preparation.token_limit`).
     """
     limit = position_limit(config)
     for request in prepared.generate_requests:
@@ -545,7 +546,7 @@ def check_generations_fit(prepared: PreparedEvaluation, config: PretrainedConfig
 
 
 def unwrapped(model: Any) -> HuggingFaceModel:
-    """Return the Composer model inside DDP. Raise ModelError unless it is a HuggingFaceModel with a tokenizer."""
+    """Return the Composer model without DDP. Raise ModelError unless it is a HuggingFaceModel with a tokenizer."""
     if isinstance(model, DistributedDataParallel):
         model = model.module
     if not isinstance(model, HuggingFaceModel):
@@ -556,9 +557,9 @@ def unwrapped(model: Any) -> HuggingFaceModel:
 
 
 class TaskMetric(Metric):
-    """A metric of the task that is evaluated, or of one of its categories, or its standard error, for torchmetrics.
+    """A torchmetrics Metric for a metric, or its standard error, of the evaluated task or one of its categories.
 
-    Its value is that of all ranks together, nan if the metric is absent, for which torchmetrics has no reason.
+    The value covers all ranks. It is nan if the metric is absent, as torchmetrics cannot express a missing value.
     """
 
     full_state_update = False
@@ -570,7 +571,7 @@ class TaskMetric(Metric):
         self.loader: EvaluationLoader | None = None
 
     def update(self, loader: EvaluationLoader) -> None:
-        """Note whose results are wanted; the loader keeps them."""
+        """Remember the loader, which holds the results."""
         self.loader = loader
 
     def compute(self) -> torch.Tensor:
@@ -584,11 +585,11 @@ class TaskMetric(Metric):
 
 
 def build_icl_evaluators(tasks: Any, model: HuggingFaceModel, **settings: Any) -> list[Evaluator]:
-    """Return evaluators for `Trainer(eval_dataloader=...)`, one per task and number of shots: '{label}/{n}-shot'.
+    """Return Evaluators for `Trainer(eval_dataloader=...)`, one per task and number of shots: '{label}/{n}-shot'.
 
-    `tasks` is a path, a list of paths or the list of tasks itself; `settings` are those of EvaluationSettings that
-    concern single tasks (data_root, max_seq_len, tokens_per_batch, semantics, truncation). `model` is changed to run
-    the evaluators' steps and to report their metrics among its own, so evaluators of other data should name theirs
+    `tasks` is a path, a list of paths or the list of tasks itself; `settings` are the fields of EvaluationSettings that
+    apply to single tasks (data_root, max_seq_len, tokens_per_batch, semantics, truncation). `model` is patched in place
+    to run the steps and to report these metrics along with its own, so Evaluators for other data should name theirs
     (`metric_names`). Tasks whose programs cannot run here are left out. Raise ConfigError, DataError, ModelError.
     """
     if settings.get('score') is not None:
@@ -618,7 +619,7 @@ def build_icl_evaluators(tasks: Any, model: HuggingFaceModel, **settings: Any) -
 
 
 def extend_model(model: HuggingFaceModel, metrics: dict[str, TaskMetric]) -> None:
-    """Make a model run evaluation steps and report these metrics; all else stays as before."""
+    """Patch a model in place to run evaluation steps and report these metrics; other batches run as before."""
     eval_forward, update_metric, get_metrics = model.eval_forward, model.update_metric, model.get_metrics
 
     def run_step_or_forward(batch: Any, outputs: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""Models and tokenizers from Hugging Face folders or names and from Composer checkpoints, local or in object stores."""
+"""Load models and tokenizers from Hugging Face folders or names and Composer checkpoints, local or in object stores."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from llmfoundry_gauntlet.types import TrainingPoint
 
 GENERATION, ADAPTER_CONFIG = 'generation_config.json', 'adapter_config.json'
 TOKENIZER, TOKENIZER_CONFIG = 'tokenizer.json', 'tokenizer_config.json'
-OF_TOKENIZER = ('tokenizer', 'vocab', 'spiece', 'sentencepiece', 'merges')  # beginnings of its files' names
+OF_TOKENIZER = ('tokenizer', 'vocab', 'spiece', 'sentencepiece', 'merges')  # prefixes of its file names
 TOKENIZER_SUFFIXES = ('.model', '.tiktoken')
 GIVE_BOTH = 'give them with --model-config and --tokenizer'
 
@@ -52,16 +52,16 @@ DTYPES = {'float32': torch.float32, 'bfloat16': torch.bfloat16, 'float16': torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
-    """A model, and how to load it.
+    """The model to load, and how.
 
     * `model`: a Composer checkpoint, in one file or sharded, or a Hugging Face folder or name. Files and folders may
-      also be `s3://bucket/key`, `gs://` or `az://`; links are followed.
-    * `tokenizer`, `model_config`: folders or names that replace those in the model's folder or checkpoint.
-    * `config_overrides`: values of the model's configuration that replace its own.
-    * `revision`: a branch, tag or commit of a name on the hub.
+      also be `s3://bucket/key`, `gs://` or `az://`; Composer's symlink files are followed.
+    * `tokenizer`, `model_config`: folders or names, used instead of those in the model's folder or checkpoint.
+    * `config_overrides`: values that replace those in the model's configuration.
+    * `revision`: the branch, tag or commit of a model on the hub.
     * `adapter`: the folder or name of a PEFT adapter, which is merged into the weights.
-    * `dtype` of the weights in memory: float32, bfloat16 or float16.
-    * `trust_remote_code`: run Python code in the folders of the model and its tokenizer.
+    * `dtype`: the type of the weights in memory: float32, bfloat16 or float16.
+    * `trust_remote_code`: allow Python code in the folders of the model and its tokenizer to run.
     """
 
     model: str
@@ -79,7 +79,7 @@ class ModelSettings:
 
 
 def load_config(name: str, settings: ModelSettings) -> PretrainedConfig:
-    """Return a model configuration by folder or name, with its overrides. Raise ConfigError or ModelError."""
+    """Load a model configuration by folder or name, and apply the overrides. Raise ConfigError or ModelError."""
     folder = find_folder(name)
     check_objects(folder, CONFIG)
     try:
@@ -91,7 +91,7 @@ def load_config(name: str, settings: ModelSettings) -> PretrainedConfig:
 
 
 def with_overrides(config: PretrainedConfig, overrides: Mapping[str, Any]) -> PretrainedConfig:
-    """Return a configuration with other values for some keys. Raise ConfigError or ModelError."""
+    """Set the overrides in a configuration and return it. Raise ConfigError or ModelError."""
     known = [*config.to_dict(), *config.attribute_map]
     unknown = [key for key in overrides if key not in known]
     if unknown:
@@ -102,7 +102,7 @@ def with_overrides(config: PretrainedConfig, overrides: Mapping[str, Any]) -> Pr
 
 
 def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """Return a tokenizer by folder or name. Raise ModelError."""
+    """Load a tokenizer by folder or name. Raise ModelError."""
     folder = find_folder(name)
     if not any(path.name.startswith(OF_TOKENIZER) or path.suffix in TOKENIZER_SUFFIXES for path in folder.iterdir()):
         raise ModelError(f'{name}: has no tokenizer; give one with --tokenizer, a folder or a name on the hub')
@@ -119,7 +119,7 @@ def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> PreTrainedT
 
 
 def load_generation_config(folder: Path) -> GenerationConfig | None:
-    """Return the generation settings of a folder, None if it has none. Raise ModelError."""
+    """Load the generation configuration in a folder; return None if it has none. Raise ModelError."""
     if not (folder / GENERATION).is_file():
         return None
     check_objects(folder, GENERATION)
@@ -130,12 +130,12 @@ def load_generation_config(folder: Path) -> GenerationConfig | None:
 
 
 def place_of(folder: Path, file: str) -> Path:
-    """Return the path of a file in a folder, else the folder."""
+    """Return the path of a file in a folder, or the folder if there is no such file."""
     return folder / file if (folder / file).exists() else folder
 
 
 def check_objects(folder: Path, *files: str) -> None:
-    """Raise ModelError unless those of the files that are in a folder hold a JSON object each."""
+    """Raise ModelError if one of these files exists in the folder and does not contain a JSON object."""
     for path in (folder / file for file in files):
         if not path.is_file():
             continue
@@ -148,9 +148,9 @@ def check_objects(folder: Path, *files: str) -> None:
 
 
 def check_numbers(config: PretrainedConfig) -> None:
-    """Raise ModelError if a configuration has text or the like in place of a number.
+    """Raise ModelError if a configuration has text, a mapping or a list instead of a number.
 
-    A model may take a list in place of a whole number, such as one of eos_token_id, but not of a fraction.
+    A list is allowed instead of an integer, as some models accept one (eos_token_id), but not instead of a float.
     """
     if config.has_no_defaults_at_init:
         return
@@ -164,7 +164,7 @@ def check_numbers(config: PretrainedConfig) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
-    """A model with its configuration and tokenizer; `load` loads its weights to a device."""
+    """A model's configuration and tokenizer; `load` returns the model with its weights on a device."""
 
     settings: ModelSettings
     config: PretrainedConfig
@@ -176,7 +176,7 @@ class ModelSource:
 
     @property
     def record(self) -> dict[str, Any]:
-        """Return the facts about the model for results.json."""
+        """Return the fields that describe the model in results.json."""
         settings = self.settings
         record = {'name': settings.model, 'revision': self.revision, 'adapter': settings.adapter}
         return {**record, 'dtype': settings.dtype, 'config_overrides': settings.config_overrides or None}
@@ -184,13 +184,13 @@ class ModelSource:
 
 @contextlib.contextmanager
 def open_model(model: str, **settings: Any) -> Iterator[ModelSource]:
-    """Open a model with these ModelSettings; copies from object stores exist until the context ends.
+    """Open a model with these ModelSettings; a copy from an object store is deleted when the context ends.
 
-    Call it on all ranks at once. Raise ModelError or StoreError.
+    All ranks must call this. Raise ModelError or StoreError.
     """
     wanted = ModelSettings(model=model, **settings)
     if wanted.adapter is not None:
-        find_folder(wanted.adapter)  # before anything is loaded
+        find_folder(wanted.adapter)  # raises before anything is loaded
     if not scheme_of(model):
         yield open_local(find_model(model, revision=wanted.revision), wanted)
         return
@@ -199,12 +199,12 @@ def open_model(model: str, **settings: Any) -> Iterator[ModelSource]:
             source = open_local(path, wanted)
             training = None if source.training is None else replace(source.training, checkpoint=uri)
             yield replace(source, training=training)
-        except ModelError as error:  # which names the copy
+        except ModelError as error:  # its message names the local copy
             raise ModelError([problem.replace(str(path), uri) for problem in error.problems]) from error
 
 
 def open_local(path: Path, settings: ModelSettings) -> ModelSource:
-    """Open a file or folder on this machine. Raise ModelError."""
+    """Open a local file or folder. Raise ModelError."""
     if path.is_file():
         return open_checkpoint(path, read_file(path), settings)
     if is_sharded(path):
@@ -222,7 +222,7 @@ def open_local(path: Path, settings: ModelSettings) -> ModelSource:
 
 
 def names_in(folder: Path) -> list[str]:
-    """Return the files of a folder, and of each folder in it those that identify a model, by relative names."""
+    """Return relative paths: the files in a folder, and in each subfolder those that identify a model."""
     found = []
     for path in folder.iterdir():
         inner = [path / name for name in (METADATA, CONFIG)]
@@ -231,7 +231,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 def load_folder(folder: Path, config: PretrainedConfig, settings: ModelSettings, device: torch.device) -> Any:
-    """Return the model in a Hugging Face folder, downloading the weights of a name on the hub. Raise ModelError."""
+    """Load the model in a Hugging Face folder; download its weights first if it is on the hub. Raise ModelError."""
     if is_from_hub(folder, settings.model):
         download_weights(settings.model, folder)
     generation = load_generation_config(folder)
@@ -244,14 +244,14 @@ def load_folder(folder: Path, config: PretrainedConfig, settings: ModelSettings,
 def load_weights(
     name: str, config: PretrainedConfig, weights: Weights, settings: ModelSettings, device: torch.device
 ) -> Any:
-    """Return the model of a configuration with its weights and its adapter. Raise ModelError."""
+    """Build the model of a configuration, load its weights and merge its adapter. Raise ModelError."""
     trust = settings.trust_remote_code
     network = load_network(name, config, weights, device, dtype=DTYPES[settings.dtype], trust_remote_code=trust)
     return network if settings.adapter is None else with_adapter(network, settings.adapter)
 
 
 def with_adapter(network: Any, name: str) -> Any:
-    """Return a model with a PEFT adapter merged into its weights. Raise ModelError."""
+    """Merge a PEFT adapter into a model's weights and return the model. Raise ModelError."""
     folder = find_folder(name)
     if not (folder / ADAPTER_CONFIG).is_file():
         raise ModelError(f'{name}: has no {ADAPTER_CONFIG}; allowed: the folder or name of a PEFT adapter')
@@ -324,7 +324,7 @@ def training_of(path: Path, timestamp: Timestamp | None) -> TrainingPoint | None
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> None:
-    """Raise ModelError if a tokenizer has ids without an embedding in the model."""
+    """Raise ModelError if the tokenizer has ids beyond the rows of the model's embedding."""
     num_rows = getattr(config.get_text_config(), 'vocab_size', None)
     highest = max(tokenizer.get_vocab().values(), default=-1)
     if isinstance(num_rows, int) and highest >= num_rows:
@@ -336,7 +336,7 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfi
 
 
 def composer_model(model: Any, tokenizer: Any) -> HuggingFaceModel:
-    """Return the Hugging Face model wrapped for Composer. Raise ModelError if the tokenizer does not match."""
+    """Wrap a Hugging Face model for Composer. Raise ModelError if the tokenizer does not match."""
     check_vocabulary(tokenizer, model.config)
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # embeddings larger than the vocabulary are common and harmless
@@ -347,7 +347,7 @@ def composer_model(model: Any, tokenizer: Any) -> HuggingFaceModel:
 
 
 def mark_blocks_for_fsdp(model: Any) -> None:
-    """Make each transformer block a unit of Composer's FSDP and of activation checkpointing, as llm-foundry does."""
+    """Mark each transformer block as a unit for Composer's FSDP and activation checkpointing, as llm-foundry does."""
     for module in model.modules():
         if type(module).__name__ in (model._no_split_modules or ()):
             module._fsdp_wrap = True

@@ -1,4 +1,4 @@
-"""Progress of an evaluation: a bar on a terminal, else a log line every half minute."""
+"""Report the progress of an evaluation: a progress bar on a terminal, else a log line every 30 seconds."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ log = logging.getLogger(__name__)
 
 LINE_SECONDS = 30.0
 BAR_SECONDS = 0.5
-NUM_TASK = 40  # characters of a task's name
+NUM_TASK = 40  # characters shown of a task's name
 
 
 @dataclass(slots=True)
 class Work:
-    """The work of an evaluation, and how much of its share this rank has done; all 0 before the plan.
+    """The work of an evaluation and this rank's progress; all 0 before the plan is made.
 
-    `num_items` counts those of all ranks, `num_own` this rank's, `num_steps` its steps as far as known. Costs are in
-    tokens. Ranks take steps of similar cost together, so this rank's progress is taken for that of all.
+    `num_items` counts the items of all ranks, `num_own` and `num_done` this rank's, `num_steps` its steps as far as
+    known. Costs are this rank's, in tokens. Ranks run steps of similar cost at the same time, so this rank's progress
+    represents that of all.
     """
 
     num_steps: int = 0
@@ -35,14 +36,14 @@ class Work:
     task: str = ''  # of the current step
 
     def add(self, num_items: int, num_own: int, cost: float) -> None:
-        """Add work to do."""
+        """Add planned work."""
         self.num_items += num_items
         self.num_own += num_own
         self.cost += cost
 
     @property
     def share(self) -> float:
-        """Return the share of work done, 0 to 1."""
+        """Return the fraction of work done, 0 to 1."""
         return min(1.0, self.cost_done / self.cost) if self.cost else 0.0
 
     @property
@@ -52,7 +53,7 @@ class Work:
 
 
 class ProgressReport:
-    """Reports the progress of an evaluation between `start` and `stop`; `work` returns the current state.
+    """Report the progress of an evaluation between `start` and `stop`; `work` returns the current state.
 
     On a terminal it draws a bar; elsewhere it logs a line every `line_seconds`.
     """
@@ -112,7 +113,7 @@ def is_terminal(stream: TextIO) -> bool:
 
 
 def describe(work: Work, seconds: float) -> str:
-    """Return the progress of work begun `seconds` ago and the estimated time left."""
+    """Describe the progress of work begun `seconds` ago and the estimated time left."""
     if not work.cost:
         return 'probing the model'
     parts = [f'{work.num_finished} of {work.num_items} items']
@@ -126,7 +127,7 @@ def describe(work: Work, seconds: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Return seconds as 0:07, 12:30 or 1:05:00."""
+    """Format seconds as 0:07, 12:30 or 1:05:00."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f'{hours}:{minutes:02}:{rest:02}' if hours else f'{minutes}:{rest:02}'

@@ -1,7 +1,7 @@
-"""Training text as rows of token ids, and Composer's loader of them.
+"""Tokenize training text into rows of token ids, and build the dataloader for Composer.
 
 Text is tokenized once, into memory-mapped files, so that only the rows in use take memory, shared by all ranks of a
-machine. The first rank to get the lock tokenizes, the others wait for it.
+machine. The first rank to get the lock tokenizes; the others wait for it.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ log = logging.getLogger('llmfoundry_gauntlet')
 
 Batch = dict[str, torch.Tensor]
 Row = npt.NDArray[np.int64]  # token ids
-NO_LABEL = -100  # a position that the loss ignores
+NO_LABEL = -100  # label of positions that the loss ignores
 DOCUMENTS_AT_ONCE = 1000  # enough for a fast tokenizer's threads
-TOKENS, ENDS = 'tokens.uint32', 'ends.uint64'  # all token ids; the end of each document among them
+TOKENS, ENDS = 'tokens.uint32', 'ends.uint64'  # all token ids; the end offset of each document
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class TokenRows(Dataset[Row]):
         return len(self.tokens) // self.length if self.packed else len(self.ends)
 
     def __getitem__(self, index: int) -> Row:
-        """Return a row of at most `length`; tokens after the last full block are in no row."""
+        """Return a row of at most `length` tokens; with `packed` those after the last full block are dropped."""
         if self.packed:
             start, stop = index * self.length, (index + 1) * self.length
         else:
@@ -61,7 +61,7 @@ class TokenRows(Dataset[Row]):
 
 
 def read_documents(path: Path) -> Iterator[str]:
-    """Yield the texts of a file of JSON lines, or a text file as one document. Raise ConfigError."""
+    """Yield the texts of a JSON Lines file, or a text file as one document. Raise ConfigError."""
     try:
         with path.open(encoding='utf-8') as file:
             if path.suffix != '.jsonl':
@@ -94,7 +94,7 @@ def encode_documents(documents: list[str], tokenizer: PreTrainedTokenizerBase) -
 
 
 def write_tokens(paths: list[Path], tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Tokenize all documents in their order into the files of `folder`."""
+    """Tokenize all documents in order and write the files of `folder`."""
     num_tokens = 0
     with (folder / TOKENS).open('wb') as tokens, (folder / ENDS).open('wb') as ends:
         for path in paths:
@@ -111,7 +111,7 @@ def write_tokens(paths: list[Path], tokenizer: PreTrainedTokenizerBase, folder: 
 def load_tokens(
     config: TrainDataConfig, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint64]]:
-    """Return the memory-mapped tokens and ends of documents, tokenized if not done yet. Raise ConfigError."""
+    """Return the memory-mapped tokens and document ends, tokenizing first if they are not cached. Raise ConfigError."""
     paths = [Path(path) for path in config.path]
     base = Path(config.cache or f'{paths[0]}.tokens')
     folder = base / digest_of(paths, tokenizer)
@@ -129,12 +129,12 @@ def load_tokens(
 
 
 def mapped(path: Path, kind: type) -> npt.NDArray[Any]:
-    """Return a file's numbers, memory-mapped; an empty file cannot be mapped."""
+    """Return a file's numbers, memory-mapped, or an empty array for an empty file, which cannot be mapped."""
     return np.memmap(path, dtype=kind, mode='r') if path.stat().st_size else np.empty(0, dtype=kind)
 
 
 def digest_of(paths: list[Path], tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return a name for the tokens of these files as they are now, by this tokenizer. Raise ConfigError."""
+    """Return a cache key: tokenizer, and path, size and modification time of each file. Raise ConfigError."""
 
     def encode(text: str, special: bool) -> list[int]:
         ids: list[int] = tokenizer(text, add_special_tokens=special, verbose=False)['input_ids']
@@ -151,7 +151,7 @@ def digest_of(paths: list[Path], tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def collate(rows: list[Row], *, pad: int) -> Batch:
-    """Return rows padded on the right to the longest; padding has no attention and no loss."""
+    """Return rows padded on the right to the longest; padding is masked in attention and loss."""
     length = max(map(len, rows))
     input_ids = torch.full((len(rows), length), pad)
     for row, ids in zip(input_ids, rows, strict=True):
@@ -163,7 +163,7 @@ def collate(rows: list[Row], *, pad: int) -> Batch:
 def build_dataloader(
     config: TrainDataConfig, *, tokenizer: PreTrainedTokenizerBase, max_seq_len: int, rows_per_rank: int, seed: int
 ) -> DataSpec:
-    """Return this rank's rows, in an order that depends only on the seed and the epoch."""
+    """Return a dataloader of this rank's rows, in an order that depends only on the seed and the epoch."""
     tokens, ends = load_tokens(config, tokenizer)
     rows = TokenRows(tokens=tokens, ends=ends, length=max_seq_len, packed=config.packed)
     if len(rows) < rows_per_rank * dist.get_world_size():

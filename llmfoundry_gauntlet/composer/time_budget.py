@@ -1,4 +1,4 @@
-"""The time budget of an evaluation: the first one finds which items fit, and later ones run the same."""
+"""The time budget: the first evaluation finds the items that fit, and later evaluations run the same ones."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from llmfoundry_gauntlet.types import Example, ItemKey
 
 log = logging.getLogger(__name__)
 
-ROUNDS = (0.3, 0.7, 1.0)  # share of the budget that the items of a round and those before are expected to take
-PRIOR = 8.0  # items, half of them right, that count beside those that were measured
-CLOSE = 0.97  # share of the budget; the rest is not worth another round
+ROUNDS = (0.3, 0.7, 1.0)  # share of the budget that all items up to and including each round are expected to take
+PRIOR = 8.0  # pseudocount: items, half of them correct, that are added to the measured ones
+CLOSE = 0.97  # share of the budget; beyond it another round is not worth the overhead
 FIRST = 1.1  # share of the budget that the first evaluation may take: its rounds cost more than later evaluations
 
-Row = tuple[str | None, int]  # a file's stem and a row
+Row = tuple[str | None, int]  # stem of the file, and index of the row
 
 
 @dataclass(slots=True)
 class Measured:
-    """The number of items of a task that were run, their right answers and their time, over all ranks."""
+    """The number of items of a task that were run, the sum of their scores and their time, on one or all ranks."""
 
     num_items: int = 0
     num_right: float = 0.0
@@ -37,15 +37,15 @@ class Measured:
 class TimeBudget:
     """The items of an evaluation that fit in `seconds`.
 
-    The first evaluation runs in rounds: the minimum of every task, then as many items as are expected to take a share
-    of the budget, judging by the time of earlier rounds. `sizes` are then the numbers of questions of each task, fixed
-    from there on. All ranks must call the methods with the same values.
+    The first evaluation runs in rounds: the minimum of every task, then the items that are expected to take a given
+    share of the budget, estimated from the time of earlier rounds. `sizes` is then the number of questions of each task
+    and no longer changes. All ranks must call the methods with the same values.
     """
 
     prepared: PreparedEvaluation
     seconds: float
     sizes: dict[str, int] | None = None
-    order: dict[str, list[Row]] = field(default_factory=dict)  # a task's questions in the order taken
+    order: dict[str, list[Row]] = field(default_factory=dict)  # each task's questions, in the order they are added
     num_each: dict[str, float] = field(default_factory=dict)  # items per question: variants and samples
     least: dict[str, int] = field(default_factory=dict)
     measured: dict[str, Measured] = field(default_factory=dict)  # of the largest round of each task
@@ -70,7 +70,7 @@ class TimeBudget:
         return self.sizes is not None
 
     def items(self, sizes: Sizes) -> set[ItemKey]:
-        """Return the items of the first questions of each task, given their numbers."""
+        """Return the items of the first `sizes[task]` questions of each task."""
         rows = {key: set(order[: sizes[key]]) for key, order in self.order.items()}
         return {key for key in self.prepared.items if (key.file, key.row) in rows[key.task]}
 
@@ -81,7 +81,7 @@ class TimeBudget:
         return self.prepared.only(self.items(self.sizes))
 
     def next_round(self, spent: float) -> set[ItemKey]:
-        """Return the items to run next after `spent` seconds; none once the budget is used up.
+        """Return the items to run next after `spent` seconds; the empty set once the budget is used up.
 
         Raise ConfigError if the minimum of every task takes longer than the budget.
         """
@@ -110,7 +110,7 @@ class TimeBudget:
         return set()
 
     def learn(self, measured: Mapping[str, Measured], wall_seconds: float) -> None:
-        """Update the costs with a round: its items and busy seconds by task over all ranks, and its wall time."""
+        """Update the costs after a round, given its measurements by task, summed over ranks, and its wall time."""
         for key, one in measured.items():
             if one.num_items and one.num_items >= self.measured[key].num_items:
                 self.measured[key] = one
@@ -121,7 +121,7 @@ class TimeBudget:
             self.busy_seconds, self.factor = busy, wall_seconds / busy
 
     def settle(self) -> None:
-        """Choose the subset for all later evaluations among the items that were run."""
+        """Choose the subset for all later evaluations from the items that were run."""
         sizes = fitting(self.costs(), self.seconds)
         self.sizes = {key: min(self.taken[key], number) for key, number in sizes.items()}
         log.info(
@@ -136,7 +136,7 @@ class TimeBudget:
         self.sizes = dict(sizes)
 
     def costs(self) -> dict[str, TaskCosts]:
-        """Return the measured costs of each task's questions, in seconds."""
+        """Return the measured cost per question of each task, in seconds."""
         weights = influences(self.prepared.data.suite.gauntlet, {key: len(order) for key, order in self.order.items()})
         return {
             key: TaskCosts(
@@ -150,23 +150,23 @@ class TimeBudget:
 
 
 def fitting(costs: Mapping[str, TaskCosts], seconds: float) -> dict[str, int]:
-    """Return the number of questions of each task that fit in the time, or the least of each if those take longer."""
+    """Return the number of questions of each task that fit in the time, or each task's minimum if that takes longer."""
     return allocate(costs, lambda sizes: cost_of(costs, sizes) <= seconds)[0]
 
 
 def cost_of(costs: Mapping[str, TaskCosts], sizes: Sizes) -> float:
-    """Return the seconds that these numbers of questions take together."""
+    """Return the total seconds for these numbers of questions."""
     return math.fsum(costs[key].cost * number for key, number in sizes.items())
 
 
 def deviation(measured: Measured) -> float:
-    """Return the standard deviation of an item's score, shrunk towards that of an even chance for few items."""
+    """Return the standard deviation of an item's score, for few items shrunk towards that of a mean of 0.5."""
     right = (measured.num_right + PRIOR / 2) / (measured.num_items + PRIOR)
     return math.sqrt(right * (1 - right))
 
 
 def summed(parts: Sequence[Measured]) -> Measured:
-    """Return the sum of what all ranks measured of a task."""
+    """Return the sum of the ranks' measurements of a task."""
     return Measured(
         num_items=sum(part.num_items for part in parts),
         num_right=sum(part.num_right for part in parts),
@@ -175,7 +175,7 @@ def summed(parts: Sequence[Measured]) -> Measured:
 
 
 def rows_of(prepared: PreparedEvaluation) -> dict[str, list[Example]]:
-    """Return one example for each question of each task, whatever its variants."""
+    """Return one example per question of each task, regardless of variants."""
     return {
         key: list({row_of(example): example for example in prepared.data.asked(key)}.values()) for key in prepared.tasks
     }

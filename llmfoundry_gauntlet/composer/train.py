@@ -1,6 +1,6 @@
 """`gauntlet train`: train a causal language model on text with Composer, from a YAML file.
 
-The loss is next-token cross-entropy. The gauntlet is one entry of `callbacks`.
+The loss is next-token cross-entropy. The gauntlet is configured as an entry of `callbacks`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from llmfoundry_gauntlet.results.report.printing import print_runs
 
 
 class WarmupStableDecayScheduler(ComposerScheduler):
-    """Linear warm-up, then constant, then linear decay to `alpha_f` over the last `decay_share` of the training."""
+    """Linear warmup, then constant, then linear decay to `alpha_f` over the last `decay_share` of the training."""
 
     def __init__(self, *, t_warmup: str, alpha_f: float = 0.0, decay_share: float = 0.4) -> None:
         self.warmup = ConstantWithWarmupScheduler(t_warmup=t_warmup)
@@ -49,7 +49,7 @@ class WarmupStableDecayScheduler(ComposerScheduler):
         self.decay_share = decay_share
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
-        """Return the factor of the learning rate at this point of the training."""
+        """Return the multiplier of the learning rate at this point of the training."""
         elapsed = state.get_elapsed_duration()
         left = 1.0 - (0.0 if elapsed is None else elapsed.value)
         share_left = min(1.0, left / self.decay_share)
@@ -62,7 +62,7 @@ SCHEDULERS: Builders = {
     'linear_decay_with_warmup': LinearWithWarmupScheduler,
     'warmup_stable_decay': WarmupStableDecayScheduler,
 }
-UNCHANGED = (  # keys of a training file that are arguments of the Trainer
+UNCHANGED = (  # keys of a training file that are passed to the Trainer
     *('max_duration', 'run_name', 'seed', 'device', 'device_train_microbatch_size', 'precision', 'dist_timeout'),
     *('eval_interval', 'save_folder', 'save_interval', 'save_num_checkpoints_to_keep', 'save_overwrite', 'load_path'),
     *('autoresume', 'log_to_console', 'console_log_interval'),
@@ -80,7 +80,7 @@ CALLBACKS: Builders = {
 
 
 def build_model(config: ModelConfig, *, tokenizer: PreTrainedTokenizerBase, max_seq_len: int) -> Any:
-    """Return the Hugging Face model with pretrained weights, or with new ones drawn from torch's generator."""
+    """Return the Hugging Face model, pretrained or randomly initialized with torch's default generator."""
     if config.pretrained is not None:
         return AutoModelForCausalLM.from_pretrained(config.pretrained, trust_remote_code=False)
     defaults = {
@@ -94,7 +94,7 @@ def build_model(config: ModelConfig, *, tokenizer: PreTrainedTokenizerBase, max_
 
 
 def build_scheduler(config: SchedulerConfig) -> ComposerScheduler:
-    """Return the scheduler of that name, with the values given in the file."""
+    """Build the scheduler with the values given in the file."""
     values = {'t_warmup': config.t_warmup, 'alpha_f': config.alpha_f, 'decay_share': config.decay_share}
     given = {name: value for name, value in values.items() if value is not None}
     scheduler: ComposerScheduler = build_each('scheduler', SCHEDULERS, {config.name: given})[0]
@@ -102,7 +102,7 @@ def build_scheduler(config: SchedulerConfig) -> ComposerScheduler:
 
 
 def rows_per_rank(config: TrainConfig) -> int:
-    """Return the number of rows of a batch per rank. Raise ConfigError if they do not divide."""
+    """Return the number of rows per rank and batch. Raise ConfigError if the batch size is no multiple of the ranks."""
     rows, rest = divmod(config.global_train_batch_size, dist.get_world_size())
     if rest or not rows:
         found = f'{config.global_train_batch_size} rows for {dist.get_world_size()} ranks'
@@ -111,10 +111,10 @@ def rows_per_rank(config: TrainConfig) -> int:
 
 
 def build_trainer(config: TrainConfig) -> Trainer:
-    """Return the Trainer with all its parts; the weights of a new model depend only on the seed."""
+    """Build the Trainer with all its components; the weights of a new model depend only on the seed."""
     if config.cpu_threads is not None:
         torch.set_num_threads(config.cpu_threads)
-    callbacks = build_each('callbacks', CALLBACKS, config.callbacks)  # first: they check tasks and data
+    callbacks = build_each('callbacks', CALLBACKS, config.callbacks)  # first, because they validate tasks and data
     reproducibility.seed_all(config.seed)
     tokenizer = load_tokenizer(config.tokenizer.name)
     model = build_model(config.model, tokenizer=tokenizer, max_seq_len=config.max_seq_len)
@@ -143,13 +143,13 @@ def build_trainer(config: TrainConfig) -> Trainer:
         callbacks=callbacks,
         loggers=build_loggers(config.loggers),
         parallelism_config=None if config.fsdp_config is None else {'fsdp': config.fsdp_config},
-        progress_bar=config.progress_bar and sys.stderr.isatty(),  # in a log file it is thousands of lines
+        progress_bar=config.progress_bar and sys.stderr.isatty(),  # in a log file it would be thousands of lines
         **{key: getattr(config, key) for key in UNCHANGED},
     )
 
 
 def print_evaluations(trainer: Trainer) -> None:
-    """Print the scores over the training, and the folders of the files."""
+    """Print the scores of all evaluations of the training, and the folders of records and checkpoints."""
     for callback in trainer.state.callbacks:
         if isinstance(callback, EvalGauntlet) and callback.folder is not None:
             print_runs(callback.folder)

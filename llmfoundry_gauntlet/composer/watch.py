@@ -1,7 +1,7 @@
-"""`gauntlet watch`: evaluate each checkpoint of a folder once, when it appears.
+"""`gauntlet watch`: evaluate each checkpoint in a folder once, when it appears.
 
-A checkpoint is done if its records have a results.json. While it is evaluated, a claim keeps other watchers away: a
-lock object with an expiry.
+A checkpoint is done once its records include results.json. During its evaluation a claim, a lock object with an expiry
+time, keeps other watchers away.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from llmfoundry_gauntlet.types import TrainingPoint
 log = logging.getLogger(__name__)
 
 RENEWALS = 5  # per expiry time
-COMPARED = (  # with existing records
+COMPARED = (  # settings that must match existing records
     *('semantics', 'fewshot', 'subset_items', 'time_budget', 'precision_target', 'truncation', 'max_seq_len'),
 )
 WAITING, RUNNING, DONE, DAMAGED = 'waiting', 'running', 'done', 'damaged'
@@ -54,10 +54,10 @@ WAITING, RUNNING, DONE, DAMAGED = 'waiting', 'running', 'done', 'damaged'
 class WatchSettings:
     """The settings of a watch and of the evaluation of its checkpoints.
 
-    `settings` are the keyword arguments of `evaluate`; `loggers` are Composer's by name, with their arguments. With
+    `settings` are keyword arguments of `evaluate`; `loggers` maps names of Composer's loggers to their arguments. With
     `stop_seconds` the watch ends when all checkpoints are done or damaged and none has appeared for this long; with 0
-    there must be one at the start. A checkpoint is complete when it has not changed for `settle_seconds`. A claim
-    expires after `expires_seconds` unless it is renewed.
+    at least one must exist at the start. A checkpoint is considered complete when it has not changed for
+    `settle_seconds`. A claim expires after `expires_seconds` unless it is renewed.
     """
 
     folder: str
@@ -79,7 +79,7 @@ class WatchSettings:
 class Claims:
     """The claims on checkpoints in a folder. All methods raise StoreError.
 
-    Claims on a version of a checkpoint are numbered and the last one is valid, as creating the next one is exclusive.
+    Claims on a version of a checkpoint are numbered, and the last one is valid. Only one watcher can create the next.
     """
 
     def __init__(self, store: Store, *, expires_seconds: float) -> None:
@@ -93,16 +93,16 @@ class Claims:
         self.names = [file.name for file in self.store.files()]
 
     def is_overwritten(self, checkpoint: Checkpoint) -> bool:
-        """Return whether all claims on a checkpoint are on earlier versions."""
+        """Return whether a checkpoint has claims, but only on earlier versions."""
         is_known = any(name.startswith(f'{quote(checkpoint.name, safe="")}@') for name in self.names)
         return is_known and f'{stem_of(checkpoint)}.0.json' not in self.names
 
     def owner_of(self, checkpoint: Checkpoint) -> tuple[str | None, float]:
-        """Return the owner, host:process, and the expiry in Unix time of the last claim; 0 once it is released."""
+        """Return owner (host:pid) and expiry (Unix time, 0 once released) of the last claim; (None, 0) without one."""
         if not (number := self._count(checkpoint)):
             return None, 0.0
         name = f'{stem_of(checkpoint)}.{number - 1}.json'
-        for wait_seconds in (1.0, 0.0):  # it may be half written
+        for wait_seconds in (1.0, 0.0):  # it may be partially written
             try:
                 claim = json.loads(self.store.read(name))
                 return str(claim['owner']), float(claim['expires'])
@@ -115,7 +115,7 @@ class Claims:
     def held(self, checkpoint: Checkpoint) -> Iterator[bool]:
         """Create a claim, renew it in a thread and release it at the end; yield `False` if another watcher was faster.
 
-        The last claim must be over. A claim that cannot be written any more expires.
+        The previous claim must be released or expired. A claim that can no longer be renewed expires.
         """
         name, end = f'{stem_of(checkpoint)}.{self._count(checkpoint)}.json', threading.Event()
 
@@ -202,7 +202,7 @@ class Watcher:
         place = f'{options.claims or f"{self.store.uri}/.gauntlet"}/{hashlib.sha256(self.content).hexdigest()[:16]}'
         self.claims = Claims(Store(place), expires_seconds=options.expires_seconds)
         self.checkpoints: list[Checkpoint] = []  # newest first
-        self.states: dict[Checkpoint, tuple[str, str]] = {}  # state and detail: owner, records or reason
+        self.states: dict[Checkpoint, tuple[str, str]] = {}  # state and detail (owner, folder of records, or reason)
         self.not_before: dict[Checkpoint, float] = {}
         self.last_activity = time.monotonic()  # when a checkpoint last appeared or changed its state
 
@@ -215,7 +215,7 @@ class Watcher:
                 'Hugging Face folders'
             )
         try:
-            self.claims.store.write('settings.json', self.content)  # for people to read
+            self.claims.store.write('settings.json', self.content)  # for users to read
         except StoreError as error:
             raise StoreError(f'{error}; give another folder or URI for claims with --claims') from error
         places = (self.store.uri, len(self.checkpoints), self.options.out, self.claims.store.uri)
@@ -231,7 +231,7 @@ class Watcher:
             return options.poll_seconds
         now = time.monotonic()
         states = [self.states[checkpoint][0] for checkpoint in self.checkpoints]
-        # The first evaluation measures what fits into a time budget, for all watchers.
+        # The first evaluation finds the items that fit into a time budget, for all watchers.
         is_measuring = self.identity['time_budget'] is not None and RUNNING in states and DONE not in states
         for checkpoint, state in zip(self.checkpoints, states, strict=True):
             if state == WAITING and now >= self.not_before[checkpoint] and not is_measuring:
@@ -271,14 +271,14 @@ class Watcher:
                 self.states[checkpoint] = WAITING, f': taken over from {owner}' if expires else ''
 
     def folder(self, checkpoint: Checkpoint) -> Path:
-        """Return the folder for the records of a checkpoint: `ba{batch}`, or its name if there is no batch in it."""
+        """Return the folder for the records of a checkpoint: `ba{batch}`, or its name if that contains no batch."""
         path = PurePosixPath(checkpoint.name)
         return self.options.out / path.parent / (path.name if checkpoint.batch is None else f'ba{checkpoint.batch}')
 
     def claim(self, checkpoint: Checkpoint, stack: ExitStack) -> tuple[Path, Any] | None:
         """Claim a checkpoint until the stack is closed; return `None` if another watcher was faster.
 
-        Return the folder for its records, and the number of questions per task within the time budget if known.
+        The result is the folder for its records and the number of questions per task within the time budget, if known.
         """
         folder = self.folder(checkpoint)
         if self.claims.is_overwritten(checkpoint):
@@ -290,7 +290,7 @@ class Watcher:
         return folder, read_results(self.folder(done[0]))['timing'].get('time_budget') if done else None
 
     def report(self, checkpoint: Checkpoint, state: str, detail: str) -> None:
-        """Store the state of a checkpoint, and log it if it has changed."""
+        """Set the state of a checkpoint, and log it if it has changed."""
         if self.states[checkpoint][0] != state:
             log.log(logging.WARNING if state == DAMAGED else logging.INFO, '%s: %s %s', checkpoint.name, state, detail)
             self.last_activity = time.monotonic()
@@ -302,7 +302,7 @@ class Watcher:
 
 
 def evaluate_checkpoint(checkpoint: Checkpoint, watcher: Watcher) -> None:
-    """Claim and evaluate a checkpoint. Raise GauntletErrors other than of the checkpoint or its store.
+    """Claim and evaluate a checkpoint. Raise GauntletErrors except those of the checkpoint or its store.
 
     If a checkpoint does not contain its training batch, metrics are logged at the batch in its name.
     """

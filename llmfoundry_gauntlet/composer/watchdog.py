@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 2.0  # at most
 MEETING_SECONDS = 0.05
 GRACE_SECONDS = 20.0  # for all ranks to log their stacks
-BACKSTOP_SECONDS = 60.0  # later, faulthandler ends a process whose threads cannot run
+BACKSTOP_SECONDS = 60.0  # after this much longer faulthandler ends a process whose threads cannot run
 STATUS = 3  # exit status
 STDERR = 2  # file descriptor, as sys.stderr may be replaced
 MEETINGS = itertools.count(1)
@@ -34,9 +34,9 @@ MEETINGS = itertools.count(1)
 class Watchdog:
     """Watch one evaluation on this rank, from `start` to `stop`.
 
-    If `progress()` stays the same on all ranks for `seconds`, each logs what it is `doing` and the stack of every
-    thread, and exits. If a thread never releases the GIL, `faulthandler` does so, whose only timer is used meanwhile.
-    Time during which the process is suspended does not count.
+    If `progress()` does not change on any rank for `seconds`, each rank logs what it is `doing` and the stack of every
+    thread, and exits. If a thread never releases the GIL, `faulthandler` prints the stacks and exits; its only timer is
+    in use from `start` to `stop`. Time during which the process is suspended does not count.
     """
 
     def __init__(self, seconds: float, progress: Callable[[], object], doing: Callable[[], str]) -> None:
@@ -69,7 +69,7 @@ class Watchdog:
                 self._end()
 
     def _end(self) -> None:
-        """Log where this rank is, wait until all ranks have done so, and exit."""
+        """Log where this rank hangs, wait until all ranks have done so, and exit."""
         exit_after(BACKSTOP_SECONDS)  # the thread that hangs may hold a lock that logging needs
         log.error(
             'gauntlet: rank %d: no progress for %g s (stall_seconds); at %s\n%s',
@@ -91,12 +91,12 @@ class Watchdog:
 
 
 def exit_after(seconds: float) -> None:
-    """Let `faulthandler` print all stacks and exit, unless it is called again before."""
+    """Make `faulthandler` print all stacks and exit after this time, unless it is called again or cancelled before."""
     faulthandler.dump_traceback_later(seconds, exit=True, file=STDERR)
 
 
 def meet() -> None:
-    """Wait for all ranks, however long: a barrier alone would end the job at the timeout of the collectives."""
+    """Wait for all ranks, however long it takes; a barrier alone would end the job at the timeout of collectives."""
     wanted = dist.get_world_size() * next(MEETINGS)
     here = count('meetings', 1)
     while 0 < here < wanted:
@@ -106,9 +106,9 @@ def meet() -> None:
 
 
 def count(name: str, more: int) -> int:
-    """Add to a number that all ranks share and return it; 0 for a single rank, or if it cannot be shared."""
+    """Add to a counter shared by all ranks and return it; 0 with a single rank or without a shared store."""
     store = shared_store()
-    with contextlib.suppress(DistError, RuntimeError):  # as the first rank has ended
+    with contextlib.suppress(DistError, RuntimeError):  # raised once rank 0 has exited
         if store is not None:  # torchrun may restart a job with the same store
             return int(store.add(f'gauntlet_{name}_{os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")}', more))
     return 0
@@ -116,9 +116,9 @@ def count(name: str, more: int) -> int:
 
 @functools.cache
 def shared_store() -> Any:
-    """Return a new connection to the store of all ranks; None for a single rank, or if there is no such store.
+    """Return a new connection to the TCPStore of all ranks; None with a single rank or without such a store.
 
-    The connection of torch itself may be in use by the thread that hangs.
+    The thread that hangs may be using torch's own connection.
     """
     host, port = os.environ.get('MASTER_ADDR'), os.environ.get('MASTER_PORT')
     if dist.get_world_size() == 1 or not host or not port:
@@ -132,10 +132,10 @@ def shared_store() -> Any:
 
 
 def check_timeout(stall_seconds: float) -> None:
-    """Warn if the timeout of the collectives is shorter than the watchdog's."""
+    """Warn if collectives time out before the watchdog does."""
     timeout = None
     if dist.get_world_size() > 1:
-        with contextlib.suppress(AttributeError, RuntimeError):  # private in torch 2.7: no warning if it is gone
+        with contextlib.suppress(AttributeError, RuntimeError):  # private API of torch 2.7; no warning if it is gone
             group = torch.distributed.group.WORLD
             device = torch.device('cuda' if torch.distributed.get_backend() == 'nccl' else 'cpu')
             timeout = group._get_backend(device).options._timeout.total_seconds()  # type: ignore[union-attr]
@@ -149,7 +149,7 @@ def check_timeout(stall_seconds: float) -> None:
 
 
 def stacks() -> str:
-    """Return the stack of every thread of this process, the main thread's first."""
+    """Return the stacks of all other threads of this process, the main thread's first."""
     frames = sys._current_frames()
     threads = sorted(threading.enumerate(), key=lambda thread: thread is not threading.main_thread())
     parts = [
