@@ -3,12 +3,12 @@
 * GauntletError
   * ConfigError       a YAML file, or values given in its place
   * DataError         an evaluation data file
-    * MissingFileError  one that is not there
+    * MissingFileError  a data file that does not exist
   * ModelError        a model, checkpoint or tokenizer
   * RecordError       an output folder, or a file written by a run
   * StoreError        a folder, bucket or endpoint that is unavailable
 
-A caller's mistake in Python is a ValueError or TypeError as usual.
+A caller's mistake in Python raises ValueError or TypeError as usual.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from types import TracebackType
 
 MAX_LISTED = 20
-FOREIGN_ERRORS = (  # of Python, which other people's code raises for a wrong value, wherever it comes upon it
+FOREIGN_ERRORS = (  # built-in errors that third-party code raises for invalid values, at any depth
     *(OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, RuntimeError),
     ImportError,
 )
@@ -27,7 +27,7 @@ FOREIGN_ERRORS = (  # of Python, which other people's code raises for a wrong va
 class GauntletError(Exception):
     """Base of all errors that the user can fix: one problem, or every problem found.
 
-    A problem says where it is, what was found and what is allowed. The message has the first 20, `problems` all.
+    Each problem names its place, what was found and what is allowed. The message has the first 20, `problems` all.
     """
 
     def __init__(self, problems: str | Sequence[str]) -> None:
@@ -47,7 +47,7 @@ class DataError(GauntletError):
 
 
 class MissingFileError(DataError):
-    """A data file that is not there."""
+    """A data file that does not exist."""
 
 
 class ModelError(GauntletError):
@@ -63,10 +63,10 @@ class StoreError(GauntletError):
 
 
 class Caught:
-    """A context that catches the errors of foreign code and keeps the `error`.
+    """Context manager that catches errors of third-party code and stores the one caught in `error`.
 
-    It catches FOREIGN_ERRORS, other `kinds`, and errors whose classes belong to one of these top-level `packages`; with
-    `bare` also `Exception` itself, which an except clause cannot name without all its subclasses.
+    Catches FOREIGN_ERRORS, additional `kinds`, and errors whose class is defined in one of these top-level `packages`;
+    with `bare` also plain `Exception`, which an except clause cannot catch without all its subclasses.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Caught:
         is_foreign = issubclass(kind, self.kinds) or kind.__module__.partition('.')[0] in self.packages
         if error is None or not (is_foreign or (self.bare and kind is Exception)):
             return False
-        self.error = error.with_traceback(None)  # whose frames would keep all that they refer to, and this
+        self.error = error.with_traceback(None)  # its frames would keep their local variables alive
         return True
 
 

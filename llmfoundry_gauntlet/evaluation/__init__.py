@@ -1,1 +1,1 @@
-"""An evaluation from its YAML files to its scores."""
+"""Run an evaluation, from its YAML files to its scores."""

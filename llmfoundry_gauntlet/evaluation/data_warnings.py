@@ -1,4 +1,4 @@
-"""Warnings about the rows of an evaluation: what its scores are of, where that is not what the YAML files say."""
+"""Warn about data that makes scores differ from what the YAML files suggest."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Rows = Mapping[str, Sequence[Example]]  # by task
 
 
 def origin_warnings(origins: Mapping[str, str], data_root: str) -> list[str]:
-    """Return at most one warning, that scores are not of the published data; own data is no reason for one."""
+    """Return at most one warning that data is not the published data; the user's own data gives none."""
     parts = []
     for origin, what, advice in (
         (SAMPLE, 'sample data, not the benchmark', 'gauntlet data fetch --to data downloads the published data'),
@@ -30,7 +30,7 @@ def origin_warnings(origins: Mapping[str, str], data_root: str) -> list[str]:
 
 
 def row_warnings(tasks: Sequence[Task], examples: Rows, subsets: Rows) -> list[str]:
-    """Return all warnings about rows, each once, though a file may belong to several tasks."""
+    """Return all warnings about rows, without duplicates for files that several tasks use."""
     found: list[str] = []
     for task in tasks:
         rows = examples[task.key]
@@ -43,7 +43,7 @@ def row_warnings(tasks: Sequence[Task], examples: Rows, subsets: Rows) -> list[s
 
 
 def few_rows(task: Task, rows: Sequence[Example]) -> Iterator[str]:
-    """Yield a warning if there are fewer other rows than shots, which are drawn within a category."""
+    """Yield a warning if an item has fewer other rows to draw shots from, within its category, than shots."""
     (num_shots,) = task.num_fewshot
     sizes = Counter(row.category for row in rows)
     smallest, size = min(sizes.items(), key=lambda pair: pair[1])
@@ -57,7 +57,7 @@ def few_rows(task: Task, rows: Sequence[Example]) -> Iterator[str]:
 
 
 def repeated_choices(task: MultipleChoiceTask, rows: Sequence[Example]) -> Iterator[str]:
-    """Yield a warning if rows have a choice twice; only one of two right ones counts."""
+    """Yield a warning if rows have duplicate choices; of two equal correct ones only one counts as correct."""
     repeated = [row.content for row in rows if len(set(row.content.choices)) < len(row.content.choices)]
     if repeated:
         right = sum(row.choices.count(row.choices[row.gold]) > 1 for row in repeated)
@@ -68,7 +68,7 @@ def repeated_choices(task: MultipleChoiceTask, rows: Sequence[Example]) -> Itera
 
 
 def lost_categories(task: Task, rows: Sequence[Example], asked: Sequence[Example]) -> Iterator[str]:
-    """Yield a warning if the rows of a subset lack some categories."""
+    """Yield a warning if a subset contains no rows of some categories."""
     categories = {row.category for row in rows}
     lost = len(categories - {row.category for row in asked})
     if lost:
@@ -79,13 +79,13 @@ def lost_categories(task: Task, rows: Sequence[Example], asked: Sequence[Example
 
 
 def prompt_warnings(tasks: Mapping[str, Task], items: Mapping[str, Sequence[Item]], max_seq_len: int) -> Iterator[str]:
-    """Yield a warning of generations with fewer tokens than their task's default, and one of truncated prompts."""
+    """Yield warnings about generations limited to fewer tokens than their task's default, and truncated prompts."""
     short = {
         key: most
         for key, task in tasks.items()
         if task.generates
         and (most := task.default_max_new_tokens) is not None
-        and most > max_seq_len // 2  # as half of max_seq_len is the prompt's
+        and most > max_seq_len // 2  # half of max_seq_len is reserved for the prompt
         and 'max_new_tokens' not in (task.generation_kwargs or {})
     }
     if short:

@@ -18,7 +18,7 @@ SPECIAL, SHOTS, CONTEXT, CONTINUATION = 'special', 'shots', 'context', 'continua
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedItem:
-    """An example with its shots, and the untruncated prompt."""
+    """An example with its shots and the untruncated prompt."""
 
     example: Example
     shots: tuple[Example, ...]
@@ -27,7 +27,7 @@ class AskedItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
-    """A token as the model reads it. `text` is its vocabulary entry, `part` the part of the prompt it belongs to."""
+    """A token of the model's input. `text` is its vocabulary entry, `part` its part of the prompt."""
 
     id: int
     text: str
@@ -36,9 +36,9 @@ class Token:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizedItem:
-    """An item in tokens: one row per choice, each starting with its context; one row for a generation.
+    """A tokenized item: one row per choice, each starting with its context; one row for a generation.
 
-    `prompt` has the shots that fit.
+    `prompt` contains the shots that fit.
     """
 
     item: Item
@@ -48,9 +48,9 @@ class TokenizedItem:
 
 
 def ask(task: Task, examples: Sequence[Example], row: int, *, file: str | None, variant: str | None) -> AskedItem:
-    """Return the item of a row, counted from 0, in its first variant unless one is named.
+    """Return the item of a zero-based row, in its first variant unless `variant` names another.
 
-    Raise ConfigError if there is none, or if several files have this row.
+    Raise ConfigError if there is no such item, or if several files have this row.
     """
     found = [example for example in examples if example.row == row and file in (None, example.file)]
     if not found:
@@ -73,7 +73,7 @@ def ask(task: Task, examples: Sequence[Example], row: int, *, file: str | None, 
 
 
 def tokenize(asked: AskedItem, preparation: Preparation) -> TokenizedItem:
-    """Return the item as an evaluation gives it to the model."""
+    """Return the item tokenized exactly as in an evaluation."""
     encoder = preparation.encoder
     (fitted,) = preparation.fitted([(asked.example, asked.shots)])
     item = preparation.item(asked.example, preparation.encoded_item(asked.example, fitted))
@@ -103,7 +103,7 @@ def tokenize(asked: AskedItem, preparation: Preparation) -> TokenizedItem:
 
 
 def row_of(tokenizer: Any, context: Ids, own: Ids, continuation: Ids) -> tuple[Token, ...]:
-    """Return the tokens of a row, each with its part."""
+    """Return the tokens of a row, each labelled with its part of the prompt."""
     special = set(tokenizer.all_special_ids)
     num_before = max(0, len(context) - len(own))  # instruction and shots; truncation keeps the end of the question
     ids = [*context.tolist(), *continuation.tolist()]
@@ -115,7 +115,7 @@ def row_of(tokenizer: Any, context: Ids, own: Ids, continuation: Ids) -> tuple[T
 
 
 def special_warnings(tokenizer: Any, rows: Sequence[Sequence[Token]]) -> list[str]:
-    """Return warnings about a second bos and about unknown characters."""
+    """Return warnings about a double bos at the beginning and about unknown characters."""
     found = []
     bos, unknown = tokenizer.bos_token_id, tokenizer.unk_token_id
     if bos is not None and [token.id for token in rows[0][:2]] == [bos, bos]:
@@ -127,7 +127,7 @@ def special_warnings(tokenizer: Any, rows: Sequence[Sequence[Token]]) -> list[st
 
 
 def boundary_warnings(encoder: Encoder, context: list[int], ids: list[int], text: str) -> list[str]:
-    """Return warnings about the boundary between a context and the ids of a continuation, the tokens of `text`."""
+    """Return warnings about the token boundary between `context` and the continuation with these `ids` and `text`."""
     decode = partial(encoder.tokenizer.decode, clean_up_tokenization_spaces=False)
     before, both = str(decode(context)), str(decode([*context, *ids]))
     found = []

@@ -25,19 +25,18 @@ from llmfoundry_gauntlet.tasks.programs import check_programs
 from llmfoundry_gauntlet.tasks.score import ScoreTask
 from llmfoundry_gauntlet.types import Example, FileSizes
 
-MAX_NAMES = 5  # of files to fetch, in a message
+MAX_NAMES = 5  # names of files to fetch in one message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationData:
-    """Checked settings, tasks and rows.
+    """Validated settings, tasks and rows. All mappings are by task key.
 
-    `examples` are all rows by task, from which shots are drawn; `subsets` has the rows to evaluate of tasks with a
-    subset, `subset_sizes` their number, `file_sizes` the number of rows of each cluster in the whole file. `absent`
-    lists optional data files that are absent, by task; `digests` has a SHA-256 of the rows by task, `origins` where
-    they come from: sample, published, unofficial or own. `unsupported`
-    has the reason for each task and benchmark that is missing or, once the evaluation starts (`with_programs`), whose
-    programs cannot run here; then `sandbox` is set too.
+    `examples` has all rows, from which shots are drawn. For tasks with a subset, `subsets` has the rows to evaluate,
+    `subset_sizes` their number, and `file_sizes` the number of rows of each cluster in the whole file. `absent` lists
+    optional data files that are absent, `digests` has the SHA-256 of the rows, and `origins` their origin: sample,
+    published, unofficial or own. `unsupported` has the reason for each missing task or benchmark and, after
+    `with_programs`, for tasks whose programs cannot run here; `with_programs` also sets `sandbox`.
     """
 
     settings: EvaluationSettings
@@ -63,7 +62,7 @@ class EvaluationData:
         return self.subsets.get(key, self.examples[key])
 
     def file_sizes_of(self, task: Task) -> FileSizes | None:
-        """Return the number of items of each cluster in a task's file; {} without a subset, None if unknown."""
+        """Return the number of items per cluster in a task's whole file; {} without a subset, None if unknown."""
         if task.key not in self.subset_sizes:
             return {}
         sizes = self.file_sizes.get(task.key)
@@ -106,9 +105,9 @@ def load_data(settings: EvaluationSettings) -> EvaluationData:
 
 
 def with_programs(data: EvaluationData) -> EvaluationData:
-    """Return the data with a sandbox, and without the tasks whose programs cannot run here. Raise ConfigError.
+    """Return the data with a sandbox and without tasks whose programs cannot run here. Raise ConfigError.
 
-    It tests the sandbox and the compilers, so call it when an evaluation starts.
+    Tests the sandbox and the compilers, so call it only when an evaluation starts.
     """
     sandbox, unsupported = check_programs(list(data.tasks.values()), data.examples, data.settings.sandbox)
 
@@ -132,7 +131,7 @@ def with_programs(data: EvaluationData) -> EvaluationData:
 
 
 def with_subsets(data: EvaluationData, subsets: Mapping[str, list[Example]]) -> EvaluationData:
-    """Return the data with only these rows evaluated, by task."""
+    """Return the data with evaluation limited to these rows, by task."""
     fewer = {key: rows for key, rows in subsets.items() if len(rows) < len(data.examples[key])}
     return replace(
         data,
@@ -154,7 +153,7 @@ def with_fewer_questions(suite: Suite, num_items: int) -> Suite:
 
 
 def check_keys(suite: Suite, examples: Mapping[str, Sequence[Example]]) -> None:
-    """Raise ConfigError if two names would be the same key in the metric stream."""
+    """Raise ConfigError if two names would give the same metric key."""
     categories = {
         key: sorted({row.category for row in rows if row.category is not None}) for key, rows in examples.items()
     }
@@ -169,7 +168,7 @@ def subsets_of(
     examples: Mapping[str, list[Example]],
     settings: EvaluationSettings,
 ) -> dict[str, list[Example]]:
-    """Return the rows to evaluate of each task with more; SCORE's subsets are chosen by question when read."""
+    """Return the rows to evaluate of each task that has more; SCORE's subsets of questions are chosen on loading."""
     if settings.precision is not None:
         subsets = precise_subsets(tasks, examples, gauntlet, settings.precision)
     else:
@@ -179,7 +178,7 @@ def subsets_of(
 
 
 def digest_of_rows(examples: Sequence[Example]) -> str:
-    """Return the SHA-256 of a task's rows in order; it does not depend on file format or key order."""
+    """Return the SHA-256 of a task's rows in order, independent of file format and key order."""
     rows = dict.fromkeys((example.file, example.row, example.digest) for example in examples)
     return hashlib.sha256(repr(list(rows)).encode()).hexdigest()
 
@@ -195,7 +194,7 @@ class Rows:
 
 
 def check_patterns(tasks: Sequence[Task], rows: Rows) -> None:
-    """Raise ConfigError for stop strings that are invalid regular expressions, as which llm-foundry uses them."""
+    """Raise ConfigError for invalid regular expressions: llm-foundry treats stop strings as such."""
     problems = []
     for task in tasks:
         rule = task.stops([example.content for example in rows.examples[task.key]])
@@ -213,7 +212,7 @@ def check_patterns(tasks: Sequence[Task], rows: Rows) -> None:
 def read_data(suite: Suite, data_root: str, *, missing: str = ERROR) -> Rows:
     """Return the rows by task. Raise DataError or ConfigError with every problem found.
 
-    With `missing` SKIP tasks without a data file are left out.
+    If `missing` is SKIP, tasks without a data file are left out.
     """
     examples: dict[str, list[Example]] = {}
     absent: dict[str, tuple[str, ...]] = {}
@@ -245,7 +244,7 @@ def read_data(suite: Suite, data_root: str, *, missing: str = ERROR) -> Rows:
 def missing_files(
     tasks: Sequence[Task], suite: Suite, data_root: str, errors: Mapping[str, MissingFileError]
 ) -> DataError:
-    """Return one error for all missing files: their number, the data root and how to get them."""
+    """Return one error for all missing files, with their number, the data root and how to get them."""
     missing = {task.dataset_uri: task for task in tasks}
     num_files = len({task.dataset_uri for task in suite.tasks})
     known = {file.task for file in read_manifest()} & {task.label for task in tasks}
@@ -262,7 +261,7 @@ def missing_files(
 
 
 def files_of(task: Task, data_root: str) -> tuple[Path, ...]:
-    """Return a task's data files; none if its type reads its rows from elsewhere."""
+    """Return a task's data files; none if its type does not read its rows from files."""
     try:
         return task.files(data_root)
     except DataError:

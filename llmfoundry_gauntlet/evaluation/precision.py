@@ -1,9 +1,9 @@
-"""A precision target: the smallest subset with which an average is nearly as precise as with all items.
+"""Choose the smallest subset of items with which an average meets a precision target.
 
-A target of 5 % lets the standard error of the average be 5 % above that of all items, both for a model near chance
-and for one halfway from chance to perfect, so that it holds throughout a training. The subset follows from the files,
-the tasks and the gauntlet alone, so every evaluation of every model asks the same items. Items are taken to be
-independent; where those of a passage are alike the subset is more precise than its target, as it takes one of each.
+A target of 5 % allows a standard error of the average 5 % above that over all items, both for a model near chance and
+for one halfway between chance and perfect, so that it holds throughout a training. The subset depends only on the
+files, the tasks and the gauntlet, so every evaluation of every model uses the same items. Items are assumed to be
+independent; if items of a passage are correlated, the subset is more precise than its target, as it takes one of each.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ from llmfoundry_gauntlet.tasks import Task
 from llmfoundry_gauntlet.tasks.score import ScoreTask
 from llmfoundry_gauntlet.types import Example
 
-SHARES = (0.02, 0.05, 0.1, 0.2)  # that a dry run shows
+SHARES = (0.02, 0.05, 0.1, 0.2)  # targets shown by a dry run
 DEFAULT_AVERAGE = 'gauntlet_average'
-NUM_SAMPLED = 32  # prompts of a task whose length is measured
+NUM_SAMPLED = 32  # prompts per task used to estimate its cost
 CHARACTERS_PER_TOKEN = 4
-COST_OF_GENERATING = 5  # a character, in those of a prompt
+COST_OF_GENERATING = 5  # cost of generating one character, relative to reading one character of a prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Questions:
-    """The questions of a task in the order in which subsets take them.
+    """The questions of a task; a subset of n takes the first n of `order`.
 
-    `factors[n]` is the variance of the score of the first n, in that of one question; `cost` is in characters of
-    prompts. `variances` are those of one question near chance and halfway from there to 1.
+    `factors[n]` is the variance of the score over the first n questions, relative to that of one question; `cost` is
+    per question, in characters of prompts. `variances` are those of one question near chance and halfway between chance
+    and 1.
     """
 
     examples: Sequence[Example]
@@ -51,7 +52,7 @@ class Questions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrecisionPlan:
-    """The questions of all tasks, SCORE's excepted, and the average whose error counts."""
+    """The questions of all tasks except SCORE's, and the average whose error is limited."""
 
     gauntlet: GauntletSpec
     average: str
@@ -68,7 +69,7 @@ class PrecisionPlan:
         return bool(slopes(self.gauntlet, self.whole)[self.average])
 
     def variances(self, sizes: Sizes) -> list[float]:
-        """Return the variance of the average with subsets of these sizes, near chance and halfway from there to 1."""
+        """Return the average's variance with subsets of these sizes, near chance and halfway between chance and 1."""
         weights = slopes(self.gauntlet, sizes)[self.average]
         return [
             math.fsum(
@@ -79,7 +80,7 @@ class PrecisionPlan:
         ]
 
     def sizes(self, share: float) -> dict[str, int]:
-        """Return the number of questions of each task with which the error is at most this share above that of all."""
+        """Return the number of questions per task that keeps the error at most this share above that over all."""
         whole = self.variances(self.whole)
         influence = influences(self.gauntlet, self.whole, self.average)
         costs = {
@@ -103,14 +104,14 @@ class PrecisionPlan:
         return allocate(costs, is_too_imprecise)[1]
 
     def subsets(self, share: float) -> dict[str, list[Example]]:
-        """Return the rows to evaluate of each task, in the order of the file."""
+        """Return the rows of each task to evaluate for this target, in file order."""
         return {
             key: [self.tasks[key].examples[place] for place in sorted(self.tasks[key].order[:number])]
             for key, number in self.sizes(share).items()
         }
 
     def estimates(self, seconds: Mapping[str, float]) -> tuple[TargetEstimate, ...]:
-        """Return what some targets take and give, and all items, from the seconds per question of each task."""
+        """Return estimates for each target in SHARES and for all items, from each task's seconds per question."""
         whole = self.variances(self.whole)
         found = []
         for share in (*SHARES, 0.0):
@@ -135,9 +136,9 @@ class PrecisionPlan:
 def precision_plan(
     tasks: Sequence[Task], examples: Mapping[str, Sequence[Example]], gauntlet: GauntletSpec, average: str | None = None
 ) -> PrecisionPlan:
-    """Return the questions of all tasks that have rows, for an average. Raise ConfigError if there is no such average.
+    """Return the plan for an average, over all tasks that have rows. Raise ConfigError if there is no such average.
 
-    By default it is gauntlet_average, or the first.
+    The default average is gauntlet_average, else the first one.
     """
     names = [*gauntlet.named_averages]
     if average is None:
@@ -154,7 +155,7 @@ def precision_plan(
 
 
 def questions(task: Task, examples: Sequence[Example], chance: float) -> Questions:
-    """Return the questions of a task whose chance of a right guess is known."""
+    """Return the questions of a task, given the probability of a correct guess."""
     order = in_turns(examples)
     halfway = (1 + chance) / 2
     return Questions(
@@ -167,7 +168,7 @@ def questions(task: Task, examples: Sequence[Example], chance: float) -> Questio
 
 
 def variance_factors(categories: Sequence[str | None]) -> list[float]:
-    """Return the variance of the mean over categories of the first n questions, in that of one, for n from 0."""
+    """Return the variance of the first n questions' mean over categories, relative to that of one, for n from 0."""
     num_categories, counts, total = len(set(categories)), Counter[str | None](), 0.0
     factors = [math.inf]
     for category in categories:
@@ -179,14 +180,14 @@ def variance_factors(categories: Sequence[str | None]) -> list[float]:
 
 
 def cost_of(task: Task, examples: Sequence[Example]) -> float:
-    """Return the mean cost of some rows, in characters that the model reads; others of them serve as shots."""
+    """Return the mean cost of some rows, in characters of prompts; shots are drawn from the same rows."""
     (num_shots,) = task.num_fewshot
     tokens = (task.generation_kwargs or {}).get('max_new_tokens') or task.default_max_new_tokens
     costs = []
     for place, example in enumerate(examples):
         others = [*examples[place + 1 :], *examples[:place]]
         prompt = task.prompt(example, list(islice(others, num_shots)))
-        read = 0 if task.fewshot == 'fixed' else len(prompt.preamble)  # fixed shots are read once
+        read = 0 if task.fewshot == 'fixed' else len(prompt.preamble)  # fixed shots are a shared prefix, run once
         read += sum(map(len, (*prompt.own_texts, *prompt.continuations)))
         written = 0
         if task.generates:
@@ -202,7 +203,7 @@ def precise_subsets(
     gauntlet: GauntletSpec | None,
     target: PrecisionTarget,
 ) -> dict[str, list[Example]]:
-    """Return the rows with which an average is as precise as wanted, by task. Raise ConfigError."""
+    """Return the rows to evaluate by task so that an average meets the target. Raise ConfigError."""
     if gauntlet is None:
         raise ConfigError('precision_target: is about the error of an average; give a gauntlet, which defines it')
     plan = precision_plan(tasks, examples, gauntlet, target.average)

@@ -1,10 +1,10 @@
-"""An evaluation from its settings to its scores, independent of what runs the model.
+"""Run an evaluation from its settings to its scores, independent of what runs the model.
 
-data = load_data(settings)                                      without a model (evaluation/inputs.py)
-prepared = prepare_evaluation(data, encoder, max_seq_len=...)   with the tokenizer
-planned = plan_evaluation(prepared, layout=..., ...)            with the layout that the model can run
-results = planned.results(outputs)                              of any batches, on any rank
-evaluation = conclude(planned, results, seconds)                all items, exactly once
+data = load_data(settings)                                      needs no model (evaluation/inputs.py)
+prepared = prepare_evaluation(data, encoder, max_seq_len=...)   needs the tokenizer
+planned = plan_evaluation(prepared, layout=..., ...)            needs the batch layout that the model supports
+results = planned.results(outputs)                              for any batches, on any rank
+evaluation = conclude(planned, results, seconds)                needs every item exactly once
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ from llmfoundry_gauntlet.types import (
 
 log = logging.getLogger(__name__)
 
-WITHOUT_EFFECT = ('batch_size', 'pad_tok_id', 'metric_names', 'dataset_uri')  # keys that change no score
+WITHOUT_EFFECT = ('batch_size', 'pad_tok_id', 'metric_names', 'dataset_uri')  # keys that do not affect scores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedEvaluation:
-    """All items of all tasks in token ids. `tokenizer` is the name of the tokenizer."""
+    """All tokenized items of all tasks. `tokenizer` is the name of the tokenizer."""
 
     data: EvaluationData
     tasks: Mapping[str, Task]
@@ -69,17 +69,17 @@ class PreparedEvaluation:
 
     @property
     def score_requests(self) -> list[ScoreRequest]:
-        """Return the requests to score, in the items' order."""
+        """Return the requests to score, in item order."""
         return [item.request for item in self.items.values() if isinstance(item.request, ScoreRequest)]
 
     @property
     def generate_requests(self) -> list[GenerateRequest]:
-        """Return the requests to generate, in the items' order."""
+        """Return the requests to generate, in item order."""
         return [item.request for item in self.items.values() if isinstance(item.request, GenerateRequest)]
 
     @property
     def num_tokens(self) -> int:
-        """Return the number of tokens of all contexts, one per item, and of the longest possible generations."""
+        """Return the number of tokens of all contexts, one per item, plus the maximum length of all generations."""
         scored = sum(len(request.contexts[0]) for request in self.score_requests)
         return scored + sum(request.length for request in self.generate_requests)
 
@@ -90,12 +90,12 @@ class PreparedEvaluation:
 
     @property
     def longest_generation(self) -> int:
-        """Return the tokens of the longest prompt with its longest generation; 0 if nothing is generated."""
+        """Return the largest number of tokens of a prompt plus its longest generation; 0 if nothing is generated."""
         wanted = [request for request in self.generate_requests if request.unscorable is None]
         return max((request.length for request in wanted), default=0)
 
     def only(self, keys: Set[ItemKey]) -> PreparedEvaluation:
-        """Return the evaluation of these items only, with unchanged prompts."""
+        """Return the evaluation restricted to these items, with unchanged prompts."""
         rows = {(key.task, key.file, key.row) for key in keys}
         subsets = {
             key: [example for example in self.data.asked(key) if (key, example.file, example.row) in rows]
@@ -105,7 +105,7 @@ class PreparedEvaluation:
         return replace(self, data=with_subsets(self.data, subsets), items=items)
 
     def results(self, outputs: Iterable[Output]) -> dict[ItemKey, ItemResult]:
-        """Return the scored items, duplicates once. Programs are run, several at a time."""
+        """Return the scored items without duplicates, running generated programs concurrently."""
         scored: dict[ItemKey, ItemResult | Future[ItemResult]] = {}
         for output in outputs:
             if output.key not in scored:
@@ -117,7 +117,7 @@ class PreparedEvaluation:
         return {key: found.result() if isinstance(found, Future) else found for key, found in scored.items()}
 
     def unscorable(self) -> dict[ItemKey, ItemResult]:
-        """Return the items that are in no batch, as unscored, each with its reason."""
+        """Return the items that are in no batch as unscored results, each with its reason."""
         return {
             key: self._result(item, None) for key, item in self.items.items() if item.request.unscorable is not None
         }
@@ -139,29 +139,29 @@ class PlannedEvaluation(PreparedEvaluation):
 
     @property
     def num_model_tokens(self) -> int:
-        """Return the number of tokens that the model runs for scoring: distinct prefixes, or padded rows."""
+        """Return the number of tokens that the model runs for scoring, in distinct prefixes or padded rows."""
         return sum(batch.num_tokens for batch in self.batches)
 
 
 class Scores:
-    """Methods of a new or recorded evaluation for notebooks and scripts; pandas is loaded on use."""
+    """Methods of new and recorded evaluations for notebooks and scripts; pandas is imported on use."""
 
     __slots__ = ()
 
     def to_pandas(self) -> Any:
-        """Return a pandas.DataFrame with a row for each number: see `scores_frame`."""
+        """Return a pandas.DataFrame with a row per metric value; see `scores_frame`."""
         from llmfoundry_gauntlet import scores_frame
 
         return scores_frame(self)
 
     def samples(self) -> Any:
-        """Return a pandas.DataFrame with a row for each item: see `samples_frame`."""
+        """Return a pandas.DataFrame with a row per item; see `samples_frame`."""
         from llmfoundry_gauntlet import samples_frame
 
         return samples_frame(self)
 
     def plot(self) -> Any:
-        """Return an altair.Chart of the scores: see `scores_chart`."""
+        """Return an altair.Chart of the scores; see `scores_chart`."""
         from llmfoundry_gauntlet import scores_chart
 
         return scores_chart(self)
@@ -169,7 +169,7 @@ class Scores:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation(Scores):
-    """The results of an evaluation. `seconds` is wall time by task; the sum is that of the evaluation.
+    """The results of an evaluation. `seconds` is wall time by task and sums to that of the evaluation.
 
     `robustness` has SCORE's metrics by dataset and perturbation. `planned` is None if external answers were scored.
     """
@@ -185,16 +185,16 @@ class Evaluation(Scores):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Return all values, by the keys of the metric stream."""
+        """Return all metric values by key, as logged."""
         return metric_stream(self.scores, self.composites, self.robustness, self.seconds)
 
 
 def prepare_evaluation(
     data: EvaluationData, encoder: Encoder, *, max_seq_len: int, cache: Path | None = None
 ) -> PreparedEvaluation:
-    """Return all items in token ids, cached in the folder `cache`. Raise ConfigError or ModelError.
+    """Tokenize all items, caching them in the folder `cache`. Raise ConfigError or ModelError.
 
-    A task's own max_seq_len may only be shorter.
+    A task's own max_seq_len can only lower the limit.
     """
     data = with_programs(data)
     tasks = data.tasks
@@ -226,7 +226,7 @@ def prepare_evaluation(
 
 
 def one_task(prepared: PreparedEvaluation, key: str) -> PreparedEvaluation:
-    """Return the same evaluation with a single task."""
+    """Return the evaluation restricted to a single task."""
     return replace(
         prepared,
         data=replace(prepared.data, examples={key: prepared.data.examples[key]}, unsupported={}),
@@ -247,8 +247,8 @@ def plan_evaluation(
 ) -> PlannedEvaluation:
     """Return the evaluation with batches over all tasks together.
 
-    Requests that contain `hidden_token_id` always run in padded rows; those with different rotary frequencies never run
-    together. `tokens_per_batch` is raised to the largest request, with a warning.
+    Requests that contain `hidden_token_id` always run in padded rows; requests with different rotary frequencies are
+    never in one batch. `tokens_per_batch` is raised to the size of the largest request, with a warning.
     """
     others: list[ScoreRequest] = []
     hidden: list[ScoreRequest] = []
@@ -299,7 +299,7 @@ def holds(request: ScoreRequest, token: int) -> bool:
 def conclude(
     planned: PlannedEvaluation, results: Mapping[ItemKey, ItemResult], seconds: Mapping[str, float]
 ) -> Evaluation:
-    """Return scores and composites of all items. Raise RuntimeError if an item is missing or unknown."""
+    """Return the evaluation's scores and composites. Raise RuntimeError if an item is missing or unknown."""
     results = {**planned.unscorable(), **results}
     missing = planned.items.keys() - results.keys()
     unknown = results.keys() - planned.items.keys()
@@ -307,7 +307,7 @@ def conclude(
         examples = ', '.join(map(str, sorted([*missing, *unknown])[:5]))
         raise RuntimeError(f'{len(missing)} items are missing and {len(unknown)} unknown after gathering: {examples}')
     by_task: dict[str, list[ItemResult]] = {key: [] for key in planned.tasks}
-    for key in planned.items:  # the items' own order: row order
+    for key in planned.items:  # in row order
         by_task[key.task].append(results[key])
     return summarize(planned.data, planned.tasks, by_task, seconds, planned=planned)
 
@@ -321,7 +321,7 @@ def summarize(
     planned: PlannedEvaluation | None = None,
     allow_missing: bool = False,
 ) -> Evaluation:
-    """Return scores and composites of all items by task. With `allow_missing` unscored items are left out of them."""
+    """Compute all scores and composites from results by task; `allow_missing` leaves out unscored items."""
     results = {key: with_alone(task_results) for key, task_results in results.items()}
     scores = {
         key: task_score(
@@ -350,7 +350,7 @@ def summarize(
 
 
 def composites_of(data: EvaluationData, scores: Mapping[str, TaskScore]) -> Composites | None:
-    """Return the gauntlet's composites, None without a gauntlet."""
+    """Return the gauntlet's composites; None without a gauntlet."""
     if data.suite.gauntlet is None:
         return None
     accuracies: dict[str, Measure] = {key: Measure(value=None, reason=why) for key, why in data.unsupported.items()}
@@ -366,9 +366,9 @@ def composites_of(data: EvaluationData, scores: Mapping[str, TaskScore]) -> Comp
 
 
 def gauntlet_version(data: EvaluationData, gauntlet: GauntletSpec) -> str:
-    """Return 16 hexadecimal digits of a digest of everything but the model that a gauntlet's composites depend on.
+    """Return a digest, 16 hexadecimal digits, of everything except the model that a gauntlet's composites depend on.
 
-    That is the gauntlet's YAML, its tasks with their shots, rows and metrics, and the settings that change scores.
+    It covers the gauntlet's YAML, its tasks with their shots, rows and metrics, and the settings that affect scores.
     """
     settings = data.settings
     named = {benchmark.key for category in gauntlet.categories for benchmark in category.benchmarks}
@@ -388,7 +388,7 @@ def gauntlet_version(data: EvaluationData, gauntlet: GauntletSpec) -> str:
 
 
 def share_seconds(wall_seconds: float, busy_seconds: Mapping[str, float]) -> dict[str, float]:
-    """Return the wall time divided among the tasks in proportion to their busy time."""
+    """Divide the wall time among the tasks in proportion to their busy time."""
     busy = sum(busy_seconds.values())
     if busy == 0:
         return dict.fromkeys(busy_seconds, 0.0)

@@ -1,4 +1,4 @@
-"""Load the tasks of an evaluation, its gauntlet and SCORE's datasets from YAML files or plain values."""
+"""Load an evaluation's tasks, gauntlet and SCORE datasets from YAML files or plain values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.metrics.metrics import RENAMED
 from llmfoundry_gauntlet.tasks import Task, metrics_of, task_types
 
-OLDER_NAMES = {'question_answering': 'generation_task_with_answers'}  # of task types
+OLDER_NAMES = {'question_answering': 'generation_task_with_answers'}  # former names of task types
 TASKS_KEY = 'icl_tasks'
 GAUNTLET_KEY = 'eval_gauntlet'
 
@@ -26,7 +26,7 @@ ScoreSource = str | Path | Mapping[str, Any] | Sequence[Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suite:
-    """The checked tasks of an evaluation, each with one number of shots, and the gauntlet over them, if any.
+    """The validated tasks of an evaluation, each with one number of shots, and the gauntlet over them, if any.
 
     SCORE's tasks come last. `missing` has the reason for each benchmark of the gauntlet that no task provides.
     """
@@ -48,8 +48,8 @@ def load_suite(
     """Load tasks, gauntlet and SCORE from YAML files or plain values; raise one ConfigError with all problems.
 
     `tasks` is a path, a list of paths, or the list of tasks itself; `gauntlet` a path or the mapping itself; `score` a
-    path, a mapping or a list of them. A benchmark without a task is a problem, unless `missing` is SKIP. An average
-    over an unknown category is a warning; with `is_partial`, so is SCORE on a task that is not given.
+    path, a mapping or a list of them. A benchmark without a task is a problem unless `missing` is SKIP. An average over
+    an unknown category gives a warning; with `is_partial`, so does SCORE on a task that is not given.
     """
     problems: list[str] = []
     broken: set[str] = set()
@@ -81,13 +81,13 @@ def load_suite(
 
 
 def at_shots(suite: Suite, num_shots: int) -> Suite:
-    """Return the suite with every task at this number of shots; types without shots stay as they are."""
+    """Return the suite with every task at this number of shots; task types without shots are unchanged."""
     tasks = {task.key: task for task in (task.at(num_shots) if task.has_shots else task for task in suite.tasks)}
     return with_tasks(suite, tasks.values())
 
 
 def only(suite: Suite, names: Iterable[str]) -> Suite:
-    """Return the suite with the tasks of these names alone. Raise ConfigError."""
+    """Return the suite restricted to these labels, keys or categories. Raise ConfigError."""
     keys = keys_named(suite, names)
     return with_tasks(suite, [task for task in suite.tasks if task.key in keys])
 
@@ -107,7 +107,7 @@ def keys_named(suite: Suite, names: Iterable[str]) -> set[str]:
 
 
 def with_tasks(suite: Suite, tasks: Iterable[Task]) -> Suite:
-    """Return the suite with other tasks, and of its gauntlet the categories and averages that are whole with them."""
+    """Return the suite with other tasks, and only the categories and averages that are complete with them."""
     tasks, gauntlet = tuple(tasks), suite.gauntlet
     if gauntlet is not None:
         there = {task.key for task in tasks} | suite.missing.keys()
@@ -119,7 +119,7 @@ def with_tasks(suite: Suite, tasks: Iterable[Task]) -> Suite:
 
 
 def read_tasks(source: TasksSource, found: list[str], broken: set[str]) -> tuple[Task, ...]:
-    """Return the tasks of all sources; problems are added to `found`, labels of invalid tasks to `broken`."""
+    """Return the tasks of all sources; append problems to `found` and add labels of invalid tasks to `broken`."""
     parts: list[Any] = [source]
     if isinstance(source, (list, tuple)) and source and all(isinstance(item, (str, Path)) for item in source):
         parts = list(source)
@@ -135,7 +135,7 @@ def read_tasks(source: TasksSource, found: list[str], broken: set[str]) -> tuple
 
 
 def decode_tasks(node: Any, problems: Problems, seen: dict[str, str], broken: set[str]) -> list[Task]:
-    """Return the tasks of one list; `seen` maps every '{label}/{n}-shot' so far to its place."""
+    """Return the tasks of one list; `seen` maps each '{label}/{n}-shot' so far to its place."""
     if not isinstance(node, (list, tuple)) or not node:
         problems.add(TASKS_KEY, f'is {describe(node)}; allowed: a list of tasks, or a path to a file with one')
         return []
@@ -157,7 +157,7 @@ def decode_tasks(node: Any, problems: Problems, seen: dict[str, str], broken: se
 
 
 def decode_task(entry: Any, path: str, problems: Problems) -> Task | None:
-    """Return one task; old names of keys and task types are accepted."""
+    """Return one task; accept former names of keys and task types."""
     if not isinstance(entry, Mapping):
         problems.add(path, f'is {describe(entry)}; allowed: a mapping')
         return None
@@ -200,7 +200,7 @@ def decode_task(entry: Any, path: str, problems: Problems) -> Task | None:
 
 
 def keys_of(kind: type[Task]) -> set[str]:
-    """Return the YAML keys of a type of task."""
+    """Return the YAML keys of a task type."""
     return {item.name for item in fields(kind)} - set(SETTINGS)
 
 
@@ -208,13 +208,13 @@ def score_tasks(specs: Mapping[int, ScoreSpec], tasks: Sequence[Task]) -> tuple[
     """Return the tasks of SCORE's datasets."""
     if not specs:
         return ()
-    from llmfoundry_gauntlet.tasks.score import score_task  # late: other tasks do not need its scorers
+    from llmfoundry_gauntlet.tasks.score import score_task  # imported on use: other tasks do not need its scorers
 
     return tuple(score_task(spec, tasks) for spec in specs.values())
 
 
 def check_metric_names(task: Task, path: str, problems: Problems) -> None:
-    """Add a problem for each metric that the task type has under neither a current nor an old name."""
+    """Add a problem for each metric that the task type has under neither its current nor a former name."""
     allowed = [*(metric.name for metric in metrics_of(task)), *task.older_metrics]
     for name in task.metric_names or ():
         if RENAMED.get(name, name) not in allowed:
@@ -224,7 +224,7 @@ def check_metric_names(task: Task, path: str, problems: Problems) -> None:
 
 
 def read_gauntlet(source: GauntletSource, found: list[str]) -> GauntletSpec | None:
-    """Return the gauntlet of a source; problems are appended to `found`."""
+    """Return the gauntlet of a source; append problems to `found`."""
     problems = Problems(source_name(source, GAUNTLET_KEY))
     node = read_key(Path(source), GAUNTLET_KEY, problems) if isinstance(source, (str, Path)) else source
     spec = None if node is None else decode(GauntletSpec, node, GAUNTLET_KEY, problems)
@@ -242,9 +242,9 @@ def load_gauntlet(source: GauntletSource) -> GauntletSpec:
 
 
 def missing_benchmarks(tasks: Sequence[Task], gauntlet: GauntletSpec, broken: Collection[str]) -> dict[str, str]:
-    """Return a description of each benchmark that no task provides at its number of shots, by its key.
+    """Return a description, by key, of each benchmark that no task provides at its number of shots.
 
-    Labels of invalid tasks, `broken`, are left out.
+    Benchmarks whose label is in `broken`, the labels of invalid tasks, are left out.
     """
     shots: dict[str, list[int]] = {}
     for task in tasks:
@@ -274,7 +274,7 @@ def metrics_left_out(tasks: Sequence[Task]) -> list[str]:
 
 
 def unknown_averages(gauntlet: GauntletSpec, source: str) -> list[str]:
-    """Return a warning for each category of an average that the gauntlet does not have."""
+    """Return a warning for each category of an average that is not in the gauntlet."""
     names = [category.name for category in gauntlet.categories]
     return [
         f'{source}: {GAUNTLET_KEY}.averages.{average}: the gauntlet has no category {member!r}; the average is absent'
