@@ -102,6 +102,13 @@ def test_a_folder_that_is_not_empty_is_not_overwritten(gauntlet, tmp_path):
     assert (tmp_path / 'mine.txt').read_text() == 'keep'
 
 
+def test_an_object_store_does_not_become_a_local_folder(gauntlet, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    status, _, err = gauntlet('run', '--model', str(FIXTURES / 'models' / 'rotary_bos'), '--out', 's3://bucket/run')
+    assert status == 2 and 'is not on this machine; allowed: a local folder' in err
+    assert not any(tmp_path.iterdir())
+
+
 def test_run_writes_results_and_prints_the_scores(gauntlet, tmp_path):
     tasks = tmp_path / 'tasks.yaml'
     tasks.write_text(

@@ -209,7 +209,8 @@ def check(tasks: Path | None, gauntlet: Path | None, score: Path | None, data_ro
     if score is not None:
         typer.echo(f'{score}: {num_score} SCORE datasets')
     if suite.gauntlet is not None:
-        typer.echo(f'{gauntlet}: {len(suite.gauntlet.categories)} categories')
+        num_categories = len(suite.gauntlet.categories)
+        typer.echo(f'{gauntlet}: {num_categories} categor{"y" if num_categories == 1 else "ies"}')
     complete = replace(suite, tasks=tuple(task for task in suite.tasks if task.has_rows))
     if complete.tasks and data_root is not None:
         check_data(complete, data_root)

@@ -36,6 +36,7 @@ def test_truncation_follows_the_semantics_unless_it_is_given():
         ({'truncation': 'left'}, "truncation: is 'left'; allowed: drop_shots, reference"),
         ({'fewshot': 'same'}, "fewshot: is 'same'; allowed: reference, fixed"),
         ({'save_folder': ' '}, "save_folder: is ' '; allowed: a folder, or null for no records"),
+        ({'save_folder': 's3://bucket/run'}, "save_folder: is 's3://bucket/run', but records are written to a local"),
         ({'data_root': ''}, "data_root: is ''; allowed: a folder"),
     ],
 )
