@@ -49,7 +49,7 @@ def root(
     version: Annotated[bool, typer.Option('--version', help='Print the version.')] = False,
     traceback: Annotated[bool, typer.Option('--traceback', help='Print the traceback of an error.')] = False,
 ) -> None:
-    """Shared options."""
+    """Define the options shared by all subcommands."""
     if version:
         typer.echo(importlib.metadata.version('llmfoundry-gauntlet'))
     elif context.invoked_subcommand is None:
@@ -81,7 +81,7 @@ def exit_without_traceback(
         print_problems(error)
         raise SystemExit(MISTAKE)
     if 'train' in sys.argv[1:2]:
-        return  # whose error may come from anywhere, and only after hours
+        return  # keep the traceback: training may fail anywhere, and after hours
     if kind is not None and not issubclass(kind, (SystemExit, KeyboardInterrupt)):
         text = ' '.join(f'{kind.__name__}: {error}'.split())
         plugin = plugin_of(traceback)

@@ -27,8 +27,8 @@ from llmfoundry_gauntlet.errors import ConfigError, DataError, print_problems
 if TYPE_CHECKING:
     from llmfoundry_gauntlet.data.download import Outcome
 
-STYLES = {PUBLISHED: 'green', 'not there': 'dim'}  # of states of a file; yellow for others
-PLAIN_WIDTH = 200  # of tables; a narrower terminal wraps lines, which splits no names
+STYLES = {PUBLISHED: 'green', 'not there': 'dim'}  # colours of file states; others are yellow
+PLAIN_WIDTH = 200  # columns of tables; a narrower terminal wraps whole lines, so names are not split
 STATUS_WIDTH = 15
 OFFLINE_VARIABLES = ('HF_HUB_OFFLINE', 'HF_DATASETS_OFFLINE')
 YES = ('1', 'on', 'yes', 'true')
@@ -104,7 +104,7 @@ def check(
 
 
 def gauntlet_tasks(data_root: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the YAML entries of the Gauntlet's tasks that have a file, and the labels of the others."""
+    """Return the YAML entries of Gauntlet tasks whose data file exists, and the labels of the others."""
     from llmfoundry_gauntlet.config.yaml import read_yaml
 
     entries = read_yaml(GAUNTLET_TASKS)['icl_tasks']
@@ -113,7 +113,7 @@ def gauntlet_tasks(data_root: str) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def print_checks(files: Sequence[dict[str, Any]], absent: Sequence[str], overlap: dict[str, Any] | None) -> None:
-    """Print a line for each file, then all warnings, then notes on what changes no score."""
+    """Print a line for each file, then all warnings, then notes on findings that do not affect scores."""
     rows = []
     lines: dict[str, list[str]] = {'warnings': [], 'notes': []}
     for file in files:
@@ -138,7 +138,7 @@ def print_checks(files: Sequence[dict[str, Any]], absent: Sequence[str], overlap
 
 
 def finding_line(source: str, finding: dict[str, Any]) -> str:
-    """Return `file:line: problem (number of rows, the first lines)`, or `file: problem`."""
+    """Format a finding as `file:line: problem (number of rows, the first lines)`, or `file: problem`."""
     lines, count = finding['lines'], finding['count']
     place = ':'.join(map(str, (source, *lines[:1])))
     more = ', ...' if count > len(lines) else ''
@@ -147,7 +147,7 @@ def finding_line(source: str, finding: dict[str, Any]) -> str:
 
 
 def print_rows(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table whose columns of numbers are aligned to the right."""
+    """Print a table with right-aligned numeric columns."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -199,7 +199,7 @@ def ls(
     urls: Annotated[bool, typer.Option('--urls', help='Print the addresses alone, one per line.')] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List every file: task, rows, size, licence, where it is published, whether it is there.
+    """List every file: task, rows, size, licence, where it is published, and whether it is present.
 
     gauntlet data ls safety --data-root data
 
@@ -231,13 +231,13 @@ def ls(
 
 
 def describe(file: DataFile) -> dict[str, Any]:
-    """Return what the manifest says about a file, ready for JSON."""
+    """Return a file's manifest entry as plain values for JSON."""
     renamed = {'num_rows': 'rows', 'num_bytes': 'bytes'}
     return {renamed.get(name, name): value for name, value in asdict(file).items()}
 
 
 def presence(path: Path) -> str:
-    """Return where a file comes from, by its content, or that it is missing."""
+    """Return the origin of a file, identified by its content, or that it is missing."""
     try:
         return origin_of([path])
     except FileNotFoundError:
@@ -287,8 +287,8 @@ def import_files(
 ) -> None:
     """Copy files with the published names and hashes, anywhere below a folder, into a data root.
 
-    The folder may be a URL that fsspec knows, such as s3://bucket/data. Published parquet files are converted. Status 1
-    if a file is not the published one, 2 if none is there.
+    The folder may be a URL that fsspec supports, such as s3://bucket/data. Published parquet files are converted.
+    Status 1 if a file is not the published one, 2 if none is found.
 
     gauntlet data import llm-foundry --to data
     """
@@ -310,7 +310,7 @@ def verify(
     names: Names = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare files with the published ones, byte for byte. Status 1 if one differs; missing files do not count.
+    """Compare files with the published ones, byte for byte. Status 1 if one differs; missing files are ignored.
 
     gauntlet data verify data
 
@@ -337,9 +337,9 @@ def verify(
 
 
 def print_outcomes(outcomes: Iterable[Outcome], files: Sequence[DataFile]) -> set[str]:
-    """Print a line per file as it is done, then the counts; failures go to standard error. Return the statuses.
+    """Print a line for each finished file, then the counts; return the statuses. Failures go to standard error.
 
-    Files that are missing, or not the published ones, have their address.
+    Lines of files that are missing or differ from the published ones include the address.
     """
     width = max(len(file.path) for file in files)
     statuses: list[str] = []
@@ -363,7 +363,7 @@ def print_outcomes(outcomes: Iterable[Outcome], files: Sequence[DataFile]) -> se
 
 
 def print_json(value: Any) -> None:
-    """Print JSON for programs."""
+    """Print a value as JSON."""
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 

@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 
 NO_CATEGORY = 'in no category'
 VISIBLE = str.maketrans({' ': '·', '\t': '⇥\t', '\n': '↵\n', '\r': '␍', '\u00a0': '⍽'})
-NUM_TOKENS = 48  # listed, from the end of the prompt
-NUM_STOPS = 6  # listed
+NUM_TOKENS = 48  # tokens listed without --all-tokens, from the end of the prompt
+NUM_STOPS = 6  # stop strings listed
 NEEDS = {'max_seq_len': ('model',), 'all_tokens': ('model',), 'sandbox': ('answer',)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
-    """A listed task. `rows` counts the lines of its data file; None if the file is missing or remote."""
+    """A listed task. `rows` is the number of lines of its data files; None if they are missing or remote."""
 
     category: str
     task: str
@@ -91,7 +91,7 @@ def ls(
 
 
 def list_tasks(suite: Suite, data_root: str) -> list[Listed]:
-    """Return tasks in the gauntlet's order of categories, then those in none; a task may appear in several."""
+    """Return tasks in the gauntlet's category order, then those in no category; a task may be in several."""
     places = places_of(suite.gauntlet)
     order = dict.fromkeys(name for found in places.values() for name, _ in found)
     ranks = {name: rank for rank, name in enumerate(order)}
@@ -104,7 +104,7 @@ def list_tasks(suite: Suite, data_root: str) -> list[Listed]:
 
 
 def places_of(gauntlet: GauntletSpec | None) -> dict[str, list[tuple[str, float | None]]]:
-    """Return the categories of each task by '{label}/{n}-shot', with the accuracy of guessing."""
+    """Return each task's categories and random baselines, by '{label}/{n}-shot'."""
     places: dict[str, list[tuple[str, float | None]]] = {}
     for category in () if gauntlet is None else gauntlet.categories:
         for benchmark in category.benchmarks:
@@ -128,7 +128,7 @@ def listed_task(task: Task, category: str, chance: float | None, data_root: str)
 
 
 def data_of(task: Task, data_root: str) -> tuple[int | None, str]:
-    """Return the number of lines of a task's data files, None if missing or remote, and where they come from."""
+    """Return the number of lines of a task's data files, None if missing or remote, and the files' origin."""
     from llmfoundry_gauntlet.data.manifest import origin_of
     from llmfoundry_gauntlet.errors import DataError
 
@@ -197,7 +197,7 @@ def validate(
 
 
 def check(tasks: Path | None, gauntlet: Path | None, score: Path | None, data_root: str | None) -> None:
-    """Print what was found and all warnings; data is read if `data_root` is given. Raise ConfigError, DataError."""
+    """Print a summary and all warnings; read the data if `data_root` is given. Raise ConfigError or DataError."""
     from llmfoundry_gauntlet.evaluation.suite import load_suite
 
     suite = load_suite(tasks, gauntlet, score, is_partial=tasks is None)
@@ -277,7 +277,7 @@ def explain(
 
 
 def find_task(suite: Suite, label: str, num_shots: int | None) -> Task:
-    """Return the task with this label, at this number of shots or its first one. Raise ConfigError."""
+    """Return the task with this label, at this number of shots or its first number of shots. Raise ConfigError."""
     from llmfoundry_gauntlet.config.yaml import suggestion
 
     found = next((task for task in suite.tasks if label in (task.label, task.key)), None)
@@ -299,7 +299,7 @@ def tokenized_by(
     examples: Sequence[Example],
     settings: EvaluationSettings,
 ) -> TokenizedItem:
-    """Return the item in a model's tokens; its weights are not loaded. Raise ModelError."""
+    """Tokenize the item with a model's tokenizer, without loading weights. Raise ModelError."""
     from llmfoundry_gauntlet.composer.lengths import resolve_max_seq_len
     from llmfoundry_gauntlet.composer.models import open_model
     from llmfoundry_gauntlet.evaluation.explanation import tokenize
@@ -362,7 +362,7 @@ def show_tokens(tokenized: TokenizedItem, *, all_tokens: bool) -> None:
 
 
 def shared_length(rows: Sequence[Sequence[Token]]) -> int:
-    """Return the number of unscored tokens shared by the beginnings of all rows."""
+    """Return the length of the unscored prefix shared by all rows, in tokens."""
     shared = 0
     for tokens in zip(*rows, strict=False):
         if len({token.id for token in tokens}) > 1 or any(token.part == 'continuation' for token in tokens):
@@ -407,7 +407,7 @@ def show_scoring(
 
 
 def ends_of_generation(stops: StopRule) -> list[str]:
-    """Return descriptions of where a generation ends; of many strings only the first."""
+    """Return descriptions of the stop conditions, listing only the first NUM_STOPS strings."""
     found = []
     if stops.strings:
         shown = ', '.join(map(repr, stops.strings[:NUM_STOPS]))
@@ -425,7 +425,7 @@ def ends_of_generation(stops: StopRule) -> list[str]:
 def scored(
     task: Task, asked: AskedItem, examples: Sequence[Example], answer: str, settings: EvaluationSettings
 ) -> ItemResult:
-    """Return the result of a generation. Raise ConfigError if it cannot be scored, or a program cannot be run."""
+    """Score a generation. Raise ConfigError if it cannot be scored or its program cannot be run."""
     from llmfoundry_gauntlet.results.external import AnswerError, score_answer
     from llmfoundry_gauntlet.tasks.items import untokenized_items
     from llmfoundry_gauntlet.tasks.programs import check_programs

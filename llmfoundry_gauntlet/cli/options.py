@@ -16,9 +16,9 @@ from llmfoundry_gauntlet.errors import ConfigError, GauntletError
 
 Names = tuple[str, ...]
 NOTHING: Mapping[str, Names] = {}
-DEFAULTS = ('DEFAULT', 'DEFAULT_MAP')  # click's sources of values the user did not give
-SETTINGS = {'limit': 'subset_items', 'shots': 'num_fewshot'}  # of options with another name
-# The beginning of a message about a setting or an argument.
+DEFAULTS = ('DEFAULT', 'DEFAULT_MAP')  # click's parameter sources for values that the user did not give
+SETTINGS = {'limit': 'subset_items', 'shots': 'num_fewshot'}  # options whose settings have other names
+# Matches the beginning of a message about a setting or an argument.
 ABOUT_SETTING = re.compile(r'(?:(?:run|export|explain|evaluate|eval_gauntlet): )?(\w+)(?:: |(?= is | has | needs ))')
 
 Tasks = Annotated[Path | None, typer.Option('--tasks', help='YAML file of tasks (top key icl_tasks).')]
@@ -112,10 +112,10 @@ DryRun = Annotated[
 
 
 class Command(TyperCommand):
-    """A command whose errors name settings as its options, as users know them."""
+    """A command whose error messages name options (`--limit`) instead of settings (`subset_items`)."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command."""
+        """Run the command, renaming settings in errors."""
         flags = flags_of(self.params)
         flags.update({SETTINGS[name]: flag for name, flag in flags.items() if name in SETTINGS})
         try:
@@ -125,7 +125,7 @@ class Command(TyperCommand):
 
 
 def with_flag(problem: str, flags: Mapping[str, str]) -> str:
-    """Return a problem with the option in place of the setting that it begins with, if it does."""
+    """Replace the setting at the beginning of a problem, if any, by its option."""
     about = ABOUT_SETTING.match(problem)
     if about is None or about[1] not in flags:
         return problem
@@ -133,12 +133,12 @@ def with_flag(problem: str, flags: Mapping[str, str]) -> str:
 
 
 def flags_of(parameters: Iterable[Any]) -> dict[str, str]:
-    """Return the options of a command, as given on the command line, by the names of its parameters."""
+    """Return a command's options as typed on the command line, by parameter name."""
     return {parameter.name: parameter.opts[0] for parameter in parameters}
 
 
 def settings_of(context: typer.Context, names: Iterable[str]) -> dict[str, Any]:
-    """Return the values of these parameters as settings of an evaluation."""
+    """Return the values of these parameters as evaluation settings."""
     settings = {SETTINGS.get(name, name): context.params[name] for name in names}
     if str(settings.get('tokens_per_batch')).isdecimal():
         settings['tokens_per_batch'] = int(settings['tokens_per_batch'])
@@ -154,10 +154,10 @@ def check_options(
     excludes: Mapping[str, Names] = NOTHING,
     problems: Sequence[str] = (),
 ) -> None:
-    """Raise one ConfigError with the `problems`, and naming every given option that would have no effect.
+    """Raise one ConfigError with the `problems` and every given option that would have no effect.
 
-    `needs` maps an option to those of which one must be given too; `excludes` maps an option to those that have
-    no effect with it. An option counts as given even if its value is the default.
+    `needs` maps an option to those of which at least one must also be given; `excludes` maps an option to those that
+    have no effect with it. An option that the user sets to its default value counts as given.
     """
     flags = flags_of(context.command.params)
     sources = {name: context.get_parameter_source(name) for name in flags}

@@ -1,4 +1,4 @@
-"""`gauntlet report`, `compare` and `show`: a page, differences between runs, and tables of scores."""
+"""`gauntlet report`, `compare` and `show`: write an HTML report, compare runs, and print tables of scores."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from llmfoundry_gauntlet.errors import ConfigError, RecordError
 def report(
     context: typer.Context,
     runs: Annotated[list[Path], typer.Argument(help='Folders of evaluations, or of several at training checkpoints.')],
-    out: Annotated[Path, typer.Option('--out', help='The file of the page.')] = Path('report.html'),
-    title: Annotated[str | None, typer.Option(help="Of the page. Default: the model's name.")] = None,
-    samples: Annotated[int, typer.Option(min=0, help='How many items of each task are shown.')] = 5,
+    out: Annotated[Path, typer.Option('--out', help='File to write the page to.')] = Path('report.html'),
+    title: Annotated[str | None, typer.Option(help="Title of the page. Default: the model's name.")] = None,
+    samples: Annotated[int, typer.Option(min=0, help='Number of items to show per task.')] = 5,
     data_root: Annotated[
         str | None,
         typer.Option('--data-root', help='Folder of the data files, for prompts. Default: the recorded one.'),
@@ -26,10 +26,10 @@ def report(
     ] = False,
     overwrite: Annotated[bool, typer.Option('--overwrite', help='Replace the file.')] = False,
 ) -> None:
-    """Write one self-contained page: scores with errors, charts, comparisons, samples and cost.
+    """Write one self-contained page: scores with standard errors, charts, comparisons, samples and cost.
 
-    Evaluations beside each other at several training batches are one run; it is shown over training. Several runs are
-    compared with the first.
+    A folder with evaluations at several training batches is one run, shown over training. Several runs are compared
+    with the first.
 
     gauntlet report runs/demo --out report.html
 
@@ -48,7 +48,9 @@ def report(
 
 def compare(
     runs: Annotated[list[Path], typer.Argument(help='Folders of evaluations, or of several at training checkpoints.')],
-    metric: Annotated[str | None, typer.Option(help='To compare in place of the accuracy, as GoldBitsPerByte.')] = None,
+    metric: Annotated[
+        str | None, typer.Option(help='Metric to compare instead of accuracy, such as GoldBitsPerByte.')
+    ] = None,
     allow_missing: Annotated[
         bool, typer.Option('--allow-missing', help='Compare tasks over the items that are scored.')
     ] = False,
@@ -56,7 +58,7 @@ def compare(
 ) -> None:
     """Compare runs with the first, item by item, with standard errors; or show the trend of one run over checkpoints.
 
-    Of a folder with several evaluations, beside others, the last one is taken.
+    When several runs are compared, a folder with several evaluations is represented by its last one.
 
     gauntlet compare runs/baseline runs/candidate
 
@@ -83,7 +85,7 @@ def show(
     runs: Annotated[list[Path], typer.Argument(help='Folders of evaluations, or of several at training checkpoints.')],
     form: Format = Form.TABLE,
 ) -> None:
-    """Prints the scores of evaluations that were recorded, beside each other; needs no model.
+    """Print the recorded scores of evaluations side by side; needs no model.
 
     gauntlet show runs/demo
 

@@ -1,4 +1,4 @@
-"""`gauntlet run`: evaluate a model, score external answers, recompute an earlier run; and `gauntlet export`."""
+"""`gauntlet run`: evaluate a model, score external generations, or recompute an earlier run; and `gauntlet export`."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ OF_MODELS = (
     'repair_journal',
 )
 OF_MODELS_ALONE = (*OF_MODELS, 'logger', 'dry_run')
-EXCLUDES = {  # options that have no effect with another
+EXCLUDES = {  # for each option, the options that have no effect with it
     'model': ('allow_missing',),
     'outputs': OF_MODELS_ALONE,
     'recorded': (*(name for name in INPUTS if name != 'gauntlet'), *OF_MODELS_ALONE),
@@ -150,7 +150,7 @@ def run(
 
 
 def inputs_of(context: typer.Context) -> dict[str, Any]:
-    """Return the settings of the items to run; without tasks and SCORE those of the Gauntlet v0.1."""
+    """Return the settings that select the items to run; default to the Gauntlet v0.1 without --tasks and --score."""
     settings = settings_of(context, [name for name in INPUTS if name in context.params])
     if settings['tasks'] is None and settings['score'] is None:
         settings['tasks'] = GAUNTLET_TASKS
@@ -159,12 +159,12 @@ def inputs_of(context: typer.Context) -> dict[str, Any]:
 
 
 def evaluate_or_estimate(model: str, settings: dict[str, Any], form: Form, *, dry_run: bool) -> None:
-    """Evaluate a model, or print an estimate of the work. Raise GauntletError."""
+    """Evaluate a model, or print an estimate of the cost. Raise GauntletError."""
     from llmfoundry_gauntlet.data.hub import find_model
     from llmfoundry_gauntlet.data.stores import scheme_of
 
     if not scheme_of(model):
-        find_model(model, revision=settings['revision'])  # before data are read and torch is imported
+        find_model(model, revision=settings['revision'])  # fail before reading data and importing torch
     if not dry_run:
         from llmfoundry_gauntlet.composer import evaluate
 
@@ -231,7 +231,7 @@ def export(
     precision_target: Target = None,
     overwrite: Annotated[bool, typer.Option('--overwrite', help='Replace the file.')] = False,
 ) -> None:
-    """Write the requests of all tasks for a server or an API; `gauntlet run --outputs` scores what it answers.
+    """Write the requests of all tasks for a server or an API; `gauntlet run --outputs` scores its generations.
 
     gauntlet export --tasks yamls/tasks/gauntlet_v0.1.yaml --out requests.jsonl
     """

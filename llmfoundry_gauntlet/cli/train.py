@@ -1,4 +1,4 @@
-"""`gauntlet train` and `gauntlet eval`: all settings in a YAML file, on any number of ranks."""
+"""`gauntlet train` and `gauntlet eval`: train or evaluate from one YAML file, on any number of ranks."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ File = Annotated[
     str, typer.Argument(metavar='FILE.yaml', help='YAML file; paths in it are relative to the working directory.')
 ]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar='KEY=VALUE', help='Values in place of those in the file.')
+    list[str] | None, typer.Argument(metavar='KEY=VALUE', help='Values that override those in the file.')
 ]
 
 
 def train(file: File, overrides: Overrides = None) -> None:
-    """Train a causal language model on text with Composer; the callback eval_gauntlet evaluates it meanwhile.
+    """Train a causal language model on text with Composer; the callback eval_gauntlet evaluates it during training.
 
     composer -n 2 -m llmfoundry_gauntlet train yamls/train/demo.yaml max_duration=100ba
 
@@ -43,7 +43,7 @@ def evaluate(file: File, overrides: Overrides = None) -> None:
 
 
 def start_logging() -> None:
-    """Print this package's log lines, of the first rank."""
+    """Print this package's log messages on rank 0."""
     logging.basicConfig(format='%(message)s')
     if os.environ.get('RANK', '0') == '0':
         logging.getLogger('llmfoundry_gauntlet').setLevel(logging.INFO)

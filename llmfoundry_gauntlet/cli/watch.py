@@ -1,4 +1,4 @@
-"""`gauntlet watch`: parse its options and start the watch."""
+"""`gauntlet watch`: parse the options and start watching a folder of checkpoints."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def training_settings(path: Path) -> dict[str, Any]:
     if run_name is not None and save_folder is not None:
         save_folder = save_folder.replace('{run_name}', run_name)
     settings = {key: value for key, value in block.items() if key not in ('interval', 'save_folder')}
-    if 'precision' in settings:  # which `evaluate` takes for that of the model
+    if 'precision' in settings:  # in YAML the precision target; for `evaluate`, `precision` is the model's
         settings['precision_target'] = settings.pop('precision')
     return {
         'settings': settings,
