@@ -1,1 +1,1 @@
-"""The files of a run, external answers, tables and reports."""
+"""Read and write the files of a run, score external generations, and render tables and reports."""

@@ -1,4 +1,4 @@
-"""Score external answers (of a server, an API, or canonical solutions) with the same scorers as our own outputs."""
+"""Score external answers (from a server, an API or canonical solutions) with the scorers used for our own outputs."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ from llmfoundry_gauntlet.types import (
     ScoreOutput,
 )
 
-CHARACTERS_PER_TOKEN = 2  # of right generations, if there is no tokenizer: few, so that none is truncated
+CHARACTERS_PER_TOKEN = 2  # of correct generations, without a tokenizer; a low estimate, so that none is truncated
 GENERATION_KEYS = ('stop', 'max_new_tokens', 'temperature', 'top_p', 'top_k', 'seed')
 MISSING = 'there is no answer'
 KINDS = {str: 'text', int: 'a whole number', bool: 'true or false', list: 'a list of numbers'}
 
 
 def request_lines(data: EvaluationData, encoder: Encoder | None = None) -> Iterator[str]:
-    """Yield the requests of all tasks, one task after the other.
+    """Yield the requests of all tasks as JSON lines, one task after the other.
 
     Without an encoder `max_new_tokens` is an estimate, and continuations begin with a space, as most tokenizers expect.
     """
@@ -77,7 +77,7 @@ def request_lines(data: EvaluationData, encoder: Encoder | None = None) -> Itera
 
 
 def token_limits(task: Task, examples: Sequence[Example], encoder: Encoder | None) -> dict[str | None, int]:
-    """Return the token limit of generations by category; {} if the task does not generate."""
+    """Return the maximum number of generated tokens by category; {} if the task does not generate."""
 
     def longest(members: Sequence[Example]) -> int:
         right = {text for example in members for text in task.responses(example.content)}
@@ -93,9 +93,9 @@ def token_limits(task: Task, examples: Sequence[Example], encoder: Encoder | Non
 
 
 def prompt_fields(prompt: Prompt, encoder: Encoder | None) -> dict[str, Any]:
-    """Return the prompt: `messages` if the server has a chat template to apply, else `prompt`.
+    """Return the prompt's fields: `messages` if the server is to apply a chat template, else `prompt`.
 
-    It is a list of these if each choice has its own (schema tasks).
+    The value is a list if each choice has its own prompt (schema tasks).
     """
     if prompt.chat_template is True or (encoder is not None and encoder.in_chat(prompt)):
         begun = [{'role': 'assistant', 'content': prompt.lead}] if prompt.lead else []
@@ -106,7 +106,7 @@ def prompt_fields(prompt: Prompt, encoder: Encoder | None) -> dict[str, Any]:
 
 
 class AnswerError(ValueError):
-    """Raised for a line that is not an answer, or an answer that cannot be scored."""
+    """Raised for a line that is not a valid answer, or an answer that cannot be scored."""
 
 
 def read_answers(path: Path) -> Iterator[Answer]:
@@ -131,7 +131,7 @@ def read_answers(path: Path) -> Iterator[Answer]:
 
 
 def parse_answer(row: Any, place: str) -> Answer:
-    """Return one line as an Answer. Unknown keys are ignored. Raise AnswerError."""
+    """Return one line as an Answer, ignoring unknown keys. Raise AnswerError."""
     if not isinstance(row, dict):
         raise AnswerError(f'is {describe(row)}; allowed: a JSON object')
     text = value_at(row, 'text', str)
@@ -158,7 +158,7 @@ def parse_answer(row: Any, place: str) -> Answer:
 
 
 def value_at(row: Mapping[str, Any], key: str, kind: type) -> Any:
-    """Return the value at `key`, None if it is missing. Raise AnswerError if it is of another kind."""
+    """Return the value at `key`, None if it is missing. Raise AnswerError if it has another type."""
     value = row.get(key)
     if value is not None and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
         raise AnswerError(f'{key} is {describe(value)}; allowed: {KINDS[kind]}')
@@ -177,10 +177,10 @@ def numbers_at(row: Mapping[str, Any], key: str, kinds: tuple[type, ...]) -> tup
 
 
 def score_answers(data: EvaluationData, answers: Iterable[Answer], *, allow_missing: bool = False) -> Evaluation:
-    """Return the evaluation of these answers, scored as they are read.
+    """Return the evaluation of these answers, scored while they are read.
 
-    Raise DataError with every answer that is unknown, duplicate or of the wrong form, and unless `allow_missing` with
-    every item without an answer.
+    Raise DataError with every answer that is unknown, duplicate or invalid and, unless `allow_missing`, with every item
+    without an answer.
     """
     started = time.perf_counter()
     data = with_programs(data)
@@ -206,7 +206,7 @@ def score_answers(data: EvaluationData, answers: Iterable[Answer], *, allow_miss
                     found[key] = score_answer(asked[key], answer, tasks[key.task], data.sandbox)
             except AnswerError as error:
                 problems.append(f'{answer.place}: {item_name(key, key.row)}: {error}')
-    except DataError as error:  # lines that are no answers, once all were read
+    except DataError as error:  # from read_answers, at the end of the file: lines that are not valid answers
         problems.extend(error.problems)
     missing = [key for key in asked if key not in places]
     if not allow_missing:
@@ -227,7 +227,7 @@ def score_answers(data: EvaluationData, answers: Iterable[Answer], *, allow_miss
 
 
 def items_in_row_order(data: EvaluationData, key: str) -> list[Item]:
-    """Return a task's items in the order of its data, as a model's; variants in the order in which they are asked."""
+    """Return a task's items in row order, as when a model is evaluated; variants are in the order of the prompts."""
     task = data.tasks[key]
     places = {task.item_key(example): place for place, example in enumerate(data.asked(key))}
     return sorted(
@@ -238,7 +238,7 @@ def items_in_row_order(data: EvaluationData, key: str) -> list[Item]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedSolutions:
-    """The canonical solutions of a code task: their number, the reasons of failures by row, and seconds."""
+    """Results of a code task's canonical solutions: their number, reasons for failures by row, and seconds."""
 
     task: str
     num_solutions: int
@@ -247,7 +247,7 @@ class CheckedSolutions:
 
 
 def check_solutions(data: EvaluationData) -> list[CheckedSolutions]:
-    """Run the canonical solutions of every code task as if a model had generated them."""
+    """Run and score the canonical solutions of every code task as if a model had generated them."""
     data = with_programs(data)
     checked = []
     for key, task in data.tasks.items():
@@ -267,7 +267,7 @@ def check_solutions(data: EvaluationData) -> list[CheckedSolutions]:
 
 
 def score_answer(item: Item, answer: Answer, task: Task, sandbox: Sandbox | None) -> ItemResult:
-    """Return the item scored by an answer; programs run in the sandbox. Raise AnswerError for an unusable answer."""
+    """Score an item's answer, running programs in the sandbox. Raise AnswerError for an unusable answer."""
     written = Generation(key=answer.key, text=answer.text or '')
     if task.generates:
         if answer.text is None:
@@ -284,7 +284,7 @@ def score_answer(item: Item, answer: Answer, task: Task, sandbox: Sandbox | None
 
 
 def score_output(item: Item, answer: Answer, logprobs: tuple[float, ...]) -> ScoreOutput:
-    """Return log-probabilities as the engine returns them, with each sum spread evenly over a choice's tokens.
+    """Return log-probabilities in the engine's form, with each sum spread evenly over its choice's tokens.
 
     Without token counts each choice counts as one token, so sums are compared.
     """
@@ -309,13 +309,13 @@ def score_output(item: Item, answer: Answer, logprobs: tuple[float, ...]) -> Sco
 
 
 def item_name(key: ItemKey, rows: int | str) -> str:
-    """Return the name of items in messages that differ only in their rows."""
+    """Return the name, for messages, of items that differ only in their rows."""
     parts = [key.task, key.file, f'row {rows}', key.variant, f'sample {key.sample}' if key.sample else None]
     return ', '.join(part for part in parts if part)
 
 
 def unanswered(keys: Iterable[ItemKey]) -> list[str]:
-    """Return lines that name items without an answer, given in row order, adjacent rows as a range."""
+    """Return problems that name items without an answer, with adjacent rows as a range; keys must be in row order."""
     runs: dict[ItemKey, list[tuple[int, int]]] = {}
     for key in keys:
         of_group = runs.setdefault(replace(key, row=0), [])

@@ -43,9 +43,9 @@ PACKAGES = (
     'numpy',
     'peft',
     'llm-foundry',
-)  # recorded where installed
+)  # whose versions are recorded if they are installed
 GIT_SECONDS = 5.0
-NEW_RESULTS, OLD_SAMPLES = 'results', 'old_samples'  # of a run while it replaces another
+NEW_RESULTS, OLD_SAMPLES = 'results', 'old_samples'  # temporary names while a run replaces another
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
@@ -57,12 +57,12 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def encoded(lines: Iterable[str]) -> Iterator[bytes]:
-    """Yield text lines as bytes; surrogates are escaped as JSON does."""
+    """Yield text lines as UTF-8; surrogates become JSON escapes."""
     return (f'{line}\n'.encode('utf-8', 'backslashreplace') for line in lines)
 
 
 def check_writable(folder: Path) -> None:
-    """Raise RecordError if a folder, which may not exist yet, cannot be created or written to."""
+    """Raise RecordError if a folder cannot be created or written to."""
     place = next(path for path in (folder, *folder.parents) if path.exists())
     try:
         with tempfile.TemporaryFile(dir=place):
@@ -87,8 +87,8 @@ def write_records(
 ) -> None:
     """Write samples and results.json, replacing an earlier evaluation as `replace_run` does. Raise RecordError.
 
-    `identity` is what must agree for another evaluation to reuse the items; `reused_items` is the number reused in this
-    one. `time_budget` is the number of questions of each task that fit into the time budget, if there is one.
+    Another evaluation may reuse the items only if its `identity` is equal; `reused_items` is the number of items reused
+    in this one. `time_budget` is the number of questions per task that fit into the time budget, if there is one.
     """
     record = results_record(evaluation)
     record.update(model=dict(model), environment={**environment, **machine()}, training=training and asdict(training))
@@ -99,7 +99,7 @@ def write_records(
 
 
 def machine() -> dict[str, Any]:
-    """Return the host, the git commit of the working directory, None outside of a repository, and library versions."""
+    """Return the host, library versions, and the git commit of the working directory (None outside a repository)."""
     commit = None
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         command = ['git', 'rev-parse', 'HEAD']
@@ -113,7 +113,7 @@ def machine() -> dict[str, Any]:
 
 
 def times(seconds: float) -> dict[str, str]:
-    """Return when an evaluation that took so long and ends now started and finished, in UTC."""
+    """Return the UTC start and finish times of an evaluation that took this many seconds and ends now."""
     now = datetime.now(UTC)
     return {
         'started': (now - timedelta(seconds=seconds)).isoformat(timespec='seconds'),
@@ -122,17 +122,17 @@ def times(seconds: float) -> dict[str, str]:
 
 
 def write_again(folder: Path, evaluation: Evaluation, earlier: Mapping[str, Any]) -> None:
-    """Write metrics recomputed from an earlier evaluation's items, keeping the model's data of its record."""
+    """Write metrics recomputed from an earlier evaluation's items, keeping its record of the model and the run."""
     record = results_record(evaluation)
     kept = ('model', 'environment', 'training', 'timing', 'config', 'identity')
     replace_run(folder, evaluation.results, {**record, **{name: earlier[name] for name in kept}})
 
 
 def replace_run(folder: Path, results: Mapping[str, Iterable[ItemResult]], record: Mapping[str, Any]) -> None:
-    """Write a run in place of an earlier one. Raise RecordError.
+    """Write a run, replacing an earlier one. Raise RecordError.
 
-    If interrupted at any point, the folder has the whole old run, the whole new one, or no results.json, which is no
-    run. The new run is written to a hidden folder; once it is on the disk, files are only renamed.
+    If interrupted at any point, the folder contains the complete old run, the complete new one, or no results.json and
+    thus no run. The new run is first written to a hidden folder and synced to disk; then files are only renamed.
     """
     new = unfinished_path(folder)
     try:
@@ -150,14 +150,14 @@ def replace_run(folder: Path, results: Mapping[str, Iterable[ItemResult]], recor
         sync_folder(folder)
     except OSError as error:
         raise RecordError(f'{folder}: the run in {new} cannot be moved here: {error.strerror or error}') from error
-    for leftover in folder.glob(f'.*{UNFINISHED}'):  # this one, and those of writers that were killed
+    for leftover in folder.glob(f'.*{UNFINISHED}'):  # of this writer, and of writers that were killed
         shutil.rmtree(leftover, ignore_errors=True)
-        with contextlib.suppress(OSError):  # a file
+        with contextlib.suppress(OSError):  # the leftover may be a file
             leftover.unlink(missing_ok=True)
 
 
 def write_run(folder: Path, results: Mapping[str, Iterable[ItemResult]], record: Mapping[str, Any]) -> None:
-    """Write a run into a new folder and return once it is on the disk. Raise OSError, leaving nothing behind."""
+    """Write a run into a new folder and sync it to disk. Raise OSError after removing the folder."""
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         (folder / SAMPLES).mkdir(parents=True)
@@ -170,7 +170,7 @@ def write_run(folder: Path, results: Mapping[str, Iterable[ItemResult]], record:
 
 
 def check_out(out: Path, *, overwrite: bool, resume: bool = False) -> None:
-    """Raise RecordError if `out` holds results that would be lost."""
+    """Raise RecordError if `out` cannot be an output folder or contains results that would be lost."""
     if overwrite and resume:
         raise ConfigError('--resume and --overwrite exclude each other; give one of them')
     if not out.is_absolute() and re.fullmatch(r'\w{2,}:', next(iter(out.parts), '')):
@@ -190,12 +190,12 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def json_text(content: Any) -> str:
-    """Return indented JSON. Raise ValueError for a number that is not finite, which is an internal error."""
+    """Return indented JSON. Raise ValueError, an internal error, for a number that is not finite."""
     return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
 
 
 def results_record(evaluation: Evaluation) -> dict[str, Any]:
-    """Return the part of results.json that the evaluation itself knows."""
+    """Return the part of results.json that depends only on the evaluation."""
     tasks = {
         key: score_record(score) | task_record(evaluation, key)
         for key, score in evaluation.scores.items()
@@ -219,7 +219,7 @@ def results_record(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def composites_record(evaluation: Evaluation) -> dict[str, Any] | None:
-    """Return the composites, their definition, and a digest that differs if they are not comparable."""
+    """Return the composites, their definition, and a digest; composites are comparable only if digests agree."""
     composites, gauntlet = evaluation.composites, evaluation.data.suite.gauntlet
     if composites is None or gauntlet is None:
         return None
@@ -232,7 +232,7 @@ def composites_record(evaluation: Evaluation) -> dict[str, Any] | None:
 
 
 def composite_record(measure: Measure) -> dict[str, Any]:
-    """Return a category score or an average, with the share of each task in its variance."""
+    """Return a category score or an average, with each task's share of its variance."""
     return measure_record(measure) | ({'variance_shares': shares} if (shares := variance_shares(measure)) else {})
 
 
@@ -251,7 +251,7 @@ def timing_record(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def config_record(evaluation: Evaluation) -> dict[str, Any]:
-    """Return the settings, with the values chosen for automatic ones."""
+    """Return the settings, with automatic ones resolved to their values."""
     settings = asdict(evaluation.data.settings)
     if evaluation.planned is not None:
         settings.update(
@@ -284,19 +284,19 @@ def task_record(evaluation: Evaluation, key: str) -> dict[str, Any]:
 
 
 def effective_shots(results: Sequence[ItemResult]) -> float | None:
-    """Return the mean number of shots that prompts have after truncation; None for records without it."""
+    """Return the mean number of shots per prompt after truncation; None for records without this number."""
     known = [result.num_shots for result in results if result.num_shots is not None]
     return fmean(known) if known else None
 
 
 def file_clusters(sizes: FileSizes) -> dict[str, dict[str, int]] | None:
-    """Return, by category ('' without), how many clusters of the data file have so many rows; None without a subset."""
+    """Return, by category ('' if none), the number of clusters of each size in the data file; None without a subset."""
     counts = {category or '': Counter(found.tolist()) for category, found in sizes.items()}
     return {category: {str(size): n for size, n in sorted(found.items())} for category, found in counts.items()} or None
 
 
 def read_file_clusters(record: Mapping[str, Mapping[str, int]]) -> FileSizes:
-    """Return the number of rows of each cluster of a data file, by category."""
+    """Return the number of rows of each cluster of a data file by category, from `file_clusters`."""
     import numpy as np
 
     return {
@@ -306,7 +306,7 @@ def read_file_clusters(record: Mapping[str, Mapping[str, int]]) -> FileSizes:
 
 
 def score_record(score: TaskScore) -> dict[str, Any]:
-    """Return a task's metrics and counts, with its categories."""
+    """Return a task's metrics and counts, overall and by category."""
     record: dict[str, Any] = {
         'metrics': {name: measure_record(measure) for name, measure in score.metrics.items()},
         'num_items': score.num_items,
@@ -319,7 +319,7 @@ def score_record(score: TaskScore) -> dict[str, Any]:
 
 
 def robustness_record(evaluation: Evaluation) -> dict[str, Any] | None:
-    """Return SCORE's datasets: the files that were absent, and each perturbation, or why it does not apply."""
+    """Return SCORE's datasets with their absent files and each perturbation, or the reason why it does not apply."""
     record: dict[str, Any] = {}
     for key, task in evaluation.tasks.items():
         if not isinstance(task, ScoreTask):
@@ -344,7 +344,7 @@ def robustness_record(evaluation: Evaluation) -> dict[str, Any] | None:
 
 
 def perturbation_record(score: PerturbationScore) -> dict[str, Any]:
-    """Return all measures of a perturbation, with those by variant and by gold label."""
+    """Return all measures of a perturbation, overall, by variant and by gold label."""
     record: dict[str, Any] = {}
     for field in fields(score):
         value = getattr(score, field.name)
@@ -358,10 +358,11 @@ def perturbation_record(score: PerturbationScore) -> dict[str, Any]:
 
 
 def measure_record(measure: Measure) -> dict[str, Any]:
-    """Return a measure for results.json: its value, error and 95 % interval, or the reason why it has no value.
+    """Return a measure for results.json: its value, standard error and 95 % interval, or why it has no value.
 
-    Of a subset, `standard_error_of_file` is the error as an estimate of the value over the whole data files.
-    `single_clusters` names tasks and categories of one cluster, whose part of the error is borrowed.
+    For a subset, `standard_error_of_file` is the error as an estimate of the value over the whole data files.
+    `single_clusters` names tasks and categories with only one cluster, whose part of the error is approximated
+    (`is_borrowed` in metrics/statistics.py).
     """
     if measure.value is None:
         return {'reason': measure.reason}
@@ -381,7 +382,7 @@ def measure_record(measure: Measure) -> dict[str, Any]:
 
 
 def note_checkpoint(folder: Path, checkpoint: str) -> None:
-    """Add the name of the checkpoint of an evaluation in training to its results.json."""
+    """Add the checkpoint's name to the results.json of an evaluation during training."""
     record = read_results(folder)
     write_json(folder / RESULTS, {**record, 'training': {**record['training'], 'checkpoint': checkpoint}})
 
@@ -406,7 +407,7 @@ def read_results(folder: Path) -> dict[str, Any]:
 
 
 def with_current_names(record: dict[str, Any]) -> dict[str, Any]:
-    """Return a record, or a part of one, with the current names of metrics."""
+    """Return a record, or part of one, with former metric names replaced by current ones."""
     return {
         RENAMED.get(name, name): with_current_names(value) if isinstance(value, dict) else value
         for name, value in record.items()

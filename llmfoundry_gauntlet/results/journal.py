@@ -1,8 +1,8 @@
-"""The journal of an evaluation: items as they are finished, so that an interrupted evaluation can be resumed.
+"""Record items as they finish in a journal, so that an interrupted evaluation can be resumed.
 
 Every rank appends to its own file, and a resumed evaluation starts new files. A line is the number of bytes of its
-payload, 16 hexadecimal digits of the payload's SHA-256, and the payload: the identity of the evaluation first, then one
-item per line. The last line of a file may be incomplete; any other invalid line is damage.
+payload, 16 hexadecimal digits of the payload's SHA-256, and the payload: first the identity of the evaluation, then one
+item per line. The last line of a file may be incomplete; any other invalid line means that the file is damaged.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from llmfoundry_gauntlet.types import ItemKey, ItemResult
 log = logging.getLogger(__name__)
 
 JOURNAL = 'journal'
-ITEM, SUSPECT = 'item', 'suspect'  # what a line holds
-HEAD = re.compile(rb'([0-9]{1,12}) ([0-9a-f]{16}) ')  # of a line
+ITEM, SUSPECT = 'item', 'suspect'  # kinds of entries
+HEAD = re.compile(rb'([0-9]{1,12}) ([0-9a-f]{16}) ')  # the length and checksum of a line's payload
 REPAIR = '--repair-journal (repair_journal=True) drops it and keeps all else'
 
-Identity = Mapping[str, Any]  # what must agree for items to be used again
+Identity = Mapping[str, Any]  # items are reused only by an evaluation with an equal identity
 
 
 class OtherEvaluationError(RecordError):
@@ -41,7 +41,7 @@ class OtherEvaluationError(RecordError):
 class Finished:
     """The items that an earlier attempt finished.
 
-    `suspects` are items whose numbers were not finite in a batch with others; they are run again by themselves.
+    `suspects` are items with non-finite numbers in a batch with other items; they are rerun alone.
     """
 
     identity: Identity
@@ -50,13 +50,13 @@ class Finished:
 
 
 class Journal:
-    """One rank's file of the journal in `folder`. After an error `problem` is set and nothing more is written."""
+    """One rank's journal file in `folder`. After an error `problem` is set and nothing more is written."""
 
     def __init__(self, folder: Path, identity: Identity, *, attempt: int, rank: int) -> None:
         self.path = folder / JOURNAL / f'{attempt:03d}-rank{rank}.jsonl'
-        self.problem: str | None = None  # why nothing more is written
+        self.problem: str | None = None  # the reason why nothing more is written
         self._file: IO[bytes] | None = None
-        self._lock = threading.Lock()  # programs are marked beside the model's work
+        self._lock = threading.Lock()  # other threads add results of programs while the model runs
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open('xb')
@@ -70,14 +70,14 @@ class Journal:
         self._write(f'{{"task": {json.dumps(result.key.task)}, "{kind}": {sample_line(result)}}}' for result in results)
 
     def close(self) -> None:
-        """Close the file, after any thread that is writing."""
+        """Close the file after any write in progress."""
         with self._lock:
             self._close()
 
     def _close(self) -> None:
         file, self._file = self._file, None
         if file is not None:
-            with contextlib.suppress(OSError):  # what could not be written, on a disk that is full
+            with contextlib.suppress(OSError):  # flushing the rest may fail on a full disk
                 file.close()
 
     def _write(self, contents: Iterable[str]) -> None:
@@ -96,13 +96,13 @@ class Journal:
 
 
 def line_of(content: str) -> bytes:
-    """Return a line of the journal."""
+    """Return a journal line with this payload."""
     payload = content.encode('utf-8', 'surrogatepass')
     return b'%d %s %s\n' % (len(payload), hashlib.sha256(payload).hexdigest()[:16].encode(), payload)
 
 
 def lines_of(content: bytes) -> Iterator[bytes | None]:
-    """Return the payload of each line of a file, None for an incomplete or damaged one."""
+    """Yield the payload of each line of a file; None for an incomplete or damaged line."""
     place = 0
     while place < len(content):
         head = HEAD.match(content, place)
@@ -120,7 +120,7 @@ def read_journal(folder: Path, *, repair: bool = False) -> Finished | None:
     """Return the content of an evaluation's journal, None if there is none. Raise RecordError.
 
     An incomplete last line of a file is dropped; other invalid lines are errors, or dropped with `repair`. Duplicate
-    items are identical. Items of an attempt are ignored if no file of it names the evaluation.
+    items are identical. Items of an attempt are ignored if none of its files has the evaluation's identity.
     """
     identities: dict[str, Identity] = {}  # by attempt
     items: dict[str, list[tuple[str, ItemResult]]] = {}
@@ -179,13 +179,13 @@ def check_identity(found: Identity, wanted: Identity, place: Path) -> None:
 
 
 def next_attempt(folder: Path) -> int:
-    """Return the number of the next attempt."""
+    """Return the number of the next attempt; 0 if there is no earlier one or the journal cannot be listed."""
     numbers = []
-    with contextlib.suppress(OSError):  # then no file can be begun either, which the journal says
+    with contextlib.suppress(OSError):  # opening a new file will fail too, and Journal reports that
         numbers = [int(path.name.partition('-')[0]) for path in (folder / JOURNAL).glob('[0-9]*-rank*.jsonl')]
     return max(numbers, default=-1) + 1
 
 
 def remove_journal(folder: Path) -> None:
-    """Remove the journal once all its items are in the records."""
+    """Remove the journal; call it once all its items are in the records."""
     shutil.rmtree(folder / JOURNAL, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Evaluations read back from their folders: tasks, settings and every item, so that all metrics can be recomputed."""
+"""Read evaluations back from their folders with tasks, settings and all items, to recompute every metric."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from llmfoundry_gauntlet.types import ItemResult
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(Scores):
-    """One evaluation: its results.json, its tasks with their settings, and their items."""
+    """A recorded evaluation: its results.json, its tasks with their settings, and their items."""
 
     folder: Path
     record: Mapping[str, Any]
@@ -39,7 +39,7 @@ class Run(Scores):
 
     @property
     def batch(self) -> int | None:
-        """Return the training batch of the model, None if unknown."""
+        """Return the training batch of the model; None if unknown."""
         return (self.record['training'] or {}).get('batch')
 
 
@@ -69,7 +69,7 @@ def read_run(folder: str | Path) -> Run:
 
 
 def finished_run(folder: Path) -> Finished | None:
-    """Return the items of a finished evaluation, None if its identity is unknown."""
+    """Return the items of a finished evaluation; None if its identity is unknown."""
     run = read_run(folder)
     if run.record.get('identity') is None:
         return None
@@ -78,7 +78,7 @@ def finished_run(folder: Path) -> Finished | None:
 
 
 def read_runs(run: str | Path) -> list[Run]:
-    """Return every evaluation at or below a folder, in the order of training. Raise RecordError."""
+    """Return every evaluation at or below a folder, in training order. Raise RecordError."""
     return [read_run(folder) for folder, _ in find_results(Path(run))]
 
 
@@ -128,7 +128,7 @@ def recorded_task(spec: Mapping[str, Any], problems: Problems) -> Task | None:
 
 
 def summarize_again(run: Run, gauntlet: GauntletSpec | None, *, allow_missing: bool) -> Evaluation:
-    """Return all metrics of a run, recomputed from its items by this version, with another gauntlet if given."""
+    """Recompute all metrics of a run from its items with this version's code, with another gauntlet if given."""
     data = run.data
     if gauntlet is not None:
         data = replace(data, suite=replace(data.suite, gauntlet=gauntlet))

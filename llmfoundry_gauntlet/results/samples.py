@@ -1,4 +1,4 @@
-"""Lines of samples files: item results as JSON, written and read back without loss."""
+"""Write and read the lines of samples files: item results as JSON, without loss."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from llmfoundry_gauntlet.types import ItemKey, ItemResult
 
 SAMPLES = 'samples'
 NONE = type(None)
-RENAMED_FIELDS = {'credit': 'score', 'marks': 'metrics'}  # by the names of earlier versions
-RENAMED_REASONS = {  # by the words of earlier versions
+RENAMED_FIELDS = {'credit': 'score', 'marks': 'metrics'}  # earlier versions' names to current ones
+RENAMED_REASONS = {  # earlier versions' wording to the current one
     'cut at the token limit': 'truncated at the token limit',
     'no answer found in the reply': 'no answer found in the generation',
     'empty reply': 'empty generation',
 }
 
-# The fields of a line, and the types that they may be of; of lists and mappings those of their values.
+# The fields of a line and their allowed types; for lists and mappings, the types of their values.
 FIELDS = {
     'row': (int,),
     'file': (str, NONE),
@@ -60,7 +60,7 @@ def samples_file(folder: Path, task: str) -> Path:
 
 
 def sample_line(result: ItemResult) -> str:
-    """Return one line of a samples file. Log-probabilities that are not finite are null."""
+    """Return one line of a samples file; log-probabilities that are not finite become null."""
     key = result.key
     sample: dict[str, Any] = {
         'file': key.file,
@@ -94,10 +94,10 @@ def sample_line(result: ItemResult) -> str:
 
 
 def parse_sample(task: str, sample: Mapping[str, Any]) -> ItemResult:
-    """Return the item result of a line's JSON. Raise KeyError, TypeError or ValueError if it is invalid."""
+    """Return the item result from a line's JSON. Raise KeyError, TypeError or ValueError if it is invalid."""
     sample = {RENAMED_FIELDS.get(name, name): value for name, value in dict(sample).items()}
     check_fields(sample)
-    int(sample['cluster'] or '0', 16)  # is a number in hexadecimal digits
+    int(sample['cluster'] or '0', 16)  # raises ValueError unless it is hexadecimal
     return ItemResult(
         key=ItemKey(
             task=task,
@@ -123,7 +123,7 @@ def parse_sample(task: str, sample: Mapping[str, Any]) -> ItemResult:
         num_bytes=whole(sample.get('num_bytes')),
         logprobs_alone=numbers(sample.get('logprobs_alone')),
         cluster=sample['cluster'],
-        num_shots=sample.get('num_shots'),  # earlier versions have none
+        num_shots=sample.get('num_shots'),  # absent in earlier versions
     )
 
 
@@ -135,7 +135,7 @@ def current_reason(reason: str | None) -> str | None:
 
 
 def check_fields(sample: Mapping[str, Any]) -> None:
-    """Raise KeyError for a missing field, FieldError for one of the wrong type."""
+    """Raise KeyError for a missing field, FieldError for a field of the wrong type."""
     for name, kinds in FIELDS.items():
         check_type(name, sample[name], kinds)
     check_type('num_shots', sample.get('num_shots'), (int, float, NONE))
@@ -152,13 +152,13 @@ def check_fields(sample: Mapping[str, Any]) -> None:
 
 
 def check_type(name: str, value: object, kinds: tuple[type, ...]) -> None:
-    """Raise FieldError unless the value is of one of exactly these types, as JSON gives them."""
+    """Raise FieldError unless the value's type is exactly one of these; bool does not pass as int."""
     if type(value) not in kinds:
         raise FieldError(f'{name} is {describe(value)}')
 
 
 def read_samples(folder: Path, task: str) -> tuple[ItemResult, ...]:
-    """Return a task's items in the order of the file. Raise RecordError."""
+    """Return a task's items in file order. Raise RecordError."""
     path = samples_file(folder, task)
     results = []
     try:
@@ -176,15 +176,15 @@ def read_samples(folder: Path, task: str) -> tuple[ItemResult, ...]:
 
 
 def finite(values: Sequence[float] | None) -> list[float | None] | None:
-    """Return the values, None for those that JSON cannot represent."""
+    """Return the values with None for those that JSON cannot represent."""
     return None if values is None else [value if math.isfinite(value) else None for value in values]
 
 
 def numbers(values: Sequence[float | None] | None) -> tuple[float, ...] | None:
-    """Return the values, NaN for None."""
+    """Return the values with NaN for None."""
     return None if values is None else tuple(math.nan if value is None else value for value in values)
 
 
 def whole(values: Sequence[int] | None) -> tuple[int, ...] | None:
-    """Return the values unchanged."""
+    """Return the values as a tuple, or None."""
     return None if values is None else tuple(values)
