@@ -276,11 +276,18 @@ def task_record(evaluation: Evaluation, key: str) -> dict[str, Any]:
         'dataset_uri': task.dataset_uri,
         'data_sha256': evaluation.data.digests.get(key),
         'data_origin': evaluation.data.origins.get(key),
+        'chance': chance_of(evaluation.results[key]),
         'effective_shots': effective_shots(evaluation.results[key]),
         'subset_items': evaluation.data.subset_sizes.get(key),
         'file_clusters': file_clusters(evaluation.data.file_sizes.get(key, {})),
         'spec': task.keys,
     }
+
+
+def chance_of(results: Sequence[ItemResult]) -> float | None:
+    """Return the accuracy of guessing among the choices, the mean over items; None for a task without choices."""
+    shares = [1 / len(sizes) for result in results if len(sizes := result.num_characters or ()) > 1]
+    return fmean(shares) if shares else None
 
 
 def effective_shots(results: Sequence[ItemResult]) -> float | None:

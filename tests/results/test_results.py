@@ -67,7 +67,7 @@ def test_results_hold_metrics_composites_and_reasons(evaluation, tmp_path):
     assert record['metrics']['metrics/mc/0-shot/InContextLearningMultipleChoiceAccuracy'] == accuracy
     assert record['metrics']['icl/metrics/eval_gauntlet/one'] == pytest.approx((accuracy - 0.5) / 0.5)
     task = record['tasks']['mc/0-shot']
-    assert (task['data_origin'], task['effective_shots']) == ('own', 0)
+    assert (task['data_origin'], task['effective_shots'], task['chance']) == ('own', 0, 1 / 2)
     assert 'prlimit is missing' in record['tasks']['code/0-shot']['reason']
     assert 'prlimit is missing' in record['composites']['categories']['two']['reason']
     assert 'icl/metrics/eval_gauntlet/two' not in record['metrics']
