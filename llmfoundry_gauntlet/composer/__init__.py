@@ -2,6 +2,6 @@
 
 from llmfoundry_gauntlet.composer.callback import EvalGauntlet
 from llmfoundry_gauntlet.composer.evaluate import evaluate
-from llmfoundry_gauntlet.composer.loop import build_icl_evaluators
+from llmfoundry_gauntlet.composer.evaluators import build_icl_evaluators
 
 __all__ = ['EvalGauntlet', 'build_icl_evaluators', 'evaluate']

@@ -1,0 +1,101 @@
+"""One Composer Evaluator per task, for `Trainer(eval_dataloader=...)` without the callback."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from composer.core import Evaluator
+from composer.models import HuggingFaceModel
+from torchmetrics import Metric
+
+from llmfoundry_gauntlet.composer.loop import EvaluationLoader, Step, make_evaluator, prepare_for_model, unwrapped
+from llmfoundry_gauntlet.config.settings import decode_settings
+from llmfoundry_gauntlet.errors import ConfigError
+from llmfoundry_gauntlet.evaluation.inputs import load_data
+from llmfoundry_gauntlet.evaluation.run import one_task
+from llmfoundry_gauntlet.metrics.keys import error_name, with_errors
+from llmfoundry_gauntlet.tasks import metrics_of
+
+
+class TaskMetric(Metric):
+    """A torchmetrics Metric for a metric, or its standard error, of the evaluated task or one of its categories.
+
+    The value covers all ranks. It is nan if the metric is absent, as torchmetrics cannot express a missing value.
+    """
+
+    full_state_update = False
+
+    def __init__(self, name: str, category: str | None = None) -> None:
+        super().__init__()
+        self.name = name
+        self.category = category
+        self.loader: EvaluationLoader | None = None
+
+    def update(self, loader: EvaluationLoader) -> None:
+        """Remember the loader, which holds the results."""
+        self.loader = loader
+
+    def compute(self) -> torch.Tensor:
+        """Return the value, from 0 to 1."""
+        if self.loader is None:
+            return torch.tensor(torch.nan)
+        (score,) = self.loader.finish().scores.values()
+        part = score if self.category is None else score.categories[self.category]
+        value = dict(with_errors(part.metrics))[self.name]
+        return torch.tensor(torch.nan if value is None else value)
+
+
+def build_icl_evaluators(tasks: Any, model: HuggingFaceModel, **settings: Any) -> list[Evaluator]:
+    """Return Evaluators for `Trainer(eval_dataloader=...)`, one per task and number of shots: '{label}/{n}-shot'.
+
+    `tasks` is a path, a list of paths or the list of tasks itself; `settings` are the fields of EvaluationSettings that
+    apply to single tasks (data_root, max_seq_len, tokens_per_batch, semantics, truncation). `model` is patched in place
+    to run the steps and to report these metrics along with its own, so Evaluators for other data should name theirs
+    (`metric_names`). Tasks whose programs cannot run here are left out. Raise ConfigError, DataError, ModelError.
+    """
+    if settings.get('score') is not None:
+        raise ConfigError('score: not available for single evaluators; use the callback EvalGauntlet(score=...)')
+    if settings.get('time_budget') is not None:
+        raise ConfigError('time_budget: is divided among tasks; use the callback EvalGauntlet(time_budget=...)')
+    data = load_data(decode_settings({**settings, 'tasks': tasks, 'save_folder': None}, 'build_icl_evaluators'))
+    prepared_tasks = prepare_for_model(data, unwrapped(model))
+    evaluators = []
+    metrics: dict[str, TaskMetric] = {}
+    data = prepared_tasks.data
+    for key in data.examples:
+        prepared = one_task(prepared_tasks, key)
+        own: dict[str, TaskMetric] = {}
+        categories = sorted({example.category for example in data.asked(key) if example.category is not None})
+        names = [metric.name for metric in metrics_of(prepared.tasks[key])]
+        errors = [error_name(name, is_accuracy=name == names[0]) for name in names]
+        for name in (*names, *errors):
+            own.update((f'{category}/{name}', TaskMetric(name, category)) for category in categories)
+            own[name] = TaskMetric(name)
+        metrics.update(own)
+        evaluators.append(
+            make_evaluator(key, EvaluationLoader(prepared, model), None, [f'^{re.escape(name)}$' for name in own])
+        )
+    extend_model(model, metrics)
+    return evaluators
+
+
+def extend_model(model: HuggingFaceModel, metrics: dict[str, TaskMetric]) -> None:
+    """Patch a model in place to run evaluation steps and report these metrics; other batches run as before."""
+    eval_forward, update_metric, get_metrics = model.eval_forward, model.update_metric, model.get_metrics
+
+    def run_step_or_forward(batch: Any, outputs: Any = None) -> Any:
+        return batch.run() if isinstance(batch, Step) else eval_forward(batch, outputs)
+
+    def update_ours_or_theirs(batch: Any, outputs: Any, metric: Metric) -> Any:
+        if isinstance(metric, TaskMetric):
+            return metric.update(batch.loader) if isinstance(batch, Step) else None
+        return None if isinstance(batch, Step) else update_metric(batch, outputs, metric)
+
+    def get_all_metrics(is_train: bool = False) -> dict[str, Metric]:
+        return get_metrics(is_train) if is_train else {**get_metrics(is_train), **metrics}
+
+    vars(model).update(
+        eval_forward=run_step_or_forward, update_metric=update_ours_or_theirs, get_metrics=get_all_metrics
+    )
