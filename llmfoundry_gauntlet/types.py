@@ -119,7 +119,7 @@ class StopRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How tokens are sampled: greedily at temperature 0, else by probability.
+    """The sampling of tokens: greedy at temperature 0, else by probability.
 
     The candidates are the smallest set of the `top_k` most probable tokens (0: all) whose probability reaches `top_p`.
     Samples depend only on the seed and the item.

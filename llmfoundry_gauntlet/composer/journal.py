@@ -59,7 +59,7 @@ def model_fingerprint(model: torch.nn.Module, *, is_sharded: bool) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resuming:
-    """How to treat records of an earlier attempt in the folder.
+    """The treatment of records that an earlier attempt left in the folder.
 
     They are reused if `wanted`. Records of a different evaluation are an error if `required`, else they are replaced.
     `repair` drops damaged lines of the journal.

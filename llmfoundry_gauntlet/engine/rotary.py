@@ -19,7 +19,7 @@ Asked = TypeVar('Asked', ScoreRequest, GenerateRequest)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RotaryLengths:
-    """How a model's rotary frequencies depend on a length.
+    """The dependence of a model's rotary frequencies on a length.
 
     Up to `base` tokens all rows have the same frequencies. Beyond, each length has its own if the model
     `scales_by_length` (dynamic NTK), else all share a second set (longrope). `padded_to` is, by task, the length to
