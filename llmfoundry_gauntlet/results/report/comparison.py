@@ -120,13 +120,14 @@ def shown(value: Any) -> str:
 class Comparison:
     """Differences of a run from the first: 'tasks', 'composites' and 'score', each corrected for their number.
 
-    All are over the items of `common`, by task. `warnings` count the other items and list differences besides the
-    model.
+    All are over the items of `common`, by task. `averages` are the composites that
+    are averages. `warnings` count the other items and list differences besides the model.
     """
 
     first: str
     second: str
     groups: Mapping[str, Mapping[str, Difference]]
+    averages: tuple[str, ...]
     common: Mapping[str, CommonItems]
     warnings: tuple[str, ...]
 
@@ -169,6 +170,7 @@ def compare(first: Run, second: Run, *, metric: str | None = None, allow_missing
         first=str(first.folder),
         second=str(second.folder),
         groups=groups,
+        averages=() if evaluations[0].composites is None else tuple(evaluations[0].composites.averages),
         common=common,
         warnings=tuple(warnings(first, second, common)),
     )

@@ -29,6 +29,7 @@ from llmfoundry_gauntlet.results.report.printing import (
     difference_table,
     origin_banner,
     scores_table,
+    share_notes,
     truncation_banner,
 )
 from llmfoundry_gauntlet.results.report.samples import KINDS, deciding, kinds_of, make_samples
@@ -149,6 +150,7 @@ def scores_section(runs: Sequence[RecordedRun]) -> Section:
     table = scores_table(evaluations, ['score'] if is_single else [run.name for run in runs], with_errors=True)
     if is_single:
         table = with_counts(table, runs[0].last)
+        table = replace(table, notes=[*table.notes, *share_notes(recorded_shares(runs[0].last))])
     lows = [ends[0] for row in table.rows for ends in map(ends_of, row.cells) if ends is not None]
     last = f' after {runs[0].last.name}' if is_single and len(runs[0].evaluations) > 1 else ''
     return Section(
@@ -157,6 +159,12 @@ def scores_section(runs: Sequence[RecordedRun]) -> Section:
         notes=[f'{composite_note(runs)} The bars are 95 % intervals, the ticks chance.'],
         tables=[replace(table, title=f'Scores{last}', domain=(min([0.0, *lows]), 1.0))],
     )
+
+
+def recorded_shares(evaluation: RecordedEvaluation) -> dict[str, dict[str, float]]:
+    """Return the share of each task in the variance of each average; {} for averages of older records."""
+    composites = evaluation.results.composites
+    return {} if composites is None else {name: one.variance_shares for name, one in composites.averages.items()}
 
 
 def with_counts(table: Table, evaluation: RecordedEvaluation) -> Table:

@@ -11,8 +11,8 @@ from typing import Any
 
 from llmfoundry_gauntlet.engine.ranks import Estimate
 from llmfoundry_gauntlet.metrics.comparison import Difference, Trend, p_value
-from llmfoundry_gauntlet.metrics.statistics import weighted_sum
-from llmfoundry_gauntlet.results.files import RESULTS, measure_record
+from llmfoundry_gauntlet.metrics.statistics import variance_shares, weighted_sum
+from llmfoundry_gauntlet.results.files import RESULTS, composite_record, measure_record
 from llmfoundry_gauntlet.results.report.comparison import Comparison, Trends
 from llmfoundry_gauntlet.results.report.scores import (
     KINDS,
@@ -39,6 +39,7 @@ from llmfoundry_gauntlet.results.report.tables import (
 from llmfoundry_gauntlet.types import Measure
 
 CLEAR = 0.05  # a corrected p-value below it is marked, and a trend with one is shown with its signal to noise
+SHOWN_SHARES = 3  # of an average's variance, the largest
 BATCHES = 1000  # of training, the unit of printed slopes
 TITLE = 'Eval Gauntlet'
 SAMPLE_DATA = 'sample data, not the benchmark'
@@ -269,14 +270,30 @@ def difference_table(comparison: Comparison, metric: str | None = None) -> Table
     every = {name: one for group in comparison.groups.values() for name, one in group.items()}
     of_file = [name for name, one in every.items() if one.is_of_file]
     notes = by_reason({name: one.difference for name, one in every.items()})
+    if of_file:
+        notes.append(f'{OF_FILE}: {", ".join(of_file)}')
+    composites = comparison.groups['composites']
+    shares = {name: variance_shares(composites[name].difference) for name in comparison.averages if name in composites}
     return Table(
         title=f'{metric or "accuracy"}: {names[1]} {MINUS} {names[0]}',
         columns=columns,
         parts=parts,
         legend=LEGEND,
-        notes=[*notes, f'{OF_FILE}: {", ".join(of_file)}'] if of_file else notes,
+        notes=[*notes, *share_notes(shares)],
         warnings=comparison.warnings,
     )
+
+
+def share_notes(shares: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Return a line per average with the tasks that contribute most to its variance, where that is known."""
+    notes = []
+    for name, of_tasks in shares.items():
+        parts = [f'{share * 100:.0f} % {task}' for task, share in list(of_tasks.items())[:SHOWN_SHARES]]
+        if others := list(of_tasks.values())[SHOWN_SHARES:]:
+            parts.append(f'{sum(others) * 100:.0f} % {len(others)} other task{"s" * (len(others) > 1)}')
+        if parts:
+            notes.append(f'error of {name}, by share of its variance: {", ".join(parts)}')
+    return notes
 
 
 def by_reason(measures: Mapping[str, Measure]) -> list[str]:
@@ -303,7 +320,10 @@ def comparison_record(comparison: Comparison) -> dict[str, Any]:
     """Return a comparison for JSON."""
     groups = {
         kind: {
-            name: {part: measure_record(getattr(found, part)) for part in ('first', 'second', 'difference')}
+            name: {
+                part: (composite_record if kind == 'composites' else measure_record)(getattr(found, part))
+                for part in ('first', 'second', 'difference')
+            }
             | {key: getattr(found, key) for key in DIFFERENCE_KEYS}
             for name, found in group.items()
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 from compared_runs import (
@@ -19,6 +20,7 @@ from compared_runs import (
     TOPICS,
     answers_of,
     copy_run,
+    label_of,
     record_of,
     rows_of_table,
 )
@@ -92,6 +94,44 @@ def test_a_star_marks_significant_differences(gauntlet, make_run, monkeypatch: p
     table = rows_of_table(gauntlet('compare', 'wrong', 'right')[1])
     assert table[LINES][:3] == ['0.000', '1.000', '+1.000'] and table[LINES][4:] == [f'{1 / 64:.3f}*', '-']
     assert table[LINES][3].startswith('[') and table[RIDDLES][-2:] == ['1.000', '-']
+
+
+def test_each_average_has_the_shares_of_its_tasks_in_the_variance(compared, gauntlet, make_run):
+    """6 of 12 choices and 3 of 7 riddles become right: p (1 - p) / (n - 1), times 1.5 squared for the rescaled choices.
+
+    The choices' 9/4 * 1/4 / 11 = 0.05114 and the riddles' 12/49 / 6 = 0.04082 are 56 % and 44 %.
+    """
+
+    def answers(num_choices: int, num_riddles: int) -> list[dict[str, Any]]:
+        choices = [
+            {'logprobs': [-1.0 if (place == row['gold']) == (number < num_choices) else -9.0 for place in range(3)]}
+            for number, row in enumerate(ROWS[CHOICES])
+        ]
+        texts = [{'text': row['answer'] if number < num_riddles else '?'} for number, row in enumerate(ROWS[RIDDLES])]
+        groups = {'choices': choices, 'riddles': texts}
+        return [
+            {'task': task, 'num_shots': 0, 'row': row, **answer}
+            for task, group in groups.items()
+            for row, answer in enumerate(group)
+        ]
+
+    benchmarks = {
+        key: {'name': label_of(key), 'num_fewshot': 0, 'random_baseline': BASELINES[key]} for key in (CHOICES, RIDDLES)
+    }
+    categories = [{'name': 'reading', 'benchmarks': [*benchmarks.values()]}]
+    changes = {'categories': categories, 'averages': {'core': ['reading']}, 'weighting': 'EQUAL'}
+    words = {'gauntlet': changes, 'tasks': {'choices': {'cluster_key': None}}}
+    first, second = (
+        make_run(name, benchmarks, answers=answers(*counts), **words)
+        for name, counts in {'a': (0, 0), 'b': (6, 3)}.items()
+    )
+    (found,) = compared(first, second)
+    choices, riddles = 9 / 4 / 4 / 11, 12 / 49 / 6
+    shares = {CHOICES: choices / (choices + riddles), RIDDLES: riddles / (choices + riddles)}
+    assert found['composites']['core']['difference']['variance_shares'] == pytest.approx(shares)
+    out = ' '.join(gauntlet('compare', first, second)[1].split())
+    assert f'error of core, by share of its variance: 56 % {CHOICES}, 44 % {RIDDLES}' in out
+    assert 'error of reading' not in out
 
 
 def test_each_further_run_is_compared_with_the_first(

@@ -65,6 +65,27 @@ def check_cell(cell: Cell, measure: dict[str, Any]) -> None:
         assert error == f'\u00b1\u00a0{measure["standard_error"]:.3f}'
 
 
+def test_averages_have_the_tasks_that_contribute_most_to_their_error(runs: dict[str, Path], report, tmp_path: Path):
+    folder = copy_run(runs['a'], tmp_path / 'run')
+    record = record_of(folder)
+    averages = record['composites']['averages']
+    averages['core']['variance_shares'] = {
+        'v/0-shot': 0.41,
+        'w/0-shot': 0.29,
+        'x/0-shot': 0.16,
+        'y/0-shot': 0.08,
+        'z/0-shot': 0.06,
+    }
+    del averages['reading alone']['variance_shares']  # as in older records
+    (folder / 'results.json').write_text(json.dumps(record))
+    text = report(folder).text
+    assert (
+        'error of core, by share of its variance: 41 % v/0-shot, 29 % w/0-shot, 16 % x/0-shot, 14 % 2 other tasks'
+        in text
+    )
+    assert 'error of reading alone' not in text
+
+
 def composites_of(run: Path) -> dict[str, dict[str, Any]]:
     composites = record_of(run)['composites']
     return {**composites['averages'], **composites['categories']}
