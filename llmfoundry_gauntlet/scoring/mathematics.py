@@ -385,7 +385,7 @@ class Comparer:
                 worker = self._workers[thread] = Worker(self._limits)
             try:
                 return worker.ask(request)
-            except OSError as error:
+            except (OSError, ValueError) as error:  # a ValueError if another thread has closed the worker's pipes
                 worker.stop()
                 is_closed = self._workers.pop(thread, None) is None
                 if is_last_try or is_closed:

@@ -9,6 +9,7 @@ import pytest
 
 from llmfoundry_gauntlet.scoring.mathematics import Comparer, answer_of, boxed, gold_of
 
+NAMED_BASES = ('two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine')
 EQUAL = (
     # numbers
     *(('1/2', r'\frac12'), ('0.5', r'\dfrac{1}{2}'), ('.5', '0.50'), ('+5', '5'), ('5.', '5'), ('\u22125', '-5')),
@@ -35,6 +36,19 @@ EQUAL = (
         (r'x = \text{-\frac{8}{5}}', '-1.6'),
         (r'\mathrm{\begin{pmatrix}1\\2\end{pmatrix}}', r'\begin{pmatrix}1\\2\end{pmatrix}'),
     ),
+    *((r'\mathbf{10}', '10'), (r'\displaystyle 5\quad', '5'), (r'\big(1,2\big)', '(1,2)'), (r'\[5\]', '5')),
+    *((r'\lbrace 1,2\rbrace', r'\{2,1\}'), (r'x \lt 3', 'x<3'), (r'3 \gt x', 'x<3'), (r'x\leq 3', r'x\le 3')),
+    *((r'x\geq 3', '3<=x'), ('x>=3', r'[3,\infty)'), (r'x\neq 3', r'x\ne 3'), (r'1,2,\cdots', r'1,2,\ldots')),
+    *(('30\u00b0', r'30^\circ'), ('3\u00d74', '12'), ('5\u03c0', r'5\pi'), ('\u221a2', r'\sqrt2')),
+    *((r'\langle 1,2\rangle', '(1,2)'), (r'x\leqslant 3', 'x<=3'), (r'x\geqslant 3', 'x>=3'), ('x\u22603', r'x\ne 3')),
+    ('x \u2208 (0,1]\u222a[2,3)', r'(0,1]\cup[2,3)'),
+    *(('x\u22653', '[3,\u221e)'), ('x\u22643', r'x\le 3'), ('x\u00b3+x\u00b2', 'x^3+x^2'), ('3\u00b7x', '3x')),
+    *((r'5 1/2', '5.5'), (r'2\mathrm{i}', '2i'), (r'\operatorname{sin}(x)', r'\sin x'), (r'\text{sin}(x)', r'\sin x')),
+    *((r'\left.x\right.', 'x'), (r'\bm{5}', '5'), (r'\binom52', '10'), (r'\sqrt\frac12', r'\frac{\sqrt2}{2}')),
+    *((r'\frac\sqrt3 2', r'\frac{\sqrt{3}}{2}'), (r'5\ast 4', '20'), (r'30\degrees', '30'), (r'44 per cent', r'44\%')),
+    *((r'\text{1/2}', '0.5'), (r'\text{2^3}', '8'), (r'\text{3+4}', '7'), (r'\text{x<3}', 'x<3')),
+    *((r'\textnormal{east}', r'\text{east}'), (r'\emph{east}', 'east'), (r'5\text{ cm}^4', '5 cm^4')),
+    (r'\begin{vmatrix}1&2\\3&4\end{vmatrix}', '-2'),
     # expressions
     *(('x+11', '11+x'), ('12x -34', '-34+12x'), ('(x+1)^2', 'x^2+2x+1'), (r'\frac{\sqrt{3}}{3}', r'\frac{1}{\sqrt3}')),
     *((r'7z^{96}(4z+1)', '28z^{97}+7z^{96}'), (r'\sqrt{x}', 'x^{1/2}'), (r'\sec x', r'\frac{1}{\cos x}')),
@@ -65,6 +79,11 @@ EQUAL = (
     ),
     (r'\begin{pmatrix}1\\2\end{pmatrix}\text{ units}', r'(\begin{pmatrix}1\\2\end{pmatrix})'),
     *(('3 apples', '3'), (r'\text{east}.', r'\text{east}\,'), (r' \text{(C)} ', r'\text{(C)}')),
+    *(
+        (r'5\text{ cm squared}', r'5\text{ cm}^2'),
+        (r'5\text{ cm cubed}', r'5\text{ cubic cm}'),
+        (r'5\text{ sq ft}', r'5\text{ ft}^2'),
+    ),
     *((r'5\text{ m}^2', r'5\text{ square meters}'), (r'5\text{ m^2}', r'5\text{ m^2}')),
     # pairs, intervals, sets, lists, matrices
     *(('(1,2)', '( 1, 2 )'), (r'\left(\frac12,3\right)', '(0.5,3)'), (r'[0,\infty)', r'\left[0, \infty\right)')),
@@ -81,6 +100,7 @@ EQUAL = (
     (r'\begin{pmatrix} 1/2 & 0\\ 3&4 \end{pmatrix}', r'\begin{bmatrix}\frac12&0\\3&4\end{bmatrix}'),
     # words and bases
     *((r'\text{Evelyn}', 'evelyn'), (r'\text{(C)}', 'C'), (r'(\text{E})', r'\text{E}'), (r'\text{A,D}', 'A, D')),
+    *((rf'11_{{\text{{{name}}}}}', f'11_{base}') for base, name in enumerate(NAMED_BASES, start=2)),
     *(('2112_6', '2112_{6}'), (r'2112_{\text{six}}', '2112_6'), ('152A_{11}', '152a_{11}')),
 )
 UNEQUAL = (
@@ -107,6 +127,7 @@ UNEQUAL = (
     *(('x^2+1=0', 'x^2+2=0'), ('y=2x+3', 'y=2x-3'), ('x=2', 'x^2=4'), (r'x\ne 3', 'x=3'), (r'x \ne 3', '3')),
     *(
         ('(1,2)', r'\{1,2\}'),
+        (r'\left(1,2\right)', r'\{1,2\}'),
         ('(1,2)', '{1,2}'),
         ('(1,2)', '(2,1)'),
         ('(1,2)', '[1,2]'),
@@ -151,6 +172,7 @@ UNEQUAL = (
     ),
     (r'\begin{pmatrix}1\\2\end{pmatrix}', r'\begin{pmatrix}2\\1\end{pmatrix}'),
     (r'\begin{pmatrix}1\\2\end{pmatrix}', r'\begin{pmatrix}1&2\end{pmatrix}'),
+    (r'\begin{vmatrix}1&2\\3&4\end{vmatrix}', r'\begin{pmatrix}1&2\\3&4\end{pmatrix}'),
     *(('', ''), ('', '0'), (' ', ' '), ('0', r'\emptyset'), (None, None), (None, 'None')),
 )
 

@@ -6,6 +6,8 @@ import pytest
 
 from llmfoundry_gauntlet.scoring.text import is_numeric_match, number_in, quantity_of
 
+ATTACHED = ('m', 'cm', 'mm', 'km', 'g', 'gm', 'kg', 'kgs', 'ml', 'lb', 'oz', 'ft', 'h', 'hr', 'hrs', 'mph', 'kmph')
+NAMED = ('days', 'weeks', 'months', 'years', 'yards', 'litres', 'gallons', 'cups', 'kelvin', '\u00b0F')
 SAME = [
     # the number alone, and words, money and full stops around it
     ('18', '18'),
@@ -21,6 +23,11 @@ SAME = [
     ('**18**', '18'),
     ('\\boxed{18}', '18'),
     ('\\(18\\)', '18'),
+    ('\\[18\\]', '18'),
+    ('18\\text{ apples}', '18'),
+    ('\\mathbf{18}', '18'),
+    ('\\tfrac{36}{2}', '18'),
+    ('\\frac{-36}{2}', '-18'),
     ('18 apples', '18'),
     ('$18 a day', '18'),
     ('18\nBecause 20 is too many', '18'),  # the first line
@@ -56,12 +63,38 @@ SAME = [
     ('62 meters', '62 m'),
     ('43 km/h', '43kms/hr'),
     ('60 mph', '60 miles per hour'),
+    ('60 mph', '60 miles/hour'),
     ('130 degrees', '130\u00b0'),
     ('20', '20%'),
     ('20%', '20'),
     ('20 %', '20 percent'),
     ('20\\%', '20 per cent'),
     ('22 cm', '22cm'),
+    ('\u00a35', '5 pounds'),
+    ('5k', '5000'),
+    # units attached to a number, which are no part of it as in 18th
+    *((f'5{unit}', '5') for unit in ATTACHED),
+    # units as golds of GSM8K, AQuA and MATH have them
+    *(('5', f'5 {unit}') for unit in NAMED),
+    ('5 hours', '5 hrs'),
+    ('5 kg', '5 kilograms'),
+    ('5 centimeters', '5 cm'),
+    ('5 kilometers', '5 km'),
+    ('5 inch', '5 inches'),
+    ('5 feet', '5 ft'),
+    ('5 ounces', '5 oz'),
+    ('5 metres', '5 m'),
+    ('5 grams', '5 gms'),
+    ('5 liters', '5 litres'),
+    ('5 sec', '5 seconds'),
+    ('5 km/hour', '5 kmph'),
+    ('5 USD', '$5'),
+    ('5 kilometres', '5 km'),
+    ('5 centimetres', '5 cm'),
+    ('5 milligrams', '5 mg'),
+    ('5 milliliters', '5 ml'),
+    ('5 celsius', '5 \u00b0C'),
+    ('5 fahrenheit', '5 \u00b0F'),
 ]
 
 DIFFERENT = [
@@ -79,6 +112,9 @@ DIFFERENT = [
     ('\u00bd of 36', '36'),
     ('5 and a half', '5'),
     ('18 million', '18'),
+    ('18 thousand', '18'),
+    ('18 hundred', '18'),
+    ('18 trillion', '18'),
     ('18k', '18'),
     ('$18K', '18'),
     ('\u00a35m', '5'),
@@ -115,6 +151,15 @@ DIFFERENT = [
     ('3\u00b2', '3'),
     ('y>3', '3'),
     ('\u00b13', '3'),
+    *((f'{sign}3', '3') for sign in '*<\u2264\u2265\u2260\u00d7\u00b7\u00f7|_'),
+    *((f'3{sign}x', '3') for sign in '^*\u221a<>\u2264\u2265\u2260\u00b1\u00d7\u00b7\u00f7|_'),
+    *((f'{function} 3', '3') for function in ('ln', 'sin', 'cos', 'tan')),
+    *((f'3 {function} x', '3') for function in ('sqrt', 'log', 'ln', 'sin', 'cos', 'tan')),
+    ('3 squared', '3'),
+    ('3 cubed', '3'),
+    ('3 and one half', '3'),
+    ('3 and two thirds', '3'),
+    ('3 and three quarters', '3'),
     ('2', '$2 c$'),
     ('3000', '3000pi'),
     # signs
@@ -128,6 +173,8 @@ DIFFERENT = [
     ('36 hours', '36 minutes'),
     ('5 centimeters', '5 meters'),
     ('50 cents', '$50'),
+    ('50 dollars', '50 cents'),
+    ('\u00a350', '$50'),
     ('\u20ac50', '$50'),
     ('50%', '$50'),
     ('20 minutes', '20%'),
