@@ -26,7 +26,7 @@ MONEY = ('$ dollar usd', '€ euro', '£ pound', 'rupee rs', 'cent')
 MEASURES = (
     *('% percent', '° degree', 'second sec', 'minute min', 'hour hr h', 'day', 'week', 'month', 'year'),
     *(
-        'mm',
+        'mm millimeter',
         'cm centimeter centimetre',
         'm meter metre',
         'km kilometer kilometre',
@@ -59,8 +59,8 @@ FORMULA_AFTER = re.compile(
 )
 JOINS = ('=', ':', '(')  # a sign that stands apart belongs to the number after these
 
-FRACTION = re.compile(r'\\[dt]?frac\{(-?\d+)\}\{(\d+)\}')
-WRAPPED = re.compile(r'\\(?:text|math[a-z]+|boxed)\{([^{}]*)\}')
+FRACTION = re.compile(r'\\[dt]?frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}')
+WRAPPED = re.compile(r'\\(?:text|math[a-z]+|boxed)\s*\{([^{}]*)\}')
 INLINE = re.compile(r'(?<!\\)(\$\$?)((?:\\.|[^$\\])+)\1(?!\d)')
 BOLD = re.compile(r'(?<![\w*])(\*\*?)([^\s*](?:[^*]*[^\s*])?)\1(?![\w*])')
 MINUS = re.compile(r'\b(?:minus|negative)\s+(?=[$€£]?[\d.])', re.IGNORECASE)
@@ -143,7 +143,7 @@ def quantity_of(gold: str) -> Quantity | None:
 def plain(text: str) -> str:
     """Return a text without what LaTeX and Markdown put around a number."""
     text = BOLD.sub(r'\2', INLINE.sub(r'\2', WRAPPED.sub(r'\1', text)))
-    text = FRACTION.sub(r'\1/\2', re.sub(r'(?<=\d)(?=\\[dt]?frac)', ' ', text))
+    text = FRACTION.sub(r'\1/\2', re.sub(r'(?<=\d)(?=\s*\\[dt]?frac)', ' ', text))
     text = re.sub(r'\\[()\[\],!;:]', '', text.replace('{,}', ','))
     text = re.sub(r'\\([%$ ])', r'\1', text).translate(DASHES)
     return MINUS.sub('-', re.sub(r'(?i:\bper cent\b)', 'percent', text))
