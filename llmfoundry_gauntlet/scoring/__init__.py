@@ -1,1 +1,1 @@
-"""Scorers: an output and a gold become a score."""
+"""Scorers: turn a model's output and the gold into a score."""

@@ -1,9 +1,9 @@
-"""The letter chosen by a generation that answers a lettered multiple-choice question, extracted by two rules.
+"""Extract the letter that a generation chooses in a lettered multiple-choice question, by either of two rules.
 
-`tolerant_letter` reads what people would read and leaves ambiguous answers open: it requires a statement, or a
-generation that is nothing but its answer, and never takes a letter from running text. Scoring is by letter, so a letter
-beside another option's text counts. Not covered: numerals instead of letters, other alphabets, other languages than
-English.
+`tolerant_letter` accepts what a human reader would and rejects ambiguous answers: it requires an explicit statement, or
+a generation that consists only of its answer, and never takes a letter from running text. Scoring is by letter, so a
+letter counts even next to another option's text. Not covered: numerals instead of letters, other alphabets, languages
+other than English.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ TAGS = re.compile(r'</?(?:b|i|u|em|strong|code|span)>|</answer>', re.IGNORECASE)
 WRAPPED = re.compile(r'\\(?:text|math)[a-z]*\{([^{}]*)\}')
 MATHS = re.compile(r'\\[()\[\]]')
 
-# What a statement begins with; 'is' and 'be' commit an answer to what follows, a colon may lead anywhere.
+# The beginning of a statement. After 'is' or 'be' the answer must follow; after a colon or dash it need not.
 ABOUT = r'(?:\s+(?:choice|option))?(?:\s+(?:to|for|among|from|of)(?:\s+\w+){1,4}?)?\s*'
 ENDING = r'(?P<commits>\bis\b|\b(?:would|must|should|has\s+to)\s+be\b)|"?:|\s[-\u2013\u2014]\s'
-BEST = re.compile(rf'[Bb](?i:est\s+answer{ABOUT}(?:{ENDING}))')  # a set of letters first makes a search fast
+BEST = re.compile(rf'[Bb](?i:est\s+answer{ABOUT}(?:{ENDING}))')  # searching is fast with a leading character class
 OTHER = re.compile(
     rf'(?:\banswer|\b(?:correct|right|best|final)\s+(?:option|choice)){ABOUT}(?:{ENDING})|'
     r"\bI(?:'d|'ll|\s+would|\s+will)?\s+(?:choose|pick|select|go\s+(?:with|for))\b|<answer>|\\boxed",
     re.IGNORECASE,
 )
-# 'Option B is correct', 'so C is the best answer'; 'if B is ...' and 'vitamin C is ...' are none.
+# Matches 'Option B is correct' and 'so C is the best answer', but not 'if B is ...' or 'vitamin C is ...'.
 BEFORE = re.compile(
     r'(?:^|[.,]\s|\b(?i:so|that|think|believe|thus|therefore)\s)(?P<noun>(?i:option|choice|answer)\s+|(?=\())?'
     r'\(?(?P<letter>[A-Z])\)?\s+is\s+(?:the\s+)?(?:correct|right|best)(?P<answer>\s+(?:answer|option|choice))?',
@@ -43,24 +43,24 @@ FILLER = r'[\s:"\'(\[{]|\\boxed|\b(?:therefore|thus|(?:most\s+)?\w+ly)\b'
 CLOSE = r'(?P<close>(?:[)\]}]|["\'](?!\w))*)'
 NOUN = r'(?:the\s+)?\b(?:option|choice|letter|answer)\b'
 LETTER = re.compile(rf'(?:{FILLER})*+(?P<noun>(?i:{NOUN}))?(?:{FILLER})*+(?P<letter>[A-Za-z]){CLOSE}')
-# What shows that a letter is part of a word, a formula or a name: 'e.g.', 'B12', 'C++', "A's", 'D-glucose', 'B = 5'.
+# Follows a letter that is part of a word, a formula or a name: 'e.g.', 'B12', 'C++', "A's", 'D-glucose', 'B = 5'.
 PART = re.compile(r"[\w+#^\\]|\.[A-Za-z](?!\w)|[-']\w|\s*[=<>]")
 JOINED = re.compile(rf'\s*(?:(?:\b(?:and|or)\b|[&/,])\s*)+(?:(?:option|choice)\s+)?["(]*(?P<letter>[A-Za-z]){CLOSE}')
 OPEN_END = re.compile(r'[\s,.]*\bor\b', re.IGNORECASE)
 ANOTHER = re.compile(r'\b(?:and|or)\s+\(([A-Z])\)')
 REASON = r'(?:because|since|as|due)\b'
 CLAUSE_END = re.compile(rf'[.;,]\s|\n|\b{REASON}')
-# What may follow a bare 'A', 'I' or small letter, which else is an article, a pronoun or a name.
+# Must follow a bare 'A', 'I' or lower-case letter, which is otherwise an article, a pronoun or a name.
 STANDS = re.compile(rf'\s*(?:$|\n|[.,:!])|\s+{REASON}')
 CAPITAL_STANDS = re.compile(r'\s*\(|\s+[-\u2013\u2014]\s')
 AFTER_TEXT = re.compile(rf'["}})]*\s*(?:\((?P<letter>[a-z])\))?(?:$|[.!](?:\s|$)|,?\s*{REASON})')
 
 
 def reference_letter(completion: str) -> str:
-    """Return what SCORE in lm-eval 0.4.13 extracts from a generation, which is not stripped first.
+    """Return the letter that SCORE in lm-eval 0.4.13 extracts from a generation, which is not stripped first.
 
-    After the last 'the best answer is ' up to a line break or a space, without punctuation, in upper case; without the
-    phrase the whole generation, in upper case. For numbered options it would translate numerals as well.
+    It is the text after the last 'the best answer is ' up to a line break or a space, without punctuation, in upper
+    case; without the phrase, the whole generation in upper case. For numbered options SCORE also translates numerals.
     """
     lowered = completion.lower()
     if PHRASE not in lowered:
@@ -72,9 +72,9 @@ def reference_letter(completion: str) -> str:
 def tolerant_letter(completion: str, options: Sequence[str]) -> str | None:
     """Return the letter of the option that a generation chooses, 'A' for the first; None if it chooses none or several.
 
-    The last statement counts: of those with 'best answer', if there are any, else of other usual ones. Without a
-    statement the generation, or its first or last line, must be an answer and nothing else. An option's text counts as
-    its letter if no other option has the same text.
+    The last statement counts: the last with 'best answer' if there is one, else the last of another common form.
+    Without a statement the generation, or its first or last line, must be an answer and nothing else. An option's text
+    counts as its letter if no other option has the same text.
     """
     text = cleaned(completion)
     texts = [folded(option) for option in options]
@@ -86,9 +86,9 @@ def tolerant_letter(completion: str, options: Sequence[str]) -> str | None:
 
 
 def last_statement(text: str, texts: Sequence[str], patterns: Sequence[re.Pattern[str]]) -> str | None:
-    """Return the letter of the last statement with one of these beginnings, UNSAID without one.
+    """Return the letter of the last statement that starts with one of these patterns; UNSAID if there is none.
 
-    'The best answer is' followed by no answer is overruled only by a later statement.
+    'The best answer is' without an answer after it is overridden only by a later statement.
     """
     places = [found for pattern in patterns for found in pattern.finditer(text)]
     for found in sorted(places, key=lambda found: found.end(), reverse=True):
@@ -106,9 +106,9 @@ def last_statement(text: str, texts: Sequence[str], patterns: Sequence[re.Patter
 
 
 def said_in(statement: str, texts: Sequence[str]) -> str | None:
-    """Return the letter at the beginning of a statement, as itself or by its option's text.
+    """Return the letter at the beginning of a statement, given as a letter or as its option's text.
 
-    None if it names several or one beyond the options, UNSAID if it has none.
+    Return None if the statement names several letters or one beyond the options, UNSAID if it names none.
     """
     named = named_by_text(statement, texts)
     if named != UNSAID:
@@ -128,23 +128,26 @@ def said_in(statement: str, texts: Sequence[str]) -> str | None:
 
 
 def is_joined(letter: str, rest: str) -> bool:
-    """Return whether another letter follows as an equal: 'A or B', '(A) and (C)', 'B, D', 'A-C'."""
+    """Return whether another letter is joined to this one: 'A or B', '(A) and (C)', 'B, D', 'A-C'."""
     found = JOINED.match(rest)
     return found is not None and found['letter'] != letter and stands_alone(found['letter'], rest[found.end() :])
 
 
 def stands_alone(letter: str, rest: str) -> bool:
-    """Return whether a bare letter is one, by what follows: 'A' and 'I' are words as well, and small letters names."""
+    """Return whether a bare letter is a choice, given what follows it.
+
+    'A' and 'I' may also be words, and lower-case letters names.
+    """
     if letter.isupper() and letter not in 'AI':
         return True
     return bool(STANDS.match(rest) or (letter.isupper() and CAPITAL_STANDS.match(rest)))
 
 
 def named_by_text(statement: str, texts: Sequence[str]) -> str | None:
-    """Return the letter of the option whose text a statement is, or begins with before a reason; else UNSAID.
+    """Return the letter of the option whose text a statement equals, or starts with before a reason; else UNSAID.
 
-    The longest text counts; None if several options have it, or if a letter in brackets contradicts it. Texts that are
-    a single letter do not count here.
+    The longest matching text counts. Return None if several options have it, or if a letter in brackets contradicts
+    it. Options that are a single letter are not matched here.
     """
     begun = [statement.lstrip(characters) for characters in (' \n\t:', ' \n\t:"({')]
     lines = {folded(part) for text in begun for part in (text, text.partition('\n')[0])}
@@ -164,7 +167,7 @@ def named_by_text(statement: str, texts: Sequence[str]) -> str | None:
 
 
 def whole_reply(text: str, texts: Sequence[str]) -> str | None:
-    """Return the letter of a generation without a statement: it, its first or its last line is just an answer."""
+    """Return the letter of a generation without a statement if it, its first or its last line is just an answer."""
     named = named_by_text(text, texts)
     if named != UNSAID:
         return named
@@ -199,9 +202,9 @@ def lone_letter(line: str, texts: Sequence[str]) -> str | None:
 
 
 def option_letter(letter: str, texts: Sequence[str]) -> str | None:
-    """Return a letter as one of the options', or the one option with that text; None for another.
+    """Return the letter of the option meant by a letter: its label, or the text of a single option; None if unclear.
 
-    A lower-case letter that is both, such as 'c' if an option is 'c', may mean either.
+    A lower-case letter that is also the text of another option, such as 'c', may mean either.
     """
     places = [string.ascii_uppercase[index] for index, text in enumerate(texts) if text == letter.lower()]
     if letter.upper() in string.ascii_uppercase[: len(texts)]:
@@ -210,7 +213,7 @@ def option_letter(letter: str, texts: Sequence[str]) -> str | None:
 
 
 def cleaned(text: str) -> str:
-    """Return a text without Markdown, HTML, dollar signs and LaTeX fonts, in plain letters and quotes."""
+    """Return a text without Markdown, HTML, dollar signs and LaTeX fonts, with letters and quotes normalized."""
     text = TAGS.sub('', unicodedata.normalize('NFKC', text).translate(PLAIN).replace('__', ''))
     return MATHS.sub('', WRAPPED.sub(r'\1', text))
 

@@ -9,7 +9,7 @@ from llmfoundry_gauntlet.types import Score, ScoreOutput
 
 NON_FINITE = 'the model returned a log-probability that is not a finite number'
 
-# Mean log-probabilities closer than this are one value: float32 rounding of equal ones differs by less.
+# Relative. Closer mean log-probabilities count as equal: float32 rounding makes a smaller difference than this.
 TIE_TOLERANCE = 1e-6
 
 
@@ -23,7 +23,7 @@ def score_choice(output: ScoreOutput, gold: int, *, reference: bool) -> Score:
     if reference:
         import numpy as np
 
-        with np.errstate(over='ignore'):  # beyond float32 they are all infinite, as there
+        with np.errstate(over='ignore'):  # inf beyond float32, as in llm-foundry
             predicted = first_lowest([float(np.exp(np.float32(-mean))) for mean in means])
         return Score(value=float(predicted == gold), predicted=predicted)
     if not all(map(math.isfinite, means)):
@@ -63,10 +63,9 @@ def score_argmax(output: ScoreOutput, *, reference: bool) -> Score:
 
 
 def best_of(scores: Sequence[float], *, rounding_of: float = 0.0) -> list[int]:
-    """Return the indices of the highest score and of those equal to it up to rounding.
+    """Return the indices of the highest score and of scores equal to it up to rounding.
 
-    Scores that are differences have the rounding error of the numbers that they are differences of, at most
-    `rounding_of`.
+    Scores that are differences inherit the rounding error of their operands, whose magnitude is at most `rounding_of`.
     """
     best = max(scores)
     least = TIE_TOLERANCE * rounding_of
@@ -76,5 +75,5 @@ def best_of(scores: Sequence[float], *, rounding_of: float = 0.0) -> list[int]:
 
 
 def first_lowest(values: Sequence[float]) -> int:
-    """Return the index of the first lowest value like Python's `min`: a NaN is never lower, and never replaced."""
+    """Return the index of the first lowest value as Python's `min` does: a NaN never wins unless it comes first."""
     return min(range(len(values)), key=values.__getitem__)

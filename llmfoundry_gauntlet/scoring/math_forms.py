@@ -1,7 +1,7 @@
 """Compare answers by their forms: numbers with units, pairs, intervals, sets, lists, matrices, words and expressions.
 
-Forms distinguish what a computer algebra system takes for equal: (1,2) and {1,2}, 10 in base 2 and 10, 5 cm and 5 m,
-50% and 50. Only the digits of numbers are evaluated; two expressions are compared by a caller's function.
+Forms distinguish answers that a computer algebra system treats as equal: (1,2) and {1,2}, 10 in base 2 and 10, 5 cm and
+5 m, 50% and 50. Only plain numbers are evaluated; expressions are compared by a function that the caller passes in.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ DEGREES = re.compile(r'\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\}|\\degree)')
 CONJUNCTION = re.compile(r'\s*(?:[,;]|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))\s*')
 PERCENT = re.compile(r'\\%|(?<![A-Za-z\\])per ?cent(?![A-Za-z])')
 TEXT_COMMAND = re.compile(r'\\(?:text(?:rm|normal|bf|it|sf|up)?|mbox|hbox|mathrm)\s*(?=\{)')
-BEGINS_A_PART = ('', *'=,;([{&')  # what stands before a text that is no unit
+BEGINS_A_PART = ('', *'=,;([{&')  # characters before a text that is not a unit
 NOT_WORDS = re.compile(r'\\text\{[^{}]*\}|\\(?:begin|end)\{\w+\*?\}|\\[A-Za-z]+')
 MATH_SIGNS = re.compile(r'\\[A-Za-z]|\d.*[-+*/^_=<>()\[\],]|[-+(\[<>].*\d')
 FACTOR_ONE = re.compile(r'\A1\s*\\cdot(?![A-Za-z])\s*(?!10\s*\^)')
@@ -72,7 +72,7 @@ CELLS = re.compile(r'&')
 
 DIGITS = r'(?:\d+(?:\.\d*)?|\.\d+)'
 DECIMAL = re.compile(rf'([+-]?)\s*({DIGITS})')
-ONE_GROUPED = re.compile(r'[^\d,]*\d{1,3}(?:,\d{3})+(?![\d,])(?:\.\d+)?[^,]*')  # 1,234 with what is around it
+ONE_GROUPED = re.compile(r'[^\d,]*\d{1,3}(?:,\d{3})+(?![\d,])(?:\.\d+)?[^,]*')  # 1,234 with surrounding text
 QUOTIENT = re.compile(
     rf'([+-]?)\s*(?:\\frac\{{\s*([+-]?{DIGITS})\s*\}}\{{\s*([+-]?{DIGITS})\s*\}}|({DIGITS})\s*/\s*({DIGITS}))'
 )
@@ -105,7 +105,7 @@ NOUN = r'(?!(?:arc)?(?:sin|cos|tan|sec|csc|cot)|log|sqrt|theta|alpha|beta|gamma|
 MONEY = re.compile(r'(-?)\s*(?:\\money|[€£])\s*(.*)')
 POWERS = {'square': '2', 'sq': '2', 'squared': '2', 'cubic': '3', 'cubed': '3'}
 
-# Whether two expressions, or two equations, are equal; neither is a list, a number with a unit, or too long.
+# Returns whether two expressions, or two equations, are equal; neither is a list, a number with a unit, or too long.
 Algebra = Callable[[str, str], bool]
 
 BARE_WORD = re.compile(r'[A-Za-z]{4,}(?: [A-Za-z]+)*')  # not a product of variables
@@ -114,7 +114,7 @@ DEGREES_OF = re.compile(r'(\d+(?:\.\d+)?)\s*\\degree(?![A-Za-z])')
 
 @lru_cache(maxsize=65536)
 def one_spelling(text: str) -> str:
-    """Return an answer's LaTeX without spacing and fonts, every argument in braces, texts as \\text{...}."""
+    """Normalize an answer's LaTeX: no spacing and fonts, every argument in braces, texts as \\text{...}."""
     text = text.translate(CHARACTERS).replace('\\$', r'\money ').replace('$', ' ')
     text = re.sub(r'(?<!\\)\\[()\[\]]', ' ', text)
     text = THOUSANDS.sub('', SIZES.sub('', text))
@@ -129,9 +129,9 @@ def one_spelling(text: str) -> str:
 
 
 def with_mathematics_bare(text: str) -> str:
-    """Return the LaTeX with the mathematics in texts as such: \\text{3\\sqrt{2}} as 3\\sqrt{2}.
+    """Unwrap mathematics inside \\text and similar commands: \\text{3\\sqrt{2}} becomes 3\\sqrt{2}.
 
-    A text with a word in it stays, and what follows a value, which is its unit.
+    A text that contains a word stays, as does one that follows a value, because it is the unit.
     """
     place = 0
     while found := TEXT_COMMAND.search(text, place):
@@ -148,7 +148,7 @@ def with_mathematics_bare(text: str) -> str:
 
 
 def is_mathematics(content: str) -> bool:
-    """Return whether the content of a text is LaTeX of a value, without words outside a text of its own."""
+    """Return whether the content of a text is the LaTeX of a value, without words outside nested texts."""
     return bool(MATH_SIGNS.search(content)) and not re.search(r'[A-Za-z]{2}', NOT_WORDS.sub(' ', content))
 
 
@@ -159,7 +159,7 @@ def one_command(found: re.Match[str]) -> str:
 
 
 def one_text(found: re.Match[str]) -> str:
-    """A text as \\text{...}: a list as several, functions and lone e and i as mathematics, no braces within."""
+    """Return a text as \\text{...} without inner braces: several for a list; functions and a lone e or i bare."""
     content = found[1].replace('{', '').replace('}', '')
     if content.strip() in FUNCTIONS:
         return f'\\{content.strip()} '
@@ -177,7 +177,7 @@ def outside_braces(found: re.Match[str]) -> str:
 
 
 def with_braces(text: str) -> str:
-    """Braces around the arguments of fractions, binomials and roots: \\frac12 as \\frac{1}{2}."""
+    """Put braces around the arguments of fractions, binomials and roots: \\frac12 becomes \\frac{1}{2}."""
     built, place = [], 0
     for found in re.finditer(r'\\(frac|binom|sqrt)(?![A-Za-z])', text):
         if found.start() < place:
@@ -219,7 +219,7 @@ def argument_at(text: str, place: int) -> tuple[int, int]:
 
 
 def closing(text: str, begin: int) -> int | None:
-    """Return the position at which the bracket at `begin` closes, whatever its shape; None if it does not."""
+    """Return the position of the bracket that closes the one at `begin`, whatever its shape; None if unclosed."""
     depth = 0
     for found in re.compile(r'\\[{}]|\\[^{}]|[{}()\[\]]').finditer(text, begin):
         mark = found[0][-1] if found[0] in ('\\{', '\\}') else found[0]
@@ -243,7 +243,7 @@ def unwrapped(text: str) -> str:
 
 
 def split_outside(text: str, pattern: re.Pattern[str]) -> tuple[list[str], list[str]]:
-    """Return the pieces of a text between matches of a pattern outside of brackets, and these matches."""
+    """Split a text at the matches of a pattern outside brackets; return the pieces and the matches."""
     pieces, marks, place, skip_to = [], [], 0, 0
     for found in re.compile(rf'(?P<open>\\?\{{|[(\[]|\\begin(?![A-Za-z]))|(?P<mark>{pattern.pattern})|\\.').finditer(
         text
@@ -318,7 +318,7 @@ def form_of(text: str, depth: int) -> Form:
 
 
 def list_of(text: str, pieces: list[str], depth: int, kind: str = LIST) -> Form:
-    """Return the answers of a list; one with a plus-minus sign is two, a single label belongs to all."""
+    """Return the answers of a list; a plus-minus sign makes two, a label on the first alone belongs to the list."""
     parts: list[Form] = []
     for piece in pieces:
         if piece.strip():
@@ -332,7 +332,7 @@ def list_of(text: str, pieces: list[str], depth: int, kind: str = LIST) -> Form:
 
 
 def relation(text: str, pieces: list[str], marks: list[str], depth: int) -> Form:
-    """Return the value or set of a label, an inequality as an interval if it is one, or a relation."""
+    """Return a labelled value or set, the interval that an inequality describes, or else a relation."""
     pieces = [piece.strip() for piece in pieces]
     is_label = [bool(LABEL.fullmatch(piece)) for piece in pieces]
     names_last = set(marks) <= {'=', '\\in'} and is_label[0] and not any(is_label[1:-1])
@@ -353,12 +353,12 @@ def relation(text: str, pieces: list[str], marks: list[str], depth: int) -> Form
 
 
 def occurs_in(label: str, value: str) -> bool:
-    """Return whether a label is part of what it is equal to: x = x + 1 is an equation, and names no value."""
+    """Return whether a label occurs in its value: x = x + 1 is an equation and does not name a value."""
     return bool(re.search(rf'(?<![A-Za-z\\]){re.escape(label)}(?![A-Za-z])', value))
 
 
 def as_interval(text: str, pieces: list[str], signs: list[str], parts: tuple[Form, ...]) -> Form | None:
-    """Return the interval of a variable between bounds, or on one side of one, the smaller on the left."""
+    """Return the interval that one or two bounds define for a variable, the smaller on the left; None if none."""
     closed = [sign == '\\le' for sign in signs]
     infinite = Form(kind=EXPRESSION, text=INFINITY)
     below = Form(kind=EXPRESSION, text=f'-{INFINITY}')
@@ -420,7 +420,7 @@ def in_words(text: str, depth: int) -> Form | None:
 
 
 def in_base(text: str, _: int) -> Form | None:
-    """Return digits in a base; their value does not count, as the base is part of the question."""
+    """Return digits in a base; they are not converted, as the base is part of the question."""
     found = IN_BASE.fullmatch(text)
     if not found:
         return None
@@ -433,7 +433,7 @@ def in_base(text: str, _: int) -> Form | None:
 
 
 def as_ratio(text: str, depth: int) -> Form | None:
-    """Return the numbers of a ratio or a time, which have colons between them."""
+    """Return the parts of a ratio or a time, which are separated by colons."""
     pieces, _ = split_outside(text, COLON)
     if not 1 < len(pieces) < 5:
         return None
@@ -471,7 +471,7 @@ def is_sum(text: str) -> bool:
 
 
 def is_unit(name: str) -> bool:
-    """Return whether a bare word is a unit that we know, of more than one letter."""
+    """Return whether a bare word is a known unit of more than one letter."""
     lower = name.lower().replace('.', '')
     return lower in ('am', 'pm') or lower in UNITS or lower.removesuffix('s') in UNITS or '/' in name
 
@@ -509,7 +509,7 @@ def signed(sign: str, value: Fraction) -> Fraction:
 
 
 def answers_equal(algebra: Algebra, first: str, second: str) -> bool:
-    """Return whether two answers are equal, whichever comes first. An empty answer equals nothing."""
+    """Return whether two answers are equal, in either order. An empty answer equals nothing."""
     if not first.strip() or not second.strip():
         return False
     if first.split() == second.split():
@@ -544,13 +544,13 @@ def same(algebra: Algebra, one: Form, other: Form) -> bool:
 
 
 def in_order(algebra: Algebra, ones: Sequence[Form], others: Sequence[Form]) -> bool:
-    """Return whether parts are equal one by one."""
+    """Return whether corresponding parts are equal."""
     pairs = list(zip(ones, others, strict=False))
     return len(ones) == len(others) and all(same(algebra, one, other) for one, other in pairs)
 
 
 def lists_equal(algebra: Algebra, one: Form, other: Form) -> bool:
-    """Return whether two lists have equal parts, in any order unless only one of them says what each part is."""
+    """Return whether two lists have equal parts, in any order unless only one of them labels its parts."""
     if len(one.parts) != len(other.parts) or (one.label and other.label and one.label != other.label):
         return False
     if says_which(one) != says_which(other):
@@ -565,14 +565,14 @@ def lists_equal(algebra: Algebra, one: Form, other: Form) -> bool:
 
 
 def says_which(form: Form) -> bool:
-    """Return whether the parts of a list have names of their own, as in x = 1, y = 2."""
+    """Return whether the parts of a list have different labels, as in x = 1, y = 2."""
     return len({part.label for part in form.parts}) > 1
 
 
 def quantities_equal(algebra: Algebra, one: Form, other: Form) -> bool:
-    """Return whether two numbers or expressions are equal, and their units where both have one.
+    """Return whether two numbers or expressions are equal, and their units if both have one.
 
-    A percentage equals another, and the number that it is, but not the number before its sign.
+    A percentage equals a percentage or its value: 50% equals 0.5, but not 50.
     """
     percent = '%' in (one.unit, other.unit)
     if percent and one.unit != other.unit:
@@ -588,7 +588,7 @@ def quantities_equal(algebra: Algebra, one: Form, other: Form) -> bool:
 
 
 def texts_equal(one: Form, other: Form) -> bool:
-    """Return whether two words are equal but for case and punctuation; a bare word is one too."""
+    """Return whether two words are equal except for case and punctuation; a bare word counts as well."""
     if not all(form.kind == TEXT or WORDS.fullmatch(form.text) for form in (one, other)):
         return False
     keys = [re.sub(r'[^a-z0-9]', '', form.text.lower()) for form in (one, other)]
@@ -596,7 +596,7 @@ def texts_equal(one: Form, other: Form) -> bool:
 
 
 def equations_equal(algebra: Algebra, one: Form, other: Form) -> bool:
-    """Return whether two equations are equal, of which a label and its value are one."""
+    """Return whether two equations are equal; a label with its value is an equation, too."""
     texts = []
     for form in (one, other):
         if form.kind == RELATION:
@@ -611,5 +611,5 @@ def equations_equal(algebra: Algebra, one: Form, other: Form) -> bool:
 
 
 def written(text: str) -> str:
-    """Return an expression in the form for algebra: degrees as numbers."""
+    """Return an expression as `Algebra` expects it, with degrees as numbers."""
     return DEGREES_OF.sub(r'(\\frac{\1 \\pi}{180})', text)

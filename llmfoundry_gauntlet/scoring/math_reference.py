@@ -1,8 +1,8 @@
-"""The MATH answers and equality of SCORE's reference, faults included, for its numbers beside ours.
+"""Extract and compare MATH answers as SCORE's reference does, bugs included, to report its numbers next to ours.
 
-Follows lm-eval 0.4.13, `lm_eval/tasks/score/math/{utils_math,math_grader}.py`, as it behaves; the code is our own.
-Where the reference raises, the answers are not equal here. What it leaves to sympy is a function that the caller hands
-in: sympy is never imported by this file, and evaluates what a model wrote, so it belongs into a process of its own.
+Reimplements the behaviour of lm-eval 0.4.13, `lm_eval/tasks/score/math/{utils_math,math_grader}.py`. Where the
+reference raises, the answers are not equal here. The caller passes in a function for what the reference asks sympy:
+this file never imports sympy, which evaluates model output and therefore must run in a separate process.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Literal
 
-MAX_CHARACTERS = 1000  # of an answer; the rest is not looked at
+MAX_CHARACTERS = 1000  # of an answer; the rest is ignored
 TOLERANCE = 1e-4
 BOX = '\\boxed{'
 WRITTEN_AS_EQUATION = (
@@ -23,7 +23,7 @@ WRITTEN_AS_EQUATION = (
     'Find an equation',
 )
 WEEKDAYS = ('Monday', 'Tuesday', 'Wednesday', 'Thursday', 'Friday', 'Saturday', 'Sunday')
-UNITS = (  # in the order in which they are removed, each as a regular expression, inside words too
+UNITS = (  # regular expressions in the order of removal; they match inside words, too
     *('degree', 'cm', 'centimeter', 'meter', 'mile', 'second', 'minute', 'hour', 'week', 'month', 'year'),
     *('foot', 'feet', 'inch', 'yard', 'p.m.', 'PM'),
 )
@@ -36,7 +36,7 @@ REPLACED = (
 INTERVALS = {'Interval': '[]', 'Interval.Ropen': '[)', 'Interval.Lopen': '(]', 'Interval.open': '()'}
 
 Question = Literal['expressions', 'no_entries']
-# Asks sympy: whether two texts are equal as expressions, or whether the first is a matrix without entries.
+# Asks sympy whether two texts are equal as expressions, or whether the first is a matrix without entries.
 Sympy = Callable[[Question, str, str], bool]
 
 
@@ -60,7 +60,7 @@ def closing_brace(text: str, begin: int) -> int | None:
 
 
 def reference_gold_of(problem: str, solution: str, fixes: Mapping[str, str] | None) -> str:
-    """Return the right answer of a solution, or of the fix table if its boxes differ. Raise ValueError if none."""
+    """Return the gold answer of a solution, or of the fix table if its boxes differ. Raise ValueError if none."""
     entries = [normalized(entry) for entry in outer_boxes(solution)]
     if not entries:
         raise ValueError('the solution has no \\boxed{...}')
@@ -72,7 +72,7 @@ def reference_gold_of(problem: str, solution: str, fixes: Mapping[str, str] | No
 
 
 def outer_boxes(text: str) -> list[str]:
-    """Return the contents of all boxes that are in no other box."""
+    """Return the contents of all outermost boxes."""
     found, begin = [], text.find(BOX)
     while begin >= 0:
         begin += len(BOX)
@@ -124,7 +124,7 @@ def without_unit_after(text: str) -> str:
 
 
 def with_braced_fractions(text: str) -> str:
-    """\\frac12 and \\frac1{2} as \\frac{1}{2}; the text without spaces after \\frac where one of these is cut short."""
+    """Write \\frac12 and \\frac1{2} as \\frac{1}{2}; if an argument is missing, only remove spaces after \\frac."""
     text = re.sub(r'\\frac +', r'\\frac', text)
     first, *others = text.split('\\frac')
     built = [first]
@@ -139,7 +139,7 @@ def with_braced_fractions(text: str) -> str:
 
 
 def as_integer(text: str) -> str:
-    """Return a number within 1e-7 of an integer as that, truncated; a base after it is lost.
+    """Return a number within 1e-7 of an integer truncated to an integer; a base after it is dropped.
 
     Other texts are unchanged.
     """
@@ -173,9 +173,9 @@ def without_sign(text: str) -> str:
 
 
 def reference_equal_with(sympy: Sympy, answer: str | None, gold: str | None) -> bool:
-    """Return the reference's comparison, which is not symmetric and takes 0.5, 50 and 5000 for equal.
+    """Return the reference's comparison, which is not symmetric and treats 0.5, 50 and 5000 as equal.
 
-    A missing answer equals nothing, but a later one is compared as the word None.
+    A missing `answer` equals nothing, but a missing `gold` is compared as the word None.
     """
     if answer is None:
         return False
@@ -203,7 +203,7 @@ def reference_equal_with(sympy: Sympy, answer: str | None, gold: str | None) -> 
 
 
 def as_brackets(text: str) -> str:
-    """Return sympy's notation of an interval as ours."""
+    """Convert an interval from sympy's notation to brackets."""
     for name, ends in INTERVALS.items():
         if whole := re.match(rf'{re.escape(name)}\((.*)\)$', text):
             return f'{ends[0]}{whole[1]}{ends[1]}'

@@ -1,11 +1,11 @@
-"""Compare expressions with sympy in a process of its own: `python -m ...math_worker LIMITS`.
+"""Compare expressions with sympy in a separate process: `python -m ...math_worker LIMITS`.
 
-Reads requests, a JSON line each, and answers each with a line; LIMITS is a JSON object. sympy is loaded once; every
-comparison runs in a fork with limits of CPU time and memory. So a result depends on nothing that was compared before,
-and what hangs or grows is killed and costs no new start. The process ends when standard input does, or when the one
-that started it is gone.
+Reads one request per line of standard input as JSON and answers each with a line; LIMITS is a JSON object. sympy is
+loaded once, and every comparison runs in a fork with limits on CPU time and memory: results do not depend on earlier
+comparisons, and one that hangs or grows is killed without a restart. The process exits when standard input ends or its
+parent is gone.
 
-sympy's parser evaluates model output as Python. It may use only a few names (`deny_names`).
+sympy's parser evaluates model output as Python, so names that could do harm are removed from it (`deny_names`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from typing import Any
 from llmfoundry_gauntlet.errors import Caught
 from llmfoundry_gauntlet.scoring.math_reference import reference_equal_with
 
-DEATH_SIGNAL = 1  # of prctl
-NAMES_NOT_FOR_MODELS = (  # builtins that sympy's parser would call for whoever writes them
+DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl
+NAMES_NOT_FOR_MODELS = (  # functions that sympy's parser would otherwise call for model output
     *('__import__', 'breakpoint', 'compile', 'delattr', 'dir', 'eval', 'exec', 'getattr', 'globals', 'input'),
     *('lambdify', 'locals', 'open', 'preview', 'setattr', 'vars'),
 )
@@ -42,7 +42,7 @@ def main() -> None:
     limits = json.loads(sys.argv[1])
     die_with_parent()
     results = os.fdopen(os.dup(1), 'wb', buffering=0)
-    os.dup2(2, 1)  # what a library prints is no answer
+    os.dup2(2, 1)  # keep the output of libraries out of the answers
     try:
         prepare()
     except ImportError as error:
@@ -59,12 +59,12 @@ def main() -> None:
 
 
 def die_with_parent() -> None:
-    """Have this process killed when the thread that started it ends."""
+    """Make the kernel kill this process when the thread that started it ends."""
     ctypes.CDLL(None).prctl(DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
 
 
 def prepare() -> None:
-    """Load what every comparison needs, and use it once."""
+    """Load and warm up everything that comparisons need."""
     from sympy.parsing.latex import parse_latex
 
     logging.disable(logging.CRITICAL)
@@ -100,11 +100,11 @@ def compare_and_exit(request: list[str], limits: dict[str, float]) -> None:
             equal = algebra_equal(first, second)
         status = 0 if equal else 1
     finally:
-        os._exit(status)  # whatever happened: a fork must not return into its parent's code
+        os._exit(status)  # in any case: a fork must not return to its parent's code
 
 
 def algebra_equal(first: str, second: str) -> bool:
-    """Return whether two expressions or two equations are equal: math-verify says so, and numbers put in agree."""
+    """Return whether two expressions or two equations are equal by math-verify and by numeric evaluation."""
     from math_verify import verify
     from sympy import Eq
     from sympy.core.relational import Relational
@@ -117,11 +117,11 @@ def algebra_equal(first: str, second: str) -> bool:
         return proportional(one, other) or (solvable(one, other) and both_ways(verify, one, other))
     if any(equations) or isinstance(one, Relational) or isinstance(other, Relational):
         return False
-    return agree(one, other) and both_ways(verify, one, other)  # the former is fast
+    return agree(one, other) and both_ways(verify, one, other)  # the fast check first
 
 
 def both_ways(verify: Any, one: Any, other: Any) -> bool:
-    """Return whether math-verify takes either for the other."""
+    """Return whether math-verify accepts the pair in either order."""
     return any(verify(*pair, timeout_seconds=None) for pair in ((one, other), (other, one)))
 
 
@@ -149,9 +149,9 @@ def parsed(text: str) -> Any:
 
 
 def agree(one: Any, other: Any) -> bool:
-    """Return whether two expressions have one value for several values of their variables.
+    """Return whether two expressions have the same value for several values of their variables.
 
-    math-verify rounds to six digits and leaves percent signs out. What has no value as a number is left to it.
+    math-verify alone rounds to six digits and ignores percent signs. It decides on expressions without a numeric value.
     """
     checked = False
     for values in points(one.free_symbols | other.free_symbols):
@@ -165,7 +165,7 @@ def agree(one: Any, other: Any) -> bool:
 
 
 def near(one: Any, other: Any) -> bool:
-    """Return whether two complex numbers agree in 20 digits, or are nothing but rounding."""
+    """Return whether two complex numbers agree to 20 digits, or are both zero up to rounding."""
     sides = [number.as_real_imag() for number in (one, other)]
     if all(part == 0 or getattr(part, '_prec', 2) == 1 for side in sides for part in side):
         return True
@@ -174,7 +174,7 @@ def near(one: Any, other: Any) -> bool:
 
 
 def points(symbols: Any) -> Iterator[dict[Any, Any]]:
-    """Return three values for each variable."""
+    """Yield three assignments of values to the variables."""
     from sympy import Rational
 
     for start in (3, 17, -11):
@@ -185,7 +185,7 @@ def points(symbols: Any) -> Iterator[dict[Any, Any]]:
 
 
 def proportional(one: Any, other: Any) -> bool:
-    """Return whether two equations are one but for a constant factor."""
+    """Return whether two equations are equal up to a constant factor."""
     sides = [equation.lhs - equation.rhs for equation in (one, other)]
     ratios = []
     for values in points(one.free_symbols | other.free_symbols):
@@ -197,7 +197,7 @@ def proportional(one: Any, other: Any) -> bool:
 
 
 def solvable(one: Any, other: Any) -> bool:
-    """Return whether two equations have solutions, without which math-verify takes any two for equal."""
+    """Return whether two equations have solutions; math-verify treats any two without solutions as equal."""
     from sympy import solve
 
     same_symbols = one.free_symbols == other.free_symbols
@@ -229,7 +229,7 @@ def symbolic_equal(answer: str, gold: str, step_seconds: float) -> bool:
 
 
 def reference_parsed(text: str, step_seconds: float) -> Any:
-    """Return a text parsed as Python for sympy, else as LaTeX, else as it is; for most texts one of the two fails."""
+    """Parse a text with sympy as Python, else as LaTeX, else return it unchanged; most texts fail one of the two."""
     from sympy.parsing.latex import parse_latex
     from sympy.parsing.sympy_parser import parse_expr
 
@@ -240,16 +240,16 @@ def reference_parsed(text: str, step_seconds: float) -> Any:
 
 
 def unreadable() -> Caught:
-    """Return a context that ends if a text cannot be parsed, computed with, or handled within its limits.
+    """Return a context that suppresses the errors of texts that cannot be parsed or evaluated within the limits.
 
-    sympy evaluates it as Python; latex2sympy2 and sympy's own parser of LaTeX also raise plain `Exception`.
+    sympy evaluates them as Python; latex2sympy2 and sympy's own LaTeX parser also raise plain `Exception`.
     """
     kinds = (NameError, SyntaxError, MemoryError, EOFError, StopIteration, StepTimeoutError)
     return Caught(kinds=kinds, packages=('sympy', 'mpmath', 'antlr4', 'latex2sympy2_extended', 'tokenize'), bare=True)
 
 
 def has_no_entries(text: str) -> bool:
-    """Return whether a text is a matrix of sympy's with nothing in it."""
+    """Return whether a text is a sympy matrix without entries."""
     from sympy.parsing.sympy_parser import parse_expr
 
     with unreadable():
@@ -259,7 +259,7 @@ def has_no_entries(text: str) -> bool:
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise StepTimeoutError in code that takes more CPU time."""
+    """Raise StepTimeoutError in the context if it uses more CPU time than this."""
 
     def stop(*_: object) -> None:
         raise StepTimeoutError
@@ -273,7 +273,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def deny_names() -> None:
-    """Remove from sympy's parser, which evaluates model output, the names that mathematics does not need."""
+    """Remove dangerous names that mathematics does not need from sympy's parser, which evaluates model output."""
     import re
 
     from sympy.parsing import sympy_parser

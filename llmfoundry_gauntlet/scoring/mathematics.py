@@ -1,9 +1,9 @@
-"""Answers to MATH problems: extraction from a generation, and equality.
+"""Extract the answers to MATH problems from generations and compare them.
 
-Our equality is symmetric and takes different notations of a value for equal: it compares forms first (`math_forms`),
-and expressions with math-verify, in processes with limits. The reference's rules are here too (`math_reference`).
-Importing this module does not load sympy; comparing loads it only in the other processes, which are started on first
-use, as programs of their own rather than forks, so that a training job with threads and CUDA can have some.
+Our equality is symmetric and accepts different notations of a value: forms are compared first (`math_forms`), and
+expressions with math-verify in worker processes with limits. The reference's rules are available as well
+(`math_reference`). Only the workers load sympy. They start on first use, as new programs and not as forks, so they are
+safe in a training job with threads and CUDA.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from llmfoundry_gauntlet.scoring.math_forms import NUMBER, answers_equal, forms_
 from llmfoundry_gauntlet.scoring.math_reference import reference_answer_of, reference_equal_with, reference_gold_of
 
 MIB = 2**20
-START_SECONDS = 120  # on a machine that is busy; a second or two otherwise
+START_SECONDS = 120  # on a busy machine; usually a second or two
 STOP_SECONDS = 2
 PASSED_ON = ('PATH', 'LD_LIBRARY_PATH', 'PYTHONHOME')
 WORKER = 'llmfoundry_gauntlet.scoring.math_worker'
-EQUAL, BROKE_LIMIT = 'equal', 'broke a limit'  # what a worker answers
-MAX_BROKEN = 2  # comparisons that broke a limit, after which the longer text of both equals no other
+EQUAL, BROKE_LIMIT = 'equal', 'broke a limit'  # answers of a worker
+MAX_BROKEN = 2  # comparisons over a limit, counted for the longer text, after which it equals no other
 
 Question = Literal['algebra', 'reference']
 Request = tuple[Question, str, str]
@@ -71,7 +71,7 @@ ENUMERATED = re.compile(r'\b(?:another|other|second|third|fourth|last)\b', re.IG
 NO_LABEL = ('answer', 'result', 'value', 'solution', 'it', 'this', 'that', 'which', 'there')
 MAX_BETWEEN = 600
 MAX_CACHED = 200_000
-MAX_CHARACTERS, MAX_NESTING = 10_000, 60  # of what the reference's rules compare in this process
+MAX_CHARACTERS, MAX_NESTING = 10_000, 60  # of texts that the reference's rules compare in this process
 
 
 class ComparisonError(GauntletError):
@@ -79,14 +79,15 @@ class ComparisonError(GauntletError):
 
 
 def num_processes() -> int:
-    """Return the workers that this rank may start: its processors, at most four."""
+    """Return the number of workers that this rank may start: its share of the processors, at most four."""
     return max(1, min(4, (os.cpu_count() or 1) // int(os.environ.get('LOCAL_WORLD_SIZE', '1'))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits of a comparison. CPU seconds decide, so that a busy machine changes no result; wall seconds end it.
+    """The limits of a comparison.
 
+    CPU seconds are the effective limit, so that a busy machine does not change results; wall seconds are a backstop.
     `reference_seconds` is for the reference's comparison, a step of which may take `step_seconds`.
     """
 
@@ -99,7 +100,7 @@ class Limits:
 
 
 class Worker:
-    """A process that compares, used by one thread at a time. Raise ComparisonError if it cannot be started."""
+    """A process that compares answers for one thread at a time. Raise ComparisonError if it cannot be started."""
 
     def __init__(self, limits: Limits) -> None:
         environment = {
@@ -137,7 +138,7 @@ class Worker:
         return self._receive(self._seconds)['answer']
 
     def _receive(self, seconds: float) -> dict[str, str]:
-        """Return the next line. Raise OSError if none comes in time, or can come."""
+        """Return the next line. Raise OSError on a timeout, or if the process has ended."""
         assert self.process.stdout is not None
         if not select.select([self.process.stdout], [], [], seconds)[0]:
             raise TimeoutError(f'no answer in {seconds:.0f} s')
@@ -149,7 +150,7 @@ class Worker:
 
 
 def stop(process: subprocess.Popen[bytes], owner: int) -> None:
-    """End a worker with everything that it runs, unless it belongs to the process that forked this one."""
+    """Kill a worker and everything it runs, unless it belongs to the process that forked this one."""
     if os.getpid() != owner:
         return
     with contextlib.suppress(ProcessLookupError):
@@ -157,7 +158,7 @@ def stop(process: subprocess.Popen[bytes], owner: int) -> None:
     process.wait()
     for stream in (process.stdin, process.stdout):
         if stream is not None:
-            with contextlib.suppress(OSError):  # a line is left that nobody can read
+            with contextlib.suppress(OSError):  # closing flushes a line that nobody can read any more
                 stream.close()
 
 
@@ -171,7 +172,7 @@ class Box:
 
 
 def boxes_in(text: str) -> list[Box]:
-    """Return the boxes of a text that are in no other box, in order; unclosed ones are ignored."""
+    """Return the outermost boxes of a text, in order; unclosed ones are ignored."""
     found, place, closing = [], 0, matching_braces(text)
     while command := BOX.search(text, place):
         place = command.end()
@@ -186,7 +187,7 @@ def boxes_in(text: str) -> list[Box]:
 
 
 def matching_braces(text: str) -> dict[int, int]:
-    """Return where each brace closes that does, escaped braces aside."""
+    """Return the position of the closing brace by that of its opening brace; escaped and unmatched ones are ignored."""
     found, open_ones = {}, []
     for mark in BRACES.finditer(text):
         if mark[0] == '{':
@@ -197,14 +198,14 @@ def matching_braces(text: str) -> dict[int, int]:
 
 
 def boxed(text: str) -> list[str]:
-    """Return what is in each \\boxed or \\fbox of a text that is in no other."""
+    """Return the content of each outermost \\boxed or \\fbox of a text."""
     return [box.content for box in boxes_in(text)]
 
 
 def gold_of(problem: str, solution: str, fixes: Mapping[str, str] | None) -> str:
-    """Return the right answer to a problem: the fix table's, else that of its solution. Raise ValueError without a box.
+    """Return the gold answer to a problem: from the fix table, else from its solution. Raise ValueError without a box.
 
-    Boxes at the end of a solution are joined by ', '; boxes in earlier steps are no answer.
+    Boxes at the end of a solution are joined by ', '; boxes in earlier steps are not part of the answer.
     """
     if fixes and problem in fixes:
         return fixes[problem]
@@ -215,10 +216,10 @@ def gold_of(problem: str, solution: str, fixes: Mapping[str, str] | None) -> str
 
 
 def answer_of(completion: str) -> str | None:
-    """Return the last box of a generation that is not empty, or its final boxes, joined by ', '; None without one.
+    """Return the last non-empty box of a generation, or its final boxes, joined by ', '; None without one.
 
-    Boxes belong together if they are adjacent, in rows of one formula, or each say what the same thing is. If a
-    generation says that either of two is right the last is taken; a note after the answer is not part of it.
+    Boxes belong together if they are adjacent, in rows of one formula, or have the same label. If a generation says
+    that either of two is correct, the last is taken; a note after the answer is not part of it.
     """
     boxes = [replace(box, content=without_boxes(box.content)) for box in boxes_in(completion)]
     found = [box for box in boxes if HIDDEN.sub('', box.content).strip('{} \t\n')]
@@ -237,7 +238,7 @@ def answer_of(completion: str) -> str | None:
 
 
 def without_boxes(content: str) -> str:
-    """Return what is in a box without the boxes that are in it in turn."""
+    """Return the content of a box without the commands of boxes nested in it."""
     closing = matching_braces(content)
     begin, end = 0, len(content)
     while command := OPENED_BOX.match(content, begin):
@@ -263,7 +264,7 @@ def belong_together(completion: str, box: Box, following: Box) -> bool:
 
 
 def label_before(completion: str, box: Box) -> str | None:
-    """Return the name of a box: x in `x = \\boxed{1}`, angle in `this angle is \\boxed{30}`; None without one."""
+    """Return the label of a box: x in `x = \\boxed{1}`, angle in `this angle is \\boxed{30}`; None without one."""
     before = completion[max(0, box.begin - 200) : box.begin].replace('&', '')
     prose, _, formula = before.rpartition('$')
     if named := re.match(r'\s*([A-Za-z](?:_\{?\w+\}?)?)\s*=', formula):
@@ -273,7 +274,7 @@ def label_before(completion: str, box: Box) -> str | None:
 
 
 def same_key(content: str) -> object:
-    """Return what two boxes have in common that say the same: a number's value, or the terms of a sum in any order."""
+    """Return a key shared by boxes with the same answer: a number's value, or the terms of a sum in any order."""
     forms = forms_of(content)
     if len(forms) == 1 and forms[0].kind == NUMBER:
         return forms[0].value, forms[0].unit
@@ -293,7 +294,7 @@ def needs_sympy(*_: str) -> bool:
 
 
 class Comparer:
-    """Compares answers in a few threads, each with a worker, and caches results. Close it after use.
+    """Compare answers in a few threads, each with a worker, and cache results. Close it after use.
 
     Two answers whose comparison exceeds a limit are not equal. Numbers, words, and identical texts need no worker; a
     thread starts its worker at the first comparison that does.
@@ -318,14 +319,14 @@ class Comparer:
         self.close()
 
     def close(self) -> None:
-        """End all workers and what they compare; a later comparison starts others."""
+        """Stop all workers and their comparisons; a later comparison starts new workers."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._threads = self._new_threads()
         while self._workers:
             self._workers.popitem()[1].stop()
 
     def equal(self, a: str | None, b: str | None) -> bool:
-        """Return whether two answers are equal in either order; None is no answer, but a later None is the word."""
+        """Return whether two answers are equal, in either order; None, a missing answer, equals nothing."""
         return self.equal_many([(a, b)])[0]
 
     def equal_many(self, pairs: Iterable[tuple[str | None, str | None]]) -> list[bool]:
@@ -335,7 +336,7 @@ class Comparer:
     def equal_reference(self, a: str | None, b: str | None) -> bool:
         """Return the reference's `math_equal(a, b)`, which is not symmetric.
 
-        None, a missing answer, equals nothing, but as the later one it is compared as the word None.
+        None, a missing answer, equals nothing as `a`, but is compared as the word None as `b`.
         """
         return self.equal_reference_many([(a, b)])[0]
 
@@ -377,7 +378,7 @@ class Comparer:
         return answer == EQUAL
 
     def _ask_worker(self, request: Request) -> str:
-        """Return the answer of this thread's worker, started again if it was lost. Raise ComparisonError."""
+        """Return the answer of this thread's worker, which is restarted once if lost. Raise ComparisonError."""
         thread = threading.get_ident()
         for is_last_try in (False, True):
             worker = self._workers.get(thread)

@@ -1,4 +1,4 @@
-"""Score generations by their text: where one ends, its answer, and whether that is right as text or as a number."""
+"""Score generations by their text: find the stop and the answer, and compare the answer as text or as a number."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ SCALES = {
     'trillion': 10**12,
     'dozen': 12,
 }
-# Names of one unit in the singular, as the answers and problems of GSM8K, AQuA and MATH have them. Money comes first:
-# what stands after it, 'a day' or 'per hour', is left aside.
+# The names of each unit in the singular, as they occur in the answers and problems of GSM8K, AQuA and MATH. After an
+# amount of money, 'a day' or 'per hour' is ignored.
 MONEY = ('$ dollar usd', '€ euro', '£ pound', 'rupee rs', 'cent')
 MEASURES = (
     *('% percent', '° degree', 'second sec', 'minute min', 'hour hr h', 'day', 'week', 'month', 'year'),
@@ -41,7 +41,7 @@ MEASURES = (
 UNITS = {name: names.split()[0] for names in (*MONEY, *MEASURES) for name in names.split()}
 CURRENCIES = {names.split()[0] for names in MONEY}
 
-MAX_CHARACTERS = 1000  # of a number; Python reads no more than 4,300 digits
+MAX_CHARACTERS = 1000  # of a number; Python parses at most 4,300 digits
 DIGITS = r'(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+'
 NUMBER = re.compile(
     r'(?<![\w.,])(?P<sign>[-+]?)(?P<gap>\s?)(?:(?P<money>[$€£]|(?i:rs\b\.?))\s?)?(?P<inner>-?)'
@@ -50,14 +50,14 @@ NUMBER = re.compile(
 )
 UNIT = re.compile(r'\s*(?P<unit>[%$€£]|°\s?[CF]?(?![^\W_])|[^\W\d_]{2,}(?:(?:/| per )[^\W\d_]+)?|[mghCFK](?![^\W_]))')
 
-# What makes a number part of a formula, or of another number.
+# Context that makes a number part of a formula, or of another number.
 LETTER = r'[^\W\d_](?![^\W_])'
 FORMULA_BEFORE = re.compile(r'(?:[\^*/√+<>≤≥≠±\xd7·÷|{_-]|\w\(|\b(?:sqrt|log|ln|sin|cos|tan))\s*\Z')
 FORMULA_AFTER = re.compile(
     rf"\s*(?:[\^*!√π<>≤≥≠±\xd7·÷|{{_\\]|[-+/]\s*\(?{LETTER}|['\u2019]s\b|(?![mghCFK]|(?:a|I)\s+\w\w){LETTER}"
     r'|(?i:pi|sqrt|log|ln|sin|cos|tan|squared|cubed|and (?:a|one|two|three))\b)'
 )
-JOINS = ('=', ':', '(')  # a sign that stands apart belongs to the number after these
+JOINS = ('=', ':', '(')  # after these, a sign followed by a space belongs to the number
 
 FRACTION = re.compile(r'\\[dt]?frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}')
 WRAPPED = re.compile(r'\\(?:text|math[a-z]+|boxed)\s*\{([^{}]*)\}')
@@ -72,9 +72,9 @@ NON_FINITE_GENERATION = 'the model returned logits that are not finite numbers'
 
 PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation + '\u2018\u2019\u00b4`', ' '))
 ARTICLES = re.compile(r'\b(a|an|the)\b')
-# Signs that normalisation drops and a formula depends on; what tells a formula from 'F-16' and 'War + Peace'.
+# Signs that normalization drops but formulas depend on; FORMULA tells formulas from 'F-16' and 'War + Peace'.
 SIGN = re.compile(r'[-+<>=^*/!≤≥≠±]|(?<=\d)\.(?=\d)')
-# What has braces that count for nothing, in C++ and JavaScript, also while it is not finished; and braces.
+# Braces, and comments and strings of C++ and JavaScript (finished or not), whose braces do not count.
 BRACES = re.compile(
     r'//[^\n]*|/\*.*?(?:\*/|\Z)|"(?:\\.|[^"\\\n])*(?:"|\\?\Z|(?=\n))|'
     r"'(?:\\.|[^'\\\n])*(?:'|\\?\Z|(?=\n))|`(?:\\.|[^`\\])*(?:`|\\?\Z)|[{}]",
@@ -92,13 +92,13 @@ class Quantity:
     alone: bool
 
     def agrees_with(self, other: Quantity) -> bool:
-        """Return whether the numbers are equal, and the units where both have one."""
+        """Return whether the numbers are equal, and the units if both have one."""
         return self.value == other.value and (not self.unit or not other.unit or self.unit == other.unit)
 
 
 @lru_cache(maxsize=65536)
 def number_in(text: str) -> Quantity | None:
-    """Return the number of a text with just one; None if it has none, several, or one that is part of a formula."""
+    """Return the only number in a text; None if it has none, several, or one that is part of a formula."""
     text = plain(text)
     found = NUMBER.search(text)
     if found is None or len(found[0]) > MAX_CHARACTERS or int(found['divisor'] or 1) == 0:
@@ -133,7 +133,7 @@ def has_own_sign(found: re.Match[str], before: str) -> bool:
 
 @lru_cache(maxsize=65536)
 def quantity_of(gold: str) -> Quantity | None:
-    """Return the number that a right answer is, with a currency or unit; None if it is anything else."""
+    """Return a gold answer that is a number, with a currency or unit; None if it is anything else."""
     quantity = number_in(gold)
     if quantity is None or not quantity.alone or not is_known(quantity.unit):
         return None
@@ -141,7 +141,7 @@ def quantity_of(gold: str) -> Quantity | None:
 
 
 def plain(text: str) -> str:
-    """Return a text without what LaTeX and Markdown put around a number."""
+    """Return a text without the markup that LaTeX and Markdown put around a number."""
     text = BOLD.sub(r'\2', INLINE.sub(r'\2', WRAPPED.sub(r'\1', text)))
     text = FRACTION.sub(r'\1/\2', re.sub(r'(?<=\d)(?=\s*\\[dt]?frac)', ' ', text))
     text = re.sub(r'\\[()\[\],!;:]', '', text.replace('{,}', ','))
@@ -165,12 +165,12 @@ def one_unit(name: str) -> str:
 
 
 def is_known(unit: str) -> bool:
-    """Return whether a unit is one of ours, or none."""
+    """Return whether a unit is empty or in UNITS."""
     return not unit or all(part in UNITS for part in unit.split('/'))
 
 
 def stop_position(text: str, rule: StopRule, start: int = 0) -> int | None:
-    """Return where a generation ends, None if nothing stops it. Strings that begin before `start` are ignored."""
+    """Return the end of a generation, None if nothing stops it. Stop strings that begin before `start` are ignored."""
     found = [place for word in rule.strings if (place := text.find(word, start)) >= 0]
     if rule.answer_end:
         found += answer_position(text, rule)
@@ -192,7 +192,7 @@ def answer_position(text: str, rule: StopRule) -> list[int]:
 
 
 def block_end(text: str) -> list[int]:
-    """Return, in a list, the end of the first unopened closing brace outside comments and strings, if any."""
+    """Return, in a list, the end of the first unmatched closing brace outside comments and strings, if any."""
     depth = 0
     for found in BRACES.finditer(text):
         depth += {'{': 1, '}': -1}.get(found[0], 0)
@@ -202,9 +202,9 @@ def block_end(text: str) -> list[int]:
 
 
 def cut_at_stops(text: str, rule: StopRule) -> str:
-    """Return a generation up to its stop.
+    """Return a generation truncated at its stop.
 
-    As a pattern the strings are one regular expression, at whose first match the text ends (llm-foundry 0.22,
+    With `as_pattern` the strings form one regular expression, and the text ends at its first match (llm-foundry 0.22,
     `eval/metrics/nlp.py:InContextLearningGenerationExactMatchAccuracy`).
     """
     if rule.as_pattern:
@@ -213,13 +213,13 @@ def cut_at_stops(text: str, rule: StopRule) -> str:
 
 
 def answer_in(text: str, cot_delimiter: str) -> str:
-    """Return what follows the last delimiter of a chain of thought; the whole generation if there is none."""
+    """Return the text after the last chain-of-thought delimiter; the whole generation if there is none."""
     return text.split(cot_delimiter)[-1] if cot_delimiter else text
 
 
 @lru_cache(maxsize=65536)
 def normalize_answer(text: str) -> str:
-    """Return lower case without punctuation, articles and surplus white space, as in TriviaQA's evaluation.
+    """Return a text in lower case without punctuation, articles and extra white space, as in TriviaQA's evaluation.
 
     Minus signs and decimal points are dropped as well.
     """
@@ -228,10 +228,10 @@ def normalize_answer(text: str) -> str:
 
 
 def has_prefix_of(answer: str, golds: Iterable[str], *, normalize: bool, reference: bool) -> bool:
-    """Return whether an answer begins with one of the right answers, both normalised or stripped.
+    """Return whether an answer starts with one of the gold answers, both normalized or stripped.
 
-    A right answer of which nothing is left when normalised must be met in full, but for case and white space around
-    it. With `reference` it accepts whatever there is, as in llm-foundry.
+    A gold answer that is empty after normalization must be matched in full, except for case and surrounding white
+    space. With `reference` it matches everything, as in llm-foundry.
     """
     clean = normalize_answer if normalize else str.strip
     given = clean(answer)
@@ -245,14 +245,14 @@ def has_prefix_of(answer: str, golds: Iterable[str], *, normalize: bool, referen
 def is_strict_match(answer: str, golds: Iterable[str], *, normalize: bool) -> bool:
     """Return whether an answer is one of the gold answers, with nothing before or after.
 
-    Both are normalised; if the gold answer is a number they must have the same value, if it is a formula the same
-    signs. Without normalisation, only surrounding white space and a final full stop are ignored.
+    Both are normalized; if the gold answer is a number they must have the same value, if it is a formula the same
+    signs. Without normalization, only surrounding white space and a final full stop are ignored.
     """
     return any(is_strictly(answer, gold, normalize=normalize) for gold in golds)
 
 
 def is_strictly(answer: str, gold: str, *, normalize: bool) -> bool:
-    """Return whether an answer is this right answer."""
+    """Return whether an answer strictly matches this gold answer."""
     if not normalize:
         return bool(gold.strip()) and trimmed(answer) == trimmed(gold)
     wanted = normalize_answer(gold)
@@ -267,10 +267,10 @@ def is_strictly(answer: str, gold: str, *, normalize: bool) -> bool:
 
 
 def is_numeric_match(answer: str, golds: Iterable[str], *, normalize: bool) -> bool:
-    """Return whether an answer's number is that of a right answer, or it matches strictly one that is no number.
+    """Return whether an answer's number equals a gold answer's, or it strictly matches a gold that is not a number.
 
-    The answer is its first line that is not blank, and has a single number; words around it do not matter, but a
-    unit must not contradict that of the right answer.
+    The number is the only one in the first line that is not blank. Words around it do not matter, but its unit must
+    not contradict the gold's.
     """
     lines = [line for line in answer.splitlines() if line.strip()]
     given = number_in(lines[0]) if lines else None
@@ -285,7 +285,7 @@ def is_numeric_match(answer: str, golds: Iterable[str], *, normalize: bool) -> b
 
 
 def score_named(text: str, choices: Sequence[str], gold: int) -> Score:
-    """Score the choice that a generation begins with, ignoring case; the longest of several. None is wrong."""
+    """Score the choice that a generation starts with, ignoring case: the longest if several match, 0 if none does."""
     given = text.strip().lower()
     named = [
         index
@@ -299,7 +299,7 @@ def score_named(text: str, choices: Sequence[str], gold: int) -> Score:
 
 
 def is_same_text(answer: str, gold: str) -> bool:
-    """Return whether two texts are equal but for case and white space around them; an empty one is equal to none."""
+    """Return whether two texts are equal except for case and surrounding white space; an empty one equals nothing."""
     return bool(gold.strip()) and answer.strip().lower() == gold.strip().lower()
 
 

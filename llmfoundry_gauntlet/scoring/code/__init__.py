@@ -1,1 +1,1 @@
-"""Score generated programs: program and test run in separate processes, each in a sandbox of its own."""
+"""Score generated programs: completion and test run in separate processes, each in its own sandbox."""

@@ -39,8 +39,8 @@ COMMON = f'{FLAGS} -include "$FILES/common.hpp"'
 WITH_CALLS = '-include "$FILES/remote.hpp"'
 BUILD_LIMITS = Limits(cpu_seconds=8, threads=32, file_bytes=64 * MIB, tmp_bytes=256 * MIB)
 HEADER_LIMITS = Limits(cpu_seconds=60, threads=32, file_bytes=512 * MIB, tmp_bytes=600 * MIB, memory_bytes=2048 * MIB)
-BUILD_SECONDS = 60.0  # for what is ours
-KEPT = 32  # problems whose test is kept built
+BUILD_SECONDS = 60.0  # for the test, the server and the header; a completion has its own deadline
+KEPT = 32  # problems whose compiled parts are cached
 NOT_BUILT = 'does not compile'
 
 TEST = """{prelude}
@@ -81,14 +81,14 @@ COMPLETION = '#define main gauntlet_unused_main\n'  # a completion's own main is
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """The parts shared by all completions of a problem: the test's program, and the object that serves calls."""
+    """The compiled parts shared by all completions of a problem: the test, and the object file that serves calls."""
 
     test: bytes
     server: bytes
 
 
 def build_completion(problem: Problem, code: str, sandbox: Sandbox, deadline: float) -> bytes:
-    """Return the program of a completion. Raise Undecided if it does not build."""
+    """Compile a completion and return its executable. Raise Undecided if it does not compile."""
     built = build(
         f'{COMPILER} {COMMON} "$FILES/completion.cpp" "$FILES/server.o" -o "$TMPDIR/program" && cat "$TMPDIR/program"',
         header_mounts(sandbox),
@@ -103,9 +103,9 @@ def build_completion(problem: Problem, code: str, sandbox: Sandbox, deadline: fl
 
 @functools.lru_cache(maxsize=KEPT)
 def build_problem(program: Program, sandbox: Sandbox) -> Problem:
-    """Build the parts of a problem.
+    """Compile the parts of a problem.
 
-    Raise CannotRun if that fails, or Undecided with `pairs`, some of which are wrong in the data.
+    Raise CannotRun if that fails; with `pairs`, some of which are invalid in the data, raise Undecided.
     """
     failure = CannotRun if program.pairs is None else Undecided
     try:
@@ -179,7 +179,7 @@ def build(
 
 
 def header_mounts(sandbox: Sandbox) -> tuple[Mount, ...]:
-    """Return the header of all programs, precompiled if that can be cached for this user."""
+    """Return the mounts of the header that all programs include, precompiled if that can be cached for this user."""
     with _building:
         return compiled_header(sandbox)
 

@@ -1,8 +1,7 @@
-"""Run a completion against the test of its problem, in separate processes between which only plain values pass.
+"""Run a completion against its problem's test, in separate processes that exchange only plain values.
 
-The result is the test process's. What the completion's process prints, its exit status and what it does to itself are
-ignored; it can only answer calls, rightly or wrongly. A completion that does not finish in time is wrong, with a
-reason.
+The test process alone determines the result. The completion's process can only answer calls, correctly or not; its
+output, its exit status and what it does to itself are ignored. A completion that times out is wrong, with a reason.
 """
 
 from __future__ import annotations
@@ -48,14 +47,14 @@ from llmfoundry_gauntlet.scoring.code.sandbox import (
 Result = TypeVar('Result')
 _num_programs_run = 0
 _lock = threading.Lock()
-NUM_TESTS = 16  # of one process
+NUM_TESTS = 16  # per process
 NUM_WAITING = 2  # processes started ahead of their programs
-IDLE_SECONDS = 10.0  # after which no process is used again; by itself it ends after three times as long
+IDLE_SECONDS = 10.0  # longer idle processes are not reused; they exit on their own after three times this
 MAX_LINE = 65536  # bytes
 
 _of_thread = threading.local()  # a sandbox dies with the thread that started it
 SELF_TEST_SECONDS = 60.0
-SECONDS = 10.0  # of wall time, for a completion and all that is done for it
+SECONDS = 10.0  # wall time for a completion, including starting processes and compiling it
 
 ENDED = 'the program ended before its test did'
 NOT_PLAIN = 'the result of a call is no plain value'
@@ -101,13 +100,13 @@ def num_programs_run() -> int:
 
 
 class Pipes:
-    """Pipes whose ends are closed together, or one by one."""
+    """A set of pipes whose ends can be closed individually or all at once."""
 
     def __init__(self) -> None:
         self._open: set[int] = set()
 
     def make(self) -> tuple[int, int]:
-        """Return the end to read from, and the end to write to."""
+        """Open a pipe and return its read end and its write end."""
         ends = os.pipe()
         self._open.update(ends)
         return ends
@@ -119,13 +118,13 @@ class Pipes:
             os.close(end)
 
     def close_all(self) -> None:
-        """Close the ends that are open."""
+        """Close all ends that are still open."""
         self.close(*self._open)
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A process started for a completion; it gets its program through a pipe."""
+    """A process started ahead for a completion; it receives its program through a pipe."""
 
     running: Running
     program: int
@@ -138,9 +137,9 @@ class Waiting:
 
 
 class TestServer:
-    """A process that runs tests, and processes started ahead for their completions. All of them end with the object."""
+    """A process that runs tests, and processes started ahead for their completions; all end with this object."""
 
-    __test__ = False  # pytest, it is no test
+    __test__ = False  # pytest must not collect it
 
     def __init__(self, interpreter: Interpreter, sandbox: Sandbox) -> None:
         self.num_run = 0
@@ -174,7 +173,7 @@ class TestServer:
         if not self._waiting:
             self._start_waiting()
         waiting = self._waiting.pop(0)
-        with suppress(BrokenPipeError):  # where it has ended, which its test will say
+        with suppress(BrokenPipeError):  # it has exited, which its test will report
             write_line(waiting.program, program)
         self._pipes.close(waiting.program)
         return waiting.running
@@ -186,7 +185,7 @@ class TestServer:
             write_line(self._tests, test)
         except BrokenPipeError:
             return b''
-        if self.num_run > 1:  # so there is more than one program
+        if self.num_run > 1:  # further programs are likely
             while self._ends and len(self._waiting) < NUM_WAITING:
                 self._start_waiting()
         said = wait_for_line(self._outcomes, self._running, deadline)
@@ -234,7 +233,7 @@ def wait_for_line(descriptor: int, running: Running, deadline: float) -> bytes:
     try:
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
-        poll.register(ended, select.POLLIN)  # for a child that another thread forked may hold the pipe open
+        poll.register(ended, select.POLLIN)  # a child forked by another thread may hold the pipe open
         while not said.endswith(b'\n'):
             left = deadline - time.monotonic()
             ready = dict(poll.poll(left * 1000)) if left > 0 else {}
@@ -256,7 +255,7 @@ def wait_for_line(descriptor: int, running: Running, deadline: float) -> bytes:
 def check_completion(program: Program, completion: str, sandbox: Sandbox, *, seconds: float = SECONDS) -> Outcome:
     """Run a completion against its problem's test.
 
-    Raise CannotRun or OSError if that failed for reasons other than the completion.
+    Raise CannotRun or OSError if that fails for reasons other than the completion.
     """
     code = whole_text(program, completion)
     try:
@@ -299,13 +298,13 @@ def check_script(program: Program, code: str, interpreter: Interpreter, sandbox:
             outcome = json.loads(said)
             return Outcome(outcome['passed'], outcome['reason'])
         server.close()
-        if is_fresh:  # else it may have ended for what another test had done
+        if is_fresh:  # otherwise an earlier test may have broken the process: retry with a new one
             raise Undecided('the test ended without a result')
 
 
 def check_cpp(program: Program, code: str, sandbox: Sandbox, seconds: float) -> Outcome:
-    """Run a C++ program: its result is the exit status of the test's process, which contains none of its code."""
-    problem = build_problem(program, sandbox)  # whose time is not the completion's
+    """Run a C++ program: the result is the exit status of the test process, which contains no code of the program."""
+    problem = build_problem(program, sandbox)  # not counted towards the completion's time
     deadline = time.monotonic() + seconds
     completion = build_completion(problem, code, sandbox, deadline)
     with contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Programs in their languages: split a problem and its test, so that a completion runs without access to the test."""
+"""Define languages and programs; problem and test are separate, so that a completion cannot access the test."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PYTHON, CPP, JAVASCRIPT = 'python', 'c++', 'javascript'
 
 
 class Interpreter(Protocol):
-    """Return the command of an interpreter in a role; a process in the role of tests runs several."""
+    """A function that returns an interpreter's command for a role; a process in the TESTS role runs several tests."""
 
     def __call__(self, role: str, *descriptors: int, num_tests: int = 1) -> Command:
         """Return the command."""
@@ -57,7 +57,7 @@ def missing_tool(language: str) -> str | None:
 
 
 def runner(name: str) -> Mount:
-    """Return one of our files that run in the sandbox."""
+    """Return the mount of a file in `runners`, which runs inside the sandbox."""
     return Mount(str(RUNNERS / name), f'{INSIDE}/{name}')
 
 
@@ -189,7 +189,7 @@ def make_program(
     pairs: tuple[tuple[str, str], ...] | None = None,
     joins_lines: bool = True,
 ) -> Program:
-    """Return a problem split into its parts. If a prompt starts no function, `entry_point` is the one to write."""
+    """Split a problem into its parts. If the prompt starts no function, `entry_point` is the one to write."""
     prelude, target = '', entry_point
     if begun := functions(language, prompt):
         prelude, target = prompt[: begun[-1].start], begun[-1].name
@@ -216,7 +216,7 @@ def functions(language: str, text: str) -> list[Begun]:
 
 
 def signature_of(program: Program) -> Begun:
-    """Return how a C++ prompt declares the function to complete. Raise ValueError if it does not."""
+    """Return the function to complete as a C++ prompt declares it. Raise ValueError if the prompt does not."""
     begun = [function for function in functions(CPP, program.prompt) if function.name == program.target]
     if not begun:
         raise ValueError(f'the prompt does not begin {program.target}')

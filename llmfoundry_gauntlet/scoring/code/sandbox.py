@@ -1,15 +1,15 @@
-"""Run a hostile program as one confined process: bubblewrap's namespaces, a seccomp filter, and limits.
+"""Run a hostile program as one confined process, with bubblewrap's namespaces, a seccomp filter and resource limits.
 
-Inside there is no network, none of the user's files, no environment, no other process, and one small temporary folder
-in memory. The program can create threads but no processes, so killing it leaves nothing behind, and the limits of one
-process cover everything it does.
+Inside the sandbox there are no network, no user files, no environment and no other process, only a small temporary
+folder in memory. The program can create threads but no processes, so killing it leaves nothing behind, and the limits
+of one process cover everything it does.
 
 As root, the program gets its own user id, which owns nothing; as a plain user, it gets a user namespace. If bubblewrap
 does not work here, nothing is run, unless the caller asks for `rlimits` (only limits: the program sees the user's files
 and the network) or `none`.
 
-Not covered: the names of empty files in `/tmp` use memory that is not counted (a program that creates nothing else gets
-to 750 MB), and with `rlimits` or `none` a program may leave its process group and keep running.
+Not covered: the names of empty files in `/tmp` use memory that is not counted (up to 750 MB for a program that creates
+nothing else), and with `rlimits` or `none` a program may leave its process group and keep running.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# Numbers by machine (Linux, asm/unistd.h); None where a machine has no such call.
+# System call numbers by machine (Linux, asm/unistd.h).
 DENIED = {
     'x86_64': (
         *(57, 58),  # fork, vfork
@@ -56,7 +56,7 @@ FORKS = {'x86_64': (57, 58), 'aarch64': ()}
 CLONE = {'x86_64': 56, 'aarch64': 220}
 CLONE3 = 435
 SOCKET = {'x86_64': 41, 'aarch64': 198}
-AF_UNIX = 1  # others reach beyond network namespaces (vsock), or hold memory that is nobody's
+AF_UNIX = 1  # other families reach beyond network namespaces (vsock), or hold memory that no process accounts for
 AUDIT_ARCH = {'x86_64': 0xC000003E, 'aarch64': 0xC00000B7}
 X32_BIT = 0x40000000
 CLONE_THREAD = 0x00010000
@@ -69,15 +69,15 @@ ALLOW, KILL, DENY = 0x7FFF0000, 0x80000000, 0x00050000
 Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, operand
 AUTO, BUBBLEWRAP, RLIMITS, NONE = 'auto', 'bubblewrap', 'rlimits', 'none'
 MIB = 2**20
-INSIDE = '/gauntlet'  # our files in a sandbox; a shell script finds them by the variable FILES
+INSIDE = '/gauntlet'  # folder of our files in a sandbox; shell scripts use the variable FILES
 SYSTEM = ('/bin', '/sbin', '/lib', '/lib32', '/lib64', '/etc/alternatives', '/etc/ld.so.cache', '/nix/store')
-FIRST_UID, NUM_UIDS = 20_000, 45_000  # below what a container usually has
-NOT_THE_SYSTEMS = (  # what lies under /usr and may be a user's, or differs from machine to machine
+FIRST_UID, NUM_UIDS = 20_000, 45_000  # all within the 65,536 ids that a container usually has
+NOT_THE_SYSTEMS = (  # folders under /usr that may hold a user's files, or differ between machines
     *('/usr/src', '/usr/local/src', '/usr/lib/python3/dist-packages'),
     *('/usr/local/lib/python3*/dist-packages', '/usr/local/lib/python3*/site-packages'),
 )
 PROBE_SECONDS = 20
-MAX_SAID = 2000  # bytes of what a sandbox says of itself
+MAX_SAID = 2000  # bytes of a sandbox's error output
 INSTALL = 'install it (Debian: apt-get install bubblewrap)'
 ALLOW_HINT = 'or allow programs without isolation: sandbox: rlimits (only limits), sandbox: none'
 
@@ -118,7 +118,7 @@ def seccomp_filter(*, may_fork: bool, machine: str | None = None) -> bytes:
         code += [(JUMP_GREATER_EQUAL, 0, 1, X32_BIT), (RETURN, 0, 0, KILL)]
     for number in denied:
         code += [(JUMP_EQUAL, 0, 1, number), (RETURN, 0, 0, DENY | errno.EPERM)]
-    # clone3 has its flags in memory, where a filter cannot look; glibc then falls back to clone.
+    # clone3 takes its flags from memory, which a filter cannot read; on ENOSYS glibc falls back to clone.
     code += [(JUMP_EQUAL, 0, 1, CLONE3), (RETURN, 0, 0, DENY | errno.ENOSYS), (JUMP_EQUAL, 0, 3, CLONE[machine])]
     code.append((LOAD, 0, 0, FIRST_ARGUMENT))
     code.append((JUMP_SET, 0, 1, NEW_NAMESPACES) if may_fork else (JUMP_SET, 1, 0, CLONE_THREAD))
@@ -146,7 +146,7 @@ def bpf_program(machine: str, code: Sequence[Instruction]) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits of one program. `counts_reserved`: address space counts, not only writable memory."""
+    """The limits of one program; with `counts_reserved` memory is address space, otherwise writable memory only."""
 
     cpu_seconds: int = 5
     memory_bytes: int = 1024 * MIB
@@ -172,7 +172,7 @@ class Mount:
         return os.path.join(folder, os.path.basename(self.target))
 
     def put_into(self, folder: str) -> None:
-        """Copy or link it to its place if there is no isolation."""
+        """Copy or link the source into `folder`, which stands in for the mount if there is no isolation."""
         path = self.path(folder)
         if isinstance(self.source, str):
             if path != self.source:
@@ -230,7 +230,7 @@ class Running:
         """Kill processes that bubblewrap may have started before it asked to die with its parent."""
         pid = self.process.pid
         with contextlib.suppress(OSError):
-            os.kill(pid, signal.SIGSTOP)  # it starts no more
+            os.kill(pid, signal.SIGSTOP)  # so that it starts no more children
             os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
             for child in Path(f'/proc/{pid}/task/{pid}/children').read_text().split():
                 os.kill(int(child), signal.SIGKILL)
@@ -250,7 +250,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """A way to run programs: `level` is the isolation, `as_root` how programs get their own user."""
+    """A way to run programs: `level` is the isolation; as root, each program gets its own user id."""
 
     level: str
     as_root: bool = False
@@ -345,7 +345,7 @@ class Sandbox:
         return self.as_root or version >= (5, 14)
 
     def _user(self) -> list[str]:
-        """Return, as root, the program's own user without privileges, so that its thread limit is its own."""
+        """Return the command that, as root, runs a program as its own unprivileged user, with its own thread limit."""
         if not self.as_root:
             return []
         user = FIRST_UID + secrets.randbelow(NUM_UIDS)

@@ -1,14 +1,14 @@
-"""Run in the sandbox, on its own: a completion that answers calls, or the tests that make them.
+"""Run a completion that answers calls, or the tests that make them, as a standalone script inside the sandbox.
 
     python -I -S python_runner.py completion CALLS RESULTS
     python -I -S python_runner.py tests OUTCOMES CALLS RESULTS [CALLS RESULTS ...]
 
 CALLS, RESULTS and OUTCOMES are descriptors. Standard input has one line of JSON with the completion's program, or one
 for each test, which runs in its own process with the next pair of descriptors. Calls and results are lines of JSON with
-plain values only: a test compares its own objects of built-in types, whatever the completion returned.
+plain values only, so a test compares objects of built-in types, whatever the completion returned.
 
-Every program waits for this to start, so it imports little. Annotations are strings where they need types that are only
-imported for the type checker: `from __future__ import annotations` would also apply to the programs compiled here.
+Every program waits for this script to start, so it imports little. Annotations are strings if they need types that are
+imported only for the type checker: `from __future__ import annotations` would also apply to programs compiled here.
 """
 
 import builtins
@@ -17,7 +17,7 @@ import os
 import select
 import sys
 import types
-from _json import encode_basestring_ascii, make_scanner  # json itself takes as long to load as Python
+from _json import encode_basestring_ascii, make_scanner  # importing json takes as long as starting Python
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 MAX_LINE = 64 * 2**20
 MAX_ITEMS = 10**6  # of an iterator
 IDLE_MILLISECONDS = 30_000
-LOADED_ONCE = ('math', 'typing')  # what most tests need, and takes long to load
+LOADED_ONCE = ('math', 'typing')  # used by most tests and slow to import
 SMALL = 2**53
 EMPTY: dict[object, object] = {}
 DICT_KEYS, DICT_VALUES, DICT_ITEMS = type(EMPTY.keys()), type(EMPTY.values()), type(EMPTY.items())
@@ -54,7 +54,7 @@ class NotPlain(Exception):
 
 
 class CompletionFailed(Exception):
-    """Raised if the completion has no result for a call, and will have none for another."""
+    """Raised if the completion cannot answer this call or any later one."""
 
 
 class Raised:
@@ -223,7 +223,7 @@ class Candidate:
         self.failure: str | None = None  # kept beside the exception, which a test might catch
 
     def give_up(self, reason: str) -> 'NoReturn':
-        """End the test, whatever it catches."""
+        """Fail the test, even if it catches the exception."""
         self.failure = self.failure or reason
         raise CompletionFailed(reason) from None
 
@@ -239,7 +239,7 @@ class Candidate:
             self.give_up(failed)
         try:
             error = type(kind.__name__, (kind, Raised), {})()
-        except TypeError:  # of those that want arguments
+        except TypeError:  # the class requires arguments
             self.give_up(failed)
         error.reason = failed
         raise error
@@ -274,7 +274,7 @@ class Candidate:
 def run_test(program: 'dict[str, Any]', candidate: Candidate) -> str | None:
     """Return None if the completion passes, else the reason."""
     try:
-        candidate.answer()  # that it is ready
+        candidate.answer()  # wait until the completion is ready
         namespace = new_module()
         exec(compile(program['prelude'], 'prelude', 'exec'), namespace)
         namespace[program['target']] = candidate
@@ -294,7 +294,7 @@ def run_test(program: 'dict[str, Any]', candidate: Candidate) -> str | None:
 
 
 def run_pairs(pairs: list[list[str]], candidate: Candidate) -> str | None:
-    """Compare results by Composer 0.17's rule: an expected output that is no expression is taken literally."""
+    """Compare results by Composer 0.17's rule: an expected output that is not an expression is taken literally."""
     for given, wanted in pairs:
         arguments = eval(given, {})
         try:
@@ -321,7 +321,7 @@ def next_line() -> bytes:
 
 
 def run_tests(outcomes: int, pairs: list[tuple[int, int]]) -> None:
-    """Run each test in a fork of this process, until there is none for a while."""
+    """Run each test in a fork of this process, until none arrives before the timeout."""
     for name in LOADED_ONCE:
         importlib.import_module(name)
     files = os.listdir('.')
@@ -331,7 +331,7 @@ def run_tests(outcomes: int, pairs: list[tuple[int, int]]) -> None:
         if child := os.fork():
             os.close(calls)
             os.close(results)
-            if os.waitpid(child, 0)[1] or os.listdir('.') != files:  # which the next test shall not find
+            if os.waitpid(child, 0)[1] or os.listdir('.') != files:  # the next test must not find them
                 return
             continue
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
