@@ -1,4 +1,4 @@
-"""Allocation of an evaluation's items to its tasks, so that composites are as precise as possible for their cost."""
+"""Allocate an evaluation's items to its tasks so that composites are as precise as possible for their cost."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from llmfoundry_gauntlet.metrics.composites import slopes
 STEPS = 60  # of a bisection
 LARGEST = 1e18  # scale of an allocation
 
-Sizes = Mapping[str, int]  # questions by task
+Sizes = Mapping[str, int]  # number of questions by task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskCosts:
-    """The cost and the spread of a question of a task.
+    """The cost of a task's questions and their effect on the error of composites.
 
-    `cost` is in seconds or any other unit, `deviation` the standard deviation of a composite that one question has. At
-    least `least` and at most `most` questions are taken.
+    `cost` of a question is in seconds or any other unit, `deviation` the standard deviation that a single question
+    gives a composite. At least `least` and at most `most` questions are taken.
     """
 
     cost: float
@@ -31,12 +31,13 @@ class TaskCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetEstimate:
-    """What a precision target takes and gives.
+    """The cost and the errors of a precision target.
 
-    `share` is that by which the error of the average may exceed the one of all items (0: all items). The errors are
-    those for other items and about the whole files (`file_errors`), the larger of a model near chance and one
-    halfway to 1. `detectable` is the smallest difference found between two models with a probability of 80 %, at a
-    level of 5 %, if they agree by chance only; models that agree more show smaller ones.
+    `share` is the fraction by which the error of the average may exceed its error with all items (0: all items).
+    `standard_error` is relative to all possible items, `standard_error_of_file` to the whole files (`file_errors`);
+    each is the larger of that of a model near chance and that of one halfway to 1. `detectable` is the minimum
+    detectable effect between two models, with 80 % power at a level of 5 %, if they agree by chance only; it is smaller
+    for models that agree more.
     """
 
     share: float
@@ -48,11 +49,11 @@ class TargetEstimate:
 
 
 def allocate(tasks: Mapping[str, TaskCosts], goes_on: Callable[[Sizes], bool]) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the last of a series of growing allocations that goes on, and the first that does not.
+    """Return the last of a series of growing allocations with `goes_on` true, and the first with it false.
 
-    Both are the least, or the most, of every task if the series ends before it begins, or does not end. A composite
-    gains most if questions go where they reduce its variance most for their cost: their number is proportional to the
-    deviation over the root of the cost (Neyman allocation with costs), within the limits.
+    If it is false for all, both have the minimum of every task; if it is true for all, the maximum. A composite gains
+    most precision for its cost if the number of questions is proportional to the deviation divided by the square root
+    of the cost (Neyman allocation with costs), within the limits.
     """
 
     def sizes(scale: float) -> dict[str, int]:
@@ -78,7 +79,7 @@ def influences(
 ) -> dict[str, float]:
     """Return the effect of each task's accuracy on one average, or on all composites: the root of the sum of squares.
 
-    Tasks without any count like the root mean square of the others; without a gauntlet all count alike.
+    Tasks without an effect get the root mean square of the others; without a gauntlet all tasks get 1.
     """
     if gauntlet is None:
         return dict.fromkeys(num_items, 1.0)

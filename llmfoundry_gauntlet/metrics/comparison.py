@@ -21,19 +21,19 @@ from llmfoundry_gauntlet.metrics.statistics import (
 )
 from llmfoundry_gauntlet.types import Measure, Spread, Stratum
 
-ROUNDING = 1e-12  # what is smaller is 0
+ROUNDING = 1e-12  # smaller values count as 0
 POWER = 0.8  # of a minimum detectable effect
-MAX_CORRELATION = 0.9  # of neighbouring checkpoints
+MAX_CORRELATION = 0.9  # of adjacent checkpoints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """The measure of the second run minus that of the first. `num_items` are the items that both have.
+    """The measure of the second run minus that of the first. `num_items` counts the items that both have.
 
-    `p_value` is two-sided, of Student's t; `p_holm` is corrected for all simultaneous
-    comparisons (Holm 1979). `detectable` is the minimum detectable effect: the smallest difference found with a
-    probability of 80 % at a level of 5 %. They are None if the error is unknown. `is_of_file` if the error is that of
-    the difference over the whole data files, as both runs have the same subset of them, and not over other items.
+    `p_value` is two-sided, from Student's t; `p_holm` is corrected for all simultaneous comparisons (Holm 1979).
+    `detectable` is the minimum detectable effect, with 80 % power at a level of 5 %. They are None if the error is
+    unknown. With `is_of_file` both runs have the same subset of the data files, and the error is relative to the
+    difference over the whole files, not over all possible items.
     """
 
     first: Measure
@@ -46,7 +46,7 @@ class Difference:
 
     @property
     def detectable(self) -> float | None:
-        """Return the minimum detectable effect; None if all items differ alike, so that it is unknown."""
+        """Return the minimum detectable effect; None if unknown, also because all items differ by the same amount."""
         spread = self.difference.spread
         if spread is None or spread.standard_error <= ROUNDING:
             return None
@@ -55,7 +55,7 @@ class Difference:
 
 
 def difference(first: Measure, second: Measure, num_items: int) -> Difference:
-    """Return the second measure minus the first; absent if either is, for its reason."""
+    """Return the second measure minus the first; absent if either is, with its reason."""
     for measure in (first, second):
         if measure.value is None:
             return Difference(first=first, second=second, difference=measure, num_items=num_items, p_value=None)
@@ -76,7 +76,7 @@ def difference(first: Measure, second: Measure, num_items: int) -> Difference:
 def p_value(measure: Measure) -> float | None:
     """Return the probability of a value this far from 0 by chance; None without a standard error.
 
-    If every cluster differs by the same, so that the error is 0, it is that of a sign test.
+    If every cluster differs by the same amount, so that the error is 0, it is the p-value of a sign test.
     """
     if measure.value is None or measure.spread is None:
         return None
@@ -87,7 +87,7 @@ def p_value(measure: Measure) -> float | None:
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Return the p-values corrected for their number; None stays, and does not count."""
+    """Return the p-values corrected for multiple comparisons (Holm 1979); None stays None and is not counted."""
     known = sorted((value, place) for place, value in enumerate(p_values) if value is not None)
     corrected: list[float | None] = [None] * len(p_values)
     highest = 0.0
@@ -135,11 +135,11 @@ def trend(batches: Sequence[int], scores: Sequence[Measure]) -> Trend:
 
 
 def checkpoint_spread(batches: Sequence[int], values: Sequence[float]) -> Spread | None:
-    """Return the spread of a least-squares slope by the scores' distances from the line; None for two checkpoints.
+    """Return the spread of a least-squares slope from the residuals of the scores; None for two checkpoints.
 
-    Neighbouring checkpoints resemble each other. With the autocorrelation r of the distances, corrected for the bias of
-    short series (Kendall 1954), the variance grows by (1 + r) / (1 - r), and the K - 2 degrees of freedom shrink by it.
-    In simulations with 4 to 40 checkpoints fewer flat series look like a trend than with Newey and West's estimate.
+    Residuals of adjacent checkpoints are correlated. With their autocorrelation r, corrected for the bias of short
+    series (Kendall 1954), the variance grows by (1 + r) / (1 - r), and the K - 2 degrees of freedom shrink by it. In
+    simulations with 4 to 40 checkpoints fewer flat series look like a trend than with Newey and West's estimate.
     """
     import numpy as np
 
@@ -169,8 +169,8 @@ def checkpoint_spread(batches: Sequence[int], values: Sequence[float]) -> Spread
 def step_noise(batches: Sequence[int], values: Sequence[float]) -> float | None:
     """Return the standard deviation of a score around its trend, from the variation of its steps.
 
-    Steps are taken minus the mean slope, so that a steady climb is no noise. For K scores with the same variance, the
-    variance of K - 1 steps about their mean is expected to be 2 K / (K - 1) times that.
+    The mean slope is subtracted from the steps, so that a steady climb does not count as noise. For K scores with the
+    same variance, the expected variance of K - 1 steps about their mean is 2 K / (K - 1) times that variance.
     """
     num_scores = len(values)
     if num_scores < 3:

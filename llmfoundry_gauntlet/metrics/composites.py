@@ -19,8 +19,8 @@ def compute_composites(
 ) -> Composites:
     """Return composites from the accuracy and size of each task, keyed by '{label}/{n}-shot'.
 
-    What cannot be computed is absent, with the reason. With `reference`, averages are taken over the categories that
-    are left, and an average over none is 0, as in llm-foundry.
+    Composites that cannot be computed are absent, with the reason. With `reference`, averages are taken over the
+    categories that have a score, and an average over none is 0, as in llm-foundry.
     """
     categories = {
         category.name: category_score(gauntlet, category, accuracies, num_items) for category in gauntlet.categories
@@ -95,7 +95,7 @@ def mean_of(measures: Sequence[Measure]) -> Measure:
 
 
 def slopes(gauntlet: GauntletSpec, num_items: Mapping[str, int]) -> dict[str, dict[str, float]]:
-    """Return, of each composite, the effect of the accuracy of each of these tasks."""
+    """Return the derivative of each composite with respect to the accuracy of each of these tasks."""
     found: dict[str, dict[str, float]] = {}
     for category in gauntlet.categories:
         there = [benchmark for benchmark in category.benchmarks if benchmark.key in num_items]

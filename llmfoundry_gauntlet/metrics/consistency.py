@@ -2,7 +2,7 @@
 
 A question is asked in several variants: its gold option at every label, ten prompts, or five seeds. Accuracy is the
 mean over a question's variants, then over questions; consistency is the share of pairs of variants with the same
-answer. Sums are exact (`math.fsum`), so the order of results changes no bit.
+answer. Sums are exact (`math.fsum`), so metrics do not depend on the order of results.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def unswapped(group: Sequence[VariantResult], labels: Sequence[str], own: str) -
 
 
 def answers_by_label(group: Sequence[VariantResult]) -> dict[str, str | None]:
-    """Return what the reference takes from each generation, by the label that the gold option was moved to."""
+    """Return the answer that the reference extracts from each generation, by the label the gold option was moved to."""
     return {result.variant.removeprefix(OPTION_ORDER): result.reference_answer for result in group}
 
 
@@ -94,7 +94,7 @@ class VariantResult:
 
     `question` is the file's stem and the row, `variant` such as 'option_order:B', 'prompt:3' or 'non_greedy:2', and
     `gold` the gold option's label in the variant, '' without options. `score` is None if unscored. `answer` is
-    compared: the text of the chosen option or the answer of a problem; None is unparsed, and agrees with nothing.
+    compared: the text of the chosen option or the answer of a problem; None is unparsed and agrees with nothing.
     `reference_answer` is extracted by the reference's rule. `cluster` is the number of the question's cluster, such as
     a passage; None without one.
     """
@@ -230,12 +230,12 @@ def cluster_of(result: VariantResult) -> int:
 
 @functools.lru_cache(maxsize=100_000)
 def number_of(question: QuestionKey) -> int:
-    """Return the number of a question that is a cluster by itself."""
+    """Return the cluster number of a question that shares its cluster with no other."""
     return int.from_bytes(hashlib.sha256(repr(question).encode()).digest()[:8], 'big')
 
 
 def estimate(values: Sequence[tuple[float, int]], missing: str | None, *, stratum: str = '') -> Measure:
-    """Return the mean of shares with their clusters' numbers, or why there is none."""
+    """Return the mean of shares, given as pairs of value and cluster number, or the reason why there is none."""
     if not values:
         return Measure(value=None, reason=missing or NO_ITEMS)
     import numpy as np
@@ -273,7 +273,7 @@ def variant_order(variant: str) -> tuple[str, int, str]:
 
 
 def measure(summary: Callable[[Sequence[float]], float], values: Sequence[float], missing: str | None) -> Measure:
-    """Return a summary of values, or why there are none."""
+    """Return a summary of values, or the reason why there are none."""
     if not values:
         return Measure(value=None, reason=missing or NO_ITEMS)
     return Measure(value=float(summary(values)))

@@ -1,7 +1,7 @@
-"""The error of a subset about its whole data files.
+"""Compute the error of a subset relative to its whole data files.
 
-The error of a subset has two meanings: how far the score is from that of all items that could have been asked, and how
-far from that of the whole files, which is smaller by what the subset holds of them.
+The score of a subset has two errors: relative to all possible items, and relative to the whole data files, which is
+smaller, as the subset is part of them.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from llmfoundry_gauntlet.types import FileSample, Spread, Stratum
 
 
 def spread_of_file(spread: Spread) -> Spread | None:
-    """Return the spread about the value over the whole data files; None if unknown, or if no item is left out.
+    """Return the spread relative to the value over the whole data files; None if unknown, or if no item is left out.
 
-    The part of each stratum in the variance shrinks to what the items left out add (see `stratum_of_file`).
+    Each stratum's part of the variance shrinks to that of the items left out (see `stratum_of_file`).
     """
     shares = [one.sample.share for one in spread.strata if one.sample is not None]
     if len(shares) < len(spread.strata) or min(shares) == 1:
@@ -36,10 +36,10 @@ def spread_of_file(spread: Spread) -> Spread | None:
 def stratum_of_file(stratum: Stratum) -> Stratum:
     """Return a stratum with deviations from the value over its whole data file.
 
-    Of n of N items, with m of the M items of each cluster, and the variances b between clusters and w within them, the
-    squared deviation is b A + w (1 / n - 1 / N), where A is the sum of (m / n - M / N)²; that from the population is
-    b P + w / n, where P is the sum of (m / n)². Where no cluster has two items, b and w cannot be told apart, and the
-    larger part is left.
+    For n of N items, with m of the M items of each cluster, and variances b between and w within clusters, the squared
+    error is b A + w (1 / n - 1 / N), where A is the sum of (m / n - M / N)²; relative to the population it is
+    b P + w / n, where P is the sum of (m / n)². If no cluster has two items, b and w cannot be separated, and the
+    larger error is taken.
     """
     sample = stratum.sample
     variance = float(stratum.deviations @ stratum.deviations)
@@ -65,7 +65,7 @@ def stratum_of_file(stratum: Stratum) -> Stratum:
 
 
 def shared(sample: FileSample) -> float:
-    """Return the sum over clusters of sampled times all items, expected of subsets that take items in turns."""
+    """Return the expected sum over clusters of sampled times all items, for subsets that take clusters in turns."""
     import numpy as np
 
     left, file_sizes = int(sample.sizes.sum()), sample.file_sizes

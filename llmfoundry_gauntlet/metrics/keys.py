@@ -37,7 +37,7 @@ def valid_key(key: str) -> str:
 
 
 def valid_keys(keys: Iterable[str]) -> dict[str, str]:
-    """Return each key with its form in loggers. Raise ConfigError for keys with the same form."""
+    """Return the valid form of each key. Raise ConfigError for keys with the same form."""
     found = {key: valid_key(key) for key in keys}
     first: dict[str, str] = {}
     problems = [
@@ -58,7 +58,7 @@ def check_names(categories: Mapping[str, Iterable[str]], composites: Iterable[st
 
 
 def with_errors(metrics: Mapping[str, Measure]) -> Iterator[tuple[str, float | None]]:
-    """Return the name and value of each metric and of its standard error; that of the accuracy is StandardError."""
+    """Yield name and value of each metric and of its standard error, named StandardError for the accuracy."""
     for place, (name, measure) in enumerate(metrics.items()):
         yield name, measure.value
         yield error_name(name, is_accuracy=place == 0), measure.standard_error

@@ -35,9 +35,9 @@ class Absent(ValueError):
 class Metric:
     """A metric of a task or a category: the mean of one value per item, with the standard error of that mean.
 
-    `values` returns them for scored items, at least one; None for an item that does not count. It raises Absent if
-    there is no such number. `is_share` if values are between 0 and 1; without `has_error` the mean is of values that
-    depend on each other, so that no standard error is known.
+    `values` returns the values of one or more scored items, None for an item that does not count. It raises Absent if
+    they are unknown. With `is_share` values are between 0 and 1; without `has_error` they depend on each other, so that
+    no standard error is known.
     """
 
     name: str
@@ -47,12 +47,12 @@ class Metric:
 
 
 def accuracy(name: str) -> Metric:
-    """Return the mean score, under the name given by a task type."""
+    """Return the metric of the mean score, under the name given by a task type."""
     return Metric(name, scores_of, is_share=True)
 
 
 def item_metric(name: str) -> Metric:
-    """Return the mean of a metric that the task type's scorer gives every item; absent if some items lack it."""
+    """Return the metric of a value that the task type's scorer gives every item; absent if some items lack it."""
     return Metric(name, partial(item_metric_values, name))
 
 
@@ -69,7 +69,7 @@ def task_score(
     allow_missing: bool = False,
     file_sizes: FileSizes | None = None,
 ) -> TaskScore:
-    """Return the metrics of a task, in order; only counts without any metric.
+    """Return the metrics of a task, in order; without any metric, only the counts.
 
     A task with categories has the plain mean over its categories. If any item is unscored there are no metrics, only
     the reason; with `allow_missing` they are taken over the scored items, if there are any. `file_sizes` are those of
@@ -77,7 +77,7 @@ def task_score(
     """
     names = sorted({result.category for result in results if result.category is not None}) if metrics else []
     if file_sizes and file_sizes.keys() != {result.category for result in results}:
-        file_sizes = None  # the items say nothing about a category that has none of them
+        file_sizes = None  # nothing is known about a category without items
     if not names:
         sizes = sizes_of(file_sizes, None)
         return plain_score(task, task, metrics, results, allow_missing=allow_missing, file_sizes=sizes)
@@ -172,7 +172,7 @@ def measure(
     stratum: str = '',
     file_sizes: Ints | None = None,
 ) -> Measure:
-    """Return a metric of scored results. `clusters` has the numbers of their clusters, uint64 [N].
+    """Return a metric of scored results. `clusters` has their cluster numbers, uint64 [N].
 
     `file_sizes` are those of all clusters of the data file, empty if all items are given, None if unknown.
     """
@@ -207,7 +207,7 @@ def item_metric_values(name: str, results: Sequence[ItemResult]) -> list[float]:
 
 
 def pass_chances(k: int, results: Sequence[ItemResult]) -> list[float | None]:
-    """Yield the probability that one of k programs passes, at each problem's first program.
+    """Return the probability that at least one of k programs passes, at the position of each problem's first program.
 
     Unbiased, from n programs of which c pass: 1 - C(n - c, k) / C(n, k) (arXiv 2107.03374).
     """
@@ -240,12 +240,12 @@ def scores_of(results: Iterable[ItemResult]) -> list[float]:
 
 
 def gold_bits_per_byte() -> Metric:
-    """Return the metric of bits per byte of the right continuation: a mean over items."""
+    """Return the metric of the gold continuation's bits per byte, a mean over items."""
     return Metric('GoldBitsPerByte', bits_per_byte)
 
 
 def choice_metrics() -> tuple[Metric, ...]:
-    """Return the metrics of tasks in which one of several choices is right."""
+    """Return the metrics of tasks with several choices of which one is correct."""
     return (
         gold_bits_per_byte(),
         Metric('GoldProbability', gold_probabilities, is_share=True),
@@ -260,12 +260,12 @@ def choice_metrics() -> tuple[Metric, ...]:
 
 
 def pmi() -> Metric:
-    """Return the metric of matches by how much the prompt raises each choice's probability (arXiv 2104.08315)."""
+    """Return the metric of choosing by how much the prompt raises each choice's probability (arXiv 2104.08315)."""
     return Metric('PMINormalizedMatch', pmi_matches, is_share=True)
 
 
 def bits_per_byte(results: Sequence[ItemResult]) -> list[float]:
-    """Yield -log2 of the right choice's probability per byte, item by item."""
+    """Return -log2 of the gold choice's probability per byte, for each item."""
     return [
         -logprobs[gold] / math.log(2) / lengths[gold]
         for (logprobs, gold), lengths in zip(scored(results), sizes(results, lambda r: r.num_bytes), strict=True)
@@ -273,12 +273,12 @@ def bits_per_byte(results: Sequence[ItemResult]) -> list[float]:
 
 
 def gold_probabilities(results: Sequence[ItemResult]) -> list[float]:
-    """Yield the right choice's probability among the choices, item by item."""
+    """Return the gold choice's probability among the choices, for each item."""
     return [probabilities(logprobs)[gold] for logprobs, gold in scored(results)]
 
 
 def matches(lengths_of: Callable[[ItemResult], tuple[int, ...] | None], results: Sequence[ItemResult]) -> list[float]:
-    """Return whether the right choice has the highest log-probability per unit of length; a tie earns its share."""
+    """Return each item's `gold_share` by log-probability per unit of length."""
     return [
         gold_share([logprob / length for logprob, length in zip(logprobs, lengths, strict=True)], gold)
         for (logprobs, gold), lengths in zip(scored(results), sizes(results, lengths_of), strict=True)
@@ -286,7 +286,10 @@ def matches(lengths_of: Callable[[ItemResult], tuple[int, ...] | None], results:
 
 
 def pmi_matches(results: Sequence[ItemResult]) -> list[float]:
-    """Return whether the right choice gains most by its prompt, against what it has after the task's `pmi_context`."""
+    """Return each item's `gold_share` by the gain in log-probability from its prompt.
+
+    The gain is relative to the log-probability after the task's `pmi_context`.
+    """
     alone = [
         result.logprobs_alone
         for result in results
@@ -307,9 +310,9 @@ def pmi_matches(results: Sequence[ItemResult]) -> list[float]:
 def calibration_gaps(results: Sequence[ItemResult]) -> list[float]:
     """Return values whose mean is the expected calibration error over bins of equal width (arXiv 1706.04599).
 
-    In a bin, confidence is the mean probability of the preferred choices; its gap is the confidence minus the accuracy.
-    An item's value is its own part of its bin's gap, with the gap's sign, so that the mean of the values is the mean of
-    the gaps' sizes, weighted by the number of items.
+    A bin's confidence is the mean probability of the preferred choices, its gap the confidence minus the accuracy. An
+    item's value is its own gap times the sign of its bin's gap, so that the mean of the values is the mean absolute gap
+    of the bins, weighted by their number of items.
     """
     confidences, rights, bins = [], [], []
     for logprobs, gold in scored(results):
@@ -323,10 +326,10 @@ def calibration_gaps(results: Sequence[ItemResult]) -> list[float]:
 
 
 def calibration_bias(results: Sequence[ItemResult]) -> list[float]:
-    """Return values whose mean is the calibration error expected of a perfectly calibrated model.
+    """Return values whose mean is the expected calibration error of a perfectly calibrated model.
 
-    Its items would be right with the probability of their preferred choices, and the size of a bin's gap would be that
-    of a normal deviation.
+    Its preferred choices are correct with their own probability; a bin's gap is approximated as normal, and its
+    expected absolute value is used.
     """
     confidences = [max(probabilities(logprobs)) for logprobs, _ in scored(results)]
     bins = [min(int(confidence * NUM_BINS), NUM_BINS - 1) for confidence in confidences]
@@ -341,7 +344,7 @@ def calibration_bias(results: Sequence[ItemResult]) -> list[float]:
 
 
 def brier_scores(results: Sequence[ItemResult]) -> list[float]:
-    """Yield the squared distance of the choices' probabilities from certainty of the right one: 0 (best) to 2."""
+    """Return, for each item, the squared distance of the choices' probabilities from the gold: 0 (best) to 2."""
     return [
         math.fsum((p - (place == gold)) ** 2 for place, p in enumerate(probabilities(logprobs)))
         for logprobs, gold in scored(results)
@@ -349,14 +352,14 @@ def brier_scores(results: Sequence[ItemResult]) -> list[float]:
 
 
 def majority(results: Sequence[ItemResult]) -> list[float]:
-    """Return whether an item's right choice is the one that is right most often: what always giving that would earn."""
+    """Return, for each item, 1 if its gold is the most common one, else 0: the score of always choosing that."""
     counts = Counter(result.gold for result in results)
     most = min((gold for gold, count in counts.items() if count == max(counts.values())), key=str)
     return [float(result.gold == most) for result in results]
 
 
 def scored(results: Sequence[ItemResult]) -> Iterator[tuple[tuple[float, ...], int]]:
-    """Return log-probabilities and the right choice of each item. Raise Absent if an item has none that are finite."""
+    """Yield log-probabilities and the gold choice of each item. Raise Absent if any are missing or not finite."""
     known = [
         (result.logprobs, result.gold)
         for result in results
@@ -365,14 +368,14 @@ def scored(results: Sequence[ItemResult]) -> Iterator[tuple[tuple[float, ...], i
     if len(known) < len(results):
         raise Absent(f'{len(results) - len(known)} of {len(results)} items have no finite log-probabilities')
     for logprobs, gold in known:
-        assert isinstance(gold, int)  # the index of a choice, where choices are scored
+        assert isinstance(gold, int)  # the index of a choice, as choices are scored
         yield logprobs, gold
 
 
 def sizes(
     results: Sequence[ItemResult], lengths_of: Callable[[ItemResult], tuple[int, ...] | None]
 ) -> list[tuple[int, ...]]:
-    """Return the lengths of each item's choices, 1 at least. Raise Absent if some are unknown."""
+    """Return the lengths of each item's choices, at least 1. Raise Absent if some are unknown."""
     known = [tuple(max(length, 1) for length in found) for result in results if (found := lengths_of(result))]
     if len(known) < len(results):
         raise Absent(f'the lengths of choices are not known of {len(results) - len(known)} of {len(results)} items')
@@ -380,7 +383,7 @@ def sizes(
 
 
 def probabilities(logprobs: Sequence[float]) -> list[float]:
-    """Return probabilities normalised over the choices."""
+    """Return probabilities normalized over the choices."""
     highest = max(logprobs)
     parts = [math.exp(logprob - highest) for logprob in logprobs]
     whole = math.fsum(parts)
@@ -388,9 +391,9 @@ def probabilities(logprobs: Sequence[float]) -> list[float]:
 
 
 def gold_share(scores: Sequence[float], gold: int, *, rounding_of: float = 0.0) -> float:
-    """Return 1 if the right choice is the best, its share if it ties with others, else 0.
+    """Return 1 if the gold choice has the highest score, 1/k in a k-way tie that includes it, else 0.
 
-    Scores tie if they are equal up to the rounding error of numbers of their size, or of `rounding_of`.
+    Scores tie if they are equal up to the rounding error of numbers of their size, or of size `rounding_of`.
     """
     best = best_of(scores, rounding_of=rounding_of)
     return 1 / len(best) if gold in best else 0.0

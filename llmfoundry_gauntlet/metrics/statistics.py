@@ -1,15 +1,15 @@
-"""Estimates with clustered standard errors, carried through every mean and composite.
+"""Compute clustered standard errors and propagate them through every mean and composite.
 
 The method is that of arXiv 2411.00640 with a jackknife over clusters. An estimate keeps the contribution of each
 cluster of items to its deviation. Linear functions of estimates (rescaling, means over categories, composites,
-differences of runs) are the same functions of these deviations, so estimates that share items, such as a task counted
-twice, are correlated correctly. A cluster has the same number everywhere. Sums are exact (`math.fsum`): no order of
-items changes a bit.
+differences of runs) apply to these deviations as well, so estimates that share items, such as a task counted twice,
+are correlated correctly. A cluster has the same number everywhere. Sums are exact (`math.fsum`), so results do not
+depend on the order of items.
 
-Intervals and p-values are those of Student's t with the effective degrees of freedom: of few or uneven clusters there
-are fewer than clusters (Carter, Schnepel and Steigerwald 2017), of a sum those of Satterthwaite (1946). The interval of
-a share is Wilson's with the effective number of items, so that it is not empty at 0 and 1; that of a sum is put
-together from those of its parts (Zou and Donner 2008).
+Intervals and p-values use Student's t with the effective degrees of freedom: fewer than clusters if these are few or
+uneven (Carter, Schnepel and Steigerwald 2017), and Satterthwaite's (1946) for a sum. The interval of a share is
+Wilson's with the effective number of items, so that it is not empty at 0 and 1; that of a sum is combined from those
+of its parts (Zou and Donner 2008).
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def mean_over_clusters(
     is_share: bool = False,
     file_sizes: Ints | None = None,
 ) -> Measure:
-    """Return the mean of items' values with the spread of their clusters: `clusters` has the number of each item's.
+    """Return the mean of items' values with its spread; `clusters` has the number of each item's cluster.
 
     A cluster's deviation is the change of the mean without it (jackknife): e / (N - n) * sqrt((G - 1) / G) for its n of
-    N items, with the sum e of their deviations from the mean, and G clusters; for clusters of one size the paper's
-    error times sqrt(G / (G - 1)). The error of a single cluster of several items is the standard deviation of an item,
-    as if they were all alike; that of a single item is unknown. `is_share` says that values are between 0 and 1.
-    `file_sizes` are the numbers of items of all clusters in the data file, None if unknown.
+    N items, with the sum e of their deviations from the mean, and G clusters. For clusters of the same size, the error
+    is the paper's times sqrt(G / (G - 1)). For a single cluster of several items it is the standard deviation of an
+    item, as if the items were fully correlated; for a single item it is unknown. With `is_share` values are between 0
+    and 1. `file_sizes` are the numbers of items of all clusters in the data file, None if unknown.
     """
     import numpy as np
 
@@ -92,9 +92,9 @@ def mean_over_clusters(
 
 
 def spread_of_mean(stratum: Stratum, value: float, num_effective: float, *, is_share: bool) -> Spread:
-    """Return the spread of a mean over the clusters of a stratum, whose error so many even clusters would have.
+    """Return the spread of a mean over the clusters of a stratum, equivalent to `num_effective` even clusters.
 
-    Of a share without variation, such as 0 of 100 items, the error towards either side is that of Wilson's interval.
+    For a share without variation, such as 0 of 100 items, the error on either side is that of Wilson's interval.
     """
     spread = spread_of([stratum])
     if not is_share:
@@ -136,7 +136,7 @@ def spread_of(strata: Sequence[Stratum]) -> Spread:
 
 
 def parts_of_variance(strata: Sequence[Stratum]) -> tuple[list[float], float]:
-    """Return the part of each stratum in the variance of their sum, with its covariances, and the variance."""
+    """Return each stratum's part of the variance of their sum, including covariances, and the variance."""
     import numpy as np
 
     numbers, places = np.unique(np.concatenate([one.clusters for one in strata]), return_inverse=True)
@@ -150,7 +150,7 @@ def parts_of_variance(strata: Sequence[Stratum]) -> tuple[list[float], float]:
 
 
 def freedom_of_sum(variances: Sequence[float], freedoms: Sequence[float]) -> float:
-    """Return the degrees of freedom of a sum of variances (Satterthwaite 1946); of 0 the sum of their freedoms."""
+    """Return the degrees of freedom of a sum of variances (Satterthwaite 1946); for a sum of 0, that of `freedoms`."""
     uncertain = math.fsum(variance**2 / freedom for variance, freedom in zip(variances, freedoms, strict=True))
     return math.fsum(variances) ** 2 / uncertain if uncertain > 0 else math.fsum(freedoms)
 
@@ -197,10 +197,10 @@ def mean_over_categories(
     is_share: bool,
     file_sizes: Mapping[str, Ints] | None = None,
 ) -> Measure:
-    """Return the plain mean of categories' means, given the number of a cluster of each; the categories are fixed.
+    """Return the plain mean over a fixed set of categories; `clusters` has the number of one cluster of each.
 
-    Categories with a single cluster borrow their errors: the distance of each mean from that of all other categories
-    (collapsed strata; Cochran 1977, section 5A.12). Categories differ, so it is conservative.
+    Categories with a single cluster borrow their errors from the distance of each mean from that of all other
+    categories (collapsed strata; Cochran 1977, section 5A.12). This is conservative, as categories differ.
     """
     import numpy as np
 
@@ -209,7 +209,7 @@ def mean_over_categories(
     plain = weighted_sum(list(measures.values()), [1 / len(measures)] * len(measures))
     if not alone or len(measures) < 2:
         return plain
-    distances: dict[int, float] = {}  # by cluster, which two categories may have in common
+    distances: dict[int, float] = {}  # by cluster, which categories may share
     for name in alone:
         distance = values[name] - mean([value for other, value in values.items() if other != name])
         distances[clusters[name]] = distances.get(clusters[name], 0.0) + distance
@@ -217,7 +217,7 @@ def mean_over_categories(
     sample = None
     if file_sizes is not None:
         samples = [spread.strata[0].sample for name in alone if (spread := measures[name].spread) is not None]
-        num_single = len(alone) - len(samples)  # items
+        num_single = len(alone) - len(samples)  # categories with a single item
         sample = FileSample(
             sizes=np.concatenate([np.ones(num_single, np.int64), *(one.sizes for one in samples if one is not None)]),
             file_sizes=np.concatenate([file_sizes[name] for name in alone]),
@@ -237,11 +237,11 @@ def mean_over_categories(
     others = [one for name, one in measures.items() if name not in alone]
     weights = [1 / len(measures)] * len(others)
     found = weighted_sum([*others, together], [*weights, len(alone) / len(measures)])
-    return replace(found, value=plain.value)  # to the last bit that of the plain mean
+    return replace(found, value=plain.value)  # bit-identical to the plain mean
 
 
 def joined(strata: Iterable[Stratum]) -> list[Stratum]:
-    """Return the strata, those of one name as one: their deviations are added by cluster."""
+    """Merge strata with the same name: their deviations are added by cluster."""
     import numpy as np
 
     groups: dict[str, list[Stratum]] = {}
@@ -274,7 +274,7 @@ def scaled(stratum: Stratum, weight: float) -> Stratum:
 
 
 def file_sample(deviations: Floats, places: Ints, sizes: Ints, file_sizes: Ints) -> FileSample:
-    """Return the part of a data file that items are, given their deviations and the places of their clusters."""
+    """Return the items' part of a data file, given their deviations and the index of each item's cluster."""
     import numpy as np
 
     if not len(sizes) < len(places) < file_sizes.sum():  # nothing is left out, or no cluster has two items
@@ -285,7 +285,7 @@ def file_sample(deviations: Floats, places: Ints, sizes: Ints, file_sizes: Ints)
 
 
 def joined_sample(samples: Sequence[FileSample | None]) -> FileSample | None:
-    """Return the part of a file that the items of all samples are; None if they are not the same items."""
+    """Merge samples of the same items of a file; return None if the items differ."""
     import numpy as np
 
     known = [one for one in samples if one is not None]
@@ -297,7 +297,7 @@ def joined_sample(samples: Sequence[FileSample | None]) -> FileSample | None:
 def variance_shares(measure: Measure) -> dict[str, float]:
     """Return the share of each task in the variance of a composite, the largest first; {} without a variance.
 
-    They sum to 1; a task whose sources are also in others counts with half of what they have in common.
+    They sum to 1; tasks that share sources each count half of the variance that these have in common.
     """
     strata = () if measure.spread is None else measure.spread.strata
     parts, variance = parts_of_variance(strata) if strata else ([], 0.0)
@@ -314,7 +314,7 @@ def interval(measure: Measure) -> tuple[float, float] | None:
     if measure.value is None or measure.spread is None:
         return None
     spread, quantile = measure.spread, student_quantile(measure.spread.freedom)
-    if spread.num_items is not None:  # where all items are alike no variance is estimated
+    if spread.num_items is not None:  # without variation among the items, no variance is estimated
         return wilson(measure.value, spread.num_items, quantile if spread.standard_error > 0 else NORMAL_QUANTILE)
     low, high = measure.value - quantile * spread.below, measure.value + quantile * spread.above
     return max(low, spread.bounds[0]), min(high, spread.bounds[1])
@@ -336,7 +336,7 @@ def student_tail(value: float, freedom: float) -> float:
 
 
 def cluster_numbers(results: Sequence[ItemResult]) -> ClusterNumbers:
-    """Return the number of each item's cluster, uint64 [N]; an item without one is its own cluster."""
+    """Return each item's cluster number, uint64 [N]; an item without a cluster is its own."""
     import numpy as np
 
     return np.array([cluster_number(result) for result in results], np.uint64)
@@ -348,7 +348,7 @@ def cluster_number(result: ItemResult) -> int:
 
 
 def number_of_row(result: ItemResult) -> int:
-    """Return the number of the cluster that an item is by itself."""
+    """Return the cluster number of an item that is its own cluster."""
     key = result.key
     digest = hashlib.sha256(repr((key.task, key.file, key.row)).encode())
     return int.from_bytes(digest.digest()[:8], 'big')
