@@ -16,27 +16,46 @@ SCALES = {
     'thousand': 1000,
     'k': 1000,
     'million': 10**6,
+    'mn': 10**6,
     'billion': 10**9,
+    'bn': 10**9,
     'trillion': 10**12,
     'dozen': 12,
 }
-# The names of each unit in the singular, as they occur in the answers and problems of GSM8K, AQuA and MATH. After an
-# amount of money, 'a day' or 'per hour' is ignored.
-MONEY = ('$ dollar usd', '€ euro', '£ pound', 'rupee rs', 'cent')
+# The names of each unit in the singular. After an amount of money, 'a day' or 'per hour' is ignored.
+MONEY = ('$ dollar usd buck', '€ euro eur', '£ pound gbp', 'rupee rs re inr', 'cent')
 MEASURES = (
-    *('% percent', '° degree', 'second sec', 'minute min', 'hour hr h', 'day', 'week', 'month', 'year'),
-    *(
-        'mm millimeter',
-        'cm centimeter centimetre',
-        'm meter metre',
-        'km kilometer kilometre',
-        'inch inche',
-        'foot feet ft',
-        'yard',
-        'mile',
-    ),
-    *('mg milligram', 'g gram gm', 'kg kilogram', 'ounce oz', 'lb', 'ml milliliter', 'liter litre', 'gallon', 'cup'),
-    *('mile/hour mph', 'km/hour kmph', 'C °C celsius', 'F °F fahrenheit', 'K kelvin'),
+    '% percent',
+    '° degree',
+    'second sec',
+    'minute min',
+    'hour hr h',
+    'day',
+    'week',
+    'month',
+    'year yr',
+    'mm millimeter millimetre',
+    'cm centimeter centimetre',
+    'm meter metre',
+    'km kilometer kilometre',
+    'inch inche',
+    'foot feet ft',
+    'yard yd',
+    'mile mi',
+    'mg milligram',
+    'g gram gm',
+    'kg kilogram kilo',
+    'ounce oz',
+    'lb',
+    'ml milliliter millilitre',
+    'liter litre',
+    'gallon',
+    'cup',
+    'mile/hour mph',
+    'km/hour kmph kph',
+    'C °C celsius',
+    'F °F fahrenheit',
+    'K kelvin',
 )
 UNITS = {name: names.split()[0] for names in (*MONEY, *MEASURES) for name in names.split()}
 CURRENCIES = {names.split()[0] for names in MONEY}
@@ -44,9 +63,9 @@ CURRENCIES = {names.split()[0] for names in MONEY}
 MAX_CHARACTERS = 1000  # of a number; Python parses at most 4,300 digits
 DIGITS = r'(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+'
 NUMBER = re.compile(
-    r'(?<![\w.,])(?P<sign>[-+]?)(?P<gap>\s?)(?:(?P<money>[$€£]|(?i:rs\b\.?))\s?)?(?P<inner>-?)'
-    rf'(?P<number>{DIGITS})(?:\s?/\s?(?P<divisor>\d+))?'
-    r'(?:\s?(?P<scale>(?i:hundred|thousand|million|billion|trillion|dozen)|k)(?![^\W_]))?'
+    r'(?<![\w.,])(?P<sign>[-+]?)(?P<gap>\s?)(?:(?P<money>[$€£]|(?i:rs\b\.?|usd\b|eur\b))\s?)?(?P<inner>-?)'
+    rf'(?P<number>{DIGITS})(?:\s?/\s?(?P<divisor>\d+))?(?!\d)'
+    r'(?:\s?(?P<scale>(?i:hundred|thousand|million|billion|trillion|dozen|mn|bn)|k)s?(?![^\W_]))?'
 )
 UNIT = re.compile(r'\s*(?P<unit>[%$€£]|°\s?[CF]?(?![^\W_])|[^\W\d_]{2,}(?:(?:/| per )[^\W\d_]+)?|[mghCFK](?![^\W_]))')
 
@@ -60,7 +79,7 @@ FORMULA_AFTER = re.compile(
 JOINS = ('=', ':', '(')  # after these, a sign followed by a space belongs to the number
 
 FRACTION = re.compile(r'\\[dt]?frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}')
-WRAPPED = re.compile(r'\\(?:text|math[a-z]+|boxed)\s*\{([^{}]*)\}')
+WRAPPED = re.compile(r'\\(?:text|mathrm|mathbf|boxed|operatorname)\s*\{([^{}]*)\}')
 INLINE = re.compile(r'(?<!\\)(\$\$?)((?:\\.|[^$\\])+)\1(?!\d)')
 BOLD = re.compile(r'(?<![\w*])(\*\*?)([^\s*](?:[^*]*[^\s*])?)\1(?![\w*])')
 MINUS = re.compile(r'\b(?:minus|negative)\s+(?=[$€£]?[\d.])', re.IGNORECASE)
