@@ -1,4 +1,4 @@
-"""Write files atomically: a reader finds all or nothing, even if the writer is killed or the power fails."""
+"""Write files atomically: readers find all of a file or none, even if the writer is killed or the power fails."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def write_synced(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Sync the names of a folder's files to disk. Raise OSError."""
+    """Sync a folder's entries to disk. Raise OSError."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

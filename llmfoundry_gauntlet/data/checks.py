@@ -76,7 +76,7 @@ class TaskFile:
 
 
 def check_files(files: Sequence[TaskFile], texts: Sequence[str]) -> tuple[list[Record], Record | None]:
-    """Return the counts and findings of each file, and which rows occur in training texts, if there are any texts."""
+    """Return the counts and findings of each file, and the rows that occur in training texts, if any are given."""
     checked = [check_file(file) for file in files]
     overlap = find_overlap(files, texts) if texts and files else None
     for record, task in zip(checked, overlap['tasks'] if overlap else (), strict=False):
@@ -131,7 +131,7 @@ def check_file(file: TaskFile) -> Record:
 
 
 def finding(kind: str, text: str, lines: Sequence[int] = ()) -> Record:
-    """Return a finding about the rows on these lines, with the first of them; one without lines is about the file."""
+    """Return a finding about the rows on these lines, listing the first; without lines it is about the whole file."""
     return {
         'kind': kind,
         'text': text,
@@ -142,7 +142,7 @@ def finding(kind: str, text: str, lines: Sequence[int] = ()) -> Record:
 
 
 def repeated(rows: Iterable[CheckedRow], attribute: str) -> list[list[CheckedRow]]:
-    """Return the groups of several rows with the same value of an attribute, in file order."""
+    """Return the groups of two or more rows with the same value of an attribute, in file order."""
     groups: dict[Hashable, list[CheckedRow]] = defaultdict(list)
     for row in rows:
         groups[getattr(row, attribute)].append(row)
@@ -191,14 +191,14 @@ def words_of(text: str) -> list[str]:
 
 
 def sequences_of(words: Sequence[str]) -> list[int]:
-    """Return a hash of every 13 consecutive words; of 64 bits, and comparable within one process only."""
+    """Return a hash of every 13 consecutive words, of 64 bits and comparable only within one process."""
     return [hash(tuple(words[start : start + NUM_WORDS])) for start in range(len(words) - NUM_WORDS + 1)]
 
 
 def row_sequences(rows: Sequence[CheckedRow]) -> list[array[int]]:
-    """Return the sequences to look for of each row: of its prompt, and of its right answer if the prompt is short.
+    """Return each row's sequences to search for: those of the prompt, and of the right answer if the prompt is short.
 
-    Sequences that many sources share, such as an instruction, are the task's template and left out.
+    Sequences that many sources share, such as an instruction, belong to the task's template and are left out.
     """
     found: list[array[int]] = []
     by_source: dict[str, set[int]] = defaultdict(set)
@@ -217,7 +217,7 @@ def row_sequences(rows: Sequence[CheckedRow]) -> list[array[int]]:
 def find_overlap(files: Sequence[TaskFile], texts: Sequence[str]) -> Record:
     """Return the rows that share sequences of words with training texts, ready for JSON.
 
-    Of each file, `num_checked` rows are long enough to be looked for; `num_most` rows have at least 80% of their
+    In each file, `num_checked` rows are long enough to be searched for; `num_most` rows have at least 80% of their
     sequences in the texts. Raise DataError for an unreadable text.
     """
     sequences = [row_sequences(file.rows) for file in files]
@@ -256,23 +256,23 @@ def training_files(source: str) -> list[str]:
 
 
 def search_text(source: str, wanted: set[int], places: dict[int, str]) -> int:
-    """Add the line at which each wanted sequence first ends in a training text to `places`; return its number of words.
+    """Add the line on which each wanted sequence first ends in a training text to `places`; return the number of words.
 
-    Files named .jsonl, .ndjson or .json hold one document per line, of which every string counts; other files are one
-    document of plain text. Either may be compressed (.gz, .bz2, .xz, .zst). Raise DataError for an unreadable file.
+    Files named .jsonl, .ndjson or .json hold one document per line, all of whose strings are searched; other files are
+    one document of plain text. Either may be compressed (.gz, .bz2, .xz, .zst). Raise DataError for an unreadable file.
     """
     import fsspec
 
     compression = fsspec.utils.infer_compression(source)
     is_json = source.removesuffix(Path(source).suffix if compression else '').endswith(JSON_LINES)
     num_words, number = 0, 1
-    words: list[str] = []  # with the last 12 of the document's earlier lines, so that a sequence may span lines
+    words: list[str] = []  # preceded by the last 12 of the document's earlier lines, as a sequence may span lines
     with opened(source) as raw:
         try:
             text = io.TextIOWrapper(
                 fsspec.compression.compr[compression](raw, mode='rb'), 'utf-8-sig', errors='ignore', newline='\n'
             )
-            # Plain text is read a megabyte at a time; a word on such a boundary is split.
+            # Plain text is read at most a megabyte at a time; a word across such a boundary is split.
             while line := text.readline(-1 if is_json else READ_CHARACTERS):
                 if not is_json and '\0' in line:
                     raise DataError(f'{source}:{number}: binary data; allowed: text or JSON lines, also compressed')

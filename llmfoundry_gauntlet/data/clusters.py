@@ -78,7 +78,7 @@ def _scheme(row: Mapping[str, Any]) -> str:
 
 
 def _persons(row: Mapping[str, Any]) -> str:
-    """Return the two people in a Winogender sentence; each pair occurs in one template only."""
+    """Return the two people in a Winogender sentence; each pair occurs in only one template."""
     return ' / '.join(sorted(filter(None, _pair(row, 'choices'))))
 
 

@@ -80,10 +80,10 @@ def look(file: DataFile, data_root: Path) -> Outcome:
 
 
 def list_copies(files: Sequence[DataFile], url: str) -> Mapping[str, Sequence[str]]:
-    """Return the paths or URLs of all files with the names of these files below a folder or fsspec URL, by their path.
+    """Return, by the path of each file, the paths or URLs of the files with its name below a folder or fsspec URL.
 
-    The shallowest are first, then parquet files that can be converted; hidden files are left out. Raise ConfigError if
-    there is no such folder.
+    The shallowest come first, published parquet files that can be converted last; hidden files are left out. Raise
+    ConfigError if there is no such folder.
     """
     if not is_remote(url) and not Path(url).is_dir():
         kind = 'is a file; give its folder' if Path(url).exists() else 'there is no such folder'
@@ -146,7 +146,7 @@ def put(
 
 
 def download(file: DataFile, num_retries: int) -> tuple[Outcome, bytes]:
-    """Download a published file and convert it if it has a converter; OTHER if no attempt yields the right bytes."""
+    """Download a published file and convert it if necessary; return OTHER if no attempt yields the expected bytes."""
     import pooch
     import requests
 

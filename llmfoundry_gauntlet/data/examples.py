@@ -1,4 +1,4 @@
-"""Read and check the rows of a data file as Examples, and choose subsets of them."""
+"""Read and validate the rows of a data file as Examples, and select subsets of them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from llmfoundry_gauntlet.data.readers import NumberedRow, RowError, field_value,
 from llmfoundry_gauntlet.errors import DataError
 from llmfoundry_gauntlet.types import Example, FileSizes
 
-SUBSET_VERSION = 2  # of the choice of subsets; stored in results
-LEAST_CLUSTERS = 2  # of a task, so that it has a standard error
+SUBSET_VERSION = 2  # of the selection of subsets; stored in results
+LEAST_CLUSTERS = 2  # a task needs two for a standard error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ def uneven_choices(source: str, examples: list[Example]) -> list[str]:
 
 
 def subset(examples: Sequence[Example], num_items: int | None) -> list[Example]:
-    """Return at most `num_items` examples, those first `in_turns`, in their original order; all if it is None."""
+    """Return the first `num_items` examples of `in_turns`, in their original order; all if `num_items` is None."""
     if num_items is None or num_items >= len(examples):
         return list(examples)
     return [examples[place] for place in sorted(in_turns(examples)[:num_items])]
@@ -112,7 +112,7 @@ def file_sizes(examples: Iterable[Example]) -> FileSizes:
 
 
 def cluster_name(example: Example) -> str:
-    """Return the name of an example's cluster; one that is a cluster by itself has a digest of its place."""
+    """Return the name of an example's cluster; without a cluster, a digest of the example's file and row."""
     return example.cluster or hashlib.sha256(repr((example.file, example.row)).encode()).hexdigest()
 
 
@@ -120,9 +120,9 @@ def in_turns(examples: Sequence[Example]) -> list[int]:
     """Return the positions of the examples in the order in which subsets take them (SUBSET_VERSION).
 
     Within a category every cluster, such as the questions on a passage, gives one example, then every cluster another,
-    as examples of many clusters make a score most precise. Clusters are ordered by name, a digest of the rows' content,
-    and examples within a cluster by a digest of theirs. Categories alternate by the share of each taken so far. Nothing
-    depends on the order of the rows.
+    because scores are most precise with examples from many clusters. Clusters are ordered by name, a digest of the
+    rows' content, and examples within a cluster by a digest of their own content. Categories alternate by the share of
+    each taken so far. The order of the rows does not matter.
     """
     clusters: dict[tuple[str | None, str], list[int]] = {}
     for place, example in enumerate(examples):
@@ -140,7 +140,7 @@ def in_turns(examples: Sequence[Example]) -> list[int]:
 
 
 def least_items(examples: Sequence[Example], order: Sequence[int]) -> int:
-    """Return the number of examples, taken in this order, that are of two clusters and of every category."""
+    """Return the least number of examples, taken in this order, that cover two clusters and every category."""
     categories = {example.category for example in examples}
     num_clusters = min(LEAST_CLUSTERS, len({cluster_name(example) for example in examples}))
     seen: set[str | None] = set()

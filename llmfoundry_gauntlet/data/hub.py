@@ -16,13 +16,13 @@ from huggingface_hub.errors import (
 from llmfoundry_gauntlet.data.stores import is_remote
 from llmfoundry_gauntlet.errors import ModelError
 
-ANSWER_SECONDS = 4.0  # for the hub
+ANSWER_SECONDS = 4.0  # timeout of a request to the hub
 SMALL_FILES = ['*.json', '*.txt', '*.model', '*.tiktoken', '*.jinja', '*.py', 'adapter_model.*']  # all but weights
-WEIGHT_FILES = ('model*.safetensors', 'pytorch_model*.bin')  # the first that a model has
+WEIGHT_FILES = ('model*.safetensors', 'pytorch_model*.bin')  # in order of preference
 
 
 def find_model(name: str, *, revision: str | None = None) -> Path:
-    """Return a file or folder, or the folder of a name on the hub, with all files but weights. Raise ModelError."""
+    """Return a local path, or the cached folder of a hub model, downloaded without its weights. Raise ModelError."""
     path = Path(name).expanduser()
     if path.exists():
         if revision is not None:
@@ -53,7 +53,7 @@ def find_model(name: str, *, revision: str | None = None) -> Path:
 
 
 def find_folder(name: str) -> Path:
-    """Return a folder, or that of a name on the hub. Raise ModelError."""
+    """Return a local folder, or the cached folder of a model on the hub. Raise ModelError."""
     path = find_model(name)
     if path.is_file():
         raise ModelError(f'{name}: is a file; allowed: a folder, or a name on the Hugging Face hub')
@@ -61,7 +61,7 @@ def find_folder(name: str) -> Path:
 
 
 def is_from_hub(folder: Path, name: str) -> bool:
-    """Return whether a folder that was found for a name is that of a name on the hub."""
+    """Return whether the folder found for a name is the cached folder of a model on the hub."""
     return folder != Path(name).expanduser() and not is_remote(name)
 
 

@@ -16,7 +16,7 @@ from llmfoundry_gauntlet.errors import DataError
 HUGGING_FACE = 'hf://'
 FOLDERS = ('/', './', '../', '~')  # prefixes of local folders; other names are on the hub
 BUILDERS = ('arrow', 'csv', 'json', 'parquet', 'text')
-CACHE = 'cache'  # rows that one of them prepared earlier, used if the hub is offline
+CACHE = 'cache'  # rows that one of these builders prepared earlier, used if the hub is offline
 PACKAGED = 'datasets.packaged_modules.'
 TRUST = 'trust_remote_code'
 RESOLVED_BY = ('revision', 'data_dir', 'data_files', 'cache_dir', 'download_mode', 'token', 'storage_options')
@@ -48,7 +48,7 @@ def hugging_face_rows(task: TaskSpec, data_root: str | Path) -> list[dict[str, A
 
 
 def load(uri: str, loading: Mapping[str, Any], data_root: str | Path) -> Any:
-    """Load one split with `datasets`, of which no code can run. Raise DataError."""
+    """Load one split with `datasets` without running code from the dataset. Raise DataError."""
     import datasets
 
     for key in (TRUST, 'path'):
@@ -94,8 +94,8 @@ def find_folder(name: str, data_root: str | Path) -> str:
 def safe_variables(name: str, uri: str, loading: Mapping[str, Any]) -> dict[str, Any]:
     """Return keyword arguments for `datasets.load_dataset` with which no code from a dataset can run.
 
-    Raise DataError unless one of the five builders reads it, as others run scripts or unpickle, and whatever
-    `datasets` raises if there is no such dataset. Runs nothing and reads no data.
+    Raise DataError unless one of the five builders reads it, as others run scripts or unpickle; if there is no such
+    dataset, the exception of `datasets` is passed on. Runs no code of the dataset and reads no data.
     """
     from datasets.load import dataset_module_factory
 
@@ -141,7 +141,7 @@ def mapped_row(
 ) -> dict[str, Any]:
     """Return a row with the keys of the map. Columns are converted to text and joined by spaces, as in llm-foundry.
 
-    A single column that holds a list, a mapping or null is kept as it is, as is the number at `gold`.
+    A single column that holds a list, a mapping or null is kept unchanged, as is the number at `gold`.
     """
     found: dict[str, Any] = {}
     for key, named in columns.items():
@@ -157,7 +157,7 @@ def mapped_row(
 
 
 def plain(value: Any) -> Any:
-    """Convert a value to what JSON can hold. Other types, such as bytes and dates, become a mapping."""
+    """Convert a value to JSON types; NaN and infinity become None, other types such as bytes and dates a mapping."""
     if value is None or isinstance(value, (str, bool, int)):
         return value
     if isinstance(value, float):

@@ -23,11 +23,11 @@ HUGGING_FACE_ENDPOINT = 'HF_ENDPOINT'  # the environment variable that names a m
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFile:
-    """A data file: its path below a data root, the task it belongs to, and the file that is published.
+    """A data file: its path below a data root, the task it belongs to, and the published file.
 
-    `repository` is 'github:owner/name' or 'huggingface:owner/name', `revision` a commit, `source` the path there. Size,
-    git blob id and sha256 are those of the published file, None if unknown. `converter` names the conversion that makes
-    the data file from it, None if it is published as it is.
+    `repository` is 'github:owner/name' or 'huggingface:owner/name', `revision` a commit, `source` the path in it. Size,
+    git blob id and sha256 are those of the published file, None if unknown. `converter` names the conversion from the
+    published file to the data file, None if they are the same.
     """
 
     path: str
@@ -112,8 +112,8 @@ def names_of(file: DataFile) -> set[str]:
 def origin_of(paths: Sequence[Path]) -> str:
     """Return where the rows of a task come from.
 
-    SAMPLE if a file is the package's sample data, UNOFFICIAL if a file has a published one's name and is not known to
-    be it (MMLU-Pro and MATH are converted, so that no hash is known), OWN for any other file or none, else PUBLISHED.
+    SAMPLE if a file is the package's sample data, UNOFFICIAL if a file has a published file's name but is not known to
+    be identical (MMLU-Pro and MATH are converted, so no hash is known), OWN for any other file or none, else PUBLISHED.
     """
     origins = {origin_of_file(path) for path in paths} or {OWN}
     return next(origin for origin in (SAMPLE, UNOFFICIAL, OWN, PUBLISHED) if origin in origins)

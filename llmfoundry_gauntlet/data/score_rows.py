@@ -49,7 +49,7 @@ OPTION_LABEL = re.compile(r'\([A-Z]\)|[A-Z] |[A-Z]\? ')
 
 @dataclass(frozen=True, slots=True)
 class LetteredQuestion:
-    """A question with options; `gold` is the index of the right one, `topic` the subject that a prompt names."""
+    """A question with options; `gold` is the index of the correct one, `topic` the subject that a prompt names."""
 
     text: str
     options: tuple[str, ...]
@@ -165,7 +165,7 @@ PARSERS: Mapping[str, Callable[[Mapping[str, Any], str], tuple[LetteredQuestion 
 
 
 def lettered(options: tuple[str, ...], most: int) -> tuple[str, ...]:
-    """Return the options. Raise RowError if there are more than letters."""
+    """Return the options unchanged. Raise RowError if there are more than `most`."""
     if len(options) > most:
         last = LETTERS[most - 1]
         raise RowError(f'there are {len(options)} options; allowed: {most}, one per letter from A to {last}')
@@ -173,7 +173,7 @@ def lettered(options: tuple[str, ...], most: int) -> tuple[str, ...]:
 
 
 def option_oddities(content: LetteredQuestion) -> Iterator[str]:
-    """Yield what is odd about a question's options but not an error: empty or repeated ones."""
+    """Yield oddities of a question's options that are not errors: empty or repeated options."""
     if '' in content.options:
         yield 'an option is empty'
     if len(set(content.options)) < len(content.options):

@@ -22,7 +22,7 @@ CREDENTIALS = {
 }
 SCHEMES = ', '.join(f'{scheme}://' for scheme in EXTRAS)
 CLIENTS = ('botocore', 'gcsfs', 'google', 'aiohttp', 'azure')  # packages whose errors are not OSErrors
-CONFLICTS = ('PreconditionFailed', 'ConditionalRequestConflict', '412', '409')  # another writer was faster
+CONFLICTS = ('PreconditionFailed', 'ConditionalRequestConflict', '412', '409')  # another writer came first
 
 
 def is_remote(source: str) -> bool:
@@ -48,7 +48,7 @@ def open_filesystem(uri: str) -> tuple[Any, str]:
         return fsspec.filesystem('file', auto_mkdir=True), Path(uri).expanduser().absolute().as_posix()
     if scheme in EXTRAS and not uri.partition('://')[2].strip('/'):
         raise StoreError(f'{uri}: names no bucket; allowed: {scheme}://bucket/path')
-    options: dict[str, Any] = {}  # that fsspec does not take from Composer's environment variables by itself
+    options: dict[str, Any] = {}  # settings that fsspec does not read from Composer's environment variables
     if scheme == 's3':
         options = {'endpoint_url': s3_endpoint(), 'config_kwargs': {'connect_timeout': CONNECT_SECONDS}}
     elif scheme == 'az':
