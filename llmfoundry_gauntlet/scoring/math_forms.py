@@ -293,7 +293,7 @@ def forms_of(answer: str) -> tuple[Form, ...]:
 
 
 def form_of(text: str, depth: int) -> Form:
-    """Return the form of a normalised text. Below six levels everything is an expression."""
+    """Return the form of a normalized text. Below six levels of nesting everything is an expression."""
     text = unwrapped(text)
     if depth >= MAX_DEPTH:
         return Form(kind=EXPRESSION, text=text)

@@ -1,8 +1,8 @@
 """Extract and compare MATH answers as SCORE's reference does, bugs included, to report its numbers next to ours.
 
 Reimplements the behaviour of lm-eval 0.4.13, `lm_eval/tasks/score/math/{utils_math,math_grader}.py`. Where the
-reference raises, the answers are not equal here. The caller passes in a function for what the reference asks sympy:
-this file never imports sympy, which evaluates model output and therefore must run in a separate process.
+reference raises, the answers are not equal here. The caller passes in a function for the parts that need sympy: this
+file never imports sympy, which evaluates model output and therefore must run in a separate process.
 """
 
 from __future__ import annotations

@@ -217,7 +217,7 @@ def compiled_header(sandbox: Sandbox) -> tuple[Mount, ...]:
 
 
 def keep(path: Path, content: bytes) -> bool:
-    """Write a file that other processes may read or write too; return whether that succeeded."""
+    """Write a file that other processes may read or write at the same time; return whether that succeeded."""
     try:
         write_atomically(path, [content])
     except OSError as error:

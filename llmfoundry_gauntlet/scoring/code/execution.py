@@ -1,7 +1,7 @@
 """Run a completion against its problem's test, in separate processes that exchange only plain values.
 
 The test process alone determines the result. The completion's process can only answer calls, correctly or not; its
-output, its exit status and what it does to itself are ignored. A completion that times out is wrong, with a reason.
+output, its exit status and its effects on itself are ignored. A completion that times out is wrong, with a reason.
 """
 
 from __future__ import annotations

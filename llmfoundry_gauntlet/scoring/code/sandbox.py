@@ -1,8 +1,8 @@
 """Run a hostile program as one confined process, with bubblewrap's namespaces, a seccomp filter and resource limits.
 
-Inside the sandbox there are no network, no user files, no environment and no other process, only a small temporary
-folder in memory. The program can create threads but no processes, so killing it leaves nothing behind, and the limits
-of one process cover everything it does.
+The sandbox has no network, no user files, no environment variables of ours and no other processes, only one small
+temporary folder in memory. The program can create threads but no processes, so killing it leaves nothing behind, and
+the limits of one process cover everything it does.
 
 As root, the program gets its own user id, which owns nothing; as a plain user, it gets a user namespace. If bubblewrap
 does not work here, nothing is run, unless the caller asks for `rlimits` (only limits: the program sees the user's files
@@ -385,7 +385,7 @@ def parents(target: str) -> list[str]:
 
 
 def environment(folder: str | None) -> dict[str, str]:
-    """Return the environment variables of a program; `folder` is its own if there is no isolation."""
+    """Return the environment variables of a program; `folder` is its private folder if there is no isolation."""
     own = folder or '/tmp'
     path = '/usr/local/bin:/usr/bin:/bin'
     return {'PATH': path, 'HOME': own, 'TMPDIR': own, 'LANG': 'C.UTF-8', 'FILES': folder or INSIDE}
@@ -432,7 +432,7 @@ def started(sandbox: Sandbox, command: Command, **descriptors: Any) -> Iterator[
 
 @functools.cache
 def find_sandbox(asked: str = AUTO) -> Sandbox:
-    """Return the tested sandbox of this machine. Raise SandboxError if there is none, with what is missing."""
+    """Return the tested sandbox of this machine. Raise SandboxError, naming what is missing, if there is none."""
     if asked == NONE:
         return Sandbox(NONE)
     if not shutil.which('prlimit'):
