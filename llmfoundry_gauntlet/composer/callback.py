@@ -45,7 +45,7 @@ from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.errors import GauntletError, RecordError
 from llmfoundry_gauntlet.evaluation.inputs import load_data
 from llmfoundry_gauntlet.evaluation.run import Evaluation, PreparedEvaluation
-from llmfoundry_gauntlet.results.files import RESULTS, check_writable, note_checkpoint, write_records
+from llmfoundry_gauntlet.results.files import RESULTS, check_writable, is_recorded, note_checkpoint, write_records
 from llmfoundry_gauntlet.results.journal import remove_journal
 from llmfoundry_gauntlet.types import TrainingPoint
 
@@ -356,6 +356,10 @@ class EvalGauntlet(Callback):
         return SharedJournal(folder, identity, self.resuming)
 
     def _write(self, state: State, folder: Path, evaluation: Evaluation, batch: int) -> None:
+        if self.resuming.wanted and self.resuming.required and is_recorded(folder, evaluation):
+            log.info('finished already: %s', folder / RESULTS)
+            remove_journal(folder)
+            return
         training = None if self.source is None else self.source.training
         if state.max_duration is not None:
             training = TrainingPoint(

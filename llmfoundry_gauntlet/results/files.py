@@ -45,6 +45,7 @@ PACKAGES = (
     'llm-foundry',
 )  # whose versions are recorded if they are installed
 GIT_SECONDS = 5.0
+UNCHANGED = ('package_version', 'semantics', 'tasks', 'composites', 'score', 'config')  # equal in a rerun
 NEW_RESULTS, OLD_SAMPLES = 'results', 'old_samples'  # temporary names while a run replaces another
 
 
@@ -96,6 +97,14 @@ def write_records(
     record['timing'].update(reused_items=reused_items, time_budget=time_budget and dict(time_budget))
     record['timing'].update(times(record['timing']['seconds']))
     replace_run(folder, evaluation.results, record)
+
+
+def is_recorded(folder: Path, evaluation: Evaluation) -> bool:
+    """Return whether a folder's results.json has these scores and settings. Raise RecordError if it is unreadable."""
+    if not (folder / RESULTS).is_file():
+        return False
+    recorded, record = read_results(folder), json.loads(json_text(results_record(evaluation)))
+    return all(recorded[name] == record[name] for name in UNCHANGED)
 
 
 def machine() -> dict[str, Any]:

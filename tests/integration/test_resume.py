@@ -68,13 +68,26 @@ def test_a_killed_evaluation_reuses_its_items(folder: Path, attempt: Attempt, ha
     assert before - 5 <= timing['reused_items'] < before  # without identities and a torn last line
 
 
-def test_a_finished_evaluation_does_not_run_again(folder: Path, attempt: Attempt, undisturbed):
-    out = folder / 'finished'
-    shutil.copytree(folder / 'undisturbed', out)
+def test_a_finished_evaluation_does_not_run_again_and_its_files_stay(folder: Path, attempt: Attempt, undisturbed):
+    out = folder / 'undisturbed'
+
+    def files() -> dict[Path, tuple[int, bytes]]:
+        return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in out.rglob('*') if path.is_file()}
+
+    before = files()
+    assert attempt(out, 1) == [0], said(folder)
+    assert files() == before and outcome(out) == undisturbed
+
+
+def test_a_finished_evaluation_in_another_place_is_written_again_from_its_items(
+    folder: Path, attempt: Attempt, undisturbed
+):
+    out = Path(shutil.copytree(folder / 'undisturbed', folder / 'finished'))
     assert attempt(out, 1) == [0], said(folder)
     assert outcome(out) == undisturbed
-    timing = json.loads((out / 'results.json').read_text())['timing']
-    assert timing['reused_items'] == undisturbed[0]['gauntlet/items']
+    record = json.loads((out / 'results.json').read_text())
+    assert record['timing']['reused_items'] == undisturbed[0]['gauntlet/items']
+    assert record['config']['save_folder'] == str(out)
 
 
 @pytest.mark.slow
