@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +11,16 @@ import typer
 
 from llmfoundry_gauntlet.cli.options import Form, Format, check_options
 from llmfoundry_gauntlet.errors import ConfigError, RecordError
+
+
+class ShowForm(StrEnum):
+    """Output formats of `gauntlet show`: those of scores, and lm-eval's."""
+
+    TABLE = 'table'
+    MARKDOWN = 'markdown'
+    CSV = 'csv'
+    JSON = 'json'
+    LM_EVAL = 'lm-eval'
 
 
 def report(
@@ -83,9 +95,11 @@ def compare(
 
 def show(
     runs: Annotated[list[Path], typer.Argument(help='Folders of evaluations, or of several at training checkpoints.')],
-    form: Format = Form.TABLE,
+    form: Annotated[ShowForm, typer.Option('--format', help='Output format of the scores.')] = ShowForm.TABLE,
 ) -> None:
     """Print the recorded scores of evaluations side by side; needs no model.
+
+    lm-eval is the results format of lm-evaluation-harness, for the last evaluation of one run.
 
     gauntlet show runs/demo
 
@@ -93,7 +107,15 @@ def show(
 
     gauntlet show runs/demo --format csv > scores.csv
     """
+    from llmfoundry_gauntlet.results.report.lm_eval import lm_eval_record
     from llmfoundry_gauntlet.results.report.printing import print_scores
-    from llmfoundry_gauntlet.results.report.scores import find_evaluations
+    from llmfoundry_gauntlet.results.report.scores import find_evaluations, find_runs
 
-    print_scores(find_evaluations(runs), form)
+    if form is not ShowForm.LM_EVAL:
+        print_scores(find_evaluations(runs), form)
+        return
+    first, *others = find_runs(runs)
+    if others:
+        names = ', '.join(run.name for run in (first, *others))
+        raise ConfigError(f'--format lm-eval: takes one run, found {1 + len(others)} ({names}); name one of them')
+    typer.echo(json.dumps(lm_eval_record(first.last), indent=2, ensure_ascii=False, allow_nan=False))

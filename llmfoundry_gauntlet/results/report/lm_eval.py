@@ -1,0 +1,124 @@
+"""Return an evaluation in the results format of lm-evaluation-harness 0.4, for tools that read its results_*.json.
+
+The keys are those of its `EvaluationTracker.save_results_aggregated` and `simple_evaluate`. SCORE, composites and tasks
+without a score are left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from llmfoundry_gauntlet.results.report.scores import MeasureRecord, RecordedEvaluation, TaskRecord
+
+METRICS = {
+    'InContextLearningMultipleChoiceAccuracy': 'acc',
+    'InContextLearningLMAccuracy': 'acc',
+    'InContextLearningGenerationExactMatchAccuracy': 'exact_match',
+    'CharacterNormalizedMatch': 'acc_norm',
+}
+PASS_AT = 'PassAt'  # and a number
+OUTPUT_TYPES = {
+    'multiple_choice': 'multiple_choice',
+    'schema': 'multiple_choice',
+    'language_modeling': 'loglikelihood',
+    'generation_task_with_answers': 'generate_until',
+    'code_evaluation': 'generate_until',
+}
+FILTER = 'none'  # the name of lm-eval's filter that changes nothing
+NO_ERROR = 'N/A'  # in place of a standard error, as in lm-eval
+
+
+def lm_eval_record(evaluation: RecordedEvaluation) -> dict[str, Any]:
+    """Return the tasks that have a score, with their settings, and those of the evaluation."""
+    results, record = evaluation.results, evaluation.record
+    model, config, environment = (record.get(key) or {} for key in ('model', 'config', 'environment'))
+    tasks = {key: task for key, task in results.tasks.items() if scores_of(task)}
+    names = task_names(tasks)
+    scores = {names[key]: scores_of(task) for key, task in tasks.items()}
+    name = str(model.get('name') or '')
+    started = record['timing'].get('started')
+    return {
+        'results': {task: result_of(task, found) for task, found in scores.items()},
+        'group_subtasks': {task: [] for task in scores},
+        'configs': {names[key]: config_of(names[key], key, record['tasks'][key]) for key in tasks},
+        'versions': dict.fromkeys(scores, record.get('package_version')),
+        'n-shot': {names[key]: num_shots(key) for key in tasks},
+        'higher_is_better': {task: dict.fromkeys(found, True) for task, found in scores.items()},
+        'n-samples': {
+            names[key]: counts_of(task, record['tasks'][key].get('file_clusters')) for key, task in tasks.items()
+        },
+        'config': {
+            'model': model.get('class'),
+            'model_args': f'pretrained={name}',
+            'model_num_parameters': model.get('num_parameters'),
+            'batch_size': None,
+            'device': environment.get('device'),
+            'limit': config.get('subset_items'),
+        },
+        'git_hash': environment.get('git_commit'),
+        'date': None if started is None else datetime.fromisoformat(started).timestamp(),
+        'transformers_version': environment.get('transformers'),
+        'max_length': config.get('max_seq_len'),
+        'model_source': 'llmfoundry-gauntlet',
+        'model_name': name,
+        'model_name_sanitized': re.sub(r'[\"<>:/|\\?*\[\]]+', '__', name),
+        'total_evaluation_time_seconds': str(results.timing.seconds),
+    }
+
+
+def task_names(keys: Iterable[str]) -> dict[str, str]:
+    """Return the label of each task, with the number of shots if the label has several."""
+    labels = {key: key.rpartition('/')[0] for key in keys}
+    counts = Counter(labels.values())
+    return {key: label if counts[label] == 1 else f'{label}_{num_shots(key)}-shot' for key, label in labels.items()}
+
+
+def num_shots(key: str) -> int:
+    """Return the number of shots in a task's key."""
+    return int(key.rpartition('/')[2].removesuffix('-shot'))
+
+
+def scores_of(task: TaskRecord) -> dict[str, MeasureRecord]:
+    """Return the metrics that have a value and a name in lm-eval, by that name."""
+    found = {}
+    for name, measure in (task.metrics or {}).items():
+        known = name.replace(PASS_AT, 'pass@') if name.startswith(PASS_AT) else METRICS.get(name)
+        if known is not None and measure.value is not None:
+            found[known] = measure
+    return found
+
+
+def result_of(name: str, scores: Mapping[str, MeasureRecord]) -> dict[str, Any]:
+    """Return the values and standard errors of a task."""
+    found: dict[str, Any] = {'alias': name}
+    for metric, measure in scores.items():
+        error = measure.standard_error
+        found[f'{metric},{FILTER}'] = measure.value
+        found[f'{metric}_stderr,{FILTER}'] = NO_ERROR if error is None else error
+    return found
+
+
+def config_of(name: str, key: str, task: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a task."""
+    spec = task.get('spec') or {}
+    return {
+        'task': name,
+        'dataset_path': task.get('dataset_uri'),
+        'output_type': OUTPUT_TYPES.get(task.get('icl_task_type', '')),
+        'description': spec.get('prompt_string', ''),
+        'target_delimiter': spec.get('continuation_delimiter'),
+        'fewshot_delimiter': spec.get('example_delimiter'),
+        'num_fewshot': num_shots(key),
+        'metadata': {'data_sha256': task.get('data_sha256'), **spec},
+    }
+
+
+def counts_of(task: TaskRecord, file_clusters: Mapping[str, Mapping[str, int]] | None) -> dict[str, int]:
+    """Return the number of rows of a task's file, which `file_clusters` of a subset counts, and of scored items."""
+    clusters = [(int(size), count) for sizes in (file_clusters or {}).values() for size, count in sizes.items()]
+    num_rows = sum(size * count for size, count in clusters) or task.num_items
+    return {'original': num_rows, 'effective': task.num_items - task.num_unscored}
