@@ -47,7 +47,7 @@ class CommonItems:
 
     @property
     def reason(self) -> str | None:
-        """Return why there is no such item, `None` if there is one."""
+        """Return the reason if there is no such item, else `None`."""
         if self.keys:
             return None
         return f'{NO_COMMON_ITEM} ({self.causes})' if self.num_shared else NO_SHARED_ITEM

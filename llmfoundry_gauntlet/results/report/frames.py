@@ -37,7 +37,7 @@ def scores_frame(scored: Scored | Iterable[Scored]) -> Any:
     >>> bool((frame.value.isna() == frame.reason.notna()).all())
     True
     """
-    pd = importlib.import_module('pandas')  # has no types
+    pd = importlib.import_module('pandas')  # untyped
 
     found = [asdict(row) for _, one in recorded(scored) for row in one.rows]
     frame = pd.DataFrame(found, columns=[field.name for field in fields(ScoreRow)])
@@ -52,7 +52,7 @@ def samples_frame(scored: Scored | Iterable[Scored]) -> Any:
     >>> bool((items.score.isna() == (items.status == 'unscored')).all())
     True
     """
-    pd = importlib.import_module('pandas')  # has no types
+    pd = importlib.import_module('pandas')  # untyped
 
     rows = [
         {'run': str(found.folder), 'batch': found.batch, 'task': task, **json.loads(sample_line(result))}

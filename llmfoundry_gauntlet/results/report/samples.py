@@ -49,7 +49,7 @@ class Sample:
 
     @property
     def gold(self) -> int | str | None:
-        """Return the index of the right choice, or the right answer."""
+        """Return the index of the correct choice, or the correct answer."""
         return self.results[0][1].gold
 
     @property
@@ -60,18 +60,18 @@ class Sample:
 
     @property
     def places(self) -> list[int]:
-        """Return the places of the choices, those that the first run prefers first."""
+        """Return the indices of the choices, sorted by the preference of the first run."""
         scores = {place: deciding(self.results[0][1], place) for place in range(len(self.choices))}
         return sorted(scores, key=lambda place: -(scores[place] or -math.inf))
 
     @property
     def preview(self) -> str:
-        """Return the question in one line; where each choice has its own, the first of them."""
+        """Return the question in one line; the first one if each choice has its own."""
         first = self.choices[0] if self.choices else None
         return shortened(' '.join((self.question or first or '')[: 100 * PREVIEW].split()), 3 * PREVIEW)
 
     def answer(self, found: int | str | None) -> str:
-        """Return a right or predicted answer in one line, '' if there is none."""
+        """Return a correct or predicted answer in one line, '' if there is none."""
         if isinstance(found, int):
             choice = self.choices[found] if found < len(self.choices) else None
             found = f'choice {found}' if choice is None else choice

@@ -24,7 +24,7 @@ from llmfoundry_gauntlet.types import Measure
 ABSENT = '-'
 MINUS, ELLIPSIS = '\u2212', '\u2026'
 ERRORS = 'error: the standard error, or the 95 % interval where that is 0 or unknown'
-NAME_LENGTH, HEADER_LENGTH, LABEL_LENGTH = 24, 14, 48  # characters of a name, at least, and in a header and a chart
+NAME_LENGTH, HEADER_LENGTH, LABEL_LENGTH = 24, 14, 48  # minimum length of a name; maximum in a header, in a chart
 ROUNDING = 1e-9  # an interval that is smaller is empty
 GAP = 2  # spaces between columns
 SPECIAL = re.compile(r'[\\|`*<\[]|(?<!\w)_|_(?!\w)')  # characters with a meaning in Markdown
@@ -152,12 +152,12 @@ class Table:
 
     @property
     def header(self) -> list[str]:
-        """Return the names of the columns, of errors too."""
+        """Return the names of the columns, including those of errors."""
         return [name for one in self.columns for name in (one.name, *(['error'] if one.with_error else []))]
 
 
 def print_table(table: Table) -> None:
-    """Print a table for the terminal, or 80 characters wide if standard output is none.
+    """Print a table as wide as the terminal, or 80 characters if standard output is not a terminal.
 
     Names are shortened to fit; if numbers need more room, the table is wider.
     """
@@ -236,7 +236,7 @@ def shortened(text: str, length: int) -> str:
 
 
 def unique_labels(names: Iterable[str], length: int = LABEL_LENGTH) -> dict[str, str]:
-    """Return a label of a limited length for each name; equal ones are numbered."""
+    """Return a label of limited length for each name; duplicates are numbered."""
     labels: dict[str, str] = {}
     for name in dict.fromkeys(names):
         label = visible(shortened(name, length))
