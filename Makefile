@@ -65,7 +65,7 @@ mutants: $(READY)
 	$(BIN)/python scripts/mutants.py
 
 $(REFERENCE_READY): pyproject.toml requirements/reference.txt
-	$(call install,$(REFERENCE),-r requirements/reference.txt)
+	$(call install,$(REFERENCE),-r requirements/reference.txt,UV_COMPILE_BYTECODE=1)
 	$(call install,$(REFERENCE),--no-deps -e .)
 	touch $@
 

@@ -43,7 +43,7 @@ def test_a_yaml_argument_of_the_wrong_type_is_named(tmp_path: Path, name: str, v
     with pytest.raises(ConfigError) as raised:
         read_config(str(path), [])
     if value is not None:
-        assert raised.value.problems == (f'{path}: {name}: {found}',)
+        assert raised.value.problems == (f'{path}:1: {name}: {found}',)
     else:  # in a file an empty key is as good as none
         assert raised.value.problems == (f"{path}: the key '{name}' is missing",)
 
