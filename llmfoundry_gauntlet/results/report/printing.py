@@ -167,7 +167,7 @@ def truncation_banner(evaluations: Sequence[RecordedEvaluation]) -> str:
         return ''
     shots: dict[str, list[float]] = {}
     for key, task in tasks.items():
-        if task.effective_shots is not None:
+        if task.effective_shots is not None and not key.endswith('/0-shot'):
             shots.setdefault(key.rpartition('/')[2], []).append(task.effective_shots)
     means = [f'{name} is {mean(found):.1f} on average' for name, found in shots.items()]
     fitting = f' to fit {last.length} tokens' if last.length else ''
