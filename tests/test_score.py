@@ -156,7 +156,7 @@ def test_results_have_all_keys(written):
     assert list(record['score']) == ['mmlu_pro', 'agieval']
     entry = record['score']['mmlu_pro']
     counts = {'num_items', 'num_unscored', 'num_truncated'}
-    assert set(entry) == {'task', 'absent_files', 'perturbations', 'data_sha256', 'spec'} | counts
+    assert set(entry) == {'task', 'absent_files', 'perturbations', 'data_sha256', 'data_origin', 'spec'} | counts
     assert entry['num_items'] == len(evaluation.results['score_mmlu_pro/0-shot'])
     measures = {
         *('accuracy', 'accuracy_micro', 'accuracy_macro', 'accuracy_worst'),
