@@ -157,7 +157,7 @@ def test_rows_are_read_from_a_store_with_line_numbers_and_errors_name_the_url(s3
 
     url = put(f'{bucket}/a/rows.jsonl', LINES.replace(b'\n', b'\n\n', 1))
     task = TaskSpec(label='t', dataset_uri=url, icl_task_type='language_modeling', num_fewshot=(0,))
-    assert read_task_rows(task, 'no/such/folder') == (url, [(0, ROWS[0]), (2, ROWS[1])])
+    assert read_task_rows(task, 'no/such/folder', []) == (url, [(0, ROWS[0]), (2, ROWS[1])])
     assert read_rows(put(f'{bucket}/rows.gz', gzip.compress(LINES, mtime=0))) == [(0, ROWS[0]), (1, ROWS[1])]
     bad = put(f'{bucket}/bad.jsonl', LINES + b'{"context": \n')
     assert problem_of(lambda: read_rows(bad)) == f'{bad}:3: malformed JSON: Expecting value at column 12'

@@ -29,8 +29,10 @@ Ranks = Sequence[Any]  # their processes
 
 
 def start(job: Callable[..., None], log: Path, *arguments: Any, **environment: str) -> Any:
-    """Start `job(*arguments)` in a fork, its output appended to `log`; return the process, killed after the tests."""
-    process = FORKS.Process(target=run_fork, args=(job, str(log), arguments, environment), daemon=True)
+    """Start `job(*arguments)` in a fork in this environment, its output appended to `log`; killed after the tests."""
+    process = FORKS.Process(
+        target=run_fork, args=(job, str(log), arguments, {**os.environ, **environment}), daemon=True
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv('PYTHONPATH', PATHS)  # of the process that is forked, which the first job starts
         process.start()
