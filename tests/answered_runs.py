@@ -7,6 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from llmfoundry_gauntlet.config.settings import decode_settings
+from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, load_data
+
 ROWS: dict[str, list[dict[str, Any]]] = {
     'choices': [
         {
@@ -86,6 +89,12 @@ def words(source: Path) -> list[Any]:
     """Return the options that name the YAML files and the data."""
     files = [f'--{name}={source / name}.yaml' for name in ('tasks', 'gauntlet', 'score')]
     return [*files, '--data-root', source]
+
+
+def data_of(source: Path) -> EvaluationData:
+    """Return the data that these YAML files name."""
+    files = {name: str(source / f'{name}.yaml') for name in ('tasks', 'gauntlet', 'score')}
+    return load_data(decode_settings({**files, 'data_root': str(source)}))
 
 
 def files_of(folder: Path) -> dict[str, bytes]:

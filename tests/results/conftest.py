@@ -47,3 +47,14 @@ def make_run(source: Path, tmp_path: Path):
         return tmp_path / name
 
     return make
+
+
+@pytest.fixture
+def recompute(tmp_path: Path):
+    """Return a function that recomputes a run from its samples into a folder of the test."""
+
+    def recompute(run: Path, *more: Any, name: str = 'again') -> Path:
+        assert run_cli('run', '--from', run, *more, '--out', tmp_path / name) == 0
+        return tmp_path / name
+
+    return recompute

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from answered_runs import ROWS, record_of
+from answered_runs import ROWS, data_of, record_of
 
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.evaluation.inputs import load_data
@@ -102,8 +102,7 @@ def test_the_version_does_not_depend_on_anything_else(tmp_path: Path, changes: d
 
 
 def test_the_version_is_16_hexadecimal_digits_and_recorded(make_run, source: Path):
-    settings = {name: str(source / f'{name}.yaml') for name in ('tasks', 'gauntlet', 'score')}
-    data = load_data(decode_settings({**settings, 'data_root': str(source)}))
+    data = data_of(source)
     found = record_of(make_run())['composites']['version']
     assert len(found) == 16 and int(found, 16) >= 0
     assert data.suite.gauntlet is not None and gauntlet_version(data, data.suite.gauntlet) == found

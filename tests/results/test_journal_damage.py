@@ -109,26 +109,11 @@ def test_a_truncated_file_keeps_its_whole_lines(several: Path, caplog):
     whole = several.read_bytes()
     ends = [place + 1 for place, byte in enumerate(whole) if byte == ord('\n')]
     assert len(ends) == 1 + len(ROWS)
-    for size in [0, 1, *(end + offset for end in ends for offset in (-90, -2, -1, 0, 1, 2, 20))]:
+    for size in {*range(0, len(whole), 40), *(end + offset for end in ends for offset in (-2, -1, 0, 1, 2))}:
         several.write_bytes(whole[:size])
         num_whole = sum(end <= size for end in ends)
         assert kept(folder) == without(*ROWS[max(num_whole - 1, 0) :]), size
-    assert not [
-        record for record in caplog.records if record.levelno >= logging.WARNING
-    ]  # a kill is nothing to warn of
-
-
-def test_a_journal_truncated_at_any_byte_keeps_its_whole_lines(tmp_path):
-    path = write(tmp_path, [item(0, text='\u2028'), item(1)], suspects=[item(2)])
-    whole = path.read_bytes()
-    ends = [place + 1 for place, byte in enumerate(whole) if byte == ord('\n')]
-    for size in range(len(whole) + 1):
-        path.write_bytes(whole[:size])
-        num_whole = sum(end <= size for end in ends)
-        if num_whole == 0:
-            assert read_journal(tmp_path) is None
-        else:
-            assert kept(tmp_path) == ({*range(min(num_whole - 1, 2))}, {2} if num_whole == 4 else set()), size
+    assert {record.levelno for record in caplog.records} <= {logging.INFO}  # a kill is nothing to warn of
 
 
 def test_a_torn_file_is_continued_in_another(tmp_path):
@@ -158,15 +143,6 @@ def lose_identity(path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b'fp32', b'fp16', 1))
 
 
-def test_items_without_any_identity_are_not_used(tmp_path):
-    path = write(tmp_path, [item(0)])
-    lose_identity(path)
-    with pytest.raises(RecordError) as raised:
-        read_journal(tmp_path)
-    assert raised.value.problems == (f'{path}:1: {DAMAGED}',)
-    assert read_journal(tmp_path, repair=True) is None
-
-
 def test_other_ranks_identify_an_attempt(several: Path):
     lose_identity(several)
     with pytest.raises(RecordError) as raised:
@@ -176,7 +152,11 @@ def test_other_ranks_identify_an_attempt(several: Path):
 
 
 def test_items_of_an_unidentified_attempt_are_not_used(tmp_path):
-    lose_identity(write(tmp_path, [item(0), item(1)]))
+    path = write(tmp_path, [item(0), item(1)])
+    lose_identity(path)
+    with pytest.raises(RecordError) as raised:
+        read_journal(tmp_path)
+    assert raised.value.problems == (f'{path}:1: {DAMAGED}',)
     assert read_journal(tmp_path, repair=True) is None  # so that what follows may be of any model
     write(tmp_path, [item(2)], attempt=next_attempt(tmp_path), identity={**IDENTITY, 'model': 'another'})
     assert kept(tmp_path, repair=True) == ({2}, set())

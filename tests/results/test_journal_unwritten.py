@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 import pytest
-from journals import IDENTITY, item, kept, lines_of, write
+from journals import IDENTITY, item, kept, lines_of
 
 from llmfoundry_gauntlet.results.journal import JOURNAL, Journal, read_journal
 
@@ -20,27 +20,18 @@ def reason_of(journal: Journal) -> str:
     return reason
 
 
-@pytest.mark.parametrize('in_place_of', ['folder', 'journal', 'above'])
-def test_an_evaluation_continues_without_a_journal(tmp_path, in_place_of: str):
-    folder = tmp_path / 'above' / 'out' if in_place_of == 'above' else tmp_path / 'out'
-    occupied = {'folder': folder, 'journal': folder / JOURNAL, 'above': folder.parent}[in_place_of]
-    occupied.parent.mkdir(exist_ok=True)
-    occupied.write_text('a file')
+@pytest.mark.parametrize('occupied', ['out', 'out/journal', '.', 'out/journal/000-rank2.jsonl'])
+def test_an_evaluation_continues_without_a_journal(tmp_path, occupied: str):
+    """No file is overwritten."""
+    folder, file = tmp_path / 'above' / 'out', tmp_path / 'above' / occupied
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text('a file')
     with closing(Journal(folder, IDENTITY, attempt=0, rank=2)) as journal:
         journal.add([item(0)])
         journal.add([item(1)], suspect=True)
     assert journal.path == folder / JOURNAL / '000-rank2.jsonl'
     assert reason_of(journal)
-    assert occupied.read_text() == 'a file'
-
-
-def test_an_existing_file_is_not_overwritten(tmp_path):
-    path = write(tmp_path, [item(0)])
-    before = path.read_bytes()
-    with closing(Journal(tmp_path, IDENTITY, attempt=0, rank=0)) as journal:
-        journal.add([item(1)])
-    assert journal.path == path and 'File exists' in reason_of(journal)
-    assert path.read_bytes() == before
+    assert file.read_text() == 'a file'
 
 
 def test_links_are_not_followed(tmp_path):
@@ -50,7 +41,7 @@ def test_links_are_not_followed(tmp_path):
     path.symlink_to(target)
     with closing(Journal(tmp_path, IDENTITY, attempt=0, rank=0)) as journal:
         journal.add([item(0)])
-    assert journal.path == path and 'File exists' in reason_of(journal)
+    assert 'File exists' in reason_of(journal)
     assert not target.exists()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from journals import item_results
 
 from llmfoundry_gauntlet.results.files import read_results, write_lines
 from llmfoundry_gauntlet.results.samples import read_samples, sample_line, samples_file
@@ -17,38 +18,7 @@ from llmfoundry_gauntlet.types import ItemKey, ItemResult
 
 TEXTS = st.text(max_size=8) | st.sampled_from(['\n', '\r\n', '\x85', '\u2028', '\0', '"\\', 'é\U0001f600'])
 NUMBERS = st.floats() | st.sampled_from([math.nan, math.inf, -math.inf, -0.0, 5e-324, 1 / 3])
-FINITE = st.floats(allow_nan=False, allow_infinity=False)
-COUNTS = st.none() | st.lists(st.integers(0, 10**6), min_size=1, max_size=4).map(tuple)
-LOGPROBS = st.none() | st.lists(NUMBERS, min_size=1, max_size=4).map(tuple)
-RESULTS = st.builds(
-    ItemResult,
-    key=st.builds(
-        ItemKey,
-        task=st.just('t/0-shot'),
-        row=st.integers(0, 10**9),
-        file=st.none() | TEXTS,
-        variant=st.none() | TEXTS,
-        sample=st.integers(0, 200),
-    ),
-    category=st.none() | TEXTS,
-    gold=st.none() | st.integers(0, 25) | TEXTS,
-    predicted=st.none() | st.integers(0, 25),
-    score=st.none() | st.floats(0, 1),
-    logprobs=LOGPROBS,
-    num_tokens=COUNTS,
-    reason=st.none() | TEXTS,
-    prompt_sha256=TEXTS,
-    truncated=st.booleans(),
-    text=st.none() | TEXTS,
-    answer=st.none() | TEXTS,
-    metrics=st.dictionaries(TEXTS, FINITE, max_size=3),
-    facts=st.dictionaries(TEXTS, TEXTS | st.integers(), max_size=3),
-    num_characters=COUNTS,
-    num_bytes=COUNTS,
-    logprobs_alone=LOGPROBS,
-    num_shots=st.none() | st.integers(0, 10) | st.floats(0, 10),
-    cluster=st.just('') | st.integers(0, 2**64 - 1).map('{:016x}'.format),
-)
+RESULTS = item_results(st.just('t/0-shot'), TEXTS, NUMBERS)
 
 ITEM = {
     'key': ItemKey('t/0-shot', 0),
