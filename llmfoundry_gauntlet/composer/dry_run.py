@@ -236,4 +236,5 @@ def sample_batch(planned: PlannedEvaluation, *, most_tokens: int) -> ContinuousB
         if request.key in chosen
     ]
     num_slots = min(max(batch.num_slots for batch in planned.continuous_batches), len(requests))
-    return ContinuousBatch(requests=tuple(requests), num_slots=num_slots, tokens_per_batch=planned.tokens_per_batch)
+    tokens = planned.generation_tokens_per_batch
+    return ContinuousBatch(requests=tuple(requests), num_slots=num_slots, tokens_per_batch=tokens)

@@ -24,9 +24,10 @@ from llmfoundry_gauntlet.composer.time_budget import Measured, TimeBudget, summe
 from llmfoundry_gauntlet.composer.watchdog import meet
 from llmfoundry_gauntlet.config.resources import cache_folder
 from llmfoundry_gauntlet.config.settings import AUTO
-from llmfoundry_gauntlet.engine.decoding import GENERATION_LAYOUTS
+from llmfoundry_gauntlet.engine.budget import Budget, automatic_budget
+from llmfoundry_gauntlet.engine.decoding import GENERATION_LAYOUTS, NO_CACHE
 from llmfoundry_gauntlet.engine.generate import TextGenerator
-from llmfoundry_gauntlet.engine.model import CausalLanguageModel, automatic_budget
+from llmfoundry_gauntlet.engine.model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.plan import LAYOUTS, PADDED_ROWS, Batch, ContinuousBatch, plan
 from llmfoundry_gauntlet.engine.probe import Probe, probe, probe_generation, use_eager_attention
 from llmfoundry_gauntlet.engine.ranks import assign, assign_continuous_batches
@@ -52,6 +53,7 @@ log = logging.getLogger(__name__)
 Results = dict[ItemKey, ItemResult]
 Part = TypeVar('Part', Batch, ContinuousBatch)
 
+GENERATION_TOKENS = 'generation_tokens_per_batch'
 COLLECT_SECONDS = 5.0
 SHOWN_ITEMS = 3  # items named in the report of a rank that hangs
 EvalInterval = Callable[[State, Any], bool]
@@ -78,7 +80,7 @@ class Found:
 
     scoring: Probe | None
     generation: Probe | None
-    budget: int
+    budget: Budget
 
     @property
     def certain(self) -> bool:
@@ -304,19 +306,19 @@ class EvaluationLoader:
         if self.journal is not None:
             self.journal.read()
         if found is None or not found.certain:
-            budget = self._budget() if found is None else found.budget
-            mine = Found(scoring=self._probe(), generation=self._probe_generation(), budget=budget)
+            scoring, generation = self._probe(), self._probe_generation()
+            budget = self._budget(generation) if found is None else found.budget
+            mine = Found(scoring=scoring, generation=generation, budget=budget)
             found = self.found = agreed(dist.all_gather_object(mine))
             if any(dist.all_gather_object(bool(self._model.eager))):
                 use_eager_attention(self._model, 'another rank found it off the eager attention that defines the model')
         if self.generator is not None and found.generation is not None:
             self.generator.layout = found.generation.layout
         if self.planned is None or self.planned.layout != found.layout:
-            tokens = f'{found.budget} tokens per batch'
             if found.scoring is not None:
-                log.info('scoring: %s; %s', found.scoring, tokens)
+                log.info('scoring: %s; %d tokens per batch', found.scoring, found.budget.scoring)
             if found.generation is not None:
-                log.info('generation: %s; %s', found.generation, tokens)
+                log.info('generation: %s; %d tokens per batch', found.generation, found.budget.generation)
             self.planned = None
         if self.is_finding_subset:
             return {}
@@ -324,7 +326,10 @@ class EvaluationLoader:
             self.planned = self._planned(self.prepared)
         if self.journal is None:
             return {}
-        self.journal.begin({'tokens_per_batch': self.planned.tokens_per_batch, 'layout': self.planned.layout})
+        identity = {name: getattr(self.planned, name) for name in ('tokens_per_batch', GENERATION_TOKENS, 'layout')}
+        if self.journal.planned and GENERATION_TOKENS not in self.journal.planned:
+            del identity[GENERATION_TOKENS]  # an earlier version's, which had one number for both
+        self.journal.begin(identity)
         return self.journal.results
 
     def _planned(self, prepared: PreparedEvaluation) -> PlannedEvaluation:
@@ -333,7 +338,8 @@ class EvaluationLoader:
         assert found is not None  # set by the first step
         return plan_evaluation(
             prepared,
-            tokens_per_batch=found.budget,
+            tokens_per_batch=found.budget.scoring,
+            generation_tokens_per_batch=found.budget.generation,
             layout=found.layout,
             scoring=str(found.scoring or ''),
             generation=str(found.generation or ''),
@@ -360,19 +366,24 @@ class EvaluationLoader:
     def _vocabulary(self) -> int:
         return min(len(self.tokenizer), self._model.vocabulary)
 
-    def _budget(self) -> int:
+    def _budget(self, generation: Probe | None) -> Budget:
         """Return the tokens per batch: from the settings or an earlier attempt, else chosen for the device."""
         tokens = self.prepared.data.settings.tokens_per_batch
+        planned = {} if self.journal is None else self.journal.planned
         if tokens != AUTO:
-            return int(tokens)
-        if self.journal is not None and 'tokens_per_batch' in self.journal.planned:
-            return int(self.journal.planned['tokens_per_batch'])
+            return Budget(scoring=tokens, generation=tokens)
+        if 'tokens_per_batch' in planned:
+            tokens = planned['tokens_per_batch']
+            return Budget(scoring=tokens, generation=planned.get(GENERATION_TOKENS, tokens))
+        cached_bytes = 0
+        if self.generator is not None and generation is not None and generation.layout != NO_CACHE:
+            cached_bytes = self.generator.cached_bytes
         return automatic_budget(
             self._model.model.config,
             self._model.device,
+            cached_bytes=cached_bytes,
             num_tokens=self.prepared.num_tokens,
             num_ranks=dist.get_world_size(),
-            generates=self.longest_generation > 0,
         )
 
     def _score(self, batch: Batch, suspects: Results | None) -> Results:
@@ -466,7 +477,10 @@ def agreed(found: Sequence[Found]) -> Found:
     return Found(
         scoring=max(scoring, key=lambda probe: LAYOUTS.index(probe.layout), default=None),
         generation=max(generation, key=lambda probe: GENERATION_LAYOUTS.index(probe.layout), default=None),
-        budget=min(one.budget for one in found),
+        budget=Budget(
+            scoring=min(one.budget.scoring for one in found),
+            generation=min(one.budget.generation for one in found),
+        ),
     )
 
 

@@ -69,6 +69,7 @@ class TextGenerator(DecodingModel):
         self.decoder = decoder
         self.choose: Choice = choose
         self.most_slots: int | None = None  # once the device ran out of memory with more
+        self.cached_bytes = 0  # per token in the latest KV cache
 
     @contextmanager
     def trying(self, layout: str, choice: Choice) -> Iterator[None]:
@@ -173,6 +174,8 @@ class DecodingLoop:
                 self.step()
             else:
                 self.generator.take_part()
+        if self.cache is not None:
+            self.generator.cached_bytes = self.cache.bytes_per_token
 
     def enter(self, free: int) -> None:
         """Run the next prompts and start their generations, several per prompt while slots are free."""

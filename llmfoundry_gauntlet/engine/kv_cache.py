@@ -43,6 +43,12 @@ class KVCache(Cache):
         self._columns = slice(0, 0)
         self.is_prompt = False
 
+    @property
+    def bytes_per_token(self) -> int:
+        """Return the size of a token's keys and values in all layers, once a forward has shown it."""
+        buffers = [buffer for layer in self._layers.values() for buffer in layer]
+        return sum(buffer.shape[1] * buffer.shape[3] * buffer.itemsize for buffer in buffers)
+
     # The interface of transformers' Cache.
 
     def update(

@@ -25,7 +25,7 @@ from llmfoundry_gauntlet.engine.logits import (
     rounding_of,
     tail_of,
 )
-from llmfoundry_gauntlet.engine.plan import CACHED_PER_TOKEN, PADDED_ROWS, Batch
+from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, Batch
 from llmfoundry_gauntlet.engine.rotary import RotaryLengths, rotary_length
 from llmfoundry_gauntlet.engine.tree_attention import KeyValue, tree_layout
 from llmfoundry_gauntlet.engine.trees import (
@@ -40,13 +40,6 @@ from llmfoundry_gauntlet.errors import ModelError
 from llmfoundry_gauntlet.types import Ids, Ints, ScoreOutput, ScoreRequest
 
 log = logging.getLogger(__name__)
-
-# tokens_per_batch: auto
-MOST_TOKENS = {'cpu': 2048, 'cuda': 32768}  # on a CPU 4096 took 5 to 12 % longer
-LEAST_TOKENS = {'cpu': 1024, 'cuda': 4096}
-LEAST_BATCHES = 4  # per rank; with fewer, ranks wait for each other
-SHARE_OF_MEMORY = 0.5  # of free memory; the rest is a margin for what the estimate leaves out
-CHUNK_BYTES = 2**29  # for a chunk of logits and its copies
 
 
 class CausalLanguageModel:
@@ -247,49 +240,3 @@ def unwrapped(model: Any) -> Any:
 def is_sharded(model: Any) -> bool:
     """Return whether FSDP shards the model, so that all ranks must make the same forwards."""
     return any(isinstance(module, (FullyShardedDataParallel, FSDPModule)) for module in model.modules())
-
-
-def automatic_budget(
-    config: Any, device: torch.device, *, num_tokens: int, num_ranks: int, generates: bool = False
-) -> int:
-    """Return `tokens_per_batch: auto`: what fits into free memory, halved while ranks would have too few batches.
-
-    If the model `generates`, its KV cache is included.
-    """
-    most, least = (bounds.get(device.type, bounds['cpu']) for bounds in (MOST_TOKENS, LEAST_TOKENS))
-    if device.type == 'cuda':
-        free = torch.cuda.mem_get_info(device)[0]
-        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        most = min(most, tokens_in_memory(config, free, generates=generates))
-    while most // 2 >= least and LEAST_BATCHES * most * num_ranks > num_tokens:
-        most //= 2
-    return most
-
-
-def tokens_in_memory(config: Any, free_bytes: int, *, generates: bool = False) -> int:
-    """Return the largest power of two of tokens whose activations fit, estimated from a layer's widths in float32.
-
-    At its peak a layer holds the residual stream, its norm, query, key and value, and three times the feed-forward
-    width.
-    """
-    config = config.get_text_config()
-    width = getattr(config, 'hidden_size', None) or config.d_model
-    inner = getattr(config, 'intermediate_size', None) or 4 * width
-    bytes_per_token = 4 * (6 * width + 3 * inner)
-    if generates:
-        num_layers = getattr(config, 'num_hidden_layers', None) or config.n_layers
-        bytes_per_token += CACHED_PER_TOKEN * 4 * 2 * num_layers * cached_width(config, width)
-    tokens = max(1, int((SHARE_OF_MEMORY * free_bytes - CHUNK_BYTES) / bytes_per_token))
-    return 1 << (tokens.bit_length() - 1)
-
-
-def cached_width(config: Any, width: int) -> int:
-    """Return the width of a token's key in a layer's KV cache, which is also that of its value."""
-    num_heads: int = getattr(config, 'num_attention_heads', None) or config.n_heads
-    head_width: int = getattr(config, 'head_dim', None) or width // num_heads
-    of_foundry = getattr(config, 'attn_config', None)
-    if isinstance(of_foundry, dict):
-        num_cached = 1 if of_foundry['attn_type'] == 'multiquery_attention' else of_foundry.get('kv_n_heads')
-    else:
-        num_cached = getattr(config, 'num_key_value_heads', None)
-    return head_width * (num_cached or num_heads)

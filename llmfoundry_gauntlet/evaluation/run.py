@@ -136,6 +136,7 @@ class PlannedEvaluation(PreparedEvaluation):
     scoring: str
     generation: str
     tokens_per_batch: int
+    generation_tokens_per_batch: int
 
     @property
     def num_model_tokens(self) -> int:
@@ -239,6 +240,7 @@ def plan_evaluation(
     prepared: PreparedEvaluation,
     *,
     tokens_per_batch: int,
+    generation_tokens_per_batch: int | None = None,
     layout: str = STREAM,
     scoring: str = '',
     generation: str = '',
@@ -248,7 +250,8 @@ def plan_evaluation(
     """Return the evaluation with batches over all tasks together.
 
     Requests that contain `hidden_token_id` always run in padded rows; requests with different rotary frequencies are
-    never in one batch. `tokens_per_batch` is raised to the size of the largest request, with a warning.
+    never in one batch. `tokens_per_batch` is raised to the size of the largest request, with a warning. That of
+    generation is the same by default.
     """
     others: list[ScoreRequest] = []
     hidden: list[ScoreRequest] = []
@@ -266,6 +269,7 @@ def plan_evaluation(
             *plan(hidden, tokens_per_batch=tokens, layout=PADDED_ROWS, rotary=rotary),
         ]
 
+    generation_tokens = tokens_per_batch if generation_tokens_per_batch is None else generation_tokens_per_batch
     batches = batches_of(tokens_per_batch)
     largest = max((batch.num_tokens for batch in batches), default=0)
     if largest > tokens_per_batch:
@@ -279,12 +283,13 @@ def plan_evaluation(
         tokenizer=prepared.tokenizer,
         batches=tuple(batches),
         continuous_batches=tuple(
-            plan_continuous_batches(prepared.generate_requests, tokens_per_batch=tokens_per_batch, rotary=rotary)
+            plan_continuous_batches(prepared.generate_requests, tokens_per_batch=generation_tokens, rotary=rotary)
         ),
         layout=layout,
         scoring=scoring,
         generation=generation,
         tokens_per_batch=max(tokens_per_batch, largest),
+        generation_tokens_per_batch=generation_tokens,
     )
 
 

@@ -266,6 +266,7 @@ def config_record(evaluation: Evaluation) -> dict[str, Any]:
         settings.update(
             max_seq_len=evaluation.planned.max_seq_len,
             tokens_per_batch=evaluation.planned.tokens_per_batch,
+            generation_tokens_per_batch=evaluation.planned.generation_tokens_per_batch,
             tokenizer=evaluation.planned.tokenizer,
         )
     if evaluation.data.sandbox is not None:

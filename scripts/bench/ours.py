@@ -19,8 +19,9 @@ from worker import measure
 from llmfoundry_gauntlet.config.score import PROMPT
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.engine import plan
+from llmfoundry_gauntlet.engine.budget import automatic_budget
 from llmfoundry_gauntlet.engine.generate import TextGenerator
-from llmfoundry_gauntlet.engine.model import CausalLanguageModel, automatic_budget
+from llmfoundry_gauntlet.engine.model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.probe import probe, probe_generation
 from llmfoundry_gauntlet.engine.ranks import assign, assign_continuous_batches
 from llmfoundry_gauntlet.engine.stopping import GenerationDecoder, end_ids
@@ -53,9 +54,9 @@ class Ours:
         self.language_model = CausalLanguageModel(load_model(model_folder), device=torch.device('cpu'))
         vocabulary = min(len(self.tokenizer()), self.language_model.vocabulary)
         self.scoring = probe(self.language_model, vocabulary=vocabulary, longest=PROBE_LENGTH)
-        self.generation = probe_generation(
-            self.generator(self.tokenizer()), vocabulary=vocabulary, longest=PROBE_LENGTH
-        )
+        generator = self.generator(self.tokenizer())
+        self.generation = probe_generation(generator, vocabulary=vocabulary, longest=PROBE_LENGTH)
+        self.cached_bytes = generator.cached_bytes
         self.warm = False
         return {'layouts': f'{self.scoring}; {self.generation}'}
 
@@ -104,11 +105,16 @@ class Ours:
         budget = automatic_budget(
             self.language_model.model.config,
             self.language_model.device,
+            cached_bytes=self.cached_bytes,
             num_tokens=prepared.num_tokens,
             num_ranks=1,
-            generates=bool(prepared.generate_requests),
         )
-        planned = plan_evaluation(prepared, tokens_per_batch=budget, layout=self.scoring.layout)
+        planned = plan_evaluation(
+            prepared,
+            tokens_per_batch=budget.scoring,
+            generation_tokens_per_batch=budget.generation,
+            layout=self.scoring.layout,
+        )
         generator = self.generator(tokenizer)
         generator.layout = self.generation.layout
         outputs: list[Any] = [output for batch in forwards(planned) for output in self.language_model.run(batch)]

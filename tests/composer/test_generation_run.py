@@ -16,6 +16,8 @@ from composer.loggers import InMemoryLogger
 from composer.models import HuggingFaceModel
 
 from llmfoundry_gauntlet import EvalGauntlet, build_icl_evaluators
+from llmfoundry_gauntlet.composer import loop
+from llmfoundry_gauntlet.engine.budget import Budget
 from llmfoundry_gauntlet.engine.stopping import end_ids
 from llmfoundry_gauntlet.errors import ModelError
 
@@ -37,7 +39,7 @@ def composer_model(family: str = 'llama') -> HuggingFaceModel:
 def evaluate(settings: dict[str, Any], family: str = 'llama') -> tuple[EvalGauntlet, dict[str, float]]:
     """Return the callback after `Trainer.eval`, and what was logged."""
     logger = InMemoryLogger()
-    callback = EvalGauntlet(**settings, max_seq_len=128, save_folder=None)
+    callback = EvalGauntlet(**{'max_seq_len': 128, 'save_folder': None, **settings})
     trainer = Trainer(
         model=composer_model(family), callbacks=[callback], loggers=[logger], device='cpu', progress_bar=False
     )
@@ -61,6 +63,27 @@ def test_an_evaluation_of_only_generation_tasks(settings, caplog):
     cut = sum(result.metrics['TruncatedShare'] for result in callback.evaluation.results['greedy/1-shot'])
     assert logged['metrics/greedy/1-shot/TruncatedShare'] == pytest.approx(cut / 20)
     assert logged['gauntlet/seconds/drawn/1-shot'] > 0
+
+
+def test_chosen_budgets_are_recorded_and_used_again(settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Also from the records of earlier versions, with one number for both."""
+    folder = tmp_path / 'records'
+
+    def budgets(chosen: Budget) -> tuple[int, int]:
+        """Return the tokens per batch of scoring and generation when these would be chosen for a new evaluation."""
+        monkeypatch.setattr(loop, 'automatic_budget', lambda *_, **__: chosen)
+        evaluate({**settings, 'save_folder': str(folder)})
+        record = json.loads((folder / 'results.json').read_text())
+        return record['config']['tokens_per_batch'], record['config']['generation_tokens_per_batch']
+
+    assert budgets(Budget(scoring=300, generation=150)) == (300, 150)
+    assert budgets(Budget(scoring=90, generation=80)) == (300, 150)
+    record = json.loads((folder / 'results.json').read_text())
+    del record['identity']['generation_tokens_per_batch']
+    (folder / 'results.json').write_text(json.dumps(record))
+    assert budgets(Budget(scoring=90, generation=80)) == (300, 300)
+    timing = json.loads((folder / 'results.json').read_text())['timing']
+    assert timing['reused_items'] == 40
 
 
 def test_a_model_without_a_cache_generates_and_logs_it(settings, caplog):

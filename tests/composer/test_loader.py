@@ -26,6 +26,7 @@ from llmfoundry_gauntlet.composer.loop import (
 )
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.config.yaml import read_yaml
+from llmfoundry_gauntlet.engine.budget import Budget
 from llmfoundry_gauntlet.engine.decoding import CACHE, NO_CACHE, PROMPT_STREAM
 from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, STREAM
 from llmfoundry_gauntlet.engine.probe import Probe
@@ -252,16 +253,20 @@ def test_running_out_of_memory_changes_no_score(settings, caplog):
 
 
 def test_ranks_agree_on_the_layout_and_budget():
-    """The most general layout and the smallest budget, whatever the order of the ranks."""
+    """The most general layout and the smallest budgets, whatever the order of the ranks."""
     layouts = [Probe(layout=layout, reason=f'of {layout}') for layout in (STREAM, PADDED_ROWS, STREAM)]
     generation = [Probe(layout=layout, reason=f'of {layout}') for layout in (PROMPT_STREAM, CACHE, NO_CACHE)]
     found = [
-        Found(scoring=layout, generation=reply, budget=budget)
-        for layout, reply, budget in zip(layouts, generation, (4096, 2048, 1024), strict=True)
+        Found(scoring=layout, generation=reply, budget=Budget(scoring=tokens, generation=4096 // tokens))
+        for layout, reply, tokens in zip(layouts, generation, (4096, 2048, 1024), strict=True)
     ]
-    assert agreed(found) == Found(scoring=layouts[1], generation=generation[2], budget=1024)
-    assert agreed(found[:2]) == Found(scoring=layouts[1], generation=generation[1], budget=2048)
-    nothing = Found(scoring=None, generation=None, budget=7)
+    assert agreed(found) == Found(
+        scoring=layouts[1], generation=generation[2], budget=Budget(scoring=1024, generation=1)
+    )
+    assert agreed(found[:2]) == Found(
+        scoring=layouts[1], generation=generation[1], budget=Budget(scoring=2048, generation=1)
+    )
+    nothing = Found(scoring=None, generation=None, budget=Budget(scoring=7, generation=8))
     assert agreed([nothing, nothing]) == nothing
 
 
