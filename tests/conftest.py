@@ -34,6 +34,7 @@ SLOW = [
     'data/test_real_files',
     'data/test_score_rows_reading',
     'data/test_stores',
+    'engine/test_cuda',
     'engine/test_generate',
     'engine/test_generate_models',
     'engine/test_kv_cache',
@@ -88,6 +89,7 @@ SLOW = [
 # The modules that take longest, which run first so that no worker ends with one while the others are idle.
 LONGEST = [
     'scoring/code/test_attacks',
+    'engine/test_cuda',
     'engine/test_generate',
     'test_generation_parity',
     'test_parity',
