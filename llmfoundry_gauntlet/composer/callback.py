@@ -22,6 +22,7 @@ from composer.models import HuggingFaceModel
 from composer.utils import create_interval_scheduler, dist, model_eval_mode
 
 from llmfoundry_gauntlet.composer.checkpoints import SHARD
+from llmfoundry_gauntlet.composer.gathered import weights_gathered
 from llmfoundry_gauntlet.composer.journal import (
     Resuming,
     SharedJournal,
@@ -35,11 +36,10 @@ from llmfoundry_gauntlet.composer.loop import (
     Results,
     Step,
     make_evaluator,
-    prepare_for_model,
-    unwrapped,
 )
 from llmfoundry_gauntlet.composer.models import ModelSource
 from llmfoundry_gauntlet.composer.progress import ProgressReport
+from llmfoundry_gauntlet.composer.runner import prepare_for_model, unwrapped
 from llmfoundry_gauntlet.composer.watchdog import Watchdog, check_timeout
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.errors import GauntletError, RecordError
@@ -200,6 +200,7 @@ class EvalGauntlet(Callback):
 
     def batch_start(self, state: State, logger: Logger) -> None:
         """Record the checkpoint of an evaluated batch, known once the next batch starts."""
+        self._restore()  # if an evaluation failed and training continues all the same
         self._note_checkpoint(state)
 
     def fit_end(self, state: State, logger: Logger) -> None:
@@ -285,6 +286,7 @@ class EvalGauntlet(Callback):
         loader = self.loader
         if loader is None:
             raise RuntimeError('an evaluation began before the Trainer had called before_load')
+        self._restore()  # if the previous evaluation failed
         model = unwrapped(state.model)
         loader.journal = self._journal(state)
         ending = ExitStack()
@@ -292,6 +294,7 @@ class EvalGauntlet(Callback):
         # closes it only after the functions of this module are gone.
         self._ending = weakref.finalize(self, ending.close)
         ending.callback(loader.stop)
+        loader.runner.language_model.in_step = not ending.enter_context(weights_gathered(model.model))
         if self.settings.stall_seconds is not None:
             watchdog = Watchdog(self.settings.stall_seconds, loader.progress, loader.doing)
             watchdog.start()

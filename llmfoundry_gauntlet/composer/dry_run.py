@@ -134,10 +134,10 @@ def distinct(batch: ContinuousBatch) -> list[GenerateRequest]:
 
 def timed(loader: EvaluationLoader, work: Callable[[], Answer]) -> tuple[float, Answer]:
     """Call a function; return the seconds it took and its result."""
-    device = None if loader.language_model is None else loader.language_model.device
+    device = loader.runner.language_model.device
     started = time.perf_counter()
     answer = work()
-    if device is not None and device.type == 'cuda':
+    if device.type == 'cuda':
         torch.cuda.synchronize(device)
     return time.perf_counter() - started, answer
 
@@ -146,8 +146,7 @@ def scoring_seconds(loader: EvaluationLoader, planned: PlannedEvaluation) -> flo
     """Estimate the seconds of all batches by running and scoring that of median cost; the slowest rank counts."""
     if not planned.batches:
         return 0.0
-    model = loader.language_model
-    assert model is not None  # set by the step that made the plan
+    model = loader.runner.language_model
     by_rank = assign(planned.batches, num_ranks=dist.get_world_size())
     steps = sorted(range(len(by_rank[0])), key=lambda step: max(batches[step].cost for batches in by_rank))
     step = steps[len(steps) // 2]
@@ -197,7 +196,7 @@ class GenerationTimings:
 
 def time_generations(loader: EvaluationLoader, planned: PlannedEvaluation) -> GenerationTimings:
     """Time a few generations of each task, of one token and then of more, and their programs, on every rank."""
-    generator = loader.generator
+    generator = loader.runner.generator
     assert generator is not None  # set by the probe, as there are generations
     prompts, batch = (sample_batch(planned, most_tokens=most) for most in (1, NEW_TOKENS))
     in_prompts, _ = timed(loader, partial(generator.run, prompts))

@@ -17,7 +17,6 @@ from composer.utils import FSDPConfig, dist
 from llmfoundry_gauntlet.composer.callback import EvalGauntlet
 from llmfoundry_gauntlet.composer.journal import Resuming
 from llmfoundry_gauntlet.composer.loggers import build_loggers, join_run
-from llmfoundry_gauntlet.composer.loop import longest_prompt
 from llmfoundry_gauntlet.composer.models import (
     ModelSettings,
     ModelSource,
@@ -26,6 +25,7 @@ from llmfoundry_gauntlet.composer.models import (
     mark_blocks_for_fsdp,
     open_model,
 )
+from llmfoundry_gauntlet.composer.runner import longest_prompt
 from llmfoundry_gauntlet.config.settings import EvaluationSettings, plain
 from llmfoundry_gauntlet.config.yaml import Problems, decode, describe, suggestion
 from llmfoundry_gauntlet.errors import ConfigError

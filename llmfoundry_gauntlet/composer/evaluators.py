@@ -10,7 +10,8 @@ from composer.core import Evaluator
 from composer.models import HuggingFaceModel
 from torchmetrics import Metric
 
-from llmfoundry_gauntlet.composer.loop import EvaluationLoader, Step, make_evaluator, prepare_for_model, unwrapped
+from llmfoundry_gauntlet.composer.loop import EvaluationLoader, Step, make_evaluator
+from llmfoundry_gauntlet.composer.runner import prepare_for_model, unwrapped
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.evaluation.inputs import load_data

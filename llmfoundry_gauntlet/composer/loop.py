@@ -14,38 +14,22 @@ from typing import Any, TypeVar
 from composer.core import DataSpec, Evaluator, State
 from composer.models import HuggingFaceModel
 from composer.utils import dist
-from torch.nn.parallel import DistributedDataParallel
-from transformers import PretrainedConfig
 
 from llmfoundry_gauntlet.composer.journal import SharedJournal
-from llmfoundry_gauntlet.composer.lengths import position_limit, resolve_max_seq_len, rotary_lengths
 from llmfoundry_gauntlet.composer.progress import Work
+from llmfoundry_gauntlet.composer.runner import GENERATION_TOKENS, ModelRunner
 from llmfoundry_gauntlet.composer.time_budget import Measured, TimeBudget, summed
 from llmfoundry_gauntlet.composer.watchdog import meet
-from llmfoundry_gauntlet.config.resources import cache_folder
-from llmfoundry_gauntlet.config.settings import AUTO
-from llmfoundry_gauntlet.engine.budget import Budget, automatic_budget
-from llmfoundry_gauntlet.engine.decoding import GENERATION_LAYOUTS, NO_CACHE
-from llmfoundry_gauntlet.engine.generate import TextGenerator
-from llmfoundry_gauntlet.engine.model import CausalLanguageModel
-from llmfoundry_gauntlet.engine.plan import LAYOUTS, PADDED_ROWS, Batch, ContinuousBatch, plan
-from llmfoundry_gauntlet.engine.probe import Probe, probe, probe_generation, use_eager_attention
+from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, Batch, ContinuousBatch, plan
 from llmfoundry_gauntlet.engine.ranks import assign, assign_continuous_batches
-from llmfoundry_gauntlet.engine.stopping import GenerationDecoder, end_ids
-from llmfoundry_gauntlet.errors import ModelError
-from llmfoundry_gauntlet.evaluation.inputs import EvaluationData
 from llmfoundry_gauntlet.evaluation.run import (
     Evaluation,
     PlannedEvaluation,
     PreparedEvaluation,
     conclude,
-    plan_evaluation,
-    prepare_evaluation,
     share_seconds,
 )
 from llmfoundry_gauntlet.scoring.code.execution import num_programs_run
-from llmfoundry_gauntlet.tasks.encode import Encoder
-from llmfoundry_gauntlet.tasks.prepare import TOKENS
 from llmfoundry_gauntlet.types import Generation, ItemKey, ItemResult, Request, ScoreRequest
 
 log = logging.getLogger(__name__)
@@ -53,7 +37,6 @@ log = logging.getLogger(__name__)
 Results = dict[ItemKey, ItemResult]
 Part = TypeVar('Part', Batch, ContinuousBatch)
 
-GENERATION_TOKENS = 'generation_tokens_per_batch'
 COLLECT_SECONDS = 5.0
 SHOWN_ITEMS = 3  # items named in the report of a rank that hangs
 EvalInterval = Callable[[State, Any], bool]
@@ -74,31 +57,12 @@ class Step:
         return len(self.requests)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """The probe results and the tokens per batch, reused by all evaluations of a training run."""
-
-    scoring: Probe | None
-    generation: Probe | None
-    budget: Budget
-
-    @property
-    def certain(self) -> bool:
-        """Return whether the probes also hold for later weights and need not be repeated."""
-        return all(probe is None or probe.certain for probe in (self.scoring, self.generation))
-
-    @property
-    def layout(self) -> str:
-        """Return the batch layout."""
-        return LAYOUTS[0] if self.scoring is None else self.scoring.layout
-
-
 class EvaluationLoader:
     """Yield this rank's steps of each evaluation. Not a torch DataLoader, because iterating one draws random numbers.
 
     The first step probes the model and plans; scored batches and then generations follow. Items with non-finite
     log-probabilities, which other items in the batch may have caused, are rerun as padded rows at the end. Call
-    `finish` after the last step. Under FSDP `model.model` is the root module.
+    `finish` after the last step.
     """
 
     batch_size = 1  # read by Composer
@@ -106,14 +70,8 @@ class EvaluationLoader:
     def __init__(self, prepared: PreparedEvaluation, model: HuggingFaceModel) -> None:
         self.everything = prepared
         self.prepared = prepared  # the items to evaluate: all, or those that fit in the time budget
-        self.model = model
-        self.tokenizer: Any = model.tokenizer
-        self.longest = prepared.longest
-        self.longest_generation = prepared.longest_generation
+        self.runner = ModelRunner(model, prepared)
         self.planned: PlannedEvaluation | None = None  # the latest plan, reused while the layout stays the same
-        self.found: Found | None = None
-        self.generator: TextGenerator | None = None  # set by the first probe if any task generates
-        self.language_model: CausalLanguageModel | None = None  # set by the first step
         self.runs_programs = any(task.runs_programs for task in prepared.tasks.values())
         self.background = ThreadPoolExecutor(max_workers=1, thread_name_prefix='gauntlet-programs')
         self.running: list[Future[Results]] = []  # programs of finished batches
@@ -131,7 +89,7 @@ class EvaluationLoader:
 
     def __iter__(self) -> Iterator[Step]:
         self.started = time.perf_counter()
-        self._model.forget()  # prefixes cached for earlier weights
+        self.runner.language_model.forget()  # prefixes cached for earlier weights
         self._drop_programs()
         self.work = Work(num_steps=1)
         self.results, self.evaluation = {}, None
@@ -141,7 +99,7 @@ class EvaluationLoader:
             yield from self._find_subset(self.budget)
         else:
             yield from self._run(self.current_plan)
-        self._model.forget()
+        self.runner.language_model.forget()
 
     def _run(self, planned: PlannedEvaluation) -> Iterator[Step]:
         """Yield this rank's steps of a plan."""
@@ -173,7 +131,7 @@ class EvaluationLoader:
         else:
             again = [request for request in planned.score_requests if request.key in found]
             tokens = planned.tokens_per_batch
-            alone = plan(again, tokens_per_batch=tokens, layout=PADDED_ROWS, rotary=self._model.rotary)
+            alone = plan(again, tokens_per_batch=tokens, layout=PADDED_ROWS, rotary=self.runner.language_model.rotary)
             rerun = self._share(self._unfinished(alone, also_suspects=True))
             self.work.num_steps += len(rerun)
             for batch in rerun:
@@ -184,7 +142,7 @@ class EvaluationLoader:
         while keys := budget.next_round(max(dist.all_gather_object(time.perf_counter() - self.started))):
             begun, busy = time.perf_counter(), dict(self.busy_seconds)
             self.tally = {key: Measured() for key in self.everything.tasks}
-            self.planned = self._planned(self.everything.only(keys))
+            self.planned = self.runner.planned(self.everything.only(keys))
             yield from self._run(self.planned)
             mine = {
                 key: replace(one, busy_seconds=self.busy_seconds[key] - busy[key]) for key, one in self.tally.items()
@@ -194,7 +152,7 @@ class EvaluationLoader:
             budget.learn(measured, max(seconds for _, seconds in gathered))
         budget.settle()
         self.prepared = budget.chosen()
-        self.planned = self._planned(self.prepared)
+        self.planned = self.runner.planned(self.prepared)
 
     def settle(self, sizes: Mapping[str, int]) -> None:
         """Use the subset of an earlier job's time budget, unless one has already been chosen."""
@@ -205,13 +163,7 @@ class EvaluationLoader:
 
     def progress(self) -> tuple[int, ...]:
         """Return counters that change whenever there is progress: steps, forwards, decoding steps, programs."""
-        model, generator = self.language_model, self.generator
-        return (
-            self.num_steps,
-            0 if model is None else model.num_forwards,
-            0 if generator is None else generator.usage.steps,
-            num_programs_run(),
-        )
+        return self.num_steps, *self.runner.progress(), num_programs_run()
 
     def doing(self) -> str:
         """Describe this rank's current step and its items."""
@@ -238,12 +190,6 @@ class EvaluationLoader:
     def is_finding_subset(self) -> bool:
         """Return whether this evaluation finds the subset for the time budget; such an evaluation has no journal."""
         return self.budget is not None and not self.budget.is_settled
-
-    @property
-    def _model(self) -> CausalLanguageModel:
-        if self.language_model is None:
-            self.language_model = language_model_of(self.model, self.prepared)
-        return self.language_model
 
     @property
     def current_plan(self) -> PlannedEvaluation:
@@ -302,18 +248,9 @@ class EvaluationLoader:
 
     def _plan(self) -> Results:
         """Probe the model if needed, plan what every rank can run, and return the results of an earlier attempt."""
-        found = self.found
         if self.journal is not None:
             self.journal.read()
-        if found is None or not found.certain:
-            scoring, generation = self._probe(), self._probe_generation()
-            budget = self._budget(generation) if found is None else found.budget
-            mine = Found(scoring=scoring, generation=generation, budget=budget)
-            found = self.found = agreed(dist.all_gather_object(mine))
-            if any(dist.all_gather_object(bool(self._model.eager))):
-                use_eager_attention(self._model, 'another rank found it off the eager attention that defines the model')
-        if self.generator is not None and found.generation is not None:
-            self.generator.layout = found.generation.layout
+        found = self.runner.probe({} if self.journal is None else self.journal.planned)
         if self.planned is None or self.planned.layout != found.layout:
             if found.scoring is not None:
                 log.info('scoring: %s; %d tokens per batch', found.scoring, found.budget.scoring)
@@ -323,7 +260,7 @@ class EvaluationLoader:
         if self.is_finding_subset:
             return {}
         if self.planned is None:
-            self.planned = self._planned(self.prepared)
+            self.planned = self.runner.planned(self.prepared)
         if self.journal is None:
             return {}
         identity = {name: getattr(self.planned, name) for name in ('tokens_per_batch', GENERATION_TOKENS, 'layout')}
@@ -332,63 +269,9 @@ class EvaluationLoader:
         self.journal.begin(identity)
         return self.journal.results
 
-    def _planned(self, prepared: PreparedEvaluation) -> PlannedEvaluation:
-        """Return the plan for these items, in the layout that the model supports."""
-        found = self.found
-        assert found is not None  # set by the first step
-        return plan_evaluation(
-            prepared,
-            tokens_per_batch=found.budget.scoring,
-            generation_tokens_per_batch=found.budget.generation,
-            layout=found.layout,
-            scoring=str(found.scoring or ''),
-            generation=str(found.generation or ''),
-            hidden_token_id=self._model.hidden_token_id,
-            rotary=self._model.rotary,
-        )
-
-    def _probe(self) -> Probe | None:
-        """Probe the model for scoring; return None if nothing is scored."""
-        if not self.prepared.score_requests:
-            return None
-        return probe(self._model, vocabulary=self._vocabulary, longest=self.longest)
-
-    def _probe_generation(self) -> Probe | None:
-        """Probe the model for generation; return None if nothing is generated."""
-        if not self.longest_generation:
-            return None
-        if self.generator is None:
-            ends = end_ids(self.tokenizer, self._model.model, reference=self.prepared.data.settings.reference)
-            self.generator = TextGenerator(self._model, GenerationDecoder(self.tokenizer, ends))
-        return probe_generation(self.generator, vocabulary=self._vocabulary, longest=self.longest_generation)
-
-    @property
-    def _vocabulary(self) -> int:
-        return min(len(self.tokenizer), self._model.vocabulary)
-
-    def _budget(self, generation: Probe | None) -> Budget:
-        """Return the tokens per batch: from the settings or an earlier attempt, else chosen for the device."""
-        tokens = self.prepared.data.settings.tokens_per_batch
-        planned = {} if self.journal is None else self.journal.planned
-        if tokens != AUTO:
-            return Budget(scoring=tokens, generation=tokens)
-        if 'tokens_per_batch' in planned:
-            tokens = planned['tokens_per_batch']
-            return Budget(scoring=tokens, generation=planned.get(GENERATION_TOKENS, tokens))
-        cached_bytes = 0
-        if self.generator is not None and generation is not None and generation.layout != NO_CACHE:
-            cached_bytes = self.generator.cached_bytes
-        return automatic_budget(
-            self._model.model.config,
-            self._model.device,
-            cached_bytes=cached_bytes,
-            num_tokens=self.prepared.num_tokens,
-            num_ranks=dist.get_world_size(),
-        )
-
     def _score(self, batch: Batch, suspects: Results | None) -> Results:
         """Score a batch and return the results; non-finite ones go to `suspects`, if given, to be rerun."""
-        results = self.everything.results(self._model.run(batch))
+        results = self.everything.results(self.runner.language_model.run(batch))
         if suspects is not None:
             not_finite = {key: result for key, result in results.items() if not is_finite(result)}
             suspects.update(self._keep(not_finite, self.journal, suspect=True))
@@ -400,9 +283,9 @@ class EvaluationLoader:
 
         Ranks wait for each other afterwards, because the duration of generations cannot be predicted.
         """
-        if self.generator is None:
+        if self.runner.generator is None:
             raise RuntimeError('the first step, which probes the model, was not run')
-        outputs = self.generator.generate(batch)
+        outputs = self.runner.generator.generate(batch)
         tasks = self.prepared.tasks
         programs = [one for one in outputs if tasks[one.key.task].runs_programs]
         if programs:
@@ -450,40 +333,6 @@ class EvaluationLoader:
         return self.evaluation
 
 
-def language_model_of(model: HuggingFaceModel, prepared: PreparedEvaluation) -> CausalLanguageModel:
-    """Return the model wrapped for the engine.
-
-    With reference semantics real tokens that equal the padding token are also masked, and rotary frequencies are those
-    of rows padded to max_seq_len.
-    """
-    tokenizer: Any = model.tokenizer
-    hidden, padded_to = None, {}
-    if prepared.data.settings.reference:
-        hidden = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-        longest = prepared.max_seq_len
-        padded_to = {key: min(task.max_seq_len or longest, longest) for key, task in prepared.tasks.items()}
-    return CausalLanguageModel(
-        model.model,
-        device=next(model.parameters()).device,
-        hidden_token_id=hidden,
-        rotary=rotary_lengths(model.config, padded_to),
-    )
-
-
-def agreed(found: Sequence[Found]) -> Found:
-    """Return what every rank can run: the least preferred of the ranks' layouts and the smallest token budget."""
-    scoring = [one.scoring for one in found if one.scoring is not None]
-    generation = [one.generation for one in found if one.generation is not None]
-    return Found(
-        scoring=max(scoring, key=lambda probe: LAYOUTS.index(probe.layout), default=None),
-        generation=max(generation, key=lambda probe: GENERATION_LAYOUTS.index(probe.layout), default=None),
-        budget=Budget(
-            scoring=min(one.budget.scoring for one in found),
-            generation=min(one.budget.generation for one in found),
-        ),
-    )
-
-
 def num_requests(parts: Sequence[Batch | ContinuousBatch]) -> int:
     """Return the number of items in these batches."""
     return sum(len(part.requests) for part in parts)
@@ -518,47 +367,3 @@ def make_evaluator(
         subset_num_batches=-1,
         device_eval_microbatch_size=1,
     )
-
-
-def prepare_for_model(data: EvaluationData, model: HuggingFaceModel) -> PreparedEvaluation:
-    """Return all items tokenized for the model, no longer than it can run. Raise ModelError."""
-    prepared = prepare_evaluation(
-        data,
-        Encoder(model.tokenizer),
-        max_seq_len=longest_prompt(data, model.config),
-        cache=cache_folder(TOKENS),
-    )
-    check_generations_fit(prepared, model.config)
-    return prepared
-
-
-def longest_prompt(data: EvaluationData, config: PretrainedConfig) -> int:
-    """Return max_seq_len from the settings, or else the model's. Raise ModelError if it is too long for the model."""
-    own_limits = {task.key: task.max_seq_len for task in data.suite.tasks if task.max_seq_len is not None}
-    return resolve_max_seq_len(data.settings.max_seq_len, config, own_limits)
-
-
-def check_generations_fit(prepared: PreparedEvaluation, config: PretrainedConfig) -> None:
-    """Raise ModelError if a prompt and its generation would exceed the model's positions.
-
-    Only llm-foundry's truncation lets them exceed `max_seq_len` (see `Preparation.token_limit`).
-    """
-    limit = position_limit(config)
-    for request in prepared.generate_requests:
-        if limit is not None and request.length > max(limit, prepared.max_seq_len):
-            raise ModelError(
-                f'{request.key.task}: a prompt of {len(request.context)} tokens and a generation of '
-                f'{request.max_new_tokens} make {request.length}, but the model ({config.model_type}) has positions '
-                f'for {limit}; give a smaller generation_kwargs.max_new_tokens or max_seq_len'
-            )
-
-
-def unwrapped(model: Any) -> HuggingFaceModel:
-    """Return the Composer model without DDP. Raise ModelError unless it is a HuggingFaceModel with a tokenizer."""
-    if isinstance(model, DistributedDataParallel):
-        model = model.module
-    if not isinstance(model, HuggingFaceModel):
-        raise ModelError(f'the model is a {type(model).__name__}; allowed: a composer.models.HuggingFaceModel')
-    if model.tokenizer is None:
-        raise ModelError('the model has no tokenizer; construct HuggingFaceModel(model, tokenizer=...)')
-    return model

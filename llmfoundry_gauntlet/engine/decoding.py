@@ -13,7 +13,7 @@ from torch import distributed
 
 from llmfoundry_gauntlet.engine.kv_cache import CachedAttention, KVCache
 from llmfoundry_gauntlet.engine.logits import output_layer, picking, rounding_of
-from llmfoundry_gauntlet.engine.model import CausalLanguageModel, is_sharded
+from llmfoundry_gauntlet.engine.model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.plan import grow_trees, in_order, make_tree
 from llmfoundry_gauntlet.engine.tree_attention import KeyValue, tree_layout
 from llmfoundry_gauntlet.engine.trees import Stream, context_request, lay_out_stream
@@ -49,7 +49,6 @@ class DecodingModel:
         self.layout = layout
         self.usage = Usage()
         self.rounding = 0.0  # relative rounding error of the model's precision; 0 for float32
-        self.is_sharded = is_sharded(language_model.model)
 
     @property
     def caches(self) -> bool:
@@ -100,8 +99,8 @@ class DecodingModel:
         return np.ones(len(context), np.bool_) if hidden is None else context != hidden
 
     def is_any(self, active: bool) -> bool:
-        """Return whether this rank has work left; for a sharded model, whether any rank has."""
-        if not self.is_sharded or not distributed.is_initialized():
+        """Return whether this rank has work left; if ranks run in step, whether any rank has."""
+        if not self.language_model.in_step or not distributed.is_initialized():
             return active
         flag = torch.tensor(int(active), device=self.language_model.device)
         distributed.all_reduce(flag, op=distributed.ReduceOp.MAX)

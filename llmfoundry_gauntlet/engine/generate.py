@@ -94,7 +94,7 @@ class TextGenerator(DecodingModel):
         """Return a generation for every request of a batch, in their order.
 
         If the device runs out of memory, fewer slots are used, from then on as well. Raise ModelError if a single
-        sequence does not fit, or if the model is sharded.
+        sequence does not fit, or if ranks run in step.
         """
         done: dict[ItemKey, Generation] = {}
         while True:
@@ -109,7 +109,7 @@ class TextGenerator(DecodingModel):
 
     def _make_room(self, num_slots: int, batch: ContinuousBatch, failure: str) -> None:
         too_large = f'{num_slots} rows of up to {batch.longest} tokens do not fit into the memory of the device'
-        if self.is_sharded:
+        if self.language_model.in_step:
             raise ModelError(
                 f'{too_large}, and ranks of a sharded model cannot try again alone; '
                 f'give tokens_per_batch: {batch.tokens_per_batch // 2}: {failure}'

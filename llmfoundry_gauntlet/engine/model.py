@@ -67,6 +67,7 @@ class CausalLanguageModel:
         self.dtype: torch.dtype | None = None
         self.num_forwards = 0
         self.eager: list[Change] = []  # switch the model to eager attention, if the probe found that necessary
+        self.in_step = is_sharded(self.model)  # ranks must make the same forwards, as each gathers sharded weights
         self.most_tokens: int | None = None  # per batch, once the device ran out of memory with more
         self._prefix: tuple[Ids, dict[int, KeyValue]] | None = None
 
@@ -92,7 +93,7 @@ class CausalLanguageModel:
         """Return the outputs of a batch, in the order of its requests.
 
         If the device runs out of memory, the batch and all later ones of its size are run in halves.
-        Raise ModelError if a single request does not fit, or if the model is sharded.
+        Raise ModelError if a single request does not fit, or if ranks run in step.
         """
         if self.most_tokens is not None and batch.num_tokens > self.most_tokens and batch.trees:
             halves = batch.halves()
@@ -108,7 +109,7 @@ class CausalLanguageModel:
 
     def _make_room(self, batch: Batch, failure: str) -> None:
         too_large = f'{batch.num_tokens} tokens do not fit into the memory of the device'
-        if is_sharded(self.model):
+        if self.in_step:
             advice = 'all ranks of a sharded model must make the same forwards, so a batch cannot be split here'
             raise ModelError(f'{too_large}; {advice}; give tokens_per_batch: {batch.num_tokens // 2}: {failure}')
         if len(batch.halves()) == 1:

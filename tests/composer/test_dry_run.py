@@ -19,7 +19,8 @@ from composer.models import HuggingFaceModel
 from paths import FIXTURES
 
 from llmfoundry_gauntlet.composer.dry_run import measure
-from llmfoundry_gauntlet.composer.loop import EvaluationLoader, prepare_for_model
+from llmfoundry_gauntlet.composer.loop import EvaluationLoader
+from llmfoundry_gauntlet.composer.runner import prepare_for_model
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, STREAM
 from llmfoundry_gauntlet.evaluation.inputs import load_data

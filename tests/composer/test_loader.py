@@ -16,14 +16,8 @@ from composer import Trainer
 from composer.models import HuggingFaceModel
 
 from llmfoundry_gauntlet import EvalGauntlet
-from llmfoundry_gauntlet.composer.loop import (
-    EvaluationLoader,
-    Found,
-    Step,
-    agreed,
-    language_model_of,
-    prepare_for_model,
-)
+from llmfoundry_gauntlet.composer.loop import EvaluationLoader, Step
+from llmfoundry_gauntlet.composer.runner import Found, ModelRunner, agreed, prepare_for_model
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.config.yaml import read_yaml
 from llmfoundry_gauntlet.engine.budget import Budget
@@ -298,7 +292,7 @@ def test_only_reference_semantics_pad_to_max_seq_len(settings, semantics: str):
     tasks[0]['max_seq_len'] = 100
     model = composer_model(network)
     loader = loader_of(model, {**settings, 'tasks': tasks, 'semantics': semantics, 'max_seq_len': 300})
-    rotary = language_model_of(model, loader.prepared).rotary
+    rotary = ModelRunner(model, loader.prepared).language_model.rotary
     assert rotary.base == 128
     lengths = set(rotary.padded_to.values())
     assert lengths == ({100, 300} if semantics == 'reference' else set())

@@ -1,0 +1,222 @@
+"""The model side of an evaluation: items for the model, probes that all ranks agree on, and the batches it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from composer.models import HuggingFaceModel
+from composer.utils import dist
+from torch.nn.parallel import DistributedDataParallel
+from transformers import PretrainedConfig
+
+from llmfoundry_gauntlet.composer.lengths import position_limit, resolve_max_seq_len, rotary_lengths
+from llmfoundry_gauntlet.config.resources import cache_folder
+from llmfoundry_gauntlet.config.settings import AUTO
+from llmfoundry_gauntlet.engine.budget import Budget, automatic_budget
+from llmfoundry_gauntlet.engine.decoding import GENERATION_LAYOUTS, NO_CACHE
+from llmfoundry_gauntlet.engine.generate import TextGenerator
+from llmfoundry_gauntlet.engine.model import CausalLanguageModel
+from llmfoundry_gauntlet.engine.plan import LAYOUTS
+from llmfoundry_gauntlet.engine.probe import Probe, probe, probe_generation, use_eager_attention
+from llmfoundry_gauntlet.engine.stopping import GenerationDecoder, end_ids
+from llmfoundry_gauntlet.errors import ModelError
+from llmfoundry_gauntlet.evaluation.inputs import EvaluationData
+from llmfoundry_gauntlet.evaluation.run import (
+    PlannedEvaluation,
+    PreparedEvaluation,
+    plan_evaluation,
+    prepare_evaluation,
+)
+from llmfoundry_gauntlet.results.journal import Identity
+from llmfoundry_gauntlet.tasks.encode import Encoder
+from llmfoundry_gauntlet.tasks.prepare import TOKENS
+
+GENERATION_TOKENS = 'generation_tokens_per_batch'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The probe results and the tokens per batch, reused by all evaluations of a training run."""
+
+    scoring: Probe | None
+    generation: Probe | None
+    budget: Budget
+
+    @property
+    def certain(self) -> bool:
+        """Return whether the probes also hold for later weights and need not be repeated."""
+        return all(probe is None or probe.certain for probe in (self.scoring, self.generation))
+
+    @property
+    def layout(self) -> str:
+        """Return the batch layout."""
+        return LAYOUTS[0] if self.scoring is None else self.scoring.layout
+
+
+class ModelRunner:
+    """Run a Composer model for the items of an evaluation. Under FSDP `model.model` is the root module."""
+
+    def __init__(self, model: HuggingFaceModel, prepared: PreparedEvaluation) -> None:
+        self.model = model
+        self.tokenizer: Any = model.tokenizer
+        self.prepared = prepared  # all items
+        self.found: Found | None = None
+        self.generator: TextGenerator | None = None  # set by the first probe if any task generates
+
+    @cached_property
+    def language_model(self) -> CausalLanguageModel:
+        """Return the model wrapped for the engine, as it is once Composer has sharded it.
+
+        With reference semantics real tokens that equal the padding token are also masked, and rotary frequencies are
+        those of rows padded to max_seq_len.
+        """
+        hidden, padded_to = None, {}
+        if self.prepared.data.settings.reference:
+            hidden = self.tokenizer.pad_token_id
+            hidden = self.tokenizer.eos_token_id if hidden is None else hidden
+            longest = self.prepared.max_seq_len
+            padded_to = {key: min(task.max_seq_len or longest, longest) for key, task in self.prepared.tasks.items()}
+        return CausalLanguageModel(
+            self.model.model,
+            device=next(self.model.parameters()).device,
+            hidden_token_id=hidden,
+            rotary=rotary_lengths(self.model.config, padded_to),
+        )
+
+    def progress(self) -> tuple[int, int]:
+        """Return the numbers of forwards and decoding steps so far."""
+        return self.language_model.num_forwards, 0 if self.generator is None else self.generator.usage.steps
+
+    def probe(self, recorded: Identity) -> Found:
+        """Return what every rank can run; probe the model unless earlier probes still hold.
+
+        `recorded` has the tokens per batch of an earlier attempt, if there was one.
+        """
+        found = self.found
+        if found is None or not found.certain:
+            scoring, generation = self._probe(), self._probe_generation()
+            budget = self._budget(generation, recorded) if found is None else found.budget
+            mine = Found(scoring=scoring, generation=generation, budget=budget)
+            found = self.found = agreed(dist.all_gather_object(mine))
+            if any(dist.all_gather_object(bool(self.language_model.eager))):
+                reason = 'another rank found it off the eager attention that defines the model'
+                use_eager_attention(self.language_model, reason)
+            if self.generator is not None and found.generation is not None:
+                self.generator.layout = found.generation.layout
+        return found
+
+    def planned(self, prepared: PreparedEvaluation) -> PlannedEvaluation:
+        """Return the plan for these items, in the layout that the model supports."""
+        found = self.found
+        assert found is not None  # set by `probe`
+        return plan_evaluation(
+            prepared,
+            tokens_per_batch=found.budget.scoring,
+            generation_tokens_per_batch=found.budget.generation,
+            layout=found.layout,
+            scoring=str(found.scoring or ''),
+            generation=str(found.generation or ''),
+            hidden_token_id=self.language_model.hidden_token_id,
+            rotary=self.language_model.rotary,
+        )
+
+    def _probe(self) -> Probe | None:
+        """Probe the model for scoring; return None if nothing is scored."""
+        if not self.prepared.score_requests:
+            return None
+        return probe(self.language_model, vocabulary=self._vocabulary, longest=self.prepared.longest)
+
+    def _probe_generation(self) -> Probe | None:
+        """Probe the model for generation; return None if nothing is generated."""
+        if not self.prepared.longest_generation:
+            return None
+        if self.generator is None:
+            reference = self.prepared.data.settings.reference
+            ends = end_ids(self.tokenizer, self.language_model.model, reference=reference)
+            self.generator = TextGenerator(self.language_model, GenerationDecoder(self.tokenizer, ends))
+        longest = self.prepared.longest_generation
+        return probe_generation(self.generator, vocabulary=self._vocabulary, longest=longest)
+
+    @property
+    def _vocabulary(self) -> int:
+        return min(len(self.tokenizer), self.language_model.vocabulary)
+
+    def _budget(self, generation: Probe | None, recorded: Identity) -> Budget:
+        """Return the tokens per batch: from the settings or an earlier attempt, else chosen for the device."""
+        tokens = self.prepared.data.settings.tokens_per_batch
+        if tokens != AUTO:
+            return Budget(scoring=tokens, generation=tokens)
+        if 'tokens_per_batch' in recorded:
+            tokens = recorded['tokens_per_batch']
+            return Budget(scoring=tokens, generation=recorded.get(GENERATION_TOKENS, tokens))
+        cached_bytes = 0
+        if self.generator is not None and generation is not None and generation.layout != NO_CACHE:
+            cached_bytes = self.generator.cached_bytes
+        return automatic_budget(
+            self.language_model.model.config,
+            self.language_model.device,
+            cached_bytes=cached_bytes,
+            num_tokens=self.prepared.num_tokens,
+            num_ranks=dist.get_world_size(),
+        )
+
+
+def agreed(found: Sequence[Found]) -> Found:
+    """Return what every rank can run: the least preferred of the ranks' layouts and the smallest token budget."""
+    scoring = [one.scoring for one in found if one.scoring is not None]
+    generation = [one.generation for one in found if one.generation is not None]
+    return Found(
+        scoring=max(scoring, key=lambda probe: LAYOUTS.index(probe.layout), default=None),
+        generation=max(generation, key=lambda probe: GENERATION_LAYOUTS.index(probe.layout), default=None),
+        budget=Budget(
+            scoring=min(one.budget.scoring for one in found),
+            generation=min(one.budget.generation for one in found),
+        ),
+    )
+
+
+def prepare_for_model(data: EvaluationData, model: HuggingFaceModel) -> PreparedEvaluation:
+    """Return all items tokenized for the model, no longer than it can run. Raise ModelError."""
+    prepared = prepare_evaluation(
+        data,
+        Encoder(model.tokenizer),
+        max_seq_len=longest_prompt(data, model.config),
+        cache=cache_folder(TOKENS),
+    )
+    check_generations_fit(prepared, model.config)
+    return prepared
+
+
+def longest_prompt(data: EvaluationData, config: PretrainedConfig) -> int:
+    """Return max_seq_len from the settings, or else the model's. Raise ModelError if it is too long for the model."""
+    own_limits = {task.key: task.max_seq_len for task in data.suite.tasks if task.max_seq_len is not None}
+    return resolve_max_seq_len(data.settings.max_seq_len, config, own_limits)
+
+
+def check_generations_fit(prepared: PreparedEvaluation, config: PretrainedConfig) -> None:
+    """Raise ModelError if a prompt and its generation would exceed the model's positions.
+
+    Only llm-foundry's truncation lets them exceed `max_seq_len` (see `Preparation.token_limit`).
+    """
+    limit = position_limit(config)
+    for request in prepared.generate_requests:
+        if limit is not None and request.length > max(limit, prepared.max_seq_len):
+            raise ModelError(
+                f'{request.key.task}: a prompt of {len(request.context)} tokens and a generation of '
+                f'{request.max_new_tokens} make {request.length}, but the model ({config.model_type}) has positions '
+                f'for {limit}; give a smaller generation_kwargs.max_new_tokens or max_seq_len'
+            )
+
+
+def unwrapped(model: Any) -> HuggingFaceModel:
+    """Return the Composer model without DDP. Raise ModelError unless it is a HuggingFaceModel with a tokenizer."""
+    if isinstance(model, DistributedDataParallel):
+        model = model.module
+    if not isinstance(model, HuggingFaceModel):
+        raise ModelError(f'the model is a {type(model).__name__}; allowed: a composer.models.HuggingFaceModel')
+    if model.tokenizer is None:
+        raise ModelError('the model has no tokenizer; construct HuggingFaceModel(model, tokenizer=...)')
+    return model
