@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import replace
+from typing import Any
 
 from llmfoundry_gauntlet.metrics.metrics import accuracy, task_score
 from llmfoundry_gauntlet.types import ItemKey, ItemResult, Measure
@@ -11,21 +11,14 @@ from llmfoundry_gauntlet.types import ItemKey, ItemResult, Measure
 METRIC = 'Accuracy'
 
 
-def item(row: int, credit: float | None, cluster: str = '', *, task: str = 'a/0-shot', **changes) -> ItemResult:
-    found = ItemResult(
-        key=ItemKey(task, row),
-        category=None,
-        gold=0,
-        predicted=None,
-        score=credit,
-        logprobs=None,
-        num_tokens=None,
-        reason=None if credit is not None else 'nan',
-        prompt_sha256='',
-        truncated=False,
-        cluster=cluster,
-    )
-    return replace(found, **changes)
+def item(row: int, credit: float | None, cluster: str = '', *, task: str = 'a/0-shot', **changes: Any) -> ItemResult:
+    """Return an item's result of which all fields are empty that are not given; `sample` is part of its key."""
+    values = {
+        'key': ItemKey(task, row, sample=changes.pop('sample', 0)),
+        **dict.fromkeys(('category', 'predicted', 'logprobs', 'num_tokens')),
+        **{'gold': 0, 'reason': 'nan' if credit is None else None, 'prompt_sha256': '', 'truncated': False},
+    }
+    return ItemResult(**{**values, **changes}, score=credit, cluster=cluster)
 
 
 def named(letter: str) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+import clustered_items
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -28,7 +29,7 @@ from llmfoundry_gauntlet.metrics.metrics import (
     task_score,
 )
 from llmfoundry_gauntlet.metrics.statistics import NORMAL_QUANTILE, interval, mean_over_clusters
-from llmfoundry_gauntlet.types import ItemKey, ItemResult, Measure
+from llmfoundry_gauntlet.types import ItemResult, Measure
 
 DRAWS = 2000
 ACCURACY = accuracy('Accuracy')
@@ -36,17 +37,7 @@ Array = npt.NDArray[Any]
 
 
 def item(task: str, row: int, credit: float, cluster: int | None = None, **changes: Any) -> ItemResult:
-    values: dict[str, Any] = {'category': None, 'gold': 0, 'logprobs': None, 'num_tokens': None, 'sample': 0, **changes}
-    return ItemResult(
-        key=ItemKey(task, row, sample=values.pop('sample')),
-        predicted=None,
-        score=credit,
-        reason=None,
-        prompt_sha256='',
-        truncated=False,
-        cluster='' if cluster is None else f'{cluster:016x}',
-        **values,
-    )
+    return clustered_items.item(row, credit, '' if cluster is None else f'{cluster:016x}', task=task, **changes)
 
 
 def both(task: str, num_rows: int, clusters: Sequence[int] | None = None, **changes: Any) -> list[list[ItemResult]]:
@@ -266,9 +257,8 @@ def test_coverage_of_slopes_over_checkpoints(passages: Passages):
         assert math.isclose(slope.value, np.polyfit(batches, [score.value for score in scores], 1)[0], rel_tol=1e-9)
         return {'slope': slope}
 
-    assert (
-        coverages(draw, {'slope': truth})['slope'] >= 0.93
-    )  # more, as five checkpoints leave three degrees of freedom
+    # more, as five checkpoints leave three degrees of freedom
+    assert coverages(draw, {'slope': truth})['slope'] >= 0.93
 
 
 @pytest.mark.parametrize('noise', [0.0, 1.0, 2.0])
@@ -443,27 +433,20 @@ def bits_per_byte(choices: Choices) -> Array:
     return (-choices.logprobs / np.log(2) / choices.byte_counts)[choices.is_gold]
 
 
-TRUTHS: dict[str, tuple[Callable[[Choices], float], int]] = {
-    'GoldBitsPerByte': (lambda found: bits_per_byte(found).mean(), 150),
-    'GoldProbability': (lambda found: found.shares[found.is_gold].mean(), 150),
-    'CharacterNormalizedMatch': (
-        lambda found: ((found.logprobs / found.characters).argmax(axis=1) == found.golds).mean(),
-        150,
-    ),
-    'ByteNormalizedMatch': (
-        lambda found: ((found.logprobs / found.byte_counts).argmax(axis=1) == found.golds).mean(),
-        150,
-    ),
-    'TokenNormalizedMatch': (
-        lambda found: ((found.logprobs / found.tokens).argmax(axis=1) == found.golds).mean(),
-        150,
-    ),
-    'PMINormalizedMatch': (
-        lambda found: ((found.logprobs - found.logprobs_alone).argmax(axis=1) == found.golds).mean(),
-        150,
-    ),
-    'BrierScore': (lambda found: ((found.shares - found.is_gold) ** 2).sum(axis=1).mean(), 150),
-    'MajorityClass': (lambda found: (found.golds == 0).mean(), 150),
+def share_of_best(found: Choices, values: Array) -> float:
+    """Return how often the gold choice has the highest value."""
+    return (values.argmax(axis=1) == found.golds).mean()
+
+
+TRUTHS: dict[str, Callable[[Choices], float]] = {
+    'GoldBitsPerByte': lambda found: bits_per_byte(found).mean(),
+    'GoldProbability': lambda found: found.shares[found.is_gold].mean(),
+    'CharacterNormalizedMatch': lambda found: share_of_best(found, found.logprobs / found.characters),
+    'ByteNormalizedMatch': lambda found: share_of_best(found, found.logprobs / found.byte_counts),
+    'TokenNormalizedMatch': lambda found: share_of_best(found, found.logprobs / found.tokens),
+    'PMINormalizedMatch': lambda found: share_of_best(found, found.logprobs - found.logprobs_alone),
+    'BrierScore': lambda found: ((found.shares - found.is_gold) ** 2).sum(axis=1).mean(),
+    'MajorityClass': lambda found: (found.golds == 0).mean(),
 }
 METRICS: dict[str, Metric] = {metric.name: metric for metric in (*choice_metrics(), pmi())}
 
@@ -471,13 +454,12 @@ METRICS: dict[str, Metric] = {metric.name: metric for metric in (*choice_metrics
 @pytest.mark.parametrize('name', TRUTHS)
 def test_coverage_of_likelihood_metrics(choices: Choices, name: str):
     random = np.random.default_rng(11)
-    truth, size = TRUTHS[name]
 
     def draw() -> Mapping[str, Measure]:
-        drawn = random.choice(len(choices.results), size, replace=False).tolist()
+        drawn = random.choice(len(choices.results), 150, replace=False).tolist()
         return {name: measure(METRICS[name], [choices.results[place] for place in drawn])}
 
-    assert_cover(coverages(draw, {name: float(truth(choices))}))
+    assert_cover(coverages(draw, {name: float(TRUTHS[name](choices))}))
 
 
 def test_the_calibration_bias_is_the_error_of_a_calibrated_model():

@@ -4,13 +4,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import clustered_items
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from llmfoundry_gauntlet.metrics.metrics import choice_metrics, gold_bits_per_byte, measure, pmi, task_score
-from llmfoundry_gauntlet.types import ItemKey, ItemResult, Measure
+from llmfoundry_gauntlet.types import ItemResult, Measure
 
 OURS = {metric.name: metric for metric in choice_metrics()}
 EVERY = {**OURS, 'PMINormalizedMatch': pmi()}
@@ -18,26 +19,14 @@ EVERY = {**OURS, 'PMINormalizedMatch': pmi()}
 
 def item(row: int, logprobs: Sequence[float] | None, gold: int = 0, **changes: Any) -> ItemResult:
     """Return an item whose score no metric here uses; choices have two bytes, two characters and one token."""
-    lengths = None if logprobs is None else (2,) * len(logprobs)
-    values: dict[str, Any] = {
-        'num_tokens': None if logprobs is None else (1,) * len(logprobs),
-        'num_characters': lengths,
-        'num_bytes': lengths,
-        'category': None,
+    number = 0 if logprobs is None else len(logprobs)
+    values = {
+        'logprobs': None if logprobs is None else tuple(logprobs),
         'cluster': f'{row:016x}',
-        **changes,
+        **dict.fromkeys(('num_characters', 'num_bytes'), None if logprobs is None else (2,) * number),
+        'num_tokens': None if logprobs is None else (1,) * number,
     }
-    return ItemResult(
-        key=ItemKey('t/0-shot', row),
-        gold=gold,
-        predicted=None,
-        score=0.0,
-        logprobs=None if logprobs is None else tuple(logprobs),
-        reason=None,
-        prompt_sha256='',
-        truncated=False,
-        **values,
-    )
+    return clustered_items.item(row, 0.0, gold=gold, **{**values, **changes})
 
 
 def of_texts(row: int, texts: Sequence[str], logprobs: Sequence[float], gold: int, tokens: Sequence[int]) -> ItemResult:

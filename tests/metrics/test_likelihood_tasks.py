@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.evaluation.suite import load_suite
 from llmfoundry_gauntlet.tasks import metrics_of
 
@@ -50,32 +49,3 @@ def test_upstream_calibration_error_is_left_out_with_a_warning(name: str):
     suite = load_suite([{**TASK, 'icl_task_type': name, 'metric_names': [upstream]}])
     assert suite.warnings == (f'copa: metric_names: {upstream} is not supported by this version; it is left out',)
     assert [metric.name for metric in metrics_of(suite.tasks[0])][1:] == [*OF_CHOICES]
-
-
-@pytest.mark.parametrize(
-    ('keys', 'problem'),
-    [
-        (
-            {'icl_task_type': 'schema', 'pmi_context': 'Answer:'},
-            'icl_tasks[0].pmi_context: has no meaning in schema; it belongs to multiple_choice',
-        ),
-        (
-            {'icl_task_type': 'language_modeling', 'pmi_context': 'Answer:'},
-            'icl_tasks[0].pmi_context: has no meaning in language_modeling; it belongs to multiple_choice',
-        ),
-        (
-            {'pmi_context': ''},
-            "icl_tasks[0]: pmi_context: is empty; allowed: a text such as 'Answer:', or leave it out",
-        ),
-        (
-            {'pmi_context': ' \n'},
-            "icl_tasks[0]: pmi_context: is empty; allowed: a text such as 'Answer:', or leave it out",
-        ),
-        ({'pmi_context': 7}, 'icl_tasks[0].pmi_context: is 7; allowed: text'),
-    ],
-)
-def test_an_invalid_pmi_context_is_an_error(keys: dict[str, Any], problem: str):
-    with pytest.raises(ConfigError) as raised:
-        load_suite([{**TASK, **keys}])
-    (found,) = raised.value.problems
-    assert found.endswith(problem)
