@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 
@@ -126,6 +127,33 @@ def test_run_writes_results_and_prints_the_scores(gauntlet, tmp_path):
     accuracy = copa['metrics']['InContextLearningMultipleChoiceAccuracy']
     assert 'copa/0-shot' in printed and f'{accuracy["value"]:.3f}' in printed
     assert len((out / 'samples' / 'copa_0-shot.jsonl').read_text().splitlines()) == copa['num_items']
+
+
+def test_samples_hold_prompts_and_choices_if_asked(gauntlet, tmp_path):
+    """Of the three shots, as many are in the prompt as fit into 24 tokens."""
+    rows = [{'query': f'Is {n} even?', 'choices': ['yes', 'no'], 'gold': n % 2} for n in range(6)]
+    (tmp_path / 'rows.jsonl').write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
+    task = {'label': 'even', 'dataset_uri': 'rows.jsonl', 'icl_task_type': 'multiple_choice', 'num_fewshot': [0, 3]}
+    (tmp_path / 'tasks.yaml').write_text(json.dumps({'icl_tasks': [task]}))
+    (tmp_path / 'score.yaml').write_text(json.dumps({'score': {'dataset': 'even', 'perturbations': ['option_order']}}))
+    words = ['--tasks', tmp_path / 'tasks.yaml', '--score', tmp_path / 'score.yaml', '--data-root', tmp_path]
+    model = ['--model', FIXTURES / 'models' / 'rotary_bos', '--device', 'cpu', '--max-seq-len', '24']
+    for name, more in (('with', ['--log-prompts']), ('without', [])):
+        assert gauntlet('run', *words, *model, '--out', tmp_path / name, *more)[0] == 0
+    found = {}
+    for task in ('even_0-shot', 'even_3-shot', 'score_even_0-shot'):
+        lines = (tmp_path / 'with' / 'samples' / f'{task}.jsonl').read_text().splitlines()
+        found[task] = [json.loads(line) for line in lines]
+        plain = [{name: one[name] for name in one if name not in ('prompt', 'choices')} for one in found[task]]
+        lines = (tmp_path / 'without' / 'samples' / f'{task}.jsonl').read_text().splitlines()
+        assert [json.loads(line) for line in lines] == plain
+    for one in (one for results in found.values() for one in results):
+        assert hashlib.sha256(one['prompt'].encode()).hexdigest() == one['prompt_sha256']
+    assert [one['prompt'] for one in found['even_0-shot']] == [f'Is {n} even?' for n in range(6)]
+    assert found['even_0-shot'][0]['choices'] == ['yes', 'no']
+    shots = [(one['prompt'].count('?') - 1, one['num_shots']) for one in found['even_3-shot']]
+    assert all(counted == recorded < 3 for counted, recorded in shots) and max(shots) > (0, 0)
+    assert all('even?' in one['prompt'] and 'A' in one['prompt'] for one in found['score_even_0-shot'])
 
 
 def test_without_tasks_run_evaluates_the_named_part_of_the_gauntlet(gauntlet, tmp_path):

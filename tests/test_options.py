@@ -44,6 +44,8 @@ VALUES = {  # of the options of `gauntlet run`
     '--time-budget': '9s',
     '--precision-target': '5%',
     '--logger': 'wandb',
+    '--log': 'accuracy',
+    '--log-prompts': None,
     '--allow-missing': None,
     '--overwrite': None,
     '--resume': None,
@@ -55,20 +57,13 @@ SOURCES = {'--model', '--outputs', '--from'}
 USED = {  # by each way of running
     '--outputs': {
         *('--out', '--tasks', '--score', '--gauntlet', '--data-root', '--semantics', '--fewshot', '--sandbox'),
-        *(
-            '--limit',
-            '--precision-target',
-            '--only',
-            '--shots',
-            '--missing',
-            '--allow-missing',
-            '--overwrite',
-            '--format',
-        ),
+        *('--limit', '--precision-target', '--only', '--shots', '--missing', '--log-prompts', '--allow-missing'),
+        *('--overwrite', '--format'),
     },
     '--from': {'--out', '--gauntlet', '--allow-missing', '--overwrite', '--format'},
     '--model': VALUES.keys() - {'--allow-missing', '--repair-journal'},
-    '--dry-run': VALUES.keys() - {'--allow-missing', '--repair-journal', '--resume', '--time-budget', '--logger'},
+    '--dry-run': VALUES.keys()
+    - {'--allow-missing', '--repair-journal', '--resume', '--time-budget', '--logger', '--log'},
 }
 
 
@@ -104,7 +99,7 @@ def test_a_dry_run_refuses_options_of_a_real_run(gauntlet, tmp_path, monkeypatch
     options = [option for option in VALUES if option not in ('--outputs', '--from', '--allow-missing')]
     status, _, err = gauntlet('run', *words_of(options))
     assert status == 2
-    assert refused(err) == {'--resume', '--repair-journal', '--time-budget', '--logger'}
+    assert refused(err) == VALUES.keys() - USED['--dry-run'] - {'--allow-missing'}
 
 
 @pytest.mark.parametrize(
@@ -124,8 +119,8 @@ def test_a_dry_run_refuses_options_of_a_real_run(gauntlet, tmp_path, monkeypatch
         ),
         (['data', 'check', '--sandbox', 'auto'], {'--sandbox'}),
         (
-            ['watch', 'c', '--train-yaml', 't.yaml', '--semantics', 'corrected', '--limit', 3, '--tasks', 'x.yaml'],
-            {'--semantics', '--limit', '--tasks'},
+            ['watch', 'c', '--train-yaml', 't.yaml', '--semantics', 'corrected', '--limit', 3, '--only', 'copa'],
+            {'--semantics', '--limit', '--only'},
         ),
     ],
 )
@@ -155,6 +150,17 @@ def test_other_commands_refuse_options_without_effect(
         (['export', '--out', 'o', '--limit', '0'], {'--limit'}),
         (['explain', 'copa', '--fewshot', 'none'], {'--fewshot'}),
         (['run', '--allow-missing', '--model', MODEL], {'--allow-missing', '--out'}),
+        (['run', '--out', 'o', '--model', MODEL, '--logger', 'wandb', '--log', 'losses'], {'--log'}),
+        (['watch', 'c', '--tasks', TASKS, '--out', 'o', '--limit', '0'], {'--limit'}),
+        (['watch', 'c', '--tasks', TASKS, '--out', 'o', '--shots', '-1'], {'--shots'}),
+        (['watch', 'c', '--tasks', TASKS, '--out', 'o', '--missing', 'never'], {'--missing'}),
+        (['watch', 'c', '--tasks', TASKS, '--out', 'o', '--only', 'copq'], {'copq'}),
+        (['data', 'check', '--solutions', '--sandbox', 'bad', '--data-root', ROOT / 'eval_data'], {'--sandbox'}),
+        (['watch', 'c'], {'nothing to evaluate', '--out'}),
+        (['data', 'import'], {'FOLDER', '--to'}),
+        (['data', 'fetch', 'squad'], {'--to'}),
+        (['export'], {'--out'}),
+        (['report'], {'RUNS'}),
     ],
 )
 def test_messages_name_options_and_not_settings(gauntlet, tmp_path, monkeypatch, words, named):

@@ -15,6 +15,7 @@ import typer
 from llmfoundry_gauntlet.cli.options import (
     CHECK_FAILED,
     GAUNTLET_TASKS,
+    Command,
     Confinement,
     DataRoot,
     Score,
@@ -368,8 +369,6 @@ def print_json(value: Any) -> None:
 
 
 data_commands = typer.Typer(help='The evaluation files.', no_args_is_help=True)
-data_commands.command()(check)
-data_commands.command()(fetch)
-data_commands.command('import')(import_files)
-data_commands.command()(ls)
-data_commands.command()(verify)
+for command in (check, fetch, ls, verify):
+    data_commands.command(cls=Command)(command)
+data_commands.command('import', cls=Command)(import_files)

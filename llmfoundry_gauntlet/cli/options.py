@@ -18,8 +18,10 @@ Names = tuple[str, ...]
 NOTHING: Mapping[str, Names] = {}
 DEFAULTS = ('DEFAULT', 'DEFAULT_MAP')  # click's parameter sources for values that the user did not give
 SETTINGS = {'limit': 'subset_items', 'shots': 'num_fewshot'}  # options whose settings have other names
-# Matches the beginning of a message about a setting or an argument.
-ABOUT_SETTING = re.compile(r'(?:(?:run|export|explain|evaluate|eval_gauntlet): )?(\w+)(?:: |(?= is | has | needs ))')
+LISTS = ('only', 'log')  # options that are lists, separated by commas
+# Matches the beginning of a message about a setting or an argument, after the name of a command or a function.
+COMMANDS = 'run|export|explain|watch|data check|evaluate|eval_gauntlet'
+ABOUT_SETTING = re.compile(rf'(?:(?:{COMMANDS}): )?(\w+)(?:: |(?= is | has | needs ))')
 
 Tasks = Annotated[Path | None, typer.Option('--tasks', help='YAML file of tasks (top key icl_tasks).')]
 Score = Annotated[Path | None, typer.Option('--score', help='YAML file of SCORE datasets (top key score).')]
@@ -57,6 +59,10 @@ ChatTemplate = Annotated[
 Loggers = Annotated[
     list[str] | None, typer.Option('--logger', help='Also log to wandb, mlflow or tensorboard; may be repeated.')
 ]
+Log = Annotated[
+    str, typer.Option('--log', help='With --logger: what to log of accuracy, errors, composites, score and metrics.')
+]
+LogPrompts = Annotated[bool, typer.Option('--log-prompts', help='Write prompts and choices into the samples files.')]
 Length = Annotated[int | None, typer.Option(help="Maximum prompt length in tokens. Default: the model's.")]
 Tokens = Annotated[str, typer.Option(help='Tokens per batch, or auto.')]
 Device = Annotated[str | None, typer.Option(help='cpu or gpu. Default: gpu if available.')]
@@ -114,6 +120,20 @@ DryRun = Annotated[
 class Command(TyperCommand):
     """A command whose error messages name options (`--limit`) instead of settings (`subset_items`)."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments. Raise ConfigError with every required one that is missing."""
+        try:
+            return super().parse_args(ctx, list(args))
+        except typer.BadParameter as error:
+            if type(error).__name__ != 'MissingParameter':  # of click, or of typer's copy of it
+                raise
+            with self.make_context(ctx.info_name, list(args), ctx.parent, resilient_parsing=True) as found:
+                missing = [one for one in self.params if one.required and found.params[one.name] in (None, ())]
+            names = [
+                one.opts[0] if one.param_type_name == 'option' else one.metavar or one.name.upper() for one in missing
+            ]
+            raise ConfigError([f'{name}: is missing; see {ctx.command_path} --help' for name in names]) from error
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command, renaming settings in errors."""
         flags = flags_of(self.params)
@@ -142,8 +162,9 @@ def settings_of(context: typer.Context, names: Iterable[str]) -> dict[str, Any]:
     settings = {SETTINGS.get(name, name): context.params[name] for name in names}
     if str(settings.get('tokens_per_batch')).isdecimal():
         settings['tokens_per_batch'] = int(settings['tokens_per_batch'])
-    if settings.get('only') is not None:
-        settings['only'] = [name.strip() for name in settings['only'].split(',')]
+    for name in LISTS:
+        if settings.get(name) is not None:
+            settings[name] = [entry.strip() for entry in settings[name].split(',')]
     return settings
 
 

@@ -26,7 +26,9 @@ from llmfoundry_gauntlet.cli.options import (
     Gauntlet,
     Length,
     Limit,
+    Log,
     Loggers,
+    LogPrompts,
     Missing,
     Model,
     OfModel,
@@ -55,21 +57,21 @@ from llmfoundry_gauntlet.errors import ConfigError, RecordError
 
 INPUTS = (
     *('tasks', 'gauntlet', 'score', 'data_root', 'only', 'shots', 'limit', 'missing'),
-    *('semantics', 'fewshot', 'sandbox', 'precision_target'),
+    *('semantics', 'fewshot', 'sandbox', 'precision_target', 'log_prompts'),
 )
 OF_MODELS = (
     *('tokenizer', 'model_config', 'revision', 'adapter', 'dtype', 'trust_remote_code', 'apply_chat_template'),
     *('device', 'precision', 'max_seq_len', 'tokens_per_batch', 'truncation', 'time_budget', 'resume'),
-    'repair_journal',
+    *('repair_journal', 'log'),
 )
 OF_MODELS_ALONE = (*OF_MODELS, 'logger', 'dry_run')
 EXCLUDES = {  # for each option, the options that have no effect with it
     'model': ('allow_missing',),
     'outputs': OF_MODELS_ALONE,
     'recorded': (*(name for name in INPUTS if name != 'gauntlet'), *OF_MODELS_ALONE),
-    'dry_run': ('time_budget', 'logger', 'resume', 'repair_journal'),
+    'dry_run': ('time_budget', 'logger', 'log', 'resume', 'repair_journal'),
 }
-NEEDS = {'repair_journal': ('resume',)}
+NEEDS = {'repair_journal': ('resume',), 'log': ('logger',)}
 
 
 def run(
@@ -104,6 +106,8 @@ def run(
     time_budget: Budget = None,
     precision_target: Target = None,
     logger: Loggers = None,
+    log: Log = 'accuracy,errors,composites,score',
+    log_prompts: LogPrompts = False,
     allow_missing: Partial = False,
     overwrite: Overwrite = False,
     resume: Resume = False,

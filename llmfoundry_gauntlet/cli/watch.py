@@ -19,21 +19,27 @@ from llmfoundry_gauntlet.cli.options import (
     Gauntlet,
     Length,
     Limit,
+    LogPrompts,
+    Missing,
     OfModel,
+    Only,
     Precision,
     Score,
     Semantics,
+    Shots,
     Target,
     Tasks,
     Tokens,
     Truncation,
     check_options,
+    settings_of,
 )
 from llmfoundry_gauntlet.errors import ConfigError
 
 EVALUATION = (  # options that --train-yaml sets
-    *('tasks', 'score', 'gauntlet', 'data_root', 'max_seq_len', 'tokens_per_batch', 'semantics', 'truncation'),
-    *('fewshot', 'sandbox', 'limit', 'time_budget', 'precision_target'),
+    *('tasks', 'score', 'gauntlet', 'data_root', 'only', 'shots', 'missing', 'limit', 'max_seq_len'),
+    *('tokens_per_batch', 'semantics', 'truncation', 'fewshot', 'sandbox', 'time_budget', 'precision_target'),
+    'log_prompts',
 )
 
 
@@ -52,6 +58,9 @@ def watch(
     score: Score = None,
     gauntlet: Gauntlet = None,
     data_root: DataRoot = 'eval_data',
+    only: Only = None,
+    shots: Shots = None,
+    missing: Missing = 'error',
     tokenizer: OfModel = None,
     model_config: OfModel = None,
     max_seq_len: Length = None,
@@ -65,6 +74,7 @@ def watch(
     limit: Limit = None,
     time_budget: Budget = None,
     precision_target: Target = None,
+    log_prompts: LogPrompts = False,
     poll: Annotated[str, typer.Option(help='Interval between listings of FOLDER, such as 30s.')] = '30s',
     settle: Annotated[str, typer.Option(help='Evaluate a checkpoint once it has not changed for this long.')] = '5s',
     once: Annotated[bool, typer.Option('--once', help='Evaluate the existing checkpoints, then exit.')] = False,
@@ -82,16 +92,15 @@ def watch(
 
     composer -n 8 -m llmfoundry_gauntlet watch runs/demo/checkpoints --train-yaml yamls/train/demo.yaml
     """
-    check_options(context, excludes={'train_yaml': EVALUATION, 'once': ('stop_after',)})
+    problems = []
+    if tasks is None and score is None and train_yaml is None:
+        problems.append('nothing to evaluate: give --tasks, --score or both, or --train-yaml')
+    if out is None and train_yaml is None:
+        problems.append('--out: is missing; give the folder for records')
+    check_options(context, excludes={'train_yaml': EVALUATION, 'once': ('stop_after',)}, problems=problems)
+    training: dict[str, Any] = {'settings': settings_of(context, EVALUATION)}
     if train_yaml is not None:
         training = training_settings(train_yaml)
-    elif tasks is None and score is None:
-        raise ConfigError('nothing to evaluate: give --tasks, --score or both, or --train-yaml')
-    else:
-        settings: dict[str, Any] = {name: context.params[name] for name in EVALUATION}
-        settings['subset_items'] = settings.pop('limit')
-        settings['tokens_per_batch'] = int(tokens_per_batch) if tokens_per_batch.isdecimal() else tokens_per_batch
-        training = {'settings': settings}
     training |= {name: value for name, value in (('out', out), ('precision', precision)) if value is not None}
     if training.get('out') is None:
         raise ConfigError('no folder for records; give one with --out')

@@ -319,7 +319,7 @@ class EvalGauntlet(Callback):
         self.evaluation = evaluation
         self.schedule.evaluated_batch = batch
         origin = None if self.source is None else self.source.training
-        log_evaluation(state, logger, evaluation.metrics, batch if origin is None else origin.batch)
+        log_evaluation(state, logger, evaluation.logged, batch if origin is None else origin.batch)
         log.info('gauntlet ba%d: %s', batch, summary(evaluation))
         folder = self._folder(state)
         problem = None if self.loader.journal is None else self.loader.journal.problem
@@ -385,6 +385,8 @@ class EvalGauntlet(Callback):
             training=training,
             identity=None if journal is None else journal.identity,
             reused_items=0 if journal is None else len(journal.done),
+            started=None if journal is None else journal.started,
+            earlier_seconds=0.0 if journal is None else journal.earlier_seconds,
             time_budget=self.sizes,
         )
         remove_journal(folder)

@@ -16,7 +16,7 @@ from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.evaluation.inputs import load_data
 from llmfoundry_gauntlet.evaluation.run import one_task
-from llmfoundry_gauntlet.metrics.keys import error_name, with_errors
+from llmfoundry_gauntlet.metrics.keys import error_name, is_logged, task_group, with_errors
 from llmfoundry_gauntlet.tasks import metrics_of
 
 
@@ -52,9 +52,10 @@ def build_icl_evaluators(tasks: Any, model: HuggingFaceModel, **settings: Any) -
     """Return Evaluators for `Trainer(eval_dataloader=...)`, one per task and number of shots: '{label}/{n}-shot'.
 
     `tasks` is a path, a list of paths or the list of tasks itself; `settings` are the fields of EvaluationSettings that
-    apply to single tasks (data_root, max_seq_len, tokens_per_batch, semantics, truncation). `model` is patched in place
-    to run the steps and to report these metrics along with its own, so Evaluators for other data should name theirs
-    (`metric_names`). Tasks whose programs cannot run here are left out. Raise ConfigError, DataError, ModelError.
+    apply to single tasks (data_root, max_seq_len, tokens_per_batch, semantics, truncation, log). `model` is patched in
+    place to run the steps and to report these metrics along with its own, so Evaluators for other data should name
+    theirs (`metric_names`). Tasks whose programs cannot run here are left out. Raise ConfigError, DataError,
+    ModelError.
     """
     if settings.get('score') is not None:
         raise ConfigError('score: not available for single evaluators; use the callback EvalGauntlet(score=...)')
@@ -72,6 +73,8 @@ def build_icl_evaluators(tasks: Any, model: HuggingFaceModel, **settings: Any) -
         names = [metric.name for metric in metrics_of(prepared.tasks[key])]
         errors = [error_name(name, is_accuracy=name == names[0]) for name in names]
         for name in (*names, *errors):
+            if not is_logged(name, task_group(name, names[0]), data.settings.log):
+                continue
             own.update((f'{category}/{name}', TaskMetric(name, category)) for category in categories)
             own[name] = TaskMetric(name)
         metrics.update(own)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,13 +75,16 @@ class SharedJournal:
     """The journal of one evaluation. Call `read`, then `begin`, `add` as items finish, and `close`.
 
     Items are reused only if `identity` matches; `begin` adds the plan to it. On all ranks `done` has the keys of items
-    that earlier attempts finished, and `suspects` their non-finite results; `results` is filled on rank 0 only.
+    that earlier attempts finished, and `suspects` their non-finite results; only rank 0 has `results`, the time
+    `started` of the first attempt, and the `earlier_seconds` that others took.
     """
 
     def __init__(self, folder: Path, identity: Identity, resuming: Resuming) -> None:
         self.folder = folder
         self.identity = dict(identity)
         self.resuming = resuming
+        self.started = self._started = time.time()
+        self.earlier_seconds = 0.0
         self.results: dict[ItemKey, ItemResult] = {}
         self.done: frozenset[ItemKey] = frozenset()
         self.suspects: dict[ItemKey, ItemResult] = {}
@@ -102,7 +106,9 @@ class SharedJournal:
         if shared[1] is not None:
             self.planned, keys, self.suspects = shared[1]
             self.done = frozenset(keys)
-            self.results = {} if found is None else dict(found.results)
+        if found is not None:
+            self.results = dict(found.results)
+            self.started, self.earlier_seconds = found.started or self._started, found.seconds
 
     def _found(self) -> tuple[Finished | None, RecordError | None]:
         """Return the usable records of an earlier attempt, or why they cannot be used. Called on rank 0."""
@@ -153,11 +159,13 @@ class SharedJournal:
                 if self.resuming.required:
                     raise
                 self.done, self.suspects, self.results = frozenset(), {}, {}
+                self.started, self.earlier_seconds = self._started, 0.0
                 if dist.get_global_rank() == 0:
                     remove_journal(self.folder)
         attempt = [next_attempt(self.folder) if dist.get_global_rank() == 0 else 0]
         dist.broadcast_object_list(attempt, src=0)
-        self._journal = Journal(self.folder, self.identity, attempt=attempt[0], rank=dist.get_global_rank())
+        rank, started = dist.get_global_rank(), self._started
+        self._journal = Journal(self.folder, self.identity, attempt=attempt[0], rank=rank, started=started)
         if self.done:
             log.info('%s: %d items were finished by an earlier attempt and are reused', self.folder, len(self.done))
 

@@ -19,6 +19,7 @@ COMPOSER_TIME = re.compile(r'\d*\.?\d+(ba|ep|sp|tok|dur|iter|sec)')
 INTERVALS = f'{", ".join(INTERVAL_WORDS)} and Composer times (500ba, 1ep, 0.1dur)'
 AUTO = 'auto'
 ERROR, SKIP = 'error', 'skip'
+LOGGED = ACCURACY, ERRORS, COMPOSITES, SCORE, METRICS = 'accuracy', 'errors', 'composites', 'score', 'metrics'
 CHOICES = {
     'semantics': ('corrected', 'reference'),
     'truncation': ('drop_shots', 'reference'),
@@ -67,6 +68,9 @@ class EvaluationSettings:
     * `sandbox` for generated programs: 'auto' requires full isolation; 'rlimits' and 'none' accept less.
     * `stall_seconds`: after this long without progress, log every rank's stack and stop the job; None disables this.
     * `save_folder`: may contain {run_name}; None writes no records.
+    * `log`: what loggers get besides times and counts: 'accuracy' (of tasks and their categories), 'errors' (standard
+      errors of all that is logged), 'composites', 'score' (SCORE's) and 'metrics' (all others of tasks). Records hold
+      everything. `log_prompts`: samples files also hold the texts of prompts and choices.
     """
 
     tasks: Any = None
@@ -89,6 +93,8 @@ class EvaluationSettings:
     sandbox: str = AUTO
     stall_seconds: float | None = 240.0  # less than the timeout of Composer's collectives, 300 s
     save_folder: str | None = 'runs/{run_name}/gauntlet'
+    log: tuple[str, ...] = LOGGED[:-1]
+    log_prompts: bool = False
 
     def __post_init__(self) -> None:
         if self.tasks is None and self.score is None:
@@ -107,6 +113,9 @@ class EvaluationSettings:
             )
         if self.max_seq_len is not None and self.max_seq_len < 2:
             raise ValueError(f'max_seq_len: is {self.max_seq_len}; allowed: 2 or more')
+        for entry in self.log:
+            if entry not in LOGGED:
+                raise ValueError(f'log: is {entry!r}; allowed: {", ".join(LOGGED)}, one or a list')
         if self.only == ():
             raise ValueError('only: is empty; name at least one task or category, or leave it out')
         if self.num_fewshot is not None and self.num_fewshot < 0:
@@ -163,8 +172,9 @@ class EvaluationSettings:
 def decode_settings(values: Mapping[str, Any], source: str = 'eval_gauntlet') -> EvaluationSettings:
     """Return settings from plain values and paths; accept a single interval or name for a list. Raise ConfigError."""
     values = {key: plain(value) for key, value in values.items()}
-    if isinstance(values.get('only'), str):
-        values['only'] = [values['only']]
+    for key in ('only', 'log'):
+        if isinstance(values.get(key), str):
+            values[key] = [values[key]]
     problems = Problems(source)
     if 'precision' in values and 'precision_target' in values:
         problems.add('precision', 'is another name of precision_target; give one of them')

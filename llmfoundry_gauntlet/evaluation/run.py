@@ -186,8 +186,13 @@ class Evaluation(Scores):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Return all metric values by key, as logged."""
+        """Return all metric values by key, for records."""
         return metric_stream(self.scores, self.composites, self.robustness, self.seconds)
+
+    @property
+    def logged(self) -> dict[str, float]:
+        """Return the metric values that loggers get, by key."""
+        return metric_stream(self.scores, self.composites, self.robustness, self.seconds, self.data.settings.log)
 
 
 def prepare_evaluation(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
+from llmfoundry_gauntlet.config.settings import ACCURACY, COMPOSITES, ERRORS, METRICS, SCORE
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.metrics.consistency import PerturbationScore
 from llmfoundry_gauntlet.types import Composites, Measure, TaskScore
@@ -19,6 +20,7 @@ TRUNCATED_ITEMS = 'gauntlet/truncated_items'
 UNSCORED_ITEMS = 'gauntlet/unscored_items'
 BATCH = 'gauntlet/batch'
 STANDARD_ERROR = 'StandardError'
+MAJORITY = 'MajorityClass'  # a property of the data, which is in records only
 MAX_KEY_LENGTH = 250  # MLflow's
 
 
@@ -105,18 +107,28 @@ def metric_stream(
     composites: Composites | None,
     robustness: Mapping[str, Mapping[str, PerturbationScore]],
     seconds: Mapping[str, float],
+    groups: Collection[str] | None = None,
 ) -> dict[str, float]:
-    """Return all values by keys that every logger accepts.
+    """Return the values of these groups (settings.LOGGED; None: all values, for records) and all times and counts.
 
-    `robustness` is by dataset; `seconds` is by task, their sum is the total. Raise ConfigError for duplicate keys.
+    Every logger accepts the keys. `robustness` is by dataset; `seconds` is by task, their sum is the total. Raise
+    ConfigError for duplicate keys.
     """
-    values = [pair for score in scores.values() for pair in task_values(score)]
+    values = [
+        (task_group(key, next(iter(score.metrics))), key, value)
+        for score in scores.values()
+        for key, value in task_values(score)
+    ]
     if composites is not None:
-        values.extend(composite_values(composites))
+        values.extend((COMPOSITES, key, value) for key, value in composite_values(composites))
     for dataset, perturbations in robustness.items():
         for perturbation, score in perturbations.items():
-            values.extend(score_values(dataset, perturbation, score))
-    given = {key: value for key, value in values if value is not None and math.isfinite(value)}
+            values.extend((SCORE, key, value) for key, value in score_values(dataset, perturbation, score))
+    given = {
+        key: value
+        for group, key, value in values
+        if value is not None and math.isfinite(value) and (groups is None or is_logged(key, group, groups))
+    }
     metrics = {valid: given[key] for key, valid in valid_keys(given).items()}
     metrics[SECONDS] = sum(seconds.values())
     metrics.update({f'{SECONDS}/{task}': value for task, value in seconds.items()})
@@ -124,3 +136,17 @@ def metric_stream(
     metrics[TRUNCATED_ITEMS] = sum(score.num_truncated for score in scores.values())
     metrics[UNSCORED_ITEMS] = sum(score.num_unscored for score in scores.values())
     return metrics
+
+
+def task_group(key: str, accuracy: str) -> str:
+    """Return the group of a metric or standard error of a task by its key or name; '' for one in records only."""
+    metric = key.rpartition('/')[2].removesuffix(STANDARD_ERROR)
+    if metric in ('', accuracy):
+        return ACCURACY
+    return '' if metric == MAJORITY else METRICS
+
+
+def is_logged(key: str, group: str, groups: Collection[str]) -> bool:
+    """Return whether loggers get the value of a key of this group."""
+    is_error = key.endswith((STANDARD_ERROR, '/standard_error'))
+    return group in groups and (ERRORS in groups or not is_error)

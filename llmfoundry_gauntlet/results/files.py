@@ -28,7 +28,7 @@ from llmfoundry_gauntlet.metrics.consistency import PerturbationScore
 from llmfoundry_gauntlet.metrics.file_errors import spread_of_file
 from llmfoundry_gauntlet.metrics.metrics import RENAMED
 from llmfoundry_gauntlet.metrics.statistics import interval, variance_shares
-from llmfoundry_gauntlet.results.samples import SAMPLES, sample_line, samples_file
+from llmfoundry_gauntlet.results.samples import SAMPLES, sample_lines, samples_file
 from llmfoundry_gauntlet.tasks.fewshot import FIXED_VERSION
 from llmfoundry_gauntlet.tasks.score import ScoreTask
 from llmfoundry_gauntlet.types import FileSizes, ItemResult, Measure, TaskScore, TrainingPoint
@@ -84,19 +84,28 @@ def write_records(
     training: TrainingPoint | None,
     identity: Mapping[str, Any] | None = None,
     reused_items: int = 0,
+    started: float | None = None,
+    earlier_seconds: float = 0.0,
     time_budget: Mapping[str, int] | None = None,
 ) -> None:
     """Write samples and results.json, replacing an earlier evaluation as `replace_run` does. Raise RecordError.
 
     Another evaluation may reuse the items only if its `identity` is equal; `reused_items` is the number of items reused
-    in this one. `time_budget` is the number of questions per task that fit into the time budget, if there is one.
+    in this one. `started` (Unix time) is when its first attempt did, `earlier_seconds` the time of attempts before the
+    last. `time_budget` is the number of questions per task that fit into the time budget, if there is one.
     """
     record = results_record(evaluation)
     record.update(model=dict(model), environment={**environment, **machine()}, training=training and asdict(training))
     record['identity'] = identity and dict(identity)
     record['timing'].update(reused_items=reused_items, time_budget=time_budget and dict(time_budget))
-    record['timing'].update(times(record['timing']['seconds']))
-    replace_run(folder, evaluation.results, record)
+    seconds, now = record['timing']['seconds'], datetime.now(UTC)
+    begun = now - timedelta(seconds=seconds) if started is None else datetime.fromtimestamp(started, UTC)
+    record['timing'].update(
+        seconds=seconds + earlier_seconds,
+        started=begun.isoformat(timespec='seconds'),
+        finished=now.isoformat(timespec='seconds'),
+    )
+    replace_run(folder, evaluation, record)
 
 
 def is_recorded(folder: Path, evaluation: Evaluation) -> bool:
@@ -121,23 +130,14 @@ def machine() -> dict[str, Any]:
     return {'host': platform.node(), 'git_commit': commit, 'packages': versions}
 
 
-def times(seconds: float) -> dict[str, str]:
-    """Return the UTC start and finish times of an evaluation that took this many seconds and ends now."""
-    now = datetime.now(UTC)
-    return {
-        'started': (now - timedelta(seconds=seconds)).isoformat(timespec='seconds'),
-        'finished': now.isoformat(timespec='seconds'),
-    }
-
-
 def write_again(folder: Path, evaluation: Evaluation, earlier: Mapping[str, Any]) -> None:
     """Write metrics recomputed from an earlier evaluation's items, keeping its record of the model and the run."""
     record = results_record(evaluation)
     kept = ('model', 'environment', 'training', 'timing', 'config', 'identity')
-    replace_run(folder, evaluation.results, {**record, **{name: earlier[name] for name in kept}})
+    replace_run(folder, evaluation, {**record, **{name: earlier[name] for name in kept}})
 
 
-def replace_run(folder: Path, results: Mapping[str, Iterable[ItemResult]], record: Mapping[str, Any]) -> None:
+def replace_run(folder: Path, evaluation: Evaluation, record: Mapping[str, Any]) -> None:
     """Write a run, replacing an earlier one. Raise RecordError.
 
     If interrupted at any point, the folder contains the complete old run, the complete new one, or no results.json and
@@ -145,7 +145,7 @@ def replace_run(folder: Path, results: Mapping[str, Iterable[ItemResult]], recor
     """
     new = unfinished_path(folder)
     try:
-        write_run(new, results, record)
+        write_run(new, evaluation, record)
     except OSError as error:
         raise RecordError(f'{folder}: cannot be written: {error.strerror or error}') from error
     try:
@@ -165,13 +165,15 @@ def replace_run(folder: Path, results: Mapping[str, Iterable[ItemResult]], recor
             leftover.unlink(missing_ok=True)
 
 
-def write_run(folder: Path, results: Mapping[str, Iterable[ItemResult]], record: Mapping[str, Any]) -> None:
+def write_run(folder: Path, evaluation: Evaluation, record: Mapping[str, Any]) -> None:
     """Write a run into a new folder and sync it to disk. Raise OSError after removing the folder."""
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         (folder / SAMPLES).mkdir(parents=True)
-        for task, items in results.items():
-            write_synced(samples_file(folder, task), encoded(map(sample_line, items)))
+        examples = evaluation.data.examples if evaluation.data.settings.log_prompts else {}
+        for key, results in evaluation.results.items():
+            lines = sample_lines(evaluation.tasks[key], results, examples.get(key))
+            write_synced(samples_file(folder, key), encoded(lines))
         write_synced(folder / NEW_RESULTS, encoded([json_text(record)]))
         sync_folder(folder / SAMPLES)
         sync_folder(folder)

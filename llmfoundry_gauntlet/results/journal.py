@@ -14,6 +14,7 @@ import logging
 import re
 import shutil
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,18 +42,26 @@ class OtherEvaluationError(RecordError):
 class Finished:
     """The items that an earlier attempt finished.
 
-    `suspects` are items with non-finite numbers in a batch with other items; they are rerun alone.
+    `suspects` are items with non-finite numbers in a batch with other items; they are rerun alone. `started` is the
+    Unix time of the first attempt, None if unknown; `seconds` is the time of all attempts.
     """
 
     identity: Identity
+    started: float | None = None
+    seconds: float = 0.0
     results: Mapping[ItemKey, ItemResult] = field(default_factory=dict)
     suspects: Mapping[ItemKey, ItemResult] = field(default_factory=dict)
 
 
 class Journal:
-    """One rank's journal file in `folder`. After an error `problem` is set and nothing more is written."""
+    """One rank's journal file in `folder`. After an error `problem` is set and nothing more is written.
 
-    def __init__(self, folder: Path, identity: Identity, *, attempt: int, rank: int) -> None:
+    `started` is the Unix time at which the attempt started, by default now.
+    """
+
+    def __init__(
+        self, folder: Path, identity: Identity, *, attempt: int, rank: int, started: float | None = None
+    ) -> None:
         self.path = folder / JOURNAL / f'{attempt:03d}-rank{rank}.jsonl'
         self.problem: str | None = None  # the reason why nothing more is written
         self._file: IO[bytes] | None = None
@@ -62,12 +71,16 @@ class Journal:
             self._file = self.path.open('xb')
         except OSError as error:
             self._give_up(error)
-        self._write([json.dumps({'identity': dict(identity)})])
+        self._started = time.time() if started is None else started
+        self._write([json.dumps({'identity': dict(identity), 'started': self._started})])
 
     def add(self, results: Iterable[ItemResult], *, suspect: bool = False) -> None:
         """Append finished items in one write."""
-        kind = SUSPECT if suspect else ITEM
-        self._write(f'{{"task": {json.dumps(result.key.task)}, "{kind}": {sample_line(result)}}}' for result in results)
+        kind, seconds = SUSPECT if suspect else ITEM, time.time() - self._started
+        self._write(
+            f'{{"task": {json.dumps(result.key.task)}, "seconds": {seconds:.3f}, "{kind}": {sample_line(result)}}}'
+            for result in results
+        )
 
     def close(self) -> None:
         """Close the file after any write in progress."""
@@ -124,6 +137,8 @@ def read_journal(folder: Path, *, repair: bool = False) -> Finished | None:
     """
     identities: dict[str, Identity] = {}  # by attempt
     items: dict[str, list[tuple[str, ItemResult]]] = {}
+    started: dict[str, float] = {}
+    seconds: dict[str, float] = {}  # absent in earlier versions
     problems: list[str] = []
     for path in sorted((folder / JOURNAL).glob('*-rank*.jsonl')):
         attempt = path.name.partition('-')[0]
@@ -133,9 +148,11 @@ def read_journal(folder: Path, *, repair: bool = False) -> Finished | None:
                 if 'identity' in entry:
                     check_identity(entry['identity'], next(iter(identities.values()), entry['identity']), path)
                     identities[attempt] = entry['identity']
+                    started.setdefault(attempt, float(entry.get('started', 0)))
                 else:
                     kind = ITEM if ITEM in entry else SUSPECT
                     items.setdefault(attempt, []).append((kind, parse_sample(entry['task'], entry[kind])))
+                    seconds[attempt] = max(float(entry.get('seconds', 0)), seconds.get(attempt, 0.0))
             except (KeyError, TypeError, ValueError) as error:
                 raise RecordError(f'{path}:{number}: is no line of this version: {error!r}') from error
     if problems and not repair:
@@ -147,6 +164,8 @@ def read_journal(folder: Path, *, repair: bool = False) -> Finished | None:
     known = [entry for attempt in identities for entry in items.get(attempt, ())]
     return Finished(
         identity=next(iter(identities.values())),
+        started=min(started.values()) or None,
+        seconds=sum(seconds.values()),
         results={result.key: result for kind, result in known if kind == ITEM},
         suspects={result.key: result for kind, result in known if kind == SUSPECT},
     )

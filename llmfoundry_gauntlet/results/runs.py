@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,9 @@ def finished_run(folder: Path) -> Finished | None:
     if run.record.get('identity') is None:
         return None
     results = {result.key: result for items in run.results.values() for result in items}
-    return Finished(identity=run.record['identity'], results=results)
+    timing = run.record['timing']
+    started = timing.get('started') and datetime.fromisoformat(timing['started']).timestamp()
+    return Finished(identity=run.record['identity'], started=started, seconds=timing['seconds'], results=results)
 
 
 def read_runs(run: str | Path) -> list[Run]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from llmfoundry_gauntlet.config.yaml import describe
 from llmfoundry_gauntlet.errors import RecordError
 from llmfoundry_gauntlet.metrics.metrics import RENAMED
-from llmfoundry_gauntlet.types import ItemKey, ItemResult
+from llmfoundry_gauntlet.tasks import Task
+from llmfoundry_gauntlet.types import Example, ItemKey, ItemResult, Prompt
 
 SAMPLES = 'samples'
 NONE = type(None)
@@ -59,7 +61,39 @@ def samples_file(folder: Path, task: str) -> Path:
     return folder / SAMPLES / f'{task.replace("/", "_")}.jsonl'
 
 
-def sample_line(result: ItemResult) -> str:
+def sample_lines(task: Task, results: Sequence[ItemResult], examples: Sequence[Example] | None = None) -> Iterator[str]:
+    """Yield the lines of a task's samples file; with all its examples, lines hold the texts of prompts and choices."""
+    prompts = {} if examples is None else dict(prompts_of(task, examples, results))
+    for result in results:
+        yield sample_line(result, prompts.get(shared_key(result.key), {}).get(result.prompt_sha256))
+
+
+def shared_key(key: ItemKey) -> ItemKey:
+    """Return the key of the first generation for the same prompt."""
+    return ItemKey(task=key.task, row=key.row, file=key.file, variant=key.variant)
+
+
+def prompts_of(
+    task: Task, examples: Sequence[Example], results: Sequence[ItemResult]
+) -> Iterator[tuple[ItemKey, dict[str, Prompt]]]:
+    """Yield each item whose row exists with its prompts by digest, those of results, with all shots or fewer."""
+    digests: dict[ItemKey, set[str]] = {}
+    for result in results:
+        digests.setdefault(shared_key(result.key), set()).add(result.prompt_sha256)
+    asked = [example for example in examples if task.item_key(example) in digests]
+    for example, shots in task.examples_with_shots(examples, asked):
+        wanted, prompts = digests[task.item_key(example)], {}
+        with suppress(UnicodeEncodeError):  # half a surrogate pair, which no prompt that was sent has
+            for num_dropped in range(len(shots) + 1):
+                prompt = task.prompt(example, shots[num_dropped:])
+                if (digest := prompt.sha256) in wanted:
+                    prompts[digest] = prompt
+                if len(prompts) == len(wanted):
+                    break
+        yield task.item_key(example), prompts
+
+
+def sample_line(result: ItemResult, prompt: Prompt | None = None) -> str:
     """Return one line of a samples file; log-probabilities that are not finite become null."""
     key = result.key
     sample: dict[str, Any] = {
@@ -89,6 +123,8 @@ def sample_line(result: ItemResult) -> str:
         'metrics': dict(result.metrics),
         'facts': dict(result.facts),
     }
+    if prompt is not None:
+        further.update(prompt=prompt.text, choices=prompt.continuations)
     sample.update({name: value for name, value in further.items() if value})
     return json.dumps(sample, ensure_ascii=False, allow_nan=False)
 

@@ -39,7 +39,7 @@ def composer_model(family: str = 'llama') -> HuggingFaceModel:
 def evaluate(settings: dict[str, Any], family: str = 'llama') -> tuple[EvalGauntlet, dict[str, float]]:
     """Return the callback after `Trainer.eval`, and what was logged."""
     logger = InMemoryLogger()
-    callback = EvalGauntlet(**{'max_seq_len': 128, 'save_folder': None, **settings})
+    callback = EvalGauntlet(**{'max_seq_len': 128, 'save_folder': None, 'log': ['accuracy', 'metrics'], **settings})
     trainer = Trainer(
         model=composer_model(family), callbacks=[callback], loggers=[logger], device='cpu', progress_bar=False
     )
@@ -114,7 +114,8 @@ def test_without_eos_generations_reach_their_limit(settings, tmp_path: Path):
 def test_evaluators_of_single_tasks_report_all_metrics(settings):
     model = composer_model()
     logger = InMemoryLogger()
-    evaluators = build_icl_evaluators(settings['tasks'], model, data_root=settings['data_root'], max_seq_len=128)
+    given = {'data_root': settings['data_root'], 'max_seq_len': 128, 'log': ['accuracy', 'metrics']}
+    evaluators = build_icl_evaluators(settings['tasks'], model, **given)
     trainer = Trainer(model=model, loggers=[logger], device='cpu', progress_bar=False)
     trainer.eval(eval_dataloader=evaluators)
     trainer.close()

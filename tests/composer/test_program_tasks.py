@@ -33,6 +33,9 @@ def settings(tmp_path: Path) -> dict[str, Any]:
     return {'tasks': str(tmp_path / 'tasks.yaml'), 'data_root': str(tmp_path)}
 
 
+ALL = {'log': ['accuracy', 'errors', 'metrics']}
+
+
 def model() -> HuggingFaceModel:
     network = networks.network('llama', vocab_size=259, max_position_embeddings=128)
     return HuggingFaceModel(network, tokenizer=tiny.tokenizer())
@@ -40,7 +43,7 @@ def model() -> HuggingFaceModel:
 
 def test_programs_run_beside_the_model_and_all_are_scored(settings, tmp_path):
     logger = InMemoryLogger()
-    callback = EvalGauntlet(**settings, max_seq_len=128, save_folder=str(tmp_path / 'records'))
+    callback = EvalGauntlet(**settings, **ALL, max_seq_len=128, save_folder=str(tmp_path / 'records'))
     trainer = Trainer(model=model(), callbacks=[callback], loggers=[logger], device='cpu', progress_bar=False)
     trainer.eval()
     trainer.close()
@@ -65,7 +68,7 @@ def test_programs_run_beside_the_model_and_all_are_scored(settings, tmp_path):
 def test_a_single_evaluator_gives_the_same_numbers(settings):
     network = model()
     tasks, data_root = settings['tasks'], settings['data_root']
-    evaluators = build_icl_evaluators(tasks, network, data_root=data_root, max_seq_len=128)
+    evaluators = build_icl_evaluators(tasks, network, data_root=data_root, max_seq_len=128, **ALL)
     trainer = Trainer(model=network, device='cpu', progress_bar=False)
     trainer.eval(evaluators)
     values = {name: float(metric.compute()) for name, metric in trainer.state.eval_metrics['programs/0-shot'].items()}
@@ -149,7 +152,7 @@ def test_programs_of_a_failed_evaluation_are_not_in_the_next_journal(settings, t
         add(self, results, suspect=suspect)
 
     monkeypatch.setattr(SharedJournal, 'add', noted)
-    callback = EvalGauntlet(**settings, max_seq_len=128, save_folder=str(tmp_path / 'records'))
+    callback = EvalGauntlet(**settings, **ALL, max_seq_len=128, save_folder=str(tmp_path / 'records'))
     ending = Ending(callback, released)
     trainer = Trainer(model=model(), callbacks=[callback, ending], device='cpu', progress_bar=False)
     with pytest.raises(Broken):

@@ -45,6 +45,7 @@ WHEN = 'allowed: first, checkpoint, last and Composer times'
         ('semantics', 'upstream', "semantics: is 'upstream'; allowed: corrected, reference"),
         ('truncation', 'left', "truncation: is 'left'; allowed: drop_shots, reference"),
         ('fewshot', 'same', "fewshot: is 'same'; allowed: reference, fixed"),
+        ('log', ['accuracy', 'losses'], "log: is 'losses'; allowed: accuracy, errors, composites, score, metrics"),
         ('save_folder', ' ', "save_folder: is ' '; allowed: a folder, or null for no records"),
         ('save_folder', 's3://bucket/run', "save_folder: is 's3://bucket/run', but records are written to a local"),
         ('data_root', '', "data_root: is ''; allowed: a folder"),

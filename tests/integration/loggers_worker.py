@@ -38,8 +38,8 @@ class Killer(Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def write_tasks(folder: Path) -> dict[str, str]:
-    """Write the tiny tasks, and one whose category names are not accepted by every logger."""
+def write_tasks(folder: Path) -> dict[str, Any]:
+    """Write the tiny tasks, and one whose category names are not accepted by every logger; all metrics are logged."""
     settings = tiny.write_tasks(folder)
     rows = [
         {'query': f'Which {i}?', 'choices': ['one', 'two'], 'gold': i % 2, 'category': category}
@@ -50,7 +50,7 @@ def write_tasks(folder: Path) -> dict[str, str]:
     odd = {'label': 'odd', 'dataset_uri': 'odd.jsonl', 'num_fewshot': [0], 'icl_task_type': 'multiple_choice'}
     tasks['icl_tasks'].append({**odd, 'has_categories': True})
     (folder / 'tasks.yaml').write_text(json.dumps(tasks))
-    return settings
+    return {**settings, 'log': ['accuracy', 'errors', 'composites', 'score', 'metrics']}
 
 
 def local_loggers(folder: Path, *, resume: bool = False) -> list[LoggerDestination]:

@@ -11,12 +11,13 @@ from typing import Any
 import logged_values
 import loggers_worker
 import pytest
+import tiny
 import wandb
 from composer import Callback, Logger, State
 from composer.loggers import FileLogger, InMemoryLogger, TensorboardLogger, WandBLogger
 from logged_values import approximately, memory_values, recorded, sorted_values, warnings_of
 
-from llmfoundry_gauntlet import evaluate
+from llmfoundry_gauntlet import EvalGauntlet, evaluate
 
 # TensorBoard's own thread, whose folder a test removes; the error may show in the next test
 pytestmark = pytest.mark.filterwarnings('ignore::pytest.PytestUnhandledThreadExceptionWarning')
@@ -115,6 +116,18 @@ def test_files_and_memory_have_every_value(trained):
     assert sorted_values(found, expected) == approximately(expected, abs=5.1e-5)
     expected = {key: [point for point in points if point[0] != 3] for key, points in expected.items()}
     assert sorted_values(memory_values(trained[1]), expected) == expected
+
+
+def test_by_default_loggers_get_accuracies_errors_and_composites(tmp_path):
+    memory = InMemoryLogger()
+    gauntlet = EvalGauntlet(**tiny.write_tasks(tmp_path), interval='last', save_folder=str(tmp_path / 'records'))
+    trainer = tiny.trainer([gauntlet], loggers=[memory], max_duration='1ba')
+    trainer.fit()
+    trainer.close()
+    ours = {key for key in memory.data if re.match(r'metrics/.*-shot/|icl/|gauntlet/', key)}
+    kept = re.compile(r'.*/(InContextLearning\w+|StandardError|standard_error)|(icl|gauntlet)/.*')
+    expected = {key for key in recorded(tmp_path) if kept.fullmatch(key)}
+    assert ours == expected and len(expected) < len(recorded(tmp_path)) - 10
 
 
 class Breaker(Callback):

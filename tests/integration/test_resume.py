@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from datetime import datetime
 from pathlib import Path
 
 import forks
@@ -62,9 +63,13 @@ def test_a_killed_evaluation_reuses_its_items(folder: Path, attempt: Attempt, ha
     (path,) = (out / 'journal').iterdir()
     path.write_bytes(b''.join(path.read_bytes().splitlines(True)[:-2]))  # so that part of a batch is finished
     before = len(journal_lines(out))
+    earlier = json.loads(b'{' + journal_lines(out)[-1].partition(b'{')[2])['seconds']
     assert attempt(out, 2) == [0, 0], said(folder)
     assert outcome(out) == undisturbed
     timing = json.loads((out / 'results.json').read_text())['timing']
+    assert timing['seconds'] == pytest.approx(sum(timing['tasks'].values()) + earlier)  # of both attempts
+    started, finished = (datetime.fromisoformat(timing[name]) for name in ('started', 'finished'))
+    assert (finished - started).total_seconds() > timing['seconds'] - 1
     assert before - 5 <= timing['reused_items'] < before  # without identities and a torn last line
 
 

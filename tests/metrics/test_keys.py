@@ -12,7 +12,7 @@ from mlflow.utils.validation import MAX_ENTITY_KEY_LENGTH, _validate_length_limi
 
 from llmfoundry_gauntlet import ConfigError
 from llmfoundry_gauntlet.metrics.keys import check_names, metric_stream, valid_key, valid_keys
-from llmfoundry_gauntlet.types import Measure, TaskScore
+from llmfoundry_gauntlet.types import Composites, Measure, Spread, TaskScore
 
 NAMES = strategies.text(max_size=300)
 
@@ -88,6 +88,44 @@ def test_absent_numbers_are_not_in_the_stream(value):
     stream = metric_stream({'t/0-shot': score}, None, {}, {})
     assert stream['metrics/t/0-shot/Accuracy'] == 0.5
     assert 'metrics/t/0-shot/Own' not in stream
+
+
+def measure(value: float, error: float) -> Measure:
+    spread = Spread(strata=(), standard_error=error, freedom=1.0, below=error, above=error)
+    return Measure(value=value, spread=spread)
+
+
+GROUPS = {
+    'accuracy': {'metrics/t/0-shot/Accuracy': 0.5, 'metrics/t/0-shot/a/Accuracy': 0.25},
+    'metrics': {'metrics/t/0-shot/Bits': 2.0},
+    'composites': {'icl/metrics/eval_gauntlet/all': 0.75},
+    'errors': {},  # of the others
+}
+ERRORS = {
+    'accuracy': {'metrics/t/0-shot/StandardError': 0.01, 'metrics/t/0-shot/a/StandardError': 0.02},
+    'metrics': {'metrics/t/0-shot/BitsStandardError': 0.03},
+    'composites': {'icl/metrics/eval_gauntlet/all/standard_error': 0.04},
+}
+
+
+@pytest.mark.parametrize('groups', [['accuracy'], ['accuracy', 'errors'], ['composites', 'errors'], [*GROUPS], []])
+def test_loggers_get_the_groups_that_are_chosen_and_never_the_majority_class(groups: list[str]):
+    part = TaskScore(
+        task='t/0-shot', metrics={'Accuracy': measure(0.25, 0.02)}, num_items=1, num_unscored=0, num_truncated=0
+    )
+    metrics = {'Accuracy': measure(0.5, 0.01), 'Bits': measure(2.0, 0.03), 'MajorityClass': measure(0.6, 0.05)}
+    score = replace(part, metrics=metrics, categories={'a': part})
+    composites = Composites(categories={}, averages={'all': measure(0.75, 0.04)})
+    expected = {key: value for group in groups for key, value in GROUPS[group].items()}
+    if 'errors' in groups:
+        expected |= {key: value for group in groups for key, value in ERRORS.get(group, {}).items()}
+    found = metric_stream({'t/0-shot': score}, composites, {}, {'t/0-shot': 1.5}, groups)
+    times = ['gauntlet/seconds', 'gauntlet/seconds/t/0-shot']
+    counts = ['gauntlet/items', 'gauntlet/truncated_items', 'gauntlet/unscored_items']
+    assert list(found)[-5:] == [*times, *counts]
+    assert {key: value for key, value in found.items() if key not in (*times, *counts)} == expected
+    recorded = metric_stream({'t/0-shot': score}, composites, {}, {})
+    assert recorded['metrics/t/0-shot/MajorityClass'] == 0.6
 
 
 def test_any_category_has_a_valid_key():

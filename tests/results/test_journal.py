@@ -86,6 +86,18 @@ def test_items_and_suspects_of_all_ranks_and_attempts_are_found(tmp_path):
     assert found.suspects.keys() == {spoilt.key, item(2).key, item(5).key}
 
 
+def test_the_time_of_all_attempts_is_found(tmp_path, monkeypatch):
+    """The attempts end 7 s and 3 s after their start, as of the last item of any of their ranks."""
+    clock = iter([1002.0, 1005.0, 1007.0, 2003.0])
+    monkeypatch.setattr('llmfoundry_gauntlet.results.journal.time.time', lambda: next(clock))
+    for attempt, rank, started, rows in ((0, 0, 1000.0, (0, 1)), (0, 1, 1000.0, (2,)), (1, 0, 2000.0, (3,))):
+        with closing(Journal(tmp_path, IDENTITY, attempt=attempt, rank=rank, started=started)) as journal:
+            for row in rows:
+                journal.add([item(row)])
+    found = read_journal(tmp_path)
+    assert (found.started, found.seconds) == (1000.0, 10.0)
+
+
 def test_items_are_readable_once_added(tmp_path):
     with closing(Journal(tmp_path, IDENTITY, attempt=0, rank=0)) as journal:
         for row in range(5):

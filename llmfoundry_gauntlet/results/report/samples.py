@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 
 from llmfoundry_gauntlet.errors import ConfigError, DataError
 from llmfoundry_gauntlet.results.report.tables import shortened
 from llmfoundry_gauntlet.results.runs import Run
+from llmfoundry_gauntlet.results.samples import prompts_of, shared_key
 from llmfoundry_gauntlet.tasks import Task
 from llmfoundry_gauntlet.tasks.base import TRUNCATED_REASON, TRUNCATED_SHARE
 from llmfoundry_gauntlet.tasks.score import UNPARSED as NO_ANSWER
@@ -181,23 +181,3 @@ def read_examples(task: Task, data_root: str) -> Sequence[Example] | str:
         return task.read(data_root).examples
     except (ConfigError, DataError) as error:
         return f'its data cannot be read: {error.problems[0]}'
-
-
-def shared_key(key: ItemKey) -> ItemKey:
-    """Return the name of the first generation of the same prompt."""
-    return ItemKey(task=key.task, row=key.row, file=key.file, variant=key.variant)
-
-
-def prompts_of(
-    task: Task, examples: Sequence[Example], results: Sequence[ItemResult]
-) -> Iterator[tuple[ItemKey, dict[str, Prompt]]]:
-    """Yield each item whose row exists with its prompts by digest: with all shots, then with fewer and fewer."""
-    wanted = {shared_key(result.key) for result in results}
-    asked = [example for example in examples if task.item_key(example) in wanted]
-    for example, shots in task.examples_with_shots(examples, asked):
-        prompts: dict[str, Prompt] = {}
-        with suppress(UnicodeEncodeError):  # half a surrogate pair, which no prompt that was sent has
-            for num_dropped in range(len(shots) + 1):
-                prompt = task.prompt(example, shots[num_dropped:])
-                prompts[prompt.sha256] = prompt
-        yield task.item_key(example), prompts
