@@ -9,7 +9,7 @@ PARTS = $(if $(PART),$(or $(wildcard tests/$(PART) tests/test_$(PART)*.py),\
 	$(error no tests/$(PART) and no tests/test_$(PART)*.py)))
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder --durations 20
 
-.PHONY: help demo test test-all test-long lint docs mutants bench reference clean
+.PHONY: help demo test test-all test-long lint docs mutants bench gpu reference clean
 
 help:
 	@echo 'make demo       train a tiny model on two ranks, evaluated by the gauntlet at every checkpoint'
@@ -23,6 +23,8 @@ help:
 	@echo '                PART=generation generation tasks, PART=programs code tasks,'
 	@echo '                PART=families nine model families, PART=mpt that of llm-foundry,'
 	@echo '                PART=score the variants of SCORE in one evaluation and alone, and against lm-eval'
+	@echo 'make gpu        check one GPU in about 15 minutes, QUICK=1 in 5: numbers, FSDP, speed, memory; lm-eval'
+	@echo '                is timed too after make reference'
 	@echo 'make reference  the environment with llm-foundry and lm-eval that bench and the recorder use'
 	@echo 'make clean      remove the environments, runs, site and what was built'
 
@@ -73,6 +75,9 @@ reference: $(REFERENCE_READY)
 
 bench: $(READY) $(if $(filter programs,$(PART)),,$(REFERENCE_READY))
 	$(BIN)/python scripts/bench/$(if $(filter programs,$(PART)),programs.py,run.py $(PART)) $(if $(QUICK),--quick)
+
+gpu: $(READY)
+	$(BIN)/python scripts/gpu.py $(if $(QUICK),--quick)
 
 clean:
 	rm -rf $(VENV) $(REFERENCE) runs build site *.egg-info

@@ -77,6 +77,7 @@ SLOW = [
     'test_docs_code',
     'test_extending',
     'test_generation_parity',
+    'test_gpu',
     'test_invariance',
     'test_ls',
     'test_packaging',

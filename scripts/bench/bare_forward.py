@@ -1,14 +1,18 @@
-"""The lower bound as a contender: a bare Hugging Face forward over as many tokens as our plan has."""
+"""Transformers alone as a contender: a bare forward over as many tokens as our plan has, or `generate`."""
 
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from materials import load_model
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from worker import measure
+
+BATCH_SIZES = (16, 32, 64)  # tried with `generate`
 
 
 class Batch(NamedTuple):
@@ -22,22 +26,26 @@ class Batch(NamedTuple):
 class BareForward:
     """Times the model with its own attention, without a mask, and with logits only at as many positions as are read.
 
-    Rows have the mean length of the planned sequences. Tokenization, padding, softmax and scoring are not included.
+    Rows have the mean length of the planned sequences. Tokenization, padding, softmax and scoring are not included. On
+    a GPU attention is flash attention. For generation tasks it is transformers' greedy `generate` instead.
     """
 
-    def load(self, model_folder: str) -> None:
+    def load(self, model_folder: str, device: str = 'cpu', dtype: str = 'float32') -> None:
         """Load the model; the next measurement warms it up."""
-        self.model = load_model(model_folder)
+        self.device = device
+        self.model = load_model(model_folder, device, dtype)
         self.warm = False
 
     def measure(self, *, shape: dict[str, Any]) -> dict[str, Any]:
-        """Return the seconds of a forward over `shape`, the arguments of `bare_batches`."""
+        """Return the seconds of a forward over `shape`, the arguments of `bare_batches`, or of `generate`."""
+        if 'contexts' in shape:
+            return self.generate(**shape)
         batches = bare_batches(**shape)
         inputs = [self.inputs(batch) for batch in batches]
         if not self.warm:
             self.forward(inputs[:1])
             self.warm = True
-        seconds, _ = measure(lambda: self.forward(inputs))
+        seconds, _ = measure(lambda: self.forward(inputs), self.device)
         return {
             **seconds,
             'predictions': [],
@@ -49,15 +57,43 @@ class BareForward:
         """Return random token ids, and the number of last positions that are read."""
         generator = torch.Generator().manual_seed(0)
         size = (batch.num_rows, batch.length)
-        return torch.randint(self.model.config.vocab_size, size, generator=generator), batch.num_reads
+        ids = torch.randint(self.model.config.vocab_size, size, generator=generator)
+        return ids.to(self.device), batch.num_reads
 
     @torch.no_grad()
     def forward(self, inputs: list[tuple[torch.Tensor, int]]) -> None:
         """Run all batches; this is what is timed."""
         for ids, num_reads in inputs:
             keep = self.model.get_output_embeddings().register_forward_pre_hook(partial(last_positions, num_reads))
-            self.model(input_ids=ids, use_cache=False)
+            with sdpa_kernel(SDPBackend.FLASH_ATTENTION) if self.device == 'cuda' else nullcontext():
+                self.model(input_ids=ids, use_cache=False)
             keep.remove()
+
+    def generate(self, *, contexts: list[list[int]], max_new_tokens: int) -> dict[str, Any]:
+        """Return the seconds at the best of `BATCH_SIZES`; batches are sorted by length and padded on the left."""
+        ordered = sorted(contexts, key=len, reverse=True)
+        self.generate_batch(ordered[:2], 4)
+
+        def run(size: int) -> None:
+            for start in range(0, len(ordered), size):
+                self.generate_batch(ordered[start : start + size], max_new_tokens)
+
+        found = [measure(partial(run, size), self.device)[0] for size in BATCH_SIZES]
+        return {**min(found, key=lambda seconds: seconds['wall_seconds']), 'predictions': []}
+
+    @torch.no_grad()
+    def generate_batch(self, contexts: list[list[int]], max_new_tokens: int) -> None:
+        """Generate for one batch."""
+        length = max(map(len, contexts))
+        ids = torch.tensor([[0] * (length - len(context)) + context for context in contexts], device=self.device)
+        mask = torch.tensor([[0] * (length - len(context)) + [1] * len(context) for context in contexts])
+        self.model.generate(
+            input_ids=ids,
+            attention_mask=mask.to(self.device),
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            pad_token_id=self.model.config.eos_token_id,
+        )
 
 
 def last_positions(num_reads: int, _: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:

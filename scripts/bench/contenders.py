@@ -16,6 +16,7 @@ GRACE_SECONDS = 10
 LOG_LINES = 20  # shown in the error about a process that ended
 # By default glibc returns large blocks to the system and gets them again page by page: up to a tenth of the time.
 KEEPS_MEMORY = {'MALLOC_MMAP_THRESHOLD_': str(4 * 2**30), 'MALLOC_TRIM_THRESHOLD_': str(8 * 2**30)}
+ONE_THREAD = {'OMP_NUM_THREADS': '1', 'MKL_NUM_THREADS': '1', 'RAYON_NUM_THREADS': '1', 'CUDA_VISIBLE_DEVICES': ''}
 
 
 class ContenderError(Exception):
@@ -79,16 +80,15 @@ class Contender:
 
 
 @contextmanager
-def running(commands: Mapping[str, tuple[str, str]], folder: Path) -> Iterator[dict[str, Contender]]:
+def running(
+    commands: Mapping[str, tuple[str, str]], folder: Path, device: str = 'cpu'
+) -> Iterator[dict[str, Contender]]:
     """Yield the contenders by name, each started from (interpreter, MODULE:CLASS), and end them with the context."""
     scratch = (folder / 'scratch').resolve()
     scratch.mkdir(parents=True, exist_ok=True)
     environment = {
-        'OMP_NUM_THREADS': '1',
-        'MKL_NUM_THREADS': '1',
-        'RAYON_NUM_THREADS': '1',
+        **(ONE_THREAD if device == 'cpu' else {}),
         'TOKENIZERS_PARALLELISM': 'false',
-        'CUDA_VISIBLE_DEVICES': '',
         'HF_HUB_OFFLINE': '1',
         'HF_DATASETS_CACHE': str(scratch / 'datasets'),
         'TMPDIR': str(scratch),
@@ -103,8 +103,8 @@ def running(commands: Mapping[str, tuple[str, str]], folder: Path) -> Iterator[d
         yield contenders
 
 
-def load_all(contenders: Mapping[str, Contender], model_folder: Path) -> dict[str, Any]:
+def load_all(contenders: Mapping[str, Contender], model_folder: Path, **where: str) -> dict[str, Any]:
     """Load the same model in all contenders at once; return their answers by name."""
     for contender in contenders.values():
-        contender.send('load', model_folder=str(model_folder))
+        contender.send('load', model_folder=str(model_folder), **where)
     return {name: contender.receive() for name, contender in contenders.items()}

@@ -1,4 +1,4 @@
-"""lm-eval as a contender (see worker.py), in fp32: on the texts of llm-foundry's tasks, and on its own SCORE tasks.
+"""lm-eval as a contender (see worker.py): on the texts of llm-foundry's tasks, and on its own SCORE tasks.
 
 Runs in the environment of `requirements/reference.txt`. For llm-foundry's tasks `HFLM.loglikelihood` or
 `HFLM.generate_until` is timed on ready texts from llm-foundry's own dataset, including tokenization, with a tokenizer
@@ -35,10 +35,10 @@ TextPairs = list[list[tuple[str, str]]]  # per row, the (context, continuation) 
 class LMEval:
     """Generate for llm-foundry's generation tasks; score every choice of its other tasks."""
 
-    def load(self, model_folder: str, device: str = 'cpu') -> None:
+    def load(self, model_folder: str, device: str = 'cpu', dtype: str = 'float32') -> None:
         """Load the model; the next measurement warms it up."""
         self.model_folder, self.device = model_folder, device
-        self.model = HFLM(pretrained=model_folder, device=device, dtype='float32')
+        self.model = HFLM(pretrained=model_folder, device=device, dtype=dtype)
         self.warm = False
 
     def measure(

@@ -39,6 +39,13 @@ FAMILIES: dict[str, dict[str, Any]] = {  # 25M parameters each without embedding
     },
 }
 MPT_CONFIG = 'mpt.json'
+LLAMA_1B = 'llama_1b'  # for GPUs: 1.1 billion parameters with a vocabulary of 50,000
+RECIPES = FAMILIES | {
+    LLAMA_1B: {
+        **{'model_type': LLAMA, 'hidden_size': 2048, 'num_hidden_layers': 22, 'num_attention_heads': 32},
+        **{'intermediate_size': 5632, 'num_key_value_heads': 4, 'max_position_embeddings': 2048},
+    }
+}
 LIVELY = 3.0  # factor of the weights of all layers, with which generations do not repeat themselves
 
 
@@ -72,7 +79,7 @@ def training_text(data_root: str) -> list[str]:
 def model_folder(vocabulary: int, data_root: str, folder: Path, family: str = LLAMA) -> Path:
     """Return a Hugging Face folder with a model and tokenizer of this vocabulary, made if absent."""
     text = training_text(data_root)
-    recipe = json.dumps([vocabulary, FAMILIES[family], torch.__version__, text]).encode()
+    recipe = json.dumps([vocabulary, RECIPES[family], torch.__version__, text]).encode()
     path = folder / f'{family}-{vocabulary}-{hashlib.sha256(recipe).hexdigest()[:12]}'
     if not (path / 'complete').exists():
         make_tokenizer(text, vocabulary).save_pretrained(path)
@@ -84,11 +91,12 @@ def model_folder(vocabulary: int, data_root: str, folder: Path, family: str = LL
     return path
 
 
-def load_model(folder: str) -> Any:
-    """Return the model in a folder, in fp32."""
+def load_model(folder: str, device: str = 'cpu', dtype: str = 'float32') -> Any:
+    """Return the model in a folder; llm-foundry's own on the CPU in float32."""
     config = Path(folder) / MPT_CONFIG
     if not config.exists():
-        return AutoModelForCausalLM.from_pretrained(folder, torch_dtype=torch.float32).eval()
+        model = AutoModelForCausalLM.from_pretrained(folder, torch_dtype=getattr(torch, dtype))
+        return model.eval().to(device)
     from llmfoundry.models.mpt import MPTConfig, MPTForCausalLM
 
     torch.manual_seed(0)
@@ -117,7 +125,7 @@ def make_model(vocabulary: int, family: str) -> Any:
     """Return a model of a family; its weights are random and always the same."""
     torch.manual_seed(0)
     tokens = {'bos_token_id': 0, 'eos_token_id': 1, 'pad_token_id': 2}
-    config = AutoConfig.for_model(family, vocab_size=vocabulary, **tokens, **FAMILIES[family])
+    config = AutoConfig.for_model(**{'model_type': family, 'vocab_size': vocabulary, **tokens, **RECIPES[family]})
     return AutoModelForCausalLM.from_config(config)
 
 

@@ -48,10 +48,11 @@ class Evaluated(NamedTuple):
 class Ours:
     """Times everything from the files to the scores, with a fresh tokenizer, but not the probe of the model."""
 
-    def load(self, model_folder: str) -> dict[str, str]:
+    def load(self, model_folder: str, device: str = 'cpu', dtype: str = 'float32') -> dict[str, str]:
         """Load the model; the next measurement warms it up. Return its batch layouts."""
-        self.model_folder = model_folder
-        self.language_model = CausalLanguageModel(load_model(model_folder), device=torch.device('cpu'))
+        self.model_folder, self.device = model_folder, device
+        model = load_model(model_folder, device, dtype)
+        self.language_model = CausalLanguageModel(model, device=torch.device(device))
         vocabulary = min(len(self.tokenizer()), self.language_model.vocabulary)
         self.scoring = probe(self.language_model, vocabulary=vocabulary, longest=PROBE_LENGTH)
         generator = self.generator(self.tokenizer())
@@ -84,7 +85,7 @@ class Ours:
             return [self.evaluate(data, tokenizer, max_seq_len) for data in self.evaluations(read(settings))]
 
         with first_items(num_items):
-            seconds, evaluated = measure(run)
+            seconds, evaluated = measure(run, self.device)
         results = [result for one in evaluated for result in one.results]
         planned, wall = evaluated[0].planned, seconds['wall_seconds']
         return {
@@ -170,7 +171,9 @@ def generated(evaluated: Sequence[Evaluated], results: Sequence[ItemResult], wal
     ((planned, _, generator),) = evaluated
     lengths = [result.num_tokens[0] for result in results]
     prompt_tokens = sum(len(request.context) for request in planned.generate_requests)
+    contexts = [request.context.tolist() for request in planned.generate_requests]
     return {
+        'shape': {'contexts': contexts, 'max_new_tokens': planned.generate_requests[0].max_new_tokens},
         'sequences': {'count': len(results), 'longest': 1},  # logits are made after a row's last token only
         'notes': {
             'new tokens': f'{mean(lengths):.0f}, at most {max(lengths)}',

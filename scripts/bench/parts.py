@@ -113,8 +113,9 @@ class TaskRow:
             FOUNDRY: {**others, 'num_items': self.foundry_items[quick], 'batch_size': batch_size},
             LM_EVAL: {**others, 'num_items': num_items},
         }
-        if self.max_new_tokens is not None:
+        if not any(BARE in ratio for ratio in self.group.targets):
             del jobs[BARE]
+        if self.max_new_tokens is not None:
             jobs[FOUNDRY]['batch_size'] = PROMPTS_PER_FOUNDRY_BATCH
         return jobs
 

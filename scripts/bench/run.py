@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 from contenders import Contender, load_all, running
 from materials import lively_folder, model_folder
 from parts import BARE, FOUNDRY, LM_EVAL, OURS, PARTS, ROUNDS, Part, Place, Row
@@ -44,7 +45,6 @@ from table import RowResult, groups_table, rows_table
 OUT = Path('runs/bench')
 DATA_ROOTS = ('../shared/data/local_data', 'eval_data')
 REFERENCE_PYTHON = '.venv-reference/bin/python'
-LM_EVAL_BATCH_SIZES = (8, 16, 32)
 MEMORY_SHARE = 0.6  # of the free memory, for lm-eval's logits
 
 
@@ -56,6 +56,13 @@ class Bench:
     rounds: dict[str, int]
     quick: bool
     place: Place
+    device: str = 'cpu'
+    lm_eval_batch_sizes: tuple[int, ...] = (8, 16, 32)
+
+    @property
+    def clock(self) -> str:
+        """The seconds to compare: those of the processor, or on a GPU the wall's."""
+        return 'cpu_seconds' if self.device == 'cpu' else 'wall_seconds'
 
     def run_row(self, row: Row, vocabulary: int) -> RowResult:
         """Run all rounds of one row with the model that is loaded."""
@@ -70,7 +77,7 @@ class Bench:
             name: [{**one, 'num_items': len(one['predictions']) if name == FOUNDRY else num_items} for one in said]
             for name, said in answers.items()
         }
-        return RowResult(row=row, vocabulary=vocabulary, rounds=rounds)
+        return RowResult(row=row, vocabulary=vocabulary, rounds=rounds, clock=self.clock)
 
     def measure(
         self, name: str, job: dict[str, Any], answers: dict[str, list[dict[str, Any]]], vocabulary: int
@@ -81,7 +88,7 @@ class Bench:
         elif name == LM_EVAL and answers[name]:
             job = job | {'batch_size': answers[name][0]['batch_size']}
         elif name == LM_EVAL:
-            return self.best_of_lm_eval(job, batch_sizes(answers[OURS][0]['sequences'], vocabulary))
+            return self.best_of_lm_eval(job, self.batch_sizes(answers[OURS][0]['sequences'], vocabulary))
         return self.contenders[name].ask('measure', **job)
 
     def best_of_lm_eval(self, job: dict[str, Any], sizes: list[int]) -> dict[str, Any]:
@@ -89,23 +96,22 @@ class Bench:
         tried: dict[int, dict[str, Any]] = {}
         for size in sizes:
             tried[size] = self.contenders[LM_EVAL].ask('measure', **job, batch_size=size)
-            best = min(tried, key=lambda size: tried[size]['cpu_seconds'])
+            best = min(tried, key=lambda size: tried[size][self.clock])
             if self.quick and best != size:
                 break
         return tried[best] | {'batch_size': best}
 
+    def batch_sizes(self, sequences: dict[str, int], vocabulary: int) -> list[int]:
+        """Return the batch sizes to try with lm-eval, which keeps float32 logits of all positions twice.
 
-def batch_sizes(sequences: dict[str, int], vocabulary: int) -> list[int]:
-    """Return the batch sizes to try with lm-eval, which keeps float32 logits of all positions twice.
-
-    Leaves out sizes that do not fit in memory, and those beyond the smallest that holds all sequences in one batch.
-    """
-    count, longest = sequences['count'], sequences['longest']
-    free = psutil.virtual_memory().available
-    num_different = sum(size < count for size in LM_EVAL_BATCH_SIZES) + 1
-    sizes = LM_EVAL_BATCH_SIZES[:num_different]
-    fitting = [size for size in sizes if 2 * 4 * min(size, count) * longest * vocabulary < MEMORY_SHARE * free]
-    return fitting or list(sizes[:1])
+        Leaves out sizes that do not fit in memory, and those beyond the smallest that holds all sequences in one batch.
+        """
+        count, longest = sequences['count'], sequences['longest']
+        free = psutil.virtual_memory().available if self.device == 'cpu' else torch.cuda.mem_get_info()[0]
+        num_different = sum(size < count for size in self.lm_eval_batch_sizes) + 1
+        sizes = self.lm_eval_batch_sizes[:num_different]
+        fitting = [size for size in sizes if 2 * 4 * min(size, count) * longest * vocabulary < MEMORY_SHARE * free]
+        return fitting or list(sizes[:1])
 
 
 def machine() -> dict[str, Any]:

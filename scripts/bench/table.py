@@ -18,16 +18,21 @@ class RowResult:
     row: Row
     vocabulary: int
     rounds: dict[str, list[dict[str, Any]]]
+    clock: str = 'cpu_seconds'  # or wall_seconds, on a GPU
 
-    def seconds(self, contender: str, clock: str = 'cpu_seconds') -> float:
+    def seconds(self, contender: str, clock: str | None = None) -> float:
         """Return seconds per item, the median over rounds."""
-        return median(one[clock] / one['num_items'] for one in self.rounds[contender])
+        return median(one[clock or self.clock] / one['num_items'] for one in self.rounds[contender])
 
     @property
     def ratios(self) -> dict[str, float]:
-        """The ratios that the row's group has targets for, in processor seconds per item."""
+        """The ratios that the row's group has targets for, in seconds per item, of the contenders that ran."""
         pairs = {ratio: ratio.split('/') for ratio in self.row.group.targets}
-        return {ratio: self.seconds(first) / self.seconds(second) for ratio, (first, second) in pairs.items()}
+        return {
+            ratio: self.seconds(first) / self.seconds(second)
+            for ratio, (first, second) in pairs.items()
+            if {first, second} <= self.rounds.keys()
+        }
 
     @property
     def same(self) -> dict[str, tuple[int, int]]:
@@ -114,5 +119,6 @@ def group_means(part: Part, results: Sequence[RowResult]) -> list[tuple[Group, d
     for group in [*groups, *([part.total] if part.total else [])]:
         ratios = [result.ratios for result in results if group.name == result.row.group.name or group is part.total]
         if ratios:
-            means.append((group, {ratio: geometric_mean(one[ratio] for one in ratios) for ratio in group.targets}))
+            names = [ratio for ratio in group.targets if ratio in ratios[0]]
+            means.append((group, {ratio: geometric_mean(one[ratio] for one in ratios) for ratio in names}))
     return means

@@ -35,15 +35,20 @@ def serve(contender: Any, requests: TextIO, answers: TextIO) -> None:
 
 
 def measure(run: Callable[[], Any], device: str = 'cpu') -> tuple[dict[str, float], Any]:
-    """Return the wall and processor seconds of one call (all threads of the process), and its result."""
+    """Return the wall and processor seconds of one call (all threads of the process), and its result.
+
+    On a GPU also `peak_bytes`, the most memory allocated during the call, weights included.
+    """
     gc.collect()
     if device == 'cuda':
         torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
     wall, cpu = time.perf_counter(), time.process_time()
     result = run()
     if device == 'cuda':
         torch.cuda.synchronize()
-    return {'wall_seconds': time.perf_counter() - wall, 'cpu_seconds': time.process_time() - cpu}, result
+    seconds = {'wall_seconds': time.perf_counter() - wall, 'cpu_seconds': time.process_time() - cpu}
+    return seconds | ({'peak_bytes': torch.cuda.max_memory_allocated()} if device == 'cuda' else {}), result
 
 
 def main() -> None:

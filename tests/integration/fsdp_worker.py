@@ -24,6 +24,7 @@ from llmfoundry_gauntlet import EvalGauntlet
 from llmfoundry_gauntlet.engine.ranks import assign
 
 TASKS = ('mixed', 'long', 'replies')
+INSTRUCTION = 'The same long instruction stands before each one of all of these questions. '
 
 
 LORA = {'peft_type': 'LORA', 'task_type': 'CAUSAL_LM', 'r': 4, 'target_modules': ['q_proj', 'v_proj']}
@@ -48,7 +49,7 @@ def hugging_face_model(family: str) -> HuggingFaceModel:
     return HuggingFaceModel(network, tokenizer=tiny.tokenizer())
 
 
-def make_trainer(folder: Path, family: str, callbacks: list, *, sharded: bool) -> Trainer:
+def make_trainer(folder: Path, family: str, callbacks: list, *, sharded: bool, device: str) -> Trainer:
     is_foundrys = family.startswith('hf_causal_lm')
     model = foundry_model(folder, family) if is_foundrys else hugging_face_model(family)
     model.train()
@@ -60,7 +61,9 @@ def make_trainer(folder: Path, family: str, callbacks: list, *, sharded: bool) -
         train_dataloader=DataSpec(DataLoader(rows, batch_size=2, sampler=dist.get_sampler(rows, shuffle=True))),
         optimizers=torch.optim.AdamW(model.parameters(), lr=1e-3),
         max_duration='3ba',
-        device='cpu',
+        device=device,
+        precision='fp32' if device == 'cpu' else 'amp_bf16',
+        deterministic_mode=device != 'cpu',
         seed=3,
         callbacks=callbacks,
         progress_bar=False,
@@ -100,19 +103,19 @@ def scores(callback: EvalGauntlet) -> dict:
 
 def weights(trainer: Trainer) -> str:
     """Return a digest of this rank's shards; gathering whole weights on a CPU crashes in torch 2.7."""
-    parts = [(name, value.detach().numpy().tobytes()) for name, value in trainer.state.model.named_parameters()]
+    parts = [(name, value.detach().cpu().numpy().tobytes()) for name, value in trainer.state.model.named_parameters()]
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def run(folder: Path, family: str) -> dict:
+def run(folder: Path, family: str, device: str = 'cpu') -> dict:
     """Return scores and weights; of our own models those of unsharded training are tested elsewhere (test_ranks.py)."""
     found = {}
-    trains = {'unsharded': family.startswith('hf_causal_lm'), 'sharded': True}
+    trains = {'unsharded': family.startswith('hf_causal_lm') or device != 'cpu', 'sharded': True}
     for state, mode in itertools.product(trains, ('without', 'with')):
         if not trains[state] and mode == 'without':
             continue
         evaluators = {tasks: make_evaluator(folder, tasks) for tasks in TASKS} if mode == 'with' else {}
-        trainer = make_trainer(folder, family, [*evaluators.values()], sharded=state == 'sharded')
+        trainer = make_trainer(folder, family, [*evaluators.values()], sharded=state == 'sharded', device=device)
         if state == 'sharded':
             parts = [part for part in trainer.state.model.modules() if isinstance(part, FullyShardedDataParallel)]
             assert trainer.state.model.model is parts[0] and len(parts) >= 3
@@ -124,6 +127,17 @@ def run(folder: Path, family: str) -> dict:
             found[f'{state} {mode}'] = weights(trainer)
         trainer.close()
     return found
+
+
+def write_tasks(folder: Path) -> None:
+    """Write the tasks that `run` evaluates."""
+    mixed = Path(tiny.write_tasks(folder)['tasks'])
+    mixed.rename(folder / 'mixed.yaml')
+    rows = [{'context': f'{i}+{i}=', 'continuation': f'{2 * i}!'} for i in range(55)]
+    (folder / 'rows.jsonl').write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
+    task = {'label': 'long', 'dataset_uri': 'rows.jsonl', 'num_fewshot': [0], 'icl_task_type': 'language_modeling'}
+    (folder / 'long.yaml').write_text(json.dumps({'icl_tasks': [{**task, 'prompt_string': INSTRUCTION}]}))
+    (folder / 'replies.yaml').write_text(json.dumps({'icl_tasks': tiny.write_replies(folder)}))
 
 
 def main(folder: Path, families: list[str]) -> None:

@@ -19,7 +19,6 @@ from paths import ROOT
 
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
-INSTRUCTION = 'The same long instruction stands before each one of all of these questions. '
 # The second has ALiBi and functions of its attention replaced. The third has no attention.
 OURS = {'llama': 'stream', 'falcon, alibi': 'stream', 'mamba': 'padded_rows'}
 FOUNDRYS = {'hf_causal_lm': 'stream', 'hf_causal_lm+lora': 'stream'}
@@ -45,13 +44,7 @@ def launch_reference(folder: Path) -> None:
 def ranks_of(folder: Path, is_foundrys: bool) -> list[dict[str, Any]]:
     """Return the results of each of two ranks, by family."""
     folder.mkdir()
-    mixed = Path(tiny.write_tasks(folder)['tasks'])
-    mixed.rename(folder / 'mixed.yaml')
-    rows = [{'context': f'{i}+{i}=', 'continuation': f'{2 * i}!'} for i in range(55)]
-    (folder / 'rows.jsonl').write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
-    task = {'label': 'long', 'dataset_uri': 'rows.jsonl', 'num_fewshot': [0], 'icl_task_type': 'language_modeling'}
-    (folder / 'long.yaml').write_text(json.dumps({'icl_tasks': [{**task, 'prompt_string': INSTRUCTION}]}))
-    (folder / 'replies.yaml').write_text(json.dumps({'icl_tasks': tiny.write_replies(folder)}))
+    fsdp_worker.write_tasks(folder)
     networks.network('llama', vocab_size=259).save_pretrained(folder / 'llama')
     tiny.tokenizer().save_pretrained(folder / 'llama')
     if is_foundrys:

@@ -1,0 +1,351 @@
+"""Check this package on one GPU: a line per check, PASS or FAIL with its figures and what is allowed.
+
+    make gpu [QUICK=1]      (or: .venv/bin/python scripts/gpu.py [--quick] [--device cpu] [--only parity,layouts])
+
+About 15 minutes on an H200, 5 with --quick. Without a GPU there is nothing to check, which is no failure; with
+`--device cpu --quick` the same checks run on a CPU, with a smaller model and no targets for speed.
+
+parity    the items of llm-foundry recorded on a CPU (tests/fixtures/reference), in fp32 and under bf16 autocast
+layouts   all families of tests/networks.py in the batch layout that the probe chooses, against bare forwards in fp32
+fsdp      a model under Composer's FSDP (NCCL, bf16; one rank) against the whole model, and training with and without
+          evaluations, which must be equal bit by bit
+speed     rows of `make bench` with a Llama of 1.1 billion random weights in bf16: ours from the files to the scores,
+          transformers alone (a flash-attention forward over the unique tokens; `generate`), and lm-eval
+memory    the peak of ours in these rows, at the tokens per batch chosen for this GPU
+
+Parity and speed need the published files (--data-root); lm-eval needs `make reference`. Figures of the speed rows are
+in runs/gpu/speed.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import json
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+for folder in ('tests', 'tests/integration', 'scripts/bench'):
+    sys.path.insert(0, str(Path(__file__).parent.parent / folder))
+
+import fsdp_worker
+import networks
+import test_generation_parity
+import test_parity
+import tiny
+from composer.utils import dist
+from contenders import load_all, running
+from materials import LLAMA, LLAMA_1B, lively_folder, model_folder
+from parts import BARE, GSM8K, LIKELIHOOD_ROWS, LM_EVAL, OURS, PARTS, Group, Place, TaskRow
+from run import DATA_ROOTS, REFERENCE_PYTHON, Bench
+from table import RowResult, rows_table
+from transformers import AutoModelForCausalLM
+
+from llmfoundry_gauntlet.engine.generate import TextGenerator
+from llmfoundry_gauntlet.engine.model import CausalLanguageModel
+from llmfoundry_gauntlet.engine.plan import plan
+from llmfoundry_gauntlet.engine.probe import probe, probe_generation
+from llmfoundry_gauntlet.engine.stopping import GenerationDecoder, end_ids
+
+OUT = Path('runs/gpu')
+FP32, BF16 = 'fp32', 'bf16'
+# What is allowed: differences of mean losses in nats per token (mean and greatest), the least share of equal choices,
+# and the lead of a token's logit below which another one may be generated.
+LOSS = {FP32: (1e-5, 1e-4), BF16: (0.02, 0.2)}
+SAME_CHOICES = {FP32: 0.999, BF16: 0.95}
+LEAD = {FP32: 1e-3, BF16: 0.1}
+UNTRAINED = {FP32: 1e-5, BF16: 0.5}  # nats per token for tests/networks.py, whose logits are larger than real ones
+MORE_ITEMS = 8  # times those of the bench, as a GPU takes little time for each
+SCORING = Group('scoring', {f'{LM_EVAL}/{OURS}': 3, f'{OURS}/{BARE}': 1.15})
+GENERATION = Group('generation', {f'{LM_EVAL}/{OURS}': 2, f'{BARE}/{OURS}': 2})
+CASES_OF_QUICK = 8  # every eighth recorded case
+
+
+class Skipped(Exception):
+    """A check cannot run here; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Where to check, and how much."""
+
+    device: str
+    quick: bool
+    data_root: Path
+
+    def cases(self, recorded: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the recorded cases to compare."""
+        return recorded['cases'][:: CASES_OF_QUICK if self.quick else 1]
+
+
+Figures = Iterator[tuple[bool, str]]  # passed, and the figures with what is allowed
+
+
+def autocast(options: Options, dtype: str) -> Any:
+    return contextlib.nullcontext() if dtype == FP32 else torch.autocast(options.device, torch.bfloat16)
+
+
+def fixture(options: Options, model: str, **settings: Any) -> CausalLanguageModel:
+    """Return a model of the recordings on the device."""
+    network = AutoModelForCausalLM.from_pretrained(test_parity.FIXTURES / 'models' / model).eval().to(options.device)
+    return CausalLanguageModel(network, device=torch.device(options.device), **settings)
+
+
+def published(options: Options) -> Path:
+    if not (options.data_root / 'world_knowledge').is_dir():
+        raise Skipped(f'{options.data_root} has no published files; gauntlet data fetch, then --data-root')
+    return options.data_root
+
+
+def parity(options: Options) -> Figures:
+    """Compare log-probabilities, choices and generations with the recordings."""
+    for model in test_parity.MODELS:
+        for dtype in (FP32, BF16):
+            with autocast(options, dtype), tempfile.TemporaryDirectory() as folder:
+                yield score_parity(options, model, dtype, Path(folder))
+                yield generation_parity(options, model, dtype, Path(folder))
+
+
+def score_parity(options: Options, model: str, dtype: str, folder: Path) -> tuple[bool, str]:
+    language_model = fixture(options, model)
+    layout = probe(language_model, vocabulary=len(test_parity.encoder(model).tokenizer), longest=200).layout
+    errors, same = [], []
+    for case in options.cases(test_parity.recorded(model)):
+        planned = test_parity.plan_case(model, case, published(options), folder, layout)
+        outputs = networks.run(language_model, planned.batches)
+        results = {case['rows'][key.row]: result for key, result in planned.results(outputs.values()).items()}
+        for item in case['items']:
+            result = results[item['row']]
+            losses = [-float(values.mean()) for values in outputs[result.key].logprobs]
+            errors += np.abs(np.subtract(losses, item['losses'])).tolist()
+            is_right = bool(item['prediction']) == (result.predicted is not None)
+            same.append(is_right if 'matches' in item else result.predicted == item['prediction'])
+    (most_mean, most), mean = LOSS[dtype], np.mean(errors)
+    return bool(mean <= most_mean and max(errors) <= most and np.mean(same) >= SAME_CHOICES[dtype]), (
+        f'{model} {dtype}, {layout}: losses of {len(errors)} choices differ by {mean:.1e} nats per token on average '
+        f'(allowed {most_mean:g}), at most {max(errors):.1e} ({most:g}); {sum(same)} of {len(same)} predictions equal '
+        f'({SAME_CHOICES[dtype]:.1%})'
+    )
+
+
+def generation_parity(options: Options, model: str, dtype: str, folder: Path) -> tuple[bool, str]:
+    padding = test_generation_parity.recorded(model)['tokenizer']['pad_tok_id']
+    language_model = fixture(options, model, hidden_token_id=padding)
+    tokenizer = test_generation_parity.tokenizer(model)
+    decoder = GenerationDecoder(tokenizer, end_ids(tokenizer, language_model.model, reference=True))
+    generator = TextGenerator(language_model, decoder)
+    generator.layout = probe_generation(generator, vocabulary=len(tokenizer), longest=200).layout
+    same, must = [], []
+    for case in options.cases(test_generation_parity.recorded(model)):
+        planned = test_generation_parity.plan_case(case, model, published(options), folder)
+        texts = {one.key: one for batch in planned.continuous_batches for one in generator.run(batch)}
+        for key, result in planned.results(texts.values()).items():
+            item = next(item for item in case['items'] if item['row'] == case['rows'][key.row])
+            text, wanted = (result.text, 'before_stop') if 'before_stop' in item else (texts[key].text, 'output')
+            same.append(test_generation_parity.digest(text) == item[wanted])
+            must.append(item['margin'] > LEAD[dtype])
+    wrong = sum(needed and not equal for needed, equal in zip(must, same, strict=True))
+    return wrong == 0, (
+        f'{model} {dtype}, {generator.layout}: {sum(same)} of {len(same)} texts equal; of the {sum(must)} in '
+        f'which each token leads by {LEAD[dtype]:g}, {wrong} differ (allowed 0)'
+    )
+
+
+def layouts(options: Options) -> Figures:
+    """Compare every family in the layout that its probe chooses with bare forwards in fp32 on a CPU."""
+    requests = networks.mixed_requests()
+    for dtype in (FP32, BF16):
+        unexpected, errors = [], {}
+        for family in networks.FAMILIES:
+            expected = networks.sums_alone(networks.network(family), requests)
+            network = networks.network(family).to(options.device)
+            language_model = CausalLanguageModel(network, device=torch.device(options.device))
+            with autocast(options, dtype):
+                found = probe(language_model, vocabulary=networks.VOCABULARY, longest=60)
+                batches = plan(requests, tokens_per_batch=networks.PREFIX_BUDGET, layout=found.layout)
+                sums = networks.sums_of(networks.run(language_model, batches), requests)
+            if found.layout != networks.LAYOUT_OF[family]:
+                unexpected.append(f'{family}: {found}')
+            lengths = [len(ids) for request in requests for ids in request.continuations]
+            errors[family] = float(np.max(np.abs(sums - expected) / lengths))
+        worst = max(errors, key=lambda family: errors[family])
+        figures = (
+            f'{len(errors)} families in {dtype}: log-probabilities within {errors[worst]:.1e} nats per token, the most '
+            f'in {worst} (allowed {UNTRAINED[dtype]:g}); slower than the expected layout '
+            f'({"allowed" if dtype == BF16 else "not allowed"}): {"; ".join(unexpected) or "none"}'
+        )
+        yield errors[worst] <= UNTRAINED[dtype] and (dtype == BF16 or not unexpected), figures
+
+
+def fsdp(options: Options) -> Figures:
+    """Compare a sharded model with a whole one, and training with evaluations with training without."""
+    device = 'cpu' if options.device == 'cpu' else 'gpu'
+    if device == 'cpu':
+        tiny.shard_on_cpu()
+    dist.initialize_dist(device, timeout=60.0)
+    with tempfile.TemporaryDirectory() as name:
+        fsdp_worker.write_tasks(Path(name))
+        found = fsdp_worker.run(Path(name), 'llama', device)
+    dtype, about = (FP32, 'fp32 with gloo') if device == 'cpu' else (BF16, 'bf16 with NCCL')
+    whole, sharded = (
+        {key: item for task in found[state].values() for key, item in task['items'].items()}
+        for state in ('unsharded', 'sharded')
+    )
+    scored = [key for key, item in whole.items() if item[2]]
+    error = max(np.max(np.abs(np.subtract(whole[key][2], sharded[key][2]))) for key in scored)
+    same = np.mean([whole[key][0] == sharded[key][0] for key in scored])
+    most = 10 * UNTRAINED[dtype]  # of summed log-probabilities
+    yield (
+        bool(error <= most and same >= SAME_CHOICES[dtype]),
+        (
+            f'one rank in {about}: log-probabilities of {len(scored)} items within {error:.1e} nats of the whole model '
+            f'(allowed {most:g}), {same:.1%} of predictions equal (allowed {SAME_CHOICES[dtype]:.1%})'
+        ),
+    )
+    for state in ('unsharded', 'sharded'):
+        if f'{state} without' in found:
+            equal = found[f'{state} with'] == found[f'{state} without']
+            yield equal, f'{state} training with evaluations is {"" if equal else "not "}bitwise that without'
+
+
+def gpu_rows(options: Options) -> tuple[TaskRow, ...]:
+    """Return the rows of the bench with our targets, and the generation row whose texts all reach the limit."""
+    rows = [(row, SCORING) for row in LIKELIHOOD_ROWS]
+    rows.append((replace(GSM8K, max_new_tokens=64, end_scale=0.0), GENERATION))
+    more = 1 if options.device == 'cpu' else MORE_ITEMS
+    return tuple(
+        replace(row, group=group, items=(more * row.items[0], more * row.items[1]))
+        for row, group in (rows[:: len(rows) // 2] if options.device == 'cpu' else rows)
+    )
+
+
+@functools.cache
+def measured(options: Options) -> tuple[RowResult, ...]:
+    """Run the rows with all contenders that are installed here."""
+    data_root = published(options)
+    of_class = PARTS['families'].contenders
+    names = [name for name in of_class if name != LM_EVAL or Path(REFERENCE_PYTHON).exists()]
+    commands = {name: (REFERENCE_PYTHON if name == LM_EVAL else sys.executable, of_class[name]) for name in names}
+    is_cpu = options.device == 'cpu'
+    family, vocabulary, dtype = (LLAMA, 8_000, 'float32') if is_cpu else (LLAMA_1B, 50_000, 'bfloat16')
+    base = model_folder(vocabulary, str(data_root), OUT / 'models', family)
+    results, loaded = [], None
+    with running(commands, OUT, options.device) as contenders:
+        bench = Bench(
+            contenders=contenders,
+            rounds=dict.fromkeys(commands, 1 if options.quick else 3),
+            quick=options.quick,
+            place=Place(data_root, OUT / 'rows'),
+            device=options.device,
+            lm_eval_batch_sizes=(8, 16, 32) if is_cpu else (16, 32, 64),
+        )
+        for row in gpu_rows(options):
+            folder = base if row.end_scale is None else lively_folder(base, row.end_scale)
+            if folder != loaded:
+                print(load_all(contenders, folder, device=options.device, dtype=dtype)[OURS]['layouts'], flush=True)
+                loaded = folder
+            results.append(bench.run_row(row, vocabulary))
+            print(rows_table(results[-1:]), flush=True)
+    (OUT / 'speed.json').write_text(json.dumps([result.as_json() for result in results], indent=1) + '\n', 'utf-8')
+    return tuple(results)
+
+
+def speed(options: Options) -> Figures:
+    """Compare the geometric mean of each ratio with its target; on a CPU the target is not that of the bench."""
+    for group in (SCORING, GENERATION):
+        results = [result for result in measured(options) if result.row.group is group]
+        for ratio, target in group.targets.items():
+            values = [result.ratios[ratio] for result in results if ratio in result.ratios]
+            if not values:
+                yield True, f'{group.name}: no {ratio}, as {REFERENCE_PYTHON} is absent; `make reference` makes it'
+                continue
+            mean = float(np.exp(np.mean(np.log(values))))
+            sign = '<=' if ratio.startswith(f'{OURS}/') else '>='
+            each = ', '.join(f'{value:.2f}' for value in values)
+            passed = options.device == 'cpu' or group.is_met(ratio, mean)
+            yield passed, f'{group.name}: seconds of {ratio} {mean:.2f} (target {sign} {target:g}); rows {each}'
+        yield True, f'{group.name}: tokens per second of ours: {", ".join(map(rate, results))}'
+
+
+def rate(result: RowResult) -> str:
+    """Return the tokens per second that ours gave to the model, or for a generation task those that it wrote."""
+    ours = result.rounds[OURS][0]
+    shape = ours['shape']
+    tokens = shape['num_tokens'] if 'num_tokens' in shape else len(shape['contexts']) * shape['max_new_tokens']
+    return f'{result.row.name} {tokens / ours["num_items"] / result.seconds(OURS):,.0f}'
+
+
+def memory(options: Options) -> Figures:
+    """Report the peak of ours: a batch that did not fit would have been split, with a warning, and no error."""
+    if options.device == 'cpu':
+        raise Skipped('the memory of a CPU has no budget')
+    total = torch.cuda.get_device_properties(0).total_memory
+    for result in measured(options):
+        ours = result.rounds[OURS][0]
+        budget = ours['shape'].get('tokens_per_batch')
+        yield (
+            ours['peak_bytes'] <= 0.9 * total,
+            (
+                f'{result.row.name}: peak {ours["peak_bytes"] / 2**30:.1f} of {total / 2**30:.1f} GiB (allowed 90%)'
+                + (f' with {budget} tokens per batch' if budget else '')
+            ),
+        )
+
+
+CHECKS: dict[str, Callable[[Options], Figures]] = {
+    check.__name__: check for check in (parity, layouts, fsdp, speed, memory)
+}
+
+
+def run(name: str, options: Options) -> list[str]:
+    """Run one check, print its lines, and return the status of each: PASS, FAIL or SKIP."""
+    statuses = []
+
+    def report(status: str, text: str) -> None:
+        statuses.append(status)
+        print(f'{status}  {name:<8} {text}', flush=True)
+
+    started = time.perf_counter()
+    try:
+        for passed, figures in CHECKS[name](options):
+            report('PASS' if passed else 'FAIL', figures)
+    except Skipped as reason:
+        report('SKIP', str(reason))
+    except Exception:  # noqa: BLE001  # the other checks still run
+        report('FAIL', traceback.format_exc())
+    print(f'      {name:<8} took {time.perf_counter() - started:.0f} s', flush=True)
+    return statuses
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--device', choices=('cuda', 'cpu'), default='cuda')
+    parser.add_argument('--quick', action='store_true', help='fewer recorded cases, items and rounds')
+    parser.add_argument('--only', default=','.join(CHECKS), help=f'of {",".join(CHECKS)}')
+    parser.add_argument('--data-root', type=Path, default=next(root for root in map(Path, DATA_ROOTS) if root.is_dir()))
+    given = parser.parse_args()
+    if given.device == 'cuda' and not torch.cuda.is_available():
+        print('SKIP: torch finds no GPU here; scripts/gpu.py --device cpu --quick runs the same checks on a CPU')
+        return 0
+    where = torch.cuda.get_device_name() if given.device == 'cuda' else f'CPU, {torch.get_num_threads()} threads'
+    print(f'{where}; torch {torch.__version__}', flush=True)
+    options = Options(device=given.device, quick=given.quick, data_root=given.data_root)
+    started = time.perf_counter()
+    statuses = [status for name in given.only.split(',') for status in run(name, options)]
+    counts = ', '.join(f'{statuses.count(status)} {status}' for status in ('PASS', 'FAIL', 'SKIP'))
+    print(f'{counts} in {(time.perf_counter() - started) / 60:.1f} minutes')
+    return 1 if 'FAIL' in statuses else 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())
