@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from llmfoundry_gauntlet.config.settings import decode_settings
-from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, load_data
+import pytest
 
+from llmfoundry_gauntlet.config.settings import decode_settings
+from llmfoundry_gauntlet.errors import DataError
+from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, load_data
+from llmfoundry_gauntlet.results.external import read_answers, score_answers
+from llmfoundry_gauntlet.results.files import write_lines
+
+NAMES = ('task', 'num_shots', 'file', 'row', 'variant', 'sample')  # of an item, in requests and answers
 ROWS: dict[str, list[dict[str, Any]]] = {
     'choices': [
         {
@@ -89,6 +95,20 @@ def words(source: Path) -> list[Any]:
     """Return the options that name the YAML files and the data."""
     files = [f'--{name}={source / name}.yaml' for name in ('tasks', 'gauntlet', 'score')]
     return [*files, '--data-root', source]
+
+
+def write_answers(folder: Path, lines: Iterable[Any]) -> Path:
+    """Write answers as JSON lines; text is written unchanged."""
+    path = folder / 'answers.jsonl'
+    write_lines(path, (line if isinstance(line, str) else json.dumps(line) for line in lines))
+    return path
+
+
+def problems_of(data: EvaluationData, path: Path) -> list[str]:
+    """Return the problems of answers that cannot be scored, with `line ` for their file."""
+    with pytest.raises(DataError) as raised:
+        score_answers(data, read_answers(path))
+    return [problem.replace(f'{path}:', 'line ') for problem in raised.value.problems]
 
 
 def data_of(source: Path) -> EvaluationData:

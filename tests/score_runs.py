@@ -27,7 +27,6 @@ CHAT = (
     "{{ bos_token }}{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}{{ eos_token }}"
     '{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}'
 )
-NAMES = ('task', 'num_shots', 'file', 'row', 'variant', 'sample')
 ORDER, PROMPT, DRAWN = 'option_order', 'prompt', 'non_greedy'
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from answered_runs import NAMES, problems_of, write_answers
 from command_line import loaded_by, run_cli
 
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.engine.fake import FakeLanguageModel
-from llmfoundry_gauntlet.errors import DataError
 from llmfoundry_gauntlet.evaluation.inputs import load_data
 from llmfoundry_gauntlet.evaluation.run import conclude, plan_evaluation, prepare_evaluation
 from llmfoundry_gauntlet.results.external import read_answers, request_lines, score_answers
@@ -32,7 +32,6 @@ ROWS = {
         [{'context': f'Twice {i}?', 'answer': str(2 * i), 'chain_of_thought': f'{i} and {i}'} for i in range(4)],
     ),
 }
-SAME = ('task', 'num_shots', 'file', 'row', 'variant', 'sample')
 
 
 @pytest.fixture
@@ -62,17 +61,11 @@ def requests_of(settings: dict[str, Any], encoder: Encoder | None = None) -> lis
     return [json.loads(line) for line in request_lines(data_of(settings), encoder)]
 
 
-def write_answers(folder: Path, lines: list[dict[str, Any] | str]) -> Path:
-    path = folder / 'answers.jsonl'
-    path.write_text(''.join(f'{line if isinstance(line, str) else json.dumps(line)}\n' for line in lines))
-    return path
-
-
 def right_answers(settings: dict[str, Any]) -> list[dict[str, Any]]:
     """Return a right answer to each request: text if required, else log-probabilities that favour the gold choice."""
     answers = []
     for request in requests_of(settings):
-        name = {key: request[key] for key in SAME}
+        name = {key: request[key] for key in NAMES}
         row = ROWS[request['task']][1][request['row']]
         if request['choices'] is None:
             answers.append(name | {'text': f'some thought # {row["answer"]} apples\nTwice 9? # 18'})
@@ -83,20 +76,14 @@ def right_answers(settings: dict[str, Any]) -> list[dict[str, Any]]:
     return answers
 
 
-def marked(settings: dict[str, Any], path: Path, **options: Any) -> Any:
+def scored(settings: dict[str, Any], path: Path, **options: Any) -> Any:
     return score_answers(data_of(settings), read_answers(path), **options)
-
-
-def problems_of(settings: dict[str, Any], path: Path, **options: Any) -> list[str]:
-    with pytest.raises(DataError) as caught:
-        marked(settings, path, **options)
-    return [problem.replace(f'{path}:', 'line ') for problem in caught.value.problems]
 
 
 def test_requests_have_everything_an_engine_needs(settings: dict[str, Any]):
     requests = {(request['task'], request['row']): request for request in requests_of(settings)}
     assert len(requests) == 14
-    keys = [*SAME, 'prompt', 'choices', 'stop', 'max_new_tokens', 'temperature', 'top_p', 'top_k', 'seed']
+    keys = [*NAMES, 'prompt', 'choices', 'stop', 'max_new_tokens', 'temperature', 'top_p', 'top_k', 'seed']
     assert all(list(request) == keys for request in requests.values())
     nothing = dict.fromkeys(keys[8:])
     name = {'num_shots': 1, 'file': None, 'row': 0, 'variant': None, 'sample': 0}
@@ -138,41 +125,32 @@ def test_exported_prompts_equal_those_of_an_evaluation(settings: dict[str, Any],
         own = {**settings, 'fewshot': fewshot}
         prepared = prepare_evaluation(data_of(own), Encoder(character_tokenizer), max_seq_len=4096)
         answers = write_answers(tmp_path, right_answers(own))
-        digests = {r.key: r.prompt_sha256 for results in marked(own, answers).results.values() for r in results}
+        digests = {r.key: r.prompt_sha256 for results in scored(own, answers).results.values() for r in results}
         assert digests == {key: item.prompt_sha256 for key, item in prepared.items.items()}
 
 
 def test_right_and_wrong_answers_are_scored(settings: dict[str, Any], tmp_path: Path):
     answers = right_answers(settings)
-    evaluation = marked(settings, write_answers(tmp_path, answers[::-1]))
+    evaluation = scored(settings, write_answers(tmp_path, answers[::-1]))
     assert [score.accuracy.value for score in evaluation.scores.values()] == [1, 1, 1, 1]
     assert evaluation.composites.categories['all'].value == 1
     reply = evaluation.results['riddles/1-shot'][3]
     assert (reply.text, reply.answer, reply.num_tokens) == ('some thought # 6 apples', '6 apples', None)
-    marks = evaluation.scores['riddles/1-shot'].metrics
-    assert marks['StrictMatch'].value == 0 and marks['NumericMatch'].value == 1
-    assert marks['TruncatedShare'].reason == 'TruncatedShare is not known of 4 of 4 items'
+    metrics = evaluation.scores['riddles/1-shot'].metrics
+    assert metrics['StrictMatch'].value == 0 and metrics['NumericMatch'].value == 1
+    assert metrics['TruncatedShare'].reason == 'TruncatedShare is not known of 4 of 4 items'
     for answer in answers:
         answer.update({'text': 'no # idea'} if 'text' in answer else {'logprobs': answer['logprobs'][::-1]})
         answer.update({'is_argmax': False})
-    evaluation = marked(settings, write_answers(tmp_path, answers))
+    evaluation = scored(settings, write_answers(tmp_path, answers))
     assert [score.accuracy.value for score in evaluation.scores.values()] == [0, 0, 0, 0]
 
 
-def test_answers_of_our_own_engine_have_the_same_scores(settings: dict[str, Any], tmp_path: Path):
+def test_answers_of_our_own_engine_have_the_same_scores(settings: dict[str, Any], tmp_path: Path, character_tokenizer):
     """Sums of log-probabilities and numbers of tokens decide as the mean over tokens does."""
 
-    class Characters:
-        eos_token_id = None
-
-        def __call__(self, texts, **_):
-            return {'input_ids': [[ord(c) for c in text] for text in texts]}
-
-        def __len__(self):
-            return 1_114_112
-
     own = {**settings, 'tasks': json.loads(Path(settings['tasks']).read_text())['icl_tasks'][:3], 'gauntlet': None}
-    prepared = prepare_evaluation(data_of(own), Encoder(Characters()), max_seq_len=512)
+    prepared = prepare_evaluation(data_of(own), Encoder(character_tokenizer), max_seq_len=512)
     planned = plan_evaluation(prepared, tokens_per_batch=500)
     outputs = [output for batch in planned.batches for output in FakeLanguageModel().run(batch)]
     expected = conclude(planned, planned.results(outputs), {})
@@ -183,24 +161,21 @@ def test_answers_of_our_own_engine_have_the_same_scores(settings: dict[str, Any]
             answer = {'task': label, 'num_shots': 1, 'row': result.key.row, 'logprobs': result.logprobs}
             answer['num_tokens'] = result.num_tokens
             answers.append(answer | ({'is_argmax': result.predicted == 0} if label == 'sums' else {}))
-    found = marked(own, write_answers(tmp_path, answers))
-    assert {key: [r.predicted for r in results] for key, results in found.results.items()} == {
-        key: [r.predicted for r in results] for key, results in expected.results.items()
-    }
-    assert {key: score.accuracy for key, score in found.scores.items()} == {
-        key: score.accuracy for key, score in expected.scores.items()
-    }
+    found = scored(own, write_answers(tmp_path, answers))
+    for key, results in expected.results.items():
+        assert [one.predicted for one in found.results[key]] == [one.predicted for one in results]
+        assert found.scores[key].accuracy == expected.scores[key].accuracy
 
 
 def test_texts_may_answer_choices_and_continuations(settings: dict[str, Any], tmp_path: Path):
     answers = {(answer['task'], answer['row']): answer for answer in right_answers(settings)}
     for row, text in enumerate([' Red.', 'deep blue', 'reddish', 'I do not know']):
-        name = {key: answers['colours', row][key] for key in SAME}
+        name = {key: answers['colours', row][key] for key in NAMES}
         answers['colours', row] = name | {'text': text}
     for row, text in enumerate([' 0 and so on', '2', '6', '']):
-        name = {key: answers['sums', row][key] for key in SAME}
+        name = {key: answers['sums', row][key] for key in NAMES}
         answers['sums', row] = name | {'text': text}
-    evaluation = marked(settings, write_answers(tmp_path, list(answers.values())))
+    evaluation = scored(settings, write_answers(tmp_path, list(answers.values())))
     colours = evaluation.results['colours/1-shot']
     assert [(r.predicted, r.score) for r in colours] == [(0, 1.0), (1, 1.0), (None, 0.0), (None, 0.0)]
     assert colours[2].reason == 'the generation starts with none of the choices' and colours[2].text == 'reddish'
@@ -212,7 +187,7 @@ def test_non_finite_log_probabilities_are_unscored(settings: dict[str, Any], tmp
     for answer in answers:
         if answer['task'] == 'colours' and answer['row'] == 1:
             answer['logprobs'] = [None, -1.0]
-    evaluation = marked(settings, write_answers(tmp_path, answers))
+    evaluation = scored(settings, write_answers(tmp_path, answers))
     assert evaluation.results['colours/1-shot'][1].status == 'unscored'
     assert evaluation.scores['colours/1-shot'].accuracy.value is None
     assert 'colours/1-shot' in evaluation.composites.categories['all'].reason
@@ -235,7 +210,7 @@ def test_every_wrong_line_is_named(settings: dict[str, Any], tmp_path: Path):
         answers[0],
     ]
     rest = [answer for answer in answers if answer['task'] != 'colours' or answer['row'] > 0]
-    found = problems_of(settings, write_answers(tmp_path, [*rest, *bad, name | {'logprobs': [-1.0]}]))
+    found = problems_of(data_of(settings), write_answers(tmp_path, [*rest, *bad, name | {'logprobs': [-1.0]}]))
     assert found == [
         'line 22: colours/1-shot, row 99 is not an item of these tasks',
         'line 23: colours/2-shot, row 0 is not an item of these tasks',
@@ -255,12 +230,12 @@ def test_every_wrong_line_is_named(settings: dict[str, Any], tmp_path: Path):
 def test_answers_of_the_wrong_kind_are_named(settings: dict[str, Any], tmp_path: Path):
     answers = right_answers(settings)
     for answer in answers:
-        kind = {key: answer[key] for key in SAME}
+        kind = {key: answer[key] for key in NAMES}
         if answer['row'] == 0 and answer['task'] in ('pronouns', 'riddles', 'sums'):
             wrong = {'pronouns': {'text': 'x'}, 'riddles': {'logprobs': [-1.0]}, 'sums': {'logprobs': [-1.0]}}
             answer.clear()
             answer.update(kind | wrong[kind['task']])
-    found = [problem.partition(': ')[2] for problem in problems_of(settings, write_answers(tmp_path, answers))]
+    found = [problem.partition(': ')[2] for problem in problems_of(data_of(settings), write_answers(tmp_path, answers))]
     assert found[0].startswith('sums/1-shot, row 0: has logprobs without is_argmax')
     assert found[1:] == [
         'pronouns/1-shot, row 0: has no logprobs; a text cannot be scored here',
@@ -272,11 +247,11 @@ def test_missing_answers_are_errors_unless_allowed(settings: dict[str, Any], tmp
     answers = [a for a in right_answers(settings) if a['task'] != 'riddles' or a['row'] == 2]
     answers = [a for a in answers if a['task'] != 'pronouns']
     path = write_answers(tmp_path, answers)
-    assert problems_of(settings, path) == [
+    assert problems_of(data_of(settings), path) == [
         'pronouns/1-shot, row 0-1: there is no answer',
         'riddles/1-shot, row 0-1, 3: there is no answer',
     ]
-    evaluation = marked(settings, path, allow_missing=True)
+    evaluation = scored(settings, path, allow_missing=True)
     scores = evaluation.scores
     assert scores['riddles/1-shot'].accuracy.value == 1 and scores['riddles/1-shot'].num_unscored == 3
     assert scores['pronouns/1-shot'].accuracy.reason == '2 of 2 items unscored: there is no answer'

@@ -6,35 +6,25 @@ Real rows are read from ../shared/data; the fixtures hold only numbers and row n
 from __future__ import annotations
 
 import functools
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from paths import FIXTURES
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from recorded_cases import encoder, lines_of, network, prepare, recorded
 
-from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.config.tasks import task_key
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.plan import LAYOUTS, PADDED_ROWS, STREAM
 from llmfoundry_gauntlet.engine.probe import probe
-from llmfoundry_gauntlet.evaluation.inputs import load_data
-from llmfoundry_gauntlet.evaluation.run import PlannedEvaluation, conclude, plan_evaluation, prepare_evaluation
+from llmfoundry_gauntlet.evaluation.run import PlannedEvaluation, conclude, plan_evaluation
 from llmfoundry_gauntlet.evaluation.suite import load_suite
 from llmfoundry_gauntlet.metrics.composites import compute_composites
 from llmfoundry_gauntlet.metrics.keys import composite_values, task_values
-from llmfoundry_gauntlet.tasks.encode import Encoder
 from llmfoundry_gauntlet.types import ItemKey, ItemResult, Measure, ScoreOutput
 
 MODELS = ('rotary_bos', 'alibi_pad_eos')
-
-
-@functools.cache
-def recorded(model: str) -> dict[str, Any]:
-    return json.loads((FIXTURES / 'reference' / f'{model}.json').read_text())
 
 
 # Where padded rows take long; other tasks are asked in them too, and these in the other layouts.
@@ -61,32 +51,15 @@ CASES = [
 
 @functools.cache
 def language_model(model: str) -> CausalLanguageModel:
-    network = AutoModelForCausalLM.from_pretrained(FIXTURES / 'models' / model).eval()
-    return CausalLanguageModel(network, device=torch.device('cpu'))
-
-
-@functools.cache
-def encoder(model: str) -> Encoder:
-    return Encoder(AutoTokenizer.from_pretrained(FIXTURES / 'models' / model))
+    return CausalLanguageModel(network(model), device=torch.device('cpu'))
 
 
 def plan_case(
     model: str, case: dict[str, Any], data_root: Path, folder: Path, layout: str, semantics: str = 'corrected'
 ) -> PlannedEvaluation:
     """Plan a recorded case, with the reference's truncation."""
-    lines = (data_root / case['path']).read_text(encoding='utf-8').split('\n')
-    subset = folder / 'rows.jsonl'
-    subset.write_text(''.join(f'{lines[row]}\n' for row in case['rows']), encoding='utf-8')
-    settings = decode_settings(
-        {
-            'tasks': [{**case['task'], 'dataset_uri': str(subset)}],
-            'data_root': str(folder),
-            'semantics': semantics,
-            'truncation': 'reference',
-        }
-    )
-    max_seq_len = case['task']['max_seq_len']
-    prepared = prepare_evaluation(load_data(settings), encoder(model), max_seq_len=max_seq_len)
+    lines = lines_of(data_root / case['path'], case['rows'])
+    prepared = prepare(model, case['task'], lines, folder, semantics=semantics, truncation='reference')
     return plan_evaluation(prepared, tokens_per_batch=4096, layout=layout)
 
 

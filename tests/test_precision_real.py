@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from clustered_items import item
 from paths import ROOT, SHARED_DATA
 
 from llmfoundry_gauntlet.config.settings import decode_settings
@@ -16,7 +18,7 @@ from llmfoundry_gauntlet.evaluation.precision import precision_plan
 from llmfoundry_gauntlet.metrics.composites import compute_composites
 from llmfoundry_gauntlet.metrics.file_errors import spread_of_file
 from llmfoundry_gauntlet.metrics.metrics import accuracy, task_score
-from llmfoundry_gauntlet.types import Example, ItemKey, ItemResult, Measure
+from llmfoundry_gauntlet.types import Example, ItemResult, Measure
 
 ROOT_OF_DATA = SHARED_DATA / 'local_data'
 DRAWS = 4
@@ -42,26 +44,11 @@ Items = dict[str, list[tuple[ItemResult, ItemResult]]]  # wrong and right
 
 @pytest.fixture(scope='module')
 def items(data: EvaluationData) -> Items:
-    return {
-        key: [(item(key, example, 0.0), item(key, example, 1.0)) for example in examples]
-        for key, examples in data.examples.items()
-    }
+    def both(key: str, one: Example) -> tuple[ItemResult, ItemResult]:
+        wrong = item(one.row, 0.0, one.cluster, task=key, category=one.category)
+        return wrong, replace(wrong, score=1.0)
 
-
-def item(key: str, example: Example, score: float) -> ItemResult:
-    return ItemResult(
-        key=ItemKey(key, example.row),
-        category=example.category,
-        gold=None,
-        predicted=None,
-        score=score,
-        logprobs=None,
-        num_tokens=None,
-        reason=None,
-        prompt_sha256='',
-        truncated=False,
-        cluster=example.cluster,
-    )
+    return {key: [both(key, one) for one in examples] for key, examples in data.examples.items()}
 
 
 def average(data: EvaluationData, results: Mapping[str, Sequence[ItemResult]]) -> Measure:

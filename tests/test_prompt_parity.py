@@ -12,30 +12,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from paths import FIXTURES
+from recorded_cases import lines_of, prepare, recorded
 
-from llmfoundry_gauntlet.config.settings import decode_settings
-from llmfoundry_gauntlet.evaluation.inputs import load_data
-from llmfoundry_gauntlet.evaluation.run import prepare_evaluation
-from llmfoundry_gauntlet.tasks.encode import Encoder
 from llmfoundry_gauntlet.types import GenerateRequest, Request
 
-RECORDED = json.loads((FIXTURES / 'reference' / 'prompts.json').read_text())['models']
+RECORDED = recorded('prompts')['models']
 CASES = [pytest.param(model, case, id=f'{model}-{case["name"]}') for model, cases in RECORDED.items() for case in cases]
 
 
 def requests_of(model: str, case: dict[str, Any], data_root: Path, folder: Path, semantics: str) -> dict[int, Request]:
     """Return our requests for the rows of a case, by row."""
-    transformers = pytest.importorskip('transformers')
-    lines = (data_root / case['path']).read_text(encoding='utf-8').split('\n')
-    rows = [json.loads(lines[row]) for row in case['rows']]
+    rows = [json.loads(line) for line in lines_of(data_root / case['path'], case['rows'])]
     if names := case.get('categories'):
         rows = [{**row, 'category': names[place % len(names)]} for place, row in enumerate(rows)]
-    (folder / 'rows.jsonl').write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
-    task = {**case['task'], 'dataset_uri': 'rows.jsonl'}
-    settings = decode_settings({'tasks': [task], 'data_root': str(folder), 'semantics': semantics})
-    tokenizer = transformers.AutoTokenizer.from_pretrained(FIXTURES / 'models' / model)
-    prepared = prepare_evaluation(load_data(settings), Encoder(tokenizer), max_seq_len=case['task']['max_seq_len'])
+    prepared = prepare(model, case['task'], map(json.dumps, rows), folder, semantics=semantics)
     return {case['rows'][key.row]: item.request for key, item in prepared.items.items()}
 
 

@@ -9,56 +9,42 @@ import functools
 from pathlib import Path
 from typing import Any
 
+import networks
 import pytest
 import torch
-from paths import FIXTURES, ROOT
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
+from paths import ROOT
+from recorded_cases import encoder, network, prepare
 
-from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.config.yaml import read_yaml
 from llmfoundry_gauntlet.engine.decoding import PROMPT_STREAM
 from llmfoundry_gauntlet.engine.generate import TextGenerator
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.probe import probe_generation
 from llmfoundry_gauntlet.engine.stopping import GenerationDecoder
-from llmfoundry_gauntlet.evaluation.inputs import load_data
-from llmfoundry_gauntlet.evaluation.run import PlannedEvaluation, plan_evaluation, prepare_evaluation
-from llmfoundry_gauntlet.tasks.encode import Encoder
+from llmfoundry_gauntlet.evaluation.run import PlannedEvaluation, plan_evaluation
 
 LABELS = ('triviaqa_sm_sub', 'agi_eval_sat_math', 'aqua', 'gsm8k', 'svamp')
 REAL = LABELS[:4]  # svamp's file is not at hand
-LAYOUTS = dict.fromkeys(('rotary', 'alibi', 'learned'), PROMPT_STREAM)
 FOLDERS = {'rotary': 'rotary_bos', 'alibi': 'alibi_pad_eos', 'learned': 'rotary_bos'}
 MAX_SEQ_LEN = 2048
 
 
-@functools.cache
 def tokenizer(model: str) -> Any:
-    return AutoTokenizer.from_pretrained(FIXTURES / 'models' / FOLDERS[model])
+    return encoder(FOLDERS[model]).tokenizer
 
 
 @functools.cache
 def generator(model: str) -> TextGenerator:
     if model == 'learned':
-        torch.manual_seed(3)
-        config = GPT2Config(
-            vocab_size=len(tokenizer(model)),
-            n_positions=MAX_SEQ_LEN,
-            n_embd=32,
-            n_layer=2,
-            n_head=4,
-            initializer_range=0.3,
-            bos_token_id=0,
-            eos_token_id=1,
-        )
-        network = GPT2LMHeadModel(config).eval()
+        sizes = {'vocab_size': len(tokenizer(model)), 'n_positions': MAX_SEQ_LEN, 'bos_token_id': 0, 'eos_token_id': 1}
+        made = networks.network('gpt2', seed=3, **sizes)
     else:
-        network = AutoModelForCausalLM.from_pretrained(FIXTURES / 'models' / FOLDERS[model]).eval()
-    engine = CausalLanguageModel(network, device=torch.device('cpu'))
-    made = TextGenerator(engine, GenerationDecoder(tokenizer(model), [tokenizer(model).eos_token_id]))
-    made.layout = probe_generation(made, vocabulary=len(tokenizer(model)), longest=300).layout
-    assert made.layout == LAYOUTS[model]
-    return made
+        made = network(FOLDERS[model])
+    engine = CausalLanguageModel(made, device=torch.device('cpu'))
+    found = TextGenerator(engine, GenerationDecoder(tokenizer(model), [tokenizer(model).eos_token_id]))
+    found.layout = probe_generation(found, vocabulary=len(tokenizer(model)), longest=300).layout
+    assert found.layout == PROMPT_STREAM
+    return found
 
 
 def planned_task(model: str, label: str, data_root: Path, folder: Path, rows: int, tokens: int) -> PlannedEvaluation:
@@ -66,22 +52,20 @@ def planned_task(model: str, label: str, data_root: Path, folder: Path, rows: in
     tasks = {task['label']: task for task in read_yaml(ROOT / 'yamls/tasks/gauntlet_v0.1.yaml')['icl_tasks']}
     task = {**tasks[label], 'early_stopping_criteria': [], 'generation_kwargs': {'max_new_tokens': tokens}}
     lines = (data_root / task['dataset_uri']).read_text(encoding='utf-8').splitlines()[:rows]
-    (folder / 'rows.jsonl').write_text('\n'.join(lines) + '\n', encoding='utf-8')
-    settings = decode_settings({'tasks': [{**task, 'dataset_uri': 'rows.jsonl'}], 'data_root': str(folder)})
-    prepared = prepare_evaluation(load_data(settings), Encoder(tokenizer(model)), max_seq_len=MAX_SEQ_LEN)
+    prepared = prepare(FOLDERS[model], {**task, 'max_seq_len': MAX_SEQ_LEN}, lines, folder)
     return plan_evaluation(prepared, tokens_per_batch=2048)
 
 
 def check(model: str, planned: PlannedEvaluation) -> None:
     """Check every generation character by character."""
-    run, network = generator(model), generator(model).language_model.model
+    run = generator(model)
     requests = [request for batch in planned.continuous_batches for request in batch.requests]
     texts = {reply.key: reply.text for batch in planned.continuous_batches for reply in run.run(batch)}
     assert len(texts) == len(planned.items) == len(requests)
     space = '' if len(tokenizer(model)(' a', add_special_tokens=False)['input_ids']) == 1 else ' '
     for request in requests:
         ids = torch.from_numpy(request.context).long()[None]
-        written = network.generate(
+        written = run.language_model.model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=request.max_new_tokens,
@@ -95,7 +79,7 @@ def check(model: str, planned: PlannedEvaluation) -> None:
 
 
 @pytest.mark.parametrize('label', LABELS)
-@pytest.mark.parametrize('model', LAYOUTS)
+@pytest.mark.parametrize('model', FOLDERS)
 def test_sample_data_has_the_text_of_generate(model: str, label: str, tmp_path: Path):
     check(model, planned_task(model, label, ROOT / 'eval_data', tmp_path, rows=60, tokens=24))
 

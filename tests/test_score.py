@@ -74,19 +74,6 @@ def test_likelihoods_equal_plain_forwards_of_each_letter(tiny_llamas: Path, tmp_
     assert evaluation.scores['score_mmlu_pro/0-shot'].num_unscored == 0
 
 
-def test_likelihood_has_no_non_greedy_perturbation(tiny_llamas: Path, tmp_path: Path):
-    entry = {**LIKELY, 'subset_items': 2}
-    (tmp_path / 'score.yaml').write_text(json.dumps({'score': [entry]}))
-    common = ['--score', tmp_path / 'score.yaml', '--data-root', DATA, '--device', 'cpu']
-    assert run_cli('run', '--model', tiny_llamas / 'plain', *common, '--out', tmp_path / 'out') == 0
-    record = json.loads((tmp_path / 'out' / 'results.json').read_text())
-    entry = record['score']['mmlu_pro']
-    assert entry['task'] == 'score_mmlu_pro/0-shot' and entry['absent_files'] == []
-    assert list(entry['perturbations']) == [ORDER, PROMPT, DRAWN]
-    assert list(entry['perturbations'][DRAWN]) == ['reason']
-    assert not any(DRAWN in key for key in record['metrics'])
-
-
 WRITTEN = {'dataset': 'mmlu_pro', 'subset_items': 3, 'max_new_tokens': 8, 'temperature': 3.0}
 
 
@@ -157,6 +144,7 @@ def test_results_have_all_keys(written):
     entry = record['score']['mmlu_pro']
     counts = {'num_items', 'num_unscored', 'num_truncated'}
     assert set(entry) == {'task', 'absent_files', 'perturbations', 'data_sha256', 'data_origin', 'spec'} | counts
+    assert entry['task'] == 'score_mmlu_pro/0-shot' and entry['absent_files'] == []
     assert entry['num_items'] == len(evaluation.results['score_mmlu_pro/0-shot'])
     measures = {
         *('accuracy', 'accuracy_micro', 'accuracy_macro', 'accuracy_worst'),
@@ -287,13 +275,7 @@ def gauntlet_tasks() -> list[dict[str, Any]]:
 @pytest.mark.parametrize('dataset', ['arc_challenge', 'mmlu', 'commonsense_qa', 'enterprise_pii_classification'])
 @pytest.mark.parametrize('answers', ['likelihood', 'generate'])
 def test_any_multiple_choice_task_may_be_perturbed(dataset: str, answers: str):
-    entry = {
-        'dataset': dataset,
-        'answers': answers,
-        'perturbations': [ORDER],
-        'subset_items': 3,
-        'max_new_tokens': 2,
-    }
+    entry = {'dataset': dataset, 'answers': answers, 'perturbations': [ORDER], 'subset_items': 3, 'max_new_tokens': 2}
     tasks = [task for task in gauntlet_tasks() if task['label'] == dataset]
     prepared = prepared_of(entry, tasks=tasks)
     key = f'score_{dataset}/0-shot'

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
+from answered_runs import NAMES, problems_of, write_answers
 from command_line import run_cli
 from composer.loggers import InMemoryLogger
 from score_runs import (
     DRAWN,
     LEAD,
-    NAMES,
     ORDER,
     PROMPT,
     data_of,
@@ -25,7 +25,6 @@ from score_runs import (
 )
 
 from llmfoundry_gauntlet import EvalGauntlet, evaluate
-from llmfoundry_gauntlet.errors import DataError
 from llmfoundry_gauntlet.results.external import read_answers, score_answers
 from llmfoundry_gauntlet.tasks.fewshot import draw_seed
 from llmfoundry_gauntlet.types import ItemKey
@@ -82,27 +81,25 @@ def test_exported_lines_hold_all_that_a_server_needs(rows: Path):
 
 
 @pytest.mark.parametrize(
-    ('given', 'words', 'in_chat'),
+    ('given', 'tokenizer', 'in_chat'),
     [
-        ('auto', (), False),
-        (True, (), True),
-        (False, (), False),
-        ('auto', ('--tokenizer', 'chat'), True),
-        (True, ('--tokenizer', 'chat'), True),
-        (False, ('--tokenizer', 'chat'), False),
-        ('auto', ('--tokenizer', 'plain'), False),
+        ('auto', None, False),
+        (True, None, True),
+        (False, None, False),
+        ('auto', 'chat', True),
+        (True, 'chat', True),
+        (False, 'chat', False),
+        ('auto', 'plain', False),
     ],
 )
 def test_messages_are_exported_where_a_chat_template_applies(
-    rows: Path, tiny_llamas: Path, given: Any, words: tuple[str, ...], in_chat: bool
+    rows: Path, tiny_llamas: Path, given: Any, tokenizer: str | None, in_chat: bool
 ):
-    words = [tiny_llamas / word if word in ('plain', 'chat') else word for word in words]
-    lines = exported(rows, {'dataset': 'mmlu_pro', 'chat_template': given, 'perturbations': [PROMPT]}, words=words)
+    words = ['--tokenizer', tiny_llamas / tokenizer] if tokenizer else []
+    line = exported(rows, {'dataset': 'mmlu_pro', 'chat_template': given, 'perturbations': [PROMPT]}, words=words)[0]
     text = '0. Who?\nA: he\nB: she\nC: it'
-    if in_chat:
-        assert 'prompt' not in lines[0] and lines[0]['messages'] == [{'role': 'user', 'content': text}]
-    else:
-        assert 'messages' not in lines[0] and lines[0]['prompt'] == text
+    assert line.get('messages') == ([{'role': 'user', 'content': text}] if in_chat else None)
+    assert line.get('prompt') == (None if in_chat else text) and ('prompt' in line) != ('messages' in line)
 
 
 def test_likelihood_exports_letters_as_choices(rows: Path, tiny_llamas: Path):
@@ -143,12 +140,6 @@ ENTRIES = (
 )
 
 
-def write_answers(rows: Path, answers: list[Any]) -> Path:
-    path = rows / 'answers.jsonl'
-    path.write_text(''.join(f'{json.dumps(answer)}\n' for answer in answers))
-    return path
-
-
 def test_answers_generated_elsewhere_are_scored(rows: Path, tmp_path: Path):
     lines = exported(rows, *ENTRIES)
     assert len(lines) == (3 + 10 + 5) + (2 + 10) + (10 + 2)
@@ -168,7 +159,9 @@ def test_answers_generated_elsewhere_are_scored(rows: Path, tmp_path: Path):
     assert set(record['metrics']) >= {
         f'icl/metrics/score/math/non_greedy/non_greedy_{seed}/accuracy' for seed in (1, 2)
     }
-    assert list(record['score']['math']['perturbations'][ORDER]) == ['reason']
+    for dataset, name in (('math', ORDER), ('agieval', DRAWN)):  # likelihoods are not drawn
+        assert list(record['score'][dataset]['perturbations'][name]) == ['reason']
+        assert not any(key.startswith(f'icl/metrics/score/{dataset}/{name}/') for key in record['metrics'])
     samples = read_lines(tmp_path / 'out' / 'samples' / 'score_math_0-shot.jsonl')
     assert {sample['answer'] for sample in samples} == {'2'}
 
@@ -199,8 +192,8 @@ def test_accuracy_is_macro_only_for_mmlu_pro(tmp_path: Path, dataset: str):
         lines.append({**dict(zip(NAMES, names, strict=True)), 'logprobs': values})
         question = credits.setdefault(example.category, {}).setdefault((example.file, example.row), [])
         question.append(float(np.argmax(values) == example.content.gold))
-    marked = score_answers(data, read_answers(write_answers(tmp_path, lines)))
-    score = marked.robustness[dataset][ORDER]
+    scored = score_answers(data, read_answers(write_answers(tmp_path, lines)))
+    score = scored.robustness[dataset][ORDER]
     micro = mean(mean(group) for questions in credits.values() for group in questions.values())
     macro = mean(mean(map(mean, questions.values())) for questions in credits.values())
     assert (score.accuracy_micro.value, score.accuracy_macro.value) == (pytest.approx(micro), pytest.approx(macro))
@@ -209,21 +202,11 @@ def test_accuracy_is_macro_only_for_mmlu_pro(tmp_path: Path, dataset: str):
     assert score.consistency_rate.value < 0.6
 
 
-def problems_of(rows: Path, answers: list[Any], **options: Any) -> list[str]:
-    path = write_answers(rows, answers)
-    with pytest.raises(DataError) as raised:
-        score_answers(data_of(*ENTRIES, data_root=rows), read_answers(path), **options)
-    return [problem.replace(f'{path}:', 'line ') for problem in raised.value.problems]
-
-
 def test_missing_duplicate_and_unknown_variants_are_named(rows: Path, tmp_path: Path):
     answers = answers_to(exported(rows, *ENTRIES))
     names = {(one['task'], one['variant']): one for one in answers}
-    kept = [
-        one
-        for name, one in names.items()
-        if name not in (('score_mmlu_pro', 'option_order:B'), ('score_math', 'prompt:3'), ('score_math', 'prompt:4'))
-    ]
+    left_out = [('score_mmlu_pro', 'option_order:B'), ('score_math', 'prompt:3'), ('score_math', 'prompt:4')]
+    kept = [one for name, one in names.items() if name not in left_out]
     wrong = [
         names['score_agieval', 'prompt:0'],
         {**names['score_math', 'prompt:0'], 'variant': 'prompt:10'},
@@ -233,22 +216,19 @@ def test_missing_duplicate_and_unknown_variants_are_named(rows: Path, tmp_path: 
     ]
     first = kept.index(names['score_agieval', 'prompt:0']) + 1
     place = len(kept) + 1
-    problems = problems_of(rows, [*kept, *wrong])
-    for problem, facts in zip(
-        problems,
-        [
-            (f'line {place}: score_agieval/0-shot, sat-en, row 0, prompt:0', f'line {first}'),
-            (f'line {place + 1}: score_math/0-shot, algebra, row 0, prompt:10',),
-            (f'line {place + 2}: score_math/0-shot, geometry, row 0, prompt:0',),
-            (f'line {place + 3}: score_mmlu_pro/0-shot, row 0',),
-            (f'line {place + 4}: variant',),
-            ('score_mmlu_pro/0-shot, row 0, option_order:B', 'no answer'),
-            ('score_math/0-shot, algebra, row 0, prompt:3', 'no answer'),
-            ('score_math/0-shot, algebra, row 0, prompt:4', 'no answer'),
-        ],
-        strict=True,
-    ):
-        assert problem.startswith(facts[0]) and facts[-1] in problem
+    facts = [
+        (f'line {place}: score_agieval/0-shot, sat-en, row 0, prompt:0', f'line {first}'),
+        (f'line {place + 1}: score_math/0-shot, algebra, row 0, prompt:10', ''),
+        (f'line {place + 2}: score_math/0-shot, geometry, row 0, prompt:0', ''),
+        (f'line {place + 3}: score_mmlu_pro/0-shot, row 0', ''),
+        (f'line {place + 4}: variant', ''),
+        ('score_mmlu_pro/0-shot, row 0, option_order:B', 'no answer'),
+        ('score_math/0-shot, algebra, row 0, prompt:3', 'no answer'),
+        ('score_math/0-shot, algebra, row 0, prompt:4', 'no answer'),
+    ]
+    problems = problems_of(data_of(*ENTRIES, data_root=rows), write_answers(rows, [*kept, *wrong]))
+    for problem, (start, fact) in zip(problems, facts, strict=True):
+        assert problem.startswith(start) and fact in problem
 
 
 def test_answers_of_the_wrong_kind_are_named(rows: Path):
@@ -257,7 +237,8 @@ def test_answers_of_the_wrong_kind_are_named(rows: Path):
         if answer['variant'] == 'prompt:0':
             answer.pop('text', None)
             answer['logprobs'] = [-1.0, -1.0, -1.0]
-    assert [problem.split(': ')[1] for problem in problems_of(rows, answers)] == [
+    problems = problems_of(data_of(*ENTRIES, data_root=rows), write_answers(rows, answers))
+    assert [problem.split(': ')[1] for problem in problems] == [
         'score_mmlu_pro/0-shot, row 0, prompt:0',
         'score_agieval/0-shot, sat-en, row 0, prompt:0',
         'score_math/0-shot, algebra, row 0, prompt:0',

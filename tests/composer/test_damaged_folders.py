@@ -9,9 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import networks
 import pytest
-import tiny
 import torch
 
 from llmfoundry_gauntlet.composer.models import open_model
@@ -22,18 +20,6 @@ GENERATION, SPECIAL, WEIGHTS = 'generation_config.json', 'special_tokens_map.jso
 INDEX = f'{WEIGHTS}.index.json'
 
 Damage = Callable[[Path], object]
-
-
-@pytest.fixture(scope='module')
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model in one file and in several."""
-    folder = tmp_path_factory.mktemp('models')
-    network = networks.network('llama', vocab_size=259, max_position_embeddings=128)
-    network.save_pretrained(folder / 'several', max_shard_size='20KB')
-    network.save_pretrained(folder / 'one')
-    for name in ('one', 'several'):
-        tiny.tokenizer().save_pretrained(folder / name)
-    return folder
 
 
 def holds(content: str | bytes) -> Damage:

@@ -23,8 +23,9 @@ from llmfoundry_gauntlet.composer.loop import EvaluationLoader
 from llmfoundry_gauntlet.composer.runner import prepare_for_model
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, STREAM
+from llmfoundry_gauntlet.engine.ranks import scored_tokens
 from llmfoundry_gauntlet.evaluation.inputs import load_data
-from llmfoundry_gauntlet.evaluation.run import PlannedEvaluation
+from llmfoundry_gauntlet.evaluation.run import PlannedEvaluation, plan_evaluation
 from llmfoundry_gauntlet.types import GenerateRequest, ScoreRequest
 
 MODEL = FIXTURES / 'models' / 'rotary_bos'
@@ -53,13 +54,18 @@ def loader_of(settings: dict[str, Any], **changes: Any) -> tuple[EvaluationLoade
     return loader, model
 
 
-def prefixes_of(request: ScoreRequest) -> set[tuple[int, ...]]:
-    """Return every prefix of what the model is given; a continuation's last token is never given."""
-    rows = [
-        (*context.tolist(), *continuation.tolist()[:-1])
+def rows_of(request: ScoreRequest | GenerateRequest) -> list[list[int]]:
+    """Return what the model is given; a continuation's last token is never given."""
+    if isinstance(request, GenerateRequest):
+        return [request.context.tolist()]
+    return [
+        [*context.tolist(), *continuation.tolist()[:-1]]
         for context, continuation in zip(request.contexts, request.continuations, strict=True)
     ]
-    return {row[: end + 1] for row in rows for end in range(len(row))}
+
+
+def prefixes_of(request: ScoreRequest) -> set[tuple[int, ...]]:
+    return {tuple(row[: end + 1]) for row in rows_of(request) for end in range(len(row))}
 
 
 def count_tokens(planned: PlannedEvaluation) -> Counter[str]:
@@ -106,20 +112,8 @@ def test_items_and_tokens_equal_a_count_of_the_plan(settings, fewshot: str):
     assert most['drawn/1-shot'] == 40 * 9
 
 
-def rows_of(request: Any) -> list[list[int]]:
-    if isinstance(request, GenerateRequest):
-        return [request.context.tolist()]
-    return [
-        [*context.tolist(), *continuation.tolist()[:-1]]
-        for context, continuation in zip(request.contexts, request.continuations, strict=True)
-    ]
-
-
 @pytest.mark.parametrize('layout', [STREAM, PADDED_ROWS])
 def test_tokens_sum_to_those_of_the_batches(settings, layout: str):
-    from llmfoundry_gauntlet.engine.ranks import scored_tokens
-    from llmfoundry_gauntlet.evaluation.run import plan_evaluation
-
     loader, _ = loader_of(settings)
     planned = plan_evaluation(loader.prepared, tokens_per_batch=300, layout=layout)
     prefixes = {id(batch.prefix): len(batch.prefix) for batch in planned.batches if batch.prefix is not None}
@@ -165,13 +159,17 @@ def test_a_dry_run_changes_no_later_evaluation(settings):
     assert results[0] == results[1]
 
 
+def words_of(settings: dict[str, Any]) -> list[Any]:
+    words = ['run', '--model', MODEL, '--tasks', settings['tasks'], '--data-root', settings['data_root']]
+    return [*words, '--device', 'cpu', '--max-seq-len', 128, '--dry-run', '--sandbox', 'none']
+
+
 def test_the_command_prints_everything_and_writes_nothing(gauntlet, settings, tmp_path, monkeypatch):
     work = tmp_path / 'work'
     work.mkdir()
     monkeypatch.chdir(work)
     before = sorted(tmp_path.rglob('*'))
-    words = ['run', '--model', MODEL, '--tasks', settings['tasks'], '--data-root', settings['data_root']]
-    words += ['--device', 'cpu', '--max-seq-len', 128, '--dry-run', '--sandbox', 'none']
+    words = words_of(settings)
     status, out, _ = gauntlet(*words)
     assert status == 0
     assert 'sums/2-shot' in out and 'about ' in out and 'one batch was run, and scaled by its cost' in out
@@ -187,15 +185,12 @@ def test_precision_targets_are_shown_with_a_gauntlet(gauntlet, settings, tmp_pat
     benchmarks = [{'name': task['label'], 'num_fewshot': task['num_fewshot'][0]} for task in tasks]
     suite = {'eval_gauntlet': {'categories': [{'name': 'all', 'benchmarks': benchmarks}]}}
     (tmp_path / 'gauntlet.yaml').write_text(json.dumps(suite))
-    words = ['run', '--model', MODEL, '--tasks', settings['tasks'], '--data-root', settings['data_root']]
-    words += ['--device', 'cpu', '--max-seq-len', 128, '--dry-run', '--sandbox', 'none']
+    words = words_of(settings)
     status, out, err = gauntlet(*words, '--gauntlet', tmp_path / 'gauntlet.yaml', '--format', 'json')
     assert status == 0, err
     found = json.loads(out)
-    assert (found['average'], [one['share'] for one in found['targets']]) == (
-        'default_average',
-        [0.02, 0.05, 0.1, 0.2, 0],
-    )
+    assert found['average'] == 'default_average'
+    assert [one['share'] for one in found['targets']] == [0.02, 0.05, 0.1, 0.2, 0]
     items = [one['num_items'] for one in found['targets']]
     assert items[:4] == sorted(items[:4], reverse=True)
     num_questions = sum(task['num_items'] for task in found['tasks'])

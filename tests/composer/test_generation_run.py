@@ -36,13 +36,11 @@ def composer_model(family: str = 'llama') -> HuggingFaceModel:
     return HuggingFaceModel(network, tokenizer=tiny.tokenizer())
 
 
-def evaluate(settings: dict[str, Any], family: str = 'llama') -> tuple[EvalGauntlet, dict[str, float]]:
+def evaluate(settings: dict[str, Any], model: HuggingFaceModel) -> tuple[EvalGauntlet, dict[str, float]]:
     """Return the callback after `Trainer.eval`, and what was logged."""
     logger = InMemoryLogger()
     callback = EvalGauntlet(**{'max_seq_len': 128, 'save_folder': None, 'log': ['accuracy', 'metrics'], **settings})
-    trainer = Trainer(
-        model=composer_model(family), callbacks=[callback], loggers=[logger], device='cpu', progress_bar=False
-    )
+    trainer = Trainer(model=model, callbacks=[callback], loggers=[logger], device='cpu', progress_bar=False)
     trainer.eval()
     trainer.close()
     return callback, {key: float(values[-1][1]) for key, values in logger.data.items()}
@@ -50,7 +48,7 @@ def evaluate(settings: dict[str, Any], family: str = 'llama') -> tuple[EvalGaunt
 
 def test_an_evaluation_of_only_generation_tasks(settings, caplog):
     with caplog.at_level(logging.INFO, 'llmfoundry_gauntlet'):
-        callback, logged = evaluate(settings)
+        callback, logged = evaluate(settings, composer_model())
     said = [record.message for record in caplog.records if 'probe' in record.message]
     assert len(said) == 1
     assert said[0].startswith('generation: key-value cache, prompts in a token stream (probe: 8 generations within ')
@@ -72,7 +70,7 @@ def test_chosen_budgets_are_recorded_and_used_again(settings, tmp_path: Path, mo
     def budgets(chosen: Budget) -> tuple[int, int]:
         """Return the tokens per batch of scoring and generation when these would be chosen for a new evaluation."""
         monkeypatch.setattr(loop, 'automatic_budget', lambda *_, **__: chosen)
-        evaluate({**settings, 'save_folder': str(folder)})
+        evaluate({**settings, 'save_folder': str(folder)}, composer_model())
         record = json.loads((folder / 'results.json').read_text())
         return record['config']['tokens_per_batch'], record['config']['generation_tokens_per_batch']
 
@@ -88,7 +86,7 @@ def test_chosen_budgets_are_recorded_and_used_again(settings, tmp_path: Path, mo
 
 def test_a_model_without_a_cache_generates_and_logs_it(settings, caplog):
     with caplog.at_level(logging.INFO, 'llmfoundry_gauntlet'):
-        callback, _ = evaluate(settings, 'mamba')
+        callback, _ = evaluate(settings, composer_model('mamba'))
     assert any('no cache, whole rows at every token' in record.message for record in caplog.records)
     assert len(callback.evaluation.results['greedy/1-shot']) == 20
 
@@ -100,12 +98,7 @@ def test_without_eos_generations_reach_their_limit(settings, tmp_path: Path):
     bare.eos_token = bare.pad_token = None
     network = networks.network(vocab_size=259, max_position_embeddings=128)
     network.generation_config.eos_token_id = None
-    callback = EvalGauntlet(**{**settings, 'tasks': tasks}, max_seq_len=128, save_folder=None)
-    trainer = Trainer(
-        model=HuggingFaceModel(network, tokenizer=bare), callbacks=[callback], device='cpu', progress_bar=False
-    )
-    trainer.eval()
-    trainer.close()
+    callback, _ = evaluate({**settings, 'tasks': tasks}, HuggingFaceModel(network, tokenizer=bare))
     results = callback.evaluation.results['greedy/1-shot']
     assert {result.num_tokens for result in results} == {(9,)}
     assert {result.metrics['TruncatedShare'] for result in results} == {1.0}
@@ -119,29 +112,30 @@ def test_evaluators_of_single_tasks_report_all_metrics(settings):
     trainer = Trainer(model=model, loggers=[logger], device='cpu', progress_bar=False)
     trainer.eval(eval_dataloader=evaluators)
     trainer.close()
-    _, expected = evaluate(settings)
+    _, expected = evaluate(settings, composer_model())
     for task in ('greedy/1-shot', 'drawn/1-shot'):
         for metric in METRICS:
             key = f'metrics/{task}/{metric}'
             assert float(logger.data[key][-1][1]) == pytest.approx(expected[key], abs=1e-6)
 
 
-def test_a_generation_as_long_as_the_model_is_an_error(settings, tmp_path: Path):
+@pytest.mark.parametrize(
+    ('count', 'semantics', 'problem'),
+    [
+        (128, 'corrected', r'a generation may have 128 tokens .* max_seq_len is 128'),
+        # llm-foundry's truncation leaves room only for the longest answer, so that 127 tokens may exceed 128.
+        (127, 'reference', r'a prompt of \d+ tokens and a generation of 127 make .* 128'),
+    ],
+)
+def test_a_generation_beyond_the_positions_is_an_error(settings, count: int, semantics: str, problem: str):
     tasks = json.loads(Path(settings['tasks']).read_text())['icl_tasks']
-    tasks[0]['generation_kwargs'] = {'max_new_tokens': 128}
-    with pytest.raises(ModelError, match=r'greedy/1-shot: a generation may have 128 tokens .* max_seq_len is 128'):
-        evaluate({**settings, 'tasks': tasks})
-
-
-def test_a_generation_beyond_the_positions_is_an_error(settings, tmp_path: Path):
-    """llm-foundry's truncation leaves room only for the longest answer, so that 127 tokens may exceed 128."""
-    tasks = json.loads(Path(settings['tasks']).read_text())['icl_tasks']
-    tasks[0]['generation_kwargs'] = {'max_new_tokens': 127}
-    settings = {**settings, 'tasks': tasks, 'semantics': 'reference'}
-    with pytest.raises(ModelError, match=r'greedy/1-shot: a prompt of \d+ tokens and a generation of 127 make .* 128'):
-        evaluate(settings)
-    _, logged = evaluate(settings, 'mpt')  # whose positions have no end
-    assert 0 <= logged[f'metrics/greedy/1-shot/{METRICS[0]}'] <= 1
+    tasks[0]['generation_kwargs'] = {'max_new_tokens': count}
+    settings = {**settings, 'tasks': tasks, 'semantics': semantics}
+    with pytest.raises(ModelError, match=f'greedy/1-shot: {problem}'):
+        evaluate(settings, composer_model())
+    if semantics == 'reference':
+        _, logged = evaluate(settings, composer_model('mpt'))  # whose positions have no end
+        assert 0 <= logged[f'metrics/greedy/1-shot/{METRICS[0]}'] <= 1
 
 
 @pytest.mark.parametrize(('own', 'expected'), [(None, {7}), (9, {7, 9}), ([8, 9], {7, 8, 9})])

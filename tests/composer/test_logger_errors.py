@@ -6,6 +6,7 @@ import gc
 import json
 import logging
 import weakref
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -98,58 +99,37 @@ def test_the_command_line_logs_to_the_loggers_that_it_names(
 ):
     monkeypatch.chdir(tmp_path)  # where TensorBoard's logger writes
     settings = tiny.write_tasks(tmp_path)
-    tiny.model().save_pretrained(tmp_path / 'model')
-    tiny.tokenizer().save_pretrained(tmp_path / 'model')
-    words = (
-        'run',
-        '--model',
-        'model',
-        '--tasks',
-        settings['tasks'],
-        '--data-root',
-        '.',
-        '--out',
-        'out',
-        '--device',
-        'cpu',
-    )
-    assert gauntlet(*words, '--logger', 'tensorboard')[0] == 0
+    model = tiny.save(tiny.model(), tmp_path / 'model')
+    words = ('run', '--model', model, '--tasks', settings['tasks'], '--data-root', '.', '--out', 'out')
+    assert gauntlet(*words, '--device', 'cpu', '--logger', 'tensorboard')[0] == 0
     held = [value for folder in (tmp_path / 'tensorboard_logs').iterdir() for value in scalars_in(folder).items()]
     metrics = json.loads((tmp_path / 'out/results.json').read_text())['metrics']
     key = 'metrics/sums/0-shot/InContextLearningLMAccuracy'
     assert ((key, 0), pytest.approx(metrics[key])) in held
 
 
-@pytest.mark.parametrize(
-    ('package', 'version', 'allowed'),
-    [
-        ('tensorboard', '2.20.0', None),
-        ('tensorboard', '3.1', 'tensorboard<3.0.0,>=2.9.1 is needed'),
-    ],
-)
-def test_a_library_that_composer_cannot_use_is_a_line_at_the_start(
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-    package: str,
-    version: str,
-    allowed: str | None,
-):
+def lines_about_versions(caplog: Any, monkeypatch: Any, package: str, version: str, check: Callable[[], object]) -> str:
+    """Return what is logged if this version of a package is installed."""
     real = metadata.version
     monkeypatch.setattr(metadata, 'version', lambda name: version if name.lower() == package else real(name))
     warn_of_library.cache_clear()
-    build_loggers({'tensorboard': {'log_dir': str(tmp_path)}})
-    lines = [record.getMessage() for record in caplog.records if 'loggers.tensorboard: ' in record.getMessage()]
-    assert len(lines) == (allowed is not None)
-    assert all(f'{package} {version} is installed, {allowed}' in line for line in lines)
+    check()
+    return '\n'.join(message for message in caplog.messages if 'is installed' in message)
+
+
+@pytest.mark.parametrize(
+    ('version', 'warning'),
+    [('2.20.0', ''), ('3.1', 'tensorboard 3.1 is installed, tensorboard<3.0.0,>=2.9.1 is needed')],
+)
+def test_a_library_that_composer_cannot_use_is_a_line_at_the_start(
+    tmp_path: Path, caplog: Any, monkeypatch: Any, version: str, warning: str
+):
+    chosen = {'tensorboard': {'log_dir': str(tmp_path)}}
+    text = lines_about_versions(caplog, monkeypatch, 'tensorboard', version, lambda: build_loggers(chosen))
+    assert warning in text and text.count('loggers.tensorboard: ') == (warning != '')
 
 
 @pytest.mark.parametrize(('extra', 'package'), [('wandb', 'wandb'), ('mlflow', 'mlflow'), ('mlflow', 'sqlalchemy')])
-def test_all_libraries_of_a_logger_are_checked(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, extra: str, package: str
-):
-    real = metadata.version
-    monkeypatch.setattr(metadata, 'version', lambda name: '99' if name.lower() == package else real(name))
-    warn_of_library.cache_clear()
-    warn_of_library(extra)
-    assert f'{package} 99 is installed, {package}<' in caplog.text and f'llmfoundry-gauntlet[{extra}]' in caplog.text
+def test_all_libraries_of_a_logger_are_checked(caplog: Any, monkeypatch: Any, extra: str, package: str):
+    text = lines_about_versions(caplog, monkeypatch, package, '99', lambda: warn_of_library(extra))
+    assert f'{package} 99 is installed, {package}<' in text and f'llmfoundry-gauntlet[{extra}]' in text

@@ -15,27 +15,12 @@ from typing import Any
 import networks
 import object_store
 import pytest
-import tiny
 import torch
 from paths import FIXTURES
 
+Refused = Callable[..., str]
 s3_server = object_store.s3_server
 ROTARY = FIXTURES / 'models' / 'rotary_bos'
-
-
-@pytest.fixture(scope='module')
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of 259 tokens in each form, and tasks."""
-    folder = tmp_path_factory.mktemp('models')
-    tiny.write_tasks(folder)
-    network = networks.network('llama', vocab_size=259, max_position_embeddings=128)
-    network.save_pretrained(folder / 'several', max_shard_size='20KB')
-    network.save_pretrained(folder / 'one')
-    for name in ('one', 'several'):
-        tiny.tokenizer().save_pretrained(folder / name)
-    torch.save(tiny.content_of(network), folder / 'whole.pt')
-    tiny.save_sharded(tiny.content_of(network), folder / 'sharded')
-    return folder
 
 
 @pytest.fixture
@@ -59,21 +44,20 @@ def cut(path: Path, size: int) -> Path:
     return path
 
 
-def test_a_checkpoint_of_another_architecture(models: Path, tmp_path: Path, refused: Callable[..., str]):
+def test_a_checkpoint_of_another_architecture(models: Path, tmp_path: Path, refused: Refused):
     network = networks.network('gpt2', vocab_size=259)
     network.config.save_pretrained(tmp_path / 'gpt2')
     num_wanted = len([name for name in network.state_dict() if name != 'lm_head.weight'])  # which is tied
+    num_found = len(networks.network('llama').state_dict())
     error = refused(models / 'whole.pt', '--model-config', tmp_path / 'gpt2')
     assert error.startswith(f'{models / "whole.pt"}: the weights do not match the configuration, which is of gpt2: ')
     assert f'which is of gpt2: {num_wanted} (transformer.h.0.attn.c_attn.bias, ' in error
-    assert (
-        f' missing, {len(networks.network("llama").state_dict())} (lm_head.weight, model.embed_tokens.weight, ' in error
-    )
+    assert f' missing, {num_found} (lm_head.weight, model.embed_tokens.weight, ' in error
     assert error.count(', ...)') == 2 and error.count('.weight') + error.count('.bias') == 10
     assert '--model-config' in error
 
 
-def test_a_weight_that_is_not_there(models: Path, tmp_path: Path, refused: Callable[..., str]):
+def test_a_weight_that_is_not_there(models: Path, tmp_path: Path, refused: Refused):
     content = torch.load(models / 'whole.pt', weights_only=False)
     del content['state']['model']['model.model.norm.weight']
     torch.save(content, tmp_path / 'x.pt')
@@ -82,7 +66,7 @@ def test_a_weight_that_is_not_there(models: Path, tmp_path: Path, refused: Calla
 
 
 @pytest.mark.parametrize('model', ['whole.pt', 'sharded', 'one'])
-def test_shapes_that_differ(models: Path, tmp_path: Path, refused: Callable[..., str], model: str):
+def test_shapes_that_differ(models: Path, tmp_path: Path, refused: Refused, model: str):
     config = networks.network('llama', vocab_size=259, intermediate_size=80, max_position_embeddings=128).config
     config.save_pretrained(tmp_path / 'wide')
     error = refused(models / model, '--model-config', tmp_path / 'wide')
@@ -92,13 +76,13 @@ def test_shapes_that_differ(models: Path, tmp_path: Path, refused: Callable[...,
 
 
 @pytest.mark.parametrize('share', [0.0, 0.5, 0.999])
-def test_a_file_that_is_cut_off(models: Path, tmp_path: Path, refused: Callable[..., str], share: float):
+def test_a_file_that_is_cut_off(models: Path, tmp_path: Path, refused: Refused, share: float):
     path = shutil.copy(models / 'whole.pt', tmp_path / 'x.pt')
     size = int(path.stat().st_size * share)
     assert f'it is truncated after {size} bytes, or ' in refused(cut(path, size))
 
 
-def test_files_that_are_something_else(models: Path, tmp_path: Path, refused: Callable[..., str]):
+def test_files_that_are_something_else(models: Path, tmp_path: Path, refused: Refused):
     (tmp_path / 'text.pt').write_text('no checkpoint')
     assert 'text.pt: is not a Composer checkpoint: it is truncated after ' in refused(tmp_path / 'text.pt')
     torch.save({'weights': {}}, tmp_path / 'x.pt')
@@ -114,7 +98,7 @@ def test_files_that_are_something_else(models: Path, tmp_path: Path, refused: Ca
     assert f'y.pt: has no Hugging Face configuration and tokenizer; {given}' in refused(tmp_path / 'y.pt')
 
 
-def test_a_hugging_face_folder_that_is_damaged(models: Path, tmp_path: Path, refused: Callable[..., str]):
+def test_a_hugging_face_folder_that_is_damaged(models: Path, tmp_path: Path, refused: Refused):
     folder = shutil.copytree(models / 'several', tmp_path / 'several')
     files = sorted(folder.glob('model-*.safetensors'))
     size = files[1].stat().st_size - 100
@@ -123,13 +107,11 @@ def test_a_hugging_face_folder_that_is_damaged(models: Path, tmp_path: Path, ref
     files[1].unlink()
     index = folder / 'model.safetensors.index.json'
     assert f'{index}: of {len(files)} files 1 are missing: {files[1].name}' in refused(folder)
-    index.write_text('{"weight_map": ')
-    assert f'{index}: cannot be read: ' in refused(folder)
     index.unlink()
     assert f'{folder}: has no weights; allowed: model.safetensors, ' in refused(folder)
 
 
-def test_a_sharded_checkpoint_that_is_damaged(models: Path, tmp_path: Path, refused: Callable[..., str]):
+def test_a_sharded_checkpoint_that_is_damaged(models: Path, tmp_path: Path, refused: Refused):
     folder = shutil.copytree(models / 'sharded', tmp_path / 'ep0-ba2')
     shard = folder / '__0_0.distcp'
     size = shard.stat().st_size
@@ -144,20 +126,20 @@ def test_a_sharded_checkpoint_that_is_damaged(models: Path, tmp_path: Path, refu
     assert f'{folder}: has shards but no .metadata' in refused(folder)
 
 
-def test_a_shard_with_other_bytes_in_it(models: Path, tmp_path: Path, refused: Callable[..., str]):
+def test_a_shard_with_other_bytes_in_it(models: Path, tmp_path: Path, refused: Refused):
     folder = shutil.copytree(models / 'sharded', tmp_path / 'ep0-ba2')
     shard = folder / '__0_0.distcp'
     shard.write_bytes(b'\xff' * shard.stat().st_size)
     assert f'{folder}: cannot be read: ' in refused(folder)
 
 
-def test_a_tokenizer_with_more_tokens_than_the_model(models: Path, refused: Callable[..., str]):
+def test_a_tokenizer_with_more_tokens_than_the_model(models: Path, refused: Refused):
     error = refused(models / 'whole.pt', '--tokenizer', ROTARY)
     assert 'tokenizer and model do not match: the tokenizer has 900 tokens with ids up to 899, ' in error
     assert 'the model (llama) has 259 rows; give the tokenizer that the model was trained with' in error
 
 
-def test_weights_that_are_no_floating_numbers(models: Path, tmp_path: Path, refused: Callable[..., str]):
+def test_weights_that_are_no_floating_numbers(models: Path, tmp_path: Path, refused: Refused):
     content = torch.load(models / 'whole.pt', weights_only=False)
     content['state']['model'] = {name: value.to(torch.int8) for name, value in content['state']['model'].items()}
     torch.save(content, tmp_path / 'x.pt')
@@ -179,7 +161,7 @@ def test_weights_that_are_no_floating_numbers(models: Path, tmp_path: Path, refu
         ('nowhere.pt', 'there is no such file or folder'),
     ],
 )
-def test_a_model_that_is_nowhere(refused: Callable[..., str], name: str, found: str):
+def test_a_model_that_is_nowhere(refused: Refused, name: str, found: str):
     assert refused(name).startswith(f'{name}: {found}')
 
 
@@ -195,7 +177,7 @@ def test_a_hub_that_cannot_be_reached_is_asked_once(models: Path, tmp_path: Path
     assert 'nobody/nothing: there is no such file or folder, http://127.0.0.1:9 cannot be reached' in done.stderr
 
 
-def test_a_folder_without_a_tokenizer(models: Path, tmp_path: Path, refused: Callable[..., str]):
+def test_a_folder_without_a_tokenizer(models: Path, tmp_path: Path, refused: Refused):
     folder = shutil.copytree(models / 'one', tmp_path / 'one')
     for path in [*folder.glob('*token*')]:
         path.unlink()
@@ -215,15 +197,15 @@ def test_a_folder_without_a_tokenizer(models: Path, tmp_path: Path, refused: Cal
         ('--adapter', 'nowhere', 'nowhere: there is no such file or folder'),
     ],
 )
-def test_a_value_that_is_not_allowed(models: Path, refused: Callable[..., str], option: str, value: str, hint: str):
+def test_a_value_that_is_not_allowed(models: Path, refused: Refused, option: str, value: str, hint: str):
     assert hint in refused(models / 'one', option, value)
 
 
-def test_a_chat_template_that_is_not_there(models: Path, refused: Callable[..., str]):
+def test_a_chat_template_that_is_not_there(models: Path, refused: Refused):
     assert 'has no chat template; leave out apply_chat_template' in refused(models / 'one', '--apply-chat-template')
 
 
-def test_a_folder_of_checkpoints_is_listed(models: Path, tmp_path: Path, refused: Callable[..., str]):
+def test_a_folder_of_checkpoints_is_listed(models: Path, tmp_path: Path, refused: Refused):
     """As a training leaves it: files, a sharded one, links, and what has nothing to do with it."""
     folder = tmp_path / 'checkpoints'
     shutil.copytree(models / 'sharded', folder / 'ep0-ba4')
@@ -236,7 +218,7 @@ def test_a_folder_of_checkpoints_is_listed(models: Path, tmp_path: Path, refused
     assert 'is a folder of 4 checkpoints; name one of them: ep0-ba2-rank0.pt, ep0-ba4, hf, ' in refused(folder)
 
 
-def test_what_is_not_in_s3(models: Path, s3_server: Any, refused: Callable[..., str]):
+def test_what_is_not_in_s3(models: Path, s3_server: Any, refused: Refused):
     for name in ('ep0-ba2-rank0.pt', 'ep0-ba4-rank0.pt'):
         s3_server.client.upload_file(str(models / 'whole.pt'), s3_server.bucket, f'run/{name}')
     for link, text in (('gone', 'run/ep0-ba9-rank0.pt'), ('round', 'run/round.symlink')):

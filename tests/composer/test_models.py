@@ -54,12 +54,6 @@ def save_checkpoints(network: Any, folder: Path) -> None:
     tiny.save_sharded(tiny.content_of(network), folder / 'sharded')
 
 
-def save_folder(network: Any, folder: Path, **arguments: Any) -> Path:
-    network.save_pretrained(folder, **arguments)
-    tiny.tokenizer().save_pretrained(folder)
-    return folder
-
-
 @pytest.mark.parametrize('is_tied', [False, True])
 @pytest.mark.parametrize('is_half', [False, True])
 @pytest.mark.parametrize('family', FAMILIES)
@@ -67,7 +61,7 @@ def test_every_format_gives_the_network_of_transformers(tmp_path: Path, family: 
     """Mutation: without `tie_weights`, tied outputs are uninitialized."""
     network = networks.network(family, vocab_size=259, tie_word_embeddings=is_tied)
     network = network.bfloat16() if is_half else network
-    save_folder(network, tmp_path)
+    tiny.save(network, tmp_path)
     save_checkpoints(network, tmp_path)
     expected = expected_of(tmp_path)
     check_same(loaded(tmp_path), expected)
@@ -76,17 +70,13 @@ def test_every_format_gives_the_network_of_transformers(tmp_path: Path, family: 
         check_same(loaded(tmp_path / form), expected)
 
 
-@pytest.mark.parametrize('name', ['rotary_bos', 'alibi_pad_eos'])
-def test_fixture_models_equal_those_of_transformers(name: str):
-    folder = FIXTURES / 'models' / name
-    check_same(loaded(folder), expected_of(folder))
-
-
-def test_old_folders_are_loaded(tmp_path: Path):
-    """With pytorch_model.bin, and names without the prefix of the model."""
+def test_other_folders_are_loaded(tmp_path: Path):
+    """With pytorch_model.bin, with names without the prefix of the model, and those that Composer's users have."""
+    for name in ('rotary_bos', 'alibi_pad_eos'):
+        check_same(loaded(FIXTURES / 'models' / name), expected_of(FIXTURES / 'models' / name))
     network = networks.network('gpt2', vocab_size=259)
     for name, part, size in (('bin', network, '1GB'), ('bins', network, '40KB'), ('bare', network.transformer, '1GB')):
-        folder = save_folder(part, tmp_path / name, safe_serialization=name == 'bare', max_shard_size=size)
+        folder = tiny.save(part, tmp_path / name, safe_serialization=name == 'bare', max_shard_size=size)
         check_same(loaded(folder), expected_of(folder))
     assert len(list((tmp_path / 'bins').glob('*.bin'))) > 1
 
@@ -94,7 +84,7 @@ def test_old_folders_are_loaded(tmp_path: Path):
 def test_end_tokens_are_read_from_the_folder(tmp_path: Path):
     network = networks.network('llama', vocab_size=259)
     network.generation_config.eos_token_id = [1, 7]
-    assert loaded(save_folder(network, tmp_path)).generation_config.eos_token_id == [1, 7]
+    assert loaded(tiny.save(network, tmp_path)).generation_config.eos_token_id == [1, 7]
 
 
 @pytest.fixture
@@ -103,7 +93,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     cached = tmp_path / 'models--someone--tiny'
     (cached / 'refs').mkdir(parents=True)
     for number, name in enumerate(('main', 'v1')):
-        save_folder(networks.network('llama', vocab_size=259, seed=number), cached / 'snapshots' / (str(number) * 40))
+        tiny.save(networks.network('llama', vocab_size=259, seed=number), cached / 'snapshots' / (str(number) * 40))
         (cached / 'refs' / name).write_text(str(number) * 40)
     for module in ('huggingface_hub.constants', 'transformers.utils.hub'):
         for name in ('HF_HUB_CACHE', 'TRANSFORMERS_CACHE'):
@@ -129,7 +119,7 @@ def test_a_revision_is_for_the_hub_alone(hub: Path):
 @pytest.mark.parametrize('family', ['llama', 'gpt_neox', 'bloom', 'qwen3_moe'])
 def test_weights_in_half_precision_are_those_of_transformers(tmp_path: Path, family: str, dtype: str):
     network = networks.network(family, vocab_size=259)
-    save_folder(network, tmp_path)
+    tiny.save(network, tmp_path)
     save_checkpoints(network, tmp_path)
     for form in ('.', 'whole.pt', 'sharded'):
         check_same(loaded(tmp_path / form, dtype=dtype), expected_of(tmp_path, getattr(torch, dtype)))
@@ -138,7 +128,7 @@ def test_weights_in_half_precision_are_those_of_transformers(tmp_path: Path, fam
 def test_an_evaluation_in_half_precision_has_the_log_probabilities_of_transformers(tmp_path: Path):
     """To the rounding of bfloat16: seven bits of logits around 1."""
     settings = tiny.write_tasks(tmp_path)
-    folder = save_folder(networks.network('llama', vocab_size=259, max_position_embeddings=128), tmp_path / 'model')
+    folder = tiny.save(networks.network('llama', vocab_size=259, max_position_embeddings=128), tmp_path / 'model')
     evaluate(folder, **settings, dtype='bfloat16', device='cpu', out=tmp_path / 'out')
     assert json.loads((tmp_path / 'out/results.json').read_text())['model']['dtype'] == 'bfloat16'
     network, tokenizer = expected_of(folder, torch.bfloat16), tiny.tokenizer()
@@ -165,7 +155,7 @@ class OwnModel(LlamaForCausalLM):
 @pytest.mark.filterwarnings('ignore')  # of transformers, about modules that it copies
 def test_code_of_a_model_is_run_only_if_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr('transformers.dynamic_module_utils.HF_MODULES_CACHE', str(tmp_path / 'modules'))
-    folder = save_folder(networks.network('llama', vocab_size=259), tmp_path / 'own')
+    folder = tiny.save(networks.network('llama', vocab_size=259), tmp_path / 'own')
     expected = expected_of(folder)
     config = json.loads((folder / 'config.json').read_text())
     automatic = {'AutoConfig': 'own_code.OwnConfig', 'AutoModelForCausalLM': 'own_code.OwnModel'}
@@ -182,7 +172,7 @@ def test_code_of_a_model_is_run_only_if_trusted(tmp_path: Path, monkeypatch: pyt
 def test_an_adapter_is_merged_into_the_weights(tmp_path: Path):
     """Mutation: the adapter is loaded but not merged, so that the engine runs a PEFT model."""
     peft = pytest.importorskip('peft')
-    folder = save_folder(networks.network('llama', vocab_size=259), tmp_path / 'base')
+    folder = tiny.save(networks.network('llama', vocab_size=259), tmp_path / 'base')
     torch.manual_seed(1)
     lora = peft.LoraConfig(r=4, target_modules=['q_proj', 'up_proj'], init_lora_weights=False, task_type='CAUSAL_LM')
     adapted = peft.get_peft_model(expected_of(folder), lora).eval()
@@ -196,7 +186,7 @@ def test_an_adapter_is_merged_into_the_weights(tmp_path: Path):
 
 
 def test_an_adapter_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    folder = save_folder(networks.network('llama', vocab_size=259), tmp_path / 'base')
+    folder = tiny.save(networks.network('llama', vocab_size=259), tmp_path / 'base')
     with pytest.raises(ModelError, match=r'gone: there is no such file or folder'):
         loaded(folder, adapter=str(tmp_path / 'gone'))
     with pytest.raises(ModelError, match=r'base: has no adapter_config\.json; allowed: .* PEFT adapter'):
@@ -210,7 +200,7 @@ def test_an_adapter_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.Monk
 def test_weights_that_are_views_are_loaded(tmp_path: Path):
     """A transposed tensor, and two of one storage."""
     network = networks.network('llama', vocab_size=259)
-    expected = save_folder(network, tmp_path / 'folder')
+    expected = tiny.save(network, tmp_path / 'folder')
     save_checkpoints(network, tmp_path)
     content = torch.load(tmp_path / 'whole.pt', weights_only=False)
     state = content['state']['model']
@@ -230,7 +220,7 @@ def test_weights_that_are_views_are_loaded(tmp_path: Path):
 def test_files_may_be_removed_after_loading(tmp_path: Path):
     """Mutation: weights stay mapped to the file and change with it."""
     network = networks.network('llama', vocab_size=259)
-    folder = save_folder(network, tmp_path / 'folder')
+    folder = tiny.save(network, tmp_path / 'folder')
     found, expected = loaded(folder), expected_of(shutil.copytree(folder, tmp_path / 'copy'))
     weights = folder / 'model.safetensors'
     size = weights.stat().st_size

@@ -16,6 +16,7 @@ from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.evaluation.inputs import load_data
 from llmfoundry_gauntlet.evaluation.run import PreparedEvaluation, prepare_evaluation
+from llmfoundry_gauntlet.results.files import find_results
 from llmfoundry_gauntlet.tasks.encode import Encoder
 from llmfoundry_gauntlet.types import ItemKey
 
@@ -28,22 +29,14 @@ def settings(tmp_path: Path) -> dict[str, Any]:
     """Return three tasks: of short rows, of long ones in two categories and passages of three, and of few rows."""
     tasks = []
     for label, count in NUM_ROWS.items():
+        more = ' and so' * (8 if label == 'long' else 1)
         rows = [
-            {
-                'context': f'{row}{" and so" * (8 if label == "long" else 1)}',
-                'continuation': str(row),
-                'category': 'ab'[row % 2],
-                'page': row // 6,
-            }
+            {'context': f'{row}{more}', 'continuation': str(row), 'category': 'ab'[row % 2], 'page': row // 6}
             for row in range(count)
         ]
-        (tmp_path / f'{label}.jsonl').write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
-        task = {
-            'label': label,
-            'dataset_uri': f'{label}.jsonl',
-            'num_fewshot': [0],
-            'icl_task_type': 'language_modeling',
-        }
+        tiny.write_rows(tmp_path / f'{label}.jsonl', rows)
+        task = {'label': label, 'dataset_uri': f'{label}.jsonl', 'num_fewshot': [0]}
+        task['icl_task_type'] = 'language_modeling'
         tasks.append({**task, 'has_categories': True, 'cluster_key': 'page'} if label == 'long' else task)
     benchmarks = [{'name': label, 'num_fewshot': 0} for label in NUM_ROWS]
     gauntlet = {'categories': [{'name': 'all', 'benchmarks': benchmarks}]}
@@ -159,7 +152,7 @@ def test_all_evaluations_and_later_jobs_use_the_same_items(settings, tmp_path):
     settings = {**settings, 'time_budget': '1s', 'interval': ['first', '2ba'], 'max_seq_len': 128}
     gauntlet = EvalGauntlet(**{**settings, 'save_folder': str(tmp_path / 'records')})
     tiny.trainer([gauntlet], max_duration='4ba', save_folder=str(folder), save_interval='4ba').fit()
-    records = [json.loads((tmp_path / 'records' / f'ba{batch}/results.json').read_text()) for batch in (0, 2, 4)]
+    records = [record for _, record in find_results(tmp_path / 'records')]
     sizes = [record['timing']['time_budget'] for record in records]
     assert sizes[0] == sizes[1] == sizes[2] == gauntlet.loader.budget.sizes
     assert 0 < sizes[0]['long/0-shot'] < 3000 and sizes[0]['few/0-shot'] == 12
@@ -178,16 +171,12 @@ def test_all_evaluations_and_later_jobs_use_the_same_items(settings, tmp_path):
 
 
 def test_items_within_a_budget_score_as_without(settings, tmp_path):
-    model = tmp_path / 'model'
-    tiny.model().save_pretrained(model)
-    tiny.tokenizer().save_pretrained(model)
+    model = tiny.save(tiny.model(), tmp_path / 'model')
     settings = {key: value for key, value in settings.items() if key != 'save_folder'}
-    full = evaluate(model, **settings, device='cpu', max_seq_len=128)
     part = evaluate(model, **settings, device='cpu', max_seq_len=128, time_budget='1s')
+    most = max(map(len, part.results.values()))
+    full = evaluate(model, **settings, device='cpu', max_seq_len=128, subset_items=most)
     for key, results in part.results.items():
-        whole = {result.key: result for result in full.results[key]}
-        assert all(
-            (result.score, result.prompt_sha256) == (whole[result.key].score, whole[result.key].prompt_sha256)
-            for result in results
-        )
+        whole = {result.key: (result.score, result.prompt_sha256) for result in full.results[key]}
+        assert all((result.score, result.prompt_sha256) == whole[result.key] for result in results)
     assert 12 + 6 < sum(map(len, part.results.values())) < sum(map(len, full.results.values()))

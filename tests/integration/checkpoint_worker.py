@@ -29,15 +29,13 @@ def train(folder: Path) -> None:
     settings = tiny.write_tasks(folder) if dist.get_global_rank() == 0 else {}
     dist.initialize_dist('cpu', timeout=60.0)
     settings = dist.all_gather_object(settings)[0]
-    trainer = tiny.trainer(
+    tiny.train(
         [EvalGauntlet(**settings, interval='2ba', save_folder=str(folder / 'records'))],
         max_duration='4ba',
         save_folder=str(folder / 'checkpoints'),
         save_interval='2ba',
         parallelism_config={'fsdp': {'sharding_strategy': 'FULL_SHARD', 'state_dict_type': 'sharded'}},
     )
-    trainer.fit()
-    trainer.close()
 
 
 def evaluate_on_ranks(out: Path, models: list[str]) -> None:
@@ -50,9 +48,8 @@ def evaluate_on_ranks(out: Path, models: list[str]) -> None:
         download(self, names, folder)
 
     Store.download = noted
-    settings = {'tasks': str(out / 'tasks.yaml'), 'gauntlet': str(out / 'gauntlet.yaml'), 'data_root': str(out)}
     for number, model in enumerate(models):
-        evaluate(model, **settings, out=out / str(number), device='cpu')
+        evaluate(model, **tiny.settings_of(out), out=out / str(number), device='cpu')
 
 
 def measure(word: str) -> dict[str, int]:

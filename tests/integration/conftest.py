@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
 
@@ -24,9 +23,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write tasks of several hundred items and a saved model."""
     folder = tmp_path_factory.mktemp('resume')
     tiny.write_tasks(folder, replies=True)
-    (folder / 'sums.jsonl').write_text(''.join(f'{json.dumps(row)}\n' for row in SUMS))
-    tiny.model().save_pretrained(folder / 'model')
-    tiny.tokenizer().save_pretrained(folder / 'model')
+    tiny.write_rows(folder / 'sums.jsonl', SUMS)
+    tiny.save(tiny.model(), folder / 'model')
     (folder / 'errors.txt').touch()
     return folder
 

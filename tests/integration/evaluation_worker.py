@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import tiny
+
 from llmfoundry_gauntlet import evaluate
 from llmfoundry_gauntlet.composer import watchdog
 from llmfoundry_gauntlet.composer.loop import EvaluationLoader
@@ -36,9 +38,8 @@ def main(folder: Path, hangs: tuple[int, str] | None, settings: dict[str, Any]) 
     logging.basicConfig(format='%(message)s')
     if hangs is not None and hangs[0] == watchdog.dist.get_global_rank():
         hang(hangs[1])
-    files = {'tasks': f'{folder}/tasks.yaml', 'gauntlet': f'{folder}/gauntlet.yaml', 'data_root': str(folder)}
     try:
-        evaluate(folder / 'model', **files, device='cpu', **settings)
+        evaluate(folder / 'model', **tiny.settings_of(folder), device='cpu', **settings)
     except GauntletError as error:
         print_problems(error)
         sys.exit(2)

@@ -45,7 +45,7 @@ def write_tasks(folder: Path) -> dict[str, Any]:
         {'query': f'Which {i}?', 'choices': ['one', 'two'], 'gold': i % 2, 'category': category}
         for i, category in enumerate(CATEGORIES * 2)
     ]
-    (folder / 'odd.jsonl').write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
+    tiny.write_rows(folder / 'odd.jsonl', rows)
     tasks = json.loads((folder / 'tasks.yaml').read_text())
     odd = {'label': 'odd', 'dataset_uri': 'odd.jsonl', 'num_fewshot': [0], 'icl_task_type': 'multiple_choice'}
     tasks['icl_tasks'].append({**odd, 'has_categories': True})

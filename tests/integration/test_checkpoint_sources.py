@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import checkpoint_worker
+import forks
 import object_store
 import pytest
 import tiny
@@ -19,14 +19,10 @@ import transformers
 from attempts import outcome
 from composer.core import Timestamp
 from composer.loggers import InMemoryLogger
-from forks import start_ranks
-from paths import ROOT
 from watched import record
 
 from llmfoundry_gauntlet import ConfigError, EvalGauntlet, evaluate
 
-HERE = Path(__file__).parent
-PATHS = os.pathsep.join(map(str, (HERE, HERE.parent, ROOT)))
 s3_server = object_store.s3_server
 
 
@@ -52,8 +48,7 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Training:
     (others / 'run' / 'latest-rank0.pt').symlink_to('ep0-ba6')
     network = trainer.state.model.model
     for name, size in {'one': '1GB', 'several': '20KB'}.items():
-        network.save_pretrained(others / name, max_shard_size=size)
-        tiny.tokenizer().save_pretrained(others / name)
+        tiny.save(network, others / name, max_shard_size=size)
     trainer.close()
     assert len(list((others / 'several').glob('model-*.safetensors'))) >= 3
     return Training(settings, checkpoints, folder / 'records', others)
@@ -154,25 +149,20 @@ def test_fsdp_is_refused_where_composer_has_none(training: Training):
 
 
 def run_worker(folder: Path, *words: Any, num_ranks: int = 1, **environment: str) -> str:
-    """Run the worker; return what it has printed."""
+    """Run the worker; return what rank 0 has printed."""
     logs = [folder / f'rank{rank}.txt' for rank in range(num_ranks)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv('PYTHONPATH', PATHS)
-        ranks = start_ranks(checkpoint_worker.main, logs, *words, OMP_NUM_THREADS='1', **environment)
-    for rank, log in zip(ranks, logs, strict=True):
-        rank.join(300)
-        assert rank.exitcode == 0, log.read_text()[-3000:]
+    ranks = forks.start_ranks(checkpoint_worker.main, logs, *words, **environment)
+    assert forks.statuses(ranks, logs[0]) == [0] * num_ranks, ''.join(map(forks.tail_of, logs))
     return logs[0].read_text()
 
 
 def test_what_composer_itself_has_sharded_has_the_numbers_of_training(tmp_path: Path):
     """Two ranks train under FSDP and write a file each; one rank reads both. Each file holds a part of each weight."""
     run_worker(tmp_path, 'train', tmp_path, num_ranks=2)
-    settings = {name: str(tmp_path / f'{name}.yaml') for name in ('tasks', 'gauntlet')} | {'data_root': str(tmp_path)}
     for name, batch in (('ep0-ba2', 2), ('latest-rank0.pt', 4)):
         path, out, trained = tmp_path / 'checkpoints' / name, tmp_path / 'out' / name, tmp_path / f'records/ba{batch}'
         assert {file.name for file in path.iterdir()} == {'.metadata', '__0_0.distcp', '__1_0.distcp'}
-        evaluate(path, **settings, out=out, device='cpu')
+        evaluate(path, **tiny.settings_of(tmp_path), out=out, device='cpu')
         assert outcome(out) == outcome(trained)
         assert record(trained)['training']['checkpoint'] == str(tmp_path / f'checkpoints/ep0-ba{batch}')
         point = {'batch': batch, 'epoch': 0, 'token': 64 * batch, 'checkpoint': str(path.resolve())}
@@ -200,16 +190,11 @@ def save_forms(folder: Path) -> list[Path]:
         vocab_size=2000, hidden_size=768, intermediate_size=2048, num_hidden_layers=5, num_attention_heads=8
     )
     network = transformers.LlamaForCausalLM(config)
-    tiny.tokenizer().save_pretrained(folder / 'one')
-    shutil.copytree(folder / 'one', folder / 'several')
-    shutil.copytree(folder / 'one', folder / 'half')
-    network.save_pretrained(folder / 'one')
-    network.save_pretrained(folder / 'several', max_shard_size='50MB')
-
+    tiny.save(network, folder / 'one')
+    tiny.save(network, folder / 'several', max_shard_size='50MB')
     torch.save(tiny.content_of(network), folder / 'whole.pt')
     tiny.save_sharded(tiny.content_of(network), folder / 'sharded')
-    network.bfloat16()
-    network.save_pretrained(folder / 'half')
+    tiny.save(network.bfloat16(), folder / 'half')
     torch.save(tiny.content_of(network), folder / 'half.pt')
     return [folder / name for name in ('whole.pt', 'half.pt', 'sharded', 'one', 'several', 'half')]
 
@@ -217,10 +202,8 @@ def save_forms(folder: Path) -> list[Path]:
 def test_loading_takes_little_more_memory_than_the_weights(tmp_path: Path):
     """Mutation: without releasing pages half precision takes 1.5 times as much, and single precision twice as much."""
     models = save_forms(tmp_path)
-    tiny.model().save_pretrained(tmp_path / 'tiny')
-    tiny.tokenizer().save_pretrained(tmp_path / 'tiny')
     words = [f'float32:{model}' for model in models] + [f'bfloat16:{models[number]}' for number in (1, 5)]
-    printed = run_worker(tmp_path, 'measure', f'float32:{tmp_path / "tiny"}', *words)
+    printed = run_worker(tmp_path, 'measure', f'float32:{tiny.save(tiny.model(), tmp_path / "tiny")}', *words)
     found = [json.loads(line) for line in printed.splitlines() if line.startswith('{')]
     assert [entry['model'] for entry in found] == words
     for entry in found:

@@ -40,15 +40,13 @@ def train(
     """Return the weights after six batches with three evaluations, and the batches whose metrics were logged."""
     logger = InMemoryLogger()
     gauntlet = EvalGauntlet(**settings, interval='2ba', save_folder=str(folder / 'records'))
-    trainer = tiny.trainer(
+    trainer = tiny.train(
         [*trouble, gauntlet],
         max_duration='6ba',
         loggers=[logger],
         save_folder=str(folder / 'checkpoints') if saves else None,
         save_interval='2ba',
     )
-    trainer.fit()
-    trainer.close()
     logged = [timestamp.batch.value for timestamp, _ in logger.data[KEY]]
     return {name: value.clone() for name, value in trainer.state.model.state_dict().items()}, logged
 

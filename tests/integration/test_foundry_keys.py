@@ -121,7 +121,7 @@ def training_file(folder: Path, **values: Any) -> str:
     """Write a training file of four batches of a tiny Llama, with these llm-foundry keys."""
     tiny.tokenizer().save_pretrained(folder / 'tokenizer')
     rows = [{'text': f'{i} and {i} are {2 * i}. '} for i in range(60)]
-    (folder / 'train.jsonl').write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
+    tiny.write_rows(folder / 'train.jsonl', rows)
     sizes = {'hidden_size': 16, 'num_hidden_layers': 1, 'num_attention_heads': 2, 'intermediate_size': 32}
     shared = {
         'tokenizer': {'name': str(folder / 'tokenizer')},

@@ -24,7 +24,7 @@ def training_file(folder: Path, **callback: Any) -> Path:
     """Write a training of four batches of a small Llama, in the format of llm-foundry's training files."""
     rows = [{'prompt': f'{i} and {i} are', 'response': f' {2 * i}'} for i in range(40)]
     (folder / 'rows').mkdir()
-    (folder / 'rows/rows.jsonl').write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
+    tiny.write_rows(folder / 'rows/rows.jsonl', rows)
     data = {
         'hf_name': 'json',
         'hf_kwargs': {'data_files': str(folder / 'rows/rows.jsonl')},

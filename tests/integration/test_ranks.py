@@ -20,8 +20,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write tasks, data and a saved model."""
     folder = tmp_path_factory.mktemp('ranks')
     tiny.write_tasks(folder, replies=True)
-    tiny.model().save_pretrained(folder / 'model')
-    tiny.tokenizer().save_pretrained(folder / 'model')
+    tiny.save(tiny.model(), folder / 'model')
     return folder
 
 

@@ -8,10 +8,8 @@ import shutil
 from datetime import datetime
 from pathlib import Path
 
-import forks
 import pytest
 import tiny
-import train_resume_worker
 from attempts import Attempt, journal_lines, outcome, said
 
 
@@ -124,8 +122,7 @@ def test_a_journal_of_another_model_or_other_settings_is_an_error(
     values = {'max_seq_len': 100, 'semantics': 'reference', 'tokens_per_batch': 200, 'subset_items': 3}
     if change == 'model':
         shutil.move(folder / 'model', folder / 'first_model')
-        tiny.model(seed=1).save_pretrained(folder / 'model')
-        tiny.tokenizer().save_pretrained(folder / 'model')
+        tiny.save(tiny.model(seed=1), folder / 'model')
     start = len(said(folder))
     try:
         before = journal_lines(out)
@@ -137,24 +134,3 @@ def test_a_journal_of_another_model_or_other_settings_is_an_error(
         if change == 'model':
             shutil.rmtree(folder / 'model')
             shutil.move(folder / 'first_model', folder / 'model')
-
-
-@pytest.mark.slow
-def test_an_evaluation_in_training_goes_on_when_the_job_comes_back_to_its_batch(tmp_path: Path):
-    """Composer resumes at the last checkpoint, which is before the evaluation that was killed."""
-
-    def train(folder: Path, mode: str) -> list[int]:
-        folder.mkdir(exist_ok=True)
-        log = folder / 'log.txt'
-        return forks.statuses([forks.start(train_resume_worker.main, log, folder, mode)], log)
-
-    assert train(tmp_path / 'whole', 'whole') == [0]
-    assert train(tmp_path / 'killed', 'kill') == [-9]
-    out = tmp_path / 'killed/records/ba4'
-    lines = len(journal_lines(out))
-    assert lines > 2 and not (out / 'results.json').exists()
-    assert train(tmp_path / 'killed', 'whole') == [0]
-    assert outcome(out) == outcome(tmp_path / 'whole/records/ba4')
-    assert json.loads((out / 'results.json').read_text())['timing']['reused_items'] == lines - 1
-    earlier = json.loads((tmp_path / 'killed/records/ba2/results.json').read_text())
-    assert earlier['timing']['reused_items'] == 0

@@ -134,7 +134,7 @@ def documents(folder: Path) -> tuple[TrainDataConfig, list[str]]:
     """Write two JSON Lines files, with documents of different lengths and an empty one, and a text file."""
     texts = ['one two', '', 'a line\nand one\u2028more', 'x' * 30, 'last.']
     for name, part in (('a', texts[:3]), ('b', texts[3:4])):
-        (folder / f'{name}.jsonl').write_text(''.join(f'{json.dumps({"text": text})}\n' for text in part))
+        tiny.write_rows(folder / f'{name}.jsonl', [{'text': text} for text in part])
     (folder / 'c.txt').write_text(texts[4])
     paths = tuple(str(folder / name) for name in ('a.jsonl', 'b.jsonl', 'c.txt'))
     return TrainDataConfig(path=paths, cache=str(folder / 'cache')), texts

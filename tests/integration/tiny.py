@@ -14,7 +14,7 @@ from composer.core import DataSpec
 from composer.models import HuggingFaceModel
 from composer.utils import dist
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from torch.distributed.checkpoint import FileSystemWriter, save
+from torch.distributed import checkpoint
 from torch.utils.data import DataLoader
 
 # 7, 5 and 2 items: no number of ranks divides them, and 3 ranks are more than the last has.
@@ -63,6 +63,13 @@ def model(seed: int = 0) -> transformers.GPT2LMHeadModel:
     return transformers.GPT2LMHeadModel(config)
 
 
+def save(network: Any, folder: Path, **arguments: Any) -> Path:
+    """Save a network and the tokenizer as a Hugging Face folder."""
+    network.save_pretrained(folder, **arguments)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
 def shard_on_cpu() -> None:
     """Let Composer 0.32 shard in this process: it asks for the current GPU, whatever the device."""
     torch.cuda.current_device = lambda: torch.device('cpu')
@@ -79,8 +86,14 @@ def save_sharded(content: dict[str, Any], folder: Path) -> Path:
     """Write a sharded checkpoint as Composer does, by one rank; return its folder."""
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # torch's own storages, and that one rank saves alone
-        save(content, storage_writer=FileSystemWriter(folder), no_dist=True)
+        checkpoint.save(content, storage_writer=checkpoint.FileSystemWriter(folder), no_dist=True)
     return folder
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
+    """Write rows as JSON lines."""
+    path.write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
+    return path
 
 
 def write_replies(folder: Path, num_rows: int = 40) -> list[dict[str, Any]]:
@@ -89,7 +102,7 @@ def write_replies(folder: Path, num_rows: int = 40) -> list[dict[str, Any]]:
         {'context': f'{"So " * (i % 5)}what is {i}?', 'answer': str(i), 'chain_of_thought': 'hm' * (i % 3)}
         for i in range(num_rows)
     ]
-    (folder / 'replies.jsonl').write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
+    write_rows(folder / 'replies.jsonl', rows)
     task = {
         'dataset_uri': 'replies.jsonl',
         'num_fewshot': [1],
@@ -115,7 +128,7 @@ def write_programs(folder: Path) -> dict[str, Any]:
         }
         for i in range(6)
     ]
-    (folder / 'programs.jsonl').write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
+    write_rows(folder / 'programs.jsonl', rows)
     return {
         'label': 'programs',
         'dataset_uri': 'programs.jsonl',
@@ -133,7 +146,7 @@ def write_tasks(folder: Path, *, replies: bool = False) -> dict[str, str]:
     """Write data, task and gauntlet files below `folder`, optionally with generation tasks; return their settings."""
     entries, benchmarks = [], []
     for label, (kind, rows) in TASKS.items():
-        (folder / f'{label}.jsonl').write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
+        write_rows(folder / f'{label}.jsonl', rows)
         entries.append({'label': label, 'dataset_uri': f'{label}.jsonl', 'num_fewshot': [0, 2], 'icl_task_type': kind})
         benchmarks += [{'name': label, 'num_fewshot': shots, 'random_baseline': 0.0} for shots in (0, 2)]
     if replies:
@@ -141,11 +154,12 @@ def write_tasks(folder: Path, *, replies: bool = False) -> dict[str, str]:
     gauntlet = {'categories': [{'name': 'all', 'benchmarks': benchmarks}]}
     (folder / 'tasks.yaml').write_text(json.dumps({'icl_tasks': entries}))  # JSON is YAML
     (folder / 'gauntlet.yaml').write_text(json.dumps({'eval_gauntlet': gauntlet}))
-    return {
-        'tasks': str(folder / 'tasks.yaml'),
-        'gauntlet': str(folder / 'gauntlet.yaml'),
-        'data_root': str(folder),
-    }
+    return settings_of(folder)
+
+
+def settings_of(folder: Path) -> dict[str, str]:
+    """Return the settings for the tasks that `write_tasks` has written to a folder."""
+    return {'tasks': f'{folder}/tasks.yaml', 'gauntlet': f'{folder}/gauntlet.yaml', 'data_root': str(folder)}
 
 
 def trainer(callbacks: list[Any], *, max_duration: str = '6ba', **arguments: Any) -> Trainer:
@@ -166,3 +180,11 @@ def trainer(callbacks: list[Any], *, max_duration: str = '6ba', **arguments: Any
         progress_bar=False,
         **arguments,
     )
+
+
+def train(callbacks: list[Any], **arguments: Any) -> Trainer:
+    """Return a training run that has ended."""
+    made = trainer(callbacks, **arguments)
+    made.fit()
+    made.close()
+    return made

@@ -32,17 +32,8 @@ def digest(trainer) -> str:
 
 def main(folder: Path, mode: str) -> None:
     dist.initialize_dist('cpu')
-    callbacks = []
-    if mode == 'with':
-        callbacks.append(
-            EvalGauntlet(
-                tasks=str(folder / 'tasks.yaml'),
-                gauntlet=str(folder / 'gauntlet.yaml'),
-                data_root=str(folder),
-                interval=['first', '2ba', 'last'],
-                save_folder=str(folder / 'records'),
-            )
-        )
+    places = {'interval': ['first', '2ba', 'last'], 'save_folder': str(folder / 'records')}
+    callbacks = [EvalGauntlet(**tiny.settings_of(folder), **places)] if mode == 'with' else []
     trainer = tiny.trainer(callbacks, max_duration='5ba')
     trainer.fit()
     name = f'{mode}_{dist.get_world_size()}_{dist.get_global_rank()}.txt'

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from answered_runs import GAUNTLET, KINDS, QUESTIONS, ROWS, TEMPLATE, answers, words, write_yaml
+from answered_runs import GAUNTLET, KINDS, QUESTIONS, ROWS, TEMPLATE, answers, words, write_answers, write_yaml
 from command_line import run_cli
 
 from llmfoundry_gauntlet.results.files import write_lines
@@ -41,8 +41,7 @@ def make_run(source: Path, tmp_path: Path):
     """Return a function that scores answers, by default all, into a folder of the test."""
 
     def make(*more: Any, lines: Iterable[Mapping[str, Any]] | None = None, name: str = 'run') -> Path:
-        path = tmp_path / 'answers.jsonl'
-        write_lines(path, map(json.dumps, answers() if lines is None else lines))
+        path = write_answers(tmp_path, answers() if lines is None else lines)
         assert run_cli('run', '--outputs', path, *words(source), *more, '--out', tmp_path / name) == 0
         return tmp_path / name
 

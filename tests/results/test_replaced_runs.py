@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from answered_runs import answers, files_of, write_yaml
+from answered_runs import answers, files_of, write_answers, write_yaml
 from command_line import run_cli
 from failing_disk import failing_disk
 
@@ -21,7 +21,6 @@ from llmfoundry_gauntlet.results.files import (
     note_checkpoint,
     read_results,
     write_again,
-    write_lines,
     write_records,
 )
 from llmfoundry_gauntlet.results.runs import Run, read_run, summarize_again
@@ -36,9 +35,8 @@ def earlier(source: Path, tmp_path: Path) -> Run:
     """Return a run of two tasks, enough to mix the files of two runs."""
     tasks = json.loads((source / 'tasks.yaml').read_text())['icl_tasks'][1:]
     write_yaml(source / 'tasks.yaml', icl_tasks=tasks)
-    lines = [line for line in answers() if line['task'] in ('lines', 'riddles')]
-    write_lines(source / 'answers.jsonl', map(json.dumps, lines))
-    arguments = ['--outputs', source / 'answers.jsonl', '--tasks', source / 'tasks.yaml', '--data-root', source]
+    path = write_answers(source, [line for line in answers() if line['task'] in ('lines', 'riddles')])
+    arguments = ['--outputs', path, '--tasks', source / 'tasks.yaml', '--data-root', source]
     assert run_cli('run', *arguments, '--out', tmp_path / 'run') == 0
     return read_run(tmp_path / 'run')
 
