@@ -24,17 +24,9 @@ from llmfoundry_gauntlet.errors import RecordError
 ROWS = b'{"query": "one", "choices": ["no", "yes"], "gold": 1}\n' * 100
 OTHERS = ROWS.replace(b'one', b'two')
 BOOLQ = DataFile(
-    path='reading_comprehension/boolq.jsonl',
-    task='boolq',
-    num_rows=100,
-    num_bytes=len(ROWS),
-    git_blob=None,
-    sha256=hashlib.sha256(ROWS).hexdigest(),
-    repository='huggingface:owner/name',
-    revision='1234567890' * 4,
-    source='data/boolq.jsonl',
-    licence='MIT',
-    converter=None,
+    **{'path': 'reading_comprehension/boolq.jsonl', 'task': 'boolq', 'num_rows': 100, 'num_bytes': len(ROWS)},
+    **{'git_blob': None, 'sha256': hashlib.sha256(ROWS).hexdigest(), 'repository': 'huggingface:owner/name'},
+    **{'revision': '1234567890' * 4, 'source': 'data/boolq.jsonl', 'licence': 'MIT', 'converter': None},
 )
 OF_GIT = replace(BOOLQ, sha256=None, git_blob=hashlib.sha1(b'blob 5400\0' + ROWS).hexdigest())
 BLOB_OF_OTHERS = hashlib.sha1(b'blob 5400\0' + OTHERS).hexdigest()

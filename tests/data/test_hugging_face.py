@@ -26,6 +26,7 @@ QUIZ = [
 ]
 SUMS = [{'a': f'{n} and {n}', 'b': 'are', 'c': str(2 * n)} for n in range(6)]
 MAP = {'context': ['a', 'b'], 'continuation': ['c']}
+TEST = {'split': 'test'}
 LINE = b'{"context": "a", "continuation": "b"}\n'
 
 hub = hub_server.hub
@@ -53,7 +54,8 @@ def entry(kind: str, uri: str, **keys: Any) -> dict[str, Any]:
 
 
 def read(folder: Path, kind: str, uri: str, **keys: Any) -> list[Any]:
-    task = load_suite([entry(kind, uri, **keys)]).tasks[0]
+    """Return the examples of a data set, of its split test if `hf_loading_vars` says nothing else."""
+    task = load_suite([entry(kind, uri, **{'hf_loading_vars': TEST, **keys})]).tasks[0]
     return task.read(folder).examples
 
 
@@ -80,7 +82,7 @@ def test_a_folder_gives_the_examples_and_digests_of_the_same_rows_in_a_file(tmp_
         pd.DataFrame(rows).to_parquet(folder / 'test.parquet')
     keys = {'num_fewshot': [3], 'prompt_string': 'Quiz:\n'}
     by_file = data_of(tmp_path, 'quiz.jsonl', **keys)
-    by_hub = data_of(tmp_path, 'hf://./quiz', hf_loading_vars={'split': 'test'}, **keys)
+    by_hub = data_of(tmp_path, 'hf://./quiz', hf_loading_vars=TEST, **keys)
     assert by_hub.examples == by_file.examples and by_hub.digests == by_file.digests
     assert len(by_hub.examples['t/3-shot']) == 12
 
@@ -92,29 +94,19 @@ def test_columns_are_joined_by_a_space_and_stripped_as_in_llm_foundry(tmp_path):
         {'a': '', 'b': 'b', 'n': 5, 'x': 1e9, 'yes': False},
     ]
     jsonl(tmp_path / 'sums/test.jsonl', rows)
-    keys = {
-        'hf_loading_vars': {'split': 'test'},
-        'hf_parsing_map': {'context': ['a', 'b', 'x', 'yes'], 'continuation': ['n']},
-    }
-    found = [
-        (row.content.context, row.content.continuation)
-        for row in read(tmp_path, 'language_modeling', 'hf://./sums', **keys)
-    ]
-    assert found == [('two and two   0.5 True', '4'), ('b 1000000000.0 False', '5')]
-    keys['strip_dataset'] = False
-    found = [row.content.context for row in read(tmp_path, 'language_modeling', 'hf://./sums', **keys)]
-    assert found == [' two and two   0.5 True', ' b 1000000000.0 False']
+    keys = {'hf_parsing_map': {'context': ['a', 'b', 'x', 'yes'], 'continuation': ['n']}}
+    found = [row.content for row in read(tmp_path, 'language_modeling', 'hf://./sums', **keys)]
+    assert [row.context for row in found] == ['two and two   0.5 True', 'b 1000000000.0 False']
+    assert [row.continuation for row in found] == ['4', '5']
+    found = read(tmp_path, 'language_modeling', 'hf://./sums', strip_dataset=False, **keys)
+    assert [row.content.context for row in found] == [' two and two   0.5 True', ' b 1000000000.0 False']
 
 
 def test_lists_of_choices_and_gold_numbers_keep_their_types(tmp_path):
     rows = [{'q': 'Sky?', 'hint': 'Look up.', 'options': ['blue', ' red'], 'label': 0, 'topic': 3}]
     jsonl(tmp_path / 'quiz/test.jsonl', rows)
-    keys = {
-        'hf_loading_vars': {'split': 'test'},
-        'hf_parsing_map': {'query': ['hint', 'q'], 'choices': ['options'], 'gold': ['label'], 'category': ['topic']},
-        'has_categories': True,
-    }
-    (example,) = read(tmp_path, 'multiple_choice', 'hf://./quiz', **keys)
+    parsing = {'query': ['hint', 'q'], 'choices': ['options'], 'gold': ['label'], 'category': ['topic']}
+    (example,) = read(tmp_path, 'multiple_choice', 'hf://./quiz', has_categories=True, hf_parsing_map=parsing)
     assert (example.content.query, example.content.choices) == ('Look up. Sky?', ('blue', ' red'))
     assert (example.content.gold, type(example.content.gold), example.category) == (0, int, '3')
 
@@ -126,13 +118,10 @@ def test_lists_of_aliases_stay_lists_and_nulls_are_absent(tmp_path):
         {'q': 'Sum?', 'a': 'No', 'also': [], 'why': 'It is not.'},
     ]
     jsonl(tmp_path / 'facts/test.jsonl', rows)
-    keys = {
-        'hf_loading_vars': {'split': 'test'},
-        'hf_parsing_map': {'context': ['q'], 'answer': ['a'], 'aliases': ['also'], 'chain_of_thought': ['why']},
-    }
-    found = [row.content for row in read(tmp_path, 'generation_task_with_answers', 'hf://./facts', **keys)]
-    assert [row.golds for row in found] == [('Rome', 'Roma', 'rome'), ('Po',), ('No',)]
-    assert [row.chain_of_thought for row in found] == [None, None, 'It is not.']
+    parsing = {'context': ['q'], 'answer': ['a'], 'aliases': ['also'], 'chain_of_thought': ['why']}
+    found = read(tmp_path, 'generation_task_with_answers', 'hf://./facts', hf_parsing_map=parsing)
+    assert [row.content.golds for row in found] == [('Rome', 'Roma', 'rome'), ('Po',), ('No',)]
+    assert [row.content.chain_of_thought for row in found] == [None, None, 'It is not.']
 
 
 @pytest.mark.parametrize(
@@ -152,29 +141,22 @@ def test_splits_and_files_are_selected_as_in_datasets(tmp_path, loading: dict[st
 
 
 def test_folders_are_relative_to_data_root_then_the_working_directory(tmp_path, monkeypatch):
-    keys = {'hf_loading_vars': {'split': 'test'}, 'hf_parsing_map': MAP}
     root, here = tmp_path / 'root', tmp_path / 'here'
     here.mkdir()
     monkeypatch.chdir(here)
-    (problem,) = problems(root, 'language_modeling', 'hf://./sums', **keys)
-    assert (
-        problem == f'hf://./sums: there is no such folder (looked for {root}/sums, sums); set data_root to its parent'
-    )
+
+    def number(folder: Path, uri: str = 'hf://./sums', **keys: Any) -> int:
+        return len(read(folder, 'language_modeling', uri, hf_parsing_map=MAP, **keys))
+
+    (problem,) = problems(root, 'language_modeling', 'hf://./sums', hf_parsing_map=MAP)
+    assert problem.startswith(f'hf://./sums: there is no such folder (looked for {root}/sums, sums); set data_root')
     jsonl(here / 'sums/test.jsonl', SUMS[:1])
-    assert len(read(root, 'language_modeling', 'hf://./sums', **keys)) == 1
+    assert number(root) == 1
     jsonl(root / 'sums/test.jsonl', SUMS[:2])
-    assert len(read(root, 'language_modeling', 'hf://./sums', **keys)) == 2
-    assert len(read(root, 'language_modeling', f'hf://{here}/sums', **keys)) == 1
+    assert (number(root), number(root, f'hf://{here}/sums')) == (2, 1)
     monkeypatch.setenv('HOME', str(root))
-    assert len(read(here, 'language_modeling', 'hf://~/sums', **keys)) == 2
-    found = read(
-        here,
-        'language_modeling',
-        'hf://json',
-        hf_loading_vars={'data_files': 'sums/test.jsonl', 'split': 'train'},
-        hf_parsing_map=MAP,
-    )
-    assert len(found) == 1
+    assert number(here, 'hf://~/sums') == 2
+    assert number(here, 'hf://json', hf_loading_vars={'data_files': 'sums/test.jsonl', 'split': 'train'}) == 1
 
 
 def test_errors_in_parsing_map_and_loading_variables_are_named(tmp_path):
@@ -205,52 +187,44 @@ def test_errors_in_parsing_map_and_loading_variables_are_named(tmp_path):
 def test_malformed_rows_are_named_by_number(tmp_path):
     rows = [*QUIZ, {**QUIZ[0], 'gold': 2}, {**QUIZ[0], 'query': None}]
     jsonl(tmp_path / 'quiz/test.jsonl', rows)
-    keys = {'hf_loading_vars': {'split': 'test'}}
-    assert problems(tmp_path, 'multiple_choice', 'hf://./quiz', **keys) == [
+    assert problems(tmp_path, 'multiple_choice', 'hf://./quiz') == [
         'hf://./quiz:4: gold is 2 but there are 2 choices (0..1)',
         'hf://./quiz:5: query is empty; allowed: text',
     ]
-    keys['hf_parsing_map'] = {'query': ['query', 'gold'], 'choices': ['choices'], 'gold': ['gold']}
-    assert problems(tmp_path, 'multiple_choice', 'hf://./quiz', **keys) == [
+    parsing = {'query': ['query', 'gold'], 'choices': ['choices'], 'gold': ['gold']}
+    assert problems(tmp_path, 'multiple_choice', 'hf://./quiz', hf_parsing_map=parsing) == [
         'hf://./quiz:5: query joins query, gold, but query is empty; allowed: text'
     ]
     (tmp_path / 'quiz/test.jsonl').write_text('{"query": "a"}\n{"query": \n')
-    (problem,) = problems(tmp_path, 'multiple_choice', 'hf://./quiz', hf_loading_vars={'split': 'test'})
+    (problem,) = problems(tmp_path, 'multiple_choice', 'hf://./quiz')
     assert problem.startswith('hf://./quiz: cannot be loaded: ') and 'JSON parse error' in problem
     (tmp_path / 'quiz/test.jsonl').write_text('')
-    assert problems(tmp_path, 'multiple_choice', 'hf://./quiz', hf_loading_vars={'split': 'test'})
+    assert problems(tmp_path, 'multiple_choice', 'hf://./quiz')
 
 
 def test_non_text_columns_are_errors_only_if_used(tmp_path):
     """Pictures, dates and missing numbers may stand in columns that nobody asks for; asked for, they are errors."""
-    day = pd.Timestamp('2020-02-03 04:05:06')
-    table = {
-        'a': ['x', 'y'],
-        'c': ['1', '2'],
-        'picture': [b'\x89PNG', None],
-        'day': [day, day],
-        'size': [1.5, float('nan')],
-    }
+    table = {'a': ['x', 'y'], 'c': ['1', '2'], 'picture': [b'\x89PNG', None], 'size': [1.5, float('nan')]}
+    table['day'] = [pd.Timestamp('2020-02-03 04:05:06')] * 2
     (tmp_path / 'odd').mkdir()
     pd.DataFrame(table).to_parquet(tmp_path / 'odd/test.parquet')
-    keys = {'hf_loading_vars': {'split': 'test'}}
-    plain = read(tmp_path, 'language_modeling', 'hf://./odd', context_key='a', answer_key='c', **keys)
+    plain = read(tmp_path, 'language_modeling', 'hf://./odd', context_key='a', answer_key='c')
     assert [row.content.context for row in plain] == ['x', 'y'] and len({row.digest for row in plain}) == 2
     for column in ('picture', 'size'):
         parsing = {'context': [column], 'continuation': ['c']}
-        found = problems(tmp_path, 'language_modeling', 'hf://./odd', hf_parsing_map=parsing, **keys)
+        found = problems(tmp_path, 'language_modeling', 'hf://./odd', hf_parsing_map=parsing)
         assert 'hf://./odd:2: context is empty; allowed: text' in found
-    assert problems(tmp_path, 'language_modeling', 'hf://./odd', context_key='day', answer_key='c', **keys)[0] == (
+    assert problems(tmp_path, 'language_modeling', 'hf://./odd', context_key='day', answer_key='c')[0] == (
         'hf://./odd:1: day is a mapping; allowed: text'
     )
     parsing = {'context': ['day'], 'continuation': ['c']}  # llm-foundry's str() of it
-    (first, _) = read(tmp_path, 'language_modeling', 'hf://./odd', hf_parsing_map=parsing, **keys)
+    (first, _) = read(tmp_path, 'language_modeling', 'hf://./odd', hf_parsing_map=parsing)
     assert first.content.context == '2020-02-03 04:05:06'
 
 
 def test_changed_rows_are_reloaded(tmp_path):
     def digest() -> str:
-        return data_of(tmp_path, 'hf://./quiz', hf_loading_vars={'split': 'test'}).digests['t/0-shot']
+        return data_of(tmp_path, 'hf://./quiz', hf_loading_vars=TEST).digests['t/0-shot']
 
     path = jsonl(tmp_path / 'quiz/test.jsonl', QUIZ)
     before = digest()
@@ -324,7 +298,7 @@ def test_scripts_pickles_and_other_builders_are_refused(
     if name.endswith('.py'):
         (tmp_path / 'quiz/test.jsonl').write_bytes(LINE)
     monkeypatch.chdir(tmp_path)
-    loading = {'split': 'test', **({'data_files': {'test': data_files}} if data_files else {})}
+    loading = {**TEST, **({'data_files': {'test': data_files}} if data_files else {})}
     (problem,) = problems(tmp_path, 'language_modeling', uri, hf_loading_vars=loading)
     assert problem.startswith(f'{uri}: ')
     assert not marker.exists()
@@ -335,18 +309,17 @@ def test_other_files_beside_the_data_are_ignored(tmp_path: Path):
     for name, content in (('test.jsonl', LINE), ('convert.py', script_of(marker)), ('a.pkl', b'rubbish')):
         (tmp_path / 'quiz').mkdir(exist_ok=True)
         (tmp_path / 'quiz' / name).write_bytes(content)
-    assert len(read(tmp_path, 'language_modeling', 'hf://./quiz', hf_loading_vars={'split': 'test'})) == 1
+    assert len(read(tmp_path, 'language_modeling', 'hf://./quiz')) == 1
     assert not marker.exists()
 
 
 def test_rows_on_the_hub_are_read_and_scripts_and_pickles_are_not(tmp_path: Path, hub: hub_server.HubServer):
     marker = tmp_path / 'code has run'
-    loading = {'hf_loading_vars': {'split': 'test'}}
     hub.put('org/rows', {'test.jsonl': LINE, 'other.pkl': pickle.dumps(Marking(marker))})
-    assert len(read(tmp_path, 'language_modeling', 'hf://org/rows', **loading)) == 1
+    assert len(read(tmp_path, 'language_modeling', 'hf://org/rows')) == 1
     hub.put('org/quiz', {'quiz.py': script_of(marker), 'test.jsonl': LINE})
     hub.put('org/pickle', {'test.pkl': pickle.dumps(Marking(marker))})
     for uri in ('hf://org/quiz', 'hf://org/pickle'):
-        (problem,) = problems(tmp_path, 'language_modeling', uri, **loading)
+        (problem,) = problems(tmp_path, 'language_modeling', uri)
         assert problem.startswith(f'{uri}: ')
     assert not marker.exists()

@@ -83,10 +83,7 @@ def test_escaped_control_characters_are_preserved_and_raw_ones_are_errors(tmp_pa
         (b'{"a": {"b": 0, "c": 1, "b": 0}}', "duplicate key 'b'; allowed: once"),
         (b'[' * 100_000, 'lists or objects are nested too deeply'),
         (b'{"a":' * 100_000, 'lists or objects are nested too deeply'),
-        (
-            b'"\\ud83d\\ude42 \\ud800"',
-            'lone surrogate (\\ud800 to \\udfff); allowed: whole characters',
-        ),
+        (b'"\\ud83d\\ude42 \\ud800"', 'lone surrogate (\\ud800 to \\udfff); allowed: whole characters'),
         (b'{"\\uDC00": 1}', 'lone surrogate (\\ud800 to \\udfff); allowed: whole characters'),
         (b'{"query": "\xed\xa0\x80"}', 'is not UTF-8 text: invalid continuation byte at byte 12; allowed: UTF-8'),
         (b'{"query": "caf\xe9"}', 'is not UTF-8 text: invalid continuation byte at byte 15; allowed: UTF-8'),
@@ -109,18 +106,17 @@ def test_numbers_up_to_the_limit_are_read(tmp_path):
     assert (number, row) == (0, {'a': [[[[]]]], 'b': 10**4300 - 1})
 
 
+BEGINNINGS = (
+    *('{"query": 1}\n'.encode(name) for name in ('utf-16', 'utf-16-be', 'utf-16-le', 'utf-32')),
+    *(b'\xfe\xff\0{', b'PK\x03\x04...', b'PAR1...', b'version https://git-lfs.github.com/spec/v1\n'),
+    b'<!DOCTYPE html>\n<html>',
+)
+
+
 @pytest.mark.parametrize(
     ('content', 'problem'),
     [
-        ('{"query": 1}\n'.encode('utf-16'), 'rows.jsonl: begins with '),
-        ('{"query": 1}\n'.encode('utf-16-be'), 'rows.jsonl: begins with '),
-        ('{"query": 1}\n'.encode('utf-16-le'), 'rows.jsonl: begins with '),
-        ('{"query": 1}\n'.encode('utf-32'), 'rows.jsonl: begins with '),
-        (b'\xfe\xff\0{', 'rows.jsonl: begins with '),
-        (b'PK\x03\x04...', 'rows.jsonl: begins with '),
-        (b'PAR1...', 'rows.jsonl: begins with '),
-        (b'version https://git-lfs.github.com/spec/v1\n', 'rows.jsonl: begins with '),
-        (b'<!DOCTYPE html>\n<html>', 'rows.jsonl: begins with '),
+        *((beginning, 'rows.jsonl: begins with ') for beginning in BEGINNINGS),
         (zipped(A * 99)[:-9], 'rows.jsonl: is a damaged gzip file: Compressed file ended before'),
         (zipped(A)[:5], 'rows.jsonl: is a damaged gzip file: Compressed file ended before'),
         (zipped(A) + b'rubbish', 'rows.jsonl: is a damaged gzip file: Not a gzipped file'),
@@ -143,16 +139,12 @@ def test_folders_pipes_and_broken_links_are_errors_without_blocking(tmp_path):
     (tmp_path / 'folder.jsonl').mkdir()
     os.mkfifo(tmp_path / 'pipe.jsonl')
     (tmp_path / 'link.jsonl').symlink_to('nowhere')
-    for name, problem in (
-        ('folder.jsonl', 'folder.jsonl: there is no such data file'),
-        ('pipe.jsonl', 'pipe.jsonl: there is no such data file'),
-        ('link.jsonl', 'link.jsonl: there is no such data file'),
-        ('a\0b', 'a\0b: there is no such data file'),
-        ('x' * 5000, 'x' * 5000 + ': cannot be looked for: File name too long'),
-    ):
-        with pytest.raises(DataError) as raised:
+    names = ('folder.jsonl', 'pipe.jsonl', 'link.jsonl')
+    for name in (*names, 'a\0b', 'x' * 5000):
+        with pytest.raises(
+            DataError, match=f'^{name}: (there is no such data file|cannot be looked for: File name too)'
+        ):
             locate(name, tmp_path)
-        assert raised.value.problems[0].startswith(problem)
-    for name in ('folder.jsonl', 'pipe.jsonl', 'link.jsonl'):
+    for name in names:
         with pytest.raises(DataError, match='is not a regular file'):
             read_rows(str(tmp_path / name))

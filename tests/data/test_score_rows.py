@@ -14,20 +14,10 @@ FOLDER = ROOT / 'eval_data' / 'score'
 UPSTREAM = SHARED_DATA / 'score'
 LETTERS = 'ABCDEFGHIJ'
 NUM_OPTIONS = {'aqua-rat': 5, 'logiqa-en': 4, 'lsat-ar': 5, 'lsat-lr': 5, 'lsat-rc': 5, 'sat-en': 4, 'sat-math': 4}
-SUBJECTS = {
-    'algebra': 'Algebra',
-    'counting_and_probability': 'Counting & Probability',
-    'geometry': 'Geometry',
-    'intermediate_algebra': 'Intermediate Algebra',
-    'number_theory': 'Number Theory',
-    'prealgebra': 'Prealgebra',
-    'precalculus': 'Precalculus',
-}
-ENDINGS = {
-    'mmlu_pro': 'The best answer is',
-    'agieval': 'The best answer is',
-    'math': r'The final answer is: $\boxed{answer}$',
-}
+NAMES = ('Algebra', 'Counting & Probability', 'Geometry', 'Intermediate Algebra', 'Number Theory', 'Prealgebra')
+SUBJECTS = {name.lower().replace(' ', '_').replace('&', 'and'): name for name in (*NAMES, 'Precalculus')}
+BEST = 'The best answer is'
+ENDINGS = {'mmlu_pro': BEST, 'agieval': BEST, 'math': r'The final answer is: $\boxed{answer}$'}
 
 
 def rows_of(name: str, folder: Path = FOLDER) -> list[dict]:

@@ -93,34 +93,24 @@ def test_everything_is_allocated_if_it_fits_and_the_least_if_nothing_does():
 
 
 def gauntlet(**keys) -> GauntletSpec:
-    categories = [
-        {
-            'name': 'one',
-            'benchmarks': [
-                {'name': 'a', 'num_fewshot': 0, 'random_baseline': 0.5},
-                {'name': 'b', 'num_fewshot': 0, 'random_baseline': 0.0},
-            ],
-        },
-        {'name': 'two', 'benchmarks': [{'name': 'b', 'num_fewshot': 0, 'random_baseline': 0.0}]},
-    ]
+    a, b = ({'name': name, 'num_fewshot': 0, 'random_baseline': chance} for name, chance in (('a', 0.5), ('b', 0.0)))
+    categories = [{'name': 'one', 'benchmarks': [a, b]}, {'name': 'two', 'benchmarks': [b]}]
     return decode(GauntletSpec, {'categories': categories, **keys}, '', Problems('test'))
 
 
+FILE_SIZES = {'a/0-shot': 100, 'b/0-shot': 300, 'c/0-shot': 7}
+
+
 def test_influence_sums_over_composites():
-    sizes = {'a/0-shot': 100, 'b/0-shot': 300, 'c/0-shot': 7}
-    found = influences(gauntlet(), sizes)
-    assert found['a/0-shot'] == pytest.approx(math.hypot(1, 1 / 2))  # in category one, rescaled, and in the average
-    assert found['b/0-shot'] == pytest.approx(math.hypot(1 / 2, 1, 3 / 4))  # in one, in two, and in the average
-    mean = math.sqrt((found['a/0-shot'] ** 2 + found['b/0-shot'] ** 2) / 2)
-    assert found['c/0-shot'] == pytest.approx(mean)
-    weighted = influences(gauntlet(weighting='SAMPLE_SZ'), sizes)
+    found = influences(gauntlet(), FILE_SIZES)
+    a = math.hypot(1, 1 / 2)  # in category one, rescaled, and in the average
+    b = math.hypot(1 / 2, 1, 3 / 4)  # in one, in two, and in the average
+    assert found == pytest.approx({'a/0-shot': a, 'b/0-shot': b, 'c/0-shot': math.hypot(a, b) / math.sqrt(2)})
+    weighted = influences(gauntlet(weighting='SAMPLE_SZ'), FILE_SIZES)
     assert weighted['a/0-shot'] == pytest.approx(math.hypot(1 / 2, 1 / 4))
-    assert influences(None, sizes) == dict.fromkeys(sizes, 1.0)
+    assert influences(None, FILE_SIZES) == dict.fromkeys(FILE_SIZES, 1.0)
 
 
 def test_influence_on_one_average_is_its_slope():
-    sizes = {'a/0-shot': 100, 'b/0-shot': 300, 'c/0-shot': 7}
-    found = influences(gauntlet(), sizes, 'default_average')
-    assert found['a/0-shot'] == pytest.approx(1 / 2)
-    assert found['b/0-shot'] == pytest.approx(3 / 4)
-    assert found['c/0-shot'] == pytest.approx(math.hypot(1 / 2, 3 / 4) / math.sqrt(2))
+    expected = {'a/0-shot': 1 / 2, 'b/0-shot': 3 / 4, 'c/0-shot': math.hypot(1 / 2, 3 / 4) / math.sqrt(2)}
+    assert influences(gauntlet(), FILE_SIZES, 'default_average') == pytest.approx(expected)

@@ -123,13 +123,10 @@ def test_a_difference_with_an_absent_measure_has_its_reason(first, second, reaso
     assert (found.first, found.second) == (first, second)
 
 
-def test_a_single_item_has_no_error_and_no_p_value():
+def test_equal_runs_have_no_difference_and_a_single_item_no_error_and_no_p_value():
     found = difference(measure([0]), measure([1]), 1)
     assert found.difference == Measure(value=1.0)
     assert found.difference.standard_error is found.p_value is found.detectable is None
-
-
-def test_equal_runs_have_no_difference():
     values, clusters = [0.1, 0.7, 1 / 3, 0.2, 0.9], [1, 1, 2, 3, 3]
     found = difference(measure(values, clusters), measure(values, clusters), 5)
     assert (found.difference.value, found.difference.standard_error) == (0, 0)

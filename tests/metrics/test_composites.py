@@ -1,97 +1,171 @@
+"""Composites and their standard errors by hand, and both in the metric stream."""
+
+import itertools
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
+from clustered_items import METRIC, credits_of, item, usual_error
 
 from llmfoundry_gauntlet.evaluation.suite import load_suite
 from llmfoundry_gauntlet.metrics.composites import compute_composites
-from llmfoundry_gauntlet.types import Measure
+from llmfoundry_gauntlet.metrics.keys import metric_stream
+from llmfoundry_gauntlet.metrics.metrics import accuracy, item_metric, task_score
+from llmfoundry_gauntlet.types import Composites, Measure
 
-
-def gauntlet(**keys):
-    block = {
-        'categories': [
-            {
-                'name': 'knowledge',
-                'benchmarks': [
-                    {'name': 'a', 'num_fewshot': 0, 'random_baseline': 0.25},
-                    {'name': 'b', 'num_fewshot': 3, 'random_baseline': 0.0},
-                ],
-            },
-            {'name': 'safety', 'benchmarks': [{'name': 'c', 'num_fewshot': 0, 'random_baseline': 0.5}]},
-        ],
-        'averages': {'core': ['knowledge', 'safety'], 'half': ['knowledge']},
-        **keys,
-    }
-    return load_suite(None, block).gauntlet
-
-
-def values(**accuracies: float) -> dict[str, Measure]:
-    names = {'a': 'a/0-shot', 'b': 'b/3-shot', 'c': 'c/0-shot'}
-    return {names[name]: Measure(value=value) for name, value in accuracies.items()}
-
-
+CREDITS = {
+    'a/0-shot': [1.0, 0.0, 0.0, 1.0, 1.0, 0.5, 1.0, 1.0],
+    'b/3-shot': [0.0, 1.0, 0.0, 0.0],
+    'c/0-shot': [1.0, 1.0, 0.0, 1.0, 0.0],
+}
 SIZES = {'a/0-shot': 300, 'b/3-shot': 100, 'c/0-shot': 1}
+A, B, C = (usual_error(credits) for credits in CREDITS.values())
+SCORED = {task: credits_of(task, credits) for task, credits in CREDITS.items()}
+VALUES = {task: Measure(value=value) for task, value in zip(CREDITS, (0.4, 0.1, 0.4), strict=True)}
+UNSCORED = Measure(value=None, reason='2 of 9 items unscored: nan')
 
 
+def benchmark(name: str, baseline: float = 0.0) -> dict[str, Any]:
+    return {'name': name, 'num_fewshot': 3 if name == 'b' else 0, 'random_baseline': baseline}
+
+
+def gauntlet(knowledge: list[dict[str, Any]], safety: list[dict[str, Any]], **keys: Any) -> dict[str, Any]:
+    categories = [{'name': 'knowledge', 'benchmarks': knowledge}, {'name': 'safety', 'benchmarks': safety}]
+    return {'categories': categories, 'averages': {'core': ['knowledge', 'safety'], 'half': ['knowledge']}, **keys}
+
+
+def composites(measures: Mapping[str, Measure], *, reference: bool = False, **keys: Any) -> Composites:
+    block = gauntlet([benchmark('a', 0.25), benchmark('b')], [benchmark('c', 0.5)])
+    return compute_composites(load_suite(None, {**block, **keys}).gauntlet, measures, SIZES, reference=reference)
+
+
+def errors_of(found: Composites) -> dict[str, float | None]:
+    return {name: measure.standard_error for name, measure in found.by_name.items()}
+
+
+@pytest.mark.parametrize('reference', [False, True])
 @pytest.mark.parametrize(
-    ('weighting', 'expected'),
-    [
-        ('EQUAL', (0.2 + 0.1) / 2),
-        ('SAMPLE_SZ', (0.2 * 300 + 0.1 * 100) / 400),
-        ('LOG_SAMPLE_SZ', (0.2 * math.log2(300) + 0.1 * math.log2(100)) / (math.log2(300) + math.log2(100))),
-    ],
+    ('weighting', 'a', 'b'),
+    [('EQUAL', 1, 1), ('SAMPLE_SZ', 300, 100), ('LOG_SAMPLE_SZ', math.log2(300), math.log2(100))],
 )
-def test_a_category_is_the_weighted_mean_of_accuracies_above_chance(weighting: str, expected: float):
-    # (0.4 - 0.25) / 0.75 = 0.2
-    found = compute_composites(gauntlet(weighting=weighting), values(a=0.4, b=0.1, c=0.4), SIZES, reference=False)
-    assert found.categories['knowledge'].value == pytest.approx(expected)
-    assert found.categories['safety'].value == pytest.approx(-0.2)
-    assert found.averages['core'].value == pytest.approx((expected - 0.2) / 2)
-    assert found.averages['half'].value == pytest.approx(expected)
+def test_a_category_is_the_weighted_mean_of_accuracies_above_chance(
+    weighting: str, a: float, b: float, reference: bool
+):
+    found = composites(VALUES, weighting=weighting, reference=reference)
+    knowledge = (0.2 * a + 0.1 * b) / (a + b)  # (0.4 - 0.25) / 0.75 = 0.2
+    expected = {'knowledge': knowledge, 'safety': -0.2, 'core': (knowledge - 0.2) / 2, 'half': knowledge}
+    assert {name: measure.value for name, measure in found.by_name.items()} == pytest.approx(expected)
+    error, safety = math.hypot(a * A / 0.75, b * B) / (a + b), C / 0.5
+    expected = {'knowledge': error, 'safety': safety, 'core': math.hypot(error, safety) / 2, 'half': error}
+    found = composites(SCORED, weighting=weighting, reference=reference)
+    assert errors_of(found) == pytest.approx(expected, rel=1e-14)
 
 
-@pytest.mark.parametrize(
-    ('keys', 'expected'),
-    [
-        ({'rescale_accuracy': False}, (0.15 + 0.1) / 2),
-        ({'rescale_accuracy': False, 'subtract_random_baseline': False}, (0.4 + 0.1) / 2),
-    ],
-)
-def test_without_baseline_and_rescaling(keys: dict, expected: float):
-    found = compute_composites(gauntlet(**keys), values(a=0.4, b=0.1, c=0.4), SIZES, reference=False)
-    assert found.categories['knowledge'].value == pytest.approx(expected)
+@pytest.mark.parametrize(('subtract', 'expected'), [(True, (0.15 + 0.1) / 2), (False, (0.4 + 0.1) / 2)])
+def test_without_rescaling(subtract: bool, expected: float):
+    keys = {'rescale_accuracy': False, 'subtract_random_baseline': subtract}
+    assert composites(VALUES, **keys).categories['knowledge'].value == pytest.approx(expected)
+    errors = errors_of(composites(SCORED, **keys))
+    assert (errors['knowledge'], errors['safety']) == pytest.approx((math.hypot(A, B) / 2, C), rel=1e-14)
 
 
 def test_the_default_average_is_over_all_categories():
-    found = compute_composites(gauntlet(averages=None), values(a=0.4, b=0.1, c=0.4), SIZES, reference=False)
+    found = composites(VALUES, averages=None)
     assert found.averages['default_average'].value == pytest.approx((0.15 - 0.2) / 2)
 
 
 def test_composites_that_cannot_be_computed_have_a_reason():
     """Fix 8: the reference drops the category and averages the others."""
-    accuracies = {**values(a=0.4, c=0.4), 'b/3-shot': Measure(value=None, reason='2 of 9 items unscored: nan')}
-    found = compute_composites(gauntlet(), accuracies, SIZES, reference=False)
+    found = composites({**VALUES, 'b/3-shot': UNSCORED})
     assert found.categories['knowledge'].reason == 'benchmarks without a score: b/3-shot (2 of 9 items unscored: nan)'
     assert found.averages['core'].reason == 'categories without a score: knowledge'
     assert found.categories['safety'].value == pytest.approx(-0.2)
     assert found.averages['core'].value is None
+    found = composites({'c/0-shot': VALUES['c/0-shot']})
+    assert found.categories['knowledge'].reason == 'benchmarks without a score: a/0-shot, b/3-shot (did not run)'
 
 
 def test_the_reference_averages_over_the_remaining_categories():
-    found = compute_composites(gauntlet(), values(a=0.4, c=0.4), SIZES, reference=True)
+    found = composites({task: SCORED[task] for task in ('a/0-shot', 'c/0-shot')}, reference=True)
     assert found.categories['knowledge'].reason == 'benchmarks without a score: b/3-shot (did not run)'
-    assert found.averages['core'].value == pytest.approx(-0.2)
+    assert found.averages['core'].value == pytest.approx((0.6 - 0.5) / 0.5)
+    assert errors_of(found) == {
+        'knowledge': None,
+        'safety': pytest.approx(2 * C),
+        'core': pytest.approx(2 * C),
+        'half': None,
+    }
     assert found.averages['half'].value == 0
 
 
 def test_an_average_over_an_unknown_category():
-    spec = gauntlet(averages={'core': ['knowledge', 'programming']})
-    accuracies = values(a=0.4, b=0.1, c=0.4)
-    corrected = compute_composites(spec, accuracies, SIZES, reference=False).averages['core']
+    averages = {'core': ['knowledge', 'programming']}
+    corrected = composites(VALUES, averages=averages).averages['core']
     assert corrected.reason == 'the gauntlet has no category programming'
-    assert compute_composites(spec, accuracies, SIZES, reference=True).averages['core'].value == pytest.approx(0.15)
+    assert composites(VALUES, averages=averages, reference=True).averages['core'].value == pytest.approx(0.15)
 
 
-def test_absent_benchmarks_are_grouped_by_reason():
-    found = compute_composites(gauntlet(), values(c=0.4), SIZES, reference=False)
-    assert found.categories['knowledge'].reason == 'benchmarks without a score: a/0-shot, b/3-shot (did not run)'
+def test_a_benchmark_in_two_categories_contributes_to_both_errors():
+    block = gauntlet([benchmark('a', 0.5), benchmark('b')], [benchmark('a'), benchmark('c')])
+    errors = errors_of(composites(SCORED, categories=block['categories']))
+    knowledge, safety = math.hypot(2 * A, B) / 2, math.hypot(A, C) / 2
+    assert (errors['knowledge'], errors['safety']) == pytest.approx((knowledge, safety), rel=1e-14)
+    # Var((k + s) / 2) with the covariance of k and s, which is that of A: (2 A / 2) (A / 2)
+    covariance = (2 * A / 2) * (A / 2)
+    expected = math.sqrt(knowledge**2 + safety**2 + 2 * covariance) / 2
+    assert errors['core'] == pytest.approx(expected, rel=1e-14)
+    assert expected > math.hypot(knowledge, safety) / 2
+
+
+def test_a_composite_with_an_unknown_error_has_no_error():
+    found = composites({**SCORED, 'b/3-shot': credits_of('b/3-shot', [1.0])})
+    assert None not in [measure.value for measure in found.by_name.values()]
+    assert errors_of(found) == {'knowledge': None, 'safety': pytest.approx(2 * C), 'core': None, 'half': None}
+
+
+def test_the_metric_stream_has_errors_beside_values():
+    rows = itertools.count()
+    parts = {'law': [(1.0, 1.0), (0.0, 0.0), (0.0, 1.0)], 'physics': [(1.0, 0.0), (0.0, 0.0)]}
+    results = [
+        item(next(rows), credit, category=name, metrics={'StrictMatch': strict})
+        for name, pairs in parts.items()
+        for credit, strict in pairs
+    ]
+    score = task_score('a/0-shot', [accuracy(METRIC), item_metric('StrictMatch')], results)
+    stream = metric_stream({'a/0-shot': score}, composites(SCORED), {}, {})
+    law, physics = usual_error([1, 0, 0]), usual_error([1, 0])
+    strict_law = usual_error([1, 0, 1])
+    knowledge, safety = math.hypot(A / 0.75, B) / 2, C / 0.5
+    errors = {
+        'metrics/a/0-shot/law/StandardError': law,
+        'metrics/a/0-shot/law/StrictMatchStandardError': strict_law,
+        'metrics/a/0-shot/physics/StandardError': physics,
+        'metrics/a/0-shot/physics/StrictMatchStandardError': 0,
+        'metrics/a/0-shot/StandardError': math.hypot(law, physics) / 2,
+        'metrics/a/0-shot/StrictMatchStandardError': strict_law / 2,
+        'icl/metrics/eval_gauntlet/knowledge/standard_error': knowledge,
+        'icl/metrics/eval_gauntlet/safety/standard_error': safety,
+        'icl/metrics/eval_gauntlet/core/standard_error': math.hypot(knowledge, safety) / 2,
+        'icl/metrics/eval_gauntlet/half/standard_error': knowledge,
+    }
+    assert {key: value for key, value in stream.items() if 'rror' in key} == pytest.approx(errors, rel=1e-14)
+    assert stream['metrics/a/0-shot/law/Accuracy'] == pytest.approx(1 / 3)
+    assert stream['metrics/a/0-shot/StrictMatch'] == pytest.approx(1 / 3)
+    assert 'icl/metrics/eval_gauntlet/core' in stream
+
+
+def test_the_error_of_a_single_item_is_absent_from_the_stream():
+    results = [item(0, 1.0, category='law'), item(1, 0.0, category='law'), item(2, 1.0, category='physics')]
+    score = task_score('a/0-shot', [accuracy(METRIC), item_metric('StrictMatch')], results)
+    lone = {'a/0-shot': credits_of('a/0-shot', [1.0]), 'b/3-shot': credits_of('b/3-shot', [0.0, 1.0])}
+    found = composites({**lone, 'c/0-shot': credits_of('c/0-shot', [0.0, 1.0])})
+    stream = metric_stream({'a/0-shot': score}, found, {}, {})
+    assert stream['metrics/a/0-shot/physics/Accuracy'] == 1
+    assert stream['metrics/a/0-shot/Accuracy'] == 0.75
+    assert stream['icl/metrics/eval_gauntlet/half'] == pytest.approx(0.75)
+    assert {key for key in stream if 'rror' in key} == {
+        'metrics/a/0-shot/law/StandardError',
+        'metrics/a/0-shot/StandardError',
+        'icl/metrics/eval_gauntlet/safety/standard_error',
+    }

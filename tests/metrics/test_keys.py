@@ -76,16 +76,14 @@ def test_colliding_categories_and_composites_are_named():
         check_names({'a:b/0-shot': [], 'a_b/0-shot': []}, [])
 
 
+def scored(**values: float) -> TaskScore:
+    metrics = {name: Measure(value=value) for name, value in values.items()}
+    return TaskScore(task='t/0-shot', metrics=metrics, num_items=1, num_unscored=0, num_truncated=0)
+
+
 @pytest.mark.parametrize('value', [math.nan, math.inf])
 def test_absent_numbers_are_not_in_the_stream(value):
-    score = TaskScore(
-        task='t/0-shot',
-        metrics={'Accuracy': Measure(value=0.5), 'Own': Measure(value=value)},
-        num_items=1,
-        num_unscored=0,
-        num_truncated=0,
-    )
-    stream = metric_stream({'t/0-shot': score}, None, {}, {})
+    stream = metric_stream({'t/0-shot': scored(Accuracy=0.5, Own=value)}, None, {}, {})
     assert stream['metrics/t/0-shot/Accuracy'] == 0.5
     assert 'metrics/t/0-shot/Own' not in stream
 
@@ -129,10 +127,8 @@ def test_loggers_get_the_groups_that_are_chosen_and_never_the_majority_class(gro
 
 
 def test_any_category_has_a_valid_key():
-    part = TaskScore(
-        task='t/0-shot', metrics={'Accuracy': Measure(value=1.0)}, num_items=1, num_unscored=0, num_truncated=0
-    )
-    score = replace(part, metrics={'Accuracy': Measure(value=0.5)}, categories={'a:b': part})
-    assert metric_stream({'t/0-shot': score}, None, {}, {})['metrics/t/0-shot/a_b/Accuracy'] == 1.0
+    part, whole = scored(Accuracy=1.0), scored(Accuracy=0.5)
+    stream = metric_stream({'t/0-shot': replace(whole, categories={'a:b': part})}, None, {}, {})
+    assert stream['metrics/t/0-shot/a_b/Accuracy'] == 1.0
     with pytest.raises(ConfigError, match='would both be'):
-        metric_stream({'t/0-shot': replace(score, categories={'a:b': part, 'a_b': part})}, None, {}, {})
+        metric_stream({'t/0-shot': replace(whole, categories={'a:b': part, 'a_b': part})}, None, {}, {})

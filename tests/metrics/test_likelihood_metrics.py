@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import clustered_items
@@ -81,19 +82,11 @@ TEXTS, TOKENS = ['abcdefgh', 'ééééé', '1234'], [1, 2, 4]
 
 
 @pytest.mark.parametrize(
-    ('gold', 'character', 'byte', 'token'),
-    [(0, 1.0, 0.0, 0.0), (1, 0.0, 1.0, 0.0), (2, 0.0, 0.0, 1.0)],
-)
-def test_normalizations_may_prefer_different_choices(gold: int, character: float, byte: float, token: float):
-    result = of_texts(0, TEXTS, [-6.0, -6.0, -6.0], gold, TOKENS)
-    assert value('CharacterNormalizedMatch', result) == character
-    assert value('ByteNormalizedMatch', result) == byte
-    assert value('TokenNormalizedMatch', result) == token
-
-
-@pytest.mark.parametrize(
     ('name', 'logprobs', 'shares'),
     [
+        ('CharacterNormalizedMatch', [-6.0, -6.0, -6.0], (1.0, 0.0, 0.0)),
+        ('ByteNormalizedMatch', [-6.0, -6.0, -6.0], (0.0, 1.0, 0.0)),
+        ('TokenNormalizedMatch', [-6.0, -6.0, -6.0], (0.0, 0.0, 1.0)),
         ('CharacterNormalizedMatch', [-8.0, -5.0, -4.5], (0.5, 0.5, 0.0)),  # -1, -1, -1.125
         ('ByteNormalizedMatch', [-4.0, -5.0, -2.0], (1 / 3, 1 / 3, 1 / 3)),  # -0.5 thrice
         ('TokenNormalizedMatch', [-4.0, -6.0, -12.0], (0.0, 0.5, 0.5)),  # -4, -3, -3
@@ -101,7 +94,9 @@ def test_normalizations_may_prefer_different_choices(gold: int, character: float
         ('TokenNormalizedMatch', [-4.0, -6.0, -12.001], (0.0, 1.0, 0.0)),
     ],
 )
-def test_a_tie_scores_its_share(name: str, logprobs: list[float], shares: tuple[float, ...]):
+def test_the_best_choice_by_length_is_the_prediction_and_a_tie_scores_its_share(
+    name: str, logprobs: list[float], shares: tuple[float, ...]
+):
     results = [of_texts(gold, TEXTS, logprobs, gold, TOKENS) for gold in range(3)]
     assert tuple(value(name, result) for result in results) == shares
     assert value(name, *results) == pytest.approx(1 / 3)
@@ -129,20 +124,27 @@ def test_pmi_does_not_depend_on_lengths():
 
 
 @pytest.mark.parametrize(
-    ('difference', 'shares'),
-    [(1e-5, (0.5, 0.5, 0.0)), (-1e-5, (0.5, 0.5, 0.0)), (1e-3, (0.0, 1.0, 0.0)), (-1e-3, (1.0, 0.0, 0.0))],
+    ('logprobs', 'alone', 'shares'),
+    [
+        # gains of 2, about 2, and 1.5 nats between sums near 100, of which float32 has one in every 8e-6
+        *(
+            ([-100.0, -103.0 + difference, -98.0], (-102.0, -105.0, -99.5), shares)
+            for difference, shares in (
+                (1e-5, (0.5, 0.5, 0)),
+                (-1e-5, (0.5, 0.5, 0)),
+                (1e-3, (0, 1, 0)),
+                (-1e-3, (1, 0, 0)),
+            )
+        ),
+        ([-1.0 + 1e-5, -2.0], (-3.0, -4.0), (1, 0)),  # small sums have a smaller tolerance
+        ([-1.0 + 1e-7, -2.0], (-3.0, -4.0), (0.5, 0.5)),
+    ],
 )
-def test_gains_within_the_rounding_of_large_sums_tie(difference: float, shares: tuple[float, ...]):
-    # gains of 2, about 2, and 1.5 nats between sums near 100, of which float32 has one in every 8e-6
-    logprobs, alone = [-100.0, -103.0 + difference, -98.0], (-102.0, -105.0, -99.5)
-    results = [item(gold, logprobs, gold, logprobs_alone=alone) for gold in range(3)]
+def test_gains_within_the_rounding_of_sums_tie(
+    logprobs: list[float], alone: tuple[float, ...], shares: tuple[float, ...]
+):
+    results = [item(gold, logprobs, gold, logprobs_alone=alone) for gold in range(len(shares))]
     assert tuple(value('PMINormalizedMatch', result) for result in results) == shares
-
-
-@pytest.mark.parametrize(('difference', 'credit'), [(1e-5, 1.0), (1e-7, 0.5)])
-def test_gains_of_small_sums_have_a_smaller_tolerance(difference: float, credit: float):
-    result = item(0, [-1.0 + difference, -2.0], 0, logprobs_alone=(-3.0, -4.0))
-    assert value('PMINormalizedMatch', result) == credit
 
 
 @given(st.lists(st.floats(-500, -20), min_size=3, max_size=3), st.floats(0, 5), st.floats(1e-5, 1e-1))
@@ -300,16 +302,12 @@ LENGTHS = st.lists(st.integers(0, 30), min_size=3, max_size=3)
 def test_the_order_of_items_changes_no_bit_of_any_metric(data):
     parts = data.draw(st.lists(st.tuples(LOGPROBS, LENGTHS, st.integers(0, 2), st.integers(0, 3)), min_size=1))
     results = [
-        item(
-            row,
-            logprobs,
-            gold,
-            num_characters=tuple(lengths),
-            num_bytes=tuple(2 * length for length in lengths),
-            logprobs_alone=tuple(logprobs[::-1]),
-            cluster=f'{cluster:016x}',
-        )
-        for row, (logprobs, lengths, gold, cluster) in enumerate(parts)
+        item(row, logprobs, gold, num_characters=tuple(lengths), num_bytes=tuple(2 * length for length in lengths))
+        for row, (logprobs, lengths, gold, _) in enumerate(parts)
+    ]
+    results = [
+        replace(result, logprobs_alone=result.logprobs[::-1], cluster=f'{cluster:016x}')
+        for result, (*_, cluster) in zip(results, parts, strict=True)
     ]
     shuffled = data.draw(st.permutations(results))
     for metric in EVERY.values():

@@ -1,25 +1,15 @@
 import pytest
+from clustered_items import item as plain_item
 
 from llmfoundry_gauntlet.metrics.keys import metric_stream
 from llmfoundry_gauntlet.metrics.metrics import accuracy, task_score
-from llmfoundry_gauntlet.types import ItemKey, ItemResult
+from llmfoundry_gauntlet.types import ItemResult
 
 METRIC = 'InContextLearningLMAccuracy'
 
 
 def item(row: int, credit: float | None, category: str | None = None, *, truncated: bool = False) -> ItemResult:
-    return ItemResult(
-        key=ItemKey('t/3-shot', row),
-        category=category,
-        gold=0,
-        predicted=None,
-        score=credit,
-        logprobs=None,
-        num_tokens=None,
-        reason='nan' if credit is None else None,
-        prompt_sha256='',
-        truncated=truncated,
-    )
+    return plain_item(row, credit, task='t/3-shot', category=category, truncated=truncated)
 
 
 def test_accuracy_is_the_mean_score():

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from clustered_items import item
 from programs import SECRET, problem, right, sandbox
 
 from llmfoundry_gauntlet.config.settings import decode_settings
@@ -162,20 +163,7 @@ def test_completions_are_decoded_verbatim():
 
 def results_of(*passed: list[int]) -> list[ItemResult]:
     return [
-        ItemResult(
-            key=ItemKey('t', row, sample=sample),
-            category=None,
-            gold=None,
-            predicted=None,
-            score=float(credit),
-            logprobs=None,
-            num_tokens=None,
-            reason=None,
-            prompt_sha256='',
-            truncated=False,
-        )
-        for row, credits in enumerate(passed)
-        for sample, credit in enumerate(credits)
+        item(row, float(credit), sample=n) for row, credits in enumerate(passed) for n, credit in enumerate(credits)
     ]
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from paths import FIXTURES
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
 from llmfoundry_gauntlet.errors import ModelError
 from llmfoundry_gauntlet.tasks.encode import EncodedItem, EncodedPrompt, Encoder, as_ids, encode_scored
@@ -20,6 +20,11 @@ def prompt(preamble: str, context: str, *continuations: str, num_shots: int = 0)
 
 def text_of(ids: np.ndarray) -> str:
     return ''.join('^' if i == BOS else chr(i) for i in ids)
+
+
+def ids_of(encoder: Encoder, *texts: str, special: bool = False) -> list[list[int]]:
+    found = encoder.encode(list(texts), special=special)
+    return [found[text].tolist() for text in texts]
 
 
 def encoded(preamble: str, context: str, *continuations: str) -> EncodedPrompt:
@@ -62,12 +67,9 @@ def test_a_trailing_eos_of_the_preamble_is_dropped_unless_it_is_alone(character_
 
 
 def test_a_tokenizer_that_cannot_encode_is_a_model_error():
-    tokenizers = pytest.importorskip('tokenizers')
-    transformers = pytest.importorskip('transformers')
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({' a': 0, 'yes': 1, 'no': 2}, unk_token='?'))
-    encoder = Encoder(transformers.PreTrainedTokenizerFast(tokenizer_object=words))
-    found = encoder.encode(['yes', 'no'], special=False)
-    assert {text: ids.tolist() for text, ids in found.items()} == {'yes': [1], 'no': [2]}
+    words = Tokenizer(models.WordLevel({' a': 0, 'yes': 1, 'no': 2}, unk_token='?'))
+    encoder = Encoder(PreTrainedTokenizerFast(tokenizer_object=words))
+    assert ids_of(encoder, 'yes', 'no') == [[1], [2]]
     with pytest.raises(ModelError, match="'maybe'"):
         encoder.encode(['yes', 'no', 'maybe'], special=False)
 
@@ -117,7 +119,7 @@ TEXTS = st.lists(st.text(st.characters(exclude_categories=['Cs']), max_size=40),
 
 
 def fixture_tokenizer(name: str):
-    return pytest.importorskip('transformers').AutoTokenizer.from_pretrained(FIXTURES / 'models' / name)
+    return AutoTokenizer.from_pretrained(FIXTURES / 'models' / name)
 
 
 @pytest.fixture(scope='module', params=MODELS)
@@ -131,8 +133,7 @@ def fast_encoder(request) -> Encoder:
 def test_the_backend_gives_the_ids_of_the_tokenizer(fast_encoder, texts: list[str], special: bool):
     texts = [*texts, '<s>a</s> <|endoftext|>', ' \n\n']
     expected = fast_encoder.tokenizer(texts, add_special_tokens=special)['input_ids']
-    found = fast_encoder.encode(texts, special=special)
-    assert [found[text].tolist() for text in texts] == expected
+    assert ids_of(fast_encoder, *texts, special=special) == expected
     assert fast_encoder.uses_backend
 
 
@@ -141,18 +142,17 @@ def test_earlier_truncation_and_padding_do_not_change_prompts(name: str):
     tokenizer = fixture_tokenizer(name)
     encoder = Encoder(tokenizer)
     texts = ['one two three four five six', 'a']
-    expected = [ids.tolist() for ids in encoder.encode(texts, special=True).values()]
+    expected = ids_of(encoder, *texts, special=True)
     tokenizer(texts, truncation=True, max_length=2, padding='max_length')
-    assert [ids.tolist() for ids in encoder.encode(texts, special=True).values()] == expected
+    assert ids_of(encoder, *texts, special=True) == expected
 
 
 def test_split_special_tokens_is_respected():
-    whole = Encoder(fixture_tokenizer('rotary_bos')).encode(['</s>', 'a'], special=False)
-    assert whole['</s>'].tolist() == [1]
     tokenizer = fixture_tokenizer('rotary_bos')
+    assert ids_of(Encoder(tokenizer), '</s>', 'a')[0] == [1]
     tokenizer.split_special_tokens = True
-    apart = Encoder(tokenizer).encode(['</s>', 'a'], special=False)
-    assert apart['</s>'].tolist() == tokenizer('</s>', add_special_tokens=False)['input_ids'] != [1]
+    apart = ids_of(Encoder(tokenizer), '</s>', 'a')[0]
+    assert apart == tokenizer('</s>', add_special_tokens=False)['input_ids'] != [1]
 
 
 def test_overridden_tokenizer_methods_are_not_bypassed():
@@ -164,26 +164,20 @@ def test_overridden_tokenizer_methods_are_not_bypassed():
 
     encoder = Encoder(LowerCase.from_pretrained(FIXTURES / 'models' / 'rotary_bos'))
     assert not encoder.uses_backend
-    found = encoder.encode(['HELLO', 'hello'], special=False)
-    assert found['HELLO'].tolist() == found['hello'].tolist()
+    upper, lower = ids_of(encoder, 'HELLO', 'hello')
+    assert upper == lower
 
 
 def test_a_backend_that_differs_from_the_tokenizer_is_not_used():
     tokenizer = fixture_tokenizer('rotary_bos')
     tokenizer._call_one = lambda text, **_: {'input_ids': [[7] for _ in text]}
-    encoder = Encoder(tokenizer)
-    assert {text: ids.tolist() for text, ids in encoder.encode(['a', 'b'], special=False).items()} == {
-        'a': [7],
-        'b': [7],
-    }
+    assert ids_of(Encoder(tokenizer), 'a', 'b') == [[7], [7]]
 
 
 def test_slow_tokenizers_give_their_own_ids():
-    tokenizer = pytest.importorskip('transformers').ByT5Tokenizer()  # a byte b is the id b + 3
-    encoder = Encoder(tokenizer)
+    encoder = Encoder(ByT5Tokenizer())  # a byte b is the id b + 3
     assert not encoder.uses_backend
-    found = encoder.encode(['ab', ' '], special=False)
-    assert {text: ids.tolist() for text, ids in found.items()} == {'ab': [100, 101], ' ': [35]}
+    assert ids_of(encoder, 'ab', ' ') == [[100, 101], [35]]
     assert encoder.preambles(['a'])['a'].tolist() == [100]  # without the eos that it adds
 
 
@@ -194,6 +188,6 @@ def test_a_word_has_one_space_before_it_with_any_tokenizer():
     metaspace.decoder = decoders.Metaspace()
     encoder = Encoder(PreTrainedTokenizerFast(tokenizer_object=metaspace, unk_token='<unk>'))
     assert encoder.adds_space and encoder.word_after(' A') == 'A'
-    assert encoder.encode(['A', ' A'], special=False)['A'].tolist() == [2]
+    assert ids_of(encoder, 'A', ' A')[0] == [2]
     characters = Encoder(CharacterTokenizer())
     assert not characters.adds_space and characters.word_after(' A') == characters.word_after('A') == ' A'

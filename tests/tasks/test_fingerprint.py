@@ -1,11 +1,9 @@
 import json
 
-import pytest
+import transformers
 from paths import FIXTURES
 
 from llmfoundry_gauntlet.tasks.encode import Encoder
-
-transformers = pytest.importorskip('transformers')
 
 FOLDER = FIXTURES / 'models' / 'rotary_bos'
 

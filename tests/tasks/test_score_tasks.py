@@ -286,10 +286,8 @@ def test_a_solution_without_an_answer_is_an_error_with_its_line(write_jsonl, dat
 
 
 def test_a_fix_table_replaces_gold_answers(write_jsonl, data_root, tmp_path):
-    two_boxes = {
-        'problem': '1+1?',
-        'solution': r'$\boxed{2}$ and $\boxed{1+1}$',
-    }  # with one the reference asks no table
+    # with one box the reference asks no table
+    two_boxes = {'problem': '1+1?', 'solution': r'$\boxed{2}$ and $\boxed{1+1}$'}
     write_jsonl('score/hendrycks_math/algebra.jsonl', [two_boxes])
 
     def golds(**keys: Any) -> set[str]:

@@ -127,10 +127,8 @@ def test_all_errors_in_a_file_are_listed_at_once(tmp_path):
     del content['option_order_robustness']
     missing, *others = problems_of(tmp_path, content)
     assert "'option_order_robustness'" in missing
-    assert [problem.split(': ')[2] for problem in others] == [
-        'prompt_robustness[2].prompt',
-        'non_greedy_robustness.prompt',
-    ]
+    places = [problem.split(': ')[2] for problem in others]
+    assert places == ['prompt_robustness[2].prompt', 'non_greedy_robustness.prompt']
 
 
 def test_keys_of_perturbations_that_are_not_applied_may_be_missing(tmp_path):
@@ -185,9 +183,8 @@ def test_upstreams_files_load_unchanged(dataset: str, name: str):
     path = UPSTREAM / f'{name}_prompt_templates.json'
     templates = read_templates(task_of(dataset, prompts=str(path)), ROOT)
     content = json.loads(path.read_text())
-    assert [template.prompt for template in templates.prompt] == [
-        entry['prompt'] for entry in content['prompt_robustness']
-    ]
+    wanted = [entry['prompt'] for entry in content['prompt_robustness']]
+    assert [template.prompt for template in templates.prompt] == wanted
     assert templates.non_greedy.prompt == content['non_greedy_robustness']['prompt']
     options = ('x', '{y}')
     assert templates.non_greedy.text('Is {1} a set?', options).count('Is {1} a set?') == 1
