@@ -23,7 +23,6 @@ _HOMES = {
     'read_run': 'results.runs',
     'read_runs': 'results.runs',
     'samples_frame': 'results.report.frames',
-    'scores_chart': 'results.report.frames',
     'scores_frame': 'results.report.frames',
 }
 
@@ -44,7 +43,6 @@ __all__ = [
     'read_run',
     'read_runs',
     'samples_frame',
-    'scores_chart',
     'scores_frame',
 ]
 

@@ -283,12 +283,16 @@ class ItemResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPoint:
-    """The evaluated point of training; `checkpoint` is the file or folder of the weights, None if unknown."""
+    """The evaluated point of training.
+
+    `checkpoint` is the file or folder of the weights, `loss` the training loss of the batch before; None if unknown.
+    """
 
     batch: int
     epoch: int | None
     token: int | None
     checkpoint: str | None
+    loss: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -38,7 +38,7 @@ def test_all_is_sorted_and_every_name_exists():
         'import llmfoundry_gauntlet.cli.app',
         'import llmfoundry_gauntlet.evaluation.run',
         'import llmfoundry_gauntlet.results.report.frames, llmfoundry_gauntlet.results.report.printing',
-        'from llmfoundry_gauntlet import Evaluation, Run, read_run, samples_frame, scores_chart, scores_frame',
+        'from llmfoundry_gauntlet import Evaluation, Run, read_run, samples_frame, scores_frame',
     ],
 )
 def test_importing_loads_none_of_the_heavy_libraries(statement: str):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import platform
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -370,6 +371,7 @@ class EvalGauntlet(Callback):
                 epoch=state.timestamp.epoch.value,
                 token=state.timestamp.token.value,
                 checkpoint=checkpoint_of_batch(state, batch),
+                loss=training_loss(state),
             )
         model = unwrapped(state.model)
         journal = None if self.loader is None else self.loader.journal
@@ -432,6 +434,12 @@ def on_first_rank(work: Callable[[], Answer]) -> Answer:
         raise found[1]
     answer: Answer = found[0]
     return answer
+
+
+def training_loss(state: State) -> float | None:
+    """Return the loss of the last training batch as Composer logs it; None before the first one or if not finite."""
+    loss = state.total_loss_dict.get('loss/train/total')
+    return loss if loss is not None and math.isfinite(loss) else None
 
 
 def summary(evaluation: Evaluation) -> str:

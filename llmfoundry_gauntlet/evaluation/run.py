@@ -161,12 +161,6 @@ class Scores:
 
         return samples_frame(self)
 
-    def plot(self) -> Any:
-        """Return an altair.Chart of the scores; see `scores_chart`."""
-        from llmfoundry_gauntlet import scores_chart
-
-        return scores_chart(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation(Scores):

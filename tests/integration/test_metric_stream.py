@@ -18,6 +18,7 @@ from composer.loggers import FileLogger, InMemoryLogger, TensorboardLogger, Wand
 from logged_values import approximately, memory_values, recorded, sorted_values, warnings_of
 
 from llmfoundry_gauntlet import EvalGauntlet, evaluate
+from llmfoundry_gauntlet.results.files import find_results
 
 # TensorBoard's own thread, whose folder a test removes; the error may show in the next test
 pytestmark = pytest.mark.filterwarnings('ignore::pytest.PytestUnhandledThreadExceptionWarning')
@@ -128,6 +129,8 @@ def test_by_default_loggers_get_accuracies_errors_and_composites(tmp_path):
     kept = re.compile(r'.*/(InContextLearning\w+|StandardError|standard_error)|(icl|gauntlet)/.*')
     expected = {key for key in recorded(tmp_path) if kept.fullmatch(key)}
     assert ours == expected and len(expected) < len(recorded(tmp_path)) - 10
+    ((_, record),) = find_results(tmp_path / 'records')
+    assert record['training']['loss'] == memory.data['loss/train/total'][-1][1] > 0
 
 
 class Breaker(Callback):

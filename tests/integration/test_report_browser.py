@@ -45,6 +45,17 @@ CONTRAST = """() => {
 }"""
 
 
+LINES_OF_LABELS = """() => {
+  const lines = (element) => {
+    const range = document.createRange();
+    range.selectNodeContents(element.firstChild);
+    return new Set([...range.getClientRects()].map((one) => one.top)).size;
+  };
+  const labels = [...document.querySelectorAll('.controls label')].map(lines);
+  return { '.controls label': labels, '.shots': [...new Set([...document.querySelectorAll('td .shots')].map(lines))] };
+}"""
+
+
 @pytest.fixture(scope='module')
 def browser() -> Iterator[Any]:
     path = shutil.which('chromium')
@@ -215,6 +226,7 @@ def test_light_dark_phone_and_print(opened, page_file: Path):
     for summary in page.query_selector_all('section > details > summary'):
         summary.click()
     assert page.evaluate('document.documentElement.scrollWidth') == 360
+    assert page.evaluate(LINES_OF_LABELS) == {'.controls label': [1, 1, 1], '.shots': [1]}
     page.wait_for_function(
         '[...document.querySelectorAll(".chart svg")].every((one) => one.getBoundingClientRect().right <= 360)'
     )

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from llmfoundry_gauntlet.config.tasks import GauntletSpec
 from llmfoundry_gauntlet.errors import ConfigError, RecordError
 from llmfoundry_gauntlet.results.report.comparison import Comparison, compare, corrected
-from llmfoundry_gauntlet.results.report.frames import curves
+from llmfoundry_gauntlet.results.report.frames import LOSS, curves
 from llmfoundry_gauntlet.results.report.printing import (
     OTHER_TASKS,
     TITLE,
@@ -88,12 +88,15 @@ def make_sections(runs: Sequence[RecordedRun], results: Sequence[Run]) -> list[S
 
 
 def curves_section(runs: Sequence[RecordedRun]) -> Section:
-    """Return the learning curves of averages and categories, with one axis."""
-    rows = {kind: rows_of(runs, kind) for kind in ('average', 'category')}
-    charts = curves([*rows['average'], *rows['category']], baseline=0.0 if is_rescaled(runs) else None)
+    """Return the learning curves of averages and categories, and the training loss, with one axis."""
+    losses = [replace(row, run=run.name) for run in runs for one in run.evaluations for row in loss_rows(one)]
+    rows = [*rows_of(runs, 'average'), *losses, *rows_of(runs, 'category')]
+    charts = curves(rows, baseline=0.0 if is_rescaled(runs) else None)
     if not charts:
         return Section(name='curves', title='Learning curves')
     notes = [f'{composite_note(runs)} Bands are 95 % intervals over items.']
+    if losses:
+        notes.append('The training loss is that of the batch before each evaluation.')
     return Section(name='curves', title='Learning curves', notes=notes, charts={'': charts})
 
 
@@ -106,6 +109,15 @@ def tasks_section(runs: Sequence[RecordedRun]) -> Section:
     found = {name: group for name, group in charts.items() if group}
     notes = ['Accuracy with its 95 % interval; the dashed line is chance.']
     return Section(name='tasks', title='Tasks', notes=notes if found else (), charts=found)
+
+
+def loss_rows(evaluation: RecordedEvaluation) -> list[ScoreRow]:
+    """Return the training loss of the last batch before an evaluation, if it is known."""
+    training = evaluation.results.training or {}
+    if (loss := training.get('loss')) is None:
+        return []
+    batch, token = evaluation.batch, training.get('token')
+    return [ScoreRow(run='', batch=batch, token=token, kind=LOSS, name='training loss', value=loss)]
 
 
 def rows_of(runs: Sequence[RecordedRun], kind: str) -> list[ScoreRow]:
@@ -341,10 +353,11 @@ def make_environment() -> Environment:
 
 
 def breakable(text: str) -> Markup:
-    """Return a name, escaped, that a browser breaks after `_` and `/` rather than within a word."""
+    """Return a name, escaped, that a browser breaks after `_` and `/` rather than within a word or '10-shot'."""
     from markupsafe import Markup, escape
 
-    return Markup(re.sub('[_/]', '\\g<0><wbr>', str(escape(visible(text)))))
+    broken = re.sub('[_/]', r'\g<0><wbr>', str(escape(visible(text))))
+    return Markup(re.sub(r'(?<=<wbr>)\d+-shot$', r'<span class="shots">\g<0></span>', broken))
 
 
 def typographic(number: str) -> str:

@@ -1,28 +1,17 @@
-"""Scores and items as pandas frames and charts."""
+"""Scores and items as pandas frames."""
 
 from __future__ import annotations
 
 import doctest
-import json
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
-from compared_runs import CHOICES, LINES, ROWS, TOPICS, record_of, samples_of
+from compared_runs import CHOICES, ROWS, TOPICS, record_of, samples_of
 
-from llmfoundry_gauntlet import ConfigError, Run, read_run, read_runs, samples_frame, scores_chart, scores_frame
+from llmfoundry_gauntlet import Run, read_run, read_runs, samples_frame, scores_frame
 from llmfoundry_gauntlet.results.report import frames
 from llmfoundry_gauntlet.results.runs import summarize_again
-
-
-def drawn(chart: Any) -> list[dict[str, Any]]:
-    """Return the data of a chart, which must render."""
-    assert len(chart.to_dict()) > 1
-    vl_convert = pytest.importorskip('vl_convert')
-    assert '<svg' in vl_convert.vegalite_to_svg(chart.to_json())
-    found = [row for rows in chart.to_dict()['datasets'].values() for row in rows]
-    return [json.loads(line) for line in dict.fromkeys(json.dumps(row) for row in found)]
 
 
 @pytest.fixture
@@ -67,32 +56,6 @@ def test_frames_of_several_runs_are_in_order_of_training(training: Path):
     frame = scores_frame(found)
     assert list(frame.batch.unique()) == [20, 100, 400, 1000]
     assert len(samples_frame(found)) == 4 * len(found[0].samples())
-
-
-def test_points_have_chance_and_intervals(run: Run):
-    rows = {row['name']: row for row in drawn(run.plot())}
-    assert {'reading', 'core', *ROWS} < rows.keys()
-    measure = record_of(run.folder)['composites']['categories']['reading']
-    row = rows['reading']
-    assert row['value'] == measure['value']
-    assert [row['low'], row['high']] == measure['confidence_interval']
-    assert (rows[CHOICES]['chance'], rows[LINES]['chance']) == (1 / 3, 0.0)
-
-
-def test_checkpoints_are_learning_curves_and_models_are_side_by_side(training: Path, runs: dict[str, Path]):
-    curves = scores_chart(read_runs(training))
-    assert 'concat' in curves.to_dict()
-    assert {(row['name'], row['batch']) for row in drawn(curves)} == {
-        (name, batch) for name in ('reading', 'rest', 'core', 'reading alone') for batch in (20, 100, 400, 1000)
-    }
-    beside = drawn(scores_chart([read_run(runs['a']), read_run(runs['b'])]))
-    assert {row['run'] for row in beside if row['name'] == LINES and 'run' in row} == {str(runs['a']), str(runs['b'])}
-
-
-def test_a_chart_without_altair_names_the_extra(run: Run, monkeypatch):
-    monkeypatch.setattr(frames, 'find_spec', lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'llmfoundry-gauntlet\[report\]'"):
-        run.plot()
 
 
 def test_docstring_examples_run(run: Run):

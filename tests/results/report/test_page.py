@@ -142,14 +142,13 @@ def test_several_runs_are_side_by_side(pages, runs):
     assert pages['three'].runs == ['a', 'b', 'c']
 
 
-def rows_of_charts(page: Page) -> list[list[dict[str, Any]]]:
-    """Return the data of each chart of a page."""
-    return [[row for rows in chart['datasets'].values() for row in rows] for chart in json.loads(page.scripts[0])]
+def rows_of_charts(charts: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Return the points of each chart."""
+    return [[row for rows in chart['datasets'].values() for row in rows if 'batch' in row] for chart in charts]
 
 
 def test_curves_show_the_recorded_numbers_of_every_checkpoint(pages, runs):
-    found = [[row for row in rows if 'batch' in row] for rows in rows_of_charts(pages['training'])]
-    curves = {rows[0]['name']: rows for rows in found}
+    curves = {rows[0]['name']: rows for rows in rows_of_charts(json.loads(pages['training'].scripts[0]))}
     assert curves.keys() >= {'core', 'reading', 'rest'}
     for name in ('core', 'reading'):
         for row, (run, batch) in zip(curves[name], BATCHES.items(), strict=True):
@@ -169,6 +168,23 @@ def test_curves_have_one_axis_and_a_line_at_chance(pages):
         assert {row['value'] for row in rows if row.get('mark') == 'chance'} == chances
         low, high = json.loads(*domains)
         assert all(low <= row['low'] <= row['high'] <= high for row in rows if 'low' in row)
+
+
+def test_the_training_loss_is_drawn_over_the_axis_of_the_curves(report, training: Path):
+    """The first evaluation, before any batch, has none."""
+    losses = dict(zip([100, 400, 1000], [3.5, 2.25, 2.0], strict=True))
+    for batch, loss in losses.items():
+        record = record_of(training / f'ba{batch}')
+        record['training']['loss'] = loss
+        (training / f'ba{batch}' / 'results.json').write_text(json.dumps(record))
+    charts = json.loads(report(training).scripts[0])
+    assert len(charts) == 5 + 4
+    by_name = {rows[0]['name']: chart for chart, rows in zip(charts, rows_of_charts(charts), strict=True)}
+    assert {one['batch']: one['value'] for one in rows_of_charts([by_name['training loss']])[0]} == losses
+    for chart in charts:
+        layer = chart['layer'][-1]['encoding']
+        assert layer['x']['scale']['domain'] == [20, 1000]
+    assert 'domain' not in by_name['training loss']['layer'][-1]['encoding']['y']['scale']
 
 
 @pytest.mark.parametrize('case', [('three', f'b {MINUS} a', 'b'), ('training', f'ba1000 {MINUS} ba400', 'd')])
