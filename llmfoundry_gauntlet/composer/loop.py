@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, TypeVar
 
 from composer.core import DataSpec, Evaluator, State
@@ -20,6 +21,7 @@ from llmfoundry_gauntlet.composer.progress import Work
 from llmfoundry_gauntlet.composer.runner import GENERATION_TOKENS, ModelRunner
 from llmfoundry_gauntlet.composer.time_budget import Measured, TimeBudget, summed
 from llmfoundry_gauntlet.composer.watchdog import meet
+from llmfoundry_gauntlet.engine.model import Outputs
 from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, Batch, ContinuousBatch, plan
 from llmfoundry_gauntlet.engine.ranks import assign, assign_continuous_batches
 from llmfoundry_gauntlet.evaluation.run import (
@@ -75,6 +77,7 @@ class EvaluationLoader:
         self.runs_programs = any(task.runs_programs for task in prepared.tasks.values())
         self.background = ThreadPoolExecutor(max_workers=1, thread_name_prefix='gauntlet-programs')
         self.running: list[Future[Results]] = []  # programs of finished batches
+        self.launched: Callable[[], Results] | None = None  # the batch that the device is running
         self.num_steps = 0  # steps begun plus steps ended
         self.work = Work()  # progress of the current evaluation on this rank
         self.requests: Sequence[Request] = ()  # of the current step
@@ -90,7 +93,7 @@ class EvaluationLoader:
     def __iter__(self) -> Iterator[Step]:
         self.started = time.perf_counter()
         self.runner.language_model.forget()  # prefixes cached for earlier weights
-        self._drop_programs()
+        self._drop_unfinished()
         self.work = Work(num_steps=1)
         self.results, self.evaluation = {}, None
         self.busy_seconds = dict.fromkeys(self.everything.tasks, 0.0)
@@ -118,8 +121,7 @@ class EvaluationLoader:
         mine: list[Batch | ContinuousBatch] = [*batches, *generations]
         self.work.add(num_requests(wanted), num_requests(mine), sum(part.cost for part in mine))
         self.work.num_steps += len(mine) + self.runs_programs
-        for batch in batches:
-            yield self._step(partial(self._score, batch, suspects), batch)
+        yield from self._scoring(batches, suspects)
         for generating in generations:
             yield self._step(partial(self._generate, generating), generating)
         if self.runs_programs:
@@ -134,8 +136,13 @@ class EvaluationLoader:
             alone = plan(again, tokens_per_batch=tokens, layout=PADDED_ROWS, rotary=self.runner.language_model.rotary)
             rerun = self._share(self._unfinished(alone, also_suspects=True))
             self.work.num_steps += len(rerun)
-            for batch in rerun:
-                yield self._step(partial(self._score, batch, None), batch)
+            yield from self._scoring(rerun, None)
+
+    def _scoring(self, batches: Sequence[Batch], suspects: Results | None) -> Iterator[Step]:
+        """Yield the steps that score these batches. Non-finite results go to `suspects`, if given, to be rerun."""
+        for batch, following in pairwise([*batches, None]):
+            assert batch is not None
+            yield self._step(partial(self._score, batch, following, suspects), batch)
 
     def _find_subset(self, budget: TimeBudget) -> Iterator[Step]:
         """Yield the steps of rounds with more and more items until the time budget has found its subset."""
@@ -177,12 +184,13 @@ class EvaluationLoader:
 
     def stop(self) -> None:
         """Clean up after an evaluation that has finished or failed."""
-        self._drop_programs()
+        self._drop_unfinished()
         if self.journal is not None:
             self.journal.close()
 
-    def _drop_programs(self) -> None:
-        """Cancel the programs of a failed evaluation; results of those still running are ignored."""
+    def _drop_unfinished(self) -> None:
+        """Drop the batch and cancel the programs of a failed evaluation; programs still running are ignored."""
+        self.launched = None
         while self.running:
             self.running.pop().cancel()
 
@@ -269,9 +277,26 @@ class EvaluationLoader:
         self.journal.begin(identity)
         return self.journal.results
 
-    def _score(self, batch: Batch, suspects: Results | None) -> Results:
-        """Score a batch and return the results; non-finite ones go to `suspects`, if given, to be rerun."""
-        results = self.everything.results(self.runner.language_model.run(batch))
+    def _score(self, batch: Batch, following: Batch | None, suspects: Results | None) -> Results:
+        """Start a batch; while the device runs it, lay out the next and return the results of the one before.
+
+        The last one's are returned too.
+        """
+        outputs = self.runner.language_model.launch(batch)
+        results = self._finish_batch()
+        self.launched = partial(self._results_of, outputs, suspects)
+        if following is None:
+            return results | self._finish_batch()
+        self.runner.language_model.lay_out(following)
+        return results
+
+    def _finish_batch(self) -> Results:
+        """Return the results of the batch that was launched last, if any."""
+        launched, self.launched = self.launched, None
+        return {} if launched is None else launched()
+
+    def _results_of(self, outputs: Outputs, suspects: Results | None) -> Results:
+        results = self.everything.results(outputs())
         if suspects is not None:
             not_finite = {key: result for key, result in results.items() if not is_finite(result)}
             suspects.update(self._keep(not_finite, self.journal, suspect=True))

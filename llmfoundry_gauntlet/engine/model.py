@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -18,14 +18,13 @@ from llmfoundry_gauntlet.engine.attention import Change, Replacement, changed, r
 from llmfoundry_gauntlet.engine.logits import (
     LogitReader,
     Tail,
-    TokenScores,
     output_layer,
     picking,
     reading,
     rounding_of,
     tail_of,
 )
-from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, Batch
+from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, STREAM, Batch
 from llmfoundry_gauntlet.engine.rotary import RotaryLengths, rotary_length
 from llmfoundry_gauntlet.engine.tree_attention import KeyValue, tree_layout
 from llmfoundry_gauntlet.engine.trees import (
@@ -40,6 +39,8 @@ from llmfoundry_gauntlet.errors import ModelError
 from llmfoundry_gauntlet.types import Ids, Ints, ScoreOutput, ScoreRequest
 
 log = logging.getLogger(__name__)
+
+Outputs = Callable[[], list[ScoreOutput]]
 
 
 class CausalLanguageModel:
@@ -70,6 +71,7 @@ class CausalLanguageModel:
         self.in_step = is_sharded(self.model)  # ranks must make the same forwards, as each gathers sharded weights
         self.most_tokens: int | None = None  # per batch, once the device ran out of memory with more
         self._prefix: tuple[Ids, dict[int, KeyValue]] | None = None
+        self._next: tuple[Batch, Stream] | None = None  # laid out ahead
 
     @cached_property
     def engine_attention(self) -> Replacement:
@@ -88,9 +90,13 @@ class CausalLanguageModel:
         size: int = self.model.config.get_text_config().vocab_size
         return size
 
-    @torch.no_grad()
     def run(self, batch: Batch) -> list[ScoreOutput]:
-        """Return the outputs of a batch, in the order of its requests.
+        """Return the outputs of a batch, in the order of its requests. Raise ModelError as `launch` does."""
+        return self.launch(batch)()
+
+    @torch.no_grad()
+    def launch(self, batch: Batch) -> Outputs:
+        """Start a batch on the device; return a function that waits for its outputs, in the order of its requests.
 
         If the device runs out of memory, the batch and all later ones of its size are run in halves.
         Raise ModelError if a single request does not fit, or if ranks run in step.
@@ -98,14 +104,22 @@ class CausalLanguageModel:
         if self.most_tokens is not None and batch.num_tokens > self.most_tokens and batch.trees:
             halves = batch.halves()
             if len(halves) > 1:
-                return [output for half in halves for output in self.run(half)]
+                return joined(list(map(self.launch, halves)))
         try:
-            return self._run(batch)
+            with self.rotary_length(batch.rope_length):
+                reader = self._read(batch)
         except torch.OutOfMemoryError as error:
             failure = str(error)
+        else:
+            return partial(outputs_of, batch, reader)
         # The exception, whose frames held tensors, has been freed here.
         self._make_room(batch, failure)
-        return [output for half in batch.halves() for output in self.run(half)]
+        return joined(list(map(self.launch, batch.halves())))
+
+    def lay_out(self, batch: Batch) -> None:
+        """Prepare a batch that is to run next, while the device is busy."""
+        if batch.layout == STREAM and batch.trees:
+            self._next = batch, stream_of(batch)
 
     def _make_room(self, batch: Batch, failure: str) -> None:
         too_large = f'{batch.num_tokens} tokens do not fit into the memory of the device'
@@ -125,15 +139,8 @@ class CausalLanguageModel:
             self.most_tokens,
         )
 
-    def _run(self, batch: Batch) -> list[ScoreOutput]:
-        with self.rotary_length(batch.rope_length):
-            scores = self._scores(batch)
-        if scores is None:
-            return []
-        return split_outputs(batch.requests, scores.logprobs, scores.is_argmax, scores.num_top)
-
-    def _scores(self, batch: Batch) -> TokenScores | None:
-        """Return the values of a batch's scored tokens; None for a batch that only runs a prefix."""
+    def _read(self, batch: Batch) -> LogitReader | None:
+        """Return the reader of a batch's scored tokens; None for a batch that only runs a prefix."""
         if batch.layout == PADDED_ROWS:
             return self._padded_rows(batch)
         if not batch.trees:  # rerun even a cached prefix: sharded ranks must make equally many forwards
@@ -141,8 +148,9 @@ class CausalLanguageModel:
         prefix = None if batch.prefix is None else self._cached(batch.prefix)
         if not batch.trees:
             return None
-        num_cached = 0 if batch.prefix is None else len(batch.prefix)
-        return self._stream(lay_out_stream(batch.trees, num_cached), prefix)
+        prepared, self._next = self._next, None
+        stream = prepared[1] if prepared is not None and prepared[0] is batch else stream_of(batch)
+        return self._stream(stream, prefix)
 
     def _cached(self, prefix: Ids) -> dict[int, KeyValue]:
         """Return the keys and values of a prefix by layer. One prefix is cached at a time."""
@@ -182,7 +190,7 @@ class CausalLanguageModel:
 
     def _stream(
         self, stream: Stream, prefix: dict[int, KeyValue] | None = None, *, is_cached: bool = False
-    ) -> TokenScores:
+    ) -> LogitReader:
         """Run trees as one row."""
         engine = self.engine_attention
         layout = tree_layout(stream, self.device, prefix, is_cached=is_cached, key_bias=engine.key_bias)
@@ -195,7 +203,7 @@ class CausalLanguageModel:
                 attention_mask=engine.mask(self.device),
             )
 
-    def _padded_rows(self, batch: Batch) -> TokenScores:
+    def _padded_rows(self, batch: Batch) -> LogitReader:
         rows = lay_out_rows(batch.requests)
         mask = np.arange(rows.tokens.shape[1])[None] < rows.lengths[:, None]
         if self.hidden_token_id is not None:
@@ -212,8 +220,8 @@ class CausalLanguageModel:
         *,
         attention_mask: torch.Tensor | None,
         position_ids: npt.NDArray[np.integer[Any]] | None = None,
-    ) -> TokenScores:
-        """Run the model on tokens [R, L] and read logits at flat positions of [R * L]."""
+    ) -> LogitReader:
+        """Run the model on tokens [R, L]; return the reader of logits at flat positions of [R * L]."""
         arguments: dict[str, Any] = {
             'input_ids': torch.from_numpy(tokens.astype(np.int64)).to(self.device),
             'attention_mask': attention_mask,
@@ -228,7 +236,25 @@ class CausalLanguageModel:
         self.num_forwards += 1
         if layer is None:
             reader.take_all(logits.reshape(-1, logits.shape[-1]))
-        return reader.scores()
+        return reader
+
+
+def stream_of(batch: Batch) -> Stream:
+    """Return the trees of a batch as a stream, after its cached prefix."""
+    return lay_out_stream(batch.trees, 0 if batch.prefix is None else len(batch.prefix))
+
+
+def outputs_of(batch: Batch, reader: LogitReader | None) -> list[ScoreOutput]:
+    """Wait for a batch; return its outputs, of which a batch that only runs a prefix has none."""
+    if reader is None:
+        return []
+    scores = reader.scores()
+    return split_outputs(batch.requests, scores.logprobs, scores.is_argmax, scores.num_top)
+
+
+def joined(parts: Sequence[Outputs]) -> Outputs:
+    """Return a function that waits for several outputs."""
+    return lambda: [output for part in parts for output in part()]
 
 
 def unwrapped(model: Any) -> Any:

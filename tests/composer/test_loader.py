@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,25 @@ def test_every_item_is_scored_once_as_by_bare_forwards(settings):
     for key, result in results.items():
         expected = networks.sums_alone(model.model, [loader.prepared.items[key].request])
         np.testing.assert_allclose(result.logprobs, expected, rtol=0, atol=1e-5)
+
+
+def test_a_batch_is_scored_while_the_device_runs_the_next(settings):
+    """Mutations: `run` in place of `launch`; an abandoned batch reaches the next evaluation."""
+    model = composer_model()
+    loader = loader_of(model, settings)
+    expected, _ = drive(loader)
+    with torch.no_grad():
+        model.model.lm_head.weight.mul_(-1)
+    steps = []
+    for step in islice(loader, 3):  # the plan and two batches
+        found = step.run()
+        steps.append(step)
+    assert found.keys() == {request.key for request in steps[1].requests}
+    loader.stop()
+    with torch.no_grad():
+        model.model.lm_head.weight.mul_(-1)
+    results, _ = drive(loader)
+    check(results, expected, set())
 
 
 def test_a_second_evaluation_reuses_the_plan_with_new_weights(settings):
