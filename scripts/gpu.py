@@ -195,11 +195,12 @@ def fsdp(options: Options) -> Figures:
     dist.initialize_dist(device, timeout=60.0)
     with tempfile.TemporaryDirectory() as name:
         fsdp_worker.write_tasks(Path(name))
-        found = fsdp_worker.run(Path(name), 'llama', device)
+        found = {mode: fsdp_worker.run(Path(name), 'llama', mode, device=device) for mode in ('unsharded', 'sharded')}
+        without = {mode: fsdp_worker.trained(Path(name), 'llama', mode, device) for mode in found}
     dtype, about = (FP32, 'fp32 with gloo') if device == 'cpu' else (BF16, 'bf16 with NCCL')
     whole, sharded = (
-        {key: item for task in found[state].values() for key, item in task['items'].items()}
-        for state in ('unsharded', 'sharded')
+        {key: item for task in fsdp_worker.TASKS for key, item in results[task]['items'].items()}
+        for results in found.values()
     )
     scored = [key for key, item in whole.items() if item[2]]
     error = max(np.max(np.abs(np.subtract(whole[key][2], sharded[key][2]))) for key in scored)
@@ -212,10 +213,9 @@ def fsdp(options: Options) -> Figures:
             f'(allowed {most:g}), {same:.1%} of predictions equal (allowed {SAME_CHOICES[dtype]:.1%})'
         ),
     )
-    for state in ('unsharded', 'sharded'):
-        if f'{state} without' in found:
-            equal = found[f'{state} with'] == found[f'{state} without']
-            yield equal, f'{state} training with evaluations is {"" if equal else "not "}bitwise that without'
+    for mode, weights in without.items():
+        equal = found[mode]['weights'] == weights
+        yield equal, f'{mode} training with evaluations is {"" if equal else "not "}bitwise that without'
 
 
 def gpu_rows(options: Options) -> tuple[TaskRow, ...]:

@@ -43,7 +43,7 @@ from llmfoundry_gauntlet.composer.progress import ProgressReport
 from llmfoundry_gauntlet.composer.runner import prepare_for_model, unwrapped
 from llmfoundry_gauntlet.composer.watchdog import Watchdog, check_timeout
 from llmfoundry_gauntlet.config.settings import decode_settings
-from llmfoundry_gauntlet.errors import GauntletError, RecordError
+from llmfoundry_gauntlet.errors import GauntletError, ModelError, RecordError
 from llmfoundry_gauntlet.evaluation.inputs import load_data
 from llmfoundry_gauntlet.evaluation.run import Evaluation, PreparedEvaluation
 from llmfoundry_gauntlet.results.files import RESULTS, check_writable, is_recorded, note_checkpoint, write_records
@@ -137,6 +137,15 @@ class EvalGauntlet(Callback):
             log.warning(warning)
 
     # Composer's events, in the order in which they occur.
+
+    def init(self, state: State, logger: Logger) -> None:
+        """Raise ModelError for tensor parallelism: the ranks of a group would run different batches."""
+        if state.tp_config is not None:
+            raise ModelError(
+                "parallelism_config['tp']: a model with tensor parallelism cannot be evaluated while it is trained; "
+                'shard it with FSDP alone, or train without this callback and evaluate the checkpoints with '
+                '`gauntlet watch`'
+            )
 
     def before_load(self, state: State, logger: Logger) -> None:
         """Prepare the items and attach the evaluator; the Trainer would remove one attached at `init`."""

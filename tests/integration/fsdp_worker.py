@@ -1,4 +1,4 @@
-"""Score and train networks on two ranks, sharded and not, with and without evaluations.
+"""Score and train networks on two ranks, sharded and not, with and without evaluations, also with some that fail.
 
 The families hf_causal_lm and hf_causal_lm+lora are llm-foundry's `ComposerHFCausalLM` of a Llama, in its environment:
 composer -n 2 fsdp_worker.py FOLDER FAMILY...
@@ -8,7 +8,12 @@ import hashlib
 import itertools
 import json
 import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import networks
 import tiny
@@ -16,15 +21,25 @@ import torch
 from composer import Trainer
 from composer.core import DataSpec
 from composer.models import HuggingFaceModel
-from composer.utils import dist
-from torch.distributed.fsdp import FullyShardedDataParallel
+from composer.utils import FSDP2Config, FSDPConfig, dist
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.utils.data import DataLoader
 
 from llmfoundry_gauntlet import EvalGauntlet
+from llmfoundry_gauntlet.composer import gathered
+from llmfoundry_gauntlet.composer.runner import unwrapped
 from llmfoundry_gauntlet.engine.ranks import assign
+from llmfoundry_gauntlet.errors import ModelError
 
 TASKS = ('mixed', 'long', 'replies')
 INSTRUCTION = 'The same long instruction stands before each one of all of these questions. '
+SHARDINGS: dict[str, Callable[[], Any]] = {
+    'unsharded': lambda: None,
+    'sharded': partial(FSDPConfig, sharding_strategy='FULL_SHARD', state_dict_type='full'),
+    'sharded by FSDP2': FSDP2Config,
+}
+MODES = [*SHARDINGS, 'sharded, not kept', 'sharded by FSDP2, not kept']  # weights are kept for a whole evaluation
+COUNTS: Counter[str] = Counter()  # calls that gather, and forwards without gradients
 
 
 LORA = {'peft_type': 'LORA', 'task_type': 'CAUSAL_LM', 'r': 4, 'target_modules': ['q_proj', 'v_proj']}
@@ -49,13 +64,13 @@ def hugging_face_model(family: str) -> HuggingFaceModel:
     return HuggingFaceModel(network, tokenizer=tiny.tokenizer())
 
 
-def make_trainer(folder: Path, family: str, callbacks: list, *, sharded: bool, device: str) -> Trainer:
+def make_trainer(folder: Path, family: str, callbacks: list, mode: str, device: str = 'cpu') -> Trainer:
     is_foundrys = family.startswith('hf_causal_lm')
     model = foundry_model(folder, family) if is_foundrys else hugging_face_model(family)
     model.train()
     torch.manual_seed(7)
     rows = [{'input_ids': row, 'labels': row} for row in torch.randint(3, 259, (16, 16))]
-    sharding = {'fsdp': {'sharding_strategy': 'FULL_SHARD', 'state_dict_type': 'full'}}
+    sharding = SHARDINGS[mode.split(',')[0]]()
     return Trainer(
         model=model,
         train_dataloader=DataSpec(DataLoader(rows, batch_size=2, sampler=dist.get_sampler(rows, shuffle=True))),
@@ -67,7 +82,7 @@ def make_trainer(folder: Path, family: str, callbacks: list, *, sharded: bool, d
         seed=3,
         callbacks=callbacks,
         progress_bar=False,
-        parallelism_config=sharding if sharded else None,
+        parallelism_config=None if sharding is None else {'fsdp': sharding},
     )
 
 
@@ -75,7 +90,7 @@ def make_evaluator(folder: Path, tasks: str) -> EvalGauntlet:
     return EvalGauntlet(
         tasks=str(folder / f'{tasks}.yaml'),
         data_root=str(folder),
-        interval=['first', '2ba', 'last'],
+        interval='2ba',
         tokens_per_batch=160,
         max_seq_len=128,
         fewshot='fixed',
@@ -90,7 +105,7 @@ def scores(callback: EvalGauntlet) -> dict:
     prefixes = [id(batch.prefix) for batch in mine if not batch.trees]
     return {
         'layout': planned.layout,
-        'num_pools': len(planned.continuous_batches),
+        'num_continuous': len(planned.continuous_batches),
         'num_prefixes': len(prefixes),
         'repeats_a_prefix': len(set(prefixes)) < len(prefixes),
         'items': {
@@ -103,30 +118,92 @@ def scores(callback: EvalGauntlet) -> dict:
 
 def weights(trainer: Trainer) -> str:
     """Return a digest of this rank's shards; gathering whole weights on a CPU crashes in torch 2.7."""
-    parts = [(name, value.detach().cpu().numpy().tobytes()) for name, value in trainer.state.model.named_parameters()]
+    parts = [
+        (name, (value.to_local() if hasattr(value, 'to_local') else value).detach().cpu().numpy().tobytes())
+        for name, value in trainer.state.model.named_parameters()
+    ]
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def run(folder: Path, family: str, device: str = 'cpu') -> dict:
-    """Return scores and weights; of our own models those of unsharded training are tested elsewhere (test_ranks.py)."""
-    found = {}
-    trains = {'unsharded': family.startswith('hf_causal_lm') or device != 'cpu', 'sharded': True}
-    for state, mode in itertools.product(trains, ('without', 'with')):
-        if not trains[state] and mode == 'without':
-            continue
-        evaluators = {tasks: make_evaluator(folder, tasks) for tasks in TASKS} if mode == 'with' else {}
-        trainer = make_trainer(folder, family, [*evaluators.values()], sharded=state == 'sharded', device=device)
-        if state == 'sharded':
-            parts = [part for part in trainer.state.model.modules() if isinstance(part, FullyShardedDataParallel)]
-            assert trainer.state.model.model is parts[0] and len(parts) >= 3
-        if mode == 'with':
-            trainer.eval()
-            found[state] = {tasks: scores(evaluator) for tasks, evaluator in evaluators.items()}
-        if trains[state]:
-            trainer.fit()
-            found[f'{state} {mode}'] = weights(trainer)
-        trainer.close()
-    return found
+def count_calls() -> None:
+    """Count the calls by which FSDP gathers weights: FSDP1 and FSDP2 use different ones on a CPU."""
+    for name in ('all_gather', 'all_gather_into_tensor'):
+        setattr(torch.distributed, name, partial(counted, getattr(torch.distributed, name)))
+
+
+def counted(gather: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    COUNTS['gathers'] += 1
+    return gather(*args, **kwargs)
+
+
+@contextmanager
+def failing(trainer: Trainer, error: Exception, at: Callable[[int], bool]) -> Iterator[None]:
+    """Raise an error in the last block of the model `at` a number of tokens."""
+
+    def fail(_: Any, args: tuple, kwargs: dict) -> None:
+        states = args[0] if args else kwargs['hidden_states']
+        if at(states.shape[0] * states.shape[1]):
+            raise error
+
+    blocks = next(part for part in trainer.state.model.modules() if isinstance(part, torch.nn.ModuleList))
+    block = getattr(blocks[-1], '_fsdp_wrapped_module', blocks[-1])
+    handle = block.register_forward_pre_hook(fail, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def evaluate(trainer: Trainer, evaluators: dict[str, EvalGauntlet]) -> dict:
+    """Return the results of an evaluation by its tasks."""
+    trainer.eval()
+    return {tasks: scores(evaluator) for tasks, evaluator in evaluators.items()}
+
+
+def free_bytes(family: str, mode: str) -> int | None:
+    """Return just enough memory to keep the Llama in float32, half of it free; `not kept` a byte less on one rank."""
+    if family != 'llama':
+        return None
+    num_bytes = 4 * sum(parameter.numel() for parameter in hugging_face_model(family).parameters())
+    return 2 * num_bytes - (mode.endswith('not kept') and dist.get_global_rank() == 1)
+
+
+def run(folder: Path, family: str, mode: str, *, device: str = 'cpu', fails: bool = False) -> dict:
+    """Evaluate and train; with `fails` some evaluations before the training fail in the middle of a forward."""
+    if device == 'cpu':
+        gathered.free_bytes = lambda _: free_bytes(family, mode)
+    evaluators = {tasks: make_evaluator(folder, tasks) for tasks in TASKS}
+    trainer = make_trainer(folder, family, [*evaluators.values()], mode, device)
+    network = unwrapped(trainer.state.model).model
+    units = [part for part in network.modules() if isinstance(part, (FullyShardedDataParallel, FSDPModule))]
+    assert len(units) >= 3 if mode != 'unsharded' else not units
+    network.register_forward_pre_hook(lambda *_: COUNTS.update(forwards=not torch.is_grad_enabled()))
+    COUNTS.clear()
+    found = evaluate(trainer, evaluators) | {'counts': dict(COUNTS), 'num_units': len(units)}
+    if fails:
+        calls = itertools.count(1)
+        with failing(trainer, ZeroDivisionError('injected'), lambda _: next(calls) == 3):  # at a step of both ranks
+            found['failed'] = False
+            try:
+                trainer.eval()
+            except ZeroDivisionError:
+                found['failed'] = True
+        state = trainer.state
+        state.set_dataloader(state.train_dataloader, 'train')  # which Composer does not after an evaluation that failed
+        is_last = dist.get_global_rank() == 1
+        with failing(trainer, torch.OutOfMemoryError('injected'), lambda num_tokens: is_last and num_tokens > 100):
+            found['one rank out of memory'] = evaluate(trainer, evaluators)
+    trainer.fit()
+    trainer.close()
+    return found | {'weights': weights(trainer)}
+
+
+def trained(folder: Path, family: str, mode: str, device: str = 'cpu') -> str:
+    """Return the weights after training without evaluations."""
+    trainer = make_trainer(folder, family, [], mode, device)
+    trainer.fit()
+    trainer.close()
+    return weights(trainer)
 
 
 def write_tasks(folder: Path) -> None:
@@ -137,14 +214,42 @@ def write_tasks(folder: Path) -> None:
     (folder / 'rows.jsonl').write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
     task = {'label': 'long', 'dataset_uri': 'rows.jsonl', 'num_fewshot': [0], 'icl_task_type': 'language_modeling'}
     (folder / 'long.yaml').write_text(json.dumps({'icl_tasks': [{**task, 'prompt_string': INSTRUCTION}]}))
-    (folder / 'replies.yaml').write_text(json.dumps({'icl_tasks': tiny.write_replies(folder)}))
+    (folder / 'replies.yaml').write_text(json.dumps({'icl_tasks': tiny.write_replies(folder, num_rows=12)}))
+
+
+def run_out_of_memory(folder: Path) -> None:
+    """Evaluate with weights that are not kept, until the second rank runs out of memory and the first waits for it."""
+    tiny.shard_on_cpu()
+    dist.initialize_dist('cpu', timeout=60.0)
+    gathered.free_bytes = lambda _: free_bytes('llama', 'not kept')
+    trainer = make_trainer(folder, 'llama', [make_evaluator(folder, 'long')], 'sharded')
+    is_last = dist.get_global_rank() == 1
+    with failing(trainer, torch.OutOfMemoryError('injected'), lambda num_tokens: is_last and num_tokens > 100):
+        trainer.eval()
+
+
+def run_tensor_parallel(folder: Path) -> None:
+    """Construct a Trainer with a tensor-parallel group of two ranks, and write the error."""
+    tiny.shard_on_cpu()
+    dist.initialize_dist('cpu', timeout=60.0)
+    config = {'fsdp': FSDPConfig(), 'tp': {'tensor_parallel_degree': 2, 'layer_plan': {}}}
+    try:
+        tiny.trainer([make_evaluator(folder, 'mixed')], parallelism_config=config)
+    except ModelError as error:
+        (folder / f'tp{dist.get_global_rank()}.txt').write_text(str(error))
 
 
 def main(folder: Path, families: list[str]) -> None:
-    """Write the results of this rank by family."""
+    """Write the results of this rank by family and mode."""
     tiny.shard_on_cpu()
     dist.initialize_dist('cpu', timeout=60.0)  # ranks out of step would wait for each other
-    found = {family: run(folder, family) for family in families}
+    count_calls()
+    found = {}
+    for family in families:
+        modes = MODES if family == 'llama' else MODES[:2]
+        found[family] = {mode: run(folder, family, mode, fails=mode in MODES[1:3]) for mode in modes}
+        for mode in modes[:3]:
+            found[family][f'{mode}, without'] = trained(folder, family, mode)
     (folder / f'rank{dist.get_global_rank()}.json').write_text(json.dumps(found))
 
 

@@ -23,6 +23,8 @@ HERE = Path(__file__).parent
 OURS = {'llama': 'stream', 'falcon, alibi': 'stream', 'mamba': 'padded_rows'}
 FOUNDRYS = {'hf_causal_lm': 'stream', 'hf_causal_lm+lora': 'stream'}
 FAMILIES = {**OURS, **FOUNDRYS}
+SHARDED = [('llama', mode) for mode in fsdp_worker.MODES[1:]] + [(family, 'sharded') for family in [*FAMILIES][1:]]
+of_sharded = pytest.mark.parametrize(('family', 'mode'), SHARDED)
 REFERENCE = ROOT / '.venv-reference/bin'
 
 
@@ -68,30 +70,45 @@ def ranks(request: pytest.FixtureRequest, folder: Path) -> list[dict[str, Any]]:
     return ranks_of(folder / ('foundrys' if family in FOUNDRYS else 'ours'), family in FOUNDRYS)
 
 
-@pytest.mark.parametrize('family', FAMILIES)
-@pytest.mark.parametrize(('tasks', 'num_items'), [('mixed', 28), ('long', 55)])
-def test_a_sharded_model_has_the_same_scores(ranks, family: str, tasks: str, num_items: int):
-    for found in ranks:
-        whole, sharded = (found[family][state][tasks] for state in ('unsharded', 'sharded'))
-        assert whole['layout'] == sharded['layout'] == FAMILIES[family]
-        assert whole['items'].keys() == sharded['items'].keys() and len(whole['items']) == num_items
-        for key, (predicted, credit, logprobs, _) in whole['items'].items():
-            assert sharded['items'][key][:2] == [predicted, credit]
-            np.testing.assert_allclose(sharded['items'][key][2], logprobs, rtol=0, atol=1e-5)
+def check_equal(items: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert items.keys() == expected.keys()
+    for key, (predicted, score, logprobs, text) in expected.items():
+        assert items[key][:2] + items[key][3:] == [predicted, score, text]
+        if logprobs is not None:
+            np.testing.assert_allclose(items[key][2], logprobs, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize('family', FAMILIES)
-def test_a_sharded_model_has_the_same_generations(ranks, family: str):
-    """Ranks have pools of different lengths: finished ones take part in the forwards of the others.
+@of_sharded
+@pytest.mark.parametrize(('tasks', 'num_items'), [('mixed', 28), ('long', 55), ('replies', 24)])
+def test_a_sharded_model_has_the_same_scores_and_generations(ranks, family: str, mode: str, tasks: str, num_items: int):
+    """Ranks have continuous batches of different lengths. FSDP1 and FSDP2, with weights kept gathered and not.
 
-    Mutation: without `take_part` the ranks wait for each other until the timeout.
+    Mutation: without `take_part` the ranks wait for each other until the timeout if weights are not kept.
     """
     for found in ranks:
-        whole, sharded = (found[family][state]['replies'] for state in ('unsharded', 'sharded'))
-        assert sharded['num_pools'] >= 3
-        texts = {key: text for key, (*_, text) in whole['items'].items()}
-        assert len(texts) == 80 and len(set(texts.values())) > 20
-        assert {key: text for key, (*_, text) in sharded['items'].items()} == texts
+        whole, sharded = (found[family][state][tasks] for state in ('unsharded', mode))
+        assert len(whole['items']) == num_items
+        check_equal(sharded['items'], whole['items'])
+        assert whole['layout'] == sharded['layout']
+        if tasks == 'replies':
+            assert sharded['num_continuous'] >= 3
+            assert len({text for *_, text in whole['items'].values()}) > 8
+        else:
+            assert whole['layout'] == FAMILIES[family]
+
+
+@of_sharded
+def test_kept_weights_are_gathered_once_per_evaluation(ranks, family: str, mode: str):
+    """Each evaluation of three callbacks gathers each unit once; not kept, each forward gathers all but the root's.
+
+    Mutations: leave out `keep_1` or `keep_2`; each rank decides alone whether the weights fit.
+    """
+    for found in ranks:
+        counts, num_units = found[family][mode]['counts'], found[family][mode]['num_units']
+        if mode.endswith('not kept'):
+            assert counts['gathers'] >= (num_units - 1) * counts['forwards']
+        else:
+            assert counts['gathers'] <= 3 * num_units < counts['forwards']
 
 
 def test_ranks_stay_in_step_if_one_repeats_a_cached_prefix(ranks):
@@ -99,18 +116,42 @@ def test_ranks_stay_in_step_if_one_repeats_a_cached_prefix(ranks):
 
     Mutation: a cached prefix does not run again, and the ranks wait for each other until the timeout.
     """
-    shares = [found['llama']['sharded']['long'] for found in ranks]
+    shares = [found['llama']['sharded, not kept']['long'] for found in ranks]
     assert all(share['num_prefixes'] > 0 for share in shares)
     assert any(share['repeats_a_prefix'] for share in shares), 'choose another number of rows'
 
 
-@pytest.mark.parametrize(
-    ('family', 'state'),
-    [*((family, 'sharded') for family in FAMILIES), *((family, 'unsharded') for family in FOUNDRYS)],
-)
-def test_training_with_evaluations_is_bitwise_training_without(ranks, family: str, state: str):
-    """Under DDP and under FSDP."""
+@pytest.mark.parametrize('mode', ['sharded', 'sharded by FSDP2'])
+def test_a_rank_with_kept_weights_that_runs_out_of_memory_splits_its_batches_alone(ranks, mode: str):
+    """The second rank cannot run more than 100 tokens. Mutation: kept weights count as `in_step`."""
     for found in ranks:
-        assert found[family][f'{state} with'] == found[family][f'{state} without']
-    are_shards = ranks[0][family][f'{state} with'] != ranks[1][family][f'{state} with']
-    assert are_shards == (state == 'sharded')
+        for tasks, of_tasks in found['llama'][mode]['one rank out of memory'].items():
+            check_equal(of_tasks['items'], found['llama']['unsharded'][tasks]['items'])
+
+
+def test_a_rank_without_kept_weights_that_runs_out_of_memory_ends_the_job(tmp_path: Path):
+    """The other rank, which waits to gather, ends as well."""
+    fsdp_worker.write_tasks(tmp_path)
+    logs = [tmp_path / f'log{rank}.txt' for rank in range(2)]
+    job = forks.start_ranks(fsdp_worker.run_out_of_memory, logs, tmp_path)
+    assert all(forks.statuses(job, logs[1], seconds=120))
+    assert 'give tokens_per_batch: ' in logs[1].read_text()
+
+
+def test_tensor_parallelism_is_an_error_before_training(tmp_path: Path):
+    """The ranks of a group would run different batches. Mutation: leave out `init`; gloo ends the job instead."""
+    fsdp_worker.write_tasks(tmp_path)
+    forks.run(fsdp_worker.run_tensor_parallel, tmp_path / 'log.txt', tmp_path, num_ranks=2)
+    for rank in range(2):
+        message = (tmp_path / f'tp{rank}.txt').read_text()
+        assert "parallelism_config['tp']" in message and 'gauntlet watch' in message
+
+
+@pytest.mark.parametrize(('family', 'mode'), [*SHARDED, *((family, 'unsharded') for family in FAMILIES)])
+def test_training_with_evaluations_is_bitwise_training_without(ranks, family: str, mode: str):
+    """Under DDP and under FSDP, also after evaluations that failed in the middle of a forward."""
+    for found in ranks:
+        assert found[family][mode]['weights'] == found[family][f'{mode.removesuffix(", not kept")}, without']
+        assert found[family][mode].get('failed', True)
+    are_shards = ranks[0][family][mode]['weights'] != ranks[1][family][mode]['weights']
+    assert are_shards == (mode != 'unsharded')
