@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import networks
@@ -108,6 +108,14 @@ def generated_alone(model: Any, requests: Sequence[GenerateRequest], hidden: int
             output = model.generate(ids, attention_mask=(ids != hidden).long(), **settings)
             longest[one.context.tobytes()] = output[0, ids.shape[1] :].tolist()
     return [longest[one.context.tobytes()][: one.max_new_tokens] for one in requests]
+
+
+def by_bare_forwards(logits: Callable[[list[int]], torch.Tensor], one: GenerateRequest) -> list[int]:
+    """Return the most probable tokens by bare forwards of the whole row, of which `logits` returns the last logits."""
+    ids = one.context.tolist()
+    for _ in range(one.max_new_tokens):
+        ids.append(int(logits(ids).argmax()))
+    return ids[len(one.context) :]
 
 
 def until(ids: Sequence[int], end: int) -> list[int]:

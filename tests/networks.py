@@ -209,6 +209,15 @@ def alone(model: Any, context: np.ndarray, continuation: np.ndarray, after: int 
     return logprobs.numpy(), (logits.argmax(-1) == target).numpy()
 
 
+def poison(model: Any, token: int) -> None:
+    """Make a token's embedding NaN."""
+
+    def spoil(_: Any, inputs: tuple, embedded: torch.Tensor) -> torch.Tensor:
+        return embedded.masked_fill((inputs[0] == token)[..., None], torch.nan)
+
+    model.get_input_embeddings().register_forward_hook(spoil)
+
+
 def run(language_model: Any, batches: Iterable[Batch]) -> dict[ItemKey, ScoreOutput]:
     """Return the outputs of batches, by key."""
     return {output.key: output for batch in batches for output in language_model.run(batch)}

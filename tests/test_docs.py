@@ -117,12 +117,13 @@ def test_getting_started_has_every_command():
     assert [name for name in wanted if not any(text.startswith(name) for text in spoken)] == []
 
 
-def test_the_page_on_tasks_has_every_task_key():
-    spoken = set(re.findall(r'\w+', ' '.join(inline_code(ROOT / 'docs' / 'tasks.md'))))
-    elsewhere = {*SETTINGS, 'label', 'dataset_uri', 'num_fewshot', 'metric_names', 'generation_kwargs'}
-    assert {field.name for field in dataclasses.fields(TaskSpec)} - elsewhere <= spoken
-
-
-def test_the_page_on_training_has_every_key_of_a_training_yaml():
-    spoken = set(re.findall(r'\w+', ' '.join(inline_code(ROOT / 'docs' / 'training.md'))))
-    assert {field.name for field in dataclasses.fields(TrainConfig)} <= spoken
+@pytest.mark.parametrize(
+    ('page', 'kind', 'elsewhere'),
+    [
+        ('tasks', TaskSpec, {*SETTINGS, 'label', 'dataset_uri', 'num_fewshot', 'metric_names', 'generation_kwargs'}),
+        ('training', TrainConfig, set()),
+    ],
+)
+def test_the_pages_on_tasks_and_training_have_every_key(page: str, kind: Any, elsewhere: set[str]):
+    spoken = set(re.findall(r'\w+', ' '.join(inline_code(ROOT / 'docs' / f'{page}.md'))))
+    assert {field.name for field in dataclasses.fields(kind)} - elsewhere <= spoken

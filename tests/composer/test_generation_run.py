@@ -15,7 +15,7 @@ from composer import Trainer
 from composer.loggers import InMemoryLogger
 from composer.models import HuggingFaceModel
 
-from llmfoundry_gauntlet import EvalGauntlet, build_icl_evaluators
+from llmfoundry_gauntlet import EvalGauntlet
 from llmfoundry_gauntlet.composer import loop
 from llmfoundry_gauntlet.engine.budget import Budget
 from llmfoundry_gauntlet.engine.stopping import end_ids
@@ -102,21 +102,6 @@ def test_without_eos_generations_reach_their_limit(settings, tmp_path: Path):
     results = callback.evaluation.results['greedy/1-shot']
     assert {result.num_tokens for result in results} == {(9,)}
     assert {result.metrics['TruncatedShare'] for result in results} == {1.0}
-
-
-def test_evaluators_of_single_tasks_report_all_metrics(settings):
-    model = composer_model()
-    logger = InMemoryLogger()
-    given = {'data_root': settings['data_root'], 'max_seq_len': 128, 'log': ['accuracy', 'metrics']}
-    evaluators = build_icl_evaluators(settings['tasks'], model, **given)
-    trainer = Trainer(model=model, loggers=[logger], device='cpu', progress_bar=False)
-    trainer.eval(eval_dataloader=evaluators)
-    trainer.close()
-    _, expected = evaluate(settings, composer_model())
-    for task in ('greedy/1-shot', 'drawn/1-shot'):
-        for metric in METRICS:
-            key = f'metrics/{task}/{metric}'
-            assert float(logger.data[key][-1][1]) == pytest.approx(expected[key], abs=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny
+from character_tokenizer import CharacterTokenizer
 
 from llmfoundry_gauntlet import EvalGauntlet, evaluate
 from llmfoundry_gauntlet.composer.time_budget import Measured, TimeBudget, deviation
@@ -24,9 +24,10 @@ NUM_ROWS = {'short': 3000, 'long': 3000, 'few': 12}
 COSTS = {'short': 0.01, 'long': 0.04, 'few': 0.02}  # seconds an item
 
 
-@pytest.fixture
-def settings(tmp_path: Path) -> dict[str, Any]:
+@pytest.fixture(scope='module')
+def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Return three tasks: of short rows, of long ones in two categories and passages of three, and of few rows."""
+    folder = tmp_path_factory.mktemp('data')
     tasks = []
     for label, count in NUM_ROWS.items():
         more = ' and so' * (8 if label == 'long' else 1)
@@ -34,18 +35,18 @@ def settings(tmp_path: Path) -> dict[str, Any]:
             {'context': f'{row}{more}', 'continuation': str(row), 'category': 'ab'[row % 2], 'page': row // 6}
             for row in range(count)
         ]
-        tiny.write_rows(tmp_path / f'{label}.jsonl', rows)
+        tiny.write_rows(folder / f'{label}.jsonl', rows)
         task = {'label': label, 'dataset_uri': f'{label}.jsonl', 'num_fewshot': [0]}
         task['icl_task_type'] = 'language_modeling'
         tasks.append({**task, 'has_categories': True, 'cluster_key': 'page'} if label == 'long' else task)
     benchmarks = [{'name': label, 'num_fewshot': 0} for label in NUM_ROWS]
     gauntlet = {'categories': [{'name': 'all', 'benchmarks': benchmarks}]}
-    return {'tasks': tasks, 'gauntlet': gauntlet, 'data_root': str(tmp_path), 'save_folder': None}
+    return {'tasks': tasks, 'gauntlet': gauntlet, 'data_root': str(folder), 'save_folder': None}
 
 
-@pytest.fixture
-def prepared(settings: dict[str, Any], character_tokenizer) -> PreparedEvaluation:
-    return prepare_evaluation(load_data(decode_settings(settings)), Encoder(character_tokenizer), max_seq_len=128)
+@pytest.fixture(scope='module')
+def prepared(settings: dict[str, Any]) -> PreparedEvaluation:
+    return prepare_evaluation(load_data(decode_settings(settings)), Encoder(CharacterTokenizer()), max_seq_len=128)
 
 
 def rounds(budget: TimeBudget, *, slow_start: float = 1.0, overhead: float = 1.0) -> list[set[ItemKey]]:

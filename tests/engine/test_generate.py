@@ -254,10 +254,7 @@ def test_non_finite_logits_fail_only_their_own_generations(layout: str):
     assert 0 < sum(is_finite for _, is_finite in expected) < len(expected)
     requests, expected = requests[:6] + in_prompt + requests[6:], expected[:6] + [('', False)] * 7 + expected[6:]
 
-    def spoil(_: Any, inputs: tuple, embedded: torch.Tensor) -> torch.Tensor:
-        return embedded.masked_fill((inputs[0] == poison)[..., None], torch.nan)
-
-    model.get_input_embeddings().register_forward_hook(spoil)
+    networks.poison(model, poison)
     for num_slots in (1, 4):
         found = generations.run(generator_of(model, layout), requests, num_slots, tokens_per_batch=300)
         assert [(one.text, one.is_finite) for one in found] == expected

@@ -34,14 +34,6 @@ FAMILIES = [
 ]
 
 
-def bare(logits: Callable[[list[int]], torch.Tensor], one: GenerateRequest) -> list[int]:
-    """Return the most probable tokens by bare forwards of the whole row."""
-    ids = one.context.tolist()
-    for _ in range(one.max_new_tokens):
-        ids.append(int(logits(ids).argmax()))
-    return ids[len(one.context) :]
-
-
 @pytest.mark.parametrize(('name', 'layout'), FAMILIES)
 def test_hidden_tokens_are_masked_only_in_prompts(name: str, layout: str):
     """Prompts are padded as `generate` pads them, with an attention mask; some need no padding.
@@ -78,7 +70,7 @@ def test_rotary_frequencies_of_a_generation_are_its_own(kind: str, layout: str):
     rng = np.random.default_rng(6)
     requests = [request(row, draw(rng, length), 6) for row, length in enumerate((3, 41, 12, 26, 27, 41))]
     requests.append(request(6, requests[2].context, 4))
-    expected = {one.key: letters(bare(filled_up(kind, one), one)) for one in requests}
+    expected = {one.key: letters(generations.by_bare_forwards(filled_up(kind, one), one)) for one in requests}
     rotary = networks.rotary(kind)
     for chosen in (requests, requests[::-1], requests[:1], requests[2:5]):
         generator = generator_of(networks.stretched(kind), layout, rotary=rotary)
@@ -178,10 +170,7 @@ def test_a_nan_prompt_does_not_affect_prompts_with_the_same_prefix(num_slots: in
     assert all(letters([poison]) not in text for text, _ in expected)
     expected[1] = expected[2] = ('', False)
 
-    def spoil(_: Any, inputs: tuple, embedded: torch.Tensor) -> torch.Tensor:
-        return embedded.masked_fill((inputs[0] == poison)[..., None], torch.nan)
-
-    model.get_input_embeddings().register_forward_hook(spoil)
+    networks.poison(model, poison)
     found = generations.run(generator_of(model, PROMPT_STREAM), requests, num_slots, tokens_per_batch=1000)
     assert [(one.text, one.is_finite) for one in found] == expected
     assert len(taken_back) == (0 if num_slots == 1 else min(num_slots, 4))

@@ -64,14 +64,6 @@ def network(**settings: Any) -> MPTForCausalLM:
     return MPTForCausalLM(MPTConfig(**{**sizes, **more})).eval()
 
 
-def generated_alone(model: Any, request: Any) -> str:
-    """Return a generation by bare forwards of the whole row."""
-    ids = request.context.tolist()
-    for _ in range(request.max_new_tokens):
-        ids.append(int(networks.logits_of(model, ids)[-1].argmax()))
-    return generations.letters(ids[len(request.context) :])
-
-
 def measure(model: Any) -> dict[str, Any]:
     """Return the layouts of a model, its largest error in nats, and how many of its generations are right."""
     language_model = CausalLanguageModel(model, device=CPU)
@@ -84,11 +76,12 @@ def measure(model: Any) -> dict[str, Any]:
     generator.layout = generation.layout
     wanted = generations.mixed_requests()
     texts = generations.texts(generator, wanted)
+    alone = [generations.by_bare_forwards(lambda ids: networks.logits_of(model, ids)[-1], one) for one in wanted]
     return {
         'layouts': [scoring.layout, generation.layout],
         'reason': scoring.reason,
         'error': float(abs(found - networks.sums_alone(model, requests)).max()),
-        'wrong': [one.key.row for one, text in zip(wanted, texts, strict=True) if text != generated_alone(model, one)],
+        'wrong': [number for number, ids in enumerate(alone) if texts[number] != generations.letters(ids)],
     }
 
 

@@ -43,7 +43,9 @@ def batches(records: Path) -> list[int]:
     ],
 )
 def test_evaluations_run_at_their_interval_and_never_twice(tmp_path, tiny_settings, interval, expected):
-    callback = EvalGauntlet(**tiny_settings, interval=interval, save_folder=str(tmp_path / 'records'))
+    tasks = read_yaml(tiny_settings['tasks'])['icl_tasks'][-1:]  # the smallest
+    settings = {'tasks': tasks, 'data_root': tiny_settings['data_root'], 'save_folder': str(tmp_path / 'records')}
+    callback = EvalGauntlet(**settings, interval=interval)
     trainer = tiny.trainer(
         [callback], max_duration='10ba', save_folder=str(tmp_path / 'checkpoints'), save_interval='4ba'
     )
@@ -133,10 +135,11 @@ def test_a_model_of_nan_has_no_scores_except_with_reference_semantics(tmp_path, 
 
 def test_evaluators_of_single_tasks_have_the_metrics_of_the_callback(tmp_path, tiny_settings):
     network = tiny.model()
-    expected = evaluate(tiny.save(network, tmp_path / 'model'), device='cpu', **tiny_settings)
+    tasks = [*read_yaml(tiny_settings['tasks'])['icl_tasks'], *tiny.write_replies(tmp_path, num_rows=20)]
+    settings = {'data_root': tiny_settings['data_root']}
+    expected = evaluate(tiny.save(network, tmp_path / 'model'), tasks=tasks, device='cpu', **settings)
     model = HuggingFaceModel(network, tokenizer=tiny.tokenizer())
-    settings = {'data_root': tiny_settings['data_root'], 'log': ['accuracy', 'errors', 'metrics']}
-    evaluators = build_icl_evaluators(tiny_settings['tasks'], model, **settings)
+    evaluators = build_icl_evaluators(tasks, model, log=['accuracy', 'errors', 'metrics'], **settings)
     assert all(isinstance(evaluator, Evaluator) for evaluator in evaluators)
     trainer = Trainer(model=model, eval_dataloader=evaluators, device='cpu', progress_bar=False)
     trainer.eval()
