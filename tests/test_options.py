@@ -35,6 +35,7 @@ VALUES = {  # of the options of `gauntlet run`
     '--max-seq-len': 64,
     '--tokens-per-batch': 'auto',  # given, although it is the default
     '--device': 'cpu',
+    '--fsdp': None,
     '--precision': 'fp32',
     '--semantics': 'corrected',
     '--truncation': 'drop_shots',

@@ -17,7 +17,11 @@ from llmfoundry_gauntlet.errors import ConfigError, GauntletError
 Names = tuple[str, ...]
 NOTHING: Mapping[str, Names] = {}
 DEFAULTS = ('DEFAULT', 'DEFAULT_MAP')  # click's parameter sources for values that the user did not give
-SETTINGS = {'limit': 'subset_items', 'shots': 'num_fewshot'}  # options whose settings have other names
+SETTINGS = {
+    'limit': 'subset_items',
+    'shots': 'num_fewshot',
+    'fsdp': 'fsdp_config',
+}  # options whose settings have other names
 LISTS = ('only', 'log')  # options that are lists, separated by commas
 # Matches the beginning of a message about a setting or an argument, after the name of a command or a function.
 COMMANDS = 'run|export|explain|watch|data check|evaluate|eval_gauntlet'
@@ -66,6 +70,7 @@ LogPrompts = Annotated[bool, typer.Option('--log-prompts', help='Write prompts a
 Length = Annotated[int | None, typer.Option(help="Maximum prompt length in tokens. Default: the model's.")]
 Tokens = Annotated[str, typer.Option(help='Tokens per batch, or auto.')]
 Device = Annotated[str | None, typer.Option(help='cpu or gpu. Default: gpu if available.')]
+Sharded = Annotated[bool, typer.Option('--fsdp', help='Shard the model over the GPUs of the composer launcher.')]
 Precision = Annotated[str | None, typer.Option(help='fp32, amp_bf16 or amp_fp16.')]
 Truncation = Annotated[str | None, typer.Option(help='Truncation of long prompts: drop_shots or reference.')]
 Recorded = Annotated[Path | None, typer.Option('--from', help='Folder of an earlier run whose metrics to recompute.')]
@@ -162,6 +167,8 @@ def settings_of(context: typer.Context, names: Iterable[str]) -> dict[str, Any]:
     settings = {SETTINGS.get(name, name): context.params[name] for name in names}
     if str(settings.get('tokens_per_batch')).isdecimal():
         settings['tokens_per_batch'] = int(settings['tokens_per_batch'])
+    if 'fsdp_config' in settings:
+        settings['fsdp_config'] = {} if settings['fsdp_config'] else None
     for name in LISTS:
         if settings.get(name) is not None:
             settings[name] = [entry.strip() for entry in settings[name].split(',')]

@@ -44,6 +44,7 @@ from llmfoundry_gauntlet.cli.options import (
     Revision,
     Score,
     Semantics,
+    Sharded,
     Shots,
     Target,
     Tasks,
@@ -61,7 +62,7 @@ INPUTS = (
 )
 OF_MODELS = (
     *('tokenizer', 'model_config', 'revision', 'adapter', 'dtype', 'trust_remote_code', 'apply_chat_template'),
-    *('device', 'precision', 'max_seq_len', 'tokens_per_batch', 'truncation', 'time_budget', 'resume'),
+    *('device', 'precision', 'fsdp', 'max_seq_len', 'tokens_per_batch', 'truncation', 'time_budget', 'resume'),
     *('repair_journal', 'log'),
 )
 OF_MODELS_ALONE = (*OF_MODELS, 'logger', 'dry_run')
@@ -99,6 +100,7 @@ def run(
     tokens_per_batch: Tokens = 'auto',
     device: Device = None,
     precision: Precision = None,
+    fsdp: Sharded = False,
     semantics: Semantics = 'corrected',
     truncation: Truncation = None,
     fewshot: Fewshot = 'reference',

@@ -26,6 +26,7 @@ from llmfoundry_gauntlet.cli.options import (
     Precision,
     Score,
     Semantics,
+    Sharded,
     Shots,
     Target,
     Tasks,
@@ -67,6 +68,7 @@ def watch(
     tokens_per_batch: Tokens = 'auto',
     device: Device = None,
     precision: Precision = None,
+    fsdp: Sharded = False,
     semantics: Semantics = 'corrected',
     truncation: Truncation = None,
     fewshot: Fewshot = 'reference',
@@ -117,7 +119,8 @@ def watch(
     from llmfoundry_gauntlet.results.files import RESULTS
     from llmfoundry_gauntlet.results.report.printing import print_runs
 
-    given: dict[str, Any] = {'tokenizer': tokenizer, 'model_config': model_config, 'device': device, 'claims': claims}
+    names = ('tokenizer', 'model_config', 'device', 'fsdp', 'claims')
+    given = settings_of(context, names)
     table = watch(WatchSettings(folder=folder, **given, **timing, **training))
     for name, state, detail in table:
         typer.echo(f'{name}: {state} {detail}')

@@ -13,7 +13,14 @@ from typing import Any
 
 from composer.utils import dist
 
-from llmfoundry_gauntlet.composer.checkpoints import CONFIG, LINK, METADATA, SHARD, first_of
+from llmfoundry_gauntlet.composer.checkpoints import (
+    CONFIG,
+    LINK,
+    METADATA,
+    SHARD,
+    first_of,
+    parts_without_optimizer,
+)
 from llmfoundry_gauntlet.data.stores import Store, StoredFile, scheme_of
 from llmfoundry_gauntlet.errors import GauntletError, ModelError
 
@@ -104,9 +111,18 @@ def download(uri: str, folder: Path) -> tuple[Path, str]:
     path = folder / 'model' / PurePosixPath(checkpoint.name).name
     own_uri = f'{store.uri}/{checkpoint.name}'.removesuffix('/.')
     names = [file.name for file in checkpoint.files]
-    if any(name.endswith(SHARD) for name in names) and not any(name.endswith(METADATA) for name in names):
+    metadata = [name for name in names if name.endswith(METADATA)]
+    if not any(name.endswith(SHARD) for name in names):
+        store.download(names, path.parent if names == [checkpoint.name] else path)
+        return path, own_uri
+    if not metadata:
         raise ModelError(f'{own_uri}: has shards but no {METADATA}, which is written last')
-    store.download(names, path.parent if names == [checkpoint.name] else path)
+    store.download(metadata, path)
+    parts = parts_without_optimizer(path)
+    for file in checkpoint.files:
+        shard = PurePosixPath(file.name).name
+        if shard in parts:
+            store.download_parts(file, path / shard, parts[shard])
     return path, own_uri
 
 

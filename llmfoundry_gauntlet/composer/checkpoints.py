@@ -15,6 +15,7 @@ import sys
 import warnings
 import zipfile
 from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -65,6 +66,7 @@ WEIGHTS = ('model.safetensors', 'pytorch_model.bin')
 OF_MODEL = ('state', 'model')
 PREFIX = 'model.'  # of weight names in a Composer checkpoint: HuggingFaceModel.model is the network
 OF_HUGGINGFACE = ('state', 'integrations', 'huggingface')
+OF_OPTIMIZERS = ('state', 'optimizers')
 OF_TIME = ('state', 'timestamp')
 READ_AGAIN = 'copy it again, or name another checkpoint'
 
@@ -155,12 +157,14 @@ def load_network(
 ) -> Any:
     """Build the causal language model of a configuration on a device and load its weights; none requires grad.
 
-    Every weight must be stored with the right shape, or be tied to one that is. Raise ModelError.
+    Every weight must be stored with the right shape, or be tied to one that is. On the meta device, which has shapes
+    alone, nothing is loaded. Raise ModelError.
     """
+    is_meta = device.type == 'meta'
     if getattr(config, 'quantization_config', None) is not None:
         raise ModelError(f'{name}: has quantised weights; allowed: float32, bfloat16, float16, float64')
     try:
-        with no_init_weights():  # memory that is not written to is not allocated yet
+        with no_init_weights(), device if is_meta else nullcontext():  # unwritten memory is not allocated yet
             network = AutoModelForCausalLM.from_config(config, torch_dtype=dtype, trust_remote_code=trust_remote_code)
     except FOREIGN_ERRORS as error:
         place = place_of_config(config) or name
@@ -169,6 +173,8 @@ def load_network(
         ) from error
     network.tie_weights()
     network.to(device).eval().requires_grad_(False)
+    if is_meta:
+        return network
     targets = network.state_dict()
     places = places_of(network, weights.tensors)
     check_names(name, network, places)
@@ -373,12 +379,7 @@ def read_sharded(path: Path, *, wants_tokenizer: bool) -> CheckpointContent:
 
     The tokenizer consists of thousands of entries, one per token, and is read only if `wants_tokenizer`.
     """
-    try:
-        metadata = InertReader(path).read_metadata()
-    except FileNotFoundError as error:
-        raise ModelError(f'{path}: has shards but no {METADATA}, which is written last: {READ_AGAIN}') from error
-    except UNPICKLING_ERRORS as error:
-        raise ModelError(f'{path / METADATA}: cannot be read: {first_line(error)}; {READ_AGAIN}') from error
+    metadata = metadata_of(path)
     paths = {name: tuple(place) for name, place in (metadata.planner_data or {}).items()}
     tensors = {
         str(paths[name][2]).removeprefix(PREFIX): (
@@ -408,6 +409,27 @@ def read_sharded(path: Path, *, wants_tokenizer: bool) -> CheckpointContent:
         huggingface=huggingface_of(state),
         timestamp=timestamp_of(path, state.get('timestamp')),
     )
+
+
+def metadata_of(path: Path) -> Metadata:
+    """Return the metadata of a sharded checkpoint. Raise ModelError."""
+    try:
+        return InertReader(path).read_metadata()
+    except FileNotFoundError as error:
+        raise ModelError(f'{path}: has shards but no {METADATA}, which is written last: {READ_AGAIN}') from error
+    except UNPICKLING_ERRORS as error:
+        raise ModelError(f'{path / METADATA}: cannot be read: {first_line(error)}; {READ_AGAIN}') from error
+
+
+def parts_without_optimizer(path: Path) -> dict[str, list[tuple[int, int]]]:
+    """Return (start, end) in bytes of the entries in each shard, except those of optimizers. Raise ModelError."""
+    metadata = metadata_of(path)
+    parts: dict[str, list[tuple[int, int]]] = {}
+    for index, info in metadata.storage_data.items():
+        found = parts.setdefault(info.relative_path, [])
+        if tuple((metadata.planner_data or {}).get(index.fqn, ()))[:2] != OF_OPTIMIZERS:
+            found.append((info.offset, info.offset + info.length))
+    return parts
 
 
 def check_shards(path: Path, metadata: Metadata) -> None:

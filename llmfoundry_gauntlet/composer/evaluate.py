@@ -28,7 +28,7 @@ from llmfoundry_gauntlet.composer.models import (
 from llmfoundry_gauntlet.composer.runner import longest_prompt
 from llmfoundry_gauntlet.config.settings import EvaluationSettings, plain
 from llmfoundry_gauntlet.config.yaml import Problems, decode, describe, suggestion
-from llmfoundry_gauntlet.errors import ConfigError
+from llmfoundry_gauntlet.errors import ConfigError, ModelError
 from llmfoundry_gauntlet.evaluation.run import Evaluation
 from llmfoundry_gauntlet.results.files import check_out
 from llmfoundry_gauntlet.tasks.encode import Encoder
@@ -45,7 +45,7 @@ class RunSettings(ModelSettings):
     * `out`: the folder for results.json and samples.
     * `device`: 'cpu' or 'gpu', by default a GPU if there is one; `precision`: one of Composer's, by default fp32 on a
       CPU, and on a GPU amp_bf16, or amp_fp16 for weights in float16.
-    * `fsdp_config`: keys of Composer's FSDPConfig; shards the model over GPUs.
+    * `fsdp_config`: keys of Composer's FSDPConfig, or {} for its defaults; shards the model over GPUs.
     * `loggers`: Composer loggers, or a mapping of their names to their arguments; metrics are logged at the training
       step of the checkpoint, in the run `run_name`.
     * `resume`: resume an interrupted evaluation, on any number of ranks; records of another model or other settings
@@ -120,7 +120,9 @@ def opened(model: str | Path, **settings: Any) -> Iterator[tuple[Trainer, EvalGa
             run_name=run.run_name,
             device=device,
             precision=precision,
-            parallelism_config=None if run.fsdp_config is None else {'fsdp': dict(run.fsdp_config)},
+            parallelism_config=None
+            if run.fsdp_config is None
+            else {'fsdp': {**run.fsdp_config, 'sync_module_states': True}},
         )
     try:
         yield trainer, callback
@@ -157,10 +159,10 @@ def make_trainer(
     source: ModelSource, *, device: str, parallelism_config: dict[str, Any] | None, **arguments: Any
 ) -> Trainer:
     """Return a Trainer set to the checkpoint's timestamp, so that metrics are logged at its step."""
-    is_whole_on_gpu = device == 'gpu' and parallelism_config is None  # a model to be sharded is loaded on the CPU
-    network = source.load(torch.device('cuda', dist.get_local_rank()) if is_whole_on_gpu else torch.device('cpu'))
     if parallelism_config is not None:
-        mark_blocks_for_fsdp(network)
+        network = load_to_shard(source)
+    else:
+        network = source.load(torch.device('cuda', dist.get_local_rank()) if device == 'gpu' else torch.device('cpu'))
     with warnings.catch_warnings():
         warnings.filterwarnings('ignore', message='No optimizer was specified')
         trainer = Trainer(
@@ -173,6 +175,24 @@ def make_trainer(
     if source.timestamp is not None:
         trainer.state.timestamp = source.timestamp
     return trainer
+
+
+def load_to_shard(source: ModelSource) -> Any:
+    """Load the weights on rank 0 alone, in host memory; FSDP sends each block to the other ranks as it shards it.
+
+    Raise ModelError on all ranks.
+    """
+    problem = None
+    try:
+        network = source.load(torch.device('cpu' if dist.get_global_rank() == 0 else 'meta'))
+    except ModelError as error:
+        problem = error
+    for found in dist.all_gather_object(problem):
+        if found is not None:
+            raise found
+    mark_blocks_for_fsdp(network)
+    network.param_init_fn = lambda _: None  # Composer requires one for the meta device
+    return network
 
 
 def default_device() -> str:

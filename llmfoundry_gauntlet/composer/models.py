@@ -247,7 +247,8 @@ def load_weights(
     """Build the model of a configuration, load its weights and merge its adapter. Raise ModelError."""
     trust = settings.trust_remote_code
     network = load_network(name, config, weights, device, dtype=DTYPES[settings.dtype], trust_remote_code=trust)
-    return network if settings.adapter is None else with_adapter(network, settings.adapter)
+    is_loaded = device.type != 'meta'
+    return with_adapter(network, settings.adapter) if settings.adapter is not None and is_loaded else network
 
 
 def with_adapter(network: Any, name: str) -> Any:

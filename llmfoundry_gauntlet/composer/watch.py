@@ -67,6 +67,7 @@ class WatchSettings:
     model_config: str | None = None
     device: str | None = None
     precision: str | None = None
+    fsdp_config: Mapping[str, Any] | None = None
     loggers: Mapping[str, Any] = field(default_factory=dict)
     run_name: str | None = None
     claims: str | None = None  # None: next to the checkpoints
@@ -321,6 +322,7 @@ def evaluate_checkpoint(checkpoint: Checkpoint, watcher: Watcher) -> None:
                     model_config=options.model_config,
                     device=options.device,
                     precision=options.precision,
+                    fsdp_config=options.fsdp_config,
                     run_name=options.run_name,
                     loggers=build_loggers(logger_settings(options.loggers, options.run_name, checkpoint.name)),
                     resume=True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 from llmfoundry_gauntlet.errors import StoreError
 
+MAX_GAP, MAX_BLOCK, AT_ONCE = 1 << 20, 1 << 26, 8  # of parts of a file: bytes between, bytes, requests
 CONNECT_SECONDS = 5  # short, so that a wrong endpoint fails soon
 EXTRAS = {'s3': 's3', 'gs': 'gcs', 'az': 'azure'}  # this package's extras by scheme
 ALIASES = {'gcs': 'gs', 'azure': 'az'}
@@ -153,6 +154,26 @@ class Store:
         pairs = {f'{self._root}/{name}': str(folder / name.rpartition('/')[2]) for name in names}
         with explained(self.uri):
             self.fs.get(list(pairs), list(pairs.values()))
+
+    def download_parts(self, file: StoredFile, path: Path, parts: Sequence[tuple[int, int]]) -> None:
+        """Copy parts of a file, each (start, end) in bytes, to the same places of a local file of its size."""
+        from fsspec.utils import merge_offset_ranges
+
+        remote = f'{self._root}/{file.name}'
+        starts, ends = ([min(part[side], file.size) for part in parts] for side in (0, 1))
+        _, starts, ends = merge_offset_ranges([remote] * len(ends), starts, ends, MAX_GAP, MAX_BLOCK)
+        with explained(f'{self.uri}/{file.name}'), path.open('wb') as local:
+            local.truncate(file.size)
+            for first in range(0, len(ends), AT_ONCE):
+                places = slice(first, first + AT_ONCE)
+                paths = [remote] * len(ends[places])
+                for start, content in zip(
+                    starts[places], self.fs.cat_ranges(paths, starts[places], ends[places]), strict=True
+                ):
+                    if isinstance(content, Exception):
+                        raise content
+                    local.seek(start)
+                    local.write(content)
 
     def create(self, name: str, content: bytes) -> bool:
         """Create a file unless it exists; return whether it was created. Of concurrent calls exactly one succeeds.

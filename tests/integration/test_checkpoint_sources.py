@@ -22,6 +22,8 @@ from composer.loggers import InMemoryLogger
 from watched import record
 
 from llmfoundry_gauntlet import ConfigError, EvalGauntlet, evaluate
+from llmfoundry_gauntlet.composer.checkpoint_folders import download
+from llmfoundry_gauntlet.composer.models import open_model
 
 s3_server = object_store.s3_server
 
@@ -111,6 +113,25 @@ def test_a_checkpoint_in_s3_has_the_numbers_of_training_and_leaves_nothing_here(
         evaluate(uri, **training.settings, out=out, device='cpu')
         check_against_training(training, out, uri, own and s3_server.uri(own))
         assert list(downloads.iterdir()) == []
+
+
+def test_the_optimizer_of_a_sharded_checkpoint_is_not_downloaded(tmp_path: Path, s3_server: Any):
+    """The local copy has holes in its place; every weight is there."""
+    network = tiny.model()
+    content = tiny.content_of(network)
+    moments = {f'model.{name}': {'exp_avg': torch.rand(2**18)} for name, _ in network.named_parameters()}
+    content['state']['optimizers'] = {'AdamW': {'state': moments}}
+    for path in tiny.save_sharded(content, tmp_path / 'saved').iterdir():
+        s3_server.client.upload_file(str(path), s3_server.bucket, f'run/ba3/{path.name}')
+    (tmp_path / 'here').mkdir()
+    copy, _ = download(s3_server.uri('run/ba3'), tmp_path / 'here')
+    sizes = {path.name: (path.stat().st_size, path.stat().st_blocks * 512) for path in copy.glob('*.distcp')}
+    assert sum(size for size, _ in sizes.values()) > len(moments) * 2**20
+    assert sum(stored for _, stored in sizes.values()) < 3 * 2**20
+    with open_model(str(copy)) as source:
+        found = source.load(torch.device('cpu')).state_dict()
+    for name, weight in network.state_dict().items():
+        assert torch.equal(found[name], weight)
 
 
 def test_loggers_get_the_metrics_at_the_step_of_training(training: Training):
