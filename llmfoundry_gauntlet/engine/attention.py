@@ -177,22 +177,22 @@ def attend_by_name(
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Implement transformers' AttentionInterface; further arguments are ignored."""
-    attention = _attention.get()
-    if attention is None:
+    if _attention.get() is None:
         raise RuntimeError(f'{NAME} is called outside of an evaluation')
-    return attention.attend(query, key, value, scaling=scaling, window=sliding_window, softcap=softcap), None
+    return attend(query, key, value, scaling=scaling, window=sliding_window, softcap=softcap), None
 
 
 def attend_for_torch(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **more: Any) -> Any:
     """Replace torch's function; call torch's own in threads other than the one that runs the forward."""
-    attention = _attention.get()
-    if attention is None:
+    if _attention.get() is None:
         return torch_attention(query, key, value, *args, **more)
-    return attention.attend(query, key, value, scaling=more.get('scale')).transpose(1, 2)
+    return attend(query, key, value, scaling=more.get('scale')).transpose(1, 2)
 
 
 def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **settings: Any) -> torch.Tensor:
-    """Call the current forward's attention, with query and key cast to the value's dtype."""
+    """Call the current forward's attention, with query and key cast to the value's dtype, as rotary embeddings of
+    models under autocast are float32.
+    """
     attention = _attention.get()
     assert attention is not None
     return attention.attend(query.to(value.dtype), key.to(value.dtype), value, **settings)

@@ -15,6 +15,7 @@ from llmfoundry_gauntlet.engine.kv_cache import CachedAttention, KVCache
 from llmfoundry_gauntlet.engine.logits import output_layer, picking, rounding_of
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.plan import grow_trees, in_order, make_tree
+from llmfoundry_gauntlet.engine.transfer import to_device
 from llmfoundry_gauntlet.engine.tree_attention import KeyValue, tree_layout
 from llmfoundry_gauntlet.engine.trees import Stream, context_request, lay_out_stream
 from llmfoundry_gauntlet.types import Bools, Ids, Ints
@@ -64,7 +65,7 @@ class DecodingModel:
         for row, context in enumerate(contexts):
             tokens[row, width - len(context) :] = context
             seen[row, width - len(context) :] = self.is_seen(context)
-        mask = torch.from_numpy(seen).to(self.language_model.device)
+        mask = to_device(seen, self.language_model.device)
         cache.enter(lengths, mask)
         if as_stream and seen.sum() == sum(lengths):  # no token is hidden
             return self._run_stream(contexts, cache)
@@ -91,7 +92,7 @@ class DecodingModel:
         positions = None if self.language_model.hidden_token_id is None else positions_of(seen)
         self.usage.padding_tokens += tokens.size - len(whole)
         ends = self._ids([len(ids) - 1 for ids in whole])
-        return self._forward(tokens, torch.from_numpy(seen).to(self.language_model.device), positions, ends)
+        return self._forward(tokens, to_device(seen, self.language_model.device), positions, ends)
 
     def is_seen(self, context: Ids) -> Bools:
         """Return which tokens of a prompt are attended to: all but those that the reference masks."""
@@ -111,7 +112,7 @@ class DecodingModel:
         self.language_model.model(input_ids=self._ids([[0]]), use_cache=False)
 
     def _ids(self, tokens: Any) -> torch.Tensor:
-        return torch.as_tensor(np.asarray(tokens, dtype=np.int64), device=self.language_model.device)
+        return to_device(np.asarray(tokens, dtype=np.int64), self.language_model.device)
 
     def _forward(
         self,
@@ -133,7 +134,9 @@ class DecodingModel:
             )
 
         def pick(states: torch.Tensor) -> torch.Tensor:
-            return states[:, -1:] if ends is None else states[torch.arange(len(ends)), ends][:, None]
+            return (
+                states[:, -1:] if ends is None else states[torch.arange(len(ends), device=ends.device), ends][:, None]
+            )
 
         with attention:
             return self._logits(tokens, positions, mask, pick, cache if self.layout == CACHE else None)[:, -1]
@@ -167,8 +170,11 @@ class DecodingModel:
             logits = self._logits(
                 stream.tokens[None], stream.depths[None], engine.mask(device), lambda states: states[:, last]
             )
-        places = [np.flatnonzero(stream.ends[: end + 1] > end) for end in ends]  # a token and its ancestors
-        cache.take_stream(found, [self._ids(place) for place in places])
+        places = np.zeros((len(contexts), max(map(len, contexts))), np.int64)
+        for row, end in zip(places, ends, strict=True):
+            path = np.flatnonzero(stream.ends[: end + 1] > end)  # a token and its ancestors
+            row[len(row) - len(path) :] = path
+        cache.take_stream(found, self._ids(places))
         return logits[0]
 
 

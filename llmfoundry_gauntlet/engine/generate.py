@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
 
+import numpy as np
 import torch
 
 from llmfoundry_gauntlet.engine.decoding import NO_CACHE, PROMPT_STREAM, DecodingModel, Usage
@@ -23,6 +24,7 @@ from llmfoundry_gauntlet.engine.logits import next_tokens, uniform_draws
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.plan import ContinuousBatch, is_family
 from llmfoundry_gauntlet.engine.stopping import GenerationDecoder, OngoingGeneration
+from llmfoundry_gauntlet.engine.transfer import to_device
 from llmfoundry_gauntlet.engine.trees import num_shared
 from llmfoundry_gauntlet.errors import ModelError
 from llmfoundry_gauntlet.types import GenerateRequest, Generation, Ids, ItemKey
@@ -202,7 +204,7 @@ class DecodingLoop:
             if prompt.waiting:
                 prompt.logits = logits[index].clone()
         self.slots += new
-        self.extend(new, logits[sources])
+        self.extend(new, logits[to_device(np.array(sources), logits.device)])
 
     def take_back(self, prompts: Sequence[Prompt], cache: KVCache) -> None:
         """Requeue prompts to run as padded rows: in a stream non-finite values spread across a shared prefix."""

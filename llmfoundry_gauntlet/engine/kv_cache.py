@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from transformers.cache_utils import Cache
 
 from llmfoundry_gauntlet.engine.attention import KeyBias, torch_attention
+from llmfoundry_gauntlet.engine.transfer import to_device
 from llmfoundry_gauntlet.engine.tree_attention import dense
 
 GROWTH = 32  # columns
@@ -79,17 +81,15 @@ class KVCache(Cache):
 
     # Called by the engine between forwards.
 
-    def take_stream(
-        self, found: Mapping[int, tuple[torch.Tensor, torch.Tensor]], places: Sequence[torch.Tensor]
-    ) -> None:
+    def take_stream(self, found: Mapping[int, tuple[torch.Tensor, torch.Tensor]], places: torch.Tensor) -> None:
         """Write prompts that ran as a token stream into the slots taken last.
 
-        `found` has keys and values [1, heads, tokens, width] by layer, `places` the positions of each prompt's tokens.
+        `found` has keys and values [1, heads, tokens, width] by layer, `places` [prompts, width] the positions of each
+        prompt's tokens, right-aligned; columns before a prompt get those of any token.
         """
         for layer, states in found.items():
             for buffer, tokens in zip(self._buffers(layer, *states), states, strict=True):
-                for slot, place in zip(range(self._slots.start, self._slots.stop), places, strict=True):
-                    buffer[slot, :, self.column - len(place) : self.column] = tokens[0][:, place]
+                buffer[self._slots, :, self._columns] = tokens[0][:, places].transpose(0, 1)
 
     def enter(self, lengths: Sequence[int], seen: torch.Tensor) -> None:
         """Take slots for the prompts of the next forward; `seen` [prompts, width] is their right-aligned mask."""
@@ -142,10 +142,9 @@ class KVCache(Cache):
         moving = [slot for slot in kept if slot >= len(kept)]
         free = sorted(set(range(len(kept))) - set(stay))
         if moving:
-            for buffers in self._layers.values():
-                for buffer in buffers:
-                    buffer[free] = buffer[moving]
-            self.mask[free] = self.mask[moving]
+            targets, sources = (to_device(np.array(places), self.mask.device) for places in (free, moving))
+            for buffer in (self.mask, *(buffer for buffers in self._layers.values() for buffer in buffers)):
+                buffer[targets] = buffer[sources]
         order = list(range(len(kept)))
         for target, source in zip(free, moving, strict=True):
             order[target] = source

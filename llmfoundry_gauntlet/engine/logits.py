@@ -18,12 +18,13 @@ import numpy as np
 import torch
 
 from llmfoundry_gauntlet.engine.attention import changed
+from llmfoundry_gauntlet.engine.transfer import to_device
 from llmfoundry_gauntlet.tasks.fewshot import draw_seed
 from llmfoundry_gauntlet.types import Bools, Floats, GenerateRequest, Ids, Ints, Sampling
 
 CHUNK = 512  # positions at a time, fewer where the vocabulary is large
 CHUNK_ELEMENTS = 512 * 32768  # logits at a time
-BLOCK = {'cpu': 32, 'cuda': 128}  # positions reduced at a time; on a CPU their logits fit into its cache
+BLOCK = {'cpu': 32, 'cuda': CHUNK}  # positions reduced at a time; on a CPU their logits fit into its cache
 
 Tail = Callable[[torch.Tensor], torch.Tensor]
 
@@ -43,18 +44,19 @@ class LogitReader:
     def __init__(self, reads: Ints, targets: Ids, device: torch.device) -> None:
         places, inverse = np.unique(reads, return_inverse=True)
         self.order = np.argsort(inverse, kind='stable')  # groups the targets by position
-        self.places = torch.from_numpy(places).to(device)
+        self.places = to_device(places, device)
         self.of_place = inverse[self.order]
-        self.targets = torch.from_numpy(targets[self.order].astype(np.int64)).to(device)
+        self.rows = to_device(self.of_place, device)
+        self.targets = to_device(targets[self.order].astype(np.int64), device)
         self.done = 0  # positions
-        self.parts: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        self.parts: list[torch.Tensor] = []
 
     @torch.no_grad()
     def take(self, logits: torch.Tensor) -> None:
         """Reduce the logits of the next positions, shape [positions, V]; float32 ones are overwritten."""
         for block in logits.split(BLOCK.get(logits.device.type, BLOCK['cpu'])):
             first, last = np.searchsorted(self.of_place, [self.done, self.done + len(block)])
-            rows = torch.from_numpy(self.of_place[first:last] - self.done).to(block.device)
+            rows = self.rows[first:last] - self.done
             self.parts.append(reduce_logits(block.float(), rows, self.targets[first:last]))
             self.done += len(block)
 
@@ -67,26 +69,22 @@ class LogitReader:
         """Return the values of all scored tokens. Raise RuntimeError unless every position was taken."""
         if self.done != len(self.places):
             raise RuntimeError(f'logits of {self.done} positions were made, {len(self.places)} are read')
-        logprobs, is_argmax, num_top = (torch.cat(parts).cpu().numpy() for parts in zip(*self.parts, strict=True))
         back = np.empty_like(self.order)
         back[self.order] = np.arange(len(self.order))
-        return TokenScores(logprobs[back].astype(np.float64), is_argmax[back], num_top[back])
+        logprobs, is_argmax, num_top = torch.cat(self.parts, dim=1).cpu().numpy()[:, back]
+        return TokenScores(logprobs.astype(np.float64), is_argmax > 0, num_top.astype(np.int64))
 
 
-def reduce_logits(
-    logits: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return each target's log-probability, argmax flag and number of tied top entries, all of shape [tokens].
+def reduce_logits(logits: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return each target's log-probability, argmax flag and number of tied top entries, float32 [3, tokens].
 
     `rows` are the targets' rows in the logits, float32 [positions, V], which are overwritten.
     """
     top, argmax = logits.max(dim=1)
     below_top = logits[rows, targets] - top[rows]
-    is_top = below_top == 0
-    num_top = torch.zeros_like(rows)
-    num_top[is_top] = (logits[rows[is_top]] == top[rows[is_top], None]).sum(dim=1)
+    num_top = (logits == top[:, None]).sum(dim=1)[rows] * (below_top == 0)
     logsumexp = logits.sub_(top[:, None]).exp_().sum(dim=1).log_()  # relative to the top: adding it would round twice
-    return below_top - logsumexp[rows], argmax[rows] == targets, num_top
+    return torch.stack([below_top - logsumexp[rows], argmax[rows] == targets, num_top])
 
 
 def output_layer(model: Any) -> torch.nn.Linear | torch.nn.Embedding | None:
@@ -198,7 +196,7 @@ def uniform_draws(request: GenerateRequest) -> Iterator[float]:
 
 def next_tokens(logits: torch.Tensor, samplings: Sequence[Sampling], draws: Sequence[float | None]) -> list[int]:
     """Return the next token of each row of logits, float32 [rows, V]: sampled with its uniform draw, greedy if None."""
-    chosen = logits.argmax(dim=-1).tolist()
+    chosen = logits.argmax(dim=-1)
     drawn = {index: draw for index, draw in enumerate(draws) if draw is not None}
 
     def settings(index: int) -> tuple[float, float, int]:
@@ -206,14 +204,14 @@ def next_tokens(logits: torch.Tensor, samplings: Sequence[Sampling], draws: Sequ
 
     for _, group in groupby(sorted(drawn, key=settings), key=settings):
         rows = list(group)
-        tokens = draw_tokens(logits[rows], samplings[rows[0]], [drawn[row] for row in rows])
-        for row, token in zip(rows, tokens, strict=True):
-            chosen[row] = token
-    return chosen
+        places = to_device(np.array(rows), logits.device)
+        chosen[places] = draw_tokens(logits[places], samplings[rows[0]], [drawn[row] for row in rows])
+    tokens: list[int] = chosen.tolist()
+    return tokens
 
 
-def draw_tokens(logits: torch.Tensor, sampling: Sampling, draws: Sequence[float]) -> list[int]:
-    """Return a sampled token for each row: temperature, then top-k, then top-p, as transformers' logits processors.
+def draw_tokens(logits: torch.Tensor, sampling: Sampling, draws: Sequence[float]) -> torch.Tensor:
+    """Return a sampled token for each row, shape [rows]: temperature, top-k, top-p as in transformers' processors.
 
     Sampling inverts the cumulative distribution in float64, so that rounding in the model hardly ever changes a token.
     """
@@ -227,8 +225,8 @@ def draw_tokens(logits: torch.Tensor, sampling: Sampling, draws: Sequence[float]
         before = probabilities.cumsum(dim=-1) - probabilities
         probabilities = probabilities.masked_fill(before >= sampling.top_p, 0.0)
     cumulative = probabilities.cumsum(dim=-1)
-    numbers = torch.tensor(draws, dtype=torch.float64, device=logits.device)[:, None]
+    numbers = to_device(np.array(draws, dtype=np.float64), logits.device)[:, None]
     places = torch.searchsorted(cumulative, numbers * cumulative[:, -1:], right=True)
     last = (probabilities > 0).long().cumsum(dim=-1).argmax(dim=-1, keepdim=True)  # with nonzero probability
     places = torch.minimum(places, last)
-    return (places if tokens is None else tokens.gather(1, places)).squeeze(1).tolist()
+    return (places if tokens is None else tokens.gather(1, places)).squeeze(1)

@@ -26,6 +26,7 @@ from llmfoundry_gauntlet.engine.logits import (
 )
 from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, STREAM, Batch
 from llmfoundry_gauntlet.engine.rotary import RotaryLengths, rotary_length
+from llmfoundry_gauntlet.engine.transfer import to_device
 from llmfoundry_gauntlet.engine.tree_attention import KeyValue, tree_layout
 from llmfoundry_gauntlet.engine.trees import (
     Stream,
@@ -168,7 +169,7 @@ class CausalLanguageModel:
 
         Return the largest logit and the relative rounding error of the precision, 0 for float32.
         """
-        ids = torch.from_numpy(lay_out_rows(requests).tokens.astype(np.int64)).to(self.device)
+        ids = to_device(lay_out_rows(requests).tokens.astype(np.int64), self.device)
         with picking(output_layer(self.model), lambda states: states, copies=True) as raw:
             final = self.model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
         self.tail = tail_of(self.model.config, raw[0], final) if len(raw) == 1 else None
@@ -208,7 +209,7 @@ class CausalLanguageModel:
         mask = np.arange(rows.tokens.shape[1])[None] < rows.lengths[:, None]
         if self.hidden_token_id is not None:
             mask &= rows.tokens != self.hidden_token_id
-        mask_ids = torch.from_numpy(mask.astype(np.int64)).to(self.device)
+        mask_ids = to_device(mask.astype(np.int64), self.device)
         with self.attention():
             return self._forward(rows.tokens, rows.reads, rows.targets, attention_mask=mask_ids)
 
@@ -223,12 +224,12 @@ class CausalLanguageModel:
     ) -> LogitReader:
         """Run the model on tokens [R, L]; return the reader of logits at flat positions of [R * L]."""
         arguments: dict[str, Any] = {
-            'input_ids': torch.from_numpy(tokens.astype(np.int64)).to(self.device),
+            'input_ids': to_device(tokens.astype(np.int64), self.device),
             'attention_mask': attention_mask,
             'use_cache': False,
         }
         if position_ids is not None and self.takes_positions:
-            arguments['position_ids'] = torch.from_numpy(position_ids.astype(np.int64)).to(self.device)
+            arguments['position_ids'] = to_device(position_ids.astype(np.int64), self.device)
         reader = LogitReader(reads, targets, self.device)
         layer = None if self.tail is None else output_layer(self.model)
         with nullcontext() if layer is None or self.tail is None else reading(layer, reader, self.tail):

@@ -1,36 +1,42 @@
 """Attention within the trees of a token stream.
 
-An attention call takes adjacent tokens of a tree as queries, and their ancestors and themselves as keys, with a mask
-unless they form a chain. The number of tokens per call balances work wasted under masks against the overhead of calls.
-Attention never crosses trees, except that small trees share a call under a mask. All tokens of the stream attend to a
-cached prefix. Sliding windows are measured by depth in the tree. Caps on attention scores are always applied, as in a
-model's eager attention.
+Attention never crosses trees. All tokens of the stream attend to a cached prefix. Sliding windows are measured by depth
+in the tree. Caps on attention scores are always applied, as in a model's eager attention.
 
-On a GPU in half precision, if flash-attn is installed, the chains of all trees (each tree's first path from the root)
-run in one call of its variable-length kernel. Otherwise each chain is a call of torch's own flash kernel.
+On a GPU the stream is cut into paths without branches. Each path is a sequence of a variable-length kernel: its keys
+are its ancestors and itself, so that causal attention aligned with the last key needs no mask.
+
+On a CPU, and with caps, an attention call takes adjacent tokens of a tree as queries, and their ancestors and
+themselves as keys, with a mask unless they form a chain. The number of tokens per call balances work wasted under masks
+against the overhead of calls; small trees may share a call under a mask.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 import torch
-from transformers.utils import is_flash_attn_2_available
+from torch.nn import functional
+from torch.nn.attention.bias import CausalVariant
 
 from llmfoundry_gauntlet.engine.attention import KeyBias, torch_attention
+from llmfoundry_gauntlet.engine.transfer import to_device
 from llmfoundry_gauntlet.engine.trees import Stream
+from llmfoundry_gauntlet.types import Ints
 
 MAX_QUERIES = 512  # per mask
 PIECE = 64  # tokens between possible cuts of a path
 CALL = {'cpu': 6000, 'cuda': 250_000}  # the overhead of a call, in query-key pairs
-CUTS_CHAINS = {'cpu': True, 'cuda': False}  # on a GPU flash kernels skip the masked half of a chain
 COPY = 6  # the cost of copying a key, in query-key pairs
 BLOCK = {'cpu': 1, 'cuda': 512}  # adjacent trees of up to this many tokens share a call: launches dominate on a GPU
-
+MAX_KEYS = 65536  # gathered for a call of the variable-length kernel
 MAX_FLASH_WIDTH = 256  # of a head
+WIDTHS = 8  # kernels take heads whose width is a multiple of this
 BIAS_COLUMNS = 8  # three hold a bias in parts, as half precision has too few digits for it
 
 KeyValue = tuple[torch.Tensor, torch.Tensor]
@@ -55,26 +61,71 @@ class Span:
         return part.index_select(dim, self.keys)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedCall:
+    """Sequences of one call of a variable-length kernel: queries `start` to `stop`, and their keys.
+
+    `keys` are numbered from the start of the cached prefix. Bounds are cumulative lengths, int32 [sequences + 1].
+    """
+
+    start: int
+    stop: int
+    keys: torch.Tensor | None  # None: all keys, in their order
+    bounds: torch.Tensor
+    key_bounds: torch.Tensor
+    longest: int
+    longest_key: int
+
+
+@dataclass(eq=False)
 class TreeLayout:
     """A stream on the model's device. `prefix` holds the keys and values of a cached prefix by layer.
 
     With `is_cached` the keys and values of the stream itself are stored in `prefix`.
     """
 
-    spans: list[Span]
-    depths: torch.Tensor  # [P + T] int32, of the cached prefix and the stream
-    ends: torch.Tensor  # [P + T] int32: where a token's subtree ends
-    longest: int  # sequence
-    num_cached: int = 0
+    stream: Stream
+    device: torch.device
     prefix: dict[int, KeyValue] = field(default_factory=dict)
     is_cached: bool = False
     key_bias: KeyBias | None = None
     next_layer: int = 0  # counts the attention calls of a forward
     masks: dict[tuple[int, int | None], torch.Tensor] = field(default_factory=dict)
-    packed: tuple[torch.Tensor, torch.Tensor, int] | None = None
     bias: torch.Tensor | None = None
     columns: torch.Tensor | None = None  # of biased keys
+
+    @cached_property
+    def num_cached(self) -> int:
+        """Return the length of the cached prefix."""
+        return int(self.stream.depths[0])
+
+    @cached_property
+    def longest(self) -> int:
+        """Return the length of the longest sequence."""
+        return int(self.stream.depths.max()) + 1
+
+    @cached_property
+    def depths(self) -> torch.Tensor:
+        """Return the depths of the cached prefix and the stream, int32 [P + T]."""
+        depths = np.concatenate([np.arange(self.num_cached, dtype=np.int32), self.stream.depths])
+        return to_device(depths, self.device)
+
+    @cached_property
+    def ends(self) -> torch.Tensor:
+        """Return where the subtrees of the cached prefix and the stream end, int32 [P + T]."""
+        length = self.num_cached + len(self.stream.ends)
+        ends = np.concatenate([np.full(self.num_cached, length, np.int32), self.num_cached + self.stream.ends])
+        return to_device(ends, self.device)
+
+    @cached_property
+    def spans(self) -> list[Span]:
+        """Return the attention calls under masks."""
+        return spans_of(self.stream, self.device)
+
+    @cached_property
+    def packed_calls(self) -> list[PackedCall]:
+        """Return the calls of the variable-length kernel."""
+        return packed_calls(self.stream, self.device)
 
     def attend(
         self,
@@ -100,16 +151,13 @@ class TreeLayout:
             groups = 1
             query, key, value = self._biased(bias, query, key, value, scale)
         window = window if window is not None and window < self.longest else None
+        if query.is_cuda and not softcap:
+            return attend_packed(query, key, value, self.packed_calls, scale, window)[..., :width]
         plain = window is None and not self.num_cached and not softcap  # a chain needs no mask
         output = torch.empty_like(query.transpose(1, 2))
-        packed = plain and can_pack(query) and any(span.chain for span in self.spans)
-        if packed:
-            attend_chains(query, key, value, output, self, scale)
         if groups > 1:
             key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
         for index, span in enumerate(self.spans):
-            if packed and span.chain:
-                continue
             keys, values = span.of(key, 2), span.of(value, 2)
             queries = query[:, :, span.start : span.stop]
             if plain and span.chain:
@@ -165,17 +213,6 @@ class TreeLayout:
             seen &= self.depths[queries, None] - span.of(self.depths, 0) < window
         return seen
 
-    def chains(self) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """Return the positions of all tokens in chains, the chains' cumulative lengths, and the longest length."""
-        if self.packed is None:
-            chains = [span for span in self.spans if span.chain]
-            sizes = torch.tensor([0, *(span.stop - span.start for span in chains)], dtype=torch.int32)
-            places = torch.cat([torch.arange(span.start, span.stop) for span in chains])
-            device = self.ends.device
-            bounds = sizes.cumsum(0, dtype=torch.int32)
-            self.packed = places.to(device), bounds.to(device), int(sizes.max())
-        return self.packed
-
 
 def spans_of(stream: Stream, device: torch.device) -> list[Span]:
     """Return the attention calls of a stream."""
@@ -189,12 +226,7 @@ def spans_of(stream: Stream, device: torch.device) -> list[Span]:
             last += 1
         start, stop = bounds[first], bounds[last]
         chain = start if last > first + 1 else start + num_in_chain(stream, start, stop)
-        if last > first + 1:
-            cuts = [start, stop]
-        elif CUTS_CHAINS[kind]:
-            cuts = cuts_of(stream, start, stop, CALL[kind])
-        else:
-            cuts = [start, *cuts_of(stream, chain, stop, CALL[kind])]
+        cuts = [start, stop] if last > first + 1 else cuts_of(stream, start, stop, CALL[kind])
         spans.extend(
             Span(low, high, keys_of(stream, start, low, high, device), low == start and high <= chain)
             for low, high in pairwise(cuts)
@@ -205,8 +237,6 @@ def spans_of(stream: Stream, device: torch.device) -> list[Span]:
 
 def cuts_of(stream: Stream, start: int, stop: int, call: int) -> list[int]:
     """Return where to split a tree into attention calls: where another call costs less than a longer one."""
-    if start == stop:
-        return [stop]
     depths = stream.depths[start:stop]
     breaks = [0, *((depths[1:] != depths[:-1] + 1).nonzero()[0] + 1).tolist(), stop - start]
     pieces = [(low, min(low + PIECE, high)) for first, high in pairwise(breaks) for low in range(first, high, PIECE)]
@@ -223,12 +253,52 @@ def cuts_of(stream: Stream, start: int, stop: int, call: int) -> list[int]:
 
 def keys_of(stream: Stream, first: int, start: int, stop: int, device: torch.device) -> slice | torch.Tensor:
     """Return the keys of tokens `start` to `stop` in a tree from `first`: cached prefix, ancestors and themselves."""
+    keys = path_to(stream, first, start, stop)
+    if len(keys) == keys[-1] + 1 - keys[0]:  # contiguous
+        return slice(int(keys[0]), int(keys[-1]) + 1)
+    return to_device(keys, device)
+
+
+def path_to(stream: Stream, first: int, start: int, stop: int) -> Ints:
+    """Return the cached prefix, the ancestors of token `start` in a tree from `first`, and tokens `start` to `stop`."""
     num_cached = int(stream.depths[0])
     above = first + (stream.ends[first:start] > start).nonzero()[0]
-    if len(above) == start - first and (num_cached == 0 or first == 0):  # contiguous
-        return slice(first, num_cached + stop)
-    places = [np.arange(num_cached), num_cached + above, np.arange(num_cached + start, num_cached + stop)]
-    return torch.from_numpy(np.concatenate(places)).to(device)
+    return np.concatenate([np.arange(num_cached), num_cached + above, np.arange(num_cached + start, num_cached + stop)])
+
+
+def packed_calls(stream: Stream, device: torch.device) -> list[PackedCall]:
+    """Return calls that hold the stream's paths without branches, each with at most MAX_KEYS keys if possible."""
+    breaks = (stream.depths[1:] != stream.depths[:-1] + 1).nonzero()[0] + 1
+    starts = np.union1d(breaks, stream.tree_starts[:-1])
+    bounds = np.append(starts, len(stream.tokens))
+    trees = stream.tree_starts[np.searchsorted(stream.tree_starts, starts, side='right') - 1]
+    groups: list[list[tuple[int, int, Ints]]] = []
+    num_keys = 0
+    for first, start, stop in zip(trees.tolist(), bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        keys = path_to(stream, first, start, stop)
+        if not groups or num_keys + len(keys) > MAX_KEYS:
+            groups.append([])
+            num_keys = 0
+        groups[-1].append((start, stop, keys))
+        num_keys += len(keys)
+    return [packed_call(group, len(stream.tokens), device) for group in groups]
+
+
+def packed_call(paths: Sequence[tuple[int, int, Ints]], length: int, device: torch.device) -> PackedCall:
+    """Return the call of paths, each with its bounds in a stream of this length and its keys."""
+    sizes = [stop - start for start, stop, _ in paths]
+    key_sizes = [len(keys) for _, _, keys in paths]
+    bounds, key_bounds = (np.cumsum([0, *lengths], dtype=np.int32) for lengths in (sizes, key_sizes))
+    is_whole = key_bounds[-1] == length and sizes == key_sizes
+    return PackedCall(
+        start=paths[0][0],
+        stop=paths[-1][1],
+        keys=None if is_whole else to_device(np.concatenate([keys for _, _, keys in paths]), device),
+        bounds=to_device(bounds, device),
+        key_bounds=to_device(key_bounds, device),
+        longest=max(sizes),
+        longest_key=max(key_sizes),
+    )
 
 
 def num_in_chain(stream: Stream, start: int, stop: int) -> int:
@@ -247,52 +317,65 @@ def tree_layout(
     key_bias: KeyBias | None = None,
 ) -> TreeLayout:
     """Return a stream's layout on a device, after a cached prefix or, with `is_cached`, for one to be stored."""
-    num_cached = int(stream.depths[0])
-    depths = np.concatenate([np.arange(num_cached, dtype=np.int32), stream.depths])
-    ends = np.concatenate([np.full(num_cached, len(depths), np.int32), num_cached + stream.ends])
-    return TreeLayout(
-        spans=spans_of(stream, device),
-        depths=torch.from_numpy(depths).to(device),
-        ends=torch.from_numpy(ends).to(device),
-        longest=int(stream.depths.max()) + 1,
-        num_cached=num_cached,
-        prefix={} if prefix is None else prefix,
-        is_cached=is_cached,
-        key_bias=key_bias,
-    )
+    return TreeLayout(stream, device, {} if prefix is None else prefix, is_cached=is_cached, key_bias=key_bias)
 
 
-def can_pack(query: torch.Tensor) -> bool:
-    """Return whether flash-attn is installed and supports this query."""
-    fits = query.is_cuda and query.dtype in (torch.float16, torch.bfloat16) and query.shape[-1] <= MAX_FLASH_WIDTH
-    return fits and is_flash_attn_2_available()
-
-
-def attend_chains(
+def attend_packed(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    output: torch.Tensor,
-    layout: TreeLayout,
+    calls: Sequence[PackedCall],
     scale: float,
-) -> None:
-    """Write the causal attention of all chains into the output, in one call."""
-    from flash_attn import flash_attn_varlen_func
+    window: int | None,
+) -> torch.Tensor:
+    """Return the attention of packed sequences, shape [1, T, heads, width]; heads may be padded to a multiple of 8."""
+    parts = [part[0].transpose(0, 1) for part in (query, key, value)]  # [tokens, heads, width]
+    if rest := -query.shape[-1] % WIDTHS:
+        parts = [functional.pad(part, (0, rest)) for part in parts]
+    queries, keys, values = parts
+    found = [
+        call_kernel(
+            queries[call.start : call.stop],
+            keys if call.keys is None else keys[call.keys],
+            values if call.keys is None else values[call.keys],
+            call,
+            scale,
+            window,
+        )
+        for call in calls
+    ]
+    return (found[0] if len(found) == 1 else torch.cat(found))[None]
 
-    places, bounds, longest = layout.chains()
-    queries, keys, values = (part[0].transpose(0, 1)[places] for part in (query, key, value))  # [tokens, heads, width]
-    found = flash_attn_varlen_func(
-        queries,
-        keys,
-        values,
-        cu_seqlens_q=bounds,
-        cu_seqlens_k=bounds,
-        max_seqlen_q=longest,
-        max_seqlen_k=longest,
-        softmax_scale=scale,
-        causal=True,
-    )
-    output[0, places] = found.to(output.dtype)
+
+def call_kernel(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, call: PackedCall, scale: float, window: int | None
+) -> torch.Tensor:
+    """Call torch's variable-length kernel, as its attention for nested tensors does (torch 2.6 and 2.7).
+
+    Flash attention in half precision, memory-efficient attention otherwise. Both align causal masks with the last key.
+    """
+    lengths = (call.bounds, call.key_bounds, call.longest, call.longest_key)
+    found: torch.Tensor
+    if queries.dtype in (torch.float16, torch.bfloat16) and queries.shape[-1] <= MAX_FLASH_WIDTH:
+        left = None if window is None else window - 1
+        found = torch.ops.aten._flash_attention_forward(
+            queries, keys, values, *lengths, 0.0, True, False, scale=scale, window_size_left=left
+        )[0]
+        return found
+    if (groups := queries.shape[1] // keys.shape[1]) > 1:
+        keys, values = keys.repeat_interleave(groups, dim=1), values.repeat_interleave(groups, dim=1)
+    found = torch.ops.aten._efficient_attention_forward(
+        queries[None],
+        keys[None],
+        values[None],
+        None,
+        *lengths,
+        0.0,
+        int(CausalVariant.LOWER_RIGHT),
+        scale=scale,
+        window_size=window,
+    )[0]
+    return found[0]
 
 
 def dense(

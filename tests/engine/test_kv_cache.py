@@ -79,12 +79,13 @@ class Model:
         """Run prompts as a stream, in which their tokens are interleaved in any order."""
         order = np.random.default_rng(len(contexts)).permutation(3 + sum(map(len, contexts)))
         tokens = torch.full((1, len(order)), PADDING)
-        places, done = [], 0
-        for context in contexts:
-            places.append(torch.from_numpy(order[done : done + len(context)]))
-            tokens[0, places[-1]] = torch.tensor(context)
+        places = np.full((len(contexts), max(map(len, contexts))), order[-1])
+        done = 0
+        for place, context in zip(places, contexts, strict=True):
+            place[len(place) - len(context) :] = order[done : done + len(context)]
+            tokens[0, order[done : done + len(context)]] = torch.tensor(context)
             done += len(context)
-        self.cache.take_stream(dict(enumerate(self.states(tokens))), places)
+        self.cache.take_stream(dict(enumerate(self.states(tokens))), torch.from_numpy(places))
 
     # What may happen, each with a number that decides on its details.
 

@@ -48,7 +48,7 @@ def probabilities(logits: torch.Tensor, sampling: Sampling) -> np.ndarray:
 def shares(logits: torch.Tensor, sampling: Sampling) -> np.ndarray:
     """Return the share of numbers from 0 to 1 that select each token."""
     draws = ((np.arange(GRID) + 0.5) / GRID).tolist()
-    tokens = draw_tokens(logits.expand(GRID, -1), sampling, draws)
+    tokens = draw_tokens(logits.expand(GRID, -1), sampling, draws).tolist()
     return np.bincount(tokens, minlength=logits.shape[-1]) / GRID
 
 
@@ -71,9 +71,9 @@ def test_without_limits_tokens_keep_the_order_of_the_vocabulary():
     Mutation: `right=False`.
     """
     draws = [0.0, 0.2499, 0.25, 0.4999, 0.5, 0.75, 1 - 2**-53]
-    assert draw_tokens(torch.zeros(7, 4), Sampling(temperature=1.0), draws) == [0, 0, 1, 1, 2, 3, 3]
+    assert draw_tokens(torch.zeros(7, 4), Sampling(temperature=1.0), draws).tolist() == [0, 0, 1, 1, 2, 3, 3]
     logits = torch.tensor([[5.0, 1.0, 2.0]]).log().expand(4, -1)
-    assert draw_tokens(logits, Sampling(temperature=1.0), [0.624, 0.626, 0.749, 0.751]) == [0, 1, 1, 2]
+    assert draw_tokens(logits, Sampling(temperature=1.0), [0.624, 0.626, 0.749, 0.751]).tolist() == [0, 1, 1, 2]
 
 
 @pytest.mark.parametrize('sampling', SETTINGS, ids=str)
@@ -86,7 +86,7 @@ def test_extreme_draws_pick_possible_tokens(sampling: Sampling):
     logits[:, [0, 1, 7, VOCABULARY - 2, VOCABULARY - 1]] = -torch.inf
     expected = probabilities(logits, sampling)
     for draw in (0.0, 2**-53, 1 - 2**-53):
-        tokens = draw_tokens(logits, sampling, [draw] * len(logits))
+        tokens = draw_tokens(logits, sampling, [draw] * len(logits)).tolist()
         assert (expected[np.arange(len(logits)), tokens] > 0).all()
 
 
@@ -139,7 +139,7 @@ def test_rounding_rarely_changes_a_sampled_token():
     draws = np.random.default_rng(0).random(GRID).tolist()
     noise = 1e-6 * torch.randn(logits.shape, generator=torch.Generator().manual_seed(1))
     for sampling in (Sampling(temperature=1.0), Sampling(temperature=1.0, top_k=9, top_p=0.9)):
-        one, other = draw_tokens(logits, sampling, draws), draw_tokens(logits + noise, sampling, draws)
+        one, other = (draw_tokens(values, sampling, draws).tolist() for values in (logits, logits + noise))
         assert sum(a != b for a, b in zip(one, other, strict=True)) <= 2
 
 

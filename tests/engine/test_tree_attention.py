@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import types
-
 import networks
 import numpy as np
 import pytest
@@ -15,7 +12,7 @@ from llmfoundry_gauntlet.engine import tree_attention as attending
 from llmfoundry_gauntlet.engine.attention import NAME, attend_by_name, replacement
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.plan import Batch, make_batch, plan
-from llmfoundry_gauntlet.engine.tree_attention import Span, spans_of, tree_layout
+from llmfoundry_gauntlet.engine.tree_attention import Span, packed_calls, spans_of, tree_layout
 from llmfoundry_gauntlet.engine.trees import Stream, Tree, count_prefixes, lay_out_stream
 
 WITH_WINDOWS = ['mistral, windows', 'qwen2, windows on some layers', 'gemma2', 'gemma3', 'cohere2']
@@ -109,9 +106,9 @@ def test_calls_are_trees_or_parts_of_them(monkeypatch):
     assert calls(four_trees()) == [*first, (7, 9, [0, 1, 2, 3, 7, 8], False), *cut_chain, *single]
 
 
-def test_small_trees_share_a_call_and_chains_are_whole_on_a_gpu(monkeypatch):
+def test_small_trees_share_a_call_on_a_gpu(monkeypatch):
     monkeypatch.setitem(attending.BLOCK, 'cuda', 2)
-    whole = [(0, 7, [*range(7)], True), (7, 9, [0, 1, 2, 3, 7, 8], False), (9, 14, [*range(9, 14)], True)]
+    whole = [(0, 9, [*range(9)], False), (9, 14, [*range(9, 14)], True)]
     assert cuda_calls(four_trees()) == [*whole, (14, 16, [14, 15], False)]
     monkeypatch.setitem(attending.BLOCK, 'cuda', 512)
     assert cuda_calls(four_trees()) == [(0, 16, [*range(16)], False)]
@@ -122,8 +119,33 @@ def cuda_calls(stream: Stream) -> list[tuple[int, int, list[int], bool]]:
     with pytest.MonkeyPatch.context() as patched:
         for table in (attending.BLOCK, attending.CALL):
             patched.setitem(table, 'cpu', table['cuda'])
-        patched.setitem(attending.CUTS_CHAINS, 'cpu', False)
         return calls(stream)
+
+
+def packed(stream: Stream) -> list[list[tuple[list[int], list[int]]]]:
+    """Return the queries and keys of each sequence in each call of the variable-length kernel."""
+    found = []
+    for call in packed_calls(stream, CPU):
+        places = torch.arange(len(stream.tokens)) if call.keys is None else call.keys
+        queries = torch.arange(call.start, call.stop).split(call.bounds.diff().tolist())
+        keys = places.split(call.key_bounds.diff().tolist())
+        assert call.longest == max(map(len, queries)) and call.longest_key == max(map(len, keys))
+        found.append([(part.tolist(), whole.tolist()) for part, whole in zip(queries, keys, strict=True)])
+    return found
+
+
+def test_paths_are_packed_with_their_ancestors(monkeypatch):
+    """Also after a cached prefix, here the first two tokens of the context; never more than MAX_KEYS keys in a call."""
+    branch = ([7, 8], [0, 1, 2, 3, 7, 8])
+    alone = [([*range(9, 14)], [*range(9, 14)]), ([14], [14]), ([15], [15])]
+    assert packed(four_trees()) == [[([*range(7)], [*range(7)]), branch, *alone]]
+    monkeypatch.setattr(attending, 'MAX_KEYS', 13)
+    assert packed(four_trees()) == [[([*range(7)], [*range(7)]), branch], alone]
+    after_a_prefix = lay_out_stream([tree_of([request(0, [1, 2, 3, 4], [[5, 6, 7, 0], [8, 9, 0]])])] * 2, 2)
+    monkeypatch.setattr(attending, 'MAX_KEYS', 26)
+    first = [([*range(5)], [*range(7)]), ([5, 6], [0, 1, 2, 3, 7, 8])]
+    second = [([*range(7, 12)], [0, 1, *range(9, 14)]), ([12, 13], [0, 1, 9, 10, 14, 15])]
+    assert packed(after_a_prefix) == [[*first, *second]]
 
 
 @pytest.mark.parametrize('num_cached', [0, 2])
@@ -179,30 +201,3 @@ def test_attention_without_a_layout_is_an_error():
     query = torch.zeros(1, 1, 1, 4)
     with pytest.raises(RuntimeError, match='gauntlet_attention is called outside of an evaluation'):
         attend_by_name(torch.nn.Module(), query, query, query, None)
-
-
-def varlen_as_documented(q, k, v, *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal):
-    """Compute what flash-attn 2 documents for `flash_attn_varlen_func`, one sequence at a time."""
-    assert cu_seqlens_q.dtype == torch.int32 and cu_seqlens_q.equal(cu_seqlens_k) and causal
-    output = torch.empty_like(q)
-    for start, stop in zip(cu_seqlens_q[:-1].tolist(), cu_seqlens_q[1:].tolist(), strict=True):
-        assert stop - start <= max_seqlen_q == max_seqlen_k
-        groups = q.shape[1] // k.shape[1]
-        scores = torch.einsum('qhd,khd->hqk', q[start:stop], k[start:stop].repeat_interleave(groups, 1))
-        hidden = torch.ones(stop - start, stop - start, dtype=torch.bool).triu(1)
-        weights = (scores * softmax_scale).masked_fill(hidden, float('-inf')).softmax(-1)
-        values = v[start:stop].repeat_interleave(groups, 1)
-        output[start:stop] = torch.einsum('hqk,khd->qhd', weights, values)
-    return output
-
-
-def test_chains_are_packed_for_flash_attn(monkeypatch):
-    """The kernel itself needs a GPU and was not run; this is its documented contract."""
-    module = types.ModuleType('flash_attn')
-    module.flash_attn_varlen_func = varlen_as_documented
-    monkeypatch.setitem(sys.modules, 'flash_attn', module)
-    monkeypatch.setattr(attending, 'can_pack', lambda query: True)
-    model = networks.network()
-    requests = networks.mixed_requests()
-    outputs = networks.run(CausalLanguageModel(model, device=CPU), plan(requests, tokens_per_batch=400))
-    networks.check_against_bare_forwards(model, requests, outputs)
