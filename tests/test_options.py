@@ -153,6 +153,7 @@ def test_other_commands_refuse_options_without_effect(
         (['run', '--allow-missing', '--model', MODEL], {'--allow-missing', '--out'}),
         (['run', '--out', 'o', '--model', MODEL, '--logger', 'wandb', '--log', 'losses'], {'--log'}),
         (['watch', 'c', '--tasks', TASKS, '--out', 'o', '--limit', '0'], {'--limit'}),
+        (['watch', 'c', '--tasks', TASKS, '--out', 'o', '--fsdp', '--device', 'cpu'], {'--fsdp'}),
         (['watch', 'c', '--tasks', TASKS, '--out', 'o', '--shots', '-1'], {'--shots'}),
         (['watch', 'c', '--tasks', TASKS, '--out', 'o', '--missing', 'never'], {'--missing'}),
         (['watch', 'c', '--tasks', TASKS, '--out', 'o', '--only', 'copq'], {'copq'}),

@@ -122,7 +122,7 @@ def load_tokens(
                 unfinished = folder.with_suffix('.unfinished')  # may exist from a killed run
                 unfinished.mkdir(exist_ok=True)
                 write_tokens(paths, tokenizer, unfinished)
-                os.replace(unfinished, folder)
+                os.replace(unfinished, folder)  # both files at once, which an atomic write of each is not
     except OSError as error:
         raise ConfigError(f'train_data.cache: {base} cannot be written: {error.strerror}; give a folder') from error
     return mapped(folder / TOKENS, np.uint32), mapped(folder / ENDS, np.uint64)

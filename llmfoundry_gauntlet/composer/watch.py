@@ -31,7 +31,14 @@ from composer.utils import dist
 
 from llmfoundry_gauntlet.composer.callback import on_first_rank
 from llmfoundry_gauntlet.composer.checkpoint_folders import Checkpoint, find_checkpoints
-from llmfoundry_gauntlet.composer.evaluate import DIST_TIMEOUT, check_device, check_precision, default_device, opened
+from llmfoundry_gauntlet.composer.evaluate import (
+    DIST_TIMEOUT,
+    check_device,
+    check_fsdp,
+    check_precision,
+    default_device,
+    opened,
+)
 from llmfoundry_gauntlet.composer.journal import Resuming
 from llmfoundry_gauntlet.composer.loggers import build_loggers, logger_settings
 from llmfoundry_gauntlet.config.settings import decode_settings
@@ -163,6 +170,7 @@ def watch(options: WatchSettings) -> list[tuple[str, str, str]]:
     """
     device = options.device or default_device()
     check_device(device)
+    check_fsdp(options.fsdp_config, device)
     if options.precision is not None:
         check_precision(options.precision, device)
     build_loggers(options.loggers)

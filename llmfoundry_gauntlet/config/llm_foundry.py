@@ -6,13 +6,13 @@ why it has no effect.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, ClassVar
 
 from llmfoundry_gauntlet.config.settings import is_interval
-from llmfoundry_gauntlet.config.yaml import Problems, decode, describe, find_yaml, suggestion
+from llmfoundry_gauntlet.config.yaml import Problems, decode, decode_value, describe, find_yaml, suggestion
 from llmfoundry_gauntlet.errors import ConfigError
 
 CALLBACK = 'eval_gauntlet'  # our callback has the name of llm-foundry's key
@@ -36,6 +36,7 @@ NO_EFFECT = {  # keys of an evaluation file
 }
 EVALUATION_KEYS = (*ICL_KEYS, *MODEL_KEYS, *NO_EFFECT, 'models', 'eval_subset_num_batches', 'variables')
 
+MAPPING = dict[str, Any] | None
 KIND = 'hf_causal_lm'
 API = 'is an API; write the requests with gauntlet export, run them there, and score them with gauntlet run --outputs'
 OTHER_KINDS = {
@@ -65,14 +66,22 @@ OTHER_ARGUMENT = (
 )
 
 
-def without_effect(reason: str) -> Any:
-    """Return a field for a key that changes nothing."""
-    return field(default=None, metadata={'no_effect': reason})
-
-
-def refused(reason: str) -> Any:
-    """Return a field for a key that may only be false or empty."""
-    return field(default=None, metadata={'refused': reason})
+MODEL_ARGUMENTS = {  # without effect
+    'additional_eval_metrics': 'all metrics of a task are computed',
+    'additional_train_metrics': 'nothing is trained',
+    'allow_embedding_resizing': 'the weights are run as they are',
+    'attn_implementation': OWN_ATTENTION,
+    'init_device': 'weights are loaded directly onto the device',
+    'should_save_peft_only': 'nothing is saved',
+    'trust_remote_code': OWN_CODE,
+    'use_auth_token': OWN_TOKEN,
+    'use_flash_attention_2': OWN_ATTENTION,
+    'use_train_metrics': 'nothing is trained',
+}
+REFUSED = {  # arguments that may only be false or empty
+    'load_in_8bit': "weights are not quantised, which would change scores; remove it to run with 'precision'",
+    'peft_config': 'describes an adapter to be trained; give a trained one as pretrained_lora_id_or_path',
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,20 +93,9 @@ class FoundryModel:
     pretrained: bool | None = True
     config_overrides: dict[str, Any] | None = None
     pretrained_lora_id_or_path: str | None = None
-    additional_eval_metrics: Any = without_effect('all metrics of a task are computed')
-    additional_train_metrics: Any = without_effect('nothing is trained')
-    allow_embedding_resizing: Any = without_effect('the weights are run as they are')
-    attn_implementation: Any = without_effect(OWN_ATTENTION)
-    init_device: Any = without_effect('weights are loaded directly onto the device')
-    load_in_8bit: Any = refused(
-        "weights are not quantised, which would change scores; remove it to run with 'precision'"
-    )
-    peft_config: Any = refused('describes an adapter to be trained; give a trained one as pretrained_lora_id_or_path')
-    should_save_peft_only: Any = without_effect('nothing is saved')
-    trust_remote_code: Any = without_effect(OWN_CODE)
-    use_auth_token: Any = without_effect(OWN_TOKEN)
-    use_flash_attention_2: Any = without_effect(OWN_ATTENTION)
-    use_train_metrics: Any = without_effect('nothing is trained')
+    load_in_8bit: Any = None
+    peft_config: Any = None
+    without_effect: ClassVar[Mapping[str, str]] = MODEL_ARGUMENTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,9 +145,9 @@ class Notes(Problems):
         super().__init__(source)
         self.lines: list[str] = []
 
-    def no_effect(self, key: str, reason: str) -> None:
-        """Add a line for a key that changes nothing."""
-        self.lines.append(f'{key}: no effect: {reason}')
+    def no_effect(self, reasons: Mapping[str, str], given: Iterable[str], prefix: str = '') -> None:
+        """Add a line for each given key that changes nothing."""
+        self.lines += [f'{prefix}{key}: no effect: {reasons[key]}' for key in given if key in reasons]
 
     def mapped(self, values: dict[str, Any], models: tuple[ListedModel, ...] = ()) -> Mapped:
         """Return these values and models with the lines. Raise ConfigError with all problems if there are any."""
@@ -169,22 +167,21 @@ def map_training(values: Mapping[str, Any], *, source: str, num_ranks: int) -> M
     keys = {key: values[key] for key in TRAINING_KEYS if values.get(key) is not None}
     if not keys:
         return Mapped(values=given)
-    callbacks = mapping(given.get('callbacks'), 'callbacks', notes)
-    own = mapping(callbacks.get(CALLBACK), f'callbacks.{CALLBACK}', notes)
+    callbacks = dict(decode_value(MAPPING, given.get('callbacks'), 'callbacks', notes) or {})
+    own = decode_value(MAPPING, callbacks.get(CALLBACK), f'callbacks.{CALLBACK}', notes) or {}
     if notes.found:
         raise ConfigError(notes.found)
     if 'icl_tasks' not in keys and CALLBACK not in callbacks:
         if CALLBACK in keys:
             notes.add(CALLBACK, 'is a gauntlet without tasks; give icl_tasks as well')
-        for key in keys:
-            notes.no_effect(key, 'nothing is evaluated; give icl_tasks, or a callback eval_gauntlet')
+        notes.no_effect(dict.fromkeys(keys, 'nothing is evaluated; give icl_tasks, or a callback eval_gauntlet'), keys)
         return notes.mapped(given)
     settings = icl_settings(keys, notes, num_ranks=num_ranks)
     if 'icl_tasks' in keys:
         settings |= icl_schedule({**given, **keys}, own, notes)
         given.pop('eval_interval', None)  # now the callback's
-    elif 'eval_first' in keys:
-        notes.no_effect('eval_first', f'callbacks.{CALLBACK}.interval takes its place')
+    else:
+        notes.no_effect({'eval_first': f'callbacks.{CALLBACK}.interval takes its place'}, keys)
     callbacks[CALLBACK] = joined(settings, own, f'callbacks.{CALLBACK}.', notes)
     return notes.mapped({**given, 'callbacks': callbacks})
 
@@ -208,11 +205,10 @@ def map_evaluation(values: Mapping[str, Any], *, source: str, num_ranks: int) ->
     settings = joined(settings, {key: value for key, value in values.items() if key in ours}, '', notes)
     if found is not None and 'model_config' in settings:
         notes.add('model_config', "belongs to a 'model' that is a path, not to models")
-    for key in values:
-        if key in NO_EFFECT:
-            notes.no_effect(key, NO_EFFECT[key])
-    if num_ranks == 1 and settings.pop('fsdp_config', None) is not None:
-        notes.no_effect('fsdp_config', 'there is one rank')
+    notes.no_effect(NO_EFFECT, values)
+    if num_ranks == 1:
+        notes.no_effect({'fsdp_config': 'there is one rank'}, settings)
+        settings.pop('fsdp_config', None)
     if found is not None and 'out' not in settings:
         settings['out'] = f'runs/{settings.get("run_name", Path(source).stem)}'
         notes.lines.append(f'out is not given -> out: {settings["out"]}')
@@ -249,14 +245,13 @@ def icl_settings(keys: Mapping[str, Any], notes: Notes, *, num_ranks: int) -> di
             settings[our_key] = keys[key] if key == 'icl_seq_len' else located(keys[key], key, notes)
             notes.lines.append(f'{key}: {short(keys[key])} -> {our_key}: {short(settings[our_key])}')
     wanted = [key for key in ('icl_subset_num_batches', 'eval_subset_num_batches') if key in keys]
-    for key in wanted[1:]:
-        notes.no_effect(key, f'{wanted[0]} takes its place')
+    notes.no_effect(dict.fromkeys(wanted[1:], f'{wanted[0]} takes its place') if wanted else {}, wanted)
     num_rows, size = keys.get('device_eval_batch_size'), 'device_eval_batch_size'
     for key in wanted[:1]:
         num_batches = keys[key]
         if num_batches == -1:
             notes.lines.append(f'{key}: -1 -> subset_items: null (all items)')
-        elif not (is_count(num_batches) and is_count(num_rows)):
+        elif not all(type(count) is int and count > 0 for count in (num_batches, num_rows)):
             notes.add(key, f'is {short(num_batches)} with {size} {short(num_rows)}; allowed: -1, or both 1 or more')
         else:
             settings['subset_items'] = num_batches * num_rows * num_ranks
@@ -322,14 +317,12 @@ def joined(settings: Mapping[str, Any], own: Mapping[str, Any], where: str, note
 def listed(values: Mapping[str, Any], notes: Notes) -> list[Any] | None:
     """Return the entries of `models`, or the one top-level `model`; None if the file uses our own keys."""
     models = values.get('models')
-    if models is not None and 'model' in values:
-        notes.add('models', "is given together with 'model'; leave one of them out")
-    if models is None:
-        if not isinstance(values.get('model'), Mapping):
-            return None
+    if models is None and isinstance(values.get('model'), Mapping):
         entry = {key: values[key] for key in MODEL_KEYS if key in values}
         return [{'model_name': values['model'].get('name'), **entry}]
-    if not isinstance(models, list) or not models:
+    if models is not None and 'model' in values:
+        notes.add('models', "is given together with 'model'; leave one of them out")
+    if models is not None and not (isinstance(models, list) and models):
         notes.add('models', f'is {describe(models)}; allowed: a list of models')
         return []
     return models
@@ -341,11 +334,15 @@ def listed_model(entry: Any, index: int, notes: Notes, settings: Mapping[str, An
     if isinstance(entry, Mapping) and isinstance(entry.get('model'), Mapping):
         if not check_kind(entry['model'].get('name'), f'{path}.model', notes):
             return None
-        note_keys(entry['model'], f'{path}.model', notes)
+        given = [key for key, value in entry['model'].items() if value is not None]
+        notes.no_effect(MODEL_ARGUMENTS, given, f'{path}.model.')
     found: FoundryEntry | None = decode(FoundryEntry, entry, path, notes)
     if found is None:
         return None
     model, source = found.model, found.model.pretrained_model_name_or_path
+    for key, reason in REFUSED.items():
+        if value := getattr(model, key):
+            notes.add(f'{path}.model.{key}', f'is {describe(value)}: {reason}')
     if found.load_path is None and model.pretrained is False:
         notes.add(f'{path}.model.pretrained', 'is false: the weights would be random; give load_path, a checkpoint')
     check_tokenizer(found.tokenizer, f'{path}.tokenizer', notes)
@@ -362,25 +359,14 @@ def listed_model(entry: Any, index: int, notes: Notes, settings: Mapping[str, An
     return ListedModel(name=name, folder=folder, arguments={key: value for key, value in arguments.items() if value})
 
 
-def note_keys(model: Mapping[str, Any], path: str, notes: Notes) -> None:
-    """Add a line for each model key without effect, and a problem for each refused one."""
-    for item in fields(FoundryModel):
-        value, where = model.get(item.name), f'{path}.{item.name}'
-        if value is not None and 'no_effect' in item.metadata:
-            notes.no_effect(where, item.metadata['no_effect'])
-        elif value and 'refused' in item.metadata:
-            notes.add(where, f'is {describe(value)}: {item.metadata["refused"]}')
-
-
 def check_tokenizer(tokenizer: FoundryTokenizer, path: str, notes: Notes) -> None:
     """Add a problem for a tokenizer that is not from Hugging Face, and for arguments that might change its tokens."""
     if tokenizer.name == 'tiktoken':
         notes.add(f'{path}.name', "tiktoken is llm-foundry's own class; give a Hugging Face tokenizer with its tokens")
-    for key in tokenizer.kwargs or ():
-        if key in TOKENIZER_ARGUMENTS:
-            notes.no_effect(f'{path}.kwargs.{key}', TOKENIZER_ARGUMENTS[key])
-        else:
-            notes.add(f'{path}.kwargs.{key}', OTHER_ARGUMENT)
+    given = tokenizer.kwargs or {}
+    notes.no_effect(TOKENIZER_ARGUMENTS, given, f'{path}.kwargs.')
+    for key in given.keys() - TOKENIZER_ARGUMENTS.keys():
+        notes.add(f'{path}.kwargs.{key}', OTHER_ARGUMENT)
 
 
 def check_folders(models: tuple[ListedModel, ...], notes: Notes) -> None:
@@ -404,19 +390,6 @@ def check_kind(name: Any, path: str, notes: Notes) -> bool:
     else:
         notes.add(f'{path}.name', f'there is no kind of model {name!r}{suggestion(str(name), [KIND, *OTHER_KINDS])}')
     return False
-
-
-def mapping(value: Any, path: str, notes: Notes) -> dict[str, Any]:
-    """Return a mapping as a dict, or {} for None; anything else is a problem and also gives {}."""
-    if value is not None and not isinstance(value, Mapping):
-        notes.add(path, f'is {describe(value)}; allowed: a mapping')
-        return {}
-    return dict(value or {})
-
-
-def is_count(value: Any) -> bool:
-    """Return whether a value is a whole number above 0."""
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def as_set(value: Any) -> set[str]:

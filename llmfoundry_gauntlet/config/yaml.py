@@ -75,7 +75,7 @@ def listed(names: typing.Iterable[str], most: int = 5) -> str:
 def decode(cls: type, value: Any, path: str, problems: Problems) -> Any:
     """Return an instance of the dataclass `cls` from a mapping, or None and problems if anything in it is invalid.
 
-    Unknown keys are problems, unless `cls.ignore_unknown_keys` is true.
+    Unknown keys are problems, unless `cls.ignore_unknown_keys` is true; those in `cls.without_effect` are ignored.
     """
     if not isinstance(value, Mapping):
         problems.add(path, f'is {describe(value)}; allowed: a mapping')
@@ -83,9 +83,10 @@ def decode(cls: type, value: Any, path: str, problems: Problems) -> Any:
     before = len(problems.found)
     hints = hints_of(cls)
     known = {item.name: item for item in fields(cls)}
+    allowed = [*known, *getattr(cls, 'without_effect', ())]
     for key in value:
-        if key not in known and not getattr(cls, 'ignore_unknown_keys', False):
-            problems.add(join(path, str(key)), f"unknown key '{key}'{suggestion(str(key), known)}")
+        if key not in allowed and not getattr(cls, 'ignore_unknown_keys', False):
+            problems.add(join(path, str(key)), f"unknown key '{key}'{suggestion(str(key), allowed)}")
     arguments = {}
     for name, item in known.items():
         if name in value:
