@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from typing import Any
 
 import pytest
 from programs import CPP, JAVASCRIPT, PYTHON, need, problem, right, sandbox
@@ -15,21 +16,22 @@ from llmfoundry_gauntlet.scoring.code.sandbox import CannotRun, Outcome, find_sa
 TOOLS = {PYTHON: (), CPP: ('g++',), JAVASCRIPT: ('node',)}
 
 
-def python(test: str, solution: str, prompt: str = 'def f(*args, **kwargs):\n') -> Outcome:
-    made = make_program(language=PYTHON, prompt=prompt, entry_point='f', test=test)
+def run(language: str, test: str, solution: str, prompt: str, **keys: Any) -> Outcome:
+    need(*TOOLS[language])
+    made = make_program(language=language, prompt=prompt, entry_point='f', test=test, **keys)
     return check_completion(made, solution, sandbox())
 
 
-def javascript(test: str, solution: str, prompt: str = 'const f = (...args) => {\n') -> Outcome:
-    need('node')
-    return check_completion(
-        make_program(language=JAVASCRIPT, prompt=prompt, entry_point='f', test=test), solution, sandbox()
-    )
+def python(test: str, solution: str, prompt: str = 'def f(*args, **kwargs):\n', **keys: Any) -> Outcome:
+    return run(PYTHON, test, solution, prompt, **keys)
 
 
-def cpp(test: str, solution: str, prompt: str) -> Outcome:
-    need('g++')
-    return check_completion(make_program(language=CPP, prompt=prompt, entry_point='f', test=test), solution, sandbox())
+def javascript(test: str, solution: str, prompt: str = 'const f = (...args) => {\n', **keys: Any) -> Outcome:
+    return run(JAVASCRIPT, test, solution, prompt, **keys)
+
+
+def cpp(test: str, solution: str, prompt: str, **keys: Any) -> Outcome:
+    return run(CPP, f'#undef NDEBUG\n#include <assert.h>\n{test}', solution, prompt, **keys)
 
 
 @pytest.mark.parametrize('language', TOOLS)
@@ -54,26 +56,9 @@ def test_results_do_not_depend_on_isolation(language: str, level: str):
 
 
 VALUES = [
-    None,
-    True,
-    0,
-    -7,
-    2**80,
-    0.1,
-    -0.0,
-    math.inf,
-    'a\n"\\ é \U0001f600 \ud800',
-    b'\x00\xff',
-    [1, [2.0, 'x'], None],
-    (1, (2,)),
-    {1: 'a', (1, 2): [3], 'k': {'n': 1}},
-    {1, 'a', (2, 3)},
-    frozenset({1}),
-    1 + 2j,
-    range(1, 9, 2),
-    [],
-    {},
-    set(),
+    *(None, True, 0, -7, 2**80, 0.1, -0.0, math.inf, 'a\n"\\ é \U0001f600 \ud800', b'\x00\xff', 1 + 2j, range(1, 9, 2)),
+    *([1, [2.0, 'x'], None], (1, (2,)), {1: 'a', (1, 2): [3], 'k': {'n': 1}}, {1, 'a', (2, 3)}, frozenset({1})),
+    *([], {}, set()),
 ]
 
 
@@ -160,61 +145,36 @@ def test_late_programs_fail():
     assert outcome == Outcome(False, 'not done in time') and time.monotonic() - started < 60
 
 
-PAIRS = [
-    ('([1, 2],)', '3', True),
-    ('([1, 2],)', '4', False),
-    ('([],)', '0', True),
-]
+SUM = {'solution': '    return sum(x)\n', 'prompt': 'def f(x):\n'}
+DOUBLE = '  return a.map((x) => 2 * x)\n}\n'
+SCALE = '  for (auto& x : a) x *= b;\n  return a;\n}\n'
 
 
-@pytest.mark.parametrize(('given', 'wanted', 'passes'), PAIRS)
-def test_input_output_pairs_in_python(given: str, wanted: str, passes: bool):
-    made = make_program(
-        language=PYTHON, prompt='def f(x):\n', entry_point='f', test='', pairs=(('([5],)', '5'), (given, wanted))
-    )
-    assert check_completion(made, '    return sum(x)\n', sandbox()).passed == passes
-
-
-def test_an_output_that_is_no_expression_is_literal():
-    made = make_program(language=PYTHON, prompt='def f(x):\n', entry_point='f', test='', pairs=(("('a b',)", 'a b'),))
-    assert check_completion(made, '    return x\n', sandbox()).passed
-
-
-def test_input_output_pairs_in_javascript_and_cpp():
-    need('node', 'g++')
-    made = make_program(
-        language=JAVASCRIPT, prompt='const f = (a) => {\n', entry_point='f', test='', pairs=(('[1, 2]', '[2, 4]'),)
-    )
-    assert check_completion(made, '  return a.map((x) => 2 * x)\n}\n', sandbox()).passed
-    assert not check_completion(made, '  return a\n}\n', sandbox()).passed
+def test_results_are_compared_with_those_of_input_output_pairs():
+    for given, wanted, passes in (('([1, 2],)', '3', True), ('([1, 2],)', '4', False), ('([],)', '0', True)):
+        assert python('', **SUM, pairs=(('([5],)', '5'), (given, wanted))).passed == passes
+    assert python('', '    return x\n', 'def f(x):\n', pairs=(("('a b',)", 'a b'),)).passed  # a literal, no expression
+    for solution, passes in ((DOUBLE, True), ('  return a\n}\n', False)):
+        assert javascript('', solution, 'const f = (a) => {\n', pairs=(('[1, 2]', '[2, 4]'),)).passed == passes
     prompt = '#include <vector>\nusing namespace std;\nvector<float> f(vector<float> a, float b) {\n'
-    made = make_program(language=CPP, prompt=prompt, entry_point='f', test='', pairs=(('{1, 2}, 3', '{3, 6.00001}'),))
-    assert check_completion(made, '  for (auto& x : a) x *= b;\n  return a;\n}\n', sandbox()).passed
-    assert not check_completion(made, '  return a;\n}\n', sandbox()).passed
+    for solution, passes in ((SCALE, True), ('  return a;\n}\n', False)):
+        assert run(CPP, '', solution, prompt, pairs=(('{1, 2}, 3', '{3, 6.00001}'),)).passed == passes
 
 
 def test_javascript_values_are_copied():
-    values = (
-        "[undefined, null, -0, NaN, Infinity, 12n, 'é', [1, [2]], {a: {b: [1]}}, new Map([[1, [2]]]), new Set([1])]"
-    )
-    test = f"""
+    test = """
 const util = require('util')
-for (const value of {values}) {{
+const values = [undefined, null, -0, NaN, Infinity, 12n, 'é', [1, [2]], {a: {b: [1]}}]
+for (const value of [...values, new Map([[1, [2]]]), new Set([1])]) {
   console.assert(util.isDeepStrictEqual(f(value), value))
-}}
+}
 """
     assert javascript(test, '  return args[0]\n}\n') == Outcome(True, None)
-    assert javascript('console.assert(f() === 1)', '  return () => 1\n}\n').reason == (
-        'the result of a call is no plain value'
-    )
-    assert (
-        javascript('console.assert(f() === 1)', '  throw new TypeError("words")\n}\n').reason == 'TypeError in a call'
-    )
-
-
-def test_a_javascript_test_that_catches_everything_still_fails():
-    test = 'let ok = true\ntry { f() } catch (error) { ok = true }\nconsole.assert(ok)'
-    assert not javascript(test, '  throw new Error()\n}\n').passed
+    for solution, reason in (
+        ('  return () => 1\n}\n', 'the result of a call is no plain value'),
+        ('  throw new TypeError("words")\n}\n', 'TypeError in a call'),
+    ):
+        assert javascript('console.assert(f() === 1)', solution) == Outcome(False, reason)
 
 
 def test_cpp_values_are_copied():
@@ -223,9 +183,7 @@ using namespace std;
 map<string, vector<pair<int, double>>> f(map<string, vector<pair<int, double>>> m, const string& s, vector<bool> b,
                                          set<char> c, long long n, unsigned char u) {
 """
-    test = """#undef NDEBUG
-#include <assert.h>
-int main() {
+    test = """int main() {
   map<string, vector<pair<int, double>>> m = {{"a", {{1, 0.1}, {-2, 1e300}}}, {"", {}}};
   auto found = f(m, string("x\\0y", 3), {true, false, true}, {'p', 'q'}, -5000000000LL, 200);
   m["seen"] = {{3, 101.0}, {2, -5000000000.0}, {200, 0}};
@@ -241,7 +199,7 @@ int main() {
 
 def test_a_cpp_function_may_have_a_library_name():
     prompt = '#include <vector>\nusing namespace std;\nfloat max_element(vector<float> l) {\n'
-    test = '#undef NDEBUG\n#include <assert.h>\nint main() { assert(max_element({1, 3, 2}) == 3); }\n'
+    test = 'int main() { assert(max_element({1, 3, 2}) == 3); }\n'
     assert cpp(test, '  float m = l[0];\n  for (float x : l) if (x > m) m = x;\n  return m;\n}\n', prompt).passed
 
 
@@ -255,7 +213,7 @@ def test_a_cpp_function_may_have_a_library_name():
     ],
 )
 def test_cpp_reasons(solution: str, reason: str):
-    test = '#undef NDEBUG\n#include <assert.h>\nint main() { assert(f(1) == 1); }\n'
+    test = 'int main() { assert(f(1) == 1); }\n'
     assert cpp(test, solution, 'int f(int a) {\n') == Outcome(False, reason)
 
 
@@ -293,10 +251,12 @@ def test_a_python_test_may_expect_an_exception(solution: str, passes: bool):
     assert python(test, solution).passed == passes
 
 
-@pytest.mark.parametrize('solution', ['    import os\n    os._exit(0)\n', '    return object()\n'])
-def test_a_test_that_catches_everything_still_fails(solution: str):
+def test_a_test_that_catches_everything_still_fails():
     test = 'def check(candidate):\n    try:\n        candidate(1)\n    except BaseException:\n        pass\n'
-    assert not python(test, solution).passed
+    for solution in ('    import os\n    os._exit(0)\n', '    return object()\n'):
+        assert not python(test, solution).passed
+    test = 'let ok = true\ntry { f() } catch (error) { ok = true }\nconsole.assert(ok)'
+    assert not javascript(test, '  throw new Error()\n}\n').passed
 
 
 @pytest.mark.parametrize(
@@ -309,9 +269,8 @@ def test_a_test_that_catches_everything_still_fails(solution: str):
     ],
 )
 def test_other_plain_values_are_copied(prompt: str, solution: str, expected: str):
-    assert python(f'def check(candidate):\n    assert candidate(1) {expected}\n', solution, prompt) == Outcome(
-        True, None
-    )
+    outcome = python(f'def check(candidate):\n    assert candidate(1) {expected}\n', solution, prompt)
+    assert outcome == Outcome(True, None)
 
 
 @pytest.mark.parametrize('language', TOOLS)
