@@ -21,7 +21,7 @@ from paths import ROOT
 
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.config.yaml import read_yaml
-from llmfoundry_gauntlet.engine.model import LEAST_BATCHES, MOST_TOKENS
+from llmfoundry_gauntlet.engine.budget import LEAST_BATCHES, MOST_TOKENS
 from llmfoundry_gauntlet.engine.plan import STREAM, Batch, ContinuousBatch, plan
 from llmfoundry_gauntlet.engine.ranks import assign, assign_continuous_batches, expected_tokens, scored_tokens
 from llmfoundry_gauntlet.engine.trees import Tree

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
-from composer import Callback, Logger, State
+from composer import Callback
 from composer.loggers import InMemoryLogger
 from paths import ROOT
 
@@ -22,16 +22,6 @@ from llmfoundry_gauntlet import EvalGauntlet, RecordError
 from llmfoundry_gauntlet.results.files import find_results
 
 KEY = 'icl/metrics/eval_gauntlet/all'
-
-
-class Trouble(Callback):
-    """Cause a fault at one batch, and end it at another."""
-
-    def __init__(self, begin: Callable[[], None], end: Callable[[], None]) -> None:
-        self.events = {2: begin, 4: end}
-
-    def batch_start(self, state: State, logger: Logger) -> None:
-        self.events.get(state.timestamp.batch.value + 1, lambda: None)()
 
 
 def train(
@@ -73,7 +63,8 @@ def test_training_continues_if_records_cannot_be_written(tmp_path, tiny_settings
     assert logged == [2, 4, 6]
     caplog.clear()
     with caplog.at_level(logging.WARNING, 'llmfoundry_gauntlet'):
-        trouble = Trouble(*kind(tmp_path / 'records'))
+        begin, end = kind(tmp_path / 'records')
+        trouble = tiny.AtBatches({2: begin, 4: end})
         weights, logged = train(tmp_path, tiny_settings, [trouble], saves=kind is folder_gone)
     assert logged == [2, 4, 6]
     assert all(torch.equal(value, expected[name]) for name, value in weights.items())

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import logged_values
 import loggers_worker
 import pytest
+import tiny
 import torch
-from composer import Callback, Logger, State
 from composer.loggers import InMemoryLogger, MLFlowLogger
 from logged_values import MLflowServer, memory_values, mlflow_values, recorded, sorted_values, warnings_of
 
@@ -86,17 +85,6 @@ def test_other_values_at_a_logged_step_are_a_warning(tmp_path, caplog, mlflow_se
     assert warnings[0].startswith('MLFlowLogger') and 'batch 0' in warnings[0]
 
 
-class AtBatches(Callback):
-    """Call functions when batches start."""
-
-    def __init__(self, **do: Callable[[], object]) -> None:
-        self.do = do
-
-    def batch_start(self, state: State, logger: Logger) -> None:
-        """Call the function of this batch, counted from 0."""
-        self.do.get(f'batch_{state.timestamp.batch.value}', lambda: None)()
-
-
 @pytest.mark.parametrize(
     ('retries', 'seconds', 'error'),
     [('1', 200.0, 'MlflowException'), ('7', 0.5, 'TimeoutError')],  # refused; or retried for four minutes
@@ -114,7 +102,7 @@ def test_values_for_an_unavailable_server_are_logged_with_the_next_evaluation(
     memory = InMemoryLogger()
     loggers = [loggers_worker.mlflow_logger(tmp_path, mlflow_server.uri), memory]
     go, come = (lambda: (mlflow_server.kill(), wait(seconds))), (lambda: (mlflow_server.start(), wait(200.0)))
-    trainer = loggers_worker.trainer(tmp_path, loggers, [AtBatches(batch_1=go, batch_3=come)])
+    trainer = loggers_worker.trainer(tmp_path, loggers, [tiny.AtBatches({2: go, 4: come})])
     trainer.fit()
     loggers_worker.close(trainer)
     (warning,) = warnings_of(caplog)

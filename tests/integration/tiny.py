@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from composer import Trainer
+from composer import Callback, Logger, State, Trainer
 from composer.core import DataSpec
 from composer.models import HuggingFaceModel
 from composer.utils import dist
@@ -160,6 +161,16 @@ def write_tasks(folder: Path, *, replies: bool = False) -> dict[str, str]:
 def settings_of(folder: Path) -> dict[str, str]:
     """Return the settings for the tasks that `write_tasks` has written to a folder."""
     return {'tasks': f'{folder}/tasks.yaml', 'gauntlet': f'{folder}/gauntlet.yaml', 'data_root': str(folder)}
+
+
+class AtBatches(Callback):
+    """Call functions when these batches start, counted from 1."""
+
+    def __init__(self, functions: dict[int, Callable[[], object]]) -> None:
+        self.functions = functions
+
+    def batch_start(self, state: State, logger: Logger) -> None:
+        self.functions.get(state.timestamp.batch.value + 1, lambda: None)()
 
 
 def trainer(callbacks: list[Any], *, max_duration: str = '6ba', **arguments: Any) -> Trainer:
