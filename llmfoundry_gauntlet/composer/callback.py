@@ -333,9 +333,11 @@ class EvalGauntlet(Callback):
         log.info('gauntlet ba%d: %s', batch, summary(evaluation))
         folder = self._folder(state)
         problem = None if self.loader.journal is None else self.loader.journal.problem
-        if folder is not None and dist.get_global_rank() == 0:
+        if folder is not None:
             try:
-                self._write(state, folder, evaluation, batch)
+                on_first_rank(partial(self._write, state, folder, evaluation, batch))
+                if dist.get_local_rank() == 0:  # nodes may have a folder each
+                    remove_journal(folder)
             except (RecordError, OSError) as error:
                 if state.max_duration is None:
                     raise
@@ -371,7 +373,6 @@ class EvalGauntlet(Callback):
     def _write(self, state: State, folder: Path, evaluation: Evaluation, batch: int) -> None:
         if self.resuming.wanted and self.resuming.required and is_recorded(folder, evaluation):
             log.info('finished already: %s', folder / RESULTS)
-            remove_journal(folder)
             return
         training = None if self.source is None else self.source.training
         if state.max_duration is not None:
@@ -400,7 +401,6 @@ class EvalGauntlet(Callback):
             earlier_seconds=0.0 if journal is None else journal.earlier_seconds,
             time_budget=self.sizes,
         )
-        remove_journal(folder)
         if state.max_duration is not None and training is not None and training.checkpoint is None:
             self._awaiting_checkpoint = (batch, folder)
 
@@ -431,12 +431,12 @@ def restore_forward(model: HuggingFaceModel, forward: Any) -> None:
 
 
 def on_first_rank(work: Callable[[], Answer]) -> Answer:
-    """Call a function on rank 0 and return its result on all ranks; a GauntletError is raised on all ranks."""
+    """Call a function on rank 0 and return its result on all ranks; its expected errors are raised on all ranks."""
     found: list[Any] = [None, None]
     if dist.get_global_rank() == 0:
         try:
             found[0] = work()
-        except GauntletError as error:
+        except (GauntletError, OSError) as error:
             found[1] = error
     dist.broadcast_object_list(found, src=0)
     if found[1] is not None:

@@ -66,6 +66,12 @@ def whole_bytes(unit: Any) -> int:
     )
 
 
+def gathered_at_a_time(model: Any) -> int:
+    """Return the bytes of weights that a forward gathers at a time: the root's, a layer's and the next layer's."""
+    root, *layers = [whole_bytes(module) if is_unit(module) else 0 for module in model.modules()]
+    return root + sum(sorted(layers)[-2:])
+
+
 def all_fit(num_bytes: int, device: torch.device) -> bool:
     """Return whether whole weights fit into the free memory of every rank; on a CPU always."""
     free = free_bytes(device)

@@ -1,4 +1,7 @@
-"""The journal of an evaluation across ranks: rank 0 reads it for all of them, and each rank writes its own items."""
+"""The journal of an evaluation across ranks: each writes its own items, and the first of each node reads its folder.
+
+Nodes may share the folder or have one each.
+"""
 
 from __future__ import annotations
 
@@ -75,8 +78,8 @@ class SharedJournal:
     """The journal of one evaluation. Call `read`, then `begin`, `add` as items finish, and `close`.
 
     Items are reused only if `identity` matches; `begin` adds the plan to it. On all ranks `done` has the keys of items
-    that earlier attempts finished, and `suspects` their non-finite results; only rank 0 has `results`, the time
-    `started` of the first attempt, and the `earlier_seconds` that others took.
+    that earlier attempts finished, and `suspects` their non-finite results; one rank has each item in `results`. Only
+    rank 0 has the time `started` of the first attempt, and the `earlier_seconds` that others took.
     """
 
     def __init__(self, folder: Path, identity: Identity, resuming: Resuming) -> None:
@@ -94,24 +97,35 @@ class SharedJournal:
     def read(self) -> None:
         """Read the items that an earlier attempt finished. Raise RecordError, on all ranks."""
         found: Finished | None = None
-        problem: RecordError | None = RecordError(f'{self.folder}: the first rank could not read the records')
+        problem: RecordError | None = None
+        rank = dist.get_global_rank()
         try:
-            if dist.get_global_rank() == 0:
+            if dist.get_local_rank() == 0:
+                problem = RecordError(f'{self.folder}: rank {rank} could not read the records')
                 found, problem = self._found()
-        finally:  # the other ranks wait for this broadcast even if rank 0 fails
-            shared: list[Any] = [problem, found and (found.identity, list(found.results), dict(found.suspects))]
-            dist.broadcast_object_list(shared, src=0)
-        if shared[0] is not None:
-            raise shared[0]
-        if shared[1] is not None:
-            self.planned, keys, self.suspects = shared[1]
-            self.done = frozenset(keys)
+        finally:  # the other ranks wait for this even if one fails
+            mine = found and (found.identity, list(found.results), dict(found.suspects))
+            gathered: list[Any] = dist.all_gather_object((problem, mine))
+        for problem, _ in gathered:
+            if problem is not None:
+                raise problem
+        for reader, (_, part) in enumerate(gathered):
+            if part is None:
+                continue
+            planned, keys, suspects = part
+            self.planned = self.planned or planned
+            if planned == self.planned:
+                if found is not None and reader == rank:  # of a folder that nodes share, only the first has the results
+                    self.results = {key: found.results[key] for key in keys if key not in self.done}
+                self.done |= frozenset(keys)
+                self.suspects = {**suspects, **self.suspects}
+            elif reader == rank:
+                remove_journal(self.folder)  # an attempt with another plan left it on this node
         if found is not None:
-            self.results = dict(found.results)
             self.started, self.earlier_seconds = found.started or self._started, found.seconds
 
     def _found(self) -> tuple[Finished | None, RecordError | None]:
-        """Return the usable records of an earlier attempt, or why they cannot be used. Called on rank 0."""
+        """Return the usable records of an earlier attempt, or why they cannot be used."""
         try:
             return self._read(), None
         except RecordError as error:
@@ -124,7 +138,7 @@ class SharedJournal:
             return None, None
 
     def _read(self) -> Finished | None:
-        """Return the records of an earlier attempt; None if none can be used. Called on rank 0."""
+        """Return the records of an earlier attempt; None if none can be used."""
         if not self.resuming.wanted:
             remove_journal(self.folder)
             return None
@@ -160,12 +174,11 @@ class SharedJournal:
                     raise
                 self.done, self.suspects, self.results = frozenset(), {}, {}
                 self.started, self.earlier_seconds = self._started, 0.0
-                if dist.get_global_rank() == 0:
+                if dist.get_local_rank() == 0:
                     remove_journal(self.folder)
-        attempt = [next_attempt(self.folder) if dist.get_global_rank() == 0 else 0]
-        dist.broadcast_object_list(attempt, src=0)
+        attempt = max(dist.all_gather_object(next_attempt(self.folder) if dist.get_local_rank() == 0 else 0))
         rank, started = dist.get_global_rank(), self._started
-        self._journal = Journal(self.folder, self.identity, attempt=attempt[0], rank=rank, started=started)
+        self._journal = Journal(self.folder, self.identity, attempt=attempt, rank=rank, started=started)
         if self.done:
             log.info('%s: %d items were finished by an earlier attempt and are reused', self.folder, len(self.done))
 

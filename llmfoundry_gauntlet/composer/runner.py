@@ -12,6 +12,7 @@ from composer.utils import dist
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PretrainedConfig
 
+from llmfoundry_gauntlet.composer.gathered import gathered_at_a_time
 from llmfoundry_gauntlet.composer.lengths import position_limit, resolve_max_seq_len, rotary_lengths
 from llmfoundry_gauntlet.config.resources import cache_folder
 from llmfoundry_gauntlet.config.settings import AUTO
@@ -161,6 +162,7 @@ class ModelRunner:
             cached_bytes=cached_bytes,
             num_tokens=self.prepared.num_tokens,
             num_ranks=dist.get_world_size(),
+            gathered_bytes=gathered_at_a_time(self.language_model.model) if self.language_model.in_step else 0,
         )
 
 

@@ -17,6 +17,7 @@ from llmfoundry_gauntlet.types import Example, ItemKey, ItemResult, Prompt
 
 SAMPLES = 'samples'
 NONE = type(None)
+ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)  # json.dumps would make a new one for every line
 RENAMED_FIELDS = {'credit': 'score', 'marks': 'metrics'}  # earlier versions' names to current ones
 RENAMED_REASONS = {  # earlier versions' wording to the current one
     'cut at the token limit': 'truncated at the token limit',
@@ -126,7 +127,7 @@ def sample_line(result: ItemResult, prompt: Prompt | None = None) -> str:
     if prompt is not None:
         further.update(prompt=prompt.text, choices=prompt.continuations)
     sample.update({name: value for name, value in further.items() if value})
-    return json.dumps(sample, ensure_ascii=False, allow_nan=False)
+    return ENCODER.encode(sample)
 
 
 def parse_sample(task: str, sample: Mapping[str, Any]) -> ItemResult:

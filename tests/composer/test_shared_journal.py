@@ -90,7 +90,7 @@ def test_an_unexpected_error_ends_all_ranks(tmp_path: Path, monkeypatch: pytest.
         raise Unforeseen
 
     monkeypatch.setattr(journal, 'read_journal', fail)
-    monkeypatch.setattr(journal.dist, 'broadcast_object_list', lambda objects, src: told.extend(objects))
+    monkeypatch.setattr(journal.dist, 'all_gather_object', told.extend)
     with pytest.raises(Unforeseen):
         SharedJournal(tmp_path, IDENTITY, REQUIRED).read()
     assert isinstance(told[0], RecordError) and str(tmp_path) in str(told[0]) and told[1] is None
