@@ -18,7 +18,7 @@ from composer.utils import dist
 
 from llmfoundry_gauntlet.composer.journal import SharedJournal
 from llmfoundry_gauntlet.composer.progress import Work
-from llmfoundry_gauntlet.composer.runner import GENERATION_TOKENS, ModelRunner
+from llmfoundry_gauntlet.composer.runner import PLAN, ModelRunner
 from llmfoundry_gauntlet.composer.time_budget import Measured, TimeBudget, summed
 from llmfoundry_gauntlet.composer.watchdog import meet
 from llmfoundry_gauntlet.engine.model import Outputs
@@ -271,10 +271,8 @@ class EvaluationLoader:
             self.planned = self.runner.planned(self.prepared)
         if self.journal is None:
             return {}
-        identity = {name: getattr(self.planned, name) for name in ('tokens_per_batch', GENERATION_TOKENS, 'layout')}
-        if self.journal.planned and GENERATION_TOKENS not in self.journal.planned:
-            del identity[GENERATION_TOKENS]  # an earlier version's, which had one number for both
-        self.journal.begin(identity)
+        recorded = self.journal.planned  # that of an earlier version lacks some of these
+        self.journal.begin({name: getattr(self.planned, name) for name in PLAN if not recorded or name in recorded})
         return self.journal.results
 
     def _score(self, batch: Batch, following: Batch | None, suspects: Results | None) -> Results:

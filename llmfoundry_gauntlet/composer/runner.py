@@ -35,7 +35,7 @@ from llmfoundry_gauntlet.results.journal import Identity
 from llmfoundry_gauntlet.tasks.encode import Encoder
 from llmfoundry_gauntlet.tasks.prepare import TOKENS
 
-GENERATION_TOKENS = 'generation_tokens_per_batch'
+PLAN = ('tokens_per_batch', 'generation_tokens_per_batch', 'requests_per_batch', 'layout')  # recorded to be resumed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +117,7 @@ class ModelRunner:
             prepared,
             tokens_per_batch=found.budget.scoring,
             generation_tokens_per_batch=found.budget.generation,
+            requests_per_batch=found.budget.requests,
             layout=found.layout,
             scoring=str(found.scoring or ''),
             generation=str(found.generation or ''),
@@ -152,7 +153,11 @@ class ModelRunner:
             return Budget(scoring=tokens, generation=tokens)
         if 'tokens_per_batch' in recorded:
             tokens = recorded['tokens_per_batch']
-            return Budget(scoring=tokens, generation=recorded.get(GENERATION_TOKENS, tokens))
+            return Budget(
+                scoring=tokens,
+                generation=recorded.get('generation_tokens_per_batch', tokens),
+                requests=recorded.get('requests_per_batch'),
+            )
         cached_bytes = 0
         if self.generator is not None and generation is not None and generation.layout != NO_CACHE:
             cached_bytes = self.generator.cached_bytes
@@ -161,6 +166,7 @@ class ModelRunner:
             self.language_model.device,
             cached_bytes=cached_bytes,
             num_tokens=self.prepared.num_tokens,
+            num_generations=len(self.prepared.generate_requests),
             num_ranks=dist.get_world_size(),
             gathered_bytes=gathered_at_a_time(self.language_model.model) if self.language_model.in_step else 0,
         )
@@ -176,6 +182,7 @@ def agreed(found: Sequence[Found]) -> Found:
         budget=Budget(
             scoring=min(one.budget.scoring for one in found),
             generation=min(one.budget.generation for one in found),
+            requests=found[0].budget.requests,
         ),
     )
 

@@ -7,25 +7,34 @@ from typing import Any
 
 import torch
 
-from llmfoundry_gauntlet.engine.plan import CACHED_PER_TOKEN
+from llmfoundry_gauntlet.engine.plan import CACHED_PER_TOKEN, LEAST_REQUESTS
 
 MOST_TOKENS = {'cpu': 2048, 'cuda': 32768}  # on a CPU 4096 took 5 to 12 % longer
 LEAST_TOKENS = {'cpu': 1024, 'cuda': 4096}
 LEAST_BATCHES = 4  # per rank; with fewer, ranks wait for each other
+FEW_REQUESTS = 16  # a decoding step with fewer takes hardly less time
 SHARE_OF_MEMORY = 0.5  # of free memory; the rest is a margin for what the estimate leaves out
 CHUNK_BYTES = 2**29  # for a chunk of logits and its copies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """The tokens per batch of scoring and of generation."""
+    """The tokens per batch of scoring and of generation, and the requests per continuous batch (None: the default)."""
 
     scoring: int
     generation: int
+    requests: int | None = None
 
 
 def automatic_budget(
-    config: Any, device: torch.device, *, cached_bytes: int, num_tokens: int, num_ranks: int, gathered_bytes: int = 0
+    config: Any,
+    device: torch.device,
+    *,
+    cached_bytes: int,
+    num_tokens: int,
+    num_generations: int,
+    num_ranks: int,
+    gathered_bytes: int = 0,
 ) -> Budget:
     """Return what fits into free memory, halved while ranks would have too few batches.
 
@@ -42,7 +51,17 @@ def automatic_budget(
             tokens //= 2
         return tokens
 
-    return Budget(scoring=halved(budget.scoring), generation=halved(budget.generation))
+    return Budget(
+        scoring=halved(budget.scoring),
+        generation=halved(budget.generation),
+        requests=requests_per_batch(num_generations, num_ranks),
+    )
+
+
+def requests_per_batch(num_requests: int, num_ranks: int) -> int:
+    """Return the requests per continuous batch with which each rank has a batch, or four if there are many requests."""
+    of_rank = num_requests // num_ranks
+    return max(FEW_REQUESTS, min(LEAST_REQUESTS, of_rank), of_rank // LEAST_BATCHES)
 
 
 def free_bytes(device: torch.device) -> int | None:

@@ -375,17 +375,21 @@ class ContinuousBatch:
 
 
 def plan_continuous_batches(
-    requests: Sequence[GenerateRequest], *, tokens_per_batch: int, rotary: RotaryLengths | None = None
+    requests: Sequence[GenerateRequest],
+    *,
+    tokens_per_batch: int,
+    requests_per_batch: int | None = None,
+    rotary: RotaryLengths | None = None,
 ) -> list[ContinuousBatch]:
     """Return batches of requests of similar length, the longest first; requests that cannot be run are left out.
 
     Prompts that share a prefix, a family, are adjacent. With `rotary` all requests of a batch have the same rotary
-    frequencies.
+    frequencies. A batch has more than `requests_per_batch` requests only if their prompts are equal.
     """
     if tokens_per_batch < 1:
         raise ValueError(f'tokens_per_batch is {tokens_per_batch}; allowed: 1 or more')
     runnable = [request for request in requests if request.unscorable is None]
-    share = max(LEAST_REQUESTS, math.ceil(len(runnable) / MOST_BATCHES))
+    share = requests_per_batch or max(LEAST_REQUESTS, math.ceil(len(runnable) / MOST_BATCHES))
     groups = [(None, runnable)] if rotary is None else rotary.groups(runnable)
     return [
         replace(make_continuous_batch(members, num_slots, tokens_per_batch), rope_length=length)

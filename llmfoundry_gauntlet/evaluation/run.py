@@ -137,6 +137,7 @@ class PlannedEvaluation(PreparedEvaluation):
     generation: str
     tokens_per_batch: int
     generation_tokens_per_batch: int
+    requests_per_batch: int | None
 
     @property
     def num_model_tokens(self) -> int:
@@ -240,6 +241,7 @@ def plan_evaluation(
     *,
     tokens_per_batch: int,
     generation_tokens_per_batch: int | None = None,
+    requests_per_batch: int | None = None,
     layout: str = STREAM,
     scoring: str = '',
     generation: str = '',
@@ -250,7 +252,7 @@ def plan_evaluation(
 
     Requests that contain `hidden_token_id` always run in padded rows; requests with different rotary frequencies are
     never in one batch. `tokens_per_batch` is raised to the size of the largest request, with a warning. That of
-    generation is the same by default.
+    generation is the same by default; `requests_per_batch` are those of a continuous batch.
     """
     others: list[ScoreRequest] = []
     hidden: list[ScoreRequest] = []
@@ -282,13 +284,19 @@ def plan_evaluation(
         tokenizer=prepared.tokenizer,
         batches=tuple(batches),
         continuous_batches=tuple(
-            plan_continuous_batches(prepared.generate_requests, tokens_per_batch=generation_tokens, rotary=rotary)
+            plan_continuous_batches(
+                prepared.generate_requests,
+                tokens_per_batch=generation_tokens,
+                requests_per_batch=requests_per_batch,
+                rotary=rotary,
+            )
         ),
         layout=layout,
         scoring=scoring,
         generation=generation,
         tokens_per_batch=max(tokens_per_batch, largest),
         generation_tokens_per_batch=generation_tokens,
+        requests_per_batch=requests_per_batch,
     )
 
 

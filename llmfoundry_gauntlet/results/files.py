@@ -269,6 +269,7 @@ def config_record(evaluation: Evaluation) -> dict[str, Any]:
             max_seq_len=evaluation.planned.max_seq_len,
             tokens_per_batch=evaluation.planned.tokens_per_batch,
             generation_tokens_per_batch=evaluation.planned.generation_tokens_per_batch,
+            requests_per_batch=evaluation.planned.requests_per_batch,
             tokenizer=evaluation.planned.tokenizer,
         )
     if evaluation.data.sandbox is not None:

@@ -108,12 +108,14 @@ class Ours:
             self.language_model.device,
             cached_bytes=self.cached_bytes,
             num_tokens=prepared.num_tokens,
+            num_generations=len(prepared.generate_requests),
             num_ranks=1,
         )
         planned = plan_evaluation(
             prepared,
             tokens_per_batch=budget.scoring,
             generation_tokens_per_batch=budget.generation,
+            requests_per_batch=budget.requests,
             layout=self.scoring.layout,
         )
         generator = self.generator(tokenizer)

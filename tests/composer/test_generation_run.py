@@ -16,7 +16,7 @@ from composer.loggers import InMemoryLogger
 from composer.models import HuggingFaceModel
 
 from llmfoundry_gauntlet import EvalGauntlet
-from llmfoundry_gauntlet.composer import loop
+from llmfoundry_gauntlet.composer import runner
 from llmfoundry_gauntlet.engine.budget import Budget
 from llmfoundry_gauntlet.engine.stopping import end_ids
 from llmfoundry_gauntlet.errors import ModelError
@@ -67,19 +67,20 @@ def test_chosen_budgets_are_recorded_and_used_again(settings, tmp_path: Path, mo
     """Also from the records of earlier versions, with one number for both."""
     folder = tmp_path / 'records'
 
-    def budgets(chosen: Budget) -> tuple[int, int]:
-        """Return the tokens per batch of scoring and generation when these would be chosen for a new evaluation."""
-        monkeypatch.setattr(loop, 'automatic_budget', lambda *_, **__: chosen)
+    def budgets(chosen: Budget) -> tuple[int | None, ...]:
+        """Return the tokens and requests per batch when these would be chosen for a new evaluation."""
+        monkeypatch.setattr(runner, 'automatic_budget', lambda *_, **__: chosen)
         evaluate({**settings, 'save_folder': str(folder)}, composer_model())
         record = json.loads((folder / 'results.json').read_text())
-        return record['config']['tokens_per_batch'], record['config']['generation_tokens_per_batch']
+        names = ('tokens_per_batch', 'generation_tokens_per_batch', 'requests_per_batch')
+        return tuple(record['config'][name] for name in names)
 
-    assert budgets(Budget(scoring=300, generation=150)) == (300, 150)
-    assert budgets(Budget(scoring=90, generation=80)) == (300, 150)
+    assert budgets(Budget(scoring=300, generation=150, requests=7)) == (300, 150, 7)
+    assert budgets(Budget(scoring=90, generation=80, requests=9)) == (300, 150, 7)
     record = json.loads((folder / 'results.json').read_text())
-    del record['identity']['generation_tokens_per_batch']
+    del record['identity']['generation_tokens_per_batch'], record['identity']['requests_per_batch']
     (folder / 'results.json').write_text(json.dumps(record))
-    assert budgets(Budget(scoring=90, generation=80)) == (300, 300)
+    assert budgets(Budget(scoring=90, generation=80, requests=9)) == (300, 300, None)
     timing = json.loads((folder / 'results.json').read_text())['timing']
     assert timing['reused_items'] == 40
 

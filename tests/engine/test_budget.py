@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import networks
+import numpy as np
 import pytest
 import torch
 from generations import Letters
@@ -14,8 +15,11 @@ from transformers import Gemma3Config, GPT2Config, LlamaConfig, MptConfig
 from llmfoundry_gauntlet.engine.budget import Budget, automatic_budget, budget_in_memory
 from llmfoundry_gauntlet.engine.generate import TextGenerator
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
+from llmfoundry_gauntlet.engine.plan import plan_continuous_batches
 from llmfoundry_gauntlet.engine.probe import probe_generation
+from llmfoundry_gauntlet.engine.ranks import assign_continuous_batches
 from llmfoundry_gauntlet.engine.stopping import GenerationDecoder
+from llmfoundry_gauntlet.types import GenerateRequest, ItemKey
 
 GIB = 2**30
 GB = 10**9
@@ -82,8 +86,36 @@ def test_scoring_and_generation_fill_half_of_the_free_memory(
     ],
 )
 def test_each_rank_gets_four_batches_on_a_cpu(num_tokens: int, num_ranks: int, tokens: int):
-    found = automatic_budget(LlamaConfig(), CPU, cached_bytes=10**6, num_tokens=num_tokens, num_ranks=num_ranks)
-    assert found == Budget(scoring=tokens, generation=tokens)
+    work = {'num_tokens': num_tokens, 'num_generations': 0, 'num_ranks': num_ranks}
+    found = automatic_budget(LlamaConfig(), CPU, cached_bytes=10**6, **work)
+    assert (found.scoring, found.generation) == (tokens, tokens)
+
+
+@pytest.mark.parametrize(
+    ('num_generations', 'num_ranks', 'requests', 'num_batches'),
+    [
+        (2000, 1, 500, 4),
+        (2000, 8, 64, 32),
+        (2000, 64, 31, 65),  # was 32
+        (5000, 64, 64, 79),
+        (20_000, 8, 625, 32),
+        (300, 8, 37, 9),  # was 5
+        (300, 64, 16, 19),  # fewer would not be faster
+    ],
+)
+def test_each_rank_gets_a_continuous_batch(num_generations: int, num_ranks: int, requests: int, num_batches: int):
+    """Of prompts of 100 tokens, generations of 28 tokens and 256 slots. Mutation: the same number for all ranks."""
+    work = {'num_tokens': 10**9, 'num_generations': num_generations, 'num_ranks': num_ranks}
+    found = automatic_budget(LlamaConfig(), CPU, cached_bytes=10**6, **work)
+    assert found.requests == requests
+    prompts = [
+        GenerateRequest(key=ItemKey('t/0-shot', row), context=np.full(100, row, np.int32), max_new_tokens=28)
+        for row in range(num_generations)
+    ]
+    batches = plan_continuous_batches(prompts, tokens_per_batch=32_768, requests_per_batch=found.requests)
+    assert len(batches) == num_batches
+    busy = [mine for mine in assign_continuous_batches(batches, num_ranks=num_ranks) if mine[0].requests]
+    assert len(busy) == min(num_ranks, num_batches)
 
 
 @pytest.mark.parametrize(
