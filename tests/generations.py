@@ -20,10 +20,7 @@ from llmfoundry_gauntlet.types import GenerateRequest, Generation, ItemKey
 
 FIRST_LETTER = 0x4E00
 LONGEST = 60
-LAYOUT_OF = {
-    **dict.fromkeys(networks.IN_STREAM, PROMPT_STREAM),
-    **dict.fromkeys(networks.IN_PADDED_ROWS, NO_CACHE),
-}
+LAYOUT_OF = {**dict.fromkeys(networks.IN_STREAM, PROMPT_STREAM), **dict.fromkeys(networks.IN_PADDED_ROWS, NO_CACHE)}
 
 
 class Letters:

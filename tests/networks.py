@@ -112,7 +112,7 @@ IN_STREAM = {
 IN_PADDED_ROWS = {
     'mamba': family(
         'Mamba', hidden_size=32, num_hidden_layers=2, vocab_size=VOCABULARY, state_size=4, initializer_range=0.3
-    ),
+    )
 }
 EAGER_ALONE = ('gptj', 'gpt_neo', 'mpt', 'bloom', 'mamba')  # families that transformers 4.53 has no sdpa for
 FAMILIES = {**IN_STREAM, **IN_PADDED_ROWS}

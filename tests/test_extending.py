@@ -120,11 +120,7 @@ METRIC, EXAMPLE = 'allowed: a function that returns Metric', 'allowed: a functio
         (0, 'estimate = "nowhere:EstimateTask"', 'cannot be loaded (No module named'),
         (0, 'estimate = "estimates:NOTHING"', 'NOTHING'),
         (0, 'estimate = "broken:EstimateTask"', 'cannot be loaded ('),
-        (
-            0,
-            'choice = "llmfoundry_gauntlet.tasks.schema:SchemaTask"',
-            "has the type_name 'schema'; allowed: ",
-        ),
+        (0, 'choice = "llmfoundry_gauntlet.tasks.schema:SchemaTask"', "has the type_name 'schema'; allowed: "),
         (0, 'bare = "llmfoundry_gauntlet.tasks:Task"', 'has the type_name None; allowed: text'),
         (0, 'estimate = "estimates:parse_number"', 'allowed: a subclass of Task'),
         (0, 'estimate = "wrong:NotATask"', "is <class 'wrong.NotATask'>; allowed: a subclass of Task"),

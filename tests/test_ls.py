@@ -67,10 +67,7 @@ def test_missing_and_unknown_data_files_are_reported(gauntlet, tmp_path: Path):
     data.mkdir(parents=True)
     (data / 'copa.jsonl').write_text('{}\n\n{}\n')
     _, out, _ = gauntlet('ls', 'copa', 'piqa', '--data-root', tmp_path / 'data', '--json')
-    assert [(one['rows'], one['data']) for one in json.loads(out)] == [
-        (2, 'unofficial'),
-        (None, 'not there'),
-    ]
+    assert [(one['rows'], one['data']) for one in json.loads(out)] == [(2, 'unofficial'), (None, 'not there')]
 
 
 @pytest.mark.skipif(not SHARED_DATA.is_dir(), reason='the published files are not here')

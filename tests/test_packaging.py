@@ -87,7 +87,7 @@ def test_optional_dependencies_are_extras():
     heavy = ('wandb', 'mlflow', 'tensorboard', 'peft', 'boto3', 's3fs', 'altair', 'vl-convert', 'pytest', 'moto')
     assert not [line for line in PROJECT['dependencies'] if line.startswith(heavy)]
     assert set(PROJECT['optional-dependencies']) == {
-        *('wandb', 'mlflow', 'tensorboard', 'peft', 's3', 'gcs', 'azure', 'report', 'llm-foundry', 'dev'),
+        *('wandb', 'mlflow', 'tensorboard', 'peft', 's3', 'gcs', 'azure', 'report', 'llm-foundry', 'dev')
     }
 
 

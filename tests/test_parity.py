@@ -39,9 +39,7 @@ def marks_of(model: str, case: str, layout: str) -> list[Any]:
 
 CASES = [
     pytest.param(
-        *(model, index, layout),
-        marks=marks_of(model, case['name'], layout),
-        id=f'{model}-{case["name"]}-{layout}',
+        *(model, index, layout), marks=marks_of(model, case['name'], layout), id=f'{model}-{case["name"]}-{layout}'
     )
     for model in MODELS
     for index, case in enumerate(recorded(model)['cases'])

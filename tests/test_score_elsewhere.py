@@ -13,16 +13,7 @@ import tiny
 from answered_runs import NAMES, problems_of, write_answers
 from command_line import run_cli
 from composer.loggers import InMemoryLogger
-from score_runs import (
-    DRAWN,
-    LEAD,
-    ORDER,
-    PROMPT,
-    data_of,
-    mean,
-    read_lines,
-    settings_of,
-)
+from score_runs import DRAWN, LEAD, ORDER, PROMPT, data_of, mean, read_lines, settings_of
 
 from llmfoundry_gauntlet import EvalGauntlet, evaluate
 from llmfoundry_gauntlet.results.external import read_answers, score_answers

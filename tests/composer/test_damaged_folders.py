@@ -46,10 +46,7 @@ def has(**keys: Any) -> Damage:
     return damage
 
 
-OF_ANY_JSON: list[Damage] = [
-    *map(holds, ('[]', '"x"', '3', 'null', '', '{', b'\xff\xfe', '[' * 100_000)),
-    cut(0.5),
-]
+OF_ANY_JSON: list[Damage] = [*map(holds, ('[]', '"x"', '3', 'null', '', '{', b'\xff\xfe', '[' * 100_000)), cut(0.5)]
 CASES: list[tuple[str, Damage]] = [
     *product((CONFIG, TOKENIZER, TOKENIZER_CONFIG, GENERATION, SPECIAL, INDEX), OF_ANY_JSON),
     *((CONFIG, has(model_type=value)) for value in ('nope', 3, ['llama'])),

@@ -159,11 +159,7 @@ def made(cost: float, prefix: Ids | None = None) -> Batch:
     return Batch(layout=STREAM, trees=(tree,), num_tokens=1, cost=cost, prefix=prefix)
 
 
-@given(
-    st.lists(st.integers(1, 12), max_size=8),
-    st.lists(st.floats(1, 4000), max_size=40),
-    st.integers(1, 9),
-)
+@given(st.lists(st.integers(1, 12), max_size=8), st.lists(st.floats(1, 4000), max_size=40), st.integers(1, 9))
 def test_batches_of_any_prefix_group_are_assigned(family_sizes: list[int], costs: list[float], num_ranks: int):
     """Every batch runs once, with or without a prefix, with equal numbers on all ranks, each after its prefix.
 

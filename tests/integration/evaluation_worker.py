@@ -39,7 +39,7 @@ def main(folder: Path, hangs: tuple[int, str] | None, settings: dict[str, Any]) 
     if hangs is not None and hangs[0] == watchdog.dist.get_global_rank():
         hang(hangs[1])
     try:
-        evaluate(folder / 'model', **tiny.settings_of(folder), device='cpu', **settings)
+        evaluate(**{'model': folder / 'model', 'device': 'cpu', **tiny.settings_of(folder), **settings})
     except GauntletError as error:
         print_problems(error)
         sys.exit(2)

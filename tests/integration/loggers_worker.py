@@ -72,10 +72,7 @@ def mlflow_logger(folder: Path, uri: str, *, resume: bool = False) -> MLFlowLogg
 def trainer(folder: Path, destinations: list[LoggerDestination], callbacks: list[Any], **arguments: Any) -> Trainer:
     """Return a training of six batches, evaluated before the first and after every second, saved after each."""
     gauntlet = EvalGauntlet(
-        **write_tasks(folder),
-        interval=['first', '2ba'],
-        tokens_per_batch=60,
-        save_folder=str(folder / 'records'),
+        **write_tasks(folder), interval=['first', '2ba'], tokens_per_batch=60, save_folder=str(folder / 'records')
     )
     return tiny.trainer(
         [*callbacks, gauntlet],

@@ -7,6 +7,7 @@ import random
 import shutil
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny
@@ -106,31 +107,23 @@ def test_a_damaged_line_is_an_error_and_repair_drops_it(folder: Path, attempt: A
 
 
 @pytest.mark.parametrize(
-    ('change', 'named'),
+    ('change', 'value', 'named'),
     [
-        ('model', 'model '),
-        ('max_seq_len', 'max_seq_len 128 (now 100)'),
-        ('semantics', 'semantics corrected (now reference)'),
-        ('tokens_per_batch', 'tokens_per_batch 120 (now 200)'),
-        ('subset_items', 'items '),
+        ('model', 'another_model', 'model '),
+        ('max_seq_len', 100, 'max_seq_len 128 (now 100)'),
+        ('semantics', 'reference', 'semantics corrected (now reference)'),
+        ('tokens_per_batch', 200, 'tokens_per_batch 120 (now 200)'),
+        ('subset_items', 3, 'items '),
     ],
 )
 def test_a_journal_of_another_model_or_other_settings_is_an_error(
-    folder: Path, attempt: Attempt, half_done: Path, change: str, named: str, tmp_path: Path
+    folder: Path, attempt: Attempt, half_done: Path, change: str, value: Any, named: str, tmp_path: Path
 ):
     out = Path(shutil.copytree(half_done, tmp_path / 'other'))
-    values = {'max_seq_len': 100, 'semantics': 'reference', 'tokens_per_batch': 200, 'subset_items': 3}
     if change == 'model':
-        shutil.move(folder / 'model', folder / 'first_model')
-        tiny.save(tiny.model(seed=1), folder / 'model')
-    start = len(said(folder))
-    try:
-        before = journal_lines(out)
-        assert attempt(out, 1, **({change: values[change]} if change in values else {})) == [2], said(folder)
-        message = said(folder)[start:]
-        assert str(out) in message and named in message
-        assert journal_lines(out) == before  # no result is lost
-    finally:
-        if change == 'model':
-            shutil.rmtree(folder / 'model')
-            shutil.move(folder / 'first_model', folder / 'model')
+        value = tiny.save(tiny.model(seed=1), tmp_path / value)
+    start, before = len(said(folder)), journal_lines(out)
+    assert attempt(out, 1, **{change: value}) == [2], said(folder)
+    message = said(folder)[start:]
+    assert str(out) in message and named in message
+    assert journal_lines(out) == before  # no result is lost

@@ -181,12 +181,7 @@ def folders_of(cache: Path) -> dict[str, int]:
 
 @pytest.mark.parametrize(
     ('line', 'problem'),
-    [
-        ('{"text": "x"', 'JSON'),
-        ('{"txet": "x"}', 'text'),
-        ('{"text": 3}', 'text'),
-        ('["x"]', 'text'),
-    ],
+    [('{"text": "x"', 'JSON'), ('{"txet": "x"}', 'text'), ('{"text": 3}', 'text'), ('["x"]', 'text')],
 )
 def test_a_wrong_line_is_an_error_and_caches_nothing(tmp_path: Path, line: str, problem: str):
     path = tmp_path / 'bad.jsonl'

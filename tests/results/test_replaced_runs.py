@@ -16,13 +16,7 @@ from failing_disk import failing_disk
 
 from llmfoundry_gauntlet.errors import RecordError
 from llmfoundry_gauntlet.evaluation.run import Evaluation
-from llmfoundry_gauntlet.results.files import (
-    find_results,
-    note_checkpoint,
-    read_results,
-    write_again,
-    write_records,
-)
+from llmfoundry_gauntlet.results.files import find_results, note_checkpoint, read_results, write_again, write_records
 from llmfoundry_gauntlet.results.runs import Run, read_run, summarize_again
 from llmfoundry_gauntlet.types import TrainingPoint
 
