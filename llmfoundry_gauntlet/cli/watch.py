@@ -15,6 +15,7 @@ from llmfoundry_gauntlet.cli.options import (
     Confinement,
     DataRoot,
     Device,
+    DType,
     Fewshot,
     Gauntlet,
     Length,
@@ -32,6 +33,7 @@ from llmfoundry_gauntlet.cli.options import (
     Tasks,
     Tokens,
     Truncation,
+    Trust,
     check_options,
     settings_of,
 )
@@ -42,6 +44,7 @@ EVALUATION = (  # options that --train-yaml sets
     *('tokens_per_batch', 'semantics', 'truncation', 'fewshot', 'sandbox', 'time_budget', 'precision_target'),
     'log_prompts',
 )
+OF_MODEL = ('tokenizer', 'model_config', 'dtype', 'trust_remote_code', 'device', 'fsdp')
 
 
 def watch(
@@ -64,6 +67,8 @@ def watch(
     missing: Missing = 'error',
     tokenizer: OfModel = None,
     model_config: OfModel = None,
+    dtype: DType = 'float32',
+    trust_remote_code: Trust = False,
     max_seq_len: Length = None,
     tokens_per_batch: Tokens = 'auto',
     device: Device = None,
@@ -103,9 +108,11 @@ def watch(
     training: dict[str, Any] = {'settings': settings_of(context, EVALUATION)}
     if train_yaml is not None:
         training = training_settings(train_yaml)
-    training |= {name: value for name, value in (('out', out), ('precision', precision)) if value is not None}
-    if training.get('out') is None:
+    training['out'] = out or training.get('out')
+    if training['out'] is None:
         raise ConfigError('no folder for records; give one with --out')
+    model = settings_of(context, OF_MODEL)
+    model['precision'] = precision or training.pop('precision', None)
     timing: dict[str, Any] = {
         'poll_seconds': seconds_of('--poll', poll),
         'settle_seconds': seconds_of('--settle', settle),
@@ -119,9 +126,7 @@ def watch(
     from llmfoundry_gauntlet.results.files import RESULTS
     from llmfoundry_gauntlet.results.report.printing import print_runs
 
-    names = ('tokenizer', 'model_config', 'device', 'fsdp', 'claims')
-    given = settings_of(context, names)
-    table = watch(WatchSettings(folder=folder, **given, **timing, **training))
+    table = watch(WatchSettings(folder=folder, model=model, claims=claims, **timing, **training))
     for name, state, detail in table:
         typer.echo(f'{name}: {state} {detail}')
     if table and any(training['out'].rglob(RESULTS)):

@@ -118,12 +118,22 @@ def download(uri: str, folder: Path) -> tuple[Path, str]:
     if not metadata:
         raise ModelError(f'{own_uri}: has shards but no {METADATA}, which is written last')
     store.download(metadata, path)
-    parts = parts_without_optimizer(path)
+    with named_as(own_uri, path):
+        parts = parts_without_optimizer(path)
     for file in checkpoint.files:
         shard = PurePosixPath(file.name).name
         if shard in parts:
             store.download_parts(file, path / shard, parts[shard])
     return path, own_uri
+
+
+@contextlib.contextmanager
+def named_as(uri: str, path: Path) -> Iterator[None]:
+    """Name the URI instead of its local copy in the message of a ModelError."""
+    try:
+        yield
+    except ModelError as error:
+        raise ModelError([problem.replace(str(path), uri) for problem in error.problems]) from error
 
 
 def find_model(store: Store, key: str) -> Checkpoint:

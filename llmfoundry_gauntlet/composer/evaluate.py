@@ -96,12 +96,7 @@ def opened(model: str | Path, **settings: Any) -> Iterator[tuple[Trainer, EvalGa
     The settings are those of `evaluate` and are validated here.
     """
     run = run_settings({'model': model, **settings}, 'evaluate')
-    device = run.device or default_device()
-    half = 'amp_fp16' if run.dtype == 'float16' else 'amp_bf16'
-    precision = run.precision or ('fp32' if device == 'cpu' else half)
-    check_device(device)
-    check_precision(precision, device)
-    check_fsdp(run.fsdp_config, device)
+    device, precision = hardware_of(run)
     loggers = build_loggers(run.loggers) if isinstance(run.loggers, Mapping) else run.loggers
     if run.out is not None:
         check_out(Path(run.out), overwrite=run.overwrite, resume=run.resume)
@@ -153,6 +148,17 @@ def run_settings(
     if problems.found:
         raise ConfigError(problems.found)
     return run
+
+
+def hardware_of(run: RunSettings) -> tuple[str, str]:
+    """Return the device and precision, by default those of the machine. Raise ConfigError."""
+    device = run.device or default_device()
+    half = 'amp_fp16' if run.dtype == 'float16' else 'amp_bf16'
+    precision = run.precision or ('fp32' if device == 'cpu' else half)
+    check_device(device)
+    check_precision(precision, device)
+    check_fsdp(run.fsdp_config, device)
+    return device, precision
 
 
 def make_trainer(

@@ -18,10 +18,9 @@ from composer.models import HuggingFaceModel
 from tokenizers import Tokenizer  # type: ignore[import-untyped]
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 
-from llmfoundry_gauntlet.composer.checkpoint_folders import downloaded, what_is_in_it
+from llmfoundry_gauntlet.composer.checkpoint_folders import downloaded, named_as, what_is_in_it
 from llmfoundry_gauntlet.composer.checkpoints import (
     CONFIG,
-    METADATA,
     CheckpointContent,
     Weights,
     first_line,
@@ -194,13 +193,10 @@ def open_model(model: str, **settings: Any) -> Iterator[ModelSource]:
     if not scheme_of(model):
         yield open_local(find_model(model, revision=wanted.revision), wanted)
         return
-    with downloaded(model) as (path, uri):
-        try:
-            source = open_local(path, wanted)
-            training = None if source.training is None else replace(source.training, checkpoint=uri)
-            yield replace(source, training=training)
-        except ModelError as error:  # its message names the local copy
-            raise ModelError([problem.replace(str(path), uri) for problem in error.problems]) from error
+    with downloaded(model) as (path, uri), named_as(uri, path):
+        source = open_local(path, wanted)
+        training = None if source.training is None else replace(source.training, checkpoint=uri)
+        yield replace(source, training=training)
 
 
 def open_local(path: Path, settings: ModelSettings) -> ModelSource:
@@ -210,7 +206,9 @@ def open_local(path: Path, settings: ModelSettings) -> ModelSource:
     if is_sharded(path):
         return open_checkpoint(path, read_sharded(path, wants_tokenizer=settings.tokenizer is None), settings)
     if not (path / CONFIG).is_file():
-        raise ModelError(f'{settings.model}: {what_is_in_it(names_in(path))}')
+        files = [file for pattern in ('*', '*/*') for file in path.glob(pattern) if file.is_file()]
+        names = [file.relative_to(path).as_posix() for file in files]
+        raise ModelError(f'{settings.model}: {what_is_in_it(names)}')
     config = load_config(settings.model_config or str(path), settings)
     return ModelSource(
         settings=settings,
@@ -219,15 +217,6 @@ def open_local(path: Path, settings: ModelSettings) -> ModelSource:
         load=partial(load_folder, path, config, settings),
         revision=path.name if is_from_hub(path, settings.model) else None,
     )
-
-
-def names_in(folder: Path) -> list[str]:
-    """Return relative paths: the files in a folder, and in each subfolder those that identify a model."""
-    found = []
-    for path in folder.iterdir():
-        inner = [path / name for name in (METADATA, CONFIG)]
-        found += [path] if path.is_file() else [file for file in inner if file.is_file()]
-    return [path.relative_to(folder).as_posix() for path in found]
 
 
 def load_folder(folder: Path, config: PretrainedConfig, settings: ModelSettings, device: torch.device) -> Any:

@@ -31,14 +31,7 @@ from composer.utils import dist
 
 from llmfoundry_gauntlet.composer.callback import on_first_rank
 from llmfoundry_gauntlet.composer.checkpoint_folders import Checkpoint, find_checkpoints
-from llmfoundry_gauntlet.composer.evaluate import (
-    DIST_TIMEOUT,
-    check_device,
-    check_fsdp,
-    check_precision,
-    default_device,
-    opened,
-)
+from llmfoundry_gauntlet.composer.evaluate import DIST_TIMEOUT, hardware_of, opened, run_settings
 from llmfoundry_gauntlet.composer.journal import Resuming
 from llmfoundry_gauntlet.composer.loggers import build_loggers, logger_settings
 from llmfoundry_gauntlet.config.settings import decode_settings
@@ -61,20 +54,16 @@ WAITING, RUNNING, DONE, DAMAGED = 'waiting', 'running', 'done', 'damaged'
 class WatchSettings:
     """The settings of a watch and of the evaluation of its checkpoints.
 
-    `settings` are keyword arguments of `evaluate`; `loggers` maps names of Composer's loggers to their arguments. With
-    `stop_seconds` the watch ends when all checkpoints are done or damaged and none has appeared for this long; with 0
-    at least one must exist at the start. A checkpoint is considered complete when it has not changed for
-    `settle_seconds`. A claim expires after `expires_seconds` unless it is renewed.
+    `settings` and `model` are keyword arguments of `evaluate`, those of `model` fields of RunSettings; `loggers` maps
+    names of Composer's loggers to their arguments. With `stop_seconds` the watch ends when all checkpoints are done or
+    damaged and none has appeared for this long; with 0 at least one must exist at the start. A checkpoint is considered
+    complete when it has not changed for `settle_seconds`. A claim expires after `expires_seconds` unless it is renewed.
     """
 
     folder: str
     out: Path
     settings: Mapping[str, Any]
-    tokenizer: str | None = None
-    model_config: str | None = None
-    device: str | None = None
-    precision: str | None = None
-    fsdp_config: Mapping[str, Any] | None = None
+    model: Mapping[str, Any] = field(default_factory=dict)
     loggers: Mapping[str, Any] = field(default_factory=dict)
     run_name: str | None = None
     claims: str | None = None  # None: next to the checkpoints
@@ -168,11 +157,7 @@ def watch(options: WatchSettings) -> list[tuple[str, str, str]]:
     evaluated is reported and skipped. SIGTERM and SIGINT release the claim and raise SystemExit. All ranks of the
     `composer` launcher call this; rank 0 lists and decides.
     """
-    device = options.device or default_device()
-    check_device(device)
-    check_fsdp(options.fsdp_config, device)
-    if options.precision is not None:
-        check_precision(options.precision, device)
+    device, _ = hardware_of(run_settings({**options.model, 'model': options.folder}, 'watch'))
     build_loggers(options.loggers)
     data = with_programs(load_data(decode_settings({**options.settings, 'save_folder': str(options.out)}, 'watch')))
     dist.initialize_dist(device, timeout=DIST_TIMEOUT)
@@ -205,7 +190,7 @@ class Watcher:
 
     def __init__(self, options: WatchSettings, data: EvaluationData) -> None:
         self.options = options
-        self.identity = watch_identity(data, options.precision)
+        self.identity = watch_identity(data, options.model.get('precision'))
         self.content = json.dumps(self.identity, sort_keys=True, default=repr).encode()
         self.store = Store(options.folder)
         place = f'{options.claims or f"{self.store.uri}/.gauntlet"}/{hashlib.sha256(self.content).hexdigest()[:16]}'
@@ -326,14 +311,10 @@ def evaluate_checkpoint(checkpoint: Checkpoint, watcher: Watcher) -> None:
                 opened(
                     f'{watcher.store.uri}/{checkpoint.name}',
                     out=folder,
-                    tokenizer=options.tokenizer,
-                    model_config=options.model_config,
-                    device=options.device,
-                    precision=options.precision,
-                    fsdp_config=options.fsdp_config,
                     run_name=options.run_name,
                     loggers=build_loggers(logger_settings(options.loggers, options.run_name, checkpoint.name)),
                     resume=True,
+                    **options.model,
                     **options.settings,
                 )
             )
