@@ -144,7 +144,7 @@ class CausalLanguageModel:
         """Return the reader of a batch's scored tokens; None for a batch that only runs a prefix."""
         if batch.layout == PADDED_ROWS:
             return self._padded_rows(batch)
-        if not batch.trees:  # rerun even a cached prefix: sharded ranks must make equally many forwards
+        if not batch.trees and self.in_step:  # rerun even a cached prefix: ranks must make equally many forwards
             self.forget()
         prefix = None if batch.prefix is None else self._cached(batch.prefix)
         if not batch.trees:
