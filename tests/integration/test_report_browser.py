@@ -226,6 +226,7 @@ def test_light_dark_phone_and_print(opened, page_file: Path):
     for summary in page.query_selector_all('section > details > summary'):
         summary.click()
     assert page.evaluate('document.documentElement.scrollWidth') == 360
+    page.evaluate('document.querySelector("select").add(new Option("a_long_name_".repeat(9)))')
     assert page.evaluate(LINES_OF_LABELS) == {'.controls label': [1, 1, 1], '.shots': [1]}
     page.wait_for_function(
         '[...document.querySelectorAll(".chart svg")].every((one) => one.getBoundingClientRect().right <= 360)'

@@ -148,16 +148,9 @@ def compare(first: Run, second: Run, *, metric: str | None = None, allow_missing
     `metric` is compared in place of the accuracy for tasks that have it. p-values are corrected for this pair of runs;
     `corrected` does so for several. Raise RecordError if the runs have no task, or no item of any task, in common.
     """
-    if not first.results.keys() & second.results.keys():
-        raise RecordError(
-            f'{first.folder} and {second.folder} have no task in common: the first has '
-            f'{", ".join(first.results) or "none"}, the second {", ".join(second.results) or "none"}'
-        )
-    common = common_by_task([first, second], f'{first.folder} and {second.folder} have', scored=allow_missing)
-    evaluations = [rescored(run, [first, second], common, allow_missing=allow_missing) for run in (first, second)]
-    names = metric_names(evaluations[0].tasks, common, metric)
-    ours, theirs = (measures(evaluation, names, common, with_others=metric is None) for evaluation in evaluations)
-    counts = item_counts(evaluations[0], common)
+    who = f'{first.folder} and {second.folder} have'
+    asked, common, (ours, theirs) = measured([first, second], who, metric=metric, allow_missing=allow_missing)
+    counts = item_counts(asked, common)
     groups = {
         kind: {
             name: difference(measure, theirs[kind][name], counts[kind][name])
@@ -170,19 +163,33 @@ def compare(first: Run, second: Run, *, metric: str | None = None, allow_missing
         first=str(first.folder),
         second=str(second.folder),
         groups=groups,
-        averages=() if evaluations[0].composites is None else tuple(evaluations[0].composites.averages),
+        averages=() if asked.composites is None else tuple(asked.composites.averages),
         common=common,
         warnings=tuple(warnings(first, second, common)),
     )
     return corrected([comparison])[0]
 
 
+def measured(
+    runs: Sequence[Run], who: str, *, metric: str | None, allow_missing: bool
+) -> tuple[Evaluation, dict[str, CommonItems], list[dict[str, dict[str, Measure]]]]:
+    """Return the first run over the items in common, these items by task, and the measures of each run over them."""
+    common = common_by_task(runs, who, scored=allow_missing)
+    evaluations = [rescored(run, runs, common, allow_missing=allow_missing) for run in runs]
+    names = metric_names(evaluations[0].tasks, common, metric)
+    found = [measures(one, names, common, with_others=metric is None) for one in evaluations]
+    return evaluations[0], common, found
+
+
 def common_by_task(runs: Sequence[Run], who: str, *, scored: bool) -> dict[str, CommonItems]:
     """Return the items in common of each task that all runs have.
 
-    Raise RecordError, with the reason for each task, if there is no item at all; `who` begins its last line.
+    Raise RecordError, with the reason for each task, if there is none; `who` begins its last line.
     """
     tasks = [key for key in runs[0].results if all(key in run.results for run in runs)]
+    if not tasks:
+        parts = [f'{run.folder} has {", ".join(run.results) or "none"}' for run in runs]
+        raise RecordError(f'{who} no task in common: {"; ".join(parts)}')
     common = {key: common_items(runs, key, scored=scored) for key in tasks}
     if not any(items.keys for items in common.values()):
         reasons = [f'{key}: {items.reason}' for key, items in common.items()]
@@ -353,12 +360,8 @@ def trends(runs: Sequence[Run], *, metric: str | None = None, allow_missing: boo
             f'{folder}: holds evaluations that are not of different training batches '
             f'({", ".join(map(str, batches))}); name the runs one by one to compare them'
         )
-    if not any(all(key in run.results for run in runs) for key in runs[0].results):
-        raise RecordError(f'{folder}: the evaluations have no task in common')
-    common = common_by_task(runs, f'{folder}: the evaluations have', scored=allow_missing)
-    evaluations = [rescored(run, runs, common, allow_missing=allow_missing) for run in runs]
-    names = metric_names(evaluations[0].tasks, common, metric)
-    found = [measures(one, names, common, with_others=metric is None) for one in evaluations]
+    who = f'{folder}: the evaluations have'
+    _, common, found = measured(runs, who, metric=metric, allow_missing=allow_missing)
     scores: dict[str, list[Measure]] = {}
     for one in found:
         for name, measure in {**one['tasks'], **one['composites']}.items():

@@ -15,7 +15,7 @@ from typing import Any
 from llmfoundry_gauntlet.evaluation.run import Evaluation
 from llmfoundry_gauntlet.results.files import results_record
 from llmfoundry_gauntlet.results.report.scores import RecordedEvaluation, ScoreRow, recorded_evaluation
-from llmfoundry_gauntlet.results.report.tables import unique_labels
+from llmfoundry_gauntlet.results.report.tables import visible
 from llmfoundry_gauntlet.results.runs import Run
 from llmfoundry_gauntlet.results.samples import sample_line
 
@@ -87,10 +87,10 @@ def curves(
     if not known:
         return {}
     by_token = len({row.token for row in known}) > 1 and all(row.token is not None for row in known)
-    labels = unique_labels(row.run for row in known)
+    runs = list(dict.fromkeys(visible(row.run) for row in known))
     data = [
         {name: getattr(row, name) for name in ('name', 'batch', 'token', 'chance', 'value')}
-        | {'run': labels[row.run]}
+        | {'run': visible(row.run)}
         | {'low': row.value if row.low is None else row.low, 'high': row.value if row.high is None else row.high}
         for row in known
     ]
@@ -100,8 +100,8 @@ def curves(
     places = [one[field] for one in data]
     axis = alt.Axis(tickCount=4, format='~s' if by_token else ',')
     x = alt.X(f'{field}:Q', title=title, scale=alt.Scale(domain=[min(places), max(places)], nice=False), axis=axis)
-    legend = None if len(labels) == 1 else alt.Legend(title=None, orient='top', labelLimit=0)
-    color = alt.Color('run:N', sort=list(labels.values()), legend=legend)
+    legend = None if len(runs) == 1 else alt.Legend(title=None, orient='top', labelLimit=0)
+    color = alt.Color('run:N', sort=runs, legend=legend)
     found = {}
     for name, kind in dict.fromkeys((row.name, row.kind) for row in known):
         mine = [one for one, row in zip(data, known, strict=True) if (row.name, row.kind) == (name, kind)]

@@ -198,26 +198,15 @@ def score_section(runs: Sequence[RecordedRun]) -> Section:
     names = list(dict.fromkeys(row.name for row in rows if row.value is not None))
     tables: list[Table] = []
     for dataset in dict.fromkeys(name.partition('/')[0] for name in names):
-        shown = [name for name in names if name.startswith(f'{dataset}/')]
-        columns = [(name, run.name) for name in shown for run in runs]
+        columns = [(name, run.name) for name in names if name.startswith(f'{dataset}/') for run in runs]
         heads = [f'{name.partition("/")[2]}{f" {run}" if len(runs) > 1 else ""}' for name, run in columns]
-        metrics = [
-            Row(name=metric, cells=[found.get((*column, metric, None)) for column in columns])
-            for metric in SCORE_METRICS
+        variants = {row.part: None for row in rows if row.metric == BY_VARIANT and (row.name, row.run) in columns}
+        parts = [
+            [Row(name=part or name, cells=[found.get((*one, name, part)) for one in columns]) for name, part in lines]
+            for lines in ([(name, None) for name in SCORE_METRICS], [(BY_VARIANT, part) for part in variants])
         ]
-        heading = [Column(head, with_error=True) for head in heads]
-        tables.append(Table(title=dataset, columns=heading, parts=[metrics]))
-        for name in shown:
-            variants = list(dict.fromkeys(row.part for row in rows if (row.name, row.metric) == (name, BY_VARIANT)))
-            cells = [[found.get((name, run.name, BY_VARIANT, part)) for run in runs] for part in variants]
-            tables.append(
-                Table(
-                    title=f'{name.replace("/", " ")}: accuracy by variant',
-                    columns=[Column(run.name if len(runs) > 1 else 'accuracy', with_error=True) for run in runs],
-                    parts=[[Row(name=str(part), cells=of) for part, of in zip(variants, cells, strict=True)]],
-                    domain=(0.0, 1.0),
-                )
-            )
+        heading = [Column(head, with_error=True, absent='') for head in heads]
+        tables.append(Table(title=dataset, columns=heading, parts=parts))
     notes = ['The same questions asked in several ways: accuracy, and how often two answers to one question agree.']
     return Section(name='score', title='SCORE', notes=notes if tables else (), tables=tables)
 

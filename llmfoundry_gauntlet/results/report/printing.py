@@ -10,7 +10,7 @@ from statistics import mean
 from typing import Any
 
 from llmfoundry_gauntlet.engine.ranks import Estimate
-from llmfoundry_gauntlet.metrics.comparison import Difference, Trend, p_value
+from llmfoundry_gauntlet.metrics.comparison import p_value
 from llmfoundry_gauntlet.metrics.statistics import variance_shares, weighted_sum
 from llmfoundry_gauntlet.results.files import RESULTS, composite_record, measure_record
 from llmfoundry_gauntlet.results.report.comparison import Comparison, Trends
@@ -63,7 +63,7 @@ TARGETS_LEGEND = (
 )
 DIFFERENCE_KEYS = ('p_value', 'p_holm', 'detectable', 'num_items', 'is_of_file')
 OF_FILE = 'the same subset in both runs, so error, p and MDE are of the whole files, not of other items'
-TREND_KEYS = ('noise', 'signal_to_noise')
+SIDES = ('first', 'second')  # of a comparison
 RECORDS = ('csv', 'json')
 
 
@@ -195,19 +195,52 @@ def score_notes(evaluations: Sequence[RecordedEvaluation]) -> list[str]:
 
 def absences(evaluations: Sequence[RecordedEvaluation]) -> list[str]:
     """Return why scores and errors are absent: a line per reason, one for all composites."""
-    names: dict[str, dict[str, None]] = {}
+    reasons: list[tuple[str, str]] = []
     composites: dict[str, None] = {}
     for (kind, name), row in ((key, row) for one in evaluations for key, row in one.headline.items()):
         if row.value is not None and ends_of(row) is None:
-            names.setdefault(NO_ERROR, {})[name] = None
+            reasons.append((NO_ERROR, name))
         elif row.reason is not None and kind in ('category', 'average'):
             composites[name] = None
         elif row.reason is not None:
-            names.setdefault(row.reason, {})[score_name(row) if kind == 'perturbation' else name] = None
-    lines = [f'{reason}: {", ".join(of_reason)}' for reason, of_reason in names.items()]
-    if composites:
-        lines.append(f'composites over tasks without a score are absent: {", ".join(composites)}')
-    return lines
+            reasons.append((row.reason, score_name(row) if kind == 'perturbation' else name))
+    absent = [f'composites over tasks without a score are absent: {", ".join(composites)}'] if composites else []
+    return [*grouped(reasons), *absent]
+
+
+def grouped(reasons: Iterable[tuple[str, str]]) -> list[str]:
+    """Return a line for each reason with its names."""
+    names: dict[str, dict[str, None]] = {}
+    for reason, name in reasons:
+        names.setdefault(reason, {})[name] = None
+    return [f'{reason}: {", ".join(found)}' for reason, found in names.items()]
+
+
+def by_reason(measures: Mapping[str, Measure]) -> list[str]:
+    """Return why values and errors of differences and slopes are absent, one line per reason."""
+    absent = {name: one for name, one in measures.items() if ends_of(one) is None}
+    other = {name: NO_ERROR if one.spread is None else NO_DIFFERENCE for name, one in absent.items()}
+    return grouped((one.reason or other[name], name) for name, one in absent.items())
+
+
+def by_size(rows: Iterable[Row], place: int) -> list[Row]:
+    """Return the rows whose measure in this place has a value, the largest first."""
+    values = [(row, cell.value) for row in rows if isinstance(cell := row.cells[place], Measure)]
+    known = [(row, value) for row, value in values if value is not None]
+    return [row for row, _ in sorted(known, key=lambda pair: -abs(pair[1]))]
+
+
+def flat(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an entry of JSON as columns of CSV: numbers, and each measure with its error and, of results, a reason."""
+    row: dict[str, Any] = {}
+    for name, value in entry.items():
+        if not isinstance(value, Mapping):
+            row[name] = value
+        elif name in SIDES:
+            row |= {name: value.get('value'), f'{name}_standard_error': value.get('standard_error')}
+        else:
+            row |= {name: value.get('value')} | {key: value.get(key) for key in ('standard_error', 'reason')}
+    return row
 
 
 def print_comparisons(compared: Sequence[Comparison], metric: str | None = None, form: str = 'table') -> None:
@@ -215,22 +248,18 @@ def print_comparisons(compared: Sequence[Comparison], metric: str | None = None,
 
     With CSV, warnings go to standard error.
     """
-    if form == 'json':
-        print_records(form, [comparison_record(comparison) for comparison in compared])
-    elif form == 'csv':
-        rows = [
-            {'first_run': one.first, 'second_run': one.second, 'kind': kind, 'name': name}
-            | {key: value for part in ('first', 'second', 'difference') for key, value in flat(found, part).items()}
-            | {'reason': found.difference.reason}
-            | {key: getattr(found, key) for key in DIFFERENCE_KEYS}
-            for one in compared
-            for kind, group in one.groups.items()
-            for name, found in group.items()
-        ]
-        warnings = list(dict.fromkeys(warning for comparison in compared for warning in comparison.warnings))
-        print_records(form, rows, warnings=warnings)
-    else:
+    if form not in RECORDS:
         print_tables([difference_table(comparison, metric) for comparison in compared], form)
+        return
+    records = [comparison_record(comparison) for comparison in compared]
+    rows = [
+        {'first_run': record['first'], 'second_run': record['second'], 'kind': kind, 'name': name, **flat(entry)}
+        for record in records
+        for kind in ('tasks', 'composites', 'score')
+        for name, entry in record[kind].items()
+    ]
+    warnings = dict.fromkeys(warning for comparison in compared for warning in comparison.warnings)
+    print_records(form, rows, records, warnings=list(warnings) if form == 'csv' else [])
 
 
 def print_tables(tables: Sequence[Table], form: str) -> None:
@@ -243,30 +272,16 @@ def print_tables(tables: Sequence[Table], form: str) -> None:
             print_table(table)
 
 
-def flat(found: Difference | Trend, part: str) -> dict[str, float | None]:
-    """Return one of the measures of a row of CSV, and its standard error."""
-    measure: Measure = getattr(found, part)
-    error = f'{part}_standard_error' if part in ('first', 'second') else 'standard_error'
-    return {part: measure.value, error: measure.standard_error}
-
-
 def difference_table(comparison: Comparison, metric: str | None = None) -> Table:
     """Return two runs with a row per task and composite, the largest differences first."""
     names = short_names([Path(comparison.first), Path(comparison.second)])
     columns = [Column('first'), Column('second'), Column('diff', SIGNED, with_error=True)]
     columns += [Column('p (Holm)', starred), Column('MDE')]
-    parts = [
-        [
-            Row(
-                name=name,
-                cells=[one.first, one.second, one.difference, one.p_holm, one.detectable],
-                is_bold=kind == 'composites',
-            )
-            for name, one in sorted(group.items(), key=lambda pair: -abs(pair[1].difference.value or 0.0))
-            if one.difference.value is not None
-        ]
-        for kind, group in comparison.groups.items()
-    ]
+    parts = []
+    for kind, group in comparison.groups.items():
+        cells = {n: [one.first, one.second, one.difference, one.p_holm, one.detectable] for n, one in group.items()}
+        is_bold = kind == 'composites'
+        parts.append(by_size((Row(name=n, cells=of_name, is_bold=is_bold) for n, of_name in cells.items()), 2))
     every = {name: one for group in comparison.groups.values() for name, one in group.items()}
     of_file = [name for name, one in every.items() if one.is_of_file]
     notes = by_reason({name: one.difference for name, one in every.items()})
@@ -296,24 +311,9 @@ def share_notes(shares: Mapping[str, Mapping[str, float]]) -> list[str]:
     return notes
 
 
-def by_reason(measures: Mapping[str, Measure]) -> list[str]:
-    """Return why values and errors are absent, one line per reason."""
-    names: dict[str, list[str]] = {}
-    for name, one in measures.items():
-        reason = one.reason or (NO_ERROR if one.spread is None else NO_DIFFERENCE)
-        if ends_of(one) is None:
-            names.setdefault(reason, []).append(name)
-    return [f'{reason}: {", ".join(found)}' for reason, found in names.items()]
-
-
-def p_text(value: float) -> str:
-    """Return a p-value."""
-    return '<0.001' if value < 0.001 else f'{value:.3f}'
-
-
 def starred(value: float) -> str:
     """Return a corrected p-value, with a star below the significance level."""
-    return p_text(value) + ('*' if value < CLEAR else ' ')
+    return ('<0.001' if value < 0.001 else f'{value:.3f}') + ('*' if value < CLEAR else ' ')
 
 
 def comparison_record(comparison: Comparison) -> dict[str, Any]:
@@ -322,7 +322,7 @@ def comparison_record(comparison: Comparison) -> dict[str, Any]:
         kind: {
             name: {
                 part: (composite_record if kind == 'composites' else measure_record)(getattr(found, part))
-                for part in ('first', 'second', 'difference')
+                for part in (*SIDES, 'difference')
             }
             | {key: getattr(found, key) for key in DIFFERENCE_KEYS}
             for name, found in group.items()
@@ -348,18 +348,14 @@ def print_trends(found: Trends, form: str = 'table') -> None:
 
     With CSV and JSON, slopes are per batch, and warnings go to standard error.
     """
-    noise = {name: {key: getattr(one, key) for key in TREND_KEYS} for name, one in found.trends.items()}
-    if form == 'json':
-        content = {name: {'slope': measure_record(one.slope), **noise[name]} for name, one in found.trends.items()}
-        print_records(form, [], content, found.warnings)
-    elif form == 'csv':
-        rows = [
-            {'name': name, **flat(one, 'slope'), 'reason': one.slope.reason, **noise[name]}
-            for name, one in found.trends.items()
-        ]
-        print_records(form, rows, warnings=found.warnings)
-    else:
+    if form not in RECORDS:
         print_tables([trends_table(found)], form)
+        return
+    records = {
+        name: {'slope': measure_record(one.slope), 'noise': one.noise, 'signal_to_noise': one.signal_to_noise}
+        for name, one in found.trends.items()
+    }
+    print_records(form, [{'name': name, **flat(one)} for name, one in records.items()], records, found.warnings)
 
 
 def trends_table(found: Trends) -> Table:
@@ -367,18 +363,18 @@ def trends_table(found: Trends) -> Table:
     columns = [Column('slope', SIGNED, with_error=True), Column('noise')]
     columns += [Column('signal/noise', '{:.1f}'.format, absent='')]
     parts: list[list[Row]] = [[], []]
-    for name, one in sorted(found.trends.items(), key=lambda pair: -abs(pair[1].slope.value or 0.0)):
-        if one.slope.value is not None:
-            p = p_value(one.slope)
-            ratio = None if p is None or p >= CLEAR else one.signal_to_noise
-            cells: list[Cell] = [weighted_sum([one.slope], [BATCHES]), one.noise, ratio]
-            is_composite = name in found.composites
-            parts[is_composite].append(Row(name=name, cells=cells, is_bold=is_composite))
+    for name, one in found.trends.items():
+        p = p_value(one.slope)
+        ratio = None if p is None or p >= CLEAR else one.signal_to_noise
+        slope = one.slope if one.slope.value is None else weighted_sum([one.slope], [BATCHES])
+        cells: list[Cell] = [slope, one.noise, ratio]
+        is_composite = name in found.composites
+        parts[is_composite].append(Row(name=name, cells=cells, is_bold=is_composite))
     return Table(
         title=f'slope per {BATCHES} batches over {len(found.batches)} checkpoints, ba{found.batches[0]} to '
         f'ba{found.batches[-1]}',
         columns=columns,
-        parts=parts,
+        parts=[by_size(part, 0) for part in parts],
         legend=TREND_LEGEND,
         notes=by_reason({name: one.slope for name, one in found.trends.items()}),
         warnings=found.warnings,

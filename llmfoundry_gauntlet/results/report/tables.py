@@ -6,7 +6,7 @@ import csv
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from llmfoundry_gauntlet.types import Measure
 ABSENT = '-'
 MINUS, ELLIPSIS = '\u2212', '\u2026'
 ERRORS = 'error: the standard error, or the 95 % interval where that is 0 or unknown'
-NAME_LENGTH, HEADER_LENGTH, LABEL_LENGTH = 24, 14, 48  # minimum length of a name; maximum in a header, in a chart
+NAME_LENGTH, HEADER_LENGTH = 24, 14  # minimum length of a name; maximum in a header
 ROUNDING = 1e-9  # an interval that is smaller is empty
 GAP = 2  # spaces between columns
 SPECIAL = re.compile(r'[\\|`*<\[]|(?<!\w)_|_(?!\w)')  # characters with a meaning in Markdown
@@ -233,12 +233,3 @@ def shortened(text: str, length: int) -> str:
     shots = len(text) - text.rfind('/') if '/' in text else 0
     tail = shots if length // 3 < shots <= length // 2 else length // 3
     return f'{text[: length - tail - 1]}{ELLIPSIS}{text[-tail:]}'
-
-
-def unique_labels(names: Iterable[str], length: int = LABEL_LENGTH) -> dict[str, str]:
-    """Return a label of limited length for each name; duplicates are numbered."""
-    labels: dict[str, str] = {}
-    for name in dict.fromkeys(names):
-        label = visible(shortened(name, length))
-        labels[name] = label if label not in labels.values() else f'{label} ({len(labels) + 1})'
-    return labels
