@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import networks
 import numpy as np
 import pytest
 import torch
 from networks import CPU, LAYOUT_OF, PREFIX_BUDGET, WINDOW
 
+from llmfoundry_gauntlet.engine import model as running
 from llmfoundry_gauntlet.engine import probe as probing
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, STREAM, plan
@@ -225,6 +228,31 @@ def test_half_precision_is_compared_within_its_own_rounding(dtype: torch.dtype):
     assert tolerance < 0.5
     np.testing.assert_allclose(stream, padded, rtol=0, atol=tolerance)
     assert probed(networks.network('bloom').to(dtype))[0].layout == STREAM
+
+
+def one_late(stream):
+    return replace(stream, depths=stream.depths + (stream.depths > 5))
+
+
+def leaking(stream):
+    return replace(stream, ends=np.full_like(stream.ends, len(stream.ends)))
+
+
+@pytest.mark.parametrize('wrong', [None, one_late, leaking])
+@pytest.mark.parametrize('seed', [0, 1])
+def test_rounding_in_many_layers_is_not_another_layout(monkeypatch, seed: int, wrong):
+    """24 layers in bf16 with eager attention, whose rounding the stream does not share; wrong positions or masks show.
+
+    Mutations: a tolerance of two roundings of the largest logit; embeddings nudged by ten roundings.
+    """
+    sizes = {'num_hidden_layers': 24, 'hidden_size': 64, 'intermediate_size': 128, 'initializer_range': 0.15}
+    model = networks.network('llama', seed=seed, attn_implementation='eager', **sizes).to(torch.bfloat16)
+    if wrong is not None:
+        lay_out = running.lay_out_stream
+        monkeypatch.setattr(running, 'lay_out_stream', lambda *args: wrong(lay_out(*args)))
+    found, _ = probed(model)
+    assert (found.layout == STREAM) == (wrong is None), found.reason
+    assert 'too little' not in found.reason
 
 
 @pytest.mark.parametrize('name', ['llama', 'gemma2', 'stablelm', 'mpt'])
