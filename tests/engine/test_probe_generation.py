@@ -212,7 +212,7 @@ def test_the_probe_reports_and_restores_the_generator():
     )
     before = dict(generator.__dict__)
     found = probe_generation(generator, vocabulary=networks.VOCABULARY, longest=LONGEST)
-    assert {**generator.__dict__, 'rounding': 0.0} == before
+    assert {**generator.__dict__, 'rounding': 0.0, 'cached_bytes': 0} == before
     assert str(found).startswith('key-value cache, prompts in a token stream (probe: 8 generations within ')
 
 
