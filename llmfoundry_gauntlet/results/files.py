@@ -35,15 +35,8 @@ from llmfoundry_gauntlet.types import FileSizes, ItemResult, Measure, TaskScore,
 
 FORMAT_VERSION = 1
 RESULTS = 'results.json'
-PACKAGES = (
-    'torch',
-    'transformers',
-    'tokenizers',
-    'mosaicml',
-    'numpy',
-    'peft',
-    'llm-foundry',
-)  # whose versions are recorded if they are installed
+# The packages whose versions are recorded if they are installed.
+PACKAGES = ('torch', 'transformers', 'tokenizers', 'mosaicml', 'numpy', 'peft', 'llm-foundry')
 GIT_SECONDS = 5.0
 UNCHANGED = ('package_version', 'semantics', 'tasks', 'composites', 'score', 'config')  # equal in a rerun
 NEW_RESULTS, OLD_SAMPLES = 'results', 'old_samples'  # temporary names while a run replaces another
@@ -193,11 +186,6 @@ def check_out(out: Path, *, overwrite: bool, resume: bool = False) -> None:
             f'{out}: is not empty; give another folder, --resume to resume an interrupted evaluation, or '
             '--overwrite to replace the content'
         )
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write indented JSON atomically. Raise RecordError."""
-    write_lines(path, [json_text(content)])
 
 
 def json_text(content: Any) -> str:
@@ -404,7 +392,8 @@ def measure_record(measure: Measure) -> dict[str, Any]:
 def note_checkpoint(folder: Path, checkpoint: str) -> None:
     """Add the checkpoint's name to the results.json of an evaluation during training."""
     record = read_results(folder)
-    write_json(folder / RESULTS, {**record, 'training': {**record['training'], 'checkpoint': checkpoint}})
+    record['training']['checkpoint'] = checkpoint
+    write_lines(folder / RESULTS, [json_text(record)])
 
 
 def read_results(folder: Path) -> dict[str, Any]:
