@@ -92,7 +92,7 @@ def test_a_sharded_model_has_the_same_scores_and_generations(ranks, family: str,
         assert whole['layout'] == sharded['layout']
         if tasks == 'replies':
             assert sharded['num_continuous'] >= 3
-            assert len({text for *_, text in whole['items'].values()}) > 8
+            assert len({text for *_, text in whole['items'].values()}) > 5
         else:
             assert whole['layout'] == FAMILIES[family]
 
