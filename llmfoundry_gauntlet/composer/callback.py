@@ -125,6 +125,7 @@ class EvalGauntlet(Callback):
         self.evaluation: Evaluation | None = None
         self.folder: Path | None = None  # for the records; set once the run name is known
         self.source: ModelSource | None = None  # only without training: the source of the model
+        self.num_parameters = 0  # of the whole model
         self.resuming = Resuming()  # how to treat an interrupted evaluation in the same folder
         self._evaluator: Any = None
         self._ending: weakref.finalize[..., EvalGauntlet] | None = None  # cleans up after an evaluation
@@ -151,6 +152,7 @@ class EvalGauntlet(Callback):
         """Prepare the items and attach the evaluator; the Trainer would remove one attached at `init`."""
         warn_of_libraries(logger.destinations)
         model = unwrapped(state.model)
+        self.num_parameters = sum(parameter.numel() for parameter in model.model.parameters())  # not sharded yet
         prepared = prepare_for_model(self.data, model)
         self.data = prepared.data  # without tasks whose programs cannot run here
         for reason in dict.fromkeys(self.data.unsupported.values()):
@@ -391,7 +393,7 @@ class EvalGauntlet(Callback):
             model={
                 **({'name': state.run_name} if self.source is None else self.source.record),
                 'class': type(model.model).__name__,
-                'num_parameters': sum(parameter.numel() for parameter in model.model.parameters()),
+                'num_parameters': self.num_parameters,
             },
             environment=environment(state),
             training=training,

@@ -105,6 +105,7 @@ def scores(callback: EvalGauntlet) -> dict:
     prefixes = [id(batch.prefix) for batch in mine if not batch.trees]
     return {
         'layout': planned.layout,
+        'num_parameters': callback.num_parameters,
         'num_continuous': len(planned.continuous_batches),
         'num_prefixes': len(prefixes),
         'repeats_a_prefix': len(set(prefixes)) < len(prefixes),

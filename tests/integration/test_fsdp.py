@@ -90,6 +90,7 @@ def test_a_sharded_model_has_the_same_scores_and_generations(ranks, family: str,
         assert len(whole['items']) == num_items
         check_equal(sharded['items'], whole['items'])
         assert whole['layout'] == sharded['layout']
+        assert whole['num_parameters'] == sharded['num_parameters'] > 10_000
         if tasks == 'replies':
             assert sharded['num_continuous'] >= 3
             assert len({text for *_, text in whole['items'].values()}) > 5
