@@ -19,6 +19,7 @@ from llmfoundry_gauntlet.types import Example
 
 TASKS_YAML = 'yamls/tasks/gauntlet_v0.1.yaml'
 VOCABULARIES = (8_000, 50_000)
+OF_FAMILIES = VOCABULARIES[1:]  # the families' own vocabularies have 32,000 (llama) to 256,000 entries (bloom, gemma2)
 SHOT_ROWS = 2000  # rows to draw shots from: from a few they repeat, and prompts share prefixes
 TOKENS_PER_FOUNDRY_BATCH = 4096
 PROMPTS_PER_FOUNDRY_BATCH = 8
@@ -316,7 +317,7 @@ PARTS = {
             BARE: 'bare_forward:BareForward',
             LM_EVAL: 'lm_eval_contender:LMEval',
         },
-        vocabularies=VOCABULARIES[:1],
+        vocabularies=OF_FAMILIES,
         total=Group('all rows', {f'{LM_EVAL}/{OURS}': 2}),
     ),
     'mpt': Part(
@@ -326,7 +327,7 @@ PARTS = {
             BARE: 'bare_forward:BareForward',
             FOUNDRY: 'foundry_contender:LLMFoundry',
         },
-        vocabularies=VOCABULARIES[:1],
+        vocabularies=OF_FAMILIES,
         needs_reference=True,
     ),
     'likelihood': Part(
