@@ -52,12 +52,13 @@ class LogitReader:
         self.parts: list[torch.Tensor] = []
 
     @torch.no_grad()
-    def take(self, logits: torch.Tensor) -> None:
-        """Reduce the logits of the next positions, shape [positions, V]; float32 ones are overwritten."""
+    def take(self, logits: torch.Tensor, tail: Tail | None = None) -> None:
+        """Reduce the logits of the next positions, shape [positions, V], after `tail`; float32 ones are overwritten."""
         for block in logits.split(BLOCK.get(logits.device.type, BLOCK['cpu'])):
             first, last = np.searchsorted(self.of_place, [self.done, self.done + len(block)])
             rows = self.rows[first:last] - self.done
-            self.parts.append(reduce_logits(block.float(), rows, self.targets[first:last]))
+            final = block if tail is None else tail(block)
+            self.parts.append(reduce_logits(final.float(), rows, self.targets[first:last]))
             self.done += len(block)
 
     def take_all(self, logits: torch.Tensor) -> None:
@@ -82,7 +83,12 @@ def reduce_logits(logits: torch.Tensor, rows: torch.Tensor, targets: torch.Tenso
     """
     top, argmax = logits.max(dim=1)
     below_top = logits[rows, targets] - top[rows]
-    num_top = (logits == top[:, None]).sum(dim=1)[rows] * (below_top == 0)
+    is_top = below_top == 0
+    if logits.is_cuda:  # without waiting for the indices
+        num_top = (logits == top[:, None]).sum(dim=1)[rows] * is_top
+    else:
+        num_top = torch.zeros_like(rows)
+        num_top[is_top] = (logits[rows[is_top]] == top[rows[is_top], None]).sum(dim=1)
     logsumexp = logits.sub_(top[:, None]).exp_().sum(dim=1).log_()  # relative to the top: adding it would round twice
     return torch.stack([below_top - logsumexp[rows], argmax[rows] == targets, num_top])
 
@@ -116,7 +122,7 @@ def reading(layer: torch.nn.Linear | torch.nn.Embedding, reader: LogitReader, ta
             return forward(hidden)
         picked = hidden.reshape(-1, hidden.shape[-1])[reader.places]
         for start in range(0, len(picked), size):
-            reader.take(tail(forward(picked[start : start + size], *more)))
+            reader.take(forward(picked[start : start + size], *more), tail)
         return hidden.new_zeros(1, 1, 1)
 
     with changed([(layer, 'forward', read)]):
@@ -182,7 +188,7 @@ def tails(config: Any) -> Iterator[Tail]:
     scale /= getattr(config, 'logits_scaling', None) or 1.0  # Granite
     cap = getattr(config, 'final_logit_softcapping', None)  # Gemma, llm-foundry
     if cap:
-        yield lambda logits: torch.tanh(logits * scale / cap) * cap
+        yield lambda logits: ((logits if scale == 1 else logits * scale) / cap).tanh_().mul_(cap)
     elif scale != 1:
         yield lambda logits: logits * scale
 
