@@ -19,7 +19,7 @@ from networks import CPU, LAYOUT_OF, PREFIX_BUDGET
 from llmfoundry_gauntlet.engine.decoding import PROMPT_STREAM
 from llmfoundry_gauntlet.engine.generate import TextGenerator
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
-from llmfoundry_gauntlet.engine.plan import STREAM, plan
+from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, STREAM, plan
 from llmfoundry_gauntlet.engine.probe import probe
 from llmfoundry_gauntlet.engine.stopping import GenerationDecoder
 from llmfoundry_gauntlet.types import Sampling
@@ -99,23 +99,38 @@ def test_every_family_scores_as_on_the_cpu(name: str, precision: str):
 
 
 @pytest.mark.parametrize('precision', PRECISIONS)
+def test_padded_rows_score_as_on_the_cpu(precision: str):
+    with on_gpu('llama', precision) as (gpu, language_model), no_waits_in_layers(language_model.model, gpu):
+        found = outputs_of(language_model, PADDED_ROWS, gpu)
+    with torch.no_grad(), autocast(CPU, precision):
+        expected = outputs_of(CausalLanguageModel(network('llama', precision), device=CPU), PADDED_ROWS)
+    assert np.abs(found - expected).max() < (1e-4 if precision == FP32 else 0.05)
+
+
+@pytest.mark.parametrize('precision', PRECISIONS)
 def test_the_probe_finds_the_token_stream(precision: str):
     with on_gpu('llama', precision) as (_, language_model):
         found = probe(language_model, vocabulary=networks.VOCABULARY, longest=60)
     assert found.layout == STREAM, found.reason
 
 
-@pytest.mark.parametrize('name', [name for name in networks.FAMILIES if name != 'mamba'])
-def test_every_family_generates_as_on_the_cpu(name: str):
-    """With a KV cache, several requests per prompt, and sampling. Mutation: lists as indices, which are copied."""
+@pytest.mark.parametrize(('name', 'precision'), [(name, precision) for name, precision in FAMILIES if name != 'mamba'])
+def test_every_family_generates_as_on_the_cpu(name: str, precision: str):
+    """With a KV cache, several requests per prompt, and sampling; in half precision most texts are the same.
+
+    Mutation: lists as indices, which are copied.
+    """
     requests = generations.mixed_requests()
     requests += [replace(one, key=replace(one.key, sample=9), sampling=SAMPLING) for one in requests[::2]]
-    expected = generations.texts(generations.generator_of(network(name, FP32), PROMPT_STREAM), requests)
-    with on_gpu(name, FP32) as (gpu, language_model), no_waits_in_layers(language_model.model, gpu):
+    with torch.no_grad(), autocast(CPU, precision):
+        expected = generations.texts(generations.generator_of(network(name, precision), PROMPT_STREAM), requests)
+    with on_gpu(name, precision) as (gpu, language_model), no_waits_in_layers(language_model.model, gpu):
         generator = TextGenerator(language_model, GenerationDecoder(generations.Letters()), PROMPT_STREAM)
         waits: list[int] = []
         language_model.model.register_forward_pre_hook(lambda *_: waits.append(len(gpu.own_waits())))
-        assert generations.texts(generator, requests) == expected
+        found = generations.texts(generator, requests)
+    num_same = sum(map(str.__eq__, found, expected))
+    assert num_same >= (len(expected) if precision == FP32 else 0.5 * len(expected))
     assert max(np.diff([*waits, len(gpu.own_waits())])) <= MOST_WAITS, gpu.waits
 
 
