@@ -40,6 +40,7 @@ for folder in ('tests', 'tests/integration', 'scripts/bench'):
 
 import fsdp_worker
 import networks
+import recorded_cases
 import test_generation_parity
 import test_parity
 import tiny
@@ -97,7 +98,7 @@ def autocast(options: Options, dtype: str) -> Any:
 
 def fixture(options: Options, model: str, **settings: Any) -> CausalLanguageModel:
     """Return a model of the recordings on the device."""
-    network = AutoModelForCausalLM.from_pretrained(test_parity.FIXTURES / 'models' / model).eval().to(options.device)
+    network = AutoModelForCausalLM.from_pretrained(recorded_cases.FIXTURES / 'models' / model).eval().to(options.device)
     return CausalLanguageModel(network, device=torch.device(options.device), **settings)
 
 
@@ -118,9 +119,9 @@ def parity(options: Options) -> Figures:
 
 def score_parity(options: Options, model: str, dtype: str, folder: Path) -> tuple[bool, str]:
     language_model = fixture(options, model)
-    layout = probe(language_model, vocabulary=len(test_parity.encoder(model).tokenizer), longest=200).layout
+    layout = probe(language_model, vocabulary=len(recorded_cases.encoder(model).tokenizer), longest=200).layout
     errors, same = [], []
-    for case in options.cases(test_parity.recorded(model)):
+    for case in options.cases(recorded_cases.recorded(model)):
         planned = test_parity.plan_case(model, case, published(options), folder, layout)
         outputs = networks.run(language_model, planned.batches)
         results = {case['rows'][key.row]: result for key, result in planned.results(outputs.values()).items()}
@@ -139,15 +140,15 @@ def score_parity(options: Options, model: str, dtype: str, folder: Path) -> tupl
 
 
 def generation_parity(options: Options, model: str, dtype: str, folder: Path) -> tuple[bool, str]:
-    padding = test_generation_parity.recorded(model)['tokenizer']['pad_tok_id']
-    language_model = fixture(options, model, hidden_token_id=padding)
-    tokenizer = test_generation_parity.tokenizer(model)
+    recorded = recorded_cases.recorded(f'generation_{model}')
+    language_model = fixture(options, model, hidden_token_id=recorded['tokenizer']['pad_tok_id'])
+    tokenizer = recorded_cases.encoder(model).tokenizer
     decoder = GenerationDecoder(tokenizer, end_ids(tokenizer, language_model.model, reference=True))
     generator = TextGenerator(language_model, decoder)
     generator.layout = probe_generation(generator, vocabulary=len(tokenizer), longest=200).layout
     same, must = [], []
-    for case in options.cases(test_generation_parity.recorded(model)):
-        planned = test_generation_parity.plan_case(case, model, published(options), folder)
+    for case in options.cases(recorded):
+        planned = test_generation_parity.plan_case(model, case, published(options), folder)
         texts = {one.key: one for batch in planned.continuous_batches for one in generator.run(batch)}
         for key, result in planned.results(texts.values()).items():
             item = next(item for item in case['items'] if item['row'] == case['rows'][key.row])

@@ -144,10 +144,12 @@ def names_of(page: Path) -> dict[str, Any]:
     """Return the names that the Python code of a page assumes."""
     names: dict[str, Any] = {'__name__': '__main__'}
     if page.name == 'README.md':
+        import torch
+
         from llmfoundry_gauntlet.composer.models import composer_model, open_model
 
         with open_model('MODEL') as source:
-            names['model'] = composer_model(source.load('cpu'), source.tokenizer)
+            names['model'] = composer_model(source.load(torch.device('cpu')), source.tokenizer)
     return names
 
 

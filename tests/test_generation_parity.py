@@ -70,15 +70,19 @@ def check_prompts(planned: PlannedEvaluation, case: dict[str, Any], items: dict[
         assert digest(request.context.astype('<i4').tobytes()) == item['prompt']
 
 
+def plan_case(model: str, case: dict[str, Any], data_root: Path, folder: Path) -> PlannedEvaluation:
+    """Plan a recorded case with the reference's semantics."""
+    lines = lines_of(data_root / case['path'], case['rows'])
+    return plan_evaluation(prepare(model, case['task'], lines, folder, semantics='reference'), tokens_per_batch=4096)
+
+
 @pytest.mark.parametrize(('model', 'case', 'most'), [*cases()])
 def test_prompts_generations_scores_and_metrics_equal_the_recording(
     model: str, case: dict[str, Any], most: int | None, real_data: Path, tmp_path: Path
 ):
     """Compare token ids, texts and scores of up to 60 rows with the keys of their task."""
     items = {item['row']: item for item in case['items']}
-    lines = lines_of(real_data / case['path'], case['rows'])
-    prepared = prepare(model, case['task'], lines, tmp_path, semantics='reference')
-    planned = plan_evaluation(prepared, tokens_per_batch=4096)
+    planned = plan_case(model, case, real_data, tmp_path)
     check_prompts(planned, case, items)
     batches = list(planned.continuous_batches)
     if most is not None:

@@ -140,7 +140,11 @@ class EvalGauntlet(Callback):
     # Composer's events, in the order in which they occur.
 
     def init(self, state: State, logger: Logger) -> None:
-        """Raise ModelError for tensor parallelism: the ranks of a group would run different batches."""
+        """Count the parameters, which are not sharded yet.
+
+        Raise ModelError for tensor parallelism: the ranks of a group would run different batches.
+        """
+        self.num_parameters = sum(parameter.numel() for parameter in state.model.parameters())
         if state.tp_config is not None:
             raise ModelError(
                 "parallelism_config['tp']: a model with tensor parallelism cannot be evaluated while it is trained; "
@@ -152,7 +156,6 @@ class EvalGauntlet(Callback):
         """Prepare the items and attach the evaluator; the Trainer would remove one attached at `init`."""
         warn_of_libraries(logger.destinations)
         model = unwrapped(state.model)
-        self.num_parameters = sum(parameter.numel() for parameter in model.model.parameters())  # not sharded yet
         prepared = prepare_for_model(self.data, model)
         self.data = prepared.data  # without tasks whose programs cannot run here
         for reason in dict.fromkeys(self.data.unsupported.values()):

@@ -64,7 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def ranks(request: pytest.FixtureRequest, folder: Path) -> list[dict[str, Any]]:
     """Return the results of the two ranks that ran the test's family."""
-    family = request.node.callspec.params['family'] if hasattr(request.node, 'callspec') else 'llama'
+    family = request.node.callspec.params.get('family', 'llama') if hasattr(request.node, 'callspec') else 'llama'
     if family in FOUNDRYS and not (REFERENCE / 'composer').exists():
         pytest.skip('there is no .venv-reference; `make reference` makes it')
     return ranks_of(folder / ('foundrys' if family in FOUNDRYS else 'ours'), family in FOUNDRYS)
