@@ -6,7 +6,7 @@ import errno
 import os
 import uuid
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 UNFINISHED = '.unfinished'  # suffix of files being written, or left behind by a killed writer
@@ -19,14 +19,18 @@ def write_atomically(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = unfinished_path(path.parent)
-    try:
+    with ExitStack() as on_failure:
+        on_failure.callback(remove, unfinished)
         write_synced(unfinished, chunks)
         os.replace(unfinished, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(unfinished)
-        raise
+        on_failure.pop_all()
     sync_folder(path.parent)
+
+
+def remove(path: Path) -> None:
+    """Remove a file if that is possible."""
+    with suppress(OSError):
+        os.unlink(path)
 
 
 def unfinished_path(folder: Path) -> Path:
