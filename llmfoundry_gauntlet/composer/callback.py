@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import json
 import logging
-import math
-import platform
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path, PurePath
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any
 
-import composer
 import torch
-import transformers
-from composer.callbacks import CheckpointSaver
 from composer.core import Callback, Event, State, get_precision_context
 from composer.loggers import Logger, ProgressBarLogger
 from composer.models import HuggingFaceModel
 from composer.utils import create_interval_scheduler, dist, model_eval_mode
 
-from llmfoundry_gauntlet.composer.checkpoints import SHARD
 from llmfoundry_gauntlet.composer.gathered import weights_gathered
 from llmfoundry_gauntlet.composer.journal import (
     Resuming,
@@ -40,20 +34,26 @@ from llmfoundry_gauntlet.composer.loop import (
 )
 from llmfoundry_gauntlet.composer.models import ModelSource
 from llmfoundry_gauntlet.composer.progress import ProgressReport
+from llmfoundry_gauntlet.composer.records import (
+    Records,
+    checkpoint_of_batch,
+    checkpoint_savers,
+    environment,
+    on_first_rank,
+    training_loss,
+)
 from llmfoundry_gauntlet.composer.runner import prepare_for_model, unwrapped
 from llmfoundry_gauntlet.composer.watchdog import Watchdog, check_timeout
 from llmfoundry_gauntlet.config.settings import decode_settings
-from llmfoundry_gauntlet.errors import GauntletError, ModelError, RecordError
+from llmfoundry_gauntlet.errors import ModelError
 from llmfoundry_gauntlet.evaluation.inputs import load_data
 from llmfoundry_gauntlet.evaluation.run import Evaluation, PreparedEvaluation
-from llmfoundry_gauntlet.results.files import RESULTS, check_writable, is_recorded, note_checkpoint, write_records
-from llmfoundry_gauntlet.results.journal import remove_journal
+from llmfoundry_gauntlet.results.files import RESULTS, check_writable, is_recorded, write_records
 from llmfoundry_gauntlet.types import TrainingPoint
 
 CHECKPOINT_EVENTS = {Event.BATCH_END: Event.BATCH_CHECKPOINT, Event.EPOCH_END: Event.EPOCH_CHECKPOINT}
 log = logging.getLogger(__name__)
 
-Answer = TypeVar('Answer')
 Sizes = Mapping[str, int | None]  # number of questions in each task's subset; None if not known yet
 
 LABEL = 'gauntlet'  # label of the Evaluator that runs all tasks
@@ -92,20 +92,6 @@ class EvaluationSchedule:
         return any(saver.save_interval(state, save_event) for saver in checkpoint_savers(state))
 
 
-def checkpoint_savers(state: State) -> list[CheckpointSaver]:
-    """Return the callbacks that write Composer checkpoints."""
-    return [callback for callback in state.callbacks if isinstance(callback, CheckpointSaver)]
-
-
-def checkpoint_of_batch(state: State, batch: int) -> str | None:
-    """Return the path of the checkpoint saved at a batch, or its folder if sharded; None if there is none yet."""
-    for saver in checkpoint_savers(state):
-        for name, timestamp in saver.all_saved_checkpoints_to_timestamp.items():
-            if timestamp.batch.value == batch:
-                return str(PurePath(name).parent) if name.endswith(SHARD) else name
-    return None
-
-
 class EvalGauntlet(Callback):
     """Evaluate all tasks at the chosen times, log metrics and composites, and write records.
 
@@ -123,7 +109,7 @@ class EvalGauntlet(Callback):
         self.schedule = EvaluationSchedule(self.settings.interval)
         self.loader: EvaluationLoader | None = None
         self.evaluation: Evaluation | None = None
-        self.folder: Path | None = None  # for the records; set once the run name is known
+        self.records = Records(None)  # with a folder once the run name is known
         self.source: ModelSource | None = None  # only without training: the source of the model
         self.num_parameters = 0  # of the whole model
         self.resuming = Resuming()  # how to treat an interrupted evaluation in the same folder
@@ -133,7 +119,6 @@ class EvalGauntlet(Callback):
         self._gauntlets: list[EvalGauntlet] = [self]  # all EvalGauntlets of the Trainer
         self._loaded: list[Sizes] = []  # from a checkpoint, of all callbacks
         self._own_loaded: Sizes | None = None  # the entry of _loaded for this callback
-        self._awaiting_checkpoint: tuple[int, Path] | None = None
         for warning in self.data.warnings:
             log.warning(warning)
 
@@ -171,8 +156,9 @@ class EvalGauntlet(Callback):
         self._gauntlets = [callback for callback in state.callbacks if isinstance(callback, EvalGauntlet)]
         self._restore_sizes()
         if self.settings.save_folder is not None:
-            self.folder = Path(self.settings.save_folder.replace('{run_name}', state.run_name))
-            on_first_rank(partial(check_writable, self.folder))
+            folder = Path(self.settings.save_folder.replace('{run_name}', state.run_name))
+            on_first_rank(partial(check_writable, folder))
+            self.records = Records(folder)
         log.info(
             'gauntlet: %d tasks, %d items; max_seq_len %d',
             len(prepared.tasks),
@@ -181,9 +167,15 @@ class EvalGauntlet(Callback):
         )
 
     def after_load(self, state: State, logger: Logger) -> None:
-        """Evaluate if the job stopped during the final evaluation; `fit` raises an error if no steps are left."""
-        is_over = state.max_duration is not None and state.timestamp >= state.max_duration
-        if is_over and self.schedule.last and not self._is_recorded(state):
+        """Evaluate if the job stopped during the final evaluation; `fit` raises an error if no steps are left.
+
+        Also finish an evaluation whose records were not written before the job stopped, but its checkpoint was.
+        """
+        if state.max_duration is None or state.timestamp.batch.value == 0:
+            return
+        is_over = state.timestamp >= state.max_duration
+        was_cut = self.records.has_journal_alone(state)
+        if was_cut or (is_over and self.schedule.last and not self.records.has(state)):
             self._evaluate(state, logger)
 
     def fit_start(self, state: State, logger: Logger) -> None:
@@ -213,18 +205,24 @@ class EvalGauntlet(Callback):
             finally:
                 self._restore()
 
+    def eval_standalone_end(self, state: State, logger: Logger) -> None:
+        """Wait for the records of an evaluation that was not called by `fit`."""
+        self.records.wait()
+
     def batch_start(self, state: State, logger: Logger) -> None:
         """Record the checkpoint of an evaluated batch, known once the next batch starts."""
         self._restore()  # if an evaluation failed and training continues all the same
-        self._note_checkpoint(state)
+        self.records.note_checkpoint(state)
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        """Record the checkpoint of the last batch."""
-        self._note_checkpoint(state)
+        """Record the checkpoint of the last batch, and wait for the records."""
+        self.records.note_checkpoint(state)
+        self.records.wait()
 
     def close(self, state: State, logger: Logger) -> None:
-        """Restore the model, also after a failed evaluation."""
+        """Restore the model, also after a failed evaluation, and wait for the records."""
         self._restore()
+        self.records.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the subset sizes of all callbacks' time budgets, for the checkpoint.
@@ -302,6 +300,7 @@ class EvalGauntlet(Callback):
         if loader is None:
             raise RuntimeError('an evaluation began before the Trainer had called before_load')
         self._restore()  # if the previous evaluation failed
+        self.records.wait()
         model = unwrapped(state.model)
         loader.journal = self._journal(state)
         ending = ExitStack()
@@ -336,34 +335,15 @@ class EvalGauntlet(Callback):
         origin = None if self.source is None else self.source.training
         log_evaluation(state, logger, evaluation.logged, batch if origin is None else origin.batch)
         log.info('gauntlet ba%d: %s', batch, summary(evaluation))
-        folder = self._folder(state)
-        problem = None if self.loader.journal is None else self.loader.journal.problem
+        folder = self.records.folder_of(state)
         if folder is not None:
-            try:
-                on_first_rank(partial(self._write, state, folder, evaluation, batch))
-                if dist.get_local_rank() == 0:  # nodes may have a folder each
-                    remove_journal(folder)
-            except (RecordError, OSError) as error:
-                if state.max_duration is None:
-                    raise
-                problem = f'{error}: the metrics were logged, but there are no records; training continues'
-        if problem is not None:
-            log.warning('gauntlet ba%d: %s', batch, problem)
-
-    def _folder(self, state: State) -> Path | None:
-        """Return the folder for the records of the current evaluation; None if none are kept."""
-        if self.folder is None or state.max_duration is None:
-            return self.folder
-        return self.folder / f'ba{state.timestamp.batch.value}'  # in training
-
-    def _is_recorded(self, state: State) -> bool:
-        """Return whether the records of the current evaluation exist."""
-        folder = self._folder(state)
-        return on_first_rank(lambda: folder is not None and (folder / RESULTS).is_file())
+            self._write(state, folder, evaluation)
+        if self.loader.journal is not None and self.loader.journal.problem is not None:
+            log.warning('gauntlet ba%d: %s', batch, self.loader.journal.problem)
 
     def _journal(self, state: State) -> SharedJournal | None:
         """Return the journal of the current evaluation, beside its records."""
-        folder = self._folder(state)
+        folder = self.records.folder_of(state)
         if folder is None or self.loader is None or self.loader.is_finding_subset:
             return None
         prepared = self.loader.prepared
@@ -375,12 +355,10 @@ class EvalGauntlet(Callback):
         )
         return SharedJournal(folder, identity, self.resuming)
 
-    def _write(self, state: State, folder: Path, evaluation: Evaluation, batch: int) -> None:
-        if self.resuming.wanted and self.resuming.required and is_recorded(folder, evaluation):
-            log.info('finished already: %s', folder / RESULTS)
-            return
+    def _write(self, state: State, folder: Path, evaluation: Evaluation) -> None:
         training = None if self.source is None else self.source.training
         if state.max_duration is not None:
+            batch = state.timestamp.batch.value
             training = TrainingPoint(
                 batch=batch,
                 epoch=state.timestamp.epoch.value,
@@ -390,7 +368,8 @@ class EvalGauntlet(Callback):
             )
         model = unwrapped(state.model)
         journal = None if self.loader is None else self.loader.journal
-        write_records(
+        write = partial(
+            write_records,
             folder,
             evaluation,
             model={
@@ -406,21 +385,17 @@ class EvalGauntlet(Callback):
             earlier_seconds=0.0 if journal is None else journal.earlier_seconds,
             time_budget=self.sizes,
         )
-        if state.max_duration is not None and training is not None and training.checkpoint is None:
-            self._awaiting_checkpoint = (batch, folder)
+        if self.resuming.wanted and self.resuming.required:
+            write = partial(write_unless_recorded, folder, evaluation, write)
+        self.records.write(state, folder, write, None if training is None else training.checkpoint)
 
-    def _note_checkpoint(self, state: State) -> None:
-        if self._awaiting_checkpoint is None:
-            return
-        batch, folder = self._awaiting_checkpoint
-        checkpoint = checkpoint_of_batch(state, batch)
-        if checkpoint is not None:
-            try:
-                note_checkpoint(folder, checkpoint)
-            except (RecordError, OSError) as error:
-                log.warning('gauntlet ba%d: its checkpoint %s could not be recorded: %s', batch, checkpoint, error)
-        if checkpoint is not None or state.timestamp.batch.value > batch:
-            self._awaiting_checkpoint = None
+
+def write_unless_recorded(folder: Path, evaluation: Evaluation, write: Callable[[], None]) -> None:
+    """Write the records of an evaluation unless the folder has them already."""
+    if is_recorded(folder, evaluation):
+        log.info('finished already: %s', folder / RESULTS)
+    else:
+        write()
 
 
 def run_step(step: Step, outputs: Any = None) -> Results:
@@ -435,27 +410,6 @@ def restore_forward(model: HuggingFaceModel, forward: Any) -> None:
         vars(model)['eval_forward'] = forward
 
 
-def on_first_rank(work: Callable[[], Answer]) -> Answer:
-    """Call a function on rank 0 and return its result on all ranks; its expected errors are raised on all ranks."""
-    found: list[Any] = [None, None]
-    if dist.get_global_rank() == 0:
-        try:
-            found[0] = work()
-        except (GauntletError, OSError) as error:
-            found[1] = error
-    dist.broadcast_object_list(found, src=0)
-    if found[1] is not None:
-        raise found[1]
-    answer: Answer = found[0]
-    return answer
-
-
-def training_loss(state: State) -> float | None:
-    """Return the loss of the last training batch as Composer logs it; None before the first one or if not finite."""
-    loss = state.total_loss_dict.get('loss/train/total')
-    return loss if loss is not None and math.isfinite(loss) else None
-
-
 def summary(evaluation: Evaluation) -> str:
     """Return the number of items, the seconds and the composites of an evaluation in one line."""
     num_items = sum(score.num_items for score in evaluation.scores.values())
@@ -464,22 +418,3 @@ def summary(evaluation: Evaluation) -> str:
         composites = evaluation.composites.by_name.items()
         parts += [f'{name} {measure.value:.3f}' for name, measure in composites if measure.value is not None]
     return ', '.join(parts)
-
-
-def device_type(state: State) -> str:
-    """Return torch's device type, cpu or cuda."""
-    return 'cuda' if state.device.name == 'gpu' else state.device.name
-
-
-def environment(state: State) -> dict[str, Any]:
-    """Return the software versions, device, precision, ranks and threads that the results were computed with."""
-    return {
-        'python': platform.python_version(),
-        'torch': torch.__version__,
-        'transformers': transformers.__version__,
-        'composer': composer.__version__,
-        'device': torch.cuda.get_device_name() if device_type(state) == 'cuda' else state.device.name,
-        'precision': state.precision.value,
-        'num_ranks': dist.get_world_size(),
-        'num_threads': torch.get_num_threads(),
-    }

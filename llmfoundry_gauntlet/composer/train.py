@@ -151,8 +151,8 @@ def build_trainer(config: TrainConfig) -> Trainer:
 def print_evaluations(trainer: Trainer) -> None:
     """Print the scores of all evaluations of the training, and the folders of records and checkpoints."""
     for callback in trainer.state.callbacks:
-        if isinstance(callback, EvalGauntlet) and callback.folder is not None:
-            print_runs(callback.folder)
+        if isinstance(callback, EvalGauntlet) and callback.records.folder is not None:
+            print_runs(callback.records.folder)
         if isinstance(callback, CheckpointSaver):
             print(f'checkpoints: {callback.folder}')
 

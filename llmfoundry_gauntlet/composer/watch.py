@@ -29,11 +29,11 @@ import torch
 from composer.core import Engine
 from composer.utils import dist
 
-from llmfoundry_gauntlet.composer.callback import on_first_rank
 from llmfoundry_gauntlet.composer.checkpoint_folders import Checkpoint, find_checkpoints
 from llmfoundry_gauntlet.composer.evaluate import DIST_TIMEOUT, hardware_of, opened, run_settings
 from llmfoundry_gauntlet.composer.journal import Resuming
 from llmfoundry_gauntlet.composer.loggers import build_loggers, logger_settings
+from llmfoundry_gauntlet.composer.records import on_first_rank
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.data.stores import Store
 from llmfoundry_gauntlet.errors import ModelError, RecordError, StoreError

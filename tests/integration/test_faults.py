@@ -8,8 +8,10 @@ import resource
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny
@@ -19,7 +21,8 @@ from composer.loggers import InMemoryLogger
 from paths import ROOT
 
 from llmfoundry_gauntlet import EvalGauntlet, RecordError
-from llmfoundry_gauntlet.results.files import find_results
+from llmfoundry_gauntlet.composer import callback
+from llmfoundry_gauntlet.results.files import find_results, write_records
 
 KEY = 'icl/metrics/eval_gauntlet/all'
 
@@ -71,8 +74,24 @@ def test_training_continues_if_records_cannot_be_written(tmp_path, tiny_settings
     batches = [record['training']['batch'] for _, record in find_results(tmp_path / 'records')]
     assert batches == [4, 6]
     messages = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    (warning,) = [message for message in messages if str(tmp_path / 'records') in message]
-    assert 'ba2' in warning and str(tmp_path / 'records/ba2') in warning
+    warnings = [message for message in messages if str(tmp_path / 'records') in message]
+    assert all('gauntlet ba2' in message and str(tmp_path / 'records/ba2') in message for message in warnings)
+    assert len([message for message in warnings if 'there are no records' in message]) == 1
+
+
+def test_training_continues_while_records_are_written(tmp_path, tiny_settings, monkeypatch):
+    is_trained = threading.Event()
+
+    def write_later(*arguments: Any, **further: Any) -> None:
+        assert is_trained.wait(20)
+        write_records(*arguments, **further)
+
+    monkeypatch.setattr(callback, 'write_records', write_later)
+    train(tmp_path, tiny_settings, [tiny.AtBatches({3: is_trained.set})], saves=True)
+    found = {record['training']['batch']: record for _, record in find_results(tmp_path / 'records')}
+    assert list(found) == [2, 4, 6]
+    assert Path(found[2]['training']['checkpoint']).name == 'ep0-ba2-rank0.pt'
+    assert not list((tmp_path / 'records').rglob('journal'))
 
 
 def test_an_unwritable_folder_is_an_error_before_training(tmp_path, tiny_settings):

@@ -13,7 +13,8 @@ from attempts import journal_lines, outcome
 from composer import Callback, Logger, State
 from composer.loggers import InMemoryLogger
 
-from llmfoundry_gauntlet import EvalGauntlet
+from llmfoundry_gauntlet import EvalGauntlet, RecordError
+from llmfoundry_gauntlet.composer import callback
 from llmfoundry_gauntlet.results.files import find_results
 
 KEY = 'icl/metrics/eval_gauntlet/all'
@@ -72,6 +73,26 @@ def test_an_interrupted_evaluation_is_finished_once(tmp_path, tiny_settings, int
     assert last['timing']['reused_items'] == num_finished > 0
     assert Path(last['training']['checkpoint']).name == 'ep0-ba4-rank0.pt'
     assert outcome(folder / 'records/ba4') == outcome(tmp_path / 'whole/records/ba4')
+
+
+def test_records_missing_beside_a_checkpoint_are_written_by_the_next_job(tmp_path, tiny_settings, monkeypatch):
+    def killed(*_: Any, **__: Any) -> None:
+        raise RecordError('the job was killed before they were written')
+
+    def kill() -> None:
+        raise KeyboardInterrupt
+
+    records = tmp_path / 'records'
+    with monkeypatch.context() as patch:
+        patch.setattr(callback, 'write_records', killed)
+        assert batches(job(tmp_path, tiny_settings, 'checkpoint', [tiny.AtBatches({3: kill})])) == [2]
+    assert not list(records.rglob('results.json'))
+    assert batches(job(tmp_path, tiny_settings, 'checkpoint', [])) == [2, 4]
+    found = [record for _, record in find_results(records)]
+    assert [record['training']['batch'] for record in found] == [2, 4]
+    num_items = sum(task['num_items'] for task in found[0]['tasks'].values())
+    assert found[0]['timing']['reused_items'] == num_items > 0
+    assert not list(records.rglob('journal'))
 
 
 @pytest.mark.filterwarnings('ignore:EvalGauntlet is not in the state_dict')  # Composer's warning about any new callback
