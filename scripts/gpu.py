@@ -52,11 +52,11 @@ from run import DATA_ROOTS, REFERENCE_PYTHON, Bench
 from table import RowResult, rows_table
 from transformers import AutoModelForCausalLM
 
+from llmfoundry_gauntlet.engine.decoding import GenerationDecoder, end_ids
 from llmfoundry_gauntlet.engine.generate import TextGenerator
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.plan import plan
 from llmfoundry_gauntlet.engine.probe import probe, probe_generation
-from llmfoundry_gauntlet.engine.stopping import GenerationDecoder, end_ids
 
 OUT = Path('runs/gpu')
 FP32, BF16 = 'fp32', 'bf16'

@@ -10,12 +10,11 @@ import numpy as np
 import torch
 from networks import CPU
 
-from llmfoundry_gauntlet.engine.decoding import NO_CACHE, PROMPT_STREAM
+from llmfoundry_gauntlet.engine.continuous import ContinuousBatch
+from llmfoundry_gauntlet.engine.decoding import NO_CACHE, PROMPT_STREAM, GenerationDecoder
 from llmfoundry_gauntlet.engine.generate import TextGenerator
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
-from llmfoundry_gauntlet.engine.plan import ContinuousBatch
 from llmfoundry_gauntlet.engine.probe import probe_generation
-from llmfoundry_gauntlet.engine.stopping import GenerationDecoder
 from llmfoundry_gauntlet.types import GenerateRequest, Generation, ItemKey
 
 FIRST_LETTER = 0x4E00

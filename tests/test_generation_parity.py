@@ -15,10 +15,9 @@ import pytest
 import torch
 from recorded_cases import encoder, lines_of, network, prepare, recorded
 
-from llmfoundry_gauntlet.engine.decoding import PROMPT_STREAM
+from llmfoundry_gauntlet.engine.decoding import PROMPT_STREAM, GenerationDecoder, end_ids
 from llmfoundry_gauntlet.engine.generate import TextGenerator
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
-from llmfoundry_gauntlet.engine.stopping import GenerationDecoder, end_ids
 from llmfoundry_gauntlet.evaluation.run import PlannedEvaluation, conclude, plan_evaluation
 from llmfoundry_gauntlet.metrics.keys import task_values
 from llmfoundry_gauntlet.scoring.text import normalize_answer

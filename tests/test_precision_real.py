@@ -15,8 +15,8 @@ from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.config.yaml import read_yaml
 from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, load_data, with_subsets
 from llmfoundry_gauntlet.evaluation.precision import precision_plan
+from llmfoundry_gauntlet.metrics.comparison import spread_of_file
 from llmfoundry_gauntlet.metrics.composites import compute_composites
-from llmfoundry_gauntlet.metrics.file_errors import spread_of_file
 from llmfoundry_gauntlet.metrics.metrics import accuracy, task_score
 from llmfoundry_gauntlet.types import Example, ItemResult, Measure
 

@@ -16,11 +16,10 @@ from paths import ROOT
 from recorded_cases import encoder, network, prepare
 
 from llmfoundry_gauntlet.config.yaml import read_yaml
-from llmfoundry_gauntlet.engine.decoding import PROMPT_STREAM
+from llmfoundry_gauntlet.engine.decoding import PROMPT_STREAM, GenerationDecoder
 from llmfoundry_gauntlet.engine.generate import TextGenerator
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.probe import probe_generation
-from llmfoundry_gauntlet.engine.stopping import GenerationDecoder
 from llmfoundry_gauntlet.evaluation.run import PlannedEvaluation, plan_evaluation
 
 LABELS = ('triviaqa_sm_sub', 'agi_eval_sat_math', 'aqua', 'gsm8k', 'svamp')

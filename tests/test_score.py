@@ -32,7 +32,7 @@ from score_runs import (
 
 from llmfoundry_gauntlet import ModelError, evaluate
 from llmfoundry_gauntlet.config.yaml import read_yaml
-from llmfoundry_gauntlet.engine.stopping import GenerationDecoder, OngoingGeneration
+from llmfoundry_gauntlet.engine.decoding import GenerationDecoder, OngoingGeneration
 from llmfoundry_gauntlet.evaluation.run import Evaluation, PreparedEvaluation, plan_evaluation
 from llmfoundry_gauntlet.types import GenerateRequest, ItemKey
 

@@ -17,7 +17,7 @@ from score_runs import DRAWN, LEAD, ORDER, PROMPT, data_of, mean, read_lines, se
 
 from llmfoundry_gauntlet import EvalGauntlet, evaluate
 from llmfoundry_gauntlet.results.external import read_answers, score_answers
-from llmfoundry_gauntlet.tasks.fewshot import draw_seed
+from llmfoundry_gauntlet.tasks.base import draw_seed
 from llmfoundry_gauntlet.types import ItemKey
 
 

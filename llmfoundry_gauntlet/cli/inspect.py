@@ -427,8 +427,8 @@ def scored(
 ) -> ItemResult:
     """Score a generation. Raise ConfigError if it cannot be scored or its program cannot be run."""
     from llmfoundry_gauntlet.results.external import AnswerError, score_answer
+    from llmfoundry_gauntlet.tasks.code import check_programs
     from llmfoundry_gauntlet.tasks.items import untokenized_items
-    from llmfoundry_gauntlet.tasks.programs import check_programs
     from llmfoundry_gauntlet.types import Answer
 
     sandbox, reasons = check_programs([task], {task.key: examples}, settings.sandbox)

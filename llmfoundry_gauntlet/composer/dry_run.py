@@ -16,23 +16,19 @@ from composer.utils import dist, model_eval_mode
 
 from llmfoundry_gauntlet.composer.evaluate import opened
 from llmfoundry_gauntlet.composer.loop import EvaluationLoader
-from llmfoundry_gauntlet.engine.generate import first_of_equal
-from llmfoundry_gauntlet.engine.plan import ContinuousBatch
-from llmfoundry_gauntlet.engine.ranks import (
-    Estimate,
-    TaskEstimate,
-    assign,
+from llmfoundry_gauntlet.engine.continuous import (
+    ContinuousBatch,
     assign_continuous_batches,
     expected_tokens,
-    prefix_batch,
     prompt_tokens,
-    scored_tokens,
 )
+from llmfoundry_gauntlet.engine.generate import first_of_equal
+from llmfoundry_gauntlet.engine.ranks import Estimate, TaskEstimate, assign, prefix_batch, scored_tokens
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.evaluation.inputs import EvaluationData
 from llmfoundry_gauntlet.evaluation.precision import precision_plan
 from llmfoundry_gauntlet.evaluation.run import PlannedEvaluation, share_seconds
-from llmfoundry_gauntlet.metrics.allocation import TargetEstimate
+from llmfoundry_gauntlet.metrics.composites import TargetEstimate
 from llmfoundry_gauntlet.types import GenerateRequest, Generation
 
 Answer = TypeVar('Answer')

@@ -20,7 +20,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.fsdp._flat_param import HandleShardingStrategy
 from torch.distributed.fsdp._runtime_utils import _lazy_init, _reshard, _unshard
 
-from llmfoundry_gauntlet.engine.budget import free_bytes
+from llmfoundry_gauntlet.engine.model import free_bytes
 
 log = logging.getLogger(__name__)
 

@@ -21,9 +21,10 @@ from llmfoundry_gauntlet.composer.progress import Work
 from llmfoundry_gauntlet.composer.runner import PLAN, ModelRunner
 from llmfoundry_gauntlet.composer.time_budget import Measured, TimeBudget, summed
 from llmfoundry_gauntlet.composer.watchdog import meet
+from llmfoundry_gauntlet.engine.continuous import ContinuousBatch, assign_continuous_batches
 from llmfoundry_gauntlet.engine.model import Outputs
-from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, Batch, ContinuousBatch, plan
-from llmfoundry_gauntlet.engine.ranks import assign, assign_continuous_batches
+from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, Batch, plan
+from llmfoundry_gauntlet.engine.ranks import assign
 from llmfoundry_gauntlet.evaluation.run import (
     Evaluation,
     PlannedEvaluation,

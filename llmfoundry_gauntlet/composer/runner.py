@@ -16,13 +16,11 @@ from llmfoundry_gauntlet.composer.gathered import gathered_at_a_time
 from llmfoundry_gauntlet.composer.lengths import position_limit, resolve_max_seq_len, rotary_lengths
 from llmfoundry_gauntlet.config.resources import cache_folder
 from llmfoundry_gauntlet.config.settings import AUTO
-from llmfoundry_gauntlet.engine.budget import Budget, automatic_budget
-from llmfoundry_gauntlet.engine.decoding import GENERATION_LAYOUTS, NO_CACHE
+from llmfoundry_gauntlet.engine.decoding import GENERATION_LAYOUTS, NO_CACHE, GenerationDecoder, end_ids
 from llmfoundry_gauntlet.engine.generate import TextGenerator
-from llmfoundry_gauntlet.engine.model import CausalLanguageModel
+from llmfoundry_gauntlet.engine.model import Budget, CausalLanguageModel, automatic_budget
 from llmfoundry_gauntlet.engine.plan import LAYOUTS
 from llmfoundry_gauntlet.engine.probe import Probe, probe, probe_generation, use_eager_attention
-from llmfoundry_gauntlet.engine.stopping import GenerationDecoder, end_ids
 from llmfoundry_gauntlet.errors import ModelError
 from llmfoundry_gauntlet.evaluation.inputs import EvaluationData
 from llmfoundry_gauntlet.evaluation.run import (

@@ -27,7 +27,7 @@ from transformers import PreTrainedTokenizerBase
 
 from llmfoundry_gauntlet.config.training import TrainDataConfig
 from llmfoundry_gauntlet.errors import ConfigError
-from llmfoundry_gauntlet.tasks.fingerprint import tokenizer_fingerprint
+from llmfoundry_gauntlet.tasks.encode import tokenizer_fingerprint
 
 log = logging.getLogger('llmfoundry_gauntlet')
 

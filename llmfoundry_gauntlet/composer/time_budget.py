@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from llmfoundry_gauntlet.data.examples import in_turns, least_items
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.evaluation.run import PreparedEvaluation
-from llmfoundry_gauntlet.metrics.allocation import Sizes, TaskCosts, allocate, influences
+from llmfoundry_gauntlet.metrics.composites import Sizes, TaskCosts, allocate, influences
 from llmfoundry_gauntlet.types import Example, ItemKey
 
 log = logging.getLogger(__name__)

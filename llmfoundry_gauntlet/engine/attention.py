@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+import numpy.typing as npt
 import torch
 from torch.nn import functional
 from transformers import AttentionInterface
@@ -29,6 +30,12 @@ UNLIMITED = 1 << 30  # tokens of a stream
 Change = tuple[Any, str, Any]  # an object, the name of an attribute, and its temporary value
 KeyBias = Callable[[int, torch.Tensor], torch.Tensor]  # length and a query: biases [heads, length] by position
 torch_attention = functional.scaled_dot_product_attention
+
+
+def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """Return an array on a device; a GPU copies it from pinned memory, so that the host need not wait."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == 'cuda' else tensor.to(device)
 
 
 class Unsupported(NotImplementedError):

@@ -1,8 +1,8 @@
-"""Run the forwards of generation, prompts and decoding steps, in the layout that the model supports."""
+"""Run the forwards of generation in the layout that the model supports; decode generations and find their ends."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -11,19 +11,23 @@ import numpy as np
 import torch
 from torch import distributed
 
+from llmfoundry_gauntlet.engine.attention import to_device
 from llmfoundry_gauntlet.engine.kv_cache import CachedAttention, KVCache
 from llmfoundry_gauntlet.engine.logits import output_layer, picking, rounding_of
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.plan import grow_trees, in_order, make_tree
-from llmfoundry_gauntlet.engine.transfer import to_device
 from llmfoundry_gauntlet.engine.tree_attention import KeyValue, tree_layout
 from llmfoundry_gauntlet.engine.trees import Stream, context_request, lay_out_stream
-from llmfoundry_gauntlet.types import Bools, Ids, Ints
+from llmfoundry_gauntlet.scoring.text import stop_position
+from llmfoundry_gauntlet.types import Bools, GenerateRequest, Generation, Ids, Ints
 
 PROMPT_STREAM = 'prompt_stream'  # the engine's attention: prompts in a token stream, steps from the engine's KV cache
 CACHE = 'cache'  # the model's own attention with the engine's KV cache, for models that take transformers' caches
 NO_CACHE = 'no_cache'  # every step runs whole sequences; works with every model
 GENERATION_LAYOUTS = (PROMPT_STREAM, CACHE, NO_CACHE)  # the fastest first
+
+UNFINISHED = '\ufffd'  # decoded from an incomplete UTF-8 character
+LONGEST_CHARACTER = 4  # bytes in UTF-8, and so tokens at most
 
 
 @dataclass(slots=True)
@@ -193,3 +197,104 @@ def stream_of(contexts: Sequence[Ids]) -> tuple[Stream, Ints]:
     ends = np.zeros(len(contexts), np.int64)
     ends[[request.key.row for tree in trees for request in tree.requests]] = stream.reads
     return stream, ends
+
+
+class GenerationDecoder:
+    """Decode generations with a tokenizer. The tokens `end_ids` end a generation; special tokens are not in its text.
+
+    If the tokenizer drops a leading space, one is prepended, as in Composer 0.32
+    (`models/huggingface.py:eval_forward`): a generation may start with a delimiter that begins with a space.
+    """
+
+    def __init__(self, tokenizer: Any, end_ids: Collection[int] = ()) -> None:
+        self.tokenizer = tokenizer
+        self.end_ids = frozenset(end_ids)
+        keeps_space = len(tokenizer(' a', add_special_tokens=False)['input_ids']) == 1
+        self.before = '' if keeps_space else ' '
+
+    def text(self, ids: list[int], *, verbatim: bool = False, restores_space: bool = True) -> str:
+        """Return the text of a whole generation, with the tokenizer's clean-up of spaces unless `verbatim`."""
+        options = {'clean_up_tokenization_spaces': False} if verbatim else {}
+        before = self.before if restores_space else ''
+        decoded: str = self.tokenizer.decode(ids, skip_special_tokens=True, **options)
+        return before + decoded
+
+    def piece(self, ids: list[int]) -> str:
+        """Return the text of some tokens without clean-up of spaces."""
+        decoded: str = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return decoded
+
+
+class OngoingGeneration:
+    """The generation for one request, token by token.
+
+    Text is decoded incrementally, a few tokens at a time together with the previous one, as tokenizers join tokens by
+    context. A stop found this way is confirmed in the decoded text of the whole generation.
+    """
+
+    def __init__(self, request: GenerateRequest, decoder: GenerationDecoder) -> None:
+        self.request = request
+        self.decoder = decoder
+        self.ids: list[int] = []
+        self.is_done = False
+        self.is_truncated = False
+        self.is_finite = True
+        stops = request.stops
+        self._watches = bool(stops.strings or stops.answer_end or stops.closes_block)
+        self._lookback = max(map(len, stops.strings), default=0)
+        self._known = decoder.before if request.restores_space else ''  # the text up to token `_read`
+        self._start = self._read = 0  # tokens [_start, _read) are decoded with those that follow
+
+    def add(self, token: int) -> None:
+        """Append the next token."""
+        self.ids.append(token)
+        if token in self.decoder.end_ids or (self._watches and self._stops()):
+            self.is_done = True
+        elif len(self.ids) == self.request.max_new_tokens:
+            self.is_done = self.is_truncated = True
+
+    def fail(self) -> None:
+        """End the generation because the model's logits are not finite."""
+        self.is_finite = False
+        self.is_done = True
+
+    def result(self) -> Generation:
+        """Return the generation."""
+        return Generation(
+            key=self.request.key,
+            text=self._text() if self.ids else '',
+            num_tokens=len(self.ids),
+            is_truncated=self.is_truncated,
+            is_finite=self.is_finite,
+        )
+
+    def _stops(self) -> bool:
+        """Return whether the latest token completes a stop."""
+        before = self.decoder.piece(self.ids[self._start : self._read]) if self._read else ''
+        piece = self.decoder.piece(self.ids[self._start :])[len(before) :]
+        if not piece:  # a special token, or a leading space that the tokenizer drops
+            self._read = len(self.ids)
+            return False
+        rule, known, text = self.request.stops, len(self._known), self._known + piece
+        if not piece.endswith(UNFINISHED) or len(self.ids) - self._read >= LONGEST_CHARACTER:
+            self._known = text
+            self._start, self._read = self._read, len(self.ids)
+        if stop_position(text, rule, max(0, known - self._lookback)) is None:
+            return False
+        return stop_position(self._text(), rule) is not None
+
+    def _text(self) -> str:
+        request = self.request
+        return self.decoder.text(self.ids, verbatim=request.verbatim, restores_space=request.restores_space)
+
+
+def end_ids(tokenizer: Any, model: Any, *, reference: bool) -> set[int]:
+    """Return the tokens that end a generation: the tokenizer's eos and those of the model's generation config.
+
+    With `reference` only the tokenizer's eos, which llm-foundry passes to transformers.
+    """
+    ends = {tokenizer.eos_token_id}
+    if not reference:
+        own = getattr(getattr(model, 'generation_config', None), 'eos_token_id', None)
+        ends.update(own if isinstance(own, (list, tuple)) else [own])
+    return {end for end in ends if end is not None}

@@ -18,13 +18,19 @@ from itertools import groupby
 import numpy as np
 import torch
 
-from llmfoundry_gauntlet.engine.decoding import NO_CACHE, PROMPT_STREAM, DecodingModel, Usage
+from llmfoundry_gauntlet.engine.attention import to_device
+from llmfoundry_gauntlet.engine.continuous import ContinuousBatch, is_family
+from llmfoundry_gauntlet.engine.decoding import (
+    NO_CACHE,
+    PROMPT_STREAM,
+    DecodingModel,
+    GenerationDecoder,
+    OngoingGeneration,
+    Usage,
+)
 from llmfoundry_gauntlet.engine.kv_cache import KVCache
 from llmfoundry_gauntlet.engine.logits import next_tokens, uniform_draws
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
-from llmfoundry_gauntlet.engine.plan import ContinuousBatch, is_family
-from llmfoundry_gauntlet.engine.stopping import GenerationDecoder, OngoingGeneration
-from llmfoundry_gauntlet.engine.transfer import to_device
 from llmfoundry_gauntlet.engine.trees import num_shared
 from llmfoundry_gauntlet.errors import ModelError
 from llmfoundry_gauntlet.types import GenerateRequest, Generation, Ids, ItemKey

@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from transformers.cache_utils import Cache
 
-from llmfoundry_gauntlet.engine.attention import KeyBias, torch_attention
-from llmfoundry_gauntlet.engine.transfer import to_device
+from llmfoundry_gauntlet.engine.attention import KeyBias, to_device, torch_attention
 from llmfoundry_gauntlet.engine.tree_attention import dense
 
 GROWTH = 32  # columns

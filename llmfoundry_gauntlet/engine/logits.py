@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from llmfoundry_gauntlet.engine.attention import changed
-from llmfoundry_gauntlet.engine.transfer import to_device
-from llmfoundry_gauntlet.tasks.fewshot import draw_seed
+from llmfoundry_gauntlet.engine.attention import changed, to_device
+from llmfoundry_gauntlet.tasks.base import draw_seed
 from llmfoundry_gauntlet.types import Bools, Floats, GenerateRequest, Ids, Ints, Sampling
 
 CHUNK = 512  # positions at a time, fewer where the vocabulary is large

@@ -24,20 +24,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from llmfoundry_gauntlet.engine.attention import Change, Unsupported, changed
+from llmfoundry_gauntlet.engine.attention import Change, Unsupported, changed, to_device
+from llmfoundry_gauntlet.engine.continuous import ContinuousBatch
 from llmfoundry_gauntlet.engine.decoding import CACHE, GENERATION_LAYOUTS, NO_CACHE, PROMPT_STREAM
 from llmfoundry_gauntlet.engine.generate import Slot, TextGenerator
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
-from llmfoundry_gauntlet.engine.plan import (
-    LAYOUTS,
-    PADDED_ROWS,
-    STREAM,
-    Batch,
-    ContinuousBatch,
-    make_batch,
-    plan,
-)
-from llmfoundry_gauntlet.engine.transfer import to_device
+from llmfoundry_gauntlet.engine.plan import LAYOUTS, PADDED_ROWS, STREAM, Batch, make_batch, plan
 from llmfoundry_gauntlet.engine.trees import Tree, count_prefixes
 from llmfoundry_gauntlet.types import Floats, GenerateRequest, Ids, ItemKey, ScoreRequest
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from bisect import bisect_right
 from collections import Counter
@@ -14,13 +13,11 @@ from llmfoundry_gauntlet.engine.plan import (
     PADDED_ROWS,
     PAIRS_PER_TOKEN,
     Batch,
-    ContinuousBatch,
     num_distinct_rows,
     pairs,
 )
 from llmfoundry_gauntlet.engine.trees import Tree, count_prefixes
-from llmfoundry_gauntlet.metrics.allocation import TargetEstimate
-from llmfoundry_gauntlet.types import Generation
+from llmfoundry_gauntlet.metrics.composites import TargetEstimate
 
 SHARES = 16  # batches after one prefix are split over ranks beyond 1 / 16 of a rank's work
 
@@ -106,19 +103,6 @@ def cost_of(unit: Sequence[Batch]) -> float:
     return sum(batch.cost for batch in unit)
 
 
-def assign_continuous_batches(batches: Sequence[ContinuousBatch], *, num_ranks: int) -> list[list[ContinuousBatch]]:
-    """Return the continuous batches of each rank, balanced by cost, the costliest first; padded with empty ones."""
-    loads = [(0.0, rank) for rank in range(num_ranks)]
-    ranks: list[list[ContinuousBatch]] = [[] for _ in range(num_ranks)]
-    for batch in sorted(batches, key=lambda batch: -batch.cost):
-        load, rank = heapq.heappop(loads)
-        ranks[rank].append(batch)
-        heapq.heappush(loads, (load + batch.cost, rank))
-    empty = ContinuousBatch(requests=(), num_slots=1, tokens_per_batch=1)
-    longest = max(map(len, ranks))
-    return [mine + [empty] * (longest - len(mine)) for mine in ranks]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskEstimate:
     """The work of one task.
@@ -192,26 +176,3 @@ def tokens_of_tree(tree: Tree) -> Iterator[tuple[str, int]]:
         yield task, added
         rest -= added
     yield parts[0][0], rest
-
-
-def prompt_tokens(batches: Sequence[ContinuousBatch]) -> Counter[str]:
-    """Return the prompt tokens of generation by task; equal prompts of a batch count once."""
-    found: Counter[str] = Counter()
-    for batch in batches:
-        prompts = {request.context.tobytes(): request for request in reversed(batch.requests)}
-        for request in prompts.values():
-            found[request.key.task] += len(request.context)
-    return found
-
-
-def expected_tokens(generations: Sequence[Generation], most: int) -> float:
-    """Return the expected length of a generation of at most `most` tokens, from the rate at which `generations` end.
-
-    The rate is ends per token, so that truncated generations only count as not having ended yet.
-    """
-    num_ended = sum(not generation.is_truncated for generation in generations)
-    num_tokens = sum(generation.num_tokens or 0 for generation in generations)
-    if not num_ended or not num_tokens:
-        return float(most)
-    share = num_ended / num_tokens
-    return (1 - (1 - share) ** most) / share

@@ -24,8 +24,7 @@ import torch
 from torch.nn import functional
 from torch.nn.attention.bias import CausalVariant
 
-from llmfoundry_gauntlet.engine.attention import KeyBias, torch_attention
-from llmfoundry_gauntlet.engine.transfer import to_device
+from llmfoundry_gauntlet.engine.attention import KeyBias, to_device, torch_attention
 from llmfoundry_gauntlet.engine.trees import Stream
 from llmfoundry_gauntlet.types import Ints
 

@@ -9,8 +9,9 @@ from typing import Any
 
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.tasks.base import Task
-from llmfoundry_gauntlet.tasks.encode import NO_IDS, Encoder, aligned, spaced
+from llmfoundry_gauntlet.tasks.encode import NO_IDS, Encoder, spaced
 from llmfoundry_gauntlet.tasks.items import Preparation
+from llmfoundry_gauntlet.tasks.truncate import aligned
 from llmfoundry_gauntlet.types import Example, GenerateRequest, Ids, Item, Prompt
 
 SPECIAL, SHOTS, CONTEXT, CONTINUATION = 'special', 'shots', 'context', 'continuation'  # parts of a prompt

@@ -19,9 +19,8 @@ from llmfoundry_gauntlet.config.settings import PrecisionTarget
 from llmfoundry_gauntlet.config.tasks import GauntletSpec
 from llmfoundry_gauntlet.data.examples import in_turns, least_items
 from llmfoundry_gauntlet.errors import ConfigError
-from llmfoundry_gauntlet.metrics.allocation import Sizes, TargetEstimate, TaskCosts, allocate, influences
 from llmfoundry_gauntlet.metrics.comparison import POWER
-from llmfoundry_gauntlet.metrics.composites import slopes
+from llmfoundry_gauntlet.metrics.composites import Sizes, TargetEstimate, TaskCosts, allocate, influences, slopes
 from llmfoundry_gauntlet.metrics.statistics import NORMAL_QUANTILE
 from llmfoundry_gauntlet.tasks import Task
 from llmfoundry_gauntlet.tasks.score import ScoreTask

@@ -19,18 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from llmfoundry_gauntlet.config.tasks import GauntletSpec
-from llmfoundry_gauntlet.engine.plan import (
-    PADDED_ROWS,
-    STREAM,
-    Batch,
-    ContinuousBatch,
-    longest_row,
-    plan,
-    plan_continuous_batches,
-)
+from llmfoundry_gauntlet.engine.continuous import ContinuousBatch, plan_continuous_batches
+from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, STREAM, Batch, longest_row, plan
 from llmfoundry_gauntlet.engine.rotary import RotaryLengths
-from llmfoundry_gauntlet.evaluation.data_warnings import prompt_warnings
-from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, with_programs, with_subsets
+from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, prompt_warnings, with_programs, with_subsets
 from llmfoundry_gauntlet.metrics.composites import compute_composites
 from llmfoundry_gauntlet.metrics.consistency import PerturbationScore
 from llmfoundry_gauntlet.metrics.keys import metric_stream

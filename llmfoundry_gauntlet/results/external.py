@@ -22,8 +22,8 @@ from llmfoundry_gauntlet.evaluation.run import Evaluation, summarize
 from llmfoundry_gauntlet.scoring.code.execution import workers
 from llmfoundry_gauntlet.scoring.code.sandbox import Sandbox
 from llmfoundry_gauntlet.tasks import Task
+from llmfoundry_gauntlet.tasks.base import by_category, draw_seed
 from llmfoundry_gauntlet.tasks.encode import Encoder, spaced
-from llmfoundry_gauntlet.tasks.fewshot import by_category, draw_seed
 from llmfoundry_gauntlet.tasks.items import ALONE, item_result, num_new_tokens, result_of, untokenized_items
 from llmfoundry_gauntlet.types import (
     Answer,

@@ -24,12 +24,12 @@ from llmfoundry_gauntlet.data.atomic import UNFINISHED, sync_folder, unfinished_
 from llmfoundry_gauntlet.data.examples import SUBSET_VERSION
 from llmfoundry_gauntlet.errors import ConfigError, RecordError
 from llmfoundry_gauntlet.evaluation.run import Evaluation, gauntlet_version
+from llmfoundry_gauntlet.metrics.comparison import spread_of_file
 from llmfoundry_gauntlet.metrics.consistency import PerturbationScore
-from llmfoundry_gauntlet.metrics.file_errors import spread_of_file
 from llmfoundry_gauntlet.metrics.metrics import RENAMED
 from llmfoundry_gauntlet.metrics.statistics import interval, variance_shares
 from llmfoundry_gauntlet.results.samples import SAMPLES, sample_lines, samples_file
-from llmfoundry_gauntlet.tasks.fewshot import FIXED_VERSION
+from llmfoundry_gauntlet.tasks.base import FIXED_VERSION
 from llmfoundry_gauntlet.tasks.score import ScoreTask
 from llmfoundry_gauntlet.types import FileSizes, ItemResult, Measure, TaskScore, TrainingPoint
 

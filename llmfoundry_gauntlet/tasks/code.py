@@ -6,6 +6,7 @@ The accuracy is pass@1, the share of programs that pass; `pass_at_k` adds other 
 
 from __future__ import annotations
 
+import functools
 import math
 import string
 from collections.abc import Mapping, Sequence
@@ -15,11 +16,11 @@ from typing import Any, ClassVar
 from llmfoundry_gauntlet.config.yaml import describe
 from llmfoundry_gauntlet.data.readers import RowError, optional_text_field, optional_texts_field, text_field
 from llmfoundry_gauntlet.metrics.metrics import Metric, accuracy, item_metric, passes_at
-from llmfoundry_gauntlet.scoring.code.programs import LANGUAGES, PYTHON, Program, make_program
-from llmfoundry_gauntlet.scoring.code.sandbox import CannotRun, Sandbox
+from llmfoundry_gauntlet.scoring.code.programs import LANGUAGES, PYTHON, Program, make_program, missing_tool
+from llmfoundry_gauntlet.scoring.code.sandbox import CannotRun, Sandbox, SandboxError, find_sandbox
 from llmfoundry_gauntlet.scoring.text import NON_FINITE_GENERATION
 from llmfoundry_gauntlet.tasks.base import TRUNCATED_REASON, TRUNCATED_SHARE, Task
-from llmfoundry_gauntlet.types import Generation, Prompt, Sampling, Score, StopRule
+from llmfoundry_gauntlet.types import Example, Generation, Prompt, Sampling, Score, StopRule
 
 RULES = ('test', 'io_pairs')
 MAX_NEW_TOKENS = 1024  # of a program, unless the task says otherwise
@@ -214,3 +215,33 @@ def check_passes(task: CodeTask) -> None:
             )
     if len(set(task.passes_at)) < len(task.passes_at) or not task.passes_at:
         raise ValueError(f'pass_at_k: is {task.pass_at_k!r}; allowed: different numbers, one at least')
+
+
+def check_programs(
+    tasks: Sequence[Task], examples: Mapping[str, Sequence[Example]], asked: str
+) -> tuple[Sandbox | None, dict[str, str]]:
+    """Return the sandbox for these tasks, None if none runs programs, and by key why a task cannot run its programs."""
+    languages = {
+        task.key: sorted({task.language(example.content) for example in examples[task.key]})
+        for task in tasks
+        if task.runs_programs
+    }
+    if not languages:
+        return None, {}
+    try:
+        sandbox = find_sandbox(asked)
+    except SandboxError as error:
+        return None, dict.fromkeys(languages, str(error))
+    reasons = {}
+    for key, names in languages.items():
+        if missing := [reason for name in names if (reason := problem_of(name, sandbox))]:
+            reasons[key] = '; '.join(missing)
+    return sandbox, reasons
+
+
+@functools.cache
+def problem_of(language: str, sandbox: Sandbox) -> str | None:
+    """Return why programs of a language cannot run on this machine, None if they can."""
+    from llmfoundry_gauntlet.scoring.code.execution import self_test  # late: YAML needs no compiler
+
+    return missing_tool(language) or self_test(language, sandbox)

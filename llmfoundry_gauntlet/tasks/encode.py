@@ -1,4 +1,4 @@
-"""Tokenize prompts and truncate them to the model's length.
+"""Tokenize prompts, and identify a tokenizer by a digest of everything that its token ids depend on.
 
 The preamble (instruction and shots), the item's own context and each continuation are tokenized separately and joined,
 as in llm-foundry 0.22 (`eval/datasets/in_context_learning_evaluation.py:tokenize_example`): only the preamble gets the
@@ -7,16 +7,19 @@ tokenizer's special tokens.
 
 from __future__ import annotations
 
+import hashlib
+import inspect
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from llmfoundry_gauntlet.errors import Caught, ModelError
-from llmfoundry_gauntlet.tasks.fingerprint import tokenizer_fingerprint, tokenizer_name
 from llmfoundry_gauntlet.types import Ids, Prompt
 
 # Increment it if texts or token ids of prompts change, so that cached requests are recomputed.
@@ -27,10 +30,36 @@ MAX_SHOWN = 200  # characters of a text in an error
 NO_IDS = np.zeros(0, np.int32)
 CALL_METHODS = ('__call__', '_call_one', 'batch_encode_plus', '_batch_encode_plus', 'set_truncation_and_padding')
 
+# Encoded for the digest, with and without special tokens, to detect the effect of any setting.
+PROBES = (
+    '',
+    ' ',
+    'a',
+    ' a',
+    'Two and two are 4.\n\nHello\tWORLD!  ',
+    '  3.14159\r\n- "x" = {y};',
+    'Stra\u00dfe, \ufb01n, \u6771\u4eac \U0001f642e\u0301',
+)
+LIBRARIES = ('tokenizers', 'transformers', 'sentencepiece', 'tiktoken')
 
-NO_CONTEXT = 'no context token is left to predict the continuation from'
-MANY_CHARACTERS = 3  # per token; longer prompts probably do not fit, so they are not tokenized with all shots
-CERTAIN = 64  # tokens; a prompt whose estimated length exceeds the limit by more is not tokenized
+# Attributes and arguments of a tokenizer that vary between runs but do not affect token ids.
+IRRELEVANT = {
+    'name_or_path',
+    'vocab_file',
+    'merges_file',
+    'tokenizer_file',
+    'tokenizer_config_file',
+    'special_tokens_map_file',
+    'added_tokens_file',
+    'chat_template',
+    'model_max_length',
+    'max_len',
+    'verbose',
+    '_in_target_context_manager',
+    '_decode_use_source_tokenizer',
+    '_pad_token_type_id',
+    'clean_up_tokenization_spaces',
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,224 +259,85 @@ def has_plain_backend(tokenizer: Any) -> bool:
     return plain and hasattr(getattr(tokenizer, 'backend_tokenizer', None), 'encode_batch_fast')
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncodedItem:
-    """The token ids of an item, truncated to the model's length; equal contexts are the same array.
+def tokenizer_fingerprint(tokenizer: Any, encode: Callable[[str, bool], Any]) -> str | None:
+    """Return the digest of a Hugging Face tokenizer, None if it is unknown what its ids depend on.
 
-    `num_shots` is the number of shots left after truncation; a partly truncated shot counts as a fraction. `unscorable`
-    is the reason if the item cannot be scored. `max_new_tokens` is 0 unless the model generates.
+    `encode(text, special)` encodes as an evaluation does. It is called first, as that resets a truncation or padding
+    left by earlier use.
     """
+    probed = [[repr(encode(text, special)) for special in (True, False)] for text in (*PROBES, special_text(tokenizer))]
+    vocabulary = vocabulary_of(tokenizer)
+    sources = foreign_sources(type(tokenizer))
+    if vocabulary is None or sources is None:
+        return None
+    kind = type(tokenizer)
+    described = [f'{kind.__module__}.{kind.__qualname__}', probed, plain_settings(tokenizer), library_versions()]
+    digest = hashlib.sha256(repr(described).encode('utf-8', 'surrogatepass'))
+    for content in (*vocabulary, *sources):
+        digest.update(hashlib.sha256(content).digest())
+    return digest.hexdigest()
 
-    contexts: Parts
-    continuations: Parts
-    prompt_sha256: str
-    num_shots: float = 0
-    truncated: bool = False
-    unscorable: str | None = None
-    max_new_tokens: int = 0
 
+def tokenizer_name(tokenizer: Any) -> str:
+    """Return a tokenizer's class, its size, and 8 hex digits of a hash of its vocabulary, rules and chat template.
 
-def encode_scored(
-    encoded: EncodedPrompt, *, prompt: Prompt, max_seq_len: int, truncated: bool, reference: bool
-) -> EncodedItem:
-    """Return an item whose continuations are scored, its contexts truncated from the left.
-
-    With `reference` each choice is truncated separately, special tokens and instruction included. Otherwise all choices
-    are truncated alike, and the preamble only once the item's own context is used up.
+    'LlamaTokenizerFast 32000 (1a2b3c4d)' is the same on all machines, and across library versions that save it
+    identically. Without a readable vocabulary there are no digits.
     """
-    preamble, continuations = encoded.preamble, encoded.continuations
-    if reference:
-        lengths = map(len, continuations)
-        kept: Sequence[Ids] = [
-            cut_reference(np.concatenate([preamble, context]), length, max_seq_len)
-            for context, length in zip(aligned(encoded.contexts, len(continuations)), lengths, strict=True)
-        ]
-    else:
-        length = max_seq_len - max(map(len, continuations))
-        kept = aligned([cut_question(preamble, context, length) for context in encoded.contexts], len(continuations))
-    wholes = aligned(encoded.contexts, len(continuations))
-    num_dropped = max(len(preamble) + len(whole) - len(ids) for ids, whole in zip(kept, wholes, strict=True))
-    distinct: dict[bytes, Ids] = {}
-    return EncodedItem(
-        contexts=tuple(distinct.setdefault(ids.tobytes(), ids) for ids in kept),
-        continuations=continuations,
-        prompt_sha256=prompt.sha256,
-        num_shots=shots_left(prompt, preamble, num_dropped),
-        truncated=truncated or num_dropped > 0,
-        unscorable=unscorable(continuations, kept, max_seq_len),
+    vocabulary = vocabulary_of(tokenizer)
+    name = f'{type(tokenizer).__name__} {len(tokenizer)}'
+    if vocabulary is None:
+        return name
+    template = repr(getattr(tokenizer, 'chat_template', None)).encode('utf-8', 'surrogatepass')
+    digest = hashlib.sha256(b''.join(hashlib.sha256(content).digest() for content in (*vocabulary, template)))
+    return f'{name} ({digest.hexdigest()[:8]})'
+
+
+def special_text(tokenizer: Any) -> str:
+    """Return a text with all special tokens, which some settings split."""
+    return ' a'.join(map(str, getattr(tokenizer, 'all_special_tokens', ())))
+
+
+def vocabulary_of(tokenizer: Any) -> list[bytes] | None:
+    """Return the content of a tokenizer: the state of a Rust tokenizer, or the files and arguments of a slow one."""
+    backend = getattr(tokenizer, 'backend_tokenizer', None)
+    if backend is not None and hasattr(backend, 'to_str'):
+        return [backend.to_str().encode('utf-8', 'surrogatepass')]
+    try:
+        added = sorted((index, repr(token)) for index, token in tokenizer.added_tokens_decoder.items())
+        arguments = sorted((key, repr(value)) for key, value in tokenizer.init_kwargs.items() if key not in IRRELEVANT)
+        with tempfile.TemporaryDirectory() as folder:
+            paths = [Path(path) for path in tokenizer.save_vocabulary(folder)]
+            files = [path.name.encode() + b'\0' + path.read_bytes() for path in paths]
+    except (AttributeError, NotImplementedError, OSError, TypeError, ValueError):
+        return None
+    return [repr([added, arguments]).encode('utf-8', 'surrogatepass'), *files]
+
+
+def foreign_sources(kind: type) -> list[bytes] | None:
+    """Return the source files of a tokenizer's classes outside transformers; None if they cannot be read."""
+    foreign = [base for base in kind.__mro__ if base is not object and not base.__module__.startswith('transformers.')]
+    try:
+        return [Path(inspect.getfile(base)).read_bytes() for base in foreign]
+    except (OSError, TypeError):
+        return None
+
+
+def plain_settings(tokenizer: Any) -> list[tuple[str, Any]]:
+    """Return the tokenizer's flags and numbers, such as `add_bos_token`."""
+    return sorted(
+        (name, value)
+        for name, value in getattr(tokenizer, '__dict__', {}).items()
+        if isinstance(value, (bool, int, float)) and name not in IRRELEVANT
     )
 
 
-def encode_generated(
-    encoded: EncodedPrompt,
-    *,
-    prompt: Prompt,
-    max_prompt_tokens: int,
-    max_new_tokens: int,
-    truncated: bool,
-    reference: bool,
-) -> EncodedItem:
-    """Return an item after which the model generates, its prompt truncated from the left.
-
-    With `reference` special tokens and instruction are truncated first; otherwise only once the item's own context is
-    used up.
-    """
-    (context,) = encoded.contexts
-    if reference:
-        kept = np.concatenate([encoded.preamble, context])[-max_prompt_tokens:]
-    else:
-        kept = cut_question(encoded.preamble, context, max_prompt_tokens)
-    num_dropped = len(encoded.preamble) + len(context) - len(kept)
-    return EncodedItem(
-        contexts=(kept,),
-        continuations=(),
-        prompt_sha256=prompt.sha256,
-        num_shots=shots_left(prompt, encoded.preamble, num_dropped),
-        truncated=truncated or num_dropped > 0,
-        unscorable=None if len(kept) else NO_CONTEXT,
-        max_new_tokens=max_new_tokens,
-    )
-
-
-def shots_left(prompt: Prompt, preamble: Ids, num_dropped: int) -> float:
-    """Return the number of shots left after truncation from the left, a partly truncated one as a fraction."""
-    if not prompt.num_shots or not num_dropped:
-        return prompt.num_shots
-    return prompt.num_shots * max(0, len(preamble) - num_dropped) / len(preamble)
-
-
-def aligned(contexts: Sequence[Ids], num_continuations: int) -> Sequence[Ids]:
-    """Return one context per continuation."""
-    return [contexts[0]] * num_continuations if len(contexts) == 1 else contexts
-
-
-def cut_question(preamble: Ids, context: Ids, length: int) -> Ids:
-    """Return at most `length` tokens: the preamble and the context's end, or the end of both if that is too short."""
-    left = length - len(preamble)
-    if left > 0:
-        return np.concatenate([preamble, context[-left:]])
-    return np.concatenate([preamble, context])[-length:] if length > 0 else context[:0]
-
-
-def cut_reference(whole: Ids, num_continuation: int, max_seq_len: int) -> Ids:
-    """Truncate as llm-foundry 0.22's `trim_context`, whose `[-0:]` keeps all if the continuation fills the length."""
-    if len(whole) + num_continuation <= max_seq_len:
-        return whole
-    return whole[-(max_seq_len - num_continuation) :]
-
-
-def unscorable(continuations: Sequence[Ids], contexts: Sequence[Ids], max_seq_len: int) -> str | None:
-    """Return why an item cannot be scored, None if it can."""
-    longest = max(map(len, continuations))
-    if longest > max_seq_len:
-        return f'a continuation has {longest} tokens, more than max_seq_len {max_seq_len}'
-    if min(map(len, continuations)) == 0:
-        return 'the tokenizer gives no tokens for a continuation'
-    if min(map(len, contexts)) == 0:
-        return NO_CONTEXT
-    return None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shortenable:
-    """A prompt that can drop shots: `build(n)` returns it with its last n shots. `shots` are the texts of all shots.
-
-    `max_tokens` is the limit, continuation included.
-    """
-
-    instruction: str
-    shots: tuple[str, ...]
-    build: Callable[[int], Prompt]
-    max_tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FittedPrompt:
-    """A prompt with as many shots as fit; `too_long` if it does not fit with all shots."""
-
-    prompt: Prompt
-    encoded: EncodedPrompt
-    too_long: bool
-
-
-@dataclass(slots=True, kw_only=True)
-class Search:
-    """A binary search for the number of shots that fit: `low` shots do (0 is not checked), `high` do not."""
-
-    source: Shortenable
-    low: int
-    high: int
-    best: tuple[Prompt, EncodedPrompt] | None = None  # with `low` shots, once tokenized
-    lengths: list[int] | None = None  # estimated tokens by number of shots
-
-    @property
-    def is_open(self) -> bool:
-        """Return whether a number of shots between `low` and `high` remains to be tried."""
-        return self.low + 1 < self.high
-
-
-class ShotFitter:
-    """Drop the first shots of a task's prompts until prompt and continuation fit."""
-
-    def __init__(self, encoder: Encoder) -> None:
-        self.encoder = encoder
-        self._num_tokens: dict[str, int] = {}  # of each shot alone
-
-    def fit(self, sources: Sequence[Shortenable]) -> list[FittedPrompt]:
-        """Return all prompts in token ids, in order; each round of the searches calls the tokenizer once."""
-        known: dict[str, Ids] = {}
-        searches = [Search(source=source, low=0, high=len(source.shots) + 1) for source in sources]
-        waiting = searches
-        while steps := self._next_steps(waiting, known):
-            tried = [search.source.build(num_shots) for search, num_shots in steps]
-            for (search, num_shots), prompt, encoded in zip(
-                steps, tried, self.encoder.prompts(tried, known), strict=True
-            ):
-                if encoded.length <= search.source.max_tokens:
-                    search.low, search.best = num_shots, (prompt, encoded)
-                else:
-                    search.high = num_shots
-            waiting = [search for search, _ in steps]
-        without = [search for search in searches if search.best is None]
-        bare = [search.source.build(0) for search in without]
-        for search, prompt, encoded in zip(without, bare, self.encoder.prompts(bare, known), strict=True):
-            search.best = (prompt, encoded)
-        return [self._fitted(search, *search.best) for search in searches if search.best is not None]
-
-    def _fitted(self, search: Search, prompt: Prompt, encoded: EncodedPrompt) -> FittedPrompt:
-        too_long = search.low < len(search.source.shots) or encoded.length > search.source.max_tokens
-        return FittedPrompt(prompt=prompt, encoded=encoded, too_long=too_long)
-
-    def _next_steps(self, searches: Sequence[Search], known: dict[str, Ids]) -> list[tuple[Search, int]]:
-        """Return the searches that are not finished, each with the number of shots to try next."""
-        waiting = [search for search in searches if search.is_open]
-        self._estimate([search for search in waiting if search.lengths is None and not self._try_whole(search)], known)
-        steps = [(search, self._next_number(search)) for search in waiting]
-        return [(search, num_shots) for search, num_shots in steps if num_shots > search.low]
-
-    def _try_whole(self, search: Search) -> bool:
-        """Return whether to try all shots: at the first step, if the text is short."""
-        num_characters = sum(map(len, search.source.shots))
-        return search.high > len(search.source.shots) and num_characters <= MANY_CHARACTERS * search.source.max_tokens
-
-    def _next_number(self, search: Search) -> int:
-        """Return the largest number of shots expected to fit; `low` if no more can."""
-        lengths, most = search.lengths, search.source.max_tokens
-        if lengths is None:
-            return len(search.source.shots)
-        within = [n for n in range(search.low + 1, search.high) if lengths[n] <= most]
-        if within:
-            return within[-1]
-        return search.low + 1 if lengths[search.low + 1] <= most + CERTAIN else search.low
-
-    def _estimate(self, searches: Sequence[Search], known: dict[str, Ids]) -> None:
-        """Set the estimated lengths of the searches, the sums of the lengths of their parts."""
-        texts = {text for search in searches for text in (search.source.instruction, *search.source.shots)}
-        counted = self.encoder.encode(texts - self._num_tokens.keys(), special=False)
-        self._num_tokens.update((text, len(ids)) for text, ids in counted.items())
-        bare = [replace(search.source.build(1), preamble='') for search in searches]
-        own_parts = self.encoder.own_parts(bare, known)
-        for search, parts in zip(searches, own_parts, strict=True):
-            own = self._num_tokens[search.source.instruction] + sum(max(map(len, part), default=0) for part in parts)
-            shots = [self._num_tokens[text] for text in reversed(search.source.shots)]
-            search.lengths = [own + length for length in accumulate(shots, initial=0)]
+def library_versions() -> list[tuple[str, str]]:
+    """Return the installed tokenizer libraries with their versions."""
+    found = []
+    for name in LIBRARIES:
+        try:
+            found.append((name, version(name)))
+        except PackageNotFoundError:
+            continue
+    return found

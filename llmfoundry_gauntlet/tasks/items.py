@@ -12,17 +12,16 @@ import numpy as np
 from llmfoundry_gauntlet.errors import ModelError
 from llmfoundry_gauntlet.scoring.code.sandbox import Sandbox
 from llmfoundry_gauntlet.scoring.text import cut_at_stops
-from llmfoundry_gauntlet.tasks.base import Task
-from llmfoundry_gauntlet.tasks.encode import (
+from llmfoundry_gauntlet.tasks.base import Task, by_category
+from llmfoundry_gauntlet.tasks.encode import Encoder
+from llmfoundry_gauntlet.tasks.truncate import (
     EncodedItem,
-    Encoder,
     FittedPrompt,
     Shortenable,
     ShotFitter,
     encode_generated,
     encode_scored,
 )
-from llmfoundry_gauntlet.tasks.fewshot import by_category
 from llmfoundry_gauntlet.types import (
     Example,
     GenerateRequest,

@@ -25,9 +25,10 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from llmfoundry_gauntlet.data.atomic import UNFINISHED, write_atomically
-from llmfoundry_gauntlet.tasks.encode import PROMPTS_VERSION, EncodedItem
-from llmfoundry_gauntlet.tasks.fewshot import FIXED_VERSION
+from llmfoundry_gauntlet.tasks.base import FIXED_VERSION
+from llmfoundry_gauntlet.tasks.encode import PROMPTS_VERSION
 from llmfoundry_gauntlet.tasks.items import Preparation
+from llmfoundry_gauntlet.tasks.truncate import EncodedItem
 from llmfoundry_gauntlet.types import Example, Ids, Item
 
 log = logging.getLogger(__name__)

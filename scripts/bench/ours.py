@@ -19,12 +19,12 @@ from worker import measure
 from llmfoundry_gauntlet.config.score import PROMPT
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.engine import plan
-from llmfoundry_gauntlet.engine.budget import automatic_budget
+from llmfoundry_gauntlet.engine.continuous import assign_continuous_batches
+from llmfoundry_gauntlet.engine.decoding import GenerationDecoder, end_ids
 from llmfoundry_gauntlet.engine.generate import TextGenerator
-from llmfoundry_gauntlet.engine.model import CausalLanguageModel
+from llmfoundry_gauntlet.engine.model import CausalLanguageModel, automatic_budget
 from llmfoundry_gauntlet.engine.probe import probe, probe_generation
-from llmfoundry_gauntlet.engine.ranks import assign, assign_continuous_batches
-from llmfoundry_gauntlet.engine.stopping import GenerationDecoder, end_ids
+from llmfoundry_gauntlet.engine.ranks import assign
 from llmfoundry_gauntlet.engine.trees import count_prefixes
 from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, load_data
 from llmfoundry_gauntlet.evaluation.run import PlannedEvaluation, conclude, plan_evaluation, prepare_evaluation

@@ -17,8 +17,8 @@ from composer.models import HuggingFaceModel
 
 from llmfoundry_gauntlet import EvalGauntlet
 from llmfoundry_gauntlet.composer import runner
-from llmfoundry_gauntlet.engine.budget import Budget
-from llmfoundry_gauntlet.engine.stopping import end_ids
+from llmfoundry_gauntlet.engine.decoding import end_ids
+from llmfoundry_gauntlet.engine.model import Budget
 from llmfoundry_gauntlet.errors import ModelError
 
 METRICS = ('InContextLearningGenerationExactMatchAccuracy', 'StrictMatch', 'NumericMatch', 'TruncatedShare')

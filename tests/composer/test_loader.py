@@ -21,8 +21,8 @@ from llmfoundry_gauntlet.composer.loop import EvaluationLoader, Step
 from llmfoundry_gauntlet.composer.runner import Found, ModelRunner, agreed, prepare_for_model
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.config.yaml import read_yaml
-from llmfoundry_gauntlet.engine.budget import Budget
 from llmfoundry_gauntlet.engine.decoding import CACHE, NO_CACHE, PROMPT_STREAM
+from llmfoundry_gauntlet.engine.model import Budget
 from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, STREAM
 from llmfoundry_gauntlet.engine.probe import Probe
 from llmfoundry_gauntlet.evaluation.inputs import load_data

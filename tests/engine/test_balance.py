@@ -21,9 +21,15 @@ from paths import ROOT
 
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.config.yaml import read_yaml
-from llmfoundry_gauntlet.engine.budget import LEAST_BATCHES, MOST_TOKENS
-from llmfoundry_gauntlet.engine.plan import STREAM, Batch, ContinuousBatch, plan
-from llmfoundry_gauntlet.engine.ranks import assign, assign_continuous_batches, expected_tokens, scored_tokens
+from llmfoundry_gauntlet.engine.continuous import (
+    LEAST_BATCHES,
+    ContinuousBatch,
+    assign_continuous_batches,
+    expected_tokens,
+)
+from llmfoundry_gauntlet.engine.model import MOST_TOKENS
+from llmfoundry_gauntlet.engine.plan import STREAM, Batch, plan
+from llmfoundry_gauntlet.engine.ranks import assign, scored_tokens
 from llmfoundry_gauntlet.engine.trees import Tree
 from llmfoundry_gauntlet.evaluation.inputs import load_data
 from llmfoundry_gauntlet.evaluation.run import (

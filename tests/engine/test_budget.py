@@ -12,13 +12,11 @@ from generations import Letters
 from networks import CPU
 from transformers import Gemma3Config, GPT2Config, LlamaConfig, MptConfig
 
-from llmfoundry_gauntlet.engine.budget import Budget, automatic_budget, budget_in_memory
+from llmfoundry_gauntlet.engine.continuous import assign_continuous_batches, plan_continuous_batches
+from llmfoundry_gauntlet.engine.decoding import GenerationDecoder
 from llmfoundry_gauntlet.engine.generate import TextGenerator
-from llmfoundry_gauntlet.engine.model import CausalLanguageModel
-from llmfoundry_gauntlet.engine.plan import plan_continuous_batches
+from llmfoundry_gauntlet.engine.model import Budget, CausalLanguageModel, automatic_budget, budget_in_memory
 from llmfoundry_gauntlet.engine.probe import probe_generation
-from llmfoundry_gauntlet.engine.ranks import assign_continuous_batches
-from llmfoundry_gauntlet.engine.stopping import GenerationDecoder
 from llmfoundry_gauntlet.types import GenerateRequest, ItemKey
 
 GIB = 2**30

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmfoundry_gauntlet.engine.plan import (
+from llmfoundry_gauntlet.engine.continuous import (
     CACHED_PER_TOKEN,
     LEAST_REQUESTS,
     MOST_BATCHES,
     TOKENS_PER_SLOT,
     ContinuousBatch,
+    assign_continuous_batches,
     plan_continuous_batches,
     prompt_families,
 )
-from llmfoundry_gauntlet.engine.ranks import assign_continuous_batches
 from llmfoundry_gauntlet.types import GenerateRequest, ItemKey
 
 # Few tokens and lengths, so that prompts are equal.

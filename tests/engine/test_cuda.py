@@ -16,12 +16,11 @@ import torch
 from fake_cuda import FakeCuda
 from networks import CPU, LAYOUT_OF, PREFIX_BUDGET
 
-from llmfoundry_gauntlet.engine.decoding import PROMPT_STREAM
+from llmfoundry_gauntlet.engine.decoding import PROMPT_STREAM, GenerationDecoder
 from llmfoundry_gauntlet.engine.generate import TextGenerator
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, STREAM, plan
 from llmfoundry_gauntlet.engine.probe import probe
-from llmfoundry_gauntlet.engine.stopping import GenerationDecoder
 from llmfoundry_gauntlet.types import Sampling
 
 pytestmark = pytest.mark.skipif(shutil.which('g++') is None, reason='the stand-in for a GPU needs g++')

@@ -13,10 +13,10 @@ import torch
 from generations import generator_of, letters, request, tokens
 from networks import draw
 
+from llmfoundry_gauntlet.engine.continuous import plan_continuous_batches
 from llmfoundry_gauntlet.engine.decoding import CACHE, NO_CACHE, PROMPT_STREAM
 from llmfoundry_gauntlet.engine.generate import DecodingLoop, Prompt
 from llmfoundry_gauntlet.engine.kv_cache import KVCache
-from llmfoundry_gauntlet.engine.plan import plan_continuous_batches
 from llmfoundry_gauntlet.types import GenerateRequest
 
 HIDDEN = 7

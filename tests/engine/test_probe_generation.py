@@ -11,12 +11,11 @@ import torch
 from generations import LONGEST, Letters
 from networks import CPU
 
-from llmfoundry_gauntlet.engine.decoding import CACHE, NO_CACHE, PROMPT_STREAM
+from llmfoundry_gauntlet.engine.decoding import CACHE, NO_CACHE, PROMPT_STREAM, GenerationDecoder
 from llmfoundry_gauntlet.engine.generate import TextGenerator
 from llmfoundry_gauntlet.engine.kv_cache import KVCache
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.probe import NAMES, Probe, probe_generation
-from llmfoundry_gauntlet.engine.stopping import GenerationDecoder
 from llmfoundry_gauntlet.errors import ModelError
 
 LONG_WINDOW = 40

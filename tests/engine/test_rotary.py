@@ -10,8 +10,9 @@ import pytest
 import torch
 from networks import CPU, PREFIX_BUDGET, STRETCHED, draw, request
 
+from llmfoundry_gauntlet.engine.continuous import plan_continuous_batches
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
-from llmfoundry_gauntlet.engine.plan import LAYOUTS, PADDED_ROWS, STREAM, plan, plan_continuous_batches
+from llmfoundry_gauntlet.engine.plan import LAYOUTS, PADDED_ROWS, STREAM, plan
 from llmfoundry_gauntlet.engine.probe import probe
 from llmfoundry_gauntlet.engine.rotary import RotaryLengths
 from llmfoundry_gauntlet.types import GenerateRequest, ItemKey, ScoreRequest

@@ -17,9 +17,9 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.models.gpt2.tokenization_gpt2 import bytes_to_unicode
 
+from llmfoundry_gauntlet.engine.decoding import GenerationDecoder, OngoingGeneration
 from llmfoundry_gauntlet.engine.logits import uniform_draws
-from llmfoundry_gauntlet.engine.stopping import GenerationDecoder, OngoingGeneration
-from llmfoundry_gauntlet.tasks.fewshot import draw_seed
+from llmfoundry_gauntlet.tasks.base import draw_seed
 from llmfoundry_gauntlet.types import GenerateRequest, ItemKey, Sampling, StopRule
 
 EOS = '</s>'

@@ -14,11 +14,11 @@ import torch
 from llmfoundry.models.mpt import MPTConfig, MPTForCausalLM
 from networks import CPU, PREFIX_BUDGET, VOCABULARY
 
+from llmfoundry_gauntlet.engine.decoding import GenerationDecoder
 from llmfoundry_gauntlet.engine.generate import TextGenerator
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.plan import plan
 from llmfoundry_gauntlet.engine.probe import probe, probe_generation
-from llmfoundry_gauntlet.engine.stopping import GenerationDecoder
 
 LONGEST = 60
 TORCH = {'attn_impl': 'torch'}

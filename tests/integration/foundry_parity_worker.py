@@ -17,10 +17,10 @@ from record_reference import BatchRecorder, case_metrics, case_record, evaluate,
 from recording import FIXTURES, digest
 
 from llmfoundry_gauntlet.config.settings import decode_settings
+from llmfoundry_gauntlet.engine.decoding import GenerationDecoder, end_ids
 from llmfoundry_gauntlet.engine.generate import TextGenerator
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.probe import probe, probe_generation
-from llmfoundry_gauntlet.engine.stopping import GenerationDecoder, end_ids
 from llmfoundry_gauntlet.evaluation.inputs import load_data
 from llmfoundry_gauntlet.evaluation.run import PlannedEvaluation, conclude, plan_evaluation, prepare_evaluation
 from llmfoundry_gauntlet.metrics.keys import task_values

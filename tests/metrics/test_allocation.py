@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from llmfoundry_gauntlet.config.tasks import GauntletSpec
 from llmfoundry_gauntlet.config.yaml import Problems, decode
-from llmfoundry_gauntlet.metrics.allocation import TaskCosts, allocate, influences
+from llmfoundry_gauntlet.metrics.composites import TaskCosts, allocate, influences
 
 TASKS = st.dictionaries(
     st.sampled_from('abcdef'),

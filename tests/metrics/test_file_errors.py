@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from clustered_items import METRIC, item, named, score_of, usual_error
 
-from llmfoundry_gauntlet.metrics.comparison import difference
-from llmfoundry_gauntlet.metrics.file_errors import spread_of_file
+from llmfoundry_gauntlet.metrics.comparison import difference, spread_of_file
 from llmfoundry_gauntlet.metrics.metrics import accuracy, task_score
 from llmfoundry_gauntlet.metrics.statistics import (
     mean_over_clusters,

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from llmfoundry_gauntlet.data.examples import in_turns
-from llmfoundry_gauntlet.metrics.comparison import difference
-from llmfoundry_gauntlet.metrics.file_errors import spread_of_file
+from llmfoundry_gauntlet.metrics.comparison import difference, spread_of_file
 from llmfoundry_gauntlet.metrics.statistics import interval, mean_over_clusters, weighted_sum
 from llmfoundry_gauntlet.types import Example
 

@@ -12,7 +12,7 @@ from clustered_items import item
 from programs import SECRET, problem, right, sandbox
 
 from llmfoundry_gauntlet.config.settings import decode_settings
-from llmfoundry_gauntlet.engine.stopping import GenerationDecoder, OngoingGeneration
+from llmfoundry_gauntlet.engine.decoding import GenerationDecoder, OngoingGeneration
 from llmfoundry_gauntlet.errors import DataError
 from llmfoundry_gauntlet.evaluation.inputs import load_data
 from llmfoundry_gauntlet.evaluation.run import prepare_evaluation

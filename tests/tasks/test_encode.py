@@ -8,7 +8,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
 from llmfoundry_gauntlet.errors import ModelError
-from llmfoundry_gauntlet.tasks.encode import EncodedItem, EncodedPrompt, Encoder, as_ids, encode_scored
+from llmfoundry_gauntlet.tasks.encode import EncodedPrompt, Encoder, as_ids
+from llmfoundry_gauntlet.tasks.truncate import EncodedItem, encode_scored
 from llmfoundry_gauntlet.types import Prompt
 
 BOS = 1

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmfoundry_gauntlet.tasks.fewshot import fewshot_indices, fixed_indices, with_shots
+from llmfoundry_gauntlet.tasks.base import fewshot_indices, fixed_indices, with_shots
 from llmfoundry_gauntlet.types import Example
 
 # llm-foundry 0.22.0's get_fewshot_sample_idxs with one Random(1234), 12 rows, 3 shots; the order is the set's.

@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from paths import FIXTURES
 
-from llmfoundry_gauntlet.tasks.encode import Encoder, FittedPrompt, Shortenable, ShotFitter
+from llmfoundry_gauntlet.tasks.encode import Encoder
+from llmfoundry_gauntlet.tasks.truncate import FittedPrompt, Shortenable, ShotFitter
 from llmfoundry_gauntlet.types import Prompt
 
 INSTRUCTION = 'in'

@@ -15,8 +15,8 @@ from llmfoundry_gauntlet.errors import ConfigError, DataError
 from llmfoundry_gauntlet.evaluation.suite import load_suite
 from llmfoundry_gauntlet.scoring.likelihood import NON_FINITE
 from llmfoundry_gauntlet.scoring.text import NON_FINITE_GENERATION
+from llmfoundry_gauntlet.tasks.base import draw_seed
 from llmfoundry_gauntlet.tasks.encode import Encoder
-from llmfoundry_gauntlet.tasks.fewshot import draw_seed
 from llmfoundry_gauntlet.tasks.items import Preparation, item_result, untokenized_items
 from llmfoundry_gauntlet.tasks.score import (
     TRUNCATED_REASON,

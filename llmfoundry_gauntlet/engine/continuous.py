@@ -1,0 +1,182 @@
+"""Plan continuous batches of generation requests and assign them to ranks. Imports no torch.
+
+A continuous batch has prompts of similar length. It is decoded by one rank with a fixed number of slots; when a
+generation ends, a waiting request takes its slot.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from llmfoundry_gauntlet.engine.rotary import RotaryLengths
+from llmfoundry_gauntlet.engine.trees import num_shared, sortable
+from llmfoundry_gauntlet.types import GenerateRequest, Generation
+
+CACHED_PER_TOKEN = 8  # tokens in the KV cache per token of a batch, at most
+TOKENS_PER_SLOT = 128  # of a batch, at least
+MOST_BATCHES = 32  # enough to balance over ranks
+LEAST_REQUESTS = 64  # per continuous batch
+FEW_REQUESTS = 16  # a decoding step with fewer takes hardly less time
+LEAST_BATCHES = 4  # per rank; with fewer, ranks wait for each other
+LEAST_SHARED = 64  # tokens, and half of a prompt, that it shares with another of its family
+WAITING = 4  # requests per slot of a continuous batch
+
+# The work of a decoding step for one slot in prompt tokens (about 4 at 16 slots on a CPU), and the share of the longest
+# generation that is expected to be generated.
+STEP_COST = 4
+GENERATED_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ContinuousBatch:
+    """Requests that are decoded together, at most `num_slots` at a time. `cost` is in prompt tokens.
+
+    Requests with equal prompts are adjacent, as are prompts that share a prefix. Prompts run in batches of at most
+    `tokens_per_batch` tokens. `rope_length` sets the rotary frequencies; None if they depend on no length.
+    """
+
+    requests: tuple[GenerateRequest, ...]
+    num_slots: int
+    tokens_per_batch: int
+    cost: float = 0.0
+    rope_length: int | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Return the tokens of all prompts and their longest generations."""
+        return sum(request.length for request in self.requests)
+
+    @property
+    def longest(self) -> int:
+        """Return the largest number of tokens of a prompt with its generation."""
+        return max((request.length for request in self.requests), default=0)
+
+
+def plan_continuous_batches(
+    requests: Sequence[GenerateRequest],
+    *,
+    tokens_per_batch: int,
+    requests_per_batch: int | None = None,
+    rotary: RotaryLengths | None = None,
+) -> list[ContinuousBatch]:
+    """Return batches of requests of similar length, the longest first; requests that cannot be run are left out.
+
+    Prompts that share a prefix, a family, are adjacent. With `rotary` all requests of a batch have the same rotary
+    frequencies. A batch has more than `requests_per_batch` requests only if their prompts are equal.
+    """
+    if tokens_per_batch < 1:
+        raise ValueError(f'tokens_per_batch is {tokens_per_batch}; allowed: 1 or more')
+    runnable = [request for request in requests if request.unscorable is None]
+    share = requests_per_batch or max(LEAST_REQUESTS, math.ceil(len(runnable) / MOST_BATCHES))
+    groups = [(None, runnable)] if rotary is None else rotary.groups(runnable)
+    return [
+        replace(make_continuous_batch(members, num_slots, tokens_per_batch), rope_length=length)
+        for length, group in groups
+        for members, num_slots in gather(prompt_families(group), share, tokens_per_batch)
+    ]
+
+
+def prompt_families(requests: Sequence[GenerateRequest]) -> list[list[GenerateRequest]]:
+    """Group requests whose prompts share a prefix, the longest family first, each sorted by its tokens."""
+    found: list[list[GenerateRequest]] = []
+    before = b''
+    for request in sorted(requests, key=lambda request: (sortable(request.context), -request.length, request.key)):
+        prompt = sortable(request.context)
+        if found and is_family(num_shared(before, prompt), len(request.context)):
+            found[-1].append(request)
+        else:
+            found.append([request])
+        before = prompt
+    return sorted(found, key=lambda family: -max(request.length for request in family))
+
+
+def is_family(num_shared: int, length: int) -> bool:
+    """Return whether a prompt of this length, which shares `num_shared` tokens with another, is of its family."""
+    return num_shared >= min(LEAST_SHARED, length) and 2 * num_shared >= length
+
+
+def gather(
+    families: Iterable[Sequence[GenerateRequest]], share: int, tokens_per_batch: int
+) -> Iterator[tuple[list[GenerateRequest], int]]:
+    """Yield the requests and the number of slots of each batch; requests with equal prompts stay together."""
+    members: list[GenerateRequest] = []
+    num_slots = size = 0
+    for family in families:
+        longest = max(request.length for request in family)
+        for _, same in groupby(family, key=lambda request: request.context.tobytes()):
+            group = list(same)
+            if members and len(members) + len(group) > size:
+                yield members, num_slots
+                members = []
+            if not members:
+                num_slots = slots_at_once(longest, tokens_per_batch)
+                size = min(share, WAITING * num_slots)
+            members.extend(group)
+    if members:
+        yield members, num_slots
+
+
+def slots_at_once(length: int, tokens_per_batch: int) -> int:
+    """Return the number of sequences of this length to decode at a time."""
+    return max(1, min(CACHED_PER_TOKEN * tokens_per_batch // length, tokens_per_batch // TOKENS_PER_SLOT))
+
+
+def make_continuous_batch(
+    requests: Sequence[GenerateRequest], num_slots: int, tokens_per_batch: int
+) -> ContinuousBatch:
+    """Return a batch with its estimated cost."""
+    prompts = {request.context.tobytes(): len(request.context) for request in requests}
+    new_tokens = sum(request.max_new_tokens for request in requests)
+    return ContinuousBatch(
+        requests=tuple(requests),
+        num_slots=min(num_slots, len(requests)),
+        tokens_per_batch=tokens_per_batch,
+        cost=sum(prompts.values()) + STEP_COST * GENERATED_SHARE * new_tokens,
+    )
+
+
+def requests_per_batch(num_requests: int, num_ranks: int) -> int:
+    """Return the requests per continuous batch with which each rank has a batch, or four if there are many requests."""
+    of_rank = num_requests // num_ranks
+    return max(FEW_REQUESTS, min(LEAST_REQUESTS, of_rank), of_rank // LEAST_BATCHES)
+
+
+def assign_continuous_batches(batches: Sequence[ContinuousBatch], *, num_ranks: int) -> list[list[ContinuousBatch]]:
+    """Return the continuous batches of each rank, balanced by cost, the costliest first; padded with empty ones."""
+    loads = [(0.0, rank) for rank in range(num_ranks)]
+    ranks: list[list[ContinuousBatch]] = [[] for _ in range(num_ranks)]
+    for batch in sorted(batches, key=lambda batch: -batch.cost):
+        load, rank = heapq.heappop(loads)
+        ranks[rank].append(batch)
+        heapq.heappush(loads, (load + batch.cost, rank))
+    empty = ContinuousBatch(requests=(), num_slots=1, tokens_per_batch=1)
+    longest = max(map(len, ranks))
+    return [mine + [empty] * (longest - len(mine)) for mine in ranks]
+
+
+def prompt_tokens(batches: Sequence[ContinuousBatch]) -> Counter[str]:
+    """Return the prompt tokens of generation by task; equal prompts of a batch count once."""
+    found: Counter[str] = Counter()
+    for batch in batches:
+        prompts = {request.context.tobytes(): request for request in reversed(batch.requests)}
+        for request in prompts.values():
+            found[request.key.task] += len(request.context)
+    return found
+
+
+def expected_tokens(generations: Sequence[Generation], most: int) -> float:
+    """Return the expected length of a generation of at most `most` tokens, from the rate at which `generations` end.
+
+    The rate is ends per token, so that truncated generations only count as not having ended yet.
+    """
+    num_ended = sum(not generation.is_truncated for generation in generations)
+    num_tokens = sum(generation.num_tokens or 0 for generation in generations)
+    if not num_ended or not num_tokens:
+        return float(most)
+    share = num_ended / num_tokens
+    return (1 - (1 - share) ** most) / share
