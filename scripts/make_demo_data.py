@@ -18,7 +18,7 @@ from demo_data import training_documents
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from llmfoundry_gauntlet.data.atomic import write_atomically
+from llmfoundry_gauntlet.data.stores import write_atomically
 
 VOCABULARY_SIZE = 768
 MAX_TOKENIZER_FILE_BYTES = 200_000  # of each file of eval_data, so that no task dominates the merges

@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 from failing_disk import failing_disk
 
-from llmfoundry_gauntlet.data.atomic import UNFINISHED, sync_folder, write_atomically
+from llmfoundry_gauntlet.data.stores import UNFINISHED, sync_folder, write_atomically
 
 OLD, NEW = b'old' * 5000, [b'new' * 9000, memoryview(b'est')]
 OPERATIONS = ['mkdir', 'open', 'fsync', 'replace', 'open', 'fsync']

@@ -14,8 +14,7 @@ from llmfoundry_gauntlet.cli.data import data_commands
 from llmfoundry_gauntlet.cli.inspect import explain, ls, validate
 from llmfoundry_gauntlet.cli.options import BROKEN, MISTAKE, Command
 from llmfoundry_gauntlet.cli.report import compare, report, show
-from llmfoundry_gauntlet.cli.run import export, run
-from llmfoundry_gauntlet.cli.train import evaluate, train
+from llmfoundry_gauntlet.cli.run import evaluate, export, run, train
 from llmfoundry_gauntlet.cli.watch import watch
 from llmfoundry_gauntlet.config.resources import plugin_of
 from llmfoundry_gauntlet.errors import GauntletError, print_problems

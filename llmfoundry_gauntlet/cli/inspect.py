@@ -300,8 +300,8 @@ def tokenized_by(
     settings: EvaluationSettings,
 ) -> TokenizedItem:
     """Tokenize the item with a model's tokenizer, without loading weights. Raise ModelError."""
-    from llmfoundry_gauntlet.composer.lengths import resolve_max_seq_len
     from llmfoundry_gauntlet.composer.models import open_model
+    from llmfoundry_gauntlet.composer.runner import resolve_max_seq_len
     from llmfoundry_gauntlet.evaluation.explanation import tokenize
     from llmfoundry_gauntlet.tasks.encode import Encoder
     from llmfoundry_gauntlet.tasks.items import Preparation

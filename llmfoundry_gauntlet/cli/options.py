@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
@@ -199,3 +201,10 @@ def check_options(
             problems.append(f'{flags[name]}: has no effect without {others}; leave it out')
     if problems:
         raise ConfigError(problems)
+
+
+def start_logging(form: str = '%(message)s') -> None:
+    """Print this package's log messages on rank 0, and warnings on every rank."""
+    logging.basicConfig(format=form, datefmt='%Y-%m-%d %H:%M:%S')
+    if os.environ.get('RANK', '0') == '0':
+        logging.getLogger('llmfoundry_gauntlet').setLevel(logging.INFO)

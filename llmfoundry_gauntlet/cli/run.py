@@ -1,61 +1,23 @@
-"""`gauntlet run`: evaluate a model, score external generations, or recompute an earlier run; and `gauntlet export`."""
+"""`gauntlet run`: evaluate a model, score generations, or recompute an earlier run; also `export`, `train`, `eval`."""
 
 from __future__ import annotations
 
-import logging
 import platform
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from llmfoundry_gauntlet.cli.options import (
-    GAUNTLET,
-    GAUNTLET_TASKS,
-    Adapter,
-    Budget,
-    ChatTemplate,
-    Confinement,
-    DataRoot,
-    Device,
-    DryRun,
-    DType,
-    Fewshot,
-    Form,
-    Format,
-    Gauntlet,
-    Length,
-    Limit,
-    Log,
-    Loggers,
-    LogPrompts,
-    Missing,
-    Model,
-    OfModel,
-    Only,
-    Out,
-    Outputs,
-    Overwrite,
-    Partial,
-    Precision,
-    Recorded,
-    Repair,
-    Resume,
-    Revision,
-    Score,
-    Semantics,
-    Sharded,
-    Shots,
-    Target,
-    Tasks,
-    Tokens,
-    Truncation,
-    Trust,
-    check_options,
-    settings_of,
-)
+from llmfoundry_gauntlet.cli import options
+from llmfoundry_gauntlet.cli.options import GAUNTLET, GAUNTLET_TASKS, Form, check_options, settings_of, start_logging
 from llmfoundry_gauntlet.errors import ConfigError, RecordError
 
+File = Annotated[
+    str, typer.Argument(metavar='FILE.yaml', help='YAML file; paths in it are relative to the working directory.')
+]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar='KEY=VALUE', help='Values that override those in the file.')
+]
 INPUTS = (
     *('tasks', 'gauntlet', 'score', 'data_root', 'only', 'shots', 'limit', 'missing'),
     *('semantics', 'fewshot', 'sandbox', 'precision_target', 'log_prompts'),
@@ -77,45 +39,45 @@ NEEDS = {'repair_journal': ('resume',), 'log': ('logger',)}
 
 def run(
     context: typer.Context,
-    out: Out = None,
-    tasks: Tasks = None,
-    score: Score = None,
-    model: Model = None,
-    outputs: Outputs = None,
-    recorded: Recorded = None,
-    gauntlet: Gauntlet = None,
-    data_root: DataRoot = 'eval_data',
-    only: Only = None,
-    shots: Shots = None,
-    limit: Limit = None,
-    missing: Missing = 'error',
-    tokenizer: OfModel = None,
-    model_config: OfModel = None,
-    revision: Revision = None,
-    adapter: Adapter = None,
-    dtype: DType = 'float32',
-    trust_remote_code: Trust = False,
-    apply_chat_template: ChatTemplate = False,
-    max_seq_len: Length = None,
-    tokens_per_batch: Tokens = 'auto',
-    device: Device = None,
-    precision: Precision = None,
-    fsdp: Sharded = False,
-    semantics: Semantics = 'corrected',
-    truncation: Truncation = None,
-    fewshot: Fewshot = 'reference',
-    sandbox: Confinement = 'auto',
-    time_budget: Budget = None,
-    precision_target: Target = None,
-    logger: Loggers = None,
-    log: Log = 'accuracy,errors,composites,score',
-    log_prompts: LogPrompts = False,
-    allow_missing: Partial = False,
-    overwrite: Overwrite = False,
-    resume: Resume = False,
-    repair_journal: Repair = False,
-    dry_run: DryRun = False,
-    form: Format = Form.TABLE,
+    out: options.Out = None,
+    tasks: options.Tasks = None,
+    score: options.Score = None,
+    model: options.Model = None,
+    outputs: options.Outputs = None,
+    recorded: options.Recorded = None,
+    gauntlet: options.Gauntlet = None,
+    data_root: options.DataRoot = 'eval_data',
+    only: options.Only = None,
+    shots: options.Shots = None,
+    limit: options.Limit = None,
+    missing: options.Missing = 'error',
+    tokenizer: options.OfModel = None,
+    model_config: options.OfModel = None,
+    revision: options.Revision = None,
+    adapter: options.Adapter = None,
+    dtype: options.DType = 'float32',
+    trust_remote_code: options.Trust = False,
+    apply_chat_template: options.ChatTemplate = False,
+    max_seq_len: options.Length = None,
+    tokens_per_batch: options.Tokens = 'auto',
+    device: options.Device = None,
+    precision: options.Precision = None,
+    fsdp: options.Sharded = False,
+    semantics: options.Semantics = 'corrected',
+    truncation: options.Truncation = None,
+    fewshot: options.Fewshot = 'reference',
+    sandbox: options.Confinement = 'auto',
+    time_budget: options.Budget = None,
+    precision_target: options.Target = None,
+    logger: options.Loggers = None,
+    log: options.Log = 'accuracy,errors,composites,score',
+    log_prompts: options.LogPrompts = False,
+    allow_missing: options.Partial = False,
+    overwrite: options.Overwrite = False,
+    resume: options.Resume = False,
+    repair_journal: options.Repair = False,
+    dry_run: options.DryRun = False,
+    form: options.Format = Form.TABLE,
 ) -> None:
     """Evaluate a model, score generations from another engine, or recompute the metrics of an earlier run.
 
@@ -134,8 +96,7 @@ def run(
     from llmfoundry_gauntlet.results.report.printing import print_scores
     from llmfoundry_gauntlet.results.report.scores import find_evaluations
 
-    logging.basicConfig(format='%(message)s')
-    logging.getLogger('llmfoundry_gauntlet').setLevel(logging.INFO)
+    start_logging()
     problems = []
     if [model, outputs, recorded].count(None) != 2:
         problems.append('give one of --model, --outputs and --from (a model, generations, an earlier run)')
@@ -217,24 +178,24 @@ def recompute(recorded: Path, out: Path, gauntlet: Path | None, *, allow_missing
 def export(
     context: typer.Context,
     out: Annotated[Path, typer.Option('--out', help='File for the requests, a JSON line each.')],
-    tasks: Tasks = None,
-    score: Score = None,
-    gauntlet: Gauntlet = None,
-    data_root: DataRoot = 'eval_data',
-    only: Only = None,
-    shots: Shots = None,
-    limit: Limit = None,
-    missing: Missing = 'error',
+    tasks: options.Tasks = None,
+    score: options.Score = None,
+    gauntlet: options.Gauntlet = None,
+    data_root: options.DataRoot = 'eval_data',
+    only: options.Only = None,
+    shots: options.Shots = None,
+    limit: options.Limit = None,
+    missing: options.Missing = 'error',
     tokenizer: Annotated[
         str | None,
         typer.Option(
             help='Folder or name: counts max_new_tokens, which is an estimate without it; has a chat template.'
         ),
     ] = None,
-    semantics: Semantics = 'corrected',
-    fewshot: Fewshot = 'reference',
-    apply_chat_template: ChatTemplate = False,
-    precision_target: Target = None,
+    semantics: options.Semantics = 'corrected',
+    fewshot: options.Fewshot = 'reference',
+    apply_chat_template: options.ChatTemplate = False,
+    precision_target: options.Target = None,
     overwrite: Annotated[bool, typer.Option('--overwrite', help='Replace the file.')] = False,
 ) -> None:
     """Write the requests of all tasks for a server or an API; `gauntlet run --outputs` scores its generations.
@@ -261,3 +222,29 @@ def export(
         encoder = Encoder(load_tokenizer(tokenizer))
     write_lines(out, request_lines(data, encoder))
     typer.echo(f'{out}: requests of {len(data.examples)} tasks')
+
+
+def train(file: File, overrides: Overrides = None) -> None:
+    """Train a causal language model on text with Composer; the callback eval_gauntlet evaluates it during training.
+
+    composer -n 2 -m llmfoundry_gauntlet train yamls/train/demo.yaml max_duration=100ba
+
+    The keys are in the documentation (In training).
+    """
+    start_logging()
+    from llmfoundry_gauntlet.composer.train import train as train_from
+
+    train_from(file, overrides or [])
+
+
+def evaluate(file: File, overrides: Overrides = None) -> None:
+    """Evaluate one or several models from a YAML file: the options of gauntlet run as keys, or llm-foundry's keys.
+
+    composer -n 2 -m llmfoundry_gauntlet eval yamls/eval/demo.yaml resume=true
+
+    Exit status: 0 done, 1 some of several models failed, 2 the file is invalid or no model could be evaluated.
+    """
+    start_logging()
+    from llmfoundry_gauntlet.composer.evaluate import evaluate_file
+
+    raise typer.Exit(evaluate_file(file, overrides or []))

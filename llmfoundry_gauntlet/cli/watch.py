@@ -2,41 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from llmfoundry_gauntlet.cli.options import (
-    CHECK_FAILED,
-    Budget,
-    Confinement,
-    DataRoot,
-    Device,
-    DType,
-    Fewshot,
-    Gauntlet,
-    Length,
-    Limit,
-    LogPrompts,
-    Missing,
-    OfModel,
-    Only,
-    Precision,
-    Score,
-    Semantics,
-    Sharded,
-    Shots,
-    Target,
-    Tasks,
-    Tokens,
-    Truncation,
-    Trust,
-    check_options,
-    settings_of,
-)
+from llmfoundry_gauntlet.cli import options
+from llmfoundry_gauntlet.cli.options import CHECK_FAILED, check_options, settings_of, start_logging
 from llmfoundry_gauntlet.errors import ConfigError
 
 EVALUATION = (  # options that --train-yaml sets
@@ -58,30 +31,30 @@ def watch(
     train_yaml: Annotated[
         Path | None, typer.Option(help='Take eval_gauntlet, loggers, run_name and precision from this training YAML.')
     ] = None,
-    tasks: Tasks = None,
-    score: Score = None,
-    gauntlet: Gauntlet = None,
-    data_root: DataRoot = 'eval_data',
-    only: Only = None,
-    shots: Shots = None,
-    missing: Missing = 'error',
-    tokenizer: OfModel = None,
-    model_config: OfModel = None,
-    dtype: DType = 'float32',
-    trust_remote_code: Trust = False,
-    max_seq_len: Length = None,
-    tokens_per_batch: Tokens = 'auto',
-    device: Device = None,
-    precision: Precision = None,
-    fsdp: Sharded = False,
-    semantics: Semantics = 'corrected',
-    truncation: Truncation = None,
-    fewshot: Fewshot = 'reference',
-    sandbox: Confinement = 'auto',
-    limit: Limit = None,
-    time_budget: Budget = None,
-    precision_target: Target = None,
-    log_prompts: LogPrompts = False,
+    tasks: options.Tasks = None,
+    score: options.Score = None,
+    gauntlet: options.Gauntlet = None,
+    data_root: options.DataRoot = 'eval_data',
+    only: options.Only = None,
+    shots: options.Shots = None,
+    missing: options.Missing = 'error',
+    tokenizer: options.OfModel = None,
+    model_config: options.OfModel = None,
+    dtype: options.DType = 'float32',
+    trust_remote_code: options.Trust = False,
+    max_seq_len: options.Length = None,
+    tokens_per_batch: options.Tokens = 'auto',
+    device: options.Device = None,
+    precision: options.Precision = None,
+    fsdp: options.Sharded = False,
+    semantics: options.Semantics = 'corrected',
+    truncation: options.Truncation = None,
+    fewshot: options.Fewshot = 'reference',
+    sandbox: options.Confinement = 'auto',
+    limit: options.Limit = None,
+    time_budget: options.Budget = None,
+    precision_target: options.Target = None,
+    log_prompts: options.LogPrompts = False,
     poll: Annotated[str, typer.Option(help='Interval between listings of FOLDER, such as 30s.')] = '30s',
     settle: Annotated[str, typer.Option(help='Evaluate a checkpoint once it has not changed for this long.')] = '5s',
     once: Annotated[bool, typer.Option('--once', help='Evaluate the existing checkpoints, then exit.')] = False,
@@ -119,9 +92,7 @@ def watch(
         'expires_seconds': seconds_of('--claim-expires', claim_expires),
         'stop_seconds': 0.0 if once else None if stop_after == 'never' else seconds_of('--stop-after', stop_after),
     }
-    logging.basicConfig(format='%(asctime)s %(message)s', datefmt='%Y-%m-%d %H:%M:%S')
-    if os.environ.get('RANK', '0') == '0':
-        logging.getLogger('llmfoundry_gauntlet').setLevel(logging.INFO)
+    start_logging('%(asctime)s %(message)s')
     from llmfoundry_gauntlet.composer.watch import DAMAGED, WatchSettings, watch
     from llmfoundry_gauntlet.results.files import RESULTS
     from llmfoundry_gauntlet.results.report.printing import print_runs

@@ -33,7 +33,7 @@ from llmfoundry_gauntlet.composer.loop import (
     make_evaluator,
 )
 from llmfoundry_gauntlet.composer.models import ModelSource
-from llmfoundry_gauntlet.composer.progress import ProgressReport
+from llmfoundry_gauntlet.composer.progress import ProgressReport, Watchdog, check_timeout
 from llmfoundry_gauntlet.composer.records import (
     Records,
     checkpoint_of_batch,
@@ -43,7 +43,6 @@ from llmfoundry_gauntlet.composer.records import (
     training_loss,
 )
 from llmfoundry_gauntlet.composer.runner import prepare_for_model, unwrapped
-from llmfoundry_gauntlet.composer.watchdog import Watchdog, check_timeout
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.errors import ModelError
 from llmfoundry_gauntlet.evaluation.inputs import load_data

@@ -17,10 +17,9 @@ from composer.models import HuggingFaceModel
 from composer.utils import dist
 
 from llmfoundry_gauntlet.composer.journal import SharedJournal
-from llmfoundry_gauntlet.composer.progress import Work
+from llmfoundry_gauntlet.composer.progress import Work, meet
 from llmfoundry_gauntlet.composer.runner import PLAN, ModelRunner
 from llmfoundry_gauntlet.composer.time_budget import Measured, TimeBudget, summed
-from llmfoundry_gauntlet.composer.watchdog import meet
 from llmfoundry_gauntlet.engine.continuous import ContinuousBatch, assign_continuous_batches
 from llmfoundry_gauntlet.engine.model import Outputs
 from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, Batch, plan

@@ -1,21 +1,43 @@
-"""Report the progress of an evaluation: a progress bar on a terminal, else a log line every 30 seconds."""
+"""Watch the progress of an evaluation: report it, and end a job without any instead of letting it hang.
+
+The report is a bar on a terminal, else a log line every 30 seconds.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import datetime
+import faulthandler
+import functools
+import itertools
 import logging
 import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TextIO
+from typing import Any, TextIO
+
+import torch
+from composer.utils import dist
+from torch.distributed import DistError
 
 log = logging.getLogger(__name__)
 
 LINE_SECONDS = 30.0
 BAR_SECONDS = 0.5
 NUM_TASK = 40  # characters shown of a task's name
+
+# Of the watchdog.
+POLL_SECONDS = 2.0  # at most
+MEETING_SECONDS = 0.05
+GRACE_SECONDS = 20.0  # for all ranks to log their stacks
+BACKSTOP_SECONDS = 60.0  # after this much longer faulthandler ends a process whose threads cannot run
+STATUS = 3  # exit status
+STDERR = 2  # file descriptor, as sys.stderr may be replaced
+MEETINGS = itertools.count(1)
 
 
 @dataclass(slots=True)
@@ -131,3 +153,132 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f'{hours}:{minutes:02}:{rest:02}' if hours else f'{minutes}:{rest:02}'
+
+
+class Watchdog:
+    """Watch one evaluation on this rank, from `start` to `stop`.
+
+    If `progress()` does not change on any rank for `seconds`, each rank logs what it is `doing` and the stack of every
+    thread, and exits. If a thread never releases the GIL, `faulthandler` prints the stacks and exits; its only timer is
+    in use from `start` to `stop`. Time during which the process is suspended does not count.
+    """
+
+    def __init__(self, seconds: float, progress: Callable[[], object], doing: Callable[[], str]) -> None:
+        self.seconds = seconds
+        self.progress = progress
+        self.doing = doing
+        self.poll_seconds = min(POLL_SECONDS, seconds / 5)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name='gauntlet-watchdog', daemon=True)
+
+    def start(self) -> None:
+        """Start watching."""
+        exit_after(self.seconds + BACKSTOP_SECONDS)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop watching."""
+        self._stopped.set()
+        self._thread.join(timeout=GRACE_SECONDS)
+        faulthandler.cancel_dump_traceback_later()
+
+    def _watch(self) -> None:
+        mine, everyones, idle = self.progress(), 0, 0.0
+        while not self._stopped.wait(self.poll_seconds):
+            exit_after(self.seconds + BACKSTOP_SECONDS)
+            before, mine = (mine, everyones), self.progress()
+            everyones = count('progress', int(mine != before[0]))
+            idle = idle + self.poll_seconds if (mine, everyones) == before else 0.0
+            if idle >= self.seconds:
+                self._end()
+
+    def _end(self) -> None:
+        """Log where this rank hangs, wait until all ranks have done so, and exit."""
+        exit_after(BACKSTOP_SECONDS)  # the thread that hangs may hold a lock that logging needs
+        log.error(
+            'gauntlet: rank %d: no progress for %g s (stall_seconds); at %s\n%s',
+            dist.get_global_rank(),
+            self.seconds,
+            self.doing(),
+            stacks(),
+        )
+        end = time.monotonic() + GRACE_SECONDS
+        seen = count('stalled', 1)
+        while 0 < seen < dist.get_world_size() and time.monotonic() < end:
+            time.sleep(0.1)
+            seen = count('stalled', 0)
+        if seen and dist.get_global_rank() == 0:  # its process serves the store
+            time.sleep(1)
+        logging.shutdown()
+        sys.stderr.flush()
+        os._exit(STATUS)
+
+
+def exit_after(seconds: float) -> None:
+    """Make `faulthandler` print all stacks and exit after this time, unless it is called again or cancelled before."""
+    faulthandler.dump_traceback_later(seconds, exit=True, file=STDERR)
+
+
+def meet() -> None:
+    """Wait for all ranks, however long it takes; a barrier alone would end the job at the timeout of collectives."""
+    wanted = dist.get_world_size() * next(MEETINGS)
+    here = count('meetings', 1)
+    while 0 < here < wanted:
+        time.sleep(MEETING_SECONDS)
+        here = count('meetings', 0)
+    dist.barrier()
+
+
+def count(name: str, more: int) -> int:
+    """Add to a counter shared by all ranks and return it; 0 with a single rank or without a shared store."""
+    store = shared_store()
+    with contextlib.suppress(DistError, RuntimeError):  # raised once rank 0 has exited
+        if store is not None:  # torchrun may restart a job with the same store
+            return int(store.add(f'gauntlet_{name}_{os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")}', more))
+    return 0
+
+
+@functools.cache
+def shared_store() -> Any:
+    """Return a new connection to the TCPStore of all ranks; None with a single rank or without such a store.
+
+    The thread that hangs may be using torch's own connection.
+    """
+    host, port = os.environ.get('MASTER_ADDR'), os.environ.get('MASTER_PORT')
+    if dist.get_world_size() == 1 or not host or not port:
+        return None
+    try:
+        timeout = datetime.timedelta(seconds=GRACE_SECONDS)
+        return torch.distributed.TCPStore(host, int(port), is_master=False, timeout=timeout)  # type: ignore[attr-defined]
+    except (DistError, RuntimeError, ValueError) as error:
+        log.warning('stall_seconds: each rank watches itself alone, as there is no store of all ranks: %s', error)
+        return None
+
+
+def check_timeout(stall_seconds: float) -> None:
+    """Warn if collectives time out before the watchdog does."""
+    timeout = None
+    if dist.get_world_size() > 1:
+        with contextlib.suppress(AttributeError, RuntimeError):  # private API of torch 2.7; no warning if it is gone
+            group = torch.distributed.group.WORLD
+            device = torch.device('cuda' if torch.distributed.get_backend() == 'nccl' else 'cpu')
+            timeout = group._get_backend(device).options._timeout.total_seconds()  # type: ignore[union-attr]
+    if timeout is not None and timeout <= stall_seconds:
+        log.warning(
+            'stall_seconds is %g, but collectives time out after %g s and end the job first, without saying where it '
+            'hung; give Trainer(dist_timeout=...) more than that, or a smaller stall_seconds',
+            stall_seconds,
+            timeout,
+        )
+
+
+def stacks() -> str:
+    """Return the stacks of all other threads of this process, the main thread's first."""
+    frames = sys._current_frames()
+    threads = sorted(threading.enumerate(), key=lambda thread: thread is not threading.main_thread())
+    parts = [
+        f'thread {thread.name}:\n{"".join(traceback.format_stack(frames[thread.ident]))}'
+        for thread in threads
+        if thread.ident in frames and thread is not threading.current_thread()
+    ]
+    return '\n'.join(parts)

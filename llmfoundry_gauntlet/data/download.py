@@ -13,11 +13,10 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 from llmfoundry_gauntlet.config.score import MATH, MMLU_PRO
-from llmfoundry_gauntlet.data.atomic import write_atomically
 from llmfoundry_gauntlet.data.manifest import DataFile
 from llmfoundry_gauntlet.data.readers import RowError, opened
 from llmfoundry_gauntlet.data.score_rows import PARSERS
-from llmfoundry_gauntlet.data.stores import explained, is_remote, open_filesystem
+from llmfoundry_gauntlet.data.stores import explained, is_remote, open_filesystem, write_atomically
 from llmfoundry_gauntlet.errors import ConfigError, DataError, RecordError
 
 COLUMNS = {  # of the published parquet files that are converted

@@ -1,17 +1,20 @@
-"""Read and write files on disk and in object stores through fsspec, and explain its errors."""
+"""Read and write files on disk, also atomically, and in object stores through fsspec, whose errors are explained."""
 
 from __future__ import annotations
 
+import errno
 import io
 import os
+import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from llmfoundry_gauntlet.errors import StoreError
 
+UNFINISHED = '.unfinished'  # suffix of files being written, or left behind by a killed writer
 MAX_GAP, MAX_BLOCK, AT_ONCE = 1 << 20, 1 << 26, 8  # of parts of a file: bytes between, bytes, requests
 CONNECT_SECONDS = 5  # short, so that a wrong endpoint fails soon
 EXTRAS = {'s3': 's3', 'gs': 'gcs', 'az': 'azure'}  # this package's extras by scheme
@@ -199,3 +202,49 @@ class Store:
         """Write or overwrite a file that has no other writers."""
         with explained(f'{self.uri}/{name}'):
             self.fs.pipe_file(f'{self._root}/{name}', content)
+
+
+def write_atomically(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
+    """Write or replace a file atomically, creating missing folders. Raise OSError.
+
+    If interrupted, the path has either its old content or all of the new.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = unfinished_path(path.parent)
+    with ExitStack() as on_failure:
+        on_failure.callback(remove, unfinished)
+        write_synced(unfinished, chunks)
+        os.replace(unfinished, path)
+        on_failure.pop_all()
+    sync_folder(path.parent)
+
+
+def remove(path: Path) -> None:
+    """Remove a file if that is possible."""
+    with suppress(OSError):
+        os.unlink(path)
+
+
+def unfinished_path(folder: Path) -> Path:
+    """Return a new hidden name in a folder."""
+    return folder / f'.{uuid.uuid4().hex}{UNFINISHED}'
+
+
+def write_synced(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
+    """Write a new file and sync it to disk. Raise OSError."""
+    with path.open('xb') as file:
+        file.writelines(chunks)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Sync a folder's entries to disk. Raise OSError."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems cannot sync folders
+            raise
+    finally:
+        os.close(handle)

@@ -20,8 +20,8 @@ from typing import Any
 
 from llmfoundry_gauntlet.config.score import PERTURBATIONS
 from llmfoundry_gauntlet.config.yaml import describe
-from llmfoundry_gauntlet.data.atomic import UNFINISHED, sync_folder, unfinished_path, write_atomically, write_synced
 from llmfoundry_gauntlet.data.examples import SUBSET_VERSION
+from llmfoundry_gauntlet.data.stores import UNFINISHED, sync_folder, unfinished_path, write_atomically, write_synced
 from llmfoundry_gauntlet.errors import ConfigError, RecordError
 from llmfoundry_gauntlet.evaluation.run import Evaluation, gauntlet_version
 from llmfoundry_gauntlet.metrics.comparison import spread_of_file

@@ -24,7 +24,7 @@ from types import MappingProxyType
 import numpy as np
 from filelock import FileLock, Timeout
 
-from llmfoundry_gauntlet.data.atomic import UNFINISHED, write_atomically
+from llmfoundry_gauntlet.data.stores import UNFINISHED, write_atomically
 from llmfoundry_gauntlet.tasks.base import FIXED_VERSION
 from llmfoundry_gauntlet.tasks.encode import PROMPTS_VERSION
 from llmfoundry_gauntlet.tasks.items import Preparation

@@ -10,7 +10,7 @@ import pytest
 from paths import FIXTURES
 
 from llmfoundry_gauntlet import ConfigError, evaluate
-from llmfoundry_gauntlet.composer.evaluation_files import read_config
+from llmfoundry_gauntlet.composer.evaluate import read_config
 from llmfoundry_gauntlet.composer.loggers import build_loggers
 
 MODEL = str(FIXTURES / 'models' / 'rotary_bos')

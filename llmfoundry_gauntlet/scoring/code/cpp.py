@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmfoundry_gauntlet.config.resources import cache_folder
-from llmfoundry_gauntlet.data.atomic import write_atomically
+from llmfoundry_gauntlet.data.stores import write_atomically
 from llmfoundry_gauntlet.scoring.code.programs import COMPILER, RUNNERS, Program, runner, signature_of
 from llmfoundry_gauntlet.scoring.code.sandbox import (
     INSIDE,
