@@ -22,8 +22,8 @@ _HOMES = {
     'evaluate': 'composer',
     'read_run': 'results.runs',
     'read_runs': 'results.runs',
-    'samples_frame': 'results.report.frames',
-    'scores_frame': 'results.report.frames',
+    'samples_frame': 'results.runs',
+    'scores_frame': 'results.runs',
 }
 
 __all__ = [

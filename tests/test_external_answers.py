@@ -217,13 +217,13 @@ def test_every_wrong_line_is_named(settings: dict[str, Any], tmp_path: Path):
         f'line 24: {rest[0]["task"]}/1-shot, row 0 was answered already at line 1',
         'line 25: colours/1-shot, row 0: has 1 logprobs; allowed: 2, one per choice',
         'line 14: malformed JSON: Expecting property name enclosed in double quotes at column 2',
-        'line 15: is a list; allowed: a JSON object',
+        'line 15: is a list; allowed: a mapping',
         'line 16: has neither text nor logprobs',
-        'line 17: text is 7; allowed: text',
-        "line 18: logprobs is 'x'; allowed: a list of numbers",
-        'line 19: logprobs[0] is True; allowed: a number',
+        'line 17: text: is 7; allowed: text',
+        "line 18: logprobs: is 'x'; allowed: a list",
+        'line 19: logprobs[0]: is True; allowed: a number',
         "line 20: the key 'task' is missing",
-        'line 21: row is 1.5; allowed: a whole number',
+        'line 21: row: is 1.5; allowed: a whole number',
     ]
 
 

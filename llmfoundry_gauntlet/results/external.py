@@ -10,15 +10,16 @@ from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from llmfoundry_gauntlet.config.tasks import task_key
-from llmfoundry_gauntlet.config.yaml import describe
+from llmfoundry_gauntlet.config.yaml import Problems, decode
 from llmfoundry_gauntlet.errors import DataError
 from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, with_programs
 from llmfoundry_gauntlet.evaluation.run import Evaluation, summarize
+from llmfoundry_gauntlet.results.samples import numbers
 from llmfoundry_gauntlet.scoring.code.execution import workers
 from llmfoundry_gauntlet.scoring.code.sandbox import Sandbox
 from llmfoundry_gauntlet.tasks import Task
@@ -41,7 +42,6 @@ from llmfoundry_gauntlet.types import (
 CHARACTERS_PER_TOKEN = 2  # of correct generations, without a tokenizer; a low estimate, so that none is truncated
 GENERATION_KEYS = ('stop', 'max_new_tokens', 'temperature', 'top_p', 'top_k', 'seed')
 MISSING = 'there is no answer'
-KINDS = {str: 'text', int: 'a whole number', bool: 'true or false', list: 'a list of numbers'}
 
 
 def request_lines(data: EvaluationData, encoder: Encoder | None = None) -> Iterator[str]:
@@ -106,74 +106,63 @@ def prompt_fields(prompt: Prompt, encoder: Encoder | None) -> dict[str, Any]:
 
 
 class AnswerError(ValueError):
-    """Raised for a line that is not a valid answer, or an answer that cannot be scored."""
+    """Raised for an answer that cannot be scored."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerLine:
+    """One line of a file of answers; a log-probability of `None` is not finite."""
+
+    ignore_unknown_keys: ClassVar = True
+    task: str
+    num_shots: int
+    row: int
+    file: str | None = None
+    variant: str | None = None
+    sample: int | None = None
+    text: str | None = None
+    logprobs: tuple[float | None, ...] | None = None
+    num_tokens: tuple[int, ...] | None = None
+    is_argmax: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.text is None and self.logprobs is None:
+            raise ValueError('has neither text nor logprobs')
+
+    @property
+    def key(self) -> ItemKey:
+        """Return the key of the item that is answered."""
+        task = task_key(self.task, self.num_shots)
+        return ItemKey(task=task, row=self.row, file=self.file, variant=self.variant, sample=self.sample or 0)
 
 
 def read_answers(path: Path) -> Iterator[Answer]:
-    """Yield the answers of a file. Raise DataError with every invalid line."""
-    problems: list[str] = []
+    """Yield the answers of a file, ignoring unknown keys. Raise DataError with every problem of every line."""
+    problems = Problems('')
     try:
         with path.open(encoding='utf-8') as lines:
             for number, line in enumerate(lines, 1):
-                place = f'{path}:{number}'
+                problems.source = f'{path}:{number}'
                 if not line.strip():
                     continue
                 try:
-                    yield parse_answer(json.loads(line), place)
+                    found: AnswerLine | None = decode(AnswerLine, json.loads(line), '', problems)
                 except json.JSONDecodeError as error:
-                    problems.append(f'{place}: malformed JSON: {error.msg} at column {error.colno}')
-                except AnswerError as error:
-                    problems.append(f'{place}: {error}')
+                    problems.add('', f'malformed JSON: {error.msg} at column {error.colno}')
+                    continue
+                if found is not None:
+                    yield Answer(
+                        place=problems.source,
+                        key=found.key,
+                        text=found.text,
+                        logprobs=numbers(found.logprobs),
+                        num_tokens=found.num_tokens,
+                        is_argmax=found.is_argmax,
+                    )
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f'{path}: cannot be read: {error}') from error
-    if problems:
-        raise DataError(problems)
-
-
-def parse_answer(row: Any, place: str) -> Answer:
-    """Return one line as an Answer, ignoring unknown keys. Raise AnswerError."""
-    if not isinstance(row, dict):
-        raise AnswerError(f'is {describe(row)}; allowed: a JSON object')
-    text = value_at(row, 'text', str)
-    logprobs = numbers_at(row, 'logprobs', (int, float, type(None)))
-    if text is None and logprobs is None:
-        raise AnswerError('has neither text nor logprobs')
-    for key in ('task', 'num_shots', 'row'):
-        if row.get(key) is None:
-            raise AnswerError(f"the key '{key}' is missing")
-    return Answer(
-        place=place,
-        key=ItemKey(
-            task=task_key(value_at(row, 'task', str), value_at(row, 'num_shots', int)),
-            row=value_at(row, 'row', int),
-            file=value_at(row, 'file', str),
-            variant=value_at(row, 'variant', str),
-            sample=value_at(row, 'sample', int) or 0,
-        ),
-        text=text,
-        logprobs=logprobs and tuple(math.nan if value is None else float(value) for value in logprobs),
-        num_tokens=numbers_at(row, 'num_tokens', (int,)),
-        is_argmax=value_at(row, 'is_argmax', bool),
-    )
-
-
-def value_at(row: Mapping[str, Any], key: str, kind: type) -> Any:
-    """Return the value at `key`, None if it is missing. Raise AnswerError if it has another type."""
-    value = row.get(key)
-    if value is not None and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
-        raise AnswerError(f'{key} is {describe(value)}; allowed: {KINDS[kind]}')
-    return value
-
-
-def numbers_at(row: Mapping[str, Any], key: str, kinds: tuple[type, ...]) -> tuple[Any, ...] | None:
-    """Return the numbers at `key`, None if it is missing. Raise AnswerError for anything else."""
-    values = value_at(row, key, list)
-    if values is None:
-        return None
-    for index, value in enumerate(values):
-        if not isinstance(value, kinds) or isinstance(value, bool):
-            raise AnswerError(f'{key}[{index}] is {describe(value)}; allowed: a number')
-    return tuple(values)
+    if problems.found:
+        raise DataError(problems.found)
 
 
 def score_answers(data: EvaluationData, answers: Iterable[Answer], *, allow_missing: bool = False) -> Evaluation:

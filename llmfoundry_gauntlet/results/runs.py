@@ -1,9 +1,11 @@
-"""Read evaluations back from their folders with tasks, settings and all items, to recompute every metric."""
+"""Read evaluations back from their folders with tasks, settings and all items: to recompute metrics, or as frames."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+import importlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,10 @@ from llmfoundry_gauntlet.errors import ConfigError, RecordError
 from llmfoundry_gauntlet.evaluation.inputs import EvaluationData
 from llmfoundry_gauntlet.evaluation.run import Evaluation, Scores, summarize
 from llmfoundry_gauntlet.evaluation.suite import Suite, decode_task
-from llmfoundry_gauntlet.results.files import RESULTS, find_results, read_file_clusters, read_results
+from llmfoundry_gauntlet.results.files import RESULTS, find_results, read_file_clusters, read_results, results_record
 from llmfoundry_gauntlet.results.journal import Finished
-from llmfoundry_gauntlet.results.samples import read_samples, samples_file
+from llmfoundry_gauntlet.results.report.scores import RecordedEvaluation, ScoreRow, recorded_evaluation
+from llmfoundry_gauntlet.results.samples import read_samples, sample_line, samples_file
 from llmfoundry_gauntlet.tasks import Task
 from llmfoundry_gauntlet.tasks.score import score_task
 from llmfoundry_gauntlet.types import ItemResult
@@ -136,3 +139,55 @@ def summarize_again(run: Run, gauntlet: GauntletSpec | None, *, allow_missing: b
     if gauntlet is not None:
         data = replace(data, suite=replace(data.suite, gauntlet=gauntlet))
     return summarize(data, run.tasks, run.results, run.record['timing']['tasks'], allow_missing=allow_missing)
+
+
+Scored = Evaluation | Run
+
+
+def scores_frame(scored: Scored | Iterable[Scored]) -> Any:
+    """Return a pandas.DataFrame with a row for each number of the evaluations; columns are the fields of ScoreRow.
+
+    >>> frame = scores_frame(run)
+    >>> sorted(frame.kind.unique())
+    ['average', 'category', 'perturbation', 'task']
+    >>> bool((frame.value.isna() == frame.reason.notna()).all())
+    True
+    """
+    pd = importlib.import_module('pandas')  # untyped
+
+    found = [asdict(row) for _, one in recorded(scored) for row in one.rows]
+    frame = pd.DataFrame(found, columns=[field.name for field in fields(ScoreRow)])
+    integers = dict.fromkeys(('batch', 'token', 'num_items'), 'Int64')
+    return frame.astype({**integers, **dict.fromkeys(('value', 'standard_error', 'low', 'high', 'chance'), 'float64')})
+
+
+def samples_frame(scored: Scored | Iterable[Scored]) -> Any:
+    """Return a pandas.DataFrame with a row for each item; columns are run, batch, task and the keys of a samples file.
+
+    >>> items = samples_frame(run)
+    >>> bool((items.score.isna() == (items.status == 'unscored')).all())
+    True
+    """
+    pd = importlib.import_module('pandas')  # untyped
+
+    rows = [
+        {'run': str(found.folder), 'batch': found.batch, 'task': task, **json.loads(sample_line(result))}
+        for one, found in recorded(scored)
+        for task, results in one.results.items()
+        for result in results
+    ]
+    frame = pd.DataFrame(rows)
+    return frame.astype({'batch': 'Int64'}) if rows else frame
+
+
+def recorded(scored: Scored | Iterable[Scored]) -> list[tuple[Scored, RecordedEvaluation]]:
+    """Return each evaluation with its numbers; without a folder it is 'evaluation 1', 'evaluation 2', ..."""
+    several = [scored] if isinstance(scored, Evaluation | Run) else list(scored)
+    found = []
+    for number, one in enumerate(several, 1):
+        if isinstance(one, Run):
+            folder, record = one.folder, one.record
+        else:
+            folder, record = Path(one.data.settings.save_folder or f'evaluation {number}'), results_record(one)
+        found.append((one, recorded_evaluation(folder, record)))
+    return found

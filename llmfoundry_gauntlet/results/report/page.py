@@ -1,263 +1,55 @@
 """The report page: one self-contained HTML file.
 
 Jinja escapes texts from records, and scripts get them only as JSON. A Content-Security-Policy forbids every request,
-and every script and style except those of the page, which it lists by digest.
+and every script and style except those of the page, which it lists by digest. Prompts of samples are rebuilt from the
+data files, and shown only if they have the recorded digest.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import json
+import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from importlib.metadata import version
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmfoundry_gauntlet.config.tasks import GauntletSpec
-from llmfoundry_gauntlet.errors import ConfigError, RecordError
-from llmfoundry_gauntlet.results.report.comparison import Comparison, compare, corrected
-from llmfoundry_gauntlet.results.report.frames import LOSS, curves
-from llmfoundry_gauntlet.results.report.printing import (
-    OTHER_TASKS,
-    TITLE,
-    difference_table,
-    origin_banner,
-    scores_table,
-    share_notes,
-    truncation_banner,
-)
-from llmfoundry_gauntlet.results.report.samples import KINDS, deciding, kinds_of, make_samples
-from llmfoundry_gauntlet.results.report.scores import RecordedEvaluation, RecordedRun, ScoreRow, find_runs
-from llmfoundry_gauntlet.results.report.tables import MINUS, Cell, Column, Row, Table, ends_of, shortened, visible
+from llmfoundry_gauntlet.errors import ConfigError, DataError
+from llmfoundry_gauntlet.results.report.printing import TITLE, origin_banner, truncation_banner
+from llmfoundry_gauntlet.results.report.scores import RecordedRun, ScoreRow, find_runs
+from llmfoundry_gauntlet.results.report.sections import make_sections
+from llmfoundry_gauntlet.results.report.tables import MINUS, Row, ends_of, shortened, visible
 from llmfoundry_gauntlet.results.runs import Run, read_run
+from llmfoundry_gauntlet.results.samples import prompts_of, shared_key
+from llmfoundry_gauntlet.tasks import Task
+from llmfoundry_gauntlet.tasks.base import TRUNCATED_REASON, TRUNCATED_SHARE
+from llmfoundry_gauntlet.tasks.score import UNPARSED as NO_ANSWER
+from llmfoundry_gauntlet.tasks.score import ScoreTask, score_task
+from llmfoundry_gauntlet.types import Example, ItemKey, ItemResult, Prompt
 
 if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
 
-BY_VARIANT = 'accuracy_by_variant'
-SCORE_METRICS = (
-    'accuracy',
-    'consistency_rate',
-    'consistency_rate_reference',
-    'accuracy_worst',
-    'accuracy_mean',
-    'accuracy_best',
-    'all_variants_right',
-    'unparsed_rate',
-)
-SETTINGS = ('package_version', 'semantics', 'model', 'training', 'timing', 'environment', 'config', 'identity')
-MOST_CHANGED = 10  # tasks of a training run
-
-Charts = Mapping[str, Any]  # Altair charts by title
 PACKAGE = 'llmfoundry_gauntlet.results.report'
 NEEDS = ('altair', 'jinja2', 'vl_convert')
 EXTRA = "the report needs packages that are not installed ({}): pip install 'llmfoundry-gauntlet[report]'"
+KINDS = ('right', 'wrong', 'partly right', 'truncated', 'unparsed', 'unscored')
+RIGHT, WRONG, PARTLY, TRUNCATED, UNPARSED, UNSCORED = KINDS
+PREVIEW = 80  # characters of an answer in a list
+MAX_CHOICES = 30
+NOT_READ = 'data files were not read'
+CHANGED = 'rebuilt from the data file it differs: data, shots or settings have changed since the evaluation'
+NO_ROW = 'the data file no longer has this row'
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
-    """A part of the page under its own heading; `notes` are paragraphs, `charts` have a heading, `texts` a title."""
-
-    name: str
-    title: str
-    notes: Sequence[str] = ()
-    charts: Mapping[str, Charts] = field(default_factory=dict)
-    tables: Sequence[Table] = ()
-    texts: Mapping[str, str] = field(default_factory=dict)
-
-
-def make_sections(runs: Sequence[RecordedRun], results: Sequence[Run]) -> list[Section]:
-    """Return the sections of a page without empty ones; `results` are the runs' last evaluations."""
-    is_training = any(len(run.evaluations) > 1 for run in runs)
-    sections = [
-        *([curves_section(runs)] if is_training else []),
-        changes_section(runs, results),
-        *([tasks_section(runs)] if is_training else []),
-        scores_section(runs),
-        score_section(runs),
-        evaluations_section(runs),
-    ]
-    return [one for one in sections if one.tables or one.charts or one.notes]
-
-
-def curves_section(runs: Sequence[RecordedRun]) -> Section:
-    """Return the learning curves of averages and categories, and the training loss, with one axis."""
-    losses = [replace(row, run=run.name) for run in runs for one in run.evaluations for row in loss_rows(one)]
-    rows = [*rows_of(runs, 'average'), *losses, *rows_of(runs, 'category')]
-    charts = curves(rows, baseline=0.0 if is_rescaled(runs) else None)
-    if not charts:
-        return Section(name='curves', title='Learning curves')
-    notes = [f'{composite_note(runs)} Bands are 95 % intervals over items.']
-    if losses:
-        notes.append('The training loss is that of the batch before each evaluation.')
-    return Section(name='curves', title='Learning curves', notes=notes, charts={'': charts})
-
-
-def tasks_section(runs: Sequence[RecordedRun]) -> Section:
-    """Return the learning curves of tasks, by category."""
-    categories = categories_of(runs)
-    charts: dict[str, dict[str, Any]] = {name: {} for name in [*dict.fromkeys(categories.values()), OTHER_TASKS]}
-    for name, chart in curves(rows_of(runs, 'task'), domain=(0, 1)).items():
-        charts[categories.get(name, OTHER_TASKS)][name] = chart.properties(height=90)
-    found = {name: group for name, group in charts.items() if group}
-    notes = ['Accuracy with its 95 % interval; the dashed line is chance.']
-    return Section(name='tasks', title='Tasks', notes=notes if found else (), charts=found)
-
-
-def loss_rows(evaluation: RecordedEvaluation) -> list[ScoreRow]:
-    """Return the training loss of the last batch before an evaluation, if it is known."""
-    training = evaluation.results.training or {}
-    if (loss := training.get('loss')) is None:
-        return []
-    batch, token = evaluation.batch, training.get('token')
-    return [ScoreRow(run='', batch=batch, token=token, kind=LOSS, name='training loss', value=loss)]
-
-
-def rows_of(runs: Sequence[RecordedRun], kind: str) -> list[ScoreRow]:
-    """Return the headline numbers of a kind in all evaluations, under the names of the runs."""
-    found = [(run.name, row) for run in runs for one in run.evaluations for row in one.headline.values()]
-    return [replace(row, run=name) for name, row in found if row.kind == kind]
-
-
-def categories_of(runs: Sequence[RecordedRun]) -> dict[str, str]:
-    """Return the category of each task that is in one."""
-    return {task: name for run in reversed(runs) for task, name in run.last.task_categories.items()}
-
-
-def gauntlet_of(runs: Sequence[RecordedRun]) -> GauntletSpec | None:
-    """Return the first gauntlet of the runs, `None` if none has one."""
-    composites = [run.last.results.composites for run in runs]
-    return next((found.gauntlet for found in composites if found is not None), None)
-
-
-def is_rescaled(runs: Sequence[RecordedRun]) -> bool:
-    """Return whether composites are 0 at chance."""
-    gauntlet = gauntlet_of(runs)
-    return gauntlet is not None and gauntlet.subtract_random_baseline
-
-
-def composite_note(runs: Sequence[RecordedRun]) -> str:
-    """Return the definition of composites in the first gauntlet."""
-    gauntlet = gauntlet_of(runs)
-    if gauntlet is None:
-        return 'The runs have no gauntlet, so there are no composites.'
-    if not gauntlet.subtract_random_baseline:
-        return 'Composites are weighted means of accuracies.'
-    if not gauntlet.rescale_accuracy:
-        return f'Composites are weighted means of accuracy {MINUS} chance.'
-    return 'Composites are weighted means of accuracies rescaled so that 0 is chance and 1 is perfect.'
-
-
-def scores_section(runs: Sequence[RecordedRun]) -> Section:
-    """Return all scores of the last evaluations, with their intervals drawn."""
-    evaluations = [run.last for run in runs]
-    is_single = len(runs) == 1
-    table = scores_table(evaluations, ['score'] if is_single else [run.name for run in runs], with_errors=True)
-    if is_single:
-        table = with_counts(table, runs[0].last)
-        table = replace(table, notes=[*table.notes, *share_notes(recorded_shares(runs[0].last))])
-    lows = [ends[0] for row in table.rows for ends in map(ends_of, row.cells) if ends is not None]
-    last = f' after {runs[0].last.name}' if is_single and len(runs[0].evaluations) > 1 else ''
-    return Section(
-        name='scores',
-        title=f'Scores{last}',
-        notes=[f'{composite_note(runs)} The bars are 95 % intervals, the ticks chance.'],
-        tables=[replace(table, title=f'Scores{last}', domain=(min([0.0, *lows]), 1.0))],
-    )
-
-
-def recorded_shares(evaluation: RecordedEvaluation) -> dict[str, dict[str, float]]:
-    """Return the share of each task in the variance of each average; {} for averages of older records."""
-    composites = evaluation.results.composites
-    return {} if composites is None else {name: one.variance_shares for name, one in composites.averages.items()}
-
-
-def with_counts(table: Table, evaluation: RecordedEvaluation) -> Table:
-    """Return the table with the items and seconds of each task."""
-
-    def counts(row: Row) -> list[Cell]:
-        task = evaluation.results.tasks.get(row.name)
-        return [task.num_items, evaluation.results.timing.tasks.get(row.name)] if task is not None else [None, None]
-
-    columns = [Column('items', '{:,}'.format, absent=''), Column('seconds', '{:.1f}'.format, absent='')]
-    parts = [[replace(row, cells=[*row.cells, *counts(row)]) for row in part] for part in table.parts]
-    return replace(table, columns=[*table.columns, *columns], parts=parts)
-
-
-def score_section(runs: Sequence[RecordedRun]) -> Section:
-    """Return SCORE's metrics for each dataset by perturbation, and the accuracies of variants."""
-    rows = [replace(row, run=run.name) for run in runs for row in run.last.rows if row.kind == 'perturbation']
-    found = {(row.name, row.run, row.metric, row.part): row for row in rows}
-    names = list(dict.fromkeys(row.name for row in rows if row.value is not None))
-    tables: list[Table] = []
-    for dataset in dict.fromkeys(name.partition('/')[0] for name in names):
-        columns = [(name, run.name) for name in names if name.startswith(f'{dataset}/') for run in runs]
-        heads = [f'{name.partition("/")[2]}{f" {run}" if len(runs) > 1 else ""}' for name, run in columns]
-        variants = {row.part: None for row in rows if row.metric == BY_VARIANT and (row.name, row.run) in columns}
-        parts = [
-            [Row(name=part or name, cells=[found.get((*one, name, part)) for one in columns]) for name, part in lines]
-            for lines in ([(name, None) for name in SCORE_METRICS], [(BY_VARIANT, part) for part in variants])
-        ]
-        heading = [Column(head, with_error=True, absent='') for head in heads]
-        tables.append(Table(title=dataset, columns=heading, parts=parts))
-    notes = ['The same questions asked in several ways: accuracy, and how often two answers to one question agree.']
-    return Section(name='score', title='SCORE', notes=notes if tables else (), tables=tables)
-
-
-def changes_section(runs: Sequence[RecordedRun], results: Sequence[Run]) -> Section:
-    """Return each run compared with the first, or a single run's last evaluation with the one before."""
-    pairs = [(runs[0].name, run.name, results[0], one) for run, one in zip(runs[1:], results[1:], strict=True)]
-    title, is_training = 'Comparison', len(runs) == 1 and len(runs[0].evaluations) > 1
-    if is_training:
-        before, last = runs[0].evaluations[-2:]
-        pairs = [(before.name, last.name, read_run(before.folder), results[0])]
-        title = f'What changed since {before.name}'
-    notes: list[str] = []
-    found: dict[str, Comparison] = {}
-    for one, other, *compared in pairs:
-        name = f'{other} {MINUS} {one}'
-        try:
-            found[name] = compare(*compared)
-        except RecordError as error:
-            notes.append(f'{name} cannot be compared: {"; ".join(error.problems)}')
-    tables: list[Table] = []
-    for name, comparison in zip(found, corrected(list(found.values())), strict=True):
-        table = replace(difference_table(comparison), title=name)
-        tasks, *others = table.parts
-        if is_training and len(tasks) > MOST_CHANGED:
-            table = replace(table, parts=[tasks[:MOST_CHANGED], *others])
-            notes.append(f'The {MOST_CHANGED} of {len(tasks)} tasks that changed most; gauntlet compare shows all.')
-        tables.append(table)
-    return Section(name='changes', title=title, notes=notes, tables=tables)
-
-
-def evaluations_section(runs: Sequence[RecordedRun]) -> Section:
-    """Return the cost of each evaluation, and the settings of the last ones."""
-    rows: list[Row] = []
-    for run in runs:
-        for one in run.evaluations:
-            timing, environment = one.record['timing'], one.record.get('environment') or {}
-            counts = [timing.get(key) for key in ('model_tokens', 'batches', 'reused_items')]
-            words = [str(environment.get(key) or '') for key in ('device', 'precision', 'num_ranks')]
-            name = one.name if len(runs) == 1 else f'{run.name} {one.name}'
-            rows.append(Row(name=name, cells=[timing['seconds'], *counts, *words]))
-    columns = [Column('seconds', '{:.1f}'.format)]
-    columns += [Column(name, '{:,}'.format, absent='') for name in ('tokens', 'batches', 'reused items')]
-    columns += [Column(name) for name in ('device', 'precision', 'ranks')]
-    settings = {run.name: {key: run.last.record.get(key) for key in SETTINGS} for run in runs}
-    return Section(
-        name='evaluations',
-        title='Evaluations and settings',
-        tables=[Table(title='Evaluations', columns=columns, parts=[rows])],
-        texts={f'Settings of {name}': json.dumps(one, indent=2, default=str) for name, one in settings.items()},
-    )
+PromptOrReason = Prompt | str
 
 
 def make_page(
@@ -391,3 +183,155 @@ def chart_library() -> str:
 def digest(text: str) -> str:
     """Return the name of a script or a style in a security policy."""
     return f'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """An item with its results by index of the run, and its prompt or the reason why that is not shown.
+
+    The prompt is the `shots` with any instruction, then the `question`. `choices` are the texts that are scored, `None`
+    if unknown.
+    """
+
+    key: ItemKey
+    shots: str = ''
+    question: str = ''
+    absence: str | None = None
+    num_shots: int | None = None
+    choices: Sequence[str | None]
+    results: Sequence[tuple[int, ItemResult]]
+
+    @property
+    def gold(self) -> int | str | None:
+        """Return the index of the correct choice, or the correct answer."""
+        return self.results[0][1].gold
+
+    @property
+    def kinds(self) -> list[str]:
+        """Return the kinds of all results."""
+        found = {kind for _, result in self.results for kind in kinds_of(result)}
+        return [kind for kind in KINDS if kind in found]
+
+    @property
+    def places(self) -> list[int]:
+        """Return the indices of the choices, sorted by the preference of the first run."""
+        scores = {place: deciding(self.results[0][1], place) for place in range(len(self.choices))}
+        return sorted(scores, key=lambda place: -(scores[place] or -math.inf))
+
+    @property
+    def preview(self) -> str:
+        """Return the question in one line; the first one if each choice has its own."""
+        first = self.choices[0] if self.choices else None
+        return shortened(' '.join((self.question or first or '')[: 100 * PREVIEW].split()), 3 * PREVIEW)
+
+    def answer(self, found: int | str | None) -> str:
+        """Return a correct or predicted answer in one line, '' if there is none."""
+        if isinstance(found, int):
+            choice = self.choices[found] if found < len(self.choices) else None
+            found = f'choice {found}' if choice is None else choice
+        return shortened(' '.join((found or '')[: 100 * PREVIEW].split()), PREVIEW)
+
+    def prediction(self, result: ItemResult) -> str:
+        """Return the choice or generation of a run in one line."""
+        if result.text is None:
+            return self.answer(result.predicted)
+        return self.answer(result.answer or result.text)
+
+
+def make_samples(runs: Sequence[Run], per_task: int, *, data_root: str | None, with_prompts: bool) -> list[Sample]:
+    """Return the first items of each task, in the order of its samples file, with the results of all runs.
+
+    Items with different prompts are different items. `data_root` replaces the recorded one.
+    """
+    found: dict[tuple[ItemKey, str], list[tuple[int, ItemResult]]] = {}
+    for key in dict.fromkeys(key for run in runs for key in run.results):
+        for run in runs:
+            for result in islice(run.results.get(key, ()), per_task):
+                found[result.key, result.prompt_sha256] = []
+    for place, run in enumerate(runs):
+        for result in (result for results in run.results.values() for result in results):
+            if (name := (result.key, result.prompt_sha256)) in found:
+                found[name].append((place, result))
+    prompts: dict[tuple[ItemKey, str], PromptOrReason] = {}
+    for place, run in enumerate(runs if with_prompts else ()):
+        wanted = [results[0][1] for results in found.values() if results[0][0] == place]
+        for result, prompt in find_prompts(run, wanted, data_root):
+            prompts[result.key, result.prompt_sha256] = prompt
+    return [make_sample(results, prompts.get(name, NOT_READ)) for name, results in found.items()]
+
+
+def make_sample(results: Sequence[tuple[int, ItemResult]], prompt: PromptOrReason) -> Sample:
+    """Return one item."""
+    num_scored = max(len(result.logprobs or ()) for _, result in results)
+    if isinstance(prompt, str):
+        unknown = [None] * min(MAX_CHOICES, num_scored)
+        return Sample(key=results[0][1].key, absence=prompt, choices=unknown, results=results)
+    question, choices = prompt.own_texts[0], prompt.continuations
+    if len(prompt.own_texts) > 1:  # each choice has its own
+        question, choices = '', tuple(f'{text} {end}' for text in prompt.own_texts for end in prompt.continuations)
+    return Sample(
+        key=results[0][1].key,
+        shots=prompt.preamble,
+        question=question,
+        num_shots=prompt.num_shots,
+        choices=[*choices, *[None] * (num_scored - len(choices))][:MAX_CHOICES],
+        results=results,
+    )
+
+
+def deciding(result: ItemResult, place: int) -> float | None:
+    """Return the log-probability of a choice per token, by which one is chosen, `None` unless it is finite."""
+    values = result.logprobs or ()
+    if place >= len(values) or not math.isfinite(values[place]):
+        return None
+    return values[place] / max(1, result.num_tokens[place] if result.num_tokens else 1)
+
+
+def kinds_of(result: ItemResult) -> list[str]:
+    """Return whether an item is right, wrong or in between, and whether its generation is truncated or unparsed."""
+    if result.score is None:
+        return [UNSCORED]
+    kinds = [RIGHT if result.score == 1 else WRONG if result.score == 0 else PARTLY]
+    if TRUNCATED_REASON in (result.reason or '') or result.metrics.get(TRUNCATED_SHARE) == 1:
+        kinds.append(TRUNCATED)
+    has_no_letter = isinstance(result.gold, int) and result.predicted is None
+    if result.text is not None and (result.answer == '' or NO_ANSWER in (result.reason or '') or has_no_letter):
+        kinds.append(UNPARSED)
+    return kinds
+
+
+def find_prompts(
+    run: Run, wanted: Sequence[ItemResult], data_root: str | None
+) -> Iterator[tuple[ItemResult, PromptOrReason]]:
+    """Yield each item with its prompt exactly as it was sent, or the reason why it is unknown.
+
+    `data_root` replaces the recorded one. Only files on this machine are read.
+    """
+    by_task: dict[str, list[ItemResult]] = {}
+    for result in wanted:
+        by_task.setdefault(result.key.task, []).append(result)
+    for key, results in by_task.items():
+        task = run.tasks[key]
+        if isinstance(task, ScoreTask):
+            task = score_task(task.spec, run.data.suite.tasks)
+        examples = read_examples(task, data_root or run.data.settings.data_root)
+        if isinstance(examples, str):
+            yield from ((result, examples) for result in results)
+            continue
+        prompts = dict(prompts_of(task, examples, results))
+        for result in results:
+            candidates = prompts.get(shared_key(result.key))
+            yield result, NO_ROW if candidates is None else candidates.get(result.prompt_sha256, CHANGED)
+
+
+def read_examples(task: Task, data_root: str) -> Sequence[Example] | str:
+    """Return a task's examples from local files, or the reason why they cannot be read."""
+    source = task.source or task if isinstance(task, ScoreTask) else task
+    if '://' in source.dataset_uri:
+        return f'its rows are at {source.dataset_uri}, which a report does not read'
+    if not task.has_rows:
+        return f'{source.dataset_uri} is not among the tasks of the run'
+    try:
+        return task.read(data_root).examples
+    except (ConfigError, DataError) as error:
+        return f'its data cannot be read: {error.problems[0]}'

@@ -18,9 +18,7 @@ from llmfoundry_gauntlet.results.report.scores import (
     KINDS,
     RecordedEvaluation,
     ScoreRow,
-    TaskRecord,
     find_evaluations,
-    headlines,
     score_name,
     short_names,
 )
@@ -54,6 +52,7 @@ TREND_LEGEND = (
     f'within its error (p below {CLEAR})'
 )
 NO_ERROR = 'no standard error, which takes two items'
+NO_COMPOSITE = 'composites over tasks without a score are absent'
 NO_DIFFERENCE = 'no error, as every item changed alike or not at all'
 SIGNED = '{:+.3f}'.format
 TARGETS_LEGEND = (
@@ -102,7 +101,10 @@ def scores_table(
     if is_single:
         columns += [Column(name, absent='') for name in ('chance', 'majority')]
     truncated = {
-        key: shots_left(task) for one in evaluations for key, task in one.results.tasks.items() if task.num_truncated
+        key: '' if task.effective_shots is None else f'{task.effective_shots:.1f} shots on average'
+        for one in evaluations
+        for key, task in one.results.tasks.items()
+        if task.num_truncated
     }
 
     def heading(name: str) -> Row:
@@ -125,7 +127,7 @@ def scores_table(
             )
 
     lines: dict[str, list[str]] = {kind: [] for kind in KINDS}
-    for kind, name in headlines(evaluations):
+    for kind, name in dict.fromkeys(name for one in evaluations for name in one.headline):
         lines[kind].append(name)
     categories = {task: name for one in reversed(evaluations) for task, name in one.task_categories.items()}
     tasks: list[Row] = []
@@ -139,13 +141,8 @@ def scores_table(
         title=' '.join([TITLE, *(f'({text})' for text in [origin_banner(evaluations)] if text)]),
         columns=columns,
         parts=[tasks, list(rows('average', lines['average'])), [heading('SCORE'), *score] if score else []],
-        notes=[*score_notes(evaluations), *absences(evaluations)],
+        notes=[*score_notes(evaluations), *absences(headline_cells(evaluations))],
     )
-
-
-def shots_left(task: TaskRecord) -> str:
-    """Return the mean number of shots in shortened prompts, '' if unknown."""
-    return '' if task.effective_shots is None else f'{task.effective_shots:.1f} shots on average'
 
 
 def origin_banner(evaluations: Sequence[RecordedEvaluation]) -> str:
@@ -170,7 +167,8 @@ def truncation_banner(evaluations: Sequence[RecordedEvaluation]) -> str:
         if task.effective_shots is not None and not key.endswith('/0-shot'):
             shots.setdefault(key.rpartition('/')[2], []).append(task.effective_shots)
     means = [f'{name} is {mean(found):.1f} on average' for name, found in shots.items()]
-    fitting = f' to fit {last.length} tokens' if last.length else ''
+    length = (last.results.config or {}).get('max_seq_len')
+    fitting = f' to fit {length} tokens' if length else ''
     return f'prompts of {len(tasks)} of {len(ran)} tasks are shortened{fitting}{"; ".join(["", *means])}'
 
 
@@ -193,34 +191,26 @@ def score_notes(evaluations: Sequence[RecordedEvaluation]) -> list[str]:
     return notes
 
 
-def absences(evaluations: Sequence[RecordedEvaluation]) -> list[str]:
-    """Return why scores and errors are absent: a line per reason, one for all composites."""
-    reasons: list[tuple[str, str]] = []
-    composites: dict[str, None] = {}
-    for (kind, name), row in ((key, row) for one in evaluations for key, row in one.headline.items()):
-        if row.value is not None and ends_of(row) is None:
-            reasons.append((NO_ERROR, name))
-        elif row.reason is not None and kind in ('category', 'average'):
-            composites[name] = None
-        elif row.reason is not None:
-            reasons.append((row.reason, score_name(row) if kind == 'perturbation' else name))
-    absent = [f'composites over tasks without a score are absent: {", ".join(composites)}'] if composites else []
-    return [*grouped(reasons), *absent]
+def headline_cells(evaluations: Sequence[RecordedEvaluation]) -> Iterator[tuple[str, ScoreRow]]:
+    """Yield names and scores in the order of `KINDS`; composites without a value all have the same reason."""
+    rows = [(key, row) for one in evaluations for key, row in one.headline.items()]
+    for (kind, name), row in sorted(rows, key=lambda pair: KINDS.index(pair[0][0])):
+        if row.reason is None:
+            yield name, row
+        elif kind in ('category', 'average'):
+            yield name, replace(row, reason=NO_COMPOSITE)
+        else:
+            yield (score_name(row) if kind == 'perturbation' else name), row
 
 
-def grouped(reasons: Iterable[tuple[str, str]]) -> list[str]:
-    """Return a line for each reason with its names."""
+def absences(cells: Iterable[tuple[str, Measure | ScoreRow]]) -> list[str]:
+    """Return why values and errors are absent, one line per reason, from named scores."""
     names: dict[str, dict[str, None]] = {}
-    for reason, name in reasons:
-        names.setdefault(reason, {})[name] = None
+    for name, one in cells:
+        if ends_of(one) is None:
+            has_error = isinstance(one, Measure) and one.spread is not None
+            names.setdefault(one.reason or (NO_DIFFERENCE if has_error else NO_ERROR), {})[name] = None
     return [f'{reason}: {", ".join(found)}' for reason, found in names.items()]
-
-
-def by_reason(measures: Mapping[str, Measure]) -> list[str]:
-    """Return why values and errors of differences and slopes are absent, one line per reason."""
-    absent = {name: one for name, one in measures.items() if ends_of(one) is None}
-    other = {name: NO_ERROR if one.spread is None else NO_DIFFERENCE for name, one in absent.items()}
-    return grouped((one.reason or other[name], name) for name, one in absent.items())
 
 
 def by_size(rows: Iterable[Row], place: int) -> list[Row]:
@@ -284,7 +274,7 @@ def difference_table(comparison: Comparison, metric: str | None = None) -> Table
         parts.append(by_size((Row(name=n, cells=of_name, is_bold=is_bold) for n, of_name in cells.items()), 2))
     every = {name: one for group in comparison.groups.values() for name, one in group.items()}
     of_file = [name for name, one in every.items() if one.is_of_file]
-    notes = by_reason({name: one.difference for name, one in every.items()})
+    notes = absences((name, one.difference) for name, one in every.items())
     if of_file:
         notes.append(f'{OF_FILE}: {", ".join(of_file)}')
     composites = comparison.groups['composites']
@@ -376,7 +366,7 @@ def trends_table(found: Trends) -> Table:
         columns=columns,
         parts=[by_size(part, 0) for part in parts],
         legend=TREND_LEGEND,
-        notes=by_reason({name: one.slope for name, one in found.trends.items()}),
+        notes=absences((name, one.slope) for name, one in found.trends.items()),
         warnings=found.warnings,
     )
 

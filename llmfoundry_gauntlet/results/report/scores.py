@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, takewhile
@@ -70,8 +70,9 @@ class MeasureRecord:
             raise ValueError('is neither a value nor a reason, or both')
         if not math.isfinite(self.value or 0) or not 0 <= (self.standard_error or 0) < math.inf:
             raise ValueError(f'is {self.value}, standard error {self.standard_error}; allowed: finite numbers')
-        if self.confidence_interval and not is_interval(self.confidence_interval):
-            raise ValueError(f'confidence_interval: is {self.confidence_interval}; allowed: two finite numbers')
+        ends = self.confidence_interval
+        if ends and (len(ends) != 2 or not all(map(math.isfinite, ends)) or ends[0] > ends[1]):
+            raise ValueError(f'confidence_interval: is {ends}; allowed: two finite numbers')
 
     def columns(self, least: float = -math.inf, most: float = math.inf) -> dict[str, Any]:
         """Return the fields of a ScoreRow.
@@ -85,11 +86,6 @@ class MeasureRecord:
         low, high = ends or (None, None)
         shown = {'value': self.value, 'standard_error': self.standard_error, 'reason': self.reason}
         return {**shown, 'low': low, 'high': high}
-
-
-def is_interval(ends: Sequence[float]) -> bool:
-    """Return whether these are the finite ends of an interval."""
-    return len(ends) == 2 and all(map(math.isfinite, ends)) and ends[0] <= ends[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,11 +176,6 @@ class RecordedEvaluation:
         return (self.folder.name or str(self.folder)) if self.batch is None else f'ba{self.batch}'
 
     @property
-    def length(self) -> int | None:
-        """Return the maximum number of tokens of a prompt, `None` if unknown."""
-        return (self.results.config or {}).get('max_seq_len')
-
-    @property
     def origins(self) -> dict[str, str | None]:
         """Return the origin of the data of each task that was run, SCORE's too; `None` if unknown."""
         tasks = {key: task.data_origin for key, task in self.results.tasks.items() if task.metrics is not None}
@@ -222,12 +213,6 @@ class RecordedEvaluation:
 def score_name(row: ScoreRow) -> str:
     """Return the name of a perturbation in tables."""
     return row.name.replace('/', ' ')
-
-
-def headlines(evaluations: Iterable[RecordedEvaluation]) -> list[tuple[str, str]]:
-    """Return kind and name of all headline numbers, tasks first."""
-    names = dict.fromkeys(name for one in evaluations for name in one.headline)
-    return sorted(names, key=lambda name: KINDS.index(name[0]))
 
 
 def short_names(folders: Sequence[Path]) -> list[str]:

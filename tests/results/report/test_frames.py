@@ -10,7 +10,7 @@ import pytest
 from compared_runs import CHOICES, ROWS, TOPICS, record_of, samples_of
 
 from llmfoundry_gauntlet import Run, read_run, read_runs, samples_frame, scores_frame
-from llmfoundry_gauntlet.results.report import frames
+from llmfoundry_gauntlet.results import runs as module
 from llmfoundry_gauntlet.results.runs import summarize_again
 
 
@@ -59,7 +59,7 @@ def test_frames_of_several_runs_are_in_order_of_training(training: Path):
 
 
 def test_docstring_examples_run(run: Run):
-    failed, tried = doctest.testmod(frames, extraglobs={'run': run})
+    failed, tried = doctest.testmod(module, extraglobs={'run': run})
     assert (failed, tried > 0) == (0, True)
 
 

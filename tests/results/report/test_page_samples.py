@@ -24,7 +24,7 @@ from compared_runs import (
 )
 from report_pages import Sample, read_page
 
-from llmfoundry_gauntlet.results.report.samples import kinds_of
+from llmfoundry_gauntlet.results.report.page import kinds_of
 from llmfoundry_gauntlet.types import ItemKey, ItemResult
 
 

@@ -1,0 +1,284 @@
+"""The sections of a report page: learning curves as Altair charts, tables, and settings.
+
+Names of tasks and runs are data of a chart, never names of fields or expressions, so that nothing in them is executed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from llmfoundry_gauntlet.config.tasks import GauntletSpec
+from llmfoundry_gauntlet.errors import RecordError
+from llmfoundry_gauntlet.results.report.comparison import Comparison, compare, corrected
+from llmfoundry_gauntlet.results.report.printing import OTHER_TASKS, difference_table, scores_table, share_notes
+from llmfoundry_gauntlet.results.report.scores import RecordedEvaluation, RecordedRun, ScoreRow
+from llmfoundry_gauntlet.results.report.tables import MINUS, Cell, Column, Row, Table, ends_of, visible
+from llmfoundry_gauntlet.results.runs import Run, read_run
+
+BY_VARIANT = 'accuracy_by_variant'
+SCORE_METRICS = (
+    'accuracy',
+    'consistency_rate',
+    'consistency_rate_reference',
+    'accuracy_worst',
+    'accuracy_mean',
+    'accuracy_best',
+    'all_variants_right',
+    'unparsed_rate',
+)
+SETTINGS = ('package_version', 'semantics', 'model', 'training', 'timing', 'environment', 'config', 'identity')
+MOST_CHANGED = 10  # tasks of a training run
+PANEL_HEIGHT = 120  # pixels
+LOSS = 'loss'  # the kind of a row that is no score
+
+Charts = Mapping[str, Any]  # Altair charts by title
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A part of the page under its own heading; `notes` are paragraphs, `charts` have a heading, `texts` a title."""
+
+    name: str
+    title: str
+    notes: Sequence[str] = ()
+    charts: Mapping[str, Charts] = field(default_factory=dict)
+    tables: Sequence[Table] = ()
+    texts: Mapping[str, str] = field(default_factory=dict)
+
+
+def make_sections(runs: Sequence[RecordedRun], results: Sequence[Run]) -> list[Section]:
+    """Return the sections of a page without empty ones; `results` are the runs' last evaluations."""
+    is_training = any(len(run.evaluations) > 1 for run in runs)
+    sections = [
+        *([curves_section(runs)] if is_training else []),
+        changes_section(runs, results),
+        *([tasks_section(runs)] if is_training else []),
+        scores_section(runs),
+        score_section(runs),
+        evaluations_section(runs),
+    ]
+    return [one for one in sections if one.tables or one.charts or one.notes]
+
+
+def curves_section(runs: Sequence[RecordedRun]) -> Section:
+    """Return the learning curves of averages and categories, and the training loss, with one axis."""
+    losses = [replace(row, run=run.name) for run in runs for one in run.evaluations for row in loss_rows(one)]
+    rows = [*rows_of(runs, 'average'), *losses, *rows_of(runs, 'category')]
+    charts = curves(rows, baseline=0.0 if is_rescaled(runs) else None)
+    if not charts:
+        return Section(name='curves', title='Learning curves')
+    notes = [f'{composite_note(runs)} Bands are 95 % intervals over items.']
+    if losses:
+        notes.append('The training loss is that of the batch before each evaluation.')
+    return Section(name='curves', title='Learning curves', notes=notes, charts={'': charts})
+
+
+def tasks_section(runs: Sequence[RecordedRun]) -> Section:
+    """Return the learning curves of tasks, by category."""
+    categories = categories_of(runs)
+    charts: dict[str, dict[str, Any]] = {name: {} for name in [*dict.fromkeys(categories.values()), OTHER_TASKS]}
+    for name, chart in curves(rows_of(runs, 'task'), domain=(0, 1)).items():
+        charts[categories.get(name, OTHER_TASKS)][name] = chart.properties(height=90)
+    found = {name: group for name, group in charts.items() if group}
+    notes = ['Accuracy with its 95 % interval; the dashed line is chance.']
+    return Section(name='tasks', title='Tasks', notes=notes if found else (), charts=found)
+
+
+def loss_rows(evaluation: RecordedEvaluation) -> list[ScoreRow]:
+    """Return the training loss of the last batch before an evaluation, if it is known."""
+    training = evaluation.results.training or {}
+    if (loss := training.get('loss')) is None:
+        return []
+    batch, token = evaluation.batch, training.get('token')
+    return [ScoreRow(run='', batch=batch, token=token, kind=LOSS, name='training loss', value=loss)]
+
+
+def rows_of(runs: Sequence[RecordedRun], kind: str) -> list[ScoreRow]:
+    """Return the headline numbers of a kind in all evaluations, under the names of the runs."""
+    found = [(run.name, row) for run in runs for one in run.evaluations for row in one.headline.values()]
+    return [replace(row, run=name) for name, row in found if row.kind == kind]
+
+
+def categories_of(runs: Sequence[RecordedRun]) -> dict[str, str]:
+    """Return the category of each task that is in one."""
+    return {task: name for run in reversed(runs) for task, name in run.last.task_categories.items()}
+
+
+def gauntlet_of(runs: Sequence[RecordedRun]) -> GauntletSpec | None:
+    """Return the first gauntlet of the runs, `None` if none has one."""
+    composites = [run.last.results.composites for run in runs]
+    return next((found.gauntlet for found in composites if found is not None), None)
+
+
+def is_rescaled(runs: Sequence[RecordedRun]) -> bool:
+    """Return whether composites are 0 at chance."""
+    gauntlet = gauntlet_of(runs)
+    return gauntlet is not None and gauntlet.subtract_random_baseline
+
+
+def composite_note(runs: Sequence[RecordedRun]) -> str:
+    """Return the definition of composites in the first gauntlet."""
+    gauntlet = gauntlet_of(runs)
+    if gauntlet is None:
+        return 'The runs have no gauntlet, so there are no composites.'
+    if not gauntlet.subtract_random_baseline:
+        return 'Composites are weighted means of accuracies.'
+    if not gauntlet.rescale_accuracy:
+        return f'Composites are weighted means of accuracy {MINUS} chance.'
+    return 'Composites are weighted means of accuracies rescaled so that 0 is chance and 1 is perfect.'
+
+
+def scores_section(runs: Sequence[RecordedRun]) -> Section:
+    """Return all scores of the last evaluations, with their intervals drawn."""
+    evaluations = [run.last for run in runs]
+    is_single = len(runs) == 1
+    table = scores_table(evaluations, ['score'] if is_single else [run.name for run in runs], with_errors=True)
+    if is_single:
+        table = with_counts(table, runs[0].last)
+        table = replace(table, notes=[*table.notes, *share_notes(recorded_shares(runs[0].last))])
+    lows = [ends[0] for row in table.rows for ends in map(ends_of, row.cells) if ends is not None]
+    last = f' after {runs[0].last.name}' if is_single and len(runs[0].evaluations) > 1 else ''
+    return Section(
+        name='scores',
+        title=f'Scores{last}',
+        notes=[f'{composite_note(runs)} The bars are 95 % intervals, the ticks chance.'],
+        tables=[replace(table, title=f'Scores{last}', domain=(min([0.0, *lows]), 1.0))],
+    )
+
+
+def recorded_shares(evaluation: RecordedEvaluation) -> dict[str, dict[str, float]]:
+    """Return the share of each task in the variance of each average; {} for averages of older records."""
+    composites = evaluation.results.composites
+    return {} if composites is None else {name: one.variance_shares for name, one in composites.averages.items()}
+
+
+def with_counts(table: Table, evaluation: RecordedEvaluation) -> Table:
+    """Return the table with the items and seconds of each task."""
+
+    def counts(row: Row) -> list[Cell]:
+        task = evaluation.results.tasks.get(row.name)
+        return [task.num_items, evaluation.results.timing.tasks.get(row.name)] if task is not None else [None, None]
+
+    columns = [Column('items', '{:,}'.format, absent=''), Column('seconds', '{:.1f}'.format, absent='')]
+    parts = [[replace(row, cells=[*row.cells, *counts(row)]) for row in part] for part in table.parts]
+    return replace(table, columns=[*table.columns, *columns], parts=parts)
+
+
+def score_section(runs: Sequence[RecordedRun]) -> Section:
+    """Return SCORE's metrics for each dataset by perturbation, and the accuracies of variants."""
+    rows = [replace(row, run=run.name) for run in runs for row in run.last.rows if row.kind == 'perturbation']
+    found = {(row.name, row.run, row.metric, row.part): row for row in rows}
+    names = list(dict.fromkeys(row.name for row in rows if row.value is not None))
+    tables: list[Table] = []
+    for dataset in dict.fromkeys(name.partition('/')[0] for name in names):
+        columns = [(name, run.name) for name in names if name.startswith(f'{dataset}/') for run in runs]
+        heads = [f'{name.partition("/")[2]}{f" {run}" if len(runs) > 1 else ""}' for name, run in columns]
+        variants = {row.part: None for row in rows if row.metric == BY_VARIANT and (row.name, row.run) in columns}
+        parts = [
+            [Row(name=part or name, cells=[found.get((*one, name, part)) for one in columns]) for name, part in lines]
+            for lines in ([(name, None) for name in SCORE_METRICS], [(BY_VARIANT, part) for part in variants])
+        ]
+        heading = [Column(head, with_error=True, absent='') for head in heads]
+        tables.append(Table(title=dataset, columns=heading, parts=parts))
+    notes = ['The same questions asked in several ways: accuracy, and how often two answers to one question agree.']
+    return Section(name='score', title='SCORE', notes=notes if tables else (), tables=tables)
+
+
+def changes_section(runs: Sequence[RecordedRun], results: Sequence[Run]) -> Section:
+    """Return each run compared with the first, or a single run's last evaluation with the one before."""
+    pairs = [(runs[0].name, run.name, results[0], one) for run, one in zip(runs[1:], results[1:], strict=True)]
+    title, is_training = 'Comparison', len(runs) == 1 and len(runs[0].evaluations) > 1
+    if is_training:
+        before, last = runs[0].evaluations[-2:]
+        pairs = [(before.name, last.name, read_run(before.folder), results[0])]
+        title = f'What changed since {before.name}'
+    notes: list[str] = []
+    found: dict[str, Comparison] = {}
+    for one, other, *compared in pairs:
+        name = f'{other} {MINUS} {one}'
+        try:
+            found[name] = compare(*compared)
+        except RecordError as error:
+            notes.append(f'{name} cannot be compared: {"; ".join(error.problems)}')
+    tables: list[Table] = []
+    for name, comparison in zip(found, corrected(list(found.values())), strict=True):
+        table = replace(difference_table(comparison), title=name)
+        tasks, *others = table.parts
+        if is_training and len(tasks) > MOST_CHANGED:
+            table = replace(table, parts=[tasks[:MOST_CHANGED], *others])
+            notes.append(f'The {MOST_CHANGED} of {len(tasks)} tasks that changed most; gauntlet compare shows all.')
+        tables.append(table)
+    return Section(name='changes', title=title, notes=notes, tables=tables)
+
+
+def evaluations_section(runs: Sequence[RecordedRun]) -> Section:
+    """Return the cost of each evaluation, and the settings of the last ones."""
+    rows: list[Row] = []
+    for run in runs:
+        for one in run.evaluations:
+            timing, environment = one.record['timing'], one.record.get('environment') or {}
+            counts = [timing.get(key) for key in ('model_tokens', 'batches', 'reused_items')]
+            words = [str(environment.get(key) or '') for key in ('device', 'precision', 'num_ranks')]
+            name = one.name if len(runs) == 1 else f'{run.name} {one.name}'
+            rows.append(Row(name=name, cells=[timing['seconds'], *counts, *words]))
+    columns = [Column('seconds', '{:.1f}'.format)]
+    columns += [Column(name, '{:,}'.format, absent='') for name in ('tokens', 'batches', 'reused items')]
+    columns += [Column(name) for name in ('device', 'precision', 'ranks')]
+    settings = {run.name: {key: run.last.record.get(key) for key in SETTINGS} for run in runs}
+    return Section(
+        name='evaluations',
+        title='Evaluations and settings',
+        tables=[Table(title='Evaluations', columns=columns, parts=[rows])],
+        texts={f'Settings of {name}': json.dumps(one, indent=2, default=str) for name, one in settings.items()},
+    )
+
+
+def curves(
+    rows: Sequence[ScoreRow], *, baseline: float | None = None, domain: Sequence[float] | None = None
+) -> dict[str, Any]:
+    """Return a chart of each score over training with its 95 % interval, a line for each run, by name.
+
+    A dashed line is at chance or, for scores without one, at `baseline`. All charts have the same axes: over tokens if
+    they are known, else over batches, and over the values from `domain`, or of all intervals. Losses have their own.
+    """
+    alt: Any = importlib.import_module('altair')  # each of its arguments has dozens of types
+    known = [row for row in rows if row.value is not None and row.batch is not None]
+    if not known:
+        return {}
+    by_token = len({row.token for row in known}) > 1 and all(row.token is not None for row in known)
+    runs = list(dict.fromkeys(visible(row.run) for row in known))
+    data = [
+        {name: getattr(row, name) for name in ('name', 'batch', 'token', 'chance', 'value')}
+        | {'run': visible(row.run)}
+        | {'low': row.value if row.low is None else row.low, 'high': row.value if row.high is None else row.high}
+        for row in known
+    ]
+    scores = [one for one, row in zip(data, known, strict=True) if row.kind != LOSS]
+    ends = [one[key] for one in scores for key in ('low', 'high')] + ([] if baseline is None else [baseline])
+    field, title = ('token', 'training tokens') if by_token else ('batch', 'training batch')
+    places = [one[field] for one in data]
+    axis = alt.Axis(tickCount=4, format='~s' if by_token else ',')
+    x = alt.X(f'{field}:Q', title=title, scale=alt.Scale(domain=[min(places), max(places)], nice=False), axis=axis)
+    legend = None if len(runs) == 1 else alt.Legend(title=None, orient='top', labelLimit=0)
+    color = alt.Color('run:N', sort=runs, legend=legend)
+    found = {}
+    for name, kind in dict.fromkeys((row.name, row.kind) for row in known):
+        mine = [one for one, row in zip(data, known, strict=True) if (row.name, row.kind) == (name, kind)]
+        numbers = ['value'] if kind == LOSS else ['value', 'low', 'high']
+        tooltip = ['run:N', f'{field}:Q', *(alt.Tooltip(f'{number}:Q', format='.3f') for number in numbers)]
+        base = alt.Chart(alt.InlineData(values=mine)).encode(x=x, color=color, tooltip=tooltip)
+        scale = alt.Scale(zero=False, nice=True) if kind == LOSS else alt.Scale(domain=domain or [min(ends), max(ends)])
+        y = alt.Y('value:Q', title=None, scale=scale, axis=alt.Axis(tickCount=4))
+        layers = [base.mark_line(point=True).encode(y=y)]
+        if kind != LOSS:
+            chance = next((one['chance'] for one in mine if one['chance'] is not None), baseline)
+            line = alt.Chart(alt.InlineData(values=[] if chance is None else [{'value': chance, 'mark': 'chance'}]))
+            rule = line.mark_rule(strokeDash=[3, 3]).encode(y='value:Q', tooltip=['mark:N', 'value:Q'])
+            band = base.mark_area(opacity=0.16, clip=True).encode(y=alt.Y('low:Q', title=None), y2='high:Q')
+            layers = [band, rule, *layers]
+        found[name] = alt.layer(*layers).properties(height=PANEL_HEIGHT)
+    return found
