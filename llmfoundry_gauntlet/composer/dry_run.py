@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -64,14 +64,12 @@ def measure(loader: EvaluationLoader, preparing_seconds: float = 0.0) -> Estimat
     busy = defaultdict(float, {task: scoring * count / tokens.total() for task, count in tokens.items()})
     notes = ['scoring: one batch was run, and scaled by its cost'] if planned.batches else []
     if planned.continuous_batches:
-        timings = time_generations(loader, planned)
-        by_rank = assign_continuous_batches(planned.continuous_batches, num_ranks=dist.get_world_size())
-        for name, work in (('generating', timings.generating), ('programs', timings.running)):
-            of_ranks = [work(batches) for batches in by_rank]
-            seconds[name] = max(sum(part.values()) for part in of_ranks)
-            for task, part in (pair for of_rank in of_ranks for pair in of_rank.items()):
+        parts, generation_notes = time_generations(loader, planned)
+        for name, of_ranks in parts.items():
+            seconds[name] = max(sum(by_task.values()) for by_task in of_ranks)
+            for task, part in (pair for by_task in of_ranks for pair in by_task.items()):
                 busy[task] += part
-        notes += timings.notes
+        notes += generation_notes
     tasks = tuple(task_estimates(planned, share_seconds(sum(seconds.values()), busy)))
     average, targets = target_estimates(planned.data, tasks)
     return Estimate(
@@ -157,41 +155,13 @@ def scoring_seconds(loader: EvaluationLoader, planned: PlannedEvaluation) -> flo
     return slowest / cost * max(sum(batch.cost for batch in batches) for batches in by_rank)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationTimings:
-    """Seconds per prompt token, per generated token and, by task, per program; `samples` has generations by task."""
+def time_generations(
+    loader: EvaluationLoader, planned: PlannedEvaluation
+) -> tuple[dict[str, list[dict[str, float]]], list[str]]:
+    """Estimate the seconds of generations and of their programs, by task for each rank; and say how.
 
-    prompt_seconds: float
-    token_seconds: float
-    samples: Mapping[str, Sequence[Generation]] = field(default_factory=dict)
-    program_seconds: Mapping[str, float] = field(default_factory=dict)
-
-    def generating(self, batches: Sequence[ContinuousBatch]) -> dict[str, float]:
-        """Estimate the seconds to generate these batches, by task."""
-        found = defaultdict(float, {task: self.prompt_seconds * n for task, n in prompt_tokens(batches).items()})
-        for batch in batches:
-            for request in distinct(batch):
-                task = request.key.task
-                found[task] += self.token_seconds * expected_tokens(self.samples[task], request.max_new_tokens)
-        return found
-
-    def running(self, batches: Sequence[ContinuousBatch]) -> dict[str, float]:
-        """Estimate the seconds to run the programs of these batches, by task."""
-        counts = Counter(request.key.task for batch in batches for request in batch.requests)
-        return {task: seconds * counts[task] for task, seconds in self.program_seconds.items()}
-
-    @property
-    def notes(self) -> list[str]:
-        """Return sentences on how the seconds were measured."""
-        count = sum(map(len, self.samples.values()))
-        notes = [f'generating: {count} generations of at most {NEW_TOKENS} tokens were timed and extrapolated']
-        if self.program_seconds:
-            notes.append('programs: those of these generations were run, one at a time')
-        return notes
-
-
-def time_generations(loader: EvaluationLoader, planned: PlannedEvaluation) -> GenerationTimings:
-    """Time a few generations of each task, of one token and then of more, and their programs, on every rank."""
+    A few generations of each task, of one token and then of more, and their programs are timed on every rank.
+    """
     generator = loader.runner.generator
     assert generator is not None  # set by the probe, as there are generations
     prompts, batch = (sample_batch(planned, most_tokens=most) for most in (1, NEW_TOKENS))
@@ -208,13 +178,23 @@ def time_generations(loader: EvaluationLoader, planned: PlannedEvaluation) -> Ge
     num_generated = sum((output.num_tokens or 0) - 1 for output in outputs)
     of_prompts = in_prompts / max(1, prompt_tokens([prompts]).total())
     of_tokens = max(0.0, in_all - in_prompts) / max(1, num_generated)
-    by_rank = dist.all_gather_object((of_prompts, of_tokens, programs))
-    return GenerationTimings(
-        prompt_seconds=max(prompt for prompt, _, _ in by_rank),
-        token_seconds=max(token for _, token, _ in by_rank),
-        samples=samples,
-        program_seconds={task: max(seconds[task] for _, _, seconds in by_rank) for task in programs},
-    )
+    measured = dist.all_gather_object((of_prompts, of_tokens, programs))
+    prompt_seconds = max(prompt for prompt, _, _ in measured)
+    token_seconds = max(token for _, token, _ in measured)
+    program_seconds = {task: max(seconds[task] for _, _, seconds in measured) for task in programs}
+    parts: dict[str, list[dict[str, float]]] = {'generating': [], 'programs': []}
+    for batches in assign_continuous_batches(planned.continuous_batches, num_ranks=dist.get_world_size()):
+        generating = defaultdict(float, {task: prompt_seconds * n for task, n in prompt_tokens(batches).items()})
+        for request in (request for batch in batches for request in distinct(batch)):
+            task = request.key.task
+            generating[task] += token_seconds * expected_tokens(samples[task], request.max_new_tokens)
+        counts = Counter(request.key.task for batch in batches for request in batch.requests)
+        parts['generating'].append(generating)
+        parts['programs'].append({task: one * counts[task] for task, one in program_seconds.items()})
+    notes = [f'generating: {len(outputs)} generations of at most {NEW_TOKENS} tokens were timed and extrapolated']
+    if programs:
+        notes.append('programs: those of these generations were run, one at a time')
+    return parts, notes
 
 
 def sample_batch(planned: PlannedEvaluation, *, most_tokens: int) -> ContinuousBatch:
